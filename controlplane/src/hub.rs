@@ -5,7 +5,7 @@ mod approving;
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use kplane_model::{Issue, NodeName, ServiceName};
@@ -60,6 +60,8 @@ pub struct Hub {
     pub snapshots: Snapshots,
     /// Standing orders of operators.
     pub orders: Board,
+    /// Number of the order to roll back that this replica follows.
+    pub(crate) rolled_back: Mutex<Option<u64>>,
     /// The Node on which this replica runs, if that is known.
     pub own_node: OnceLock<NodeName>,
     /// Token that is cancelled when the control plane ends; all streams end with it.
@@ -126,6 +128,7 @@ impl Hub {
             draining: Draining::default(),
             snapshots: Snapshots::default(),
             orders: Board::default(),
+            rolled_back: Mutex::default(),
             own_node: OnceLock::new(),
             shutdown: CancellationToken::new(),
             summary,

@@ -7,6 +7,7 @@
 mod approval;
 mod board;
 mod place;
+mod rollback;
 mod rollout;
 #[cfg(test)]
 mod tests;
@@ -14,6 +15,7 @@ mod tests;
 pub use approval::{APPROVAL_LASTS, Approval};
 pub use board::{Board, Unchanged};
 pub use place::Place;
+pub use rollback::Rollback;
 pub use rollout::{Fleet, MAX_STEPS, NotNow, Rollout, Settings, Stage, Turn};
 
 use std::collections::BTreeMap;
@@ -77,6 +79,24 @@ impl fmt::Display for Order {
     }
 }
 
+impl Order {
+    /// Returns the order of a replica that does not remember the state that an order wants published.
+    pub(crate) fn lost(rollback: &Rollback) -> Self {
+        let reason = format!(
+            "rolled back to the state of {} ms since 1970, which this replica does not remember",
+            rollback.state_ms
+        );
+        Self {
+            number: rollback.number,
+            scope: Scope::All,
+            frozen: true,
+            by: rollback.by.clone(),
+            at_ms: rollback.at_ms,
+            reason,
+        }
+    }
+}
+
 impl From<Order> for pb::Frozen {
     fn from(order: Order) -> Self {
         Self {
@@ -112,6 +132,10 @@ pub struct Orders {
     approvals: Vec<Approval>,
     /// The settings of all nodes; `None` as long as nobody has chosen any.
     fleet: Option<Fleet>,
+    /// The earlier state that is published.
+    rollback: Option<Rollback>,
+    /// The order that freezes all nodes of this replica, because it does not remember that state. It is in no document.
+    lost: Option<Order>,
 }
 
 /// A change of the orders in force.
@@ -120,6 +144,8 @@ pub(super) enum Change {
     Order(Wish),
     Approve(Approval),
     Turn(Turn),
+    /// Publish an earlier state, or go on.
+    RollBack(Option<Rollback>),
 }
 
 /// The document.
@@ -132,6 +158,8 @@ struct Document {
     approvals: Vec<Approval>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     fleet: Option<Fleet>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rollback: Option<Rollback>,
 }
 
 /// The reason why a document cannot be used.
@@ -176,12 +204,26 @@ impl Orders {
         let own = self.latest.get(&Scope::Node(node.to_string()));
         let all = self.latest.get(&Scope::All);
         let newest = own.into_iter().chain(all).max_by_key(|order| order.number);
-        newest.filter(|order| order.frozen)
+        newest.filter(|order| order.frozen).or(self.lost.as_ref())
+    }
+
+    /// Returns the earlier state that is published.
+    #[must_use]
+    pub fn rollback(&self) -> Option<&Rollback> {
+        self.rollback.as_ref()
+    }
+
+    /// Returns the orders at a replica that does not remember the state that must be published: it sends nothing to
+    /// nodes that hold something.
+    fn at(self, lost: Option<Order>) -> Self {
+        let lost = lost.filter(|_| self.rollback.is_some());
+        Self { lost, ..self }
     }
 
     /// Returns whether nothing is in force.
     fn is_empty(&self) -> bool {
-        self.latest.is_empty() && self.approvals.is_empty() && self.fleet.is_none()
+        let none = self.fleet.is_none() && self.rollback.is_none();
+        none && self.latest.is_empty() && self.approvals.is_empty()
     }
 
     /// Returns the approvals that replicas may still take.
@@ -209,6 +251,15 @@ impl Orders {
                     ..self.clone()
                 })
             }
+            Change::RollBack(rollback) => {
+                let number = self.number + 1;
+                let rollback = rollback.clone();
+                Ok(Self {
+                    number,
+                    rollback: rollback.map(|rollback| Rollback { number, ..rollback }),
+                    ..self.clone()
+                })
+            }
             Change::Approve(approval) => {
                 let mut next = self.clone();
                 let over = |one: &Approval| !one.is_in_force(approval.at_ms);
@@ -227,6 +278,10 @@ impl Orders {
         match change {
             Change::Approve(approval) => self.approvals.contains(approval),
             Change::Turn(turn) => self.fleet.as_ref().is_some_and(|fleet| fleet.has(turn)),
+            Change::RollBack(wanted) => {
+                let made = |one: &Rollback| (one.at_ms, one.by.clone());
+                self.rollback.as_ref().map(made) == wanted.as_ref().map(made)
+            }
             Change::Order(wish) => wish.scopes.iter().all(|scope| {
                 let order = self.latest.get(scope);
                 order.is_some_and(|order| {
@@ -293,7 +348,8 @@ impl Orders {
         let are_bounded = document.orders.iter().all(is_bounded)
             && approvals.iter().all(Approval::is_bounded)
             && approvals.len() <= MAX_APPROVALS
-            && document.fleet.as_ref().is_none_or(Fleet::is_bounded);
+            && document.fleet.as_ref().is_none_or(Fleet::is_bounded)
+            && document.rollback.as_ref().is_none_or(Rollback::is_bounded);
         if document.orders.len() > MAX_ORDERS || !are_bounded {
             return Err(Damaged::Limits);
         }
@@ -307,6 +363,8 @@ impl Orders {
                 .collect(),
             approvals: document.approvals,
             fleet: document.fleet,
+            rollback: document.rollback,
+            lost: None,
         })
     }
 
@@ -319,6 +377,7 @@ impl Orders {
             orders: self.latest.values().cloned().collect(),
             approvals: self.approvals.clone(),
             fleet: self.fleet.clone(),
+            rollback: self.rollback.clone(),
         };
         // Numbers, booleans and texts are always JSON.
         serde_json::to_string_pretty(&document).unwrap_or_default()

@@ -16,6 +16,7 @@ mod outbound;
 mod pages;
 mod peer;
 mod questions;
+pub(crate) mod rollback;
 pub(crate) mod rollout;
 mod session;
 mod standing;

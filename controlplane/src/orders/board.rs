@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 use tracing::{error, info};
 
 use super::place::{Place, Trouble};
-use super::{Approval, Change, Fleet, Order, Orders, Refused, Turn, Wish};
+use super::{Approval, Change, Fleet, Order, Orders, Refused, Rollback, Turn, Wish};
 
 /// Interval between two readings of the document.
 const LOOK: Duration = Duration::from_secs(1);
@@ -159,6 +159,31 @@ impl Board {
         self.change(Change::Turn(turn)).await
     }
 
+    /// Puts an earlier state in force for all replicas, or ends that.
+    ///
+    /// # Errors
+    /// [`Unchanged`]: nothing has changed, unless it is unsure.
+    pub async fn roll_back(&self, rollback: Option<Rollback>) -> Result<(), Unchanged> {
+        self.change(Change::RollBack(rollback)).await
+    }
+
+    /// Returns the earlier state that must be published.
+    #[must_use]
+    pub fn rollback(&self) -> Option<Rollback> {
+        self.orders.borrow().as_ref()?.rollback().cloned()
+    }
+
+    /// Freezes all nodes of this replica, as it does not remember the state that must be published; `None` ends that.
+    pub(crate) fn lose(&self, lost: Option<&Rollback>) {
+        let lost = lost.map(Order::lost);
+        self.orders.send_if_modified(|now| {
+            let next = now.as_deref().cloned().map(|orders| orders.at(lost));
+            let is_news = next.as_ref() != now.as_deref();
+            *now = next.map(Arc::new);
+            is_news
+        });
+    }
+
     async fn change(&self, change: Change) -> Result<(), Unchanged> {
         let place = self.place.get().ok_or(Unchanged::NoPlace)?;
         let in_force = self.orders.borrow().clone().unwrap_or_default();
@@ -178,6 +203,8 @@ impl Board {
             info!("the document with the orders of operators is whole again");
         }
         self.orders.send_if_modified(|now| {
+            let lost = now.as_ref().and_then(|now| now.lost.clone());
+            let orders = orders.at(lost);
             let is_news = now.as_deref() != Some(&orders);
             if is_news {
                 *now = Some(Arc::new(orders));

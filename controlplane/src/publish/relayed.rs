@@ -136,7 +136,7 @@ impl State {
     }
 
     /// Returns the local endpoints of a ServicePort, by node.
-    fn locals(&self, key: &ServiceKey) -> impl Iterator<Item = (&NodeName, &Blob)> {
+    pub(super) fn locals(&self, key: &ServiceKey) -> impl Iterator<Item = (&NodeName, &Blob)> {
         let nodes = self.shared.get(key).into_iter();
         let nodes = nodes.flat_map(|shared| &shared.local_nodes);
         let key = DesiredKey::Local(key.clone());

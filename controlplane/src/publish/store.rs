@@ -98,6 +98,10 @@ impl Store {
     pub fn set_synced(&self) {
         let first = |head: &mut Head| !std::mem::replace(&mut head.synced, true);
         if self.head.send_if_modified(first) {
+            let mut state = self.write();
+            let revision = state.revision;
+            state.remember(revision);
+            drop(state);
             self.announce();
         }
     }
@@ -163,10 +167,7 @@ impl Store {
         let mut changed = Vec::new();
         for (key, encoded) in encoded {
             let before = state.revision;
-            match encoded {
-                Some(encoded) => state.upsert(&key, encoded),
-                None => state.delete(&key),
-            }
+            state.publish_or_put_off(&key, encoded);
             if state.revision != before {
                 changed.push(key);
             }
@@ -216,7 +217,7 @@ impl Store {
     }
 
     /// Records when the changes since revision `first` were observed, and moves the head.
-    fn finish(
+    pub(super) fn finish(
         &self,
         mut state: RwLockWriteGuard<'_, State>,
         first: u64,
@@ -233,6 +234,9 @@ impl Store {
             });
             if state.times.len() > REMEMBERED_TIMES {
                 state.times.pop_front();
+            }
+            if self.head.borrow().synced {
+                state.remember(first);
             }
         }
         state.forget_old_tombstones();

@@ -40,7 +40,8 @@ fn right_for(path: &str) -> Option<Right> {
     match path {
         "/kplane.v1.StatusService/Approve"
         | "/kplane.v1.StatusService/Freeze"
-        | "/kplane.v1.StatusService/ChangeRollout" => Some(Right::Act),
+        | "/kplane.v1.StatusService/ChangeRollout"
+        | "/kplane.v1.StatusService/ChangeRollback" => Some(Right::Act),
         "/kplane.v1.DesiredStateService/WatchNode" => None,
         "/kplane.v1.DesiredStateService/WatchService"
         | "/kplane.v1.DesiredStateService/WatchAll"

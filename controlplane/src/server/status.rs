@@ -14,10 +14,11 @@ use super::guarded::spawn_watch;
 use super::others::Others;
 use super::pages::Picture;
 use super::questions::Answers;
-use super::{approval, closing, convergence, freeze, questions, rollout, views};
+use super::{approval, closing, convergence, freeze, questions, rollback, rollout, views};
 use crate::hub::Hub;
 use crate::identity::Visitor;
 use crate::peers::{Collected, Peers};
+use crate::publish::MAX_POINTS;
 
 /// Minimum time between two answers of a watch.
 pub(super) const WATCH_PAUSE: Duration = Duration::from_millis(100);
@@ -178,6 +179,24 @@ impl StatusService for StatusServer {
         let visitor = request.extensions().get::<Visitor>().cloned();
         let answer = freeze::freeze(&self.hub, visitor.as_ref(), request.into_inner());
         Ok(Response::new(answer.await?))
+    }
+
+    async fn get_history(
+        &self,
+        request: Request<pb::GetHistoryRequest>,
+    ) -> Result<Response<pb::History>, Status> {
+        charge(&request, cost(MAX_POINTS))?;
+        Ok(Response::new(rollback::history(&self.hub)))
+    }
+
+    async fn change_rollback(
+        &self,
+        request: Request<pb::ChangeRollbackRequest>,
+    ) -> Result<Response<pb::History>, Status> {
+        charge(&request, self.nodes_cost())?;
+        let visitor = request.extensions().get::<Visitor>().cloned();
+        rollback::change(&self.hub, visitor.as_ref(), request.into_inner()).await?;
+        Ok(Response::new(rollback::history(&self.hub)))
     }
 
     async fn get_rollout(
