@@ -1,6 +1,7 @@
 //! The command line, parsed and validated: its values can be used without further checks.
 
 mod connection;
+pub(crate) mod rollback;
 pub(crate) mod rollout;
 mod wait;
 
@@ -18,6 +19,7 @@ use kplane_proto::v1 as pb;
 pub(crate) use connection::{Identity, KUBECONFIG, Place, STATUS_PORT, Server};
 pub(crate) use wait::WaitArgs;
 
+use self::rollback::RollbackArgs;
 use self::rollout::RolloutCommand;
 use crate::output::Format;
 
@@ -197,6 +199,23 @@ Examples:
   kpctl thaw --node node-1
   kpctl thaw --all")]
     Thaw(FreezeArgs),
+    /// Show the states that can be published again
+    #[command(after_help = "\
+Examples:
+  kpctl history
+  kpctl history -o json | jq '.points[-1].revision'")]
+    History,
+    /// Publish an earlier state of all Services again
+    #[command(after_help = "\
+All replicas publish the state, and what the source changes waits, until `kpctl rollback --undo`. A
+replica that does not remember the state, such as one that has started since, sends nothing to nodes
+that hold something. Facts of nodes (zones, addresses) are always the newest.
+
+Examples:
+  kpctl rollback --to 4711 --reason 'endpoints of shop vanished'
+  kpctl rollback --to-time 10m
+  kpctl rollback --undo")]
+    Rollback(RollbackArgs),
     /// Change settings of the fleet, for a few nodes first
     #[command(
         subcommand,

@@ -167,6 +167,21 @@ impl Client {
         self.ask(stub.get_rollout(pb::GetRolloutRequest {})).await
     }
 
+    /// Returns the states that can be published again.
+    pub(crate) async fn history(&self) -> Result<pb::History, Error> {
+        let mut stub = self.stub.clone();
+        self.ask(stub.get_history(pb::GetHistoryRequest {})).await
+    }
+
+    /// Publishes an earlier state, or ends that.
+    pub(crate) async fn change_rollback(
+        &self,
+        request: pb::ChangeRollbackRequest,
+    ) -> Result<pb::History, Error> {
+        let mut stub = self.stub.clone();
+        self.ask(stub.change_rollback(request)).await
+    }
+
     /// Begins or ends a rollout.
     pub(crate) async fn change_rollout(
         &self,

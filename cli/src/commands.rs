@@ -22,6 +22,7 @@ use crate::view::describe::DescriptionView;
 use crate::view::endpoints::EndpointListView;
 use crate::view::fleet::FleetView;
 use crate::view::freeze::FreezeView;
+use crate::view::history::HistoryView;
 use crate::view::nodes::NodeListView;
 use crate::view::services::ServiceListView;
 use crate::view::version::VersionView;
@@ -83,6 +84,15 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
         Command::Approve { yes } => approve(&cli, *yes).await,
         Command::Freeze(args) => freeze(&cli, args, false).await,
         Command::Thaw(args) => freeze(&cli, args, true).await,
+        Command::History => {
+            let history = connect(&cli).await?.0.history().await?;
+            show(&cli, &HistoryView::new(history))
+        }
+        Command::Rollback(args) => {
+            let (client, _) = connect(&cli).await?;
+            let history = client.change_rollback(args.request()).await?;
+            show(&cli, &HistoryView::changed(history))
+        }
         Command::Rollout(command) => rollout::run(&cli, command).await,
         Command::Completion { shell } => {
             let mut script = Vec::new();

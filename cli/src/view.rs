@@ -10,6 +10,7 @@ pub(crate) mod describe;
 pub(crate) mod endpoints;
 pub(crate) mod fleet;
 pub(crate) mod freeze;
+pub(crate) mod history;
 mod next;
 pub(crate) mod nodes;
 mod plane;

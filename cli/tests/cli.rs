@@ -728,3 +728,34 @@ fn rollouts_begin_end_and_show_how_far_they_are() {
         &["rollout", "start", "--own", "--steps", "0"],
     );
 }
+
+#[test]
+fn earlier_states_are_listed_and_published() {
+    let plane = healthy();
+    let history = text(plane.address, &["history"]);
+    let lines: Vec<_> = history.lines().collect();
+    assert!(
+        lines[1].starts_with("19") && lines[1].contains("1m "),
+        "{history}"
+    );
+    assert!(
+        history.contains("The newest state is published."),
+        "{history}"
+    );
+    let back = text(
+        plane.address,
+        &["rollback", "--to", "17", "--reason", "shop is gone"],
+    );
+    assert!(
+        back.contains("1970-01-01T00:00:02Z") && back.contains("by alice: shop is gone"),
+        "{back}"
+    );
+    let timed = ["rollback", "--to-time", "2026-01-31T12:00:00Z"];
+    assert!(text(plane.address, &timed).contains("2026-01-31T12:00:00Z"));
+    text(plane.address, &["rollback", "--to-time", "10m"]);
+    let undone = text(plane.address, &["rollback", "--undo"]);
+    assert_eq!(undone, "The newest state is published.\n");
+    error(2, plane.address, &["rollback"]);
+    error(2, plane.address, &["rollback", "--to", "17", "--undo"]);
+    error(2, plane.address, &["rollback", "--to-time", "soon"]);
+}

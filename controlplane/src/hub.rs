@@ -163,8 +163,8 @@ impl Hub {
     pub fn issues(&self) -> Arc<Vec<Issue>> {
         let input = Arc::clone(&self.summary.borrow().issues);
         let upstream = self.upstream.issues();
-        let orders = self.orders.issue();
-        if upstream.is_empty() && orders.is_none() {
+        let orders = self.orders.issues();
+        if upstream.is_empty() && orders.is_empty() {
             return input;
         }
         let mut all: Vec<_> = upstream.iter().chain(&*input).cloned().collect();

@@ -218,6 +218,37 @@ impl StatusService for Canned {
         }))
     }
 
+    /// Knows two states.
+    async fn get_history(
+        &self,
+        _: Request<pb::GetHistoryRequest>,
+    ) -> Result<Response<pb::History>, Status> {
+        Ok(Response::new(samples::history()))
+    }
+
+    /// Says that every state is published.
+    async fn change_rollback(
+        &self,
+        request: Request<pb::ChangeRollbackRequest>,
+    ) -> Result<Response<pb::History>, Status> {
+        let request = request.into_inner();
+        let state_ms = match request.change {
+            Some(pb::change_rollback_request::Change::ToRevision(_)) => Some(2_000),
+            Some(pb::change_rollback_request::Change::ToMs(ms)) => Some(ms),
+            _ => None,
+        };
+        let rollback = state_ms.map(|state_ms| pb::Rollback {
+            state_ms,
+            at_ms: 9_000,
+            by: "alice".to_owned(),
+            reason: request.reason,
+        });
+        Ok(Response::new(pb::History {
+            rollback,
+            ..samples::history()
+        }))
+    }
+
     /// Tells of a rollout that is under way.
     async fn get_rollout(
         &self,

@@ -95,21 +95,34 @@ impl Board {
         self.orders.borrow().as_ref()?.fleet().cloned()
     }
 
-    /// Returns the problem with the document.
+    /// Returns the problem with the document, and that an earlier state is published, if it is.
     #[must_use]
-    pub fn issue(&self) -> Option<Issue> {
-        let trouble = self.lock().clone()?;
-        let place = self.place.get().map(Place::to_string);
-        Some(Issue {
-            severity: Severity::Error,
-            location: place.unwrap_or_default(),
+    pub fn issues(&self) -> Vec<Issue> {
+        let place = self.place.get().map(Place::to_string).unwrap_or_default();
+        let issue = |severity, reason| Issue {
+            severity,
+            location: place.clone(),
             object: ObjectRef {
                 kind: "Orders".to_owned(),
                 namespace: String::new(),
                 name: String::new(),
             },
-            reason: trouble,
-        })
+            reason,
+        };
+        let trouble = self.lock().clone();
+        let trouble = trouble.map(|trouble| issue(Severity::Error, trouble));
+        let rolled_back = self.rollback().map(|rollback| {
+            let text = format!(
+                "an earlier state of all Services is published, and what the source changes waits{}. `kpctl history` \
+                 says which, `kpctl rollback --undo` ends that",
+                match rollback.by.as_str() {
+                    "" => String::new(),
+                    by => format!(", by {by}"),
+                }
+            );
+            issue(Severity::Warning, text)
+        });
+        trouble.into_iter().chain(rolled_back).collect()
     }
 
     /// Follows the document until the control plane ends.

@@ -131,7 +131,7 @@ async fn replicas_of_a_folder_share_orders_and_damage_changes_nothing() {
         changes.wait_for(frozen).await.unwrap();
         let file = folder.path().join(".kplane-orders.json");
         std::fs::write(&file, "{").unwrap();
-        while other.issue().is_none() {
+        while other.issues().is_empty() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         assert!(other.frozen(&name).is_some());
@@ -155,7 +155,7 @@ async fn a_problem_ends_also_where_there_is_no_document() {
     let board = Board::default();
     board.keep_in(Place::SharedFile(file.clone()));
     let shows = async |problem: bool| {
-        while board.issue().is_some() != problem {
+        while board.issues().is_empty() == problem {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };

@@ -10,11 +10,10 @@ use kplane_model::{
 
 use super::blob::{Encoded, encode};
 use super::log::{Log, Tombstone};
-use super::overlays::Overlays;
-use super::past::Past;
 use super::resume::History;
 use super::triggers::Triggers;
 use super::watermarks::Moment;
+use super::{overlays::Overlays, past::Past};
 use crate::freshness::Freshness;
 use crate::trust::Trust;
 

@@ -574,3 +574,18 @@ pub fn rollout() -> pb::Rollout {
         ..pb::Rollout::default()
     }
 }
+
+/// Returns a history of two states.
+#[must_use]
+pub fn history() -> pb::History {
+    let point = |revision, at_ms, changes| pb::HistoryPoint {
+        revision,
+        at_ms,
+        changes,
+    };
+    pb::History {
+        points: vec![point(17, 1_000, 2), point(19, 61_000, 1)],
+        now_ms: 121_000,
+        ..pb::History::default()
+    }
+}
