@@ -10,7 +10,7 @@ use super::parse_timeout;
 
 /// The state to go back to, or the way on.
 #[derive(Clone, Debug, clap::Args)]
-#[group(id = "state", required = true, multiple = false, args = ["to", "to_time", "undo"])]
+#[command(group(clap::ArgGroup::new("state").required(true).args(["to", "to_time", "undo"])))]
 pub(crate) struct RollbackArgs {
     /// The state of this revision; `kpctl history` lists them
     #[arg(long, value_name = "REVISION")]
