@@ -715,6 +715,11 @@ fn rollouts_begin_end_and_show_how_far_they_are() {
     error(
         2,
         plane.address,
+        &["rollout", "start", "--steps", "5", "--reason", "none"],
+    );
+    error(
+        2,
+        plane.address,
         &["rollout", "start", "--own", "--backend", "ipvs"],
     );
     error(

@@ -52,8 +52,12 @@ Examples:
 
 /// A new rollout.
 #[derive(Clone, Debug, clap::Args)]
-#[group(id = "settings", required = true, multiple = true,
-        args = ["backend", "iptables_layout", "masquerade_bit", "own"])]
+#[command(group(
+    clap::ArgGroup::new("settings")
+        .required(true)
+        .multiple(true)
+        .args(["backend", "iptables_layout", "masquerade_bit", "own"])
+))]
 pub(crate) struct StartArgs {
     /// The backend that programs the kernel
     #[arg(long, value_name = "BACKEND", value_parser = ["nftables", "iptables", "ipvs"])]
