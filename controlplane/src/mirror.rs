@@ -18,7 +18,7 @@ use kplane_model::{Cidr, Issue, NodeFacts, NodeName, ObjectRef, ServiceKey, Seve
 use self::book::Book;
 use self::kept::{Cause, Kept};
 use crate::freshness::Freshness;
-use crate::index::{CliffGuard, Held, Picture, Totals};
+use crate::index::{CliffGuard, Held, Loss, Picture, Totals};
 use crate::publish::{PortChange, Relayed};
 use crate::source::relayed::Heard;
 use crate::source::{Batch, Event};
@@ -275,7 +275,11 @@ impl Mirror {
             Trust::Confirmed => None,
             Trust::Partial(doubt) if !is_answered => Some(Cause::Doubt(doubt.clone())),
             Trust::Partial(_) | Trust::Whole if self.guard.guards_absence() => {
-                let loss = self.book.loss(kept);
+                let loss = Loss {
+                    nodes: kept.nodes.len(),
+                    of_nodes: self.nodes.len(),
+                    ..self.book.loss(kept)
+                };
                 self.guard.cliff(loss).map(Cause::Cliff)
             }
             Trust::Partial(_) | Trust::Whole => None,
@@ -284,13 +288,6 @@ impl Mirror {
             self.release(changes, reflection);
             return;
         };
-        if matches!(cause, Cause::Cliff(_)) {
-            // Nodes are not guarded.
-            let nodes = std::mem::take(&mut kept.nodes);
-            changes
-                .nodes
-                .extend(nodes.into_iter().map(|node| (node, None)));
-        }
         let is_new = kept.explain(cause);
         reflection.held_changed |= is_new;
         reflection.held_more |= is_new;

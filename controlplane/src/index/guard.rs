@@ -41,7 +41,7 @@ impl Default for CliffGuard {
     }
 }
 
-/// The Services that a step removes or empties.
+/// The Services that a step removes or empties, and the Nodes that it removes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Loss {
     /// Number of Services that go, and of all Services.
@@ -51,6 +51,9 @@ pub(crate) struct Loss {
     /// endpoints.
     pub(crate) emptied: usize,
     pub(crate) of_served: usize,
+    /// Number of Nodes that go, and of all Nodes.
+    pub(crate) nodes: usize,
+    pub(crate) of_nodes: usize,
 }
 
 impl CliffGuard {
@@ -61,14 +64,21 @@ impl CliffGuard {
             of_services,
             emptied,
             of_served,
+            nodes,
+            of_nodes,
         } = loss;
         if self.exceeds(services, of_services) {
             return Some(format!(
                 "{services} of {of_services} Services would be removed"
             ));
         }
-        self.exceeds(emptied, of_served)
-            .then(|| format!("{emptied} of {of_served} Services would lose their last endpoint"))
+        if self.exceeds(emptied, of_served) {
+            return Some(format!(
+                "{emptied} of {of_served} Services would lose their last endpoint"
+            ));
+        }
+        self.exceeds(nodes, of_nodes)
+            .then(|| format!("{nodes} of {of_nodes} Nodes would be removed"))
     }
 
     /// Returns whether deletions by name are guarded, too.
@@ -108,6 +118,7 @@ impl Recent {
         let loss = Loss {
             services: self.loss.services + step.services,
             emptied: self.loss.emptied + step.emptied,
+            nodes: self.loss.nodes + step.nodes,
             ..self.loss
         };
         Self { loss, ..*self }
@@ -162,6 +173,7 @@ mod tests {
             of_services: 100,
             emptied: 31,
             of_served: 100,
+            ..Loss::default()
         };
         assert_eq!(
             guard.cliff(loss).unwrap(),

@@ -264,6 +264,8 @@ impl Index {
             of_services: self.totals.services.saturating_sub(held),
             emptied: emptied.count(),
             of_served: self.with_endpoints.saturating_sub(held),
+            nodes: ids.iter().filter(|id| id.kind == Kind::Node).count(),
+            of_nodes: self.nodes.len(),
         }
     }
 

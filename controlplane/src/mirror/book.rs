@@ -112,6 +112,7 @@ impl Book {
             of_services: self.services.len(),
             emptied: bare.len(),
             of_served: self.served,
+            ..Loss::default()
         }
     }
 

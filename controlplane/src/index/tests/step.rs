@@ -107,6 +107,38 @@ fn a_cliff_of_both_kinds_is_held_in_either_order() {
     }
 }
 
+/// A list that lacks most Nodes is as doubtful as one that lacks most Services: agents would be strangers, and health
+/// checks would fail.
+#[test]
+fn nodes_that_vanish_are_held() {
+    let nodes: Vec<Value> = (0..20)
+        .map(|n| {
+            json!({
+                "apiVersion": "v1", "kind": "Node", "metadata": {"name": format!("n{n}")},
+            })
+        })
+        .collect();
+    let (mut index, _) = index(&nodes);
+    let ids = ids(&nodes, "Node");
+    let gone = |index: &mut Index, event| {
+        let publication = index.apply(batch(vec![event])).publication;
+        let nodes = publication.map_or_else(Vec::new, |publication| publication.nodes);
+        nodes.iter().filter(|node| !node.known).count()
+    };
+    assert_eq!(gone(&mut index, Event::Vanished(ids[..5].to_vec())), 5);
+    assert_eq!(gone(&mut index, Event::Vanished(ids[5..].to_vec())), 0);
+    let reason = index.held().unwrap().to_string();
+    assert!(
+        reason.starts_with("Nodes are kept: ")
+            && reason.contains("15 of 15 Nodes would be removed"),
+        "{reason}"
+    );
+    // A scale-down deletes by name.
+    assert_eq!(gone(&mut index, Event::Delete(ids[19].clone())), 1);
+    assert_eq!(gone(&mut index, Event::Looked(Kind::Node)), 14);
+    assert!(index.held().is_none());
+}
+
 /// Before agents are served there is nothing to hold.
 #[test]
 fn a_first_list_that_begins_anew_holds_nothing() {
