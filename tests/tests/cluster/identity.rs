@@ -211,8 +211,8 @@ pub(crate) fn users_have_the_rights_that_the_cluster_gives_them() -> Result<()> 
                 "a replica's certificate",
                 Some("server"),
                 None,
-                // Relays read the desired state.
-                [No, No, No, No, No, Yes, Yes, Yes, No, Yes],
+                // Relays read the desired state of all nodes.
+                [No, No, No, No, No, No, Yes, Yes, No, Yes],
             ),
         ] {
             let caller = plane.caller(pair, token)?;
