@@ -434,7 +434,8 @@ fn answer(core: &Core, question: Question) {
     }
 }
 
-/// Takes an update and all that wait behind it, and programs their sum.
+/// Takes an update and all that wait behind it now, and programs their sum. Updates that arrive meanwhile wait for the
+/// next time, so that no stream of them keeps the kernel waiting.
 fn take(
     core: &mut Core,
     first: Command,
@@ -442,18 +443,19 @@ fn take(
     reports: &watch::Sender<Report>,
 ) {
     let mut sum: Option<Work> = None;
-    let mut next = Some(first);
-    while let Some((update, taken)) = next {
-        if !taken.is_closed() {
-            let work = core.take(update);
-            // The receiver is gone if the stream is.
-            let _ = taken.send(work.as_ref().map(drop).map_err(Clone::clone));
-            sum = match (sum, work.ok()) {
-                (Some(sum), Some(work)) => Some(sum.and(work)),
-                (sum, work) => sum.or(work),
-            };
+    let waiting = inbox.len();
+    let behind = std::iter::from_fn(|| inbox.try_recv().ok()).take(waiting);
+    for (update, taken) in std::iter::once(first).chain(behind) {
+        if taken.is_closed() {
+            continue;
         }
-        next = inbox.try_recv().ok();
+        let work = core.take(update);
+        // The receiver is gone if the stream is.
+        let _ = taken.send(work.as_ref().map(drop).map_err(Clone::clone));
+        sum = match (sum, work.ok()) {
+            (Some(sum), Some(work)) => Some(sum.and(work)),
+            (sum, work) => sum.or(work),
+        };
     }
     if let Some(work) = sum {
         reports.send_replace(core.report());
