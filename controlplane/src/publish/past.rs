@@ -8,12 +8,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use bytes::Bytes;
-use kplane_model::{ObjectHash, ServiceKey};
+use kplane_model::ServiceKey;
 
 use super::Store;
 use super::blob::Encoded;
-use super::state::{Blob, State};
+use super::state::State;
 use crate::freshness::Freshness;
 
 /// Maximum number of states that can be chosen.
@@ -42,6 +41,8 @@ pub(super) struct Past {
     points: VecDeque<Point>,
     undone: VecDeque<Undone>,
     bytes: usize,
+    /// Another control plane published the state, and remembers it. A relay follows that one, also to earlier states.
+    pub(super) relayed: bool,
     /// What the source says while an earlier state is published: ServicePorts, or that they are gone.
     put_off: Option<BTreeMap<ServiceKey, Option<Encoded>>>,
 }
@@ -156,8 +157,11 @@ impl Store {
 }
 
 impl State {
-    /// Makes the present state one that can be chosen later; it began with a revision.
+    /// Makes the present state one that can be chosen later, unless it is a relay's; it began with a revision.
     pub(super) fn remember(&mut self, first: u64) {
+        if self.past.relayed {
+            return;
+        }
         let changes = usize::try_from(self.revision - first + 1).unwrap_or(usize::MAX);
         self.past.add(Point {
             revision: self.revision,
@@ -177,7 +181,10 @@ impl State {
 
     /// Publishes a ServicePort, or that it is gone, and remembers what it was.
     fn publish_port(&mut self, key: &ServiceKey, encoded: Option<Encoded>) {
-        let (revision, before) = (self.revision, self.encoded(key));
+        // Before the first complete state, nothing is remembered.
+        let remembers = !self.past.points.is_empty();
+        let before = remembers.then(|| self.encoded(key)).flatten();
+        let revision = self.revision;
         match encoded {
             Some(encoded) => self.upsert(key, encoded),
             None => self.delete(key),
@@ -185,30 +192,6 @@ impl State {
         if self.revision != revision {
             self.past.note(self.revision, key.clone(), before);
         }
-    }
-
-    /// Returns what is published of a ServicePort.
-    fn encoded(&self, key: &ServiceKey) -> Option<Encoded> {
-        if self.past.points.is_empty() {
-            // Nothing is remembered yet.
-            return None;
-        }
-        let shared = self.shared.get(key)?;
-        let raw = |blob: &Blob| -> (Bytes, ObjectHash) { (blob.bytes.clone(), blob.hash) };
-        let raws = |by: &BTreeMap<_, Blob>| {
-            by.iter()
-                .map(|(name, blob)| (Clone::clone(name), raw(blob)))
-                .collect()
-        };
-        Some(Encoded {
-            default: raw(&shared.default),
-            by_zone: raws(&shared.by_zone),
-            by_node: raws(&shared.by_node),
-            local: self
-                .locals(key)
-                .map(|(node, blob)| (node.clone(), raw(blob)))
-                .collect(),
-        })
     }
 }
 

@@ -106,24 +106,22 @@ impl Store {
 impl State {
     /// Publishes a change of a ServicePort. A change without a shared part is nothing for a port that is not published.
     pub(super) fn relay(&mut self, key: &ServiceKey, change: PortChange) {
-        let before = self.shared.get(key).filter(|_| !change.whole);
-        let raw = |blob: &Blob| (blob.bytes.clone(), blob.hash);
-        let raws = |by: &BTreeMap<NodeName, Blob>| {
-            let by = by.iter();
-            by.map(|(name, blob)| (name.clone(), raw(blob))).collect()
+        let before = match change.whole {
+            true => None,
+            false => self.encoded(key),
         };
-        let (default, by_zone) = match (change.program, before) {
-            (Some(program), _) => (program.default, program.by_zone),
-            (None, Some(before)) => (raw(&before.default), raws(&before.by_zone)),
-            (None, None) => return,
-        };
-        let mut by_node = BTreeMap::new();
-        let mut local = BTreeMap::new();
+        let (mut by_node, mut local) = (BTreeMap::new(), BTreeMap::new());
+        let mut shared = None;
         if let Some(before) = before {
-            by_node = raws(&before.by_node);
-            let locals = self.locals(key);
-            local.extend(locals.map(|(node, blob)| (node.clone(), raw(blob))));
+            shared = Some((before.default, before.by_zone));
+            by_node = before.by_node;
+            local.extend(before.local);
         }
+        let program = change.program;
+        let program = program.map(|program| (program.default, program.by_zone));
+        let Some((default, by_zone)) = program.or(shared) else {
+            return;
+        };
         apply(&mut by_node, change.programs);
         apply(&mut local, change.locals);
         let encoded = Encoded {
@@ -135,8 +133,27 @@ impl State {
         self.upsert(key, encoded);
     }
 
+    /// Returns what is published of a ServicePort.
+    pub(super) fn encoded(&self, key: &ServiceKey) -> Option<Encoded> {
+        let shared = self.shared.get(key)?;
+        let raw = |blob: &Blob| (blob.bytes.clone(), blob.hash);
+        let raws = |by: &BTreeMap<NodeName, Blob>| {
+            let by = by.iter();
+            by.map(|(name, blob)| (name.clone(), raw(blob))).collect()
+        };
+        let locals = self.locals(key);
+        Some(Encoded {
+            default: raw(&shared.default),
+            by_zone: raws(&shared.by_zone),
+            by_node: raws(&shared.by_node),
+            local: locals
+                .map(|(node, blob)| (node.clone(), raw(blob)))
+                .collect(),
+        })
+    }
+
     /// Returns the local endpoints of a ServicePort, by node.
-    pub(super) fn locals(&self, key: &ServiceKey) -> impl Iterator<Item = (&NodeName, &Blob)> {
+    fn locals(&self, key: &ServiceKey) -> impl Iterator<Item = (&NodeName, &Blob)> {
         let nodes = self.shared.get(key).into_iter();
         let nodes = nodes.flat_map(|shared| &shared.local_nodes);
         let key = DesiredKey::Local(key.clone());

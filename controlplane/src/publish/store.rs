@@ -181,6 +181,7 @@ impl Store {
     /// Publishes what another control plane published, as [`Store::stage`] publishes what this one computed.
     pub fn stage_relayed(&self, relayed: Relayed, freshness: &Freshness) -> u64 {
         let mut state = self.write();
+        state.past.relayed = true;
         let first = state.revision + 1;
         let mut changed = Vec::new();
         for (key, change) in relayed.ports {
