@@ -13,7 +13,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Instant, SystemTime};
 
-use kplane_model::{Cidr, Issue, NodeFacts, NodeName, ObjectRef, ServiceKey, Severity};
+use kplane_model::{Cidr, Issue, NodeFacts, NodeName, ServiceKey};
 
 use self::book::Book;
 use self::kept::{Cause, Kept};
@@ -147,7 +147,7 @@ impl Mirror {
     /// Returns all problems, sorted.
     #[must_use]
     pub fn issues(&self) -> Vec<Issue> {
-        let held = self.held().map(|held| issue(held.to_string()));
+        let held = self.held().map(|held| Issue::of_source(held.to_string()));
         let mut issues: Vec<_> = self.issues.iter().cloned().chain(held).collect();
         issues.sort();
         issues
@@ -340,19 +340,5 @@ impl Mirror {
             observed_at,
             triggers: Vec::new(),
         })
-    }
-}
-
-/// Returns a problem with the source.
-fn issue(reason: String) -> Issue {
-    Issue {
-        severity: Severity::Error,
-        location: String::new(),
-        object: ObjectRef {
-            kind: "source".to_owned(),
-            namespace: String::new(),
-            name: String::new(),
-        },
-        reason,
     }
 }

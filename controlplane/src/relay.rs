@@ -24,7 +24,7 @@ use futures_util::FutureExt as _;
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use hyper_util::rt::TokioIo;
-use kplane_model::{Issue, ObjectRef, Severity, chance};
+use kplane_model::{Issue, chance};
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::desired_state_service_client::DesiredStateServiceClient;
 use kplane_tls::{Follower, Token};
@@ -174,7 +174,7 @@ impl Relay {
                     break;
                 }
                 let place = target.address;
-                issues.push(issue(format!(
+                issues.push(Issue::of_source(format!(
                     "the control plane at {place} cannot be followed: {lost}"
                 )));
             }
@@ -199,7 +199,7 @@ impl Relay {
             });
             match found {
                 Ok(found) => targets.extend(found),
-                Err(error) => issues.push(issue(format!(
+                Err(error) => issues.push(Issue::of_source(format!(
                     "the control plane at {place} cannot be followed: cannot resolve its name: {error}"
                 ))),
             }
@@ -408,17 +408,4 @@ fn in_turn(mut targets: Vec<Target>, last: Option<&Target>) -> Vec<Target> {
     let first = first % targets.len().max(1);
     targets.rotate_left(first);
     targets
-}
-
-fn issue(reason: String) -> Issue {
-    Issue {
-        severity: Severity::Error,
-        location: String::new(),
-        object: ObjectRef {
-            kind: "source".to_owned(),
-            namespace: String::new(),
-            name: String::new(),
-        },
-        reason,
-    }
 }

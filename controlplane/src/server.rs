@@ -11,6 +11,7 @@ mod guarded;
 mod issues;
 mod layers;
 mod mailbox;
+mod operator;
 mod others;
 mod outbound;
 mod pages;

@@ -2,14 +2,18 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+#[path = "support/replica.rs"]
+mod replica;
+
 use std::path::Path;
 use std::time::Duration;
 
-use kp_controlplane::app::{Bound, Config, Origin, State, build};
+use kp_controlplane::app::Bound;
 use kplane_model::Digest;
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::change_rollback_request::Change;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
+use replica::replica;
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::Code;
@@ -32,22 +36,6 @@ fn services(folder: &Path, names: &[&str]) {
     let beside = folder.join(".new");
     std::fs::write(&beside, text).unwrap();
     std::fs::rename(beside, folder.join("all.yaml")).unwrap();
-}
-
-async fn replica(folder: &Path, shared: &Path) -> Bound {
-    let config = Config {
-        status_listen: Some("127.0.0.1:0".parse().unwrap()),
-        state: Some(State {
-            file: Some(shared.join("orders.json")),
-            namespace: None,
-        }),
-        ..Config::new(Origin::Manifests(folder.to_owned()))
-    };
-    let bound = build(config).await.unwrap();
-    let mut head = bound.hub().store.head();
-    let synced = timeout(DEADLINE, head.wait_for(|head| head.synced)).await;
-    synced.unwrap().unwrap();
-    bound
 }
 
 fn digest(bound: &Bound) -> Digest {

@@ -61,6 +61,23 @@ pub struct Issue {
     pub reason: String,
 }
 
+impl Issue {
+    /// Returns an error of the source as a whole.
+    #[must_use]
+    pub fn of_source(reason: String) -> Self {
+        Self {
+            severity: Severity::Error,
+            location: String::new(),
+            object: ObjectRef {
+                kind: "source".to_owned(),
+                namespace: String::new(),
+                name: String::new(),
+            },
+            reason,
+        }
+    }
+}
+
 impl fmt::Display for Issue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.location.is_empty() {

@@ -11,14 +11,14 @@
 
 use std::path::{Path, PathBuf};
 
-use kplane_dataplane::backend::Kind;
-use kplane_dataplane::backend::iptables::Layout;
+use kp_controlplane::orders::Settings;
+use kplane_model::NodeName;
 use kplane_proto::v1 as pb;
-use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use crate::cache;
-use kplane_model::NodeName;
+use kplane_dataplane::backend::Kind;
+use kplane_dataplane::backend::iptables::Layout;
 
 /// Greatest bit of the packet mark.
 const MAX_BIT: u32 = 31;
@@ -35,18 +35,6 @@ pub struct FleetSettings {
     pub iptables_layout: Option<Layout>,
     /// Bit of the packet mark that asks for masquerading.
     pub masquerade_bit: Option<u8>,
-}
-
-/// The settings in their file.
-#[derive(Debug, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct Written {
-    #[serde(skip_serializing_if = "String::is_empty")]
-    backend: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    iptables_layout: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    masquerade_bit: Option<u32>,
 }
 
 impl TryFrom<&pb::Settings> for FleetSettings {
@@ -98,12 +86,9 @@ impl FleetSettings {
     /// Why the file cannot be used.
     fn read(path: &Path) -> Result<Self, String> {
         let bytes = cache::read(path).map_err(|error| error.to_string())?;
-        let written: Written = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
-        Self::try_from(&pb::Settings {
-            backend: written.backend,
-            iptables_layout: written.iptables_layout,
-            masquerade_bit: written.masquerade_bit,
-        })
+        let written: Settings =
+            serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
+        Self::try_from(&pb::Settings::from(&written))
     }
 
     /// Reads all settings in a folder: those of the node's agent, or agents.
@@ -247,15 +232,10 @@ impl Choice {
         let Some(file) = &self.file else {
             return;
         };
-        let wire = pb::Settings::from(&self.in_force);
         let done = if self.in_force == FleetSettings::default() {
             cache::remove(file)
         } else {
-            let written = Written {
-                backend: wire.backend,
-                iptables_layout: wire.iptables_layout,
-                masquerade_bit: wire.masquerade_bit,
-            };
+            let written = Settings::from(pb::Settings::from(&self.in_force));
             cache::write(file, |to| Ok(serde_json::to_writer(to, &written)?))
         };
         if let Err(error) = done {

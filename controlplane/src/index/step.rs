@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::time::SystemTime;
 
-use kplane_model::{Issue, ObjectRef, ServiceName, Severity};
+use kplane_model::{Issue, ServiceName};
 
 use super::guard::Loss;
 use super::holding::{Held, Holding, Said, service_name};
@@ -294,15 +294,6 @@ impl Index {
     /// Returns the issue that reports held objects.
     pub(super) fn holding_issue(&self) -> Option<Issue> {
         let held = self.held()?;
-        Some(Issue {
-            severity: Severity::Error,
-            location: String::new(),
-            object: ObjectRef {
-                kind: "source".to_owned(),
-                namespace: String::new(),
-                name: String::new(),
-            },
-            reason: held.to_string(),
-        })
+        Some(Issue::of_source(held.to_string()))
     }
 }

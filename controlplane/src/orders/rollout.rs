@@ -140,6 +140,16 @@ impl From<&Settings> for pb::Settings {
     }
 }
 
+impl From<pb::Settings> for Settings {
+    fn from(settings: pb::Settings) -> Self {
+        Self {
+            backend: settings.backend,
+            iptables_layout: settings.iptables_layout,
+            masquerade_bit: settings.masquerade_bit,
+        }
+    }
+}
+
 /// Names the settings, such as `backend iptables, masquerade bit 15`.
 impl fmt::Display for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -9,11 +9,11 @@ use kplane_proto::v1 as pb;
 use tonic::{Request, Status};
 use tracing::{info, warn};
 
-use super::{closing, millis, views};
+use super::{closing, millis, operator, views};
 use crate::doors::Occupancy;
 use crate::hub::{Approved, Hub, Seen};
 use crate::identity::{Right, Visitor};
-use crate::orders::{Approval, MAX_REASON, Place};
+use crate::orders::{Approval, Place};
 use crate::peers::Peers;
 
 /// Approves for all replicas. Replicas that share the document with the orders find the approval there, also if they
@@ -25,8 +25,7 @@ pub(super) async fn approve_for_all(
 ) -> Result<pb::ApproveResponse, Status> {
     let seen = *request.get_ref();
     let visitor = request.extensions().get::<Visitor>();
-    let by = visitor.and_then(Visitor::name).unwrap_or_default();
-    let by = by[..by.floor_char_boundary(MAX_REASON)].to_owned();
+    let by = operator::name(visitor);
     let is_shared = hub.orders.place().is_some_and(Place::is_shared);
     let elsewhere = match peers.filter(|_| is_shared) {
         Some(peers) => holding_elsewhere(peers).await,

@@ -7,12 +7,12 @@ use kplane_proto::v1 as pb;
 use tonic::Status;
 use tracing::info;
 
-use super::millis;
 use super::pages::Picture;
 use super::session::is_node_name;
+use super::{millis, operator};
 use crate::hub::Hub;
 use crate::identity::{Right, Visitor};
-use crate::orders::{MAX_ORDERS, MAX_REASON, Scope, Wish};
+use crate::orders::{MAX_ORDERS, Scope, Wish};
 
 /// Puts an order in force, and writes it down.
 pub(super) async fn freeze(
@@ -25,21 +25,17 @@ pub(super) async fn freeze(
         true => vec![Scope::All],
         false => nodes.iter().cloned().map(Scope::Node).collect(),
     };
-    let by = visitor.and_then(Visitor::name).unwrap_or_default();
+    let by = operator::name(visitor);
     let wish = Wish {
         scopes,
         frozen: !request.thaw,
-        by: by[..by.floor_char_boundary(MAX_REASON)].to_owned(),
+        by: by.clone(),
         at_ms: millis(SystemTime::now()),
         reason: request.reason.clone(),
     };
     let changed = hub.orders.order(&wish).await;
-    changed.map_err(|why| match why.is_unsure() {
-        true => Status::unavailable(why.to_string()),
-        false => Status::failed_precondition(format!(
-            "the order cannot be kept, so nothing changed: {why}"
-        )),
-    })?;
+    changed
+        .map_err(|why| operator::refusal("the order cannot be kept, so nothing changed", &why))?;
     let what = if request.thaw { "thawed" } else { "froze" };
     let whom = match request.all {
         true => "all nodes".to_owned(),
@@ -76,11 +72,7 @@ fn check(hub: &Hub, request: &pb::FreezeRequest) -> Result<Vec<String>, Status> 
             "select nodes by exactly one of: names, a zone, all",
         ));
     }
-    if request.reason.len() > MAX_REASON || request.reason.chars().any(char::is_control) {
-        return Err(Status::invalid_argument(format!(
-            "the reason must be one line of at most {MAX_REASON} bytes"
-        )));
-    }
+    operator::check_reason(&request.reason)?;
     if request.all {
         return Ok(Vec::new());
     }

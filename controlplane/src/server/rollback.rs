@@ -8,10 +8,10 @@ use kplane_proto::v1::change_rollback_request::Change;
 use tonic::Status;
 use tracing::{error, info};
 
-use super::millis;
+use super::{millis, operator};
 use crate::hub::Hub;
 use crate::identity::{Right, Visitor};
-use crate::orders::{MAX_REASON, Rollback};
+use crate::orders::Rollback;
 use crate::publish::Point;
 
 /// Returns the states that can be published again, and the one that is.
@@ -46,11 +46,7 @@ pub(super) async fn change(
     request: pb::ChangeRollbackRequest,
 ) -> Result<(), Status> {
     let reason = request.reason;
-    if reason.len() > MAX_REASON || reason.chars().any(char::is_control) {
-        return Err(Status::invalid_argument(format!(
-            "the reason must be one line of at most {MAX_REASON} bytes"
-        )));
-    }
+    operator::check_reason(&reason)?;
     let points = hub.store.points();
     let point = match request.change {
         None => {
@@ -68,15 +64,13 @@ pub(super) async fn change(
             Some(found.ok_or_else(|| forgotten(&points))?)
         }
     };
-    let by = visitor.and_then(Visitor::name).unwrap_or_default();
-    let by = by[..by.floor_char_boundary(MAX_REASON)].to_owned();
     let rollback = point.map(|point| Rollback {
         number: 0,
         epoch: hub.store.epoch(),
         revision: point.revision,
         state_ms: millis(point.at),
         versions: Rollback::versions_of(&point.freshness),
-        by,
+        by: operator::name(visitor),
         at_ms: millis(SystemTime::now()),
         reason: reason.clone(),
     });
@@ -85,10 +79,7 @@ pub(super) async fn change(
         None => format!("ended the rollback: {reason:?}"),
     };
     let kept = hub.orders.roll_back(rollback).await;
-    kept.map_err(|why| match why.is_unsure() {
-        true => Status::unavailable(why.to_string()),
-        false => Status::failed_precondition(format!("nothing changed: {why}")),
-    })?;
+    kept.map_err(|why| operator::refusal("nothing changed", &why))?;
     obey(hub);
     info!("an operator {what}");
     if let Some(visitor) = visitor {

@@ -8,11 +8,11 @@ use tokio::time::{Instant, sleep};
 use tonic::Status;
 use tracing::{error, info};
 
-use super::millis;
 use super::pages::Picture;
+use super::{millis, operator};
 use crate::hub::Hub;
 use crate::identity::{Right, Visitor};
-use crate::orders::{Fleet, MAX_REASON, MAX_STEPS, Rollout, Settings, Stage, Turn, Unchanged};
+use crate::orders::{Fleet, MAX_STEPS, Rollout, Settings, Stage, Turn};
 use crate::peers::{Collected, Peers};
 use crate::rollout::{Covered, Verdict, judge};
 
@@ -40,13 +40,8 @@ pub(super) async fn change(
 ) -> Result<(), Status> {
     use pb::change_rollout_request::Change;
     let reason = request.reason;
-    if reason.len() > MAX_REASON || reason.chars().any(char::is_control) {
-        return Err(Status::invalid_argument(format!(
-            "the reason must be one line of at most {MAX_REASON} bytes"
-        )));
-    }
-    let by = visitor.and_then(Visitor::name).unwrap_or_default();
-    let by = by[..by.floor_char_boundary(MAX_REASON)].to_owned();
+    operator::check_reason(&reason)?;
+    let by = operator::name(visitor);
     let at_ms = millis(SystemTime::now());
     let (turn, what) = match request.change {
         Some(Change::Begin(plan)) => {
@@ -76,7 +71,8 @@ pub(super) async fn change(
         }
         None => return Err(Status::invalid_argument("neither begin nor stop is given")),
     };
-    hub.orders.turn(turn).await.map_err(|why| refusal(&why))?;
+    let turned = hub.orders.turn(turn).await;
+    turned.map_err(|why| operator::refusal("nothing changed", &why))?;
     info!("an operator {what}");
     if let Some(visitor) = visitor {
         visitor.did(&Right::Act, &what);
@@ -84,22 +80,10 @@ pub(super) async fn change(
     Ok(())
 }
 
-fn refusal(why: &Unchanged) -> Status {
-    match why.is_unsure() {
-        true => Status::unavailable(why.to_string()),
-        false => Status::failed_precondition(format!("nothing changed: {why}")),
-    }
-}
-
 /// Checks a plan, and returns its first step, of nobody and at no time yet.
 fn planned(plan: pb::RolloutPlan) -> Result<Rollout, Status> {
     let wrong = |what: &str| Err(Status::invalid_argument(what));
-    let settings = plan.settings.unwrap_or_default();
-    let settings = Settings {
-        backend: settings.backend,
-        iptables_layout: settings.iptables_layout,
-        masquerade_bit: settings.masquerade_bit,
-    };
+    let settings = Settings::from(plan.settings.unwrap_or_default());
     let is_one_of = |name: &str, names: &[&str]| name.is_empty() || names.contains(&name);
     if !is_one_of(&settings.backend, &BACKENDS) {
         return wrong("the backend must be nftables, iptables or ipvs");
