@@ -387,7 +387,7 @@ impl IndexOwner {
         if revision == before {
             return;
         }
-        if self.pace.change(Moment::now()) {
+        if self.pace.change(Moment::now(), self.hub.fleet.agents()) {
             self.announce();
         }
         self.hub.fleet.timings.hop(Hop::Publish, started.elapsed());
