@@ -14,7 +14,7 @@ use tokio::time::Instant;
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Time after which others no longer wait: the agent may hold an update back, and says so in its own time.
 const GIVE_UP: Duration = Duration::from_secs(12);
-/// Shortest time between two updates that are noted: a few notes tell how old the oldest is.
+/// Shortest time between two updates that are noted: a few notes show how old the oldest is.
 const APART: Duration = Duration::from_millis(250);
 /// Maximum number of notes. Without an answer, there are not more than patience allows; this bounds them in any case.
 const MAX_NOTES: usize = 64;
@@ -23,7 +23,7 @@ const MAX_NOTES: usize = 64;
 #[derive(Debug, Default)]
 pub(super) struct UnderWay {
     notes: VecDeque<(u64, Instant)>,
-    /// A stream was told to wait, and not yet to go on.
+    /// A stream waits since the last answer.
     waits: bool,
 }
 
@@ -36,7 +36,7 @@ impl UnderWay {
         }
     }
 
-    /// Notes that the agent has this revision. Returns whether a stream that was told to wait should look again.
+    /// Notes that the agent has this revision. Returns whether a stream that waits should look again.
     pub(super) fn arrived(&mut self, revision: u64) -> bool {
         let before = self.notes.len();
         while self.notes.front().is_some_and(|(r, _)| *r <= revision) {
