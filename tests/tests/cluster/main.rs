@@ -14,6 +14,7 @@ mod replicas;
 mod rig;
 mod rotation;
 mod services;
+mod startup;
 mod support;
 mod workloads;
 
@@ -50,6 +51,7 @@ const TESTS: &[Test] = tests![
     replicas::any_replica_answers_for_all_and_kpctl_waits_for_all,
     freeze::a_node_is_frozen_at_any_replica_and_stays_so_over_restarts,
     freeze::orders_at_two_replicas_at_once_are_both_kept,
+    startup::the_startup_taint_follows_the_data_path,
     fleet::agents_resume_at_other_replicas_and_lose_nothing,
     workloads::a_deployment_is_scaled_and_rolled,
     workloads::b3_terminating_endpoints_serve_when_nothing_else_does,

@@ -163,7 +163,7 @@ impl World {
             let plane = world.plane(replica, &kubeconfig)?;
             world.planes.push(plane);
             let place = SocketAddr::new(address, agent_port(replica));
-            world.start_agent(node, &format!("http://{place}"))?;
+            world.start_agent(node, &format!("http://{place}"), &[])?;
         }
         world.settle().map_err(|error| world.explain(&error))?;
         Ok(world)
@@ -233,10 +233,23 @@ impl World {
             let place = SocketAddr::new(control, agent_port(*replica));
             format!("http://{place}")
         });
-        self.start_agent(node, &planes.collect::<Vec<_>>().join(","))
+        self.start_agent(node, &planes.collect::<Vec<_>>().join(","), &[])
     }
 
-    fn start_agent(&mut self, node: &'static str, planes: &str) -> Result<()> {
+    /// Starts a node's agent anew, with further flags.
+    pub(crate) fn restart_agent_with(
+        &mut self,
+        node: &'static str,
+        replica: u16,
+        flags: &[&str],
+    ) -> Result<()> {
+        drop(self.agents.remove(node));
+        let control = self.topology.host("control")?.ip(Family::V4)?;
+        let place = SocketAddr::new(control, agent_port(replica));
+        self.start_agent(node, &format!("http://{place}"), flags)
+    }
+
+    fn start_agent(&mut self, node: &'static str, planes: &str, flags: &[&str]) -> Result<()> {
         let guard = Guard::new(self.topology.node(node)?.ns())?;
         let mut agent = self.program(&product()?.node_agent, node)?;
         agent
@@ -244,7 +257,8 @@ impl World {
             .arg(format!("--control-plane={planes}"))
             .arg(format!("--node-name={node}"))
             .arg("--cache-dir=")
-            .arg(CLUSTER_CIDR);
+            .arg(CLUSTER_CIDR)
+            .args(flags);
         self.agents.insert(node, guard.start(agent)?);
         self.guards.push(guard);
         Ok(())
