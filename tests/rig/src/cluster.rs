@@ -45,7 +45,7 @@ pub mod guard;
 mod kinds;
 mod kubelet;
 pub mod objects;
-mod programs;
+pub(crate) mod programs;
 mod server;
 
 pub use api::Api;
@@ -54,7 +54,8 @@ pub use programs::Programs;
 use credentials::{Credentials, write_kubeconfig};
 use guard::Guard;
 use kubelet::Kubelet;
-use server::{API_PORT, ApiServer, Files};
+pub(crate) use server::API_PORT;
+use server::{ApiServer, Files};
 
 /// The API server's address in its own namespace. The range is reserved for documentation (RFC 5737),
 /// so no other machine has it.
@@ -84,8 +85,22 @@ pub struct Options {
     /// Runs a kubelet for all nodes. Pods with a `spec.nodeName` get addresses out of their node's
     /// `spec.podCIDRs` and are ready. Deleted Pods are terminating for this time.
     pub kubelet: Option<Duration>,
+    /// Prepares for real kubelets, as [`crate::real`] does: with kube-scheduler, all controllers, and the admission
+    /// that gives Pods their accounts. Implies `controllers`.
+    pub kubelets: Option<Kubelets>,
     /// More flags for the API server.
     pub apiserver_flags: Vec<String>,
+}
+
+/// The files by which the API server and real kubelets know each other.
+#[derive(Clone, Debug)]
+pub struct Kubelets {
+    /// The certificate of the authority that signs the kubelets' certificates.
+    pub client_ca: PathBuf,
+    /// The API server's certificate as a client of kubelets.
+    pub certificate: PathBuf,
+    /// The key of that certificate.
+    pub key: PathBuf,
 }
 
 impl Default for Options {
@@ -97,6 +112,7 @@ impl Default for Options {
             service_ranges: DUAL_STACK.to_owned(),
             controllers: false,
             kubelet: None,
+            kubelets: None,
             apiserver_flags: Vec::new(),
         }
     }
@@ -122,6 +138,7 @@ pub struct Cluster {
 /// The programs that run; `None` while a test has stopped one.
 #[derive(Debug, Default)]
 struct Running {
+    scheduler: Option<Process>,
     controllers: Option<Process>,
     apiserver: Option<Process>,
     etcd: Option<Process>,
@@ -162,6 +179,7 @@ impl Cluster {
             address,
             service_ranges: &options.service_ranges,
             credentials: &credentials,
+            kubelets: options.kubelets.as_ref(),
             more,
         };
         let command = server::apiserver(&programs, &files, &flags)?;
@@ -190,8 +208,11 @@ impl Cluster {
             _temporary: temporary,
         };
         cluster.wait_ready()?;
-        if options.controllers {
+        if options.controllers || options.kubelets.is_some() {
             cluster.start_controllers()?;
+        }
+        if options.kubelets.is_some() {
+            cluster.start_scheduler()?;
         }
         let kubelet = |grace| Kubelet::start(&cluster.api, grace);
         cluster.kubelet = options.kubelet.map(kubelet);
@@ -214,6 +235,11 @@ impl Cluster {
     #[must_use]
     pub fn kubeconfig(&self) -> PathBuf {
         self.files.kubeconfig()
+    }
+
+    /// Returns the certificates that clients of the API server trust.
+    pub(crate) fn ca(&self) -> PathBuf {
+        self.files.ca()
     }
 
     /// Returns the folder of state and logs.
@@ -314,6 +340,7 @@ impl Cluster {
             address: self.address,
             service_ranges: &self.options.service_ranges,
             credentials: &self.credentials,
+            kubelets: self.options.kubelets.as_ref(),
             more: &self.options.apiserver_flags,
         };
         let command = server::apiserver(&self.programs, &self.files, &flags)?;
@@ -343,8 +370,16 @@ impl Cluster {
             running.controllers.is_none(),
             "kube-controller-manager runs"
         );
-        let command = server::controller_manager(&self.programs, &self.files)?;
+        let all = self.options.kubelets.is_some();
+        let command = server::controller_manager(&self.programs, &self.files, all)?;
         running.controllers = Some(self.guard.start(command)?);
+        Ok(())
+    }
+
+    /// Starts kube-scheduler; it is ready a few seconds later.
+    fn start_scheduler(&self) -> Result<()> {
+        let command = server::scheduler(&self.programs, &self.files)?;
+        self.running().scheduler = Some(self.guard.start(command)?);
         Ok(())
     }
 
@@ -381,7 +416,7 @@ impl Cluster {
 
     fn without_programs(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {
         let before = std::mem::take(&mut *self.running());
-        let controllers = before.controllers.is_some();
+        let (controllers, scheduler) = (before.controllers.is_some(), before.scheduler.is_some());
         drop(before);
         work()?;
         let etcd = start_etcd(&self.ns, &self.guard, &self.programs, &self.files)?;
@@ -389,6 +424,9 @@ impl Cluster {
         self.start_apiserver()?;
         if controllers {
             self.start_controllers()?;
+        }
+        if scheduler {
+            self.start_scheduler()?;
         }
         Ok(())
     }
