@@ -31,7 +31,7 @@ pub(super) struct Shape {
     /// Give Pods and Services both families of addresses
     #[arg(long, requires = "real")]
     dual_stack: bool,
-    /// What serves Services
+    /// The program that serves Services
     #[arg(long, requires = "real", value_enum, default_value_t = ProxyName::KubeProxy)]
     proxy: ProxyName,
     /// kube-proxy's mode: nftables or iptables (or ipvs, if the kernel has it)
@@ -42,7 +42,7 @@ pub(super) struct Shape {
     image: Vec<PathBuf>,
 }
 
-/// What serves Services, as a word.
+/// The name of the program that serves Services.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum ProxyName {
     /// Nothing: install something
@@ -53,8 +53,8 @@ enum ProxyName {
 
 /// A cluster that runs.
 pub(super) enum Running {
-    Simulated(Cluster),
-    Real(RealCluster),
+    Simulated(Box<Cluster>),
+    Real(Box<RealCluster>),
 }
 
 impl Running {
@@ -119,7 +119,7 @@ impl Shape {
                 folder: Some(folder.to_owned()),
                 ..real::Options::default()
             })?;
-            return Ok(Running::Real(cluster));
+            return Ok(Running::Real(Box::new(cluster)));
         }
         let cluster = Cluster::start(&Options {
             folder: Some(folder.to_owned()),
@@ -131,7 +131,7 @@ impl Shape {
             let zone = ["a", "b", "c"][usize::from(number - 1) % 3];
             cluster.add_node(&NodeSpec::standard(number)?, zone)?;
         }
-        Ok(Running::Simulated(cluster))
+        Ok(Running::Simulated(Box::new(cluster)))
     }
 
     /// Describes Pods, for the message of a cluster that is up.

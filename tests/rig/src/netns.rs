@@ -94,8 +94,8 @@ impl NetNs {
     /// The file cannot be opened.
     pub fn open(name: impl Into<String>, file: &Path) -> Result<Self> {
         let name = name.into();
-        let file = File::open(file)
-            .with_context(|| format!("network namespace {}", file.display()))?;
+        let file =
+            File::open(file).with_context(|| format!("network namespace {}", file.display()))?;
         Ok(Self(Arc::new(Inner { name, file })))
     }
 

@@ -129,9 +129,7 @@ pub fn output(mut command: Command) -> Result<String> {
 /// As [`output`].
 pub(crate) fn finish(mut command: Command) -> Result<String> {
     let shown = format!("{command:?}");
-    let output = command
-        .output()
-        .with_context(|| format!("start {shown}"))?;
+    let output = command.output().with_context(|| format!("start {shown}"))?;
     let stderr = String::from_utf8_lossy(&output.stderr);
     ensure!(
         output.status.success(),

@@ -18,7 +18,7 @@
 //! ```
 //!
 //! Nodes are joined by the fabric of a [`Topology`], and Pods by routes. Images come from archives: no registry is
-//! asked. All processes, mounts and namespaces end with the [`RealCluster`], or with this process.
+//! asked. All processes, mounts, namespaces and cgroups end with the [`RealCluster`], or with this process.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -43,6 +43,7 @@ mod authority;
 mod cgroups;
 mod image;
 mod images;
+mod janitor;
 mod machine;
 mod node;
 mod options;
@@ -61,6 +62,7 @@ pub use require::require;
 pub use workload::{deployment, pod};
 
 use authority::Authority;
+use janitor::Janitor;
 use node::Common;
 
 /// Names of zones; nodes are spread over them in turn.
@@ -79,6 +81,7 @@ pub struct RealCluster {
     options: Options,
     folder: PathBuf,
     _temporary: Option<TempDir>,
+    _janitor: Janitor,
 }
 
 impl RealCluster {
@@ -90,6 +93,7 @@ impl RealCluster {
     pub fn start(options: &Options) -> Result<Self> {
         let programs = NodePrograms::ensure()?;
         let (folder, temporary) = folder(options.folder.as_deref())?;
+        let janitor = Janitor::start(temporary.as_ref().map(TempDir::path))?;
         let mut images = images::archives(&programs)?;
         images.extend(options.images.iter().cloned());
         let topology = Topology::standard(0)?;
@@ -136,6 +140,7 @@ impl RealCluster {
             options: options.clone(),
             folder,
             _temporary: temporary,
+            _janitor: janitor,
         };
         cluster.install()?;
         for node in nodes? {

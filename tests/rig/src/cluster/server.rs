@@ -184,11 +184,7 @@ pub(super) fn apiserver(
 }
 
 /// Returns the command of the controllers: those of [`CONTROLLERS`], or all that need no cloud.
-pub(super) fn controller_manager(
-    programs: &Programs,
-    files: &Files,
-    all: bool,
-) -> Result<Command> {
+pub(super) fn controller_manager(programs: &Programs, files: &Files, all: bool) -> Result<Command> {
     let names = if all {
         WITH_KUBELETS.join(",")
     } else {

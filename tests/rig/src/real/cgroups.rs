@@ -4,14 +4,17 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
 use crate::wait::eventually;
 
-/// The prefix of the folders' names, before the id of the process that made them.
+/// The beginning of the folders' names, before the id of the process that made them.
 const PREFIX: &str = "kplane-rig-";
+/// The number of the next node of this process, because clusters may have nodes of the same name.
+static NUMBER: AtomicU32 = AtomicU32::new(1);
 /// Longest wait for killed processes to leave.
 const GRACE: Duration = Duration::from_secs(20);
 /// Settings of a new folder of the cpuset hierarchy that must be written before a process can join.
@@ -38,17 +41,14 @@ impl Cgroups {
     /// # Errors
     /// The machine has cgroups of version 2 only, or the process may not create them.
     pub(super) fn new(node: &str) -> Result<Self> {
-        let mounts = fs::read_to_string("/proc/self/mountinfo").context("list mounts")?;
-        let hierarchies = hierarchies(&mounts);
+        let hierarchies = mounted()?;
         ensure!(
             hierarchies.iter().any(|it| it.controllers == "memory"),
             "a real cluster needs cgroups of version 1, which this machine does not mount: start its kernel with \
              systemd.unified_cgroup_hierarchy=0"
         );
-        for hierarchy in &hierarchies {
-            remove_stale(&hierarchy.at);
-        }
-        let name = format!("{PREFIX}{}-{node}", std::process::id());
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{}{number}-{node}", prefix());
         let cgroups = Self { hierarchies, name };
         for (folder, parent) in cgroups.folders().zip(&cgroups.hierarchies) {
             fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
@@ -93,6 +93,21 @@ impl Drop for Cgroups {
     }
 }
 
+/// Returns the prefix of the names of this process' cgroups.
+pub(super) fn prefix() -> String {
+    format!("{PREFIX}{}-", std::process::id())
+}
+
+/// Returns the folders where hierarchies are mounted.
+pub(super) fn mounts() -> Result<Vec<PathBuf>> {
+    Ok(mounted()?.into_iter().map(|it| it.at).collect())
+}
+
+fn mounted() -> Result<Vec<Hierarchy>> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").context("list mounts")?;
+    Ok(hierarchies(&mounts))
+}
+
 /// Returns the hierarchies among the lines of a mountinfo, each once.
 fn hierarchies(mountinfo: &str) -> Vec<Hierarchy> {
     /// Options of the mount that are no controllers.
@@ -113,22 +128,6 @@ fn hierarchies(mountinfo: &str) -> Vec<Hierarchy> {
         })
     });
     found.collect()
-}
-
-/// Removes what processes that exist no more have left.
-fn remove_stale(hierarchy: &Path) {
-    let Ok(entries) = fs::read_dir(hierarchy) else {
-        return;
-    };
-    for entry in entries.flatten() {
-        let name = entry.file_name();
-        let rest = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
-        let pid = rest.and_then(|rest| rest.split('-').next());
-        if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
-            // What cannot be removed harms nobody, and the next start tries again.
-            let _ = remove(&entry.path());
-        }
-    }
 }
 
 /// Removes a folder and those below. A folder with a process cannot be removed.

@@ -78,10 +78,10 @@ impl Image {
         self
     }
 
-    /// Adds a copy of a program of this machine, with the libraries that the program needs.
+    /// Adds a copy of a program or of a library of this machine, with the libraries that it needs.
     ///
     /// # Errors
-    /// The program does not exist, or `ldd` fails.
+    /// The file does not exist.
     pub(super) fn program(mut self, path: &str, from: &Path) -> Result<Self> {
         let from = fs::canonicalize(from).with_context(|| from.display().to_string())?;
         for library in libraries(&from)? {

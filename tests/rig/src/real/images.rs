@@ -83,7 +83,7 @@ fn kube_proxy_image(programs: &NodePrograms) -> Result<Image> {
     for file in fs::read_dir(&extensions).with_context(|| extensions.display().to_string())? {
         let file = file?.path();
         let inside = file.strip_prefix("/")?.display().to_string();
-        image = image.copy(&inside, &file);
+        image = image.program(&inside, &file)?;
     }
     Ok(image)
 }

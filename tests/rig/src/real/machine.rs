@@ -1,4 +1,4 @@
-//! What makes a node a machine of its own: namespaces, an init, file systems, and a way in.
+//! A node as a machine of its own: namespaces, an init, file systems, and a way in.
 
 use std::ffi::OsStr;
 use std::fs;

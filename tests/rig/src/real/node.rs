@@ -24,7 +24,7 @@ const READY: Duration = Duration::from_secs(60);
 /// containerd's namespace of what the kubelet uses.
 const NAMESPACE: &str = "k8s.io";
 
-/// What all nodes of a cluster have in common.
+/// The settings that all nodes of a cluster share.
 #[derive(Clone, Debug)]
 pub(super) struct Common {
     pub(super) programs: NodePrograms,
@@ -157,6 +157,17 @@ impl Node {
         Ok(())
     }
 
+    /// Returns the names of the images that the node has.
+    ///
+    /// # Errors
+    /// The node does not run.
+    pub fn images(&self) -> Result<Vec<String>> {
+        let mut command = self.ctr()?;
+        command.args(["images", "list", "--quiet"]);
+        let list = self.ns()?.output(command)?;
+        Ok(list.lines().map(str::to_owned).collect())
+    }
+
     /// Kills the kubelet; pods go on.
     ///
     /// # Errors
@@ -219,7 +230,8 @@ impl Node {
 
     /// Returns the network namespace of a container.
     pub(super) fn container_ns(&self, name: &str, id: &str) -> Result<NetNs> {
-        let file = format!("/run/containerd/io.containerd.runtime.v2.task/{NAMESPACE}/{id}/init.pid");
+        let file =
+            format!("/run/containerd/io.containerd.runtime.v2.task/{NAMESPACE}/{id}/init.pid");
         self.with(|running| {
             let file = running.machine.path(&file);
             let pid = fs::read_to_string(&file).with_context(|| file.display().to_string())?;

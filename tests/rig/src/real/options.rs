@@ -1,4 +1,4 @@
-//! What a real cluster shall be like.
+//! The options of a real cluster.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -22,7 +22,7 @@ pub struct Options {
     pub nodes: u8,
     /// Whether Pods and Services have both families, or IPv4 alone.
     pub dual_stack: bool,
-    /// What serves Services. With [`Proxy::None`], CoreDNS is installed and does not become ready.
+    /// The program that serves Services. With [`Proxy::None`], CoreDNS is installed and does not become ready.
     pub proxy: Proxy,
     /// Archives of images (OCI layout with the annotation `io.containerd.image.name`, or `docker save`) that
     /// all nodes get, besides the rig's own.
@@ -71,7 +71,7 @@ impl Options {
     }
 }
 
-/// What serves Services.
+/// The program that serves Services.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Proxy {
     /// Nothing: a test installs what it is about.

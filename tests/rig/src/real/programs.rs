@@ -1,4 +1,4 @@
-//! What real nodes run: Kubernetes' programs, containerd, CoreDNS and the pods' program, built by Go, and
+//! The programs of real nodes: Kubernetes' own, containerd, CoreDNS and the pods' program, built by Go, and
 //! programs of Debian packages that are unpacked, not installed.
 
 use std::ffi::OsString;

@@ -1,4 +1,4 @@
-//! What a real cluster needs of this machine.
+//! The requirements of a real cluster on this machine.
 
 use std::fs;
 
@@ -36,8 +36,9 @@ fn possible() -> Result<()> {
     let all = map.split_whitespace().nth(2) == Some("4294967295");
     ensure!(all, "a real cluster needs root outside of user namespaces");
     for (program, package) in PROGRAMS {
-        which(program)
-            .with_context(|| format!("a real cluster needs {program}: apt-get install {package}"))?;
+        which(program).with_context(|| {
+            format!("a real cluster needs {program}: apt-get install {package}")
+        })?;
     }
     let mounts = fs::read_to_string("/proc/self/mountinfo").context("list mounts")?;
     let memory = mounts.lines().any(|line| {

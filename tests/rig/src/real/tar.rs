@@ -39,14 +39,7 @@ impl Tar {
         self.bytes
     }
 
-    fn header(
-        &mut self,
-        path: &str,
-        mode: u32,
-        size: usize,
-        kind: u8,
-        target: &str,
-    ) -> Result<()> {
+    fn header(&mut self, path: &str, mode: u32, size: usize, kind: u8, target: &str) -> Result<()> {
         ensure!(
             path.len() <= LONGEST && target.len() <= LONGEST,
             "{path}: names in an archive have at most {LONGEST} bytes"

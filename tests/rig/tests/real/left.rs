@@ -1,9 +1,10 @@
-//! What is left of a cluster when it ends, or when the process that holds it is killed.
+//! Checks that nothing is left of a cluster when it ends, or when the process that holds it is killed.
 
 use std::collections::BTreeSet;
 use std::env;
 use std::fs;
 use std::io::{BufRead as _, BufReader};
+use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
@@ -18,12 +19,13 @@ const DEADLINE: Duration = Duration::from_secs(20);
 /// Variable that makes this program hold a cluster until it is killed.
 const HOLDER: &str = "KPLANE_RIG_HOLDER";
 
-/// What a cluster could leave on the machine.
+/// The things that a cluster could leave on the machine.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Everything {
     /// Ids of all processes that were started by a cluster.
     processes: BTreeSet<String>,
     mounts: BTreeSet<String>,
+    cgroups: BTreeSet<String>,
     /// All namespaces that a process has.
     namespaces: BTreeSet<String>,
 }
@@ -36,6 +38,7 @@ impl Everything {
                 .lines()
                 .map(str::to_owned)
                 .collect(),
+            cgroups: cgroups()?,
             namespaces: BTreeSet::new(),
         };
         for entry in fs::read_dir("/proc")? {
@@ -70,8 +73,21 @@ impl Everything {
         };
         more(&now.processes, &self.processes)?;
         more(&now.mounts, &self.mounts)?;
+        more(&now.cgroups, &self.cgroups)?;
         more(&now.namespaces, &self.namespaces)
     }
+}
+
+/// Returns the folders of the rig in all hierarchies.
+fn cgroups() -> Result<BTreeSet<String>> {
+    let mut all = BTreeSet::new();
+    for hierarchy in fs::read_dir("/sys/fs/cgroup")? {
+        for entry in fs::read_dir(hierarchy?.path()).into_iter().flatten() {
+            let path = entry?.path().display().to_string();
+            all.extend(path.contains("kplane-rig-").then_some(path));
+        }
+    }
+    Ok(all)
 }
 
 /// Returns whether this process only holds a cluster.
@@ -115,5 +131,6 @@ pub(crate) fn the_end_of_the_holding_process_ends_everything() -> Result<()> {
     // As a crash would: the program cannot clean up.
     drop(holder);
     before.is_all_there_is()?;
-    fs::remove_dir_all(folder.trim()).context("remove what a killed process leaves")
+    ensure!(!Path::new(folder.trim()).exists(), "{folder} is left");
+    Ok(())
 }

@@ -63,7 +63,13 @@ pub(crate) fn pods_of_two_nodes_reach_each_other_by_service_and_by_name() -> Res
 
 /// A node's files are its own, and its labels name a zone.
 fn zones_and_files(cluster: &RealCluster) -> Result<()> {
-    let zones = ["get", "nodes", "-L", "topology.kubernetes.io/zone", "--no-headers"];
+    let zones = [
+        "get",
+        "nodes",
+        "-L",
+        "topology.kubernetes.io/zone",
+        "--no-headers",
+    ];
     let listed = cluster.kubectl(&zones)?;
     let zones: Vec<_> = listed
         .lines()
@@ -97,7 +103,9 @@ fn restarted(cluster: &RealCluster) -> Result<()> {
 fn come_and_gone(cluster: &RealCluster) -> Result<()> {
     let node = cluster.add_node(3)?;
     ensure!(node.zone() == "c");
-    cluster.api().apply(&real::pod("default", "third", "node-3"))?;
+    cluster
+        .api()
+        .apply(&real::pod("default", "third", "node-3"))?;
     cluster.wait_for_pods("default", "app=third", 1)?;
     drop(node);
     cluster.remove_node("node-3")?;

@@ -157,8 +157,7 @@ pub(crate) fn cache() -> Result<PathBuf> {
 /// Returns the version that a `require` of a go.mod names, such as `v1.36.3`.
 pub(crate) fn version(go_mod: &Path, module: &str) -> Result<String> {
     let text = fs::read_to_string(go_mod).with_context(|| go_mod.display().to_string())?;
-    required(&text, module)
-        .with_context(|| format!("{}: no version of {module}", go_mod.display()))
+    required(&text, module).with_context(|| format!("{}: no version of {module}", go_mod.display()))
 }
 
 fn required(go_mod: &str, module: &str) -> Option<String> {
