@@ -34,7 +34,7 @@ pub(super) struct Shape {
     /// The program that serves Services
     #[arg(long, requires = "real", value_enum, default_value_t = ProxyName::KubeProxy)]
     proxy: ProxyName,
-    /// kube-proxy's mode: nftables or iptables (or ipvs, if the kernel has it)
+    /// kube-proxy's mode: nftables or iptables
     #[arg(long, requires = "real", default_value_t = Mode::Nftables)]
     proxy_mode: Mode,
     /// An archive of images that all nodes get; may be given more than once

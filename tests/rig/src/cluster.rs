@@ -45,10 +45,12 @@ pub mod guard;
 mod kinds;
 mod kubelet;
 pub mod objects;
+mod options;
 pub(crate) mod programs;
 mod server;
 
 pub use api::Api;
+pub use options::{Kubelets, Options};
 pub use programs::Programs;
 
 use credentials::{Credentials, write_kubeconfig};
@@ -65,58 +67,6 @@ pub const DUAL_STACK: &str = "10.96.0.0/16,fd96::/112";
 
 /// Longest wait for a program to be ready, on a busy machine.
 const READY: Duration = Duration::from_secs(60);
-
-/// The options for starting a cluster.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// The namespace in which the cluster runs, and the address there at which clients reach the API
-    /// server (its certificate is for that and for 127.0.0.1). `None` creates a namespace with
-    /// [`OWN_ADDRESS`].
-    pub at: Option<(NetNs, IpAddr)>,
-    /// The folder of state and logs. It is kept, and the next start uses it again. `None` takes a
-    /// temporary folder.
-    pub folder: Option<PathBuf>,
-    /// Ranges of cluster IPs: one prefix, or two of different families with a comma. The address
-    /// must be of the first one's family.
-    pub service_ranges: String,
-    /// Whether to run kube-controller-manager: Deployments get Pods, Services get EndpointSlices, and
-    /// so on.
-    pub controllers: bool,
-    /// Runs a kubelet for all nodes. Pods with a `spec.nodeName` get addresses out of their node's
-    /// `spec.podCIDRs` and are ready. Deleted Pods are terminating for this time.
-    pub kubelet: Option<Duration>,
-    /// Prepares for real kubelets, as [`crate::real`] does: with kube-scheduler, all controllers, and the admission
-    /// that gives Pods their accounts. Implies `controllers`.
-    pub kubelets: Option<Kubelets>,
-    /// More flags for the API server.
-    pub apiserver_flags: Vec<String>,
-}
-
-/// The files by which the API server and real kubelets know each other.
-#[derive(Clone, Debug)]
-pub struct Kubelets {
-    /// The certificate of the authority that signs the kubelets' certificates.
-    pub client_ca: PathBuf,
-    /// The API server's certificate as a client of kubelets.
-    pub certificate: PathBuf,
-    /// The key of that certificate.
-    pub key: PathBuf,
-}
-
-impl Default for Options {
-    /// Returns the options for etcd and the API server alone, in a new namespace, with both families.
-    fn default() -> Self {
-        Self {
-            at: None,
-            folder: None,
-            service_ranges: DUAL_STACK.to_owned(),
-            controllers: false,
-            kubelet: None,
-            kubelets: None,
-            apiserver_flags: Vec::new(),
-        }
-    }
-}
 
 /// A running cluster. Dropping it kills all its processes and removes its temporary folder.
 #[derive(Debug)]
@@ -371,7 +321,8 @@ impl Cluster {
             "kube-controller-manager runs"
         );
         let all = self.options.kubelets.is_some();
-        let command = server::controller_manager(&self.programs, &self.files, all)?;
+        let mut command = server::controller_manager(&self.programs, &self.files, all)?;
+        command.args(&self.options.controller_flags);
         running.controllers = Some(self.guard.start(command)?);
         Ok(())
     }

@@ -105,6 +105,7 @@ impl RealCluster {
             service_ranges: options.service_ranges(),
             kubelets: Some(authority.kubelets()),
             apiserver_flags: options.apiserver_flags.clone(),
+            controller_flags: options.controller_flags.clone(),
             ..cluster::Options::default()
         };
         let common = Common {

@@ -29,6 +29,8 @@ pub struct Options {
     pub images: Vec<PathBuf>,
     /// More flags for the API server.
     pub apiserver_flags: Vec<String>,
+    /// More flags for kube-controller-manager, such as `--node-monitor-grace-period=20s`.
+    pub controller_flags: Vec<String>,
     /// The folder of state and logs, which is kept. `None` takes a temporary folder.
     pub folder: Option<PathBuf>,
 }
@@ -42,6 +44,7 @@ impl Default for Options {
             proxy: Proxy::default(),
             images: Vec::new(),
             apiserver_flags: Vec::new(),
+            controller_flags: Vec::new(),
             folder: None,
         }
     }
@@ -93,13 +96,11 @@ pub enum Mode {
     Nftables,
     /// iptables (over nf_tables).
     Iptables,
-    /// IPVS, which this machine's kernel must have.
-    Ipvs,
 }
 
 impl Mode {
     /// All modes.
-    const ALL: [Self; 3] = [Self::Nftables, Self::Iptables, Self::Ipvs];
+    const ALL: [Self; 2] = [Self::Nftables, Self::Iptables];
 }
 
 impl fmt::Display for Mode {
@@ -107,7 +108,6 @@ impl fmt::Display for Mode {
         f.write_str(match self {
             Self::Nftables => "nftables",
             Self::Iptables => "iptables",
-            Self::Ipvs => "ipvs",
         })
     }
 }
@@ -118,7 +118,7 @@ impl FromStr for Mode {
     fn from_str(text: &str) -> Result<Self> {
         match Self::ALL.into_iter().find(|mode| mode.to_string() == text) {
             Some(mode) => Ok(mode),
-            None => bail!("kube-proxy has no mode {text:?}: nftables, iptables or ipvs"),
+            None => bail!("the rig has no kube-proxy in mode {text:?}: nftables or iptables"),
         }
     }
 }
