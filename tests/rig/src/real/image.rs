@@ -1,6 +1,6 @@
 //! Images of containers as archives with an OCI layout, made of files of this machine.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::os::unix::fs::MetadataExt as _;
@@ -18,6 +18,8 @@ const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
+/// A number to increase when the same entries make another archive than before.
+const FORMAT: u32 = 1;
 /// The annotation from which containerd takes the name of an imported image.
 const NAME: &str = "io.containerd.image.name";
 /// The annotation of the OCI layout for a tag.
@@ -38,6 +40,8 @@ enum Entry {
     Text(String),
     /// A copy of a file of this machine.
     Copy(PathBuf),
+    /// A copy of a file of this machine, and of the libraries that the file needs.
+    Program(PathBuf),
 }
 
 impl Image {
@@ -79,16 +83,10 @@ impl Image {
     }
 
     /// Adds a copy of a program or of a library of this machine, with the libraries that it needs.
-    ///
-    /// # Errors
-    /// The file does not exist.
-    pub(super) fn program(mut self, path: &str, from: &Path) -> Result<Self> {
-        let from = fs::canonicalize(from).with_context(|| from.display().to_string())?;
-        for library in libraries(&from)? {
-            let inside = library.trim_start_matches('/').to_owned();
-            self.entries.insert(inside, Entry::Copy(library.into()));
-        }
-        Ok(self.copy(path, &from))
+    pub(super) fn program(mut self, path: &str, from: &Path) -> Self {
+        let entry = Entry::Program(from.to_owned());
+        self.entries.insert(path.to_owned(), entry);
+        self
     }
 
     /// Writes the archive into a folder, unless it is there already, and returns its path.
@@ -111,9 +109,9 @@ impl Image {
     /// Returns a name that changes with the image's contents.
     fn file_name(&self) -> Result<String> {
         let mut hasher = DefaultHasher::new();
-        self.hash(&mut hasher);
+        (FORMAT, self).hash(&mut hasher);
         for entry in self.entries.values() {
-            if let Entry::Copy(from) = entry {
+            if let Entry::Copy(from) | Entry::Program(from) = entry {
                 let state = fs::metadata(from).with_context(|| from.display().to_string())?;
                 (state.size(), state.mtime(), state.mtime_nsec()).hash(&mut hasher);
             }
@@ -152,27 +150,43 @@ impl Image {
     }
 
     fn layer(&self) -> Result<Vec<u8>> {
+        let libraries = self.libraries()?;
+        let all: BTreeMap<_, _> = libraries.iter().chain(&self.entries).collect();
         let mut tar = Tar::default();
-        let mut folders = Vec::new();
-        for (path, entry) in &self.entries {
+        let mut folders = BTreeSet::new();
+        for (path, entry) in all {
             for (end, _) in path.match_indices('/') {
-                let folder = &path[..end];
-                if !folders.contains(&folder) {
-                    folders.push(folder);
-                    tar.folder(folder, 0o755)?;
+                if folders.insert(&path[..end]) {
+                    tar.folder(&path[..end], 0o755)?;
                 }
             }
             match entry {
                 Entry::Folder(mode) => tar.folder(path, *mode)?,
                 Entry::Link(target) => tar.link(path, target)?,
                 Entry::Text(text) => tar.file(path, 0o644, text.as_bytes())?,
-                Entry::Copy(from) => {
+                Entry::Copy(from) | Entry::Program(from) => {
                     let content = fs::read(from).with_context(|| from.display().to_string())?;
                     tar.file(path, 0o755, &content)?;
                 }
             }
         }
         Ok(tar.finish())
+    }
+
+    /// Returns the libraries of all programs, by their paths in the image.
+    fn libraries(&self) -> Result<BTreeMap<String, Entry>> {
+        let mut all = BTreeMap::new();
+        for entry in self.entries.values() {
+            let Entry::Program(from) = entry else {
+                continue;
+            };
+            let from = fs::canonicalize(from).with_context(|| from.display().to_string())?;
+            for library in libraries(&from) {
+                let inside = library.trim_start_matches('/').to_owned();
+                all.insert(inside, Entry::Copy(library.into()));
+            }
+        }
+        Ok(all)
     }
 }
 
@@ -206,17 +220,15 @@ fn architecture() -> &'static str {
 }
 
 /// Returns the libraries of a program, and the program that loads them; none for a static program.
-fn libraries(program: &Path) -> Result<Vec<String>> {
+fn libraries(program: &Path) -> Vec<String> {
     let mut ldd = Command::new("ldd");
     ldd.arg(program);
-    // ldd fails for a static program; a file that is no program has been noticed by others.
+    // ldd fails for a static program; a file that is missing is noticed by others.
     let text = output(ldd).unwrap_or_default();
-    let words = text.lines().filter_map(|line| {
+    let paths = text.lines().filter_map(|line| {
         let (path, _) = line.split_once(" (0x")?;
         path.split_whitespace().next_back()
     });
-    Ok(words
-        .filter(|word| word.starts_with('/'))
-        .map(str::to_owned)
-        .collect())
+    let files = paths.filter(|path| path.starts_with('/'));
+    files.map(str::to_owned).collect()
 }

@@ -59,7 +59,7 @@ fn pod(programs: &NodePrograms) -> Result<Image> {
     let applets = output(list).context("busybox is needed: apt-get install busybox-static")?;
     let mut image = Image::new(POD, &["/pod"])
         .copy("pod", &programs.pod())
-        .program("bin/busybox", &which("busybox")?)?
+        .program("bin/busybox", &which("busybox")?)
         .text("etc/passwd", PASSWD)
         .text("etc/group", GROUP);
     for applet in applets.lines().filter(|applet| *applet != "busybox") {
@@ -70,11 +70,11 @@ fn pod(programs: &NodePrograms) -> Result<Image> {
 
 fn kube_proxy_image(programs: &NodePrograms) -> Result<Image> {
     let mut image = Image::new(&kube_proxy()?, &["/usr/local/bin/kube-proxy"])
-        .program("usr/local/bin/kube-proxy", &programs.kube_proxy())?
+        .program("usr/local/bin/kube-proxy", &programs.kube_proxy())
         .text("etc/passwd", PASSWD)
         .text("etc/group", GROUP);
     for program in NETFILTER {
-        image = image.program(&format!("usr/sbin/{program}"), &which(program)?)?;
+        image = image.program(&format!("usr/sbin/{program}"), &which(program)?);
     }
     for name in IPTABLES {
         image = image.link(&format!("usr/sbin/{name}"), "xtables-nft-multi");
@@ -83,7 +83,7 @@ fn kube_proxy_image(programs: &NodePrograms) -> Result<Image> {
     for file in fs::read_dir(&extensions).with_context(|| extensions.display().to_string())? {
         let file = file?.path();
         let inside = file.strip_prefix("/")?.display().to_string();
-        image = image.program(&inside, &file)?;
+        image = image.program(&inside, &file);
     }
     Ok(image)
 }

@@ -7,6 +7,7 @@ use nix::unistd::geteuid;
 
 use super::images::which;
 use crate::privilege;
+use crate::userns::FORCE_VAR;
 
 /// Programs that are started besides those that [`super::NodePrograms`] has, and Debian's packages that contain them.
 const PROGRAMS: [(&str, &str); 9] = [
@@ -31,6 +32,11 @@ pub fn require() -> Result<bool> {
 
 fn possible() -> Result<()> {
     ensure!(geteuid().is_root(), "a real cluster needs root");
+    let forced = privilege::is_set(FORCE_VAR);
+    ensure!(
+        !forced,
+        "{FORCE_VAR} is set, and a real cluster cannot run in a user namespace"
+    );
     // In a user namespace root is an ordinary user of the machine.
     let map = fs::read_to_string("/proc/self/uid_map").context("/proc/self/uid_map")?;
     let all = map.split_whitespace().nth(2) == Some("4294967295");

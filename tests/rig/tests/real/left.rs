@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::env;
 use std::fs;
 use std::io::{BufRead as _, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
@@ -19,75 +19,104 @@ const DEADLINE: Duration = Duration::from_secs(20);
 /// Variable that makes this program hold a cluster until it is killed.
 const HOLDER: &str = "KPLANE_RIG_HOLDER";
 
-/// The things that a cluster could leave on the machine.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Everything {
-    /// Ids of all processes that were started by a cluster.
-    processes: BTreeSet<String>,
-    mounts: BTreeSet<String>,
-    cgroups: BTreeSet<String>,
-    /// All namespaces that a process has.
+/// The things by which a cluster is found on the machine.
+#[derive(Debug)]
+pub(crate) struct Traces {
+    folder: String,
+    /// The beginning of the names of its cgroups.
+    cgroups: String,
+    /// All namespaces that its processes have, and this process has not.
     namespaces: BTreeSet<String>,
 }
 
-impl Everything {
-    pub(crate) fn now() -> Result<Self> {
-        let mut now = Self {
-            processes: BTreeSet::new(),
-            mounts: fs::read_to_string("/proc/self/mounts")?
-                .lines()
-                .map(str::to_owned)
-                .collect(),
-            cgroups: cgroups()?,
+impl Traces {
+    /// Finds the traces of a cluster that runs, with its folder and the process that holds it.
+    pub(crate) fn of(folder: &Path, holder: u32) -> Result<Self> {
+        let mut traces = Self {
+            folder: folder.display().to_string(),
+            cgroups: format!("kplane-rig-{holder}-"),
             namespaces: BTreeSet::new(),
         };
-        for entry in fs::read_dir("/proc")? {
-            let entry = entry?;
-            let id = entry.file_name().to_string_lossy().into_owned();
-            // A process that has just ended has nothing to read.
-            let command = fs::read_to_string(entry.path().join("cmdline")).unwrap_or_default();
-            if command.contains("kplane-real-") {
-                now.processes.insert(id);
-            }
-            for kind in ["net", "mnt", "pid", "uts", "ipc", "cgroup"] {
-                let link = fs::read_link(entry.path().join("ns").join(kind));
-                now.namespaces
-                    .extend(link.map(|link| link.display().to_string()));
+        for process in processes()? {
+            if traces.are_of(&process) {
+                traces.namespaces.extend(namespaces(&process));
             }
         }
-        Ok(now)
+        for own in [
+            Path::new("/proc/self"),
+            Path::new("/proc/thread-self"),
+            Path::new("/proc/1"),
+        ] {
+            for namespace in namespaces(own) {
+                traces.namespaces.remove(&namespace);
+            }
+        }
+        // A node has six, and the control plane has a network.
+        ensure!(traces.namespaces.len() > 6, "{:?}", traces.namespaces);
+        ensure!(
+            traces.check().is_err(),
+            "a running cluster leaves no traces"
+        );
+        Ok(traces)
     }
 
-    /// Waits until there is nothing that there was not before.
-    pub(crate) fn is_all_there_is(&self) -> Result<()> {
+    /// Waits until nothing is left.
+    pub(crate) fn vanish(&self) -> Result<()> {
         eventually(DEADLINE, "nothing is left of the cluster", || self.check())
     }
 
-    /// Fails if there is something that there was not before.
     fn check(&self) -> Result<()> {
-        let now = Self::now()?;
-        let more = |now: &BTreeSet<String>, before| {
-            let all: Vec<_> = now.difference(before).cloned().collect();
-            ensure!(all.is_empty(), "{all:?}");
-            Ok(())
-        };
-        more(&now.processes, &self.processes)?;
-        more(&now.mounts, &self.mounts)?;
-        more(&now.cgroups, &self.cgroups)?;
-        more(&now.namespaces, &self.namespaces)
+        for process in processes()? {
+            let own = namespaces(&process);
+            let kept = own.iter().find(|it| self.namespaces.contains(*it));
+            ensure!(
+                kept.is_none() && !self.are_of(&process),
+                "{} runs, in {kept:?}",
+                process.display()
+            );
+        }
+        let mounts = fs::read_to_string("/proc/self/mounts")?;
+        ensure!(!mounts.contains(&self.folder), "{mounts}");
+        for hierarchy in fs::read_dir("/sys/fs/cgroup")? {
+            for entry in fs::read_dir(hierarchy?.path()).into_iter().flatten() {
+                let path = entry?.path().display().to_string();
+                ensure!(!path.contains(&self.cgroups), "{path} is there");
+            }
+        }
+        ensure!(
+            !Path::new(&self.folder).exists(),
+            "{} is there",
+            self.folder
+        );
+        Ok(())
+    }
+
+    /// Returns whether a process is the cluster's.
+    fn are_of(&self, process: &Path) -> bool {
+        // A process that has just ended has nothing to read.
+        let read = |file| fs::read_to_string(process.join(file)).unwrap_or_default();
+        read("cgroup").contains(&self.cgroups) || read("cmdline").contains(&self.folder)
     }
 }
 
-/// Returns the folders of the rig in all hierarchies.
-fn cgroups() -> Result<BTreeSet<String>> {
-    let mut all = BTreeSet::new();
-    for hierarchy in fs::read_dir("/sys/fs/cgroup")? {
-        for entry in fs::read_dir(hierarchy?.path()).into_iter().flatten() {
-            let path = entry?.path().display().to_string();
-            all.extend(path.contains("kplane-rig-").then_some(path));
-        }
+/// Returns the folders of all processes.
+fn processes() -> Result<Vec<PathBuf>> {
+    let mut all = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let path = entry?.path();
+        all.extend(path.join("cgroup").exists().then_some(path));
     }
+    // A link to this process.
+    all.retain(|path| !path.ends_with("self") && !path.ends_with("thread-self"));
     Ok(all)
+}
+
+/// Returns the namespaces of a process, unless it has ended.
+fn namespaces(process: &Path) -> Vec<String> {
+    let kinds = ["net", "mnt", "pid", "uts", "ipc", "cgroup"];
+    let links = kinds.map(|kind| fs::read_link(process.join("ns").join(kind)));
+    let found = links.into_iter().flatten();
+    found.map(|link| link.display().to_string()).collect()
 }
 
 /// Returns whether this process only holds a cluster.
@@ -119,7 +148,6 @@ pub(crate) fn hold() -> ExitCode {
 }
 
 pub(crate) fn the_end_of_the_holding_process_ends_everything() -> Result<()> {
-    let before = Everything::now()?;
     let mut command = Command::new(env::current_exe()?);
     command.env(HOLDER, "1").stdout(Stdio::piped());
     let mut holder = Process::start(command)?;
@@ -127,10 +155,8 @@ pub(crate) fn the_end_of_the_holding_process_ends_everything() -> Result<()> {
     let mut folder = String::new();
     BufReader::new(output).read_line(&mut folder)?;
     ensure!(!folder.is_empty(), "the holder has no cluster");
-    ensure!(before.check().is_err(), "nothing was started");
+    let traces = Traces::of(Path::new(folder.trim()), holder.id())?;
     // As a crash would: the program cannot clean up.
     drop(holder);
-    before.is_all_there_is()?;
-    ensure!(!Path::new(folder.trim()).exists(), "{folder} is left");
-    Ok(())
+    traces.vanish()
 }

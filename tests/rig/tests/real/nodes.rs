@@ -9,13 +9,12 @@ use kplane_rig::real::{self, Options, RealCluster};
 use kplane_rig::wait::eventually;
 use serde_json::json;
 
-use crate::left::Everything;
+use crate::left::Traces;
 
 /// Proxies take moments to follow, and the machine may be busy.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 pub(crate) fn pods_of_two_nodes_reach_each_other_by_service_and_by_name() -> Result<()> {
-    let before = Everything::now()?;
     let cluster = RealCluster::start(&Options::default())?;
     let api = cluster.api();
     api.apply(&real::pod("default", "client", "node-1"))?;
@@ -57,8 +56,9 @@ pub(crate) fn pods_of_two_nodes_reach_each_other_by_service_and_by_name() -> Res
     zones_and_files(&cluster)?;
     restarted(&cluster)?;
     come_and_gone(&cluster)?;
+    let traces = Traces::of(cluster.folder(), std::process::id())?;
     drop(cluster);
-    before.is_all_there_is()
+    traces.vanish()
 }
 
 /// A node's files are its own, and its labels name a zone.
