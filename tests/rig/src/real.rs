@@ -77,7 +77,7 @@ pub struct RealCluster {
     topology: Mutex<Topology>,
     authority: Authority,
     common: Common,
-    images: Vec<PathBuf>,
+    images: Mutex<Vec<PathBuf>>,
     options: Options,
     folder: PathBuf,
     _temporary: Option<TempDir>,
@@ -137,7 +137,7 @@ impl RealCluster {
             topology,
             authority,
             common,
-            images,
+            images: Mutex::new(images),
             options: options.clone(),
             folder,
             _temporary: temporary,
@@ -289,7 +289,8 @@ impl RealCluster {
         let spec = spec(number, &self.options)?;
         let name = spec.name.clone();
         let node = unregistered(spec, &self.folder, &self.common);
-        self.register(boot(node, &self.topology, &self.images)?)?;
+        let images = self.images().clone();
+        self.register(boot(node, &self.topology, &images)?)?;
         self.wait_for_node(&name)?;
         self.node(&name)
     }
@@ -343,11 +344,11 @@ impl RealCluster {
     ///
     /// # Errors
     /// See [`Node::import`].
-    pub fn import(&mut self, archives: &[PathBuf]) -> Result<()> {
+    pub fn import(&self, archives: &[PathBuf]) -> Result<()> {
         for node in self.nodes() {
             node.import(archives)?;
         }
-        self.images.extend(archives.iter().cloned());
+        self.images().extend(archives.iter().cloned());
         Ok(())
     }
 
@@ -380,6 +381,10 @@ impl RealCluster {
     fn registered(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Node>>> {
         // A panic cannot spoil a handle, which is there or not.
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn images(&self) -> MutexGuard<'_, Vec<PathBuf>> {
+        self.images.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn topology(&self) -> MutexGuard<'_, Topology> {

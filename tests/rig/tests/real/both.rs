@@ -52,6 +52,8 @@ pub(crate) fn services_of_both_families_are_served_in_mode_iptables() -> Result<
         let what = format!("the node port of {ip} answers");
         eventually(DEADLINE, &what, || probe.reply(&client))?;
     }
+    let images = node.images()?;
+    ensure!(images.iter().any(|name| name == real::POD), "{images:?}");
     let tables = node.exec("iptables-save", &["-t", "nat"])?;
     ensure!(tables.contains("KUBE-SERVICES"), "{tables}");
     Ok(())
