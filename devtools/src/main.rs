@@ -27,7 +27,7 @@ struct Cli {
 enum Task {
     /// See kplane work: a small cluster on this machine, real packets, in under a minute
     Demo(demo::Args),
-    /// A real Kubernetes API server on this machine, to try things with
+    /// A real Kubernetes API server, or a whole cluster, on this machine, to try things with
     Cluster(cluster::Args),
     /// A virtual machine whose kernel has IPVS, to try things with
     Vm(vm::Args),

@@ -23,7 +23,7 @@ Commands:
   fleet     Simulate thousands of agents at real control planes, and print a table
   simulate  Play thousands of small clusters with faults, and check what must hold at each moment
   images    Make the images of the control plane and the agent, and their bills of materials
-  cluster   Start a real Kubernetes API server on this machine, to try things with
+  cluster   Start a real Kubernetes API server, or a whole cluster, on this machine, to try things with
   vm        Start a virtual machine whose kernel has IPVS, to try things with
 
 `cargo xtask COMMAND --help` lists the options of a command.
