@@ -336,14 +336,12 @@ impl Authority {
 
 /// Returns the metadata of an object of the control plane.
 fn metadata(namespace: &str, name: &str, version: Option<String>) -> ObjectMeta {
-    let label = (
-        "app.kubernetes.io/name".to_owned(),
-        "kplane-controlplane".to_owned(),
-    );
+    let labels = [("name", "kplane"), ("component", "controlplane")];
+    let labels = labels.map(|(key, value)| (format!("app.kubernetes.io/{key}"), value.to_owned()));
     ObjectMeta {
         name: Some(name.to_owned()),
         namespace: Some(namespace.to_owned()),
-        labels: Some(BTreeMap::from([label])),
+        labels: Some(labels.into()),
         resource_version: version,
         ..ObjectMeta::default()
     }
