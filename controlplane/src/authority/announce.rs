@@ -41,10 +41,9 @@ pub(super) struct Announcer {
 impl Announcer {
     /// Keeps the ConfigMap up to date. Never returns.
     pub(super) async fn keep(self) {
-        let mut written = String::new();
         let mut said = String::new();
         loop {
-            match self.look(&mut written).await {
+            match self.look().await {
                 Ok(()) => said.clear(),
                 Err(error) => {
                     let text = error.to_string();
@@ -61,20 +60,18 @@ impl Announcer {
         }
     }
 
-    /// Writes the addresses if they differ from those written last. Without any address, nothing changes: a list that
-    /// leads nowhere helps no agent.
-    async fn look(&self, written: &mut String) -> Result<(), Unanswered> {
+    /// Writes the addresses if the ConfigMap has others. Without any address, nothing changes: a list that leads nowhere
+    /// helps no agent.
+    async fn look(&self) -> Result<(), Unanswered> {
         let listed = text(&addresses(&self.slices().await?));
-        if listed.is_empty() || listed == *written {
+        if listed.is_empty() {
             return Ok(());
         }
         match self.write(&listed).await {
-            Ok(changed) => {
-                if changed {
-                    let addresses = listed.trim_end().replace('\n', " ");
-                    info!(addresses, "announced the replicas to agents");
-                }
-                *written = listed;
+            Ok(false) => Ok(()),
+            Ok(true) => {
+                let addresses = listed.trim_end().replace('\n', " ");
+                info!(addresses, "announced the replicas to agents");
                 Ok(())
             }
             // Another replica wrote. This one looks again soon, because the other may have seen an older state.

@@ -203,3 +203,35 @@ pub(super) fn unpack(image: &Image, folder: &std::path::Path) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Nothing here runs podman or docker, so at least what decides on rights is compared.
+    #[test]
+    fn the_containerfile_makes_the_same_images() {
+        let file = crate::workspace().join("deploy/Containerfile");
+        let text = fs::read_to_string(file).unwrap();
+        let stages: Vec<String> = text.split("\nFROM ").map(|stage| format!("{stage}\n")).collect();
+        let stage = |name: &str| {
+            let first = format!("scratch AS {name}\n");
+            stages.iter().find(|stage| stage.starts_with(&first))
+        };
+        for recipe in RECIPES {
+            let Recipe { program, user, .. } = recipe;
+            let mut names = vec![program.to_owned()];
+            names.extend(recipe.with_iptables.then(|| format!("{program}-iptables")));
+            for name in names {
+                let stage = stage(&name).unwrap_or_else(|| panic!("no stage {name}"));
+                for line in [
+                    format!("COPY --from=build /roots/{name}/ /\n"),
+                    format!("USER {user}\n"),
+                    format!("ENTRYPOINT [\"/{BIN}/{program}\"]\n"),
+                ] {
+                    assert!(stage.contains(&line), "{name} lacks {line}");
+                }
+            }
+        }
+    }
+}
