@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
+use flate2::Compression;
 
 use self::debian::Collection;
 use self::oci::Image;
@@ -43,7 +44,6 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR", default_value = "target/images")]
     out: PathBuf,
     /// Use the programs of `cargo xtask test`: not optimised, with the shared libraries that they need
-    // xtask, which builds the programs, evaluates this flag.
     #[arg(long)]
     quick: bool,
     /// Also write the files of each image into a folder below this one, for deploy/Containerfile
@@ -66,19 +66,18 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let architecture = architecture(&args.target)?;
     let metadata = packages::metadata(&args.target)?;
     let commit = Commit::of_checkout();
+    let level = match args.quick {
+        true => Compression::fast(),
+        false => Compression::best(),
+    };
     fs::create_dir_all(&args.out)
         .with_context(|| format!("cannot create {}", args.out.display()))?;
     println!("{:<44} {:>10} {:>10}", "image", "to pull", "on disk");
     for recipe in &RECIPES {
         let crates = Crates::of(recipe.program, &metadata)?;
         let built = args.bin_dir.join(recipe.program);
-        let content = Content {
-            recipe,
-            architecture,
-            commit: &commit,
-            program: Program::prepare(&built, &crates, objcopy(&args.target))?,
-            crates: &crates,
-        };
+        let program = Program::prepare(&built, &crates, objcopy(&args.target))?;
+        let content = Content::new((recipe, &program), architecture, &commit, &crates, level)?;
         write(args, recipe.program, &content.image(None)?)?;
         if !recipe.with_iptables {
             continue;

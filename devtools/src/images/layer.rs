@@ -78,15 +78,13 @@ impl Layer {
         self.entries.keys().map(String::as_str)
     }
 
-    /// Returns the compressed archive. Equal entries give equal bytes.
+    /// Returns the archive, compressed at a level. Equal entries give equal bytes.
     ///
     /// # Errors
     /// A path is too long for the format.
-    pub(super) fn pack(&self) -> Result<Packed> {
+    pub(super) fn pack(&self, level: Compression) -> Result<Packed> {
         let archive = self.archive()?;
-        let mut gzip = GzBuilder::new()
-            .mtime(0)
-            .write(Vec::new(), Compression::best());
+        let mut gzip = GzBuilder::new().mtime(0).write(Vec::new(), level);
         gzip.write_all(&archive)?;
         let bytes = gzip.finish()?;
         let sizes = self.entries.values().map(|entry| match entry {
@@ -188,16 +186,17 @@ mod tests {
 
     #[test]
     fn equal_entries_give_equal_bytes() {
-        let [one, other] = [["a", "b"], ["b", "a"]].map(|order| layer(&order).pack().unwrap());
+        let [one, other] =
+            [["a", "b"], ["b", "a"]].map(|order| layer(&order).pack(Compression::best()).unwrap());
         assert_eq!(one.bytes, other.bytes);
         assert_eq!(one.diff_id, other.diff_id);
-        let different = layer(&["a", "c"]).pack().unwrap();
+        let different = layer(&["a", "c"]).pack(Compression::best()).unwrap();
         assert_ne!(one.diff_id, different.diff_id);
     }
 
     #[test]
     fn an_archive_has_each_folder_once_and_before_its_files() {
-        let packed = layer(&["a", "b"]).pack().unwrap();
+        let packed = layer(&["a", "b"]).pack(Compression::best()).unwrap();
         let mut archive = tar::Archive::new(GzDecoder::new(&*packed.bytes));
         let entries = archive.entries().unwrap().map(|entry| {
             let entry = entry.unwrap();

@@ -139,6 +139,8 @@ impl Blobs {
 mod tests {
     use std::io::Read as _;
 
+    use flate2::Compression;
+
     use super::super::layer::{EXECUTABLE, Layer};
     use super::*;
 
@@ -152,7 +154,7 @@ mod tests {
             user: "65532:65532",
             labels: BTreeMap::from([("org.opencontainers.image.title", "kp".to_owned())]),
             created: "1970-01-01T00:00:00Z".to_owned(),
-            layers: vec![layer.pack().unwrap()],
+            layers: vec![layer.pack(Compression::best()).unwrap()],
         }
     }
 

@@ -5,6 +5,7 @@ use std::fs;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
+use flate2::Compression;
 
 use super::debian::{Collection, Package};
 use super::layer::{EXECUTABLE, Layer, Packed, READABLE};
@@ -82,22 +83,48 @@ impl Commit {
 
 /// The content of a program's images.
 pub(super) struct Content<'a> {
-    pub(super) recipe: &'a Recipe,
-    pub(super) architecture: &'static str,
-    pub(super) commit: &'a Commit,
-    pub(super) crates: &'a Crates,
-    pub(super) program: Program,
+    recipe: &'a Recipe,
+    architecture: &'static str,
+    commit: &'a Commit,
+    crates: &'a Crates,
+    level: Compression,
+    libraries: Collection,
+    /// The layer with the program, which all its images share.
+    layer: Packed,
 }
 
-impl Content<'_> {
+impl<'a> Content<'a> {
+    /// Collects what is in the images of a program.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub(super) fn new(
+        (recipe, program): (&'a Recipe, &Program),
+        architecture: &'static str,
+        commit: &'a Commit,
+        crates: &'a Crates,
+        level: Compression,
+    ) -> Result<Self> {
+        let mut libraries = Collection::default();
+        libraries.add_libraries(program.path())?;
+        let layer = program_layer(recipe.program, program, crates)?.pack(level)?;
+        Ok(Self {
+            recipe,
+            architecture,
+            commit,
+            crates,
+            level,
+            libraries,
+            layer,
+        })
+    }
+
     /// Returns an image, with these programs of Debian beside the program, and its bill of materials.
     ///
     /// # Errors
     /// A file cannot be read.
     pub(super) fn image(&self, tools: Option<&Collection>) -> Result<(Image, Vec<u8>)> {
-        let mut libraries = Collection::default();
-        libraries.add_libraries(self.program.path())?;
-        let mut packages = libraries.packages();
+        let mut packages = self.libraries.packages();
         packages.extend(tools.iter().flat_map(|tools| tools.packages()));
         packages.sort();
         packages.dedup();
@@ -105,11 +132,12 @@ impl Content<'_> {
         if let Some(tools) = tools {
             layers.push(with_bill("iptables", tools)?);
         }
-        if !libraries.packages().is_empty() {
-            layers.push(with_bill("libraries", &libraries)?);
+        if !self.libraries.packages().is_empty() {
+            layers.push(with_bill("libraries", &self.libraries)?);
         }
-        layers.push(self.layer()?);
-        let layers: Vec<Packed> = layers.iter().map(Layer::pack).collect::<Result<_>>()?;
+        let packed = layers.iter().map(|layer| layer.pack(self.level));
+        let mut layers: Vec<Packed> = packed.collect::<Result<_>>()?;
+        layers.push(self.layer.clone());
         let tag = match tools {
             Some(_) => format!("{VERSION}-iptables"),
             None => VERSION.to_owned(),
@@ -125,19 +153,6 @@ impl Content<'_> {
             layers,
         };
         Ok((image, sbom::of_program(self.crates, &packages)?))
-    }
-
-    /// Returns the layer with the program, its licence and its bill of materials.
-    fn layer(&self) -> Result<Layer> {
-        let program = self.recipe.program;
-        let mut layer = Layer::default();
-        layer.copy(&format!("{BIN}/{program}"), EXECUTABLE, self.program.path())?;
-        let bill = sbom::of_program(self.crates, &[])?;
-        layer.file(&format!("{SBOM}/{program}.cdx.json"), READABLE, bill);
-        let licence = crate::workspace().join("LICENSE");
-        let path = format!("usr/share/doc/{program}/LICENSE");
-        layer.copy(&path, READABLE, &licence)?;
-        Ok(layer)
     }
 
     fn labels(&self, tag: &str) -> BTreeMap<&'static str, String> {
@@ -156,6 +171,17 @@ impl Content<'_> {
         ];
         labels.map(|(key, text)| (key, text.to_owned())).into()
     }
+}
+
+/// Returns the layer with a program, its licence and its bill of materials.
+fn program_layer(name: &str, program: &Program, crates: &Crates) -> Result<Layer> {
+    let mut layer = Layer::default();
+    layer.copy(&format!("{BIN}/{name}"), EXECUTABLE, program.path())?;
+    let bill = sbom::of_program(crates, &[])?;
+    layer.file(&format!("{SBOM}/{name}.cdx.json"), READABLE, bill);
+    let licence = crate::workspace().join("LICENSE");
+    layer.copy(&format!("usr/share/doc/{name}/LICENSE"), READABLE, &licence)?;
+    Ok(layer)
 }
 
 /// Returns the files that every image has.
@@ -213,7 +239,10 @@ mod tests {
     fn the_containerfile_makes_the_same_images() {
         let file = crate::workspace().join("deploy/Containerfile");
         let text = fs::read_to_string(file).unwrap();
-        let stages: Vec<String> = text.split("\nFROM ").map(|stage| format!("{stage}\n")).collect();
+        let stages: Vec<String> = text
+            .split("\nFROM ")
+            .map(|stage| format!("{stage}\n"))
+            .collect();
         let stage = |name: &str| {
             let first = format!("scratch AS {name}\n");
             stages.iter().find(|stage| stage.starts_with(&first))

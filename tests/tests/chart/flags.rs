@@ -5,12 +5,12 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
-use kplane_tests::chart::combinations;
+
 use kplane_tests::process::output;
 use kplane_tests::product::Product;
 use serde_json::Value;
 
-use super::chart;
+use super::{Rendering, renderings};
 
 /// Returns the program of each container and its arguments.
 fn containers(objects: &[Value]) -> Vec<(String, Vec<String>)> {
@@ -32,12 +32,13 @@ fn containers(objects: &[Value]) -> Vec<(String, Vec<String>)> {
 /// A program checks each argument, also its value, before it comes to `--help`.
 #[test]
 fn the_programs_accept_all_arguments() -> Result<()> {
-    let Some(chart) = chart()? else { return Ok(()) };
+    let Some(renderings) = renderings()? else {
+        return Ok(());
+    };
     let product = Product::build()?;
     let mut checked = BTreeSet::new();
-    for settings in combinations() {
-        let objects = chart.objects(&settings)?;
-        let found = containers(&objects);
+    for Rendering { settings, objects } in renderings {
+        let found = containers(objects);
         let names: Vec<_> = found.iter().map(|(name, _)| &**name).collect();
         ensure!(names == ["init", "nodeagent", "controlplane"], "{names:?}");
         for (name, args) in found {
@@ -63,11 +64,12 @@ fn the_programs_accept_all_arguments() -> Result<()> {
 /// The agent reads its whole configuration, with kube-proxy's file as the chart mounts it.
 #[test]
 fn agents_start_with_the_arguments_and_kube_proxys_file() -> Result<()> {
-    let Some(chart) = chart()? else { return Ok(()) };
+    let Some(renderings) = renderings()? else {
+        return Ok(());
+    };
     let product = Product::build()?;
     let folder = tempfile::tempdir()?;
-    for settings in combinations() {
-        let objects = chart.objects(&settings)?;
+    for Rendering { settings, objects } in renderings {
         let config = objects.iter().find(|object| object["kind"] == "ConfigMap");
         let text = config.map(|config| config["data"]["config.conf"].as_str());
         let text = match text {
@@ -76,7 +78,7 @@ fn agents_start_with_the_arguments_and_kube_proxys_file() -> Result<()> {
         };
         let file = folder.path().join("config.conf");
         std::fs::write(&file, text)?;
-        for (name, args) in containers(&objects)
+        for (name, args) in containers(objects)
             .into_iter()
             .filter(|(name, _)| name == "nodeagent")
         {

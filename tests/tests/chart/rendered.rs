@@ -5,10 +5,10 @@
 use std::fs;
 
 use anyhow::{Context as _, Result, ensure};
-use kplane_tests::chart::{combinations, find, root};
+use kplane_tests::chart::{find, root};
 use serde_json::{Value, json};
 
-use super::chart;
+use super::{Rendering, chart, renderings};
 
 /// The first lines of files that are rendered.
 const HEADER: &str = "# Rendered from deploy/chart with its default values: edit that, and run\n\
@@ -33,7 +33,9 @@ fn compare(path: &str, expected: &str) -> Result<()> {
 
 #[test]
 fn the_base_of_kustomize_is_the_rendered_chart() -> Result<()> {
-    let Some(chart) = chart()? else { return Ok(()) };
+    let Some(chart) = chart()? else {
+        return Ok(());
+    };
     let rendered = chart.text(&[], &[])?;
     compare(
         "deploy/kustomize/kplane.yaml",
@@ -47,7 +49,9 @@ fn the_base_of_kustomize_is_the_rendered_chart() -> Result<()> {
 
 #[test]
 fn the_rights_without_helm_are_those_of_the_chart() -> Result<()> {
-    let Some(chart) = chart()? else { return Ok(()) };
+    let Some(chart) = chart()? else {
+        return Ok(());
+    };
     let only = ["serviceaccounts", "rbac"].map(|name| format!("templates/{name}.yaml"));
     let options = only.iter().flat_map(|name| ["--show-only", name]);
     let rendered = chart.text(&[], &options.collect::<Vec<_>>())?;
@@ -61,11 +65,12 @@ fn pod<'a>(objects: &'a [Value], kind: &str, name: &str) -> Result<&'a Value> {
 
 #[test]
 fn containers_have_no_more_rights_than_they_need() -> Result<()> {
-    let Some(chart) = chart()? else { return Ok(()) };
-    for settings in combinations() {
-        let objects = chart.objects(&settings)?;
-        let plane = pod(&objects, "Deployment", "kplane-controlplane")?;
-        let agent = pod(&objects, "DaemonSet", "kplane-nodeagent")?;
+    let Some(renderings) = renderings()? else {
+        return Ok(());
+    };
+    for Rendering { settings, objects } in renderings {
+        let plane = pod(objects, "Deployment", "kplane-controlplane")?;
+        let agent = pod(objects, "DaemonSet", "kplane-nodeagent")?;
         let of_plane = &plane["containers"][0]["securityContext"];
         ensure!(plane["securityContext"]["runAsNonRoot"] == true, "{plane}");
         ensure!(
@@ -100,12 +105,13 @@ fn containers_have_no_more_rights_than_they_need() -> Result<()> {
 /// Neither agents nor other replicas use an address that kplane itself has to serve.
 #[test]
 fn nothing_waits_for_a_cluster_ip() -> Result<()> {
-    let Some(chart) = chart()? else { return Ok(()) };
-    for settings in combinations() {
-        let objects = chart.objects(&settings)?;
-        let service = find(&objects, "Service", "kplane-controlplane")?;
+    let Some(renderings) = renderings()? else {
+        return Ok(());
+    };
+    for Rendering { settings, objects } in renderings {
+        let service = find(objects, "Service", "kplane-controlplane")?;
         ensure!(service["spec"]["clusterIP"] == "None", "{service}");
-        let agent = pod(&objects, "DaemonSet", "kplane-nodeagent")?;
+        let agent = pod(objects, "DaemonSet", "kplane-nodeagent")?;
         ensure!(
             agent["hostNetwork"] == true && agent["dnsPolicy"] == "Default",
             "{agent}"
@@ -125,7 +131,9 @@ fn nothing_waits_for_a_cluster_ip() -> Result<()> {
 
 #[test]
 fn the_api_servers_own_address_is_what_replicas_use() -> Result<()> {
-    let Some(chart) = chart()? else { return Ok(()) };
+    let Some(chart) = chart()? else {
+        return Ok(());
+    };
     let variable = |settings: &[&str]| -> Result<Option<Value>> {
         let objects = chart.objects(settings)?;
         let plane = pod(&objects, "Deployment", "kplane-controlplane")?;
@@ -147,7 +155,9 @@ fn the_api_servers_own_address_is_what_replicas_use() -> Result<()> {
 
 #[test]
 fn during_a_migration_agents_run_on_nodes_with_the_label_only() -> Result<()> {
-    let Some(chart) = chart()? else { return Ok(()) };
+    let Some(chart) = chart()? else {
+        return Ok(());
+    };
     let affinity = |settings: &[&str]| -> Result<Value> {
         let objects = chart.objects(settings)?;
         let agent = pod(&objects, "DaemonSet", "kplane-nodeagent")?;
