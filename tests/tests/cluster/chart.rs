@@ -6,6 +6,7 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use http::Method;
 use kplane_tests::chart::{Chart, combinations};
 use kplane_tests::cluster::Api;
 use kplane_tests::wait::eventually;
@@ -15,6 +16,9 @@ use crate::support::{World, with_world};
 
 /// Longest wait until the API server serves a kind that was just defined.
 const DEADLINE: Duration = Duration::from_secs(30);
+
+/// Where the API server has definitions of kinds.
+const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 
 /// Lets the API server check these objects without keeping them.
 fn dry_run(world: &World, objects: &BTreeSet<String>) -> Result<String> {
@@ -36,7 +40,7 @@ fn dry_run(world: &World, objects: &BTreeSet<String>) -> Result<String> {
 /// Defines the kind of the Prometheus operator that the chart uses, without a schema.
 fn define_service_monitors(api: &Api) -> Result<()> {
     let group = "monitoring.coreos.com";
-    api.apply(&json!({
+    let definition = json!({
         "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
         "metadata": { "name": format!("servicemonitors.{group}") },
         "spec": {
@@ -49,10 +53,11 @@ fn define_service_monitors(api: &Api) -> Result<()> {
                 } },
             }],
         },
-    }))?;
+    });
+    api.request(Method::POST, DEFINITIONS, Some(&definition))?;
     eventually(DEADLINE, "the API server serves ServiceMonitors", || {
         let path = format!("/apis/{group}/v1/namespaces/kplane/servicemonitors");
-        api.request(http::Method::GET, &path, None).map(drop)
+        api.request(Method::GET, &path, None).map(drop)
     })
 }
 
@@ -63,7 +68,7 @@ pub(crate) fn the_api_server_accepts_every_combination_of_values() -> Result<()>
     let mut objects = BTreeSet::new();
     for settings in &combinations {
         let rendered = chart.objects(settings)?;
-        ensure!(rendered.len() > 10, "{settings:?}: {}", rendered.len());
+        ensure!(rendered.len() > 8, "{settings:?}: {}", rendered.len());
         objects.extend(rendered.iter().map(Value::to_string));
     }
     with_world(|world| {
@@ -83,6 +88,7 @@ pub(crate) fn the_api_server_accepts_every_combination_of_values() -> Result<()>
             dry_run(world, &BTreeSet::from([broken])).is_err(),
             "a misspelt field is accepted"
         );
-        Ok(())
+        let own = format!("{DEFINITIONS}/servicemonitors.monitoring.coreos.com");
+        world.api().request(Method::DELETE, &own, None).map(drop)
     })
 }
