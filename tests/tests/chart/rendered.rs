@@ -2,10 +2,13 @@
 //!
 //! `UPDATE_EXPECT=1 cargo test -p kplane-tests --test chart` writes the files again.
 
+use std::collections::BTreeSet;
 use std::fs;
 
 use anyhow::{Context as _, Result, ensure};
-use kplane_tests::chart::{find, root};
+use kplane_tests::chart::{find, objects, root};
+use kplane_tests::cluster::Programs;
+use kplane_tests::process::output;
 use serde_json::{Value, json};
 
 use super::{Rendering, chart, renderings};
@@ -45,6 +48,27 @@ fn the_base_of_kustomize_is_the_rendered_chart() -> Result<()> {
         "deploy/kustomize/namespace.yaml",
         &format!("{HEADER}{NAMESPACE}"),
     )
+}
+
+/// kubectl has kustomize.
+#[test]
+fn kustomize_changes_nothing_of_the_chart() -> Result<()> {
+    let Some(chart) = chart()? else {
+        return Ok(());
+    };
+    let mut kubectl = Programs::ensure()?.command("kubectl");
+    kubectl
+        .arg("kustomize")
+        .arg(root().join("deploy/kustomize"));
+    let built = objects(&output(kubectl)?)?;
+    let mut expected = chart.objects(&[])?;
+    expected.extend(objects(NAMESPACE)?);
+    let texts =
+        |objects: &[Value]| -> BTreeSet<String> { objects.iter().map(Value::to_string).collect() };
+    let (built, expected) = (texts(&built), texts(&expected));
+    let differ: Vec<_> = built.symmetric_difference(&expected).collect();
+    ensure!(differ.is_empty(), "{differ:#?}");
+    Ok(())
 }
 
 #[test]
