@@ -327,6 +327,7 @@ async fn connect(
     match source {
         Source::ControlPlane {
             endpoints,
+            list,
             tls,
             server_name,
             token,
@@ -338,7 +339,7 @@ async fn connect(
                 server_name: server_name.map(Into::into),
                 token: token.transpose()?,
             };
-            let transport = Grpc::remote(endpoints, own.dialer(), credentials);
+            let transport = Grpc::remote(endpoints, own.dialer(), credentials).with_list(list);
             Ok((transport, None))
         }
         Source::InProcess(channel) => Ok((Grpc::memory(channel), None)),

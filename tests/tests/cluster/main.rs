@@ -2,6 +2,8 @@
 //! for each, real kernel tables. No test says how the tables must look where a fresh start from the
 //! same objects can say it ([`support::oracle`]).
 
+mod announce;
+mod chart;
 mod events;
 mod faults;
 mod fleet;
@@ -21,7 +23,7 @@ mod workloads;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use kplane_tests::cluster::Programs;
+use kplane_tests::cluster::{Programs, helm};
 use kplane_tests::harness::{self, Test};
 use kplane_tests::privilege;
 use kplane_tests::product::Product;
@@ -65,11 +67,13 @@ const TESTS: &[Test] = tests![
     identity::users_have_the_rights_that_the_cluster_gives_them,
     identity::known_agents_come_back_while_the_api_server_is_away,
     identity::replicas_make_one_authority_and_keep_it,
+    announce::replicas_announce_the_addresses_of_their_service,
     rotation::the_authority_gets_a_successor_while_agents_work,
     input::credentials_that_do_not_work_are_said_to,
     input::control_planes_know_their_cluster,
     input::a_kubeconfig_that_is_none_is_one_line,
     input::absurd_objects_do_not_harm_their_neighbours,
+    chart::the_api_server_accepts_every_combination_of_values,
     kpctl::each_missing_piece_on_the_way_to_the_control_plane_is_named,
 ];
 
@@ -90,6 +94,7 @@ fn main() -> ExitCode {
 
 fn prepare() -> Result<()> {
     Programs::ensure()?;
+    helm()?;
     support::world::set_product(Product::build()?);
     Ok(())
 }

@@ -8,6 +8,9 @@ use std::process::Command;
 use anyhow::{Result, bail};
 
 pub(crate) mod build;
+mod helm;
+
+pub use helm::helm;
 
 use build::{Build, Recipe, STRIP, cache, module, version};
 

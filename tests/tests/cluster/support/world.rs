@@ -137,6 +137,8 @@ impl World {
             service_ranges: DUAL_STACK.to_owned(),
             controllers: true,
             kubelet: Some(GRACE),
+            // As in every cluster that has a Service proxy: agents set kernel settings.
+            apiserver_flags: vec!["--allow-privileged".to_owned()],
             ..Options::default()
         })?;
         for (name, zone) in NODES {
@@ -424,7 +426,7 @@ pub(crate) fn grant(cluster: &Cluster) -> Result<()> {
     kubectl
         .arg("--kubeconfig")
         .arg(cluster.kubeconfig())
-        .args(["apply", "--filename"])
+        .args(["apply", "--server-side", "--force-conflicts", "--filename"])
         .arg(manifest);
     cluster.ns().output(kubectl).map(drop)
 }
