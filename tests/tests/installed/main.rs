@@ -1,0 +1,42 @@
+//! The chart, installed by Helm on real clusters: kubelets, containers and Pods.
+
+mod nothing;
+mod over;
+mod support;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use kplane_tests::harness::{self, Test};
+use kplane_tests::privilege;
+use kplane_tests::real;
+
+const TESTS: &[Test] = kplane_rig::tests!(
+    nothing::from_nothing_to_all_nodes_verified_and_off_again,
+    over::kube_proxy_hands_over_node_by_node_and_takes_back,
+);
+
+fn main() -> ExitCode {
+    match prepare() {
+        Ok(true) => harness::run(1, TESTS.iter().copied()),
+        Ok(false) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Builds everything before the machine's network is left. Returns whether a cluster can run.
+fn prepare() -> Result<bool> {
+    if !real::require()? {
+        return Ok(false);
+    }
+    match support::build() {
+        Err(error) if !privilege::is_strict() => {
+            println!("skipped: {error:#}");
+            Ok(false)
+        }
+        built => built.map(|()| true),
+    }
+}

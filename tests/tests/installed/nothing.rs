@@ -1,0 +1,72 @@
+//! A cluster that never had a Service proxy.
+
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use kplane_tests::real::{Proxy, RealCluster};
+use kplane_tests::wait::eventually;
+
+use crate::support::{DEADLINE, NAMESPACE, chart, cluster, helm_of, traffic, unharmed, verified};
+
+const NODES: [&str; 2] = ["node-1", "node-2"];
+
+pub(crate) fn from_nothing_to_all_nodes_verified_and_off_again() -> Result<()> {
+    let cluster = cluster(Proxy::None)?;
+    let since = Instant::now();
+    chart(&cluster, "install", &["agent.clusterCIDR=10.244.0.0/16"])?;
+    verified(&cluster, &NODES)?;
+    println!(
+        "from `helm install` to all nodes verified: {:.1?}",
+        since.elapsed()
+    );
+    let load = traffic(&cluster)?;
+    let named = eventually(DEADLINE, "a name leads to the Service", || {
+        cluster.exec("default/client", &["/pod", "get", "http://web:81/"])
+    })?;
+    ensure!(named.starts_with("web-"), "{named}");
+
+    // Agents and control planes are replaced one after the other; rules stay meanwhile.
+    let settings = [
+        "agent.clusterCIDR=10.244.0.0/16",
+        "agent.logLevel=debug",
+        "controlPlane.logLevel=debug",
+    ];
+    chart(&cluster, "upgrade", &settings)?;
+    for of in [
+        "deployment/kplane-controlplane",
+        "daemonset/kplane-nodeagent",
+    ] {
+        cluster.kubectl(&[
+            "rollout",
+            "status",
+            "--namespace",
+            NAMESPACE,
+            "--timeout=2m",
+            of,
+        ])?;
+    }
+    verified(&cluster, &NODES)?;
+    unharmed(&load)?;
+    drop(load);
+    removed(&cluster)
+}
+
+/// Nothing of kplane is left in the cluster or on its nodes.
+fn removed(cluster: &RealCluster) -> Result<()> {
+    helm_of(
+        cluster,
+        &["uninstall", "kplane", "--namespace", NAMESPACE, "--wait"],
+    )?;
+    cluster.kubectl(&["delete", "namespace", NAMESPACE, "--timeout=2m"])?;
+    let everywhere = "clusterroles,clusterrolebindings,priorityclasses";
+    let listed = cluster.kubectl(&["get", everywhere, "--output", "name"])?;
+    ensure!(!listed.contains("kplane"), "{listed}");
+    for node in cluster.nodes() {
+        eventually(DEADLINE, "the agent has gone", || {
+            let found = node.exec("sh", &["-c", "pgrep kp-nodeagent || true"])?;
+            ensure!(found.trim().is_empty(), "{found}");
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
