@@ -1,6 +1,7 @@
 //! The command line, parsed and validated: its values can be used without further checks.
 
 mod connection;
+pub(crate) mod migrate;
 pub(crate) mod rollback;
 pub(crate) mod rollout;
 mod wait;
@@ -19,6 +20,7 @@ use kplane_proto::v1 as pb;
 pub(crate) use connection::{Identity, KUBECONFIG, Place, STATUS_PORT, Server};
 pub(crate) use wait::WaitArgs;
 
+use self::migrate::MigrateCommand;
 use self::rollback::RollbackArgs;
 use self::rollout::RolloutCommand;
 use crate::output::Format;
@@ -34,6 +36,9 @@ const ANSWER: Duration = Duration::from_secs(10);
 
 /// Longest time that `wait` takes, unless --timeout says otherwise.
 const GOAL: Duration = Duration::from_secs(60);
+
+/// Commands that need the API server of a cluster as well as the control plane, whose address may be given besides.
+const BOTH: [&str; 3] = ["migrate", "check", "uninstall"];
 
 /// Heading of options that have no other one.
 const GLOBAL: &str = "Global options";
@@ -52,8 +57,8 @@ How the control plane is found:
 
 Exit codes:
   0  done            3  status --check: not in sync, or errors in the input
-  1  server error    4  approve: not approved
-  2  wrong usage     1  wait: the goal was not reached in time
+  1  server error    4  approve, migrate, uninstall: not approved
+  2  wrong usage     1  wait: the goal was not reached in time; migrate: stopped
 
 Examples:
   kpctl status                                  in the cluster of your kubeconfig
@@ -105,7 +110,8 @@ impl Options {
             // The time until the goal is no time to wait for an answer.
             self.timeout = self.timeout.min(ANSWER);
         }
-        self.place.settle(matches)?;
+        let both = matches.subcommand_name().is_some_and(|name| BOTH.contains(&name));
+        self.place.settle(matches, both)?;
         self.identity.fit(self.place.server.as_mut())
     }
 }
@@ -226,6 +232,22 @@ Examples:
   kpctl rollout stop"
     )]
     Rollout(RolloutCommand),
+    /// Replace kube-proxy node by node, or go back to it
+    #[command(
+        subcommand,
+        after_help = "\
+The state of a migration is in labels of nodes and in an annotation of kube-proxy's DaemonSet, so any
+kpctl can continue what another one began. docs/migrate-from-kube-proxy.md describes all steps.
+
+Examples:
+  kpctl migrate plan
+  kpctl migrate start --node node-1
+  kpctl migrate start --all
+  kpctl migrate status
+  kpctl migrate back --all
+  kpctl migrate finish"
+    )]
+    Migrate(MigrateCommand),
     /// Print a completion script for a shell
     #[command(after_help = "\
 Examples:

@@ -1,5 +1,6 @@
 //! The commands, one function each: ask the control plane, show the answer, return a verdict.
 
+mod migrate;
 mod rollout;
 
 use std::io::{self, IsTerminal as _};
@@ -94,6 +95,7 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
             show(&cli, &HistoryView::changed(history))
         }
         Command::Rollout(command) => rollout::run(&cli, command).await,
+        Command::Migrate(command) => migrate::run(&cli, command).await,
         Command::Completion { shell } => {
             let mut script = Vec::new();
             let mut command = args::command(cli.program);

@@ -8,6 +8,7 @@ mod client;
 mod commands;
 mod failure;
 mod goal;
+mod migrate;
 mod output;
 mod reach;
 mod style;

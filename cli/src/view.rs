@@ -11,6 +11,7 @@ pub(crate) mod endpoints;
 pub(crate) mod fleet;
 pub(crate) mod freeze;
 pub(crate) mod history;
+pub(crate) mod migration;
 mod next;
 pub(crate) mod nodes;
 mod plane;

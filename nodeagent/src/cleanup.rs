@@ -3,8 +3,11 @@
 //! A cleanup is refused while an agent runs, which would write its rules again. Rules with kube-proxy's
 //! names are not removed while a kube-proxy runs, which assumes that its rules exist and would not notice.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use crate::cache::Cache;
 use crate::claim::{self, Claim, Taken};
@@ -27,6 +30,8 @@ pub struct Task {
     pub ports: Ports,
     /// The folder of the cache files that agents wrote.
     pub cache_dir: Option<PathBuf>,
+    /// Whether kube-proxy takes the node over: nothing is removed before its own rules are in the kernel.
+    pub after_kube_proxy: bool,
 }
 
 impl Task {
@@ -61,6 +66,20 @@ pub fn run(task: &Task) -> Done {
     }
     // No agent starts while the claim is held.
     let _claim = claim(task.dry_run, &mut done.problems);
+    if task.after_kube_proxy && done.problems.is_empty() {
+        if let Err(problem) = takes_over(task) {
+            done.problems.push(problem);
+            return done;
+        }
+        if task.backend.describe().shares_names {
+            done.lines.push(
+                "kept: the rules, which kube-proxy has taken over, because they have its names"
+                    .to_owned(),
+            );
+            done.forget(task);
+            return done;
+        }
+    }
     if done.problems.is_empty() {
         // An agent that runs answers at kube-proxy's ports as kube-proxy does.
         let rival = rival(task).map(|rival| refusal(task, rival));
@@ -145,6 +164,10 @@ impl Done {
             false => ("removed", Cache::forget(folder)),
         };
         let what = || ["cache of what was served".to_owned()].into_iter();
+        if !task.dry_run {
+            // The folder stays if other files are in it, or if it is a mount.
+            let _ = std::fs::remove_dir(folder);
+        }
         match files {
             Ok(0) => {}
             Ok(_) => self.tell(Owner::Kplane, verb, what()),
@@ -161,6 +184,41 @@ impl Done {
             self.lines.push(format!("there {tense} nothing to remove"));
         }
         self
+    }
+}
+
+/// Longest wait for kube-proxy's rules, and the time between two checks.
+const TAKE_OVER: Duration = Duration::from_secs(60);
+const TAKE_OVER_LOOK: Duration = Duration::from_secs(1);
+
+/// Waits until a kube-proxy runs and its own rules are in the kernel. kube-proxy writes a family at a time, so the
+/// rules must be the same twice.
+fn takes_over(task: &Task) -> Result<(), String> {
+    let until = Instant::now() + TAKE_OVER;
+    let mut before = BTreeSet::new();
+    loop {
+        let runs = leftovers::running(task.ports).is_some();
+        // With shared names there is no telling whose rules these are.
+        let shared = task.backend.describe().shares_names;
+        let names: BTreeSet<String> = match shared {
+            true => BTreeSet::from([String::new()]),
+            false => leftovers::kube_proxys(task.backend).names().collect(),
+        };
+        if runs && !names.is_empty() && names == before {
+            return Ok(());
+        }
+        if Instant::now() >= until {
+            return Err(format!(
+                "nothing is removed, because kube-proxy does not serve this node after {} s: {}",
+                TAKE_OVER.as_secs(),
+                match runs {
+                    true => "it runs, and has not written rules; read its log",
+                    false => "no kube-proxy runs; start it",
+                }
+            ));
+        }
+        before = names;
+        sleep(TAKE_OVER_LOOK);
     }
 }
 

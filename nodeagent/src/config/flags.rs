@@ -121,6 +121,12 @@ pub struct Flags {
     #[arg(long, help_heading = "Instead of serving")]
     dry_run: bool,
 
+    /// With --cleanup: wait until a kube-proxy runs on the node and its own rules are in the kernel, for a minute at
+    /// most, so that the node is never without rules. In modes iptables and ipvs kube-proxy takes over kplane's rules,
+    /// and nothing of them is removed.
+    #[arg(long, requires = "cleanup", conflicts_with = "dry_run", help_heading = "Instead of serving")]
+    after_kube_proxy: bool,
+
     #[command(flatten)]
     kube_proxy: KubeProxyFlags,
 }
@@ -267,6 +273,7 @@ impl Flags {
                 ports: Ports::new(settings.healthz, settings.metrics),
                 settings: settings.backend,
                 cache_dir: self.absence.cache_dir(backend),
+                after_kube_proxy: self.after_kube_proxy,
             })
         } else {
             Task::InitOnly {
