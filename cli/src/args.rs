@@ -1,5 +1,6 @@
 //! The command line, parsed and validated: its values can be used without further checks.
 
+pub(crate) mod check;
 mod connection;
 pub(crate) mod migrate;
 pub(crate) mod rollback;
@@ -20,6 +21,7 @@ use kplane_proto::v1 as pb;
 pub(crate) use connection::{Identity, KUBECONFIG, Place, STATUS_PORT, Server};
 pub(crate) use wait::WaitArgs;
 
+use self::check::CheckArgs;
 use self::migrate::MigrateCommand;
 use self::rollback::RollbackArgs;
 use self::rollout::RolloutCommand;
@@ -58,7 +60,8 @@ How the control plane is found:
 Exit codes:
   0  done            3  status --check: not in sync, or errors in the input
   1  server error    4  approve, migrate, uninstall: not approved
-  2  wrong usage     1  wait: the goal was not reached in time; migrate: stopped
+  2  wrong usage     1  wait: the goal was not reached in time; migrate: stopped; check: bad
+                     2  check: something could not be checked
 
 Examples:
   kpctl status                                  in the cluster of your kubeconfig
@@ -110,7 +113,9 @@ impl Options {
             // The time until the goal is no time to wait for an answer.
             self.timeout = self.timeout.min(ANSWER);
         }
-        let both = matches.subcommand_name().is_some_and(|name| BOTH.contains(&name));
+        let both = matches
+            .subcommand_name()
+            .is_some_and(|name| BOTH.contains(&name));
         self.place.settle(matches, both)?;
         self.identity.fit(self.place.server.as_mut())
     }
@@ -232,6 +237,19 @@ Examples:
   kpctl rollout stop"
     )]
     Rollout(RolloutCommand),
+    /// Check everything, and say what to type next for each thing that is wrong
+    #[command(after_help = "\
+All checks always run, and each has one line. With -o json there is one document, with `checks` and
+their `outcome`: Ok, Skipped, Warning, Unknown or Bad.
+
+Examples:
+  kpctl check                       an installation
+  kpctl check -o json | jq '.checks[] | select(.outcome == \"Bad\")'
+  kpctl check --pre                 a cluster before an installation: kube-proxy, its configuration
+  kpctl check --pre --local         this node as well: its kernel, and who else owns rules
+
+Exit codes: 0 all is well, 1 something is bad, 2 nothing is bad, but something could not be checked")]
+    Check(CheckArgs),
     /// Replace kube-proxy node by node, or go back to it
     #[command(
         subcommand,

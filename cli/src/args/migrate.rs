@@ -79,7 +79,11 @@ Examples:
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct TargetArgs {
     /// kube-proxy's DaemonSet
-    #[arg(long, value_name = "NAMESPACE/NAME", default_value = "kube-system/kube-proxy")]
+    #[arg(
+        long,
+        value_name = "NAMESPACE/NAME",
+        default_value = "kube-system/kube-proxy"
+    )]
     #[arg(value_parser = parse_target)]
     pub(crate) kube_proxy: Target,
 }
@@ -112,7 +116,8 @@ fn parse_target(text: &str) -> Result<Target, String> {
     let is_name = |name: &str| !name.is_empty() && !name.starts_with('.') && name.chars().all(fits);
     let parts = text.split_once('/');
     let parts = parts.filter(|(namespace, name)| is_name(namespace) && is_name(name));
-    let (namespace, name) = parts.ok_or("expected NAMESPACE/NAME, such as kube-system/kube-proxy")?;
+    let (namespace, name) =
+        parts.ok_or("expected NAMESPACE/NAME, such as kube-system/kube-proxy")?;
     Ok(Target {
         namespace: namespace.to_owned(),
         name: name.to_owned(),

@@ -37,7 +37,11 @@ pub(crate) async fn run(cli: &Cli, command: &MigrateCommand) -> Result<Verdict, 
 /// Opens the way to the cluster.
 async fn open<'a>(cli: &'a Cli, target: &TargetArgs) -> Result<Cluster<'a>, Failure> {
     let objects = Reach::objects(&cli.options).await?;
-    Ok(Cluster::new(objects, &cli.options, target.kube_proxy.clone()))
+    Ok(Cluster::new(
+        objects,
+        &cli.options,
+        target.kube_proxy.clone(),
+    ))
 }
 
 /// Shows the picture; for a plan, what stands in the way decides about the exit code.
@@ -59,8 +63,13 @@ async fn walk(cli: &Cli, args: &WalkArgs, direction: Direction) -> Result<Verdic
         chosen: chosen(&cluster, args).await?,
         at_a_time: args.at_a_time.into(),
     };
-    let end = Walk::new(&mut cluster, order, args.node_timeout).run().await?;
-    show(cli, &MigrationView::new(&end.picture).stopped(end.problem.clone()))?;
+    let end = Walk::new(&mut cluster, order, args.node_timeout)
+        .run()
+        .await?;
+    show(
+        cli,
+        &MigrationView::new(&end.picture).stopped(end.problem.clone()),
+    )?;
     Ok(match end.problem {
         Some(_) => Verdict::NotReached,
         None => Verdict::Done,

@@ -172,9 +172,8 @@ mod tests {
         assert_eq!(allow(&kept).unwrap(), before);
         // A term that was added since lets kube-proxy back onto nodes of kplane.
         let mut more = kept;
-        more.node_selector_terms.push(
-            serde_json::from_value(json!({ "matchExpressions": [linux()] })).unwrap(),
-        );
+        more.node_selector_terms
+            .push(serde_json::from_value(json!({ "matchExpressions": [linux()] })).unwrap());
         assert!(!keeps_off(Some(&more)));
     }
 

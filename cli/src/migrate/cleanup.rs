@@ -49,7 +49,9 @@ pub(crate) fn name(node: &str) -> String {
     }
     // Names that are cut or changed stay different by their hash.
     let hash = format!("-{:016x}", fnv(node));
-    let head = name.floor_char_boundary(MAX_NAME - hash.len()).min(name.len());
+    let head = name
+        .floor_char_boundary(MAX_NAME - hash.len())
+        .min(name.len());
     format!("{}{hash}", &name[..head])
 }
 
@@ -122,7 +124,12 @@ fn instead_of_serving(container: &mut Container, purpose: Purpose) {
 /// Mounts the parent of the cache folder: a mounted folder itself cannot be removed.
 fn mount_host(spec: &mut PodSpec) {
     let volumes = spec.volumes.get_or_insert_default();
-    let cache = |volume: &Volume| volume.host_path.as_ref().is_some_and(|host| host.path == CACHE);
+    let cache = |volume: &Volume| {
+        volume
+            .host_path
+            .as_ref()
+            .is_some_and(|host| host.path == CACHE)
+    };
     let names: Vec<String> = volumes
         .iter()
         .filter(|volume| cache(volume))
@@ -204,7 +211,11 @@ mod tests {
     fn the_pod_is_the_agents_with_other_work() {
         let pod = made(&agents(), Purpose::Return);
         let container = &pod["spec"]["containers"][0];
-        let args = json!(["--config=/etc/kplane/config.conf", "--cleanup", "--after-kube-proxy"]);
+        let args = json!([
+            "--config=/etc/kplane/config.conf",
+            "--cleanup",
+            "--after-kube-proxy"
+        ]);
         assert_eq!(container["args"], args);
         assert_eq!(container["image"], "agent:1");
         assert!(container["readinessProbe"].is_null());
@@ -218,10 +229,16 @@ mod tests {
         let pod = made(&agents(), Purpose::Uninstall);
         let volumes: Vec<&Value> = pod["spec"]["volumes"].as_array().unwrap().iter().collect();
         let paths = volumes.iter().map(|volume| &volume["hostPath"]["path"]);
-        assert_eq!(paths.collect::<Vec<_>>(), [&Value::Null, &json!("/var/lib")]);
+        assert_eq!(
+            paths.collect::<Vec<_>>(),
+            [&Value::Null, &json!("/var/lib")]
+        );
         let container = &pod["spec"]["containers"][0];
         let mounts = container["volumeMounts"].as_array().unwrap();
-        assert!(mounts.iter().all(|mount| mount["name"] != "cache"), "{mounts:?}");
+        assert!(
+            mounts.iter().all(|mount| mount["name"] != "cache"),
+            "{mounts:?}"
+        );
         let args = container["args"].as_array().unwrap();
         assert_eq!(args.last().unwrap(), "--cache-dir=/host/kplane");
         let bare = made(&Program::Image("agent:2".to_owned()), Purpose::Uninstall);

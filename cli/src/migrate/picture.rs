@@ -1,6 +1,6 @@
 //! A picture of the cluster, as far as a migration is concerned with it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -235,7 +235,10 @@ fn node_of(pod: &Pod) -> Option<String> {
 
 fn mark(node: &Node) -> Mark {
     let labels = node.metadata.labels.as_ref();
-    match labels.and_then(|labels| labels.get(LABEL)).map(String::as_str) {
+    match labels
+        .and_then(|labels| labels.get(LABEL))
+        .map(String::as_str)
+    {
         None => Mark::None,
         Some(KPLANE) => Mark::Kplane,
         Some(RETURNING) => Mark::Returning,
@@ -256,11 +259,6 @@ fn is_linux(node: &Node) -> bool {
 }
 
 impl Picture {
-    /// Returns the names of all nodes.
-    pub(crate) fn names(&self) -> BTreeSet<&str> {
-        self.nodes.iter().map(|node| node.name.as_str()).collect()
-    }
-
     /// Returns a node.
     pub(crate) fn node(&self, name: &str) -> Option<&NodePicture> {
         self.nodes.iter().find(|node| node.name == name)

@@ -56,7 +56,11 @@ pub(crate) fn next(picture: &Picture, order: &Order) -> Step {
     let Some(kube_proxy) = &picture.kube_proxy else {
         return Step::Recreate;
     };
-    if kube_proxy.record.as_ref().is_some_and(|record| record.paused) {
+    if kube_proxy
+        .record
+        .as_ref()
+        .is_some_and(|record| record.paused)
+    {
         return Step::Paused;
     }
     if order.direction == Direction::ToKplane

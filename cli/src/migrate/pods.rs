@@ -54,8 +54,8 @@ impl PodState {
             return Self::Waiting { reason, hopeless };
         }
         let mut conditions = status.conditions.iter().flatten();
-        let unscheduled =
-            conditions.find(|condition| condition.type_ == "PodScheduled" && condition.status == "False");
+        let unscheduled = conditions
+            .find(|condition| condition.type_ == "PodScheduled" && condition.status == "False");
         let phase = || status.phase.clone().unwrap_or_else(|| "Pending".to_owned());
         Self::Waiting {
             reason: unscheduled
@@ -97,7 +97,10 @@ fn reason(container: &ContainerStatus) -> Option<(String, bool)> {
         (None, Some(message)) => format!(": {message}"),
         (None, None) => String::new(),
     };
-    Some((format!("container {}: {reason}{detail}", container.name), hopeless))
+    Some((
+        format!("container {}: {reason}{detail}", container.name),
+        hopeless,
+    ))
 }
 
 #[cfg(test)]

@@ -40,9 +40,9 @@ impl Stage {
         }
         match &node.mark {
             Mark::None => Self::KubeProxy,
-            Mark::Other(value) => {
-                Self::Outside(format!("label kplane.io/proxy={value} is not one of kplane's"))
-            }
+            Mark::Other(value) => Self::Outside(format!(
+                "label kplane.io/proxy={value} is not one of kplane's"
+            )),
             Mark::Kplane => moving(node).map_or(Self::Kplane, Self::Moving),
             Mark::Returning => returning(node),
         }
@@ -121,9 +121,9 @@ fn serving(served: &Served) -> Option<String> {
         NodeState::Unverified => Some(with_error("the agent does not read the kernel back")),
         NodeState::Holding => Some(with_error("the agent keeps Services that vanished")),
         NodeState::Conflict => Some(with_error("two agents claim the node")),
-        NodeState::Unknown | NodeState::Unspecified => {
-            Some(with_error("a replica that did not answer may serve the node"))
-        }
+        NodeState::Unknown | NodeState::Unspecified => Some(with_error(
+            "a replica that did not answer may serve the node",
+        )),
     }
 }
 

@@ -25,8 +25,8 @@ use super::{Connection, Error as ReachError, Peer};
 use crate::args::{Identity, Place, STATUS_PORT};
 use crate::time::human;
 
-pub(crate) use error::Error;
 pub(crate) use api::Asked;
+pub(crate) use error::Error;
 pub(super) use kubeconfig::Environment;
 pub(crate) use objects::Objects;
 

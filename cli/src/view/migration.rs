@@ -132,7 +132,10 @@ impl MigrationView {
             return Vec::new();
         }
         let waiting = self.nodes.iter().find(|node| node.stage == "KubeProxy");
-        let release = picture.agents.as_ref().and_then(|agents| agents.release.clone());
+        let release = picture
+            .agents
+            .as_ref()
+            .and_then(|agents| agents.release.clone());
         match self.stage {
             StageView::NotStarted => waiting
                 .map(|node| format!("kpctl migrate start --node {}", node.name))
@@ -174,7 +177,11 @@ impl MigrationView {
 
 fn stage(picture: &Picture, stages: &[Stage]) -> StageView {
     let record = picture.record();
-    let inside = || stages.iter().filter(|stage| !matches!(stage, Stage::Outside(_)));
+    let inside = || {
+        stages
+            .iter()
+            .filter(|stage| !matches!(stage, Stage::Outside(_)))
+    };
     if record.is_some_and(|record| record.paused) {
         return StageView::Paused;
     }
@@ -235,7 +242,9 @@ impl View for MigrationView {
         let mut out = paragraph(&Span::new(summary, tone), canvas, 0);
         out.push('\n');
         out += &Table::new(&self.nodes)
-            .column(Column::new("NODE").elastic(20), |node| Span::plain(&node.name))
+            .column(Column::new("NODE").elastic(20), |node| {
+                Span::plain(&node.name)
+            })
             .column(Column::new("STAGE"), |node| {
                 let tone = match node.stage {
                     "Kplane" => Tone::Good,

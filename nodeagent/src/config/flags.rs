@@ -124,7 +124,12 @@ pub struct Flags {
     /// With --cleanup: wait until a kube-proxy runs on the node and its own rules are in the kernel, for a minute at
     /// most, so that the node is never without rules. In modes iptables and ipvs kube-proxy takes over kplane's rules,
     /// and nothing of them is removed.
-    #[arg(long, requires = "cleanup", conflicts_with = "dry_run", help_heading = "Instead of serving")]
+    #[arg(
+        long,
+        requires = "cleanup",
+        conflicts_with = "dry_run",
+        help_heading = "Instead of serving"
+    )]
     after_kube_proxy: bool,
 
     #[command(flatten)]

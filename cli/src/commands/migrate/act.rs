@@ -109,7 +109,11 @@ impl Cluster<'_> {
         pod["apiVersion"] = json!("v1");
         pod["kind"] = json!("Pod");
         let path = format!("/api/v1/namespaces/{namespace}/pods");
-        match self.objects().create(&path, &pod, Asked("create pods")).await {
+        match self
+            .objects()
+            .create(&path, &pod, Asked("create pods"))
+            .await
+        {
             // Another kpctl was faster.
             Err(error) if error.is_conflict() => Ok(()),
             created => Ok(created?),
@@ -135,7 +139,10 @@ impl Cluster<'_> {
         }
         if let Some(metadata) = set["metadata"].as_object_mut() {
             metadata.retain(|field, _| {
-                matches!(field.as_str(), "name" | "namespace" | "labels" | "annotations")
+                matches!(
+                    field.as_str(),
+                    "name" | "namespace" | "labels" | "annotations"
+                )
             });
         }
         let namespace = self.namespace();
@@ -150,11 +157,15 @@ impl Cluster<'_> {
             Err(error) if error.is_conflict() => {
                 let data = json!({ "data": map["data"] });
                 let asked = Asked("patch configmaps");
-                self.objects().patch(&self.saved_path(), &data, asked).await?;
+                self.objects()
+                    .patch(&self.saved_path(), &data, asked)
+                    .await?;
             }
             created => created?,
         }
-        self.objects().delete(&path, Asked("delete daemonsets")).await?;
+        self.objects()
+            .delete(&path, Asked("delete daemonsets"))
+            .await?;
         Ok(())
     }
 

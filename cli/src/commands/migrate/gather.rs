@@ -82,7 +82,11 @@ impl<'a> Cluster<'a> {
     /// Reads everything.
     pub(crate) async fn gather(&mut self) -> Result<Gathered, Failure> {
         let fleet = self.fleet().await;
-        let paths = [self.kube_proxy_path(), self.agents_path(), self.saved_path()];
+        let paths = [
+            self.kube_proxy_path(),
+            self.agents_path(),
+            self.saved_path(),
+        ];
         let (kube_proxy, agents, saved, nodes) = tokio::try_join!(
             self.daemon_set(&paths[0]),
             self.daemon_set(&paths[1]),

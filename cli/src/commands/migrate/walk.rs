@@ -65,7 +65,8 @@ impl<'a, 'b> Walk<'a, 'b> {
             self.forget_arrived(&step);
             match self.act(&step, &objects, &picture).await {
                 // Another program changed the object in between: look again.
-                Err(Failure::Client(crate::client::Error::Reach(error))) if error.is_conflict() => {}
+                Err(Failure::Client(crate::client::Error::Reach(error))) if error.is_conflict() => {
+                }
                 Err(error) if self.tolerates(&error) => {}
                 Err(error) => return Err(error),
                 Ok(Some(ended)) => {
@@ -160,7 +161,9 @@ impl<'a, 'b> Walk<'a, 'b> {
             Step::Mark { nodes, value } => self.mark(nodes, value).await?,
             Step::CleanUp(node) => {
                 let program = Cluster::program(objects)?;
-                self.cluster.clean_up(node, &program, Purpose::Return).await?;
+                self.cluster
+                    .clean_up(node, &program, Purpose::Return)
+                    .await?;
                 say(&format!("{node}: kube-proxy runs; removing kplane's rules"));
             }
             Step::Unmark(node) => {
@@ -218,11 +221,17 @@ impl<'a, 'b> Walk<'a, 'b> {
             let node = &wait.node;
             let (verb, remedy) = match self.order.direction {
                 Direction::ToKplane => ("verified", format!("kpctl migrate back --node {node}")),
-                Direction::Back => ("back", format!("kubectl -n {} get pods -o wide", self.cluster.namespace())),
+                Direction::Back => (
+                    "back",
+                    format!("kubectl -n {} get pods -o wide", self.cluster.namespace()),
+                ),
             };
             return Ok(Some(Ended::at(Blocked {
                 problem: format!("{node} is not {verb}{within}: {}", wait.reason),
-                remedy: format!("{remedy}; or repair it, and go on with: {}", again(self.order.direction)),
+                remedy: format!(
+                    "{remedy}; or repair it, and go on with: {}",
+                    again(self.order.direction)
+                ),
             })));
         }
         Ok(None)
@@ -240,7 +249,10 @@ impl<'a, 'b> Walk<'a, 'b> {
         self.since.retain(|node, (since, _)| {
             let stays = still(node);
             if !stays && direction == Direction::ToKplane && node != "control plane" {
-                say(&format!("{node}: verified after {}", human(since.elapsed())));
+                say(&format!(
+                    "{node}: verified after {}",
+                    human(since.elapsed())
+                ));
             }
             stays
         });

@@ -224,7 +224,11 @@ fn what_is_missing_is_named_with_the_command() {
     let alone = |picture: &mut Picture| picture.plane_error = Some("refused".to_owned());
     assert_eq!(remedy(alone, &forth), "kpctl status");
     let back = order(Direction::Back, 1);
-    assert_eq!(remedy(alone, &back), "", "the way back needs no control plane");
+    assert_eq!(
+        remedy(alone, &back),
+        "",
+        "the way back needs no control plane"
+    );
     let ipvs = |picture: &mut Picture| {
         picture.nodes[0].mark = Mark::Kplane;
         settle(&mut picture.nodes[0]);
