@@ -5,6 +5,7 @@ mod connection;
 pub(crate) mod migrate;
 pub(crate) mod rollback;
 pub(crate) mod rollout;
+pub(crate) mod uninstall;
 mod wait;
 
 use std::path::Path;
@@ -25,6 +26,7 @@ use self::check::CheckArgs;
 use self::migrate::MigrateCommand;
 use self::rollback::RollbackArgs;
 use self::rollout::RolloutCommand;
+use self::uninstall::UninstallArgs;
 use crate::output::Format;
 
 /// The name of this program in help texts.
@@ -266,6 +268,21 @@ Examples:
   kpctl migrate finish"
     )]
     Migrate(MigrateCommand),
+    /// Remove kplane from all nodes, and everything that helm does not remove
+    #[command(after_help = "\
+Ends the agents, runs a pod on each node that removes kplane's rules and its folder /var/lib/kplane,
+and removes labels, taints, ConfigMaps and the Secret that kplane's programs made. Then it prints what
+it removed, and the helm command for the rest. Repeat it if a node was away.
+
+Move all nodes back to kube-proxy first (kpctl migrate back --all): without a proxy no Service works.
+
+Examples:
+  kpctl uninstall
+  kpctl uninstall --yes                               for scripts: does not ask
+  kpctl uninstall --image registry.example/agent:1    after helm uninstall, with your own image
+
+Exit codes: 0 all is removed, 1 something is left, 4 not approved")]
+    Uninstall(UninstallArgs),
     /// Print a completion script for a shell
     #[command(after_help = "\
 Examples:

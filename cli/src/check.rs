@@ -1,16 +1,17 @@
 //! The checks of `kpctl check`: pure functions from what was read to findings. Every check has one finding, whatever
 //! the others found.
 
+pub(crate) mod before;
 pub(crate) mod cluster;
 pub(crate) mod fleet;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Most nodes that a finding names.
 const NAMED: usize = 5;
 
 /// The outcome of a check.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum Outcome {
     /// All is well.
     Ok,
@@ -25,7 +26,7 @@ pub(crate) enum Outcome {
 }
 
 /// The finding of a check.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Finding {
     /// The name of the check, which does not change.

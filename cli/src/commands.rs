@@ -3,6 +3,7 @@
 mod check;
 mod migrate;
 mod rollout;
+mod uninstall;
 
 use std::io::{self, IsTerminal as _};
 use std::process::ExitCode;
@@ -101,6 +102,7 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
         Command::Rollout(command) => rollout::run(&cli, command).await,
         Command::Check(args) => check::run(&cli, args).await,
         Command::Migrate(command) => migrate::run(&cli, command).await,
+        Command::Uninstall(args) => uninstall::run(&cli, args).await,
         Command::Completion { shell } => {
             let mut script = Vec::new();
             let mut command = args::command(cli.program);

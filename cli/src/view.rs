@@ -20,6 +20,7 @@ pub(crate) mod replicas;
 pub(crate) mod rollout;
 pub(crate) mod servers;
 pub(crate) mod services;
+pub(crate) mod uninstall;
 pub(crate) mod version;
 pub(crate) mod wait;
 

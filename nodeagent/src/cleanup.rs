@@ -202,7 +202,12 @@ fn takes_over(task: &Task) -> Result<(), String> {
         let shared = task.backend.describe().shares_names;
         let names: BTreeSet<String> = match shared {
             true => BTreeSet::from([String::new()]),
-            false => leftovers::kube_proxys(task.backend).names().collect(),
+            false => {
+                // Rules for which this image lacks the programs are problems, and rules all the same.
+                let found = leftovers::kube_proxys(task.backend);
+                let problems = found.problems().iter().map(ToString::to_string);
+                problems.chain(found.names()).collect()
+            }
         };
         if runs && !names.is_empty() && names == before {
             return Ok(());

@@ -1,5 +1,7 @@
 //! `kpctl check`: whether all is well, and if not, what to type next.
 
+mod before;
+
 use super::migrate::Cluster;
 use super::{Verdict, show};
 use crate::args::Cli;
@@ -11,7 +13,11 @@ use crate::view::check::CheckView;
 
 /// Runs all checks and shows them.
 pub(crate) async fn run(cli: &Cli, args: &CheckArgs) -> Result<Verdict, Failure> {
-    let view = CheckView::new(afterwards(cli, args).await);
+    let findings = match args.pre {
+        true => before::run(cli, args).await,
+        false => afterwards(cli, args).await,
+    };
+    let view = CheckView::new(findings);
     show(cli, &view)?;
     Ok(match view.outcome {
         Outcome::Bad => Verdict::NotReached,

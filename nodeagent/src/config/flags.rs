@@ -121,6 +121,12 @@ pub struct Flags {
     #[arg(long, help_heading = "Instead of serving")]
     dry_run: bool,
 
+    /// Check whether this machine can run the agent, and print what was found as JSON: kernel, backends (tried out in a
+    /// network namespace that is thrown away, which needs root), connection tracking, who else owns rules, and what
+    /// the configuration would do differently than with kube-proxy. Changes nothing. `kpctl check --pre --local` shows it.
+    #[arg(long, help_heading = "Instead of serving")]
+    preflight: bool,
+
     /// With --cleanup: wait until a kube-proxy runs on the node and its own rules are in the kernel, for a minute at
     /// most, so that the node is never without rules. In modes iptables and ipvs kube-proxy takes over kplane's rules,
     /// and nothing of them is removed.
@@ -237,8 +243,11 @@ impl Flags {
             let reason = "--dry-run is for --cleanup and --cleanup-kube-proxy";
             return Err(Problem::general(reason).into());
         }
-        let errand =
-            self.write_config_to.is_some() || cleans || self.init_only || self.check_config;
+        let errand = self.write_config_to.is_some()
+            || cleans
+            || self.init_only
+            || self.check_config
+            || self.preflight;
         let mut checked = if errand {
             let loaded = loaded.map_err(|problems| ConfigError { problems })?;
             self.errand(loaded)
@@ -254,7 +263,17 @@ impl Flags {
         let log = loaded.settings.log;
         let unset_mode = self.unset_mode(&loaded);
         let mut notes = Vec::from_iter(loaded.lenient);
-        let task = if self.check_config {
+        let task = if self.preflight {
+            notes.extend(loaded.notes);
+            notes.extend(unset_mode);
+            let settings = loaded.settings;
+            Task::Preflight {
+                backend: self.data_path.backend.unwrap_or(settings.kind),
+                settings: settings.backend,
+                conntrack: settings.conntrack,
+                ports: Ports::new(settings.healthz, settings.metrics),
+            }
+        } else if self.check_config {
             notes.extend(loaded.notes);
             notes.extend(unset_mode);
             Task::CheckConfig

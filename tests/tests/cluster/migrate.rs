@@ -44,6 +44,7 @@ pub(crate) fn nodes_move_one_after_the_other_and_back() -> Result<()> {
 
         stops_at_a_node_without_an_agent(world)?;
         let text = runs(world, &["start", "--all"])?;
+        checks(world)?;
         ensure!(text.contains("kpctl migrate finish"), "{text}");
         pauses(world)?;
         finishes(world)?;
@@ -69,6 +70,42 @@ fn stops_at_a_node_without_an_agent(world: &mut World) -> Result<()> {
     ensure!(status["nodes"][0]["stage"] == "Kplane", "{status}");
     ensure!(status["nodes"][1]["stage"] == "Moving", "{status}");
     world.restart_agent("node-2", 0)
+}
+
+/// All checks agree that all is well, and notice a kube-proxy that is back beside an agent.
+fn checks(world: &World) -> Result<()> {
+    let check = |args: &[&str]| kpctl_with(world, &[&["check"], args].concat());
+    let (code, text) = check(&["-o", "json"])?;
+    ensure!(code == Some(0), "{code:?}: {text}");
+    let found: Value = serde_json::from_str(&text)?;
+    let checks = found["checks"].as_array().context("no checks")?;
+    ensure!(checks.len() == 14, "{text}");
+    let affinity = json!({ "spec": { "template": { "spec": { "affinity": null } } } });
+    let api = world.api();
+    let before = api.get("DaemonSet", KUBE_PROXY)?.context("no DaemonSet")?;
+    api.patch("DaemonSet", KUBE_PROXY, &affinity)?;
+    eventually(DEADLINE, "kube-proxy beside an agent is noticed", || {
+        let (code, text) = check(&[])?;
+        let beside = text.contains("runs beside an agent on 2 nodes");
+        ensure!(code == Some(1) && beside, "{code:?}: {text}");
+        ensure!(text.contains("next: kpctl migrate start --all"), "{text}");
+        Ok::<_, anyhow::Error>(())
+    })?;
+    // That command repairs it.
+    runs(world, &["start", "--all"])?;
+    let after = api.get("DaemonSet", KUBE_PROXY)?.context("no DaemonSet")?;
+    let (ours, theirs) = (&after["spec"]["template"], &before["spec"]["template"]);
+    let key = "\"kplane.io/proxy\"";
+    ensure!(ours.to_string().contains(key) && theirs.to_string().contains(key));
+    let hostname = json!([{ "key": "kubernetes.io/hostname", "operator": "Exists" }]);
+    let terms = json!({ "spec": { "template": { "spec": { "affinity": { "nodeAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": { "nodeSelectorTerms": [{
+            "matchExpressions": [hostname[0], theirs["spec"]["affinity"]["nodeAffinity"]
+                ["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"][0]
+                ["matchExpressions"][1]],
+        }] },
+    } } } } } });
+    api.patch("DaemonSet", KUBE_PROXY, &terms).map(drop)
 }
 
 fn pauses(world: &World) -> Result<()> {
@@ -100,19 +137,50 @@ fn goes_back(world: &World, before: &Value) -> Result<()> {
     ensure!(after["spec"] == before["spec"], "{after}");
     let annotations = &after["metadata"]["annotations"];
     ensure!(annotations["kplane.io/migration"].is_null(), "{after}");
-    let there = pods(world.api())?;
-    for (node, _) in NODES {
-        ensure!(
-            there.contains_key(&format!("kube-proxy {node}")),
-            "{there:?}"
-        );
-        ensure!(
-            !there.contains_key(&format!("kplane-nodeagent {node}")),
-            "{there:?}"
-        );
+    // Pods that were made on the way back have another template, and are replaced.
+    eventually(
+        DEADLINE,
+        "kube-proxy runs everywhere again, and nothing else",
+        || {
+            let there = pods(world.api())?;
+            let expected = NODES.map(|(node, _)| format!("kube-proxy {node}"));
+            ensure!(there.keys().eq(&expected), "{there:?}");
+            Ok::<_, anyhow::Error>(())
+        },
+    )
+}
+
+/// `kpctl uninstall` removes what a migration and kplane's programs have made, and nothing else.
+fn nothing_is_left(world: &World) -> Result<()> {
+    let taints = json!([
+        { "key": "kplane.io/not-ready", "effect": "NoSchedule" },
+        { "key": "dedicated", "effect": "NoSchedule" },
+    ]);
+    let api = world.api();
+    api.patch("Node", "node-2", &json!({ "spec": { "taints": taints } }))?;
+    let (code, text) = kpctl_with(world, &["uninstall"])?;
+    ensure!(
+        code == Some(2) && text.contains("--yes"),
+        "{code:?}: {text}"
+    );
+    let (code, text) = kpctl_with(world, &["uninstall", "--yes"])?;
+    ensure!(code == Some(0), "{code:?}: {text}");
+    for removed in [
+        "rules and cache of node-1",
+        "taints of node-2",
+        "kplane-kube-proxy",
+    ] {
+        ensure!(text.contains(removed), "{text}");
     }
-    let left = there.keys().filter(|key| key.starts_with("kplane-cleanup"));
-    ensure!(left.count() == 0, "{there:?}");
+    let node = api.get("Node", "node-2")?.context("no node")?;
+    ensure!(node["spec"]["taints"][0]["key"] == "dedicated", "{node}");
+    ensure!(node["spec"]["taints"][1].is_null(), "{node}");
+    api.patch("Node", "node-2", &json!({ "spec": { "taints": null } }))?;
+    ensure!(api.get("DaemonSet", AGENTS)?.is_none());
+    ensure!(api.get("ConfigMap", "kplane/kplane-kube-proxy")?.is_none());
+    ensure!(api.get("DaemonSet", KUBE_PROXY)?.is_some());
+    let (code, text) = kpctl_with(world, &["uninstall", "--yes"])?;
+    ensure!(code == Some(0), "again: {code:?}: {text}");
     Ok(())
 }
 
@@ -190,12 +258,18 @@ fn labels(world: &World) -> Result<[Option<String>; 2]> {
 
 /// Runs `kpctl migrate`, and returns its exit code and all that it says.
 fn kpctl(world: &World, args: &[&str]) -> Result<(Option<i32>, String)> {
-    let mut kpctl = Command::new(&product()?.kpctl);
-    kpctl.arg("migrate").args(args).arg("--no-color");
+    let mut all = [&["migrate"], args].concat();
     // Where something is wrong, the test says so sooner.
     if matches!(args, ["start" | "back", _, _] | ["start" | "back", _]) {
-        kpctl.args(["--node-timeout", "60s"]);
+        all.extend(["--node-timeout", "60s"]);
     }
+    kpctl_with(world, &all)
+}
+
+/// Runs kpctl, and returns its exit code and all that it says.
+fn kpctl_with(world: &World, args: &[&str]) -> Result<(Option<i32>, String)> {
+    let mut kpctl = Command::new(&product()?.kpctl);
+    kpctl.args(args).arg("--no-color");
     kpctl.env("KPLANE_SERVER", PLANE);
     kpctl.env("KUBECONFIG", world.cluster.kubeconfig());
     kpctl.stdin(Stdio::null());

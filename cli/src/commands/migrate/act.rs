@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::gather::Cluster;
 use crate::failure::Failure;
 use crate::migrate::cleanup::{self, Program, Purpose};
-use crate::migrate::picture::{Mark, Objects as Gathered};
+use crate::migrate::picture::{Mark, Objects as Gathered, Picture};
 use crate::migrate::record::{ANNOTATION, Record};
 use crate::migrate::{KPLANE, LABEL, RETURNING, affinity};
 use crate::reach::Asked;
@@ -68,6 +68,21 @@ impl Cluster<'_> {
         });
         let path = self.kube_proxy_path();
         Ok(self.objects().patch(&path, &fields, DAEMON_SET).await?)
+    }
+
+    /// Removes what a migration has added to kube-proxy's DaemonSet, if that is still there.
+    pub(crate) async fn forget_migration(&mut self) -> Result<(), Failure> {
+        let objects = self.gather_objects().await?;
+        let picture = Picture::from(&objects);
+        let kept = picture.kube_proxy.as_ref();
+        let kept = kept.is_some_and(|set| set.keeps_off || set.record.is_some());
+        match (&objects.kube_proxy, kept) {
+            (Some(set), true) => {
+                let record = picture.record().cloned().unwrap_or_default();
+                self.restore(set, &record).await
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Writes the annotation.

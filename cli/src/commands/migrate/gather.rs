@@ -82,6 +82,15 @@ impl<'a> Cluster<'a> {
     /// Reads everything.
     pub(crate) async fn gather(&mut self) -> Result<Gathered, Failure> {
         let fleet = self.fleet().await;
+        let objects = self.gather_objects().await?;
+        Ok(Gathered {
+            fleet: Some(fleet.map_err(|error| error.to_string())),
+            ..objects
+        })
+    }
+
+    /// Reads everything but what the control plane knows.
+    pub(crate) async fn gather_objects(&mut self) -> Result<Gathered, Failure> {
         let paths = [
             self.kube_proxy_path(),
             self.agents_path(),
@@ -115,7 +124,7 @@ impl<'a> Cluster<'a> {
             kube_proxy_pods,
             agent_pods,
             cleanup_pods,
-            fleet: Some(fleet.map_err(|error| error.to_string())),
+            fleet: None,
         })
     }
 

@@ -51,11 +51,6 @@ impl Objects {
         }
     }
 
-    /// Returns the API server and the context.
-    pub(crate) fn describe(&self) -> String {
-        self.cluster.to_string()
-    }
-
     /// Reads an object; `None` if it does not exist.
     pub(crate) async fn get<T: DeserializeOwned>(
         &self,
