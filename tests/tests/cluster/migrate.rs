@@ -49,13 +49,9 @@ pub(crate) fn nodes_move_one_after_the_other_and_back() -> Result<()> {
         pauses(world)?;
         finishes(world)?;
         goes_back(world, &before)?;
+        nothing_is_left(world)?;
         drop(scheduler);
-        for set in [KUBE_PROXY, AGENTS] {
-            world.api().delete("DaemonSet", set)?;
-        }
-        world
-            .api()
-            .delete("ConfigMap", "kplane/kplane-kube-proxy")?;
+        world.api().delete("DaemonSet", KUBE_PROXY)?;
         world.restart_agent("node-2", 1)
     })
 }
