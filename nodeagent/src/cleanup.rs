@@ -30,8 +30,9 @@ pub struct Task {
     pub ports: Ports,
     /// The folder of the cache files that agents wrote.
     pub cache_dir: Option<PathBuf>,
-    /// Whether kube-proxy takes the node over: nothing is removed before its own rules are in the kernel.
-    pub after_kube_proxy: bool,
+    /// Longest wait for a kube-proxy that takes the node over: nothing is removed before its own rules are in the
+    /// kernel. `None` = kube-proxy does not take over.
+    pub after_kube_proxy: Option<Duration>,
 }
 
 impl Task {
@@ -66,8 +67,8 @@ pub fn run(task: &Task) -> Done {
     }
     // No agent starts while the claim is held.
     let _claim = claim(task.dry_run, &mut done.problems);
-    if task.after_kube_proxy && done.problems.is_empty() {
-        if let Err(problem) = takes_over(task) {
+    if let (Some(limit), true) = (task.after_kube_proxy, done.problems.is_empty()) {
+        if let Err(problem) = takes_over(task, limit) {
             done.problems.push(problem);
             return done;
         }
@@ -187,14 +188,13 @@ impl Done {
     }
 }
 
-/// Longest wait for kube-proxy's rules, and the time between two checks.
-const TAKE_OVER: Duration = Duration::from_secs(60);
+/// Time between two checks for kube-proxy's rules.
 const TAKE_OVER_LOOK: Duration = Duration::from_secs(1);
 
 /// Waits until a kube-proxy runs and its own rules are in the kernel. kube-proxy writes a family at a time, so the
 /// rules must be the same twice.
-fn takes_over(task: &Task) -> Result<(), String> {
-    let until = Instant::now() + TAKE_OVER;
+fn takes_over(task: &Task, limit: Duration) -> Result<(), String> {
+    let until = Instant::now() + limit;
     let mut before = BTreeSet::new();
     loop {
         let runs = leftovers::running(task.ports).is_some();
@@ -215,7 +215,7 @@ fn takes_over(task: &Task) -> Result<(), String> {
         if Instant::now() >= until {
             return Err(format!(
                 "nothing is removed, because kube-proxy does not serve this node after {} s: {}",
-                TAKE_OVER.as_secs(),
+                limit.as_secs(),
                 match runs {
                     true => "it runs, and has not written rules; read its log",
                     false => "no kube-proxy runs; start it",

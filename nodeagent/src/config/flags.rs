@@ -127,16 +127,13 @@ pub struct Flags {
     #[arg(long, help_heading = "Instead of serving")]
     preflight: bool,
 
-    /// With --cleanup: wait until a kube-proxy runs on the node and its own rules are in the kernel, for a minute at
-    /// most, so that the node is never without rules. In modes iptables and ipvs kube-proxy takes over kplane's rules,
-    /// and nothing of them is removed.
-    #[arg(
-        long,
-        requires = "cleanup",
-        conflicts_with = "dry_run",
-        help_heading = "Instead of serving"
-    )]
-    after_kube_proxy: bool,
+    /// With --cleanup: wait until a kube-proxy runs on the node and its own rules are in the kernel, for a minute or
+    /// the given time at most, so that the node is never without rules. In modes iptables and ipvs kube-proxy takes
+    /// over kplane's rules, and nothing of them is removed.
+    #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "60s", value_parser = interval, requires = "cleanup")]
+    #[arg(conflicts_with = "dry_run", help_heading = "Instead of serving")]
+    after_kube_proxy: Option<Duration>,
 
     #[command(flatten)]
     kube_proxy: KubeProxyFlags,
