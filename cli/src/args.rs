@@ -2,6 +2,8 @@
 
 pub(crate) mod check;
 mod connection;
+mod freeze;
+mod lists;
 pub(crate) mod migrate;
 pub(crate) mod rollback;
 pub(crate) mod rollout;
@@ -16,10 +18,10 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 use jiff::SignedDuration;
-use kplane_model::ServiceName;
-use kplane_proto::v1 as pb;
 
 pub(crate) use connection::{Identity, KUBECONFIG, Place, STATUS_PORT, Server};
+pub(crate) use freeze::FreezeArgs;
+pub(crate) use lists::{DescribeCommand, GetCommand, ListArgs};
 pub(crate) use wait::WaitArgs;
 
 use self::check::CheckArgs;
@@ -323,122 +325,6 @@ pub(crate) struct WatchArgs {
     pub(crate) watch: bool,
 }
 
-/// The kinds of objects to list.
-#[derive(Debug, Subcommand)]
-pub(crate) enum GetCommand {
-    /// Services with addresses, ports and how many endpoints are ready
-    #[command(
-        visible_alias = "svc",
-        alias = "service",
-        after_help = "\
-READY counts the endpoints of the port that has the fewest. A Service with two families has two
-lines.
-
-Examples:
-  kpctl get services
-  kpctl get svc -n shop -o wide
-  kpctl get svc -o yaml"
-    )]
-    Services(ListArgs),
-    /// Endpoints with their node and state
-    #[command(
-        visible_alias = "ep",
-        alias = "endpoint",
-        after_help = "\
-States:
-  Ready        gets new connections
-  Draining     shutting down, still answers: used when no other endpoint is ready
-  Terminating  shutting down, does not answer
-  NotReady     not used
-
-Examples:
-  kpctl get endpoints
-  kpctl get ep -n shop -w
-  kpctl get ep -o wide          with topology hints"
-    )]
-    Endpoints(ListArgs),
-    /// Nodes with their agent's version, zone and addresses
-    #[command(
-        visible_alias = "no",
-        alias = "node",
-        after_help = "\
-Examples:
-  kpctl get nodes
-  kpctl get no -o wide          with pod CIDRs, peer address, round trip"
-    )]
-    Nodes(WatchArgs),
-}
-
-/// Options of lists of namespaced objects.
-#[derive(Args, Debug)]
-pub(crate) struct ListArgs {
-    /// Only this namespace
-    #[arg(short, long)]
-    pub(crate) namespace: Option<String>,
-    /// All namespaces (the default)
-    #[arg(short = 'A', long, conflicts_with = "namespace")]
-    all_namespaces: bool,
-    #[command(flatten)]
-    pub(crate) watch: WatchArgs,
-}
-
-/// The kinds of objects to describe.
-#[derive(Debug, Subcommand)]
-pub(crate) enum DescribeCommand {
-    /// A Service: ports, policies, endpoints, and what every node holds of it
-    #[command(
-        visible_alias = "svc",
-        alias = "services",
-        after_help = "\
-NODES counts the nodes for which the endpoint is chosen. CLUSTER and LOCAL count the endpoints that
-are chosen for a node under each traffic policy; -o wide lists them.
-
-Examples:
-  kpctl describe service shop/web
-  kpctl describe svc web -n shop
-  kpctl describe svc kubernetes     in namespace default"
-    )]
-    Service(ServiceArgs),
-}
-
-/// Names a Service.
-#[derive(Args, Debug)]
-pub(crate) struct ServiceArgs {
-    /// NAMESPACE/NAME, or NAME in the namespace of -n, else in `default`
-    #[arg(value_name = "SERVICE")]
-    service: String,
-    /// The namespace
-    #[arg(short, long)]
-    namespace: Option<String>,
-}
-
-impl ServiceArgs {
-    /// Returns the Service, or the error in its name.
-    pub(crate) fn name(&self) -> Result<ServiceName, clap::Error> {
-        service_name(&self.service, self.namespace.as_deref())
-    }
-}
-
-/// Returns the Service with this name, in the namespace of -n if the name has none.
-fn service_name(service: &str, namespace: Option<&str>) -> Result<ServiceName, clap::Error> {
-    let (in_name, name) = match service.split_once('/') {
-        Some((namespace, name)) => (Some(namespace), name),
-        None => (None, service),
-    };
-    let wrong = |why: &str| {
-        let text = format!("'{service}' {why}");
-        Err(error(ErrorKind::ValueValidation, &text))
-    };
-    match (in_name, namespace) {
-        (Some(""), _) => wrong("has no namespace before the '/'"),
-        (Some(a), Some(b)) if a != b => wrong(&format!("is not in the namespace of -n {b}")),
-        _ if name.is_empty() || name.contains('/') => {
-            wrong("is not a Service: write NAMESPACE/NAME")
-        }
-        (a, b) => Ok(ServiceName::new(a.or(b).unwrap_or("default"), name)),
-    }
-}
-
 /// Parses a duration with a unit, or a number of seconds.
 fn parse_timeout(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().map(Duration::from_secs).ok();
@@ -493,42 +379,6 @@ fn rename(command: clap::Command, program: &str) -> clap::Command {
     command
         .after_help(help.replace(&format!("{PROGRAM} "), &format!("{program} ")))
         .mut_subcommands(|sub| rename(sub, program))
-}
-
-/// The nodes of `freeze` and `thaw`.
-#[derive(Clone, Debug, clap::Args)]
-#[command(group(clap::ArgGroup::new("nodes").required(true).args(["node", "zone", "all"])))]
-pub(crate) struct FreezeArgs {
-    /// The node; may be repeated
-    #[arg(long, value_name = "NAME")]
-    pub(crate) node: Vec<String>,
-    /// The nodes that are in this zone now
-    #[arg(long, value_name = "ZONE")]
-    pub(crate) zone: Option<String>,
-    /// All nodes, also those that join later
-    #[arg(long)]
-    pub(crate) all: bool,
-    /// Reason, for others and for the audit log
-    #[arg(
-        long,
-        value_name = "TEXT",
-        default_value = "",
-        hide_default_value = true
-    )]
-    pub(crate) reason: String,
-}
-
-impl FreezeArgs {
-    /// Returns the request.
-    pub(crate) fn request(&self, thaw: bool) -> pb::FreezeRequest {
-        pb::FreezeRequest {
-            thaw,
-            all: self.all,
-            nodes: self.node.clone(),
-            zone: self.zone.clone().unwrap_or_default(),
-            reason: self.reason.clone(),
-        }
-    }
 }
 
 #[cfg(test)]

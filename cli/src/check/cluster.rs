@@ -215,18 +215,18 @@ mod tests {
         bad.map(|finding| finding.check.clone()).collect()
     }
 
-    fn node(labels: Value) -> Value {
+    fn node(labels: &Value) -> Value {
         json!({ "metadata": { "name": "a", "labels": labels } })
     }
 
     #[test]
     fn each_trouble_has_its_check() {
-        let fine = objects(node(json!({})), NodeState::InSync);
+        let fine = objects(node(&json!({})), NodeState::InSync);
         assert_eq!(bad(&fine), [""; 0]);
-        let away = objects(node(json!({})), NodeState::NoAgent);
+        let away = objects(node(&json!({})), NodeState::NoAgent);
         assert_eq!(bad(&away), ["agents"]);
         let windows = json!({ "kubernetes.io/os": "windows" });
-        let windows = objects(node(windows), NodeState::NoAgent);
+        let windows = objects(node(&windows), NodeState::NoAgent);
         assert_eq!(bad(&windows), [""; 0]);
         let mut beside = fine.clone();
         beside.kube_proxy_pods = vec![
@@ -236,10 +236,10 @@ mod tests {
         assert_eq!(bad(&beside), ["kube-proxy"]);
         let returning = json!({ "kplane.io/proxy": "returning" });
         assert_eq!(
-            bad(&objects(node(returning), NodeState::InSync)),
+            bad(&objects(node(&returning), NodeState::InSync)),
             ["leftovers"]
         );
-        let mut tainted = node(json!({}));
+        let mut tainted = node(&json!({}));
         tainted["spec"] = json!({ "taints": [{ "key": NOT_READY, "effect": "NoSchedule" }] });
         assert_eq!(bad(&objects(tainted, NodeState::InSync)), ["taints"]);
     }

@@ -126,7 +126,7 @@ fn all_terms(selector: &NodeSelector, is: fn(&NodeSelectorRequirement) -> bool) 
 mod tests {
     use super::*;
 
-    fn selector(terms: Value) -> NodeSelector {
+    fn selector(terms: &Value) -> NodeSelector {
         serde_json::from_value(json!({ "nodeSelectorTerms": terms })).unwrap()
     }
 
@@ -143,7 +143,7 @@ mod tests {
         let kept = keep_off(None);
         assert_eq!(
             kept,
-            selector(json!([{ "matchExpressions": [ours("NotIn")] }]))
+            selector(&json!([{ "matchExpressions": [ours("NotIn")] }]))
         );
         assert!(keeps_off(Some(&kept)));
         assert_eq!(allow(&kept), None);
@@ -152,13 +152,13 @@ mod tests {
     #[test]
     fn each_term_that_matches_a_node_gets_the_condition() {
         let fields = json!([{ "key": "metadata.name", "operator": "In", "values": ["a"] }]);
-        let before = selector(json!([
+        let before = selector(&json!([
             { "matchExpressions": [linux()] },
             { "matchFields": fields },
             {},
         ]));
         let kept = keep_off(Some(&before));
-        let expected = selector(json!([
+        let expected = selector(&json!([
             { "matchExpressions": [linux(), ours("NotIn")] },
             { "matchFields": fields, "matchExpressions": [ours("NotIn")] },
             {},
@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn agents_are_limited_if_all_terms_say_so() {
         assert!(!is_limited(None));
-        let limited = selector(json!([{ "matchExpressions": [linux(), ours("In")] }]));
+        let limited = selector(&json!([{ "matchExpressions": [linux(), ours("In")] }]));
         assert!(is_limited(Some(&limited)));
         assert!(!is_limited(Some(&keep_off(None))));
     }

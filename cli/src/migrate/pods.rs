@@ -109,7 +109,7 @@ mod tests {
 
     use super::*;
 
-    fn state(status: Value) -> PodState {
+    fn state(status: &Value) -> PodState {
         PodState::of(&serde_json::from_value(json!({ "status": status })).unwrap())
     }
 
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn the_reason_is_that_of_the_kubelet() {
-        let container = |waiting: Value| {
+        let container = |waiting: &Value| {
             json!({ "phase": "Pending", "containerStatuses": [{
                 "name": "agent", "image": "", "imageID": "", "ready": false, "restartCount": 0,
                 "state": { "waiting": waiting },
@@ -130,16 +130,16 @@ mod tests {
         };
         let pull = json!({ "reason": "ImagePullBackOff", "message": "no such image" });
         assert_eq!(
-            state(container(pull)),
+            state(&container(&pull)),
             waiting("container agent: ImagePullBackOff: no such image", true)
         );
         let starting = json!({ "reason": "ContainerCreating" });
-        assert_eq!(state(container(starting)), waiting("Pending", false));
+        assert_eq!(state(&container(&starting)), waiting("Pending", false));
         let unscheduled = json!({ "phase": "Pending", "conditions": [{
             "type": "PodScheduled", "status": "False", "message": "0/3 nodes are available",
         }] });
         assert_eq!(
-            state(unscheduled),
+            state(&unscheduled),
             waiting("0/3 nodes are available", false)
         );
     }

@@ -72,7 +72,11 @@ impl View for CheckView {
                     self.checks.len()
                 )
             }
-            _ => match self.checks.iter().any(|check| check.outcome == Outcome::Warning) {
+            _ => match self
+                .checks
+                .iter()
+                .any(|check| check.outcome == Outcome::Warning)
+            {
                 true => "No check failed; read the warnings".to_owned(),
                 false => "All is well".to_owned(),
             },

@@ -62,10 +62,10 @@ fn act(picture: &mut Picture, step: &Step) {
         }
         Step::Recreate | Step::Restore => picture.kube_proxy = Some(KubeProxy::default()),
         Step::Mark { nodes, value } => each(picture, nodes, &|node| node.mark = value.clone()),
-        Step::CleanUp(name) => each(picture, &[name.clone()], &|node| {
+        Step::CleanUp(name) => each(picture, std::slice::from_ref(name), &|node| {
             node.cleanup = PodState::Ready;
         }),
-        Step::Unmark(name) => each(picture, &[name.clone()], &|node| {
+        Step::Unmark(name) => each(picture, std::slice::from_ref(name), &|node| {
             node.mark = Mark::None;
             node.cleanup = PodState::Absent;
         }),
