@@ -36,7 +36,7 @@ Exit codes: 0 all chosen nodes are verified, 1 stopped or paused")]
     /// Let no further node move
     #[command(after_help = "\
 A kpctl that is moving nodes stops after its present step, wherever it runs. Nodes on their way
-finish by themselves, but nobody verifies them until `kpctl migrate start`.
+finish by themselves, but no program verifies them until `kpctl migrate start`.
 
 Examples:
   kpctl migrate pause")]

@@ -110,7 +110,7 @@ fn replicas(fleet: &pb::Fleet) -> Finding {
     let missing = &fleet.missing_replicas;
     if missing.is_empty() {
         let text = match fleet.replicas {
-            0 => "the one that was asked knows of no others".to_owned(),
+            0 => "the replica that was asked knows of no further ones".to_owned(),
             all => format!("{all} answered"),
         };
         return Finding::ok("replicas", text);

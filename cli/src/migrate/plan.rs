@@ -1,5 +1,5 @@
-//! The next step of a migration, from a picture of the cluster. Pure: the same picture has the same step, whoever asks
-//! and however often.
+//! The next step of a migration, from a picture of the cluster. Pure: the same picture has the same step, however often
+//! kpctl asks, and on which machine.
 
 use super::order::Order;
 use super::picture::{Mark, NodePicture, Picture};

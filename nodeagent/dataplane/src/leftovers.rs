@@ -227,7 +227,7 @@ pub fn kube_proxys(kind: Kind) -> Leftovers {
     found
 }
 
-/// Returns the nftables tables of this network namespace, whoever made them, as `nft` writes them.
+/// Returns all nftables tables of this network namespace, including those of other programs, as `nft` writes them.
 ///
 /// # Errors
 /// [`NetlinkError`].

@@ -14,8 +14,8 @@ use crate::migrate::plan::{self, Blocked, Step, Waiting};
 use crate::migrate::record::{Direction, Record, Stopped};
 use crate::time::human;
 
-/// Least time between two looks at a node that is on its way. In large clusters, where a look takes long, the pause is
-/// as long as the look.
+/// Least time between two readings of the cluster. In large clusters, where reading takes long, the pause is as long as
+/// the reading.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// A walk.
@@ -242,7 +242,7 @@ impl<'a, 'b> Walk<'a, 'b> {
         let still = |name: &String| match step {
             Step::Wait(waits) => waits.iter().any(|wait| wait.node == *name),
             Step::Done(_) | Step::Restore => false,
-            // With several nodes at a time, another look tells.
+            // With several nodes at a time, the next reading decides.
             _ => true,
         };
         let direction = self.order.direction;

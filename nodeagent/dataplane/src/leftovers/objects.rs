@@ -87,7 +87,7 @@ pub(super) fn has_iptables_chains(family: Family) -> Result<bool, NetlinkError> 
     }))
 }
 
-/// Returns the names of all nftables tables of a family, whoever made them.
+/// Returns the names of all nftables tables of a family, including those of other programs.
 ///
 /// # Errors
 /// [`NetlinkError`].
