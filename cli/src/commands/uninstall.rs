@@ -32,9 +32,10 @@ const TAINTS: &str = "kplane.io/";
 const NOWHERE: &str = "kplane.io/uninstalled";
 
 /// Objects that kplane's programs make themselves, besides those of the chart.
-const OWN: [(&str, &str); 4] = [
+const OWN: [(&str, &str); 5] = [
     ("configmaps", "kplane-ca"),
     ("configmaps", "kplane-orders"),
+    ("configmaps", "kplane-replicas"),
     ("configmaps", "kplane-kube-proxy"),
     ("secrets", "kplane-certificates"),
 ];

@@ -16,9 +16,8 @@ pub(crate) const SELECTOR: &str =
 /// Longest name of a pod that fits into a label of DNS.
 const MAX_NAME: usize = 63;
 
-/// The folder of the agents' cache on the host, and its parent.
+/// The folder of the agents' cache, in their pods and by default on the host.
 const CACHE: &str = "/var/lib/kplane";
-const CACHE_PARENT: &str = "/var/lib";
 
 /// Where the parent of the cache folder is in a pod that removes the folder itself.
 const HOST: &str = "/host";
@@ -85,11 +84,13 @@ pub(crate) fn pod(program: &Program, purpose: Purpose, namespace: &str, node: &s
         operator: Some("Exists".to_owned()),
         ..Toleration::default()
     }]);
+    without_identity(&mut spec);
+    let flag = match purpose {
+        Purpose::Return => "--after-kube-proxy".to_owned(),
+        Purpose::Uninstall => format!("--cache-dir={}", mount_host(&mut spec)),
+    };
     if let Some(container) = spec.containers.first_mut() {
-        instead_of_serving(container, purpose);
-    }
-    if purpose == Purpose::Uninstall {
-        mount_host(&mut spec);
+        instead_of_serving(container, flag);
     }
     let mut pod = Pod {
         spec: Some(spec),
@@ -107,52 +108,69 @@ pub(crate) fn pod(program: &Program, purpose: Purpose, namespace: &str, node: &s
 }
 
 /// Adds the flags of a cleanup. The agent's other flags stay: they say which backend and which settings to remove.
-fn instead_of_serving(container: &mut Container, purpose: Purpose) {
+fn instead_of_serving(container: &mut Container, flag: String) {
     container.liveness_probe = None;
     container.readiness_probe = None;
     container.startup_probe = None;
     container.lifecycle = None;
     container.ports = None;
     let args = container.args.get_or_insert_default();
-    args.push("--cleanup".to_owned());
-    match purpose {
-        Purpose::Return => args.push("--after-kube-proxy".to_owned()),
-        Purpose::Uninstall => args.push(format!("--cache-dir={HOST}/kplane")),
+    args.extend(["--cleanup".to_owned(), flag]);
+}
+
+/// Removes volumes with credentials: a cleanup talks to no other program, and ConfigMaps of the control plane may be
+/// gone.
+fn without_identity(spec: &mut PodSpec) {
+    let volumes = spec.volumes.get_or_insert_default();
+    let (identity, others): (Vec<Volume>, Vec<Volume>) = volumes
+        .drain(..)
+        .partition(|volume| volume.projected.is_some());
+    *volumes = others;
+    for container in &mut spec.containers {
+        let mounts = container.volume_mounts.get_or_insert_default();
+        mounts.retain(|mount| identity.iter().all(|volume| volume.name != mount.name));
     }
 }
 
-/// Mounts the parent of the cache folder: a mounted folder itself cannot be removed.
-fn mount_host(spec: &mut PodSpec) {
-    let volumes = spec.volumes.get_or_insert_default();
-    let cache = |volume: &Volume| {
-        volume
-            .host_path
-            .as_ref()
-            .is_some_and(|host| host.path == CACHE)
-    };
-    let names: Vec<String> = volumes
+/// Mounts the parent of the cache folder, because a mounted folder itself cannot be removed. Returns the place of the
+/// folder in the pod.
+fn mount_host(spec: &mut PodSpec) -> String {
+    let mounts = spec
+        .containers
         .iter()
-        .filter(|volume| cache(volume))
-        .map(|volume| volume.name.clone())
-        .collect();
-    volumes.retain(|volume| !cache(volume));
+        .flat_map(|container| &container.volume_mounts);
+    let cache = mounts.flatten().find(|mount| mount.mount_path == CACHE);
+    let cache = cache.map(|mount| mount.name.clone());
+    let volumes = spec.volumes.get_or_insert_default();
+    let at = volumes
+        .iter()
+        .position(|volume| Some(&volume.name) == cache.as_ref());
+    let volume = at.map(|at| volumes.remove(at));
+    let folder = volume.and_then(|volume| volume.host_path);
+    let folder = folder.map_or_else(|| CACHE.to_owned(), |host| host.path);
+    let (parent, name) = folder
+        .trim_end_matches('/')
+        .rsplit_once('/')
+        .unwrap_or(("", "kplane"));
+    let parent = if parent.is_empty() { "/" } else { parent };
     volumes.push(Volume {
         name: "host".to_owned(),
         host_path: Some(HostPathVolumeSource {
-            path: CACHE_PARENT.to_owned(),
+            path: parent.to_owned(),
             type_: Some("Directory".to_owned()),
         }),
         ..Volume::default()
     });
     for container in &mut spec.containers {
         let mounts = container.volume_mounts.get_or_insert_default();
-        mounts.retain(|mount| !names.contains(&mount.name));
+        mounts.retain(|mount| Some(&mount.name) != cache.as_ref());
         mounts.push(VolumeMount {
             name: "host".to_owned(),
             mount_path: HOST.to_owned(),
             ..VolumeMount::default()
         });
     }
+    format!("{HOST}/{name}")
 }
 
 /// Returns the FNV-1a hash of a text, which is the same in all versions of kpctl.
@@ -192,11 +210,13 @@ mod tests {
                 "readinessProbe": {},
                 "volumeMounts": [
                     { "name": "cache", "mountPath": "/var/lib/kplane" },
-                    { "name": "config", "mountPath": "/etc/kplane" },
+                    { "name": "config", "mountPath": "/etc/kube-proxy" },
+                    { "name": "identity", "mountPath": "/etc/kplane" },
                 ],
             }],
             "volumes": [
-                { "name": "cache", "hostPath": { "path": "/var/lib/kplane" } },
+                { "name": "cache", "hostPath": { "path": "/srv/cache/kplane-1" } },
+                { "name": "identity", "projected": { "sources": [] } },
                 { "name": "config", "configMap": { "name": "x" } },
             ],
         } } } });
@@ -231,7 +251,7 @@ mod tests {
         let paths = volumes.iter().map(|volume| &volume["hostPath"]["path"]);
         assert_eq!(
             paths.collect::<Vec<_>>(),
-            [&Value::Null, &json!("/var/lib")]
+            [&Value::Null, &json!("/srv/cache")]
         );
         let container = &pod["spec"]["containers"][0];
         let mounts = container["volumeMounts"].as_array().unwrap();
@@ -240,9 +260,12 @@ mod tests {
             "{mounts:?}"
         );
         let args = container["args"].as_array().unwrap();
-        assert_eq!(args.last().unwrap(), "--cache-dir=/host/kplane");
+        assert_eq!(args.last().unwrap(), "--cache-dir=/host/kplane-1");
+        let gone = |mount: &Value| mount["name"] != "identity";
+        assert!(mounts.iter().all(gone), "{mounts:?}");
         let bare = made(&Program::Image("agent:2".to_owned()), Purpose::Uninstall);
         assert_eq!(bare["spec"]["containers"][0]["image"], "agent:2");
+        assert_eq!(bare["spec"]["volumes"][0]["hostPath"]["path"], "/var/lib");
         assert_eq!(bare["spec"]["hostNetwork"], true);
     }
 
