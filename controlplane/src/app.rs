@@ -40,7 +40,7 @@ use crate::server::rollout;
 use crate::source::kubernetes::{self, Kubernetes};
 use crate::source::manifests::Manifests;
 use crate::source::{self, Source, SourceError, relayed};
-use crate::{events, fleet};
+use crate::{events, fleet, taints};
 
 /// Size of the buffer between an agent and a control plane in one process, in bytes.
 const IN_MEMORY_BYTES: usize = 64 * 1024;
@@ -71,6 +71,8 @@ pub struct Config {
     pub cliff_guard: CliffGuard,
     /// Whether events are written to the API server that the objects come from.
     pub events: bool,
+    /// Whether Nodes lose the start-up taint when their data paths answer.
+    pub startup_taint: bool,
     /// Identities of callers, and their rights.
     pub identity: identity::Config,
     /// The other replicas.
@@ -96,6 +98,7 @@ impl Config {
             admission: Admission::default(),
             cliff_guard: CliffGuard::default(),
             events: false,
+            startup_taint: false,
             identity: identity::Config::default(),
             peers: peers::Config::default(),
             own_node: None,
@@ -300,6 +303,10 @@ async fn start_hub(
                     Ok(())
                 });
             }
+            if config.startup_taint {
+                let keeper = taints::keep(Arc::clone(&hub), source.api());
+                tasks.spawn(until(keeper, hub.shutdown.clone()));
+            }
             tasks.spawn(run(source, sink, stop));
         }
         Origin::ControlPlane(config) => {
@@ -308,6 +315,11 @@ async fn start_hub(
             }
             relay = Some(Waiting { config, sink });
         }
+    }
+    if config.startup_taint && !matches!(config.source, Origin::Kubernetes(_)) {
+        tracing::warn!(
+            "--startup-taint has no effect: only a control plane with an API server can change Nodes"
+        );
     }
     orders::keep(&hub, config, api.as_ref(), tasks);
     let sweep = fleet::forget_strangers(Arc::clone(&hub));

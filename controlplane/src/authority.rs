@@ -3,11 +3,13 @@
 //! ```text
 //! Secret kplane-certificates   all keys; every replica reads it, the first one makes it
 //! ConfigMap kplane-ca          ca.crt: the authorities that agents and kpctl must accept
+//! ConfigMap kplane-replicas    addresses: where agents find the replicas (announce.rs)
 //! ```
 //!
 //! Replicas need no leader: each looks once a minute, decides by the pure `papers.rs` alone, and writes with the version
 //! that it read. Of two that write, one gets a conflict and reads again.
 
+mod announce;
 mod papers;
 
 use std::collections::BTreeMap;
@@ -23,6 +25,7 @@ use kube::api::PostParams;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
+use self::announce::Announcer;
 use self::papers::{Data, Papers};
 use crate::kubernetes::{Api, Asked, Failure, Unanswered};
 
@@ -109,8 +112,16 @@ impl Authority {
     }
 
     /// Makes or reads the certificates, publishes the bundle, and hands each configuration to `publish`, and that of
-    /// connections to other replicas to `peers`. Never returns.
-    pub async fn keep(
+    /// connections to other replicas to `peers`. Announces all replicas to agents. Never returns.
+    pub async fn keep(self, publish: Publisher<ServerConfig>, peers: Publisher<ClientConfig>) {
+        let announcer = Announcer {
+            api: Arc::clone(&self.api),
+            namespace: self.namespace.clone(),
+        };
+        tokio::join!(announcer.keep(), self.certify(publish, peers));
+    }
+
+    async fn certify(
         self,
         mut publish: Publisher<ServerConfig>,
         mut peers: Publisher<ClientConfig>,
@@ -231,24 +242,10 @@ impl Authority {
     fn secret(&self, papers: &Papers, version: Option<String>) -> Secret {
         let data = papers.write().into_iter();
         Secret {
-            metadata: self.metadata(SECRET, version),
+            metadata: metadata(&self.namespace, SECRET, version),
             data: Some(data.map(|(key, bytes)| (key, ByteString(bytes))).collect()),
             type_: Some("Opaque".to_owned()),
             ..Secret::default()
-        }
-    }
-
-    fn metadata(&self, name: &str, version: Option<String>) -> ObjectMeta {
-        let label = (
-            "app.kubernetes.io/name".to_owned(),
-            "kplane-controlplane".to_owned(),
-        );
-        ObjectMeta {
-            name: Some(name.to_owned()),
-            namespace: Some(self.namespace.clone()),
-            labels: Some(BTreeMap::from([label])),
-            resource_version: version,
-            ..ObjectMeta::default()
         }
     }
 
@@ -268,7 +265,7 @@ impl Authority {
             .as_ref()
             .and_then(|map| map.metadata.resource_version.clone());
         let map = ConfigMap {
-            metadata: self.metadata(CONFIG_MAP, version),
+            metadata: metadata(&self.namespace, CONFIG_MAP, version),
             data: Some(BTreeMap::from([(BUNDLE.to_owned(), bundle.to_owned())])),
             ..ConfigMap::default()
         };
@@ -334,6 +331,19 @@ impl Authority {
                 request,
             )
             .await
+    }
+}
+
+/// Returns the metadata of an object of the control plane.
+fn metadata(namespace: &str, name: &str, version: Option<String>) -> ObjectMeta {
+    let labels = [("name", "kplane"), ("component", "controlplane")];
+    let labels = labels.map(|(key, value)| (format!("app.kubernetes.io/{key}"), value.to_owned()));
+    ObjectMeta {
+        name: Some(name.to_owned()),
+        namespace: Some(namespace.to_owned()),
+        labels: Some(labels.into()),
+        resource_version: version,
+        ..ObjectMeta::default()
     }
 }
 

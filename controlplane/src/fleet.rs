@@ -9,6 +9,7 @@ mod size;
 #[cfg(test)]
 mod tests;
 mod timings;
+mod under_way;
 
 pub use durations::Durations;
 pub use latencies::{Latencies, LatencySummary, Programmed};
@@ -375,8 +376,10 @@ impl Session {
         self.update(|record| record.last_heard = SystemTime::now());
     }
 
-    /// Stores the agent's new report.
-    pub fn report(&self, mut report: Report) {
+    /// Stores the agent's new report. Returns whether the agent's stream, which waits until the agent has received
+    /// more, should look again.
+    pub fn report(&self, mut report: Report) -> bool {
+        let goes_on = self.dispatch.arrived(&report);
         let steps = std::mem::take(&mut report.steps);
         let programmed =
             latencies::take_programmed(&mut report, &self.fleet.store, SystemTime::now());
@@ -404,6 +407,7 @@ impl Session {
             self.measure(&report, &steps, before, applied);
         }
         self.fleet.fleet.changed();
+        goes_on
     }
 
     fn update(&self, change: impl FnOnce(&mut AgentRecord)) {

@@ -28,6 +28,7 @@ use crate::publish::Store;
 use crate::snapshots::Snapshots;
 use crate::source::upstream::{Upstream, log_new};
 use crate::source::{Batch, Event, kubernetes, relayed};
+use crate::tainted::Tainted;
 use crate::trust::Trust;
 
 use self::any_index::{AnyIndex, Change, Step};
@@ -64,6 +65,8 @@ pub struct Hub {
     pub(crate) rolled_back: Mutex<Option<u64>>,
     /// The Node on which this replica runs, if that is known.
     pub own_node: OnceLock<NodeName>,
+    /// The Nodes that have the start-up taint.
+    pub tainted: Tainted,
     /// Token that is cancelled when the control plane ends; all streams end with it.
     pub shutdown: CancellationToken,
     summary: watch::Receiver<Arc<Summary>>,
@@ -130,6 +133,7 @@ impl Hub {
             orders: Board::default(),
             rolled_back: Mutex::default(),
             own_node: OnceLock::new(),
+            tainted: Tainted::default(),
             shutdown: CancellationToken::new(),
             summary,
             queries,
@@ -327,6 +331,7 @@ impl IndexOwner {
                 self.freshness.set(*kind, *versions);
             }
         }
+        self.hub.tainted.follow(&batch.events);
         let waited = batch.observed_at.elapsed().unwrap_or_default();
         let started = Instant::now();
         let step = self.index.apply(batch);
@@ -387,7 +392,7 @@ impl IndexOwner {
         if revision == before {
             return;
         }
-        if self.pace.change(Moment::now()) {
+        if self.pace.change(Moment::now(), self.hub.fleet.agents()) {
             self.announce();
         }
         self.hub.fleet.timings.hop(Hop::Publish, started.elapsed());

@@ -32,5 +32,7 @@ pub mod server;
 pub mod signals;
 pub mod snapshots;
 pub mod source;
+pub mod tainted;
+pub mod taints;
 pub mod trust;
 mod wire;

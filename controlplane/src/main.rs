@@ -172,6 +172,12 @@ struct Args {
     #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
     events: bool,
 
+    /// Take the taint kplane.io/not-ready:NoSchedule from a Node when its agent's data path works, and put it back when
+    /// it does not. kubelet or a cluster autoscaler puts the taint on new Nodes; agents need --canary-service. Needs the
+    /// rights get and patch for nodes.
+    #[arg(long)]
+    startup_taint: bool,
+
     #[command(flatten)]
     state: StateFlags,
 
@@ -358,6 +364,7 @@ async fn serve(args: Args) -> anyhow::Result<()> {
         admission,
         cliff_guard: args.cliff_guard(),
         events: args.events,
+        startup_taint: args.startup_taint,
         peers: args.peers.config(args.own_mark),
         own_node: args.on_node.as_deref().map(Into::into),
         state: Some(args.state.state(args.tls.certificates_in.clone())),

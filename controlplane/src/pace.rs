@@ -1,17 +1,26 @@
 //! The pace of announcements to agents: changes go out at once while they are few, and together while they are many. Pure.
+//!
+//! An announcement costs about the same with one change as with a hundred, and as much for each agent. So a large fleet
+//! gets fewer: one that followed the pace of a small fleet would be late by what waits in all connections.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Interval of changes that are all announced at once: 20 a second.
-const EACH: Duration = Duration::from_millis(50);
+/// Changes that are all announced at once in the time that a change waits for others: 20 a second in a small fleet.
+const IN_TIME: u32 = 2;
 
 /// Number of changes in a burst that are announced at once.
 const BURST: u32 = 5;
 
-/// Maximum time that a change waits for others.
+/// Maximum time that a change waits for others in a fleet of up to 2,000 agents.
 const TOGETHER: Duration = Duration::from_millis(100);
+
+/// The same for each agent of a larger fleet: about the time of two cores for an update, with the agent's answer.
+const PER_AGENT: Duration = Duration::from_micros(50);
+
+/// Maximum time that a change waits for others in any fleet.
+const LONGEST: Duration = Duration::from_secs(1);
 
 /// The rate of announcements.
 #[derive(Clone, Copy, Debug)]
@@ -19,6 +28,14 @@ pub(crate) struct Pace {
     /// Time to which the announcements so far reach, at one for each interval.
     spent: Instant,
     due: Option<Instant>,
+    /// The interval of changes that are all announced at once.
+    each: Duration,
+}
+
+/// Returns how long a change waits for others at most, with so many agents.
+fn together(agents: usize) -> Duration {
+    let agents = u32::try_from(agents).unwrap_or(u32::MAX);
+    PER_AGENT.saturating_mul(agents).clamp(TOGETHER, LONGEST)
 }
 
 impl Pace {
@@ -26,20 +43,23 @@ impl Pace {
         Self {
             spent: now,
             due: None,
+            each: TOGETHER / IN_TIME,
         }
     }
 
-    /// Notes a change; returns whether it is to be announced at once. If not, [`Pace::due`] says when.
-    pub(crate) fn change(&mut self, now: Instant) -> bool {
+    /// Notes a change for a fleet of so many agents; returns whether it is to be announced at once. If not, [`Pace::due`] says when.
+    pub(crate) fn change(&mut self, now: Instant, agents: usize) -> bool {
         if self.due.is_some() {
             return false;
         }
+        let together = together(agents);
+        self.each = together / IN_TIME;
         let spent = self.spent.max(now);
-        let at_once = spent - now <= EACH * (BURST - 1);
+        let at_once = spent - now <= self.each * (BURST - 1);
         if at_once {
-            self.spent = spent + EACH;
+            self.spent = spent + self.each;
         } else {
-            self.due = Some(now + TOGETHER);
+            self.due = Some(now + together);
         }
         at_once
     }
@@ -52,7 +72,7 @@ impl Pace {
     /// Notes that everything that waited is announced.
     pub(crate) fn announced(&mut self, now: Instant) {
         if self.due.take().is_some() {
-            self.spent = now + EACH * BURST;
+            self.spent = now + self.each * BURST;
         }
     }
 }
@@ -63,6 +83,11 @@ mod tests {
 
     /// Returns the times in milliseconds at which changes at these times are announced.
     fn announcements(changes: impl IntoIterator<Item = u64>) -> Vec<u64> {
+        announcements_to(1_000, changes)
+    }
+
+    /// The same with so many agents.
+    fn announcements_to(agents: usize, changes: impl IntoIterator<Item = u64>) -> Vec<u64> {
         let start = Instant::now();
         let mut pace = Pace::new(start);
         let mut announced = Vec::new();
@@ -72,7 +97,7 @@ mod tests {
                 pace.announced(due);
                 announced.push(due);
             }
-            if pace.change(now) {
+            if pace.change(now, agents) {
                 announced.push(now);
             }
         }
@@ -96,6 +121,24 @@ mod tests {
         let gaps = announced.windows(2).map(|pair| pair[1] - pair[0]);
         assert!(gaps.max().unwrap() <= 110);
         assert!(*announced.last().unwrap() >= 9_990, "nothing is left out");
+    }
+
+    #[test]
+    fn a_large_fleet_gets_fewer_announcements() {
+        for (agents, gap) in [(2_000, 100), (10_000, 500), (100_000, 1_000)] {
+            let announced = announcements_to(agents, (0..1_000).map(|n| n * 10));
+            let gaps = announced.windows(2).map(|pair| pair[1] - pair[0]);
+            let longest = gaps.max().unwrap();
+            assert!(
+                (gap..=gap + 10).contains(&longest),
+                "{agents}: {longest} ms"
+            );
+        }
+        assert_eq!(
+            announcements_to(10_000, [0, 1, 2]),
+            [0, 1, 2],
+            "few changes do not wait"
+        );
     }
 
     #[test]

@@ -127,6 +127,18 @@ impl Agent {
         Ok(message?.expect("the stream goes on").kind.unwrap())
     }
 
+    /// Says what has arrived, as agents do: a control plane waits for it before it sends much more.
+    async fn received(&self) {
+        let report = pb::Report {
+            epoch: self.epoch,
+            received_revision: self.revision,
+            ..pb::Report::default()
+        };
+        let report = message(agent_message::Kind::Report(report));
+        // The stream may have ended meanwhile: then reading fails.
+        let _ = self.send.send(report).await;
+    }
+
     /// Reads until an update is complete.
     async fn update(&mut self) {
         self.last = (0, false);
@@ -150,6 +162,7 @@ impl Agent {
                         assert_eq!(end.digest, self.digest().to_bytes());
                         self.trust = (end.confidence(), end.doubt);
                         self.revision = end.revision;
+                        self.received().await;
                         return;
                     }
                 }

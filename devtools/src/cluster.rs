@@ -1,4 +1,4 @@
-//! `cargo xtask cluster`: the tests' Kubernetes API server, for manual use.
+//! `cargo xtask cluster`: the tests' Kubernetes clusters, for manual use.
 //!
 //! `up` starts this program again in the background (`serve`). That process holds the cluster until
 //! SIGTERM, and everything it started ends with it. Its files are in `.cache/cluster/run`.
@@ -12,37 +12,36 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use kplane_rig::cluster::{Cluster, Options, Programs};
-use kplane_rig::topology::NodeSpec;
-use kplane_rig::userns;
 use kplane_rig::wait::eventually;
 use nix::sched::{CloneFlags, setns};
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::Pid;
 
+mod shape;
+
+use shape::Shape;
+
 /// The folder of the state, below the root of the checkout.
 const FOLDER: &str = ".cache/cluster/run";
 /// Longest wait for the cluster to be ready; a busy machine needs a while.
-const READY: Duration = Duration::from_secs(120);
+const READY: Duration = Duration::from_secs(300);
 /// Longest wait for all processes to be killed.
 const GRACE: Duration = Duration::from_secs(20);
-/// Time for which deleted Pods are terminating.
-const POD_GRACE: Duration = Duration::from_secs(2);
-/// Most nodes: this many have their own addresses.
-const MOST_NODES: u8 = 254;
 
 /// Options of `cargo xtask cluster`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Needs Go for the first start (4 to 7 minutes of building, then seconds), and no root where the kernel
-allows user namespaces.
+allows user namespaces. With --real it needs root and cgroups of version 1, and builds for 15 minutes once.
 
 Examples:
   cargo xtask cluster up --nodes 3
   cargo xtask cluster shell -- kubectl get nodes
   cargo xtask cluster shell                        a shell with KUBECONFIG, kubectl, and the network
   cargo xtask cluster shell -- target/debug/kp-controlplane --kubeconfig .cache/cluster/run/kubeconfig
-  cargo xtask cluster down")]
+  cargo xtask cluster down
+  cargo xtask cluster up --real --dual-stack       real nodes, with containerd, and Pods that really run
+  cargo xtask cluster shell --node node-1          a shell on a node: nft, ip, ctr and so on")]
 pub(crate) struct Args {
     #[command(subcommand)]
     action: Action,
@@ -50,36 +49,32 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Action {
-    /// Start a cluster in the background: etcd, API server, controllers, Pods that pretend to run
-    Up {
-        /// Nodes to begin with: node-1, node-2 and so on, in zones a, b and c
-        #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(..=i64::from(MOST_NODES)))]
-        nodes: u8,
-    },
+    /// Start a cluster in the background: etcd, API server, controllers, nodes
+    Up(Shape),
     /// End it and delete its state
     Down,
     /// Run a command, or a shell, where the cluster is
     Shell {
+        /// Run it on this node of a real cluster, and not beside the control plane
+        #[arg(long)]
+        node: Option<String>,
         /// The command and its arguments [default: $SHELL]
         #[arg(last = true)]
         command: Vec<String>,
     },
     /// Hold the cluster until SIGTERM (`up` starts this)
     #[command(hide = true)]
-    Serve {
-        #[arg(long)]
-        nodes: u8,
-    },
+    Serve(Shape),
 }
 
 /// Runs the requested command.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let folder = crate::workspace().join(FOLDER);
     match &args.action {
-        Action::Up { nodes } => up(&folder, *nodes),
+        Action::Up(shape) => up(&folder, shape),
         Action::Down => down(&folder),
-        Action::Shell { command } => shell(&folder, command),
-        Action::Serve { nodes } => serve(&folder, *nodes),
+        Action::Shell { node, command } => shell(&folder, node.as_deref(), command),
+        Action::Serve(shape) => serve(&folder, shape),
     }
 }
 
@@ -89,12 +84,12 @@ fn note(folder: &Path) -> PathBuf {
     folder.join("holder")
 }
 
-fn up(folder: &Path, nodes: u8) -> Result<()> {
+fn up(folder: &Path, shape: &Shape) -> Result<()> {
     if let Some(pid) = holder(folder) {
         bail!("a cluster is up (process {pid}); `cargo xtask cluster down` ends it");
     }
     // This runs with the machine's network, because Go may have to download.
-    Programs::ensure()?;
+    shape.prepare()?;
     if folder.exists() {
         fs::remove_dir_all(folder).with_context(|| folder.display().to_string())?;
     }
@@ -102,7 +97,8 @@ fn up(folder: &Path, nodes: u8) -> Result<()> {
     let log = folder.join("log");
     let output = File::create(&log).with_context(|| log.display().to_string())?;
     let mut child = Command::new(env::current_exe()?)
-        .args(["cluster", "serve", "--nodes", &nodes.to_string()])
+        .args(["cluster", "serve"])
+        .args(shape.arguments())
         .stdin(Stdio::null())
         .stdout(output.try_clone()?)
         .stderr(output)
@@ -118,12 +114,13 @@ fn up(folder: &Path, nodes: u8) -> Result<()> {
         ensure!(note(folder).exists(), "see {}", log.display());
         Ok(Ok(()))
     })??;
+    let nodes = shape.nodes;
+    let what = shape.described();
     println!(
         "A cluster with {nodes} nodes is up, in a network namespace of its own.\n\n  \
          KUBECONFIG={}\n\n  cargo xtask cluster shell                  a shell inside, with \
          kubectl\n  cargo xtask cluster shell -- COMMAND       one command inside\n  cargo xtask \
-         cluster down                   end it\n\nPods with a spec.nodeName are simulated; logs \
-         are in {}.",
+         cluster down                   end it\n\n{what}; logs are in {}.",
         folder.join("kubeconfig").display(),
         folder.join("logs").display()
     );
@@ -145,25 +142,37 @@ fn down(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-fn shell(folder: &Path, command: &[String]) -> Result<()> {
+fn shell(folder: &Path, node: Option<&str>, command: &[String]) -> Result<()> {
     let pid = holder(folder).context("no cluster is up: cargo xtask cluster up")?;
-    join(pid)?;
-    let bin = Programs::ensure()?.bin().to_owned();
-    let path = env::var_os("PATH").unwrap_or_default();
-    let path = env::join_paths([bin].into_iter().chain(env::split_paths(&path)))?;
-    let shell = env::var("SHELL").unwrap_or_else(|_| "/bin/sh".to_owned());
-    let words = if command.is_empty() {
-        vec![shell]
-    } else {
-        command.to_vec()
+    let path = shape::path(folder)?;
+    let mut shell = match node {
+        Some(node) => enter(folder, node)?,
+        None => {
+            join(pid)?;
+            Command::new("env")
+        }
     };
-    let (program, arguments) = words.split_first().context("no command")?;
-    let error = Command::new(program)
-        .args(arguments)
-        .env("PATH", path)
-        .env("KUBECONFIG", folder.join("kubeconfig"))
-        .exec();
-    Err(error).with_context(|| format!("run {program}"))
+    let default = [env::var("SHELL").unwrap_or_else(|_| "/bin/sh".to_owned())];
+    let words = if command.is_empty() {
+        &default
+    } else {
+        command
+    };
+    shell.arg(path).args(words);
+    let error = shell.env("KUBECONFIG", folder.join("kubeconfig")).exec();
+    Err(error).context("run the command")
+}
+
+/// Returns a command that runs `env` on a node of a real cluster.
+fn enter(folder: &Path, node: &str) -> Result<Command> {
+    let init = folder.join(node).join("init");
+    let pid = fs::read_to_string(&init)
+        .with_context(|| format!("no real node {node}: cargo xtask cluster up --real"))?;
+    let kinds = ["--net", "--mount", "--uts", "--ipc", "--pid", "--cgroup"];
+    let mut command = Command::new("nsenter");
+    command.args(["--target", pid.trim()]).args(kinds);
+    command.args(["--", "env"]);
+    Ok(command)
 }
 
 /// Enters the namespaces of the cluster's process: first its user namespace, then its network.
@@ -184,21 +193,12 @@ fn join(pid: Pid) -> Result<()> {
 }
 
 /// Holds the cluster until SIGTERM.
-fn serve(folder: &Path, nodes: u8) -> Result<()> {
-    userns::enter()?;
+fn serve(folder: &Path, shape: &Shape) -> Result<()> {
+    shape.enter()?;
     // The signal is blocked in all later threads, so that only the thread below gets it.
     let signals = SigSet::from_iter([Signal::SIGTERM]);
     signals.thread_block()?;
-    let cluster = Cluster::start(&Options {
-        folder: Some(folder.to_owned()),
-        controllers: true,
-        kubelet: Some(POD_GRACE),
-        ..Options::default()
-    })?;
-    for number in 1..=nodes {
-        let zone = ["a", "b", "c"][usize::from(number - 1) % 3];
-        cluster.add_node(&NodeSpec::standard(number)?, zone)?;
-    }
+    let cluster = shape.start(folder)?;
     // `shell` enters the network of this process' first thread.
     std::mem::forget(cluster.ns().enter()?);
     let own = std::process::id();

@@ -2,6 +2,7 @@
 
 mod cluster;
 mod demo;
+mod images;
 mod tools;
 mod vm;
 
@@ -26,10 +27,12 @@ struct Cli {
 enum Task {
     /// See kplane work: a small cluster on this machine, real packets, in under a minute
     Demo(demo::Args),
-    /// A real Kubernetes API server on this machine, to try things with
+    /// A real Kubernetes API server, or a whole cluster, on this machine, to try things with
     Cluster(cluster::Args),
     /// A virtual machine whose kernel has IPVS, to try things with
     Vm(vm::Args),
+    /// Images of kplane's programs, for a registry or a node
+    Images(images::Args),
     /// Install what the tests need beyond Rust
     #[command(hide = true)]
     Tools,
@@ -40,6 +43,7 @@ fn main() -> ExitCode {
         Task::Demo(args) => demo::run(&args),
         Task::Cluster(args) => exit(cluster::run(&args)),
         Task::Vm(args) => vm::run(&args).unwrap_or_else(|error| exit(Err(error))),
+        Task::Images(args) => exit(images::run(&args)),
         Task::Tools => exit(tools::install()),
     }
 }

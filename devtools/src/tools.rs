@@ -3,7 +3,8 @@
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
-use kplane_rig::cluster::Programs;
+use kplane_rig::cluster::helm;
+use kplane_rig::real::NodePrograms;
 use kplane_rig::vm::{self, Vm};
 
 /// Debian packages, besides those for [`vm`]: the program that shows that one is there, and its package.
@@ -36,8 +37,9 @@ pub(crate) fn install() -> Result<()> {
     if !missing.is_empty() {
         install_packages(&missing)?;
     }
-    // For tests/tests/cluster: they leave the machine's network, and then Go cannot download.
-    Programs::ensure()?;
+    // For tests with clusters: they leave the machine's network, and then Go cannot download.
+    NodePrograms::ensure()?;
+    helm()?;
     Vm::ensure().map(drop)
 }
 

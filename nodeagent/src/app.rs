@@ -17,6 +17,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::cache::Cache;
+use crate::canary;
 use crate::claim::{Claim, Taken};
 use crate::config::{Config, Source};
 use crate::connection::Connection;
@@ -172,12 +173,13 @@ async fn build_parts(
     let (publisher, servers) = service_health::channel();
     let addresses = Addresses::new(&config.node_settings.nodeport_addresses);
     let rival = watch::Sender::new(None);
+    let mut tasks = JoinSet::new();
     let followers = Followers::new(publisher, counters.clone()).with_rival(rival.subscribe());
+    let followers = followers.with_canary(follow_canary(&config, &mut tasks));
     let recall = recall(&config);
     let own = OwnPlaces::new(&config);
     let settings = own.settings(config.node_settings);
     let engine = Engine::start(open, settings, followers, recall).await?;
-    let mut tasks = JoinSet::new();
     let (transport, status_addr) =
         connect(config.source, config.cliff_guard, own, &mut tasks).await?;
     let identity = Identity::new(config.node_name);
@@ -236,6 +238,13 @@ async fn build_parts(
         rival,
         choice,
     })
+}
+
+/// Starts to connect to the canary, if there is one.
+fn follow_canary(config: &Config, tasks: &mut Tasks) -> Option<canary::Follower> {
+    let (follower, prober) = canary::channel(config.canary.clone()?);
+    spawn_errand(tasks, prober.run());
+    Some(follower)
 }
 
 /// Returns how the agent deals with what it served before, and with objects that a snapshot no longer names.
@@ -318,6 +327,7 @@ async fn connect(
     match source {
         Source::ControlPlane {
             endpoints,
+            list,
             tls,
             server_name,
             token,
@@ -329,7 +339,7 @@ async fn connect(
                 server_name: server_name.map(Into::into),
                 token: token.transpose()?,
             };
-            let transport = Grpc::remote(endpoints, own.dialer(), credentials);
+            let transport = Grpc::remote(endpoints, own.dialer(), credentials).with_list(list);
             Ok((transport, None))
         }
         Source::InProcess(channel) => Ok((Grpc::memory(channel), None)),

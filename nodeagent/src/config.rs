@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kplane_model::NodeName;
+use kplane_model::{NodeName, ServiceName};
 
 use self::kube_proxy::{LogSettings, Note};
 use crate::cleanup;
@@ -98,6 +98,8 @@ pub struct Config {
     /// Whether a port that is taken ends the program; otherwise the agent keeps trying to open it
     /// (G6).
     pub bind_address_hard_fail: bool,
+    /// The Service that leads to this agent on this node; `None` = the data path is not probed.
+    pub canary: Option<ServiceName>,
     /// The limit on how much may go at once because a snapshot does not name it.
     pub cliff_guard: CliffGuard,
     /// The folder of the cache file; `None` = no cache file.

@@ -9,6 +9,7 @@
 
 pub mod app;
 pub mod cache;
+pub mod canary;
 pub mod chosen;
 pub mod claim;
 pub mod cleanup;

@@ -79,6 +79,8 @@ pub struct Report {
     pub node: Option<NodeState>,
     /// The latest changes in the cluster that the kernel holds, oldest first.
     pub triggers: Arc<VecDeque<TriggerProgrammed>>,
+    /// Whether the canary answers through the data path; `None` without a canary, and while that is not known.
+    pub canary: Option<bool>,
 }
 
 /// A change in the cluster whose results are in the kernel.
@@ -296,6 +298,12 @@ impl Report {
             steps: Vec::new(),
             held: self.keeps.as_ref().map(held_to_wire),
             frozen: false,
+            canary: match self.canary {
+                None => pb::Canary::Unspecified,
+                Some(true) => pb::Canary::Answers,
+                Some(false) => pb::Canary::Silent,
+            }
+            .into(),
         };
         let room = REPORT_BYTES.saturating_sub(report.encoded_len());
         report.failures = failures_to_wire(&self.failures, room);

@@ -439,6 +439,7 @@ async fn a_control_plane_may_come_and_go() {
     let address = plane.address;
     let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
     let source = Source::ControlPlane {
+        list: None,
         endpoints: vec![endpoint],
         tls: None,
         server_name: None,
@@ -602,6 +603,7 @@ async fn failing_over_to_a_control_plane_with_another_folder_deletes_nothing() {
     let endpoints = [first.address, address]
         .map(|address| Endpoint::from_shared(format!("http://{address}")).unwrap());
     let source = Source::ControlPlane {
+        list: None,
         endpoints: endpoints.into(),
         tls: None,
         server_name: None,

@@ -9,6 +9,7 @@
 pub use kplane_rig::*;
 
 pub mod bench;
+pub mod chart;
 pub mod contents;
 pub mod fleet;
 pub mod plane;

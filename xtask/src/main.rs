@@ -4,6 +4,7 @@
 mod bench;
 mod cargo;
 mod fleet;
+mod images;
 mod simulate;
 mod start;
 mod test;
@@ -21,7 +22,8 @@ Commands:
   bench     Measure how long changes take, in a real kernel, and print tables
   fleet     Simulate thousands of agents at real control planes, and print a table
   simulate  Play thousands of small clusters with faults, and check what must hold at each moment
-  cluster   Start a real Kubernetes API server on this machine, to try things with
+  images    Make the images of the control plane and the agent, and their bills of materials
+  cluster   Start a real Kubernetes API server, or a whole cluster, on this machine, to try things with
   vm        Start a virtual machine whose kernel has IPVS, to try things with
 
 `cargo xtask COMMAND --help` lists the options of a command.
@@ -37,6 +39,7 @@ fn main() -> ExitCode {
         "bench" => bench::run(args),
         "simulate" => simulate::run(&args),
         "fleet" => fleet::run(args),
+        "images" => images::run(args),
         "cluster" | "vm" => start::dev(&task, &args),
         "help" | "--help" | "-h" => {
             print!("{HELP}");

@@ -37,7 +37,7 @@ use kubeconfig::{Outcome, Selected};
 use login::Login;
 use pods::{Pods, SELECTOR};
 
-/// Name of the control plane in a cluster: its Service has it, and its pods as label.
+/// Name of the control plane's Service in a cluster.
 const NAME: &str = "kplane-controlplane";
 
 /// ConfigMap with the authority of the control plane's certificate, which the control plane writes.

@@ -8,8 +8,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 use kplane_model::{NodeName, ServiceKey};
 use kplane_proto::v1::{Report, Step};
+use tokio::time as clock;
 
 use super::durations::Durations;
+use super::under_way::UnderWay;
 use super::{AgentRecord, Hub, Session};
 use crate::publish::{Moment, Store};
 
@@ -97,6 +99,7 @@ struct Sent {
 pub struct Dispatch {
     hub: Arc<Hub>,
     last: Mutex<Option<Sent>>,
+    under_way: Mutex<UnderWay>,
 }
 
 impl Timings {
@@ -165,13 +168,17 @@ pub(super) fn advance(record: &mut AgentRecord, applied: u64) -> Option<u64> {
 
 impl Dispatch {
     pub(super) fn new(hub: &Arc<Hub>) -> Arc<Self> {
-        let (hub, last) = (Arc::clone(hub), Mutex::default());
-        Arc::new(Self { hub, last })
+        Arc::new(Self {
+            hub: Arc::clone(hub),
+            last: Mutex::default(),
+            under_way: Mutex::default(),
+        })
     }
 
     /// Notes that the stream takes the end of an update to this revision.
     pub fn sent(&self, revision: u64) {
         let at = Instant::now();
+        self.under_way().sent(revision, clock::Instant::now());
         let before = self.lock().replace(Sent { revision, at });
         // The first update of a stream may be a snapshot, and says nothing about changes.
         let lacked = before.filter(|sent| sent.revision < revision);
@@ -180,6 +187,24 @@ impl Dispatch {
             let waited = at.saturating_duration_since(moment.published_at);
             self.hub.fleet.timings.hop(Hop::Send, waited);
         }
+    }
+
+    /// Returns whether the stream should wait until the agent has received more of what was sent.
+    pub fn is_full(&self) -> bool {
+        let spread = Duration::from_millis(self.hub.fleet.report_within_ms().into());
+        self.under_way().is_full(spread, clock::Instant::now())
+    }
+
+    /// Notes what a report says to have arrived. Returns whether a stream that waits should look again.
+    pub(super) fn arrived(&self, report: &Report) -> bool {
+        let received = report.received_revision.max(report.applied_revision);
+        report.epoch == self.hub.store.epoch() && self.under_way().arrived(received)
+    }
+
+    fn under_way(&self) -> MutexGuard<'_, UnderWay> {
+        // Each write leaves it usable.
+        let under_way = self.under_way.lock();
+        under_way.unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Sent>> {

@@ -47,7 +47,8 @@ impl Access {
     /// Returns whether the API server is reached through an address that only kplane programs.
     #[must_use]
     pub fn needs_us(&self) -> bool {
-        matches!(self, Self::InCluster { master: None })
+        let of_pod = matches!(self, Self::InCluster { master: None });
+        of_pod && !names_another(|name| std::env::var(name).ok())
     }
 
     /// Adds a hint to a failure if this kind of access may be its cause.
@@ -59,6 +60,13 @@ impl Access {
             failure => failure,
         }
     }
+}
+
+/// Returns whether the pod's manifest sets another host than the ClusterIP, which kubelet sets in both variables.
+fn names_another(variable: impl Fn(&str) -> Option<String>) -> bool {
+    let host = variable("KUBERNETES_SERVICE_HOST");
+    let cluster_ip = variable("KUBERNETES_PORT_443_TCP_ADDR");
+    host.zip(cluster_ip).is_some_and(|(host, ip)| host != ip)
 }
 
 /// An invalid configuration of the access. Only the operator can fix it. One line.

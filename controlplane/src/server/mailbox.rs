@@ -121,6 +121,11 @@ impl Postman {
         self.put(|waiting| waiting.compared = Some(digests));
     }
 
+    /// Lets the stream look again for something to send.
+    pub(super) fn look_again(&self) {
+        self.put(|_| ());
+    }
+
     /// Sends a heartbeat and a ping.
     pub(super) fn beat(&self, token: u64) {
         self.put(|waiting| waiting.beat(token));

@@ -195,6 +195,8 @@ pub(super) struct Updates {
     frozen_told: bool,
     /// The agent holds a complete state, as far as this stream knows.
     holds: bool,
+    /// The last piece was the end of an update.
+    complete: bool,
     dispatch: Arc<Dispatch>,
 }
 
@@ -220,6 +222,7 @@ impl Updates {
             unpacks: claim.unpacks,
             holds: claim.resume.is_some(),
             opening: Opening::Claimed(claim),
+            complete: false,
             snapshot: false,
             walk: Walk::default(),
             told,
@@ -282,7 +285,8 @@ impl Updates {
             Frozen::Yes => self.holds,
             Frozen::No => false,
         };
-        self.head.synced && !keeps && due
+        // An update that has begun is sent to its end.
+        self.head.synced && !keeps && due && (!self.complete || !self.dispatch.is_full())
     }
 
     /// Takes the digests of the agent's ranges, if it was asked for them.
@@ -314,6 +318,7 @@ impl Updates {
     }
 
     fn next_piece(&mut self) -> Bytes {
+        self.complete = false;
         let store = &self.hub.store;
         if let Some(message) = self.walk.next(&mut self.cursor) {
             self.snapshot = false;
@@ -338,7 +343,7 @@ impl Updates {
 
     /// Notes that the agent gets the end of an update.
     fn ended_at(&mut self, mark: &Mark) {
-        self.holds = true;
+        (self.holds, self.complete) = (true, true);
         self.trust_told = mark.trust_changes;
         self.told = Arc::clone(&mark.freshness);
         self.dispatch.sent(mark.revision);

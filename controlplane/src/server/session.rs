@@ -260,7 +260,11 @@ impl Conversation<'_> {
             .map(|wait| self.last_heard + wait);
         self.session.heard();
         match message.kind {
-            Some(agent_message::Kind::Report(report)) => self.session.report(report),
+            Some(agent_message::Kind::Report(report)) => {
+                if self.session.report(report) {
+                    self.postman.look_again();
+                }
+            }
             Some(agent_message::Kind::Ping(ping)) => self.postman.pong(ping.token),
             Some(agent_message::Kind::Inspection(told)) => self.questions.answered(told),
             Some(agent_message::Kind::Ranges(ranges)) => self.postman.compared(ranges.digests),

@@ -8,7 +8,7 @@ use clap::Parser;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use kp_controlplane::app::Origin;
 use kp_controlplane::dial::parse_mark;
-use kplane_model::NodeName;
+use kplane_model::{NodeName, ServiceName};
 
 use super::absence::AbsenceFlags;
 use super::kube_proxy::{KubeProxyFlags, Note};
@@ -182,6 +182,12 @@ struct DataPathFlags {
     #[arg(long, value_name = "MARK", default_value = "0x50", value_parser = parse_mark)]
     own_mark: u32,
 
+    /// A Service that leads to this agent on each node: internalTrafficPolicy Local, with the port for health checks
+    /// (10256) as its target port. The agent connects to it every 5 s, and reports whether the data path answers.
+    /// `kp-controlplane --startup-taint` needs it.
+    #[arg(long, value_name = "NAMESPACE/NAME", value_parser = service_name)]
+    canary_service: Option<ServiceName>,
+
     /// In mode ipvs, refuse connections to a Service with traffic policy Local that has no endpoint on the node,
     /// as the other modes do. Without this flag mode ipvs uses endpoints of other nodes, as kube-proxy does.
     #[arg(long)]
@@ -207,6 +213,17 @@ impl DataPathFlags {
             },
             ..settings
         }
+    }
+}
+
+fn service_name(text: &str) -> Result<ServiceName, &'static str> {
+    match text.split_once('/') {
+        Some((namespace, name))
+            if !namespace.is_empty() && !name.is_empty() && !name.contains('/') =>
+        {
+            Ok(ServiceName::new(namespace, name))
+        }
+        _ => Err("a Service is NAMESPACE/NAME"),
     }
 }
 
@@ -364,6 +381,7 @@ impl Flags {
             healthz: settings.healthz,
             metrics: settings.metrics,
             bind_address_hard_fail: settings.bind_address_hard_fail,
+            canary: self.data_path.canary_service.clone(),
             cliff_guard: self.absence.cliff_guard(),
             cache_dir: self.absence.cache_dir(backend),
             oom_score_adj: settings.oom_score_adj,

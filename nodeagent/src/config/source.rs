@@ -28,6 +28,8 @@ pub enum Source {
     ControlPlane {
         /// Their addresses.
         endpoints: Vec<Endpoint>,
+        /// A file with more addresses, which may change.
+        list: Option<PathBuf>,
         /// Files for TLS; `None` = plain text.
         tls: Option<ClientFiles>,
         /// Name that the control planes' certificate must have, in place of the host of their address.
@@ -89,6 +91,13 @@ pub(super) struct SourceFlags {
     #[arg(long, value_name = "ADDR", value_delimiter = ',')]
     #[arg(env = "KPLANE_CONTROL_PLANE", hide_env = true)]
     control_plane: Vec<String>,
+
+    /// File with addresses of replicas, ADDRESS or ADDRESS:PORT, separated by commas or white space: the key
+    /// `addresses` of the ConfigMap kplane-replicas, which control planes in a cluster keep. The agent reads the file
+    /// again whenever it looks for replicas.
+    #[arg(long, value_name = "FILE", requires = "tls_server_name")]
+    #[arg(env = "KPLANE_CONTROL_PLANE_FILE", hide_env = true)]
+    control_plane_file: Option<PathBuf>,
 
     #[command(flatten)]
     identity: IdentityFlags,
@@ -175,7 +184,12 @@ impl IdentityFlags {
     }
 
     /// Returns the files for TLS to these control planes; `None` = plain text.
-    fn check(&self, endpoints: &[Endpoint]) -> Result<Option<ClientFiles>, Problem> {
+    /// The replicas of a list always have TLS.
+    fn check(
+        &self,
+        endpoints: &[Endpoint],
+        with_list: bool,
+    ) -> Result<Option<ClientFiles>, Problem> {
         let wrong = |reason: String| Err(Problem::general(reason));
         let is_secure = |endpoint: &&Endpoint| endpoint.uri().scheme_str() == Some("https");
         let secure = endpoints.iter().filter(is_secure).count();
@@ -194,6 +208,7 @@ impl IdentityFlags {
             |endpoint: &&Endpoint| !is_this_machine(endpoint.uri().host().unwrap_or_default());
         let elsewhere = endpoints.iter().find(is_elsewhere);
         match (&files, secure > 0, elsewhere) {
+            _ if with_list && secure == endpoints.len() => Ok(files),
             _ if self.token_file.is_some() && secure == 0 => {
                 wrong("--token-file is for a --control-plane with https://: plain text would show it on the network".into())
             }
@@ -238,9 +253,9 @@ impl SourceFlags {
         let wrong = |reason| Err(Problem::general(reason));
         match (self.standalone, &self.manifests) {
             (false, Some(_)) => wrong("--manifests is for --standalone: give both, or neither"),
-            (true, _) if !self.control_plane.is_empty() => {
-                wrong("--standalone is a control plane itself: leave --control-plane out")
-            }
+            (true, _) if self.has_control_plane() => wrong(
+                "--standalone is a control plane itself: leave --control-plane and --control-plane-file out",
+            ),
             (true, Some(_)) if api.explicit => {
                 wrong("--manifests and --kubeconfig are two sources: leave one of them out")
             }
@@ -282,7 +297,7 @@ impl SourceFlags {
                      --standalone: give them to the control plane",
                 )
             }
-            (false, None) if self.control_plane.is_empty() => wrong(
+            (false, None) if !self.has_control_plane() => wrong(
                 "no source of desired state: give --control-plane http://HOST:7443, or --standalone \
                  with --kubeconfig FILE or --manifests DIR",
             ),
@@ -290,17 +305,25 @@ impl SourceFlags {
                 let scheme = self.identity.scheme();
                 let endpoints = self.control_plane.iter().map(|text| endpoint(text, scheme));
                 let endpoints: Vec<Endpoint> = endpoints.collect::<Result<_, _>>()?;
-                let tls = self.identity.check(&endpoints)?;
+                let tls = self
+                    .identity
+                    .check(&endpoints, self.control_plane_file.is_some())?;
                 let token = self.identity.token_file.clone();
                 let server_name = self.identity.tls_server_name.clone();
                 Ok(Source::ControlPlane {
                     endpoints,
+                    list: self.control_plane_file.clone(),
                     tls,
                     server_name,
                     token,
                 })
             }
         }
+    }
+
+    /// Returns whether the flags name replicas of a control plane.
+    fn has_control_plane(&self) -> bool {
+        !self.control_plane.is_empty() || self.control_plane_file.is_some()
     }
 
     /// Returns the external addresses that Services may have (A5).

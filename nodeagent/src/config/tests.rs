@@ -103,6 +103,18 @@ fn addresses_of_control_planes() {
     };
     assert_eq!(endpoints[0].uri().to_string(), "https://a:7443/");
     assert_eq!(tls.unwrap().pair.unwrap().certificate.to_str(), Some("c"));
+    let listed = "--control-plane-file list --tls-server-name kplane --certificate-authority ca --token-file t";
+    let Source::ControlPlane {
+        endpoints,
+        list,
+        tls,
+        ..
+    } = config(listed).source
+    else {
+        panic!("another source");
+    };
+    assert_eq!((endpoints.len(), list), (0, Some("list".into())));
+    assert!(tls.is_some());
     config("--control-plane http://localhost --control-plane 127.0.0.2:1");
     config("--standalone --manifests src --status-bind-address 0.0.0.0:7444 --insecure");
 }

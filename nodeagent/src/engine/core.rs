@@ -425,6 +425,7 @@ impl Core {
             syncs_failed: self.syncs_failed,
             node: self.node().map(NodeState::from),
             triggers: self.followers.triggers(),
+            canary: self.followers.canary(),
         }
     }
 

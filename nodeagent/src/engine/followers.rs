@@ -8,6 +8,7 @@ use kplane_model::{Family, ServiceKey, ServiceName, TrafficPolicy};
 use tokio::sync::watch;
 
 use super::triggers::{Results, Waiting};
+use crate::canary;
 use crate::desired::{Desired, Touched, View};
 use crate::metrics::{Counters, FamilyCounters};
 use crate::report::{Failure, TriggerProgrammed};
@@ -22,6 +23,7 @@ pub struct Followers {
     triggers: Results,
     /// Another program that programs this node.
     rival: Option<watch::Receiver<Option<Failure>>>,
+    canary: Option<canary::Follower>,
 }
 
 /// ServicePorts whose packets are dropped here for lack of a local endpoint (A18), by policy.
@@ -49,6 +51,7 @@ impl Followers {
             no_local: Default::default(),
             triggers: Results::default(),
             rival: None,
+            canary: None,
         }
     }
 
@@ -57,6 +60,18 @@ impl Followers {
     pub fn with_rival(mut self, rival: watch::Receiver<Option<Failure>>) -> Self {
         self.rival = Some(rival);
         self
+    }
+
+    /// Adds a canary, whose addresses and answers are followed.
+    #[must_use]
+    pub fn with_canary(mut self, canary: Option<canary::Follower>) -> Self {
+        self.canary = canary;
+        self
+    }
+
+    /// Returns whether the canary answers through the data path; `None` while that is not known.
+    pub(super) fn canary(&self) -> Option<bool> {
+        self.canary.as_ref()?.answers()
     }
 
     pub(super) fn counters(&self, family: Family) -> &FamilyCounters {
@@ -88,6 +103,9 @@ impl Followers {
             let mut refused = failures.iter().filter(|(_, failure)| !failure.degraded);
             refused.any(|(key, _)| key.service == *service)
         };
+        if let Some(canary) = &self.canary {
+            canary.programmed(family, desired, touched, is_refused);
+        }
         self.health.programmed(family, desired, touched, is_refused);
         self.count_no_local(family, desired, touched);
     }
@@ -110,15 +128,16 @@ impl Followers {
         self.counters.family(family).set_no_local(counts);
     }
 
-    /// Returns health check ports that cannot be opened, and another program that programs this
-    /// node.
+    /// Returns health check ports that cannot be opened, another program that programs this node, and
+    /// a canary that does not answer.
     pub(super) fn failures(&self) -> Vec<Failure> {
         let mut failures = self.health.failures();
         failures.extend(self.rival.as_ref().and_then(|rival| rival.borrow().clone()));
+        failures.extend(self.canary.as_ref().and_then(canary::Follower::failure));
         failures
     }
 
-    /// Waits until [`Self::failures`] changes.
+    /// Waits until [`Self::failures`] or [`Self::canary`] changes.
     pub(super) async fn changed(&mut self) {
         let rival = async {
             let told = match &mut self.rival {
@@ -129,10 +148,17 @@ impl Followers {
                 std::future::pending::<()>().await;
             }
         };
+        let canary = async {
+            match &mut self.canary {
+                Some(canary) => canary.changed().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             biased;
             () = self.health.failures_changed() => {}
             () = rival => {}
+            () = canary => {}
         }
     }
 }

@@ -1,6 +1,8 @@
 //! The production transport: gRPC over TCP, or over a channel of the caller.
 
 use std::future::ready;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,11 +33,22 @@ const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::fro
 /// waits at the control plane, where newer state replaces older.
 const WINDOW: u32 = 2 * 256 * 1024;
 
+/// Most replicas that a file may name, as many as one name may have.
+const MOST_LISTED: usize = 64;
+
+/// Port of a control plane whose address names none.
+const CONTROL_PLANE_PORT: u16 = 7443;
+
+/// URL of connections to replicas that a file names: gRPC wants one.
+const LISTED: &str = "https://kplane-controlplane";
+
 /// The way to a control plane.
 #[derive(Clone, Debug)]
 enum Target {
     /// A URL. Each stream has a connection of its own: a dead one is never reused.
     Remote(Box<Endpoint>),
+    /// The replicas that a file names, and a URL without meaning for their connections.
+    Listed(Box<Endpoint>, PathBuf),
     /// A control plane in the same process.
     Memory(Channel),
 }
@@ -62,22 +75,21 @@ impl Grpc {
     /// Creates a transport to the replicas to which these URLs lead, over kplane's own connections.
     #[must_use]
     pub fn remote(endpoints: Vec<Endpoint>, dialer: Dialer, credentials: Credentials) -> Self {
-        let tuned = endpoints.into_iter().map(|endpoint| {
-            let endpoint = endpoint
-                .connect_timeout(CONNECT_TIMEOUT)
-                .http2_keep_alive_interval(KEEP_ALIVE.0)
-                .keep_alive_timeout(KEEP_ALIVE.1)
-                .keep_alive_while_idle(true)
-                .initial_stream_window_size(WINDOW)
-                .initial_connection_window_size(WINDOW)
-                .tcp_nodelay(true);
-            Target::Remote(Box::new(endpoint))
-        });
+        let targets = endpoints.into_iter().map(tuned).map(Target::Remote);
         Self {
-            targets: tuned.collect(),
+            targets: targets.collect(),
             dialer,
             credentials,
         }
+    }
+
+    /// Adds the replicas that a file names. Their certificates must have the name of the credentials.
+    #[must_use]
+    pub fn with_list(mut self, file: Option<PathBuf>) -> Self {
+        let endpoint = tuned(Endpoint::from_static(LISTED));
+        let target = file.map(|file| Target::Listed(endpoint, file));
+        self.targets.extend(target);
+        self
     }
 
     /// Creates a transport to a control plane in the same process.
@@ -93,7 +105,7 @@ impl Grpc {
     /// Connects to a replica.
     async fn connect(&self, replica: Replica) -> Result<Channel, OpenError> {
         let endpoint = match self.targets.get(replica.url) {
-            Some(Target::Remote(endpoint)) => endpoint,
+            Some(Target::Remote(endpoint) | Target::Listed(endpoint, _)) => endpoint,
             Some(Target::Memory(channel)) => return Ok(channel.clone()),
             None => return Err(cannot_connect(&replica, "no control plane is configured")),
         };
@@ -113,9 +125,22 @@ impl Grpc {
                 endpoint.uri().to_string()
             }
             Some(Target::Remote(endpoint)) => format!("{} ({replica})", endpoint.uri()),
-            Some(Target::Memory(_)) | None => replica.to_string(),
+            Some(Target::Listed(..) | Target::Memory(_)) | None => replica.to_string(),
         }
     }
+}
+
+/// Sets what all connections of agents have in common.
+fn tuned(endpoint: Endpoint) -> Box<Endpoint> {
+    let endpoint = endpoint
+        .connect_timeout(CONNECT_TIMEOUT)
+        .http2_keep_alive_interval(KEEP_ALIVE.0)
+        .keep_alive_timeout(KEEP_ALIVE.1)
+        .keep_alive_while_idle(true)
+        .initial_stream_window_size(WINDOW)
+        .initial_connection_window_size(WINDOW)
+        .tcp_nodelay(true);
+    Box::new(endpoint)
 }
 
 fn cannot_connect(address: &impl ToString, reason: &str) -> OpenError {
@@ -136,6 +161,39 @@ async fn look_up(url: usize, uri: Uri) -> Found {
     Ok(replicas.collect())
 }
 
+/// Returns the replicas that a file names.
+async fn read_list(url: usize, file: PathBuf) -> Found {
+    let place = file.display().to_string();
+    let wrong = |reason: String| cannot_connect(&place, &reason);
+    let text = tokio::fs::read_to_string(&file).await;
+    let text = text.map_err(|error| wrong(format!("cannot read the list of replicas: {error}")))?;
+    let mut replicas = Vec::new();
+    for listed in text.split([',', ' ', '\t', '\r', '\n']) {
+        if listed.is_empty() {
+            continue;
+        }
+        let place = listed_place(listed)
+            .ok_or_else(|| wrong(format!("{listed:?} is no address such as 192.0.2.1:7443")))?;
+        replicas.push(Replica {
+            place: Some(place),
+            url,
+        });
+        if replicas.len() > MOST_LISTED {
+            return Err(wrong(format!("more than {MOST_LISTED} replicas")));
+        }
+    }
+    Ok(replicas)
+}
+
+/// Parses an address of a list; its port is 7443 unless it names one.
+fn listed_place(text: &str) -> Option<SocketAddr> {
+    let with_port = text.parse::<SocketAddr>().ok();
+    with_port.or_else(|| {
+        let ip: IpAddr = text.parse().ok()?;
+        Some(SocketAddr::new(ip, CONTROL_PLANE_PORT))
+    })
+}
+
 impl Transport for Grpc {
     fn find(&self) -> impl Future<Output = Vec<Found>> + Send + 'static {
         let found = self
@@ -144,6 +202,7 @@ impl Transport for Grpc {
             .enumerate()
             .map(|(url, target)| match target {
                 Target::Remote(endpoint) => look_up(url, endpoint.uri().clone()).boxed(),
+                Target::Listed(_, file) => read_list(url, file.clone()).boxed(),
                 Target::Memory(_) => ready(Ok(vec![Replica { place: None, url }])).boxed(),
             });
         join_all(found.collect::<Vec<_>>())
@@ -173,5 +232,42 @@ impl Transport for Grpc {
                 status: Box::new(status),
             }),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_list_of_replicas_is_read_again_each_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("addresses");
+        let dialer = Dialer::new(0);
+        let grpc = Grpc::remote(Vec::new(), dialer, Credentials::default());
+        let grpc = grpc.with_list(Some(file.clone()));
+        let find = async || {
+            let mut found = grpc.find().await;
+            let found = found.pop().unwrap().map_err(|error| error.to_string());
+            let text = |replica: Replica| replica.place.unwrap().to_string();
+            found.map(|replicas| replicas.into_iter().map(text).collect::<Vec<_>>())
+        };
+        assert!(find().await.unwrap_err().contains("cannot read the list"));
+        for (content, expected) in [
+            (
+                "192.0.2.1:7000\n192.0.2.2\n",
+                vec!["192.0.2.1:7000", "192.0.2.2:7443"],
+            ),
+            (
+                "2001:db8::1, [2001:db8::2]:1",
+                vec!["[2001:db8::1]:7443", "[2001:db8::2]:1"],
+            ),
+            ("\n", vec![]),
+        ] {
+            std::fs::write(&file, content).unwrap();
+            assert_eq!(find().await.unwrap(), expected, "{content}");
+        }
+        std::fs::write(&file, "kplane.example").unwrap();
+        assert!(find().await.unwrap_err().contains("is no address"));
     }
 }

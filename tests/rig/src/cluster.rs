@@ -45,16 +45,19 @@ pub mod guard;
 mod kinds;
 mod kubelet;
 pub mod objects;
-mod programs;
+mod options;
+pub(crate) mod programs;
 mod server;
 
 pub use api::Api;
-pub use programs::Programs;
+pub use options::{Kubelets, Options};
+pub use programs::{Programs, helm};
 
 use credentials::{Credentials, write_kubeconfig};
 use guard::Guard;
 use kubelet::Kubelet;
-use server::{API_PORT, ApiServer, Files};
+pub(crate) use server::API_PORT;
+use server::{ApiServer, Files};
 
 /// The API server's address in its own namespace. The range is reserved for documentation (RFC 5737),
 /// so no other machine has it.
@@ -64,43 +67,6 @@ pub const DUAL_STACK: &str = "10.96.0.0/16,fd96::/112";
 
 /// Longest wait for a program to be ready, on a busy machine.
 const READY: Duration = Duration::from_secs(60);
-
-/// The options for starting a cluster.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// The namespace in which the cluster runs, and the address there at which clients reach the API
-    /// server (its certificate is for that and for 127.0.0.1). `None` creates a namespace with
-    /// [`OWN_ADDRESS`].
-    pub at: Option<(NetNs, IpAddr)>,
-    /// The folder of state and logs. It is kept, and the next start uses it again. `None` takes a
-    /// temporary folder.
-    pub folder: Option<PathBuf>,
-    /// Ranges of cluster IPs: one prefix, or two of different families with a comma. The address
-    /// must be of the first one's family.
-    pub service_ranges: String,
-    /// Whether to run kube-controller-manager: Deployments get Pods, Services get EndpointSlices, and
-    /// so on.
-    pub controllers: bool,
-    /// Runs a kubelet for all nodes. Pods with a `spec.nodeName` get addresses out of their node's
-    /// `spec.podCIDRs` and are ready. Deleted Pods are terminating for this time.
-    pub kubelet: Option<Duration>,
-    /// More flags for the API server.
-    pub apiserver_flags: Vec<String>,
-}
-
-impl Default for Options {
-    /// Returns the options for etcd and the API server alone, in a new namespace, with both families.
-    fn default() -> Self {
-        Self {
-            at: None,
-            folder: None,
-            service_ranges: DUAL_STACK.to_owned(),
-            controllers: false,
-            kubelet: None,
-            apiserver_flags: Vec::new(),
-        }
-    }
-}
 
 /// A running cluster. Dropping it kills all its processes and removes its temporary folder.
 #[derive(Debug)]
@@ -122,6 +88,7 @@ pub struct Cluster {
 /// The programs that run; `None` while a test has stopped one.
 #[derive(Debug, Default)]
 struct Running {
+    scheduler: Option<Process>,
     controllers: Option<Process>,
     apiserver: Option<Process>,
     etcd: Option<Process>,
@@ -162,6 +129,7 @@ impl Cluster {
             address,
             service_ranges: &options.service_ranges,
             credentials: &credentials,
+            kubelets: options.kubelets.as_ref(),
             more,
         };
         let command = server::apiserver(&programs, &files, &flags)?;
@@ -190,8 +158,11 @@ impl Cluster {
             _temporary: temporary,
         };
         cluster.wait_ready()?;
-        if options.controllers {
+        if options.controllers || options.kubelets.is_some() {
             cluster.start_controllers()?;
+        }
+        if options.kubelets.is_some() {
+            cluster.start_scheduler()?;
         }
         let kubelet = |grace| Kubelet::start(&cluster.api, grace);
         cluster.kubelet = options.kubelet.map(kubelet);
@@ -214,6 +185,11 @@ impl Cluster {
     #[must_use]
     pub fn kubeconfig(&self) -> PathBuf {
         self.files.kubeconfig()
+    }
+
+    /// Returns the certificates that clients of the API server trust.
+    pub(crate) fn ca(&self) -> PathBuf {
+        self.files.ca()
     }
 
     /// Returns the folder of state and logs.
@@ -314,6 +290,7 @@ impl Cluster {
             address: self.address,
             service_ranges: &self.options.service_ranges,
             credentials: &self.credentials,
+            kubelets: self.options.kubelets.as_ref(),
             more: &self.options.apiserver_flags,
         };
         let command = server::apiserver(&self.programs, &self.files, &flags)?;
@@ -343,8 +320,17 @@ impl Cluster {
             running.controllers.is_none(),
             "kube-controller-manager runs"
         );
-        let command = server::controller_manager(&self.programs, &self.files)?;
+        let all = self.options.kubelets.is_some();
+        let mut command = server::controller_manager(&self.programs, &self.files, all)?;
+        command.args(&self.options.controller_flags);
         running.controllers = Some(self.guard.start(command)?);
+        Ok(())
+    }
+
+    /// Starts kube-scheduler; it is ready a few seconds later.
+    fn start_scheduler(&self) -> Result<()> {
+        let command = server::scheduler(&self.programs, &self.files)?;
+        self.running().scheduler = Some(self.guard.start(command)?);
         Ok(())
     }
 
@@ -381,7 +367,7 @@ impl Cluster {
 
     fn without_programs(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {
         let before = std::mem::take(&mut *self.running());
-        let controllers = before.controllers.is_some();
+        let (controllers, scheduler) = (before.controllers.is_some(), before.scheduler.is_some());
         drop(before);
         work()?;
         let etcd = start_etcd(&self.ns, &self.guard, &self.programs, &self.files)?;
@@ -389,6 +375,9 @@ impl Cluster {
         self.start_apiserver()?;
         if controllers {
             self.start_controllers()?;
+        }
+        if scheduler {
+            self.start_scheduler()?;
         }
         Ok(())
     }

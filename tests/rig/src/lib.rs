@@ -3,7 +3,7 @@
 //! Read in this order: [`topology`] builds nodes, pods and an outside client; [`echo`] answers in
 //! pods; [`client`], [`load`] and [`sctp`] ask, and [`ask`] asks in any protocol; [`flood`] is hostile; [`capture`] records the
 //! wire; [`wait`] is the only way to wait. [`status`] queries a control plane, and [`cluster`] runs a real
-//! Kubernetes API server. Below them are [`netns`], [`mounts`], [`link`], [`sysctl`] and [`process`].
+//! Kubernetes API server, and [`real`] a whole cluster with kubelets and containers. Below them are [`netns`], [`mounts`], [`link`], [`sysctl`] and [`process`].
 //!
 //! **Invariants.** Nothing here touches the namespace in which the process was started. Everything that
 //! a handle created disappears when the handle is dropped. The rig is synchronous: call it from ordinary
@@ -38,6 +38,7 @@ pub mod ask;
 pub mod capture;
 pub mod client;
 pub mod cluster;
+mod debian;
 pub mod echo;
 pub mod flood;
 pub mod harness;
@@ -50,6 +51,7 @@ pub mod netns;
 pub mod privilege;
 pub mod process;
 pub mod product;
+pub mod real;
 pub mod sctp;
 pub mod status;
 pub mod sysctl;

@@ -8,6 +8,7 @@ use std::fs::File;
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::resume_unwind;
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -84,6 +85,17 @@ impl NetNs {
     pub fn current(name: impl Into<String>) -> Result<Self> {
         let name = name.into();
         let file = File::open(THIS_THREAD).context("this thread's network namespace")?;
+        Ok(Self(Arc::new(Inner { name, file })))
+    }
+
+    /// Opens the namespace of a file, such as `/proc/1/ns/net`, with a name for messages.
+    ///
+    /// # Errors
+    /// The file cannot be opened.
+    pub fn open(name: impl Into<String>, file: &Path) -> Result<Self> {
+        let name = name.into();
+        let file =
+            File::open(file).with_context(|| format!("network namespace {}", file.display()))?;
         Ok(Self(Arc::new(Inner { name, file })))
     }
 

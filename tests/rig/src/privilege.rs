@@ -61,7 +61,10 @@ pub(crate) fn is_set(var: &str) -> bool {
 }
 
 /// Returns the value, or `None` and a printed line where it is missing and may be.
-pub(crate) fn available<T>(result: Result<T>) -> Result<Option<T>> {
+///
+/// # Errors
+/// It is missing, and [`CI` or `REQUIRE_NETNS`](is_strict) is set.
+pub fn available<T>(result: Result<T>) -> Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
         Err(error) if is_strict() => bail!("required here, but: {error:#}"),

@@ -86,16 +86,24 @@ impl Drop for Process {
 /// # Errors
 /// The file could not be opened.
 pub fn logging(program: &Path, log: &Path) -> Result<Command> {
-    let file = File::options().create(true).append(true).open(log);
-    let file = file.with_context(|| format!("open {}", log.display()))?;
     let mut command = Command::new(program);
-    let output = (file.try_clone()?, file);
-    command
-        .stdin(Stdio::null())
-        .stdout(output.0)
-        .stderr(output.1);
+    append(&mut command, log)?;
     command.process_group(0);
     Ok(command)
+}
+
+/// Gives a command no input, and appends its output to a file.
+///
+/// # Errors
+/// The file could not be opened.
+pub(crate) fn append(command: &mut Command, log: &Path) -> Result<()> {
+    let file = File::options().create(true).append(true).open(log);
+    let file = file.with_context(|| format!("open {}", log.display()))?;
+    command
+        .stdin(Stdio::null())
+        .stdout(file.try_clone()?)
+        .stderr(file);
+    Ok(())
 }
 
 /// Returns the last lines of a log, for messages.
@@ -111,11 +119,17 @@ pub fn last_words(log: &Path) -> String {
 /// # Errors
 /// The program could not be started, or failed; the message has its standard error.
 pub fn output(mut command: Command) -> Result<String> {
+    command.stdin(Stdio::null());
+    finish(command)
+}
+
+/// Runs a program with its own standard input to its end, and returns its standard output.
+///
+/// # Errors
+/// As [`output`].
+pub(crate) fn finish(mut command: Command) -> Result<String> {
     let shown = format!("{command:?}");
-    let output = command
-        .stdin(Stdio::null())
-        .output()
-        .with_context(|| format!("start {shown}"))?;
+    let output = command.output().with_context(|| format!("start {shown}"))?;
     let stderr = String::from_utf8_lossy(&output.stderr);
     ensure!(
         output.status.success(),

@@ -154,6 +154,23 @@ impl Topology {
         Ok(self.nodes.entry(name).or_insert(node))
     }
 
+    /// Removes a node without pods, and the routes to it. Its links go when its namespace does.
+    ///
+    /// # Errors
+    /// The node does not exist, or has pods.
+    pub fn remove_node(&mut self, name: &str) -> Result<()> {
+        let empty = self.pods.values().all(|pod| pod.node != name);
+        ensure!(empty, "{name} has pods");
+        let node = self.nodes.remove(name);
+        let node = node.with_context(|| format!("no node {name}"))?;
+        for other in self.nodes.values() {
+            for cidr in &node.pod_cidrs {
+                other.unroute(*cidr)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Adds a pod to a node, at any time, with any addresses.
     ///
     /// # Errors

@@ -88,7 +88,10 @@ fn pods(way: &Way, poor: &Path) -> Result<()> {
     way.cluster.add_node(&spec, "a")?;
     for name in ["a-slow", "b-ready"] {
         let mut pod = objects::pod(NAMESPACE, name, "x", "node-1");
-        pod["metadata"]["labels"] = json!({ "app.kubernetes.io/name": "kplane-controlplane" });
+        pod["metadata"]["labels"] = json!({
+            "app.kubernetes.io/name": "kplane",
+            "app.kubernetes.io/component": "controlplane",
+        });
         way.cluster.api().create(&pod)?;
     }
     way.says(

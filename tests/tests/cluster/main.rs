@@ -2,6 +2,8 @@
 //! for each, real kernel tables. No test says how the tables must look where a fresh start from the
 //! same objects can say it ([`support::oracle`]).
 
+mod announce;
+mod chart;
 mod events;
 mod faults;
 mod fleet;
@@ -15,13 +17,14 @@ mod replicas;
 mod rig;
 mod rotation;
 mod services;
+mod startup;
 mod support;
 mod workloads;
 
 use std::process::ExitCode;
 
 use anyhow::Result;
-use kplane_tests::cluster::Programs;
+use kplane_tests::cluster::{Programs, helm};
 use kplane_tests::harness::{self, Test};
 use kplane_tests::privilege;
 use kplane_tests::product::Product;
@@ -51,6 +54,7 @@ const TESTS: &[Test] = tests![
     replicas::any_replica_answers_for_all_and_kpctl_waits_for_all,
     freeze::a_node_is_frozen_at_any_replica_and_stays_so_over_restarts,
     freeze::orders_at_two_replicas_at_once_are_both_kept,
+    startup::the_startup_taint_follows_the_data_path,
     fleet::agents_resume_at_other_replicas_and_lose_nothing,
     workloads::a_deployment_is_scaled_and_rolled,
     workloads::b3_terminating_endpoints_serve_when_nothing_else_does,
@@ -65,11 +69,13 @@ const TESTS: &[Test] = tests![
     identity::users_have_the_rights_that_the_cluster_gives_them,
     identity::known_agents_come_back_while_the_api_server_is_away,
     identity::replicas_make_one_authority_and_keep_it,
+    announce::replicas_announce_the_addresses_of_their_service,
     rotation::the_authority_gets_a_successor_while_agents_work,
     input::credentials_that_do_not_work_are_said_to,
     input::control_planes_know_their_cluster,
     input::a_kubeconfig_that_is_none_is_one_line,
     input::absurd_objects_do_not_harm_their_neighbours,
+    chart::the_api_server_accepts_every_combination_of_values,
     kpctl::each_missing_piece_on_the_way_to_the_control_plane_is_named,
 ];
 
@@ -90,6 +96,7 @@ fn main() -> ExitCode {
 
 fn prepare() -> Result<()> {
     Programs::ensure()?;
+    helm()?;
     support::world::set_product(Product::build()?);
     Ok(())
 }

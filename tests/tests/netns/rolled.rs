@@ -43,8 +43,11 @@ struct Plane {
 impl Plane {
     fn start(control: &NetNs, folder: &Path, replica: u16) -> Result<Self> {
         let port = CONTROL_PORT + replica;
-        let (runtime, hub) = plane_at(control, folder, &Admission::default(), port)?;
-        Ok(Self { runtime, hub })
+        // A program that another test is starting may hold the port of the one before until its exec.
+        eventually(DEADLINE, "a replica starts", || {
+            let (runtime, hub) = plane_at(control, folder, &Admission::default(), port)?;
+            Ok::<_, anyhow::Error>(Self { runtime, hub })
+        })
     }
 
     /// Ends as on SIGTERM.

@@ -192,8 +192,8 @@ impl Cluster {
         } = self;
         let text = match none {
             NoPod::Unknown => format!(
-                "no control plane runs in namespace {namespace} of {self}: no pod has the label \
-                 app.kubernetes.io/name={NAME}. Check with: {kubectl} -n {namespace} get \
+                "no control plane runs in namespace {namespace} of {self}: no pod has the labels \
+                 app.kubernetes.io/name=kplane and app.kubernetes.io/component=controlplane. Check with: {kubectl} -n {namespace} get \
                  pods --show-labels; --kplane-namespace names another namespace, and {ELSEWHERE}"
             ),
             NoPod::Stopped(states) => format!(

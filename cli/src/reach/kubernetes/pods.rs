@@ -2,8 +2,9 @@
 
 use serde::Deserialize;
 
-/// Label of the control plane's pods, written for a URL.
-pub(super) const SELECTOR: &str = "app.kubernetes.io%2Fname%3Dkplane-controlplane";
+/// Labels of the control plane's pods, written for a URL.
+pub(super) const SELECTOR: &str =
+    "app.kubernetes.io%2Fname%3Dkplane%2Capp.kubernetes.io%2Fcomponent%3Dcontrolplane";
 
 /// A list of pods, as far as it matters here.
 #[derive(Debug, Default, Deserialize)]

@@ -157,3 +157,20 @@ fn a_pod_hears_of_the_trap_that_its_address_is() {
     let other = (Access::InCluster { master: None }).explain(Failure::Unauthorized);
     assert_eq!(other, Failure::Unauthorized);
 }
+
+#[test]
+fn a_pod_whose_manifest_names_the_api_server_does_not_need_kplane() {
+    let names = |host: Option<&str>, cluster_ip: Option<&str>| {
+        names_another(|name| {
+            let value = match name {
+                "KUBERNETES_SERVICE_HOST" => host,
+                _ => cluster_ip,
+            };
+            value.map(str::to_owned)
+        })
+    };
+    assert!(names(Some("192.0.2.1"), Some("10.96.0.1")));
+    assert!(!names(Some("10.96.0.1"), Some("10.96.0.1")));
+    assert!(!names(Some("10.96.0.1"), None));
+    assert!(!names(None, None));
+}

@@ -45,7 +45,7 @@ fn publish(hub: &Hub, name: &str) {
 struct Stream {
     postman: Option<Postman>,
     outbound: Outbound,
-    _session: Session,
+    session: Session,
 }
 
 impl Stream {
@@ -68,7 +68,7 @@ impl Stream {
         Self {
             postman: Some(postman),
             outbound: Outbound::new(mailbox).0,
-            _session: session,
+            session,
         }
     }
 
@@ -313,4 +313,34 @@ async fn a_frozen_agent_is_told_at_once_and_gets_nothing_until_it_is_thawed() {
         let pieces = stream.pieces();
         assert_eq!((pieces.len(), pieces[0].objects.len()), (1, missed));
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_joins_changes_while_an_old_update_is_under_way() {
+    let hub = control_plane(1, 1);
+    let mut stream = Stream::open(&hub, None, false);
+    let report = |stream: &Stream, revision| {
+        stream.session.report(pb::Report {
+            epoch: 1,
+            received_revision: revision,
+            ..pb::Report::default()
+        })
+    };
+    let first = stream.pieces();
+    let received = first.last().unwrap().end.as_ref().unwrap().revision;
+    publish(&hub, "at-once");
+    assert_eq!(stream.pieces().len(), 1, "nothing is old yet");
+
+    tokio::time::advance(Duration::from_secs(2)).await;
+    publish(&hub, "later");
+    assert!(stream.now().is_none(), "an update is two seconds old");
+    publish(&hub, "later-still");
+    assert!(!report(&stream, received - 1), "the agent says nothing new");
+    assert!(report(&stream, received), "the agent has it");
+    let joined = stream.pieces();
+    assert_eq!((joined.len(), joined[0].objects.len()), (1, 2));
+
+    tokio::time::advance(Duration::from_secs(12)).await;
+    publish(&hub, "at-last");
+    assert_eq!(stream.pieces().len(), 1, "silence does not stop a stream");
 }

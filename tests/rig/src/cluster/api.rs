@@ -322,6 +322,6 @@ fn complete(kind: Kind, object: &Value) -> Value {
 }
 
 /// Returns `https://address:port`, with brackets where IPv6 needs them.
-pub(super) fn url(address: IpAddr, port: u16) -> String {
+pub(crate) fn url(address: IpAddr, port: u16) -> String {
     format!("https://{}", std::net::SocketAddr::new(address, port))
 }

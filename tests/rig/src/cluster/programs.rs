@@ -1,29 +1,32 @@
 //! The programs of a cluster: built once by Go, from the versions that `tests/cluster/go.mod` pins.
 //!
-//! They are in `.cache/cluster/etcd-<version>-kubernetes-<version>/bin` of the checkout. A program
-//! in that folder is complete, because it is moved there after its build.
+//! They are in `.cache/cluster/etcd-<version>-kubernetes-<version>/bin` of the checkout.
 
-use std::fs::{self, File};
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Result, bail};
 
-/// The programs of Kubernetes. One command builds them, because they share most packages.
+pub(crate) mod build;
+mod helm;
+
+pub use helm::helm;
+
+use build::{Build, Recipe, STRIP, cache, module, version};
+
+/// The programs of Kubernetes that every cluster needs.
 const KUBERNETES: [&str; 4] = [
     "kube-apiserver",
     "kube-controller-manager",
     "kube-proxy",
     "kubectl",
 ];
+/// The programs of Kubernetes that a cluster with real nodes needs, too.
+const NODES: [&str; 2] = ["kube-scheduler", "kubelet"];
 const KUBERNETES_MODULE: &str = "k8s.io/kubernetes";
 /// The program's name, which must be given, since its folder is called `v3`.
 const ETCD: &str = "etcd";
 const ETCD_MODULE: &str = "go.etcd.io/etcd/server/v3";
-/// The lock held while building.
-const LOCK: &str = "build.lock";
 
 /// The folder with the programs of a cluster.
 #[derive(Clone, Debug)]
@@ -39,29 +42,51 @@ impl Programs {
     /// # Errors
     /// Go is missing, a download or a build failed, or the checkout is not writable.
     pub fn ensure() -> Result<Self> {
-        let module = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("cluster");
-        let root = module
-            .ancestors()
-            .nth(2)
-            .context("tests lies in a checkout")?;
+        Self::with(&KUBERNETES)
+    }
+
+    /// Finds also `kubelet` and `kube-scheduler`, and builds missing programs first.
+    ///
+    /// # Errors
+    /// As [`Programs::ensure`].
+    pub(crate) fn for_nodes() -> Result<Self> {
+        Self::with(&[&KUBERNETES[..], &NODES].concat())
+    }
+
+    fn with(kubernetes: &[&'static str]) -> Result<Self> {
+        let module = module("")?;
         let versions = Versions::read(&module.join("go.mod"))?;
-        let folder = root.join(".cache/cluster").join(versions.folder());
-        let programs = Self {
-            bin: folder.join("bin"),
+        let packages = kubernetes
+            .iter()
+            .map(|program| format!("{KUBERNETES_MODULE}/cmd/{program}"));
+        let of_kubernetes = Recipe {
+            programs: kubernetes.to_vec(),
+            packages: packages.collect(),
+            ld_flags: versions.ld_flags()?,
+            ..Recipe::default()
         };
-        if programs.missing().is_empty() {
-            return Ok(programs);
-        }
-        fs::create_dir_all(&programs.bin)
-            .with_context(|| format!("create {}", programs.bin.display()))?;
-        let lock = File::create(folder.join(LOCK)).context("create the lock of the build")?;
-        lock.lock()
-            .context("wait for another process that builds")?;
-        let missing = programs.missing();
-        if !missing.is_empty() {
-            build(&module, &folder, &versions, &missing)?;
-        }
-        Ok(programs)
+        let etcd = Recipe {
+            programs: vec![ETCD],
+            packages: vec![ETCD_MODULE.to_owned()],
+            ld_flags: STRIP.to_owned(),
+            ..Recipe::default()
+        };
+        let build = Build {
+            module,
+            folder: cache()?.join(versions.folder()),
+            what: versions.message(),
+            recipes: vec![of_kubernetes, etcd],
+        };
+        let bin = build.ensure()?;
+        Ok(Self { bin })
+    }
+
+    /// Returns the version of Kubernetes, such as `v1.36.3`.
+    ///
+    /// # Errors
+    /// The checkout cannot be read.
+    pub fn kubernetes_version() -> Result<String> {
+        version(&module("go.mod")?, KUBERNETES_MODULE)
     }
 
     /// Returns the folder with `etcd`, `kube-apiserver`, `kube-controller-manager`, `kube-proxy`
@@ -76,13 +101,6 @@ impl Programs {
     pub fn command(&self, program: &str) -> Command {
         Command::new(self.bin.join(program))
     }
-
-    fn missing(&self) -> Vec<&'static str> {
-        let mut all = KUBERNETES.to_vec();
-        all.push(ETCD);
-        all.retain(|program| !self.bin.join(program).is_file());
-        all
-    }
 }
 
 /// The versions that `go.mod` pins.
@@ -93,20 +111,22 @@ struct Versions {
 
 impl Versions {
     fn read(go_mod: &Path) -> Result<Self> {
-        let text = fs::read_to_string(go_mod).with_context(|| go_mod.display().to_string())?;
-        let version = |module| {
-            version(&text, module)
-                .with_context(|| format!("{}: no version of {module}", go_mod.display()))
-        };
         Ok(Self {
-            kubernetes: version(KUBERNETES_MODULE)?,
-            etcd: version(ETCD_MODULE)?,
+            kubernetes: version(go_mod, KUBERNETES_MODULE)?,
+            etcd: version(go_mod, ETCD_MODULE)?,
         })
     }
 
     fn folder(&self) -> String {
         let (etcd, kubernetes) = (&self.etcd, &self.kubernetes);
         format!("etcd-{etcd}-kubernetes-{kubernetes}").replace("-v", "-")
+    }
+
+    fn message(&self) -> String {
+        let (etcd, kubernetes) = (&self.etcd, &self.kubernetes);
+        format!(
+            "Kubernetes {kubernetes}, etcd {etcd}: 4 to 7 minutes the first time, then never again"
+        )
     }
 
     /// Returns the linker flags with the version. Without them the programs call themselves
@@ -119,91 +139,14 @@ impl Versions {
         };
         let at = "k8s.io/component-base/version";
         Ok(format!(
-            "-s -w -X {at}.gitVersion={version} -X {at}.gitMajor={major} -X {at}.gitMinor={minor}"
+            "{STRIP} -X {at}.gitVersion={version} -X {at}.gitMajor={major} -X {at}.gitMinor={minor}"
         ))
     }
-}
-
-/// Returns the version that a `require` of a go.mod names, such as `v1.36.3`.
-fn version(go_mod: &str, module: &str) -> Option<String> {
-    let mut lines = go_mod.lines().map(|line| {
-        let line = line.trim();
-        line.strip_prefix("require ").unwrap_or(line)
-    });
-    lines.find_map(|line| {
-        let mut words = line.split_whitespace();
-        let named = words.next() == Some(module);
-        let version = words.next().filter(|version| version.starts_with('v'))?;
-        named.then(|| version.to_owned())
-    })
-}
-
-fn build(module: &Path, folder: &Path, versions: &Versions, missing: &[&str]) -> Result<()> {
-    let Versions { kubernetes, etcd } = versions;
-    eprintln!(
-        "building {} (Kubernetes {kubernetes}, etcd {etcd}) with Go: 4 to 7 minutes the first \
-         time, then never again",
-        missing.join(", ")
-    );
-    let began = Instant::now();
-    let fresh = folder.join("building");
-    if fresh.exists() {
-        fs::remove_dir_all(&fresh).with_context(|| fresh.display().to_string())?;
-    }
-    fs::create_dir_all(&fresh).with_context(|| fresh.display().to_string())?;
-    let of_kubernetes: Vec<&str> = missing.iter().copied().filter(|p| *p != ETCD).collect();
-    if !of_kubernetes.is_empty() {
-        let packages = of_kubernetes
-            .iter()
-            .map(|program| format!("{KUBERNETES_MODULE}/cmd/{program}"));
-        let mut go = go(module, &versions.ld_flags()?);
-        go.arg("-o").arg(format!("{}/", fresh.display()));
-        run(go.args(packages))?;
-    }
-    if missing.contains(&ETCD) {
-        let mut go = go(module, "-s -w");
-        run(go.arg("-o").arg(fresh.join(ETCD)).arg(ETCD_MODULE))?;
-    }
-    for program in missing {
-        fs::rename(fresh.join(program), folder.join("bin").join(program))
-            .with_context(|| format!("Go has built no {program}"))?;
-    }
-    eprintln!("built in {:.0} s", began.elapsed().as_secs_f64());
-    fs::remove_dir(&fresh).with_context(|| fresh.display().to_string())
-}
-
-fn go(module: &Path, ld_flags: &str) -> Command {
-    let mut command = Command::new("go");
-    command
-        .current_dir(module)
-        .args(["build", "-mod=readonly", "-trimpath", "-ldflags", ld_flags]);
-    command
-}
-
-fn run(command: &mut Command) -> Result<()> {
-    let status = match command.status() {
-        Err(error) if error.kind() == ErrorKind::NotFound => bail!(
-            "the tests' Kubernetes cluster is built by Go, which is not installed: get go 1.26 or \
-             newer from https://go.dev/dl or your distribution and put it on the PATH"
-        ),
-        status => status.context("start go")?,
-    };
-    ensure!(status.success(), "{command:?}: {status}");
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn versions_are_those_of_go_mod() {
-        let text = "tool (\n\tgo.etcd.io/etcd/server/v3\n)\nrequire k8s.io/kubernetes v1.36.3 // x\n\
-            require (\n\tk8s.io/kubernetes-not v9.9.9\n\tgo.etcd.io/etcd/server/v3 v3.6.8 // y\n)\n";
-        assert_eq!(version(text, KUBERNETES_MODULE).unwrap(), "v1.36.3");
-        assert_eq!(version(text, ETCD_MODULE).unwrap(), "v3.6.8");
-        assert_eq!(version(text, "k8s.io/absent"), None);
-    }
 
     #[test]
     fn the_folder_names_both_versions() {

@@ -7,12 +7,13 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result};
 
+use super::Kubelets;
 use super::credentials::Credentials;
 use super::guard;
 use super::programs::Programs;
 
 /// The port of the API server, on all addresses.
-pub(super) const API_PORT: u16 = 6443;
+pub(crate) const API_PORT: u16 = 6443;
 /// The port of etcd, on 127.0.0.1 only.
 pub(super) const ETCD_PORT: u16 = 2379;
 const ETCD_PEER_PORT: u16 = 2380;
@@ -32,6 +33,15 @@ const CONTROLLERS: [&str; 10] = [
     "namespace-controller",
     "garbage-collector-controller",
     "service-cidr-controller",
+];
+
+/// All controllers but those that need a cloud. The rig itself gives nodes the ranges of their Pods.
+const WITH_KUBELETS: [&str; 5] = [
+    "*",
+    "-node-ipam-controller",
+    "-node-route-controller",
+    "-service-lb-controller",
+    "-cloud-node-lifecycle-controller",
 ];
 
 /// Number of log lines in an error's message.
@@ -106,6 +116,7 @@ pub(super) struct ApiServer<'a> {
     pub(super) address: IpAddr,
     pub(super) service_ranges: &'a str,
     pub(super) credentials: &'a Credentials,
+    pub(super) kubelets: Option<&'a Kubelets>,
     pub(super) more: &'a [String],
 }
 
@@ -140,7 +151,6 @@ pub(super) fn apiserver(
         .arg(format!("--advertise-address={}", options.address))
         .arg(format!("--secure-port={API_PORT}"))
         .arg(flag("--cert-dir", &files.certificates()))
-        .arg("--authorization-mode=RBAC")
         .arg(flag("--token-auth-file", &credentials.tokens))
         .arg(flag(
             "--service-account-key-file",
@@ -154,21 +164,47 @@ pub(super) fn apiserver(
         .arg(format!(
             "--service-cluster-ip-range={}",
             options.service_ranges
-        ))
-        // Otherwise every Pod would wait for its namespace's account, and have a volume with a
-        // token.
-        .arg("--disable-admission-plugins=ServiceAccount")
-        .args(options.more);
+        ));
+    match options.kubelets {
+        // Every Pod would wait for its namespace's account, and have a volume with a token.
+        None => command.args([
+            "--authorization-mode=RBAC",
+            "--disable-admission-plugins=ServiceAccount",
+        ]),
+        Some(kubelets) => command
+            .arg("--authorization-mode=Node,RBAC")
+            .arg("--enable-admission-plugins=NodeRestriction")
+            .arg("--allow-privileged")
+            .arg("--kubelet-preferred-address-types=InternalIP")
+            .arg(flag("--client-ca-file", &kubelets.client_ca))
+            .arg(flag("--kubelet-client-certificate", &kubelets.certificate))
+            .arg(flag("--kubelet-client-key", &kubelets.key)),
+    };
+    command.args(options.more);
     Ok(command)
 }
 
-pub(super) fn controller_manager(programs: &Programs, files: &Files) -> Result<Command> {
+/// Returns the command of the controllers: those of [`CONTROLLERS`], or all that need no cloud.
+pub(super) fn controller_manager(programs: &Programs, files: &Files, all: bool) -> Result<Command> {
+    let names = if all {
+        WITH_KUBELETS.join(",")
+    } else {
+        CONTROLLERS.join(",")
+    };
     let mut command = files.command(programs, "kube-controller-manager")?;
     command
         .arg(flag("--kubeconfig", &files.kubeconfig()))
         .arg(flag("--root-ca-file", &files.ca()))
         .args(["--leader-elect=false", "--secure-port=0"])
-        .arg(format!("--controllers={}", CONTROLLERS.join(",")));
+        .arg(format!("--controllers={names}"));
+    Ok(command)
+}
+
+pub(super) fn scheduler(programs: &Programs, files: &Files) -> Result<Command> {
+    let mut command = files.command(programs, "kube-scheduler")?;
+    command
+        .arg(flag("--kubeconfig", &files.kubeconfig()))
+        .args(["--leader-elect=false", "--secure-port=0"]);
     Ok(command)
 }
 

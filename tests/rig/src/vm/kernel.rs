@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 
+use crate::debian;
 use crate::process::output;
 
 use super::{initramfs, script};
@@ -115,7 +116,7 @@ impl Kernel {
     fn fetch(into: &Path) -> Result<Self> {
         let began = Instant::now();
         let package = newest_package().or_else(|_| {
-            update()?;
+            debian::update()?;
             newest_package()
         })?;
         eprintln!("fetching {package} for tests in a virtual machine: 70 MB, once");
@@ -124,16 +125,7 @@ impl Kernel {
             fs::remove_dir_all(&fresh).with_context(|| fresh.display().to_string())?;
         }
         fs::create_dir_all(&fresh).with_context(|| fresh.display().to_string())?;
-        // Package lists that are older than the archive name files that are gone from it.
-        let archive = download(&fresh, &package).or_else(|_| {
-            update()?;
-            download(&fresh, &package)
-        })?;
-        let mut unpack = Command::new("dpkg-deb");
-        unpack.arg("--extract").arg(&archive).arg(&fresh);
-        output(unpack)?;
-        fs::remove_file(&archive).context("remove what was downloaded")?;
-
+        debian::unpack(&package, &fresh)?;
         let kernel = Self {
             version: package
                 .strip_prefix(PACKAGE)
@@ -205,33 +197,6 @@ fn newest_package() -> Result<String> {
     let package = words.map(str::trim).find(|name| name.starts_with(PACKAGE));
     let package = package.with_context(|| format!("{META_PACKAGE} depends on no {PACKAGE}*"))?;
     Ok(package.to_owned())
-}
-
-fn update() -> Result<()> {
-    let mut update = Command::new("apt-get");
-    update.args(["-qq", "update"]);
-    output(update)
-        .context("ask the archive for its packages")
-        .map(drop)
-}
-
-fn download(into: &Path, package: &str) -> Result<PathBuf> {
-    let mut download = Command::new("apt-get");
-    download
-        .current_dir(into)
-        .args(["-qq", "download", package]);
-    output(download)?;
-    let mut files = into.read_dir().context("list what was downloaded")?;
-    let file = files
-        .next()
-        .context("apt-get has downloaded nothing")??
-        .path();
-    ensure!(
-        file.extension().is_some_and(|it| it == "deb"),
-        "{}",
-        file.display()
-    );
-    Ok(file)
 }
 
 /// Returns the compressed kernel inside an image.

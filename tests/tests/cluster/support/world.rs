@@ -137,6 +137,8 @@ impl World {
             service_ranges: DUAL_STACK.to_owned(),
             controllers: true,
             kubelet: Some(GRACE),
+            // As in every cluster that has a Service proxy: agents set kernel settings.
+            apiserver_flags: vec!["--allow-privileged".to_owned()],
             ..Options::default()
         })?;
         for (name, zone) in NODES {
@@ -163,7 +165,7 @@ impl World {
             let plane = world.plane(replica, &kubeconfig)?;
             world.planes.push(plane);
             let place = SocketAddr::new(address, agent_port(replica));
-            world.start_agent(node, &format!("http://{place}"))?;
+            world.start_agent(node, &format!("http://{place}"), &[])?;
         }
         world.settle().map_err(|error| world.explain(&error))?;
         Ok(world)
@@ -238,10 +240,23 @@ impl World {
             let place = SocketAddr::new(control, agent_port(*replica));
             format!("http://{place}")
         });
-        self.start_agent(node, &planes.collect::<Vec<_>>().join(","))
+        self.start_agent(node, &planes.collect::<Vec<_>>().join(","), &[])
     }
 
-    fn start_agent(&mut self, node: &'static str, planes: &str) -> Result<()> {
+    /// Starts a node's agent anew, with further flags.
+    pub(crate) fn restart_agent_with(
+        &mut self,
+        node: &'static str,
+        replica: u16,
+        flags: &[&str],
+    ) -> Result<()> {
+        drop(self.agents.remove(node));
+        let control = self.topology.host("control")?.ip(Family::V4)?;
+        let place = SocketAddr::new(control, agent_port(replica));
+        self.start_agent(node, &format!("http://{place}"), flags)
+    }
+
+    fn start_agent(&mut self, node: &'static str, planes: &str, flags: &[&str]) -> Result<()> {
         let guard = Guard::new(self.topology.node(node)?.ns())?;
         let mut agent = self.program(&product()?.node_agent, node)?;
         agent
@@ -249,7 +264,8 @@ impl World {
             .arg(format!("--control-plane={planes}"))
             .arg(format!("--node-name={node}"))
             .arg("--cache-dir=")
-            .arg(CLUSTER_CIDR);
+            .arg(CLUSTER_CIDR)
+            .args(flags);
         self.agents.insert(node, guard.start(agent)?);
         self.guards.push(guard);
         Ok(())
@@ -415,7 +431,7 @@ pub(crate) fn grant(cluster: &Cluster) -> Result<()> {
     kubectl
         .arg("--kubeconfig")
         .arg(cluster.kubeconfig())
-        .args(["apply", "--filename"])
+        .args(["apply", "--server-side", "--force-conflicts", "--filename"])
         .arg(manifest);
     cluster.ns().output(kubectl).map(drop)
 }

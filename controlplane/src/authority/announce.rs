@@ -1,0 +1,190 @@
+//! Addresses of all replicas for agents that cannot resolve a name of the cluster: the ConfigMap kplane-replicas.
+//!
+//! Kubelet mounts the ConfigMap into the agents' pods and keeps the file up to date, so agents need neither a DNS
+//! server in the cluster nor any right at the API server. The addresses are those of the headless Service
+//! kplane-controlplane, whichever replica writes them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::api::{ListParams, PostParams};
+use tokio::time::sleep;
+use tracing::{info, warn};
+
+use super::{PATIENCE, SERVICE, metadata};
+use crate::kubernetes::{Api, Asked, Unanswered};
+
+/// Name of the ConfigMap.
+const CONFIG_MAP: &str = "kplane-replicas";
+/// Key of its data.
+const KEY: &str = "addresses";
+/// Name of the Service's port for agents.
+const PORT_NAME: &str = "agents";
+/// The port, if the Service does not name it.
+const PORT: u16 = 7443;
+/// Interval at which the Service's endpoints are read.
+const LOOK: Duration = Duration::from_secs(5);
+/// Most addresses that are written: agents read as many.
+const MOST: usize = 64;
+
+/// A writer of the addresses. All replicas write the same.
+#[derive(Debug)]
+pub(super) struct Announcer {
+    pub(super) api: Arc<Api>,
+    pub(super) namespace: String,
+}
+
+impl Announcer {
+    /// Keeps the ConfigMap up to date. Never returns.
+    pub(super) async fn keep(self) {
+        let mut said = String::new();
+        loop {
+            match self.look().await {
+                Ok(()) => said.clear(),
+                Err(error) => {
+                    let text = error.to_string();
+                    if said != text {
+                        warn!(
+                            "cannot tell agents the addresses of all replicas (ConfigMap {}/{CONFIG_MAP}): {text}",
+                            self.namespace
+                        );
+                        said = text;
+                    }
+                }
+            }
+            sleep(LOOK).await;
+        }
+    }
+
+    /// Writes the addresses if the ConfigMap has others. Without any address, nothing changes: a list that leads nowhere
+    /// helps no agent.
+    async fn look(&self) -> Result<(), Unanswered> {
+        let listed = text(&addresses(&self.slices().await?));
+        if listed.is_empty() {
+            return Ok(());
+        }
+        match self.write(&listed).await {
+            Ok(false) => Ok(()),
+            Ok(true) => {
+                let addresses = listed.trim_end().replace('\n', " ");
+                info!(addresses, "announced the replicas to agents");
+                Ok(())
+            }
+            // Another replica wrote. This one looks again soon, because the other may have seen an older state.
+            Err(error) if error.is_conflict() => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn slices(&self) -> Result<Vec<EndpointSlice>, Unanswered> {
+        let slices: kube::Api<EndpointSlice> =
+            kube::Api::namespaced(self.api.client(), &self.namespace);
+        let selector = format!("kubernetes.io/service-name={SERVICE}");
+        // The API server answers from its memory.
+        let params = ListParams::default().labels(&selector).match_any();
+        let asked = Asked {
+            verb: "list",
+            resource: "endpointslices",
+            group: "discovery.k8s.io",
+        };
+        let request = slices.list(&params);
+        Ok(self.api.ask(asked, PATIENCE, request).await?.items)
+    }
+
+    /// Writes the ConfigMap unless it has these addresses already; returns whether it was written.
+    async fn write(&self, listed: &str) -> Result<bool, Unanswered> {
+        let maps: kube::Api<ConfigMap> = kube::Api::namespaced(self.api.client(), &self.namespace);
+        let asked = |verb| Asked {
+            verb,
+            resource: "configmaps",
+            group: "",
+        };
+        let before = maps.get_opt(CONFIG_MAP);
+        let before = self.api.ask(asked("get"), PATIENCE, before).await?;
+        let present = before.as_ref().and_then(|map| map.data.as_ref()?.get(KEY));
+        if present.is_some_and(|present| present == listed) {
+            return Ok(false);
+        }
+        let version = before.as_ref();
+        let version = version.and_then(|map| map.metadata.resource_version.clone());
+        let map = ConfigMap {
+            metadata: metadata(&self.namespace, CONFIG_MAP, version),
+            data: Some(BTreeMap::from([(KEY.to_owned(), listed.to_owned())])),
+            ..ConfigMap::default()
+        };
+        let params = PostParams::default();
+        let written = match before {
+            None => {
+                let request = maps.create(&params, &map);
+                self.api.ask(asked("create"), PATIENCE, request).await
+            }
+            Some(_) => {
+                let request = maps.replace(CONFIG_MAP, &params, &map);
+                self.api.ask(asked("update"), PATIENCE, request).await
+            }
+        };
+        written.map(|_| true)
+    }
+}
+
+/// Returns the places of all replicas that are not about to end, in order.
+fn addresses(slices: &[EndpointSlice]) -> BTreeSet<SocketAddr> {
+    let mut places = BTreeSet::new();
+    for slice in slices {
+        let mut ports = slice.ports.iter().flatten();
+        let port = ports.find(|port| port.name.as_deref() == Some(PORT_NAME));
+        let port = port.and_then(|port| u16::try_from(port.port?).ok());
+        for endpoint in slice.endpoints.iter().flatten() {
+            let conditions = endpoint.conditions.as_ref();
+            if conditions.is_some_and(|conditions| conditions.terminating == Some(true)) {
+                continue;
+            }
+            let ips = endpoint.addresses.iter();
+            let ips = ips.filter_map(|address| address.parse::<IpAddr>().ok());
+            places.extend(ips.map(|ip| SocketAddr::new(ip, port.unwrap_or(PORT))));
+        }
+    }
+    places
+}
+
+/// Returns the file's content: a line for each place.
+fn text(places: &BTreeSet<SocketAddr>) -> String {
+    let lines = places.iter().take(MOST).map(|place| format!("{place}\n"));
+    lines.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_names_replicas_that_stay() {
+        let slice = |family: &str, port: &str, endpoints: &str| -> EndpointSlice {
+            let text = format!(
+                r#"{{"metadata":{{"name":"s"}},"addressType":"{family}","ports":{port},"endpoints":{endpoints}}}"#
+            );
+            serde_json::from_str(&text).unwrap()
+        };
+        let slices = [
+            slice(
+                "IPv6",
+                r#"[{"name":"status","port":7444},{"name":"agents","port":17443}]"#,
+                r#"[{"addresses":["2001:db8::1"],"conditions":{"ready":true}}]"#,
+            ),
+            slice(
+                "IPv4",
+                r#"[{"name":"status","port":7444}]"#,
+                r#"[{"addresses":["192.0.2.2"],"conditions":{"ready":true}},
+                    {"addresses":["192.0.2.1"]},
+                    {"addresses":["192.0.2.3"],"conditions":{"ready":false,"terminating":true}}]"#,
+            ),
+        ];
+        let expected = "192.0.2.1:7443\n192.0.2.2:7443\n[2001:db8::1]:17443\n";
+        assert_eq!(text(&addresses(&slices)), expected);
+        assert_eq!(text(&addresses(&[])), "");
+    }
+}

@@ -1,0 +1,81 @@
+{{/* Labels of all objects. */}}
+{{- define "kplane.labels" -}}
+app.kubernetes.io/name: kplane
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+{{- end -}}
+
+{{/* Labels by which pods are selected; (dict "root" $ "component" NAME). */}}
+{{- define "kplane.selector" -}}
+app.kubernetes.io/name: kplane
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{/* The full name of an image; (dict "root" $ "image" VALUES "suffix" TEXT). */}}
+{{- define "kplane.image" -}}
+{{- $name := printf "%s/%s" .root.Values.image.registry .image.repository -}}
+{{- if .image.digest -}}
+{{ $name }}@{{ .image.digest }}
+{{- else -}}
+{{ $name }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}{{ .suffix }}
+{{- end -}}
+{{- end -}}
+
+{{/* The name that the control plane's certificate has. */}}
+{{- define "kplane.serverName" -}}
+kplane-controlplane.{{ .Release.Namespace }}.svc
+{{- end -}}
+
+{{/* The text of kube-proxy's file, where the chart knows it. */}}
+{{- define "kplane.kubeProxyConfig" -}}
+{{- with .Values.agent.kubeProxyConfig -}}
+{{- if .inline -}}
+{{ .inline }}
+{{- else if .copyFrom.name -}}
+{{- $found := lookup "v1" "ConfigMap" .copyFrom.namespace .copyFrom.name -}}
+{{- $place := printf "ConfigMap %s/%s" .copyFrom.namespace .copyFrom.name -}}
+{{- if not $found -}}
+{{- fail (printf "agent.kubeProxyConfig.copyFrom: there is no %s, or Helm may not read the cluster (helm template): give the text as agent.kubeProxyConfig.inline" $place) -}}
+{{- end -}}
+{{- required (printf "agent.kubeProxyConfig.copyFrom: %s has no key %s" $place .copyFrom.key) (index $found.data .copyFrom.key) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The name of the ConfigMap with kube-proxy's file, if there is one. */}}
+{{- define "kplane.kubeProxyConfigMap" -}}
+{{- with .Values.agent.kubeProxyConfig -}}
+{{- $ways := list .inline .existingConfigMap .copyFrom.name | compact -}}
+{{- if gt (len $ways) 1 -}}
+{{- fail "agent.kubeProxyConfig: give one of inline, existingConfigMap and copyFrom.name" -}}
+{{- end -}}
+{{- if .existingConfigMap -}}
+{{ .existingConfigMap }}
+{{- else if $ways -}}
+kplane-kube-proxy-config
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The agent's mode, where the chart knows it. */}}
+{{- define "kplane.mode" -}}
+{{- if .Values.agent.backend -}}
+{{ .Values.agent.backend }}
+{{- else if .Values.agent.kubeProxyConfig.existingConfigMap -}}
+unknown
+{{- else -}}
+{{- $text := include "kplane.kubeProxyConfig" . -}}
+{{- $config := fromYaml $text | default dict -}}
+{{- $config.mode | default "nftables" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Whether the agent's image has iptables; empty = it has not. */}}
+{{- define "kplane.withIptables" -}}
+{{- if eq .Values.agent.variant "auto" -}}
+{{- if or .Values.migration.enabled (ne (include "kplane.mode" .) "nftables") -}}yes{{- end -}}
+{{- else if eq .Values.agent.variant "iptables" -}}
+yes
+{{- end -}}
+{{- end -}}

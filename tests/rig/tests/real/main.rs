@@ -1,0 +1,45 @@
+//! Real clusters: kubelets, containers, kube-proxy and CoreDNS, and what is left when they end.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use kplane_rig::harness::{self, Test};
+use kplane_rig::privilege;
+use kplane_rig::real::{self, NodePrograms};
+
+mod both;
+mod left;
+mod nodes;
+
+const TESTS: &[Test] = kplane_rig::tests!(
+    nodes::pods_of_two_nodes_reach_each_other_by_service_and_by_name,
+    both::services_of_both_families_are_served_in_mode_iptables,
+    left::the_end_of_the_holding_process_ends_everything,
+);
+
+fn main() -> ExitCode {
+    match prepare() {
+        Ok(true) if left::is_holder() => left::hold(),
+        Ok(true) => harness::run(1, TESTS.iter().copied()),
+        Ok(false) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Builds the programs, before the machine's network is left: Go may have to download. Returns whether a
+/// cluster can run.
+fn prepare() -> Result<bool> {
+    if !real::require()? {
+        return Ok(false);
+    }
+    match NodePrograms::ensure() {
+        Err(error) if !privilege::is_strict() => {
+            println!("skipped: {error:#}");
+            Ok(false)
+        }
+        programs => programs.map(|_| true),
+    }
+}

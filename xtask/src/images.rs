@@ -1,0 +1,84 @@
+//! `cargo xtask images`: builds the programs of images, and starts what writes the images.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result};
+
+use crate::cargo::{self, cargo, programs, root, status};
+use crate::start::dev;
+
+/// The programs that have images.
+const PROGRAMS: [&str; 2] = ["kp-controlplane", "kp-nodeagent"];
+/// What tests build: with the same packages, cargo builds nothing twice.
+const QUICK: [&str; 4] = ["kp-controlplane", "kp-nodeagent", "kpctl", "kplane-tests"];
+/// The target unless `--target` names another.
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+/// The profile of programs as shipped.
+const PROFILE: &str = "dist";
+
+/// Builds the programs and writes their images.
+pub(crate) fn run(mut args: Vec<String>) -> Result<ExitCode> {
+    if args.iter().any(|arg| arg == "--help" || arg == "-h") {
+        return dev("images", &args);
+    }
+    let folder = if args.iter().any(|arg| arg == "--quick") {
+        let packages = QUICK.iter().flat_map(|name| ["--package", name]);
+        cargo::run(
+            &["build", "--bins"]
+                .into_iter()
+                .chain(packages)
+                .collect::<Vec<_>>(),
+        )?;
+        programs("dev")?
+    } else {
+        build(&target(&args))?
+    };
+    args.extend(["--bin-dir".to_owned(), folder.display().to_string()]);
+    dev("images", &args)
+}
+
+/// Returns the target that the options name.
+fn target(args: &[String]) -> String {
+    let mut words = args.iter();
+    let named = words.find_map(|word| match word.strip_prefix("--target") {
+        Some("") => Some(None),
+        Some(rest) => rest.strip_prefix('=').map(Some),
+        None => None,
+    });
+    let named = named.and_then(|named| named.or_else(|| words.next().map(String::as_str)));
+    named.unwrap_or(TARGET).to_owned()
+}
+
+/// Builds static programs, and returns their folder. No path of this machine gets into them.
+fn build(target: &str) -> Result<PathBuf> {
+    println!(
+        "Building static programs (profile {PROFILE}): ten minutes on two cores the first time, and seconds when \
+         nothing has changed."
+    );
+    let home = env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(Path::new(&env::var_os("HOME")?).join(".cargo")));
+    let home = home.context("neither CARGO_HOME nor HOME is set")?;
+    let flags = format!(
+        "-C target-feature=+crt-static --remap-path-prefix={}=/kplane --remap-path-prefix={}=/cargo",
+        root()?.display(),
+        home.display()
+    );
+    let upper = target.to_uppercase().replace('-', "_");
+    let mut command = cargo()?;
+    command
+        .args(["build", "--locked", "--bins", "--profile", PROFILE])
+        .args(["--target", target])
+        .args(PROGRAMS.iter().flat_map(|name| ["--package", name]))
+        // These would take the place of the flags below.
+        .env_remove("RUSTFLAGS")
+        .env_remove("CARGO_ENCODED_RUSTFLAGS")
+        .env(format!("CARGO_TARGET_{upper}_RUSTFLAGS"), flags);
+    if target.starts_with("aarch64") && env::consts::ARCH != "aarch64" {
+        let linker = "aarch64-linux-gnu-gcc";
+        command.env(format!("CARGO_TARGET_{upper}_LINKER"), linker);
+    }
+    status(&mut command)?;
+    programs(&format!("{target}/{PROFILE}"))
+}
