@@ -1,8 +1,13 @@
 //! The command line, parsed and validated: its values can be used without further checks.
 
+pub(crate) mod check;
 mod connection;
+mod freeze;
+mod lists;
+pub(crate) mod migrate;
 pub(crate) mod rollback;
 pub(crate) mod rollout;
+pub(crate) mod uninstall;
 mod wait;
 
 use std::path::Path;
@@ -13,14 +18,17 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 use jiff::SignedDuration;
-use kplane_model::ServiceName;
-use kplane_proto::v1 as pb;
 
 pub(crate) use connection::{Identity, KUBECONFIG, Place, STATUS_PORT, Server};
+pub(crate) use freeze::FreezeArgs;
+pub(crate) use lists::{DescribeCommand, GetCommand, ListArgs};
 pub(crate) use wait::WaitArgs;
 
+use self::check::CheckArgs;
+use self::migrate::MigrateCommand;
 use self::rollback::RollbackArgs;
 use self::rollout::RolloutCommand;
+use self::uninstall::UninstallArgs;
 use crate::output::Format;
 
 /// The name of this program in help texts.
@@ -34,6 +42,9 @@ const ANSWER: Duration = Duration::from_secs(10);
 
 /// Longest time that `wait` takes, unless --timeout says otherwise.
 const GOAL: Duration = Duration::from_secs(60);
+
+/// Commands that need the API server of a cluster as well as the control plane, whose address may be given besides.
+const BOTH: [&str; 3] = ["migrate", "check", "uninstall"];
 
 /// Heading of options that have no other one.
 const GLOBAL: &str = "Global options";
@@ -52,8 +63,9 @@ How the control plane is found:
 
 Exit codes:
   0  done            3  status --check: not in sync, or errors in the input
-  1  server error    4  approve: not approved
-  2  wrong usage     1  wait: the goal was not reached in time
+  1  server error    4  approve, migrate, uninstall: not approved
+  2  wrong usage     1  wait: the goal was not reached in time; migrate: stopped; check: bad
+                     2  check: something could not be checked
 
 Examples:
   kpctl status                                  in the cluster of your kubeconfig
@@ -105,7 +117,10 @@ impl Options {
             // The time until the goal is no time to wait for an answer.
             self.timeout = self.timeout.min(ANSWER);
         }
-        self.place.settle(matches)?;
+        let both = matches
+            .subcommand_name()
+            .is_some_and(|name| BOTH.contains(&name));
+        self.place.settle(matches, both)?;
         self.identity.fit(self.place.server.as_mut())
     }
 }
@@ -226,6 +241,50 @@ Examples:
   kpctl rollout stop"
     )]
     Rollout(RolloutCommand),
+    /// Check everything, and say what to type next for each thing that is wrong
+    #[command(after_help = "\
+All checks always run, and each has one line. With -o json there is one document, with `checks` and
+their `outcome`: Ok, Skipped, Warning, Unknown or Bad.
+
+Examples:
+  kpctl check                       an installation
+  kpctl check -o json | jq '.checks[] | select(.outcome == \"Bad\")'
+  kpctl check --pre                 a cluster before an installation: kube-proxy, its configuration
+  kpctl check --pre --local         this node as well: its kernel, and who else owns rules
+
+Exit codes: 0 all is well, 1 something is bad, 2 nothing is bad, but something could not be checked")]
+    Check(CheckArgs),
+    /// Replace kube-proxy node by node, or go back to it
+    #[command(
+        subcommand,
+        after_help = "\
+The state of a migration is in labels of nodes and in an annotation of kube-proxy's DaemonSet, so any
+kpctl can continue what another one began. docs/migrate-from-kube-proxy.md describes all steps.
+
+Examples:
+  kpctl migrate plan
+  kpctl migrate start --node node-1
+  kpctl migrate start --all
+  kpctl migrate status
+  kpctl migrate back --all
+  kpctl migrate finish"
+    )]
+    Migrate(MigrateCommand),
+    /// Remove kplane from all nodes, and everything that helm does not remove
+    #[command(after_help = "\
+Ends the agents, runs a pod on each node that removes kplane's rules and its folder /var/lib/kplane,
+and removes labels, taints, ConfigMaps and the Secret that kplane's programs made. Then it prints what
+it removed, and the helm command for the rest. Repeat it if a node was away.
+
+Move all nodes back to kube-proxy first (kpctl migrate back --all): without a proxy no Service works.
+
+Examples:
+  kpctl uninstall
+  kpctl uninstall --yes                               for scripts: does not ask
+  kpctl uninstall --image registry.example/agent:1    after helm uninstall, with your own image
+
+Exit codes: 0 all is removed, 1 something is left, 4 not approved")]
+    Uninstall(UninstallArgs),
     /// Print a completion script for a shell
     #[command(after_help = "\
 Examples:
@@ -264,122 +323,6 @@ pub(crate) struct WatchArgs {
     /// Show every change until interrupted: in place on a terminal, one after the other otherwise
     #[arg(short, long)]
     pub(crate) watch: bool,
-}
-
-/// The kinds of objects to list.
-#[derive(Debug, Subcommand)]
-pub(crate) enum GetCommand {
-    /// Services with addresses, ports and how many endpoints are ready
-    #[command(
-        visible_alias = "svc",
-        alias = "service",
-        after_help = "\
-READY counts the endpoints of the port that has the fewest. A Service with two families has two
-lines.
-
-Examples:
-  kpctl get services
-  kpctl get svc -n shop -o wide
-  kpctl get svc -o yaml"
-    )]
-    Services(ListArgs),
-    /// Endpoints with their node and state
-    #[command(
-        visible_alias = "ep",
-        alias = "endpoint",
-        after_help = "\
-States:
-  Ready        gets new connections
-  Draining     shutting down, still answers: used when no other endpoint is ready
-  Terminating  shutting down, does not answer
-  NotReady     not used
-
-Examples:
-  kpctl get endpoints
-  kpctl get ep -n shop -w
-  kpctl get ep -o wide          with topology hints"
-    )]
-    Endpoints(ListArgs),
-    /// Nodes with their agent's version, zone and addresses
-    #[command(
-        visible_alias = "no",
-        alias = "node",
-        after_help = "\
-Examples:
-  kpctl get nodes
-  kpctl get no -o wide          with pod CIDRs, peer address, round trip"
-    )]
-    Nodes(WatchArgs),
-}
-
-/// Options of lists of namespaced objects.
-#[derive(Args, Debug)]
-pub(crate) struct ListArgs {
-    /// Only this namespace
-    #[arg(short, long)]
-    pub(crate) namespace: Option<String>,
-    /// All namespaces (the default)
-    #[arg(short = 'A', long, conflicts_with = "namespace")]
-    all_namespaces: bool,
-    #[command(flatten)]
-    pub(crate) watch: WatchArgs,
-}
-
-/// The kinds of objects to describe.
-#[derive(Debug, Subcommand)]
-pub(crate) enum DescribeCommand {
-    /// A Service: ports, policies, endpoints, and what every node holds of it
-    #[command(
-        visible_alias = "svc",
-        alias = "services",
-        after_help = "\
-NODES counts the nodes for which the endpoint is chosen. CLUSTER and LOCAL count the endpoints that
-are chosen for a node under each traffic policy; -o wide lists them.
-
-Examples:
-  kpctl describe service shop/web
-  kpctl describe svc web -n shop
-  kpctl describe svc kubernetes     in namespace default"
-    )]
-    Service(ServiceArgs),
-}
-
-/// Names a Service.
-#[derive(Args, Debug)]
-pub(crate) struct ServiceArgs {
-    /// NAMESPACE/NAME, or NAME in the namespace of -n, else in `default`
-    #[arg(value_name = "SERVICE")]
-    service: String,
-    /// The namespace
-    #[arg(short, long)]
-    namespace: Option<String>,
-}
-
-impl ServiceArgs {
-    /// Returns the Service, or the error in its name.
-    pub(crate) fn name(&self) -> Result<ServiceName, clap::Error> {
-        service_name(&self.service, self.namespace.as_deref())
-    }
-}
-
-/// Returns the Service with this name, in the namespace of -n if the name has none.
-fn service_name(service: &str, namespace: Option<&str>) -> Result<ServiceName, clap::Error> {
-    let (in_name, name) = match service.split_once('/') {
-        Some((namespace, name)) => (Some(namespace), name),
-        None => (None, service),
-    };
-    let wrong = |why: &str| {
-        let text = format!("'{service}' {why}");
-        Err(error(ErrorKind::ValueValidation, &text))
-    };
-    match (in_name, namespace) {
-        (Some(""), _) => wrong("has no namespace before the '/'"),
-        (Some(a), Some(b)) if a != b => wrong(&format!("is not in the namespace of -n {b}")),
-        _ if name.is_empty() || name.contains('/') => {
-            wrong("is not a Service: write NAMESPACE/NAME")
-        }
-        (a, b) => Ok(ServiceName::new(a.or(b).unwrap_or("default"), name)),
-    }
 }
 
 /// Parses a duration with a unit, or a number of seconds.
@@ -436,42 +379,6 @@ fn rename(command: clap::Command, program: &str) -> clap::Command {
     command
         .after_help(help.replace(&format!("{PROGRAM} "), &format!("{program} ")))
         .mut_subcommands(|sub| rename(sub, program))
-}
-
-/// The nodes of `freeze` and `thaw`.
-#[derive(Clone, Debug, clap::Args)]
-#[command(group(clap::ArgGroup::new("nodes").required(true).args(["node", "zone", "all"])))]
-pub(crate) struct FreezeArgs {
-    /// The node; may be repeated
-    #[arg(long, value_name = "NAME")]
-    pub(crate) node: Vec<String>,
-    /// The nodes that are in this zone now
-    #[arg(long, value_name = "ZONE")]
-    pub(crate) zone: Option<String>,
-    /// All nodes, also those that join later
-    #[arg(long)]
-    pub(crate) all: bool,
-    /// Reason, for others and for the audit log
-    #[arg(
-        long,
-        value_name = "TEXT",
-        default_value = "",
-        hide_default_value = true
-    )]
-    pub(crate) reason: String,
-}
-
-impl FreezeArgs {
-    /// Returns the request.
-    pub(crate) fn request(&self, thaw: bool) -> pb::FreezeRequest {
-        pb::FreezeRequest {
-            thaw,
-            all: self.all,
-            nodes: self.node.clone(),
-            zone: self.zone.clone().unwrap_or_default(),
-            reason: self.reason.clone(),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,9 @@
 //! The commands, one function each: ask the control plane, show the answer, return a verdict.
 
+mod check;
+mod migrate;
 mod rollout;
+mod uninstall;
 
 use std::io::{self, IsTerminal as _};
 use std::process::ExitCode;
@@ -42,8 +45,10 @@ pub(crate) enum Verdict {
     CheckFailed,
     /// Exit code 4: the user did not approve.
     Declined,
-    /// Exit code 1: the goal was not reached in time.
+    /// Exit code 1: the goal was not reached in time, or a check found something bad.
     NotReached,
+    /// Exit code 2: something could not be checked.
+    Blind,
 }
 
 impl From<Verdict> for ExitCode {
@@ -51,6 +56,7 @@ impl From<Verdict> for ExitCode {
         match verdict {
             Verdict::Done => Self::SUCCESS,
             Verdict::NotReached => Self::FAILURE,
+            Verdict::Blind => Self::from(2),
             Verdict::CheckFailed => Self::from(3),
             Verdict::Declined => Self::from(4),
         }
@@ -94,6 +100,9 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
             show(&cli, &HistoryView::changed(history))
         }
         Command::Rollout(command) => rollout::run(&cli, command).await,
+        Command::Check(args) => check::run(&cli, args).await,
+        Command::Migrate(command) => migrate::run(&cli, command).await,
+        Command::Uninstall(args) => uninstall::run(&cli, args).await,
         Command::Completion { shell } => {
             let mut script = Vec::new();
             let mut command = args::command(cli.program);

@@ -4,6 +4,7 @@ use std::io;
 use std::process::ExitCode;
 
 use crate::client;
+use crate::reach;
 use crate::style::Tone;
 use crate::text::Span;
 
@@ -13,6 +14,9 @@ pub(crate) enum Failure {
     /// The control plane did not answer, or answered with an error: exit code 1.
     #[error(transparent)]
     Client(#[from] client::Error),
+    /// The cluster is not in a state for the command: exit code 1.
+    #[error("{0}")]
+    Refused(String),
     /// The result cannot be written: exit code 1.
     #[error("cannot write: {0}")]
     Output(#[from] io::Error),
@@ -26,7 +30,18 @@ pub(crate) enum Failure {
     NobodyToAsk,
 }
 
+impl From<reach::Error> for Failure {
+    fn from(error: reach::Error) -> Self {
+        Self::Client(error.into())
+    }
+}
+
 impl Failure {
+    /// Returns whether the same attempt may succeed a second later.
+    pub(crate) fn is_transient(&self) -> bool {
+        matches!(self, Self::Client(error) if error.is_transient())
+    }
+
     /// Prints the failure, and returns the exit code.
     pub(crate) fn report(self) -> ExitCode {
         match self {

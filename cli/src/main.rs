@@ -4,10 +4,12 @@
 //! text) -> `output` (the only module that writes). `view/` never does I/O and never reads the clock.
 
 mod args;
+mod check;
 mod client;
 mod commands;
 mod failure;
 mod goal;
+mod migrate;
 mod output;
 mod reach;
 mod style;

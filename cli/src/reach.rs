@@ -15,6 +15,7 @@ mod kubernetes;
 mod token;
 
 pub(crate) use error::{Error, plane_cause, root_cause};
+pub(crate) use kubernetes::{Asked, Objects};
 pub(crate) use token::Bearer;
 
 use direct::Direct;
@@ -72,6 +73,15 @@ impl Reach {
             way,
             timeout: options.timeout,
         })
+    }
+
+    /// Returns the way to the objects of the kubeconfig's cluster, whatever the way to the control plane is.
+    pub(crate) async fn objects(options: &Options) -> Result<Objects, Error> {
+        let environment = Environment::current();
+        match Kubernetes::find(&options.place, &options.identity, &environment)? {
+            Found::Cluster(mut cluster) => Ok(cluster.objects(options.timeout).await?),
+            Found::Nothing(reason) => Err(kubernetes::Error::no_cluster(reason).into()),
+        }
     }
 
     /// Returns the longest time to wait for an answer.

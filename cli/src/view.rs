@@ -5,12 +5,14 @@
 //! other units are in the name. `README.md` lists the fields.
 
 pub(crate) mod approve;
+pub(crate) mod check;
 pub(crate) mod convergence;
 pub(crate) mod describe;
 pub(crate) mod endpoints;
 pub(crate) mod fleet;
 pub(crate) mod freeze;
 pub(crate) mod history;
+pub(crate) mod migration;
 mod next;
 pub(crate) mod nodes;
 mod plane;
@@ -18,6 +20,7 @@ pub(crate) mod replicas;
 pub(crate) mod rollout;
 pub(crate) mod servers;
 pub(crate) mod services;
+pub(crate) mod uninstall;
 pub(crate) mod version;
 pub(crate) mod wait;
 

@@ -3,8 +3,11 @@
 //! A cleanup is refused while an agent runs, which would write its rules again. Rules with kube-proxy's
 //! names are not removed while a kube-proxy runs, which assumes that its rules exist and would not notice.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use crate::cache::Cache;
 use crate::claim::{self, Claim, Taken};
@@ -27,6 +30,9 @@ pub struct Task {
     pub ports: Ports,
     /// The folder of the cache files that agents wrote.
     pub cache_dir: Option<PathBuf>,
+    /// Longest wait for a kube-proxy that takes the node over: nothing is removed before its own rules are in the
+    /// kernel. `None` = kube-proxy does not take over.
+    pub after_kube_proxy: Option<Duration>,
 }
 
 impl Task {
@@ -61,6 +67,20 @@ pub fn run(task: &Task) -> Done {
     }
     // No agent starts while the claim is held.
     let _claim = claim(task.dry_run, &mut done.problems);
+    if let (Some(limit), true) = (task.after_kube_proxy, done.problems.is_empty()) {
+        if let Err(problem) = takes_over(task, limit) {
+            done.problems.push(problem);
+            return done;
+        }
+        if task.backend.describe().shares_names {
+            done.lines.push(
+                "kept: the rules, which kube-proxy has taken over, because they have its names"
+                    .to_owned(),
+            );
+            done.forget(task);
+            return done;
+        }
+    }
     if done.problems.is_empty() {
         // An agent that runs answers at kube-proxy's ports as kube-proxy does.
         let rival = rival(task).map(|rival| refusal(task, rival));
@@ -145,6 +165,10 @@ impl Done {
             false => ("removed", Cache::forget(folder)),
         };
         let what = || ["cache of what was served".to_owned()].into_iter();
+        if !task.dry_run {
+            // The folder stays if other files are in it, or if it is a mount.
+            let _ = std::fs::remove_dir(folder);
+        }
         match files {
             Ok(0) => {}
             Ok(_) => self.tell(Owner::Kplane, verb, what()),
@@ -161,6 +185,45 @@ impl Done {
             self.lines.push(format!("there {tense} nothing to remove"));
         }
         self
+    }
+}
+
+/// Time between two checks for kube-proxy's rules.
+const TAKE_OVER_LOOK: Duration = Duration::from_secs(1);
+
+/// Waits until a kube-proxy runs and its own rules are in the kernel. kube-proxy writes a family at a time, so the
+/// rules must be the same twice.
+fn takes_over(task: &Task, limit: Duration) -> Result<(), String> {
+    let until = Instant::now() + limit;
+    let mut before = BTreeSet::new();
+    loop {
+        let runs = leftovers::running(task.ports).is_some();
+        // With shared names there is no telling whose rules these are.
+        let shared = task.backend.describe().shares_names;
+        let names: BTreeSet<String> = match shared {
+            true => BTreeSet::from([String::new()]),
+            false => {
+                // Rules for which this image lacks the programs are problems, and rules all the same.
+                let found = leftovers::kube_proxys(task.backend);
+                let problems = found.problems().iter().map(ToString::to_string);
+                problems.chain(found.names()).collect()
+            }
+        };
+        if runs && !names.is_empty() && names == before {
+            return Ok(());
+        }
+        if Instant::now() >= until {
+            return Err(format!(
+                "nothing is removed, because kube-proxy does not serve this node after {} s: {}",
+                limit.as_secs(),
+                match runs {
+                    true => "it runs, and has not written rules; read its log",
+                    false => "no kube-proxy runs; start it",
+                }
+            ));
+        }
+        before = names;
+        sleep(TAKE_OVER_LOOK);
     }
 }
 

@@ -58,6 +58,17 @@ pub enum Task {
     Cleanup(cleanup::Task),
     /// Print the notes about the configuration, and change nothing.
     CheckConfig,
+    /// Check whether this machine can run the agent, and print the findings as JSON.
+    Preflight {
+        /// The mode that the configuration asks for.
+        backend: backend::Kind,
+        /// Its settings.
+        settings: backend::Settings,
+        /// Settings of connection tracking.
+        conntrack: sysctl::Settings,
+        /// The ports on which a kube-proxy may listen.
+        ports: kplane_dataplane::leftovers::Ports,
+    },
     /// Write the configuration with all defaults.
     WriteConfig {
         /// The file to write.

@@ -23,6 +23,7 @@ pub mod log;
 pub mod metrics;
 pub mod oom;
 mod own_places;
+pub mod preflight;
 pub mod reload;
 pub mod report;
 pub mod service_health;

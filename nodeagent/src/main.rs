@@ -10,7 +10,7 @@ use kp_nodeagent::app::Bound;
 use kp_nodeagent::config::kube_proxy::{Level, Note, with_dashes};
 use kp_nodeagent::config::{Checked, Config, Flags, Task};
 use kp_nodeagent::log::LogControl;
-use kp_nodeagent::{chosen, cleanup, log, oom, sysctl};
+use kp_nodeagent::{chosen, cleanup, log, oom, preflight, sysctl};
 use kplane_dataplane::backend;
 use kplane_dataplane::chain;
 use kplane_kube_proxy_config::{KubeProxyConfiguration, to_file};
@@ -42,6 +42,19 @@ fn main() -> ExitCode {
     raise_file_limit();
     if let Task::CheckConfig = checked.task {
         return tell(&checked.notes);
+    }
+    if let Task::Preflight {
+        backend,
+        settings,
+        conntrack,
+        ports,
+    } = &checked.task
+    {
+        let findings = preflight::run(*backend, settings, conntrack, *ports, &checked.notes);
+        return match serde_json::to_writer(std::io::stdout(), &findings) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => refuse(&format!("cannot write the findings: {error}")),
+        };
     }
     match run(checked, control) {
         Ok(()) => ExitCode::SUCCESS,
@@ -111,7 +124,7 @@ fn run(checked: Checked, log: LogControl) -> anyhow::Result<()> {
         }
         Task::Cleanup(task) => return clean_up(&task),
         // The notes, logged above, are the whole result.
-        Task::CheckConfig => return Ok(()),
+        Task::CheckConfig | Task::Preflight { .. } => return Ok(()),
     };
     if config.backend.describe().programs_kernel {
         sysctl::apply_and_log(&config.conntrack);

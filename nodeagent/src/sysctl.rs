@@ -231,7 +231,7 @@ pub fn apply_and_log(settings: &Settings) {
 }
 
 /// Returns the number of the machine's processors, whatever share of them this process may use.
-fn cores(root: &Path) -> usize {
+pub(crate) fn cores(root: &Path) -> usize {
     let online = fs::read_to_string(root.join(CORES)).ok();
     let online = online.and_then(|text| count_list(text.trim()));
     online.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))

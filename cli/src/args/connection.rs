@@ -77,11 +77,11 @@ pub(crate) struct Identity {
 }
 
 impl Place {
-    /// Drops an address from the environment if a flag names a cluster.
+    /// Drops an address from the environment if a flag names a cluster. `both` allows flags for an address and a cluster.
     ///
     /// # Errors
     /// Flags name both an address and a cluster.
-    pub(super) fn settle(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+    pub(super) fn settle(&mut self, matches: &ArgMatches, both: bool) -> Result<(), clap::Error> {
         let is_flag = |id| matches.value_source(id) == Some(ValueSource::CommandLine);
         let cluster = [
             ("kubeconfig", "--kubeconfig"),
@@ -91,6 +91,9 @@ impl Place {
         let Some((_, flag)) = cluster.into_iter().find(|(id, _)| is_flag(id)) else {
             return Ok(());
         };
+        if is_flag("server") && both {
+            return Ok(());
+        }
         if is_flag("server") {
             return Err(super::error(
                 ErrorKind::ArgumentConflict,

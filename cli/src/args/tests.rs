@@ -1,3 +1,4 @@
+use super::lists::ServiceArgs;
 use super::*;
 
 #[test]

@@ -4,7 +4,8 @@ use clap::Args;
 use clap::error::ErrorKind;
 use kplane_model::ServiceName;
 
-use super::{error, service_name};
+use super::error;
+use super::lists::service_name;
 use crate::goal::{Goal, Threshold};
 
 /// The names of the kind that can be waited for, as kubectl knows them.

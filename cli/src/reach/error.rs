@@ -29,6 +29,16 @@ pub(crate) enum Error {
 }
 
 impl Error {
+    /// Returns whether the API server does not have the object.
+    pub(crate) fn is_missing(&self) -> bool {
+        matches!(self, Self::Kubernetes(error) if error.is_missing())
+    }
+
+    /// Returns whether another program has changed the object, or created it.
+    pub(crate) fn is_conflict(&self) -> bool {
+        matches!(self, Self::Kubernetes(error) if error.is_conflict())
+    }
+
     /// Returns whether the same attempt may succeed a second later.
     pub(crate) fn is_transient(&self) -> bool {
         match self {

@@ -12,6 +12,7 @@ mod error;
 mod forward;
 mod kubeconfig;
 mod login;
+mod objects;
 mod pods;
 
 use std::sync::Arc;
@@ -24,10 +25,12 @@ use super::{Connection, Error as ReachError, Peer};
 use crate::args::{Identity, Place, STATUS_PORT};
 use crate::time::human;
 
+pub(crate) use api::Asked;
 pub(crate) use error::Error;
 pub(super) use kubeconfig::Environment;
+pub(crate) use objects::Objects;
 
-use api::{Asked, Problem};
+use api::Problem;
 use error::Cluster;
 use forward::ForwardError;
 use kubeconfig::{Outcome, Selected};
@@ -104,6 +107,14 @@ impl Kubernetes {
     /// Forgets the login.
     pub(super) fn forget_credentials(&mut self) {
         self.login = None;
+    }
+
+    /// Returns the way to objects of the cluster, with the user's credentials.
+    pub(super) async fn objects(&mut self, limit: Duration) -> Result<Objects, Error> {
+        // Outside of the limit: a person may have to type a password.
+        let login = login::login(self.select()?, limit).await;
+        let client = login.map_err(Error::Login)?.client;
+        Ok(Objects::new(client, self.cluster.clone(), limit))
     }
 
     /// Connects to a pod of the control plane. Credentials that the API server no longer accepts are read again,

@@ -227,6 +227,19 @@ pub fn kube_proxys(kind: Kind) -> Leftovers {
     found
 }
 
+/// Returns all nftables tables of this network namespace, including those of other programs, as `nft` writes them.
+///
+/// # Errors
+/// [`NetlinkError`].
+pub fn all_tables() -> Result<Vec<String>, NetlinkError> {
+    let mut all = Vec::new();
+    for (family, word) in [(Family::V4, "ip"), (Family::V6, "ip6")] {
+        let names = objects::table_names(family)?.into_iter();
+        all.extend(names.map(|name| format!("{word} {name}")));
+    }
+    Ok(all)
+}
+
 /// Returns the node ports that rules of kube-proxy's mode iptables serve, if there is a program to list them.
 #[must_use]
 pub fn node_ports() -> BTreeSet<u16> {

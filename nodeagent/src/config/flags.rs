@@ -121,6 +121,20 @@ pub struct Flags {
     #[arg(long, help_heading = "Instead of serving")]
     dry_run: bool,
 
+    /// Check whether this machine can run the agent, and print what was found as JSON: kernel, backends (tried out in a
+    /// network namespace that is thrown away, which needs root), connection tracking, who else owns rules, and what
+    /// the configuration would do differently than with kube-proxy. Changes nothing. `kpctl check --pre --local` shows it.
+    #[arg(long, help_heading = "Instead of serving")]
+    preflight: bool,
+
+    /// With --cleanup: wait until a kube-proxy runs on the node and its own rules are in the kernel, for a minute or
+    /// the given time at most, so that the node is never without rules. In modes iptables and ipvs kube-proxy takes
+    /// over kplane's rules, and nothing of them is removed.
+    #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "60s", value_parser = interval, requires = "cleanup")]
+    #[arg(conflicts_with = "dry_run", help_heading = "Instead of serving")]
+    after_kube_proxy: Option<Duration>,
+
     #[command(flatten)]
     kube_proxy: KubeProxyFlags,
 }
@@ -243,8 +257,11 @@ impl Flags {
             let reason = "--dry-run is for --cleanup and --cleanup-kube-proxy";
             return Err(Problem::general(reason).into());
         }
-        let errand =
-            self.write_config_to.is_some() || cleans || self.init_only || self.check_config;
+        let errand = self.write_config_to.is_some()
+            || cleans
+            || self.init_only
+            || self.check_config
+            || self.preflight;
         let mut checked = if errand {
             let loaded = loaded.map_err(|problems| ConfigError { problems })?;
             self.errand(loaded)
@@ -260,7 +277,17 @@ impl Flags {
         let log = loaded.settings.log;
         let unset_mode = self.unset_mode(&loaded);
         let mut notes = Vec::from_iter(loaded.lenient);
-        let task = if self.check_config {
+        let task = if self.preflight {
+            notes.extend(loaded.notes);
+            notes.extend(unset_mode);
+            let settings = loaded.settings;
+            Task::Preflight {
+                backend: self.data_path.backend.unwrap_or(settings.kind),
+                settings: settings.backend,
+                conntrack: settings.conntrack,
+                ports: Ports::new(settings.healthz, settings.metrics),
+            }
+        } else if self.check_config {
             notes.extend(loaded.notes);
             notes.extend(unset_mode);
             Task::CheckConfig
@@ -284,6 +311,7 @@ impl Flags {
                 ports: Ports::new(settings.healthz, settings.metrics),
                 settings: settings.backend,
                 cache_dir: self.absence.cache_dir(backend),
+                after_kube_proxy: self.after_kube_proxy,
             })
         } else {
             Task::InitOnly {

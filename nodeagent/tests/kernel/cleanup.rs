@@ -183,6 +183,30 @@ fn i4_a_running_kube_proxy_keeps_its_rules() {
     });
 }
 
+/// On the way back, nothing goes before kube-proxy has taken over.
+#[test]
+fn i4_cleanup_waits_for_the_rules_of_kube_proxy() {
+    in_netns(|| {
+        nft(&["-f", "-"], OURS);
+        let late = ["--cleanup", "--after-kube-proxy=1s"];
+        refused(&late, &["no kube-proxy runs; start it"]);
+        let programs = TempDir::new().unwrap();
+        let _rival = Rival::start(programs.path());
+        refused(&late, &["it runs, and has not written rules"]);
+        assert!(tables().contains("table ip kplane\n"), "{}", tables());
+        nft(&["-f", "-"], TABLES);
+        let (code, stdout, stderr) = run(&["--cleanup", "--after-kube-proxy"]);
+        assert_eq!((code, &*stderr), (Some(0), ""));
+        assert!(stdout.starts_with(GONE), "{stdout}");
+        assert_eq!(tables(), "table ip kube-proxy\ntable ip6 kube-proxy\n");
+        // kube-proxy has taken over rules that have its own names.
+        let shared = ["--cleanup", "--after-kube-proxy", "--backend=iptables"];
+        let (code, stdout, stderr) = run(&shared);
+        assert_eq!((code, &*stderr), (Some(0), ""));
+        assert!(stdout.starts_with("kept: the rules"), "{stdout}");
+    });
+}
+
 /// An agent's container: no privilege but `CAP_NET_ADMIN`, which must not look into other processes.
 #[test]
 fn i4_a_kube_proxy_is_found_with_net_admin_alone() {

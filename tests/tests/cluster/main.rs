@@ -11,6 +11,7 @@ mod freeze;
 mod identity;
 mod input;
 mod kpctl;
+mod migrate;
 mod random;
 mod replicas;
 mod rig;
@@ -62,6 +63,7 @@ const TESTS: &[Test] = tests![
     workloads::a_service_of_both_families_is_in_both_tables,
     services::a_service_goes_through_all_types,
     services::a20_a_new_range_of_cluster_ips_is_guarded,
+    migrate::nodes_move_one_after_the_other_and_back,
     identity::an_agent_speaks_for_the_node_of_its_pod_alone,
     identity::a_token_of_an_earlier_node_is_refused,
     identity::users_have_the_rights_that_the_cluster_gives_them,

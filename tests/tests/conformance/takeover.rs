@@ -103,7 +103,7 @@ pub(crate) fn i4_the_way_back_is_safe() -> Result<()> {
     theirs.is(1, "", "is a kube-proxy in this network namespace")?;
     let dry = journey.clean_up("--cleanup --dry-run")?;
     dry.is(0, "would remove: kplane's nftables table ip kplane", "")?;
-    let ours = journey.clean_up("--cleanup")?;
+    let ours = journey.clean_up("--cleanup --after-kube-proxy")?;
     ours.is(0, "removed: kplane's nftables table ip kplane", "")?;
     let again = journey.clean_up("--cleanup")?;
     again.is(0, "there was nothing to remove", "")?;

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use http::{Request, StatusCode};
+use http::Request;
+use http::request::Builder;
 use http_body_util::{BodyExt as _, Limited};
 use kplane_model::one_line;
 use kube::Client;
@@ -13,8 +14,8 @@ use serde::de::DeserializeOwned;
 
 use crate::reach::root_cause;
 
-/// Largest answer in bytes: a hundred pods take a tenth of that.
-const MAX_ANSWER_BYTES: usize = 8 << 20;
+/// Largest answer in bytes: a page of 500 nodes with all their images takes a third of that.
+const MAX_ANSWER_BYTES: usize = 32 << 20;
 
 /// A ConfigMap, as far as it matters here.
 #[derive(Debug, Default, Deserialize)]
@@ -32,7 +33,7 @@ struct Explanation {
 
 /// A request, in the words of the rights that it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Asked(&'static str);
+pub(crate) struct Asked(pub(crate) &'static str);
 
 impl Asked {
     pub(super) const PODS: Self = Self("list pods");
@@ -146,11 +147,21 @@ pub(super) async fn get<T: DeserializeOwned>(
     path: &str,
     asked: Asked,
 ) -> Result<T, Problem> {
+    send(client, Request::get(path), Vec::new(), asked).await
+}
+
+/// Sends any request.
+pub(super) async fn send<T: DeserializeOwned>(
+    client: &Client,
+    request: Builder,
+    body: Vec<u8>,
+    asked: Asked,
+) -> Result<T, Problem> {
     let malformed = |reason: &dyn fmt::Display| Problem::Malformed {
         asked,
         reason: one_line(&reason.to_string()),
     };
-    let request = Request::get(path).body(Body::empty());
+    let request = request.body(Body::from(body));
     let request = request.map_err(|error| malformed(&error))?;
     let answer = client.send(request).await;
     let answer = answer.map_err(|error| Problem::of(&error, asked))?;
@@ -158,7 +169,7 @@ pub(super) async fn get<T: DeserializeOwned>(
     let body = Limited::new(answer.into_body(), MAX_ANSWER_BYTES);
     let body = body.collect().await.map_err(|error| malformed(&error))?;
     let bytes = body.to_bytes();
-    if status == StatusCode::OK {
+    if status.is_success() {
         return serde_json::from_slice(&bytes).map_err(|error| malformed(&error));
     }
     let explanation: Explanation = serde_json::from_slice(&bytes).unwrap_or_default();

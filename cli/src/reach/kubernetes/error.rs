@@ -76,6 +76,21 @@ impl Error {
         matches!(self, Self::Api(error) if matches!(error.problem, Problem::Unauthorized))
     }
 
+    /// Explains that no kubeconfig names a cluster.
+    pub(in crate::reach) fn no_cluster(reason: String) -> Self {
+        KubeconfigError::NoCluster { reason }.into()
+    }
+
+    /// Returns whether the object does not exist.
+    pub(crate) fn is_missing(&self) -> bool {
+        matches!(self, Self::Api(error) if matches!(error.problem, Problem::Missing(_)))
+    }
+
+    /// Returns whether another program has changed the object, or created it.
+    pub(crate) fn is_conflict(&self) -> bool {
+        matches!(self, Self::Api(error) if matches!(error.problem, Problem::Refused { code: 409, .. }))
+    }
+
     /// Returns whether the same attempt may succeed a second later.
     pub(crate) fn is_transient(&self) -> bool {
         match self {
@@ -147,6 +162,21 @@ impl Cluster {
             ),
             Problem::Unauthorized => format!("Check with: {kubectl} auth whoami"),
             _ => format!("Check with: {kubectl} get --raw /readyz; {ELSEWHERE}"),
+        };
+        Error::Api(Box::new(ApiError {
+            server: self.to_string(),
+            problem,
+            advice,
+        }))
+    }
+
+    /// Explains a refusal of a request of an administrator.
+    pub(super) fn denied(&self, problem: Problem) -> Error {
+        let advice = match &problem {
+            Problem::Forbidden { .. } => {
+                "This command needs the rights of a cluster administrator".to_owned()
+            }
+            _ => return self.refused(problem),
         };
         Error::Api(Box::new(ApiError {
             server: self.to_string(),

@@ -87,6 +87,24 @@ pub(super) fn has_iptables_chains(family: Family) -> Result<bool, NetlinkError> 
     }))
 }
 
+/// Returns the names of all nftables tables of a family, including those of other programs.
+///
+/// # Errors
+/// [`NetlinkError`].
+pub(super) fn table_names(family: Family) -> Result<Vec<String>, NetlinkError> {
+    let request = Request::new("list tables", msg::GETTABLE, nfproto(family), |_| {});
+    let tables = match NfSocket::open()?.dump(request) {
+        // This kernel has no nf_tables.
+        Err(error) if error.errno() == Some(Errno::EINVAL) => return Ok(Vec::new()),
+        tables => tables?,
+    };
+    let names = Messages(&tables).filter_map(|message| {
+        let name = message.attributes().get(NFTA_TABLE_NAME);
+        name.and_then(Attribute::as_str).map(str::to_owned)
+    });
+    Ok(names.collect())
+}
+
 /// Returns whether the link of IPVS mode exists.
 pub(super) fn has_link() -> bool {
     if_nametoindex(LINK).is_ok()

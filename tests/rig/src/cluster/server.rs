@@ -22,7 +22,8 @@ const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
 
 /// The controllers that proxies and their tests need; not those for ServiceAccount tokens as
 /// Secrets or the node life cycle.
-const CONTROLLERS: [&str; 9] = [
+const CONTROLLERS: [&str; 10] = [
+    "daemonset-controller",
     "deployment-controller",
     "replicaset-controller",
     "endpointslice-controller",

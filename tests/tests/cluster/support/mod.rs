@@ -1,6 +1,7 @@
 //! What the tests stand on.
 
 pub(crate) mod oracle;
+pub(crate) mod scheduler;
 pub(crate) mod secure;
 pub(crate) mod steady;
 pub(crate) mod world;

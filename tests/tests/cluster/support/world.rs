@@ -222,6 +222,11 @@ impl World {
         self.restart_agent_among(node, &[replica])
     }
 
+    /// Kills a node's agent.
+    pub(crate) fn stop_agent(&mut self, node: &str) {
+        drop(self.agents.remove(node));
+    }
+
     /// Starts a node's agent anew, with several replicas of the control plane.
     pub(crate) fn restart_agent_among(
         &mut self,

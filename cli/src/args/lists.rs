@@ -1,0 +1,126 @@
+//! The arguments of `kpctl get` and `kpctl describe`.
+
+use clap::error::ErrorKind;
+use clap::{Args, Subcommand};
+use kplane_model::ServiceName;
+
+use super::{WatchArgs, error};
+
+/// The kinds of objects to list.
+#[derive(Debug, Subcommand)]
+pub(crate) enum GetCommand {
+    /// Services with addresses, ports and how many endpoints are ready
+    #[command(
+        visible_alias = "svc",
+        alias = "service",
+        after_help = "\
+READY counts the endpoints of the port that has the fewest. A Service with two families has two
+lines.
+
+Examples:
+  kpctl get services
+  kpctl get svc -n shop -o wide
+  kpctl get svc -o yaml"
+    )]
+    Services(ListArgs),
+    /// Endpoints with their node and state
+    #[command(
+        visible_alias = "ep",
+        alias = "endpoint",
+        after_help = "\
+States:
+  Ready        gets new connections
+  Draining     shutting down, still answers: used when no other endpoint is ready
+  Terminating  shutting down, does not answer
+  NotReady     not used
+
+Examples:
+  kpctl get endpoints
+  kpctl get ep -n shop -w
+  kpctl get ep -o wide          with topology hints"
+    )]
+    Endpoints(ListArgs),
+    /// Nodes with their agent's version, zone and addresses
+    #[command(
+        visible_alias = "no",
+        alias = "node",
+        after_help = "\
+Examples:
+  kpctl get nodes
+  kpctl get no -o wide          with pod CIDRs, peer address, round trip"
+    )]
+    Nodes(WatchArgs),
+}
+
+/// Options of lists of namespaced objects.
+#[derive(Args, Debug)]
+pub(crate) struct ListArgs {
+    /// Only this namespace
+    #[arg(short, long)]
+    pub(crate) namespace: Option<String>,
+    /// All namespaces (the default)
+    #[arg(short = 'A', long, conflicts_with = "namespace")]
+    all_namespaces: bool,
+    #[command(flatten)]
+    pub(crate) watch: WatchArgs,
+}
+
+/// The kinds of objects to describe.
+#[derive(Debug, Subcommand)]
+pub(crate) enum DescribeCommand {
+    /// A Service: ports, policies, endpoints, and what every node holds of it
+    #[command(
+        visible_alias = "svc",
+        alias = "services",
+        after_help = "\
+NODES counts the nodes for which the endpoint is chosen. CLUSTER and LOCAL count the endpoints that
+are chosen for a node under each traffic policy; -o wide lists them.
+
+Examples:
+  kpctl describe service shop/web
+  kpctl describe svc web -n shop
+  kpctl describe svc kubernetes     in namespace default"
+    )]
+    Service(ServiceArgs),
+}
+
+/// Names a Service.
+#[derive(Args, Debug)]
+pub(crate) struct ServiceArgs {
+    /// NAMESPACE/NAME, or NAME in the namespace of -n, else in `default`
+    #[arg(value_name = "SERVICE")]
+    pub(super) service: String,
+    /// The namespace
+    #[arg(short, long)]
+    pub(super) namespace: Option<String>,
+}
+
+impl ServiceArgs {
+    /// Returns the Service, or the error in its name.
+    pub(crate) fn name(&self) -> Result<ServiceName, clap::Error> {
+        service_name(&self.service, self.namespace.as_deref())
+    }
+}
+
+/// Returns the Service with this name, in the namespace of -n if the name has none.
+pub(super) fn service_name(
+    service: &str,
+    namespace: Option<&str>,
+) -> Result<ServiceName, clap::Error> {
+    let (in_name, name) = match service.split_once('/') {
+        Some((namespace, name)) => (Some(namespace), name),
+        None => (None, service),
+    };
+    let wrong = |why: &str| {
+        let text = format!("'{service}' {why}");
+        Err(error(ErrorKind::ValueValidation, &text))
+    };
+    match (in_name, namespace) {
+        (Some(""), _) => wrong("has no namespace before the '/'"),
+        (Some(a), Some(b)) if a != b => wrong(&format!("is not in the namespace of -n {b}")),
+        _ if name.is_empty() || name.contains('/') => {
+            wrong("is not a Service: write NAMESPACE/NAME")
+        }
+        (a, b) => Ok(ServiceName::new(a.or(b).unwrap_or("default"), name)),
+    }
+}

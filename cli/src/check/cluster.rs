@@ -1,0 +1,246 @@
+//! Checks that compare the objects of the cluster with what the control plane knows.
+
+use kplane_proto::v1::NodeState;
+
+use super::{Finding, names};
+use crate::migrate::picture::{Mark, NodePicture, Objects, Picture};
+use crate::migrate::pods::PodState;
+
+/// The taint of nodes whose proxy does not work yet.
+const NOT_READY: &str = "kplane.io/not-ready";
+
+/// The names of the checks of this module.
+const CHECKS: [&str; 4] = ["agents", "kube-proxy", "leftovers", "taints"];
+
+/// Returns the findings without a cluster, or with one that cannot be read.
+pub(crate) fn without(why: &str, skipped: bool) -> Vec<Finding> {
+    let finding = |check| match skipped {
+        true => Finding::skipped(check, why),
+        false => Finding::unknown(check, why, "kubectl get nodes"),
+    };
+    CHECKS.map(finding).into()
+}
+
+/// Returns the findings.
+pub(crate) fn findings(objects: &Objects) -> Vec<Finding> {
+    let picture = Picture::from(objects);
+    vec![
+        agents(&picture),
+        kube_proxy(&picture),
+        leftovers(&picture, objects),
+        taints(objects, &picture),
+    ]
+}
+
+/// Returns whether kplane should serve a node.
+fn is_ours(node: &NodePicture, picture: &Picture) -> bool {
+    let limited = picture.agents.as_ref().is_some_and(|agents| agents.limited);
+    node.linux && (!limited || node.mark == Mark::Kplane)
+}
+
+/// Returns whether an agent serves a node at this moment.
+fn is_connected(node: &NodePicture) -> bool {
+    let state = node.served.as_ref().map(|served| served.state);
+    state.is_some_and(|state| {
+        !matches!(
+            state,
+            NodeState::NoAgent
+                | NodeState::Disconnected
+                | NodeState::Unknown
+                | NodeState::Unspecified
+        )
+    })
+}
+
+fn agents(picture: &Picture) -> Finding {
+    const CHECK: &str = "agents";
+    if let Some(error) = &picture.plane_error {
+        return Finding::unknown(CHECK, error, "kpctl status");
+    }
+    let ours: Vec<&NodePicture> = picture
+        .nodes
+        .iter()
+        .filter(|node| is_ours(node, picture))
+        .collect();
+    let lacking = ours.iter().filter(|node| !is_connected(node));
+    let lacking: Vec<&NodePicture> = lacking.copied().collect();
+    let others = picture.nodes.len() - ours.len();
+    let text = format!(
+        "{} of {} nodes have an agent that is connected",
+        ours.len() - lacking.len(),
+        ours.len()
+    );
+    if lacking.is_empty() {
+        return Finding::ok(
+            CHECK,
+            match others {
+                0 => text,
+                others => format!("{text}; {others} more are not kplane's"),
+            },
+        );
+    }
+    let details = lacking.iter().take(super::NAMED).map(|node| {
+        let why = match (&node.agent, node.ready) {
+            (_, false) => "the node is not Ready".to_owned(),
+            (PodState::Absent, _) => "no pod of kplane-nodeagent runs there".to_owned(),
+            (PodState::Waiting { reason, .. }, _) => reason.clone(),
+            _ => "the agent does not reach the control plane".to_owned(),
+        };
+        format!("{}: {why}", node.name)
+    });
+    let remedy = "kubectl -n kplane describe pods -l app.kubernetes.io/component=nodeagent";
+    Finding::bad(CHECK, text, remedy).with(details.collect())
+}
+
+fn kube_proxy(picture: &Picture) -> Finding {
+    const CHECK: &str = "kube-proxy";
+    let both = picture.nodes.iter().filter(|node| {
+        node.kube_proxy.is_there() && (is_connected(node) || node.mark == Mark::Kplane)
+    });
+    let both: Vec<&str> = both.map(|node| node.name.as_str()).collect();
+    if !both.is_empty() {
+        let text = format!("runs beside an agent on {} nodes", both.len());
+        let remedy = match picture.record().is_some() {
+            true => "kpctl migrate start --all",
+            false => "kpctl migrate plan",
+        };
+        return Finding::bad(CHECK, text, remedy).with(vec![names(&both)]);
+    }
+    match &picture.kube_proxy {
+        None => Finding::ok(CHECK, "has no DaemonSet"),
+        Some(_) => Finding::ok(CHECK, "runs on no node that has an agent"),
+    }
+}
+
+fn leftovers(picture: &Picture, objects: &Objects) -> Finding {
+    let mut details = Vec::new();
+    let returning = picture
+        .nodes
+        .iter()
+        .filter(|node| node.mark == Mark::Returning);
+    let returning: Vec<&str> = returning.map(|node| node.name.as_str()).collect();
+    if !returning.is_empty() {
+        details.push(format!(
+            "on the way back to kube-proxy: {}",
+            names(&returning)
+        ));
+    }
+    let cleanups = objects.cleanup_pods.len();
+    if cleanups > 0 {
+        details.push(format!("{cleanups} cleanup pods"));
+    }
+    let none = picture.nodes.iter().all(|node| node.mark == Mark::None);
+    let kept = picture.kube_proxy.as_ref().is_some_and(|set| set.keeps_off);
+    if none && kept {
+        details.push("kube-proxy's DaemonSet keeps off nodes that do not exist".to_owned());
+    }
+    let alone = picture
+        .nodes
+        .iter()
+        .filter(|node| node.mark == Mark::Kplane)
+        .count();
+    if picture.agents.is_none() && alone > 0 {
+        details.push(format!(
+            "{alone} nodes have the label kplane.io/proxy, and no agents exist"
+        ));
+    }
+    match details.is_empty() {
+        true => Finding::ok("leftovers", "none of a migration"),
+        false => {
+            let text = "a migration was not ended";
+            Finding::bad("leftovers", text, "kpctl migrate status").with(details)
+        }
+    }
+}
+
+fn taints(objects: &Objects, picture: &Picture) -> Finding {
+    let tainted = objects.nodes.iter().filter(|node| {
+        let taints = node.spec.iter().flat_map(|spec| &spec.taints).flatten();
+        taints.into_iter().any(|taint| taint.key == NOT_READY)
+    });
+    let tainted: Vec<&str> = tainted
+        .filter_map(|node| node.metadata.name.as_deref())
+        .collect();
+    if tainted.is_empty() {
+        return Finding::ok("taints", format!("no node has {NOT_READY}"));
+    }
+    let serving = tainted
+        .iter()
+        .filter(|name| picture.node(name).is_some_and(is_connected));
+    let text = format!("{} nodes have {NOT_READY}", tainted.len());
+    let finding = match serving.count() {
+        // The taint is there to keep pods off these nodes.
+        0 => Finding::warning("taints", text, "kpctl status"),
+        _ => Finding::bad(
+            "taints",
+            format!("{text}, though an agent serves some of them"),
+            "kubectl -n kplane logs deployment/kplane-controlplane",
+        ),
+    };
+    finding.with(vec![names(&tainted)])
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::Node;
+    use kplane_proto::v1 as pb;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::check::Outcome;
+
+    fn objects(node: Value, state: NodeState) -> Objects {
+        let node: Node = serde_json::from_value(node).unwrap();
+        let name = node.metadata.name.clone().unwrap();
+        Objects {
+            nodes: vec![node],
+            agents: Some(serde_json::from_value(json!({})).unwrap()),
+            fleet: Some(Ok(pb::Fleet {
+                nodes: vec![pb::NodeStatus {
+                    name,
+                    state: state.into(),
+                    ..pb::NodeStatus::default()
+                }],
+                ..pb::Fleet::default()
+            })),
+            ..Objects::default()
+        }
+    }
+
+    fn bad(objects: &Objects) -> Vec<String> {
+        let all = findings(objects);
+        let checks: Vec<&str> = all.iter().map(|finding| finding.check.as_str()).collect();
+        assert_eq!(checks, CHECKS);
+        let bad = all.iter().filter(|finding| finding.outcome == Outcome::Bad);
+        bad.map(|finding| finding.check.clone()).collect()
+    }
+
+    fn node(labels: &Value) -> Value {
+        json!({ "metadata": { "name": "a", "labels": labels } })
+    }
+
+    #[test]
+    fn each_trouble_has_its_check() {
+        let fine = objects(node(&json!({})), NodeState::InSync);
+        assert_eq!(bad(&fine), [""; 0]);
+        let away = objects(node(&json!({})), NodeState::NoAgent);
+        assert_eq!(bad(&away), ["agents"]);
+        let windows = json!({ "kubernetes.io/os": "windows" });
+        let windows = objects(node(&windows), NodeState::NoAgent);
+        assert_eq!(bad(&windows), [""; 0]);
+        let mut beside = fine.clone();
+        beside.kube_proxy_pods = vec![
+            serde_json::from_value(json!({ "spec": { "nodeName": "a", "containers": [] } }))
+                .unwrap(),
+        ];
+        assert_eq!(bad(&beside), ["kube-proxy"]);
+        let returning = json!({ "kplane.io/proxy": "returning" });
+        assert_eq!(
+            bad(&objects(node(&returning), NodeState::InSync)),
+            ["leftovers"]
+        );
+        let mut tainted = node(&json!({}));
+        tainted["spec"] = json!({ "taints": [{ "key": NOT_READY, "effect": "NoSchedule" }] });
+        assert_eq!(bad(&objects(tainted, NodeState::InSync)), ["taints"]);
+    }
+}

@@ -1,0 +1,149 @@
+//! `kpctl migrate`: from kube-proxy to kplane and back, node by node.
+
+mod act;
+mod gather;
+mod walk;
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::Node;
+
+use super::{Verdict, ask, show};
+use crate::args::Cli;
+use crate::args::migrate::{MigrateCommand, TargetArgs, WalkArgs};
+use crate::failure::Failure;
+use crate::migrate::order::{Chosen, Order};
+use crate::migrate::picture::Picture;
+use crate::migrate::plan;
+use crate::migrate::record::{Direction, Record};
+use crate::reach::{Asked, Reach};
+use crate::view::migration::MigrationView;
+
+pub(super) use gather::Cluster;
+use walk::Walk;
+
+/// Runs a command.
+pub(crate) async fn run(cli: &Cli, command: &MigrateCommand) -> Result<Verdict, Failure> {
+    match command {
+        MigrateCommand::Plan(target) => picture(cli, target, true).await,
+        MigrateCommand::Status(target) => picture(cli, target, false).await,
+        MigrateCommand::Start(args) => walk(cli, args, Direction::ToKplane).await,
+        MigrateCommand::Back(args) => walk(cli, args, Direction::Back).await,
+        MigrateCommand::Pause => pause(cli).await,
+        MigrateCommand::Finish { yes, target } => finish(cli, target, *yes).await,
+    }
+}
+
+/// Opens the way to the cluster.
+async fn open<'a>(cli: &'a Cli, target: &TargetArgs) -> Result<Cluster<'a>, Failure> {
+    let objects = Reach::objects(&cli.options).await?;
+    Ok(Cluster::new(
+        objects,
+        &cli.options,
+        target.kube_proxy.clone(),
+    ))
+}
+
+/// Shows the picture; for a plan, what stands in the way decides about the exit code.
+async fn picture(cli: &Cli, target: &TargetArgs, plan: bool) -> Result<Verdict, Failure> {
+    let mut cluster = open(cli, target).await?;
+    let picture = Picture::from(&cluster.gather().await?);
+    let view = MigrationView::new(&picture);
+    show(cli, &view)?;
+    Ok(match plan && view.is_blocked() {
+        true => Verdict::NotReached,
+        false => Verdict::Done,
+    })
+}
+
+async fn walk(cli: &Cli, args: &WalkArgs, direction: Direction) -> Result<Verdict, Failure> {
+    let mut cluster = open(cli, &args.target).await?;
+    let order = Order {
+        direction,
+        chosen: chosen(&cluster, args).await?,
+        at_a_time: args.at_a_time.into(),
+    };
+    let end = Walk::new(&mut cluster, order, args.node_timeout)
+        .run()
+        .await?;
+    show(
+        cli,
+        &MigrationView::new(&end.picture).stopped(end.problem.clone()),
+    )?;
+    Ok(match end.problem {
+        Some(_) => Verdict::NotReached,
+        None => Verdict::Done,
+    })
+}
+
+/// Returns the nodes that the flags choose.
+async fn chosen(cluster: &Cluster<'_>, args: &WalkArgs) -> Result<Chosen, Failure> {
+    if args.all {
+        return Ok(Chosen::All);
+    }
+    let labels = args.selector.clone().unwrap_or_default();
+    let nodes: Vec<Node> = cluster
+        .objects()
+        .list("/api/v1/nodes", &labels, Asked("list nodes"))
+        .await?;
+    let there = nodes.into_iter().filter_map(|node| node.metadata.name);
+    let there: BTreeSet<String> = there.collect();
+    if args.selector.is_some() {
+        return match there.is_empty() {
+            true => Err(Failure::Refused(format!(
+                "no node has the labels {labels}. List them with: kubectl get nodes --show-labels"
+            ))),
+            false => Ok(Chosen::Named(there)),
+        };
+    }
+    match args.node.iter().find(|name| !there.contains(*name)) {
+        Some(name) => Err(Failure::Refused(format!(
+            "the cluster has no node {name}. List them with: kubectl get nodes"
+        ))),
+        None => Ok(Chosen::Named(args.node.iter().cloned().collect())),
+    }
+}
+
+/// Writes into the annotation that no further node moves.
+async fn pause(cli: &Cli) -> Result<Verdict, Failure> {
+    let target = TargetArgs {
+        kube_proxy: crate::args::migrate::Target::default(),
+    };
+    let mut cluster = open(cli, &target).await?;
+    let objects = cluster.gather().await?;
+    let Some(record) = Picture::from(&objects).record().cloned() else {
+        return Err(Failure::Refused(
+            "there is no migration to pause. See: kpctl migrate status".to_owned(),
+        ));
+    };
+    let paused = Record {
+        paused: true,
+        ..record
+    };
+    cluster.write_record(&paused).await?;
+    let picture = Picture::from(&cluster.gather().await?);
+    show(cli, &MigrationView::new(&picture))
+}
+
+/// Deletes kube-proxy's DaemonSet.
+async fn finish(cli: &Cli, target: &TargetArgs, yes: bool) -> Result<Verdict, Failure> {
+    let mut cluster = open(cli, target).await?;
+    let objects = cluster.gather().await?;
+    let picture = Picture::from(&objects);
+    if let Some(blocked) = plan::unfinished(&picture) {
+        show(cli, &MigrationView::new(&picture).stopped(Some(blocked)))?;
+        return Ok(Verdict::NotReached);
+    }
+    if objects.kube_proxy.is_some() {
+        let count = picture.nodes.len();
+        let kube_proxy = &target.kube_proxy;
+        anstream::eprintln!("kplane serves all {count} nodes, and each is verified.");
+        if !yes && !ask(&format!("Delete DaemonSet {kube_proxy}? [y/N] "))? {
+            anstream::eprintln!("Nothing was deleted.");
+            return Ok(Verdict::Declined);
+        }
+        cluster.save_and_delete().await?;
+    }
+    let picture = Picture::from(&cluster.gather().await?);
+    show(cli, &MigrationView::new(&picture))
+}

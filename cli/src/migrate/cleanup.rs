@@ -1,0 +1,282 @@
+//! The pod that removes kplane's rules from one node. It is made of the agents' own DaemonSet, so that it has their
+//! image, configuration and privileges.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::{
+    Container, HostPathVolumeSource, Pod, PodSpec, SecurityContext, Toleration, Volume, VolumeMount,
+};
+use serde_json::json;
+
+/// Labels of these pods, as a selector.
+pub(crate) const SELECTOR: &str =
+    "app.kubernetes.io/name=kplane,app.kubernetes.io/component=cleanup";
+
+/// Longest name of a pod that fits into a label of DNS.
+const MAX_NAME: usize = 63;
+
+/// The folder of the agents' cache, in their pods and by default on the host.
+const CACHE: &str = "/var/lib/kplane";
+
+/// Where the parent of the cache folder is in a pod that removes the folder itself.
+const HOST: &str = "/host";
+
+/// What a cleanup pod does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// kube-proxy takes the node over: kplane's rules go once those of kube-proxy are there.
+    Return,
+    /// kplane leaves the cluster: the folder of the cache goes as well.
+    Uninstall,
+}
+
+/// The program that cleans up.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Program {
+    /// As the agents run it.
+    OfAgents(Box<DaemonSet>),
+    /// An image, with its default configuration.
+    Image(String),
+}
+
+/// Returns the name of a node's cleanup pod.
+pub(crate) fn name(node: &str) -> String {
+    let name = format!("kplane-cleanup-{}", node.replace('.', "-"));
+    if name.len() <= MAX_NAME && !node.contains('.') {
+        return name;
+    }
+    // Names that are cut or changed stay different by their hash.
+    let hash = format!("-{:016x}", fnv(node));
+    let head = name
+        .floor_char_boundary(MAX_NAME - hash.len())
+        .min(name.len());
+    format!("{}{hash}", &name[..head])
+}
+
+/// Returns the pod; `None` if the DaemonSet has no container.
+pub(crate) fn pod(program: &Program, purpose: Purpose, namespace: &str, node: &str) -> Option<Pod> {
+    let mut spec = match program {
+        Program::OfAgents(set) => {
+            let template = set.spec.as_ref()?.template.spec.clone()?;
+            PodSpec {
+                containers: vec![template.containers.into_iter().next()?],
+                host_network: template.host_network,
+                image_pull_secrets: template.image_pull_secrets,
+                priority_class_name: template.priority_class_name,
+                security_context: template.security_context,
+                service_account_name: template.service_account_name,
+                volumes: template.volumes,
+                ..PodSpec::default()
+            }
+        }
+        Program::Image(image) => PodSpec {
+            containers: vec![of_image(image)],
+            host_network: Some(true),
+            ..PodSpec::default()
+        },
+    };
+    spec.node_name = Some(node.to_owned());
+    spec.restart_policy = Some("OnFailure".to_owned());
+    spec.automount_service_account_token = Some(false);
+    spec.enable_service_links = Some(false);
+    spec.tolerations = Some(vec![Toleration {
+        operator: Some("Exists".to_owned()),
+        ..Toleration::default()
+    }]);
+    without_identity(&mut spec);
+    let flag = match purpose {
+        Purpose::Return => "--after-kube-proxy".to_owned(),
+        Purpose::Uninstall => format!("--cache-dir={}", mount_host(&mut spec)),
+    };
+    if let Some(container) = spec.containers.first_mut() {
+        instead_of_serving(container, flag);
+    }
+    let mut pod = Pod {
+        spec: Some(spec),
+        ..Pod::default()
+    };
+    pod.metadata.name = Some(name(node));
+    pod.metadata.namespace = Some(namespace.to_owned());
+    let labels = [
+        ("app.kubernetes.io/name", "kplane"),
+        ("app.kubernetes.io/component", "cleanup"),
+    ];
+    let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    pod.metadata.labels = Some(BTreeMap::from(labels));
+    Some(pod)
+}
+
+/// Adds the flags of a cleanup. The agent's other flags stay: they say which backend and which settings to remove.
+fn instead_of_serving(container: &mut Container, flag: String) {
+    container.liveness_probe = None;
+    container.readiness_probe = None;
+    container.startup_probe = None;
+    container.lifecycle = None;
+    container.ports = None;
+    let args = container.args.get_or_insert_default();
+    args.extend(["--cleanup".to_owned(), flag]);
+}
+
+/// Removes volumes with credentials: a cleanup talks to no other program, and ConfigMaps of the control plane may be
+/// gone.
+fn without_identity(spec: &mut PodSpec) {
+    let volumes = spec.volumes.get_or_insert_default();
+    let (identity, others): (Vec<Volume>, Vec<Volume>) = volumes
+        .drain(..)
+        .partition(|volume| volume.projected.is_some());
+    *volumes = others;
+    for container in &mut spec.containers {
+        let mounts = container.volume_mounts.get_or_insert_default();
+        mounts.retain(|mount| identity.iter().all(|volume| volume.name != mount.name));
+    }
+}
+
+/// Mounts the parent of the cache folder, because a mounted folder itself cannot be removed. Returns the place of the
+/// folder in the pod.
+fn mount_host(spec: &mut PodSpec) -> String {
+    let mounts = spec
+        .containers
+        .iter()
+        .flat_map(|container| &container.volume_mounts);
+    let cache = mounts.flatten().find(|mount| mount.mount_path == CACHE);
+    let cache = cache.map(|mount| mount.name.clone());
+    let volumes = spec.volumes.get_or_insert_default();
+    let at = volumes
+        .iter()
+        .position(|volume| Some(&volume.name) == cache.as_ref());
+    let volume = at.map(|at| volumes.remove(at));
+    let folder = volume.and_then(|volume| volume.host_path);
+    let folder = folder.map_or_else(|| CACHE.to_owned(), |host| host.path);
+    let (parent, name) = folder
+        .trim_end_matches('/')
+        .rsplit_once('/')
+        .unwrap_or(("", "kplane"));
+    let parent = if parent.is_empty() { "/" } else { parent };
+    volumes.push(Volume {
+        name: "host".to_owned(),
+        host_path: Some(HostPathVolumeSource {
+            path: parent.to_owned(),
+            type_: Some("Directory".to_owned()),
+        }),
+        ..Volume::default()
+    });
+    for container in &mut spec.containers {
+        let mounts = container.volume_mounts.get_or_insert_default();
+        mounts.retain(|mount| Some(&mount.name) != cache.as_ref());
+        mounts.push(VolumeMount {
+            name: "host".to_owned(),
+            mount_path: HOST.to_owned(),
+            ..VolumeMount::default()
+        });
+    }
+    format!("{HOST}/{name}")
+}
+
+/// Returns the FNV-1a hash of a text, which is the same in all versions of kpctl.
+fn fnv(text: &str) -> u64 {
+    const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+    const PRIME: u64 = 0x0100_0000_01b3;
+    let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(PRIME);
+    text.bytes().fold(OFFSET, mix)
+}
+
+fn of_image(image: &str) -> Container {
+    let context = json!({
+        "capabilities": { "drop": ["ALL"], "add": ["NET_ADMIN", "DAC_OVERRIDE"] },
+        "readOnlyRootFilesystem": true, "runAsUser": 0, "allowPrivilegeEscalation": false,
+    });
+    Container {
+        name: "cleanup".to_owned(),
+        image: Some(image.to_owned()),
+        security_context: serde_json::from_value::<SecurityContext>(context).ok(),
+        ..Container::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    fn agents() -> Program {
+        let set = json!({ "spec": { "selector": {}, "template": { "spec": {
+            "hostNetwork": true,
+            "serviceAccountName": "kplane-nodeagent",
+            "initContainers": [{ "name": "init" }],
+            "containers": [{
+                "name": "agent", "image": "agent:1", "args": ["--config=/etc/kplane/config.conf"],
+                "readinessProbe": {},
+                "volumeMounts": [
+                    { "name": "cache", "mountPath": "/var/lib/kplane" },
+                    { "name": "config", "mountPath": "/etc/kube-proxy" },
+                    { "name": "identity", "mountPath": "/etc/kplane" },
+                ],
+            }],
+            "volumes": [
+                { "name": "cache", "hostPath": { "path": "/srv/cache/kplane-1" } },
+                { "name": "identity", "projected": { "sources": [] } },
+                { "name": "config", "configMap": { "name": "x" } },
+            ],
+        } } } });
+        Program::OfAgents(Box::new(serde_json::from_value(set).unwrap()))
+    }
+
+    fn made(program: &Program, purpose: Purpose) -> Value {
+        serde_json::to_value(pod(program, purpose, "kplane", "node-1").unwrap()).unwrap()
+    }
+
+    #[test]
+    fn the_pod_is_the_agents_with_other_work() {
+        let pod = made(&agents(), Purpose::Return);
+        let container = &pod["spec"]["containers"][0];
+        let args = json!([
+            "--config=/etc/kplane/config.conf",
+            "--cleanup",
+            "--after-kube-proxy"
+        ]);
+        assert_eq!(container["args"], args);
+        assert_eq!(container["image"], "agent:1");
+        assert!(container["readinessProbe"].is_null());
+        assert!(pod["spec"]["initContainers"].is_null());
+        assert_eq!(pod["spec"]["nodeName"], "node-1");
+        assert_eq!(pod["metadata"]["name"], "kplane-cleanup-node-1");
+    }
+
+    #[test]
+    fn the_cache_folder_goes_with_its_parent_mounted() {
+        let pod = made(&agents(), Purpose::Uninstall);
+        let volumes: Vec<&Value> = pod["spec"]["volumes"].as_array().unwrap().iter().collect();
+        let paths = volumes.iter().map(|volume| &volume["hostPath"]["path"]);
+        assert_eq!(
+            paths.collect::<Vec<_>>(),
+            [&Value::Null, &json!("/srv/cache")]
+        );
+        let container = &pod["spec"]["containers"][0];
+        let mounts = container["volumeMounts"].as_array().unwrap();
+        assert!(
+            mounts.iter().all(|mount| mount["name"] != "cache"),
+            "{mounts:?}"
+        );
+        let args = container["args"].as_array().unwrap();
+        assert_eq!(args.last().unwrap(), "--cache-dir=/host/kplane-1");
+        let gone = |mount: &Value| mount["name"] != "identity";
+        assert!(mounts.iter().all(gone), "{mounts:?}");
+        let bare = made(&Program::Image("agent:2".to_owned()), Purpose::Uninstall);
+        assert_eq!(bare["spec"]["containers"][0]["image"], "agent:2");
+        assert_eq!(bare["spec"]["volumes"][0]["hostPath"]["path"], "/var/lib");
+        assert_eq!(bare["spec"]["hostNetwork"], true);
+    }
+
+    #[test]
+    fn names_are_labels_of_dns_and_differ() {
+        let long = "n".repeat(100);
+        let names = ["a.b", "a-b", &long, &format!("{long}x")].map(name);
+        for name in &names {
+            assert!(name.len() <= MAX_NAME && !name.contains('.'), "{name}");
+        }
+        let different: std::collections::BTreeSet<&String> = names.iter().collect();
+        assert_eq!(different.len(), 4);
+    }
+}

@@ -1,0 +1,271 @@
+//! The next step of a migration, from a picture of the cluster. Pure: the same picture has the same step, however often
+//! kpctl asks, and on which machine.
+
+use super::order::Order;
+use super::picture::{Mark, NodePicture, Picture};
+use super::record::Direction;
+use super::stage::Stage;
+
+/// The reason why a migration cannot go on, and what to type.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Blocked {
+    pub(crate) problem: String,
+    /// A command, or a sentence.
+    pub(crate) remedy: String,
+}
+
+/// A node that the next step waits for, or that is left out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Waiting {
+    pub(crate) node: String,
+    pub(crate) reason: String,
+    /// Whether waiting does not help.
+    pub(crate) hopeless: bool,
+}
+
+/// A step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Nothing can be done.
+    Blocked(Blocked),
+    /// An operator paused the migration.
+    Paused,
+    /// Create kube-proxy's DaemonSet as it was saved.
+    Recreate,
+    /// Keep kube-proxy's DaemonSet off nodes of kplane.
+    KeepOff,
+    /// Set the label of these nodes.
+    Mark { nodes: Vec<String>, value: Mark },
+    /// Remove kplane's rules from a node.
+    CleanUp(String),
+    /// Remove the label of a node, and its cleanup pod.
+    Unmark(String),
+    /// Wait for these nodes.
+    Wait(Vec<Waiting>),
+    /// Let kube-proxy's DaemonSet onto all nodes again.
+    Restore,
+    /// All chosen nodes are where they should be, except for these.
+    Done(Vec<Waiting>),
+}
+
+/// Returns the next step.
+pub(crate) fn next(picture: &Picture, order: &Order) -> Step {
+    if let Some(blocked) = blocked(picture, order) {
+        return Step::Blocked(blocked);
+    }
+    let Some(kube_proxy) = &picture.kube_proxy else {
+        return Step::Recreate;
+    };
+    if kube_proxy
+        .record
+        .as_ref()
+        .is_some_and(|record| record.paused)
+    {
+        return Step::Paused;
+    }
+    if order.direction == Direction::ToKplane
+        && !(kube_proxy.keeps_off && kube_proxy.record.is_some())
+    {
+        return Step::KeepOff;
+    }
+    let nodes: Vec<(&NodePicture, Stage)> = picture
+        .nodes
+        .iter()
+        .map(|node| (node, Stage::of(node)))
+        .collect();
+    match order.direction {
+        Direction::ToKplane => forward(&nodes, order),
+        Direction::Back => back(picture, &nodes, order),
+    }
+}
+
+/// Returns what has to be changed before anything can be done.
+pub(crate) fn blocked(picture: &Picture, order: &Order) -> Option<Blocked> {
+    let because = |problem: &str, remedy: &str| {
+        Some(Blocked {
+            problem: problem.to_owned(),
+            remedy: remedy.to_owned(),
+        })
+    };
+    match order.direction {
+        Direction::ToKplane => {
+            if picture.kube_proxy.is_none() {
+                return because(
+                    "kube-proxy has no DaemonSet in this cluster",
+                    "kpctl check; --kube-proxy NAMESPACE/NAME names another DaemonSet",
+                );
+            }
+            let Some(agents) = &picture.agents else {
+                return because(
+                    "kplane's agents have no DaemonSet in this cluster",
+                    "helm install kplane deploy/chart --namespace kplane --create-namespace \
+                     --set migration.enabled=true",
+                );
+            };
+            if !agents.limited {
+                return because(
+                    "kplane's agents run on all nodes, and not only on those that are migrated",
+                    &format!(
+                        "helm upgrade {} deploy/chart --namespace kplane --reuse-values --set \
+                         migration.enabled=true",
+                        agents.release.as_deref().unwrap_or("kplane")
+                    ),
+                );
+            }
+            let error = picture.plane_error.as_ref()?;
+            because(
+                &format!("no node can be verified without the control plane: {error}"),
+                "kpctl status",
+            )
+        }
+        Direction::Back if picture.kube_proxy.is_none() && !picture.saved => because(
+            "kube-proxy has no DaemonSet, and ConfigMap kplane-kube-proxy does not have it either",
+            "kubeadm init phase addon kube-proxy, or as your distribution installs it",
+        ),
+        Direction::Back => other_names(picture, order),
+    }
+}
+
+/// Returns the problem of a node on which kplane uses names of kube-proxy that kube-proxy itself, in its mode, would
+/// not take over.
+fn other_names(picture: &Picture, order: &Order) -> Option<Blocked> {
+    let mode = picture.mode.as_deref()?;
+    let mut served = picture
+        .nodes
+        .iter()
+        .filter(|node| node.mark == Mark::Kplane && order.chosen.has(&node.name))
+        .filter_map(|node| Some((&node.name, node.served.as_ref()?)));
+    let (node, served) =
+        served.find(|(_, served)| served.shares_names() && served.backend != mode)?;
+    Some(Blocked {
+        problem: format!(
+            "kplane uses {} on {node}, and kube-proxy would use {mode}: these share names in the \
+             kernel, so that Services would be cut off on the way back",
+            served.backend
+        ),
+        remedy: format!("kpctl rollout start --backend {mode} --wait"),
+    })
+}
+
+fn forward(nodes: &[(&NodePicture, Stage)], order: &Order) -> Step {
+    let waits = waits(nodes);
+    let chosen = |node: &NodePicture| order.chosen.has(&node.name);
+    // A node that was on its way back turns round.
+    let again = nodes.iter().filter(|(node, stage)| {
+        chosen(node) && stage.is_on_its_way() && node.mark == Mark::Returning
+    });
+    let again: Vec<String> = again.map(|(node, _)| node.name.clone()).collect();
+    if !again.is_empty() {
+        return Step::Mark {
+            nodes: again,
+            value: Mark::Kplane,
+        };
+    }
+    let room = order.at_a_time.saturating_sub(waits.len());
+    let (ready, left): (Vec<_>, Vec<_>) = nodes
+        .iter()
+        .filter(|(node, stage)| chosen(node) && *stage == Stage::KubeProxy)
+        .partition(|(node, _)| node.ready);
+    let next: Vec<String> = ready
+        .iter()
+        .take(room)
+        .map(|(node, _)| node.name.clone())
+        .collect();
+    if !next.is_empty() && !waits.iter().any(|wait| wait.hopeless) {
+        return Step::Mark {
+            nodes: next,
+            value: Mark::Kplane,
+        };
+    }
+    if !waits.is_empty() {
+        return Step::Wait(waits);
+    }
+    let left = left.into_iter().map(|(node, _)| Waiting {
+        node: node.name.clone(),
+        reason: "the node is not Ready".to_owned(),
+        hopeless: false,
+    });
+    Step::Done(left.collect())
+}
+
+fn back(picture: &Picture, nodes: &[(&NodePicture, Stage)], order: &Order) -> Step {
+    for (node, stage) in nodes {
+        match stage {
+            Stage::ToCleanUp => return Step::CleanUp(node.name.clone()),
+            Stage::ToUnmark => return Step::Unmark(node.name.clone()),
+            _ => {}
+        }
+    }
+    let returning: Vec<Waiting> = waits(nodes)
+        .into_iter()
+        .filter(|wait| {
+            picture
+                .node(&wait.node)
+                .is_some_and(|node| node.mark == Mark::Returning)
+        })
+        .collect();
+    let room = order.at_a_time.saturating_sub(returning.len());
+    let next: Vec<String> = picture
+        .nodes
+        .iter()
+        .filter(|node| node.mark == Mark::Kplane && order.chosen.has(&node.name))
+        .take(room)
+        .map(|node| node.name.clone())
+        .collect();
+    if !next.is_empty() && !returning.iter().any(|wait| wait.hopeless) {
+        return Step::Mark {
+            nodes: next,
+            value: Mark::Returning,
+        };
+    }
+    if !returning.is_empty() {
+        return Step::Wait(returning);
+    }
+    let marked = picture
+        .nodes
+        .iter()
+        .any(|node| matches!(node.mark, Mark::Kplane | Mark::Returning));
+    let kube_proxy = picture.kube_proxy.as_ref();
+    if !marked && kube_proxy.is_some_and(|set| set.keeps_off || set.record.is_some()) {
+        return Step::Restore;
+    }
+    Step::Done(Vec::new())
+}
+
+/// Returns the nodes that are on their way, and what is missing.
+fn waits(nodes: &[(&NodePicture, Stage)]) -> Vec<Waiting> {
+    let on_way = nodes.iter().filter(|(_, stage)| stage.is_on_its_way());
+    let waits = on_way.map(|(node, stage)| Waiting {
+        node: node.name.clone(),
+        reason: stage.reason().to_owned(),
+        hopeless: match stage {
+            Stage::Moving(trouble) | Stage::Returning(trouble) => trouble.hopeless,
+            _ => false,
+        },
+    });
+    waits.collect()
+}
+
+/// Returns why kube-proxy's DaemonSet must not be deleted yet.
+pub(crate) fn unfinished(picture: &Picture) -> Option<Blocked> {
+    let mut nodes = picture.nodes.iter().map(|node| (node, Stage::of(node)));
+    if let Some(error) = &picture.plane_error {
+        return Some(Blocked {
+            problem: format!("no node can be verified without the control plane: {error}"),
+            remedy: "kpctl status".to_owned(),
+        });
+    }
+    let (node, stage) =
+        nodes.find(|(_, stage)| !matches!(stage, Stage::Kplane | Stage::Outside(_)))?;
+    let reason = match stage.reason() {
+        "" => "kube-proxy serves it",
+        reason => reason,
+    };
+    Some(Blocked {
+        problem: format!("{} is not served by kplane: {reason}", node.name),
+        remedy: "kpctl migrate start --all".to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests;

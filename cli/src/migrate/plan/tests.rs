@@ -1,0 +1,259 @@
+use std::collections::BTreeSet;
+
+use kplane_proto::v1::NodeState;
+
+use super::*;
+use crate::migrate::order::Chosen;
+use crate::migrate::picture::{Agents, KubeProxy, Served};
+use crate::migrate::pods::PodState;
+use crate::migrate::record::Record;
+
+/// A cluster that does at once what labels and DaemonSets say.
+fn cluster(names: &[&str]) -> Picture {
+    Picture {
+        kube_proxy: Some(KubeProxy::default()),
+        agents: Some(Agents {
+            limited: true,
+            release: None,
+        }),
+        mode: Some("iptables".to_owned()),
+        nodes: names.iter().map(|name| node(name)).collect(),
+        ..Picture::default()
+    }
+}
+
+fn node(name: &str) -> NodePicture {
+    NodePicture {
+        name: name.to_owned(),
+        ready: true,
+        linux: true,
+        kube_proxy: PodState::Ready,
+        ..NodePicture::default()
+    }
+}
+
+fn order(direction: Direction, at_a_time: usize) -> Order {
+    Order {
+        direction,
+        chosen: Chosen::All,
+        at_a_time,
+    }
+}
+
+fn named(names: &[&str]) -> Chosen {
+    let names: BTreeSet<String> = names.iter().map(|name| (*name).to_owned()).collect();
+    Chosen::Named(names)
+}
+
+/// Does a step, as the cluster would. Pods come and go when `settle` says so.
+fn act(picture: &mut Picture, step: &Step) {
+    let each = |picture: &mut Picture, names: &[String], change: &dyn Fn(&mut NodePicture)| {
+        let nodes = picture.nodes.iter_mut();
+        nodes
+            .filter(|node| names.contains(&node.name))
+            .for_each(change);
+    };
+    match step {
+        Step::KeepOff => {
+            picture.kube_proxy = Some(KubeProxy {
+                keeps_off: true,
+                record: Some(Record::default()),
+            });
+        }
+        Step::Recreate | Step::Restore => picture.kube_proxy = Some(KubeProxy::default()),
+        Step::Mark { nodes, value } => each(picture, nodes, &|node| node.mark = value.clone()),
+        Step::CleanUp(name) => each(picture, std::slice::from_ref(name), &|node| {
+            node.cleanup = PodState::Ready;
+        }),
+        Step::Unmark(name) => each(picture, std::slice::from_ref(name), &|node| {
+            node.mark = Mark::None;
+            node.cleanup = PodState::Absent;
+        }),
+        Step::Wait(_) => picture.nodes.iter_mut().for_each(settle),
+        Step::Blocked(_) | Step::Paused | Step::Done(_) => {}
+    }
+}
+
+fn settle(node: &mut NodePicture) {
+    match node.mark {
+        Mark::Kplane => {
+            node.kube_proxy = PodState::Absent;
+            node.agent = PodState::Ready;
+            node.served = Some(Served {
+                state: NodeState::InSync,
+                verified: true,
+                error: String::new(),
+                backend: "nftables".to_owned(),
+            });
+        }
+        Mark::Returning => {
+            node.agent = PodState::Absent;
+            node.kube_proxy = PodState::Ready;
+            if node.cleanup == PodState::Ready {
+                node.cleanup = PodState::Succeeded;
+            }
+        }
+        Mark::None | Mark::Other(_) => {}
+    }
+}
+
+/// Walks to the end, and returns the most nodes that were on their way at once.
+fn walk(picture: &mut Picture, order: &Order) -> usize {
+    let mut most = 0;
+    for _ in 0..100 {
+        let step = next(picture, order);
+        if matches!(step, Step::Done(_)) {
+            return most;
+        }
+        act(picture, &step);
+        let on_way = picture
+            .nodes
+            .iter()
+            .filter(|node| Stage::of(node).is_on_its_way());
+        most = most.max(on_way.count());
+    }
+    panic!("no end: {:?}", next(picture, order));
+}
+
+#[test]
+fn the_way_there_and_back_leaves_nothing() {
+    for at_a_time in [1, 2, 9] {
+        let before = cluster(&["a", "b", "c", "d", "e"]);
+        let mut picture = before.clone();
+        let most = walk(&mut picture, &order(Direction::ToKplane, at_a_time));
+        assert_eq!(most, at_a_time.min(5));
+        assert!(
+            picture
+                .nodes
+                .iter()
+                .all(|node| Stage::of(node) == Stage::Kplane)
+        );
+        assert_eq!(unfinished(&picture), None);
+        let most = walk(&mut picture, &order(Direction::Back, at_a_time));
+        assert_eq!(most, at_a_time.min(5));
+        for node in &mut picture.nodes {
+            node.served = None;
+        }
+        assert_eq!(picture, before);
+    }
+}
+
+#[test]
+fn a_command_that_is_repeated_at_any_moment_goes_on() {
+    // The outcome of a step depends on the picture alone, so killing kpctl after each step is the same as not.
+    let mut picture = cluster(&["a", "b"]);
+    let forth = order(Direction::ToKplane, 1);
+    for _ in 0..4 {
+        let step = next(&picture, &forth);
+        act(&mut picture, &step);
+    }
+    // In the middle of the way the operator turns round.
+    walk(&mut picture, &order(Direction::Back, 1));
+    assert!(picture.nodes.iter().all(|node| node.mark == Mark::None));
+    walk(&mut picture, &forth);
+    assert_eq!(unfinished(&picture), None);
+}
+
+#[test]
+fn the_next_node_waits_until_the_one_before_is_verified() {
+    let mut picture = cluster(&["a", "b"]);
+    let forth = order(Direction::ToKplane, 1);
+    act(&mut picture, &Step::KeepOff);
+    let first = next(&picture, &forth);
+    let mark = |name: &str| Step::Mark {
+        nodes: vec![name.to_owned()],
+        value: Mark::Kplane,
+    };
+    assert_eq!(first, mark("a"));
+    act(&mut picture, &first);
+    let Step::Wait(waits) = next(&picture, &forth) else {
+        panic!("it does not wait");
+    };
+    assert_eq!(waits[0].node, "a");
+    settle(&mut picture.nodes[0]);
+    assert_eq!(next(&picture, &forth), mark("b"));
+    // A node that was verified, and is not any more, holds the others up as well.
+    if let Some(served) = &mut picture.nodes[0].served {
+        served.state = NodeState::Failing;
+    }
+    assert!(matches!(next(&picture, &forth), Step::Wait(_)));
+    let two = order(Direction::ToKplane, 2);
+    assert_eq!(next(&picture, &two), mark("b"));
+    picture.nodes[0].agent = PodState::Waiting {
+        reason: "ImagePullBackOff".to_owned(),
+        hopeless: true,
+    };
+    assert!(
+        matches!(next(&picture, &two), Step::Wait(_)),
+        "no other node meets the same fate"
+    );
+}
+
+#[test]
+fn only_chosen_nodes_move_and_only_those_that_work() {
+    let mut picture = cluster(&["a", "b", "windows"]);
+    picture.nodes[1].ready = false;
+    picture.nodes[2].linux = false;
+    let chosen = Order {
+        chosen: named(&["b", "windows"]),
+        ..order(Direction::ToKplane, 5)
+    };
+    act(&mut picture, &Step::KeepOff);
+    let Step::Done(left) = next(&picture, &chosen) else {
+        panic!("it goes on");
+    };
+    assert_eq!(left.len(), 1);
+    assert_eq!(left[0].node, "b");
+    assert!(unfinished(&picture).is_some());
+}
+
+#[test]
+fn what_is_missing_is_named_with_the_command() {
+    let forth = order(Direction::ToKplane, 1);
+    let remedy = |change: fn(&mut Picture), order: &Order| {
+        let mut picture = cluster(&["a"]);
+        change(&mut picture);
+        blocked(&picture, order)
+            .map(|blocked| blocked.remedy)
+            .unwrap_or_default()
+    };
+    assert_eq!(remedy(|_| {}, &forth), "");
+    assert!(remedy(|picture| picture.agents = None, &forth).starts_with("helm install"));
+    let unlimited = |picture: &mut Picture| picture.agents = Some(Agents::default());
+    assert!(remedy(unlimited, &forth).starts_with("helm upgrade kplane "));
+    let alone = |picture: &mut Picture| picture.plane_error = Some("refused".to_owned());
+    assert_eq!(remedy(alone, &forth), "kpctl status");
+    let back = order(Direction::Back, 1);
+    assert_eq!(
+        remedy(alone, &back),
+        "",
+        "the way back needs no control plane"
+    );
+    let ipvs = |picture: &mut Picture| {
+        picture.nodes[0].mark = Mark::Kplane;
+        settle(&mut picture.nodes[0]);
+        if let Some(served) = &mut picture.nodes[0].served {
+            served.backend = "ipvs".to_owned();
+        }
+    };
+    assert_eq!(
+        remedy(ipvs, &back),
+        "kpctl rollout start --backend iptables --wait"
+    );
+    assert!(remedy(|picture| picture.kube_proxy = None, &back).starts_with("kubeadm"));
+}
+
+#[test]
+fn a_paused_migration_does_nothing() {
+    let mut picture = cluster(&["a"]);
+    picture.kube_proxy = Some(KubeProxy {
+        keeps_off: true,
+        record: Some(Record {
+            paused: true,
+            ..Record::default()
+        }),
+    });
+    for direction in [Direction::ToKplane, Direction::Back] {
+        assert_eq!(next(&picture, &order(direction, 1)), Step::Paused);
+    }
+}

@@ -1,0 +1,273 @@
+//! The outcome of `kpctl migrate`.
+
+use serde::Serialize;
+
+use super::{API_VERSION, View, next_steps_text};
+use crate::migrate::order::{Chosen, Order};
+use crate::migrate::picture::Picture;
+use crate::migrate::plan::{self, Blocked};
+use crate::migrate::record::Direction;
+use crate::migrate::stage::Stage;
+use crate::style::{Canvas, Tone};
+use crate::table::{Column, Table};
+use crate::text::{Span, paragraph};
+
+/// The stage of a migration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) enum StageView {
+    /// No node belongs to kplane.
+    NotStarted,
+    /// Some nodes belong to kplane.
+    Started,
+    /// An operator paused the migration.
+    Paused,
+    /// A node was not verified in time.
+    Stopped,
+    /// kplane serves all nodes, and kube-proxy's DaemonSet is still there.
+    Complete,
+    /// kplane serves all nodes, and kube-proxy's DaemonSet is gone.
+    Finished,
+}
+
+/// A node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct NodeView {
+    name: String,
+    stage: &'static str,
+    /// What is missing; empty if nothing is.
+    reason: String,
+    backend: String,
+}
+
+/// Something that stands in the way, and what to type.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ProblemView {
+    problem: String,
+    remedy: String,
+}
+
+impl From<Blocked> for ProblemView {
+    fn from(blocked: Blocked) -> Self {
+        Self {
+            problem: blocked.problem,
+            remedy: blocked.remedy,
+        }
+    }
+}
+
+/// The view of all commands of `kpctl migrate`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct MigrationView {
+    api_version: &'static str,
+    kind: &'static str,
+    stage: StageView,
+    direction: Direction,
+    /// kube-proxy's mode; `null` if it is not known.
+    kube_proxy_mode: Option<String>,
+    nodes: Vec<NodeView>,
+    /// What stands in the way; `null` if nothing does.
+    problem: Option<ProblemView>,
+    /// Commands to type next.
+    next: Vec<String>,
+}
+
+impl MigrationView {
+    /// Builds the view.
+    pub(crate) fn new(picture: &Picture) -> Self {
+        let direction = picture.record().map(|record| record.direction);
+        let direction = direction.unwrap_or_default();
+        let order = Order {
+            direction,
+            chosen: Chosen::All,
+            at_a_time: 1,
+        };
+        let stages: Vec<Stage> = picture.nodes.iter().map(Stage::of).collect();
+        let stage = stage(picture, &stages);
+        let problem = match stage {
+            StageView::Finished => None,
+            _ => plan::blocked(picture, &order).or_else(|| stopped(picture)),
+        };
+        let nodes = picture.nodes.iter().zip(&stages).map(|(node, stage)| {
+            let served = node.served.as_ref();
+            NodeView {
+                name: node.name.clone(),
+                stage: stage.word(),
+                reason: stage.reason().to_owned(),
+                backend: served.map_or_else(String::new, |served| served.backend.clone()),
+            }
+        });
+        let mut view = Self {
+            api_version: API_VERSION,
+            kind: "Migration",
+            stage,
+            direction,
+            kube_proxy_mode: picture.mode.clone(),
+            nodes: nodes.collect(),
+            problem: problem.map(ProblemView::from),
+            next: Vec::new(),
+        };
+        view.next = view.steps(picture);
+        view
+    }
+
+    /// Adds the reason why a walk ended before its goal.
+    pub(crate) fn stopped(mut self, problem: Option<Blocked>) -> Self {
+        if let Some(blocked) = problem {
+            self.problem = Some(blocked.into());
+            self.next.clear();
+        }
+        self
+    }
+
+    /// Returns whether something stands in the way.
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.problem.is_some()
+    }
+
+    fn steps(&self, picture: &Picture) -> Vec<String> {
+        if self.problem.is_some() {
+            return Vec::new();
+        }
+        let waiting = self.nodes.iter().find(|node| node.stage == "KubeProxy");
+        let release = picture
+            .agents
+            .as_ref()
+            .and_then(|agents| agents.release.clone());
+        match self.stage {
+            StageView::NotStarted => waiting
+                .map(|node| format!("kpctl migrate start --node {}", node.name))
+                .into_iter()
+                .collect(),
+            StageView::Started | StageView::Paused | StageView::Stopped => {
+                let verb = match self.direction {
+                    Direction::ToKplane => "start",
+                    Direction::Back => "back",
+                };
+                vec![format!("kpctl migrate {verb} --all")]
+            }
+            StageView::Complete => vec!["kpctl migrate finish".to_owned()],
+            StageView::Finished if picture.agents.as_ref().is_some_and(|agents| agents.limited) => {
+                vec![format!(
+                    "helm upgrade {} deploy/chart --namespace kplane --reuse-values --set \
+                     migration.enabled=false, so that new nodes are served as well",
+                    release.as_deref().unwrap_or("kplane")
+                )]
+            }
+            StageView::Finished => Vec::new(),
+        }
+    }
+
+    /// Returns the number of nodes of each stage.
+    fn counts(&self) -> Vec<(usize, &'static str)> {
+        let stages = [
+            ("Kplane", "served by kplane"),
+            ("Moving", "on the way to kplane"),
+            ("Returning", "on the way back"),
+            ("KubeProxy", "served by kube-proxy"),
+            ("Outside", "left out"),
+        ];
+        let count = |stage| self.nodes.iter().filter(|node| node.stage == stage).count();
+        let counts = stages.map(|(stage, words)| (count(stage), words));
+        counts.into_iter().filter(|(count, _)| *count > 0).collect()
+    }
+}
+
+fn stage(picture: &Picture, stages: &[Stage]) -> StageView {
+    let record = picture.record();
+    let inside = || {
+        stages
+            .iter()
+            .filter(|stage| !matches!(stage, Stage::Outside(_)))
+    };
+    if record.is_some_and(|record| record.paused) {
+        return StageView::Paused;
+    }
+    if inside().count() > 0 && inside().all(|stage| *stage == Stage::Kplane) {
+        return match picture.kube_proxy {
+            Some(_) => StageView::Complete,
+            None => StageView::Finished,
+        };
+    }
+    if record.is_some_and(|record| record.stopped.is_some()) {
+        return StageView::Stopped;
+    }
+    match record.is_some() || inside().any(|stage| *stage != Stage::KubeProxy) {
+        true => StageView::Started,
+        false => StageView::NotStarted,
+    }
+}
+
+/// Returns why the last walk stopped, if the node is still on its way.
+fn stopped(picture: &Picture) -> Option<Blocked> {
+    let record = picture.record()?;
+    let stopped = record.stopped.as_ref()?;
+    let node = picture.node(&stopped.node)?;
+    let stage = Stage::of(node);
+    stage.is_on_its_way().then(|| Blocked {
+        problem: format!("stopped at {}: {}", node.name, stage.reason()),
+        remedy: match record.direction {
+            Direction::ToKplane => format!(
+                "kpctl migrate back --node {}; or repair it, and go on with: kpctl migrate start \
+                 --all",
+                node.name
+            ),
+            Direction::Back => "kpctl migrate back --all".to_owned(),
+        },
+    })
+}
+
+impl View for MigrationView {
+    fn text(&self, canvas: &Canvas) -> String {
+        let counts = self.counts();
+        let counts: Vec<String> = counts
+            .iter()
+            .map(|(count, words)| format!("{count} {words}"))
+            .collect();
+        let (text, tone) = match self.stage {
+            StageView::NotStarted => ("Not started", Tone::Plain),
+            StageView::Started => ("Under way", Tone::Warn),
+            StageView::Paused => ("Paused", Tone::Warn),
+            StageView::Stopped => ("Stopped", Tone::Bad),
+            StageView::Complete => ("Complete", Tone::Good),
+            StageView::Finished => ("Finished", Tone::Good),
+        };
+        let mode = self.kube_proxy_mode.as_deref().unwrap_or("unknown");
+        let summary = format!(
+            "Migration: {text}. Nodes: {}. Mode of kube-proxy: {mode}.",
+            counts.join(", ")
+        );
+        let mut out = paragraph(&Span::new(summary, tone), canvas, 0);
+        out.push('\n');
+        out += &Table::new(&self.nodes)
+            .column(Column::new("NODE").elastic(20), |node| {
+                Span::plain(&node.name)
+            })
+            .column(Column::new("STAGE"), |node| {
+                let tone = match node.stage {
+                    "Kplane" => Tone::Good,
+                    "Moving" | "Returning" => Tone::Warn,
+                    _ => Tone::Plain,
+                };
+                Span::new(node.stage, tone)
+            })
+            .column(Column::new("BACKEND").optional(1), |node| {
+                Span::plain(&node.backend)
+            })
+            .notes(|node| match node.reason.as_str() {
+                "" => Vec::new(),
+                reason => vec![Span::plain(reason)],
+            })
+            .render(canvas);
+        if let Some(problem) = &self.problem {
+            let text = format!("Problem: {}", problem.problem);
+            out.push('\n');
+            out += &paragraph(&Span::new(text, Tone::Bad), canvas, 0);
+            out += &next_steps_text(std::slice::from_ref(&problem.remedy), canvas);
+            return out;
+        }
+        out + &next_steps_text(&self.next, canvas)
+    }
+}

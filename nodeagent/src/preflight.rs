@@ -1,0 +1,356 @@
+//! `--preflight`: whether this machine can run the agent. Changes nothing: backends are tried out in a network namespace
+//! that ends with its thread.
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+
+use kplane_dataplane::backend::{self, Kind};
+use kplane_dataplane::chain;
+use kplane_dataplane::leftovers::{self, Ports};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::utsname::uname;
+use serde::Serialize;
+
+use crate::config::kube_proxy::{Level, Note};
+use crate::sysctl;
+
+/// The oldest kernel with which kplane is tested.
+const OLDEST: (u32, u32) = (5, 13);
+
+/// Programs that own rules or Services, by the names of their processes, and what that means.
+const OWNERS: [(&str, &str); 7] = [
+    (
+        "firewalld",
+        "a reload of firewalld must not flush other tables: check FlushAllOnReload=no",
+    ),
+    ("dockerd", "docker's rules stay beside those of kplane"),
+    (
+        "calico-node",
+        "Calico's rules stay; its eBPF mode must be off",
+    ),
+    (
+        "cilium-agent",
+        "Cilium must not replace kube-proxy: kubeProxyReplacement=false",
+    ),
+    (
+        "kube-router",
+        "kube-router must not serve Services: --run-service-proxy=false",
+    ),
+    (
+        "antrea-agent",
+        "Antrea must not serve Services: antreaProxy.proxyAll=false",
+    ),
+    ("flanneld", "flannel's rules stay beside those of kplane"),
+];
+
+/// The outcome of a check, in the words of `kpctl check`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Outcome {
+    /// All is well.
+    Ok,
+    /// The check does not apply here.
+    Skipped,
+    /// All works, and something deserves attention.
+    Warning,
+    /// The check could not be made.
+    Unknown,
+    /// Something is wrong.
+    Bad,
+}
+
+/// The finding of a check, as `kpctl check` has them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// The name of the check.
+    pub check: String,
+    /// The outcome.
+    pub outcome: Outcome,
+    /// One line.
+    pub summary: String,
+    /// More lines.
+    pub details: Vec<String>,
+    /// What to do next; empty if all is well.
+    pub remedy: String,
+}
+
+fn finding(check: &str, outcome: Outcome, summary: impl Into<String>, remedy: &str) -> Finding {
+    Finding {
+        check: check.to_owned(),
+        outcome,
+        summary: summary.into(),
+        details: Vec::new(),
+        remedy: remedy.to_owned(),
+    }
+}
+
+/// Makes all checks. `backend` is the one that the configuration asks for, and `notes` say what else it would do.
+#[must_use]
+pub fn run(
+    backend: Kind,
+    settings: &backend::Settings,
+    conntrack: &sysctl::Settings,
+    ports: Ports,
+    notes: &[Note],
+) -> Vec<Finding> {
+    let mut findings = vec![kernel(&release())];
+    findings.extend(backends(backend, settings));
+    findings.push(connection_tracking(Path::new("/"), conntrack));
+    findings.push(owners(&processes(Path::new("/proc"))));
+    findings.push(rules());
+    findings.push(match leftovers::running(ports) {
+        None => finding(
+            "kube-proxy-here",
+            Outcome::Ok,
+            "no kube-proxy runs on this machine",
+            "",
+        ),
+        Some(rival) => finding(
+            "kube-proxy-here",
+            Outcome::Ok,
+            format!("a kube-proxy runs, and an agent can take over from it: {rival}"),
+            "",
+        ),
+    });
+    findings.push(configuration(notes));
+    findings
+}
+
+fn release() -> String {
+    let name = uname().ok();
+    let release = name.and_then(|name| name.release().to_str().map(str::to_owned));
+    release.unwrap_or_default()
+}
+
+fn kernel(release: &str) -> Finding {
+    const CHECK: &str = "kernel";
+    let mut numbers = release.split(['.', '-']).map(str::parse::<u32>);
+    let version = match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor),
+        _ => {
+            let text = format!("the version {release:?} is not a number");
+            return finding(CHECK, Outcome::Unknown, text, "uname -r");
+        }
+    };
+    match version >= OLDEST {
+        true => finding(CHECK, Outcome::Ok, format!("Linux {release}"), ""),
+        false => finding(
+            CHECK,
+            Outcome::Bad,
+            format!("Linux {release} is older than {}.{}", OLDEST.0, OLDEST.1),
+            "update the node's kernel",
+        ),
+    }
+}
+
+/// Tries out all backends. Only the one that will be used has to work.
+fn backends(wanted: Kind, settings: &backend::Settings) -> Vec<Finding> {
+    let kinds = [Kind::Nftables, Kind::Iptables, Kind::Ipvs];
+    let tried = kinds.map(|kind| (kind, attempt(kind, settings.clone())));
+    let findings = tried.into_iter().map(|(kind, result)| {
+        let name = kind.describe().name;
+        match result {
+            Attempt::Works => finding(name, Outcome::Ok, "works on this kernel", ""),
+            Attempt::Fails(reason) if kind == wanted => finding(
+                name,
+                Outcome::Bad,
+                reason,
+                "load the module or install the program that is missing, or choose another --backend",
+            ),
+            Attempt::Fails(reason) => finding(
+                name,
+                Outcome::Skipped,
+                format!("not available, and not asked for: {reason}"),
+                "",
+            ),
+            Attempt::NotTried(reason) => finding(
+                name,
+                Outcome::Unknown,
+                format!("cannot be tried out: {reason}"),
+                "run the same command as root",
+            ),
+        }
+    });
+    findings.collect()
+}
+
+/// The outcome of an attempt.
+enum Attempt {
+    Works,
+    Fails(String),
+    NotTried(String),
+}
+
+/// Opens a backend in a network namespace of its own, which ends with the thread.
+fn attempt(kind: Kind, settings: backend::Settings) -> Attempt {
+    let work = move || {
+        if let Err(error) = unshare(CloneFlags::CLONE_NEWNET) {
+            return Attempt::NotTried(format!("no network namespace can be made ({error})"));
+        }
+        match kind.open(&settings) {
+            Ok(_) => Attempt::Works,
+            Err(error) => Attempt::Fails(chain(&error)),
+        }
+    };
+    let tried = thread::Builder::new()
+        .name("preflight".to_owned())
+        .spawn(work);
+    match tried.map(thread::JoinHandle::join) {
+        Ok(Ok(attempt)) => attempt,
+        Ok(Err(_)) => Attempt::NotTried("the attempt crashed".to_owned()),
+        Err(error) => Attempt::NotTried(error.to_string()),
+    }
+}
+
+/// Compares the kernel's settings with those that the agent's start makes.
+fn connection_tracking(root: &Path, settings: &sysctl::Settings) -> Finding {
+    const CHECK: &str = "conntrack";
+    let (mut differ, mut unread) = (Vec::new(), Vec::new());
+    for wanted in settings.wanted(sysctl::cores(root)) {
+        let path = wanted.path();
+        let text = fs::read_to_string(root.join(&path)).unwrap_or_default();
+        match text.trim().parse::<u64>() {
+            Ok(now) if now == wanted.value || (wanted.or_more && now > wanted.value) => {}
+            Ok(now) => differ.push(format!(
+                "{}: {now}, will be {}",
+                path.display(),
+                wanted.value
+            )),
+            Err(_) => unread.push(path.display().to_string()),
+        }
+    }
+    if !unread.is_empty() {
+        return Finding {
+            details: unread,
+            ..finding(
+                CHECK,
+                Outcome::Warning,
+                "some limits cannot be read: the module nf_conntrack is not loaded",
+                "modprobe nf_conntrack",
+            )
+        };
+    }
+    let text = match differ.len() {
+        0 => "all limits are as the agent wants them".to_owned(),
+        count => format!("the agent will change {count} limits at its start"),
+    };
+    Finding {
+        details: differ,
+        ..finding(CHECK, Outcome::Ok, text, "")
+    }
+}
+
+/// Returns the names of all processes.
+fn processes(proc: &Path) -> Vec<String> {
+    let entries = fs::read_dir(proc).into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| fs::read_to_string(entry.path().join("comm")).ok());
+    names.map(|name| name.trim().to_owned()).collect()
+}
+
+fn owners(processes: &[String]) -> Finding {
+    const CHECK: &str = "other-owners";
+    let found = OWNERS
+        .iter()
+        .filter(|(name, _)| processes.iter().any(|process| process == name));
+    let found: Vec<_> = found.collect();
+    if found.is_empty() {
+        return finding(
+            CHECK,
+            Outcome::Ok,
+            "no other program that is known to own rules runs",
+            "",
+        );
+    }
+    let names: Vec<&str> = found.iter().map(|(name, _)| *name).collect();
+    Finding {
+        details: found
+            .iter()
+            .map(|(name, means)| format!("{name}: {means}"))
+            .collect(),
+        ..finding(
+            CHECK,
+            Outcome::Warning,
+            format!("other programs own rules: {}", names.join(", ")),
+            "check what the details say about each",
+        )
+    }
+}
+
+fn rules() -> Finding {
+    const CHECK: &str = "tables";
+    match leftovers::all_tables() {
+        Err(error) => {
+            let text = format!("nftables' tables cannot be listed: {error}");
+            finding(
+                CHECK,
+                Outcome::Unknown,
+                text,
+                "run the same command as root",
+            )
+        }
+        Ok(tables) if tables.is_empty() => {
+            finding(CHECK, Outcome::Ok, "there are no nftables tables", "")
+        }
+        Ok(tables) => Finding {
+            summary: format!("{} nftables tables exist", tables.len()),
+            details: tables,
+            ..finding(CHECK, Outcome::Ok, "", "")
+        },
+    }
+}
+
+fn configuration(notes: &[Note]) -> Finding {
+    const CHECK: &str = "configuration";
+    let lines = notes.iter().map(|note| note.text.clone());
+    let warnings = notes.iter().filter(|note| note.level == Level::Warning);
+    match warnings.count() {
+        0 => Finding {
+            details: lines.collect(),
+            ..finding(
+                CHECK,
+                Outcome::Ok,
+                "means the same to kplane as to kube-proxy",
+                "",
+            )
+        },
+        count => Finding {
+            details: lines.collect(),
+            ..finding(
+                CHECK,
+                Outcome::Warning,
+                format!("{count} settings work differently than with kube-proxy"),
+                "see docs/kube-proxy-compat.md",
+            )
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn old_kernels_are_named() {
+        assert_eq!(kernel("6.12.3-amd64").outcome, Outcome::Ok);
+        assert_eq!(kernel("5.13").outcome, Outcome::Ok);
+        assert_eq!(kernel("5.4.0-42").outcome, Outcome::Bad);
+        assert_eq!(kernel("").outcome, Outcome::Unknown);
+    }
+
+    #[test]
+    fn programs_that_own_rules_are_named() {
+        let running = ["systemd", "firewalld"].map(str::to_owned);
+        let found = owners(&running);
+        assert_eq!(found.outcome, Outcome::Warning);
+        assert_eq!(found.details.len(), 1);
+        assert_eq!(owners(&running[..1]).outcome, Outcome::Ok);
+    }
+
+    #[test]
+    fn a_kernel_without_connection_tracking_is_named() {
+        let root = tempfile::tempdir().unwrap();
+        let found = connection_tracking(root.path(), &sysctl::Settings::default());
+        assert_eq!(found.outcome, Outcome::Warning);
+        assert!(!found.details.is_empty());
+    }
+}
