@@ -33,7 +33,8 @@ const MAIN_VALUES: [&[&str]; 5] = [
 ];
 
 /// Settings that stand for themselves.
-const OTHERS: [&[&str]; 8] = [
+const OTHERS: [&[&str]; 9] = [
+    &["startupTaint.enabled=true"],
     &["agent.kubeProxyConfig.existingConfigMap=own"],
     &[
         "agent.clusterCIDR=10.244.0.0/16\\,fd44::/48",

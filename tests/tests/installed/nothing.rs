@@ -5,20 +5,33 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use kplane_tests::real::{Proxy, RealCluster};
 use kplane_tests::wait::eventually;
+use serde_json::json;
 
 use crate::support::{DEADLINE, NAMESPACE, chart, cluster, helm_of, traffic, unharmed, verified};
 
 const NODES: [&str; 2] = ["node-1", "node-2"];
+const TAINT: &str = "kplane.io/not-ready";
+/// What both the installation and the upgrade set.
+const SETTINGS: [&str; 2] = [
+    "agent.clusterCIDR=10.244.0.0/16",
+    "startupTaint.enabled=true",
+];
 
 pub(crate) fn from_nothing_to_all_nodes_verified_and_off_again() -> Result<()> {
     let cluster = cluster(Proxy::None)?;
+    let taint = json!({ "key": TAINT, "effect": "NoSchedule" });
+    for node in NODES {
+        let spec = json!({ "spec": { "taints": [taint] } });
+        cluster.api().patch("Node", node, &spec)?;
+    }
     let since = Instant::now();
-    chart(&cluster, "install", &["agent.clusterCIDR=10.244.0.0/16"])?;
+    chart(&cluster, "install", &SETTINGS)?;
     verified(&cluster, &NODES)?;
     println!(
         "from `helm install` to all nodes verified: {:.1?}",
         since.elapsed()
     );
+    untainted(&cluster)?;
     let load = traffic(&cluster)?;
     let named = eventually(DEADLINE, "a name leads to the Service", || {
         cluster.exec("default/client", &["/pod", "get", "http://web:81/"])
@@ -27,7 +40,8 @@ pub(crate) fn from_nothing_to_all_nodes_verified_and_off_again() -> Result<()> {
 
     // Agents and control planes are replaced one after the other; rules stay meanwhile.
     let settings = [
-        "agent.clusterCIDR=10.244.0.0/16",
+        SETTINGS[0],
+        SETTINGS[1],
         "agent.logLevel=debug",
         "controlPlane.logLevel=debug",
     ];
@@ -49,6 +63,18 @@ pub(crate) fn from_nothing_to_all_nodes_verified_and_off_again() -> Result<()> {
     unharmed(&load)?;
     drop(load);
     removed(&cluster)
+}
+
+/// Waits until Nodes have lost the start-up taint: their canaries have answered.
+fn untainted(cluster: &RealCluster) -> Result<()> {
+    eventually(DEADLINE, "no node has the taint", || {
+        let nodes = cluster.api().list("Node", None)?;
+        let tainted = nodes
+            .iter()
+            .filter(|node| node["spec"].to_string().contains(TAINT));
+        ensure!(tainted.count() == 0);
+        Ok(())
+    })
 }
 
 /// Nothing of kplane is left in the cluster or on its nodes.
