@@ -10,6 +10,12 @@ use serde_json::Value;
 use crate::support::audit::Request;
 use crate::support::with_world;
 
+/// Rights that control planes use too seldom for a test with a real clock: group, resource, verb.
+const SELDOM: [[&str; 3]; 1] = [
+    // A certificate is renewed after 60 days.
+    ["", "secrets", "update"],
+];
+
 /// Returns the requests that the rules of a role allow; an empty name stands for all objects.
 fn granted(role: &Value) -> Vec<Request> {
     let texts = |value: &Value| -> Vec<String> {
@@ -58,7 +64,10 @@ pub(crate) fn control_planes_use_each_right_that_they_have() -> Result<()> {
             rights.extend(granted(find(&manifests, kind, "kplane-controlplane")?));
         }
         ensure!(rights.len() > 15, "{rights:?}");
-        rights.retain(|right| !uses(&used, right));
+        rights.retain(|right| {
+            let [group, resource, _, verb] = right.each_ref().map(String::as_str);
+            !uses(&used, right) && !SELDOM.contains(&[group, resource, verb])
+        });
         ensure!(
             rights.is_empty(),
             "control planes have rights that they do not use: {rights:?}"
