@@ -10,8 +10,9 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// A program that is there: what is in the image does not matter here.
 const PROGRAM: &str = env!("CARGO_BIN_EXE_kplane-dev");
+/// A small program in place of kplane's: what is in the image does not matter here.
+const SMALL: &str = "/usr/bin/true";
 
 /// Writes all images, and returns the files.
 fn images(bin: &Path, out: &Path) -> BTreeMap<String, Vec<u8>> {
@@ -37,7 +38,7 @@ fn images(bin: &Path, out: &Path) -> BTreeMap<String, Vec<u8>> {
 fn images_written_twice_have_the_same_bytes() {
     let bin = tempfile::tempdir().unwrap();
     for name in ["kp-controlplane", "kp-nodeagent"] {
-        fs::copy(PROGRAM, bin.path().join(name)).unwrap();
+        fs::copy(SMALL, bin.path().join(name)).unwrap();
     }
     let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let [one, other] = folders.each_ref().map(|out| images(bin.path(), out.path()));
