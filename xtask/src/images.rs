@@ -82,3 +82,19 @@ fn build(target: &str) -> Result<PathBuf> {
     status(&mut command)?;
     programs(&format!("{target}/{PROFILE}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_target_is_the_one_that_the_options_name() {
+        let named = |line: &str| target(&line.split(' ').map(str::to_owned).collect::<Vec<_>>());
+        assert_eq!(named("--out there"), TARGET);
+        assert_eq!(
+            named("--target aarch64-unknown-linux-gnu --out x"),
+            "aarch64-unknown-linux-gnu"
+        );
+        assert_eq!(named("--quick --target=other"), "other");
+    }
+}

@@ -86,6 +86,7 @@ impl Package {
 pub(super) struct Collection {
     pub(super) layer: Layer,
     packages: BTreeSet<Package>,
+    libraries: BTreeSet<PathBuf>,
 }
 
 impl Collection {
@@ -127,9 +128,12 @@ impl Collection {
     /// A library cannot be read.
     pub(super) fn add_libraries(&mut self, program: &Path) -> Result<()> {
         for library in libraries(program) {
-            self.packages.insert(Package::owner(&library)?);
-            let path = library.display().to_string();
-            self.layer.copy(&path, EXECUTABLE, &library)?;
+            // Asking for a file's package takes a quarter of a second, and most programs share their libraries.
+            if self.libraries.insert(library.clone()) {
+                self.packages.insert(Package::owner(&library)?);
+                let path = library.display().to_string();
+                self.layer.copy(&path, EXECUTABLE, &library)?;
+            }
         }
         Ok(())
     }
@@ -159,7 +163,9 @@ impl Collection {
                 let target = fs::read_link(file.path())?;
                 self.layer.link(&path, &target.to_string_lossy());
             } else {
-                self.add(&path, &file.path())?;
+                // All extensions are in the package of the programs.
+                self.layer.copy(&path, EXECUTABLE, &file.path())?;
+                self.add_libraries(&file.path())?;
             }
         }
         Ok(())

@@ -254,7 +254,7 @@ impl SourceFlags {
         match (self.standalone, &self.manifests) {
             (false, Some(_)) => wrong("--manifests is for --standalone: give both, or neither"),
             (true, _) if self.has_control_plane() => wrong(
-                "--standalone is a control plane itself: leave --control-plane and --control-plane-file out",
+                "--standalone is a control plane itself: leave --control-plane out, and --control-plane-file",
             ),
             (true, Some(_)) if api.explicit => {
                 wrong("--manifests and --kubeconfig are two sources: leave one of them out")

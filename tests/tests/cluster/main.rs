@@ -15,6 +15,7 @@ mod migrate;
 mod random;
 mod replicas;
 mod rig;
+mod rights;
 mod rotation;
 mod services;
 mod startup;
@@ -77,6 +78,7 @@ const TESTS: &[Test] = tests![
     input::absurd_objects_do_not_harm_their_neighbours,
     chart::the_api_server_accepts_every_combination_of_values,
     kpctl::each_missing_piece_on_the_way_to_the_control_plane_is_named,
+    rights::control_planes_use_each_right_that_they_have,
 ];
 
 fn main() -> ExitCode {

@@ -26,6 +26,7 @@ use kplane_tests::wait::eventually;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
+use super::audit::Audit;
 use super::oracle::{self, Tables};
 
 /// Controllers retry after seconds, control planes after more, and the machine may be busy.
@@ -91,6 +92,8 @@ pub(crate) struct World {
     guards: Vec<Guard>,
     pub(crate) cluster: Cluster,
     pub(crate) topology: Topology,
+    /// What control planes asked of the API server.
+    pub(crate) audit: Audit,
     logs: PathBuf,
 }
 
@@ -132,13 +135,16 @@ impl World {
         let topology = Topology::standard(2)?;
         let control = topology.host("control")?;
         let address = control.ip(Family::V4)?;
+        let audit = Audit::new()?;
+        // As in every cluster that has a Service proxy: agents set kernel settings.
+        let mut apiserver_flags = vec!["--allow-privileged".to_owned()];
+        apiserver_flags.extend(audit.flags());
         let cluster = Cluster::start(&Options {
             at: Some((control.ns().clone(), address)),
             service_ranges: DUAL_STACK.to_owned(),
             controllers: true,
             kubelet: Some(GRACE),
-            // As in every cluster that has a Service proxy: agents set kernel settings.
-            apiserver_flags: vec!["--allow-privileged".to_owned()],
+            apiserver_flags,
             ..Options::default()
         })?;
         for (name, zone) in NODES {
@@ -157,6 +163,7 @@ impl World {
             guards: vec![Guard::new(control.ns())?],
             cluster,
             topology,
+            audit,
             logs,
         };
         grant(&world.cluster)?;
