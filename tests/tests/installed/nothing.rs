@@ -46,23 +46,35 @@ pub(crate) fn from_nothing_to_all_nodes_verified_and_off_again() -> Result<()> {
         "controlPlane.logLevel=debug",
     ];
     chart(&cluster, "upgrade", &settings)?;
+    rolled(&cluster)?;
+    unharmed(&load)?;
+    helm_of(
+        &cluster,
+        &["rollback", "kplane", "1", "--namespace", NAMESPACE],
+    )?;
+    rolled(&cluster)?;
+    unharmed(&load)?;
+    drop(load);
+    removed(&cluster)
+}
+
+/// Waits until all pods are replaced, and all nodes verified.
+fn rolled(cluster: &RealCluster) -> Result<()> {
     for of in [
         "deployment/kplane-controlplane",
         "daemonset/kplane-nodeagent",
     ] {
-        cluster.kubectl(&[
+        let args = [
             "rollout",
             "status",
             "--namespace",
             NAMESPACE,
             "--timeout=2m",
             of,
-        ])?;
+        ];
+        cluster.kubectl(&args)?;
     }
-    verified(&cluster, &NODES)?;
-    unharmed(&load)?;
-    drop(load);
-    removed(&cluster)
+    verified(cluster, &NODES)
 }
 
 /// Waits until Nodes have lost the start-up taint: their canaries have answered.
