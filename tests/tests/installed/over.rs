@@ -1,20 +1,15 @@
 //! From kube-proxy to kplane and back, node by node, under load between Pods.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use kplane_tests::real::{Mode, Proxy, RealCluster};
 use kplane_tests::wait::eventually;
-use serde_json::json;
 
-use crate::support::{DEADLINE, NAMESPACE, chart, cluster, traffic, unharmed, verified};
-
-/// The label of a node that kplane serves.
-const LABEL: &str = "kplane.io/proxy";
-const KUBE_PROXY: &str = "kube-system/kube-proxy";
+use crate::support::{DEADLINE, NAMESPACE, chart, cluster, kpctl, traffic, unharmed, verified};
 
 pub(crate) fn kube_proxy_hands_over_node_by_node_and_takes_back() -> Result<()> {
     let cluster = cluster(Proxy::KubeProxy(Mode::Nftables))?;
     let load = traffic(&cluster)?;
-    unharmed(&load)?;
+    unharmed(&load).context("before kplane")?;
     let settings = [
         "migration.enabled=true",
         "agent.kubeProxyConfig.copyFrom.name=kube-proxy",
@@ -28,47 +23,39 @@ pub(crate) fn kube_proxy_hands_over_node_by_node_and_takes_back() -> Result<()> 
         "--timeout=2m",
         "deployment/kplane-controlplane",
     ])?;
-    keep_off(&cluster)?;
     for (node, served) in [
         ("node-1", &["node-1"][..]),
         ("node-2", &["node-1", "node-2"]),
     ] {
-        label(&cluster, node, Some("kplane"))?;
+        kpctl(&cluster, &["migrate", "start", "--node", node])?;
         verified(&cluster, served)?;
         proxies(&cluster, 2 - served.len())?;
-        unharmed(&load)?;
+        unharmed(&load).with_context(|| format!("{node} moved\n{}", logs(&cluster)))?;
     }
     for (node, left) in [("node-2", 1), ("node-1", 2)] {
-        label(&cluster, node, None)?;
+        kpctl(&cluster, &["migrate", "back", "--node", node])?;
         proxies(&cluster, left)?;
-        cluster.wait_for_pods("kube-system", "k8s-app=kube-proxy", left)?;
-        unharmed(&load)?;
+        unharmed(&load).with_context(|| format!("{node} moved back"))?;
+    }
+    for node in cluster.nodes() {
+        let tables = node.exec("nft", &["list", "tables"])?;
+        ensure!(!tables.contains("kplane"), "{tables}");
     }
     Ok(())
 }
 
-/// Keeps kube-proxy off the nodes that kplane serves.
-fn keep_off(cluster: &RealCluster) -> Result<()> {
-    let without = json!({ "matchExpressions": [{ "key": LABEL, "operator": "NotIn", "values": ["kplane"] }] });
-    let terms = json!({ "nodeSelectorTerms": [without] });
-    let affinity =
-        json!({ "nodeAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": terms } });
-    let spec = json!({ "spec": { "template": { "spec": { "affinity": affinity } } } });
-    cluster.api().patch("DaemonSet", KUBE_PROXY, &spec)?;
-    cluster.kubectl(&[
-        "rollout",
-        "status",
+/// The agents' logs.
+fn logs(cluster: &RealCluster) -> String {
+    let of = "app.kubernetes.io/component=nodeagent";
+    let logs = cluster.kubectl(&[
+        "logs",
         "--namespace",
-        "kube-system",
-        "--timeout=2m",
-        "daemonset/kube-proxy",
-    ])?;
-    Ok(())
-}
-
-fn label(cluster: &RealCluster, node: &str, value: Option<&str>) -> Result<()> {
-    let labels = json!({ "metadata": { "labels": { LABEL: value } } });
-    cluster.api().patch("Node", node, &labels).map(drop)
+        NAMESPACE,
+        "--selector",
+        of,
+        "--tail=-1",
+    ]);
+    logs.unwrap_or_else(|error| format!("{error:#}"))
 }
 
 /// Waits until kube-proxy runs on so many nodes.
