@@ -10,9 +10,9 @@
 //! that it read. Of two that write, one gets a conflict and reads again.
 
 mod announce;
+mod config_map;
 mod papers;
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -26,6 +26,7 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 use self::announce::Announcer;
+use self::config_map::publish;
 use self::papers::{Data, Papers};
 use crate::kubernetes::{Api, Asked, Failure, Unanswered};
 
@@ -251,45 +252,8 @@ impl Authority {
 
     /// Writes the ConfigMap unless it has the bundle already.
     async fn publish_bundle(&self, bundle: &str) -> Result<(), AuthorityError> {
-        let maps: kube::Api<ConfigMap> = kube::Api::namespaced(self.api.client(), &self.namespace);
-        let before = self
-            .ask("get", "configmaps", maps.get_opt(CONFIG_MAP))
-            .await?;
-        let published = before
-            .as_ref()
-            .and_then(|map| map.data.as_ref()?.get(BUNDLE));
-        if published.is_some_and(|published| published == bundle) {
-            return Ok(());
-        }
-        let version = before
-            .as_ref()
-            .and_then(|map| map.metadata.resource_version.clone());
-        let map = ConfigMap {
-            metadata: metadata(&self.namespace, CONFIG_MAP, version),
-            data: Some(BTreeMap::from([(BUNDLE.to_owned(), bundle.to_owned())])),
-            ..ConfigMap::default()
-        };
-        let params = PostParams::default();
-        let written = match before {
-            None => {
-                self.ask("create", "configmaps", maps.create(&params, &map))
-                    .await
-            }
-            Some(_) => {
-                self.ask(
-                    "update",
-                    "configmaps",
-                    maps.replace(CONFIG_MAP, &params, &map),
-                )
-                .await
-            }
-        };
-        match written {
-            Ok(_) => Ok(()),
-            // Another replica wrote the same bundle.
-            Err(error) if error.is_conflict() => Ok(()),
-            Err(error) => Err(error.into()),
-        }
+        publish(&self.api, &self.namespace, CONFIG_MAP, (BUNDLE, bundle)).await?;
+        Ok(())
     }
 
     /// Returns the authorities of clients: the API server's, and those of the file. The first of them serves

@@ -11,7 +11,7 @@ use clap::{ArgAction, ArgGroup, Parser, ValueEnum};
 use kp_controlplane::admission::{Admission, Reserved, ReservedPlace, own_addresses};
 use kp_controlplane::app::{Origin, Protection, StateFlags, TlsFlags};
 use kp_controlplane::convert::ExternalIps;
-use kp_controlplane::dial::parse_mark;
+use kp_controlplane::dial::{AGENT_PORT, parse_mark};
 use kp_controlplane::doors::Limits;
 use kp_controlplane::index::{CliffGuard, Guarded};
 use kp_controlplane::kubernetes::Access;
@@ -194,8 +194,6 @@ enum Command {
     Certs(certs::Command),
 }
 
-/// Port for agents.
-const AGENT_PORT: u16 = 7443;
 /// Maximum time for work in progress after everything else has ended.
 const LAST_WORK: Duration = Duration::from_secs(1);
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::migrate::TargetArgs;
 
-/// What to check.
+/// Options of the checks.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct CheckArgs {
     /// Before an installation: what this cluster offers, and what kplane would do differently

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::parse_timeout;
 
-/// What to do about the way from kube-proxy to kplane.
+/// A step on the way from kube-proxy to kplane.
 #[derive(Clone, Debug, clap::Subcommand)]
 pub(crate) enum MigrateCommand {
     /// Show which nodes would move, and what stands in the way

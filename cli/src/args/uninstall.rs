@@ -8,7 +8,7 @@ use super::parse_timeout;
 /// The image of agents of this version.
 const IMAGE: &str = concat!("ghcr.io/kplane/kp-nodeagent:", env!("CARGO_PKG_VERSION"));
 
-/// How to remove kplane.
+/// Options for the removal of kplane.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct UninstallArgs {
     /// Do not ask

@@ -22,7 +22,7 @@ pub(crate) const RIGHTS: [(&str, &str, &str); 8] = [
     ("patch", "", "nodes"),
 ];
 
-/// What was read besides the objects of a migration.
+/// The objects of the cluster that were read, besides those of a migration.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Facts {
     /// The answer of `/version`.

@@ -19,10 +19,10 @@ const MAX_NAME: usize = 63;
 /// The folder of the agents' cache, in their pods and by default on the host.
 const CACHE: &str = "/var/lib/kplane";
 
-/// Where the parent of the cache folder is in a pod that removes the folder itself.
+/// The path of the cache folder's parent in a pod that removes the folder itself.
 const HOST: &str = "/host";
 
-/// What a cleanup pod does.
+/// The task of a cleanup pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// kube-proxy takes the node over: kplane's rules go once those of kube-proxy are there.

@@ -4,18 +4,19 @@
 //! server in the cluster nor any right at the API server. The addresses are those of the headless Service
 //! kplane-controlplane, whichever replica writes them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::api::{ListParams, PostParams};
+use kube::api::ListParams;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-use super::{PATIENCE, SERVICE, metadata};
+use super::config_map::publish;
+use super::{PATIENCE, SERVICE};
+use crate::dial::{AGENT_PORT, MAX_ADDRESSES};
 use crate::kubernetes::{Api, Asked, Unanswered};
 
 /// Name of the ConfigMap.
@@ -24,12 +25,8 @@ const CONFIG_MAP: &str = "kplane-replicas";
 const KEY: &str = "addresses";
 /// Name of the Service's port for agents.
 const PORT_NAME: &str = "agents";
-/// The port, if the Service does not name it.
-const PORT: u16 = 7443;
 /// Interval at which the Service's endpoints are read.
 const LOOK: Duration = Duration::from_secs(5);
-/// Most addresses that are written: agents read as many.
-const MOST: usize = 64;
 
 /// A writer of the addresses. All replicas write the same.
 #[derive(Debug)]
@@ -67,17 +64,13 @@ impl Announcer {
         if listed.is_empty() {
             return Ok(());
         }
-        match self.write(&listed).await {
-            Ok(false) => Ok(()),
-            Ok(true) => {
-                let addresses = listed.trim_end().replace('\n', " ");
-                info!(addresses, "announced the replicas to agents");
-                Ok(())
-            }
-            // Another replica wrote. This one looks again soon, because the other may have seen an older state.
-            Err(error) if error.is_conflict() => Ok(()),
-            Err(error) => Err(error),
+        // If another replica wrote, this one looks again soon, because the other may have seen an older state.
+        let entry = (KEY, listed.as_str());
+        if publish(&self.api, &self.namespace, CONFIG_MAP, entry).await? {
+            let addresses = listed.trim_end().replace('\n', " ");
+            info!(addresses, "announced the replicas to agents");
         }
+        Ok(())
     }
 
     async fn slices(&self) -> Result<Vec<EndpointSlice>, Unanswered> {
@@ -93,41 +86,6 @@ impl Announcer {
         };
         let request = slices.list(&params);
         Ok(self.api.ask(asked, PATIENCE, request).await?.items)
-    }
-
-    /// Writes the ConfigMap unless it has these addresses already; returns whether it was written.
-    async fn write(&self, listed: &str) -> Result<bool, Unanswered> {
-        let maps: kube::Api<ConfigMap> = kube::Api::namespaced(self.api.client(), &self.namespace);
-        let asked = |verb| Asked {
-            verb,
-            resource: "configmaps",
-            group: "",
-        };
-        let before = maps.get_opt(CONFIG_MAP);
-        let before = self.api.ask(asked("get"), PATIENCE, before).await?;
-        let present = before.as_ref().and_then(|map| map.data.as_ref()?.get(KEY));
-        if present.is_some_and(|present| present == listed) {
-            return Ok(false);
-        }
-        let version = before.as_ref();
-        let version = version.and_then(|map| map.metadata.resource_version.clone());
-        let map = ConfigMap {
-            metadata: metadata(&self.namespace, CONFIG_MAP, version),
-            data: Some(BTreeMap::from([(KEY.to_owned(), listed.to_owned())])),
-            ..ConfigMap::default()
-        };
-        let params = PostParams::default();
-        let written = match before {
-            None => {
-                let request = maps.create(&params, &map);
-                self.api.ask(asked("create"), PATIENCE, request).await
-            }
-            Some(_) => {
-                let request = maps.replace(CONFIG_MAP, &params, &map);
-                self.api.ask(asked("update"), PATIENCE, request).await
-            }
-        };
-        written.map(|_| true)
     }
 }
 
@@ -145,7 +103,7 @@ fn addresses(slices: &[EndpointSlice]) -> BTreeSet<SocketAddr> {
             }
             let ips = endpoint.addresses.iter();
             let ips = ips.filter_map(|address| address.parse::<IpAddr>().ok());
-            places.extend(ips.map(|ip| SocketAddr::new(ip, port.unwrap_or(PORT))));
+            places.extend(ips.map(|ip| SocketAddr::new(ip, port.unwrap_or(AGENT_PORT))));
         }
     }
     places
@@ -153,7 +111,10 @@ fn addresses(slices: &[EndpointSlice]) -> BTreeSet<SocketAddr> {
 
 /// Returns the file's content: a line for each place.
 fn text(places: &BTreeSet<SocketAddr>) -> String {
-    let lines = places.iter().take(MOST).map(|place| format!("{place}\n"));
+    let lines = places
+        .iter()
+        .take(MAX_ADDRESSES)
+        .map(|place| format!("{place}\n"));
     lines.collect()
 }
 

@@ -191,7 +191,7 @@ impl Dispatch {
 
     /// Returns whether the stream should wait until the agent has received more of what was sent.
     pub fn is_full(&self) -> bool {
-        let spread = Duration::from_millis(self.hub.fleet.report_within_ms().into());
+        let spread = || Duration::from_millis(self.hub.fleet.report_within_ms().into());
         self.under_way().is_full(spread, clock::Instant::now())
     }
 

@@ -7,6 +7,7 @@ use clap::Args;
 use kp_controlplane::admission::ReservedPlace;
 use kp_controlplane::app::Origin;
 use kp_controlplane::convert::ExternalIps;
+use kp_controlplane::dial::AGENT_PORT;
 use kp_controlplane::kubernetes::Access;
 use kp_controlplane::source::kubernetes;
 use kplane_model::{Cidr, NodeName};
@@ -14,9 +15,6 @@ use kplane_tls::{ClientFiles, is_this_machine};
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use super::Problem;
-
-/// Port of a control plane when an address contains none.
-const CONTROL_PLANE_PORT: u16 = 7443;
 
 /// Default address at which a standalone agent serves its status.
 const STATUS_ADDRESS: &str = "127.0.0.1:7444";
@@ -383,7 +381,7 @@ fn endpoint(text: &str, scheme: &str) -> Result<Endpoint, Problem> {
     let uri: Uri = url.parse().map_err(|_| wrong(example))?;
     match (uri.scheme_str(), uri.host(), uri.path()) {
         (Some(scheme @ ("http" | "https")), Some(host), "" | "/") if !host.is_empty() => {
-            let port = uri.port_u16().unwrap_or(CONTROL_PLANE_PORT);
+            let port = uri.port_u16().unwrap_or(AGENT_PORT);
             let whole = format!("{scheme}://{host}:{port}");
             Endpoint::from_shared(whole).map_err(|_| wrong(example))
         }

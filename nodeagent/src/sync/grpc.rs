@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 use futures_util::{FutureExt, StreamExt};
 use http::Uri;
 use http::header::AUTHORIZATION;
-use kp_controlplane::dial::{Dialer, literal, resolve};
+use kp_controlplane::dial::{AGENT_PORT, Dialer, MAX_ADDRESSES, literal, resolve};
 use kplane_proto::v1::AgentMessage;
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_tls::{ClientConfig, Follower, Token};
@@ -32,12 +32,6 @@ const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::fro
 /// Most bytes in flight to an agent that does not read: two of the largest messages. Everything beyond
 /// waits at the control plane, where newer state replaces older.
 const WINDOW: u32 = 2 * 256 * 1024;
-
-/// Most replicas that a file may name, as many as one name may have.
-const MOST_LISTED: usize = 64;
-
-/// Port of a control plane whose address names none.
-const CONTROL_PLANE_PORT: u16 = 7443;
 
 /// URL of connections to replicas that a file names: gRPC wants one.
 const LISTED: &str = "https://kplane-controlplane";
@@ -178,8 +172,8 @@ async fn read_list(url: usize, file: PathBuf) -> Found {
             place: Some(place),
             url,
         });
-        if replicas.len() > MOST_LISTED {
-            return Err(wrong(format!("more than {MOST_LISTED} replicas")));
+        if replicas.len() > MAX_ADDRESSES {
+            return Err(wrong(format!("more than {MAX_ADDRESSES} replicas")));
         }
     }
     Ok(replicas)
@@ -190,7 +184,7 @@ fn listed_place(text: &str) -> Option<SocketAddr> {
     let with_port = text.parse::<SocketAddr>().ok();
     with_port.or_else(|| {
         let ip: IpAddr = text.parse().ok()?;
-        Some(SocketAddr::new(ip, CONTROL_PLANE_PORT))
+        Some(SocketAddr::new(ip, AGENT_PORT))
     })
 }
 

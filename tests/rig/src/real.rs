@@ -59,7 +59,7 @@ pub use node::Node;
 pub use options::{Mode, Options, Proxy};
 pub use programs::NodePrograms;
 pub use require::require;
-pub use workload::{deployment, pod};
+pub use workload::{deployment, pod, service};
 
 use authority::Authority;
 use janitor::Janitor;

@@ -29,14 +29,5 @@ fn main() -> ExitCode {
 
 /// Builds everything before the machine's network is left. Returns whether a cluster can run.
 fn prepare() -> Result<bool> {
-    if !real::require()? {
-        return Ok(false);
-    }
-    match support::build() {
-        Err(error) if !privilege::is_strict() => {
-            println!("skipped: {error:#}");
-            Ok(false)
-        }
-        built => built.map(|()| true),
-    }
+    Ok(real::require()? && privilege::available(support::build())?.is_some())
 }

@@ -11,7 +11,7 @@ use kplane_tests::load::{Load, Pace};
 use kplane_tests::product::{Product, cargo};
 use kplane_tests::real::{self, NodePrograms, Options, Proxy, RealCluster};
 use kplane_tests::wait::eventually;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 /// Kubelets and controllers take seconds, and the machine may be busy.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
@@ -130,14 +130,7 @@ pub(crate) fn traffic(cluster: &RealCluster) -> Result<Load> {
     let api = cluster.api();
     api.apply(&real::pod("default", "client", "node-1"))?;
     api.apply(&real::deployment("default", "web", 2))?;
-    api.apply(&json!({
-        "kind": "Service",
-        "metadata": { "name": "web", "namespace": "default" },
-        "spec": { "selector": { "app": "web" }, "ports": [
-            { "name": "echo", "port": 80, "targetPort": 8080 },
-            { "name": "http", "port": 81, "targetPort": 8081 },
-        ] },
-    }))?;
+    api.apply(&real::service("default", "web"))?;
     cluster.wait_for_pods("default", "app=client", 1)?;
     cluster.wait_for_pods("default", "app=web", 2)?;
     let service = api.get("Service", "default/web")?.context("no Service")?;

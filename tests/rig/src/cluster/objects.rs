@@ -90,20 +90,23 @@ pub fn endpoint(ip: impl Display, node: &str) -> Value {
 /// Returns a Deployment of `app: <name>` on one node; there is no scheduler.
 #[must_use]
 pub fn deployment(namespace: &str, name: &str, replicas: u32, node: &str) -> Value {
+    let container = json!({ "name": "web", "image": "web", "ports": [{ "containerPort": 8080 }] });
+    let pods = json!({ "nodeName": node, "containers": [container] });
+    deployment_of(namespace, name, replicas, &pods)
+}
+
+/// Returns a Deployment of `app: <name>`, with the `spec` of its Pods.
+#[must_use]
+pub fn deployment_of(namespace: &str, name: &str, replicas: u32, pods: &Value) -> Value {
+    let labels = json!({ "app": name });
     json!({
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": { "name": name, "namespace": namespace },
         "spec": {
             "replicas": replicas,
-            "selector": { "matchLabels": { "app": name } },
-            "template": {
-                "metadata": { "labels": { "app": name } },
-                "spec": {
-                    "nodeName": node,
-                    "containers": [{ "name": "web", "image": "web", "ports": [{ "containerPort": 8080 }] }],
-                },
-            },
+            "selector": { "matchLabels": labels },
+            "template": { "metadata": { "labels": labels }, "spec": pods },
         },
     })
 }

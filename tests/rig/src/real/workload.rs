@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::images::POD;
+use crate::cluster::objects;
 
 /// Returns a Pod with the label `app: <name>`, on a node: an echo server on port 8080 (TCP and UDP) and an HTTP server
 /// on port 8081.
@@ -21,17 +22,18 @@ pub fn pod(namespace: &str, name: &str, node: &str) -> Value {
 /// Returns a Deployment of such Pods, which the scheduler spreads over nodes.
 #[must_use]
 pub fn deployment(namespace: &str, name: &str, replicas: u32) -> Value {
-    let labels = json!({ "app": name });
-    json!({
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": { "name": name, "namespace": namespace },
-        "spec": {
-            "replicas": replicas,
-            "selector": { "matchLabels": labels },
-            "template": { "metadata": { "labels": labels }, "spec": serving() },
-        },
-    })
+    objects::deployment_of(namespace, name, replicas, &serving())
+}
+
+/// Returns a Service of the Pods with the label `app: <name>`: port 80 is their echo server, 81 their HTTP server.
+#[must_use]
+pub fn service(namespace: &str, name: &str) -> Value {
+    let ports = json!([
+        { "name": "echo", "port": 80, "targetPort": 8080 },
+        { "name": "http", "port": 81, "targetPort": 8081 },
+    ]);
+    let spec = json!({ "selector": { "app": name }, "ports": ports });
+    objects::service(namespace, name, spec)
 }
 
 fn serving() -> Value {

@@ -32,14 +32,5 @@ fn main() -> ExitCode {
 /// Builds the programs, before the machine's network is left: Go may have to download. Returns whether a
 /// cluster can run.
 fn prepare() -> Result<bool> {
-    if !real::require()? {
-        return Ok(false);
-    }
-    match NodePrograms::ensure() {
-        Err(error) if !privilege::is_strict() => {
-            println!("skipped: {error:#}");
-            Ok(false)
-        }
-        programs => programs.map(|_| true),
-    }
+    Ok(real::require()? && privilege::available(NodePrograms::ensure())?.is_some())
 }

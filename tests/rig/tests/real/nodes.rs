@@ -7,7 +7,6 @@ use kplane_rig::client::Probe;
 use kplane_rig::load::{Load, Pace};
 use kplane_rig::real::{self, Options, RealCluster};
 use kplane_rig::wait::eventually;
-use serde_json::json;
 
 use crate::left::Traces;
 
@@ -19,14 +18,7 @@ pub(crate) fn pods_of_two_nodes_reach_each_other_by_service_and_by_name() -> Res
     let api = cluster.api();
     api.apply(&real::pod("default", "client", "node-1"))?;
     api.apply(&real::pod("default", "web", "node-2"))?;
-    api.apply(&json!({
-        "kind": "Service",
-        "metadata": { "name": "web", "namespace": "default" },
-        "spec": { "selector": { "app": "web" }, "ports": [
-            { "name": "echo", "port": 80, "targetPort": 8080 },
-            { "name": "http", "port": 81, "targetPort": 8081 },
-        ] },
-    }))?;
+    api.apply(&real::service("default", "web"))?;
     cluster.wait_for_pods("default", "app=client", 1)?;
     cluster.wait_for_pods("default", "app=web", 1)?;
 

@@ -226,7 +226,7 @@ impl World {
 
     /// Starts a node's agent anew, at any replica of the control plane.
     pub(crate) fn restart_agent(&mut self, node: &'static str, replica: u16) -> Result<()> {
-        self.restart_agent_among(node, &[replica])
+        self.restart(node, &[replica], &[])
     }
 
     /// Kills a node's agent.
@@ -240,14 +240,7 @@ impl World {
         node: &'static str,
         replicas: &[u16],
     ) -> Result<()> {
-        // Killed before its successor begins.
-        drop(self.agents.remove(node));
-        let control = self.topology.host("control")?.ip(Family::V4)?;
-        let planes = replicas.iter().map(|replica| {
-            let place = SocketAddr::new(control, agent_port(*replica));
-            format!("http://{place}")
-        });
-        self.start_agent(node, &planes.collect::<Vec<_>>().join(","), &[])
+        self.restart(node, replicas, &[])
     }
 
     /// Starts a node's agent anew, with further flags.
@@ -257,10 +250,18 @@ impl World {
         replica: u16,
         flags: &[&str],
     ) -> Result<()> {
+        self.restart(node, &[replica], flags)
+    }
+
+    fn restart(&mut self, node: &'static str, replicas: &[u16], flags: &[&str]) -> Result<()> {
+        // Killed before its successor begins.
         drop(self.agents.remove(node));
         let control = self.topology.host("control")?.ip(Family::V4)?;
-        let place = SocketAddr::new(control, agent_port(replica));
-        self.start_agent(node, &format!("http://{place}"), flags)
+        let planes = replicas.iter().map(|replica| {
+            let place = SocketAddr::new(control, agent_port(*replica));
+            format!("http://{place}")
+        });
+        self.start_agent(node, &planes.collect::<Vec<_>>().join(","), flags)
     }
 
     fn start_agent(&mut self, node: &'static str, planes: &str, flags: &[&str]) -> Result<()> {
