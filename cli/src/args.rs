@@ -9,6 +9,7 @@ pub(crate) mod rollback;
 pub(crate) mod rollout;
 pub(crate) mod uninstall;
 mod wait;
+pub(crate) mod why;
 
 use std::path::Path;
 use std::time::Duration;
@@ -23,6 +24,7 @@ pub(crate) use connection::{Identity, KUBECONFIG, Place, STATUS_PORT, Server};
 pub(crate) use freeze::FreezeArgs;
 pub(crate) use lists::{DescribeCommand, GetCommand, ListArgs};
 pub(crate) use wait::WaitArgs;
+pub(crate) use why::WhyArgs;
 
 use self::check::CheckArgs;
 use self::migrate::MigrateCommand;
@@ -44,7 +46,7 @@ const ANSWER: Duration = Duration::from_secs(10);
 const GOAL: Duration = Duration::from_secs(60);
 
 /// Commands that need the API server of a cluster as well as the control plane, whose address may be given besides.
-const BOTH: [&str; 3] = ["migrate", "check", "uninstall"];
+const BOTH: [&str; 4] = ["migrate", "check", "uninstall", "why"];
 
 /// Heading of options that have no other one.
 const GLOBAL: &str = "Global options";
@@ -166,6 +168,18 @@ Examples:
   kpctl describe service shop/web"
     )]
     Describe(DescribeCommand),
+    /// Show the fate of a packet for a Service, step by step
+    #[command(after_help = "\
+Shows which rule matches, which endpoints the node that handles the packet chooses, why it does not
+choose each of the rest, whose address the endpoint sees, and whether the kernel holds this state.
+
+Examples:
+  kpctl why shop/web --from pod/shop/client-1            a Pod; its node is looked up
+  kpctl why shop/web:http --from pod --via node-2        any Pod on node-2
+  kpctl why shop/web --from node/node-1
+  kpctl why shop/web --from outside/192.0.2.7 --via node-1 --to 203.0.113.1:80
+  kpctl why shop/web --from outside --via node-1 --to 172.18.0.2:30080")]
+    Why(WhyArgs),
     /// Wait until Services have reached the kernels of all nodes
     #[command(after_help = "\
 A node counts when its kernel holds the newest state of the Service and its agent is connected.

@@ -143,6 +143,27 @@ impl Client {
         }
     }
 
+    /// Returns the fate of a packet.
+    pub(crate) async fn explain(
+        &self,
+        name: &ServiceName,
+        request: pb::ExplainRequest,
+    ) -> Result<pb::Explanation, Error> {
+        let mut stub = self.stub.clone();
+        match self.ask(stub.explain(request)).await {
+            // A Service, or something about it: the message says what.
+            Err(Error::Refused {
+                code: Code::NotFound,
+                message,
+                ..
+            }) if message.starts_with("no Service") => Err(Error::NoService {
+                name: name.clone(),
+                similar: similar(name, &self.services(None).await?),
+            }),
+            answer => answer,
+        }
+    }
+
     /// Approves that what the source does not name is gone.
     pub(crate) async fn approve(
         &self,

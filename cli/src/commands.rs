@@ -4,6 +4,7 @@ mod check;
 mod migrate;
 mod rollout;
 mod uninstall;
+mod why;
 
 use std::io::{self, IsTerminal as _};
 use std::process::ExitCode;
@@ -86,6 +87,7 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
             let view = DescriptionView::new(&name.namespace, &name.name, description);
             show(&cli, &view)
         }
+        Command::Why(args) => why::run(&cli, args).await,
         Command::Wait(args) => wait(&cli, args).await,
         Command::Approve { yes } => approve(&cli, *yes).await,
         Command::Freeze(args) => freeze(&cli, args, false).await,

@@ -9,6 +9,7 @@ pub(crate) mod check;
 pub(crate) mod convergence;
 pub(crate) mod describe;
 pub(crate) mod endpoints;
+pub(crate) mod findings;
 pub(crate) mod fleet;
 pub(crate) mod freeze;
 pub(crate) mod history;
@@ -23,6 +24,7 @@ pub(crate) mod services;
 pub(crate) mod uninstall;
 pub(crate) mod version;
 pub(crate) mod wait;
+pub(crate) mod why;
 
 #[cfg(test)]
 pub(crate) mod testing;
@@ -118,11 +120,32 @@ fn policy(policy: pb::TrafficPolicy) -> &'static str {
     }
 }
 
-/// The severity of an issue; values that a newer server may add count as errors.
+/// The severity of an issue or a finding; values that a newer server may add count as errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub(crate) enum SeverityView {
     Error,
     Warning,
+    Info,
+}
+
+impl From<pb::Severity> for SeverityView {
+    fn from(severity: pb::Severity) -> Self {
+        match severity {
+            pb::Severity::Info => Self::Info,
+            pb::Severity::Warning => Self::Warning,
+            pb::Severity::Error | pb::Severity::Unspecified => Self::Error,
+        }
+    }
+}
+
+impl SeverityView {
+    fn span(self) -> Span {
+        match self {
+            Self::Error => Span::new("Error", Tone::Bad),
+            Self::Warning => Span::new("Warning", Tone::Warn),
+            Self::Info => Span::plain("Info"),
+        }
+    }
 }
 
 /// A problem with one object of the input.
@@ -130,6 +153,8 @@ pub(crate) enum SeverityView {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct IssueView {
     pub(crate) severity: SeverityView,
+    /// The stable name of the problem: `docs/reasons.md` explains each.
+    pub(crate) code: String,
     pub(crate) location: String,
     pub(crate) kind: String,
     pub(crate) namespace: String,
@@ -169,12 +194,9 @@ impl IssueView {
 
 impl From<pb::InputIssue> for IssueView {
     fn from(issue: pb::InputIssue) -> Self {
-        let severity = match issue.severity() {
-            pb::Severity::Warning => SeverityView::Warning,
-            pb::Severity::Error | pb::Severity::Unspecified => SeverityView::Error,
-        };
         Self {
-            severity,
+            severity: issue.severity().into(),
+            code: issue.code,
             location: issue.location,
             kind: issue.kind,
             namespace: issue.namespace,
@@ -211,7 +233,11 @@ impl<'a> Problem<'a> {
     }
 
     fn notes(&self) -> Vec<Span> {
-        let mut notes = vec![Span::plain(&self.first.reason)];
+        let IssueView { code, reason, .. } = self.first;
+        let mut notes = vec![match code.as_str() {
+            "" => Span::plain(reason),
+            code => Span::plain(format!("{code}: {reason}")),
+        }];
         let all = self.others.iter().chain([&self.first]);
         let unnamed: u64 = all.map(|issue| issue.alike).sum();
         let count = usize::try_from(unnamed).unwrap_or(usize::MAX);
@@ -247,13 +273,9 @@ fn issues_text(issues: &[IssueView], omitted: u64, canvas: &Canvas) -> String {
     };
     let (shown, hidden) = problems.split_at(limit.min(problems.len()));
     let table = Table::new(shown)
-        .column(
-            Column::new("ISSUE"),
-            |problem: &Problem<'_>| match problem.first.severity {
-                SeverityView::Error => Span::new("Error", Tone::Bad),
-                SeverityView::Warning => Span::new("Warning", Tone::Warn),
-            },
-        )
+        .column(Column::new("ISSUE"), |problem: &Problem<'_>| {
+            problem.first.severity.span()
+        })
         .column(Column::new("OBJECT").elastic(24), |problem| {
             Span::plain(problem.first.object())
         })

@@ -77,6 +77,19 @@ pub struct ConvertedService {
     pub issues: Vec<Issue>,
     /// The reason why kplane does not serve it.
     pub skipped: Option<SkipReason>,
+    /// The origin of its endpoints.
+    pub origin: Origin,
+}
+
+/// The part of a Service from which controllers make its EndpointSlices. kplane only explains with it why
+/// endpoints are missing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Origin {
+    /// The labels of its Pods as `kubectl -l` takes them, such as `app=web,tier=front`; cut off after 256 bytes.
+    /// Empty if others write the EndpointSlices.
+    pub selector: Box<str>,
+    /// The ports whose `targetPort` is a name: the port's name, and that of the container port.
+    pub named_targets: Box<[(Arc<str>, Arc<str>)]>,
 }
 
 /// The reason why kplane does not serve a Service (A1).
@@ -103,6 +116,8 @@ pub struct ConvertedSlice {
     pub ports: Vec<SliceEndpoints>,
     /// The family of the slice's addresses, if it has one.
     pub family: Option<Family>,
+    /// Number of addresses that can be used, with or without ports.
+    pub addresses: usize,
     /// Time of the change that led to the slice, milliseconds since 1970; 0 = the slice states
     /// none, or an invalid one.
     pub trigger_ms: u64,

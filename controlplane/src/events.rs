@@ -27,7 +27,7 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
-use kplane_model::{Issue, NodeName};
+use kplane_model::{Issue, NodeName, Reason as Code};
 
 use crate::fleet::AgentRecord;
 use crate::index::Held;
@@ -86,16 +86,8 @@ enum Reason {
     Starting,
     /// An agent has a backend that Kubernetes has deprecated (D1, J1).
     IpvsDeprecation,
-    /// A Service cannot be served as written.
-    ServiceRefused,
-    /// A Service claims an address and port, or a node port, of another Service.
-    AddressConflict,
-    /// An EndpointSlice cannot be served as written.
-    EndpointSliceRefused,
-    /// A Node is invalid.
-    NodeRefused,
-    /// A ServiceCIDR is invalid.
-    ServiceCidrRefused,
+    /// An object cannot be served as written, for a reason that `docs/reasons.md` explains.
+    Refused(Code),
     /// A Service, or its endpoints, are no longer named by the source, but still served.
     ServiceHeld,
     /// All problems of a Service have been resolved.
@@ -129,11 +121,7 @@ impl Reason {
         match self {
             Self::Starting => "Starting",
             Self::IpvsDeprecation => "IPVSDeprecation",
-            Self::ServiceRefused => "ServiceRefused",
-            Self::AddressConflict => "AddressConflict",
-            Self::EndpointSliceRefused => "EndpointSliceRefused",
-            Self::NodeRefused => "NodeRefused",
-            Self::ServiceCidrRefused => "ServiceCIDRRefused",
+            Self::Refused(code) => code.code(),
             Self::ServiceHeld => "ServiceHeld",
             Self::ServiceAccepted => "ServiceAccepted",
             Self::ServiceNotProgrammed => "ServiceNotProgrammed",
@@ -156,13 +144,7 @@ impl Reason {
             Self::Starting | Self::IpvsDeprecation | Self::ProxyStale | Self::ProxyConnected => {
                 "StartKubeProxy"
             }
-            Self::ServiceRefused
-            | Self::AddressConflict
-            | Self::EndpointSliceRefused
-            | Self::NodeRefused
-            | Self::ServiceCidrRefused
-            | Self::ServiceHeld
-            | Self::ServiceAccepted => "Read",
+            Self::Refused(_) | Self::ServiceHeld | Self::ServiceAccepted => "Read",
             Self::FailedToStartServiceHealthcheck | Self::StartedServiceHealthcheck => "Listen",
             Self::ServiceNotProgrammed
             | Self::ServiceProgrammed
@@ -176,9 +158,9 @@ impl Reason {
 
     /// Returns the reason and note of the event that reports the end of a problem, for problems
     /// where this helps.
-    fn recovery(self) -> Option<(Self, &'static str)> {
+    fn recovery(self, of: Kind) -> Option<(Self, &'static str)> {
         match self {
-            Self::ServiceRefused | Self::AddressConflict => Some((
+            Self::Refused(_) if of == Kind::Service => Some((
                 Self::ServiceAccepted,
                 "the problems of the Service are resolved",
             )),

@@ -19,23 +19,24 @@ mod view;
 #[cfg(test)]
 mod tests;
 
-pub use claims::CONFLICT_ADVICE;
 pub(crate) use guard::Loss;
 pub use guard::{CliffGuard, Guarded};
 pub(crate) use holding::EXAMPLES;
 pub use holding::Held;
 pub use picture::Picture;
-pub use view::{PortView, ServiceDetail};
+pub use view::{Facts, PortView, ServiceDetail, SliceFacts};
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use kplane_model::{Cidr, Issue, NodeFacts, NodeName, ServiceKey, ServiceName, ServicePort};
+use kplane_model::{
+    Cidr, Family, Issue, NodeFacts, NodeName, ServiceKey, ServiceName, ServicePort,
+};
 
 use crate::admission::Admission;
-use crate::convert::{self, ExternalIps, SliceEndpoints};
+use crate::convert::{self, ExternalIps, Origin, SkipReason, SliceEndpoints};
 use crate::k8s::{Kind, Object, ObjectId, Uid};
 use crate::publish::{Publication, Published};
 use crate::source::Located;
@@ -55,6 +56,8 @@ use triggers::Triggers;
 pub struct Index {
     external_ips: ExternalIps,
     services: HashMap<ServiceName, ServiceEntry>,
+    /// Services that exist and are not served.
+    skipped: HashMap<ServiceName, SkipReason>,
     slices: HashMap<ObjectId, SliceEntry>,
     /// Slices by Service, sorted: the order decides between slices that disagree.
     slices_of: HashMap<ServiceName, Vec<ObjectId>>,
@@ -114,6 +117,7 @@ struct ServiceEntry {
     /// Ports as written, before the claims of other Services are applied.
     ports: Vec<ServicePort>,
     published: PublishedPorts,
+    origin: Origin,
     /// The source no longer names the Service.
     held: bool,
 }
@@ -131,7 +135,11 @@ impl ServiceEntry {
 #[derive(Debug)]
 struct SliceEntry {
     service: ServiceName,
+    /// The family of its addresses, if it has one that is served.
+    family: Option<Family>,
     ports: Vec<SliceEndpoints>,
+    /// Number of addresses that can be used, with or without ports.
+    addresses: usize,
     /// Time of the change that led to the slice, milliseconds since 1970; 0 = unknown.
     trigger_ms: u64,
 }
@@ -230,6 +238,10 @@ impl Index {
             Object::Service(service) => {
                 let name = service_name(&id);
                 let converted = convert::service(service, &location, &self.external_ips);
+                match converted.skipped {
+                    Some(reason) => drop(self.skipped.insert(name.clone(), reason)),
+                    None => drop(self.skipped.remove(&name)),
+                }
                 let entry = self.services.entry(name.clone()).or_default();
                 entry
                     .created
@@ -239,6 +251,7 @@ impl Index {
                 self.places
                     .replace_user(&name, &entry.ports, &converted.ports);
                 entry.ports = converted.ports;
+                entry.origin = converted.origin;
                 entry.held = false;
                 self.pending.services.insert(name);
                 converted.issues
@@ -260,7 +273,9 @@ impl Index {
                         id.clone(),
                         SliceEntry {
                             service: service.clone(),
+                            family: converted.family,
                             ports: converted.ports,
+                            addresses: converted.addresses,
                             trigger_ms,
                         },
                     );
@@ -287,6 +302,7 @@ impl Index {
         match id.kind {
             Kind::Service => {
                 let name = service_name(id);
+                self.skipped.remove(&name);
                 if let Some(entry) = self.services.get_mut(&name) {
                     // The entry is removed when its ports have been withdrawn.
                     self.places.replace_user(&name, &entry.ports, &[]);

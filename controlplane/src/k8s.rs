@@ -3,11 +3,17 @@
 //! Slim types need a third of the memory that full types need, and show what kplane uses. Unknown
 //! fields are ignored; absent ones are `None` or empty.
 
+mod uid;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
+
+pub use uid::Uid;
+use uid::read_uid;
 
 /// The kinds that kplane reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -173,49 +179,6 @@ impl ObjectMeta {
     }
 }
 
-/// A UUID, in 16 bytes instead of 36.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Uid([u8; 16]);
-
-impl Uid {
-    /// Parses the form in which Kubernetes writes a UUID; `None` for anything else.
-    #[must_use]
-    pub fn parse(text: &str) -> Option<Self> {
-        let is_dash = |at: usize| matches!(at, 8 | 13 | 18 | 23);
-        let fits = text.len() == 36
-            && text
-                .bytes()
-                .enumerate()
-                .all(|(at, b)| is_dash(at) == (b == b'-'));
-        if !fits {
-            return None;
-        }
-        let digits: String = text.chars().filter(|c| *c != '-').collect();
-        let number = u128::from_str_radix(&digits, 16).ok()?;
-        Some(Self(number.to_be_bytes())).filter(|uid| uid.to_string() == text)
-    }
-}
-
-impl fmt::Display for Uid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (at, byte) in self.0.iter().enumerate() {
-            let dash = if matches!(at, 4 | 6 | 8 | 10) {
-                "-"
-            } else {
-                ""
-            };
-            write!(f, "{dash}{byte:02x}")?;
-        }
-        Ok(())
-    }
-}
-
-/// Reads a UID. A UID in another form is ignored, because it is no reason to refuse an object.
-fn read_uid<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Uid>, D::Error> {
-    let text = Option::<String>::deserialize(deserializer)?;
-    Ok(text.and_then(|text| Uid::parse(&text)))
-}
-
 /// Reads only the annotations that kplane uses. Other annotations may hold whole manifests and
 /// change often.
 fn read_annotations<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Texts>, D::Error> {
@@ -276,10 +239,12 @@ pub struct ServiceSpec {
     pub external_ips: Option<Vec<String>>,
     /// Ports.
     pub ports: Option<Vec<ServicePort>>,
+    /// Labels of the Pods that are its endpoints; unset or empty = others write its EndpointSlices.
+    pub selector: Option<Box<Texts>>,
     /// `None` or `ClientIP`.
     pub session_affinity: Option<String>,
     /// Options of session affinity.
-    pub session_affinity_config: Option<SessionAffinityConfig>,
+    pub session_affinity_config: Option<Box<SessionAffinityConfig>>,
     /// `Cluster` or `Local`.
     pub internal_traffic_policy: Option<String>,
     /// `Cluster` or `Local`.
@@ -303,6 +268,25 @@ pub struct ServicePort {
     pub port: i64,
     /// The node port; 0 or unset = none.
     pub node_port: Option<i64>,
+    /// The name in `targetPort`: that of a container port. `None` for a number.
+    #[serde(deserialize_with = "name_of_port")]
+    pub target_port: Option<Arc<str>>,
+}
+
+/// Reads the name in a field that has a name or a number. Controllers use the field, not kplane, so that anything
+/// else counts as a number.
+fn name_of_port<'de, D: Deserializer<'de>>(field: D) -> Result<Option<Arc<str>>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum NameOrNumber {
+        Name(Arc<str>),
+        Number(IgnoredAny),
+    }
+    let is_name = |text: &Arc<str>| text.bytes().any(|byte| byte.is_ascii_alphabetic());
+    Ok(match NameOrNumber::deserialize(field)? {
+        NameOrNumber::Name(name) => Some(name).filter(is_name),
+        NameOrNumber::Number(IgnoredAny) => None,
+    })
 }
 
 /// Options of session affinity.

@@ -13,6 +13,7 @@ pub mod dial;
 pub mod doors;
 pub mod draining;
 pub mod events;
+mod findings;
 pub mod fleet;
 pub mod freshness;
 pub mod hub;

@@ -13,7 +13,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Instant, SystemTime};
 
-use kplane_model::{Cidr, Issue, NodeFacts, NodeName, ServiceKey};
+use kplane_model::{Cidr, Issue, NodeFacts, NodeName, Reason, ServiceKey};
 
 use self::book::Book;
 use self::kept::{Cause, Kept};
@@ -147,7 +147,9 @@ impl Mirror {
     /// Returns all problems, sorted.
     #[must_use]
     pub fn issues(&self) -> Vec<Issue> {
-        let held = self.held().map(|held| Issue::of_source(held.to_string()));
+        let held = self
+            .held()
+            .map(|held| Issue::of_source(Reason::Held, held.to_string()));
         let mut issues: Vec<_> = self.issues.iter().cloned().chain(held).collect();
         issues.sort();
         issues

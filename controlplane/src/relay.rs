@@ -24,7 +24,7 @@ use futures_util::FutureExt as _;
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use hyper_util::rt::TokioIo;
-use kplane_model::{Issue, chance};
+use kplane_model::{Issue, Reason, chance};
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::desired_state_service_client::DesiredStateServiceClient;
 use kplane_tls::{Follower, Token};
@@ -174,9 +174,10 @@ impl Relay {
                     break;
                 }
                 let place = target.address;
-                issues.push(Issue::of_source(format!(
-                    "the control plane at {place} cannot be followed: {lost}"
-                )));
+                issues.push(Issue::of_source(
+                    Reason::UpstreamFailing,
+                    format!("the control plane at {place} cannot be followed: {lost}"),
+                ));
             }
             if followed {
                 pause = PAUSE.0;
@@ -199,7 +200,7 @@ impl Relay {
             });
             match found {
                 Ok(found) => targets.extend(found),
-                Err(error) => issues.push(Issue::of_source(format!(
+                Err(error) => issues.push(Issue::of_source(Reason::UpstreamFailing, format!(
                     "the control plane at {place} cannot be followed: cannot resolve its name: {error}"
                 ))),
             }

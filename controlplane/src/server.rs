@@ -25,6 +25,7 @@ mod status;
 #[cfg(test)]
 mod tests;
 mod views;
+mod why;
 
 pub use agent::AgentServer;
 pub use desired::DesiredServer;

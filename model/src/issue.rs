@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use crate::Reason;
+
 /// Severity of an [`Issue`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Severity {
@@ -52,6 +54,8 @@ impl fmt::Display for ObjectRef {
 pub struct Issue {
     /// The severity.
     pub severity: Severity,
+    /// The kind of problem.
+    pub code: Reason,
     /// Place where the object was read, such as `shop.yaml, document 2, line 14`; empty when the
     /// source has no places.
     pub location: String,
@@ -64,9 +68,10 @@ pub struct Issue {
 impl Issue {
     /// Returns an error of the source as a whole.
     #[must_use]
-    pub fn of_source(reason: String) -> Self {
+    pub fn of_source(code: Reason, reason: String) -> Self {
         Self {
             severity: Severity::Error,
+            code,
             location: String::new(),
             object: ObjectRef {
                 kind: "source".to_owned(),

@@ -10,12 +10,14 @@ mod bounds;
 pub mod chance;
 mod cidr;
 mod digest;
+pub mod fate;
 mod issue;
 mod key;
 mod net;
 mod node;
 mod program;
 mod ranges;
+mod reason;
 mod reserved;
 mod samples;
 mod scheduler;
@@ -34,6 +36,7 @@ pub use net::{
 pub use node::{NodeFacts, NodeName, ZoneName};
 pub use program::{DesiredKey, DesiredObject, LocalEndpoint, LocalEndpoints, ServiceProgram};
 pub use ranges::{MAX_RANGES, RangeDigests, Ranges, is_number_of_ranges, range_of, ranges_for};
+pub use reason::Reason;
 pub use reserved::{
     HEALTHZ_PORT, Holder, KUBELET_PORTS, METRICS_PORT, OWN_MARK, ParsePortRangeError, PortRange,
     ReservedPorts,

@@ -206,6 +206,17 @@ pub struct FamilyReport {
     pub verified_at_ms: u64,
     /// Repairs of other programs' changes.
     pub repairs: Repairs,
+    /// The settings about the source of packets; `None` until the node was planned.
+    pub masquerade: Option<Masquerade>,
+}
+
+/// The settings about the source of packets (A15-A17).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Masquerade {
+    /// The agent knows which addresses are Pods'.
+    pub pods_known: bool,
+    /// All packets to ClusterIPs are masqueraded.
+    pub all: bool,
 }
 
 /// Repairs of other programs' changes, since the start.
@@ -361,6 +372,10 @@ impl FamilyReport {
             last_repair_ms: self.repairs.last_ms,
             last_repair: clip(&self.repairs.last).to_owned(),
             verification_overdue: false,
+            masquerade: self.masquerade.map(|masquerade| pb::Masquerade {
+                pods_known: masquerade.pods_known,
+                all: masquerade.all,
+            }),
         }
     }
 }

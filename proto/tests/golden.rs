@@ -237,6 +237,8 @@ fn family() -> FamilyStatus {
         repairs: 13,
         last_repair_ms: 14,
         last_repair: "a set".into(),
+        // Younger than the golden bytes.
+        masquerade: None,
         verification_overdue: true,
     }
 }

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::convergence::ConvergenceView;
 use super::endpoints::EndpointView;
+use super::findings::{self, FindingView};
 use super::replicas::missing_text;
 use super::servers::{self, ServiceServersView};
 use super::services::{PortView, ServiceView, affinity};
@@ -98,6 +99,8 @@ pub(crate) struct DescriptionView {
     /// How far the newest state has come; `null` when the control plane does not tell.
     pub(crate) convergence: Option<ConvergenceView>,
     pub(crate) nodes: Vec<ServiceNodeView>,
+    /// Causes and fixes, the worst first.
+    pub(crate) findings: Vec<FindingView>,
     pub(crate) issues: Vec<IssueView>,
     /// The current time, for ages.
     #[serde(skip)]
@@ -115,6 +118,11 @@ impl DescriptionView {
             service: ServiceView::group(description.ports).pop(),
             convergence: description.convergence.map(ConvergenceView::from),
             nodes: nodes.collect(),
+            findings: description
+                .findings
+                .into_iter()
+                .map(FindingView::from)
+                .collect(),
             issues: IssueView::list(description.issues),
             now: Time::from_wire(description.now_ms),
         }
@@ -168,6 +176,7 @@ impl DescriptionView {
 impl View for DescriptionView {
     fn text(&self, canvas: &Canvas) -> String {
         let mut out = self.header(canvas);
+        out.push_str(&findings::text(&self.findings, canvas));
         for port in self.service.iter().flat_map(|service| &service.ports) {
             out.push('\n');
             out.push_str(&port_text(port, &self.nodes, canvas));

@@ -6,3 +6,4 @@ mod replicas;
 mod servers;
 mod services;
 mod wait;
+mod why;

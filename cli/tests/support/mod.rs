@@ -163,6 +163,20 @@ impl StatusService for Canned {
         }
     }
 
+    async fn explain(
+        &self,
+        request: Request<pb::ExplainRequest>,
+    ) -> Result<Response<pb::Explanation>, Status> {
+        let request = request.into_inner();
+        match (request.name.as_str(), request.node.as_str()) {
+            ("web", "") => Err(Status::invalid_argument(
+                "there are several nodes: say which one",
+            )),
+            ("web", _) => Ok(Response::new(samples::explanation())),
+            _ => Err(Status::not_found("no Service shop/x is known")),
+        }
+    }
+
     type WatchConvergenceStream =
         Pin<Box<dyn Stream<Item = Result<pb::Convergence, Status>> + Send>>;
 

@@ -43,6 +43,7 @@ async fn ready_once_every_kind_is_listed_and_for_ever_after() {
             since: std::time::SystemTime::now(),
             issue: Issue {
                 severity: Severity::Error,
+                code: kplane_model::Reason::InvalidField,
                 location: String::new(),
                 object: ObjectRef {
                     kind: "API server".to_owned(),

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::net::IpAddr;
 
-use kplane_model::{Cidr, Family, parse_ip, refused_endpoint_ip};
+use kplane_model::{Cidr, Family, Reason, parse_ip, refused_endpoint_ip};
 
 use super::report::Report;
 use super::{ExternalIps, MAX_SERVICE_ADDRESSES, MAX_SOURCE_RANGES};
@@ -19,14 +19,18 @@ pub(super) fn address(field: &str, text: &str, report: &mut Report<'_>) -> Optio
     let ip = match parse_ip(text) {
         Ok(ip) => ip,
         Err(error) => {
-            report.error(format!("{field}: {error}; correct or remove it"));
+            report.error(
+                Reason::InvalidAddress,
+                format!("{field}: {error}; correct or remove it"),
+            );
             return None;
         }
     };
     if let Some(why) = refused_endpoint_ip(ip) {
-        report.error(format!(
-            "{field}: {ip} {why} and is refused; use an address that is not special"
-        ));
+        report.error(
+            Reason::InvalidAddress,
+            format!("{field}: {ip} {why} and is refused; use an address that is not special"),
+        );
         return None;
     }
     Some(ip)
@@ -46,7 +50,7 @@ fn addresses<'t>(
             continue;
         };
         if ips.len() == MAX_SERVICE_ADDRESSES {
-            report.error(format!(
+            report.error(Reason::TooLarge, format!(
                 "{field}: only the first {MAX_SERVICE_ADDRESSES} addresses are served; split the \
                  Service"
             ));
@@ -54,7 +58,7 @@ fn addresses<'t>(
         }
         let family = Family::of(ip);
         if !families.contains(&family) {
-            report.warning(format!(
+            report.warning(Reason::FamilyMismatch, format!(
                 "{field}: {ip} is not served because the Service has no {family} cluster address; \
                  make the Service dual-stack or remove it"
             ));
@@ -75,7 +79,7 @@ pub(super) fn external_ips(
     const FIELD: &str = "spec.externalIPs";
     let written = spec.external_ips.as_deref().unwrap_or_default();
     if *allowed == ExternalIps::Nothing && !written.is_empty() {
-        report.error(format!(
+        report.error(Reason::ExternalIpRefused, format!(
             "{FIELD} are switched off in this cluster (--allow-external-ips) and are not served; \
              remove them"
         ));
@@ -86,10 +90,13 @@ pub(super) fn external_ips(
         ips.retain(|ip| {
             let inside = ranges.iter().any(|range| range.contains(*ip));
             if !inside {
-                report.error(format!(
-                    "{FIELD}: {ip} is outside of the ranges that this cluster allows \
+                report.error(
+                    Reason::ExternalIpRefused,
+                    format!(
+                        "{FIELD}: {ip} is outside of the ranges that this cluster allows \
                      (--external-ip-cidr) and is refused; use an address inside of them"
-                ));
+                    ),
+                );
             }
             inside
         });
@@ -113,7 +120,7 @@ pub(super) fn load_balancer_ips(
         match ingress.ip_mode.as_deref() {
             None | Some("VIP") => texts.push(ip),
             Some("Proxy") => {}
-            Some(mode) => report.error(format!(
+            Some(mode) => report.error(Reason::InvalidField, format!(
                 "{FIELD}: {ip:?} has the unknown ipMode {mode:?} and is not captured; use VIP or \
                  Proxy"
             )),
@@ -151,7 +158,7 @@ impl SourceRanges {
             return (ips, Vec::new());
         }
         if ranges.is_empty() && !ips.is_empty() && self.doubtful.contains(&family) {
-            report.error(format!(
+            report.error(Reason::InvalidSourceRange, format!(
                 "no {family} range of spec.loadBalancerSourceRanges can be used, so the {family} \
                  load-balancer addresses are not served at all; correct the ranges"
             ));
@@ -168,7 +175,7 @@ pub(super) fn source_ranges(spec: &ServiceSpec, report: &mut Report<'_>) -> Sour
         .unwrap_or_default();
     let mut ranges = SourceRanges::default();
     if written.len() > MAX_SOURCE_RANGES {
-        report.error(format!(
+        report.error(Reason::TooLarge, format!(
             "spec.loadBalancerSourceRanges has {} entries, more than {MAX_SOURCE_RANGES}; merge or \
              remove some",
             written.len()
@@ -181,7 +188,7 @@ pub(super) fn source_ranges(spec: &ServiceSpec, report: &mut Report<'_>) -> Sour
             Ok(range) if ranges.good.contains(&range) => {}
             Ok(range) => ranges.good.push(range),
             Err(error) => {
-                report.error(format!(
+                report.error(Reason::InvalidSourceRange, format!(
                     "spec.loadBalancerSourceRanges: {error}; this range admits no client, correct \
                      it"
                 ));

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use kplane_model::{Cidr, Family, Issue, NodeFacts, parse_ip, refused_endpoint_ip};
+use kplane_model::{Cidr, Family, Issue, NodeFacts, Reason, parse_ip, refused_endpoint_ip};
 
 use super::report::Report;
 use crate::k8s::{self, Kind, TO_BE_DELETED_TAINT, ZONE_LABEL};
@@ -42,12 +42,16 @@ fn addresses(node: &k8s::Node, report: &mut Report<'_>) -> Vec<IpAddr> {
             }
             match parse_ip(&address.address) {
                 Err(error) => {
-                    report.error(format!("status.addresses: {wanted} {error}; correct it"));
+                    report.error(
+                        Reason::InvalidAddress,
+                        format!("status.addresses: {wanted} {error}; correct it"),
+                    );
                 }
                 Ok(ip) => match refused_endpoint_ip(ip) {
-                    Some(why) => report.error(format!(
-                        "status.addresses: {wanted} {ip} {why} and is refused; correct it"
-                    )),
+                    Some(why) => report.error(
+                        Reason::InvalidAddress,
+                        format!("status.addresses: {wanted} {ip} {why} and is refused; correct it"),
+                    ),
                     None if ips.contains(&ip) => {}
                     None => ips.push(ip),
                 },
@@ -65,7 +69,10 @@ fn pod_cidrs(node: &k8s::Node, report: &mut Report<'_>) -> Vec<Cidr> {
         match text.parse::<Cidr>() {
             Ok(cidr) if cidrs.contains(&cidr) => {}
             Ok(cidr) => cidrs.push(cidr),
-            Err(error) => report.error(format!("spec.podCIDRs: {error}; correct it")),
+            Err(error) => report.error(
+                Reason::InvalidAddress,
+                format!("spec.podCIDRs: {error}; correct it"),
+            ),
         }
     }
     cidrs
@@ -80,7 +87,7 @@ pub fn service_cidr(cidr: &k8s::ServiceCidr, location: &str) -> (Vec<Cidr>, Vec<
         match believable(text) {
             Ok(cidr) if cidrs.contains(&cidr) => {}
             Ok(cidr) => cidrs.push(cidr),
-            Err(reason) => report.error(format!("spec.cidrs: {reason}")),
+            Err(reason) => report.error(Reason::InvalidAddress, format!("spec.cidrs: {reason}")),
         }
     }
     (cidrs, report.finish())

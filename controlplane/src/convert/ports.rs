@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use kplane_model::Protocol;
+use kplane_model::{Protocol, Reason};
 
 use super::report::Report;
 use super::{MAX_SERVICE_PORTS, is_port_name, port_number, protocol};
@@ -22,7 +22,7 @@ pub(super) struct Port {
 pub(super) fn ports(spec: &ServiceSpec, report: &mut Report<'_>) -> Vec<Port> {
     let written = spec.ports.as_deref().unwrap_or_default();
     if written.len() > MAX_SERVICE_PORTS {
-        report.error(format!(
+        report.error(Reason::TooLarge, format!(
             "spec.ports has {} entries; only the first {MAX_SERVICE_PORTS} are served, split the \
              Service",
             written.len()
@@ -33,16 +33,18 @@ pub(super) fn ports(spec: &ServiceSpec, report: &mut Report<'_>) -> Vec<Port> {
     let mut ports = Vec::new();
     for (index, port) in written.iter().take(MAX_SERVICE_PORTS).enumerate() {
         match convert_port(port) {
-            Err(reason) => report.error(format!("spec.ports[{index}] {reason}")),
+            Err(reason) => {
+                report.error(Reason::InvalidPort, format!("spec.ports[{index}] {reason}"));
+            }
             Ok(port) if !names.insert((port.name.clone(), port.protocol)) => {
-                report.error(format!(
+                report.error(Reason::InvalidPort, format!(
                     "spec.ports[{index}] has the name {:?} and protocol {} of an earlier port and \
                      is not served; rename it",
                     port.name, port.protocol
                 ));
             }
             Ok(port) if !numbers.insert((port.port, port.protocol)) => {
-                report.error(format!(
+                report.error(Reason::InvalidPort, format!(
                     "spec.ports[{index}] is {}/{} as an earlier port and is not served; remove it",
                     port.port, port.protocol
                 ));
@@ -79,9 +81,12 @@ fn node_port(index: usize, from: &k8s::ServicePort, port: Port, report: &mut Rep
     let written = from.node_port.unwrap_or(0);
     let node_port = port_number(written);
     if node_port.is_none() && written != 0 {
-        report.error(format!(
-            "spec.ports[{index}].nodePort {written} is not served; use 1..=65535, or 0 for none"
-        ));
+        report.error(
+            Reason::InvalidPort,
+            format!(
+                "spec.ports[{index}].nodePort {written} is not served; use 1..=65535, or 0 for none"
+            ),
+        );
     }
     Port { node_port, ..port }
 }

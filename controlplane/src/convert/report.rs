@@ -1,6 +1,6 @@
 //! Collection of one object's issues.
 
-use kplane_model::{Issue, ObjectRef, Severity};
+use kplane_model::{Issue, ObjectRef, Reason, Severity};
 
 use super::MAX_ISSUES_PER_OBJECT;
 use crate::k8s::{Kind, ObjectMeta};
@@ -26,13 +26,13 @@ impl<'a> Report<'a> {
     }
 
     /// Reports that a part of the object is not served as written.
-    pub(super) fn error(&mut self, reason: impl Into<String>) {
-        self.add(Severity::Error, reason.into());
+    pub(super) fn error(&mut self, code: Reason, reason: impl Into<String>) {
+        self.add(Severity::Error, code, reason.into());
     }
 
     /// Reports that the object is served, but not in every respect as written.
-    pub(super) fn warning(&mut self, reason: impl Into<String>) {
-        self.add(Severity::Warning, reason.into());
+    pub(super) fn warning(&mut self, code: Reason, reason: impl Into<String>) {
+        self.add(Severity::Warning, code, reason.into());
     }
 
     pub(super) fn finish(mut self) -> Vec<Issue> {
@@ -41,22 +41,24 @@ impl<'a> Report<'a> {
                 "has {} further problems that are not listed; fix the listed ones first",
                 self.omitted
             );
-            self.issues.push(self.issue(Severity::Error, reason));
+            self.issues
+                .push(self.issue(Severity::Error, Reason::MoreProblems, reason));
         }
         self.issues
     }
 
-    fn add(&mut self, severity: Severity, reason: String) {
+    fn add(&mut self, severity: Severity, code: Reason, reason: String) {
         if self.issues.len() < MAX_ISSUES_PER_OBJECT {
-            self.issues.push(self.issue(severity, reason));
+            self.issues.push(self.issue(severity, code, reason));
         } else {
             self.omitted += 1;
         }
     }
 
-    fn issue(&self, severity: Severity, reason: String) -> Issue {
+    fn issue(&self, severity: Severity, code: Reason, reason: String) -> Issue {
         Issue {
             severity,
+            code,
             location: self.location.to_owned(),
             object: ObjectRef {
                 kind: self.kind.as_str().to_owned(),

@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use kplane_model::{
-    Family, IpvsScheduler, MAX_SERVICE_ELEMENTS, MAX_SERVICE_PLACES, ServiceKey, ServiceName,
-    ServicePort, ServiceSize, TrafficPolicy,
+    Family, IpvsScheduler, MAX_SERVICE_ELEMENTS, MAX_SERVICE_PLACES, Reason, ServiceKey,
+    ServiceName, ServicePort, ServiceSize, TrafficPolicy,
 };
 
 use super::addresses::{
@@ -12,13 +12,15 @@ use super::addresses::{
 };
 use super::ports::{Port, ports};
 use super::report::Report;
-use super::{ConvertedService, ExternalIps, SkipReason, port_number};
+use super::{ConvertedService, ExternalIps, MAX_SERVICE_PORTS, Origin, SkipReason, port_number};
 use crate::k8s::{
     self, IPVS_SCHEDULER_ANNOTATION, Kind, ObjectMeta, SERVICE_PROXY_NAME_LABEL, ServiceSpec,
 };
 
 /// Default idle timeout of session affinity, in seconds: three hours (A11).
 const AFFINITY_TIMEOUT_DEFAULT_S: u32 = 10_800;
+/// Longest text of a selector, in bytes.
+const MAX_SELECTOR: usize = 256;
 /// The longest idle timeout of session affinity, in seconds: a day (A11).
 const AFFINITY_TIMEOUT_MAX_S: u32 = 86_400;
 
@@ -35,6 +37,7 @@ pub fn service(svc: &k8s::Service, location: &str, allowed: &ExternalIps) -> Con
         None => service_ports(svc, allowed, &mut report),
         Some(SkipReason::NoClusterIp) => {
             report.warning(
+                Reason::NoClusterIp,
                 "spec.clusterIP is not set, so there is nothing to serve; the API server assigns \
                  one, in a manifest write it yourself, or `None` if the Service is headless",
             );
@@ -46,6 +49,28 @@ pub fn service(svc: &k8s::Service, location: &str, allowed: &ExternalIps) -> Con
         ports,
         issues: report.finish(),
         skipped,
+        origin: origin(&svc.spec),
+    }
+}
+
+/// Returns the origin of a Service's endpoints.
+fn origin(spec: &ServiceSpec) -> Origin {
+    let labels = spec.selector.iter().flat_map(|labels| labels.iter());
+    let labels: Vec<String> = labels
+        .map(|(key, value)| format!("{key}={value}"))
+        .collect();
+    let mut selector = labels.join(",");
+    selector.truncate(selector.floor_char_boundary(MAX_SELECTOR));
+    let ports = spec.ports.iter().flatten().take(MAX_SERVICE_PORTS);
+    let named = ports.filter_map(|port| {
+        Some((
+            port.name.clone().unwrap_or_default(),
+            port.target_port.clone()?,
+        ))
+    });
+    Origin {
+        selector: selector.into(),
+        named_targets: named.collect(),
     }
 }
 
@@ -167,7 +192,7 @@ fn within_bounds(
         if wanted <= allowed {
             return;
         }
-        report.error(format!(
+        report.error(Reason::TooLarge, format!(
             "{field} has {wanted} addresses, which with {} ports and {} source ranges exceeds the \
              limits of one Service ({MAX_SERVICE_PLACES} addresses with ports, \
              {MAX_SERVICE_ELEMENTS} elements): only the first {allowed} are served, split the \
@@ -216,25 +241,37 @@ fn cluster_ip_by_family(spec: &ServiceSpec, report: &mut Report<'_>) -> Vec<(Fam
         };
         let family = Family::of(ip);
         match declared.get(index) {
-            Some(name) if *name != family.to_string() => report.error(format!(
-                "{field} {ip} is an {family} address but spec.ipFamilies[{index}] is {name:?}; \
+            Some(name) if *name != family.to_string() => report.error(
+                Reason::FamilyMismatch,
+                format!(
+                    "{field} {ip} is an {family} address but spec.ipFamilies[{index}] is {name:?}; \
                  make the two agree"
-            )),
-            None if index > 0 => report.warning(format!(
-                "{field} {ip} is not served because spec.ipFamilies does not name its family; \
+                ),
+            ),
+            None if index > 0 => report.warning(
+                Reason::FamilyMismatch,
+                format!(
+                    "{field} {ip} is not served because spec.ipFamilies does not name its family; \
                  add {family} to spec.ipFamilies"
-            )),
-            _ if found.iter().any(|(other, _)| *other == family) => report.error(format!(
-                "{field} {ip} is not served because the Service has another {family} address; \
+                ),
+            ),
+            _ if found.iter().any(|(other, _)| *other == family) => report.error(
+                Reason::FamilyMismatch,
+                format!(
+                    "{field} {ip} is not served because the Service has another {family} address; \
                  a Service has one address a family"
-            )),
+                ),
+            ),
             _ => found.push((family, ip)),
         }
     }
     for name in declared.iter().skip(texts.len()) {
-        report.warning(format!(
-            "spec.ipFamilies names {name:?} but spec.clusterIPs has no address for it; add one"
-        ));
+        report.warning(
+            Reason::FamilyMismatch,
+            format!(
+                "spec.ipFamilies names {name:?} but spec.clusterIPs has no address for it; add one"
+            ),
+        );
     }
     found
 }
@@ -256,7 +293,7 @@ fn external_policy(
         Some("LoadBalancer" | "NodePort") => true,
         None | Some("ClusterIP") => has_external_ips,
         Some(other) => {
-            report.error(format!(
+            report.error(Reason::InvalidField, format!(
                 "spec.type {other:?} is unknown and counts as ClusterIP; use ClusterIP, NodePort, \
                  LoadBalancer or ExternalName"
             ));
@@ -275,10 +312,13 @@ fn policy(which: &str, text: Option<&str>, report: &mut Report<'_>) -> TrafficPo
         Some("Local") => TrafficPolicy::Local,
         None | Some("" | "Cluster") => TrafficPolicy::Cluster,
         Some(other) => {
-            report.error(format!(
-                "spec.{which}TrafficPolicy {other:?} is unknown and counts as Cluster; use \
+            report.error(
+                Reason::InvalidField,
+                format!(
+                    "spec.{which}TrafficPolicy {other:?} is unknown and counts as Cluster; use \
                  Cluster or Local"
-            ));
+                ),
+            );
             TrafficPolicy::Cluster
         }
     }
@@ -290,7 +330,7 @@ fn affinity_timeout_s(spec: &ServiceSpec, report: &mut Report<'_>) -> Option<u32
         None | Some("" | "None") => return None,
         Some("ClientIP") => {}
         Some(other) => {
-            report.error(format!(
+            report.error(Reason::InvalidField, format!(
                 "spec.sessionAffinity {other:?} is unknown and counts as None; use ClientIP or None"
             ));
             return None;
@@ -304,10 +344,13 @@ fn affinity_timeout_s(spec: &ServiceSpec, report: &mut Report<'_>) -> Option<u32
     let valid = u32::try_from(seconds).ok();
     let valid = valid.filter(|s| (1..=AFFINITY_TIMEOUT_MAX_S).contains(s));
     if valid.is_none() {
-        report.warning(format!(
-            "spec.sessionAffinityConfig.clientIP.timeoutSeconds {seconds} is not in \
+        report.warning(
+            Reason::InvalidField,
+            format!(
+                "spec.sessionAffinityConfig.clientIP.timeoutSeconds {seconds} is not in \
              1..={AFFINITY_TIMEOUT_MAX_S}; {AFFINITY_TIMEOUT_DEFAULT_S} is used"
-        ));
+            ),
+        );
     }
     valid.or(Some(AFFINITY_TIMEOUT_DEFAULT_S))
 }
@@ -320,10 +363,13 @@ fn ipvs_scheduler(metadata: &ObjectMeta, report: &mut Report<'_>) -> Option<Ipvs
     let known = IpvsScheduler::parse(name);
     if known.is_none() {
         let names = IpvsScheduler::names();
-        report.warning(format!(
-            "annotation {IPVS_SCHEDULER_ANNOTATION} {name:?} is unknown and each node's own \
+        report.warning(
+            Reason::InvalidField,
+            format!(
+                "annotation {IPVS_SCHEDULER_ANNOTATION} {name:?} is unknown and each node's own \
              scheduler is used; use one of {names}"
-        ));
+            ),
+        );
     }
     known
 }
@@ -342,7 +388,7 @@ fn health_check_node_port(
     let written = spec.health_check_node_port.unwrap_or(0);
     let port = port_number(written);
     if port.is_none() {
-        report.warning(format!(
+        report.warning(Reason::InvalidField, format!(
             "spec.healthCheckNodePort is {written}, so load balancers cannot ask which nodes have \
              endpoints; set it to 1..=65535"
         ));

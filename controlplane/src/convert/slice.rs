@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use kplane_model::{
-    Endpoint, EndpointAddr, Family, Protocol, ServiceName, parse_ip, refused_endpoint_ip,
+    Endpoint, EndpointAddr, Family, Protocol, Reason, ServiceName, parse_ip, refused_endpoint_ip,
 };
 
 use super::report::Report;
@@ -23,13 +23,14 @@ pub fn slice(slice: &k8s::EndpointSlice, location: &str) -> ConvertedSlice {
     let mut report = Report::new(Kind::EndpointSlice, &slice.metadata, location);
     let service = service_name(slice, &mut report);
     let family = service.as_ref().and_then(|_| family(slice, &mut report));
-    let ports = match family {
+    let (addresses, ports) = match family {
         Some(family) => endpoints(slice, family, &mut report),
-        None => Vec::new(),
+        None => (0, Vec::new()),
     };
     ConvertedSlice {
         trigger_ms: service.as_ref().map_or(0, |_| trigger_ms(slice)),
         service,
+        addresses,
         ports,
         family,
         issues: report.finish(),
@@ -52,7 +53,7 @@ fn service_name(slice: &k8s::EndpointSlice, report: &mut Report<'_>) -> Option<S
     }
     let name = slice.metadata.label(SERVICE_NAME_LABEL);
     let Some(name) = name.filter(|name| !name.is_empty()) else {
-        report.warning(format!(
+        report.warning(Reason::SliceWithoutService, format!(
             "has no label {SERVICE_NAME_LABEL} and belongs to no Service; add the label with the \
              Service's name"
         ));
@@ -70,11 +71,14 @@ fn family(slice: &k8s::EndpointSlice, report: &mut Report<'_>) -> Option<Family>
         "IPv4" => Some(Family::V4),
         "IPv6" => Some(Family::V6),
         "FQDN" => {
-            report.warning("addressType FQDN is not served; use IPv4 or IPv6 addresses");
+            report.warning(
+                Reason::UnsupportedAddressType,
+                "addressType FQDN is not served; use IPv4 or IPv6 addresses",
+            );
             None
         }
         other => {
-            report.error(format!(
+            report.error(Reason::InvalidField, format!(
                 "addressType {other:?} is unknown and nothing of the slice is served; use IPv4 or \
                  IPv6"
             ));
@@ -83,16 +87,17 @@ fn family(slice: &k8s::EndpointSlice, report: &mut Report<'_>) -> Option<Family>
     }
 }
 
+/// Returns the number of usable addresses, and the endpoints of each port.
 fn endpoints(
     slice: &k8s::EndpointSlice,
     family: Family,
     report: &mut Report<'_>,
-) -> Vec<SliceEndpoints> {
+) -> (usize, Vec<SliceEndpoints>) {
     let targets = targets(slice, family, report);
     let ports = ports(slice, report);
     let fitting = MAX_SLICE_TARGETS / targets.len().max(1);
     if ports.len() > fitting {
-        report.error(format!(
+        report.error(Reason::TooLarge, format!(
             "{} endpoints x {} ports are more than {MAX_SLICE_TARGETS}; only the first {fitting} \
              ports are served, split the Service",
             targets.len(),
@@ -100,7 +105,7 @@ fn endpoints(
         ));
     }
     let with_port = |port| move |target: &Target<'_>| target.endpoint(port);
-    ports
+    let ports = ports
         .into_iter()
         .take(fitting)
         .map(|(port_name, protocol, port)| SliceEndpoints {
@@ -108,8 +113,8 @@ fn endpoints(
             protocol,
             family,
             endpoints: targets.iter().map(with_port(port)).collect(),
-        })
-        .collect()
+        });
+    (targets.len(), ports.collect())
 }
 
 /// Returns the ports of a slice; ports without a name or number are skipped (A27).
@@ -117,9 +122,9 @@ fn ports(slice: &k8s::EndpointSlice, report: &mut Report<'_>) -> Vec<(Arc<str>, 
     let mut ports: Vec<(Arc<str>, Protocol, u16)> = Vec::new();
     for (index, port) in slice.ports.iter().flatten().enumerate() {
         match convert_port(port) {
-            Err(reason) => report.error(format!("ports[{index}] {reason}")),
+            Err(reason) => report.error(Reason::InvalidPort, format!("ports[{index}] {reason}")),
             Ok((name, protocol, _)) if ports.iter().any(|p| p.0 == name && p.1 == protocol) => {
-                report.error(format!(
+                report.error(Reason::InvalidPort, format!(
                     "ports[{index}] has the name {name:?} and protocol {protocol} of an earlier \
                      port and is not served; rename it"
                 ));
@@ -186,7 +191,7 @@ fn targets<'s>(
 ) -> Vec<Target<'s>> {
     let written = slice.endpoints.as_deref().unwrap_or_default();
     if written.len() > MAX_SLICE_ENDPOINTS {
-        report.error(format!(
+        report.error(Reason::TooLarge, format!(
             "has {} endpoints; only the first {MAX_SLICE_ENDPOINTS} are served, split the slice",
             written.len()
         ));
@@ -196,7 +201,10 @@ fn targets<'s>(
         // A27: further addresses of an endpoint belong to the same pod.
         let text = from.addresses.first().map_or("", |text| &**text);
         match address(text, family) {
-            Err(reason) => report.error(format!("endpoints[{index}]: {reason}")),
+            Err(reason) => report.error(
+                Reason::InvalidAddress,
+                format!("endpoints[{index}]: {reason}"),
+            ),
             Ok(ip) => targets.push(Target {
                 ip,
                 from,
@@ -248,7 +256,7 @@ fn address(text: &str, family: Family) -> Result<IpAddr, String> {
 fn hints(index: usize, hints: Option<&[Hint]>, report: &mut Report<'_>) -> Vec<Arc<str>> {
     let hints = hints.unwrap_or_default();
     if hints.len() > MAX_HINTS {
-        report.warning(format!(
+        report.warning(Reason::TooLarge, format!(
             "endpoints[{index}] has {} topology hints, more than {MAX_HINTS}; they are not used",
             hints.len()
         ));

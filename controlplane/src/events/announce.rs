@@ -166,7 +166,7 @@ impl Announcer {
         let mut lasting = BTreeSet::new();
         self.standing.retain(|key, standing| {
             let lasts = current.contains_key(key);
-            let ended = (key.object.clone(), key.reason.recovery());
+            let ended = (key.object.clone(), key.reason.recovery(key.object.kind));
             match (lasts, standing.announced) {
                 (true, _) => drop(lasting.insert(ended)),
                 (false, Some(_)) => drop(over.insert(ended)),

@@ -9,7 +9,7 @@ use kplane_proto::v1 as pb;
 
 use super::{NodePicture, Object, Picture, Reason, node_names};
 use crate::fleet::holding;
-use crate::index::{CONFLICT_ADVICE, Held};
+use crate::index::Held;
 use crate::k8s::Kind;
 
 /// Time without an agent after which a node gets an event: restarts and upgrades are over by then.
@@ -68,20 +68,13 @@ fn of_issue(issue: &Issue) -> Option<(Key, Problem)> {
     let kind = Kind::ALL
         .into_iter()
         .find(|kind| kind.as_str() == object.kind)?;
-    let reason = match kind {
-        Kind::Service if issue.reason.ends_with(CONFLICT_ADVICE) => Reason::AddressConflict,
-        Kind::Service => Reason::ServiceRefused,
-        Kind::EndpointSlice => Reason::EndpointSliceRefused,
-        Kind::Node => Reason::NodeRefused,
-        Kind::ServiceCidr => Reason::ServiceCidrRefused,
-    };
     let key = Key {
         object: Object {
             kind,
             namespace: object.namespace.as_str().into(),
             name: object.name.as_str().into(),
         },
-        reason,
+        reason: Reason::Refused(issue.code),
         what: issue.reason.clone(),
     };
     let problem = Problem {

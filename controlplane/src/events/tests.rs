@@ -18,6 +18,7 @@ fn at(seconds: u64) -> SystemTime {
 fn issue(kind: &str, name: &str, severity: Severity, reason: &str) -> Issue {
     Issue {
         severity,
+        code: kplane_model::Reason::InvalidField,
         location: String::new(),
         object: ObjectRef {
             kind: kind.into(),
@@ -159,22 +160,22 @@ fn d1_mode_ipvs_is_announced_as_deprecated() {
 #[test]
 fn refused_input_is_announced_by_problem_and_its_end_by_object() {
     let mut rig = Rig::new(&[]);
-    let conflict = format!(
-        "address 203.0.113.1:80/TCP belongs to shop/old: {}",
-        crate::index::CONFLICT_ADVICE
-    );
+    let conflict = "address 203.0.113.1:80/TCP belongs to shop/old";
     let issues = [
         issue("Service", "web", Severity::Error, "port 99999 is none"),
-        issue("Service", "web", Severity::Error, &conflict),
+        Issue {
+            code: kplane_model::Reason::AddressConflict,
+            ..issue("Service", "web", Severity::Error, conflict)
+        },
         issue("Service", "api", Severity::Warning, "served all the same"),
         issue("EndpointSlice", "web-1", Severity::Error, "no such type"),
         issue("Gateway", "x", Severity::Error, "not a kind of ours"),
     ];
     rig.issues(&issues);
     let said = [
-        "Warning ServiceRefused Service web: port 99999 is none".to_owned(),
         format!("Warning AddressConflict Service web: {conflict}"),
-        "Warning EndpointSliceRefused EndpointSlice web-1: no such type".to_owned(),
+        "Warning InvalidField Service web: port 99999 is none".to_owned(),
+        "Warning InvalidField EndpointSlice web-1: no such type".to_owned(),
     ];
     assert_eq!(rig.step(0), said);
     assert_eq!(rig.step(5), NOTHING);
@@ -338,7 +339,11 @@ fn event(name: &str) -> Event {
         namespace: "shop".into(),
         name: name.into(),
     };
-    Event::new(object, Reason::ServiceRefused, "wrong")
+    Event::new(
+        object,
+        Reason::Refused(kplane_model::Reason::InvalidField),
+        "wrong",
+    )
 }
 
 #[test]
@@ -374,7 +379,11 @@ fn what_waits_is_bounded() {
 #[test]
 fn notes_fit_the_api_and_are_cut_between_characters() {
     let object = event("web").object;
-    let long = Event::new(object, Reason::ServiceRefused, &"ä".repeat(2_000));
+    let long = Event::new(
+        object,
+        Reason::Refused(kplane_model::Reason::InvalidField),
+        &"ä".repeat(2_000),
+    );
     assert!(long.note.len() <= 1_024 && long.note.len() > 1_000);
     assert!(long.note.ends_with("ä..."));
 }

@@ -12,9 +12,6 @@ use std::sync::Arc;
 
 use kplane_model::{EndpointAddr, Family, Protocol, ServiceKey, ServiceName, ServicePort};
 
-/// End of every issue which says that a place belongs to another Service.
-pub const CONFLICT_ADVICE: &str = "change one of the two Services";
-
 /// A place where packets arrive; only one Service can have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Claim {
@@ -130,6 +127,20 @@ impl Claims {
         }
         affected.remove(service);
         affected
+    }
+
+    /// Returns the places that a Service owns and others want, each with the Service that would get it next.
+    pub(super) fn contested<'a>(
+        &'a self,
+        service: &'a ServiceName,
+    ) -> impl Iterator<Item = (&'a Claim, &'a ServiceName)> {
+        let wanted = self.of.get(service).into_iter().flatten();
+        wanted.filter_map(move |(claim, _)| {
+            let mut ranks = self.ranks.get(claim)?.iter();
+            let owns = ranks.next()?.key.service == *service;
+            let next = ranks.find(|rank| rank.key.service != *service);
+            Some((claim, &next.filter(|_| owns)?.key.service))
+        })
     }
 
     /// Returns the ServicePort that owns a place.

@@ -4,11 +4,11 @@ use std::net::IpAddr;
 
 use kplane_model::select::merge;
 use kplane_model::{
-    Cidr, Endpoint, Holder, Issue, MAX_SERVICE_ELEMENTS, ObjectRef, ServiceName, ServicePort,
-    ServiceSize, Severity,
+    Cidr, Endpoint, Holder, Issue, MAX_SERVICE_ELEMENTS, ObjectRef, Reason, ServiceName,
+    ServicePort, ServiceSize, Severity,
 };
 
-use super::claims::{CONFLICT_ADVICE, Claim, address_claim, node_port_claim};
+use super::claims::{Claim, address_claim, node_port_claim};
 use super::quota::Turn;
 use super::{Index, ServiceEntry};
 use crate::convert::{MAX_ISSUES_PER_OBJECT, SliceEndpoints};
@@ -39,13 +39,14 @@ impl<'a> Issues<'a> {
         }
     }
 
-    fn add(&mut self, severity: Severity, reason: impl FnOnce() -> String) {
+    fn add(&mut self, severity: Severity, code: Reason, reason: impl FnOnce() -> String) {
         if self.list.len() == MAX_ISSUES_PER_OBJECT {
             self.omitted += 1;
             return;
         }
         self.list.push(Issue {
             severity,
+            code,
             location: self.location.to_owned(),
             object: ObjectRef {
                 kind: Kind::Service.to_string(),
@@ -60,7 +61,7 @@ impl<'a> Issues<'a> {
         if self.omitted > 0 {
             let omitted = std::mem::take(&mut self.omitted);
             self.list.pop();
-            self.add(Severity::Error, || {
+            self.add(Severity::Error, Reason::MoreProblems, || {
                 format!(
                     "has {} further problems that are not listed; fix the listed ones first",
                     omitted + 1
@@ -89,7 +90,7 @@ impl Index {
         };
         let mut issues = Issues::new(name, &entry.location);
         if let Some(refusal) = self.quota.refusal(name) {
-            issues.add(Severity::Error, || refusal);
+            issues.add(Severity::Error, Reason::QuotaExceeded, || refusal);
             return Effective {
                 ports: Vec::new(),
                 issues: issues.finish(),
@@ -126,7 +127,7 @@ impl Index {
     fn effective_port(&self, port: &ServicePort, issues: &mut Issues<'_>) -> Option<ServicePort> {
         let mut gets = |claim: Claim, consequence: &dyn Fn() -> String| {
             if let Some(holder) = self.holder(&port.key.service, &claim) {
-                issues.add(Severity::Error, || {
+                issues.add(Severity::Error, Reason::AddressReserved, || {
                     format!(
                         "{claim} is where {holder}, and a Service there would take over its \
                          connections: {}; use another port or another address",
@@ -137,9 +138,9 @@ impl Index {
             }
             match self.claims.owner(&claim) {
                 Some(owner) if *owner != port.key => {
-                    issues.add(Severity::Error, || {
+                    issues.add(Severity::Error, Reason::AddressConflict, || {
                         let consequence = consequence();
-                        format!("{claim} belongs to {owner}: {consequence}; {CONFLICT_ADVICE}")
+                        format!("{claim} belongs to {owner}: {consequence}; change one of the two Services")
                     });
                     false
                 }
@@ -193,7 +194,7 @@ impl Index {
         for port in [Some(port), other].into_iter().flatten() {
             for ip in port.external_ips.iter().chain(&port.load_balancer_ips) {
                 if let Some(range) = self.places.pod_range(*ip) {
-                    issues.add(Severity::Warning, || {
+                    issues.add(Severity::Warning, Reason::InsideClusterRange, || {
                         format!(
                             "external address {ip} is in the pod range {range} of a node: \
                              connections to a pod with this address would reach this Service \
@@ -202,7 +203,7 @@ impl Index {
                     });
                 }
                 if let Some(range) = self.service_range(*ip) {
-                    issues.add(Severity::Warning, || {
+                    issues.add(Severity::Warning, Reason::InsideClusterRange, || {
                         format!(
                             "external address {ip} is in the range {range} of ClusterIPs: a \
                              Service that gets it as its ClusterIP takes it over; use an address \
@@ -240,7 +241,7 @@ impl Index {
         });
         let with_endpoints = with_endpoints.collect();
         if most > allowed {
-            issues.add(Severity::Error, || {
+            issues.add(Severity::Error, Reason::TooLarge, || {
                 format!(
                     "{most} endpoints on {} ports with {} addresses each exceed the limits of one \
                      Service ({MAX_ENDPOINTS} endpoints, {MAX_SERVICE_ELEMENTS} elements): only \

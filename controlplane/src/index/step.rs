@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::time::SystemTime;
 
-use kplane_model::{Issue, ServiceName};
+use kplane_model::{Issue, Reason, ServiceName};
 
 use super::guard::Loss;
 use super::holding::{Held, Holding, Said, service_name};
@@ -294,6 +294,6 @@ impl Index {
     /// Returns the issue that reports held objects.
     pub(super) fn holding_issue(&self) -> Option<Issue> {
         let held = self.held()?;
-        Some(Issue::of_source(held.to_string()))
+        Some(Issue::of_source(Reason::Held, held.to_string()))
     }
 }

@@ -1,9 +1,14 @@
 //! Human-readable views of the index.
 
+use std::sync::Arc;
+
 use kplane_model::select::{Categorized, categorize};
-use kplane_model::{Endpoint, Issue, NodeFacts, NodeName, ServiceName, ServicePort};
+use kplane_model::{
+    Endpoint, Family, Issue, NodeFacts, NodeName, Protocol, Reason, ServiceName, ServicePort,
+};
 
 use super::Index;
+use crate::convert::{Origin, SkipReason};
 use crate::k8s::{Kind, ObjectId, Uid};
 
 /// One ServicePort with all its endpoints, usable or not.
@@ -35,7 +40,43 @@ pub struct ServiceDetail {
     pub ports: Vec<PortView>,
     /// Problems of the Service and of its slices.
     pub issues: Vec<Issue>,
+    /// Facts behind the ports, from which `findings` explains them; `None` at a relay, which does not know them.
+    pub facts: Option<Facts>,
 }
+
+/// Facts about one Service that are not published.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Facts {
+    /// The reason why the Service is not served.
+    pub skipped: Option<SkipReason>,
+    /// The source no longer names the Service.
+    pub held: bool,
+    /// The origin of its endpoints.
+    pub origin: Origin,
+    /// Its EndpointSlices, sorted by name.
+    pub slices: Vec<SliceFacts>,
+    /// EndpointSlices of the namespace that belong to no Service, a few of them; those whose names begin as the
+    /// Service's come first.
+    pub strays: Vec<Arc<str>>,
+    /// Places that the Service has and others want, with the first of these.
+    pub contested: Vec<(String, ServiceName)>,
+}
+
+/// One EndpointSlice of a Service.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SliceFacts {
+    /// The slice's name.
+    pub name: Arc<str>,
+    /// The family of its addresses; `None` if it has none that are served.
+    pub family: Option<Family>,
+    /// Number of usable addresses.
+    pub addresses: usize,
+    /// Names and protocols of its ports.
+    pub ports: Vec<(Arc<str>, Protocol)>,
+}
+
+/// Maximum number of other objects that the facts name.
+const NAMED: usize = 5;
 
 impl Index {
     /// Returns all ServicePorts of a namespace, or of all if it is empty; sorted by key.
@@ -70,13 +111,62 @@ impl Index {
         issues.extend_from_slice(upstream);
         issues.retain(is_its);
         issues.sort();
-        if !self.services.contains_key(name) && issues.is_empty() {
+        let facts = self.facts(name);
+        if !self.services.contains_key(name) && facts.skipped.is_none() && issues.is_empty() {
             return None;
         }
         Some(ServiceDetail {
             ports: self.ports_of(name),
             issues,
+            facts: Some(facts),
         })
+    }
+
+    fn facts(&self, name: &ServiceName) -> Facts {
+        let entry = self.services.get(name);
+        let slices = self.slices_of.get(name).into_iter().flatten();
+        let slices = slices.filter_map(|id| {
+            let slice = self.slices.get(id)?;
+            Some(SliceFacts {
+                name: id.name.clone(),
+                family: slice.family,
+                addresses: slice.addresses,
+                ports: slice
+                    .ports
+                    .iter()
+                    .map(|port| (port.port_name.clone(), port.protocol))
+                    .collect(),
+            })
+        });
+        Facts {
+            skipped: self.skipped.get(name).copied(),
+            held: entry.is_some_and(|entry| entry.held),
+            origin: entry.map(|entry| entry.origin.clone()).unwrap_or_default(),
+            slices: slices.collect(),
+            strays: self.strays(name),
+            contested: self
+                .claims
+                .contested(name)
+                .take(NAMED)
+                .map(|(claim, other)| (claim.to_string(), other.clone()))
+                .collect(),
+        }
+    }
+
+    /// Returns EndpointSlices of the Service's namespace that belong to no Service.
+    fn strays(&self, of: &ServiceName) -> Vec<Arc<str>> {
+        let is_stray = |(id, issues): &(&ObjectId, &Vec<Issue>)| {
+            id.kind == Kind::EndpointSlice
+                && id.namespace == of.namespace
+                && issues
+                    .iter()
+                    .any(|issue| issue.code == Reason::SliceWithoutService)
+        };
+        let strays = self.object_issues.iter().filter(is_stray);
+        let mut strays: Vec<_> = strays.map(|(id, _)| id.name.clone()).collect();
+        strays.sort_by_key(|stray| !stray.starts_with(&*of.name));
+        strays.truncate(NAMED);
+        strays
     }
 
     /// Returns the UID of a Service, or of an object that has issues of its own.

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use kplane_model::one_line;
+use kplane_model::{Reason, one_line};
 
 /// The request that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,6 +110,24 @@ impl Failure {
             Self::Unreachable(text)
         } else {
             Self::Broken(text)
+        }
+    }
+
+    /// Returns the code of the failure.
+    #[must_use]
+    pub fn code(&self) -> Reason {
+        match self {
+            Self::Unreachable(_) | Self::Certificate(_) | Self::Broken(_) | Self::Silent(_) => {
+                Reason::ApiUnreachable
+            }
+            Self::Credentials(_) | Self::Unauthorized => Reason::ApiUnauthorized,
+            Self::Forbidden(_) => Reason::ApiForbidden,
+            Self::NotServed
+            | Self::Gone
+            | Self::Refused { .. }
+            | Self::Busy { .. }
+            | Self::Server { .. }
+            | Self::Malformed(_) => Reason::ApiFailing,
         }
     }
 

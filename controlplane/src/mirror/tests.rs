@@ -190,7 +190,10 @@ fn nothing_goes_while_the_source_was_not_read_completely() {
 fn a_relay_that_has_heard_nothing_grows_old() {
     let mut mirror = Mirror::new(CliffGuard::default());
     let begun = mirror.current_at();
-    let problem = Issue::of_source("the control plane does not answer".to_owned());
+    let problem = Issue::of_source(
+        Reason::UpstreamFailing,
+        "the control plane does not answer".to_owned(),
+    );
     let reflection = mirror.apply(Batch {
         events: vec![Event::Issues(vec![problem.clone()])],
         observed_at: SystemTime::UNIX_EPOCH,

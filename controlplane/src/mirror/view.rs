@@ -30,6 +30,7 @@ impl Mirror {
         self.book.contains(name).then(|| ServiceDetail {
             ports: ports.filter_map(|key| port(store, key)).collect(),
             issues: Vec::new(),
+            facts: None,
         })
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use kplane_model::{Issue, NodeName, ObjectRef, Severity};
+use kplane_model::{Issue, NodeName, ObjectRef, Reason, Severity};
 use kplane_proto::v1 as pb;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
@@ -99,8 +99,9 @@ impl Board {
     #[must_use]
     pub fn issues(&self) -> Vec<Issue> {
         let place = self.place.get().map(Place::to_string).unwrap_or_default();
-        let issue = |severity, reason| Issue {
+        let issue = |severity, code, reason| Issue {
             severity,
+            code,
             location: place.clone(),
             object: ObjectRef {
                 kind: "Orders".to_owned(),
@@ -110,7 +111,8 @@ impl Board {
             reason,
         };
         let trouble = self.lock().clone();
-        let trouble = trouble.map(|trouble| issue(Severity::Error, trouble));
+        let trouble =
+            trouble.map(|trouble| issue(Severity::Error, Reason::OrdersUnreadable, trouble));
         let rolled_back = self.rollback().map(|rollback| {
             let text = format!(
                 "an earlier state of all Services is published, and what the source changes waits{}. `kpctl history` \
@@ -120,7 +122,7 @@ impl Board {
                     by => format!(", by {by}"),
                 }
             );
-            issue(Severity::Warning, text)
+            issue(Severity::Warning, Reason::RolledBack, text)
         });
         trouble.into_iter().chain(rolled_back).collect()
     }

@@ -99,6 +99,7 @@ mod tests {
     fn issue(name: usize, severity: Severity, reason: &str) -> Issue {
         Issue {
             severity,
+            code: kplane_model::Reason::InvalidField,
             location: String::new(),
             object: ObjectRef {
                 kind: "Service".to_owned(),

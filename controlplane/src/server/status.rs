@@ -14,7 +14,7 @@ use super::guarded::spawn_watch;
 use super::others::Others;
 use super::pages::Picture;
 use super::questions::Answers;
-use super::{approval, closing, convergence, freeze, questions, rollback, rollout, views};
+use super::{approval, closing, convergence, freeze, questions, rollback, rollout, views, why};
 use crate::hub::Hub;
 use crate::identity::Visitor;
 use crate::peers::{Collected, Peers};
@@ -134,11 +134,28 @@ impl StatusService for StatusServer {
         let request = request.into_inner();
         let name = ServiceName::new(&request.namespace, &request.name);
         let detail = self.hub.detail(name.clone()).await.map_err(closing)?;
-        let detail =
-            detail.ok_or_else(|| Status::not_found(format!("no Service {name} is known")))?;
+        let detail = detail.ok_or_else(|| unknown(&name))?;
         let (servers, others) = self.ask_all(&name).await;
         let description = views::description(&self.hub, &name, &detail, servers, &others);
         Ok(Response::new(description))
+    }
+
+    async fn explain(
+        &self,
+        request: Request<pb::ExplainRequest>,
+    ) -> Result<Response<pb::Explanation>, Status> {
+        charge(&request, self.nodes_cost())?;
+        let request = request.into_inner();
+        let name = ServiceName::new(&request.namespace, &request.name);
+        let detail = self.hub.detail(name.clone()).await.map_err(closing)?;
+        let detail = detail.ok_or_else(|| unknown(&name))?;
+        let others = match &self.peers {
+            Some(peers) => peers.service(&name).await,
+            None => Collected::default(),
+        };
+        let node = views::on_node(&self.hub, &name, &request.node, &others)?;
+        let answer = why::explain(&name, &request, &detail, &node)?;
+        Ok(Response::new(answer))
     }
 
     type WatchConvergenceStream = ReceiverStream<Result<pb::Convergence, Status>>;
@@ -218,6 +235,10 @@ impl StatusService for StatusServer {
         let rollout = rollout::show(&self.hub, self.peers.as_deref());
         Ok(Response::new(rollout.await))
     }
+}
+
+fn unknown(name: &ServiceName) -> Status {
+    Status::not_found(format!("no Service {name} is known"))
 }
 
 /// Number of objects in an answer that cost as much as the question itself.

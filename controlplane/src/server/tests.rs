@@ -139,6 +139,7 @@ async fn troubled_hub() -> Arc<Hub> {
     tokio::spawn(index);
     let issues = (0..3_000).map(|n| Issue {
         severity: Severity::Error,
+        code: kplane_model::Reason::InvalidField,
         location: String::new(),
         object: ObjectRef {
             kind: Kind::Service.to_string(),
@@ -175,6 +176,7 @@ async fn issues_of_the_api_server_are_read_where_they_are() {
     while next().await.1 < WATCH_REFRESH {}
     let issue = Issue {
         severity: Severity::Error,
+        code: kplane_model::Reason::InvalidField,
         location: String::new(),
         object: ObjectRef {
             kind: Kind::Service.to_string(),

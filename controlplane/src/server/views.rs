@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use kplane_model::{Endpoint, EndpointAddr, NodeFacts, NodeName, ServiceName};
 use kplane_proto::v1 as pb;
+use tonic::Status;
 
 use super::convergence::convergence;
 use super::issues::Issues;
@@ -12,6 +13,7 @@ use super::pages::Picture;
 use super::questions::Answers;
 use super::standing::{Standing, Standings};
 use super::{confidence, millis};
+use crate::findings::{self, Finding, Place};
 use crate::fleet::{AgentRecord, LatencySummary, holding};
 use crate::hub::Hub;
 use crate::index::{Held, PortView, ServiceDetail};
@@ -330,26 +332,105 @@ pub(super) fn description(
     let mut followed = Followed::new(name.clone());
     let convergence = convergence(hub, &mut followed, others);
     let standings = Standings::new(hub, &followed, others);
+    let nodes = picture.nodes().map(|(name, node)| {
+        let facts = node.facts.clone().unwrap_or_else(|| stranger(name));
+        (facts, standings.of(name, node))
+    });
+    let nodes: Vec<_> = nodes.collect();
     pb::ServiceDescription {
+        findings: findings_of(name, detail, &nodes),
         ports: detail
             .ports
             .iter()
             .map(|view| service(&hub.store, view))
             .collect(),
-        nodes: picture
-            .nodes()
-            .map(|(name, node)| {
-                let facts = node.facts.clone().unwrap_or_else(|| stranger(name));
-                pb::NodeServiceStatus {
-                    servers: servers.remove(name),
-                    ..node_service(standings.of(name, node), detail, &facts)
-                }
+        nodes: nodes
+            .into_iter()
+            .map(|(facts, standing)| pb::NodeServiceStatus {
+                servers: servers.remove(&facts.name),
+                ..node_service(standing, detail, &facts)
             })
             .collect(),
         issues: Issues::bounded(&detail.issues).listed,
         now_ms: millis(SystemTime::now()),
         convergence: Some(convergence),
     }
+}
+
+/// A node that handles packets for a Service.
+pub(super) struct OnNode {
+    pub(super) facts: Arc<NodeFacts>,
+    /// The Service's state there.
+    pub(super) standing: Standing,
+    /// The agent's latest words about each family.
+    pub(super) families: Vec<pb::FamilyStatus>,
+}
+
+/// Returns a node, the only one if `wanted` is empty.
+pub(super) fn on_node(
+    hub: &Hub,
+    service: &ServiceName,
+    wanted: &str,
+    others: &Collected,
+) -> Result<OnNode, Status> {
+    let picture = Picture::with(hub, others);
+    let mut followed = Followed::new(service.clone());
+    convergence(hub, &mut followed, others);
+    let standings = Standings::new(hub, &followed, others);
+    let mut nodes = picture.nodes();
+    let found = match wanted {
+        "" => nodes
+            .next()
+            .filter(|_| nodes.next().is_none())
+            .ok_or_else(|| {
+                Status::invalid_argument(
+                    "there are several nodes: say which one handles the packet (--via NODE)",
+                )
+            }),
+        wanted => nodes.find(|(name, _)| ***name == *wanted).ok_or_else(|| {
+            Status::not_found(format!(
+                "no node {wanted:?} is known: kpctl get nodes lists them"
+            ))
+        }),
+    };
+    let (name, node) = found?;
+    let here = node
+        .record
+        .as_ref()
+        .and_then(|record| record.report.as_deref());
+    let there = node
+        .elsewhere
+        .and_then(|elsewhere| elsewhere.agent.status.as_ref()?.report.as_ref());
+    let families = there.or(here).map(|report| report.families.clone());
+    Ok(OnNode {
+        facts: node.facts.clone().unwrap_or_else(|| stranger(name)),
+        standing: standings.of(name, node),
+        families: families.unwrap_or_default(),
+    })
+}
+
+/// Returns the causes and fixes, the worst first.
+fn findings_of(
+    name: &ServiceName,
+    detail: &ServiceDetail,
+    nodes: &[(Arc<NodeFacts>, Standing)],
+) -> Vec<pb::Finding> {
+    let facts = nodes.iter().map(|(facts, _)| &**facts);
+    let mut found = findings::of_service(&name.namespace, &name.name, detail, facts);
+    if !detail.ports.is_empty() {
+        found.extend(findings::of_fleet(nodes.iter().map(|(facts, standing)| {
+            Place {
+                node: &facts.name,
+                lag: standing
+                    .lag
+                    .as_ref()
+                    .map(|lag| (lag.state, lag.reason.as_str())),
+                degraded: &standing.degraded,
+            }
+        })));
+        found.sort_by_key(|finding| finding.weight);
+    }
+    found.iter().map(Finding::to_wire).collect()
 }
 
 /// Returns facts for a node without a Node object.

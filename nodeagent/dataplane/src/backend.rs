@@ -207,6 +207,8 @@ pub struct Backend {
     /// What the backend has in the data path, if it has objects that could be taken for kube-proxy's
     /// leftovers (I4).
     pub serving: Option<Serving>,
+    /// Whether Pods are known by their interfaces (A16).
+    pub knows_pods: bool,
 }
 
 impl Backend {
@@ -219,6 +221,7 @@ impl Backend {
             sides,
             notifications: None,
             serving: None,
+            knows_pods: false,
         }
     }
 
@@ -427,11 +430,15 @@ impl Kind {
     /// # Errors
     /// [`OpenError`] names the missing part.
     pub fn open(self, settings: &Settings) -> Result<Backend, OpenError> {
-        match self {
-            Self::Nftables => nftables::open(settings),
-            Self::Iptables => iptables::open(settings),
-            Self::Ipvs => ipvs::open(settings),
-            Self::Noop => Ok(noop::open()),
-        }
+        let backend = match self {
+            Self::Nftables => nftables::open(settings)?,
+            Self::Iptables => iptables::open(settings)?,
+            Self::Ipvs => ipvs::open(settings)?,
+            Self::Noop => noop::open(),
+        };
+        Ok(Backend {
+            knows_pods: settings.pod_interface.is_some(),
+            ..backend
+        })
     }
 }

@@ -108,7 +108,8 @@ impl Core {
             conntrack: None,
             settings,
             followers,
-            families: [Pipeline::new(Family::V4, v4), Pipeline::new(Family::V6, v6)],
+            families: [(Family::V4, v4), (Family::V6, v6)]
+                .map(|(family, side)| Pipeline::new(family, side, backend.knows_pods)),
             behind: None,
             last_sync: None,
             syncs_ok: 0,

@@ -18,7 +18,7 @@ use super::followers::Followers;
 use super::planner::{Planned, Planner};
 use super::triggers::Waiting;
 use crate::desired::{Desired, Position, Touched, Trigger};
-use crate::report::{Failure, FamilyReport, Repairs, Standing};
+use crate::report::{Failure, FamilyReport, Masquerade, Repairs, Standing};
 use kplane_dataplane::backend::{
     self, Applied, ApplyError, Change, Inspection, RuleCounts, ServerCounts, Side,
 };
@@ -73,6 +73,9 @@ pub(super) struct Pipeline {
     family: Family,
     side: Box<dyn Side>,
     node: NodePlan,
+    /// Whether the data path knows Pods by their interfaces.
+    knows_pods: bool,
+    masquerade: Option<Masquerade>,
     /// Whether the kernel's state is not known, so that only a complete change will do.
     behind: bool,
     applied: Option<Position>,
@@ -105,7 +108,7 @@ pub(super) struct Pipeline {
 }
 
 impl Pipeline {
-    pub(super) fn new(family: Family, side: Box<dyn Side>) -> Self {
+    pub(super) fn new(family: Family, side: Box<dyn Side>, knows_pods: bool) -> Self {
         Self {
             family,
             side,
@@ -130,6 +133,8 @@ impl Pipeline {
             mend_backoff: MEND,
             recheck_at: None,
             repairs: Repairs::default(),
+            knows_pods,
+            masquerade: None,
         }
     }
 
@@ -234,6 +239,10 @@ impl Pipeline {
         let unknown = NodeFacts::default();
         let node = context.desired.node().unwrap_or(&unknown);
         self.node = NodePlan::new(self.family, node, context.settings);
+        self.masquerade = Some(Masquerade {
+            pods_known: self.knows_pods || !self.node.pod_sources.is_empty(),
+            all: context.settings.masquerade_all,
+        });
         for view in context.desired.services(self.family) {
             planner.port(&view.0.port.key, Some(view));
         }
@@ -422,6 +431,7 @@ impl Pipeline {
             rules: self.rules,
             verified_at_ms: self.verified_at_ms,
             repairs: self.repairs.clone(),
+            masquerade: self.masquerade,
         }
     }
 }

@@ -236,6 +236,7 @@ impl Service {
                 protocol: Some("TCP".to_owned()),
                 port: (*port).into(),
                 node_port: self.node_ports.then(|| node_port(number, index).into()),
+                target_port: None,
             });
         k8s::Service {
             metadata: Id::Service(number).metadata(),

@@ -18,6 +18,7 @@ impl From<&Issue> for pb::InputIssue {
             name: issue.object.name.clone(),
             reason: issue.reason.clone(),
             alike: 0,
+            code: issue.code.code().to_owned(),
         }
     }
 }

@@ -13,6 +13,7 @@ mod input;
 mod kpctl;
 mod migrate;
 mod random;
+mod reasons;
 mod replicas;
 mod rig;
 mod rights;
@@ -57,6 +58,7 @@ const TESTS: &[Test] = tests![
     freeze::orders_at_two_replicas_at_once_are_both_kept,
     startup::the_startup_taint_follows_the_data_path,
     fleet::agents_resume_at_other_replicas_and_lose_nothing,
+    reasons::describe_names_the_cause_and_the_fix,
     workloads::a_deployment_is_scaled_and_rolled,
     workloads::b3_terminating_endpoints_serve_when_nothing_else_does,
     workloads::b2_traffic_distribution_keeps_zones_and_nodes_apart,

@@ -34,6 +34,7 @@ mod runtime;
 mod shared;
 mod spread;
 mod strangers;
+mod told;
 mod unserved;
 mod virtual_server_faults;
 mod virtual_servers;
@@ -152,6 +153,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     limits::nothing_is_deleted_before_everything_is_known,
     generated::cases_are_the_same_for_a_seed_and_hold_every_pair,
     generated::generated_cases_meet_the_fate_that_the_rules_say,
+    told::why_tells_the_fate_that_the_rules_say,
     combined::a8_a16_source_ranges_together_with_external_policy_local,
     combined::a8_a18_source_ranges_where_a_local_policy_has_no_endpoint,
     combined::a15_a16_pods_are_told_by_one_interface,

@@ -166,10 +166,10 @@ fn trouble_of_every_kind() {
 
         ISSUE    OBJECT                        LOCATION
         Error    Service shop/checkout         shop.yaml, document 2, line 14
-          port 99999 is not between 1 and 65535; the Service is served as it was before
-            this change
+          InvalidPort: port 99999 is not between 1 and 65535; the Service is served as
+            it was before this change
         Warning  EndpointSlice shop/api-7xk2p  shop.yaml, document 7, line 91
-          endpoint 127.0.0.1 is a loopback address and is left out
+          InvalidAddress: endpoint 127.0.0.1 is a loopback address and is left out
 
         Next
           kpctl describe service shop/web
@@ -209,9 +209,9 @@ fn wide_shows_everything() {
 
         ISSUE    OBJECT                        LOCATION
         Error    Service shop/checkout         shop.yaml, document 2, line 14
-          port 99999 is not between 1 and 65535; the Service is served as it was before this change
+          InvalidPort: port 99999 is not between 1 and 65535; the Service is served as it was before this change
         Warning  EndpointSlice shop/api-7xk2p  shop.yaml, document 7, line 91
-          endpoint 127.0.0.1 is a loopback address and is left out
+          InvalidAddress: endpoint 127.0.0.1 is a loopback address and is left out
 
         Next
           kpctl describe service shop/web

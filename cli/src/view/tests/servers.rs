@@ -89,6 +89,16 @@ fn describe_shows_real_servers_those_that_drain_first() {
         IPVS            2 nodes, 17 active connections, 4 inactive,
                         1 real server draining
 
+        FINDING  REASON
+        Error    NotProgrammed
+          node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy)
+          on node-c
+          fix: kpctl status, then the agent's log
+        Info     ExternalPolicyLocal
+          externalTrafficPolicy is Local, and 90 of 100 nodes have no endpoint
+          on node-10, node-11, node-12, node-13, node-14, node-15, node-16, node-17 and
+            82 more
+
         Port http 80/TCP (IPv4), node port 30080, revision 4711
           ENDPOINT          NODE    STATE     NODES  HINTS
           10.244.1.12:8080  node-a  Ready     3/3    zone=eu-west-1a
@@ -115,8 +125,8 @@ fn describe_shows_real_servers_those_that_drain_first() {
 
         ISSUE  OBJECT                 LOCATION
         Error  Service shop/checkout  shop.yaml, document 2, line 14
-          port 99999 is not between 1 and 65535; the Service is served as it was before
-            this change
+          InvalidPort: port 99999 is not between 1 and 65535; the Service is served as
+            it was before this change
 
         Next
           kpctl status
@@ -137,7 +147,7 @@ fn wide_describe_shows_how_virtual_servers_work() {
 
         ISSUE  OBJECT                 LOCATION
         Error  Service shop/checkout  shop.yaml, document 2, line 14
-          port 99999 is not between 1 and 65535; the Service is served as it was before this change
+          InvalidPort: port 99999 is not between 1 and 65535; the Service is served as it was before this change
 
         Next
           kpctl status

@@ -136,6 +136,16 @@ fn describe_service() {
                         node-e: NoAgent for 30s: no agent has connected for this node
                         and 10 more
 
+        FINDING  REASON
+        Error    NotProgrammed
+          node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy)
+          on node-c
+          fix: kpctl status, then the agent's log
+        Info     ExternalPolicyLocal
+          externalTrafficPolicy is Local, and 90 of 100 nodes have no endpoint
+          on node-10, node-11, node-12, node-13, node-14, node-15, node-16, node-17 and
+            82 more
+
         Port http 80/TCP (IPv4), node port 30080, revision 4711
           ENDPOINT          NODE    STATE     NODES  HINTS
           10.244.1.12:8080  node-a  Ready     3/3    zone=eu-west-1a
@@ -155,8 +165,8 @@ fn describe_service() {
 
         ISSUE  OBJECT                 LOCATION
         Error  Service shop/checkout  shop.yaml, document 2, line 14
-          port 99999 is not between 1 and 65535; the Service is served as it was before
-            this change
+          InvalidPort: port 99999 is not between 1 and 65535; the Service is served as
+            it was before this change
 
         Next
           kpctl status
@@ -183,6 +193,15 @@ fn describe_service_in_full() {
                         node-e: NoAgent for 30s: no agent has connected for this node
                         and 10 more
 
+        FINDING  REASON
+        Error    NotProgrammed
+          node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy)
+          on node-c
+          fix: kpctl status, then the agent's log
+        Info     ExternalPolicyLocal
+          externalTrafficPolicy is Local, and 90 of 100 nodes have no endpoint
+          on node-10, node-11, node-12, node-13, node-14, node-15, node-16, node-17, node-18, node-19 and 80 more
+
         Port http 80/TCP (IPv4), node port 30080, revision 4711
           ENDPOINT          NODE    STATE     NODES  HINTS
           10.244.1.12:8080  node-a  Ready     3/3    zone=eu-west-1a
@@ -207,7 +226,7 @@ fn describe_service_in_full() {
 
         ISSUE  OBJECT                 LOCATION
         Error  Service shop/checkout  shop.yaml, document 2, line 14
-          port 99999 is not between 1 and 65535; the Service is served as it was before this change
+          InvalidPort: port 99999 is not between 1 and 65535; the Service is served as it was before this change
 
         Next
           kpctl status
@@ -234,6 +253,16 @@ fn describe_service_as_it_should_be() {
         Nodes           in the kernel of 5,000 of 5,000 nodes; p50 9ms, p99 40ms, max
                         1.3s
 
+        FINDING  REASON
+        Error    NotProgrammed
+          node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy)
+          on node-c
+          fix: kpctl status, then the agent's log
+        Info     ExternalPolicyLocal
+          externalTrafficPolicy is Local, and 90 of 100 nodes have no endpoint
+          on node-10, node-11, node-12, node-13, node-14, node-15, node-16, node-17 and
+            82 more
+
         Port http 80/TCP (IPv4), node port 30080, revision 4711
           ENDPOINT          NODE    STATE     NODES  HINTS
           10.244.1.12:8080  node-a  Ready     2/2    zone=eu-west-1a
@@ -252,6 +281,7 @@ fn describe_service_of_which_nothing_is_served() {
     let description = pb::ServiceDescription {
         ports: Vec::new(),
         nodes: Vec::new(),
+        findings: Vec::new(),
         issues: samples::issues().split_off(1),
         now_ms: 0,
         convergence: None,
@@ -263,8 +293,8 @@ fn describe_service_of_which_nothing_is_served() {
 
         ISSUE  OBJECT                 LOCATION
         Error  Service shop/checkout  shop.yaml, document 2, line 14
-          port 99999 is not between 1 and 65535; the Service is served as it was before
-            this change
+          InvalidPort: port 99999 is not between 1 and 65535; the Service is served as
+            it was before this change
 
         Next
           fix Service shop/checkout in shop.yaml, document 2, line 14
@@ -341,6 +371,16 @@ fn describe_service_with_long_names() {
                         node-e: NoAgent for 30s: no agent has connected for this node
                         and 10 more
 
+        FINDING  REASON
+        Error    NotProgrammed
+          node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy)
+          on node-c
+          fix: kpctl status, then the agent's log
+        Info     ExternalPolicyLocal
+          externalTrafficPolicy is Local, and 90 of 100 nodes have no endpoint
+          on node-10, node-11, node-12, node-13, node-14, node-15, node-16, node-17 and
+            82 more
+
         Port port-port-port- 80/TCP (IPv6), node port 30080, revision 4711
           ENDPOINT                                       NODE               STATE  NODES
           [2001:db8:1234:5678:9abc:def0:1234:5678]:8080  ip-10-0-1..ternal  Ready  0/1
@@ -350,8 +390,8 @@ fn describe_service_with_long_names() {
 
         ISSUE  OBJECT                                     LOCATION
         Error  Service namespace-namesp..ervice-service-  shop.yaml, document 2, line 14
-          port 99999 is not between 1 and 65535; the Service is served as it was before
-            this change
+          InvalidPort: port 99999 is not between 1 and 65535; the Service is served as
+            it was before this change
 
         Next
           fix Service

@@ -181,6 +181,16 @@ fn the_header_of_a_description() {
                         agent is not connected
                         node-e: NoAgent for 30s: no agent has connected for this node
                         and 10 more
+
+        FINDING  REASON
+        Error    NotProgrammed
+          node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy)
+          on node-c
+          fix: kpctl status, then the agent's log
+        Info     ExternalPolicyLocal
+          externalTrafficPolicy is Local, and 90 of 100 nodes have no endpoint
+          on node-10, node-11, node-12, node-13, node-14, node-15, node-16, node-17 and
+            82 more
     "#]]
     .assert_eq(&header(&description));
     description.convergence = Some(samples::converged());
@@ -189,6 +199,16 @@ fn the_header_of_a_description() {
         Ports           none is served
         Nodes           in the kernel of 5,000 of 5,000 nodes; p50 9ms, p99 40ms, max
                         1.3s
+
+        FINDING  REASON
+        Error    NotProgrammed
+          node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy)
+          on node-c
+          fix: kpctl status, then the agent's log
+        Info     ExternalPolicyLocal
+          externalTrafficPolicy is Local, and 90 of 100 nodes have no endpoint
+          on node-10, node-11, node-12, node-13, node-14, node-15, node-16, node-17 and
+            82 more
     "#]]
     .assert_eq(&header(&description));
     // An older control plane does not tell.
@@ -197,6 +217,16 @@ fn the_header_of_a_description() {
         Service         shop/web
         Ports           none is served
         Nodes           0/0 hold the newest state
+
+        FINDING  REASON
+        Error    NotProgrammed
+          node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy)
+          on node-c
+          fix: kpctl status, then the agent's log
+        Info     ExternalPolicyLocal
+          externalTrafficPolicy is Local, and 90 of 100 nodes have no endpoint
+          on node-10, node-11, node-12, node-13, node-14, node-15, node-16, node-17 and
+            82 more
     "#]]
     .assert_eq(&header(&description));
 }

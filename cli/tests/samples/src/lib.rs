@@ -217,6 +217,7 @@ pub fn issues() -> Vec<pb::InputIssue> {
             name: "api-7xk2p".to_owned(),
             reason: "endpoint 127.0.0.1 is a loopback address and is left out".to_owned(),
             alike: 0,
+            code: "InvalidAddress".to_owned(),
         },
         pb::InputIssue {
             severity: pb::Severity::Error.into(),
@@ -229,6 +230,7 @@ pub fn issues() -> Vec<pb::InputIssue> {
                      this change"
                     .to_owned(),
             alike: 0,
+            code: "InvalidPort".to_owned(),
         },
     ]
 }
@@ -398,9 +400,70 @@ pub fn description() -> pb::ServiceDescription {
             failing,
         ],
         issues: issues().split_off(1),
+        findings: findings(),
         now_ms: NOW_MS,
         convergence: Some(lagging()),
     }
+}
+
+/// A packet from outside that node-b handles: one endpoint is chosen of two.
+pub fn explanation() -> pb::Explanation {
+    let candidate = |address: &str, node: &str, chosen, reason: &str| pb::Candidate {
+        address: address.to_owned(),
+        node: node.to_owned(),
+        chosen,
+        reason: reason.to_owned(),
+    };
+    pb::Explanation {
+        key: web().key,
+        to: "203.0.113.1:80".to_owned(),
+        node: "node-b".to_owned(),
+        outcome: pb::PacketOutcome::Reaches.into(),
+        summary: "10.244.2.7:8080 gets the packet".to_owned(),
+        steps: vec![
+            "203.0.113.1:80/TCP is an address of the load balancer of shop/web, port http"
+                .to_owned(),
+            "externalTrafficPolicy is Local: only endpoints on node-b may be chosen".to_owned(),
+            "1 of 2 endpoints are chosen: those that are ready".to_owned(),
+            "the endpoint sees the sender's address".to_owned(),
+        ],
+        candidates: vec![
+            candidate("10.244.2.7:8080", "node-b", true, "ready"),
+            candidate(
+                "10.244.1.12:8080",
+                "node-a",
+                false,
+                "on another node, and the policy is Local",
+            ),
+        ],
+        programmed: true,
+        verified: false,
+        lag: String::new(),
+        findings: findings().split_off(1),
+    }
+}
+
+/// An error on one node, and something worth knowing about many.
+pub fn findings() -> Vec<pb::Finding> {
+    vec![
+        pb::Finding {
+            severity: pb::Severity::Error.into(),
+            code: "NotProgrammed".to_owned(),
+            text: "node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy)"
+                .to_owned(),
+            fix: "kpctl status, then the agent's log".to_owned(),
+            nodes: vec!["node-c".to_owned()],
+            nodes_omitted: 0,
+        },
+        pb::Finding {
+            severity: pb::Severity::Info.into(),
+            code: "ExternalPolicyLocal".to_owned(),
+            text: "externalTrafficPolicy is Local, and 90 of 100 nodes have no endpoint".to_owned(),
+            fix: String::new(),
+            nodes: (10..20).map(|n| format!("node-{n}")).collect(),
+            nodes_omitted: 80,
+        },
+    ]
 }
 
 /// `shop/web` in the kernel of 4,987 of 5,000 nodes; three of the others are listed, and one that is not verified.

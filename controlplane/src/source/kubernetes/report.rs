@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use kplane_model::{Issue, ObjectRef, Severity};
+use kplane_model::{Issue, ObjectRef, Reason, Severity};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -128,6 +128,7 @@ impl Reporter {
         } = unreadable;
         let issue = Issue {
             severity: Severity::Error,
+            code: Reason::Unreadable,
             location: String::new(),
             object: ObjectRef {
                 kind: self.kind.to_string(),
@@ -173,7 +174,7 @@ impl Reporter {
             | Failure::Malformed(_) => false,
         };
         if !passes || in_a_row >= PASSING {
-            self.trouble(server, failure.explain(asked));
+            self.trouble(server, failure.code(), failure.explain(asked));
         }
     }
 
@@ -182,13 +183,14 @@ impl Reporter {
         self.upstream.update(self.kind, |state| {
             *state.counts.failures.entry("doubtful_list").or_default() += 1;
         });
-        self.trouble(server, reason);
+        self.trouble(server, Reason::ApiFailing, reason);
     }
 
-    fn trouble(&mut self, server: &str, reason: String) {
+    fn trouble(&mut self, server: &str, code: Reason, reason: String) {
         self.troubled = true;
         let issue = Issue {
             severity: Severity::Error,
+            code,
             location: String::new(),
             object: ObjectRef {
                 kind: "API server".to_owned(),

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::k8s::Kind;
 use crate::kubernetes::Asked;
 
-/// Filters that leave out Services of other proxies, and slices of headless Services.
-const NOT_FOREIGN: &str = "!service.kubernetes.io/service-proxy-name";
+/// Filter that leaves out slices of headless Services. Services themselves are all read, unlike in kube-proxy (Z1):
+/// `kpctl describe` says of each why it is not proxied, and there are few such Services.
 const NOT_HEADLESS: &str = "!service.kubernetes.io/headless";
 
 /// A resource that can be listed and watched.
@@ -60,11 +60,6 @@ impl Resource {
     /// Returns the filters, ready for a query.
     pub(super) fn selectors(&self) -> String {
         match self {
-            Self::Services => format!(
-                "labelSelector={}&fieldSelector={}",
-                escaped(NOT_FOREIGN),
-                escaped("spec.clusterIP!=None")
-            ),
             Self::Slices | Self::Endpoints => {
                 format!("labelSelector={}", escaped(NOT_HEADLESS))
             }
@@ -72,7 +67,7 @@ impl Resource {
                 let only = format!("metadata.name={name}");
                 format!("fieldSelector={}", escaped(&only))
             }
-            Self::Nodes(None) | Self::ServiceCidrs => String::new(),
+            Self::Services | Self::Nodes(None) | Self::ServiceCidrs => String::new(),
         }
     }
 }
@@ -97,12 +92,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn z1_the_filters_are_those_of_kube_proxy() {
-        assert_eq!(
-            Resource::Services.selectors(),
-            "labelSelector=%21service.kubernetes.io%2Fservice-proxy-name\
-             &fieldSelector=spec.clusterIP%21%3DNone"
-        );
+    fn z1_slices_and_the_own_node_are_filtered_as_by_kube_proxy() {
+        assert_eq!(Resource::Services.selectors(), "");
         assert_eq!(
             Resource::Slices.selectors(),
             "labelSelector=%21service.kubernetes.io%2Fheadless"

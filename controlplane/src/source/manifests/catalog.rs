@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
-use kplane_model::{Issue, ObjectRef, Severity};
+use kplane_model::{Issue, ObjectRef, Reason, Severity};
 
 use super::claims::{Claim, Claims};
 use super::document::{Contents, Memo, Place, read};
@@ -296,6 +296,7 @@ impl Catalog {
             let location = place.map(|place| format!(", {place}")).unwrap_or_default();
             file.issues.push(Issue {
                 severity: problem.severity,
+                code: Reason::Unreadable,
                 location: format!("{}{location}", update.file),
                 object: problem.object,
                 reason: problem.reason + &keeps,
@@ -332,6 +333,7 @@ impl Catalog {
             issues.truncate(MAX_ISSUES);
             issues.push(Issue {
                 severity: Severity::Warning,
+                code: Reason::MoreProblems,
                 location: String::new(),
                 object: spoken_of("input"),
                 reason: format!("{omitted} further problems are not listed; fix these first"),

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
-use kplane_model::{Issue, ObjectRef, Severity};
+use kplane_model::{Issue, ObjectRef, Reason, Severity};
 
 use super::document::Place;
 use crate::k8s::{Object, ObjectId};
@@ -116,6 +116,7 @@ impl Claims {
             let first = claims.first();
             claims.iter().skip(1).map(move |claim| Issue {
                 severity: Severity::Error,
+                code: Reason::DuplicateObject,
                 location: claim.to_string(),
                 object: ObjectRef {
                     kind: id.kind.to_string(),

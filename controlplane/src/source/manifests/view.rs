@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use inotify::{EventMask, EventOwned, WatchDescriptor, WatchMask, Watches};
-use kplane_model::{Issue, ObjectRef, Severity};
+use kplane_model::{Issue, ObjectRef, Reason, Severity};
 
 use super::catalog::{Catalog, Change, keep};
 use super::disk::{Disk, Question};
@@ -345,6 +345,7 @@ pub(super) fn unlisted(listing: &Listing) -> Vec<Issue> {
 fn notice(path: &Path, reason: String) -> Issue {
     Issue {
         severity: Severity::Error,
+        code: Reason::FolderUnreadable,
         location: path.display().to_string(),
         object: ObjectRef {
             kind: "folder".to_owned(),

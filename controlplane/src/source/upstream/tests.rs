@@ -5,6 +5,7 @@ use super::*;
 fn issue(reason: &str) -> Issue {
     Issue {
         severity: Severity::Error,
+        code: kplane_model::Reason::InvalidField,
         location: String::new(),
         object: ObjectRef {
             kind: "API server".to_owned(),

@@ -186,7 +186,8 @@ fn nth(cidr: &Cidr, n: u32) -> Option<IpAddr> {
     cidr.contains(ip).then_some(ip)
 }
 
-/// Returns the status of a Pod whose containers run and are ready.
+/// Returns the status of a Pod whose containers run and are ready. Nobody fulfils readiness gates here, so a Pod that
+/// has some is not ready.
 fn running(pod: &Value, hosts: &[IpAddr], ips: &[IpAddr]) -> Value {
     let containers = pod["spec"]["containers"].as_array();
     let containers = containers.into_iter().flatten().map(|container| {
@@ -198,7 +199,7 @@ fn running(pod: &Value, hosts: &[IpAddr], ips: &[IpAddr]) -> Value {
     let list = |ips: &[IpAddr]| ips.iter().map(|ip| json!({ "ip": ip })).collect::<Vec<_>>();
     json!({
         "phase": "Running",
-        "conditions": conditions(true),
+        "conditions": conditions(pod["spec"]["readinessGates"].is_null()),
         "hostIP": hosts.first(), "hostIPs": list(hosts),
         "podIP": ips.first(), "podIPs": list(ips),
         "containerStatuses": containers.collect::<Vec<_>>(),

@@ -1,0 +1,68 @@
+//! `kpctl why`: the fate of a packet.
+
+use k8s_openapi::api::core::v1::Pod;
+use kplane_proto::v1 as pb;
+
+use super::{Verdict, connect, show};
+use crate::args::Cli;
+use crate::args::why::{SenderArg, WhyArgs};
+use crate::failure::Failure;
+use crate::reach::{Asked, Reach};
+use crate::view::why::WhyView;
+
+/// Runs the command.
+pub(crate) async fn run(cli: &Cli, args: &WhyArgs) -> Result<Verdict, Failure> {
+    let (name, mut request) = args.request()?;
+    let from = match &args.from {
+        SenderArg::NamedPod { namespace, name } => {
+            look_up(cli, (namespace, name), &mut request).await?
+        }
+        SenderArg::Pod => "a pod".to_owned(),
+        SenderArg::Node(node) => format!("node {node}"),
+        SenderArg::Outside(address) => match address.as_str() {
+            "" => "a client outside of the cluster".to_owned(),
+            address => format!("{address}, outside of the cluster"),
+        },
+    };
+    let told = connect(cli).await?.0.explain(&name, request).await?;
+    show(cli, &WhyView::new(&name.namespace, &name.name, from, told))
+}
+
+/// Completes the question by the Pod's node and address. A Pod of the node's network is the node.
+async fn look_up(
+    cli: &Cli,
+    (namespace, name): (&str, &str),
+    request: &mut pb::ExplainRequest,
+) -> Result<String, Failure> {
+    let objects = Reach::objects(&cli.options).await?;
+    let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
+    let pod: Option<Pod> = objects.get(&path, Asked("get pods")).await?;
+    let pod = pod.ok_or_else(|| {
+        Failure::Refused(format!(
+            "there is no Pod {namespace}/{name}: kubectl get pods -n {namespace} lists them"
+        ))
+    })?;
+    let (spec, status) = (pod.spec.unwrap_or_default(), pod.status.unwrap_or_default());
+    let Some(node) = spec.node_name.filter(|node| !node.is_empty()) else {
+        return Err(Failure::Refused(format!(
+            "the Pod {namespace}/{name} is on no node yet"
+        )));
+    };
+    if !request.node.is_empty() && request.node != node {
+        return Err(Failure::Refused(format!(
+            "the Pod {namespace}/{name} is on node {node}, which handles its packets: leave --via out"
+        )));
+    }
+    request.node = node;
+    if spec.host_network == Some(true) {
+        request.sender = pb::PacketSender::Node.into();
+        return Ok(format!(
+            "pod {namespace}/{name}, which has the network of its node"
+        ));
+    }
+    request.sender_address = status.pod_ip.unwrap_or_default();
+    Ok(format!(
+        "pod {namespace}/{name} ({})",
+        request.sender_address
+    ))
+}

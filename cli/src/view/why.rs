@@ -1,0 +1,179 @@
+//! The fate of a packet: what `kpctl why` shows.
+
+use kplane_proto::v1 as pb;
+use serde::Serialize;
+
+use super::findings::{self, FindingView};
+use super::{API_VERSION, KeyView, View};
+use crate::style::{Canvas, Tone};
+use crate::table::{Column, Table};
+use crate::text::{Span, field, paragraph};
+
+/// The end of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) enum OutcomeView {
+    Reaches,
+    Refused,
+    Dropped,
+    NotAdmitted,
+    NotProxied,
+    Unknown,
+}
+
+impl From<pb::PacketOutcome> for OutcomeView {
+    fn from(outcome: pb::PacketOutcome) -> Self {
+        match outcome {
+            pb::PacketOutcome::Reaches => Self::Reaches,
+            pb::PacketOutcome::Refused => Self::Refused,
+            pb::PacketOutcome::Dropped => Self::Dropped,
+            pb::PacketOutcome::NotAdmitted => Self::NotAdmitted,
+            pb::PacketOutcome::NotProxied => Self::NotProxied,
+            pb::PacketOutcome::Unspecified => Self::Unknown,
+        }
+    }
+}
+
+/// An endpoint that a packet may reach or not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct CandidateView {
+    pub(crate) address: String,
+    pub(crate) node: String,
+    pub(crate) chosen: bool,
+    pub(crate) reason: String,
+}
+
+/// The view of `kpctl why`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct WhyView {
+    api_version: &'static str,
+    kind: &'static str,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    /// The port; `null` if the Service is not proxied.
+    pub(crate) port: Option<KeyView>,
+    pub(crate) from: String,
+    pub(crate) to: String,
+    pub(crate) node: String,
+    pub(crate) outcome: OutcomeView,
+    pub(crate) summary: String,
+    pub(crate) steps: Vec<String>,
+    pub(crate) candidates: Vec<CandidateView>,
+    /// The node's kernel holds the newest state, and has been read back since.
+    pub(crate) programmed: bool,
+    pub(crate) verified: bool,
+    /// The reason why the kernel does not hold it; empty otherwise.
+    pub(crate) lag: String,
+    pub(crate) findings: Vec<FindingView>,
+}
+
+impl WhyView {
+    /// Creates the view; `from` names the sender.
+    pub(crate) fn new(namespace: &str, name: &str, from: String, told: pb::Explanation) -> Self {
+        let outcome = told.outcome().into();
+        let candidates = told.candidates.into_iter().map(|candidate| CandidateView {
+            address: candidate.address,
+            node: candidate.node,
+            chosen: candidate.chosen,
+            reason: candidate.reason,
+        });
+        Self {
+            api_version: API_VERSION,
+            kind: "Explanation",
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            port: told.key.map(KeyView::from),
+            from,
+            to: told.to,
+            node: told.node,
+            outcome,
+            summary: told.summary,
+            steps: told.steps,
+            candidates: candidates.collect(),
+            programmed: told.programmed,
+            verified: told.verified,
+            lag: told.lag,
+            findings: told.findings.into_iter().map(FindingView::from).collect(),
+        }
+    }
+
+    fn fate(&self) -> Span {
+        let tone = match self.outcome {
+            OutcomeView::Reaches => Tone::Good,
+            OutcomeView::NotProxied | OutcomeView::Unknown => Tone::Warn,
+            OutcomeView::Refused | OutcomeView::Dropped | OutcomeView::NotAdmitted => Tone::Bad,
+        };
+        Span::new(&self.summary, tone)
+    }
+
+    /// Returns whether the node's kernel does what is shown here.
+    fn kernel(&self) -> Span {
+        match (self.outcome, self.programmed, self.verified) {
+            (OutcomeView::NotProxied, _, _) => Span::none(),
+            (_, false, _) => {
+                Span::new(format!("does not hold this state: {}", self.lag), Tone::Bad)
+            }
+            (_, true, true) => Span::new("holds this state, and has been read back", Tone::Good),
+            (_, true, false) => {
+                Span::plain("has acknowledged this state, and has not been read back since")
+            }
+        }
+    }
+}
+
+impl View for WhyView {
+    fn text(&self, canvas: &Canvas) -> String {
+        let to = match self.to.as_str() {
+            "" => String::new(),
+            to => format!(" to {to}"),
+        };
+        let mut out = field(
+            "Packet",
+            &[Span::plain(format!(
+                "from {}{to}, handled by {}",
+                self.from, self.node
+            ))],
+            canvas,
+        );
+        let service = Span::plain(format!("{}/{}", self.namespace, self.name));
+        out.push_str(&field("Service", &[service], canvas));
+        out.push_str(&Tone::Strong.paint("Fate"));
+        out.push('\n');
+        out.push_str(&paragraph(&self.fate(), canvas, 2));
+        if self.outcome != OutcomeView::NotProxied {
+            out.push_str(&Tone::Strong.paint(&format!("Kernel of {}", self.node)));
+            out.push('\n');
+            out.push_str(&paragraph(&self.kernel(), canvas, 2));
+        }
+        if !self.steps.is_empty() {
+            out.push('\n');
+            out.push_str(&Tone::Strong.paint("Why"));
+            out.push('\n');
+        }
+        for (n, step) in self.steps.iter().enumerate() {
+            let step = Span::plain(format!("{}. {step}", n + 1));
+            out.push_str(&paragraph(&step, canvas, 2));
+        }
+        if !self.candidates.is_empty() {
+            out.push('\n');
+            out.push_str(&candidates(&self.candidates, canvas));
+        }
+        out.push_str(&findings::text(&self.findings, canvas));
+        out
+    }
+}
+
+fn candidates(all: &[CandidateView], canvas: &Canvas) -> String {
+    Table::new(all)
+        .column(Column::new("ENDPOINT"), |one| Span::plain(&one.address))
+        .column(Column::new("NODE").elastic(12), |one| {
+            Span::plain(&one.node)
+        })
+        .column(Column::new("CHOSEN"), |one| match one.chosen {
+            true => Span::new("Yes", Tone::Good),
+            false => Span::plain("No"),
+        })
+        .column(Column::new("REASON"), |one| Span::plain(&one.reason))
+        .render(canvas)
+}

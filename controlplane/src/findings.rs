@@ -1,0 +1,174 @@
+//! What is the matter with a Service, and what an operator can do about it: pure functions.
+//!
+//! ```text
+//! ServiceDetail, nodes      -> endpoints, policies, places -> Findings
+//! the Service on each node  -> fleet                       -> Findings
+//! ```
+//!
+//! A finding is computed on request. Nothing is kept for it but the facts that the index has.
+//! `docs/reasons.md` explains each code.
+
+mod endpoints;
+mod fleet;
+mod policies;
+
+#[cfg(test)]
+mod tests;
+
+use kplane_model::{NodeFacts, NodeName, Reason};
+use kplane_proto::v1 as pb;
+
+use crate::convert::SkipReason;
+use crate::index::{Facts, ServiceDetail};
+use crate::k8s::SERVICE_PROXY_NAME_LABEL;
+
+pub(crate) use self::fleet::{Place, of_fleet};
+
+/// Maximum number of nodes that a finding names.
+const NODES_NAMED: usize = 64;
+
+/// The weight of a finding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Weight {
+    /// Connections fail.
+    Error,
+    /// Some connections fail, or may fail.
+    Warning,
+    /// Worth knowing: the Service works as it is written.
+    Info,
+}
+
+/// One thing to know about a Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Finding {
+    pub(crate) code: Reason,
+    pub(crate) weight: Weight,
+    /// The cause, and what clients see.
+    pub(crate) text: String,
+    /// What to do or to type; empty if nothing has to be done.
+    pub(crate) fix: String,
+    /// The nodes that it is about, sorted; empty for all.
+    pub(crate) nodes: Vec<NodeName>,
+}
+
+impl Finding {
+    fn new(code: Reason, weight: Weight, text: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self {
+            code,
+            weight,
+            text: text.into(),
+            fix: fix.into(),
+            nodes: Vec::new(),
+        }
+    }
+
+    fn on(self, nodes: Vec<NodeName>) -> Self {
+        Self { nodes, ..self }
+    }
+
+    /// Returns the finding as the API shows it.
+    pub(crate) fn to_wire(&self) -> pb::Finding {
+        let severity = match self.weight {
+            Weight::Error => pb::Severity::Error,
+            Weight::Warning => pb::Severity::Warning,
+            Weight::Info => pb::Severity::Info,
+        };
+        let named = self.nodes.iter().take(NODES_NAMED);
+        pb::Finding {
+            code: self.code.code().to_owned(),
+            severity: severity.into(),
+            text: self.text.clone(),
+            fix: self.fix.clone(),
+            nodes: named.map(ToString::to_string).collect(),
+            nodes_omitted: self.nodes.len().saturating_sub(NODES_NAMED) as u64,
+        }
+    }
+}
+
+/// Returns the findings about a Service as it is written and published, the worst first. `nodes` are all nodes.
+pub(crate) fn of_service<'n>(
+    namespace: &str,
+    name: &str,
+    detail: &ServiceDetail,
+    nodes: impl Iterator<Item = &'n NodeFacts> + Clone,
+) -> Vec<Finding> {
+    let subject = Subject { namespace, name };
+    let mut findings = Vec::new();
+    if let Some(facts) = &detail.facts {
+        if let Some(reason) = facts.skipped {
+            return subject.skipped(reason).into_iter().collect();
+        }
+        if !detail.ports.is_empty() {
+            findings.extend(endpoints::without_slices(&subject, detail, facts));
+        }
+        findings.extend(held(facts));
+        findings.extend(contested(facts));
+    }
+    findings.extend(endpoints::not_usable(&subject, detail));
+    findings.extend(policies::all(detail, nodes));
+    findings.sort_by_key(|finding| finding.weight);
+    findings
+}
+
+/// The Service, as commands name it.
+struct Subject<'a> {
+    namespace: &'a str,
+    name: &'a str,
+}
+
+impl Subject<'_> {
+    /// Explains why a Service is not proxied. The input's own issue explains a missing address.
+    fn skipped(&self, reason: SkipReason) -> Option<Finding> {
+        let info =
+            |code, text: &str, fix: String| Some(Finding::new(code, Weight::Info, text, fix));
+        match reason {
+            SkipReason::Headless => info(
+                Reason::Headless,
+                "exists, and is not proxied because it is headless (clusterIP: None): DNS answers with the addresses \
+                 of its Pods",
+                String::new(),
+            ),
+            SkipReason::ExternalName => info(
+                Reason::ExternalName,
+                "exists, and is not proxied because its type is ExternalName: DNS answers with another name",
+                String::new(),
+            ),
+            SkipReason::OtherProxy => info(
+                Reason::OtherProxy,
+                &format!(
+                    "exists, and is not proxied by kplane because its label {SERVICE_PROXY_NAME_LABEL} gives it to \
+                     another proxy"
+                ),
+                format!(
+                    "if kplane should serve it: kubectl label service -n {} {} {SERVICE_PROXY_NAME_LABEL}-",
+                    self.namespace, self.name
+                ),
+            ),
+            SkipReason::NoClusterIp => None,
+        }
+    }
+}
+
+fn held(facts: &Facts) -> Option<Finding> {
+    facts.held.then(|| {
+        Finding::new(
+            Reason::Held,
+            Weight::Warning,
+            "the source no longer names the Service, and it is kept: the source lost so much at once that this may be \
+             a mistake",
+            "kpctl approve, if it is really gone",
+        )
+    })
+}
+
+/// Names the Services that want a place of this one: they have an issue, and this one should know.
+fn contested(facts: &Facts) -> impl Iterator<Item = Finding> {
+    facts.contested.iter().map(|(place, other)| {
+        Finding::new(
+            Reason::AddressContested,
+            Weight::Info,
+            format!("{other} wants {place} too, and does not get it: this Service came first"),
+            "change one of the two Services",
+        )
+    })
+}

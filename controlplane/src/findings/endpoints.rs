@@ -1,0 +1,268 @@
+//! Why a Service has no endpoints, or none that can be used.
+
+use std::collections::BTreeMap;
+
+use kplane_model::{Family, Reason, ServicePort};
+
+use super::{Finding, Subject, Weight};
+use crate::index::{Facts, PortView, ServiceDetail, SliceFacts};
+use crate::k8s::SERVICE_NAME_LABEL;
+
+/// Explains ports that no EndpointSlice lists.
+pub(super) fn without_slices(
+    subject: &Subject<'_>,
+    detail: &ServiceDetail,
+    facts: &Facts,
+) -> Vec<Finding> {
+    if facts.slices.is_empty() {
+        return no_slice(subject, facts);
+    }
+    let mut findings = Vec::new();
+    let mut unlisted = BTreeMap::<_, Vec<&ServicePort>>::new();
+    for family in Family::ALL {
+        let of_family = |view: &&PortView| view.port.key.family == family;
+        let ports: Vec<_> = detail.ports.iter().filter(of_family).collect();
+        let Some(first) = ports.first() else { continue };
+        let slices = || {
+            facts
+                .slices
+                .iter()
+                .filter(|slice| slice.family == Some(family))
+        };
+        if slices().next().is_none() {
+            findings.push(without_family(&first.port));
+            continue;
+        }
+        if slices().all(|slice| slice.addresses == 0) {
+            unlisted.entry(empty(subject, facts)).or_default();
+            continue;
+        }
+        for view in ports {
+            if let Some(why) = not_listed(subject, &view.port, facts, slices()) {
+                unlisted.entry(why).or_default().push(&view.port);
+            }
+        }
+    }
+    findings.extend(unlisted.into_iter().map(|((code, text, fix), ports)| {
+        let text = match names(&ports).as_str() {
+            "" => text,
+            ports => format!("{ports}: {text}"),
+        };
+        Finding::new(code, Weight::Error, text, fix)
+    }));
+    findings
+}
+
+/// The code, the text and the fix of a finding about a port.
+type Why = (Reason, String, String);
+
+fn no_slice(subject: &Subject<'_>, facts: &Facts) -> Vec<Finding> {
+    let Subject { namespace, name } = subject;
+    let stray = facts.strays.first().map(|stray| {
+        let named = facts.strays.join(", ");
+        Finding::new(
+            Reason::SliceWithoutService,
+            Weight::Error,
+            format!(
+                "EndpointSlice {named} in namespace {namespace} has no label {SERVICE_NAME_LABEL}, so it belongs to \
+                 no Service"
+            ),
+            format!(
+                "if it is this Service's: kubectl label endpointslice -n {namespace} {stray} {SERVICE_NAME_LABEL}={name}"
+            ),
+        )
+    });
+    let fix = match &*facts.origin.selector {
+        "" => format!(
+            "the Service has no selector: create an EndpointSlice with the label {SERVICE_NAME_LABEL}={name}"
+        ),
+        selector => format!(
+            "kubectl get endpointslices -n {namespace} -l {SERVICE_NAME_LABEL}={name}; kube-controller-manager makes \
+             them from the selector {selector}: check that it runs"
+        ),
+    };
+    let text = "no EndpointSlice belongs to the Service: connections are refused";
+    let none = Finding::new(Reason::NoEndpointSlice, Weight::Error, text, fix);
+    stray.into_iter().chain([none]).collect()
+}
+
+fn without_family(port: &ServicePort) -> Finding {
+    let (family, ip) = (port.key.family, port.cluster_ip);
+    Finding::new(
+        Reason::FamilyWithoutEndpoints,
+        Weight::Warning,
+        format!(
+            "no EndpointSlice of the Service has {family} addresses: connections to {ip} are refused"
+        ),
+        format!("give the Pods {family} addresses, or take {family} out of spec.ipFamilies"),
+    )
+}
+
+/// Explains slices without a usable address.
+fn empty(subject: &Subject<'_>, facts: &Facts) -> Why {
+    let Subject { namespace, name } = subject;
+    match &*facts.origin.selector {
+        "" => (
+            Reason::NoEndpoints,
+            "the Service's EndpointSlices have no usable address: connections are refused"
+                .to_owned(),
+            format!(
+                "kubectl get endpointslices -n {namespace} -l {SERVICE_NAME_LABEL}={name} -o yaml"
+            ),
+        ),
+        selector => (
+            Reason::SelectorMatchesNoPod,
+            format!("no Pod with the labels {selector} has an address: connections are refused"),
+            format!(
+                "kubectl get pods -n {namespace} -l {selector} -o wide; compare spec.selector with the Pods' labels"
+            ),
+        ),
+    }
+}
+
+/// Explains a port that no slice has, although there are addresses.
+fn not_listed<'s>(
+    subject: &Subject<'_>,
+    port: &ServicePort,
+    facts: &Facts,
+    slices: impl Iterator<Item = &'s SliceFacts>,
+) -> Option<Why> {
+    let Subject { namespace, .. } = subject;
+    let key = &port.key;
+    let mut found = Vec::new();
+    for (name, protocol) in slices.flat_map(|slice| &slice.ports) {
+        if (name, protocol) == (&key.port_name, &key.protocol) {
+            return None;
+        }
+        let text = format!("{name:?}/{protocol}");
+        if !found.contains(&text) {
+            found.push(text);
+        }
+    }
+    let named = facts.origin.named_targets.iter();
+    let target = named.clone().find(|(name, _)| *name == key.port_name);
+    Some(match target {
+        Some((_, target)) => (
+            Reason::TargetPortNotFound,
+            format!("no Pod has a container port named {target:?}: connections are refused"),
+            format!(
+                "name the container port {target:?}, or make targetPort a number: kubectl get pods -n {namespace} -l \
+                 {} -o jsonpath='{{.items[*].spec.containers[*].ports}}'",
+                facts.origin.selector
+            ),
+        ),
+        None => {
+            let found = match found.as_slice() {
+                [] => "no port".to_owned(),
+                found => format!("{} only", found.join(", ")),
+            };
+            (
+                Reason::PortNameMismatch,
+                format!("the EndpointSlices have {found}: connections are refused"),
+                format!(
+                    "give the port of the EndpointSlice the name {:?} and the protocol {}, as in the Service",
+                    key.port_name, key.protocol
+                ),
+            )
+        }
+    })
+}
+
+/// Explains ports whose endpoints are not ready.
+pub(super) fn not_usable(subject: &Subject<'_>, detail: &ServiceDetail) -> Vec<Finding> {
+    let mut found = BTreeMap::<(Reason, String), (Weight, Vec<&ServicePort>)>::new();
+    let listed = detail
+        .ports
+        .iter()
+        .filter(|view| !view.endpoints.is_empty());
+    for view in listed {
+        for (code, weight, text) in conditions(view) {
+            let ports = &mut found.entry((code, text)).or_insert((weight, Vec::new())).1;
+            ports.push(&view.port);
+        }
+    }
+    let selector = detail
+        .facts
+        .as_ref()
+        .map_or("", |facts| &*facts.origin.selector);
+    let all = detail.ports.len();
+    let findings = found.into_iter().map(|((code, text), (weight, ports))| {
+        let text = match ports.len() == all {
+            true => text,
+            false => format!("{}: {text}", names(&ports)),
+        };
+        let fix = match (code, selector) {
+            (Reason::PublishedNotReady, _) => String::new(),
+            (_, "") => format!("kpctl describe service {}/{} lists them", subject.namespace, subject.name),
+            (_, selector) => format!(
+                "kubectl get pods -n {} -l {selector} -o wide; read the events of a Pod that is not ready",
+                subject.namespace
+            ),
+        };
+        Finding::new(code, weight, text, fix)
+    });
+    findings.collect()
+}
+
+/// Returns what the conditions of a port's endpoints mean.
+fn conditions(view: &PortView) -> Vec<(Reason, Weight, String)> {
+    let count =
+        |is: fn(&kplane_model::Endpoint) -> bool| view.endpoints.iter().filter(|e| is(e)).count();
+    let all = view.endpoints.len();
+    let ready = count(|e| e.ready);
+    let draining = count(kplane_model::Endpoint::is_draining);
+    let waiting = count(|e| !e.ready && !e.terminating);
+    let published = count(|e| e.ready && !e.serving);
+    let mut found = Vec::new();
+    match (ready, draining) {
+        (0, 0) => found.push((
+            Reason::NoReadyEndpoint,
+            Weight::Error,
+            format!("none of {all} endpoints is ready: connections are refused"),
+        )),
+        (0, draining) => found.push((
+            Reason::OnlyTerminating,
+            Weight::Warning,
+            format!(
+                "no endpoint is ready; {draining} that are about to end still serve and get the connections until \
+                 a Pod is ready"
+            ),
+        )),
+        (_, _) if waiting > 0 => found.push((
+            Reason::SomeNotReady,
+            Weight::Info,
+            format!("{waiting} of {all} endpoints are not ready and get no connections"),
+        )),
+        _ => {}
+    }
+    if published > 0 {
+        found.push((
+            Reason::PublishedNotReady,
+            Weight::Info,
+            format!(
+                "{published} of {all} endpoints get connections although their Pods are not ready, because the \
+                 Service has publishNotReadyAddresses"
+            ),
+        ));
+    }
+    found
+}
+
+/// Returns the names of ports, each once: `port web/TCP`.
+fn names(ports: &[&ServicePort]) -> String {
+    let mut names = Vec::new();
+    for port in ports {
+        let name = match &*port.key.port_name {
+            "" => format!("{}/{}", port.port, port.key.protocol),
+            name => format!("{name}/{}", port.key.protocol),
+        };
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    match names.len() {
+        0 => String::new(),
+        1 => format!("port {}", names[0]),
+        _ => format!("ports {}", names.join(", ")),
+    }
+}

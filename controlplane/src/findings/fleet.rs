@@ -1,0 +1,84 @@
+//! Which nodes do not hold a Service, and why not.
+
+use std::collections::BTreeMap;
+
+use kplane_model::{NodeName, Reason};
+use kplane_proto::v1::LagState;
+
+use super::{Finding, Weight};
+
+/// A Service on one node.
+pub(crate) struct Place<'a> {
+    pub(crate) node: &'a NodeName,
+    /// The state and the reason if the kernel does not hold the newest state.
+    pub(crate) lag: Option<(LagState, &'a str)>,
+    /// The respect in which the Service is not served as desired; empty otherwise.
+    pub(crate) degraded: &'a str,
+}
+
+/// Returns a finding for each state that some nodes are in.
+pub(crate) fn of_fleet<'a>(places: impl Iterator<Item = Place<'a>>) -> Vec<Finding> {
+    let mut all = 0;
+    let mut found = BTreeMap::<Reason, (&str, Vec<NodeName>)>::new();
+    for place in places {
+        all += 1;
+        let (code, reason) = match place.lag {
+            Some((state, reason)) => (code_of(state), reason),
+            None if place.degraded.is_empty() => continue,
+            None => (Reason::Degraded, place.degraded),
+        };
+        let nodes = &mut found.entry(code).or_insert((reason, Vec::new())).1;
+        nodes.push(place.node.clone());
+    }
+    let findings = found.into_iter().map(|(code, (reason, nodes))| {
+        let count = nodes.len();
+        let text = match count {
+            1 => reason.to_owned(),
+            _ => format!("{count} of {all} nodes: {reason}"),
+        };
+        let first = nodes.first().map_or("", |node| &**node);
+        Finding::new(code, weight(code), text, fix(code, first)).on(nodes)
+    });
+    findings.collect()
+}
+
+fn code_of(state: LagState) -> Reason {
+    match state {
+        LagState::NoAgent => Reason::NoAgent,
+        LagState::Disconnected => Reason::AgentDisconnected,
+        LagState::Failing => Reason::NotProgrammed,
+        LagState::Behind | LagState::Unspecified => Reason::Behind,
+        LagState::Holding => Reason::AgentHolding,
+        LagState::Unverified => Reason::Unverified,
+        LagState::Unknown => Reason::NodeUnknown,
+    }
+}
+
+fn weight(code: Reason) -> Weight {
+    match code {
+        Reason::NotProgrammed | Reason::NoAgent => Weight::Error,
+        Reason::Unverified => Weight::Info,
+        _ => Weight::Warning,
+    }
+}
+
+/// Returns what to do about a node.
+fn fix(code: Reason, node: &str) -> String {
+    let agent = format!(
+        "kubectl -n kplane get pods -l app.kubernetes.io/component=nodeagent -o wide --field-selector spec.nodeName={node}"
+    );
+    match code {
+        Reason::NoAgent => format!("start kp-nodeagent there: {agent}"),
+        Reason::AgentDisconnected => format!(
+            "the node's kernel keeps what it had; check that the agent runs and reaches the control plane: {agent}"
+        ),
+        Reason::AgentHolding => {
+            "kpctl approve, if the Services that it keeps are really gone".to_owned()
+        }
+        Reason::NodeUnknown => "kpctl status names the replicas that do not answer".to_owned(),
+        Reason::NotProgrammed | Reason::Degraded => {
+            format!("kpctl status, then the agent's log: {agent}")
+        }
+        _ => "wait: kpctl wait service/NAMESPACE/NAME --for=verified".to_owned(),
+    }
+}

@@ -1,0 +1,151 @@
+//! What traffic policies, source ranges and affinity mean for clients.
+
+use kplane_model::{NodeFacts, NodeName, Reason, ServicePort, TrafficPolicy};
+
+use super::{Finding, Weight};
+use crate::index::{PortView, ServiceDetail};
+
+/// Returns what a reader has to know about a Service's policies.
+pub(super) fn all<'n>(
+    detail: &ServiceDetail,
+    nodes: impl Iterator<Item = &'n NodeFacts> + Clone,
+) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    // Without any endpoint connections are refused everywhere, and another finding says so.
+    let usable = |view: &&PortView| view.endpoints.iter().any(kplane_model::Endpoint::is_usable);
+    let usable: Vec<_> = detail.ports.iter().filter(usable).collect();
+    let external = usable
+        .iter()
+        .copied()
+        .find(|view| is_local_outside(&view.port));
+    if let Some(view) = external {
+        findings.extend(external_local(view, nodes.clone()));
+    }
+    let internal = usable
+        .iter()
+        .copied()
+        .find(|view| view.port.internal_policy == TrafficPolicy::Local);
+    if let Some(view) = internal {
+        findings.extend(internal_local(view, nodes));
+    }
+    if let Some(view) = detail.ports.first() {
+        findings.extend(affinity(&view.port));
+    }
+    let ranged = |view: &&PortView| {
+        !view.port.source_ranges.is_empty() && !view.port.load_balancer_ips.is_empty()
+    };
+    findings.extend(
+        detail
+            .ports
+            .iter()
+            .find(ranged)
+            .map(|view| ranges(&view.port)),
+    );
+    findings
+}
+
+fn is_local_outside(port: &ServicePort) -> bool {
+    port.external_policy == TrafficPolicy::Local
+        && (port.node_port.is_some()
+            || !port.load_balancer_ips.is_empty()
+            || !port.external_ips.is_empty())
+}
+
+/// Returns the nodes that have no endpoint of a port under policy Local, and the number of all.
+fn without_local<'n>(
+    view: &PortView,
+    nodes: impl Iterator<Item = &'n NodeFacts>,
+) -> (Vec<NodeName>, usize) {
+    let mut all = 0;
+    let mut without = Vec::new();
+    for node in nodes {
+        all += 1;
+        if view
+            .on_node(node)
+            .local
+            .is_none_or(|local| local.is_empty())
+        {
+            without.push(node.name.clone());
+        }
+    }
+    (without, all)
+}
+
+/// A18: connections of clients outside are dropped where no endpoint is.
+fn external_local<'n>(
+    view: &PortView,
+    nodes: impl Iterator<Item = &'n NodeFacts>,
+) -> Option<Finding> {
+    let (without, all) = without_local(view, nodes);
+    let count = without.len();
+    let (weight, fix) = match view.port.health_check_node_port {
+        Some(port) => (
+            Weight::Info,
+            format!(
+                "load balancers avoid these nodes if they check the health check node port {port}"
+            ),
+        ),
+        None => (
+            Weight::Warning,
+            "send clients to nodes with endpoints, or set externalTrafficPolicy to Cluster"
+                .to_owned(),
+        ),
+    };
+    (count > 0).then(|| {
+        let text = format!(
+            "externalTrafficPolicy is Local, and {count} of {all} nodes have no endpoint: connections of clients \
+             outside of the cluster are dropped there"
+        );
+        Finding::new(Reason::ExternalPolicyLocal, weight, text, fix).on(without)
+    })
+}
+
+/// A18: connections of a node's own Pods to the ClusterIP are dropped where no endpoint is.
+fn internal_local<'n>(
+    view: &PortView,
+    nodes: impl Iterator<Item = &'n NodeFacts>,
+) -> Option<Finding> {
+    let (without, all) = without_local(view, nodes);
+    let count = without.len();
+    (count > 0).then(|| {
+        let text = format!(
+            "internalTrafficPolicy is Local, and {count} of {all} nodes have no endpoint: connections of Pods on \
+             these nodes to the ClusterIP are dropped"
+        );
+        let fix = "run an endpoint on each node (a DaemonSet), or set internalTrafficPolicy to Cluster";
+        Finding::new(Reason::InternalPolicyLocal, Weight::Warning, text, fix).on(without)
+    })
+}
+
+fn affinity(port: &ServicePort) -> Option<Finding> {
+    let seconds = port.affinity_timeout_s?;
+    Some(Finding::new(
+        Reason::SessionAffinity,
+        Weight::Info,
+        format!(
+            "sessionAffinity is ClientIP: a client stays with its endpoint until it has opened no connection for \
+             {seconds} s, so connections of few clients are not spread evenly"
+        ),
+        "",
+    ))
+}
+
+fn ranges(port: &ServicePort) -> Finding {
+    /// Number of ranges that are named.
+    const NAMED: usize = 5;
+    let ranges = &port.source_ranges;
+    let named: Vec<String> = ranges.iter().take(NAMED).map(ToString::to_string).collect();
+    let more = match ranges.len() - named.len() {
+        0 => String::new(),
+        more => format!(" and {more} more ranges"),
+    };
+    Finding::new(
+        Reason::SourceRanges,
+        Weight::Info,
+        format!(
+            "only clients in {}{more} may use the load balancer's addresses: packets of all other clients are dropped",
+            named.join(", ")
+        ),
+        "add a range to spec.loadBalancerSourceRanges to admit more clients",
+    )
+}

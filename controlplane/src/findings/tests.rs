@@ -1,0 +1,304 @@
+//! Broken Services, each with the findings that it must get.
+
+use std::time::SystemTime;
+
+use kplane_model::ServiceName;
+use kplane_rig::cluster::objects;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::index::Index;
+use crate::k8s::{Kind, Object};
+use crate::source::{Batch, Event, Located};
+
+const NODES: [&str; 3] = ["n1", "n2", "n3"];
+
+fn object(value: Value) -> Event {
+    let object = match value["kind"].as_str().unwrap() {
+        "Service" => Object::Service(serde_json::from_value(value).unwrap()),
+        "EndpointSlice" => Object::EndpointSlice(serde_json::from_value(value).unwrap()),
+        kind => panic!("{kind}"),
+    };
+    Event::InitApply(Box::new(Located {
+        object,
+        location: "".into(),
+    }))
+}
+
+/// Returns the findings about shop/web.
+fn findings(objects: impl IntoIterator<Item = Value>) -> Vec<Finding> {
+    let mut events: Vec<Event> = Kind::ALL.into_iter().map(Event::Init).collect();
+    events.extend(objects.into_iter().map(object));
+    events.extend(Kind::ALL.into_iter().map(Event::InitDone));
+    let mut index = Index::default();
+    index.apply(Batch {
+        events,
+        observed_at: SystemTime::UNIX_EPOCH,
+    });
+    let detail = index.detail(&ServiceName::new("shop", "web"), &[]);
+    let nodes = NODES.map(|name| NodeFacts {
+        name: name.into(),
+        ..NodeFacts::default()
+    });
+    of_service("shop", "web", &detail.unwrap(), nodes.iter())
+}
+
+/// Returns the codes, in order.
+fn codes(objects: impl IntoIterator<Item = Value>) -> Vec<Reason> {
+    let findings = findings(objects);
+    for finding in &findings {
+        assert!(!finding.text.is_empty(), "{finding:?}");
+    }
+    findings.into_iter().map(|finding| finding.code).collect()
+}
+
+/// A Service with changes to its `spec`.
+fn service(changes: &Value) -> Value {
+    let mut spec = json!({
+        "clusterIP": "10.96.0.1",
+        "clusterIPs": ["10.96.0.1"],
+        "selector": { "app": "web" },
+        "ports": [{ "name": "http", "port": 80, "targetPort": 8080 }],
+    });
+    for (key, value) in changes.as_object().unwrap() {
+        spec[key] = value.clone();
+    }
+    objects::service("shop", "web", spec)
+}
+
+/// A slice with one port; each endpoint with its conditions.
+fn slice(port: &Value, conditions: &[Value]) -> Value {
+    let endpoints = conditions.iter().enumerate().map(|(n, conditions)| {
+        json!({ "addresses": [format!("10.1.0.{}", n + 1)], "nodeName": "n1", "conditions": conditions })
+    });
+    let endpoints: Vec<Value> = endpoints.collect();
+    let ports = if port.is_null() {
+        json!([])
+    } else {
+        json!([port])
+    };
+    json!({
+        "kind": "EndpointSlice",
+        "metadata": {
+            "name": "web-1",
+            "namespace": "shop",
+            "labels": { "kubernetes.io/service-name": "web" },
+        },
+        "addressType": "IPv4",
+        "ports": ports,
+        "endpoints": endpoints,
+    })
+}
+
+fn http() -> Value {
+    json!({ "name": "http", "port": 8080 })
+}
+
+fn ready() -> Value {
+    json!({ "ready": true, "serving": true, "terminating": false })
+}
+
+#[test]
+fn a_healthy_service_has_none() {
+    assert_eq!(codes([service(&json!({})), slice(&http(), &[ready()])]), []);
+}
+
+#[test]
+fn services_that_are_not_proxied_say_why() {
+    let headless = json!({ "clusterIP": "None", "clusterIPs": ["None"] });
+    assert_eq!(codes([service(&headless)]), [Reason::Headless]);
+    let alias = json!({ "type": "ExternalName", "clusterIP": "" });
+    assert_eq!(codes([service(&alias)]), [Reason::ExternalName]);
+    let mut other = service(&json!({}));
+    other["metadata"]["labels"] = json!({ (SERVICE_PROXY_NAME_LABEL): "other" });
+    assert_eq!(codes([other]), [Reason::OtherProxy]);
+}
+
+#[test]
+fn without_a_slice_the_stray_is_named() {
+    assert_eq!(codes([service(&json!({}))]), [Reason::NoEndpointSlice]);
+    let mut stray = slice(&http(), &[ready()]);
+    stray["metadata"]["labels"] = json!({});
+    let mut other = stray.clone();
+    other["metadata"]["name"] = json!("api-1");
+    let found = findings([service(&json!({})), other, stray]);
+    assert_eq!(found[0].code, Reason::SliceWithoutService);
+    assert!(found[0].text.contains("web-1, api-1"), "{}", found[0].text);
+    assert!(
+        found[0]
+            .fix
+            .ends_with("web-1 kubernetes.io/service-name=web"),
+        "{}",
+        found[0].fix
+    );
+    assert_eq!(found[1].code, Reason::NoEndpointSlice);
+}
+
+#[test]
+fn a_port_that_no_slice_has() {
+    let other = json!({ "name": "web", "port": 8080 });
+    let found = findings([service(&json!({})), slice(&other, &[ready()])]);
+    assert_eq!(found[0].code, Reason::PortNameMismatch);
+    assert_eq!(
+        found[0].text,
+        "port http/TCP: the EndpointSlices have \"web\"/TCP only: connections are refused"
+    );
+    let udp = json!({ "name": "http", "port": 8080, "protocol": "UDP" });
+    assert_eq!(
+        codes([service(&json!({})), slice(&udp, &[ready()])]),
+        [Reason::PortNameMismatch]
+    );
+    // The API's controller leaves out a port whose name no container has.
+    let named = json!({ "ports": [{ "name": "http", "port": 80, "targetPort": "htpp" }] });
+    let found = findings([service(&named), slice(&Value::Null, &[ready()])]);
+    assert_eq!(found[0].code, Reason::TargetPortNotFound);
+    assert!(found[0].text.contains("\"htpp\""), "{}", found[0].text);
+}
+
+#[test]
+fn slices_without_addresses() {
+    let found = findings([service(&json!({})), slice(&Value::Null, &[])]);
+    assert_eq!(found[0].code, Reason::SelectorMatchesNoPod);
+    assert!(
+        found[0]
+            .fix
+            .starts_with("kubectl get pods -n shop -l app=web "),
+        "{}",
+        found[0].fix
+    );
+    let by_hand = service(&json!({ "selector": null }));
+    assert_eq!(codes([by_hand, slice(&http(), &[])]), [Reason::NoEndpoints]);
+}
+
+#[test]
+fn endpoints_that_are_not_ready() {
+    let not_ready = json!({ "ready": false, "serving": false, "terminating": false });
+    let draining = json!({ "ready": false, "serving": true, "terminating": true });
+    let dead = json!({ "ready": false, "serving": false, "terminating": true });
+    let published = json!({ "ready": true, "serving": false, "terminating": false });
+    let cases = [
+        (vec![not_ready.clone()], vec![Reason::NoReadyEndpoint]),
+        (vec![dead], vec![Reason::NoReadyEndpoint]),
+        (
+            vec![not_ready.clone(), draining],
+            vec![Reason::OnlyTerminating],
+        ),
+        (vec![ready(), not_ready], vec![Reason::SomeNotReady]),
+        (vec![published], vec![Reason::PublishedNotReady]),
+    ];
+    for (conditions, expected) in cases {
+        assert_eq!(
+            codes([service(&json!({})), slice(&http(), &conditions)]),
+            expected
+        );
+    }
+}
+
+#[test]
+fn a_family_without_endpoints() {
+    let dual = json!({
+        "clusterIPs": ["10.96.0.1", "fd00::1"],
+        "ipFamilies": ["IPv4", "IPv6"],
+    });
+    let found = findings([service(&dual), slice(&http(), &[ready()])]);
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].code, Reason::FamilyWithoutEndpoints);
+    assert!(
+        found[0].text.contains("IPv6") && found[0].text.contains("fd00::1"),
+        "{}",
+        found[0].text
+    );
+}
+
+#[test]
+fn policies_name_the_nodes_without_endpoints() {
+    let local = json!({
+        "type": "NodePort",
+        "externalTrafficPolicy": "Local",
+        "internalTrafficPolicy": "Local",
+        "ports": [{ "name": "http", "port": 80, "nodePort": 30080 }],
+    });
+    let found = findings([service(&local), slice(&http(), &[ready()])]);
+    let seen: Vec<_> = found.iter().map(|finding| finding.code).collect();
+    assert_eq!(
+        seen,
+        [Reason::ExternalPolicyLocal, Reason::InternalPolicyLocal]
+    );
+    let others: [NodeName; 2] = ["n2".into(), "n3".into()];
+    assert!(
+        found.iter().all(|finding| finding.nodes == others),
+        "{found:?}"
+    );
+    // Connections are refused everywhere, and no policy changes that.
+    assert_eq!(codes([service(&local)]), [Reason::NoEndpointSlice]);
+}
+
+#[test]
+fn a_load_balancer_tells_who_may_come_in() {
+    let mut balanced = service(&json!({
+        "type": "LoadBalancer",
+        "loadBalancerSourceRanges": ["192.0.2.0/24"],
+        "sessionAffinity": "ClientIP",
+    }));
+    balanced["status"] = json!({ "loadBalancer": { "ingress": [{ "ip": "203.0.113.1" }] } });
+    let found = findings([balanced, slice(&http(), &[ready()])]);
+    let codes: Vec<_> = found.iter().map(|finding| finding.code).collect();
+    assert_eq!(codes, [Reason::SessionAffinity, Reason::SourceRanges]);
+    assert!(found[1].text.contains("192.0.2.0/24"), "{}", found[1].text);
+}
+
+#[test]
+fn the_winner_of_a_conflict_names_the_loser() {
+    let external = json!({ "externalIPs": ["203.0.113.1"] });
+    let mut older = service(&external);
+    older["metadata"]["creationTimestamp"] = json!("2026-01-01T00:00:00Z");
+    let mut younger = objects::service(
+        "shop",
+        "young",
+        json!({ "clusterIP": "10.96.0.2", "clusterIPs": ["10.96.0.2"], "externalIPs": ["203.0.113.1"],
+            "ports": [{ "name": "http", "port": 80 }] }),
+    );
+    younger["metadata"]["creationTimestamp"] = json!("2026-02-01T00:00:00Z");
+    let found = findings([older, slice(&http(), &[ready()]), younger]);
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].code, Reason::AddressContested);
+    assert!(
+        found[0]
+            .text
+            .starts_with("shop/young wants address 203.0.113.1:80/TCP"),
+        "{}",
+        found[0].text
+    );
+}
+
+#[test]
+fn nodes_in_the_same_state_make_one_finding() {
+    let names: Vec<NodeName> = (0..100)
+        .map(|n| format!("n{n:03}").as_str().into())
+        .collect();
+    let places = names.iter().enumerate().map(|(n, node)| Place {
+        node,
+        lag: match n {
+            0 => Some((pb::LagState::Failing, "no memory")),
+            1..=80 => Some((pb::LagState::Disconnected, "the agent is not connected")),
+            _ => None,
+        },
+        degraded: if n == 99 { "health check" } else { "" },
+    });
+    let found = of_fleet(places);
+    let codes: Vec<_> = found
+        .iter()
+        .map(|finding| (finding.code, finding.nodes.len()))
+        .collect();
+    assert_eq!(
+        codes,
+        [
+            (Reason::AgentDisconnected, 80),
+            (Reason::NotProgrammed, 1),
+            (Reason::Degraded, 1)
+        ]
+    );
+    assert_eq!(found[0].text, "80 of 100 nodes: the agent is not connected");
+    let wire = found[0].to_wire();
+    assert_eq!((wire.nodes.len(), wire.nodes_omitted), (64, 16));
+}

@@ -1,0 +1,58 @@
+//! Places, and senders of whom little is known. All else is compared with a model by the packet tests.
+
+use super::*;
+use crate::key::ServiceKey;
+
+const MASQUERADE: Masquerade = Masquerade {
+    pods_known: true,
+    all: false,
+};
+
+fn port() -> ServicePort {
+    ServicePort {
+        node_port: Some(30080),
+        load_balancer_ips: vec![IpAddr::from([203, 0, 113, 1])],
+        external_ips: vec![IpAddr::from([203, 0, 113, 2])],
+        source_ranges: vec!["192.0.2.0/24".parse().unwrap()],
+        ..ServicePort::sample(ServiceKey::sample("shop", "web"))
+    }
+}
+
+#[test]
+fn a_place_is_an_address_and_a_port() {
+    let port = port();
+    let find = |ip: [u8; 4], number, own| Place::find(&port, IpAddr::from(ip), number, own);
+    let balancer = Place::LoadBalancer(IpAddr::from([203, 0, 113, 1]));
+    assert_eq!(find([10, 96, 0, 1], 80, false), Some(Place::ClusterIp));
+    assert_eq!(find([10, 96, 0, 1], 81, false), None);
+    assert_eq!(find([203, 0, 113, 1], 80, false), Some(balancer));
+    assert_eq!(find([203, 0, 113, 3], 80, false), None);
+    assert_eq!(find([172, 18, 0, 2], 30080, true), Some(Place::NodePort));
+    assert_eq!(find([172, 18, 0, 2], 30080, false), None);
+    assert_eq!(find([172, 18, 0, 2], 80, true), None);
+}
+
+#[test]
+fn a8_without_an_address_it_is_open_whether_a_sender_is_admitted() {
+    let endpoint = Endpoint::ready(EndpointAddr {
+        ip: IpAddr::from([10, 0, 0, 1]),
+        port: 8080,
+    });
+    let place = Place::LoadBalancer(IpAddr::from([203, 0, 113, 1]));
+    let told = |ip| {
+        let packet = (place, Sender::Outside(ip));
+        let node = NodeFacts::default();
+        fate(
+            &port(),
+            std::slice::from_ref(&endpoint),
+            &node,
+            MASQUERADE,
+            packet,
+        )
+    };
+    let from = |ip: [u8; 4]| told(Some(IpAddr::from(ip)));
+    assert_eq!(told(None).admitted, None);
+    assert_eq!(told(None).outcome, Outcome::Reaches);
+    assert_eq!(from([192, 0, 2, 7]).outcome, Outcome::Reaches);
+    assert_eq!(from([198, 51, 100, 7]).outcome, Outcome::NotAdmitted);
+}

@@ -1,0 +1,160 @@
+//! Stable names for everything that kplane says about a Service, a node or the input.
+
+use std::fmt;
+
+/// Defines the codes, with the rule that a name is written once.
+macro_rules! reasons {
+    ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
+        /// The reason for a problem or a state, as a name that programs can compare. It never changes its
+        /// meaning. `docs/reasons.md` has a paragraph for each.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Reason {
+            $($(#[doc = $doc])+ $name,)+
+        }
+
+        impl Reason {
+            /// All codes, in the order of `docs/reasons.md`.
+            pub const ALL: &'static [Self] = &[$(Self::$name,)+];
+
+            /// Returns the name, such as `NoEndpointSlice`.
+            #[must_use]
+            pub const fn code(self) -> &'static str {
+                match self {
+                    $(Self::$name => stringify!($name),)+
+                }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// The Service is headless: DNS answers with its endpoints.
+    Headless,
+    /// The Service is an alias in DNS.
+    ExternalName,
+    /// A label gives the Service to another proxy.
+    OtherProxy,
+    /// The Service has no cluster address.
+    NoClusterIp,
+
+    /// No EndpointSlice belongs to the Service.
+    NoEndpointSlice,
+    /// An EndpointSlice names no Service.
+    SliceWithoutService,
+    /// The Service's EndpointSlices have ports, but none with the name and protocol of a port of the Service.
+    PortNameMismatch,
+    /// No Pod of the Service has a container port with the name that `targetPort` asks for.
+    TargetPortNotFound,
+    /// No Pod has the labels that the Service selects.
+    SelectorMatchesNoPod,
+    /// The Service's EndpointSlices list no endpoint.
+    NoEndpoints,
+    /// The Service has no endpoint of one of its address families.
+    FamilyWithoutEndpoints,
+    /// Endpoints exist, but none is ready.
+    NoReadyEndpoint,
+    /// Some endpoints are not ready and get no new connections.
+    SomeNotReady,
+    /// All endpoints that could serve are about to end. They are used until others are ready.
+    OnlyTerminating,
+    /// Endpoints count as ready although their Pods are not, because the Service says so.
+    PublishedNotReady,
+
+    /// Policy Local: some nodes have no endpoint for clients outside of the cluster.
+    ExternalPolicyLocal,
+    /// Policy Local: some nodes have no endpoint for their own Pods.
+    InternalPolicyLocal,
+    /// Only some sources may use the load balancer's addresses.
+    SourceRanges,
+    /// Clients stay with the endpoint that they had.
+    SessionAffinity,
+
+    /// Another Service has an address or a node port of this one.
+    AddressConflict,
+    /// Another Service wants an address or a node port of this one and does not get it.
+    AddressContested,
+    /// A program of the cluster itself listens at an address that the Service wants.
+    AddressReserved,
+    /// An external address lies in the cluster's own ranges.
+    InsideClusterRange,
+    /// The cluster's operator does not allow the Service's external address.
+    ExternalIpRefused,
+    /// The namespace has used up its quota.
+    QuotaExceeded,
+    /// The object exceeds a limit.
+    TooLarge,
+    /// An address cannot be used.
+    InvalidAddress,
+    /// A port cannot be used.
+    InvalidPort,
+    /// A field has a value that kplane does not know.
+    InvalidField,
+    /// A source range cannot be used.
+    InvalidSourceRange,
+    /// The families of a Service and its addresses do not agree.
+    FamilyMismatch,
+    /// An EndpointSlice has names instead of addresses.
+    UnsupportedAddressType,
+    /// An object cannot be read.
+    Unreadable,
+    /// An object stands in two places.
+    DuplicateObject,
+    /// More problems exist than are listed.
+    MoreProblems,
+
+    /// The object is kept although the source no longer names it.
+    Held,
+    /// The API server cannot be reached.
+    ApiUnreachable,
+    /// The API server does not accept the control plane's credentials.
+    ApiUnauthorized,
+    /// The API server does not allow what the control plane asks for.
+    ApiForbidden,
+    /// The API server answers, but not as it should.
+    ApiFailing,
+    /// A folder of manifests cannot be read.
+    FolderUnreadable,
+    /// The control plane that this one follows cannot be reached, or has problems of its own.
+    UpstreamFailing,
+    /// The document of orders cannot be read.
+    OrdersUnreadable,
+    /// An earlier state is published.
+    RolledBack,
+
+    /// No agent has connected for a node.
+    NoAgent,
+    /// A node's agent is not connected.
+    AgentDisconnected,
+    /// A node's kernel does not take the Service.
+    NotProgrammed,
+    /// A node has not applied the newest state yet.
+    Behind,
+    /// A node's agent keeps objects that the source does not name.
+    AgentHolding,
+    /// A node has not compared its kernel with the desired state for too long.
+    Unverified,
+    /// Nothing is known of a node, because a replica does not answer.
+    NodeUnknown,
+    /// A node serves the Service, but not in every respect.
+    Degraded,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.code())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_reason_has_its_paragraph() {
+        let page = include_str!("../../docs/reasons.md");
+        let headings = page.lines().filter_map(|line| line.strip_prefix("### "));
+        let headings: Vec<_> = headings.collect();
+        let codes: Vec<_> = Reason::ALL.iter().map(|reason| reason.code()).collect();
+        assert_eq!(headings, codes);
+    }
+}
