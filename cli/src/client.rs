@@ -80,6 +80,19 @@ impl Client {
         }
     }
 
+    /// Returns one node; no node if it is not known.
+    pub(crate) async fn node(&self, name: &str) -> Result<pb::Fleet, Error> {
+        let request = pb::GetFleetRequest {
+            node: name.to_owned(),
+            ..pb::GetFleetRequest::default()
+        };
+        let mut stub = self.stub.clone();
+        let mut fleet = self.ask(stub.get_fleet(request)).await?;
+        // An older control plane sends all nodes.
+        fleet.nodes.retain(|node| node.name == name);
+        Ok(fleet)
+    }
+
     /// Returns the fleet now and after each change.
     pub(crate) async fn watch_fleet(&self) -> Result<FleetStream, Error> {
         let mut stub = self.stub.clone();

@@ -27,6 +27,7 @@ use crate::view::endpoints::EndpointListView;
 use crate::view::fleet::FleetView;
 use crate::view::freeze::FreezeView;
 use crate::view::history::HistoryView;
+use crate::view::node::NodeDescriptionView;
 use crate::view::nodes::NodeListView;
 use crate::view::services::ServiceListView;
 use crate::view::version::VersionView;
@@ -88,6 +89,15 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
             show(&cli, &view)
         }
         Command::Why(args) => why::run(&cli, args).await,
+        Command::Describe(DescribeCommand::Node { node }) => {
+            let fleet = connect(&cli).await?.0.node(node).await?;
+            let view = NodeDescriptionView::new(fleet).ok_or_else(|| {
+                Failure::Refused(format!(
+                    "no node {node} is known. List them with: get nodes"
+                ))
+            })?;
+            show(&cli, &view)
+        }
         Command::Wait(args) => wait(&cli, args).await,
         Command::Approve { yes } => approve(&cli, *yes).await,
         Command::Freeze(args) => freeze(&cli, args, false).await,

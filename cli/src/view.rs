@@ -15,6 +15,7 @@ pub(crate) mod freeze;
 pub(crate) mod history;
 pub(crate) mod migration;
 mod next;
+pub(crate) mod node;
 pub(crate) mod nodes;
 mod plane;
 pub(crate) mod replicas;

@@ -15,7 +15,9 @@ mod policies;
 #[cfg(test)]
 mod tests;
 
-use kplane_model::{NodeFacts, NodeName, Reason};
+use std::cmp::Reverse;
+
+use kplane_model::{NodeFacts, NodeName, Reason, Severity};
 use kplane_proto::v1 as pb;
 
 use crate::convert::SkipReason;
@@ -27,22 +29,12 @@ pub(crate) use self::fleet::{Place, of_fleet};
 /// Maximum number of nodes that a finding names.
 const NODES_NAMED: usize = 64;
 
-/// The weight of a finding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Weight {
-    /// Connections fail.
-    Error,
-    /// Some connections fail, or may fail.
-    Warning,
-    /// Worth knowing: the Service works as it is written.
-    Info,
-}
-
 /// One thing to know about a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Finding {
     pub(crate) code: Reason,
-    pub(crate) weight: Weight,
+    /// Error: connections fail. Warning: some fail, or may fail. Info: the Service works as it is written.
+    pub(crate) severity: Severity,
     /// The cause, and what clients see.
     pub(crate) text: String,
     /// What to do or to type; empty if nothing has to be done.
@@ -52,10 +44,15 @@ pub(crate) struct Finding {
 }
 
 impl Finding {
-    fn new(code: Reason, weight: Weight, text: impl Into<String>, fix: impl Into<String>) -> Self {
+    fn new(
+        code: Reason,
+        severity: Severity,
+        text: impl Into<String>,
+        fix: impl Into<String>,
+    ) -> Self {
         Self {
             code,
-            weight,
+            severity,
             text: text.into(),
             fix: fix.into(),
             nodes: Vec::new(),
@@ -68,15 +65,10 @@ impl Finding {
 
     /// Returns the finding as the API shows it.
     pub(crate) fn to_wire(&self) -> pb::Finding {
-        let severity = match self.weight {
-            Weight::Error => pb::Severity::Error,
-            Weight::Warning => pb::Severity::Warning,
-            Weight::Info => pb::Severity::Info,
-        };
         let named = self.nodes.iter().take(NODES_NAMED);
         pb::Finding {
             code: self.code.code().to_owned(),
-            severity: severity.into(),
+            severity: pb::Severity::from(self.severity).into(),
             text: self.text.clone(),
             fix: self.fix.clone(),
             nodes: named.map(ToString::to_string).collect(),
@@ -106,7 +98,7 @@ pub(crate) fn of_service<'n>(
     }
     findings.extend(endpoints::not_usable(&subject, detail));
     findings.extend(policies::all(detail, nodes));
-    findings.sort_by_key(|finding| finding.weight);
+    findings.sort_by_key(|finding| Reverse(finding.severity));
     findings
 }
 
@@ -120,7 +112,7 @@ impl Subject<'_> {
     /// Explains why a Service is not proxied. The input's own issue explains a missing address.
     fn skipped(&self, reason: SkipReason) -> Option<Finding> {
         let info =
-            |code, text: &str, fix: String| Some(Finding::new(code, Weight::Info, text, fix));
+            |code, text: &str, fix: String| Some(Finding::new(code, Severity::Info, text, fix));
         match reason {
             SkipReason::Headless => info(
                 Reason::Headless,
@@ -153,7 +145,7 @@ fn held(facts: &Facts) -> Option<Finding> {
     facts.held.then(|| {
         Finding::new(
             Reason::Held,
-            Weight::Warning,
+            Severity::Warning,
             "the source no longer names the Service, and it is kept: the source lost so much at once that this may be \
              a mistake",
             "kpctl approve, if it is really gone",
@@ -166,7 +158,7 @@ fn contested(facts: &Facts) -> impl Iterator<Item = Finding> {
     facts.contested.iter().map(|(place, other)| {
         Finding::new(
             Reason::AddressContested,
-            Weight::Info,
+            Severity::Info,
             format!("{other} wants {place} too, and does not get it: this Service came first"),
             "change one of the two Services",
         )

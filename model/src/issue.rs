@@ -5,9 +5,11 @@ use std::fmt;
 
 use crate::Reason;
 
-/// Severity of an [`Issue`].
+/// Severity of an [`Issue`] or a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Severity {
+    /// Worth knowing: nothing is wrong. No issue has it.
+    Info,
     /// The object is served, but not in every respect as written.
     Warning,
     /// The object, or the named part of it, is not served as written.
@@ -17,6 +19,7 @@ pub enum Severity {
 impl fmt::Display for Severity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::Info => "info",
             Self::Warning => "warning",
             Self::Error => "error",
         })

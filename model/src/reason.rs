@@ -137,6 +137,19 @@ reasons! {
     NodeUnknown,
     /// A node serves the Service, but not in every respect.
     Degraded,
+
+    /// The node does not forward packets.
+    ForwardingOff,
+    /// Another program's chain drops packets that the node forwards, unless a rule of its own accepts them.
+    ForwardPolicyDrop,
+    /// The node drops packets whose answers would take another way.
+    ReversePathFilter,
+    /// Packets between Pods on one bridge pass the rules of Services by.
+    BridgeNetfilterOff,
+    /// The connection tracking table is nearly full.
+    ConntrackFull,
+    /// The node's range of Pods is not within the ranges that the agent takes for Pods'.
+    PodRangeNotCovered,
 }
 
 impl fmt::Display for Reason {

@@ -30,6 +30,7 @@ use crate::own_places::OwnPlaces;
 use crate::reload;
 use crate::report::{Failure, Report};
 use crate::service_health::{self, Addresses};
+use crate::surroundings;
 use crate::sync::{Client, Credentials, Grpc, Identity};
 use crate::take_over::{self, TakeOver};
 use kplane_dataplane::backend::{Backend, OpenError};
@@ -175,7 +176,7 @@ async fn build_parts(
     let rival = watch::Sender::new(None);
     let mut tasks = JoinSet::new();
     let followers = Followers::new(publisher, counters.clone()).with_rival(rival.subscribe());
-    let followers = followers.with_canary(follow_canary(&config, &mut tasks));
+    let followers = add_tasks(followers, &config, &mut tasks);
     let recall = recall(&config);
     let own = OwnPlaces::new(&config);
     let settings = own.settings(config.node_settings);
@@ -245,6 +246,22 @@ fn follow_canary(config: &Config, tasks: &mut Tasks) -> Option<canary::Follower>
     let (follower, prober) = canary::channel(config.canary.clone()?);
     spawn_errand(tasks, prober.run());
     Some(follower)
+}
+
+/// Starts the tasks that tell the followers about the node.
+fn add_tasks(followers: Followers, config: &Config, tasks: &mut Tasks) -> Followers {
+    let followers = followers.with_canary(follow_canary(config, tasks));
+    look_around(followers, config, tasks)
+}
+
+/// Starts to look for what stands in the way of packets, if packets go through this node.
+fn look_around(followers: Followers, config: &Config, tasks: &mut Tasks) -> Followers {
+    if !config.backend.describe().programs_kernel {
+        return followers;
+    }
+    let (seen, task) = surroundings::watch();
+    spawn_errand(tasks, task);
+    followers.with_surroundings(seen)
 }
 
 /// Returns how the agent deals with what it served before, and with objects that a snapshot no longer names.

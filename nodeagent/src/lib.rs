@@ -27,6 +27,7 @@ pub mod preflight;
 pub mod reload;
 pub mod report;
 pub mod service_health;
+pub mod surroundings;
 pub mod sync;
 pub mod sysctl;
 mod take_over;

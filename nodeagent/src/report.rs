@@ -12,6 +12,7 @@ use kplane_proto::v1 as pb;
 use prost::Message as _;
 
 use crate::desired::{Counts, Freshness, Held, Position, Reject, Resume};
+use crate::surroundings::Finding;
 use kplane_dataplane::backend::{RuleCounts, ServerCounts};
 
 /// Most failures that a report names.
@@ -81,6 +82,8 @@ pub struct Report {
     pub triggers: Arc<VecDeque<TriggerProgrammed>>,
     /// Whether the canary answers through the data path; `None` without a canary, and while that is not known.
     pub canary: Option<bool>,
+    /// What stands in the way of packets on the node, besides Services.
+    pub findings: Vec<Finding>,
 }
 
 /// A change in the cluster whose results are in the kernel.
@@ -315,6 +318,7 @@ impl Report {
                 Some(false) => pb::Canary::Silent,
             }
             .into(),
+            findings: self.findings.iter().map(finding_to_wire).collect(),
         };
         let room = REPORT_BYTES.saturating_sub(report.encoded_len());
         report.failures = failures_to_wire(&self.failures, room);
@@ -377,6 +381,17 @@ impl FamilyReport {
                 all: masquerade.all,
             }),
         }
+    }
+}
+
+fn finding_to_wire(finding: &Finding) -> pb::Finding {
+    pb::Finding {
+        code: finding.code.code().to_owned(),
+        severity: pb::Severity::from(finding.severity).into(),
+        text: clip(&finding.text).to_owned(),
+        fix: clip(&finding.fix).to_owned(),
+        nodes: Vec::new(),
+        nodes_omitted: 0,
     }
 }
 

@@ -82,6 +82,22 @@ Examples:
   kpctl describe svc kubernetes     in namespace default"
     )]
     Service(ServiceArgs),
+    /// A node: its agent, what it holds, what fails there, and what stands in the way of packets
+    #[command(
+        visible_alias = "no",
+        alias = "nodes",
+        after_help = "\
+Findings are about the node itself: forwarding that is off, chains of other programs that drop
+packets, a full connection tracking table, a range of Pods that the configuration does not have.
+
+Examples:
+  kpctl describe node node-1
+  kpctl describe node node-1 -o json | jq '.node.findings'"
+    )]
+    Node {
+        /// The node's name
+        node: String,
+    },
 }
 
 /// Names a Service.

@@ -41,6 +41,10 @@ impl From<pb::Finding> for FindingView {
 }
 
 impl FindingView {
+    pub(crate) fn is_error(&self) -> bool {
+        self.severity == SeverityView::Error
+    }
+
     fn notes(&self, canvas: &Canvas) -> Vec<Span> {
         let mut notes = vec![Span::plain(&self.text)];
         if !self.nodes.is_empty() {

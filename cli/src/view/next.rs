@@ -1,6 +1,7 @@
 //! The next steps for nodes and input with problems.
 
 use super::IssueView;
+use super::findings::FindingView;
 use super::nodes::{NodeStateView, NodeView};
 
 /// Returns the steps, the most useful first. `program` is the name by which the user calls this
@@ -14,6 +15,10 @@ pub(crate) fn steps(nodes: &[NodeView], issues: &[IssueView], program: &str) -> 
     }
     if let Some(issue) = issues.iter().find(|issue| issue.is_error()) {
         steps.push(fix(issue));
+    }
+    let stopped = |node: &&NodeView| node.findings.iter().any(FindingView::is_error);
+    if let Some(node) = nodes.iter().find(stopped) {
+        steps.push(format!("{program} describe node {}", node.name));
     }
     let of = |state| nodes.iter().filter(move |node| node.state == state);
     let silent = |node: &&NodeView| node.failures.is_empty();

@@ -5,6 +5,7 @@ use std::time::Duration;
 use kplane_proto::v1 as pb;
 use serde::Serialize;
 
+use super::findings::FindingView;
 use super::replicas::{MissingReplicaView, missing_text};
 use super::servers::ServersView;
 use super::{API_VERSION, KeyView, View, family, next, next_steps_text, progress};
@@ -206,6 +207,8 @@ pub(crate) struct NodeView {
     pub(crate) unknown_kinds: u64,
     pub(crate) families: Vec<FamilyView>,
     pub(crate) failures: Vec<FailureView>,
+    /// What stands in the way of packets on the node, besides Services.
+    pub(crate) findings: Vec<FindingView>,
 }
 
 impl NodeView {
@@ -250,6 +253,7 @@ impl NodeView {
             unknown_kinds: report.unknown_kinds,
             families: report.families.into_iter().map(FamilyView::from).collect(),
             failures: report.failures.into_iter().map(FailureView::from).collect(),
+            findings: report.findings.into_iter().map(FindingView::from).collect(),
         }
     }
 

@@ -2,6 +2,7 @@
 
 mod fields;
 mod fleet;
+mod node;
 mod replicas;
 mod servers;
 mod services;

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use kplane_model::{Family, Reason, ServicePort};
+use kplane_model::{Family, Reason, ServicePort, Severity};
 
-use super::{Finding, Subject, Weight};
+use super::{Finding, Subject};
 use crate::index::{Facts, PortView, ServiceDetail, SliceFacts};
 use crate::k8s::SERVICE_NAME_LABEL;
 
@@ -48,7 +48,7 @@ pub(super) fn without_slices(
             "" => text,
             ports => format!("{ports}: {text}"),
         };
-        Finding::new(code, Weight::Error, text, fix)
+        Finding::new(code, Severity::Error, text, fix)
     }));
     findings
 }
@@ -62,7 +62,7 @@ fn no_slice(subject: &Subject<'_>, facts: &Facts) -> Vec<Finding> {
         let named = facts.strays.join(", ");
         Finding::new(
             Reason::SliceWithoutService,
-            Weight::Error,
+            Severity::Error,
             format!(
                 "EndpointSlice {named} in namespace {namespace} has no label {SERVICE_NAME_LABEL}, so it belongs to \
                  no Service"
@@ -82,7 +82,7 @@ fn no_slice(subject: &Subject<'_>, facts: &Facts) -> Vec<Finding> {
         ),
     };
     let text = "no EndpointSlice belongs to the Service: connections are refused";
-    let none = Finding::new(Reason::NoEndpointSlice, Weight::Error, text, fix);
+    let none = Finding::new(Reason::NoEndpointSlice, Severity::Error, text, fix);
     stray.into_iter().chain([none]).collect()
 }
 
@@ -90,7 +90,7 @@ fn without_family(port: &ServicePort) -> Finding {
     let (family, ip) = (port.key.family, port.cluster_ip);
     Finding::new(
         Reason::FamilyWithoutEndpoints,
-        Weight::Warning,
+        Severity::Warning,
         format!(
             "no EndpointSlice of the Service has {family} addresses: connections to {ip} are refused"
         ),
@@ -170,14 +170,17 @@ fn not_listed<'s>(
 
 /// Explains ports whose endpoints are not ready.
 pub(super) fn not_usable(subject: &Subject<'_>, detail: &ServiceDetail) -> Vec<Finding> {
-    let mut found = BTreeMap::<(Reason, String), (Weight, Vec<&ServicePort>)>::new();
+    let mut found = BTreeMap::<(Reason, String), (Severity, Vec<&ServicePort>)>::new();
     let listed = detail
         .ports
         .iter()
         .filter(|view| !view.endpoints.is_empty());
     for view in listed {
-        for (code, weight, text) in conditions(view) {
-            let ports = &mut found.entry((code, text)).or_insert((weight, Vec::new())).1;
+        for (code, severity, text) in conditions(view) {
+            let ports = &mut found
+                .entry((code, text))
+                .or_insert((severity, Vec::new()))
+                .1;
             ports.push(&view.port);
         }
     }
@@ -186,7 +189,7 @@ pub(super) fn not_usable(subject: &Subject<'_>, detail: &ServiceDetail) -> Vec<F
         .as_ref()
         .map_or("", |facts| &*facts.origin.selector);
     let all = detail.ports.len();
-    let findings = found.into_iter().map(|((code, text), (weight, ports))| {
+    let findings = found.into_iter().map(|((code, text), (severity, ports))| {
         let text = match ports.len() == all {
             true => text,
             false => format!("{}: {text}", names(&ports)),
@@ -199,13 +202,13 @@ pub(super) fn not_usable(subject: &Subject<'_>, detail: &ServiceDetail) -> Vec<F
                 subject.namespace
             ),
         };
-        Finding::new(code, weight, text, fix)
+        Finding::new(code, severity, text, fix)
     });
     findings.collect()
 }
 
 /// Returns what the conditions of a port's endpoints mean.
-fn conditions(view: &PortView) -> Vec<(Reason, Weight, String)> {
+fn conditions(view: &PortView) -> Vec<(Reason, Severity, String)> {
     let count =
         |is: fn(&kplane_model::Endpoint) -> bool| view.endpoints.iter().filter(|e| is(e)).count();
     let all = view.endpoints.len();
@@ -217,12 +220,12 @@ fn conditions(view: &PortView) -> Vec<(Reason, Weight, String)> {
     match (ready, draining) {
         (0, 0) => found.push((
             Reason::NoReadyEndpoint,
-            Weight::Error,
+            Severity::Error,
             format!("none of {all} endpoints is ready: connections are refused"),
         )),
         (0, draining) => found.push((
             Reason::OnlyTerminating,
-            Weight::Warning,
+            Severity::Warning,
             format!(
                 "no endpoint is ready; {draining} that are about to end still serve and get the connections until \
                  a Pod is ready"
@@ -230,7 +233,7 @@ fn conditions(view: &PortView) -> Vec<(Reason, Weight, String)> {
         )),
         (_, _) if waiting > 0 => found.push((
             Reason::SomeNotReady,
-            Weight::Info,
+            Severity::Info,
             format!("{waiting} of {all} endpoints are not ready and get no connections"),
         )),
         _ => {}
@@ -238,7 +241,7 @@ fn conditions(view: &PortView) -> Vec<(Reason, Weight, String)> {
     if published > 0 {
         found.push((
             Reason::PublishedNotReady,
-            Weight::Info,
+            Severity::Info,
             format!(
                 "{published} of {all} endpoints get connections although their Pods are not ready, because the \
                  Service has publishNotReadyAddresses"

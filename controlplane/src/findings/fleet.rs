@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use kplane_model::{NodeName, Reason};
+use kplane_model::{NodeName, Reason, Severity};
 use kplane_proto::v1::LagState;
 
-use super::{Finding, Weight};
+use super::Finding;
 
 /// A Service on one node.
 pub(crate) struct Place<'a> {
@@ -37,7 +37,7 @@ pub(crate) fn of_fleet<'a>(places: impl Iterator<Item = Place<'a>>) -> Vec<Findi
             _ => format!("{count} of {all} nodes: {reason}"),
         };
         let first = nodes.first().map_or("", |node| &**node);
-        Finding::new(code, weight(code), text, fix(code, first)).on(nodes)
+        Finding::new(code, severity(code), text, fix(code, first)).on(nodes)
     });
     findings.collect()
 }
@@ -54,11 +54,11 @@ fn code_of(state: LagState) -> Reason {
     }
 }
 
-fn weight(code: Reason) -> Weight {
+fn severity(code: Reason) -> Severity {
     match code {
-        Reason::NotProgrammed | Reason::NoAgent => Weight::Error,
-        Reason::Unverified => Weight::Info,
-        _ => Weight::Warning,
+        Reason::NotProgrammed | Reason::NoAgent => Severity::Error,
+        Reason::Unverified => Severity::Info,
+        _ => Severity::Warning,
     }
 }
 

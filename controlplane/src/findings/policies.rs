@@ -1,8 +1,8 @@
 //! What traffic policies, source ranges and affinity mean for clients.
 
-use kplane_model::{NodeFacts, NodeName, Reason, ServicePort, TrafficPolicy};
+use kplane_model::{NodeFacts, NodeName, Reason, ServicePort, Severity, TrafficPolicy};
 
-use super::{Finding, Weight};
+use super::Finding;
 use crate::index::{PortView, ServiceDetail};
 
 /// Returns what a reader has to know about a Service's policies.
@@ -78,15 +78,15 @@ fn external_local<'n>(
 ) -> Option<Finding> {
     let (without, all) = without_local(view, nodes);
     let count = without.len();
-    let (weight, fix) = match view.port.health_check_node_port {
+    let (severity, fix) = match view.port.health_check_node_port {
         Some(port) => (
-            Weight::Info,
+            Severity::Info,
             format!(
                 "load balancers avoid these nodes if they check the health check node port {port}"
             ),
         ),
         None => (
-            Weight::Warning,
+            Severity::Warning,
             "send clients to nodes with endpoints, or set externalTrafficPolicy to Cluster"
                 .to_owned(),
         ),
@@ -96,7 +96,7 @@ fn external_local<'n>(
             "externalTrafficPolicy is Local, and {count} of {all} nodes have no endpoint: connections of clients \
              outside of the cluster are dropped there"
         );
-        Finding::new(Reason::ExternalPolicyLocal, weight, text, fix).on(without)
+        Finding::new(Reason::ExternalPolicyLocal, severity, text, fix).on(without)
     })
 }
 
@@ -113,7 +113,7 @@ fn internal_local<'n>(
              these nodes to the ClusterIP are dropped"
         );
         let fix = "run an endpoint on each node (a DaemonSet), or set internalTrafficPolicy to Cluster";
-        Finding::new(Reason::InternalPolicyLocal, Weight::Warning, text, fix).on(without)
+        Finding::new(Reason::InternalPolicyLocal, Severity::Warning, text, fix).on(without)
     })
 }
 
@@ -121,7 +121,7 @@ fn affinity(port: &ServicePort) -> Option<Finding> {
     let seconds = port.affinity_timeout_s?;
     Some(Finding::new(
         Reason::SessionAffinity,
-        Weight::Info,
+        Severity::Info,
         format!(
             "sessionAffinity is ClientIP: a client stays with its endpoint until it has opened no connection for \
              {seconds} s, so connections of few clients are not spread evenly"
@@ -141,7 +141,7 @@ fn ranges(port: &ServicePort) -> Finding {
     };
     Finding::new(
         Reason::SourceRanges,
-        Weight::Info,
+        Severity::Info,
         format!(
             "only clients in {}{more} may use the load balancer's addresses: packets of all other clients are dropped",
             named.join(", ")

@@ -10,6 +10,8 @@ use crate::bounded::cut;
 const FAMILIES: usize = 2;
 /// Maximum number of draining real servers in a report; agents report at most as many.
 const DRAINS: usize = 16;
+/// Maximum number of findings in a report; agents report fewer.
+const FINDINGS: usize = 16;
 /// Maximum number of failures in a report; agents report fewer.
 const FAILURES: usize = 512;
 
@@ -17,6 +19,10 @@ const FAILURES: usize = 512;
 pub(crate) fn bound(report: &mut Report) {
     cut(&mut report.families, FAMILIES);
     cut(&mut report.failures, FAILURES);
+    cut(&mut report.findings, FINDINGS);
+    for finding in &mut report.findings {
+        cut(&mut finding.nodes, 0);
+    }
     let servers = report.families.iter_mut();
     for stats in servers.filter_map(|family| family.servers.as_mut()) {
         cut(&mut stats.drains, DRAINS);
@@ -49,6 +55,7 @@ mod tests {
         let wire = Report {
             families,
             failures: vec![Default::default(); MANY],
+            findings: vec![Default::default(); MANY],
             held: Some(Held {
                 examples: vec![String::new(); MANY],
                 ..Held::default()
@@ -62,12 +69,13 @@ mod tests {
         let lists = [
             (report.families.len(), report.families.capacity()),
             (report.failures.len(), report.failures.capacity()),
+            (report.findings.len(), report.findings.capacity()),
             (drains.len(), drains.capacity()),
             (examples.len(), examples.capacity()),
         ];
         assert_eq!(
             lists,
-            [FAMILIES, FAILURES, DRAINS, 8].map(|most| (most, most))
+            [FAMILIES, FAILURES, FINDINGS, DRAINS, 8].map(|most| (most, most))
         );
     }
 }

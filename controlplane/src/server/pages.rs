@@ -155,6 +155,16 @@ impl<'a> Picture<'a> {
         page
     }
 
+    /// Returns the first page, with this node only; without a node if it is not known.
+    pub(super) fn only(&self, node: &str) -> pb::Fleet {
+        let found = self.nodes.get_key_value(node);
+        let status = found.map(|(name, node)| self.status(name, node));
+        pb::Fleet {
+            nodes: status.into_iter().collect(),
+            ..self.page("", 0)
+        }
+    }
+
     /// Returns the status of a node, as the replica sees it that serves the agent.
     pub(super) fn status(&self, name: &NodeName, node: &Node<'_>) -> pb::NodeStatus {
         let elsewhere = node

@@ -88,7 +88,10 @@ impl StatusService for StatusServer {
             None => Arc::default(),
         };
         let picture = Picture::with(&self.hub, &others);
-        let page = picture.page(&request.page_token, nodes_of(&request));
+        let page = match request.node.as_str() {
+            "" => picture.page(&request.page_token, nodes_of(&request)),
+            node => picture.only(node),
+        };
         Ok(Response::new(page))
     }
 

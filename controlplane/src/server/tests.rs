@@ -264,6 +264,7 @@ async fn a_large_fleet_and_many_problems_come_in_answers_of_bounded_size() {
     let request = pb::GetFleetRequest {
         page_size: 3,
         page_token: "n10".to_owned(),
+        ..pb::GetFleetRequest::default()
     };
     let page = status.get_fleet(request).await.unwrap().into_inner();
     assert_eq!(

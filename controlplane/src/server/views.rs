@@ -1,5 +1,6 @@
 //! Human-readable views of the control plane's state.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -428,7 +429,7 @@ fn findings_of(
                 degraded: &standing.degraded,
             }
         })));
-        found.sort_by_key(|finding| finding.weight);
+        found.sort_by_key(|finding| Reverse(finding.severity));
     }
     found.iter().map(Finding::to_wire).collect()
 }

@@ -8,13 +8,13 @@ use std::net::SocketAddr;
 use kplane_model::fate::{Fate, Masquerade, Outcome, Place, Sender, Source, fate};
 use kplane_model::select::TopologyMode;
 use kplane_model::{
-    Endpoint, Family, NodeFacts, ServiceName, ServicePort, TrafficPolicy, parse_ip,
+    Endpoint, Family, NodeFacts, ServiceName, ServicePort, Severity, TrafficPolicy, parse_ip,
 };
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
 use super::views::OnNode;
-use crate::findings::{self, Finding, Weight};
+use crate::findings::{self, Finding};
 use crate::index::{PortView, ServiceDetail};
 
 /// A question with everything that it means.
@@ -51,7 +51,7 @@ pub(super) fn explain(
     );
     let bad = found
         .iter()
-        .filter(|finding| finding.weight != Weight::Info);
+        .filter(|finding| finding.severity != Severity::Info);
     let standing = &on.standing;
     let lag = standing.lag.as_ref();
     Ok(pb::Explanation {

@@ -4,6 +4,7 @@
 //! model -> plan (pure) -> backend (nftables, iptables, ipvs) -> kernel
 //!                            '-> conntrack: which flows a change made stale
 //! leftovers: what kube-proxy or an earlier agent left
+//! obstacles: what other programs put in the way of packets
 //! ```
 //!
 //! Everything here is synchronous, and works on the network namespace of the calling thread.
@@ -13,6 +14,7 @@ pub mod backoff;
 pub mod conntrack;
 mod error;
 pub mod leftovers;
+pub mod obstacles;
 pub mod plan;
 mod process;
 

@@ -427,6 +427,7 @@ impl Core {
             node: self.node().map(NodeState::from),
             triggers: self.followers.triggers(),
             canary: self.followers.canary(),
+            findings: self.followers.findings(&self.desired, &self.settings),
         }
     }
 

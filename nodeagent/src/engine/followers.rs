@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
 
+use kplane_dataplane::plan::NodeSettings;
 use kplane_model::{Family, ServiceKey, ServiceName, TrafficPolicy};
 use tokio::sync::watch;
 
@@ -13,6 +14,7 @@ use crate::desired::{Desired, Touched, View};
 use crate::metrics::{Counters, FamilyCounters};
 use crate::report::{Failure, TriggerProgrammed};
 use crate::service_health::{self, Publisher};
+use crate::surroundings::{self, Finding, Surroundings};
 
 /// Informs the followers. Owned by the engine.
 #[derive(Debug)]
@@ -24,6 +26,7 @@ pub struct Followers {
     /// Another program that programs this node.
     rival: Option<watch::Receiver<Option<Failure>>>,
     canary: Option<canary::Follower>,
+    surroundings: Option<watch::Receiver<Surroundings>>,
 }
 
 /// ServicePorts whose packets are dropped here for lack of a local endpoint (A18), by policy.
@@ -52,6 +55,7 @@ impl Followers {
             triggers: Results::default(),
             rival: None,
             canary: None,
+            surroundings: None,
         }
     }
 
@@ -67,6 +71,22 @@ impl Followers {
     pub fn with_canary(mut self, canary: Option<canary::Follower>) -> Self {
         self.canary = canary;
         self
+    }
+
+    /// Adds what stands in the way of packets on the node.
+    #[must_use]
+    pub fn with_surroundings(mut self, surroundings: watch::Receiver<Surroundings>) -> Self {
+        self.surroundings = Some(surroundings);
+        self
+    }
+
+    /// Returns what stands in the way of packets.
+    pub(super) fn findings(&self, desired: &Desired, settings: &NodeSettings) -> Vec<Finding> {
+        let Some(surroundings) = &self.surroundings else {
+            return Vec::new();
+        };
+        let served = Family::ALL.map(|family| desired.counts(family).services > 0);
+        surroundings::findings(&surroundings.borrow(), desired.node(), settings, served)
     }
 
     /// Returns whether the canary answers through the data path; `None` while that is not known.
@@ -137,7 +157,7 @@ impl Followers {
         failures
     }
 
-    /// Waits until [`Self::failures`] or [`Self::canary`] changes.
+    /// Waits until [`Self::failures`], [`Self::canary`] or [`Self::findings`] changes.
     pub(super) async fn changed(&mut self) {
         let rival = async {
             let told = match &mut self.rival {
@@ -154,11 +174,21 @@ impl Followers {
                 None => std::future::pending().await,
             }
         };
+        let surroundings = async {
+            let alive = match &mut self.surroundings {
+                Some(surroundings) => surroundings.changed().await.is_ok(),
+                None => false,
+            };
+            if !alive {
+                std::future::pending::<()>().await;
+            }
+        };
         tokio::select! {
             biased;
             () = self.health.failures_changed() => {}
             () = rival => {}
             () = canary => {}
+            () = surroundings => {}
         }
     }
 }

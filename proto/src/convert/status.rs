@@ -4,14 +4,20 @@ use kplane_model::{Issue, Severity};
 
 use crate::v1 as pb;
 
+impl From<Severity> for pb::Severity {
+    fn from(severity: Severity) -> Self {
+        match severity {
+            Severity::Info => Self::Info,
+            Severity::Warning => Self::Warning,
+            Severity::Error => Self::Error,
+        }
+    }
+}
+
 impl From<&Issue> for pb::InputIssue {
     fn from(issue: &Issue) -> Self {
-        let severity = match issue.severity {
-            Severity::Warning => pb::Severity::Warning,
-            Severity::Error => pb::Severity::Error,
-        };
         Self {
-            severity: severity.into(),
+            severity: pb::Severity::from(issue.severity).into(),
             location: issue.location.clone(),
             kind: issue.object.kind.clone(),
             namespace: issue.object.namespace.clone(),

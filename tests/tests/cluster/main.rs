@@ -59,6 +59,7 @@ const TESTS: &[Test] = tests![
     startup::the_startup_taint_follows_the_data_path,
     fleet::agents_resume_at_other_replicas_and_lose_nothing,
     reasons::describe_names_the_cause_and_the_fix,
+    reasons::describe_names_what_stands_in_the_way_on_a_node,
     workloads::a_deployment_is_scaled_and_rolled,
     workloads::b3_terminating_endpoints_serve_when_nothing_else_does,
     workloads::b2_traffic_distribution_keeps_zones_and_nodes_apart,

@@ -1,6 +1,8 @@
 //! Services that are broken in the usual ways, at a real API server whose own controllers write the EndpointSlices:
 //! `kpctl describe service` names the cause and the fix.
 
+use std::process::Command;
+
 use anyhow::{Context as _, Result, ensure};
 use kplane_tests::cluster::{Api, objects};
 use kplane_tests::wait::eventually;
@@ -48,6 +50,52 @@ pub(crate) fn describe_names_the_cause_and_the_fix() -> Result<()> {
                 .api()
                 .delete("Service", &format!("default/{}", service.name))?;
         }
+        world.settle()
+    })
+}
+
+/// A node that drops packets for other reasons than Services: `kpctl describe node` names each, and nothing once it is over.
+pub(crate) fn describe_names_what_stands_in_the_way_on_a_node() -> Result<()> {
+    with_world(|world| {
+        let api = world.api();
+        api.apply(&objects::service("default", "r-node", json!({})))?;
+        let ns = world.ns("node-1")?;
+        let run = |program: &str, args: &[&str]| {
+            let done = ns.run(|| Ok(Command::new(program).args(args).status()?))?;
+            ensure!(done.success(), "{program} {args:?}: {done}");
+            Ok(())
+        };
+        run("sysctl", &["-qw", "net.ipv4.ip_forward=0"])?;
+        let chain = "{ type filter hook forward priority 0; policy drop; }";
+        run("nft", &["add", "table", "inet", "strict"])?;
+        run("nft", &["add", "chain", "inet", "strict", "forward", chain])?;
+        let expected = [
+            "ForwardingOff",
+            "sysctl -w net.ipv4.ip_forward=1",
+            "ForwardPolicyDrop",
+            "inet strict forward",
+        ];
+        let describe = || kpctl(world, 7444, &["describe", "node", "node-1"]);
+        eventually(DEADLINE, "what stands in the way", || {
+            let (_, text, _) = describe()?;
+            for part in expected {
+                ensure!(text.contains(part), "no {part:?}:\n{text}");
+            }
+            Ok(())
+        })?;
+        run("sysctl", &["-qw", "net.ipv4.ip_forward=1"])?;
+        run("nft", &["delete", "table", "inet", "strict"])?;
+        eventually(DEADLINE, "nothing stands in the way", || {
+            let (code, text, _) = describe()?;
+            ensure!(code == Some(0) && !text.contains("Forward"), "{text}");
+            Ok(())
+        })?;
+        let (code, text, _) = kpctl(world, 7444, &["describe", "node", "node-9"])?;
+        ensure!(
+            code == Some(1) && text.contains("no node node-9 is known"),
+            "{text}"
+        );
+        api.delete("Service", "default/r-node")?;
         world.settle()
     })
 }

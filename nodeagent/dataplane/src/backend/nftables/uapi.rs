@@ -44,13 +44,13 @@ pub(super) const NFTA_TABLE_USERDATA: u16 = 6;
 /// `enum nft_chain_attributes`.
 pub(crate) const NFTA_CHAIN_TABLE: u16 = 1;
 pub(crate) const NFTA_CHAIN_NAME: u16 = 3;
-pub(super) const NFTA_CHAIN_HOOK: u16 = 4;
-pub(super) const NFTA_CHAIN_POLICY: u16 = 5;
+pub(crate) const NFTA_CHAIN_HOOK: u16 = 4;
+pub(crate) const NFTA_CHAIN_POLICY: u16 = 5;
 pub(super) const NFTA_CHAIN_TYPE: u16 = 7;
 pub(super) const NFTA_CHAIN_USERDATA: u16 = 12;
 
 /// `enum nft_hook_attributes`.
-pub(super) const NFTA_HOOK_HOOKNUM: u16 = 1;
+pub(crate) const NFTA_HOOK_HOOKNUM: u16 = 1;
 pub(super) const NFTA_HOOK_PRIORITY: u16 = 2;
 
 /// `enum nft_rule_attributes`.

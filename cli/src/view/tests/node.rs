@@ -1,0 +1,93 @@
+//! One node at 80 columns.
+
+use expect_test::expect;
+use kplane_proto::v1 as pb;
+
+use super::super::node::NodeDescriptionView;
+use super::super::testing::table;
+use kpctl_samples as samples;
+
+/// Returns the description of a node of the sample fleet.
+fn describe(name: &str, findings: Vec<pb::Finding>) -> String {
+    let mut fleet = samples::troubled_fleet();
+    fleet.nodes.retain(|node| node.name == name);
+    if let Some(report) = &mut fleet.nodes[0].report {
+        report.findings = findings;
+    }
+    table(&NodeDescriptionView::new(fleet).unwrap())
+}
+
+#[test]
+fn a_node_that_does_not_forward() {
+    let finding = pb::Finding {
+        code: "ForwardingOff".to_owned(),
+        severity: pb::Severity::Error.into(),
+        text: "net.ipv4.ip_forward is 0: the node does not forward IPv4 packets".to_owned(),
+        fix: "sysctl -w net.ipv4.ip_forward=1 on the node".to_owned(),
+        ..pb::Finding::default()
+    };
+    expect![[r#"
+        Node            node-a
+        State           InSync for 3h
+        Agent           0.1.0, nftables, 10.0.0.11:41234, last heard 1s ago
+        Zone            eu-west-1a
+        Addresses       10.0.0.11, fd00::11
+        Pod ranges      10.244.1.0/24, fd00:10:244:1::/64
+        Revision        applied 4711 of 4711, read back 3m12s ago
+        Holds           10000 Services, 20000 endpoints
+        Updates         p50 9ms and max 1.3s from a change to the kernel
+
+        FINDING  REASON
+        Error    ForwardingOff
+          net.ipv4.ip_forward is 0: the node does not forward IPv4 packets
+          fix: sysctl -w net.ipv4.ip_forward=1 on the node
+
+        FAMILY  PROGRAMMED  READ BACK  REPAIRS
+        IPv4    Yes         3m12s ago  0
+    "#]]
+    .assert_eq(&describe("node-a", vec![finding]));
+}
+
+#[test]
+fn a_node_that_fails() {
+    expect![[r#"
+        Node            node-c
+        State           Failing for 3m12s
+          5 objects are not applied as desired
+        Agent           0.1.0, nftables, 10.0.0.11:41234, last heard 1s ago
+        Zone            eu-west-1a
+        Addresses       10.0.0.11, fd00::11
+        Pod ranges      10.244.1.0/24, fd00:10:244:1::/64
+        Revision        applied 4711 of 4711, read back 3m12s ago
+        Holds           10000 Services, 20000 endpoints
+        Updates         p50 9ms and max 1.3s from a change to the kernel
+
+        FAMILY  PROGRAMMED  READ BACK  REPAIRS
+        IPv4    Yes         3m12s ago  0
+
+        FAILURE   OBJECT
+        Failed    shop/web:http/TCP (IPv4)
+          node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy);
+            stop it or choose another port
+        Degraded  shop/api:http/TCP (IPv4)
+          the kernel has no nft_fib: martian sources pass
+        Failed    shop/cart:http/TCP (IPv4)
+          node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy);
+            stop it or choose another port
+        Failed    shop/search:http/TCP (IPv4)
+          node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy);
+            stop it or choose another port
+        Failed    shop/login:http/TCP (IPv4)
+          node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy);
+            stop it or choose another port
+
+        Next
+          kpctl describe service shop/web
+    "#]]
+    .assert_eq(&describe("node-c", Vec::new()));
+}
+
+#[test]
+fn an_unknown_node_has_no_description() {
+    assert!(NodeDescriptionView::new(pb::Fleet::default()).is_none());
+}

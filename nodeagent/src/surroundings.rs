@@ -1,0 +1,356 @@
+//! What stands in the way of packets on the node, besides kplane's own rules: settings of the kernel, and rules of other
+//! programs.
+//!
+//! A task of its own looks at the node at the start and every ten seconds ([`watch`]). The engine only reads the
+//! latest facts, and puts what they mean into its report ([`findings`], pure).
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use kplane_dataplane::obstacles::DroppingChains;
+use kplane_dataplane::plan::NodeSettings;
+use kplane_model::{Cidr, Family, NodeFacts, Reason, Severity};
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+/// Interval between two looks.
+const INTERVAL: Duration = Duration::from_secs(10);
+/// Share of the connection tracking table that must be free, as a divisor.
+const FREE: u64 = 10;
+/// Maximum number of chains that a finding names.
+const NAMED: usize = 5;
+
+/// Facts of the node that decide about packets. Each is `None` if it cannot be read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Surroundings {
+    /// Whether the kernel forwards packets of each family.
+    pub forwarding: [Option<bool>; 2],
+    /// Chains of other programs that drop forwarded packets of each family unless a rule accepts them.
+    pub dropping: [Vec<String>; 2],
+    /// The strict reverse path filter is on for all interfaces.
+    pub strict_reverse_path: bool,
+    /// There are bridges, and their packets pass iptables' rules by, for each family.
+    pub bridges_pass_by: [bool; 2],
+    /// Entries of the connection tracking table, and their maximum.
+    pub conntrack: Option<(u64, u64)>,
+}
+
+impl Surroundings {
+    /// Looks at the network namespace of the calling thread; `root` is the root of the file system.
+    #[must_use]
+    pub fn look(root: &Path, chains: &mut DroppingChains) -> Self {
+        if let Err(error) = chains.refresh() {
+            tracing::debug!(%error, "cannot read the chains of nf_tables");
+        }
+        let number = |path: &str| -> Option<u64> {
+            let text = fs::read_to_string(root.join(path)).ok()?;
+            text.trim().parse().ok()
+        };
+        let is_on = |path| number(path).map(|value| value != 0);
+        let netfilter = "proc/sys/net/netfilter/nf_conntrack_";
+        let bridges = has_bridges(root);
+        let off = |path| bridges && is_on(path) == Some(false);
+        Self {
+            forwarding: [
+                is_on("proc/sys/net/ipv4/ip_forward"),
+                is_on("proc/sys/net/ipv6/conf/all/forwarding"),
+            ],
+            dropping: chains.names.clone(),
+            strict_reverse_path: number("proc/sys/net/ipv4/conf/all/rp_filter") == Some(1),
+            bridges_pass_by: [
+                off("proc/sys/net/bridge/bridge-nf-call-iptables"),
+                off("proc/sys/net/bridge/bridge-nf-call-ip6tables"),
+            ],
+            conntrack: number(&format!("{netfilter}count")).zip(number(&format!("{netfilter}max"))),
+        }
+    }
+}
+
+fn has_bridges(root: &Path) -> bool {
+    let links = fs::read_dir(root.join("sys/class/net"));
+    let mut links = links.into_iter().flatten().flatten();
+    links.any(|link| link.path().join("bridge").is_dir())
+}
+
+/// Something that stands in the way of packets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// The name.
+    pub code: Reason,
+    /// The severity.
+    pub severity: Severity,
+    /// The cause, and what clients see.
+    pub text: String,
+    /// What to do or to type.
+    pub fix: String,
+}
+
+/// Returns what the facts mean for a node that serves Services of these families. Allocates nothing if all is well.
+#[must_use]
+pub fn findings(
+    seen: &Surroundings,
+    node: Option<&NodeFacts>,
+    settings: &NodeSettings,
+    served: [bool; 2],
+) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for family in Family::ALL
+        .into_iter()
+        .filter(|family| served[*family as usize])
+    {
+        found.extend(forwarding(seen, family));
+        found.extend(dropping(seen, family));
+        found.extend(bridges(seen, family));
+        found.extend(node.and_then(|node| pod_range(node, settings, family)));
+    }
+    found.extend(conntrack(seen));
+    found.extend(reverse_path(seen, served));
+    found
+}
+
+fn finding(code: Reason, severity: Severity, text: String, fix: &str) -> Finding {
+    Finding {
+        code,
+        severity,
+        text,
+        fix: fix.to_owned(),
+    }
+}
+
+fn forwarding(seen: &Surroundings, family: Family) -> Option<Finding> {
+    let key = match family {
+        Family::V4 => "net.ipv4.ip_forward",
+        Family::V6 => "net.ipv6.conf.all.forwarding",
+    };
+    (seen.forwarding[family as usize] == Some(false)).then(|| {
+        let text = format!(
+            "{key} is 0: the node does not forward {family} packets, so Pods reach no endpoint on another node, and no \
+             client outside reaches a Pod"
+        );
+        let fix = format!("sysctl -w {key}=1 on the node, and a file in /etc/sysctl.d so that it stays");
+        finding(Reason::ForwardingOff, Severity::Error, text, &fix)
+    })
+}
+
+fn dropping(seen: &Surroundings, family: Family) -> Option<Finding> {
+    let chains = &seen.dropping[family as usize];
+    (!chains.is_empty()).then(|| {
+        let named: Vec<&str> = chains.iter().take(NAMED).map(String::as_str).collect();
+        let text = format!(
+            "{} has policy drop: packets to and from Pods are dropped unless a rule of that chain accepts them",
+            named.join(", ")
+        );
+        let fix = "nft list chain shows its rules; the CNI plugin must accept the Pods' ranges there, or: iptables -P \
+                   FORWARD ACCEPT";
+        finding(Reason::ForwardPolicyDrop, Severity::Warning, text, fix)
+    })
+}
+
+fn bridges(seen: &Surroundings, family: Family) -> Option<Finding> {
+    let key = match family {
+        Family::V4 => "net.bridge.bridge-nf-call-iptables",
+        Family::V6 => "net.bridge.bridge-nf-call-ip6tables",
+    };
+    seen.bridges_pass_by[family as usize].then(|| {
+        let text = format!(
+            "{key} is 0, and the node has bridges: if Pods are on a bridge, answers of an endpoint on the same bridge \
+             come back from a wrong address"
+        );
+        let fix = format!("sysctl -w {key}=1 on the node, unless the CNI plugin does without");
+        finding(Reason::BridgeNetfilterOff, Severity::Warning, text, &fix)
+    })
+}
+
+/// Returns a finding for a node whose Pods count as clients outside of the cluster.
+fn pod_range(node: &NodeFacts, settings: &NodeSettings, family: Family) -> Option<Finding> {
+    let of_family = |range: &&Cidr| range.family() == family;
+    let mut ranges = settings.cluster_cidrs.iter().filter(of_family).peekable();
+    ranges.peek()?;
+    let known: Vec<Cidr> = ranges.copied().collect();
+    let mut own = node.pod_cidrs.iter().filter(of_family);
+    let outside = own.find(|own| !known.iter().any(|range| range.covers(**own)))?;
+    let known: Vec<String> = known.iter().map(ToString::to_string).collect();
+    let text = format!(
+        "the node's range of Pods {outside} is not within clusterCIDR {}: its Pods count as clients outside of the \
+         cluster, and their packets to ClusterIPs are masqueraded",
+        known.join(", ")
+    );
+    let fix = "correct clusterCIDR in the agents' configuration";
+    Some(finding(
+        Reason::PodRangeNotCovered,
+        Severity::Warning,
+        text,
+        fix,
+    ))
+}
+
+fn conntrack(seen: &Surroundings) -> Option<Finding> {
+    let (count, max) = seen.conntrack?;
+    (max > 0 && count >= max - max / FREE).then(|| {
+        let text = format!(
+            "the connection tracking table has {count} of {max} entries: when it is full, the kernel drops new connections"
+        );
+        let fix = "raise conntrack.maxPerCore or conntrack.min in the agents' configuration; conntrack -L shows what fills it";
+        finding(Reason::ConntrackFull, Severity::Error, text, fix)
+    })
+}
+
+fn reverse_path(seen: &Surroundings, served: [bool; 2]) -> Option<Finding> {
+    (seen.strict_reverse_path && served[0]).then(|| {
+        let text = "net.ipv4.conf.all.rp_filter is 1: packets are dropped whose answers would leave by another \
+                    interface, as with several uplinks or some CNI plugins";
+        let fix = "if packets are lost: sysctl -w net.ipv4.conf.all.rp_filter=2 on the node";
+        finding(Reason::ReversePathFilter, Severity::Info, text.to_owned(), fix)
+    })
+}
+
+/// Creates a task that looks at the node, and the receiver of what it sees.
+pub fn watch() -> (watch::Receiver<Surroundings>, impl Future<Output = ()>) {
+    let (sender, receiver) = watch::channel(Surroundings::default());
+    let task = async move {
+        let mut chains = DroppingChains::default();
+        while !sender.is_closed() {
+            let mut last = std::mem::take(&mut chains);
+            let look = move || (Surroundings::look(Path::new("/"), &mut last), last);
+            if let Ok((seen, read)) = tokio::task::spawn_blocking(look).await {
+                chains = read;
+                // The number of connections alone is no news.
+                sender.send_if_modified(|known| {
+                    let is_new = seen != *known && means_more(known, &seen);
+                    *known = seen;
+                    is_new
+                });
+            }
+            sleep(INTERVAL).await;
+        }
+    };
+    (receiver, task)
+}
+
+/// Returns whether two looks differ in more than the number of connections.
+fn means_more(before: &Surroundings, after: &Surroundings) -> bool {
+    conntrack(before).is_some() != conntrack(after).is_some()
+        || Surroundings {
+            conntrack: None,
+            ..before.clone()
+        } != Surroundings {
+            conntrack: None,
+            ..after.clone()
+        }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a healthy node shows.
+    fn healthy() -> Surroundings {
+        Surroundings {
+            forwarding: [Some(true), Some(false)],
+            conntrack: Some((100, 1_000)),
+            ..Surroundings::default()
+        }
+    }
+
+    fn codes(seen: &Surroundings, served: [bool; 2]) -> Vec<Reason> {
+        let settings = NodeSettings {
+            cluster_cidrs: vec!["10.244.0.0/16".parse().unwrap()],
+            ..NodeSettings::default()
+        };
+        let node = NodeFacts {
+            pod_cidrs: vec![
+                "10.244.1.0/24".parse().unwrap(),
+                "fd00::/64".parse().unwrap(),
+            ],
+            ..NodeFacts::default()
+        };
+        let found = findings(seen, Some(&node), &settings, served);
+        found.iter().map(|finding| finding.code).collect()
+    }
+
+    #[test]
+    fn a_healthy_node_has_none_and_a_family_that_is_not_served_does_not_count() {
+        assert_eq!(codes(&healthy(), [true, false]), []);
+        assert_eq!(codes(&healthy(), [true, true]), [Reason::ForwardingOff]);
+        assert_eq!(codes(&Surroundings::default(), [true, true]), []);
+    }
+
+    #[test]
+    fn each_obstacle_is_named() {
+        let cases = [
+            (
+                Surroundings {
+                    forwarding: [Some(false), None],
+                    ..healthy()
+                },
+                Reason::ForwardingOff,
+            ),
+            (
+                Surroundings {
+                    dropping: [vec!["ip filter FORWARD".to_owned()], vec![]],
+                    ..healthy()
+                },
+                Reason::ForwardPolicyDrop,
+            ),
+            (
+                Surroundings {
+                    strict_reverse_path: true,
+                    ..healthy()
+                },
+                Reason::ReversePathFilter,
+            ),
+            (
+                Surroundings {
+                    bridges_pass_by: [true, false],
+                    ..healthy()
+                },
+                Reason::BridgeNetfilterOff,
+            ),
+            (
+                Surroundings {
+                    conntrack: Some((900, 1_000)),
+                    ..healthy()
+                },
+                Reason::ConntrackFull,
+            ),
+        ];
+        for (seen, expected) in cases {
+            assert_eq!(codes(&seen, [true, false]), [expected]);
+        }
+    }
+
+    #[test]
+    fn a_range_outside_of_the_clusters_is_named() {
+        let settings = NodeSettings {
+            cluster_cidrs: vec!["10.200.0.0/16".parse().unwrap()],
+            ..NodeSettings::default()
+        };
+        let node = NodeFacts {
+            pod_cidrs: vec!["10.244.1.0/24".parse().unwrap()],
+            ..NodeFacts::default()
+        };
+        let found = findings(&healthy(), Some(&node), &settings, [true, false]);
+        assert_eq!(found[0].code, Reason::PodRangeNotCovered);
+        assert!(found[0].text.contains("10.244.1.0/24"), "{}", found[0].text);
+        let unknown = NodeSettings::default();
+        assert_eq!(
+            findings(&healthy(), Some(&node), &unknown, [true, false]),
+            []
+        );
+    }
+
+    #[test]
+    fn connections_that_come_and_go_are_no_news() {
+        let more = Surroundings {
+            conntrack: Some((200, 1_000)),
+            ..healthy()
+        };
+        let full = Surroundings {
+            conntrack: Some((950, 1_000)),
+            ..healthy()
+        };
+        assert!(!means_more(&healthy(), &more));
+        assert!(means_more(&healthy(), &full));
+    }
+}
