@@ -1,7 +1,7 @@
 //! What stands in the way of packets on the node, besides kplane's own rules: settings of the kernel, and rules of other
 //! programs.
 //!
-//! A task of its own looks at the node at the start and every ten seconds ([`watch`]). The engine only reads the
+//! A task of its own examines the node at the start and every ten seconds ([`watch`]). The engine only reads the
 //! latest facts, and puts what they mean into its report ([`findings`], pure).
 
 use std::fs;
@@ -37,7 +37,7 @@ pub struct Surroundings {
 }
 
 impl Surroundings {
-    /// Looks at the network namespace of the calling thread; `root` is the root of the file system.
+    /// Examines the network namespace of the calling thread; `root` is the root of the file system.
     #[must_use]
     pub fn look(root: &Path, chains: &mut DroppingChains) -> Self {
         if let Err(error) = chains.refresh() {
@@ -205,7 +205,7 @@ fn reverse_path(seen: &Surroundings, served: [bool; 2]) -> Option<Finding> {
     })
 }
 
-/// Creates a task that looks at the node, and the receiver of what it sees.
+/// Creates a task that examines the node, and the receiver of what it sees.
 pub fn watch() -> (watch::Receiver<Surroundings>, impl Future<Output = ()>) {
     let (sender, receiver) = watch::channel(Surroundings::default());
     let task = async move {
