@@ -4,6 +4,7 @@
 pub(crate) mod before;
 pub(crate) mod cluster;
 pub(crate) mod fleet;
+pub(crate) mod nodes;
 
 use serde::{Deserialize, Serialize};
 

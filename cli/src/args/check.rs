@@ -1,8 +1,11 @@
 //! The arguments of `kpctl check`.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use super::migrate::TargetArgs;
+use super::parse_timeout;
+use super::uninstall::IMAGE;
 
 /// Options of the checks.
 #[derive(Clone, Debug, clap::Args)]
@@ -13,6 +16,21 @@ pub(crate) struct CheckArgs {
     /// With --pre: check the kernel of this machine as well, with the program kp-nodeagent
     #[arg(long, requires = "pre")]
     pub(crate) local: bool,
+    /// With --pre: check every node, by a Pod on each that is removed afterwards
+    #[arg(long, requires = "pre", conflicts_with = "local")]
+    pub(crate) nodes: bool,
+    /// With --nodes: the agent's image; that with iptables, if agents shall have a mode that needs it
+    #[arg(long, value_name = "IMAGE", requires = "nodes", default_value = IMAGE)]
+    pub(crate) image: String,
+    /// With --nodes: longest time to wait for the Pods of 50 nodes
+    #[arg(
+        long,
+        value_name = "DURATION",
+        requires = "nodes",
+        default_value = "60s"
+    )]
+    #[arg(value_parser = parse_timeout)]
+    pub(crate) node_timeout: Duration,
     /// With --local: the program [default: kp-nodeagent beside kpctl, or else in PATH]
     #[arg(long, value_name = "PROGRAM", requires = "local")]
     pub(crate) agent: Option<PathBuf>,

@@ -1,6 +1,7 @@
 //! `kpctl check`: whether all is well, and if not, what to type next.
 
 mod before;
+mod nodes;
 
 use super::migrate::Cluster;
 use super::{Verdict, show};

@@ -42,7 +42,12 @@ pub(crate) enum Program {
 
 /// Returns the name of a node's cleanup pod.
 pub(crate) fn name(node: &str) -> String {
-    let name = format!("kplane-cleanup-{}", node.replace('.', "-"));
+    pod_name("kplane-cleanup", node)
+}
+
+/// Returns the name of a node's pod for a task.
+pub(crate) fn pod_name(task: &str, node: &str) -> String {
+    let name = format!("{task}-{}", node.replace('.', "-"));
     if name.len() <= MAX_NAME && !node.contains('.') {
         return name;
     }

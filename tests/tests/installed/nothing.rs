@@ -7,7 +7,9 @@ use kplane_tests::real::{Proxy, RealCluster};
 use kplane_tests::wait::eventually;
 use serde_json::json;
 
-use crate::support::{DEADLINE, NAMESPACE, chart, cluster, helm_of, traffic, unharmed, verified};
+use crate::support::{
+    DEADLINE, NAMESPACE, chart, cluster, helm_of, kpctl, traffic, unharmed, verified,
+};
 
 const NODES: [&str; 2] = ["node-1", "node-2"];
 const TAINT: &str = "kplane.io/not-ready";
@@ -24,6 +26,7 @@ pub(crate) fn from_nothing_to_all_nodes_verified_and_off_again() -> Result<()> {
         let spec = json!({ "spec": { "taints": [taint] } });
         cluster.api().patch("Node", node, &spec)?;
     }
+    checked(&cluster)?;
     let since = Instant::now();
     chart(&cluster, "install", &SETTINGS)?;
     verified(&cluster, &NODES)?;
@@ -56,6 +59,30 @@ pub(crate) fn from_nothing_to_all_nodes_verified_and_off_again() -> Result<()> {
     unharmed(&load)?;
     drop(load);
     removed(&cluster)
+}
+
+/// A Pod on each node checks it before anything is installed, and goes.
+fn checked(cluster: &RealCluster) -> Result<()> {
+    let since = Instant::now();
+    let args = ["check", "--pre", "--nodes", "-o", "json"];
+    let text = kpctl(cluster, &args).or_else(|error| match error.to_string() {
+        // Exit code 1: without a Service proxy some checks fail.
+        text if text.contains("\"checks\"") => Ok(text),
+        _ => Err(error),
+    })?;
+    for expected in [
+        "2 of 2 nodes were checked",
+        "works on this kernel (all 2 nodes)",
+    ] {
+        ensure!(text.contains(expected), "no {expected:?}: {text}");
+    }
+    println!("`kpctl check --pre --nodes`: {:.1?}", since.elapsed());
+    let pods = cluster.api().list("Pod", Some("kube-system"))?;
+    let left = pods
+        .iter()
+        .any(|pod| pod.to_string().contains("kplane-check"));
+    ensure!(!left, "{pods:?}");
+    Ok(())
 }
 
 /// Waits until all pods are replaced, and all nodes verified.

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use tokio::task::spawn_blocking;
 
 use super::super::migrate::Cluster;
+use super::nodes;
 use crate::args::Cli;
 use crate::args::check::CheckArgs;
 use crate::check::Finding;
@@ -84,7 +85,18 @@ async fn of_cluster(
         }
     }
     let configuration = cluster.configuration().await?;
-    Ok((findings(&facts, &gathered, &namespace), configuration))
+    let mut found = findings(&facts, &gathered, &namespace);
+    if args.nodes {
+        found.extend(match nodes::run(&cluster, args).await {
+            Ok(findings) => findings,
+            Err(error) => vec![Finding::unknown(
+                "nodes",
+                error.to_string(),
+                "kubectl get pods --all-namespaces -l app.kubernetes.io/component=check",
+            )],
+        });
+    }
+    Ok((found, configuration))
 }
 
 /// Returns the program beside kpctl, or else the one in PATH.
