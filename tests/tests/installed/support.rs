@@ -1,5 +1,6 @@
 //! The programs and images, and an installation on a cluster.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -133,13 +134,27 @@ pub(crate) fn traffic(cluster: &RealCluster) -> Result<Load> {
     api.apply(&real::service("default", "web"))?;
     cluster.wait_for_pods("default", "app=client", 1)?;
     cluster.wait_for_pods("default", "app=web", 2)?;
-    let service = api.get("Service", "default/web")?.context("no Service")?;
-    let ip = *real::ips(&service).first().context("no ClusterIP")?;
-    eventually(DEADLINE, "the ClusterIP answers", || {
-        cluster.exec("default/client", &["/pod", "connect", &format!("{ip}:80")])
-    })?;
-    let probe = Probe::tcp((ip, 80).into());
+    load(cluster, "web")
+}
+
+/// Lets the client connect to a Service without a pause, beginning once the Service answers.
+pub(crate) fn load(cluster: &RealCluster, service: &str) -> Result<Load> {
+    let address = reached(cluster, "default/client", service)?;
+    let probe = Probe::tcp(address);
     Load::start(&cluster.pod_ns("default/client")?, probe, Pace::default())
+}
+
+/// Waits until a Pod reaches a Service, and returns the address and port.
+pub(crate) fn reached(cluster: &RealCluster, pod: &str, service: &str) -> Result<SocketAddr> {
+    let object = cluster
+        .api()
+        .get("Service", &format!("default/{service}"))?;
+    let ips = real::ips(&object.context("no Service")?);
+    let address = SocketAddr::new(*ips.first().context("no ClusterIP")?, 80);
+    eventually(DEADLINE, &format!("{service} answers {pod}"), || {
+        cluster.exec(pod, &["/pod", "connect", &address.to_string()])
+    })?;
+    Ok(address)
 }
 
 /// Wants all connections of the load to have been answered, and some more since the last look.
