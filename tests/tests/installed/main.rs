@@ -1,6 +1,8 @@
 //! The chart, installed by Helm on real clusters: kubelets, containers and Pods.
 
+mod flapping;
 mod gone;
+mod nodes;
 mod nothing;
 mod over;
 mod support;
