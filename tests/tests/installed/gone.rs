@@ -7,7 +7,8 @@ use kplane_tests::real::RealCluster;
 use kplane_tests::wait::eventually;
 use serde_json::Value;
 
-use crate::support::{DEADLINE, NAMESPACE, helm_of, kpctl};
+use crate::support::DEADLINE;
+use crate::typed::typed_with;
 
 /// Prints what a Service proxy may leave on a node, one a line: tables, chains and jumps to them, sets, devices with their
 /// addresses, files, programs. Devices of Pods come and go, and are left out.
@@ -89,16 +90,15 @@ pub(crate) fn seen(cluster: &RealCluster) -> Result<()> {
 
 /// Removes kplane in the documented way, and wants the cluster to be as it was.
 pub(crate) fn removed(cluster: &RealCluster, before: &Traces) -> Result<()> {
-    let said = kpctl(cluster, &["uninstall", "--yes"])?;
+    let said = typed_with(cluster, "kpctl uninstall", &["--yes"])?;
     for node in before.nodes.keys() {
         let line = format!("rules and cache of {node}");
         ensure!(said.contains(&line), "{said}");
     }
-    helm_of(
-        cluster,
-        &["uninstall", "kplane", "--namespace", NAMESPACE, "--wait"],
-    )?;
-    cluster.kubectl(&["delete", "namespace", NAMESPACE, "--timeout=2m"])?;
+    let uninstall = "helm uninstall kplane --namespace kplane";
+    typed_with(cluster, uninstall, &["--wait"])?;
+    let delete = "kubectl delete namespace kplane";
+    typed_with(cluster, delete, &["--timeout=2m"])?;
     eventually(DEADLINE, "nothing is left of kplane", || {
         let after = Traces::of(cluster)?;
         ensure!(after == *before, "before: {before:?}\nafter: {after:?}");

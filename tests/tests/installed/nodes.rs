@@ -6,12 +6,16 @@ use kplane_tests::real::{self, RealCluster};
 use kplane_tests::wait::eventually;
 
 use crate::support::{DEADLINE, nodes, reached, rolled, unharmed, verified};
+use crate::typed::typed;
 
-/// Pods move away from a node that is drained, among them a control plane. The agent stays and goes on.
+const BOTH: [&str; 2] = ["node-1", "node-2"];
+
+/// Pods move away from a node that is drained, among them a control plane. The agent stays and goes on. A reboot takes
+/// the kernel's rules along, and the agent writes them anew.
 pub(crate) fn drained(cluster: &RealCluster, load: &Load) -> Result<()> {
-    cluster.kubectl(&["drain", "node-2", "--ignore-daemonsets", "--timeout=2m"])?;
+    typed(cluster, "kubectl drain node-2 --ignore-daemonsets")?;
     cluster.wait_for_pods("default", "app=web", 2)?;
-    verified(cluster, &["node-1", "node-2"])?;
+    verified(cluster, &BOTH)?;
     let pods = cluster.kubectl(&["get", "pods", "-A", "-o", "wide"])?;
     let there = pods.lines().filter(|line| line.contains("node-2"));
     let there: Vec<&str> = there.collect();
@@ -20,9 +24,25 @@ pub(crate) fn drained(cluster: &RealCluster, load: &Load) -> Result<()> {
         "{pods}"
     );
     unharmed(load)?;
-    cluster.kubectl(&["uncordon", "node-2"])?;
+    rebooted(cluster).context("the reboot")?;
+    unharmed(load).context("rebooted")?;
+    typed(cluster, "kubectl uncordon node-2")?;
     rolled(cluster)?;
     unharmed(load).context("uncordoned")
+}
+
+/// Reboots node-2. Its kernel has nothing of before, and all of kplane's rules.
+fn rebooted(cluster: &RealCluster) -> Result<()> {
+    let node = cluster.node("node-2")?;
+    node.exec("nft", &["add", "table", "inet", "before-the-reboot"])?;
+    cluster.reboot("node-2")?;
+    eventually(DEADLINE, "the agent has written its rules", || {
+        let tables = node.exec("nft", &["list", "tables"])?;
+        ensure!(!tables.contains("before-the-reboot"), "{tables}");
+        ensure!(tables.contains("kplane"), "{tables}");
+        Ok(())
+    })?;
+    verified(cluster, &BOTH)
 }
 
 /// A node that joins is served without anything to do. One that is deleted harms nobody, and is not verified any more: the
@@ -41,7 +61,7 @@ pub(crate) fn come_and_gone(cluster: &RealCluster, load: &Load) -> Result<()> {
         let nodes = nodes(cluster)?;
         let good = nodes.iter().filter(|node| node["state"] == "InSync");
         let good: Vec<_> = good.filter_map(|node| node["name"].as_str()).collect();
-        ensure!(good == ["node-1", "node-2"], "{nodes:?}");
+        ensure!(good == BOTH, "{nodes:?}");
         Ok(())
     })?;
     unharmed(load).context("a node less")
@@ -67,7 +87,7 @@ pub(crate) fn lost_and_back(cluster: &RealCluster, load: &Load) -> Result<()> {
     })?;
     unharmed(load).context("kpctl names the node")?;
     cluster.start_node("node-2")?;
-    verified(cluster, &["node-1", "node-2"])?;
+    verified(cluster, &BOTH)?;
     cluster.wait_for_pods("default", "app=far", 1)?;
     reached(cluster, "default/far", "late").context("from the node that is back")?;
     rolled(cluster)?;
