@@ -76,6 +76,11 @@ fn joined(text: &str) -> String {
 fn blocks_without_a_mark_have_commands() {
     let text = "Type:\n\n    helm install \\\n      one    # soon\n\n    kpctl check\n\n\
         1. First:\n\n       kpctl why\n\n<!-- not run by a test: no cloud here -->\n\n    cloud delete\n\nThen:\n\n    kpctl status\n";
-    let expected = ["helm install one", "kpctl check", "kpctl why", "kpctl status"];
+    let expected = [
+        "helm install one",
+        "kpctl check",
+        "kpctl why",
+        "kpctl status",
+    ];
     assert_eq!(commands(text), expected);
 }
