@@ -35,4 +35,5 @@ pub mod source;
 pub mod tainted;
 pub mod taints;
 pub mod trust;
+pub mod traffic;
 mod wire;

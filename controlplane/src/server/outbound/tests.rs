@@ -67,7 +67,7 @@ impl Stream {
         postman.open(pb::Welcome::default(), updates, 1);
         Self {
             postman: Some(postman),
-            outbound: Outbound::new(mailbox).0,
+            outbound: Outbound::new(mailbox, Arc::clone(&hub.traffic)).0,
             session,
         }
     }
