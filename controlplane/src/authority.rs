@@ -171,10 +171,7 @@ impl Authority {
     }
 
     /// Returns the configurations of the ports, and of connections to other replicas, and the end of their certificate.
-    fn configs(
-        &self,
-        serving: &Serving,
-    ) -> Result<Configs, AuthorityError> {
+    fn configs(&self, serving: &Serving) -> Result<Configs, AuthorityError> {
         // Only replicas can have a certificate of their own authority as clients.
         let bundle = serving.papers.bundle();
         let pems = ServerPems {

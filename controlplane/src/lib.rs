@@ -34,6 +34,6 @@ pub mod snapshots;
 pub mod source;
 pub mod tainted;
 pub mod taints;
-pub mod trust;
 pub mod traffic;
+pub mod trust;
 mod wire;

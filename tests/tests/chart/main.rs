@@ -2,6 +2,7 @@
 //! suite `cluster`.
 
 mod flags;
+mod monitoring;
 mod rendered;
 mod values;
 
