@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::{Rendering, renderings};
 
 /// Returns the program of each container and its arguments.
-fn containers(objects: &[Value]) -> Vec<(String, Vec<String>)> {
+pub(super) fn containers(objects: &[Value]) -> Vec<(String, Vec<String>)> {
     let pods = objects
         .iter()
         .map(|object| &object["spec"]["template"]["spec"]);

@@ -4,6 +4,7 @@
 mod flags;
 mod monitoring;
 mod rendered;
+mod settings;
 mod values;
 
 use std::sync::OnceLock;

@@ -49,7 +49,8 @@ pub(super) fn names(expr: &str) -> Names {
                     .grouped
                     .extend(labels.filter(|label| !label.is_empty()));
                 rest = behind;
-            } else if !rest.starts_with('(') && !OPERATORS.contains(&word) {
+            } else if !rest.starts_with('(') && !is_aggregation(rest) && !OPERATORS.contains(&word)
+            {
                 let (matchers, behind) = matchers(rest);
                 let name = word.to_owned();
                 names.selectors.push(Selector { name, matchers });
@@ -60,6 +61,14 @@ pub(super) fn names(expr: &str) -> Names {
         }
     }
     names
+}
+
+/// Returns whether the word before a text is an aggregation: `sum by (..)`.
+fn is_aggregation(behind: &str) -> bool {
+    let mut parts = behind.splitn(2, |c| !is_part(c));
+    parts
+        .next()
+        .is_some_and(|word| word == "by" || word == "without")
 }
 
 fn is_part(c: char) -> bool {
