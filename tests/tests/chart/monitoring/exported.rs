@@ -129,7 +129,8 @@ impl Exported {
                 );
             }
         }
-        let unknown: Vec<_> = names.grouped.iter().filter(|l| !all.contains(*l)).collect();
+        let listed = names.grouped.iter().chain(&names.joined);
+        let unknown: Vec<_> = listed.filter(|label| !all.contains(*label)).collect();
         ensure!(unknown.is_empty(), "{expr}: no series has {unknown:?}");
         if names.grouped.is_empty() {
             return Ok(all);

@@ -12,8 +12,10 @@ pub(super) struct Selector {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Names {
     pub(super) selectors: Vec<Selector>,
-    /// Labels in `by (..)`, `on (..)` and the like.
+    /// Labels in `by (..)`, which the result has.
     pub(super) grouped: Vec<String>,
+    /// Labels in `on (..)` and the like.
+    pub(super) joined: Vec<String>,
 }
 
 /// Words that take a list of labels.
@@ -45,9 +47,11 @@ pub(super) fn names(expr: &str) -> Names {
             if GROUPING.contains(&word) && rest.starts_with('(') {
                 let (labels, behind) = rest[1..].split_once(')').unwrap_or_default();
                 let labels = labels.split(',').map(|label| label.trim().to_owned());
-                names
-                    .grouped
-                    .extend(labels.filter(|label| !label.is_empty()));
+                let into = match word {
+                    "by" => &mut names.grouped,
+                    _ => &mut names.joined,
+                };
+                into.extend(labels.filter(|label| !label.is_empty()));
                 rest = behind;
             } else if !rest.starts_with('(') && !is_aggregation(rest) && !OPERATORS.contains(&word)
             {
@@ -104,7 +108,8 @@ fn names_are_told_from_functions_labels_and_numbers() {
          and on (instance) f:g unless time() - h{i=\"$k\"} offset 5m",
     );
     let text = |values: &[&str]| values.iter().map(ToString::to_string).collect::<Vec<_>>();
-    assert_eq!(names.grouped, ["le", "job", "instance"]);
+    assert_eq!(names.grouped, ["le", "job"]);
+    assert_eq!(names.joined, ["instance"]);
     let found: Vec<_> = names.selectors.iter().map(|s| &*s.name).collect();
     assert_eq!(found, ["a_bucket", "f:g", "h"]);
     assert_eq!(
