@@ -63,7 +63,7 @@ impl Plane {
         )?;
         gauge(
             "kplane_controlplane_endpoints",
-            "Endpoints of all served ports, by family",
+            "Endpoints of all served ports, counted for each family",
             summary.totals.endpoints as f64,
         )?;
         gauge(

@@ -5,6 +5,7 @@ mod cases;
 mod dashboards;
 mod exported;
 mod query;
+mod reference;
 
 use std::fs;
 

@@ -57,9 +57,20 @@ users: [{name: none, user: {}}]
 /// The values of each label of a series.
 type Labels = BTreeMap<String, BTreeSet<String>>;
 
-/// Names of series, and their labels.
+/// Names of series and their labels, and what the programs say about them.
 #[derive(Debug, Default)]
-pub(super) struct Exported(BTreeMap<String, Labels>);
+pub(super) struct Exported {
+    series: BTreeMap<String, Labels>,
+    families: BTreeMap<String, Family>,
+}
+
+/// A metric.
+#[derive(Debug, Default)]
+pub(super) struct Family {
+    pub(super) kind: String,
+    pub(super) help: String,
+    pub(super) labels: BTreeSet<String>,
+}
 
 impl Exported {
     /// Returns what the programs export, and what the rules record.
@@ -73,10 +84,10 @@ impl Exported {
             for text in runtime.block_on(fleet(folder.path()))? {
                 all.add(&text);
             }
-            all.0
+            all.series
                 .retain(|name, _| PREFIXES.iter().any(|prefix| name.starts_with(prefix)));
             for rule in rules()?.into_iter().filter(|rule| !rule.record.is_empty()) {
-                all.0.entry(rule.record).or_default();
+                all.series.entry(rule.record).or_default();
             }
             Ok(all)
         });
@@ -85,23 +96,40 @@ impl Exported {
 
     /// Adds the series of a program.
     fn add(&mut self, text: &str) {
+        let (mut name, mut help) = ("", "");
         for line in text.lines() {
-            if let Some(rest) = line.strip_prefix("# TYPE ") {
+            if let Some(rest) = line.strip_prefix("# HELP ") {
+                help = rest.split_once(' ').unwrap_or_default().1;
+            } else if let Some(rest) = line.strip_prefix("# TYPE ") {
+                let kind;
+                (name, kind) = rest.split_once(' ').unwrap_or_default();
                 // Some series appear only when there is something to count.
-                let name = rest.split(' ').next().unwrap_or_default();
-                self.0.entry(name.to_owned()).or_default();
-            } else if let Some((name, rest)) = line.split_once('{') {
-                let labels = self.0.entry(name.to_owned()).or_default();
-                let pairs = rest.split_once('}').unwrap_or_default().0;
-                for pair in pairs.split(',') {
-                    let (label, value) = pair.split_once('=').unwrap_or_default();
-                    let values = labels.entry(label.to_owned()).or_default();
-                    values.insert(value.trim_matches('"').to_owned());
-                }
-            } else if let Some((name, _)) = line.split_once(' ') {
-                self.0.entry(name.to_owned()).or_default();
+                self.series.entry(name.to_owned()).or_default();
+                let family = self.families.entry(name.to_owned()).or_default();
+                (family.kind, family.help) = (kind.to_owned(), help.to_owned());
+            } else {
+                self.add_series(name, line);
             }
         }
+    }
+
+    /// Adds a series of a metric.
+    fn add_series(&mut self, family: &str, line: &str) {
+        let (series, _) = line.rsplit_once(' ').unwrap_or_default();
+        let (name, pairs) = series.split_once('{').unwrap_or((series, ""));
+        let labels = self.series.entry(name.to_owned()).or_default();
+        let pairs = pairs.trim_end_matches('}').split(',');
+        for (label, value) in pairs.filter_map(|pair| pair.split_once('=')) {
+            let values = labels.entry(label.to_owned()).or_default();
+            values.insert(value.trim_matches('"').to_owned());
+            let family = self.families.entry(family.to_owned()).or_default();
+            family.labels.insert(label.to_owned());
+        }
+    }
+
+    /// Returns all metrics by name.
+    pub(super) fn families(&self) -> &BTreeMap<String, Family> {
+        &self.families
     }
 
     /// Returns the labels of all series that an expression names. Refuses names, labels and values that no program
@@ -112,7 +140,7 @@ impl Exported {
         let mut all: BTreeSet<String> = OF_TARGETS.map(str::to_owned).into();
         for selector in &names.selectors {
             let name = &selector.name;
-            let labels = self.0.get(name);
+            let labels = self.series.get(name);
             let labels = labels.with_context(|| format!("no program exports {name}"))?;
             all.extend(labels.keys().cloned());
             for (label, values) in &selector.matchers {
