@@ -202,10 +202,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     );
     let http_addr = http.as_ref().and_then(|http| http.local_addr().ok());
     if let Some(http) = http {
-        let own = Own {
-            api,
-            tls: tls.clone(),
-        };
+        let own = Own::new(api, tls.clone());
         let admin = Admin::new(Arc::clone(&hub), Arc::clone(&gate), doors, own);
         tasks.spawn(until(
             admin.serve(http, tls.filter(|_| config.http_tls)),

@@ -96,13 +96,6 @@ async fn ready_once_every_kind_is_listed_and_for_ever_after() {
         "kplane_controlplane_change_hop_duration_seconds_bucket{le=\"0.001\",hop=\"kernel\"} 0",
         "kplane_controlplane_source_synced{kind=\"Service\"} 1",
         "kplane_controlplane_source_lists_total{kind=\"Service\"} 0",
-        "kplane_controlplane_sent_bytes_total{kind=\"snapshot\"} 0",
-        "kplane_controlplane_events_total{result=\"written\"} 0",
-        concat!(
-            "kplane_controlplane_build_info{version=\"",
-            env!("CARGO_PKG_VERSION"),
-            "\",source=\"test\"} 1"
-        ),
         "# TYPE kplane_controlplane_source_failures_total counter",
         "# TYPE kplane_controlplane_upstream_age_seconds gauge",
         "kplane_controlplane_connections{port=\"http\"} 1",
@@ -230,4 +223,21 @@ async fn an_agent_lags_until_its_kernel_holds_what_it_must_hold() {
     drop(session);
     assert_eq!(value(address, "kplane_controlplane_streams").await, 0.0);
     assert_eq!(nodes().await, 0.0, "nobody knows what its kernel holds");
+}
+
+#[tokio::test]
+async fn metrics_of_work_are_there_before_any_work() {
+    let (_sink, _hub, address) = served().await;
+    let metrics = get(address, "/metrics").await.unwrap().body;
+    let version = env!("CARGO_PKG_VERSION");
+    let build =
+        format!("kplane_controlplane_build_info{{version=\"{version}\",source=\"test\"}} 1");
+    for line in [
+        "kplane_controlplane_sent_messages_total{kind=\"update\"} 0",
+        "kplane_controlplane_sent_bytes_total{kind=\"snapshot\"} 0",
+        "kplane_controlplane_events_total{result=\"written\"} 0",
+        &build,
+    ] {
+        assert!(metrics.lines().any(|l| l == line), "{line}\n{metrics}");
+    }
 }

@@ -18,9 +18,16 @@ const ALONE: &Labels<'_> = &[];
 #[derive(Clone, Default)]
 pub(crate) struct Own {
     /// The connection to the API server, if there is one.
-    pub(crate) api: Option<Arc<Api>>,
+    api: Option<Arc<Api>>,
     /// The configuration of TLS on the ports, if they have any.
-    pub(crate) tls: Option<Secured>,
+    tls: Option<Secured>,
+}
+
+impl Own {
+    /// Creates them from the connection to the API server and the configuration of TLS, if there are any.
+    pub(crate) fn new(api: Option<Arc<Api>>, tls: Option<Secured>) -> Self {
+        Self { api, tls }
+    }
 }
 
 /// Metrics of work, read at each scrape.
