@@ -2,7 +2,9 @@
 //! suite `cluster`.
 
 mod flags;
+mod monitoring;
 mod rendered;
+mod settings;
 mod values;
 
 use std::sync::OnceLock;

@@ -9,8 +9,10 @@ use anyhow::{Result, bail};
 
 pub(crate) mod build;
 mod helm;
+mod promtool;
 
 pub use helm::helm;
+pub use promtool::promtool;
 
 use build::{Build, Recipe, STRIP, cache, module, version};
 
