@@ -128,7 +128,6 @@ impl Versions {
             "Kubernetes {kubernetes}, etcd {etcd}: 4 to 7 minutes the first time, then never again"
         )
     }
-
 }
 
 /// Returns the linker flags with the version of Kubernetes. Without them the programs call themselves
@@ -155,6 +154,10 @@ mod tests {
             etcd: "v3.6.8".to_owned(),
         };
         assert_eq!(versions.folder(), "etcd-3.6.8-kubernetes-1.36.3");
-        assert!(ld_flags(&versions.kubernetes).unwrap().contains("gitMinor=36"));
+        assert!(
+            ld_flags(&versions.kubernetes)
+                .unwrap()
+                .contains("gitMinor=36")
+        );
     }
 }

@@ -285,7 +285,10 @@ fn is_healthy(at: SocketAddr) -> bool {
 fn asked(at: SocketAddr) -> Result<()> {
     let mut stream = TcpStream::connect_timeout(&at, ANSWER)?;
     stream.set_read_timeout(Some(ANSWER))?;
-    write!(stream, "GET / HTTP/1.1\r\nHost: {at}\r\nConnection: close\r\n\r\n")?;
+    write!(
+        stream,
+        "GET / HTTP/1.1\r\nHost: {at}\r\nConnection: close\r\n\r\n"
+    )?;
     let mut start = [0; 12];
     stream.read_exact(&mut start)?;
     ensure!(start == *b"HTTP/1.1 200", "{}", start.escape_ascii());
