@@ -55,7 +55,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(2..=9))]
     nodes: u8,
     /// Specs that run at a time
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = 6)]
     procs: u8,
     /// Run only the specs whose name matches this regular expression, and change neither results nor page
     #[arg(long)]

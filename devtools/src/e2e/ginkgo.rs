@@ -96,10 +96,11 @@ impl Ginkgo<'_> {
         let file = File::create(log).with_context(|| format!("create {}", log.display()))?;
         let kubeconfig = self.cluster.kubeconfig();
         let kubeconfig = kubeconfig.display();
-        // The tests end with this process.
+        // All of the tests' processes end with this one, even if this one is killed.
         let mut command = self.cluster.command("setpriv");
         command
-            .args(["--pdeathsig", "TERM", "--"])
+            .args(["--pdeathsig", "KILL", "--", "unshare"])
+            .args(["--pid", "--mount-proc", "--fork", "--kill-child", "--"])
             .arg(self.tests.ginkgo())
             .args(["run", "--no-color", "--keep-going", "--timeout", LONGEST])
             .arg(format!("--procs={procs}"))
