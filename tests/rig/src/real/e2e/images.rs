@@ -71,7 +71,9 @@ fn image(name: &str, tests: &Programs, nodes: &NodePrograms) -> Result<Option<Im
     }
     let last = path.rsplit('/').next().unwrap_or_default();
     Ok(Some(match last {
-        "agnhost" => agnhost(name, &["/agnhost"], tests)?.arguments(&["pause"]),
+        "agnhost" => agnhost(name, &["/agnhost"], tests)?
+            .arguments(&["pause"])
+            .copy("coredns", &nodes.coredns()),
         // Kubernetes' tests want a web server that becomes ready.
         "nginx" => agnhost(name, &["/agnhost", "netexec", "--http-port=80"], tests)?,
         "busybox" => with_busybox(Image::new(name, &[]))?
