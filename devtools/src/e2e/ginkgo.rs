@@ -15,7 +15,7 @@ use super::specs::Selection;
 
 /// Longest time of a run.
 const LONGEST: &str = "90m";
-/// The pause between two looks at the log.
+/// The interval at which the log is read.
 const PAUSE: Duration = Duration::from_secs(1);
 const REPORT: &str = "report.json";
 /// What Ginkgo prints when a spec has run.

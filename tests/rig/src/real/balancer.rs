@@ -30,7 +30,7 @@ const ADDRESSES: [&str; 2] = ["172.31.78.", "fd31::78:"];
 const CLIENTS: [&str; 2] = ["172.31.79.1", "fd31::79:1"];
 /// What nodes route to the control plane's host: the two above.
 const RANGES: [&str; 2] = ["172.31.78.0/23", "fd31::/96"];
-/// The pause between two looks at all Services.
+/// The interval at which all Services are listed.
 const PAUSE: Duration = Duration::from_millis(500);
 /// Longest wait for a node's health check.
 const ANSWER: Duration = Duration::from_secs(1);
