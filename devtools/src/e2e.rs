@@ -40,6 +40,7 @@ Examples:
   cargo xtask test e2e                                        both proxies in both modes, and the page
   cargo xtask test e2e --proxy kplane --mode nftables
   cargo xtask test e2e --proxy kplane --mode nftables --focus 'Services should be rejected'
+  cargo xtask test e2e --again                                only what failed the last time, one spec at a time
   cargo xtask test e2e --page                                 only write the page from committed results")]
 pub(crate) struct Args {
     /// A proxy to test; may be given more than once [default: both]
@@ -60,6 +61,9 @@ pub(crate) struct Args {
     /// Run only the specs whose name matches this regular expression, and change neither results nor page
     #[arg(long)]
     focus: Option<String>,
+    /// Run only the specs that failed in the committed results, one at a time, and update the results
+    #[arg(long, conflicts_with = "focus")]
+    again: bool,
     /// Run nothing, and write the page from the committed results
     #[arg(long)]
     page: bool,
@@ -106,7 +110,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         userns::isolate()?;
         let mut failed = false;
         for (name, mode) in wanted(args) {
-            let run = stage.run(name, mode)?;
+            let run = if args.again {
+                stage.again(name, mode)?
+            } else {
+                Some(stage.run(name, mode)?)
+            };
+            let Some(run) = run else { continue };
             println!("{}", run.summary());
             failed |= run.specs.iter().any(|spec| spec.outcome == Outcome::Failed);
             if args.focus.is_none() {
@@ -184,17 +193,61 @@ fn is_there(program: &str) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
+fn today() -> Result<String> {
+    let mut date = Command::new("date");
+    date.args(["-u", "+%F"]);
+    Ok(output(date)?.trim().to_owned())
+}
+
 impl Stage<'_> {
     /// Runs all tests on a cluster of its own.
     fn run(&self, name: Name, mode: Mode) -> Result<Run> {
         let args = self.args;
-        let families = if args.dual_stack {
-            report::DUAL_STACK
-        } else {
-            report::IPV4
+        let (cluster, _balancer) = self.cluster(name, mode)?;
+        let folder = self.logs(name, mode);
+        let ginkgo = self.ginkgo(&cluster, &folder);
+        let mut killed = None;
+        let half_way = || {
+            if name == Name::Kplane {
+                killed = Some(install::kill_replica(&cluster)?);
+            }
+            Ok(())
         };
+        let selection = specs::Selection::new(args.focus.as_deref(), args.dual_stack);
         let began = Instant::now();
-        println!("== {} {mode} {families}", name.text());
+        let mut specs = ginkgo.run("all", &selection, args.procs, half_way)?;
+        let took = began.elapsed();
+        ginkgo.again_alone(&mut specs)?;
+        Ok(Run {
+            proxy: name.text().to_owned(),
+            mode: mode.to_string(),
+            families: self.families().to_owned(),
+            facts: self.facts(took.as_secs(), killed)?,
+            specs,
+        })
+    }
+
+    /// Runs only the specs that failed in the committed results; `None` without such specs.
+    fn again(&self, name: Name, mode: Mode) -> Result<Option<Run>> {
+        let runs = report::load(&self.root.join(RESULTS))?;
+        let families = self.families();
+        let found = runs.into_iter().find(|run| {
+            run.proxy == name.text() && run.mode == mode.to_string() && run.families == families
+        });
+        let Some(mut run) = found.filter(|run| run.count(Outcome::Failed) > 0) else {
+            return Ok(None);
+        };
+        let (cluster, _balancer) = self.cluster(name, mode)?;
+        let folder = self.logs(name, mode);
+        self.ginkgo(&cluster, &folder).again_alone(&mut run.specs)?;
+        Ok(Some(run))
+    }
+
+    /// Starts a cluster with a proxy and a load balancer.
+    fn cluster(&self, name: Name, mode: Mode) -> Result<(RealCluster, Balancer)> {
+        let args = self.args;
+        let began = Instant::now();
+        println!("== {} {mode} {}", name.text(), self.families());
         let chart = Chart {
             root: self.root,
             images: &self.root.join(&args.images),
@@ -220,33 +273,30 @@ impl Stage<'_> {
         }
         let balancer = Balancer::start(&cluster)?;
         println!("the cluster is up after {:.0} s", began.elapsed().as_secs());
-        let folder = format!("{}-{mode}-{families}", name.text()).to_lowercase();
-        let ginkgo = Ginkgo {
+        Ok((cluster, balancer))
+    }
+
+    fn ginkgo<'a>(&'a self, cluster: &'a RealCluster, folder: &'a Path) -> Ginkgo<'a> {
+        Ginkgo {
             tests: &self.tests,
-            cluster: &cluster,
-            folder: &self.root.join(LOGS).join(folder),
-            nodes: args.nodes,
-        };
-        let mut killed = None;
-        let half_way = || {
-            if name == Name::Kplane {
-                killed = Some(install::kill_replica(&cluster)?);
-            }
-            Ok(())
-        };
-        let selection = specs::Selection::new(args.focus.as_deref(), args.dual_stack);
-        let began = Instant::now();
-        let mut specs = ginkgo.run("all", &selection, args.procs, half_way)?;
-        let took = began.elapsed();
-        ginkgo.again_alone(&mut specs)?;
-        drop(balancer);
-        Ok(Run {
-            proxy: name.text().to_owned(),
-            mode: mode.to_string(),
-            families: families.to_owned(),
-            facts: self.facts(took.as_secs(), killed)?,
-            specs,
-        })
+            cluster,
+            folder,
+            nodes: self.args.nodes,
+        }
+    }
+
+    /// Returns the folder of the logs of a proxy in a mode.
+    fn logs(&self, name: Name, mode: Mode) -> PathBuf {
+        let folder = format!("{}-{mode}-{}", name.text(), self.families()).to_lowercase();
+        self.root.join(LOGS).join(folder)
+    }
+
+    fn families(&self) -> &'static str {
+        if self.args.dual_stack {
+            report::DUAL_STACK
+        } else {
+            report::IPV4
+        }
     }
 
     /// Returns what a reader must know to judge a result.
@@ -257,7 +307,7 @@ impl Stage<'_> {
             output(command).map(|text| text.trim().to_owned())
         };
         let mut facts = vec![
-            ("date", words("date", &["-u", "+%F"])?),
+            ("date", today()?),
             ("kubernetes", self.tests.version().to_owned()),
             ("kernel", words("uname", &["-r"])?),
             ("kplane", env!("CARGO_PKG_VERSION").to_owned()),
