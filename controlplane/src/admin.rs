@@ -9,6 +9,7 @@
 
 mod metrics;
 mod ports;
+mod work;
 
 #[cfg(test)]
 mod tests;
@@ -27,6 +28,7 @@ use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
 use self::ports::Ports;
+pub(crate) use self::work::Own;
 use crate::app::Secured;
 use crate::doors::{Cover, Door};
 use crate::hub::Hub;
@@ -50,8 +52,9 @@ pub(crate) struct Admin {
 }
 
 impl Admin {
-    /// Creates the handler with the doors of the agents' port and of the status API's port.
-    pub(crate) fn new(hub: Arc<Hub>, gate: Arc<Gate>, doors: [Arc<Door>; 2]) -> Self {
+    /// Creates the handler with the doors of the agents' port and of the status API's port, and this control plane's
+    /// credentials.
+    pub(crate) fn new(hub: Arc<Hub>, gate: Arc<Gate>, doors: [Arc<Door>; 2], own: Own) -> Self {
         let [agents, status] = doors.clone();
         let guests = Guests::new(MAX_CONNECTIONS);
         let ports = Ports {
@@ -60,7 +63,7 @@ impl Admin {
             http: Arc::clone(&guests),
             gate,
         };
-        let registry = Arc::new(metrics::registry(Arc::clone(&hub), ports));
+        let registry = Arc::new(metrics::registry(Arc::clone(&hub), ports, own));
         Self {
             hub,
             doors,

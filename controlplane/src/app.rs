@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint};
 
 use self::ports::{agent_limits, agent_router, listen, serve, status_router};
-use crate::admin::Admin;
+use crate::admin::{Admin, Own};
 use crate::admission::Admission;
 use crate::doors::{Door, Limits};
 use crate::hub::Hub;
@@ -165,7 +165,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
         protection,
         (&config.peers, relay),
         &gate,
-        api,
+        api.clone(),
         &hub,
         &mut tasks,
     )?;
@@ -202,7 +202,8 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     );
     let http_addr = http.as_ref().and_then(|http| http.local_addr().ok());
     if let Some(http) = http {
-        let admin = Admin::new(Arc::clone(&hub), Arc::clone(&gate), doors);
+        let own = Own::new(api, tls.clone());
+        let admin = Admin::new(Arc::clone(&hub), Arc::clone(&gate), doors, own);
         tasks.spawn(until(
             admin.serve(http, tls.filter(|_| config.http_tls)),
             shutdown,

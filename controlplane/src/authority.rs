@@ -83,6 +83,9 @@ struct Serving {
     clients: String,
 }
 
+/// Configurations of the ports and of connections to other replicas, and the end of their certificate.
+type Configs = (Arc<ServerConfig>, Arc<ClientConfig>, Option<SystemTime>);
+
 impl Authority {
     /// Creates an authority whose objects are in a namespace. `client_ca` names a file of further authorities of
     /// clients.
@@ -136,14 +139,14 @@ impl Authority {
                     sleep(LOOK).await;
                 }
                 Ok(serving) => match self.configs(&serving) {
-                    Ok((config, client)) => {
+                    Ok((config, client, ends_at)) => {
                         info!(
                             namespace = self.namespace,
                             secret = SECRET,
                             "read the certificates; new connections use them"
                         );
-                        publish.publish(config);
-                        peers.publish(client);
+                        publish.publish(config, ends_at);
+                        peers.publish(client, ends_at);
                         served = Some(serving);
                     }
                     Err(error) => {
@@ -167,11 +170,8 @@ impl Authority {
         Ok(Serving { papers, clients })
     }
 
-    /// Returns the configurations of the ports, and of connections to other replicas.
-    fn configs(
-        &self,
-        serving: &Serving,
-    ) -> Result<(Arc<ServerConfig>, Arc<ClientConfig>), AuthorityError> {
+    /// Returns the configurations of the ports, and of connections to other replicas, and the end of their certificate.
+    fn configs(&self, serving: &Serving) -> Result<Configs, AuthorityError> {
         // Only replicas can have a certificate of their own authority as clients.
         let bundle = serving.papers.bundle();
         let pems = ServerPems {
@@ -181,7 +181,7 @@ impl Authority {
             client_authorities: format!("{}\n{bundle}", serving.clients).into_bytes(),
         };
         let trusted = Authorities::of_text(bundle, pems.place.clone());
-        Ok((pems.load()?, pems.load_client(&trusted)?))
+        Ok((pems.load()?, pems.load_client(&trusted)?, pems.ends_at()))
     }
 
     async fn papers(&self) -> Result<Papers, AuthorityError> {

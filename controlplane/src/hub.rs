@@ -29,6 +29,7 @@ use crate::snapshots::Snapshots;
 use crate::source::upstream::{Upstream, log_new};
 use crate::source::{Batch, Event, kubernetes, relayed};
 use crate::tainted::Tainted;
+use crate::traffic::{EventCounts, Traffic};
 use crate::trust::Trust;
 
 use self::any_index::{AnyIndex, Change, Step};
@@ -67,6 +68,10 @@ pub struct Hub {
     pub own_node: OnceLock<NodeName>,
     /// The Nodes that have the start-up taint.
     pub tainted: Tainted,
+    /// What streams have sent to agents.
+    pub traffic: Arc<Traffic>,
+    /// Kubernetes events by their fate.
+    pub events: EventCounts,
     /// Token that is cancelled when the control plane ends; all streams end with it.
     pub shutdown: CancellationToken,
     summary: watch::Receiver<Arc<Summary>>,
@@ -134,6 +139,8 @@ impl Hub {
             rolled_back: Mutex::default(),
             own_node: OnceLock::new(),
             tainted: Tainted::default(),
+            traffic: Arc::default(),
+            events: EventCounts::default(),
             shutdown: CancellationToken::new(),
             summary,
             queries,

@@ -10,5 +10,5 @@ mod connector;
 mod failure;
 
 pub use access::{Access, AccessError, Api, TRAP};
-pub use ask::Unanswered;
+pub use ask::{Failures, Unanswered};
 pub use failure::{Asked, Failure};

@@ -35,5 +35,6 @@ pub mod snapshots;
 pub mod source;
 pub mod tainted;
 pub mod taints;
+pub mod traffic;
 pub mod trust;
 mod wire;

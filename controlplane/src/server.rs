@@ -32,7 +32,7 @@ pub use desired::DesiredServer;
 pub use guarded::Guarded;
 #[cfg(test)]
 pub(crate) use guarded::spawn_watch;
-pub(crate) use pages::node_states;
+pub(crate) use pages::census;
 pub use peer::PeerServer;
 pub use status::StatusServer;
 

@@ -2,6 +2,7 @@
 
 mod cluster;
 mod demo;
+mod e2e;
 mod images;
 mod tools;
 mod vm;
@@ -33,6 +34,9 @@ enum Task {
     Vm(vm::Args),
     /// Images of kplane's programs, for a registry or a node
     Images(images::Args),
+    /// Kubernetes' own end-to-end tests of networks, with kplane and with kube-proxy
+    #[command(name = "test-e2e", bin_name = "cargo xtask test e2e", hide = true)]
+    E2e(e2e::Args),
     /// Install what the tests need beyond Rust
     #[command(hide = true)]
     Tools,
@@ -44,6 +48,7 @@ fn main() -> ExitCode {
         Task::Cluster(args) => exit(cluster::run(&args)),
         Task::Vm(args) => vm::run(&args).unwrap_or_else(|error| exit(Err(error))),
         Task::Images(args) => exit(images::run(&args)),
+        Task::E2e(args) => exit(e2e::run(&args)),
         Task::Tools => exit(tools::install()),
     }
 }

@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
-use kplane_rig::cluster::helm;
+use kplane_rig::cluster::{helm, promtool};
 use kplane_rig::real::NodePrograms;
 use kplane_rig::vm::{self, Vm};
 
@@ -40,6 +40,7 @@ pub(crate) fn install() -> Result<()> {
     // For tests with clusters: they leave the machine's network, and then Go cannot download.
     NodePrograms::ensure()?;
     helm()?;
+    promtool()?;
     Vm::ensure().map(drop)
 }
 

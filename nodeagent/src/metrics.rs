@@ -12,6 +12,7 @@
 
 mod collect;
 mod counters;
+mod host;
 mod numbers;
 mod serve;
 

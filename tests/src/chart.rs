@@ -33,7 +33,9 @@ const MAIN_VALUES: [&[&str]; 5] = [
 ];
 
 /// Settings that stand for themselves.
-const OTHERS: [&[&str]; 9] = [
+const OTHERS: [&[&str]; 11] = [
+    &["monitoring.dashboards.enabled=true"],
+    &["agent.metricsBindAddress=0.0.0.0:10249"],
     &["startupTaint.enabled=true"],
     &["agent.kubeProxyConfig.existingConfigMap=own"],
     &[
@@ -66,6 +68,16 @@ const OTHERS: [&[&str]; 9] = [
         "controlPlane.extraArgs={--max-connections=10}",
         "agent.extraArgs={--conntrack-max-per-core=0}",
     ],
+];
+
+/// Settings whose objects are of the Prometheus operator's kinds.
+pub const MONITORING: [&[&str]; 3] = [
+    &["monitoring.serviceMonitor.enabled=true"],
+    &[
+        "monitoring.podMonitor.enabled=true",
+        "agent.metricsBindAddress=0.0.0.0:10249",
+    ],
+    &["monitoring.prometheusRule.enabled=true"],
 ];
 
 /// The chart, and Helm.

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -11,6 +12,7 @@ use rustls::server::{VerifierBuilderError, WantsServerCert, WebPkiClientVerifier
 use rustls::version::TLS13;
 use rustls::{ConfigBuilder, RootCertStore, ServerConfig};
 
+use crate::subject::ends_at;
 use crate::{ALPN, provider};
 
 /// Most bytes of a file. A bundle of a hundred authorities has a tenth of that.
@@ -101,6 +103,11 @@ pub trait Files: Clone + Send + 'static {
     /// # Errors
     /// [`FileError`] names the file.
     fn load(&self) -> Result<Arc<Self::Config>, FileError>;
+
+    /// Returns the time at which the certificate in the files ends. `None` if they have none, or it cannot be read.
+    fn ends_at(&self) -> Option<SystemTime> {
+        None
+    }
 }
 
 /// A certificate with its chain, and the key of it.
@@ -159,6 +166,12 @@ impl Files for ServerFiles {
         let config = config.map_err(|source| self.pair.mismatch(source))?;
         Ok(with_protocol(config))
     }
+
+    fn ends_at(&self) -> Option<SystemTime> {
+        let file = &self.pair.certificate;
+        let chain = certificates(file, &read(file).ok()?).ok()?;
+        ends_at(chain.first()?)
+    }
 }
 
 /// A server's certificates and keys that are in no file.
@@ -175,6 +188,13 @@ pub struct ServerPems {
 }
 
 impl ServerPems {
+    /// Returns the time at which the certificate ends. `None` if it cannot be read.
+    #[must_use]
+    pub fn ends_at(&self) -> Option<SystemTime> {
+        let chain = certificates(&self.place, &self.chain).ok()?;
+        ends_at(chain.first()?)
+    }
+
     /// Makes the configuration.
     ///
     /// # Errors

@@ -6,7 +6,7 @@
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokio::sync::{oneshot, watch};
 use tokio::task::{JoinHandle, spawn_blocking};
@@ -21,7 +21,7 @@ pub const INTERVAL: Duration = Duration::from_secs(5);
 /// last of them.
 #[derive(Debug)]
 pub struct Follower<C> {
-    current: watch::Receiver<Arc<C>>,
+    current: watch::Receiver<Latest<C>>,
     reader: Option<Arc<Reader>>,
 }
 
@@ -29,7 +29,14 @@ pub struct Follower<C> {
 #[derive(Debug)]
 pub struct Publisher<C> {
     first: Option<oneshot::Sender<Follower<C>>>,
-    current: Option<watch::Sender<Arc<C>>>,
+    current: Option<watch::Sender<Latest<C>>>,
+}
+
+/// A configuration, and the time at which its certificate ends.
+#[derive(Debug)]
+struct Latest<C> {
+    config: Arc<C>,
+    ends_at: Option<SystemTime>,
 }
 
 /// Creates a publisher, and a channel that delivers its follower together with the first configuration.
@@ -44,13 +51,14 @@ pub fn published<C>() -> (Publisher<C>, oneshot::Receiver<Follower<C>>) {
 }
 
 impl<C> Publisher<C> {
-    /// Replaces the configuration.
-    pub fn publish(&mut self, config: Arc<C>) {
+    /// Replaces the configuration. `ends_at` is the time at which its certificate ends, if it has one.
+    pub fn publish(&mut self, config: Arc<C>, ends_at: Option<SystemTime>) {
+        let latest = Latest { config, ends_at };
         if let Some(current) = &self.current {
-            current.send_replace(config);
+            current.send_replace(latest);
             return;
         }
-        let (publish, current) = watch::channel(config);
+        let (publish, current) = watch::channel(latest);
         self.current = Some(publish);
         let follower = Follower {
             current,
@@ -93,7 +101,7 @@ impl<C: Send + Sync + 'static> Follower<C> {
         F: Files<Config = C>,
     {
         let seen = hashes(&files)?;
-        let (publish, current) = watch::channel(files.load()?);
+        let (publish, current) = watch::channel(latest(&files)?);
         let reader = tokio::spawn(follow(files, seen, publish, purpose));
         Ok(Self {
             current,
@@ -104,7 +112,13 @@ impl<C: Send + Sync + 'static> Follower<C> {
     /// Returns the latest configuration.
     #[must_use]
     pub fn current(&self) -> Arc<C> {
-        Arc::clone(&self.current.borrow())
+        Arc::clone(&self.current.borrow().config)
+    }
+
+    /// Returns the time at which the certificate of the latest configuration ends, if it has one.
+    #[must_use]
+    pub fn ends_at(&self) -> Option<SystemTime> {
+        self.current.borrow().ends_at
     }
 }
 
@@ -121,7 +135,7 @@ fn hashes<F: Files>(files: &F) -> Result<Vec<u64>, FileError> {
 async fn follow<F: Files>(
     files: F,
     mut seen: Vec<u64>,
-    publish: watch::Sender<Arc<F::Config>>,
+    publish: watch::Sender<Latest<F::Config>>,
     purpose: &'static str,
 ) {
     let mut ticks = interval(INTERVAL);
@@ -161,7 +175,7 @@ async fn follow<F: Files>(
 }
 
 /// The result of a change of files: their hashes, and the configuration.
-type Change<C> = (Vec<u64>, Arc<C>);
+type Change<C> = (Vec<u64>, Latest<C>);
 
 /// Returns the new configuration if the files have other bytes now.
 fn changed<F: Files>(files: &F, seen: &[u64]) -> Result<Option<Change<F::Config>>, FileError> {
@@ -169,5 +183,13 @@ fn changed<F: Files>(files: &F, seen: &[u64]) -> Result<Option<Change<F::Config>
     if now == seen {
         return Ok(None);
     }
-    Ok(Some((now, files.load()?)))
+    Ok(Some((now, latest(files)?)))
+}
+
+/// Reads the files.
+fn latest<F: Files>(files: &F) -> Result<Latest<F::Config>, FileError> {
+    Ok(Latest {
+        config: files.load()?,
+        ends_at: files.ends_at(),
+    })
 }

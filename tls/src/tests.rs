@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
@@ -181,6 +182,24 @@ async fn a_server_in_plain_text_is_named() {
     let client = Some(authority.client(None));
     let error = greet(near, client, "cp.example").await.err().unwrap();
     assert_eq!(error.to_string(), "the peer speaks plain text, not TLS");
+}
+
+#[tokio::test]
+async fn the_end_of_a_servers_certificate_is_known() {
+    let authority = Authority::new("a");
+    let follower = Follower::start(authority.server(), "a test").unwrap();
+    let left = follower
+        .ends_at()
+        .unwrap()
+        .duration_since(SystemTime::now());
+    let left = left.unwrap().as_secs();
+    assert!((3_500..=3_600).contains(&left), "{left} s");
+    let files = ClientFiles {
+        authorities: authority.file("ca.crt"),
+        pair: None,
+    };
+    let client = Follower::start(files, "a test").unwrap();
+    assert_eq!(client.ends_at(), None, "it has no certificate");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! `cargo xtask test`: everything that must hold before a change lands. CI runs exactly this.
 
 mod compat;
+mod e2e;
 mod ladder;
 mod literals;
 mod tidy;
@@ -21,9 +22,11 @@ const HELP: &str = "\
 Check everything that must hold before a change lands: CI runs exactly this
 
 Usage: cargo xtask test [STEP]
+       cargo xtask test e2e [OPTIONS]
 
 Arguments:
   [STEP]  Run only the steps whose name contains this, such as `lints` or `demo`
+  e2e     Run Kubernetes' own end-to-end tests, which are no step; `e2e --help` lists the options
 ";
 
 /// One step: a name that a person can ask for, and what it does.
@@ -119,6 +122,7 @@ pub(crate) fn run(args: &[String]) -> Result<ExitCode> {
             print!("{HELP}");
             return Ok(ExitCode::SUCCESS);
         }
+        [e2e, options @ ..] if e2e == "e2e" => return e2e::run(options),
         [only] => only,
         more => anyhow::bail!("give one step at most: {}", more.join(" ")),
     };

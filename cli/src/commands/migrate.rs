@@ -2,6 +2,7 @@
 
 mod act;
 mod gather;
+mod restore;
 mod walk;
 
 use std::collections::BTreeSet;

@@ -10,15 +10,17 @@ use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::registry::Registry;
 
 use super::ports::Ports;
+use super::work::{Own, Work};
 use crate::hub::Hub;
 use crate::k8s::Kind;
-use crate::server::node_states;
+use crate::server::census;
 use crate::source::upstream::KindState;
 
 /// Registers all metrics.
-pub(super) fn registry(hub: Arc<Hub>, ports: Ports) -> Registry {
+pub(super) fn registry(hub: Arc<Hub>, ports: Ports, own: Own) -> Registry {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Plane(hub)));
+    registry.register_collector(Box::new(Plane(Arc::clone(&hub))));
+    registry.register_collector(Box::new(Work { hub, own }));
     registry.register_collector(Box::new(ports));
     registry.register_collector(Box::new(Process));
     registry
@@ -61,7 +63,7 @@ impl Plane {
         )?;
         gauge(
             "kplane_controlplane_endpoints",
-            "Endpoints of all served ports, by family",
+            "Endpoints of all served ports, counted for each family",
             summary.totals.endpoints as f64,
         )?;
         gauge(
@@ -88,15 +90,27 @@ impl Plane {
     }
 
     fn agents(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let states = node_states(&self.0);
-        let labels: Vec<_> = states.keys().map(|state| [("state", *state)]).collect();
-        let series = labels.iter().zip(states.values());
+        let census = census(&self.0);
+        let labels = census.states.keys().map(|state| [("state", *state)]);
+        let labels: Vec<_> = labels.collect();
+        let series = labels.iter().zip(census.states.values());
         let series = series.map(|(labels, count)| (&labels[..], *count as f64));
         Name(
             "kplane_controlplane_nodes",
             "Nodes by the state of their agent",
         )
         .gauge(to, series)?;
+        let connected = census.connected as f64;
+        Name(
+            "kplane_controlplane_streams",
+            "Streams of agents, one for each connected agent",
+        )
+        .gauge(to, [(ALONE, connected)])?;
+        Name(
+            "kplane_controlplane_applied_lag_seconds",
+            "Time for which the kernels of connected agents have lacked a change: the nodes at this moment, not a total",
+        )
+        .histogram(to, [(ALONE, census.lags.distribution())])?;
         let counts = self.0.snapshots.counts();
         let series: [(&Labels<'_>, f64); 2] = [
             (&[("result", "begun")], counts.begun as f64),

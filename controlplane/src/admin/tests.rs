@@ -2,11 +2,13 @@
 
 use kplane_http::client::get;
 use kplane_model::{Issue, ObjectRef, Severity};
+use kplane_proto::v1 as pb;
 use tokio::sync::mpsc;
 
 use super::*;
 use crate::admission::Admission;
 use crate::doors::Limits;
+use crate::fleet::Session;
 use crate::identity;
 use crate::index::CliffGuard;
 use crate::k8s::{Kind, Object};
@@ -29,7 +31,7 @@ async fn served_with(
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let gate = Gate::open(&identity::Config::default(), Arc::clone(&hub), None).unwrap();
-    tokio::spawn(Admin::new(Arc::clone(&hub), gate, doors).serve(listener, None));
+    tokio::spawn(Admin::new(Arc::clone(&hub), gate, doors, Own::default()).serve(listener, None));
     (sink, hub, address)
 }
 
@@ -178,6 +180,64 @@ async fn ready_while_something_is_held() {
         "kplane_controlplane_services 10",
         "kplane_controlplane_held_services 10",
         "kplane_controlplane_picture_partial 1",
+    ] {
+        assert!(metrics.lines().any(|l| l == line), "{line}\n{metrics}");
+    }
+}
+
+/// Returns the value of a series without labels.
+async fn value(address: std::net::SocketAddr, name: &str) -> f64 {
+    let metrics = get(address, "/metrics").await.unwrap().body;
+    let mut lines = metrics.lines();
+    let line = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("no {name}")).parse().unwrap()
+}
+
+#[tokio::test]
+async fn an_agent_lags_until_its_kernel_holds_what_it_must_hold() {
+    let (sink, hub, address) = served().await;
+    let events = Kind::ALL.map(|kind| [Event::Init(kind), Event::InitDone(kind)]);
+    let batch = Batch {
+        events: events.into_iter().flatten().collect(),
+        observed_at: std::time::SystemTime::now(),
+    };
+    sink.send(batch).await.unwrap();
+    let mut head = hub.store.head();
+    head.wait_for(|head| head.synced).await.unwrap();
+    let nodes = || value(address, "kplane_controlplane_applied_lag_seconds_count");
+    let lag = || value(address, "kplane_controlplane_applied_lag_seconds_sum");
+    assert_eq!((nodes().await, lag().await), (0.0, 0.0));
+
+    let hello = pb::Hello::default();
+    let begun = Session::begin(&hub, &"n1".into(), &hello, String::new());
+    let session = begun.unwrap().0;
+    assert_eq!(value(address, "kplane_controlplane_streams").await, 1.0);
+    assert_eq!(nodes().await, 1.0);
+    assert!(lag().await > 0.0, "it has reported nothing");
+    let revision = hub.store.head().borrow().revision;
+    session.report(pb::Report {
+        epoch: hub.store.epoch(),
+        applied_revision: revision,
+        ..pb::Report::default()
+    });
+    assert_eq!((nodes().await, lag().await), (1.0, 0.0));
+    drop(session);
+    assert_eq!(value(address, "kplane_controlplane_streams").await, 0.0);
+    assert_eq!(nodes().await, 0.0, "nobody knows what its kernel holds");
+}
+
+#[tokio::test]
+async fn metrics_of_work_are_there_before_any_work() {
+    let (_sink, _hub, address) = served().await;
+    let metrics = get(address, "/metrics").await.unwrap().body;
+    let version = env!("CARGO_PKG_VERSION");
+    let build =
+        format!("kplane_controlplane_build_info{{version=\"{version}\",source=\"test\"}} 1");
+    for line in [
+        "kplane_controlplane_sent_messages_total{kind=\"update\"} 0",
+        "kplane_controlplane_sent_bytes_total{kind=\"snapshot\"} 0",
+        "kplane_controlplane_events_total{result=\"written\"} 0",
+        &build,
     ] {
         assert!(metrics.lines().any(|l| l == line), "{line}\n{metrics}");
     }

@@ -14,6 +14,7 @@ use crate::hub::Hub;
 use crate::k8s::{Kind, ObjectId, Uid};
 use crate::kubernetes::{Api, Failure};
 use crate::peers::Served;
+use crate::traffic::Fate;
 
 /// Interval between two checks of the state.
 const LOOK: Duration = Duration::from_secs(5);
@@ -115,9 +116,11 @@ impl Task {
         let served = self.served.as_ref().map(|(_, served)| served);
         let picture = picture(&self.hub, served);
         let now = Instant::now();
+        let dropped = self.queue.dropped;
         for event in self.announcer.step(&picture, SystemTime::now()) {
             self.queue.push(event, now);
         }
+        self.count(Fate::Dropped, self.queue.dropped - dropped);
         if self.queue.dropped > 0 && !std::mem::replace(&mut self.complained.dropped, true) {
             warn!(
                 dropped = self.queue.dropped,
@@ -138,11 +141,13 @@ impl Task {
         match self.writer.write(&event, uid).await {
             Ok(()) => {
                 debug!(object = ?event.object, reason = event.reason.as_str(), "event written");
+                self.count(Fate::Written, 1);
                 self.tries = 0;
                 self.complained.unwritten = false;
             }
             Err(Unwritten::Refused(asked, failure)) => {
                 self.tries = 0;
+                self.count(Fate::Refused, 1);
                 // A namespace that is being deleted takes no more events. This is not a missing
                 // permission.
                 let forbidden = matches!(&failure, Failure::Forbidden(why) if !why.contains("being terminated"));
@@ -164,9 +169,14 @@ impl Task {
                     self.queue.put_back(event);
                 } else {
                     self.tries = 0;
+                    self.count(Fate::Failed, 1);
                 }
             }
         }
+    }
+
+    fn count(&self, fate: Fate, events: u64) {
+        self.hub.events.add(fate, events);
     }
 
     /// Logs a problem once until writing succeeds again.

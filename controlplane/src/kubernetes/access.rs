@@ -9,6 +9,7 @@ use kube::Config;
 use kube::config::{Cluster, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use tokio::time::Instant;
 
+use super::ask::Failures;
 use super::connector;
 use super::failure::Failure;
 
@@ -161,6 +162,7 @@ pub struct Api {
     access: Access,
     own_mark: u32,
     current: Mutex<Current>,
+    failures: Failures,
 }
 
 struct Current {
@@ -189,6 +191,7 @@ impl Api {
             access,
             own_mark,
             current: Mutex::new(current),
+            failures: Failures::default(),
         })
     }
 
@@ -206,6 +209,7 @@ impl Api {
                 server,
                 renewed_at: Instant::now(),
             }),
+            failures: Failures::default(),
         }
     }
 
@@ -219,6 +223,12 @@ impl Api {
     #[must_use]
     pub fn failure(&self, error: &kube::Error) -> Failure {
         self.access.explain(Failure::of_client(error))
+    }
+
+    /// Returns the counts of requests that failed.
+    #[must_use]
+    pub fn failures(&self) -> &Failures {
+        &self.failures
     }
 
     /// Returns the address of the server.

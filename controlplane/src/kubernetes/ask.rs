@@ -1,5 +1,7 @@
 //! Single requests, with a limited wait for the answer.
 
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::timeout;
@@ -24,6 +26,27 @@ impl Unanswered {
     }
 }
 
+/// Counts of requests that failed, by verb and kind of failure. Watches and lists of the source are not among them.
+#[derive(Debug, Default)]
+pub struct Failures(Mutex<BTreeMap<(&'static str, &'static str), u64>>);
+
+impl Failures {
+    fn count(&self, verb: &'static str, reason: &'static str) {
+        *self.lock().entry((verb, reason)).or_default() += 1;
+    }
+
+    /// Returns the counts by verb and reason.
+    #[must_use]
+    pub fn all(&self) -> BTreeMap<(&'static str, &'static str), u64> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<(&'static str, &'static str), u64>> {
+        // Each write leaves it usable.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Api {
     /// Waits for the answer to a request, for `patience` at most. Reads the credentials again when they caused a
     /// failure.
@@ -44,6 +67,7 @@ impl Api {
             Ok(Err(error)) => self.failure(&error),
             Err(_) => Failure::Silent(patience),
         };
+        self.failures().count(asked.verb, failure.name());
         if failure.wants_new_credentials()
             && let Err(error) = self.renew().await
         {

@@ -47,7 +47,7 @@ impl AgentService for AgentServer {
         let address = connection.as_ref().map(|c| c.peer().to_string());
         let address = address.unwrap_or_default();
         let (postman, mailbox) = mailbox();
-        let (outbound, gone) = Outbound::new(mailbox);
+        let (outbound, gone) = Outbound::new(mailbox, Arc::clone(&self.hub.traffic));
         let hub = Arc::clone(&self.hub);
         let span = info_span!("agent", peer = address);
         let peer = session::Peer {

@@ -26,6 +26,7 @@ use crate::freshness::Freshness;
 use crate::hub::Hub;
 use crate::orders::Orders;
 use crate::publish::{self, Cursor, Head, Mark, Piece, Walk, Way, update_end};
+use crate::traffic::{Sent, Tally, Traffic};
 
 /// The messages of one agent's stream, encoded.
 #[derive(Debug)]
@@ -34,18 +35,24 @@ pub struct Outbound {
     /// Desired state, once the agent is welcome.
     updates: Option<Updates>,
     ended: bool,
+    /// What this stream has sent.
+    tally: Tally,
+    /// The kind of the message that was sent last.
+    sent: Sent,
     /// The session ends when this is dropped.
     _stream_lives: oneshot::Sender<()>,
 }
 
 impl Outbound {
-    /// Creates a stream, and a receiver that fails when the stream is gone.
-    pub(super) fn new(mailbox: Mailbox) -> (Self, oneshot::Receiver<()>) {
+    /// Creates a stream that counts in `traffic`, and a receiver that fails when the stream is gone.
+    pub(super) fn new(mailbox: Mailbox, traffic: Arc<Traffic>) -> (Self, oneshot::Receiver<()>) {
         let (lives, gone) = oneshot::channel();
         let outbound = Self {
             mailbox,
             updates: None,
             ended: false,
+            tally: Tally::new(traffic),
+            sent: Sent::Other,
             _stream_lives: lives,
         };
         (outbound, gone)
@@ -53,6 +60,10 @@ impl Outbound {
 
     /// Handles the session's next item; returns its message, if it has one.
     fn mail(&mut self, item: Item) -> Option<Result<Bytes, Status>> {
+        self.sent = match item {
+            Item::Heartbeat => Sent::Heartbeat,
+            _ => Sent::Other,
+        };
         let kind = match item {
             Item::Open(open) => {
                 let (welcome, updates) = *open;
@@ -83,16 +94,29 @@ impl Stream for Outbound {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let outbound = &mut *self;
-        if outbound.ended {
-            return Poll::Ready(None);
-        }
         // No other message may come between the two parts of one.
         if let Some(rest) = outbound
             .updates
             .as_mut()
             .and_then(|updates| updates.rest.take())
         {
+            outbound.tally.add_bytes(outbound.sent, rest.len());
             return Poll::Ready(Some(Ok(rest)));
+        }
+        let message = ready!(outbound.poll_message(cx));
+        if let Some(Ok(message)) = &message {
+            outbound.tally.add(outbound.sent, message.len());
+        }
+        Poll::Ready(message)
+    }
+}
+
+impl Outbound {
+    /// Returns the next message, without the second part of one.
+    fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Status>>> {
+        let outbound = self;
+        if outbound.ended {
+            return Poll::Ready(None);
         }
         while let Poll::Ready(item) = outbound.mailbox.poll(cx) {
             let message = outbound.mail(item);
@@ -104,6 +128,7 @@ impl Stream for Outbound {
             return Poll::Pending;
         };
         let next = ready!(updates.poll_next(cx));
+        outbound.sent = updates.sent;
         // An agent that was sent away, or is refused, gets nothing else.
         outbound.ended = !matches!(next, Ok(Next::Message(_)));
         Poll::Ready(Some(next.map(|next| match next {
@@ -179,6 +204,10 @@ pub(super) struct Updates {
     snapshot: bool,
     /// The agent can read compressed pieces.
     unpacks: bool,
+    /// The end of a snapshot is not sent yet.
+    in_snapshot: bool,
+    /// The kind of the last message.
+    sent: Sent,
     /// Messages of a snapshot that other agents get as well.
     walk: Walk,
     /// The freshness that the agent received last.
@@ -224,6 +253,8 @@ impl Updates {
             opening: Opening::Claimed(claim),
             complete: false,
             snapshot: false,
+            in_snapshot: false,
+            sent: Sent::Other,
             walk: Walk::default(),
             told,
             trust_told: 0,
@@ -241,6 +272,7 @@ impl Updates {
         }
         if self.frozen_told != (self.frozen == Frozen::Yes) {
             let heartbeat = server_message::Kind::Heartbeat(self.heartbeat());
+            self.sent = Sent::Heartbeat;
             return Poll::Ready(Ok(Next::Message(encode(heartbeat))));
         }
         while !self.has_piece() {
@@ -264,9 +296,24 @@ impl Updates {
             Opening::Asked(_) => self.begin_snapshot("the agent did not answer with its digests"),
         };
         Ok(match begun {
-            Ok(None) => Next::Message(self.next_piece()),
-            Ok(Some(first)) => Next::Message(first),
-            Err(wait) => Next::Last(encode(sent_away(wait))),
+            Ok(None) => {
+                self.sent = match self.in_snapshot {
+                    true => Sent::Snapshot,
+                    false => Sent::Update,
+                };
+                Next::Message(self.next_piece())
+            }
+            Ok(Some(first)) => {
+                self.sent = match self.opening {
+                    Opening::Asked(_) => Sent::Other,
+                    _ => Sent::Update,
+                };
+                Next::Message(first)
+            }
+            Err(wait) => {
+                self.sent = Sent::Other;
+                Next::Last(encode(sent_away(wait)))
+            }
         })
     }
 
@@ -343,7 +390,7 @@ impl Updates {
 
     /// Notes that the agent gets the end of an update.
     fn ended_at(&mut self, mark: &Mark) {
-        (self.holds, self.complete) = (true, true);
+        (self.holds, self.complete, self.in_snapshot) = (true, true, false);
         self.trust_told = mark.trust_changes;
         self.told = Arc::clone(&mark.freshness);
         self.dispatch.sent(mark.revision);
@@ -407,7 +454,7 @@ impl Updates {
 
     fn begin_snapshot(&mut self, reason: &str) -> Result<Option<Bytes>, Duration> {
         self.hub.snapshots.admit()?;
-        self.snapshot = true;
+        (self.snapshot, self.in_snapshot) = (true, true);
         self.cursor = Cursor::at(0);
         self.walk = self.hub.store.walk(&self.node).packed(self.unpacks);
         info!(node = %self.node, reason, "sync begins with a snapshot");

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use kplane_model::{NodeFacts, NodeName};
 use kplane_proto::v1 as pb;
@@ -10,9 +11,10 @@ use prost::Message as _;
 
 use super::standing::MAY_BE_ELSEWHERE;
 use super::views::{control_plane, node_state, node_status};
-use crate::fleet::AgentRecord;
+use crate::fleet::{AgentRecord, Durations};
 use crate::hub::Hub;
 use crate::peers::{Answer, Claim, Collected};
+use crate::publish::Store;
 
 /// Size in bytes up to which nodes are added to an answer. The largest node may come on top: its report of 256 KiB
 /// may be one text that appears twice. With 1 MiB of issues, an answer stays at 3 MiB.
@@ -203,8 +205,19 @@ fn nodes_are_called(hub: &Hub, facts: &[(NodeName, Arc<NodeFacts>)]) -> Option<S
     ))
 }
 
-/// Returns the number of nodes by the state of their agent; every state has an entry.
-pub(crate) fn node_states(hub: &Hub) -> BTreeMap<&'static str, usize> {
+/// The fleet in numbers.
+#[derive(Debug)]
+pub(crate) struct Census {
+    /// Nodes by the state of their agent; every state has an entry.
+    pub(crate) states: BTreeMap<&'static str, usize>,
+    /// Connected agents.
+    pub(crate) connected: usize,
+    /// For each connected agent that should follow, the time for which its kernel has lacked a change.
+    pub(crate) lags: Durations,
+}
+
+/// Counts the fleet, as far as this replica knows it.
+pub(crate) fn census(hub: &Hub) -> Census {
     let names = [
         "conflict",
         "disconnected",
@@ -217,14 +230,38 @@ pub(crate) fn node_states(hub: &Hub) -> BTreeMap<&'static str, usize> {
         "unverified",
     ];
     let mut states = BTreeMap::from(names.map(|name| (name, 0)));
-    let picture = Picture::now(hub);
+    let (mut connected, mut lags) = (0, Durations::default());
+    let (picture, now) = (Picture::now(hub), SystemTime::now());
     for (name, node) in picture.nodes() {
         let stranger = picture.stranger(node.facts.as_deref());
         let record = node.record.as_deref();
-        let state = node_state(hub, name, record, hub.store.wanted(name), stranger).state;
+        let wanted = hub.store.wanted(name);
+        let state = node_state(hub, name, record, wanted, stranger).state;
         *states.entry(name_of(state)).or_default() += 1;
+        let record = record.filter(|record| record.connected);
+        connected += usize::from(record.is_some());
+        if let Some(record) = record.filter(|_| state != pb::NodeState::Frozen) {
+            lags.add(lag(&hub.store, record, wanted, now));
+        }
     }
-    states
+    Census {
+        states,
+        connected,
+        lags,
+    }
+}
+
+/// Returns the time for which a node's kernel has lacked a change up to revision `wanted`.
+fn lag(store: &Store, record: &AgentRecord, wanted: u64, now: SystemTime) -> Duration {
+    let report = record.report.as_deref();
+    let since = match report.filter(|report| report.epoch == store.epoch()) {
+        Some(report) if report.applied_revision >= wanted => return Duration::ZERO,
+        Some(report) => store.changed_after(report.applied_revision),
+        None => None,
+    };
+    // An agent that has just come may not have had the time to report.
+    let since = since.map_or(record.since, |since| since.max(record.since));
+    now.duration_since(since).unwrap_or_default()
 }
 
 fn name_of(state: pb::NodeState) -> &'static str {

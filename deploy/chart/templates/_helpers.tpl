@@ -58,6 +58,20 @@ kplane-kube-proxy-config
 {{- end -}}
 {{- end -}}
 
+{{/* The address of the agent's metrics, where the chart knows it. */}}
+{{- define "kplane.agentMetrics" -}}
+{{- if include "kplane.kubeProxyConfigMap" . -}}
+{{- if .Values.agent.kubeProxyConfig.existingConfigMap -}}
+unknown:10249
+{{- else -}}
+{{- $config := include "kplane.kubeProxyConfig" . | fromYaml | default dict -}}
+{{- $config.metricsBindAddress | default "127.0.0.1:10249" -}}
+{{- end -}}
+{{- else -}}
+{{ .Values.agent.metricsBindAddress }}
+{{- end -}}
+{{- end -}}
+
 {{/* The agent's mode, where the chart knows it. */}}
 {{- define "kplane.mode" -}}
 {{- if .Values.agent.backend -}}

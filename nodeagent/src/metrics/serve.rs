@@ -10,6 +10,7 @@ use tokio::sync::watch;
 
 use super::Sources;
 use super::collect::{Agent, KubeProxy};
+use super::host::Host;
 use kplane_kube_proxy_config::KubeProxyConfiguration;
 
 /// The name under which kube-proxy shows its configuration.
@@ -34,6 +35,7 @@ impl Metrics {
         let mode = sources.backend.name;
         registry.register_collector(Box::new(KubeProxy(sources.clone())));
         registry.register_collector(Box::new(Agent(sources)));
+        registry.register_collector(Box::new(Host));
         registry.register_collector(Box::new(Process));
         Self {
             registry: Arc::new(registry),

@@ -38,6 +38,8 @@ counter kubeproxy_sync_proxy_rules_service_changes_total
 const OURS: &str = "\
 gauge kplane_agent_build_info backend,version
 gauge kplane_agent_connected
+gauge kplane_agent_conntrack_entries
+gauge kplane_agent_conntrack_limit
 counter kplane_agent_drift_repairs_total ip_family
 gauge kplane_agent_endpoints
 gauge kplane_agent_failures state

@@ -51,7 +51,7 @@ mod server;
 
 pub use api::Api;
 pub use options::{Kubelets, Options};
-pub use programs::{Programs, helm};
+pub use programs::{Programs, helm, promtool};
 
 use credentials::{Credentials, write_kubeconfig};
 use guard::Guard;

@@ -40,7 +40,9 @@ use crate::topology::{NodeSpec, Topology};
 
 mod addons;
 mod authority;
+mod balancer;
 mod cgroups;
+pub mod e2e;
 mod image;
 mod images;
 mod janitor;
@@ -54,6 +56,7 @@ mod tar;
 mod waiting;
 mod workload;
 
+pub use balancer::Balancer;
 pub use images::{POD, kube_proxy as kube_proxy_image};
 pub use node::Node;
 pub use options::{Mode, Options, Proxy};

@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::{Rendering, renderings};
 
 /// Returns the program of each container and its arguments.
-fn containers(objects: &[Value]) -> Vec<(String, Vec<String>)> {
+pub(super) fn containers(objects: &[Value]) -> Vec<(String, Vec<String>)> {
     let pods = objects
         .iter()
         .map(|object| &object["spec"]["template"]["spec"]);
@@ -70,7 +70,8 @@ fn agents_start_with_the_arguments_and_kube_proxys_file() -> Result<()> {
     let product = Product::build()?;
     let folder = tempfile::tempdir()?;
     for Rendering { settings, objects } in renderings {
-        let config = objects.iter().find(|object| object["kind"] == "ConfigMap");
+        let mut all = objects.iter();
+        let config = all.find(|o| o["metadata"]["name"] == "kplane-kube-proxy-config");
         let text = config.map(|config| config["data"]["config.conf"].as_str());
         let text = match text {
             Some(text) => text.context("no config.conf")?,

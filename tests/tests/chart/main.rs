@@ -3,7 +3,9 @@
 
 mod documents;
 mod flags;
+mod monitoring;
 mod rendered;
+mod settings;
 mod values;
 
 use std::sync::OnceLock;

@@ -21,7 +21,7 @@ const NAMESPACE: &str = "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: kpl
     pod-security.kubernetes.io/enforce: privileged\n";
 
 /// Compares a file with what it must be, or writes it.
-fn compare(path: &str, expected: &str) -> Result<()> {
+pub(super) fn compare(path: &str, expected: &str) -> Result<()> {
     let file = root().join(path);
     if std::env::var_os("UPDATE_EXPECT").is_some() {
         return fs::write(&file, expected).with_context(|| file.display().to_string());

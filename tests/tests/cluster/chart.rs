@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use http::Method;
-use kplane_tests::chart::{Chart, combinations};
+use kplane_tests::chart::{Chart, MONITORING, combinations};
 use kplane_tests::cluster::Api;
 use kplane_tests::wait::eventually;
 use serde_json::{Value, json};
@@ -37,15 +37,22 @@ fn dry_run(world: &World, objects: &BTreeSet<String>) -> Result<String> {
     world.cluster.ns().output(kubectl)
 }
 
-/// Defines the kind of the Prometheus operator that the chart uses, without a schema.
-fn define_service_monitors(api: &Api) -> Result<()> {
+/// The kinds of the Prometheus operator that the chart uses, and their plurals.
+const OPERATORS: [(&str, &str); 3] = [
+    ("PodMonitor", "podmonitors"),
+    ("PrometheusRule", "prometheusrules"),
+    ("ServiceMonitor", "servicemonitors"),
+];
+
+/// Defines a kind of the Prometheus operator, without a schema.
+fn define(api: &Api, kind: &str, plural: &str) -> Result<()> {
     let group = "monitoring.coreos.com";
     let definition = json!({
         "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-        "metadata": { "name": format!("servicemonitors.{group}") },
+        "metadata": { "name": format!("{plural}.{group}") },
         "spec": {
             "group": group, "scope": "Namespaced",
-            "names": { "kind": "ServiceMonitor", "plural": "servicemonitors" },
+            "names": { "kind": kind, "plural": plural },
             "versions": [{
                 "name": "v1", "served": true, "storage": true,
                 "schema": { "openAPIV3Schema": {
@@ -55,8 +62,8 @@ fn define_service_monitors(api: &Api) -> Result<()> {
         },
     });
     api.request(Method::POST, DEFINITIONS, Some(&definition))?;
-    eventually(DEADLINE, "the API server serves ServiceMonitors", || {
-        let path = format!("/apis/{group}/v1/namespaces/kplane/servicemonitors");
+    eventually(DEADLINE, &format!("the API server serves {plural}"), || {
+        let path = format!("/apis/{group}/v1/namespaces/kplane/{plural}");
         api.request(Method::GET, &path, None).map(drop)
     })
 }
@@ -64,7 +71,7 @@ fn define_service_monitors(api: &Api) -> Result<()> {
 pub(crate) fn the_api_server_accepts_every_combination_of_values() -> Result<()> {
     let chart = Chart::open()?;
     let mut combinations = combinations();
-    combinations.insert(vec!["monitoring.serviceMonitor.enabled=true"]);
+    combinations.extend(MONITORING.map(<[&str]>::to_vec));
     let mut objects = BTreeSet::new();
     for settings in &combinations {
         let rendered = chart.objects(settings)?;
@@ -72,7 +79,9 @@ pub(crate) fn the_api_server_accepts_every_combination_of_values() -> Result<()>
         objects.extend(rendered.iter().map(Value::to_string));
     }
     with_world(|world| {
-        define_service_monitors(world.api())?;
+        for (kind, plural) in OPERATORS {
+            define(world.api(), kind, plural)?;
+        }
         let said = dry_run(world, &objects)?;
         let accepted = said
             .lines()
@@ -88,7 +97,10 @@ pub(crate) fn the_api_server_accepts_every_combination_of_values() -> Result<()>
             dry_run(world, &BTreeSet::from([broken])).is_err(),
             "a misspelt field is accepted"
         );
-        let own = format!("{DEFINITIONS}/servicemonitors.monitoring.coreos.com");
-        world.api().request(Method::DELETE, &own, None).map(drop)
+        for (_, plural) in OPERATORS {
+            let own = format!("{DEFINITIONS}/{plural}.monitoring.coreos.com");
+            world.api().request(Method::DELETE, &own, None)?;
+        }
+        Ok(())
     })
 }

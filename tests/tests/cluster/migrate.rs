@@ -47,6 +47,7 @@ pub(crate) fn nodes_move_one_after_the_other_and_back() -> Result<()> {
         checks(world)?;
         ensure!(text.contains("kpctl migrate finish"), "{text}");
         pauses(world)?;
+        returns_without_a_restart(world)?;
         finishes(world)?;
         goes_back(world, &before)?;
         nothing_is_left(world)?;
@@ -114,6 +115,29 @@ fn pauses(world: &World) -> Result<()> {
     Ok(())
 }
 
+/// The way back creates each pod of kube-proxy once: its end restarts none, although their template changes.
+fn returns_without_a_restart(world: &World) -> Result<()> {
+    let api = world.api();
+    let set = || api.get("DaemonSet", KUBE_PROXY)?.context("no DaemonSet");
+    let uid = &set()?["metadata"]["uid"];
+    let before = created(api, uid)?;
+    runs(world, &["back", "--all"])?;
+    eventually(DEADLINE, "kube-proxy's pods have the template", || {
+        let set = set()?;
+        let status = &set["status"];
+        ensure!(
+            status["observedGeneration"] == set["metadata"]["generation"],
+            "{status}"
+        );
+        ensure!(status["updatedNumberScheduled"] == NODES.len(), "{status}");
+        ensure!(status["numberReady"] == NODES.len(), "{status}");
+        Ok::<_, anyhow::Error>(())
+    })?;
+    let created = created(api, uid)? - before;
+    ensure!(created == NODES.len(), "{created} pods were created");
+    runs(world, &["start", "--all"]).map(drop)
+}
+
 fn finishes(world: &World) -> Result<()> {
     let text = fails(world, &["finish"], 2)?;
     ensure!(text.contains("--yes"), "{text}");
@@ -133,17 +157,34 @@ fn goes_back(world: &World, before: &Value) -> Result<()> {
     ensure!(after["spec"] == before["spec"], "{after}");
     let annotations = &after["metadata"]["annotations"];
     ensure!(annotations["kplane.io/migration"].is_null(), "{after}");
-    // Pods that were made on the way back have another template, and are replaced.
     eventually(
         DEADLINE,
         "kube-proxy runs everywhere again, and nothing else",
         || {
+            let set = world.api().get("DaemonSet", KUBE_PROXY)?;
+            let set = set.context("no DaemonSet")?;
+            let status = &set["status"];
+            ensure!(
+                status["observedGeneration"] == set["metadata"]["generation"],
+                "{status}"
+            );
+            ensure!(status["updatedNumberScheduled"] == NODES.len(), "{status}");
             let there = pods(world.api())?;
             let expected = NODES.map(|(node, _)| format!("kube-proxy {node}"));
             ensure!(there.keys().eq(&expected), "{there:?}");
             Ok::<_, anyhow::Error>(())
         },
-    )
+    )?;
+    Ok(())
+}
+
+/// Returns how many pods the controller has created for a DaemonSet, by its events.
+fn created(api: &Api, uid: &Value) -> Result<usize> {
+    let events = api.list("Event", Some("kube-system"))?;
+    let created = events
+        .iter()
+        .filter(|event| event["reason"] == "SuccessfulCreate" && event["regarding"]["uid"] == *uid);
+    Ok(created.count())
 }
 
 /// `kpctl uninstall` removes what a migration and kplane's programs have made, and nothing else.

@@ -47,29 +47,6 @@ impl Cluster<'_> {
         Ok(self.objects().patch(&path, &fields, DAEMON_SET).await?)
     }
 
-    /// Lets kube-proxy onto all nodes, and removes what a migration has added to its DaemonSet.
-    pub(super) async fn restore(&self, set: &DaemonSet, record: &Record) -> Result<(), Failure> {
-        let template = set.spec.as_ref();
-        let template = template.and_then(|spec| spec.template.spec.as_ref());
-        let now = template.and_then(|template| template.affinity.as_ref());
-        let selector = affinity::required(now).and_then(affinity::allow);
-        let mut spec = json!({
-            "template": { "spec": { "affinity": affinity::patch(now, selector.as_ref()) } },
-        });
-        if !record.strategy.is_null() {
-            spec["updateStrategy"] = record.strategy.clone();
-        }
-        let fields = json!({
-            "metadata": {
-                "resourceVersion": set.metadata.resource_version,
-                "annotations": { ANNOTATION: null },
-            },
-            "spec": spec,
-        });
-        let path = self.kube_proxy_path();
-        Ok(self.objects().patch(&path, &fields, DAEMON_SET).await?)
-    }
-
     /// Removes what a migration has added to kube-proxy's DaemonSet, if that is still there.
     pub(crate) async fn forget_migration(&mut self) -> Result<(), Failure> {
         let objects = self.gather_objects().await?;

@@ -67,7 +67,7 @@ impl Stream {
         postman.open(pb::Welcome::default(), updates, 1);
         Self {
             postman: Some(postman),
-            outbound: Outbound::new(mailbox).0,
+            outbound: Outbound::new(mailbox, Arc::clone(&hub.traffic)).0,
             session,
         }
     }
@@ -343,4 +343,34 @@ async fn a_stream_joins_changes_while_an_old_update_is_under_way() {
     tokio::time::advance(Duration::from_secs(12)).await;
     publish(&hub, "at-last");
     assert_eq!(stream.pieces().len(), 1, "silence does not stop a stream");
+}
+
+/// Returns the messages and bytes of a kind that were sent.
+fn sent(hub: &Hub, kind: &str) -> (u64, u64) {
+    let all = hub.traffic.volumes();
+    let found = all.iter().find(|(name, _)| *name == kind).unwrap().1;
+    (found.messages, found.bytes)
+}
+
+#[test]
+fn messages_and_bytes_are_counted_by_kind() {
+    let hub = control_plane(1, 3);
+    let mut stream = Stream::open(&hub, None, false);
+    let mut bytes = 0;
+    let mut take = |stream: &mut Stream| {
+        while let Some(Some(message)) = stream.outbound.next().now_or_never() {
+            bytes += u64::try_from(message.unwrap().len()).unwrap();
+        }
+    };
+    take(&mut stream);
+    publish(&hub, "new");
+    hub.store.announce();
+    take(&mut stream);
+    assert_eq!(sent(&hub, "update"), (0, 0), "not added yet");
+    drop(stream);
+    let kinds = ["snapshot", "update", "heartbeat", "other"].map(|kind| sent(&hub, kind));
+    let messages = kinds.map(|(messages, _)| messages);
+    // A greeting and a ping come first.
+    assert_eq!(messages, [2, 1, 1, 2]);
+    assert_eq!(kinds.iter().map(|(_, bytes)| bytes).sum::<u64>(), bytes);
 }

@@ -9,8 +9,10 @@ use anyhow::{Result, bail};
 
 pub(crate) mod build;
 mod helm;
+mod promtool;
 
 pub use helm::helm;
+pub use promtool::promtool;
 
 use build::{Build, Recipe, STRIP, cache, module, version};
 
@@ -23,7 +25,7 @@ const KUBERNETES: [&str; 4] = [
 ];
 /// The programs of Kubernetes that a cluster with real nodes needs, too.
 const NODES: [&str; 2] = ["kube-scheduler", "kubelet"];
-const KUBERNETES_MODULE: &str = "k8s.io/kubernetes";
+pub(crate) const KUBERNETES_MODULE: &str = "k8s.io/kubernetes";
 /// The program's name, which must be given, since its folder is called `v3`.
 const ETCD: &str = "etcd";
 const ETCD_MODULE: &str = "go.etcd.io/etcd/server/v3";
@@ -62,7 +64,7 @@ impl Programs {
         let of_kubernetes = Recipe {
             programs: kubernetes.to_vec(),
             packages: packages.collect(),
-            ld_flags: versions.ld_flags()?,
+            ld_flags: ld_flags(&versions.kubernetes)?,
             ..Recipe::default()
         };
         let etcd = Recipe {
@@ -128,20 +130,19 @@ impl Versions {
             "Kubernetes {kubernetes}, etcd {etcd}: 4 to 7 minutes the first time, then never again"
         )
     }
+}
 
-    /// Returns the linker flags with the version. Without them the programs call themselves
-    /// `v0.0.0-master`, and kubectl complains.
-    fn ld_flags(&self) -> Result<String> {
-        let version = &self.kubernetes;
-        let mut parts = version.trim_start_matches('v').split('.');
-        let (Some(major), Some(minor)) = (parts.next(), parts.next()) else {
-            bail!("{version} of {KUBERNETES_MODULE} is no version");
-        };
-        let at = "k8s.io/component-base/version";
-        Ok(format!(
-            "{STRIP} -X {at}.gitVersion={version} -X {at}.gitMajor={major} -X {at}.gitMinor={minor}"
-        ))
-    }
+/// Returns the linker flags with the version of Kubernetes. Without them the programs call themselves
+/// `v0.0.0-master`, and kubectl complains.
+pub(crate) fn ld_flags(version: &str) -> Result<String> {
+    let mut parts = version.trim_start_matches('v').split('.');
+    let (Some(major), Some(minor)) = (parts.next(), parts.next()) else {
+        bail!("{version} of {KUBERNETES_MODULE} is no version");
+    };
+    let at = "k8s.io/component-base/version";
+    Ok(format!(
+        "{STRIP} -X {at}.gitVersion={version} -X {at}.gitMajor={major} -X {at}.gitMinor={minor}"
+    ))
 }
 
 #[cfg(test)]
@@ -155,6 +156,10 @@ mod tests {
             etcd: "v3.6.8".to_owned(),
         };
         assert_eq!(versions.folder(), "etcd-3.6.8-kubernetes-1.36.3");
-        assert!(versions.ld_flags().unwrap().contains("gitMinor=36"));
+        assert!(
+            ld_flags(&versions.kubernetes)
+                .unwrap()
+                .contains("gitMinor=36")
+        );
     }
 }

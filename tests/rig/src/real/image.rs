@@ -19,7 +19,7 @@ const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 /// A number to increase when the same entries make another archive than before.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 /// The annotation from which containerd takes the name of an imported image.
 const NAME: &str = "io.containerd.image.name";
 /// The annotation of the OCI layout for a tag.
@@ -30,6 +30,8 @@ const TAG: &str = "org.opencontainers.image.ref.name";
 pub(super) struct Image {
     name: String,
     entrypoint: Vec<String>,
+    /// What follows the entrypoint, unless a Pod has its own.
+    arguments: Vec<String>,
     entries: BTreeMap<String, Entry>,
 }
 
@@ -50,9 +52,16 @@ impl Image {
         Self {
             name: name.to_owned(),
             entrypoint: entrypoint.iter().map(ToString::to_string).collect(),
+            arguments: Vec::new(),
             entries: BTreeMap::new(),
         }
         .folder("tmp", 0o1777)
+    }
+
+    /// Sets the arguments of Pods that have none of their own.
+    pub(super) fn arguments(mut self, arguments: &[&str]) -> Self {
+        self.arguments = arguments.iter().map(ToString::to_string).collect();
+        self
     }
 
     /// Adds a folder. Paths are relative to the image's root.
@@ -128,7 +137,12 @@ impl Image {
         let config = json!({
             "architecture": architecture(),
             "os": "linux",
-            "config": { "Entrypoint": self.entrypoint, "Env": [PATH], "WorkingDir": "/" },
+            "config": {
+                "Entrypoint": self.entrypoint,
+                "Cmd": self.arguments,
+                "Env": [PATH],
+                "WorkingDir": "/",
+            },
             "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{layer_digest}")] },
         });
         let layer = blob(&mut blobs, LAYER, layer);

@@ -54,14 +54,19 @@ pub(super) fn archives(programs: &NodePrograms) -> Result<Vec<PathBuf>> {
 }
 
 fn pod(programs: &NodePrograms) -> Result<Image> {
+    let image = Image::new(POD, &["/pod"])
+        .copy("pod", &programs.pod())
+        .text("etc/passwd", PASSWD)
+        .text("etc/group", GROUP);
+    with_busybox(image)
+}
+
+/// Adds busybox, under all its names.
+pub(super) fn with_busybox(image: Image) -> Result<Image> {
     let mut list = Command::new("busybox");
     list.arg("--list");
     let applets = output(list).context("busybox is needed: apt-get install busybox-static")?;
-    let mut image = Image::new(POD, &["/pod"])
-        .copy("pod", &programs.pod())
-        .program("bin/busybox", &which("busybox")?)
-        .text("etc/passwd", PASSWD)
-        .text("etc/group", GROUP);
+    let mut image = image.program("bin/busybox", &which("busybox")?);
     for applet in applets.lines().filter(|applet| *applet != "busybox") {
         image = image.link(&format!("bin/{applet}"), "busybox");
     }

@@ -100,7 +100,7 @@ pub enum Mode {
 
 impl Mode {
     /// All modes.
-    const ALL: [Self; 2] = [Self::Nftables, Self::Iptables];
+    pub const ALL: [Self; 2] = [Self::Nftables, Self::Iptables];
 }
 
 impl fmt::Display for Mode {

@@ -128,6 +128,7 @@ fn containerd(cache: &Path) -> Result<PathBuf> {
         ld_flags: format!("{STRIP} -X {CONTAINERD_MODULE}/version.Version={version}"),
         tags: CONTAINERD_TAGS,
         is_static: true,
+        ..Recipe::default()
     };
     let build = Build {
         module,
@@ -169,6 +170,7 @@ fn own(
         ld_flags: STRIP.to_owned(),
         tags: "",
         is_static: true,
+        ..Recipe::default()
     };
     let build = Build {
         module,

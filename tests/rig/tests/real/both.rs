@@ -1,10 +1,11 @@
 //! Both families, and kube-proxy in mode iptables.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use kplane_rig::client::Probe;
-use kplane_rig::real::{self, Mode, Options, Proxy, RealCluster};
+use kplane_rig::real::{self, Balancer, Mode, Options, Proxy, RealCluster};
 use kplane_rig::wait::eventually;
 use serde_json::json;
 
@@ -56,5 +57,44 @@ pub(crate) fn services_of_both_families_are_served_in_mode_iptables() -> Result<
     ensure!(images.iter().any(|name| name == real::POD), "{images:?}");
     let tables = node.exec("iptables-save", &["-t", "nat"])?;
     ensure!(tables.contains("KUBE-SERVICES"), "{tables}");
-    Ok(())
+    balanced(&cluster)
+}
+
+/// A Service of type LoadBalancer gets addresses of both families, which lead to its Pods until it is deleted.
+fn balanced(cluster: &RealCluster) -> Result<()> {
+    let _balancer = Balancer::start(cluster)?;
+    let api = cluster.api();
+    api.apply(&json!({
+        "kind": "Service",
+        "metadata": { "name": "balanced", "namespace": "default" },
+        "spec": {
+            "type": "LoadBalancer",
+            "externalTrafficPolicy": "Local",
+            "ipFamilyPolicy": "RequireDualStack",
+            "selector": { "app": "web" },
+            "ports": [{ "port": 80, "targetPort": 8080 }],
+        },
+    }))?;
+    let ips = eventually(DEADLINE, "the Service has two addresses", || {
+        let service = api.get("Service", "default/balanced")?;
+        let service = service.context("it is gone")?;
+        let ingress = service["status"]["loadBalancer"]["ingress"].as_array();
+        let ips = ingress.into_iter().flatten();
+        let ips: Vec<IpAddr> = ips
+            .filter_map(|it| it["ip"].as_str()?.parse().ok())
+            .collect();
+        ensure!(ips.len() == 2, "{service}");
+        Ok(ips)
+    })?;
+    for ip in ips {
+        let probe = Probe::tcp((ip, 80).into());
+        let what = format!("{ip} answers");
+        eventually(DEADLINE, &what, || probe.reply(cluster.ns()))?;
+    }
+    api.delete("Service", "default/balanced")?;
+    eventually(DEADLINE, "the load balancer lets go of it", || {
+        let left = api.get("Service", "default/balanced")?;
+        ensure!(left.is_none(), "it is there");
+        Ok(())
+    })
 }

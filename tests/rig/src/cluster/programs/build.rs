@@ -39,6 +39,8 @@ pub(crate) struct Recipe {
     pub(crate) tags: &'static str,
     /// Whether to build without C, so that the programs need no library.
     pub(crate) is_static: bool,
+    /// Whether the package's tests are the program. Such a recipe has one program.
+    pub(crate) is_test: bool,
 }
 
 impl Build {
@@ -117,8 +119,14 @@ impl Recipe {
 
     fn command(&self, module: &Path, into: &Path) -> Command {
         let mut go = Command::new("go");
+        let build: &[&str] = if self.is_test {
+            &["test", "-c"]
+        } else {
+            &["build"]
+        };
         go.current_dir(module)
-            .args(["build", "-mod=readonly", "-trimpath"])
+            .args(build)
+            .args(["-mod=readonly", "-trimpath"])
             .args(["-ldflags", &self.ld_flags, "-tags", self.tags, "-o"]);
         match &*self.programs {
             [single] => go.arg(into.join(single)),

@@ -1,0 +1,122 @@
+//! Metrics of what the control plane sends and writes, and of what it was given.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use kplane_http::metrics::{Labels, Name};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+
+use crate::app::Secured;
+use crate::hub::Hub;
+use crate::kubernetes::Api;
+
+const ALONE: &Labels<'_> = &[];
+
+/// The credentials of this control plane.
+#[derive(Clone, Default)]
+pub(crate) struct Own {
+    /// The connection to the API server, if there is one.
+    api: Option<Arc<Api>>,
+    /// The configuration of TLS on the ports, if they have any.
+    tls: Option<Secured>,
+}
+
+impl Own {
+    /// Creates them from the connection to the API server and the configuration of TLS, if there are any.
+    pub(crate) fn new(api: Option<Arc<Api>>, tls: Option<Secured>) -> Self {
+        Self { api, tls }
+    }
+}
+
+/// Metrics of work, read at each scrape.
+pub(super) struct Work {
+    pub(super) hub: Arc<Hub>,
+    pub(super) own: Own,
+}
+
+/// Shows no credentials.
+impl fmt::Debug for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Work").finish_non_exhaustive()
+    }
+}
+
+impl Collector for Work {
+    fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
+        self.build(&mut to)?;
+        self.traffic(&mut to)?;
+        self.requests(&mut to)?;
+        self.certificate(&mut to)
+    }
+}
+
+impl Work {
+    fn build(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let version: &Labels<'_> = &[
+            ("version", env!("CARGO_PKG_VERSION")),
+            ("source", self.hub.source),
+        ];
+        Name(
+            "kplane_controlplane_build_info",
+            "Version of the control plane, and the kind of its source; always 1",
+        )
+        .gauge(to, [(version, 1.0)])
+    }
+
+    fn traffic(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let volumes = self.hub.traffic.volumes();
+        let labels = volumes.map(|(kind, _)| [("kind", kind)]);
+        let messages = volumes.map(|(_, volume)| volume.messages as f64);
+        Name(
+            "kplane_controlplane_sent_messages",
+            "Messages to agents; a stream adds its own with each heartbeat",
+        )
+        .counter(to, labels.iter().map(|l| &l[..]).zip(messages))?;
+        let bytes = volumes.map(|(_, volume)| volume.bytes as f64);
+        Name(
+            "kplane_controlplane_sent_bytes",
+            "Bytes of messages to agents, before TLS",
+        )
+        .counter(to, labels.iter().map(|l| &l[..]).zip(bytes))
+    }
+
+    fn requests(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let events = self.hub.events.all();
+        let labels = events.map(|(result, _)| [("result", result)]);
+        let counts = events.map(|(_, count)| count as f64);
+        Name(
+            "kplane_controlplane_events",
+            "Kubernetes events by their fate",
+        )
+        .counter(to, labels.iter().map(|l| &l[..]).zip(counts))?;
+        let Some(api) = &self.own.api else {
+            return Ok(());
+        };
+        let failures = api.failures().all();
+        let series: Vec<_> = failures
+            .iter()
+            .map(|((verb, reason), count)| ([("verb", *verb), ("reason", *reason)], *count as f64))
+            .collect();
+        Name(
+            "kplane_controlplane_api_failures",
+            "Requests to the API server that failed, without those of the source",
+        )
+        .counter(to, series.iter().map(|(labels, n)| (&labels[..], *n)))
+    }
+
+    fn certificate(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let tls = self.own.tls.as_ref().and_then(|tls| tls.peek());
+        let ends_at = tls.and_then(|follower| follower.as_ref()?.ends_at());
+        let since_1970 = ends_at.and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
+        let Some(seconds) = since_1970.map(|since| since.as_secs_f64()) else {
+            return Ok(());
+        };
+        Name(
+            "kplane_controlplane_certificate_expires_timestamp_seconds",
+            "Time at which the certificate of the ports ends",
+        )
+        .gauge(to, [(ALONE, seconds)])
+    }
+}

@@ -1,0 +1,36 @@
+//! Metrics of the node's kernel that decide about Services.
+
+use std::fmt;
+use std::fs;
+
+use kplane_http::metrics::{Labels, Name};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+
+/// The number of entries of connection tracking in this network namespace, and their limit.
+const ENTRIES: &str = "/proc/sys/net/netfilter/nf_conntrack_count";
+const LIMIT: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
+
+/// Numbers that are read at each scrape. Those that the kernel does not have are left out.
+#[derive(Debug)]
+pub(super) struct Host;
+
+impl Collector for Host {
+    fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
+        let one = |value: Option<f64>| value.map(|value| (&[] as &Labels<'_>, value));
+        Name(
+            "kplane_agent_conntrack_entries",
+            "Connections that the node tracks",
+        )
+        .gauge(&mut to, one(number(ENTRIES)))?;
+        Name(
+            "kplane_agent_conntrack_limit",
+            "Maximum number of connections that the node tracks; further ones are dropped",
+        )
+        .gauge(&mut to, one(number(LIMIT)))
+    }
+}
+
+fn number(file: &str) -> Option<f64> {
+    fs::read_to_string(file).ok()?.trim().parse().ok()
+}
