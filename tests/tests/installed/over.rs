@@ -17,6 +17,7 @@ pub(crate) fn kube_proxy_hands_over_node_by_node_and_takes_back() -> Result<()> 
     let load = traffic(&cluster)?;
     unharmed(&load).context("before kplane")?;
     installed(&cluster)?;
+    unharmed(&load).context("kplane serves no node yet")?;
     moved(&cluster, &load)?;
     for (node, left) in [("node-2", 1), ("node-1", 2)] {
         kpctl(&cluster, &["migrate", "back", "--node", node])?;
@@ -38,6 +39,7 @@ pub(crate) fn kube_proxy_in_mode_iptables_gets_all_nodes_back_before_kplane_leav
     let before = Traces::of(&cluster)?;
     let start = Instant::now();
     installed(&cluster)?;
+    unharmed(&load).context("kplane serves no node yet")?;
     moved(&cluster, &load)?;
     println!("all nodes moved after {:.1?}", start.elapsed());
     gone::seen(&cluster)?;
