@@ -20,6 +20,7 @@ pub(crate) fn kube_proxy_in_mode_nftables_hands_over_node_by_node_and_takes_back
     unharmed(&load).context("before kplane")?;
     let before = Traces::of(&cluster)?;
     step("installed", || installed(&cluster))?;
+    unharmed(&load).context("kplane serves no node yet")?;
     step("over, node by node", || one_by_one(&cluster, &load))?;
     step("one back and over again", || {
         typed(&cluster, "kpctl migrate back --node node-1")?;
@@ -43,6 +44,7 @@ pub(crate) fn kube_proxy_in_mode_iptables_gets_all_nodes_back_from_either_mode_o
     unharmed(&load).context("before kplane")?;
     let before = Traces::of(&cluster)?;
     step("installed", || installed(&cluster))?;
+    unharmed(&load).context("kplane serves no node yet")?;
     step("all over", || {
         typed(&cluster, "kpctl migrate start --all")?;
         served(&cluster, &load, &NODES)
