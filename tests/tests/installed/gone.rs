@@ -7,7 +7,7 @@ use kplane_tests::real::RealCluster;
 use kplane_tests::wait::eventually;
 use serde_json::Value;
 
-use crate::support::DEADLINE;
+use crate::support::{DEADLINE, step};
 use crate::typed::typed_with;
 
 /// Prints what a Service proxy may leave on a node, one a line: tables, chains and jumps to them, sets, devices with their
@@ -92,15 +92,21 @@ pub(crate) fn seen(cluster: &RealCluster) -> Result<()> {
 
 /// Removes kplane in the documented way, and wants the cluster to be as it was.
 pub(crate) fn removed(cluster: &RealCluster, before: &Traces) -> Result<()> {
-    let said = typed_with(cluster, "kpctl uninstall", &["--yes"])?;
+    let said = step("  kpctl uninstall", || {
+        typed_with(cluster, "kpctl uninstall", &["--yes"])
+    })?;
     for node in before.nodes.keys() {
         let line = format!("rules and cache of {node}");
         ensure!(said.contains(&line), "{said}");
     }
-    let uninstall = "helm uninstall kplane --namespace kplane";
-    typed_with(cluster, uninstall, &["--wait"])?;
-    let delete = "kubectl delete namespace kplane";
-    typed_with(cluster, delete, &["--timeout=2m"])?;
+    step("  helm uninstall", || {
+        let uninstall = "helm uninstall kplane --namespace kplane";
+        typed_with(cluster, uninstall, &["--wait"])
+    })?;
+    step("  the namespace deleted", || {
+        let delete = "kubectl delete namespace kplane";
+        typed_with(cluster, delete, &["--timeout=2m"])
+    })?;
     eventually(DEADLINE, "nothing is left of kplane", || {
         let after = Traces::of(cluster)?;
         ensure!(after == *before, "before: {before:?}\nafter: {after:?}");
