@@ -7,6 +7,8 @@ use super::report::{KPLANE, KUBE_PROXY, Outcome, Run, Spec};
 use super::specs::{LEFT_OUT, ONE_FAMILY};
 
 const HEAD: &str = include_str!("head.md");
+/// The fact that a person may add to a file of results.
+const NOTE: &str = "note";
 
 /// Returns the page.
 pub(super) fn render(runs: &[Run]) -> String {
@@ -69,6 +71,11 @@ fn totals(runs: &[Run]) -> String {
     let [kubernetes, kplane, kernel] = facts;
     let versions = format!("\nKubernetes {kubernetes}, kplane {kplane}, Linux {kernel}.");
     line(&mut text, &versions);
+    for run in runs.iter().filter(|run| !run.fact(NOTE).is_empty()) {
+        let (proxy, mode, families) = (&run.proxy, &run.mode, &run.families);
+        let note = format!("\n{proxy}, {mode}, {families}: {}", run.fact(NOTE));
+        line(&mut text, &note);
+    }
     text
 }
 
