@@ -202,10 +202,11 @@ impl Work<'_, '_> {
         while !waiting.is_empty() {
             let picture = Picture::from(&self.cluster.gather_objects().await?);
             for name in waiting.clone() {
-                let state = picture.node(&name).map(|node| node.cleanup.clone());
-                match state {
+                let node = picture.node(&name);
+                match node.map(|node| node.cleanup.clone()) {
                     Some(PodState::Absent) => {
-                        let purpose = Purpose::Uninstall;
+                        let kube_proxy = node.is_some_and(|node| node.kube_proxy.is_there());
+                        let purpose = Purpose::Uninstall { kube_proxy };
                         self.cluster.clean_up(&name, program, purpose).await?;
                         created.insert(name);
                     }

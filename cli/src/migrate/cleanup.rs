@@ -28,7 +28,10 @@ pub(crate) enum Purpose {
     /// kube-proxy takes the node over: kplane's rules go once those of kube-proxy are there.
     Return,
     /// kplane leaves the cluster: the folder of the cache goes as well.
-    Uninstall,
+    Uninstall {
+        /// Whether kube-proxy serves the node. In modes iptables and ipvs the rules are its own then, and stay.
+        kube_proxy: bool,
+    },
 }
 
 /// The program that cleans up.
@@ -90,12 +93,19 @@ pub(crate) fn pod(program: &Program, purpose: Purpose, namespace: &str, node: &s
         ..Toleration::default()
     }]);
     without_identity(&mut spec);
-    let flag = match purpose {
-        Purpose::Return => "--after-kube-proxy".to_owned(),
-        Purpose::Uninstall => format!("--cache-dir={}", mount_host(&mut spec)),
+    let mut flags = vec!["--cleanup".to_owned()];
+    let (kube_proxy, leaves) = match purpose {
+        Purpose::Return => (true, false),
+        Purpose::Uninstall { kube_proxy } => (kube_proxy, true),
     };
+    if kube_proxy {
+        flags.push("--after-kube-proxy".to_owned());
+    }
+    if leaves {
+        flags.push(format!("--cache-dir={}", mount_host(&mut spec)));
+    }
     if let Some(container) = spec.containers.first_mut() {
-        instead_of_serving(container, flag);
+        instead_of_serving(container, flags);
     }
     let mut pod = Pod {
         spec: Some(spec),
@@ -113,14 +123,14 @@ pub(crate) fn pod(program: &Program, purpose: Purpose, namespace: &str, node: &s
 }
 
 /// Adds the flags of a cleanup. The agent's other flags stay: they say which backend and which settings to remove.
-fn instead_of_serving(container: &mut Container, flag: String) {
+fn instead_of_serving(container: &mut Container, flags: Vec<String>) {
     container.liveness_probe = None;
     container.readiness_probe = None;
     container.startup_probe = None;
     container.lifecycle = None;
     container.ports = None;
     let args = container.args.get_or_insert_default();
-    args.extend(["--cleanup".to_owned(), flag]);
+    args.extend(flags);
 }
 
 /// Removes volumes with credentials: a cleanup talks to no other program, and ConfigMaps of the control plane may be
@@ -251,7 +261,8 @@ mod tests {
 
     #[test]
     fn the_cache_folder_goes_with_its_parent_mounted() {
-        let pod = made(&agents(), Purpose::Uninstall);
+        let alone = Purpose::Uninstall { kube_proxy: false };
+        let pod = made(&agents(), alone);
         let volumes: Vec<&Value> = pod["spec"]["volumes"].as_array().unwrap().iter().collect();
         let paths = volumes.iter().map(|volume| &volume["hostPath"]["path"]);
         assert_eq!(
@@ -265,13 +276,26 @@ mod tests {
             "{mounts:?}"
         );
         let args = container["args"].as_array().unwrap();
-        assert_eq!(args.last().unwrap(), "--cache-dir=/host/kplane-1");
+        assert_eq!(args[1..], ["--cleanup", "--cache-dir=/host/kplane-1"]);
         let gone = |mount: &Value| mount["name"] != "identity";
         assert!(mounts.iter().all(gone), "{mounts:?}");
-        let bare = made(&Program::Image("agent:2".to_owned()), Purpose::Uninstall);
+        let bare = made(&Program::Image("agent:2".to_owned()), alone);
         assert_eq!(bare["spec"]["containers"][0]["image"], "agent:2");
         assert_eq!(bare["spec"]["volumes"][0]["hostPath"]["path"], "/var/lib");
         assert_eq!(bare["spec"]["hostNetwork"], true);
+    }
+
+    /// Without the flag, an agent in mode iptables refuses to clean up beside a kube-proxy.
+    #[test]
+    fn beside_kube_proxy_its_rules_stay() {
+        let pod = made(&agents(), Purpose::Uninstall { kube_proxy: true });
+        let args = pod["spec"]["containers"][0]["args"].as_array().unwrap();
+        let expected = [
+            "--cleanup",
+            "--after-kube-proxy",
+            "--cache-dir=/host/kplane-1",
+        ];
+        assert_eq!(args[1..], expected);
     }
 
     #[test]

@@ -38,6 +38,8 @@ pub struct Report {
     pub answered: BTreeMap<String, u64>,
     /// Number of probes not answered, by reason.
     pub failed: BTreeMap<String, u64>,
+    /// The time when the last of these ended, to find it in the logs of others.
+    pub last_failed: Option<Instant>,
     /// Times of the answered probes, from first packet to the server's line.
     pub latency: Histogram,
     /// The longest time that a thread went without an answer.
@@ -127,7 +129,10 @@ impl Report {
                 self.latency.record(reply.took);
                 bump(&mut self.answered, &reply.name, 1);
             }
-            failure => bump(&mut self.failed, &failure.to_string(), 1),
+            failure => {
+                self.last_failed = Some(Instant::now());
+                bump(&mut self.failed, &failure.to_string(), 1);
+            }
         }
     }
 
@@ -138,6 +143,7 @@ impl Report {
         for (reason, count) in &other.failed {
             bump(&mut self.failed, reason, *count);
         }
+        self.last_failed = self.last_failed.max(other.last_failed);
         self.latency.merge(&other.latency);
         self.longest_gap = self.longest_gap.max(other.longest_gap);
     }
@@ -156,7 +162,11 @@ impl fmt::Display for Report {
             latency(99.0),
             self.latency.max(),
             self.longest_gap
-        )
+        )?;
+        match self.last_failed {
+            Some(at) => write!(f, ", last failure {:.1?} ago", at.elapsed()),
+            None => Ok(()),
+        }
     }
 }
 

@@ -1,5 +1,8 @@
 //! The chart, installed by Helm on real clusters: kubelets, containers and Pods.
 
+mod flapping;
+mod gone;
+mod nodes;
 mod nothing;
 mod over;
 mod support;
@@ -14,6 +17,7 @@ use kplane_tests::real;
 const TESTS: &[Test] = kplane_rig::tests!(
     nothing::from_nothing_to_all_nodes_verified_and_off_again,
     over::kube_proxy_hands_over_node_by_node_and_takes_back,
+    over::kube_proxy_in_mode_iptables_gets_all_nodes_back_before_kplane_leaves,
 );
 
 fn main() -> ExitCode {

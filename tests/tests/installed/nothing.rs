@@ -2,14 +2,17 @@
 
 use std::time::Instant;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
+use kplane_tests::load::Load;
 use kplane_tests::real::{Proxy, RealCluster};
 use kplane_tests::wait::eventually;
 use serde_json::json;
 
+use crate::gone::{self, Traces};
 use crate::support::{
-    DEADLINE, NAMESPACE, chart, cluster, helm_of, kpctl, traffic, unharmed, verified,
+    DEADLINE, NAMESPACE, chart, cluster, helm_of, kpctl, rolled, traffic, unharmed, verified,
 };
+use crate::{flapping, nodes};
 
 const NODES: [&str; 2] = ["node-1", "node-2"];
 const TAINT: &str = "kplane.io/not-ready";
@@ -21,6 +24,7 @@ const SETTINGS: [&str; 2] = [
 
 pub(crate) fn from_nothing_to_all_nodes_verified_and_off_again() -> Result<()> {
     let cluster = cluster(Proxy::None)?;
+    let before = Traces::of(&cluster)?;
     let taint = json!({ "key": TAINT, "effect": "NoSchedule" });
     for node in NODES {
         let spec = json!({ "spec": { "taints": [taint] } });
@@ -49,16 +53,16 @@ pub(crate) fn from_nothing_to_all_nodes_verified_and_off_again() -> Result<()> {
         "controlPlane.logLevel=debug",
     ];
     chart(&cluster, "upgrade", &settings)?;
-    rolled(&cluster)?;
-    unharmed(&load)?;
+    replaced(&cluster, &load)?;
     helm_of(
         &cluster,
         &["rollback", "kplane", "1", "--namespace", NAMESPACE],
     )?;
-    rolled(&cluster)?;
-    unharmed(&load)?;
+    replaced(&cluster, &load)?;
+    events(&cluster, &load)?;
     drop(load);
-    removed(&cluster)
+    gone::seen(&cluster)?;
+    gone::removed(&cluster, &before)
 }
 
 /// A Pod on each node checks it before anything is installed, and goes.
@@ -86,22 +90,30 @@ fn checked(cluster: &RealCluster) -> Result<()> {
 }
 
 /// Waits until all pods are replaced, and all nodes verified.
-fn rolled(cluster: &RealCluster) -> Result<()> {
-    for of in [
-        "deployment/kplane-controlplane",
-        "daemonset/kplane-nodeagent",
-    ] {
-        let args = [
-            "rollout",
-            "status",
-            "--namespace",
-            NAMESPACE,
-            "--timeout=2m",
-            of,
-        ];
-        cluster.kubectl(&args)?;
+fn replaced(cluster: &RealCluster, load: &Load) -> Result<()> {
+    rolled(cluster)?;
+    verified(cluster, &NODES)?;
+    unharmed(load)
+}
+
+/// What happens to nodes and endpoints of a cluster in its life.
+fn events(cluster: &RealCluster, load: &Load) -> Result<()> {
+    type Event = fn(&RealCluster, &Load) -> Result<()>;
+    let events: [(&str, Event); 4] = [
+        ("a node is drained and uncordoned", nodes::drained),
+        ("a node is added and deleted", nodes::come_and_gone),
+        ("readiness flaps", flapping::ten_times_a_second),
+        (
+            "a replica's node is lost and comes back",
+            nodes::lost_and_back,
+        ),
+    ];
+    for (name, event) in events {
+        let start = Instant::now();
+        event(cluster, load).context(name)?;
+        println!("{name}: {:.1?}", start.elapsed());
     }
-    verified(cluster, &NODES)
+    Ok(())
 }
 
 /// Waits until Nodes have lost the start-up taint: their canaries have answered.
@@ -114,24 +126,4 @@ fn untainted(cluster: &RealCluster) -> Result<()> {
         ensure!(tainted.count() == 0);
         Ok(())
     })
-}
-
-/// Nothing of kplane is left in the cluster or on its nodes.
-fn removed(cluster: &RealCluster) -> Result<()> {
-    helm_of(
-        cluster,
-        &["uninstall", "kplane", "--namespace", NAMESPACE, "--wait"],
-    )?;
-    cluster.kubectl(&["delete", "namespace", NAMESPACE, "--timeout=2m"])?;
-    let everywhere = "clusterroles,clusterrolebindings,priorityclasses";
-    let listed = cluster.kubectl(&["get", everywhere, "--output", "name"])?;
-    ensure!(!listed.contains("kplane"), "{listed}");
-    for node in cluster.nodes() {
-        eventually(DEADLINE, "the agent has gone", || {
-            let found = node.exec("sh", &["-c", "pgrep kp-nodeagent || true"])?;
-            ensure!(found.trim().is_empty(), "{found}");
-            Ok(())
-        })?;
-    }
-    Ok(())
 }

@@ -1,5 +1,6 @@
 //! The programs and images, and an installation on a cluster.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use kplane_tests::load::{Load, Pace};
 use kplane_tests::product::{Product, cargo};
 use kplane_tests::real::{self, NodePrograms, Options, Proxy, RealCluster};
 use kplane_tests::wait::eventually;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Kubelets and controllers take seconds, and the machine may be busy.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
@@ -110,19 +111,37 @@ pub(crate) fn kpctl(cluster: &RealCluster, args: &[&str]) -> Result<String> {
     cluster.run(&kpctl, args)
 }
 
-/// Waits until kpctl shows these nodes, and all of them verified.
+/// Returns the nodes as `kpctl status` shows them.
+pub(crate) fn nodes(cluster: &RealCluster) -> Result<Vec<Value>> {
+    let text = kpctl(cluster, &["status", "-o", "json"])?;
+    let status: Value = serde_json::from_str(&text).context("the JSON of kpctl")?;
+    let nodes = status["nodes"].as_array();
+    nodes.cloned().context("no nodes")
+}
+
+/// Waits until the nodes that kpctl shows verified are exactly these.
 pub(crate) fn verified(cluster: &RealCluster, names: &[&str]) -> Result<()> {
     eventually(DEADLINE, &format!("{names:?} are verified"), || {
-        let text = kpctl(cluster, &["status", "-o", "json"])?;
-        let status: Value = serde_json::from_str(&text).context("the JSON of kpctl")?;
-        let nodes = status["nodes"].as_array().context("no nodes")?;
+        let nodes = nodes(cluster)?;
         let good = nodes.iter().filter(|node| {
             node["state"] == "InSync" && node["verifiedRevision"] == node["appliedRevision"]
         });
         let good: Vec<_> = good.filter_map(|node| node["name"].as_str()).collect();
-        ensure!(good == names, "{text}");
+        ensure!(good == names, "{nodes:?}");
         Ok(())
     })
+}
+
+/// Waits until all pods of the installation are replaced by those that it shall have.
+pub(crate) fn rolled(cluster: &RealCluster) -> Result<()> {
+    for of in [
+        "deployment/kplane-controlplane",
+        "daemonset/kplane-nodeagent",
+    ] {
+        let wait = ["rollout", "status", "--timeout=2m"];
+        cluster.kubectl(&[&wait[..], &["--namespace", NAMESPACE, of]].concat())?;
+    }
+    Ok(())
 }
 
 /// A Service with two endpoints, which a Pod asks without a pause.
@@ -130,16 +149,36 @@ pub(crate) fn traffic(cluster: &RealCluster) -> Result<Load> {
     let api = cluster.api();
     api.apply(&real::pod("default", "client", "node-1"))?;
     api.apply(&real::deployment("default", "web", 2))?;
+    // As an administrator wants it: a drained node keeps its last endpoint until there is another one.
+    api.apply(&json!({
+        "kind": "PodDisruptionBudget",
+        "metadata": { "name": "web", "namespace": "default" },
+        "spec": { "minAvailable": 1, "selector": { "matchLabels": { "app": "web" } } },
+    }))?;
     api.apply(&real::service("default", "web"))?;
     cluster.wait_for_pods("default", "app=client", 1)?;
     cluster.wait_for_pods("default", "app=web", 2)?;
-    let service = api.get("Service", "default/web")?.context("no Service")?;
-    let ip = *real::ips(&service).first().context("no ClusterIP")?;
-    eventually(DEADLINE, "the ClusterIP answers", || {
-        cluster.exec("default/client", &["/pod", "connect", &format!("{ip}:80")])
-    })?;
-    let probe = Probe::tcp((ip, 80).into());
+    load(cluster, "web")
+}
+
+/// Lets the client connect to a Service without a pause, beginning once the Service answers.
+pub(crate) fn load(cluster: &RealCluster, service: &str) -> Result<Load> {
+    let address = reached(cluster, "default/client", service)?;
+    let probe = Probe::tcp(address);
     Load::start(&cluster.pod_ns("default/client")?, probe, Pace::default())
+}
+
+/// Waits until a Pod reaches a Service, and returns the address and port.
+pub(crate) fn reached(cluster: &RealCluster, pod: &str, service: &str) -> Result<SocketAddr> {
+    let object = cluster
+        .api()
+        .get("Service", &format!("default/{service}"))?;
+    let ips = real::ips(&object.context("no Service")?);
+    let address = SocketAddr::new(*ips.first().context("no ClusterIP")?, 80);
+    eventually(DEADLINE, &format!("{service} answers {pod}"), || {
+        cluster.exec(pod, &["/pod", "connect", &address.to_string()])
+    })?;
+    Ok(address)
 }
 
 /// Wants all connections of the load to have been answered, and some more since the last look.

@@ -131,6 +131,18 @@ impl Api {
             .with_context(|| format!("patch the status of {kind} {key}"))
     }
 
+    /// Sets the given fields of an object's status, such as one of its conditions, and leaves those of others
+    /// (server-side apply, by force).
+    ///
+    /// # Errors
+    /// The server's error; 404 if the object does not exist.
+    pub fn apply_status(&self, object: &Value) -> Result<Value> {
+        let (kind, path) = Self::at(object)?;
+        let path = format!("{path}/status?fieldManager={FIELD_MANAGER}&force=true");
+        self.send(Method::PATCH, &path, APPLY, Some(&complete(kind, object)))
+            .with_context(|| format!("apply the status of {}", shown(object)))
+    }
+
     /// Deletes an object. A Pod on a node goes when its kubelet agrees.
     ///
     /// # Errors

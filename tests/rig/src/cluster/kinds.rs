@@ -48,6 +48,12 @@ const KINDS: &[Kind] = &[
         true,
     ),
     kind("Event", "events.k8s.io/v1", "events", true),
+    kind(
+        "PodDisruptionBudget",
+        "policy/v1",
+        "poddisruptionbudgets",
+        true,
+    ),
     kind("Lease", "coordination.k8s.io/v1", "leases", true),
     kind("IPAddress", "networking.k8s.io/v1", "ipaddresses", false),
     kind("ServiceCIDR", "networking.k8s.io/v1", "servicecidrs", false),
