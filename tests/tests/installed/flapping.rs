@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::support::{DEADLINE, load, reached, unharmed, verified};
 
 const NAME: &str = "flapping";
-/// Kubelet asks containers once a second at most. A condition of another program counts at once.
+/// A condition that the kubelet takes into account. It asks containers once a second at most.
 const GATE: &str = "kplane.io/test";
 /// Time between two changes.
 const BEAT: Duration = Duration::from_millis(100);
@@ -66,13 +66,16 @@ fn answers(cluster: &RealCluster, names: &[&str]) -> Result<()> {
     })
 }
 
-/// Sets the condition that the Pod's readiness depends on.
+/// Sets the condition that the Pod's readiness depends on, and the readiness itself: the kubelet, which would derive one
+/// from the other, takes seconds.
 fn ready(cluster: &RealCluster, ready: bool) -> Result<()> {
     let status = if ready { "True" } else { "False" };
     let pod = json!({
         "kind": "Pod",
         "metadata": { "name": "gated", "namespace": "default" },
-        "status": { "conditions": [{ "type": GATE, "status": status }] },
+        "status": { "conditions": [
+            { "type": GATE, "status": status }, { "type": "Ready", "status": status },
+        ] },
     });
     cluster.api().apply_status(&pod).map(drop)
 }

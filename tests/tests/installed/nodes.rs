@@ -59,9 +59,11 @@ pub(crate) fn lost_and_back(cluster: &RealCluster, load: &Load) -> Result<()> {
     cluster.wait_for_pods("default", "app=late", 1)?;
     api.apply(&real::service("default", "late"))?;
     reached(cluster, "default/client", "late").context("without a replica")?;
+    // Unknown: whether the lost replica serves the node, no other one can tell.
     eventually(DEADLINE, "kpctl names the node", || {
         let nodes = nodes(cluster)?;
-        let lost = nodes.iter().any(|node| node["state"] == "Disconnected");
+        let mut lost = nodes.iter().filter(|node| node["name"] == "node-2");
+        let lost = lost.any(|node| node["state"] == "Disconnected" || node["state"] == "Unknown");
         ensure!(lost, "{nodes:?}");
         Ok(())
     })?;
