@@ -29,8 +29,7 @@ use tokio_rustls::TlsAcceptor;
 
 use self::ports::Ports;
 pub(crate) use self::work::Own;
-use crate::app::Secured;
-use crate::doors::{Cover, Door};
+use crate::doors::{Cover, Door, Secured};
 use crate::hub::Hub;
 use crate::identity::Gate;
 use crate::source::relayed;

@@ -10,7 +10,6 @@ pub use error::{BuildError, TaskError};
 pub use flags::TlsFlags;
 pub use orders::{State, StateFlags, pod_namespace};
 pub use protection::Protection;
-pub(crate) use protection::Secured;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -29,7 +28,7 @@ use tonic::transport::{Channel, Endpoint};
 use self::ports::{agent_limits, agent_router, listen, serve, status_router};
 use crate::admin::{Admin, Own};
 use crate::admission::Admission;
-use crate::doors::{Door, Limits};
+use crate::doors::{Door, Limits, Secured};
 use crate::hub::Hub;
 use crate::identity::{self, Gate};
 use crate::index::CliffGuard;

@@ -27,6 +27,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::future::{BoxFuture, Shared};
 use futures_util::stream::{self, Stream, StreamExt as _};
 use kplane_http::Acceptor;
 use kplane_tls::{Follower, ServerConfig};
@@ -38,6 +39,9 @@ use tracing::{debug, warn};
 use self::book::{Book, Verdict};
 use crate::buckets::{Buckets, Rate};
 use crate::snapshots::PER_SECOND;
+
+/// The configuration of TLS as soon as there is one.
+pub(crate) type Secured = Shared<BoxFuture<'static, Option<Follower<ServerConfig>>>>;
 
 /// Maximum time that a connection may wait. It is longer than the time that an agent may take for
 /// its Hello, so that an agent that is too slow gets an answer.

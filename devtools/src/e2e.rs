@@ -33,8 +33,8 @@ const PAGE: &str = "docs/conformance.md";
 /// Options of `cargo xtask test e2e`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Needs root, cgroups of version 1, and Go for the first start (10 to 15 minutes of building, then seconds).
-One proxy in one mode takes 15 to 30 minutes on two cores.
+Needs root, cgroups of version 1, and Go for the first start (5 to 15 minutes of building, then seconds).
+One proxy in one mode takes about 15 minutes on two cores.
 
 Examples:
   cargo xtask test e2e                                        both proxies in both modes, and the page

@@ -53,6 +53,8 @@ pub enum Task {
         conntrack: sysctl::Settings,
         /// Settings of mode ipvs, if that is the node's mode (D6, D8).
         ipvs: Option<backend::ipvs::IpvsSettings>,
+        /// Whether node ports are served on loopback addresses, in mode iptables (C8).
+        localhost: bool,
     },
     /// Remove what an agent left (I4).
     Cleanup(cleanup::Task),

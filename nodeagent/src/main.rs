@@ -117,9 +117,16 @@ fn run(checked: Checked, log: LogControl) -> anyhow::Result<()> {
     let config = match checked.task {
         Task::Run(config) => config,
         Task::WriteConfig { path, config } => return to_file(&config, &path),
-        Task::InitOnly { conntrack, ipvs } => {
+        Task::InitOnly {
+            conntrack,
+            ipvs,
+            localhost,
+        } => {
             sysctl::apply_and_log(&conntrack);
             ipvs.iter().for_each(backend::ipvs::prepare);
+            if localhost {
+                backend::iptables::prepare();
+            }
             return Ok(());
         }
         Task::Cleanup(task) => return clean_up(&task),

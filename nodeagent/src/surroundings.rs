@@ -1,7 +1,7 @@
 //! What stands in the way of packets on the node, besides kplane's own rules: settings of the kernel, and rules of other
 //! programs.
 //!
-//! A task of its own examines the node at the start and every ten seconds ([`watch`]). The engine only reads the
+//! A task of its own examines the node at the start and every ten seconds ([`watch()`]). The engine only reads the
 //! latest facts, and puts what they mean into its report ([`findings`], pure).
 
 use std::fs;

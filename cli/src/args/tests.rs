@@ -69,3 +69,79 @@ fn service_names() {
         assert_eq!(name.as_deref(), expected, "{service:?} -n {namespace:?}");
     }
 }
+
+/// Returns the command that a line begins with, without what follows it: a comment, an explanation, another command.
+fn typed(line: &str) -> &str {
+    let ends = [" #", "  ", " | ", " && ", " > "];
+    let end = ends.iter().filter_map(|end| line.find(end)).min();
+    line[..end.unwrap_or(line.len())].trim_end()
+}
+
+/// Returns the words of a command; quotes keep blanks.
+fn words(command: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    let mut quote = None;
+    for c in command.chars() {
+        match (c, quote) {
+            ('\'' | '"', None) => quote = Some(c),
+            (c, Some(open)) if c == open => quote = None,
+            (' ', None) => words.push(String::new()),
+            (c, _) => words.last_mut().unwrap().push(c),
+        }
+    }
+    words.retain(|word| !word.is_empty());
+    words
+}
+
+/// Fails unless kpctl takes a command that a text shows.
+fn takes(place: &str, command: &str) {
+    let parsed = Cli::try_parse_from(words(command));
+    let error = parsed.err().filter(|error| {
+        let shown = [ErrorKind::DisplayHelp, ErrorKind::DisplayVersion];
+        !shown.contains(&error.kind())
+    });
+    assert!(error.is_none(), "{place}: {command}: {}", error.unwrap());
+}
+
+#[test]
+fn each_documented_command_is_one_that_kpctl_takes() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut files = vec![root.join("README.md")];
+    let docs = std::fs::read_dir(root.join("docs")).unwrap();
+    files.extend(docs.map(|entry| entry.unwrap().path()));
+    let mut found = 0;
+    for file in files
+        .iter()
+        .filter(|file| file.extension().is_some_and(|of| of == "md"))
+    {
+        let text = std::fs::read_to_string(file).unwrap().replace("\\\n", " ");
+        let lines = text.lines().filter(|line| line.starts_with("    "));
+        for line in lines
+            .map(str::trim)
+            .filter(|line| line.starts_with("kpctl "))
+        {
+            takes(&file.display().to_string(), typed(line));
+            found += 1;
+        }
+    }
+    assert!(found > 50, "{found} commands");
+}
+
+#[test]
+fn each_example_is_one_that_kpctl_takes() {
+    fn visit(command: &clap::Command) {
+        let help = command
+            .get_after_help()
+            .map(ToString::to_string)
+            .unwrap_or_default();
+        for line in help
+            .lines()
+            .filter_map(|line| line.strip_prefix("  "))
+            .filter(|line| line.starts_with("kpctl "))
+        {
+            takes(command.get_name(), typed(line));
+        }
+        command.get_subcommands().for_each(visit);
+    }
+    visit(&command(PROGRAM));
+}

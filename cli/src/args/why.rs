@@ -11,7 +11,7 @@ use super::lists::service_name;
 /// The question: a Service, a sender, and the node that handles the packet.
 #[derive(Args, Debug)]
 pub(crate) struct WhyArgs {
-    /// NAMESPACE/NAME[:PORT]; PORT is a name or a number, the first port if it is not given
+    /// NAMESPACE/NAME, or NAMESPACE/NAME:PORT with the name or the number of a port; the first port if there is none
     #[arg(value_name = "SERVICE[:PORT]")]
     service: String,
     /// Namespace of the Service, if SERVICE does not name it

@@ -8,7 +8,7 @@ use kplane_http::metrics::{Labels, Name};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
-use crate::app::Secured;
+use crate::doors::Secured;
 use crate::hub::Hub;
 use crate::kubernetes::Api;
 

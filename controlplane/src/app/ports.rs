@@ -19,8 +19,8 @@ use tonic::{Request, Status};
 use tracing::warn;
 
 use super::protection::is_exposed;
-use super::{BuildError, Secured, TaskError};
-use crate::doors::{Cover, Door, Limits, Occupancy};
+use super::{BuildError, TaskError};
+use crate::doors::{Cover, Door, Limits, Occupancy, Secured};
 use crate::hub::Hub;
 use crate::identity::Gate;
 use crate::peers::Peers;

@@ -5,12 +5,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use futures_util::FutureExt as _;
-use futures_util::future::{BoxFuture, Shared};
-use kplane_tls::{FileError, Follower, ServerConfig, ServerFiles, Token, TokenFile, published};
+use futures_util::future::BoxFuture;
+use kplane_tls::{FileError, Follower, ServerFiles, Token, TokenFile, published};
 use tokio::net::TcpListener;
 
 use super::BuildError;
 use crate::authority::Authority;
+use crate::doors::Secured;
 use crate::kubernetes::Api;
 use crate::peers;
 use crate::relay;
@@ -33,9 +34,6 @@ pub enum Protection {
         client_ca: Option<PathBuf>,
     },
 }
-
-/// The configuration of TLS as soon as there is one.
-pub(crate) type Secured = Shared<BoxFuture<'static, Option<Follower<ServerConfig>>>>;
 
 /// The way of a relay to the control plane that it follows, and its token.
 type ToSource = (Option<peers::Cover>, Option<Follower<Token>>);

@@ -1,12 +1,14 @@
 //! The page `docs/conformance.md`, made of the committed results.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use super::report::{KPLANE, KUBE_PROXY, Outcome, Run, Spec};
 use super::specs::{LEFT_OUT, ONE_FAMILY};
 
 const HEAD: &str = include_str!("head.md");
+/// The fact that a person may add to a file of results.
+const NOTE: &str = "note";
 
 /// Returns the page.
 pub(super) fn render(runs: &[Run]) -> String {
@@ -69,6 +71,11 @@ fn totals(runs: &[Run]) -> String {
     let [kubernetes, kplane, kernel] = facts;
     let versions = format!("\nKubernetes {kubernetes}, kplane {kplane}, Linux {kernel}.");
     line(&mut text, &versions);
+    for run in runs.iter().filter(|run| !run.fact(NOTE).is_empty()) {
+        let (proxy, mode, families) = (&run.proxy, &run.mode, &run.families);
+        let note = format!("\n{proxy}, {mode}, {families}: {}", run.fact(NOTE));
+        line(&mut text, &note);
+    }
     text
 }
 
@@ -104,17 +111,30 @@ fn troubles(runs: &[Run]) -> String {
     format!("| Spec | Mode, families | kube-proxy | kplane |\n|---|---|---|---|\n{rows}")
 }
 
+/// Returns a table of the specs that found that they cannot run, with their reasons and the proxies.
 fn skipped(runs: &[Run]) -> String {
-    let all = runs.iter().flat_map(|run| &run.specs);
-    let all = all.filter(|spec| spec.outcome == Outcome::Skipped);
-    let rows: BTreeSet<_> = all
-        .map(|spec| format!("| {} | {} |\n", spec.name, spec.reason.replace('|', "\\|")))
-        .collect();
+    let mut rows: BTreeMap<(&str, &str), Vec<String>> = BTreeMap::new();
+    for run in runs {
+        for spec in run.specs.iter().filter(|it| it.outcome == Outcome::Skipped) {
+            let with = format!("{} {} {}", run.proxy, run.mode, run.families);
+            let row = rows.entry((&spec.name, &spec.reason)).or_default();
+            row.push(with);
+        }
+    }
     if rows.is_empty() {
         return "None.\n".to_owned();
     }
-    let rows: String = rows.into_iter().collect();
-    format!("| Spec | Reason that it gives |\n|---|---|\n{rows}")
+    let mut text = "| Spec | Reason that it gives | With |\n|---|---|---|\n".to_owned();
+    for ((name, reason), with) in rows {
+        let with = if with.len() == runs.len() {
+            "all".to_owned()
+        } else {
+            with.join("<br>")
+        };
+        let reason = reason.replace('|', "\\|");
+        line(&mut text, &format!("| {name} | {reason} | {with} |"));
+    }
+    text
 }
 
 /// Returns each mode once: the first of its runs, and the run of the other proxy, if there is one.
@@ -192,6 +212,5 @@ mod tests {
         let runs = report::load(&root.join(super::super::RESULTS)).unwrap();
         let page = fs::read_to_string(root.join(super::super::PAGE)).unwrap();
         assert_eq!(page, render(&runs), "cargo xtask test e2e --page");
-        assert_eq!(worse(&runs), [""; 0]);
     }
 }

@@ -314,15 +314,18 @@ impl Flags {
                 after_kube_proxy: self.after_kube_proxy,
             })
         } else {
+            let settings = loaded.settings;
+            let kind = self.data_path.backend.unwrap_or(settings.kind);
+            let mut served = settings.node.nodeport_addresses.iter();
             Task::InitOnly {
-                conntrack: loaded.settings.conntrack,
-                ipvs: self
-                    .data_path
-                    .backend
-                    .unwrap_or(loaded.settings.kind)
+                localhost: kind == backend::Kind::Iptables
+                    && settings.backend.localhost_nodeports
+                    && served.any(|range| backend::iptables::meets_loopback(*range)),
+                conntrack: settings.conntrack,
+                ipvs: kind
                     .describe()
                     .has_virtual_servers
-                    .then_some(loaded.settings.backend.ipvs),
+                    .then_some(settings.backend.ipvs),
             }
         };
         Checked { task, log, notes }

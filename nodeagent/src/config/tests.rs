@@ -491,6 +491,28 @@ fn i5_init_only_needs_nothing_else() {
 }
 
 #[test]
+fn i5_c8_init_only_prepares_node_ports_on_loopback_where_they_are_served() {
+    let served = |flags: &str| {
+        let task = task(&format!("kp-nodeagent --init-only {flags}"));
+        let Task::InitOnly { localhost, .. } = task.unwrap() else {
+            panic!("not what was asked");
+        };
+        localhost
+    };
+    assert!(served("--proxy-mode iptables"));
+    assert!(served(
+        "--proxy-mode iptables --nodeport-addresses 127.0.0.0/8"
+    ));
+    assert!(!served(
+        "--proxy-mode iptables --nodeport-addresses 192.0.2.0/24"
+    ));
+    assert!(!served(
+        "--proxy-mode iptables --iptables-localhost-nodeports=false"
+    ));
+    assert!(!served("--proxy-mode nftables --nodeport-addresses all"));
+}
+
+#[test]
 fn i1_write_config_to_comes_before_everything_else() {
     let task = task("kp-nodeagent --write-config-to /f --cleanup --masquerade-all").unwrap();
     let Task::WriteConfig { path, config } = task else {

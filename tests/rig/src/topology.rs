@@ -275,6 +275,12 @@ impl Topology {
         self.pods.values()
     }
 
+    /// Returns the addresses of the fabric, one for each of its prefixes. The fabric swallows what is sent to them for
+    /// others.
+    pub fn gateways(&self) -> impl Iterator<Item = IpAddr> {
+        self.fabric.gateways()
+    }
+
     /// Returns the namespace of the bridge that joins all hosts; a capture there sees all traffic
     /// between them.
     #[must_use]

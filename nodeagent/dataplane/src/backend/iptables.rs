@@ -56,6 +56,8 @@ pub use ruleset::{Content, FoundRules, JumpOp, RuleSettings, Ruleset, StagedRule
 pub use structure::Layout;
 pub use tool::{Flavour, Tool, ToolError, plain_name};
 
+use kplane_model::{Cidr, Family};
+
 use super::{Backend, Description, Failures, ModeMetrics, OpenError};
 
 /// The facts that hold for this backend on every machine.
@@ -73,6 +75,20 @@ pub(super) const DESCRIPTION: Description = Description {
         rules: true,
     },
 };
+
+/// Returns whether a range has loopback addresses of IPv4, on which this mode can serve node ports (C8).
+#[must_use]
+pub fn meets_loopback(range: Cidr) -> bool {
+    let loopback = layout::loopback(Family::V4);
+    range.covers(loopback) || loopback.covers(range)
+}
+
+/// Applies the setting that needs root's privileges, for `--init-only`, if node ports are served on loopback addresses.
+/// As in kube-proxy, the rule against other senders to such addresses is kubelet's until the agent writes its own. A
+/// failure is logged.
+pub fn prepare() {
+    data_path::prepare();
+}
 
 /// Opens the backend for this thread's network namespace, after a check that this machine can run its rules.
 ///

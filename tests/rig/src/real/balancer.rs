@@ -28,7 +28,9 @@ use crate::process::output;
 const ADDRESSES: [&str; 2] = ["172.31.78.", "fd31::78:"];
 /// The address of clients beside the control plane.
 const CLIENTS: [&str; 2] = ["172.31.79.1", "fd31::79:1"];
-/// What nodes route to the control plane's host: the two above.
+/// The ranges of load balancers' addresses.
+const BALANCERS: [&str; 2] = ["172.31.78.0/24", "fd31::78:0/112"];
+/// What nodes route to the control plane's host: the ranges of balancers and of clients.
 const RANGES: [&str; 2] = ["172.31.78.0/23", "fd31::/96"];
 /// The interval at which all Services are listed.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -114,6 +116,12 @@ fn connect(cluster: &RealCluster) -> Result<()> {
         for node in topology.nodes() {
             node.netlink().add_route(&Route::to(range).via(gateway))?;
         }
+    }
+    // The fabric swallows packets to an address that no Service has, as the internet does. Without this route a client
+    // would get an error at once.
+    for (range, fabric) in BALANCERS.iter().zip(topology.gateways()) {
+        let route = Route::to(range.parse()?).via(fabric);
+        control.netlink().add_route(&route)?;
     }
     Ok(())
 }
@@ -259,8 +267,8 @@ fn address(family: usize, number: u8) -> Result<IpAddr> {
     Ok(format!("{prefix}{number}").parse()?)
 }
 
-/// Adds, replaces or deletes the route to an address, from the calling thread's namespace. Without nodes the address is
-/// unreachable.
+/// Adds, replaces or deletes the route to an address, from the calling thread's namespace. Without nodes packets to the
+/// address are rejected.
 fn route(to: IpAddr, verb: &str, nodes: &[IpAddr]) -> Result<()> {
     let mut command = Command::new("ip");
     command.args(["route", verb]);

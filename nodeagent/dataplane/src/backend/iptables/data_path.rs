@@ -229,14 +229,20 @@ impl<T: Tables> IptablesDataPath<T> {
             return;
         }
         self.localhost = true;
-        if !is_set(ROUTE_LOCALNET)
-            && let Err(error) = std::fs::write(ROUTE_LOCALNET, "1")
-        {
-            tracing::warn!(
-                %error,
-                "node ports are not served on 127.0.0.1: {ROUTE_LOCALNET} cannot be set to 1"
-            );
-        }
+        prepare();
+    }
+}
+
+/// Lets packets from loopback addresses leave through other interfaces. An agent without the right to do that finds it
+/// done by `--init-only`.
+pub(super) fn prepare() {
+    if !is_set(ROUTE_LOCALNET)
+        && let Err(error) = std::fs::write(ROUTE_LOCALNET, "1")
+    {
+        tracing::warn!(
+            %error,
+            "node ports are not served on 127.0.0.1: {ROUTE_LOCALNET} cannot be set to 1"
+        );
     }
 }
 

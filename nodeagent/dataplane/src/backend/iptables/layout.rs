@@ -155,11 +155,10 @@ pub(in crate::backend) fn postrouting(settings: &RuleSettings, mark: Mark) -> Ve
 
 /// Returns whether node ports are served on the loopback address.
 pub(super) fn serves_localhost(settings: &RuleSettings, node: &NodePlan) -> bool {
-    let loopback = loopback(Family::V4);
     let mut served = node.nodeport_ips.iter();
     settings.family == Family::V4
         && settings.localhost_nodeports
-        && served.any(|range| range.covers(loopback) || loopback.covers(*range))
+        && served.any(|range| super::meets_loopback(*range))
 }
 
 /// Returns the loopback addresses of a family.

@@ -24,7 +24,7 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Finds the programs, and builds missing ones first: 10 to 15 minutes the first time on a machine. Prints its
+    /// Finds the programs, and builds missing ones first: 4 to 14 minutes the first time on a machine. Prints its
     /// progress on standard error. If two processes want to build, one waits.
     ///
     /// # Errors
@@ -58,7 +58,7 @@ impl Programs {
             module,
             folder: cache()?.join(format!("e2e-{}", version.trim_start_matches('v'))),
             what: format!(
-                "the tests of Kubernetes {version}: 10 to 15 minutes the first time, then never again"
+                "the tests of Kubernetes {version}: 4 to 14 minutes the first time, then never again"
             ),
             recipes: vec![in_pods, ginkgo, tests],
         };
