@@ -122,24 +122,33 @@ pub(crate) fn traffic(cluster: &RealCluster) -> Result<Load> {
     load(cluster, "web")
 }
 
-/// Lets the client connect to a Service without a pause, beginning once the Service answers.
+/// Lets the client connect to a Service without a pause, beginning once the client's node serves the Service.
 pub(crate) fn load(cluster: &RealCluster, service: &str) -> Result<Load> {
-    let address = reached(cluster, "default/client", service)?;
-    let probe = Probe::tcp(address);
+    let probe = Probe::tcp(address(cluster, service)?);
+    // The node asks, and not the client. The kernel remembers a connection that no rule translates for two minutes, and
+    // does the same with each further one from the same port.
+    let node = cluster.node("node-1")?.ns()?;
+    eventually(DEADLINE, &format!("node-1 serves {service}"), || {
+        probe.reply(&node)
+    })?;
     Load::start(&cluster.pod_ns("default/client")?, probe, Pace::default())
 }
 
 /// Waits until a Pod reaches a Service, and returns the address and port.
 pub(crate) fn reached(cluster: &RealCluster, pod: &str, service: &str) -> Result<SocketAddr> {
-    let object = cluster
-        .api()
-        .get("Service", &format!("default/{service}"))?;
-    let ips = real::ips(&object.context("no Service")?);
-    let address = SocketAddr::new(*ips.first().context("no ClusterIP")?, 80);
+    let address = address(cluster, service)?;
     eventually(DEADLINE, &format!("{service} answers {pod}"), || {
         cluster.exec(pod, &["/pod", "connect", &address.to_string()])
     })?;
     Ok(address)
+}
+
+/// Returns the first ClusterIP of a Service, with port 80.
+fn address(cluster: &RealCluster, service: &str) -> Result<SocketAddr> {
+    let key = format!("default/{service}");
+    let object = cluster.api().get("Service", &key)?;
+    let ips = real::ips(&object.context("no Service")?);
+    Ok(SocketAddr::new(*ips.first().context("no ClusterIP")?, 80))
 }
 
 /// Wants all connections of the load to have been answered, and some more since the last look.
