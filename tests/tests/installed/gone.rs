@@ -109,6 +109,11 @@ pub(crate) fn removed(cluster: &RealCluster, before: &Traces) -> Result<()> {
     })?;
     eventually(DEADLINE, "nothing is left of kplane", || {
         let after = Traces::of(cluster)?;
+        for (node, now) in &after.nodes {
+            let then = &before.nodes[node];
+            let differ: Vec<_> = now.symmetric_difference(then).collect();
+            ensure!(differ.is_empty(), "{node} has changed: {differ:?}");
+        }
         ensure!(after == *before, "before: {before:?}\nafter: {after:?}");
         Ok(())
     })
