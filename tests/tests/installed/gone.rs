@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::support::{DEADLINE, NAMESPACE, helm_of, kpctl};
 
 /// Prints what a Service proxy may leave on a node, one a line: tables, chains and jumps to them, sets, devices with their
-/// addresses, files, programs. Devices of Pods come and go, and are left out.
+/// addresses, files, programs. Devices of Pods come and go, and are left out, and so are addresses that the kernel makes.
 const SHOW: &str = r#"
     nft list tables
     for family in iptables ip6tables; do
@@ -18,7 +18,8 @@ const SHOW: &str = r#"
             sed 's/ \[.*//' | sort | uniq -c | sed "s/^/$family/"
     done
     ipset list -name | sed 's/^/set /'
-    ip -brief address show | grep -v -e ^veth | awk '{ print "device", $1; for (i = 3; i <= NF; i++) print $1, $i }'
+    ip -brief address show | sed 's/@[^ ]*//' | grep -v -e ^veth |
+        awk '{ print "device", $1; for (i = 3; i <= NF; i++) if ($i !~ /^fe80/) print $1, $i }'
     ls -d /var/lib/kplane* /run/kplane* /etc/kplane* /opt/kplane*
     pgrep -l '^kp-'
     true"#;
