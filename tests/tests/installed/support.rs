@@ -193,3 +193,22 @@ pub(crate) fn unharmed(load: &Load) -> Result<()> {
     ensure!(report.lost() == 0, "{report}");
     Ok(())
 }
+
+/// Wants further connections to have been answered, and at most one in a thousand to have timed out. In mode iptables,
+/// one of some 8,000 connections of this load times out now and then, with kube-proxy alone and at rest as well; none is
+/// ever refused.
+pub(crate) fn hardly_harmed(load: &Load) -> Result<()> {
+    let before = load.report().ok();
+    eventually(DEADLINE, "further connections", || {
+        let report = load.report();
+        ensure!(report.ok() > before + 50, "{report}");
+        Ok(())
+    })?;
+    let report = load.report();
+    let timed_out = report.failed.get("timed out").copied().unwrap_or(0);
+    ensure!(
+        report.lost() == timed_out && timed_out * 1_000 <= report.ok(),
+        "{report}"
+    );
+    Ok(())
+}
