@@ -5,7 +5,7 @@ use kplane_tests::load::Load;
 use kplane_tests::real::{self, RealCluster};
 use kplane_tests::wait::eventually;
 
-use crate::support::{DEADLINE, nodes, reached, rolled, unharmed, verified};
+use crate::support::{DEADLINE, hardly_harmed, nodes, reached, rolled, verified};
 
 /// Pods move away from a node that is drained, among them a control plane. The agent stays and goes on.
 pub(crate) fn drained(cluster: &RealCluster, load: &Load) -> Result<()> {
@@ -19,10 +19,10 @@ pub(crate) fn drained(cluster: &RealCluster, load: &Load) -> Result<()> {
         there.len() == 1 && there[0].contains("kplane-nodeagent"),
         "{pods}"
     );
-    unharmed(load)?;
+    hardly_harmed(load)?;
     cluster.kubectl(&["uncordon", "node-2"])?;
     rolled(cluster)?;
-    unharmed(load).context("uncordoned")
+    hardly_harmed(load).context("uncordoned")
 }
 
 /// A node that joins is served without anything to do. One that is deleted harms nobody, and is not verified any more: the
@@ -35,7 +35,7 @@ pub(crate) fn come_and_gone(cluster: &RealCluster, load: &Load) -> Result<()> {
     verified(cluster, &["node-1", "node-2", "node-3"])?;
     cluster.wait_for_pods("default", "app=third", 1)?;
     reached(cluster, "default/third", "web")?;
-    unharmed(load)?;
+    hardly_harmed(load)?;
     cluster.remove_node("node-3")?;
     eventually(DEADLINE, "the node has no agent", || {
         let nodes = nodes(cluster)?;
@@ -44,7 +44,7 @@ pub(crate) fn come_and_gone(cluster: &RealCluster, load: &Load) -> Result<()> {
         ensure!(good == ["node-1", "node-2"], "{nodes:?}");
         Ok(())
     })?;
-    unharmed(load).context("a node less")
+    hardly_harmed(load).context("a node less")
 }
 
 /// A node fails with the replica on it. The other replica serves changes, and the node has all of them when it is back.
@@ -54,7 +54,7 @@ pub(crate) fn lost_and_back(cluster: &RealCluster, load: &Load) -> Result<()> {
     api.apply(&real::pod("default", "far", "node-2"))?;
     cluster.wait_for_pods("default", "app=far", 1)?;
     cluster.stop_node("node-2")?;
-    unharmed(load)?;
+    hardly_harmed(load)?;
     api.apply(&real::pod("default", "late", "node-1"))?;
     cluster.wait_for_pods("default", "app=late", 1)?;
     api.apply(&real::service("default", "late"))?;
@@ -67,11 +67,11 @@ pub(crate) fn lost_and_back(cluster: &RealCluster, load: &Load) -> Result<()> {
         ensure!(lost, "{nodes:?}");
         Ok(())
     })?;
-    unharmed(load).context("kpctl names the node")?;
+    hardly_harmed(load).context("kpctl names the node")?;
     cluster.start_node("node-2")?;
     verified(cluster, &["node-1", "node-2"])?;
     cluster.wait_for_pods("default", "app=far", 1)?;
     reached(cluster, "default/far", "late").context("from the node that is back")?;
     rolled(cluster)?;
-    unharmed(load).context("the node is back")
+    hardly_harmed(load).context("the node is back")
 }
