@@ -79,7 +79,7 @@ fn plan(published: &Published, node: &NodeFacts) -> ServicePlan {
 
 /// A node that serves node ports on all its addresses, as kube-proxy does in this mode.
 fn node_plan(family: Family, settings: &NodeSettings) -> NodePlan {
-    let everything = Family::ALL.map(kplane_model::Cidr::everything);
+    let everything = Family::ALL.map(Cidr::everything);
     let settings = NodeSettings {
         nodeport_addresses: everything.into(),
         ..settings.clone()
