@@ -17,7 +17,7 @@ mod tests;
 
 use std::cmp::Reverse;
 
-use kplane_model::{NodeFacts, NodeName, Reason, Severity};
+use kplane_model::{NodeFacts, NodeName, Reason, ServiceName, Severity};
 use kplane_proto::v1 as pb;
 
 use crate::convert::SkipReason;
@@ -79,65 +79,54 @@ impl Finding {
 
 /// Returns the findings about a Service as it is written and published, the worst first. `nodes` are all nodes.
 pub(crate) fn of_service<'n>(
-    namespace: &str,
-    name: &str,
+    service: &ServiceName,
     detail: &ServiceDetail,
     nodes: impl Iterator<Item = &'n NodeFacts> + Clone,
 ) -> Vec<Finding> {
-    let subject = Subject { namespace, name };
     let mut findings = Vec::new();
     if let Some(facts) = &detail.facts {
         if let Some(reason) = facts.skipped {
-            return subject.skipped(reason).into_iter().collect();
+            return skipped(service, reason).into_iter().collect();
         }
         if !detail.ports.is_empty() {
-            findings.extend(endpoints::without_slices(&subject, detail, facts));
+            findings.extend(endpoints::without_slices(service, detail, facts));
         }
         findings.extend(held(facts));
         findings.extend(contested(facts));
     }
-    findings.extend(endpoints::not_usable(&subject, detail));
+    findings.extend(endpoints::not_usable(service, detail));
     findings.extend(policies::all(detail, nodes));
     findings.sort_by_key(|finding| Reverse(finding.severity));
     findings
 }
 
-/// The Service, as commands name it.
-struct Subject<'a> {
-    namespace: &'a str,
-    name: &'a str,
-}
-
-impl Subject<'_> {
-    /// Explains why a Service is not proxied. The input's own issue explains a missing address.
-    fn skipped(&self, reason: SkipReason) -> Option<Finding> {
-        let info =
-            |code, text: &str, fix: String| Some(Finding::new(code, Severity::Info, text, fix));
-        match reason {
-            SkipReason::Headless => info(
-                Reason::Headless,
-                "exists, and is not proxied because it is headless (clusterIP: None): DNS answers with the addresses \
-                 of its Pods",
-                String::new(),
+/// Explains why a Service is not proxied. The input's own issue explains a missing address.
+fn skipped(service: &ServiceName, reason: SkipReason) -> Option<Finding> {
+    let info = |code, text: &str, fix: String| Some(Finding::new(code, Severity::Info, text, fix));
+    match reason {
+        SkipReason::Headless => info(
+            Reason::Headless,
+            "exists, and is not proxied because it is headless (clusterIP: None): DNS answers with the addresses \
+             of its Pods",
+            String::new(),
+        ),
+        SkipReason::ExternalName => info(
+            Reason::ExternalName,
+            "exists, and is not proxied because its type is ExternalName: DNS answers with another name",
+            String::new(),
+        ),
+        SkipReason::OtherProxy => info(
+            Reason::OtherProxy,
+            &format!(
+                "exists, and is not proxied by kplane because its label {SERVICE_PROXY_NAME_LABEL} gives it to \
+                 another proxy"
             ),
-            SkipReason::ExternalName => info(
-                Reason::ExternalName,
-                "exists, and is not proxied because its type is ExternalName: DNS answers with another name",
-                String::new(),
+            format!(
+                "if kplane should serve it: kubectl label service -n {} {} {SERVICE_PROXY_NAME_LABEL}-",
+                service.namespace, service.name
             ),
-            SkipReason::OtherProxy => info(
-                Reason::OtherProxy,
-                &format!(
-                    "exists, and is not proxied by kplane because its label {SERVICE_PROXY_NAME_LABEL} gives it to \
-                     another proxy"
-                ),
-                format!(
-                    "if kplane should serve it: kubectl label service -n {} {} {SERVICE_PROXY_NAME_LABEL}-",
-                    self.namespace, self.name
-                ),
-            ),
-            SkipReason::NoClusterIp => None,
-        }
+        ),
+        SkipReason::NoClusterIp => None,
     }
 }
 

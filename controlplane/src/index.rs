@@ -17,7 +17,7 @@ mod triggers;
 mod view;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub(crate) use guard::Loss;
 pub use guard::{CliffGuard, Guarded};

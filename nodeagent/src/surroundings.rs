@@ -217,7 +217,7 @@ pub fn watch() -> (watch::Receiver<Surroundings>, impl Future<Output = ()>) {
                 chains = read;
                 // The number of connections alone is no news.
                 sender.send_if_modified(|known| {
-                    let is_new = seen != *known && means_more(known, &seen);
+                    let is_new = means_more(known, &seen);
                     *known = seen;
                     is_new
                 });

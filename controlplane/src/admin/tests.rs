@@ -65,14 +65,7 @@ async fn ready_once_every_kind_is_listed_and_for_ever_after() {
         "Service: not listed for 0 s: API server https://192.0.2.1: is on holiday\nnot ready\n"
     );
 
-    let events = Kind::ALL.map(|kind| [Event::Init(kind), Event::InitDone(kind)]);
-    let batch = Batch {
-        events: events.into_iter().flatten().collect(),
-        observed_at: std::time::SystemTime::now(),
-    };
-    sink.send(batch).await.unwrap();
-    let mut head = hub.store.head();
-    head.wait_for(|head| head.synced).await.unwrap();
+    list_nothing(&sink, &hub).await;
     hub.upstream
         .update(Kind::Service, |state| state.synced = true);
     let reply = get(address, "/readyz").await.unwrap();
@@ -196,14 +189,7 @@ async fn value(address: std::net::SocketAddr, name: &str) -> f64 {
 #[tokio::test]
 async fn an_agent_lags_until_its_kernel_holds_what_it_must_hold() {
     let (sink, hub, address) = served().await;
-    let events = Kind::ALL.map(|kind| [Event::Init(kind), Event::InitDone(kind)]);
-    let batch = Batch {
-        events: events.into_iter().flatten().collect(),
-        observed_at: std::time::SystemTime::now(),
-    };
-    sink.send(batch).await.unwrap();
-    let mut head = hub.store.head();
-    head.wait_for(|head| head.synced).await.unwrap();
+    list_nothing(&sink, &hub).await;
     let nodes = || value(address, "kplane_controlplane_applied_lag_seconds_count");
     let lag = || value(address, "kplane_controlplane_applied_lag_seconds_sum");
     assert_eq!((nodes().await, lag().await), (0.0, 0.0));
@@ -241,4 +227,16 @@ async fn metrics_of_work_are_there_before_any_work() {
     ] {
         assert!(metrics.lines().any(|l| l == line), "{line}\n{metrics}");
     }
+}
+
+/// Lists all kinds without an object, and waits until the store knows.
+async fn list_nothing(sink: &mpsc::Sender<Batch>, hub: &Hub) {
+    let events = Kind::ALL.map(|kind| [Event::Init(kind), Event::InitDone(kind)]);
+    let batch = Batch {
+        events: events.into_iter().flatten().collect(),
+        observed_at: std::time::SystemTime::now(),
+    };
+    sink.send(batch).await.unwrap();
+    let mut head = hub.store.head();
+    head.wait_for(|head| head.synced).await.unwrap();
 }

@@ -2,20 +2,20 @@
 
 use std::collections::BTreeMap;
 
-use kplane_model::{Family, Reason, ServicePort, Severity};
+use kplane_model::{Endpoint, Family, Reason, ServiceName, ServicePort, Severity};
 
-use super::{Finding, Subject};
+use super::Finding;
 use crate::index::{Facts, PortView, ServiceDetail, SliceFacts};
 use crate::k8s::SERVICE_NAME_LABEL;
 
 /// Explains ports that no EndpointSlice lists.
 pub(super) fn without_slices(
-    subject: &Subject<'_>,
+    service: &ServiceName,
     detail: &ServiceDetail,
     facts: &Facts,
 ) -> Vec<Finding> {
     if facts.slices.is_empty() {
-        return no_slice(subject, facts);
+        return no_slice(service, facts);
     }
     let mut findings = Vec::new();
     let mut unlisted = BTreeMap::<_, Vec<&ServicePort>>::new();
@@ -34,11 +34,11 @@ pub(super) fn without_slices(
             continue;
         }
         if slices().all(|slice| slice.addresses == 0) {
-            unlisted.entry(empty(subject, facts)).or_default();
+            unlisted.entry(empty(service, facts)).or_default();
             continue;
         }
         for view in ports {
-            if let Some(why) = not_listed(subject, &view.port, facts, slices()) {
+            if let Some(why) = not_listed(service, &view.port, facts, slices()) {
                 unlisted.entry(why).or_default().push(&view.port);
             }
         }
@@ -56,8 +56,8 @@ pub(super) fn without_slices(
 /// The code, the text and the fix of a finding about a port.
 type Why = (Reason, String, String);
 
-fn no_slice(subject: &Subject<'_>, facts: &Facts) -> Vec<Finding> {
-    let Subject { namespace, name } = subject;
+fn no_slice(service: &ServiceName, facts: &Facts) -> Vec<Finding> {
+    let ServiceName { namespace, name } = service;
     let stray = facts.strays.first().map(|stray| {
         let named = facts.strays.join(", ");
         Finding::new(
@@ -99,8 +99,8 @@ fn without_family(port: &ServicePort) -> Finding {
 }
 
 /// Explains slices without a usable address.
-fn empty(subject: &Subject<'_>, facts: &Facts) -> Why {
-    let Subject { namespace, name } = subject;
+fn empty(service: &ServiceName, facts: &Facts) -> Why {
+    let ServiceName { namespace, name } = service;
     match &*facts.origin.selector {
         "" => (
             Reason::NoEndpoints,
@@ -122,12 +122,12 @@ fn empty(subject: &Subject<'_>, facts: &Facts) -> Why {
 
 /// Explains a port that no slice has, although there are addresses.
 fn not_listed<'s>(
-    subject: &Subject<'_>,
+    service: &ServiceName,
     port: &ServicePort,
     facts: &Facts,
     slices: impl Iterator<Item = &'s SliceFacts>,
 ) -> Option<Why> {
-    let Subject { namespace, .. } = subject;
+    let namespace = &service.namespace;
     let key = &port.key;
     let mut found = Vec::new();
     for (name, protocol) in slices.flat_map(|slice| &slice.ports) {
@@ -139,8 +139,8 @@ fn not_listed<'s>(
             found.push(text);
         }
     }
-    let named = facts.origin.named_targets.iter();
-    let target = named.clone().find(|(name, _)| *name == key.port_name);
+    let mut named = facts.origin.named_targets.iter();
+    let target = named.find(|(name, _)| *name == key.port_name);
     Some(match target {
         Some((_, target)) => (
             Reason::TargetPortNotFound,
@@ -169,7 +169,7 @@ fn not_listed<'s>(
 }
 
 /// Explains ports whose endpoints are not ready.
-pub(super) fn not_usable(subject: &Subject<'_>, detail: &ServiceDetail) -> Vec<Finding> {
+pub(super) fn not_usable(service: &ServiceName, detail: &ServiceDetail) -> Vec<Finding> {
     let mut found = BTreeMap::<(Reason, String), (Severity, Vec<&ServicePort>)>::new();
     let listed = detail
         .ports
@@ -196,10 +196,10 @@ pub(super) fn not_usable(subject: &Subject<'_>, detail: &ServiceDetail) -> Vec<F
         };
         let fix = match (code, selector) {
             (Reason::PublishedNotReady, _) => String::new(),
-            (_, "") => format!("kpctl describe service {}/{} lists them", subject.namespace, subject.name),
+            (_, "") => format!("kpctl describe service {service} lists them"),
             (_, selector) => format!(
                 "kubectl get pods -n {} -l {selector} -o wide; read the events of a Pod that is not ready",
-                subject.namespace
+                service.namespace
             ),
         };
         Finding::new(code, severity, text, fix)
@@ -209,11 +209,10 @@ pub(super) fn not_usable(subject: &Subject<'_>, detail: &ServiceDetail) -> Vec<F
 
 /// Returns what the conditions of a port's endpoints mean.
 fn conditions(view: &PortView) -> Vec<(Reason, Severity, String)> {
-    let count =
-        |is: fn(&kplane_model::Endpoint) -> bool| view.endpoints.iter().filter(|e| is(e)).count();
+    let count = |is: fn(&Endpoint) -> bool| view.endpoints.iter().filter(|e| is(e)).count();
     let all = view.endpoints.len();
     let ready = count(|e| e.ready);
-    let draining = count(kplane_model::Endpoint::is_draining);
+    let draining = count(Endpoint::is_draining);
     let waiting = count(|e| !e.ready && !e.terminating);
     let published = count(|e| e.ready && !e.serving);
     let mut found = Vec::new();

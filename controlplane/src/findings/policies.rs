@@ -1,6 +1,7 @@
 //! What traffic policies, source ranges and affinity mean for clients.
 
-use kplane_model::{NodeFacts, NodeName, Reason, ServicePort, Severity, TrafficPolicy};
+use kplane_model::select::local_by_node;
+use kplane_model::{Endpoint, NodeFacts, NodeName, Reason, ServicePort, Severity, TrafficPolicy};
 
 use super::Finding;
 use crate::index::{PortView, ServiceDetail};
@@ -12,7 +13,7 @@ pub(super) fn all<'n>(
 ) -> Vec<Finding> {
     let mut findings = Vec::new();
     // Without any endpoint connections are refused everywhere, and another finding says so.
-    let usable = |view: &&PortView| view.endpoints.iter().any(kplane_model::Endpoint::is_usable);
+    let usable = |view: &&PortView| view.endpoints.iter().any(Endpoint::is_usable);
     let usable: Vec<_> = detail.ports.iter().filter(usable).collect();
     let external = usable
         .iter()
@@ -45,36 +46,24 @@ pub(super) fn all<'n>(
 }
 
 fn is_local_outside(port: &ServicePort) -> bool {
-    port.external_policy == TrafficPolicy::Local
-        && (port.node_port.is_some()
-            || !port.load_balancer_ips.is_empty()
-            || !port.external_ips.is_empty())
+    port.external_policy == TrafficPolicy::Local && port.externally_accessible()
 }
 
 /// Returns the nodes that have no endpoint of a port under policy Local, and the number of all.
 fn without_local<'n>(
     view: &PortView,
-    nodes: impl Iterator<Item = &'n NodeFacts>,
+    nodes: impl Iterator<Item = &'n NodeFacts> + Clone,
 ) -> (Vec<NodeName>, usize) {
-    let mut all = 0;
-    let mut without = Vec::new();
-    for node in nodes {
-        all += 1;
-        if view
-            .on_node(node)
-            .local
-            .is_none_or(|local| local.is_empty())
-        {
-            without.push(node.name.clone());
-        }
-    }
-    (without, all)
+    let with = local_by_node(&view.endpoints);
+    let all = nodes.clone().count();
+    let without = nodes.filter(|node| !with.contains_key(&node.name));
+    (without.map(|node| node.name.clone()).collect(), all)
 }
 
 /// A18: connections of clients outside are dropped where no endpoint is.
 fn external_local<'n>(
     view: &PortView,
-    nodes: impl Iterator<Item = &'n NodeFacts>,
+    nodes: impl Iterator<Item = &'n NodeFacts> + Clone,
 ) -> Option<Finding> {
     let (without, all) = without_local(view, nodes);
     let count = without.len();
@@ -103,7 +92,7 @@ fn external_local<'n>(
 /// A18: connections of a node's own Pods to the ClusterIP are dropped where no endpoint is.
 fn internal_local<'n>(
     view: &PortView,
-    nodes: impl Iterator<Item = &'n NodeFacts>,
+    nodes: impl Iterator<Item = &'n NodeFacts> + Clone,
 ) -> Option<Finding> {
     let (without, all) = without_local(view, nodes);
     let count = without.len();

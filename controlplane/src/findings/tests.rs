@@ -1,46 +1,23 @@
 //! Broken Services, each with the findings that it must get.
 
-use std::time::SystemTime;
-
-use kplane_model::ServiceName;
 use kplane_rig::cluster::objects;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::index::Index;
-use crate::k8s::{Kind, Object};
-use crate::source::{Batch, Event, Located};
+use crate::index::tests::index;
 
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
 
-fn object(value: Value) -> Event {
-    let object = match value["kind"].as_str().unwrap() {
-        "Service" => Object::Service(serde_json::from_value(value).unwrap()),
-        "EndpointSlice" => Object::EndpointSlice(serde_json::from_value(value).unwrap()),
-        kind => panic!("{kind}"),
-    };
-    Event::InitApply(Box::new(Located {
-        object,
-        location: "".into(),
-    }))
-}
-
 /// Returns the findings about shop/web.
 fn findings(objects: impl IntoIterator<Item = Value>) -> Vec<Finding> {
-    let mut events: Vec<Event> = Kind::ALL.into_iter().map(Event::Init).collect();
-    events.extend(objects.into_iter().map(object));
-    events.extend(Kind::ALL.into_iter().map(Event::InitDone));
-    let mut index = Index::default();
-    index.apply(Batch {
-        events,
-        observed_at: SystemTime::UNIX_EPOCH,
-    });
-    let detail = index.detail(&ServiceName::new("shop", "web"), &[]);
+    let objects: Vec<Value> = objects.into_iter().collect();
+    let service = ServiceName::new("shop", "web");
+    let detail = index(&objects).0.detail(&service, &[]);
     let nodes = NODES.map(|name| NodeFacts {
         name: name.into(),
         ..NodeFacts::default()
     });
-    of_service("shop", "web", &detail.unwrap(), nodes.iter())
+    of_service(&service, &detail.unwrap(), nodes.iter())
 }
 
 /// Returns the codes, in order.

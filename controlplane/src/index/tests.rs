@@ -49,7 +49,7 @@ fn batch(events: Vec<Event>) -> Batch {
 }
 
 /// A synced index that holds these objects.
-fn index(objects: &[Value]) -> (Index, Publication) {
+pub(crate) fn index(objects: &[Value]) -> (Index, Publication) {
     let mut index = Index::default();
     let mut events: Vec<Event> = Kind::ALL.into_iter().map(Event::Init).collect();
     events.extend(objects.iter().map(|o| Event::InitApply(object(o))));

@@ -376,7 +376,7 @@ pub(super) fn on_node(
 ) -> Result<OnNode, Status> {
     let picture = Picture::with(hub, others);
     let mut followed = Followed::new(service.clone());
-    convergence(hub, &mut followed, others);
+    hub.store.follow(&mut followed);
     let standings = Standings::new(hub, &followed, others);
     let mut nodes = picture.nodes();
     let found = match wanted {
@@ -417,7 +417,7 @@ fn findings_of(
     nodes: &[(Arc<NodeFacts>, Standing)],
 ) -> Vec<pb::Finding> {
     let facts = nodes.iter().map(|(facts, _)| &**facts);
-    let mut found = findings::of_service(&name.namespace, &name.name, detail, facts);
+    let mut found = findings::of_service(name, detail, facts);
     if !detail.ports.is_empty() {
         found.extend(findings::of_fleet(nodes.iter().map(|(facts, standing)| {
             Place {

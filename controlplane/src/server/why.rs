@@ -35,7 +35,7 @@ pub(super) fn explain(
 ) -> Result<pb::Explanation, Status> {
     let node = &*on.facts;
     let nodes = std::iter::once(node);
-    let found = findings::of_service(&name.namespace, &name.name, detail, nodes);
+    let found = findings::of_service(name, detail, nodes);
     if detail.ports.is_empty() {
         return Ok(not_proxied(node, &found));
     }

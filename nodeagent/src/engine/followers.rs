@@ -159,37 +159,30 @@ impl Followers {
 
     /// Waits until [`Self::failures`], [`Self::canary`] or [`Self::findings`] changes.
     pub(super) async fn changed(&mut self) {
-        let rival = async {
-            let told = match &mut self.rival {
-                Some(rival) => rival.changed().await.is_ok(),
-                None => false,
-            };
-            if !told {
-                std::future::pending::<()>().await;
-            }
-        };
         let canary = async {
             match &mut self.canary {
                 Some(canary) => canary.changed().await,
                 None => std::future::pending().await,
             }
         };
-        let surroundings = async {
-            let alive = match &mut self.surroundings {
-                Some(surroundings) => surroundings.changed().await.is_ok(),
-                None => false,
-            };
-            if !alive {
-                std::future::pending::<()>().await;
-            }
-        };
         tokio::select! {
             biased;
             () = self.health.failures_changed() => {}
-            () = rival => {}
+            () = changed(self.rival.as_mut()) => {}
             () = canary => {}
-            () = surroundings => {}
+            () = changed(self.surroundings.as_mut()) => {}
         }
+    }
+}
+
+/// Waits until a task reports something new; for ever without one, or once it has ended.
+async fn changed<T>(news: Option<&mut watch::Receiver<T>>) {
+    let alive = match news {
+        Some(news) => news.changed().await.is_ok(),
+        None => false,
+    };
+    if !alive {
+        std::future::pending::<()>().await;
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use kplane_tests::client::Probe;
 use kplane_tests::cluster::helm;
-use kplane_tests::load::{Load, Pace};
+use kplane_tests::load::{Load, Pace, Report};
 use kplane_tests::product::{Product, cargo};
 use kplane_tests::real::{self, NodePrograms, Options, Proxy, RealCluster};
 use kplane_tests::wait::eventually;
@@ -183,13 +183,7 @@ pub(crate) fn reached(cluster: &RealCluster, pod: &str, service: &str) -> Result
 
 /// Wants all connections of the load to have been answered, and some more since the last look.
 pub(crate) fn unharmed(load: &Load) -> Result<()> {
-    let before = load.report().ok();
-    eventually(DEADLINE, "further connections", || {
-        let report = load.report();
-        ensure!(report.ok() > before + 50, "{report}");
-        Ok(())
-    })?;
-    let report = load.report();
+    let report = further(load)?;
     ensure!(report.lost() == 0, "{report}");
     Ok(())
 }
@@ -198,17 +192,22 @@ pub(crate) fn unharmed(load: &Load) -> Result<()> {
 /// timed out after a second: that happens while two cores start a whole node, and in mode iptables now and then with
 /// kube-proxy alone and at rest.
 pub(crate) fn hardly_harmed(load: &Load) -> Result<()> {
-    let before = load.report().ok();
-    eventually(DEADLINE, "further connections", || {
-        let report = load.report();
-        ensure!(report.ok() > before + 50, "{report}");
-        Ok(())
-    })?;
-    let report = load.report();
+    let report = further(load)?;
     let timed_out = report.failed.get("timed out").copied().unwrap_or(0);
     ensure!(
         report.lost() == timed_out && timed_out * 1_000 <= report.ok(),
         "{report}"
     );
     Ok(())
+}
+
+/// Waits for more answers than there were, and returns the results so far.
+fn further(load: &Load) -> Result<Report> {
+    let before = load.report().ok();
+    eventually(DEADLINE, "further connections", || {
+        let report = load.report();
+        ensure!(report.ok() > before + 50, "{report}");
+        Ok(())
+    })?;
+    Ok(load.report())
 }

@@ -15,7 +15,7 @@ use crate::reach::Asked;
 pub(super) const SAVED: &str = "kplane-kube-proxy";
 const SAVED_KEY: &str = "daemonset.json";
 
-const DAEMON_SET: Asked = Asked("patch daemonsets");
+pub(super) const DAEMON_SET: Asked = Asked("patch daemonsets");
 
 impl Cluster<'_> {
     /// Keeps kube-proxy off nodes of kplane. Its pods on other nodes are not restarted, although its template changes:

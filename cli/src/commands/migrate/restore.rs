@@ -7,9 +7,11 @@
 
 use k8s_openapi::api::apps::v1::{ControllerRevision, DaemonSet};
 use k8s_openapi::api::core::v1::Pod;
-use serde_json::{Value, json};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::json;
 use tokio::time::{Duration, Instant, sleep};
 
+use super::act::DAEMON_SET;
 use super::gather::Cluster;
 use crate::failure::Failure;
 use crate::migrate::affinity;
@@ -23,8 +25,6 @@ const HASH: &str = "controller-revision-hash";
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Time between two looks.
 const LOOK: Duration = Duration::from_millis(500);
-
-const DAEMON_SET: Asked = Asked("patch daemonsets");
 
 impl Cluster<'_> {
     /// Lets kube-proxy onto all nodes, and removes what a migration has added to its DaemonSet. The annotation goes
@@ -89,16 +89,9 @@ impl Cluster<'_> {
         let path = self.of_kube_proxy("/apis/apps/v1", "controllerrevisions");
         let asked = Asked("list controllerrevisions");
         let all: Vec<ControllerRevision> = self.objects().list(&path, "", asked).await?;
-        let ours = all.into_iter().filter(|revision| {
-            let owners = revision
-                .metadata
-                .owner_references
-                .as_deref()
-                .unwrap_or_default();
-            owners
-                .iter()
-                .any(|owner| Some(&owner.uid) == set.metadata.uid.as_ref())
-        });
+        let ours = all
+            .into_iter()
+            .filter(|revision| is_of(set, &revision.metadata));
         let newest = ours.max_by_key(|revision| revision.revision);
         Ok(newest.and_then(|revision| revision.metadata.labels?.remove(HASH)))
     }
@@ -118,14 +111,11 @@ impl Cluster<'_> {
             .list(&pods, &selector, Asked("list pods"))
             .await?;
         for pod in found {
-            let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();
-            let ours = owners
-                .iter()
-                .any(|owner| Some(&owner.uid) == set.metadata.uid.as_ref());
+            let ours = is_of(set, &pod.metadata);
             let Some(name) = pod.metadata.name.filter(|_| ours) else {
                 continue;
             };
-            let fields: Value = json!({ "metadata": { "labels": { HASH: to } } });
+            let fields = json!({ "metadata": { "labels": { HASH: to } } });
             let path = format!("{pods}/{name}");
             match self
                 .objects()
@@ -142,4 +132,10 @@ impl Cluster<'_> {
     fn of_kube_proxy(&self, group: &str, resource: &str) -> String {
         format!("{group}/namespaces/{}/{resource}", self.target().namespace)
     }
+}
+
+/// Returns whether a DaemonSet owns an object.
+fn is_of(set: &DaemonSet, object: &ObjectMeta) -> bool {
+    let mut owners = object.owner_references.iter().flatten();
+    owners.any(|owner| Some(&owner.uid) == set.metadata.uid.as_ref())
 }

@@ -193,6 +193,35 @@ fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
+/// Returns the path of a program that is alone in its module `name` of `tests/cluster`; `source` is the Go module that
+/// has it under `cmd`. Go builds it the first time, which takes as long as `takes` says.
+///
+/// # Errors
+/// Go is missing, a download or the build failed, or the checkout is not writable.
+pub(in crate::cluster) fn command(
+    program: &'static str,
+    source: &str,
+    tags: &'static str,
+    takes: &str,
+) -> Result<PathBuf> {
+    let module = module(program)?;
+    let version = version(&module.join("go.mod"), source)?;
+    let recipe = Recipe {
+        programs: vec![program],
+        packages: vec![format!("{source}/cmd/{program}")],
+        ld_flags: STRIP.to_owned(),
+        tags,
+        ..Recipe::default()
+    };
+    let build = Build {
+        module,
+        folder: cache()?.join(format!("{program}-{version}")),
+        what: format!("{program} {version}: {takes} the first time, then never again"),
+        recipes: vec![recipe],
+    };
+    Ok(build.ensure()?.join(program))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
