@@ -68,7 +68,7 @@ pub(super) fn kubelet(client_ca: &Path, dns: IpAddr, resolv_conf: &Path) -> Valu
         // A full disk of this machine is nothing that a test is about.
         "evictionHard": {
             "memory.available": "100Mi",
-            "nodefs.available": "1%", "nodefs.inodesFree": "1%", "imagefs.available": "1%",
+            "nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%",
         },
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
