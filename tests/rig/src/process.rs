@@ -117,7 +117,7 @@ pub fn last_words(log: &Path) -> String {
 /// Runs a program to its end and returns its standard output.
 ///
 /// # Errors
-/// The program could not be started, or failed; the message has its standard error.
+/// The program could not be started, or failed; the message has its standard error and output.
 pub fn output(mut command: Command) -> Result<String> {
     command.stdin(Stdio::null());
     finish(command)
@@ -131,11 +131,12 @@ pub(crate) fn finish(mut command: Command) -> Result<String> {
     let shown = format!("{command:?}");
     let output = command.output().with_context(|| format!("start {shown}"))?;
     let stderr = String::from_utf8_lossy(&output.stderr);
+    let stdout = String::from_utf8_lossy(&output.stdout);
     ensure!(
         output.status.success(),
         "{shown}: {}: {}",
         output.status,
-        stderr.trim_end()
+        [stderr.trim_end(), stdout.trim_end()].join("\n").trim()
     );
     String::from_utf8(output.stdout).with_context(|| format!("output of {shown}"))
 }

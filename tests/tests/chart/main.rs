@@ -1,6 +1,7 @@
 //! The Helm chart: what Helm renders, compared with what kplane's programs accept. The API server's opinion is in the
 //! suite `cluster`.
 
+mod documents;
 mod flags;
 mod monitoring;
 mod rendered;

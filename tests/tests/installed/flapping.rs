@@ -10,7 +10,7 @@ use kplane_tests::real::{self, RealCluster};
 use kplane_tests::wait::eventually;
 use serde_json::{Value, json};
 
-use crate::support::{DEADLINE, hardly_harmed, load, reached, verified};
+use crate::support::{DEADLINE, load, reached, unharmed, verified};
 
 const NAME: &str = "flapping";
 /// A condition that the kubelet takes into account. It asks containers once a second at most.
@@ -45,14 +45,14 @@ pub(crate) fn ten_times_a_second(cluster: &RealCluster, others: &Load) -> Result
     let seen = generation(cluster)? - before;
     println!("{CHANGES} changes of a Pod in {took:.1?}: its EndpointSlice changed {seen} times");
     ensure!(seen >= 10, "the endpoint changed {seen} times only");
-    hardly_harmed(&load)?;
+    unharmed(&load)?;
     // Agents have kept up: what they do is what was said last.
     answers(cluster, &["steady"])?;
     ready(cluster, true)?;
     answers(cluster, &["gated", "steady"])?;
     verified(cluster, &["node-1", "node-2"])?;
-    hardly_harmed(&load)?;
-    hardly_harmed(others)
+    unharmed(&load)?;
+    unharmed(others)
 }
 
 /// Waits until exactly these Pods answer.

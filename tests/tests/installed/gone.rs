@@ -7,10 +7,12 @@ use kplane_tests::real::RealCluster;
 use kplane_tests::wait::eventually;
 use serde_json::Value;
 
-use crate::support::{DEADLINE, NAMESPACE, helm_of, kpctl};
+use crate::support::{DEADLINE, step};
+use crate::typed::typed_with;
 
 /// Prints what a Service proxy may leave on a node, one a line: tables, chains and jumps to them, sets, devices with their
-/// addresses, files, programs. Devices of Pods come and go, and are left out, and so are addresses that the kernel makes.
+/// addresses, files, programs. Devices of Pods come and go, and are left out, as are link-local addresses, which a reboot
+/// changes.
 const SHOW: &str = r#"
     nft list tables
     for family in iptables ip6tables; do
@@ -18,8 +20,8 @@ const SHOW: &str = r#"
             sed 's/ \[.*//' | sort | uniq -c | sed "s/^/$family/"
     done
     ipset list -name | sed 's/^/set /'
-    ip -brief address show | sed 's/@[^ ]*//' | grep -v -e ^veth |
-        awk '{ print "device", $1; for (i = 3; i <= NF; i++) if ($i !~ /^fe80/) print $1, $i }'
+    ip -brief address show | grep -v -e ^veth | sed 's/@if[0-9]*//' |
+        awk '{ print "device", $1; for (i = 3; i <= NF; i++) if ($i !~ /^fe80:/) print $1, $i }'
     ls -d /var/lib/kplane* /run/kplane* /etc/kplane* /opt/kplane*
     pgrep -l '^kp-'
     true"#;
@@ -90,18 +92,28 @@ pub(crate) fn seen(cluster: &RealCluster) -> Result<()> {
 
 /// Removes kplane in the documented way, and wants the cluster to be as it was.
 pub(crate) fn removed(cluster: &RealCluster, before: &Traces) -> Result<()> {
-    let said = kpctl(cluster, &["uninstall", "--yes"])?;
+    let said = step("  kpctl uninstall", || {
+        typed_with(cluster, "kpctl uninstall", &["--yes"])
+    })?;
     for node in before.nodes.keys() {
         let line = format!("rules and cache of {node}");
         ensure!(said.contains(&line), "{said}");
     }
-    helm_of(
-        cluster,
-        &["uninstall", "kplane", "--namespace", NAMESPACE, "--wait"],
-    )?;
-    cluster.kubectl(&["delete", "namespace", NAMESPACE, "--timeout=2m"])?;
+    step("  helm uninstall", || {
+        let uninstall = "helm uninstall kplane --namespace kplane";
+        typed_with(cluster, uninstall, &["--wait"])
+    })?;
+    step("  the namespace deleted", || {
+        let delete = "kubectl delete namespace kplane";
+        typed_with(cluster, delete, &["--timeout=2m"])
+    })?;
     eventually(DEADLINE, "nothing is left of kplane", || {
         let after = Traces::of(cluster)?;
+        for (node, now) in &after.nodes {
+            let then = &before.nodes[node];
+            let differ: Vec<_> = now.symmetric_difference(then).collect();
+            ensure!(differ.is_empty(), "{node} has changed: {differ:?}");
+        }
         ensure!(after == *before, "before: {before:?}\nafter: {after:?}");
         Ok(())
     })

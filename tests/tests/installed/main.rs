@@ -6,6 +6,7 @@ mod nodes;
 mod nothing;
 mod over;
 mod support;
+mod typed;
 
 use std::process::ExitCode;
 
@@ -16,8 +17,8 @@ use kplane_tests::real;
 
 const TESTS: &[Test] = kplane_rig::tests!(
     nothing::from_nothing_to_all_nodes_verified_and_off_again,
-    over::kube_proxy_hands_over_node_by_node_and_takes_back,
-    over::kube_proxy_in_mode_iptables_gets_all_nodes_back_before_kplane_leaves,
+    over::kube_proxy_in_mode_nftables_hands_over_node_by_node_and_takes_back,
+    over::kube_proxy_in_mode_iptables_gets_all_nodes_back_from_either_mode_of_kplane,
 );
 
 fn main() -> ExitCode {

@@ -1,86 +1,55 @@
 //! A cluster that never had a Service proxy.
 
-use std::time::Instant;
-
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use kplane_tests::load::Load;
 use kplane_tests::real::{Proxy, RealCluster};
 use kplane_tests::wait::eventually;
 use serde_json::json;
 
 use crate::gone::{self, Traces};
-use crate::support::{
-    DEADLINE, NAMESPACE, chart, cluster, helm_of, kpctl, rolled, traffic, unharmed, verified,
-};
+use crate::support::{DEADLINE, cluster, ended, rolled, step, traffic, unharmed, verified};
+use crate::typed::{tried, typed, typed_with};
 use crate::{flapping, nodes};
 
 const NODES: [&str; 2] = ["node-1", "node-2"];
 const TAINT: &str = "kplane.io/not-ready";
-/// What both the installation and the upgrade set.
-const SETTINGS: [&str; 2] = [
-    "agent.clusterCIDR=10.244.0.0/16",
-    "startupTaint.enabled=true",
-];
 
 pub(crate) fn from_nothing_to_all_nodes_verified_and_off_again() -> Result<()> {
-    let cluster = cluster(Proxy::None)?;
+    let cluster = step("a cluster", || cluster(Proxy::None))?;
     let before = Traces::of(&cluster)?;
-    let taint = json!({ "key": TAINT, "effect": "NoSchedule" });
-    for node in NODES {
-        let spec = json!({ "spec": { "taints": [taint] } });
-        cluster.api().patch("Node", node, &spec)?;
-    }
-    checked(&cluster)?;
-    let since = Instant::now();
-    chart(&cluster, "install", &SETTINGS)?;
-    verified(&cluster, &NODES)?;
-    println!(
-        "from `helm install` to all nodes verified: {:.1?}",
-        since.elapsed()
-    );
-    untainted(&cluster)?;
+    step("a check of all nodes", || checked(&cluster))?;
+    step("installed, all nodes verified", || installed(&cluster))?;
     let load = traffic(&cluster)?;
-    let named = eventually(DEADLINE, "a name leads to the Service", || {
-        cluster.exec("default/client", &["/pod", "get", "http://web:81/"])
-    })?;
-    ensure!(named.starts_with("web-"), "{named}");
-
-    // Agents and control planes are replaced one after the other; rules stay meanwhile.
-    let settings = [
-        SETTINGS[0],
-        SETTINGS[1],
-        "agent.logLevel=debug",
-        "controlPlane.logLevel=debug",
+    step("Services and DNS", || serves(&cluster))?;
+    step("an upgrade and back", || upgraded(&cluster, &load))?;
+    type Event = fn(&RealCluster, &Load) -> Result<()>;
+    let events: [(&str, Event); 4] = [
+        ("a node drained, rebooted, uncordoned", nodes::drained),
+        ("a node added and deleted", nodes::come_and_gone),
+        ("readiness flaps", flapping::ten_times_a_second),
+        (
+            "a replica's node lost, and back again",
+            nodes::lost_and_back,
+        ),
     ];
-    chart(&cluster, "upgrade", &settings)?;
-    replaced(&cluster, &load)?;
-    helm_of(
-        &cluster,
-        &["rollback", "kplane", "1", "--namespace", NAMESPACE],
-    )?;
-    replaced(&cluster, &load)?;
-    events(&cluster, &load)?;
-    drop(load);
+    for (name, event) in events {
+        step(name, || event(&cluster, &load))?;
+    }
+    ended(load)?;
     gone::seen(&cluster)?;
-    gone::removed(&cluster, &before)
+    step("uninstalled", || gone::removed(&cluster, &before))
 }
 
 /// A Pod on each node checks it before anything is installed, and goes.
 fn checked(cluster: &RealCluster) -> Result<()> {
-    let since = Instant::now();
-    let args = ["check", "--pre", "--nodes", "-o", "json"];
-    let text = kpctl(cluster, &args).or_else(|error| match error.to_string() {
-        // Exit code 1: without a Service proxy some checks fail.
-        text if text.contains("\"checks\"") => Ok(text),
-        _ => Err(error),
-    })?;
+    // Without a Service proxy some checks fail.
+    let (code, text) = tried(cluster, "kpctl check --pre --nodes", &["-o", "json"])?;
     for expected in [
         "2 of 2 nodes were checked",
         "works on this kernel (all 2 nodes)",
     ] {
-        ensure!(text.contains(expected), "no {expected:?}: {text}");
+        ensure!(text.contains(expected), "{code:?}, no {expected:?}: {text}");
     }
-    println!("`kpctl check --pre --nodes`: {:.1?}", since.elapsed());
     let pods = cluster.api().list("Pod", Some("kube-system"))?;
     let left = pods
         .iter()
@@ -89,35 +58,21 @@ fn checked(cluster: &RealCluster) -> Result<()> {
     Ok(())
 }
 
-/// Waits until all pods are replaced, and all nodes verified.
-fn replaced(cluster: &RealCluster, load: &Load) -> Result<()> {
-    rolled(cluster)?;
-    verified(cluster, &NODES)?;
-    unharmed(load)
-}
-
-/// What happens to nodes and endpoints of a cluster in its life.
-fn events(cluster: &RealCluster, load: &Load) -> Result<()> {
-    type Event = fn(&RealCluster, &Load) -> Result<()>;
-    let events: [(&str, Event); 4] = [
-        ("a node is drained and uncordoned", nodes::drained),
-        ("a node is added and deleted", nodes::come_and_gone),
-        ("readiness flaps", flapping::ten_times_a_second),
-        (
-            "a replica's node is lost and comes back",
-            nodes::lost_and_back,
-        ),
-    ];
-    for (name, event) in events {
-        let start = Instant::now();
-        event(cluster, load).context(name)?;
-        println!("{name}: {:.1?}", start.elapsed());
+/// Installs kplane on nodes that have the start-up taint, and waits until all is well.
+fn installed(cluster: &RealCluster) -> Result<()> {
+    let taint = json!({ "key": TAINT, "effect": "NoSchedule" });
+    for node in NODES {
+        let spec = json!({ "spec": { "taints": [taint] } });
+        cluster.api().patch("Node", node, &spec)?;
     }
-    Ok(())
-}
-
-/// Waits until Nodes have lost the start-up taint: their canaries have answered.
-fn untainted(cluster: &RealCluster) -> Result<()> {
+    typed_with(
+        cluster,
+        "helm install kplane deploy/chart --namespace kplane --create-namespace \
+         --set kubernetesServiceHost=192.0.2.1 --set agent.clusterCIDR=10.244.0.0/16",
+        &["--set", "startupTaint.enabled=true"],
+    )?;
+    verified(cluster, &NODES)?;
+    // Canaries have answered.
     eventually(DEADLINE, "no node has the taint", || {
         let nodes = cluster.api().list("Node", None)?;
         let tainted = nodes
@@ -126,4 +81,38 @@ fn untainted(cluster: &RealCluster) -> Result<()> {
         ensure!(tainted.count() == 0);
         Ok(())
     })
+}
+
+/// Pods reach Services by name, and kpctl finds nothing wrong.
+fn serves(cluster: &RealCluster) -> Result<()> {
+    let named = eventually(DEADLINE, "a name leads to the Service", || {
+        cluster.exec("default/client", &["/pod", "get", "http://web:81/"])
+    })?;
+    ensure!(named.starts_with("web-"), "{named}");
+    let status = typed(cluster, "kpctl status")?;
+    for node in NODES {
+        ensure!(status.contains(node), "{status}");
+    }
+    eventually(DEADLINE, "no check is bad", || {
+        typed(cluster, "kpctl check")
+    })?;
+    Ok(())
+}
+
+/// Agents and control planes are replaced one after the other, and back. Rules stay meanwhile.
+fn upgraded(cluster: &RealCluster, load: &Load) -> Result<()> {
+    let replaced = || {
+        rolled(cluster)?;
+        verified(cluster, &NODES)?;
+        unharmed(load)
+    };
+    let levels = "agent.logLevel=debug,controlPlane.logLevel=debug";
+    typed_with(
+        cluster,
+        "helm upgrade kplane deploy/chart --namespace kplane --reuse-values",
+        &["--set", levels],
+    )?;
+    replaced()?;
+    typed(cluster, "helm rollback kplane --namespace kplane")?;
+    replaced()
 }

@@ -1,0 +1,68 @@
+//! Commands as an administrator types them, in the words of the documentation. The test `chart` looks for the
+//! documents' commands among those that are given here.
+
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+use kplane_tests::real::RealCluster;
+
+use crate::support::built;
+
+/// The address of the API server in the documents.
+const DOCUMENTED_SERVER: &str = "192.0.2.1";
+
+/// Runs a command and returns what it prints. The documents' address stands for the API server's.
+pub(crate) fn typed(cluster: &RealCluster, line: &str) -> Result<String> {
+    typed_with(cluster, line, &[])
+}
+
+/// Runs a command with more arguments, such as `--yes` in place of an answer.
+pub(crate) fn typed_with(cluster: &RealCluster, line: &str, more: &[&str]) -> Result<String> {
+    let (program, args) = words(cluster, line)?;
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let printed = cluster.run(&program, &[&args[..], more].concat());
+    printed.with_context(|| format!("`{line}`"))
+}
+
+/// Runs a command on a node, as root, and returns what it prints.
+pub(crate) fn typed_on(cluster: &RealCluster, node: &str, line: &str) -> Result<String> {
+    let (program, args) = words(cluster, line)?;
+    let kubeconfig = format!("KUBECONFIG={}", cluster.kubeconfig().display());
+    let all = [vec![kubeconfig, program], args].concat();
+    let printed = cluster.node(node)?.exec("env", &all);
+    printed.with_context(|| format!("`{line}`"))
+}
+
+/// Runs a command that may fail, and returns its exit code with what it prints.
+pub(crate) fn tried(
+    cluster: &RealCluster,
+    line: &str,
+    more: &[&str],
+) -> Result<(Option<i32>, String)> {
+    let (program, args) = words(cluster, line)?;
+    let mut command: Command = cluster.command(&program);
+    command.args(args).args(more);
+    let output = cluster.ns().run(|| Ok(command.output()?))?;
+    let printed = [output.stdout, output.stderr].concat();
+    let printed = String::from_utf8_lossy(&printed).into_owned();
+    Ok((output.status.code(), printed))
+}
+
+/// Returns the program and the arguments of a command.
+fn words(cluster: &RealCluster, line: &str) -> Result<(String, Vec<String>)> {
+    let built = built()?;
+    let server = cluster.server();
+    let host = server.trim_start_matches("https://");
+    let (host, _) = host.rsplit_once(':').context("no port")?;
+    let chart = built.root.join("deploy/chart").display().to_string();
+    let mut words = line.split_whitespace().map(|word| match word {
+        "deploy/chart" => chart.clone(),
+        word => word.replace(DOCUMENTED_SERVER, host),
+    });
+    let program = match words.next().context("an empty command")?.as_str() {
+        "helm" => built.helm.display().to_string(),
+        "kpctl" => built.kpctl.display().to_string(),
+        other => other.to_owned(),
+    };
+    Ok((program, words.collect()))
+}
