@@ -4,6 +4,7 @@ mod beside;
 mod compat;
 mod e2e;
 mod ladder;
+mod links;
 mod literals;
 mod tidy;
 mod tools;
@@ -17,6 +18,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 use self::beside::Beside;
+use crate::book;
 use crate::cargo::{self, programs, root, status};
 use crate::simulate;
 
@@ -53,7 +55,7 @@ const PLAY: [&str; 7] = [
 ];
 
 /// Cheap and often failing first.
-const STEPS: [Step; 14] = [
+const STEPS: [Step; 16] = [
     Step {
         name: "tools",
         run: tools::install,
@@ -73,6 +75,10 @@ const STEPS: [Step; 14] = [
     Step {
         name: "compatibility page",
         run: compat::check,
+    },
+    Step {
+        name: "links",
+        run: links::check,
     },
     Step {
         name: "ladder of crates",
@@ -98,6 +104,10 @@ const STEPS: [Step; 14] = [
     Step {
         name: "docs",
         run: docs,
+    },
+    Step {
+        name: "book",
+        run: book::build,
     },
     Step {
         name: TESTS,
