@@ -43,7 +43,7 @@ fn page(mut command: clap::Command, name: &str) -> String {
 fn the_page_has_the_help_of_every_command() {
     let mut all = command(PROGRAM).term_width(100);
     all.build();
-    let page = HEAD.to_owned() + &self::page(all, PROGRAM);
+    let page = HEAD.to_owned() + &page(all, PROGRAM);
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/cli.md");
     if env::var_os(WRITE).is_some() {
         fs::write(&file, &page).unwrap();

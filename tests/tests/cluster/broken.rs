@@ -134,6 +134,21 @@ pub(crate) fn describe_names_what_is_wrong_with_agents() -> Result<()> {
         says(world, &node, &["repair"])?;
         world.settle()?;
 
+        for table in [["ip", "kube-proxy"], ["inet", "firewalld"]] {
+            run("nft", &[&["add", "table"][..], &table].concat())?;
+            run(
+                "nft",
+                &[&["add", "chain"][..], &table, &["filter"]].concat(),
+            )?;
+        }
+        says(
+            world,
+            &node,
+            &["OtherProxyRules", "table ip kube-proxy", "Firewalld"],
+        )?;
+        run("nft", &["delete", "table", "ip", "kube-proxy"])?;
+        run("nft", &["delete", "table", "inet", "firewalld"])?;
+
         run("sysctl", &["-qw", "net.ipv4.conf.all.rp_filter=1"])?;
         says(world, &node, &["ReversePathFilter"])?;
         run("sysctl", &["-qw", "net.ipv4.conf.all.rp_filter=0"])?;
