@@ -44,7 +44,7 @@ pub(crate) struct Finding {
 }
 
 impl Finding {
-    fn new(
+    pub(crate) fn new(
         code: Reason,
         severity: Severity,
         text: impl Into<String>,
@@ -59,7 +59,7 @@ impl Finding {
         }
     }
 
-    fn on(self, nodes: Vec<NodeName>) -> Self {
+    pub(crate) fn on(self, nodes: Vec<NodeName>) -> Self {
         Self { nodes, ..self }
     }
 

@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use kplane_model::{NodeName, ServiceName};
-use kplane_proto::v1::{Hello, Inspection, Report};
+use kplane_proto::v1::{Destination, Hello, Inspection, Report};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::interval;
 
@@ -87,6 +87,8 @@ struct Agent {
 pub struct Question {
     /// The Service.
     pub service: ServiceName,
+    /// A destination, if the agent shall say what its kernel does with packets to it.
+    pub destination: Option<Destination>,
     /// Channel for the answer.
     pub answer: oneshot::Sender<Inspection>,
 }
@@ -192,15 +194,24 @@ impl Fleet {
         holding.map(|(node, _)| node.clone()).collect()
     }
 
-    /// Asks an agent for the virtual servers of a Service. The receiver fails if the agent has too many questions,
-    /// or has gone.
+    /// Asks an agent for the virtual servers of a Service, and for what its kernel does with packets to a
+    /// destination. The receiver fails if the agent has too many questions, or has gone.
     #[must_use]
-    pub fn ask(&self, node: &NodeName, service: &ServiceName) -> oneshot::Receiver<Inspection> {
+    pub fn ask(
+        &self,
+        node: &NodeName,
+        service: &ServiceName,
+        destination: Option<Destination>,
+    ) -> oneshot::Receiver<Inspection> {
         let (answer, answered) = oneshot::channel();
-        let service = service.clone();
+        let question = Question {
+            service: service.clone(),
+            destination,
+            answer,
+        };
         if let Some(agent) = self.lock().by_node.get(node) {
             // On failure the question is dropped, and with it the answer's sender.
-            let _ = agent.questions.try_send(Question { service, answer });
+            let _ = agent.questions.try_send(question);
         }
         answered
     }

@@ -273,6 +273,7 @@ impl Peers {
         let target = target.ok_or(Missing::Invalid(Invalid::Incomplete))?;
         let request = pb::InspectServiceRequest {
             service: Some(reference(service)),
+            ..pb::InspectServiceRequest::default()
         };
         let mut client = self.way.client(&target);
         let stream = client.inspect(request).await.map_err(refused)?;
@@ -290,6 +291,42 @@ impl Peers {
             inspected.insert(node.node.as_str().into(), servers);
         }
         Ok(())
+    }
+
+    /// Asks the agent of a node, which is connected to one of the replicas that gave these answers, what its kernel does
+    /// with packets to a destination; `None` if it is connected to none of them.
+    pub(crate) async fn kernel(
+        &self,
+        service: &ServiceName,
+        node: &NodeName,
+        destination: pb::Destination,
+        of: &Collected,
+    ) -> Option<Result<pb::KernelState, String>> {
+        let mut answers = of.answers.iter();
+        let answer = answers.find(|answer| {
+            let agent = answer.agents.get(node);
+            agent.is_some_and(|agent| agent.connected)
+        })?;
+        let request = pb::InspectServiceRequest {
+            service: Some(reference(service)),
+            node: node.to_string(),
+            destination: Some(destination),
+        };
+        let asking = async {
+            let (targets, _) = self.way.targets().await;
+            let target = targets
+                .iter()
+                .find(|target| target.address == answer.address);
+            let mut client = self.way.client(target.ok_or("it is not there any more")?);
+            let refused = |status: Status| describe(&status);
+            let stream = client.inspect(request).await.map_err(refused)?;
+            let answer = stream.into_inner().message().await.map_err(refused)?;
+            let state = answer.and_then(|answer| answer.kernel);
+            state.ok_or_else(|| "it is of an older version".to_owned())
+        };
+        let state = timeout_at(Instant::now() + AGENTS_WITHIN, asking).await;
+        let state = state.unwrap_or_else(|_| Err("it did not answer in time".to_owned()));
+        Some(state.map_err(|why| format!("the replica {}: {why}", answer.address)))
     }
 
     /// Passes an approval on to all other replicas; returns their results, and the replicas without one.

@@ -9,6 +9,7 @@ mod feeds;
 mod freeze;
 mod guarded;
 mod issues;
+mod kernel;
 mod layers;
 mod mailbox;
 mod operator;

@@ -154,6 +154,8 @@ reasons! {
     OtherProxyRules,
     /// firewalld runs on the node.
     Firewalld,
+    /// A node's kernel, asked just now, does not hold what its agent has acknowledged.
+    KernelDiffers,
 }
 
 impl fmt::Display for Reason {

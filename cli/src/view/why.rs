@@ -43,6 +43,50 @@ pub(crate) struct CandidateView {
     pub(crate) reason: String,
 }
 
+/// The node's kernel, asked for this answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct KernelView {
+    /// Whether it does what the fate says; `null` if that is not known.
+    pub(crate) agrees: Option<bool>,
+    pub(crate) summary: String,
+    /// Where it has the destination, such as the names of nftables sets.
+    pub(crate) places: Vec<String>,
+    pub(crate) endpoints: Vec<String>,
+}
+
+impl From<pb::KernelAnswer> for KernelView {
+    fn from(answer: pb::KernelAnswer) -> Self {
+        Self {
+            agrees: match answer.agreement() {
+                pb::KernelAgreement::Unspecified => None,
+                pb::KernelAgreement::Agrees => Some(true),
+                pb::KernelAgreement::Differs => Some(false),
+            },
+            summary: answer.summary,
+            places: answer.places,
+            endpoints: answer.endpoints,
+        }
+    }
+}
+
+impl KernelView {
+    /// Returns what the kernel said, and where it has that.
+    fn span(&self) -> Span {
+        let tone = match self.agrees {
+            Some(true) => Tone::Good,
+            Some(false) => Tone::Bad,
+            None => Tone::Plain,
+        };
+        let places = match self.places.is_empty() {
+            true => String::new(),
+            false => format!(" ({})", self.places.join(", ")),
+        };
+        let asked = self.agrees.map_or("", |_| "asked just now: ");
+        Span::new(format!("{asked}{}{places}", self.summary), tone)
+    }
+}
+
 /// The view of `kpctl why`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -66,6 +110,8 @@ pub(crate) struct WhyView {
     /// The reason why the kernel does not hold it; empty otherwise.
     pub(crate) lag: String,
     pub(crate) findings: Vec<FindingView>,
+    /// What the kernel said; `null` if the control plane is older than the question.
+    pub(crate) kernel: Option<KernelView>,
 }
 
 impl WhyView {
@@ -95,6 +141,7 @@ impl WhyView {
             verified: told.verified,
             lag: told.lag,
             findings: told.findings.into_iter().map(FindingView::from).collect(),
+            kernel: told.kernel.map(KernelView::from),
         }
     }
 
@@ -107,8 +154,8 @@ impl WhyView {
         Span::new(&self.summary, tone)
     }
 
-    /// Returns whether the node's kernel does what is shown here.
-    fn kernel(&self) -> Span {
+    /// Returns whether the node's kernel does what is shown here, as its agent has reported.
+    fn state(&self) -> Span {
         match (self.outcome, self.programmed, self.verified) {
             (OutcomeView::NotProxied, _, _) => Span::none(),
             (_, false, _) => {
@@ -144,7 +191,10 @@ impl View for WhyView {
         if self.outcome != OutcomeView::NotProxied {
             out.push_str(&Tone::Strong.paint(&format!("Kernel of {}", self.node)));
             out.push('\n');
-            out.push_str(&paragraph(&self.kernel(), canvas, 2));
+            out.push_str(&paragraph(&self.state(), canvas, 2));
+            if let Some(kernel) = &self.kernel {
+                out.push_str(&paragraph(&kernel.span(), canvas, 2));
+            }
         }
         if !self.steps.is_empty() {
             out.push('\n');

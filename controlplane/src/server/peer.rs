@@ -96,10 +96,23 @@ impl PeerService for PeerServer {
         request: Request<pb::InspectServiceRequest>,
     ) -> Result<Response<Self::InspectStream>, Status> {
         let permit = self.begin()?;
-        let service = names(request.into_inner().service.as_slice())?.pop();
+        let request = request.into_inner();
+        let service = names(request.service.as_slice())?.pop();
         let service = service.ok_or_else(|| Status::invalid_argument("no Service is named"))?;
         let (outbox, stream) = mpsc::channel(AHEAD);
         let hub = Arc::clone(&self.hub);
+        if let Some(destination) = request.destination {
+            let node = request.node.as_str().into();
+            let kernel = questions::ask_kernel(&hub.fleet, &node, &service, destination).await;
+            let answer = pb::InspectedNode {
+                node: request.node,
+                servers: None,
+                kernel: Some(kernel),
+            };
+            // There is room for one, and the caller may have gone.
+            let _ = outbox.send(Ok(answer)).await;
+            return Ok(Response::new(ReceiverStream::new(stream)));
+        }
         tokio::spawn(async move {
             let answers = tokio::select! {
                 answers = questions::ask_all(&hub.fleet, &service) => answers,
@@ -109,6 +122,7 @@ impl PeerService for PeerServer {
                 let node = pb::InspectedNode {
                     node: node.to_string(),
                     servers: Some(servers),
+                    kernel: None,
                 };
                 if outbox.send(Ok(node)).await.is_err() {
                     return;

@@ -31,7 +31,7 @@ pub(super) type Answers = BTreeMap<NodeName, pb::ServiceServers>;
 /// answers in memory.
 pub(super) async fn ask_all(fleet: &Fleet, service: &ServiceName) -> Answers {
     let asked = fleet.with_servers().into_iter().map(|node| async move {
-        let answer = fleet.ask(&node, service);
+        let answer = fleet.ask(&node, service, None);
         let servers = match timeout(ANSWER_WITHIN, answer).await {
             Ok(Ok(inspection)) => understood(inspection, service),
             Ok(Err(_)) => unknown("the agent disconnected, or has too many open questions"),
@@ -54,6 +54,29 @@ pub(super) async fn ask_all(fleet: &Fleet, service: &ServiceName) -> Answers {
         answers.insert(node, servers);
     }
     answers
+}
+
+/// Asks one agent what its kernel does with packets to a destination.
+pub(super) async fn ask_kernel(
+    fleet: &Fleet,
+    node: &NodeName,
+    service: &ServiceName,
+    destination: pb::Destination,
+) -> pb::KernelState {
+    let failed = |error: &str| pb::KernelState {
+        error: error.to_owned(),
+        ..pb::KernelState::default()
+    };
+    let answer = fleet.ask(node, service, Some(destination));
+    match timeout(ANSWER_WITHIN, answer).await {
+        Ok(Ok(inspection)) => {
+            let older =
+                || failed("the agent is of an older version and does not know the question");
+            inspection.kernel.unwrap_or_else(older)
+        }
+        Ok(Err(_)) => failed("the agent disconnected, or has too many open questions"),
+        Err(_) => failed("the agent did not answer within 2 s"),
+    }
 }
 
 fn unknown(error: &str) -> pb::ServiceServers {
@@ -115,6 +138,7 @@ impl Questions {
                 token: self.last,
                 namespace: question.service.namespace.to_string(),
                 name: question.service.name.to_string(),
+                destination: question.destination,
             };
         }
     }

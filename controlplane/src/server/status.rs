@@ -11,10 +11,14 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::guarded::spawn_watch;
+use super::kernel::Expected;
 use super::others::Others;
 use super::pages::Picture;
 use super::questions::Answers;
-use super::{approval, closing, convergence, freeze, questions, rollback, rollout, views, why};
+use super::{
+    approval, closing, convergence, freeze, kernel, questions, rollback, rollout, views, why,
+};
+use crate::findings::Finding;
 use crate::hub::Hub;
 use crate::identity::Visitor;
 use crate::peers::{Collected, Peers};
@@ -63,6 +67,31 @@ impl StatusServer {
         let (here, (mut servers, collected)) = tokio::join!(here, there);
         servers.extend(here);
         (servers, collected)
+    }
+
+    /// Asks the agent of a node for its kernel's state, through the replica to which it is connected.
+    async fn ask_kernel(
+        &self,
+        name: &ServiceName,
+        expected: &Expected,
+        others: &Collected,
+    ) -> pb::KernelState {
+        let (node, destination) = (&expected.node, expected.destination.clone());
+        let fleet = &self.hub.fleet;
+        if fleet.record(node).is_some_and(|record| record.connected) {
+            return questions::ask_kernel(fleet, node, name, destination).await;
+        }
+        let elsewhere = match &self.peers {
+            Some(peers) => peers.kernel(name, node, destination, others).await,
+            None => None,
+        };
+        let missing = || Err("its agent is not connected".to_owned());
+        elsewhere
+            .unwrap_or_else(missing)
+            .unwrap_or_else(|error| pb::KernelState {
+                error,
+                ..pb::KernelState::default()
+            })
     }
 
     /// Returns the cost of an answer about all nodes.
@@ -157,7 +186,15 @@ impl StatusService for StatusServer {
             None => Collected::default(),
         };
         let node = views::on_node(&self.hub, &name, &request.node, &others)?;
-        let answer = why::explain(&name, &request, &detail, &node)?;
+        let (mut answer, expected) = why::explain(&name, &request, &detail, &node)?;
+        if let Some(expected) = expected {
+            let state = self.ask_kernel(&name, &expected, &others).await;
+            let (kernel, finding) = expected.compare(kernel::bounded(state));
+            answer.kernel = Some(kernel);
+            answer
+                .findings
+                .extend(finding.as_ref().map(Finding::to_wire));
+        }
         Ok(Response::new(answer))
     }
 

@@ -13,6 +13,7 @@ use kplane_model::{
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
+use super::kernel::Expected;
 use super::views::OnNode;
 use crate::findings::{self, Finding};
 use crate::index::{PortView, ServiceDetail};
@@ -26,18 +27,18 @@ struct Packet<'a> {
     node: &'a NodeFacts,
 }
 
-/// Returns the fate of a packet that a node handles.
+/// Returns the fate of a packet that a node handles, and what that means for the node's kernel.
 pub(super) fn explain(
     name: &ServiceName,
     request: &pb::ExplainRequest,
     detail: &ServiceDetail,
     on: &OnNode,
-) -> Result<pb::Explanation, Status> {
+) -> Result<(pb::Explanation, Option<Expected>), Status> {
     let node = &*on.facts;
     let nodes = std::iter::once(node);
     let found = findings::of_service(name, detail, nodes);
     if detail.ports.is_empty() {
-        return Ok(not_proxied(node, &found));
+        return Ok((not_proxied(node, &found), None));
     }
     let packet = Packet::new(request, detail, node)?;
     let port = &packet.view.port;
@@ -54,7 +55,15 @@ pub(super) fn explain(
         .filter(|finding| finding.severity != Severity::Info);
     let standing = &on.standing;
     let lag = standing.lag.as_ref();
-    Ok(pb::Explanation {
+    let expected = Expected::new(
+        node.name.clone(),
+        port,
+        packet.place,
+        packet.to,
+        &fate,
+        lag.is_some(),
+    );
+    let explanation = pb::Explanation {
         key: Some((&packet.view.port.key).into()),
         to: packet.to.to_string(),
         node: node.name.to_string(),
@@ -66,7 +75,9 @@ pub(super) fn explain(
         verified: lag.is_none() && standing.verified >= standing.wanted,
         lag: lag.map_or_else(String::new, |lag| lag.reason.clone()),
         findings: bad.map(Finding::to_wire).collect(),
-    })
+        kernel: None,
+    };
+    Ok((explanation, Some(expected)))
 }
 
 /// Settings of most agents, for an agent that has not reported its own.

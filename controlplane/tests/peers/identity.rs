@@ -122,6 +122,7 @@ async fn replicas_with_certificates_answer_each_other_and_nobody_else() {
         assert_eq!(found, code, "{name}");
         let request = pb::InspectServiceRequest {
             service: Some(pb::ServiceRef::default()),
+            ..pb::InspectServiceRequest::default()
         };
         let mut client = PeerServiceClient::new(certs.connect(all[0], name).await);
         let inspected = client.inspect(request).await;

@@ -8,6 +8,7 @@ mod description;
 mod driver;
 pub mod iptables;
 pub mod ipvs;
+mod kernel;
 pub mod nftables;
 pub mod noop;
 mod places;
@@ -21,9 +22,11 @@ use kplane_model::{Family, ServiceKey, ServiceName};
 
 pub use self::description::{Description, Failures, ModeMetrics};
 use self::driver::{DataPath, Driver, Unusable};
+pub use self::kernel::{KernelState, Target};
 pub use self::virtual_servers::{
     Connections, Drain, Inspection, RealServer, ServerCounts, VirtualServer,
 };
+use crate::error::chain;
 use crate::plan::{NodePlan, ServicePlan};
 use kplane_netlink::{Errno, NfSocket};
 
@@ -403,6 +406,21 @@ impl PodInterface {
 }
 
 impl Kind {
+    /// Reads what the kernel of the calling thread's network namespace has for a destination. Changes nothing.
+    ///
+    /// # Errors
+    /// The reason why that cannot be known, for people.
+    pub fn look_up(self, target: Target) -> Result<KernelState, String> {
+        match self {
+            Self::Nftables => nftables::look_up(target).map_err(|error| chain(&error)),
+            Self::Iptables | Self::Ipvs => Err(format!(
+                "in mode {} the agent compares all rules at once, and does not read those of one destination",
+                self.describe().name
+            )),
+            Self::Noop => Err("the agent programs no kernel".to_owned()),
+        }
+    }
+
     /// All backends.
     pub const ALL: [Self; 4] = [Self::Nftables, Self::Iptables, Self::Ipvs, Self::Noop];
 

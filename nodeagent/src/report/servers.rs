@@ -1,9 +1,14 @@
-//! Virtual servers in the wire format.
+//! Answers to questions of the control plane, and virtual servers, in the wire format.
+
+use std::net::SocketAddr;
 
 use kplane_proto::v1 as pb;
 use prost::Message as _;
 
-use kplane_dataplane::backend::{Drain, Inspection, RealServer, ServerCounts, VirtualServer};
+use kplane_dataplane::backend::{
+    Drain, Inspection, KernelState, Kind, RealServer, ServerCounts, Target, VirtualServer,
+};
+use kplane_model::{EndpointAddr, Family, Protocol, parse_ip};
 
 /// Most bytes of a family's draining servers in a report.
 const DRAINS_BYTES: usize = 16 << 10;
@@ -63,6 +68,63 @@ pub(crate) fn inspection(token: u64, told: Option<Inspection>) -> pb::Inspection
         servers,
         age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
         error,
+        kernel: None,
+    }
+}
+
+/// Reads what the kernel does with packets to a destination.
+pub(crate) fn kernel(backend: &str, destination: &pb::Destination) -> pb::KernelState {
+    let target = target(destination);
+    let known = Kind::named(backend)
+        .zip(target)
+        .ok_or_else(|| "the agent does not understand the question".to_owned())
+        .and_then(|(kind, target)| kind.look_up(target));
+    match known {
+        Ok(state) => state_to_wire(&state),
+        Err(error) => pb::KernelState {
+            error,
+            ..pb::KernelState::default()
+        },
+    }
+}
+
+/// Returns the destination that a question means.
+fn target(destination: &pb::Destination) -> Option<Target> {
+    let protocol = match destination.protocol() {
+        pb::Protocol::Tcp => Protocol::Tcp,
+        pb::Protocol::Udp => Protocol::Udp,
+        pb::Protocol::Sctp => Protocol::Sctp,
+        pb::Protocol::Unspecified => return None,
+    };
+    let port = u16::try_from(destination.port).ok()?;
+    Some(match destination.address.as_str() {
+        "" => Target::NodePort {
+            family: match destination.family() {
+                pb::Family::Ipv4 => Family::V4,
+                pb::Family::Ipv6 => Family::V6,
+                pb::Family::Unspecified => return None,
+            },
+            protocol,
+            port,
+        },
+        ip => Target::Address {
+            at: SocketAddr::new(parse_ip(ip).ok()?, port),
+            protocol,
+        },
+    })
+}
+
+fn state_to_wire(state: &KernelState) -> pb::KernelState {
+    let texts = |all: &[EndpointAddr]| all.iter().map(ToString::to_string).collect();
+    pb::KernelState {
+        places: state.places.clone(),
+        endpoints: texts(&state.endpoints),
+        inside_apart: state.inside.is_some(),
+        inside_endpoints: state.inside.as_deref().map(texts).unwrap_or_default(),
+        refuses: state.refuses,
+        drops: state.drops,
+        more: state.more as u64,
+        error: String::new(),
     }
 }
 

@@ -13,6 +13,7 @@ use kplane_model::{RangeDigests, ServiceName, is_number_of_ranges};
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::{agent_message, server_message};
 use tokio::sync::{mpsc, watch};
+use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep_until};
 use tonic::Status;
 
@@ -25,7 +26,7 @@ use crate::connection::Frozen;
 use crate::desired::{Collector, Lag, Position, Update, now_ms};
 use crate::engine::{Engine, Stopped};
 use crate::report::{Report, micros, servers, time};
-use kplane_dataplane::backend::{Inspection, ServerCounts};
+use kplane_dataplane::backend::ServerCounts;
 
 /// Interval of pings to the control plane.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
@@ -37,8 +38,8 @@ const SILENCE: Duration = Duration::from_secs(15);
 /// A comparison of ranges on its way through the engine.
 type Comparison = BoxFuture<'static, Result<Option<RangeDigests>, Stopped>>;
 
-/// A question on its way through the engine, and its token.
-type Question = (u64, BoxFuture<'static, Result<Option<Inspection>, Stopped>>);
+/// The answer to a question, on its way through the engine and the kernel.
+type Question = BoxFuture<'static, Result<pb::Inspection, Stopped>>;
 
 pub(super) struct Live {
     link: Link,
@@ -46,7 +47,7 @@ pub(super) struct Live {
     reports: watch::Receiver<Report>,
     collector: Collector,
     waiting: Waiting,
-    /// The last question, until the engine has answered it.
+    /// The last question, until it is answered.
     question: Option<Question>,
     /// The control plane's question about ranges, until the engine has answered it.
     comparison: Option<Comparison>,
@@ -88,7 +89,7 @@ pub(super) enum Progress {
 enum Event {
     Heard(Option<Result<pb::ServerMessage, Status>>),
     Taken(Option<Taken>),
-    Answered(u64, Result<Option<Inspection>, Stopped>),
+    Answered(Result<pb::Inspection, Stopped>),
     Compared(Result<Option<RangeDigests>, Stopped>),
     PingDue,
     ReportDue,
@@ -146,9 +147,9 @@ impl Live {
                 taken??;
                 return Ok(Progress::UpdateTaken);
             }
-            Event::Answered(token, told) => {
+            Event::Answered(told) => {
                 self.question = None;
-                self.due.inspection = Some(servers::inspection(token, told?));
+                self.due.inspection = Some(told?);
             }
             Event::Compared(digests) => {
                 self.comparison = None;
@@ -188,7 +189,7 @@ impl Live {
         let reads = waiting.has_room();
         let answered = async {
             match question {
-                Some((token, answer)) => (*token, answer.await),
+                Some(answer) => answer.await,
                 None => std::future::pending().await,
             }
         };
@@ -211,7 +212,7 @@ impl Live {
         tokio::select! {
             biased;
             taken = waiting.next(engine) => Event::Taken(taken),
-            (token, told) = answered => Event::Answered(token, told),
+            told = answered => Event::Answered(told),
             digests = compared => Event::Compared(digests),
             changed = reports.changed() => Event::Reported(changed),
             permit = outbox.reserve_owned(), if due.any() => Event::Room(permit),
@@ -296,8 +297,20 @@ impl Live {
     fn ask(&mut self, inspect: &pb::Inspect, shared: &Shared) {
         let service = ServiceName::new(&inspect.namespace, &inspect.name);
         let engine = shared.engine.clone();
-        let answer = Box::pin(async move { engine.inspect(service).await });
-        self.question = Some((inspect.token, answer));
+        let token = inspect.token;
+        let destination = inspect.destination.clone();
+        let answer = async move {
+            let servers = engine.inspect(service).await?;
+            let mut answer = servers::inspection(token, servers);
+            if let Some(destination) = destination {
+                let backend = engine.backend().name;
+                // The kernel is asked on a thread for such work, and the data path does not wait.
+                let reading = spawn_blocking(move || servers::kernel(backend, &destination));
+                answer.kernel = reading.await.ok();
+            }
+            Ok(answer)
+        };
+        self.question = Some(Box::pin(answer));
     }
 
     /// Asks the engine for the digests of ranges.

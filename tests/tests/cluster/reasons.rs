@@ -123,6 +123,7 @@ fn fates(world: &World) -> Result<()> {
             pod("default/r-local:http", "node-1"),
             &[
                 "gets the packet",
+                "asked just now: does the same: it chooses one of 1 endpoint (services, ",
                 "only endpoints on node-1",
                 "sees the sender's address",
             ],
@@ -131,13 +132,19 @@ fn fates(world: &World) -> Result<()> {
             pod("default/r-local", "node-2"),
             &[
                 "is dropped",
+                "asked just now: does the same: it drops the packet (",
                 "on another node, and the policy is Local",
                 "InternalPolicyLocal",
             ],
         ),
         (
             pod("default/r-ready", "node-1"),
-            &["gets an error at once", "not ready", "NoReadyEndpoint"],
+            &[
+                "gets an error at once",
+                "asked just now: does the same: it refuses the packet (",
+                "not ready",
+                "NoReadyEndpoint",
+            ],
         ),
         (
             pod("default/r-headless", "node-1"),

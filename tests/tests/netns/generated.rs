@@ -11,8 +11,9 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
-use kplane_model::{Cidr, Family, Protocol, Severity};
+use anyhow::{Context as _, Result, anyhow, ensure};
+use kplane_dataplane::backend::{Kind, Target};
+use kplane_model::{Cidr, EndpointAddr, Family, Protocol, Severity};
 use kplane_tests::client;
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
@@ -142,6 +143,12 @@ fn play(setup: Setup, plays: &[Play]) -> Result<Vec<String>> {
         .into_iter()
         .partition(|(play, _)| play.choice.case().asker == Asker::NodeFromVip);
     let mut wrong = observe(&world.net, &usual)?;
+    if UnderTest::current()?.kind() == Kind::Nftables {
+        for (play, expected) in &usual {
+            let asked = ask_kernel(&world, *play, &expected.fate);
+            wrong.extend(asked.err().map(|error| format!("{error:#}")));
+        }
+    }
     // Last, because with these addresses the node has others to masquerade to.
     let node = world.topology.node("node-1")?;
     for (play, _) in &from_vip {
@@ -150,6 +157,46 @@ fn play(setup: Setup, plays: &[Play]) -> Result<Vec<String>> {
     }
     wrong.extend(observe(&world.net, &from_vip)?);
     Ok(wrong)
+}
+
+/// Asks the kernel of the node that handles the case's packets what it does with them, as `kpctl why` does.
+fn ask_kernel(world: &World, play: Play, fate: &Fate) -> Result<()> {
+    let case = play.choice.case();
+    let Fate::Reach { endpoints, .. } = fate else {
+        return Ok(());
+    };
+    let at = case.address(play.number);
+    let node = world
+        .topology
+        .node(&format!("node-{}", case.asker.client().node()))?;
+    let protocol = case.protocol;
+    let target = match node.ips().contains(&at.ip()) {
+        true => Target::NodePort {
+            family: Family::of(at.ip()),
+            protocol,
+            port: at.port(),
+        },
+        false => Target::Address { at, protocol },
+    };
+    let state = node.ns().run(|| {
+        Kind::Nftables
+            .look_up(target)
+            .map_err(|error| anyhow!("{error}"))
+    })?;
+    let set = |all: &[EndpointAddr]| -> BTreeSet<SocketAddr> {
+        let all = all.iter().map(|to| SocketAddr::new(to.ip, to.port));
+        all.collect()
+    };
+    let known = [Some(&state.endpoints), state.inside.as_ref()];
+    let same = known
+        .into_iter()
+        .flatten()
+        .any(|all| set(all) == *endpoints);
+    ensure!(
+        same,
+        "{case}: the kernel says {state:?}, expected {endpoints:?}"
+    );
+    Ok(())
 }
 
 /// All previous lives in one change, then all cases in another.

@@ -14,6 +14,7 @@ mod element;
 mod frontend;
 mod groups;
 mod layout;
+mod lookup;
 mod mend;
 mod probe;
 mod readback;
@@ -31,6 +32,7 @@ mod tests;
 
 pub use affinity::{AffinityId, Group};
 pub use element::{Data, Destination, Element, ElementOp, Key, NodePort, push_elements};
+pub(in crate::backend) use lookup::look_up;
 pub use probe::{ProbeError, probe};
 pub use readback::{ReadError, StructureState, decode_elements, read_elements, read_structure};
 pub use schema::{Balancer, CLASSES, Carries, Class, Set, TABLE, TABLE_COMMENT, TableSettings};

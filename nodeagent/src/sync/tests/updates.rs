@@ -316,6 +316,7 @@ async fn a_question_about_a_service_is_answered_with_its_token() {
             token,
             namespace: "shop".to_owned(),
             name: "web".to_owned(),
+            destination: None,
         }));
         let told = loop {
             let heard = server.heard().await.unwrap();

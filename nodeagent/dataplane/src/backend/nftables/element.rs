@@ -228,7 +228,7 @@ fn push_some<'a, 'e>(
 }
 
 /// Writes one element as one list entry, or as two for a range in a set of ranges.
-fn encode(list: &mut AttributeWriter<'_>, op: ElementOp, element: &Element) {
+pub(super) fn encode(list: &mut AttributeWriter<'_>, op: ElementOp, element: &Element) {
     let data = element.data.filter(|_| op == ElementOp::Add);
     match element.key {
         Key::Range(range) => {
