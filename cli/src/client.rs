@@ -68,9 +68,16 @@ impl Client {
 
     /// Returns the current fleet, from all its pages.
     pub(crate) async fn fleet(&self) -> Result<pb::Fleet, Error> {
+        self.fleet_of(pb::GetFleetRequest::default()).await
+    }
+
+    /// Returns the nodes that a request selects, from all pages.
+    pub(crate) async fn fleet_of(
+        &self,
+        mut request: pb::GetFleetRequest,
+    ) -> Result<pb::Fleet, Error> {
         let mut stub = self.stub.clone();
         let mut pages = Pages::default();
-        let mut request = pb::GetFleetRequest::default();
         loop {
             let page = self.ask(stub.get_fleet(request.clone())).await?;
             request.page_token.clone_from(&page.next_page_token);
@@ -122,16 +129,51 @@ impl Client {
         }
     }
 
-    /// Returns the Services of one namespace, or of all.
+    /// Returns the Services that a request selects, from all pages.
     pub(crate) async fn services(
         &self,
-        namespace: Option<&str>,
+        mut request: pb::ListServicesRequest,
     ) -> Result<Vec<pb::ServiceView>, Error> {
-        let request = pb::ListServicesRequest {
-            namespace: namespace.unwrap_or_default().to_owned(),
-        };
         let mut stub = self.stub.clone();
-        Ok(self.ask(stub.list_services(request)).await?.services)
+        let mut services = Vec::new();
+        loop {
+            let page = self.ask(stub.list_services(request.clone())).await?;
+            let ended = page.services.is_empty() || page.next_page_token == request.page_token;
+            services.extend(page.services);
+            if page.next_page_token.is_empty() {
+                return Ok(services);
+            }
+            if ended {
+                return Err(self.lost("the list of Services has no end"));
+            }
+            request.page_token = page.next_page_token;
+        }
+    }
+
+    /// Returns Services with names like one that does not exist.
+    async fn similar(&self, name: &ServiceName) -> Result<Vec<String>, Error> {
+        let all = self.services(pb::ListServicesRequest::default()).await?;
+        Ok(similar(name, &all))
+    }
+
+    /// Returns one Service without its state on nodes.
+    pub(crate) async fn service(&self, name: &ServiceName) -> Result<Vec<pb::ServiceView>, Error> {
+        let request = pb::ListServicesRequest {
+            namespace: name.namespace.to_string(),
+            name: name.name.to_string(),
+            ..pb::ListServicesRequest::default()
+        };
+        let mut ports = self.services(request).await?;
+        // An older control plane sends all Services of the namespace.
+        let is_its = |key: &pb::ServiceKey| key.name == *name.name;
+        ports.retain(|port| port.key.as_ref().is_some_and(is_its));
+        match ports.is_empty() {
+            true => Err(Error::NoService {
+                name: name.clone(),
+                similar: self.similar(name).await?,
+            }),
+            false => Ok(ports),
+        }
     }
 
     /// Returns one Service, and what every node holds of it.
@@ -150,7 +192,7 @@ impl Client {
                 ..
             }) => Err(Error::NoService {
                 name: name.clone(),
-                similar: similar(name, &self.services(None).await?),
+                similar: self.similar(name).await?,
             }),
             answer => answer,
         }
@@ -171,7 +213,7 @@ impl Client {
                 ..
             }) if message.starts_with("no Service") => Err(Error::NoService {
                 name: name.clone(),
-                similar: similar(name, &self.services(None).await?),
+                similar: self.similar(name).await?,
             }),
             answer => answer,
         }

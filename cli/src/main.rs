@@ -9,6 +9,7 @@ mod client;
 mod commands;
 mod failure;
 mod goal;
+mod jsonpath;
 mod migrate;
 mod output;
 mod reach;

@@ -17,9 +17,10 @@ use crate::view::View;
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// Shows the fleet and each change of it. Returns only on failure.
-pub(crate) async fn fleet<V: View + From<pb::Fleet>, W: Write>(
+pub(crate) async fn fleet<V: View, W: Write>(
     link: &mut Link,
     output: &mut Output<W>,
+    view: impl Fn(pb::Fleet) -> Result<V, Failure>,
 ) -> Result<(), Failure> {
     let mut source = FleetSource {
         link,
@@ -39,7 +40,7 @@ pub(crate) async fn fleet<V: View + From<pb::Fleet>, W: Write>(
         let picture = without_clocks(fleet.clone());
         // On a terminal the ages advance even when nothing else changes.
         if output.redraws() || last.as_ref() != Some(&picture) {
-            output.show(&V::from(fleet))?;
+            output.show(&view(fleet)?)?;
         }
         last = Some(picture);
     }
@@ -49,18 +50,18 @@ pub(crate) async fn fleet<V: View + From<pb::Fleet>, W: Write>(
 pub(crate) async fn services<V: View, W: Write>(
     link: &mut Link,
     output: &mut Output<W>,
-    namespace: Option<&str>,
-    view: impl Fn(Vec<pb::ServiceView>) -> V,
+    request: &pb::ListServicesRequest,
+    view: impl Fn(Vec<pb::ServiceView>) -> Result<V, Failure>,
 ) -> Result<(), Failure> {
     let mut clock = ticks();
     let mut last = None;
     let mut again = false;
     loop {
         clock.tick().await;
-        match link.services(namespace).await {
+        match link.services(request).await {
             Ok(services) => {
                 if again && output.redraws() || last.as_ref() != Some(&services) {
-                    output.show(&view(services.clone()))?;
+                    output.show(&view(services.clone())?)?;
                 }
                 last = Some(services);
                 again = false;
@@ -109,8 +110,11 @@ impl Link {
         (self.proven, self.started) = (true, true);
     }
 
-    async fn services(&mut self, namespace: Option<&str>) -> Result<Vec<pb::ServiceView>, Error> {
-        let services = self.client().await?.services(namespace).await?;
+    async fn services(
+        &mut self,
+        request: &pb::ListServicesRequest,
+    ) -> Result<Vec<pb::ServiceView>, Error> {
+        let services = self.client().await?.services(request.clone()).await?;
         self.prove();
         Ok(services)
     }

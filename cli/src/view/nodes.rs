@@ -2,20 +2,22 @@
 
 use std::time::Duration;
 
+use clap::ValueEnum;
 use kplane_proto::v1 as pb;
 use serde::Serialize;
 
 use super::findings::FindingView;
 use super::replicas::{MissingReplicaView, missing_text};
 use super::servers::ServersView;
-use super::{API_VERSION, KeyView, View, family, next, next_steps_text, progress};
+use super::{API_VERSION, KeyView, List, View, family, next, next_steps_text, progress};
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
 use crate::text::Span;
 use crate::time::{Time, human};
 
 /// The state of a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, ValueEnum)]
+#[value(rename_all = "PascalCase")]
 pub(crate) enum NodeStateView {
     NoAgent,
     Syncing,
@@ -44,6 +46,38 @@ impl NodeStateView {
             Self::Conflict => "Conflict",
             Self::Frozen => "Frozen",
             Self::Unknown => "Unknown",
+        }
+    }
+
+    /// Returns the state on the wire.
+    pub(crate) fn wire(self) -> pb::NodeState {
+        match self {
+            Self::NoAgent => pb::NodeState::NoAgent,
+            Self::Syncing => pb::NodeState::Syncing,
+            Self::InSync => pb::NodeState::InSync,
+            Self::Failing => pb::NodeState::Failing,
+            Self::Disconnected => pb::NodeState::Disconnected,
+            Self::Unverified => pb::NodeState::Unverified,
+            Self::Holding => pb::NodeState::Holding,
+            Self::Conflict => pb::NodeState::Conflict,
+            Self::Frozen => pb::NodeState::Frozen,
+            Self::Unknown => pb::NodeState::Unknown,
+        }
+    }
+
+    /// Returns the urgency: the lower, the sooner somebody has to act.
+    pub(crate) fn urgency(self) -> u8 {
+        match self {
+            Self::Conflict => 0,
+            Self::Failing => 1,
+            Self::Disconnected => 2,
+            Self::Unknown => 3,
+            Self::NoAgent => 4,
+            Self::Holding => 5,
+            Self::Unverified => 6,
+            Self::Syncing => 7,
+            Self::Frozen => 8,
+            Self::InSync => 9,
         }
     }
 
@@ -379,6 +413,12 @@ impl From<pb::ObjectFailure> for FailureView {
     }
 }
 
+/// Returns the names of nodes for `-o name`.
+pub(crate) fn names_of(nodes: &[NodeView]) -> Vec<String> {
+    let names = nodes.iter().map(|node| format!("node/{}", node.name));
+    names.collect()
+}
+
 /// The view of `kpctl get nodes`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -409,7 +449,26 @@ impl From<pb::Fleet> for NodeListView {
     }
 }
 
+impl NodeListView {
+    /// Keeps the nodes for which `keep` is true.
+    pub(crate) fn retain(&mut self, keep: impl Fn(&NodeView) -> bool) {
+        self.items.retain(keep);
+    }
+}
+
+impl List for NodeListView {
+    type Item = NodeView;
+
+    fn items(&mut self) -> &mut Vec<NodeView> {
+        &mut self.items
+    }
+}
+
 impl View for NodeListView {
+    fn names(&self) -> Option<Vec<String>> {
+        Some(names_of(&self.items))
+    }
+
     fn text(&self, canvas: &Canvas) -> String {
         if self.items.is_empty() {
             let steps = next::steps(&self.items, &[], canvas.program);
@@ -422,7 +481,7 @@ impl View for NodeListView {
             _ => Span::none(),
         };
         let table = Table::new(&self.items)
-            .column(Column::new("NODE").elastic(24), NodeView::name_span)
+            .column(Column::new("NODE").elastic(24).names(), NodeView::name_span)
             .column(Column::new("STATE"), NodeView::state_span)
             .column(Column::new("ZONE").elastic(8).optional(3), |node| {
                 Span::plain(&node.zone)

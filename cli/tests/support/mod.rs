@@ -143,12 +143,22 @@ impl StatusService for Canned {
         &self,
         request: Request<pb::ListServicesRequest>,
     ) -> Result<Response<pb::ListServicesResponse>, Status> {
-        let namespace = request.into_inner().namespace;
+        let request = request.into_inner();
+        let namespace = request.namespace;
         let wanted = |view: &pb::ServiceView| {
             namespace.is_empty() || view.key.as_ref().unwrap().namespace == namespace
         };
-        let services = samples::services().into_iter().filter(wanted).collect();
-        Ok(Response::new(pb::ListServicesResponse { services }))
+        // Two in a page, from the number of the token on.
+        let from: usize = request.page_token.parse().unwrap_or(0);
+        let wanted = samples::services().into_iter().filter(wanted);
+        let mut rest = wanted.skip(from);
+        let services: Vec<_> = rest.by_ref().take(2).collect();
+        let more = rest.next().is_some();
+        let next_page_token = more.then(|| (from + services.len()).to_string());
+        Ok(Response::new(pb::ListServicesResponse {
+            services,
+            next_page_token: next_page_token.unwrap_or_default(),
+        }))
     }
 
     async fn describe_service(
