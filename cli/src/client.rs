@@ -2,6 +2,7 @@
 
 mod error;
 
+use std::collections::BTreeMap;
 use std::error::Error as _;
 use std::future::Future;
 use std::io;
@@ -11,6 +12,7 @@ use hyper_util::rt::TokioIo;
 use kplane_model::ServiceName;
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
+use tonic::codec::CompressionEncoding;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Response, Status, Streaming};
@@ -60,7 +62,9 @@ impl Client {
         };
         let stub = StatusServiceClient::with_interceptor(channel, Bearer::new(token.as_ref()));
         Ok(Self {
-            stub: stub.max_decoding_message_size(MAX_ANSWER_BYTES),
+            stub: stub
+                .accept_compressed(CompressionEncoding::Gzip)
+                .max_decoding_message_size(MAX_ANSWER_BYTES),
             server,
             timeout,
         })
@@ -148,6 +152,16 @@ impl Client {
             }
             request.page_token = page.next_page_token;
         }
+    }
+
+    /// Returns the Services that a request selects, now and after each change.
+    pub(crate) async fn watch_services(
+        &self,
+        request: pb::WatchServicesRequest,
+    ) -> Result<ServiceStream, Error> {
+        let mut stub = self.stub.clone();
+        let stream = self.ask(stub.watch_services(request)).await?;
+        Ok(ServiceStream::new(Messages::new(stream, self)))
     }
 
     /// Returns Services with names like one that does not exist.
@@ -392,6 +406,66 @@ impl FleetStream {
     }
 }
 
+/// A stream of pictures of Services.
+pub(crate) struct ServiceStream {
+    messages: Messages<pb::ServiceChanges>,
+    ports: BTreeMap<PortKey, pb::ServiceView>,
+    /// Something has changed since the last picture.
+    changed: bool,
+}
+
+/// The order of ServicePorts: namespace, name, port, protocol, family.
+type PortKey = (String, String, String, i32, i32);
+
+impl ServiceStream {
+    fn new(messages: Messages<pb::ServiceChanges>) -> Self {
+        Self {
+            messages,
+            ports: BTreeMap::new(),
+            // An empty picture is news, too.
+            changed: true,
+        }
+    }
+
+    /// Returns the next picture that differs from the one before, in time as [`Messages::next`].
+    pub(crate) async fn next(&mut self) -> Result<Vec<pb::ServiceView>, Error> {
+        loop {
+            let message = self.messages.next().await?;
+            let complete = message.complete;
+            self.changed |= take_changes(&mut self.ports, message);
+            if complete && std::mem::take(&mut self.changed) {
+                return Ok(self.ports.values().cloned().collect());
+            }
+        }
+    }
+}
+
+/// Takes a message into a picture; returns whether it may have changed.
+fn take_changes(ports: &mut BTreeMap<PortKey, pb::ServiceView>, news: pb::ServiceChanges) -> bool {
+    let changed = news.snapshot || !news.replaced.is_empty() || !news.services.is_empty();
+    if news.snapshot {
+        ports.clear();
+    }
+    for pb::ServiceId { namespace, name } in news.replaced {
+        let least = (namespace.clone(), name.clone(), String::new(), 0, 0);
+        let of_it = ports.range(least..).map(|(key, _)| key);
+        let gone = of_it.take_while(|key| (&key.0, &key.1) == (&namespace, &name));
+        let gone: Vec<PortKey> = gone.cloned().collect();
+        for key in gone {
+            ports.remove(&key);
+        }
+    }
+    for port in news.services {
+        let key = port.key.clone().unwrap_or_default();
+        let (protocol, family) = (key.protocol, key.family);
+        ports.insert(
+            (key.namespace, key.name, key.port_name, protocol, family),
+            port,
+        );
+    }
+    changed
+}
+
 /// A stream about the convergence of one Service.
 pub(crate) struct ConvergenceStream(Messages<pb::Convergence>);
 
@@ -449,6 +523,57 @@ mod tests {
         }
         assert!(pages.add(page("b", "b")).is_none());
         assert!(pages.add(page("a", "a")).unwrap().is_err());
+    }
+
+    #[test]
+    fn changes_of_services_make_pictures() {
+        let port = |name: &str, port_name: &str, revision| pb::ServiceView {
+            key: Some(pb::ServiceKey {
+                namespace: "shop".to_owned(),
+                name: name.to_owned(),
+                port_name: port_name.to_owned(),
+                ..Default::default()
+            }),
+            revision,
+            ..Default::default()
+        };
+        let news = |replaced: &[&str], services: Vec<pb::ServiceView>| pb::ServiceChanges {
+            replaced: replaced
+                .iter()
+                .map(|name| pb::ServiceId {
+                    namespace: "shop".to_owned(),
+                    name: (*name).to_owned(),
+                })
+                .collect(),
+            services,
+            ..Default::default()
+        };
+        let mut ports = BTreeMap::new();
+        let mut take = |news| {
+            let changed = take_changes(&mut ports, news);
+            let all = ports.values().map(|port| {
+                let key = port.key.as_ref().unwrap();
+                format!("{}:{}@{}", key.name, key.port_name, port.revision)
+            });
+            (changed, all.collect::<Vec<_>>())
+        };
+        let all = vec![
+            port("web", "a", 1),
+            port("web", "b", 1),
+            port("web2", "", 1),
+        ];
+        let first = pb::ServiceChanges {
+            snapshot: true,
+            ..news(&[], all)
+        };
+        assert_eq!(take(first.clone()).1, ["web:a@1", "web:b@1", "web2:@1"]);
+        assert!(!take(news(&[], Vec::new())).0, "a message without news");
+        let port_gone = news(&["web"], vec![port("web", "b", 2)]);
+        assert_eq!(take(port_gone).1, ["web:b@2", "web2:@1"]);
+        assert_eq!(take(news(&["web"], Vec::new())).1, ["web2:@1"]);
+        // What is not there was never there, or begins anew.
+        assert_eq!(take(news(&["api"], Vec::new())).1, ["web2:@1"]);
+        assert_eq!(take(first).1, ["web:a@1", "web:b@1", "web2:@1"]);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use kplane_proto::v1 as pb;
 use tokio::time::{Interval, MissedTickBehavior, interval, sleep};
 
-use crate::client::{Client, Error, FleetStream};
+use crate::client::{Client, Error, FleetStream, ServiceStream};
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::reach::Reach;
@@ -46,19 +46,18 @@ pub(crate) async fn fleet<V: View, W: Write>(
     }
 }
 
-/// Shows Services and each change of them, by a request every second. Returns only on failure.
+/// Shows Services and each change of them. Returns only on failure.
 pub(crate) async fn services<V: View, W: Write>(
     link: &mut Link,
     output: &mut Output<W>,
     request: &pb::ListServicesRequest,
     view: impl Fn(Vec<pb::ServiceView>) -> Result<V, Failure>,
 ) -> Result<(), Failure> {
-    let mut clock = ticks();
+    let mut stream = None;
     let mut last = None;
     let mut again = false;
     loop {
-        clock.tick().await;
-        match link.services(request).await {
+        match next_services(link, &mut stream, request).await {
             Ok(services) => {
                 if again && output.redraws() || last.as_ref() != Some(&services) {
                     output.show(&view(services.clone())?)?;
@@ -67,11 +66,51 @@ pub(crate) async fn services<V: View, W: Write>(
                 again = false;
             }
             Err(error) => {
+                stream = None;
                 link.outage(error, output).await?;
                 again = true;
             }
         }
     }
+}
+
+/// Returns the next picture of Services. A control plane that has no watch of Services is asked every second.
+async fn next_services(
+    link: &mut Link,
+    stream: &mut Option<ServiceStream>,
+    request: &pb::ListServicesRequest,
+) -> Result<Vec<pb::ServiceView>, Error> {
+    let client = link.client().await?;
+    if stream.is_none() && !link.polls {
+        let watch = pb::WatchServicesRequest {
+            namespace: request.namespace.clone(),
+            name: request.name.clone(),
+            node: request.node.clone(),
+        };
+        match client.watch_services(watch).await {
+            Ok(begun) => *stream = Some(begun),
+            Err(Error::NotStatus { .. }) => link.polls = true,
+            Err(error) => return Err(error),
+        }
+    }
+    let services = match stream {
+        Some(stream) => match stream.next().await {
+            // Some servers refuse an unknown method with the first message only.
+            Err(Error::NotStatus { .. }) if !link.proven => {
+                link.polls = true;
+                client.services(request.clone()).await?
+            }
+            next => next?,
+        },
+        None => {
+            if link.proven {
+                sleep(PERIOD).await;
+            }
+            client.services(request.clone()).await?
+        }
+    };
+    link.prove();
+    Ok(services)
 }
 
 /// The connection of a watch, which is made again after an outage.
@@ -83,6 +122,8 @@ pub(crate) struct Link {
     proven: bool,
     /// Whether any connection has brought an answer.
     started: bool,
+    /// Whether the control plane has no watch of Services, and is asked every second.
+    polls: bool,
 }
 
 impl Link {
@@ -93,6 +134,7 @@ impl Link {
             client: Some(client),
             proven: false,
             started: false,
+            polls: false,
         }
     }
 
@@ -110,15 +152,6 @@ impl Link {
         (self.proven, self.started) = (true, true);
     }
 
-    async fn services(
-        &mut self,
-        request: &pb::ListServicesRequest,
-    ) -> Result<Vec<pb::ServiceView>, Error> {
-        let services = self.client().await?.services(request.clone()).await?;
-        self.prove();
-        Ok(services)
-    }
-
     /// Drops the connection, and waits a moment. Returns an error that a new connection cannot help against, and any
     /// error before the first answer.
     pub(crate) async fn outage<W: Write>(
@@ -126,6 +159,8 @@ impl Link {
         error: Error,
         output: &mut Output<W>,
     ) -> Result<(), Failure> {
+        // Another control plane may answer next.
+        self.polls = false;
         // Credentials that were accepted have expired since. There may be new ones.
         let expired = self.proven && error.is_unauthenticated();
         if !self.started || !(expired || error.is_transient()) {

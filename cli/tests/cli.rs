@@ -352,7 +352,18 @@ fn watch_of_services_starts_with_all_of_them() {
     let plane = healthy();
     let args = ["get", "services", "-w", "-o", "json"];
     let watch = Running::start(&mut kpctl(plane.address, &args));
-    assert!(watch.stdout.next().contains("\"kube-dns\""));
+    let next = || -> Vec<String> {
+        let json: serde_json::Value = serde_json::from_str(&watch.stdout.next()).unwrap();
+        let items = json["items"].as_array().unwrap().iter();
+        items
+            .map(|item| item["name"].as_str().unwrap().to_owned())
+            .collect()
+    };
+    assert_eq!(next(), ["kube-dns"]);
+    plane.fleet.send_modify(next_revision);
+    assert_eq!(next(), ["kube-dns", "database", "web"]);
+    plane.fleet.send_modify(next_revision);
+    assert_eq!(next(), ["kube-dns"]);
 }
 
 #[test]
@@ -726,7 +737,9 @@ fn a_token_goes_with_every_call() {
     let refused = error(1, plane.address, &["status"]);
     assert!(refused.contains("not valid any more"), "{refused}");
 
-    // A watch reads the file again when the token is no longer accepted.
+    // A watch reads the file again when the token is no longer accepted. A control plane without watches of Services is
+    // asked every second.
+    plane.fleet.send_modify(|fleet| fleet.control_plane = None);
     let watch = ["get", "svc", "-w", "-o", "json"];
     let watch = [&watch, &token[..]].concat();
     let watch = Running::start(&mut kpctl(plane.address, &watch));
