@@ -112,7 +112,7 @@ pub(crate) struct Options {
 
 impl Options {
     /// Checks that the options fit each other, and settles which control plane they mean.
-    fn complete(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+    pub(crate) fn complete(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
         if matches.value_source("timeout") != Some(ValueSource::DefaultValue) {
             self.goal = self.timeout;
         }
@@ -312,6 +312,10 @@ Exit codes: 0 all is removed, 1 something is left, 4 not approved")]
     Uninstall(UninstallArgs),
     /// Print a completion script for a shell
     #[command(after_help = "\
+The script calls kpctl at the prompt. It completes names of Services, namespaces, nodes and zones as
+well, of the control plane that the options on the line name. For `kubectl kplane`, link kpctl as
+kubectl_complete-kplane besides kubectl-kplane.
+
 Examples:
   kpctl completion bash > /etc/bash_completion.d/kpctl
   source <(kpctl completion zsh)
@@ -382,10 +386,8 @@ fn parse_timeout(text: &str) -> Result<Duration, String> {
 
 impl Cli {
     /// Parses the command line. Exits for `--help`, and with code 2 for a wrong command line.
-    pub(crate) fn from_command_line() -> Self {
-        let name = std::env::args_os().next().unwrap_or_default();
-        let stem = Path::new(&name).file_stem().unwrap_or_default();
-        let program = if stem == "kubectl-kplane" {
+    pub(crate) fn from_command_line(called: &str) -> Self {
+        let program = if called == "kubectl-kplane" {
             PLUGIN
         } else {
             PROGRAM
@@ -428,6 +430,13 @@ impl Cli {
             headers: !rows.no_headers,
         }
     }
+}
+
+/// Returns the name by which the user called this program, without its folder.
+pub(crate) fn called() -> String {
+    let name = std::env::args_os().next().unwrap_or_default();
+    let stem = Path::new(&name).file_stem().unwrap_or_default();
+    stem.to_string_lossy().into_owned()
 }
 
 /// Returns an error in the command line, with the hint to `--help`.

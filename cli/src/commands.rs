@@ -13,8 +13,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::args::{self, Checked, Cli, Command, DescribeCommand, FreezeArgs, StatusArgs, WaitArgs};
+use crate::args::{Checked, Cli, Command, DescribeCommand, FreezeArgs, StatusArgs, WaitArgs};
 use crate::client::{self, Client};
+use crate::complete;
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::reach::Reach;
@@ -98,8 +99,7 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
         Command::Uninstall(args) => uninstall::run(&cli, args).await,
         Command::Completion { shell } => {
             let mut script = Vec::new();
-            let mut command = args::command(cli.program);
-            clap_complete::generate(*shell, &mut command, "kpctl", &mut script);
+            complete::write_script(*shell, &mut script)?;
             io::Write::write_all(&mut io::stdout(), &script)?;
             Ok(Verdict::Done)
         }

@@ -648,8 +648,86 @@ fn version_shows_what_it_knows() {
 fn completion_needs_no_server() {
     for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
         let script = text(nobody(), &["completion", shell]);
-        assert!(script.contains("kpctl") && script.contains("describe"));
+        assert!(
+            script.contains("kpctl") && script.contains("KPCTL_COMPLETE"),
+            "{script}"
+        );
     }
+}
+
+/// What bash offers for the last of some words.
+fn offered(server: SocketAddr, words: &[&str]) -> Vec<String> {
+    let mut command = kpctl(server, &[]);
+    command.arg("--").arg("kpctl").args(words);
+    command.env("KPCTL_COMPLETE", "bash");
+    command.env("_CLAP_COMPLETE_INDEX", words.len().to_string());
+    command.env("_CLAP_IFS", "\n");
+    let done = run(&mut command);
+    assert_eq!(
+        (done.code, done.stderr.as_str()),
+        (Some(0), ""),
+        "{words:?}"
+    );
+    done.stdout.lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn completion_knows_services_and_nodes() {
+    let plane = troubled();
+    for (words, expected) in [
+        (
+            &["describe", "service", ""][..],
+            &["kube-system/kube-dns", "shop/database", "shop/web"][..],
+        ),
+        (&["describe", "service", "shop/w"], &["shop/web"]),
+        (
+            &["describe", "service", "-n", "shop", ""],
+            &["database", "web"],
+        ),
+        (&["why", "kube"], &["kube-system/kube-dns"]),
+        (
+            &["wait", "service/s"],
+            &["service/shop/database", "service/shop/web"],
+        ),
+        (&["get", "ep", "-n", ""], &["kube-system", "shop"]),
+        (&["get", "nodes", "--zone", ""], &["eu-west-1a"]),
+        (&["status", "node-b"], &["node-b"]),
+        (
+            &["freeze", "--node", ""],
+            &["node-a", "node-b", "node-c", "node-d", "node-e"],
+        ),
+        (&["get", "svc", "-o", "js"], &["json", "jsonpath="]),
+        (&["get", "no", "--state", "F"], &["Failing", "Frozen"]),
+    ] {
+        assert_eq!(offered(plane.address, words), expected, "{words:?}");
+    }
+    let commands = offered(plane.address, &["d"]);
+    assert_eq!(commands, ["describe"]);
+    let options = offered(plane.address, &["status", "--ch"]);
+    assert_eq!(options, ["--check"]);
+    // Nobody answers, and nothing breaks the line.
+    let options = offered(nobody(), &["describe", "service", ""]);
+    assert!(options.iter().all(|of| of.starts_with("--")), "{options:?}");
+    let nothing = offered(nobody(), &["describe", "service", "s"]);
+    assert_eq!(nothing, Vec::<String>::new());
+}
+
+#[test]
+fn kubectl_completes_the_plugin() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("kubectl_complete-kplane");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_kpctl"), &path).unwrap();
+    let plane = troubled();
+    let complete = |words: &[&str]| run(&mut program(&path, plane.address, words)).stdout;
+    assert_eq!(
+        complete(&["describe", "svc", "shop/"]),
+        "shop/database\nshop/web\n:36\n"
+    );
+    let commands = complete(&["de"]);
+    assert_eq!(
+        commands,
+        "describe\tShow everything about one object\n:36\n"
+    );
 }
 
 #[test]
