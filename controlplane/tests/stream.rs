@@ -558,10 +558,41 @@ async fn the_status_port_describes_itself_and_its_health() {
         .await
         .unwrap();
     assert_eq!(answer.into_inner().status(), ServingStatus::Serving);
+    for (service, known) in [
+        ("kplane.v1.StatusService", true),
+        ("kplane.v1.DesiredStateService", true),
+        ("kplane.v1.PeerService", true),
+        ("kplane.v1.Nothing", false),
+    ] {
+        let service = service.to_owned();
+        let answer = health.check(HealthCheckRequest { service }).await;
+        let serves = answer.map(|answer| answer.into_inner().status());
+        match known {
+            true => assert_eq!(serves.unwrap(), ServingStatus::Serving),
+            false => assert_eq!(serves.unwrap_err().code(), Code::NotFound),
+        }
+    }
     let list = ServerReflectionRequest {
         host: String::new(),
         message_request: Some(MessageRequest::ListServices(String::new())),
     };
+    let older = {
+        use tonic_reflection::pb::v1alpha as older;
+        let list = older::ServerReflectionRequest {
+            message_request: Some(
+                older::server_reflection_request::MessageRequest::ListServices(String::new()),
+            ),
+            ..Default::default()
+        };
+        let client = older::server_reflection_client::ServerReflectionClient::new(channel.clone());
+        let stream = { client }.server_reflection_info(tokio_stream::once(list)).await;
+        let answer = stream.unwrap().into_inner().message().await.unwrap();
+        answer.unwrap().message_response.unwrap()
+    };
+    assert!(
+        format!("{older:?}").contains("kplane.v1.StatusService"),
+        "{older:?}"
+    );
     let mut reflection = ServerReflectionClient::new(channel);
     let stream = reflection
         .server_reflection_info(tokio_stream::once(list))
