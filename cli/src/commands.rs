@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::args::{Checked, Cli, Command, DescribeCommand, FreezeArgs, StatusArgs, WaitArgs};
+use crate::args::{self, Checked, Cli, Command, DescribeCommand, FreezeArgs, StatusArgs, WaitArgs};
 use crate::client::{self, Client};
 use crate::complete;
 use crate::failure::Failure;

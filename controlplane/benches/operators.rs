@@ -39,7 +39,12 @@ const RUNS: usize = 7;
 const DEADLINE: Duration = Duration::from_secs(300);
 
 fn node(n: usize) -> String {
-    format!("ip-10-{}-{}-{}.eu-west-1.compute.internal", n >> 16, n >> 8 & 255, n & 255)
+    format!(
+        "ip-10-{}-{}-{}.eu-west-1.compute.internal",
+        n >> 16,
+        n >> 8 & 255,
+        n & 255
+    )
 }
 
 /// Returns so many Services with two endpoints each.
@@ -81,13 +86,18 @@ async fn control_plane(folder: &Path, services: usize) -> Bound {
     let bound = build(config).await.unwrap();
     let mut head = bound.hub().store.head();
     let synced = head.wait_for(|head| head.synced);
-    tokio::time::timeout(DEADLINE, synced).await.unwrap().unwrap();
+    tokio::time::timeout(DEADLINE, synced)
+        .await
+        .unwrap()
+        .unwrap();
     bound
 }
 
 /// Returns the report of an agent that holds everything.
 fn report(n: usize, epoch: u64, revision: u64) -> pb::Report {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    let now = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap();
     let now = u64::try_from(now.as_millis()).unwrap();
     let family = |family: pb::Family| pb::FamilyStatus {
         family: family.into(),
@@ -158,11 +168,17 @@ async fn agent(n: usize, channel: Channel, bound: Arc<Bound>) {
     };
     let (send, outbound) = mpsc::channel(4);
     let message = |kind| AgentMessage { kind: Some(kind) };
-    send.send(message(agent_message::Kind::Hello(hello))).await.unwrap();
-    let answers = AgentServiceClient::new(channel).sync(ReceiverStream::new(outbound)).await;
+    send.send(message(agent_message::Kind::Hello(hello)))
+        .await
+        .unwrap();
+    let answers = AgentServiceClient::new(channel)
+        .sync(ReceiverStream::new(outbound))
+        .await;
     let mut answers = answers.unwrap().into_inner();
     let report = report(n, store.epoch(), revision);
-    send.send(message(agent_message::Kind::Report(report))).await.unwrap();
+    send.send(message(agent_message::Kind::Report(report)))
+        .await
+        .unwrap();
     while let Ok(Some(answer)) = answers.message().await {
         if let Some(pb::server_message::Kind::Ping(ping)) = answer.kind {
             let pong = pb::Pong { token: ping.token };
@@ -194,7 +210,10 @@ fn kpctl() -> PathBuf {
     let own = std::env::current_exe().unwrap();
     let folder = own.parent().unwrap().parent().unwrap();
     let program = folder.join("kpctl");
-    assert!(program.exists(), "build it first: cargo build --release -p kpctl");
+    assert!(
+        program.exists(),
+        "build it first: cargo build --release -p kpctl"
+    );
     program
 }
 
@@ -215,12 +234,19 @@ async fn measure(server: SocketAddr, args: &'static [&'static str], goal_ms: u12
         let (took, output) = run.await.unwrap();
         times.push(took);
         printed = output.stdout.len();
-        assert!(printed > 0, "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        assert!(
+            printed > 0,
+            "{args:?}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
     }
     // The relay counts when a connection has ended.
     tokio::time::sleep(Duration::from_millis(50)).await;
     times.sort();
-    let (median, wire) = (times[RUNS / 2].as_millis(), wire.load(Ordering::SeqCst) / RUNS as u64);
+    let (median, wire) = (
+        times[RUNS / 2].as_millis(),
+        wire.load(Ordering::SeqCst) / RUNS as u64,
+    );
     let late = if median > goal_ms { "  too slow" } else { "" };
     println!(
         "{:<62} {median:>6} ms {:>8} KB {:>8} KB{late}",
@@ -254,23 +280,43 @@ async fn fleet() {
         }
     };
     tokio::time::timeout(DEADLINE, all_there).await.unwrap();
-    println!("{NODES} nodes, {SERVICES} Services{:>48} {:>11} {:>11}", "time", "wire", "printed");
+    println!(
+        "{NODES} nodes, {SERVICES} Services{:>48} {:>11} {:>11}",
+        "time", "wire", "printed"
+    );
     let status = bound.status_addr.unwrap();
     measure(status, &["status"], 300).await;
     measure(status, &["status", "--all"], 300).await;
-    measure(status, &["status", "ip-10-0-0-3.eu-west-1.compute.internal"], 300).await;
+    measure(
+        status,
+        &["status", "ip-10-0-0-3.eu-west-1.compute.internal"],
+        300,
+    )
+    .await;
     measure(status, &["check"], 300).await;
-    measure(status, &["describe", "service", "team-7/a-service-of-a-team-00007"], 300).await;
+    measure(
+        status,
+        &["describe", "service", "team-7/a-service-of-a-team-00007"],
+        300,
+    )
+    .await;
     measure(
         status,
         &[
-            "why", "team-7/a-service-of-a-team-00007", "--from",
+            "why",
+            "team-7/a-service-of-a-team-00007",
+            "--from",
             "node/ip-10-0-0-3.eu-west-1.compute.internal",
         ],
         300,
     )
     .await;
-    measure(status, &["get", "service", "team-7/a-service-of-a-team-00007"], 300).await;
+    measure(
+        status,
+        &["get", "service", "team-7/a-service-of-a-team-00007"],
+        300,
+    )
+    .await;
     measure(status, &["get", "nodes"], 1_000).await;
     measure(status, &["get", "services"], 1_000).await;
 }
@@ -283,7 +329,12 @@ async fn many_services() {
     measure(status, &["get", "services"], 1_000).await;
     measure(status, &["get", "endpoints"], 1_000).await;
     measure(status, &["get", "services", "-o", "json"], 1_000).await;
-    measure(status, &["get", "services", "-n", "team-7", "--sort-by", "name"], 1_000).await;
+    measure(
+        status,
+        &["get", "services", "-n", "team-7", "--sort-by", "name"],
+        1_000,
+    )
+    .await;
 }
 
 #[tokio::main]

@@ -585,7 +585,9 @@ async fn the_status_port_describes_itself_and_its_health() {
             ..Default::default()
         };
         let client = older::server_reflection_client::ServerReflectionClient::new(channel.clone());
-        let stream = { client }.server_reflection_info(tokio_stream::once(list)).await;
+        let stream = { client }
+            .server_reflection_info(tokio_stream::once(list))
+            .await;
         let answer = stream.unwrap().into_inner().message().await.unwrap();
         answer.unwrap().message_response.unwrap()
     };
