@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use jsonpath_rust::parser::model::JpQuery;
 use jsonpath_rust::parser::parse_json_path;
-use jsonpath_rust::query::js_path_process;
+use jsonpath_rust::query::{QueryRef, js_path_process};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -38,7 +38,7 @@ impl Path {
     /// Returns the values at the path.
     fn values<'a>(&self, of: &'a Value) -> Vec<&'a Value> {
         let found = js_path_process(&self.0, of).unwrap_or_default();
-        found.into_iter().map(|found| found.val()).collect()
+        found.into_iter().map(QueryRef::val).collect()
     }
 
     /// Sorts items by the first value that each has at the path; items without one come last.

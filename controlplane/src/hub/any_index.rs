@@ -60,7 +60,7 @@ impl Change {
     pub(super) fn touched(&self) -> BTreeSet<ServiceName> {
         let names: BTreeSet<&ServiceName> = match self {
             Self::Computed(of) => of.services.iter().map(|(key, _)| &key.service).collect(),
-            Self::Relayed(of) => of.ports.iter().map(|(key, _)| &key.service).collect(),
+            Self::Relayed(of) => of.ports.keys().map(|key| &key.service).collect(),
         };
         names.into_iter().cloned().collect()
     }
