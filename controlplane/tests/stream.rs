@@ -535,6 +535,24 @@ async fn a_control_plane_that_ends_lets_its_agents_go() {
     assert_eq!(status.code(), Code::Unavailable, "{status}");
 }
 
+/// Returns what reflection v1alpha, which many tools still ask, says of services.
+async fn older_services(channel: tonic::transport::Channel) -> String {
+    use tonic_reflection::pb::v1alpha::ServerReflectionRequest;
+    use tonic_reflection::pb::v1alpha::server_reflection_client::ServerReflectionClient;
+    use tonic_reflection::pb::v1alpha::server_reflection_request::MessageRequest;
+
+    let list = ServerReflectionRequest {
+        message_request: Some(MessageRequest::ListServices(String::new())),
+        ..Default::default()
+    };
+    let mut client = ServerReflectionClient::new(channel);
+    let stream = client
+        .server_reflection_info(tokio_stream::once(list))
+        .await;
+    let answer = stream.unwrap().into_inner().message().await.unwrap();
+    format!("{:?}", answer.unwrap().message_response)
+}
+
 /// The services that grpcurl and load balancers rely on.
 #[tokio::test]
 async fn the_status_port_describes_itself_and_its_health() {
@@ -576,25 +594,8 @@ async fn the_status_port_describes_itself_and_its_health() {
         host: String::new(),
         message_request: Some(MessageRequest::ListServices(String::new())),
     };
-    let older = {
-        use tonic_reflection::pb::v1alpha as older;
-        let list = older::ServerReflectionRequest {
-            message_request: Some(
-                older::server_reflection_request::MessageRequest::ListServices(String::new()),
-            ),
-            ..Default::default()
-        };
-        let client = older::server_reflection_client::ServerReflectionClient::new(channel.clone());
-        let stream = { client }
-            .server_reflection_info(tokio_stream::once(list))
-            .await;
-        let answer = stream.unwrap().into_inner().message().await.unwrap();
-        answer.unwrap().message_response.unwrap()
-    };
-    assert!(
-        format!("{older:?}").contains("kplane.v1.StatusService"),
-        "{older:?}"
-    );
+    let older = older_services(channel.clone()).await;
+    assert!(older.contains("kplane.v1.StatusService"), "{older}");
     let mut reflection = ServerReflectionClient::new(channel);
     let stream = reflection
         .server_reflection_info(tokio_stream::once(list))

@@ -131,7 +131,7 @@ async fn many_services_come_in_pages_that_any_client_takes() {
     // The client has gRPC's usual limit: it would refuse more than 4 MiB.
     let pages = cluster.list(pb::ListServicesRequest::default()).await;
     assert!(pages.len() > 1);
-    let sizes: Vec<usize> = pages.iter().map(|page| page.encoded_len()).collect();
+    let sizes: Vec<usize> = pages.iter().map(prost::Message::encoded_len).collect();
     assert!(sizes.iter().all(|size| *size < USUAL_LIMIT), "{sizes:?}");
     assert!(
         sizes[0] > USUAL_LIMIT / 4,
