@@ -101,7 +101,7 @@ pub(crate) struct Options {
     #[arg(skip = GOAL)]
     pub(crate) goal: Duration,
     /// Output format: table (fits the terminal), wide (shows everything), json, yaml, name, or
-    /// jsonpath=TEMPLATE such as jsonpath={.items[*].name}
+    /// jsonpath=TEMPLATE such as `jsonpath={.items[*].name}`
     #[arg(short, long, global = true, default_value = "table")]
     #[arg(value_name = "FORMAT", help_heading = GLOBAL)]
     pub(crate) output: Format,
