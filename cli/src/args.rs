@@ -16,13 +16,13 @@ use std::time::Duration;
 
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
-use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use jiff::SignedDuration;
 
 pub(crate) use connection::{Identity, KUBECONFIG, Place, STATUS_PORT, Server};
 pub(crate) use freeze::FreezeArgs;
-pub(crate) use lists::{DescribeCommand, GetCommand, ListArgs};
+pub(crate) use lists::{DescribeCommand, GetCommand, ListArgs, NodesArgs, RowArgs};
 pub(crate) use wait::WaitArgs;
 pub(crate) use why::WhyArgs;
 
@@ -31,7 +31,7 @@ use self::migrate::MigrateCommand;
 use self::rollback::RollbackArgs;
 use self::rollout::RolloutCommand;
 use self::uninstall::UninstallArgs;
-use crate::output::Format;
+use crate::output::{Extent, Format};
 
 /// The name of this program in help texts.
 const PROGRAM: &str = "kpctl";
@@ -53,7 +53,7 @@ const GLOBAL: &str = "Global options";
 
 /// Shows what every node holds of your Services, and why something is missing.
 #[derive(Debug, Parser)]
-#[command(name = PROGRAM, version, disable_help_subcommand = true, max_term_width = 100)]
+#[command(name = PROGRAM, version, max_term_width = 100)]
 #[command(after_help = "\
 How the control plane is found:
   1. The one at --server or KPLANE_SERVER, with the certificate and the token of the flags. Your
@@ -64,7 +64,7 @@ How the control plane is found:
   The flags --kubeconfig, --context and --kplane-namespace come before KPLANE_SERVER.
 
 Exit codes:
-  0  done            3  status --check: not in sync, or errors in the input
+  0  done            3  status --check: nodes not in sync, or errors in the input
   1  server error    4  approve, migrate, uninstall: not approved
   2  wrong usage     1  wait: the goal was not reached in time; migrate: stopped; check: bad
                      2  check: something could not be checked
@@ -100,9 +100,10 @@ pub(crate) struct Options {
     /// The longest time to reach a goal.
     #[arg(skip = GOAL)]
     pub(crate) goal: Duration,
-    /// Output format: table (fits the terminal), wide (shows everything), json or yaml
-    #[arg(short, long, global = true, value_enum, default_value = "table")]
-    #[arg(value_name = "FORMAT", hide_possible_values = true, help_heading = GLOBAL)]
+    /// Output format: table (fits the terminal), wide (shows everything), json, yaml, name, or
+    /// jsonpath=TEMPLATE such as `jsonpath={.items[*].name}`
+    #[arg(short, long, global = true, default_value = "table")]
+    #[arg(value_name = "FORMAT", help_heading = GLOBAL)]
     pub(crate) output: Format,
     /// No colours (also: NO_COLOR=1)
     #[arg(long, global = true, help_heading = GLOBAL)]
@@ -111,7 +112,7 @@ pub(crate) struct Options {
 
 impl Options {
     /// Checks that the options fit each other, and settles which control plane they mean.
-    fn complete(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+    pub(crate) fn complete(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
         if matches.value_source("timeout") != Some(ValueSource::DefaultValue) {
             self.goal = self.timeout;
         }
@@ -134,6 +135,9 @@ pub(crate) enum Command {
     #[command(
         visible_alias = "fleet",
         after_help = "\
+Of more than 10 nodes, those in sync are only counted, nodes with the same problem share a line, and
+the 50 worst lines are shown. --all lists every node.
+
 Columns:
   SINCE    how long the node has been in this state
   APPLIED  revision that the kernel holds / revision that it should hold
@@ -144,9 +148,13 @@ Columns:
 Examples:
   kpctl status                  the state of all nodes
   kpctl status -w               the same, with updates
-  kpctl status -o wide          all columns, all failures
+  kpctl status node-1           everything about one node, as `describe node`
+  kpctl status --all            every node
+  kpctl status -o wide          all columns, all nodes, all failures
   kpctl status --check          for scripts: exit code 3 unless every node is in sync, the input
                                 has no errors, and there is at least one node
+  kpctl status --check=nodes    the same, whatever errors are in the input
+  kpctl status --check=input    the input only: errors, or objects that are held
   kpctl status -o json | jq '.nodes[] | select(.state != \"InSync\") | .name'"
     )]
     Status(StatusArgs),
@@ -156,8 +164,11 @@ Examples:
         after_help = "\
 Examples:
   kpctl get services
+  kpctl get service shop/web
   kpctl get ep -n shop
-  kpctl get nodes -o wide -w"
+  kpctl get nodes -o wide -w
+  kpctl get nodes -o name
+  kpctl get svc -o jsonpath='{range .items[*]}{.namespace}/{.name}{\"\\n\"}{end}'"
     )]
     Get(GetCommand),
     /// Show everything about one object
@@ -301,6 +312,10 @@ Exit codes: 0 all is removed, 1 something is left, 4 not approved")]
     Uninstall(UninstallArgs),
     /// Print a completion script for a shell
     #[command(after_help = "\
+The script calls kpctl at the prompt. It completes names of Services, namespaces, nodes and zones as
+well, of the control plane that the options on the line name. For `kubectl kplane`, link kpctl as
+kubectl_complete-kplane besides kubectl-kplane.
+
 Examples:
   kpctl completion bash > /etc/bash_completion.d/kpctl
   source <(kpctl completion zsh)
@@ -333,11 +348,31 @@ Examples:
 /// Options of `status`.
 #[derive(Args, Debug)]
 pub(crate) struct StatusArgs {
+    /// Show everything about this node
+    #[arg(value_name = "NODE", conflicts_with = "watch", value_parser = lists::node_name)]
+    pub(crate) node: Option<String>,
     #[command(flatten)]
     pub(crate) watch: WatchArgs,
-    /// Exit with code 3 unless every node is in sync and the input has no errors
-    #[arg(long, conflicts_with = "watch")]
-    pub(crate) check: bool,
+    /// Exit with code 3 unless all is well: `nodes` checks that every node is in sync, `input` that
+    /// the input has no errors, `all` both
+    #[arg(long, value_enum, value_name = "WHAT", conflicts_with = "watch")]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "all")]
+    #[arg(hide_possible_values = true)]
+    pub(crate) check: Option<Checked>,
+    /// List every node, also healthy ones and those with the same problem
+    #[arg(long)]
+    pub(crate) all: bool,
+}
+
+/// What `status --check` checks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Checked {
+    /// Nodes and input
+    All,
+    /// Every node is in sync, and there is at least one
+    Nodes,
+    /// The input has no errors, and nothing of it is held or missing
+    Input,
 }
 
 /// The option to follow changes.
@@ -360,10 +395,8 @@ fn parse_timeout(text: &str) -> Result<Duration, String> {
 
 impl Cli {
     /// Parses the command line. Exits for `--help`, and with code 2 for a wrong command line.
-    pub(crate) fn from_command_line() -> Self {
-        let name = std::env::args_os().next().unwrap_or_default();
-        let stem = Path::new(&name).file_stem().unwrap_or_default();
-        let program = if stem == "kubectl-kplane" {
+    pub(crate) fn from_command_line(called: &str) -> Self {
+        let program = if called == "kubectl-kplane" {
             PLUGIN
         } else {
             PROGRAM
@@ -379,6 +412,40 @@ impl Cli {
             Err(error) => error.exit(),
         }
     }
+}
+
+impl Cli {
+    /// Returns what tables of the command leave out.
+    pub(crate) fn extent(&self) -> Extent {
+        let rows = match &self.command {
+            Command::Get(GetCommand::Services(args) | GetCommand::Endpoints(args)) => &args.rows,
+            Command::Get(GetCommand::Nodes(args)) => &args.rows,
+            Command::Status(args) => {
+                return Extent {
+                    all: args.all,
+                    ..Extent::default()
+                };
+            }
+            Command::Describe(DescribeCommand::Service(args)) => {
+                return Extent {
+                    all: args.all,
+                    ..Extent::default()
+                };
+            }
+            _ => return Extent::default(),
+        };
+        Extent {
+            all: false,
+            headers: !rows.no_headers,
+        }
+    }
+}
+
+/// Returns the name by which the user called this program, without its folder.
+pub(crate) fn called() -> String {
+    let name = std::env::args_os().next().unwrap_or_default();
+    let stem = Path::new(&name).file_stem().unwrap_or_default();
+    stem.to_string_lossy().into_owned()
 }
 
 /// Returns an error in the command line, with the hint to `--help`.

@@ -1,6 +1,7 @@
 //! The client of `StatusService`.
 
 mod error;
+mod streams;
 
 use std::error::Error as _;
 use std::future::Future;
@@ -11,12 +12,15 @@ use hyper_util::rt::TokioIo;
 use kplane_model::ServiceName;
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
+use tonic::codec::CompressionEncoding;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint, Uri};
-use tonic::{Code, Response, Status, Streaming};
+use tonic::{Code, Response, Status};
 use tower::service_fn;
 
 pub(crate) use error::Error;
+use streams::Messages;
+pub(crate) use streams::{ConvergenceStream, FleetStream, ServiceStream};
 
 use crate::reach::{Bearer, Connection, Reach, plane_cause};
 
@@ -60,7 +64,9 @@ impl Client {
         };
         let stub = StatusServiceClient::with_interceptor(channel, Bearer::new(token.as_ref()));
         Ok(Self {
-            stub: stub.max_decoding_message_size(MAX_ANSWER_BYTES),
+            stub: stub
+                .accept_compressed(CompressionEncoding::Gzip)
+                .max_decoding_message_size(MAX_ANSWER_BYTES),
             server,
             timeout,
         })
@@ -68,9 +74,16 @@ impl Client {
 
     /// Returns the current fleet, from all its pages.
     pub(crate) async fn fleet(&self) -> Result<pb::Fleet, Error> {
+        self.fleet_of(pb::GetFleetRequest::default()).await
+    }
+
+    /// Returns the nodes that a request selects, from all pages.
+    pub(crate) async fn fleet_of(
+        &self,
+        mut request: pb::GetFleetRequest,
+    ) -> Result<pb::Fleet, Error> {
         let mut stub = self.stub.clone();
         let mut pages = Pages::default();
-        let mut request = pb::GetFleetRequest::default();
         loop {
             let page = self.ask(stub.get_fleet(request.clone())).await?;
             request.page_token.clone_from(&page.next_page_token);
@@ -99,10 +112,7 @@ impl Client {
         let stream = self
             .ask(stub.watch_fleet(pb::GetFleetRequest::default()))
             .await?;
-        Ok(FleetStream {
-            messages: Messages::new(stream, self),
-            pages: Pages::default(),
-        })
+        Ok(FleetStream::new(Messages::new(stream, self)))
     }
 
     /// Returns how far a Service has come in the fleet, now and after each change.
@@ -116,22 +126,67 @@ impl Client {
         };
         let mut stub = self.stub.clone();
         match self.ask(stub.watch_convergence(request)).await {
-            Ok(stream) => Ok(ConvergenceStream(Messages::new(stream, self))),
+            Ok(stream) => Ok(ConvergenceStream::new(Messages::new(stream, self))),
             Err(Error::NotStatus { server }) => Err(Error::NoConvergence { server }),
             Err(error) => Err(error),
         }
     }
 
-    /// Returns the Services of one namespace, or of all.
+    /// Returns the Services that a request selects, from all pages.
     pub(crate) async fn services(
         &self,
-        namespace: Option<&str>,
+        mut request: pb::ListServicesRequest,
     ) -> Result<Vec<pb::ServiceView>, Error> {
-        let request = pb::ListServicesRequest {
-            namespace: namespace.unwrap_or_default().to_owned(),
-        };
         let mut stub = self.stub.clone();
-        Ok(self.ask(stub.list_services(request)).await?.services)
+        let mut services = Vec::new();
+        loop {
+            let page = self.ask(stub.list_services(request.clone())).await?;
+            let ended = page.services.is_empty() || page.next_page_token == request.page_token;
+            services.extend(page.services);
+            if page.next_page_token.is_empty() {
+                return Ok(services);
+            }
+            if ended {
+                return Err(self.lost("the list of Services has no end"));
+            }
+            request.page_token = page.next_page_token;
+        }
+    }
+
+    /// Returns the Services that a request selects, now and after each change.
+    pub(crate) async fn watch_services(
+        &self,
+        request: pb::WatchServicesRequest,
+    ) -> Result<ServiceStream, Error> {
+        let mut stub = self.stub.clone();
+        let stream = self.ask(stub.watch_services(request)).await?;
+        Ok(ServiceStream::new(Messages::new(stream, self)))
+    }
+
+    /// Returns Services with names like one that does not exist.
+    async fn similar(&self, name: &ServiceName) -> Result<Vec<String>, Error> {
+        let all = self.services(pb::ListServicesRequest::default()).await?;
+        Ok(similar(name, &all))
+    }
+
+    /// Returns one Service without its state on nodes.
+    pub(crate) async fn service(&self, name: &ServiceName) -> Result<Vec<pb::ServiceView>, Error> {
+        let request = pb::ListServicesRequest {
+            namespace: name.namespace.to_string(),
+            name: name.name.to_string(),
+            ..pb::ListServicesRequest::default()
+        };
+        let mut ports = self.services(request).await?;
+        // An older control plane sends all Services of the namespace.
+        let is_its = |key: &pb::ServiceKey| key.name == *name.name;
+        ports.retain(|port| port.key.as_ref().is_some_and(is_its));
+        match ports.is_empty() {
+            true => Err(Error::NoService {
+                name: name.clone(),
+                similar: self.similar(name).await?,
+            }),
+            false => Ok(ports),
+        }
     }
 
     /// Returns one Service, and what every node holds of it.
@@ -150,7 +205,7 @@ impl Client {
                 ..
             }) => Err(Error::NoService {
                 name: name.clone(),
-                similar: similar(name, &self.services(None).await?),
+                similar: self.similar(name).await?,
             }),
             answer => answer,
         }
@@ -171,7 +226,7 @@ impl Client {
                 ..
             }) if message.starts_with("no Service") => Err(Error::NoService {
                 name: name.clone(),
-                similar: similar(name, &self.services(None).await?),
+                similar: self.similar(name).await?,
             }),
             answer => answer,
         }
@@ -294,69 +349,6 @@ impl Pages {
         let goes_on = page.next_page_token > fleet.next_page_token;
         fleet.next_page_token = page.next_page_token;
         (!goes_on).then_some(Err("the list of nodes has no end"))
-    }
-}
-
-/// The messages of a watch.
-struct Messages<T> {
-    stream: Streaming<T>,
-    client: Client,
-    started: bool,
-}
-
-impl<T> Messages<T> {
-    fn new(stream: Streaming<T>, client: &Client) -> Self {
-        Self {
-            stream,
-            client: client.clone(),
-            started: false,
-        }
-    }
-
-    /// Returns the next message. The first one must come within the timeout; later ones may take any time. Nothing is
-    /// lost when the future is dropped.
-    async fn next(&mut self) -> Result<T, Error> {
-        let message = if self.started {
-            self.stream.message().await
-        } else {
-            let first = tokio::time::timeout(self.client.timeout, self.stream.message());
-            first.await.map_err(|_| self.client.timed_out())?
-        };
-        self.started = true;
-        match message {
-            Ok(Some(message)) => Ok(message),
-            Ok(None) => Err(self.client.lost("the server ended the stream")),
-            Err(status) => Err(self.client.refused(&status)),
-        }
-    }
-}
-
-/// A stream of pictures of the fleet.
-pub(crate) struct FleetStream {
-    messages: Messages<pb::Fleet>,
-    /// The pages of the next picture.
-    pages: Pages,
-}
-
-impl FleetStream {
-    /// Returns the next picture, in time as [`Messages::next`].
-    pub(crate) async fn next(&mut self) -> Result<pb::Fleet, Error> {
-        loop {
-            let page = self.messages.next().await?;
-            if let Some(fleet) = self.pages.add(page) {
-                return fleet.map_err(|cause| self.messages.client.lost(cause));
-            }
-        }
-    }
-}
-
-/// A stream about the convergence of one Service.
-pub(crate) struct ConvergenceStream(Messages<pb::Convergence>);
-
-impl ConvergenceStream {
-    /// Returns the next state, in time as [`Messages::next`].
-    pub(crate) async fn next(&mut self) -> Result<pb::Convergence, Error> {
-        self.0.next().await
     }
 }
 

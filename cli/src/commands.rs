@@ -1,6 +1,7 @@
 //! The commands, one function each: ask the control plane, show the answer, return a verdict.
 
 mod check;
+mod get;
 mod migrate;
 mod rollout;
 mod uninstall;
@@ -11,26 +12,21 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use kplane_proto::v1 as pb;
 use tokio::time::Instant;
 
-use crate::args::{
-    self, Cli, Command, DescribeCommand, FreezeArgs, GetCommand, ListArgs, WaitArgs,
-};
+use crate::args::{self, Checked, Cli, Command, DescribeCommand, FreezeArgs, StatusArgs, WaitArgs};
 use crate::client::{self, Client};
+use crate::complete;
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::reach::Reach;
 use crate::view::View;
 use crate::view::approve::ApprovalView;
 use crate::view::describe::DescriptionView;
-use crate::view::endpoints::EndpointListView;
 use crate::view::fleet::FleetView;
 use crate::view::freeze::FreezeView;
 use crate::view::history::HistoryView;
 use crate::view::node::NodeDescriptionView;
-use crate::view::nodes::NodeListView;
-use crate::view::services::ServiceListView;
 use crate::view::version::VersionView;
 use crate::view::wait::WaitView;
 use crate::wait::Waiter;
@@ -72,17 +68,8 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
         anstream::ColorChoice::Never.write_global();
     }
     match &cli.command {
-        Command::Status(args) if args.watch.watch => watch_fleet::<FleetView>(&cli).await,
-        Command::Status(args) => status(&cli, args.check).await,
-        Command::Get(GetCommand::Services(args)) => list(&cli, args, ServiceListView::new).await,
-        Command::Get(GetCommand::Endpoints(args)) => list(&cli, args, EndpointListView::new).await,
-        Command::Get(GetCommand::Nodes(args)) if args.watch => {
-            watch_fleet::<NodeListView>(&cli).await
-        }
-        Command::Get(GetCommand::Nodes(_)) => {
-            let fleet = connect(&cli).await?.0.fleet().await?;
-            show(&cli, &NodeListView::from(fleet))
-        }
+        Command::Status(args) => status(&cli, args).await,
+        Command::Get(command) => get::run(&cli, command).await,
         Command::Describe(DescribeCommand::Service(args)) => {
             let name = args.name()?;
             let description = connect(&cli).await?.0.describe(&name).await?;
@@ -91,13 +78,8 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
         }
         Command::Why(args) => why::run(&cli, args).await,
         Command::Describe(DescribeCommand::Node { node }) => {
-            let fleet = connect(&cli).await?.0.node(node).await?;
-            let view = NodeDescriptionView::new(fleet).ok_or_else(|| {
-                Failure::Refused(format!(
-                    "no node {node} is known. List them with: get nodes"
-                ))
-            })?;
-            show(&cli, &view)
+            node_of(&cli, node).await?;
+            Ok(Verdict::Done)
         }
         Command::Wait(args) => wait(&cli, args).await,
         Command::Approve { yes } => approve(&cli, *yes).await,
@@ -119,8 +101,7 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
         Command::Man { directory } => man(cli.program, directory),
         Command::Completion { shell } => {
             let mut script = Vec::new();
-            let mut command = args::command(cli.program);
-            clap_complete::generate(*shell, &mut command, "kpctl", &mut script);
+            complete::write_script(*shell, &mut script)?;
             io::Write::write_all(&mut io::stdout(), &script)?;
             Ok(Verdict::Done)
         }
@@ -158,37 +139,39 @@ async fn connect(cli: &Cli) -> Result<(Client, Reach), client::Error> {
     Ok((connected?, reach))
 }
 
-async fn status(cli: &Cli, check: bool) -> Result<Verdict, Failure> {
-    let fleet = connect(cli).await?.0.fleet().await?;
-    let view = FleetView::from(fleet);
-    show(cli, &view)?;
-    Ok(match check && !view.summary.healthy {
-        true => Verdict::CheckFailed,
-        false => Verdict::Done,
+async fn status(cli: &Cli, args: &StatusArgs) -> Result<Verdict, Failure> {
+    if args.watch.watch {
+        let mut link = watch::Link::new(connect(cli).await?);
+        let view = |fleet| Ok(FleetView::from(fleet));
+        watch::fleet(&mut link, &mut output(cli, true), view).await?;
+        return Ok(Verdict::Done);
+    }
+    let healthy = if let Some(node) = &args.node {
+        let in_sync = node_of(cli, node).await?.is_in_sync();
+        // The input is not about one node.
+        args.check.is_none() || in_sync
+    } else {
+        let view = FleetView::from(connect(cli).await?.0.fleet().await?);
+        show(cli, &view)?;
+        match args.check {
+            None => true,
+            Some(Checked::All) => view.summary.healthy,
+            Some(Checked::Nodes) => view.summary.nodes_healthy,
+            Some(Checked::Input) => view.summary.input_healthy,
+        }
+    };
+    Ok(match healthy {
+        true => Verdict::Done,
+        false => Verdict::CheckFailed,
     })
 }
 
-async fn watch_fleet<V: View + From<pb::Fleet>>(cli: &Cli) -> Result<Verdict, Failure> {
-    let mut link = watch::Link::new(connect(cli).await?);
-    watch::fleet::<V, _>(&mut link, &mut output(cli, true)).await?;
-    Ok(Verdict::Done)
-}
-
-/// Lists Services, or objects that come with them.
-async fn list<V: View>(
-    cli: &Cli,
-    args: &ListArgs,
-    view: fn(Vec<pb::ServiceView>, Option<&str>) -> V,
-) -> Result<Verdict, Failure> {
-    let (client, reach) = connect(cli).await?;
-    let namespace = args.namespace.as_deref();
-    if args.watch.watch {
-        let view = |services| view(services, namespace);
-        let mut link = watch::Link::new((client, reach));
-        watch::services(&mut link, &mut output(cli, true), namespace, view).await?;
-        return Ok(Verdict::Done);
-    }
-    show(cli, &view(client.services(namespace).await?, namespace))
+/// Shows everything about one node.
+async fn node_of(cli: &Cli, node: &str) -> Result<NodeDescriptionView, Failure> {
+    let fleet = connect(cli).await?.0.node(node).await?;
+    let view = NodeDescriptionView::new(fleet).ok_or_else(|| get::no_node(cli, node))?;
+    show(cli, &view)?;
+    Ok(view)
 }
 
 /// Waits for Services, and shows how far they have come in the end.
@@ -274,7 +257,8 @@ async fn version(cli: &Cli, client_only: bool) -> Result<Verdict, Failure> {
 }
 
 fn output(cli: &Cli, watch: bool) -> Output<io::Stdout> {
-    Output::stdout(cli.options.output, cli.program, watch)
+    let output = Output::stdout(cli.options.output.clone(), cli.program, watch);
+    output.with(cli.extent())
 }
 
 fn show<V: View>(cli: &Cli, view: &V) -> Result<Verdict, Failure> {

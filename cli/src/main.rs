@@ -7,8 +7,10 @@ mod args;
 mod check;
 mod client;
 mod commands;
+mod complete;
 mod failure;
 mod goal;
+mod jsonpath;
 mod migrate;
 mod output;
 mod reach;
@@ -22,9 +24,17 @@ mod watch;
 
 use std::process::ExitCode;
 
+fn main() -> ExitCode {
+    let program = args::called();
+    if let Some(completed) = complete::at_prompt(&program) {
+        return completed;
+    }
+    run(&program)
+}
+
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> ExitCode {
-    let cli = args::Cli::from_command_line();
+async fn run(program: &str) -> ExitCode {
+    let cli = args::Cli::from_command_line(program);
     match commands::run(cli).await {
         Ok(verdict) => verdict.into(),
         Err(failure) => failure.report(),

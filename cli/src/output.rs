@@ -1,17 +1,18 @@
 //! The only module that writes to standard output.
 
 use std::io::{self, IsTerminal, Write};
+use std::str::FromStr;
 
 use anstream::adapter::strip_str;
 use anstream::{AutoStream, ColorChoice};
-use clap::ValueEnum;
 use unicode_width::UnicodeWidthStr;
 
+use crate::jsonpath::Template;
 use crate::style::{Canvas, Tone};
 use crate::text::{Span, elide, paragraph};
 use crate::view::View;
 
-/// Width of a table where there is no terminal.
+/// Width of a terminal that does not tell its size.
 const DEFAULT_COLUMNS: usize = 80;
 
 /// Least width of a table, even on narrower terminals.
@@ -27,17 +28,63 @@ const CLEAR_REST: &str = "\x1b[J";
 const CLEAR_ALL: &str = "\x1b[2J";
 
 /// The format of a result.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Format {
-    /// Width of the terminal, or 80 columns
+    /// As wide as the terminal; complete without one.
     Table,
-    /// Everything, in lines of any length
+    /// All columns, in lines of any length.
     Wide,
-    /// One object; one object a line with --watch
+    /// One object; one object a line with --watch.
     Json,
-    /// One document; more documents with --watch
+    /// One document; more documents with --watch.
     Yaml,
+    /// Names such as `node/node-1`, one a line.
+    Name,
+    /// A template with paths into the JSON.
+    JsonPath(Template),
 }
+
+/// The formats, as the user types them.
+pub(crate) const FORMATS: [&str; 6] = ["table", "wide", "json", "yaml", "name", "jsonpath="];
+
+impl FromStr for Format {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Ok(match text {
+            "table" => Self::Table,
+            "wide" => Self::Wide,
+            "json" => Self::Json,
+            "yaml" => Self::Yaml,
+            "name" => Self::Name,
+            _ => match text.strip_prefix("jsonpath=") {
+                Some(template) => Self::JsonPath(template.parse()?),
+                None => return Err(format!("expected {}TEMPLATE", FORMATS.join(", "))),
+            },
+        })
+    }
+}
+
+/// What tables leave out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extent {
+    /// List every row.
+    pub(crate) all: bool,
+    /// Show the titles of columns.
+    pub(crate) headers: bool,
+}
+
+impl Default for Extent {
+    fn default() -> Self {
+        Self {
+            all: false,
+            headers: true,
+        }
+    }
+}
+
+/// The error of `-o name` where nothing has a name.
+const NO_NAMES: &str = "the result is no list of names: use -o name with get and status";
 
 /// A terminal's size, in columns and lines.
 type Size = (usize, usize);
@@ -46,6 +93,7 @@ type Size = (usize, usize);
 pub(crate) struct Output<W> {
     writer: W,
     format: Format,
+    extent: Extent,
     program: &'static str,
     /// Whether to write escape codes for colours.
     colour: bool,
@@ -66,6 +114,7 @@ impl Output<io::Stdout> {
         let stdout = io::stdout();
         Self {
             format,
+            extent: Extent::default(),
             program,
             colour: AutoStream::choice(&stdout) != ColorChoice::Never,
             terminal,
@@ -84,6 +133,7 @@ impl Output<io::Stderr> {
         let stderr = io::stderr();
         Self {
             format: Format::Table,
+            extent: Extent::default(),
             program,
             colour: AutoStream::choice(&stderr) != ColorChoice::Never,
             terminal,
@@ -119,6 +169,11 @@ fn utf8_locale() -> bool {
 }
 
 impl<W: Write> Output<W> {
+    /// Sets what tables leave out.
+    pub(crate) fn with(self, extent: Extent) -> Self {
+        Self { extent, ..self }
+    }
+
     /// Returns whether each result is drawn over the previous one.
     pub(crate) fn redraws(&self) -> bool {
         self.watch && self.is_table() && (self.terminal)().is_some()
@@ -162,8 +217,11 @@ impl<W: Write> Output<W> {
         let columns = (self.terminal)().map(|(columns, _)| columns.max(LEAST_COLUMNS));
         let wide = self.format == Format::Wide;
         Canvas {
-            columns: columns.unwrap_or(if wide { usize::MAX } else { DEFAULT_COLUMNS }),
+            // Programs and files get whole lines: a name that is cut names nothing.
+            columns: columns.unwrap_or(usize::MAX),
             wide,
+            all: self.extent.all || wide,
+            headers: self.extent.headers,
             unicode: self.unicode,
             program: self.program,
         }
@@ -171,7 +229,7 @@ impl<W: Write> Output<W> {
 
     /// Returns the result as the text to write.
     fn render<V: View>(&self, view: &V) -> io::Result<String> {
-        let text = match self.format {
+        let text = match &self.format {
             Format::Table | Format::Wide => self.finish(view.text(&self.canvas())),
             Format::Json if self.watch => serde_json::to_string(view)? + "\n",
             Format::Json => serde_json::to_string_pretty(view)? + "\n",
@@ -180,6 +238,11 @@ impl<W: Write> Output<W> {
                 let yaml = serde_saphyr::to_string(view).map_err(io::Error::other)?;
                 format!("{separator}{}\n", yaml.trim_end())
             }
+            Format::Name => match view.names() {
+                Some(names) => names.iter().map(|name| format!("{name}\n")).collect(),
+                None => return Err(io::Error::other(NO_NAMES)),
+            },
+            Format::JsonPath(template) => template.fill(&serde_json::to_value(view)?),
         };
         Ok(text)
     }

@@ -44,6 +44,10 @@ pub(crate) struct Canvas {
     pub(crate) columns: usize,
     /// Whether to show everything, in lines of any length (`-o wide`).
     pub(crate) wide: bool,
+    /// Whether to list every row, also those that are usually counted only (`--all`).
+    pub(crate) all: bool,
+    /// Whether tables have a line with titles.
+    pub(crate) headers: bool,
     /// Whether Unicode may be used. Text of users is never changed for lack of it.
     pub(crate) unicode: bool,
     /// The name by which the user calls this program: `kpctl` or `kubectl kplane`.

@@ -21,6 +21,8 @@ pub(crate) struct Column {
     rank: Option<u8>,
     /// Whether only wide tables show the column.
     wide: bool,
+    /// Whether cells are names, whose common end may be cut.
+    names: bool,
 }
 
 impl Column {
@@ -31,6 +33,7 @@ impl Column {
             least: None,
             rank: None,
             wide: false,
+            names: false,
         }
     }
 
@@ -39,6 +42,14 @@ impl Column {
         Self {
             wide: true,
             ..Self::new(title)
+        }
+    }
+
+    /// Marks cells as names: on a terminal that is too narrow, the end that all names have is cut, and shown once.
+    pub(crate) const fn names(self) -> Self {
+        Self {
+            names: true,
+            ..self
         }
     }
 
@@ -123,14 +134,21 @@ impl<'a, T> Table<'a, T> {
     pub(crate) fn render(mut self, canvas: &Canvas) -> String {
         self.columns
             .retain(|filled| canvas.wide || !filled.column.wide);
+        let mut ends = Vec::new();
         if !canvas.wide {
+            if taken(&self.columns) > canvas.columns {
+                ends = cut_ends(&mut self.columns);
+            }
             fit(&mut self.columns, canvas.columns);
         }
         let titles = self.columns.iter().map(|filled| {
             let title = Span::new(filled.column.title, Tone::Strong);
             (title, filled.width)
         });
-        let mut out = line(titles, canvas);
+        let mut out = match canvas.headers {
+            true => line(titles, canvas),
+            false => String::new(),
+        };
         for row in 0..self.rows.len() {
             let cells = self.columns.iter();
             let cells = cells.map(|filled| (filled.cells[row].clone(), filled.width));
@@ -139,8 +157,57 @@ impl<'a, T> Table<'a, T> {
                 out.push_str(&paragraph(note, canvas, NOTE_INDENT));
             }
         }
+        for (title, end) in ends {
+            let text = format!("All names in {title} end in {end}");
+            out.push_str(&paragraph(&Span::new(text, Tone::Faint), canvas, 0));
+        }
         out
     }
+}
+
+/// Returns the width of a line with all cells in full.
+fn taken(columns: &[Filled]) -> usize {
+    let gaps = columns.len().saturating_sub(1) * GAP;
+    columns.iter().map(|column| column.natural).sum::<usize>() + gaps
+}
+
+/// Cuts the common end of the names in each column, and returns the titles with the ends.
+fn cut_ends(columns: &mut [Filled]) -> Vec<(&'static str, String)> {
+    let mut cut = Vec::new();
+    for filled in columns.iter_mut().filter(|filled| filled.column.names) {
+        // Cells with blanks count rows, and are no names.
+        let is_name = |text: &str| !text.contains(' ');
+        let names = filled.cells.iter().map(|cell| cell.text.as_str());
+        let names: Vec<&str> = names.filter(|text| is_name(text)).collect();
+        let Some(end) = common_end(&names).map(str::to_owned) else {
+            continue;
+        };
+        for cell in &mut filled.cells {
+            let rest = cell.text.len() - end.len().min(cell.text.len());
+            if is_name(&cell.text) {
+                cell.text.truncate(rest);
+            }
+        }
+        let widest = filled.cells.iter().map(Span::width).max().unwrap_or(0);
+        filled.natural = widest.max(filled.column.title.len());
+        filled.width = filled.natural;
+        cut.push((filled.column.title, end));
+    }
+    cut
+}
+
+/// Returns the longest end that all names have, from a dot on; `None` if there are less than two names.
+fn common_end<'a>(names: &[&'a str]) -> Option<&'a str> {
+    let (first, rest) = names.split_first()?;
+    if rest.is_empty() {
+        return None;
+    }
+    let dots = first.match_indices('.').map(|(at, _)| at);
+    let mut ends = dots.filter(|at| *at > 0).map(|at| &first[at..]);
+    ends.find(|end| {
+        let shared = |name: &&str| name.len() > end.len() && name.ends_with(end);
+        rest.iter().all(shared)
+    })
 }
 
 /// Drops columns until the others fit at their least width, then shares the remaining room.
@@ -154,8 +221,7 @@ fn fit(columns: &mut Vec<Filled>, room: usize) {
         let Some((_, index)) = lowest else { break };
         columns.remove(index);
     }
-    let taken = columns.iter().map(|c| c.natural).sum::<usize>() + gaps(columns);
-    for _ in room..taken {
+    for _ in room..taken(columns) {
         let elastic = columns.iter_mut().filter(|c| c.width > c.least());
         let Some(widest) = elastic.max_by_key(|c| c.width) else {
             break;
@@ -206,6 +272,48 @@ mod tests {
             ..canvas()
         };
         plain(&table.render(&canvas))
+    }
+
+    #[test]
+    fn names_lose_their_common_end_once_and_only_for_lack_of_room() {
+        let names = [
+            "ip-10-0-12-34.eu-west-1.compute.internal",
+            "ip-10-0-9-7.eu-west-1.compute.internal",
+            "7 nodes",
+        ];
+        let render = |names: &[&str], columns| {
+            let table = Table::new(names)
+                .column(Column::new("NODE").elastic(8).names(), |name| {
+                    Span::plain(name)
+                })
+                .column(Column::new("STATE"), |_| Span::plain("InSync"));
+            let canvas = Canvas {
+                columns,
+                ..canvas()
+            };
+            plain(&table.render(&canvas))
+        };
+        expect![[r#"
+            NODE           STATE
+            ip-10-0-12-34  InSync
+            ip-10-0-9-7    InSync
+            7 nodes        InSync
+            All names in NODE end in
+              .eu-west-1.compute.internal
+        "#]]
+        .assert_eq(&render(&names, 30));
+        for (names, columns) in [
+            (&names[..], 80),
+            (&names[..], usize::MAX),
+            (&names[..1], 30),
+        ] {
+            let text = render(names, columns);
+            assert!(!text.contains("end in"), "{text}");
+        }
+        let mixed = render(&[names[0], "node-1"], 30);
+        assert!(!mixed.contains("end in"), "{mixed}");
+        // Nothing would be left of the second name.
+        assert_eq!(common_end(&["a.b.c", "b.c"]), Some(".c"));
     }
 
     #[test]

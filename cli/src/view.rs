@@ -11,6 +11,7 @@ pub(crate) mod describe;
 pub(crate) mod endpoints;
 pub(crate) mod findings;
 pub(crate) mod fleet;
+mod fold;
 pub(crate) mod freeze;
 pub(crate) mod history;
 pub(crate) mod migration;
@@ -58,6 +59,20 @@ const OTHERS_NAMED: usize = 3;
 pub(crate) trait View: Serialize {
     /// Returns the view as human-readable text, with colours. Ends with a newline.
     fn text(&self, canvas: &Canvas) -> String;
+
+    /// Returns the names of its objects, such as `node/node-1`; `None` if it is no list of objects.
+    fn names(&self) -> Option<Vec<String>> {
+        None
+    }
+}
+
+/// A view that lists items, and nothing else that matters.
+pub(crate) trait List: View {
+    /// An item.
+    type Item: Serialize;
+
+    /// Returns the items, to be sorted.
+    fn items(&mut self) -> &mut Vec<Self::Item>;
 }
 
 /// The identity of one port of one Service in one family.

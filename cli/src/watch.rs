@@ -6,7 +6,7 @@ use std::time::Duration;
 use kplane_proto::v1 as pb;
 use tokio::time::{Interval, MissedTickBehavior, interval, sleep};
 
-use crate::client::{Client, Error, FleetStream};
+use crate::client::{Client, Error, FleetStream, ServiceStream};
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::reach::Reach;
@@ -17,9 +17,10 @@ use crate::view::View;
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// Shows the fleet and each change of it. Returns only on failure.
-pub(crate) async fn fleet<V: View + From<pb::Fleet>, W: Write>(
+pub(crate) async fn fleet<V: View, W: Write>(
     link: &mut Link,
     output: &mut Output<W>,
+    view: impl Fn(pb::Fleet) -> Result<V, Failure>,
 ) -> Result<(), Failure> {
     let mut source = FleetSource {
         link,
@@ -39,38 +40,77 @@ pub(crate) async fn fleet<V: View + From<pb::Fleet>, W: Write>(
         let picture = without_clocks(fleet.clone());
         // On a terminal the ages advance even when nothing else changes.
         if output.redraws() || last.as_ref() != Some(&picture) {
-            output.show(&V::from(fleet))?;
+            output.show(&view(fleet)?)?;
         }
         last = Some(picture);
     }
 }
 
-/// Shows Services and each change of them, by a request every second. Returns only on failure.
+/// Shows Services and each change of them. Returns only on failure.
 pub(crate) async fn services<V: View, W: Write>(
     link: &mut Link,
     output: &mut Output<W>,
-    namespace: Option<&str>,
-    view: impl Fn(Vec<pb::ServiceView>) -> V,
+    request: &pb::ListServicesRequest,
+    view: impl Fn(Vec<pb::ServiceView>) -> Result<V, Failure>,
 ) -> Result<(), Failure> {
-    let mut clock = ticks();
+    let mut stream = None;
     let mut last = None;
     let mut again = false;
     loop {
-        clock.tick().await;
-        match link.services(namespace).await {
+        match next_services(link, &mut stream, request).await {
             Ok(services) => {
                 if again && output.redraws() || last.as_ref() != Some(&services) {
-                    output.show(&view(services.clone()))?;
+                    output.show(&view(services.clone())?)?;
                 }
                 last = Some(services);
                 again = false;
             }
             Err(error) => {
+                stream = None;
                 link.outage(error, output).await?;
                 again = true;
             }
         }
     }
+}
+
+/// Returns the next picture of Services. A control plane that has no watch of Services is asked every second.
+async fn next_services(
+    link: &mut Link,
+    stream: &mut Option<ServiceStream>,
+    request: &pb::ListServicesRequest,
+) -> Result<Vec<pb::ServiceView>, Error> {
+    let client = link.client().await?;
+    if stream.is_none() && !link.polls {
+        let watch = pb::WatchServicesRequest {
+            namespace: request.namespace.clone(),
+            name: request.name.clone(),
+            node: request.node.clone(),
+        };
+        match client.watch_services(watch).await {
+            Ok(begun) => *stream = Some(begun),
+            Err(Error::NotStatus { .. }) => link.polls = true,
+            Err(error) => return Err(error),
+        }
+    }
+    let services = match stream {
+        Some(stream) => match stream.next().await {
+            // Some servers refuse an unknown method with the first message only.
+            Err(Error::NotStatus { .. }) if !link.proven => {
+                link.polls = true;
+                client.services(request.clone()).await?
+            }
+            next => next?,
+        },
+        None => {
+            if link.proven {
+                sleep(PERIOD).await;
+            }
+            client.services(request.clone()).await?
+        }
+    };
+    link.prove();
+    Ok(services)
 }
 
 /// The connection of a watch, which is made again after an outage.
@@ -82,6 +122,8 @@ pub(crate) struct Link {
     proven: bool,
     /// Whether any connection has brought an answer.
     started: bool,
+    /// Whether the control plane has no watch of Services, and is asked every second.
+    polls: bool,
 }
 
 impl Link {
@@ -92,6 +134,7 @@ impl Link {
             client: Some(client),
             proven: false,
             started: false,
+            polls: false,
         }
     }
 
@@ -109,12 +152,6 @@ impl Link {
         (self.proven, self.started) = (true, true);
     }
 
-    async fn services(&mut self, namespace: Option<&str>) -> Result<Vec<pb::ServiceView>, Error> {
-        let services = self.client().await?.services(namespace).await?;
-        self.prove();
-        Ok(services)
-    }
-
     /// Drops the connection, and waits a moment. Returns an error that a new connection cannot help against, and any
     /// error before the first answer.
     pub(crate) async fn outage<W: Write>(
@@ -122,6 +159,8 @@ impl Link {
         error: Error,
         output: &mut Output<W>,
     ) -> Result<(), Failure> {
+        // Another control plane may answer next.
+        self.polls = false;
         // Credentials that were accepted have expired since. There may be new ones.
         let expired = self.proven && error.is_unauthenticated();
         if !self.started || !(expired || error.is_transient()) {

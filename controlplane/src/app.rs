@@ -195,7 +195,7 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
         status,
         status_door,
         tls.clone(),
-        status_router(&hub, &gate, peers)?,
+        status_router(&hub, &gate, peers).await?,
         &mut tasks,
         &shutdown,
     );

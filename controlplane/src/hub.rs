@@ -2,6 +2,7 @@
 
 mod any_index;
 mod approving;
+mod touched;
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -18,7 +19,7 @@ use crate::admission::Admission;
 use crate::draining::Draining;
 use crate::fleet::{Fleet, Hop};
 use crate::freshness::Freshness;
-use crate::index::{CliffGuard, Held, Index, PortView, ServiceDetail, Totals};
+use crate::index::{CliffGuard, Held, Index, Page, Selection, ServiceDetail, Totals};
 use crate::k8s::{ObjectId, Uid};
 use crate::mirror::Mirror;
 use crate::orders::{Approval, Board};
@@ -34,6 +35,8 @@ use crate::trust::Trust;
 
 use self::any_index::{AnyIndex, Change, Step};
 pub use self::approving::{Approved, HeldMore, Seen};
+pub(crate) use self::touched::Missed;
+use self::touched::Touched;
 
 /// Maximum number of questions that wait for the index. Each is answered in milliseconds; further
 /// callers wait until there is room.
@@ -72,6 +75,8 @@ pub struct Hub {
     pub traffic: Arc<Traffic>,
     /// Kubernetes events by their fate.
     pub events: EventCounts,
+    /// Names of Services that may have changed, for watches.
+    pub(crate) touched: Touched,
     /// Token that is cancelled when the control plane ends; all streams end with it.
     pub shutdown: CancellationToken,
     summary: watch::Receiver<Arc<Summary>>,
@@ -96,7 +101,7 @@ pub struct Summary {
 /// A question to the index.
 #[derive(Debug)]
 enum Query {
-    Ports(String, oneshot::Sender<Vec<PortView>>),
+    Ports(Box<Selection>, oneshot::Sender<Page>),
     Detail(ServiceName, oneshot::Sender<Option<ServiceDetail>>),
     Uid(ObjectId, oneshot::Sender<Option<Uid>>),
     NodeUid(NodeName, oneshot::Sender<Option<Uid>>),
@@ -141,6 +146,7 @@ impl Hub {
             tainted: Tainted::default(),
             traffic: Arc::default(),
             events: EventCounts::default(),
+            touched: Touched::default(),
             shutdown: CancellationToken::new(),
             summary,
             queries,
@@ -234,12 +240,13 @@ impl Hub {
         self.upstream.age().or_else(heard).unwrap_or_default()
     }
 
-    /// Returns all ServicePorts of a namespace, or of all namespaces if it is empty.
+    /// Returns a page of the ServicePorts that a selection wants.
     ///
     /// # Errors
     /// [`Closing`].
-    pub async fn ports(&self, namespace: String) -> Result<Vec<PortView>, Closing> {
-        self.ask(|answer| Query::Ports(namespace, answer)).await
+    pub async fn ports(&self, selection: Selection) -> Result<Page, Closing> {
+        let selection = Box::new(selection);
+        self.ask(|answer| Query::Ports(selection, answer)).await
     }
 
     /// Returns one Service.
@@ -394,8 +401,12 @@ impl IndexOwner {
 
     fn publish(&mut self, change: Change, summary: &mut Summary) {
         let before = self.hub.store.head().borrow().revision;
+        let touched = self.hub.touched.is_watched().then(|| change.touched());
         let started = Instant::now();
         let revision = change.stage(&self.hub.store, &self.freshness);
+        if let Some(touched) = touched {
+            self.hub.touched.tell(touched);
+        }
         if revision == before {
             return;
         }
@@ -436,8 +447,8 @@ impl IndexOwner {
     fn answer(&mut self, query: Query) {
         // The caller may have gone; then the answer is dropped.
         match query {
-            Query::Ports(namespace, answer) => {
-                drop(answer.send(self.index.ports(&self.hub.store, &namespace)));
+            Query::Ports(selection, answer) => {
+                drop(answer.send(self.index.ports(&self.hub.store, &selection)));
             }
             Query::Detail(name, answer) => {
                 let upstream = self.hub.upstream.issues();

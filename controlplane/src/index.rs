@@ -12,6 +12,7 @@ mod picture;
 mod places;
 mod quota;
 mod resync;
+mod selection;
 mod step;
 mod triggers;
 mod view;
@@ -24,6 +25,7 @@ pub use guard::{CliffGuard, Guarded};
 pub(crate) use holding::EXAMPLES;
 pub use holding::Held;
 pub use picture::Picture;
+pub use selection::{Page, Selection};
 pub use view::{Facts, PortView, ServiceDetail, SliceFacts};
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};

@@ -20,6 +20,7 @@ mod peer;
 mod questions;
 pub(crate) mod rollback;
 pub(crate) mod rollout;
+mod services;
 mod session;
 mod standing;
 mod status;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use kp_controlplane::app::{Bound, Config, Origin, build};
 use kp_controlplane::hub::{Seen, Summary};
-use kp_controlplane::index::{CliffGuard, Guarded, Held};
+use kp_controlplane::index::{CliffGuard, Guarded, Held, Selection};
 use kp_controlplane::trust::Trust;
 use tempfile::TempDir;
 use tokio::time::timeout;
@@ -383,9 +383,10 @@ async fn what_is_held_gives_way_to_what_is_named() {
     plane.folder().put("shop.yaml", renamed);
     let (held, services) = plane.until_held().await;
     assert_eq!((held.services, services), (SERVICES, SERVICES));
-    let ports = plane.bound.hub().ports(String::new()).await.unwrap();
+    let page = plane.bound.hub().ports(Selection::default()).await.unwrap();
+    assert!(!page.more && !page.ports.is_empty());
     assert!(
-        ports
+        page.ports
             .iter()
             .all(|view| view.port.key.service.name.starts_with("new-"))
     );

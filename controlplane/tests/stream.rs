@@ -535,6 +535,24 @@ async fn a_control_plane_that_ends_lets_its_agents_go() {
     assert_eq!(status.code(), Code::Unavailable, "{status}");
 }
 
+/// Returns what reflection v1alpha, which many tools still ask, says of services.
+async fn older_services(channel: tonic::transport::Channel) -> String {
+    use tonic_reflection::pb::v1alpha::ServerReflectionRequest;
+    use tonic_reflection::pb::v1alpha::server_reflection_client::ServerReflectionClient;
+    use tonic_reflection::pb::v1alpha::server_reflection_request::MessageRequest;
+
+    let list = ServerReflectionRequest {
+        message_request: Some(MessageRequest::ListServices(String::new())),
+        ..Default::default()
+    };
+    let mut client = ServerReflectionClient::new(channel);
+    let stream = client
+        .server_reflection_info(tokio_stream::once(list))
+        .await;
+    let answer = stream.unwrap().into_inner().message().await.unwrap();
+    format!("{:?}", answer.unwrap().message_response)
+}
+
 /// The services that grpcurl and load balancers rely on.
 #[tokio::test]
 async fn the_status_port_describes_itself_and_its_health() {
@@ -558,10 +576,26 @@ async fn the_status_port_describes_itself_and_its_health() {
         .await
         .unwrap();
     assert_eq!(answer.into_inner().status(), ServingStatus::Serving);
+    for (service, known) in [
+        ("kplane.v1.StatusService", true),
+        ("kplane.v1.DesiredStateService", true),
+        ("kplane.v1.PeerService", true),
+        ("kplane.v1.Nothing", false),
+    ] {
+        let service = service.to_owned();
+        let answer = health.check(HealthCheckRequest { service }).await;
+        let serves = answer.map(|answer| answer.into_inner().status());
+        match known {
+            true => assert_eq!(serves.unwrap(), ServingStatus::Serving),
+            false => assert_eq!(serves.unwrap_err().code(), Code::NotFound),
+        }
+    }
     let list = ServerReflectionRequest {
         host: String::new(),
         message_request: Some(MessageRequest::ListServices(String::new())),
     };
+    let older = older_services(channel.clone()).await;
+    assert!(older.contains("kplane.v1.StatusService"), "{older}");
     let mut reflection = ServerReflectionClient::new(channel);
     let stream = reflection
         .server_reflection_info(tokio_stream::once(list))

@@ -19,6 +19,8 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use flate2::Compression;
 
+pub(crate) use self::digest::Digest;
+
 use self::debian::Collection;
 use self::oci::Image;
 use self::packages::Crates;

@@ -4,6 +4,7 @@ mod cluster;
 mod demo;
 mod e2e;
 mod images;
+mod krew;
 mod tools;
 mod vm;
 
@@ -34,6 +35,8 @@ enum Task {
     Vm(vm::Args),
     /// Images of kplane's programs, for a registry or a node
     Images(images::Args),
+    /// Archives and manifest with which krew installs `kubectl kplane`
+    Krew(krew::Args),
     /// Kubernetes' own end-to-end tests of networks, with kplane and with kube-proxy
     #[command(name = "test-e2e", bin_name = "cargo xtask test e2e", hide = true)]
     E2e(e2e::Args),
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
         Task::Cluster(args) => exit(cluster::run(&args)),
         Task::Vm(args) => vm::run(&args).unwrap_or_else(|error| exit(Err(error))),
         Task::Images(args) => exit(images::run(&args)),
+        Task::Krew(args) => exit(krew::run(&args)),
         Task::E2e(args) => exit(e2e::run(&args)),
         Task::Tools => exit(tools::install()),
     }

@@ -5,6 +5,8 @@ use clap::{Args, Subcommand};
 use kplane_model::ServiceName;
 
 use super::{WatchArgs, error};
+use crate::jsonpath::Path;
+use crate::view::nodes::NodeStateView;
 
 /// The kinds of objects to list.
 #[derive(Debug, Subcommand)]
@@ -19,7 +21,10 @@ lines.
 
 Examples:
   kpctl get services
+  kpctl get service shop/web
   kpctl get svc -n shop -o wide
+  kpctl get svc --sort-by ports[0].readyEndpoints    those without ready endpoints first
+  kpctl get svc --no-headers | wc -l
   kpctl get svc -o yaml"
     )]
     Services(ListArgs),
@@ -36,7 +41,9 @@ States:
 
 Examples:
   kpctl get endpoints
+  kpctl get endpoints shop/web
   kpctl get ep -n shop -w
+  kpctl get ep --node node-1    endpoints on this node
   kpctl get ep -o wide          with topology hints"
     )]
     Endpoints(ListArgs),
@@ -47,22 +54,79 @@ Examples:
         after_help = "\
 Examples:
   kpctl get nodes
+  kpctl get node node-1
+  kpctl get nodes --state Failing,Disconnected
+  kpctl get nodes --sort-by revisions.lag
   kpctl get no -o wide          with pod CIDRs, peer address, round trip"
     )]
-    Nodes(WatchArgs),
+    Nodes(NodesArgs),
 }
 
 /// Options of lists of namespaced objects.
 #[derive(Args, Debug)]
 pub(crate) struct ListArgs {
+    /// Only this Service: NAMESPACE/NAME, or NAME in the namespace of -n, else in `default`
+    #[arg(value_name = "SERVICE", conflicts_with = "all_namespaces")]
+    service: Option<String>,
     /// Only this namespace
     #[arg(short, long)]
     pub(crate) namespace: Option<String>,
     /// All namespaces (the default)
     #[arg(short = 'A', long, conflicts_with = "namespace")]
     all_namespaces: bool,
+    /// Only Services with an endpoint on this node, or the endpoints on it
+    #[arg(long)]
+    pub(crate) node: Option<String>,
+    #[command(flatten)]
+    pub(crate) rows: RowArgs,
     #[command(flatten)]
     pub(crate) watch: WatchArgs,
+}
+
+impl ListArgs {
+    /// Returns the only Service to list, or the error in its name.
+    pub(crate) fn name(&self) -> Result<Option<ServiceName>, clap::Error> {
+        let namespace = self.namespace.as_deref();
+        let service = self.service.as_deref();
+        service
+            .map(|service| service_name(service, namespace))
+            .transpose()
+    }
+}
+
+/// Options of the list of nodes.
+#[derive(Args, Debug)]
+pub(crate) struct NodesArgs {
+    /// Only this node
+    #[arg(value_name = "NODE", value_parser = node_name)]
+    pub(crate) node: Option<String>,
+    /// Only nodes in these states, as in the column STATE
+    #[arg(
+        long = "state",
+        value_enum,
+        value_name = "STATE",
+        value_delimiter = ','
+    )]
+    #[arg(ignore_case = true)]
+    pub(crate) states: Vec<NodeStateView>,
+    /// Only nodes in this zone
+    #[arg(long)]
+    pub(crate) zone: Option<String>,
+    #[command(flatten)]
+    pub(crate) rows: RowArgs,
+    #[command(flatten)]
+    pub(crate) watch: WatchArgs,
+}
+
+/// Options of the rows of a table.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct RowArgs {
+    /// No line with the titles of columns
+    #[arg(long)]
+    pub(crate) no_headers: bool,
+    /// Sort by this field of -o json, such as name or revisions.lag
+    #[arg(long, value_name = "FIELD")]
+    pub(crate) sort_by: Option<Path>,
 }
 
 /// The kinds of objects to describe.
@@ -78,6 +142,7 @@ are chosen for a node under each traffic policy; -o wide lists them.
 
 Examples:
   kpctl describe service shop/web
+  kpctl describe service shop/web --all    every node
   kpctl describe svc web -n shop
   kpctl describe svc kubernetes     in namespace default"
     )]
@@ -96,6 +161,7 @@ Examples:
     )]
     Node {
         /// The node's name
+        #[arg(value_parser = node_name)]
         node: String,
     },
 }
@@ -109,6 +175,9 @@ pub(crate) struct ServiceArgs {
     /// The namespace
     #[arg(short, long)]
     pub(super) namespace: Option<String>,
+    /// List every node, also those that hold the Service and those with the same problem
+    #[arg(long)]
+    pub(crate) all: bool,
 }
 
 impl ServiceArgs {
@@ -123,6 +192,10 @@ pub(super) fn service_name(
     service: &str,
     namespace: Option<&str>,
 ) -> Result<ServiceName, clap::Error> {
+    // As -o name prints it.
+    let kinds = ["service/", "endpoints/"];
+    let plain = kinds.iter().find_map(|kind| service.strip_prefix(kind));
+    let service = plain.filter(|rest| rest.contains('/')).unwrap_or(service);
     let (in_name, name) = match service.split_once('/') {
         Some((namespace, name)) => (Some(namespace), name),
         None => (None, service),
@@ -138,5 +211,13 @@ pub(super) fn service_name(
             wrong("is not a Service: write NAMESPACE/NAME")
         }
         (a, b) => Ok(ServiceName::new(a.or(b).unwrap_or("default"), name)),
+    }
+}
+
+/// Returns the name of a node, which may be as `-o name` prints it.
+pub(super) fn node_name(text: &str) -> Result<String, String> {
+    match text.strip_prefix("node/").unwrap_or(text) {
+        "" => Err("a node's name is missing".to_owned()),
+        name => Ok(name.to_owned()),
     }
 }

@@ -59,11 +59,14 @@ fn service_names() {
         ("/web", None, None),
         ("shop/", None, None),
         ("a/b/c", None, None),
+        ("service/shop/web", None, Some("shop/web")),
+        ("service/web", None, Some("service/web")),
     ];
     for (service, namespace, expected) in cases {
         let args = ServiceArgs {
             service: service.to_owned(),
             namespace: namespace.map(str::to_owned),
+            all: false,
         };
         let name = args.name().ok().map(|name| name.to_string());
         assert_eq!(name.as_deref(), expected, "{service:?} -n {namespace:?}");

@@ -17,6 +17,7 @@ fn output(format: Format, terminal: fn() -> Option<Size>, watch: bool) -> Output
     Output {
         writer: Vec::new(),
         format,
+        extent: Extent::default(),
         program: "kpctl",
         colour: false,
         terminal,

@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::convergence::ConvergenceView;
 use super::endpoints::EndpointView;
 use super::findings::{self, FindingView};
+use super::fold::{self, Folded};
 use super::replicas::missing_text;
 use super::servers::{self, ServiceServersView};
 use super::services::{PortView, ServiceView, affinity};
@@ -183,7 +184,8 @@ impl View for DescriptionView {
         }
         if !self.nodes.is_empty() {
             out.push('\n');
-            out.push_str(&nodes_text(&self.nodes, self.now, canvas));
+            let service = format!("{}/{}", self.namespace, self.name);
+            out.push_str(&nodes_text(&service, &self.nodes, self.now, canvas));
         }
         let convergence = self.convergence.iter();
         let missing = convergence.flat_map(|convergence| &convergence.missing_replicas);
@@ -291,41 +293,79 @@ fn chosen<'a>(port: &PortView, nodes: &'a [ServiceNodeView]) -> HashMap<&'a str,
     chosen
 }
 
-/// Returns the table of what every node holds. `-o wide` lists the endpoints themselves.
-fn nodes_text(nodes: &[ServiceNodeView], now: Option<Time>, canvas: &Canvas) -> String {
-    let changed = |node: &ServiceNodeView| {
-        let at = node.last_change.as_ref().and_then(|change| change.time);
+/// Returns the table of what every node holds, folded if it is long. `-o wide` lists the endpoints themselves.
+fn nodes_text(
+    service: &str,
+    nodes: &[ServiceNodeView],
+    now: Option<Time>,
+    canvas: &Canvas,
+) -> String {
+    let problem = |node: &ServiceNodeView| {
+        // Revisions and process numbers differ, and the problem is the same.
+        let notes = node_notes(node, canvas).into_iter();
+        let notes = notes.map(|span| span.text.replace(|c: char| c.is_ascii_digit(), ""));
+        let notes: Vec<String> = notes.collect();
+        (!node.programmed || !notes.is_empty()).then_some((node.programmed, notes))
+    };
+    let folded = Folded::new(nodes, canvas, problem, |node| node.programmed);
+    let command = format!("{} describe service {service}", canvas.program);
+    let rest = folded.rest("hold it", &command);
+    match folded.rows.is_empty() {
+        true => rest,
+        false => nodes_table(&folded.rows, now, canvas) + &rest,
+    }
+}
+
+fn nodes_table(rows: &[Vec<&ServiceNodeView>], now: Option<Time>, canvas: &Canvas) -> String {
+    let latest = |row: &Vec<&ServiceNodeView>| {
+        let changes = row.iter().filter_map(|node| node.last_change.clone());
+        changes.max_by_key(|change| change.time)
+    };
+    let changed = |row: &Vec<&ServiceNodeView>| {
+        let at = latest(row).and_then(|change| change.time);
         match (at, now) {
             (Some(at), Some(now)) => Span::plain(format!("{} ago", at.age_text(now))),
             _ => Span::none(),
         }
     };
-    let total = |node: &ServiceNodeView, list: fn(&NodePortView) -> &Vec<String>| {
-        let total: usize = node.endpoints.iter().map(|of| list(of).len()).sum();
-        Span::plain(total.to_string())
-    };
-    Table::new(nodes)
-        .column(Column::new("NODE").elastic(20), |node| {
-            Span::plain(&node.node)
+    // Nodes that are alike need not have the same endpoints.
+    let total = |row: &Vec<&ServiceNodeView>, list: fn(&NodePortView) -> &Vec<String>| {
+        let count = |node: &&ServiceNodeView| -> usize {
+            node.endpoints.iter().map(|of| list(of).len()).sum()
+        };
+        let counts = row.iter().map(count);
+        let (least, most) = (counts.clone().min(), counts.max().unwrap_or(0));
+        Span::plain(match least {
+            Some(least) if least < most => format!("{least}-{most}"),
+            _ => most.to_string(),
         })
-        .column(Column::new("PROGRAMMED"), |node| match node.programmed {
+    };
+    Table::new(rows)
+        .column(Column::new("NODE").elastic(20).names(), |row| {
+            fold::name_span(row, |node| &node.node)
+        })
+        .column(Column::new("PROGRAMMED"), |row| match row[0].programmed {
             true => Span::new("Yes", Tone::Good),
             false => Span::new("No", Tone::Bad),
         })
-        .column(Column::new("APPLIED"), |node| {
-            progress(Some(node.applied_revision), node.wanted_revision)
+        .column(Column::new("APPLIED"), |row| {
+            let nodes = row.iter();
+            let behind = nodes.min_by_key(|node| node.applied_revision);
+            behind.map_or(Span::none(), |node| {
+                progress(Some(node.applied_revision), node.wanted_revision)
+            })
         })
-        .column(Column::new("CLUSTER"), |node| total(node, |of| &of.cluster))
-        .column(Column::new("LOCAL"), |node| total(node, |of| &of.local))
-        .column(Column::new("LATENCY").optional(1), |node| {
-            latency(
-                node.last_change
-                    .as_ref()
-                    .map(|change| change.latency_milliseconds),
-            )
+        .column(Column::new("CLUSTER"), |row| total(row, |of| &of.cluster))
+        .column(Column::new("LOCAL"), |row| total(row, |of| &of.local))
+        .column(Column::new("LATENCY").optional(1), |row| {
+            latency(latest(row).map(|change| change.latency_milliseconds))
         })
         .column(Column::new("CHANGED").optional(0), changed)
-        .notes(|node| node_notes(node, canvas))
+        .notes(|row| {
+            let names = fold::names_note(row, |node| &node.node);
+            let notes = node_notes(row[0], canvas);
+            names.into_iter().chain(notes).collect()
+        })
         .render(canvas)
 }
 

@@ -1,10 +1,12 @@
 //! Endpoints, usable or not.
 
+use std::collections::HashSet;
+
 use kplane_proto::v1 as pb;
 use serde::Serialize;
 
 use super::services::none_text;
-use super::{API_VERSION, KeyView, View};
+use super::{API_VERSION, KeyView, List, View};
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
 use crate::text::Span;
@@ -109,7 +111,31 @@ impl EndpointListView {
     }
 }
 
+impl EndpointListView {
+    /// Keeps the endpoints on a node.
+    pub(crate) fn only_on(&mut self, node: &str) {
+        self.items.retain(|item| item.endpoint.node == node);
+    }
+}
+
+impl List for EndpointListView {
+    type Item = OwnedEndpointView;
+
+    fn items(&mut self) -> &mut Vec<OwnedEndpointView> {
+        &mut self.items
+    }
+}
+
 impl View for EndpointListView {
+    fn names(&self) -> Option<Vec<String>> {
+        let items = self.items.iter();
+        let names = items.map(|of| format!("endpoints/{}/{}", of.key.namespace, of.key.service));
+        let mut names: Vec<String> = names.collect();
+        let mut seen = HashSet::new();
+        names.retain(|name| seen.insert(name.clone()));
+        Some(names)
+    }
+
     fn text(&self, canvas: &Canvas) -> String {
         if self.items.is_empty() {
             return none_text("endpoints", self.namespace.as_deref());
@@ -134,9 +160,10 @@ impl View for EndpointListView {
             .column(Column::new("ADDRESS"), |item| {
                 Span::plain(&item.endpoint.address)
             })
-            .column(Column::new("NODE").elastic(12).optional(2), |item| {
-                Span::plain(&item.endpoint.node)
-            })
+            .column(
+                Column::new("NODE").elastic(12).optional(2).names(),
+                |item| Span::plain(&item.endpoint.node),
+            )
             .column(Column::new("STATE"), |item| item.endpoint.state())
             .column(Column::wide("HINTS"), |item| item.endpoint.hints())
             .render(canvas)

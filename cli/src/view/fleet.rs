@@ -1,5 +1,7 @@
 //! The fleet: which nodes are in sync, which are not, and why not.
 
+mod rows;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -7,20 +9,17 @@ use kplane_proto::v1 as pb;
 use serde::Serialize;
 
 use super::approve::held_text;
-use super::nodes::{FailureView, FamilyView, HeldView, NodeStateView, NodeView};
+use super::nodes::{NodeStateView, NodeView, names_of};
 use super::plane::{ConfidenceView, ControlPlaneView};
 use super::replicas::{MissingReplicaView, missing_text};
-use super::{API_VERSION, IssueView, View, issues_text, latency, next, next_steps_text};
+use super::{API_VERSION, IssueView, View, issues_text, next, next_steps_text};
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
-use crate::text::{Span, field, long_field, plural, short_count};
-use crate::time::{Time, age, human};
+use crate::text::{Span, field, long_field, plural};
+use crate::time::{Time, age};
 
 /// Most failures of one node that a table shows before it refers to `-o wide`.
 const FAILURES_SHOWN: usize = 3;
-
-/// Time for which a repair of another program's change is shown; `-o wide` always shows it.
-const REPAIRS_SHOWN: Duration = Duration::from_secs(3600);
 
 /// Time since the last contact after which a source counts as stale. Watches of the API server
 /// receive something at least once a minute.
@@ -44,8 +43,12 @@ pub(crate) struct SummaryView {
     pub(crate) unknown: usize,
     pub(crate) errors: usize,
     pub(crate) warnings: usize,
-    /// Whether `kpctl status --check` succeeds.
+    /// Whether `kpctl status --check` succeeds: nodes and input are healthy.
     pub(crate) healthy: bool,
+    /// Whether all nodes are known, there is at least one, and each is in sync or frozen.
+    pub(crate) nodes_healthy: bool,
+    /// Whether the input has no errors, was read in full, and nothing is held that it lacks.
+    pub(crate) input_healthy: bool,
 }
 
 impl SummaryView {
@@ -58,8 +61,6 @@ impl SummaryView {
         issues: &[IssueView],
         missing: &[MissingReplicaView],
     ) -> Self {
-        let whole = plane.synced && plane.confidence != ConfidenceView::Partial;
-        let whole = whole && missing.is_empty();
         let count = |state| nodes.iter().filter(|node| node.state == state).count();
         let listed = issues.iter().filter(|issue| issue.is_error()).count();
         let total =
@@ -67,6 +68,11 @@ impl SummaryView {
         let errors = total(told[0], listed);
         let in_sync = count(NodeStateView::InSync);
         let frozen = count(NodeStateView::Frozen);
+        // A fleet without nodes, or incomplete data, must not count as in sync.
+        let known = plane.synced && missing.is_empty() && !nodes.is_empty();
+        let nodes_healthy = known && in_sync + frozen == nodes.len();
+        let whole = plane.synced && plane.confidence != ConfidenceView::Partial;
+        let input_healthy = whole && plane.held.is_none() && errors == 0;
         Self {
             nodes: nodes.len(),
             in_sync,
@@ -81,12 +87,9 @@ impl SummaryView {
             unknown: count(NodeStateView::Unknown),
             errors,
             warnings: total(told[1], issues.len() - listed),
-            // A fleet without nodes, or incomplete data, must not count as in sync.
-            healthy: whole
-                && plane.held.is_none()
-                && errors == 0
-                && !nodes.is_empty()
-                && in_sync + frozen == nodes.len(),
+            healthy: nodes_healthy && input_healthy,
+            nodes_healthy,
+            input_healthy,
         }
     }
 
@@ -161,12 +164,16 @@ impl From<pb::Fleet> for FleetView {
 }
 
 impl View for FleetView {
+    fn names(&self) -> Option<Vec<String>> {
+        Some(names_of(&self.nodes))
+    }
+
     fn text(&self, canvas: &Canvas) -> String {
         let now = self.control_plane.time;
         let mut out = self.header(canvas);
         if !self.nodes.is_empty() {
             out.push('\n');
-            out.push_str(&nodes_text(&self.nodes, now, canvas));
+            out.push_str(&rows::text(&self.nodes, now, canvas));
         }
         out.push_str(&missing_text(&self.missing_replicas, canvas));
         out.push_str(&degraded_text(&self.nodes, canvas));
@@ -242,87 +249,6 @@ impl FleetView {
     }
 }
 
-/// Returns how long ago an event was.
-fn ago(at: Option<Time>, now: Option<Time>) -> Span {
-    match (at, now) {
-        (Some(at), Some(now)) => Span::plain(format!("{} ago", at.age_text(now))),
-        _ => Span::none(),
-    }
-}
-
-/// Returns the table of nodes: what they hold, and why not.
-fn nodes_text(nodes: &[NodeView], now: Option<Time>, canvas: &Canvas) -> String {
-    let duration = |us: Option<u64>| {
-        Span::plain(us.map_or(String::new(), |us| human(Duration::from_micros(us))))
-    };
-    let number = |number: Option<u64>| Span::plain(number.map_or(String::new(), |n| n.to_string()));
-    let since = |node: &NodeView| match (node.since, now) {
-        (Some(since), Some(now)) => Span::plain(since.age_text(now)),
-        _ => Span::none(),
-    };
-    let ipvs = nodes
-        .iter()
-        .any(|n| n.sum_of_servers(|s| s.draining).is_some());
-    Table::new(nodes)
-        .column(Column::new("NODE").elastic(20), NodeView::name_span)
-        .column(Column::new("STATE"), NodeView::state_span)
-        .column(Column::new("SINCE"), since)
-        .column(Column::wide("RECEIVED"), |node| {
-            number(node.revisions.received)
-        })
-        .column(Column::new("APPLIED"), NodeView::applied_span)
-        .column(Column::wide("VERIFIED-REV"), |node| {
-            number(node.revisions.verified)
-        })
-        .column(Column::new("VERIFIED").optional(4), |node| {
-            ago(node.verified_time(), now)
-        })
-        .column(Column::new("LAG"), |node| match node.revisions.lag {
-            Some(0) | None => Span::none(),
-            Some(lag) => Span::new(lag.to_string(), Tone::Warn),
-        })
-        .column(Column::new("SYNC").optional(3), |node| {
-            duration(node.last_sync.as_ref().map(|sync| sync.total_microseconds))
-        })
-        .column(Column::wide("KERNEL"), |node| {
-            duration(node.last_sync.as_ref().map(|sync| sync.kernel_microseconds))
-        })
-        .column(Column::wide("CHANGE-P50"), |node| {
-            latency(
-                node.network_programming
-                    .as_ref()
-                    .map(|l| l.p50_milliseconds),
-            )
-        })
-        .column(Column::wide("CHANGE-MAX"), |node| {
-            latency(
-                node.network_programming
-                    .as_ref()
-                    .map(|l| l.max_milliseconds),
-            )
-        })
-        .column(Column::new("OBJECTS").optional(2), |node| {
-            let objects = node.objects.as_ref();
-            Span::plain(objects.map_or(String::new(), |o| {
-                format!("{}/{}", short_count(o.services), short_count(o.endpoints))
-            }))
-        })
-        .column(Column::new("BACKEND").optional(1), |node| {
-            Span::plain(&node.backend)
-        })
-        .column_if(ipvs, Column::wide("ACTIVE"), |node| {
-            number(node.sum_of_servers(|servers| servers.active_connections))
-        })
-        .column_if(ipvs, Column::wide("INACTIVE"), |node| {
-            number(node.sum_of_servers(|servers| servers.inactive_connections))
-        })
-        .column_if(ipvs, Column::new("DRAINING").optional(0), |node| {
-            number(node.sum_of_servers(|servers| servers.draining))
-        })
-        .notes(|node| notes(node, now, canvas))
-        .render(canvas)
-}
-
 /// An object that is served, but not in every respect.
 struct Degraded<'a> {
     object: String,
@@ -356,7 +282,7 @@ fn degraded_text(nodes: &[NodeView], canvas: &Canvas) -> String {
     if rows.is_empty() {
         return String::new();
     }
-    let shown = if canvas.wide {
+    let shown = if canvas.all {
         rows.len()
     } else {
         rows.len().min(FAILURES_SHOWN)
@@ -374,104 +300,4 @@ fn degraded_text(nodes: &[NodeView], canvas: &Canvas) -> String {
         0 => format!("\n{table}"),
         more => format!("\n{table}  and {} more: -o wide\n", plural(more, "object")),
     }
-}
-
-/// Returns the size of mode iptables' rules, compared with kube-proxy's list of all Services.
-fn rules_span(family: &FamilyView) -> Option<Span> {
-    let rules = family.rules.as_ref()?;
-    Some(Span::plain(format!(
-        "{}: {}; a new connection passes at most {} to its Service, {} in one list like \
-         kube-proxy's",
-        family.family,
-        plural(usize::try_from(rules.rules).unwrap_or(usize::MAX), "rule"),
-        rules.lookups,
-        rules.lookups_in_one_list,
-    )))
-}
-
-/// Returns the repairs of other programs' changes to a family's rules, as long as they are recent
-/// enough to matter.
-fn repairs_span(family: &FamilyView, now: Option<Time>, wide: bool) -> Option<Span> {
-    let age = family.last_repair_time?.age(now?);
-    if !wide && age > REPAIRS_SHOWN {
-        return None;
-    }
-    let times = match family.repairs {
-        1 => "once".to_owned(),
-        times => format!("{times} times, last"),
-    };
-    let text = format!(
-        "{}: repaired {times} {} ago: {}",
-        family.family,
-        crate::time::age(age),
-        family.last_repair
-    );
-    Some(Span::new(text, Tone::Warn))
-}
-
-/// Returns the reasons why a node is not in sync.
-fn notes(node: &NodeView, now: Option<Time>, canvas: &Canvas) -> Vec<Span> {
-    let mut notes = Vec::new();
-    if !node.last_error.is_empty() {
-        notes.push(Span::new(&node.last_error, node.state.tone()));
-    }
-    let has_agent = !matches!(node.state, NodeStateView::NoAgent | NodeStateView::Unknown);
-    if node.revisions.applied.is_none() && has_agent {
-        notes.push(Span::plain("no report since the control plane started"));
-    }
-    if let (NodeStateView::Disconnected, Some(heard), Some(now)) =
-        (node.state, node.last_heard, now)
-    {
-        let heard = heard.age_text(now);
-        notes.push(Span::plain(format!(
-            "last contact {heard} ago; the node's kernel keeps its rules"
-        )));
-    }
-    for family in node.families.iter().filter(|f| !f.error.is_empty()) {
-        let text = format!("{}: {}", family.family, family.error);
-        notes.push(Span::new(text, Tone::Bad));
-    }
-    let families = node.families.iter();
-    notes.extend(families.filter_map(|family| repairs_span(family, now, canvas.wide)));
-    if canvas.wide {
-        notes.extend(node.held.as_ref().and_then(HeldView::names));
-        notes.extend(node.families.iter().filter_map(rules_span));
-        notes.extend(node.families.iter().flat_map(|family| {
-            let servers = family.ipvs.iter();
-            servers.flat_map(|servers| servers.notes(family.family))
-        }));
-    }
-    // Objects that are served all the same are listed once for all nodes: `degraded_text`.
-    let failures = node.failures.iter().filter(|f| canvas.wide || !f.degraded);
-    let all = failures.clone().count();
-    let shown = if canvas.wide { all } else { FAILURES_SHOWN };
-    notes.extend(
-        failures
-            .take(shown)
-            .map(|failure| failure_span(failure, now)),
-    );
-    if all > shown {
-        let more = plural(all - shown, "object");
-        notes.push(Span::plain(format!("and {more} more: -o wide")));
-    }
-    notes
-}
-
-fn failure_span(failure: &FailureView, now: Option<Time>) -> Span {
-    let object = match &failure.object {
-        Some(key) => key.to_string(),
-        None => "node".to_owned(),
-    };
-    let (tone, degraded) = match failure.degraded {
-        true => (Tone::Warn, "degraded: "),
-        false => (Tone::Bad, ""),
-    };
-    let since = match (failure.since, now) {
-        (Some(since), Some(now)) => format!(" (for {})", since.age_text(now)),
-        _ => String::new(),
-    };
-    Span::new(
-        format!("{object}: {degraded}{}{since}", failure.reason),
-        tone,
-    )
 }

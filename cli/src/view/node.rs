@@ -4,7 +4,7 @@ use kplane_proto::v1 as pb;
 use serde::Serialize;
 
 use super::findings;
-use super::nodes::{FailureView, FamilyView, NodeView};
+use super::nodes::{FailureView, FamilyView, NodeStateView, NodeView};
 use super::{API_VERSION, View, latency, next, next_steps_text};
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
@@ -37,6 +37,14 @@ impl NodeDescriptionView {
             node: NodeView::new(node, control_plane.epoch),
             now: Time::from_wire(control_plane.now_ms),
         })
+    }
+
+    /// Returns whether the node holds what it should.
+    pub(crate) fn is_in_sync(&self) -> bool {
+        matches!(
+            self.node.state,
+            NodeStateView::InSync | NodeStateView::Frozen
+        )
     }
 
     fn ago(&self, time: Option<Time>) -> Option<String> {
@@ -147,6 +155,10 @@ impl NodeDescriptionView {
 }
 
 impl View for NodeDescriptionView {
+    fn names(&self) -> Option<Vec<String>> {
+        Some(vec![format!("node/{}", self.node.name)])
+    }
+
     fn text(&self, canvas: &Canvas) -> String {
         let node = &self.node;
         let mut out = self.header(canvas);

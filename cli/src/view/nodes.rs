@@ -1,78 +1,21 @@
 //! Nodes: their state, what they hold, and why not.
 
+mod state;
+
 use std::time::Duration;
 
 use kplane_proto::v1 as pb;
 use serde::Serialize;
 
+pub(crate) use self::state::NodeStateView;
 use super::findings::FindingView;
 use super::replicas::{MissingReplicaView, missing_text};
 use super::servers::ServersView;
-use super::{API_VERSION, KeyView, View, family, next, next_steps_text, progress};
-use crate::style::{Canvas, Tone};
+use super::{API_VERSION, KeyView, List, View, family, next, next_steps_text, progress};
+use crate::style::Canvas;
 use crate::table::{Column, Table};
 use crate::text::Span;
 use crate::time::{Time, human};
-
-/// The state of a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub(crate) enum NodeStateView {
-    NoAgent,
-    Syncing,
-    InSync,
-    Failing,
-    Disconnected,
-    Unverified,
-    Holding,
-    Conflict,
-    Frozen,
-    /// A replica that did not answer may serve the node, or only a newer server knows the state.
-    Unknown,
-}
-
-impl NodeStateView {
-    /// Returns the state as people and programs see it: one word.
-    pub(crate) fn word(self) -> &'static str {
-        match self {
-            Self::NoAgent => "NoAgent",
-            Self::Syncing => "Syncing",
-            Self::InSync => "InSync",
-            Self::Failing => "Failing",
-            Self::Disconnected => "Disconnected",
-            Self::Unverified => "Unverified",
-            Self::Holding => "Holding",
-            Self::Conflict => "Conflict",
-            Self::Frozen => "Frozen",
-            Self::Unknown => "Unknown",
-        }
-    }
-
-    pub(crate) fn tone(self) -> Tone {
-        match self {
-            Self::InSync => Tone::Good,
-            Self::Syncing | Self::NoAgent | Self::Unknown => Tone::Warn,
-            Self::Unverified | Self::Holding | Self::Frozen => Tone::Warn,
-            Self::Failing | Self::Disconnected | Self::Conflict => Tone::Bad,
-        }
-    }
-}
-
-impl From<pb::NodeState> for NodeStateView {
-    fn from(state: pb::NodeState) -> Self {
-        match state {
-            pb::NodeState::NoAgent => Self::NoAgent,
-            pb::NodeState::Syncing => Self::Syncing,
-            pb::NodeState::InSync => Self::InSync,
-            pb::NodeState::Failing => Self::Failing,
-            pb::NodeState::Disconnected => Self::Disconnected,
-            pb::NodeState::Unverified => Self::Unverified,
-            pb::NodeState::Holding => Self::Holding,
-            pb::NodeState::Conflict => Self::Conflict,
-            pb::NodeState::Frozen => Self::Frozen,
-            pb::NodeState::Unknown | pb::NodeState::Unspecified => Self::Unknown,
-        }
-    }
-}
 
 /// The revisions of one node. All but `wanted` are `null` if unknown, or if they belong to an earlier
 /// start of the control plane, whose revisions do not compare.
@@ -379,6 +322,12 @@ impl From<pb::ObjectFailure> for FailureView {
     }
 }
 
+/// Returns the names of nodes for `-o name`.
+pub(crate) fn names_of(nodes: &[NodeView]) -> Vec<String> {
+    let names = nodes.iter().map(|node| format!("node/{}", node.name));
+    names.collect()
+}
+
 /// The view of `kpctl get nodes`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -409,7 +358,26 @@ impl From<pb::Fleet> for NodeListView {
     }
 }
 
+impl NodeListView {
+    /// Keeps the nodes for which `keep` is true.
+    pub(crate) fn retain(&mut self, keep: impl Fn(&NodeView) -> bool) {
+        self.items.retain(keep);
+    }
+}
+
+impl List for NodeListView {
+    type Item = NodeView;
+
+    fn items(&mut self) -> &mut Vec<NodeView> {
+        &mut self.items
+    }
+}
+
 impl View for NodeListView {
+    fn names(&self) -> Option<Vec<String>> {
+        Some(names_of(&self.items))
+    }
+
     fn text(&self, canvas: &Canvas) -> String {
         if self.items.is_empty() {
             let steps = next::steps(&self.items, &[], canvas.program);
@@ -422,7 +390,7 @@ impl View for NodeListView {
             _ => Span::none(),
         };
         let table = Table::new(&self.items)
-            .column(Column::new("NODE").elastic(24), NodeView::name_span)
+            .column(Column::new("NODE").elastic(24).names(), NodeView::name_span)
             .column(Column::new("STATE"), NodeView::state_span)
             .column(Column::new("ZONE").elastic(8).optional(3), |node| {
                 Span::plain(&node.zone)

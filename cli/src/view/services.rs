@@ -6,7 +6,7 @@ use kplane_proto::v1 as pb;
 use serde::Serialize;
 
 use super::endpoints::EndpointView;
-use super::{API_VERSION, KeyView, View, policy};
+use super::{API_VERSION, KeyView, List, View, policy};
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
 use crate::text::Span;
@@ -198,7 +198,21 @@ impl<'a> Row<'a> {
     }
 }
 
+impl List for ServiceListView {
+    type Item = ServiceView;
+
+    fn items(&mut self) -> &mut Vec<ServiceView> {
+        &mut self.items
+    }
+}
+
 impl View for ServiceListView {
+    fn names(&self) -> Option<Vec<String>> {
+        let items = self.items.iter();
+        let names = items.map(|of| format!("service/{}/{}", of.namespace, of.name));
+        Some(names.collect())
+    }
+
     fn text(&self, canvas: &Canvas) -> String {
         if self.items.is_empty() {
             return none_text("Services", self.namespace.as_deref());

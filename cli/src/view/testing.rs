@@ -10,6 +10,8 @@ pub(crate) fn canvas() -> Canvas {
     Canvas {
         columns: 80,
         wide: false,
+        all: false,
+        headers: true,
         unicode: false,
         program: "kpctl",
     }
@@ -32,6 +34,7 @@ pub(crate) fn wide(view: &impl View) -> String {
     let canvas = Canvas {
         columns: usize::MAX,
         wide: true,
+        all: true,
         ..canvas()
     };
     plain(&view.text(&canvas))

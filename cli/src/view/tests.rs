@@ -2,6 +2,7 @@
 
 mod fields;
 mod fleet;
+mod folded;
 mod node;
 mod replicas;
 mod servers;

@@ -143,12 +143,60 @@ impl StatusService for Canned {
         &self,
         request: Request<pb::ListServicesRequest>,
     ) -> Result<Response<pb::ListServicesResponse>, Status> {
-        let namespace = request.into_inner().namespace;
+        let request = request.into_inner();
+        let namespace = request.namespace;
         let wanted = |view: &pb::ServiceView| {
             namespace.is_empty() || view.key.as_ref().unwrap().namespace == namespace
         };
-        let services = samples::services().into_iter().filter(wanted).collect();
-        Ok(Response::new(pb::ListServicesResponse { services }))
+        // Two in a page, from the number of the token on.
+        let from: usize = request.page_token.parse().unwrap_or(0);
+        let wanted = samples::services().into_iter().filter(wanted);
+        let mut rest = wanted.skip(from);
+        let services: Vec<_> = rest.by_ref().take(2).collect();
+        let more = rest.next().is_some();
+        let next_page_token = more.then(|| (from + services.len()).to_string());
+        Ok(Response::new(pb::ListServicesResponse {
+            services,
+            next_page_token: next_page_token.unwrap_or_default(),
+        }))
+    }
+
+    type WatchServicesStream =
+        Pin<Box<dyn Stream<Item = Result<pb::ServiceChanges, Status>> + Send>>;
+
+    /// Begins with a picture of the first two ServicePorts, and changes with each revision of the fleet: the rest comes,
+    /// then all but kube-dns is gone. A fleet of revision 0 is that of a control plane that has no such watch.
+    async fn watch_services(
+        &self,
+        _: Request<pb::WatchServicesRequest>,
+    ) -> Result<Response<Self::WatchServicesStream>, Status> {
+        let revision = |fleet: &pb::Fleet| fleet.control_plane.as_ref().map_or(0, |of| of.revision);
+        let first = revision(&self.fleet.borrow());
+        if first == 0 {
+            return Err(Status::unimplemented("no such method"));
+        }
+        let fleets = WatchStream::new(self.fleet.subscribe());
+        let messages = fleets.map(move |fleet| {
+            let all = samples::services();
+            let id = |name: &str| pb::ServiceId {
+                namespace: "shop".to_owned(),
+                name: name.to_owned(),
+            };
+            let mut message = pb::ServiceChanges {
+                complete: true,
+                ..Default::default()
+            };
+            match revision(&fleet) - first {
+                0 => {
+                    message.snapshot = true;
+                    message.services = all[..2].to_vec();
+                }
+                1 => message.services = all[2..].to_vec(),
+                _ => message.replaced = vec![id("database"), id("web")],
+            }
+            Ok(message)
+        });
+        Ok(Response::new(Box::pin(messages)))
     }
 
     async fn describe_service(

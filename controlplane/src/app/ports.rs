@@ -12,6 +12,7 @@ use kplane_proto::v1::status_service_server::StatusServiceServer;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use tonic::codec::CompressionEncoding;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Server;
 use tonic::transport::server::Router;
@@ -123,19 +124,31 @@ pub(super) fn agent_router(hub: &Arc<Hub>, gate: &Arc<Gate>) -> Router {
     server().add_service(service)
 }
 
-pub(super) fn status_router(
+pub(super) async fn status_router(
     hub: &Arc<Hub>,
     gate: &Arc<Gate>,
     peers: Option<Arc<Peers>>,
 ) -> Result<Router, BuildError> {
-    let reflection = tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(DESCRIPTORS)
-        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        .build_v1()?;
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    // Many tools still ask the older version.
+    let (reflection, older) = (reflection().build_v1()?, reflection().build_v1alpha()?);
     // The port serves as soon as it is open: the status API explains what is not ready.
-    let (_, health) = tonic_health::server::health_reporter();
+    let (serving, health) = tonic_health::server::health_reporter();
+    serving
+        .set_serving::<StatusServiceServer<StatusServer>>()
+        .await;
+    serving
+        .set_serving::<DesiredStateServiceServer<DesiredServer>>()
+        .await;
+    serving.set_serving::<PeerServiceServer<PeerServer>>().await;
     let status = StatusServer::new(Arc::clone(hub)).with(peers);
-    let status = StatusServiceServer::new(status);
+    let status = StatusServiceServer::new(status)
+        .accept_compressed(CompressionEncoding::Gzip)
+        .send_compressed(CompressionEncoding::Gzip);
     let peer = PeerServiceServer::new(PeerServer::new(Arc::clone(hub)));
     let desired = DesiredStateServiceServer::new(DesiredServer::new(Arc::clone(hub)));
     Ok(server()
@@ -143,7 +156,8 @@ pub(super) fn status_router(
         .add_service(Guarded::new(desired, Arc::clone(gate)))
         .add_service(Guarded::new(peer, Arc::clone(gate)))
         .add_service(InterceptedService::new(health, in_use))
-        .add_service(Guarded::new(reflection, Arc::clone(gate))))
+        .add_service(Guarded::new(reflection, Arc::clone(gate)))
+        .add_service(Guarded::new(older, Arc::clone(gate))))
 }
 
 /// Marks the connection as in use, so that a connection with a request stays open.

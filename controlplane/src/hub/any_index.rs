@@ -1,11 +1,12 @@
 //! The owner of the names behind the store: the index, or the mirror of a relay.
 
+use std::collections::BTreeSet;
 use std::time::{Instant, SystemTime};
 
 use kplane_model::{Issue, NodeName, ServiceName};
 
 use crate::freshness::Freshness;
-use crate::index::{Held, Index, Outcome, Picture, PortView, ServiceDetail, Totals};
+use crate::index::{Held, Index, Outcome, Page, Picture, Selection, ServiceDetail, Totals};
 use crate::k8s::{ObjectId, Uid};
 use crate::mirror::{Mirror, Reflection};
 use crate::publish::{Publication, Relayed, Store};
@@ -55,6 +56,15 @@ impl From<Reflection> for Step {
 }
 
 impl Change {
+    /// Returns the Services that may have changed, also where nodes have nothing to do about it.
+    pub(super) fn touched(&self) -> BTreeSet<ServiceName> {
+        let names: BTreeSet<&ServiceName> = match self {
+            Self::Computed(of) => of.services.iter().map(|(key, _)| &key.service).collect(),
+            Self::Relayed(of) => of.ports.keys().map(|key| &key.service).collect(),
+        };
+        names.into_iter().cloned().collect()
+    }
+
     /// Publishes the change; returns the newest revision.
     pub(super) fn stage(self, store: &Store, freshness: &Freshness) -> u64 {
         match self {
@@ -152,10 +162,10 @@ impl AnyIndex {
         }
     }
 
-    pub(super) fn ports(&self, store: &Store, namespace: &str) -> Vec<PortView> {
+    pub(super) fn ports(&self, store: &Store, selection: &Selection) -> Page {
         match self {
-            Self::Own(index) => index.ports(namespace),
-            Self::Mirror(mirror) => mirror.ports(store, namespace),
+            Self::Own(index) => index.ports(selection),
+            Self::Mirror(mirror) => mirror.ports(store, selection),
         }
     }
 

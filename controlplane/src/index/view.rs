@@ -1,5 +1,6 @@
 //! Human-readable views of the index.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use kplane_model::select::{Categorized, categorize};
@@ -8,6 +9,7 @@ use kplane_model::{
 };
 
 use super::Index;
+use super::selection::{Page, Selection};
 use crate::convert::{Origin, SkipReason};
 use crate::k8s::{Kind, ObjectId, Uid};
 
@@ -79,16 +81,22 @@ pub struct SliceFacts {
 const NAMED: usize = 5;
 
 impl Index {
-    /// Returns all ServicePorts of a namespace, or of all if it is empty; sorted by key.
+    /// Returns a page of the ServicePorts that a selection wants, sorted by key.
     #[must_use]
-    pub fn ports(&self, namespace: &str) -> Vec<PortView> {
-        let names = self.services.keys();
-        let mut ports: Vec<_> = names
-            .filter(|name| namespace.is_empty() || *name.namespace == *namespace)
-            .flat_map(|name| self.ports_of(name))
-            .collect();
-        ports.sort_by(|a, b| a.port.key.cmp(&b.port.key));
-        ports
+    pub fn ports(&self, selection: &Selection) -> Page {
+        let services: BTreeSet<&ServiceName> = match &selection.among {
+            Some(among) => among.iter().filter(|of| selection.wants(of)).collect(),
+            None => {
+                let all = self.services.keys();
+                all.filter(|name| selection.wants(name)).collect()
+            }
+        };
+        let ports = services.into_iter().flat_map(|name| {
+            let mut ports = self.ports_of(name);
+            ports.sort_unstable_by(|a, b| a.port.key.cmp(&b.port.key));
+            ports
+        });
+        selection.page(ports)
     }
 
     /// Returns one Service, if it is known. `upstream`: further issues, some of which may be about

@@ -10,17 +10,26 @@ use kplane_proto::convert::decode_object;
 use prost::bytes::Bytes;
 
 use super::Mirror;
-use crate::index::{PortView, ServiceDetail};
+use crate::index::{Page, PortView, Selection, ServiceDetail};
 use crate::publish::{Layers, Store};
 
 impl Mirror {
-    /// Returns all ServicePorts of a namespace, or of all if it is empty; sorted by key.
+    /// Returns a page of the ServicePorts that a selection wants, sorted by key.
     #[must_use]
-    pub fn ports(&self, store: &Store, namespace: &str) -> Vec<PortView> {
-        let keys = self.book.keys();
-        keys.filter(|key| namespace.is_empty() || *key.service.namespace == *namespace)
-            .filter_map(|key| port(store, key))
-            .collect()
+    pub fn ports(&self, store: &Store, selection: &Selection) -> Page {
+        let read = |key| port(store, key);
+        match &selection.among {
+            Some(among) => {
+                let services = among.iter().filter(|service| selection.wants(service));
+                let keys = services.flat_map(|service| self.book.ports_of(service));
+                selection.page(keys.filter_map(read))
+            }
+            None => {
+                let keys = self.book.keys();
+                let keys = keys.filter(|key| selection.wants(&key.service));
+                selection.page(keys.filter_map(read))
+            }
+        }
     }
 
     /// Returns one Service, if it is known.

@@ -111,6 +111,25 @@ impl<'a> Picture<'a> {
         }
     }
 
+    /// Keeps the nodes in the states and the zone that a request names.
+    pub(super) fn only_those(mut self, request: &pb::GetFleetRequest) -> Self {
+        if request.states.is_empty() && request.zone.is_empty() {
+            return self;
+        }
+        let nodes = std::mem::take(&mut self.nodes);
+        let mut kept = BTreeMap::new();
+        for (name, node) in nodes {
+            let status = self.status(&name, &node);
+            let in_zone = request.zone.is_empty() || request.zone == status.zone;
+            let in_state = request.states.is_empty() || request.states.contains(&status.state);
+            if in_zone && in_state {
+                kept.insert(name, node);
+            }
+        }
+        self.nodes = kept;
+        self
+    }
+
     /// Returns all nodes, sorted by name.
     pub(super) fn nodes(&self) -> impl Iterator<Item = (&NodeName, &Node<'a>)> {
         self.nodes.iter()

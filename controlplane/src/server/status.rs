@@ -16,7 +16,8 @@ use super::others::Others;
 use super::pages::Picture;
 use super::questions::Answers;
 use super::{
-    approval, closing, convergence, freeze, kernel, questions, rollback, rollout, views, why,
+    approval, closing, convergence, freeze, kernel, questions, rollback, rollout, services, views,
+    why,
 };
 use crate::findings::Finding;
 use crate::hub::Hub;
@@ -118,7 +119,9 @@ impl StatusService for StatusServer {
         };
         let picture = Picture::with(&self.hub, &others);
         let page = match request.node.as_str() {
-            "" => picture.page(&request.page_token, nodes_of(&request)),
+            "" => picture
+                .only_those(&request)
+                .page(&request.page_token, nodes_of(&request)),
             node => picture.only(node),
         };
         Ok(Response::new(page))
@@ -131,29 +134,39 @@ impl StatusService for StatusServer {
         charge(&request, self.nodes_cost())?;
         let visitor = request.extensions().get::<Visitor>().cloned();
         let (outbox, stream) = mpsc::channel(1);
-        let nodes = nodes_of(&request.into_inner());
+        let request = request.into_inner();
         let last = outbox.clone();
-        let watch = watch(Arc::clone(&self.hub), nodes, self.peers.clone(), outbox);
+        let watch = watch(Arc::clone(&self.hub), request, self.peers.clone(), outbox);
         spawn_watch(visitor, last, watch)?;
-        Ok(Response::new(ReceiverStream::new(stream)))
+        let mut answer = Response::new(ReceiverStream::new(stream));
+        // Pictures follow each other too fast.
+        answer.disable_compression();
+        Ok(answer)
     }
 
     async fn list_services(
         &self,
         request: Request<pb::ListServicesRequest>,
     ) -> Result<Response<pb::ListServicesResponse>, Status> {
+        charge(&request, services::list_cost(&self.hub, request.get_ref()))?;
+        let page = services::list(&self.hub, request.into_inner()).await?;
+        Ok(Response::new(page))
+    }
+
+    type WatchServicesStream = ReceiverStream<Result<pb::ServiceChanges, Status>>;
+
+    async fn watch_services(
+        &self,
+        request: Request<pb::WatchServicesRequest>,
+    ) -> Result<Response<Self::WatchServicesStream>, Status> {
         let services = self.hub.summary().borrow().totals.services;
         charge(&request, cost(services))?;
-        let ports = self
-            .hub
-            .ports(request.into_inner().namespace)
-            .await
-            .map_err(closing)?;
-        let services = ports
-            .iter()
-            .map(|view| views::service(&self.hub.store, view));
-        let services = services.collect();
-        Ok(Response::new(pb::ListServicesResponse { services }))
+        let visitor = request.extensions().get::<Visitor>().cloned();
+        let (outbox, stream) = mpsc::channel(1);
+        let last = outbox.clone();
+        let watch = services::watch(Arc::clone(&self.hub), request.into_inner(), outbox);
+        spawn_watch(visitor, last, watch)?;
+        Ok(Response::new(ReceiverStream::new(stream)))
     }
 
     async fn describe_service(
@@ -293,7 +306,7 @@ fn charge<T>(request: &Request<T>, cost: u32) -> Result<(), Status> {
 }
 
 /// Returns the cost of an answer about this many objects.
-fn cost(objects: usize) -> u32 {
+pub(super) fn cost(objects: usize) -> u32 {
     u32::try_from(objects / OBJECTS_FOR_ONE).map_or(u32::MAX, |more| more.saturating_add(1))
 }
 
@@ -308,8 +321,14 @@ fn nodes_of(request: &pb::GetFleetRequest) -> usize {
 type Outbox = mpsc::Sender<Result<pb::Fleet, Status>>;
 
 /// Sends a whole picture; returns false when the client has gone.
-async fn send_picture(hub: &Hub, others: &Collected, nodes: usize, outbox: &Outbox) -> bool {
-    let picture = Picture::with(hub, others);
+async fn send_picture(
+    hub: &Hub,
+    others: &Collected,
+    request: &pb::GetFleetRequest,
+    outbox: &Outbox,
+) -> bool {
+    let picture = Picture::with(hub, others).only_those(request);
+    let nodes = nodes_of(request);
     let mut token = String::new();
     loop {
         let page = picture.page(&token, nodes);
@@ -323,7 +342,12 @@ async fn send_picture(hub: &Hub, others: &Collected, nodes: usize, outbox: &Outb
     }
 }
 
-async fn watch(hub: Arc<Hub>, nodes: usize, peers: Option<Arc<Peers>>, outbox: Outbox) {
+async fn watch(
+    hub: Arc<Hub>,
+    request: pb::GetFleetRequest,
+    peers: Option<Arc<Peers>>,
+    outbox: Outbox,
+) {
     let mut others = match Others::follow(peers.as_ref(), None).await {
         Ok(others) => others,
         // The client may have gone.
@@ -333,7 +357,7 @@ async fn watch(hub: Arc<Hub>, nodes: usize, peers: Option<Arc<Peers>>, outbox: O
     let mut head = hub.store.head();
     let mut summary = hub.summary();
     let mut upstream = hub.upstream.issue_changes();
-    while send_picture(&hub, &others.latest(), nodes, &outbox).await {
+    while send_picture(&hub, &others.latest(), &request, &outbox).await {
         tokio::time::sleep(WATCH_PAUSE).await;
         let alive = tokio::select! {
             changed = agents.changed() => changed.is_ok(),

@@ -1,5 +1,7 @@
 //! The servers over TCP; the tests supply the control plane's state.
 
+mod services;
+
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 

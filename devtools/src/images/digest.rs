@@ -6,18 +6,18 @@ use ring::digest::{SHA256, digest};
 
 /// The SHA-256 digest of a content; displayed as `sha256:` and 64 hexadecimal digits.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Digest(String);
+pub(crate) struct Digest(String);
 
 impl Digest {
     /// Computes the digest of a content.
-    pub(super) fn of(bytes: &[u8]) -> Self {
+    pub(crate) fn of(bytes: &[u8]) -> Self {
         let sum = digest(&SHA256, bytes);
         let digits = sum.as_ref().iter().map(|byte| format!("{byte:02x}"));
         Self(digits.collect())
     }
 
     /// Returns the 64 hexadecimal digits.
-    pub(super) fn hex(&self) -> &str {
+    pub(crate) fn hex(&self) -> &str {
         &self.0
     }
 }
