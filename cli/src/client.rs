@@ -1,6 +1,7 @@
 //! The client of `StatusService`.
 
 mod error;
+mod record;
 
 use std::error::Error as _;
 use std::future::Future;
@@ -10,6 +11,7 @@ use std::time::Duration;
 use hyper_util::rt::TokioIo;
 use kplane_model::ServiceName;
 use kplane_proto::v1 as pb;
+use kplane_proto::v1::recorder_service_client::RecorderServiceClient;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -31,6 +33,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(10);
 #[derive(Clone)]
 pub(crate) struct Client {
     stub: StatusServiceClient<InterceptedService<Channel, Bearer>>,
+    recorder: RecorderServiceClient<InterceptedService<Channel, Bearer>>,
     server: String,
     timeout: Duration,
 }
@@ -58,9 +61,12 @@ impl Client {
             Ok(connected) => connected.map_err(|error| lost(&error))?,
             Err(_) => return Err(Error::Timeout { server, timeout }),
         };
-        let stub = StatusServiceClient::with_interceptor(channel, Bearer::new(token.as_ref()));
+        let bearer = || Bearer::new(token.as_ref());
+        let recorder = RecorderServiceClient::with_interceptor(channel.clone(), bearer());
+        let stub = StatusServiceClient::with_interceptor(channel, bearer());
         Ok(Self {
             stub: stub.max_decoding_message_size(MAX_ANSWER_BYTES),
+            recorder: recorder.max_decoding_message_size(MAX_ANSWER_BYTES),
             server,
             timeout,
         })

@@ -3,6 +3,7 @@
 mod durations;
 pub(crate) mod holding;
 mod latencies;
+mod progress;
 mod record;
 mod rival;
 mod size;
@@ -13,6 +14,7 @@ mod under_way;
 
 pub use durations::Durations;
 pub use latencies::{Latencies, LatencySummary, Programmed};
+pub use progress::{Progress, Reached};
 pub use record::AgentRecord;
 pub use rival::Rival;
 pub use timings::{Dispatch, Hop, Timings};
@@ -74,6 +76,8 @@ struct Agents {
 struct Agent {
     /// The record, shared with readers. A writer copies it (a few words) while a reader uses it.
     record: Arc<AgentRecord>,
+    /// When the node reached which revision.
+    progress: Progress,
     /// No Node of this name existed at the last check.
     stranger: bool,
     session: u64,
@@ -334,8 +338,10 @@ impl Session {
             tracing::info!(%node, "the agent opened a new stream; its older stream ends");
         }
         // The old stream's report stays visible until the new stream reports.
-        let (report, latencies, measured_to) = before
-            .map(|before| Arc::unwrap_or_clone(before.record))
+        let (record, progress) = before
+            .map(|before| (Arc::unwrap_or_clone(before.record), before.progress))
+            .unzip();
+        let (report, latencies, measured_to) = record
             .map(|record| (record.report, record.latencies, record.measured_to))
             .unwrap_or_default();
         let record = AgentRecord {
@@ -348,6 +354,7 @@ impl Session {
             node.clone(),
             Agent {
                 record: Arc::new(record),
+                progress: progress.unwrap_or_default(),
                 stranger,
                 session: number,
                 questions,
@@ -403,6 +410,9 @@ impl Session {
             }
             record.report = Some(Arc::clone(&report));
         });
+        if let Some(applied) = applied {
+            self.note_progress(&steps, applied);
+        }
         if let Some((before, applied)) = advanced {
             self.measure(&report, &steps, before, applied);
         }

@@ -18,13 +18,14 @@ use crate::admission::Admission;
 use crate::draining::Draining;
 use crate::fleet::{Fleet, Hop};
 use crate::freshness::Freshness;
-use crate::index::{CliffGuard, Held, Index, PortView, ServiceDetail, Totals};
+use crate::index::{Causes, CliffGuard, Held, Index, PortView, ServiceDetail, Totals};
 use crate::k8s::{ObjectId, Uid};
 use crate::mirror::Mirror;
 use crate::orders::{Approval, Board};
 use crate::pace::Pace;
 use crate::peers::Peers;
-use crate::publish::Store;
+use crate::publish::{Staged, Store};
+use crate::recorder::Recorder;
 use crate::snapshots::Snapshots;
 use crate::source::upstream::{Upstream, log_new};
 use crate::source::{Batch, Event, kubernetes, relayed};
@@ -72,6 +73,8 @@ pub struct Hub {
     pub traffic: Arc<Traffic>,
     /// Kubernetes events by their fate.
     pub events: EventCounts,
+    /// The record of what changed.
+    pub recorder: Recorder,
     /// Token that is cancelled when the control plane ends; all streams end with it.
     pub shutdown: CancellationToken,
     summary: watch::Receiver<Arc<Summary>>,
@@ -141,6 +144,7 @@ impl Hub {
             tainted: Tainted::default(),
             traffic: Arc::default(),
             events: EventCounts::default(),
+            recorder: Recorder::default(),
             shutdown: CancellationToken::new(),
             summary,
             queries,
@@ -381,7 +385,7 @@ impl IndexOwner {
             self.believe(trust.clone());
         }
         if let Some(change) = step.change {
-            self.publish(change, &mut summary);
+            self.publish(change, &step.causes, &mut summary);
         }
         self.believe(trust);
         if self.index.is_synced() {
@@ -392,18 +396,21 @@ impl IndexOwner {
         self.summary.send_replace(Arc::new(summary));
     }
 
-    fn publish(&mut self, change: Change, summary: &mut Summary) {
+    fn publish(&mut self, change: Change, causes: &Causes, summary: &mut Summary) {
         let before = self.hub.store.head().borrow().revision;
         let started = Instant::now();
-        let revision = change.stage(&self.hub.store, &self.freshness);
+        let observed_at = change.observed_at();
+        let Staged { revision, touched } = change.stage(&self.hub.store, &self.freshness);
         if revision == before {
-            return;
+            return self.hub.recorder.changed(&touched, causes, observed_at);
         }
         if self.pace.change(Moment::now(), self.hub.fleet.agents()) {
             self.announce();
         }
         self.hub.fleet.timings.hop(Hop::Publish, started.elapsed());
         summary.revision_at = Some(SystemTime::now());
+        // Streams send the change already.
+        self.hub.recorder.changed(&touched, causes, observed_at);
         let Totals {
             services,
             endpoints,

@@ -30,7 +30,7 @@ pub use past::{Forgotten, MAX_POINTS, Point};
 pub use relayed::{Layers, PortChange, Program, Raw, Relayed};
 pub use resume::Way;
 pub use shelf::Walk;
-pub use store::{Head, Store};
+pub use store::{Head, Staged, Store, Touched};
 pub use triggers::Sent;
 pub use watermarks::{Followed, Moment};
 

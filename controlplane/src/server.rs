@@ -17,6 +17,7 @@ mod outbound;
 mod pages;
 mod peer;
 mod questions;
+mod recorder;
 pub(crate) mod rollback;
 pub(crate) mod rollout;
 mod session;
@@ -34,6 +35,7 @@ pub use guarded::Guarded;
 pub(crate) use guarded::spawn_watch;
 pub(crate) use pages::census;
 pub use peer::PeerServer;
+pub use recorder::RecorderServer;
 pub use status::StatusServer;
 
 use tonic::Status;

@@ -8,6 +8,7 @@ use kplane_proto::shared::AgentServiceServer;
 use kplane_proto::v1::DESCRIPTORS;
 use kplane_proto::v1::desired_state_service_server::DesiredStateServiceServer;
 use kplane_proto::v1::peer_service_server::PeerServiceServer;
+use kplane_proto::v1::recorder_service_server::RecorderServiceServer;
 use kplane_proto::v1::status_service_server::StatusServiceServer;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::task::JoinSet;
@@ -24,7 +25,7 @@ use crate::doors::{Cover, Door, Limits, Occupancy, Secured};
 use crate::hub::Hub;
 use crate::identity::Gate;
 use crate::peers::Peers;
-use crate::server::{AgentServer, DesiredServer, Guarded, PeerServer, StatusServer};
+use crate::server::{AgentServer, DesiredServer, Guarded, PeerServer, RecorderServer, StatusServer};
 
 /// Interval at which the transport probes a silent peer.
 const KEEPALIVE: Duration = Duration::from_secs(10);
@@ -134,12 +135,15 @@ pub(super) fn status_router(
         .build_v1()?;
     // The port serves as soon as it is open: the status API explains what is not ready.
     let (_, health) = tonic_health::server::health_reporter();
+    let recorder = RecorderServer::new(Arc::clone(hub), peers.clone());
+    let recorder = RecorderServiceServer::new(recorder);
     let status = StatusServer::new(Arc::clone(hub)).with(peers);
     let status = StatusServiceServer::new(status);
     let peer = PeerServiceServer::new(PeerServer::new(Arc::clone(hub)));
     let desired = DesiredStateServiceServer::new(DesiredServer::new(Arc::clone(hub)));
     Ok(server()
         .add_service(Guarded::new(status, Arc::clone(gate)))
+        .add_service(Guarded::new(recorder, Arc::clone(gate)))
         .add_service(Guarded::new(desired, Arc::clone(gate)))
         .add_service(Guarded::new(peer, Arc::clone(gate)))
         .add_service(InterceptedService::new(health, in_use))

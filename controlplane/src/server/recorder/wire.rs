@@ -1,0 +1,57 @@
+//! The record as messages have it.
+
+use kplane_proto::v1 as pb;
+
+use crate::index::{Cause, EndpointState, Verb};
+use crate::recorder::Notice;
+
+pub(super) fn cause(cause: &Cause) -> pb::ChangeCause {
+    let verb = match cause.verb {
+        Verb::Added => pb::ChangeVerb::Added,
+        Verb::Changed => pb::ChangeVerb::Changed,
+        Verb::Removed => pb::ChangeVerb::Removed,
+    };
+    let endpoints = cause.endpoints.iter().map(|change| pb::RecordedEndpoint {
+        address: change.addr.to_string(),
+        node: change.node.as_deref().unwrap_or_default().to_owned(),
+        before: state(change.before).into(),
+        after: state(change.after).into(),
+    });
+    let fields = cause.fields.iter().map(|change| pb::RecordedField {
+        field: change.field.clone(),
+        before: change.before.clone(),
+        after: change.after.clone(),
+    });
+    pb::ChangeCause {
+        kind: cause.object.kind.to_string(),
+        namespace: cause.object.namespace.to_string(),
+        name: cause.object.name.to_string(),
+        version: cause.version,
+        location: cause.location.to_string(),
+        verb: verb.into(),
+        written_ms: cause.written_ms,
+        endpoints: endpoints.collect(),
+        fields: fields.collect(),
+        omitted: cause.omitted,
+    }
+}
+
+fn state(state: EndpointState) -> pb::RecordedState {
+    match state {
+        EndpointState::Absent => pb::RecordedState::Absent,
+        EndpointState::Ready => pb::RecordedState::Ready,
+        EndpointState::NotReady => pb::RecordedState::NotReady,
+        EndpointState::Draining => pb::RecordedState::Draining,
+        EndpointState::Terminating => pb::RecordedState::Terminating,
+    }
+}
+
+pub(super) fn notice(notice: Notice) -> pb::Noticed {
+    pb::Noticed {
+        number: notice.number,
+        at_ms: notice.at_ms,
+        kind: notice.kind.as_str().to_owned(),
+        object: notice.object,
+        text: notice.text,
+    }
+}
