@@ -3,6 +3,7 @@
 mod durations;
 pub(crate) mod holding;
 mod latencies;
+mod notices;
 mod progress;
 mod record;
 mod rival;
@@ -329,6 +330,8 @@ impl Session {
         if stranger && !agents.by_node.contains_key(node) {
             agents.make_room()?;
         }
+        let was_connected = agents.by_node.get(node).map(|agent| agent.record.connected);
+        notices::connected(hub, node, was_connected, &peer);
         agents.sessions += 1;
         let number = agents.sessions;
         let before = agents.by_node.remove(node);
@@ -398,6 +401,7 @@ impl Session {
         let report = Arc::new(report);
         let applied = timings::applied(&report, &self.fleet.store);
         let mut advanced = None;
+        let mut earlier = None;
         self.update(|record| {
             advanced = applied.and_then(|a| Some((timings::advance(record, a)?, a)));
             record.latencies.remember(programmed);
@@ -405,11 +409,13 @@ impl Session {
             if record.report.as_deref().map(applied) != Some(applied(&report)) {
                 record.applied_at = SystemTime::now();
             }
+            earlier.clone_from(&record.report);
             if record.report.as_deref().map(verified) != Some(verified(&report)) {
                 record.verified_at = SystemTime::now();
             }
             record.report = Some(Arc::clone(&report));
         });
+        notices::reported(&self.fleet, &self.node, earlier.as_ref(), &report);
         if let Some(applied) = applied {
             self.note_progress(&steps, applied);
         }
@@ -431,10 +437,15 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
+        let mut lost = false;
         self.update(|record| {
             record.connected = false;
             record.since = SystemTime::now();
+            lost = true;
         });
+        if lost {
+            notices::lost(&self.fleet, &self.node);
+        }
         self.fleet.fleet.changed();
     }
 }

@@ -2,6 +2,7 @@
 
 mod any_index;
 mod approving;
+mod noticing;
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -393,6 +394,7 @@ impl IndexOwner {
             self.hub.store.set_freshness(&self.freshness);
             self.hub.store.set_synced();
         }
+        self.hub.notice_changes(&before, &summary);
         self.summary.send_replace(Arc::new(summary));
     }
 

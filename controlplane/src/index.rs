@@ -21,7 +21,7 @@ mod view;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub use causes::{Cause, Causes, EndpointChange, EndpointState, FieldChange, Verb};
+pub use causes::{Cause, Causes, Details, EndpointChange, EndpointState, FieldChange, Verb};
 pub(crate) use guard::Loss;
 pub use guard::{CliffGuard, Guarded};
 pub(crate) use holding::EXAMPLES;
@@ -239,7 +239,7 @@ impl Index {
                 self.places
                     .replace_user(&name, &entry.ports, &converted.ports);
                 if let Some(cause) = &mut cause {
-                    cause.compare_ports(&entry.ports, &converted.ports);
+                    cause.details.compare_ports(&entry.ports, &converted.ports);
                 }
                 entry.ports = converted.ports;
                 entry.origin = converted.origin;

@@ -7,6 +7,7 @@
 
 mod blob;
 mod common;
+mod compare;
 mod cursor;
 mod layers;
 mod log;
@@ -24,6 +25,7 @@ mod watermarks;
 mod tests;
 
 pub use common::{Mark, Ready, message, update_end};
+pub use compare::{Compared, Pair};
 pub use cursor::{Cursor, Piece, PieceEnd};
 pub use layers::{LayerCursor, LayerEnd, LayerPiece};
 pub use past::{Forgotten, MAX_POINTS, Point};

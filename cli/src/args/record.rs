@@ -42,7 +42,12 @@ pub(crate) struct ServiceHistoryArgs {
     #[command(flatten)]
     service: ServiceArgs,
     /// Only when this node had each change
-    #[arg(long, value_name = "NODE", default_value = "", hide_default_value = true)]
+    #[arg(
+        long,
+        value_name = "NODE",
+        default_value = "",
+        hide_default_value = true
+    )]
     pub(crate) node: String,
     /// Most changes to show, 200 at most
     #[arg(long, value_name = "NUMBER", default_value = "20")]

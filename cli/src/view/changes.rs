@@ -149,9 +149,10 @@ impl EndpointChangeView {
         match (self.before, self.after) {
             (ABSENT, after) => Span::new(format!("+ {address}{node}: {after}"), Tone::Good),
             (before, ABSENT) => Span::new(format!("- {address}{node}: was {before}"), Tone::Bad),
-            (before, after) => {
-                Span::new(format!("~ {address}{node}: {before} -> {after}"), Tone::Warn)
-            }
+            (before, after) => Span::new(
+                format!("~ {address}{node}: {before} -> {after}"),
+                Tone::Warn,
+            ),
         }
     }
 }
@@ -279,7 +280,8 @@ impl ServiceHistoryView {
             }
         }
         if change.causes.is_empty() {
-            let unknown = "the cause is not recorded: an order of an operator, or another control plane";
+            let unknown =
+                "the cause is not recorded: an order of an operator, or another control plane";
             text += &paragraph(&Span::new(unknown, Tone::Faint), canvas, 2);
         }
         if change.revision.is_some() {
@@ -365,7 +367,10 @@ impl ChangeView {
             };
         }
         if self.single_nodes {
-            let text = format!("nodes: only those of the endpoints; {} have it", self.reached);
+            let text = format!(
+                "nodes: only those of the endpoints; {} have it",
+                self.reached
+            );
             return Span::plain(text);
         }
         let mut text = format!("nodes: {} of {} have it", self.reached, self.nodes);

@@ -108,7 +108,11 @@ impl View for TopView {
         let nodes = Table::new(&self.nodes)
             .column(Column::new("NODE"), |slow| Span::plain(&slow.node))
             .column(Column::new("BEHIND"), |slow| {
-                let tone = if slow.behind > 0 { Tone::Warn } else { Tone::Plain };
+                let tone = if slow.behind > 0 {
+                    Tone::Warn
+                } else {
+                    Tone::Plain
+                };
                 Span::new(grouped(slow.behind), tone)
             })
             .column(Column::new("LAG"), |slow| {

@@ -25,7 +25,9 @@ use crate::doors::{Cover, Door, Limits, Occupancy, Secured};
 use crate::hub::Hub;
 use crate::identity::Gate;
 use crate::peers::Peers;
-use crate::server::{AgentServer, DesiredServer, Guarded, PeerServer, RecorderServer, StatusServer};
+use crate::server::{
+    AgentServer, DesiredServer, Guarded, PeerServer, RecorderServer, StatusServer,
+};
 
 /// Interval at which the transport probes a silent peer.
 const KEEPALIVE: Duration = Duration::from_secs(10);

@@ -154,7 +154,10 @@ mod tests {
         assert_eq!(progress.when(19_999), Reached::At(11_000));
         assert_eq!(progress.when(20_001), Reached::NotYet);
         let oldest = progress.when(1);
-        assert!(matches!(oldest, Reached::By(ms) if ms >= 1_001), "{oldest:?}");
+        assert!(
+            matches!(oldest, Reached::By(ms) if ms >= 1_001),
+            "{oldest:?}"
+        );
         // Whatever was thinned out, no time is too early, and none is called exact that is not.
         for revision in (2..=20_000).step_by(2) {
             let truth = 1_000 + revision / 2;

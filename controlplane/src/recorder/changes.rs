@@ -78,13 +78,13 @@ impl Change {
 
 fn bytes_of(cause: &Cause) -> usize {
     let text = |text: &String| text.capacity();
-    let fields = cause.fields.iter();
+    let fields = cause.details.fields.iter();
     let fields: usize = fields
         .map(|field| {
             size_of_val(field) + text(&field.field) + text(&field.before) + text(&field.after)
         })
         .sum();
-    let endpoints = cause.endpoints.capacity() * size_of::<crate::index::EndpointChange>();
+    let endpoints = cause.details.endpoints.capacity() * size_of::<crate::index::EndpointChange>();
     size_of::<Cause>() + cause.object.name.len() + cause.object.namespace.len() + fields + endpoints
 }
 
@@ -160,7 +160,10 @@ impl Changes {
             one.changes += 1;
             one.last_ms = change.published_ms;
             if !change.indirect {
-                let changed = change.causes.iter().map(|cause| cause.endpoints.len());
+                let changed = change
+                    .causes
+                    .iter()
+                    .map(|cause| cause.details.endpoints.len());
                 one.endpoints += changed.sum::<usize>() as u64;
             }
         }

@@ -1,6 +1,8 @@
 //! `RecorderService`: what happened, for operators and tools.
 
+mod diff;
 mod history;
+mod top;
 mod wire;
 
 use std::sync::Arc;
@@ -69,9 +71,16 @@ impl RecorderService for RecorderServer {
 
     async fn get_diff(
         &self,
-        _request: Request<pb::DiffRequest>,
+        request: Request<pb::DiffRequest>,
     ) -> Result<Response<pb::Diff>, Status> {
-        Err(Status::unimplemented("not yet"))
+        let services = self.hub.summary().borrow().totals.services;
+        charge(&request, cost(services))?;
+        let others = match &self.peers {
+            Some(peers) => peers.nodes().await,
+            None => Arc::default(),
+        };
+        let answer = diff::diff(&self.hub, &others, request.into_inner())?;
+        Ok(Response::new(answer))
     }
 
     async fn list_noticed(
@@ -91,11 +100,9 @@ impl RecorderService for RecorderServer {
         }))
     }
 
-    async fn get_top(
-        &self,
-        _request: Request<pb::TopRequest>,
-    ) -> Result<Response<pb::Top>, Status> {
-        Err(Status::unimplemented("not yet"))
+    async fn get_top(&self, request: Request<pb::TopRequest>) -> Result<Response<pb::Top>, Status> {
+        charge(&request, cost(self.hub.fleet.agents()))?;
+        Ok(Response::new(top::top(&self.hub, request.get_ref().limit)))
     }
 }
 

@@ -14,6 +14,7 @@ mod kpctl;
 mod migrate;
 mod random;
 mod reasons;
+mod record;
 mod replicas;
 mod rig;
 mod rights;
@@ -57,6 +58,7 @@ const TESTS: &[Test] = tests![
     freeze::a_node_is_frozen_at_any_replica_and_stays_so_over_restarts,
     freeze::orders_at_two_replicas_at_once_are_both_kept,
     startup::the_startup_taint_follows_the_data_path,
+    record::history_names_the_object_its_version_and_the_time_of_each_node,
     fleet::agents_resume_at_other_replicas_and_lose_nothing,
     reasons::describe_names_the_cause_and_the_fix,
     reasons::describe_names_what_stands_in_the_way_on_a_node,

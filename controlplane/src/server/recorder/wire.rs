@@ -2,7 +2,7 @@
 
 use kplane_proto::v1 as pb;
 
-use crate::index::{Cause, EndpointState, Verb};
+use crate::index::{Cause, Details, EndpointState, Verb};
 use crate::recorder::Notice;
 
 pub(super) fn cause(cause: &Cause) -> pb::ChangeCause {
@@ -11,17 +11,7 @@ pub(super) fn cause(cause: &Cause) -> pb::ChangeCause {
         Verb::Changed => pb::ChangeVerb::Changed,
         Verb::Removed => pb::ChangeVerb::Removed,
     };
-    let endpoints = cause.endpoints.iter().map(|change| pb::RecordedEndpoint {
-        address: change.addr.to_string(),
-        node: change.node.as_deref().unwrap_or_default().to_owned(),
-        before: state(change.before).into(),
-        after: state(change.after).into(),
-    });
-    let fields = cause.fields.iter().map(|change| pb::RecordedField {
-        field: change.field.clone(),
-        before: change.before.clone(),
-        after: change.after.clone(),
-    });
+    let details = &cause.details;
     pb::ChangeCause {
         kind: cause.object.kind.to_string(),
         namespace: cause.object.namespace.to_string(),
@@ -30,10 +20,30 @@ pub(super) fn cause(cause: &Cause) -> pb::ChangeCause {
         location: cause.location.to_string(),
         verb: verb.into(),
         written_ms: cause.written_ms,
-        endpoints: endpoints.collect(),
-        fields: fields.collect(),
-        omitted: cause.omitted,
+        endpoints: endpoints(details),
+        fields: fields(details),
+        omitted: details.omitted,
     }
+}
+
+pub(super) fn endpoints(details: &Details) -> Vec<pb::RecordedEndpoint> {
+    let endpoints = details.endpoints.iter();
+    let endpoints = endpoints.map(|change| pb::RecordedEndpoint {
+        address: change.addr.to_string(),
+        node: change.node.as_deref().unwrap_or_default().to_owned(),
+        before: state(change.before).into(),
+        after: state(change.after).into(),
+    });
+    endpoints.collect()
+}
+
+pub(super) fn fields(details: &Details) -> Vec<pb::RecordedField> {
+    let fields = details.fields.iter().map(|change| pb::RecordedField {
+        field: change.field.clone(),
+        before: change.before.clone(),
+        after: change.after.clone(),
+    });
+    fields.collect()
 }
 
 fn state(state: EndpointState) -> pb::RecordedState {
