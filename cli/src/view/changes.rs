@@ -355,25 +355,22 @@ impl ChangeView {
                     ),
                     Tone::Good,
                 ),
+                None if self.nodes == 0 && self.single_nodes => Span::new(
+                    format!("{node} is not concerned: endpoints of other nodes changed"),
+                    Tone::Faint,
+                ),
                 None if self.nodes == 0 => Span::new(
                     format!("{node} has no agent at a replica that answered"),
                     Tone::Bad,
                 ),
-                None if self.single_nodes => Span::new(
-                    format!("{node} may not be concerned: endpoints of single nodes changed"),
-                    Tone::Faint,
-                ),
                 None => Span::new(format!("{node} does not have it"), Tone::Bad),
             };
         }
-        if self.single_nodes {
-            let text = format!(
-                "nodes: only those of the endpoints; {} have it",
-                self.reached
-            );
-            return Span::plain(text);
-        }
-        let mut text = format!("nodes: {} of {} have it", self.reached, self.nodes);
+        let which = match self.single_nodes {
+            true => "nodes with these endpoints",
+            false => "nodes",
+        };
+        let mut text = format!("{which}: {} of {} have it", self.reached, self.nodes);
         if self.reached > 0 {
             text += &format!(": the first {} after the change", after(self.first));
         }

@@ -48,6 +48,7 @@ impl Collector for Work {
         self.build(&mut to)?;
         self.traffic(&mut to)?;
         self.requests(&mut to)?;
+        self.recorder(&mut to)?;
         self.certificate(&mut to)
     }
 }
@@ -104,6 +105,21 @@ impl Work {
             "Requests to the API server that failed, without those of the source",
         )
         .counter(to, series.iter().map(|(labels, n)| (&labels[..], *n)))
+    }
+
+    fn recorder(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let size = self.hub.recorder.size();
+        let progress = self.hub.fleet.progress_bytes();
+        Name(
+            "kplane_controlplane_recorder_bytes",
+            "Memory of the record of changes and events, and of the times of nodes",
+        )
+        .gauge(to, [(ALONE, (size.bytes + progress) as f64)])?;
+        Name(
+            "kplane_controlplane_recorder_changes",
+            "Changes of Services in the record",
+        )
+        .gauge(to, [(ALONE, size.changes as f64)])
     }
 
     fn certificate(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {

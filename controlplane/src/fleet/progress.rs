@@ -129,6 +129,15 @@ impl Fleet {
         }
     }
 
+    /// Returns the memory of these times, in bytes.
+    #[must_use]
+    pub fn progress_bytes(&self) -> usize {
+        let agents = self.lock();
+        let all = agents.by_node.values();
+        all.map(|agent| agent.progress.points.capacity() * size_of::<Point>())
+            .sum()
+    }
+
     /// Returns when one node had a revision, and the newest revision that it holds; `None` if the node has no agent.
     #[must_use]
     pub fn reached_by(&self, node: &str, revision: u64) -> Option<(Reached, u64)> {

@@ -79,16 +79,20 @@ fn of_change(hub: &Hub, change: &Change, only: &str) -> pb::ServiceChange {
     if change.revision == 0 {
         return answer;
     }
+    let concerned = |node: &str| change.shared || has_endpoint(change, node);
     if only.is_empty() {
         let (mut slowest, mut waiting) = (Vec::new(), Vec::new());
         hub.fleet
             .reached(change.revision, |node, reached, applied| {
+                if !concerned(node) {
+                    return;
+                }
                 answer.nodes += 1;
                 let (at_ms, or_before) = match reached {
                     Reached::At(at) => (at, false),
                     Reached::By(at) => (at, true),
                     Reached::NotYet => {
-                        if waiting.len() < NAMED && change.shared {
+                        if waiting.len() < NAMED {
                             waiting.push(named(node, 0, false, applied));
                         }
                         return;
@@ -103,7 +107,9 @@ fn of_change(hub: &Hub, change: &Change, only: &str) -> pb::ServiceChange {
             .iter()
             .map(|(at, before, applied, node)| named(node, *at, *before, *applied));
         (answer.slowest, answer.waiting) = (slowest.collect(), waiting);
-    } else if let Some((reached, applied)) = hub.fleet.reached_by(only, change.revision) {
+    } else if let Some((reached, applied)) = hub.fleet.reached_by(only, change.revision)
+        && concerned(only)
+    {
         let node = NodeName::from(only);
         answer.nodes = 1;
         match reached {
@@ -116,6 +122,15 @@ fn of_change(hub: &Hub, change: &Change, only: &str) -> pb::ServiceChange {
         }
     }
     answer
+}
+
+/// Returns whether an endpoint that changed is on a node. Those that a cause does not name may be on any.
+fn has_endpoint(change: &Change, node: &str) -> bool {
+    change.causes.iter().any(|cause| {
+        let details = &cause.details;
+        let mut endpoints = details.endpoints.iter();
+        details.omitted > 0 || endpoints.any(|one| one.node.as_deref() == Some(node))
+    })
 }
 
 /// Counts a node that holds a change since a time.
