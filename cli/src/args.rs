@@ -29,7 +29,7 @@ pub(crate) use why::WhyArgs;
 
 use self::check::CheckArgs;
 use self::migrate::MigrateCommand;
-use self::record::{DiffArgs, EventsArgs, HistoryArgs, TopArgs};
+use self::record::{BundleArgs, DiffArgs, EventsArgs, HistoryArgs, TopArgs};
 use self::rollback::RollbackArgs;
 use self::rollout::RolloutCommand;
 use self::uninstall::UninstallArgs;
@@ -258,6 +258,20 @@ Examples:
   kpctl events --watch
   kpctl events -o json | jq '.events[] | select(.event == \"NodeLost\")'")]
     Events(EventsArgs),
+    /// Collect what the control plane knows into one file, to look at it elsewhere
+    #[command(after_help = "\
+The file has what `status`, `get`, `history`, `events`, `top` and `version` show with -o json,
+the control plane's metrics, and for up to 50 Services (those with problems, the busiest, and those of
+--service) what `describe service` and `history service` show. Nothing is run on nodes. A part that cannot
+be had is named in bundle.json, with the reason. No part has tokens or keys.
+
+Examples:
+  kpctl bundle
+  kpctl bundle --file incident.tar.gz --service shop/web
+  kpctl bundle --hash-addresses
+
+Exit codes: 0 everything is in the file, 2 the file is written, and lacks a part")]
+    Bundle(BundleArgs),
     /// Show the Services that change most, and the slowest nodes
     #[command(after_help = "\
 Examples:

@@ -1,5 +1,6 @@
 //! The commands, one function each: ask the control plane, show the answer, return a verdict.
 
+mod bundle;
 mod check;
 mod migrate;
 mod record;
@@ -106,6 +107,7 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
         Command::History(args) => record::history(&cli, args).await,
         Command::Diff(args) => record::diff(&cli, args).await,
         Command::Events(args) => record::events(&cli, args).await,
+        Command::Bundle(args) => bundle::run(&cli, args).await,
         Command::Top(args) => record::top(&cli, args).await,
         Command::Rollback(args) => {
             let (client, _) = connect(&cli).await?;

@@ -5,6 +5,7 @@
 //! other units are in the name. `README.md` lists the fields.
 
 pub(crate) mod approve;
+pub(crate) mod bundle;
 pub(crate) mod changes;
 pub(crate) mod check;
 pub(crate) mod convergence;

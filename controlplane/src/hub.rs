@@ -74,12 +74,37 @@ pub struct Hub {
     pub traffic: Arc<Traffic>,
     /// Kubernetes events by their fate.
     pub events: EventCounts,
+    /// Prints the metrics of this process; the wiring sets it once.
+    pub metrics: OnceLock<Print>,
     /// The record of what changed.
     pub recorder: Recorder,
     /// Token that is cancelled when the control plane ends; all streams end with it.
     pub shutdown: CancellationToken,
     summary: watch::Receiver<Arc<Summary>>,
     queries: mpsc::Sender<Query>,
+}
+
+/// Prints the metrics.
+pub struct Print(Box<dyn Fn() -> String + Send + Sync>);
+
+impl Print {
+    /// Wraps a function that prints the metrics.
+    #[must_use]
+    pub fn new(print: impl Fn() -> String + Send + Sync + 'static) -> Self {
+        Self(Box::new(print))
+    }
+
+    /// Prints them.
+    #[must_use]
+    pub fn print(&self) -> String {
+        self.0()
+    }
+}
+
+impl std::fmt::Debug for Print {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Print(..)")
+    }
 }
 
 /// The index's summary of its state after each batch.
@@ -145,6 +170,7 @@ impl Hub {
             tainted: Tainted::default(),
             traffic: Arc::default(),
             events: EventCounts::default(),
+            metrics: OnceLock::new(),
             recorder: Recorder::default(),
             shutdown: CancellationToken::new(),
             summary,

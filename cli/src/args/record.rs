@@ -1,5 +1,7 @@
 //! The arguments of the commands that read the control plane's record: `history service`, `diff`, `events` and `top`.
 
+use std::path::PathBuf;
+
 use clap::error::ErrorKind;
 use clap::{Args, Subcommand};
 use kplane_model::ServiceName;
@@ -7,7 +9,7 @@ use kplane_proto::v1 as pb;
 use kplane_proto::v1::diff_request::Question;
 
 use super::error;
-use super::lists::ServiceArgs;
+use super::lists::{ServiceArgs, service_name};
 use super::rollback::parse_time;
 
 /// What `history` is about: the states of all Services, or one Service.
@@ -126,6 +128,28 @@ pub(crate) struct EventsArgs {
     /// Go on with each new event until interrupted
     #[arg(short, long)]
     pub(crate) watch: bool,
+}
+
+/// What goes into a bundle.
+#[derive(Args, Debug)]
+pub(crate) struct BundleArgs {
+    /// File to write; it must not exist. kplane-bundle-TIME.tar.gz unless given
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
+    /// Replace each IP address by a name that is the same within this bundle only
+    #[arg(long)]
+    pub(crate) hash_addresses: bool,
+    /// Also describe this Service, NAMESPACE/NAME; may be given several times
+    #[arg(long = "service", value_name = "SERVICE")]
+    services: Vec<String>,
+}
+
+impl BundleArgs {
+    /// Returns the Services that are asked for.
+    pub(crate) fn services(&self) -> Result<Vec<ServiceName>, clap::Error> {
+        let names = self.services.iter();
+        names.map(|name| service_name(name, None)).collect()
+    }
 }
 
 /// The number of lines of each table.

@@ -41,6 +41,13 @@ impl Client {
         recorded(self.ask(stub.list_noticed(request)).await)
     }
 
+    /// Returns the metrics of the control plane, as text.
+    pub(crate) async fn metrics(&self) -> Result<String, Error> {
+        let mut stub = self.recorder.clone();
+        let metrics = self.ask(stub.get_metrics(pb::MetricsRequest {})).await;
+        Ok(recorded(metrics)?.text)
+    }
+
     /// Returns the busiest Services and the slowest nodes.
     pub(crate) async fn top(&self, limit: u32) -> Result<pb::Top, Error> {
         let mut stub = self.recorder.clone();

@@ -100,6 +100,17 @@ impl RecorderService for RecorderServer {
         }))
     }
 
+    async fn get_metrics(
+        &self,
+        request: Request<pb::MetricsRequest>,
+    ) -> Result<Response<pb::MetricsText>, Status> {
+        charge(&request, cost(self.hub.fleet.agents()))?;
+        let print = self.hub.metrics.get();
+        let print = print.ok_or_else(|| Status::unavailable("this process has no metrics"))?;
+        let text = print.print();
+        Ok(Response::new(pb::MetricsText { text }))
+    }
+
     async fn get_top(&self, request: Request<pb::TopRequest>) -> Result<Response<pb::Top>, Status> {
         charge(&request, cost(self.hub.fleet.agents()))?;
         Ok(Response::new(top::top(&self.hub, request.get_ref().limit)))

@@ -1,6 +1,7 @@
 //! The flight recorder: which object changed a Service, and when each node had it, asked of any replica.
 
-use std::net::IpAddr;
+use std::io::{Read as _, Write as _};
+use std::net::{IpAddr, TcpStream};
 use std::process::{Command, Stdio};
 use std::time::SystemTime;
 
@@ -29,6 +30,8 @@ pub(crate) fn history_names_the_object_its_version_and_the_time_of_each_node() -
         slice_changes(world, to)?;
         policy_changes(world)?;
         node_is_away(world)?;
+        bundle(world)?;
+        transactions(world)?;
         world.api().delete("Service", SERVICE)?;
         world
             .api()
@@ -179,6 +182,57 @@ fn node_is_away(world: &mut World) -> Result<()> {
     let its = busy.iter().find(|service| service["name"] == "recorded");
     let changes = its.and_then(|its| its["changes"].as_u64());
     ensure!(changes.is_some_and(|changes| changes >= 4), "{top:#}");
+    Ok(())
+}
+
+/// The bundle has all parts, and no address if it must not.
+fn bundle(world: &World) -> Result<()> {
+    let path = world.cluster.folder().join("bundle.tar.gz");
+    let file = path.to_str().context("no path")?;
+    let command = [
+        "bundle",
+        "--hash-addresses",
+        "--service",
+        SERVICE,
+        "--file",
+        file,
+    ];
+    let bundle = ask(world, PLACES[0].1, &command)?;
+    let parts = bundle["parts"].as_array().context("no parts")?;
+    let lacks = parts.iter().filter(|part| !part["problem"].is_null());
+    ensure!(lacks.count() == 0 && parts.len() >= 11, "{bundle:#}");
+    let unpacked = Command::new("tar").args(["-xzOf", file]).output()?;
+    ensure!(unpacked.status.success(), "{unpacked:?}");
+    let text = String::from_utf8(unpacked.stdout)?;
+    for part in [
+        "kplane_controlplane_revision",
+        "recorded-own",
+        "NodeLost",
+        "ip4-",
+    ] {
+        ensure!(text.contains(part), "no {part}");
+    }
+    ensure!(!text.contains("10.244.97.1"), "an address is not hidden");
+    Ok(())
+}
+
+/// The agent shows its own transactions.
+fn transactions(world: &World) -> Result<()> {
+    let page = world.ns(PLACES[1].2)?.run(|| {
+        let mut stream = TcpStream::connect("127.0.0.1:10249")?;
+        let request = "GET /transactions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+        stream.write_all(request.as_bytes())?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        Ok(text)
+    })?;
+    let (_, body) = page.split_once("\r\n\r\n").context("no answer")?;
+    let page: Value = serde_json::from_str(body)?;
+    let all = page["transactions"].as_array().context("no transactions")?;
+    let newest = all.first().context("none")?;
+    ensure!(newest["result"] == "Applied", "{page:#}");
+    let revision = newest["revision"].as_u64();
+    ensure!(revision.is_some_and(|revision| revision > 1), "{page:#}");
     Ok(())
 }
 
