@@ -12,7 +12,7 @@ pub(crate) mod uninstall;
 mod wait;
 pub(crate) mod why;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::error::ErrorKind;
@@ -353,6 +353,15 @@ Examples:
         /// The shell
         shell: Shell,
     },
+    /// Write the manual pages of all commands into a directory
+    #[command(after_help = "\
+Examples:
+  kpctl man /usr/local/share/man/man1
+  man kpctl-describe-service")]
+    Man {
+        /// The directory, which exists
+        directory: PathBuf,
+    },
     /// Show the versions of this program and of the control plane
     #[command(after_help = "\
 Examples:
@@ -439,5 +448,7 @@ fn rename(command: clap::Command, program: &str) -> clap::Command {
         .mut_subcommands(|sub| rename(sub, program))
 }
 
+#[cfg(test)]
+mod reference;
 #[cfg(test)]
 mod tests;

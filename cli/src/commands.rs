@@ -9,6 +9,7 @@ mod uninstall;
 mod why;
 
 use std::io::{self, IsTerminal as _};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -118,6 +119,7 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
         Command::Check(args) => check::run(&cli, args).await,
         Command::Migrate(command) => migrate::run(&cli, command).await,
         Command::Uninstall(args) => uninstall::run(&cli, args).await,
+        Command::Man { directory } => man(cli.program, directory),
         Command::Completion { shell } => {
             let mut script = Vec::new();
             let mut command = args::command(cli.program);
@@ -127,6 +129,17 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
         }
         Command::Version { client } => version(&cli, *client).await,
     }
+}
+
+/// Writes the manual pages.
+fn man(program: &'static str, directory: &Path) -> Result<Verdict, Failure> {
+    clap_mangen::generate_to(args::command(program), directory).map_err(|error| {
+        Failure::Refused(format!(
+            "cannot write manual pages into {}: {error}. Name a directory that exists and that you may change",
+            directory.display()
+        ))
+    })?;
+    Ok(Verdict::Done)
 }
 
 /// Connects. A person at a terminal hears what takes longer than a moment.

@@ -150,6 +150,10 @@ reasons! {
     ConntrackFull,
     /// The node's range of Pods is not within the ranges that the agent takes for Pods'.
     PodRangeNotCovered,
+    /// Rules of kube-proxy are in the node's kernel as well.
+    OtherProxyRules,
+    /// firewalld runs on the node.
+    Firewalld,
 }
 
 impl fmt::Display for Reason {

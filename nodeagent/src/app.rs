@@ -259,7 +259,7 @@ fn look_around(followers: Followers, config: &Config, tasks: &mut Tasks) -> Foll
     if !config.backend.describe().programs_kernel {
         return followers;
     }
-    let (seen, task) = surroundings::watch();
+    let (seen, task) = surroundings::watch(config.backend);
     spawn_errand(tasks, task);
     followers.with_surroundings(seen)
 }

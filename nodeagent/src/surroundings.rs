@@ -8,7 +8,8 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use kplane_dataplane::obstacles::DroppingChains;
+use kplane_dataplane::backend::Kind;
+use kplane_dataplane::obstacles::Obstacles;
 use kplane_dataplane::plan::NodeSettings;
 use kplane_model::{Cidr, Family, NodeFacts, Reason, Severity};
 use tokio::sync::watch;
@@ -18,6 +19,8 @@ use tokio::time::sleep;
 const INTERVAL: Duration = Duration::from_secs(10);
 /// Share of the connection tracking table that must be free, as a divisor.
 const FREE: u64 = 10;
+/// The device that kube-proxy makes in mode ipvs.
+const IPVS_LINK: &str = "kube-ipvs0";
 /// Maximum number of chains that a finding names.
 const NAMED: usize = 5;
 
@@ -32,6 +35,10 @@ pub struct Surroundings {
     pub strict_reverse_path: bool,
     /// There are bridges, and their packets pass iptables' rules by, for each family.
     pub bridges_pass_by: [bool; 2],
+    /// Rules of kube-proxy, such as `table ip kube-proxy`.
+    pub kube_proxy: Vec<String>,
+    /// firewalld has a table in nf_tables.
+    pub firewalld: bool,
     /// Entries of the connection tracking table, and their maximum.
     pub conntrack: Option<(u64, u64)>,
 }
@@ -39,8 +46,8 @@ pub struct Surroundings {
 impl Surroundings {
     /// Examines the network namespace of the calling thread; `root` is the root of the file system.
     #[must_use]
-    pub fn look(root: &Path, chains: &mut DroppingChains) -> Self {
-        if let Err(error) = chains.refresh() {
+    pub fn look(root: &Path, backend: Kind, obstacles: &mut Obstacles) -> Self {
+        if let Err(error) = obstacles.refresh() {
             tracing::debug!(%error, "cannot read the chains of nf_tables");
         }
         let number = |path: &str| -> Option<u64> {
@@ -56,7 +63,9 @@ impl Surroundings {
                 is_on("proc/sys/net/ipv4/ip_forward"),
                 is_on("proc/sys/net/ipv6/conf/all/forwarding"),
             ],
-            dropping: chains.names.clone(),
+            dropping: obstacles.dropping.clone(),
+            kube_proxy: rules_of_kube_proxy(root, backend, obstacles),
+            firewalld: obstacles.firewalld,
             strict_reverse_path: number("proc/sys/net/ipv4/conf/all/rp_filter") == Some(1),
             bridges_pass_by: [
                 off("proc/sys/net/bridge/bridge-nf-call-iptables"),
@@ -65,6 +74,19 @@ impl Surroundings {
             conntrack: number(&format!("{netfilter}count")).zip(number(&format!("{netfilter}max"))),
         }
     }
+}
+
+/// Returns what kube-proxy has in the kernel. Rules of a mode that the agent's own backend shares with it do not count.
+fn rules_of_kube_proxy(root: &Path, backend: Kind, obstacles: &Obstacles) -> Vec<String> {
+    let tables = obstacles.kube_proxy_tables.iter();
+    let mut found: Vec<String> = tables.map(|table| format!("table {table}")).collect();
+    if backend == Kind::Nftables {
+        let chains = obstacles.kube_proxy_chains.iter();
+        found.extend(chains.map(|chain| format!("chain {chain}")));
+        let link = root.join("sys/class/net").join(IPVS_LINK);
+        found.extend(link.exists().then(|| format!("device {IPVS_LINK}")));
+    }
+    found
 }
 
 fn has_bridges(root: &Path) -> bool {
@@ -104,6 +126,8 @@ pub fn findings(
         found.extend(bridges(seen, family));
         found.extend(node.and_then(|node| pod_range(node, settings, family)));
     }
+    found.extend(kube_proxy(seen));
+    found.extend(firewalld(seen));
     found.extend(conntrack(seen));
     found.extend(reverse_path(seen, served));
     found
@@ -144,6 +168,30 @@ fn dropping(seen: &Surroundings, family: Family) -> Option<Finding> {
         let fix = "nft list chain shows its rules; the CNI plugin must accept the Pods' ranges there, or: iptables -P \
                    FORWARD ACCEPT";
         finding(Reason::ForwardPolicyDrop, Severity::Warning, text, fix)
+    })
+}
+
+fn kube_proxy(seen: &Surroundings) -> Option<Finding> {
+    (!seen.kube_proxy.is_empty()).then(|| {
+        let named: Vec<&str> = seen.kube_proxy.iter().take(NAMED).map(String::as_str).collect();
+        let text = format!(
+            "kube-proxy's rules are in the kernel as well: {}. If they are old, they lead connections to endpoints that \
+             are gone",
+            named.join(", ")
+        );
+        let fix = "kpctl migrate status shows who serves the node; if kube-proxy does not run there any more, kube-proxy \
+                   --cleanup removes its rules";
+        finding(Reason::OtherProxyRules, Severity::Warning, text, fix)
+    })
+}
+
+fn firewalld(seen: &Surroundings) -> Option<Finding> {
+    seen.firewalld.then(|| {
+        let text = "firewalld runs on the node: its zones decide about packets to Pods and node ports after kplane's \
+                    rules, and with FlushAllOnReload=yes a reload deletes kplane's rules until the agent repairs them";
+        let fix = "accept the Pods' ranges and node ports in firewalld's zones, and set FlushAllOnReload=no, or stop \
+                   firewalld";
+        finding(Reason::Firewalld, Severity::Info, text.to_owned(), fix)
     })
 }
 
@@ -206,15 +254,15 @@ fn reverse_path(seen: &Surroundings, served: [bool; 2]) -> Option<Finding> {
 }
 
 /// Creates a task that examines the node, and the receiver of what it sees.
-pub fn watch() -> (watch::Receiver<Surroundings>, impl Future<Output = ()>) {
+pub fn watch(backend: Kind) -> (watch::Receiver<Surroundings>, impl Future<Output = ()>) {
     let (sender, receiver) = watch::channel(Surroundings::default());
     let task = async move {
-        let mut chains = DroppingChains::default();
+        let mut obstacles = Obstacles::default();
         while !sender.is_closed() {
-            let mut last = std::mem::take(&mut chains);
-            let look = move || (Surroundings::look(Path::new("/"), &mut last), last);
+            let mut last = std::mem::take(&mut obstacles);
+            let look = move || (Surroundings::look(Path::new("/"), backend, &mut last), last);
             if let Ok((seen, read)) = tokio::task::spawn_blocking(look).await {
-                chains = read;
+                obstacles = read;
                 // The number of connections alone is no news.
                 sender.send_if_modified(|known| {
                     let is_new = means_more(known, &seen);
@@ -292,6 +340,20 @@ mod tests {
                     ..healthy()
                 },
                 Reason::ForwardPolicyDrop,
+            ),
+            (
+                Surroundings {
+                    kube_proxy: vec!["table ip kube-proxy".to_owned()],
+                    ..healthy()
+                },
+                Reason::OtherProxyRules,
+            ),
+            (
+                Surroundings {
+                    firewalld: true,
+                    ..healthy()
+                },
+                Reason::Firewalld,
             ),
             (
                 Surroundings {

@@ -2,12 +2,14 @@
 //! dependencies, so that it is ready in seconds.
 
 mod bench;
+mod book;
 mod cargo;
 mod fleet;
 mod images;
 mod simulate;
 mod start;
 mod test;
+mod tool;
 
 use std::process::ExitCode;
 
@@ -23,6 +25,7 @@ Commands:
   fleet     Simulate thousands of agents at real control planes, and print a table
   simulate  Play thousands of small clusters with faults, and check what must hold at each moment
   images    Make the images of the control plane and the agent, and their bills of materials
+  book      Build the documents as a book to read offline
   cluster   Start a real Kubernetes API server, or a whole cluster, on this machine, to try things with
   vm        Start a virtual machine whose kernel has IPVS, to try things with
 
@@ -39,6 +42,7 @@ fn main() -> ExitCode {
         "bench" => bench::run(args),
         "simulate" => simulate::run(&args),
         "fleet" => fleet::run(args),
+        "book" => book::run(&args),
         "images" => images::run(args),
         "cluster" | "vm" => start::dev(&task, &args),
         "help" | "--help" | "-h" => {

@@ -1,8 +1,10 @@
 //! `cargo xtask test`: everything that must hold before a change lands. CI runs exactly this.
 
+mod beside;
 mod compat;
 mod e2e;
 mod ladder;
+mod links;
 mod literals;
 mod tidy;
 mod tools;
@@ -15,6 +17,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
+use self::beside::Beside;
+use crate::book;
 use crate::cargo::{self, programs, root, status};
 use crate::simulate;
 
@@ -35,8 +39,23 @@ struct Step {
     run: fn(&Path) -> Result<()>,
 }
 
+/// A step that needs nothing but processors: it begins together with [`TESTS`], which mostly wait.
+const SIMULATION: &str = "simulation";
+const TESTS: &str = "tests";
+
+/// Plays the simulation. The whole workspace is named, or cargo would build the crates with other features again.
+const PLAY: [&str; 7] = [
+    "test",
+    "--workspace",
+    "--test",
+    "simulation",
+    "--",
+    "--seeds",
+    simulate::SEEDS,
+];
+
 /// Cheap and often failing first.
-const STEPS: [Step; 14] = [
+const STEPS: [Step; 16] = [
     Step {
         name: "tools",
         run: tools::install,
@@ -56,6 +75,10 @@ const STEPS: [Step; 14] = [
     Step {
         name: "compatibility page",
         run: compat::check,
+    },
+    Step {
+        name: "links",
+        run: links::check,
     },
     Step {
         name: "ladder of crates",
@@ -83,22 +106,16 @@ const STEPS: [Step; 14] = [
         run: docs,
     },
     Step {
-        name: "tests",
+        name: "book",
+        run: book::build,
+    },
+    Step {
+        name: TESTS,
         run: |_| cargo::run(&["test", "--workspace"]),
     },
     Step {
-        name: "simulation",
-        run: |_| {
-            let test = [
-                "test",
-                "--workspace",
-                "--test",
-                "simulation",
-                "--",
-                "--seeds",
-            ];
-            cargo::run(&[&test[..], &[simulate::SEEDS]].concat())
-        },
+        name: SIMULATION,
+        run: |_| cargo::run(&PLAY),
     },
     Step {
         name: "vm",
@@ -134,11 +151,20 @@ pub(crate) fn run(args: &[String]) -> Result<ExitCode> {
         "no step has this name; the steps are: {}",
         names()
     );
+    let plays = steps.iter().any(|step| step.name == SIMULATION);
+    let mut simulation = None;
     let mut took = Vec::new();
     for (n, step) in steps.iter().enumerate() {
         println!("== {}/{} {}", n + 1, steps.len(), step.name);
         let started = Instant::now();
-        (step.run)(root).with_context(|| format!("step \"{}\" failed", step.name))?;
+        if step.name == TESTS && plays {
+            simulation = Some(Beside::start(SIMULATION, &PLAY)?);
+        }
+        let done = match simulation.take_if(|_| step.name == SIMULATION) {
+            Some(simulation) => simulation.finish(),
+            None => (step.run)(root),
+        };
+        done.with_context(|| format!("step \"{}\" failed", step.name))?;
         took.push((step.name, started.elapsed()));
     }
     summary(&took);

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{Node, Taint};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use super::migrate::Cluster;
+use super::migrate::{Cluster, SAVED};
 use super::{Verdict, ask, show};
 use crate::args::Cli;
 use crate::args::uninstall::UninstallArgs;
@@ -32,11 +32,10 @@ const TAINTS: &str = "kplane.io/";
 const NOWHERE: &str = "kplane.io/uninstalled";
 
 /// Objects that kplane's programs make themselves, besides those of the chart.
-const OWN: [(&str, &str); 5] = [
+const OWN: [(&str, &str); 4] = [
     ("configmaps", "kplane-ca"),
     ("configmaps", "kplane-orders"),
     ("configmaps", "kplane-replicas"),
-    ("configmaps", "kplane-kube-proxy"),
     ("secrets", "kplane-certificates"),
 ];
 
@@ -54,6 +53,7 @@ pub(crate) async fn run(cli: &Cli, args: &UninstallArgs) -> Result<Verdict, Fail
     let mut work = Work {
         cluster: &mut cluster,
         args,
+        keeps_saved: only_saved(&picture),
         removed: Vec::new(),
         left: Vec::new(),
     };
@@ -96,6 +96,10 @@ fn confirmed(picture: &Picture) -> Result<bool, Failure> {
         .is_some_and(|set| !set.keeps_off);
     let text = match serves {
         true => "kube-proxy has a DaemonSet, and serves the nodes afterwards.",
+        false if only_saved(picture) => {
+            "kube-proxy's DaemonSet is saved, not running: NO SERVICE WORKS afterwards until it is \
+             created again."
+        }
         false => {
             "kube-proxy has no DaemonSet: NO SERVICE WORKS afterwards until another proxy runs."
         }
@@ -116,14 +120,24 @@ fn next(picture: &Picture, namespace: &str, complete: bool) -> Vec<String> {
         .as_ref()
         .and_then(|agents| agents.release.clone());
     let mut next = Vec::new();
+    if only_saved(picture) {
+        next.push("kpctl migrate back --all, if kube-proxy shall serve the nodes again".to_owned());
+    }
     next.extend(release.map(|release| format!("helm uninstall {release} --namespace {namespace}")));
     next.push(format!("kubectl delete namespace {namespace}"));
     next
 }
 
+/// Returns whether kube-proxy's DaemonSet exists only as `kpctl migrate finish` has saved it.
+fn only_saved(picture: &Picture) -> bool {
+    picture.saved && picture.kube_proxy.is_none()
+}
+
 struct Work<'a, 'b> {
     cluster: &'a mut Cluster<'b>,
     args: &'a UninstallArgs,
+    /// Whether kube-proxy's DaemonSet exists only as `kpctl migrate finish` has saved it.
+    keeps_saved: bool,
     removed: Vec<String>,
     left: Vec<String>,
 }
@@ -267,7 +281,10 @@ impl Work<'_, '_> {
             ("apis/apps/v1", "daemonsets", AGENTS),
             ("apis/apps/v1", "deployments", "kplane-controlplane"),
         ];
-        let own = OWN.map(|(plural, name)| ("api/v1", plural, name));
+        // The only copy of kube-proxy's DaemonSet stays.
+        let saved = (!self.keeps_saved).then_some(("configmaps", SAVED));
+        let own = OWN.into_iter().chain(saved);
+        let own = own.map(|(plural, name)| ("api/v1", plural, name));
         for (group, plural, name) in of_chart.into_iter().chain(own) {
             let path = format!("/{group}/namespaces/{namespace}/{plural}/{name}");
             let asked = Asked("delete kplane's objects");

@@ -212,5 +212,6 @@ mod tests {
         let runs = report::load(&root.join(super::super::RESULTS)).unwrap();
         let page = fs::read_to_string(root.join(super::super::PAGE)).unwrap();
         assert_eq!(page, render(&runs), "cargo xtask test e2e --page");
+        assert_eq!(worse(&runs), [""; 0], "fails with kplane only");
     }
 }

@@ -1,7 +1,11 @@
-//! Rules of other programs that stop packets which the node forwards.
+//! Rules of other programs that change or stop packets of Services.
+
+use std::collections::BTreeSet;
 
 use kplane_model::Family;
-use kplane_netlink::{Attribute, Errno, Messages, NetlinkError, NfSocket, Request, nfproto};
+use kplane_netlink::{
+    Attribute, Attributes, Errno, Messages, NetlinkError, NfSocket, Request, nfproto,
+};
 
 use crate::backend::nftables::TABLE;
 use crate::backend::nftables::uapi::{
@@ -15,60 +19,91 @@ const FORWARD: u32 = 2;
 /// Policy of a chain that drops what no rule accepts (`NF_DROP`, linux/netfilter.h).
 const DROP: u32 = 0;
 
-/// The chains of nf_tables that drop forwarded packets of each family unless a rule accepts them, such as
-/// `ip filter FORWARD`. Chains of iptables with x_tables are not among them.
+/// A table that kube-proxy makes in mode nftables, for each family.
+const KUBE_PROXY: &str = "kube-proxy";
+/// A chain that kube-proxy makes in table `nat` in modes iptables and ipvs.
+const KUBE_SERVICES: &str = "KUBE-SERVICES";
+/// The table of firewalld.
+const FIREWALLD: &str = "firewalld";
+
+/// What other programs have in nf_tables. What they have in x_tables (`iptables-legacy`) is not seen.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct DroppingChains {
+pub struct Obstacles {
     /// The generation of nf_tables in which they were read; `None` = never.
     generation: Option<u32>,
-    /// Their names, by family.
-    pub names: [Vec<String>; 2],
+    /// Chains that drop forwarded packets of each family unless a rule accepts them, such as `ip filter FORWARD`.
+    pub dropping: [Vec<String>; 2],
+    /// Tables that kube-proxy has made in mode nftables, such as `ip kube-proxy`.
+    pub kube_proxy_tables: BTreeSet<String>,
+    /// Chains that kube-proxy makes in its other modes, such as `ip nat KUBE-SERVICES`. kplane's backend iptables makes
+    /// the same ones.
+    pub kube_proxy_chains: BTreeSet<String>,
+    /// Whether firewalld has a table.
+    pub firewalld: bool,
 }
 
-impl DroppingChains {
+impl Obstacles {
     /// Reads the chains again, unless no program has changed nf_tables since the last time.
     ///
     /// # Errors
-    /// [`NetlinkError`]: the chains stay as they were last read.
+    /// [`NetlinkError`]: everything stays as it was last read.
     pub fn refresh(&mut self) -> Result<(), NetlinkError> {
         let generation = NfSocket::open()?.generation()?;
         if self.generation != Some(generation) {
+            let mut read = Self {
+                generation: Some(generation),
+                ..Self::default()
+            };
             let [v4, v6] = Family::ALL;
-            self.names = [dropping_chains(v4)?, dropping_chains(v6)?];
-            self.generation = Some(generation);
+            read.add(nfproto(v4), "ip", &[v4])?;
+            read.add(nfproto(v6), "ip6", &[v6])?;
+            read.add(INET, "inet", &Family::ALL)?;
+            *self = read;
+        }
+        Ok(())
+    }
+
+    /// Adds the chains of tables of one kind, which get packets of these families.
+    fn add(&mut self, number: u8, word: &str, families: &[Family]) -> Result<(), NetlinkError> {
+        let request = Request::new("list chains", msg::GETCHAIN, number, |_| {});
+        let chains = match NfSocket::open()?.dump(request) {
+            // This kernel has no nf_tables.
+            Err(error) if error.errno() == Some(Errno::EINVAL) => return Ok(()),
+            chains => chains?,
+        };
+        for message in Messages(&chains) {
+            let attributes = message.attributes();
+            let text = |kind| attributes.get(kind).and_then(Attribute::as_str);
+            let (Some(table), Some(chain)) = (text(NFTA_CHAIN_TABLE), text(NFTA_CHAIN_NAME)) else {
+                continue;
+            };
+            match (table, chain) {
+                (TABLE, _) => {}
+                (KUBE_PROXY, _) => drop(self.kube_proxy_tables.insert(format!("{word} {table}"))),
+                (_, KUBE_SERVICES) => {
+                    let name = format!("{word} {table} {chain}");
+                    self.kube_proxy_chains.insert(name);
+                }
+                (FIREWALLD, _) => self.firewalld = true,
+                _ => {}
+            }
+            if table != TABLE && drops_forwarded(&attributes).unwrap_or_default() {
+                for family in families {
+                    self.dropping[*family as usize].push(format!("{word} {table} {chain}"));
+                }
+            }
         }
         Ok(())
     }
 }
 
-fn dropping_chains(family: Family) -> Result<Vec<String>, NetlinkError> {
-    let word = match family {
-        Family::V4 => "ip",
-        Family::V6 => "ip6",
-    };
-    let mut found = dropping(nfproto(family), word)?;
-    found.extend(dropping(INET, "inet")?);
-    Ok(found)
-}
-
-fn dropping(number: u8, word: &str) -> Result<Vec<String>, NetlinkError> {
-    let request = Request::new("list chains", msg::GETCHAIN, number, |_| {});
-    let chains = match NfSocket::open()?.dump(request) {
-        // This kernel has no nf_tables.
-        Err(error) if error.errno() == Some(Errno::EINVAL) => return Ok(Vec::new()),
-        chains => chains?,
-    };
-    let found = Messages(&chains).filter_map(|message| {
-        let get = |kind| message.attributes().get(kind);
-        let hook = get(NFTA_CHAIN_HOOK)?
-            .children()
-            .get(NFTA_HOOK_HOOKNUM)?
-            .as_u32()?;
-        let policy = get(NFTA_CHAIN_POLICY)?.as_u32()?;
-        let text = |kind| get(kind).and_then(Attribute::as_str);
-        let (table, chain) = (text(NFTA_CHAIN_TABLE)?, text(NFTA_CHAIN_NAME)?);
-        let drops = hook == FORWARD && policy == DROP && table != TABLE;
-        drops.then(|| format!("{word} {table} {chain}"))
-    });
-    Ok(found.collect())
+/// Returns whether a chain gets forwarded packets, and drops those that no rule accepts; `None` if it is not a base chain.
+fn drops_forwarded(chain: &Attributes<'_>) -> Option<bool> {
+    let hook = chain
+        .get(NFTA_CHAIN_HOOK)?
+        .children()
+        .get(NFTA_HOOK_HOOKNUM)?
+        .as_u32()?;
+    let policy = chain.get(NFTA_CHAIN_POLICY)?.as_u32()?;
+    Some(hook == FORWARD && policy == DROP)
 }

@@ -3,6 +3,7 @@
 //! same objects can say it ([`support::oracle`]).
 
 mod announce;
+mod broken;
 mod chart;
 mod events;
 mod faults;
@@ -61,6 +62,9 @@ const TESTS: &[Test] = tests![
     record::history_names_the_object_its_version_and_the_time_of_each_node,
     fleet::agents_resume_at_other_replicas_and_lose_nothing,
     reasons::describe_names_the_cause_and_the_fix,
+    broken::describe_names_addresses_that_cannot_be_served,
+    broken::describe_names_what_is_wrong_with_agents,
+    broken::status_names_why_the_api_server_cannot_be_used,
     reasons::describe_names_what_stands_in_the_way_on_a_node,
     workloads::a_deployment_is_scaled_and_rolled,
     workloads::b3_terminating_endpoints_serve_when_nothing_else_does,

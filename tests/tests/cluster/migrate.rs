@@ -51,6 +51,7 @@ pub(crate) fn nodes_move_one_after_the_other_and_back() -> Result<()> {
         finishes(world)?;
         goes_back(world, &before)?;
         nothing_is_left(world)?;
+        nodes_that_are_cut_off_get_kube_proxy_back(world, &before)?;
         drop(scheduler);
         world.api().delete("DaemonSet", KUBE_PROXY)?;
         world.restart_agent("node-2", 1)
@@ -221,6 +222,33 @@ fn nothing_is_left(world: &World) -> Result<()> {
     Ok(())
 }
 
+/// A forced removal keeps the only copy of kube-proxy's DaemonSet, and says how to create it again.
+fn nodes_that_are_cut_off_get_kube_proxy_back(world: &World, before: &Value) -> Result<()> {
+    let api = world.api();
+    create_agents(api)?;
+    runs(world, &["start", "--all"])?;
+    runs(world, &["finish", "--yes"])?;
+    let (code, text) = kpctl_with(world, &["uninstall", "--yes"])?;
+    ensure!(
+        code == Some(1) && text.contains("--force"),
+        "{code:?}: {text}"
+    );
+    let (code, text) = kpctl_with(world, &["uninstall", "--yes", "--force"])?;
+    ensure!(code == Some(0), "{code:?}: {text}");
+    ensure!(api.get("DaemonSet", KUBE_PROXY)?.is_none());
+    ensure!(text.contains("kpctl migrate back --all"), "{text}");
+    runs(world, &["back", "--all"])?;
+    let after = api.get("DaemonSet", KUBE_PROXY)?;
+    let after = after.context("kube-proxy's DaemonSet is away")?;
+    ensure!(after["spec"] == before["spec"], "{after}");
+    Ok(())
+}
+
+fn create_agents(api: &Api) -> Result<()> {
+    let ours = json!({ "key": LABEL, "operator": "In", "values": ["kplane"] });
+    api.create(&daemon_set(AGENTS, "app", &ours)).map(drop)
+}
+
 /// Creates both DaemonSets, and returns kube-proxy's when its pods run.
 fn install(world: &World) -> Result<Value> {
     let api = world.api();
@@ -228,8 +256,7 @@ fn install(world: &World) -> Result<Value> {
     api.create(&daemon_set(KUBE_PROXY, "k8s-app", &hostname))?;
     let text = fails(world, &["start", "--all"], 1)?;
     ensure!(text.contains("helm install"), "{text}");
-    let ours = json!({ "key": LABEL, "operator": "In", "values": ["kplane"] });
-    api.create(&daemon_set(AGENTS, "app", &ours))?;
+    create_agents(api)?;
     eventually(DEADLINE, "kube-proxy runs on all nodes", || {
         let there = pods(api)?;
         ensure!(there.len() == NODES.len(), "{there:?}");

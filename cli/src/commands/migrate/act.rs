@@ -12,7 +12,7 @@ use crate::migrate::{KPLANE, LABEL, RETURNING, affinity};
 use crate::reach::Asked;
 
 /// The ConfigMap in which kube-proxy's DaemonSet is saved, and its key.
-pub(super) const SAVED: &str = "kplane-kube-proxy";
+pub(in crate::commands) const SAVED: &str = "kplane-kube-proxy";
 const SAVED_KEY: &str = "daemonset.json";
 
 pub(super) const DAEMON_SET: Asked = Asked("patch daemonsets");

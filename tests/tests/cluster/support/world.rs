@@ -234,6 +234,12 @@ impl World {
         drop(self.agents.remove(node));
     }
 
+    /// Stops the clock of a node's agent, or lets it run again (SIGSTOP, SIGCONT).
+    pub(crate) fn signal_agent(&self, node: &str, signal: Signal) -> Result<()> {
+        let agent = self.agents.get(node).context("no agent")?;
+        agent.signal(signal)
+    }
+
     /// Starts a node's agent anew, with several replicas of the control plane.
     pub(crate) fn restart_agent_among(
         &mut self,
@@ -272,8 +278,10 @@ impl World {
             .arg(format!("--control-plane={planes}"))
             .arg(format!("--node-name={node}"))
             .arg("--cache-dir=")
-            .arg(CLUSTER_CIDR)
             .args(flags);
+        if !flags.iter().any(|flag| flag.starts_with("--cluster-cidr")) {
+            agent.arg(CLUSTER_CIDR);
+        }
         self.agents.insert(node, guard.start(agent)?);
         self.guards.push(guard);
         Ok(())
