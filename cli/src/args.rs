@@ -258,7 +258,7 @@ Examples:
   kpctl events --watch
   kpctl events -o json | jq '.events[] | select(.event == \"NodeLost\")'")]
     Events(EventsArgs),
-    /// Collect what the control plane knows into one file, to look at it elsewhere
+    /// Collect what the control plane knows into one file, for a report of an incident
     #[command(after_help = "\
 The file has what `status`, `get`, `history`, `events`, `top` and `version` show with -o json,
 the control plane's metrics, and for up to 50 Services (those with problems, the busiest, and those of

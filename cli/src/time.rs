@@ -18,7 +18,7 @@ impl Time {
         Timestamp::from_millisecond(ms).ok().map(Self)
     }
 
-    /// Returns the time in the time zone of this machine, for people: `2026-01-31 12:00:00.123 CET`.
+    /// Returns the time in the time zone of this machine, human-readable: `2026-01-31 12:00:00.123 CET`.
     pub(crate) fn local(self) -> String {
         let local = self.0.to_zoned(TimeZone::system());
         local.strftime("%Y-%m-%d %H:%M:%S%.3f %Z").to_string()

@@ -331,7 +331,7 @@ impl Session {
             agents.make_room()?;
         }
         let was_connected = agents.by_node.get(node).map(|agent| agent.record.connected);
-        notices::connected(hub, node, was_connected, &peer);
+        notices::connected(&hub.recorder, node, was_connected, &peer, hub.started_at);
         agents.sessions += 1;
         let number = agents.sessions;
         let before = agents.by_node.remove(node);
@@ -415,7 +415,7 @@ impl Session {
             }
             record.report = Some(Arc::clone(&report));
         });
-        notices::reported(&self.fleet, &self.node, earlier.as_ref(), &report);
+        notices::reported(&self.fleet.recorder, &self.node, earlier.as_ref(), &report);
         if let Some(applied) = applied {
             self.note_progress(&steps, applied);
         }
@@ -443,8 +443,8 @@ impl Drop for Session {
             record.since = SystemTime::now();
             lost = true;
         });
-        if lost {
-            notices::lost(&self.fleet, &self.node);
+        if lost && !self.fleet.shutdown.is_cancelled() {
+            notices::lost(&self.fleet.recorder, &self.node);
         }
         self.fleet.fleet.changed();
     }

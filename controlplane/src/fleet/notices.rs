@@ -2,13 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use kplane_model::NodeName;
 use kplane_proto::v1::{FamilyStatus, Report};
 
-use crate::hub::Hub;
-use crate::recorder::Kind;
+use crate::recorder::{Kind, Recorder};
 
 /// Time after the start within which all agents connect; that is nothing new.
 const START: Duration = Duration::from_secs(60);
@@ -18,33 +17,42 @@ fn object(node: &NodeName) -> String {
 }
 
 /// Notes that an agent has a stream, unless it had one or the control plane has just started.
-pub(super) fn connected(hub: &Hub, node: &NodeName, before: Option<bool>, peer: &str) {
+pub(super) fn connected(
+    recorder: &Recorder,
+    node: &NodeName,
+    before: Option<bool>,
+    peer: &str,
+    started_at: SystemTime,
+) {
     let text = match before {
         Some(true) => return,
         Some(false) => format!("the agent is back, at {peer}"),
-        None if hub.started_at.elapsed().unwrap_or_default() < START => return,
+        None if started_at.elapsed().unwrap_or_default() < START => return,
         None => format!("an agent connected from {peer}"),
     };
-    hub.recorder.notice(Kind::NodeConnected, object(node), text);
+    recorder.notice(Kind::NodeConnected, object(node), text);
 }
 
 /// Notes that an agent's stream ended.
-pub(super) fn lost(hub: &Hub, node: &NodeName) {
-    if !hub.shutdown.is_cancelled() {
-        let text = "the agent's stream ended; the kernel keeps its state".to_owned();
-        hub.recorder.notice(Kind::NodeLost, object(node), text);
-    }
+pub(super) fn lost(recorder: &Recorder, node: &NodeName) {
+    let text = "the agent's stream ended; the kernel keeps its state".to_owned();
+    recorder.notice(Kind::NodeLost, object(node), text);
 }
 
 /// Notes what is new in a report.
-pub(super) fn reported(hub: &Hub, node: &NodeName, before: Option<&Arc<Report>>, now: &Report) {
+pub(super) fn reported(
+    recorder: &Recorder,
+    node: &NodeName,
+    before: Option<&Arc<Report>>,
+    now: &Report,
+) {
     let was = before.and_then(|before| trouble(before));
     let is = trouble(now);
     match (was.is_some(), is) {
-        (false, Some(text)) => hub.recorder.notice(Kind::NodeFailing, object(node), text),
+        (false, Some(text)) => recorder.notice(Kind::NodeFailing, object(node), text),
         (true, None) => {
             let text = "nothing fails any more".to_owned();
-            hub.recorder.notice(Kind::NodeRecovered, object(node), text);
+            recorder.notice(Kind::NodeRecovered, object(node), text);
         }
         (true, Some(_)) | (false, None) => {}
     }
@@ -62,7 +70,7 @@ pub(super) fn reported(hub: &Hub, node: &NodeName, before: Option<&Arc<Report>>,
     };
     for family in now.families.iter().filter(is_new) {
         let text = format!("{}: {}", family.family().as_str_name(), family.last_repair);
-        hub.recorder.notice(Kind::Repaired, object(node), text);
+        recorder.notice(Kind::Repaired, object(node), text);
     }
 }
 

@@ -5,7 +5,7 @@ use std::hash::{Hash, Hasher};
 
 use serde::{Deserialize, Deserializer};
 
-/// The `resourceVersion` of an object, for people who ask which version caused a change. It says nothing about the
+/// The `resourceVersion` of an object, shown as the cause of a change. It says nothing about the
 /// content: all versions are equal and have the same hash, so two states of an object that differ in it only are the
 /// same state.
 #[derive(Clone, Copy, Debug, Default)]

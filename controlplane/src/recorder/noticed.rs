@@ -22,7 +22,7 @@ pub enum Kind {
     NodeFailing,
     /// Nothing fails on a node any more.
     NodeRecovered,
-    /// An agent put right what another program changed.
+    /// An agent repaired what another program changed.
     Repaired,
     /// A problem of the input appeared.
     ProblemAppeared,
