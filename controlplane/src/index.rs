@@ -238,9 +238,7 @@ impl Index {
                 entry.location = location;
                 self.places
                     .replace_user(&name, &entry.ports, &converted.ports);
-                if let Some(cause) = &mut cause {
-                    cause.details.compare_ports(&entry.ports, &converted.ports);
-                }
+                causes::compare_ports(&mut cause, &entry.ports, &converted.ports);
                 entry.ports = converted.ports;
                 entry.origin = converted.origin;
                 entry.held = false;
@@ -272,14 +270,13 @@ impl Index {
                         },
                     );
                     self.note_api_servers(&service);
-                    self.note_slice(&id, before, cause);
+                    self.note_slice(&id, before.as_ref(), cause);
                 }
                 converted.issues
             }
             Object::Node(node) => {
                 let (facts, issues) = convert::node(node, &location);
-                let name = facts.name.clone();
-                self.replace_node(&name, Some((facts, uid)));
+                self.replace_node(&facts.name.clone(), Some((facts, uid)));
                 self.pending.note(None, cause);
                 issues
             }

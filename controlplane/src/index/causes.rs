@@ -10,7 +10,7 @@ pub use details::{Details, EndpointChange, EndpointState, FieldChange};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kplane_model::ServiceName;
+use kplane_model::{ServiceName, ServicePort};
 
 use super::holding::service_name;
 use super::{Index, Pending, SliceEntry};
@@ -99,6 +99,17 @@ impl Causes {
     }
 }
 
+/// Compares the ports of a Service, if a cause is noted.
+pub(super) fn compare_ports(
+    cause: &mut Option<Cause>,
+    before: &[ServicePort],
+    after: &[ServicePort],
+) {
+    if let Some(cause) = cause {
+        cause.details.compare_ports(before, after);
+    }
+}
+
 impl Pending {
     /// Adds the cause of a change, if causes are noted.
     pub(super) fn note(&mut self, service: Option<ServiceName>, cause: Option<Cause>) {
@@ -153,13 +164,13 @@ impl Index {
     pub(super) fn note_slice(
         &mut self,
         id: &ObjectId,
-        before: Option<SliceEntry>,
+        before: Option<&SliceEntry>,
         cause: Option<Cause>,
     ) {
         let (Some(mut cause), Some(now)) = (cause, self.slices.get(id)) else {
             return;
         };
-        let was = before.as_ref().map_or(&[][..], |before| &before.ports);
+        let was = before.map_or(&[][..], |before| &before.ports);
         cause.written_ms = now.trigger_ms;
         cause.details.compare_slices(was, &now.ports);
         self.pending.causes.add(Some(now.service.clone()), cause);
