@@ -5,13 +5,14 @@ use std::path::PathBuf;
 
 use prost::Message;
 
-const FILES: [&str; 6] = [
+const FILES: [&str; 7] = [
     "kplane/v1/objects.proto",
     "kplane/v1/report.proto",
     "kplane/v1/agent.proto",
     "kplane/v1/status.proto",
     "kplane/v1/desired.proto",
     "kplane/v1/peer.proto",
+    "kplane/v1/recorder.proto",
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {

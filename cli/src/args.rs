@@ -5,6 +5,7 @@ mod connection;
 mod freeze;
 mod lists;
 pub(crate) mod migrate;
+pub(crate) mod record;
 pub(crate) mod rollback;
 pub(crate) mod rollout;
 pub(crate) mod uninstall;
@@ -28,6 +29,7 @@ pub(crate) use why::WhyArgs;
 
 use self::check::CheckArgs;
 use self::migrate::MigrateCommand;
+use self::record::{BundleArgs, DiffArgs, EventsArgs, HistoryArgs, TopArgs};
 use self::rollback::RollbackArgs;
 use self::rollout::RolloutCommand;
 use self::uninstall::UninstallArgs;
@@ -239,12 +241,54 @@ Examples:
   kpctl thaw --node node-1
   kpctl thaw --all")]
     Thaw(FreezeArgs),
-    /// Show the states that can be published again
+    /// Show the states that can be published again, or what changed in one Service
     #[command(after_help = "\
 Examples:
-  kpctl history
-  kpctl history -o json | jq '.points[-1].revision'")]
-    History,
+  kpctl history                                         states for kpctl rollback
+  kpctl history -o json | jq '.points[-1].revision'
+  kpctl history service shop/web                        what changed, why, and when each node had it")]
+    History(HistoryArgs),
+    /// Show what differs: between two nodes, since an earlier state, or between a node's desired state and its kernel
+    #[command(after_help = "\
+Two nodes: what the control plane wants them to hold. Nodes differ by their zone, by topology hints, and
+by endpoints that run on them. One node: what its kernel does not hold as desired, from the last report of
+its agent. --since: the Services that changed since a revision or a time, and are not as they were.
+
+Examples:
+  kpctl diff node/node-1 node/node-2
+  kpctl diff node/node-1
+  kpctl diff --since 10m
+  kpctl diff --since 4711 -o json | jq '.services[].name'")]
+    Diff(DiffArgs),
+    /// Show what the control plane noticed: nodes lost and back, problems, repairs
+    #[command(after_help = "\
+The record is in the memory of each replica, for the nodes that it serves.
+
+Examples:
+  kpctl events
+  kpctl events --watch
+  kpctl events -o json | jq '.events[] | select(.event == \"NodeLost\")'")]
+    Events(EventsArgs),
+    /// Collect what the control plane knows into one file, for a report of an incident
+    #[command(after_help = "\
+The file has what `status`, `get`, `history`, `events`, `top` and `version` show with -o json,
+the control plane's metrics, and for up to 50 Services (those with problems, the busiest, and those of
+--service) what `describe service` and `history service` show. Nothing is run on nodes. A part that cannot
+be had is named in bundle.json, with the reason. No part has tokens or keys.
+
+Examples:
+  kpctl bundle
+  kpctl bundle --file incident.tar.gz --service shop/web
+  kpctl bundle --hash-addresses
+
+Exit codes: 0 everything is in the file, 2 the file is written, and lacks a part")]
+    Bundle(BundleArgs),
+    /// Show the Services that change most, and the slowest nodes
+    #[command(after_help = "\
+Examples:
+  kpctl top
+  kpctl top --limit 50 -o wide")]
+    Top(TopArgs),
     /// Publish an earlier state of all Services again
     #[command(after_help = "\
 All replicas publish the state, and what the source changes waits, until `kpctl rollback --undo`. A

@@ -1,6 +1,7 @@
 //! The client of `StatusService`.
 
 mod error;
+mod record;
 mod streams;
 
 use std::error::Error as _;
@@ -11,6 +12,7 @@ use std::time::Duration;
 use hyper_util::rt::TokioIo;
 use kplane_model::ServiceName;
 use kplane_proto::v1 as pb;
+use kplane_proto::v1::recorder_service_client::RecorderServiceClient;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
 use tonic::codec::CompressionEncoding;
 use tonic::service::interceptor::InterceptedService;
@@ -35,6 +37,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(10);
 #[derive(Clone)]
 pub(crate) struct Client {
     stub: StatusServiceClient<InterceptedService<Channel, Bearer>>,
+    recorder: RecorderServiceClient<InterceptedService<Channel, Bearer>>,
     server: String,
     timeout: Duration,
 }
@@ -62,11 +65,14 @@ impl Client {
             Ok(connected) => connected.map_err(|error| lost(&error))?,
             Err(_) => return Err(Error::Timeout { server, timeout }),
         };
-        let stub = StatusServiceClient::with_interceptor(channel, Bearer::new(token.as_ref()));
+        let bearer = || Bearer::new(token.as_ref());
+        let recorder = RecorderServiceClient::with_interceptor(channel.clone(), bearer());
+        let stub = StatusServiceClient::with_interceptor(channel, bearer());
         Ok(Self {
             stub: stub
                 .accept_compressed(CompressionEncoding::Gzip)
                 .max_decoding_message_size(MAX_ANSWER_BYTES),
+            recorder: recorder.max_decoding_message_size(MAX_ANSWER_BYTES),
             server,
             timeout,
         })

@@ -1,8 +1,10 @@
 //! The commands, one function each: ask the control plane, show the answer, return a verdict.
 
+mod bundle;
 mod check;
 mod get;
 mod migrate;
+mod record;
 mod rollout;
 mod uninstall;
 mod why;
@@ -85,10 +87,11 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
         Command::Approve { yes } => approve(&cli, *yes).await,
         Command::Freeze(args) => freeze(&cli, args, false).await,
         Command::Thaw(args) => freeze(&cli, args, true).await,
-        Command::History => {
-            let history = connect(&cli).await?.0.history().await?;
-            show(&cli, &HistoryView::new(history))
-        }
+        Command::History(args) => record::history(&cli, args).await,
+        Command::Diff(args) => record::diff(&cli, args).await,
+        Command::Events(args) => record::events(&cli, args).await,
+        Command::Bundle(args) => bundle::run(&cli, args).await,
+        Command::Top(args) => record::top(&cli, args).await,
         Command::Rollback(args) => {
             let (client, _) = connect(&cli).await?;
             let history = client.change_rollback(args.request()).await?;

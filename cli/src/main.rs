@@ -4,6 +4,7 @@
 //! text) -> `output` (the only module that writes). `view/` never does I/O and never reads the clock.
 
 mod args;
+mod bundle;
 mod check;
 mod client;
 mod commands;

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use jiff::tz::TimeZone;
 use serde::{Serialize, Serializer};
 
 /// A point in time, printed as RFC 3339 in UTC.
@@ -15,6 +16,12 @@ impl Time {
     pub(crate) fn from_wire(ms: u64) -> Option<Self> {
         let ms = i64::try_from(ms).ok().filter(|ms| *ms > 0)?;
         Timestamp::from_millisecond(ms).ok().map(Self)
+    }
+
+    /// Returns the time in the time zone of this machine, human-readable: `2026-01-31 12:00:00.123 CET`.
+    pub(crate) fn local(self) -> String {
+        let local = self.0.to_zoned(TimeZone::system());
+        local.strftime("%Y-%m-%d %H:%M:%S%.3f %Z").to_string()
     }
 
     /// Returns the age; zero when the time is in the future (clocks differ).

@@ -5,10 +5,14 @@
 //! other units are in the name. `README.md` lists the fields.
 
 pub(crate) mod approve;
+pub(crate) mod bundle;
+pub(crate) mod changes;
 pub(crate) mod check;
 pub(crate) mod convergence;
 pub(crate) mod describe;
+pub(crate) mod diff;
 pub(crate) mod endpoints;
+pub(crate) mod events;
 pub(crate) mod findings;
 pub(crate) mod fleet;
 mod fold;
@@ -23,6 +27,7 @@ pub(crate) mod replicas;
 pub(crate) mod rollout;
 pub(crate) mod servers;
 pub(crate) mod services;
+pub(crate) mod top;
 pub(crate) mod uninstall;
 pub(crate) mod version;
 pub(crate) mod wait;

@@ -30,7 +30,7 @@ use tokio_rustls::TlsAcceptor;
 use self::ports::Ports;
 pub(crate) use self::work::Own;
 use crate::doors::{Cover, Door, Secured};
-use crate::hub::Hub;
+use crate::hub::{Hub, Print};
 use crate::identity::Gate;
 use crate::source::relayed;
 use crate::source::upstream::KindState;
@@ -63,6 +63,13 @@ impl Admin {
             gate,
         };
         let registry = Arc::new(metrics::registry(Arc::clone(&hub), ports, own));
+        let shared = Arc::downgrade(&registry);
+        let print = Print::new(move || {
+            let registry = shared.upgrade();
+            registry.map_or_else(String::new, |registry| Format::Prometheus.print(&registry))
+        });
+        // There is one handler a process.
+        let _ = hub.metrics.set(print);
         Self {
             hub,
             doors,

@@ -3,6 +3,8 @@
 mod durations;
 pub(crate) mod holding;
 mod latencies;
+mod notices;
+mod progress;
 mod record;
 mod rival;
 mod size;
@@ -13,6 +15,7 @@ mod under_way;
 
 pub use durations::Durations;
 pub use latencies::{Latencies, LatencySummary, Programmed};
+pub use progress::{Progress, Reached};
 pub use record::AgentRecord;
 pub use rival::Rival;
 pub use timings::{Dispatch, Hop, Timings};
@@ -74,6 +77,8 @@ struct Agents {
 struct Agent {
     /// The record, shared with readers. A writer copies it (a few words) while a reader uses it.
     record: Arc<AgentRecord>,
+    /// When the node reached which revision.
+    progress: Progress,
     /// No Node of this name existed at the last check.
     stranger: bool,
     session: u64,
@@ -336,6 +341,8 @@ impl Session {
         if stranger && !agents.by_node.contains_key(node) {
             agents.make_room()?;
         }
+        let was_connected = agents.by_node.get(node).map(|agent| agent.record.connected);
+        notices::connected(&hub.recorder, node, was_connected, &peer, hub.started_at);
         agents.sessions += 1;
         let number = agents.sessions;
         let before = agents.by_node.remove(node);
@@ -345,8 +352,10 @@ impl Session {
             tracing::info!(%node, "the agent opened a new stream; its older stream ends");
         }
         // The old stream's report stays visible until the new stream reports.
-        let (report, latencies, measured_to) = before
-            .map(|before| Arc::unwrap_or_clone(before.record))
+        let (record, progress) = before
+            .map(|before| (Arc::unwrap_or_clone(before.record), before.progress))
+            .unzip();
+        let (report, latencies, measured_to) = record
             .map(|record| (record.report, record.latencies, record.measured_to))
             .unwrap_or_default();
         let record = AgentRecord {
@@ -359,6 +368,7 @@ impl Session {
             node.clone(),
             Agent {
                 record: Arc::new(record),
+                progress: progress.unwrap_or_default(),
                 stranger,
                 session: number,
                 questions,
@@ -402,6 +412,7 @@ impl Session {
         let report = Arc::new(report);
         let applied = timings::applied(&report, &self.fleet.store);
         let mut advanced = None;
+        let mut earlier = None;
         self.update(|record| {
             advanced = applied.and_then(|a| Some((timings::advance(record, a)?, a)));
             record.latencies.remember(programmed);
@@ -409,11 +420,16 @@ impl Session {
             if record.report.as_deref().map(applied) != Some(applied(&report)) {
                 record.applied_at = SystemTime::now();
             }
+            earlier.clone_from(&record.report);
             if record.report.as_deref().map(verified) != Some(verified(&report)) {
                 record.verified_at = SystemTime::now();
             }
             record.report = Some(Arc::clone(&report));
         });
+        notices::reported(&self.fleet.recorder, &self.node, earlier.as_ref(), &report);
+        if let Some(applied) = applied {
+            self.note_progress(&steps, applied);
+        }
         if let Some((before, applied)) = advanced {
             self.measure(&report, &steps, before, applied);
         }
@@ -432,10 +448,15 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
+        let mut lost = false;
         self.update(|record| {
             record.connected = false;
             record.since = SystemTime::now();
+            lost = true;
         });
+        if lost && !self.fleet.shutdown.is_cancelled() {
+            notices::lost(&self.fleet.recorder, &self.node);
+        }
         self.fleet.fleet.changed();
     }
 }

@@ -2,6 +2,7 @@
 
 mod any_index;
 mod approving;
+mod noticing;
 mod touched;
 
 use std::borrow::Cow;
@@ -19,13 +20,14 @@ use crate::admission::Admission;
 use crate::draining::Draining;
 use crate::fleet::{Fleet, Hop};
 use crate::freshness::Freshness;
-use crate::index::{CliffGuard, Held, Index, Page, Selection, ServiceDetail, Totals};
+use crate::index::{Causes, CliffGuard, Held, Index, Page, Selection, ServiceDetail, Totals};
 use crate::k8s::{ObjectId, Uid};
 use crate::mirror::Mirror;
 use crate::orders::{Approval, Board};
 use crate::pace::Pace;
 use crate::peers::Peers;
-use crate::publish::Store;
+use crate::publish::{Staged, Store};
+use crate::recorder::Recorder;
 use crate::snapshots::Snapshots;
 use crate::source::upstream::{Upstream, log_new};
 use crate::source::{Batch, Event, kubernetes, relayed};
@@ -77,10 +79,37 @@ pub struct Hub {
     pub events: EventCounts,
     /// Names of Services that may have changed, for watches.
     pub(crate) touched: Touched,
+    /// Prints the metrics of this process; the wiring sets it once.
+    pub metrics: OnceLock<Print>,
+    /// The record of what changed.
+    pub recorder: Recorder,
     /// Token that is cancelled when the control plane ends; all streams end with it.
     pub shutdown: CancellationToken,
     summary: watch::Receiver<Arc<Summary>>,
     queries: mpsc::Sender<Query>,
+}
+
+/// Prints the metrics.
+pub struct Print(Box<dyn Fn() -> String + Send + Sync>);
+
+impl Print {
+    /// Wraps a function that prints the metrics.
+    #[must_use]
+    pub fn new(print: impl Fn() -> String + Send + Sync + 'static) -> Self {
+        Self(Box::new(print))
+    }
+
+    /// Prints them.
+    #[must_use]
+    pub fn print(&self) -> String {
+        self.0()
+    }
+}
+
+impl std::fmt::Debug for Print {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Print(..)")
+    }
 }
 
 /// The index's summary of its state after each batch.
@@ -147,6 +176,8 @@ impl Hub {
             traffic: Arc::default(),
             events: EventCounts::default(),
             touched: Touched::default(),
+            metrics: OnceLock::new(),
+            recorder: Recorder::default(),
             shutdown: CancellationToken::new(),
             summary,
             queries,
@@ -388,7 +419,7 @@ impl IndexOwner {
             self.believe(trust.clone());
         }
         if let Some(change) = step.change {
-            self.publish(change, &mut summary);
+            self.publish(change, &step.causes, &mut summary);
         }
         self.believe(trust);
         if self.index.is_synced() {
@@ -396,25 +427,29 @@ impl IndexOwner {
             self.hub.store.set_freshness(&self.freshness);
             self.hub.store.set_synced();
         }
+        self.hub.notice_changes(&before, &summary);
         self.summary.send_replace(Arc::new(summary));
     }
 
-    fn publish(&mut self, change: Change, summary: &mut Summary) {
+    fn publish(&mut self, change: Change, causes: &Causes, summary: &mut Summary) {
         let before = self.hub.store.head().borrow().revision;
-        let touched = self.hub.touched.is_watched().then(|| change.touched());
+        let watched = self.hub.touched.is_watched().then(|| change.touched());
         let started = Instant::now();
-        let revision = change.stage(&self.hub.store, &self.freshness);
-        if let Some(touched) = touched {
-            self.hub.touched.tell(touched);
+        let observed_at = change.observed_at();
+        let Staged { revision, touched } = change.stage(&self.hub.store, &self.freshness);
+        if let Some(services) = watched {
+            self.hub.touched.tell(services);
         }
         if revision == before {
-            return;
+            return self.hub.recorder.changed(&touched, causes, observed_at);
         }
         if self.pace.change(Moment::now(), self.hub.fleet.agents()) {
             self.announce();
         }
         self.hub.fleet.timings.hop(Hop::Publish, started.elapsed());
         summary.revision_at = Some(SystemTime::now());
+        // Streams send the change already.
+        self.hub.recorder.changed(&touched, causes, observed_at);
         let Totals {
             services,
             endpoints,

@@ -4,6 +4,7 @@
 //! come out. Work per batch is proportional to the Services that it concerns, not to all of them
 //! (invariant: constant-work).
 
+mod causes;
 mod claims;
 mod effective;
 mod guard;
@@ -14,18 +15,21 @@ mod quota;
 mod resync;
 mod selection;
 mod step;
+mod totals;
 mod triggers;
 mod view;
 
 #[cfg(test)]
 pub(crate) mod tests;
 
+pub use causes::{Cause, Causes, Details, EndpointChange, EndpointState, FieldChange, Verb};
 pub(crate) use guard::Loss;
 pub use guard::{CliffGuard, Guarded};
 pub(crate) use holding::EXAMPLES;
 pub use holding::Held;
 pub use picture::Picture;
 pub use selection::{Page, Selection};
+pub use totals::Totals;
 pub use view::{Facts, PortView, ServiceDetail, SliceFacts};
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -88,26 +92,6 @@ pub struct Index {
     recent: Recent,
 }
 
-/// Totals of what is published.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Totals {
-    /// Services with at least one served port.
-    pub services: usize,
-    /// Endpoints of all served ports; each family counts separately.
-    pub endpoints: usize,
-}
-
-impl Totals {
-    /// Replaces the former ports of a Service by its new ones.
-    fn change(&mut self, before: &PublishedPorts, after: &PublishedPorts) {
-        let endpoints = |ports: &PublishedPorts| ports.iter().map(|(_, n)| n).sum::<usize>();
-        self.services += usize::from(!after.is_empty());
-        self.services -= usize::from(!before.is_empty());
-        self.endpoints += endpoints(after);
-        self.endpoints -= endpoints(before);
-    }
-}
-
 /// ServicePorts that were handed out for publishing, each with the number of its endpoints; sorted.
 type PublishedPorts = Box<[(ServiceKey, usize)]>;
 
@@ -158,6 +142,7 @@ struct Pending {
     services: BTreeSet<ServiceName>,
     nodes: BTreeSet<NodeName>,
     cidrs: bool,
+    causes: Causes,
     observed_at: Option<SystemTime>,
 }
 
@@ -166,6 +151,8 @@ struct Pending {
 pub struct Outcome {
     /// Changes to publish; `None` when there are none, or while the picture is not complete.
     pub publication: Option<Publication>,
+    /// The causes of these changes.
+    pub causes: Causes,
     /// The list of issues changed.
     pub issues_changed: bool,
     /// The set of held objects changed.
@@ -233,6 +220,7 @@ impl Index {
     /// Adds or replaces an object. `changed_at` is the time at which its change was observed;
     /// `None` for an object from a list.
     fn apply_object(&mut self, located: Located, changed_at: Option<SystemTime>) -> bool {
+        let mut cause = self.cause(&located);
         let id = located.object.id();
         let uid = located.object.metadata().uid;
         let location = located.location;
@@ -252,9 +240,11 @@ impl Index {
                 entry.location = location;
                 self.places
                     .replace_user(&name, &entry.ports, &converted.ports);
+                causes::compare_ports(&mut cause, &entry.ports, &converted.ports);
                 entry.ports = converted.ports;
                 entry.origin = converted.origin;
                 entry.held = false;
+                self.pending.note(Some(name.clone()), cause);
                 self.pending.services.insert(name);
                 converted.issues
             }
@@ -262,7 +252,7 @@ impl Index {
                 let converted = convert::slice(slice, &location);
                 let trigger_ms = converted.trigger_ms;
                 let before_ms = self.slices.get(&id).map_or(0, |slice| slice.trigger_ms);
-                self.unlink_slice(&id);
+                let before = self.unlink_slice(&id);
                 if let Some(service) = converted.service {
                     if let (Some(at), Some(family)) = (changed_at, converted.family)
                         && trigger_ms != before_ms
@@ -282,18 +272,20 @@ impl Index {
                         },
                     );
                     self.note_api_servers(&service);
+                    self.note_slice(&id, before.as_ref(), cause);
                 }
                 converted.issues
             }
             Object::Node(node) => {
                 let (facts, issues) = convert::node(node, &location);
-                let name = facts.name.clone();
-                self.replace_node(&name, Some((facts, uid)));
+                self.replace_node(&facts.name.clone(), Some((facts, uid)));
+                self.pending.note(None, cause);
                 issues
             }
             Object::ServiceCidr(cidr) => {
                 let (cidrs, issues) = convert::service_cidr(cidr, &location);
                 self.replace_cidrs(&id.name, Some(cidrs));
+                self.pending.note(None, cause);
                 issues
             }
         };
@@ -301,6 +293,7 @@ impl Index {
     }
 
     fn delete_object(&mut self, id: &ObjectId) -> bool {
+        self.note_removal(id);
         match id.kind {
             Kind::Service => {
                 let name = service_name(id);
@@ -312,7 +305,7 @@ impl Index {
                     self.pending.services.insert(name);
                 }
             }
-            Kind::EndpointSlice => self.unlink_slice(id),
+            Kind::EndpointSlice => drop(self.unlink_slice(id)),
             Kind::Node => self.replace_node(&id.name, None),
             Kind::ServiceCidr => self.replace_cidrs(&id.name, None),
         }
@@ -373,10 +366,8 @@ impl Index {
         }
     }
 
-    fn unlink_slice(&mut self, id: &ObjectId) {
-        let Some(entry) = self.slices.remove(id) else {
-            return;
-        };
+    fn unlink_slice(&mut self, id: &ObjectId) -> Option<SliceEntry> {
+        let entry = self.slices.remove(id)?;
         if let Some(slices) = self.slices_of.get_mut(&entry.service) {
             if let Ok(place) = slices.binary_search(id) {
                 slices.remove(place);
@@ -386,7 +377,8 @@ impl Index {
             }
         }
         self.note_api_servers(&entry.service);
-        self.pending.services.insert(entry.service);
+        self.pending.services.insert(entry.service.clone());
+        Some(entry)
     }
 
     fn set_object_issues(&mut self, id: ObjectId, issues: Vec<Issue>, uid: Option<Uid>) -> bool {

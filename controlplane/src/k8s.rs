@@ -4,6 +4,7 @@
 //! fields are ignored; absent ones are `None` or empty.
 
 mod uid;
+mod version;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,6 +15,7 @@ use serde::{Deserialize, Deserializer};
 
 pub use uid::Uid;
 use uid::read_uid;
+pub use version::Version;
 
 /// The kinds that kplane reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -146,6 +148,9 @@ pub struct ObjectMeta {
     /// The UID, which distinguishes the object from earlier and later ones of the same name.
     #[serde(default, deserialize_with = "read_uid")]
     pub uid: Option<Uid>,
+    /// The version of this state of the object.
+    #[serde(default)]
+    pub resource_version: Version,
     /// Labels.
     #[serde(default)]
     pub labels: Option<Texts>,

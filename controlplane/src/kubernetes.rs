@@ -8,7 +8,9 @@ mod access;
 mod ask;
 mod connector;
 mod failure;
+mod requests;
 
 pub use access::{Access, AccessError, Api, TRAP};
 pub use ask::{Failures, Unanswered};
 pub use failure::{Asked, Failure};
+pub use requests::{Distribution, Requests};

@@ -27,6 +27,7 @@ pub mod orders;
 mod pace;
 pub mod peers;
 pub mod publish;
+pub mod recorder;
 pub mod relay;
 mod rollout;
 pub mod server;

@@ -12,6 +12,7 @@
 mod answer;
 mod config;
 mod follow;
+mod recorded;
 mod turns;
 mod way;
 

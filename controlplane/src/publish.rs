@@ -7,6 +7,7 @@
 
 mod blob;
 mod common;
+mod compare;
 mod cursor;
 mod layers;
 mod log;
@@ -24,13 +25,14 @@ mod watermarks;
 mod tests;
 
 pub use common::{Mark, Ready, message, update_end};
+pub use compare::{Compared, Pair};
 pub use cursor::{Cursor, Piece, PieceEnd};
 pub use layers::{LayerCursor, LayerEnd, LayerPiece};
 pub use past::{Forgotten, MAX_POINTS, Point};
 pub use relayed::{Layers, PortChange, Program, Raw, Relayed};
 pub use resume::Way;
 pub use shelf::Walk;
-pub use store::{Head, Store};
+pub use store::{Head, Staged, Store, Touched};
 pub use triggers::Sent;
 pub use watermarks::{Followed, Moment};
 

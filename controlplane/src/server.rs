@@ -18,6 +18,7 @@ mod outbound;
 mod pages;
 mod peer;
 mod questions;
+mod recorder;
 pub(crate) mod rollback;
 pub(crate) mod rollout;
 mod services;
@@ -36,6 +37,7 @@ pub use guarded::Guarded;
 pub(crate) use guarded::spawn_watch;
 pub(crate) use pages::census;
 pub use peer::PeerServer;
+pub use recorder::RecorderServer;
 pub use status::StatusServer;
 
 use tonic::Status;

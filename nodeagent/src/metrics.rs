@@ -15,12 +15,15 @@ mod counters;
 mod host;
 mod numbers;
 mod serve;
+mod transactions;
 
 #[cfg(test)]
 mod tests;
 
 pub use counters::{Counter, Counters, FamilyCounters, Gauge, Histogram};
 pub use serve::Metrics;
+pub use transactions::Transactions;
+pub(crate) use transactions::{NAMED, Transaction};
 
 use std::sync::Arc;
 

@@ -32,7 +32,7 @@ pub(crate) struct RollbackArgs {
 }
 
 /// Parses a point in time; returns milliseconds since 1970.
-fn parse_time(text: &str) -> Result<u64, String> {
+pub(super) fn parse_time(text: &str) -> Result<u64, String> {
     let since = |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default();
     let ms = |since: Duration| u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
     if let Ok(at) = text.parse::<Timestamp>() {

@@ -32,6 +32,12 @@ pub(crate) enum Error {
          address, port 7444; a control plane that is older than this kpctl must be updated"
     )]
     NoConvergence { server: String },
+    /// The control plane is from before this service.
+    #[error(
+        "{server} does not offer RecorderService: the control plane is older than this kpctl, and keeps no record of \
+         what happened. Update it"
+    )]
+    NoRecord { server: String },
     /// The Service does not exist.
     #[error("no Service {name}{}", did_you_mean(similar))]
     NoService {
@@ -56,6 +62,7 @@ impl Error {
             Self::Lost { .. } | Self::Timeout { .. } => true,
             Self::NotStatus { .. }
             | Self::NoConvergence { .. }
+            | Self::NoRecord { .. }
             | Self::NoService { .. }
             | Self::Refused { .. } => false,
         }

@@ -10,7 +10,7 @@ use prometheus_client::encoding::DescriptorEncoder;
 
 use crate::doors::Secured;
 use crate::hub::Hub;
-use crate::kubernetes::Api;
+use crate::kubernetes::{Api, Requests};
 
 const ALONE: &Labels<'_> = &[];
 
@@ -48,8 +48,38 @@ impl Collector for Work {
         self.build(&mut to)?;
         self.traffic(&mut to)?;
         self.requests(&mut to)?;
+        self.recorder(&mut to)?;
         self.certificate(&mut to)
     }
+}
+
+/// Writes the requests to the API server under the names that Kubernetes' own components have.
+fn rest_client(requests: &Requests, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let all = requests.all();
+    let series = all.iter().map(|((method, code, host), count)| {
+        let labels = [("method", &**method), ("code", &**code), ("host", &**host)];
+        (labels, *count as f64)
+    });
+    let series: Vec<_> = series.collect();
+    Name(
+        "rest_client_requests",
+        "Requests to the API server by method, status code and host",
+    )
+    .counter(to, series.iter().map(|(labels, n)| (&labels[..], *n)))?;
+    let durations = requests.durations();
+    let series = durations.iter().map(|((method, host), distribution)| {
+        let labels = [("verb", &**method), ("host", &**host)];
+        (labels, distribution.clone())
+    });
+    let series: Vec<_> = series.collect();
+    Name(
+        "rest_client_request_duration_seconds",
+        "Time from a request to the API server until the head of its answer",
+    )
+    .histogram(
+        to,
+        series.iter().map(|(labels, d)| (&labels[..], d.clone())),
+    )
 }
 
 impl Work {
@@ -103,7 +133,23 @@ impl Work {
             "kplane_controlplane_api_failures",
             "Requests to the API server that failed, without those of the source",
         )
-        .counter(to, series.iter().map(|(labels, n)| (&labels[..], *n)))
+        .counter(to, series.iter().map(|(labels, n)| (&labels[..], *n)))?;
+        rest_client(api.requests(), to)
+    }
+
+    fn recorder(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let size = self.hub.recorder.size();
+        let progress = self.hub.fleet.progress_bytes();
+        Name(
+            "kplane_controlplane_recorder_bytes",
+            "Memory of the record of changes and events, and of the times of nodes",
+        )
+        .gauge(to, [(ALONE, (size.bytes + progress) as f64)])?;
+        Name(
+            "kplane_controlplane_recorder_changes",
+            "Changes of Services in the record",
+        )
+        .gauge(to, [(ALONE, size.changes as f64)])
     }
 
     fn certificate(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {

@@ -8,6 +8,7 @@ use kplane_proto::shared::AgentServiceServer;
 use kplane_proto::v1::DESCRIPTORS;
 use kplane_proto::v1::desired_state_service_server::DesiredStateServiceServer;
 use kplane_proto::v1::peer_service_server::PeerServiceServer;
+use kplane_proto::v1::recorder_service_server::RecorderServiceServer;
 use kplane_proto::v1::status_service_server::StatusServiceServer;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::task::JoinSet;
@@ -25,7 +26,9 @@ use crate::doors::{Cover, Door, Limits, Occupancy, Secured};
 use crate::hub::Hub;
 use crate::identity::Gate;
 use crate::peers::Peers;
-use crate::server::{AgentServer, DesiredServer, Guarded, PeerServer, StatusServer};
+use crate::server::{
+    AgentServer, DesiredServer, Guarded, PeerServer, RecorderServer, StatusServer,
+};
 
 /// Interval at which the transport probes a silent peer.
 const KEEPALIVE: Duration = Duration::from_secs(10);
@@ -145,6 +148,11 @@ pub(super) async fn status_router(
         .set_serving::<DesiredStateServiceServer<DesiredServer>>()
         .await;
     serving.set_serving::<PeerServiceServer<PeerServer>>().await;
+    serving
+        .set_serving::<RecorderServiceServer<RecorderServer>>()
+        .await;
+    let recorder = RecorderServer::new(Arc::clone(hub), peers.clone());
+    let recorder = RecorderServiceServer::new(recorder);
     let status = StatusServer::new(Arc::clone(hub)).with(peers);
     let status = StatusServiceServer::new(status)
         .accept_compressed(CompressionEncoding::Gzip)
@@ -153,6 +161,7 @@ pub(super) async fn status_router(
     let desired = DesiredStateServiceServer::new(DesiredServer::new(Arc::clone(hub)));
     Ok(server()
         .add_service(Guarded::new(status, Arc::clone(gate)))
+        .add_service(Guarded::new(recorder, Arc::clone(gate)))
         .add_service(Guarded::new(desired, Arc::clone(gate)))
         .add_service(Guarded::new(peer, Arc::clone(gate)))
         .add_service(InterceptedService::new(health, in_use))

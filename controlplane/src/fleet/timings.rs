@@ -250,7 +250,7 @@ impl Session {
 }
 
 /// Returns the time since a step, as an agent says.
-fn ago(step: &Step) -> Duration {
+pub(super) fn ago(step: &Step) -> Duration {
     Duration::from_micros(step.ago_us).min(MAX_AGO)
 }
 

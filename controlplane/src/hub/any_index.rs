@@ -6,10 +6,10 @@ use std::time::{Instant, SystemTime};
 use kplane_model::{Issue, NodeName, ServiceName};
 
 use crate::freshness::Freshness;
-use crate::index::{Held, Index, Outcome, Page, Picture, Selection, ServiceDetail, Totals};
+use crate::index::{Causes, Held, Index, Outcome, Page, Picture, Selection, ServiceDetail, Totals};
 use crate::k8s::{ObjectId, Uid};
 use crate::mirror::{Mirror, Reflection};
-use crate::publish::{Publication, Relayed, Store};
+use crate::publish::{Publication, Relayed, Staged, Store};
 use crate::source::Batch;
 use crate::trust::Trust;
 
@@ -28,6 +28,8 @@ pub(super) enum Change {
 /// The result of a step.
 pub(super) struct Step {
     pub(super) change: Option<Change>,
+    /// The causes of the change; a mirror knows none.
+    pub(super) causes: Causes,
     pub(super) issues_changed: bool,
     pub(super) held_changed: bool,
     pub(super) held_more: bool,
@@ -37,6 +39,7 @@ impl From<Outcome> for Step {
     fn from(outcome: Outcome) -> Self {
         Self {
             change: outcome.publication.map(Change::Computed),
+            causes: outcome.causes,
             issues_changed: outcome.issues_changed,
             held_changed: outcome.held_changed,
             held_more: outcome.held_more,
@@ -48,6 +51,7 @@ impl From<Reflection> for Step {
     fn from(reflection: Reflection) -> Self {
         Self {
             change: reflection.publication.map(Change::Relayed),
+            causes: Causes::default(),
             issues_changed: reflection.issues_changed,
             held_changed: reflection.held_changed,
             held_more: reflection.held_more,
@@ -65,8 +69,16 @@ impl Change {
         names.into_iter().cloned().collect()
     }
 
-    /// Publishes the change; returns the newest revision.
-    pub(super) fn stage(self, store: &Store, freshness: &Freshness) -> u64 {
+    /// Returns the time at which the first of the changes was observed.
+    pub(super) fn observed_at(&self) -> SystemTime {
+        match self {
+            Self::Computed(publication) => publication.observed_at,
+            Self::Relayed(relayed) => relayed.observed_at,
+        }
+    }
+
+    /// Publishes the change.
+    pub(super) fn stage(self, store: &Store, freshness: &Freshness) -> Staged {
         match self {
             Self::Computed(publication) => store.stage(publication, freshness),
             Self::Relayed(relayed) => store.stage_relayed(relayed, freshness),

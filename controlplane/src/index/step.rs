@@ -284,6 +284,7 @@ impl Index {
             None
         };
         Outcome {
+            causes: std::mem::take(&mut self.pending.causes),
             publication,
             issues_changed: step.issues_changed || step.held_changed,
             held_changed: step.held_changed,

@@ -1,5 +1,6 @@
 //! Publications for given batches.
 
+mod causes;
 mod places;
 mod step;
 
@@ -14,7 +15,7 @@ use super::*;
 use crate::k8s::Object;
 use crate::source::{Batch, Event};
 
-pub(super) fn object(value: &Value) -> Box<Located> {
+pub(crate) fn object(value: &Value) -> Box<Located> {
     let object = match value["kind"].as_str().unwrap() {
         "Service" => Object::Service(serde_json::from_value(value.clone()).unwrap()),
         "EndpointSlice" => Object::EndpointSlice(serde_json::from_value(value.clone()).unwrap()),

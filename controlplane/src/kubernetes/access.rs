@@ -1,7 +1,7 @@
 //! The API server's address and the credentials: from a kubeconfig, or from a pod's ServiceAccount.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use kplane_model::one_line;
@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use super::ask::Failures;
 use super::connector;
 use super::failure::Failure;
+use super::requests::Requests;
 
 /// Minimum time between two attempts to read the credentials again.
 const RENEW_EVERY: Duration = Duration::from_secs(5);
@@ -163,6 +164,7 @@ pub struct Api {
     own_mark: u32,
     current: Mutex<Current>,
     failures: Failures,
+    requests: Arc<Requests>,
 }
 
 struct Current {
@@ -186,12 +188,14 @@ impl Api {
     /// # Errors
     /// [`AccessError`] when the configuration is invalid.
     pub async fn new(access: Access, own_mark: u32) -> Result<Self, AccessError> {
-        let current = open(&access, own_mark).await?;
+        let requests = Arc::default();
+        let current = open(&access, own_mark, &requests).await?;
         Ok(Self {
             access,
             own_mark,
             current: Mutex::new(current),
             failures: Failures::default(),
+            requests,
         })
     }
 
@@ -210,6 +214,7 @@ impl Api {
                 renewed_at: Instant::now(),
             }),
             failures: Failures::default(),
+            requests: Arc::default(),
         }
     }
 
@@ -231,6 +236,12 @@ impl Api {
         &self.failures
     }
 
+    /// Returns the counts of all requests.
+    #[must_use]
+    pub fn requests(&self) -> &Requests {
+        &self.requests
+    }
+
     /// Returns the address of the server.
     #[must_use]
     pub fn server(&self) -> String {
@@ -250,7 +261,7 @@ impl Api {
             }
             current.renewed_at = Instant::now();
         }
-        let renewed = open(&self.access, self.own_mark).await?;
+        let renewed = open(&self.access, self.own_mark, &self.requests).await?;
         *self.lock() = renewed;
         Ok(())
     }
@@ -261,7 +272,11 @@ impl Api {
     }
 }
 
-async fn open(access: &Access, own_mark: u32) -> Result<Current, AccessError> {
+async fn open(
+    access: &Access,
+    own_mark: u32,
+    requests: &Arc<Requests>,
+) -> Result<Current, AccessError> {
     let (config, place) = match access {
         Access::Kubeconfig { file, master } => {
             let mut config = read(file).await?;
@@ -289,8 +304,8 @@ async fn open(access: &Access, own_mark: u32) -> Result<Current, AccessError> {
             (Config::new(address(&place, master)?), place)
         }
     };
-    let client =
-        connector::client(&config, own_mark).map_err(|error| client_error(&place, &error))?;
+    let client = connector::client(&config, own_mark, requests)
+        .map_err(|error| client_error(&place, &error))?;
     Ok(Current {
         client,
         server: config

@@ -94,8 +94,13 @@ impl Past {
         }
     }
 
+    /// Returns the states that can be chosen, oldest first.
+    pub(super) fn points(&self) -> impl DoubleEndedIterator<Item = &Point> {
+        self.points.iter()
+    }
+
     /// Returns what was published at a revision, of all ServicePorts that have changed since.
-    fn at(&self, revision: u64) -> BTreeMap<ServiceKey, Option<Encoded>> {
+    pub(super) fn at(&self, revision: u64) -> BTreeMap<ServiceKey, Option<Encoded>> {
         let since = self
             .undone
             .partition_point(|undone| undone.revision <= revision);

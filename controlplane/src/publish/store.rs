@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGua
 use std::time::{Instant, SystemTime};
 
 use bytes::Bytes;
-use kplane_model::{Cidr, Digest, NodeFacts, NodeName, ServiceKey, ZoneName};
+use kplane_model::{Cidr, Digest, NodeFacts, NodeName, ServiceKey, ServiceName, ZoneName};
 use tokio::sync::watch;
 
 use super::blob::Encoded;
@@ -31,6 +31,26 @@ pub struct Head {
     pub synced: bool,
     /// Number of changes of the trust in the picture.
     pub trust: u64,
+}
+
+/// What was published.
+#[derive(Clone, Debug, Default)]
+pub struct Staged {
+    /// The newest revision.
+    pub revision: u64,
+    /// The ServicePorts that changed.
+    pub touched: Vec<Touched>,
+}
+
+/// A ServicePort that changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Touched {
+    /// Its Service.
+    pub service: ServiceName,
+    /// Revision of the change.
+    pub revision: u64,
+    /// Whether nodes share what changed. If not, only endpoints of single nodes changed.
+    pub shared: bool,
 }
 
 /// Latest encoded state of every object. The index writes it, every stream reads it.
@@ -149,14 +169,14 @@ impl Store {
 
     /// Publishes changes as [`Store::stage`] does, and announces them.
     pub fn publish_as_of(&self, publication: Publication, freshness: &Freshness) -> u64 {
-        let revision = self.stage(publication, freshness);
+        let revision = self.stage(publication, freshness).revision;
         self.announce();
         revision
     }
 
     /// Publishes changes; objects that equal the published ones are left out. The state afterwards
-    /// contains these versions of the source. Streams send it after [`Store::announce`]. Returns the newest revision.
-    pub fn stage(&self, mut publication: Publication, freshness: &Freshness) -> u64 {
+    /// contains these versions of the source. Streams send it after [`Store::announce`].
+    pub fn stage(&self, mut publication: Publication, freshness: &Freshness) -> Staged {
         // Each one is dropped when it has been encoded, because there are many at a start.
         let encoded: Vec<_> = std::mem::take(&mut publication.services)
             .into_iter()
@@ -164,26 +184,30 @@ impl Store {
             .collect();
         let mut state = self.write();
         let first = state.revision + 1;
-        let mut changed = Vec::new();
+        let (mut changed, mut touched) = (Vec::new(), Vec::new());
         for (key, encoded) in encoded {
             let before = state.revision;
             state.publish_or_put_off(&key, encoded);
             if state.revision != before {
+                touched.push(state.touched(&key, before));
                 changed.push(key);
             }
         }
         state.triggers.note(first, &publication.triggers, &changed);
         state.set_nodes(publication.nodes, publication.service_cidrs.as_deref());
         state.set_freshness(freshness);
-        self.finish(state, first, publication.observed_at)
+        Staged {
+            revision: self.finish(state, first, publication.observed_at),
+            touched,
+        }
     }
 
     /// Publishes what another control plane published, as [`Store::stage`] publishes what this one computed.
-    pub fn stage_relayed(&self, relayed: Relayed, freshness: &Freshness) -> u64 {
+    pub fn stage_relayed(&self, relayed: Relayed, freshness: &Freshness) -> Staged {
         let mut state = self.write();
         state.past.relayed = true;
         let first = state.revision + 1;
-        let mut changed = Vec::new();
+        let (mut changed, mut touched) = (Vec::new(), Vec::new());
         for (key, change) in relayed.ports {
             let before = state.revision;
             match change {
@@ -191,13 +215,17 @@ impl Store {
                 None => state.delete(&key),
             }
             if state.revision != before {
+                touched.push(state.touched(&key, before));
                 changed.push(key);
             }
         }
         state.triggers.note(first, &relayed.triggers, &changed);
         state.set_nodes(relayed.nodes, relayed.service_cidrs.as_deref());
         state.set_freshness(freshness);
-        self.finish(state, first, relayed.observed_at)
+        Staged {
+            revision: self.finish(state, first, relayed.observed_at),
+            touched,
+        }
     }
 
     /// Registers a stream about a node. Until [`Store::leave`], the store keeps the node's view,
@@ -393,6 +421,16 @@ impl Store {
 }
 
 impl State {
+    /// Returns how a ServicePort changed since a revision, after which it did.
+    fn touched(&self, key: &ServiceKey, before: u64) -> Touched {
+        let shared = self.log.revision_of(key).unwrap_or_default();
+        Touched {
+            service: key.service.clone(),
+            revision: self.revision,
+            shared: shared > before,
+        }
+    }
+
     fn set_nodes(&mut self, nodes: Vec<NodeFacts>, service_cidrs: Option<&[Cidr]>) {
         for node in nodes {
             self.set_node(node);

@@ -17,7 +17,7 @@ use super::convergence::durations;
 use super::pages::Picture;
 use super::standing::Standing;
 use super::views::node_status;
-use super::{approval, questions};
+use super::{approval, questions, recorder};
 use crate::hub::Hub;
 use crate::identity::Right;
 use crate::publish::Followed;
@@ -87,6 +87,15 @@ impl PeerService for PeerServer {
         let nobody = BTreeSet::new();
         let (response, _) = approval::approve(&self.hub, request, &Right::PeerAct, &nobody).await?;
         Ok(Response::new(response))
+    }
+
+    async fn recorded(
+        &self,
+        request: Request<pb::ServiceHistoryRequest>,
+    ) -> Result<Response<pb::ServiceHistory>, Status> {
+        let _permit = self.begin()?;
+        let answer = recorder::of_own_agents(&self.hub, request.get_ref());
+        Ok(Response::new(answer))
     }
 
     type InspectStream = ReceiverStream<Result<pb::InspectedNode, Status>>;

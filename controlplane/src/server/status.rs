@@ -31,7 +31,7 @@ pub(super) const WATCH_PAUSE: Duration = Duration::from_millis(100);
 pub(super) const WATCH_REFRESH: Duration = Duration::from_secs(2);
 
 /// Longest name of an object, in bytes: a DNS subdomain (RFC 1123), as in the API server.
-const MAX_NAME: usize = 253;
+pub(super) const MAX_NAME: usize = 253;
 
 /// The server of the status API.
 #[derive(Clone, Debug)]
@@ -298,7 +298,7 @@ fn unknown(name: &ServiceName) -> Status {
 const OBJECTS_FOR_ONE: usize = 200;
 
 /// Charges the caller of a request; requests in the same process are free.
-fn charge<T>(request: &Request<T>, cost: u32) -> Result<(), Status> {
+pub(super) fn charge<T>(request: &Request<T>, cost: u32) -> Result<(), Status> {
     match request.extensions().get::<Visitor>() {
         Some(visitor) => Ok(visitor.charge(cost)?),
         None => Ok(()),

@@ -61,6 +61,13 @@ impl PeerService for Liar {
         Err(Status::failed_precondition("more is held"))
     }
 
+    async fn recorded(
+        &self,
+        _: Request<pb::ServiceHistoryRequest>,
+    ) -> Result<Response<pb::ServiceHistory>, Status> {
+        Err(Status::unimplemented("never asked"))
+    }
+
     type InspectStream = Said<pb::InspectedNode>;
 
     async fn inspect(

@@ -329,6 +329,10 @@ impl Core {
                 "update applied in part"
             }
         );
+        let mut errors = self.families.iter().filter_map(Pipeline::error);
+        let error = errors.next().unwrap_or_default();
+        self.followers
+            .record(sync.clone(), &work.touched, complete, error);
         self.last_sync = Some(sync);
     }
 

@@ -11,8 +11,8 @@ use tokio::sync::watch;
 use super::triggers::{Results, Waiting};
 use crate::canary;
 use crate::desired::{Desired, Touched, View};
-use crate::metrics::{Counters, FamilyCounters};
-use crate::report::{Failure, TriggerProgrammed};
+use crate::metrics::{Counters, FamilyCounters, NAMED, Transaction};
+use crate::report::{Failure, Sync, TriggerProgrammed};
 use crate::service_health::{self, Publisher};
 use crate::surroundings::{self, Finding, Surroundings};
 
@@ -96,6 +96,18 @@ impl Followers {
 
     pub(super) fn counters(&self, family: Family) -> &FamilyCounters {
         self.counters.family(family)
+    }
+
+    /// Records a transaction, once the kernel has acknowledged it.
+    pub(super) fn record(&self, sync: Sync, touched: &Touched, complete: bool, error: String) {
+        let services = touched.services.iter().take(NAMED);
+        self.counters.transactions.add(Transaction {
+            sync,
+            touched: touched.services.len(),
+            services: services.map(|key| key.service.to_string()).collect(),
+            complete,
+            error,
+        });
     }
 
     /// Records that the kernel acknowledged, at `at_ms`, everything that these triggers of a family

@@ -414,6 +414,11 @@ impl Pipeline {
     }
 
     /// Returns whether the node needs this family, or the family works. A kernel without IPv6 is no problem
+    /// Returns the problem because of which the family is not programmed.
+    pub(super) fn error(&self) -> Option<String> {
+        self.error.as_ref().map(|error| error.reason.clone())
+    }
+
     /// while no Service has IPv6 addresses.
     pub(super) fn is_needed(&self, desired: &Desired) -> bool {
         let in_use = desired.counts(self.family).services > 0;

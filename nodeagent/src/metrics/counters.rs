@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use kplane_model::Family;
 
+use super::Transactions;
 use crate::desired::Changes;
 use kplane_dataplane::backend::Applied;
 
@@ -234,6 +235,8 @@ pub struct Counters {
     /// The numbers of health check node ports that are open, and that are closed but should be open.
     pub(crate) service_health_open: Gauge,
     pub(crate) service_health_closed: Gauge,
+    /// The latest transactions with the kernel.
+    pub(crate) transactions: Transactions,
 }
 
 impl Counters {

@@ -8,9 +8,9 @@ use kplane_http::{self as http, Answer};
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
-use super::Sources;
 use super::collect::{Agent, KubeProxy};
 use super::host::Host;
+use super::{Counters, Sources};
 use kplane_kube_proxy_config::KubeProxyConfiguration;
 
 /// The name under which kube-proxy shows its configuration.
@@ -21,6 +21,7 @@ const CONFIGZ: &str = "kubeproxy.config.k8s.io";
 pub struct Metrics {
     registry: Arc<Registry>,
     mode: &'static str,
+    counters: Arc<Counters>,
     configuration: watch::Receiver<Arc<KubeProxyConfiguration>>,
 }
 
@@ -33,6 +34,7 @@ impl Metrics {
     ) -> Self {
         let mut registry = Registry::default();
         let mode = sources.backend.name;
+        let counters = Arc::clone(&sources.counters);
         registry.register_collector(Box::new(KubeProxy(sources.clone())));
         registry.register_collector(Box::new(Agent(sources)));
         registry.register_collector(Box::new(Host));
@@ -40,6 +42,7 @@ impl Metrics {
         Self {
             registry: Arc::new(registry),
             mode,
+            counters,
             configuration,
         }
     }
@@ -59,6 +62,10 @@ impl Metrics {
             "/configz" => {
                 let configuration = serde_json::json!({ CONFIGZ: **self.configuration.borrow() });
                 http::answer(StatusCode::OK, http::JSON, configuration.to_string())
+            }
+            "/transactions" => {
+                let page = self.counters.transactions.page();
+                http::answer(StatusCode::OK, http::JSON, page.to_string())
             }
             _ => http::not_found(),
         }

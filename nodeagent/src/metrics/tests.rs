@@ -324,6 +324,9 @@ async fn g5_paths() {
     let configuration = &body["kubeproxy.config.k8s.io"];
     assert_eq!(configuration["mode"], "nftables");
     assert_eq!(configuration["metricsBindAddress"], "127.0.0.1:10249");
+    let (status, _, body) = rig.get("/transactions", "*/*").await;
+    let page: serde_json::Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((status, &page["kept"]), (200, &serde_json::json!(256)));
     for path in ["/", "/debug/pprof/", "/flagz", "/statusz", "/metrics/slis"] {
         assert_eq!(rig.get(path, "*/*").await.0, 404, "{path}");
     }

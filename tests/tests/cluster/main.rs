@@ -15,6 +15,7 @@ mod kpctl;
 mod migrate;
 mod random;
 mod reasons;
+mod record;
 mod replicas;
 mod rig;
 mod rights;
@@ -58,6 +59,7 @@ const TESTS: &[Test] = tests![
     freeze::a_node_is_frozen_at_any_replica_and_stays_so_over_restarts,
     freeze::orders_at_two_replicas_at_once_are_both_kept,
     startup::the_startup_taint_follows_the_data_path,
+    record::history_names_the_object_its_version_and_the_time_of_each_node,
     fleet::agents_resume_at_other_replicas_and_lose_nothing,
     reasons::describe_names_the_cause_and_the_fix,
     broken::describe_names_addresses_that_cannot_be_served,

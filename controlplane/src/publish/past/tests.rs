@@ -147,8 +147,8 @@ fn a_relay_remembers_nothing() {
     store.stage_relayed(relayed(None), &Freshness::default());
     store.set_synced();
     let cidrs = vec!["10.96.0.0/16".parse().unwrap()];
-    let revision = store.stage_relayed(relayed(Some(cidrs)), &Freshness::default());
+    let staged = store.stage_relayed(relayed(Some(cidrs)), &Freshness::default());
     assert_eq!(store.points(), []);
-    assert_eq!(store.roll_back(revision), Err(Forgotten));
+    assert_eq!(store.roll_back(staged.revision), Err(Forgotten));
     assert!(!store.is_rolled_back());
 }

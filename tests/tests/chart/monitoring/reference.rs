@@ -19,8 +19,13 @@ Names of counters end with `_total`. A histogram `NAME` has the series `NAME_buc
 ";
 
 /// The sections, and the prefixes of the metrics in them.
-const SECTIONS: [(&str, &str, &str); 4] = [
+const SECTIONS: [(&str, &str, &str); 5] = [
     ("Control plane", "kplane_controlplane_", ""),
+    (
+        "Control plane, under the names of Kubernetes' own components",
+        "rest_client_",
+        "",
+    ),
     ("Agent", "kplane_agent_", ""),
     (
         "Agent, under the names of kube-proxy",

@@ -1,0 +1,161 @@
+//! The arguments of the commands that read the control plane's record: `history service`, `diff`, `events` and `top`.
+
+use std::path::PathBuf;
+
+use clap::error::ErrorKind;
+use clap::{Args, Subcommand};
+use kplane_model::ServiceName;
+use kplane_proto::v1 as pb;
+use kplane_proto::v1::diff_request::Question;
+
+use super::error;
+use super::lists::{ServiceArgs, service_name};
+use super::rollback::parse_time;
+
+/// What `history` is about: the states of all Services, or one Service.
+#[derive(Args, Debug)]
+pub(crate) struct HistoryArgs {
+    #[command(subcommand)]
+    pub(crate) of: Option<HistoryCommand>,
+}
+
+/// Objects with a history.
+#[derive(Debug, Subcommand)]
+pub(crate) enum HistoryCommand {
+    /// Show what changed in a Service, which object caused it, and when each node had it
+    #[command(
+        visible_alias = "svc",
+        alias = "services",
+        after_help = "\
+The control plane records changes in memory, newest first, and begins anew when it starts. A node has
+a change when its kernel holds it. Text shows local times and ages; -o json has times in UTC.
+
+Examples:
+  kpctl history service shop/web
+  kpctl history service shop/web --node node-7
+  kpctl history svc web -n shop --limit 100 -o json | jq '.changes[].causes'"
+    )]
+    Service(ServiceHistoryArgs),
+}
+
+/// A Service, and the part of its history to show.
+#[derive(Args, Debug)]
+pub(crate) struct ServiceHistoryArgs {
+    #[command(flatten)]
+    service: ServiceArgs,
+    /// Only when this node had each change
+    #[arg(
+        long,
+        value_name = "NODE",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub(crate) node: String,
+    /// Most changes to show, 200 at most
+    #[arg(long, value_name = "NUMBER", default_value = "20")]
+    limit: u32,
+}
+
+impl ServiceHistoryArgs {
+    /// Returns the Service and the question.
+    pub(crate) fn request(&self) -> Result<(ServiceName, pb::ServiceHistoryRequest), clap::Error> {
+        let name = self.service.name()?;
+        let request = pb::ServiceHistoryRequest {
+            namespace: name.namespace.to_string(),
+            name: name.name.to_string(),
+            node: self.node.clone(),
+            limit: self.limit,
+        };
+        Ok((name, request))
+    }
+}
+
+/// Two states to compare.
+#[derive(Args, Debug)]
+pub(crate) struct DiffArgs {
+    /// node/NAME twice: what both should hold; node/NAME once: what its kernel lacks
+    #[arg(value_name = "node/NAME", num_args = 0..=2)]
+    nodes: Vec<String>,
+    /// What has changed since this revision, or since this time: RFC 3339, or a duration before now such as 10m
+    #[arg(long, value_name = "REVISION|TIME", conflicts_with = "nodes")]
+    since: Option<String>,
+}
+
+impl DiffArgs {
+    /// Returns the question.
+    pub(crate) fn request(&self) -> Result<pb::DiffRequest, clap::Error> {
+        let nodes = self.nodes.iter().map(|text| {
+            let name = text.strip_prefix("node/").unwrap_or(text);
+            if name.is_empty() {
+                let text = "expected node/NAME";
+                return Err(error(ErrorKind::InvalidValue, text));
+            }
+            Ok(name.to_owned())
+        });
+        let nodes: Vec<String> = nodes.collect::<Result<_, _>>()?;
+        let question = match (nodes.as_slice(), &self.since) {
+            ([left, right], None) => Question::Nodes(pb::TwoNodes {
+                left: left.clone(),
+                right: right.clone(),
+            }),
+            ([node], None) => Question::KernelOf(node.clone()),
+            ([], Some(since)) => since_question(since)?,
+            _ => {
+                let text = "name two nodes, or one node, or --since";
+                return Err(error(ErrorKind::MissingRequiredArgument, text));
+            }
+        };
+        Ok(pb::DiffRequest {
+            question: Some(question),
+        })
+    }
+}
+
+fn since_question(text: &str) -> Result<Question, clap::Error> {
+    if let Ok(revision) = text.parse() {
+        return Ok(Question::SinceRevision(revision));
+    }
+    let ms = parse_time(text).map_err(|text| error(ErrorKind::ValueValidation, &text))?;
+    Ok(Question::SinceMs(ms))
+}
+
+/// The part of the events to show.
+#[derive(Args, Debug)]
+pub(crate) struct EventsArgs {
+    /// Most events to show, the newest ones, 1000 at most
+    #[arg(long, value_name = "NUMBER", default_value = "100")]
+    pub(crate) limit: u32,
+    /// Go on with each new event until interrupted
+    #[arg(short, long)]
+    pub(crate) watch: bool,
+}
+
+/// What goes into a bundle.
+#[derive(Args, Debug)]
+pub(crate) struct BundleArgs {
+    /// File to write; it must not exist. kplane-bundle-TIME.tar.gz unless given
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
+    /// Replace each IP address by a name that is the same within this bundle only
+    #[arg(long)]
+    pub(crate) hash_addresses: bool,
+    /// Also describe this Service, NAMESPACE/NAME; may be given several times
+    #[arg(long = "service", value_name = "SERVICE")]
+    services: Vec<String>,
+}
+
+impl BundleArgs {
+    /// Returns the Services that are asked for.
+    pub(crate) fn services(&self) -> Result<Vec<ServiceName>, clap::Error> {
+        let names = self.services.iter();
+        names.map(|name| service_name(name, None)).collect()
+    }
+}
+
+/// The number of lines of each table.
+#[derive(Args, Debug)]
+pub(crate) struct TopArgs {
+    /// Most Services and nodes to show, 100 at most
+    #[arg(long, value_name = "NUMBER", default_value = "10")]
+    pub(crate) limit: u32,
+}

@@ -1,0 +1,186 @@
+//! Comparisons of what is published: for two nodes, or at two times. On request only.
+
+use std::collections::BTreeMap;
+use std::time::SystemTime;
+
+use bytes::Bytes;
+use kplane_model::{
+    DesiredKey, DesiredObject, LocalEndpoints, ServiceKey, ServiceName, ServiceProgram,
+};
+use kplane_proto::convert::decode_object;
+
+use super::Store;
+use super::past::{Forgotten, Point};
+use super::state::State;
+
+/// Two states of a ServicePort.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pair {
+    /// The left one, and the right one; `None` = it does not exist.
+    pub programs: [Option<ServiceProgram>; 2],
+    /// Endpoints on the node, if these are compared.
+    pub local: [Option<LocalEndpoints>; 2],
+    /// The program is different for single nodes, not only for zones.
+    pub by_node: bool,
+}
+
+/// ServicePorts that differ, and the number of those that do not.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Compared {
+    /// Those that differ.
+    pub differ: BTreeMap<ServiceKey, Pair>,
+    /// Number of those that are equal.
+    pub equal: usize,
+}
+
+/// Encoded programs and local endpoints of both sides.
+struct Raw {
+    programs: [Option<Bytes>; 2],
+    local: [Option<Bytes>; 2],
+    by_node: bool,
+}
+
+impl Raw {
+    fn decode(self) -> Pair {
+        let object = |bytes: Option<Bytes>| decode_object(bytes?).ok().flatten();
+        let program = |bytes| match object(bytes) {
+            Some(DesiredObject::Service(program)) => Some(program),
+            _ => None,
+        };
+        let local = |bytes| match object(bytes) {
+            Some(DesiredObject::Local(local)) => Some(local),
+            _ => None,
+        };
+        Pair {
+            programs: self.programs.map(program),
+            local: self.local.map(local),
+            by_node: self.by_node,
+        }
+    }
+}
+
+impl Store {
+    /// Compares what two nodes must hold. Endpoints on the nodes themselves count where a traffic policy is Local.
+    #[must_use]
+    pub fn compare_nodes(&self, left: &str, right: &str) -> Compared {
+        let (raw, all) = {
+            let state = self.read();
+            (state.differing([left, right]), state.shared.len())
+        };
+        let differ: BTreeMap<_, _> = raw
+            .into_iter()
+            .map(|(key, raw)| (key, raw.decode()))
+            .filter(|(_, pair)| {
+                let uses_local = |program: &ServiceProgram| program.port.uses_local_endpoints();
+                let mut programs = pair.programs.iter().flatten();
+                pair.programs[0] != pair.programs[1] || programs.any(uses_local)
+            })
+            .collect();
+        Compared {
+            equal: all.saturating_sub(differ.len()),
+            differ,
+        }
+    }
+
+    /// Returns the newest remembered state that is not newer than a revision, or a time.
+    #[must_use]
+    pub fn point_at(&self, revision: Option<u64>, at: SystemTime) -> Option<Point> {
+        let state = self.read();
+        let mut points = state.past.points().rev();
+        points
+            .find(|point| match revision {
+                Some(revision) => point.revision <= revision,
+                None => point.at <= at,
+            })
+            .cloned()
+    }
+
+    /// Compares the state at an earlier point with the present one, without variants for zones and nodes.
+    ///
+    /// # Errors
+    /// [`Forgotten`].
+    pub fn compare_since(&self, revision: u64) -> Result<Compared, Forgotten> {
+        let (raw, all) = {
+            let state = self.read();
+            if !state.past.points().any(|point| point.revision == revision) {
+                return Err(Forgotten);
+            }
+            let now = |key: &ServiceKey| state.shared.get(key).map(|s| s.default.bytes.clone());
+            let before = state.past.at(revision).into_iter();
+            let raw: Vec<_> = before
+                .map(|(key, before)| {
+                    let programs = [before.map(|before| before.default.0), now(&key)];
+                    let raw = Raw {
+                        programs,
+                        local: [None, None],
+                        by_node: false,
+                    };
+                    (key, raw)
+                })
+                .filter(|(_, raw)| raw.programs[0] != raw.programs[1])
+                .collect();
+            (raw, state.shared.len())
+        };
+        let differ: BTreeMap<_, _> = raw
+            .into_iter()
+            .map(|(key, raw)| (key, raw.decode()))
+            .collect();
+        let there = differ.values().filter(|pair| pair.programs[1].is_some());
+        Ok(Compared {
+            equal: all.saturating_sub(there.count()),
+            differ,
+        })
+    }
+}
+
+impl Store {
+    /// Returns the Services that changed after a revision in a way that concerns a node, each with the revision of its
+    /// last change, newest first.
+    #[must_use]
+    pub fn pending(&self, node: &str, after: u64, most: usize) -> Vec<(ServiceName, u64)> {
+        let state = self.read();
+        let view = state.views.get(node);
+        let zone = view.and_then(|view| view.zone.as_deref());
+        let concerns = |key: &ServiceKey| {
+            let variant = state.shared.get(key).map(|s| s.resolve(node, zone));
+            variant.is_none_or(|blob| blob.revision > after)
+        };
+        let shared = state.log.between(after, state.revision.max(after));
+        let shared = shared.filter(|(_, key)| concerns(key));
+        let shared = shared.map(|(revision, key)| (key.service.clone(), revision));
+        let own = view.into_iter();
+        let own = own.flat_map(|view| view.log.between(after, state.revision.max(after)));
+        let own = own.filter_map(|(revision, key)| match key {
+            DesiredKey::Local(key) | DesiredKey::Service(key) => {
+                Some((key.service.clone(), revision))
+            }
+            DesiredKey::Node => None,
+        });
+        shared.take(most).chain(own.take(most)).collect()
+    }
+}
+
+impl State {
+    /// Returns the ServicePorts whose program or local endpoints differ between two nodes.
+    fn differing(&self, nodes: [&str; 2]) -> Vec<(ServiceKey, Raw)> {
+        let views = nodes.map(|node| self.views.get(node));
+        let zones = views.map(|view| view.and_then(|view| view.zone.as_deref()));
+        let mut differing = Vec::new();
+        for (key, shared) in &self.shared {
+            let [left, right] = [0, 1].map(|side| shared.resolve(nodes[side], zones[side]));
+            let local_key = DesiredKey::Local(key.clone());
+            let local = views.map(|view| view.and_then(|view| view.objects.get(&local_key)));
+            let hashes = local.map(|blob| blob.map(|blob| blob.hash));
+            if left.hash == right.hash && hashes[0] == hashes[1] {
+                continue;
+            }
+            let raw = Raw {
+                programs: [Some(left.bytes.clone()), Some(right.bytes.clone())],
+                local: local.map(|blob| blob.map(|blob| blob.bytes.clone())),
+                by_node: nodes.iter().any(|node| shared.by_node.contains_key(*node)),
+            };
+            differing.push((key.clone(), raw));
+        }
+        differing
+    }
+}

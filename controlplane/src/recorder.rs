@@ -1,0 +1,102 @@
+//! The flight recorder: a bounded record of what changed, and of what the control plane noticed.
+//!
+//! The owner of the index adds a change after streams have it, so no node waits for the record. Reading it
+//! costs something only when an operator asks. When nodes had a change is not recorded here: the fleet knows when each node reached which revision
+//! (`fleet/progress.rs`).
+
+mod changes;
+mod noticed;
+#[cfg(test)]
+mod tests;
+
+pub use changes::{Change, Found};
+pub use noticed::{Kind, Notice};
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use kplane_model::ServiceName;
+
+use crate::index::Causes;
+use crate::publish::Touched;
+
+use self::changes::Changes;
+use self::noticed::Notices;
+
+/// The record.
+#[derive(Debug, Default)]
+pub struct Recorder {
+    changes: Mutex<Changes>,
+    notices: Mutex<Notices>,
+}
+
+/// The size of the record.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Size {
+    /// Number of changes.
+    pub changes: usize,
+    /// Number of events.
+    pub notices: usize,
+    /// Memory of both, in bytes; an estimate from above.
+    pub bytes: usize,
+}
+
+/// A Service that changes often.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Busy {
+    /// The Service.
+    pub service: ServiceName,
+    /// Number of its changes in the record.
+    pub changes: u64,
+    /// Time of the last one, milliseconds since 1970.
+    pub last_ms: u64,
+    /// Number of changes of its endpoints.
+    pub endpoints: u64,
+}
+
+impl Recorder {
+    /// Records one publication: the ServicePorts that changed, and the causes.
+    pub fn changed(&self, touched: &[Touched], causes: &Causes, observed_at: SystemTime) {
+        lock(&self.changes).add(touched, causes, observed_at, SystemTime::now());
+    }
+
+    /// Returns the latest changes of a Service, newest first.
+    #[must_use]
+    pub fn of(&self, service: &ServiceName, limit: usize) -> Found {
+        lock(&self.changes).of(service, limit)
+    }
+
+    /// Returns the Services that changed most, the busiest first, and the time from which on changes count.
+    #[must_use]
+    pub fn busiest(&self, limit: usize) -> (Vec<Busy>, u64) {
+        lock(&self.changes).busiest(limit)
+    }
+
+    /// Records that the control plane noticed something.
+    pub fn notice(&self, kind: Kind, object: String, text: String) {
+        lock(&self.notices).add(kind, object, text, SystemTime::now());
+    }
+
+    /// Returns the newest events after a number, oldest first, and the time from which on the record is complete.
+    #[must_use]
+    pub fn noticed(&self, after: u64, limit: usize) -> (Vec<Notice>, u64) {
+        lock(&self.notices).after(after, limit)
+    }
+
+    /// Returns the size of the record.
+    #[must_use]
+    pub fn size(&self) -> Size {
+        let (changes, of_changes) = lock(&self.changes).size();
+        let (notices, of_notices) = lock(&self.notices).size();
+        Size {
+            changes,
+            notices,
+            bytes: of_changes + of_notices,
+        }
+    }
+}
+
+fn lock<T>(kept: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Each write leaves it usable.
+    kept.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,192 @@
+//! What differs between two states.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use kplane_model::{NodeFacts, ServiceName, ServicePort};
+use kplane_proto::v1 as pb;
+use kplane_proto::v1::diff_request::Question;
+use tonic::Status;
+
+use super::super::millis;
+use super::super::pages::Picture;
+use super::wire;
+use crate::hub::Hub;
+use crate::index::Details;
+use crate::peers::Collected;
+use crate::publish::{Compared, Pair};
+
+mod kernel;
+
+/// Maximum number of Services in an answer.
+const SERVICES: usize = 1_000;
+
+/// Answers the question.
+pub(super) fn diff(
+    hub: &Hub,
+    others: &Collected,
+    request: pb::DiffRequest,
+) -> Result<pb::Diff, Status> {
+    let mut answer = match request.question {
+        Some(Question::Nodes(nodes)) => two_nodes(hub, &nodes)?,
+        Some(Question::SinceRevision(revision)) => since(hub, Some(revision), UNIX_EPOCH)?,
+        Some(Question::SinceMs(ms)) => since(hub, None, UNIX_EPOCH + Duration::from_millis(ms))?,
+        Some(Question::KernelOf(node)) => {
+            let picture = Picture::with(hub, others);
+            kernel::kernel(hub, picture.only(&node), &node)?
+        }
+        None => {
+            let text = "nothing to compare is named: two nodes, one node, a revision or a time";
+            return Err(Status::invalid_argument(text));
+        }
+    };
+    let listed = answer.services.len().min(SERVICES);
+    answer.omitted += (answer.services.len() - listed) as u64;
+    answer.services.truncate(listed);
+    answer.now_ms = millis(SystemTime::now());
+    Ok(answer)
+}
+
+fn no_node(node: &str) -> Status {
+    Status::not_found(format!(
+        "no node {node:?} is known: kpctl get nodes lists them"
+    ))
+}
+
+fn two_nodes(hub: &Hub, asked: &pb::TwoNodes) -> Result<pb::Diff, Status> {
+    let nodes = hub.store.nodes();
+    let facts = |name: &str| {
+        let facts = nodes.iter().find(|(node, _)| ***node == *name);
+        facts.map(|(_, facts)| facts).ok_or_else(|| no_node(name))
+    };
+    let sides = [facts(&asked.left)?, facts(&asked.right)?];
+    let compared = hub.store.compare_nodes(&asked.left, &asked.right);
+    let zone = |node: &NodeFacts| match node.zone.as_deref() {
+        Some(zone) => format!("node {} in zone {zone}", node.name),
+        None => format!("node {} without a zone", node.name),
+    };
+    let reason = |pair: &Pair| {
+        let mut reasons = Vec::new();
+        if pair.programs[0] != pair.programs[1] {
+            reasons.push(match pair.by_node {
+                true => "topology hints name single nodes",
+                false => "topology hints name zones, and the nodes are in different ones",
+            });
+        }
+        if pair.local[0] != pair.local[1] {
+            reasons.push("a traffic policy is Local, so the endpoints on the node count");
+        }
+        reasons.join("; ")
+    };
+    let (services, equal) = services(compared, reason);
+    Ok(pb::Diff {
+        left: zone(sides[0]),
+        right: zone(sides[1]),
+        services,
+        equal,
+        notes: facts_that_differ(sides[0], sides[1]),
+        ..pb::Diff::default()
+    })
+}
+
+/// Returns the settings of the nodes themselves that differ.
+fn facts_that_differ(left: &NodeFacts, right: &NodeFacts) -> Vec<String> {
+    let mut notes = Vec::new();
+    if left.eligible != right.eligible {
+        let out = if left.eligible { right } else { left };
+        notes.push(format!(
+            "{} is excluded from load balancers, or being deleted",
+            out.name
+        ));
+    }
+    for node in [left, right] {
+        if !node.known {
+            notes.push(format!("there is no Node object {}", node.name));
+        }
+    }
+    notes
+}
+
+fn since(hub: &Hub, revision: Option<u64>, at: SystemTime) -> Result<pb::Diff, Status> {
+    let forgotten = || {
+        Status::not_found(
+            "this control plane does not remember a state that old: kpctl history lists those that it does",
+        )
+    };
+    let point = hub.store.point_at(revision, at).ok_or_else(forgotten)?;
+    let compared = hub.store.compare_since(point.revision);
+    let compared = compared.map_err(|_| forgotten())?;
+    let mut causes = BTreeMap::new();
+    for key in compared.differ.keys() {
+        let last = || hub.recorder.of(&key.service, 1).changes.pop();
+        causes.entry(key.service.clone()).or_insert_with(last);
+    }
+    let reason = |pair: &Pair| {
+        let program = pair.programs.iter().flatten().next();
+        let change = program.and_then(|program| causes.get(&program.port.key.service)?.as_ref());
+        let cause = change.and_then(|change| change.causes.last());
+        cause.map_or_else(String::new, |cause| {
+            let object = &cause.object;
+            let mut text = format!("{} {}", object.kind, object.name);
+            if cause.version > 0 {
+                text += &format!(" (resourceVersion {})", cause.version);
+            }
+            text + " changed last"
+        })
+    };
+    let (services, equal) = services(compared, reason);
+    let head = hub.store.head().borrow().revision;
+    Ok(pb::Diff {
+        left: format!("revision {}", point.revision),
+        right: format!("revision {head}, now"),
+        services,
+        equal,
+        ..pb::Diff::default()
+    })
+}
+
+/// Returns the Services that differ, and the number of those that do not.
+fn services(compared: Compared, reason: impl Fn(&Pair) -> String) -> (Vec<pb::ServiceDiff>, u64) {
+    let mut services: BTreeMap<ServiceName, pb::ServiceDiff> = BTreeMap::new();
+    for (key, pair) in compared.differ {
+        let details = details(&pair);
+        let name = key.service.clone();
+        let diff = services.entry(name.clone()).or_default();
+        diff.namespace = name.namespace.to_string();
+        diff.name = name.name.to_string();
+        diff.fields.extend(wire::fields(&details));
+        diff.endpoints.extend(wire::endpoints(&details));
+        diff.omitted += details.omitted;
+        if diff.reason.is_empty() {
+            diff.reason = reason(&pair);
+        }
+    }
+    (services.into_values().collect(), compared.equal as u64)
+}
+
+fn details(pair: &Pair) -> Details {
+    let mut details = Details::default();
+    let ports = |side: usize| -> Vec<ServicePort> {
+        let program = pair.programs[side].as_ref();
+        program
+            .map(|program| program.port.clone())
+            .into_iter()
+            .collect()
+    };
+    details.compare_ports(&ports(0), &ports(1));
+    let chosen = |side: usize| {
+        let mut chosen = pair.programs[side]
+            .as_ref()
+            .map_or_else(Vec::new, |program| program.endpoints.clone());
+        let uses = pair.programs[side].as_ref();
+        let uses = uses.is_some_and(|program| program.port.uses_local_endpoints());
+        if uses && let Some(local) = &pair.local[side] {
+            chosen.extend(local.selected());
+            chosen.sort_unstable();
+            chosen.dedup();
+        }
+        chosen
+    };
+    details.compare_chosen(&chosen(0), &chosen(1));
+    details
+}
