@@ -20,9 +20,8 @@ use crate::admission::Admission;
 use crate::draining::Draining;
 use crate::fleet::{Fleet, Hop};
 use crate::freshness::Freshness;
-use crate::index::{Causes, CliffGuard, Held, Index, Page, Selection, ServiceDetail, Totals};
+use crate::index::{Causes, CliffGuard, Held, Page, Selection, ServiceDetail, Totals};
 use crate::k8s::{ObjectId, Uid};
-use crate::mirror::Mirror;
 use crate::orders::{Approval, Board};
 use crate::pace::Pace;
 use crate::peers::Peers;
@@ -182,15 +181,8 @@ impl Hub {
             summary,
             queries,
         });
-        let index = match source {
-            relayed::NAME => AnyIndex::Mirror(Box::new(Mirror::new(guard))),
-            _ => {
-                let index = Index::new(admission).guarded(guard);
-                AnyIndex::Own(Box::new(index.started_at(started_at)))
-            }
-        };
         let owner = IndexOwner {
-            index,
+            index: AnyIndex::new(source, admission, guard, started_at),
             freshness: Freshness::default(),
             hub: Arc::clone(&hub),
             summary: summary_tx,

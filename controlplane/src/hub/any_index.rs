@@ -5,12 +5,15 @@ use std::time::{Instant, SystemTime};
 
 use kplane_model::{Issue, NodeName, ServiceName};
 
+use crate::admission::Admission;
 use crate::freshness::Freshness;
-use crate::index::{Causes, Held, Index, Outcome, Page, Picture, Selection, ServiceDetail, Totals};
+use crate::index::{
+    Causes, CliffGuard, Held, Index, Outcome, Page, Picture, Selection, ServiceDetail, Totals,
+};
 use crate::k8s::{ObjectId, Uid};
 use crate::mirror::{Mirror, Reflection};
 use crate::publish::{Publication, Relayed, Staged, Store};
-use crate::source::Batch;
+use crate::source::{Batch, relayed};
 use crate::trust::Trust;
 
 /// The index of a control plane that reads objects itself, or the mirror of a relay.
@@ -87,6 +90,22 @@ impl Change {
 }
 
 impl AnyIndex {
+    /// Returns the one that fits a source.
+    pub(super) fn new(
+        source: &str,
+        admission: Admission,
+        guard: CliffGuard,
+        started_at: SystemTime,
+    ) -> Self {
+        match source {
+            relayed::NAME => Self::Mirror(Box::new(Mirror::new(guard))),
+            _ => {
+                let index = Index::new(admission).guarded(guard);
+                Self::Own(Box::new(index.started_at(started_at)))
+            }
+        }
+    }
+
     pub(super) fn apply(&mut self, batch: Batch) -> Step {
         match self {
             Self::Own(index) => index.apply(batch).into(),

@@ -409,7 +409,7 @@ impl Kind {
     /// Reads what the kernel of the calling thread's network namespace has for a destination. Changes nothing.
     ///
     /// # Errors
-    /// The reason why that cannot be known, for people.
+    /// The reason why that cannot be known.
     pub fn look_up(self, target: Target) -> Result<KernelState, String> {
         match self {
             Self::Nftables => nftables::look_up(target).map_err(|error| chain(&error)),
