@@ -193,7 +193,8 @@ Examples:
   kpctl why shop/web:http --from pod --via node-2        any Pod on node-2
   kpctl why shop/web --from node/node-1
   kpctl why shop/web --from outside/192.0.2.7 --via node-1 --to 203.0.113.1:80
-  kpctl why shop/web --from outside --via node-1 --to 172.18.0.2:30080")]
+  kpctl why shop/web --from outside --via node-1 --to 172.18.0.2:30080
+  kpctl why shop/web --from node/node-1 --try             node-1 connects, and says what came back")]
     Why(WhyArgs),
     /// Wait until Services have reached the kernels of all nodes
     #[command(after_help = "\

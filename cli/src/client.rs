@@ -224,7 +224,24 @@ impl Client {
         request: pb::ExplainRequest,
     ) -> Result<pb::Explanation, Error> {
         let mut stub = self.stub.clone();
-        match self.ask(stub.explain(request)).await {
+        self.known(name, self.ask(stub.explain(request)).await)
+            .await
+    }
+
+    /// Returns the fate of a packet, and what came back when the node tried.
+    pub(crate) async fn try_service(
+        &self,
+        name: &ServiceName,
+        request: pb::ExplainRequest,
+    ) -> Result<pb::TryResponse, Error> {
+        let mut stub = self.stub.clone();
+        self.known(name, self.ask(stub.try_service(request)).await)
+            .await
+    }
+
+    /// Names similar Services where there is none of this name.
+    async fn known<T>(&self, name: &ServiceName, answer: Result<T, Error>) -> Result<T, Error> {
+        match answer {
             // A Service, or something about it: the message says what.
             Err(Error::Refused {
                 code: Code::NotFound,

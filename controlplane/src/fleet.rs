@@ -92,10 +92,19 @@ struct Agent {
 pub struct Question {
     /// The Service.
     pub service: ServiceName,
-    /// A destination, if the agent shall say what its kernel does with packets to it.
-    pub destination: Option<Destination>,
+    /// What else it asks.
+    pub more: More,
     /// Channel for the answer.
     pub answer: oneshot::Sender<Inspection>,
+}
+
+/// What a question asks besides virtual servers.
+#[derive(Clone, Debug, Default)]
+pub struct More {
+    /// A destination, if the agent shall say what its kernel does with packets to it.
+    pub destination: Option<Destination>,
+    /// Addresses and ports to which the agent shall connect.
+    pub attempts: Vec<String>,
 }
 
 /// A stream's right to speak for a node; ends when the value is dropped.
@@ -199,19 +208,18 @@ impl Fleet {
         holding.map(|(node, _)| node.clone()).collect()
     }
 
-    /// Asks an agent for the virtual servers of a Service, and for what its kernel does with packets to a
-    /// destination. The receiver fails if the agent has too many questions, or has gone.
+    /// Asks an agent for the virtual servers of a Service, and for more. The receiver fails if the agent has too many questions, or has gone.
     #[must_use]
     pub fn ask(
         &self,
         node: &NodeName,
         service: &ServiceName,
-        destination: Option<Destination>,
+        more: More,
     ) -> oneshot::Receiver<Inspection> {
         let (answer, answered) = oneshot::channel();
         let question = Question {
             service: service.clone(),
-            destination,
+            more,
             answer,
         };
         if let Some(agent) = self.lock().by_node.get(node) {

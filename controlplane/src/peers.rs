@@ -38,7 +38,7 @@ use self::answer::{Invalid, Read, Unread, read};
 use self::follow::Shared;
 use self::turns::Turns;
 use self::way::Way;
-use crate::fleet::{bound_held, label};
+use crate::fleet::{More, bound_held, label};
 
 /// Maximum time to wait for all other replicas together.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
@@ -79,6 +79,15 @@ enum Missing {
 
 /// The answer of one replica; `None` if it is this one.
 type Asked = Result<Option<Arc<Answer>>, Missing>;
+
+/// An agent's answer to a question about more than virtual servers.
+#[derive(Debug, Default)]
+pub(crate) struct NodeAnswer {
+    /// What the kernel does with packets; `None` = the agent is older than the question.
+    pub(crate) kernel: Option<pb::KernelState>,
+    /// Connections that the agent tried.
+    pub(crate) attempts: Vec<pb::Attempt>,
+}
 
 /// Virtual servers that the agents of other replicas reported, by node.
 pub(crate) type Inspected = BTreeMap<NodeName, pb::ServiceServers>;
@@ -294,15 +303,15 @@ impl Peers {
         Ok(())
     }
 
-    /// Asks the agent of a node, which is connected to one of the replicas that gave these answers, what its kernel does
-    /// with packets to a destination; `None` if it is connected to none of them.
-    pub(crate) async fn kernel(
+    /// Asks the agent of a node, which is connected to one of the replicas that gave these answers, for more than virtual
+    /// servers; `None` if it is connected to none of them.
+    pub(crate) async fn ask_one(
         &self,
         service: &ServiceName,
         node: &NodeName,
-        destination: pb::Destination,
+        more: More,
         of: &Collected,
-    ) -> Option<Result<pb::KernelState, String>> {
+    ) -> Option<Result<NodeAnswer, String>> {
         let mut answers = of.answers.iter();
         let answer = answers.find(|answer| {
             let agent = answer.agents.get(node);
@@ -311,7 +320,8 @@ impl Peers {
         let request = pb::InspectServiceRequest {
             service: Some(reference(service)),
             node: node.to_string(),
-            destination: Some(destination),
+            destination: more.destination,
+            attempts: more.attempts,
         };
         let asking = async {
             let (targets, _) = self.way.targets().await;
@@ -322,12 +332,15 @@ impl Peers {
             let refused = |status: Status| describe(&status);
             let stream = client.inspect(request).await.map_err(refused)?;
             let answer = stream.into_inner().message().await.map_err(refused)?;
-            let state = answer.and_then(|answer| answer.kernel);
-            state.ok_or_else(|| "it is of an older version".to_owned())
+            let answer = answer.unwrap_or_default();
+            Ok(NodeAnswer {
+                kernel: answer.kernel,
+                attempts: answer.attempts,
+            })
         };
-        let state = timeout_at(Instant::now() + AGENTS_WITHIN, asking).await;
-        let state = state.unwrap_or_else(|_| Err("it did not answer in time".to_owned()));
-        Some(state.map_err(|why| format!("the replica {}: {why}", answer.address)))
+        let answered = timeout_at(Instant::now() + AGENTS_WITHIN, asking).await;
+        let answered = answered.unwrap_or_else(|_| Err("it did not answer in time".to_owned()));
+        Some(answered.map_err(|why| format!("the replica {}: {why}", answer.address)))
     }
 
     /// Passes an approval on to all other replicas; returns their results, and the replicas without one.

@@ -2,6 +2,7 @@
 
 mod agent;
 pub(crate) mod approval;
+mod attempts;
 mod attendance;
 mod convergence;
 mod desired;

@@ -125,7 +125,7 @@ impl Agent {
             age_ms: 1_200,
             more: 3,
             error: String::new(),
-            kernel: None,
+            ..pb::Inspection::default()
         };
         self.say(agent_message::Kind::Inspection(inspection)).await;
     }

@@ -156,6 +156,10 @@ reasons! {
     Firewalld,
     /// A node's kernel, asked just now, does not hold what its agent has acknowledged.
     KernelDiffers,
+    /// An endpoint refused a connection of its node or another one: no program listens there.
+    NobodyListens,
+    /// An endpoint did not answer a connection of a node within a second.
+    EndpointSilent,
 }
 
 impl fmt::Display for Reason {

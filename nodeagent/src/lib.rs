@@ -8,6 +8,7 @@
 //! shell around the engine.
 
 pub mod app;
+mod attempts;
 pub mod cache;
 pub mod canary;
 pub mod chosen;

@@ -148,7 +148,7 @@ fn from_agent() -> Vec<(&'static str, agent_message::Kind)> {
         more: 6,
         age_ms: 7,
         error: "unknown".into(),
-        kernel: None,
+        ..Inspection::default()
     };
     vec![
         ("agent-hello", agent_message::Kind::Hello(hello)),
@@ -311,7 +311,7 @@ fn from_server() -> Vec<(&'static str, server_message::Kind)> {
                 token: 1,
                 namespace: "shop".into(),
                 name: "web".into(),
-                destination: None,
+                ..Inspect::default()
             }),
         ),
     ]

@@ -26,6 +26,10 @@ pub(crate) struct WhyArgs {
     /// Destination, such as 203.0.113.1:80, or a node's address and node port; the ClusterIP if it is not given
     #[arg(long, value_name = "ADDRESS:PORT")]
     to: Option<String>,
+    /// Let the node's agent open TCP connections, through the Service and to its endpoints, and say what came back.
+    /// Needs the right to create /kplane/probes
+    #[arg(long = "try")]
+    pub(crate) tries: bool,
 }
 
 /// The sender of a packet.

@@ -24,7 +24,14 @@ pub(crate) async fn run(cli: &Cli, args: &WhyArgs) -> Result<Verdict, Failure> {
             address => format!("{address}, outside of the cluster"),
         },
     };
-    let told = connect(cli).await?.0.explain(&name, request).await?;
+    let (client, _) = connect(cli).await?;
+    let told = match args.tries {
+        true => client.try_service(&name, request).await?,
+        false => pb::TryResponse {
+            explanation: Some(client.explain(&name, request).await?),
+            ..pb::TryResponse::default()
+        },
+    };
     show(cli, &WhyView::new(&name.namespace, &name.name, from, told))
 }
 

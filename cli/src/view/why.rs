@@ -1,5 +1,7 @@
 //! The fate of a packet: what `kpctl why` shows.
 
+use std::time::Duration;
+
 use kplane_proto::v1 as pb;
 use serde::Serialize;
 
@@ -8,6 +10,7 @@ use super::{API_VERSION, KeyView, View};
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
 use crate::text::{Span, field, paragraph};
+use crate::time::human;
 
 /// The end of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -87,6 +90,72 @@ impl KernelView {
     }
 }
 
+/// A connection that the node has tried.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct AttemptView {
+    pub(crate) address: String,
+    /// Through the Service and the node's data path, or to an endpoint's own address.
+    pub(crate) through_service: bool,
+    /// The endpoint's node; empty for the Service.
+    pub(crate) node: String,
+    pub(crate) outcome: AttemptOutcome,
+    pub(crate) took_us: u32,
+    /// Reason of a failure; empty otherwise.
+    pub(crate) error: String,
+}
+
+/// What came back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) enum AttemptOutcome {
+    Connected,
+    Refused,
+    Silent,
+    NotTried,
+}
+
+impl From<pb::TriedConnection> for AttemptView {
+    fn from(tried: pb::TriedConnection) -> Self {
+        let attempt = tried.attempt.unwrap_or_default();
+        Self {
+            outcome: match attempt.outcome() {
+                pb::AttemptOutcome::Connected => AttemptOutcome::Connected,
+                pb::AttemptOutcome::Refused => AttemptOutcome::Refused,
+                pb::AttemptOutcome::Silent => AttemptOutcome::Silent,
+                pb::AttemptOutcome::Unspecified => AttemptOutcome::NotTried,
+            },
+            address: attempt.address,
+            through_service: tried.through_service,
+            node: tried.node,
+            took_us: attempt.took_us,
+            error: attempt.error,
+        }
+    }
+}
+
+impl AttemptView {
+    fn target(&self) -> Span {
+        let which = if self.through_service {
+            "the Service"
+        } else {
+            "endpoint"
+        };
+        Span::plain(format!("{which} {}", self.address))
+    }
+
+    fn result(&self) -> Span {
+        match self.outcome {
+            AttemptOutcome::Connected => {
+                let took = human(Duration::from_micros(self.took_us.into()));
+                Span::new(format!("connected in {took}"), Tone::Good)
+            }
+            AttemptOutcome::Refused => Span::new("refused", Tone::Bad),
+            AttemptOutcome::Silent => Span::new("no answer within 1s", Tone::Bad),
+            AttemptOutcome::NotTried => Span::new(&self.error, Tone::Bad),
+        }
+    }
+}
+
 /// The view of `kpctl why`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -112,11 +181,16 @@ pub(crate) struct WhyView {
     pub(crate) findings: Vec<FindingView>,
     /// What the kernel said; `null` if the control plane is older than the question.
     pub(crate) kernel: Option<KernelView>,
+    /// Connections that the node has tried.
+    pub(crate) attempts: Vec<AttemptView>,
+    /// Reason why it has tried none; empty otherwise.
+    pub(crate) not_tried: String,
 }
 
 impl WhyView {
     /// Creates the view; `from` names the sender.
-    pub(crate) fn new(namespace: &str, name: &str, from: String, told: pb::Explanation) -> Self {
+    pub(crate) fn new(namespace: &str, name: &str, from: String, tried: pb::TryResponse) -> Self {
+        let told = tried.explanation.unwrap_or_default();
         let outcome = told.outcome().into();
         let candidates = told.candidates.into_iter().map(|candidate| CandidateView {
             address: candidate.address,
@@ -142,6 +216,8 @@ impl WhyView {
             lag: told.lag,
             findings: told.findings.into_iter().map(FindingView::from).collect(),
             kernel: told.kernel.map(KernelView::from),
+            attempts: tried.attempts.into_iter().map(AttemptView::from).collect(),
+            not_tried: tried.error,
         }
     }
 
@@ -209,9 +285,27 @@ impl View for WhyView {
             out.push('\n');
             out.push_str(&candidates(&self.candidates, canvas));
         }
+        out.push_str(&attempts(&self.attempts, &self.not_tried, canvas));
         out.push_str(&findings::text(&self.findings, canvas));
         out
     }
+}
+
+fn attempts(all: &[AttemptView], not_tried: &str, canvas: &Canvas) -> String {
+    if !not_tried.is_empty() {
+        let text = format!("Not tried: {not_tried}");
+        return format!("\n{}", paragraph(&Span::new(text, Tone::Warn), canvas, 0));
+    }
+    if all.is_empty() {
+        return String::new();
+    }
+    let table = Table::new(all)
+        .column(Column::new("TRIED"), AttemptView::target)
+        .column(Column::new("NODE").elastic(12), |one| {
+            Span::plain(&one.node)
+        })
+        .column(Column::new("RESULT"), AttemptView::result);
+    format!("\n{}", table.render(canvas))
 }
 
 fn candidates(all: &[CandidateView], canvas: &Canvas) -> String {

@@ -211,6 +211,18 @@ impl StatusService for Canned {
         }
     }
 
+    async fn try_service(
+        &self,
+        request: Request<pb::ExplainRequest>,
+    ) -> Result<Response<pb::TryResponse>, Status> {
+        let explanation = self.explain(request).await?.into_inner();
+        Ok(Response::new(pb::TryResponse {
+            explanation: Some(explanation),
+            attempts: Vec::new(),
+            error: "only TCP connections can be tried".to_owned(),
+        }))
+    }
+
     async fn explain(
         &self,
         request: Request<pb::ExplainRequest>,

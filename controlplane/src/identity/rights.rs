@@ -47,6 +47,8 @@ pub enum Right {
     ReadAllDesired,
     /// Act on the fleet.
     Act,
+    /// Let an agent open connections, to see what comes back.
+    Probe,
     /// Collect the state of a replica's own agents, as another replica.
     Peer,
     /// Pass on an approval, as another replica.
@@ -60,6 +62,7 @@ impl Right {
         match self {
             Self::ReadStatus | Self::ReadDesired(_) | Self::ReadAllDesired | Self::Peer => "get",
             Self::Act | Self::PeerAct => "update",
+            Self::Probe => "create",
         }
     }
 
@@ -71,6 +74,7 @@ impl Right {
             Self::ReadDesired(node) => format!("/kplane/desired/{node}"),
             Self::ReadAllDesired => "/kplane/desired/*".to_owned(),
             Self::Act => "/kplane/fleet".to_owned(),
+            Self::Probe => "/kplane/probes".to_owned(),
             Self::Peer | Self::PeerAct => "/kplane/peer".to_owned(),
         }
     }
@@ -120,7 +124,7 @@ impl Rights {
             Right::Peer | Right::PeerAct => is_of(REPLICAS),
             // Relays are control planes.
             Right::ReadAllDesired => is_of(ADMINS) || is_of(REPLICAS),
-            Right::ReadStatus | Right::ReadDesired(_) | Right::Act => is_of(ADMINS),
+            Right::ReadStatus | Right::ReadDesired(_) | Right::Act | Right::Probe => is_of(ADMINS),
         };
         if is_listed && all_rights {
             return Ok(());
@@ -137,7 +141,7 @@ impl Rights {
                 right,
                 &format!("that needs a certificate of a replica, with O={REPLICAS}"),
             )),
-            Self::BuiltIn if *right == Right::Act => Err(no_right(
+            Self::BuiltIn if matches!(right, Right::Act | Right::Probe) => Err(no_right(
                 identity,
                 right,
                 &format!("that needs a certificate with O={ADMINS}"),

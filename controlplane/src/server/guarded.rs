@@ -42,6 +42,7 @@ fn right_for(path: &str) -> Option<Right> {
         | "/kplane.v1.StatusService/Freeze"
         | "/kplane.v1.StatusService/ChangeRollout"
         | "/kplane.v1.StatusService/ChangeRollback" => Some(Right::Act),
+        "/kplane.v1.StatusService/TryService" => Some(Right::Probe),
         "/kplane.v1.DesiredStateService/WatchNode" => None,
         "/kplane.v1.DesiredStateService/WatchService"
         | "/kplane.v1.DesiredStateService/WatchAll"

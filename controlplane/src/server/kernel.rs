@@ -9,6 +9,7 @@ use kplane_proto::v1 as pb;
 use crate::bounded::cut;
 use crate::findings::Finding;
 use crate::fleet::label;
+use crate::peers::NodeAnswer;
 
 /// Maximum numbers of endpoints and of places in an answer, and maximum length of each text, in bytes.
 const ENDPOINTS: usize = 256;
@@ -59,8 +60,29 @@ impl Expected {
         }
     }
 
+    /// Returns the protocol.
+    pub(super) fn protocol(&self) -> pb::Protocol {
+        self.destination.protocol()
+    }
+
     /// Compares the kernel's state, and returns a finding if it differs although the node does not lag behind.
-    pub(super) fn compare(&self, state: pb::KernelState) -> (pb::KernelAnswer, Option<Finding>) {
+    pub(super) fn compare(
+        &self,
+        answer: &Result<NodeAnswer, String>,
+    ) -> (pb::KernelAnswer, Option<Finding>) {
+        let older = "the agent is of an older version and does not know the question";
+        let state = match answer {
+            Ok(answer) => answer.kernel.clone().ok_or(older),
+            Err(error) => Err(error.as_str()),
+        };
+        let state = state.unwrap_or_else(|error| pb::KernelState {
+            error: error.to_owned(),
+            ..pb::KernelState::default()
+        });
+        self.compare_state(bounded(state))
+    }
+
+    fn compare_state(&self, state: pb::KernelState) -> (pb::KernelAnswer, Option<Finding>) {
         if !state.error.is_empty() {
             let answer = pb::KernelAnswer {
                 summary: format!("not asked: {}", state.error),
@@ -166,7 +188,7 @@ fn endpoints(number: usize) -> String {
 }
 
 /// Returns a node's answer with lists and texts of bounded length.
-pub(super) fn bounded(mut state: pb::KernelState) -> pb::KernelState {
+fn bounded(mut state: pb::KernelState) -> pb::KernelState {
     let lists = [
         (&mut state.places, PLACES),
         (&mut state.endpoints, ENDPOINTS),
@@ -257,16 +279,16 @@ mod tests {
     #[test]
     fn a_node_that_lags_is_no_finding_and_an_error_no_difference() {
         let mut wanted = expected(Outcome::Reaches, &["a:1"], false);
-        let (answer, finding) = wanted.compare(state(&[]));
+        let (answer, finding) = wanted.compare_state(state(&[]));
         assert_eq!(answer.agreement(), pb::KernelAgreement::Differs);
         assert_eq!(finding.unwrap().code, Reason::KernelDiffers);
         wanted.lags = true;
-        assert!(wanted.compare(state(&[])).1.is_none());
+        assert!(wanted.compare_state(state(&[])).1.is_none());
         let error = pb::KernelState {
             error: "gone".to_owned(),
             ..pb::KernelState::default()
         };
-        let (answer, finding) = wanted.compare(error);
+        let (answer, finding) = wanted.compare_state(error);
         assert_eq!(answer.agreement(), pb::KernelAgreement::Unspecified);
         assert!(finding.is_none() && answer.summary.contains("gone"));
     }

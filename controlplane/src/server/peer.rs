@@ -18,6 +18,7 @@ use super::pages::Picture;
 use super::standing::Standing;
 use super::views::node_status;
 use super::{approval, questions, recorder};
+use crate::fleet::More;
 use crate::hub::Hub;
 use crate::identity::Right;
 use crate::publish::Followed;
@@ -112,11 +113,17 @@ impl PeerService for PeerServer {
         let hub = Arc::clone(&self.hub);
         if let Some(destination) = request.destination {
             let node = request.node.as_str().into();
-            let kernel = questions::ask_kernel(&hub.fleet, &node, &service, destination).await;
+            let more = More {
+                destination: Some(destination),
+                attempts: request.attempts,
+            };
+            let answer = questions::ask_one(&hub.fleet, &node, &service, more).await;
+            let answer = answer.map_err(Status::unavailable)?;
             let answer = pb::InspectedNode {
                 node: request.node,
                 servers: None,
-                kernel: Some(kernel),
+                kernel: answer.kernel,
+                attempts: answer.attempts,
             };
             // There is room for one, and the caller may have gone.
             let _ = outbox.send(Ok(answer)).await;
@@ -132,6 +139,7 @@ impl PeerService for PeerServer {
                     node: node.to_string(),
                     servers: Some(servers),
                     kernel: None,
+                    attempts: Vec::new(),
                 };
                 if outbox.send(Ok(node)).await.is_err() {
                     return;

@@ -13,7 +13,8 @@ use prost::Message as _;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-use crate::fleet::{Fleet, Question};
+use crate::fleet::{Fleet, More, Question};
+use crate::peers::NodeAnswer;
 
 /// Maximum time to wait for an answer. An agent answers at once unless it is busy with a change.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
@@ -31,7 +32,7 @@ pub(super) type Answers = BTreeMap<NodeName, pb::ServiceServers>;
 /// answers in memory.
 pub(super) async fn ask_all(fleet: &Fleet, service: &ServiceName) -> Answers {
     let asked = fleet.with_servers().into_iter().map(|node| async move {
-        let answer = fleet.ask(&node, service, None);
+        let answer = fleet.ask(&node, service, More::default());
         let servers = match timeout(ANSWER_WITHIN, answer).await {
             Ok(Ok(inspection)) => understood(inspection, service),
             Ok(Err(_)) => unknown("the agent disconnected, or has too many open questions"),
@@ -56,26 +57,21 @@ pub(super) async fn ask_all(fleet: &Fleet, service: &ServiceName) -> Answers {
     answers
 }
 
-/// Asks one agent what its kernel does with packets to a destination.
-pub(super) async fn ask_kernel(
+/// Asks one agent for more than virtual servers; fails with the reason, for people.
+pub(super) async fn ask_one(
     fleet: &Fleet,
     node: &NodeName,
     service: &ServiceName,
-    destination: pb::Destination,
-) -> pb::KernelState {
-    let failed = |error: &str| pb::KernelState {
-        error: error.to_owned(),
-        ..pb::KernelState::default()
-    };
-    let answer = fleet.ask(node, service, Some(destination));
+    more: More,
+) -> Result<NodeAnswer, String> {
+    let answer = fleet.ask(node, service, more);
     match timeout(ANSWER_WITHIN, answer).await {
-        Ok(Ok(inspection)) => {
-            let older =
-                || failed("the agent is of an older version and does not know the question");
-            inspection.kernel.unwrap_or_else(older)
-        }
-        Ok(Err(_)) => failed("the agent disconnected, or has too many open questions"),
-        Err(_) => failed("the agent did not answer within 2 s"),
+        Ok(Ok(inspection)) => Ok(NodeAnswer {
+            kernel: inspection.kernel,
+            attempts: inspection.attempts,
+        }),
+        Ok(Err(_)) => Err("the agent disconnected, or has too many open questions".to_owned()),
+        Err(_) => Err("the agent did not answer within 2 s".to_owned()),
     }
 }
 
@@ -138,7 +134,8 @@ impl Questions {
                 token: self.last,
                 namespace: question.service.namespace.to_string(),
                 name: question.service.name.to_string(),
-                destination: question.destination,
+                destination: question.more.destination,
+                attempts: question.more.attempts,
             };
         }
     }

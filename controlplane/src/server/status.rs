@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kplane_model::ServiceName;
+use kplane_model::{NodeName, ServiceName};
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::status_service_server::StatusService;
 use tokio::sync::mpsc;
@@ -11,18 +11,18 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::guarded::spawn_watch;
-use super::kernel::Expected;
 use super::others::Others;
 use super::pages::Picture;
 use super::questions::Answers;
 use super::{
-    approval, closing, convergence, freeze, kernel, questions, rollback, rollout, services, views,
-    why,
+    approval, attempts, closing, convergence, freeze, questions, rollback, rollout, services,
+    views, why,
 };
 use crate::findings::Finding;
+use crate::fleet::More;
 use crate::hub::Hub;
 use crate::identity::Visitor;
-use crate::peers::{Collected, Peers};
+use crate::peers::{Collected, NodeAnswer, Peers};
 use crate::publish::MAX_POINTS;
 
 /// Minimum time between two answers of a watch.
@@ -70,29 +70,55 @@ impl StatusServer {
         (servers, collected)
     }
 
-    /// Asks the agent of a node for its kernel's state, through the replica to which it is connected.
-    async fn ask_kernel(
+    /// Asks the agent of a node, through the replica to which it is connected.
+    async fn ask_one(
         &self,
         name: &ServiceName,
-        expected: &Expected,
+        node: &NodeName,
+        more: More,
         others: &Collected,
-    ) -> pb::KernelState {
-        let (node, destination) = (&expected.node, expected.destination.clone());
+    ) -> Result<NodeAnswer, String> {
         let fleet = &self.hub.fleet;
         if fleet.record(node).is_some_and(|record| record.connected) {
-            return questions::ask_kernel(fleet, node, name, destination).await;
+            return questions::ask_one(fleet, node, name, more).await;
         }
         let elsewhere = match &self.peers {
-            Some(peers) => peers.kernel(name, node, destination, others).await,
+            Some(peers) => peers.ask_one(name, node, more, others).await,
             None => None,
         };
-        let missing = || Err("its agent is not connected".to_owned());
-        elsewhere
-            .unwrap_or_else(missing)
-            .unwrap_or_else(|error| pb::KernelState {
-                error,
-                ..pb::KernelState::default()
-            })
+        elsewhere.unwrap_or_else(|| Err("its agent is not connected".to_owned()))
+    }
+
+    /// Tells the fate of a packet, and lets the node's agent try it if it shall.
+    async fn fate_of(
+        &self,
+        request: pb::ExplainRequest,
+        tries: bool,
+    ) -> Result<pb::TryResponse, Status> {
+        let name = ServiceName::new(&request.namespace, &request.name);
+        let detail = self.hub.detail(name.clone()).await.map_err(closing)?;
+        let detail = detail.ok_or_else(|| unknown(&name))?;
+        let others = match &self.peers {
+            Some(peers) => peers.service(&name).await,
+            None => Collected::default(),
+        };
+        let node = views::on_node(&self.hub, &name, &request.node, &others)?;
+        let (mut explanation, expected) = why::explain(&name, &request, &detail, &node)?;
+        let Some(expected) = expected else {
+            return Ok(attempts::not_proxied(explanation));
+        };
+        let plan = attempts::Plan::new(&explanation, expected.protocol(), tries);
+        let more = More {
+            destination: Some(expected.destination.clone()),
+            attempts: plan.addresses(),
+        };
+        let answer = self.ask_one(&name, &expected.node, more, &others).await;
+        let (kernel, finding) = expected.compare(&answer);
+        explanation.kernel = Some(kernel);
+        explanation
+            .findings
+            .extend(finding.as_ref().map(Finding::to_wire));
+        Ok(plan.result(explanation, answer))
     }
 
     /// Returns the cost of an answer about all nodes.
@@ -190,25 +216,20 @@ impl StatusService for StatusServer {
         request: Request<pb::ExplainRequest>,
     ) -> Result<Response<pb::Explanation>, Status> {
         charge(&request, self.nodes_cost())?;
-        let request = request.into_inner();
-        let name = ServiceName::new(&request.namespace, &request.name);
-        let detail = self.hub.detail(name.clone()).await.map_err(closing)?;
-        let detail = detail.ok_or_else(|| unknown(&name))?;
-        let others = match &self.peers {
-            Some(peers) => peers.service(&name).await,
-            None => Collected::default(),
-        };
-        let node = views::on_node(&self.hub, &name, &request.node, &others)?;
-        let (mut answer, expected) = why::explain(&name, &request, &detail, &node)?;
-        if let Some(expected) = expected {
-            let state = self.ask_kernel(&name, &expected, &others).await;
-            let (kernel, finding) = expected.compare(kernel::bounded(state));
-            answer.kernel = Some(kernel);
-            answer
-                .findings
-                .extend(finding.as_ref().map(Finding::to_wire));
-        }
-        Ok(Response::new(answer))
+        let told = self.fate_of(request.into_inner(), false).await?;
+        Ok(Response::new(told.explanation.unwrap_or_default()))
+    }
+
+    async fn try_service(
+        &self,
+        request: Request<pb::ExplainRequest>,
+    ) -> Result<Response<pb::TryResponse>, Status> {
+        charge(
+            &request,
+            self.nodes_cost().saturating_add(COST_OF_CONNECTIONS),
+        )?;
+        let told = self.fate_of(request.into_inner(), true).await?;
+        Ok(Response::new(told))
     }
 
     type WatchConvergenceStream = ReceiverStream<Result<pb::Convergence, Status>>;
@@ -304,6 +325,9 @@ pub(super) fn charge<T>(request: &Request<T>, cost: u32) -> Result<(), Status> {
         None => Ok(()),
     }
 }
+
+/// Cost of connections that an agent tries.
+const COST_OF_CONNECTIONS: u32 = 10;
 
 /// Returns the cost of an answer about this many objects.
 pub(super) fn cost(objects: usize) -> u32 {

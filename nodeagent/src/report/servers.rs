@@ -68,7 +68,7 @@ pub(crate) fn inspection(token: u64, told: Option<Inspection>) -> pb::Inspection
         servers,
         age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
         error,
-        kernel: None,
+        ..pb::Inspection::default()
     }
 }
 

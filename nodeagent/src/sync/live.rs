@@ -22,6 +22,7 @@ use super::telling::Telling;
 use super::transport::Presented;
 use super::waiting::{Taken, Waiting};
 use super::{Link, Lost, Notice, Shared};
+use crate::attempts;
 use crate::connection::Frozen;
 use crate::desired::{Collector, Lag, Position, Update, now_ms};
 use crate::engine::{Engine, Stopped};
@@ -299,6 +300,7 @@ impl Live {
         let engine = shared.engine.clone();
         let token = inspect.token;
         let destination = inspect.destination.clone();
+        let addresses = inspect.attempts.clone();
         let answer = async move {
             let servers = engine.inspect(service).await?;
             let mut answer = servers::inspection(token, servers);
@@ -308,6 +310,7 @@ impl Live {
                 let reading = spawn_blocking(move || servers::kernel(backend, &destination));
                 answer.kernel = reading.await.ok();
             }
+            answer.attempts = attempts::connect(&addresses).await;
             Ok(answer)
         };
         self.question = Some(Box::pin(answer));

@@ -1,9 +1,11 @@
 //! What is broken around a Service: addresses that two Services want, fields that cannot be used, the API server, agents,
 //! nodes, the control plane. Each is broken for real, and `kpctl` names the reason and what to do.
 
+use std::net::TcpListener;
 use std::process::Command;
 
 use anyhow::{Result, ensure};
+use kplane_model::Family;
 use kplane_tests::cluster::objects;
 use kplane_tests::wait::eventually;
 use nix::sys::signal::Signal;
@@ -82,6 +84,37 @@ pub(crate) fn describe_names_addresses_that_cannot_be_served() -> Result<()> {
         let (code, text, _) = kpctl(world, 7444, &["status", "--check"])?;
         ensure!(code == Some(3), "{text}");
         Ok(())
+    })
+}
+
+/// The node tries: an endpoint at which nobody listens, and one that listens.
+pub(crate) fn why_says_what_came_back() -> Result<()> {
+    with_world(|world| {
+        let node = world.topology.node("node-1")?;
+        let ip = node.ip(Family::V4)?;
+        let open = node.ns().run(|| Ok(TcpListener::bind((ip, 0))?))?;
+        let port = open.local_addr()?.port();
+        make(world, "b-open", json!({}))?;
+        let slice = |port: u16| {
+            let endpoints = [objects::endpoint(ip.to_string(), "node-1")];
+            let mut slice = objects::slice("default", "b-open-own", "b-open", endpoints);
+            slice["ports"][0]["port"] = json!(port);
+            slice
+        };
+        world.api().apply(&slice(port))?;
+        let args = ["why", "default/b-open", "--from", "node/node-1", "--try"];
+        says(
+            world,
+            &args,
+            &["TRIED", "the Service 10.96.", "connected in"],
+        )?;
+        drop(open);
+        says(
+            world,
+            &args,
+            &["NobodyListens", "refused", "compare targetPort"],
+        )?;
+        world.api().delete("EndpointSlice", "default/b-open-own")
     })
 }
 

@@ -64,6 +64,7 @@ const TESTS: &[Test] = tests![
     reasons::describe_names_the_cause_and_the_fix,
     broken::describe_names_addresses_that_cannot_be_served,
     broken::describe_names_what_is_wrong_with_agents,
+    broken::why_says_what_came_back,
     broken::status_names_why_the_api_server_cannot_be_used,
     reasons::describe_names_what_stands_in_the_way_on_a_node,
     workloads::a_deployment_is_scaled_and_rolled,

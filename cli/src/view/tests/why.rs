@@ -8,7 +8,62 @@ use super::super::testing::table;
 use super::super::why::WhyView;
 
 fn view(told: pb::Explanation) -> WhyView {
+    let told = pb::TryResponse {
+        explanation: Some(told),
+        ..pb::TryResponse::default()
+    };
     WhyView::new("shop", "web", "a pod".to_owned(), told)
+}
+
+#[test]
+fn what_came_back_stands_below_the_endpoints() {
+    let tried = |through_service, address: &str, node: &str, outcome: pb::AttemptOutcome| {
+        pb::TriedConnection {
+            through_service,
+            node: node.to_owned(),
+            attempt: Some(pb::Attempt {
+                address: address.to_owned(),
+                outcome: outcome.into(),
+                took_us: 412,
+                error: String::new(),
+            }),
+        }
+    };
+    let told = pb::TryResponse {
+        explanation: Some(samples::explanation()),
+        attempts: vec![
+            tried(true, "203.0.113.1:80", "", pb::AttemptOutcome::Connected),
+            tried(
+                false,
+                "10.244.2.7:8080",
+                "node-b",
+                pb::AttemptOutcome::Refused,
+            ),
+            tried(
+                false,
+                "10.244.1.12:8080",
+                "node-a",
+                pb::AttemptOutcome::Silent,
+            ),
+        ],
+        error: String::new(),
+    };
+    let view = WhyView::new("shop", "web", "a pod".to_owned(), told);
+    let text = table(&view);
+    for line in [
+        "the Service 203.0.113.1:80  -       connected in 412us",
+        "endpoint 10.244.2.7:8080    node-b  refused",
+        "endpoint 10.244.1.12:8080   node-a  no answer within 1s",
+    ] {
+        assert!(text.contains(line), "no {line:?}:\n{text}");
+    }
+    let told = pb::TryResponse {
+        explanation: Some(samples::explanation()),
+        error: "only TCP connections can be tried".to_owned(),
+        ..pb::TryResponse::default()
+    };
+    let view = WhyView::new("shop", "web", "a pod".to_owned(), told);
+    assert!(table(&view).contains("Not tried: only TCP"));
 }
 
 #[test]

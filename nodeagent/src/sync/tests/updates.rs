@@ -316,7 +316,7 @@ async fn a_question_about_a_service_is_answered_with_its_token() {
             token,
             namespace: "shop".to_owned(),
             name: "web".to_owned(),
-            destination: None,
+            ..pb::Inspect::default()
         }));
         let told = loop {
             let heard = server.heard().await.unwrap();
