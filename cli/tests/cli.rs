@@ -701,7 +701,7 @@ fn completion_knows_services_and_nodes() {
     ] {
         assert_eq!(offered(plane.address, words), expected, "{words:?}");
     }
-    let commands = offered(plane.address, &["d"]);
+    let commands = offered(plane.address, &["desc"]);
     assert_eq!(commands, ["describe"]);
     let options = offered(plane.address, &["status", "--ch"]);
     assert_eq!(options, ["--check"]);
