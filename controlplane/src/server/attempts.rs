@@ -136,7 +136,7 @@ fn finding(tried: &pb::TriedConnection, from: &str) -> Option<Finding> {
             Reason::NobodyListens,
             Severity::Error,
             format!(
-                "nobody listens at the endpoint {address}{on}: it refused a connection of {from}"
+                "no program listens at the endpoint {address}{on}: it refused a connection of {from}"
             ),
             "compare targetPort with the port at which the Pod's program listens, on all of its addresses",
         )),

@@ -57,7 +57,7 @@ pub(super) async fn ask_all(fleet: &Fleet, service: &ServiceName) -> Answers {
     answers
 }
 
-/// Asks one agent for more than virtual servers; fails with the reason, for people.
+/// Asks one agent for more than virtual servers. Returns the reason if there is no answer.
 pub(super) async fn ask_one(
     fleet: &Fleet,
     node: &NodeName,
