@@ -89,7 +89,7 @@ impl StatusServer {
         elsewhere.unwrap_or_else(|| Err("its agent is not connected".to_owned()))
     }
 
-    /// Tells the fate of a packet, and lets the node's agent try it if it shall.
+    /// Returns the fate of a packet, and lets the node's agent try it if it shall.
     async fn fate_of(
         &self,
         request: pb::ExplainRequest,
