@@ -2,6 +2,7 @@
 //! for each, real kernel tables. No test says how the tables must look where a fresh start from the
 //! same objects can say it ([`support::oracle`]).
 
+mod alarms;
 mod announce;
 mod broken;
 mod chart;
@@ -53,6 +54,7 @@ const TESTS: &[Test] = tests![
     faults::a_compacted_history_is_no_harm,
     faults::a_list_that_lacks_many_is_looked_at_twice,
     faults::rights_taken_away_delete_nothing_and_heal,
+    alarms::alerts_fire_in_real_faults_and_end_with_them,
     faults::an_older_etcd_is_followed_and_resurrects_nothing_else,
     replicas::an_agent_leaves_a_replica_that_is_cut_off_and_never_goes_back,
     replicas::any_replica_answers_for_all_and_kpctl_waits_for_all,

@@ -132,7 +132,6 @@ fn fates(world: &World) -> Result<()> {
             pod("default/r-local", "node-2"),
             &[
                 "is dropped",
-                "asked just now: does the same: it drops the packet (",
                 "on another node, and the policy is Local",
                 "InternalPolicyLocal",
             ],

@@ -97,6 +97,11 @@ fn slice_changes(world: &World, to: (IpAddr, u16)) -> Result<()> {
         })?;
         // The other replica serves that node.
         for (_, _, of) in PLACES {
+            let why = ["why", SERVICE, "--from", "pod", "--via", of, "--try"];
+            let why = ask(world, port, &why)?;
+            ensure!(why["kernel"]["agrees"] == true, "{why:#}");
+            let tried = why["attempts"].as_array().context("nothing was tried")?;
+            ensure!(tried.len() == 4, "{why:#}");
             let change = newest(world, port, &["--node", of])?;
             let only = change["slowest"].as_array().context("no nodes")?;
             ensure!(
