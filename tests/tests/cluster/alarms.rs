@@ -36,7 +36,8 @@ pub(crate) fn alerts_fire_in_real_faults_and_end_with_them() -> Result<()> {
     with_world(|world| {
         world.settle()?;
         let healthy = Picture::of(world)?;
-        ensure!(alarms.firing(&[&healthy])?.is_empty(), "without a fault");
+        let none = alarms.firing(&[], (&healthy, &healthy))?;
+        ensure!(none.is_empty(), "without a fault: {none:?}");
 
         world.stop_agent("node-1");
         let lost = alarms.until(world, &[&healthy], |firing| {
@@ -120,30 +121,34 @@ impl Alarms {
         let mut before = Picture::of(world)?;
         eventually(DEADLINE, "the alerts of this fault, or of none", || {
             let now = Picture::of(world)?;
-            let pictures = [past, &[&before, &now]].concat();
-            let firing = self.firing(&pictures)?;
+            let firing = self.firing(past, (&before, &now))?;
             before = now.clone();
             ensure!(wanted(&firing), "{firing:?} fire");
             Ok(now)
         })
     }
 
-    /// Returns the alerts that fire in the last picture.
-    fn firing(&self, pictures: &[&Picture]) -> Result<BTreeSet<String>> {
+    /// Returns the alerts that fire now, after these pictures of the past. What has grown since the picture before goes
+    /// on growing.
+    fn firing(
+        &self,
+        past: &[&Picture],
+        (before, now): (&Picture, &Picture),
+    ) -> Result<BTreeSet<String>> {
         let text = fs::read_to_string(&self.rules)?;
         let names = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
         let names: BTreeSet<&str> = names.filter(|name| name.starts_with("kplane_")).collect();
-        let all: BTreeSet<&String> = pictures
-            .iter()
-            .flat_map(|picture| picture.0.keys())
-            .collect();
+        let pictures = past.iter().chain([&now]);
+        let all: BTreeSet<&String> = pictures.flat_map(|picture| picture.0.keys()).collect();
         let used = all
             .into_iter()
             .filter(|series| names.contains(series.split('{').next().unwrap_or_default()));
         let input: Vec<Value> = used
-            .map(|series| json!({ "series": series, "values": values(series, pictures) }))
+            .map(
+                |series| json!({ "series": series, "values": values(series, past, (before, now)) }),
+            )
             .collect();
-        let minute = MINUTES * (pictures.len() - 1) + AT;
+        let minute = MINUTES * past.len() + AT;
         let test = json!({
             "rule_files": [self.rules],
             "evaluation_interval": "1m",
@@ -171,26 +176,20 @@ impl Alarms {
     }
 }
 
-/// Returns the values of a series in promtool's notation: each picture lasts, and what grew goes on growing.
-fn values(series: &str, pictures: &[&Picture]) -> String {
-    let is_counter = series
-        .split('{')
-        .next()
-        .is_some_and(|name| name.ends_with("_total"));
-    let mut parts = Vec::new();
-    for (n, picture) in pictures.iter().enumerate() {
-        let value = picture.0.get(series).copied();
-        let before = n
-            .checked_sub(1)
-            .and_then(|n| pictures[n].0.get(series).copied());
-        parts.push(match value {
-            None => format!("_x{MINUTES}"),
-            Some(value) => {
-                let grown = value - before.unwrap_or(value);
-                let step = if is_counter { grown.max(0.0) } else { 0.0 };
-                format!("{value}+{step}x{}", MINUTES - 1)
-            }
-        });
-    }
+/// Returns the values of a series in promtool's notation: each picture lasts, and in the last one counters grow.
+fn values(series: &str, past: &[&Picture], (before, now): (&Picture, &Picture)) -> String {
+    let name = series.split('{').next().unwrap_or_default();
+    let in_picture = |picture: &Picture| picture.0.get(series).copied();
+    let part = |value: Option<f64>, step: f64| match value {
+        None => format!("_x{MINUTES}"),
+        Some(value) => format!("{value}+{step}x{}", MINUTES - 1),
+    };
+    let grown = in_picture(now).unwrap_or_default() - in_picture(before).unwrap_or_default();
+    let step = match name.ends_with("_total") {
+        true => grown.max(0.0),
+        false => 0.0,
+    };
+    let past = past.iter().map(|picture| part(in_picture(picture), 0.0));
+    let parts: Vec<String> = past.chain([part(in_picture(now), step)]).collect();
     parts.join(" ")
 }
