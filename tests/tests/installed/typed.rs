@@ -1,6 +1,8 @@
 //! Commands as an administrator types them, in the words of the documentation. The test `chart` looks for the
 //! documents' commands among those that are given here.
 
+use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
@@ -24,12 +26,18 @@ pub(crate) fn typed_with(cluster: &RealCluster, line: &str, more: &[&str]) -> Re
     printed.with_context(|| format!("`{line}`"))
 }
 
-/// Runs a command on a node, as root, and returns what it prints.
+/// Runs a command on a node, as root, and returns what it prints. The program is copied there: a node has a `/tmp` of its
+/// own, in which the checkout may be.
 pub(crate) fn typed_on(cluster: &RealCluster, node: &str, line: &str) -> Result<String> {
     let (program, args) = words(cluster, line)?;
+    let name = Path::new(&program).file_name().context("no program")?;
+    let copy = cluster.node(node)?.path("/usr/local/bin")?.join(name);
+    fs::copy(&program, &copy).with_context(|| format!("copy {program} to {node}"))?;
+    let program = Path::new("/usr/local/bin").join(name).display().to_string();
     let kubeconfig = format!("KUBECONFIG={}", cluster.kubeconfig().display());
     let all = [vec![kubeconfig, program], args].concat();
     let printed = cluster.node(node)?.exec("env", &all);
+    fs::remove_file(&copy).with_context(|| format!("remove {} of {node}", copy.display()))?;
     printed.with_context(|| format!("`{line}`"))
 }
 
