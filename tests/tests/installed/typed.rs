@@ -13,6 +13,9 @@ use crate::support::built;
 /// The address of the API server in the documents.
 const DOCUMENTED_SERVER: &str = "192.0.2.1";
 
+/// Where programs are put on a node.
+const PROGRAMS: &str = "/usr/local/bin";
+
 /// Runs a command and returns what it prints. The documents' address stands for the API server's.
 pub(crate) fn typed(cluster: &RealCluster, line: &str) -> Result<String> {
     typed_with(cluster, line, &[])
@@ -26,18 +29,23 @@ pub(crate) fn typed_with(cluster: &RealCluster, line: &str, more: &[&str]) -> Re
     printed.with_context(|| format!("`{line}`"))
 }
 
-/// Runs a command on a node, as root, and returns what it prints. The program is copied there: a node has a `/tmp` of its
-/// own, in which the checkout may be.
+/// Runs a command of kpctl on a node, as root, and returns what it prints. It is copied there with the agent, which it
+/// starts: a node has a `/tmp` of its own, in which the checkout may be.
 pub(crate) fn typed_on(cluster: &RealCluster, node: &str, line: &str) -> Result<String> {
     let (program, args) = words(cluster, line)?;
-    let name = Path::new(&program).file_name().context("no program")?;
-    let copy = cluster.node(node)?.path("/usr/local/bin")?.join(name);
-    fs::copy(&program, &copy).with_context(|| format!("copy {program} to {node}"))?;
-    let program = Path::new("/usr/local/bin").join(name).display().to_string();
+    let node = cluster.node(node)?;
+    let folder = node.path(PROGRAMS)?;
+    let built = Path::new(&program).parent().context("no folder")?;
+    for name in ["kpctl", "kp-nodeagent"] {
+        let copied = fs::copy(built.join(name), folder.join(name));
+        copied.with_context(|| format!("copy {name} to the node"))?;
+    }
     let kubeconfig = format!("KUBECONFIG={}", cluster.kubeconfig().display());
-    let all = [vec![kubeconfig, program], args].concat();
-    let printed = cluster.node(node)?.exec("env", &all);
-    fs::remove_file(&copy).with_context(|| format!("remove {} of {node}", copy.display()))?;
+    let all = [vec![kubeconfig, format!("{PROGRAMS}/kpctl")], args].concat();
+    let printed = node.exec("env", &all);
+    for name in ["kpctl", "kp-nodeagent"] {
+        fs::remove_file(folder.join(name)).with_context(|| format!("remove {name}"))?;
+    }
     printed.with_context(|| format!("`{line}`"))
 }
 
