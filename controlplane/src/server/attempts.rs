@@ -144,9 +144,12 @@ fn finding(tried: &pb::TriedConnection, from: &str) -> Option<Finding> {
             Reason::EndpointSilent,
             Severity::Error,
             format!("the endpoint {address}{on} did not answer {from} within a second"),
-            format!(
-                "check the NetworkPolicies of the Pod, and the way from {from}; compare with --from node/{node} --try"
-            ),
+            match node.as_str() {
+                "" => format!("check the firewall of the endpoint, and the way from {from}"),
+                node => format!(
+                    "check the NetworkPolicies of the Pod, and the way from {from}; compare with --from node/{node} --try"
+                ),
+            },
         )),
         pb::AttemptOutcome::Connected | pb::AttemptOutcome::Unspecified => None,
     }

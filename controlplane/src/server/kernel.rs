@@ -16,6 +16,9 @@ const ENDPOINTS: usize = 256;
 const PLACES: usize = 64;
 const TEXT: usize = 256;
 
+/// The set of destinations that some senders only may reach.
+const GUARD: &str = "firewall-services";
+
 /// What the kernel must do with a packet.
 #[derive(Clone, Debug)]
 pub(super) struct Expected {
@@ -123,7 +126,9 @@ impl Expected {
             Outcome::Reaches => format!("it chooses one of {}", endpoints(self.endpoints.len())),
             Outcome::Refused => "it refuses the packet".to_owned(),
             Outcome::Dropped => "it drops the packet".to_owned(),
-            Outcome::NotAdmitted => "it admits some senders only".to_owned(),
+            Outcome::NotAdmitted => {
+                "it admits some senders only; which ones is not compared".to_owned()
+            }
         }
     }
 
@@ -132,7 +137,10 @@ impl Expected {
         let listed = self.listed(state);
         let wants = match self.outcome {
             // The kernel's endpoints do not matter: the packet ends before.
-            Outcome::NotAdmitted => return None,
+            Outcome::NotAdmitted => {
+                let guarded = state.places.iter().any(|place| place == GUARD);
+                return (!guarded).then(|| "admits every sender".to_owned());
+            }
             Outcome::Reaches => !listed.is_empty(),
             Outcome::Refused => listed.is_empty() && state.refuses,
             Outcome::Dropped => listed.is_empty() && state.drops,
@@ -257,6 +265,17 @@ mod tests {
                 .difference(&refuses)
                 .is_some()
         );
+    }
+
+    #[test]
+    fn a_guard_that_is_missing_is_a_difference() {
+        let guarded = pb::KernelState {
+            places: vec![GUARD.to_owned()],
+            ..state(&["a:1"])
+        };
+        let wanted = expected(Outcome::NotAdmitted, &[], false);
+        assert_eq!(wanted.difference(&guarded), None);
+        assert!(wanted.difference(&state(&["a:1"])).is_some());
     }
 
     #[test]

@@ -80,6 +80,22 @@ pub(crate) fn describe_names_addresses_that_cannot_be_served() -> Result<()> {
         for (service, parts) in cases {
             says(world, &["describe", "service", service], parts)?;
         }
+        let stranger = [
+            "outside/203.0.113.9",
+            "--via",
+            "node-1",
+            "--to",
+            "192.0.2.60:80",
+        ];
+        let why = [&["why", "default/b-ranges", "--from"][..], &stranger].concat();
+        says(
+            world,
+            &why,
+            &[
+                "does not admit its sender",
+                "does the same: it admits some senders only",
+            ],
+        )?;
         // A conflict fails a check of the input.
         let (code, text, _) = kpctl(world, 7444, &["status", "--check"])?;
         ensure!(code == Some(3), "{text}");
