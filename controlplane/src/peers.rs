@@ -32,12 +32,12 @@ use futures_util::future::join_all;
 use kplane_model::{NodeName, ServiceName};
 use kplane_proto::v1 as pb;
 use tokio::time::{Instant, timeout_at};
-use tonic::{Code, Status};
+use tonic::{Code, Response, Status};
 
 use self::answer::{Invalid, Read, Unread, read};
 use self::follow::Shared;
 use self::turns::Turns;
-use self::way::Way;
+use self::way::{Client, Way};
 use crate::fleet::{More, bound_held, label};
 
 /// Maximum time to wait for all other replicas together.
@@ -348,7 +348,18 @@ impl Peers {
         &self,
         seen: pb::ApproveRequest,
     ) -> (Vec<pb::ApproveResponse>, Vec<pb::MissingReplica>) {
-        // This finds out which address is whose. A replica that approves twice does nothing the second time.
+        // A replica that approves twice does nothing the second time.
+        let ask = |mut client: Client| async move { client.approve(seen).await };
+        let (approved, missing) = self.ask_each(ask).await;
+        (approved.into_iter().map(bounded).collect(), missing)
+    }
+
+    /// Asks each of the other replicas; returns their answers, and the replicas without one.
+    async fn ask_each<T, F>(&self, ask: impl Fn(Client) -> F) -> (Vec<T>, Vec<pb::MissingReplica>)
+    where
+        F: Future<Output = Result<Response<T>, Status>>,
+    {
+        // This finds out which address is whose.
         let Collected {
             answers,
             mut missing,
@@ -356,28 +367,26 @@ impl Peers {
         let (targets, _) = self.way.targets().await;
         let until = Instant::now() + PATIENCE;
         let asked = answers.iter().map(|answer| {
-            let target = targets
-                .iter()
-                .find(|target| target.address == answer.address);
+            let mut all = targets.iter();
+            let target = all.find(|target| target.address == answer.address);
+            let asking = target.map(|target| ask(self.way.client(target)));
             async move {
-                let target = target.ok_or(Missing::Late)?;
-                let mut client = self.way.client(target);
-                let approved = timeout_at(until, client.approve(seen)).await;
-                let approved = approved.map_err(|_| Missing::Late)?;
-                approved.map_err(|status| Missing::Refused(describe(&status)))
+                let response = timeout_at(until, asking.ok_or(Missing::Late)?).await;
+                let response = response.map_err(|_| Missing::Late)?;
+                response.map_err(|status| Missing::Refused(describe(&status)))
             }
         });
-        let mut approved = Vec::new();
+        let mut told = Vec::new();
         for (answer, result) in answers.iter().zip(join_all(asked).await) {
             match result {
-                Ok(response) => approved.push(bounded(response.into_inner())),
+                Ok(response) => told.push(response.into_inner()),
                 Err(reason) => missing.push(pb::MissingReplica {
                     address: answer.address.to_string(),
                     reason: reason.to_string(),
                 }),
             }
         }
-        (approved, missing)
+        (told, missing)
     }
 }
 

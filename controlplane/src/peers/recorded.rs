@@ -1,11 +1,9 @@
 //! The records of other replicas.
 
-use futures_util::future::join_all;
 use kplane_proto::v1 as pb;
-use tokio::time::{Instant, timeout_at};
 
-use super::answer::Question;
-use super::{Collected, Missing, PATIENCE, Peers, describe};
+use super::Peers;
+use super::way::Client;
 
 /// Maximum number of changes, and of nodes of a change, in a replica's answer.
 const MAX_CHANGES: usize = 200;
@@ -17,34 +15,9 @@ impl Peers {
         &self,
         request: &pb::ServiceHistoryRequest,
     ) -> (Vec<pb::ServiceHistory>, Vec<pb::MissingReplica>) {
-        // This finds out which address is whose.
-        let Collected {
-            answers,
-            mut missing,
-        } = self.collect(&Question::default()).await;
-        let (targets, _) = self.way.targets().await;
-        let until = Instant::now() + PATIENCE;
-        let asked = answers.iter().map(|answer| {
-            let mut all = targets.iter();
-            let target = all.find(|target| target.address == answer.address);
-            async move {
-                let mut client = self.way.client(target.ok_or(Missing::Late)?);
-                let recorded = timeout_at(until, client.recorded(request.clone())).await;
-                let recorded = recorded.map_err(|_| Missing::Late)?;
-                recorded.map_err(|status| Missing::Refused(describe(&status)))
-            }
-        });
-        let mut recorded = Vec::new();
-        for (answer, result) in answers.iter().zip(join_all(asked).await) {
-            match result {
-                Ok(response) => recorded.push(bounded(response.into_inner())),
-                Err(reason) => missing.push(pb::MissingReplica {
-                    address: answer.address.to_string(),
-                    reason: reason.to_string(),
-                }),
-            }
-        }
-        (recorded, missing)
+        let ask = |mut client: Client| async move { client.recorded(request.clone()).await };
+        let (recorded, missing) = self.ask_each(ask).await;
+        (recorded.into_iter().map(bounded).collect(), missing)
     }
 }
 

@@ -33,6 +33,9 @@ const MAX_MESSAGE: usize = 1 << 20;
 /// Maximum number of bytes in flight on a connection: most answers, so that a distant replica needs few round trips.
 const WINDOW: u32 = 4 << 20;
 
+/// A client of another replica.
+pub(super) type Client = PeerServiceClient<Channel>;
+
 /// The configuration of TLS to other replicas, as soon as there is one.
 pub type Secured = Shared<BoxFuture<'static, Option<Follower<ClientConfig>>>>;
 
@@ -142,7 +145,7 @@ impl Way {
     }
 
     /// Returns a client of a replica, on the connection that is open or on a new one.
-    pub(super) fn client(&self, target: &Target) -> PeerServiceClient<Channel> {
+    pub(super) fn client(&self, target: &Target) -> Client {
         let mut channels = self.lock();
         let channel = channels.entry(target.clone()).or_insert_with(|| {
             let (dialer, cover) = (self.dialer, self.cover.clone());
