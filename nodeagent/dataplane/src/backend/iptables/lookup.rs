@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 
 use kplane_model::{Cidr, EndpointAddr};
 
-use super::name::{ChainName, TableName, lower};
+use super::name::{ChainName, DISPATCH, TableName, lower};
 use super::readback::words;
 use super::tool::{Tool, ToolError, plain_name};
 use crate::backend::kernel::{KernelState, MAX_ENDPOINTS, Target};
@@ -148,10 +148,10 @@ impl<'a> Way<'a> {
     }
 
     fn place(&mut self, table: &str, chain: &str) {
-        let passing = [ChainName::MARK_MASQ, ChainName::MARK_NOT_POD];
+        // Trees lead to many destinations, and each endpoint is listed anyway.
+        let passing = [DISPATCH, "KUBE-SEP-", "KUBE-MARK-"];
         let place = format!("{table} {chain}");
-        let named = !chain.starts_with("KUBE-SEP-")
-            && !passing.iter().any(|passing| passing.as_str() == chain);
+        let named = !passing.iter().any(|passing| chain.starts_with(passing));
         if named && !self.places.contains(&place) {
             self.places.push(place);
         }
@@ -333,7 +333,7 @@ mod tests {
         assert_eq!(state.inside, None);
         assert!(!state.refuses && !state.drops && !state.guarded);
         let service = "nat KUBE-SVC-AAAAAAAAAAAAAAAA";
-        assert_eq!(state.places, ["nat KUBE-SVC-D-S0", service]);
+        assert_eq!(state.places, [service]);
         for (at_other, protocol) in [
             ("10.96.0.1:81", Protocol::Tcp),
             ("10.96.0.1:80", Protocol::Udp),
