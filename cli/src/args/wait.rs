@@ -6,7 +6,7 @@ use kplane_model::ServiceName;
 
 use super::error;
 use super::lists::service_name;
-use crate::goal::{Goal, Threshold};
+use kplane_view::goal::{Goal, Threshold};
 
 /// The names of the kind that can be waited for, as kubectl knows them.
 const KINDS: [&str; 3] = ["service", "services", "svc"];
