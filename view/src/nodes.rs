@@ -1,6 +1,6 @@
 //! Nodes: their state, what they hold, and why not.
 
-mod state;
+pub mod state;
 
 use std::time::Duration;
 
