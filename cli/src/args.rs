@@ -5,6 +5,7 @@ mod connection;
 mod freeze;
 mod lists;
 pub(crate) mod migrate;
+pub(crate) mod page;
 pub(crate) mod record;
 pub(crate) mod rollback;
 pub(crate) mod rollout;
@@ -31,6 +32,7 @@ pub(crate) use why::WhyArgs;
 
 use self::check::CheckArgs;
 use self::migrate::MigrateCommand;
+use self::page::PageArgs;
 use self::record::{BundleArgs, DiffArgs, EventsArgs, HistoryArgs, TopArgs};
 use self::rollback::RollbackArgs;
 use self::rollout::RolloutCommand;
@@ -292,6 +294,16 @@ Examples:
   kpctl top
   kpctl top --limit 50 -o wide")]
     Top(TopArgs),
+    /// Serve the control plane's page to a browser on this machine
+    #[command(after_help = "\
+The page shows the fleet, nodes, Services, changes and reasons, live, with your rights. It is served on
+127.0.0.1 until Ctrl-C, under an address that is new each time. Keep it to yourself: it gives your
+right to read to all programs on this machine that know it.
+
+Examples:
+  kpctl page
+  kpctl page --port 8080")]
+    Page(PageArgs),
     /// Publish an earlier state of all Services again
     #[command(after_help = "\
 All replicas publish the state, and what the source changes waits, until `kpctl rollback --undo`. A

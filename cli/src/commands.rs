@@ -4,6 +4,7 @@ mod bundle;
 mod check;
 mod get;
 mod migrate;
+mod page;
 mod record;
 mod rollout;
 mod uninstall;
@@ -92,6 +93,7 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
         Command::Events(args) => record::events(&cli, args).await,
         Command::Bundle(args) => bundle::run(&cli, args).await,
         Command::Top(args) => record::top(&cli, args).await,
+        Command::Page(args) => page::run(&cli, args).await,
         Command::Rollback(args) => {
             let (client, _) = connect(&cli).await?;
             let history = client.change_rollback(args.request()).await?;
