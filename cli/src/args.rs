@@ -2,6 +2,7 @@
 
 pub(crate) mod check;
 mod connection;
+pub(crate) mod drain;
 mod freeze;
 mod lists;
 pub(crate) mod migrate;
@@ -30,6 +31,7 @@ pub(crate) use wait::WaitArgs;
 pub(crate) use why::WhyArgs;
 
 use self::check::CheckArgs;
+use self::drain::DrainArgs;
 use self::migrate::MigrateCommand;
 use self::record::{BundleArgs, DiffArgs, EventsArgs, HistoryArgs, TopArgs};
 use self::rollback::RollbackArgs;
@@ -50,7 +52,7 @@ const ANSWER: Duration = Duration::from_secs(10);
 const GOAL: Duration = Duration::from_secs(60);
 
 /// Commands that need the API server of a cluster as well as the control plane, whose address may be given besides.
-const BOTH: [&str; 4] = ["migrate", "check", "uninstall", "why"];
+const BOTH: [&str; 5] = ["migrate", "check", "uninstall", "why", "drain-status"];
 
 /// Heading of options that have no other one.
 const GLOBAL: &str = "Global options";
@@ -70,6 +72,8 @@ How the control plane is found:
 Exit codes:
   0  done            3  status --check: nodes not in sync, or errors in the input
   1  server error    4  approve, migrate, uninstall: not approved
+                     5  drain-status: flows are left
+                     6  drain-status: a node did not answer, so it is not known
   2  wrong usage     1  wait: the goal was not reached in time; migrate: stopped; check: bad
                      2  check: something could not be checked
 
@@ -120,7 +124,7 @@ impl Options {
         if matches.value_source("timeout") != Some(ValueSource::DefaultValue) {
             self.goal = self.timeout;
         }
-        if matches.subcommand_name() == Some("wait") {
+        if matches!(matches.subcommand_name(), Some("wait" | "drain-status")) {
             // The time until the goal is no time to wait for an answer.
             self.timeout = self.timeout.min(ANSWER);
         }
@@ -196,6 +200,9 @@ Examples:
   kpctl why shop/web --from outside --via node-1 --to 172.18.0.2:30080
   kpctl why shop/web --from node/node-1 --try             node-1 connects, and says what came back")]
     Why(WhyArgs),
+    /// Show which nodes still have flows to endpoints that are being shut down: when may I delete this Pod?
+    #[command(after_help = drain::HELP)]
+    DrainStatus(DrainArgs),
     /// Wait until Services have reached the kernels of all nodes
     #[command(after_help = "\
 A node counts when its kernel holds the newest state of the Service and its agent is connected.

@@ -223,6 +223,13 @@ impl StatusService for Canned {
         }))
     }
 
+    async fn get_drain_status(
+        &self,
+        _: Request<pb::DrainStatusRequest>,
+    ) -> Result<Response<pb::DrainStatus>, Status> {
+        Err(Status::unimplemented("no such method"))
+    }
+
     async fn explain(
         &self,
         request: Request<pb::ExplainRequest>,
