@@ -57,13 +57,35 @@ pub enum Sender {
     Outside(Option<IpAddr>),
 }
 
-/// Settings of the node's agent that decide about packets.
+/// Settings of the node's agent about the source of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Masquerade {
     /// The agent knows which addresses are Pods' (`clusterCIDR`, `detectLocalMode`).
     pub pods_known: bool,
     /// The agent masquerades all packets to ClusterIPs (`masqueradeAll`).
     pub all: bool,
+}
+
+/// The clients for which policy Local counts on a node, which depends on its agent's backend.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LocalRule {
+    /// Senders outside of the cluster, whose packets are dropped where the node has no endpoint (A14, A16).
+    #[default]
+    BySender,
+    /// All senders, and endpoints of other nodes serve where the node has none (A29): mode ipvs.
+    FallsBack,
+    /// All senders, who get an error where the node has no endpoint: mode ipvs with `--ipvs-strict-local`. The node
+    /// itself still reaches external addresses.
+    Strict,
+}
+
+/// Settings of the node's agent that decide about packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Setup {
+    /// Those about the source of packets.
+    pub masquerade: Masquerade,
+    /// The rule for policy Local.
+    pub local: LocalRule,
 }
 
 /// Whom the endpoint takes for the client (A15-A17). An endpoint that asks itself always sees the node.
@@ -80,7 +102,8 @@ pub enum Source {
 pub enum Outcome {
     /// One of the chosen endpoints gets it.
     Reaches,
-    /// The sender gets an error at once: no endpoint is usable anywhere.
+    /// The sender gets an error at once: no endpoint is usable anywhere, or none on this node and
+    /// [`LocalRule::Strict`].
     Refused,
     /// It is dropped: other nodes have endpoints, and the policy is Local.
     Dropped,
@@ -95,6 +118,8 @@ pub struct Fate {
     pub policy: TrafficPolicy,
     /// The policy is Local, and does not count for this sender (A16).
     pub short_cut: bool,
+    /// The policy is Local, the node has no endpoint, and those of other nodes serve (A29).
+    pub fell_back: bool,
     /// Whether the sender may use the place; `None` if its address is not known and decides.
     pub admitted: Option<bool>,
     /// The endpoints of which one gets the packet.
@@ -113,27 +138,36 @@ pub fn fate(
     port: &ServicePort,
     endpoints: &[Endpoint],
     node: &NodeFacts,
-    masquerade: Masquerade,
+    setup: Setup,
     (place, sender): (Place, Sender),
 ) -> Fate {
     let selection = categorize(port, endpoints, &node.name, node.zone.as_deref());
+    let masquerade = setup.masquerade;
     let inside = is_inside(masquerade, sender);
-    let (policy, short_cut) = policy(port, place, inside);
+    let (policy, short_cut) = match setup.local {
+        LocalRule::BySender => policy(port, place, inside),
+        LocalRule::FallsBack | LocalRule::Strict => policy(port, place, false),
+    };
+    let none_here =
+        policy == TrafficPolicy::Local && selection.local.as_ref().is_none_or(Vec::is_empty);
+    let fell_back = none_here && falls_back(setup.local, place, sender);
     let chosen = match policy {
-        TrafficPolicy::Cluster => selection.cluster.clone(),
-        TrafficPolicy::Local => selection.local.clone(),
+        TrafficPolicy::Local if !fell_back => selection.local.clone(),
+        _ => selection.cluster.clone(),
     };
     let chosen = chosen.unwrap_or_default();
     let admitted = admitted(port, node, place, sender);
-    let outcome = match (admitted, chosen.is_empty(), selection.has_any) {
-        (Some(false), _, _) => Outcome::NotAdmitted,
-        (_, false, _) => Outcome::Reaches,
-        (_, true, true) => Outcome::Dropped,
-        (_, true, false) => Outcome::Refused,
+    let drops = setup.local == LocalRule::BySender && selection.has_any;
+    let outcome = match (admitted, chosen.is_empty()) {
+        (Some(false), _) => Outcome::NotAdmitted,
+        (_, false) => Outcome::Reaches,
+        (_, true) if drops => Outcome::Dropped,
+        (_, true) => Outcome::Refused,
     };
     Fate {
         policy,
         short_cut,
+        fell_back: fell_back && !chosen.is_empty(),
         admitted,
         source: source(port, masquerade, place, sender),
         chosen,
@@ -149,6 +183,17 @@ fn policy(port: &ServicePort, place: Place, inside: bool) -> (TrafficPolicy, boo
         (_, TrafficPolicy::Cluster) => (TrafficPolicy::Cluster, false),
         (_, TrafficPolicy::Local) if inside => (TrafficPolicy::Cluster, true),
         (_, TrafficPolicy::Local) => (TrafficPolicy::Local, false),
+    }
+}
+
+/// Returns whether endpoints of other nodes serve where the node has none and the policy is Local.
+fn falls_back(rule: LocalRule, place: Place, sender: Sender) -> bool {
+    let of_node = matches!(sender, Sender::Node(_));
+    let external = matches!(place, Place::LoadBalancer(_) | Place::ExternalIp(_));
+    match rule {
+        LocalRule::BySender => false,
+        LocalRule::FallsBack => true,
+        LocalRule::Strict => of_node && external,
     }
 }
 

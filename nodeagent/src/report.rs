@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kplane_model::fate::Setup;
 use kplane_model::{DesiredKey, Family, NodeFacts, ServiceKey};
 use kplane_proto::v1 as pb;
 use prost::Message as _;
@@ -210,17 +211,8 @@ pub struct FamilyReport {
     pub verified_at_ms: u64,
     /// Repairs of other programs' changes.
     pub repairs: Repairs,
-    /// The settings about the source of packets; `None` until the node was planned.
-    pub masquerade: Option<Masquerade>,
-}
-
-/// The settings about the source of packets (A15-A17).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Masquerade {
-    /// The agent knows which addresses are Pods'.
-    pub pods_known: bool,
-    /// All packets to ClusterIPs are masqueraded.
-    pub all: bool,
+    /// The settings that decide about packets; `None` until the node was planned.
+    pub setup: Option<Setup>,
 }
 
 /// Repairs of other programs' changes, since the start.
@@ -377,10 +369,14 @@ impl FamilyReport {
             last_repair_ms: self.repairs.last_ms,
             last_repair: clip(&self.repairs.last).to_owned(),
             verification_overdue: false,
-            masquerade: self.masquerade.map(|masquerade| pb::Masquerade {
-                pods_known: masquerade.pods_known,
-                all: masquerade.all,
+            masquerade: self.setup.map(|setup| pb::Masquerade {
+                pods_known: setup.masquerade.pods_known,
+                all: setup.masquerade.all,
             }),
+            local_rule: self
+                .setup
+                .map_or(pb::LocalRule::Unspecified, |setup| setup.local.into())
+                .into(),
         }
     }
 }

@@ -240,6 +240,7 @@ fn family() -> FamilyStatus {
         last_repair: "a set".into(),
         // Younger than the golden bytes.
         masquerade: None,
+        local_rule: 0,
         verification_overdue: true,
     }
 }

@@ -16,9 +16,6 @@ const ENDPOINTS: usize = 256;
 const PLACES: usize = 64;
 const TEXT: usize = 256;
 
-/// The set of destinations that some senders only may reach.
-const GUARD: &str = "firewall-services";
-
 /// What the kernel must do with a packet.
 #[derive(Clone, Debug)]
 pub(super) struct Expected {
@@ -28,7 +25,7 @@ pub(super) struct Expected {
     pub(super) destination: pb::Destination,
     outcome: Outcome,
     endpoints: BTreeSet<String>,
-    /// The sender is inside of the cluster, and a Local policy does not count for it.
+    /// A Local policy does not count for the sender.
     inside: bool,
     /// The node is known to lag behind.
     lags: bool,
@@ -58,7 +55,7 @@ impl Expected {
             },
             outcome: fate.outcome,
             endpoints: fate.chosen.iter().map(ToString::to_string).collect(),
-            inside: fate.short_cut,
+            inside: fate.short_cut || fate.fell_back,
             lags,
         }
     }
@@ -138,8 +135,8 @@ impl Expected {
         let wants = match self.outcome {
             // The kernel's endpoints do not matter: the packet ends before.
             Outcome::NotAdmitted => {
-                let guarded = state.places.iter().any(|place| place == GUARD);
-                return (!guarded).then(|| "admits every sender".to_owned());
+                let open = state.guarded == Some(false);
+                return open.then(|| "admits every sender".to_owned());
             }
             Outcome::Reaches => !listed.is_empty(),
             Outcome::Refused => listed.is_empty() && state.refuses,
@@ -270,12 +267,18 @@ mod tests {
     #[test]
     fn a_guard_that_is_missing_is_a_difference() {
         let guarded = pb::KernelState {
-            places: vec![GUARD.to_owned()],
+            guarded: Some(true),
             ..state(&["a:1"])
         };
         let wanted = expected(Outcome::NotAdmitted, &[], false);
         assert_eq!(wanted.difference(&guarded), None);
-        assert!(wanted.difference(&state(&["a:1"])).is_some());
+        let open = pb::KernelState {
+            guarded: Some(false),
+            ..state(&["a:1"])
+        };
+        assert!(wanted.difference(&open).is_some());
+        // An older agent does not say it.
+        assert_eq!(wanted.difference(&state(&["a:1"])), None);
     }
 
     #[test]

@@ -5,7 +5,9 @@
 
 use std::net::SocketAddr;
 
-use kplane_model::fate::{Fate, Masquerade, Outcome, Place, Sender, Source, fate};
+use kplane_model::fate::{
+    Fate, LocalRule, Masquerade, Outcome, Place, Sender, Setup, Source, fate,
+};
 use kplane_model::select::TopologyMode;
 use kplane_model::{
     Endpoint, Family, NodeFacts, ServiceName, ServicePort, Severity, TrafficPolicy, parse_ip,
@@ -42,12 +44,12 @@ pub(super) fn explain(
     }
     let packet = Packet::new(request, detail, node)?;
     let port = &packet.view.port;
-    let masquerade = masquerade(on, port.key.family);
+    let setup = setup(on, port.key.family);
     let fate = fate(
         port,
         &packet.view.endpoints,
         node,
-        masquerade.unwrap_or(USUAL),
+        setup.unwrap_or(USUAL),
         (packet.place, packet.sender),
     );
     let bad = found
@@ -69,7 +71,7 @@ pub(super) fn explain(
         node: node.name.to_string(),
         outcome: outcome(fate.outcome).into(),
         summary: summary(&fate),
-        steps: steps(&packet, &fate, masquerade.is_some()),
+        steps: steps(&packet, &fate, setup.is_some()),
         candidates: candidates(&packet, &fate),
         programmed: lag.is_none(),
         verified: lag.is_none() && standing.verified >= standing.wanted,
@@ -81,19 +83,28 @@ pub(super) fn explain(
 }
 
 /// Settings of most agents, for an agent that has not reported its own.
-const USUAL: Masquerade = Masquerade {
-    pods_known: true,
-    all: false,
+const USUAL: Setup = Setup {
+    masquerade: Masquerade {
+        pods_known: true,
+        all: false,
+    },
+    local: LocalRule::BySender,
 };
 
 /// Returns the agent's settings, if it has reported them.
-fn masquerade(on: &OnNode, family: Family) -> Option<Masquerade> {
+fn setup(on: &OnNode, family: Family) -> Option<Setup> {
     let family = pb::Family::from(family);
-    let status = on.families.iter().find(|status| status.family() == family);
-    let masquerade = status?.masquerade?;
-    Some(Masquerade {
-        pods_known: masquerade.pods_known,
-        all: masquerade.all,
+    let status = on
+        .families
+        .iter()
+        .find(|status| status.family() == family)?;
+    let masquerade = status.masquerade?;
+    Some(Setup {
+        masquerade: Masquerade {
+            pods_known: masquerade.pods_known,
+            all: masquerade.all,
+        },
+        local: status.local_rule().into(),
     })
 }
 
@@ -210,6 +221,9 @@ fn summary(fate: &Fate) -> String {
                 all => format!("one of {} endpoints gets the packet{only_if}", all.len()),
             }
         }
+        Outcome::Refused if fate.selection.has_any => {
+            "the sender gets an error at once: this node has no endpoint, and the policy is Local".to_owned()
+        }
         Outcome::Refused => "the sender gets an error at once: no endpoint is usable on any node".to_owned(),
         Outcome::Dropped => {
             "the packet is dropped: other nodes have endpoints, this one has none, and the policy is Local".to_owned()
@@ -285,6 +299,10 @@ fn policy(packet: &Packet<'_>, fate: &Fate) -> String {
         (TrafficPolicy::Cluster, true) => format!(
             "{which} is Local, which does not count for senders inside of the cluster: endpoints of all nodes may be \
              chosen"
+        ),
+        (TrafficPolicy::Local, _) if fate.fell_back => format!(
+            "{which} is Local, and {} has no endpoint: in mode ipvs, endpoints of all nodes may be chosen then",
+            packet.node.name
         ),
         (TrafficPolicy::Local, _) => {
             format!(

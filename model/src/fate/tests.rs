@@ -3,9 +3,12 @@
 use super::*;
 use crate::key::ServiceKey;
 
-const MASQUERADE: Masquerade = Masquerade {
-    pods_known: true,
-    all: false,
+const SETUP: Setup = Setup {
+    masquerade: Masquerade {
+        pods_known: true,
+        all: false,
+    },
+    local: LocalRule::BySender,
 };
 
 fn port() -> ServicePort {
@@ -46,7 +49,7 @@ fn a8_without_an_address_it_is_open_whether_a_sender_is_admitted() {
             &port(),
             std::slice::from_ref(&endpoint),
             &node,
-            MASQUERADE,
+            SETUP,
             packet,
         )
     };
@@ -55,4 +58,56 @@ fn a8_without_an_address_it_is_open_whether_a_sender_is_admitted() {
     assert_eq!(told(None).outcome, Outcome::Reaches);
     assert_eq!(from([192, 0, 2, 7]).outcome, Outcome::Reaches);
     assert_eq!(from([198, 51, 100, 7]).outcome, Outcome::NotAdmitted);
+}
+
+#[test]
+fn a29_without_a_local_endpoint_ipvs_falls_back_unless_it_is_strict() {
+    let mut port = port();
+    port.external_policy = TrafficPolicy::Local;
+    port.source_ranges.clear();
+    let endpoint = Endpoint {
+        node: Some("elsewhere".into()),
+        ..Endpoint::ready(EndpointAddr {
+            ip: IpAddr::from([10, 0, 0, 1]),
+            port: 8080,
+        })
+    };
+    let external = Place::ExternalIp(IpAddr::from([203, 0, 113, 2]));
+    let outcome = |local, place, sender| {
+        let setup = Setup { local, ..SETUP };
+        let fate = fate(
+            &port,
+            std::slice::from_ref(&endpoint),
+            &NodeFacts::default(),
+            setup,
+            (place, sender),
+        );
+        (fate.outcome, fate.fell_back)
+    };
+    let (outside, node) = (Sender::Outside(None), Sender::Node(None));
+    let by_sender = LocalRule::BySender;
+    assert_eq!(
+        outcome(by_sender, external, outside),
+        (Outcome::Dropped, false)
+    );
+    assert_eq!(
+        outcome(by_sender, external, node),
+        (Outcome::Reaches, false)
+    );
+    let back = LocalRule::FallsBack;
+    assert_eq!(outcome(back, external, outside), (Outcome::Reaches, true));
+    assert_eq!(
+        outcome(back, Place::NodePort, outside),
+        (Outcome::Reaches, true)
+    );
+    let strict = LocalRule::Strict;
+    assert_eq!(
+        outcome(strict, external, outside),
+        (Outcome::Refused, false)
+    );
+    assert_eq!(outcome(strict, external, node), (Outcome::Reaches, true));
+    assert_eq!(
+        outcome(strict, Place::NodePort, node),
+        (Outcome::Refused, false)
+    );
 }

@@ -18,6 +18,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use kplane_model::OWN_MARK;
+use kplane_model::fate::LocalRule;
 use kplane_model::{Family, ServiceKey, ServiceName};
 
 pub use self::description::{Description, Failures, ModeMetrics};
@@ -212,6 +213,8 @@ pub struct Backend {
     pub serving: Option<Serving>,
     /// Whether Pods are known by their interfaces (A16).
     pub knows_pods: bool,
+    /// The clients for which policy Local counts.
+    pub local_rule: LocalRule,
 }
 
 impl Backend {
@@ -225,6 +228,7 @@ impl Backend {
             notifications: None,
             serving: None,
             knows_pods: false,
+            local_rule: LocalRule::default(),
         }
     }
 
@@ -413,10 +417,8 @@ impl Kind {
     pub fn look_up(self, target: Target) -> Result<KernelState, String> {
         match self {
             Self::Nftables => nftables::look_up(target).map_err(|error| chain(&error)),
-            Self::Iptables | Self::Ipvs => Err(format!(
-                "in mode {} the agent compares all rules at once, and does not read those of one destination",
-                self.describe().name
-            )),
+            Self::Iptables => iptables::look_up(target).map_err(|error| chain(&error)),
+            Self::Ipvs => ipvs::look_up(target).map_err(|error| chain(&error)),
             Self::Noop => Err("the agent programs no kernel".to_owned()),
         }
     }
@@ -443,6 +445,15 @@ impl Kind {
         }
     }
 
+    /// Returns the clients for which policy Local counts.
+    fn local_rule(self, settings: &Settings) -> LocalRule {
+        match self {
+            Self::Ipvs if settings.ipvs.strict_local => LocalRule::Strict,
+            Self::Ipvs => LocalRule::FallsBack,
+            Self::Nftables | Self::Iptables | Self::Noop => LocalRule::BySender,
+        }
+    }
+
     /// Opens a backend after a check that this machine can run it.
     ///
     /// # Errors
@@ -456,6 +467,7 @@ impl Kind {
         };
         Ok(Backend {
             knows_pods: settings.pod_interface.is_some(),
+            local_rule: self.local_rule(settings),
             ..backend
         })
     }

@@ -97,7 +97,6 @@ pub(super) struct Core {
 
 impl Core {
     pub(super) fn new(backend: Backend, settings: NodeSettings, followers: Followers) -> Self {
-        let [v4, v6] = backend.sides;
         Self {
             desired: Desired::default(),
             keeping: Keeping::default(),
@@ -108,8 +107,7 @@ impl Core {
             conntrack: None,
             settings,
             followers,
-            families: [(Family::V4, v4), (Family::V6, v6)]
-                .map(|(family, side)| Pipeline::new(family, side, backend.knows_pods)),
+            families: Pipeline::both(backend.sides, backend.knows_pods, backend.local_rule),
             behind: None,
             last_sync: None,
             syncs_ok: 0,

@@ -11,6 +11,7 @@ mod read_back;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use kplane_model::fate::{LocalRule, Masquerade, Setup};
 use kplane_model::{DesiredKey, Family, NodeFacts, ServiceKey, ServiceName};
 
 use super::core::Now;
@@ -18,7 +19,7 @@ use super::followers::Followers;
 use super::planner::{Planned, Planner};
 use super::triggers::Waiting;
 use crate::desired::{Desired, Position, Touched, Trigger};
-use crate::report::{Failure, FamilyReport, Masquerade, Repairs, Standing};
+use crate::report::{Failure, FamilyReport, Repairs, Standing};
 use kplane_dataplane::backend::{
     self, Applied, ApplyError, Change, Inspection, RuleCounts, ServerCounts, Side,
 };
@@ -75,7 +76,8 @@ pub(super) struct Pipeline {
     node: NodePlan,
     /// Whether the data path knows Pods by their interfaces.
     knows_pods: bool,
-    masquerade: Option<Masquerade>,
+    local_rule: LocalRule,
+    setup: Option<Setup>,
     /// Whether the kernel's state is not known, so that only a complete change will do.
     behind: bool,
     applied: Option<Position>,
@@ -108,7 +110,21 @@ pub(super) struct Pipeline {
 }
 
 impl Pipeline {
-    pub(super) fn new(family: Family, side: Box<dyn Side>, knows_pods: bool) -> Self {
+    /// Returns the pipelines of both families of a backend.
+    pub(super) fn both(
+        sides: [Box<dyn Side>; 2],
+        knows_pods: bool,
+        local_rule: LocalRule,
+    ) -> [Self; 2] {
+        let [v4, v6] = sides;
+        [(Family::V4, v4), (Family::V6, v6)].map(|(family, side)| Self {
+            knows_pods,
+            local_rule,
+            ..Self::new(family, side)
+        })
+    }
+
+    fn new(family: Family, side: Box<dyn Side>) -> Self {
         Self {
             family,
             side,
@@ -133,8 +149,9 @@ impl Pipeline {
             mend_backoff: MEND,
             recheck_at: None,
             repairs: Repairs::default(),
-            knows_pods,
-            masquerade: None,
+            knows_pods: false,
+            local_rule: LocalRule::default(),
+            setup: None,
         }
     }
 
@@ -239,9 +256,13 @@ impl Pipeline {
         let unknown = NodeFacts::default();
         let node = context.desired.node().unwrap_or(&unknown);
         self.node = NodePlan::new(self.family, node, context.settings);
-        self.masquerade = Some(Masquerade {
+        let masquerade = Masquerade {
             pods_known: self.knows_pods || !self.node.pod_sources.is_empty(),
             all: context.settings.masquerade_all,
+        };
+        self.setup = Some(Setup {
+            masquerade,
+            local: self.local_rule,
         });
         for view in context.desired.services(self.family) {
             planner.port(&view.0.port.key, Some(view));
@@ -436,7 +457,7 @@ impl Pipeline {
             rules: self.rules,
             verified_at_ms: self.verified_at_ms,
             repairs: self.repairs.clone(),
-            masquerade: self.masquerade,
+            setup: self.setup,
         }
     }
 }

@@ -123,6 +123,7 @@ fn state_to_wire(state: &KernelState) -> pb::KernelState {
         inside_endpoints: state.inside.as_deref().map(texts).unwrap_or_default(),
         refuses: state.refuses,
         drops: state.drops,
+        guarded: Some(state.guarded),
         more: state.more as u64,
         error: String::new(),
     }

@@ -1,5 +1,6 @@
 //! Conversions to human-readable views, for the status API.
 
+use kplane_model::fate::LocalRule;
 use kplane_model::{Issue, Severity};
 
 use crate::v1 as pb;
@@ -10,6 +11,26 @@ impl From<Severity> for pb::Severity {
             Severity::Info => Self::Info,
             Severity::Warning => Self::Warning,
             Severity::Error => Self::Error,
+        }
+    }
+}
+
+impl From<LocalRule> for pb::LocalRule {
+    fn from(rule: LocalRule) -> Self {
+        match rule {
+            LocalRule::BySender => Self::Unspecified,
+            LocalRule::FallsBack => Self::FallsBack,
+            LocalRule::Strict => Self::Strict,
+        }
+    }
+}
+
+impl From<pb::LocalRule> for LocalRule {
+    fn from(rule: pb::LocalRule) -> Self {
+        match rule {
+            pb::LocalRule::Unspecified => Self::BySender,
+            pb::LocalRule::FallsBack => Self::FallsBack,
+            pb::LocalRule::Strict => Self::Strict,
         }
     }
 }

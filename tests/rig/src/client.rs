@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{BufRead as _, BufReader, Error, ErrorKind, Read as _, Write as _};
-use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
 use std::ops::Range;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow};
@@ -19,8 +19,11 @@ use crate::netns::NetNs;
 /// lost packet is a failure and not a delay.
 pub const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Source ports of probes: Linux' default range for clients, above the node ports.
-const PORTS: Range<u32> = 32_768..61_000;
+/// Source ports of probes, below and above the node ports. A [load](crate::load) with its default pace uses each of
+/// them every 16 s. Linux remembers a reset connection for 10 s (`nf_conntrack_tcp_timeout_close`), and now and then
+/// sends a SYN from its port to the endpoint of that connection, which may have ended. With Linux' own choice of ports
+/// a load returns to each after 5 s.
+const PORTS: [Range<u16>; 2] = [10_000..30_000, 32_768..61_000];
 
 /// A transport that the echo servers speak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -229,9 +232,11 @@ impl Probe {
 
     fn socket(&self, kind: Type) -> Result<Socket, Error> {
         let socket = Socket::new(Domain::for_address(self.to), kind, None)?;
-        if let Some(ip) = self.source {
-            bind_fresh(&socket, ip)?;
-        }
+        let any = match self.to {
+            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        bind_fresh(&socket, self.source.unwrap_or(any))?;
         Ok(socket)
     }
 }
@@ -240,11 +245,16 @@ impl Probe {
 /// connection to the endpoint of that connection, whatever the client's affinity says by then
 /// (`is_new_conn_expected` of Linux); random ports would meet such a port now and then.
 fn bind_fresh(socket: &Socket, ip: IpAddr) -> Result<(), Error> {
-    static USED: AtomicU32 = AtomicU32::new(0);
+    static USED: AtomicUsize = AtomicUsize::new(0);
+    let [low, high] = PORTS;
     let mut tries = 100;
     loop {
-        let used = USED.fetch_add(1, Ordering::Relaxed) % (PORTS.end - PORTS.start);
-        let port = u16::try_from(PORTS.start + used).unwrap_or_default();
+        let used = USED.fetch_add(1, Ordering::Relaxed) % (low.len() + high.len());
+        let port = low
+            .clone()
+            .chain(high.clone())
+            .nth(used)
+            .unwrap_or_default();
         match socket.bind(&SocketAddr::new(ip, port).into()) {
             Err(error) if error.kind() == ErrorKind::AddrInUse && tries > 0 => tries -= 1,
             bound => return bound,

@@ -12,6 +12,7 @@
 mod addresses;
 mod affinity;
 mod alone;
+mod asked;
 mod churn;
 mod combined;
 mod coming_from_kube_proxy;
@@ -67,6 +68,8 @@ const TESTS: &[Test] = kplane_tests::tests!(
     policies::a12_a13_both_policies_local,
     policies::b3_draining_endpoints_serve_when_nothing_is_ready,
     policies::b5_a_draining_endpoint_serves_a_local_policy_when_no_other_is_on_the_node,
+    asked::a_kernel_says_what_it_does,
+    asked::a_kernel_says_what_others_have_left,
     unserved::a18_without_endpoints_everybody_is_refused_everywhere,
     unserved::a18_refusals_follow_the_endpoints,
     unserved::a18_refusals_come_at_once,

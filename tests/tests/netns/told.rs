@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use kp_controlplane::index::Index;
 use kp_controlplane::k8s::Kind;
 use kp_controlplane::source::{Batch, Event};
-use kplane_model::fate::{self, Masquerade, Outcome, Place, Sender};
+use kplane_model::fate::{self, LocalRule, Masquerade, Outcome, Place, Sender};
 use kplane_model::{NodeFacts, ServiceName};
 use kplane_tests::support::cluster::zone_name;
 use kplane_tests::support::facts;
@@ -68,7 +68,7 @@ fn told(case: &Case) -> Result<Fate> {
     let Some((view, place)) = place else {
         return elsewhere(case);
     };
-    let setup = masquerade(case.setup);
+    let setup = settings(case.setup);
     let packet = (place, sender(case));
     let fate = fate::fate(&view.port, &view.endpoints, &node, setup, packet);
     Ok(match fate.outcome {
@@ -100,13 +100,17 @@ fn elsewhere(case: &Case) -> Result<Fate> {
     Ok(expect(case).fate)
 }
 
-fn masquerade(setup: Setup) -> Masquerade {
-    Masquerade {
+fn settings(setup: Setup) -> fate::Setup {
+    let masquerade = Masquerade {
         pods_known: setup.knows_pods(),
         all: matches!(
             setup,
             Setup::MasqueradeAll | Setup::MasqueradeAllNoPodRanges
         ),
+    };
+    fate::Setup {
+        masquerade,
+        local: LocalRule::BySender,
     }
 }
 

@@ -26,12 +26,13 @@
 //! exist), `service.rs` (a ServicePort's chains), `prefix.rs` and `dispatch.rs` (a packet's way to its
 //! ServicePort), `ruleset.rs` and `stage.rs` (the whole ruleset, and the effect of a change), `restore.rs`
 //! (the text for `iptables-restore`). The others work on the machine: `tool.rs` (the tools that exist),
-//! `readback.rs` (their output), `counting.rs` (packet counters), `data_path.rs` (the tables, and how they change).
+//! `readback.rs` and `lookup.rs` (their output), `counting.rs` (packet counters), `data_path.rs` (the tables, and how they change).
 
 mod counting;
 mod data_path;
 mod dispatch;
 pub(in crate::backend) mod layout;
+mod lookup;
 mod name;
 mod prefix;
 pub(in crate::backend) mod readback;
@@ -49,6 +50,7 @@ mod tests;
 
 pub use counting::PacketCounts;
 pub(crate) use counting::remove as remove_counters;
+pub(in crate::backend) use lookup::look_up;
 pub use name::{BuiltIn, ChainName, ServiceChain, TableName};
 pub(crate) use readback::words;
 pub use restore::Limits;

@@ -17,12 +17,13 @@
 //! * **A removed endpoint keeps its connections** until they end (D5), even across a restart of the agent.
 //!
 //! These files are pure: `sets.rs`, `demand.rs` (the needs of a ServicePort), `rules.rs`, `state.rs` (the
-//! whole state, and the effect of a change). The others work on the machine: `machine.rs` (one family's data
+//! whole state, and the effect of a change). The others work on the machine: `lookup.rs` (one destination), `machine.rs` (one family's data
 //! path), `probe.rs` (the machine's features), `sysctl.rs`, `data_path.rs` (the backend), `left.rs` (leftovers).
 
 mod data_path;
 mod demand;
 pub(crate) mod left;
+mod lookup;
 mod machine;
 mod probe;
 mod rules;
@@ -36,6 +37,7 @@ mod tests;
 use kplane_model::{Cidr, IpvsScheduler};
 
 pub use self::data_path::stopping::{Budget, open_stopping};
+pub(in crate::backend) use self::lookup::look_up;
 pub use self::machine::LINK;
 pub(crate) use self::sets::is_name as is_set_name;
 use super::{Backend, Description, Failures, ModeMetrics, OpenError};

@@ -29,6 +29,17 @@ pub enum Target {
     },
 }
 
+impl Target {
+    /// Returns the family of the addresses.
+    #[must_use]
+    pub fn family(self) -> Family {
+        match self {
+            Self::Address { at, .. } => Family::of(at.ip()),
+            Self::NodePort { family, .. } => family,
+        }
+    }
+}
+
 /// What the kernel has for a destination.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KernelState {
@@ -42,6 +53,8 @@ pub struct KernelState {
     pub refuses: bool,
     /// The kernel drops packets to it.
     pub drops: bool,
+    /// The kernel admits some senders only.
+    pub guarded: bool,
     /// The number of endpoints that were left out.
     pub more: usize,
 }

@@ -131,7 +131,7 @@ const ENDPOINT: &str = "KUBE-SEP-";
 /// and deletes these chains in table nat when the node goes back to it (C13). Otherwise, a kplane chain that
 /// jumps to a kube-proxy chain would keep kube-proxy from deleting that one, and each of kube-proxy's
 /// restores would fail. No hash contains a `-`.
-const DISPATCH: &str = "KUBE-SVC-D-";
+pub(super) const DISPATCH: &str = "KUBE-SVC-D-";
 
 /// Chains with a fixed name.
 const WELL_KNOWN: [&str; 9] = [

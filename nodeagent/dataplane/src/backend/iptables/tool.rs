@@ -204,7 +204,8 @@ impl Tool {
         Ok((tool, missing))
     }
 
-    fn of_node(family: Family) -> Option<Self> {
+    /// Returns the programs that a node uses for a family, unchecked; `None` if there are none.
+    pub(super) fn of_node(family: Family) -> Option<Self> {
         let nft = Self::find(Flavour::Nft, family);
         let legacy = Self::find(Flavour::Legacy, family);
         let plain = || Self::plain(family);

@@ -1,7 +1,7 @@
 //! What the kernel does with one destination: only the elements that concern it are read, some fifty short questions
 //! whatever the size of the table.
 
-use kplane_model::{EndpointAddr, Family};
+use kplane_model::EndpointAddr;
 
 use super::element::{Destination, Element, ElementOp, Key, NodePort, encode};
 use super::readback::{ReadError, decode_elements};
@@ -65,6 +65,7 @@ pub(in crate::backend) fn look_up(target: Target) -> Result<KernelState, ReadErr
     let mut state = KernelState {
         refuses,
         drops,
+        guarded: has(Set::FirewallServices),
         places: held.iter().map(|set| set.name().to_owned()).collect(),
         ..KernelState::default()
     };
@@ -82,13 +83,6 @@ struct Reader {
 }
 
 impl Reader {
-    fn family(&self) -> Family {
-        match self.target {
-            Target::Address { at, .. } => Family::of(at.ip()),
-            Target::NodePort { family, .. } => family,
-        }
-    }
-
     /// Returns the key of the destination, or of one of its endpoints.
     fn key(&self, index: Option<u32>) -> Key {
         match self.target {
@@ -115,7 +109,7 @@ impl Reader {
 
     /// Reads one element; `None` if the set lacks it, or if there is no such set.
     fn get(&mut self, set: Set, index: Option<u32>) -> Result<Option<Element>, ReadError> {
-        let family = self.family();
+        let family = self.target.family();
         let element = Element {
             set,
             key: self.key(index),
