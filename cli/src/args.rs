@@ -1,5 +1,6 @@
 //! The command line, parsed and validated: its values can be used without further checks.
 
+pub(crate) mod affinity;
 pub(crate) mod check;
 mod connection;
 pub(crate) mod drain;
@@ -30,6 +31,7 @@ pub(crate) use status::{Checked, StatusArgs, WatchArgs};
 pub(crate) use wait::WaitArgs;
 pub(crate) use why::WhyArgs;
 
+use self::affinity::ForgetArgs;
 use self::check::CheckArgs;
 use self::drain::DrainArgs;
 use self::migrate::MigrateCommand;
@@ -73,7 +75,7 @@ Exit codes:
   0  done            3  status --check: nodes not in sync, or errors in the input
   1  server error    4  approve, migrate, uninstall: not approved
                      5  drain-status: flows are left
-                     6  drain-status: a node did not answer, so it is not known
+                     6  drain-status, get affinity, forget-client: a node did not answer
   2  wrong usage     1  wait: the goal was not reached in time; migrate: stopped; check: bad
                      2  check: something could not be checked
 
@@ -188,21 +190,14 @@ Examples:
     )]
     Describe(DescribeCommand),
     /// Show the fate of a packet for a Service, step by step
-    #[command(after_help = "\
-Shows which rule matches, which endpoints the node that handles the packet chooses, why it does not
-choose each of the rest, whose address the endpoint sees, and whether the kernel holds this state.
-
-Examples:
-  kpctl why shop/web --from pod/shop/client-1            a Pod; its node is looked up
-  kpctl why shop/web:http --from pod --via node-2        any Pod on node-2
-  kpctl why shop/web --from node/node-1
-  kpctl why shop/web --from outside/192.0.2.7 --via node-1 --to 203.0.113.1:80
-  kpctl why shop/web --from outside --via node-1 --to 172.18.0.2:30080
-  kpctl why shop/web --from node/node-1 --try             node-1 connects, and says what came back")]
+    #[command(after_help = why::HELP)]
     Why(WhyArgs),
     /// Show which nodes still have flows to endpoints that are being shut down: when may I delete this Pod?
     #[command(after_help = drain::HELP)]
     DrainStatus(DrainArgs),
+    /// Let nodes forget a client that session affinity remembers
+    #[command(after_help = affinity::FORGET_HELP)]
+    ForgetClient(ForgetArgs),
     /// Wait until Services have reached the kernels of all nodes
     #[command(after_help = "\
 A node counts when its kernel holds the newest state of the Service and its agent is connected.

@@ -1,5 +1,6 @@
 //! The commands, one function each: ask the control plane, show the answer, return a verdict.
 
+mod affinity;
 mod bundle;
 mod check;
 mod drain;
@@ -91,6 +92,7 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
             Ok(Verdict::Done)
         }
         Command::DrainStatus(args) => drain::run(&cli, args).await,
+        Command::ForgetClient(args) => affinity::forget(&cli, args).await,
         Command::Wait(args) => wait(&cli, args).await,
         Command::Approve { yes } => approve(&cli, *yes).await,
         Command::Freeze(args) => freeze(&cli, args, false).await,

@@ -4,6 +4,7 @@
 //! change. Every field is always present, and unknown values are `null`. Times are RFC 3339, and
 //! other units are in the name. `README.md` lists the fields.
 
+pub(crate) mod affinity;
 pub(crate) mod approve;
 pub(crate) mod bundle;
 pub(crate) mod changes;

@@ -1,5 +1,6 @@
 //! gRPC services of the control plane.
 
+mod affinity;
 mod agent;
 pub(crate) mod approval;
 mod attempts;

@@ -230,6 +230,20 @@ impl StatusService for Canned {
         Err(Status::unimplemented("no such method"))
     }
 
+    async fn get_affinity(
+        &self,
+        _: Request<pb::AffinityRequest>,
+    ) -> Result<Response<pb::AffinityAnswer>, Status> {
+        Err(Status::unimplemented("no such method"))
+    }
+
+    async fn forget_client(
+        &self,
+        _: Request<pb::AffinityRequest>,
+    ) -> Result<Response<pb::AffinityAnswer>, Status> {
+        Err(Status::unimplemented("no such method"))
+    }
+
     async fn explain(
         &self,
         request: Request<pb::ExplainRequest>,

@@ -15,8 +15,8 @@ use super::others::Others;
 use super::pages::Picture;
 use super::questions::Answers;
 use super::{
-    approval, attempts, closing, convergence, drain, freeze, questions, rollback, rollout,
-    services, views, why,
+    affinity, approval, attempts, closing, convergence, drain, freeze, questions, rollback,
+    rollout, services, views, why,
 };
 use crate::findings::Finding;
 use crate::fleet::More;
@@ -323,6 +323,27 @@ impl StatusService for StatusServer {
         charge(&request, self.asking_cost())?;
         let status = drain::status(&self.hub, self.peers.as_deref(), request.get_ref());
         Ok(Response::new(status.await?))
+    }
+
+    async fn get_affinity(
+        &self,
+        request: Request<pb::AffinityRequest>,
+    ) -> Result<Response<pb::AffinityAnswer>, Status> {
+        charge(&request, self.asking_cost())?;
+        let answer = affinity::ask(&self.hub, self.peers.as_deref(), request.get_ref(), false);
+        Ok(Response::new(answer.await?))
+    }
+
+    async fn forget_client(
+        &self,
+        request: Request<pb::AffinityRequest>,
+    ) -> Result<Response<pb::AffinityAnswer>, Status> {
+        charge(&request, self.asking_cost())?;
+        let visitor = request.extensions().get::<Visitor>().cloned();
+        let request = request.into_inner();
+        let answer = affinity::ask(&self.hub, self.peers.as_deref(), &request, true).await?;
+        affinity::audit(visitor.as_ref(), &request, &answer);
+        Ok(Response::new(answer))
     }
 }
 

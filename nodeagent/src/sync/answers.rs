@@ -6,7 +6,7 @@ use tokio::task::spawn_blocking;
 
 use crate::attempts;
 use crate::engine::{Engine, Stopped};
-use crate::report::{flows, servers};
+use crate::report::{affinity, flows, servers};
 
 /// Answers a question. Kernels are asked on threads for such work, and the data path does not wait.
 pub(super) async fn answer(
@@ -30,6 +30,10 @@ pub(super) async fn answer(
     if let Some(flows) = question.flows {
         let counting = spawn_blocking(move || flows::counts(backend, &flows));
         answer.flows = counting.await.ok();
+    }
+    if let Some(question) = question.affinity {
+        let reading = spawn_blocking(move || affinity::answer(backend, &question));
+        answer.affinity = reading.await.ok();
     }
     answer.attempts = attempts::connect(&question.attempts).await;
     Ok(answer)

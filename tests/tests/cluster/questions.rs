@@ -160,3 +160,60 @@ pub(crate) fn drain_status_counts_what_is_held_open_and_never_guesses() -> Resul
         end(world)
     })
 }
+
+/// A client is stuck at an endpoint; it is listed, and forgotten.
+pub(crate) fn a_client_that_is_remembered_is_listed_and_forgotten() -> Result<()> {
+    with_world(|world| {
+        let _planes = start(world)?;
+        let served = Served::new(world, "q-sticky", json!({ "sessionAffinity": "ClientIP" }))?;
+        let plain = Served::new(world, "q-plain", json!({}))?;
+        let get = ["get", "affinity", "default/q-sticky"];
+        says(world, PORT, &get, 0, &["0 remembered; 2 of 2 nodes"])?;
+        let held = served.connect(world)?;
+        let client = held.0.local_addr()?.ip().to_string();
+        let endpoint = served.server.local_addr()?.to_string();
+        let parts = [client.as_str(), "node-1", &endpoint, "1 remembered"];
+        for (_, port, _) in PLACES {
+            says(world, port, &get, 0, &parts)?;
+        }
+        let of = |client: &'static str| ["forget-client", "default/q-sticky", "--client", client];
+        let none = "No node remembers 192.0.2.7; 2 of 2 nodes answered";
+        says(world, PORT, &of("192.0.2.7"), 0, &[none])?;
+        let wrong = "has no IPv6 addresses, so it cannot remember the client fd00::9";
+        says(world, PORT, &of("fd00::9"), 1, &[wrong])?;
+        let unsure = ["forget-client", "default/q-plain", "--client", "192.0.2.7"];
+        says(
+            world,
+            PORT,
+            &unsure,
+            1,
+            &["spec.sessionAffinity is not ClientIP"],
+        )?;
+        let unknown = ["forget-client", "default/q-stick", "--client", "192.0.2.7"];
+        says(world, PORT, &unknown, 1, &["q-stick", "q-sticky"])?;
+
+        // The client's node is the other replica's.
+        let forget = ["forget-client", "default/q-sticky", "--client", &client];
+        let parts = [&*format!("{client} is forgotten on node-1"), "2 of 2 nodes"];
+        says(world, PLACES[1].1, &forget, 0, &parts)?;
+        says(world, PORT, &get, 0, &["0 remembered; 2 of 2 nodes"])?;
+        let logged = world.logged("plane-16")?;
+        let audited = format!("forgot the client {client} of default/q-sticky on 1 of 2 nodes");
+        ensure!(logged.contains(&audited), "{logged}");
+        let logged = world.logged("node-1")?;
+        ensure!(logged.contains("forgot a client"), "{logged}");
+        ensure!(!logged.contains("another program"), "{logged}");
+        drop(held);
+
+        let _again = served.connect(world)?;
+        world.stop_agent("node-1");
+        let unknown = [
+            "No node has forgotten",
+            "Unknown: node-1: its agent is not connected",
+        ];
+        says(world, PORT, &forget, 6, &unknown)?;
+        served.delete(world)?;
+        plain.delete(world)?;
+        end(world)
+    })
+}
