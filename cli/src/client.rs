@@ -1,6 +1,7 @@
 //! The client of `StatusService`.
 
 mod error;
+mod questions;
 mod record;
 mod streams;
 
