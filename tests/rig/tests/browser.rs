@@ -51,6 +51,10 @@ pub(crate) fn pages_are_opened_and_read() -> Result<()> {
         ensure!((100..5_000).contains(&cost.bytes), "{cost:?}");
         ensure!(tab.complaints() == []);
 
+        // A page is open when it has all that it needs.
+        tab.open(&server.url("/slow"))?;
+        ensure!(tab.text("document.readyState")? == "complete");
+
         ensure!(tab.open(&server.url("/missing"))? == 404);
         let nobody = tab
             .open("http://127.0.0.1:4444/")

@@ -5,12 +5,21 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use kplane_rig::netns::NetNs;
 
+/// Time that the server takes for `/late`.
+const LATE: Duration = Duration::from_millis(300);
+
 /// Pages: path, further headers, content.
-const PAGES: [(&str, &str, &str); 8] = [
+const PAGES: [(&str, &str, &str); 9] = [
+    (
+        "/slow",
+        "",
+        "<title>Slow</title><img src=/late alt=''>",
+    ),
     ("/plain", "", "<title>Plain</title><h1>Words</h1>"),
     (
         "/loud",
@@ -139,6 +148,9 @@ fn answer(mut stream: TcpStream, shared: &Shared) -> Result<()> {
     while !head.ends_with("\r\n\r\n") && reader.read_line(&mut head)? > 0 {}
     let path = head.split(' ').nth(1).context("no path")?;
     let path = path.split('?').next().unwrap_or_default();
+    if path == "/late" {
+        thread::sleep(LATE);
+    }
     if path == "/events" {
         stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")?;
         shared.followers().push(stream);
