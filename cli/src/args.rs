@@ -1,10 +1,13 @@
 //! The command line, parsed and validated: its values can be used without further checks.
 
+pub(crate) mod affinity;
 pub(crate) mod check;
 mod connection;
+pub(crate) mod drain;
 mod freeze;
 mod lists;
 pub(crate) mod migrate;
+pub(crate) mod page;
 pub(crate) mod record;
 pub(crate) mod rollback;
 pub(crate) mod rollout;
@@ -29,8 +32,11 @@ pub(crate) use status::{Checked, StatusArgs, WatchArgs};
 pub(crate) use wait::WaitArgs;
 pub(crate) use why::WhyArgs;
 
+use self::affinity::ForgetArgs;
 use self::check::CheckArgs;
+use self::drain::DrainArgs;
 use self::migrate::MigrateCommand;
+use self::page::PageArgs;
 use self::record::{BundleArgs, DiffArgs, EventsArgs, HistoryArgs, TopArgs};
 use self::rollback::RollbackArgs;
 use self::rollout::RolloutCommand;
@@ -50,7 +56,7 @@ const ANSWER: Duration = Duration::from_secs(10);
 const GOAL: Duration = Duration::from_secs(60);
 
 /// Commands that need the API server of a cluster as well as the control plane, whose address may be given besides.
-const BOTH: [&str; 4] = ["migrate", "check", "uninstall", "why"];
+const BOTH: [&str; 5] = ["migrate", "check", "uninstall", "why", "drain-status"];
 
 /// Heading of options that have no other one.
 const GLOBAL: &str = "Global options";
@@ -70,6 +76,8 @@ How the control plane is found:
 Exit codes:
   0  done            3  status --check: nodes not in sync, or errors in the input
   1  server error    4  approve, migrate, uninstall: not approved
+                     5  drain-status: flows are left
+                     6  drain-status, get affinity, forget-client: a node did not answer
   2  wrong usage     1  wait: the goal was not reached in time; migrate: stopped; check: bad
                      2  check: something could not be checked
 
@@ -120,7 +128,7 @@ impl Options {
         if matches.value_source("timeout") != Some(ValueSource::DefaultValue) {
             self.goal = self.timeout;
         }
-        if matches.subcommand_name() == Some("wait") {
+        if matches!(matches.subcommand_name(), Some("wait" | "drain-status")) {
             // The time until the goal is no time to wait for an answer.
             self.timeout = self.timeout.min(ANSWER);
         }
@@ -184,18 +192,14 @@ Examples:
     )]
     Describe(DescribeCommand),
     /// Show the fate of a packet for a Service, step by step
-    #[command(after_help = "\
-Shows which rule matches, which endpoints the node that handles the packet chooses, why it does not
-choose each of the rest, whose address the endpoint sees, and whether the kernel holds this state.
-
-Examples:
-  kpctl why shop/web --from pod/shop/client-1            a Pod; its node is looked up
-  kpctl why shop/web:http --from pod --via node-2        any Pod on node-2
-  kpctl why shop/web --from node/node-1
-  kpctl why shop/web --from outside/192.0.2.7 --via node-1 --to 203.0.113.1:80
-  kpctl why shop/web --from outside --via node-1 --to 172.18.0.2:30080
-  kpctl why shop/web --from node/node-1 --try             node-1 connects, and says what came back")]
+    #[command(after_help = why::HELP)]
     Why(WhyArgs),
+    /// Show which nodes still have flows to endpoints that are being shut down: when may I delete this Pod?
+    #[command(after_help = drain::HELP)]
+    DrainStatus(DrainArgs),
+    /// Let nodes forget a client that session affinity remembers
+    #[command(after_help = affinity::FORGET_HELP)]
+    ForgetClient(ForgetArgs),
     /// Wait until Services have reached the kernels of all nodes
     #[command(after_help = "\
 A node counts when its kernel holds the newest state of the Service and its agent is connected.
@@ -292,6 +296,16 @@ Examples:
   kpctl top
   kpctl top --limit 50 -o wide")]
     Top(TopArgs),
+    /// Serve the control plane's page to a browser on this machine
+    #[command(after_help = "\
+The page shows the fleet, nodes, Services, changes and reasons, live, with your rights. It is served on
+127.0.0.1 until Ctrl-C, under an address that is new each time. Keep it to yourself: it gives your
+right to read to all programs on this machine that know it.
+
+Examples:
+  kpctl page
+  kpctl page --port 8080")]
+    Page(PageArgs),
     /// Publish an earlier state of all Services again
     #[command(after_help = "\
 All replicas publish the state, and what the source changes waits, until `kpctl rollback --undo`. A

@@ -1,9 +1,12 @@
 //! The commands, one function each: ask the control plane, show the answer, return a verdict.
 
+mod affinity;
 mod bundle;
 mod check;
+mod drain;
 mod get;
 mod migrate;
+mod page;
 mod record;
 mod rollout;
 mod uninstall;
@@ -50,6 +53,10 @@ pub(crate) enum Verdict {
     NotReached,
     /// Exit code 2: something could not be checked.
     Blind,
+    /// Exit code 5: flows are left.
+    Left,
+    /// Exit code 6: a node did not answer.
+    Unanswered,
 }
 
 impl From<Verdict> for ExitCode {
@@ -60,6 +67,8 @@ impl From<Verdict> for ExitCode {
             Verdict::Blind => Self::from(2),
             Verdict::CheckFailed => Self::from(3),
             Verdict::Declined => Self::from(4),
+            Verdict::Left => Self::from(5),
+            Verdict::Unanswered => Self::from(6),
         }
     }
 }
@@ -83,6 +92,8 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
             node_of(&cli, node).await?;
             Ok(Verdict::Done)
         }
+        Command::DrainStatus(args) => drain::run(&cli, args).await,
+        Command::ForgetClient(args) => affinity::forget(&cli, args).await,
         Command::Wait(args) => wait(&cli, args).await,
         Command::Approve { yes } => approve(&cli, *yes).await,
         Command::Freeze(args) => freeze(&cli, args, false).await,
@@ -92,6 +103,7 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
         Command::Events(args) => record::events(&cli, args).await,
         Command::Bundle(args) => bundle::run(&cli, args).await,
         Command::Top(args) => record::top(&cli, args).await,
+        Command::Page(args) => page::run(&cli, args).await,
         Command::Rollback(args) => {
             let (client, _) = connect(&cli).await?;
             let history = client.change_rollback(args.request()).await?;

@@ -13,6 +13,7 @@ mod failure;
 mod jsonpath;
 mod migrate;
 mod output;
+mod page;
 mod reach;
 mod view;
 mod wait;

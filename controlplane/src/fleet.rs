@@ -29,7 +29,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use kplane_model::{NodeName, ServiceName};
-use kplane_proto::v1::{Destination, Hello, Inspection, Report};
+use kplane_proto::v1::{Destination, Hello, Inspect, Inspection, Report};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::interval;
 
@@ -105,6 +105,8 @@ pub struct More {
     pub destination: Option<Destination>,
     /// Addresses and ports to which the agent shall connect.
     pub attempts: Vec<String>,
+    /// Anything else; of this, the Service, the token and what is above do not count.
+    pub further: Inspect,
 }
 
 /// A stream's right to speak for a node; ends when the value is dropped.

@@ -9,6 +9,7 @@
 //! replica for as long as there are any (`follow.rs`). Every replica answers for its own agents only (`server/peer.rs`),
 //! and the one that was asked puts the answers together (`server/pages.rs`, `server/convergence.rs`).
 
+mod agents;
 mod answer;
 mod config;
 mod follow;
@@ -34,6 +35,7 @@ use kplane_proto::v1 as pb;
 use tokio::time::{Instant, timeout_at};
 use tonic::{Code, Response, Status};
 
+pub(crate) use self::agents::Heard;
 use self::answer::{Invalid, Read, Unread, read};
 use self::follow::Shared;
 use self::turns::Turns;

@@ -1,14 +1,17 @@
 //! gRPC services of the control plane.
 
+mod affinity;
 mod agent;
 pub(crate) mod approval;
 mod attempts;
 mod attendance;
 mod convergence;
 mod desired;
+mod drain;
 mod feeds;
 mod freeze;
 mod guarded;
+mod inquiry;
 mod issues;
 mod kernel;
 mod layers;

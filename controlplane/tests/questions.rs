@@ -233,6 +233,59 @@ async fn an_agent_that_does_not_answer_costs_two_seconds() {
     assert_eq!((servers.servers.len(), &*servers.error), (1, ""));
 }
 
+fn drain(bound: &Bound) -> impl Future<Output = pb::DrainStatus> {
+    let request = pb::DrainStatusRequest {
+        namespace: "shop".to_owned(),
+        name: "web".to_owned(),
+        all: true,
+        ..pb::DrainStatusRequest::default()
+    };
+    let server = StatusServer::new(Arc::clone(bound.hub()));
+    async move {
+        let status = server.get_drain_status(Request::new(request)).await;
+        status.unwrap().into_inner()
+    }
+}
+
+/// One agent is of an older version, one answers nothing, and one says that it cannot count: none of them has no flows.
+#[tokio::test]
+async fn an_agent_that_does_not_know_a_question_is_not_one_without_flows() {
+    let (bound, _folder) = control_plane().await;
+    let mut older = Agent::connect(&bound, "n1", None).await;
+    let _silent = Agent::connect(&bound, "n2", None).await;
+    let mut unable = Agent::connect(&bound, "n3", None).await;
+    tokio::time::pause();
+    let answers = async {
+        let asked = older.question().await;
+        assert_eq!(asked.flows.unwrap().targets[0].address, "10.244.1.1");
+        older.answer(asked.token, Vec::new()).await;
+        let inspection = pb::Inspection {
+            token: unable.question().await.token,
+            flows: Some(pb::FlowCounts {
+                error: "too many".to_owned(),
+                ..pb::FlowCounts::default()
+            }),
+            ..pb::Inspection::default()
+        };
+        unable
+            .say(agent_message::Kind::Inspection(inspection))
+            .await;
+    };
+    let (status, ()) = tokio::join!(drain(&bound), answers);
+    assert_eq!((status.asked, status.answered), (3, 0));
+    assert_eq!(status.endpoints[0].flows, 0);
+    let reasons = status.silent.iter().map(|silent| silent.reason.as_str());
+    let reasons: Vec<_> = reasons.collect();
+    assert_eq!(
+        reasons,
+        [
+            "its agent does not know this question: it is of an older version",
+            "its agent is connected, and did not answer in time",
+            "too many",
+        ]
+    );
+}
+
 /// An agent has one question at a time, and only a limited number waits, whatever the number of
 /// clients.
 #[tokio::test]

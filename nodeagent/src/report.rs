@@ -1,6 +1,8 @@
 //! The report of the agent's state. The engine publishes a report after every step. The stream to the control
 //! plane and the health checks read it. The latest report replaces the previous one.
 
+pub(crate) mod affinity;
+pub(crate) mod flows;
 pub(crate) mod servers;
 
 use std::collections::VecDeque;

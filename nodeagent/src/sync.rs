@@ -12,6 +12,7 @@
 //! engine, and reports come from it. While there is no connection, the kernel keeps what it holds.
 //! A new connection starts with a resume token, so that only real differences travel.
 
+mod answers;
 mod grpc;
 mod hello;
 mod live;

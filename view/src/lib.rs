@@ -4,12 +4,14 @@
 //! change. Every field is always present, and unknown values are `null`. Times are RFC 3339, and
 //! other units are in the name. `cli/README.md` lists the fields.
 
+pub mod affinity;
 pub mod approve;
 pub mod bundle;
 pub mod changes;
 pub mod convergence;
 pub mod describe;
 pub mod diff;
+pub mod drain;
 pub mod endpoints;
 pub mod events;
 pub mod findings;
@@ -26,6 +28,7 @@ pub mod replicas;
 pub mod rollout;
 pub mod servers;
 pub mod services;
+mod silent;
 pub mod style;
 pub mod table;
 pub mod text;

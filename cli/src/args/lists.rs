@@ -4,6 +4,7 @@ use clap::error::ErrorKind;
 use clap::{Args, Subcommand};
 use kplane_model::ServiceName;
 
+use super::affinity::AffinityArgs;
 use super::{WatchArgs, error};
 use crate::jsonpath::Path;
 use kplane_view::nodes::NodeStateView;
@@ -60,6 +61,9 @@ Examples:
   kpctl get no -o wide          with pod CIDRs, peer address, round trip"
     )]
     Nodes(NodesArgs),
+    /// Clients that session affinity remembers, asked of the nodes
+    #[command(after_help = super::affinity::GET_HELP)]
+    Affinity(AffinityArgs),
 }
 
 /// Options of lists of namespaced objects.

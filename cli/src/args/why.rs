@@ -8,6 +8,19 @@ use kplane_proto::v1 as pb;
 use super::error;
 use super::lists::service_name;
 
+/// The end of the help text.
+pub(super) const HELP: &str = "\
+Shows which rule matches, which endpoints the node that handles the packet chooses, why it does not
+choose each of the rest, whose address the endpoint sees, and whether the kernel holds this state.
+
+Examples:
+  kpctl why shop/web --from pod/shop/client-1            a Pod; its node is looked up
+  kpctl why shop/web:http --from pod --via node-2        any Pod on node-2
+  kpctl why shop/web --from node/node-1
+  kpctl why shop/web --from outside/192.0.2.7 --via node-1 --to 203.0.113.1:80
+  kpctl why shop/web --from outside --via node-1 --to 172.18.0.2:30080
+  kpctl why shop/web --from node/node-1 --try             node-1 connects, and says what came back";
+
 /// The question: a Service, a sender, and the node that handles the packet.
 #[derive(Args, Debug)]
 pub(crate) struct WhyArgs {

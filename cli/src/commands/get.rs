@@ -2,7 +2,7 @@
 
 use kplane_proto::v1 as pb;
 
-use super::{Verdict, connect, output, show};
+use super::{Verdict, affinity, connect, output, show};
 use crate::args::{Cli, GetCommand, ListArgs, NodesArgs, RowArgs};
 use crate::failure::Failure;
 use crate::watch;
@@ -26,6 +26,7 @@ pub(super) async fn run(cli: &Cli, command: &GetCommand) -> Result<Verdict, Fail
             services(cli, args, on_node).await
         }
         GetCommand::Nodes(args) => nodes(cli, args).await,
+        GetCommand::Affinity(args) => affinity::get(cli, args).await,
     }
 }
 

@@ -223,6 +223,27 @@ impl StatusService for Canned {
         }))
     }
 
+    async fn get_drain_status(
+        &self,
+        _: Request<pb::DrainStatusRequest>,
+    ) -> Result<Response<pb::DrainStatus>, Status> {
+        Err(Status::unimplemented("no such method"))
+    }
+
+    async fn get_affinity(
+        &self,
+        _: Request<pb::AffinityRequest>,
+    ) -> Result<Response<pb::AffinityAnswer>, Status> {
+        Err(Status::unimplemented("no such method"))
+    }
+
+    async fn forget_client(
+        &self,
+        _: Request<pb::AffinityRequest>,
+    ) -> Result<Response<pb::AffinityAnswer>, Status> {
+        Err(Status::unimplemented("no such method"))
+    }
+
     async fn explain(
         &self,
         request: Request<pb::ExplainRequest>,

@@ -115,7 +115,11 @@ fn affinity(port: &ServicePort) -> Option<Finding> {
             "sessionAffinity is ClientIP: a client stays with its endpoint until it has opened no connection for \
              {seconds} s, so connections of few clients are not spread evenly"
         ),
-        "",
+        format!(
+            "if a client is stuck: kpctl get affinity {0} says where it is remembered, and kpctl forget-client {0} \
+             --client ADDRESS makes nodes forget it",
+            port.key.service
+        ),
     ))
 }
 

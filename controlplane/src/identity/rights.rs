@@ -49,6 +49,10 @@ pub enum Right {
     Act,
     /// Let an agent open connections, to see what comes back.
     Probe,
+    /// Read which clients nodes remember.
+    ReadClients,
+    /// Let nodes forget a client.
+    ForgetClients,
     /// Collect the state of a replica's own agents, as another replica.
     Peer,
     /// Pass on an approval, as another replica.
@@ -60,10 +64,23 @@ impl Right {
     #[must_use]
     pub fn verb(&self) -> &'static str {
         match self {
-            Self::ReadStatus | Self::ReadDesired(_) | Self::ReadAllDesired | Self::Peer => "get",
+            Self::ReadStatus
+            | Self::ReadDesired(_)
+            | Self::ReadAllDesired
+            | Self::ReadClients
+            | Self::Peer => "get",
             Self::Act | Self::PeerAct => "update",
             Self::Probe => "create",
+            Self::ForgetClients => "delete",
         }
+    }
+
+    /// Returns whether only administrators have the right where no rules say otherwise.
+    fn needs_admin(&self) -> bool {
+        matches!(
+            self,
+            Self::Act | Self::Probe | Self::ReadClients | Self::ForgetClients
+        )
     }
 
     /// Returns the path.
@@ -75,6 +92,7 @@ impl Right {
             Self::ReadAllDesired => "/kplane/desired/*".to_owned(),
             Self::Act => "/kplane/fleet".to_owned(),
             Self::Probe => "/kplane/probes".to_owned(),
+            Self::ReadClients | Self::ForgetClients => "/kplane/clients".to_owned(),
             Self::Peer | Self::PeerAct => "/kplane/peer".to_owned(),
         }
     }
@@ -124,7 +142,12 @@ impl Rights {
             Right::Peer | Right::PeerAct => is_of(REPLICAS),
             // Relays are control planes.
             Right::ReadAllDesired => is_of(ADMINS) || is_of(REPLICAS),
-            Right::ReadStatus | Right::ReadDesired(_) | Right::Act | Right::Probe => is_of(ADMINS),
+            Right::ReadStatus
+            | Right::ReadDesired(_)
+            | Right::Act
+            | Right::Probe
+            | Right::ReadClients
+            | Right::ForgetClients => is_of(ADMINS),
         };
         if is_listed && all_rights {
             return Ok(());
@@ -141,7 +164,7 @@ impl Rights {
                 right,
                 &format!("that needs a certificate of a replica, with O={REPLICAS}"),
             )),
-            Self::BuiltIn if matches!(right, Right::Act | Right::Probe) => Err(no_right(
+            Self::BuiltIn if right.needs_admin() => Err(no_right(
                 identity,
                 right,
                 &format!("that needs a certificate with O={ADMINS}"),

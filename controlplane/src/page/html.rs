@@ -16,7 +16,7 @@ const SCRIPT: &str = include_str!("page.js");
 /// The policy that lets a browser run and show nothing but these two, whatever gets into a sheet.
 pub(super) static POLICY: LazyLock<String> = LazyLock::new(|| {
     format!(
-        "default-src 'none'; style-src 'sha256-{}'; script-src 'sha256-{}'; connect-src 'self'; form-action 'self'; \
+        "default-src 'none'; style-src 'sha256-{}'; script-src 'sha256-{}'; connect-src 'self'; img-src data:; form-action 'self'; \
          base-uri 'none'; frame-ancestors 'none'",
         hash(STYLE),
         hash(SCRIPT)

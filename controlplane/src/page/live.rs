@@ -1,4 +1,4 @@
-//! Sheets that change while they are looked at: each is rendered once for all its viewers.
+//! Sheets that change while a browser shows them: each is rendered once for all its viewers.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

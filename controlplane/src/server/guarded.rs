@@ -43,11 +43,14 @@ fn right_for(path: &str) -> Option<Right> {
         | "/kplane.v1.StatusService/ChangeRollout"
         | "/kplane.v1.StatusService/ChangeRollback" => Some(Right::Act),
         "/kplane.v1.StatusService/TryService" => Some(Right::Probe),
+        "/kplane.v1.StatusService/GetAffinity" => Some(Right::ReadClients),
+        "/kplane.v1.StatusService/ForgetClient" => Some(Right::ForgetClients),
         "/kplane.v1.DesiredStateService/WatchNode" => None,
         "/kplane.v1.DesiredStateService/WatchService"
         | "/kplane.v1.DesiredStateService/WatchAll"
         | "/kplane.v1.DesiredStateService/LookAgain" => Some(Right::ReadAllDesired),
-        "/kplane.v1.PeerService/Approve" => Some(Right::PeerAct),
+        // Some questions make agents act.
+        "/kplane.v1.PeerService/Approve" | "/kplane.v1.PeerService/Ask" => Some(Right::PeerAct),
         _ if path.starts_with("/kplane.v1.PeerService/") => Some(Right::Peer),
         _ => Some(Right::ReadStatus),
     }
@@ -126,5 +129,25 @@ where
                 Err(refusal) => Ok(Status::from(refusal).into_http()),
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_acts_on_nodes_or_reads_clients_needs_a_right_of_its_own() {
+        for (method, verb, path) in [
+            ("StatusService/GetDrainStatus", "get", "/kplane/status"),
+            ("StatusService/TryService", "create", "/kplane/probes"),
+            ("StatusService/GetAffinity", "get", "/kplane/clients"),
+            ("StatusService/ForgetClient", "delete", "/kplane/clients"),
+            ("PeerService/Ask", "update", "/kplane/peer"),
+            ("PeerService/Inspect", "get", "/kplane/peer"),
+        ] {
+            let right = right_for(&format!("/kplane.v1.{method}")).unwrap();
+            assert_eq!((right.verb(), &*right.path()), (verb, path), "{method}");
+        }
     }
 }

@@ -17,7 +17,7 @@ use super::convergence::durations;
 use super::pages::Picture;
 use super::standing::Standing;
 use super::views::node_status;
-use super::{approval, questions, recorder};
+use super::{approval, inquiry, questions, recorder};
 use crate::fleet::More;
 use crate::hub::Hub;
 use crate::identity::Right;
@@ -116,6 +116,7 @@ impl PeerService for PeerServer {
             let more = More {
                 destination: Some(destination),
                 attempts: request.attempts,
+                ..More::default()
             };
             let answer = questions::ask_one(&hub.fleet, &node, &service, more).await;
             let answer = answer.map_err(Status::unavailable)?;
@@ -144,6 +145,27 @@ impl PeerService for PeerServer {
                 if outbox.send(Ok(node)).await.is_err() {
                     return;
                 }
+            }
+            drop(permit);
+        });
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+
+    type AskStream = ReceiverStream<Result<pb::AskedNode, Status>>;
+
+    async fn ask(
+        &self,
+        request: Request<pb::AskRequest>,
+    ) -> Result<Response<Self::AskStream>, Status> {
+        let permit = self.begin()?;
+        let request = request.into_inner();
+        let (outbox, stream) = mpsc::channel(AHEAD);
+        let hub = Arc::clone(&self.hub);
+        tokio::spawn(async move {
+            tokio::select! {
+                () = inquiry::answer_replica(&hub.fleet, request, &outbox) => {}
+                () = outbox.closed() => {}
+                () = hub.shutdown.cancelled() => {}
             }
             drop(permit);
         });

@@ -15,8 +15,8 @@ use super::others::Others;
 use super::pages::Picture;
 use super::questions::Answers;
 use super::{
-    approval, attempts, closing, convergence, freeze, questions, rollback, rollout, services,
-    views, why,
+    affinity, approval, attempts, closing, convergence, drain, freeze, questions, rollback,
+    rollout, services, views, why,
 };
 use crate::findings::Finding;
 use crate::fleet::More;
@@ -111,6 +111,7 @@ impl StatusServer {
         let more = More {
             destination: Some(expected.destination.clone()),
             attempts: plan.addresses(),
+            ..More::default()
         };
         let answer = self.ask_one(&name, &expected.node, more, &others).await;
         let (kernel, finding) = expected.compare(&answer);
@@ -119,6 +120,11 @@ impl StatusServer {
             .findings
             .extend(finding.as_ref().map(Finding::to_wire));
         Ok(plan.result(explanation, answer))
+    }
+
+    /// Returns the cost of a question to the agents of all nodes.
+    fn asking_cost(&self) -> u32 {
+        self.nodes_cost().saturating_mul(COST_OF_CONNECTIONS)
     }
 
     /// Returns the cost of an answer about all nodes.
@@ -309,9 +315,39 @@ impl StatusService for StatusServer {
         let rollout = rollout::show(&self.hub, self.peers.as_deref());
         Ok(Response::new(rollout.await))
     }
+
+    async fn get_drain_status(
+        &self,
+        request: Request<pb::DrainStatusRequest>,
+    ) -> Result<Response<pb::DrainStatus>, Status> {
+        charge(&request, self.asking_cost())?;
+        let status = drain::status(&self.hub, self.peers.as_deref(), request.get_ref());
+        Ok(Response::new(status.await?))
+    }
+
+    async fn get_affinity(
+        &self,
+        request: Request<pb::AffinityRequest>,
+    ) -> Result<Response<pb::AffinityAnswer>, Status> {
+        charge(&request, self.asking_cost())?;
+        let answer = affinity::ask(&self.hub, self.peers.as_deref(), request.get_ref(), false);
+        Ok(Response::new(answer.await?))
+    }
+
+    async fn forget_client(
+        &self,
+        request: Request<pb::AffinityRequest>,
+    ) -> Result<Response<pb::AffinityAnswer>, Status> {
+        charge(&request, self.asking_cost())?;
+        let visitor = request.extensions().get::<Visitor>().cloned();
+        let request = request.into_inner();
+        let answer = affinity::ask(&self.hub, self.peers.as_deref(), &request, true).await?;
+        affinity::audit(visitor.as_ref(), &request, &answer);
+        Ok(Response::new(answer))
+    }
 }
 
-fn unknown(name: &ServiceName) -> Status {
+pub(super) fn unknown(name: &ServiceName) -> Status {
     Status::not_found(format!("no Service {name} is known"))
 }
 

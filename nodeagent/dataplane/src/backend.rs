@@ -4,6 +4,7 @@
 //! to the objects that it last wrote (or found). `driver.rs` holds what all sides have in common. To add a
 //! backend: implement `DataPath`, describe it, add a variant to [`Kind`] and an arm to [`Kind::open`].
 
+mod affinity;
 mod description;
 mod driver;
 pub mod iptables;
@@ -21,6 +22,7 @@ use kplane_model::OWN_MARK;
 use kplane_model::fate::LocalRule;
 use kplane_model::{Family, ServiceKey, ServiceName};
 
+pub use self::affinity::{AffinityClient, AffinityClients, AffinityPort};
 pub use self::description::{Description, Failures, ModeMetrics};
 use self::driver::{DataPath, Driver, Unusable};
 pub use self::kernel::{KernelState, Target};

@@ -23,6 +23,7 @@ mod tracker;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use flows::{Filter, open};
 pub use totals::{BUCKETS, ConntrackCounts, ConntrackTotals, bucket_bound};
 pub use tracker::{Tracker, Verdict, Work};
 

@@ -3,6 +3,7 @@
 //! ```text
 //! model -> plan (pure) -> backend (nftables, iptables, ipvs) -> kernel
 //!                            '-> conntrack: which flows a change made stale
+//! flows: how many lead to an endpoint
 //! leftovers: what kube-proxy or an earlier agent left
 //! obstacles: what other programs put in the way of packets
 //! ```
@@ -13,6 +14,8 @@ pub mod backend;
 pub mod backoff;
 pub mod conntrack;
 mod error;
+pub mod flows;
+mod ipvs_table;
 pub mod leftovers;
 pub mod obstacles;
 pub mod plan;

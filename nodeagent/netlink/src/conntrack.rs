@@ -9,6 +9,10 @@ use super::attribute::{Attribute, AttributeWriter};
 use super::message::{Message, Request};
 use super::nfproto;
 
+mod tracked;
+
+pub use tracked::{RepliesFrom, Tracked};
+
 /// `NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_NEW`: the message that describes an entry.
 const ENTRY: u16 = 1 << 8;
 /// `NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_GET`.

@@ -1,5 +1,7 @@
 //! Dumps: lists of objects that the kernel sends as many messages for one request.
 
+use std::ops::ControlFlow;
+
 use nix::sys::socket::MsgFlags;
 
 use super::error::NetlinkError;
@@ -63,6 +65,34 @@ impl NfSocket {
             }
         }
         Err(keeps_changing(&request))
+    }
+
+    /// Dumps all objects of a kind once, whatever changes meanwhile, and passes each message on as it comes, until
+    /// `each` breaks the dump off. Returns whether the list came to its end. The kernel goes on with a dump that was
+    /// broken off only while the socket is open: drop it.
+    ///
+    /// # Errors
+    /// [`NetlinkError`]; the messages passed on before the error are part of the list.
+    pub fn dump_until(
+        &mut self,
+        mut request: Request,
+        mut each: impl FnMut(Message<'_>) -> ControlFlow<()>,
+    ) -> Result<bool, NetlinkError> {
+        let what = request.what;
+        let sequence = self.ask(&mut request, NLM_F_DUMP)?;
+        loop {
+            self.receive(MsgFlags::empty())
+                .map_err(|errno| NetlinkError::Socket { what, errno })?;
+            for message in Messages(&self.datagram).filter(|m| m.sequence == sequence) {
+                refusal(what, message)?;
+                if message.kind == NLMSG_DONE {
+                    return Ok(true);
+                }
+                if each(message).is_break() {
+                    return Ok(false);
+                }
+            }
+        }
     }
 
     /// Runs one dump; returns `false` when the rules changed meanwhile.

@@ -9,11 +9,10 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
-use kplane_model::{RangeDigests, ServiceName, is_number_of_ranges};
+use kplane_model::{RangeDigests, is_number_of_ranges};
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::{agent_message, server_message};
 use tokio::sync::{mpsc, watch};
-use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep_until};
 use tonic::Status;
 
@@ -21,12 +20,11 @@ use super::replicas::CUT_OFF;
 use super::telling::Telling;
 use super::transport::Presented;
 use super::waiting::{Taken, Waiting};
-use super::{Link, Lost, Notice, Shared};
-use crate::attempts;
+use super::{Link, Lost, Notice, Shared, answers};
 use crate::connection::Frozen;
 use crate::desired::{Collector, Lag, Position, Update, now_ms};
 use crate::engine::{Engine, Stopped};
-use crate::report::{Report, micros, servers, time};
+use crate::report::{Report, micros, time};
 use kplane_dataplane::backend::ServerCounts;
 
 /// Interval of pings to the control plane.
@@ -296,24 +294,8 @@ impl Live {
 
     /// Hands a question to the engine. A new question replaces an unanswered one.
     fn ask(&mut self, inspect: &pb::Inspect, shared: &Shared) {
-        let service = ServiceName::new(&inspect.namespace, &inspect.name);
         let engine = shared.engine.clone();
-        let token = inspect.token;
-        let destination = inspect.destination.clone();
-        let addresses = inspect.attempts.clone();
-        let answer = async move {
-            let servers = engine.inspect(service).await?;
-            let mut answer = servers::inspection(token, servers);
-            if let Some(destination) = destination {
-                let backend = engine.backend().name;
-                // The kernel is asked on a thread for such work, and the data path does not wait.
-                let reading = spawn_blocking(move || servers::kernel(backend, &destination));
-                answer.kernel = reading.await.ok();
-            }
-            answer.attempts = attempts::connect(&addresses).await;
-            Ok(answer)
-        };
-        self.question = Some(Box::pin(answer));
+        self.question = Some(Box::pin(answers::answer(engine, inspect.clone())));
     }
 
     /// Asks the engine for the digests of ranges.

@@ -14,6 +14,7 @@ mod identity;
 mod input;
 mod kpctl;
 mod migrate;
+mod questions;
 mod random;
 mod reasons;
 mod record;
@@ -67,6 +68,8 @@ const TESTS: &[Test] = tests![
     broken::describe_names_addresses_that_cannot_be_served,
     broken::describe_names_what_is_wrong_with_agents,
     broken::why_says_what_came_back,
+    questions::drain_status_counts_what_is_held_open_and_never_guesses,
+    questions::a_client_that_is_remembered_is_listed_and_forgotten,
     broken::status_names_why_the_api_server_cannot_be_used,
     reasons::describe_names_what_stands_in_the_way_on_a_node,
     workloads::a_deployment_is_scaled_and_rolled,

@@ -27,6 +27,7 @@ mod limits;
 mod listing;
 mod own_way;
 mod policies;
+mod remembered;
 mod restart;
 mod rolled;
 mod rollout;
@@ -70,6 +71,8 @@ const TESTS: &[Test] = kplane_tests::tests!(
     policies::b5_a_draining_endpoint_serves_a_local_policy_when_no_other_is_on_the_node,
     asked::a_kernel_says_what_it_does,
     asked::a_kernel_says_what_others_have_left,
+    remembered::a_client_is_listed_forgotten_and_chooses_anew,
+    remembered::flows_to_an_endpoint_are_counted_in_every_mode,
     unserved::a18_without_endpoints_everybody_is_refused_everywhere,
     unserved::a18_refusals_follow_the_endpoints,
     unserved::a18_refusals_come_at_once,

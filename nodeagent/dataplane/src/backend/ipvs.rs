@@ -30,6 +30,7 @@ mod rules;
 mod sets;
 mod state;
 mod sysctl;
+mod templates;
 
 #[cfg(test)]
 mod tests;
@@ -40,6 +41,7 @@ pub use self::data_path::stopping::{Budget, open_stopping};
 pub(in crate::backend) use self::lookup::look_up;
 pub use self::machine::LINK;
 pub(crate) use self::sets::is_name as is_set_name;
+pub(in crate::backend) use self::templates::{CANNOT_FORGET, remembered};
 use super::{Backend, Description, Failures, ModeMetrics, OpenError};
 pub use kplane_netlink::ipvs::Timeouts;
 

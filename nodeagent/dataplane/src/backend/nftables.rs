@@ -18,6 +18,7 @@ mod lookup;
 mod mend;
 mod probe;
 mod readback;
+mod remembered;
 mod rule;
 mod schema;
 mod structure;
@@ -35,6 +36,7 @@ pub use element::{Data, Destination, Element, ElementOp, Key, NodePort, push_ele
 pub(in crate::backend) use lookup::look_up;
 pub use probe::{ProbeError, probe};
 pub use readback::{ReadError, StructureState, decode_elements, read_elements, read_structure};
+pub(in crate::backend) use remembered::{forget, remembered};
 pub use schema::{Balancer, CLASSES, Carries, Class, Set, TABLE, TABLE_COMMENT, TableSettings};
 pub use structure::{push_delete_table, push_structure};
 

@@ -44,7 +44,7 @@ pub(super) enum ExamineError {
 
 /// The attributes by which the kernel can filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Filter {
+pub(crate) enum Filter {
     /// None: kernels before 5.8.
     Nothing,
     /// Destinations only.
@@ -160,7 +160,8 @@ pub(super) fn selections(work: &Work, filter: Filter) -> Vec<Selection> {
     places.chain(retired).collect()
 }
 
-fn open() -> Result<(NfSocket, Filter), NetlinkError> {
+/// Opens a socket, and finds out what its kernel can filter by.
+pub(crate) fn open() -> Result<(NfSocket, Filter), NetlinkError> {
     let mut socket = NfSocket::open()?;
     let filter = if !refuses(&mut socket, probe_filter(Family::V4))? {
         Filter::Nothing

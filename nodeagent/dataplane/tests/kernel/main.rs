@@ -6,6 +6,7 @@
     reason = "tests"
 )]
 
+mod flows;
 mod ipset;
 mod iptables;
 mod link;

@@ -136,12 +136,12 @@ fn entries(dump: &[u8], family: Family) -> impl Iterator<Item = (IpAddr, &[u8])>
     })
 }
 
-fn ip_of(bytes: &[u8], family: Family) -> Option<IpAddr> {
+pub(super) fn ip_of(bytes: &[u8], family: Family) -> Option<IpAddr> {
     Reader { bytes, family }.ip()
 }
 
 /// Reads a port. A port alone is not padded; a port behind an address is.
-fn port_of(bytes: &[u8]) -> Option<u16> {
+pub(super) fn port_of(bytes: &[u8]) -> Option<u16> {
     let port = bytes.first_chunk()?;
     Some(u16::from_be_bytes(*port))
 }

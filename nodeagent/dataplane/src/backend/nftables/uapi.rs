@@ -102,6 +102,7 @@ pub(super) const NFTA_SET_ELEM_LIST_ELEMENTS: u16 = 3;
 pub(super) const NFTA_SET_ELEM_KEY: u16 = 1;
 pub(super) const NFTA_SET_ELEM_DATA: u16 = 2;
 pub(super) const NFTA_SET_ELEM_FLAGS: u16 = 3;
+pub(super) const NFTA_SET_ELEM_EXPIRATION: u16 = 5;
 pub(super) const NFTA_SET_ELEM_KEY_END: u16 = 10;
 
 /// `enum nft_set_elem_flags`: the key is the first key behind an interval.

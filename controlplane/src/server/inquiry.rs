@@ -1,0 +1,214 @@
+//! One question to the agents of many nodes, whichever replica each is connected to.
+//!
+//! Answers are bounded in number, size and time. A node without an answer is in the result, with the reason: it never
+//! counts as one that answered "nothing".
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use futures_util::stream::{self, Stream, StreamExt as _};
+use kplane_model::{NodeName, ServiceName};
+use kplane_proto::v1 as pb;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout_at};
+use tonic::Status;
+
+use super::pages::Picture;
+use super::standing::MAY_BE_ELSEWHERE;
+use crate::fleet::{Fleet, More, label};
+use crate::hub::Hub;
+use crate::peers::{Collected, Heard, Peers};
+
+/// Maximum number of agents that are asked at once.
+const AT_A_TIME: usize = 256;
+/// Maximum size of all answers together, in bytes.
+const ANSWERS_BYTES: usize = 16 << 20;
+/// Longest time that another replica may want.
+const LONGEST: Duration = Duration::from_secs(30);
+/// Longest text of an agent that is shown, in bytes.
+const TEXT: usize = 300;
+
+/// The answer of one agent, or the reason why there is none.
+#[derive(Debug)]
+pub(super) struct Answered {
+    /// Version of the agent; empty = not known.
+    pub(super) version: String,
+    pub(super) outcome: Result<pb::Inspection, String>,
+}
+
+impl Answered {
+    fn none(reason: impl Into<String>) -> Self {
+        Self {
+            version: String::new(),
+            outcome: Err(reason.into()),
+        }
+    }
+
+    /// Returns a part of the answer. An agent that leaves it out does not know the question.
+    pub(super) fn part<T>(
+        self,
+        part: impl Fn(pb::Inspection) -> Option<T>,
+        error: impl Fn(&T) -> &str,
+    ) -> Result<T, String> {
+        let version = self.version;
+        let part = part(self.outcome?).ok_or_else(|| match version.as_str() {
+            "" => "its agent does not know this question: it is of an older version".to_owned(),
+            version => format!(
+                "its agent of version {} does not know this question: update it",
+                label(version, TEXT)
+            ),
+        })?;
+        match error(&part) {
+            "" => Ok(part),
+            text => Err(label(text, TEXT)),
+        }
+    }
+}
+
+/// The answers of all nodes that were asked.
+#[derive(Debug, Default)]
+pub(super) struct Answers {
+    pub(super) nodes: BTreeMap<NodeName, Answered>,
+    pub(super) missing: Vec<pb::MissingReplica>,
+}
+
+/// Asks the agents of all nodes, or of those that `wanted` names.
+pub(super) async fn ask(
+    hub: &Hub,
+    peers: Option<&Peers>,
+    question: &pb::Inspect,
+    wanted: impl Fn(&NodeName) -> bool,
+    within: Duration,
+) -> Answers {
+    let collected = match peers {
+        Some(peers) => peers.everything().await,
+        None => Collected::default(),
+    };
+    let mut answers = Answers {
+        missing: collected.missing.clone(),
+        ..Answers::default()
+    };
+    let (mut here, mut there) = (Vec::new(), BTreeMap::<SocketAddr, Vec<NodeName>>::new());
+    for (node, seen) in Picture::with(hub, &collected).nodes() {
+        if !wanted(node) {
+            continue;
+        }
+        match &seen.elsewhere {
+            _ if !seen.is_connected() => {
+                let reason = match (answers.missing.is_empty(), &seen.record, &seen.elsewhere) {
+                    (false, ..) => MAY_BE_ELSEWHERE,
+                    (true, None, None) => "it has no agent",
+                    (true, ..) => "its agent is not connected",
+                };
+                answers.nodes.insert(node.clone(), Answered::none(reason));
+            }
+            Some(elsewhere) => there
+                .entry(elsewhere.answer.address)
+                .or_default()
+                .push(node.clone()),
+            None => here.push(node.clone()),
+        }
+    }
+    let until = Instant::now() + within;
+    let own = async {
+        let heard = own_agents(&hub.fleet, question, here, until);
+        heard.collect::<Vec<_>>().await
+    };
+    let others = async {
+        let asked = there.into_iter().map(|(address, nodes)| async move {
+            match peers {
+                Some(peers) => peers.agents(address, question, nodes, within).await,
+                None => Vec::new(),
+            }
+        });
+        futures_util::future::join_all(asked).await
+    };
+    let (own, others) = tokio::join!(own, others);
+    let mut room = ANSWERS_BYTES;
+    for heard in own.into_iter().chain(others.into_iter().flatten()) {
+        let (node, answered) = settle(heard, &mut room);
+        answers.nodes.insert(node, answered);
+    }
+    answers
+}
+
+/// Bounds an answer.
+fn settle(heard: Heard, room: &mut usize) -> (NodeName, Answered) {
+    let bytes = heard
+        .outcome
+        .as_ref()
+        .map_or(0, prost::Message::encoded_len);
+    let fits = bytes <= *room;
+    *room -= if fits { bytes } else { 0 };
+    let outcome = match fits {
+        true => heard.outcome.map_err(|reason| label(&reason, TEXT)),
+        false => Err("not shown: too many answers".to_owned()),
+    };
+    let answered = Answered {
+        version: heard.version,
+        outcome,
+    };
+    (heard.node, answered)
+}
+
+/// Asks agents that are connected to this replica, and yields their answers as they come.
+fn own_agents<'a>(
+    fleet: &'a Fleet,
+    question: &'a pb::Inspect,
+    nodes: Vec<NodeName>,
+    until: Instant,
+) -> impl Stream<Item = Heard> + 'a {
+    let service = ServiceName::new(&question.namespace, &question.name);
+    let asked = nodes.into_iter().map(move |node| {
+        let service = service.clone();
+        async move {
+            let version = fleet.record(&node).map(|record| record.version.clone());
+            let more = More {
+                destination: question.destination.clone(),
+                attempts: question.attempts.clone(),
+                further: question.clone(),
+            };
+            let answer = fleet.ask(&node, &service, more);
+            let outcome = match timeout_at(until, answer).await {
+                Ok(Ok(inspection)) => Ok(inspection),
+                Ok(Err(_)) => Err("its agent disconnected, or has too many open questions".into()),
+                Err(_) => Err("its agent is connected, and did not answer in time".into()),
+            };
+            Heard {
+                node,
+                version: version.unwrap_or_default(),
+                outcome,
+            }
+        }
+    });
+    stream::iter(asked).buffer_unordered(AT_A_TIME)
+}
+
+/// Asks agents for another replica.
+pub(super) async fn answer_replica(
+    fleet: &Fleet,
+    request: pb::AskRequest,
+    outbox: &mpsc::Sender<Result<pb::AskedNode, Status>>,
+) {
+    let question = request.question.unwrap_or_default();
+    let within = Duration::from_millis(request.within_ms.into()).min(LONGEST);
+    let nodes = request.nodes.iter().map(|node| node.as_str().into());
+    let until = Instant::now() + within;
+    let mut heard = std::pin::pin!(own_agents(fleet, &question, nodes.collect(), until));
+    while let Some(heard) = heard.next().await {
+        let (answer, error) = match heard.outcome {
+            Ok(answer) => (Some(answer), String::new()),
+            Err(error) => (None, error),
+        };
+        let node = pb::AskedNode {
+            node: heard.node.to_string(),
+            answer,
+            error,
+            version: heard.version,
+        };
+        if outbox.send(Ok(node)).await.is_err() {
+            return;
+        }
+    }
+}

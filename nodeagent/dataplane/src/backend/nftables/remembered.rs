@@ -1,0 +1,275 @@
+//! Clients of session affinity, for the agent's answers. A map may hold 262,144 of them, so lists are read as they come,
+//! and one client is asked for by its key.
+
+use std::net::IpAddr;
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use kplane_model::{EndpointAddr, Family};
+
+use super::affinity::{AffinityId, Group, Part, Scope};
+use super::clients::{Client, Remembered, ip_of, port_of, push_forget};
+use super::element::{entry, put_ip, value};
+use super::schema::TABLE;
+#[allow(
+    clippy::wildcard_imports,
+    reason = "constants named as in the kernel's headers"
+)]
+use super::uapi::*;
+use crate::backend::affinity::{AffinityClient, AffinityClients, AffinityPort, LATE, Wanted};
+use crate::chain;
+use kplane_netlink::{
+    Attribute, Attributes, Batch, CommitError, Errno, Message, Messages, NetlinkError, NfSocket,
+    Request,
+};
+
+/// Most attempts to forget a client that packets remember again meanwhile.
+const ATTEMPTS: u32 = 8;
+
+/// An element of a group's map.
+struct Found {
+    client: IpAddr,
+    ip: Option<IpAddr>,
+    port: Option<u16>,
+    expires: Option<Duration>,
+}
+
+/// Reads which clients are remembered.
+pub(in crate::backend) fn remembered(
+    ports: &[AffinityPort],
+    wanted: Wanted,
+) -> Result<AffinityClients, String> {
+    let mut clients = AffinityClients::default();
+    for (index, port) in ports.iter().enumerate() {
+        for scope in [Scope::Cluster, Scope::Local] {
+            let group = AffinityId::new(&port.key, scope);
+            let mut reader = Reader::open(port.key.family, group).map_err(|e| chain(&e))?;
+            let add = |found: &Found, endpoint| {
+                clients.add(AffinityClient {
+                    port: index,
+                    client: found.client,
+                    endpoint,
+                    expires: found.expires,
+                });
+            };
+            let read = match wanted.client {
+                Some(client) => reader.one(client, add).map(|()| true),
+                None => reader.all(wanted.until, add),
+            };
+            if !read.map_err(|error| chain(&error))? {
+                return Err(LATE.to_owned());
+            }
+        }
+    }
+    for known in &mut clients.clients {
+        let port = &ports[known.port];
+        if known.endpoint.is_none() {
+            known.endpoint = port_in_second_map(port, known.client).map_err(|e| chain(&e))?;
+        }
+    }
+    Ok(clients)
+}
+
+/// Finds the endpoint of an IPv6 client, whose parts are in two maps.
+fn port_in_second_map(
+    port: &AffinityPort,
+    client: IpAddr,
+) -> Result<Option<EndpointAddr>, NetlinkError> {
+    for scope in [Scope::Cluster, Scope::Local] {
+        let mut reader = Reader::open(port.key.family, AffinityId::new(&port.key, scope))?;
+        let mut endpoint = None;
+        reader.one(client, |_, known| endpoint = known)?;
+        if endpoint.is_some() {
+            return Ok(endpoint);
+        }
+    }
+    Ok(None)
+}
+
+/// Forgets a client. A packet that is being processed may store it again, so it is read afterwards.
+pub(in crate::backend) fn forget(ports: &[AffinityPort], client: IpAddr) -> Result<(), String> {
+    for port in ports {
+        for scope in [Scope::Cluster, Scope::Local] {
+            let group = AffinityId::new(&port.key, scope);
+            forget_in(port.key.family, group, client)?;
+        }
+    }
+    Ok(())
+}
+
+fn forget_in(family: Family, group: AffinityId, client: IpAddr) -> Result<(), String> {
+    let text = |error: &(dyn std::error::Error + 'static)| chain(error);
+    for _ in 0..ATTEMPTS {
+        let mut reader = Reader::open(family, group).map_err(|e| text(&e))?;
+        let there = reader.parts(client).map_err(|e| text(&e))?;
+        if there.is_empty() {
+            return Ok(());
+        }
+        let mut batch = Batch::new();
+        let clients: Vec<Client> = there
+            .iter()
+            .map(|part| Client {
+                ip: client,
+                endpoint: Remembered::Part(*part),
+            })
+            .collect();
+        push_forget(&mut batch, family, group, &clients);
+        match reader.socket.commit(batch.seal(None)) {
+            // The kernel itself may have forgotten it meanwhile.
+            Ok(()) | Err(CommitError::Rejected { .. } | CommitError::Refused(_)) => {}
+            Err(error) => return Err(text(&error)),
+        }
+    }
+    Err("the client connects all the time, and is remembered again: repeat it".to_owned())
+}
+
+struct Reader {
+    socket: NfSocket,
+    family: Family,
+    group: AffinityId,
+}
+
+impl Reader {
+    fn open(family: Family, group: AffinityId) -> Result<Self, NetlinkError> {
+        Ok(Self {
+            socket: NfSocket::open()?,
+            family,
+            group,
+        })
+    }
+
+    fn request(&self, map: Part, client: Option<IpAddr>) -> Request {
+        let name = self.group.name(map);
+        let family = nfproto(self.family);
+        Request::new("read clients", msg::GETSETELEM, family, |w| {
+            w.str(NFTA_SET_ELEM_LIST_TABLE, TABLE);
+            w.str(NFTA_SET_ELEM_LIST_SET, &name);
+            if let Some(client) = client {
+                w.nest(NFTA_SET_ELEM_LIST_ELEMENTS, |list| {
+                    entry(list, |w| {
+                        value(w, NFTA_SET_ELEM_KEY, |b| put_ip(b, client));
+                    });
+                });
+            }
+        })
+    }
+
+    /// Reads one client from a map; `None` if the map lacks it, or if there is no such map.
+    fn get(&mut self, map: Part, client: IpAddr) -> Result<Option<Found>, NetlinkError> {
+        match self.socket.get(self.request(map, Some(client))) {
+            Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(None),
+            Err(error) => Err(error),
+            Ok(answer) => {
+                let mut found = None;
+                for message in Messages(&answer) {
+                    elements(message, self.family, map, |element| found = Some(element));
+                }
+                Ok(found)
+            }
+        }
+    }
+
+    /// Returns the maps that have a client.
+    fn parts(&mut self, client: IpAddr) -> Result<Vec<Part>, NetlinkError> {
+        let mut parts = Vec::new();
+        for map in Group::maps(self.family) {
+            if self.get(*map, client)?.is_some() {
+                parts.push(*map);
+            }
+        }
+        Ok(parts)
+    }
+
+    fn one(
+        &mut self,
+        client: IpAddr,
+        mut each: impl FnMut(&Found, Option<EndpointAddr>),
+    ) -> Result<(), NetlinkError> {
+        let mut whole: Option<Found> = None;
+        for map in Group::maps(self.family) {
+            let Some(found) = self.get(*map, client)? else {
+                continue;
+            };
+            whole = Some(match whole {
+                None => found,
+                Some(first) => Found {
+                    ip: first.ip.or(found.ip),
+                    port: first.port.or(found.port),
+                    ..first
+                },
+            });
+        }
+        if let Some(found) = whole {
+            each(&found, found.endpoint());
+        }
+        Ok(())
+    }
+
+    /// Passes on all clients; returns false if the time was over before the end.
+    fn all(
+        &mut self,
+        until: Instant,
+        mut each: impl FnMut(&Found, Option<EndpointAddr>),
+    ) -> Result<bool, NetlinkError> {
+        let (family, map) = (self.family, Part::Clients);
+        let request = self.request(map, None);
+        let read = self.socket.dump_until(request, |message| {
+            elements(message, family, map, |found| {
+                each(&found, found.endpoint());
+            });
+            match Instant::now() < until {
+                true => ControlFlow::Continue(()),
+                false => ControlFlow::Break(()),
+            }
+        });
+        match read {
+            Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(true),
+            read => read,
+        }
+    }
+}
+
+impl Found {
+    fn endpoint(&self) -> Option<EndpointAddr> {
+        let (ip, port) = self.ip.zip(self.port)?;
+        Some(EndpointAddr { ip, port })
+    }
+}
+
+/// Passes on the elements of a message. Elements that cannot be decoded are skipped.
+fn elements(message: Message<'_>, family: Family, map: Part, mut each: impl FnMut(Found)) {
+    if message.kind != msg::NEWSETELEM {
+        return;
+    }
+    let list = message.attributes().get(NFTA_SET_ELEM_LIST_ELEMENTS);
+    for element in list.into_iter().flat_map(Attribute::children) {
+        if let Some(found) = decode(element, family, map) {
+            each(found);
+        }
+    }
+}
+
+fn decode(element: Attribute<'_>, family: Family, map: Part) -> Option<Found> {
+    let attributes: Attributes<'_> = element.children();
+    let value = |kind| {
+        let value: Attributes<'_> = attributes.get(kind)?.children();
+        Some(value.get(NFTA_DATA_VALUE)?.payload)
+    };
+    let data: &[u8] = value(NFTA_SET_ELEM_DATA)?;
+    let (ip, port) = match (map, family) {
+        (Part::Ports, _) => (None, port_of(data)),
+        (_, Family::V6) => (ip_of(data, family), None),
+        (_, Family::V4) => (
+            data.get(..4).and_then(|ip| ip_of(ip, family)),
+            data.get(4..).and_then(port_of),
+        ),
+    };
+    let expires = attributes.get(NFTA_SET_ELEM_EXPIRATION);
+    let expires = expires.and_then(|ms| ms.payload.try_into().ok().map(u64::from_be_bytes));
+    Some(Found {
+        client: ip_of(value(NFTA_SET_ELEM_KEY)?, family)?,
+        ip,
+        port,
+        expires: expires.map(Duration::from_millis),
+    })
+}

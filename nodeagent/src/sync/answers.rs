@@ -1,0 +1,40 @@
+//! Answers to the control plane's questions.
+
+use kplane_model::ServiceName;
+use kplane_proto::v1 as pb;
+use tokio::task::spawn_blocking;
+
+use crate::attempts;
+use crate::engine::{Engine, Stopped};
+use crate::report::{affinity, flows, servers};
+
+/// Answers a question. Kernels are asked on threads for such work, and the data path does not wait.
+pub(super) async fn answer(
+    engine: Engine,
+    question: pb::Inspect,
+) -> Result<pb::Inspection, Stopped> {
+    let backend = engine.backend().name;
+    let mut answer = pb::Inspection {
+        token: question.token,
+        ..pb::Inspection::default()
+    };
+    // A question without a Service is not about virtual servers.
+    if !question.name.is_empty() {
+        let service = ServiceName::new(&question.namespace, &question.name);
+        answer = servers::inspection(question.token, engine.inspect(service).await?);
+    }
+    if let Some(destination) = question.destination {
+        let reading = spawn_blocking(move || servers::kernel(backend, &destination));
+        answer.kernel = reading.await.ok();
+    }
+    if let Some(flows) = question.flows {
+        let counting = spawn_blocking(move || flows::counts(backend, &flows));
+        answer.flows = counting.await.ok();
+    }
+    if let Some(question) = question.affinity {
+        let reading = spawn_blocking(move || affinity::answer(backend, &question));
+        answer.affinity = reading.await.ok();
+    }
+    answer.attempts = attempts::connect(&question.attempts).await;
+    Ok(answer)
+}

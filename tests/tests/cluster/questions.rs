@@ -1,0 +1,219 @@
+//! Questions that kpctl asks the agents of all nodes, with real agents of two replicas and real kernels.
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use kplane_model::Family;
+use kplane_tests::cluster::objects;
+use kplane_tests::wait::eventually;
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use crate::replicas::kpctl;
+use crate::support::with_world;
+use crate::support::world::{DEADLINE, NODES, Plane, World};
+
+/// The replicas, the ports of their status APIs, and the node whose agent each has.
+const PLACES: [(u16, u16, &str); 2] = [(15, 7594, "node-1"), (16, 7604, "node-2")];
+/// Any of them may be asked.
+const PORT: u16 = PLACES[0].1;
+
+/// Starts two replicas that know each other, each with an agent.
+fn start(world: &mut World) -> Result<Vec<Plane>> {
+    let kubeconfig = world
+        .cluster
+        .account_kubeconfig("kplane/kplane-controlplane")?;
+    let places = PLACES.map(|(_, port, _)| format!("127.0.0.1:{port}"));
+    let peers = format!("--peers={}", places.join(","));
+    let mut planes = Vec::new();
+    for (replica, _, _) in PLACES {
+        planes.push(world.plane_with(replica, &kubeconfig, std::slice::from_ref(&peers))?);
+    }
+    for (replica, _, node) in PLACES {
+        world.restart_agent(node, replica)?;
+    }
+    eventually(DEADLINE, "both replicas know both agents", || {
+        for (_, port, _) in PLACES {
+            let (code, text, _) = kpctl(world, port, &["status", "--check=nodes"])?;
+            ensure!(code == Some(0) && text.contains("2/2 in sync"), "{text}");
+        }
+        anyhow::Ok(())
+    })?;
+    Ok(planes)
+}
+
+/// Gives the agents back to the replicas of all tests.
+fn end(world: &mut World) -> Result<()> {
+    for (replica, (node, _)) in (0..).zip(NODES) {
+        world.restart_agent(node, replica)?;
+    }
+    world.settle()
+}
+
+/// Waits until kpctl ends with this code and says all of these texts.
+fn says(world: &World, port: u16, args: &[&str], code: i32, parts: &[&str]) -> Result<()> {
+    let what = format!("{args:?} ends with {code} and says {parts:?}");
+    eventually(DEADLINE, &what, || {
+        let (ended, text, _) = kpctl(world, port, args)?;
+        ensure!(ended == Some(code), "{ended:?}:\n{text}");
+        for part in parts {
+            ensure!(text.contains(part), "no {part:?}:\n{text}");
+        }
+        anyhow::Ok(())
+    })
+}
+
+/// A server on node-2, and a Service whose only endpoint it is.
+struct Served {
+    server: TcpListener,
+    name: &'static str,
+    to: SocketAddr,
+}
+
+impl Served {
+    fn new(world: &World, name: &'static str, spec: Value) -> Result<Self> {
+        let node = world.topology.node("node-2")?;
+        let ip = node.ip(Family::V4)?;
+        let server = node.ns().run(|| Ok(TcpListener::bind((ip, 0))?))?;
+        let service = world
+            .api()
+            .apply(&objects::service("default", name, spec))?;
+        let to = service["spec"]["clusterIP"]
+            .as_str()
+            .context("no address")?;
+        let to = SocketAddr::new(to.parse()?, 80);
+        let served = Self { server, name, to };
+        served.endpoint(world, json!({ "ready": true }))?;
+        world.leads("node-1", (to.ip(), 80), &[ip].into())?;
+        Ok(served)
+    }
+
+    /// Writes the endpoint with these conditions.
+    fn endpoint(&self, world: &World, conditions: Value) -> Result<()> {
+        let at = self.server.local_addr()?;
+        let mut endpoint = objects::endpoint(at.ip(), "node-2");
+        endpoint["conditions"] = conditions;
+        let slice = format!("{}-own", self.name);
+        let mut slice = objects::slice("default", &slice, self.name, [endpoint]);
+        slice["ports"][0]["port"] = json!(at.port());
+        world.api().apply(&slice).map(drop)
+    }
+
+    /// Connects from node-1 through the Service.
+    fn connect(&self, world: &World) -> Result<(TcpStream, TcpStream)> {
+        let patience = Duration::from_secs(5);
+        let connect = || Ok(TcpStream::connect_timeout(&self.to, patience)?);
+        let client = world.ns("node-1")?.run(connect)?;
+        Ok((client, self.server.accept()?.0))
+    }
+
+    fn delete(self, world: &World) -> Result<()> {
+        let name = format!("default/{}", self.name);
+        world.api().delete("Service", &name)?;
+        world.api().delete("EndpointSlice", &format!("{name}-own"))
+    }
+}
+
+/// A connection is held open to an endpoint that is being shut down; agents are stopped and gone.
+pub(crate) fn drain_status_counts_what_is_held_open_and_never_guesses() -> Result<()> {
+    with_world(|world| {
+        let _planes = start(world)?;
+        let served = Served::new(world, "q-drain", json!({}))?;
+        let drain = ["drain-status", "default/q-drain"];
+        says(world, PORT, &drain, 0, &["No endpoint is being shut down"])?;
+        let held = served.connect(world)?;
+        let shut_down = json!({ "ready": false, "serving": true, "terminating": true });
+        served.endpoint(world, shut_down)?;
+        for (_, port, _) in PLACES {
+            let parts = ["2 of 2 answered", "1 flow on node-1: not yet"];
+            says(world, port, &drain, 5, &parts)?;
+        }
+        let node = ["drain-status", "node/node-2"];
+        says(world, PORT, &node, 5, &["1 flow on node-1: not yet"])?;
+
+        // A flow stays, whatever a node that does not answer has.
+        world.signal_agent("node-2", Signal::SIGSTOP)?;
+        let parts = ["1 of 2 answered", "1 flow on node-1", "Unknown: node-2"];
+        says(world, PORT, &drain, 5, &parts)?;
+        drop(held);
+        let unknown = "0 flows on 1 of 2 nodes, and node-2 did not answer: unknown";
+        says(world, PORT, &drain, 6, &[unknown])?;
+        world.signal_agent("node-2", Signal::SIGCONT)?;
+        let wait = [&drain[..], &["--wait", "--timeout", "60s"]].concat();
+        let safe = "0 flows on all 2 nodes: safe to delete";
+        says(world, PORT, &wait, 0, &[safe])?;
+        let held = served.connect(world)?;
+        let wait = [&drain[..], &["--wait", "--timeout", "5s"]].concat();
+        says(world, PORT, &wait, 5, &["not yet"])?;
+        drop(held);
+
+        world.stop_agent("node-2");
+        let parts = [unknown, "Unknown: node-2: its agent is not connected"];
+        says(world, PORT, &drain, 6, &parts)?;
+
+        let none = ["drain-status", "default/q-dran"];
+        says(world, PORT, &none, 1, &["q-dran", "q-drain"])?;
+        let none = ["drain-status", "node/q"];
+        says(world, PORT, &none, 1, &["kpctl get nodes lists them"])?;
+        served.delete(world)?;
+        end(world)
+    })
+}
+
+/// A client is stuck at an endpoint; it is listed, and forgotten.
+pub(crate) fn a_client_that_is_remembered_is_listed_and_forgotten() -> Result<()> {
+    with_world(|world| {
+        let _planes = start(world)?;
+        let served = Served::new(world, "q-sticky", json!({ "sessionAffinity": "ClientIP" }))?;
+        let plain = Served::new(world, "q-plain", json!({}))?;
+        let get = ["get", "affinity", "default/q-sticky"];
+        says(world, PORT, &get, 0, &["0 remembered; 2 of 2 nodes"])?;
+        let held = served.connect(world)?;
+        let client = held.0.local_addr()?.ip().to_string();
+        let endpoint = served.server.local_addr()?.to_string();
+        let parts = [client.as_str(), "node-1", &endpoint, "1 remembered"];
+        for (_, port, _) in PLACES {
+            says(world, port, &get, 0, &parts)?;
+        }
+        let of = |client: &'static str| ["forget-client", "default/q-sticky", "--client", client];
+        let none = "No node remembers 192.0.2.7; 2 of 2 nodes answered";
+        says(world, PORT, &of("192.0.2.7"), 0, &[none])?;
+        let wrong = "has no IPv6 addresses, so it cannot remember the client fd00::9";
+        says(world, PORT, &of("fd00::9"), 1, &[wrong])?;
+        let unsure = ["forget-client", "default/q-plain", "--client", "192.0.2.7"];
+        says(
+            world,
+            PORT,
+            &unsure,
+            1,
+            &["spec.sessionAffinity is not ClientIP"],
+        )?;
+        let unknown = ["forget-client", "default/q-stick", "--client", "192.0.2.7"];
+        says(world, PORT, &unknown, 1, &["q-stick", "q-sticky"])?;
+
+        // The client's node is the other replica's.
+        let forget = ["forget-client", "default/q-sticky", "--client", &client];
+        let parts = [&*format!("{client} is forgotten on node-1"), "2 of 2 nodes"];
+        says(world, PLACES[1].1, &forget, 0, &parts)?;
+        says(world, PORT, &get, 0, &["0 remembered; 2 of 2 nodes"])?;
+        let logged = world.logged("plane-16")?;
+        let audited = format!("forgot the client {client} of default/q-sticky on 1 of 2 nodes");
+        ensure!(logged.contains(&audited), "{logged}");
+        let logged = world.logged("node-1")?;
+        ensure!(logged.contains("forgot a client"), "{logged}");
+        ensure!(!logged.contains("another program"), "{logged}");
+        drop(held);
+
+        let _again = served.connect(world)?;
+        world.stop_agent("node-1");
+        let unknown = [
+            "No node has forgotten",
+            "Unknown: node-1: its agent is not connected",
+        ];
+        says(world, PORT, &forget, 6, &unknown)?;
+        served.delete(world)?;
+        plain.delete(world)?;
+        end(world)
+    })
+}
