@@ -194,7 +194,7 @@ impl NfSocket {
     ) -> Result<Option<u64>, NetlinkError> {
         let mut read = 0;
         let whole = self.dump_until(request(family, from), |message| {
-            read += 1;
+            read = u64::saturating_add(read, 1);
             if let Some(tracked) = Tracked::parse(message) {
                 each(tracked);
             }
