@@ -7,6 +7,7 @@ pub(crate) mod drain;
 mod freeze;
 mod lists;
 pub(crate) mod migrate;
+pub(crate) mod probe;
 pub(crate) mod record;
 pub(crate) mod rollback;
 pub(crate) mod rollout;
@@ -35,6 +36,7 @@ use self::affinity::ForgetArgs;
 use self::check::CheckArgs;
 use self::drain::DrainArgs;
 use self::migrate::MigrateCommand;
+use self::probe::ProbeArgs;
 use self::record::{BundleArgs, DiffArgs, EventsArgs, HistoryArgs, TopArgs};
 use self::rollback::RollbackArgs;
 use self::rollout::RolloutCommand;
@@ -49,6 +51,9 @@ const PLUGIN: &str = "kubectl kplane";
 
 /// Longest time to wait for an answer, unless --timeout says otherwise; `wait` never waits longer for one.
 const ANSWER: Duration = Duration::from_secs(10);
+
+/// Longest time to wait for the answer of `probe`, unless --timeout says otherwise.
+const PROBE: Duration = Duration::from_secs(30);
 
 /// Longest time that `wait` takes, unless --timeout says otherwise.
 const GOAL: Duration = Duration::from_secs(60);
@@ -75,7 +80,7 @@ Exit codes:
   0  done            3  status --check: nodes not in sync, or errors in the input
   1  server error    4  approve, migrate, uninstall: not approved
                      5  drain-status: flows are left
-                     6  drain-status, get affinity, forget-client: a node did not answer
+                     6  drain-status, get affinity, forget-client, probe: a node did not answer
   2  wrong usage     1  wait: the goal was not reached in time; migrate: stopped; check: bad
                      2  check: something could not be checked
 
@@ -125,6 +130,8 @@ impl Options {
     pub(crate) fn complete(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
         if matches.value_source("timeout") != Some(ValueSource::DefaultValue) {
             self.goal = self.timeout;
+        } else if matches.subcommand_name() == Some("probe") {
+            self.timeout = PROBE;
         }
         if matches!(matches.subcommand_name(), Some("wait" | "drain-status")) {
             // The time until the goal is no time to wait for an answer.
@@ -198,6 +205,9 @@ Examples:
     /// Let nodes forget a client that session affinity remembers
     #[command(after_help = affinity::FORGET_HELP)]
     ForgetClient(ForgetArgs),
+    /// Let every node connect to a Service through its own data path, and say what came back
+    #[command(after_help = probe::HELP)]
+    Probe(ProbeArgs),
     /// Wait until Services have reached the kernels of all nodes
     #[command(after_help = "\
 A node counts when its kernel holds the newest state of the Service and its agent is connected.
@@ -431,19 +441,16 @@ impl Cli {
         let rows = match &self.command {
             Command::Get(GetCommand::Services(args) | GetCommand::Endpoints(args)) => &args.rows,
             Command::Get(GetCommand::Nodes(args)) => &args.rows,
-            Command::Status(args) => {
-                return Extent {
-                    all: args.all,
-                    ..Extent::default()
+            command => {
+                let all = match command {
+                    Command::Status(args) => args.all,
+                    Command::Describe(DescribeCommand::Service(args)) => args.all,
+                    Command::Probe(args) => args.all,
+                    _ => false,
                 };
+                let extent = Extent::default();
+                return Extent { all, ..extent };
             }
-            Command::Describe(DescribeCommand::Service(args)) => {
-                return Extent {
-                    all: args.all,
-                    ..Extent::default()
-                };
-            }
-            _ => return Extent::default(),
         };
         Extent {
             all: false,

@@ -6,6 +6,7 @@ mod check;
 mod drain;
 mod get;
 mod migrate;
+mod probe;
 mod record;
 mod rollout;
 mod uninstall;
@@ -92,6 +93,7 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
             Ok(Verdict::Done)
         }
         Command::DrainStatus(args) => drain::run(&cli, args).await,
+        Command::Probe(args) => probe::run(&cli, args).await,
         Command::ForgetClient(args) => affinity::forget(&cli, args).await,
         Command::Wait(args) => wait(&cli, args).await,
         Command::Approve { yes } => approve(&cli, *yes).await,

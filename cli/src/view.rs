@@ -25,6 +25,7 @@ mod next;
 pub(crate) mod node;
 pub(crate) mod nodes;
 mod plane;
+pub(crate) mod probe;
 pub(crate) mod replicas;
 pub(crate) mod rollout;
 pub(crate) mod servers;

@@ -21,6 +21,7 @@ mod others;
 mod outbound;
 mod pages;
 mod peer;
+mod probe;
 mod questions;
 mod recorder;
 pub(crate) mod rollback;

@@ -37,6 +37,17 @@ impl Client {
             .await
     }
 
+    /// Lets nodes connect to a Service.
+    pub(crate) async fn probe(
+        &self,
+        name: &ServiceName,
+        request: pb::ProbeRequest,
+    ) -> Result<pb::ProbeReport, Error> {
+        let mut stub = self.stub.clone();
+        self.known(name, self.ask(stub.probe_nodes(request)).await)
+            .await
+    }
+
     /// Returns how many flows lead to endpoints.
     pub(crate) async fn drain_status(
         &self,

@@ -244,6 +244,13 @@ impl StatusService for Canned {
         Err(Status::unimplemented("no such method"))
     }
 
+    async fn probe_nodes(
+        &self,
+        _: Request<pb::ProbeRequest>,
+    ) -> Result<Response<pb::ProbeReport>, Status> {
+        Err(Status::unimplemented("no such method"))
+    }
+
     async fn explain(
         &self,
         request: Request<pb::ExplainRequest>,

@@ -15,7 +15,7 @@ use super::others::Others;
 use super::pages::Picture;
 use super::questions::Answers;
 use super::{
-    affinity, approval, attempts, closing, convergence, drain, freeze, questions, rollback,
+    affinity, approval, attempts, closing, convergence, drain, freeze, probe, questions, rollback,
     rollout, services, views, why,
 };
 use crate::findings::Finding;
@@ -344,6 +344,15 @@ impl StatusService for StatusServer {
         let answer = affinity::ask(&self.hub, self.peers.as_deref(), &request, true).await?;
         affinity::audit(visitor.as_ref(), &request, &answer);
         Ok(Response::new(answer))
+    }
+
+    async fn probe_nodes(
+        &self,
+        request: Request<pb::ProbeRequest>,
+    ) -> Result<Response<pb::ProbeReport>, Status> {
+        charge(&request, self.asking_cost())?;
+        let report = probe::probe(&self.hub, self.peers.as_deref(), request.get_ref());
+        Ok(Response::new(report.await?))
     }
 }
 
