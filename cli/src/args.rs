@@ -14,6 +14,7 @@ pub(crate) mod rollout;
 mod status;
 pub(crate) mod uninstall;
 mod wait;
+pub(crate) mod whatif;
 pub(crate) mod why;
 
 use std::path::{Path, PathBuf};
@@ -41,6 +42,7 @@ use self::record::{BundleArgs, DiffArgs, EventsArgs, HistoryArgs, TopArgs};
 use self::rollback::RollbackArgs;
 use self::rollout::RolloutCommand;
 use self::uninstall::UninstallArgs;
+use self::whatif::WhatIfArgs;
 use crate::output::{Extent, Format};
 
 /// The name of this program in help texts.
@@ -208,6 +210,9 @@ Examples:
     /// Let every node connect to a Service through its own data path, and say what came back
     #[command(after_help = probe::HELP)]
     Probe(ProbeArgs),
+    /// Show what would change on nodes if objects were applied, and at what cost
+    #[command(name = "whatif", after_help = whatif::HELP)]
+    WhatIf(WhatIfArgs),
     /// Wait until Services have reached the kernels of all nodes
     #[command(after_help = "\
 A node counts when its kernel holds the newest state of the Service and its agent is connected.

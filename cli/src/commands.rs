@@ -10,6 +10,7 @@ mod probe;
 mod record;
 mod rollout;
 mod uninstall;
+mod whatif;
 mod why;
 
 use std::io::{self, IsTerminal as _};
@@ -93,6 +94,7 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
             Ok(Verdict::Done)
         }
         Command::DrainStatus(args) => drain::run(&cli, args).await,
+        Command::WhatIf(args) => whatif::run(&cli, args).await,
         Command::Probe(args) => probe::run(&cli, args).await,
         Command::ForgetClient(args) => affinity::forget(&cli, args).await,
         Command::Wait(args) => wait(&cli, args).await,

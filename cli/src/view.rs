@@ -35,6 +35,7 @@ pub(crate) mod top;
 pub(crate) mod uninstall;
 pub(crate) mod version;
 pub(crate) mod wait;
+pub(crate) mod whatif;
 pub(crate) mod why;
 
 #[cfg(test)]

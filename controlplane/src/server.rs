@@ -33,6 +33,7 @@ mod status;
 #[cfg(test)]
 mod tests;
 mod views;
+mod whatif;
 mod why;
 
 pub use agent::AgentServer;

@@ -16,7 +16,7 @@ use super::pages::Picture;
 use super::questions::Answers;
 use super::{
     affinity, approval, attempts, closing, convergence, drain, freeze, probe, questions, rollback,
-    rollout, services, views, why,
+    rollout, services, views, whatif, why,
 };
 use crate::findings::Finding;
 use crate::fleet::More;
@@ -353,6 +353,16 @@ impl StatusService for StatusServer {
         charge(&request, self.asking_cost())?;
         let report = probe::probe(&self.hub, self.peers.as_deref(), request.get_ref());
         Ok(Response::new(report.await?))
+    }
+
+    async fn what_if(
+        &self,
+        request: Request<pb::WhatIfRequest>,
+    ) -> Result<Response<pb::WhatIfAnswer>, Status> {
+        let services = self.hub.summary().borrow().totals.services;
+        charge(&request, cost(services).saturating_mul(COST_OF_CONNECTIONS))?;
+        let answer = whatif::what_if(&self.hub, self.peers.as_deref(), request.into_inner());
+        Ok(Response::new(answer.await?))
     }
 }
 
