@@ -7,6 +7,7 @@ pub(crate) mod drain;
 mod freeze;
 mod lists;
 pub(crate) mod migrate;
+pub(crate) mod page;
 pub(crate) mod probe;
 pub(crate) mod record;
 pub(crate) mod rollback;
@@ -37,6 +38,7 @@ use self::affinity::ForgetArgs;
 use self::check::CheckArgs;
 use self::drain::DrainArgs;
 use self::migrate::MigrateCommand;
+use self::page::PageArgs;
 use self::probe::ProbeArgs;
 use self::record::{BundleArgs, DiffArgs, EventsArgs, HistoryArgs, TopArgs};
 use self::rollback::RollbackArgs;
@@ -214,19 +216,7 @@ Examples:
     #[command(name = "whatif", after_help = whatif::HELP)]
     WhatIf(WhatIfArgs),
     /// Wait until Services have reached the kernels of all nodes
-    #[command(after_help = "\
-A node counts when its kernel holds the newest state of the Service and its agent is connected.
-Agents read the kernel back a minute or more after a change, so --for=verified takes that long. A
-Service that does not exist yet is waited for.
-
-Examples:
-  kpctl wait service/shop/web                       in every kernel within 60s
-  kpctl wait svc/web -n shop --for=verified --timeout 5m
-  kpctl wait svc/shop/web --threshold 99%           some nodes may be away
-  kpctl wait svc/shop/web svc/shop/api --for=deleted
-  kpctl wait svc/shop/web -o json | jq '.services[].laggards'
-
-Exit codes: 0 the goal is reached, 1 it was not reached in time, or the control plane did not answer")]
+    #[command(after_help = wait::HELP)]
     Wait(WaitArgs),
     /// Approve deletions that kplane holds back
     #[command(after_help = "\
@@ -309,6 +299,16 @@ Examples:
   kpctl top
   kpctl top --limit 50 -o wide")]
     Top(TopArgs),
+    /// Serve the control plane's page to a browser on this machine
+    #[command(after_help = "\
+The page shows the fleet, nodes, Services, changes and reasons, live, with your rights. It is served on
+127.0.0.1 until Ctrl-C, under an address that is new each time. Keep it to yourself: it gives your
+right to read to all programs on this machine that know it.
+
+Examples:
+  kpctl page
+  kpctl page --port 8080")]
+    Page(PageArgs),
     /// Publish an earlier state of all Services again
     #[command(after_help = "\
 All replicas publish the state, and what the source changes waits, until `kpctl rollback --undo`. A

@@ -39,13 +39,23 @@ const KEEP_ALIVE: Duration = Duration::from_secs(10);
 pub(crate) struct Client {
     stub: StatusServiceClient<InterceptedService<Channel, Bearer>>,
     recorder: RecorderServiceClient<InterceptedService<Channel, Bearer>>,
-    server: String,
-    timeout: Duration,
+    line: Line,
 }
 
-impl Client {
+/// A connection, with what every request over it needs.
+#[derive(Clone)]
+pub(crate) struct Line {
+    pub(crate) channel: Channel,
+    pub(crate) bearer: Bearer,
+    /// The name of the control plane in errors.
+    pub(crate) server: String,
+    /// Longest wait for an answer.
+    pub(crate) timeout: Duration,
+}
+
+impl Line {
     /// Connects, or returns the error.
-    pub(crate) async fn connect(reach: &mut Reach) -> Result<Self, Error> {
+    pub(crate) async fn open(reach: &mut Reach) -> Result<Self, Error> {
         let Connection { wire, peer, token } = reach.connect().await?;
         let (server, timeout) = (peer.name, reach.timeout());
         let lost = |error: &tonic::transport::Error| Error::Lost {
@@ -66,17 +76,44 @@ impl Client {
             Ok(connected) => connected.map_err(|error| lost(&error))?,
             Err(_) => return Err(Error::Timeout { server, timeout }),
         };
-        let bearer = || Bearer::new(token.as_ref());
-        let recorder = RecorderServiceClient::with_interceptor(channel.clone(), bearer());
-        let stub = StatusServiceClient::with_interceptor(channel, bearer());
+        Ok(Self {
+            channel,
+            bearer: Bearer::new(token.as_ref()),
+            server,
+            timeout,
+        })
+    }
+
+    /// Returns the error of a connection that has ended.
+    pub(crate) fn lost(&self, cause: &str) -> Error {
+        Error::Lost {
+            server: self.server.clone(),
+            cause: cause.to_owned(),
+        }
+    }
+}
+
+impl Client {
+    /// Connects, or returns the error.
+    pub(crate) async fn connect(reach: &mut Reach) -> Result<Self, Error> {
+        let line = Line::open(reach).await?;
+        let over = || (line.channel.clone(), line.bearer.clone());
+        let (channel, bearer) = over();
+        let recorder = RecorderServiceClient::with_interceptor(channel, bearer);
+        let (channel, bearer) = over();
+        let stub = StatusServiceClient::with_interceptor(channel, bearer);
         Ok(Self {
             stub: stub
                 .accept_compressed(CompressionEncoding::Gzip)
                 .max_decoding_message_size(MAX_ANSWER_BYTES),
             recorder: recorder.max_decoding_message_size(MAX_ANSWER_BYTES),
-            server,
-            timeout,
+            line,
         })
+    }
+
+    /// Returns the connection.
+    pub(crate) fn line(&self) -> Line {
+        self.line.clone()
     }
 
     /// Returns the current fleet, from all its pages.
@@ -309,7 +346,7 @@ impl Client {
         &self,
         answer: impl Future<Output = Result<Response<T>, Status>>,
     ) -> Result<T, Error> {
-        match tokio::time::timeout(self.timeout, answer).await {
+        match tokio::time::timeout(self.line.timeout, answer).await {
             Ok(Ok(response)) => Ok(response.into_inner()),
             Ok(Err(status)) => Err(self.refused(&status)),
             Err(_) => Err(self.timed_out()),
@@ -318,20 +355,20 @@ impl Client {
 
     fn lost(&self, cause: &str) -> Error {
         Error::Lost {
-            server: self.server.clone(),
+            server: self.line.server.clone(),
             cause: cause.to_owned(),
         }
     }
 
     fn timed_out(&self) -> Error {
         Error::Timeout {
-            server: self.server.clone(),
-            timeout: self.timeout,
+            server: self.line.server.clone(),
+            timeout: self.line.timeout,
         }
     }
 
     fn refused(&self, status: &Status) -> Error {
-        let server = self.server.clone();
+        let server = self.line.server.clone();
         match (status.code(), status.source()) {
             (Code::Unimplemented, _) => Error::NotStatus { server },
             (_, Some(source)) => Error::Lost {

@@ -6,6 +6,7 @@ mod check;
 mod drain;
 mod get;
 mod migrate;
+mod page;
 mod probe;
 mod record;
 mod rollout;
@@ -26,17 +27,17 @@ use crate::complete;
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::reach::Reach;
-use crate::view::View;
-use crate::view::approve::ApprovalView;
-use crate::view::describe::DescriptionView;
-use crate::view::fleet::FleetView;
-use crate::view::freeze::FreezeView;
-use crate::view::history::HistoryView;
-use crate::view::node::NodeDescriptionView;
-use crate::view::version::VersionView;
-use crate::view::wait::WaitView;
 use crate::wait::Waiter;
 use crate::watch;
+use kplane_view::View;
+use kplane_view::approve::ApprovalView;
+use kplane_view::describe::DescriptionView;
+use kplane_view::fleet::FleetView;
+use kplane_view::freeze::FreezeView;
+use kplane_view::history::HistoryView;
+use kplane_view::node::NodeDescriptionView;
+use kplane_view::version::VersionView;
+use kplane_view::wait::WaitView;
 
 /// Time after which a person at a terminal hears what takes so long.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -106,6 +107,7 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
         Command::Events(args) => record::events(&cli, args).await,
         Command::Bundle(args) => bundle::run(&cli, args).await,
         Command::Top(args) => record::top(&cli, args).await,
+        Command::Page(args) => page::run(&cli, args).await,
         Command::Rollback(args) => {
             let (client, _) = connect(&cli).await?;
             let history = client.change_rollback(args.request()).await?;

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use crate::client;
 use crate::reach;
-use crate::style::Tone;
-use crate::text::Span;
+use kplane_view::style::Tone;
+use kplane_view::text::Span;
 
 /// The reason why a command could not do its work.
 #[derive(Debug, thiserror::Error)]

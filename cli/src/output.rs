@@ -8,9 +8,9 @@ use anstream::{AutoStream, ColorChoice};
 use unicode_width::UnicodeWidthStr;
 
 use crate::jsonpath::Template;
-use crate::style::{Canvas, Tone};
-use crate::text::{Span, elide, paragraph};
-use crate::view::View;
+use kplane_view::View;
+use kplane_view::style::{Canvas, Tone};
+use kplane_view::text::{Span, elide, paragraph};
 
 /// Width of a terminal that does not tell its size.
 const DEFAULT_COLUMNS: usize = 80;

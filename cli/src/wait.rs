@@ -8,10 +8,10 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::client::{ConvergenceStream, Error};
 use crate::failure::Failure;
-use crate::goal::{Goal, Threshold};
 use crate::output::{Output, Progress};
-use crate::view::convergence::ConvergenceView;
 use crate::watch::Link;
+use kplane_view::convergence::ConvergenceView;
+use kplane_view::goal::{Goal, Threshold};
 
 /// A command that waits, and shows on a terminal how far it is.
 pub(crate) struct Waiter<W> {

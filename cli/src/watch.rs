@@ -10,7 +10,7 @@ use crate::client::{Client, Error, FleetStream, ServiceStream};
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::reach::Reach;
-use crate::view::View;
+use kplane_view::View;
 
 /// Time between two requests to a control plane that is polled for changes, or that does not
 /// answer.

@@ -25,6 +25,7 @@ pub mod kubernetes;
 pub mod mirror;
 pub mod orders;
 mod pace;
+mod page;
 pub mod peers;
 pub mod publish;
 pub mod recorder;

@@ -41,7 +41,7 @@ pub use desired::DesiredServer;
 pub use guarded::Guarded;
 #[cfg(test)]
 pub(crate) use guarded::spawn_watch;
-pub(crate) use pages::census;
+pub(crate) use pages::{Glance, census};
 pub use peer::PeerServer;
 pub use recorder::RecorderServer;
 pub use status::StatusServer;

@@ -3,14 +3,17 @@
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
+use kplane_rig::browser;
 use kplane_rig::cluster::{helm, promtool};
 use kplane_rig::real::NodePrograms;
 use kplane_rig::vm::{self, Vm};
 
 /// Debian packages, besides those for [`vm`]: the program that shows that one is there, and its package.
 /// Only tests need them: `nft` is an oracle for kplane's own netlink code, `iptables` makes what kube-proxy
-/// leaves behind, `openssl` is a foreign client, `protoc` and its plugin generate the stubs of the example clients.
-const PACKAGES: [(&str, &str); 5] = [
+/// leaves behind, `openssl` is a foreign client, `protoc` and its plugin generate the stubs of the example clients, and
+/// Chromium opens the control plane's page.
+const PACKAGES: [(&str, &str); 6] = [
+    browser::PROGRAM,
     ("nft", "nftables"),
     ("iptables", "iptables"),
     ("openssl", "openssl"),

@@ -29,11 +29,13 @@ use crate::metrics::{Counters, Metrics, Sources};
 use crate::own_places::OwnPlaces;
 use crate::reload;
 use crate::report::{Failure, Report};
+use crate::service_connections::ServiceConnections;
 use crate::service_health::{self, Addresses};
 use crate::surroundings;
 use crate::sync::{Client, Credentials, Grpc, Identity};
 use crate::take_over::{self, TakeOver};
 use kplane_dataplane::backend::{Backend, OpenError};
+use kplane_dataplane::beginnings::Beginnings;
 use kplane_dataplane::leftovers::Ports;
 use kplane_http::{Answer, BindError, Port, REBIND};
 use kplane_kube_proxy_config::KubeProxyConfiguration;
@@ -177,6 +179,8 @@ async fn build_parts(
     let mut tasks = JoinSet::new();
     let followers = Followers::new(publisher, counters.clone()).with_rival(rival.subscribe());
     let followers = add_tasks(followers, &config, &mut tasks);
+    let connections = count_connections(&config, &mut tasks);
+    let followers = followers.with_connections(connections.clone());
     let recall = recall(&config);
     let own = OwnPlaces::new(&config);
     let settings = own.settings(config.node_settings);
@@ -202,6 +206,7 @@ async fn build_parts(
             answers: health.answers.clone(),
             conntrack: engine.conntrack(),
             backend: engine.backend(),
+            connections,
         },
         configuration.clone(),
     );
@@ -246,6 +251,28 @@ fn follow_canary(config: &Config, tasks: &mut Tasks) -> Option<canary::Follower>
     let (follower, prober) = canary::channel(config.canary.clone()?);
     spawn_errand(tasks, prober.run());
     Some(follower)
+}
+
+/// Starts to count connections, if that is wanted and possible.
+fn count_connections(config: &Config, tasks: &mut Tasks) -> Option<Arc<ServiceConnections>> {
+    if !config.count_connections {
+        return None;
+    }
+    match Beginnings::open() {
+        Ok(reports) => {
+            let connections = Arc::<ServiceConnections>::default();
+            spawn_errand(tasks, Arc::clone(&connections).follow(reports));
+            Some(connections)
+        }
+        Err(error) => {
+            tracing::warn!(
+                %error,
+                "--count-connections has no effect: the kernel does not report connections; it needs the module \
+                 nf_conntrack_netlink"
+            );
+            None
+        }
+    }
 }
 
 /// Starts the tasks that tell the followers about the node.

@@ -102,6 +102,8 @@ pub struct Config {
     pub bind_address_hard_fail: bool,
     /// The Service that leads to this agent on this node; `None` = the data path is not probed.
     pub canary: Option<ServiceName>,
+    /// Whether connections are counted by Service.
+    pub count_connections: bool,
     /// The limit on how much may go at once because a snapshot does not name it.
     pub cliff_guard: CliffGuard,
     /// The folder of the cache file; `None` = no cache file.

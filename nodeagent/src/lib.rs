@@ -27,6 +27,7 @@ mod own_places;
 pub mod preflight;
 pub mod reload;
 pub mod report;
+pub mod service_connections;
 pub mod service_health;
 pub mod surroundings;
 pub mod sync;

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! Names, types, labels and buckets of `kubeproxy_*` are kube-proxy's; `kplane_agent_*` is kplane's
-//! own. No label has the name of a Service, so the number of series does not grow with the cluster.
+//! own. No label has the name of a Service, so the number of series does not grow with the cluster, except with
+//! `--count-connections`.
 
 mod collect;
 mod counters;
@@ -32,6 +33,7 @@ use tokio::sync::watch;
 use crate::connection::Connection;
 use crate::healthz::Answers;
 use crate::report::Report;
+use crate::service_connections::ServiceConnections;
 use kplane_dataplane::backend::Description;
 use kplane_dataplane::conntrack::ConntrackCounts;
 
@@ -50,4 +52,6 @@ pub struct Sources {
     pub conntrack: ConntrackCounts,
     /// The backend.
     pub backend: &'static Description,
+    /// Connections by Service, if they are counted.
+    pub connections: Option<Arc<ServiceConnections>>,
 }

@@ -7,7 +7,7 @@ use kplane_model::ServiceName;
 use super::affinity::AffinityArgs;
 use super::{WatchArgs, error};
 use crate::jsonpath::Path;
-use crate::view::nodes::NodeStateView;
+use kplane_view::nodes::NodeStateView;
 
 /// The kinds of objects to list.
 #[derive(Debug, Subcommand)]

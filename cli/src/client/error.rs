@@ -6,7 +6,7 @@ use kplane_model::ServiceName;
 use tonic::Code;
 
 use crate::reach;
-use crate::time::human;
+use kplane_view::time::human;
 
 /// The reason why the control plane did not answer.
 #[derive(Debug, thiserror::Error)]

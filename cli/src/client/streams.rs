@@ -29,7 +29,7 @@ impl<T> Messages<T> {
         let message = if self.started {
             self.stream.message().await
         } else {
-            let first = tokio::time::timeout(self.client.timeout, self.stream.message());
+            let first = tokio::time::timeout(self.client.line.timeout, self.stream.message());
             first.await.map_err(|_| self.client.timed_out())?
         };
         self.started = true;

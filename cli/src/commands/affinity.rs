@@ -4,7 +4,7 @@ use super::{Verdict, connect, show};
 use crate::args::Cli;
 use crate::args::affinity::{AffinityArgs, ForgetArgs};
 use crate::failure::Failure;
-use crate::view::affinity::AffinityView;
+use kplane_view::affinity::AffinityView;
 
 /// Shows which clients nodes remember.
 pub(super) async fn get(cli: &Cli, args: &AffinityArgs) -> Result<Verdict, Failure> {

@@ -14,16 +14,16 @@ use crate::args::record::BundleArgs;
 use crate::bundle::{Addresses, Bundle};
 use crate::client::{Client, Error};
 use crate::failure::Failure;
-use crate::view::bundle::{BundleView, PartView};
-use crate::view::changes::ServiceHistoryView;
-use crate::view::describe::DescriptionView;
-use crate::view::endpoints::EndpointListView;
-use crate::view::events::EventListView;
-use crate::view::fleet::FleetView;
-use crate::view::history::HistoryView;
-use crate::view::services::ServiceListView;
-use crate::view::top::TopView;
-use crate::view::version::VersionView;
+use kplane_view::bundle::{BundleView, PartView};
+use kplane_view::changes::ServiceHistoryView;
+use kplane_view::describe::DescriptionView;
+use kplane_view::endpoints::EndpointListView;
+use kplane_view::events::EventListView;
+use kplane_view::fleet::FleetView;
+use kplane_view::history::HistoryView;
+use kplane_view::services::ServiceListView;
+use kplane_view::top::TopView;
+use kplane_view::version::VersionView;
 
 /// Maximum number of Services that are described.
 const DESCRIBED: usize = 50;

@@ -13,7 +13,7 @@ use crate::client::Client;
 use crate::failure::Failure;
 use crate::output::Progress;
 use crate::reach::{Asked, Reach};
-use crate::view::drain::{DrainVerdict, DrainView};
+use kplane_view::drain::{DrainVerdict, DrainView};
 
 /// Pause between two questions of `--wait`: each makes all agents read their kernels' tables.
 const PAUSE: Duration = Duration::from_secs(3);

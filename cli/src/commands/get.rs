@@ -5,11 +5,11 @@ use kplane_proto::v1 as pb;
 use super::{Verdict, affinity, connect, output, show};
 use crate::args::{Cli, GetCommand, ListArgs, NodesArgs, RowArgs};
 use crate::failure::Failure;
-use crate::view::List;
-use crate::view::endpoints::EndpointListView;
-use crate::view::nodes::{NodeListView, NodeView};
-use crate::view::services::ServiceListView;
 use crate::watch;
+use kplane_view::List;
+use kplane_view::endpoints::EndpointListView;
+use kplane_view::nodes::{NodeListView, NodeView};
+use kplane_view::services::ServiceListView;
 
 /// Shows a list.
 pub(super) async fn run(cli: &Cli, command: &GetCommand) -> Result<Verdict, Failure> {

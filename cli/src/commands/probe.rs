@@ -4,7 +4,7 @@ use super::{Verdict, connect, show};
 use crate::args::Cli;
 use crate::args::probe::ProbeArgs;
 use crate::failure::Failure;
-use crate::view::probe::{Overall, ProbeReportView};
+use kplane_view::probe::{Overall, ProbeReportView};
 
 /// Runs the command.
 pub(super) async fn run(cli: &Cli, args: &ProbeArgs) -> Result<Verdict, Failure> {

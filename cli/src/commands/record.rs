@@ -8,11 +8,11 @@ use super::{Verdict, connect, output, show};
 use crate::args::Cli;
 use crate::args::record::{DiffArgs, EventsArgs, HistoryArgs, HistoryCommand, TopArgs};
 use crate::failure::Failure;
-use crate::view::changes::ServiceHistoryView;
-use crate::view::diff::DiffView;
-use crate::view::events::EventListView;
-use crate::view::history::HistoryView;
-use crate::view::top::TopView;
+use kplane_view::changes::ServiceHistoryView;
+use kplane_view::diff::DiffView;
+use kplane_view::events::EventListView;
+use kplane_view::history::HistoryView;
+use kplane_view::top::TopView;
 
 /// Time between two questions of `events --watch`.
 const PAUSE: Duration = Duration::from_secs(1);

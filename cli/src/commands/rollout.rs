@@ -11,7 +11,7 @@ use crate::args::Cli;
 use crate::args::rollout::RolloutCommand;
 use crate::client::Client;
 use crate::failure::Failure;
-use crate::view::rollout::RolloutView;
+use kplane_view::rollout::RolloutView;
 
 /// Interval between two questions about a rollout that is under way.
 const LOOK: Duration = Duration::from_secs(1);

@@ -17,7 +17,7 @@ use crate::migrate::picture::{Mark, Objects as Gathered, Picture};
 use crate::migrate::pods::PodState;
 use crate::migrate::{AGENTS, LABEL};
 use crate::reach::{Asked, Reach};
-use crate::view::uninstall::UninstallView;
+use kplane_view::uninstall::UninstallView;
 
 /// Time between two looks.
 const LOOK: std::time::Duration = std::time::Duration::from_secs(1);
@@ -318,7 +318,7 @@ fn unmarked(node: &Node) -> Option<Value> {
 
 /// Prints a line about progress. Standard output is for the result.
 fn say(line: &str) {
-    anstream::eprintln!("{}", crate::text::Span::plain(line).text);
+    anstream::eprintln!("{}", kplane_view::text::Span::plain(line).text);
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use super::{Verdict, connect, show};
 use crate::args::Cli;
 use crate::args::whatif::WhatIfArgs;
 use crate::failure::Failure;
-use crate::view::whatif::WhatIfView;
+use kplane_view::whatif::WhatIfView;
 
 /// Most bytes of all manifests: the control plane takes no more.
 const MOST: usize = 1 << 20;

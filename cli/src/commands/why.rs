@@ -8,7 +8,7 @@ use crate::args::Cli;
 use crate::args::why::{SenderArg, WhyArgs};
 use crate::failure::Failure;
 use crate::reach::{Asked, Reach};
-use crate::view::why::WhyView;
+use kplane_view::why::WhyView;
 
 /// Runs the command.
 pub(crate) async fn run(cli: &Cli, args: &WhyArgs) -> Result<Verdict, Failure> {

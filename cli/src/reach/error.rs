@@ -5,7 +5,7 @@ use std::time::Duration;
 use kplane_tls::FileError;
 
 use super::kubernetes;
-use crate::time::human;
+use kplane_view::time::human;
 
 /// The reason why there is no connection to a control plane.
 #[derive(Debug, thiserror::Error)]

@@ -23,7 +23,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{Connection, Error as ReachError, Peer};
 use crate::args::{Identity, Place, STATUS_PORT};
-use crate::time::human;
+use kplane_view::time::human;
 
 pub(crate) use api::Asked;
 pub(crate) use error::Error;

@@ -15,6 +15,11 @@ impl Bearer {
     pub(crate) fn new(token: Option<&Token>) -> Self {
         Self(token.and_then(|token| token.to_header().ok()))
     }
+
+    /// Returns the value of the header, which is marked as sensitive.
+    pub(crate) fn header(&self) -> Option<&HeaderValue> {
+        self.0.as_ref()
+    }
 }
 
 impl Interceptor for Bearer {

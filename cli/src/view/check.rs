@@ -2,11 +2,11 @@
 
 use serde::Serialize;
 
-use super::{API_VERSION, View};
 use crate::check::{Finding, Outcome, outcome};
-use crate::style::{Canvas, Tone};
-use crate::table::{Column, Table};
-use crate::text::{Span, paragraph};
+use kplane_view::style::{Canvas, Tone};
+use kplane_view::table::{Column, Table};
+use kplane_view::text::{Span, paragraph};
+use kplane_view::{API_VERSION, View};
 
 /// The view.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -110,7 +110,7 @@ fn notes(finding: &Finding, canvas: &Canvas) -> Vec<Span> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::view::testing::table;
+    use kplane_view::testing::table;
 
     #[test]
     fn details_are_for_what_is_wrong() {

@@ -2,15 +2,15 @@
 
 use serde::Serialize;
 
-use super::{API_VERSION, View, next_steps_text};
 use crate::migrate::order::{Chosen, Order};
 use crate::migrate::picture::Picture;
 use crate::migrate::plan::{self, Blocked};
 use crate::migrate::record::Direction;
 use crate::migrate::stage::Stage;
-use crate::style::{Canvas, Tone};
-use crate::table::{Column, Table};
-use crate::text::{Span, paragraph};
+use kplane_view::style::{Canvas, Tone};
+use kplane_view::table::{Column, Table};
+use kplane_view::text::{Span, paragraph};
+use kplane_view::{API_VERSION, View, next_steps_text};
 
 /// The stage of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -14,6 +14,7 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tonic::codec::CompressionEncoding;
+use tonic::service::Routes;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Server;
 use tonic::transport::server::Router;
@@ -25,6 +26,7 @@ use super::{BuildError, TaskError};
 use crate::doors::{Cover, Door, Limits, Occupancy, Secured};
 use crate::hub::Hub;
 use crate::identity::Gate;
+use crate::page::Page;
 use crate::peers::Peers;
 use crate::server::{
     AgentServer, DesiredServer, Guarded, PeerServer, RecorderServer, StatusServer,
@@ -151,6 +153,7 @@ pub(super) async fn status_router(
     serving
         .set_serving::<RecorderServiceServer<RecorderServer>>()
         .await;
+    let page = Page::new(hub, gate, peers.clone());
     let recorder = RecorderServer::new(Arc::clone(hub), peers.clone());
     let recorder = RecorderServiceServer::new(recorder);
     let status = StatusServer::new(Arc::clone(hub)).with(peers);
@@ -159,14 +162,15 @@ pub(super) async fn status_router(
         .send_compressed(CompressionEncoding::Gzip);
     let peer = PeerServiceServer::new(PeerServer::new(Arc::clone(hub)));
     let desired = DesiredStateServiceServer::new(DesiredServer::new(Arc::clone(hub)));
-    Ok(server()
-        .add_service(Guarded::new(status, Arc::clone(gate)))
+    let services = Routes::new(Guarded::new(status, Arc::clone(gate)))
         .add_service(Guarded::new(recorder, Arc::clone(gate)))
         .add_service(Guarded::new(desired, Arc::clone(gate)))
         .add_service(Guarded::new(peer, Arc::clone(gate)))
         .add_service(InterceptedService::new(health, in_use))
         .add_service(Guarded::new(reflection, Arc::clone(gate)))
-        .add_service(Guarded::new(older, Arc::clone(gate))))
+        .add_service(Guarded::new(older, Arc::clone(gate)));
+    let routes = Routes::from(page.beside(services.prepare().into_axum_router()));
+    Ok(server().accept_http1(true).add_routes(routes))
 }
 
 /// Marks the connection as in use, so that a connection with a request stays open.

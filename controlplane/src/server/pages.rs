@@ -1,6 +1,6 @@
 //! The fleet, in answers that stay below gRPC's usual limit of 4 MiB whatever the number of nodes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -186,6 +186,22 @@ impl<'a> Picture<'a> {
         }
     }
 
+    /// Returns the state of a node, as [`Picture::status`] has it.
+    fn state(&self, name: &NodeName, node: &Node<'_>) -> pb::NodeState {
+        if !self.others.missing.is_empty() && !node.is_connected() {
+            return pb::NodeState::Unknown;
+        }
+        let elsewhere = node
+            .elsewhere
+            .and_then(|elsewhere| elsewhere.agent.status.as_ref());
+        if let Some(status) = elsewhere {
+            return status.state();
+        }
+        let stranger = self.stranger(node.facts.as_deref());
+        let wanted = self.hub.store.wanted(name);
+        node_state(self.hub, name, node.record.as_deref(), wanted, stranger).state
+    }
+
     /// Returns the status of a node, as the replica sees it that serves the agent.
     pub(super) fn status(&self, name: &NodeName, node: &Node<'_>) -> pb::NodeStatus {
         let elsewhere = node
@@ -222,6 +238,59 @@ fn nodes_are_called(hub: &Hub, facts: &[(NodeName, Arc<NodeFacts>)]) -> Option<S
     Some(format!(
         "no Node object has this name; check --node-name of its agent.{called}"
     ))
+}
+
+/// Most nodes out of sync that a [`Glance`] names.
+const NAMED_OUT_OF_SYNC: usize = 500;
+
+/// The fleet in numbers, and the nodes that are out of sync.
+#[derive(Debug)]
+pub(crate) struct Glance {
+    pub(crate) control_plane: pb::ControlPlaneStatus,
+    /// Number of nodes by state.
+    pub(crate) states: HashMap<pb::NodeState, usize>,
+    /// Nodes out of sync, 500 at most.
+    pub(crate) out_of_sync: Vec<pb::NodeStatus>,
+    /// Number of further ones.
+    pub(crate) more: usize,
+    /// Number of replicas that answered; 0 = this one asks no other.
+    pub(crate) replicas: usize,
+    pub(crate) missing: Vec<pb::MissingReplica>,
+}
+
+impl Glance {
+    /// Takes a glance at all nodes. Builds the status of those out of sync only.
+    pub(crate) fn of(hub: &Hub, others: &Collected) -> Self {
+        let picture = Picture::with(hub, others);
+        let mut glance = Self {
+            control_plane: control_plane(hub),
+            states: HashMap::new(),
+            out_of_sync: Vec::new(),
+            more: 0,
+            replicas: match others.replicas() {
+                0 => 0,
+                _ => others.answers.len() + 1,
+            },
+            missing: others.missing.clone(),
+        };
+        for (name, node) in picture.nodes() {
+            let state = picture.state(name, node);
+            *glance.states.entry(state).or_default() += 1;
+            match state {
+                pb::NodeState::InSync => {}
+                _ if glance.out_of_sync.len() < NAMED_OUT_OF_SYNC => {
+                    glance.out_of_sync.push(picture.status(name, node));
+                }
+                _ => glance.more += 1,
+            }
+        }
+        glance
+    }
+
+    /// Returns the number of nodes in a state.
+    pub(crate) fn count(&self, state: pb::NodeState) -> usize {
+        self.states.get(&state).copied().unwrap_or_default()
+    }
 }
 
 /// The fleet in numbers.

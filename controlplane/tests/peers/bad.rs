@@ -76,6 +76,12 @@ impl PeerService for Liar {
     ) -> Result<Response<Self::InspectStream>, Status> {
         Err(Status::unimplemented("never asked"))
     }
+
+    type AskStream = Said<pb::AskedNode>;
+
+    async fn ask(&self, _: Request<pb::AskRequest>) -> Result<Response<Self::AskStream>, Status> {
+        Err(Status::unimplemented("never asked"))
+    }
 }
 
 impl Liar {

@@ -12,6 +12,7 @@
 
 pub mod backend;
 pub mod backoff;
+pub mod beginnings;
 pub mod conntrack;
 mod error;
 pub mod flows;

@@ -1,5 +1,5 @@
-//! The kernel's notifications about nf_tables: every transaction that any program commits in this network
-//! namespace, in order.
+//! The kernel's notifications in this network namespace, in order: about nf_tables, every transaction that any program
+//! commits; about connection tracking, every connection that begins.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,6 +16,8 @@ use super::socket::{DATAGRAM_BYTES, errno_of};
 
 /// `NFNLGRP_NFTABLES` (linux/netfilter/nfnetlink.h).
 const NFNLGRP_NFTABLES: u32 = 7;
+/// `NFNLGRP_CONNTRACK_NEW`.
+const NFNLGRP_CONNTRACK_NEW: u32 = 1;
 /// `NFNL_SUBSYS_NFTABLES << 8 | NFT_MSG_NEWGEN` (linux/netfilter/nf_tables.h): the last notification of a
 /// transaction.
 const NEWGEN: u16 = 10 << 8 | 15;
@@ -28,8 +30,8 @@ const NFTA_GEN_PROC_NAME: u16 = 3;
 /// the loss.
 const RECEIVE_BUFFER_BYTES: usize = 8 << 20;
 
-/// A socket that receives notifications of all transactions. For those of one other kplane socket it
-/// receives only the end.
+/// A socket that receives notifications of one kind: about all transactions, but of those of one other kplane socket
+/// only the end; or about all connections that begin.
 ///
 /// The socket never blocks. It never asks the kernel to hide losses (`NETLINK_NO_ENOBUFS`), because a loss
 /// must lead to reading everything back.
@@ -76,6 +78,19 @@ impl Monitor {
     /// # Errors
     /// [`NetlinkError::Open`]; `EPERM` without `CAP_NET_ADMIN`.
     pub fn open(own: u32) -> Result<Self, NetlinkError> {
+        Self::of_group(NFNLGRP_NFTABLES, &without_contents_of(own))
+    }
+
+    /// Opens a socket in this thread's network namespace that receives each connection that begins, once its first
+    /// packet has passed all rules: messages for [`Tracked::parse`](crate::conntrack::Tracked::parse).
+    ///
+    /// # Errors
+    /// As [`Monitor::open`].
+    pub fn of_connections() -> Result<Self, NetlinkError> {
+        Self::of_group(NFNLGRP_CONNTRACK_NEW, &[])
+    }
+
+    fn of_group(group: u32, filter: &[SockFilter]) -> Result<Self, NetlinkError> {
         let open = |error: io::Error| NetlinkError::Open(errno_of(&error));
         let mut socket = Socket::new(NETLINK_NETFILTER).map_err(open)?;
         socket.bind_auto().map_err(open)?;
@@ -85,11 +100,10 @@ impl Monitor {
             limited.map_err(NetlinkError::Open)?;
         }
         // The filter is attached first, so that the socket never receives what the filter drops.
-        let filter = without_contents_of(own);
-        SockRef::from(&socket)
-            .attach_filter(&filter)
-            .map_err(open)?;
-        socket.add_membership(NFNLGRP_NFTABLES).map_err(open)?;
+        if !filter.is_empty() {
+            SockRef::from(&socket).attach_filter(filter).map_err(open)?;
+        }
+        socket.add_membership(group).map_err(open)?;
         Ok(Self {
             socket,
             datagram: Vec::with_capacity(DATAGRAM_BYTES),
@@ -106,9 +120,15 @@ impl Monitor {
     }
 
     /// Passes on all messages that wait. Returns `false` when some were lost before the last of them.
-    pub fn drain(&mut self, mut each: impl FnMut(Message<'_>)) -> bool {
+    pub fn drain(&mut self, each: impl FnMut(Message<'_>)) -> bool {
+        self.read(usize::MAX, each).0
+    }
+
+    /// Passes on the messages of some datagrams that wait. Returns whether none was lost before the last of them, and
+    /// whether more may wait.
+    pub fn read(&mut self, most: usize, mut each: impl FnMut(Message<'_>)) -> (bool, bool) {
         let mut whole = true;
-        loop {
+        for _ in 0..most {
             self.datagram.clear();
             let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC;
             match self.socket.recv_from(&mut self.datagram, flags.bits()) {
@@ -117,14 +137,15 @@ impl Monitor {
                 Ok((len, _)) if len > self.datagram.len() => whole = false,
                 Ok(_) => Messages(&self.datagram).for_each(&mut each),
                 Err(error) => match errno_of(&error) {
-                    Errno::EAGAIN => return whole,
+                    Errno::EAGAIN => return (whole, false),
                     Errno::EINTR => {}
                     Errno::ENOBUFS => whole = false,
                     // Nothing more can be read now; the next call tries again.
-                    _ => return false,
+                    _ => return (false, false),
                 },
             }
         }
+        (whole, true)
     }
 }
 

@@ -188,6 +188,12 @@ struct DataPathFlags {
     #[arg(long, value_name = "NAMESPACE/NAME", value_parser = service_name)]
     canary_service: Option<ServiceName>,
 
+    /// Count the connections that begin, by Service, port and family, in the metric
+    /// kplane_agent_service_connections_total. The kernel reports each connection to the agent, which costs about a
+    /// microsecond of CPU time for each.
+    #[arg(long)]
+    count_connections: bool,
+
     /// In mode ipvs, refuse connections to a Service with traffic policy Local that has no endpoint on the node,
     /// as the other modes do. Without this flag mode ipvs uses endpoints of other nodes, as kube-proxy does.
     #[arg(long)]
@@ -385,6 +391,7 @@ impl Flags {
             metrics: settings.metrics,
             bind_address_hard_fail: settings.bind_address_hard_fail,
             canary: self.data_path.canary_service.clone(),
+            count_connections: self.data_path.count_connections,
             cliff_guard: self.absence.cliff_guard(),
             cache_dir: self.absence.cache_dir(backend),
             oom_score_adj: settings.oom_score_adj,

@@ -13,6 +13,7 @@ use crate::canary;
 use crate::desired::{Desired, Touched, View};
 use crate::metrics::{Counters, FamilyCounters, NAMED, Transaction};
 use crate::report::{Failure, Sync, TriggerProgrammed};
+use crate::service_connections::ServiceConnections;
 use crate::service_health::{self, Publisher};
 use crate::surroundings::{self, Finding, Surroundings};
 
@@ -27,6 +28,7 @@ pub struct Followers {
     rival: Option<watch::Receiver<Option<Failure>>>,
     canary: Option<canary::Follower>,
     surroundings: Option<watch::Receiver<Surroundings>>,
+    connections: Option<Arc<ServiceConnections>>,
 }
 
 /// ServicePorts whose packets are dropped here for lack of a local endpoint (A18), by policy.
@@ -56,6 +58,7 @@ impl Followers {
             rival: None,
             canary: None,
             surroundings: None,
+            connections: None,
         }
     }
 
@@ -70,6 +73,13 @@ impl Followers {
     #[must_use]
     pub fn with_canary(mut self, canary: Option<canary::Follower>) -> Self {
         self.canary = canary;
+        self
+    }
+
+    /// Adds the counter of connections, which has to know where ServicePorts are.
+    #[must_use]
+    pub fn with_connections(mut self, connections: Option<Arc<ServiceConnections>>) -> Self {
+        self.connections = connections;
         self
     }
 
@@ -140,6 +150,9 @@ impl Followers {
         }
         self.health.programmed(family, desired, touched, is_refused);
         self.count_no_local(family, desired, touched);
+        if let Some(connections) = &self.connections {
+            learn(connections, family, desired, touched);
+        }
     }
 
     fn count_no_local(&mut self, family: Family, desired: &Desired, touched: Option<&Touched>) {
@@ -183,6 +196,33 @@ impl Followers {
             () = changed(self.rival.as_mut()) => {}
             () = canary => {}
             () = changed(self.surroundings.as_mut()) => {}
+        }
+    }
+}
+
+/// Learns where the ServicePorts of a family are that have changed; `None` = all.
+fn learn(
+    connections: &ServiceConnections,
+    family: Family,
+    desired: &Desired,
+    touched: Option<&Touched>,
+) {
+    let look = |key: &ServiceKey| {
+        let port = desired.service(key).map(|view| &view.0.port);
+        connections.learn(key, port);
+    };
+    match touched {
+        Some(touched) => {
+            let ours = touched.services.iter().filter(|key| key.family == family);
+            ours.for_each(look);
+        }
+        None => {
+            let all: HashSet<ServiceKey> = desired
+                .services(family)
+                .map(|view| view.0.port.key.clone())
+                .collect();
+            all.iter().for_each(look);
+            connections.keep(family, &all);
         }
     }
 }

@@ -101,6 +101,7 @@ impl Rig {
             answers: Arc::default(),
             conntrack: conntrack.clone(),
             backend,
+            connections: None,
         };
         let configuration = KubeProxyConfiguration {
             mode: backend.name.into(),

@@ -3,7 +3,7 @@
 //! Read in this order: [`topology`] builds nodes, pods and an outside client; [`echo`] answers in
 //! pods; [`client`], [`load`] and [`sctp`] ask, and [`ask`] asks in any protocol; [`flood`] is hostile; [`capture`] records the
 //! wire; [`wait`] is the only way to wait. [`status`] queries a control plane, and [`cluster`] runs a real
-//! Kubernetes API server, and [`real`] a whole cluster with kubelets and containers. Below them are [`netns`], [`mounts`], [`link`], [`sysctl`] and [`process`].
+//! Kubernetes API server, and [`real`] a whole cluster with kubelets and containers. [`browser`] is a real browser. Below them are [`netns`], [`mounts`], [`link`], [`sysctl`] and [`process`].
 //!
 //! **Invariants.** Nothing here touches the namespace in which the process was started. Everything that
 //! a handle created disappears when the handle is dropped. The rig is synchronous: call it from ordinary
@@ -35,6 +35,7 @@
 //! shared by all namespaces (1,024 entries), which 1,000 pods would fill.
 
 pub mod ask;
+pub mod browser;
 pub mod capture;
 pub mod client;
 pub mod cluster;

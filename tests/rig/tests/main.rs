@@ -8,6 +8,7 @@ use kplane_model::Family;
 use kplane_rig::client::Protocol;
 use kplane_rig::topology::Topology;
 
+mod browser;
 mod handles;
 mod topology;
 mod traffic;
@@ -30,6 +31,19 @@ kplane_rig::main!(
     traffic::captures_see_both_directions,
     handles::threads_and_commands_run_inside,
     handles::dropping_leaves_nothing,
+    browser::pages_are_opened_and_read,
+    browser::faults_of_a_page_are_reported,
+    browser::violations_of_a_policy_are_reported,
+    browser::requests_to_other_hosts_are_seen_and_fail,
+    browser::scripts_are_switched_off,
+    browser::events_arrive,
+    browser::looks_and_pictures,
+    browser::keys_move_the_focus,
+    browser::screen_readers_find_landmarks,
+    browser::the_heap_grows_and_shrinks,
+    browser::tabs_share_nothing_and_send_headers,
+    browser::a_browser_leaves_nothing,
+    browser::a_dead_browser_is_noticed,
 );
 
 pub(crate) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];

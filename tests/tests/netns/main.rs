@@ -17,6 +17,7 @@ mod churn;
 mod combined;
 mod coming_from_kube_proxy;
 mod conntrack;
+mod counted;
 mod emptied;
 mod generated;
 mod health;
@@ -69,6 +70,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     policies::a12_a13_both_policies_local,
     policies::b3_draining_endpoints_serve_when_nothing_is_ready,
     policies::b5_a_draining_endpoint_serves_a_local_policy_when_no_other_is_on_the_node,
+    counted::each_connection_through_a_service_is_reported_once,
     asked::a_kernel_says_what_it_does,
     asked::a_kernel_says_what_others_have_left,
     remembered::a_client_is_listed_forgotten_and_chooses_anew,

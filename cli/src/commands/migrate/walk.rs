@@ -12,7 +12,7 @@ use crate::migrate::order::Order;
 use crate::migrate::picture::{Mark, Objects as Gathered, Picture};
 use crate::migrate::plan::{self, Blocked, Step, Waiting};
 use crate::migrate::record::{Direction, Record, Stopped};
-use crate::time::human;
+use kplane_view::time::human;
 
 /// Least time between two readings of the cluster. In large clusters, where reading takes long, the pause is as long as
 /// the reading.
@@ -307,5 +307,5 @@ fn tell_once(since: &mut BTreeMap<String, (Instant, String)>, node: &str, reason
 
 /// Prints a line about progress. Standard output is for the result.
 fn say(line: &str) {
-    anstream::eprintln!("{}", crate::text::Span::plain(line).text);
+    anstream::eprintln!("{}", kplane_view::text::Span::plain(line).text);
 }

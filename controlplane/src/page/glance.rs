@@ -1,0 +1,223 @@
+//! The fleet at a glance: numbers, what lags and why, and what is wrong with the input.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use kplane_proto::v1 as pb;
+use kplane_view::nodes::state::NodeStateView;
+use kplane_view::text::plural;
+use kplane_view::time::{age, human};
+
+use super::html::{Html, Section, class, query};
+use super::{reasons, terminal};
+use crate::server::Glance;
+
+/// Nodes with the same trouble that are named.
+const NAMED: usize = 6;
+/// Kinds of trouble, and issues, on the sheet.
+const ROWS: usize = 50;
+
+/// Returns the sections of the sheet.
+pub(super) fn sections(glance: &Glance) -> Vec<Section> {
+    let mut summary = Section::new("summary", "Summary", summary(glance));
+    summary.polite = true;
+    vec![
+        summary,
+        Section::new("lagging", "What lags, and why", lagging(glance)),
+        Section::new("issues", "Problems of the input", issues(glance)),
+        Section::new("facts", "Control plane", facts(glance)),
+    ]
+}
+
+fn summary(glance: &Glance) -> Html {
+    let nodes: usize = glance.states.values().sum();
+    let in_sync = glance.count(pb::NodeState::InSync);
+    let mut html = Html::default();
+    let tone = match in_sync == nodes {
+        true => "good",
+        false => "warn",
+    };
+    html.raw("<p class=\"big\"><strong class=\"")
+        .raw(tone)
+        .raw("\">")
+        .text(in_sync)
+        .raw("</strong> of ")
+        .text(plural(nodes, "node"))
+        .raw(" in sync</p><ul class=\"states\">");
+    let mut states: Vec<_> = glance
+        .states
+        .iter()
+        .filter(|(_, count)| **count > 0)
+        .collect();
+    states.sort_by_key(|(state, _)| NodeStateView::from(**state).urgency());
+    for (state, count) in states {
+        let view = NodeStateView::from(*state);
+        html.raw("<li><a")
+            .attribute("class", class(view.tone()))
+            .attribute("href", format_args!("nodes?state={}", query(view.word())))
+            .raw("><strong>")
+            .text(count)
+            .raw("</strong> ")
+            .text(view.word())
+            .raw("</a></li>");
+    }
+    html.raw("</ul>");
+    html
+}
+
+/// Nodes with the same trouble.
+struct Group<'a> {
+    state: NodeStateView,
+    error: &'a str,
+    nodes: Vec<&'a pb::NodeStatus>,
+}
+
+fn groups(glance: &Glance) -> Vec<Group<'_>> {
+    let mut groups = BTreeMap::<(u8, &str), Group<'_>>::new();
+    for node in &glance.out_of_sync {
+        let state = NodeStateView::from(node.state());
+        let error = node.last_error.as_str();
+        let group = groups.entry((state.urgency(), error)).or_insert(Group {
+            state,
+            error,
+            nodes: Vec::new(),
+        });
+        group.nodes.push(node);
+    }
+    groups.into_values().collect()
+}
+
+fn lagging(glance: &Glance) -> Html {
+    let mut html = Html::default();
+    html.element("h2", "", "What lags, and why");
+    let groups = groups(glance);
+    if groups.is_empty() {
+        html.element("p", "", "Every node holds what it should.");
+        return html;
+    }
+    html.raw(
+        "<div class=\"scroll\" tabindex=\"0\"><table><thead><tr><th scope=\"col\">State</th><th scope=\"col\">Nodes</th>\
+         <th scope=\"col\">Why</th></tr></thead><tbody>",
+    );
+    for group in groups.iter().take(ROWS) {
+        html.raw("<tr>")
+            .element("td", class(group.state.tone()), group.state.word())
+            .raw("<td>");
+        if group.nodes.len() > NAMED {
+            html.text(group.nodes.len()).raw(": ");
+        }
+        for (place, node) in group.nodes.iter().take(NAMED).enumerate() {
+            html.raw(if place > 0 { ", " } else { "" });
+            html.link(terminal::node(&node.name), &node.name);
+        }
+        html.raw(if group.nodes.len() > NAMED {
+            ", .."
+        } else {
+            ""
+        });
+        let why = match group.error {
+            "" => "the kernel does not hold the newest state yet",
+            error => error,
+        };
+        html.raw("</td>").element("td", "", why).raw("</tr>");
+    }
+    html.raw("</tbody></table></div>");
+    if glance.more > 0 {
+        let more = plural(glance.more, "more node");
+        html.element("p", "faint", format_args!("and {more} in these states"));
+    }
+    html
+}
+
+fn issues(glance: &Glance) -> Html {
+    let plane = &glance.control_plane;
+    let mut html = Html::default();
+    if plane.issues.is_empty() {
+        return html;
+    }
+    html.element("h2", "", "Problems of the input");
+    html.raw(
+        "<div class=\"scroll\" tabindex=\"0\"><table><thead><tr><th scope=\"col\">Reason</th><th scope=\"col\">Object</th>\
+         <th scope=\"col\">Problem</th></tr></thead><tbody>",
+    );
+    for issue in plane.issues.iter().take(ROWS) {
+        let tone = match issue.severity() {
+            pb::Severity::Error | pb::Severity::Unspecified => "bad",
+            pb::Severity::Warning => "warn",
+            pb::Severity::Info => "",
+        };
+        html.raw("<tr><td class=\"").raw(tone).raw("\">");
+        match reasons::is_code(&issue.code) {
+            true => html.link(reasons::link(&issue.code), &issue.code),
+            false => html.text(&issue.code),
+        };
+        html.raw("</td><td>").text(&issue.kind).raw(" ");
+        let name = format!("{}/{}", issue.namespace, issue.name);
+        match issue.kind.as_str() {
+            "Service" => html.link(terminal::service(&issue.namespace, &issue.name), name),
+            _ => html.text(name.trim_start_matches('/')),
+        };
+        html.raw("</td>")
+            .element("td", "", &issue.reason)
+            .raw("</tr>");
+    }
+    html.raw("</tbody></table></div>");
+    let listed = plane.issues.len().min(ROWS) as u64;
+    let all = plane.errors + plane.warnings;
+    if all > listed {
+        html.element("p", "faint", format_args!("{} more", all - listed));
+    }
+    html
+}
+
+fn facts(glance: &Glance) -> Html {
+    let plane = &glance.control_plane;
+    let mut html = Html::default();
+    html.element("h2", "", "Control plane").raw("<dl>");
+    let mut fact = |name: &'static str, tone: &'static str, value: String| {
+        html.element("dt", "", name).element("dd", tone, value);
+    };
+    let since = |ms: u64| human(Duration::from_secs(plane.now_ms.saturating_sub(ms) / 1000));
+    fact("Version", "", plane.version.clone());
+    fact("Up", "", since(plane.started_at_ms));
+    let contact = Duration::from_millis(plane.upstream_age_ms);
+    let tone = match contact > Duration::from_secs(30) {
+        true => "warn",
+        false => "",
+    };
+    let source = format!("{}, last contact {} ago", plane.source, age(contact));
+    fact("Source", tone, source);
+    if !plane.synced {
+        fact("Input", "warn", "not complete yet".to_owned());
+    }
+    if !plane.doubt.is_empty() {
+        fact("Input", "warn", format!("incomplete: {}", plane.doubt));
+    }
+    if let Some(held) = &plane.held {
+        let text = format!("{}: kpctl approve, if the source is complete", held.reason);
+        fact("Held", "warn", text);
+    }
+    let revision = format!("{}, {} ago", plane.revision, since(plane.revision_at_ms));
+    fact("Revision", "", revision);
+    fact("Services", "", plane.services.to_string());
+    fact("Endpoints", "", plane.endpoints.to_string());
+    if glance.replicas > 0 {
+        let missing = glance.missing.len();
+        let tone = match missing {
+            0 => "",
+            _ => "bad",
+        };
+        let text = format!("{} answered, {missing} missing", glance.replicas);
+        fact("Replicas", tone, text);
+    }
+    if !plane.plain_text_ports.is_empty() {
+        let ports = plane.plain_text_ports.join(", ");
+        fact(
+            "Plain text",
+            "bad",
+            format!("{ports}: anybody can pose as any node or user"),
+        );
+    }
+    html.raw("</dl>");
+    html
+}

@@ -1,0 +1,194 @@
+//! Lists of nodes and of Services.
+
+use std::time::Duration;
+
+use clap::ValueEnum as _;
+use kplane_proto::v1 as pb;
+use kplane_view::nodes::state::NodeStateView;
+use kplane_view::time::human;
+
+use super::html::{Html, Section, class};
+use super::sheet::{Filter, Sheet};
+use super::terminal;
+
+/// Returns the state of this name.
+pub(super) fn state_named(word: &str) -> Option<pb::NodeState> {
+    let mut states = NodeStateView::value_variants().iter();
+    let state = states.find(|state| state.word() == word)?;
+    Some(state.wire())
+}
+
+/// Returns the sections of the sheet of nodes.
+pub(super) fn nodes(filter: &Filter, fleet: pb::Fleet) -> Vec<Section> {
+    let states = NodeStateView::value_variants()
+        .iter()
+        .map(|state| state.word());
+    let mut form = Html::default();
+    form.raw("<form method=\"get\" action=\"nodes\" role=\"search\"><label>State <select name=\"state\"><option value=\"\">all</option>");
+    for state in states {
+        form.raw("<option");
+        if state == filter.of {
+            form.raw(" selected");
+        }
+        form.raw(">").text(state).raw("</option>");
+    }
+    form.raw("</select></label> <label>Name <input name=\"name\"")
+        .attribute("value", &filter.name)
+        .raw("></label> <button>Show</button></form>");
+    let mut html = Html::default();
+    html.raw(
+        "<div class=\"scroll\" tabindex=\"0\"><table><thead><tr><th scope=\"col\">Node</th><th scope=\"col\">State</th>\
+         <th scope=\"col\">Zone</th><th scope=\"col\">Backend</th><th scope=\"col\" class=\"number\">Applied</th>\
+         <th scope=\"col\" class=\"number\">Verified</th><th scope=\"col\" class=\"number\">Change p50</th>\
+         <th scope=\"col\">Agent</th><th scope=\"col\">Last error</th></tr></thead><tbody>",
+    );
+    for node in &fleet.nodes {
+        row(node, &mut html);
+    }
+    html.raw("</tbody></table></div>");
+    if fleet.nodes.is_empty() {
+        html.element("p", "", "No node is like that.");
+    }
+    let sheet = |after| {
+        Sheet::Nodes(Filter {
+            after,
+            ..filter.clone()
+        })
+    };
+    further(sheet, fleet.next_page_token, &mut html);
+    vec![
+        Section::new("filter", "Filter", form),
+        Section::new("list", "Nodes", html),
+    ]
+}
+
+fn row(node: &pb::NodeStatus, html: &mut Html) {
+    let state = NodeStateView::from(node.state());
+    html.raw("<tr><th scope=\"row\">")
+        .link(terminal::node(&node.name), &node.name)
+        .raw("</th>")
+        .element("td", class(state.tone()), state.word())
+        .element("td", "", &node.zone)
+        .element("td", "", &node.backend);
+    let report = node.report.as_ref();
+    let applied = report.map_or(0, |report| report.applied_revision);
+    let text = match applied {
+        0 => "-".to_owned(),
+        applied if applied < node.wanted_revision => format!("{applied}/{}", node.wanted_revision),
+        applied => applied.to_string(),
+    };
+    html.element("td", "number", text);
+    let verified = report.map_or(0, |report| report.verified_revision);
+    html.element(
+        "td",
+        "number",
+        match verified {
+            0 => "-".to_owned(),
+            verified => verified.to_string(),
+        },
+    );
+    let latency = node
+        .network_programming
+        .as_ref()
+        .filter(|latency| latency.count > 0);
+    let latency = latency.map_or_else(
+        || "-".to_owned(),
+        |latency| human(Duration::from_millis(latency.p50_ms)),
+    );
+    html.element("td", "number", latency)
+        .element("td", "", &node.agent_version)
+        .element("td", "", &node.last_error)
+        .raw("</tr>");
+}
+
+/// Returns the sections of the sheet of Services.
+pub(super) fn services(filter: &Filter, page: pb::ListServicesResponse) -> Vec<Section> {
+    let mut form = Html::default();
+    form.raw("<form method=\"get\" action=\"services\" role=\"search\"><label>Namespace <input name=\"namespace\"")
+        .attribute("value", &filter.of)
+        .raw("></label> <label>Name <input name=\"name\"")
+        .attribute("value", &filter.name)
+        .raw("></label> <button>Show</button></form>");
+    let mut html = Html::default();
+    html.raw(
+        "<div class=\"scroll\" tabindex=\"0\"><table><thead><tr><th scope=\"col\">Service</th><th scope=\"col\">Port</th>\
+         <th scope=\"col\">Cluster address</th><th scope=\"col\">External</th>\
+         <th scope=\"col\" class=\"number\">Node port</th><th scope=\"col\" class=\"number\">Ready</th>\
+         <th scope=\"col\" class=\"number\">Endpoints</th></tr></thead><tbody>",
+    );
+    for port in &page.services {
+        port_row(port, &mut html);
+    }
+    html.raw("</tbody></table></div>");
+    if page.services.is_empty() {
+        html.element("p", "", "No Service is like that.");
+    }
+    let sheet = |after| {
+        Sheet::Services(Filter {
+            after,
+            ..filter.clone()
+        })
+    };
+    further(sheet, page.next_page_token, &mut html);
+    vec![
+        Section::new("filter", "Filter", form),
+        Section::new("list", "Services", html),
+    ]
+}
+
+fn port_row(port: &pb::ServiceView, html: &mut Html) {
+    let key = port.key.clone().unwrap_or_default();
+    html.raw("<tr><th scope=\"row\">")
+        .link(
+            terminal::service(&key.namespace, &key.name),
+            format_args!("{}/{}", key.namespace, key.name),
+        )
+        .raw("</th>");
+    let protocol = match key.protocol() {
+        pb::Protocol::Udp => "UDP",
+        pb::Protocol::Sctp => "SCTP",
+        _ => "TCP",
+    };
+    html.element(
+        "td",
+        "",
+        format_args!("{} {}/{protocol}", key.port_name, port.port),
+    )
+    .element("td", "", &port.cluster_ip);
+    let external: Vec<&str> = port
+        .load_balancer_ips
+        .iter()
+        .chain(&port.external_ips)
+        .map(String::as_str)
+        .collect();
+    html.element("td", "", external.join(", "));
+    html.element(
+        "td",
+        "number",
+        match port.node_port {
+            0 => String::new(),
+            number => number.to_string(),
+        },
+    );
+    let ready = port
+        .endpoints
+        .iter()
+        .filter(|endpoint| endpoint.ready)
+        .count();
+    let tone = match ready {
+        0 => "number bad",
+        _ => "number",
+    };
+    html.element("td", tone, ready)
+        .element("td", "number", port.endpoints.len())
+        .raw("</tr>");
+}
+
+/// Adds a link to the next page.
+fn further(sheet: impl Fn(String) -> Sheet, token: String, html: &mut Html) {
+    if !token.is_empty() {
+        html.raw("<p>")
+            .link(sheet(token).address(), "Next page")
+            .raw("</p>");
+    }
+}

@@ -1,0 +1,208 @@
+//! The sheets that can be asked for.
+
+use std::collections::HashMap;
+
+use kplane_model::ServiceName;
+
+use super::html::query;
+
+/// Longest value in a query, in bytes: a name of an object has 253 at most.
+const MAX_VALUE: usize = 253;
+
+/// What a browser asks for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Sheet {
+    /// The fleet at a glance.
+    Fleet,
+    /// Nodes, by state and part of the name, after one of them.
+    Nodes(Filter),
+    /// Services of a namespace, by name, after one of them.
+    Services(Filter),
+    /// One node.
+    Node(String),
+    /// One Service.
+    Service(ServiceName),
+    /// What changed.
+    Changes,
+    /// The explanations of reasons.
+    Reasons,
+}
+
+/// What a list is limited to; empty = no limit.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Filter {
+    /// A state of nodes, or a namespace.
+    pub(super) of: String,
+    /// The name of an object.
+    pub(super) name: String,
+    /// The token of the page.
+    pub(super) after: String,
+}
+
+impl Sheet {
+    /// Returns the sheet at a path and query; `None` if there is none, or if a value is longer than names are.
+    pub(super) fn find(path: &str, text: Option<&str>) -> Option<Self> {
+        let text = text.unwrap_or_default().as_bytes();
+        let mut values: HashMap<String, String> =
+            form_urlencoded::parse(text).into_owned().take(8).collect();
+        if values.values().any(|value| value.len() > 3 * MAX_VALUE) {
+            return None;
+        }
+        let mut value = |name: &str| values.remove(name).unwrap_or_default().trim().to_owned();
+        Some(match path {
+            "" | "fleet" => Self::Fleet,
+            "nodes" => Self::Nodes(Filter {
+                of: value("state"),
+                name: value("name"),
+                after: value("after"),
+            }),
+            "services" => Self::Services(Filter {
+                of: value("namespace"),
+                name: value("name"),
+                after: value("after"),
+            }),
+            "node" => Self::Node(Some(value("name")).filter(|name| !name.is_empty())?),
+            "service" => {
+                let name = ServiceName::new(&value("namespace"), &value("name"));
+                let whole = !name.namespace.is_empty() && !name.name.is_empty();
+                Self::Service(Some(name).filter(|_| whole)?)
+            }
+            "changes" => Self::Changes,
+            "reasons" => Self::Reasons,
+            _ => return None,
+        })
+    }
+
+    /// Returns path and query.
+    pub(super) fn address(&self) -> String {
+        let list = |path: &str, of: &str, filter: &Filter| {
+            let values = [
+                (of, &filter.of),
+                ("name", &filter.name),
+                ("after", &filter.after),
+            ];
+            let values = values.into_iter().filter(|(_, value)| !value.is_empty());
+            let values: Vec<String> = values
+                .map(|(name, value)| format!("{name}={}", query(value)))
+                .collect();
+            match values.is_empty() {
+                true => path.to_owned(),
+                false => format!("{path}?{}", values.join("&")),
+            }
+        };
+        match self {
+            Self::Fleet => "fleet".to_owned(),
+            Self::Nodes(filter) => list("nodes", "state", filter),
+            Self::Services(filter) => list("services", "namespace", filter),
+            Self::Node(name) => super::terminal::node(name),
+            Self::Service(name) => super::terminal::service(&name.namespace, &name.name),
+            Self::Changes => "changes".to_owned(),
+            Self::Reasons => "reasons".to_owned(),
+        }
+    }
+
+    /// Returns the sheet in the navigation to which it belongs.
+    pub(super) fn current(&self) -> &'static str {
+        match self {
+            Self::Fleet => "fleet",
+            Self::Nodes(_) | Self::Node(_) => "nodes",
+            Self::Services(_) | Self::Service(_) => "services",
+            Self::Changes => "changes",
+            Self::Reasons => "reasons",
+        }
+    }
+
+    /// Returns the title.
+    pub(super) fn title(&self) -> String {
+        match self {
+            Self::Fleet => "Fleet".to_owned(),
+            Self::Nodes(_) => "Nodes".to_owned(),
+            Self::Services(_) => "Services".to_owned(),
+            Self::Node(name) => format!("Node {name}"),
+            Self::Service(name) => format!("Service {name}"),
+            Self::Changes => "Changes".to_owned(),
+            Self::Reasons => "Reasons".to_owned(),
+        }
+    }
+
+    /// Returns the command that shows the same. Names are those that a user asked for, so they are only put into a
+    /// command if they cannot mean anything else to a shell.
+    pub(super) fn command(&self) -> Option<String> {
+        let with = |command: &str, option: &str, value: &str| match value {
+            "" => Some(command.to_owned()),
+            value if is_plain(value) => Some(format!("{command}{option}{value}")),
+            _ => None,
+        };
+        match self {
+            Self::Fleet => Some("kpctl status".to_owned()),
+            Self::Nodes(filter) => with("kpctl get nodes", " --state ", &filter.of),
+            Self::Services(filter) if filter.of.is_empty() => {
+                Some("kpctl get services -A".to_owned())
+            }
+            Self::Services(filter) => with("kpctl get services", " -n ", &filter.of),
+            Self::Node(name) => with("kpctl describe node ", "", name),
+            Self::Service(name) => with("kpctl describe service ", "", &name.to_string()),
+            Self::Changes => Some("kpctl events; kpctl top".to_owned()),
+            Self::Reasons => None,
+        }
+    }
+}
+
+/// Returns whether a text has only characters of Kubernetes' names.
+fn is_plain(text: &str) -> bool {
+    text.bytes()
+        .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'/'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_leads_to_its_sheet() {
+        let filter = Filter {
+            of: "a b".to_owned(),
+            name: "x&y=<z>".to_owned(),
+            after: "n/1".to_owned(),
+        };
+        for sheet in [
+            Sheet::Fleet,
+            Sheet::Nodes(Filter::default()),
+            Sheet::Nodes(filter.clone()),
+            Sheet::Services(filter),
+            Sheet::Node("n 1?".to_owned()),
+            Sheet::Service(ServiceName::new("shop", "web&")),
+            Sheet::Changes,
+            Sheet::Reasons,
+        ] {
+            let address = sheet.address();
+            let (path, query) = match address.split_once('?') {
+                Some((path, query)) => (path, Some(query)),
+                None => (&*address, None),
+            };
+            assert_eq!(Sheet::find(path, query), Some(sheet));
+        }
+    }
+
+    #[test]
+    fn there_is_no_other_sheet() {
+        assert_eq!(Sheet::find("", None), Some(Sheet::Fleet));
+        let long = format!("name={}", "x".repeat(1000));
+        for (path, query) in [
+            ("other", None),
+            ("node", None),
+            ("service", Some("name=web")),
+            ("nodes", Some(&*long)),
+        ] {
+            assert_eq!(Sheet::find(path, query), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_command_is_never_made_of_hostile_names() {
+        let hostile = Sheet::Node("n1; rm -rf ~".to_owned());
+        assert_eq!(hostile.command(), None);
+        let good = Sheet::Service(ServiceName::new("shop", "web"));
+        assert_eq!(good.command().unwrap(), "kpctl describe service shop/web");
+    }
+}

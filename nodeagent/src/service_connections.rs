@@ -1,0 +1,211 @@
+//! Connections that begin, counted by ServicePort (`--count-connections`).
+//!
+//! The kernel reports each connection once its first packet has passed all rules, with the destination that the client
+//! wrote and the one that it got. So the same counter serves all backends, and the rules need none.
+
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use kplane_dataplane::beginnings::Beginnings;
+use kplane_model::{Family, Protocol, ServiceKey, ServicePort};
+use tokio::io::unix::AsyncFd;
+
+/// Where clients reach a ServicePort.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Place {
+    Address(IpAddr, Protocol, u16),
+    NodePort(Family, Protocol, u16),
+}
+
+/// Connections by ServicePort.
+#[derive(Debug, Default)]
+pub struct ServiceConnections(Mutex<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    places: HashMap<Place, Arc<ServiceKey>>,
+    ports: BTreeMap<Arc<ServiceKey>, Port>,
+    /// Times when the kernel dropped reports, because too many waited.
+    losses: u64,
+}
+
+#[derive(Debug, Default)]
+struct Port {
+    places: Vec<Place>,
+    connections: u64,
+}
+
+impl ServiceConnections {
+    fn lock(&self) -> MutexGuard<'_, Counts> {
+        // Counts are right after each single step.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Learns where a ServicePort is; `None` = it is gone, and its count with it.
+    pub(crate) fn learn(&self, key: &ServiceKey, port: Option<&ServicePort>) {
+        let mut counts = self.lock();
+        let places = port.map(places).unwrap_or_default();
+        let Some((known, mut before)) = counts.ports.remove_entry(key) else {
+            if port.is_some() {
+                counts.add(
+                    Arc::new(key.clone()),
+                    Port {
+                        places,
+                        connections: 0,
+                    },
+                );
+            }
+            return;
+        };
+        for place in std::mem::take(&mut before.places) {
+            // Another ServicePort may have taken the place.
+            if let Entry::Occupied(held) = counts.places.entry(place)
+                && *held.get() == known
+            {
+                held.remove();
+            }
+        }
+        if port.is_some() {
+            counts.add(known, Port { places, ..before });
+        }
+    }
+
+    /// Forgets the ServicePorts of a family that are not among these.
+    pub(crate) fn keep(&self, family: Family, keys: &std::collections::HashSet<ServiceKey>) {
+        let gone: Vec<ServiceKey> = {
+            let counts = self.lock();
+            let ours = counts.ports.keys().filter(|key| key.family == family);
+            ours.filter(|key| !keys.contains(&***key))
+                .map(|key| ServiceKey::clone(key))
+                .collect()
+        };
+        gone.iter().for_each(|key| self.learn(key, None));
+    }
+
+    /// Returns the number of connections of each ServicePort that has had some, and the number of losses.
+    pub(crate) fn read(&self) -> (Vec<(Arc<ServiceKey>, u64)>, u64) {
+        let counts = self.lock();
+        let some = counts.ports.iter().filter(|(_, port)| port.connections > 0);
+        let some = some.map(|(key, port)| (Arc::clone(key), port.connections));
+        (some.collect(), counts.losses)
+    }
+
+    /// Counts what the kernel reports, until the agent ends.
+    pub async fn follow(self: Arc<Self>, mut reports: Beginnings) {
+        let ready = reports.readiness().map_err(|error| error.to_string());
+        #[allow(
+            deprecated,
+            reason = "its unsafe successor is about descriptors that may be closed or swapped; an OwnedFd is not"
+        )]
+        let ready =
+            ready.and_then(|fd| AsyncFd::<OwnedFd>::new(fd).map_err(|error| error.to_string()));
+        let ready = match ready {
+            Ok(ready) => ready,
+            Err(error) => {
+                return tracing::warn!(%error, "connections of Services are not counted");
+            }
+        };
+        // An error means that the runtime ends.
+        while let Ok(mut guard) = ready.readable().await {
+            match self.read_some(&mut reports) {
+                true => tokio::task::yield_now().await,
+                false => guard.clear_ready(),
+            }
+        }
+    }
+
+    /// Counts some of what waits; returns whether more may wait.
+    fn read_some(&self, reports: &mut Beginnings) -> bool {
+        let mut counts = self.lock();
+        let (whole, more) = reports.read(|protocol, to| counts.count(protocol, to.ip(), to.port()));
+        counts.losses += u64::from(!whole);
+        more
+    }
+}
+
+impl Counts {
+    fn add(&mut self, key: Arc<ServiceKey>, port: Port) {
+        for place in &port.places {
+            self.places.insert(*place, Arc::clone(&key));
+        }
+        self.ports.insert(key, port);
+    }
+
+    fn count(&mut self, protocol: Protocol, ip: IpAddr, number: u16) {
+        let address = self.places.get(&Place::Address(ip, protocol, number));
+        let node_port = Place::NodePort(Family::of(ip), protocol, number);
+        let Some(key) = address.or_else(|| self.places.get(&node_port)) else {
+            return;
+        };
+        if let Some(port) = self.ports.get_mut(key) {
+            port.connections += 1;
+        }
+    }
+}
+
+fn places(port: &ServicePort) -> Vec<Place> {
+    let ServiceKey {
+        protocol, family, ..
+    } = port.key;
+    let addresses = std::iter::once(&port.cluster_ip)
+        .chain(&port.load_balancer_ips)
+        .chain(&port.external_ips);
+    let addresses = addresses.map(|ip| Place::Address(*ip, protocol, port.port));
+    let node_port = port
+        .node_port
+        .map(|number| Place::NodePort(family, protocol, number));
+    addresses.chain(node_port).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port(name: &str, last: u8) -> ServicePort {
+        ServicePort {
+            cluster_ip: IpAddr::from([10, 96, 0, last]),
+            node_port: Some(30_000 + u16::from(last)),
+            ..ServicePort::sample(ServiceKey::sample("shop", name))
+        }
+    }
+
+    fn count(all: &ServiceConnections, ip: [u8; 4], number: u16) {
+        all.lock().count(Protocol::Tcp, ip.into(), number);
+    }
+
+    fn counts(all: &ServiceConnections) -> Vec<(String, u64)> {
+        let (counts, _) = all.read();
+        let counts = counts.iter();
+        counts
+            .map(|(key, count)| (key.service.name.to_string(), *count))
+            .collect()
+    }
+
+    #[test]
+    fn connections_count_for_the_holder_of_the_place() {
+        let all = ServiceConnections::default();
+        let (web, api) = (port("web", 1), port("api", 2));
+        all.learn(&web.key, Some(&web));
+        all.learn(&api.key, Some(&api));
+        count(&all, [10, 96, 0, 1], 80);
+        count(&all, [172, 18, 0, 2], 30_001);
+        count(&all, [10, 96, 0, 2], 80);
+        count(&all, [10, 96, 0, 9], 80);
+        assert_eq!(counts(&all), [("api".to_owned(), 1), ("web".to_owned(), 2)]);
+        // The address moves, and its count does not.
+        let moved = ServicePort {
+            cluster_ip: api.cluster_ip,
+            ..web.clone()
+        };
+        all.learn(&moved.key, Some(&moved));
+        all.learn(&api.key, None);
+        count(&all, [10, 96, 0, 2], 80);
+        count(&all, [10, 96, 0, 1], 80);
+        assert_eq!(counts(&all), [("web".to_owned(), 3)]);
+        all.keep(Family::V4, &std::collections::HashSet::new());
+        assert!(counts(&all).is_empty() && all.lock().places.is_empty());
+    }
+}

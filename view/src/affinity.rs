@@ -1,0 +1,221 @@
+//! The clients that session affinity remembers.
+
+use std::time::Duration;
+
+use kplane_model::ServiceName;
+use kplane_proto::v1 as pb;
+use serde::Serialize;
+
+use super::replicas::{MissingReplicaView, missing_text};
+use super::silent::{self, SilentView, names};
+use super::{API_VERSION, KeyView, View};
+use crate::style::{Canvas, Tone};
+use crate::table::{Column, Table};
+use crate::text::{Span, field, grouped, paragraph};
+use crate::time::human;
+
+/// A client on a node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ClientView {
+    client: String,
+    node: String,
+    port: Option<KeyView>,
+    /// Address and port of its endpoint; empty while the kernel has only a part of it.
+    endpoint: String,
+    /// Time until the kernel forgets it; `null` if the kernel does not say it.
+    expires_seconds: Option<u64>,
+}
+
+/// The view of `kpctl get affinity` and `kpctl forget-client`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AffinityView {
+    api_version: &'static str,
+    kind: &'static str,
+    namespace: String,
+    name: String,
+    /// The client that was to be forgotten; `null` for a list.
+    forget: Option<String>,
+    /// With `forget`, the entries that were found.
+    clients: Vec<ClientView>,
+    clients_omitted: u64,
+    /// Endpoints whose clients are not known of nodes in mode iptables: there are too many.
+    endpoints_omitted: u64,
+    /// Nodes that have forgotten the client.
+    forgotten: Vec<String>,
+    nodes_asked: u64,
+    nodes_answered: u64,
+    /// Nodes that did not answer, or could not forget the client.
+    silent: Vec<SilentView>,
+    silent_omitted: u64,
+    missing_replicas: Vec<MissingReplicaView>,
+}
+
+impl AffinityView {
+    /// Creates the view of a list.
+    pub fn known(of: &ServiceName, answer: pb::AffinityAnswer) -> Self {
+        let clients = answer.clients.into_iter().map(|client| ClientView {
+            client: client.client,
+            node: client.node,
+            port: client.key.map(KeyView::from),
+            endpoint: client.endpoint,
+            expires_seconds: client.expires_s,
+        });
+        Self {
+            api_version: API_VERSION,
+            kind: "Affinity",
+            namespace: of.namespace.to_string(),
+            name: of.name.to_string(),
+            forget: None,
+            clients: clients.collect(),
+            clients_omitted: answer.more,
+            endpoints_omitted: answer.endpoints_left_out,
+            forgotten: answer.forgotten,
+            nodes_asked: answer.asked,
+            nodes_answered: answer.answered,
+            silent: SilentView::list(answer.silent),
+            silent_omitted: answer.more_silent,
+            missing_replicas: MissingReplicaView::list(answer.missing_replicas),
+        }
+    }
+
+    /// Creates the view of an order to forget a client.
+    pub fn forgotten(of: &ServiceName, client: String, answer: pb::AffinityAnswer) -> Self {
+        Self {
+            forget: Some(client),
+            ..Self::known(of, answer)
+        }
+    }
+
+    /// Returns whether all nodes answered.
+    pub fn is_complete(&self) -> bool {
+        let all = self.nodes_asked == self.nodes_answered && self.nodes_asked > 0;
+        all && self.missing_replicas.is_empty()
+    }
+
+    fn summary(&self) -> Span {
+        let nodes = format!(
+            "{} of {} nodes answered",
+            grouped(self.nodes_answered),
+            grouped(self.nodes_asked)
+        );
+        let Some(client) = &self.forget else {
+            let count = self.clients.len() as u64 + self.clients_omitted;
+            return Span::plain(format!("{} remembered; {nodes}", grouped(count)));
+        };
+        let forgotten = self.forgotten.iter().map(String::as_str);
+        match (self.forgotten.is_empty(), self.is_complete()) {
+            (false, _) => {
+                let on = names(forgotten, 0);
+                Span::new(
+                    format!("{client} is forgotten on {on}; {nodes}"),
+                    Tone::Good,
+                )
+            }
+            (true, true) => Span::plain(format!("No node remembers {client}; {nodes}")),
+            (true, false) => Span::new(
+                format!("No node has forgotten {client}; {nodes}"),
+                Tone::Warn,
+            ),
+        }
+    }
+}
+
+impl View for AffinityView {
+    fn text(&self, canvas: &Canvas) -> String {
+        let service = Span::plain(format!("{}/{}", self.namespace, self.name));
+        let mut out = field("Service", &[service], canvas);
+        out.push_str(&field("Clients", &[self.summary()], canvas));
+        if !self.clients.is_empty() {
+            let table = Table::new(&self.clients)
+                .column(Column::new("CLIENT"), |one| Span::plain(&one.client))
+                .column(Column::new("NODE").elastic(12), |one| {
+                    Span::plain(&one.node)
+                })
+                .column(Column::new("PORT"), |one| {
+                    let port = one.port.as_ref();
+                    port.map_or_else(Span::none, |key| {
+                        Span::plain(format!("{}/{}", key.port_name, key.protocol))
+                    })
+                })
+                .column(Column::new("ENDPOINT"), |one| Span::plain(&one.endpoint))
+                .column(Column::new("FORGOTTEN IN"), |one| {
+                    one.expires_seconds.map_or_else(Span::none, |seconds| {
+                        Span::plain(human(Duration::from_secs(seconds)))
+                    })
+                })
+                .render(canvas);
+            out.push('\n');
+            out.push_str(&table);
+        }
+        if self.clients_omitted > 0 {
+            let text = format!(
+                "{} more clients: --client and --node ask for fewer",
+                grouped(self.clients_omitted)
+            );
+            out.push_str(&paragraph(&Span::new(text, Tone::Warn), canvas, 0));
+        }
+        if self.endpoints_omitted > 0 {
+            let text = format!(
+                "Nodes in mode iptables were not asked for clients of {} endpoints: there are too many",
+                grouped(self.endpoints_omitted)
+            );
+            out.push_str(&paragraph(&Span::new(text, Tone::Warn), canvas, 0));
+        }
+        out.push_str(&silent::text(&self.silent, self.silent_omitted, canvas));
+        out.push_str(&missing_text(&self.missing_replicas, canvas));
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::table;
+    use super::*;
+
+    fn answer(forgotten: &[&str], silent: u64) -> pb::AffinityAnswer {
+        pb::AffinityAnswer {
+            clients: vec![pb::NodeClient {
+                node: "n1".to_owned(),
+                key: Some(pb::ServiceKey {
+                    port_name: "http".to_owned(),
+                    protocol: pb::Protocol::Tcp.into(),
+                    ..pb::ServiceKey::default()
+                }),
+                client: "10.244.1.9".to_owned(),
+                endpoint: "10.244.2.7:8080".to_owned(),
+                expires_s: Some(600),
+            }],
+            forgotten: forgotten.iter().map(|node| (*node).to_owned()).collect(),
+            asked: 2,
+            answered: 2 - silent,
+            silent: (0..silent)
+                .map(|_| pb::SilentNode {
+                    node: "n2".to_owned(),
+                    reason: "its agent is not connected".to_owned(),
+                })
+                .collect(),
+            ..pb::AffinityAnswer::default()
+        }
+    }
+
+    #[test]
+    fn clients_are_listed_and_missing_nodes_are_named() {
+        let of = ServiceName::new("shop", "web");
+        let view = AffinityView::known(&of, answer(&[], 1));
+        assert!(!view.is_complete());
+        let text = table(&view);
+        for part in [
+            "1 remembered; 1 of 2 nodes answered",
+            "10.244.1.9  n1",
+            "10.244.2.7:8080  10m",
+            "Unknown: n2: its agent is not connected",
+        ] {
+            assert!(text.contains(part), "no {part:?}:\n{text}");
+        }
+        let view = AffinityView::forgotten(&of, "10.244.1.9".to_owned(), answer(&["n1"], 0));
+        assert!(view.is_complete());
+        assert!(table(&view).contains("10.244.1.9 is forgotten on n1; 2 of 2"));
+    }
+}

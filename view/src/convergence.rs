@@ -1,0 +1,299 @@
+//! How far the newest state of one Service has come in the fleet.
+
+use kplane_proto::v1 as pb;
+use serde::Serialize;
+
+use super::replicas::MissingReplicaView;
+use super::{latency, progress};
+use crate::goal::{Goal, Threshold};
+use crate::style::{Canvas, Tone};
+use crate::table::{Column, Table};
+use crate::text::{Span, grouped, long_field};
+use crate::time::Time;
+
+/// Most laggards in the header of a description, before it refers to `-o wide`.
+const SHOWN: usize = 5;
+
+/// The state of a node whose agent keeps Services that the source does not name.
+const HOLDING: &str = "Holding";
+
+/// The state of a Service, or `Unspecified` for values that a newer server may add.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum ServiceStateView {
+    /// The Service is published.
+    Served,
+    /// The Service was served and is not any more.
+    Deleted,
+    /// No Service of this name was served.
+    Unknown,
+    /// The control plane does not know.
+    Uncertain,
+    /// The control plane did not say it.
+    Unspecified,
+}
+
+/// Durations of a Service's last change.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DurationsView {
+    /// The number of nodes that were measured.
+    pub(crate) nodes: u64,
+    pub(crate) p50_milliseconds: u64,
+    pub(crate) p99_milliseconds: u64,
+    pub(crate) max_milliseconds: u64,
+}
+
+/// A node that lags.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LaggardView {
+    pub(crate) node: String,
+    pub(crate) state: &'static str,
+    /// The start of the state; `null` when it is not known.
+    pub(crate) since: Option<Time>,
+    pub(crate) reason: String,
+    /// The revision that the node has applied; `null` when it has not reported one.
+    pub(crate) applied_revision: Option<u64>,
+    pub(crate) wanted_revision: u64,
+    /// Whether the kernel holds the newest state all the same.
+    #[serde(skip)]
+    programmed: bool,
+}
+
+/// How far the newest state of one Service has come.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ConvergenceView {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) state: ServiceStateView,
+    /// The reason for the state if the Service is not served.
+    pub(crate) reason: String,
+    pub(crate) wanted_revision: u64,
+    /// The time of the last change; `null` when it is no longer known.
+    pub(crate) changed: Option<Time>,
+    pub(crate) nodes: u64,
+    pub(crate) programmed: u64,
+    pub(crate) verified: u64,
+    /// Times of the last change until kernels held it; `null` when none was measured.
+    pub(crate) durations: Option<DurationsView>,
+    pub(crate) laggards: Vec<LaggardView>,
+    pub(crate) laggards_omitted: u64,
+    /// Replicas that did not answer.
+    pub(crate) missing_replicas: Vec<MissingReplicaView>,
+    /// Whether `nodes` is too small, because replicas are missing.
+    pub(crate) nodes_incomplete: bool,
+    /// The current time, for ages.
+    #[serde(skip)]
+    now: Option<Time>,
+}
+
+impl From<pb::ChangeDurations> for DurationsView {
+    fn from(durations: pb::ChangeDurations) -> Self {
+        Self {
+            nodes: durations.nodes,
+            p50_milliseconds: durations.p50_ms,
+            p99_milliseconds: durations.p99_ms,
+            max_milliseconds: durations.max_ms,
+        }
+    }
+}
+
+impl From<pb::Laggard> for LaggardView {
+    fn from(laggard: pb::Laggard) -> Self {
+        let state = match laggard.state() {
+            pb::LagState::NoAgent => "NoAgent",
+            pb::LagState::Disconnected => "Disconnected",
+            pb::LagState::Failing => "Failing",
+            pb::LagState::Behind => "Behind",
+            pb::LagState::Holding => HOLDING,
+            pb::LagState::Unverified => "Unverified",
+            pb::LagState::Unknown | pb::LagState::Unspecified => "Unknown",
+        };
+        Self {
+            state,
+            programmed: laggard.state() == pb::LagState::Unverified,
+            since: Time::from_wire(laggard.since_ms),
+            node: laggard.node,
+            reason: laggard.reason,
+            applied_revision: Some(laggard.revision).filter(|revision| *revision > 0),
+            wanted_revision: laggard.wanted_revision,
+        }
+    }
+}
+
+impl From<pb::Convergence> for ConvergenceView {
+    fn from(convergence: pb::Convergence) -> Self {
+        let state = match convergence.state() {
+            pb::ServiceState::Served => ServiceStateView::Served,
+            pb::ServiceState::Deleted => ServiceStateView::Deleted,
+            pb::ServiceState::Unknown => ServiceStateView::Unknown,
+            pb::ServiceState::Uncertain => ServiceStateView::Uncertain,
+            pb::ServiceState::Unspecified => ServiceStateView::Unspecified,
+        };
+        let laggards = convergence.laggards.into_iter().map(LaggardView::from);
+        Self {
+            namespace: convergence.namespace,
+            name: convergence.name,
+            state,
+            reason: convergence.reason,
+            wanted_revision: convergence.wanted_revision,
+            changed: Time::from_wire(convergence.changed_at_ms),
+            nodes: convergence.nodes,
+            programmed: convergence.programmed,
+            verified: convergence.verified,
+            durations: convergence.durations.map(DurationsView::from),
+            laggards: laggards.collect(),
+            laggards_omitted: convergence.laggards_omitted,
+            missing_replicas: MissingReplicaView::list(convergence.missing_replicas),
+            nodes_incomplete: convergence.nodes_incomplete,
+            now: Time::from_wire(convergence.now_ms),
+        }
+    }
+}
+
+impl ConvergenceView {
+    /// Returns whether enough nodes have reached a goal. Nothing is programmed without nodes, and nobody knows what is
+    /// enough while some nodes are unknown.
+    pub fn has_reached(&self, goal: Goal, threshold: Threshold) -> bool {
+        use ServiceStateView::{Deleted, Served, Unknown};
+        if self.nodes_incomplete {
+            return false;
+        }
+        let needed = threshold.of(self.nodes);
+        match (goal, self.state) {
+            (Goal::Programmed, Served) => self.nodes > 0 && self.programmed >= needed,
+            (Goal::Verified, Served) => self.nodes > 0 && self.verified >= needed,
+            (Goal::Deleted, Deleted | Unknown) => self.programmed >= needed,
+            _ => false,
+        }
+    }
+
+    /// Returns the name with its kind, as `wait` takes it.
+    pub fn object(&self) -> String {
+        format!("service/{}/{}", self.namespace, self.name)
+    }
+
+    /// Returns whether an agent keeps Services that the source does not name, perhaps this one.
+    pub fn is_held(&self) -> bool {
+        self.laggards.iter().any(|laggard| laggard.state == HOLDING)
+    }
+
+    /// Returns the state on one line.
+    pub fn line(&self) -> String {
+        format!("{}{}", self.short_line(), self.times())
+    }
+
+    /// Returns the state on one line, without the times of the last change.
+    pub fn short_line(&self) -> String {
+        let object = self.object();
+        let (programmed, nodes) = (grouped(self.programmed), grouped(self.nodes));
+        match self.state {
+            ServiceStateView::Served => {
+                format!("{object}: in the kernel of {programmed} of {nodes} nodes")
+            }
+            ServiceStateView::Deleted => {
+                format!("{object}: deleted; gone from the kernel of {programmed} of {nodes} nodes")
+            }
+            ServiceStateView::Unknown => format!("{object}: not served: {}", self.reason),
+            ServiceStateView::Uncertain | ServiceStateView::Unspecified => {
+                format!("{object}: not known: {}", self.reason)
+            }
+        }
+    }
+
+    /// Returns the times that the last change took, after a semicolon.
+    fn times(&self) -> String {
+        let Some(times) = &self.durations else {
+            return String::new();
+        };
+        let [p50, p99, max] = [
+            times.p50_milliseconds,
+            times.p99_milliseconds,
+            times.max_milliseconds,
+        ]
+        .map(|ms| latency(Some(ms)).text);
+        format!("; p50 {p50}, p99 {p99}, max {max}")
+    }
+
+    /// Returns the fields of a description's header.
+    pub fn fields(&self, canvas: &Canvas) -> String {
+        let tone = match self.programmed == self.nodes {
+            true => Tone::Good,
+            false => Tone::Warn,
+        };
+        let (programmed, nodes) = (grouped(self.programmed), grouped(self.nodes));
+        let text = format!(
+            "in the kernel of {programmed} of {nodes} nodes{}",
+            self.times()
+        );
+        let mut out = long_field("Nodes", &Span::new(text, tone), canvas);
+        let shown = if canvas.wide { usize::MAX } else { SHOWN };
+        let lagging = self.laggards.iter().filter(|one| !one.programmed);
+        for (i, laggard) in lagging.take(shown).enumerate() {
+            let key = if i == 0 { "Lagging" } else { "" };
+            let since = laggard.since.zip(self.now);
+            let since = since.map(|(since, now)| format!(" for {}", since.age_text(now)));
+            let text = format!(
+                "{}: {}{}: {}",
+                laggard.node,
+                laggard.state,
+                since.unwrap_or_default(),
+                laggard.reason
+            );
+            out.push_str(&long_field(key, &Span::new(text, Tone::Bad), canvas));
+        }
+        let lagging = self.nodes.saturating_sub(self.programmed);
+        let listed = self
+            .laggards
+            .iter()
+            .filter(|one| !one.programmed)
+            .count()
+            .min(shown);
+        if let Some(more @ 1..) = lagging.checked_sub(listed as u64) {
+            let text = format!("and {} more", grouped(more));
+            out.push_str(&long_field("", &Span::new(text, Tone::Bad), canvas));
+        }
+        out
+    }
+
+    /// Returns the laggards that keep a goal from being reached, and the number of others that are not listed.
+    fn in_the_way(&self, goal: Goal) -> (Vec<&LaggardView>, u64) {
+        let counts = |laggard: &&LaggardView| goal == Goal::Verified || !laggard.programmed;
+        let listed: Vec<_> = self.laggards.iter().filter(counts).collect();
+        let reached = match goal {
+            Goal::Verified => self.verified,
+            Goal::Programmed | Goal::Deleted => self.programmed,
+        };
+        let all = self.nodes.saturating_sub(reached);
+        let omitted = all.saturating_sub(listed.len() as u64);
+        (listed, omitted)
+    }
+
+    /// Returns the table of the laggards that keep a goal from being reached; an empty text without any.
+    pub fn laggards_text(&self, goal: Goal, canvas: &Canvas) -> String {
+        let (laggards, omitted) = self.in_the_way(goal);
+        if laggards.is_empty() {
+            return String::new();
+        }
+        let since = |laggard: &&LaggardView| match laggard.since.zip(self.now) {
+            Some((since, now)) => Span::plain(since.age_text(now)),
+            None => Span::none(),
+        };
+        let table = Table::new(&laggards)
+            .column(Column::new("NODE").elastic(20), |l| Span::plain(&l.node))
+            .column(Column::new("STATE"), |l| Span::new(l.state, Tone::Bad))
+            .column(Column::new("SINCE"), since)
+            .column(Column::new("APPLIED"), |l| {
+                progress(l.applied_revision, l.wanted_revision)
+            })
+            .notes(|l| vec![Span::plain(&l.reason)])
+            .render(canvas);
+        let more = match omitted {
+            0 => String::new(),
+            1 => "and 1 more node\n".to_owned(),
+            more => format!("and {} more nodes\n", grouped(more)),
+        };
+        format!("{table}{more}")
+    }
+}

@@ -1,0 +1,104 @@
+//! What differs between two states.
+
+use kplane_proto::v1 as pb;
+use serde::Serialize;
+
+use super::changes::{EndpointChangeView, FieldChangeView};
+use super::{API_VERSION, View};
+use crate::style::{Canvas, Tone};
+use crate::text::{Span, grouped, paragraph};
+
+/// The view of `kpctl diff`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DiffView {
+    api_version: &'static str,
+    kind: &'static str,
+    left: String,
+    right: String,
+    services: Vec<ServiceDiffView>,
+    /// The number of Services that differ and are not listed.
+    omitted: u64,
+    equal: u64,
+    notes: Vec<String>,
+}
+
+/// A Service that differs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ServiceDiffView {
+    namespace: String,
+    name: String,
+    fields: Vec<FieldChangeView>,
+    endpoints: Vec<EndpointChangeView>,
+    /// The number of differences that are not listed.
+    omitted: u32,
+    reason: Option<String>,
+}
+
+impl DiffView {
+    /// Creates the view.
+    pub fn new(diff: pb::Diff) -> Self {
+        let services = diff.services.into_iter().map(|service| ServiceDiffView {
+            namespace: service.namespace,
+            name: service.name,
+            fields: service.fields.into_iter().map(Into::into).collect(),
+            endpoints: service.endpoints.into_iter().map(Into::into).collect(),
+            omitted: service.omitted,
+            reason: Some(service.reason).filter(|reason| !reason.is_empty()),
+        });
+        Self {
+            api_version: API_VERSION,
+            kind: "Diff",
+            left: diff.left,
+            right: diff.right,
+            services: services.collect(),
+            omitted: diff.omitted,
+            equal: diff.equal,
+            notes: diff.notes,
+        }
+    }
+}
+
+impl View for DiffView {
+    fn text(&self, canvas: &Canvas) -> String {
+        let mut text = paragraph(
+            &Span::new(format!("- {}", self.left), Tone::Strong),
+            canvas,
+            0,
+        );
+        text += &paragraph(
+            &Span::new(format!("+ {}", self.right), Tone::Strong),
+            canvas,
+            0,
+        );
+        for service in &self.services {
+            let name = format!("{}/{}", service.namespace, service.name);
+            text += &paragraph(&Span::new(name, Tone::Strong), canvas, 0);
+            let fields = service.fields.iter().map(FieldChangeView::line);
+            let endpoints = service.endpoints.iter().map(EndpointChangeView::line);
+            for line in fields.chain(endpoints) {
+                text += &paragraph(&line, canvas, 2);
+            }
+            if service.omitted > 0 {
+                let more = format!("and {} more", service.omitted);
+                text += &paragraph(&Span::new(more, Tone::Faint), canvas, 2);
+            }
+            if let Some(reason) = &service.reason {
+                text += &paragraph(&Span::plain(format!("because {reason}")), canvas, 2);
+            }
+        }
+        let differ = self.services.len() as u64 + self.omitted;
+        let (differing, equal) = (grouped(differ), grouped(self.equal));
+        let mut end = format!("{differing} Services differ, {equal} are equal.");
+        if self.omitted > 0 {
+            end += &format!(" {} are not listed.", grouped(self.omitted));
+        }
+        let tone = if differ == 0 { Tone::Good } else { Tone::Plain };
+        text += &paragraph(&Span::new(end, tone), canvas, 0);
+        for note in &self.notes {
+            text += &paragraph(&Span::plain(note), canvas, 0);
+        }
+        text
+    }
+}

@@ -1,0 +1,79 @@
+//! What the control plane noticed.
+
+use kplane_proto::v1 as pb;
+use serde::Serialize;
+
+use super::{API_VERSION, View};
+use crate::style::{Canvas, Tone};
+use crate::text::{Span, paragraph};
+use crate::time::Time;
+
+/// The view of `kpctl events`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EventListView {
+    api_version: &'static str,
+    kind: &'static str,
+    /// Oldest first.
+    events: Vec<EventView>,
+    /// The time from which on the record is complete.
+    since: Option<Time>,
+    /// Whether to say since when the record is complete.
+    #[serde(skip)]
+    is_first: bool,
+}
+
+/// An event.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct EventView {
+    number: u64,
+    at: Option<Time>,
+    event: String,
+    object: Option<String>,
+    text: String,
+}
+
+impl EventListView {
+    /// Creates the view of all events, or of those since the last view.
+    pub fn new(list: pb::NoticedList, is_first: bool) -> Self {
+        let events = list.events.into_iter().map(|event| EventView {
+            number: event.number,
+            at: Time::from_wire(event.at_ms),
+            event: event.kind,
+            object: Some(event.object).filter(|object| !object.is_empty()),
+            text: event.text,
+        });
+        Self {
+            api_version: API_VERSION,
+            kind: "EventList",
+            events: events.collect(),
+            since: Time::from_wire(list.since_ms),
+            is_first,
+        }
+    }
+}
+
+impl View for EventListView {
+    fn text(&self, canvas: &Canvas) -> String {
+        let lines = self.events.iter().map(|event| {
+            let at = event.at.map_or_else(|| "?".to_owned(), Time::local);
+            let object = event.object.as_deref().unwrap_or("-");
+            let tone = match event.event.as_str() {
+                "NodeLost" | "NodeFailing" | "ProblemAppeared" | "Held" => Tone::Bad,
+                "NodeRecovered" | "ProblemGone" | "Released" => Tone::Good,
+                "Repaired" => Tone::Warn,
+                _ => Tone::Plain,
+            };
+            let line = format!("{at}  {}  {object}  {}", event.event, event.text);
+            paragraph(&Span::new(line, tone), canvas, 0)
+        });
+        let mut text: String = lines.collect();
+        if self.is_first {
+            let since = self.since.map_or_else(|| "?".to_owned(), Time::local);
+            let end = format!("The record begins at {since}.");
+            text += &paragraph(&Span::new(end, Tone::Faint), canvas, 0);
+        }
+        text
+    }
+}

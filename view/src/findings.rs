@@ -1,0 +1,85 @@
+//! Causes and fixes, as `describe` shows them.
+
+use kplane_proto::v1 as pb;
+use serde::Serialize;
+
+use super::SeverityView;
+use crate::style::{Canvas, Tone};
+use crate::table::{Column, Table};
+use crate::text::Span;
+
+/// Most nodes that a line names; `-o wide` names more.
+const NODES_NAMED: usize = 8;
+
+/// What is the matter with a Service, or what a reader has to know about it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FindingView {
+    pub(crate) severity: SeverityView,
+    /// The stable name: `docs/reasons.md` explains each.
+    pub(crate) code: String,
+    pub(crate) text: String,
+    /// What to do; empty if nothing has to be done.
+    pub(crate) fix: String,
+    /// The nodes that it is about; empty = all.
+    pub(crate) nodes: Vec<String>,
+    /// The number of nodes that are not in `nodes`.
+    pub(crate) nodes_omitted: u64,
+}
+
+impl From<pb::Finding> for FindingView {
+    fn from(finding: pb::Finding) -> Self {
+        Self {
+            severity: finding.severity().into(),
+            code: finding.code,
+            text: finding.text,
+            fix: finding.fix,
+            nodes: finding.nodes,
+            nodes_omitted: finding.nodes_omitted,
+        }
+    }
+}
+
+impl FindingView {
+    /// Returns whether it is an error.
+    pub fn is_error(&self) -> bool {
+        self.severity == SeverityView::Error
+    }
+
+    fn notes(&self, canvas: &Canvas) -> Vec<Span> {
+        let mut notes = vec![Span::plain(&self.text)];
+        if !self.nodes.is_empty() {
+            notes.push(Span::plain(format!("on {}", self.nodes(canvas))));
+        }
+        if !self.fix.is_empty() {
+            notes.push(Span::new(format!("fix: {}", self.fix), Tone::Good));
+        }
+        notes
+    }
+
+    fn nodes(&self, canvas: &Canvas) -> String {
+        let shown = match canvas.wide {
+            true => self.nodes.len(),
+            false => NODES_NAMED.min(self.nodes.len()),
+        };
+        let named = self.nodes[..shown].join(", ");
+        let hidden = (self.nodes.len() - shown) as u64 + self.nodes_omitted;
+        match hidden {
+            0 => named,
+            more => format!("{named} and {more} more"),
+        }
+    }
+}
+
+/// Returns a section about findings, after an empty line; an empty text when there are none.
+pub fn text(findings: &[FindingView], canvas: &Canvas) -> String {
+    if findings.is_empty() {
+        return String::new();
+    }
+    let table = Table::new(findings)
+        .column(Column::new("FINDING"), |finding| finding.severity.span())
+        .column(Column::new("REASON"), |finding| Span::plain(&finding.code))
+        .notes(|finding| finding.notes(canvas))
+        .render(canvas);
+    format!("\n{table}")
+}

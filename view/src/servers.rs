@@ -1,0 +1,295 @@
+//! Virtual and real servers of nodes that serve by IPVS: totals of a node, and details of one
+//! Service.
+
+use std::cmp::Reverse;
+use std::time::Duration;
+
+use kplane_proto::v1 as pb;
+use serde::Serialize;
+
+use super::describe::ServiceNodeView;
+use super::{KeyView, more_text};
+use crate::style::{Canvas, Tone};
+use crate::table::{Column, Table};
+use crate::text::{Span, plural, short_count};
+use crate::time::age;
+
+/// Most real servers that a table shows before it refers to `-o wide`.
+const REALS_SHOWN: usize = 20;
+
+/// The virtual servers of one family of a node, as last read back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ServersView {
+    pub(crate) virtual_servers: u64,
+    pub(crate) real_servers: u64,
+    pub(crate) draining: u64,
+    pub(crate) active_connections: u64,
+    pub(crate) inactive_connections: u64,
+    /// The busiest of the draining servers.
+    pub(crate) draining_servers: Vec<DrainView>,
+}
+
+/// A real server that keeps its connections and gets no new ones.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DrainView {
+    #[serde(flatten)]
+    pub(crate) key: KeyView,
+    pub(crate) virtual_server: String,
+    pub(crate) address: String,
+    pub(crate) active_connections: u64,
+    pub(crate) inactive_connections: u64,
+}
+
+impl From<pb::ServerStats> for ServersView {
+    fn from(stats: pb::ServerStats) -> Self {
+        let drains = stats.drains.into_iter().map(|drain| DrainView {
+            key: drain.key.unwrap_or_default().into(),
+            virtual_server: drain.virtual_server,
+            address: drain.address,
+            active_connections: drain.active_connections,
+            inactive_connections: drain.inactive_connections,
+        });
+        Self {
+            virtual_servers: stats.virtual_servers,
+            real_servers: stats.real_servers,
+            draining: stats.draining,
+            active_connections: stats.active_connections,
+            inactive_connections: stats.inactive_connections,
+            draining_servers: drains.collect(),
+        }
+    }
+}
+
+impl ServersView {
+    /// Returns the totals of a node, and which servers drain; nothing where a family has no
+    /// Services.
+    pub fn notes(&self, family: &str) -> Vec<Span> {
+        if self.virtual_servers == 0 {
+            return Vec::new();
+        }
+        let total = format!(
+            "{family}: {}, {}, {} draining; {}",
+            many(self.virtual_servers, "virtual server"),
+            many(self.real_servers, "real server"),
+            self.draining,
+            connections(self.active_connections, self.inactive_connections),
+        );
+        let mut notes = vec![Span::plain(total)];
+        notes.extend(self.draining_servers.iter().map(|drain| {
+            let text = format!(
+                "draining: {} of {} at {}: {}",
+                drain.address,
+                drain.key,
+                drain.virtual_server,
+                connections(drain.active_connections, drain.inactive_connections)
+            );
+            Span::new(text, Tone::Warn)
+        }));
+        let named = self.draining_servers.len() as u64;
+        if self.draining > named {
+            let more = format!("and {} more draining", self.draining - named);
+            notes.push(Span::plain(more));
+        }
+        notes
+    }
+}
+
+fn connections(active: u64, inactive: u64) -> String {
+    format!("{}, {inactive} inactive", many(active, "active connection"))
+}
+
+fn many(count: u64, noun: &str) -> String {
+    plural(usize::try_from(count).unwrap_or(usize::MAX), noun)
+}
+
+/// The virtual servers that a node has for one Service.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ServiceServersView {
+    pub(crate) virtual_servers: Vec<VirtualServerView>,
+    /// The number of real servers that are not listed.
+    pub(crate) omitted_real_servers: u64,
+    /// Time since connections were counted.
+    pub(crate) age_milliseconds: u64,
+    /// The reason why the state is not known, or not in full.
+    pub(crate) error: String,
+}
+
+/// One virtual server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VirtualServerView {
+    pub(crate) port_name: String,
+    pub(crate) protocol: &'static str,
+    pub(crate) family: &'static str,
+    /// Address and port.
+    pub(crate) address: String,
+    /// The scheduler; empty if another program changed the virtual server's behaviour.
+    pub(crate) scheduler: String,
+    /// The persistence; `null` where clients do not keep their real server.
+    pub(crate) persistence_seconds: Option<u32>,
+    pub(crate) real_servers: Vec<RealServerView>,
+}
+
+/// One real server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RealServerView {
+    /// Address and port.
+    pub(crate) address: String,
+    pub(crate) weight: u32,
+    pub(crate) active_connections: u64,
+    pub(crate) inactive_connections: u64,
+    /// Whether the server gets no new connections, and is removed after its last one.
+    pub(crate) draining: bool,
+}
+
+impl From<pb::ServiceServers> for ServiceServersView {
+    fn from(servers: pb::ServiceServers) -> Self {
+        let all = servers.servers.into_iter().map(VirtualServerView::from);
+        Self {
+            virtual_servers: all.collect(),
+            omitted_real_servers: servers.more,
+            age_milliseconds: servers.age_ms,
+            error: servers.error,
+        }
+    }
+}
+
+impl From<pb::VirtualServer> for VirtualServerView {
+    fn from(server: pb::VirtualServer) -> Self {
+        let key = KeyView::from(server.key.unwrap_or_default());
+        let reals = server.real_servers.into_iter().map(|real| RealServerView {
+            address: real.address,
+            weight: real.weight,
+            active_connections: real.active_connections,
+            inactive_connections: real.inactive_connections,
+            draining: real.draining,
+        });
+        Self {
+            port_name: key.port_name,
+            protocol: key.protocol,
+            family: key.family,
+            address: server.address,
+            scheduler: server.scheduler,
+            persistence_seconds: Some(server.persistent_s).filter(|s| *s > 0),
+            real_servers: reals.collect(),
+        }
+    }
+}
+
+/// A real server, with its virtual server and its node.
+struct Row<'a> {
+    node: &'a str,
+    servers: &'a ServiceServersView,
+    server: &'a VirtualServerView,
+    real: &'a RealServerView,
+}
+
+/// Returns all real servers: draining ones first, then the busiest.
+fn rows(nodes: &[ServiceNodeView]) -> Vec<Row<'_>> {
+    let mut rows = Vec::new();
+    for node in nodes {
+        let Some(servers) = &node.ipvs else { continue };
+        for server in &servers.virtual_servers {
+            rows.extend(server.real_servers.iter().map(|real| Row {
+                node: &node.node,
+                servers,
+                server,
+                real,
+            }));
+        }
+    }
+    rows.sort_by_key(|row| {
+        let real = row.real;
+        Reverse((
+            real.draining,
+            real.active_connections,
+            real.inactive_connections,
+        ))
+    });
+    rows
+}
+
+/// Returns a line about all real servers; nothing if no node has any.
+pub(super) fn totals(nodes: &[ServiceNodeView]) -> Vec<Span> {
+    let with = nodes.iter().filter(|node| node.ipvs.is_some()).count();
+    if with == 0 {
+        return Vec::new();
+    }
+    let rows = rows(nodes);
+    let sum = |of: fn(&RealServerView) -> u64| rows.iter().map(|row| of(row.real)).sum::<u64>();
+    let mut spans = vec![
+        Span::plain(plural(with, "node")),
+        Span::plain(many(sum(|r| r.active_connections), "active connection")),
+        Span::plain(format!("{} inactive", sum(|r| r.inactive_connections))),
+    ];
+    let draining = rows.iter().filter(|row| row.real.draining).count();
+    if draining > 0 {
+        let text = format!("{} draining", plural(draining, "real server"));
+        spans.push(Span::new(text, Tone::Warn));
+    }
+    spans
+}
+
+/// Returns the table of real servers, after an empty line; an empty text if there are none.
+pub(super) fn text(nodes: &[ServiceNodeView], canvas: &Canvas) -> String {
+    let rows = rows(nodes);
+    if rows.is_empty() {
+        return String::new();
+    }
+    let limit = if canvas.wide { rows.len() } else { REALS_SHOWN };
+    let shown = &rows[..limit.min(rows.len())];
+    let table = Table::new(shown)
+        .column(Column::new("REAL SERVER").elastic(18), |row| {
+            Span::plain(&row.real.address)
+        })
+        .column(Column::new("WEIGHT"), |row| {
+            Span::plain(row.real.weight.to_string())
+        })
+        .column(Column::new("ACTIVE"), |row| {
+            Span::plain(short_count(row.real.active_connections))
+        })
+        .column(Column::new("INACTIVE"), |row| {
+            Span::plain(short_count(row.real.inactive_connections))
+        })
+        .column(Column::new("STATE"), |row| match row.real.draining {
+            true => Span::new("Draining", Tone::Warn),
+            false => Span::new("Serving", Tone::Good),
+        })
+        .column(Column::new("VIRTUAL SERVER").elastic(14), |row| {
+            Span::plain(format!("{}/{}", row.server.address, row.server.protocol))
+        })
+        .column(Column::wide("SCHEDULER"), |row| {
+            Span::plain(&row.server.scheduler)
+        })
+        .column(Column::wide("PERSISTENCE"), |row| {
+            let seconds = row.server.persistence_seconds;
+            let span = |s| Span::plain(age(Duration::from_secs(u64::from(s))));
+            seconds.map_or_else(Span::none, span)
+        })
+        .column(Column::new("NODE").elastic(6), |row| Span::plain(row.node))
+        .column(Column::wide("COUNTED"), |row| {
+            let ago = Duration::from_millis(row.servers.age_milliseconds);
+            Span::plain(format!("{} ago", age(ago)))
+        })
+        .render(canvas);
+    let more = more_text(rows.len() - shown.len(), "real server");
+    format!("\n{table}{more}")
+}
+
+/// Returns what is not known of a node.
+pub(super) fn notes(servers: &ServiceServersView) -> Vec<Span> {
+    let mut notes = Vec::new();
+    if !servers.error.is_empty() {
+        let text = format!("real servers: {}", servers.error);
+        notes.push(Span::new(text, Tone::Warn));
+    }
+    if servers.omitted_real_servers > 0 {
+        let more = many(servers.omitted_real_servers, "real server");
+        notes.push(Span::plain(format!("{more} more, not listed by the agent")));
+    }
+    notes
+}

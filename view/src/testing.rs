@@ -1,0 +1,49 @@
+//! Helpers of tests that check text.
+
+use unicode_width::UnicodeWidthStr;
+
+use super::View;
+use crate::style::Canvas;
+
+/// Returns a canvas of 80 columns, ASCII.
+pub fn canvas() -> Canvas {
+    Canvas {
+        columns: 80,
+        wide: false,
+        all: false,
+        headers: true,
+        unicode: false,
+        program: "kpctl",
+    }
+}
+
+/// Removes colours from text.
+pub fn plain(text: &str) -> String {
+    anstream::adapter::strip_str(text).to_string()
+}
+
+/// Returns a view as a table, and asserts that it fits in 80 columns.
+pub fn table(view: &impl View) -> String {
+    let text = plain(&view.text(&canvas()));
+    assert_fits(&text, 80);
+    text
+}
+
+/// Returns a view in full.
+pub fn wide(view: &impl View) -> String {
+    let canvas = Canvas {
+        columns: usize::MAX,
+        wide: true,
+        all: true,
+        ..canvas()
+    };
+    plain(&view.text(&canvas))
+}
+
+/// Asserts that no line is too long or ends in blanks.
+pub fn assert_fits(text: &str, columns: usize) {
+    for line in text.lines() {
+        assert!(line.width() <= columns, "{} columns: {line}", line.width());
+        assert_eq!(line, line.trim_end());
+    }
+}

@@ -1,0 +1,135 @@
+//! The Services that change most, and the slowest nodes.
+
+use std::time::Duration;
+
+use kplane_proto::v1 as pb;
+use serde::Serialize;
+
+use super::{API_VERSION, View};
+use crate::style::{Canvas, Tone};
+use crate::table::{Column, Table};
+use crate::text::{Span, grouped, paragraph};
+use crate::time::{Time, human};
+
+/// The view of `kpctl top`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TopView {
+    api_version: &'static str,
+    kind: &'static str,
+    /// The busiest first.
+    services: Vec<BusyView>,
+    /// The slowest first.
+    nodes: Vec<SlowView>,
+    /// The time from which on changes count.
+    since: Option<Time>,
+    #[serde(skip)]
+    now: Option<Time>,
+}
+
+/// A Service that changes often.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct BusyView {
+    namespace: String,
+    name: String,
+    changes: u64,
+    endpoint_changes: u64,
+    last: Option<Time>,
+}
+
+/// A slow node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct SlowView {
+    node: String,
+    /// Revisions between what the node holds and what it should hold.
+    behind: u64,
+    /// Time since the oldest change that it lacks; `null` = it lacks none.
+    lag_milliseconds: Option<u64>,
+    /// From a change to the kernel; `null` = not measured.
+    p50_milliseconds: Option<u64>,
+    max_milliseconds: Option<u64>,
+    sync_microseconds: Option<u64>,
+}
+
+impl TopView {
+    /// Creates the view.
+    pub fn new(top: pb::Top) -> Self {
+        let known = |value: u64| Some(value).filter(|value| *value > 0);
+        let services = top.services.into_iter().map(|busy| BusyView {
+            namespace: busy.namespace,
+            name: busy.name,
+            changes: busy.changes,
+            endpoint_changes: busy.endpoints,
+            last: Time::from_wire(busy.last_ms),
+        });
+        let nodes = top.nodes.into_iter().map(|slow| SlowView {
+            node: slow.node,
+            behind: slow.behind,
+            lag_milliseconds: known(slow.lag_ms),
+            p50_milliseconds: known(slow.p50_ms),
+            max_milliseconds: known(slow.max_ms),
+            sync_microseconds: known(slow.sync_us),
+        });
+        Self {
+            api_version: API_VERSION,
+            kind: "Top",
+            services: services.collect(),
+            nodes: nodes.collect(),
+            since: Time::from_wire(top.since_ms),
+            now: Time::from_wire(top.now_ms),
+        }
+    }
+}
+
+/// Returns a duration for a cell.
+fn cell(value: Option<u64>, unit: fn(u64) -> Duration) -> Span {
+    value.map_or_else(Span::none, |value| Span::plain(human(unit(value))))
+}
+
+impl View for TopView {
+    fn text(&self, canvas: &Canvas) -> String {
+        let services = Table::new(&self.services)
+            .column(Column::new("SERVICE"), |busy| {
+                Span::plain(format!("{}/{}", busy.namespace, busy.name))
+            })
+            .column(Column::new("CHANGES"), |busy| {
+                Span::plain(grouped(busy.changes))
+            })
+            .column(Column::new("ENDPOINTS"), |busy| {
+                Span::plain(grouped(busy.endpoint_changes))
+            })
+            .column(Column::new("LAST"), |busy| {
+                let age = busy.last.zip(self.now).map(|(at, now)| at.age_text(now));
+                age.map_or_else(Span::none, Span::plain)
+            })
+            .render(canvas);
+        let nodes = Table::new(&self.nodes)
+            .column(Column::new("NODE"), |slow| Span::plain(&slow.node))
+            .column(Column::new("BEHIND"), |slow| {
+                let tone = if slow.behind > 0 {
+                    Tone::Warn
+                } else {
+                    Tone::Plain
+                };
+                Span::new(grouped(slow.behind), tone)
+            })
+            .column(Column::new("LAG"), |slow| {
+                cell(slow.lag_milliseconds, Duration::from_millis)
+            })
+            .column(Column::new("P50"), |slow| {
+                cell(slow.p50_milliseconds, Duration::from_millis)
+            })
+            .column(Column::new("MAX"), |slow| {
+                cell(slow.max_milliseconds, Duration::from_millis)
+            })
+            .column(Column::new("SYNC"), |slow| {
+                cell(slow.sync_microseconds, Duration::from_micros)
+            })
+            .render(canvas);
+        let since = self.since.map_or_else(|| "?".to_owned(), Time::local);
+        let end = format!("Changes of Services count since {since}.");
+        services + "\n" + &nodes + &paragraph(&Span::new(end, Tone::Faint), canvas, 0)
+    }
+}

@@ -1,0 +1,333 @@
+//! The fate of a packet: what `kpctl why` shows.
+
+use std::time::Duration;
+
+use kplane_proto::v1 as pb;
+use serde::Serialize;
+
+use super::findings::{self, FindingView};
+use super::{API_VERSION, KeyView, View};
+use crate::style::{Canvas, Tone};
+use crate::table::{Column, Table};
+use crate::text::{Span, field, paragraph};
+use crate::time::human;
+
+/// The end of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum OutcomeView {
+    /// An endpoint gets the packet.
+    Reaches,
+    /// The sender gets an error.
+    Refused,
+    /// The packet is dropped.
+    Dropped,
+    /// The packet is dropped: its sender is not admitted.
+    NotAdmitted,
+    /// The packet goes on as it is.
+    NotProxied,
+    /// The control plane did not say it.
+    Unknown,
+}
+
+impl From<pb::PacketOutcome> for OutcomeView {
+    fn from(outcome: pb::PacketOutcome) -> Self {
+        match outcome {
+            pb::PacketOutcome::Reaches => Self::Reaches,
+            pb::PacketOutcome::Refused => Self::Refused,
+            pb::PacketOutcome::Dropped => Self::Dropped,
+            pb::PacketOutcome::NotAdmitted => Self::NotAdmitted,
+            pb::PacketOutcome::NotProxied => Self::NotProxied,
+            pb::PacketOutcome::Unspecified => Self::Unknown,
+        }
+    }
+}
+
+/// An endpoint that a packet may reach or not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CandidateView {
+    pub(crate) address: String,
+    pub(crate) node: String,
+    pub(crate) chosen: bool,
+    pub(crate) reason: String,
+}
+
+/// The node's kernel, asked for this answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct KernelView {
+    /// Whether it does what the fate says; `null` if that is not known.
+    pub(crate) agrees: Option<bool>,
+    pub(crate) summary: String,
+    /// Where it has the destination, such as the names of nftables sets.
+    pub(crate) places: Vec<String>,
+    pub(crate) endpoints: Vec<String>,
+}
+
+impl From<pb::KernelAnswer> for KernelView {
+    fn from(answer: pb::KernelAnswer) -> Self {
+        Self {
+            agrees: match answer.agreement() {
+                pb::KernelAgreement::Unspecified => None,
+                pb::KernelAgreement::Agrees => Some(true),
+                pb::KernelAgreement::Differs => Some(false),
+            },
+            summary: answer.summary,
+            places: answer.places,
+            endpoints: answer.endpoints,
+        }
+    }
+}
+
+impl KernelView {
+    /// Returns what the kernel said, and where it has that.
+    fn span(&self) -> Span {
+        let tone = match self.agrees {
+            Some(true) => Tone::Good,
+            Some(false) => Tone::Bad,
+            None => Tone::Plain,
+        };
+        let places = match self.places.is_empty() {
+            true => String::new(),
+            false => format!(" ({})", self.places.join(", ")),
+        };
+        let asked = self.agrees.map_or("", |_| "asked just now: ");
+        Span::new(format!("{asked}{}{places}", self.summary), tone)
+    }
+}
+
+/// A connection that the node has tried.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AttemptView {
+    pub(crate) address: String,
+    /// Through the Service and the node's data path, or to an endpoint's own address.
+    pub(crate) through_service: bool,
+    /// The endpoint's node; empty for the Service.
+    pub(crate) node: String,
+    pub(crate) outcome: AttemptOutcome,
+    pub(crate) took_us: u32,
+    /// Reason of a failure; empty otherwise.
+    pub(crate) error: String,
+}
+
+/// What came back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum AttemptOutcome {
+    /// The endpoint answered.
+    Connected,
+    /// Nobody listens there.
+    Refused,
+    /// No answer came in time.
+    Silent,
+    /// Nothing was tried.
+    NotTried,
+}
+
+impl From<pb::TriedConnection> for AttemptView {
+    fn from(tried: pb::TriedConnection) -> Self {
+        let attempt = tried.attempt.unwrap_or_default();
+        Self {
+            outcome: match attempt.outcome() {
+                pb::AttemptOutcome::Connected => AttemptOutcome::Connected,
+                pb::AttemptOutcome::Refused => AttemptOutcome::Refused,
+                pb::AttemptOutcome::Silent => AttemptOutcome::Silent,
+                pb::AttemptOutcome::Unspecified => AttemptOutcome::NotTried,
+            },
+            address: attempt.address,
+            through_service: tried.through_service,
+            node: tried.node,
+            took_us: attempt.took_us,
+            error: attempt.error,
+        }
+    }
+}
+
+impl AttemptView {
+    fn target(&self) -> Span {
+        let which = if self.through_service {
+            "the Service"
+        } else {
+            "endpoint"
+        };
+        Span::plain(format!("{which} {}", self.address))
+    }
+
+    fn result(&self) -> Span {
+        match self.outcome {
+            AttemptOutcome::Connected => {
+                let took = human(Duration::from_micros(self.took_us.into()));
+                Span::new(format!("connected in {took}"), Tone::Good)
+            }
+            AttemptOutcome::Refused => Span::new("refused", Tone::Bad),
+            AttemptOutcome::Silent => Span::new("no answer within 1s", Tone::Bad),
+            AttemptOutcome::NotTried => Span::new(&self.error, Tone::Bad),
+        }
+    }
+}
+
+/// The view of `kpctl why`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WhyView {
+    api_version: &'static str,
+    kind: &'static str,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    /// The port; `null` if the Service is not proxied.
+    pub(crate) port: Option<KeyView>,
+    pub(crate) from: String,
+    pub(crate) to: String,
+    pub(crate) node: String,
+    pub(crate) outcome: OutcomeView,
+    pub(crate) summary: String,
+    pub(crate) steps: Vec<String>,
+    pub(crate) candidates: Vec<CandidateView>,
+    /// The node's kernel holds the newest state, and has been read back since.
+    pub(crate) programmed: bool,
+    pub(crate) verified: bool,
+    /// The reason why the kernel does not hold it; empty otherwise.
+    pub(crate) lag: String,
+    pub(crate) findings: Vec<FindingView>,
+    /// What the kernel said; `null` if the control plane is older than the question.
+    pub(crate) kernel: Option<KernelView>,
+    /// Connections that the node has tried.
+    pub(crate) attempts: Vec<AttemptView>,
+    /// Reason why it has tried none; empty otherwise.
+    pub(crate) not_tried: String,
+}
+
+impl WhyView {
+    /// Creates the view; `from` names the sender.
+    pub fn new(namespace: &str, name: &str, from: String, tried: pb::TryResponse) -> Self {
+        let told = tried.explanation.unwrap_or_default();
+        let outcome = told.outcome().into();
+        let candidates = told.candidates.into_iter().map(|candidate| CandidateView {
+            address: candidate.address,
+            node: candidate.node,
+            chosen: candidate.chosen,
+            reason: candidate.reason,
+        });
+        Self {
+            api_version: API_VERSION,
+            kind: "Explanation",
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            port: told.key.map(KeyView::from),
+            from,
+            to: told.to,
+            node: told.node,
+            outcome,
+            summary: told.summary,
+            steps: told.steps,
+            candidates: candidates.collect(),
+            programmed: told.programmed,
+            verified: told.verified,
+            lag: told.lag,
+            findings: told.findings.into_iter().map(FindingView::from).collect(),
+            kernel: told.kernel.map(KernelView::from),
+            attempts: tried.attempts.into_iter().map(AttemptView::from).collect(),
+            not_tried: tried.error,
+        }
+    }
+
+    fn fate(&self) -> Span {
+        let tone = match self.outcome {
+            OutcomeView::Reaches => Tone::Good,
+            OutcomeView::NotProxied | OutcomeView::Unknown => Tone::Warn,
+            OutcomeView::Refused | OutcomeView::Dropped | OutcomeView::NotAdmitted => Tone::Bad,
+        };
+        Span::new(&self.summary, tone)
+    }
+
+    /// Returns whether the node's kernel does what is shown here, as its agent has reported.
+    fn state(&self) -> Span {
+        match (self.outcome, self.programmed, self.verified) {
+            (OutcomeView::NotProxied, _, _) => Span::none(),
+            (_, false, _) => {
+                Span::new(format!("does not hold this state: {}", self.lag), Tone::Bad)
+            }
+            (_, true, true) => Span::new("holds this state, and has been read back", Tone::Good),
+            (_, true, false) => {
+                Span::plain("has acknowledged this state, and has not been read back since")
+            }
+        }
+    }
+}
+
+impl View for WhyView {
+    fn text(&self, canvas: &Canvas) -> String {
+        let to = match self.to.as_str() {
+            "" => String::new(),
+            to => format!(" to {to}"),
+        };
+        let mut out = field(
+            "Packet",
+            &[Span::plain(format!(
+                "from {}{to}, handled by {}",
+                self.from, self.node
+            ))],
+            canvas,
+        );
+        let service = Span::plain(format!("{}/{}", self.namespace, self.name));
+        out.push_str(&field("Service", &[service], canvas));
+        out.push_str(&Tone::Strong.paint("Fate"));
+        out.push('\n');
+        out.push_str(&paragraph(&self.fate(), canvas, 2));
+        if self.outcome != OutcomeView::NotProxied {
+            out.push_str(&Tone::Strong.paint(&format!("Kernel of {}", self.node)));
+            out.push('\n');
+            out.push_str(&paragraph(&self.state(), canvas, 2));
+            if let Some(kernel) = &self.kernel {
+                out.push_str(&paragraph(&kernel.span(), canvas, 2));
+            }
+        }
+        if !self.steps.is_empty() {
+            out.push('\n');
+            out.push_str(&Tone::Strong.paint("Why"));
+            out.push('\n');
+        }
+        for (n, step) in self.steps.iter().enumerate() {
+            let step = Span::plain(format!("{}. {step}", n + 1));
+            out.push_str(&paragraph(&step, canvas, 2));
+        }
+        if !self.candidates.is_empty() {
+            out.push('\n');
+            out.push_str(&candidates(&self.candidates, canvas));
+        }
+        out.push_str(&attempts(&self.attempts, &self.not_tried, canvas));
+        out.push_str(&findings::text(&self.findings, canvas));
+        out
+    }
+}
+
+fn attempts(all: &[AttemptView], not_tried: &str, canvas: &Canvas) -> String {
+    if !not_tried.is_empty() {
+        let text = format!("Not tried: {not_tried}");
+        return format!("\n{}", paragraph(&Span::new(text, Tone::Warn), canvas, 0));
+    }
+    if all.is_empty() {
+        return String::new();
+    }
+    let table = Table::new(all)
+        .column(Column::new("TRIED"), AttemptView::target)
+        .column(Column::new("NODE").elastic(12), |one| {
+            Span::plain(&one.node)
+        })
+        .column(Column::new("RESULT"), AttemptView::result);
+    format!("\n{}", table.render(canvas))
+}
+
+fn candidates(all: &[CandidateView], canvas: &Canvas) -> String {
+    Table::new(all)
+        .column(Column::new("ENDPOINT"), |one| Span::plain(&one.address))
+        .column(Column::new("NODE").elastic(12), |one| {
+            Span::plain(&one.node)
+        })
+        .column(Column::new("CHOSEN"), |one| match one.chosen {
+            true => Span::new("Yes", Tone::Good),
+            false => Span::plain("No"),
+        })
+        .column(Column::new("REASON"), |one| Span::plain(&one.reason))
+        .render(canvas)
+}
