@@ -8,12 +8,14 @@ mod freeze;
 mod lists;
 pub(crate) mod migrate;
 pub(crate) mod page;
+pub(crate) mod probe;
 pub(crate) mod record;
 pub(crate) mod rollback;
 pub(crate) mod rollout;
 mod status;
 pub(crate) mod uninstall;
 mod wait;
+pub(crate) mod whatif;
 pub(crate) mod why;
 
 use std::path::{Path, PathBuf};
@@ -37,10 +39,12 @@ use self::check::CheckArgs;
 use self::drain::DrainArgs;
 use self::migrate::MigrateCommand;
 use self::page::PageArgs;
+use self::probe::ProbeArgs;
 use self::record::{BundleArgs, DiffArgs, EventsArgs, HistoryArgs, TopArgs};
 use self::rollback::RollbackArgs;
 use self::rollout::RolloutCommand;
 use self::uninstall::UninstallArgs;
+use self::whatif::WhatIfArgs;
 use crate::output::{Extent, Format};
 
 /// The name of this program in help texts.
@@ -51,6 +55,9 @@ const PLUGIN: &str = "kubectl kplane";
 
 /// Longest time to wait for an answer, unless --timeout says otherwise; `wait` never waits longer for one.
 const ANSWER: Duration = Duration::from_secs(10);
+
+/// Longest time to wait for the answer of `probe`, unless --timeout says otherwise.
+const PROBE: Duration = Duration::from_secs(30);
 
 /// Longest time that `wait` takes, unless --timeout says otherwise.
 const GOAL: Duration = Duration::from_secs(60);
@@ -77,7 +84,7 @@ Exit codes:
   0  done            3  status --check: nodes not in sync, or errors in the input
   1  server error    4  approve, migrate, uninstall: not approved
                      5  drain-status: flows are left
-                     6  drain-status, get affinity, forget-client: a node did not answer
+                     6  drain-status, get affinity, forget-client, probe: a node did not answer
   2  wrong usage     1  wait: the goal was not reached in time; migrate: stopped; check: bad
                      2  check: something could not be checked
 
@@ -127,6 +134,8 @@ impl Options {
     pub(crate) fn complete(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
         if matches.value_source("timeout") != Some(ValueSource::DefaultValue) {
             self.goal = self.timeout;
+        } else if matches.subcommand_name() == Some("probe") {
+            self.timeout = PROBE;
         }
         if matches!(matches.subcommand_name(), Some("wait" | "drain-status")) {
             // The time until the goal is no time to wait for an answer.
@@ -200,20 +209,14 @@ Examples:
     /// Let nodes forget a client that session affinity remembers
     #[command(after_help = affinity::FORGET_HELP)]
     ForgetClient(ForgetArgs),
+    /// Let every node connect to a Service through its own data path, and say what came back
+    #[command(after_help = probe::HELP)]
+    Probe(ProbeArgs),
+    /// Show what would change on nodes if objects were applied, and at what cost
+    #[command(name = "whatif", after_help = whatif::HELP)]
+    WhatIf(WhatIfArgs),
     /// Wait until Services have reached the kernels of all nodes
-    #[command(after_help = "\
-A node counts when its kernel holds the newest state of the Service and its agent is connected.
-Agents read the kernel back a minute or more after a change, so --for=verified takes that long. A
-Service that does not exist yet is waited for.
-
-Examples:
-  kpctl wait service/shop/web                       in every kernel within 60s
-  kpctl wait svc/web -n shop --for=verified --timeout 5m
-  kpctl wait svc/shop/web --threshold 99%           some nodes may be away
-  kpctl wait svc/shop/web svc/shop/api --for=deleted
-  kpctl wait svc/shop/web -o json | jq '.services[].laggards'
-
-Exit codes: 0 the goal is reached, 1 it was not reached in time, or the control plane did not answer")]
+    #[command(after_help = wait::HELP)]
     Wait(WaitArgs),
     /// Approve deletions that kplane holds back
     #[command(after_help = "\
@@ -443,19 +446,16 @@ impl Cli {
         let rows = match &self.command {
             Command::Get(GetCommand::Services(args) | GetCommand::Endpoints(args)) => &args.rows,
             Command::Get(GetCommand::Nodes(args)) => &args.rows,
-            Command::Status(args) => {
-                return Extent {
-                    all: args.all,
-                    ..Extent::default()
+            command => {
+                let all = match command {
+                    Command::Status(args) => args.all,
+                    Command::Describe(DescribeCommand::Service(args)) => args.all,
+                    Command::Probe(args) => args.all,
+                    _ => false,
                 };
+                let extent = Extent::default();
+                return Extent { all, ..extent };
             }
-            Command::Describe(DescribeCommand::Service(args)) => {
-                return Extent {
-                    all: args.all,
-                    ..Extent::default()
-                };
-            }
-            _ => return Extent::default(),
         };
         Extent {
             all: false,

@@ -7,9 +7,11 @@ mod drain;
 mod get;
 mod migrate;
 mod page;
+mod probe;
 mod record;
 mod rollout;
 mod uninstall;
+mod whatif;
 mod why;
 
 use std::io::{self, IsTerminal as _};
@@ -93,6 +95,8 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
             Ok(Verdict::Done)
         }
         Command::DrainStatus(args) => drain::run(&cli, args).await,
+        Command::WhatIf(args) => whatif::run(&cli, args).await,
+        Command::Probe(args) => probe::run(&cli, args).await,
         Command::ForgetClient(args) => affinity::forget(&cli, args).await,
         Command::Wait(args) => wait(&cli, args).await,
         Command::Approve { yes } => approve(&cli, *yes).await,

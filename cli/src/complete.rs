@@ -51,7 +51,7 @@ impl Names {
         let value = value.map(|name| name.to_ascii_uppercase());
         match (arg.get_id().as_str(), value.as_deref()) {
             (_, Some("SERVICE")) if command == "wait" => Some(Self::KindAndServices),
-            (_, Some("SERVICE" | "SERVICE[:PORT]")) => Some(Self::Services),
+            (_, Some("SERVICE" | "SERVICE[:PORT]" | "SUBJECT")) => Some(Self::Services),
             ("namespace", _) => Some(Self::Namespaces),
             ("node", _) | (_, Some("NODE")) => Some(Self::Nodes),
             ("zone", _) => Some(Self::Zones),
@@ -274,6 +274,10 @@ mod tests {
             (&["status"], "node", Some(Names::Nodes)),
             (&["why"], "service", Some(Names::Services)),
             (&["why"], "via", Some(Names::Nodes)),
+            (&["drain-status"], "subject", Some(Names::Services)),
+            (&["forget-client"], "service", Some(Names::Services)),
+            (&["get", "affinity"], "node", Some(Names::Nodes)),
+            (&["probe"], "node", Some(Names::Nodes)),
             (&["wait"], "services", Some(Names::KindAndServices)),
             (&["freeze"], "node", Some(Names::Nodes)),
             (&["freeze"], "zone", Some(Names::Zones)),

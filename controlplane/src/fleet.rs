@@ -106,7 +106,7 @@ pub struct More {
     /// Addresses and ports to which the agent shall connect.
     pub attempts: Vec<String>,
     /// Anything else; of this, the Service, the token and what is above do not count.
-    pub further: Inspect,
+    pub further: Arc<Inspect>,
 }
 
 /// A stream's right to speak for a node; ends when the value is dropped.

@@ -2,6 +2,7 @@
 
 mod any_index;
 mod approving;
+mod copying;
 mod noticing;
 mod touched;
 
@@ -20,7 +21,7 @@ use crate::admission::Admission;
 use crate::draining::Draining;
 use crate::fleet::{Fleet, Hop};
 use crate::freshness::Freshness;
-use crate::index::{Causes, CliffGuard, Held, Page, Selection, ServiceDetail, Totals};
+use crate::index::{Causes, CliffGuard, Held, Index, Page, Selection, ServiceDetail, Totals};
 use crate::k8s::{ObjectId, Uid};
 use crate::orders::{Approval, Board};
 use crate::pace::Pace;
@@ -135,6 +136,7 @@ enum Query {
     NodeUid(NodeName, oneshot::Sender<Option<Uid>>),
     Approve(Seen, oneshot::Sender<Result<Approved, HeldMore>>),
     Take(Approval, oneshot::Sender<bool>),
+    Copy(oneshot::Sender<Option<Box<Index>>>),
 }
 
 /// The control plane is shutting down and answers no more questions.
@@ -486,6 +488,7 @@ impl IndexOwner {
             Query::NodeUid(node, answer) => drop(answer.send(self.index.node_uid(&node))),
             Query::Approve(seen, answer) => drop(answer.send(self.approve(seen))),
             Query::Take(approval, answer) => drop(answer.send(self.take(&approval))),
+            Query::Copy(answer) => drop(answer.send(self.index.copy())),
         }
     }
 }

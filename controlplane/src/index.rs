@@ -18,6 +18,7 @@ mod step;
 mod totals;
 mod triggers;
 mod view;
+mod whatif;
 
 #[cfg(test)]
 pub(crate) mod tests;
@@ -31,6 +32,7 @@ pub use picture::Picture;
 pub use selection::{Page, Selection};
 pub use totals::Totals;
 pub use view::{Facts, PortView, ServiceDetail, SliceFacts};
+pub use whatif::{WhatIf, WouldChange};
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
@@ -58,7 +60,7 @@ use resync::Resync;
 use triggers::Triggers;
 
 /// All objects, indexed.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Index {
     external_ips: ExternalIps,
     services: HashMap<ServiceName, ServiceEntry>,
@@ -95,7 +97,7 @@ pub struct Index {
 /// ServicePorts that were handed out for publishing, each with the number of its endpoints; sorted.
 type PublishedPorts = Box<[(ServiceKey, usize)]>;
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct ServiceEntry {
     created: Option<Arc<str>>,
     uid: Option<Uid>,
@@ -118,7 +120,7 @@ impl ServiceEntry {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct SliceEntry {
     service: ServiceName,
     /// The family of its addresses, if it has one that is served.
@@ -137,7 +139,7 @@ impl SliceEntry {
 }
 
 /// Changes that have to be published next.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Pending {
     services: BTreeSet<ServiceName>,
     nodes: BTreeSet<NodeName>,
@@ -147,7 +149,7 @@ struct Pending {
 }
 
 /// The result of a batch.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// Changes to publish; `None` when there are none, or while the picture is not complete.
     pub publication: Option<Publication>,

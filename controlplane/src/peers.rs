@@ -35,7 +35,7 @@ use kplane_proto::v1 as pb;
 use tokio::time::{Instant, timeout_at};
 use tonic::{Code, Response, Status};
 
-pub(crate) use self::agents::Heard;
+pub(crate) use self::agents::{Heard, Patience};
 use self::answer::{Invalid, Read, Unread, read};
 use self::follow::Shared;
 use self::turns::Turns;

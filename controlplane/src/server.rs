@@ -21,6 +21,7 @@ mod others;
 mod outbound;
 mod pages;
 mod peer;
+mod probe;
 mod questions;
 mod recorder;
 pub(crate) mod rollback;
@@ -32,6 +33,7 @@ mod status;
 #[cfg(test)]
 mod tests;
 mod views;
+mod whatif;
 mod why;
 
 pub use agent::AgentServer;

@@ -40,6 +40,8 @@ pub struct AffinityView {
     /// With `forget`, the entries that were found.
     clients: Vec<ClientView>,
     clients_omitted: u64,
+    /// Endpoints whose clients are not known of nodes in mode iptables: there are too many.
+    endpoints_omitted: u64,
     /// Nodes that have forgotten the client.
     forgotten: Vec<String>,
     nodes_asked: u64,
@@ -68,6 +70,7 @@ impl AffinityView {
             forget: None,
             clients: clients.collect(),
             clients_omitted: answer.more,
+            endpoints_omitted: answer.endpoints_left_out,
             forgotten: answer.forgotten,
             nodes_asked: answer.asked,
             nodes_answered: answer.answered,
@@ -150,6 +153,13 @@ impl View for AffinityView {
             let text = format!(
                 "{} more clients: --client and --node ask for fewer",
                 grouped(self.clients_omitted)
+            );
+            out.push_str(&paragraph(&Span::new(text, Tone::Warn), canvas, 0));
+        }
+        if self.endpoints_omitted > 0 {
+            let text = format!(
+                "Nodes in mode iptables were not asked for clients of {} endpoints: there are too many",
+                grouped(self.endpoints_omitted)
             );
             out.push_str(&paragraph(&Span::new(text, Tone::Warn), canvas, 0));
         }

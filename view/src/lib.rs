@@ -24,6 +24,7 @@ mod next;
 pub mod node;
 pub mod nodes;
 mod plane;
+pub mod probe;
 pub mod replicas;
 pub mod rollout;
 pub mod servers;
@@ -37,6 +38,7 @@ pub mod top;
 pub mod uninstall;
 pub mod version;
 pub mod wait;
+pub mod whatif;
 pub mod why;
 
 #[cfg(any(test, feature = "testing"))]

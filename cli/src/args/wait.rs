@@ -11,6 +11,21 @@ use kplane_view::goal::{Goal, Threshold};
 /// The names of the kind that can be waited for, as kubectl knows them.
 const KINDS: [&str; 3] = ["service", "services", "svc"];
 
+/// The end of the help text.
+pub(super) const HELP: &str = "\
+A node counts when its kernel holds the newest state of the Service and its agent is connected.
+Agents read the kernel back a minute or more after a change, so --for=verified takes that long. A
+Service that does not exist yet is waited for.
+
+Examples:
+  kpctl wait service/shop/web                       in every kernel within 60s
+  kpctl wait svc/web -n shop --for=verified --timeout 5m
+  kpctl wait svc/shop/web --threshold 99%           some nodes may be away
+  kpctl wait svc/shop/web svc/shop/api --for=deleted
+  kpctl wait svc/shop/web -o json | jq '.services[].laggards'
+
+Exit codes: 0 the goal is reached, 1 it was not reached in time, or the control plane did not answer";
+
 /// Options of `wait`.
 #[derive(Args, Debug)]
 pub(crate) struct WaitArgs {

@@ -37,6 +37,26 @@ impl Client {
             .await
     }
 
+    /// Returns what would change if objects were applied.
+    pub(crate) async fn what_if(
+        &self,
+        request: pb::WhatIfRequest,
+    ) -> Result<pb::WhatIfAnswer, Error> {
+        let mut stub = self.stub.clone();
+        self.ask(stub.what_if(request)).await
+    }
+
+    /// Lets nodes connect to a Service.
+    pub(crate) async fn probe(
+        &self,
+        name: &ServiceName,
+        request: pb::ProbeRequest,
+    ) -> Result<pb::ProbeReport, Error> {
+        let mut stub = self.stub.clone();
+        self.known(name, self.ask(stub.probe_nodes(request)).await)
+            .await
+    }
+
     /// Returns how many flows lead to endpoints.
     pub(crate) async fn drain_status(
         &self,

@@ -244,6 +244,20 @@ impl StatusService for Canned {
         Err(Status::unimplemented("no such method"))
     }
 
+    async fn probe_nodes(
+        &self,
+        _: Request<pb::ProbeRequest>,
+    ) -> Result<Response<pb::ProbeReport>, Status> {
+        Err(Status::unimplemented("no such method"))
+    }
+
+    async fn what_if(
+        &self,
+        _: Request<pb::WhatIfRequest>,
+    ) -> Result<Response<pb::WhatIfAnswer>, Status> {
+        Err(Status::unimplemented("no such method"))
+    }
+
     async fn explain(
         &self,
         request: Request<pb::ExplainRequest>,

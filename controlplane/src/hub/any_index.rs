@@ -212,6 +212,14 @@ impl AnyIndex {
         }
     }
 
+    /// Returns a copy of the index; a relay has none.
+    pub(super) fn copy(&self) -> Option<Box<Index>> {
+        match self {
+            Self::Own(index) => Some(index.clone()),
+            Self::Mirror(_) => None,
+        }
+    }
+
     /// Returns the UID of an object; a relay knows none.
     pub(super) fn uid(&self, id: &ObjectId) -> Option<Uid> {
         match self {

@@ -61,7 +61,7 @@ pub(super) enum Said {
 }
 
 /// Objects whose deletion is held back.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Holding {
     objects: BTreeMap<ObjectId, Said>,
     reason: Arc<str>,

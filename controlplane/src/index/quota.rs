@@ -27,7 +27,7 @@ impl Turn {
 }
 
 /// The accounts of all namespaces.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Quota {
     /// Maximum number of elements of one namespace; 0 = no limit.
     limit: usize,
@@ -36,7 +36,7 @@ pub(super) struct Quota {
     changed: BTreeSet<Arc<str>>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Namespace {
     /// Number of elements that each Service requests.
     services: BTreeMap<Turn, usize>,

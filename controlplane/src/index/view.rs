@@ -205,7 +205,7 @@ impl Index {
         self.nodes.values()
     }
 
-    fn ports_of(&self, name: &ServiceName) -> Vec<PortView> {
+    pub(super) fn ports_of(&self, name: &ServiceName) -> Vec<PortView> {
         let ports = self.effective(name).ports.into_iter();
         ports
             .map(|(port, endpoints)| PortView { port, endpoints })

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use kplane_model::NodeName;
@@ -17,6 +18,23 @@ use crate::fleet::label;
 /// Time for which a replica is waited for beyond its agents' time.
 const SLACK: Duration = Duration::from_millis(500);
 
+/// Longest time to wait for agents.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patience {
+    /// For each of them.
+    pub(crate) each: Duration,
+    /// For all together.
+    pub(crate) within: Duration,
+}
+
+impl Patience {
+    /// Returns the patience that is the same for one agent and for all.
+    pub(crate) fn all(within: Duration) -> Self {
+        let each = within;
+        Self { each, within }
+    }
+}
+
 /// What an agent said.
 #[derive(Debug)]
 pub(crate) struct Heard {
@@ -25,6 +43,10 @@ pub(crate) struct Heard {
     pub(crate) version: String,
     /// The answer, or the reason why there is none.
     pub(crate) outcome: Result<pb::Inspection, String>,
+}
+
+fn millis(time: Duration) -> u32 {
+    u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
 }
 
 impl Peers {
@@ -37,19 +59,33 @@ impl Peers {
     pub(crate) async fn agents(
         &self,
         address: SocketAddr,
-        question: &pb::Inspect,
-        nodes: Vec<NodeName>,
-        within: Duration,
+        nodes: Vec<(NodeName, Arc<pb::Inspect>)>,
+        patience: Patience,
     ) -> Vec<Heard> {
         let _turn = self.turns.agents().await;
-        let mut open: BTreeSet<NodeName> = nodes.into_iter().collect();
+        let mut open: BTreeSet<NodeName> = nodes.iter().map(|(node, _)| node.clone()).collect();
         let mut heard = Vec::new();
+        let (nodes, questions): (Vec<NodeName>, Vec<Arc<pb::Inspect>>) = nodes.into_iter().unzip();
+        let all_alike = questions
+            .windows(2)
+            .all(|pair| Arc::ptr_eq(&pair[0], &pair[1]));
+        let each = questions
+            .iter()
+            .map(|question| pb::Inspect::clone(question));
         let request = pb::AskRequest {
-            question: Some(question.clone()),
-            nodes: open.iter().map(ToString::to_string).collect(),
-            within_ms: u32::try_from(within.as_millis()).unwrap_or(u32::MAX),
+            question: questions
+                .first()
+                .map(|question| pb::Inspect::clone(question)),
+            nodes: nodes.iter().map(ToString::to_string).collect(),
+            within_ms: millis(patience.within),
+            each_ms: millis(patience.each),
+            questions: if all_alike {
+                Vec::new()
+            } else {
+                each.collect()
+            },
         };
-        let until = Instant::now() + within + SLACK;
+        let until = Instant::now() + patience.within + SLACK;
         let asking = self.ask_agents(address, request, &mut open, &mut heard);
         let failure = match timeout_at(until, asking).await {
             Ok(Ok(())) => "its agent is not connected any more".to_owned(),

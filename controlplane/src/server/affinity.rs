@@ -22,6 +22,8 @@ const PORTS: usize = 32;
 const ADDRESSES: usize = 64;
 /// Maximum number of endpoints of a ServicePort.
 const ENDPOINTS: usize = 256;
+/// Maximum number of endpoints in a question: some 100 kB.
+const ALL_ENDPOINTS: usize = 2_000;
 /// Maximum number of clients in an answer.
 const CLIENTS: usize = 2_000;
 /// Maximum number of nodes that are named.
@@ -53,17 +55,25 @@ pub(super) async fn ask(
             "no node {node:?} is known: kpctl get nodes lists them"
         )));
     }
+    let endpoints = (ALL_ENDPOINTS / ports.len().max(1)).min(ENDPOINTS);
+    let left_out = ports
+        .iter()
+        .map(|view| view.endpoints.len().saturating_sub(endpoints));
+    let left_out: usize = left_out.sum();
     let question = pb::Inspect {
         affinity: Some(pb::AffinityQuestion {
-            ports: ports.iter().map(|view| port(view)).collect(),
+            ports: ports.iter().map(|view| port(view, endpoints)).collect(),
             client: client.map_or_else(String::new, |client| client.to_string()),
             forget,
         }),
         ..pb::Inspect::default()
     };
     let wanted = |of: &kplane_model::NodeName| node.is_empty() || **of == *node;
-    let answers = inquiry::ask(hub, peers, &question, wanted, WITHIN).await;
-    Ok(put_together(&ports, answers))
+    let answers = inquiry::ask(hub, peers, question, wanted, WITHIN).await;
+    Ok(pb::AffinityAnswer {
+        endpoints_left_out: left_out as u64,
+        ..put_together(&ports, answers)
+    })
 }
 
 /// Writes down who let agents forget a client.
@@ -134,12 +144,12 @@ fn ports<'a>(
     }
 }
 
-fn port(view: &PortView) -> pb::AffinityPort {
+fn port(view: &PortView, endpoints: usize) -> pb::AffinityPort {
     let port = &view.port;
     let addresses = [port.cluster_ip].into_iter();
     let addresses = addresses.chain(port.external_ips.iter().copied());
     let addresses = addresses.chain(port.load_balancer_ips.iter().copied());
-    let endpoints = view.endpoints.iter().take(ENDPOINTS);
+    let endpoints = view.endpoints.iter().take(endpoints);
     pb::AffinityPort {
         key: Some((&port.key).into()),
         addresses: addresses.take(ADDRESSES).map(|ip| ip.to_string()).collect(),

@@ -73,7 +73,7 @@ pub(super) async fn status(
         }),
         ..pb::Inspect::default()
     };
-    let Answers { nodes, missing } = inquiry::ask(hub, peers, &question, |_| true, WITHIN).await;
+    let Answers { nodes, missing, .. } = inquiry::ask(hub, peers, question, |_| true, WITHIN).await;
     status.asked = nodes.len() as u64;
     status.missing_replicas = missing;
     let mut tally = Tally::new(subject.found);

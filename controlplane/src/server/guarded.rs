@@ -42,7 +42,9 @@ fn right_for(path: &str) -> Option<Right> {
         | "/kplane.v1.StatusService/Freeze"
         | "/kplane.v1.StatusService/ChangeRollout"
         | "/kplane.v1.StatusService/ChangeRollback" => Some(Right::Act),
-        "/kplane.v1.StatusService/TryService" => Some(Right::Probe),
+        "/kplane.v1.StatusService/TryService" | "/kplane.v1.StatusService/ProbeNodes" => {
+            Some(Right::Probe)
+        }
         "/kplane.v1.StatusService/GetAffinity" => Some(Right::ReadClients),
         "/kplane.v1.StatusService/ForgetClient" => Some(Right::ForgetClients),
         "/kplane.v1.DesiredStateService/WatchNode" => None,
@@ -141,6 +143,7 @@ mod tests {
         for (method, verb, path) in [
             ("StatusService/GetDrainStatus", "get", "/kplane/status"),
             ("StatusService/TryService", "create", "/kplane/probes"),
+            ("StatusService/ProbeNodes", "create", "/kplane/probes"),
             ("StatusService/GetAffinity", "get", "/kplane/clients"),
             ("StatusService/ForgetClient", "delete", "/kplane/clients"),
             ("PeerService/Ask", "update", "/kplane/peer"),

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream::{self, Stream, StreamExt as _};
@@ -18,10 +19,10 @@ use super::pages::Picture;
 use super::standing::MAY_BE_ELSEWHERE;
 use crate::fleet::{Fleet, More, label};
 use crate::hub::Hub;
-use crate::peers::{Collected, Heard, Peers};
+use crate::peers::{Collected, Heard, Patience, Peers};
 
 /// Maximum number of agents that are asked at once.
-const AT_A_TIME: usize = 256;
+const AT_A_TIME: usize = 1_024;
 /// Maximum size of all answers together, in bytes.
 const ANSWERS_BYTES: usize = 16 << 20;
 /// Longest time that another replica may want.
@@ -70,6 +71,8 @@ impl Answered {
 #[derive(Debug, Default)]
 pub(super) struct Answers {
     pub(super) nodes: BTreeMap<NodeName, Answered>,
+    /// All nodes, asked or not, sorted.
+    pub(super) all: Vec<NodeName>,
     pub(super) missing: Vec<pb::MissingReplica>,
 }
 
@@ -77,9 +80,22 @@ pub(super) struct Answers {
 pub(super) async fn ask(
     hub: &Hub,
     peers: Option<&Peers>,
-    question: &pb::Inspect,
+    question: pb::Inspect,
     wanted: impl Fn(&NodeName) -> bool,
     within: Duration,
+) -> Answers {
+    let (question, patience) = (Arc::new(question), Patience::all(within));
+    ask_each(hub, peers, |_, _| Arc::clone(&question), wanted, patience).await
+}
+
+/// Asks the agents of all nodes, or of those that `wanted` names, a question of their own: `question` gets the node, and
+/// all nodes, sorted.
+pub(super) async fn ask_each(
+    hub: &Hub,
+    peers: Option<&Peers>,
+    question: impl Fn(&NodeName, &[NodeName]) -> Arc<pb::Inspect>,
+    wanted: impl Fn(&NodeName) -> bool,
+    patience: Patience,
 ) -> Answers {
     let collected = match peers {
         Some(peers) => peers.everything().await,
@@ -89,8 +105,10 @@ pub(super) async fn ask(
         missing: collected.missing.clone(),
         ..Answers::default()
     };
-    let (mut here, mut there) = (Vec::new(), BTreeMap::<SocketAddr, Vec<NodeName>>::new());
-    for (node, seen) in Picture::with(hub, &collected).nodes() {
+    let (mut here, mut there) = (Vec::new(), BTreeMap::<SocketAddr, Vec<_>>::new());
+    let picture = Picture::with(hub, &collected);
+    let all: Vec<NodeName> = picture.nodes().map(|(node, _)| node.clone()).collect();
+    for (node, seen) in picture.nodes() {
         if !wanted(node) {
             continue;
         }
@@ -106,27 +124,32 @@ pub(super) async fn ask(
             Some(elsewhere) => there
                 .entry(elsewhere.answer.address)
                 .or_default()
-                .push(node.clone()),
-            None => here.push(node.clone()),
+                .push((node.clone(), question(node, &all))),
+            None => here.push((node.clone(), question(node, &all))),
         }
     }
-    let until = Instant::now() + within;
+    answers.all = all;
     let own = async {
-        let heard = own_agents(&hub.fleet, question, here, until);
-        heard.collect::<Vec<_>>().await
+        let mut heard = std::pin::pin!(own_agents(&hub.fleet, here, patience));
+        let (mut settled, mut room) = (Vec::new(), ANSWERS_BYTES);
+        while let Some(heard) = heard.next().await {
+            settled.push(settle(heard, &mut room));
+        }
+        settled
     };
     let others = async {
         let asked = there.into_iter().map(|(address, nodes)| async move {
             match peers {
-                Some(peers) => peers.agents(address, question, nodes, within).await,
+                Some(peers) => peers.agents(address, nodes, patience).await,
                 None => Vec::new(),
             }
         });
         futures_util::future::join_all(asked).await
     };
     let (own, others) = tokio::join!(own, others);
+    answers.nodes.extend(own);
     let mut room = ANSWERS_BYTES;
-    for heard in own.into_iter().chain(others.into_iter().flatten()) {
+    for heard in others.into_iter().flatten() {
         let (node, answered) = settle(heard, &mut room);
         answers.nodes.insert(node, answered);
     }
@@ -155,31 +178,29 @@ fn settle(heard: Heard, room: &mut usize) -> (NodeName, Answered) {
 /// Asks agents that are connected to this replica, and yields their answers as they come.
 fn own_agents<'a>(
     fleet: &'a Fleet,
-    question: &'a pb::Inspect,
-    nodes: Vec<NodeName>,
-    until: Instant,
+    nodes: Vec<(NodeName, Arc<pb::Inspect>)>,
+    patience: Patience,
 ) -> impl Stream<Item = Heard> + 'a {
-    let service = ServiceName::new(&question.namespace, &question.name);
-    let asked = nodes.into_iter().map(move |node| {
-        let service = service.clone();
-        async move {
-            let version = fleet.record(&node).map(|record| record.version.clone());
-            let more = More {
-                destination: question.destination.clone(),
-                attempts: question.attempts.clone(),
-                further: question.clone(),
-            };
-            let answer = fleet.ask(&node, &service, more);
-            let outcome = match timeout_at(until, answer).await {
-                Ok(Ok(inspection)) => Ok(inspection),
-                Ok(Err(_)) => Err("its agent disconnected, or has too many open questions".into()),
-                Err(_) => Err("its agent is connected, and did not answer in time".into()),
-            };
-            Heard {
-                node,
-                version: version.unwrap_or_default(),
-                outcome,
-            }
+    let end = Instant::now() + patience.within;
+    let asked = nodes.into_iter().map(move |(node, question)| async move {
+        let version = fleet.record(&node).map(|record| record.version.clone());
+        let service = ServiceName::new(&question.namespace, &question.name);
+        let more = More {
+            destination: question.destination.clone(),
+            attempts: question.attempts.clone(),
+            further: question,
+        };
+        let answer = fleet.ask(&node, &service, more);
+        let until = end.min(Instant::now() + patience.each);
+        let outcome = match timeout_at(until, answer).await {
+            Ok(Ok(inspection)) => Ok(inspection),
+            Ok(Err(_)) => Err("its agent disconnected, or has too many open questions".into()),
+            Err(_) => Err("its agent is connected, and did not answer in time".into()),
+        };
+        Heard {
+            node,
+            version: version.unwrap_or_default(),
+            outcome,
         }
     });
     stream::iter(asked).buffer_unordered(AT_A_TIME)
@@ -191,11 +212,19 @@ pub(super) async fn answer_replica(
     request: pb::AskRequest,
     outbox: &mpsc::Sender<Result<pb::AskedNode, Status>>,
 ) {
-    let question = request.question.unwrap_or_default();
+    let question = Arc::new(request.question.unwrap_or_default());
     let within = Duration::from_millis(request.within_ms.into()).min(LONGEST);
-    let nodes = request.nodes.iter().map(|node| node.as_str().into());
-    let until = Instant::now() + within;
-    let mut heard = std::pin::pin!(own_agents(fleet, &question, nodes.collect(), until));
+    let mut own = request.questions.into_iter().map(Arc::new);
+    let nodes = request.nodes.iter().map(|node| {
+        let question = own.next().unwrap_or_else(|| Arc::clone(&question));
+        (node.as_str().into(), question)
+    });
+    let each = match request.each_ms {
+        0 => within,
+        each => Duration::from_millis(each.into()),
+    };
+    let patience = Patience { each, within };
+    let mut heard = std::pin::pin!(own_agents(fleet, nodes.collect(), patience));
     while let Some(heard) = heard.next().await {
         let (answer, error) = match heard.outcome {
             Ok(answer) => (Some(answer), String::new()),

@@ -136,7 +136,7 @@ impl Questions {
                 name: question.service.name.to_string(),
                 destination: question.more.destination,
                 attempts: question.more.attempts,
-                ..question.more.further
+                ..pb::Inspect::clone(&question.more.further)
             };
         }
     }

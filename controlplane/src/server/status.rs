@@ -15,8 +15,8 @@ use super::others::Others;
 use super::pages::Picture;
 use super::questions::Answers;
 use super::{
-    affinity, approval, attempts, closing, convergence, drain, freeze, questions, rollback,
-    rollout, services, views, why,
+    affinity, approval, attempts, closing, convergence, drain, freeze, probe, questions, rollback,
+    rollout, services, views, whatif, why,
 };
 use crate::findings::Finding;
 use crate::fleet::More;
@@ -344,6 +344,25 @@ impl StatusService for StatusServer {
         let answer = affinity::ask(&self.hub, self.peers.as_deref(), &request, true).await?;
         affinity::audit(visitor.as_ref(), &request, &answer);
         Ok(Response::new(answer))
+    }
+
+    async fn probe_nodes(
+        &self,
+        request: Request<pb::ProbeRequest>,
+    ) -> Result<Response<pb::ProbeReport>, Status> {
+        charge(&request, self.asking_cost())?;
+        let report = probe::probe(&self.hub, self.peers.as_deref(), request.get_ref());
+        Ok(Response::new(report.await?))
+    }
+
+    async fn what_if(
+        &self,
+        request: Request<pb::WhatIfRequest>,
+    ) -> Result<Response<pb::WhatIfAnswer>, Status> {
+        let services = self.hub.summary().borrow().totals.services;
+        charge(&request, cost(services).saturating_mul(COST_OF_CONNECTIONS))?;
+        let answer = whatif::what_if(&self.hub, self.peers.as_deref(), request.into_inner());
+        Ok(Response::new(answer.await?))
     }
 }
 

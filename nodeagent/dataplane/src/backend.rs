@@ -7,6 +7,7 @@
 mod affinity;
 mod description;
 mod driver;
+mod dry;
 pub mod iptables;
 pub mod ipvs;
 mod kernel;
@@ -25,6 +26,7 @@ use kplane_model::{Family, ServiceKey, ServiceName};
 pub use self::affinity::{AffinityClient, AffinityClients, AffinityPort};
 pub use self::description::{Description, Failures, ModeMetrics};
 use self::driver::{DataPath, Driver, Unusable};
+pub use self::dry::{DryRun, Plans};
 pub use self::kernel::{KernelState, Target};
 pub use self::virtual_servers::{
     Connections, Drain, Inspection, RealServer, ServerCounts, VirtualServer,

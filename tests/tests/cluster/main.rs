@@ -72,6 +72,8 @@ const TESTS: &[Test] = tests![
     broken::why_says_what_came_back,
     questions::drain_status_counts_what_is_held_open_and_never_guesses,
     questions::a_client_that_is_remembered_is_listed_and_forgotten,
+    questions::probe_tells_the_data_path_from_the_control_path,
+    questions::whatif_says_what_a_change_costs_before_it_is_made,
     broken::status_names_why_the_api_server_cannot_be_used,
     reasons::describe_names_what_stands_in_the_way_on_a_node,
     workloads::a_deployment_is_scaled_and_rolled,

@@ -1,15 +1,22 @@
 //! Questions that kpctl asks the agents of all nodes, with real agents of two replicas and real kernels.
 
+use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::time::Duration;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use kplane_model::Family;
 use kplane_tests::cluster::objects;
+use kplane_tests::netns::NetNs;
 use kplane_tests::wait::eventually;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
+use crate::record::ask;
 use crate::replicas::kpctl;
 use crate::support::with_world;
 use crate::support::world::{DEADLINE, NODES, Plane, World};
@@ -216,4 +223,204 @@ pub(crate) fn a_client_that_is_remembered_is_listed_and_forgotten() -> Result<()
         plain.delete(world)?;
         end(world)
     })
+}
+
+/// The rules of a node are flushed, then its agent's clock stops, then it is gone; an endpoint ends.
+pub(crate) fn probe_tells_the_data_path_from_the_control_path() -> Result<()> {
+    with_world(|world| {
+        let _planes = start(world)?;
+        let served = Served::new(world, "q-canary", json!({ "type": "NodePort" }))?;
+        let acceptor = Acceptor::start(&served.server)?;
+        let probe = ["probe", "default/q-canary"];
+        let works = ["2 of 2 work", "node-1", "node-2"];
+        for (_, port, _) in PLACES {
+            says(world, port, &probe, 0, &works)?;
+        }
+        // In mode nftables the agent repairs that within milliseconds; here it hears of it after an hour.
+        let iptables = ["--backend=iptables", "--iptables-probe-interval=1h"];
+        world.restart_agent_with("node-1", PLACES[0].0, &iptables)?;
+        says(world, PORT, &probe, 0, &works)?;
+        let broken = [
+            "1 with a broken data path, 1 with a silent neighbour",
+            "nothing comes back through",
+            "of node-1 does not answer",
+        ];
+        // It reads its tables back a moment after it has written them, and repairs the first flush.
+        eventually(DEADLINE, "the probe sees that rules are missing", || {
+            flush(world.ns("node-1")?)?;
+            let (code, text, _) = kpctl(world, PLACES[1].1, &probe)?;
+            ensure!(code == Some(1), "{code:?}:\n{text}");
+            ensure!(broken.iter().all(|part| text.contains(part)), "{text}");
+            anyhow::Ok(())
+        })?;
+        says(
+            world,
+            PORT,
+            &["status", "--check=nodes"],
+            0,
+            &["2/2 in sync"],
+        )?;
+        world.restart_agent("node-1", PLACES[0].0)?;
+        says(world, PORT, &probe, 0, &works)?;
+
+        // Its rules work on without it, as its neighbour sees.
+        world.signal_agent("node-2", Signal::SIGSTOP)?;
+        let stopped = [
+            "1 of 2 work, 1 unknown",
+            "its agent is connected, and did not answer in time",
+            "its node port answers node-1: its data path works, its control path does not",
+        ];
+        let patient = [&probe[..], &["--timeout", "40s"]].concat();
+        let started = Instant::now();
+        let (code, text, _) = kpctl(world, PORT, &patient)?;
+        let took = started.elapsed();
+        ensure!(code == Some(6), "{code:?}:\n{text}");
+        ensure!(stopped.iter().all(|part| text.contains(part)), "{text}");
+        ensure!(took <= Duration::from_secs(10), "{took:?}");
+        world.signal_agent("node-2", Signal::SIGCONT)?;
+        says(world, PORT, &probe, 0, &works)?;
+        world.stop_agent("node-2");
+        says(
+            world,
+            PORT,
+            &probe,
+            6,
+            &["its agent is not connected", stopped[2]],
+        )?;
+        world.restart_agent("node-2", PLACES[1].0)?;
+
+        let only = ["probe", "default/q-canary:80", "--node", "node-1"];
+        says(world, PORT, &only, 0, &["1 of 1 work"])?;
+        let none = ["probe", "default/q-canary:81"];
+        says(
+            world,
+            PORT,
+            &none,
+            1,
+            &["no port of TCP with name or number \"81\""],
+        )?;
+        let none = ["probe", "default/q-canari"];
+        says(world, PORT, &none, 1, &["q-canari", "q-canary"])?;
+        let Served { server, name, .. } = served;
+        drop((acceptor, server));
+        let silent = [
+            "2 without an endpoint that answers",
+            "the endpoints, or a NetworkPolicy",
+        ];
+        says(world, PORT, &probe, 1, &silent)?;
+        let name = format!("default/{name}");
+        world.api().delete("Service", &name)?;
+        world
+            .api()
+            .delete("EndpointSlice", &format!("{name}-own"))?;
+        end(world)
+    })
+}
+
+/// Empties the chains of a node's Services.
+fn flush(node: &NetNs) -> Result<()> {
+    for tool in ["iptables-nft", "iptables-legacy"] {
+        let mut flush = Command::new(tool);
+        flush.args(["-t", "nat", "-F"]);
+        let flushed = node.run(|| Ok(flush.status()?))?;
+        ensure!(flushed.success(), "{tool}: {flushed}");
+    }
+    Ok(())
+}
+
+/// What is said before a change is what the agents' kernels get.
+pub(crate) fn whatif_says_what_a_change_costs_before_it_is_made() -> Result<()> {
+    with_world(|world| {
+        let planes = start(world)?;
+        let served = Served::new(world, "q-whatif", json!({}))?;
+        let folder = tempfile::tempdir()?;
+        let file = folder.path().join("change.json");
+        let path = file.to_str().context("a path that is text")?;
+        let whatif = ["whatif", "-f", path];
+        // More endpoints, and with them session affinity: elements, chains and maps.
+        let mut service = objects::service("default", "q-whatif", json!({}));
+        service["spec"]["sessionAffinity"] = json!("ClientIP");
+        let endpoints = (1..=5).map(|n| objects::endpoint(format!("10.244.97.{n}"), "node-2"));
+        let slice = objects::slice("default", "q-whatif-own", "q-whatif", endpoints);
+        for (change, parts) in [
+            (slice, &["0 new, 1 changed, 0 gone", "1 -> 5"][..]),
+            (service, &["0 new, 1 changed, 0 gone"][..]),
+        ] {
+            fs::write(&file, change.to_string())?;
+            says(world, PORT, &whatif, 0, parts)?;
+            let said = ask(world, PORT, &whatif)?;
+            world.api().apply(&change)?;
+            for (plane, (_, _, node)) in planes.iter().zip(PLACES) {
+                eventually(DEADLINE, "the agent did what was said", || {
+                    same_cost(plane, node, &said)
+                })?;
+            }
+            let nothing = ["nothing on any node"];
+            says(world, PORT, &whatif, 0, &nothing)?;
+        }
+
+        let taken = json!({ "clusterIP": served.to.ip().to_string() });
+        let taken = objects::service("default", "q-taken", taken);
+        fs::write(&file, taken.to_string())?;
+        let parts = [
+            "New problem: Service default/q-taken: AddressConflict",
+            "q-whatif",
+        ];
+        for (_, port, _) in PLACES {
+            says(world, port, &whatif, 1, &parts)?;
+        }
+        fs::write(&file, "kind: Service\nmetadata: [")?;
+        says(world, PORT, &whatif, 1, &["Refused"])?;
+        served.delete(world)?;
+        end(world)
+    })
+}
+
+/// Compares what an agent has sent to its kernel with what was said of its class of nodes.
+fn same_cost(plane: &Plane, node: &str, said: &Value) -> Result<()> {
+    let fleet = plane.fleet()?;
+    let status = fleet.nodes.iter().find(|status| status.name == node);
+    let status = status.context("no node")?;
+    let sync = status.report.as_ref().and_then(|of| of.last_sync.as_ref());
+    let sync = sync.context("no change yet")?;
+    let classes = said["classes"].as_array().context("no classes")?;
+    let class = classes.iter().find(|class| class["zone"] == status.zone);
+    let class = class.context("no class")?;
+    let is = (json!(sync.operations), json!(sync.bytes));
+    let expected = (class["operations"].clone(), class["bytes"].clone());
+    ensure!(is == expected, "{node}: {is:?} and not {class:#}");
+    Ok(())
+}
+
+/// Takes connections and ends them, so that the server's queue never fills; until it is dropped.
+struct Acceptor {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Acceptor {
+    fn start(server: &TcpListener) -> Result<Self> {
+        let server = server.try_clone()?;
+        server.set_nonblocking(true)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = thread::spawn(move || {
+            while !stopped.load(Ordering::Relaxed) {
+                if server.accept().is_err() {
+                    thread::sleep(Duration::from_millis(5));
+                }
+            }
+        });
+        let thread = Some(thread);
+        Ok(Self { stop, thread })
+    }
+}
+
+impl Drop for Acceptor {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
 }

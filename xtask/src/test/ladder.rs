@@ -17,7 +17,13 @@ const CRATES: [(&str, &str, &[&str]); 15] = [
     (
         "controlplane",
         "kp-controlplane",
-        &["kplane-http", "kplane-model", "kplane-proto", "kplane-tls"],
+        &[
+            "kplane-dataplane",
+            "kplane-http",
+            "kplane-model",
+            "kplane-proto",
+            "kplane-tls",
+        ],
     ),
     ("nodeagent/netlink", "kplane-netlink", &["kplane-model"]),
     (

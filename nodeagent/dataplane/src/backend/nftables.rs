@@ -40,6 +40,8 @@ pub(in crate::backend) use remembered::{forget, remembered};
 pub use schema::{Balancer, CLASSES, Carries, Class, Set, TABLE, TABLE_COMMENT, TableSettings};
 pub use structure::{push_delete_table, push_structure};
 
+use kplane_model::Family;
+
 use super::{Backend, Description, Failures, ModeMetrics, OpenError};
 
 /// The facts that hold for this backend on every machine.
@@ -57,6 +59,18 @@ pub(super) const DESCRIPTION: Description = Description {
         rules: false,
     },
 };
+
+/// Returns a family's data path on a table that exists nowhere.
+pub(super) fn dry(family: Family, settings: &super::Settings) -> Box<dyn super::Side> {
+    data_path::dry(
+        family,
+        TableSettings {
+            masquerade_bit: settings.masquerade_bit,
+            own_mark: settings.own_mark,
+            pod_interface: settings.pod_interface,
+        },
+    )
+}
 
 /// Opens the backend for this thread's network namespace, after a check that the kernel accepts kplane's
 /// table.
