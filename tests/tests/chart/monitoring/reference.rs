@@ -14,6 +14,12 @@ Both programs export their metrics as text, for Prometheus and for OpenMetrics: 
 This page is written from what the programs export: `UPDATE_EXPECT=1 cargo test -p kplane-tests --test chart`. [alerts.md](alerts.md)
 has the alerts and dashboards that use them.
 
+With `--count-connections` an agent also exports `kplane_agent_service_connections_total`: the connections that began and that
+the node led to an endpoint, by `namespace`, `service`, `port`, `protocol` and `ip_family`. Only ServicePorts with connections
+have a series. `kplane_agent_service_connections_losses_total` counts how often some were missed, because the kernel reported
+more than the agent could read. The kernel reports nothing if `net.netfilter.nf_conntrack_events` is 0. In the chart:
+`agent.extraArgs={--count-connections}`.
+
 Names of counters end with `_total`. A histogram `NAME` has the series `NAME_bucket`, `NAME_sum` and `NAME_count`.
 `kplane_controlplane_applied_lag_seconds` counts the nodes at this moment: use it without `rate`.
 ";
