@@ -8,10 +8,15 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use kplane_dataplane::beginnings::Beginnings;
 use kplane_model::{Family, Protocol, ServiceKey, ServicePort};
 use tokio::io::unix::AsyncFd;
+
+/// Pause after everything was read: it costs less to read many connections at once. In that time 10,000 may come before
+/// the kernel drops reports.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// Where clients reach a ServicePort.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -112,7 +117,10 @@ impl ServiceConnections {
         while let Ok(mut guard) = ready.readable().await {
             match self.read_some(&mut reports) {
                 true => tokio::task::yield_now().await,
-                false => guard.clear_ready(),
+                false => {
+                    guard.clear_ready();
+                    tokio::time::sleep(PAUSE).await;
+                }
             }
         }
     }
