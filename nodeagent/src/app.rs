@@ -178,9 +178,7 @@ async fn build_parts(
     let rival = watch::Sender::new(None);
     let mut tasks = JoinSet::new();
     let followers = Followers::new(publisher, counters.clone()).with_rival(rival.subscribe());
-    let followers = add_tasks(followers, &config, &mut tasks);
-    let connections = count_connections(&config, &mut tasks);
-    let followers = followers.with_connections(connections.clone());
+    let (followers, connections) = add_tasks(followers, &config, &mut tasks);
     let recall = recall(&config);
     let own = OwnPlaces::new(&config);
     let settings = own.settings(config.node_settings);
@@ -226,11 +224,7 @@ async fn build_parts(
         // The agent goes on if the file cannot be watched.
         spawn_errand(&mut tasks, reload::run(loader, effective, engine.clone()));
     }
-    let engine_thread = engine.clone();
-    tasks.spawn(async move {
-        engine_thread.stopped().await;
-        Err(Stopped.into())
-    });
+    tasks.spawn(ends_with(engine.clone()));
     Ok(Bound {
         healthz_addr,
         metrics_addr,
@@ -244,6 +238,12 @@ async fn build_parts(
         rival,
         choice,
     })
+}
+
+/// Fails when the engine has ended.
+async fn ends_with<E: From<Stopped>>(engine: Engine) -> Result<(), E> {
+    engine.stopped().await;
+    Err(Stopped.into())
 }
 
 /// Starts to connect to the canary, if there is one.
@@ -275,10 +275,16 @@ fn count_connections(config: &Config, tasks: &mut Tasks) -> Option<Arc<ServiceCo
     }
 }
 
-/// Starts the tasks that tell the followers about the node.
-fn add_tasks(followers: Followers, config: &Config, tasks: &mut Tasks) -> Followers {
+/// Starts the tasks that tell the followers about the node, and the counter of connections.
+fn add_tasks(
+    followers: Followers,
+    config: &Config,
+    tasks: &mut Tasks,
+) -> (Followers, Option<Arc<ServiceConnections>>) {
     let followers = followers.with_canary(follow_canary(config, tasks));
-    look_around(followers, config, tasks)
+    let connections = count_connections(config, tasks);
+    let followers = followers.with_connections(connections.clone());
+    (look_around(followers, config, tasks), connections)
 }
 
 /// Starts to look for what stands in the way of packets, if packets go through this node.

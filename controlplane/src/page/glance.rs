@@ -215,7 +215,9 @@ fn facts(glance: &Glance) -> Html {
         fact(
             "Plain text",
             "bad",
-            format!("{ports}: anybody can pose as any node or user"),
+            format!(
+                "{ports}: any machine that reaches these ports can pose as any node or user (--insecure)"
+            ),
         );
     }
     html.raw("</dl>");

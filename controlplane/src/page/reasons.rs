@@ -71,13 +71,12 @@ fn render() -> Html {
 
 /// Returns the anchors of all headings but the title, in their order.
 fn headings() -> impl Iterator<Item = String> {
-    let headings = TEXT.lines().filter_map(|line| {
+    TEXT.lines().filter_map(|line| {
         let heading = line
             .strip_prefix("## ")
             .or_else(|| line.strip_prefix("### "))?;
         Some(heading.trim().to_ascii_lowercase().replace(' ', "-"))
-    });
-    headings
+    })
 }
 
 #[cfg(test)]

@@ -43,6 +43,10 @@ impl Trend {
     fn add(&self, hub: &Hub) {
         let census = census(hub);
         let nodes = census.states.values().sum();
+        if nodes == 0 {
+            // The input is not complete, or there is nothing to be in sync.
+            return;
+        }
         let sample = Sample {
             at: SystemTime::now(),
             in_sync: census.states.get("in_sync").copied().unwrap_or_default(),

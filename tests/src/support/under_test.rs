@@ -106,7 +106,8 @@ const IPVS_ONLY: [&str; 2] = ["virtual_servers::", "virtual_server_faults::"];
 
 /// Of the common tests those that IPVS has something of its own to say about: packets are slow in a
 /// virtual machine. `KPLANE_VM_ALL=1` runs the others too.
-const COMMON_OF_IPVS: [&str; 22] = [
+const COMMON_OF_IPVS: [&str; 23] = [
+    "counted::",
     "remembered::",
     "asked::",
     "addresses::a15_external",

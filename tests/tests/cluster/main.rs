@@ -14,6 +14,7 @@ mod identity;
 mod input;
 mod kpctl;
 mod migrate;
+mod page;
 mod questions;
 mod random;
 mod reasons;
@@ -55,6 +56,7 @@ const TESTS: &[Test] = tests![
     faults::a_compacted_history_is_no_harm,
     faults::a_list_that_lacks_many_is_looked_at_twice,
     faults::rights_taken_away_delete_nothing_and_heal,
+    page::the_page_shows_the_fleet_live_and_runs_nothing_else,
     alarms::alerts_fire_in_real_faults_and_end_with_them,
     faults::an_older_etcd_is_followed_and_resurrects_nothing_else,
     replicas::an_agent_leaves_a_replica_that_is_cut_off_and_never_goes_back,
