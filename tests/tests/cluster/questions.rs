@@ -320,7 +320,7 @@ fn agent_goes(world: &mut World, probe: &[&str], works: &[&str]) -> Result<()> {
     says(
         world,
         PORT,
-        &probe,
+        probe,
         6,
         &["its agent is not connected", stopped[2]],
     )?;
