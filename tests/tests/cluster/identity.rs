@@ -184,23 +184,23 @@ pub(crate) fn users_have_the_rights_that_the_cluster_gives_them() -> Result<()> 
         let admin: Value = serde_json::from_slice(&admin)?;
         let admin = admin["users"][0]["user"]["token"].as_str();
         let admin = admin.context("no token")?;
-        let read = [Yes, Yes, Yes, Yes, Yes, Yes, Yes, Yes, No, No];
-        let act = [Yes, Yes, Yes, Yes, Yes, Yes, Yes, Yes, Yes, No];
+        let read = [Yes, Yes, Yes, Yes, Yes, Yes, Yes, Yes, No, No, No, No];
+        let act = [Yes, Yes, Yes, Yes, Yes, Yes, Yes, Yes, Yes, No, Yes, Yes];
         for (what, pair, token, wanted) in [
-            ("nothing", None, None, [Nobody; 10]),
-            ("garbage", None, Some("garbage"), [Nobody; 10]),
-            ("a node's certificate", Some("nodes/node-1"), None, [No; 10]),
-            ("an agent's token", None, Some(agent.as_str()), [No; 10]),
-            ("a user without rights", None, Some(&nobody), [No; 10]),
+            ("nothing", None, None, [Nobody; 12]),
+            ("garbage", None, Some("garbage"), [Nobody; 12]),
+            ("a node's certificate", Some("nodes/node-1"), None, [No; 12]),
+            ("an agent's token", None, Some(agent.as_str()), [No; 12]),
+            ("a user without rights", None, Some(&nobody), [No; 12]),
             (
                 "a certificate without rights",
                 Some("users/alice"),
                 None,
-                [No; 10],
+                [No; 12],
             ),
             ("a reader", None, Some(&reader), read),
             ("an operator", None, Some(&operator), act),
-            ("the cluster's administrator", None, Some(admin), [Yes; 10]),
+            ("the cluster's administrator", None, Some(admin), [Yes; 12]),
             (
                 "an administrator's certificate",
                 Some("users/bob"),
@@ -212,7 +212,7 @@ pub(crate) fn users_have_the_rights_that_the_cluster_gives_them() -> Result<()> 
                 Some("server"),
                 None,
                 // Relays read the desired state of all nodes.
-                [No, No, No, No, No, No, Yes, Yes, No, Yes],
+                [No, No, No, No, No, No, Yes, Yes, No, Yes, No, No],
             ),
         ] {
             let caller = plane.caller(pair, token)?;

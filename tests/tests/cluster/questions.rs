@@ -236,58 +236,8 @@ pub(crate) fn probe_tells_the_data_path_from_the_control_path() -> Result<()> {
         for (_, port, _) in PLACES {
             says(world, port, &probe, 0, &works)?;
         }
-        // In mode nftables the agent repairs that within milliseconds; here it hears of it after an hour.
-        let iptables = ["--backend=iptables", "--iptables-probe-interval=1h"];
-        world.restart_agent_with("node-1", PLACES[0].0, &iptables)?;
-        says(world, PORT, &probe, 0, &works)?;
-        let broken = [
-            "1 with a broken data path, 1 with a silent neighbour",
-            "nothing comes back through",
-            "of node-1 does not answer",
-        ];
-        // It reads its tables back a moment after it has written them, and repairs the first flush.
-        eventually(DEADLINE, "the probe sees that rules are missing", || {
-            flush(world.ns("node-1")?)?;
-            let (code, text, _) = kpctl(world, PLACES[1].1, &probe)?;
-            ensure!(code == Some(1), "{code:?}:\n{text}");
-            ensure!(broken.iter().all(|part| text.contains(part)), "{text}");
-            anyhow::Ok(())
-        })?;
-        says(
-            world,
-            PORT,
-            &["status", "--check=nodes"],
-            0,
-            &["2/2 in sync"],
-        )?;
-        world.restart_agent("node-1", PLACES[0].0)?;
-        says(world, PORT, &probe, 0, &works)?;
-
-        // Its rules work on without it, as its neighbour sees.
-        world.signal_agent("node-2", Signal::SIGSTOP)?;
-        let stopped = [
-            "1 of 2 work, 1 unknown",
-            "its agent is connected, and did not answer in time",
-            "its node port answers node-1: its data path works, its control path does not",
-        ];
-        let patient = [&probe[..], &["--timeout", "40s"]].concat();
-        let started = Instant::now();
-        let (code, text, _) = kpctl(world, PORT, &patient)?;
-        let took = started.elapsed();
-        ensure!(code == Some(6), "{code:?}:\n{text}");
-        ensure!(stopped.iter().all(|part| text.contains(part)), "{text}");
-        ensure!(took <= Duration::from_secs(10), "{took:?}");
-        world.signal_agent("node-2", Signal::SIGCONT)?;
-        says(world, PORT, &probe, 0, &works)?;
-        world.stop_agent("node-2");
-        says(
-            world,
-            PORT,
-            &probe,
-            6,
-            &["its agent is not connected", stopped[2]],
-        )?;
-        world.restart_agent("node-2", PLACES[1].0)?;
+        rules_are_flushed(world, &probe, &works)?;
+        agent_goes(world, &probe, &works)?;
 
         let only = ["probe", "default/q-canary:80", "--node", "node-1"];
         says(world, PORT, &only, 0, &["1 of 1 work"])?;
@@ -315,6 +265,67 @@ pub(crate) fn probe_tells_the_data_path_from_the_control_path() -> Result<()> {
             .delete("EndpointSlice", &format!("{name}-own"))?;
         end(world)
     })
+}
+
+/// The rules of node-1 are flushed, while its control path is fine.
+fn rules_are_flushed(world: &mut World, probe: &[&str], works: &[&str]) -> Result<()> {
+    // In mode nftables the agent repairs that within milliseconds; here it hears of it after an hour.
+    let iptables = ["--backend=iptables", "--iptables-probe-interval=1h"];
+    world.restart_agent_with("node-1", PLACES[0].0, &iptables)?;
+    says(world, PORT, probe, 0, works)?;
+    let broken = [
+        "1 with a broken data path, 1 with a silent neighbour",
+        "nothing comes back through",
+        "of node-1 does not answer",
+    ];
+    // It reads its tables back a moment after it has written them, and repairs the first flush.
+    eventually(DEADLINE, "the probe sees that rules are missing", || {
+        flush(world.ns("node-1")?)?;
+        let (code, text, _) = kpctl(world, PLACES[1].1, probe)?;
+        ensure!(code == Some(1), "{code:?}:\n{text}");
+        ensure!(broken.iter().all(|part| text.contains(part)), "{text}");
+        anyhow::Ok(())
+    })?;
+    says(
+        world,
+        PORT,
+        &["status", "--check=nodes"],
+        0,
+        &["2/2 in sync"],
+    )?;
+    world.restart_agent("node-1", PLACES[0].0)?;
+    says(world, PORT, probe, 0, works)?;
+    Ok(())
+}
+
+/// The agent of node-2 stops, and goes.
+fn agent_goes(world: &mut World, probe: &[&str], works: &[&str]) -> Result<()> {
+    // Its rules work on without it, as its neighbour sees.
+    world.signal_agent("node-2", Signal::SIGSTOP)?;
+    let stopped = [
+        "1 of 2 work, 1 unknown",
+        "its agent is connected, and did not answer in time",
+        "its node port answers node-1: its data path works, its control path does not",
+    ];
+    let patient = [probe, &["--timeout", "40s"]].concat();
+    let started = Instant::now();
+    let (code, text, _) = kpctl(world, PORT, &patient)?;
+    let took = started.elapsed();
+    ensure!(code == Some(6), "{code:?}:\n{text}");
+    ensure!(stopped.iter().all(|part| text.contains(part)), "{text}");
+    ensure!(took <= Duration::from_secs(10), "{took:?}");
+    world.signal_agent("node-2", Signal::SIGCONT)?;
+    says(world, PORT, probe, 0, works)?;
+    world.stop_agent("node-2");
+    says(
+        world,
+        PORT,
+        probe,
+        6,
+        &["its agent is not connected", stopped[2]],
+    )?;
+    world.restart_agent("node-2", PLACES[1].0)?;
+    Ok(())
 }
 
 /// Empties the chains of a node's Services.

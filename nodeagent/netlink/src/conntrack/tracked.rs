@@ -192,14 +192,14 @@ impl NfSocket {
         until: Instant,
         mut each: impl FnMut(Tracked),
     ) -> Result<Option<u64>, NetlinkError> {
-        let mut read = 0;
+        let mut read = 0_u64;
         let whole = self.dump_until(request(family, from), |message| {
-            read = u64::saturating_add(read, 1);
+            read = read.saturating_add(1);
             if let Some(tracked) = Tracked::parse(message) {
                 each(tracked);
             }
             // A clock is cheap, and is still not read for each entry.
-            match read % 1024 == 0 && Instant::now() >= until {
+            match read.is_multiple_of(1024) && Instant::now() >= until {
                 true => ControlFlow::Break(()),
                 false => ControlFlow::Continue(()),
             }
