@@ -1,5 +1,7 @@
 //! Builds a running agent from a configuration. Several agents may run in one process.
 
+mod followers;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +19,6 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::cache::Cache;
-use crate::canary;
 use crate::claim::{Claim, Taken};
 use crate::config::{Config, Source};
 use crate::connection::Connection;
@@ -29,13 +30,10 @@ use crate::metrics::{Counters, Metrics, Sources};
 use crate::own_places::OwnPlaces;
 use crate::reload;
 use crate::report::{Failure, Report};
-use crate::service_connections::ServiceConnections;
 use crate::service_health::{self, Addresses};
-use crate::surroundings;
 use crate::sync::{Client, Credentials, Grpc, Identity};
 use crate::take_over::{self, TakeOver};
 use kplane_dataplane::backend::{Backend, OpenError};
-use kplane_dataplane::beginnings::Beginnings;
 use kplane_dataplane::leftovers::Ports;
 use kplane_http::{Answer, BindError, Port, REBIND};
 use kplane_kube_proxy_config::KubeProxyConfiguration;
@@ -178,7 +176,7 @@ async fn build_parts(
     let rival = watch::Sender::new(None);
     let mut tasks = JoinSet::new();
     let followers = Followers::new(publisher, counters.clone()).with_rival(rival.subscribe());
-    let (followers, connections) = add_tasks(followers, &config, &mut tasks);
+    let (followers, connections) = followers::add_tasks(followers, &config, &mut tasks);
     let recall = recall(&config);
     let own = OwnPlaces::new(&config);
     let settings = own.settings(config.node_settings);
@@ -244,57 +242,6 @@ async fn build_parts(
 async fn ends_with<E: From<Stopped>>(engine: Engine) -> Result<(), E> {
     engine.stopped().await;
     Err(Stopped.into())
-}
-
-/// Starts to connect to the canary, if there is one.
-fn follow_canary(config: &Config, tasks: &mut Tasks) -> Option<canary::Follower> {
-    let (follower, prober) = canary::channel(config.canary.clone()?);
-    spawn_errand(tasks, prober.run());
-    Some(follower)
-}
-
-/// Starts to count connections, if that is wanted and possible.
-fn count_connections(config: &Config, tasks: &mut Tasks) -> Option<Arc<ServiceConnections>> {
-    if !config.count_connections {
-        return None;
-    }
-    match Beginnings::open() {
-        Ok(reports) => {
-            let connections = Arc::<ServiceConnections>::default();
-            spawn_errand(tasks, Arc::clone(&connections).follow(reports));
-            Some(connections)
-        }
-        Err(error) => {
-            tracing::warn!(
-                %error,
-                "--count-connections has no effect: the kernel does not report connections; it needs the module \
-                 nf_conntrack_netlink"
-            );
-            None
-        }
-    }
-}
-
-/// Starts the tasks that tell the followers about the node, and the counter of connections.
-fn add_tasks(
-    followers: Followers,
-    config: &Config,
-    tasks: &mut Tasks,
-) -> (Followers, Option<Arc<ServiceConnections>>) {
-    let followers = followers.with_canary(follow_canary(config, tasks));
-    let connections = count_connections(config, tasks);
-    let followers = followers.with_connections(connections.clone());
-    (look_around(followers, config, tasks), connections)
-}
-
-/// Starts to look for what stands in the way of packets, if packets go through this node.
-fn look_around(followers: Followers, config: &Config, tasks: &mut Tasks) -> Followers {
-    if !config.backend.describe().programs_kernel {
-        return followers;
-    }
-    let (seen, task) = surroundings::watch(config.backend);
-    spawn_errand(tasks, task);
-    followers.with_surroundings(seen)
 }
 
 /// Returns how the agent deals with what it served before, and with objects that a snapshot no longer names.

@@ -12,6 +12,7 @@
 //! `--count-connections`.
 
 mod collect;
+mod connections;
 mod counters;
 mod host;
 mod numbers;

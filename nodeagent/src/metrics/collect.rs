@@ -10,7 +10,7 @@ use prometheus_client::encoding::DescriptorEncoder;
 
 use super::counters::{Distribution, Gauge};
 use super::numbers::Numbers;
-use super::{FamilyCounters, Histogram, Sources};
+use super::{FamilyCounters, Histogram, Sources, connections};
 use crate::healthz::Outcomes;
 use kplane_dataplane::backend::iptables::PacketCounts;
 use kplane_dataplane::backend::{Failures, RuleCounts};
@@ -278,49 +278,15 @@ fn searches(totals: &ConntrackTotals) -> Distribution {
     (totals.duration_sum.as_secs_f64(), counts.collect())
 }
 
-impl Agent {
-    /// Writes the connections by Service, if they are counted.
-    fn connections(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let Some(connections) = &self.0.connections else {
-            return Ok(());
-        };
-        let (counts, losses) = connections.read();
-        let series: Vec<_> = counts
-            .iter()
-            .map(|(key, count)| {
-                let labels = [
-                    ("namespace", &*key.service.namespace),
-                    ("service", &*key.service.name),
-                    ("port", &*key.port_name),
-                    ("protocol", key.protocol.as_str()),
-                    ("ip_family", FAMILIES[key.family as usize][0].1),
-                ];
-                (labels, *count)
-            })
-            .collect();
-        let series = series
-            .iter()
-            .map(|(labels, count)| (&labels[..], float(*count)));
-        Name(
-            "kplane_agent_service_connections",
-            "Connections that began, and that this node led to an endpoint",
-        )
-        .counter(to, series)?;
-        Name(
-            "kplane_agent_service_connections_losses",
-            "Times when connections were not counted, because the kernel reported more than the agent could read",
-        )
-        .counter(to, [(&[] as &Labels<'_>, float(losses))])
-    }
-}
-
 impl Collector for Agent {
     fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
         let report = Numbers::of(&self.0.reports.borrow(), &self.0.connection.borrow());
         self.state(&mut to, &report)?;
         self.work(&mut to, &report)?;
         self.service_health(&mut to)?;
-        self.connections(&mut to)?;
+        if let Some(connections) = &self.0.connections {
+            connections::write(connections, &mut to)?;
+        }
         let version: &Labels<'_> = &[
             ("version", env!("CARGO_PKG_VERSION")),
             ("backend", self.0.backend.name),

@@ -9,11 +9,12 @@ use anyhow::{Context, Result, ensure};
 use crate::cargo::output;
 
 /// A crate of the workspace: its folder, its name, and the crates of the workspace that it may use.
-const CRATES: [(&str, &str, &[&str]); 15] = [
+const CRATES: [(&str, &str, &[&str]); 16] = [
     ("model", "kplane-model", &[]),
     ("proto", "kplane-proto", &["kplane-model"]),
     ("http", "kplane-http", &[]),
     ("tls", "kplane-tls", &[]),
+    ("view", "kplane-view", &["kplane-model", "kplane-proto"]),
     (
         "controlplane",
         "kp-controlplane",
@@ -23,6 +24,7 @@ const CRATES: [(&str, &str, &[&str]); 15] = [
             "kplane-model",
             "kplane-proto",
             "kplane-tls",
+            "kplane-view",
         ],
     ),
     ("nodeagent/netlink", "kplane-netlink", &["kplane-model"]),
@@ -52,7 +54,7 @@ const CRATES: [(&str, &str, &[&str]); 15] = [
     (
         "cli",
         "kpctl",
-        &["kplane-model", "kplane-proto", "kplane-tls"],
+        &["kplane-model", "kplane-proto", "kplane-tls", "kplane-view"],
     ),
     ("cli/tests/samples", "kpctl-samples", &["kplane-proto"]),
     (

@@ -1,0 +1,63 @@
+//! The tasks beside the engine that its followers need.
+
+use std::sync::Arc;
+
+use kplane_dataplane::beginnings::Beginnings;
+
+use super::{Tasks, spawn_errand};
+use crate::canary;
+use crate::config::Config;
+use crate::engine::Followers;
+use crate::service_connections::ServiceConnections;
+use crate::surroundings;
+
+/// Starts to connect to the canary, if there is one.
+fn follow_canary(config: &Config, tasks: &mut Tasks) -> Option<canary::Follower> {
+    let (follower, prober) = canary::channel(config.canary.clone()?);
+    spawn_errand(tasks, prober.run());
+    Some(follower)
+}
+
+/// Starts to count connections, if that is wanted and possible.
+fn count_connections(config: &Config, tasks: &mut Tasks) -> Option<Arc<ServiceConnections>> {
+    if !config.count_connections {
+        return None;
+    }
+    match Beginnings::open() {
+        Ok(reports) => {
+            let connections = Arc::<ServiceConnections>::default();
+            spawn_errand(tasks, Arc::clone(&connections).follow(reports));
+            Some(connections)
+        }
+        Err(error) => {
+            tracing::warn!(
+                %error,
+                "--count-connections has no effect: the kernel does not report connections; it needs the module \
+                 nf_conntrack_netlink"
+            );
+            None
+        }
+    }
+}
+
+/// Starts the tasks that tell the followers about the node, and the counter of connections.
+pub(super) fn add_tasks(
+    followers: Followers,
+    config: &Config,
+    tasks: &mut Tasks,
+) -> (Followers, Option<Arc<ServiceConnections>>) {
+    let followers = followers.with_canary(follow_canary(config, tasks));
+    let connections = count_connections(config, tasks);
+    let followers = followers.with_connections(connections.clone());
+    (look_around(followers, config, tasks), connections)
+}
+
+/// Starts to look for what stands in the way of packets, if packets go through this node.
+fn look_around(followers: Followers, config: &Config, tasks: &mut Tasks) -> Followers {
+    if !config.backend.describe().programs_kernel {
+        return followers;
+    }
+    let (seen, task) = surroundings::watch(config.backend);
+    spawn_errand(tasks, task);
+    followers.with_surroundings(seen)
+}
