@@ -20,7 +20,10 @@ use std::time::{Duration, Instant, SystemTime};
 use kp_controlplane::app::{Bound, Config, Origin, build};
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_proto::v1::{self as pb, AgentMessage, agent_message};
-use tokio::io::copy_bidirectional;
+use kplane_rig::browser::Browser;
+use kplane_rig::netns::NetNs;
+use nix::sys::resource::{UsageWho, getrusage};
+use tokio::io::{AsyncWriteExt as _, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -319,6 +322,75 @@ async fn fleet() {
     .await;
     measure(status, &["get", "nodes"], 1_000).await;
     measure(status, &["get", "services"], 1_000).await;
+    tokio::task::spawn_blocking(move || page(status))
+        .await
+        .unwrap();
+    viewers(status).await;
+}
+
+/// Shows the page to a real browser: the first paint, the bytes on the wire, and the memory of the page after a while.
+fn page(status: SocketAddr) {
+    /// Time for which the page is open before its memory is measured.
+    const OPEN: Duration = Duration::from_secs(60);
+    let here = NetNs::current("bench").unwrap();
+    let browser = Browser::start(&here).unwrap();
+    println!("\n{:<62} {:>9} {:>11}", "the page", "painted", "wire");
+    let service = "service?namespace=team-7&name=a-service-of-a-team-00007";
+    let node = "node?name=ip-10-0-0-3.eu-west-1.compute.internal";
+    for sheet in [
+        "fleet", "nodes", "services", "changes", "reasons", service, node,
+    ] {
+        let tab = browser.tab().unwrap();
+        assert_eq!(
+            tab.open(&format!("http://{status}/page/{sheet}")).unwrap(),
+            200
+        );
+        let cost = tab.cost().unwrap();
+        let (painted, bytes) = (cost.first_paint.as_millis(), cost.bytes / 1_000);
+        println!("{sheet:<62} {painted:>6} ms {bytes:>8} KB");
+    }
+    let tab = browser.tab().unwrap();
+    tab.open(&format!("http://{status}/page/fleet")).unwrap();
+    std::thread::sleep(OPEN);
+    println!(
+        "{:<62} {:>6} KB",
+        "memory of the fleet's sheet after a minute",
+        tab.heap().unwrap() / 1_000
+    );
+}
+
+/// Lets many viewers follow the sheet of the fleet, and measures what they cost the process.
+async fn viewers(status: SocketAddr) {
+    const VIEWERS: usize = 100;
+    const WATCHED: Duration = Duration::from_secs(20);
+    let used = || {
+        let usage = getrusage(UsageWho::RUSAGE_SELF).unwrap();
+        let times = [usage.user_time(), usage.system_time()];
+        let micros = times.map(|time| time.tv_sec() * 1_000_000 + time.tv_usec());
+        Duration::from_micros(micros.iter().sum::<i64>().try_into().unwrap())
+    };
+    let measured = || async {
+        let before = used();
+        tokio::time::sleep(WATCHED).await;
+        (used() - before).as_secs_f64() / WATCHED.as_secs_f64()
+    };
+    let alone = measured().await;
+    let mut streams = JoinSet::new();
+    for _ in 0..VIEWERS {
+        let mut stream = TcpStream::connect(status).await.unwrap();
+        let request = format!("GET /page/live?sheet=fleet HTTP/1.1\r\nHost: {status}\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        streams.spawn(async move {
+            let mut sink = tokio::io::sink();
+            tokio::io::copy(&mut stream, &mut sink).await
+        });
+    }
+    let with = measured().await;
+    println!(
+        "{VIEWERS} viewers of the fleet's sheet: {:.1} % of a core (the process without them: {:.1} %)",
+        (with - alone) * 100.0,
+        alone * 100.0
+    );
 }
 
 async fn many_services() {

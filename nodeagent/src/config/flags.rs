@@ -189,8 +189,8 @@ struct DataPathFlags {
     canary_service: Option<ServiceName>,
 
     /// Count the connections that begin, by Service, port and family, in the metric
-    /// kplane_agent_service_connections_total. The kernel reports each connection to the agent, which costs about a
-    /// microsecond of CPU time for each.
+    /// kplane_agent_service_connections_total. The kernel reports each connection to the agent, which costs some
+    /// microseconds of CPU time for each.
     #[arg(long)]
     count_connections: bool,
 
