@@ -16,6 +16,9 @@ mod sheet;
 mod terminal;
 mod trend;
 
+#[cfg(test)]
+mod tests;
+
 use std::convert::Infallible;
 use std::io::Write as _;
 use std::sync::Arc;
