@@ -183,10 +183,19 @@ async fn agent(n: usize, channel: Channel, bound: Arc<Bound>) {
         .await
         .unwrap();
     while let Ok(Some(answer)) = answers.message().await {
-        if let Some(pb::server_message::Kind::Ping(ping)) = answer.kind {
-            let pong = pb::Pong { token: ping.token };
-            let _ = send.send(message(agent_message::Kind::Pong(pong))).await;
-        }
+        let reply = match answer.kind {
+            Some(pb::server_message::Kind::Ping(ping)) => {
+                agent_message::Kind::Pong(pb::Pong { token: ping.token })
+            }
+            Some(pb::server_message::Kind::Inspect(asked)) => {
+                agent_message::Kind::Inspection(pb::Inspection {
+                    token: asked.token,
+                    ..pb::Inspection::default()
+                })
+            }
+            _ => continue,
+        };
+        let _ = send.send(message(reply)).await;
     }
 }
 
