@@ -159,6 +159,15 @@ impl Drop for Browser {
         // The reader ends with the browser's last process. If it panicked, nobody waits for an answer any more.
         let _ = self.reader.take().map(JoinHandle::join);
         // Processes of tabs outlive the first one for a moment, and write into the profile.
+        let alone = eventually(GRACE, "all processes end", || {
+            match processes_of(self.profile.path()) {
+                Ok(none) if none.is_empty() => Ok(()),
+                others => Err(format!("{others:?}")),
+            }
+        });
+        if let Err(error) = alone {
+            eprintln!("{}: {error:#}", self.profile.path().display());
+        }
         let removed = eventually(
             GRACE,
             "the profile is removed",
@@ -171,6 +180,27 @@ impl Drop for Browser {
             eprintln!("{}: {error:#}", self.profile.path().display());
         }
     }
+}
+
+/// Returns the processes of the browser with a profile: those whose arguments contain its path.
+///
+/// # Errors
+/// `/proc` cannot be read.
+pub fn processes_of(profile: &Path) -> Result<Vec<i32>> {
+    let path = profile.to_string_lossy();
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let entry = entry?;
+        let Ok(number) = entry.file_name().to_string_lossy().parse() else {
+            continue;
+        };
+        // A process may end meanwhile.
+        let arguments = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        if String::from_utf8_lossy(&arguments).contains(&*path) {
+            found.push(number);
+        }
+    }
+    Ok(found)
 }
 
 fn command(profile: &Path, log: &Path) -> Result<Command> {

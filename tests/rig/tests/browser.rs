@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use kplane_rig::browser::{self, Browser, Element, Key, Look, Note, Tab};
+use kplane_rig::browser::{self, Browser, Element, Key, Look, Note, Tab, processes_of};
 use kplane_rig::netns::NetNs;
 use kplane_rig::wait::eventually;
 use nix::sys::signal::{Signal, kill};
@@ -295,7 +295,7 @@ pub(crate) fn a_browser_leaves_nothing() -> Result<()> {
     with_tab(|server, browser, tab| {
         tab.open(&server.url("/plain"))?;
         let path = browser.profile().to_owned();
-        ensure!(!processes_with(&path)?.is_empty());
+        ensure!(!processes_of(&path)?.is_empty());
         profile = Some(path);
         Ok(())
     })?;
@@ -308,7 +308,7 @@ pub(crate) fn a_dead_browser_is_noticed() -> Result<()> {
         tab.open(&server.url("/plain"))?;
         profile = Some(browser.profile().to_owned());
         // The processes of tabs end with the first one.
-        let first = processes_with(browser.profile())?.into_iter().min();
+        let first = processes_of(browser.profile())?.into_iter().min();
         kill(Pid::from_raw(first.context("no process")?), Signal::SIGKILL)?;
         let error = eventually(PATIENCE, "questions fail", || {
             tab.evaluate("1").err().ok_or("there was an answer")
@@ -323,29 +323,11 @@ pub(crate) fn a_dead_browser_is_noticed() -> Result<()> {
 fn nothing_is_left(profile: &Path) -> Result<()> {
     ensure!(!profile.exists());
     eventually(DEADLINE, "all processes end", || {
-        match processes_with(profile) {
+        match processes_of(profile) {
             Ok(none) if none.is_empty() => Ok(()),
             other => Err(format!("{other:?}")),
         }
     })?;
     ensure!(!profile.exists(), "a process wrote into the profile again");
     Ok(())
-}
-
-/// Processes whose arguments contain a path.
-fn processes_with(path: &Path) -> Result<Vec<i32>> {
-    let path = path.to_string_lossy();
-    let mut found = Vec::new();
-    for entry in fs::read_dir("/proc")? {
-        let entry = entry?;
-        let Ok(number) = entry.file_name().to_string_lossy().parse() else {
-            continue;
-        };
-        // A process may end meanwhile.
-        let arguments = fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        if String::from_utf8_lossy(&arguments).contains(&*path) {
-            found.push(number);
-        }
-    }
-    Ok(found)
 }
