@@ -6,7 +6,7 @@ use kplane_tests::real::{self, RealCluster};
 use kplane_tests::wait::eventually;
 
 use crate::support::{DEADLINE, nodes, reached, rolled, unharmed, verified};
-use crate::typed::typed;
+use crate::typed::{tried, typed};
 
 const BOTH: [&str; 2] = ["node-1", "node-2"];
 
@@ -23,6 +23,9 @@ pub(crate) fn drained(cluster: &RealCluster, load: &Load) -> Result<()> {
         there.len() == 1 && there[0].contains("kplane-nodeagent"),
         "{pods}"
     );
+    // Only the agent's own endpoint is there, which its node's canary asks.
+    let (code, text) = tried(cluster, "kpctl drain-status node/node-2 --all", &[])?;
+    ensure!(matches!(code, Some(0 | 5)), "{code:?}: {text}");
     unharmed(load)?;
     rebooted(cluster).context("the reboot")?;
     unharmed(load).context("rebooted")?;
