@@ -22,8 +22,8 @@ pub(crate) enum Error {
     Timeout { server: String, timeout: Duration },
     /// The address belongs to another service.
     #[error(
-        "{server} does not offer kplane.v1.StatusService. Use the control plane's status address, \
-         port 7444"
+        "{server} does not offer kplane.v1.StatusService, or not this request of it. Use the control plane's status \
+         address, port 7444; a control plane that is older than this kpctl must be updated"
     )]
     NotStatus { server: String },
     /// The address belongs to another service, or to a control plane from before this request.
