@@ -190,7 +190,7 @@ struct DataPathFlags {
 
     /// Count the connections that begin, by Service, port and family, in the metric
     /// kplane_agent_service_connections_total. The kernel reports each connection to the agent, which costs some
-    /// microseconds of CPU time for each.
+    /// microseconds of CPU time for each. Not in mode ipvs, whose connections the kernel reports too early.
     #[arg(long)]
     count_connections: bool,
 

@@ -17,7 +17,7 @@ has the alerts and dashboards that use them.
 With `--count-connections` an agent also exports `kplane_agent_service_connections_total`: the connections that began and that
 the node led to an endpoint, by `namespace`, `service`, `port`, `protocol` and `ip_family`. Only ServicePorts with connections
 have a series. `kplane_agent_service_connections_losses_total` counts how often some were missed, because the kernel reported
-more than the agent could read. The kernel reports nothing if `net.netfilter.nf_conntrack_events` is 0. In the chart:
+more than the agent could read. Connections of mode ipvs are not counted. The kernel reports nothing if `net.netfilter.nf_conntrack_events` is 0. In the chart:
 `agent.extraArgs={--count-connections}`.
 
 Names of counters end with `_total`. A histogram `NAME` has the series `NAME_bucket`, `NAME_sum` and `NAME_count`.
