@@ -29,7 +29,7 @@ use jiff::SignedDuration;
 
 pub(crate) use connection::{Identity, KUBECONFIG, Place, STATUS_PORT, Server};
 pub(crate) use freeze::FreezeArgs;
-pub(crate) use lists::{DescribeCommand, GetCommand, ListArgs, NodesArgs, RowArgs};
+pub(crate) use lists::{DescribeCommand, GetCommand, ListArgs, NodesArgs, ProxiedArgs, RowArgs};
 pub(crate) use status::{Checked, StatusArgs, WatchArgs};
 pub(crate) use wait::WaitArgs;
 pub(crate) use why::WhyArgs;
@@ -84,7 +84,7 @@ Exit codes:
   0  done            3  status --check: nodes not in sync, or errors in the input
   1  server error    4  approve, migrate, uninstall: not approved
                      5  drain-status: flows are left
-                     6  drain-status, get affinity, forget-client, probe: a node did not answer
+                     6  drain-status, get affinity|proxied, forget-client, probe: a node did not answer
   2  wrong usage     1  wait: the goal was not reached in time; migrate: stopped; check: bad
                      2  check: something could not be checked
 

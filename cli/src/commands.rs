@@ -8,6 +8,7 @@ mod get;
 mod migrate;
 mod page;
 mod probe;
+mod proxied;
 mod record;
 mod rollout;
 mod uninstall;

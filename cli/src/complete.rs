@@ -277,6 +277,8 @@ mod tests {
             (&["drain-status"], "subject", Some(Names::Services)),
             (&["forget-client"], "service", Some(Names::Services)),
             (&["get", "affinity"], "node", Some(Names::Nodes)),
+            (&["get", "proxied"], "service", Some(Names::Services)),
+            (&["get", "proxied"], "node", Some(Names::Nodes)),
             (&["probe"], "node", Some(Names::Nodes)),
             (&["wait"], "services", Some(Names::KindAndServices)),
             (&["freeze"], "node", Some(Names::Nodes)),

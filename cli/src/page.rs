@@ -28,7 +28,7 @@ use tower::{Service as _, ServiceExt as _};
 use crate::client::{Error, Line};
 use crate::reach::{Reach, plane_cause};
 
-/// Where the control plane has the page.
+/// The path of the page at the control plane.
 const PAGE: &str = "/page/";
 /// Bytes of the path that nobody can guess.
 const SECRET_BYTES: usize = 16;
@@ -44,7 +44,7 @@ pub(crate) struct PageServer {
     link: Link,
 }
 
-/// Where the server is.
+/// The address of the server.
 #[derive(Debug)]
 struct Place {
     address: SocketAddr,

@@ -39,7 +39,7 @@ use crate::server::rollout;
 use crate::source::kubernetes::{self, Kubernetes};
 use crate::source::manifests::Manifests;
 use crate::source::{self, Source, SourceError, relayed};
-use crate::{events, fleet, taints};
+use crate::{events, fleet, taints, traces};
 
 /// Size of the buffer between an agent and a control plane in one process, in bytes.
 const IN_MEMORY_BYTES: usize = 64 * 1024;
@@ -80,6 +80,8 @@ pub struct Config {
     pub own_node: Option<NodeName>,
     /// Place of the operators' standing orders; `None` = the control plane takes none.
     pub state: Option<State>,
+    /// Configuration of traces of changes; `None` = no traces.
+    pub traces: Option<traces::Config>,
 }
 
 impl Config {
@@ -102,6 +104,7 @@ impl Config {
             peers: peers::Config::default(),
             own_node: None,
             state: Some(State::default()),
+            traces: None,
         }
     }
 }
@@ -322,6 +325,10 @@ async fn start_hub(
         );
     }
     orders::keep(&hub, config, api.as_ref(), tasks);
+    if let Some(traces) = config.traces.clone() {
+        let traces = traces::send(Arc::clone(&hub), traces);
+        tasks.spawn(until(traces, hub.shutdown.clone()));
+    }
     let sweep = fleet::forget_strangers(Arc::clone(&hub));
     tasks.spawn(async move {
         sweep.await;

@@ -12,6 +12,7 @@ use kplane_model::{Cidr, Endpoint, Family, Issue, Protocol, ServiceName, Service
 mod addresses;
 mod cluster;
 mod ports;
+mod proxied;
 mod report;
 mod service;
 mod slice;

@@ -79,6 +79,8 @@ pub struct Hub {
     pub events: EventCounts,
     /// Names of Services that may have changed, for watches.
     pub(crate) touched: Touched,
+    /// Numbers of traces.
+    pub(crate) traces: crate::trace_counts::TraceCounts,
     /// Prints the metrics of this process; the wiring sets it once.
     pub metrics: OnceLock<Print>,
     /// The record of what changed.
@@ -177,6 +179,7 @@ impl Hub {
             traffic: Arc::default(),
             events: EventCounts::default(),
             touched: Touched::default(),
+            traces: crate::trace_counts::TraceCounts::default(),
             metrics: OnceLock::new(),
             recorder: Recorder::default(),
             shutdown: CancellationToken::new(),

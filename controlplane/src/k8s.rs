@@ -154,7 +154,7 @@ pub struct ObjectMeta {
     /// Labels.
     #[serde(default)]
     pub labels: Option<Texts>,
-    /// Annotations; only [`LAST_CHANGE_ANNOTATION`] and [`IPVS_SCHEDULER_ANNOTATION`] are kept.
+    /// Annotations; only those that kplane reads are kept.
     #[serde(default, deserialize_with = "read_annotations")]
     pub annotations: Option<Texts>,
     /// RFC 3339 time of creation: the older of two conflicting Services wins.
@@ -189,8 +189,7 @@ impl ObjectMeta {
 fn read_annotations<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Texts>, D::Error> {
     let mut annotations = Option::<Texts>::deserialize(deserializer)?;
     if let Some(all) = &mut annotations {
-        let read = [LAST_CHANGE_ANNOTATION, IPVS_SCHEDULER_ANNOTATION];
-        all.retain(|name, _| read.contains(&&**name));
+        all.retain(|name, _| ANNOTATIONS.contains(&&**name));
     }
     Ok(annotations.filter(|kept| !kept.is_empty()))
 }
@@ -199,6 +198,26 @@ fn read_annotations<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option
 pub const LAST_CHANGE_ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 /// Annotation of a Service: its scheduler on nodes with backend ipvs, an extension of D7.
 pub const IPVS_SCHEDULER_ANNOTATION: &str = "kplane.io/ipvs-scheduler";
+/// Annotation of a Service: `userspace` has the agents' userspace proxy serve it.
+pub const DATA_PATH_ANNOTATION: &str = "kplane.io/data-path";
+/// Annotation of a Service: the way in which the userspace proxy chooses endpoints.
+pub const BALANCE_ANNOTATION: &str = "kplane.io/balance";
+/// Annotation of a Service: the weights of endpoints by ranges of their addresses.
+pub const WEIGHTS_ANNOTATION: &str = "kplane.io/weights";
+/// Annotation of a Service: the header by which the userspace proxy passes the client's address on.
+pub const PROXY_PROTOCOL_ANNOTATION: &str = "kplane.io/proxy-protocol";
+/// Annotation of a Service: whether the userspace proxy tries another endpoint when one takes no connection.
+pub const CONNECT_RETRY_ANNOTATION: &str = "kplane.io/connect-retry";
+/// All annotations that kplane reads.
+const ANNOTATIONS: [&str; 7] = [
+    LAST_CHANGE_ANNOTATION,
+    IPVS_SCHEDULER_ANNOTATION,
+    DATA_PATH_ANNOTATION,
+    BALANCE_ANNOTATION,
+    WEIGHTS_ANNOTATION,
+    PROXY_PROTOCOL_ANNOTATION,
+    CONNECT_RETRY_ANNOTATION,
+];
 /// Label of an EndpointSlice: its Service.
 pub const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 /// Label of a Service that another proxy serves (A1, Z1).

@@ -37,6 +37,8 @@ pub mod snapshots;
 pub mod source;
 pub mod tainted;
 pub mod taints;
+pub mod trace_counts;
+pub mod traces;
 pub mod traffic;
 pub mod trust;
 mod wire;

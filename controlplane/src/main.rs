@@ -19,6 +19,7 @@ use kp_controlplane::peers::PeerFlags;
 use kp_controlplane::relay::{self, SourceFlags};
 use kp_controlplane::signals::Signals;
 use kp_controlplane::source::kubernetes;
+use kp_controlplane::traces::TraceFlags;
 use kp_controlplane::{app, certs, check};
 use kplane_model::Cidr;
 use tracing::{info, warn};
@@ -180,6 +181,9 @@ struct Args {
 
     #[command(flatten)]
     state: StateFlags,
+
+    #[command(flatten)]
+    traces: TraceFlags,
 
     /// Format of log lines.
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
@@ -366,6 +370,7 @@ async fn serve(args: Args) -> anyhow::Result<()> {
         peers: args.peers.config(args.own_mark),
         own_node: args.on_node.as_deref().map(Into::into),
         state: Some(args.state.state(args.tls.certificates_in.clone())),
+        traces: args.traces.config(),
     })
     .await?;
     let [agents, status, http] = [bound.agent_addr, bound.status_addr, bound.http_addr]

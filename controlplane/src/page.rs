@@ -174,11 +174,7 @@ impl Page {
             .find(|(name, _)| name == "sheet")
             .ok_or_else(nothing)?
             .1;
-        let (path, query) = match address.split_once('?') {
-            Some((path, query)) => (path, Some(query)),
-            None => (&*address, None),
-        };
-        let sheet = Sheet::find(path, query).ok_or_else(nothing)?;
+        let sheet = Sheet::at(&address).ok_or_else(nothing)?;
         let permit = visitor.watch();
         let permit = permit.map_err(|refusal| Problem::from(tonic::Status::from(refusal)))?;
         let full = || Problem {
@@ -233,19 +229,15 @@ impl Problem {
 fn page(code: StatusCode, document: &Document<'_>, headers: &HeaderMap) -> Response {
     let html = document.html();
     let plain = html.as_str().as_bytes();
-    let packed = takes_gzip(headers)
-        .then(|| pack(plain))
-        .flatten()
-        .filter(|_| plain.len() > WORTH_COMPRESSING);
-    let mut answer = Response::new(match &packed {
-        Some(packed) => Body::from(packed.clone()),
-        None => Body::from(plain.to_vec()),
-    });
+    let worth_it = plain.len() > WORTH_COMPRESSING && takes_gzip(headers);
+    let packed = worth_it.then(|| pack(plain)).flatten();
+    let is_packed = packed.is_some();
+    let mut answer = Response::new(Body::from(packed.unwrap_or_else(|| plain.to_vec())));
     *answer.status_mut() = code;
     head(answer.headers_mut(), "text/html; charset=utf-8");
     let headers = answer.headers_mut();
     headers.insert(VARY, HeaderValue::from_static("accept-encoding"));
-    if packed.is_some() {
+    if is_packed {
         headers.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
     }
     answer

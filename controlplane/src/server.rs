@@ -22,6 +22,7 @@ mod outbound;
 mod pages;
 mod peer;
 mod probe;
+mod proxied;
 mod questions;
 mod recorder;
 pub(crate) mod rollback;
@@ -41,9 +42,11 @@ pub use desired::DesiredServer;
 pub use guarded::Guarded;
 #[cfg(test)]
 pub(crate) use guarded::spawn_watch;
+pub(crate) use guarded::{admit, connection};
 pub(crate) use pages::{Glance, census};
 pub use peer::PeerServer;
 pub use recorder::RecorderServer;
+pub(crate) use recorder::recorded_changes;
 pub use status::StatusServer;
 
 use tonic::Status;

@@ -4,7 +4,7 @@
 //! `objects` reads the manifests, `world` builds the network around them, and `stage` holds the
 //! processes on it. `expect` computes what must happen to a packet, and `call` finds out what does
 //! happen. `calls`, `load` and `frame` are the steps; the `show` records what they see. Network, packets and processes are those of
-//! the tests (`kplane_rig`).
+//! the tests (`kplane_rig`). `userspace` is another demo, which needs no namespaces.
 
 mod call;
 mod calls;
@@ -16,6 +16,7 @@ mod manifests;
 mod objects;
 mod show;
 mod stage;
+mod userspace;
 mod world;
 
 use std::env;
@@ -45,12 +46,16 @@ checks passed, 1 not all, 3 this machine does not allow network namespaces, 130 
 Examples:
   cargo xtask demo                        the little shop in deploy/demo
   cargo xtask demo --keep                 ... and leave it running, to look around
+  cargo xtask demo --userspace --keep     Services on loopback addresses, for curl
   kubectl get svc,endpointslices,nodes,servicecidrs -A -o yaml > cluster.yaml
   cargo xtask demo --objects cluster.yaml your own cluster, with echo servers as pods")]
 pub(crate) struct Args {
     /// Leave everything running afterwards, print how to explore it, and wait for Ctrl-C
     #[arg(long)]
     keep: bool,
+    /// Do it without namespaces and without any right: Services on loopback addresses of this machine
+    #[arg(long)]
+    userspace: bool,
     /// Do it with the objects of any cluster: a file, or a folder of files, of Kubernetes YAML
     #[arg(long, value_name = "FILE")]
     objects: Option<PathBuf>,
@@ -90,7 +95,10 @@ struct Impossible;
 
 /// Plays the demo.
 pub(crate) fn run(args: &Args) -> ExitCode {
-    let title = "kplane demo: one control plane, an agent on every node, real packets";
+    let title = match args.userspace {
+        true => "kplane demo: one agent without any right, real connections on this machine",
+        false => "kplane demo: one control plane, an agent on every node, real packets",
+    };
     say!("{}", title.bold());
     play(args).unwrap_or_else(|error| {
         eprintln!("demo: {error:#}");
@@ -104,6 +112,9 @@ fn play(args: &Args) -> Result<ExitCode> {
     let own = env::current_exe().context("find this program")?;
     let beside = own.parent().context("programs lie in a folder")?;
     let programs = find_programs(args.bin_dir.as_deref().unwrap_or(beside))?;
+    if args.userspace {
+        return userspace::play(args, &programs);
+    }
     let began = Instant::now();
     // This comes before any thread is started, or the kernel refuses.
     let entry = enter().context(Impossible)?;

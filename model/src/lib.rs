@@ -16,6 +16,7 @@ mod key;
 mod net;
 mod node;
 mod program;
+mod proxied;
 mod ranges;
 mod reason;
 mod reserved;
@@ -31,10 +32,12 @@ pub use digest::{Digest, ObjectHash};
 pub use issue::{Issue, ObjectRef, Severity};
 pub use key::{ServiceKey, ServiceName};
 pub use net::{
-    EndpointAddr, Family, ParseIpError, Protocol, UnknownProtocol, parse_ip, refused_endpoint_ip,
+    EndpointAddr, Family, FrontendAddr, ParseIpError, Protocol, UnknownProtocol,
+    allow_loopback_endpoints, parse_ip, refused_endpoint_ip,
 };
 pub use node::{NodeFacts, NodeName, ZoneName};
 pub use program::{DesiredKey, DesiredObject, LocalEndpoint, LocalEndpoints, ServiceProgram};
+pub use proxied::{Balance, Proxied, ProxyHeader};
 pub use ranges::{MAX_RANGES, RangeDigests, Ranges, is_number_of_ranges, range_of, ranges_for};
 pub use reason::Reason;
 pub use reserved::{

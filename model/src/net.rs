@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// An address family. Each family is an independent pipeline (behaviour Z2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -26,6 +27,15 @@ impl Family {
         }
     }
 
+    /// Returns the name as Kubernetes writes it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        }
+    }
+
     /// Returns the length of an address of this family in bytes: 4 or 16.
     #[must_use]
     pub fn address_len(self) -> usize {
@@ -38,10 +48,7 @@ impl Family {
 
 impl fmt::Display for Family {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::V4 => "IPv4",
-            Self::V6 => "IPv6",
-        })
+        f.write_str(self.as_str())
     }
 }
 
@@ -124,6 +131,45 @@ impl fmt::Display for EndpointAddr {
     }
 }
 
+/// A place where packets for a ServicePort arrive. At most one ServicePort owns a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum FrontendAddr {
+    /// An address and port, wherever the packet enters.
+    Address {
+        /// ClusterIP, externalIP or load-balancer address.
+        ip: IpAddr,
+        /// The protocol.
+        protocol: Protocol,
+        /// The Service's port.
+        port: u16,
+    },
+    /// A port on the node's own addresses (A21).
+    NodePort {
+        /// The protocol.
+        protocol: Protocol,
+        /// The port.
+        port: u16,
+    },
+}
+
+impl fmt::Display for FrontendAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address { ip, protocol, port } => {
+                write!(
+                    f,
+                    "{}/{protocol}",
+                    EndpointAddr {
+                        ip: *ip,
+                        port: *port
+                    }
+                )
+            }
+            Self::NodePort { protocol, port } => write!(f, "node port {port}/{protocol}"),
+        }
+    }
+}
+
 /// The error for text that is not an IP address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not an IP address")]
@@ -157,11 +203,23 @@ pub fn parse_ip(text: &str) -> Result<IpAddr, ParseIpError> {
     }
 }
 
+/// Whether endpoints may have loopback addresses in this process.
+static LOOPBACK: AtomicBool = AtomicBool::new(false);
+
+/// Allows endpoints with loopback addresses, for the whole process. Only for an agent whose Services come from the files of
+/// the user who runs it, and who has no rights that these files could abuse.
+pub fn allow_loopback_endpoints() {
+    LOOPBACK.store(true, Relaxed);
+}
+
 /// Returns the reason why traffic must never be sent to an endpoint with this address, or `None` if
 /// it may. Loopback, link-local and multicast endpoints would reach programs on the node itself
 /// (CVE-2021-25737).
 #[must_use]
 pub fn refused_endpoint_ip(ip: IpAddr) -> Option<&'static str> {
+    if ip.is_loopback() && LOOPBACK.load(Relaxed) {
+        return None;
+    }
     match ip {
         IpAddr::V4(v4) => match v4.octets() {
             [0, ..] => Some("is in 0.0.0.0/8 (this host)"),

@@ -152,6 +152,8 @@ reasons! {
     PodRangeNotCovered,
     /// Rules of kube-proxy are in the node's kernel as well.
     OtherProxyRules,
+    /// Pods may send larger packets than the node's way out takes.
+    PodMtuTooLarge,
     /// firewalld runs on the node.
     Firewalld,
     /// A node's kernel, asked just now, does not hold what its agent has acknowledged.

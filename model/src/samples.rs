@@ -55,6 +55,7 @@ impl ServicePort {
             source_ranges: Vec::new(),
             health_check_node_port: None,
             ipvs_scheduler: None,
+            proxied: None,
         }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::cidr::Cidr;
 use crate::key::ServiceKey;
 use crate::net::EndpointAddr;
+use crate::proxied::Proxied;
 use crate::scheduler::IpvsScheduler;
 
 /// The endpoints that a kind of traffic may reach.
@@ -46,6 +47,8 @@ pub struct ServicePort {
     /// The Service's own scheduler on nodes with backend ipvs (an extension of D7); `None` = the
     /// node's.
     pub ipvs_scheduler: Option<IpvsScheduler>,
+    /// The treatment that the Service asks of the userspace proxy; `None` = the node's backend serves it as all.
+    pub proxied: Option<Arc<Proxied>>,
 }
 
 impl ServicePort {

@@ -1,5 +1,6 @@
 //! Builds a running agent from a configuration. Several agents may run in one process.
 
+mod ending;
 mod followers;
 
 use std::net::SocketAddr;
@@ -18,6 +19,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use self::ending::Cause;
 use crate::cache::Cache;
 use crate::claim::{Claim, Taken};
 use crate::config::{Config, Source};
@@ -31,9 +33,10 @@ use crate::own_places::OwnPlaces;
 use crate::reload;
 use crate::report::{Failure, Report};
 use crate::service_health::{self, Addresses};
+use crate::succession::{self, Succession};
 use crate::sync::{Client, Credentials, Grpc, Identity};
 use crate::take_over::{self, TakeOver};
-use kplane_dataplane::backend::{Backend, OpenError};
+use kplane_dataplane::backend::{Backend, Kind, OpenError};
 use kplane_dataplane::leftovers::Ports;
 use kplane_http::{Answer, BindError, Port, REBIND};
 use kplane_kube_proxy_config::KubeProxyConfiguration;
@@ -97,6 +100,8 @@ pub struct Bound {
     rival: watch::Sender<Option<Failure>>,
     /// The settings that the control plane chooses.
     choice: Choice,
+    /// The way to the next agent.
+    succession: Succession,
 }
 
 /// How an agent ended in order.
@@ -106,6 +111,8 @@ pub enum Ended {
     Stopped,
     /// The control plane wants it to start anew with these settings.
     Again(pb::Settings),
+    /// Another agent asked to take over, and then did not. This one starts anew.
+    Resumed,
 }
 
 /// Starts an agent. If its backend takes over the node, the agent first waits for the previous
@@ -122,7 +129,16 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
 /// # Errors
 /// [`BuildError`] if the agent cannot start.
 pub async fn build_chosen(config: Config, choice: Choice) -> Result<Bound, BuildError> {
-    let config = config.with(choice.in_force());
+    let mut config = config.with(choice.in_force());
+    config.backend = config.backend.within_rights();
+    if config.backend == Kind::UserspaceLoopback && is_of_user(&config.source) {
+        kplane_model::allow_loopback_endpoints();
+    }
+    let (proxy, node) = (
+        config.backend_settings.userspace.clone(),
+        config.node_name.clone(),
+    );
+    succession::inherit(&proxy, &node).await;
     let claim = match config.backend.describe().programs_kernel {
         true => Claim::wait_and_take().await?,
         false => None,
@@ -150,6 +166,7 @@ pub async fn build_chosen(config: Config, choice: Choice) -> Result<Bound, Build
         None => {}
     }
     bound.claim = claim;
+    bound.succession = Succession::open(&proxy, &node);
     Ok(bound)
 }
 
@@ -203,6 +220,7 @@ async fn build_parts(
             conntrack: engine.conntrack(),
             backend: engine.backend(),
             connections,
+            proxy: engine.proxy(),
         },
         configuration.clone(),
     );
@@ -235,6 +253,7 @@ async fn build_parts(
         claim: None,
         rival,
         choice,
+        succession: Succession::default(),
     })
 }
 
@@ -264,6 +283,17 @@ fn may_be_away(source: &Source) -> bool {
         Source::ControlPlane { .. } | Source::InProcess(_) => true,
         Source::Standalone { origin, .. } => matches!(origin, Origin::Kubernetes(_)),
     }
+}
+
+/// Returns whether Services come from files of the user who runs the agent.
+fn is_of_user(source: &Source) -> bool {
+    matches!(
+        source,
+        Source::Standalone {
+            origin: Origin::Manifests { .. },
+            ..
+        }
+    )
 }
 
 fn announce(identity: &Identity, engine: &Engine) {
@@ -431,15 +461,18 @@ impl Bound {
     /// # Errors
     /// The part that failed.
     pub async fn wait(mut self) -> Result<Ended, TaskError> {
-        let first = tokio::select! {
+        let proxy = self.engine.proxy();
+        let cause = tokio::select! {
             biased;
-            () = self.shutdown.cancelled() => Ok(Ended::Stopped),
-            wish = self.choice.wish() => Ok(Ended::Again(wish)),
-            first = self.tasks.join_next() => Err(first),
+            () = self.shutdown.cancelled() => Cause::Shutdown,
+            wish = self.choice.wish() => Cause::Wish(wish),
+            successor = self.succession.successor(&proxy) => Cause::Successor(successor),
+            first = self.tasks.join_next() => Cause::Failure(first),
         };
         self.tasks.shutdown().await;
+        // The proxy goes on without the engine, and without rules that lead to it.
+        let proxy = proxy.get();
         let mut reports = self.engine.reports();
-        let _claim = self.claim;
         drop(self.engine);
         let engine_ends = async { while reports.changed().await.is_ok() {} };
         if tokio::time::timeout(ENGINE_EXIT, engine_ends)
@@ -450,11 +483,7 @@ impl Bound {
                 "the kernel is still busy after {ENGINE_EXIT:?}; the agent exits without waiting"
             );
         }
-        match first {
-            Ok(ended) => Ok(ended),
-            Err(failed) => failed
-                .map_or(Ok(()), |failed| failed?)
-                .map(|()| Ended::Stopped),
-        }
+        drop(self.claim);
+        cause.end(self.succession, proxy).await
     }
 }

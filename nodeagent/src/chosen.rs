@@ -44,6 +44,7 @@ pub async fn run(
         };
         match ended? {
             Ended::Stopped => break,
+            Ended::Resumed => before = choice.clone(),
             Ended::Again(wish) => {
                 tracing::info!(
                     ?wish,

@@ -6,6 +6,8 @@ pub mod kube_proxy;
 mod load;
 mod source;
 mod unset_mode;
+mod userspace;
+mod value;
 
 #[cfg(test)]
 mod tests;

@@ -37,6 +37,7 @@ use self::confirmation::Confirmation;
 use self::core::{Core, Now, Work};
 use crate::desired::{Refusal, Update};
 use crate::report::Report;
+use kplane_dataplane::backend::userspace::ProxyHandle;
 use kplane_dataplane::backend::{Backend, Description, Inspection, OpenError, Serving};
 use kplane_dataplane::conntrack::{Cleaner, ConntrackCounts};
 use kplane_dataplane::plan::{NodeSettings, Reserved};
@@ -81,6 +82,7 @@ pub struct Engine {
     reports: watch::Receiver<Report>,
     backend: &'static Description,
     serving: Option<Serving>,
+    proxy: ProxyHandle,
     confirmation: Confirmation,
     conntrack: ConntrackCounts,
     pulse: Pulse,
@@ -136,14 +138,15 @@ impl Engine {
         let thread = move || {
             let parts = || {
                 let backend = open()?;
+                let proxy = backend.proxy.clone();
                 let cleaner = cleaner(backend.description, counts)?;
                 let settings = configured.borrow().clone();
                 let core = Core::new(backend, settings, followers);
                 let mut core = core.with_conntrack(cleaner);
                 core.recall(recall);
-                Ok((core, runtime()?))
+                Ok((core, proxy, runtime()?))
             };
-            let (core, runtime) = match parts() {
+            let (core, proxy, runtime) = match parts() {
                 Ok(parts) => parts,
                 Err(error) => {
                     let _ = opened.send(Err(error));
@@ -153,7 +156,12 @@ impl Engine {
             // The first connection resumes from what an earlier process served.
             publish.send_replace(core.report());
             // The caller may be gone. Then all handles are gone as well, and `run` returns at once.
-            let _ = opened.send(Ok((core.backend(), core.serving(), core.confirmation())));
+            let _ = opened.send(Ok((
+                core.backend(),
+                core.serving(),
+                proxy,
+                core.confirmation(),
+            )));
             let inputs = Inputs {
                 inbox,
                 configured,
@@ -166,7 +174,7 @@ impl Engine {
         builder
             .spawn(thread)
             .map_err(|error| cannot_start(&error.to_string()))?;
-        let (backend, serving, confirmation) = match answer.await {
+        let (backend, serving, proxy, confirmation) = match answer.await {
             Ok(opened) => opened?,
             Err(_) => return Err(cannot_start("its thread ended while opening the backend")),
         };
@@ -177,6 +185,7 @@ impl Engine {
             reports,
             backend,
             serving,
+            proxy,
             confirmation,
             conntrack,
             pulse,
@@ -275,6 +284,12 @@ impl Engine {
         self.serving
     }
 
+    /// Returns the way to the backend's userspace proxy.
+    #[must_use]
+    pub fn proxy(&self) -> ProxyHandle {
+        self.proxy.clone()
+    }
+
     /// Returns the counts of deleted stale conntrack entries.
     #[must_use]
     pub fn conntrack(&self) -> ConntrackCounts {
@@ -307,6 +322,7 @@ impl Engine {
             reports,
             backend,
             serving: None,
+            proxy: ProxyHandle::default(),
             confirmation: Confirmation::default(),
             conntrack: ConntrackCounts::default(),
             pulse: Pulse::default(),

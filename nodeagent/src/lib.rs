@@ -29,6 +29,7 @@ pub mod reload;
 pub mod report;
 pub mod service_connections;
 pub mod service_health;
+mod succession;
 pub mod surroundings;
 pub mod sync;
 pub mod sysctl;

@@ -166,14 +166,17 @@ fn clean_up(task: &cleanup::Task) -> anyhow::Result<()> {
 
 async fn serve(config: Config, log: LogControl) -> anyhow::Result<()> {
     // These come before anything starts: from here on a signal ends the agent in order.
-    let terminate = signal(SignalKind::terminate())?;
-    let interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
     let stop = CancellationToken::new();
     let stopped = stop.clone();
     tokio::spawn(async move {
-        signalled(terminate, interrupt).await;
+        signalled(&mut terminate, &mut interrupt).await;
         tracing::info!("shutting down; the rules stay in the kernel");
         stopped.cancel();
+        signalled(&mut terminate, &mut interrupt).await;
+        tracing::info!("second signal: ending at once");
+        std::process::exit(0);
     });
     let started = |bound: &Bound| {
         tokio::spawn(follow_verbosity(bound.configuration(), log.clone()));
@@ -191,7 +194,7 @@ async fn follow_verbosity(
     }
 }
 
-async fn signalled(mut terminate: Signal, mut interrupt: Signal) {
+async fn signalled(terminate: &mut Signal, interrupt: &mut Signal) {
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}

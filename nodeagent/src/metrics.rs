@@ -16,6 +16,7 @@ mod connections;
 mod counters;
 mod host;
 mod numbers;
+mod proxy;
 mod serve;
 mod transactions;
 
@@ -36,6 +37,7 @@ use crate::healthz::Answers;
 use crate::report::Report;
 use crate::service_connections::ServiceConnections;
 use kplane_dataplane::backend::Description;
+use kplane_dataplane::backend::userspace::ProxyHandle;
 use kplane_dataplane::conntrack::ConntrackCounts;
 
 /// The sources of the numbers.
@@ -55,4 +57,6 @@ pub struct Sources {
     pub backend: &'static Description,
     /// Connections by Service, if they are counted.
     pub connections: Option<Arc<ServiceConnections>>,
+    /// The userspace proxy, if the backend has one.
+    pub proxy: ProxyHandle,
 }

@@ -3,6 +3,7 @@
 
 pub(crate) mod affinity;
 pub(crate) mod flows;
+pub(crate) mod proxied;
 pub(crate) mod servers;
 
 use std::collections::VecDeque;

@@ -4,12 +4,13 @@
 //! wrote and the one that it got. So the same counter serves all backends, and the rules need none.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap};
-use std::net::IpAddr;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use kplane_dataplane::backend::Target;
 use kplane_dataplane::beginnings::Beginnings;
 use kplane_model::{Family, Protocol, ServiceKey, ServicePort};
 use tokio::io::unix::AsyncFd;
@@ -18,20 +19,13 @@ use tokio::io::unix::AsyncFd;
 /// the kernel drops reports.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Where clients reach a ServicePort.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Place {
-    Address(IpAddr, Protocol, u16),
-    NodePort(Family, Protocol, u16),
-}
-
 /// Connections by ServicePort.
 #[derive(Debug, Default)]
 pub struct ServiceConnections(Mutex<Counts>);
 
 #[derive(Debug, Default)]
 struct Counts {
-    places: HashMap<Place, Arc<ServiceKey>>,
+    places: HashMap<Target, Arc<ServiceKey>>,
     ports: BTreeMap<Arc<ServiceKey>, Port>,
     /// Times when the kernel dropped reports, because too many waited.
     losses: u64,
@@ -39,7 +33,7 @@ struct Counts {
 
 #[derive(Debug, Default)]
 struct Port {
-    places: Vec<Place>,
+    places: Vec<Target>,
     connections: u64,
 }
 
@@ -79,7 +73,7 @@ impl ServiceConnections {
     }
 
     /// Forgets the ServicePorts of a family that are not among these.
-    pub(crate) fn keep(&self, family: Family, keys: &std::collections::HashSet<ServiceKey>) {
+    pub(crate) fn keep(&self, family: Family, keys: &HashSet<ServiceKey>) {
         let gone: Vec<ServiceKey> = {
             let counts = self.lock();
             let ours = counts.ports.keys().filter(|key| key.family == family);
@@ -128,7 +122,7 @@ impl ServiceConnections {
     /// Counts some of what waits; returns whether more may wait.
     fn read_some(&self, reports: &mut Beginnings) -> bool {
         let mut counts = self.lock();
-        let (whole, more) = reports.read(|protocol, to| counts.count(protocol, to.ip(), to.port()));
+        let (whole, more) = reports.read(|protocol, to| counts.count(protocol, to));
         counts.losses += u64::from(!whole);
         more
     }
@@ -142,9 +136,13 @@ impl Counts {
         self.ports.insert(key, port);
     }
 
-    fn count(&mut self, protocol: Protocol, ip: IpAddr, number: u16) {
-        let address = self.places.get(&Place::Address(ip, protocol, number));
-        let node_port = Place::NodePort(Family::of(ip), protocol, number);
+    fn count(&mut self, protocol: Protocol, at: SocketAddr) {
+        let address = self.places.get(&Target::Address { at, protocol });
+        let node_port = Target::NodePort {
+            family: Family::of(at.ip()),
+            protocol,
+            port: at.port(),
+        };
         let Some(key) = address.or_else(|| self.places.get(&node_port)) else {
             return;
         };
@@ -154,22 +152,30 @@ impl Counts {
     }
 }
 
-fn places(port: &ServicePort) -> Vec<Place> {
+/// Returns where clients reach a ServicePort.
+fn places(port: &ServicePort) -> Vec<Target> {
     let ServiceKey {
         protocol, family, ..
     } = port.key;
     let addresses = std::iter::once(&port.cluster_ip)
         .chain(&port.load_balancer_ips)
         .chain(&port.external_ips);
-    let addresses = addresses.map(|ip| Place::Address(*ip, protocol, port.port));
-    let node_port = port
-        .node_port
-        .map(|number| Place::NodePort(family, protocol, number));
+    let addresses = addresses.map(|ip| Target::Address {
+        at: SocketAddr::new(*ip, port.port),
+        protocol,
+    });
+    let node_port = port.node_port.map(|port| Target::NodePort {
+        family,
+        protocol,
+        port,
+    });
     addresses.chain(node_port).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use super::*;
 
     fn port(name: &str, last: u8) -> ServicePort {
@@ -181,7 +187,7 @@ mod tests {
     }
 
     fn count(all: &ServiceConnections, ip: [u8; 4], number: u16) {
-        all.lock().count(Protocol::Tcp, ip.into(), number);
+        all.lock().count(Protocol::Tcp, (ip, number).into());
     }
 
     fn counts(all: &ServiceConnections) -> Vec<(String, u64)> {
@@ -213,7 +219,7 @@ mod tests {
         count(&all, [10, 96, 0, 2], 80);
         count(&all, [10, 96, 0, 1], 80);
         assert_eq!(counts(&all), [("web".to_owned(), 3)]);
-        all.keep(Family::V4, &std::collections::HashSet::new());
+        all.keep(Family::V4, &HashSet::new());
         assert!(counts(&all).is_empty() && all.lock().places.is_empty());
     }
 }

@@ -4,6 +4,8 @@
 //! A task of its own examines the node at the start and every ten seconds ([`watch()`]). The engine only reads the
 //! latest facts, and puts what they mean into its report ([`findings`], pure).
 
+mod mtu;
+
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
@@ -41,6 +43,8 @@ pub struct Surroundings {
     pub firewalld: bool,
     /// Entries of the connection tracking table, and their maximum.
     pub conntrack: Option<(u64, u64)>,
+    /// The largest packets of interfaces.
+    pub sizes: mtu::Sizes,
 }
 
 impl Surroundings {
@@ -72,6 +76,7 @@ impl Surroundings {
                 off("proc/sys/net/bridge/bridge-nf-call-ip6tables"),
             ],
             conntrack: number(&format!("{netfilter}count")).zip(number(&format!("{netfilter}max"))),
+            sizes: mtu::Sizes::read(root),
         }
     }
 }
@@ -130,6 +135,7 @@ pub fn findings(
     found.extend(firewalld(seen));
     found.extend(conntrack(seen));
     found.extend(reverse_path(seen, served));
+    found.extend(node.and_then(|node| seen.sizes.finding(&node.pod_cidrs)));
     found
 }
 

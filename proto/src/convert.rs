@@ -7,12 +7,13 @@
 
 mod address;
 mod object;
+mod proxied;
 mod status;
 
 #[cfg(test)]
 mod tests;
 
-pub use object::{decode_object, encode_object, family};
+pub use object::{decode_object, encode_object, family, protocol};
 
 use tonic::Status;
 

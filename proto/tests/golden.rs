@@ -81,6 +81,7 @@ fn objects() -> Vec<(&'static str, Object)> {
         has_any: true,
         serving_others: Bytes::from_static(&[10, 0, 0, 3, 0x1f, 0x90]),
         ipvs_scheduler: "lc".into(),
+        proxied: None,
     };
     let local = LocalEndpoints {
         key: Some(key("web")),

@@ -208,7 +208,7 @@ fn facts(service: &ServiceView, canvas: &Canvas) -> String {
     ];
     let affinity = affinity(service).map(|age| format!("by client address for {age}"));
     let health = service.health_check_node_port.map(|port| port.to_string());
-    let fields: [(&str, Vec<Span>); 8] = [
+    let fields: [(&str, Vec<Span>); 9] = [
         ("Cluster IP", list(&service.cluster_ips)),
         ("External IP", list(&service.external_ips)),
         ("Load balancer", list(&service.load_balancer_ips)),
@@ -217,6 +217,7 @@ fn facts(service: &ServiceView, canvas: &Canvas) -> String {
         ("Affinity", optional(affinity)),
         ("Health port", optional(health)),
         ("IPVS scheduler", optional(service.ipvs_scheduler.clone())),
+        ("Data path", optional(service.data_path.clone())),
     ];
     let fields = fields.iter();
     fields

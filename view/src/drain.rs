@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::replicas::{MissingReplicaView, missing_text};
 use super::silent::{self, SilentView, names};
-use super::{API_VERSION, View};
+use super::{API_VERSION, View, protocol};
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
 use crate::text::{Span, field, grouped, paragraph, plural};
@@ -178,10 +178,8 @@ fn plural_flows(count: u64) -> String {
 impl DrainEndpointView {
     fn new(endpoint: pb::DrainEndpoint, unknown: bool, terminating: Option<bool>) -> Self {
         let protocol = match endpoint.protocol() {
-            pb::Protocol::Tcp => Some("TCP"),
-            pb::Protocol::Udp => Some("UDP"),
-            pb::Protocol::Sctp => Some("SCTP"),
             pb::Protocol::Unspecified => None,
+            named => Some(protocol(named)),
         };
         Self {
             verdict: match (endpoint.flows, unknown) {

@@ -25,6 +25,7 @@ pub mod node;
 pub mod nodes;
 mod plane;
 pub mod probe;
+pub mod proxied;
 pub mod replicas;
 pub mod rollout;
 pub mod servers;
@@ -123,7 +124,7 @@ impl fmt::Display for KeyView {
 }
 
 /// Returns the protocol as Kubernetes writes it.
-fn protocol(protocol: pb::Protocol) -> &'static str {
+pub fn protocol(protocol: pb::Protocol) -> &'static str {
     match protocol {
         pb::Protocol::Tcp => "TCP",
         pb::Protocol::Udp => "UDP",

@@ -66,6 +66,8 @@ pub struct ServiceView {
     pub(crate) health_check_node_port: Option<u32>,
     /// The IPVS scheduler; `null` means each node's own setting.
     pub(crate) ipvs_scheduler: Option<String>,
+    /// What the Service asks of the userspace proxy; `null` means that each node's backend serves it.
+    pub(crate) data_path: Option<String>,
     pub(crate) ports: Vec<PortView>,
 }
 
@@ -98,6 +100,7 @@ impl ServiceView {
             session_affinity_timeout_seconds: Some(port.affinity_timeout_s).filter(|s| *s > 0),
             health_check_node_port: Some(port.health_check_node_port).filter(|port| *port > 0),
             ipvs_scheduler: Some(port.ipvs_scheduler.clone()).filter(|name| !name.is_empty()),
+            data_path: port.proxied.as_ref().map(data_path),
             ports: Vec::new(),
         };
         service.join(key, port);
@@ -125,6 +128,21 @@ impl ServiceView {
             endpoints,
         });
     }
+}
+
+/// Returns what a Service asks of the userspace proxy, human-readable.
+fn data_path(asked: &pb::ProxiedView) -> String {
+    let mut parts = vec![format!("userspace, {}", asked.balance)];
+    if !asked.weights.is_empty() {
+        parts.push(format!("weights {}", asked.weights.join(" ")));
+    }
+    if !asked.proxy_protocol.is_empty() {
+        parts.push(format!("PROXY protocol {}", asked.proxy_protocol));
+    }
+    if asked.no_retry {
+        parts.push("one attempt".to_owned());
+    }
+    parts.join(", ")
 }
 
 /// Adds items that are not in the list yet, in the order of arrival.

@@ -16,15 +16,22 @@ Options:
                             ten minutes, and the first time on a machine as long again to build Kubernetes with Go.
                             kube-proxy: modes nftables and iptables
                             kube-proxy-ipvs: mode ipvs, in a virtual machine; takes --services and --changes only
+                            proxies: the userspace proxy beside HAProxy, nginx and socat, Debian's if they are missing,
+                            in network namespaces; a quarter of an hour; takes --runs, --seconds, --rows, --contenders
       --services <NUMBERS>  Numbers of Services, separated by commas [default: 1000,5000,10000]
       --changes <NUMBER>    Changes of one endpoint, for each proxy and size [default: 50]
       --contenders <NAMES>  Proxies to measure, of: kube-proxy-nftables, kube-proxy-iptables,
                             kube-proxy-iptables-legacy, kplane-standalone, kplane, kplane-iptables,
                             kplane-iptables-legacy [default: those of nftables]
-      --write               Write the results to docs/benchmarks.md and docs/benchmarks.svg
+      --runs <NUMBER>       With proxies: rounds, in which the contenders take turns [default: 5]
+      --seconds <NUMBER>    With proxies: length of each measurement of a rate [default: 2]
+      --rows <NAMES>        With proxies: what is measured, of: one-stream, eight-streams, connections, requests, idle,
+                            flows, new-flows, refusing, dead [default: all]. --contenders are then of: direct, nftables,
+                            captured, sockets, haproxy, haproxy-splice, nginx, socat
+      --write               Write the results to docs/benchmarks.md (and docs/benchmarks.svg)
   -h, --help                Print help
 
---services, --changes, --contenders and --write need --against.
+All of these but --help need --against.
 ";
 
 /// Benchmarks of kplane alone.
@@ -44,7 +51,10 @@ pub(crate) fn run(mut args: Vec<String>) -> Result<ExitCode> {
         ),
         Some("kube-proxy") => Some("against"),
         Some("kube-proxy-ipvs") => Some("ipvs"),
-        Some(other) => bail!("--against {other}: must be kube-proxy or kube-proxy-ipvs"),
+        Some("proxies") => Some("proxies"),
+        Some(other) => {
+            bail!("--against {other}: must be kube-proxy, kube-proxy-ipvs or proxies")
+        }
     };
     println!("Building kplane's programs as they are shipped, and the benchmarks.");
     // With the tests, so that both builds take the same dependencies.

@@ -55,7 +55,7 @@ const PLAY: [&str; 7] = [
 ];
 
 /// Cheap and often failing first.
-const STEPS: [Step; 16] = [
+const STEPS: [Step; 17] = [
     Step {
         name: "tools",
         run: tools::install,
@@ -128,6 +128,10 @@ const STEPS: [Step; 16] = [
     Step {
         name: "demo on a real cluster's objects",
         run: |_| demo(&["--objects", "tests/data/cluster-dump.yaml"]),
+    },
+    Step {
+        name: "demo without rights",
+        run: |_| demo(&["--userspace"]),
     },
 ];
 

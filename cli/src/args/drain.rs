@@ -51,7 +51,7 @@ pub(crate) enum Subject {
         /// Its name.
         name: String,
     },
-    /// Those on a node.
+    /// The endpoints on a node.
     Node(String),
 }
 

@@ -1,9 +1,12 @@
 //! The arguments of `kpctl get` and `kpctl describe`.
 
+mod proxied;
+
 use clap::error::ErrorKind;
 use clap::{Args, Subcommand};
 use kplane_model::ServiceName;
 
+pub(crate) use self::proxied::ProxiedArgs;
 use super::affinity::AffinityArgs;
 use super::{WatchArgs, error};
 use crate::jsonpath::Path;
@@ -64,6 +67,9 @@ Examples:
     /// Clients that session affinity remembers, asked of the nodes
     #[command(after_help = super::affinity::GET_HELP)]
     Affinity(AffinityArgs),
+    /// Connections and endpoints of a Service in the userspace proxies, asked of the nodes
+    #[command(after_help = proxied::HELP)]
+    Proxied(ProxiedArgs),
 }
 
 /// Options of lists of namespaced objects.

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-/// Where the page is served.
+/// The options of `page`.
 #[derive(Args, Debug)]
 pub(crate) struct PageArgs {
     /// Port on 127.0.0.1; 0 = a free one

@@ -26,6 +26,17 @@ impl Client {
             .await
     }
 
+    /// Returns what the userspace proxies of nodes know of a Service.
+    pub(crate) async fn proxied(
+        &self,
+        name: &ServiceName,
+        request: pb::ProxiedRequest,
+    ) -> Result<pb::ProxiedAnswer, Error> {
+        let mut stub = self.stub.clone();
+        self.known(name, self.ask(stub.get_proxied(request)).await)
+            .await
+    }
+
     /// Lets nodes forget a client of a Service.
     pub(crate) async fn forget_client(
         &self,

@@ -2,7 +2,7 @@
 
 use kplane_proto::v1 as pb;
 
-use super::{Verdict, affinity, connect, output, show};
+use super::{Verdict, affinity, connect, output, proxied, show};
 use crate::args::{Cli, GetCommand, ListArgs, NodesArgs, RowArgs};
 use crate::failure::Failure;
 use crate::watch;
@@ -27,6 +27,7 @@ pub(super) async fn run(cli: &Cli, command: &GetCommand) -> Result<Verdict, Fail
         }
         GetCommand::Nodes(args) => nodes(cli, args).await,
         GetCommand::Affinity(args) => affinity::get(cli, args).await,
+        GetCommand::Proxied(args) => proxied::get(cli, args).await,
     }
 }
 

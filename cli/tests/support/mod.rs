@@ -237,6 +237,13 @@ impl StatusService for Canned {
         Err(Status::unimplemented("no such method"))
     }
 
+    async fn get_proxied(
+        &self,
+        _: Request<pb::ProxiedRequest>,
+    ) -> Result<Response<pb::ProxiedAnswer>, Status> {
+        Err(Status::unimplemented("no such method"))
+    }
+
     async fn forget_client(
         &self,
         _: Request<pb::AffinityRequest>,

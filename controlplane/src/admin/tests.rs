@@ -99,7 +99,19 @@ async fn ready_once_every_kind_is_listed_and_for_ever_after() {
     ] {
         assert!(metrics.lines().any(|l| l == line), "{line}\n{metrics}");
     }
+    // Prometheus computes no quantile of a histogram without that bucket.
+    for name in metrics.lines().filter_map(histogram) {
+        let with = |start: String| metrics.lines().filter(|l| l.starts_with(&start)).count();
+        let open = with(format!("{name}_bucket{{le=\"+Inf\""));
+        assert_eq!(open, with(format!("{name}_count")), "{name}");
+        assert!(open > 0, "{name}");
+    }
     assert_eq!(get(address, "/other").await.unwrap().status, 404);
+}
+
+/// Returns the name in the TYPE line of a histogram.
+fn histogram(line: &str) -> Option<&str> {
+    line.strip_prefix("# TYPE ")?.strip_suffix(" histogram")
 }
 
 /// A control plane whose ports wait for certificates serves nobody.

@@ -49,6 +49,7 @@ impl Collector for Work {
         self.traffic(&mut to)?;
         self.requests(&mut to)?;
         self.recorder(&mut to)?;
+        self.traces(&mut to)?;
         self.certificate(&mut to)
     }
 }
@@ -135,6 +136,23 @@ impl Work {
         )
         .counter(to, series.iter().map(|(labels, n)| (&labels[..], *n)))?;
         rest_client(api.requests(), to)
+    }
+
+    /// Writes the numbers of traces, which stay 0 without `--otlp-endpoint`.
+    fn traces(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let counts = &self.hub.traces;
+        let series = [("sent", &counts.sent), ("lost", &counts.lost)].map(|(result, count)| {
+            let count = count.load(std::sync::atomic::Ordering::Relaxed);
+            ([("result", result)], count as f64)
+        });
+        Name(
+            "kplane_controlplane_traces",
+            "Traces of changes, by whether the collector took them",
+        )
+        .counter(
+            to,
+            series.iter().map(|(labels, count)| (&labels[..], *count)),
+        )
     }
 
     fn recorder(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {

@@ -11,6 +11,7 @@ use super::addresses::{
     SourceRanges, address, external_ips, load_balancer_ips, of_family, source_ranges,
 };
 use super::ports::{Port, ports};
+use super::proxied::proxied;
 use super::report::Report;
 use super::{ConvertedService, ExternalIps, MAX_SERVICE_PORTS, Origin, SkipReason, port_number};
 use crate::k8s::{
@@ -122,6 +123,7 @@ fn service_ports(
     let health_check_node_port = health_check_node_port(spec, external_policy, report);
     let ipvs_scheduler = ipvs_scheduler(&svc.metadata, report);
     let ports = ports(spec, report);
+    let proxied = proxied(&svc.metadata, &ports, report);
     let (load_balancer_ips, external_ips) = within_bounds(
         &ports,
         &cluster_ips,
@@ -158,6 +160,7 @@ fn service_ports(
                 source_ranges: source_ranges.clone(),
                 health_check_node_port,
                 ipvs_scheduler,
+                proxied: proxied.clone(),
             });
         }
     }

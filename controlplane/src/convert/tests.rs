@@ -6,6 +6,7 @@ use serde::de::DeserializeOwned;
 mod addresses;
 mod cluster;
 mod ports;
+mod proxied;
 mod service;
 mod slice;
 

@@ -130,7 +130,7 @@ impl Durations {
         };
         let bounds = BOUNDS.map(|power| 1_u64 << power);
         let mut counts: Vec<_> = bounds.map(|b| (seconds_of(b), up_to(b))).collect();
-        counts.push((f64::MAX, up_to(u64::MAX)));
+        counts.push((f64::INFINITY, up_to(u64::MAX)));
         (self.sum.as_secs_f64(), counts)
     }
 }
@@ -253,7 +253,7 @@ mod tests {
                 &(0.001, 1),
                 &(0.002, 1),
                 &(0.004, 1),
-                &(f64::MAX, 1)
+                &(f64::INFINITY, 1)
             ]
         );
         assert_eq!(counts.len(), 25);

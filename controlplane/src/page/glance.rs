@@ -95,10 +95,7 @@ fn lagging(glance: &Glance) -> Html {
         html.element("p", "", "Every node holds what it should.");
         return html;
     }
-    html.raw(
-        "<div class=\"scroll\" tabindex=\"0\"><table><thead><tr><th scope=\"col\">State</th><th scope=\"col\">Nodes</th>\
-         <th scope=\"col\">Why</th></tr></thead><tbody>",
-    );
+    html.begin_table(&["State", "Nodes", "Why"]);
     for group in groups.iter().take(ROWS) {
         html.raw("<tr>")
             .element("td", class(group.state.tone()), group.state.word())
@@ -121,7 +118,7 @@ fn lagging(glance: &Glance) -> Html {
         };
         html.raw("</td>").element("td", "", why).raw("</tr>");
     }
-    html.raw("</tbody></table></div>");
+    html.end_table();
     if glance.more > 0 {
         let more = plural(glance.more, "more node");
         html.element("p", "faint", format_args!("and {more} in these states"));
@@ -136,10 +133,7 @@ fn issues(glance: &Glance) -> Html {
         return html;
     }
     html.element("h2", "", "Problems of the input");
-    html.raw(
-        "<div class=\"scroll\" tabindex=\"0\"><table><thead><tr><th scope=\"col\">Reason</th><th scope=\"col\">Object</th>\
-         <th scope=\"col\">Problem</th></tr></thead><tbody>",
-    );
+    html.begin_table(&["Reason", "Object", "Problem"]);
     for issue in plane.issues.iter().take(ROWS) {
         let tone = match issue.severity() {
             pb::Severity::Error | pb::Severity::Unspecified => "bad",
@@ -161,7 +155,7 @@ fn issues(glance: &Glance) -> Html {
             .element("td", "", &issue.reason)
             .raw("</tr>");
     }
-    html.raw("</tbody></table></div>");
+    html.end_table();
     let listed = plane.issues.len().min(ROWS) as u64;
     let all = plane.errors + plane.warnings;
     if all > listed {

@@ -10,8 +10,9 @@ use http::{HeaderMap, Method, StatusCode};
 use tonic::Status;
 
 use super::answers::Problem;
-use crate::doors::{Caller, Occupancy};
-use crate::identity::{Gate, Port, Right, Visitor};
+use crate::doors::Caller;
+use crate::identity::{Gate, Right, Visitor};
+use crate::server::{self, connection};
 
 /// Admits a request.
 ///
@@ -24,24 +25,16 @@ pub(super) async fn admit(gate: &Arc<Gate>, request: &Parts) -> Result<Visitor, 
             text: "the page only shows things: use GET".to_owned(),
         });
     }
-    let Some(connection) = request.extensions.get::<Occupancy>() else {
-        // A bug: every connection of the port has passed a door.
-        return Err(refused("the connection is unknown".to_owned()));
-    };
+    let connection = connection(&request.extensions).map_err(Status::from)?;
     if *connection.caller() == Caller::PlainText {
         let host = request.uri.host().map(str::to_owned);
         let host = host.or_else(|| host_of(&request.headers));
         named(host.as_deref().unwrap_or_default())?;
     }
     same_site(&request.headers)?;
-    let visitor = gate
-        .visit(Port::Status, connection, &request.headers)
-        .await
-        .map_err(|refusal| Problem::from(Status::from(refusal)))?;
-    let allowed = visitor.may(&Right::ReadStatus).await;
-    allowed.map_err(|refusal| Problem::from(Status::from(refusal)))?;
-    connection.keep();
-    Ok(visitor)
+    let right = Some(Right::ReadStatus);
+    let admitted = server::admit(gate, connection, &request.headers, right).await;
+    Ok(admitted.map_err(Status::from)?)
 }
 
 fn refused(text: String) -> Problem {

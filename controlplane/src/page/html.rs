@@ -88,6 +88,25 @@ impl Html {
         self.raw(">").text(text).raw("</").raw(name).raw(">")
     }
 
+    /// Adds the beginning of a table, which is scrolled sideways where it is too wide. Columns whose titles begin with `#`
+    /// have numbers.
+    pub(super) fn begin_table(&mut self, columns: &[&'static str]) -> &mut Self {
+        self.raw("<div class=\"scroll\" tabindex=\"0\"><table><thead><tr>");
+        for column in columns {
+            match column.strip_prefix('#') {
+                Some(title) => self.raw("<th scope=\"col\" class=\"number\">").text(title),
+                None => self.raw("<th scope=\"col\">").text(column),
+            };
+            self.raw("</th>");
+        }
+        self.raw("</tr></thead><tbody>")
+    }
+
+    /// Adds the end of a table.
+    pub(super) fn end_table(&mut self) -> &mut Self {
+        self.raw("</tbody></table></div>")
+    }
+
     /// Adds a link; `to` is relative, with parts that [`query`] has encoded.
     pub(super) fn link(&mut self, to: impl Display, text: impl Display) -> &mut Self {
         self.raw("<a href=\"")

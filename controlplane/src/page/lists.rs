@@ -36,16 +36,21 @@ pub(super) fn nodes(filter: &Filter, fleet: pb::Fleet) -> Vec<Section> {
         .attribute("value", &filter.name)
         .raw("></label> <button>Show</button></form>");
     let mut html = Html::default();
-    html.raw(
-        "<div class=\"scroll\" tabindex=\"0\"><table><thead><tr><th scope=\"col\">Node</th><th scope=\"col\">State</th>\
-         <th scope=\"col\">Zone</th><th scope=\"col\">Backend</th><th scope=\"col\" class=\"number\">Applied</th>\
-         <th scope=\"col\" class=\"number\">Verified</th><th scope=\"col\" class=\"number\">Change p50</th>\
-         <th scope=\"col\">Agent</th><th scope=\"col\">Last error</th></tr></thead><tbody>",
-    );
+    html.begin_table(&[
+        "Node",
+        "State",
+        "Zone",
+        "Backend",
+        "#Applied",
+        "#Verified",
+        "#Change p50",
+        "Agent",
+        "Last error",
+    ]);
     for node in &fleet.nodes {
         row(node, &mut html);
     }
-    html.raw("</tbody></table></div>");
+    html.end_table();
     if fleet.nodes.is_empty() {
         html.element("p", "", "No node is like that.");
     }
@@ -110,16 +115,19 @@ pub(super) fn services(filter: &Filter, page: pb::ListServicesResponse) -> Vec<S
         .attribute("value", &filter.name)
         .raw("></label> <button>Show</button></form>");
     let mut html = Html::default();
-    html.raw(
-        "<div class=\"scroll\" tabindex=\"0\"><table><thead><tr><th scope=\"col\">Service</th><th scope=\"col\">Port</th>\
-         <th scope=\"col\">Cluster address</th><th scope=\"col\">External</th>\
-         <th scope=\"col\" class=\"number\">Node port</th><th scope=\"col\" class=\"number\">Ready</th>\
-         <th scope=\"col\" class=\"number\">Endpoints</th></tr></thead><tbody>",
-    );
+    html.begin_table(&[
+        "Service",
+        "Port",
+        "Cluster address",
+        "External",
+        "#Node port",
+        "#Ready",
+        "#Endpoints",
+    ]);
     for port in &page.services {
         port_row(port, &mut html);
     }
-    html.raw("</tbody></table></div>");
+    html.end_table();
     if page.services.is_empty() {
         html.element("p", "", "No Service is like that.");
     }
@@ -144,11 +152,7 @@ fn port_row(port: &pb::ServiceView, html: &mut Html) {
             format_args!("{}/{}", key.namespace, key.name),
         )
         .raw("</th>");
-    let protocol = match key.protocol() {
-        pb::Protocol::Udp => "UDP",
-        pb::Protocol::Sctp => "SCTP",
-        _ => "TCP",
-    };
+    let protocol = kplane_view::protocol(key.protocol());
     html.element(
         "td",
         "",

@@ -73,6 +73,14 @@ impl Sheet {
         })
     }
 
+    /// Returns the sheet at an address, as [`Sheet::address`] writes it.
+    pub(super) fn at(address: &str) -> Option<Self> {
+        match address.split_once('?') {
+            Some((path, query)) => Self::find(path, Some(query)),
+            None => Self::find(address, None),
+        }
+    }
+
     /// Returns path and query.
     pub(super) fn address(&self) -> String {
         let list = |path: &str, of: &str, filter: &Filter| {
@@ -175,12 +183,7 @@ mod tests {
             Sheet::Changes,
             Sheet::Reasons,
         ] {
-            let address = sheet.address();
-            let (path, query) = match address.split_once('?') {
-                Some((path, query)) => (path, Some(query)),
-                None => (&*address, None),
-            };
-            assert_eq!(Sheet::find(path, query), Some(sheet));
+            assert_eq!(Sheet::at(&sheet.address()), Some(sheet));
         }
     }
 

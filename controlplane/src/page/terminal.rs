@@ -114,6 +114,26 @@ mod tests {
     }
 
     #[test]
+    fn every_tone_is_read_back() {
+        for tone in [
+            Tone::Plain,
+            Tone::Good,
+            Tone::Warn,
+            Tone::Bad,
+            Tone::Faint,
+            Tone::Strong,
+        ] {
+            let mut html = Html::default();
+            paint(&tone.paint("a"), &mut html);
+            let wanted = match class(tone) {
+                "" => "a".to_owned(),
+                class => format!("<span class=\"{class}\">a</span>"),
+            };
+            assert_eq!(html.as_str(), wanted);
+        }
+    }
+
+    #[test]
     fn a_broken_sequence_ends_nothing() {
         let mut html = Html::default();
         paint("a\u{1b}[3", &mut html);

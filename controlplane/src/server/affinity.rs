@@ -9,7 +9,7 @@ use tonic::Status;
 
 use super::closing;
 use super::inquiry;
-use super::status::{MAX_NAME, unknown};
+use super::status::{MAX_NAME, bounded_names, known_node, unknown};
 use crate::fleet::label;
 use crate::hub::Hub;
 use crate::identity::{Right, Visitor};
@@ -40,20 +40,15 @@ pub(super) async fn ask(
     request: &pb::AffinityRequest,
     forget: bool,
 ) -> Result<pb::AffinityAnswer, Status> {
-    let longest = [&request.namespace, &request.name, &request.node];
-    if longest.iter().any(|text| text.len() > MAX_NAME) {
-        return Err(invalid("the name is longer than names are"));
-    }
+    bounded_names(&[&request.namespace, &request.name, &request.node])?;
     let name = ServiceName::new(&request.namespace, &request.name);
     let client = client(&request.client, forget)?;
     let detail = hub.detail(name.clone()).await.map_err(closing)?;
     let detail = detail.ok_or_else(|| unknown(&name))?;
     let ports = ports(&name, &detail, client)?;
     let node = request.node.as_str();
-    if !node.is_empty() && !hub.store.knows(node) && hub.fleet.record(node).is_none() {
-        return Err(Status::not_found(format!(
-            "no node {node:?} is known: kpctl get nodes lists them"
-        )));
+    if !node.is_empty() {
+        known_node(hub, node)?;
     }
     let endpoints = (ALL_ENDPOINTS / ports.len().max(1)).min(ENDPOINTS);
     let left_out = ports
@@ -160,26 +155,17 @@ fn port(view: &PortView, endpoints: usize) -> pb::AffinityPort {
 }
 
 fn put_together(ports: &[&PortView], answers: inquiry::Answers) -> pb::AffinityAnswer {
+    let parts = answers.parts(|answer| answer.affinity, |affinity| &affinity.error);
     let mut all = pb::AffinityAnswer {
-        asked: answers.nodes.len() as u64,
-        missing_replicas: answers.missing,
+        asked: parts.asked,
+        answered: parts.answered.len() as u64,
+        silent: parts.silent,
+        more_silent: parts.more_silent,
+        missing_replicas: parts.missing,
         ..pb::AffinityAnswer::default()
     };
     let mut clients = Vec::new();
-    for (node, answered) in answers.nodes {
-        let affinity = match answered.part(|answer| answer.affinity, |affinity| &affinity.error) {
-            Ok(affinity) => affinity,
-            Err(_) if all.silent.len() == NODES => {
-                all.more_silent += 1;
-                continue;
-            }
-            Err(reason) => {
-                let node = node.to_string();
-                all.silent.push(pb::SilentNode { node, reason });
-                continue;
-            }
-        };
-        all.answered += 1;
+    for (node, affinity) in parts.answered {
         all.more = all.more.saturating_add(affinity.more);
         if affinity.forgotten && all.forgotten.len() < NODES {
             all.forgotten.push(node.to_string());

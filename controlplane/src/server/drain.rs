@@ -9,9 +9,8 @@ use kplane_model::{Endpoint, Protocol, ServiceName, parse_ip};
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
-use super::inquiry::{self, Answers};
-use super::status::{MAX_NAME, unknown};
-use super::{closing, inquiry::Answered};
+use super::status::{bounded_names, known_node, unknown};
+use super::{closing, inquiry};
 use crate::hub::Hub;
 use crate::index::{PortView, Selection};
 use crate::peers::Peers;
@@ -24,8 +23,6 @@ const ADDRESSES: usize = 16;
 const SERVICES: usize = 16;
 /// Maximum number of nodes that an endpoint names.
 const NODES: usize = 100;
-/// Maximum number of nodes without an answer that are named.
-const SILENT: usize = 1_000;
 /// Time for all agents. Each counts for 4 s at most.
 const WITHIN: Duration = Duration::from_millis(5_500);
 
@@ -59,7 +56,7 @@ pub(super) async fn status(
     request: &pb::DrainStatusRequest,
 ) -> Result<pb::DrainStatus, Status> {
     let subject = Subject::of(hub, request).await?;
-    let mut status = pb::DrainStatus {
+    let status = pb::DrainStatus {
         more: subject.more,
         others: subject.others,
         ..pb::DrainStatus::default()
@@ -73,29 +70,21 @@ pub(super) async fn status(
         }),
         ..pb::Inspect::default()
     };
-    let Answers { nodes, missing, .. } = inquiry::ask(hub, peers, question, |_| true, WITHIN).await;
-    status.asked = nodes.len() as u64;
-    status.missing_replicas = missing;
+    let answers = inquiry::ask(hub, peers, question, |_| true, WITHIN).await;
+    let parts = answers.parts(|answer| answer.flows, |counts| &counts.error);
     let mut tally = Tally::new(subject.found);
-    for (node, answered) in nodes {
-        match counted(answered) {
-            Ok(counts) => {
-                status.answered += 1;
-                tally.add(&node, &counts);
-            }
-            Err(_) if status.silent.len() == SILENT => status.more_silent += 1,
-            Err(reason) => status.silent.push(pb::SilentNode {
-                node: node.to_string(),
-                reason,
-            }),
-        }
+    for (node, counts) in &parts.answered {
+        tally.add(node, counts);
     }
-    status.endpoints = tally.endpoints();
-    Ok(status)
-}
-
-fn counted(answered: Answered) -> Result<pb::FlowCounts, String> {
-    answered.part(|answer| answer.flows, |counts| &counts.error)
+    Ok(pb::DrainStatus {
+        endpoints: tally.endpoints(),
+        asked: parts.asked,
+        answered: parts.answered.len() as u64,
+        silent: parts.silent,
+        more_silent: parts.more_silent,
+        missing_replicas: parts.missing,
+        ..status
+    })
 }
 
 fn target(&(ip, port): &Place) -> pb::FlowTarget {
@@ -112,11 +101,7 @@ fn target(&(ip, port): &Place) -> pb::FlowTarget {
 
 impl Subject {
     async fn of(hub: &Hub, request: &pb::DrainStatusRequest) -> Result<Self, Status> {
-        let longest = [&request.namespace, &request.name, &request.node];
-        if longest.iter().any(|text| text.len() > MAX_NAME) {
-            let text = "the name is longer than names are";
-            return Err(Status::invalid_argument(text));
-        }
+        bounded_names(&[&request.namespace, &request.name, &request.node])?;
         let mut subject = Self {
             all: request.all,
             ..Self::default()
@@ -143,11 +128,7 @@ impl Subject {
 
     /// Adds the endpoints on a node.
     async fn add_node(&mut self, hub: &Hub, node: &str) -> Result<(), Status> {
-        if !hub.store.knows(node) && hub.fleet.record(node).is_none() {
-            return Err(Status::not_found(format!(
-                "no node {node:?} is known: kpctl get nodes lists them"
-            )));
-        }
+        known_node(hub, node)?;
         let mut selection = Selection {
             node: node.to_owned(),
             ..Selection::default()

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use http::{Request, Response};
+use http::{Extensions, HeaderMap, Request, Response};
 use tokio::sync::mpsc;
 use tonic::Status;
 use tonic::body::Body;
@@ -84,22 +84,34 @@ pub(crate) fn spawn_watch<T: Send + 'static>(
     Ok(())
 }
 
-/// Admits a request, and marks its connection as in use.
-async fn admit(gate: &Arc<Gate>, request: &mut Request<Body>) -> Result<(), Refusal> {
-    let Some(connection) = request.extensions().get::<Occupancy>().cloned() else {
-        // A bug: every connection of the port has passed a door.
-        return Err(Refusal::new(
-            Reason::NoCredential,
-            "the connection is unknown",
-        ));
-    };
-    let visitor: Visitor = gate
-        .visit(Port::Status, &connection, request.headers())
-        .await?;
-    if let Some(right) = right_for(request.uri().path()) {
+/// Returns the connection of a request.
+pub(crate) fn connection(extensions: &Extensions) -> Result<&Occupancy, Refusal> {
+    // It is a bug if there is none: every connection of the port has passed a door.
+    extensions
+        .get()
+        .ok_or_else(|| Refusal::new(Reason::NoCredential, "the connection is unknown"))
+}
+
+/// Admits a caller with a right, if one is needed, and marks the connection as in use.
+pub(crate) async fn admit(
+    gate: &Arc<Gate>,
+    connection: &Occupancy,
+    headers: &HeaderMap,
+    right: Option<Right>,
+) -> Result<Visitor, Refusal> {
+    let visitor = gate.visit(Port::Status, connection, headers).await?;
+    if let Some(right) = right {
         visitor.may(&right).await?;
     }
     connection.keep();
+    Ok(visitor)
+}
+
+/// Admits a request, which carries its visitor from then on.
+async fn admit_request(gate: &Arc<Gate>, request: &mut Request<Body>) -> Result<(), Refusal> {
+    let connection = connection(request.extensions())?.clone();
+    let right = right_for(request.uri().path());
+    let visitor = admit(gate, &connection, request.headers(), right).await?;
     request.extensions_mut().insert(visitor);
     Ok(())
 }
@@ -126,7 +138,7 @@ where
         let mut inner = std::mem::replace(&mut self.inner, clone);
         let gate = Arc::clone(&self.gate);
         Box::pin(async move {
-            match admit(&gate, &mut request).await {
+            match admit_request(&gate, &mut request).await {
                 Ok(()) => inner.call(request).await,
                 Err(refusal) => Ok(Status::from(refusal).into_http()),
             }
@@ -142,6 +154,7 @@ mod tests {
     fn what_acts_on_nodes_or_reads_clients_needs_a_right_of_its_own() {
         for (method, verb, path) in [
             ("StatusService/GetDrainStatus", "get", "/kplane/status"),
+            ("StatusService/GetProxied", "get", "/kplane/status"),
             ("StatusService/TryService", "create", "/kplane/probes"),
             ("StatusService/ProbeNodes", "create", "/kplane/probes"),
             ("StatusService/GetAffinity", "get", "/kplane/clients"),

@@ -27,6 +27,8 @@ const AT_A_TIME: usize = 1_024;
 const ANSWERS_BYTES: usize = 16 << 20;
 /// Longest time that another replica may want.
 const LONGEST: Duration = Duration::from_secs(30);
+/// Maximum number of nodes without an answer that are named.
+const SILENT: usize = 1_000;
 /// Longest text of an agent that is shown, in bytes.
 const TEXT: usize = 300;
 
@@ -74,6 +76,46 @@ pub(super) struct Answers {
     /// All nodes, asked or not, sorted.
     pub(super) all: Vec<NodeName>,
     pub(super) missing: Vec<pb::MissingReplica>,
+}
+
+/// The parts of answers that a question is about, and who has none.
+#[derive(Debug)]
+pub(super) struct Parts<T> {
+    /// Number of nodes that were asked.
+    pub(super) asked: u64,
+    pub(super) answered: Vec<(NodeName, T)>,
+    /// Nodes without an answer, 1,000 at most, and the number of further ones.
+    pub(super) silent: Vec<pb::SilentNode>,
+    pub(super) more_silent: u64,
+    pub(super) missing: Vec<pb::MissingReplica>,
+}
+
+impl Answers {
+    /// Returns a part of all answers; see [`Answered::part`].
+    pub(super) fn parts<T>(
+        self,
+        part: impl Fn(pb::Inspection) -> Option<T>,
+        error: impl Fn(&T) -> &str,
+    ) -> Parts<T> {
+        let mut parts = Parts {
+            asked: self.nodes.len() as u64,
+            answered: Vec::new(),
+            silent: Vec::new(),
+            more_silent: 0,
+            missing: self.missing,
+        };
+        for (node, answered) in self.nodes {
+            match answered.part(&part, &error) {
+                Ok(found) => parts.answered.push((node, found)),
+                Err(_) if parts.silent.len() == SILENT => parts.more_silent += 1,
+                Err(reason) => parts.silent.push(pb::SilentNode {
+                    node: node.to_string(),
+                    reason,
+                }),
+            }
+        }
+        parts
+    }
 }
 
 /// Asks the agents of all nodes, or of those that `wanted` names.

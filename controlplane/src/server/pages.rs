@@ -186,9 +186,14 @@ impl<'a> Picture<'a> {
         }
     }
 
+    /// Returns whether a replica that did not answer may serve a node.
+    fn may_be_elsewhere(&self, node: &Node<'_>) -> bool {
+        !self.others.missing.is_empty() && !node.is_connected()
+    }
+
     /// Returns the state of a node, as [`Picture::status`] has it.
     fn state(&self, name: &NodeName, node: &Node<'_>) -> pb::NodeState {
-        if !self.others.missing.is_empty() && !node.is_connected() {
+        if self.may_be_elsewhere(node) {
             return pb::NodeState::Unknown;
         }
         let elsewhere = node
@@ -211,7 +216,7 @@ impl<'a> Picture<'a> {
             let (record, facts) = (node.record.as_deref(), node.facts.as_deref());
             node_status(self.hub, name, record, facts, self.stranger(facts))
         });
-        if !self.others.missing.is_empty() && !node.is_connected() {
+        if self.may_be_elsewhere(node) {
             status.state = pb::NodeState::Unknown.into();
             MAY_BE_ELSEWHERE.clone_into(&mut status.last_error);
         }

@@ -12,7 +12,7 @@ use tonic::Status;
 
 use super::closing;
 use super::inquiry::{self, Answers};
-use super::status::{MAX_NAME, unknown};
+use super::status::{bounded_names, known_node, unknown};
 use crate::fleet::label;
 use crate::hub::Hub;
 use crate::index::{PortView, ServiceDetail};
@@ -81,17 +81,12 @@ pub(super) async fn probe(
     peers: Option<&Peers>,
     request: &pb::ProbeRequest,
 ) -> Result<pb::ProbeReport, Status> {
-    let longest = [
+    bounded_names(&[
         &request.namespace,
         &request.name,
         &request.node,
         &request.port,
-    ];
-    if longest.iter().any(|text| text.len() > MAX_NAME) {
-        return Err(Status::invalid_argument(
-            "the name is longer than names are",
-        ));
-    }
+    ])?;
     let name = match request.name.as_str() {
         "" => ServiceName::new(CANARY.0, CANARY.1),
         name => ServiceName::new(&request.namespace, name),
@@ -100,10 +95,8 @@ pub(super) async fn probe(
     let detail = detail.ok_or_else(|| unknown(&name))?;
     let views = views(&name, &detail, &request.port)?;
     let node = request.node.as_str();
-    if !node.is_empty() && !hub.store.knows(node) && hub.fleet.record(node).is_none() {
-        return Err(Status::not_found(format!(
-            "no node {node:?} is known: kpctl get nodes lists them"
-        )));
+    if !node.is_empty() {
+        known_node(hub, node)?;
     }
     let facts = hub.store.nodes();
     let plan = |of: &NodeName, all: &[NodeName]| plan(&views, of, all, &facts);

@@ -16,7 +16,7 @@ use tonic::{Request, Response, Status};
 pub(super) use history::of_own_agents;
 
 use super::millis;
-use super::status::{MAX_NAME, charge, cost};
+use super::status::{bounded_names, charge, cost};
 use crate::hub::Hub;
 use crate::peers::Peers;
 
@@ -37,6 +37,21 @@ impl RecorderServer {
     pub fn new(hub: Arc<Hub>, peers: Option<Arc<Peers>>) -> Self {
         Self { hub, peers }
     }
+}
+
+/// Returns the latest changes of a Service, newest first, with the times of this replica's agents.
+pub(crate) fn recorded_changes(
+    hub: &Hub,
+    service: &ServiceName,
+    limit: u32,
+) -> Vec<pb::ServiceChange> {
+    let request = pb::ServiceHistoryRequest {
+        namespace: service.namespace.to_string(),
+        name: service.name.to_string(),
+        limit,
+        ..pb::ServiceHistoryRequest::default()
+    };
+    of_own_agents(hub, &request).changes
 }
 
 /// Returns the limit that a question means.
@@ -119,10 +134,6 @@ impl RecorderService for RecorderServer {
 
 /// Returns the Service of a question.
 pub(super) fn service_name(request: &pb::ServiceHistoryRequest) -> Result<ServiceName, Status> {
-    if request.namespace.len().max(request.name.len()) > MAX_NAME {
-        return Err(Status::invalid_argument(
-            "the name is longer than names are",
-        ));
-    }
+    bounded_names(&[&request.namespace, &request.name])?;
     Ok(ServiceName::new(&request.namespace, &request.name))
 }

@@ -15,8 +15,8 @@ use super::others::Others;
 use super::pages::Picture;
 use super::questions::Answers;
 use super::{
-    affinity, approval, attempts, closing, convergence, drain, freeze, probe, questions, rollback,
-    rollout, services, views, whatif, why,
+    affinity, approval, attempts, closing, convergence, drain, freeze, probe, proxied, questions,
+    rollback, rollout, services, views, whatif, why,
 };
 use crate::findings::Finding;
 use crate::fleet::More;
@@ -247,11 +247,7 @@ impl StatusService for StatusServer {
         charge(&request, self.nodes_cost())?;
         let visitor = request.extensions().get::<Visitor>().cloned();
         let request = request.into_inner();
-        if request.namespace.len().max(request.name.len()) > MAX_NAME {
-            return Err(Status::invalid_argument(
-                "the name is longer than names are",
-            ));
-        }
+        bounded_names(&[&request.namespace, &request.name])?;
         let name = ServiceName::new(&request.namespace, &request.name);
         let (outbox, stream) = mpsc::channel(1);
         let last = outbox.clone();
@@ -334,6 +330,15 @@ impl StatusService for StatusServer {
         Ok(Response::new(answer.await?))
     }
 
+    async fn get_proxied(
+        &self,
+        request: Request<pb::ProxiedRequest>,
+    ) -> Result<Response<pb::ProxiedAnswer>, Status> {
+        charge(&request, self.asking_cost())?;
+        let answer = proxied::ask(&self.hub, self.peers.as_deref(), request.get_ref());
+        Ok(Response::new(answer.await?))
+    }
+
     async fn forget_client(
         &self,
         request: Request<pb::AffinityRequest>,
@@ -368,6 +373,30 @@ impl StatusService for StatusServer {
 
 pub(super) fn unknown(name: &ServiceName) -> Status {
     Status::not_found(format!("no Service {name} is known"))
+}
+
+pub(super) fn unknown_node(node: &str) -> Status {
+    Status::not_found(format!(
+        "no node {node:?} is known: kpctl get nodes lists them"
+    ))
+}
+
+/// Refuses a node that neither exists nor has had an agent.
+pub(super) fn known_node(hub: &Hub, node: &str) -> Result<(), Status> {
+    match hub.store.knows(node) || hub.fleet.record(node).is_some() {
+        true => Ok(()),
+        false => Err(unknown_node(node)),
+    }
+}
+
+/// Refuses names that are longer than names of objects are.
+pub(super) fn bounded_names(names: &[&str]) -> Result<(), Status> {
+    match names.iter().all(|name| name.len() <= MAX_NAME) {
+        true => Ok(()),
+        false => Err(Status::invalid_argument(
+            "the name is longer than names are",
+        )),
+    }
 }
 
 /// Number of objects in an answer that cost as much as the question itself.

@@ -13,6 +13,7 @@ use super::issues::Issues;
 use super::pages::Picture;
 use super::questions::Answers;
 use super::standing::{Standing, Standings};
+use super::status::unknown_node;
 use super::{confidence, millis};
 use crate::findings::{self, Finding, Place};
 use crate::fleet::{AgentRecord, LatencySummary, holding};
@@ -305,6 +306,7 @@ pub(super) fn service(store: &Store, view: &PortView) -> pb::ServiceView {
             .ipvs_scheduler
             .map(|scheduler| scheduler.to_string())
             .unwrap_or_default(),
+        proxied: port.proxied.as_deref().map(Into::into),
     }
 }
 
@@ -388,11 +390,9 @@ pub(super) fn on_node(
                     "there are several nodes: say which one handles the packet (--via NODE)",
                 )
             }),
-        wanted => nodes.find(|(name, _)| ***name == *wanted).ok_or_else(|| {
-            Status::not_found(format!(
-                "no node {wanted:?} is known: kpctl get nodes lists them"
-            ))
-        }),
+        wanted => nodes
+            .find(|(name, _)| ***name == *wanted)
+            .ok_or_else(|| unknown_node(wanted)),
     };
     let (name, node) = found?;
     let here = node

@@ -14,6 +14,8 @@ mod kernel;
 pub mod nftables;
 pub mod noop;
 mod places;
+mod pod_interface;
+pub mod userspace;
 mod virtual_servers;
 
 use std::os::fd::OwnedFd;
@@ -28,12 +30,14 @@ pub use self::description::{Description, Failures, ModeMetrics};
 use self::driver::{DataPath, Driver, Unusable};
 pub use self::dry::{DryRun, Plans};
 pub use self::kernel::{KernelState, Target};
+pub use self::pod_interface::PodInterface;
+pub use self::userspace::UserspaceSettings;
 pub use self::virtual_servers::{
     Connections, Drain, Inspection, RealServer, ServerCounts, VirtualServer,
 };
 use crate::error::chain;
 use crate::plan::{NodePlan, ServicePlan};
-use kplane_netlink::{Errno, NfSocket};
+use kplane_netlink::{Errno, NetlinkError, NfSocket};
 
 /// A change of one family, as the engine hands it to a backend.
 #[derive(Clone, Copy, Debug)]
@@ -140,14 +144,18 @@ pub struct OpenError {
     pub reason: String,
 }
 
+/// Asks the kernel for something that only a process gets that may change rules.
+fn ask_kernel() -> Result<(), NetlinkError> {
+    NfSocket::open()?.generation().map(drop)
+}
+
 /// Checks that this process may change rules at all. Without this check, a missing privilege would show up as
 /// many missing kernel features.
 ///
 /// # Errors
 /// [`OpenError`].
 pub(in crate::backend) fn check_privilege(backend: &'static str) -> Result<(), OpenError> {
-    let asked = NfSocket::open().and_then(|mut socket| socket.generation());
-    match asked.err().and_then(|error| error.errno()) {
+    match ask_kernel().err().and_then(|error| error.errno()) {
         Some(Errno::EPERM) => Err(OpenError {
             backend,
             reason: "not permitted to change rules: CAP_NET_ADMIN is missing in the user namespace that \
@@ -219,6 +227,8 @@ pub struct Backend {
     pub knows_pods: bool,
     /// The clients for which policy Local counts.
     pub local_rule: LocalRule,
+    /// The userspace proxy, which ends with the sides.
+    pub proxy: userspace::ProxyHandle,
 }
 
 impl Backend {
@@ -233,6 +243,7 @@ impl Backend {
             serving: None,
             knows_pods: false,
             local_rule: LocalRule::default(),
+            proxy: userspace::ProxyHandle::default(),
         }
     }
 
@@ -323,6 +334,10 @@ pub enum Kind {
     Iptables,
     /// kube-proxy's virtual servers and IP sets, and rules for them.
     Ipvs,
+    /// A proxy in the agent, and nftables behind it.
+    Userspace,
+    /// Sockets of the agent on loopback addresses and node ports, without any right.
+    UserspaceLoopback,
     /// No data path: accepts everything and does nothing, for tests and dry runs.
     Noop,
 }
@@ -345,6 +360,8 @@ pub struct Settings {
     pub probe_interval: Duration,
     /// Settings of ipvs alone.
     pub ipvs: ipvs::IpvsSettings,
+    /// Settings of the userspace backend alone.
+    pub userspace: UserspaceSettings,
 }
 
 impl Settings {
@@ -362,54 +379,8 @@ impl Default for Settings {
             iptables_layout: iptables::Layout::default(),
             probe_interval: Self::PROBE_INTERVAL,
             ipvs: ipvs::IpvsSettings::default(),
+            userspace: UserspaceSettings::default(),
         }
-    }
-}
-
-/// The interfaces of pods (`detectLocalMode` `BridgeInterface` and `InterfaceNamePrefix`): one interface, or
-/// all whose names have a common prefix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PodInterface {
-    /// Padded with zeros: `IFNAMSIZ` (linux/if.h).
-    name: [u8; 16],
-    /// Number of bytes of `name` to compare: all 16 for one interface, fewer for a prefix.
-    len: u8,
-}
-
-impl PodInterface {
-    /// Longest name of an interface, in bytes: `IFNAMSIZ` without the terminating zero.
-    pub const MAX_NAME: usize = 15;
-
-    /// Returns one interface, or all whose names begin with `name` if `prefix` is set. `None` for names that
-    /// the kernel forbids, and for names with quotes, `\` or `*`, which can only be a mistake.
-    #[must_use]
-    pub fn new(name: &str, prefix: bool) -> Option<Self> {
-        let allowed = |b: u8| b.is_ascii_graphic() && !b"/:*\"'`\\".contains(&b);
-        let fits = (1..=Self::MAX_NAME).contains(&name.len());
-        if !fits || !name.bytes().all(allowed) || name == "." || name == ".." {
-            return None;
-        }
-        let mut padded = [0; 16];
-        padded[..name.len()].copy_from_slice(name.as_bytes());
-        let len = if prefix { name.len() } else { padded.len() };
-        Some(Self {
-            name: padded,
-            len: u8::try_from(len).ok()?,
-        })
-    }
-
-    /// Returns the name, and whether it is a prefix.
-    fn pattern(&self) -> (&str, bool) {
-        let prefix = usize::from(self.len) < self.name.len();
-        let end = self.name.iter().position(|b| *b == 0);
-        let name = &self.name[..end.unwrap_or(self.name.len())];
-        // The constructor takes ASCII only.
-        (std::str::from_utf8(name).unwrap_or_default(), prefix)
-    }
-
-    /// Returns the bytes with which an interface's name, padded with zeros, must begin.
-    fn bytes(&self) -> &[u8] {
-        &self.name[..usize::from(self.len)]
     }
 }
 
@@ -420,15 +391,24 @@ impl Kind {
     /// The reason why that cannot be known.
     pub fn look_up(self, target: Target) -> Result<KernelState, String> {
         match self {
-            Self::Nftables => nftables::look_up(target).map_err(|error| chain(&error)),
+            Self::Nftables | Self::Userspace => {
+                nftables::look_up(target).map_err(|error| chain(&error))
+            }
             Self::Iptables => iptables::look_up(target).map_err(|error| chain(&error)),
             Self::Ipvs => ipvs::look_up(target).map_err(|error| chain(&error)),
-            Self::Noop => Err("the agent programs no kernel".to_owned()),
+            Self::UserspaceLoopback | Self::Noop => Err("the agent programs no kernel".to_owned()),
         }
     }
 
     /// All backends.
-    pub const ALL: [Self; 4] = [Self::Nftables, Self::Iptables, Self::Ipvs, Self::Noop];
+    pub const ALL: [Self; 6] = [
+        Self::Nftables,
+        Self::Iptables,
+        Self::Ipvs,
+        Self::Userspace,
+        Self::UserspaceLoopback,
+        Self::Noop,
+    ];
 
     /// Returns the backend of this name.
     #[must_use]
@@ -445,7 +425,28 @@ impl Kind {
             Self::Nftables => &nftables::DESCRIPTION,
             Self::Iptables => &iptables::DESCRIPTION,
             Self::Ipvs => &ipvs::DESCRIPTION,
+            Self::Userspace => &userspace::CAPTURE,
+            Self::UserspaceLoopback => &userspace::LOOPBACK,
             Self::Noop => &noop::DESCRIPTION,
+        }
+    }
+
+    /// Returns the way of the userspace backend for which this process has the rights; other backends as they are.
+    #[must_use]
+    pub fn within_rights(self) -> Self {
+        if self != Self::Userspace {
+            return self;
+        }
+        match ask_kernel() {
+            Ok(()) => self,
+            Err(error) => {
+                let backend = userspace::LOOPBACK.name;
+                tracing::info!(
+                    %error,
+                    "this process cannot change rules: Services are at loopback addresses (backend {backend})"
+                );
+                Self::UserspaceLoopback
+            }
         }
     }
 
@@ -454,7 +455,11 @@ impl Kind {
         match self {
             Self::Ipvs if settings.ipvs.strict_local => LocalRule::Strict,
             Self::Ipvs => LocalRule::FallsBack,
-            Self::Nftables | Self::Iptables | Self::Noop => LocalRule::BySender,
+            Self::Nftables
+            | Self::Iptables
+            | Self::Userspace
+            | Self::UserspaceLoopback
+            | Self::Noop => LocalRule::BySender,
         }
     }
 
@@ -467,7 +472,19 @@ impl Kind {
             Self::Nftables => nftables::open(settings)?,
             Self::Iptables => iptables::open(settings)?,
             Self::Ipvs => ipvs::open(settings)?,
-            Self::Noop => noop::open(),
+            Self::Userspace => userspace::open_captured(settings)?,
+            Self::UserspaceLoopback => userspace::open_loopback(settings)?,
+            Self::Noop => {
+                // Connections of an earlier backend end.
+                drop(settings.userspace.inheritance.take());
+                noop::open()
+            }
+        };
+        let backend = match self {
+            Self::Nftables | Self::Iptables | Self::Ipvs => {
+                userspace::on_request(backend, settings)
+            }
+            Self::Userspace | Self::UserspaceLoopback | Self::Noop => backend,
         };
         Ok(Backend {
             knows_pods: settings.pod_interface.is_some(),

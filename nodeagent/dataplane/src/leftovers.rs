@@ -15,6 +15,7 @@ mod rules;
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::net::IpAddr;
 
 use kplane_model::{Cidr, Family};
 
@@ -26,6 +27,7 @@ use crate::backend::iptables::{Flavour, PacketCounts, remove_counters};
 use crate::backend::ipvs::left;
 use crate::backend::{Kind, Settings};
 pub use crate::process::RunError;
+use crate::proxy_address::proxy_address;
 use kplane_netlink::NetlinkError;
 use kplane_netlink::ipvs::ServerKey;
 
@@ -114,6 +116,14 @@ pub enum Problem {
     /// The link with the addresses of all Services.
     #[error("link kube-ipvs0: {0}; run `ip link delete kube-ipvs0`")]
     Link(NetlinkError),
+    /// The address of the userspace proxy.
+    #[error("address {ip} of lo: {source}; run `ip address delete {ip} dev lo`")]
+    ProxyAddress {
+        /// The address.
+        ip: IpAddr,
+        /// The reason.
+        source: NetlinkError,
+    },
     /// The IP sets could not be listed.
     #[error("IP sets: {0}; see `ipset list -name`")]
     Sets(NetlinkError),
@@ -154,6 +164,8 @@ enum Item {
     Link,
     Set(String),
     Counters,
+    /// The address of the userspace proxy.
+    ProxyAddress(IpAddr),
 }
 
 /// Finds the leftovers of kube-proxy, and those of kplane's backends that do not serve any more. Without
@@ -210,6 +222,7 @@ pub fn ours(kind: Kind, settings: &Settings) -> Leftovers {
     if kind.describe().shares_names && PacketCounts::read() != PacketCounts::default() {
         found.items.push(Item::Counters);
     }
+    found.find_proxy_addresses();
     found
 }
 
@@ -293,6 +306,17 @@ impl Leftovers {
                     table: name(family),
                     reason: error.to_string(),
                 }),
+            }
+        }
+    }
+
+    fn find_proxy_addresses(&mut self) {
+        for family in Family::ALL {
+            let ip = proxy_address(family);
+            match objects::is_on_lo(ip) {
+                Ok(true) => self.items.push(Item::ProxyAddress(ip)),
+                Ok(false) => {}
+                Err(source) => self.problems.push(Problem::ProxyAddress { ip, source }),
             }
         }
     }
@@ -399,6 +423,9 @@ impl Item {
             Self::Set(name) => {
                 objects::remove_set(&name).map_err(|source| Problem::Set { name, source })
             }
+            Self::ProxyAddress(ip) => {
+                objects::remove_from_lo(ip).map_err(|source| Problem::ProxyAddress { ip, source })
+            }
             Self::Counters => {
                 // Nothing depends on counters: one that another program still uses stays.
                 remove_counters();
@@ -420,6 +447,7 @@ impl fmt::Display for Item {
             Self::Link => write!(f, "link {}", objects::LINK),
             Self::Set(name) => write!(f, "IP set {name}"),
             Self::Counters => f.write_str("packet counters (nfacct)"),
+            Self::ProxyAddress(ip) => write!(f, "address {ip} of lo"),
         }
     }
 }

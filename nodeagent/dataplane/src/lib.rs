@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! model -> plan (pure) -> backend (nftables, iptables, ipvs) -> kernel
+//!                            |-> userspace: the proxy of kplane-userproxy
 //!                            '-> conntrack: which flows a change made stale
 //! flows: how many lead to an endpoint
 //! leftovers: what kube-proxy or an earlier agent left
@@ -19,7 +20,10 @@ pub mod flows;
 mod ipvs_table;
 pub mod leftovers;
 pub mod obstacles;
+mod own_addresses;
 pub mod plan;
 mod process;
+mod proxy_address;
 
 pub use error::chain;
+pub use own_addresses::own_addresses;

@@ -14,49 +14,11 @@ pub use node::{NodePlan, NodeSettings, disjoint};
 pub use reserved::Reserved;
 pub use service::plan_service;
 
-use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 
-use kplane_model::{Cidr, EndpointAddr, IpvsScheduler, Protocol, ServiceKey, TrafficPolicy};
-
-/// A place where packets for a ServicePort arrive. At most one ServicePort owns a place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum FrontendAddr {
-    /// An address and port, wherever the packet enters.
-    Address {
-        /// ClusterIP, externalIP or load-balancer address.
-        ip: IpAddr,
-        /// The protocol.
-        protocol: Protocol,
-        /// The Service's port.
-        port: u16,
-    },
-    /// A port on the node's own addresses (A21).
-    NodePort {
-        /// The protocol.
-        protocol: Protocol,
-        /// The port.
-        port: u16,
-    },
-}
-
-impl fmt::Display for FrontendAddr {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Address { ip, protocol, port } => {
-                write!(
-                    f,
-                    "{}/{protocol}",
-                    EndpointAddr {
-                        ip: *ip,
-                        port: *port
-                    }
-                )
-            }
-            Self::NodePort { protocol, port } => write!(f, "node port {port}/{protocol}"),
-        }
-    }
-}
+pub use kplane_model::FrontendAddr;
+use kplane_model::{Cidr, EndpointAddr, IpvsScheduler, Proxied, ServiceKey, TrafficPolicy};
 
 /// The reason why packets arrive at a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -117,6 +79,8 @@ pub struct ServicePlan {
     pub affinity_timeout_s: Option<u32>,
     /// The ServicePort's own scheduler, for the ipvs backend (D7).
     pub ipvs_scheduler: Option<IpvsScheduler>,
+    /// The treatment that the Service asks of the userspace proxy; `None` = the node's backend serves it as all.
+    pub proxied: Option<Arc<Proxied>>,
     /// Port of the health check server on the node, which a firewall must let through (A22, A26).
     pub health_check_node_port: Option<u16>,
     /// Endpoints to which established flows may go on, whatever the policies (F2): selected endpoints,

@@ -146,6 +146,15 @@ impl Flow {
     }
 }
 
+/// Returns the request for the one UDP entry with these replies. The kernel answers with `ENOENT` if there is none.
+#[must_use]
+pub fn replied_by(reply: Tuple) -> Request {
+    let family = Family::of(reply.source.ip());
+    Request::new("get conntrack entry", GET, nfproto(family), |w| {
+        w.nest(CTA_TUPLE_REPLY, |w| write_tuple(w, reply));
+    })
+}
+
 /// The UDP entries of a family that the kernel should list. Kernels before 5.8 list all entries for
 /// any selection, so the caller must check each entry of an answer again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,6 +7,8 @@ use kplane_model::Family;
 use netlink_sys::protocols::NETLINK_ROUTE;
 use nix::net::if_::if_nametoindex;
 
+use nix::errno::Errno;
+
 use super::message::{Message, NLM_F_CREATE, NLM_F_EXCL, Request};
 use super::{Attributes, NetlinkError, NfSocket, Refusal, nfproto};
 
@@ -36,8 +38,16 @@ const IFADDRMSG_BYTES: usize = 8;
 const IFA_ADDRESS: u16 = 1;
 /// `IFA_LOCAL`: the address itself; `IFA_ADDRESS` may be the peer's.
 const IFA_LOCAL: u16 = 2;
+/// `IFA_CACHEINFO`: `struct ifa_cacheinfo`.
+const IFA_CACHEINFO: u16 = 6;
+const IFA_FLAGS: u16 = 8;
+/// Preferred for 0 s, and valid for ever; the rest is for answers.
+const DEPRECATED: [u8; 16] = [0, 0, 0, 0, 255, 255, 255, 255, 0, 0, 0, 0, 0, 0, 0, 0];
 /// `IFA_F_NODAD`: an IPv6 address is usable at once.
 const IFA_F_NODAD: u8 = 0x02;
+const IFA_F_NOPREFIXROUTE: u32 = 0x200;
+/// `RT_SCOPE_UNIVERSE`.
+const RT_SCOPE_UNIVERSE: u8 = 0;
 /// `RT_SCOPE_HOST`.
 const RT_SCOPE_HOST: u8 = 254;
 
@@ -112,6 +122,29 @@ impl Links {
         Ok(addresses)
     }
 
+    /// Adds an address that is valid on this host only; returns false if the link has it already. No packet gets it as its source,
+    /// unless it answers one that came to it: scope host keeps IPv4 from that, and a preferred lifetime of 0 keeps IPv6.
+    /// Table main gets no route to it: while Linux adds an IPv6 route, it fails to find routes with the same prefix for
+    /// a moment (`fib6_add_1` of net/ipv6/ip6_fib.c links a new node before it has children).
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn add_of_host(&mut self, link: u32, ip: IpAddr) -> Result<bool, NetlinkError> {
+        match self.socket.execute(address(link, ip, RT_SCOPE_HOST, true)) {
+            Err(error) if error.errno() == Some(Errno::EEXIST) => Ok(false),
+            result => result.map(|()| true),
+        }
+    }
+
+    /// Removes an address from a link.
+    ///
+    /// # Errors
+    /// [`NetlinkError`]; `EADDRNOTAVAIL` when the link does not have it.
+    pub fn remove(&mut self, link: u32, ip: IpAddr) -> Result<(), NetlinkError> {
+        let request = address(link, ip, RT_SCOPE_UNIVERSE, false);
+        self.socket.execute(request)
+    }
+
     /// Adds (`true`) or removes single addresses one by one, also after a refusal. Returns the
     /// refusals, and the number of bytes sent.
     ///
@@ -122,7 +155,9 @@ impl Links {
         link: u32,
         changes: &[(bool, IpAddr)],
     ) -> Result<(Vec<Refusal>, u64), NetlinkError> {
-        let requests = changes.iter().map(|(add, ip)| address(link, *ip, *add));
+        let requests = changes
+            .iter()
+            .map(|(add, ip)| address(link, *ip, RT_SCOPE_UNIVERSE, *add));
         self.socket.perform(&requests.collect::<Vec<_>>())
     }
 }
@@ -137,7 +172,7 @@ fn add_dummy(name: &str) -> Request {
 }
 
 /// Returns the request to add or remove one address with its full length as prefix.
-fn address(link: u32, ip: IpAddr, add: bool) -> Request {
+fn address(link: u32, ip: IpAddr, scope: u8, add: bool) -> Request {
     let family = Family::of(ip);
     let [index_0, index_1, index_2, index_3] = link.to_ne_bytes();
     let prefix = match family {
@@ -148,7 +183,6 @@ fn address(link: u32, ip: IpAddr, add: bool) -> Request {
         Family::V6 if add => IFA_F_NODAD,
         _ => 0,
     };
-    let scope = 0;
     let header = [
         nfproto(family),
         prefix,
@@ -170,6 +204,12 @@ fn address(link: u32, ip: IpAddr, add: bool) -> Request {
                 IpAddr::V6(ip) => w.bytes(kind, &ip.octets()),
             }
         }
+        if scope == RT_SCOPE_HOST && family == Family::V6 {
+            w.bytes(IFA_CACHEINFO, &DEPRECATED);
+            // Instead of those of the header, which has no room for the second one.
+            let flags = u32::from(IFA_F_NODAD) | IFA_F_NOPREFIXROUTE;
+            w.bytes(IFA_FLAGS, &flags.to_ne_bytes());
+        }
     });
     match add {
         true => request.flagged(NLM_F_CREATE | NLM_F_EXCL),
@@ -177,11 +217,24 @@ fn address(link: u32, ip: IpAddr, add: bool) -> Request {
     }
 }
 
+/// Returns the address that a link has lost, if a notification is about that.
+#[must_use]
+pub fn removed_address(message: Message<'_>) -> Option<LinkAddress> {
+    match message.kind {
+        RTM_DELADDR => read_address(message),
+        _ => None,
+    }
+}
+
 /// Reads one message of the list of addresses.
 fn parse_address(message: Message<'_>) -> Option<LinkAddress> {
-    if message.kind != RTM_NEWADDR {
-        return None;
+    match message.kind {
+        RTM_NEWADDR => read_address(message),
+        _ => None,
     }
+}
+
+fn read_address(message: Message<'_>) -> Option<LinkAddress> {
     let (header, attributes) = message.body.split_at_checked(IFADDRMSG_BYTES)?;
     let attributes = Attributes(attributes);
     let scope = *header.get(3)?;

@@ -1,10 +1,11 @@
 //! The kernel's notifications in this network namespace, in order: about nf_tables, every transaction that any program
-//! commits; about connection tracking, every connection that begins.
+//! commits; about connection tracking, every connection that begins; about links, every change of their addresses.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
+use netlink_sys::protocols::{NETLINK_NETFILTER, NETLINK_ROUTE};
+use netlink_sys::{Socket, SocketAddr};
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, setsockopt, sockopt};
 use socket2::{SockFilter, SockRef};
@@ -18,6 +19,8 @@ use super::socket::{DATAGRAM_BYTES, errno_of};
 const NFNLGRP_NFTABLES: u32 = 7;
 /// `NFNLGRP_CONNTRACK_NEW`.
 const NFNLGRP_CONNTRACK_NEW: u32 = 1;
+/// `RTNLGRP_IPV4_IFADDR` and `RTNLGRP_IPV6_IFADDR` (linux/rtnetlink.h).
+const OF_ADDRESSES: [u32; 2] = [5, 9];
 /// `NFNL_SUBSYS_NFTABLES << 8 | NFT_MSG_NEWGEN` (linux/netfilter/nf_tables.h): the last notification of a
 /// transaction.
 const NEWGEN: u16 = 10 << 8 | 15;
@@ -78,7 +81,11 @@ impl Monitor {
     /// # Errors
     /// [`NetlinkError::Open`]; `EPERM` without `CAP_NET_ADMIN`.
     pub fn open(own: u32) -> Result<Self, NetlinkError> {
-        Self::of_group(NFNLGRP_NFTABLES, &without_contents_of(own))
+        Self::of_groups(
+            NETLINK_NETFILTER,
+            &[NFNLGRP_NFTABLES],
+            &without_contents_of(own),
+        )
     }
 
     /// Opens a socket in this thread's network namespace that receives each connection that begins, once its first
@@ -87,12 +94,25 @@ impl Monitor {
     /// # Errors
     /// As [`Monitor::open`].
     pub fn of_connections() -> Result<Self, NetlinkError> {
-        Self::of_group(NFNLGRP_CONNTRACK_NEW, &[])
+        Self::of_groups(NETLINK_NETFILTER, &[NFNLGRP_CONNTRACK_NEW], &[])
     }
 
-    fn of_group(group: u32, filter: &[SockFilter]) -> Result<Self, NetlinkError> {
+    /// Opens a socket in this thread's network namespace that receives each change of addresses: messages for
+    /// [`removed_address`](crate::removed_address).
+    ///
+    /// # Errors
+    /// [`NetlinkError::Open`].
+    pub fn of_addresses() -> Result<Self, NetlinkError> {
+        Self::of_groups(NETLINK_ROUTE, &OF_ADDRESSES, &[])
+    }
+
+    fn of_groups(
+        protocol: isize,
+        groups: &[u32],
+        filter: &[SockFilter],
+    ) -> Result<Self, NetlinkError> {
         let open = |error: io::Error| NetlinkError::Open(errno_of(&error));
-        let mut socket = Socket::new(NETLINK_NETFILTER).map_err(open)?;
+        let mut socket = Socket::new(protocol).map_err(open)?;
         socket.bind_auto().map_err(open)?;
         socket.set_non_blocking(true).map_err(open)?;
         if setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER_BYTES).is_err() {
@@ -103,7 +123,9 @@ impl Monitor {
         if !filter.is_empty() {
             SockRef::from(&socket).attach_filter(filter).map_err(open)?;
         }
-        socket.add_membership(group).map_err(open)?;
+        for group in groups {
+            socket.add_membership(*group).map_err(open)?;
+        }
         Ok(Self {
             socket,
             datagram: Vec::with_capacity(DATAGRAM_BYTES),

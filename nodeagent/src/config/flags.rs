@@ -14,12 +14,13 @@ use super::absence::AbsenceFlags;
 use super::kube_proxy::{KubeProxyFlags, Note};
 use super::load::{Loaded, Loader, from_flags};
 use super::source::{ApiFlags, Source, SourceFlags};
+use super::userspace::UserspaceFlags;
+use super::value::interval;
 use super::{Checked, Config, ConfigError, Problem, Task, unset_mode};
 use crate::cleanup;
 use kplane_dataplane::backend;
 use kplane_dataplane::backend::iptables::Layout;
 use kplane_dataplane::leftovers::Ports;
-use kplane_kube_proxy_config::GoDuration;
 
 /// Longest name of a node in bytes: a DNS subdomain.
 const MAX_NODE_NAME: usize = 253;
@@ -203,11 +204,18 @@ struct DataPathFlags {
     /// ipvs forwards such packets.
     #[arg(long)]
     ipvs_drop_invalid: bool,
+
+    #[command(flatten)]
+    userspace: UserspaceFlags,
 }
 
 impl DataPathFlags {
     /// Returns the settings, changed as these flags say.
-    fn settings(&self, settings: backend::Settings) -> backend::Settings {
+    fn settings(
+        &self,
+        settings: backend::Settings,
+        cache_dir: Option<PathBuf>,
+    ) -> backend::Settings {
         backend::Settings {
             iptables_layout: self.iptables_layout,
             probe_interval: self.iptables_probe_interval,
@@ -217,6 +225,7 @@ impl DataPathFlags {
                 drop_invalid: self.ipvs_drop_invalid,
                 ..settings.ipvs
             },
+            userspace: self.userspace.settings(cache_dir),
             ..settings
         }
     }
@@ -235,14 +244,6 @@ fn service_name(text: &str) -> Result<ServiceName, &'static str> {
 
 fn truth(text: &str) -> Result<bool, &'static str> {
     super::kube_proxy::truth(text).ok_or("true or false")
-}
-
-fn interval(text: &str) -> Result<Duration, &'static str> {
-    let duration = text.parse::<GoDuration>().ok();
-    let duration = duration
-        .and_then(GoDuration::to_std)
-        .filter(|d| !d.is_zero());
-    duration.ok_or("must be a duration greater than 0, such as 2s")
 }
 
 impl Flags {
@@ -385,7 +386,9 @@ impl Flags {
             node_name,
             source,
             backend,
-            backend_settings: self.data_path.settings(settings.backend),
+            backend_settings: self
+                .data_path
+                .settings(settings.backend, self.absence.cache_dir(backend)),
             node_settings: settings.node,
             healthz: settings.healthz,
             metrics: settings.metrics,

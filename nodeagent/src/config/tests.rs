@@ -354,7 +354,7 @@ fn what_makes_no_sense_is_refused_in_one_line() {
         ),
         (
             "--control-plane localhost --proxy-mode kernelspace",
-            "--proxy-mode: kernelspace: is for Windows: must be nftables, iptables, ipvs or empty",
+            "--proxy-mode: kernelspace: is for Windows: must be nftables, iptables, ipvs, userspace or empty",
         ),
         (
             "--control-plane localhost --node-name a_b",
@@ -398,6 +398,7 @@ fn i1_the_mode_chooses_the_backend() {
         ("", backend::Kind::Nftables, vec![]),
         ("--proxy-mode nftables", backend::Kind::Nftables, vec![]),
         ("--proxy-mode ipvs", backend::Kind::Ipvs, everything.clone()),
+        ("--proxy-mode userspace", backend::Kind::Userspace, vec![]),
         ("--proxy-mode iptables", backend::Kind::Iptables, everything),
         (
             "--proxy-mode iptables --nodeport-addresses primary",

@@ -9,8 +9,8 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
 use super::counters::{Distribution, Gauge};
-use super::numbers::Numbers;
-use super::{FamilyCounters, Histogram, Sources, connections};
+use super::numbers::{Numbers, float};
+use super::{FamilyCounters, Histogram, Sources, connections, proxy};
 use crate::healthz::Outcomes;
 use kplane_dataplane::backend::iptables::PacketCounts;
 use kplane_dataplane::backend::{Failures, RuleCounts};
@@ -284,6 +284,9 @@ impl Collector for Agent {
         self.state(&mut to, &report)?;
         self.work(&mut to, &report)?;
         self.service_health(&mut to)?;
+        if let Some(proxy) = self.0.proxy.get() {
+            proxy::write(&proxy, &mut to)?;
+        }
         if let Some(connections) = &self.0.connections {
             connections::write(connections, &mut to)?;
         }
@@ -463,10 +466,4 @@ impl Agent {
 /// Converts milliseconds since 1970 to seconds.
 fn seconds(ms: u64) -> f64 {
     float(ms) / 1_000.0
-}
-
-/// Converts a number; exact up to 2^53, which is the format's own limit.
-#[expect(clippy::cast_precision_loss, reason = "the format has nothing else")]
-fn float(value: u64) -> f64 {
-    value as f64
 }

@@ -3,9 +3,9 @@
 use std::fmt;
 
 use kplane_http::metrics::{Labels, Name};
-use kplane_model::Family;
 use prometheus_client::encoding::DescriptorEncoder;
 
+use super::numbers::float;
 use crate::service_connections::ServiceConnections;
 
 /// Writes the connections by ServicePort.
@@ -15,16 +15,12 @@ pub(super) fn write(
 ) -> fmt::Result {
     let (counts, losses) = connections.read();
     let labelled = counts.iter().map(|(key, count)| {
-        let family = match key.family {
-            Family::V4 => "IPv4",
-            Family::V6 => "IPv6",
-        };
         let labels = [
             ("namespace", &*key.service.namespace),
             ("service", &*key.service.name),
             ("port", &*key.port_name),
             ("protocol", key.protocol.as_str()),
-            ("ip_family", family),
+            ("ip_family", key.family.as_str()),
         ];
         (labels, float(*count))
     });
@@ -40,10 +36,4 @@ pub(super) fn write(
         "Times when connections were not counted, because the kernel reported more than the agent could read",
     )
     .counter(to, [(&[] as &Labels<'_>, float(losses))])
-}
-
-/// Converts a number; exact up to 2^53, which is the format's own limit.
-#[expect(clippy::cast_precision_loss, reason = "the format has nothing else")]
-fn float(value: u64) -> f64 {
-    value as f64
 }

@@ -1,4 +1,4 @@
-//! The numbers of a report.
+//! The numbers of a report, and how numbers are written.
 
 use crate::connection::Connection;
 use crate::desired::{Counts, Position};
@@ -57,4 +57,10 @@ impl Numbers {
             older_states: connection.older_states,
         }
     }
+}
+
+/// Converts a number; exact up to 2^53, which is the format's own limit.
+#[expect(clippy::cast_precision_loss, reason = "the format has nothing else")]
+pub(super) fn float(value: u64) -> f64 {
+    value as f64
 }

@@ -102,6 +102,7 @@ impl Rig {
             conntrack: conntrack.clone(),
             backend,
             connections: None,
+            proxy: ProxyHandle::default(),
         };
         let configuration = KubeProxyConfiguration {
             mode: backend.name.into(),

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use kplane_dataplane::backend::userspace::Proxy;
 use kplane_dataplane::backend::{AffinityClient, AffinityPort, Kind};
 use kplane_model::{EndpointAddr, parse_ip};
 use kplane_proto::v1 as pb;
@@ -14,15 +15,23 @@ const ADDRESSES: usize = 64;
 const ENDPOINTS: usize = 256;
 
 /// Reads the clients that a question means, and forgets one if it shall. Blocks.
-pub(crate) fn answer(backend: &str, question: &pb::AffinityQuestion) -> pb::Affinity {
-    let answered = try_answer(backend, question);
+pub(crate) fn answer(
+    backend: &str,
+    proxy: Option<&Proxy>,
+    question: &pb::AffinityQuestion,
+) -> pb::Affinity {
+    let answered = try_answer(backend, proxy, question);
     answered.unwrap_or_else(|error| pb::Affinity {
         error,
         ..pb::Affinity::default()
     })
 }
 
-fn try_answer(backend: &str, question: &pb::AffinityQuestion) -> Result<pb::Affinity, String> {
+fn try_answer(
+    backend: &str,
+    proxy: Option<&Proxy>,
+    question: &pb::AffinityQuestion,
+) -> Result<pb::Affinity, String> {
     let unknown = || "the agent does not understand the question".to_owned();
     let kind = Kind::named(backend).ok_or_else(unknown)?;
     let ports = question.ports.iter().take(PORTS).map(port);
@@ -31,10 +40,16 @@ fn try_answer(backend: &str, question: &pb::AffinityQuestion) -> Result<pb::Affi
         "" => None,
         text => Some(parse_ip(text).map_err(|_| unknown())?),
     };
-    let known = kind.remembered(&ports, client)?;
+    let known = match proxy {
+        Some(proxy) => kind.remembered_by(proxy, &ports, client)?,
+        None => kind.remembered(&ports, client)?,
+    };
     let mut forgotten = false;
     if let (true, Some(client), [_, ..]) = (question.forget, client, known.clients.as_slice()) {
-        kind.forget(&ports, client)?;
+        match proxy {
+            Some(proxy) => kind.forget_by(proxy, &ports, client)?,
+            None => kind.forget(&ports, client)?,
+        }
         tracing::info!(%client, service = %ports[0].key.service, "forgot a client, as an operator wanted");
         forgotten = true;
     }

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use kplane_dataplane::backend::Kind;
 use kplane_dataplane::flows::{Count, Target, count};
-use kplane_model::{Protocol, parse_ip};
+use kplane_model::parse_ip;
+use kplane_proto::convert::protocol;
 use kplane_proto::v1 as pb;
 
 /// Maximum number of targets in a question.
@@ -45,17 +46,11 @@ fn try_counts(backend: &str, question: &pb::FlowQuestion) -> Result<pb::FlowCoun
 
 fn target(target: &pb::FlowTarget) -> Option<Target> {
     let port = u16::try_from(target.port).ok()?;
-    let protocol = match target.protocol() {
-        pb::Protocol::Tcp => Some(Protocol::Tcp),
-        pb::Protocol::Udp => Some(Protocol::Udp),
-        pb::Protocol::Sctp => Some(Protocol::Sctp),
-        pb::Protocol::Unspecified => None,
-    };
     Some(Target {
         ip: parse_ip(&target.address).ok()?,
         port: match port {
             0 => None,
-            port => Some((protocol?, port)),
+            port => Some((protocol(target.protocol).ok()?, port)),
         },
     })
 }

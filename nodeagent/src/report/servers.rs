@@ -2,13 +2,14 @@
 
 use std::net::SocketAddr;
 
+use kplane_proto::convert::{family, protocol};
 use kplane_proto::v1 as pb;
 use prost::Message as _;
 
 use kplane_dataplane::backend::{
     Drain, Inspection, KernelState, Kind, RealServer, ServerCounts, Target, VirtualServer,
 };
-use kplane_model::{EndpointAddr, Family, Protocol, parse_ip};
+use kplane_model::{EndpointAddr, parse_ip};
 
 /// Most bytes of a family's draining servers in a report.
 const DRAINS_BYTES: usize = 16 << 10;
@@ -90,20 +91,11 @@ pub(crate) fn kernel(backend: &str, destination: &pb::Destination) -> pb::Kernel
 
 /// Returns the destination that a question means.
 fn target(destination: &pb::Destination) -> Option<Target> {
-    let protocol = match destination.protocol() {
-        pb::Protocol::Tcp => Protocol::Tcp,
-        pb::Protocol::Udp => Protocol::Udp,
-        pb::Protocol::Sctp => Protocol::Sctp,
-        pb::Protocol::Unspecified => return None,
-    };
+    let protocol = protocol(destination.protocol).ok()?;
     let port = u16::try_from(destination.port).ok()?;
     Some(match destination.address.as_str() {
         "" => Target::NodePort {
-            family: match destination.family() {
-                pb::Family::Ipv4 => Family::V4,
-                pb::Family::Ipv6 => Family::V6,
-                pb::Family::Unspecified => return None,
-            },
+            family: family(destination.family).ok()?,
             protocol,
             port,
         },

@@ -7,7 +7,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use kplane_model::{Cidr, Family};
 use nix::errno::Errno;
-use nix::ifaddrs::getifaddrs;
 use nix::sys::socket::{setsockopt, sockopt};
 use tokio::net::{TcpListener, TcpSocket};
 
@@ -79,14 +78,13 @@ fn any(family: Family) -> IpAddr {
 /// Returns the addresses of the node's interfaces, without those that are valid only with an
 /// interface.
 fn own_addresses() -> io::Result<Vec<IpAddr>> {
-    let addresses = getifaddrs()?.filter_map(|interface| {
-        let address = interface.address?;
-        if let Some(v4) = address.as_sockaddr_in() {
-            return Some(IpAddr::V4(v4.ip()));
-        }
-        let v6 = address.as_sockaddr_in6()?.ip();
-        (!v6.is_unicast_link_local()).then_some(IpAddr::V6(v6))
-    });
+    let is_plain = |ip: &IpAddr| match ip {
+        IpAddr::V4(_) => true,
+        IpAddr::V6(ip) => !ip.is_unicast_link_local(),
+    };
+    let addresses = kplane_dataplane::own_addresses::<Vec<IpAddr>>()?
+        .into_iter()
+        .filter(is_plain);
     Ok(addresses.collect())
 }
 

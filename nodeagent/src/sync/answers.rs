@@ -6,7 +6,7 @@ use tokio::task::spawn_blocking;
 
 use crate::attempts;
 use crate::engine::{Engine, Stopped};
-use crate::report::{affinity, flows, servers};
+use crate::report::{affinity, flows, proxied, servers};
 
 /// Answers a question. Kernels are asked on threads for such work, and the data path does not wait.
 pub(super) async fn answer(
@@ -32,8 +32,13 @@ pub(super) async fn answer(
         answer.flows = counting.await.ok();
     }
     if let Some(question) = question.affinity {
-        let reading = spawn_blocking(move || affinity::answer(backend, &question));
+        let proxy = engine.proxy();
+        let reading =
+            spawn_blocking(move || affinity::answer(backend, proxy.get().as_deref(), &question));
         answer.affinity = reading.await.ok();
+    }
+    if let Some(question) = question.proxied {
+        answer.proxied = Some(proxied::answer(engine.proxy().get().as_deref(), question));
     }
     answer.attempts = attempts::connect(&question.attempts).await;
     Ok(answer)

@@ -12,4 +12,5 @@ mod claim;
 mod cleanup;
 mod leftovers;
 mod privilege;
+mod proxied;
 mod unset_mode;

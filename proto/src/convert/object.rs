@@ -1,5 +1,7 @@
 //! Objects of the desired state.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use kplane_model::{
     DesiredKey, DesiredObject, Family, IpvsScheduler, LocalEndpoint, LocalEndpoints, NodeFacts,
@@ -118,7 +120,11 @@ pub fn family(value: i32) -> Result<Family, ConvertError> {
     }
 }
 
-fn protocol(value: i32) -> Result<Protocol, ConvertError> {
+/// Converts a protocol from the wire.
+///
+/// # Errors
+/// [`ConvertError`] for a number that is no protocol.
+pub fn protocol(value: i32) -> Result<Protocol, ConvertError> {
     match pb::Protocol::try_from(value) {
         Ok(pb::Protocol::Tcp) => Ok(Protocol::Tcp),
         Ok(pb::Protocol::Udp) => Ok(Protocol::Udp),
@@ -195,6 +201,7 @@ impl From<&ServiceProgram> for pb::ServiceProgram {
                 .ipvs_scheduler
                 .map(|scheduler| scheduler.as_str().to_owned())
                 .unwrap_or_default(),
+            proxied: port.proxied.as_deref().map(Into::into),
         }
     }
 }
@@ -238,6 +245,10 @@ impl TryFrom<pb::ServiceProgram> for ServiceProgram {
                 wire.health_check_node_port,
             )?,
             ipvs_scheduler: scheduler(&wire.ipvs_scheduler)?,
+            proxied: wire
+                .proxied
+                .map(|asked| asked.try_into().map(Arc::new))
+                .transpose()?,
             key,
         };
         Ok(Self {

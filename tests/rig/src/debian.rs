@@ -12,7 +12,7 @@ use crate::process::output;
 ///
 /// # Errors
 /// This is no Debian system, the archive does not have the package, or the folder is not writable.
-pub(crate) fn unpack(package: &str, into: &Path) -> Result<()> {
+pub fn unpack(package: &str, into: &Path) -> Result<()> {
     fs::create_dir_all(into).with_context(|| format!("create {}", into.display()))?;
     let fresh = tempfile::tempdir_in(into).context("a folder for the download")?;
     // Package lists that are older than the archive name files that are gone from it.

@@ -39,7 +39,7 @@ pub mod browser;
 pub mod capture;
 pub mod client;
 pub mod cluster;
-mod debian;
+pub mod debian;
 pub mod echo;
 pub mod flood;
 pub mod harness;

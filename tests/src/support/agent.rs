@@ -1,8 +1,11 @@
 //! The backend under test, in a node's namespace.
 
+use std::sync::Arc;
+
 use anyhow::{Result, ensure};
 use kplane_dataplane::backend::Verification;
 use kplane_dataplane::backend::ipvs::{self, Budget};
+use kplane_dataplane::backend::userspace::Proxy;
 use kplane_dataplane::backend::{Applied, Backend, Change, Failure, Kind, Settings};
 use kplane_dataplane::conntrack::{Cleaner, ConntrackCounts};
 use kplane_dataplane::leftovers;
@@ -97,11 +100,22 @@ impl Agent {
 
     /// A new process takes over: nothing is remembered but what the kernel holds.
     pub fn restart(&mut self) -> Result<()> {
+        self.end();
         self.backend = open(self.kind, &self.ns, &self.backend_settings)?;
         if self.conntrack.is_some() {
             self.clean_conntrack()?;
         }
         Ok(())
+    }
+
+    /// Returns the userspace proxy, if the backend has one.
+    pub fn proxy(&self) -> Option<Arc<Proxy>> {
+        self.backend.proxy.get()
+    }
+
+    /// Ends the agent's process, as far as the kernel can see.
+    pub fn end(&mut self) {
+        self.backend = kplane_dataplane::backend::noop::open();
     }
 
     /// The same with a backend of IPVS that stops for good when a budget is used up.

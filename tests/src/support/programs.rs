@@ -28,7 +28,9 @@ const LOCK: &str = "/run/xtables.lock";
 pub fn run(node: &NetNs, family: Family, verb: &str, arguments: &str) -> Result<String> {
     let kind = match UnderTest::current()? {
         UnderTest::IptablesLegacy => "legacy",
-        UnderTest::IptablesNft | UnderTest::Nftables | UnderTest::Ipvs => "nft",
+        UnderTest::IptablesNft | UnderTest::Nftables | UnderTest::Userspace | UnderTest::Ipvs => {
+            "nft"
+        }
     };
     let base = match family {
         Family::V4 => "iptables",

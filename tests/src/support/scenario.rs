@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::thread;
 
 use anyhow::{Result, anyhow, ensure};
-use kplane_model::{Family, TrafficPolicy};
+use kplane_model::{Family, Protocol, TrafficPolicy};
 use kplane_rig::ask::Expect;
 use kplane_rig::vm;
 
@@ -211,10 +211,15 @@ impl Cell<'_> {
         ensure!(!endpoints.is_empty(), "{}: nobody to reach", self.question);
         let own = client.source(family);
         let of_node = [node_ip(client.node(), family), second_ip(family)];
+        // The proxy's connection is the node's own.
+        let proxied = UnderTest::current()? == UnderTest::Userspace
+            && self.question.protocol != Protocol::Sctp;
         let sees = |endpoint: SocketAddr| {
             // A15: hairpin.
             let masqueraded = source == Source::Node || endpoint.ip() == own;
-            let sources = if masqueraded {
+            let sources = if proxied {
+                Vec::new()
+            } else if masqueraded {
                 of_node.to_vec()
             } else {
                 vec![own]

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 
 use kp_controlplane::publish::Published;
 use kplane_dataplane::plan::{ServicePlan, plan_service};
 use kplane_model::select::{local_by_node, merge, variants};
 use kplane_model::{
     Cidr, Endpoint, EndpointAddr, Family, IpvsScheduler, LocalEndpoints, NodeFacts, Protocol,
-    ServiceKey, ServicePort, ServiceProgram, TrafficPolicy,
+    Proxied, ServiceKey, ServicePort, ServiceProgram, TrafficPolicy,
 };
 
 /// The port of every Service.
@@ -103,6 +104,7 @@ pub fn svc(number: u16) -> Svc {
         port: PORT,
         affinity_timeout_s: None,
         ipvs_scheduler: None,
+        proxied: None,
         endpoints: Vec::new(),
     }
 }
@@ -122,6 +124,7 @@ pub struct Svc {
     port: u16,
     pub affinity_timeout_s: Option<u32>,
     pub ipvs_scheduler: Option<IpvsScheduler>,
+    pub proxied: Option<Proxied>,
     pub endpoints: Vec<Ep>,
 }
 
@@ -281,6 +284,7 @@ impl Svc {
             affinity_timeout_s: self.affinity_timeout_s,
             source_ranges: self.ranges.iter().filter(of_family).copied().collect(),
             ipvs_scheduler: self.ipvs_scheduler,
+            proxied: self.proxied.clone().map(Arc::new),
             ..ServicePort::sample(key)
         };
         if !port.externally_accessible() {

@@ -19,6 +19,8 @@ pub enum UnderTest {
     IptablesNft,
     /// iptables with x_tables.
     IptablesLegacy,
+    /// The userspace proxy, with nftables behind it.
+    Userspace,
     /// IPVS, with rules in iptables above nf_tables. In a virtual machine only, as few kernels have it.
     Ipvs,
 }
@@ -101,12 +103,14 @@ const NFTABLES_ONLY: [(&str, &str); 31] = [
 
 /// The same for iptables.
 const IPTABLES_ONLY: [&str; 2] = ["iptables::", "iptables_faults::"];
+/// The same for the userspace proxy.
+const USERSPACE_ONLY: [&str; 1] = ["proxied::"];
 /// The same for IPVS.
 const IPVS_ONLY: [&str; 2] = ["virtual_servers::", "virtual_server_faults::"];
 
 /// Of the common tests those that IPVS has something of its own to say about: packets are slow in a
 /// virtual machine. `KPLANE_VM_ALL=1` runs the others too.
-const COMMON_OF_IPVS: [&str; 22] = [
+const COMMON_OF_IPVS: [&str; 25] = [
     "remembered::",
     "asked::",
     "addresses::a15_external",
@@ -129,6 +133,37 @@ const COMMON_OF_IPVS: [&str; 22] = [
     "churn::an_address_passes",
     "health::",
     "own_way::",
+    "handed::a_service",
+    "handed::u37_",
+    "handed::weights_",
+];
+
+/// Of the common tests those that the userspace proxy has something of its own to say about: the rest is nftables'.
+const COMMON_OF_USERSPACE: [&str; 15] = [
+    "remembered::a_client_is_listed",
+    "addresses::",
+    "policies::",
+    "unserved::a18_",
+    "unserved::a8_",
+    "unserved::a9_",
+    "affinity::a11_a_client_stays",
+    "affinity::a11_an_endpoint_that_goes",
+    "affinity::a11_a16_",
+    "churn::",
+    "combined::",
+    "health::",
+    "limits::of_two",
+    "own_way::",
+    "shared::",
+];
+
+/// Common tests whose words are not true of the userspace proxy, and why.
+const NOT_USERSPACE: [(&str, &str); 2] = [
+    (
+        "addresses::a15_a_pod_keeps_its_source",
+        "endpoints see the node's address: U16",
+    ),
+    ("combined::a15_a16_pods_are_told_by_one", "the same"),
 ];
 
 /// Common tests whose words are not true of IPVS, and why.
@@ -186,10 +221,11 @@ const NOT_IPVS: [(&str, &str); 14] = [
 ];
 
 impl UnderTest {
-    const ALL: [Self; 4] = [
+    const ALL: [Self; 5] = [
         Self::Nftables,
         Self::IptablesNft,
         Self::IptablesLegacy,
+        Self::Userspace,
         Self::Ipvs,
     ];
 
@@ -215,7 +251,7 @@ impl UnderTest {
     /// Runs a test on it.
     pub fn test(self, body: fn() -> Result<()>) -> Result<()> {
         let tools = match self {
-            Self::Nftables => true,
+            Self::Nftables | Self::Userspace => true,
             Self::IptablesNft => require_tool("iptables-nft")?,
             Self::IptablesLegacy => require_tool("iptables-legacy")?,
             Self::Ipvs => require_tool("ipvsadm")? && require_tool("ipset")?,
@@ -233,9 +269,14 @@ impl UnderTest {
         let of = |list: &[&str]| list.iter().any(|name| test.starts_with(name));
         match self {
             Self::Ipvs if of(&IPVS_ONLY) => true,
-            Self::Ipvs if listed(&NFTABLES_ONLY) || of(&IPTABLES_ONLY) => false,
+            Self::Ipvs if listed(&NFTABLES_ONLY) || of(&IPTABLES_ONLY) || of(&USERSPACE_ONLY) => {
+                false
+            }
             Self::Ipvs => !listed(&NOT_IPVS) && (of(&COMMON_OF_IPVS) || vm::runs_all()),
             _ if of(&IPVS_ONLY) => false,
+            Self::Userspace if of(&USERSPACE_ONLY) => true,
+            Self::Userspace => !listed(&NOT_USERSPACE) && of(&COMMON_OF_USERSPACE),
+            _ if of(&USERSPACE_ONLY) => false,
             Self::Nftables => !of(&IPTABLES_ONLY),
             Self::IptablesNft | Self::IptablesLegacy => !listed(&NFTABLES_ONLY),
         }
@@ -247,6 +288,7 @@ impl UnderTest {
             Self::Nftables => test.to_owned(),
             Self::IptablesNft => format!("iptables_nft::{test}"),
             Self::IptablesLegacy => format!("iptables_legacy::{test}"),
+            Self::Userspace => format!("userspace::{test}"),
             Self::Ipvs => format!("ipvs::{test}"),
         }
     }
@@ -255,13 +297,14 @@ impl UnderTest {
         match self {
             Self::Nftables => Kind::Nftables,
             Self::IptablesNft | Self::IptablesLegacy => Kind::Iptables,
+            Self::Userspace => Kind::Userspace,
             Self::Ipvs => Kind::Ipvs,
         }
     }
 
     /// Whether refusals are ICMP errors, which are slower.
     pub fn refuses_late(self) -> bool {
-        self.kind() != Kind::Nftables
+        !matches!(self, Self::Nftables | Self::Userspace)
     }
 
     pub fn is_iptables(self) -> bool {
@@ -271,7 +314,7 @@ impl UnderTest {
     /// What its backend has in a node's data path.
     pub fn serving(self) -> Serving {
         match self {
-            Self::Nftables => Serving::Nftables,
+            Self::Nftables | Self::Userspace => Serving::Nftables,
             Self::IptablesNft => Serving::Iptables([Some(Flavour::Nft); 2]),
             Self::IptablesLegacy => Serving::Iptables([Some(Flavour::Legacy); 2]),
             Self::Ipvs => Serving::Ipvs([Some(Flavour::Nft); 2]),
@@ -281,7 +324,7 @@ impl UnderTest {
     /// A21: what `nodePortAddresses` is by default.
     pub fn nodeport_addresses(self) -> Vec<Cidr> {
         match self {
-            Self::Nftables => Vec::new(),
+            Self::Nftables | Self::Userspace => Vec::new(),
             Self::IptablesNft | Self::IptablesLegacy | Self::Ipvs => {
                 Family::ALL.map(Cidr::everything).to_vec()
             }
@@ -291,7 +334,7 @@ impl UnderTest {
     /// Puts into a node's namespace what tells the kind of iptables there: what kubelet does.
     pub fn prepare(self, node: &NetNs) -> Result<()> {
         let kind = match self {
-            Self::Nftables => return Ok(()),
+            Self::Nftables | Self::Userspace => return Ok(()),
             Self::IptablesNft | Self::Ipvs => "nft",
             Self::IptablesLegacy => "legacy",
         };

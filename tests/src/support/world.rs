@@ -1,7 +1,7 @@
 //! The cluster that scenarios are played in.
 //!
 //! ```text
-//! client ── node-1: pods a, b, here      a, b, c serve TARGET; here and there only ask
+//! client ── node-1: pods a, b, here      all pods serve TARGET; here and there also ask
 //!        └─ node-2: pods c, there        the client reaches all Service addresses by node-1
 //! ```
 

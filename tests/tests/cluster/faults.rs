@@ -63,30 +63,10 @@ pub(crate) fn a_compacted_history_is_no_harm() -> Result<()> {
     })
 }
 
-/// Fewer than a list must lack to be doubted by itself, and more than the cliff guard lets pass.
 pub(crate) fn a_list_that_lacks_many_is_looked_at_twice() -> Result<()> {
     with_world(|world| {
         let steady = steady(world)?;
-        let name = |number: u8| format!("many-{number}");
-        for number in 120..144 {
-            serve(world.api(), &name(number), number, 1)?;
-        }
-        world.settle()?;
-        for plane in &world.planes {
-            plane.signal(Signal::SIGSTOP)?;
-        }
-        // No watch may tell them by name: theirs ends before, and the next begins too late.
-        world.cluster.kill_apiserver()?;
-        world.cluster.start_apiserver()?;
-        for number in 120..130 {
-            remove(world.api(), &name(number))?;
-        }
-        world.cluster.compact()?;
-        world.cluster.kill_apiserver()?;
-        world.cluster.start_apiserver()?;
-        for plane in &world.planes {
-            plane.signal(Signal::SIGCONT)?;
-        }
+        many_vanish(world)?;
         world.wait_issue(&["are kept", "kpctl approve"], true)?;
         world.leads(
             "node-1",
@@ -101,6 +81,32 @@ pub(crate) fn a_list_that_lacks_many_is_looked_at_twice() -> Result<()> {
         }
         steady.stop()
     })
+}
+
+/// Makes Services and removes many of them while no watch can report that by name. The list that follows lacks them: fewer
+/// than a list must lack to be doubted by itself, and more than the cliff guard lets pass.
+pub(crate) fn many_vanish(world: &World) -> Result<()> {
+    let name = |number: u8| format!("many-{number}");
+    for number in 120..144 {
+        serve(world.api(), &name(number), number, 1)?;
+    }
+    world.settle()?;
+    for plane in &world.planes {
+        plane.signal(Signal::SIGSTOP)?;
+    }
+    // No watch may tell them by name: theirs ends before, and the next begins too late.
+    world.cluster.kill_apiserver()?;
+    world.cluster.start_apiserver()?;
+    for number in 120..130 {
+        remove(world.api(), &name(number))?;
+    }
+    world.cluster.compact()?;
+    world.cluster.kill_apiserver()?;
+    world.cluster.start_apiserver()?;
+    for plane in &world.planes {
+        plane.signal(Signal::SIGCONT)?;
+    }
+    Ok(())
 }
 
 pub(crate) fn rights_taken_away_delete_nothing_and_heal() -> Result<()> {

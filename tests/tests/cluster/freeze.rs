@@ -126,7 +126,7 @@ fn end(world: &mut World) -> Result<()> {
 }
 
 /// Runs kpctl, which must do what it was told.
-fn orders(world: &World, port: u16, args: &[&str]) -> Result<()> {
+pub(crate) fn orders(world: &World, port: u16, args: &[&str]) -> Result<()> {
     let (code, text, _) = kpctl(world, port, args)?;
     ensure!(code == Some(0), "{args:?}: {text}");
     Ok(())

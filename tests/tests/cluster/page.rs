@@ -13,6 +13,7 @@ use kplane_tests::wait::eventually;
 use serde_json::json;
 
 use crate::faults::{addresses, serve, slice};
+use crate::replicas::kpctl;
 use crate::support::world::{DEADLINE, product};
 use crate::support::{World, with_world};
 
@@ -155,10 +156,32 @@ fn trouble_comes(page: &Page, tab: &Tab, world: &mut World) -> Result<()> {
         text.contains("Disconnected") && text.contains("node-1"),
         "without the agent: {text}"
     );
+    found_in_three_commands(world)?;
     world.restart_agent("node-1", 0)?;
     tab.wait_until(DEADLINE, &says(SYNCED))?;
     let text = main_text(tab)?;
     ensure!(!text.contains("Disconnected"), "with it again: {text}");
+    Ok(())
+}
+
+/// A reader who knows no command finds the node, its trouble, and what to do with three.
+fn found_in_three_commands(world: &World) -> Result<()> {
+    let run = |args: &[&str]| -> Result<String> {
+        let (_, text, _) = kpctl(world, 7444, args)?;
+        Ok(text)
+    };
+    let help = run(&["--help"])?;
+    for command in ["status", "describe"] {
+        ensure!(help.contains(command), "{help}");
+    }
+    let status = run(&["status"])?;
+    let mut lines = status.lines();
+    let there = lines.any(|line| line.contains("node-1") && line.contains("Disconnected"));
+    ensure!(there, "{status}");
+    let next = "check that kp-nodeagent runs on node-1";
+    ensure!(status.contains(next), "{status}");
+    let node = run(&["describe", "node", "node-1"])?;
+    ensure!(node.contains("Disconnected"), "{node}");
     Ok(())
 }
 

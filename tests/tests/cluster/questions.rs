@@ -328,6 +328,45 @@ fn agent_goes(world: &mut World, probe: &[&str], works: &[&str]) -> Result<()> {
     Ok(())
 }
 
+/// A Service asks for the userspace proxy, and what the nodes' proxies know of it is shown.
+pub(crate) fn a_service_that_asks_for_the_proxy_is_seen_in_it() -> Result<()> {
+    with_world(|world| {
+        let _planes = start(world)?;
+        let served = Served::new(world, "q-proxied", json!({}))?;
+        let get = ["get", "proxied", "default/q-proxied"];
+        let none = "No node's userspace proxy serves it; 2 of 2 nodes answered";
+        says(world, PORT, &get, 0, &[none])?;
+        let describe = ["describe", "service", "default/q-proxied"];
+        let balance = |name: &str| {
+            let mut service = objects::service("default", "q-proxied", json!({}));
+            service["metadata"]["annotations"] = json!({ "kplane.io/balance": name });
+            world.api().apply(&service)
+        };
+        balance("best")?;
+        let ignored = "annotation kplane.io/balance \"best\" is ignored";
+        says(world, PORT, &describe, 0, &[ignored])?;
+        balance("least-connections")?;
+        says(world, PORT, &describe, 0, &["userspace, least-connections"])?;
+        let idle = [
+            "0 open, 0 failed; 2 of 2 nodes answered",
+            "node-1",
+            "node-2",
+        ];
+        says(world, PORT, &get, 0, &idle)?;
+        let held = served.connect(world)?;
+        for (_, port, _) in PLACES {
+            let open = "1 open, 0 failed; 2 of 2 nodes answered";
+            says(world, port, &get, 0, &[open])?;
+        }
+        drop(held);
+        says(world, PORT, &get, 0, &idle)?;
+        let wrong = ["get", "proxied", "default/q-proxed"];
+        says(world, PORT, &wrong, 1, &["q-proxed", "q-proxied"])?;
+        served.delete(world)?;
+        end(world)
+    })
+}
+
 /// Empties the chains of a node's Services.
 fn flush(node: &NetNs) -> Result<()> {
     for tool in ["iptables-nft", "iptables-legacy"] {

@@ -29,7 +29,7 @@ pub(crate) fn an_agent_leaves_a_replica_that_is_cut_off_and_never_goes_back() ->
             .cluster
             .account_kubeconfig("kplane/kplane-controlplane")?;
         let mut planes = Vec::new();
-        prepare(world)?;
+        prepare(world, &REPLICAS.map(|(_, mark)| mark))?;
         for (replica, mark) in REPLICAS {
             let mark = format!("--own-mark={mark}");
             planes.push(world.plane_with(replica, &kubeconfig, &[mark])?);
@@ -173,13 +173,13 @@ fn serving(planes: &[Plane]) -> Result<usize> {
     at.context("no replica has the agent")
 }
 
-/// Gives both directions of a replica's connections to the API server its mark. The control planes and
+/// Gives both directions of replicas' connections to the API server their marks. The control planes and
 /// the API server share a namespace, so all packets pass one chain.
-fn prepare(world: &World) -> Result<()> {
+pub(crate) fn prepare(world: &World, marks: &[u32]) -> Result<()> {
     nft(world, "add table inet cut")?;
     let hook = "{ type filter hook output priority 0; }";
     nft(world, &format!("add chain inet cut out {hook}"))?;
-    for (_, mark) in REPLICAS {
+    for mark in marks {
         let rule = format!("add rule inet cut out meta mark {mark} ct mark set {mark}");
         nft(world, &rule)?;
     }
@@ -187,11 +187,11 @@ fn prepare(world: &World) -> Result<()> {
 }
 
 /// Drops all packets between a replica and the API server.
-fn cut(world: &World, mark: u32) -> Result<()> {
+pub(crate) fn cut(world: &World, mark: u32) -> Result<()> {
     nft(world, &format!("add rule inet cut out ct mark {mark} drop"))
 }
 
-fn heal(world: &World) -> Result<()> {
+pub(crate) fn heal(world: &World) -> Result<()> {
     nft(world, "delete table inet cut")
 }
 

@@ -74,7 +74,7 @@ impl Loads {
     }
 }
 
-const EVERYBODY: [(Client, At, Family); 4] = [
+pub(crate) const EVERYBODY: [(Client, At, Family); 4] = [
     (Client::PodHere, At::ClusterIp, Family::V4),
     (Client::Outside, At::NodePort, Family::V4),
     (Client::Outside, At::LoadBalancer, Family::V6),

@@ -35,7 +35,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 const PATIENCE: Duration = Duration::from_millis(200);
 
 /// A UDP client that keeps its source port.
-struct Caller {
+pub(crate) struct Caller {
     socket: UdpSocket,
     what: String,
 }
@@ -54,7 +54,12 @@ impl Caller {
     }
 
     /// One caller for each of these clients, places and both families.
-    fn all(world: &World, service: &Svc, clients: &[Client], places: &[At]) -> Result<Vec<Self>> {
+    pub(crate) fn all(
+        world: &World,
+        service: &Svc,
+        clients: &[Client],
+        places: &[At],
+    ) -> Result<Vec<Self>> {
         let mut callers = Vec::new();
         for client in clients {
             for at in places {
@@ -91,7 +96,7 @@ impl Caller {
     }
 
     /// Wants this answer, sooner or later.
-    fn reaches(&self, whom: &str) -> Result<()> {
+    pub(crate) fn reaches(&self, whom: &str) -> Result<()> {
         eventually(DEADLINE, &format!("{}: {whom}", self.what), || {
             match self.ask() {
                 Ok(seen) if seen == whom => Ok(()),

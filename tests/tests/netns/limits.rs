@@ -173,11 +173,11 @@ pub(crate) fn of_two_services_with_one_address_the_second_is_refused_by_name() -
         done.failures
     );
     first.ensure_equal()?;
-    answers(
-        &world.net,
-        Client::PodHere,
-        one.address(At::ClusterIp, Family::V4, 1),
-    )?;
+    let to = one.address(At::ClusterIp, Family::V4, 1);
+    let seen = ask(&world.net, Client::PodHere, Protocol::Tcp, to)?;
+    let endpoints = one.targets(Family::V4, None);
+    let is_ones = matches!(seen, Seen::Hit { endpoint, .. } if endpoints.contains(&endpoint));
+    ensure!(is_ones, "{seen}, not {endpoints:?}");
 
     // The first goes: said again, the second gets the place.
     let first = world.first()?;

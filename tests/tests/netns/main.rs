@@ -20,6 +20,7 @@ mod conntrack;
 mod counted;
 mod emptied;
 mod generated;
+mod handed;
 mod health;
 mod iptables;
 mod iptables_faults;
@@ -28,6 +29,7 @@ mod limits;
 mod listing;
 mod own_way;
 mod policies;
+mod proxied;
 mod remembered;
 mod restart;
 mod rolled;
@@ -195,6 +197,14 @@ const TESTS: &[Test] = kplane_tests::tests!(
     ruleset::e8_no_rule_looks_for_invalid_packets,
     health::a23_health_checks_follow_the_nodes_own_addresses,
     latency::h_both_families_measure_each_change_once,
+    handed::a_service_changes_its_way_without_a_failed_connection,
+    handed::u37_only_the_service_that_asks_is_the_proxys,
+    handed::f1_udp_flows_follow_their_service_to_the_kernel_and_back,
+    handed::weights_decide_how_many_connections_an_endpoint_gets,
+    proxied::u37_no_connection_fails_while_an_endpoint_refuses,
+    proxied::a11_the_kernel_does_not_remember_the_proxy,
+    proxied::a_removed_address_of_the_proxy_comes_back,
+    proxied::the_kernel_serves_once_the_proxy_has_ended,
     own_way::what_is_marked_as_ours_is_no_services_to_take,
     own_way::a_service_at_the_control_planes_place_locks_no_agent_out,
     iptables::a10_without_endpoints_source_ranges_do_not_count,

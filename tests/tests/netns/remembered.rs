@@ -13,6 +13,7 @@ use kplane_model::{EndpointAddr, Family, Protocol};
 use kplane_tests::client::Probe;
 use kplane_tests::wait::eventually;
 
+use crate::support::Agent;
 use crate::support::under_test::UnderTest;
 use crate::support::{At, Client, Question, Seen, Setup, Svc, World, ep, svc};
 
@@ -56,8 +57,13 @@ fn known(
 ) -> Result<Vec<AffinityClient>> {
     let kind = UnderTest::current()?.kind();
     let client = client.map(|client| client.source(port.key.family));
+    let proxy = world.agents.first().and_then(Agent::proxy);
     let ask = || {
-        let known = kind.remembered(slice::from_ref(port), client);
+        let ports = slice::from_ref(port);
+        let known = match &proxy {
+            Some(proxy) => kind.remembered_by(proxy, ports, client),
+            None => kind.remembered(ports, client),
+        };
         known.map_err(|error| anyhow!("{error}"))
     };
     Ok(world.node(1)?.run(ask)?.clients)
@@ -97,11 +103,16 @@ pub(crate) fn a_client_is_listed_forgotten_and_chooses_anew() -> Result<()> {
         ensure!(kind == Kind::Iptables || all.iter().all(timed), "{all:?}");
         ensure!(known(&world, &port, Some(Client::PodThere))?.is_empty());
 
+        let proxy = world.agents.first().and_then(Agent::proxy);
         let forget = || -> Result<Result<(), String>> {
             let client = Client::PodHere.source(family);
-            world
-                .node(1)?
-                .run(|| Ok(kind.forget(slice::from_ref(&port), client)))
+            world.node(1)?.run(|| {
+                let ports = slice::from_ref(&port);
+                Ok(match &proxy {
+                    Some(proxy) => kind.forget_by(proxy, ports, client),
+                    None => kind.forget(ports, client),
+                })
+            })
         };
         if kind == Kind::Ipvs {
             let refused = forget()?.err().unwrap_or_default();

@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::slice;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use kplane_model::{Cidr, Family, Protocol};
@@ -276,7 +276,9 @@ pub(crate) fn a9_a_node_inside_the_ranges_reaches_an_address_that_it_has_itself(
     }
     let probe = |vip: SocketAddr| Probe::tcp(vip).source(vip.ip());
     for vip in vips {
-        probe(vip).reply(world.node(1)?)?;
+        // The first packet may get lost while the pod learns the address.
+        let patient = probe(vip).timeout(Duration::from_millis(2_500));
+        patient.reply(world.node(1)?)?;
     }
     world.update(&[service.ranges(cidrs(&RANGES)?)])?;
     for vip in vips {

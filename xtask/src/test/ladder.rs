@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use crate::cargo::output;
 
 /// A crate of the workspace: its folder, its name, and the crates of the workspace that it may use.
-const CRATES: [(&str, &str, &[&str]); 16] = [
+const CRATES: [(&str, &str, &[&str]); 17] = [
     ("model", "kplane-model", &[]),
     ("proto", "kplane-proto", &["kplane-model"]),
     ("http", "kplane-http", &[]),
@@ -28,10 +28,11 @@ const CRATES: [(&str, &str, &[&str]); 16] = [
         ],
     ),
     ("nodeagent/netlink", "kplane-netlink", &["kplane-model"]),
+    ("nodeagent/userproxy", "kplane-userproxy", &["kplane-model"]),
     (
         "nodeagent/dataplane",
         "kplane-dataplane",
-        &["kplane-model", "kplane-netlink"],
+        &["kplane-model", "kplane-netlink", "kplane-userproxy"],
     ),
     (
         "nodeagent/kube-proxy-config",
@@ -92,7 +93,7 @@ const CRATES: [(&str, &str, &[&str]); 16] = [
 ];
 
 /// Crates that a crate must not depend on, not even indirectly.
-const BANS: [(&str, &[&str]); 4] = [
+const BANS: [(&str, &[&str]); 5] = [
     (
         "kplane-model",
         &[
@@ -108,6 +109,10 @@ const BANS: [(&str, &[&str]); 4] = [
     ),
     (
         "kplane-netlink",
+        &["tokio", "prost", "tonic", "kube", "clap"],
+    ),
+    (
+        "kplane-userproxy",
         &["tokio", "prost", "tonic", "kube", "clap"],
     ),
     (

@@ -10,6 +10,7 @@ use tonic::Status;
 
 use super::super::millis;
 use super::super::pages::Picture;
+use super::super::status::unknown_node;
 use super::wire;
 use crate::hub::Hub;
 use crate::index::Details;
@@ -47,17 +48,13 @@ pub(super) fn diff(
     Ok(answer)
 }
 
-fn no_node(node: &str) -> Status {
-    Status::not_found(format!(
-        "no node {node:?} is known: kpctl get nodes lists them"
-    ))
-}
-
 fn two_nodes(hub: &Hub, asked: &pb::TwoNodes) -> Result<pb::Diff, Status> {
     let nodes = hub.store.nodes();
     let facts = |name: &str| {
         let facts = nodes.iter().find(|(node, _)| ***node == *name);
-        facts.map(|(_, facts)| facts).ok_or_else(|| no_node(name))
+        facts
+            .map(|(_, facts)| facts)
+            .ok_or_else(|| unknown_node(name))
     };
     let sides = [facts(&asked.left)?, facts(&asked.right)?];
     let compared = hub.store.compare_nodes(&asked.left, &asked.right);

@@ -35,9 +35,9 @@ impl Kind {
         after: &Plans,
     ) -> Result<DryRun, String> {
         let mut side = match self {
-            Self::Nftables => nftables::dry(family, &Settings::default()),
+            Self::Nftables | Self::Userspace => nftables::dry(family, &Settings::default()),
             Self::Iptables => iptables::dry(family, &Settings::default()),
-            Self::Ipvs | Self::Noop => {
+            Self::Ipvs | Self::UserspaceLoopback | Self::Noop => {
                 let name = self.describe().name;
                 return Err(format!("the cost of a change in mode {name} is not known"));
             }

@@ -9,7 +9,7 @@ use kplane_model::{EndpointAddr, Family, Protocol};
 pub(super) const MAX_ENDPOINTS: usize = 256;
 
 /// A destination of packets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
     /// An address of a Service and a port.
     Address {

@@ -7,6 +7,7 @@
 mod access;
 mod adopt;
 mod affinity;
+mod capture;
 mod clients;
 mod data_path;
 mod decode;
@@ -32,6 +33,7 @@ mod watch;
 mod tests;
 
 pub use affinity::{AffinityId, Group};
+pub(in crate::backend) use capture::{CaptureSettings, CaptureTable};
 pub use element::{Data, Destination, Element, ElementOp, Key, NodePort, push_elements};
 pub(in crate::backend) use lookup::look_up;
 pub use probe::{ProbeError, probe};

@@ -154,6 +154,7 @@ mod tests {
             affinity_timeout_s: None,
             health_check_node_port: None,
             ipvs_scheduler: None,
+            proxied: None,
             serving: Vec::new(),
         };
         (key(name), Some(plan))

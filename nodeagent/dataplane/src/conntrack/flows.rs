@@ -2,12 +2,12 @@
 
 use std::cell::OnceCell;
 use std::collections::HashSet;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use kplane_model::Family;
-use nix::ifaddrs::getifaddrs;
 
 use super::{Verdict, Work};
+use crate::own_addresses;
 use crate::plan::FrontendAddr;
 use kplane_netlink::conntrack::{Flow, Selection, probe_filter, probe_reply_filter};
 use kplane_netlink::{Errno, NetlinkError, NfSocket, Request};
@@ -89,7 +89,7 @@ impl Kernel {
             closed => closed.insert(open()?),
         };
         let own = OnceCell::new();
-        let is_local = |ip| match own.get_or_init(own_addresses) {
+        let is_local = |ip| match own.get_or_init(own_addresses::<HashSet<_>>) {
             Ok(own) => own.contains(&ip),
             Err(_) => false,
         };
@@ -184,14 +184,4 @@ fn refuses(socket: &mut NfSocket, probe: Request) -> Result<bool, NetlinkError> 
         }) => Ok(true),
         Err(error) => Err(error),
     }
-}
-
-/// Returns the addresses of this thread's network namespace.
-fn own_addresses() -> Result<HashSet<IpAddr>, Errno> {
-    let addresses = getifaddrs()?.filter_map(|interface| {
-        let address = interface.address?;
-        let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
-        v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
-    });
-    Ok(addresses.collect())
 }

@@ -5,10 +5,11 @@ use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use kplane_model::{Cidr, EndpointAddr, Protocol, ServiceKey};
+use kplane_model::{Cidr, EndpointAddr, Family, Protocol, ServiceKey};
 
 use crate::backend::{Change, Failure};
 use crate::plan::{FrontendAddr, ServicePlan};
+use crate::proxy_address::proxy_address;
 use kplane_netlink::conntrack::Flow;
 
 /// Most places and endpoints that are named one by one. More are gone at once only if most of a large cluster
@@ -212,6 +213,8 @@ impl Tracker {
         };
         match self.owners.get(at) {
             // In a flow that began before the rules existed, the server is the Service's address itself (F3).
+            // The userspace proxy follows endpoints itself.
+            Some(_) if server.ip == proxy_address(Family::of(server.ip)) => Some(false),
             Some(owner) => Some(!owner.serves(&server)),
             // No rule translates to this place any more. A flow that was never translated does not concern
             // kplane.

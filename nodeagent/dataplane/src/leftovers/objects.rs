@@ -1,5 +1,6 @@
 //! kube-proxy's leftovers in the kernel, found and removed over netlink.
 
+use std::net::IpAddr;
 use std::path::Path;
 
 use kplane_model::Family;
@@ -8,8 +9,9 @@ use nix::net::if_::if_nametoindex;
 use super::rules::is_kube_proxys;
 use crate::backend::ipvs::is_set_name;
 use crate::backend::nftables::uapi::{NFTA_CHAIN_NAME, NFTA_CHAIN_TABLE, NFTA_TABLE_NAME, msg};
+use crate::proxy_address::LOOPBACK_LINK;
 use kplane_netlink::{
-    Attribute, Batch, Errno, Label, Messages, NetlinkError, NfSocket, Operation, Request,
+    Attribute, Batch, Errno, Label, Links, Messages, NetlinkError, NfSocket, Operation, Request,
     delete_link, ipset, nfproto,
 };
 
@@ -103,6 +105,23 @@ pub(super) fn table_names(family: Family) -> Result<Vec<String>, NetlinkError> {
         name.and_then(Attribute::as_str).map(str::to_owned)
     });
     Ok(names.collect())
+}
+
+/// Returns whether `lo` has an address.
+///
+/// # Errors
+/// [`NetlinkError`].
+pub(super) fn is_on_lo(ip: IpAddr) -> Result<bool, NetlinkError> {
+    let all = Links::open()?.addresses(Family::of(ip))?;
+    Ok(all.iter().any(|at| at.link == LOOPBACK_LINK && at.ip == ip))
+}
+
+/// Removes an address from `lo`.
+///
+/// # Errors
+/// [`NetlinkError`].
+pub(super) fn remove_from_lo(ip: IpAddr) -> Result<(), NetlinkError> {
+    Links::open()?.remove(LOOPBACK_LINK, ip)
 }
 
 /// Returns whether the link of IPVS mode exists.

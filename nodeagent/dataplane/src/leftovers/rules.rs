@@ -17,12 +17,12 @@ use crate::backend::iptables::{ChainName, words};
 /// The tables in which kube-proxy has chains (C1, D4).
 const TABLES: [&str; 3] = ["nat", "filter", "mangle"];
 
-/// Chains with a fixed name, in any of the tables: C1, C11, D4.
+/// Chains with a fixed name, in any of the tables: C1, C11, D4, and those of mode userspace (U7).
 ///
 /// kubelet's chains are not in the list: `KUBE-KUBELET-CANARY`, `KUBE-IPTABLES-HINT`, `KUBE-MARK-DROP`, and
 /// `KUBE-FIREWALL`. kube-proxy has one rule in the last one (C8), which kubelet writes too. While
 /// `route_localnet` is set, that rule protects the node.
-const CHAINS: [&str; 13] = [
+const CHAINS: [&str; 18] = [
     "KUBE-EXTERNAL-SERVICES",
     "KUBE-FORWARD",
     "KUBE-IPVS-FILTER",
@@ -30,7 +30,12 @@ const CHAINS: [&str; 13] = [
     "KUBE-LOAD-BALANCER",
     MARK_MASQ,
     "KUBE-NODE-PORT",
+    "KUBE-NODEPORT-CONTAINER",
+    "KUBE-NODEPORT-HOST",
+    "KUBE-NODEPORT-NON-LOCAL",
     "KUBE-NODEPORTS",
+    "KUBE-PORTALS-CONTAINER",
+    "KUBE-PORTALS-HOST",
     POSTROUTING,
     "KUBE-PROXY-CANARY",
     "KUBE-PROXY-FIREWALL",
@@ -277,6 +282,6 @@ fn owned<'a>(names: impl Iterator<Item = &'a &'a str>) -> BTreeSet<String> {
 /// Returns whether `iptables-restore` reads this text as `iptables-save` meant it, and as exactly one rule:
 /// no escapes, no unfinished quotation, nothing unprintable.
 fn is_plain(rule: &str) -> bool {
-    let plain = |b: u8| b.is_ascii_alphanumeric() || b" _-,.:/!+\"".contains(&b);
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b" _-,.:;/!+\"".contains(&b);
     rule.bytes().all(plain) && rule.bytes().filter(|b| *b == b'"').count() % 2 == 0
 }

@@ -24,6 +24,7 @@ impl ServicePlan {
             local: Vec::new(),
             affinity_timeout_s: None,
             ipvs_scheduler: None,
+            proxied: None,
             health_check_node_port: None,
             serving: Vec::new(),
         }

@@ -26,7 +26,7 @@ fn d2_a_dummy_device_is_made_as_ip_does() {
 #[test]
 fn d2_addresses_are_sent_and_read() {
     for (text, prefix, family) in [("10.96.0.1", 32, 2), ("fd00::1", 128, 10)] {
-        let add = address(7, ip(text), true);
+        let add = address(7, ip(text), RT_SCOPE_UNIVERSE, true);
         let bytes = add.as_bytes();
         assert_eq!(bytes[4..8], [20, 0, 0x01, 0x06]);
         let nodad = if family == 10 { 2 } else { 0 };
@@ -38,7 +38,7 @@ fn d2_addresses_are_sent_and_read() {
         };
         let read = Messages(bytes).next().and_then(parse_address);
         assert_eq!(read, Some(expected));
-        let delete = address(7, ip(text), false);
+        let delete = address(7, ip(text), RT_SCOPE_UNIVERSE, false);
         assert_eq!(delete.as_bytes()[4..8], [21, 0, 0x01, 0x00]);
     }
 }

@@ -85,6 +85,7 @@ pub fn resolve(config: &KubeProxyConfiguration) -> Result<Settings, Vec<Problem>
         kind: match &*config.mode {
             "iptables" => backend::Kind::Iptables,
             "ipvs" => backend::Kind::Ipvs,
+            "userspace" => backend::Kind::Userspace,
             _ => backend::Kind::Nftables,
         },
         backend: backend::Settings {
@@ -129,9 +130,9 @@ impl Checker {
     }
 
     fn mode(&mut self, mode: &str) {
-        let accepted = "must be nftables, iptables, ipvs or empty";
+        let accepted = "must be nftables, iptables, ipvs, userspace or empty";
         match mode {
-            "" | "nftables" | "iptables" | "ipvs" => {}
+            "" | "nftables" | "iptables" | "ipvs" | "userspace" => {}
             "kernelspace" => self.bad("mode", mode, &format!("is for Windows: {accepted}")),
             _ => self.bad("mode", mode, accepted),
         }

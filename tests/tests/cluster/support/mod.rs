@@ -1,5 +1,6 @@
 //! What the tests stand on.
 
+pub(crate) mod alarms;
 pub(crate) mod audit;
 pub(crate) mod oracle;
 pub(crate) mod scheduler;

@@ -42,7 +42,7 @@ const CLUSTER_CIDR: &str = "--cluster-cidr=10.244.0.0/16,fd44::/32";
 /// The rights of control planes: these and no others.
 const RBAC: &str = "deploy/kubernetes/rbac.yaml";
 /// The ServiceAccount in it.
-const ACCOUNT: &str = "kplane/kplane-controlplane";
+pub(crate) const ACCOUNT: &str = "kplane/kplane-controlplane";
 /// The binding that gives it its rights.
 pub(crate) const BINDING: &str = "kplane-controlplane";
 
@@ -276,10 +276,13 @@ impl World {
         agent
             .arg("--insecure")
             .arg(format!("--control-plane={planes}"))
-            .arg(format!("--node-name={node}"))
             .arg("--cache-dir=")
             .args(flags);
-        if !flags.iter().any(|flag| flag.starts_with("--cluster-cidr")) {
+        let given = |name: &str| flags.iter().any(|flag| flag.starts_with(name));
+        if !given("--node-name") {
+            agent.arg(format!("--node-name={node}"));
+        }
+        if !given("--cluster-cidr") {
             agent.arg(CLUSTER_CIDR);
         }
         self.agents.insert(node, guard.start(agent)?);
@@ -421,7 +424,8 @@ impl World {
     }
 }
 
-fn agent_port(replica: u16) -> u16 {
+/// The port of a replica for agents; those for its status and its metrics follow.
+pub(crate) fn agent_port(replica: u16) -> u16 {
     7443 + 10 * replica
 }
 

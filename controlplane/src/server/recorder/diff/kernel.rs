@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
-use super::no_node;
 use crate::hub::Hub;
+use crate::server::status::unknown_node;
 
 /// Maximum number of Services that are listed because the node has not reached their revision.
 const PENDING: usize = 1_000;
@@ -14,7 +14,7 @@ const PENDING: usize = 1_000;
 /// Returns the answer from the node's status, which may come from another replica.
 pub(super) fn kernel(hub: &Hub, page: pb::Fleet, node: &str) -> Result<pb::Diff, Status> {
     let mut nodes = page.nodes.into_iter();
-    let status = nodes.next().ok_or_else(|| no_node(node))?;
+    let status = nodes.next().ok_or_else(|| unknown_node(node))?;
     let Some(report) = &status.report else {
         return Err(Status::not_found(format!(
             "the agent of node {node} has not reported to this control plane: kpctl describe node {node}"

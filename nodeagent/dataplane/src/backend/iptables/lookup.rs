@@ -34,8 +34,10 @@ pub(in crate::backend) enum LookUpError {
 /// [`LookUpError`].
 pub(in crate::backend) fn look_up(target: Target) -> Result<KernelState, LookUpError> {
     let family = target.family();
-    let tool = Tool::of_node(family).ok_or(ToolError::Missing(plain_name(family)))?;
-    Ok(follow(&tool.list()?, target))
+    let tool = Tool::of_node_listed(family);
+    let (tool, listing) = tool.ok_or(ToolError::Missing(plain_name(family)))?;
+    let listing = listing.map_or_else(|| tool.list(), Ok)?;
+    Ok(follow(&listing, target))
 }
 
 /// Follows a packet to a destination through the chains of a listing.

@@ -205,26 +205,32 @@ impl Tool {
     }
 
     /// Returns the programs that a node uses for a family, unchecked; `None` if there are none.
-    pub(super) fn of_node(family: Family) -> Option<Self> {
+    fn of_node(family: Family) -> Option<Self> {
+        Self::of_node_listed(family).map(|(tool, _)| tool)
+    }
+
+    /// Returns the same programs, and what [`Tool::list`] returns if the choice needed it.
+    pub(super) fn of_node_listed(family: Family) -> Option<(Self, Option<String>)> {
         let nft = Self::find(Flavour::Nft, family);
         let legacy = Self::find(Flavour::Legacy, family);
         let plain = || Self::plain(family);
         let (Some(nft), Some(legacy)) = (&nft, &legacy) else {
-            return nft.or(legacy).or_else(plain);
+            return Some((nft.or(legacy).or_else(plain)?, None));
         };
         // A kind that cannot be listed has no hint and no rules.
-        let [in_nft, in_legacy] = [nft, legacy].map(|tool| tool.list().unwrap_or_default());
-        let hinted = [&in_nft, &in_legacy].map(|text| has_hint(text));
-        let rules = [&in_nft, &in_legacy].map(|text| text.matches("\n-A ").count());
-        Some(match (hinted, rules) {
-            ([true, _], _) => nft.clone(),
-            ([false, true], _) => legacy.clone(),
-            (_, [nfts, legacies]) if nfts > legacies => nft.clone(),
-            (_, [nfts, legacies]) if legacies > nfts => legacy.clone(),
-            _ => match plain() {
-                Some(plain) if plain.flavour == Flavour::Legacy => legacy.clone(),
-                _ => nft.clone(),
-            },
+        let [in_nft, in_legacy] = [nft, legacy].map(|tool| tool.list().ok());
+        let texts = [&in_nft, &in_legacy].map(|text| text.as_deref().unwrap_or_default());
+        let hinted = texts.map(has_hint);
+        let rules = texts.map(|text| text.matches("\n-A ").count());
+        let is_legacy = match (hinted, rules) {
+            ([true, _], _) => false,
+            ([false, true], _) => true,
+            (_, [nfts, legacies]) if nfts != legacies => legacies > nfts,
+            _ => plain().is_some_and(|plain| plain.flavour == Flavour::Legacy),
+        };
+        Some(match is_legacy {
+            true => (legacy.clone(), in_legacy),
+            false => (nft.clone(), in_nft),
         })
     }
 

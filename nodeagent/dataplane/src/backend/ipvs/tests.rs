@@ -192,6 +192,7 @@ impl Svc {
             affinity_timeout_s: self.affinity,
             health_check_node_port: self.health,
             ipvs_scheduler: self.scheduler,
+            proxied: None,
             ..ServicePlan::sample(self.key(), self.cluster_ip)
         }
     }

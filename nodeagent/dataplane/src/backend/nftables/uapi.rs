@@ -222,6 +222,9 @@ pub(super) const NFT_NAT_DNAT: u32 = 1;
 /// `NF_NAT_RANGE_MAP_IPS | NF_NAT_RANGE_PROTO_SPECIFIED` (linux/netfilter/nf_nat.h).
 pub(super) const NAT_RANGE_ADDRESS_AND_PORT: u32 = 1 | 2;
 
+/// `NFT_TABLE_F_OWNER`: the table ends with the socket that created it (Linux 5.12).
+pub(super) const NFT_TABLE_F_OWNER: u32 = 2;
+
 /// `enum nft_masq_attributes`.
 pub(super) const NFTA_MASQ_FLAGS: u16 = 1;
 /// `NF_NAT_RANGE_PROTO_RANDOM_FULLY` (linux/netfilter/nf_nat.h).

@@ -56,6 +56,38 @@ fn names(names: &BTreeSet<String>) -> Vec<&str> {
     names.iter().map(String::as_str).collect()
 }
 
+/// U7: what kube-proxy up to 1.25 left in mode userspace.
+#[test]
+fn u7_rules_of_mode_userspace_are_removed() {
+    let tables = parse(
+        "*filter\n\
+         :INPUT ACCEPT [0:0]\n\
+         :KUBE-NODEPORT-NON-LOCAL - [0:0]\n\
+         -A INPUT -m comment --comment \"Ensure that non-local NodePort traffic can flow\" -j KUBE-NODEPORT-NON-LOCAL\n\
+         COMMIT\n\
+         *nat\n\
+         :PREROUTING ACCEPT [0:0]\n\
+         :OUTPUT ACCEPT [0:0]\n\
+         :KUBE-NODEPORT-CONTAINER - [0:0]\n\
+         :KUBE-NODEPORT-HOST - [0:0]\n\
+         :KUBE-PORTALS-CONTAINER - [0:0]\n\
+         :KUBE-PORTALS-HOST - [0:0]\n\
+         -A PREROUTING -m comment --comment \"handle ClusterIPs; NOTE: this must be before the NodePort rules\" -j KUBE-PORTALS-CONTAINER\n\
+         -A PREROUTING -m addrtype --dst-type LOCAL -m comment --comment \"handle service NodePorts; NOTE: this must be the last rule in the chain\" -j KUBE-NODEPORT-CONTAINER\n\
+         -A OUTPUT -m comment --comment \"handle ClusterIPs; NOTE: this must be before the NodePort rules\" -j KUBE-PORTALS-HOST\n\
+         -A OUTPUT -m addrtype --dst-type LOCAL -m comment --comment \"handle service NodePorts; NOTE: this must be the last rule in the chain\" -j KUBE-NODEPORT-HOST\n\
+         -A KUBE-PORTALS-HOST -d 10.96.0.1/32 -p tcp -m tcp --dport 443 -j DNAT --to-destination 192.0.2.1:41000\n\
+         COMMIT\n",
+        KEEP_NONE,
+    );
+    let mut found: Vec<_> = tables
+        .iter()
+        .map(|table| (table.name, table.chains.len(), table.jumps.len()))
+        .collect();
+    found.sort_unstable();
+    assert_eq!(found, [("filter", 1, 1), ("nat", 4, 4)]);
+}
+
 /// I4: kube-proxy's chains and jumps and nothing else.
 #[test]
 fn i4_kube_proxys_chains_are_told_from_kubelets_and_others() {

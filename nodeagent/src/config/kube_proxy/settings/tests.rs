@@ -134,7 +134,7 @@ fn i7_masquerading_is_that_of_the_mode() {
 #[test]
 fn i7_modes() {
     let of = |mode: &str| problems(|c| mode.clone_into(&mut c.mode));
-    let accepted = "must be nftables, iptables, ipvs or empty";
+    let accepted = "must be nftables, iptables, ipvs, userspace or empty";
     assert_eq!(
         of("kernelspace"),
         [format!("mode: kernelspace: is for Windows: {accepted}")]

@@ -63,7 +63,7 @@ pub(super) const RULES: &[Row] = &[
         Kind::Value("MODE"),
         "",
         &["mode"],
-        "nftables, iptables or ipvs; empty means nftables",
+        "nftables, iptables, ipvs or userspace; empty means nftables",
         |c, v| text(&mut c.mode, v),
     ),
     row(

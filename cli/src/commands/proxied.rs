@@ -1,0 +1,18 @@
+//! `kpctl get proxied`.
+
+use super::{Verdict, connect, show};
+use crate::args::{Cli, ProxiedArgs};
+use crate::failure::Failure;
+use kplane_view::proxied::ProxiedView;
+
+/// Shows what the userspace proxies of nodes know of a Service.
+pub(super) async fn get(cli: &Cli, args: &ProxiedArgs) -> Result<Verdict, Failure> {
+    let (name, request) = args.request()?;
+    let (client, _) = connect(cli).await?;
+    let view = ProxiedView::new(&name, client.proxied(&name, request).await?);
+    show(cli, &view)?;
+    Ok(match view.is_complete() {
+        true => Verdict::Done,
+        false => Verdict::Unanswered,
+    })
+}

@@ -1,0 +1,432 @@
+//! A table that leads connections and datagrams for Services to a socket of this process, before table `kplane` would
+//! lead them to an endpoint (U51).
+//!
+//! ```text
+//! table ip kplane-capture {           flag owner: ends with the process, so that table kplane serves then
+//!   set places  { daddr . protocol . port }
+//!   set ports   { protocol . port }   node ports
+//!   set nodes   { daddr, interval }   addresses with node ports
+//!   chain prerouting, output { type nat; priority -110
+//!     meta mark OWN return
+//!     daddr . protocol . port @places  dnat to ADDRESS:PORT
+//!     daddr @nodes fib daddr type local protocol . port @ports  dnat to ADDRESS:PORT
+//!   }
+//! }
+//! ```
+//!
+//! nft's `redirect` would drop packets of an interface without addresses, as many networks give pods.
+
+use std::net::{IpAddr, SocketAddr};
+
+use kplane_model::{Cidr, Family, FrontendAddr};
+use kplane_netlink::{
+    AttributeWriter, Batch, CommitError, Errno, Label, NetlinkError, NfSocket, Operation, Rejection,
+};
+
+use super::element::{Destination, Key, NodePort, encode_key};
+#[allow(
+    clippy::wildcard_imports,
+    reason = "constants named as in the kernel's headers"
+)]
+use super::uapi::*;
+use super::userdata;
+
+const TABLE: &str = "kplane-capture";
+const PLACES: &str = "places";
+const PORTS: &str = "ports";
+const NODES: &str = "nodes";
+
+/// Hooks, by `enum nf_inet_hooks`, and the chains there.
+const CHAINS: [(&str, u32); 2] = [("prerouting", 0), ("output", 3)];
+
+/// Priority of the chains: before that of table `kplane`, which is -100 (`NF_IP_PRI_NAT_DST`).
+const PRIORITY: i32 = -110;
+
+/// nft's type numbers (`enum datatypes`).
+const TYPE_IPADDR: u32 = 7;
+const TYPE_IP6ADDR: u32 = 8;
+const TYPE_INET_PROTOCOL: u32 = 12;
+const TYPE_INET_SERVICE: u32 = 13;
+const TYPE_BITS: u32 = 6;
+
+/// Registers of four bytes (`NFT_REG32_00` = 8), and the first one under its old name.
+const REGISTER: u32 = 8;
+const FIRST: u32 = 1;
+/// The register behind 16 bytes, under its old name.
+const SECOND: u32 = 2;
+
+/// Most elements of one transaction, which must fit into one attribute of 64 KiB: each takes up to 36 bytes.
+const ELEMENTS: usize = 1024;
+
+/// A table that the kernel does not take.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::backend) enum CaptureError {
+    /// The kernel cannot be asked.
+    #[error(transparent)]
+    Netlink(#[from] NetlinkError),
+    /// The kernel refused the change.
+    #[error("table {TABLE}: {0}")]
+    Refused(#[from] CommitError),
+}
+
+/// The table of one family.
+#[derive(Debug)]
+pub(in crate::backend) struct CaptureTable {
+    family: Family,
+    socket: NfSocket,
+}
+
+/// The settings of a table.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::backend) struct CaptureSettings {
+    /// The socket's address.
+    pub(in crate::backend) socket: SocketAddr,
+    /// The mark of connections that are left alone.
+    pub(in crate::backend) own_mark: u32,
+}
+
+impl CaptureTable {
+    /// Creates the table. A kernel that does not know owners gets one without: after a crash of this process, clients
+    /// of its places are refused until it starts again.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub(in crate::backend) fn create(
+        family: Family,
+        settings: CaptureSettings,
+    ) -> Result<Self, CaptureError> {
+        let mut socket = NfSocket::open()?;
+        match socket.commit(structure(family, settings, NFT_TABLE_F_OWNER).seal(None)) {
+            Err(CommitError::Rejected { rejections, .. }) if knows_no_owner(&rejections) => {
+                tracing::info!(%family, "the kernel knows no owners of tables (Linux 5.12)");
+                socket.commit(structure(family, settings, 0).seal(None))?;
+            }
+            result => result?,
+        }
+        Ok(Self { family, socket })
+    }
+
+    /// Deletes places, and adds others, of which the table has none yet.
+    ///
+    /// # Errors
+    /// The kernel's refusal; nothing of the rest is in effect then.
+    pub(in crate::backend) fn change(
+        &mut self,
+        delete: &[FrontendAddr],
+        add: &[FrontendAddr],
+    ) -> Result<(), CaptureError> {
+        let all = [
+            (msg::DELSETELEM, 0, delete),
+            (msg::NEWSETELEM, NLM_F_CREATE, add),
+        ];
+        for (kind, flags, places) in all {
+            for part in places.chunks(ELEMENTS) {
+                let mut batch = Batch::new();
+                for set in [PLACES, PORTS] {
+                    let keys = part.iter().filter_map(|place| key(*place, set));
+                    push_elements(&mut batch, self.family, (kind, flags, set), keys);
+                }
+                self.socket.commit(batch.seal(None))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes all places, so that the kernel serves them.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub(in crate::backend) fn clear(&mut self) -> Result<(), CaptureError> {
+        let mut batch = Batch::new();
+        for set in [PLACES, PORTS] {
+            push_flush(&mut batch, self.family, set);
+        }
+        Ok(self.socket.commit(batch.seal(None))?)
+    }
+
+    /// Replaces the addresses with node ports.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub(in crate::backend) fn set_nodes(&mut self, ranges: &[Cidr]) -> Result<(), CaptureError> {
+        let mut batch = Batch::new();
+        push_flush(&mut batch, self.family, NODES);
+        let keys = ranges.iter().copied().map(Key::Range);
+        push_elements(
+            &mut batch,
+            self.family,
+            (msg::NEWSETELEM, NLM_F_CREATE, NODES),
+            keys,
+        );
+        Ok(self.socket.commit(batch.seal(None))?)
+    }
+}
+
+/// Returns whether the kernel refused the table's flag.
+fn knows_no_owner(rejections: &[Rejection]) -> bool {
+    let unknown =
+        |rejection: &Rejection| matches!(rejection.errno, Errno::EOPNOTSUPP | Errno::EINVAL);
+    rejections.first().is_some_and(unknown)
+}
+
+fn operation(action: &'static str, kind: u16, flags: u16, family: u8) -> Operation {
+    Operation {
+        label: Label {
+            action,
+            object: TABLE,
+        },
+        kind,
+        flags,
+        family,
+    }
+}
+
+/// Returns the operations that create the table, in place of one that an earlier process left.
+fn structure(family: Family, settings: CaptureSettings, flags: u32) -> Batch {
+    let mut batch = Batch::new();
+    let proto = nfproto(family);
+    let create = NLM_F_CREATE;
+    let name = |w: &mut AttributeWriter<'_>| w.str(NFTA_TABLE_NAME, TABLE);
+    // Adding an existing table is no error; deleting a missing one is.
+    batch.push(operation("add table", msg::NEWTABLE, create, proto), name);
+    batch.push(operation("delete table", msg::DELTABLE, 0, proto), name);
+    batch.push(operation("add table", msg::NEWTABLE, create, proto), |w| {
+        w.str(NFTA_TABLE_NAME, TABLE);
+        w.u32(NFTA_TABLE_FLAGS, flags);
+        let comment = "kplane: leads Services to the agent's userspace proxy";
+        w.bytes(NFTA_TABLE_USERDATA, &userdata::comment(comment));
+    });
+    let (address_type, address_len) = match family {
+        Family::V4 => (TYPE_IPADDR, 4),
+        Family::V6 => (TYPE_IP6ADDR, 16),
+    };
+    let port = TYPE_INET_PROTOCOL << TYPE_BITS | TYPE_INET_SERVICE;
+    let sets = [
+        (
+            PLACES,
+            address_type << (2 * TYPE_BITS) | port,
+            address_len + 8,
+            0,
+        ),
+        (PORTS, port, 8, 0),
+        (NODES, address_type, address_len, NFT_SET_INTERVAL),
+    ];
+    for (id, (set, key_type, key_len, flags)) in (1..).zip(sets) {
+        batch.push(operation("add set", msg::NEWSET, create, proto), |w| {
+            w.str(NFTA_SET_TABLE, TABLE);
+            w.str(NFTA_SET_NAME, set);
+            w.u32(NFTA_SET_FLAGS, flags);
+            w.u32(NFTA_SET_KEY_TYPE, key_type);
+            w.u32(NFTA_SET_KEY_LEN, key_len);
+            w.u32(NFTA_SET_ID, id);
+        });
+    }
+    for (chain, hook) in CHAINS {
+        batch.push(operation("add chain", msg::NEWCHAIN, create, proto), |w| {
+            w.str(NFTA_CHAIN_TABLE, TABLE);
+            w.str(NFTA_CHAIN_NAME, chain);
+            w.str(NFTA_CHAIN_TYPE, "nat");
+            w.u32(NFTA_CHAIN_POLICY, NF_ACCEPT);
+            w.nest(NFTA_CHAIN_HOOK, |w| {
+                w.u32(NFTA_HOOK_HOOKNUM, hook);
+                w.bytes(NFTA_HOOK_PRIORITY, &PRIORITY.to_be_bytes());
+            });
+        });
+        for rule in [Rule::Own, Rule::Place, Rule::NodePort] {
+            batch.push(
+                operation("add rule", msg::NEWRULE, create | NLM_F_APPEND, proto),
+                |w| {
+                    w.str(NFTA_RULE_TABLE, TABLE);
+                    w.str(NFTA_RULE_CHAIN, chain);
+                    w.nest(NFTA_RULE_EXPRESSIONS, |list| {
+                        Expressions { list, family }.rule(rule, settings);
+                    });
+                },
+            );
+        }
+    }
+    batch
+}
+
+#[derive(Clone, Copy)]
+enum Rule {
+    Own,
+    Place,
+    NodePort,
+}
+
+/// A writer of a rule's expressions.
+struct Expressions<'a, 'b> {
+    list: &'a mut AttributeWriter<'b>,
+    family: Family,
+}
+
+impl Expressions<'_, '_> {
+    fn rule(&mut self, rule: Rule, settings: CaptureSettings) {
+        let address_len = match self.family {
+            Family::V4 => 4,
+            Family::V6 => 16,
+        };
+        match rule {
+            Rule::Own => {
+                self.meta(NFT_META_MARK, FIRST);
+                self.compare(&settings.own_mark.to_ne_bytes());
+                self.immediate(|w| {
+                    w.nest(NFTA_DATA_VERDICT, |w| {
+                        w.u32(NFTA_VERDICT_CODE, NFT_RETURN.cast_unsigned());
+                    });
+                });
+            }
+            Rule::Place => {
+                self.destination();
+                self.port_key(REGISTER + address_len / 4);
+                self.is_in(PLACES);
+                self.lead_to(settings.socket);
+            }
+            Rule::NodePort => {
+                self.destination();
+                self.is_in(NODES);
+                self.expression("fib", |w| {
+                    w.u32(NFTA_FIB_FLAGS, NFTA_FIB_F_DADDR);
+                    w.u32(NFTA_FIB_RESULT, NFT_FIB_RESULT_ADDRTYPE);
+                    w.u32(NFTA_FIB_DREG, FIRST);
+                });
+                self.compare(&RTN_LOCAL.to_ne_bytes());
+                self.port_key(REGISTER);
+                self.is_in(PORTS);
+                self.lead_to(settings.socket);
+            }
+        }
+    }
+
+    fn expression(&mut self, name: &str, data: impl FnOnce(&mut AttributeWriter<'_>)) {
+        self.list.nest(NFTA_LIST_ELEM, |w| {
+            w.str(NFTA_EXPR_NAME, name);
+            w.nest(NFTA_EXPR_DATA, data);
+        });
+    }
+
+    fn meta(&mut self, key: u32, register: u32) {
+        self.expression("meta", |w| {
+            w.u32(NFTA_META_KEY, key);
+            w.u32(NFTA_META_DREG, register);
+        });
+    }
+
+    fn payload(&mut self, register: u32, (base, offset, len): (u32, u32, u32)) {
+        self.expression("payload", |w| {
+            w.u32(NFTA_PAYLOAD_DREG, register);
+            w.u32(NFTA_PAYLOAD_BASE, base);
+            w.u32(NFTA_PAYLOAD_OFFSET, offset);
+            w.u32(NFTA_PAYLOAD_LEN, len);
+        });
+    }
+
+    /// Loads the destination address (`struct iphdr`, `struct ipv6hdr`).
+    fn destination(&mut self) {
+        let (offset, len) = match self.family {
+            Family::V4 => (16, 4),
+            Family::V6 => (24, 16),
+        };
+        self.payload(FIRST, (NFT_PAYLOAD_NETWORK_HEADER, offset, len));
+    }
+
+    /// Loads protocol and destination port into two registers.
+    fn port_key(&mut self, register: u32) {
+        self.meta(NFT_META_L4PROTO, register);
+        self.payload(register + 1, (NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2));
+    }
+
+    fn compare(&mut self, value: &[u8]) {
+        self.expression("cmp", |w| {
+            w.u32(NFTA_CMP_SREG, FIRST);
+            w.u32(NFTA_CMP_OP, NFT_CMP_EQ);
+            w.nest(NFTA_CMP_DATA, |w| w.bytes(NFTA_DATA_VALUE, value));
+        });
+    }
+
+    fn is_in(&mut self, set: &str) {
+        self.expression("lookup", |w| {
+            w.str(NFTA_LOOKUP_SET, set);
+            w.u32(NFTA_LOOKUP_SREG, FIRST);
+            w.u32(NFTA_LOOKUP_FLAGS, 0);
+        });
+    }
+
+    fn immediate(&mut self, data: impl FnOnce(&mut AttributeWriter<'_>)) {
+        self.expression("immediate", |w| {
+            w.u32(NFTA_IMMEDIATE_DREG, NFT_REG_VERDICT);
+            w.nest(NFTA_IMMEDIATE_DATA, data);
+        });
+    }
+
+    fn value(&mut self, register: u32, value: &[u8]) {
+        self.expression("immediate", |w| {
+            w.u32(NFTA_IMMEDIATE_DREG, register);
+            w.nest(NFTA_IMMEDIATE_DATA, |w| w.bytes(NFTA_DATA_VALUE, value));
+        });
+    }
+
+    fn lead_to(&mut self, socket: SocketAddr) {
+        match socket.ip() {
+            IpAddr::V4(ip) => self.value(FIRST, &ip.octets()),
+            IpAddr::V6(ip) => self.value(FIRST, &ip.octets()),
+        }
+        self.value(SECOND, &socket.port().to_be_bytes());
+        let family = u32::from(nfproto(self.family));
+        self.expression("nat", |w| {
+            w.u32(NFTA_NAT_TYPE, NFT_NAT_DNAT);
+            w.u32(NFTA_NAT_FAMILY, family);
+            w.u32(NFTA_NAT_REG_ADDR_MIN, FIRST);
+            w.u32(NFTA_NAT_REG_PROTO_MIN, SECOND);
+        });
+    }
+}
+
+/// Adds an operation that deletes all elements of a set.
+fn push_flush(batch: &mut Batch, family: Family, set: &'static str) {
+    let flush = operation("delete elements", msg::DELSETELEM, 0, nfproto(family));
+    // Without elements, the message means all of them.
+    batch.push(flush, |w| {
+        w.str(NFTA_SET_ELEM_LIST_TABLE, TABLE);
+        w.str(NFTA_SET_ELEM_LIST_SET, set);
+    });
+}
+
+/// Adds an operation on the elements that belong into a set.
+fn push_elements(
+    batch: &mut Batch,
+    family: Family,
+    (kind, flags, set): (u16, u16, &'static str),
+    keys: impl Iterator<Item = Key>,
+) {
+    let mut keys = keys.peekable();
+    if keys.peek().is_none() {
+        return;
+    }
+    batch.push(
+        operation("change elements", kind, flags, nfproto(family)),
+        |w| {
+            w.str(NFTA_SET_ELEM_LIST_TABLE, TABLE);
+            w.str(NFTA_SET_ELEM_LIST_SET, set);
+            w.nest(NFTA_SET_ELEM_LIST_ELEMENTS, |list| {
+                for key in keys {
+                    encode_key(list, key);
+                }
+            });
+        },
+    );
+}
+
+/// Returns the key of a place in a set; `None` if it belongs into another one.
+fn key(place: FrontendAddr, set: &str) -> Option<Key> {
+    match place {
+        FrontendAddr::Address { ip, protocol, port } if set == PLACES => {
+            Some(Key::Service(Destination { ip, protocol, port }))
+        }
+        FrontendAddr::NodePort { protocol, port } if set == PORTS => {
+            Some(Key::NodePort(NodePort { protocol, port }))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,463 @@
+//! The proxy in front of a backend of the kernel, which serves all Services: a table leads connections to the proxy
+//! before the kernel's rules see them (U51). The table goes with the process, and the kernel's backend is left.
+
+use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kplane_model::{Cidr, Family, FrontendAddr, Protocol, ServiceKey, ServiceName};
+
+use super::super::nftables;
+use super::super::{
+    Applied, ApplyError, Backend, Change, Failure, Inspection, OpenError, ServerCounts, Side,
+    Verification,
+};
+use super::address_watch::with_addresses;
+use super::way::{Starter, Way, ensure_address};
+use super::{CAPTURE, own, spec};
+use crate::chain;
+use crate::plan::{Frontend, NodePlan, ServicePlan};
+use crate::proxy_address::proxy_address;
+
+/// Time for which the proxy still serves connections that were on their way to it when the kernel got their ServicePort.
+const LATE: Duration = Duration::from_secs(5);
+
+/// Opens backend `userspace`: nftables, and the proxy in front of it for all Services.
+pub(super) fn open(settings: &super::super::Settings) -> Result<Backend, OpenError> {
+    let backend = nftables::open(settings)?;
+    let starter = starter(settings);
+    let ways = Family::ALL.map(|family| (family, starter.open(family)));
+    for (family, way) in &ways {
+        let Err(reason) = way else { continue };
+        match family {
+            Family::V4 => {
+                return Err(OpenError {
+                    backend: CAPTURE.name,
+                    reason: reason.clone(),
+                });
+            }
+            Family::V6 => {
+                tracing::info!(%family, reason, "this family cannot be led to the proxy; the kernel serves it");
+            }
+        }
+    }
+    let [v4, v6] = ways.map(|(_, way)| way.ok());
+    let backend = in_front(backend, settings, &starter, Scope::All, [v4, v6]);
+    Ok(Backend {
+        description: &CAPTURE,
+        ..backend
+    })
+}
+
+/// Puts the proxy in front of a backend for the Services that ask for it. It starts with the first of them.
+pub(super) fn on_request(backend: Backend, settings: &super::super::Settings) -> Backend {
+    let starter = starter(settings);
+    starter.inherit();
+    in_front(backend, settings, &starter, Scope::Asked, [None, None])
+}
+
+fn starter(settings: &super::super::Settings) -> Arc<Starter> {
+    let starter = Starter::new(settings.userspace.clone(), settings.own_mark);
+    Arc::new(starter)
+}
+
+fn in_front(
+    backend: Backend,
+    settings: &super::super::Settings,
+    starter: &Arc<Starter>,
+    scope: Scope,
+    ways: [Option<Way>; 2],
+) -> Backend {
+    let side = |family, inner, way| -> Box<dyn Side> {
+        Box::new(Captured {
+            family,
+            scope,
+            inner,
+            starter: starter.clone(),
+            way,
+            by_interface: settings.pod_interface.is_some(),
+            places: HashMap::new(),
+            late: Vec::new(),
+            nodes: None,
+        })
+    };
+    let ([v4, v6], [way_v4, way_v6]) = (backend.sides, ways);
+    Backend {
+        sides: [side(Family::V4, v4, way_v4), side(Family::V6, v6, way_v6)],
+        notifications: with_addresses(backend.notifications),
+        proxy: starter.handle.clone(),
+        ..backend
+    }
+}
+
+/// The ServicePorts that the proxy serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scope {
+    /// All of which it is able to.
+    All,
+    /// Those whose Services ask for it.
+    Asked,
+}
+
+impl Scope {
+    fn has(self, plan: &ServicePlan) -> bool {
+        self == Self::All || plan.proxied.is_some()
+    }
+}
+
+/// One family: the kernel's backend, and the proxy in front of it.
+struct Captured {
+    family: Family,
+    scope: Scope,
+    inner: Box<dyn Side>,
+    starter: Arc<Starter>,
+    /// `None` as long as nothing needed it, or if the kernel refuses it.
+    way: Option<Way>,
+    /// Whether pods are known by their interfaces, which the proxy does not see.
+    by_interface: bool,
+    /// The ServicePorts of the proxy, and their places in the table.
+    places: HashMap<ServiceKey, Vec<FrontendAddr>>,
+    /// ServicePorts that went to the kernel, for connections that were on their way, and since when.
+    late: Vec<(ServiceKey, Instant)>,
+    /// The addresses with node ports in the table.
+    nodes: Option<Vec<Cidr>>,
+}
+
+/// The reason why the proxy does not serve what it should.
+type Problem = String;
+
+impl Captured {
+    /// Returns whether the proxy has or gets a ServicePort of a change.
+    fn is_concerned(&self, change: Change<'_>) -> bool {
+        let has = |plan: &Option<ServicePlan>| plan.as_ref().is_some_and(|p| self.scope.has(p));
+        !self.places.is_empty()
+            || !self.late.is_empty()
+            || change.services.iter().any(|(_, plan)| has(plan))
+    }
+
+    /// Opens the way, if the proxy starts with the first Service that asks for it.
+    fn open(&mut self) -> Result<(), Problem> {
+        if self.way.is_none() && self.scope == Scope::Asked {
+            self.way = Some(self.starter.open(self.family)?);
+            self.nodes = None;
+            tracing::info!(family = %self.family, "the userspace proxy serves the Services that ask for it");
+        }
+        Ok(())
+    }
+
+    /// Hands the proxy those ServicePorts of a change whose places are (`true`) or are not the ones that it has. The
+    /// second kind must wait for the kernel's backend, which says who gets a place that two want.
+    fn hand(&self, change: Change<'_>, has_places: bool, failures: &[Failure]) {
+        let Some(way) = &self.way else { return };
+        let failed = failed(failures);
+        let specs = change.services.iter().filter_map(|(key, plan)| {
+            let plan = plan.as_ref().filter(|plan| self.scope.has(plan))?;
+            let held = self.places.get(key);
+            let is_held = held.is_some_and(|held| *held == captured(plan, self.by_interface));
+            let is_wanted = is_held == has_places && !failed.contains(key);
+            is_wanted.then(|| (key.clone(), Some(spec::spec(plan))))
+        });
+        way.proxy.table().change(specs);
+        if change.complete || self.nodes.is_none() {
+            let mut inside = change.node.pod_sources.clone();
+            inside.extend(own::of_machine().into_iter().map(Cidr::single));
+            way.proxy.table().set_inside(self.family, inside);
+        }
+    }
+
+    /// Works out which places the table must lose and get.
+    fn stage(&self, change: Change<'_>) -> Staged {
+        let mut wanted = Vec::new();
+        for (key, plan) in change.services {
+            let fate = match plan {
+                Some(plan) if self.scope.has(plan) => {
+                    Fate::Proxy(captured(plan, self.by_interface))
+                }
+                _ if !self.places.contains_key(key) => continue,
+                Some(_) => Fate::Kernel,
+                None => Fate::Gone,
+            };
+            wanted.push((key.clone(), fate));
+        }
+        if change.complete {
+            let named: HashSet<&ServiceKey> = change.services.iter().map(|(key, _)| key).collect();
+            let gone = self.places.keys().filter(|key| !named.contains(key));
+            wanted.extend(gone.map(|key| (key.clone(), Fate::Gone)));
+        }
+        let before = wanted.iter().filter_map(|(key, _)| self.places.get(key));
+        let before: HashSet<FrontendAddr> = before.flatten().copied().collect();
+        let after = places_of(&wanted, |_| true);
+        Staged {
+            delete: before.difference(&after).copied().collect(),
+            add: after.difference(&before).copied().collect(),
+            wanted,
+        }
+    }
+
+    /// Has the table lead places no longer to the proxy, so that the kernel serves them.
+    fn release(&mut self, node: &NodePlan, staged: &Staged) -> Result<(), Problem> {
+        let Some(Way { table, .. }) = &mut self.way else {
+            return Ok(());
+        };
+        if self.nodes.as_ref() != Some(&node.nodeport_ips) {
+            table
+                .set_nodes(&node.nodeport_ips)
+                .map_err(|error| chain(&error))?;
+            self.nodes = Some(node.nodeport_ips.clone());
+        }
+        table
+            .change(&staged.delete, &[])
+            .map_err(|error| chain(&error))
+    }
+
+    /// Has the table lead new places to the proxy, and ends ServicePorts that are gone.
+    fn take(&mut self, staged: Staged) -> Result<(), Problem> {
+        let Some(Way { proxy, table }) = &mut self.way else {
+            return Ok(());
+        };
+        table
+            .change(&[], &staged.add)
+            .map_err(|error| chain(&error))?;
+        let now = Instant::now();
+        let mut gone = Vec::new();
+        for (key, fate) in staged.wanted {
+            self.late.retain(|(late, _)| *late != key);
+            match fate {
+                Fate::Proxy(places) => drop(self.places.insert(key, places)),
+                // UDP flows follow their Service at once.
+                Fate::Kernel if key.protocol == Protocol::Tcp => {
+                    self.places.remove(&key);
+                    self.late.push((key, now));
+                }
+                Fate::Kernel | Fate::Gone => {
+                    self.places.remove(&key);
+                    gone.push((key, None));
+                }
+            }
+        }
+        let is_over = |(_, since): &mut (ServiceKey, Instant)| now.duration_since(*since) >= LATE;
+        let over = self.late.extract_if(.., is_over);
+        gone.extend(over.map(|(key, _)| (key, None)));
+        proxy.table().change(gone);
+        Ok(())
+    }
+
+    /// Gives the proxy's address back to `lo` if another program has removed it.
+    fn restore_address(&mut self) -> Option<Verification> {
+        self.way.as_ref()?;
+        match ensure_address(self.family) {
+            Ok(false) => None,
+            Ok(true) => {
+                let ip = proxy_address(self.family);
+                Some(Verification::Repaired(format!("{ip} on lo was gone")))
+            }
+            Err(problem) => {
+                let family = self.family;
+                let further = self.give_up();
+                tracing::warn!(%family, problem, further, "the kernel serves all Services, since the proxy has no address");
+                Some(Verification::Outdated(problem))
+            }
+        }
+    }
+
+    /// Leaves all places to the kernel, since what the table holds is not known. It begins anew with the next complete
+    /// change, or as ServicePorts change.
+    fn give_up(&mut self) -> Option<Problem> {
+        self.places.clear();
+        let cleared = self.way.as_mut().map(|way| way.table.clear());
+        cleared?.err().map(|error| chain(&error))
+    }
+
+    /// Reports the ServicePorts of a change that the kernel serves though the proxy should.
+    fn report(&self, change: Change<'_>, problem: &str, applied: &mut Applied) {
+        let family = self.family;
+        tracing::warn!(%family, problem, "cannot lead Services to the userspace proxy; the kernel serves them");
+        let reason = format!("the kernel serves it instead of the userspace proxy: {problem}");
+        let has = |plan: &Option<ServicePlan>| plan.as_ref().is_some_and(|p| self.scope.has(p));
+        let concerned = change.services.iter().filter(|(_, plan)| has(plan));
+        applied.failures.extend(concerned.map(|(key, _)| Failure {
+            key: key.clone(),
+            reason: reason.clone(),
+            degraded: true,
+        }));
+    }
+}
+
+/// A change of the table, worked out.
+struct Staged {
+    delete: Vec<FrontendAddr>,
+    add: Vec<FrontendAddr>,
+    wanted: Vec<(ServiceKey, Fate)>,
+}
+
+/// What becomes of a ServicePort that the proxy has or gets.
+enum Fate {
+    /// The proxy serves these places, and the kernel its other ones.
+    Proxy(Vec<FrontendAddr>),
+    /// The kernel serves it from now on.
+    Kernel,
+    /// It does not exist any more.
+    Gone,
+}
+
+/// Returns the places that the proxy gets of some ServicePorts.
+fn places_of(
+    wanted: &[(ServiceKey, Fate)],
+    mut of: impl FnMut(&ServiceKey) -> bool,
+) -> HashSet<FrontendAddr> {
+    let some = wanted.iter().filter(|(key, _)| of(key));
+    let places = some.filter_map(|(_, fate)| match fate {
+        Fate::Proxy(places) => Some(places),
+        Fate::Kernel | Fate::Gone => None,
+    });
+    places.flatten().copied().collect()
+}
+
+impl Staged {
+    /// Leaves out ServicePorts that the kernel's backend does not serve: another ServicePort may have their places.
+    fn without(&mut self, failures: &[Failure]) {
+        let failed = failed(failures);
+        if failed.is_empty() {
+            return;
+        }
+        let lost = places_of(&self.wanted, |key| failed.contains(key));
+        self.wanted.retain(|(key, _)| !failed.contains(key));
+        let kept = places_of(&self.wanted, |_| true);
+        self.add
+            .retain(|at| kept.contains(at) || !lost.contains(at));
+    }
+}
+
+/// Returns the ServicePorts that the kernel's backend does not serve.
+fn failed(failures: &[Failure]) -> HashSet<&ServiceKey> {
+    let failed = failures.iter().filter(|failure| !failure.degraded);
+    failed.map(|failure| &failure.key).collect()
+}
+
+/// The ServicePorts of a change as the kernel gets them. Where the proxy remembers clients, the kernel must not: it would
+/// take the proxy's socket for the endpoint of each client, and lead the client there when the proxy has ended.
+fn beneath(
+    services: &[(ServiceKey, Option<ServicePlan>)],
+    scope: Scope,
+    by_interface: bool,
+) -> Cow<'_, [(ServiceKey, Option<ServicePlan>)]> {
+    let is_sticky = |plan: &ServicePlan| {
+        plan.affinity_timeout_s.is_some()
+            && scope.has(plan)
+            && !captured(plan, by_interface).is_empty()
+    };
+    let mut services = Cow::Borrowed(services);
+    for index in 0..services.len() {
+        if services[index].1.as_ref().is_some_and(is_sticky)
+            && let Some(plan) = &mut services.to_mut()[index].1
+        {
+            plan.affinity_timeout_s = None;
+        }
+    }
+    services
+}
+
+/// Returns the places of a plan that the proxy serves: those that every client may use, and where every client has an
+/// endpoint. The kernel rejects and drops for the rest (A8, A16, A18). With session affinity, all places or none, since they
+/// share what is remembered.
+fn captured(plan: &ServicePlan, by_interface: bool) -> Vec<FrontendAddr> {
+    let for_all = |frontend: &&Frontend| {
+        let inside = frontend
+            .inside
+            .as_ref()
+            .is_none_or(|inside| !inside.is_empty() && !by_interface);
+        frontend.source_ranges.is_empty() && !frontend.endpoints.is_empty() && inside
+    };
+    let has_all = || plan.frontends.iter().all(|frontend| for_all(&frontend));
+    match plan.key.protocol {
+        Protocol::Tcp | Protocol::Udp if plan.affinity_timeout_s.is_some() && !has_all() => {
+            Vec::new()
+        }
+        Protocol::Tcp | Protocol::Udp => plan
+            .frontends
+            .iter()
+            .filter(for_all)
+            .map(|frontend| frontend.at)
+            .collect(),
+        Protocol::Sctp => Vec::new(),
+    }
+}
+
+impl Side for Captured {
+    fn apply(&mut self, change: Change<'_>) -> Result<Applied, ApplyError> {
+        if !self.is_concerned(change) {
+            if change.complete {
+                self.starter.settle(self.family);
+            }
+            return self.inner.apply(change);
+        }
+        if let Err(problem) = self.open() {
+            let mut applied = self.inner.apply(change)?;
+            self.report(change, &problem, &mut applied);
+            return Ok(applied);
+        }
+        self.hand(change, true, &[]);
+        let mut staged = self.stage(change);
+        let released = self.release(change.node, &staged);
+        let services = match self.way {
+            Some(_) => beneath(change.services, self.scope, self.by_interface),
+            None => Cow::Borrowed(change.services),
+        };
+        let beneath = Change {
+            services: &services,
+            ..change
+        };
+        let mut applied = self.inner.apply(beneath).inspect_err(|_| {
+            // The places that the table lost may come back with the next change.
+            for at in self.places.values_mut() {
+                at.retain(|place| !staged.delete.contains(place));
+            }
+        })?;
+        staged.without(&applied.failures);
+        self.hand(change, false, &applied.failures);
+        if change.complete {
+            self.starter.settle(self.family);
+        }
+        if let Err(problem) = released.and_then(|()| self.take(staged)) {
+            let problem = match self.give_up() {
+                Some(further) => format!("{problem}; {further}"),
+                None => problem,
+            };
+            self.report(change, &problem, &mut applied);
+        }
+        Ok(applied)
+    }
+
+    fn verify(&mut self) -> Result<Verification, ApplyError> {
+        // No other program may change a table that has an owner, but the address any program may remove.
+        match self.restore_address() {
+            Some(repaired) => Ok(repaired),
+            None => self.inner.verify(),
+        }
+    }
+
+    fn mend(&mut self) -> Result<Verification, ApplyError> {
+        // A repair is followed by a check of everything.
+        match self.restore_address() {
+            Some(repaired) => Ok(repaired),
+            None => self.inner.mend(),
+        }
+    }
+
+    fn has_services(&mut self) -> bool {
+        self.inner.has_services()
+    }
+
+    fn probe_interval(&self) -> Option<Duration> {
+        self.inner.probe_interval()
+    }
+
+    fn servers(&self) -> Option<ServerCounts> {
+        self.inner.servers()
+    }
+
+    fn inspect(&self, service: &ServiceName) -> Option<Inspection> {
+        self.inner.inspect(service)
+    }
+}

@@ -1,0 +1,149 @@
+//! The way from the kernel to the proxy: sockets at an address of this machine, and a table that leads there.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kplane_model::{Family, Protocol};
+use kplane_netlink::conntrack::{Flow, Tuple, replied_by};
+use kplane_netlink::{Links, Messages, NfSocket};
+use kplane_userproxy::{Origins, Proxy, Role};
+
+use super::super::OpenError;
+use super::super::nftables::{CaptureSettings, CaptureTable};
+use super::{CAPTURE, ProxyHandle, UserspaceSettings, start};
+use crate::chain;
+use crate::proxy_address::{LOOPBACK_LINK, proxy_address};
+
+/// Attempts to find a port that is free for TCP and UDP.
+const PORTS: usize = 16;
+
+/// The proxy of both families, which starts when one of them needs it.
+pub(super) struct Starter {
+    settings: UserspaceSettings,
+    own_mark: u32,
+    running: Mutex<Option<Arc<Proxy>>>,
+    pub(super) handle: ProxyHandle,
+}
+
+impl Starter {
+    pub(super) fn new(settings: UserspaceSettings, own_mark: u32) -> Self {
+        Self {
+            settings,
+            own_mark,
+            running: Mutex::default(),
+            handle: ProxyHandle::default(),
+        }
+    }
+
+    /// Returns the proxy, which starts if it does not run yet.
+    pub(super) fn proxy(&self) -> Result<Arc<Proxy>, OpenError> {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(proxy) = &*running {
+            return Ok(proxy.clone());
+        }
+        let extra = kplane_userproxy::Settings {
+            mark: (self.own_mark != 0).then_some(self.own_mark),
+            origins: Some(Box::new(Conntrack::default())),
+            ..kplane_userproxy::Settings::default()
+        };
+        let proxy = start(&CAPTURE, &self.settings, extra)?;
+        self.handle.set(&proxy);
+        *running = Some(proxy.clone());
+        Ok(proxy)
+    }
+
+    /// Starts the proxy at once if an earlier one left connections.
+    pub(super) fn inherit(&self) {
+        if self.settings.inheritance.is_there()
+            && let Err(error) = self.proxy()
+        {
+            tracing::warn!(%error, "connections of the earlier agent end");
+        }
+    }
+
+    /// Serves what an earlier proxy left for a family, whose ServicePorts the proxy has.
+    pub(super) fn settle(&self, family: Family) {
+        if let Some(proxy) = self.handle.get() {
+            proxy.settle(family);
+        }
+    }
+
+    /// Opens the way of a family.
+    pub(super) fn open(&self, family: Family) -> Result<Way, String> {
+        let proxy = self.proxy().map_err(|error| error.reason)?;
+        let ip = proxy_address(family);
+        ensure_address(family)?;
+        let socket = listen(&proxy, ip)
+            .map_err(|error| format!("cannot open the proxy's sockets at {ip}: {error}"))?;
+        let own_mark = self.own_mark;
+        let settings = CaptureSettings { socket, own_mark };
+        let table = CaptureTable::create(family, settings).map_err(|error| chain(&error))?;
+        Ok(Way { proxy, table })
+    }
+}
+
+/// The way of one family.
+pub(super) struct Way {
+    pub(super) proxy: Arc<Proxy>,
+    pub(super) table: CaptureTable,
+}
+
+/// Gives `lo` the address of the proxy's sockets; returns false if it has it already.
+pub(super) fn ensure_address(family: Family) -> Result<bool, String> {
+    let ip = proxy_address(family);
+    let added = Links::open().and_then(|mut links| links.add_of_host(LOOPBACK_LINK, ip));
+    added.map_err(|error| format!("cannot add {ip} to lo, where the proxy listens: {error}"))
+}
+
+/// Opens a socket for all connections and one for all datagrams, at the same port. Returns their address.
+fn listen(proxy: &Proxy, ip: IpAddr) -> std::io::Result<SocketAddr> {
+    let mut last = None;
+    for _ in 0..PORTS {
+        let (id, at) = proxy.listen(SocketAddr::new(ip, 0), Protocol::Tcp, Role::Captured)?;
+        match proxy.listen(at, Protocol::Udp, Role::Captured) {
+            Ok(_) => return Ok(at),
+            Err(error) => last = Some(error),
+        }
+        proxy.close(id);
+    }
+    Err(last.unwrap_or_else(|| std::io::Error::other("no port is free")))
+}
+
+/// The kernel's table of connections, which knows where a client's datagram was going.
+#[derive(Default)]
+struct Conntrack(Mutex<Option<NfSocket>>);
+
+impl Conntrack {
+    /// Asks the kernel with one socket, which is opened again after an error.
+    fn ask<T>(&self, ask: impl FnOnce(&mut NfSocket) -> Option<T>) -> Option<T> {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut socket = kept.take().or_else(|| NfSocket::open().ok())?;
+        let answer = ask(&mut socket);
+        *kept = Some(socket);
+        answer
+    }
+}
+
+fn flow(socket: &mut NfSocket, client: SocketAddr, local: SocketAddr) -> Option<Flow> {
+    let reply = Tuple {
+        source: local,
+        destination: client,
+    };
+    let answer = socket.get(replied_by(reply)).ok()?;
+    Messages(&answer).find_map(Flow::parse)
+}
+
+impl Origins for Conntrack {
+    fn find(&self, client: SocketAddr, local: SocketAddr) -> Option<SocketAddr> {
+        let flow = self.ask(|socket| flow(socket, client, local))?;
+        Some(flow.original.destination)
+    }
+
+    fn forget(&self, client: SocketAddr, local: SocketAddr) {
+        // Without an answer, the entry is gone already, or ends with the client's silence.
+        self.ask(|socket| {
+            let flow = flow(socket, client, local)?;
+            socket.execute(flow.delete()).ok()
+        });
+    }
+}

@@ -1,0 +1,44 @@
+//! The end of an agent: with the connections of its userspace proxy, or without.
+
+use std::sync::Arc;
+
+use kplane_dataplane::backend::userspace::{Proxy, Visitor};
+use kplane_proto::v1 as pb;
+
+use super::{Ended, TaskError};
+use crate::succession::Succession;
+
+/// The reason why an agent ends.
+pub(super) enum Cause {
+    Shutdown,
+    Wish(pb::Settings),
+    Successor(Visitor),
+    Failure(Option<Result<Result<(), TaskError>, tokio::task::JoinError>>),
+}
+
+impl Cause {
+    /// Ends the userspace proxy, which goes on without the engine until then.
+    pub(super) async fn end(
+        self,
+        mut succession: Succession,
+        proxy: Option<Arc<Proxy>>,
+    ) -> Result<Ended, TaskError> {
+        match self {
+            Self::Shutdown => {
+                succession.drain(proxy).await;
+                Ok(Ended::Stopped)
+            }
+            Self::Wish(wish) => {
+                succession.keep(proxy).await;
+                Ok(Ended::Again(wish))
+            }
+            Self::Successor(successor) => match succession.hand_over(proxy, successor).await {
+                true => Ok(Ended::Stopped),
+                false => Ok(Ended::Resumed),
+            },
+            Self::Failure(failed) => failed
+                .map_or(Ok(()), |failed| failed?)
+                .map(|()| Ended::Stopped),
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Flags of the userspace backend.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use kplane_dataplane::backend::UserspaceSettings;
+
+use super::value::{duration, interval};
+
+/// Flags of the userspace backend.
+#[derive(Debug, clap::Args)]
+pub(super) struct UserspaceFlags {
+    /// File in which backend userspace-loopback lists where Services can be reached, in the format of /etc/hosts
+    #[arg(long, value_name = "FILE")]
+    hosts_file: Option<PathBuf>,
+
+    /// Threads of the userspace backends [default: one for each processor]
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    proxy_threads: Option<u16>,
+
+    /// Time without a datagram after which the userspace backends end a UDP flow
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = interval)]
+    udp_idle_timeout: Duration,
+
+    /// Folder of the socket over which an agent hands the open connections of the userspace proxy to the agent that
+    /// replaces it; both must name the same folder. Empty = none [default: that of --cache-dir]
+    #[arg(long, value_name = "DIR")]
+    run_dir: Option<String>,
+
+    /// Time for which an agent that is stopped (SIGTERM) goes on with the open connections of the userspace proxy, or
+    /// until another agent takes them over. Rules do not follow changes meanwhile. A second signal ends it at once.
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration)]
+    drain_timeout: Duration,
+}
+
+impl UserspaceFlags {
+    /// Returns the settings; `cache_dir` is the folder of the cache file.
+    pub(super) fn settings(&self, cache_dir: Option<PathBuf>) -> UserspaceSettings {
+        let run_dir = match self.run_dir.as_deref() {
+            None => cache_dir,
+            Some("") => None,
+            Some(folder) => Some(folder.into()),
+        };
+        UserspaceSettings {
+            hosts_file: self.hosts_file.clone(),
+            threads: self.proxy_threads.map(usize::from),
+            udp_idle: Some(self.udp_idle_timeout),
+            run_dir,
+            drain: self.drain_timeout,
+            ..UserspaceSettings::default()
+        }
+    }
+}

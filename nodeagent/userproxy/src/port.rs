@@ -1,0 +1,291 @@
+//! One ServicePort: its endpoints and options, and what its connections have shown.
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use kplane_model::{Balance, Cidr, EndpointAddr, FrontendAddr, ProxyHeader, ServiceKey};
+
+use crate::affinity::Affinity;
+use crate::budget::Budget;
+use crate::counters::{Counters, Counts, Failure};
+use crate::limits::Gauge;
+use crate::picker::{Choice, EndpointState, Endpoints, Picker, Pool};
+
+/// Most clients that a ServicePort with session affinity remembers.
+const AFFINITY_CLIENTS: usize = 65_536;
+
+/// A ServicePort, as desired.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortSpec {
+    /// The identity.
+    pub key: ServiceKey,
+    /// The endpoints.
+    pub endpoints: Endpoints,
+    /// All places where its connections arrive.
+    pub routes: Vec<RouteSpec>,
+    /// Treatment of its connections.
+    pub options: Options,
+}
+
+/// A place where connections arrive, and what happens to them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RouteSpec {
+    /// The place.
+    pub at: FrontendAddr,
+    /// Endpoints for clients outside of the cluster.
+    pub outside: Pool,
+    /// Endpoints for pods and for the node itself (A16).
+    pub inside: Pool,
+    /// Clients that may use the place; empty = all (A8).
+    pub sources: Vec<Cidr>,
+}
+
+/// Treatment of the connections of a ServicePort.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// The way to choose endpoints.
+    pub balance: Balance,
+    /// Session affinity: time without a connection after which a client is forgotten (A11).
+    pub affinity: Option<Duration>,
+    /// The header that passes the client's address on.
+    pub header: Option<ProxyHeader>,
+    /// Whether another endpoint is tried when the first does not take a connection (U52).
+    pub retry: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            balance: Balance::default(),
+            affinity: None,
+            header: None,
+            retry: true,
+        }
+    }
+}
+
+/// A ServicePort in use. Its state stays when it is configured anew.
+#[derive(Debug)]
+pub(crate) struct Port {
+    pub(crate) key: ServiceKey,
+    pub(crate) counters: Counters,
+    /// Connections without an endpoint.
+    arriving: Gauge,
+    version: AtomicU64,
+    state: Mutex<State>,
+}
+
+/// The state that all threads share.
+#[derive(Debug)]
+struct State {
+    options: Options,
+    picker: Picker,
+    /// Further endpoints to which UDP flows may go on.
+    serving: Vec<EndpointAddr>,
+    /// Whether the ServicePort is gone.
+    is_gone: bool,
+    budget: Budget,
+    affinity: Option<Affinity>,
+}
+
+impl Port {
+    /// Creates a ServicePort without endpoints.
+    pub(crate) fn new(key: ServiceKey, now: Instant) -> Self {
+        Self {
+            key,
+            counters: Counters::default(),
+            arriving: Gauge::default(),
+            version: AtomicU64::new(0),
+            state: Mutex::new(State {
+                options: Options::default(),
+                picker: Picker::new(rand::random()),
+                serving: Vec::new(),
+                is_gone: false,
+                budget: Budget::new(now),
+                affinity: None,
+            }),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts endpoints and options into effect.
+    pub(crate) fn configure(&self, endpoints: &Endpoints, options: Options) {
+        let mut state = self.state();
+        state.options = options;
+        state.picker.configure(options.balance, endpoints);
+        state.serving.clone_from(&endpoints.serving);
+        match (options.affinity, &mut state.affinity) {
+            (None, affinity) => *affinity = None,
+            (Some(timeout), Some(affinity)) => affinity.set_timeout(timeout),
+            (Some(timeout), none) => *none = Some(Affinity::new(timeout, AFFINITY_CLIENTS)),
+        }
+        drop(state);
+        self.version.fetch_add(1, Relaxed);
+    }
+
+    /// Ends the flows of a ServicePort that is gone. A connection that has just arrived still finds an endpoint. Returns
+    /// what has happened to its connections, without those that are still open.
+    pub(crate) fn retire(&self) -> Counts {
+        self.state().is_gone = true;
+        self.version.fetch_add(1, Relaxed);
+        Counts {
+            open: 0,
+            ..self.counters.read()
+        }
+    }
+
+    /// Chooses the endpoint for a client's first attempt.
+    pub(crate) fn first(
+        &self,
+        pool: Pool,
+        client: IpAddr,
+        now: Instant,
+    ) -> (Option<Choice>, Options) {
+        let mut state = self.state();
+        state.budget.earn();
+        let wished = state.affinity.as_ref().and_then(|all| all.get(client, now));
+        let choice = state.picker.pick(pool, client, wished, &[], now);
+        (choice, state.options)
+    }
+
+    /// Chooses another endpoint for a client, if the ServicePort may make another attempt.
+    pub(crate) fn another(
+        &self,
+        pool: Pool,
+        client: IpAddr,
+        tried: &[EndpointAddr],
+        now: Instant,
+    ) -> Option<Choice> {
+        let mut state = self.state();
+        let choice = state.picker.pick(pool, client, None, tried, now)?;
+        if !state.budget.spend(now) {
+            return None;
+        }
+        self.counters.retries.fetch_add(1, Relaxed);
+        Some(choice)
+    }
+
+    /// Records that a client has a connection to an endpoint, or a flow. `waited` is the time since the client came.
+    pub(crate) fn opened(
+        &self,
+        endpoint: EndpointAddr,
+        client: IpAddr,
+        waited: Duration,
+        now: Instant,
+    ) {
+        let mut state = self.state();
+        state.picker.opened(endpoint);
+        if let Some(affinity) = &mut state.affinity {
+            affinity.set(client, endpoint, now);
+        }
+        drop(state);
+        let waited = u64::try_from(waited.as_micros()).unwrap_or(u64::MAX);
+        self.counters.connect_us.fetch_add(waited, Relaxed);
+        self.counters.opened.fetch_add(1, Relaxed);
+        self.counters.open.fetch_add(1, Relaxed);
+    }
+
+    /// Records a connection or a flow that an earlier proxy opened.
+    pub(crate) fn inherited(&self, endpoint: EndpointAddr) {
+        self.state().picker.opened(endpoint);
+        self.counters.open.fetch_add(1, Relaxed);
+    }
+
+    /// Records that an endpoint answered an attempt, after so long.
+    pub(crate) fn answered(&self, endpoint: EndpointAddr, took: Duration, now: Instant) {
+        self.state().picker.answered(endpoint, took, now);
+    }
+
+    /// Records the end of a connection.
+    pub(crate) fn closed(&self, endpoint: EndpointAddr) {
+        self.state().picker.closed(endpoint);
+        self.counters.open.fetch_sub(1, Relaxed);
+    }
+
+    /// Records a failed attempt.
+    pub(crate) fn failed(&self, endpoint: EndpointAddr, now: Instant) {
+        if self.state().picker.failed(endpoint, now) {
+            self.counters.avoided.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Returns the number of connections and flows.
+    pub(crate) fn open(&self) -> u64 {
+        self.counters.open.load(Relaxed)
+    }
+
+    /// Returns a number that changes whenever the ServicePort is configured.
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Relaxed)
+    }
+
+    /// Returns whether a UDP flow to an endpoint may go on (F2).
+    pub(crate) fn serves(&self, endpoint: EndpointAddr) -> bool {
+        let state = self.state();
+        !state.is_gone && (state.picker.has(endpoint) || state.serving.contains(&endpoint))
+    }
+
+    /// Returns the clients that are remembered, their endpoints, and for how long they still are.
+    pub(crate) fn remembered(&self, now: Instant) -> Vec<(IpAddr, EndpointAddr, Duration)> {
+        let state = self.state();
+        state
+            .affinity
+            .iter()
+            .flat_map(|all| all.clients(now))
+            .collect()
+    }
+
+    /// Forgets a client; returns whether it was remembered.
+    pub(crate) fn forget(&self, client: IpAddr) -> bool {
+        self.state()
+            .affinity
+            .as_mut()
+            .is_some_and(|all| all.forget(client))
+    }
+
+    /// Returns counters and the state of endpoints.
+    pub(crate) fn read(&self, now: Instant) -> PortState {
+        PortState {
+            counts: self.counters.read(),
+            endpoints: self.state().picker.states(now),
+        }
+    }
+
+    /// Records that a client reached no endpoint.
+    pub(crate) fn fail(&self, why: Failure) {
+        self.counters.fail(why);
+    }
+}
+
+/// A connection that has no endpoint yet. It counts for the limit of its ServicePort.
+#[derive(Debug)]
+pub(crate) struct Arrival(Arc<Port>);
+
+impl Arrival {
+    /// Counts a connection, unless its ServicePort has `most` already.
+    pub(crate) fn enter(port: &Arc<Port>, most: usize) -> Option<Self> {
+        let open = usize::try_from(port.open()).unwrap_or(usize::MAX);
+        let entered = port.arriving.enter(most.saturating_sub(open));
+        entered.then(|| Self(port.clone()))
+    }
+}
+
+impl Drop for Arrival {
+    fn drop(&mut self) {
+        self.0.arriving.leave();
+    }
+}
+
+/// The state of a ServicePort, for operators.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PortState {
+    /// Counts of its connections.
+    pub counts: Counts,
+    /// Its endpoints.
+    pub endpoints: Vec<EndpointState>,
+}

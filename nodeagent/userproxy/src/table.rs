@@ -1,0 +1,226 @@
+//! The ServicePorts that are served, and the way from a place to one of them.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::{Duration, Instant};
+
+use kplane_model::{Cidr, EndpointAddr, Family, FrontendAddr, Protocol, ServiceKey};
+
+use crate::counters::Counts;
+use crate::picker::{Choice, Pool};
+use crate::port::{Options, Port, PortSpec, PortState};
+
+/// The way of connections from a place to a ServicePort.
+#[derive(Debug)]
+pub(crate) struct Route {
+    at: (Family, FrontendAddr),
+    pub(crate) port: Arc<Port>,
+    outside: Pool,
+    inside: Pool,
+    sources: Vec<Cidr>,
+}
+
+impl Route {
+    /// Returns whether a client may use the place (A8).
+    pub(crate) fn admits(&self, client: IpAddr) -> bool {
+        self.sources.is_empty() || self.sources.iter().any(|range| range.contains(client))
+    }
+
+    /// Returns the endpoints for a client (A16).
+    fn pool(&self, is_inside: bool) -> Pool {
+        if is_inside { self.inside } else { self.outside }
+    }
+}
+
+/// A ServicePort and its places.
+#[derive(Debug)]
+struct Entry {
+    port: Arc<Port>,
+    places: Vec<FrontendAddr>,
+}
+
+/// All ServicePorts. Connections read it, and changes replace parts of it.
+#[derive(Debug, Default)]
+pub struct Table {
+    routes: RwLock<HashMap<(Family, FrontendAddr), Arc<Route>>>,
+    ports: RwLock<HashMap<ServiceKey, Entry>>,
+    /// Counts of the connections of ServicePorts that are gone.
+    gone: Mutex<Counts>,
+    /// Addresses of pods, and of this node.
+    inside: RwLock<[Vec<Cidr>; 2]>,
+}
+
+fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+    lock.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+    lock.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn new_port(key: &ServiceKey) -> Arc<Port> {
+    Arc::new(Port::new(key.clone(), Instant::now()))
+}
+
+impl Table {
+    /// Replaces a family's addresses of clients inside of the cluster: pods, and this node (A16).
+    pub fn set_inside(&self, family: Family, ranges: Vec<Cidr>) {
+        write(&self.inside)[family as usize] = ranges;
+    }
+
+    /// Replaces ServicePorts (`Some`), or removes them (`None`). New connections see all of it or nothing; open ones
+    /// go on.
+    pub fn change(&self, services: impl IntoIterator<Item = (ServiceKey, Option<PortSpec>)>) {
+        let mut ports = write(&self.ports);
+        let mut routes = write(&self.routes);
+        let mut added = Vec::new();
+        for (key, spec) in services {
+            let before = ports.remove(&key);
+            for at in before.iter().flat_map(|entry| &entry.places) {
+                let place = (key.family, *at);
+                // Another ServicePort may have the place by now.
+                let is_own = |route: &Arc<Route>| {
+                    before
+                        .as_ref()
+                        .is_some_and(|entry| Arc::ptr_eq(&route.port, &entry.port))
+                };
+                if routes.get(&place).is_some_and(is_own) {
+                    routes.remove(&place);
+                }
+            }
+            let Some(spec) = spec else {
+                if let Some(entry) = &before {
+                    let counts = entry.port.retire();
+                    self.gone
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .add(counts);
+                }
+                continue;
+            };
+            let port = before.map_or_else(|| new_port(&key), |entry| entry.port);
+            port.configure(&spec.endpoints, spec.options);
+            let places = spec.routes.iter().map(|route| route.at).collect();
+            let (family, of_port) = (key.family, port.clone());
+            ports.insert(key, Entry { port, places });
+            added.extend(spec.routes.into_iter().map(|route| {
+                let way = Route {
+                    at: (family, route.at),
+                    port: of_port.clone(),
+                    outside: route.outside,
+                    inside: route.inside,
+                    sources: route.sources,
+                };
+                ((family, route.at), Arc::new(way))
+            }));
+        }
+        // Last, since a place may go from one ServicePort of the change to another.
+        routes.extend(added);
+    }
+
+    /// Returns a ServicePort for connections of an earlier proxy. One that is not there yet gets its places with the next
+    /// change.
+    pub(crate) fn inherit(&self, key: &ServiceKey) -> Arc<Port> {
+        let mut ports = write(&self.ports);
+        let entry = ports.entry(key.clone()).or_insert_with(|| Entry {
+            port: new_port(key),
+            places: Vec::new(),
+        });
+        entry.port.clone()
+    }
+
+    /// Returns the way from a place.
+    pub(crate) fn route(&self, family: Family, at: FrontendAddr) -> Option<Arc<Route>> {
+        read(&self.routes).get(&(family, at)).cloned()
+    }
+
+    /// Returns the way from an address that a client wanted: that of a Service, or a node port.
+    pub(crate) fn route_to(&self, protocol: Protocol, to: SocketAddr) -> Option<Arc<Route>> {
+        let (ip, port) = (to.ip().to_canonical(), to.port());
+        let family = Family::of(ip);
+        let address = FrontendAddr::Address { ip, protocol, port };
+        let node_port = FrontendAddr::NodePort { protocol, port };
+        self.route(family, address)
+            .or_else(|| self.route(family, node_port))
+    }
+
+    /// Returns whether a client is inside the cluster: a pod, or this machine, which `local`, the address of the other
+    /// end, shows.
+    fn is_inside(&self, client: IpAddr, local: IpAddr) -> bool {
+        client.is_loopback() || client == local || {
+            read(&self.inside)[Family::of(client) as usize]
+                .iter()
+                .any(|range| range.contains(client))
+        }
+    }
+
+    /// Chooses the endpoint for a client's first attempt. If the ServicePort was configured anew since the way to it was
+    /// found, the way as it is now counts.
+    pub(crate) fn choose(
+        &self,
+        route: &mut Arc<Route>,
+        client: IpAddr,
+        local: IpAddr,
+        now: Instant,
+    ) -> (Pool, Option<Choice>, Options) {
+        let is_inside = self.is_inside(client, local);
+        let pool = route.pool(is_inside);
+        let (choice, options) = route.port.first(pool, client, now);
+        let (family, at) = route.at;
+        let current = match choice {
+            Some(_) => None,
+            None => self
+                .route(family, at)
+                .filter(|current| !Arc::ptr_eq(current, route)),
+        };
+        let Some(current) = current else {
+            return (pool, choice, options);
+        };
+        *route = current;
+        let pool = route.pool(is_inside);
+        let (choice, options) = route.port.first(pool, client, now);
+        (pool, choice, options)
+    }
+
+    fn port(&self, key: &ServiceKey) -> Option<Arc<Port>> {
+        read(&self.ports).get(key).map(|entry| entry.port.clone())
+    }
+
+    /// Returns the sum over all ServicePorts, also over those that are gone, and the number of endpoints that new
+    /// connections avoid now. Takes time for each endpoint.
+    #[must_use]
+    pub fn totals(&self) -> (Counts, usize) {
+        let now = Instant::now();
+        let mut sum = *self.gone.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut avoided = 0;
+        for entry in read(&self.ports).values() {
+            let state = entry.port.read(now);
+            sum.add(state.counts);
+            avoided += state
+                .endpoints
+                .iter()
+                .filter(|at| at.avoided_for.is_some())
+                .count();
+        }
+        (sum, avoided)
+    }
+
+    /// Returns counters and endpoints of a ServicePort.
+    #[must_use]
+    pub fn state(&self, key: &ServiceKey) -> Option<PortState> {
+        Some(self.port(key)?.read(Instant::now()))
+    }
+
+    /// Returns the clients that a ServicePort remembers, their endpoints, and for how long they still are remembered.
+    #[must_use]
+    pub fn remembered(&self, key: &ServiceKey) -> Vec<(IpAddr, EndpointAddr, Duration)> {
+        let port = self.port(key);
+        port.map_or_else(Vec::new, |port| port.remembered(Instant::now()))
+    }
+
+    /// Forgets a client of a ServicePort; returns whether it was remembered.
+    pub fn forget(&self, key: &ServiceKey, client: IpAddr) -> bool {
+        self.port(key).is_some_and(|port| port.forget(client))
+    }
+}

@@ -1,0 +1,183 @@
+//! Connections of clients, from the socket on which they arrive to the thread that serves them.
+
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use kplane_model::{Family, Protocol};
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, acceptfrom_with, getsockname, sockopt};
+
+use super::Command;
+use super::core::Core;
+use super::socket::reset;
+use crate::counters::Failure;
+use crate::listening::{ListenerId, Listening, Role};
+use crate::port::Arrival;
+use crate::table::Route;
+
+/// Most connections that are accepted for one event.
+const ACCEPTS: usize = 64;
+
+/// A connection that has no endpoint yet.
+#[derive(Debug)]
+pub(crate) struct Accepted {
+    pub(super) listener: ListenerId,
+    pub(super) socket: Socket,
+    pub(super) client: SocketAddr,
+    /// The address of this machine's end.
+    pub(super) local: SocketAddr,
+    /// The address that the client wanted.
+    pub(super) to: SocketAddr,
+    pub(super) route: Arc<Route>,
+    pub(super) at: Instant,
+    _arrival: Arrival,
+}
+
+/// The client's socket, until the connection has an endpoint.
+pub(super) type Socket = Option<OwnedFd>;
+
+impl Accepted {
+    /// Takes the socket out.
+    pub(super) fn take(&mut self) -> Socket {
+        self.socket.take()
+    }
+
+    /// Resets the connection, and counts why.
+    pub(super) fn refuse(&self, why: Failure) {
+        self.route.port.fail(why);
+        if let Some(socket) = &self.socket {
+            reset(socket);
+        }
+    }
+}
+
+/// A socket on which connections arrive.
+pub(super) struct Listener(Arc<Listening>);
+
+impl Listener {
+    pub(super) fn new(listening: Arc<Listening>) -> Self {
+        Self(listening)
+    }
+
+    pub(super) fn listening(&self) -> &Arc<Listening> {
+        &self.0
+    }
+
+    pub(super) fn socket(&self) -> &OwnedFd {
+        &self.0.socket
+    }
+
+    pub(super) fn at(&self) -> SocketAddr {
+        self.0.at
+    }
+
+    /// Accepts what waits, unless a limit is reached.
+    pub(super) fn accept(&self, core: &mut Core) {
+        for _ in 0..ACCEPTS {
+            let shared = core.shared.clone();
+            if !shared.connections.enter(shared.limits.connections) {
+                core.full = true;
+                return;
+            }
+            if !self.accept_one(core) {
+                shared.connections.leave();
+                return;
+            }
+        }
+    }
+
+    /// Accepts one connection; returns false if none waits.
+    fn accept_one(&self, core: &mut Core) -> bool {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (socket, from) = loop {
+            match acceptfrom_with(self.socket(), flags) {
+                Ok(accepted) => break accepted,
+                Err(Errno::AGAIN) => return false,
+                Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
+                    core.full = true;
+                    return false;
+                }
+                // The connection ended while it waited, or the network had an error for it (accept(2)).
+                Err(_) => {}
+            }
+        };
+        let client = from.and_then(|from| SocketAddr::try_from(from).ok());
+        self.take(core, socket, client);
+        true
+    }
+
+    /// Takes a connection that is counted already.
+    pub(super) fn take(&self, core: &mut Core, socket: OwnedFd, client: Option<SocketAddr>) {
+        match client.and_then(|client| self.admit(core, client, &socket)) {
+            Some(admitted) => dispatch(core, admitted(socket)),
+            None => {
+                reset(&socket);
+                core.shared.connections.leave();
+            }
+        }
+    }
+
+    /// Finds out to which ServicePort a client wants, and whether it may.
+    fn admit(
+        &self,
+        core: &Core,
+        client: SocketAddr,
+        socket: &OwnedFd,
+    ) -> Option<impl FnOnce(OwnedFd) -> Accepted + use<>> {
+        let local = match self.0.at.ip().is_unspecified() {
+            true => SocketAddr::try_from(getsockname(socket).ok()?).ok()?,
+            false => self.0.at,
+        };
+        let (route, to) = match self.0.role {
+            Role::Place(at) => (core.shared.table.route(Family::of(local.ip()), at)?, local),
+            Role::Captured => {
+                let to = original(socket, local)?;
+                (core.shared.table.route_to(Protocol::Tcp, to)?, to)
+            }
+        };
+        if !route.admits(client.ip()) {
+            route.port.fail(Failure::Source);
+            return None;
+        }
+        let Some(arrival) = Arrival::enter(&route.port, core.shared.limits.of_port) else {
+            route.port.fail(Failure::Limit);
+            return None;
+        };
+        let (listener, at) = (self.0.id, core.now);
+        Some(move |socket| Accepted {
+            listener,
+            socket: Some(socket),
+            client,
+            local,
+            to,
+            route,
+            at,
+            _arrival: arrival,
+        })
+    }
+}
+
+/// Gives a connection to the thread that has fewest: this one, unless another has clearly fewer.
+fn dispatch(core: &mut Core, accepted: Accepted) {
+    let inboxes = &core.shared.inboxes;
+    let open = |index: usize| inboxes[index].open();
+    let idlest = (0..inboxes.len()).min_by_key(|index| open(*index));
+    let waiting = core.accepted.len();
+    let is_idler = |index: usize| open(index) + 1 < open(core.index) + waiting;
+    match idlest.filter(|index| *index != core.index && is_idler(*index)) {
+        Some(index) => inboxes[index].send(Command::Adopt(accepted)),
+        None => core.accepted.push(accepted),
+    }
+}
+
+/// Returns the address that the client wanted, before a rule led the connection to the proxy's own socket. `None` for a
+/// client that connects to that socket itself.
+fn original(socket: &OwnedFd, local: SocketAddr) -> Option<SocketAddr> {
+    let to = match Family::of(local.ip()) {
+        Family::V4 => SocketAddr::V4(sockopt::ip_original_dst(socket).ok()?),
+        Family::V6 => SocketAddr::V6(sockopt::ipv6_original_dst(socket).ok()?),
+    };
+    (to != local).then_some(to)
+}

@@ -1,0 +1,126 @@
+//! Pipes through which the kernel moves data between two sockets. A connection holds one only while it is not empty.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
+
+use crate::limits::Gauge;
+
+/// Size of a pipe in bytes. The kernel allows each user 64 MiB of pipes larger than one page
+/// (`/proc/sys/fs/pipe-user-pages-soft`), beyond which it makes smaller ones.
+const SIZE: usize = 256 * 1024;
+
+/// Most empty pipes that are kept.
+const KEPT: usize = 16;
+
+/// Most bytes to move in one call.
+const MOST: usize = 1024 * 1024;
+
+/// A pipe.
+#[derive(Debug)]
+pub(super) struct Pipe {
+    output: OwnedFd,
+    input: OwnedFd,
+    /// Bytes in the pipe.
+    pub(super) held: usize,
+    _place: Place,
+}
+
+/// A pipe's place among those that the process may have.
+#[derive(Debug)]
+struct Place(Arc<Gauge>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
+impl Pipe {
+    fn new(place: Place) -> io::Result<Self> {
+        let (output, input) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+        // A smaller pipe works as well.
+        let _ = fcntl_setpipe_size(&input, SIZE);
+        Ok(Self {
+            output,
+            input,
+            held: 0,
+            _place: place,
+        })
+    }
+
+    /// Continues with a pipe of an earlier proxy.
+    pub(super) fn inherited(
+        [output, input]: [OwnedFd; 2],
+        held: usize,
+        places: &Arc<Gauge>,
+    ) -> Self {
+        places.force();
+        Self {
+            output,
+            input,
+            held,
+            _place: Place(places.clone()),
+        }
+    }
+
+    /// Returns the ends, and the number of bytes in the pipe.
+    pub(super) fn into_parts(self) -> ([OwnedFd; 2], usize) {
+        ([self.output, self.input], self.held)
+    }
+
+    /// Moves what a socket has into the pipe; returns the number of bytes, 0 at the end of the data.
+    pub(super) fn fill(&mut self, from: &OwnedFd) -> rustix::io::Result<usize> {
+        let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
+        let moved = splice(from, None, &self.input, None, MOST, flags)?;
+        self.held += moved;
+        Ok(moved)
+    }
+
+    /// Moves data from the pipe to a socket; returns the number of bytes.
+    pub(super) fn empty(&mut self, to: &OwnedFd) -> rustix::io::Result<usize> {
+        let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
+        let moved = splice(&self.output, None, to, None, self.held, flags)?;
+        self.held -= moved;
+        Ok(moved)
+    }
+}
+
+/// The pipes of a thread that are empty now.
+#[derive(Debug)]
+pub(super) struct Pipes {
+    empty: Vec<Pipe>,
+    /// All pipes of the process, and how many there may be.
+    pub(super) places: Arc<Gauge>,
+    most: usize,
+}
+
+impl Pipes {
+    pub(super) fn new(places: Arc<Gauge>, most: usize) -> Self {
+        Self {
+            empty: Vec::new(),
+            places,
+            most,
+        }
+    }
+
+    /// Takes a pipe.
+    pub(super) fn take(&mut self) -> io::Result<Pipe> {
+        if let Some(pipe) = self.empty.pop() {
+            return Ok(pipe);
+        }
+        if !self.places.enter(self.most) {
+            return Err(io::ErrorKind::QuotaExceeded.into());
+        }
+        Pipe::new(Place(self.places.clone()))
+    }
+
+    /// Takes a pipe back. One that is not empty is closed.
+    pub(super) fn give(&mut self, pipe: Pipe) {
+        if pipe.held == 0 && self.empty.len() < KEPT {
+            self.empty.push(pipe);
+        }
+    }
+}

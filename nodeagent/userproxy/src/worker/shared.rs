@@ -1,0 +1,80 @@
+//! The state that the threads of the data path share.
+
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::Command;
+use crate::limits::{Gauge, Limits};
+use crate::table::Table;
+
+/// What the kernel remembers about datagrams that its rules led to the proxy. `local` is the address at which the proxy
+/// gets them.
+pub trait Origins: Send + Sync {
+    /// Returns the address that a client wanted.
+    fn find(&self, client: SocketAddr, local: SocketAddr) -> Option<SocketAddr>;
+
+    /// Has the rules decide about a client's next datagram, since the proxy does not serve the place any more.
+    fn forget(&self, client: SocketAddr, local: SocketAddr);
+}
+
+/// The state of the whole proxy.
+pub(crate) struct Shared {
+    pub(crate) table: Table,
+    pub(crate) limits: Limits,
+    /// TCP connections of clients.
+    pub(crate) connections: Gauge,
+    /// Pipes.
+    pub(crate) pipes: Arc<Gauge>,
+    /// UDP flows.
+    pub(crate) flows: Gauge,
+    /// The mark of connections to endpoints, if the process may set one.
+    pub(crate) mark: Option<u32>,
+    /// Time without a datagram after which a flow ends.
+    pub(crate) udp_idle: Duration,
+    /// What the kernel remembers about datagrams that its rules led here.
+    pub(crate) origins: Option<Box<dyn Origins>>,
+    /// The way to each worker.
+    pub(crate) inboxes: Vec<Inbox>,
+}
+
+/// The way to a worker, and how much it has to do.
+#[derive(Debug)]
+pub(crate) struct Inbox {
+    commands: Mutex<Vec<Command>>,
+    /// Readable while there are commands.
+    pub(crate) wake: OwnedFd,
+    pub(crate) open: AtomicUsize,
+}
+
+impl Inbox {
+    pub(crate) fn new() -> rustix::io::Result<Self> {
+        Ok(Self {
+            commands: Mutex::default(),
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            open: AtomicUsize::new(0),
+        })
+    }
+
+    /// Returns the number of the worker's connections.
+    pub(crate) fn open(&self) -> usize {
+        self.open.load(Relaxed)
+    }
+
+    pub(crate) fn send(&self, command: Command) {
+        let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
+        commands.push(command);
+        // The descriptor counts up to 2^64: a write does not fail.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    pub(crate) fn take(&self) -> Vec<Command> {
+        let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
+        std::mem::take(&mut commands)
+    }
+}

@@ -1,0 +1,296 @@
+//! UDP: datagrams of clients, and a flow with a socket of its own for each client of a ServicePort (U14, U55).
+
+mod flow;
+mod receive;
+
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use kplane_model::{Family, Protocol};
+use slab::Slab;
+
+use self::flow::{Flow, Outcome};
+pub(super) use self::receive::Datagram;
+use self::receive::{Receiver, Room};
+use super::core::{Core, Token};
+use crate::counters::Failure;
+use crate::handover::FlowState;
+use crate::listening::{ListenerId, Listening, Role};
+use crate::port::Port;
+use crate::table::Route;
+
+/// Flows of which one ends when room for another is needed.
+const SAMPLE: usize = 16;
+
+/// A socket on which datagrams of clients arrive.
+pub(super) struct UdpListener {
+    listening: Arc<Listening>,
+    thread: usize,
+    receiver: Receiver,
+}
+
+impl UdpListener {
+    /// Creates the listener for a socket of this number.
+    pub(super) fn new(listening: Arc<Listening>, thread: usize) -> Self {
+        Self {
+            listening,
+            thread,
+            receiver: Receiver::default(),
+        }
+    }
+
+    pub(super) fn listening(&self) -> &Arc<Listening> {
+        &self.listening
+    }
+
+    pub(super) fn socket(&self) -> &OwnedFd {
+        &self.listening.datagrams[self.thread]
+    }
+}
+
+/// The identity of a flow: the client, and the address of this machine that the client wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct FlowKey {
+    listener: ListenerId,
+    client: SocketAddr,
+    local: Option<IpAddr>,
+}
+
+/// The flows of one thread.
+#[derive(Default)]
+pub(super) struct Flows {
+    flows: Slab<Flow>,
+    by_client: HashMap<FlowKey, usize>,
+    /// When each flow was used, or later; the longest ago first.
+    order: VecDeque<(Instant, Token)>,
+    generation: u32,
+    room: Option<Room>,
+}
+
+impl Flows {
+    /// Reads datagrams of clients, and passes them on.
+    pub(super) fn read(&mut self, core: &mut Core, listener: &mut UdpListener) {
+        let mut room = self.room.take().unwrap_or_default();
+        let socket = &listener.listening.datagrams[listener.thread];
+        for datagram in listener.receiver.receive(socket, &mut room) {
+            let key = FlowKey {
+                listener: listener.listening.id,
+                client: datagram.client,
+                local: datagram.local,
+            };
+            self.pass(core, listener, key, &datagram);
+        }
+        self.room = Some(room);
+    }
+
+    fn pass(
+        &mut self,
+        core: &mut Core,
+        listener: &UdpListener,
+        key: FlowKey,
+        datagram: &Datagram<'_>,
+    ) {
+        if let Some(place) = self.by_client.get(&key).copied() {
+            let flow = &mut self.flows[place];
+            let outcome = match flow.is_stale() {
+                true => Outcome::End,
+                false => flow.send(core, datagram.bytes),
+            };
+            match outcome {
+                Outcome::Keep => return,
+                // The datagram starts another flow.
+                Outcome::End => self.end(core, place),
+            }
+        }
+        self.open(core, listener, key, datagram);
+    }
+
+    /// Starts a flow with its first datagram.
+    fn open(
+        &mut self,
+        core: &mut Core,
+        listener: &UdpListener,
+        key: FlowKey,
+        datagram: &Datagram<'_>,
+    ) {
+        let Some(route) = find(core, &listener.listening, key) else {
+            return forget(core, &listener.listening, key.client, key.local);
+        };
+        if !route.admits(key.client.ip()) {
+            return route.port.fail(Failure::Source);
+        }
+        let limits = core.shared.limits;
+        if route.port.open() >= limits.of_port as u64 || core.shared.flows.get() >= limits.flows {
+            self.evict(core);
+        }
+        if !core.shared.flows.enter(limits.flows) {
+            return route.port.fail(Failure::Limit);
+        }
+        self.generation = self.generation.wrapping_add(1) & Token::GENERATIONS;
+        let token = Token::flow(self.flows.vacant_key(), self.generation);
+        let Some(flow) = Flow::open(
+            core,
+            token,
+            listener,
+            (key.client, key.local),
+            route,
+            datagram.bytes,
+        ) else {
+            core.shared.flows.leave();
+            return;
+        };
+        self.by_client.insert(key, self.flows.insert(flow));
+        self.order.push_back((core.now, token));
+    }
+
+    /// Passes an endpoint's answer on.
+    pub(super) fn answer(&mut self, core: &mut Core, token: Token) {
+        let Some(flow) = self.get(token) else { return };
+        if let Outcome::End = flow.answer(core) {
+            self.end(core, token.key());
+        }
+    }
+
+    fn get(&mut self, token: Token) -> Option<&mut Flow> {
+        let flow = self.flows.get_mut(token.key())?;
+        (flow.token.generation() == token.generation()).then_some(flow)
+    }
+
+    fn end(&mut self, core: &Core, place: usize) {
+        let flow = self.flows.remove(place);
+        let (client, local) = flow.client;
+        let listener = flow.listening.id;
+        self.by_client.remove(&FlowKey {
+            listener,
+            client,
+            local,
+        });
+        flow.port.closed(flow.endpoint);
+        core.shared.flows.leave();
+    }
+
+    /// Ends flows that were not used for too long.
+    pub(super) fn expire(&mut self, core: &mut Core) {
+        let idle = core.shared.udp_idle;
+        while let Some((at, token)) = self.order.front().copied() {
+            if core.now.duration_since(at) < idle {
+                return;
+            }
+            self.order.pop_front();
+            match self.get(token).map(|flow| flow.touched) {
+                Some(touched) if core.now.duration_since(touched) < idle => {
+                    self.order.push_back((touched, token));
+                }
+                Some(_) => self.end(core, token.key()),
+                None => {}
+            }
+        }
+    }
+
+    /// Returns when the next flow may be over.
+    pub(super) fn next(&self, core: &Core) -> Option<Instant> {
+        self.order.front().map(|(at, _)| *at + core.shared.udp_idle)
+    }
+
+    /// Ends the flow that was not used for longest, of some that were not checked for long.
+    fn evict(&mut self, core: &mut Core) {
+        let mut some = Vec::with_capacity(SAMPLE);
+        while some.len() < SAMPLE
+            && let Some((_, token)) = self.order.pop_front()
+        {
+            some.extend(self.get(token).map(|flow| (flow.touched, token)));
+        }
+        some.sort_unstable_by_key(|(touched, _)| *touched);
+        let mut some = some.into_iter();
+        if let Some((_, token)) = some.next() {
+            self.end(core, token.key());
+        }
+        self.order.extend(some);
+    }
+
+    /// Ends a quarter of the flows, so that their files are free.
+    pub(super) fn shed(&mut self, core: &mut Core) {
+        for _ in 0..self.flows.len().div_ceil(4) {
+            self.evict(core);
+        }
+    }
+
+    /// Gives away all flows.
+    pub(super) fn pack(&mut self, core: &Core) -> Vec<FlowState> {
+        self.by_client.clear();
+        self.order.clear();
+        let flows = std::mem::take(&mut self.flows);
+        let pack = |(_, flow): (usize, Flow)| {
+            flow.port.closed(flow.endpoint);
+            core.shared.flows.leave();
+            flow.pack(core)
+        };
+        flows.into_iter().map(pack).collect()
+    }
+
+    /// Continues with a flow of an earlier proxy.
+    pub(super) fn resume(
+        &mut self,
+        core: &mut Core,
+        state: FlowState,
+        listening: Arc<Listening>,
+        port: Arc<Port>,
+    ) {
+        let (client, local) = state.client;
+        let key = FlowKey {
+            listener: listening.id,
+            client,
+            local,
+        };
+        self.generation = self.generation.wrapping_add(1) & Token::GENERATIONS;
+        let token = Token::flow(self.flows.vacant_key(), self.generation);
+        match Flow::unpack(core, token, state, listening, port) {
+            Ok(flow) => {
+                core.shared.flows.force();
+                self.by_client.insert(key, self.flows.insert(flow));
+                self.order.push_back((core.now, token));
+            }
+            Err(error) => tracing::debug!(%error, "a flow of the earlier proxy cannot be watched"),
+        }
+    }
+
+    /// Ends the flows of a socket that is closed.
+    pub(super) fn leave(&mut self, core: &mut Core, listener: ListenerId) {
+        let of_listener = self
+            .flows
+            .iter()
+            .filter(|(_, flow)| flow.listening.id == listener);
+        let places: Vec<usize> = of_listener.map(|(place, _)| place).collect();
+        for place in places {
+            self.end(core, place);
+        }
+    }
+}
+
+/// Finds the way of a client's datagrams.
+fn find(core: &Core, listening: &Listening, key: FlowKey) -> Option<Arc<Route>> {
+    let table = &core.shared.table;
+    match listening.role {
+        Role::Place(at) => table.route(Family::of(listening.at.ip()), at),
+        Role::Captured => {
+            let origins = core.shared.origins.as_ref()?;
+            let to = origins.find(key.client, captured_at(listening, key.local))?;
+            table.route_to(Protocol::Udp, to)
+        }
+    }
+}
+
+/// Has the kernel's rules decide about a client's next datagram, if they led this one here.
+fn forget(core: &Core, listening: &Listening, client: SocketAddr, local: Option<IpAddr>) {
+    if let (Role::Captured, Some(origins)) = (listening.role, &core.shared.origins) {
+        origins.forget(client, captured_at(listening, local));
+    }
+}
+
+/// Returns the address at which a socket got a datagram.
+fn captured_at(listening: &Listening, local: Option<IpAddr>) -> SocketAddr {
+    SocketAddr::new(local.unwrap_or(listening.at.ip()), listening.at.port())
+}

@@ -1,0 +1,313 @@
+//! A Service in the userspace proxies of nodes.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use kplane_model::ServiceName;
+use kplane_proto::v1 as pb;
+use serde::Serialize;
+
+use super::replicas::{MissingReplicaView, missing_text};
+use super::silent::{self, SilentView, names};
+use super::{API_VERSION, KeyView, View};
+use crate::style::{Canvas, Tone};
+use crate::table::{Column, Table};
+use crate::text::{Span, field, grouped, paragraph, plural};
+use crate::time::human;
+
+/// Maximum number of endpoints that are named because nodes avoid them.
+const AVOIDED: usize = 20;
+
+/// An endpoint in the proxy of one node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct EndpointView {
+    address: String,
+    open: u32,
+    /// Time for which new connections still avoid it; `null` if they do not.
+    avoided_seconds: Option<u64>,
+}
+
+/// A ServicePort in the proxy of one node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct PortView {
+    node: String,
+    port: KeyView,
+    open: u64,
+    opened: u64,
+    /// Number of clients that reached no endpoint, by reason.
+    failed: BTreeMap<String, u64>,
+    retries: u64,
+    bytes_to_endpoints: u64,
+    bytes_to_clients: u64,
+    /// Mean time until an endpoint had answered, in microseconds; `null` without connections.
+    connect_microseconds: Option<u64>,
+    endpoints: Vec<EndpointView>,
+    endpoints_omitted: u64,
+}
+
+/// The view of `kpctl get proxied`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ProxiedView {
+    api_version: &'static str,
+    kind: &'static str,
+    namespace: String,
+    name: String,
+    ports: Vec<PortView>,
+    ports_omitted: u64,
+    nodes_asked: u64,
+    nodes_answered: u64,
+    silent: Vec<SilentView>,
+    silent_omitted: u64,
+    missing_replicas: Vec<MissingReplicaView>,
+}
+
+fn port(of: pb::NodeProxied) -> Option<PortView> {
+    let port = of.port?;
+    let endpoints = port.endpoints.into_iter().map(|endpoint| EndpointView {
+        address: endpoint.address,
+        open: endpoint.open,
+        avoided_seconds: endpoint.avoided_ms.map(|ms| ms.div_ceil(1_000)),
+    });
+    let failed = port.failed.into_iter();
+    Some(PortView {
+        node: of.node,
+        port: KeyView::from(port.key?),
+        open: port.open,
+        opened: port.opened,
+        failed: failed.map(|failed| (failed.reason, failed.count)).collect(),
+        retries: port.retries,
+        bytes_to_endpoints: port.bytes_to_endpoints,
+        bytes_to_clients: port.bytes_to_clients,
+        connect_microseconds: port.connect_us.checked_div(port.opened),
+        endpoints: endpoints.collect(),
+        endpoints_omitted: port.more_endpoints,
+    })
+}
+
+impl ProxiedView {
+    /// Creates the view.
+    pub fn new(of: &ServiceName, answer: pb::ProxiedAnswer) -> Self {
+        Self {
+            api_version: API_VERSION,
+            kind: "Proxied",
+            namespace: of.namespace.to_string(),
+            name: of.name.to_string(),
+            ports: answer.ports.into_iter().filter_map(port).collect(),
+            ports_omitted: answer.more,
+            nodes_asked: answer.asked,
+            nodes_answered: answer.answered,
+            silent: SilentView::list(answer.silent),
+            silent_omitted: answer.more_silent,
+            missing_replicas: MissingReplicaView::list(answer.missing_replicas),
+        }
+    }
+
+    /// Returns whether all nodes answered.
+    pub fn is_complete(&self) -> bool {
+        let all = self.nodes_asked == self.nodes_answered && self.nodes_asked > 0;
+        all && self.missing_replicas.is_empty()
+    }
+
+    fn summary(&self) -> Span {
+        let answered = format!(
+            "{} of {} nodes answered",
+            grouped(self.nodes_answered),
+            grouped(self.nodes_asked)
+        );
+        if self.ports.is_empty() {
+            return Span::plain(format!(
+                "No node's userspace proxy serves it; {answered}. The annotation kplane.io/data-path asks for it"
+            ));
+        }
+        let open: u64 = self.ports.iter().map(|port| port.open).sum();
+        let failed: u64 = self
+            .ports
+            .iter()
+            .flat_map(|port| port.failed.values())
+            .sum();
+        let tone = if failed > 0 { Tone::Warn } else { Tone::Plain };
+        let text = format!(
+            "{} open, {} failed; {answered}",
+            grouped(open),
+            grouped(failed)
+        );
+        Span::new(text, tone)
+    }
+
+    /// Returns the endpoints that new connections avoid, with the nodes; those of most nodes first.
+    fn avoided(&self) -> Vec<(&str, Vec<&str>)> {
+        let mut avoided: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for port in &self.ports {
+            let of_port = port.endpoints.iter();
+            for endpoint in of_port.filter(|endpoint| endpoint.avoided_seconds.is_some()) {
+                let nodes = avoided.entry(&endpoint.address).or_default();
+                if nodes.last() != Some(&port.node.as_str()) {
+                    nodes.push(&port.node);
+                }
+            }
+        }
+        let mut avoided: Vec<_> = avoided.into_iter().collect();
+        avoided.sort_by_key(|(_, nodes)| std::cmp::Reverse(nodes.len()));
+        avoided
+    }
+
+    fn avoided_text(&self, canvas: &Canvas) -> String {
+        let avoided = self.avoided();
+        let lines = avoided.iter().take(AVOIDED).map(|(endpoint, nodes)| {
+            let on = names(nodes.iter().copied().take(AVOIDED), 0);
+            let text = format!(
+                "{endpoint} fails: {} avoid{} it ({on})",
+                plural(nodes.len(), "node"),
+                if nodes.len() == 1 { "s" } else { "" }
+            );
+            paragraph(&Span::new(text, Tone::Warn), canvas, 0)
+        });
+        let mut out: String = lines.collect();
+        if let Some(more @ 1..) = avoided.len().checked_sub(AVOIDED) {
+            let text = format!("{} more are avoided", plural(more, "endpoint"));
+            out.push_str(&paragraph(&Span::new(text, Tone::Warn), canvas, 0));
+        }
+        out
+    }
+}
+
+impl View for ProxiedView {
+    fn text(&self, canvas: &Canvas) -> String {
+        let service = Span::plain(format!("{}/{}", self.namespace, self.name));
+        let mut out = field("Service", &[service], canvas);
+        out.push_str(&field("Connections", &[self.summary()], canvas));
+        if !self.ports.is_empty() {
+            out.push('\n');
+            out.push_str(&table(&self.ports, canvas));
+        }
+        if self.ports_omitted > 0 {
+            let more = grouped(self.ports_omitted);
+            let text = format!("{more} more lines: --node asks for fewer");
+            out.push_str(&paragraph(&Span::new(text, Tone::Warn), canvas, 0));
+        }
+        out.push_str(&self.avoided_text(canvas));
+        out.push_str(&silent::text(&self.silent, self.silent_omitted, canvas));
+        out.push_str(&missing_text(&self.missing_replicas, canvas));
+        out
+    }
+}
+
+fn table(ports: &[PortView], canvas: &Canvas) -> String {
+    let number = |number: u64| Span::plain(grouped(number));
+    Table::new(ports)
+        .column(Column::new("PORT"), |one| {
+            let key = &one.port;
+            Span::plain(format!("{}/{} {}", key.port_name, key.protocol, key.family))
+        })
+        .column(Column::new("NODE").elastic(12), |one| {
+            Span::plain(&one.node)
+        })
+        .column(Column::new("OPEN"), |one| number(one.open))
+        .column(Column::new("OPENED"), |one| number(one.opened))
+        .column(Column::new("FAILED"), |one| {
+            let failed = one.failed.iter();
+            let parts: Vec<_> = failed
+                .map(|(reason, count)| format!("{} {reason}", grouped(*count)))
+                .collect();
+            match parts.is_empty() {
+                true => number(0),
+                false => Span::new(parts.join(", "), Tone::Warn),
+            }
+        })
+        .column(Column::new("RETRIES"), |one| number(one.retries))
+        .column(Column::new("CONNECT"), |one| {
+            one.connect_microseconds.map_or_else(Span::none, |us| {
+                Span::plain(human(Duration::from_micros(us)))
+            })
+        })
+        .column(Column::wide("TO ENDPOINTS"), |one| {
+            number(one.bytes_to_endpoints)
+        })
+        .column(Column::wide("TO CLIENTS"), |one| {
+            number(one.bytes_to_clients)
+        })
+        .column(Column::wide("ENDPOINTS"), |one| {
+            let each = one.endpoints.iter();
+            let each: Vec<_> = each
+                .map(|endpoint| format!("{} ({})", endpoint.address, endpoint.open))
+                .collect();
+            Span::plain(each.join(", "))
+        })
+        .render(canvas)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{table, wide};
+    use super::*;
+
+    fn of_node(node: &str, avoided_ms: Option<u64>) -> pb::NodeProxied {
+        pb::NodeProxied {
+            node: node.to_owned(),
+            port: Some(pb::ProxiedPort {
+                key: Some(pb::ServiceKey {
+                    port_name: "http".to_owned(),
+                    protocol: pb::Protocol::Tcp.into(),
+                    family: pb::Family::Ipv4.into(),
+                    ..pb::ServiceKey::default()
+                }),
+                open: 12,
+                opened: 4_000,
+                failed: vec![pb::ProxiedFailure {
+                    reason: "silent".to_owned(),
+                    count: 3,
+                }],
+                retries: 7,
+                connect_us: 4_000 * 350,
+                endpoints: vec![pb::ProxiedEndpoint {
+                    address: "10.244.2.7:8080".to_owned(),
+                    open: 12,
+                    avoided_ms,
+                }],
+                ..pb::ProxiedPort::default()
+            }),
+        }
+    }
+
+    fn answer(ports: Vec<pb::NodeProxied>) -> pb::ProxiedAnswer {
+        pb::ProxiedAnswer {
+            ports,
+            asked: 2,
+            answered: 2,
+            ..pb::ProxiedAnswer::default()
+        }
+    }
+
+    #[test]
+    fn an_endpoint_that_nodes_avoid_is_named_with_them() {
+        let of = ServiceName::new("shop", "web");
+        let ports = vec![of_node("n1", Some(11_200)), of_node("n2", Some(900))];
+        let view = ProxiedView::new(&of, answer(ports));
+        assert!(view.is_complete());
+        let text = table(&view);
+        for part in [
+            "24 open, 6 failed; 2 of 2 nodes answered",
+            "http/TCP IPv4  n1    12    4,000   3 silent  7        350us",
+            "10.244.2.7:8080 fails: 2 nodes avoid it (n1, n2)",
+        ] {
+            assert!(text.contains(part), "no {part:?}:\n{text}");
+        }
+        assert!(wide(&view).contains("10.244.2.7:8080 (12)"));
+        let json = serde_json::to_value(&view).unwrap();
+        assert_eq!(json["ports"][0]["endpoints"][0]["avoidedSeconds"], 12);
+        assert_eq!(json["ports"][0]["failed"]["silent"], 3);
+    }
+
+    #[test]
+    fn a_service_of_the_kernel_is_said_to_be_one() {
+        let of = ServiceName::new("shop", "web");
+        let text = table(&ProxiedView::new(&of, answer(Vec::new())));
+        assert!(
+            text.contains("No node's userspace proxy serves it"),
+            "{text}"
+        );
+    }
+}
