@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use kplane_model::{Family, Protocol};
 use kplane_netlink::conntrack::{Flow, Tuple, replied_by};
@@ -16,6 +18,10 @@ use crate::proxy_address::{LOOPBACK_LINK, proxy_address};
 
 /// Attempts to find a port that is free for TCP and UDP.
 const PORTS: usize = 16;
+
+/// Longest time until the kernel delivers packets to a new address; it takes about a millisecond.
+const ROUTED: Duration = Duration::from_secs(2);
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// The proxy of both families, which starts when one of them needs it.
 pub(super) struct Starter {
@@ -88,11 +94,22 @@ pub(super) struct Way {
     pub(super) table: CaptureTable,
 }
 
-/// Gives `lo` the address of the proxy's sockets; returns false if it has it already.
+/// Gives `lo` the address of the proxy's sockets, and waits until packets reach it; returns false if it has it already.
 pub(super) fn ensure_address(family: Family) -> Result<bool, String> {
     let ip = proxy_address(family);
-    let added = Links::open().and_then(|mut links| links.add_of_host(LOOPBACK_LINK, ip));
-    added.map_err(|error| format!("cannot add {ip} to lo, where the proxy listens: {error}"))
+    let failed = |error| format!("cannot add {ip} to lo, where the proxy listens: {error}");
+    let mut links = Links::open().map_err(failed)?;
+    let is_new = links.add_of_host(LOOPBACK_LINK, ip).map_err(failed)?;
+    let deadline = Instant::now() + ROUTED;
+    while !links.is_delivered(ip).map_err(failed)? {
+        if Instant::now() > deadline {
+            return Err(format!(
+                "{ip} is on lo, but the kernel sends its packets elsewhere (see `ip route get {ip}`)"
+            ));
+        }
+        thread::sleep(LOOK_AGAIN);
+    }
+    Ok(is_new)
 }
 
 /// Opens a socket for all connections and one for all datagrams, at the same port. Returns their address.
