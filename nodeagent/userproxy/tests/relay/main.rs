@@ -5,6 +5,7 @@
 mod datagrams;
 mod dead;
 mod fixture;
+mod haproxy;
 mod limits;
 mod streams;
 mod succession;

@@ -166,6 +166,13 @@ impl Captured {
         }
     }
 
+    /// Serves what an earlier agent left, once all ServicePorts are known.
+    fn settle(&self, change: Change<'_>) {
+        if change.complete {
+            self.starter.settle(self.family);
+        }
+    }
+
     /// Works out which places the table must lose and get.
     fn stage(&self, change: Change<'_>) -> Staged {
         let mut wanted = Vec::new();
@@ -387,14 +394,13 @@ fn captured(plan: &ServicePlan, by_interface: bool) -> Vec<FrontendAddr> {
 impl Side for Captured {
     fn apply(&mut self, change: Change<'_>) -> Result<Applied, ApplyError> {
         if !self.is_concerned(change) {
-            if change.complete {
-                self.starter.settle(self.family);
-            }
+            self.settle(change);
             return self.inner.apply(change);
         }
         if let Err(problem) = self.open() {
             let mut applied = self.inner.apply(change)?;
             self.report(change, &problem, &mut applied);
+            self.settle(change);
             return Ok(applied);
         }
         self.hand(change, true, &[]);
@@ -416,9 +422,7 @@ impl Side for Captured {
         })?;
         staged.without(&applied.failures);
         self.hand(change, false, &applied.failures);
-        if change.complete {
-            self.starter.settle(self.family);
-        }
+        self.settle(change);
         if let Err(problem) = released.and_then(|()| self.take(staged)) {
             let problem = match self.give_up() {
                 Some(further) => format!("{problem}; {further}"),
