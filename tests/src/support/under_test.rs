@@ -110,7 +110,7 @@ const IPVS_ONLY: [&str; 2] = ["virtual_servers::", "virtual_server_faults::"];
 
 /// Of the common tests those that IPVS has something of its own to say about: packets are slow in a
 /// virtual machine. `KPLANE_VM_ALL=1` runs the others too.
-const COMMON_OF_IPVS: [&str; 25] = [
+const COMMON_OF_IPVS: [&str; 26] = [
     "remembered::",
     "asked::",
     "addresses::a15_external",
@@ -135,11 +135,13 @@ const COMMON_OF_IPVS: [&str; 25] = [
     "own_way::",
     "handed::a_service",
     "handed::u37_",
+    "handed::u22_",
     "handed::weights_",
 ];
 
 /// Of the common tests those that the userspace proxy has something of its own to say about: the rest is nftables'.
-const COMMON_OF_USERSPACE: [&str; 15] = [
+const COMMON_OF_USERSPACE: [&str; 16] = [
+    "handed::u22_",
     "remembered::a_client_is_listed",
     "addresses::",
     "policies::",

@@ -1,18 +1,24 @@
 //! Single Services handed to the userspace proxy, while the kernel's backend serves all the rest.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::slice;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use kplane_model::{Balance, Cidr, Family, Protocol, Proxied};
+use kplane_tests::client::{Outcome, Probe};
 
 use crate::churn::{EVERYBODY, Loads};
 use crate::conntrack::Caller;
 use crate::proxied::NOTHING;
+use crate::support::under_test::UnderTest;
 use crate::support::{At, Client, Seen, Setup, Svc, World, ask, ep, svc};
 
 /// Connections to a Service half of whose endpoints are dead.
 const CONNECTIONS: usize = 30;
+
+/// Rejects of iptables to the node itself may count only with the second packet, after a second.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 const PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
 
@@ -113,6 +119,72 @@ pub(crate) fn f1_udp_flows_follow_their_service_to_the_kernel_and_back() -> Resu
     ensure!(led(&mut world)? == before, "the proxy still serves flows");
     world.update(&[asking(&kernel).endpoints([ep("b")])])?;
     all_reach("b").context("through the proxy again")
+}
+
+/// U22, KEP-6032: this node's processes reach node ports at 127.0.0.1 and ::1, other clients as ever, and
+/// `route_localnet`, which would let packets from outside in, stays off. In mode iptables, IPv4 is the kernel's.
+pub(crate) fn u22_node_ports_on_loopback_addresses() -> Result<()> {
+    let service = svc(1).everywhere().endpoints([ep("a"), ep("c")]);
+    // Node-1 has no endpoint for policy Local, but its own processes are inside of the cluster.
+    let elsewhere = svc(2).everywhere().external_local().endpoints([ep("c")]);
+    let empty = svc(3).everywhere();
+    let services = [service.clone(), elsewhere.clone(), empty.clone()];
+    let mut world = World::new(Setup::PodRanges)?;
+    let first = world.first()?;
+    first.settings.nodeport_localhost = true;
+    first.replace(&services)?;
+    for family in Family::ALL {
+        for protocol in PROTOCOLS {
+            for served in [&service, &elsewhere] {
+                let before = led(&mut world)?;
+                let seen = at_home(&world, family, protocol, served)?;
+                ensure!(matches!(seen, Outcome::Reply(_)), "{protocol}: {seen}");
+                let is_led = led(&mut world)? > before;
+                ensure!(is_led != is_kernels(family)?, "{family} {protocol}");
+            }
+        }
+        let seen = at_home(&world, family, Protocol::Tcp, &empty)?;
+        ensure!(matches!(seen, Outcome::Refused), "no endpoint: {seen}");
+        let before = led(&mut world)?;
+        let to = service.address(At::NodePort, family, 1);
+        let seen = ask(&world.net, Client::Outside, Protocol::Tcp, to)?;
+        ensure!(matches!(seen, Seen::Hit { .. }), "{to}: {seen}");
+        let others = led(&mut world)? - before;
+        let is_all = UnderTest::current()? == UnderTest::Userspace;
+        ensure!(is_all || others == 0, "the proxy serves other clients");
+    }
+    let off = |world: &World| {
+        let setting = "/proc/sys/net/ipv4/conf/all/route_localnet";
+        world
+            .node(1)?
+            .run(|| Ok(std::fs::read_to_string(setting)?.trim() == "0"))
+    };
+    ensure!(off(&world)? || is_kernels(Family::V4)?, "route_localnet");
+    let first = world.first()?;
+    first.settings.nodeport_localhost = false;
+    first.replace(&services)?;
+    let seen = at_home(&world, Family::V6, Protocol::Tcp, &service)?;
+    ensure!(matches!(seen, Outcome::Refused), "no longer served: {seen}");
+    Ok(())
+}
+
+/// Whether the kernel serves node ports on loopback addresses.
+fn is_kernels(family: Family) -> Result<bool> {
+    Ok(UnderTest::current()?.is_iptables() && family == Family::V4)
+}
+
+/// Asks for a node port on the loopback address of the first node.
+fn at_home(world: &World, family: Family, protocol: Protocol, service: &Svc) -> Result<Outcome> {
+    let ip = match family {
+        Family::V4 => IpAddr::from(Ipv4Addr::LOCALHOST),
+        Family::V6 => IpAddr::from(Ipv6Addr::LOCALHOST),
+    };
+    let to = SocketAddr::new(ip, service.node_port());
+    let probe = match protocol {
+        Protocol::Udp => Probe::udp(to),
+        Protocol::Tcp | Protocol::Sctp => Probe::tcp(to),
+    };
+    probe.timeout(PATIENCE).once(world.node(1)?)
 }
 
 /// U54.

@@ -200,6 +200,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     handed::a_service_changes_its_way_without_a_failed_connection,
     handed::u37_only_the_service_that_asks_is_the_proxys,
     handed::f1_udp_flows_follow_their_service_to_the_kernel_and_back,
+    handed::u22_node_ports_on_loopback_addresses,
     handed::weights_decide_how_many_connections_an_endpoint_gets,
     proxied::u37_no_connection_fails_while_an_endpoint_refuses,
     proxied::a11_the_kernel_does_not_remember_the_proxy,

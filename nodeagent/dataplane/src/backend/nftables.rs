@@ -33,7 +33,7 @@ mod watch;
 mod tests;
 
 pub use affinity::{AffinityId, Group};
-pub(in crate::backend) use capture::{CaptureSettings, CaptureTable};
+pub(in crate::backend) use capture::{CaptureSettings, CaptureTable, Place};
 pub use element::{Data, Destination, Element, ElementOp, Key, NodePort, push_elements};
 pub(in crate::backend) use lookup::look_up;
 pub use probe::{ProbeError, probe};

@@ -12,6 +12,7 @@ mod handle;
 mod hosts;
 mod loopback;
 mod own;
+mod places;
 mod remembered;
 mod spec;
 mod way;

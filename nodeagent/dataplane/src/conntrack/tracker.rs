@@ -24,6 +24,7 @@ pub struct Tracker {
     owners: HashMap<FrontendAddr, Arc<Service>>,
     /// Destinations on which node ports are served, if they are the node's own addresses.
     nodeport_ips: Vec<Cidr>,
+    nodeport_localhost: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -123,6 +124,7 @@ impl Tracker {
             }
         }
         work.everything |= change.complete;
+        self.nodeport_localhost = change.node.nodeport_localhost;
         if self.nodeport_ips != change.node.nodeport_ips {
             self.nodeport_ips.clone_from(&change.node.nodeport_ips);
             let is_node_port = |at: &FrontendAddr| matches!(at, FrontendAddr::NodePort { .. });
@@ -222,9 +224,12 @@ impl Tracker {
         }
     }
 
-    /// Returns whether node ports are served on an address; never on loopback (A21).
+    /// Returns whether node ports are served on an address; on loopback only if the configuration says so (A21).
     fn serves_node_ports(&self, ip: IpAddr) -> bool {
-        !ip.is_loopback() && self.nodeport_ips.iter().any(|cidr| cidr.contains(ip))
+        match ip.is_loopback() {
+            true => self.nodeport_localhost,
+            false => self.nodeport_ips.iter().any(|cidr| cidr.contains(ip)),
+        }
     }
 }
 

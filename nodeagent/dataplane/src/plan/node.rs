@@ -1,6 +1,6 @@
 //! Plans the node's own settings.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use kplane_model::{Cidr, Family, NodeFacts};
 
@@ -19,6 +19,8 @@ pub struct NodeSettings {
     /// Ranges of the node's own addresses on which node ports are served (A21). Empty = the node's own
     /// address from its Node object, or every address while that is not known.
     pub nodeport_addresses: Vec<Cidr>,
+    /// Whether node ports are also served on loopback addresses (KEP-6032).
+    pub nodeport_localhost: bool,
     /// The node's own address in its family, which overrides the Node object (`bindAddress`).
     pub node_ip: Option<IpAddr>,
     /// Places that no Service gets on this node. They do not come from the configuration file; the agent
@@ -46,6 +48,8 @@ pub struct NodePlan {
     pub unmasqueraded_sources: Vec<Cidr>,
     /// Destinations on which node ports are served, if they are the node's own addresses (A21).
     pub nodeport_ips: Vec<Cidr>,
+    /// Whether node ports are also served on loopback addresses (KEP-6032).
+    pub nodeport_localhost: bool,
     /// Ranges in which an address that no Service has is dropped (A20).
     pub service_cidrs: Vec<Cidr>,
 }
@@ -83,6 +87,7 @@ impl NodePlan {
             pod_sources,
             unmasqueraded_sources,
             nodeport_ips,
+            nodeport_localhost: settings.nodeport_localhost,
             service_cidrs: of_family(&node.service_cidrs),
         }
     }
@@ -92,6 +97,18 @@ impl NodePlan {
 fn node_cidr(family: Family, node: &NodeFacts) -> Option<Cidr> {
     let mut ours = node.pod_cidrs.iter().copied();
     ours.find(|cidr| cidr.family() == family)
+}
+
+/// Returns the loopback addresses of a family.
+#[must_use]
+pub fn loopback(family: Family) -> Cidr {
+    match family {
+        Family::V4 => {
+            let net = Cidr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8);
+            net.unwrap_or(Cidr::everything(Family::V4))
+        }
+        Family::V6 => Cidr::single(IpAddr::V6(Ipv6Addr::LOCALHOST)),
+    }
 }
 
 /// Returns the ranges sorted, without those that lie inside another, so that no two overlap.

@@ -12,7 +12,7 @@ use kplane_model::{Cidr, Family, IpvsScheduler, parse_ip};
 use super::detect;
 use crate::sysctl;
 use kplane_dataplane::backend;
-use kplane_dataplane::plan::{NodeSettings, Reserved};
+use kplane_dataplane::plan::{NodeSettings, Reserved, loopback};
 use kplane_kube_proxy_config::GoDuration;
 use kplane_kube_proxy_config::Problem;
 use kplane_kube_proxy_config::{self as types, KubeProxyConfiguration};
@@ -72,13 +72,15 @@ pub fn resolve(config: &KubeProxyConfiguration) -> Result<Settings, Vec<Problem>
         // This is for `--backend ipvs`. Problems in this section are reported in mode ipvs only.
         _ => Checker::default().ipvs(&config.ipvs),
     };
-    let nodeport_addresses = check.nodeport_addresses(&config.node_port_addresses, &config.mode);
+    let (nodeport_addresses, nodeport_localhost) =
+        check.nodeport_addresses(&config.node_port_addresses, &config.mode);
     let settings = Settings {
         node: NodeSettings {
             cluster_cidrs: detector.cluster_cidrs,
             node_cidr: detector.node_cidr,
             masquerade_all,
             nodeport_addresses,
+            nodeport_localhost,
             node_ip,
             reserved: Reserved::default(),
         },
@@ -248,32 +250,37 @@ impl Checker {
         }
     }
 
-    /// Reads the node port addresses. The result is empty for the node's own address. In modes
-    /// iptables and ipvs an empty list means all addresses (A21).
-    fn nodeport_addresses(&mut self, texts: &[String], mode: &str) -> Vec<Cidr> {
+    /// Reads the node port addresses: ranges, and whether loopback addresses are among them (`localhost`, which
+    /// kube-proxy knows from v1.37; KEP-6032). No range stands for the node's own address. In modes iptables and ipvs
+    /// an empty list means all addresses (A21).
+    fn nodeport_addresses(&mut self, texts: &[String], mode: &str) -> (Vec<Cidr>, bool) {
+        const LOCALHOST: &str = "localhost";
         let everything = || Family::ALL.map(Cidr::everything).to_vec();
-        if texts.is_empty() && matches!(mode, "iptables" | "ipvs") {
-            return everything();
-        }
-        let words = ["primary", "all"];
-        if let [word] = texts
-            && words.contains(&&**word)
-        {
-            return match &**word {
-                "primary" => Vec::new(),
-                _ => everything(),
-            };
-        }
-        let mut cidrs = Vec::with_capacity(texts.len());
-        for (index, text) in texts.iter().enumerate() {
-            let field = format!("nodePortAddresses[{index}]");
-            if words.contains(&&**text) {
-                self.bad(&field, text, "must stand alone, without ranges");
-            } else {
-                cidrs.extend(self.cidr(&field, text));
+        let localhost = texts.iter().any(|text| text == LOCALHOST);
+        let rest = || texts.iter().enumerate().filter(|(_, it)| *it != LOCALHOST);
+        let words: Vec<&str> = rest().map(|(_, text)| text.as_str()).collect();
+        let cidrs = match words[..] {
+            [] if localhost => Family::ALL.map(loopback).to_vec(),
+            [] if matches!(mode, "iptables" | "ipvs") => everything(),
+            ["all"] => everything(),
+            [] | ["primary"] => Vec::new(),
+            _ => {
+                let cidrs = rest().filter_map(|(index, text)| {
+                    let field = format!("nodePortAddresses[{index}]");
+                    self.nodeport_range(&field, text)
+                });
+                cidrs.collect()
             }
+        };
+        (cidrs, localhost)
+    }
+
+    fn nodeport_range(&mut self, field: &str, text: &str) -> Option<Cidr> {
+        if ["primary", "all"].contains(&text) {
+            self.bad(field, text, "must stand alone, without ranges");
+            return None;
         }
-        cidrs
+        self.cidr(field, text)
     }
 
     pub(super) fn cidr(&mut self, field: &str, text: &str) -> Option<Cidr> {

@@ -1,7 +1,5 @@
 //! Chains that always exist, and the jumps to them (C1, C5-C8, C11).
 
-use std::net::{IpAddr, Ipv4Addr};
-
 use kplane_model::{Cidr, Family};
 
 use super::name::{BuiltIn, ChainName, TableName};
@@ -9,7 +7,7 @@ use super::rule::{Comment, Counter, Mark, Match, Rule, Sense, States, Target};
 use super::ruleset::RuleSettings;
 use super::structure::Layout;
 use crate::backend::PodInterface;
-use crate::plan::NodePlan;
+use crate::plan::{NodePlan, loopback};
 
 /// The packets that count as coming from pods (A15, A16).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -159,17 +157,6 @@ pub(super) fn serves_localhost(settings: &RuleSettings, node: &NodePlan) -> bool
     settings.family == Family::V4
         && settings.localhost_nodeports
         && served.any(|range| super::meets_loopback(*range))
-}
-
-/// Returns the loopback addresses of a family.
-pub(in crate::backend) fn loopback(family: Family) -> Cidr {
-    match family {
-        Family::V4 => {
-            let net = Cidr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8);
-            net.unwrap_or(Cidr::everything(Family::V4))
-        }
-        Family::V6 => Cidr::single(IpAddr::V6(std::net::Ipv6Addr::LOCALHOST)),
-    }
 }
 
 /// Returns the destination of the rule that counts: node ports on the loopback address.

@@ -14,7 +14,7 @@ use crate::backend::iptables::rule::{Comment, Mark, Match, Rule, Sense, States, 
 use crate::backend::iptables::{
     BuiltIn, ChainName, Content, JumpOp, RuleSettings, Step, TableName, Written,
 };
-use crate::plan::NodePlan;
+use crate::plan::{NodePlan, loopback};
 use kplane_netlink::ipvs::ServerKey;
 
 /// Matches that the kernel lacks. Rules with them are left out, and everything else works.
@@ -138,7 +138,7 @@ impl Shape {
 
     fn services(&self, pods: &Pods) -> Vec<Rule> {
         let sets = InSet(self.family());
-        let loopback = layout::loopback(self.family());
+        let loopback = loopback(self.family());
         let mut rules = vec![
             Rule::new(Target::Return).source(Sense::Is, loopback),
             sets.told(

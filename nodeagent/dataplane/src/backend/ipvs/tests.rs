@@ -40,6 +40,7 @@ pub(super) fn node() -> NodePlan {
         pod_sources: vec![pods],
         unmasqueraded_sources: vec![pods],
         nodeport_ips: vec![Cidr::everything(Family::V4)],
+        nodeport_localhost: false,
         service_cidrs: Vec::new(),
     }
 }

@@ -6,17 +6,19 @@
 //!   set places  { daddr . protocol . port }
 //!   set ports   { protocol . port }   node ports
 //!   set nodes   { daddr, interval }   addresses with node ports
+//!   set local   { protocol . port }   node ports that are only served on loopback addresses
 //!   chain prerouting, output { type nat; priority -110
 //!     meta mark OWN return
 //!     daddr . protocol . port @places  dnat to ADDRESS:PORT
 //!     daddr @nodes fib daddr type local protocol . port @ports  dnat to ADDRESS:PORT
+//!     daddr 127.0.0.0/8 protocol . port @local  dnat to ADDRESS:PORT     only in chain output; or daddr ::1
 //!   }
 //! }
 //! ```
 //!
 //! nft's `redirect` would drop packets of an interface without addresses, as many networks give pods.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use kplane_model::{Cidr, Family, FrontendAddr};
 use kplane_netlink::{
@@ -35,9 +37,17 @@ const TABLE: &str = "kplane-capture";
 const PLACES: &str = "places";
 const PORTS: &str = "ports";
 const NODES: &str = "nodes";
+const LOCAL: &str = "local";
 
 /// Hooks, by `enum nf_inet_hooks`, and the chains there.
-const CHAINS: [(&str, u32); 2] = [("prerouting", 0), ("output", 3)];
+const CHAINS: [(&str, u32, &[Rule]); 2] = [
+    ("prerouting", 0, &[Rule::Own, Rule::Place, Rule::NodePort]),
+    (
+        "output",
+        3,
+        &[Rule::Own, Rule::Place, Rule::NodePort, Rule::Loopback],
+    ),
+];
 
 /// Priority of the chains: before that of table `kplane`, which is -100 (`NF_IP_PRI_NAT_DST`).
 const PRIORITY: i32 = -110;
@@ -67,6 +77,15 @@ pub(in crate::backend) enum CaptureError {
     /// The kernel refused the change.
     #[error("table {TABLE}: {0}")]
     Refused(#[from] CommitError),
+}
+
+/// A place that the table leads to the socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::backend) enum Place {
+    /// An address, or a node port on the addresses that have node ports.
+    Of(FrontendAddr),
+    /// A node port on loopback addresses only.
+    OnLoopback(NodePort),
 }
 
 /// The table of one family.
@@ -112,8 +131,8 @@ impl CaptureTable {
     /// The kernel's refusal; nothing of the rest is in effect then.
     pub(in crate::backend) fn change(
         &mut self,
-        delete: &[FrontendAddr],
-        add: &[FrontendAddr],
+        delete: &[Place],
+        add: &[Place],
     ) -> Result<(), CaptureError> {
         let all = [
             (msg::DELSETELEM, 0, delete),
@@ -122,7 +141,7 @@ impl CaptureTable {
         for (kind, flags, places) in all {
             for part in places.chunks(ELEMENTS) {
                 let mut batch = Batch::new();
-                for set in [PLACES, PORTS] {
+                for set in [PLACES, PORTS, LOCAL] {
                     let keys = part.iter().filter_map(|place| key(*place, set));
                     push_elements(&mut batch, self.family, (kind, flags, set), keys);
                 }
@@ -138,7 +157,7 @@ impl CaptureTable {
     /// The kernel's refusal.
     pub(in crate::backend) fn clear(&mut self) -> Result<(), CaptureError> {
         let mut batch = Batch::new();
-        for set in [PLACES, PORTS] {
+        for set in [PLACES, PORTS, LOCAL] {
             push_flush(&mut batch, self.family, set);
         }
         Ok(self.socket.commit(batch.seal(None))?)
@@ -210,6 +229,7 @@ fn structure(family: Family, settings: CaptureSettings, flags: u32) -> Batch {
         ),
         (PORTS, port, 8, 0),
         (NODES, address_type, address_len, NFT_SET_INTERVAL),
+        (LOCAL, port, 8, 0),
     ];
     for (id, (set, key_type, key_len, flags)) in (1..).zip(sets) {
         batch.push(operation("add set", msg::NEWSET, create, proto), |w| {
@@ -221,7 +241,7 @@ fn structure(family: Family, settings: CaptureSettings, flags: u32) -> Batch {
             w.u32(NFTA_SET_ID, id);
         });
     }
-    for (chain, hook) in CHAINS {
+    for (chain, hook, rules) in CHAINS {
         batch.push(operation("add chain", msg::NEWCHAIN, create, proto), |w| {
             w.str(NFTA_CHAIN_TABLE, TABLE);
             w.str(NFTA_CHAIN_NAME, chain);
@@ -232,14 +252,14 @@ fn structure(family: Family, settings: CaptureSettings, flags: u32) -> Batch {
                 w.bytes(NFTA_HOOK_PRIORITY, &PRIORITY.to_be_bytes());
             });
         });
-        for rule in [Rule::Own, Rule::Place, Rule::NodePort] {
+        for rule in rules {
             batch.push(
                 operation("add rule", msg::NEWRULE, create | NLM_F_APPEND, proto),
                 |w| {
                     w.str(NFTA_RULE_TABLE, TABLE);
                     w.str(NFTA_RULE_CHAIN, chain);
                     w.nest(NFTA_RULE_EXPRESSIONS, |list| {
-                        Expressions { list, family }.rule(rule, settings);
+                        Expressions { list, family }.rule(*rule, settings);
                     });
                 },
             );
@@ -253,6 +273,7 @@ enum Rule {
     Own,
     Place,
     NodePort,
+    Loopback,
 }
 
 /// A writer of a rule's expressions.
@@ -296,6 +317,12 @@ impl Expressions<'_, '_> {
                 self.is_in(PORTS);
                 self.lead_to(settings.socket);
             }
+            Rule::Loopback => {
+                self.match_loopback();
+                self.port_key(REGISTER);
+                self.is_in(LOCAL);
+                self.lead_to(settings.socket);
+            }
         }
     }
 
@@ -329,6 +356,20 @@ impl Expressions<'_, '_> {
             Family::V6 => (24, 16),
         };
         self.payload(FIRST, (NFT_PAYLOAD_NETWORK_HEADER, offset, len));
+    }
+
+    fn match_loopback(&mut self) {
+        match self.family {
+            Family::V4 => {
+                // The first byte is enough for 127.0.0.0/8.
+                self.payload(FIRST, (NFT_PAYLOAD_NETWORK_HEADER, 16, 1));
+                self.compare(&[127]);
+            }
+            Family::V6 => {
+                self.destination();
+                self.compare(&Ipv6Addr::LOCALHOST.octets());
+            }
+        }
     }
 
     /// Loads protocol and destination port into two registers.
@@ -419,14 +460,15 @@ fn push_elements(
 }
 
 /// Returns the key of a place in a set; `None` if it belongs into another one.
-fn key(place: FrontendAddr, set: &str) -> Option<Key> {
+fn key(place: Place, set: &str) -> Option<Key> {
     match place {
-        FrontendAddr::Address { ip, protocol, port } if set == PLACES => {
+        Place::Of(FrontendAddr::Address { ip, protocol, port }) if set == PLACES => {
             Some(Key::Service(Destination { ip, protocol, port }))
         }
-        FrontendAddr::NodePort { protocol, port } if set == PORTS => {
+        Place::Of(FrontendAddr::NodePort { protocol, port }) if set == PORTS => {
             Some(Key::NodePort(NodePort { protocol, port }))
         }
+        Place::OnLoopback(port) if set == LOCAL => Some(Key::NodePort(port)),
         _ => None,
     }
 }

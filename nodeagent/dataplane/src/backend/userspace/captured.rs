@@ -6,18 +6,20 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kplane_model::{Cidr, Family, FrontendAddr, Protocol, ServiceKey, ServiceName};
+use kplane_model::{Cidr, Family, Protocol, ServiceKey, ServiceName};
 
-use super::super::nftables;
+use super::super::nftables::{self, Place};
 use super::super::{
     Applied, ApplyError, Backend, Change, Failure, Inspection, OpenError, ServerCounts, Side,
     Verification,
 };
 use super::address_watch::with_addresses;
+use super::places::{by_kernel, captured, node_ports, on_loopback};
 use super::way::{Starter, Way, ensure_address};
 use super::{CAPTURE, own, spec};
+use crate::backend::iptables::meets_loopback;
 use crate::chain;
-use crate::plan::{Frontend, NodePlan, ServicePlan};
+use crate::plan::{NodePlan, ServicePlan};
 use crate::proxy_address::proxy_address;
 
 /// Time for which the proxy still serves connections that were on their way to it when the kernel got their ServicePort.
@@ -50,7 +52,8 @@ pub(super) fn open(settings: &super::super::Settings) -> Result<Backend, OpenErr
     })
 }
 
-/// Puts the proxy in front of a backend for the Services that ask for it. It starts with the first of them.
+/// Puts the proxy in front of a backend for the Services that ask for it, and for node ports on loopback addresses. It
+/// starts with the first of them.
 pub(super) fn on_request(backend: Backend, settings: &super::super::Settings) -> Backend {
     let starter = starter(settings);
     starter.inherit();
@@ -69,6 +72,7 @@ fn in_front(
     scope: Scope,
     ways: [Option<Way>; 2],
 ) -> Backend {
+    let backend_name = backend.description.name;
     let side = |family, inner, way| -> Box<dyn Side> {
         Box::new(Captured {
             family,
@@ -77,6 +81,7 @@ fn in_front(
             starter: starter.clone(),
             way,
             by_interface: settings.pod_interface.is_some(),
+            is_local: by_kernel(backend_name, family, settings),
             places: HashMap::new(),
             late: Vec::new(),
             nodes: None,
@@ -101,7 +106,7 @@ enum Scope {
 }
 
 impl Scope {
-    fn has(self, plan: &ServicePlan) -> bool {
+    fn asks(self, plan: &ServicePlan) -> bool {
         self == Self::All || plan.proxied.is_some()
     }
 }
@@ -116,8 +121,10 @@ struct Captured {
     way: Option<Way>,
     /// Whether pods are known by their interfaces, which the proxy does not see.
     by_interface: bool,
+    /// Whether the kernel serves node ports on loopback addresses if they are among those of the node plan.
+    is_local: bool,
     /// The ServicePorts of the proxy, and their places in the table.
-    places: HashMap<ServiceKey, Vec<FrontendAddr>>,
+    places: HashMap<ServiceKey, Vec<Place>>,
     /// ServicePorts that went to the kernel, for connections that were on their way, and since when.
     late: Vec<(ServiceKey, Instant)>,
     /// The addresses with node ports in the table.
@@ -130,10 +137,28 @@ type Problem = String;
 impl Captured {
     /// Returns whether the proxy has or gets a ServicePort of a change.
     fn is_concerned(&self, change: Change<'_>) -> bool {
-        let has = |plan: &Option<ServicePlan>| plan.as_ref().is_some_and(|p| self.scope.has(p));
+        let has = |plan: &Option<ServicePlan>| {
+            let plan = plan.as_ref();
+            plan.is_some_and(|plan| self.wanted(plan, change.node).is_some())
+        };
         !self.places.is_empty()
             || !self.late.is_empty()
             || change.services.iter().any(|(_, plan)| has(plan))
+    }
+
+    /// Returns the places of a ServicePort that the proxy serves; `None` if it is the kernel's alone.
+    fn wanted(&self, plan: &ServicePlan, node: &NodePlan) -> Option<Vec<Place>> {
+        if self.scope.asks(plan) {
+            return Some(captured(plan, self.by_interface));
+        }
+        let is_ours = node.nodeport_localhost && !self.has_kernel_loopback(node);
+        is_ours.then(|| on_loopback(plan)).flatten()
+    }
+
+    /// Returns whether the kernel serves node ports on loopback addresses.
+    fn has_kernel_loopback(&self, node: &NodePlan) -> bool {
+        let mut ranges = node.nodeport_ips.iter();
+        self.is_local && ranges.any(|range| meets_loopback(*range))
     }
 
     /// Opens the way, if the proxy starts with the first Service that asks for it.
@@ -141,7 +166,10 @@ impl Captured {
         if self.way.is_none() && self.scope == Scope::Asked {
             self.way = Some(self.starter.open(self.family)?);
             self.nodes = None;
-            tracing::info!(family = %self.family, "the userspace proxy serves the Services that ask for it");
+            tracing::info!(
+                family = %self.family,
+                "the userspace proxy runs: a Service asks for it, or node ports are served on loopback addresses"
+            );
         }
         Ok(())
     }
@@ -152,9 +180,9 @@ impl Captured {
         let Some(way) = &self.way else { return };
         let failed = failed(failures);
         let specs = change.services.iter().filter_map(|(key, plan)| {
-            let plan = plan.as_ref().filter(|plan| self.scope.has(plan))?;
-            let held = self.places.get(key);
-            let is_held = held.is_some_and(|held| *held == captured(plan, self.by_interface));
+            let plan = plan.as_ref()?;
+            let wanted = self.wanted(plan, change.node)?;
+            let is_held = self.places.get(key) == Some(&wanted);
             let is_wanted = is_held == has_places && !failed.contains(key);
             is_wanted.then(|| (key.clone(), Some(spec::spec(plan))))
         });
@@ -177,12 +205,11 @@ impl Captured {
     fn stage(&self, change: Change<'_>) -> Staged {
         let mut wanted = Vec::new();
         for (key, plan) in change.services {
-            let fate = match plan {
-                Some(plan) if self.scope.has(plan) => {
-                    Fate::Proxy(captured(plan, self.by_interface))
-                }
+            let wants = plan.as_ref().map(|plan| self.wanted(plan, change.node));
+            let fate = match wants {
+                Some(Some(places)) => Fate::Proxy(places),
                 _ if !self.places.contains_key(key) => continue,
-                Some(_) => Fate::Kernel,
+                Some(None) => Fate::Kernel,
                 None => Fate::Gone,
             };
             wanted.push((key.clone(), fate));
@@ -193,7 +220,7 @@ impl Captured {
             wanted.extend(gone.map(|key| (key.clone(), Fate::Gone)));
         }
         let before = wanted.iter().filter_map(|(key, _)| self.places.get(key));
-        let before: HashSet<FrontendAddr> = before.flatten().copied().collect();
+        let before: HashSet<Place> = before.flatten().copied().collect();
         let after = places_of(&wanted, |_| true);
         Staged {
             delete: before.difference(&after).copied().collect(),
@@ -207,11 +234,10 @@ impl Captured {
         let Some(Way { table, .. }) = &mut self.way else {
             return Ok(());
         };
-        if self.nodes.as_ref() != Some(&node.nodeport_ips) {
-            table
-                .set_nodes(&node.nodeport_ips)
-                .map_err(|error| chain(&error))?;
-            self.nodes = Some(node.nodeport_ips.clone());
+        let nodes = node_ports(self.family, node);
+        if self.nodes.as_ref() != Some(&nodes) {
+            table.set_nodes(&nodes).map_err(|error| chain(&error))?;
+            self.nodes = Some(nodes);
         }
         table
             .change(&staged.delete, &[])
@@ -280,28 +306,34 @@ impl Captured {
     fn report(&self, change: Change<'_>, problem: &str, applied: &mut Applied) {
         let family = self.family;
         tracing::warn!(%family, problem, "cannot lead Services to the userspace proxy; the kernel serves them");
-        let reason = format!("the kernel serves it instead of the userspace proxy: {problem}");
-        let has = |plan: &Option<ServicePlan>| plan.as_ref().is_some_and(|p| self.scope.has(p));
-        let concerned = change.services.iter().filter(|(_, plan)| has(plan));
-        applied.failures.extend(concerned.map(|(key, _)| Failure {
-            key: key.clone(),
-            reason: reason.clone(),
-            degraded: true,
-        }));
+        let failures = change.services.iter().filter_map(|(key, plan)| {
+            let plan = plan.as_ref()?;
+            self.wanted(plan, change.node)?;
+            let reason = match self.scope.asks(plan) {
+                true => format!("the kernel serves it instead of the userspace proxy: {problem}"),
+                false => format!("its node port is not served on loopback addresses: {problem}"),
+            };
+            Some(Failure {
+                key: key.clone(),
+                reason,
+                degraded: true,
+            })
+        });
+        applied.failures.extend(failures);
     }
 }
 
 /// A change of the table, worked out.
 struct Staged {
-    delete: Vec<FrontendAddr>,
-    add: Vec<FrontendAddr>,
+    delete: Vec<Place>,
+    add: Vec<Place>,
     wanted: Vec<(ServiceKey, Fate)>,
 }
 
 /// What becomes of a ServicePort that the proxy has or gets.
 enum Fate {
     /// The proxy serves these places, and the kernel its other ones.
-    Proxy(Vec<FrontendAddr>),
+    Proxy(Vec<Place>),
     /// The kernel serves it from now on.
     Kernel,
     /// It does not exist any more.
@@ -312,7 +344,7 @@ enum Fate {
 fn places_of(
     wanted: &[(ServiceKey, Fate)],
     mut of: impl FnMut(&ServiceKey) -> bool,
-) -> HashSet<FrontendAddr> {
+) -> HashSet<Place> {
     let some = wanted.iter().filter(|(key, _)| of(key));
     let places = some.filter_map(|(_, fate)| match fate {
         Fate::Proxy(places) => Some(places),
@@ -351,7 +383,7 @@ fn beneath(
 ) -> Cow<'_, [(ServiceKey, Option<ServicePlan>)]> {
     let is_sticky = |plan: &ServicePlan| {
         plan.affinity_timeout_s.is_some()
-            && scope.has(plan)
+            && scope.asks(plan)
             && !captured(plan, by_interface).is_empty()
     };
     let mut services = Cow::Borrowed(services);
@@ -363,32 +395,6 @@ fn beneath(
         }
     }
     services
-}
-
-/// Returns the places of a plan that the proxy serves: those that every client may use, and where every client has an
-/// endpoint. The kernel rejects and drops for the rest (A8, A16, A18). With session affinity, all places or none, since they
-/// share what is remembered.
-fn captured(plan: &ServicePlan, by_interface: bool) -> Vec<FrontendAddr> {
-    let for_all = |frontend: &&Frontend| {
-        let inside = frontend
-            .inside
-            .as_ref()
-            .is_none_or(|inside| !inside.is_empty() && !by_interface);
-        frontend.source_ranges.is_empty() && !frontend.endpoints.is_empty() && inside
-    };
-    let has_all = || plan.frontends.iter().all(|frontend| for_all(&frontend));
-    match plan.key.protocol {
-        Protocol::Tcp | Protocol::Udp if plan.affinity_timeout_s.is_some() && !has_all() => {
-            Vec::new()
-        }
-        Protocol::Tcp | Protocol::Udp => plan
-            .frontends
-            .iter()
-            .filter(for_all)
-            .map(|frontend| frontend.at)
-            .collect(),
-        Protocol::Sctp => Vec::new(),
-    }
 }
 
 impl Side for Captured {

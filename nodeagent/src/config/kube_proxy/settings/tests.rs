@@ -222,6 +222,15 @@ fn i7_a21_node_port_addresses() {
     };
     assert_eq!(cidrs(&["primary"]), [""; 0]);
     assert_eq!(cidrs(&["all"]), ["0.0.0.0/0", "::/0"]);
+    let is_local = |addresses: &[&str]| {
+        let settings = settings(|c| c.node_port_addresses = texts(addresses));
+        settings.node.nodeport_localhost
+    };
+    assert!(!is_local(&["primary"]) && !is_local(&["all"]) && !is_local(&["127.0.0.0/8"]));
+    assert!(is_local(&["primary", "localhost"]));
+    assert_eq!(cidrs(&["primary", "localhost"]), [""; 0]);
+    assert_eq!(cidrs(&["localhost"]), ["127.0.0.0/8", "::1/128"]);
+    assert_eq!(cidrs(&["localhost", "10.0.0.0/8"]), ["10.0.0.0/8"]);
     assert_eq!(
         cidrs(&["010.0.0.0/8", "fd00::/8"]),
         ["10.0.0.0/8", "fd00::/8"]

@@ -72,7 +72,7 @@ pub(super) const RULES: &[Row] = &[
         "primary",
         &["nodePortAddresses"],
         "Addresses of the node that serve node ports: ranges, `primary` for the node's address, or \
-         `all` (default of iptables and ipvs)",
+         `all` (default of iptables and ipvs); `localhost` beside them adds loopback addresses",
         |c, v| list(&mut c.node_port_addresses, v),
     ),
     row(
