@@ -148,11 +148,15 @@ impl Captured {
 
     /// Returns the places of a ServicePort that the proxy serves; `None` if it is the kernel's alone.
     fn wanted(&self, plan: &ServicePlan, node: &NodePlan) -> Option<Vec<Place>> {
-        if self.scope.asks(plan) {
-            return Some(captured(plan, self.by_interface));
+        let asks = self.scope.asks(plan);
+        let mut places = match asks {
+            true => captured(plan, self.by_interface),
+            false => Vec::new(),
+        };
+        if node.nodeport_localhost && !self.has_kernel_loopback(node) {
+            places.extend(on_loopback(plan, &places));
         }
-        let is_ours = node.nodeport_localhost && !self.has_kernel_loopback(node);
-        is_ours.then(|| on_loopback(plan)).flatten()
+        (asks || !places.is_empty()).then_some(places)
     }
 
     /// Returns whether the kernel serves node ports on loopback addresses.

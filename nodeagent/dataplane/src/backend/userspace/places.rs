@@ -26,21 +26,18 @@ pub(super) fn captured(plan: &ServicePlan, by_interface: bool) -> Vec<Place> {
     served.map(|frontend| Place::Of(frontend.at)).collect()
 }
 
-/// Returns the node port of a plan, if this node's own processes have an endpoint there: they are inside of the cluster
-/// (A16).
-pub(super) fn on_loopback(plan: &ServicePlan) -> Option<Vec<Place>> {
-    let mut ports = plan
-        .frontends
-        .iter()
-        .filter_map(|frontend| match frontend.at {
-            FrontendAddr::NodePort { protocol, port } if is_relayed(protocol) => {
-                let endpoints = frontend.inside.as_ref().unwrap_or(&frontend.endpoints);
-                let port = Place::OnLoopback(NodePort { protocol, port });
-                (!endpoints.is_empty()).then_some(port)
-            }
-            _ => None,
-        });
-    ports.next().map(|port| vec![port])
+/// Returns the node port of a plan, if the proxy does not serve it for all clients, and if this node's own processes
+/// have an endpoint there: they are inside of the cluster (A16).
+pub(super) fn on_loopback(plan: &ServicePlan, captured: &[Place]) -> Option<Place> {
+    plan.frontends.iter().find_map(|frontend| {
+        let FrontendAddr::NodePort { protocol, port } = frontend.at else {
+            return None;
+        };
+        let endpoints = frontend.inside.as_ref().unwrap_or(&frontend.endpoints);
+        let is_served = is_relayed(protocol) && !endpoints.is_empty();
+        let is_left = is_served && !captured.contains(&Place::Of(frontend.at));
+        is_left.then_some(Place::OnLoopback(NodePort { protocol, port }))
+    })
 }
 
 fn is_relayed(protocol: Protocol) -> bool {
