@@ -107,7 +107,10 @@ fn program(folder: &Path, manifests: &Path) -> PathBuf {
     let program = folder.join("kp-nodeagent");
     // Another agent may run it already.
     if !program.exists() {
-        std::fs::copy(env!("CARGO_BIN_EXE_kp-nodeagent"), &program).unwrap();
+        // Not by this process: a child of another test would hold the copy open for writing, and nobody may run it then.
+        let mut copy = Command::new("cp");
+        copy.arg(env!("CARGO_BIN_EXE_kp-nodeagent")).arg(&program);
+        assert!(copy.status().unwrap().success());
     }
     for path in [folder, manifests, &program] {
         std::fs::set_permissions(path, PermissionsExt::from_mode(0o777)).unwrap();

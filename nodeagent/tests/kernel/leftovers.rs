@@ -29,13 +29,20 @@ endpoints: [{addresses: [10.244.0.9]}]
 const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: n1}}\n";
 pub(crate) const TABLES: &str = "table ip kube-proxy {}\ntable ip6 kube-proxy {}\n";
 
+/// Copies a program, not by this process: a child of another test would hold the copy open for writing, and nothing may
+/// run it then.
+fn copy_program(from: &Path, to: &Path) {
+    let copied = Command::new("cp").arg(from).arg(to).status().unwrap();
+    assert!(copied.success(), "{}", from.display());
+}
+
 /// A process called kube-proxy, which does nothing.
 pub(crate) struct Rival(Child);
 
 impl Rival {
     pub(crate) fn start(folder: &Path) -> Self {
         let program = folder.join("kube-proxy");
-        fs::copy("/bin/sleep", &program).unwrap();
+        copy_program(Path::new("/bin/sleep"), &program);
         let child = Command::new(program).arg("600").spawn().unwrap();
         // Its name is its own once the program has taken the place of this one.
         let comm = format!("/proc/{}/comm", child.id());
@@ -164,7 +171,7 @@ fn i4_with_the_programs_of_one_kind_the_other_is_named() {
             let name = format!("iptables-nft-{verb}");
             // Programs of iptables are links to one that goes by its name.
             let program = fs::canonicalize(Path::new("/usr/sbin").join(&name)).unwrap();
-            fs::copy(program, folder.path().join(name)).unwrap();
+            copy_program(&program, &folder.path().join(name));
         }
         let stderr = cleanup_without_programs(folder.path());
         assert!(

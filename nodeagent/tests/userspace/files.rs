@@ -84,7 +84,11 @@ fn u15_an_agent_without_files_recovers_within_a_second_and_other_services_go_on(
     ];
     std::fs::write(manifests.join("all.yaml"), all.concat()).unwrap();
     let mut agent = start_limited(folder.path(), &manifests);
-    eventually("the Services are listed", || listed(folder.path()));
+    eventually("the Services are listed", || {
+        let ended = agent.0.try_wait().unwrap();
+        assert!(ended.is_none(), "the agent has ended: {ended:?}");
+        listed(folder.path())
+    });
     for round in 0..5 {
         let (clients, flows) = flood(web, dns);
         // One Service's clients take no files that are for the rest.

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use kplane_tests::real::RealCluster;
 
 use crate::support::built;
@@ -36,10 +36,11 @@ pub(crate) fn typed_on(cluster: &RealCluster, node: &str, line: &str) -> Result<
     let node = cluster.node(node)?;
     let folder = node.path(PROGRAMS)?;
     let built = Path::new(&program).parent().context("no folder")?;
-    for name in ["kpctl", "kp-nodeagent"] {
-        let copied = fs::copy(built.join(name), folder.join(name));
-        copied.with_context(|| format!("copy {name} to the node"))?;
-    }
+    // Not by this process: a child of another test would hold the copies open for writing, and nothing may run them then.
+    let mut copy = Command::new("cp");
+    copy.args(["kpctl", "kp-nodeagent"].map(|name| built.join(name)));
+    let copied = copy.arg(&folder).status().context("run cp")?;
+    ensure!(copied.success(), "copy the programs to the node");
     let kubeconfig = format!("KUBECONFIG={}", cluster.kubeconfig().display());
     let all = [vec![kubeconfig, format!("{PROGRAMS}/kpctl")], args].concat();
     let printed = node.exec("env", &all);
