@@ -9,7 +9,7 @@
 //!
 //! Names, types, labels and buckets of `kubeproxy_*` are kube-proxy's; `kplane_agent_*` is kplane's
 //! own. No label has the name of a Service, so the number of series does not grow with the cluster, except with
-//! `--count-connections`.
+//! `--count-connections`, and for a few Services of the userspace proxy.
 
 mod collect;
 mod connections;
@@ -30,6 +30,7 @@ pub(crate) use transactions::{NAMED, Transaction};
 
 use std::sync::Arc;
 
+use kplane_model::ServiceKey;
 use tokio::sync::watch;
 
 use crate::connection::Connection;
@@ -59,4 +60,15 @@ pub struct Sources {
     pub connections: Option<Arc<ServiceConnections>>,
     /// The userspace proxy, if the backend has one.
     pub proxy: ProxyHandle,
+}
+
+/// Returns the labels of a ServicePort.
+fn service_labels(key: &ServiceKey) -> [(&'static str, &str); 5] {
+    [
+        ("namespace", &*key.service.namespace),
+        ("service", &*key.service.name),
+        ("port", &*key.port_name),
+        ("protocol", key.protocol.as_str()),
+        ("ip_family", key.family.as_str()),
+    ]
 }

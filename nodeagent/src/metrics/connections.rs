@@ -6,6 +6,7 @@ use kplane_http::metrics::{Labels, Name};
 use prometheus_client::encoding::DescriptorEncoder;
 
 use super::numbers::float;
+use super::service_labels;
 use crate::service_connections::ServiceConnections;
 
 /// Writes the connections by ServicePort.
@@ -14,16 +15,9 @@ pub(super) fn write(
     to: &mut DescriptorEncoder<'_>,
 ) -> fmt::Result {
     let (counts, losses) = connections.read();
-    let labelled = counts.iter().map(|(key, count)| {
-        let labels = [
-            ("namespace", &*key.service.namespace),
-            ("service", &*key.service.name),
-            ("port", &*key.port_name),
-            ("protocol", key.protocol.as_str()),
-            ("ip_family", key.family.as_str()),
-        ];
-        (labels, float(*count))
-    });
+    let labelled = counts
+        .iter()
+        .map(|(key, count)| (service_labels(key), float(*count)));
     let labelled: Vec<_> = labelled.collect();
     let series = labelled.iter().map(|(labels, count)| (&labels[..], *count));
     Name(

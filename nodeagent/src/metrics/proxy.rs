@@ -1,12 +1,17 @@
-//! The metrics of the userspace proxy: sums over all Services.
+//! The metrics of the userspace proxy: sums over all Services, and those Services that ask for the proxy (U56).
 
 use std::fmt;
 
-use kplane_dataplane::backend::userspace::{Proxy, ProxyFailure};
+use kplane_dataplane::backend::userspace::{Counts, Proxy, ProxyFailure};
 use kplane_http::metrics::{Labels, Name};
+use kplane_model::ServiceKey;
 use prometheus_client::encoding::DescriptorEncoder;
 
 use super::numbers::float;
+use super::service_labels;
+
+/// Most ServicePorts that have metrics of their own.
+const LISTED: usize = 200;
 
 /// Writes what the proxy counts.
 pub(super) fn write(proxy: &Proxy, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
@@ -70,5 +75,73 @@ pub(super) fn write(proxy: &Proxy, to: &mut DescriptorEncoder<'_>) -> fmt::Resul
     .counter(
         to,
         [(&[] as &Labels<'_>, counts.connect_time.as_secs_f64())],
+    )?;
+    services(&proxy.table().listed(LISTED), to)
+}
+
+/// Writes the counts of single ServicePorts.
+fn services(listed: &[(ServiceKey, Counts)], to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let each = |value: fn(&Counts) -> f64| {
+        let series = listed.iter();
+        let series = series.map(move |(key, counts)| (service_labels(key), value(counts)));
+        series.collect::<Vec<_>>()
+    };
+    let open = each(|counts| float(counts.open));
+    Name(
+        "kplane_agent_proxy_service_open",
+        "Open TCP connections or UDP flows of a Service that asks for the userspace proxy",
     )
+    .gauge(to, open.iter().map(|(labels, value)| (&labels[..], *value)))?;
+    let counters: [(Name, fn(&Counts) -> f64); 6] = [
+        (
+            Name(
+                "kplane_agent_proxy_service_opened",
+                "Its connections and flows that the proxy led to an endpoint",
+            ),
+            |counts| float(counts.opened),
+        ),
+        (
+            Name(
+                "kplane_agent_proxy_service_failed",
+                "Its connections and flows that reached no endpoint",
+            ),
+            |counts| float(counts.failed.iter().sum()),
+        ),
+        (
+            Name(
+                "kplane_agent_proxy_service_retries",
+                "Further attempts for its connections and flows",
+            ),
+            |counts| float(counts.retries),
+        ),
+        (
+            Name(
+                "kplane_agent_proxy_service_endpoint_bytes",
+                "Bytes from its clients to its endpoints",
+            ),
+            |counts| float(counts.to_endpoints),
+        ),
+        (
+            Name(
+                "kplane_agent_proxy_service_client_bytes",
+                "Bytes from its endpoints to its clients",
+            ),
+            |counts| float(counts.to_clients),
+        ),
+        (
+            Name(
+                "kplane_agent_proxy_service_connect_seconds",
+                "Sum of the times from its clients' arrivals until an endpoint had answered",
+            ),
+            |counts| counts.connect_time.as_secs_f64(),
+        ),
+    ];
+    for (name, value) in counters {
+        let series = each(value);
+        name.counter(
+            to,
+            series.iter().map(|(labels, value)| (&labels[..], *value)),
+        )?;
+    }
+    Ok(())
 }

@@ -358,3 +358,41 @@ fn u6_ten_thousand_services_have_four_listeners() {
         agent.stop();
     });
 }
+
+fn scrape() -> String {
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, 10_249)).unwrap();
+    let request = "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn u56_services_that_ask_for_the_proxy_have_metrics_of_their_own() {
+    in_netns(|| {
+        node();
+        let services = [
+            service("web", ASKS, WEB, echo()),
+            service("other", "", OTHER, echo()),
+        ];
+        let folder = manifests(&services.concat());
+        let metrics = "--metrics-bind-address=127.0.0.1:10249";
+        let mut agent = start(&folder, &["--backend", "userspace", metrics]);
+        agent.until("update applied");
+        leads(WEB);
+        leads(OTHER);
+        for to in [WEB, OTHER, OTHER] {
+            exchange(&mut connect(to).unwrap()).unwrap();
+        }
+        let text = scrape();
+        let web =
+            "namespace=\"shop\",service=\"web\",port=\"\",protocol=\"TCP\",ip_family=\"IPv4\"";
+        let of_web = format!("kplane_agent_proxy_service_opened_total{{{web}}} 1");
+        for line in [of_web.as_str(), "kplane_agent_proxy_opened_total 3"] {
+            assert!(text.contains(line), "no {line} in\n{text}");
+        }
+        assert!(!text.contains("service=\"other\""), "{text}");
+        agent.stop();
+    });
+}

@@ -27,6 +27,8 @@ pub struct PortSpec {
     pub routes: Vec<RouteSpec>,
     /// Treatment of its connections.
     pub options: Options,
+    /// Whether its counts are among [`Table::listed`](crate::Table::listed).
+    pub is_listed: bool,
 }
 
 /// A place where connections arrive, and what happens to them.
@@ -249,9 +251,13 @@ impl Port {
     }
 
     /// Returns counters and the state of endpoints.
+    pub(crate) fn counts(&self) -> Counts {
+        self.counters.read()
+    }
+
     pub(crate) fn read(&self, now: Instant) -> PortState {
         PortState {
-            counts: self.counters.read(),
+            counts: self.counts(),
             endpoints: self.state().picker.states(now),
         }
     }

@@ -38,6 +38,7 @@ impl Route {
 struct Entry {
     port: Arc<Port>,
     places: Vec<FrontendAddr>,
+    is_listed: bool,
 }
 
 /// All ServicePorts. Connections read it, and changes replace parts of it.
@@ -103,7 +104,13 @@ impl Table {
             port.configure(&spec.endpoints, spec.options);
             let places = spec.routes.iter().map(|route| route.at).collect();
             let (family, of_port) = (key.family, port.clone());
-            ports.insert(key, Entry { port, places });
+            let is_listed = spec.is_listed;
+            let entry = Entry {
+                port,
+                places,
+                is_listed,
+            };
+            ports.insert(key, entry);
             added.extend(spec.routes.into_iter().map(|route| {
                 let way = Route {
                     at: (family, route.at),
@@ -126,6 +133,7 @@ impl Table {
         let entry = ports.entry(key.clone()).or_insert_with(|| Entry {
             port: new_port(key),
             places: Vec::new(),
+            is_listed: false,
         });
         entry.port.clone()
     }
@@ -204,6 +212,17 @@ impl Table {
                 .count();
         }
         (sum, avoided)
+    }
+
+    /// Returns the counts of at most `most` ServicePorts that are to be listed, in the order of their names.
+    #[must_use]
+    pub fn listed(&self, most: usize) -> Vec<(ServiceKey, Counts)> {
+        let ports = read(&self.ports);
+        let listed = ports.iter().filter(|(_, entry)| entry.is_listed);
+        let mut listed: Vec<_> = listed.collect();
+        listed.sort_unstable_by_key(|(key, _)| *key);
+        let counts = |(key, entry): (&ServiceKey, &Entry)| (key.clone(), entry.port.counts());
+        listed.into_iter().take(most).map(counts).collect()
     }
 
     /// Returns counters and endpoints of a ServicePort.

@@ -60,6 +60,7 @@ impl Served {
                 sources: Vec::new(),
             }],
             options,
+            is_listed: true,
         };
         let at = bound;
         let mut served = Self {

@@ -47,6 +47,7 @@ pub(super) fn spec(plan: &ServicePlan) -> PortSpec {
                 .filter(|_| plan.key.protocol == Protocol::Tcp),
             retry: asked.map_or(default.retry, |asked| asked.retry),
         },
+        is_listed: asked.is_some(),
     }
 }
 
