@@ -13,6 +13,9 @@ use super::service_labels;
 /// Most ServicePorts that have metrics of their own.
 const LISTED: usize = 200;
 
+/// A count of a Service's connections.
+type Count = fn(&Counts) -> f64;
+
 /// Writes what the proxy counts.
 pub(super) fn write(proxy: &Proxy, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let (counts, avoided) = proxy.table().totals();
@@ -92,7 +95,7 @@ fn services(listed: &[(ServiceKey, Counts)], to: &mut DescriptorEncoder<'_>) -> 
         "Open TCP connections or UDP flows of a Service that asks for the userspace proxy",
     )
     .gauge(to, open.iter().map(|(labels, value)| (&labels[..], *value)))?;
-    let counters: [(Name, fn(&Counts) -> f64); 6] = [
+    let counters: [(Name, Count); 6] = [
         (
             Name(
                 "kplane_agent_proxy_service_opened",
