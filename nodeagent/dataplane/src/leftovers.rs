@@ -10,6 +10,7 @@
 
 mod iptables;
 mod objects;
+mod proxy;
 mod rival;
 mod rules;
 
@@ -20,6 +21,7 @@ use std::net::IpAddr;
 use kplane_model::{Cidr, Family};
 
 use self::iptables::Rules;
+use self::proxy::Part;
 pub use self::rival::{Ports, Rival, running};
 use self::rules::Keeps;
 pub use crate::backend::Serving;
@@ -27,7 +29,6 @@ use crate::backend::iptables::{Flavour, PacketCounts, remove_counters};
 use crate::backend::ipvs::left;
 use crate::backend::{Kind, Settings};
 pub use crate::process::RunError;
-use crate::proxy_address::proxy_address;
 use kplane_netlink::NetlinkError;
 use kplane_netlink::ipvs::ServerKey;
 
@@ -54,7 +55,7 @@ pub enum Problem {
     #[error("nftables table {table}: {reason}; run `nft delete table {table}`")]
     Table {
         /// Family and name, as `nft` writes them.
-        table: &'static str,
+        table: String,
         /// The reason.
         reason: String,
     },
@@ -124,6 +125,18 @@ pub enum Problem {
         /// The reason.
         source: NetlinkError,
     },
+    /// The delivery of answers to the userspace proxy.
+    #[error(
+        "{ip} rule to table {table}: {source}; run `{ip} rule delete table {table}` and `{ip} route flush table {table}`"
+    )]
+    Delivery {
+        /// `ip`, with the option for the family.
+        ip: &'static str,
+        /// Number of the routing table.
+        table: u32,
+        /// The reason.
+        source: NetlinkError,
+    },
     /// The IP sets could not be listed.
     #[error("IP sets: {0}; see `ipset list -name`")]
     Sets(NetlinkError),
@@ -164,8 +177,8 @@ enum Item {
     Link,
     Set(String),
     Counters,
-    /// The address of the userspace proxy.
-    ProxyAddress(IpAddr),
+    /// A part of the userspace proxy.
+    Proxy(Part),
 }
 
 /// Finds the leftovers of kube-proxy, and those of kplane's backends that do not serve any more. Without
@@ -222,7 +235,9 @@ pub fn ours(kind: Kind, settings: &Settings) -> Leftovers {
     if kind.describe().shares_names && PacketCounts::read() != PacketCounts::default() {
         found.items.push(Item::Counters);
     }
-    found.find_proxy_addresses();
+    let (parts, problems) = Part::find();
+    found.items.extend(parts.into_iter().map(Item::Proxy));
+    found.problems.extend(problems);
     found
 }
 
@@ -285,38 +300,22 @@ pub fn spare_connections(serving: Serving, spare: [bool; 2]) -> Result<Option<St
 
 impl Leftovers {
     fn find_our_tables(&mut self) {
-        self.find_table(objects::OUR_TABLE, Item::OurTable, our_table_name);
+        self.find_table(objects::OUR_TABLE, Item::OurTable);
     }
 
     fn find_tables(&mut self) {
-        self.find_table(objects::TABLE, Item::Table, table_name);
+        self.find_table(objects::TABLE, Item::Table);
     }
 
-    fn find_table(
-        &mut self,
-        table: &str,
-        item: fn(Family) -> Item,
-        name: fn(Family) -> &'static str,
-    ) {
+    fn find_table(&mut self, table: &str, item: fn(Family) -> Item) {
         for family in Family::ALL {
             match objects::has_table(family, table) {
                 Ok(true) => self.items.push(item(family)),
                 Ok(false) => {}
                 Err(error) => self.problems.push(Problem::Table {
-                    table: name(family),
+                    table: objects::written(family, table),
                     reason: error.to_string(),
                 }),
-            }
-        }
-    }
-
-    fn find_proxy_addresses(&mut self) {
-        for family in Family::ALL {
-            let ip = proxy_address(family);
-            match objects::is_on_lo(ip) {
-                Ok(true) => self.items.push(Item::ProxyAddress(ip)),
-                Ok(false) => {}
-                Err(source) => self.problems.push(Problem::ProxyAddress { ip, source }),
             }
         }
     }
@@ -409,12 +408,15 @@ impl fmt::Display for Leftovers {
 
 impl Item {
     fn remove(self) -> Result<(), Problem> {
-        let table = |family, name, table| {
-            objects::remove_table(family, name).map_err(|reason| Problem::Table { table, reason })
+        let table = |family, name| {
+            objects::remove_table(family, name).map_err(|reason| Problem::Table {
+                table: objects::written(family, name),
+                reason,
+            })
         };
         match self {
-            Self::OurTable(family) => table(family, objects::OUR_TABLE, our_table_name(family)),
-            Self::Table(family) => table(family, objects::TABLE, table_name(family)),
+            Self::OurTable(family) => table(family, objects::OUR_TABLE),
+            Self::Table(family) => table(family, objects::TABLE),
             Self::Rules(rules) => rules.remove(),
             Self::VirtualServers(servers) => {
                 left::remove(&servers).map_err(Problem::VirtualServers)
@@ -423,9 +425,7 @@ impl Item {
             Self::Set(name) => {
                 objects::remove_set(&name).map_err(|source| Problem::Set { name, source })
             }
-            Self::ProxyAddress(ip) => {
-                objects::remove_from_lo(ip).map_err(|source| Problem::ProxyAddress { ip, source })
-            }
+            Self::Proxy(part) => part.remove(),
             Self::Counters => {
                 // Nothing depends on counters: one that another program still uses stays.
                 remove_counters();
@@ -438,8 +438,16 @@ impl Item {
 impl fmt::Display for Item {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::OurTable(family) => write!(f, "nftables table {}", our_table_name(*family)),
-            Self::Table(family) => write!(f, "nftables table {}", table_name(*family)),
+            Self::OurTable(family) => write!(
+                f,
+                "nftables table {}",
+                objects::written(*family, objects::OUR_TABLE)
+            ),
+            Self::Table(family) => write!(
+                f,
+                "nftables table {}",
+                objects::written(*family, objects::TABLE)
+            ),
             Self::Rules(rules) => rules.fmt(f),
             Self::VirtualServers(servers) => {
                 write!(f, "{} IPVS virtual servers", servers.len())
@@ -447,22 +455,7 @@ impl fmt::Display for Item {
             Self::Link => write!(f, "link {}", objects::LINK),
             Self::Set(name) => write!(f, "IP set {name}"),
             Self::Counters => f.write_str("packet counters (nfacct)"),
-            Self::ProxyAddress(ip) => write!(f, "address {ip} of lo"),
+            Self::Proxy(part) => part.fmt(f),
         }
-    }
-}
-
-/// Returns the table's name as `nft` writes it.
-fn table_name(family: Family) -> &'static str {
-    match family {
-        Family::V4 => "ip kube-proxy",
-        Family::V6 => "ip6 kube-proxy",
-    }
-}
-
-fn our_table_name(family: Family) -> &'static str {
-    match family {
-        Family::V4 => "ip kplane",
-        Family::V6 => "ip6 kplane",
     }
 }

@@ -23,6 +23,7 @@ pub mod ipvs;
 mod link;
 mod message;
 mod monitor;
+mod route;
 mod socket;
 
 pub use accounting::{create_counter, delete_counter, read_counter};
@@ -33,6 +34,7 @@ pub use link::{LinkAddress, Links, delete_link, link_index, removed_address};
 pub use message::{Message, Messages, Request};
 pub use monitor::{Generation, Monitor};
 pub use nix::errno::Errno;
+pub use route::{Delivery, Exit, Routes};
 pub use socket::{NfSocket, generation_after};
 
 use kplane_model::Family;

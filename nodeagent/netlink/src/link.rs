@@ -9,7 +9,7 @@ use nix::net::if_::if_nametoindex;
 
 use nix::errno::Errno;
 
-use super::message::{Message, Messages, NLM_F_CREATE, NLM_F_EXCL, Request};
+use super::message::{Message, NLM_F_CREATE, NLM_F_EXCL, Request};
 use super::{AttributeWriter, Attributes, NetlinkError, NfSocket, Refusal, nfproto};
 
 /// `RTM_NEWLINK`.
@@ -22,10 +22,6 @@ const RTM_NEWADDR: u16 = 20;
 const RTM_DELADDR: u16 = 21;
 /// `RTM_GETADDR`.
 const RTM_GETADDR: u16 = 22;
-/// `RTM_NEWROUTE`.
-const RTM_NEWROUTE: u16 = 24;
-/// `RTM_GETROUTE`.
-const RTM_GETROUTE: u16 = 26;
 
 /// `sizeof(struct ifinfomsg)`; all zero, since the request names the link.
 const IFINFOMSG_BYTES: usize = 16;
@@ -52,15 +48,6 @@ const IFA_F_NODAD: u8 = 0x02;
 const RT_SCOPE_UNIVERSE: u8 = 0;
 /// `RT_SCOPE_HOST`.
 const RT_SCOPE_HOST: u8 = 254;
-
-/// `sizeof(struct rtmsg)`.
-const RTMSG_BYTES: usize = 12;
-/// The offset of `rtm_type` in it.
-const RTM_TYPE: usize = 7;
-/// `RTA_DST`.
-const RTA_DST: u16 = 1;
-/// `RTN_LOCAL`.
-const RTN_LOCAL: u8 = 2;
 
 /// Deletes a link, with its addresses, from this thread's network namespace.
 ///
@@ -135,7 +122,7 @@ impl Links {
 
     /// Adds an address that is valid on this host only; returns false if the link has it already. No packet gets it as its source,
     /// unless it answers one that came to it: scope host keeps IPv4 from that, and a preferred lifetime of 0 keeps IPv6.
-    /// See [`Links::is_delivered`] for when packets reach it.
+    /// See [`Routes::is_delivered`](crate::Routes::is_delivered) for when packets reach it.
     ///
     /// # Errors
     /// [`NetlinkError`].
@@ -143,19 +130,6 @@ impl Links {
         match self.socket.execute(address(link, ip, RT_SCOPE_HOST, true)) {
             Err(error) if error.errno() == Some(Errno::EEXIST) => Ok(false),
             result => result.map(|()| true),
-        }
-    }
-
-    /// Returns whether packets to an address are for this host. Linux adds the route to a new IPv6 address from a work
-    /// queue (`addrconf_dad_work` of net/ipv6/addrconf.c), after it has confirmed the address.
-    ///
-    /// # Errors
-    /// [`NetlinkError`].
-    pub fn is_delivered(&mut self, ip: IpAddr) -> Result<bool, NetlinkError> {
-        match self.socket.get(route_to(ip)) {
-            Ok(answer) => Ok(Messages(&answer).any(is_local)),
-            Err(NetlinkError::Refused { .. }) => Ok(false),
-            Err(error) => Err(error),
         }
     }
 
@@ -230,34 +204,19 @@ fn address(link: u32, ip: IpAddr, scope: u8, add: bool) -> Request {
     }
 }
 
-/// Returns the question how packets to an address go.
-fn route_to(ip: IpAddr) -> Request {
-    let family = Family::of(ip);
-    let mut header = [0; RTMSG_BYTES];
-    header[..2].copy_from_slice(&[nfproto(family), bits(family)]);
-    Request::with_header("look up a route", RTM_GETROUTE, &header, |w| {
-        push_ip(w, RTA_DST, ip);
-    })
-}
-
 /// Returns the length of an address, in bits.
-fn bits(family: Family) -> u8 {
+pub(crate) fn bits(family: Family) -> u8 {
     match family {
         Family::V4 => 32,
         Family::V6 => 128,
     }
 }
 
-fn push_ip(w: &mut AttributeWriter<'_>, kind: u16, ip: IpAddr) {
+pub(crate) fn push_ip(w: &mut AttributeWriter<'_>, kind: u16, ip: IpAddr) {
     match ip {
         IpAddr::V4(ip) => w.bytes(kind, &ip.octets()),
         IpAddr::V6(ip) => w.bytes(kind, &ip.octets()),
     }
-}
-
-/// Returns whether a message says that a route leads to this host itself.
-fn is_local(message: Message<'_>) -> bool {
-    message.kind == RTM_NEWROUTE && message.body.get(RTM_TYPE) == Some(&RTN_LOCAL)
 }
 
 /// Returns the address that a link has lost, if a notification is about that.

@@ -22,6 +22,11 @@ pub(super) struct UserspaceFlags {
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = interval)]
     udp_idle_timeout: Duration,
 
+    /// Keep the client's address in connections of backend userspace, and of Services that ask for the proxy, to
+    /// endpoints on this node
+    #[arg(long)]
+    userspace_transparent: bool,
+
     /// Folder of the socket over which an agent hands the open connections of the userspace proxy to the agent that
     /// replaces it; both must name the same folder. Empty = none [default: that of --cache-dir]
     #[arg(long, value_name = "DIR")]
@@ -45,6 +50,7 @@ impl UserspaceFlags {
             hosts_file: self.hosts_file.clone(),
             threads: self.proxy_threads.map(usize::from),
             udp_idle: Some(self.udp_idle_timeout),
+            transparent: self.userspace_transparent,
             run_dir,
             drain: self.drain_timeout,
             ..UserspaceSettings::default()

@@ -26,4 +26,4 @@ pub use picker::{EndpointState, Endpoints, Pool};
 pub use port::{Options, PortSpec, PortState, RouteSpec};
 pub use proxy::{Proxy, Settings, StartError};
 pub use table::Table;
-pub use worker::Origins;
+pub use worker::{Origins, Transparency};

@@ -4,7 +4,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -35,6 +35,8 @@ pub struct Endpoints {
     pub serving: Vec<EndpointAddr>,
     /// Weights that are not 1, 1..=65535.
     pub weights: BTreeMap<EndpointAddr, u16>,
+    /// Those on this node.
+    pub here: BTreeSet<EndpointAddr>,
 }
 
 /// An endpoint, and what is known about it.
@@ -42,6 +44,7 @@ pub struct Endpoints {
 struct Member {
     addr: EndpointAddr,
     weight: u16,
+    is_here: bool,
     health: Health,
     /// Open connections.
     open: u32,
@@ -72,6 +75,8 @@ pub(crate) struct Choice {
     pub(crate) endpoint: EndpointAddr,
     /// Time to wait before another endpoint is tried beside this one.
     pub(crate) patience: Duration,
+    /// Whether the endpoint is on this node.
+    pub(crate) is_here: bool,
 }
 
 /// The endpoints of a ServicePort, their health, and whose turn it is.
@@ -116,10 +121,12 @@ impl Picker {
         let known = |addr| before.binary_search_by_key(&addr, |m: &Member| m.addr);
         let member = |addr| Member {
             weight: endpoints.weights.get(&addr).copied().unwrap_or(1),
+            is_here: endpoints.here.contains(&addr),
             ..known(addr).map_or_else(
                 |_| Member {
                     addr,
                     weight: 1,
+                    is_here: false,
                     health: Health::default(),
                     open: 0,
                     turn: 0.0,
@@ -168,6 +175,7 @@ impl Picker {
         Some(Choice {
             endpoint: member.addr,
             patience: member.health.patience(),
+            is_here: member.is_here,
         })
     }
 

@@ -17,7 +17,7 @@ use crate::handover::Bundle;
 use crate::limits::{Gauge, Limits};
 use crate::listening::{ListenerId, Listening, Role};
 use crate::table::Table;
-use crate::worker::{Command, Inbox, Origins, Shared, Worker};
+use crate::worker::{Command, Inbox, Origins, Shared, Transparency, Worker};
 
 /// Longest wait for a thread to close a socket.
 const CLOSED: Duration = Duration::from_secs(1);
@@ -35,6 +35,8 @@ pub struct Settings {
     pub udp_idle: Option<Duration>,
     /// What the kernel remembers about datagrams that its rules led here.
     pub origins: Option<Box<dyn Origins>>,
+    /// Whether endpoints on this node see the client's address; `None` = never.
+    pub transparency: Option<Box<dyn Transparency>>,
     /// What an earlier proxy had open.
     pub inherited: Option<Bundle>,
 }
@@ -83,6 +85,7 @@ impl Proxy {
             mark: settings.mark,
             udp_idle: settings.udp_idle.unwrap_or(Settings::UDP_IDLE),
             origins: settings.origins,
+            transparency: settings.transparency,
             inboxes: inboxes.map_err(|errno| StartError::Parts(errno.into()))?,
         });
         let mut proxy = Self {

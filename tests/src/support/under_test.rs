@@ -110,7 +110,8 @@ const IPVS_ONLY: [&str; 2] = ["virtual_servers::", "virtual_server_faults::"];
 
 /// Of the common tests those that IPVS has something of its own to say about: packets are slow in a
 /// virtual machine. `KPLANE_VM_ALL=1` runs the others too.
-const COMMON_OF_IPVS: [&str; 26] = [
+const COMMON_OF_IPVS: [&str; 27] = [
+    "transparent::",
     "remembered::",
     "asked::",
     "addresses::a15_external",
@@ -140,7 +141,8 @@ const COMMON_OF_IPVS: [&str; 26] = [
 ];
 
 /// Of the common tests those that the userspace proxy has something of its own to say about: the rest is nftables'.
-const COMMON_OF_USERSPACE: [&str; 16] = [
+const COMMON_OF_USERSPACE: [&str; 17] = [
+    "transparent::",
     "handed::u22_",
     "remembered::a_client_is_listed",
     "addresses::",

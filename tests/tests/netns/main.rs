@@ -40,6 +40,7 @@ mod shared;
 mod spread;
 mod strangers;
 mod told;
+mod transparent;
 mod unserved;
 mod virtual_server_faults;
 mod virtual_servers;
@@ -202,6 +203,8 @@ const TESTS: &[Test] = kplane_tests::tests!(
     handed::f1_udp_flows_follow_their_service_to_the_kernel_and_back,
     handed::u22_node_ports_on_loopback_addresses,
     handed::weights_decide_how_many_connections_an_endpoint_gets,
+    transparent::u51_endpoints_on_this_node_see_the_clients_address,
+    transparent::u51_the_delivery_of_answers_is_repaired,
     proxied::u37_no_connection_fails_while_an_endpoint_refuses,
     proxied::a11_the_kernel_does_not_remember_the_proxy,
     proxied::a_removed_address_of_the_proxy_comes_back,

@@ -15,6 +15,7 @@ mod own;
 mod places;
 mod remembered;
 mod spec;
+mod transparent;
 mod way;
 
 use std::path::PathBuf;
@@ -63,6 +64,8 @@ pub struct UserspaceSettings {
     pub threads: Option<usize>,
     /// Time without a datagram after which a UDP flow ends; `None` = the default.
     pub udp_idle: Option<Duration>,
+    /// Whether endpoints on this node see the client's address.
+    pub transparent: bool,
     /// The folder of the socket at which the next agent asks for connections; `None` = none is handed over.
     pub run_dir: Option<PathBuf>,
     /// Longest time for which an agent that is stopped goes on with its connections; 0 = it ends at once.

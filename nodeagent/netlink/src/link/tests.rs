@@ -43,30 +43,6 @@ fn d2_addresses_are_sent_and_read() {
     }
 }
 
-#[test]
-fn a_route_is_looked_up_and_read() {
-    let request = route_to(ip("fd00::1"));
-    let bytes = request.as_bytes();
-    assert_eq!(bytes[4..8], [26, 0, 0x01, 0]);
-    assert_eq!(bytes[16..28], [10, 128, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-    assert_eq!(bytes[28..32], [20, 0, 1, 0]);
-    let answer = |kind, body| {
-        is_local(Message {
-            kind,
-            flags: 0,
-            sequence: 0,
-            port: 0,
-            body,
-        })
-    };
-    let local = [10, 128, 0, 0, 255, 2, 0, 2, 0, 0, 0, 0];
-    let unicast = [10, 128, 0, 0, 254, 2, 0, 1, 0, 0, 0, 0];
-    assert!(answer(RTM_NEWROUTE, &local));
-    assert!(!answer(RTM_NEWROUTE, &unicast));
-    assert!(!answer(RTM_NEWADDR, &local));
-    assert!(!answer(RTM_NEWROUTE, &local[..7]));
-}
-
 proptest! {
     #[test]
     fn any_answer_is_read(bytes in prop::collection::vec(any::<u8>(), 0..60)) {

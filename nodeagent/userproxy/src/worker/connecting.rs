@@ -1,7 +1,7 @@
 //! A client's connection on its way to an endpoint (U52): the next endpoint at once when one refuses, another one
 //! beside an endpoint that does not answer, the first answer wins.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
@@ -160,7 +160,8 @@ impl Connecting {
     /// Starts to connect to an endpoint. The event that ends it comes in every case.
     fn attempt(&mut self, core: &mut Core, token: Token, choice: Choice) -> Result<(), Obstacle> {
         let endpoint = choice.endpoint;
-        let socket = outgoing(endpoint, core.shared.mark)?;
+        let source = core.shared.source(self.accepted.client.ip(), choice);
+        let socket = outgoing(endpoint, core.shared.mark, source)?;
         // Sockets of attempts are 1..=ATTEMPTS.
         let side = u8::try_from(self.tried.len()).unwrap_or(ATTEMPTS);
         match connect(&socket, &SocketAddr::new(endpoint.ip, endpoint.port)) {
@@ -283,8 +284,12 @@ impl Connecting {
 }
 
 /// Opens a socket for a connection to an endpoint.
-fn outgoing(endpoint: EndpointAddr, mark: Option<u32>) -> Result<OwnedFd, Errno> {
-    let socket = socket::outgoing(endpoint, SocketType::STREAM, mark)?;
+fn outgoing(
+    endpoint: EndpointAddr,
+    mark: Option<u32>,
+    source: Option<IpAddr>,
+) -> Result<OwnedFd, Errno> {
+    let socket = socket::outgoing(endpoint, SocketType::STREAM, mark, source)?;
     sockopt::set_tcp_nodelay(&socket, true)?;
     // Urgent data stays in its place. The kernel would drop it otherwise.
     sockopt::set_socket_oobinline(&socket, true)?;

@@ -1,6 +1,6 @@
 //! The state that the threads of the data path share.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,6 +10,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::Command;
 use crate::limits::{Gauge, Limits};
+use crate::picker::Choice;
 use crate::table::Table;
 
 /// What the kernel remembers about datagrams that its rules led to the proxy. `local` is the address at which the proxy
@@ -20,6 +21,13 @@ pub trait Origins: Send + Sync {
 
     /// Has the rules decide about a client's next datagram, since the proxy does not serve the place any more.
     fn forget(&self, client: SocketAddr, local: SocketAddr);
+}
+
+/// What the kernel does with the packets of connections that keep the client's address.
+pub trait Transparency: Send + Sync {
+    /// Returns whether an endpoint on this node may see a client's own address: whether its answers, which go to that
+    /// address, reach the proxy.
+    fn keeps(&self, client: IpAddr, endpoint: IpAddr) -> bool;
 }
 
 /// The state of the whole proxy.
@@ -38,8 +46,19 @@ pub(crate) struct Shared {
     pub(crate) udp_idle: Duration,
     /// What the kernel remembers about datagrams that its rules led here.
     pub(crate) origins: Option<Box<dyn Origins>>,
+    /// Whether endpoints on this node see the client's address; `None` = never.
+    pub(crate) transparency: Option<Box<dyn Transparency>>,
     /// The way to each worker.
     pub(crate) inboxes: Vec<Inbox>,
+}
+
+impl Shared {
+    /// Returns the address with which an endpoint sees a client, unless it is this machine's.
+    pub(crate) fn source(&self, client: IpAddr, choice: Choice) -> Option<IpAddr> {
+        let transparency = self.transparency.as_ref()?;
+        let keeps = choice.is_here && transparency.keeps(client, choice.endpoint.ip);
+        keeps.then_some(client)
+    }
 }
 
 /// The way to a worker, and how much it has to do.

@@ -26,6 +26,7 @@ use kplane_netlink::{
 };
 
 use super::element::{Destination, Key, NodePort, encode_key};
+use super::expressions::{Expressions, FIRST};
 #[allow(
     clippy::wildcard_imports,
     reason = "constants named as in the kernel's headers"
@@ -33,7 +34,8 @@ use super::element::{Destination, Key, NodePort, encode_key};
 use super::uapi::*;
 use super::userdata;
 
-const TABLE: &str = "kplane-capture";
+/// Name of the table, one per family.
+pub(crate) const TABLE: &str = "kplane-capture";
 const PLACES: &str = "places";
 const PORTS: &str = "ports";
 const NODES: &str = "nodes";
@@ -59,9 +61,8 @@ const TYPE_INET_PROTOCOL: u32 = 12;
 const TYPE_INET_SERVICE: u32 = 13;
 const TYPE_BITS: u32 = 6;
 
-/// Registers of four bytes (`NFT_REG32_00` = 8), and the first one under its old name.
+/// The first register of four bytes (`NFT_REG32_00`).
 const REGISTER: u32 = 8;
-const FIRST: u32 = 1;
 /// The register behind 16 bytes, under its old name.
 const SECOND: u32 = 2;
 
@@ -181,8 +182,8 @@ impl CaptureTable {
     }
 }
 
-/// Returns whether the kernel refused the table's flag.
-fn knows_no_owner(rejections: &[Rejection]) -> bool {
+/// Returns whether the kernel refused the flag of a table's owner.
+pub(super) fn knows_no_owner(rejections: &[Rejection]) -> bool {
     let unknown =
         |rejection: &Rejection| matches!(rejection.errno, Errno::EOPNOTSUPP | Errno::EINVAL);
     rejections.first().is_some_and(unknown)
@@ -259,7 +260,8 @@ fn structure(family: Family, settings: CaptureSettings, flags: u32) -> Batch {
                     w.str(NFTA_RULE_TABLE, TABLE);
                     w.str(NFTA_RULE_CHAIN, chain);
                     w.nest(NFTA_RULE_EXPRESSIONS, |list| {
-                        Expressions { list, family }.rule(*rule, settings);
+                        let to = Expressions(list);
+                        Rules { to, family }.rule(*rule, settings);
                     });
                 },
             );
@@ -276,13 +278,13 @@ enum Rule {
     Loopback,
 }
 
-/// A writer of a rule's expressions.
-struct Expressions<'a, 'b> {
-    list: &'a mut AttributeWriter<'b>,
+/// A writer of the table's rules.
+struct Rules<'a, 'b> {
+    to: Expressions<'a, 'b>,
     family: Family,
 }
 
-impl Expressions<'_, '_> {
+impl Rules<'_, '_> {
     fn rule(&mut self, rule: Rule, settings: CaptureSettings) {
         let address_len = match self.family {
             Family::V4 => 4,
@@ -290,63 +292,36 @@ impl Expressions<'_, '_> {
         };
         match rule {
             Rule::Own => {
-                self.meta(NFT_META_MARK, FIRST);
-                self.compare(&settings.own_mark.to_ne_bytes());
-                self.immediate(|w| {
-                    w.nest(NFTA_DATA_VERDICT, |w| {
-                        w.u32(NFTA_VERDICT_CODE, NFT_RETURN.cast_unsigned());
-                    });
-                });
+                self.to.meta(NFT_META_MARK, FIRST);
+                self.to.compare(&settings.own_mark.to_ne_bytes());
+                self.to.verdict(NFT_RETURN.cast_unsigned());
             }
             Rule::Place => {
                 self.destination();
                 self.port_key(REGISTER + address_len / 4);
-                self.is_in(PLACES);
+                self.to.is_in(PLACES);
                 self.lead_to(settings.socket);
             }
             Rule::NodePort => {
                 self.destination();
-                self.is_in(NODES);
-                self.expression("fib", |w| {
+                self.to.is_in(NODES);
+                self.to.expression("fib", |w| {
                     w.u32(NFTA_FIB_FLAGS, NFTA_FIB_F_DADDR);
                     w.u32(NFTA_FIB_RESULT, NFT_FIB_RESULT_ADDRTYPE);
                     w.u32(NFTA_FIB_DREG, FIRST);
                 });
-                self.compare(&RTN_LOCAL.to_ne_bytes());
+                self.to.compare(&RTN_LOCAL.to_ne_bytes());
                 self.port_key(REGISTER);
-                self.is_in(PORTS);
+                self.to.is_in(PORTS);
                 self.lead_to(settings.socket);
             }
             Rule::Loopback => {
                 self.match_loopback();
                 self.port_key(REGISTER);
-                self.is_in(LOCAL);
+                self.to.is_in(LOCAL);
                 self.lead_to(settings.socket);
             }
         }
-    }
-
-    fn expression(&mut self, name: &str, data: impl FnOnce(&mut AttributeWriter<'_>)) {
-        self.list.nest(NFTA_LIST_ELEM, |w| {
-            w.str(NFTA_EXPR_NAME, name);
-            w.nest(NFTA_EXPR_DATA, data);
-        });
-    }
-
-    fn meta(&mut self, key: u32, register: u32) {
-        self.expression("meta", |w| {
-            w.u32(NFTA_META_KEY, key);
-            w.u32(NFTA_META_DREG, register);
-        });
-    }
-
-    fn payload(&mut self, register: u32, (base, offset, len): (u32, u32, u32)) {
-        self.expression("payload", |w| {
-            w.u32(NFTA_PAYLOAD_DREG, register);
-            w.u32(NFTA_PAYLOAD_BASE, base);
-            w.u32(NFTA_PAYLOAD_OFFSET, offset);
-            w.u32(NFTA_PAYLOAD_LEN, len);
-        });
     }
 
     /// Loads the destination address (`struct iphdr`, `struct ipv6hdr`).
@@ -355,67 +330,39 @@ impl Expressions<'_, '_> {
             Family::V4 => (16, 4),
             Family::V6 => (24, 16),
         };
-        self.payload(FIRST, (NFT_PAYLOAD_NETWORK_HEADER, offset, len));
+        self.to
+            .payload(FIRST, (NFT_PAYLOAD_NETWORK_HEADER, offset, len));
     }
 
     fn match_loopback(&mut self) {
         match self.family {
             Family::V4 => {
                 // The first byte is enough for 127.0.0.0/8.
-                self.payload(FIRST, (NFT_PAYLOAD_NETWORK_HEADER, 16, 1));
-                self.compare(&[127]);
+                self.to.payload(FIRST, (NFT_PAYLOAD_NETWORK_HEADER, 16, 1));
+                self.to.compare(&[127]);
             }
             Family::V6 => {
                 self.destination();
-                self.compare(&Ipv6Addr::LOCALHOST.octets());
+                self.to.compare(&Ipv6Addr::LOCALHOST.octets());
             }
         }
     }
 
     /// Loads protocol and destination port into two registers.
     fn port_key(&mut self, register: u32) {
-        self.meta(NFT_META_L4PROTO, register);
-        self.payload(register + 1, (NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2));
-    }
-
-    fn compare(&mut self, value: &[u8]) {
-        self.expression("cmp", |w| {
-            w.u32(NFTA_CMP_SREG, FIRST);
-            w.u32(NFTA_CMP_OP, NFT_CMP_EQ);
-            w.nest(NFTA_CMP_DATA, |w| w.bytes(NFTA_DATA_VALUE, value));
-        });
-    }
-
-    fn is_in(&mut self, set: &str) {
-        self.expression("lookup", |w| {
-            w.str(NFTA_LOOKUP_SET, set);
-            w.u32(NFTA_LOOKUP_SREG, FIRST);
-            w.u32(NFTA_LOOKUP_FLAGS, 0);
-        });
-    }
-
-    fn immediate(&mut self, data: impl FnOnce(&mut AttributeWriter<'_>)) {
-        self.expression("immediate", |w| {
-            w.u32(NFTA_IMMEDIATE_DREG, NFT_REG_VERDICT);
-            w.nest(NFTA_IMMEDIATE_DATA, data);
-        });
-    }
-
-    fn value(&mut self, register: u32, value: &[u8]) {
-        self.expression("immediate", |w| {
-            w.u32(NFTA_IMMEDIATE_DREG, register);
-            w.nest(NFTA_IMMEDIATE_DATA, |w| w.bytes(NFTA_DATA_VALUE, value));
-        });
+        self.to.meta(NFT_META_L4PROTO, register);
+        self.to
+            .payload(register + 1, (NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2));
     }
 
     fn lead_to(&mut self, socket: SocketAddr) {
         match socket.ip() {
-            IpAddr::V4(ip) => self.value(FIRST, &ip.octets()),
-            IpAddr::V6(ip) => self.value(FIRST, &ip.octets()),
+            IpAddr::V4(ip) => self.to.value(FIRST, &ip.octets()),
+            IpAddr::V6(ip) => self.to.value(FIRST, &ip.octets()),
         }
-        self.value(SECOND, &socket.port().to_be_bytes());
+        self.to.value(SECOND, &socket.port().to_be_bytes());
         let family = u32::from(nfproto(self.family));
-        self.expression("nat", |w| {
+        self.to.expression("nat", |w| {
             w.u32(NFTA_NAT_TYPE, NFT_NAT_DNAT);
             w.u32(NFTA_NAT_FAMILY, family);
             w.u32(NFTA_NAT_REG_ADDR_MIN, FIRST);

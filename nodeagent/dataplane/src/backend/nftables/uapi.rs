@@ -162,6 +162,11 @@ pub(super) const NFT_PAYLOAD_NETWORK_HEADER: u32 = 1;
 pub(super) const NFT_PAYLOAD_TRANSPORT_HEADER: u32 = 2;
 
 /// `enum nft_meta_attributes`, `enum nft_meta_keys`.
+pub(super) const NFTA_SOCKET_KEY: u16 = 1;
+pub(super) const NFTA_SOCKET_DREG: u16 = 2;
+pub(super) const NFT_SOCKET_TRANSPARENT: u32 = 0;
+pub(super) const NFT_SOCKET_MARK: u32 = 1;
+
 pub(super) const NFTA_META_DREG: u16 = 1;
 pub(super) const NFTA_META_KEY: u16 = 2;
 pub(super) const NFTA_META_SREG: u16 = 3;

@@ -15,12 +15,11 @@ use super::super::{
 };
 use super::address_watch::with_addresses;
 use super::places::{by_kernel, captured, node_ports, on_loopback};
-use super::way::{Starter, Way, ensure_address};
+use super::way::{Starter, Way};
 use super::{CAPTURE, own, spec};
 use crate::backend::iptables::meets_loopback;
 use crate::chain;
 use crate::plan::{NodePlan, ServicePlan};
-use crate::proxy_address::proxy_address;
 
 /// Time for which the proxy still serves connections that were on their way to it when the kernel got their ServicePort.
 const LATE: Duration = Duration::from_secs(5);
@@ -280,19 +279,15 @@ impl Captured {
         Ok(())
     }
 
-    /// Gives the proxy's address back to `lo` if another program has removed it.
-    fn restore_address(&mut self) -> Option<Verification> {
+    /// Gives the kernel back what leads to the proxy, if another program has removed it.
+    fn restore(&mut self) -> Option<Verification> {
         self.way.as_ref()?;
-        match ensure_address(self.family) {
-            Ok(false) => None,
-            Ok(true) => {
-                let ip = proxy_address(self.family);
-                Some(Verification::Repaired(format!("{ip} on lo was gone")))
-            }
+        match self.starter.restore(self.family) {
+            Ok(gone) => gone.map(Verification::Repaired),
             Err(problem) => {
                 let family = self.family;
                 let further = self.give_up();
-                tracing::warn!(%family, problem, further, "the kernel serves all Services, since the proxy has no address");
+                tracing::warn!(%family, problem, further, "the kernel serves all Services, since nothing can lead to the proxy");
                 Some(Verification::Outdated(problem))
             }
         }
@@ -445,7 +440,7 @@ impl Side for Captured {
 
     fn verify(&mut self) -> Result<Verification, ApplyError> {
         // No other program may change a table that has an owner, but the address any program may remove.
-        match self.restore_address() {
+        match self.restore() {
             Some(repaired) => Ok(repaired),
             None => self.inner.verify(),
         }
@@ -453,7 +448,7 @@ impl Side for Captured {
 
     fn mend(&mut self) -> Result<Verification, ApplyError> {
         // A repair is followed by a check of everything.
-        match self.restore_address() {
+        match self.restore() {
             Some(repaired) => Ok(repaired),
             None => self.inner.mend(),
         }

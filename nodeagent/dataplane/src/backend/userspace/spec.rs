@@ -13,6 +13,7 @@ use crate::plan::{Frontend, ServicePlan};
 pub(super) fn spec(plan: &ServicePlan) -> PortSpec {
     let mut endpoints = Endpoints {
         serving: plan.serving.clone(),
+        here: plan.local.iter().copied().collect(),
         ..Endpoints::default()
     };
     for frontend in &plan.frontends {

@@ -7,14 +7,15 @@ use std::time::{Duration, Instant};
 
 use kplane_model::{Family, Protocol};
 use kplane_netlink::conntrack::{Flow, Tuple, replied_by};
-use kplane_netlink::{Links, Messages, NfSocket};
-use kplane_userproxy::{Origins, Proxy, Role};
+use kplane_netlink::{Links, Messages, NfSocket, Routes};
+use kplane_userproxy::{Origins, Proxy, Role, Transparency};
 
 use super::super::OpenError;
 use super::super::nftables::{CaptureSettings, CaptureTable};
+use super::transparent::{Transparent, deliver};
 use super::{CAPTURE, ProxyHandle, UserspaceSettings, start};
 use crate::chain;
-use crate::proxy_address::{LOOPBACK_LINK, proxy_address};
+use crate::proxy_address::{DELIVERY, LOOPBACK_LINK, proxy_address};
 
 /// Attempts to find a port that is free for TCP and UDP.
 const PORTS: usize = 16;
@@ -47,7 +48,12 @@ impl Starter {
         if let Some(proxy) = &*running {
             return Ok(proxy.clone());
         }
+        let transparency = self.transparency().map_err(|reason| OpenError {
+            backend: CAPTURE.name,
+            reason,
+        })?;
         let extra = kplane_userproxy::Settings {
+            transparency,
             mark: (self.own_mark != 0).then_some(self.own_mark),
             origins: Some(Box::new(Conntrack::default())),
             ..kplane_userproxy::Settings::default()
@@ -56,6 +62,25 @@ impl Starter {
         self.handle.set(&proxy);
         *running = Some(proxy.clone());
         Ok(proxy)
+    }
+
+    fn transparency(&self) -> Result<Option<Box<dyn Transparency>>, String> {
+        if !self.settings.transparent {
+            return Ok(None);
+        }
+        let transparent = Transparent::open(self.own_mark)?;
+        Ok(Some(Box::new(transparent)))
+    }
+
+    /// Gives the kernel back what leads to the proxy beside tables, if another program has removed it. Returns what
+    /// was gone.
+    pub(super) fn restore(&self, family: Family) -> Result<Option<String>, String> {
+        if ensure_address(family)? {
+            return Ok(Some(format!("{} on lo was gone", proxy_address(family))));
+        }
+        let is_new = self.settings.transparent && deliver(family, self.own_mark)?;
+        let gone = || format!("the rule for routing table {} was gone", DELIVERY.table);
+        Ok(is_new.then(gone))
     }
 
     /// Starts the proxy at once if an earlier one left connections.
@@ -95,13 +120,14 @@ pub(super) struct Way {
 }
 
 /// Gives `lo` the address of the proxy's sockets, and waits until packets reach it; returns false if it has it already.
-pub(super) fn ensure_address(family: Family) -> Result<bool, String> {
+fn ensure_address(family: Family) -> Result<bool, String> {
     let ip = proxy_address(family);
     let failed = |error| format!("cannot add {ip} to lo, where the proxy listens: {error}");
     let mut links = Links::open().map_err(failed)?;
+    let mut routes = Routes::open().map_err(failed)?;
     let is_new = links.add_of_host(LOOPBACK_LINK, ip).map_err(failed)?;
     let deadline = Instant::now() + ROUTED;
-    while !links.is_delivered(ip).map_err(failed)? {
+    while !routes.is_delivered(ip).map_err(failed)? {
         if Instant::now() > deadline {
             return Err(format!(
                 "{ip} is on lo, but the kernel sends its packets elsewhere (see `ip route get {ip}`)"

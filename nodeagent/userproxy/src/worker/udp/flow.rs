@@ -73,12 +73,12 @@ impl Flow {
         let table = &core.shared.table;
         let (pool, choice, options) = table.choose(&mut route, from, local, core.now);
         let port = &route.port;
-        let Some(Choice { endpoint, .. }) = choice else {
+        let Some(choice @ Choice { endpoint, .. }) = choice else {
             port.fail(Failure::NoEndpoint);
             super::forget(core, &listener.listening, client.0, client.1);
             return None;
         };
-        let socket = match outgoing(core, endpoint, token) {
+        let socket = match outgoing(core, from, choice, token) {
             Ok(socket) => socket,
             Err(errno) => {
                 let why = match socket::is_own(errno) {
@@ -183,7 +183,7 @@ impl Flow {
                 .another(self.pool, self.client.0.ip(), &self.tried, core.now)
         {
             self.tried.push(choice.endpoint);
-            let Ok(socket) = outgoing(core, choice.endpoint, self.token) else {
+            let Ok(socket) = outgoing(core, self.client.0.ip(), choice, self.token) else {
                 continue;
             };
             if send(&socket, &first, SendFlags::NOSIGNAL).is_err() {
@@ -204,9 +204,11 @@ impl Flow {
     }
 }
 
-/// Opens a socket to an endpoint, and watches it.
-fn outgoing(core: &Core, endpoint: EndpointAddr, token: Token) -> Result<OwnedFd, Errno> {
-    let socket = socket::outgoing(endpoint, SocketType::DGRAM, core.shared.mark)?;
+/// Opens a client's socket to an endpoint, and watches it.
+fn outgoing(core: &Core, client: IpAddr, choice: Choice, token: Token) -> Result<OwnedFd, Errno> {
+    let endpoint = choice.endpoint;
+    let source = core.shared.source(client, choice);
+    let socket = socket::outgoing(endpoint, SocketType::DGRAM, core.shared.mark, source)?;
     connect(&socket, &SocketAddr::new(endpoint.ip, endpoint.port))?;
     core.watch_level(&socket, token).map_err(|_| Errno::NOMEM)?;
     Ok(socket)

@@ -1,0 +1,94 @@
+//! Expressions of the tables that belong to the userspace proxy. All of them use the first register.
+
+use kplane_netlink::AttributeWriter;
+
+#[allow(
+    clippy::wildcard_imports,
+    reason = "constants named as in the kernel's headers"
+)]
+use super::uapi::*;
+
+/// The first register, under its old name: 16 bytes.
+pub(super) const FIRST: u32 = 1;
+
+/// A writer of a rule's expressions.
+pub(super) struct Expressions<'a, 'b>(pub(super) &'a mut AttributeWriter<'b>);
+
+impl Expressions<'_, '_> {
+    pub(super) fn expression(&mut self, name: &str, data: impl FnOnce(&mut AttributeWriter<'_>)) {
+        self.0.nest(NFTA_LIST_ELEM, |w| {
+            w.str(NFTA_EXPR_NAME, name);
+            w.nest(NFTA_EXPR_DATA, data);
+        });
+    }
+
+    pub(super) fn meta(&mut self, key: u32, register: u32) {
+        self.expression("meta", |w| {
+            w.u32(NFTA_META_KEY, key);
+            w.u32(NFTA_META_DREG, register);
+        });
+    }
+
+    pub(super) fn payload(&mut self, register: u32, (base, offset, len): (u32, u32, u32)) {
+        self.expression("payload", |w| {
+            w.u32(NFTA_PAYLOAD_DREG, register);
+            w.u32(NFTA_PAYLOAD_BASE, base);
+            w.u32(NFTA_PAYLOAD_OFFSET, offset);
+            w.u32(NFTA_PAYLOAD_LEN, len);
+        });
+    }
+
+    pub(super) fn compare(&mut self, value: &[u8]) {
+        self.expression("cmp", |w| {
+            w.u32(NFTA_CMP_SREG, FIRST);
+            w.u32(NFTA_CMP_OP, NFT_CMP_EQ);
+            w.nest(NFTA_CMP_DATA, |w| w.bytes(NFTA_DATA_VALUE, value));
+        });
+    }
+
+    pub(super) fn is_in(&mut self, set: &str) {
+        self.expression("lookup", |w| {
+            w.str(NFTA_LOOKUP_SET, set);
+            w.u32(NFTA_LOOKUP_SREG, FIRST);
+            w.u32(NFTA_LOOKUP_FLAGS, 0);
+        });
+    }
+
+    fn immediate(&mut self, data: impl FnOnce(&mut AttributeWriter<'_>)) {
+        self.expression("immediate", |w| {
+            w.u32(NFTA_IMMEDIATE_DREG, NFT_REG_VERDICT);
+            w.nest(NFTA_IMMEDIATE_DATA, data);
+        });
+    }
+
+    pub(super) fn value(&mut self, register: u32, value: &[u8]) {
+        self.expression("immediate", |w| {
+            w.u32(NFTA_IMMEDIATE_DREG, register);
+            w.nest(NFTA_IMMEDIATE_DATA, |w| w.bytes(NFTA_DATA_VALUE, value));
+        });
+    }
+
+    /// Ends the chain for a packet with a verdict.
+    pub(super) fn verdict(&mut self, code: u32) {
+        self.immediate(|w| {
+            w.nest(NFTA_DATA_VERDICT, |w| w.u32(NFTA_VERDICT_CODE, code));
+        });
+    }
+
+    /// Loads a property of the socket that gets a packet; without one, the rule does not apply.
+    pub(super) fn socket(&mut self, key: u32) {
+        self.expression("socket", |w| {
+            w.u32(NFTA_SOCKET_KEY, key);
+            w.u32(NFTA_SOCKET_DREG, FIRST);
+        });
+    }
+
+    /// Sets the packet's mark.
+    pub(super) fn set_mark(&mut self, mark: u32) {
+        self.value(FIRST, &mark.to_ne_bytes());
+        self.expression("meta", |w| {
+            w.u32(NFTA_META_KEY, NFT_META_MARK);
+            w.u32(NFTA_META_SREG, FIRST);
+        });
+    }
+}
