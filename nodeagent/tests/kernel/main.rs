@@ -13,4 +13,5 @@ mod cleanup;
 mod leftovers;
 mod privilege;
 mod proxied;
+mod transparent;
 mod unset_mode;

@@ -19,7 +19,7 @@ use tempfile::TempDir;
 
 use crate::agent::Agent;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The node's address, at which the servers are.
 const NODE: Ipv4Addr = Ipv4Addr::new(172, 20, 0, 1);
@@ -36,7 +36,7 @@ const ASKS: &str = "annotations: {kplane.io/data-path: userspace}";
 /// Connections that stay open.
 const OPEN: usize = 200;
 
-fn eventually<T>(what: &str, mut find: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn eventually<T>(what: &str, mut find: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
         if let Some(found) = find() {
@@ -149,12 +149,12 @@ fn capture() -> String {
     table[..end].to_owned()
 }
 
-fn leads(to: Ipv4Addr) {
+pub(crate) fn leads(to: Ipv4Addr) {
     let what = format!("{to} leads to the proxy");
     eventually(&what, || capture().contains(&to.to_string()).then_some(()));
 }
 
-fn start(folder: &TempDir, flags: &[&str]) -> Agent {
+pub(crate) fn start(folder: &TempDir, flags: &[&str]) -> Agent {
     let run = folder.path().join("run").display().to_string();
     let mut all = vec![
         "--healthz-bind-address=",
@@ -166,18 +166,18 @@ fn start(folder: &TempDir, flags: &[&str]) -> Agent {
     Agent::start_with(&folder.path().join("manifests"), &all)
 }
 
-fn manifests(text: &str) -> TempDir {
+pub(crate) fn manifests(text: &str) -> TempDir {
     let folder = TempDir::new().unwrap();
     fs::create_dir(folder.path().join("manifests")).unwrap();
     fs::write(folder.path().join("manifests/all.yaml"), text).unwrap();
     folder
 }
 
-fn signal(agent: &Agent, signal: Signal) {
+pub(crate) fn signal(agent: &Agent, signal: Signal) {
     kill(Pid::from_raw(agent.child.id().try_into().unwrap()), signal).unwrap();
 }
 
-fn ends(mut agent: Agent) {
+pub(crate) fn ends(mut agent: Agent) {
     let status = eventually("the agent ends", || agent.child.try_wait().unwrap());
     assert!(status.success(), "{status}");
 }
