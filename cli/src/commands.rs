@@ -3,6 +3,7 @@
 mod affinity;
 mod bundle;
 mod check;
+mod describe;
 mod drain;
 mod get;
 mod migrate;
@@ -32,7 +33,6 @@ use crate::wait::Waiter;
 use crate::watch;
 use kplane_view::View;
 use kplane_view::approve::ApprovalView;
-use kplane_view::describe::DescriptionView;
 use kplane_view::fleet::FleetView;
 use kplane_view::freeze::FreezeView;
 use kplane_view::history::HistoryView;
@@ -85,10 +85,7 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
         Command::Status(args) => status(&cli, args).await,
         Command::Get(command) => get::run(&cli, command).await,
         Command::Describe(DescribeCommand::Service(args)) => {
-            let name = args.name()?;
-            let description = connect(&cli).await?.0.describe(&name).await?;
-            let view = DescriptionView::new(&name.namespace, &name.name, description);
-            show(&cli, &view)
+            describe::service(&cli, args.name()?).await
         }
         Command::Why(args) => why::run(&cli, args).await,
         Command::Describe(DescribeCommand::Node { node }) => {

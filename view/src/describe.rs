@@ -9,6 +9,7 @@ use super::convergence::ConvergenceView;
 use super::endpoints::EndpointView;
 use super::findings::{self, FindingView};
 use super::fold::{self, Folded};
+use super::proxied::ProxiedView;
 use super::replicas::missing_text;
 use super::servers::{self, ServiceServersView};
 use super::services::{PortView, ServiceView, affinity};
@@ -100,6 +101,10 @@ pub struct DescriptionView {
     /// How far the newest state has come; `null` when the control plane does not tell.
     pub(crate) convergence: Option<ConvergenceView>,
     pub(crate) nodes: Vec<ServiceNodeView>,
+    /// What the nodes' userspace proxies know; `null` unless the Service asks for them.
+    proxied: Option<ProxiedView>,
+    /// The reason why that is not known.
+    proxied_error: Option<String>,
     /// Causes and fixes, the worst first.
     pub(crate) findings: Vec<FindingView>,
     pub(crate) issues: Vec<IssueView>,
@@ -120,6 +125,8 @@ impl DescriptionView {
             service: ServiceView::group(description.ports).pop(),
             convergence: description.convergence.map(ConvergenceView::from),
             nodes: nodes.collect(),
+            proxied: None,
+            proxied_error: None,
             findings: description
                 .findings
                 .into_iter()
@@ -128,6 +135,39 @@ impl DescriptionView {
             issues: IssueView::list(description.issues),
             now: Time::from_wire(description.now_ms),
         }
+    }
+
+    /// Returns whether the Service asks for the userspace proxy.
+    pub fn asks_for_proxy(&self) -> bool {
+        let mut services = self.service.iter();
+        services.any(|service| service.data_path.is_some())
+    }
+
+    /// Adds what the nodes' userspace proxies know, or why that is not known.
+    pub fn set_proxied(&mut self, proxied: Result<ProxiedView, String>) {
+        match proxied {
+            Ok(proxied) => self.proxied = Some(proxied),
+            Err(reason) => self.proxied_error = Some(reason),
+        }
+    }
+
+    /// Returns what the proxies know, below the field that says how the Service asks for them.
+    fn proxied(&self, canvas: &Canvas) -> String {
+        let mut out = String::new();
+        if let Some(proxied) = &self.proxied {
+            out.push_str(&field("Proxies", &[proxied.summary()], canvas));
+            out.push_str(&proxied.avoided_text(canvas));
+        }
+        if let Some(reason) = &self.proxied_error {
+            let service = format!("{}/{}", self.namespace, self.name);
+            let text = format!(
+                "not known: {reason}; try `{} get proxied {service}`",
+                canvas.program
+            );
+            let unknown = Span::new(text, Tone::Warn);
+            out.push_str(&field("Proxies", &[unknown], canvas));
+        }
+        out
     }
 
     fn programmed(&self) -> usize {
@@ -139,6 +179,7 @@ impl DescriptionView {
         let mut out = field("Service", &[title], canvas);
         if let Some(service) = &self.service {
             out.push_str(&facts(service, canvas));
+            out.push_str(&self.proxied(canvas));
         } else {
             let nothing = Span::new("none is served", Tone::Warn);
             out.push_str(&field("Ports", &[nothing], canvas));

@@ -111,7 +111,7 @@ impl ProxiedView {
         all && self.missing_replicas.is_empty()
     }
 
-    fn summary(&self) -> Span {
+    pub(crate) fn summary(&self) -> Span {
         let answered = format!(
             "{} of {} nodes answered",
             grouped(self.nodes_answered),
@@ -154,7 +154,7 @@ impl ProxiedView {
         avoided
     }
 
-    fn avoided_text(&self, canvas: &Canvas) -> String {
+    pub(crate) fn avoided_text(&self, canvas: &Canvas) -> String {
         let avoided = self.avoided();
         let lines = avoided.iter().take(AVOIDED).map(|(endpoint, nodes)| {
             let on = names(nodes.iter().copied().take(AVOIDED), 0);
@@ -241,6 +241,7 @@ fn table(ports: &[PortView], canvas: &Canvas) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::describe::DescriptionView;
     use super::super::testing::{table, wide};
     use super::*;
 
@@ -299,6 +300,29 @@ mod tests {
         let json = serde_json::to_value(&view).unwrap();
         assert_eq!(json["ports"][0]["endpoints"][0]["avoidedSeconds"], 12);
         assert_eq!(json["ports"][0]["failed"]["silent"], 3);
+    }
+
+    #[test]
+    fn u56_the_description_of_a_service_that_asks_sums_up() {
+        let of = ServiceName::new("shop", "web");
+        let mut description = DescriptionView::new("shop", "web", kpctl_samples::description());
+        assert!(description.asks_for_proxy());
+        let ports = vec![of_node("n1", Some(11_200)), of_node("n2", None)];
+        description.set_proxied(Ok(ProxiedView::new(&of, answer(ports))));
+        let text = table(&description);
+        for part in [
+            "Proxies         24 open, 6 failed; 2 of 2 nodes answered\n",
+            "10.244.2.7:8080 fails: 1 node avoids it (n1)\n",
+        ] {
+            assert!(text.contains(part), "no {part:?}:\n{text}");
+        }
+        let mut description = DescriptionView::new("shop", "web", kpctl_samples::description());
+        description.set_proxied(Err("no such method".to_owned()));
+        let text = table(&description);
+        assert!(
+            text.contains("Proxies         not known: no such method; try"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -347,6 +347,8 @@ pub(crate) fn a_service_that_asks_for_the_proxy_is_seen_in_it() -> Result<()> {
         says(world, PORT, &describe, 0, &[ignored])?;
         balance("least-connections")?;
         says(world, PORT, &describe, 0, &["userspace, least-connections"])?;
+        let described = ["Proxies", "0 open, 0 failed; 2 of 2 nodes answered"];
+        says(world, PORT, &describe, 0, &described)?;
         let idle = [
             "0 open, 0 failed; 2 of 2 nodes answered",
             "node-1",

@@ -25,6 +25,11 @@ const RETRY: Duration = Duration::from_secs(2);
 
 /// Opens both families.
 pub(super) fn open(settings: &UserspaceSettings) -> Result<Backend, OpenError> {
+    if settings.transparent {
+        tracing::warn!(
+            "--userspace-transparent has no effect without the right to change rules (CAP_NET_ADMIN)"
+        );
+    }
     let proxy = start(&LOOPBACK, settings, kplane_userproxy::Settings::default())?;
     let hosts = Arc::new(Mutex::new(Hosts::new(settings.hosts_file.clone())));
     let sides = Family::ALL.map(|family| {

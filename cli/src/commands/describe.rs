@@ -1,0 +1,45 @@
+//! `kpctl describe service`.
+
+use std::time::Duration;
+
+use kplane_model::ServiceName;
+use kplane_proto::v1 as pb;
+use kplane_view::describe::DescriptionView;
+use kplane_view::proxied::ProxiedView;
+use tokio::time::timeout;
+
+use super::{Verdict, connect, show};
+use crate::args::Cli;
+use crate::client::Client;
+use crate::failure::Failure;
+
+/// Time for which the description waits for the nodes' proxies.
+const PROXIES_WITHIN: Duration = Duration::from_secs(2);
+
+/// Shows a Service, and what the userspace proxies know of it if it asks for them.
+pub(super) async fn service(cli: &Cli, name: ServiceName) -> Result<Verdict, Failure> {
+    let (client, _) = connect(cli).await?;
+    let description = client.describe(&name).await?;
+    let mut view = DescriptionView::new(&name.namespace, &name.name, description);
+    if view.asks_for_proxy() {
+        view.set_proxied(proxied(&client, &name).await);
+    }
+    show(cli, &view)
+}
+
+/// Asks all nodes, or says why it is not known.
+async fn proxied(client: &Client, name: &ServiceName) -> Result<ProxiedView, String> {
+    let request = pb::ProxiedRequest {
+        namespace: name.namespace.to_string(),
+        name: name.name.to_string(),
+        node: String::new(),
+    };
+    match timeout(PROXIES_WITHIN, client.proxied(name, request)).await {
+        Ok(Ok(answer)) => Ok(ProxiedView::new(name, answer)),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err(format!(
+            "a node did not answer within {}s",
+            PROXIES_WITHIN.as_secs()
+        )),
+    }
+}
