@@ -46,6 +46,7 @@ fn main() {
         .build()
         .unwrap();
     println!("one agent, nftables, IPv4; {CHANGES} changes of one endpoint each");
+    println!("'userspace': the userspace proxy serves all Services, with nftables behind it (G6)");
     println!(
         "'companions': 5 % of the Services have a load balancer with source ranges and a node port,\n\
          external policy Local, and session affinity\n"
@@ -74,9 +75,22 @@ fn main() {
                 endpoints,
                 companions,
             };
-            println!("{}", runtime.block_on(agent_alone(ns, workload)));
+            println!(
+                "{}",
+                runtime.block_on(agent_alone(ns, Kind::Nftables, workload))
+            );
         }
     }
+    let workload = Workload {
+        services: 10_000,
+        endpoints: 2,
+        companions: false,
+    };
+    let ns = NetNs::new("bench").unwrap();
+    println!(
+        "{}",
+        runtime.block_on(agent_alone(ns, Kind::Userspace, workload))
+    );
     println!(
         "\nkube-proxy v1.36.3, nftables, on such a machine (measured by hand once): 10,000 Services cold 9.4 s, one endpoint 3.2 s\n"
     );
@@ -84,7 +98,7 @@ fn main() {
 }
 
 /// One line of the table.
-async fn agent_alone(ns: NetNs, workload: Workload) -> String {
+async fn agent_alone(ns: NetNs, kind: Kind, workload: Workload) -> String {
     let services = workload.services;
     let store = Store::new(EPOCH);
     let all = workload.all();
@@ -93,12 +107,7 @@ async fn agent_alone(ns: NetNs, workload: Workload) -> String {
     let encode = started.elapsed();
     let mut cursor = Cursor::at(0);
     let (snapshot, bytes) = collect(&store, NODE, &mut cursor).unwrap();
-    let engine = engine(
-        Kind::Nftables,
-        ns,
-        NodeSettings::default(),
-        Settings::default(),
-    );
+    let engine = engine(kind, ns, NodeSettings::default(), Settings::default());
     let engine = engine.await.unwrap();
     let cold = submit(&engine, snapshot).await.unwrap().total;
     let mut took = Vec::with_capacity(CHANGES);
@@ -118,10 +127,10 @@ async fn agent_alone(ns: NetNs, workload: Workload) -> String {
     format!(
         "{services:>8} {:>9} {:>10} | {:>7} kB {:>10} {:>9} | {} | {wire:>4} B {operations:>5}",
         workload.endpoints,
-        if workload.companions {
-            "companions"
-        } else {
-            "plain"
+        match (kind, workload.companions) {
+            (Kind::Userspace, _) => "userspace",
+            (_, true) => "companions",
+            (_, false) => "plain",
         },
         bytes / 1000,
         show(encode),

@@ -40,10 +40,12 @@ pub(crate) enum Target {
     Refusing,
     /// As `Once`, with three endpoints: one refuses, one is silent.
     Dead,
+    /// As `Once`, with one endpoint, which is silent.
+    Silent,
 }
 
 impl Target {
-    pub(crate) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::Sink,
         Self::Once,
         Self::Echo,
@@ -52,6 +54,7 @@ impl Target {
         Self::Lookups,
         Self::Refusing,
         Self::Dead,
+        Self::Silent,
     ];
 
     pub(crate) fn is_udp(self) -> bool {
@@ -62,7 +65,7 @@ impl Target {
     pub(crate) fn server_port(self) -> u16 {
         match self {
             Self::Sink => 7000,
-            Self::Once | Self::Refusing | Self::Dead => 7001,
+            Self::Once | Self::Refusing | Self::Dead | Self::Silent => 7001,
             Self::Echo => 7002,
             Self::Hold => 7003,
             Self::Datagrams | Self::Lookups => 7004,
@@ -79,6 +82,7 @@ impl Target {
         let ips = match self {
             Self::Refusing => &[SERVER, REFUSING][..],
             Self::Dead => &[SERVER, REFUSING, SILENT],
+            Self::Silent => &[SILENT],
             _ => &[SERVER],
         };
         ips.iter()

@@ -30,6 +30,12 @@ const FLOWS: usize = 64;
 const STEADY: u32 = 400;
 const APART: Duration = Duration::from_millis(5);
 
+/// Connections whose times are compared, and the time between two of them.
+const COMPARED: (u32, Duration) = (1_000, Duration::from_millis(2));
+
+/// Connections to a silent endpoint beside them.
+const BESIDE: (u32, Duration) = (200, Duration::from_millis(10));
+
 /// A contender is at rest if it uses no more than this CPU in this time.
 const REST: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(1));
 
@@ -57,6 +63,8 @@ pub(crate) enum Row {
     Refusing,
     /// G5, U38: of three endpoints one refuses, and one is silent.
     Dead,
+    /// G8: connections to an endpoint that answers, beside others to one that is silent.
+    Neighbour,
 }
 
 /// A column of numbers: its heading, and the decimals that are shown.
@@ -74,6 +82,7 @@ impl Row {
             Self::NewFlows => "UDP, each query a new flow (G4)",
             Self::Refusing => "One of 2 endpoints refuses (G5, U37)",
             Self::Dead => "Of 3 endpoints, 1 refuses and 1 is silent (G5, U38)",
+            Self::Neighbour => "Beside a Service whose only endpoint is silent (G8)",
         }
     }
 
@@ -84,13 +93,18 @@ impl Row {
             Self::Requests | Self::Flows | Self::NewFlows => &[("a second", 0), ("CPU µs each", 2)],
             Self::Idle => &[("KiB each", 2)],
             Self::Refusing | Self::Dead => &[("failed %", 1), ("p50 ms", 2), ("p99 ms", 1)],
+            Self::Neighbour => &[
+                ("p99 ms alone", 2),
+                ("p99 ms beside it", 2),
+                ("change %", 0),
+            ],
         }
     }
 
     pub(crate) fn target(self) -> Target {
         match self {
             Self::OneStream | Self::EightStreams => Target::Sink,
-            Self::Connections => Target::Once,
+            Self::Connections | Self::Neighbour => Target::Once,
             Self::Requests => Target::Echo,
             Self::Idle => Target::Hold,
             Self::Flows => Target::Datagrams,
@@ -103,6 +117,11 @@ impl Row {
     /// Whether a contender can do it, and says something by it.
     pub(crate) fn has(self, contender: Contender) -> bool {
         let is_dead = matches!(self, Self::Refusing | Self::Dead);
+        if self == Self::Neighbour {
+            let rivals = [Contender::Haproxy, Contender::Nginx];
+            let ours = [Contender::Captured, Contender::Sockets];
+            return rivals.contains(&contender) || ours.contains(&contender);
+        }
         match contender {
             Contender::Direct => !is_dead && self != Self::Idle,
             Contender::Nftables => is_dead,
@@ -124,6 +143,7 @@ impl Row {
             Self::Flows => way.queries(udp::flows),
             Self::NewFlows => way.queries(udp::new_flows),
             Self::Refusing | Self::Dead => way.dead(),
+            Self::Neighbour => way.neighbour(),
         }
     }
 }
@@ -238,6 +258,24 @@ impl Way<'_> {
         let seen = self.place.client.run(load)?;
         let [p50, p99] = [50, 99].map(|percent| seen.percentile(percent));
         Ok(vec![seen.failed_percent(), p50, p99])
+    }
+
+    fn neighbour(&self) -> Result<Vec<f64>> {
+        let silent = self.contender.address(Target::Silent);
+        let compared = || load::steady(self.to, COMPARED.0, COMPARED.1);
+        let load = || {
+            let alone = compared();
+            let beside = thread::scope(|scope| {
+                scope.spawn(|| load::steady(silent, BESIDE.0, BESIDE.1));
+                compared()
+            });
+            Ok([alone, beside])
+        };
+        let both = self.place.client.run(load)?;
+        let failed = both.iter().map(|seen| seen.failed).sum::<usize>();
+        ensure!(failed == 0, "{failed} failed");
+        let [alone, beside] = both.map(|seen| seen.percentile(99));
+        Ok(vec![alone, beside, (beside / alone - 1.0) * 100.0])
     }
 
     /// Waits until the contender has done what it does at its start.
