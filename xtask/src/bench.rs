@@ -26,8 +26,8 @@ Options:
       --runs <NUMBER>       With proxies: rounds, in which the contenders take turns [default: 5]
       --seconds <NUMBER>    With proxies: length of each measurement of a rate [default: 2]
       --rows <NAMES>        With proxies: what is measured, of: one-stream, eight-streams, connections, requests, idle,
-                            flows, new-flows, refusing, dead, neighbour [default: all]. --contenders are then of: direct,
-                            nftables, captured, sockets, haproxy, haproxy-splice, nginx, socat
+                            flows, new-flows, refusing, dead, neighbour, passes [default: all]. --contenders are then of:
+                            direct, nftables, captured, sockets, haproxy, haproxy-splice, nginx, socat
       --write               Write the results to docs/benchmarks.md (and docs/benchmarks.svg)
   -h, --help                Print help
 

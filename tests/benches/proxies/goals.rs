@@ -1,4 +1,4 @@
-//! The goals G1 to G5 and G8, and whether they are reached.
+//! The goals G1 to G5, G8 and G9, and whether they are reached.
 
 use crate::contender::Contender;
 use crate::results::{Results, median};
@@ -63,7 +63,7 @@ const BOTH_HAPROXYS: &[Contender] = &[Contender::Haproxy, Contender::HaproxySpli
 const SOCAT: &[Contender] = &[Contender::Socat];
 
 #[rustfmt::skip]
-const GOALS: [Goal; 25] = [
+const GOALS: [Goal; 28] = [
     goal("G1 CPU a GB, 1 connection", Row::OneStream, 1, Limit::AtMost(0.6), SPLICE),
     goal("G1 CPU a GB, 1 connection", Row::OneStream, 1, Limit::AtMost(0.4), NGINX),
     goal("G1 CPU a GB, 8 connections", Row::EightStreams, 1, Limit::AtMost(0.6), SPLICE),
@@ -89,6 +89,9 @@ const GOALS: [Goal; 25] = [
     goal("G5 U38: p99", Row::Dead, 2, Limit::AtMost(0.3), NGINX),
     goal("G5 U38: p99", Row::Dead, 2, Limit::AtMost(1.0), HAPROXY),
     goal("G8 % more p99 beside a silent endpoint", Row::Neighbour, 2, Limit::AtMost(10.0), &[]),
+    goal("G9 an end of data passes", Row::Passes, 0, Limit::AtLeast(1.0), &[]),
+    goal("G9 a reset passes", Row::Passes, 1, Limit::AtLeast(1.0), &[]),
+    goal("G9 60,000 bytes in a datagram pass", Row::Passes, 2, Limit::AtLeast(1.0), &[]),
 ];
 
 /// Returns the table of goals, of what was measured.

@@ -1,7 +1,7 @@
 //! The clients: threads in the client's namespace.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 
 use crate::server::{ANSWER, REQUEST};
+
+/// Bytes of a large datagram, of 65,507 at most.
+const DATAGRAM: usize = 60_000;
 
 /// Bytes that a stream sends with one call.
 const CHUNK: usize = 256 * 1024;
@@ -122,6 +125,41 @@ pub(crate) fn once(to: SocketAddr) -> io::Result<()> {
         0 => Ok(()),
         _ => Err(io::Error::other("more than one answer")),
     }
+}
+
+/// Returns whether a server gets the client's end of data, and the client its answer.
+pub(crate) fn passes_an_end(to: SocketAddr) -> bool {
+    let answer = || {
+        let mut stream = connect(to)?;
+        stream.write_all(&[b'q'; REQUEST])?;
+        stream.shutdown(Shutdown::Write)?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer)?;
+        Ok::<_, io::Error>(answer.len() == ANSWER)
+    };
+    answer().unwrap_or(false)
+}
+
+/// Returns whether the client gets a server's reset.
+pub(crate) fn passes_a_reset(to: SocketAddr) -> bool {
+    let answer = || {
+        let mut stream = connect(to)?;
+        stream.write_all(&[b'q'; REQUEST])?;
+        stream.read(&mut [0])
+    };
+    answer().is_err_and(|error| error.kind() == ErrorKind::ConnectionReset)
+}
+
+/// Returns whether a large datagram comes back whole.
+pub(crate) fn passes_a_datagram(to: SocketAddr) -> bool {
+    let answer = || {
+        let socket = UdpSocket::bind("0.0.0.0:0")?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.connect(to)?;
+        socket.send(&[b'q'; DATAGRAM])?;
+        socket.recv(&mut vec![0; 2 * DATAGRAM])
+    };
+    answer().is_ok_and(|bytes| bytes == DATAGRAM)
 }
 
 /// The outcome of connections that begin one after the other, whether the earlier ones have ended or not.

@@ -42,10 +42,14 @@ pub(crate) enum Target {
     Dead,
     /// As `Once`, with one endpoint, which is silent.
     Silent,
+    /// An answer after the client's end of data.
+    HalfClose,
+    /// A reset after a request.
+    Resets,
 }
 
 impl Target {
-    pub(crate) const ALL: [Self; 9] = [
+    pub(crate) const ALL: [Self; 11] = [
         Self::Sink,
         Self::Once,
         Self::Echo,
@@ -55,6 +59,8 @@ impl Target {
         Self::Refusing,
         Self::Dead,
         Self::Silent,
+        Self::HalfClose,
+        Self::Resets,
     ];
 
     pub(crate) fn is_udp(self) -> bool {
@@ -69,6 +75,8 @@ impl Target {
             Self::Echo => 7002,
             Self::Hold => 7003,
             Self::Datagrams | Self::Lookups => 7004,
+            Self::HalfClose => 7005,
+            Self::Resets => 7006,
         }
     }
 

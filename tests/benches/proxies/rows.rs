@@ -65,6 +65,8 @@ pub(crate) enum Row {
     Dead,
     /// G8: connections to an endpoint that answers, beside others to one that is silent.
     Neighbour,
+    /// G9: what passes: 1 = yes, 0 = no.
+    Passes,
 }
 
 /// A column of numbers: its heading, and the decimals that are shown.
@@ -83,6 +85,7 @@ impl Row {
             Self::Refusing => "One of 2 endpoints refuses (G5, U37)",
             Self::Dead => "Of 3 endpoints, 1 refuses and 1 is silent (G5, U38)",
             Self::Neighbour => "Beside a Service whose only endpoint is silent (G8)",
+            Self::Passes => "What passes: 1 = yes, 0 = no (G9)",
         }
     }
 
@@ -93,6 +96,7 @@ impl Row {
             Self::Requests | Self::Flows | Self::NewFlows => &[("a second", 0), ("CPU µs each", 2)],
             Self::Idle => &[("KiB each", 2)],
             Self::Refusing | Self::Dead => &[("failed %", 1), ("p50 ms", 2), ("p99 ms", 1)],
+            Self::Passes => &[("an end of data", 0), ("a reset", 0), ("60,000 bytes", 0)],
             Self::Neighbour => &[
                 ("p99 ms alone", 2),
                 ("p99 ms beside it", 2),
@@ -104,7 +108,7 @@ impl Row {
     pub(crate) fn target(self) -> Target {
         match self {
             Self::OneStream | Self::EightStreams => Target::Sink,
-            Self::Connections | Self::Neighbour => Target::Once,
+            Self::Connections | Self::Neighbour | Self::Passes => Target::Once,
             Self::Requests => Target::Echo,
             Self::Idle => Target::Hold,
             Self::Flows => Target::Datagrams,
@@ -117,7 +121,7 @@ impl Row {
     /// Whether a contender can do it, and says something by it.
     pub(crate) fn has(self, contender: Contender) -> bool {
         let is_dead = matches!(self, Self::Refusing | Self::Dead);
-        if self == Self::Neighbour {
+        if matches!(self, Self::Neighbour | Self::Passes) {
             let rivals = [Contender::Haproxy, Contender::Nginx];
             let ours = [Contender::Captured, Contender::Sockets];
             return rivals.contains(&contender) || ours.contains(&contender);
@@ -144,6 +148,7 @@ impl Row {
             Self::NewFlows => way.queries(udp::new_flows),
             Self::Refusing | Self::Dead => way.dead(),
             Self::Neighbour => way.neighbour(),
+            Self::Passes => way.passes(),
         }
     }
 }
@@ -276,6 +281,20 @@ impl Way<'_> {
         ensure!(failed == 0, "{failed} failed");
         let [alone, beside] = both.map(|seen| seen.percentile(99));
         Ok(vec![alone, beside, (beside / alone - 1.0) * 100.0])
+    }
+
+    fn passes(&self) -> Result<Vec<f64>> {
+        let at = |target| self.contender.address(target);
+        let has_udp = self.contender != Contender::Haproxy;
+        let passes = || {
+            Ok([
+                load::passes_an_end(at(Target::HalfClose)),
+                load::passes_a_reset(at(Target::Resets)),
+                has_udp && load::passes_a_datagram(at(Target::Datagrams)),
+            ])
+        };
+        let passes = self.place.client.run(passes)?;
+        Ok(passes.map(|it| f64::from(u8::from(it))).to_vec())
     }
 
     /// Waits until the contender has done what it does at its start.

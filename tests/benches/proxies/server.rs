@@ -6,10 +6,12 @@ use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use kplane_tests::netns::NetNs;
 use nix::sys::socket::{Backlog, MsgFlags, listen, recv, setsockopt, sockopt};
+use socket2::SockRef;
 
 use crate::load::patiently;
 use crate::place::{SERVER, Target};
@@ -49,6 +51,8 @@ impl Servers {
         each(Target::Sink, |stream, counts| sink(&stream, counts))?;
         each(Target::Echo, echo)?;
         each(Target::Hold, hold)?;
+        each(Target::HalfClose, |stream, _| half_close(stream))?;
+        each(Target::Resets, |stream, _| resets(stream))?;
         accept(ns, Target::Once, ACCEPTORS, once)?;
         let port = Target::Datagrams.server_port();
         let socket = ns.run(|| UdpSocket::bind((SERVER, port)).context("bind"))?;
@@ -111,8 +115,20 @@ fn hold(mut stream: TcpStream, counts: &Counts) {
     counts.held.fetch_sub(1, Relaxed);
 }
 
+fn half_close(mut stream: TcpStream) {
+    if stream.read_to_end(&mut Vec::new()).is_ok() {
+        let _ = stream.write_all(&[b'a'; ANSWER]);
+    }
+}
+
+fn resets(mut stream: TcpStream) {
+    if stream.read_exact(&mut [0; REQUEST]).is_ok() {
+        let _ = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
+    }
+}
+
 fn datagrams(socket: &UdpSocket) {
-    let mut room = [0; 2048];
+    let mut room = vec![0; usize::from(u16::MAX)];
     loop {
         // An error is that of an earlier answer to a client that has gone.
         if let Ok((count, from)) = socket.recv_from(&mut room) {
