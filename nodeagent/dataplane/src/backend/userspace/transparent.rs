@@ -61,6 +61,11 @@ impl Transparent {
         })
     }
 
+    /// Returns whether answers of a family are delivered.
+    pub(super) fn has(&self, family: Family) -> bool {
+        self.tables[family as usize].is_some()
+    }
+
     /// Asks the kernel with one socket, which is opened again after an error.
     fn exits(&self, client: IpAddr, endpoint: IpAddr) -> Option<[Exit; 2]> {
         let mut kept = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -94,8 +99,7 @@ pub(super) fn deliver(family: Family, own_mark: u32) -> Result<bool, String> {
 
 impl Transparency for Transparent {
     fn keeps(&self, client: IpAddr, endpoint: IpAddr) -> bool {
-        let has_table = self.tables[Family::of(client) as usize].is_some();
-        if !has_table || client.is_loopback() {
+        if !self.has(Family::of(client)) || client.is_loopback() {
             return false;
         }
         // The client or the endpoint is this node itself, or both are behind one link.

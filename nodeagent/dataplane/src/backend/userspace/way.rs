@@ -29,6 +29,8 @@ pub(super) struct Starter {
     settings: UserspaceSettings,
     own_mark: u32,
     running: Mutex<Option<Arc<Proxy>>>,
+    /// Whether answers to clients' addresses are delivered to the proxy, by family.
+    delivers: Mutex<[bool; 2]>,
     pub(super) handle: ProxyHandle,
 }
 
@@ -38,6 +40,7 @@ impl Starter {
             settings,
             own_mark,
             running: Mutex::default(),
+            delivers: Mutex::default(),
             handle: ProxyHandle::default(),
         }
     }
@@ -69,6 +72,9 @@ impl Starter {
             return Ok(None);
         }
         let transparent = Transparent::open(self.own_mark)?;
+        let mut delivers = self.delivers.lock().unwrap_or_else(PoisonError::into_inner);
+        *delivers = Family::ALL.map(|family| transparent.has(family));
+        tracing::info!("endpoints on this node see the addresses of the userspace proxy's clients");
         Ok(Some(Box::new(transparent)))
     }
 
@@ -78,7 +84,8 @@ impl Starter {
         if ensure_address(family)? {
             return Ok(Some(format!("{} on lo was gone", proxy_address(family))));
         }
-        let is_new = self.settings.transparent && deliver(family, self.own_mark)?;
+        let delivers = *self.delivers.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = delivers[family as usize] && deliver(family, self.own_mark)?;
         let gone = || format!("the rule for routing table {} was gone", DELIVERY.table);
         Ok(is_new.then(gone))
     }
