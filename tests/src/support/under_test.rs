@@ -141,7 +141,8 @@ const COMMON_OF_IPVS: [&str; 27] = [
 ];
 
 /// Of the common tests those that the userspace proxy has something of its own to say about: the rest is nftables'.
-const COMMON_OF_USERSPACE: [&str; 17] = [
+const COMMON_OF_USERSPACE: [&str; 18] = [
+    "counted::",
     "transparent::",
     "handed::u22_",
     "remembered::a_client_is_listed",
