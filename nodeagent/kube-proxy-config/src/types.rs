@@ -89,6 +89,9 @@ pub struct KubeProxyConfiguration {
     pub config_sync_period: GoDuration,
     /// A field that kube-proxy itself does not use.
     pub port_range: String,
+    /// A field that kube-proxy had until 1.25, for mode `userspace`: time without a datagram after which a UDP flow ends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub udp_idle_timeout: Option<GoDuration>,
     /// Whether to run as a Windows service.
     pub windows_run_as_service: bool,
 }
@@ -279,6 +282,7 @@ impl KubeProxyConfiguration {
             conntrack: Conntrack::default(),
             config_sync_period: CONFIG_SYNC_PERIOD,
             port_range: String::new(),
+            udp_idle_timeout: None,
             windows_run_as_service: false,
         }
     }

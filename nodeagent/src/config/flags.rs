@@ -225,7 +225,7 @@ impl DataPathFlags {
                 drop_invalid: self.ipvs_drop_invalid,
                 ..settings.ipvs
             },
-            userspace: self.userspace.settings(cache_dir),
+            userspace: self.userspace.settings(settings.userspace, cache_dir),
             ..settings
         }
     }

@@ -18,9 +18,10 @@ pub(super) struct UserspaceFlags {
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..=1024))]
     proxy_threads: Option<u16>,
 
-    /// Time without a datagram after which the userspace backends end a UDP flow
-    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = interval)]
-    udp_idle_timeout: Duration,
+    /// Time without a datagram after which the userspace backends end a UDP flow [default: the field udpIdleTimeout of
+    /// kube-proxy's file, or 30s]
+    #[arg(long, value_name = "DURATION", value_parser = interval)]
+    udp_idle_timeout: Option<Duration>,
 
     /// Keep the client's address in connections of backend userspace, and of Services that ask for the proxy, to
     /// endpoints on this node
@@ -39,8 +40,12 @@ pub(super) struct UserspaceFlags {
 }
 
 impl UserspaceFlags {
-    /// Returns the settings; `cache_dir` is the folder of the cache file.
-    pub(super) fn settings(&self, cache_dir: Option<PathBuf>) -> UserspaceSettings {
+    /// Returns the settings, changed as these flags say; `cache_dir` is the folder of the cache file.
+    pub(super) fn settings(
+        &self,
+        settings: UserspaceSettings,
+        cache_dir: Option<PathBuf>,
+    ) -> UserspaceSettings {
         let run_dir = match self.run_dir.as_deref() {
             None => cache_dir,
             Some("") => None,
@@ -49,11 +54,11 @@ impl UserspaceFlags {
         UserspaceSettings {
             hosts_file: self.hosts_file.clone(),
             threads: self.proxy_threads.map(usize::from),
-            udp_idle: Some(self.udp_idle_timeout),
+            udp_idle: self.udp_idle_timeout.or(settings.udp_idle),
             transparent: self.userspace_transparent,
             run_dir,
             drain: self.drain_timeout,
-            ..UserspaceSettings::default()
+            ..settings
         }
     }
 }

@@ -25,5 +25,6 @@ pub use listening::{ListenerId, Role};
 pub use picker::{EndpointState, Endpoints, Pool};
 pub use port::{Options, PortSpec, PortState, RouteSpec};
 pub use proxy::{Proxy, Settings, StartError};
+pub use proxy_header::encode as proxy_header;
 pub use table::Table;
 pub use worker::{Origins, Transparency};

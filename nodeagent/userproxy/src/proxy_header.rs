@@ -11,8 +11,10 @@ const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
 /// Version 2, command PROXY.
 const PROXY: u8 = 0x21;
 
-/// Returns the header of a connection of a client to `to`, the address that the client used.
-pub(crate) fn encode(version: ProxyHeader, from: SocketAddr, to: SocketAddr) -> Vec<u8> {
+/// Returns the header of a connection of a client to `to`, the address that the client used. An IPv4 address within IPv6
+/// counts as IPv4; addresses of two families are left out.
+#[must_use]
+pub fn encode(version: ProxyHeader, from: SocketAddr, to: SocketAddr) -> Vec<u8> {
     let (from, to) = (plain(from), plain(to));
     match version {
         ProxyHeader::V1 => line(from, to).into_bytes(),

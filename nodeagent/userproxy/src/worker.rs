@@ -129,6 +129,7 @@ impl Worker {
                     return Ok(());
                 }
             }
+            self.flows.flush();
             self.time();
             for token in std::mem::take(&mut self.again) {
                 self.step(token, |entry, core| entry.again(core, token));
@@ -156,6 +157,7 @@ impl Worker {
             self.flows.answer(&mut self.core, token);
             return true;
         }
+        self.flows.flush();
         let entry = self.slots.get_mut(token.key()).map(|slot| &mut slot.entry);
         match entry {
             Some(Entry::Wake) => return self.commands(),

@@ -123,7 +123,7 @@ pub(crate) fn f1_udp_flows_follow_their_service_to_the_kernel_and_back() -> Resu
 
 /// U22, KEP-6032: this node's processes reach node ports at 127.0.0.1 and ::1, other clients as ever, and
 /// `route_localnet`, which would let packets from outside in, stays off. In mode iptables, IPv4 is the kernel's.
-pub(crate) fn u22_node_ports_on_loopback_addresses() -> Result<()> {
+pub(crate) fn u17_u22_node_ports_on_loopback_addresses() -> Result<()> {
     let service = svc(1).everywhere().endpoints([ep("a"), ep("c")]);
     // Node-1 has no endpoint for policy Local, but its own processes are inside of the cluster.
     let elsewhere = svc(2).everywhere().external_local().endpoints([ep("c")]);

@@ -42,7 +42,7 @@ fn seen(
 
 /// Pods and machines outside keep their address, whatever address of the Service they use; hairpins and processes of the
 /// node reach their endpoint as well. An endpoint on another node sees this node, whose answers would not come here.
-pub(crate) fn u51_endpoints_on_this_node_see_the_clients_address() -> Result<()> {
+pub(crate) fn u16_u51_endpoints_on_this_node_see_the_clients_address() -> Result<()> {
     let here = asking(svc(1).everywhere().endpoints([ep("a")]));
     let there = asking(svc(2).everywhere().endpoints([ep("c")]));
     let mut world = world(&[here.clone(), there.clone()])?;

@@ -1,6 +1,8 @@
 //! Notes about a configuration that is valid (I7): what it will not do, what is probably a mistake,
 //! and what has no meaning here.
 
+use std::time::Duration;
+
 use kplane_model::{Cidr, Family};
 
 use super::settings::Settings;
@@ -57,6 +59,9 @@ impl Host {
     }
 }
 
+/// Times for UDP flows that are shorter probably are not what the operator meant.
+const SHORT_IDLE: Duration = Duration::from_secs(5);
+
 /// Fields that have no effect in any mode, each including all fields inside it.
 const UNUSED: [&str; 16] = [
     "clientConnection.acceptContentTypes",
@@ -88,6 +93,7 @@ pub fn start_up(
 ) -> Result<Vec<Note>, Problem> {
     let mut notes = Vec::new();
     notes.extend(mode(config));
+    notes.extend(udp_idle(config));
     notes.extend(detector(config, settings));
     families(config, settings, host, &mut notes)?;
     notes.extend(unused(config));
@@ -102,6 +108,9 @@ fn mode(config: &KubeProxyConfiguration) -> Option<Note> {
             "mode is not set: kplane uses nftables unless --backend says otherwise, kube-proxy \
              uses iptables; {where_} for the differences"
         ))),
+        "userspace" => Some(Note::info(
+            "mode userspace: kube-proxy had it until 1.25; docs/userspace.md describes that of kplane",
+        )),
         // D1.
         _ => Some(Note::warning(
             "mode ipvs: Kubernetes has deprecated it (off by default from 1.40, removed from \
@@ -109,6 +118,20 @@ fn mode(config: &KubeProxyConfiguration) -> Option<Note> {
              the mode and restart the agent",
         )),
     }
+}
+
+/// Returns a warning about a short time for UDP flows, such as kube-proxy's old default of 250 ms (U55).
+fn udp_idle(config: &KubeProxyConfiguration) -> Option<Note> {
+    let idle = config.udp_idle_timeout?;
+    if config.mode != "userspace" {
+        let text = "udpIdleTimeout is for mode userspace, and has no effect in other modes";
+        return Some(Note::info(text));
+    }
+    (idle.to_std()? < SHORT_IDLE).then(|| {
+        Note::warning(format!(
+            "udpIdleTimeout {idle}: a client whose server takes longer to answer gets no answer. Remove the field for 30s"
+        ))
+    })
 }
 
 fn detector(config: &KubeProxyConfiguration, settings: &Settings) -> Option<Note> {

@@ -95,6 +95,7 @@ pub fn resolve(config: &KubeProxyConfiguration) -> Result<Settings, Vec<Problem>
             pod_interface: detector.pod_interface,
             localhost_nodeports: config.iptables.localhost_node_ports,
             ipvs,
+            userspace: check.userspace(config),
             ..backend::Settings::default()
         },
         healthz: check.address("healthzBindAddress", &config.healthz_bind_address),
@@ -127,6 +128,18 @@ pub(super) struct Checker {
 }
 
 impl Checker {
+    /// Returns the settings of mode userspace. Zero stands for the default, as with kube-proxy until 1.25.
+    fn userspace(&mut self, config: &KubeProxyConfiguration) -> backend::UserspaceSettings {
+        let idle = config.udp_idle_timeout.unwrap_or(GoDuration::ZERO);
+        if config.mode == "userspace" && idle.is_negative() {
+            self.bad("udpIdleTimeout", idle, "must not be negative");
+        }
+        backend::UserspaceSettings {
+            udp_idle: idle.to_std().filter(|idle| !idle.is_zero()),
+            ..backend::UserspaceSettings::default()
+        }
+    }
+
     pub(super) fn bad(&mut self, field: &str, value: impl fmt::Display, reason: &str) {
         self.problems.push(Problem::new(field, value, reason));
     }

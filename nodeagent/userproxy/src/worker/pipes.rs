@@ -8,11 +8,18 @@ use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice
 
 use crate::limits::Gauge;
 
-/// Size of a pipe in bytes. The kernel allows each user 64 MiB of pipes larger than one page
-/// (`/proc/sys/fs/pipe-user-pages-soft`), beyond which it makes smaller ones.
-const SIZE: usize = 256 * 1024;
+/// Size of the first pipes in bytes: as much as the kernel allows (`/proc/sys/fs/pipe-max-size`). The kernel counts a
+/// page for each piece of a packet, so a pipe holds less than that. A pipe of 256 KiB costs twice as much CPU.
+const LARGE: usize = 1024 * 1024;
 
-/// Most empty pipes that are kept.
+/// Number of pipes of the process that are large. The kernel allows each user 64 MiB of pipes larger than one page
+/// (`/proc/sys/fs/pipe-user-pages-soft`), beyond which it makes pipes of two pages.
+const LARGE_ONES: usize = 32;
+
+/// Size of further pipes in bytes.
+const SMALL: usize = 64 * 1024;
+
+/// Most empty pipes that a thread keeps.
 const KEPT: usize = 16;
 
 /// Most bytes to move in one call.
@@ -30,19 +37,34 @@ pub(super) struct Pipe {
 
 /// A pipe's place among those that the process may have.
 #[derive(Debug)]
-struct Place(Arc<Gauge>);
+struct Place {
+    all: Arc<Gauge>,
+    /// Whether few pipes had one when it was taken.
+    is_early: bool,
+}
+
+impl Place {
+    /// Takes a place that is counted already.
+    fn new(all: &Arc<Gauge>) -> Self {
+        Self {
+            all: all.clone(),
+            is_early: all.get() <= LARGE_ONES,
+        }
+    }
+}
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.leave();
+        self.all.leave();
     }
 }
 
 impl Pipe {
     fn new(place: Place) -> io::Result<Self> {
         let (output, input) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+        let size = if place.is_early { LARGE } else { SMALL };
         // A smaller pipe works as well.
-        let _ = fcntl_setpipe_size(&input, SIZE);
+        let _ = fcntl_setpipe_size(&input, size);
         Ok(Self {
             output,
             input,
@@ -62,7 +84,7 @@ impl Pipe {
             output,
             input,
             held,
-            _place: Place(places.clone()),
+            _place: Place::new(places),
         }
     }
 
@@ -114,7 +136,7 @@ impl Pipes {
         if !self.places.enter(self.most) {
             return Err(io::ErrorKind::QuotaExceeded.into());
         }
-        Pipe::new(Place(self.places.clone()))
+        Pipe::new(Place::new(&self.places))
     }
 
     /// Takes a pipe back. One that is not empty is closed.

@@ -2,6 +2,7 @@
 
 mod flow;
 mod receive;
+mod replies;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -15,6 +16,7 @@ use slab::Slab;
 use self::flow::{Flow, Outcome};
 pub(super) use self::receive::Datagram;
 use self::receive::{Receiver, Room};
+use self::replies::Replies;
 use super::core::{Core, Token};
 use crate::counters::Failure;
 use crate::handover::FlowState;
@@ -68,6 +70,7 @@ pub(super) struct Flows {
     order: VecDeque<(Instant, Token)>,
     generation: u32,
     room: Option<Room>,
+    replies: Replies,
 }
 
 impl Flows {
@@ -146,12 +149,20 @@ impl Flows {
         self.order.push_back((core.now, token));
     }
 
-    /// Passes an endpoint's answer on.
+    /// Passes an endpoint's answer on. It may wait for those of other endpoints until [`Flows::flush`].
     pub(super) fn answer(&mut self, core: &mut Core, token: Token) {
-        let Some(flow) = self.get(token) else { return };
-        if let Outcome::End = flow.answer(core) {
+        let mut replies = std::mem::take(&mut self.replies);
+        if let Some(flow) = self.get(token)
+            && let Outcome::End = flow.answer(core, &mut replies)
+        {
             self.end(core, token.key());
         }
+        self.replies = replies;
+    }
+
+    /// Sends the answers that wait.
+    pub(super) fn flush(&mut self) {
+        self.replies.flush();
     }
 
     fn get(&mut self, token: Token) -> Option<&mut Flow> {

@@ -138,3 +138,51 @@ fn u14_the_idlest_flow_makes_room() {
         (51, 0)
     );
 }
+
+/// Starts a server that waits for so many datagrams, and then sends all of them back.
+fn together(datagrams: usize) -> SocketAddr {
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let at = socket.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let mut buffer = [0; 64];
+        let mut receive = || {
+            let (count, from) = socket.recv_from(&mut buffer).unwrap();
+            (buffer[..count].to_vec(), from)
+        };
+        let all: Vec<_> = (0..datagrams).map(|_| receive()).collect();
+        for (bytes, from) in all {
+            socket.send_to(&bytes, from).unwrap();
+        }
+    });
+    at
+}
+
+#[test]
+fn u55_answers_that_come_together_reach_their_clients() {
+    const CLIENTS: usize = 100;
+    let settings = Settings {
+        threads: Some(1),
+        ..Settings::default()
+    };
+    let served = Served::with(
+        settings,
+        Protocol::Udp,
+        &[together(CLIENTS)],
+        Options::default(),
+    );
+    let clients: Vec<_> = (0..CLIENTS).map(|_| served.udp()).collect();
+    let question = |number: usize| format!("{}{number}", "?".repeat(number % 7));
+    let mut bytes = 0;
+    for (number, client) in clients.iter().enumerate() {
+        client.send(question(number).as_bytes()).unwrap();
+        bytes += question(number).len() as u64;
+    }
+    let mut buffer = [0; 64];
+    for (number, client) in clients.iter().enumerate() {
+        let count = client.recv(&mut buffer).unwrap();
+        assert_eq!(&buffer[..count], question(number).as_bytes());
+    }
+    let counts = served.state().counts;
+    assert_eq!((counts.to_endpoints, counts.to_clients), (bytes, bytes));
+    assert_eq!((counts.opened, counts.failed), (100, [0; 5]));
+}

@@ -55,6 +55,42 @@ fn d1_mode_ipvs_is_told_to_be_deprecated() {
 }
 
 #[test]
+fn u55_short_times_of_udp_flows_are_kept_with_a_warning() {
+    let of = |mode: &str, idle: &str| {
+        notes(DUAL, |c| {
+            mode.clone_into(&mut c.mode);
+            c.udp_idle_timeout = Some(idle.parse().unwrap());
+        })
+    };
+    let found = of("userspace", "250ms").unwrap();
+    let warnings = found.iter().filter(|note| note.level == Level::Warning);
+    let warnings: Vec<_> = warnings.map(|note| note.text.as_str()).collect();
+    assert_eq!(warnings.len(), 1, "{found:?}");
+    assert!(
+        warnings[0].starts_with("udpIdleTimeout 250ms"),
+        "{warnings:?}"
+    );
+    let (level, text) = only(of("userspace", "30s"));
+    assert_eq!(level, Level::Info);
+    assert!(text.contains("docs/userspace.md"), "{text}");
+    let (level, text) = only(of("nftables", "250ms"));
+    assert_eq!(level, Level::Info);
+    assert!(text.contains("no effect"), "{text}");
+    let mut config = KubeProxyConfiguration {
+        mode: "userspace".to_owned(),
+        udp_idle_timeout: Some("250ms".parse().unwrap()),
+        ..KubeProxyConfiguration::default()
+    };
+    let idle = |config: &KubeProxyConfiguration| {
+        let settings = resolve(config).unwrap();
+        settings.backend.userspace.udp_idle
+    };
+    assert_eq!(idle(&config), Some(Duration::from_millis(250)));
+    config.udp_idle_timeout = Some("0s".parse().unwrap());
+    assert_eq!(idle(&config), None);
+}
+
+#[test]
 fn i7_ranges_of_one_family_on_a_host_with_both() {
     let (level, text) = only(notes(DUAL, |c| {
         "10.0.0.0/8".clone_into(&mut c.cluster_cidr);

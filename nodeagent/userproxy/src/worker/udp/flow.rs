@@ -17,6 +17,7 @@ use rustix::net::{RecvFlags, SendFlags, SocketType, connect, recv, send, sendto}
 use super::super::core::{Core, Token};
 use super::super::socket;
 use super::UdpListener;
+use super::replies::Replies;
 use crate::counters::Failure;
 use crate::listening::Listening;
 use crate::picker::{Choice, Pool};
@@ -137,8 +138,8 @@ impl Flow {
         }
     }
 
-    /// Passes answers of the endpoint on.
-    pub(super) fn answer(&mut self, core: &mut Core) -> Outcome {
+    /// Passes answers of the endpoint on. Small ones go together with those of other flows.
+    pub(super) fn answer(&mut self, core: &mut Core, replies: &mut Replies) -> Outcome {
         for _ in 0..BATCH {
             let count = match recv(&self.socket, &mut *core.buffer, RecvFlags::empty()) {
                 Ok((count, _)) => count,
@@ -150,12 +151,25 @@ impl Flow {
                 self.port.answered(self.endpoint, took, core.now);
             }
             self.touched = core.now;
-            self.reply(&core.buffer[..count]);
+            let bytes = &core.buffer[..count];
             if count < BULK {
+                self.reply_together(replies, bytes);
                 return Outcome::Keep;
             }
+            replies.flush();
+            self.reply(bytes);
         }
         Outcome::Keep
+    }
+
+    /// Has a datagram sent to the client with others.
+    fn reply_together(&self, replies: &mut Replies, bytes: &[u8]) {
+        let socket = (&self.listening, self.thread);
+        match self.client {
+            (client, None) => replies.add(socket, client, &self.port, bytes),
+            // The kernel must be told the address that the client knows.
+            (_, Some(_)) => self.reply(bytes),
+        }
     }
 
     /// Sends a datagram to the client, from the address that the client knows.
