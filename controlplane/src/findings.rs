@@ -2,12 +2,13 @@
 //!
 //! ```text
 //! ServiceDetail, nodes      -> endpoints, policies, places -> Findings
-//! the Service on each node  -> fleet                       -> Findings
+//! the Service on each node  -> fleet, avoided              -> Findings
 //! ```
 //!
 //! A finding is computed on request. Nothing is kept for it but the facts that the index has.
 //! `docs/reasons.md` explains each code.
 
+mod avoided;
 mod endpoints;
 mod fleet;
 mod policies;
@@ -24,6 +25,7 @@ use crate::convert::SkipReason;
 use crate::index::{Facts, ServiceDetail};
 use crate::k8s::SERVICE_PROXY_NAME_LABEL;
 
+pub(crate) use self::avoided::avoided;
 pub(crate) use self::fleet::{Place, of_fleet};
 
 /// Maximum number of nodes that a finding names.

@@ -22,7 +22,7 @@ pub use timings::{Dispatch, Hop, Timings};
 
 pub(crate) use holding::bound as bound_held;
 pub(crate) use record::{has_servers, label};
-pub(crate) use size::bound as bound_report;
+pub(crate) use size::{bound as bound_report, bound_avoided};
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

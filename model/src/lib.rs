@@ -6,6 +6,7 @@
 //!
 //! Behaviour ids such as A27 or B3 refer to the list of kube-proxy behaviours that kplane matches.
 
+mod avoided;
 mod bounds;
 pub mod chance;
 mod cidr;
@@ -26,6 +27,7 @@ pub mod select;
 mod service;
 mod text;
 
+pub use avoided::nodes_agree;
 pub use bounds::{Allowance, MAX_SERVICE_ELEMENTS, MAX_SERVICE_PLACES, ServiceSize};
 pub use cidr::{Cidr, ParseCidrError};
 pub use digest::{Digest, ObjectHash};

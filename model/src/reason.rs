@@ -59,6 +59,8 @@ reasons! {
     OnlyTerminating,
     /// Endpoints count as ready although their Pods are not, because the Service says so.
     PublishedNotReady,
+    /// The userspace proxies of nodes avoid an endpoint, since connections to it failed.
+    EndpointAvoided,
 
     /// Policy Local: some nodes have no endpoint for clients outside of the cluster.
     ExternalPolicyLocal,

@@ -20,6 +20,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use self::ending::Cause;
+use crate::avoided;
 use crate::cache::Cache;
 use crate::claim::{Claim, Taken};
 use crate::config::{Config, Source};
@@ -193,11 +194,12 @@ async fn build_parts(
     let rival = watch::Sender::new(None);
     let mut tasks = JoinSet::new();
     let followers = Followers::new(publisher, counters.clone()).with_rival(rival.subscribe());
-    let (followers, connections) = followers::add_tasks(followers, &config, &mut tasks);
+    let (followers, connections, avoided) = followers::add_tasks(followers, &config, &mut tasks);
     let recall = recall(&config);
     let own = OwnPlaces::new(&config);
     let settings = own.settings(config.node_settings);
     let engine = Engine::start(open, settings, followers, recall).await?;
+    spawn_errand(&mut tasks, avoided::follow(engine.proxy(), avoided));
     let (transport, status_addr) =
         connect(config.source, config.cliff_guard, own, &mut tasks).await?;
     let identity = Identity::new(config.node_name);

@@ -9,6 +9,7 @@
 
 pub mod app;
 mod attempts;
+pub mod avoided;
 pub mod cache;
 pub mod canary;
 pub mod chosen;

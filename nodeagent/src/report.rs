@@ -11,10 +11,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kplane_model::fate::Setup;
-use kplane_model::{DesiredKey, Family, NodeFacts, ServiceKey};
+use kplane_model::{DesiredKey, EndpointAddr, Family, NodeFacts, ServiceKey};
 use kplane_proto::v1 as pb;
 use prost::Message as _;
 
+use crate::avoided::Avoided;
 use crate::desired::{Counts, Freshness, Held, Position, Reject, Resume};
 use crate::surroundings::Finding;
 use kplane_dataplane::backend::{RuleCounts, ServerCounts};
@@ -88,6 +89,8 @@ pub struct Report {
     pub canary: Option<bool>,
     /// What stands in the way of packets on the node, besides Services.
     pub findings: Vec<Finding>,
+    /// The endpoints that the userspace proxy avoids, [`MOST`](crate::avoided::MOST) at most.
+    pub avoided: Avoided,
 }
 
 /// A change in the cluster whose results are in the kernel.
@@ -314,6 +317,7 @@ impl Report {
             }
             .into(),
             findings: self.findings.iter().map(finding_to_wire).collect(),
+            avoided: self.avoided.iter().map(avoided_to_wire).collect(),
         };
         let room = REPORT_BYTES.saturating_sub(report.encoded_len());
         report.failures = failures_to_wire(&self.failures, room);
@@ -391,6 +395,13 @@ fn finding_to_wire(finding: &Finding) -> pb::Finding {
         fix: clip(&finding.fix).to_owned(),
         nodes: Vec::new(),
         nodes_omitted: 0,
+    }
+}
+
+fn avoided_to_wire((key, endpoint): &(ServiceKey, EndpointAddr)) -> pb::AvoidedEndpoint {
+    pb::AvoidedEndpoint {
+        key: Some(key.into()),
+        address: endpoint.to_string(),
     }
 }
 

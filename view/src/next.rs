@@ -1,5 +1,9 @@
 //! The next steps for nodes and input with problems.
 
+use std::collections::{BTreeMap, BTreeSet};
+
+use kplane_model::nodes_agree;
+
 use super::IssueView;
 use super::findings::FindingView;
 use super::nodes::{NodeStateView, NodeView};
@@ -20,6 +24,7 @@ pub(crate) fn steps(nodes: &[NodeView], issues: &[IssueView], program: &str) -> 
     if let Some(node) = nodes.iter().find(stopped) {
         steps.push(format!("{program} describe node {}", node.name));
     }
+    steps.extend(ill(nodes).map(|name| format!("{program} describe service {name}")));
     let of = |state| nodes.iter().filter(move |node| node.state == state);
     let silent = |node: &&NodeView| node.failures.is_empty();
     steps.extend(about(of(NodeStateView::Failing).filter(silent), |nodes| {
@@ -41,6 +46,20 @@ pub(crate) fn steps(nodes: &[NodeView], issues: &[IssueView], program: &str) -> 
         steps.push("no agent has connected yet: start kp-nodeagent on every node".to_owned());
     }
     steps
+}
+
+/// Returns the first Service of which several nodes avoid the same endpoint.
+fn ill(nodes: &[NodeView]) -> Option<String> {
+    let mut avoided = BTreeMap::<(&str, &str, &str), BTreeSet<&str>>::new();
+    for node in nodes.iter().filter(|node| !node.peer.is_empty()) {
+        for one in &node.avoided {
+            let endpoint = (&*one.port.namespace, &*one.port.service, &*one.address);
+            avoided.entry(endpoint).or_default().insert(&node.name);
+        }
+    }
+    let mut ill = avoided.iter().filter(|(_, nodes)| nodes_agree(nodes.len()));
+    let ((namespace, service, _), _) = ill.next()?;
+    Some(format!("{namespace}/{service}"))
 }
 
 /// Returns the step for an input error.

@@ -112,6 +112,11 @@ impl NodeDescriptionView {
                 .map(|(key, values)| field(key, values, canvas)),
         );
         out.push_str(&self.latency(canvas));
+        let avoided = node.avoided.iter();
+        let avoided = avoided
+            .map(|one| Span::new(format!("{} of {}", one.address, one.port), Tone::Warn))
+            .collect::<Vec<_>>();
+        out.push_str(&field("Avoids", &avoided, canvas));
         out
     }
 

@@ -155,6 +155,16 @@ pub struct NodeView {
     pub(crate) failures: Vec<FailureView>,
     /// What stands in the way of packets on the node, besides Services.
     pub(crate) findings: Vec<FindingView>,
+    /// Endpoints that its userspace proxy avoids.
+    pub(crate) avoided: Vec<AvoidedView>,
+}
+
+/// An endpoint that the userspace proxy of a node avoids.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AvoidedView {
+    pub(crate) port: KeyView,
+    pub(crate) address: String,
 }
 
 impl NodeView {
@@ -200,6 +210,7 @@ impl NodeView {
             families: report.families.into_iter().map(FamilyView::from).collect(),
             failures: report.failures.into_iter().map(FailureView::from).collect(),
             findings: report.findings.into_iter().map(FindingView::from).collect(),
+            avoided: report.avoided.into_iter().filter_map(avoided).collect(),
         }
     }
 
@@ -240,6 +251,13 @@ impl NodeView {
     pub fn applied_span(&self) -> Span {
         progress(self.revisions.applied, self.revisions.wanted)
     }
+}
+
+fn avoided(of: pb::AvoidedEndpoint) -> Option<AvoidedView> {
+    Some(AvoidedView {
+        port: KeyView::from(of.key?),
+        address: of.address,
+    })
 }
 
 impl From<pb::Held> for HeldView {

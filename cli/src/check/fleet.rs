@@ -1,7 +1,9 @@
 //! Checks of what the control plane knows.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
+use kplane_model::nodes_agree;
 use kplane_proto::v1::{self as pb, NodeState};
 
 use super::{Finding, names};
@@ -20,6 +22,7 @@ pub(crate) fn findings(fleet: &pb::Fleet, kpctl: &str) -> Vec<Finding> {
         in_sync(fleet),
         verified(fleet),
         failures(fleet),
+        endpoints(fleet),
         conflicts(fleet),
         versions(fleet, kpctl),
         plain_text(fleet),
@@ -27,13 +30,14 @@ pub(crate) fn findings(fleet: &pb::Fleet, kpctl: &str) -> Vec<Finding> {
 }
 
 /// The names of the checks in [`findings`], for a fleet that is not known.
-const CHECKS: [&str; 9] = [
+const CHECKS: [&str; 10] = [
     "source",
     "input",
     "replicas",
     "in-sync",
     "verified",
     "failures",
+    "endpoints",
     "conflicts",
     "versions",
     "plain-text",
@@ -211,6 +215,54 @@ fn failures(fleet: &pb::Fleet) -> Finding {
     Finding::bad("failures", format!("{count} reported by agents"), &remedy).with(details)
 }
 
+/// Returns whether nodes agree that an endpoint is ill, because their userspace proxies avoid it.
+fn endpoints(fleet: &pb::Fleet) -> Finding {
+    const CHECK: &str = "endpoints";
+    let connected = fleet.nodes.iter().filter(|node| !node.peer.is_empty());
+    let mut avoided = BTreeMap::<(String, &str), BTreeSet<&str>>::new();
+    for node in connected {
+        for one in node.report.iter().flat_map(|report| &report.avoided) {
+            if let Some(key) = &one.key {
+                let service = format!("{}/{}", key.namespace, key.name);
+                let nodes = avoided.entry((service, &one.address)).or_default();
+                nodes.insert(&node.name);
+            }
+        }
+    }
+    let all = avoided.len();
+    let mut ill: Vec<_> = avoided
+        .into_iter()
+        .filter(|(_, nodes)| nodes_agree(nodes.len()))
+        .collect();
+    ill.sort_by_key(|(_, nodes)| Reverse(nodes.len()));
+    let Some(((first, _), _)) = ill.first() else {
+        let text = match all {
+            0 => "no userspace proxy avoids any".to_owned(),
+            all => format!(
+                "{all} avoided by the userspace proxy of a single node: kpctl get nodes -o json lists them"
+            ),
+        };
+        return Finding::ok(CHECK, text);
+    };
+    let details = ill
+        .iter()
+        .take(super::NAMED)
+        .map(|((service, address), nodes)| {
+            let names: Vec<&str> = nodes.iter().copied().collect();
+            format!(
+                "{service}: {address} on {} nodes: {}",
+                nodes.len(),
+                super::names(&names)
+            )
+        });
+    let text = format!(
+        "{} avoided by the userspace proxies of several nodes",
+        ill.len()
+    );
+    let remedy = format!("kpctl describe service {first}");
+    Finding::warning(CHECK, text, &remedy).with(details.collect())
+}
+
 fn conflicts(fleet: &pb::Fleet) -> Finding {
     let bad = nodes_in(fleet, &[NodeState::Conflict]);
     match bad.len() {
@@ -339,5 +391,37 @@ mod tests {
         let all = unreachable("refused");
         assert_eq!(all.len(), CHECKS.len() + 1);
         assert_eq!(crate::check::outcome(&all), Outcome::Bad);
+    }
+
+    /// A node whose proxy avoids an endpoint.
+    fn avoiding(name: &str) -> pb::NodeStatus {
+        let mut node = node(NodeState::InSync);
+        node.name = name.to_owned();
+        node.report.as_mut().unwrap().avoided = vec![pb::AvoidedEndpoint {
+            key: Some(pb::ServiceKey {
+                namespace: "shop".to_owned(),
+                name: "web".to_owned(),
+                ..pb::ServiceKey::default()
+            }),
+            address: "10.1.0.1:8080".to_owned(),
+        }];
+        node
+    }
+
+    #[test]
+    fn u53_nodes_that_avoid_the_same_endpoint_are_a_warning() {
+        let one = endpoints(&fleet(vec![avoiding("a")]));
+        assert_eq!(one.outcome, Outcome::Ok);
+        assert!(one.summary.starts_with("1 avoided"), "{}", one.summary);
+        let both = endpoints(&fleet(vec![avoiding("a"), avoiding("b")]));
+        assert_eq!(both.outcome, Outcome::Warning);
+        assert_eq!(both.details, ["shop/web: 10.1.0.1:8080 on 2 nodes: a, b"]);
+        assert_eq!(both.remedy, "kpctl describe service shop/web");
+        let gone = pb::NodeStatus {
+            peer: String::new(),
+            ..avoiding("b")
+        };
+        let gone = endpoints(&fleet(vec![avoiding("a"), gone]));
+        assert_eq!(gone.outcome, Outcome::Ok, "its agent is not connected");
     }
 }

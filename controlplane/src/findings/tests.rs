@@ -279,3 +279,91 @@ fn nodes_in_the_same_state_make_one_finding() {
     let wire = found[0].to_wire();
     assert_eq!((wire.nodes.len(), wire.nodes_omitted), (64, 16));
 }
+
+/// What an agent says about an endpoint of shop/web.
+fn avoids(port_name: &str, address: &str) -> pb::AvoidedEndpoint {
+    pb::AvoidedEndpoint {
+        key: Some(pb::ServiceKey {
+            namespace: "shop".to_owned(),
+            name: "web".to_owned(),
+            port_name: port_name.to_owned(),
+            protocol: pb::Protocol::Tcp.into(),
+            family: pb::Family::Ipv4.into(),
+        }),
+        address: address.to_owned(),
+    }
+}
+
+/// Returns the findings if nodes avoid these endpoints of shop/web.
+fn avoided_by(told: &[(&str, Vec<pb::AvoidedEndpoint>)]) -> Vec<Finding> {
+    let objects = [service(&json!({})), slice(&http(), &vec![ready(); 30])];
+    let name = ServiceName::new("shop", "web");
+    let detail = index(&objects).0.detail(&name, &[]).unwrap();
+    let told: Vec<(NodeName, _)> = told
+        .iter()
+        .map(|(node, avoided)| ((*node).into(), avoided))
+        .collect();
+    let told = told.iter();
+    avoided(
+        &name,
+        &detail.ports,
+        told.map(|(node, all)| (node, all.as_slice())),
+    )
+}
+
+#[test]
+fn u53_two_nodes_that_avoid_an_endpoint_agree_and_one_is_a_hint() {
+    let (ill, odd) = (
+        avoids("http", "10.1.0.2:8080"),
+        avoids("http", "10.1.0.1:8080"),
+    );
+    let found = avoided_by(&[
+        ("n1", vec![odd.clone(), odd, ill.clone()]),
+        ("n2", vec![ill]),
+    ]);
+    let seen: Vec<_> = found
+        .iter()
+        .map(|finding| (finding.code, finding.severity, finding.nodes.len()))
+        .collect();
+    assert_eq!(
+        seen,
+        [
+            (Reason::EndpointAvoided, Severity::Warning, 2),
+            (Reason::EndpointAvoided, Severity::Info, 1),
+        ],
+        "a node that says it twice counts once"
+    );
+    for (finding, parts) in found.iter().zip([
+        [
+            "2 nodes avoid the endpoint 10.1.0.2:8080 of http/TCP IPv4 on n1",
+            "kubectl -n shop get pods",
+        ],
+        [
+            "proxy of n1 avoids the endpoint 10.1.0.1:8080",
+            "network between",
+        ],
+    ]) {
+        assert!(finding.text.contains(parts[0]), "{}", finding.text);
+        assert!(finding.fix.contains(parts[1]), "{}", finding.fix);
+    }
+}
+
+#[test]
+fn u53_only_endpoints_of_the_service_count_and_a_few_are_named() {
+    let strange = vec![
+        avoids("http", "10.9.9.9:8080"),
+        avoids("http", "10.1.0.1:1"),
+        avoids("other", "10.1.0.1:8080"),
+        avoids("http", "nonsense"),
+        pb::AvoidedEndpoint::default(),
+    ];
+    assert_eq!(avoided_by(&[("n1", strange.clone()), ("n2", strange)]), []);
+
+    let all: Vec<_> = (1..=30)
+        .map(|n| avoids("http", &format!("10.1.0.{n}:8080")))
+        .collect();
+    let found = avoided_by(&[("n1", all)]);
+    assert_eq!(found.len(), 21);
+    assert_eq!(found[20].text, "10 more endpoints are avoided");
+    assert_eq!(found[20].severity, Severity::Info);
+}

@@ -11,7 +11,7 @@ use prost::Message as _;
 use tokio::time::Instant;
 use tonic::Streaming;
 
-use crate::fleet::{Durations, bound_report, label};
+use crate::fleet::{Durations, bound_avoided, bound_report, label};
 use crate::wire::millis;
 
 /// Maximum number of agents of one replica.
@@ -204,6 +204,7 @@ impl Answer {
         for standing in &mut agent.services {
             standing.reason = label(&standing.reason, MAX_TEXT);
             standing.degraded = label(&standing.degraded, MAX_TEXT);
+            bound_avoided(&mut standing.avoided);
         }
         match &mut agent.status {
             Some(status) if self.question.statuses => self.adopt(status, &agent.node),

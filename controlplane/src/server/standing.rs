@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kplane_model::NodeName;
+use kplane_model::{NodeName, ServiceName};
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::LagState;
 
@@ -31,6 +31,8 @@ pub(super) struct Standing {
     pub(super) last_change: Option<pb::ProgrammedChange>,
     /// The agent can be asked for virtual servers.
     has_servers: bool,
+    /// Endpoints of the Service that the node's userspace proxy avoids, if its agent is connected.
+    pub(super) avoided: Vec<pb::AvoidedEndpoint>,
 }
 
 impl Standing {
@@ -62,6 +64,7 @@ impl Standing {
                 at_ms: millis(change.at),
             }),
             has_servers: record.is_some_and(|record| record.connected && has_servers(record)),
+            avoided: record.map_or_else(Vec::new, |record| avoided(name, record)),
         }
     }
 
@@ -78,6 +81,7 @@ impl Standing {
             degraded: self.degraded.clone(),
             last_change: self.last_change,
             has_servers: self.has_servers,
+            avoided: self.avoided.clone(),
         }
     }
 
@@ -104,8 +108,20 @@ impl Standing {
                 ..change
             }),
             has_servers: told.has_servers,
+            avoided: told.avoided.clone(),
         }
     }
+}
+
+/// Returns the endpoints of a Service that a connected agent's proxy avoids, according to its report.
+fn avoided(name: &ServiceName, record: &AgentRecord) -> Vec<pb::AvoidedEndpoint> {
+    let report = record.report.as_ref().filter(|_| record.connected);
+    let all = report.iter().flat_map(|report| &report.avoided);
+    let of_service = |one: &&pb::AvoidedEndpoint| {
+        let key = one.key.as_ref();
+        key.is_some_and(|key| *key.namespace == *name.namespace && *key.name == *name.name)
+    };
+    all.filter(of_service).cloned().collect()
 }
 
 /// One Service at all replicas.

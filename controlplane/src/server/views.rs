@@ -429,6 +429,9 @@ fn findings_of(
                 degraded: &standing.degraded,
             }
         })));
+        let told = nodes.iter();
+        let told = told.map(|(facts, standing)| (&facts.name, standing.avoided.as_slice()));
+        found.extend(findings::avoided(name, &detail.ports, told));
         found.sort_by_key(|finding| Reverse(finding.severity));
     }
     found.iter().map(Finding::to_wire).collect()

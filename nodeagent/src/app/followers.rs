@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use kplane_dataplane::beginnings::Beginnings;
+use tokio::sync::watch;
 
 use super::{Tasks, spawn_errand};
+use crate::avoided::Avoided;
 use crate::canary;
 use crate::config::Config;
 use crate::engine::Followers;
@@ -40,16 +42,23 @@ fn count_connections(config: &Config, tasks: &mut Tasks) -> Option<Arc<ServiceCo
     }
 }
 
-/// Starts the tasks that tell the followers about the node, and the counter of connections.
+/// Starts the tasks that tell the followers about the node, and the counter of connections. Returns also where to tell
+/// them which endpoints the userspace proxy avoids, since a proxy starts later.
 pub(super) fn add_tasks(
     followers: Followers,
     config: &Config,
     tasks: &mut Tasks,
-) -> (Followers, Option<Arc<ServiceConnections>>) {
+) -> (
+    Followers,
+    Option<Arc<ServiceConnections>>,
+    watch::Sender<Avoided>,
+) {
+    let avoided = watch::Sender::default();
+    let followers = followers.with_avoided(avoided.subscribe());
     let followers = followers.with_canary(follow_canary(config, tasks));
     let connections = count_connections(config, tasks);
     let followers = followers.with_connections(connections.clone());
-    (look_around(followers, config, tasks), connections)
+    (look_around(followers, config, tasks), connections, avoided)
 }
 
 /// Starts to look for what stands in the way of packets, if packets go through this node.

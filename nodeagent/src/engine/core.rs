@@ -430,6 +430,7 @@ impl Core {
             triggers: self.followers.triggers(),
             canary: self.followers.canary(),
             findings: self.followers.findings(&self.desired, &self.settings),
+            avoided: self.followers.avoided(),
         }
     }
 

@@ -9,6 +9,7 @@ use kplane_model::{Family, ServiceKey, ServiceName, TrafficPolicy};
 use tokio::sync::watch;
 
 use super::triggers::{Results, Waiting};
+use crate::avoided::Avoided;
 use crate::canary;
 use crate::desired::{Desired, Touched, View};
 use crate::metrics::{Counters, FamilyCounters, NAMED, Transaction};
@@ -28,6 +29,7 @@ pub struct Followers {
     rival: Option<watch::Receiver<Option<Failure>>>,
     canary: Option<canary::Follower>,
     surroundings: Option<watch::Receiver<Surroundings>>,
+    avoided: Option<watch::Receiver<Avoided>>,
     connections: Option<Arc<ServiceConnections>>,
 }
 
@@ -58,6 +60,7 @@ impl Followers {
             rival: None,
             canary: None,
             surroundings: None,
+            avoided: None,
             connections: None,
         }
     }
@@ -88,6 +91,19 @@ impl Followers {
     pub fn with_surroundings(mut self, surroundings: watch::Receiver<Surroundings>) -> Self {
         self.surroundings = Some(surroundings);
         self
+    }
+
+    /// Adds the endpoints that the userspace proxy avoids.
+    #[must_use]
+    pub fn with_avoided(mut self, avoided: watch::Receiver<Avoided>) -> Self {
+        self.avoided = Some(avoided);
+        self
+    }
+
+    /// Returns the endpoints that the userspace proxy avoids.
+    pub(super) fn avoided(&self) -> Avoided {
+        let avoided = self.avoided.as_ref();
+        avoided.map_or_else(Vec::new, |avoided| avoided.borrow().clone())
     }
 
     /// Returns what stands in the way of packets.
@@ -182,7 +198,7 @@ impl Followers {
         failures
     }
 
-    /// Waits until [`Self::failures`], [`Self::canary`] or [`Self::findings`] changes.
+    /// Waits until [`Self::failures`], [`Self::canary`], [`Self::findings`] or [`Self::avoided`] changes.
     pub(super) async fn changed(&mut self) {
         let canary = async {
             match &mut self.canary {
@@ -196,6 +212,7 @@ impl Followers {
             () = changed(self.rival.as_mut()) => {}
             () = canary => {}
             () = changed(self.surroundings.as_mut()) => {}
+            () = changed(self.avoided.as_mut()) => {}
         }
     }
 }

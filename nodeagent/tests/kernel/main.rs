@@ -8,6 +8,7 @@
 
 mod agent;
 mod alone;
+mod avoided;
 mod claim;
 mod cleanup;
 mod leftovers;

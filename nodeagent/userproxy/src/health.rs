@@ -8,6 +8,10 @@ const FAILURES: u32 = 3;
 /// First and longest time for which an endpoint is avoided.
 const AVOID: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
+/// Time for which an endpoint counts as avoided after its end, unless it takes a connection: without it, a report would
+/// change with each pause of an endpoint that goes on failing.
+const LINGER: Duration = Duration::from_secs(60);
+
 /// Time in which an endpoint that recovered gets back its whole share of connections.
 const SLOW_START: Duration = Duration::from_secs(10);
 
@@ -73,6 +77,11 @@ impl Health {
     /// Returns whether new connections avoid the endpoint.
     pub(crate) fn is_avoided(&self, now: Instant) -> bool {
         self.until.is_some_and(|until| now < until)
+    }
+
+    /// Returns whether new connections avoid the endpoint, or did within the last minute, and none has succeeded since.
+    pub(crate) fn was_avoided_lately(&self, now: Instant) -> bool {
+        self.until.is_some_and(|until| now < until + LINGER)
     }
 
     /// Returns the end of the time for which the endpoint is avoided.
@@ -157,6 +166,23 @@ mod tests {
         assert_eq!(far.patience(), Duration::from_millis(120));
         far.succeeded(now, Duration::from_secs(30));
         assert_eq!(far.patience(), PATIENCE.1);
+    }
+
+    #[test]
+    fn u53_an_endpoint_counts_as_avoided_until_it_takes_a_connection_or_a_minute_has_passed() {
+        let start = Instant::now();
+        let mut health = Health::default();
+        assert!((0..3).any(|_| fail(&mut health, start)));
+        let lately = |health: &Health, seconds| {
+            health.was_avoided_lately(start + Duration::from_secs(seconds))
+        };
+        assert_eq!(
+            [0, 30, 60, 62].map(|seconds| lately(&health, seconds)),
+            [true, true, true, false]
+        );
+        health.succeeded(start + Duration::from_secs(30), TOOK);
+        assert!(!lately(&health, 30));
+        assert!(!lately(&Health::default(), 0));
     }
 
     #[test]

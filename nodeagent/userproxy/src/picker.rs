@@ -339,6 +339,14 @@ impl Picker {
         self.members[index].health.failed(now, chance, || may_avoid)
     }
 
+    /// Returns the endpoints that new connections avoid, or avoided within the last minute without a success since.
+    pub(crate) fn avoided_lately(&self, now: Instant) -> impl Iterator<Item = EndpointAddr> {
+        let members = self.members.iter();
+        members
+            .filter(move |member| member.health.was_avoided_lately(now))
+            .map(|member| member.addr)
+    }
+
     /// Returns the state of all endpoints.
     pub(crate) fn states(&self, now: Instant) -> Vec<EndpointState> {
         let state = |member: &Member| EndpointState {

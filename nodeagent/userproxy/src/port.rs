@@ -1,5 +1,6 @@
 //! One ServicePort: its endpoints and options, and what its connections have shown.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -76,7 +77,28 @@ pub(crate) struct Port {
     /// Connections without an endpoint.
     arriving: Gauge,
     version: AtomicU64,
+    suspects: Arc<Suspects>,
     state: Mutex<State>,
+}
+
+/// The ServicePorts with endpoints that were avoided since the last look, so that a look does not visit all others.
+#[derive(Debug, Default)]
+pub(crate) struct Suspects(Mutex<BTreeSet<ServiceKey>>);
+
+impl Suspects {
+    fn add(&self, key: &ServiceKey) {
+        let mut keys = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if !keys.contains(key) {
+            keys.insert(key.clone());
+        }
+    }
+
+    /// Visits all in the order of their names, and forgets those for which `is_one` returns `false`. Ports may be locked
+    /// meanwhile: they add themselves when they hold no lock.
+    pub(crate) fn retain(&self, is_one: impl FnMut(&ServiceKey) -> bool) {
+        let mut keys = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        keys.retain(is_one);
+    }
 }
 
 /// The state that all threads share.
@@ -93,13 +115,14 @@ struct State {
 }
 
 impl Port {
-    /// Creates a ServicePort without endpoints.
-    pub(crate) fn new(key: ServiceKey, now: Instant) -> Self {
+    /// Creates a ServicePort without endpoints, which adds itself to the suspects when one of its endpoints is avoided.
+    pub(crate) fn new(key: ServiceKey, suspects: Arc<Suspects>, now: Instant) -> Self {
         Self {
             key,
             counters: Counters::default(),
             arriving: Gauge::default(),
             version: AtomicU64::new(0),
+            suspects,
             state: Mutex::new(State {
                 options: Options::default(),
                 picker: Picker::new(rand::random()),
@@ -211,9 +234,16 @@ impl Port {
 
     /// Records a failed attempt.
     pub(crate) fn failed(&self, endpoint: EndpointAddr, now: Instant) {
-        if self.state().picker.failed(endpoint, now) {
+        let is_avoided = self.state().picker.failed(endpoint, now);
+        if is_avoided {
             self.counters.avoided.fetch_add(1, Relaxed);
+            self.suspects.add(&self.key);
         }
+    }
+
+    /// Returns the endpoints that new connections avoid, or avoided within the last minute without a success since.
+    pub(crate) fn avoided_lately(&self, now: Instant) -> Vec<EndpointAddr> {
+        self.state().picker.avoided_lately(now).collect()
     }
 
     /// Returns the number of connections and flows.

@@ -9,7 +9,7 @@ use kplane_model::{Cidr, EndpointAddr, Family, FrontendAddr, Protocol, ServiceKe
 
 use crate::counters::Counts;
 use crate::picker::{Choice, Pool};
-use crate::port::{Options, Port, PortSpec, PortState};
+use crate::port::{Options, Port, PortSpec, PortState, Suspects};
 
 /// The way of connections from a place to a ServicePort.
 #[derive(Debug)]
@@ -50,6 +50,7 @@ pub struct Table {
     gone: Mutex<Counts>,
     /// Addresses of pods, and of this node.
     inside: RwLock<[Vec<Cidr>; 2]>,
+    suspects: Arc<Suspects>,
 }
 
 fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
@@ -60,11 +61,12 @@ fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     lock.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn new_port(key: &ServiceKey) -> Arc<Port> {
-    Arc::new(Port::new(key.clone(), Instant::now()))
-}
-
 impl Table {
+    fn new_port(&self, key: &ServiceKey) -> Arc<Port> {
+        let suspects = Arc::clone(&self.suspects);
+        Arc::new(Port::new(key.clone(), suspects, Instant::now()))
+    }
+
     /// Replaces a family's addresses of clients inside of the cluster: pods, and this node (A16).
     pub fn set_inside(&self, family: Family, ranges: Vec<Cidr>) {
         write(&self.inside)[family as usize] = ranges;
@@ -100,7 +102,7 @@ impl Table {
                 }
                 continue;
             };
-            let port = before.map_or_else(|| new_port(&key), |entry| entry.port);
+            let port = before.map_or_else(|| self.new_port(&key), |entry| entry.port);
             port.configure(&spec.endpoints, spec.options);
             let places = spec.routes.iter().map(|route| route.at).collect();
             let (family, of_port) = (key.family, port.clone());
@@ -131,7 +133,7 @@ impl Table {
     pub(crate) fn inherit(&self, key: &ServiceKey) -> Arc<Port> {
         let mut ports = write(&self.ports);
         let entry = ports.entry(key.clone()).or_insert_with(|| Entry {
-            port: new_port(key),
+            port: self.new_port(key),
             places: Vec::new(),
             is_listed: false,
         });
@@ -212,6 +214,22 @@ impl Table {
                 .count();
         }
         (sum, avoided)
+    }
+
+    /// Returns at most `most` endpoints that new connections avoid, or avoided within the last minute without a success
+    /// since, in the order of their ServicePorts. Takes time for each ServicePort with such an endpoint only.
+    #[must_use]
+    pub fn avoided(&self, most: usize) -> Vec<(ServiceKey, EndpointAddr)> {
+        let now = Instant::now();
+        let mut found = Vec::new();
+        self.suspects.retain(|key| {
+            let port = self.port(key);
+            let avoided = port.map_or_else(Vec::new, |port| port.avoided_lately(now));
+            let room = most - found.len();
+            found.extend(avoided.iter().take(room).map(|at| (key.clone(), *at)));
+            !avoided.is_empty()
+        });
+        found
     }
 
     /// Returns the counts of at most `most` ServicePorts that are to be listed, in the order of their names.

@@ -3,6 +3,7 @@
 use expect_test::expect;
 use kplane_proto::v1 as pb;
 
+use super::super::fleet::FleetView;
 use super::super::node::NodeDescriptionView;
 use super::super::testing::table;
 use kpctl_samples as samples;
@@ -90,4 +91,30 @@ fn a_node_that_fails() {
 #[test]
 fn an_unknown_node_has_no_description() {
     assert!(NodeDescriptionView::new(pb::Fleet::default()).is_none());
+}
+
+#[test]
+fn u53_endpoints_that_nodes_avoid_are_listed_and_a_service_that_several_avoid_is_the_next_step() {
+    let mut fleet = samples::troubled_fleet();
+    fleet.nodes.retain(|node| node.name == "node-a");
+    let report = fleet.nodes[0].report.as_mut().unwrap();
+    report.avoided = vec![pb::AvoidedEndpoint {
+        key: Some(pb::ServiceKey {
+            namespace: "shop".to_owned(),
+            name: "web".to_owned(),
+            port_name: "http".to_owned(),
+            protocol: pb::Protocol::Tcp.into(),
+            family: pb::Family::Ipv4.into(),
+        }),
+        address: "10.244.2.7:8080".to_owned(),
+    }];
+    let text = table(&NodeDescriptionView::new(fleet.clone()).unwrap());
+    let line = "Avoids          10.244.2.7:8080 of shop/web:http/TCP (IPv4)";
+    assert!(text.contains(line), "{text}");
+    assert!(!text.contains("describe service"), "{text}");
+    let mut other = fleet.nodes[0].clone();
+    other.name = "node-b".to_owned();
+    fleet.nodes.push(other);
+    let text = table(&FleetView::from(fleet));
+    assert!(text.contains("kpctl describe service shop/web"), "{text}");
 }

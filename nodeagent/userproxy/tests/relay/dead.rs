@@ -8,7 +8,7 @@ use kplane_model::Balance;
 use kplane_model::Protocol;
 use kplane_userproxy::{Failure, Options, Settings};
 
-use crate::fixture::{PATIENCE, Served, Silent, answered, echo, eventually, refusing};
+use crate::fixture::{PATIENCE, Served, Silent, addrs, answered, echo, eventually, refusing};
 
 const ALL: [Balance; 4] = [
     Balance::RoundRobin,
@@ -84,6 +84,35 @@ fn u53_endpoints_that_fail_are_avoided_and_reported() {
         .collect();
     assert_eq!(avoided.iter().filter(|is| **is).count(), 1);
     assert!(state.counts.avoided >= 1);
+}
+
+#[test]
+fn u53_a_table_names_the_endpoints_that_fail_until_they_take_a_connection_or_are_gone() {
+    let (well, dead) = (echo(), refusing());
+    let mut served = serve(&[well, dead], Balance::RoundRobin);
+    let avoided = |served: &Served, most| {
+        let avoided = served.proxy.table().avoided(most).into_iter();
+        avoided.map(|(_, at)| at).collect::<Vec<_>>()
+    };
+    assert_eq!(avoided(&served, 32), []);
+    for _ in 0..10 {
+        answered(&mut served.connect()).unwrap();
+    }
+    assert_eq!(avoided(&served, 0), []);
+    assert_eq!(avoided(&served, 32), addrs(&[dead]));
+    served.change(|spec| spec.endpoints.cluster = addrs(&[well]));
+    assert_eq!(avoided(&served, 32), []);
+
+    served.change(|spec| spec.endpoints.cluster = addrs(&[well, dead]));
+    for _ in 0..10 {
+        answered(&mut served.connect()).unwrap();
+    }
+    assert_eq!(avoided(&served, 32), addrs(&[dead]), "it fails again");
+    let _back = std::net::TcpListener::bind(dead).unwrap();
+    eventually("the endpoint takes a connection", || {
+        let _ = served.connect();
+        avoided(&served, 32).is_empty()
+    });
 }
 
 #[test]
