@@ -7,6 +7,7 @@
 pub mod affinity;
 pub mod approve;
 pub mod bundle;
+mod busiest;
 pub mod changes;
 pub mod convergence;
 pub mod describe;

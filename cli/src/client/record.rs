@@ -54,7 +54,11 @@ impl Client {
     /// Returns the busiest Services and the slowest nodes.
     pub(crate) async fn top(&self, limit: u32) -> Result<pb::Top, Error> {
         let mut stub = self.recorder.clone();
-        recorded(self.ask(stub.get_top(pb::TopRequest { limit })).await)
+        let request = pb::TopRequest {
+            limit,
+            proxied: true,
+        };
+        recorded(self.ask(stub.get_top(request)).await)
     }
 }
 

@@ -155,7 +155,11 @@ impl Answers {
             limit: EVENTS,
         };
         let noticed = self.recorder.list_noticed(Request::new(request)).await?;
-        let request = pb::TopRequest { limit: RANKS };
+        let request = pb::TopRequest {
+            limit: RANKS,
+            // A page asks often, and agents only when somebody wants to know.
+            proxied: false,
+        };
         let top = self.recorder.get_top(Request::new(request)).await?;
         let headed = |title, pre: Html| {
             let mut html = Html::default();

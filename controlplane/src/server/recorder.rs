@@ -1,5 +1,6 @@
 //! `RecorderService`: what happened, for operators and tools.
 
+mod busiest;
 mod diff;
 mod history;
 mod top;
@@ -127,8 +128,14 @@ impl RecorderService for RecorderServer {
     }
 
     async fn get_top(&self, request: Request<pb::TopRequest>) -> Result<Response<pb::Top>, Status> {
-        charge(&request, cost(self.hub.fleet.agents()))?;
-        Ok(Response::new(top::top(&self.hub, request.get_ref().limit)))
+        let request = top::charged(&self.hub, self.peers.as_deref(), request)?;
+        let mut answer = top::top(&self.hub, request.limit);
+        if request.proxied {
+            let limit = limit(request.limit, top::LINES);
+            let peers = self.peers.as_deref();
+            answer.proxied = Some(busiest::ask(&self.hub, peers, limit).await);
+        }
+        Ok(Response::new(answer))
     }
 }
 

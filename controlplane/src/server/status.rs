@@ -124,13 +124,12 @@ impl StatusServer {
 
     /// Returns the cost of a question to the agents of all nodes.
     fn asking_cost(&self) -> u32 {
-        self.nodes_cost().saturating_mul(COST_OF_CONNECTIONS)
+        asking_cost(self.hub.fleet.agents(), self.peers.as_deref())
     }
 
     /// Returns the cost of an answer about all nodes.
     fn nodes_cost(&self) -> u32 {
-        let replicas = self.peers.as_ref().map_or(0, |peers| peers.known()) + 1;
-        cost(self.hub.fleet.agents().saturating_mul(replicas))
+        nodes_cost(self.hub.fleet.agents(), self.peers.as_deref())
     }
 }
 
@@ -412,6 +411,17 @@ pub(super) fn charge<T>(request: &Request<T>, cost: u32) -> Result<(), Status> {
 
 /// Cost of connections that an agent tries.
 const COST_OF_CONNECTIONS: u32 = 10;
+
+/// Returns the cost of an answer about the nodes of all replicas, of which each has so many agents.
+fn nodes_cost(agents: usize, peers: Option<&Peers>) -> u32 {
+    let replicas = peers.map_or(0, Peers::known) + 1;
+    cost(agents.saturating_mul(replicas))
+}
+
+/// Returns the cost of a question to the agents of all replicas.
+pub(super) fn asking_cost(agents: usize, peers: Option<&Peers>) -> u32 {
+    nodes_cost(agents, peers).saturating_mul(COST_OF_CONNECTIONS)
+}
 
 /// Returns the cost of an answer about this many objects.
 pub(super) fn cost(objects: usize) -> u32 {
