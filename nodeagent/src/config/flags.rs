@@ -316,7 +316,7 @@ impl Flags {
                 kube_proxy: self.cleanup_kube_proxy,
                 dry_run: self.dry_run,
                 ports: Ports::new(settings.healthz, settings.metrics),
-                settings: settings.backend,
+                settings: self.data_path.settings(settings.backend, None),
                 cache_dir: self.absence.cache_dir(backend),
                 after_kube_proxy: self.after_kube_proxy,
             })

@@ -10,6 +10,7 @@ mod agent;
 mod alone;
 mod claim;
 mod cleanup;
+mod leased;
 mod leftovers;
 mod privilege;
 mod proxied;

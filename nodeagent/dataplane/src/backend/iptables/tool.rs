@@ -217,21 +217,14 @@ impl Tool {
         let (Some(nft), Some(legacy)) = (&nft, &legacy) else {
             return Some((nft.or(legacy).or_else(plain)?, None));
         };
-        // A kind that cannot be listed has no hint and no rules.
         let [in_nft, in_legacy] = [nft, legacy].map(|tool| tool.list().ok());
-        let texts = [&in_nft, &in_legacy].map(|text| text.as_deref().unwrap_or_default());
-        let hinted = texts.map(has_hint);
-        let rules = texts.map(|text| text.matches("\n-A ").count());
-        let is_legacy = match (hinted, rules) {
-            ([true, _], _) => false,
-            ([false, true], _) => true,
-            (_, [nfts, legacies]) if nfts != legacies => legacies > nfts,
-            _ => plain().is_some_and(|plain| plain.flavour == Flavour::Legacy),
-        };
-        Some(match is_legacy {
-            true => (legacy.clone(), in_legacy),
-            false => (nft.clone(), in_nft),
-        })
+        let is_plain = || plain().is_some_and(|plain| plain.flavour == Flavour::Legacy);
+        Some(
+            match is_legacy(in_nft.as_deref(), in_legacy.as_deref(), is_plain) {
+                true => (legacy.clone(), in_legacy),
+                false => (nft.clone(), in_nft),
+            },
+        )
     }
 
     /// Returns the programs of one kind, if their version output says which kind they are.
@@ -290,7 +283,19 @@ impl Tool {
     /// # Errors
     /// [`RunError`].
     pub fn list(&self) -> Result<String, RunError> {
-        let text = run(&self.save, &[], b"", SAVE)?;
+        self.save(&[])
+    }
+
+    /// Returns the output of `iptables-save` for one table, which is created if it does not exist.
+    ///
+    /// # Errors
+    /// [`RunError`].
+    pub(in crate::backend) fn list_table(&self, table: &str) -> Result<String, RunError> {
+        self.save(&["-t", table])
+    }
+
+    fn save(&self, arguments: &[&str]) -> Result<String, RunError> {
+        let text = run(&self.save, arguments, b"", SAVE)?;
         // Comments may hold any bytes. Text that is not UTF-8 is never kplane's.
         Ok(String::from_utf8(text)
             .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
@@ -451,6 +456,27 @@ pub fn plain_name(family: Family) -> &'static str {
     }
 }
 
+/// Returns whether a node uses the legacy kind, by the listings of both. A kind that cannot be listed is not used: the kernel
+/// lacks it.
+fn is_legacy(
+    in_nft: Option<&str>,
+    in_legacy: Option<&str>,
+    is_plain: impl FnOnce() -> bool,
+) -> bool {
+    let (nft, legacy) = match (in_nft, in_legacy) {
+        (Some(nft), Some(legacy)) => (nft, legacy),
+        (None, None) => return is_plain(),
+        (nft, _) => return nft.is_none(),
+    };
+    let [nfts, legacies] = [nft, legacy].map(|text| text.matches("\n-A ").count());
+    match [nft, legacy].map(has_hint) {
+        [true, _] => false,
+        [false, true] => true,
+        _ if nfts != legacies => legacies > nfts,
+        _ => is_plain(),
+    }
+}
+
 fn has_hint(listing: &str) -> bool {
     let mut table = "";
     listing.lines().any(|line| {
@@ -471,6 +497,20 @@ fn on_path(program: &str) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_kind_that_the_kernel_lacks_is_not_chosen() {
+        let (empty, hint) = ("*nat\nCOMMIT\n", "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\n");
+        let rule = "*nat\n-A OUTPUT -j RETURN\nCOMMIT\n";
+        let by_plain = |nft, legacy| [false, true].map(|plain| is_legacy(nft, legacy, || plain));
+        assert_eq!(by_plain(None, Some(empty)), [true; 2]);
+        assert_eq!(by_plain(Some(empty), None), [false; 2]);
+        assert_eq!(by_plain(None, None), [false, true]);
+        assert_eq!(by_plain(Some(empty), Some(empty)), [false, true]);
+        assert_eq!(by_plain(Some(empty), Some(rule)), [true; 2]);
+        assert_eq!(by_plain(Some(hint), Some(rule)), [false; 2]);
+        assert_eq!(by_plain(Some(rule), Some(hint)), [true; 2]);
+    }
 
     #[test]
     fn hints_count_in_mangle_only() {

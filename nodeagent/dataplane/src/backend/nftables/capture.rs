@@ -80,6 +80,31 @@ pub(in crate::backend) enum CaptureError {
     Refused(#[from] CommitError),
 }
 
+impl CaptureError {
+    /// Returns whether the kernel has no nf_tables, lacks a part of it, or does not let this process use it.
+    pub(in crate::backend) fn is_missing(&self) -> bool {
+        let errno = match self {
+            Self::Netlink(error) => error.errno(),
+            Self::Refused(CommitError::Refused(errno)) => Some(*errno),
+            Self::Refused(CommitError::Rejected { rejections, .. }) => {
+                rejections.first().map(|rejection| rejection.errno)
+            }
+            Self::Refused(_) => None,
+        };
+        matches!(
+            errno,
+            Some(
+                Errno::EOPNOTSUPP
+                    | Errno::ENOENT
+                    | Errno::EINVAL
+                    | Errno::EPERM
+                    | Errno::EAFNOSUPPORT
+                    | Errno::EPROTONOSUPPORT
+            )
+        )
+    }
+}
+
 /// A place that the table leads to the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::backend) enum Place {
