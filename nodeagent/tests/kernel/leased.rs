@@ -28,8 +28,11 @@ const WEB: [IpAddr; 2] = [
     IpAddr::V6(Ipv6Addr::new(0xfd96, 0, 0, 0, 0, 0, 0, 0x10)),
 ];
 
-/// Node ports of TCP, of UDP, and of a Service that only serves endpoints of the node.
-const PORTS: [u16; 3] = [30_080, 30_081, 30_082];
+/// Node ports of TCP and of UDP.
+const PORTS: [u16; 2] = [30_080, 30_081];
+
+/// The port of servers.
+const SERVER: u16 = 8080;
 
 /// Connections to a Service half of whose endpoints are dead: without another attempt, one of them fails almost certainly.
 const CONNECTIONS: usize = 12;
@@ -88,12 +91,11 @@ fn node(kind: &str) -> NetNs {
     client
 }
 
-/// Starts servers of TCP and UDP in both families that send everything back, all at one port. Returns the port.
+/// Starts servers of TCP and UDP in both families that send everything back. Returns their port.
 fn echo() -> u16 {
-    let first = TcpListener::bind((NODE[0], 0)).unwrap();
-    let port = first.local_addr().unwrap().port();
-    let second = TcpListener::bind((NODE[1], port)).unwrap();
-    for listener in [first, second] {
+    let port = SERVER;
+    for ip in NODE {
+        let listener = TcpListener::bind((ip, port)).unwrap();
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 let mut stream = stream.unwrap();
@@ -124,7 +126,7 @@ fn echo() -> u16 {
 
 /// Returns a Service with the ClusterIPs and node ports. Its endpoints are at addresses of the node.
 fn web(metadata: &str, port: u16, endpoints: &[[IpAddr; 2]]) -> String {
-    let [tcp, udp, _] = PORTS;
+    let [tcp, udp] = PORTS;
     let mut text = format!(
         "---\napiVersion: v1\nkind: Service\nmetadata: {{name: web, namespace: shop, {metadata}}}\nspec: {{type: NodePort, \
          ipFamilyPolicy: RequireDualStack, ipFamilies: [IPv4, IPv6], clusterIP: '{}', clusterIPs: ['{}', '{}'], ports: \
@@ -433,46 +435,59 @@ fn u51_a_thousand_services_have_the_rules_of_one() {
 }
 
 /// Processes of the node may use node ports on loopback addresses, and other machines may not.
+fn check_loopback(service: &str, flags: &[&str], has_begun: fn()) {
+    let client = node("legacy");
+    echo();
+    let folder = manifests(service);
+    let ranges = "--nodeport-addresses=172.20.0.0/24,fd20::/64,localhost";
+    let mut agent = start(&folder, &[&[ranges], flags].concat());
+    agent.until("update applied");
+    has_begun();
+    let loopback: [IpAddr; 2] = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+    for ip in loopback {
+        tcp((ip, PORTS[0]).into(), PATIENCE).unwrap_or_else(|error| panic!("{ip}: {error}"));
+        udp((ip, PORTS[1]).into(), PATIENCE).unwrap_or_else(|error| panic!("{ip}: {error}"));
+    }
+    // A machine that sends packets to loopback addresses to the node.
+    let links = client.netlink().unwrap();
+    let _ = links.delete_address("lo", loopback[0], 8);
+    client
+        .sysctl(&[("net/ipv4/conf/all/route_localnet", "1")])
+        .unwrap();
+    let ask = || {
+        let to = SocketAddr::new(loopback[0], PORTS[0]);
+        let outcome = TcpStream::connect_timeout(&to, Duration::from_millis(300));
+        let error = outcome.expect_err("another machine is served");
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        Ok(())
+    };
+    client.run(ask).unwrap();
+    agent.stop();
+}
+
 #[test]
-fn u22_node_ports_on_loopback_addresses_with_iptables() {
-    in_netns(|| {
-        let client = node("legacy");
-        let port = PORTS[2];
-        // Its only endpoints are on another node.
-        let service = web("", echo(), &[NODE])
+fn u22_node_ports_on_loopback_addresses_with_either_kind() {
+    // Of the second Service, the only endpoints are on another node.
+    let services = |port| {
+        let all = web("", port, &[NODE]);
+        let local = all
             .replace(
                 "type: NodePort",
                 "type: NodePort, externalTrafficPolicy: Local",
             )
-            .replace(&PORTS[0].to_string(), &port.to_string())
             .replace("']}", "'], nodeName: n2}");
-        let folder = manifests(&service);
-        let ranges = "--nodeport-addresses=172.20.0.0/24,fd20::/64,localhost";
-        let mut agent = start(&folder, &[&[ranges], &BY_IPTABLES[..]].concat());
-        agent.until("update applied");
-        leads("legacy", 4);
-        let loopback: [IpAddr; 2] = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
-        for ip in loopback {
-            tcp((ip, port).into(), PATIENCE).unwrap_or_else(|error| panic!("{ip}: {error}"));
-            udp((ip, PORTS[1]).into(), PATIENCE).unwrap_or_else(|error| panic!("{ip}: {error}"));
-        }
-        // A machine that sends packets to loopback addresses to the node.
-        let links = client.netlink().unwrap();
-        let _ = links.delete_address("lo", loopback[0], 8);
-        client
-            .sysctl(&[("net/ipv4/conf/all/route_localnet", "1")])
-            .unwrap();
-        client
-            .run(|| {
-                let to = SocketAddr::new(loopback[0], port);
-                let outcome = TcpStream::connect_timeout(&to, Duration::from_millis(300));
-                let error = outcome.expect_err("another machine is served");
-                assert_eq!(error.kind(), ErrorKind::TimedOut);
-                Ok(())
-            })
-            .unwrap();
-        agent.stop();
-    });
+        [all, local]
+    };
+    for index in [0, 1] {
+        in_netns(|| {
+            let service = services(SERVER)[index].clone();
+            check_loopback(&service, &BY_IPTABLES, || leads("legacy", 4));
+        });
+        in_netns(|| {
+            let service = services(SERVER)[index].clone();
+            check_loopback(&service, &["--backend", "userspace"], || ());
+        });
+    }
 }
 
 #[test]
