@@ -4,6 +4,7 @@
 //! programs on a node must use the same kind. kplane chooses as kube-proxy's images do: the kind in which
 //! kubelet left a hint, else the kind with more rules, else the kind of plain `iptables`.
 
+mod choice;
 mod version;
 
 use std::env;
@@ -15,6 +16,7 @@ use std::time::Duration;
 use kplane_model::Family;
 use nix::sched::{CloneFlags, unshare};
 
+use self::choice::is_legacy;
 use self::version::{OLDEST, Version};
 use super::counting;
 use crate::process::{Limits, RunError, run};
@@ -40,8 +42,6 @@ const LOCK_WAIT_S: &str = "5";
 const LOCKED: &str = "xtables lock";
 /// Folders of system programs, if `PATH` does not contain them.
 const FOLDERS: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
-/// kubelet's chains in table mangle, which show the kind of iptables that kubelet uses.
-const HINTS: [&str; 2] = [":KUBE-IPTABLES-HINT ", ":KUBE-KUBELET-CANARY "];
 
 /// A kind of iptables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -456,71 +456,9 @@ pub fn plain_name(family: Family) -> &'static str {
     }
 }
 
-/// Returns whether a node uses the legacy kind, by the listings of both. A kind that cannot be listed is not used: the kernel
-/// lacks it.
-fn is_legacy(
-    in_nft: Option<&str>,
-    in_legacy: Option<&str>,
-    is_plain: impl FnOnce() -> bool,
-) -> bool {
-    let (nft, legacy) = match (in_nft, in_legacy) {
-        (Some(nft), Some(legacy)) => (nft, legacy),
-        (None, None) => return is_plain(),
-        (nft, _) => return nft.is_none(),
-    };
-    let [nfts, legacies] = [nft, legacy].map(|text| text.matches("\n-A ").count());
-    match [nft, legacy].map(has_hint) {
-        [true, _] => false,
-        [false, true] => true,
-        _ if nfts != legacies => legacies > nfts,
-        _ => is_plain(),
-    }
-}
-
-fn has_hint(listing: &str) -> bool {
-    let mut table = "";
-    listing.lines().any(|line| {
-        if let Some(name) = line.strip_prefix('*') {
-            table = name;
-        }
-        table == "mangle" && HINTS.iter().any(|hint| line.starts_with(hint))
-    })
-}
-
 fn on_path(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let folders = env::split_paths(&path).chain(FOLDERS.map(PathBuf::from));
     let mut files = folders.filter(|f| f.is_absolute()).map(|f| f.join(program));
     files.find(|file| file.is_file())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_kind_that_the_kernel_lacks_is_not_chosen() {
-        let (empty, hint) = ("*nat\nCOMMIT\n", "*mangle\n:KUBE-IPTABLES-HINT - [0:0]\n");
-        let rule = "*nat\n-A OUTPUT -j RETURN\nCOMMIT\n";
-        let by_plain = |nft, legacy| [false, true].map(|plain| is_legacy(nft, legacy, || plain));
-        assert_eq!(by_plain(None, Some(empty)), [true; 2]);
-        assert_eq!(by_plain(Some(empty), None), [false; 2]);
-        assert_eq!(by_plain(None, None), [false, true]);
-        assert_eq!(by_plain(Some(empty), Some(empty)), [false, true]);
-        assert_eq!(by_plain(Some(empty), Some(rule)), [true; 2]);
-        assert_eq!(by_plain(Some(hint), Some(rule)), [false; 2]);
-        assert_eq!(by_plain(Some(rule), Some(hint)), [true; 2]);
-    }
-
-    #[test]
-    fn hints_count_in_mangle_only() {
-        assert!(has_hint(
-            "*nat\nCOMMIT\n*mangle\n:KUBE-IPTABLES-HINT - [0:0]\n"
-        ));
-        assert!(has_hint("*mangle\n:KUBE-KUBELET-CANARY - [0:0]\n"));
-        assert!(!has_hint(
-            "*mangle\nCOMMIT\n*nat\n:KUBE-KUBELET-CANARY - [0:0]\n"
-        ));
-        assert!(!has_hint("*mangle\n:KUBE-PROXY-CANARY - [0:0]\n"));
-    }
 }

@@ -36,7 +36,7 @@ pub(super) fn rules(family: Family, settings: CaptureSettings) -> Vec<String> {
     if settings.own_mark != 0 {
         rules.push(format!("-m mark --mark {:#x} -j RETURN", settings.own_mark));
     }
-    // Packets from other machines pass PREROUTING before the kernel looks at such an address, and have no output interface.
+    // Packets from other machines pass PREROUTING before the kernel checks such an address, and have no output interface.
     rules.push(format!("-d {loopback} ! -o lo -j RETURN"));
     let protocols = [
         ("tcp", SetId::Tcp, SetId::LoopbackTcp),
