@@ -15,6 +15,7 @@ pub mod nftables;
 pub mod noop;
 mod places;
 mod pod_interface;
+mod rights;
 pub mod userspace;
 mod virtual_servers;
 
@@ -31,13 +32,13 @@ use self::driver::{DataPath, Driver, Unusable};
 pub use self::dry::{DryRun, Plans};
 pub use self::kernel::{KernelState, Target};
 pub use self::pod_interface::PodInterface;
-pub use self::userspace::UserspaceSettings;
+use self::rights::check_privilege;
+pub use self::userspace::{CaptureBy, UserspaceSettings};
 pub use self::virtual_servers::{
     Connections, Drain, Inspection, RealServer, ServerCounts, VirtualServer,
 };
 use crate::error::chain;
 use crate::plan::{NodePlan, ServicePlan};
-use kplane_netlink::{Errno, NetlinkError, NfSocket};
 
 /// A change of one family, as the engine hands it to a backend.
 #[derive(Clone, Copy, Debug)]
@@ -142,29 +143,6 @@ pub struct OpenError {
     pub backend: &'static str,
     /// The missing part, and what to do about it.
     pub reason: String,
-}
-
-/// Asks the kernel for something that only a process gets that may change rules.
-fn ask_kernel() -> Result<(), NetlinkError> {
-    NfSocket::open()?.generation().map(drop)
-}
-
-/// Checks that this process may change rules at all. Without this check, a missing privilege would show up as
-/// many missing kernel features.
-///
-/// # Errors
-/// [`OpenError`].
-pub(in crate::backend) fn check_privilege(backend: &'static str) -> Result<(), OpenError> {
-    match ask_kernel().err().and_then(|error| error.errno()) {
-        Some(Errno::EPERM) => Err(OpenError {
-            backend,
-            reason: "not permitted to change rules: CAP_NET_ADMIN is missing in the user namespace that \
-                     owns this network namespace"
-                .to_owned(),
-        }),
-        // Other errors show up again when the backend opens.
-        _ => Ok(()),
-    }
 }
 
 /// Opens the data paths of both families, and logs why a family cannot be programmed. One working family is
@@ -334,7 +312,7 @@ pub enum Kind {
     Iptables,
     /// kube-proxy's virtual servers and IP sets, and rules for them.
     Ipvs,
-    /// A proxy in the agent, and nftables behind it.
+    /// A proxy in the agent, and nftables or iptables behind it.
     Userspace,
     /// Sockets of the agent on loopback addresses and node ports, without any right.
     UserspaceLoopback,
@@ -391,11 +369,10 @@ impl Kind {
     /// The reason why that cannot be known.
     pub fn look_up(self, target: Target) -> Result<KernelState, String> {
         match self {
-            Self::Nftables | Self::Userspace => {
-                nftables::look_up(target).map_err(|error| chain(&error))
-            }
+            Self::Nftables => nftables::look_up(target).map_err(|error| chain(&error)),
             Self::Iptables => iptables::look_up(target).map_err(|error| chain(&error)),
             Self::Ipvs => ipvs::look_up(target).map_err(|error| chain(&error)),
+            Self::Userspace => Self::behind_proxy().look_up(target),
             Self::UserspaceLoopback | Self::Noop => Err("the agent programs no kernel".to_owned()),
         }
     }
@@ -428,25 +405,6 @@ impl Kind {
             Self::Userspace => &userspace::CAPTURE,
             Self::UserspaceLoopback => &userspace::LOOPBACK,
             Self::Noop => &noop::DESCRIPTION,
-        }
-    }
-
-    /// Returns the way of the userspace backend for which this process has the rights; other backends as they are.
-    #[must_use]
-    pub fn within_rights(self) -> Self {
-        if self != Self::Userspace {
-            return self;
-        }
-        match ask_kernel() {
-            Ok(()) => self,
-            Err(error) => {
-                let backend = userspace::LOOPBACK.name;
-                tracing::info!(
-                    %error,
-                    "this process cannot change rules: Services are at loopback addresses (backend {backend})"
-                );
-                Self::UserspaceLoopback
-            }
         }
     }
 

@@ -210,6 +210,15 @@ struct DataPathFlags {
 }
 
 impl DataPathFlags {
+    /// Returns the settings of a cleanup.
+    fn to_clean_up(&self, mut settings: backend::Settings) -> backend::Settings {
+        settings.userspace.capture = self
+            .userspace
+            .settings(settings.userspace.clone(), None)
+            .capture;
+        settings
+    }
+
     /// Returns the settings, changed as these flags say.
     fn settings(
         &self,
@@ -316,7 +325,7 @@ impl Flags {
                 kube_proxy: self.cleanup_kube_proxy,
                 dry_run: self.dry_run,
                 ports: Ports::new(settings.healthz, settings.metrics),
-                settings: settings.backend,
+                settings: self.data_path.to_clean_up(settings.backend),
                 cache_dir: self.absence.cache_dir(backend),
                 after_kube_proxy: self.after_kube_proxy,
             })

@@ -11,6 +11,7 @@ mod alone;
 mod avoided;
 mod claim;
 mod cleanup;
+mod leased;
 mod leftovers;
 mod privilege;
 mod proxied;

@@ -40,7 +40,7 @@ pub(in crate::backend) use capture::{CaptureSettings, CaptureTable, Place};
 pub(crate) use divert::TABLES as DIVERT_TABLES;
 pub(in crate::backend) use divert::{DivertMarks, DivertTable};
 pub use element::{Data, Destination, Element, ElementOp, Key, NodePort, push_elements};
-pub(in crate::backend) use lookup::look_up;
+pub(in crate::backend) use lookup::{exists, look_up};
 pub use probe::{ProbeError, probe};
 pub use readback::{ReadError, StructureState, decode_elements, read_elements, read_structure};
 pub(in crate::backend) use remembered::{forget, remembered};

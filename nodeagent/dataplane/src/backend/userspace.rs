@@ -3,13 +3,16 @@
 //! `kplane-userproxy` has the sockets and moves the data. This module turns plans into its ServicePorts (`spec.rs`), and
 //! decides where clients arrive. On the way that needs no right (`loopback.rs`), each Service has an address of its own in
 //! 127.64.0.0/10 (`addresses.rs`), which a file in the format of `/etc/hosts` lists (`hosts.rs`), and node ports are
-//! sockets.
+//! sockets. On the other way (`captured.rs`, `way.rs`), rules of the kernel lead to the proxy (`capture.rs`): a table of
+//! nf_tables, or a chain of iptables with a lease (`leased.rs`).
 
 mod address_watch;
 mod addresses;
+mod capture;
 mod captured;
 mod handle;
 mod hosts;
+mod leased;
 mod loopback;
 mod own;
 mod places;
@@ -22,7 +25,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use self::capture::CaptureBy;
 pub use self::handle::ProxyHandle;
+pub(crate) use self::leased::{is_set_name, left_chains, remove_chain, remove_set};
 pub use kplane_userproxy::{
     Bundle, Counts, Door, EndpointState, Failure as ProxyFailure, HandoverError, Inheritance,
     PortState, Proxy, Visitor, ask,
@@ -49,10 +54,17 @@ pub(super) const LOOPBACK: Description = Description {
 /// The facts that hold for the way with the right to change rules on every machine.
 pub(super) const CAPTURE: Description = Description {
     name: "userspace",
-    summary: "A proxy in the agent that tries another endpoint when one does not answer, with nftables behind it",
+    summary: "A proxy in the agent that tries another endpoint when one does not answer, with nftables behind it, or iptables where the kernel has no nf_tables",
     programs_kernel: true,
     leaves_conntrack_entries: true,
     ..LOOPBACK
+};
+
+/// The facts that hold for the same way where iptables is behind the proxy.
+pub(super) const CAPTURE_BEFORE_IPTABLES: Description = Description {
+    shares_names: true,
+    metrics: super::iptables::DESCRIPTION.metrics,
+    ..CAPTURE
 };
 
 /// Settings of this backend alone.
@@ -64,6 +76,8 @@ pub struct UserspaceSettings {
     pub threads: Option<usize>,
     /// Time without a datagram after which a UDP flow ends; `None` = the default.
     pub udp_idle: Option<Duration>,
+    /// The kind of rules that lead clients to the proxy.
+    pub capture: CaptureBy,
     /// Whether endpoints on this node see the client's address.
     pub transparent: bool,
     /// The folder of the socket at which the next agent asks for connections; `None` = none is handed over.

@@ -4,6 +4,7 @@
 //! programs on a node must use the same kind. kplane chooses as kube-proxy's images do: the kind in which
 //! kubelet left a hint, else the kind with more rules, else the kind of plain `iptables`.
 
+mod choice;
 mod version;
 
 use std::env;
@@ -15,6 +16,7 @@ use std::time::Duration;
 use kplane_model::Family;
 use nix::sched::{CloneFlags, unshare};
 
+use self::choice::is_legacy;
 use self::version::{OLDEST, Version};
 use super::counting;
 use crate::process::{Limits, RunError, run};
@@ -40,8 +42,6 @@ const LOCK_WAIT_S: &str = "5";
 const LOCKED: &str = "xtables lock";
 /// Folders of system programs, if `PATH` does not contain them.
 const FOLDERS: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
-/// kubelet's chains in table mangle, which show the kind of iptables that kubelet uses.
-const HINTS: [&str; 2] = [":KUBE-IPTABLES-HINT ", ":KUBE-KUBELET-CANARY "];
 
 /// A kind of iptables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -217,21 +217,14 @@ impl Tool {
         let (Some(nft), Some(legacy)) = (&nft, &legacy) else {
             return Some((nft.or(legacy).or_else(plain)?, None));
         };
-        // A kind that cannot be listed has no hint and no rules.
         let [in_nft, in_legacy] = [nft, legacy].map(|tool| tool.list().ok());
-        let texts = [&in_nft, &in_legacy].map(|text| text.as_deref().unwrap_or_default());
-        let hinted = texts.map(has_hint);
-        let rules = texts.map(|text| text.matches("\n-A ").count());
-        let is_legacy = match (hinted, rules) {
-            ([true, _], _) => false,
-            ([false, true], _) => true,
-            (_, [nfts, legacies]) if nfts != legacies => legacies > nfts,
-            _ => plain().is_some_and(|plain| plain.flavour == Flavour::Legacy),
-        };
-        Some(match is_legacy {
-            true => (legacy.clone(), in_legacy),
-            false => (nft.clone(), in_nft),
-        })
+        let is_plain = || plain().is_some_and(|plain| plain.flavour == Flavour::Legacy);
+        Some(
+            match is_legacy(in_nft.as_deref(), in_legacy.as_deref(), is_plain) {
+                true => (legacy.clone(), in_legacy),
+                false => (nft.clone(), in_nft),
+            },
+        )
     }
 
     /// Returns the programs of one kind, if their version output says which kind they are.
@@ -290,7 +283,19 @@ impl Tool {
     /// # Errors
     /// [`RunError`].
     pub fn list(&self) -> Result<String, RunError> {
-        let text = run(&self.save, &[], b"", SAVE)?;
+        self.save(&[])
+    }
+
+    /// Returns the output of `iptables-save` for one table, which is created if it does not exist.
+    ///
+    /// # Errors
+    /// [`RunError`].
+    pub(in crate::backend) fn list_table(&self, table: &str) -> Result<String, RunError> {
+        self.save(&["-t", table])
+    }
+
+    fn save(&self, arguments: &[&str]) -> Result<String, RunError> {
+        let text = run(&self.save, arguments, b"", SAVE)?;
         // Comments may hold any bytes. Text that is not UTF-8 is never kplane's.
         Ok(String::from_utf8(text)
             .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
@@ -451,36 +456,9 @@ pub fn plain_name(family: Family) -> &'static str {
     }
 }
 
-fn has_hint(listing: &str) -> bool {
-    let mut table = "";
-    listing.lines().any(|line| {
-        if let Some(name) = line.strip_prefix('*') {
-            table = name;
-        }
-        table == "mangle" && HINTS.iter().any(|hint| line.starts_with(hint))
-    })
-}
-
 fn on_path(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let folders = env::split_paths(&path).chain(FOLDERS.map(PathBuf::from));
     let mut files = folders.filter(|f| f.is_absolute()).map(|f| f.join(program));
     files.find(|file| file.is_file())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn hints_count_in_mangle_only() {
-        assert!(has_hint(
-            "*nat\nCOMMIT\n*mangle\n:KUBE-IPTABLES-HINT - [0:0]\n"
-        ));
-        assert!(has_hint("*mangle\n:KUBE-KUBELET-CANARY - [0:0]\n"));
-        assert!(!has_hint(
-            "*mangle\nCOMMIT\n*nat\n:KUBE-KUBELET-CANARY - [0:0]\n"
-        ));
-        assert!(!has_hint("*mangle\n:KUBE-PROXY-CANARY - [0:0]\n"));
-    }
 }

@@ -159,6 +159,7 @@ impl Machine {
             kind: id.kind(),
             family: self.family,
             capacity,
+            timeout_s: None,
         };
         self.all(&[create])
     }

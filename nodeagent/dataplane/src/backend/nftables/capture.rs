@@ -9,6 +9,7 @@
 //!   set local   { protocol . port }   node ports that are only served on loopback addresses
 //!   chain prerouting, output { type nat; priority -110
 //!     meta mark OWN return
+//!     daddr 127.0.0.0/8 return            only in chain prerouting: from another machine; or daddr ::1
 //!     daddr . protocol . port @places  dnat to ADDRESS:PORT
 //!     daddr @nodes fib daddr type local protocol . port @ports  dnat to ADDRESS:PORT
 //!     daddr 127.0.0.0/8 protocol . port @local  dnat to ADDRESS:PORT     only in chain output; or daddr ::1
@@ -43,7 +44,11 @@ const LOCAL: &str = "local";
 
 /// Hooks, by `enum nf_inet_hooks`, and the chains there.
 const CHAINS: [(&str, u32, &[Rule]); 2] = [
-    ("prerouting", 0, &[Rule::Own, Rule::Place, Rule::NodePort]),
+    (
+        "prerouting",
+        0,
+        &[Rule::Own, Rule::Foreign, Rule::Place, Rule::NodePort],
+    ),
     (
         "output",
         3,
@@ -78,6 +83,31 @@ pub(in crate::backend) enum CaptureError {
     /// The kernel refused the change.
     #[error("table {TABLE}: {0}")]
     Refused(#[from] CommitError),
+}
+
+impl CaptureError {
+    /// Returns whether the kernel has no nf_tables, lacks a part of it, or does not let this process use it.
+    pub(in crate::backend) fn is_missing(&self) -> bool {
+        let errno = match self {
+            Self::Netlink(error) => error.errno(),
+            Self::Refused(CommitError::Refused(errno)) => Some(*errno),
+            Self::Refused(CommitError::Rejected { rejections, .. }) => {
+                rejections.first().map(|rejection| rejection.errno)
+            }
+            Self::Refused(_) => None,
+        };
+        matches!(
+            errno,
+            Some(
+                Errno::EOPNOTSUPP
+                    | Errno::ENOENT
+                    | Errno::EINVAL
+                    | Errno::EPERM
+                    | Errno::EAFNOSUPPORT
+                    | Errno::EPROTONOSUPPORT
+            )
+        )
+    }
 }
 
 /// A place that the table leads to the socket.
@@ -273,6 +303,9 @@ fn structure(family: Family, settings: CaptureSettings, flags: u32) -> Batch {
 #[derive(Clone, Copy)]
 enum Rule {
     Own,
+    /// A packet to a loopback address that no process of the node sent. The kernel would drop it later, but only without
+    /// a new destination.
+    Foreign,
     Place,
     NodePort,
     Loopback,
@@ -294,6 +327,10 @@ impl Rules<'_, '_> {
             Rule::Own => {
                 self.to.meta(NFT_META_MARK, FIRST);
                 self.to.compare(&settings.own_mark.to_ne_bytes());
+                self.to.verdict(NFT_RETURN.cast_unsigned());
+            }
+            Rule::Foreign => {
+                self.match_loopback();
                 self.to.verdict(NFT_RETURN.cast_unsigned());
             }
             Rule::Place => {

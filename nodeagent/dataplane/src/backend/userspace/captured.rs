@@ -1,5 +1,5 @@
-//! The proxy in front of a backend of the kernel, which serves all Services: a table leads connections to the proxy
-//! before the kernel's rules see them (U51). The table goes with the process, and the kernel's backend is left.
+//! The proxy in front of a backend of the kernel, which serves all Services: rules lead connections to the proxy before
+//! the kernel's own rules see them (U51). They end with the process, and the kernel's backend is left.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -8,26 +8,30 @@ use std::time::{Duration, Instant};
 
 use kplane_model::{Cidr, Family, Protocol, ServiceKey, ServiceName};
 
-use super::super::nftables::{self, Place};
+use super::super::iptables;
+use super::super::nftables::Place;
 use super::super::{
     Applied, ApplyError, Backend, Change, Failure, Inspection, OpenError, ServerCounts, Side,
     Verification,
 };
 use super::address_watch::with_addresses;
+use super::capture::behind;
 use super::places::{by_kernel, captured, node_ports, on_loopback};
 use super::way::{Starter, Way};
-use super::{CAPTURE, own, spec};
-use crate::backend::iptables::meets_loopback;
-use crate::chain;
+use super::{CAPTURE, CAPTURE_BEFORE_IPTABLES, own, spec};
 use crate::plan::{NodePlan, ServicePlan};
 
 /// Time for which the proxy still serves connections that were on their way to it when the kernel got their ServicePort.
 const LATE: Duration = Duration::from_secs(5);
 
-/// Opens backend `userspace`: nftables, and the proxy in front of it for all Services.
+/// Opens backend `userspace`: one of the kernel's, and the proxy in front of it for all Services.
 pub(super) fn open(settings: &super::super::Settings) -> Result<Backend, OpenError> {
-    let backend = nftables::open(settings)?;
-    let starter = starter(settings);
+    let backend = behind(settings)?;
+    let description = match backend.description.shares_names {
+        true => &CAPTURE_BEFORE_IPTABLES,
+        false => &CAPTURE,
+    };
+    let starter = starter(settings, &backend);
     let ways = Family::ALL.map(|family| (family, starter.open(family)));
     for (family, way) in &ways {
         let Err(reason) = way else { continue };
@@ -46,7 +50,7 @@ pub(super) fn open(settings: &super::super::Settings) -> Result<Backend, OpenErr
     let [v4, v6] = ways.map(|(_, way)| way.ok());
     let backend = in_front(backend, settings, &starter, Scope::All, [v4, v6]);
     Ok(Backend {
-        description: &CAPTURE,
+        description,
         ..backend
     })
 }
@@ -54,14 +58,14 @@ pub(super) fn open(settings: &super::super::Settings) -> Result<Backend, OpenErr
 /// Puts the proxy in front of a backend for the Services that ask for it, and for node ports on loopback addresses. It
 /// starts with the first of them.
 pub(super) fn on_request(backend: Backend, settings: &super::super::Settings) -> Backend {
-    let starter = starter(settings);
+    let starter = starter(settings, &backend);
     starter.inherit();
     in_front(backend, settings, &starter, Scope::Asked, [None, None])
 }
 
-fn starter(settings: &super::super::Settings) -> Arc<Starter> {
-    let starter = Starter::new(settings.userspace.clone(), settings.own_mark);
-    Arc::new(starter)
+fn starter(settings: &super::super::Settings, behind: &Backend) -> Arc<Starter> {
+    let (own, name) = (settings.userspace.clone(), behind.description.name);
+    Arc::new(Starter::new(own, settings.own_mark, name))
 }
 
 fn in_front(
@@ -81,6 +85,7 @@ fn in_front(
             way,
             by_interface: settings.pod_interface.is_some(),
             is_local: by_kernel(backend_name, family, settings),
+            interval: settings.probe_interval,
             places: HashMap::new(),
             late: Vec::new(),
             nodes: None,
@@ -122,6 +127,8 @@ struct Captured {
     by_interface: bool,
     /// Whether the kernel serves node ports on loopback addresses if they are among those of the node plan.
     is_local: bool,
+    /// Least time between two checks of rules of which the kernel does not report changes.
+    interval: Duration,
     /// The ServicePorts of the proxy, and their places in the table.
     places: HashMap<ServiceKey, Vec<Place>>,
     /// ServicePorts that went to the kernel, for connections that were on their way, and since when.
@@ -132,6 +139,11 @@ struct Captured {
 
 /// The reason why the proxy does not serve what it should.
 type Problem = String;
+
+/// The rules that lead to the proxy could not be read or repaired.
+#[derive(Debug, thiserror::Error)]
+#[error("the rules that lead to the userspace proxy: {0}")]
+struct Unchecked(Problem);
 
 impl Captured {
     /// Returns whether the proxy has or gets a ServicePort of a change.
@@ -161,7 +173,7 @@ impl Captured {
     /// Returns whether the kernel serves node ports on loopback addresses.
     fn has_kernel_loopback(&self, node: &NodePlan) -> bool {
         let mut ranges = node.nodeport_ips.iter();
-        self.is_local && ranges.any(|range| meets_loopback(*range))
+        self.is_local && ranges.any(|range| iptables::meets_loopback(*range))
     }
 
     /// Opens the way, if the proxy starts with the first Service that asks for it.
@@ -234,27 +246,27 @@ impl Captured {
 
     /// Has the table lead places no longer to the proxy, so that the kernel serves them.
     fn release(&mut self, node: &NodePlan, staged: &Staged) -> Result<(), Problem> {
-        let Some(Way { table, .. }) = &mut self.way else {
+        let Some(Way { capture, .. }) = &mut self.way else {
             return Ok(());
         };
         let nodes = node_ports(self.family, node);
         if self.nodes.as_ref() != Some(&nodes) {
-            table.set_nodes(&nodes).map_err(|error| chain(&error))?;
+            capture.set_nodes(&nodes)?;
             self.nodes = Some(nodes);
         }
-        table
-            .change(&staged.delete, &[])
-            .map_err(|error| chain(&error))
+        capture.change(&staged.delete, &[])
     }
 
-    /// Has the table lead new places to the proxy, and ends ServicePorts that are gone.
-    fn take(&mut self, staged: Staged) -> Result<(), Problem> {
-        let Some(Way { proxy, table }) = &mut self.way else {
+    /// Has the table lead new places to the proxy, and ends ServicePorts that are gone. With a complete change, the
+    /// kernel's backend may have written rules before those that lead to the proxy.
+    fn take(&mut self, staged: Staged, complete: bool) -> Result<(), Problem> {
+        let Some(Way { proxy, capture }) = &mut self.way else {
             return Ok(());
         };
-        table
-            .change(&[], &staged.add)
-            .map_err(|error| chain(&error))?;
+        if complete {
+            capture.come_first()?;
+        }
+        capture.change(&[], &staged.add)?;
         let now = Instant::now();
         let mut gone = Vec::new();
         for (key, fate) in staged.wanted {
@@ -280,15 +292,23 @@ impl Captured {
     }
 
     /// Gives the kernel back what leads to the proxy, if another program has removed it.
-    fn restore(&mut self) -> Option<Verification> {
-        self.way.as_ref()?;
+    fn restore(&mut self) -> Result<Option<Verification>, ApplyError> {
+        let Some(way) = &mut self.way else {
+            return Ok(None);
+        };
         match self.starter.restore(self.family) {
-            Ok(gone) => gone.map(Verification::Repaired),
+            Ok(Some(gone)) => Ok(Some(Verification::Repaired(gone))),
+            Ok(None) => {
+                let repaired = way.capture.repair();
+                let repaired =
+                    repaired.map_err(|why| ApplyError::new(self.family, Unchecked(why)))?;
+                Ok(repaired.map(Verification::Repaired))
+            }
             Err(problem) => {
                 let family = self.family;
                 let further = self.give_up();
                 tracing::warn!(%family, problem, further, "the kernel serves all Services, since nothing can lead to the proxy");
-                Some(Verification::Outdated(problem))
+                Ok(Some(Verification::Outdated(problem)))
             }
         }
     }
@@ -297,8 +317,8 @@ impl Captured {
     /// change, or as ServicePorts change.
     fn give_up(&mut self) -> Option<Problem> {
         self.places.clear();
-        let cleared = self.way.as_mut().map(|way| way.table.clear());
-        cleared?.err().map(|error| chain(&error))
+        let cleared = self.way.as_mut().map(|way| way.capture.clear());
+        cleared?.err()
     }
 
     /// Reports the ServicePorts of a change that the kernel serves though the proxy should.
@@ -428,7 +448,7 @@ impl Side for Captured {
         staged.without(&applied.failures);
         self.hand(change, false, &applied.failures);
         self.settle(change);
-        if let Err(problem) = released.and_then(|()| self.take(staged)) {
+        if let Err(problem) = released.and_then(|()| self.take(staged, change.complete)) {
             let problem = match self.give_up() {
                 Some(further) => format!("{problem}; {further}"),
                 None => problem,
@@ -439,8 +459,7 @@ impl Side for Captured {
     }
 
     fn verify(&mut self) -> Result<Verification, ApplyError> {
-        // No other program may change a table that has an owner, but the address any program may remove.
-        match self.restore() {
+        match self.restore()? {
             Some(repaired) => Ok(repaired),
             None => self.inner.verify(),
         }
@@ -448,7 +467,7 @@ impl Side for Captured {
 
     fn mend(&mut self) -> Result<Verification, ApplyError> {
         // A repair is followed by a check of everything.
-        match self.restore() {
+        match self.restore()? {
             Some(repaired) => Ok(repaired),
             None => self.inner.mend(),
         }
@@ -459,7 +478,9 @@ impl Side for Captured {
     }
 
     fn probe_interval(&self) -> Option<Duration> {
-        self.inner.probe_interval()
+        let own = self.way.as_ref();
+        let own = own.and_then(|way| way.capture.probe_interval(self.interval));
+        self.inner.probe_interval().max(own)
     }
 
     fn servers(&self) -> Option<ServerCounts> {

@@ -1,4 +1,4 @@
-//! The way from the kernel to the proxy: sockets at an address of this machine, and a table that leads there.
+//! The way from the kernel to the proxy: sockets at an address of this machine, and rules that lead there.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,10 +11,10 @@ use kplane_netlink::{Links, Messages, NfSocket, Routes};
 use kplane_userproxy::{Origins, Proxy, Role, Transparency};
 
 use super::super::OpenError;
-use super::super::nftables::{CaptureSettings, CaptureTable};
+use super::super::nftables::CaptureSettings;
+use super::capture::Capture;
 use super::transparent::{Transparent, deliver};
-use super::{CAPTURE, ProxyHandle, UserspaceSettings, start};
-use crate::chain;
+use super::{CAPTURE, CaptureBy, ProxyHandle, UserspaceSettings, start};
 use crate::proxy_address::{DELIVERY, LOOPBACK_LINK, proxy_address};
 
 /// Attempts to find a port that is free for TCP and UDP.
@@ -24,10 +24,15 @@ const PORTS: usize = 16;
 const ROUTED: Duration = Duration::from_secs(2);
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
+const NOT_TRANSPARENT: &str =
+    "--userspace-transparent needs nf_tables, and does not work with --userspace-capture iptables";
+
 /// The proxy of both families, which starts when one of them needs it.
 pub(super) struct Starter {
     settings: UserspaceSettings,
     own_mark: u32,
+    /// The name of the backend behind the proxy.
+    backend: &'static str,
     running: Mutex<Option<Arc<Proxy>>>,
     /// Whether answers to clients' addresses are delivered to the proxy, by family.
     delivers: Mutex<[bool; 2]>,
@@ -35,10 +40,11 @@ pub(super) struct Starter {
 }
 
 impl Starter {
-    pub(super) fn new(settings: UserspaceSettings, own_mark: u32) -> Self {
+    pub(super) fn new(settings: UserspaceSettings, own_mark: u32, backend: &'static str) -> Self {
         Self {
             settings,
             own_mark,
+            backend,
             running: Mutex::default(),
             delivers: Mutex::default(),
             handle: ProxyHandle::default(),
@@ -70,6 +76,9 @@ impl Starter {
     fn transparency(&self) -> Result<Option<Box<dyn Transparency>>, String> {
         if !self.settings.transparent {
             return Ok(None);
+        }
+        if self.settings.capture == CaptureBy::Iptables {
+            return Err(NOT_TRANSPARENT.to_owned());
         }
         let transparent = Transparent::open(self.own_mark)?;
         let mut delivers = self.delivers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -115,15 +124,20 @@ impl Starter {
             .map_err(|error| format!("cannot open the proxy's sockets at {ip}: {error}"))?;
         let own_mark = self.own_mark;
         let settings = CaptureSettings { socket, own_mark };
-        let table = CaptureTable::create(family, settings).map_err(|error| chain(&error))?;
-        Ok(Way { proxy, table })
+        let capture = Capture::open(family, settings, self.settings.capture, self.backend)?;
+        if self.settings.transparent && !capture.is_nftables() {
+            return Err(NOT_TRANSPARENT.to_owned());
+        }
+        tracing::info!(%family, by = capture.kind(), "rules can lead clients to the userspace proxy");
+        Ok(Way { capture, proxy })
     }
 }
 
 /// The way of one family.
 pub(super) struct Way {
+    /// The rules, which end before the proxy does.
+    pub(super) capture: Capture,
     pub(super) proxy: Arc<Proxy>,
-    pub(super) table: CaptureTable,
 }
 
 /// Gives `lo` the address of the proxy's sockets, and waits until packets reach it; returns false if it has it already.
