@@ -294,13 +294,7 @@ Examples:
 Exit codes: 0 everything is in the file, 2 the file is written, and lacks a part")]
     Bundle(BundleArgs),
     /// Show the Services that change most, the slowest nodes, and the busiest Services of userspace proxies
-    #[command(after_help = "\
-Agents say which Services have the most connections through their userspace proxies; the numbers are sums over all
-nodes. Without such a Service, that table is left out.
-
-Examples:
-  kpctl top
-  kpctl top --limit 50 -o wide")]
+    #[command(after_help = "Examples:\n  kpctl top\n  kpctl top --limit 50 -o wide")]
     Top(TopArgs),
     /// Serve the control plane's page to a browser on this machine
     #[command(after_help = "\

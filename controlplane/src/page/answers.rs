@@ -157,7 +157,7 @@ impl Answers {
         let noticed = self.recorder.list_noticed(Request::new(request)).await?;
         let request = pb::TopRequest {
             limit: RANKS,
-            // A page asks often, and agents only when somebody wants to know.
+            // A page asks often, and this question goes to all agents.
             proxied: false,
         };
         let top = self.recorder.get_top(Request::new(request)).await?;

@@ -167,7 +167,7 @@ impl Flow {
         let socket = (&self.listening, self.thread);
         match self.client {
             (client, None) => replies.add(socket, client, &self.port, bytes),
-            // The kernel must be told the address that the client knows.
+            // The kernel needs the address that the client knows.
             (_, Some(_)) => self.reply(bytes),
         }
     }
