@@ -218,7 +218,16 @@ fn failures(fleet: &pb::Fleet) -> Finding {
 /// Returns whether nodes agree that an endpoint is ill, because their userspace proxies avoid it.
 fn endpoints(fleet: &pb::Fleet) -> Finding {
     const CHECK: &str = "endpoints";
-    let connected = fleet.nodes.iter().filter(|node| !node.peer.is_empty());
+    // The agent of a standalone process has no address.
+    let away = [
+        NodeState::NoAgent,
+        NodeState::Disconnected,
+        NodeState::Unknown,
+    ];
+    let connected = fleet
+        .nodes
+        .iter()
+        .filter(|node| !away.contains(&node.state()));
     let mut avoided = BTreeMap::<(String, &str), BTreeSet<&str>>::new();
     for node in connected {
         for one in node.report.iter().flat_map(|report| &report.avoided) {
@@ -418,7 +427,7 @@ mod tests {
         assert_eq!(both.details, ["shop/web: 10.1.0.1:8080 on 2 nodes: a, b"]);
         assert_eq!(both.remedy, "kpctl describe service shop/web");
         let gone = pb::NodeStatus {
-            peer: String::new(),
+            state: NodeState::Disconnected.into(),
             ..avoiding("b")
         };
         let gone = endpoints(&fleet(vec![avoiding("a"), gone]));

@@ -146,3 +146,26 @@ impl Pipes {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rustix::pipe::fcntl_getpipe_size;
+
+    use super::*;
+
+    #[test]
+    fn the_first_pipes_are_large_and_pipes_are_bounded() {
+        const MOST: usize = LARGE_ONES + 1;
+        let mut pipes = Pipes::new(Arc::default(), MOST);
+        let mut taken: Vec<_> = (0..MOST).map(|_| pipes.take().unwrap()).collect();
+        let size = |pipe: &Pipe| fcntl_getpipe_size(&pipe.input).unwrap();
+        assert_eq!(size(&taken[MOST - 1]), SMALL);
+        assert!(size(&taken[0]) > SMALL);
+        assert!(pipes.take().is_err());
+        pipes.give(taken.swap_remove(0));
+        assert!(
+            size(&pipes.take().unwrap()) > SMALL,
+            "an empty pipe is kept"
+        );
+    }
+}
