@@ -138,8 +138,9 @@ fn u53_nodes_that_avoid_the_same_endpoint_warn_the_fleet() {
             links.add_address("eth0", at.into(), 24).unwrap();
         }
         links.up("eth0").unwrap();
-        let (folder, well) = (tempfile::tempdir().unwrap(), server(0));
-        let dead = well - 1;
+        let folder = tempfile::tempdir().unwrap();
+        // Clients get no such ports, so that the second one is free when a server needs it.
+        let (well, dead) = (server(8081), 8082);
         manifests(folder.path(), [well, dead]);
         let runtime = Runtime::new().unwrap();
         for ports in REPLICAS {
