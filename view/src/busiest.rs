@@ -29,7 +29,7 @@ struct ServiceView {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct BusiestView {
-    /// Those with the most open connections first.
+    /// The Services, with the most open connections first.
     services: Vec<ServiceView>,
     services_omitted: u64,
     /// The number of nodes that have more ServicePorts than they name, so that sums may be too low.

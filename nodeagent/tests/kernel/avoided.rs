@@ -36,15 +36,13 @@ fn local(port: u16) -> SocketAddr {
 }
 
 /// Starts a server that accepts connections, and sends a byte to each.
-fn server(port: u16) -> u16 {
+fn server(port: u16) {
     let listener = TcpListener::bind((HERE, port)).unwrap();
-    let port = listener.local_addr().unwrap().port();
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let _ = std::io::Write::write_all(&mut stream.unwrap(), b"x");
         }
     });
-    port
 }
 
 /// Writes a Service with one endpoint for each port.
@@ -140,7 +138,8 @@ fn u53_nodes_that_avoid_the_same_endpoint_warn_the_fleet() {
         links.up("eth0").unwrap();
         let folder = tempfile::tempdir().unwrap();
         // Clients get no such ports, so that the second one is free when a server needs it.
-        let (well, dead) = (server(8081), 8082);
+        let (well, dead) = (8081, 8082);
+        server(well);
         manifests(folder.path(), [well, dead]);
         let runtime = Runtime::new().unwrap();
         for ports in REPLICAS {

@@ -15,7 +15,7 @@ use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use crate::agent::{Agent, binary};
-use crate::proxied::{PATIENCE, eventually, manifests, signal, start};
+use crate::proxied::{PATIENCE, eventually, manifests, send_back, signal, start};
 
 /// Addresses of the node: at the first ones are servers, and nothing listens at the second ones.
 const NODE: [IpAddr; 2] = [v4([172, 20, 0, 1]), v6(1)];
@@ -95,20 +95,7 @@ fn node(kind: &str) -> NetNs {
 fn echo() -> u16 {
     let port = SERVER;
     for ip in NODE {
-        let listener = TcpListener::bind((ip, port)).unwrap();
-        std::thread::spawn(move || {
-            for stream in listener.incoming() {
-                let mut stream = stream.unwrap();
-                std::thread::spawn(move || {
-                    let mut buffer = [0; 64];
-                    while let Ok(count @ 1..) = stream.read(&mut buffer) {
-                        if stream.write_all(&buffer[..count]).is_err() {
-                            return;
-                        }
-                    }
-                });
-            }
-        });
+        send_back(TcpListener::bind((ip, port)).unwrap());
     }
     for ip in NODE {
         let socket = UdpSocket::bind((ip, port)).unwrap();

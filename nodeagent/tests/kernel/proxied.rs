@@ -63,6 +63,12 @@ fn node() {
 fn echo() -> u16 {
     let listener = TcpListener::bind((NODE, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
+    send_back(listener);
+    port
+}
+
+/// Serves a listener: all that clients send goes back to them.
+pub(crate) fn send_back(listener: TcpListener) {
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
@@ -76,7 +82,6 @@ fn echo() -> u16 {
             });
         }
     });
-    port
 }
 
 fn service(name: &str, metadata: &str, ip: Ipv4Addr, port: u16) -> String {

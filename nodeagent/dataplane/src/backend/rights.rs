@@ -1,4 +1,4 @@
-//! What this process may do in the kernel, and which of the kernel's rules modes choose by that.
+//! The rights of this process in the kernel, and the backends that mode userspace chooses by them.
 
 use super::userspace;
 use super::{CaptureBy, Kind, OpenError, Settings, nftables};

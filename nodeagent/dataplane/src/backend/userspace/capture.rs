@@ -1,4 +1,4 @@
-//! What leads clients to the proxy: a table of nf_tables, or a chain of iptables.
+//! The rules that lead clients to the proxy: a table of nf_tables, or a chain of iptables.
 
 use std::time::Duration;
 
