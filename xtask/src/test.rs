@@ -1,249 +1,233 @@
-//! `cargo xtask test`: everything that must hold before a change lands. CI runs exactly this.
+//! `cargo xtask test`: everything that must hold before a change lands. CI runs exactly this, with `--all`.
+//!
+//! First the checks of the tree, which take seconds. Then one build of everything ([`build`]), which is also the lints'
+//! run. Then the suites ([`suites`]), beside each other ([`schedule`]): they execute what the build made. In the end a
+//! table ([`report`]).
 
-mod beside;
+mod build;
 mod compat;
 mod e2e;
 mod ladder;
 mod links;
 mod literals;
+mod report;
+mod schedule;
+mod suites;
 mod tidy;
 mod tools;
 mod wording;
 
+use std::fs::File;
 use std::path::Path;
-use std::process::{Command, ExitCode};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::ExitCode;
+use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 
-use self::beside::Beside;
-use crate::book;
-use crate::cargo::{self, programs, root, status};
-use crate::simulate;
+use self::build::Built;
+use self::report::Outcome;
+use self::suites::Lane;
+use crate::cargo::{self, programs, root};
 
 const HELP: &str = "\
-Check everything that must hold before a change lands: CI runs exactly this
+Check everything that must hold before a change lands
 
-Usage: cargo xtask test [STEP]
+Usage: cargo xtask test [NAME]     what needs nothing but Rust, a Linux kernel, and root or user namespaces
+       cargo xtask test --all      also what needs Go, a virtual machine, Chromium or a whole cluster, and every
+                                   test on every backend: CI runs exactly this
+       cargo xtask test --list     the names, with their lanes
        cargo xtask test e2e [OPTIONS]
 
 Arguments:
-  [STEP]  Run only the steps whose name contains this, such as `lints` or `demo`
-  e2e     Run Kubernetes' own end-to-end tests, which are no step; `e2e --help` lists the options
+  [NAME]  Run only the checks and suites whose name contains this, such as `format`, `netns` or `vm`
+  e2e     Run Kubernetes' own end-to-end tests, which are in no lane; `e2e --help` lists the options
+
+The log of each suite is in target/test-logs.
 ";
 
-/// One step: a name that a person can ask for, and what it does.
-struct Step {
-    name: &'static str,
-    run: fn(&Path) -> Result<()>,
-}
+/// The name of the compiler's and clippy's warnings among the outcomes, and that of units that were compiled twice.
+const LINTS: &str = "lints";
+const ONCE: &str = "nothing compiled twice";
 
-/// A step that needs nothing but processors: it begins together with [`TESTS`], which mostly wait.
-const SIMULATION: &str = "simulation";
-const TESTS: &str = "tests";
-
-/// Plays the simulation. The whole workspace is named, or cargo would build the crates with other features again.
-const PLAY: [&str; 7] = [
-    "test",
-    "--workspace",
-    "--test",
-    "simulation",
-    "--",
-    "--seeds",
-    simulate::SEEDS,
-];
+/// A check of the files, by this program.
+type Check = (&'static str, fn(&Path) -> Result<()>);
 
 /// Cheap and often failing first.
-const STEPS: [Step; 17] = [
-    Step {
-        name: "tools",
-        run: tools::install,
-    },
-    Step {
-        name: "format",
-        run: |_| cargo::run(&["fmt", "--all", "--check"]),
-    },
-    Step {
-        name: "tidy",
-        run: tidy::check,
-    },
-    Step {
-        name: "wording",
-        run: wording::check,
-    },
-    Step {
-        name: "compatibility page",
-        run: compat::check,
-    },
-    Step {
-        name: "links",
-        run: links::check,
-    },
-    Step {
-        name: "ladder of crates",
-        run: ladder::check,
-    },
-    Step {
-        name: "lints",
-        run: |_| {
-            cargo::run(&[
-                "clippy",
-                "--workspace",
-                "--all-targets",
-                "--",
-                "-D",
-                "warnings",
-            ])
-        },
-    },
-    Step {
-        name: "licences, bans, sources",
-        run: tools::deny,
-    },
-    Step {
-        name: "docs",
-        run: docs,
-    },
-    Step {
-        name: "book",
-        run: book::build,
-    },
-    Step {
-        name: TESTS,
-        run: |_| cargo::run(&["test", "--workspace"]),
-    },
-    Step {
-        name: SIMULATION,
-        run: |_| cargo::run(&PLAY),
-    },
-    Step {
-        name: "vm",
-        run: in_vm,
-    },
-    Step {
-        name: "demo",
-        run: |_| demo(&[]),
-    },
-    Step {
-        name: "demo on a real cluster's objects",
-        run: |_| demo(&["--objects", "tests/data/cluster-dump.yaml"]),
-    },
-    Step {
-        name: "demo without rights",
-        run: |_| demo(&["--userspace"]),
-    },
+const CHECKS: [Check; 6] = [
+    ("format", |_| cargo::run(&["fmt", "--all", "--check"])),
+    ("tidy", tidy::check),
+    ("wording", wording::check),
+    ("compatibility page", compat::check),
+    ("links", links::check),
+    ("ladder of crates", ladder::check),
 ];
 
-/// Runs the steps in order and stops at the first that fails.
+/// What to run.
+#[derive(Debug)]
+struct Wanted {
+    lane: Lane,
+    /// A part of the names to run; empty for all of the lane.
+    name: String,
+}
+
+/// Runs checks and suites, and fails if one of them has failed.
 pub(crate) fn run(args: &[String]) -> Result<ExitCode> {
-    let only = match args {
-        [] => "",
-        [help] if help == "--help" || help == "-h" => {
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    let wanted = match words[..] {
+        ["--help" | "-h", ..] => {
             print!("{HELP}");
             return Ok(ExitCode::SUCCESS);
         }
-        [e2e, options @ ..] if e2e == "e2e" => return e2e::run(options),
-        [only] => only,
-        more => anyhow::bail!("give one step at most: {}", more.join(" ")),
-    };
-    let root = root()?;
-    let steps = STEPS.iter().filter(|step| step.name.contains(only));
-    let steps: Vec<&Step> = steps.collect();
-    ensure!(
-        !steps.is_empty(),
-        "no step has this name; the steps are: {}",
-        names()
-    );
-    let plays = steps.iter().any(|step| step.name == SIMULATION);
-    let mut simulation = None;
-    let mut took = Vec::new();
-    for (n, step) in steps.iter().enumerate() {
-        println!("== {}/{} {}", n + 1, steps.len(), step.name);
-        let started = Instant::now();
-        if step.name == TESTS && plays {
-            simulation = Some(Beside::start(SIMULATION, &PLAY)?);
+        ["e2e", ..] => return e2e::run(args.get(1..).unwrap_or_default()),
+        ["--list"] => {
+            list();
+            return Ok(ExitCode::SUCCESS);
         }
-        let done = match simulation.take_if(|_| step.name == SIMULATION) {
-            Some(simulation) => simulation.finish(),
-            None => (step.run)(root),
+        [] => Wanted::new(Lane::Quick, ""),
+        ["--all"] => Wanted::new(Lane::All, ""),
+        // By name, everything can be asked for.
+        [name] | ["--all", name] if !name.starts_with('-') => Wanted::new(Lane::All, name),
+        _ => anyhow::bail!("{}: see `cargo xtask test --help`", words.join(" ")),
+    };
+    let began = Instant::now();
+    let _lock = lock()?;
+    let outcomes = wanted.run()?;
+    ensure!(
+        !outcomes.is_empty(),
+        "nothing has the name {:?}; see `cargo xtask test --list`",
+        wanted.name
+    );
+    Ok(match report::summary(&outcomes, began.elapsed()) {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
+}
+
+impl Wanted {
+    fn new(lane: Lane, name: &str) -> Self {
+        Self {
+            lane,
+            name: name.to_owned(),
+        }
+    }
+
+    fn has(&self, name: &str) -> bool {
+        name.contains(&self.name)
+    }
+
+    /// Returns all outcomes. Nothing is built if a check has failed.
+    fn run(&self) -> Result<Vec<Outcome>> {
+        let root = root()?;
+        let mut outcomes = Vec::new();
+        for (name, check) in CHECKS.into_iter().filter(|(name, _)| self.has(name)) {
+            let began = Instant::now();
+            let done = check(root);
+            if let Err(error) = &done {
+                println!("{name}: {error:#}");
+            }
+            note(
+                &mut outcomes,
+                Outcome::of_check(name, done.is_ok(), began.elapsed()),
+            );
+        }
+        let is_check = !self.name.is_empty() && !outcomes.is_empty();
+        if is_check || outcomes.iter().any(Outcome::has_failed) {
+            return Ok(outcomes);
+        }
+        let began = Instant::now();
+        println!("building: {}", self.takes());
+        let mut built = build::build()?;
+        let lints = Outcome::of_check(LINTS, built.warnings == 0, began.elapsed());
+        note(&mut outcomes, lints);
+        println!(
+            "      cargo has compiled {} units of kplane's own crates: {} lines",
+            built.units, built.lines
+        );
+        if self.name != LINTS {
+            self.suites(&mut built, &mut outcomes)?;
+        }
+        Ok(outcomes)
+    }
+
+    fn takes(&self) -> &'static str {
+        let is_first = !programs("dev").is_ok_and(|folder| folder.join("kplane-dev").exists());
+        if is_first {
+            "the first time this takes eight minutes on two cores"
+        } else {
+            "what has changed"
+        }
+    }
+
+    /// Runs the suites on what is built.
+    fn suites(&self, built: &mut Built, outcomes: &mut Vec<Outcome>) -> Result<()> {
+        let folder = programs("dev")?;
+        if self.lane == Lane::All {
+            tools::install(&folder).context("cannot install what the tests need")?;
+        }
+        let mut suites = suites::suites(self.lane, &built.tests)?;
+        suites.retain(|suite| self.has(&suite.name));
+        let logs = root()?.join("target/test-logs");
+        outcomes.extend(schedule::run(suites, &folder, &logs, Outcome::print)?);
+        let mut compiled = Ok(());
+        for outcome in outcomes.iter() {
+            if let Some(log) = &outcome.log {
+                compiled = compiled.and(built.further(log));
+            }
+        }
+        if let Err(error) = &compiled {
+            println!("{error:#}");
+        }
+        let once = Outcome::of_check(ONCE, compiled.is_ok(), std::time::Duration::ZERO);
+        note(outcomes, once);
+        Ok(())
+    }
+}
+
+/// Prints an outcome, and keeps it for the table at the end.
+fn note(outcomes: &mut Vec<Outcome>, outcome: Outcome) {
+    outcome.print();
+    outcomes.push(outcome);
+}
+
+/// Prints the names of all checks and suites.
+fn list() {
+    for (name, _) in CHECKS {
+        println!("{name:<40} both lanes");
+    }
+    println!("{LINTS:<40} both lanes");
+    for (name, lane) in suites::names() {
+        let lane = match lane {
+            None => "both lanes",
+            Some(Lane::Quick) => "without --all",
+            Some(Lane::All) => "with --all",
         };
-        done.with_context(|| format!("step \"{}\" failed", step.name))?;
-        took.push((step.name, started.elapsed()));
+        println!("{name:<40} {lane}");
     }
-    summary(&took);
-    Ok(ExitCode::SUCCESS)
-}
-
-fn names() -> String {
-    STEPS.map(|step| step.name).join(", ")
-}
-
-fn summary(took: &[(&str, Duration)]) {
-    println!();
-    for (name, took) in took {
-        println!("ok  {name:<34} {:>6.1} s", took.as_secs_f64());
-    }
-    let total: Duration = took.iter().map(|(_, took)| *took).sum();
     println!(
-        "\nall {} steps passed in {:.0} s",
-        took.len(),
-        total.as_secs_f64()
+        "and a suite for each further test program: unit tests of a crate have the name of its folder"
     );
 }
 
-/// Builds the pages of every crate; a broken link fails.
-fn docs(_: &Path) -> Result<()> {
-    let args = [
-        "doc",
-        "--workspace",
-        "--no-deps",
-        "--document-private-items",
-    ];
-    status(
-        cargo::cargo()?
-            .args(args)
-            .env("RUSTDOCFLAGS", "-D warnings"),
-    )
-}
-
-/// Runs the packet tests of the backend that this machine's kernel may not have: in two machines at a
-/// time, as each has one processor; what one runs takes as long as what the other does.
-fn in_vm(_: &Path) -> Result<()> {
-    /// Has these tests run in the virtual machine, as `kplane_tests::vm::IN_VM` says.
-    const IN_VM: &str = "KPLANE_IN_VM";
-    /// Tests of `netns` that have a machine of their own.
-    const APART: &str = "ipvs::virtual_server_faults";
-    let words = ["test", "--package", "kplane-tests", "--test"];
-    let build = ["vm", "--test", "netns", "--no-run"];
-    cargo::run(&[&words[..], &build].concat())?;
-    let test = |more: &[&str]| -> Result<Command> {
-        let mut command = cargo::cargo()?;
-        command.args(words).args(more).env(IN_VM, "1");
-        Ok(command)
-    };
-    let mut others = [test(&["vm"])?, test(&["netns", "--", APART])?];
-    // Shown when the first is done, so that their lines do not mix.
-    let others = thread::spawn(move || others.each_mut().map(Command::output));
-    let first = status(&mut test(&["netns", "--", "ipvs::", "--skip", APART])?);
-    let others = others.join();
-    let others = others.map_err(|_| anyhow::anyhow!("the other machine's thread has panicked"))?;
-    let mut failed = first.is_err();
-    for output in others {
-        let output = output.context("cannot run tests in the other machine")?;
-        print!("{}", String::from_utf8_lossy(&output.stdout));
-        eprint!("{}", String::from_utf8_lossy(&output.stderr));
-        failed |= !output.status.success();
+/// Keeps two runs in one checkout from building and testing at the same time.
+fn lock() -> Result<File> {
+    let folder = root()?.join("target");
+    std::fs::create_dir_all(&folder)?;
+    let lock = File::create(folder.join("test.lock")).context("cannot create target/test.lock")?;
+    if lock.try_lock().is_err() {
+        println!("another `cargo xtask test` runs in this checkout: waiting for its end");
+        lock.lock().context("cannot lock target/test.lock")?;
     }
-    ensure!(!failed, "tests in a virtual machine have failed");
-    Ok(())
+    Ok(lock)
 }
 
-/// Runs the demo as a check, on programs that are built as the tests are.
-fn demo(args: &[&str]) -> Result<()> {
-    cargo::run(&["build", "--workspace", "--bins"])?;
-    let folder = programs("dev")?;
-    let mut command = Command::new(folder.join("kplane-dev"));
-    command.current_dir(root()?);
-    status(command.args(["demo", "--bin-dir"]).arg(&folder).args(args))
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_select_checks_and_suites() {
+        let wanted = Wanted::new(Lane::All, "vm");
+        assert!(wanted.has("vm faults") && !wanted.has("netns"));
+        assert!(Wanted::new(Lane::Quick, "").has("anything"));
+    }
 }

@@ -1,9 +1,10 @@
 //! Tools of the checks: installed once, kept outside of the checkout.
 
+use std::env;
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 
 use crate::book;
 use crate::cargo::{run, status};
@@ -14,25 +15,32 @@ const CARGO_DENY: Tool = Tool {
     name: "cargo-deny",
     version: "0.20.2",
     options: &[],
-    takes: "five minutes",
+    takes: "three minutes",
 };
 
-/// Installs what is missing.
-pub(super) fn install(_: &Path) -> Result<()> {
+/// Installs what is missing: everything that a build does not make itself.
+pub(super) fn install(programs: &Path) -> Result<()> {
     CARGO_DENY.install()?;
     book::install()?;
     // What only other platforms need is checked as well, and not downloaded by a build.
     run(&["fetch", "--locked", "--quiet"])?;
     // Packages, Kubernetes and the virtual machine of the tests.
-    run(&["run", "--package", "kplane-dev", "--", "tools"])
+    status(Command::new(programs.join("kplane-dev")).arg("tools"))
 }
 
-/// Licences, bans and sources of all dependencies. Advisories need a download that not every
+/// Checks licences, bans and sources of all dependencies. Advisories need a download that not every
 /// machine may make: `cargo deny check advisories` does it where one can.
-pub(super) fn deny(root: &Path) -> Result<()> {
+pub(super) fn deny(root: &Path) -> Result<Command> {
     let mut command = Command::new(CARGO_DENY.program()?);
-    command
-        .current_dir(root)
-        .args(["--offline", "--log-level", "warn", "check"]);
-    status(command.args(["licenses", "bans", "sources"]))
+    command.current_dir(root);
+    command.args(["--offline", "--log-level", "warn", "check"]);
+    command.args(["licenses", "bans", "sources"]);
+    Ok(command)
+}
+
+/// Builds the book.
+pub(super) fn book(_: &Path) -> Result<Command> {
+    let mut command = Command::new(env::current_exe().context("cannot find this program")?);
+    command.arg("book");
+    Ok(command)
 }

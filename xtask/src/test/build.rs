@@ -1,0 +1,254 @@
+//! The one build of a test run: cargo compiles everything once, clippy checks it on the way, and all suites execute
+//! what this build made.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+
+use crate::cargo::cargo;
+
+/// The compiler of the workspace's own crates: rustc, which also runs clippy's lints. A separate `cargo clippy` would
+/// read each line a second time.
+const WRAPPER: (&str, &str) = ("RUSTC_WORKSPACE_WRAPPER", "clippy-driver");
+const JSON: &str = "--message-format=json";
+
+/// A test program.
+#[derive(Clone, Debug)]
+pub(super) struct TestProgram {
+    pub(super) package: String,
+    /// The name of the library, program or test that it tests.
+    pub(super) target: String,
+    pub(super) executable: PathBuf,
+    /// The folder of the package, in which cargo runs its tests.
+    pub(super) folder: PathBuf,
+}
+
+/// What the messages of cargo say about its units.
+#[derive(Debug, Default)]
+pub(super) struct Built {
+    pub(super) tests: Vec<TestProgram>,
+    /// Units that this run has compiled, by cargo command.
+    compiled: BTreeMap<String, usize>,
+    /// Lines of the workspace's own crates that went through the compiler.
+    pub(super) lines: usize,
+    /// Units of the workspace's own crates that this run has compiled.
+    pub(super) units: usize,
+    /// Warnings of the compiler and of clippy.
+    pub(super) warnings: usize,
+    repeated: BTreeSet<String>,
+}
+
+/// Returns a cargo command whose units are those of [`build`].
+pub(super) fn same_units() -> Result<Command> {
+    let mut command = cargo()?;
+    command.env(WRAPPER.0, WRAPPER.1);
+    Ok(command)
+}
+
+/// Builds all programs, tests and benchmarks. Cargo's progress and the compiler's messages go to standard error.
+///
+/// # Errors
+/// Clippy is not installed, or something does not compile.
+pub(super) fn build() -> Result<Built> {
+    let lints = Command::new(WRAPPER.1).arg("--version").output();
+    ensure!(
+        lints.is_ok_and(|output| output.status.success()),
+        "clippy is not installed: rustup component add clippy"
+    );
+    let mut child = same_units()?
+        .args(["test", "--workspace", "--all-targets", "--no-run", JSON])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot start cargo")?;
+    let messages = child.stdout.take().context("cargo has no output")?;
+    let mut built = Built::default();
+    for line in BufReader::new(messages).lines() {
+        built.read(&line?)?;
+    }
+    let status = child.wait()?;
+    ensure!(status.success(), "cargo test --no-run: {status}");
+    Ok(built)
+}
+
+impl Built {
+    /// Takes in the messages that a later cargo command wrote, and fails if that command compiled a unit again.
+    ///
+    /// # Errors
+    /// A unit was compiled twice, or a source file cannot be read.
+    pub(super) fn further(&mut self, log: &Path) -> Result<()> {
+        let text = fs::read_to_string(log).with_context(|| log.display().to_string())?;
+        for line in text.lines().filter(|line| line.starts_with('{')) {
+            self.read(line)?;
+        }
+        let repeated: Vec<&str> = self.repeated.iter().map(String::as_str).collect();
+        ensure!(
+            repeated.is_empty(),
+            "compiled a second time, with other features or flags: {}",
+            repeated.join(", ")
+        );
+        Ok(())
+    }
+
+    /// Reads one message of cargo.
+    fn read(&mut self, line: &str) -> Result<()> {
+        let Ok(message) = serde_json::from_str::<Value>(line) else {
+            return Ok(());
+        };
+        match message["reason"].as_str() {
+            Some("compiler-message") => {
+                let text = message["message"]["rendered"].as_str();
+                eprint!("{}", text.unwrap_or_default());
+                // The last line of a crate counts its warnings, and is one itself.
+                let is_own = message["message"]["spans"][0].is_object();
+                let is_warning = message["message"]["level"] == "warning";
+                self.warnings += usize::from(is_warning && is_own);
+            }
+            Some("compiler-artifact") => self.artifact(&message)?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn artifact(&mut self, message: &Value) -> Result<()> {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let target = &message["target"];
+        let source = PathBuf::from(text(&target["src_path"]));
+        let folder = PathBuf::from(text(&message["manifest_path"]));
+        let folder = folder.parent().unwrap_or(&folder).to_owned();
+        let package = package(&text(&message["package_id"]));
+        let is_test = message["profile"]["test"] == true && target["kind"][0] != "bench";
+        if let (true, Some(executable)) = (is_test, message["executable"].as_str()) {
+            self.tests.push(TestProgram {
+                package: package.clone(),
+                target: text(&target["name"]),
+                executable: executable.into(),
+                folder: folder.clone(),
+            });
+        }
+        if message["fresh"] == true {
+            return Ok(());
+        }
+        // A unit without code, as `cargo doc` makes of dependencies, is another one.
+        let files = message["filenames"].to_string();
+        let is_check = files.contains(".rmeta\"") && !files.contains(".rlib\"");
+        let unit = format!(
+            "{package} {} {}{}",
+            target["name"],
+            target["kind"],
+            if is_check { " (metadata)" } else { "" }
+        );
+        let key = format!("{unit} {} {}", message["package_id"], message["profile"]);
+        let times = self.compiled.entry(key).or_default();
+        *times += 1;
+        if *times > 1 {
+            self.repeated.insert(unit);
+        }
+        if text(&message["package_id"]).starts_with("path+") {
+            self.units += 1;
+            self.lines += lines_of(&source)?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns the name in a package's id: `path+file:///folder#name@version`, or `...folder#version` if the folder has the
+/// name.
+fn package(id: &str) -> String {
+    let (place, name) = id.rsplit_once('#').unwrap_or(("", id));
+    match name.split_once('@') {
+        Some((name, _)) => name.to_owned(),
+        None => place.rsplit('/').next().unwrap_or(name).to_owned(),
+    }
+}
+
+/// Returns the number of lines that a crate has: those of its file, and of its folder if the file is the crate's root
+/// there.
+fn lines_of(root: &Path) -> Result<usize> {
+    let name = root.file_name().unwrap_or_default();
+    let is_alone =
+        name == "build.rs" || name == "main.rs" && root.with_file_name("lib.rs").exists();
+    let folder = root.parent().unwrap_or(root);
+    if is_alone || !(name == "lib.rs" || name == "main.rs") {
+        return lines(root);
+    }
+    let mut sum = 0;
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                sum += lines(&path)?;
+            }
+        }
+    }
+    Ok(sum)
+}
+
+fn lines(file: &Path) -> Result<usize> {
+    let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
+    Ok(text.lines().count())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MODEL: &str = "path+file:///x/model#kplane-model@0.1.0";
+
+    fn artifact(fresh: bool, file: &str, test: bool) -> String {
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/src/main.rs");
+        serde_json::json!({
+            "reason": "compiler-artifact", "package_id": MODEL, "manifest_path": "/x/model/Cargo.toml",
+            "target": {"kind": ["lib"], "name": "kplane_model", "src_path": root},
+            "profile": {"test": test}, "filenames": [file], "fresh": fresh,
+            "executable": test.then_some(file),
+        })
+        .to_string()
+    }
+
+    #[test]
+    fn a_unit_that_is_compiled_twice_is_named() {
+        let mut built = Built::default();
+        for (fresh, file) in [(false, "a.rlib"), (true, "a.rlib"), (false, "a.rmeta")] {
+            built.read(&artifact(fresh, file, false)).unwrap();
+            assert!(built.repeated.is_empty(), "{:?}", built.repeated);
+        }
+        built.read(&artifact(false, "b.rlib", false)).unwrap();
+        let named = built.repeated.first().unwrap();
+        assert!(named.starts_with("kplane-model "), "{named}");
+        assert_eq!(built.units, 3);
+        assert!(built.lines > 1_000, "{}", built.lines);
+    }
+
+    #[test]
+    fn test_programs_are_found() {
+        let mut built = Built::default();
+        built
+            .read(&artifact(true, "/t/deps/kplane_model-1", true))
+            .unwrap();
+        let [test] = &built.tests[..] else {
+            panic!("{:?}", built.tests)
+        };
+        assert_eq!(
+            (&*test.package, &*test.target),
+            ("kplane-model", "kplane_model")
+        );
+        assert_eq!(test.folder, Path::new("/x/model"));
+        assert_eq!(built.units, 0);
+    }
+
+    #[test]
+    fn names_of_packages() {
+        assert_eq!(package(MODEL), "kplane-model");
+        assert_eq!(package("path+file:///x/xtask#0.1.0"), "xtask");
+        assert_eq!(package("registry+https://x/y#serde@1.0.1"), "serde");
+    }
+}

@@ -1,0 +1,186 @@
+//! Runs suites beside each other: those that wait beside those that compute.
+
+use std::fs::{self, File};
+use std::io::IsTerminal as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+
+use super::report::{self, Outcome};
+use super::suites::Suite;
+
+/// How often running suites are checked.
+const POLL: Duration = Duration::from_millis(50);
+/// How often a log that is no terminal says what is running.
+const REMIND: Duration = Duration::from_secs(60);
+/// Ticks of a processor's time a second, as the kernel counts them for programs (`USER_HZ`).
+const TICKS: u64 = 100;
+
+/// A suite that runs. It is killed when this is dropped.
+struct Running {
+    suite: Suite,
+    child: Child,
+    log: PathBuf,
+    began: Instant,
+}
+
+/// Runs all suites, shows each outcome when it is there, and returns them all. A suite that fails does not stop the
+/// others.
+///
+/// # Errors
+/// A suite cannot be started, or its log cannot be read.
+pub(super) fn run(
+    mut waiting: Vec<Suite>,
+    programs: &Path,
+    logs: &Path,
+    show: impl Fn(&Outcome),
+) -> Result<Vec<Outcome>> {
+    fs::create_dir_all(logs).with_context(|| logs.display().to_string())?;
+    let capacity = capacity();
+    let mut running: Vec<Running> = Vec::new();
+    let mut outcomes = Vec::new();
+    let mut shown = Instant::now();
+    while !(waiting.is_empty() && running.is_empty()) {
+        while let Some(next) = next(&waiting, &running, capacity) {
+            running.push(Running::start(waiting.remove(next), programs, logs)?);
+        }
+        thread::sleep(POLL);
+        let mut still = Vec::new();
+        for mut suite in running {
+            match suite.cpu_time_if_ended()? {
+                None => still.push(suite),
+                Some(cpu) => {
+                    clear_status();
+                    let outcome = suite.end(cpu)?;
+                    show(&outcome);
+                    outcomes.push(outcome);
+                }
+            }
+        }
+        running = still;
+        status(&running, waiting.len(), &mut shown);
+    }
+    Ok(outcomes)
+}
+
+/// Returns what may run at a time, in hundredths of a processor.
+fn capacity() -> u32 {
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    u32::try_from(processors)
+        .unwrap_or(u32::MAX)
+        .saturating_mul(100)
+}
+
+/// Returns the place of the first waiting suite for which there is room. One that is too large for the machine runs
+/// alone.
+fn next(waiting: &[Suite], running: &[Running], capacity: u32) -> Option<usize> {
+    let busy: u32 = running.iter().map(|running| running.suite.load).sum();
+    let room = capacity.saturating_sub(busy);
+    let fits = waiting.iter().position(|suite| suite.load <= room);
+    fits.or_else(|| (running.is_empty() && !waiting.is_empty()).then_some(0))
+}
+
+impl Running {
+    fn start(suite: Suite, programs: &Path, logs: &Path) -> Result<Self> {
+        let log = logs.join(format!("{}.log", suite.name.replace(' ', "-")));
+        let lines = File::create(&log).with_context(|| log.display().to_string())?;
+        let errors = lines.try_clone()?;
+        let mut command = suite.command(programs)?;
+        command.stdin(Stdio::null()).stdout(lines).stderr(errors);
+        command.env(report::SKIPPED, report::skips(&log));
+        let _ = fs::remove_file(report::skips(&log));
+        let child = command.spawn();
+        let child = child.with_context(|| format!("cannot start suite {}", suite.name))?;
+        Ok(Self {
+            suite,
+            child,
+            log,
+            began: Instant::now(),
+        })
+    }
+
+    /// Returns the processor time of a program that has ended, and of all programs that it waited for. The kernel tells
+    /// it as long as nobody has asked for the exit code.
+    fn cpu_time_if_ended(&mut self) -> Result<Option<Duration>> {
+        let stat = format!("/proc/{}/stat", self.child.id());
+        let text = fs::read_to_string(&stat).with_context(|| stat.clone())?;
+        // After the name, which may contain anything: state, and as 14th to 17th field the times.
+        let fields = text.rsplit_once(')').map_or("", |(_, fields)| fields);
+        let fields: Vec<&str> = fields.split_whitespace().collect();
+        if fields.first() != Some(&"Z") {
+            return Ok(None);
+        }
+        let times = fields.iter().skip(11).take(4);
+        let ticks: u64 = times.filter_map(|field| field.parse::<u64>().ok()).sum();
+        Ok(Some(Duration::from_millis(ticks * 1000 / TICKS)))
+    }
+
+    fn end(mut self, cpu: Duration) -> Result<Outcome> {
+        let status = self.child.wait()?;
+        report::outcome(&self.suite, status, &self.log, self.began.elapsed(), cpu)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// Says what is running: in the last line of a terminal, or with a line from time to time.
+fn status(running: &[Running], waiting: usize, shown: &mut Instant) {
+    let names: Vec<String> = running
+        .iter()
+        .map(|running| {
+            format!(
+                "{} {}s",
+                running.suite.name,
+                running.began.elapsed().as_secs()
+            )
+        })
+        .collect();
+    if names.is_empty() {
+        return;
+    }
+    let text = format!("running: {}; {waiting} wait", names.join(", "));
+    if std::io::stderr().is_terminal() {
+        eprint!("\r\x1b[K{}", text.chars().take(100).collect::<String>());
+    } else if shown.elapsed() >= REMIND {
+        println!("{text}");
+        *shown = Instant::now();
+    }
+}
+
+fn clear_status() {
+    if std::io::stderr().is_terminal() {
+        eprint!("\r\x1b[K");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::suites::Run;
+    use super::*;
+
+    fn suite(load: u32) -> Suite {
+        Suite {
+            name: "s".to_owned(),
+            load,
+            seconds: 1,
+            run: Run::Dev(&[]),
+        }
+    }
+
+    #[test]
+    fn what_fits_is_started_and_what_is_too_large_runs_alone() {
+        assert_eq!(next(&[suite(300), suite(100)], &[], 200), Some(1));
+        assert_eq!(next(&[suite(300)], &[], 200), Some(0));
+        assert_eq!(next(&[], &[], 200), None);
+    }
+}

@@ -1,0 +1,228 @@
+//! The suites of the test command: what each executes, in which lane, and what it needs of the machine.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+
+use super::build::{TestProgram, same_units};
+use super::tools;
+use crate::cargo::root;
+
+/// Which suites run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lane {
+    /// What needs nothing but Rust, a Linux kernel, and root or user namespaces.
+    Quick,
+    /// Also what needs Go, a virtual machine, Chromium or a whole cluster, and every test on every backend.
+    All,
+}
+
+/// One suite: a program that runs beside others, and what it needs.
+#[derive(Clone, Debug)]
+pub(super) struct Suite {
+    pub(super) name: String,
+    /// Hundredths of a processor that it keeps busy, on average.
+    pub(super) load: u32,
+    /// Duration on a machine with two processors, roughly: long suites start first.
+    pub(super) seconds: u32,
+    pub(super) run: Run,
+}
+
+/// What a suite executes.
+#[derive(Clone, Debug)]
+pub(super) enum Run {
+    /// A test program with arguments, and with variables that are set to `1`.
+    Test(
+        TestProgram,
+        &'static [&'static str],
+        &'static [&'static str],
+    ),
+    /// kplane's program for developers, on the programs that the build made.
+    Dev(&'static [&'static str]),
+    /// Cargo, which must find every unit built.
+    Cargo(&'static [&'static str]),
+    /// Another program.
+    Tool(fn(&Path) -> Result<Command>),
+}
+
+/// A test program that runs in another way than without arguments, or as several suites.
+struct Listed {
+    name: &'static str,
+    /// The lane, or both.
+    lane: Option<Lane>,
+    load: u32,
+    seconds: u32,
+    /// Package and target.
+    program: (&'static str, &'static str),
+    args: &'static [&'static str],
+    vars: &'static [&'static str],
+}
+
+const PACKETS: (&str, &str) = ("kplane-tests", "it");
+const RIG: (&str, &str) = ("kplane-rig", "it");
+const SIMULATION: (&str, &str) = ("kp-nodeagent", "simulation");
+/// Has tests run in the virtual machine, as `kplane_tests::vm::IN_VM` says.
+const IN_VM: &str = "KPLANE_IN_VM";
+/// Has only a chosen part of the packet tests run on backends other than nftables, as
+/// `kplane_tests::support::under_test::CHOSEN` says.
+const CHOSEN: &str = "KPLANE_CHOSEN_TESTS";
+
+#[rustfmt::skip]
+const LISTED: [Listed; 15] = [
+    Listed { name: "netns", lane: Some(Lane::Quick), load: 60, seconds: 150, program: PACKETS,
+        args: &["netns"], vars: &[CHOSEN] },
+    Listed { name: "netns", lane: Some(Lane::All), load: 60, seconds: 300, program: PACKETS,
+        args: &["netns"], vars: &[] },
+    Listed { name: "cluster", lane: Some(Lane::All), load: 60, seconds: 500, program: PACKETS,
+        args: &["cluster"], vars: &[] },
+    Listed { name: "conformance", lane: Some(Lane::All), load: 60, seconds: 200, program: PACKETS,
+        args: &["conformance"], vars: &[] },
+    Listed { name: "installed", lane: Some(Lane::All), load: 60, seconds: 300, program: PACKETS,
+        args: &["installed"], vars: &[] },
+    Listed { name: "chart", lane: Some(Lane::All), load: 100, seconds: 60, program: PACKETS,
+        args: &["chart"], vars: &[] },
+    // A virtual machine has one processor. What one of these runs takes as long as what the other does.
+    Listed { name: "vm packets", lane: Some(Lane::All), load: 100, seconds: 250, program: PACKETS,
+        args: &["netns", "ipvs::", "--skip", APART], vars: &[IN_VM] },
+    Listed { name: "vm faults", lane: Some(Lane::All), load: 100, seconds: 130, program: PACKETS,
+        args: &["netns", APART], vars: &[IN_VM] },
+    Listed { name: "vm kube-proxy", lane: Some(Lane::All), load: 100, seconds: 130, program: PACKETS,
+        args: &["vm"], vars: &[IN_VM] },
+    Listed { name: "rig", lane: Some(Lane::Quick), load: 60, seconds: 20, program: RIG,
+        args: &["rig", "--skip", "browser::"], vars: &[] },
+    Listed { name: "rig", lane: Some(Lane::All), load: 60, seconds: 60, program: RIG,
+        args: &["rig"], vars: &[] },
+    Listed { name: "real nodes", lane: Some(Lane::All), load: 60, seconds: 100, program: RIG,
+        args: &["real"], vars: &[] },
+    Listed { name: "simulation", lane: Some(Lane::Quick), load: 200, seconds: 30, program: SIMULATION,
+        args: &["--seeds", "2000"], vars: &[] },
+    Listed { name: "simulation", lane: Some(Lane::All), load: 200, seconds: 300, program: SIMULATION,
+        args: &["--seeds", "20000"], vars: &[] },
+    Listed { name: "controlplane it", lane: None, load: 80, seconds: 120, program: ("kp-controlplane", "it"),
+        args: &[], vars: &[] },
+];
+
+/// Tests of `netns` that have a virtual machine of their own.
+const APART: &str = "ipvs::virtual_server_faults";
+
+/// Suites that are no test programs: name, lane or both, load, seconds, and what they execute.
+type Other = (&'static str, Option<Lane>, u32, u32, Run);
+
+#[rustfmt::skip]
+const OTHERS: [Other; 7] = [
+    ("demo", None, 60, 15, Run::Dev(&["demo"])),
+    ("demo of a real cluster's objects", None, 60, 25, Run::Dev(&["demo", "--objects", "tests/data/cluster-dump.yaml"])),
+    ("demo without rights", None, 60, 20, Run::Dev(&["demo", "--userspace"])),
+    ("doc tests", None, 150, 30, Run::Cargo(&["test", "--workspace", "--doc"])),
+    ("docs", Some(Lane::All), 200, 120, Run::Cargo(&["doc", "--workspace", "--no-deps", "--document-private-items"])),
+    ("licences", Some(Lane::All), 100, 5, Run::Tool(tools::deny)),
+    ("book", Some(Lane::All), 100, 5, Run::Tool(tools::book)),
+];
+
+impl Suite {
+    /// Returns the command that runs the suite.
+    pub(super) fn command(&self, programs: &Path) -> Result<Command> {
+        let mut command = match &self.run {
+            Run::Test(program, args, vars) => {
+                let mut command = Command::new(&program.executable);
+                command.args(*args).current_dir(&program.folder);
+                command.env("CARGO_MANIFEST_DIR", &program.folder);
+                command.envs(vars.iter().map(|var| (var, "1")));
+                command
+            }
+            Run::Dev(args) => {
+                let mut command = Command::new(programs.join("kplane-dev"));
+                let (task, options) = args.split_first().context("no subcommand")?;
+                command
+                    .arg(task)
+                    .arg("--bin-dir")
+                    .arg(programs)
+                    .args(options);
+                command.current_dir(root()?);
+                command
+            }
+            Run::Cargo(args) => {
+                let mut command = same_units()?;
+                command.args(*args).arg("--message-format=json");
+                command.env("RUSTDOCFLAGS", "-D warnings");
+                command
+            }
+            Run::Tool(tool) => tool(root()?)?,
+        };
+        // Tests that run kplane's programs take these.
+        command.env("KPLANE_PROGRAMS", programs);
+        Ok(command)
+    }
+}
+
+/// Returns the suites of a lane, longest first. Every test program runs in some suite: one that is not listed runs as a
+/// suite of its own.
+///
+/// # Errors
+/// The build has not made a listed program.
+pub(super) fn suites(lane: Lane, tests: &[TestProgram]) -> Result<Vec<Suite>> {
+    let is_listed = |test: &TestProgram| {
+        let mut programs = LISTED.iter().map(|listed| listed.program);
+        programs.any(|program| program == (&*test.package, &*test.target))
+    };
+    let mut all: Vec<Suite> = Vec::new();
+    for listed in LISTED
+        .iter()
+        .filter(|listed| listed.lane.is_none_or(|its| its == lane))
+    {
+        let (package, target) = listed.program;
+        let mut programs = tests.iter();
+        let program = programs.find(|test| (&*test.package, &*test.target) == listed.program);
+        let program =
+            program.with_context(|| format!("the build has no test program {package} {target}"))?;
+        all.push(Suite {
+            name: listed.name.to_owned(),
+            load: listed.load,
+            seconds: listed.seconds,
+            run: Run::Test(program.clone(), listed.args, listed.vars),
+        });
+    }
+    all.extend(
+        tests
+            .iter()
+            .filter(|test| !is_listed(test))
+            .map(|test| Suite {
+                name: short(test),
+                load: 100,
+                seconds: 10,
+                run: Run::Test(test.clone(), &[], &[]),
+            }),
+    );
+    let others = OTHERS
+        .into_iter()
+        .filter(|other| other.1.is_none_or(|its| its == lane));
+    all.extend(others.map(|(name, _, load, seconds, run)| Suite {
+        name: name.to_owned(),
+        load,
+        seconds,
+        run,
+    }));
+    all.sort_by_key(|suite| std::cmp::Reverse(suite.seconds));
+    Ok(all)
+}
+
+/// Returns the names of suites that are listed here, with their lane or both.
+pub(super) fn names() -> impl Iterator<Item = (&'static str, Option<Lane>)> {
+    let listed = LISTED.iter().map(|listed| (listed.name, listed.lane));
+    listed.chain(OTHERS.into_iter().map(|(name, lane, ..)| (name, lane)))
+}
+
+/// Returns the name of a test program's suite: `model` for a library, `cli it` for a test.
+fn short(test: &TestProgram) -> String {
+    let package = test
+        .package
+        .trim_start_matches("kplane-")
+        .trim_start_matches("kp-");
+    let is_own = test.target.replace('_', "-") == test.package;
+    if is_own {
+        package.to_owned()
+    } else {
+        format!("{package} {}", test.target)
+    }
+}
