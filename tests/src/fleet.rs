@@ -32,7 +32,7 @@ use meter::Meter;
 use plane::Places;
 
 pub(crate) use input::names;
-pub use input::{Input, objects, slice};
+pub use input::{Input, STAMP_BITS, objects, slice, stamp_of};
 pub use meter::{Violated, WayCounts, percentiles};
 pub(crate) use plane::make_certs;
 pub use plane::{Usage, agent_address, beside, identity, metrics_address};

@@ -6,6 +6,10 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
+/// Builds all programs as tests are built. The whole workspace is named, so that cargo builds dependencies with the
+/// features that they have in the tests, and nothing twice.
+pub(crate) const BUILD_FOR_TESTS: [&str; 3] = ["build", "--workspace", "--bins"];
+
 /// Returns the root of the workspace.
 pub(crate) fn root() -> Result<&'static Path> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent();

@@ -6,13 +6,11 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 
-use crate::cargo::{self, cargo, programs, root, status};
+use crate::cargo::{self, BUILD_FOR_TESTS, cargo, programs, root, status};
 use crate::start::dev;
 
 /// The programs that have images.
 const PROGRAMS: [&str; 2] = ["kp-controlplane", "kp-nodeagent"];
-/// What tests build: with the same packages, cargo builds nothing twice.
-const QUICK: [&str; 4] = ["kp-controlplane", "kp-nodeagent", "kpctl", "kplane-tests"];
 /// The target unless `--target` names another.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// The profile of programs as shipped.
@@ -24,13 +22,7 @@ pub(crate) fn run(mut args: Vec<String>) -> Result<ExitCode> {
         return dev("images", &args);
     }
     let folder = if args.iter().any(|arg| arg == "--quick") {
-        let packages = QUICK.iter().flat_map(|name| ["--package", name]);
-        cargo::run(
-            &["build", "--bins"]
-                .into_iter()
-                .chain(packages)
-                .collect::<Vec<_>>(),
-        )?;
+        cargo::run(&BUILD_FOR_TESTS)?;
         programs("dev")?
     } else {
         build(&target(&args))?

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 
-use crate::cargo::{cargo, programs, run};
+use crate::cargo::{BUILD_FOR_TESTS, programs, run};
 
 /// The packages that the demo plays with, and the demo itself.
 const DEMO: [&str; 4] = ["kp-controlplane", "kp-nodeagent", "kpctl", "kplane-dev"];
@@ -57,19 +57,24 @@ fn build(profile: &str, packages: &[&str]) -> Result<()> {
         ),
     }
     let started = Instant::now();
-    let packages = packages.iter().flat_map(|name| ["--package", name]);
-    let mut args = vec!["build", "--profile", profile];
-    args.extend(packages);
-    run(&args)?;
+    if profile == "dev" {
+        run(&BUILD_FOR_TESTS)?;
+    } else {
+        let packages = packages.iter().flat_map(|name| ["--package", name]);
+        let mut args = vec!["build", "--profile", profile];
+        args.extend(packages);
+        run(&args)?;
+    }
     println!("Built in {:.0} s.", started.elapsed().as_secs_f64());
     Ok(())
 }
 
 /// Builds and starts a subcommand of the developers' program, as tests are built.
 pub(crate) fn dev(task: &str, args: &[String]) -> Result<ExitCode> {
+    run(&[&BUILD_FOR_TESTS[..], &["--quiet"]].concat())?;
     play(
-        cargo()?
-            .args(["run", "--quiet", "--package", "kplane-dev", "--", task])
+        Command::new(programs("dev")?.join("kplane-dev"))
+            .arg(task)
             .args(args),
     )
 }

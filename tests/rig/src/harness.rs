@@ -1,14 +1,20 @@
-//! The `main` of a test program whose tests use namespaces (`harness = false` in `Cargo.toml`).
+//! The `main` of a test program with suites, whose tests may use namespaces (`harness = false` in `Cargo.toml`).
 //!
 //! libtest starts threads before a test can run, and a process with threads cannot enter a user
 //! namespace. Such programs therefore have this `main`, with libtest's own options and output.
+//!
+//! A program has several suites, because one program is linked faster than many. Its first argument
+//! names the suite: `it netns --exact nat::dnat`.
 
-use std::process::ExitCode;
+use std::env;
+use std::ffi::OsString;
+use std::process::{Command, ExitCode};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
-use libtest_mimic::{Arguments, Failed, Trial};
+use anyhow::{Context as _, Result};
+pub use libtest_mimic::Arguments;
+use libtest_mimic::{Failed, Trial};
 
 use crate::privilege::require_netns;
 use crate::userns;
@@ -19,6 +25,9 @@ const LONG: Duration = Duration::from_secs(2);
 /// A test: its name and its body.
 pub type Test = (&'static str, fn() -> Result<()>);
 
+/// A suite of tests: its name, and its `main`, which gets the arguments after the name.
+pub type Suite = (&'static str, fn(&Arguments) -> ExitCode);
+
 /// Converts the named functions to [`Test`]s: `const TESTS: &[Test] =
 /// kplane_rig::tests!(nat::dnat);`
 #[macro_export]
@@ -28,35 +37,127 @@ macro_rules! tests {
     };
 }
 
-/// Defines a `main` that runs the named functions: `kplane_rig::main!(nat::dnat, nat::hairpin);`
-#[macro_export]
-macro_rules! main {
-    ($($test:path),+ $(,)?) => {
-        fn main() -> ::std::process::ExitCode {
-            let tests: &[$crate::harness::Test] = $crate::tests!($($test),+);
-            $crate::harness::run(1, tests.iter().copied())
-        }
+/// Runs the suite that the first argument names. Without a name, this program starts itself once for each
+/// suite, one after the other, with the same options.
+#[must_use]
+pub fn suites(all: &[Suite]) -> ExitCode {
+    let mut words = env::args_os();
+    let program = words.next().unwrap_or_default();
+    let mut words = words.peekable();
+    let Some(named) = words.next_if(|word| !word.to_string_lossy().starts_with('-')) else {
+        let options: Vec<OsString> = words.collect();
+        return each(all, &options);
     };
+    let Some((_, suite)) = all.iter().find(|(name, _)| named == *name) else {
+        let names: Vec<_> = all.iter().map(|(name, _)| *name).collect();
+        let (named, names) = (named.display(), names.join(", "));
+        eprintln!("there is no suite {named}; the first argument is one of: {names}");
+        return ExitCode::from(2);
+    };
+    suite(&Arguments::from_iter([program].into_iter().chain(words)))
+}
+
+/// Runs all suites. Each needs a process of its own, which enters namespaces before it has threads.
+fn each(all: &[Suite], options: &[OsString]) -> ExitCode {
+    let mut failed = Vec::new();
+    for (name, _) in all {
+        println!("\n== {name}");
+        let run = || {
+            let mut again = Command::new(env::current_exe()?);
+            again.arg(name).args(options).status()
+        };
+        match run().with_context(|| format!("start the suite {name}")) {
+            Ok(status) if status.success() => {}
+            Ok(status) => failed.push(format!("{name}: {status}")),
+            Err(error) => failed.push(format!("{error:#}")),
+        }
+    }
+    if failed.is_empty() {
+        return ExitCode::SUCCESS;
+    }
+    eprintln!("failed suites: {}", failed.join(", "));
+    ExitCode::FAILURE
 }
 
 /// Runs tests, at most `threads` at a time unless `--test-threads` says otherwise. They run in
 /// namespaces apart from the machine's, as root or not.
 #[must_use]
-pub fn run<N, B>(threads: usize, tests: impl IntoIterator<Item = (N, B)>) -> ExitCode
+pub fn run<N, B>(
+    arguments: &Arguments,
+    threads: usize,
+    tests: impl IntoIterator<Item = (N, B)>,
+) -> ExitCode
 where
     N: Into<String>,
     B: FnOnce() -> Result<()> + Send + 'static,
 {
-    let usable = userns::isolate().and_then(|_| require_netns());
-    let usable = match usable.or_else(skip_unless_strict) {
-        Ok(usable) => usable,
+    prepared(arguments, threads, || Ok(true), tests)
+}
+
+/// Runs tests as [`run`] does, after a preparation that still has the machine's network. If this returns
+/// `false`, all tests are skipped.
+#[must_use]
+pub fn prepared<N, B>(
+    arguments: &Arguments,
+    threads: usize,
+    prepare: impl FnOnce() -> Result<bool>,
+    tests: impl IntoIterator<Item = (N, B)>,
+) -> ExitCode
+where
+    N: Into<String>,
+    B: FnOnce() -> Result<()> + Send + 'static,
+{
+    let isolate = || {
+        let usable = userns::isolate().and_then(|_| require_netns());
+        usable.or_else(skip_unless_strict)
+    };
+    // Names alone need neither programs nor namespaces.
+    let usable = if arguments.list {
+        Ok(true)
+    } else {
+        prepare().and_then(|usable| Ok(usable && isolate()?))
+    };
+    match usable {
+        Ok(usable) => play(arguments, Some(threads), usable, tests),
         Err(error) => {
             eprintln!("{error:#}");
-            return ExitCode::FAILURE;
+            ExitCode::FAILURE
         }
-    };
-    let mut arguments = Arguments::from_args();
-    arguments.test_threads.get_or_insert(threads);
+    }
+}
+
+/// Runs tests that need no namespaces, where this process is, on all processors.
+#[must_use]
+pub fn run_here<N, B>(arguments: &Arguments, tests: impl IntoIterator<Item = (N, B)>) -> ExitCode
+where
+    N: Into<String>,
+    B: FnOnce() -> Result<()> + Send + 'static,
+{
+    play(arguments, None, true, tests)
+}
+
+/// Skips all tests.
+#[must_use]
+pub fn skip<N, B>(arguments: &Arguments, tests: impl IntoIterator<Item = (N, B)>) -> ExitCode
+where
+    N: Into<String>,
+    B: FnOnce() -> Result<()> + Send + 'static,
+{
+    play(arguments, None, false, tests)
+}
+
+fn play<N, B>(
+    arguments: &Arguments,
+    threads: Option<usize>,
+    usable: bool,
+    tests: impl IntoIterator<Item = (N, B)>,
+) -> ExitCode
+where
+    N: Into<String>,
+    B: FnOnce() -> Result<()> + Send + 'static,
+{
+    let mut arguments = arguments.clone();
+    arguments.test_threads = arguments.test_threads.or(threads);
     let times = Times::default();
     let trial = |(name, body): (N, B)| {
         let (name, times) = (name.into(), times.clone());

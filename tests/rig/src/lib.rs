@@ -53,6 +53,7 @@ pub mod privilege;
 pub mod process;
 pub mod product;
 pub mod real;
+pub mod scratch;
 pub mod sctp;
 pub mod status;
 pub mod sysctl;

@@ -18,10 +18,11 @@ const CHANGING: u32 = 100;
 /// Second byte of the first endpoint whose address says which change made it: 10.64.0.0 and following ones.
 const STAMPED: u8 = 64;
 /// Number of bits of such an address that count.
-const STAMP_BITS: u32 = 22;
+pub const STAMP_BITS: u32 = 22;
 
 /// Returns the number of the change that made an endpoint; 0 = none.
-pub(super) fn stamp_of(endpoint: Ipv4Addr) -> u64 {
+#[must_use]
+pub fn stamp_of(endpoint: Ipv4Addr) -> u64 {
     let [_, second, _, _] = endpoint.octets();
     if second & 0xc0 != STAMPED {
         return 0;
@@ -165,18 +166,4 @@ pub fn slice(number: u32, endpoints: &[Ipv4Addr]) -> Value {
     let endpoints = endpoints.iter().map(|ip| json!({"addresses": [ip]}));
     let service = format!("s{number}");
     cluster::objects::slice(NAMESPACE, &format!("{service}-1"), &service, endpoints)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_endpoint_says_which_change_made_it() {
-        let stamp = |text: &str| stamp_of(text.parse().unwrap());
-        assert_eq!(stamp("10.64.0.1"), 1);
-        assert_eq!(stamp("10.127.255.255"), (1 << STAMP_BITS) - 1);
-        assert_eq!(stamp("10.245.0.1"), 0);
-        assert_eq!(stamp("10.246.255.255"), 0);
-    }
 }

@@ -1,0 +1,218 @@
+//! Frozen nodes, with the document of orders in a real API server and the rights of deploy/kubernetes/rbac.yaml.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use kplane_proto::v1::NodeState;
+use kplane_tests::cluster::Api;
+use kplane_tests::wait::eventually;
+use serde_json::{Value, json};
+
+use crate::cluster::faults::{addresses, serve};
+use crate::cluster::replicas::{kpctl, kpctl_in};
+use crate::cluster::support::world::{DEADLINE, NODES, Plane, reaches};
+use crate::cluster::support::{World, with_world};
+
+/// The replicas, the ports of their status APIs, and the node whose agent each has.
+const PLACES: [(u16, u16, &str); 2] = [(11, 7554, "node-1"), (12, 7564, "node-2")];
+/// The document.
+const DOCUMENT: &str = "kplane/kplane-orders";
+const ACCOUNT: &str = "kplane/kplane-controlplane";
+
+/// An order at one replica freezes the agent of the other, also after that replica has started anew, and while
+/// the document is damaged. The agent repairs what others change meanwhile.
+pub(crate) fn a_node_is_frozen_at_any_replica_and_stays_so_over_restarts() -> Result<()> {
+    with_world(|world| {
+        let (mut planes, kubeconfig) = start(world)?;
+        let before = serve(world.api(), "before", 95, 2)?;
+        for (_, _, node) in PLACES {
+            world.leads(node, before, &addresses(95, 2))?;
+        }
+        orders(
+            world,
+            7554,
+            &["freeze", "--node", "node-2", "--reason", "drill"],
+        )?;
+        shown(&planes, "node-2", NodeState::Frozen)?;
+        let later = serve(world.api(), "later", 96, 2)?;
+        world.leads("node-1", later, &addresses(96, 2))?;
+        let lacks = |world: &World| -> Result<()> {
+            let found = reaches(world.ns("node-2")?, later)?;
+            ensure!(found.is_empty(), "a frozen node got {found:?}");
+            Ok(())
+        };
+        lacks(world)?;
+
+        let (_, text, _) = kpctl(world, 7554, &["status"])?;
+        ensure!(
+            text.contains("1 frozen") && text.contains("drill"),
+            "{text}"
+        );
+        let mut flush = Command::new("nft");
+        flush.arg("flush ruleset");
+        world.ns("node-2")?.output(flush)?;
+        world.leads("node-2", before, &addresses(95, 2))?;
+        lacks(world)?;
+
+        drop(planes.remove(1));
+        planes.push(plane(world, PLACES[1].0, &kubeconfig)?);
+        shown(&planes, "node-2", NodeState::Frozen)?;
+        damaged(world, &planes)?;
+        lacks(world)?;
+        orders(world, 7554, &["thaw", "--node", "node-2"])?;
+        world.leads("node-2", later, &addresses(96, 2))?;
+        shown(&planes, "node-2", NodeState::InSync)?;
+        least(world)?;
+        end(world)
+    })
+}
+
+/// Orders that two replicas are given at the same time are both in force.
+pub(crate) fn orders_at_two_replicas_at_once_are_both_kept() -> Result<()> {
+    with_world(|world| {
+        let (planes, _) = start(world)?;
+        for (verb, state) in [("freeze", NodeState::Frozen), ("thaw", NodeState::InSync)].repeat(3)
+        {
+            let control = world.topology.host("control")?.ns();
+            thread::scope(|scope| {
+                let both = PLACES.map(|(_, port, node)| {
+                    scope.spawn(move || kpctl_in(control, port, &[verb, "--node", node]))
+                });
+                both.into_iter().try_for_each(|one| {
+                    let (code, text, _) = one.join().map_err(|_| anyhow!("kpctl panicked"))??;
+                    ensure!(code == Some(0), "{text}");
+                    Ok(())
+                })
+            })?;
+            for (_, _, node) in PLACES {
+                shown(&planes, node, state)?;
+            }
+        }
+        end(world)
+    })
+}
+
+/// Starts the replicas, and moves the agents to them. Also returns the kubeconfig, which is written once: programs read it.
+fn start(world: &mut World) -> Result<(Vec<Plane>, PathBuf)> {
+    let kubeconfig = world.cluster.account_kubeconfig(ACCOUNT)?;
+    let planes = PLACES
+        .iter()
+        .map(|(of, _, _)| plane(world, *of, &kubeconfig));
+    let planes = planes.collect::<Result<Vec<_>>>()?;
+    for (replica, _, node) in PLACES {
+        world.restart_agent(node, replica)?;
+        shown(&planes, node, NodeState::InSync)?;
+    }
+    Ok((planes, kubeconfig))
+}
+
+fn plane(world: &World, replica: u16, kubeconfig: &Path) -> Result<Plane> {
+    let places = PLACES.map(|(_, port, _)| format!("127.0.0.1:{port}"));
+    world.plane_with(
+        replica,
+        kubeconfig,
+        &[format!("--peers={}", places.join(","))],
+    )
+}
+
+/// Gives the agents back to the world's replicas.
+fn end(world: &mut World) -> Result<()> {
+    for (replica, (node, _)) in (0..).zip(NODES) {
+        world.restart_agent(node, replica)?;
+    }
+    world.settle()
+}
+
+/// Runs kpctl, which must do what it was told.
+pub(crate) fn orders(world: &World, port: u16, args: &[&str]) -> Result<()> {
+    let (code, text, _) = kpctl(world, port, args)?;
+    ensure!(code == Some(0), "{args:?}: {text}");
+    Ok(())
+}
+
+/// Waits until each replica shows a node in a state.
+fn shown(planes: &[Plane], node: &str, state: NodeState) -> Result<()> {
+    eventually(DEADLINE, &format!("{node} is {state:?}"), || {
+        for plane in planes {
+            let fleet = plane.fleet()?;
+            let found = fleet.nodes.iter().find(|found| found.name == node);
+            let found = found.context("no such node")?;
+            ensure!(found.state() == state, "{found:?}");
+            let told = found.report.as_ref().is_some_and(|report| report.frozen);
+            ensure!(
+                told == (state == NodeState::Frozen),
+                "the agent does not say so"
+            );
+        }
+        Ok::<_, anyhow::Error>(())
+    })
+}
+
+/// Damages the document, and repairs it: the last good orders stay, and nobody writes over it.
+fn damaged(world: &World, planes: &[Plane]) -> Result<()> {
+    let set = |text: &Value| {
+        let data = json!({ "data": { "orders.json": text } });
+        world.api().patch("ConfigMap", DOCUMENT, &data).map(drop)
+    };
+    let whole = world
+        .api()
+        .get("ConfigMap", DOCUMENT)?
+        .context("no document")?;
+    set(&json!("{"))?;
+    for plane in planes {
+        eventually(DEADLINE, "the damage is shown", || {
+            let issues = plane.issues()?;
+            let found = issues
+                .iter()
+                .any(|issue| issue.contains("the document is damaged"));
+            ensure!(found, "{issues:?}");
+            Ok::<_, anyhow::Error>(())
+        })?;
+    }
+    shown(planes, "node-2", NodeState::Frozen)?;
+    let (code, text, _) = kpctl(world, 7554, &["thaw", "--all"])?;
+    ensure!(code != Some(0) && text.contains("damaged"), "{text}");
+    set(&whole["data"]["orders.json"])?;
+    for plane in planes {
+        eventually(DEADLINE, "it is whole again", || {
+            let issues = plane.issues()?;
+            ensure!(
+                !issues.iter().any(|issue| issue.contains("damaged")),
+                "{issues:?}"
+            );
+            Ok::<_, anyhow::Error>(())
+        })?;
+    }
+    Ok(())
+}
+
+/// The account has the rights to the document, and to no other ConfigMap but the authority's.
+fn least(world: &World) -> Result<()> {
+    let may = |verb: &str, name: &str| -> Result<bool> {
+        let review = json!({
+            "kind": "SubjectAccessReview", "apiVersion": "authorization.k8s.io/v1",
+            "spec": {
+                "user": "system:serviceaccount:kplane:kplane-controlplane",
+                "resourceAttributes": {
+                    "namespace": "kplane", "verb": verb, "resource": "configmaps", "name": name,
+                },
+            },
+        });
+        let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+        let api: &Api = world.api();
+        let answer = api.request(http::Method::POST, path, Some(&review))?;
+        Ok(answer["status"]["allowed"] == true)
+    };
+    for verb in ["get", "update"] {
+        ensure!(
+            may(verb, "kplane-orders")? && !may(verb, "other")?,
+            "{verb}"
+        );
+    }
+    for verb in ["delete", "patch", "list", "watch"] {
+        ensure!(!may(verb, "kplane-orders")?, "{verb}");
+    }
+    Ok(())
+}

@@ -1,0 +1,478 @@
+//! Questions that kpctl asks the agents of all nodes, with real agents of two replicas and real kernels.
+
+use std::fs;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use kplane_model::Family;
+use kplane_tests::cluster::objects;
+use kplane_tests::netns::NetNs;
+use kplane_tests::wait::eventually;
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use crate::cluster::record::ask;
+use crate::cluster::replicas::kpctl;
+use crate::cluster::support::with_world;
+use crate::cluster::support::world::{DEADLINE, NODES, Plane, World};
+
+/// The replicas, the ports of their status APIs, and the node whose agent each has.
+const PLACES: [(u16, u16, &str); 2] = [(15, 7594, "node-1"), (16, 7604, "node-2")];
+/// Any of them may be asked.
+const PORT: u16 = PLACES[0].1;
+
+/// Starts two replicas that know each other, each with an agent.
+fn start(world: &mut World) -> Result<Vec<Plane>> {
+    let kubeconfig = world
+        .cluster
+        .account_kubeconfig("kplane/kplane-controlplane")?;
+    let places = PLACES.map(|(_, port, _)| format!("127.0.0.1:{port}"));
+    let peers = format!("--peers={}", places.join(","));
+    let mut planes = Vec::new();
+    for (replica, _, _) in PLACES {
+        planes.push(world.plane_with(replica, &kubeconfig, std::slice::from_ref(&peers))?);
+    }
+    for (replica, _, node) in PLACES {
+        world.restart_agent(node, replica)?;
+    }
+    eventually(DEADLINE, "both replicas know both agents", || {
+        for (_, port, _) in PLACES {
+            let (code, text, _) = kpctl(world, port, &["status", "--check=nodes"])?;
+            ensure!(code == Some(0) && text.contains("2/2 in sync"), "{text}");
+        }
+        anyhow::Ok(())
+    })?;
+    Ok(planes)
+}
+
+/// Gives the agents back to the replicas of all tests.
+fn end(world: &mut World) -> Result<()> {
+    for (replica, (node, _)) in (0..).zip(NODES) {
+        world.restart_agent(node, replica)?;
+    }
+    world.settle()
+}
+
+/// Waits until kpctl ends with this code and says all of these texts.
+fn says(world: &World, port: u16, args: &[&str], code: i32, parts: &[&str]) -> Result<()> {
+    let what = format!("{args:?} ends with {code} and says {parts:?}");
+    eventually(DEADLINE, &what, || {
+        let (ended, text, _) = kpctl(world, port, args)?;
+        ensure!(ended == Some(code), "{ended:?}:\n{text}");
+        for part in parts {
+            ensure!(text.contains(part), "no {part:?}:\n{text}");
+        }
+        anyhow::Ok(())
+    })
+}
+
+/// A server on node-2, and a Service whose only endpoint it is.
+struct Served {
+    server: TcpListener,
+    name: &'static str,
+    to: SocketAddr,
+}
+
+impl Served {
+    fn new(world: &World, name: &'static str, spec: Value) -> Result<Self> {
+        let node = world.topology.node("node-2")?;
+        let ip = node.ip(Family::V4)?;
+        let server = node.ns().run(|| Ok(TcpListener::bind((ip, 0))?))?;
+        let service = world
+            .api()
+            .apply(&objects::service("default", name, spec))?;
+        let to = service["spec"]["clusterIP"]
+            .as_str()
+            .context("no address")?;
+        let to = SocketAddr::new(to.parse()?, 80);
+        let served = Self { server, name, to };
+        served.endpoint(world, json!({ "ready": true }))?;
+        world.leads("node-1", (to.ip(), 80), &[ip].into())?;
+        Ok(served)
+    }
+
+    /// Writes the endpoint with these conditions.
+    fn endpoint(&self, world: &World, conditions: Value) -> Result<()> {
+        let at = self.server.local_addr()?;
+        let mut endpoint = objects::endpoint(at.ip(), "node-2");
+        endpoint["conditions"] = conditions;
+        let slice = format!("{}-own", self.name);
+        let mut slice = objects::slice("default", &slice, self.name, [endpoint]);
+        slice["ports"][0]["port"] = json!(at.port());
+        world.api().apply(&slice).map(drop)
+    }
+
+    /// Connects from node-1 through the Service.
+    fn connect(&self, world: &World) -> Result<(TcpStream, TcpStream)> {
+        let patience = Duration::from_secs(5);
+        let connect = || Ok(TcpStream::connect_timeout(&self.to, patience)?);
+        let client = world.ns("node-1")?.run(connect)?;
+        Ok((client, self.server.accept()?.0))
+    }
+
+    fn delete(self, world: &World) -> Result<()> {
+        let name = format!("default/{}", self.name);
+        world.api().delete("Service", &name)?;
+        world.api().delete("EndpointSlice", &format!("{name}-own"))
+    }
+}
+
+/// A connection is held open to an endpoint that is being shut down; agents are stopped and gone.
+pub(crate) fn drain_status_counts_what_is_held_open_and_never_guesses() -> Result<()> {
+    with_world(|world| {
+        let _planes = start(world)?;
+        let served = Served::new(world, "q-drain", json!({}))?;
+        let drain = ["drain-status", "default/q-drain"];
+        says(world, PORT, &drain, 0, &["No endpoint is being shut down"])?;
+        let held = served.connect(world)?;
+        let shut_down = json!({ "ready": false, "serving": true, "terminating": true });
+        served.endpoint(world, shut_down)?;
+        for (_, port, _) in PLACES {
+            let parts = ["2 of 2 answered", "1 flow on node-1: not yet"];
+            says(world, port, &drain, 5, &parts)?;
+        }
+        let node = ["drain-status", "node/node-2"];
+        says(world, PORT, &node, 5, &["1 flow on node-1: not yet"])?;
+
+        // A flow stays, whatever a node that does not answer has.
+        world.signal_agent("node-2", Signal::SIGSTOP)?;
+        let parts = ["1 of 2 answered", "1 flow on node-1", "Unknown: node-2"];
+        says(world, PORT, &drain, 5, &parts)?;
+        drop(held);
+        let unknown = "0 flows on 1 of 2 nodes, and node-2 did not answer: unknown";
+        says(world, PORT, &drain, 6, &[unknown])?;
+        world.signal_agent("node-2", Signal::SIGCONT)?;
+        let wait = [&drain[..], &["--wait", "--timeout", "60s"]].concat();
+        let safe = "0 flows on all 2 nodes: safe to delete";
+        says(world, PORT, &wait, 0, &[safe])?;
+        let held = served.connect(world)?;
+        let wait = [&drain[..], &["--wait", "--timeout", "5s"]].concat();
+        says(world, PORT, &wait, 5, &["not yet"])?;
+        drop(held);
+
+        world.stop_agent("node-2");
+        let parts = [unknown, "Unknown: node-2: its agent is not connected"];
+        says(world, PORT, &drain, 6, &parts)?;
+
+        let none = ["drain-status", "default/q-dran"];
+        says(world, PORT, &none, 1, &["q-dran", "q-drain"])?;
+        let none = ["drain-status", "node/q"];
+        says(world, PORT, &none, 1, &["kpctl get nodes lists them"])?;
+        served.delete(world)?;
+        end(world)
+    })
+}
+
+/// A client is stuck at an endpoint; it is listed, and forgotten.
+pub(crate) fn a_client_that_is_remembered_is_listed_and_forgotten() -> Result<()> {
+    with_world(|world| {
+        let _planes = start(world)?;
+        let served = Served::new(world, "q-sticky", json!({ "sessionAffinity": "ClientIP" }))?;
+        let plain = Served::new(world, "q-plain", json!({}))?;
+        let get = ["get", "affinity", "default/q-sticky"];
+        says(world, PORT, &get, 0, &["0 remembered; 2 of 2 nodes"])?;
+        let held = served.connect(world)?;
+        let client = held.0.local_addr()?.ip().to_string();
+        let endpoint = served.server.local_addr()?.to_string();
+        let parts = [client.as_str(), "node-1", &endpoint, "1 remembered"];
+        for (_, port, _) in PLACES {
+            says(world, port, &get, 0, &parts)?;
+        }
+        let of = |client: &'static str| ["forget-client", "default/q-sticky", "--client", client];
+        let none = "No node remembers 192.0.2.7; 2 of 2 nodes answered";
+        says(world, PORT, &of("192.0.2.7"), 0, &[none])?;
+        let wrong = "has no IPv6 addresses, so it cannot remember the client fd00::9";
+        says(world, PORT, &of("fd00::9"), 1, &[wrong])?;
+        let unsure = ["forget-client", "default/q-plain", "--client", "192.0.2.7"];
+        says(
+            world,
+            PORT,
+            &unsure,
+            1,
+            &["spec.sessionAffinity is not ClientIP"],
+        )?;
+        let unknown = ["forget-client", "default/q-stick", "--client", "192.0.2.7"];
+        says(world, PORT, &unknown, 1, &["q-stick", "q-sticky"])?;
+
+        // The client's node is the other replica's.
+        let forget = ["forget-client", "default/q-sticky", "--client", &client];
+        let parts = [&*format!("{client} is forgotten on node-1"), "2 of 2 nodes"];
+        says(world, PLACES[1].1, &forget, 0, &parts)?;
+        says(world, PORT, &get, 0, &["0 remembered; 2 of 2 nodes"])?;
+        let logged = world.logged("plane-16")?;
+        let audited = format!("forgot the client {client} of default/q-sticky on 1 of 2 nodes");
+        ensure!(logged.contains(&audited), "{logged}");
+        let logged = world.logged("node-1")?;
+        ensure!(logged.contains("forgot a client"), "{logged}");
+        ensure!(!logged.contains("another program"), "{logged}");
+        drop(held);
+
+        let _again = served.connect(world)?;
+        world.stop_agent("node-1");
+        let unknown = [
+            "No node has forgotten",
+            "Unknown: node-1: its agent is not connected",
+        ];
+        says(world, PORT, &forget, 6, &unknown)?;
+        served.delete(world)?;
+        plain.delete(world)?;
+        end(world)
+    })
+}
+
+/// The rules of a node are flushed, then its agent's clock stops, then it is gone; an endpoint ends.
+pub(crate) fn probe_tells_the_data_path_from_the_control_path() -> Result<()> {
+    with_world(|world| {
+        let _planes = start(world)?;
+        let served = Served::new(world, "q-canary", json!({ "type": "NodePort" }))?;
+        let acceptor = Acceptor::start(&served.server)?;
+        let probe = ["probe", "default/q-canary"];
+        let works = ["2 of 2 work", "node-1", "node-2"];
+        for (_, port, _) in PLACES {
+            says(world, port, &probe, 0, &works)?;
+        }
+        rules_are_flushed(world, &probe, &works)?;
+        agent_goes(world, &probe, &works)?;
+
+        let only = ["probe", "default/q-canary:80", "--node", "node-1"];
+        says(world, PORT, &only, 0, &["1 of 1 work"])?;
+        let none = ["probe", "default/q-canary:81"];
+        says(
+            world,
+            PORT,
+            &none,
+            1,
+            &["no port of TCP with name or number \"81\""],
+        )?;
+        let none = ["probe", "default/q-canari"];
+        says(world, PORT, &none, 1, &["q-canari", "q-canary"])?;
+        let Served { server, name, .. } = served;
+        drop((acceptor, server));
+        let silent = [
+            "2 without an endpoint that answers",
+            "the endpoints, or a NetworkPolicy",
+        ];
+        says(world, PORT, &probe, 1, &silent)?;
+        let name = format!("default/{name}");
+        world.api().delete("Service", &name)?;
+        world
+            .api()
+            .delete("EndpointSlice", &format!("{name}-own"))?;
+        end(world)
+    })
+}
+
+/// The rules of node-1 are flushed, while its control path is fine.
+fn rules_are_flushed(world: &mut World, probe: &[&str], works: &[&str]) -> Result<()> {
+    // In mode nftables the agent repairs that within milliseconds; here it hears of it after an hour.
+    let iptables = ["--backend=iptables", "--iptables-probe-interval=1h"];
+    world.restart_agent_with("node-1", PLACES[0].0, &iptables)?;
+    says(world, PORT, probe, 0, works)?;
+    let broken = [
+        "1 with a broken data path, 1 with a silent neighbour",
+        "nothing comes back through",
+        "of node-1 does not answer",
+    ];
+    // It reads its tables back a moment after it has written them, and repairs the first flush.
+    eventually(DEADLINE, "the probe sees that rules are missing", || {
+        flush(world.ns("node-1")?)?;
+        let (code, text, _) = kpctl(world, PLACES[1].1, probe)?;
+        ensure!(code == Some(1), "{code:?}:\n{text}");
+        ensure!(broken.iter().all(|part| text.contains(part)), "{text}");
+        anyhow::Ok(())
+    })?;
+    says(
+        world,
+        PORT,
+        &["status", "--check=nodes"],
+        0,
+        &["2/2 in sync"],
+    )?;
+    world.restart_agent("node-1", PLACES[0].0)?;
+    says(world, PORT, probe, 0, works)?;
+    Ok(())
+}
+
+/// The agent of node-2 stops, and goes.
+fn agent_goes(world: &mut World, probe: &[&str], works: &[&str]) -> Result<()> {
+    // Its rules work on without it, as its neighbour sees.
+    world.signal_agent("node-2", Signal::SIGSTOP)?;
+    let stopped = [
+        "1 of 2 work, 1 unknown",
+        "its agent is connected, and did not answer in time",
+        "its node port answers node-1: its data path works, its control path does not",
+    ];
+    let patient = [probe, &["--timeout", "40s"]].concat();
+    let started = Instant::now();
+    let (code, text, _) = kpctl(world, PORT, &patient)?;
+    let took = started.elapsed();
+    ensure!(code == Some(6), "{code:?}:\n{text}");
+    ensure!(stopped.iter().all(|part| text.contains(part)), "{text}");
+    ensure!(took <= Duration::from_secs(10), "{took:?}");
+    world.signal_agent("node-2", Signal::SIGCONT)?;
+    says(world, PORT, probe, 0, works)?;
+    world.stop_agent("node-2");
+    says(
+        world,
+        PORT,
+        probe,
+        6,
+        &["its agent is not connected", stopped[2]],
+    )?;
+    world.restart_agent("node-2", PLACES[1].0)?;
+    Ok(())
+}
+
+/// A Service asks for the userspace proxy, and what the nodes' proxies know of it is shown.
+pub(crate) fn a_service_that_asks_for_the_proxy_is_seen_in_it() -> Result<()> {
+    with_world(|world| {
+        let _planes = start(world)?;
+        let served = Served::new(world, "q-proxied", json!({}))?;
+        let get = ["get", "proxied", "default/q-proxied"];
+        let none = "No node's userspace proxy serves it; 2 of 2 nodes answered";
+        says(world, PORT, &get, 0, &[none])?;
+        let describe = ["describe", "service", "default/q-proxied"];
+        let balance = |name: &str| {
+            let mut service = objects::service("default", "q-proxied", json!({}));
+            service["metadata"]["annotations"] = json!({ "kplane.io/balance": name });
+            world.api().apply(&service)
+        };
+        balance("best")?;
+        let ignored = "annotation kplane.io/balance \"best\" is ignored";
+        says(world, PORT, &describe, 0, &[ignored])?;
+        balance("least-connections")?;
+        says(world, PORT, &describe, 0, &["userspace, least-connections"])?;
+        let described = ["Proxies", "0 open, 0 failed; 2 of 2 nodes answered"];
+        says(world, PORT, &describe, 0, &described)?;
+        let idle = [
+            "0 open, 0 failed; 2 of 2 nodes answered",
+            "node-1",
+            "node-2",
+        ];
+        says(world, PORT, &get, 0, &idle)?;
+        let held = served.connect(world)?;
+        for (_, port, _) in PLACES {
+            let open = "1 open, 0 failed; 2 of 2 nodes answered";
+            says(world, port, &get, 0, &[open])?;
+        }
+        drop(held);
+        says(world, PORT, &get, 0, &idle)?;
+        let wrong = ["get", "proxied", "default/q-proxed"];
+        says(world, PORT, &wrong, 1, &["q-proxed", "q-proxied"])?;
+        served.delete(world)?;
+        end(world)
+    })
+}
+
+/// Empties the chains of a node's Services.
+fn flush(node: &NetNs) -> Result<()> {
+    for tool in ["iptables-nft", "iptables-legacy"] {
+        let mut flush = Command::new(tool);
+        flush.args(["-t", "nat", "-F"]);
+        let flushed = node.run(|| Ok(flush.status()?))?;
+        ensure!(flushed.success(), "{tool}: {flushed}");
+    }
+    Ok(())
+}
+
+/// What is said before a change is what the agents' kernels get.
+pub(crate) fn whatif_says_what_a_change_costs_before_it_is_made() -> Result<()> {
+    with_world(|world| {
+        let planes = start(world)?;
+        let served = Served::new(world, "q-whatif", json!({}))?;
+        let folder = tempfile::tempdir()?;
+        let file = folder.path().join("change.json");
+        let path = file.to_str().context("a path that is text")?;
+        let whatif = ["whatif", "-f", path];
+        // More endpoints, and with them session affinity: elements, chains and maps.
+        let mut service = objects::service("default", "q-whatif", json!({}));
+        service["spec"]["sessionAffinity"] = json!("ClientIP");
+        let endpoints = (1..=5).map(|n| objects::endpoint(format!("10.244.97.{n}"), "node-2"));
+        let slice = objects::slice("default", "q-whatif-own", "q-whatif", endpoints);
+        for (change, parts) in [
+            (slice, &["0 new, 1 changed, 0 gone", "1 -> 5"][..]),
+            (service, &["0 new, 1 changed, 0 gone"][..]),
+        ] {
+            fs::write(&file, change.to_string())?;
+            says(world, PORT, &whatif, 0, parts)?;
+            let said = ask(world, PORT, &whatif)?;
+            world.api().apply(&change)?;
+            for (plane, (_, _, node)) in planes.iter().zip(PLACES) {
+                eventually(DEADLINE, "the agent did what was said", || {
+                    same_cost(plane, node, &said)
+                })?;
+            }
+            let nothing = ["nothing on any node"];
+            says(world, PORT, &whatif, 0, &nothing)?;
+        }
+
+        let taken = json!({ "clusterIP": served.to.ip().to_string() });
+        let taken = objects::service("default", "q-taken", taken);
+        fs::write(&file, taken.to_string())?;
+        let parts = [
+            "New problem: Service default/q-taken: AddressConflict",
+            "q-whatif",
+        ];
+        for (_, port, _) in PLACES {
+            says(world, port, &whatif, 1, &parts)?;
+        }
+        fs::write(&file, "kind: Service\nmetadata: [")?;
+        says(world, PORT, &whatif, 1, &["Refused"])?;
+        served.delete(world)?;
+        end(world)
+    })
+}
+
+/// Compares what an agent has sent to its kernel with what was said of its class of nodes.
+fn same_cost(plane: &Plane, node: &str, said: &Value) -> Result<()> {
+    let fleet = plane.fleet()?;
+    let status = fleet.nodes.iter().find(|status| status.name == node);
+    let status = status.context("no node")?;
+    let sync = status.report.as_ref().and_then(|of| of.last_sync.as_ref());
+    let sync = sync.context("no change yet")?;
+    let classes = said["classes"].as_array().context("no classes")?;
+    let class = classes.iter().find(|class| class["zone"] == status.zone);
+    let class = class.context("no class")?;
+    let is = (json!(sync.operations), json!(sync.bytes));
+    let expected = (class["operations"].clone(), class["bytes"].clone());
+    ensure!(is == expected, "{node}: {is:?} and not {class:#}");
+    Ok(())
+}
+
+/// Takes connections and ends them, so that the server's queue never fills; until it is dropped.
+struct Acceptor {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Acceptor {
+    fn start(server: &TcpListener) -> Result<Self> {
+        let server = server.try_clone()?;
+        server.set_nonblocking(true)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = thread::spawn(move || {
+            while !stopped.load(Ordering::Relaxed) {
+                if server.accept().is_err() {
+                    thread::sleep(Duration::from_millis(5));
+                }
+            }
+        });
+        let thread = Some(thread);
+        Ok(Self { stop, thread })
+    }
+}
+
+impl Drop for Acceptor {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

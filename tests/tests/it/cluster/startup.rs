@@ -1,0 +1,146 @@
+//! The start-up taint: it goes when a node's data path answers, and comes back when it does not.
+
+use std::net::IpAddr;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use kplane_model::Family;
+use kplane_tests::wait::eventually;
+use serde_json::{Value, json};
+
+use crate::cluster::replicas::kpctl;
+use crate::cluster::support::world::{DEADLINE, NODES};
+use crate::cluster::support::{World, with_world};
+
+/// The replica, and the port of its status API.
+const REPLICA: (u16, u16) = (13, 7574);
+const NODE: &str = "node-1";
+const ACCOUNT: &str = "kplane/kplane-controlplane";
+const TAINT: &str = "kplane.io/not-ready";
+/// A taint of somebody else.
+const OTHER: &str = "example.com/reserved";
+
+pub(crate) fn the_startup_taint_follows_the_data_path() -> Result<()> {
+    with_world(|world| {
+        canary(world)?;
+        let kubeconfig = world.cluster.account_kubeconfig(ACCOUNT)?;
+        let plane = world.plane_with(REPLICA.0, &kubeconfig, &["--startup-taint".to_owned()])?;
+        taint(world, &[OTHER, TAINT])?;
+        // Without a canary nobody knows about the data path, and without the right nobody may write.
+        world.restart_agent_with(NODE, REPLICA.0, &["--canary-service=default/canary"])?;
+        eventually(DEADLINE, "the missing right is named", || {
+            let log = world.logged(&format!("plane-{}", REPLICA.0))?;
+            ensure!(
+                log.contains("cannot write a start-up taint") && log.contains("nodes"),
+                "{log}"
+            );
+            Ok::<_, anyhow::Error>(())
+        })?;
+        grant(world)?;
+        tainted(world, &[OTHER])?;
+
+        nft(world, "add table ip broken")?;
+        nft(
+            world,
+            "add chain ip broken out { type filter hook output priority 0; }",
+        )?;
+        nft(world, "add rule ip broken out tcp dport 10256 drop")?;
+        tainted(world, &[OTHER, TAINT])?;
+        let (_, text, _) = kpctl(world, REPLICA.1, &["status"])?;
+        ensure!(
+            text.contains("data path does not work") && text.contains("default/canary"),
+            "{text}"
+        );
+        nft(world, "delete table ip broken")?;
+        tainted(world, &[OTHER])?;
+
+        drop(plane);
+        taint(world, &[])?;
+        world.restart_agent(NODE, 0)?;
+        world.settle()
+    })
+}
+
+/// Makes a Service that leads to the agent of the same node.
+fn canary(world: &World) -> Result<()> {
+    let service = json!({
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": { "namespace": "default", "name": "canary" },
+        "spec": {
+            "internalTrafficPolicy": "Local",
+            "ports": [{ "port": 80, "targetPort": 10256 }],
+        },
+    });
+    world.api().create(&service)?;
+    let endpoint = |node: &str| -> Result<Value> {
+        let ips = world.topology.node(node)?.ips();
+        let ip = ips.iter().find(|ip| Family::of(**ip) == Family::V4);
+        let ip: &IpAddr = ip.context("no IPv4 address")?;
+        Ok(json!({ "addresses": [ip], "nodeName": node, "conditions": { "ready": true } }))
+    };
+    let endpoints = NODES.map(|(node, _)| endpoint(node)).into_iter();
+    let slice = json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+        "metadata": {
+            "namespace": "default", "name": "canary-own",
+            "labels": { "kubernetes.io/service-name": "canary" },
+        },
+        "addressType": "IPv4",
+        "endpoints": endpoints.collect::<Result<Vec<_>>>()?,
+        "ports": [{ "name": "", "port": 10256, "protocol": "TCP" }],
+    });
+    world.api().create(&slice).map(drop)
+}
+
+/// Gives the control plane the right to change Nodes.
+fn grant(world: &World) -> Result<()> {
+    let name = "kplane-startup-taint";
+    let group = "rbac.authorization.k8s.io";
+    let rules = json!([{ "apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"] }]);
+    let role = json!({
+        "apiVersion": format!("{group}/v1"), "kind": "ClusterRole",
+        "metadata": { "name": name }, "rules": rules,
+    });
+    let subject =
+        json!({ "kind": "ServiceAccount", "namespace": "kplane", "name": "kplane-controlplane" });
+    let binding = json!({
+        "apiVersion": format!("{group}/v1"), "kind": "ClusterRoleBinding",
+        "metadata": { "name": name }, "subjects": [subject],
+        "roleRef": { "apiGroup": group, "kind": "ClusterRole", "name": name },
+    });
+    [role, binding]
+        .iter()
+        .try_for_each(|object| world.api().apply(object).map(drop))
+}
+
+/// Gives the node these taints and no others.
+fn taint(world: &World, keys: &[&str]) -> Result<()> {
+    let taints = keys
+        .iter()
+        .map(|key| json!({ "key": key, "effect": "NoSchedule" }));
+    let spec = json!({ "spec": { "taints": taints.collect::<Vec<_>>() } });
+    world.api().patch("Node", NODE, &spec).map(drop)
+}
+
+/// Waits until the node has these taints and no others.
+fn tainted(world: &World, keys: &[&str]) -> Result<()> {
+    eventually(DEADLINE, &format!("taints {keys:?}"), || {
+        let node = world.api().get("Node", NODE)?.context("no such Node")?;
+        let taints = node["spec"]["taints"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
+        let found: Vec<_> = taints
+            .iter()
+            .filter_map(|taint| taint["key"].as_str())
+            .collect();
+        ensure!(found == keys, "{found:?}");
+        Ok::<_, anyhow::Error>(())
+    })
+}
+
+fn nft(world: &World, command: &str) -> Result<()> {
+    let mut nft = Command::new("nft");
+    nft.arg(command);
+    world.ns(NODE)?.output(nft).map(drop)
+}

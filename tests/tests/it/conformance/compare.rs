@@ -1,0 +1,56 @@
+//! Compares what both proxies do, and knows which differences are meant.
+
+use crate::conformance::expected::{DIFFERENCES, Difference};
+use crate::conformance::fate::{Fate, Packet, told};
+use crate::conformance::proxy::Mode;
+use crate::conformance::scenario::Scenario;
+
+/// One packet with both fates.
+pub(crate) struct Compared<'a> {
+    pub(crate) mode: Mode,
+    pub(crate) scenario: &'a Scenario,
+    pub(crate) packet: Packet,
+    pub(crate) kube_proxy: Fate,
+    pub(crate) kplane: Fate,
+}
+
+/// What a comparison says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Equal,
+    /// Which of [`DIFFERENCES`].
+    Expected(usize),
+    Unexpected,
+}
+
+impl Compared<'_> {
+    pub(crate) fn verdict(&self) -> Verdict {
+        if self.packet.same(&self.kube_proxy, &self.kplane) {
+            return Verdict::Equal;
+        }
+        let fits = |difference: &Difference| difference.is_of(self.mode) && difference.fits(self);
+        match DIFFERENCES.iter().position(fits) {
+            Some(index) => Verdict::Expected(index),
+            None => Verdict::Unexpected,
+        }
+    }
+
+    pub(crate) fn tell(&self, round: &str) -> String {
+        format!(
+            "* {round}: {}\n  {}\n  kube-proxy: {}\n  kplane:     {}\n  {}\n  only this: {}={:?} cargo test \
+             -p kplane-tests --test it -- conformance {}",
+            self.scenario.name,
+            self.packet,
+            told(&self.kube_proxy),
+            told(&self.kplane),
+            self.scenario.words,
+            crate::conformance::run::ONLY_VAR,
+            self.scenario
+                .name
+                .split(", step")
+                .next()
+                .unwrap_or_default(),
+            self.mode.name(),
+        )
+    }
+}

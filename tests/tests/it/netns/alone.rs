@@ -1,0 +1,187 @@
+//! A node that starts while no control plane answers, and what happens when one does.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Result, bail, ensure};
+use clap::Parser as _;
+use kp_controlplane::admission::Admission;
+use kp_nodeagent::app;
+use kp_nodeagent::config::{Config, Flags, Task};
+use kp_nodeagent::report::Report;
+use kplane_dataplane::backend::Kind;
+use kplane_dataplane::leftovers;
+use kplane_tests::client::Probe;
+use kplane_tests::wait::eventually;
+use tokio::runtime::Runtime;
+
+use crate::netns::emptied;
+use crate::netns::own_way::{CONTROL, CONTROL_PORT, plane};
+use kplane_tests::support::under_test::UnderTest;
+use kplane_tests::support::{Client, World, node_name};
+
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// Services at the start.
+const SERVICES: u64 = 3;
+
+/// The packets of a reboot without a control plane, its way back, and changes before and after that.
+pub(crate) fn a_reboot_without_a_control_plane_is_served_from_the_cache() -> Result<()> {
+    let (folder, cache) = (tempfile::tempdir()?, tempfile::tempdir()?);
+    (0..SERVICES).try_for_each(|number| add(folder.path(), number))?;
+    let world = World::without_agents()?;
+    let control = world.topology.host("control")?.ns().clone();
+    let client = world.net.ns(Client::Outside)?;
+    let plane = || plane(&control, folder.path(), &Admission::default());
+    let config = config(cache.path())?;
+    let node = world.node(1)?;
+    let served = |number| eventually(DEADLINE, "a packet is served", || to(number)?.reply(client));
+    node.run(|| {
+        let first = plane()?;
+        let agent = Agent::start(&config)?;
+        agent.reports(&current(SERVICES, 1))?;
+        drop(first);
+        agent.stop()?;
+
+        for number in 0..SERVICES {
+            served(number)?;
+        }
+        reboot(config.backend)?;
+        let gone = to(0)?.reply(client);
+        ensure!(gone.is_err(), "an empty kernel serves {gone:?}");
+        let agent = Agent::start(&config)?;
+        for number in 0..SERVICES {
+            served(number)?;
+        }
+        agent.reports(&stale)?;
+
+        // Nothing has changed, so the agent needs no snapshot, neither now nor for later changes.
+        let second = plane()?;
+        agent.reports(&current(SERVICES, 0))?;
+        add(folder.path(), SERVICES)?;
+        agent.reports(&current(SERVICES + 1, 0))?;
+        served(SERVICES)?;
+        drop(second);
+        agent.stop()?;
+
+        // The kernel holds what the file says, so the agent writes nothing.
+        let agent = Agent::start(&config)?;
+        agent.reports(&|report: &Report| {
+            let operations = report.last_sync.as_ref().map(|sync| sync.operations);
+            stale(report) && operations == Some(0)
+        })?;
+        // What has changed meanwhile arrives, and nothing else.
+        fs::remove_file(file(folder.path(), 0))?;
+        add(folder.path(), SERVICES + 1)?;
+        let _third = plane()?;
+        agent.reports(&current(SERVICES + 1, 0))?;
+        served(SERVICES + 1)?;
+        agent.stop()
+    })
+}
+
+/// Wants a report of an agent that no control plane has answered.
+fn stale(report: &Report) -> bool {
+    let told = |report: &Report| {
+        let mut reasons = report.failures.iter().map(|failure| &failure.reason);
+        reasons.any(|reason| reason.contains("stale since 20"))
+    };
+    applied(report) && report.stale_since_ms.is_some() && told(report)
+}
+
+/// Wants a report of an agent that is up to date, after so many snapshots.
+fn current(services: u64, snapshots: u64) -> impl Fn(&Report) -> bool {
+    move |report| {
+        let fresh = report.stale_since_ms.is_none() && report.snapshots == snapshots;
+        applied(report) && fresh && report.counts.services == services
+    }
+}
+
+fn applied(report: &Report) -> bool {
+    report.held.is_some() && report.applied == report.held
+}
+
+/// The machine restarts: nothing is left in its kernel.
+fn reboot(kind: Kind) -> Result<()> {
+    let problems = leftovers::ours(kind, &Default::default()).remove().problems;
+    ensure!(problems.is_empty(), "{problems:?}");
+    Ok(())
+}
+
+fn to(number: u64) -> Result<Probe> {
+    let to: SocketAddr = format!("10.96.7.{number}:80").parse()?;
+    Ok(Probe::tcp(to).timeout(Duration::from_millis(500)))
+}
+
+fn file(folder: &Path, number: u64) -> std::path::PathBuf {
+    folder.join(format!("s{number}.yaml"))
+}
+
+/// Adds a Service with a file of its own.
+fn add(folder: &Path, number: u64) -> Result<()> {
+    Ok(fs::write(file(folder, number), emptied::yaml(number))?)
+}
+
+/// An agent in the calling thread's namespace.
+pub(crate) struct Agent {
+    runtime: Runtime,
+    bound: app::Bound,
+}
+
+impl Agent {
+    pub(crate) fn start(config: &Config) -> Result<Self> {
+        let runtime = Runtime::new()?;
+        let bound = runtime.block_on(app::build(config.clone()))?;
+        Ok(Self { runtime, bound })
+    }
+
+    pub(crate) fn report(&self) -> Report {
+        self.bound.reports().borrow().clone()
+    }
+
+    fn reports(&self, wanted: &dyn Fn(&Report) -> bool) -> Result<()> {
+        let reports = self.bound.reports();
+        eventually(DEADLINE, "the report", || {
+            let report = reports.borrow().clone();
+            match wanted(&report) {
+                true => Ok(()),
+                false => Err(format!("{report:?}")),
+            }
+        })
+    }
+
+    pub(crate) fn stop(self) -> Result<()> {
+        self.bound.shutdown_token().cancel();
+        self.runtime.block_on(self.bound.wait())?;
+        Ok(())
+    }
+}
+
+fn config(cache: &Path) -> Result<Config> {
+    config_with(&format!("http://{}:{CONTROL_PORT}", CONTROL[0]), cache)
+}
+
+/// Returns the configuration of an agent that knows these control planes.
+pub(crate) fn config_with(planes: &str, cache: &Path) -> Result<Config> {
+    let line = [
+        "kp-nodeagent",
+        "--insecure",
+        "--control-plane",
+        planes,
+        "--cache-dir",
+        &cache.to_string_lossy(),
+        "--node-name",
+        &node_name(1),
+        "--healthz-bind-address=",
+        "--metrics-bind-address=",
+    ];
+    match Flags::try_parse_from(line)?.check()?.task {
+        Task::Run(config) => Ok(Config {
+            backend: UnderTest::current()?.kind(),
+            ..*config
+        }),
+        _ => bail!("not an agent"),
+    }
+}

@@ -1,0 +1,161 @@
+//! Replicas of the control plane are replaced one after the other while endpoints change all the time: no connection
+//! fails, and nothing is sent twice.
+
+use std::fs;
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Result, anyhow, ensure};
+use kp_controlplane::admission::Admission;
+use kp_controlplane::hub::Hub;
+use kp_nodeagent::report::Report;
+use kplane_tests::client::Probe;
+use kplane_tests::load::{Load, Pace};
+use kplane_tests::netns::NetNs;
+use kplane_tests::wait::eventually;
+use tokio::runtime::Runtime;
+
+use crate::netns::alone::{self, Agent};
+use crate::netns::emptied::yaml_with;
+use crate::netns::own_way::{CONTROL, CONTROL_PORT, plane_at};
+use kplane_tests::support::{Client, World, node_name, pod_ips};
+
+const DEADLINE: Duration = Duration::from_secs(30);
+const REPLICAS: u16 = 3;
+/// How often each replica is replaced.
+const ROUNDS: usize = 2;
+const SERVICES: u64 = 12;
+/// Time between two changes.
+const BETWEEN: Duration = Duration::from_millis(25);
+/// Longest time that a replica takes for its farewell.
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// One replica; its connections break when it is dropped.
+struct Plane {
+    runtime: Runtime,
+    hub: Arc<Hub>,
+}
+
+impl Plane {
+    fn start(control: &NetNs, folder: &Path, replica: u16) -> Result<Self> {
+        let port = CONTROL_PORT + replica;
+        // A program that another test is starting may hold the port of the one before until its exec.
+        eventually(DEADLINE, "a replica starts", || {
+            let (runtime, hub) = plane_at(control, folder, &Admission::default(), port)?;
+            Ok::<_, anyhow::Error>(Self { runtime, hub })
+        })
+    }
+
+    /// Ends as on SIGTERM.
+    fn end(self) {
+        self.runtime.block_on(self.hub.draining.begin(DRAIN));
+    }
+}
+
+/// Gives a Service other endpoints, in one step.
+fn change(folder: &Path, round: u64) -> Result<()> {
+    let [one, other] = [1, 2].map(|number| pod_ips(1, number)[0]);
+    let pods: &[IpAddr] = match (round / SERVICES + round) % 3 {
+        0 => &[one],
+        1 => &[one, other],
+        _ => &[other],
+    };
+    let number = round % SERVICES;
+    let new = folder.join("new");
+    fs::write(&new, yaml_with(number, pods))?;
+    Ok(fs::rename(new, folder.join(format!("s{number}.yaml")))?)
+}
+
+/// Changes Services until it is told to stop; returns the number of changes.
+fn churn(folder: &Path, stop: &AtomicBool) -> Result<u64> {
+    for round in SERVICES.. {
+        if stop.load(Ordering::Relaxed) {
+            return Ok(round - SERVICES);
+        }
+        change(folder, round)?;
+        thread::sleep(BETWEEN);
+    }
+    Ok(0)
+}
+
+/// Wants the agent to hold what a replica has now, in its kernel.
+fn follows(agent: &Agent, planes: &[Plane]) -> Result<()> {
+    let node = node_name(1);
+    eventually(DEADLINE, "the agent follows", || {
+        let report = agent.report();
+        let digest = report.resume.map(|resume| resume.digest);
+        let newest = planes.iter().map(|plane| plane.hub.store.digest(&node));
+        let same = newest.into_iter().all(|newest| digest == Some(newest));
+        match same && report.applied == report.held {
+            true => Ok(()),
+            false => Err(format!("{report:?}")),
+        }
+    })
+}
+
+pub(crate) fn replicas_are_replaced_under_changes_and_no_connection_fails() -> Result<()> {
+    let (folder, cache) = (tempfile::tempdir()?, tempfile::tempdir()?);
+    (0..SERVICES).try_for_each(|round| change(folder.path(), round))?;
+    let world = World::without_agents()?;
+    let control = world.topology.host("control")?.ns().clone();
+    let client = world.net.ns(Client::Outside)?;
+    let planes = (0..REPLICAS).map(|replica| {
+        let port = CONTROL_PORT + replica;
+        format!("http://{}:{port}", CONTROL[0])
+    });
+    let planes: Vec<_> = planes.collect();
+    let config = alone::config_with(&planes.join(","), cache.path())?;
+    world.node(1)?.run(|| {
+        let start = |replica| Plane::start(&control, folder.path(), replica);
+        let mut planes = (0..REPLICAS).map(start).collect::<Result<Vec<_>>>()?;
+        let agent = Agent::start(&config)?;
+        follows(&agent, &planes)?;
+        let load = Load::start(client, Probe::tcp("10.96.7.3:80".parse()?), Pace::default())?;
+        let stop = AtomicBool::new(false);
+        let changes = thread::scope(|scope| {
+            let churn = scope.spawn(|| churn(folder.path(), &stop));
+            let rolled = (0..ROUNDS).try_for_each(|_| roll(&mut planes, &agent, &start));
+            stop.store(true, Ordering::Relaxed);
+            let changes = churn.join().map_err(|_| anyhow!("it panicked"))??;
+            rolled.map(|()| changes)
+        })?;
+        follows(&agent, &planes)?;
+        let load = load.stop();
+        ensure!(load.lost() == 0 && load.ok() > 0, "{load}");
+        let report = agent.report();
+        ensure!(
+            changes > 20 && report.snapshots == 1,
+            "{changes}: {report:?}"
+        );
+        agent.stop()
+    })
+}
+
+/// Replaces all replicas, one after the other; each begins again before the next one ends.
+fn roll(
+    planes: &mut Vec<Plane>,
+    agent: &Agent,
+    start: &dyn Fn(u16) -> Result<Plane>,
+) -> Result<()> {
+    for replica in 0..REPLICAS {
+        let before = agent.report().held;
+        planes.remove(0).end();
+        planes.push(start(replica)?);
+        let newest = planes.iter().map(|plane| plane.hub.store.epoch());
+        let epochs: Vec<_> = newest.collect();
+        // Changes arrive again, from a replica that is there.
+        eventually(DEADLINE, "the agent has a stream", || {
+            let Report { held, applied, .. } = agent.report();
+            let there = held.is_some_and(|held| epochs.contains(&held.epoch));
+            match there && held != before && applied.is_some() {
+                true => Ok(()),
+                false => Err(format!("{held:?}")),
+            }
+        })?;
+    }
+    Ok(())
+}
