@@ -97,7 +97,8 @@ pub(crate) fn run(args: &[String]) -> Result<ExitCode> {
         "nothing has the name {:?}; see `cargo xtask test --list`",
         wanted.name
     );
-    Ok(match report::summary(&outcomes, began.elapsed()) {
+    let cpu = schedule::cpu_time_of_all()?;
+    Ok(match report::summary(&outcomes, began.elapsed(), cpu) {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
     })
@@ -191,21 +192,17 @@ fn note(outcomes: &mut Vec<Outcome>, outcome: Outcome) {
 
 /// Prints the names of all checks and suites.
 fn list() {
-    for (name, _) in CHECKS {
-        println!("{name:<40} both lanes");
-    }
-    println!("{LINTS:<40} both lanes");
-    for (name, lane) in suites::names() {
+    let checks = CHECKS.into_iter().map(|(name, _)| (name, None));
+    let checks = checks.chain([(LINTS, None), (ONCE, None)]);
+    for (name, lane) in checks.chain(suites::names()) {
         let lane = match lane {
-            None => "both lanes",
-            Some(Lane::Quick) => "without --all",
+            None => "",
+            Some(Lane::Quick) => "a part of it without --all",
             Some(Lane::All) => "with --all",
         };
         println!("{name:<40} {lane}");
     }
-    println!(
-        "and a suite for each further test program: unit tests of a crate have the name of its folder"
-    );
+    println!("A test program that is not in this list is a suite of its own: `model`, `cli it`.");
 }
 
 /// Keeps two runs in one checkout from building and testing at the same time.

@@ -38,6 +38,8 @@ impl Tool {
             "--version",
             version,
             "--locked",
+            // It runs for a second: optimisation would take longer than it saves.
+            "--debug",
             "--root",
             &into,
         ];

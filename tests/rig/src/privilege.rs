@@ -2,6 +2,8 @@
 //! elsewhere.
 
 use std::env;
+use std::fs::OpenOptions;
+use std::io::Write as _;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
@@ -10,6 +12,8 @@ use crate::netns::NetNs;
 
 /// Variables that turn a skip into a failure, if set to anything but `0`, `false` or nothing.
 const STRICT_VARS: [&str; 2] = ["CI", "REQUIRE_NETNS"];
+/// Variable with a file to which each skip adds a line: libtest does not show what a test prints that passes.
+const SKIPPED: &str = "KPLANE_SKIPPED";
 
 /// Returns whether network namespaces can be created; use as `if !require_netns()? { return Ok(())
 /// }`.
@@ -56,7 +60,8 @@ pub fn is_strict() -> bool {
 }
 
 /// Returns whether an environment variable is set to anything but `0`, `false` or nothing.
-pub(crate) fn is_set(var: &str) -> bool {
+#[must_use]
+pub fn is_set(var: &str) -> bool {
     env::var(var).is_ok_and(|value| !matches!(value.as_str(), "" | "0" | "false"))
 }
 
@@ -69,8 +74,23 @@ pub fn available<T>(result: Result<T>) -> Result<Option<T>> {
         Ok(value) => Ok(Some(value)),
         Err(error) if is_strict() => bail!("required here, but: {error:#}"),
         Err(error) => {
-            println!("skipped: {error:#}");
+            skip(&format!("{error:#}"));
             Ok(None)
         }
+    }
+}
+
+/// Says that a test or a suite is skipped, and why: in its output, and in the file that `KPLANE_SKIPPED` names.
+pub fn skip(why: &str) {
+    println!("skipped: {why}");
+    let Some(file) = env::var_os(SKIPPED) else {
+        return;
+    };
+    let file = OpenOptions::new().create(true).append(true).open(file);
+    let first = why.lines().next().unwrap_or_default();
+    // One write, so that lines of several threads do not mix.
+    let noted = file.and_then(|mut file| file.write_all(format!("{first}\n").as_bytes()));
+    if let Err(error) = noted {
+        println!("cannot note it: {error}");
     }
 }

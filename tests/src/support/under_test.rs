@@ -8,7 +8,7 @@ use kplane_dataplane::backend::iptables::Flavour;
 use kplane_dataplane::backend::{Kind, Serving};
 use kplane_model::{Cidr, Family};
 use kplane_rig::netns::NetNs;
-use kplane_rig::privilege::require_tool;
+use kplane_rig::privilege::{self, require_tool};
 use kplane_rig::vm;
 
 /// A backend, and for iptables the kind of it that the node's other programs use.
@@ -162,6 +162,26 @@ const COMMON_OF_USERSPACE: [&str; 18] = [
     "shared::",
 ];
 
+/// Variable with which backends other than nftables run [`CHOSEN`] tests only.
+const CHOSEN_ONLY: &str = "KPLANE_CHOSEN_TESTS";
+/// Tests for each backend in a run of few minutes: what is the backend's own, and one test of each kind of the common
+/// ones.
+const CHOSEN: [&str; 13] = [
+    "iptables::a",
+    "iptables::i4_nothing_fails_on_the_way",
+    "iptables_faults::c10_",
+    "proxied::",
+    "addresses::a15_external",
+    "addresses::a17_masquerade_all_masquerades",
+    "policies::a16_outside",
+    "policies::b3_",
+    "unserved::a18_without",
+    "unserved::a8_source",
+    "affinity::a11_a_client_stays",
+    "churn::endpoints_come",
+    "restart::a_restart_adopts",
+];
+
 /// Common tests whose words are not true of the userspace proxy, and why.
 const NOT_USERSPACE: [(&str, &str); 2] = [
     (
@@ -270,6 +290,12 @@ impl UnderTest {
 
     /// Whether a test says something about it.
     pub fn runs(self, test: &str) -> bool {
+        let is_chosen = CHOSEN.iter().any(|name| test.starts_with(name));
+        let chosen_only = self != Self::Nftables && privilege::is_set(CHOSEN_ONLY);
+        self.is_said(test) && (is_chosen || !chosen_only)
+    }
+
+    fn is_said(self, test: &str) -> bool {
         let listed = |list: &[(&str, &str)]| list.iter().any(|(name, _)| test.starts_with(name));
         let of = |list: &[&str]| list.iter().any(|name| test.starts_with(name));
         match self {

@@ -29,7 +29,8 @@ pub(super) struct Outcome {
     pub(super) name: String,
     pub(super) tally: Tally,
     pub(super) took: Duration,
-    pub(super) cpu: Duration,
+    /// Processor time, where it is measured.
+    pub(super) cpu: Option<Duration>,
     pub(super) log: Option<PathBuf>,
     /// What its tests lack, and how many skip for it.
     pub(super) skips: BTreeMap<String, usize>,
@@ -47,7 +48,7 @@ impl Outcome {
             name: name.to_owned(),
             tally,
             took,
-            cpu: took,
+            cpu: None,
             log: None,
             skips: BTreeMap::new(),
         }
@@ -85,12 +86,13 @@ impl Outcome {
         if skipped > 0 {
             tests += &format!(", {skipped} skipped");
         }
+        let seconds = |time: Duration| format!("{:.1} s", time.as_secs_f64());
         format!(
-            "{}  {:<34} {:>7.1} s {:>7.1} s CPU  {tests}",
+            "{}  {:<34} {:>9} {:>9}  {tests}",
             if self.has_failed() { "FAIL" } else { "ok  " },
             self.name,
-            self.took.as_secs_f64(),
-            self.cpu.as_secs_f64(),
+            seconds(self.took),
+            self.cpu.map(seconds).unwrap_or_default(),
         )
     }
 }
@@ -124,7 +126,7 @@ pub(super) fn outcome(
             status.success(),
         ),
         took,
-        cpu,
+        cpu: Some(cpu),
         log: Some(log.to_owned()),
         skips: noted,
     })
@@ -164,10 +166,13 @@ fn tally(log: &str, noted: usize, is_good: bool) -> Tally {
 }
 
 /// Prints the table of all outcomes, what was skipped and why, and the closing line. Returns whether all is well.
-pub(super) fn summary(outcomes: &[Outcome], took: Duration) -> bool {
+pub(super) fn summary(outcomes: &[Outcome], took: Duration, cpu: Duration) -> bool {
     println!();
-    for outcome in outcomes {
-        println!("{}", outcome.line());
+    if outcomes.len() > 1 {
+        println!("      {:<34} {:>9} {:>9}  tests", "suite", "time", "CPU");
+        outcomes
+            .iter()
+            .for_each(|outcome| println!("{}", outcome.line()));
     }
     let mut sum = Tally::default();
     let mut skips = BTreeMap::<&str, usize>::new();
@@ -182,9 +187,8 @@ pub(super) fn summary(outcomes: &[Outcome], took: Duration) -> bool {
     for (why, number) in skips {
         println!("skipped {number}: {why}");
     }
-    let cpu: Duration = outcomes.iter().map(|outcome| outcome.cpu).sum();
     println!(
-        "\nin {:.0} s, {:.0} s of CPU",
+        "\nin {:.0} s, with {:.0} s of CPU, the build included",
         took.as_secs_f64(),
         cpu.as_secs_f64()
     );

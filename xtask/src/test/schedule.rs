@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 
 use super::report::{self, Outcome};
-use super::suites::Suite;
+use super::suites::{FILLER, Suite};
 
 /// How often running suites are checked.
 const POLL: Duration = Duration::from_millis(50);
@@ -18,6 +18,8 @@ const POLL: Duration = Duration::from_millis(50);
 const REMIND: Duration = Duration::from_secs(60);
 /// Ticks of a processor's time a second, as the kernel counts them for programs (`USER_HZ`).
 const TICKS: u64 = 100;
+/// Fields of `/proc/PID/stat` before the processor times, counted after the program's name.
+const BEFORE_TIMES: usize = 11;
 
 /// A suite that runs. It is killed when this is dropped.
 struct Running {
@@ -77,9 +79,13 @@ fn capacity() -> u32 {
 /// Returns the place of the first waiting suite for which there is room. One that is too large for the machine runs
 /// alone.
 fn next(waiting: &[Suite], running: &[Running], capacity: u32) -> Option<usize> {
-    let busy: u32 = running.iter().map(|running| running.suite.load).sum();
-    let room = capacity.saturating_sub(busy);
-    let fits = waiting.iter().position(|suite| suite.load <= room);
+    let mut loads = running.iter().map(|running| running.suite.load);
+    let room = capacity.saturating_sub(loads.clone().sum());
+    let has_filler = loads.any(|load| load == FILLER);
+    let fits = waiting.iter().position(|suite| match suite.load {
+        FILLER => !has_filler,
+        load => load <= room,
+    });
     fits.or_else(|| (running.is_empty() && !waiting.is_empty()).then_some(0))
 }
 
@@ -102,20 +108,12 @@ impl Running {
         })
     }
 
-    /// Returns the processor time of a program that has ended, and of all programs that it waited for. The kernel tells
-    /// it as long as nobody has asked for the exit code.
+    /// Returns the processor time of a program that has ended, and of all programs that it waited for. The kernel has
+    /// it until the exit code is asked for.
     fn cpu_time_if_ended(&mut self) -> Result<Option<Duration>> {
-        let stat = format!("/proc/{}/stat", self.child.id());
-        let text = fs::read_to_string(&stat).with_context(|| stat.clone())?;
-        // After the name, which may contain anything: state, and as 14th to 17th field the times.
-        let fields = text.rsplit_once(')').map_or("", |(_, fields)| fields);
-        let fields: Vec<&str> = fields.split_whitespace().collect();
-        if fields.first() != Some(&"Z") {
-            return Ok(None);
-        }
-        let times = fields.iter().skip(11).take(4);
-        let ticks: u64 = times.filter_map(|field| field.parse::<u64>().ok()).sum();
-        Ok(Some(Duration::from_millis(ticks * 1000 / TICKS)))
+        let fields = fields_of(self.child.id())?;
+        let has_ended = fields.first().is_some_and(|state| state == "Z");
+        Ok(has_ended.then(|| times(&fields)))
     }
 
     fn end(mut self, cpu: Duration) -> Result<Outcome> {
@@ -131,6 +129,30 @@ impl Drop for Running {
             let _ = self.child.wait();
         }
     }
+}
+
+/// Returns the processor time of all programs that this one has waited for, and of those that they waited for.
+///
+/// # Errors
+/// The kernel does not say.
+pub(super) fn cpu_time_of_all() -> Result<Duration> {
+    let fields = fields_of(std::process::id())?;
+    Ok(times(&fields))
+}
+
+/// Returns the fields of `/proc/PID/stat` after the program's name, which may contain anything.
+fn fields_of(pid: u32) -> Result<Vec<String>> {
+    let file = format!("/proc/{pid}/stat");
+    let text = fs::read_to_string(&file).with_context(|| file.clone())?;
+    let fields = text.rsplit_once(')').map_or("", |(_, fields)| fields);
+    Ok(fields.split_whitespace().map(str::to_owned).collect())
+}
+
+/// Adds up the times of a program and of the programs that it waited for, in user space and in the kernel.
+fn times(fields: &[String]) -> Duration {
+    let times = fields.iter().skip(BEFORE_TIMES).take(4);
+    let ticks: u64 = times.filter_map(|field| field.parse::<u64>().ok()).sum();
+    Duration::from_millis(ticks * 1000 / TICKS)
 }
 
 /// Says what is running: in the last line of a terminal, or with a line from time to time.
@@ -175,6 +197,14 @@ mod tests {
             seconds: 1,
             run: Run::Dev(&[]),
         }
+    }
+
+    #[test]
+    fn times_of_processors_are_those_of_the_kernel() {
+        let stat = "S 1 2 3 4 5 6 7 8 9 10 100 50 20 30 99".split(' ');
+        let fields: Vec<String> = stat.map(str::to_owned).collect();
+        assert_eq!(times(&fields), Duration::from_secs(2));
+        assert!(cpu_time_of_all().is_ok());
     }
 
     #[test]

@@ -18,11 +18,15 @@ pub(super) enum Lane {
     All,
 }
 
+/// The load of a suite that only computes, and has no deadlines: it runs at the lowest priority, so that it disturbs no
+/// other. One such suite runs at a time.
+pub(super) const FILLER: u32 = 0;
+
 /// One suite: a program that runs beside others, and what it needs.
 #[derive(Clone, Debug)]
 pub(super) struct Suite {
     pub(super) name: String,
-    /// Hundredths of a processor that it keeps busy, on average.
+    /// Hundredths of a processor that it keeps busy, on average. [`FILLER`] takes what others leave.
     pub(super) load: u32,
     /// Duration on a machine with two processors, roughly: long suites start first.
     pub(super) seconds: u32,
@@ -80,7 +84,7 @@ const LISTED: [Listed; 15] = [
         args: &["conformance"], vars: &[] },
     Listed { name: "installed", lane: Some(Lane::All), load: 60, seconds: 300, program: PACKETS,
         args: &["installed"], vars: &[] },
-    Listed { name: "chart", lane: Some(Lane::All), load: 100, seconds: 60, program: PACKETS,
+    Listed { name: "chart", lane: Some(Lane::All), load: FILLER, seconds: 60, program: PACKETS,
         args: &["chart"], vars: &[] },
     // A virtual machine has one processor. What one of these runs takes as long as what the other does.
     Listed { name: "vm packets", lane: Some(Lane::All), load: 100, seconds: 250, program: PACKETS,
@@ -95,9 +99,9 @@ const LISTED: [Listed; 15] = [
         args: &["rig"], vars: &[] },
     Listed { name: "real nodes", lane: Some(Lane::All), load: 60, seconds: 100, program: RIG,
         args: &["real"], vars: &[] },
-    Listed { name: "simulation", lane: Some(Lane::Quick), load: 200, seconds: 30, program: SIMULATION,
+    Listed { name: "simulation", lane: Some(Lane::Quick), load: FILLER, seconds: 30, program: SIMULATION,
         args: &["--seeds", "2000"], vars: &[] },
-    Listed { name: "simulation", lane: Some(Lane::All), load: 200, seconds: 300, program: SIMULATION,
+    Listed { name: "simulation", lane: Some(Lane::All), load: FILLER, seconds: 300, program: SIMULATION,
         args: &["--seeds", "20000"], vars: &[] },
     Listed { name: "controlplane it", lane: None, load: 80, seconds: 120, program: ("kp-controlplane", "it"),
         args: &[], vars: &[] },
@@ -114,10 +118,10 @@ const OTHERS: [Other; 7] = [
     ("demo", None, 60, 15, Run::Dev(&["demo"])),
     ("demo of a real cluster's objects", None, 60, 25, Run::Dev(&["demo", "--objects", "tests/data/cluster-dump.yaml"])),
     ("demo without rights", None, 60, 20, Run::Dev(&["demo", "--userspace"])),
-    ("doc tests", None, 150, 30, Run::Cargo(&["test", "--workspace", "--doc"])),
-    ("docs", Some(Lane::All), 200, 120, Run::Cargo(&["doc", "--workspace", "--no-deps", "--document-private-items"])),
-    ("licences", Some(Lane::All), 100, 5, Run::Tool(tools::deny)),
-    ("book", Some(Lane::All), 100, 5, Run::Tool(tools::book)),
+    ("doc tests", None, FILLER, 30, Run::Cargo(&["test", "--workspace", "--doc"])),
+    ("docs", Some(Lane::All), FILLER, 120, Run::Cargo(&["doc", "--workspace", "--no-deps", "--document-private-items"])),
+    ("licences", Some(Lane::All), FILLER, 5, Run::Tool(tools::deny)),
+    ("book", Some(Lane::All), FILLER, 5, Run::Tool(tools::book)),
 ];
 
 impl Suite {
@@ -152,8 +156,29 @@ impl Suite {
         };
         // Tests that run kplane's programs take these.
         command.env("KPLANE_PROGRAMS", programs);
-        Ok(command)
+        Ok(match self.load {
+            FILLER => nice(&command),
+            _ => command,
+        })
     }
+}
+
+/// Returns the same command at the lowest priority.
+fn nice(command: &Command) -> Command {
+    let mut nice = Command::new("nice");
+    nice.args(["-n", "19"])
+        .arg(command.get_program())
+        .args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => nice.env(name, value),
+            None => nice.env_remove(name),
+        };
+    }
+    if let Some(folder) = command.get_current_dir() {
+        nice.current_dir(folder);
+    }
+    nice
 }
 
 /// Returns the suites of a lane, longest first. Every test program runs in some suite: one that is not listed runs as a
