@@ -26,7 +26,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use self::build::Built;
 use self::report::Outcome;
-use self::suites::Lane;
+use self::suites::{Lane, Suite};
 use crate::cargo::{self, programs, root};
 
 const HELP: &str = "\
@@ -39,7 +39,8 @@ Usage: cargo xtask test [NAME]     what needs nothing but Rust, a Linux kernel, 
        cargo xtask test e2e [OPTIONS]
 
 Arguments:
-  [NAME]  Run only the checks and suites whose name contains this, such as `format`, `netns` or `vm`
+  [NAME]  Run only the checks and suites whose name contains this, such as `format`, `netns` or `vm`. `--all NAME` runs
+          them in full. `tools` installs what --all needs
   e2e     Run Kubernetes' own end-to-end tests, which are in no lane; `e2e --help` lists the options
 
 The log of each suite is in target/test-logs.
@@ -85,8 +86,8 @@ pub(crate) fn run(args: &[String]) -> Result<ExitCode> {
         }
         [] => Wanted::new(Lane::Quick, ""),
         ["--all"] => Wanted::new(Lane::All, ""),
-        // By name, everything can be asked for.
-        [name] | ["--all", name] if !name.starts_with('-') => Wanted::new(Lane::All, name),
+        [name] if !name.starts_with('-') => Wanted::new(Lane::Quick, name),
+        ["--all", name] if !name.starts_with('-') => Wanted::new(Lane::All, name),
         _ => anyhow::bail!("{}: see `cargo xtask test --help`", words.join(" ")),
     };
     let began = Instant::now();
@@ -162,11 +163,20 @@ impl Wanted {
     /// Runs the suites on what is built.
     fn suites(&self, built: &mut Built, outcomes: &mut Vec<Outcome>) -> Result<()> {
         let folder = programs("dev")?;
-        if self.lane == Lane::All {
+        let of_lane = |lane| -> Result<Vec<Suite>> {
+            let mut suites = suites::suites(lane, &built.tests)?;
+            suites.retain(|suite| self.has(&suite.name));
+            Ok(suites)
+        };
+        let mut lane = self.lane;
+        let mut suites = of_lane(lane)?;
+        if suites.is_empty() {
+            lane = Lane::All;
+            suites = of_lane(lane)?;
+        }
+        if lane == Lane::All {
             tools::install(&folder).context("cannot install what the tests need")?;
         }
-        let mut suites = suites::suites(self.lane, &built.tests)?;
-        suites.retain(|suite| self.has(&suite.name));
         let logs = root()?.join("target/test-logs");
         outcomes.extend(schedule::run(suites, &folder, &logs, Outcome::print)?);
         let mut compiled = Ok(());
