@@ -42,8 +42,8 @@ const BUNDLE: &str = "ca.crt";
 const CLIENTS: [&str; 2] = ["kube-system", "extension-apiserver-authentication"];
 const CLIENT_CA: &str = "client-ca-file";
 
-/// Interval at which the objects are read.
-const LOOK: Duration = Duration::from_secs(60);
+/// Interval at which the objects are read, unless the program is told another one.
+pub(crate) const LOOK: Duration = Duration::from_secs(60);
 /// Longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Pause after a failure.
@@ -58,6 +58,8 @@ pub struct Authority {
     names: Vec<String>,
     /// File of further authorities of clients.
     client_ca: Option<PathBuf>,
+    /// Interval at which the objects are read.
+    interval: Duration,
 }
 
 /// A step that failed. The next look tries again.
@@ -88,9 +90,14 @@ type Configs = (Arc<ServerConfig>, Arc<ClientConfig>, Option<SystemTime>);
 
 impl Authority {
     /// Creates an authority whose objects are in a namespace. `client_ca` names a file of further authorities of
-    /// clients.
+    /// clients. The objects are read again at `interval`.
     #[must_use]
-    pub fn new(api: Arc<Api>, namespace: &str, client_ca: Option<PathBuf>) -> Self {
+    pub fn new(
+        api: Arc<Api>,
+        namespace: &str,
+        client_ca: Option<PathBuf>,
+        interval: Duration,
+    ) -> Self {
         let service = SERVICE;
         let names = [
             "localhost".to_owned(),
@@ -106,6 +113,7 @@ impl Authority {
             namespace: namespace.to_owned(),
             names: names.to_vec(),
             client_ca,
+            interval,
         }
     }
 
@@ -136,7 +144,7 @@ impl Authority {
             match self.look().await {
                 Ok(serving) if served.as_ref() == Some(&serving) => {
                     said.clear();
-                    sleep(LOOK).await;
+                    sleep(self.interval).await;
                 }
                 Ok(serving) => match self.configs(&serving) {
                     Ok((config, client, ends_at)) => {

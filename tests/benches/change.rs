@@ -40,7 +40,7 @@ const FILE_SERVICES: u32 = 10_000;
 const PER_FILE: u32 = 10;
 const STATUS: &str = "127.0.0.1:7444";
 
-fn main() {
+pub(crate) fn main() {
     kplane_tests::userns::enter().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -35,7 +35,7 @@ const FIRST_PORT: u32 = 10_000;
 /// Nothing here takes longer.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-fn main() {
+pub(crate) fn main() {
     kplane_tests::userns::enter().unwrap();
     println!(
         "\none of {ENDPOINTS} endpoints of a UDP Service removed among conntrack entries, IPv4"

@@ -54,7 +54,7 @@ enum Meddling {
     Table,
 }
 
-fn main() {
+pub(crate) fn main() {
     kplane_tests::userns::enter().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

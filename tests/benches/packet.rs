@@ -26,7 +26,7 @@ const PACKETS: u32 = 20_000;
 /// Endpoints listen here.
 const PORT: u16 = 8080;
 
-fn main() {
+pub(crate) fn main() {
     kplane_tests::userns::enter().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -34,7 +34,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 /// Time until a connection counts as not served.
 const PATIENCE: Duration = Duration::from_millis(5);
 
-fn main() {
+pub(crate) fn main() {
     kplane_tests::userns::enter().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

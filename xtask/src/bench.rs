@@ -86,7 +86,7 @@ fn bench(name: &str, options: &[String]) -> Result<()> {
     let mut args = [
         &["bench", "--profile", "dist"][..],
         &package,
-        &["--bench", name, "--"],
+        &["--bench", "bench", "--", name],
     ]
     .concat();
     args.extend(options.iter().map(String::as_str));

@@ -76,8 +76,8 @@ pub(crate) fn run(mut args: Vec<String>) -> Result<ExitCode> {
         ]
         .concat(),
     )?;
-    let bench = ["bench", "--profile", "release", "--bench", "fleet"];
-    let mut words = [&bench[..], &programs, &["--"]].concat();
+    let bench = ["bench", "--profile", "release", "--bench", "bench"];
+    let mut words = [&bench[..], &programs, &["--", "fleet"]].concat();
     words.extend(args.iter().map(String::as_str));
     cargo(&words)?;
     Ok(ExitCode::SUCCESS)

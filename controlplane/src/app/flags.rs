@@ -1,11 +1,13 @@
 //! The flags about TLS, identities and rights, and what they mean.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
 use kplane_tls::{KeyPair, ServerFiles};
 
 use super::{Protection, pod_namespace};
+use crate::authority::LOOK;
 use crate::identity::{self, AuditLog, WATCHES};
 
 /// Flags about TLS on the ports of agents and of the status API, and about identities and rights.
@@ -31,6 +33,11 @@ pub struct TlsFlags {
     /// the ConfigMap kplane-ca for agents and kpctl [default: with --in-cluster the namespace of the pod].
     #[arg(long, value_name = "NAMESPACE", conflicts_with_all = ["tls_cert_file", "insecure"])]
     pub certificates_in: Option<String>,
+
+    /// Interval in seconds at which the objects of --certificates-in are read again. Tests shorten it.
+    #[arg(long, value_name = "SECONDS", default_value_t = LOOK.as_secs(), hide = true)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
+    pub certificates_interval: u64,
 
     /// ServiceAccounts of agents, as NAMESPACE:NAME, separated by commas. A pod of such an account may be the agent
     /// of the node on which it runs, if it has a projected token with the audience "kplane". The API server of
@@ -104,6 +111,7 @@ impl TlsFlags {
             Some(namespace) => Protection::Own {
                 namespace,
                 client_ca: self.client_ca_file.clone(),
+                interval: Duration::from_secs(self.certificates_interval),
             },
             None => Protection::PlainText {
                 exposed: self.insecure,

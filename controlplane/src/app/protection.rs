@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
@@ -32,6 +33,8 @@ pub enum Protection {
         namespace: String,
         /// File of further authorities of clients.
         client_ca: Option<PathBuf>,
+        /// Interval at which the Secret is read again.
+        interval: Duration,
     },
 }
 
@@ -153,11 +156,12 @@ impl Protection {
             Self::Own {
                 namespace,
                 client_ca,
+                interval,
             } => {
                 let api = api.ok_or(BuildError::NoApi)?;
                 let (publisher, first) = published();
                 let (peer_publisher, peer_first) = published();
-                let authority = Authority::new(api, &namespace, client_ca);
+                let authority = Authority::new(api, &namespace, client_ca, interval);
                 let service_name = authority.service_name().into();
                 Ok(Started {
                     serving: Some(first.map(Result::ok).boxed().shared()),
@@ -192,6 +196,7 @@ mod tests {
         let own = Protection::Own {
             namespace: "kplane".to_owned(),
             client_ca: None,
+            interval: Duration::MAX,
         };
         assert!(own.plain_text(ports).is_empty());
     }

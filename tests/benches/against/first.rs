@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use kplane_tests::netns::NetNs;
 
-use crate::measure::percentile;
-use crate::packets::{connect, new_socket};
+use crate::against::measure::percentile;
+use crate::against::packets::{connect, new_socket};
 use kplane_tests::bench::objects::{ENDPOINTS, address, endpoint};
 
 /// The pod from which packets come.

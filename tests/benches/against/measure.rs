@@ -8,10 +8,10 @@ use anyhow::{Context as _, Result};
 use kplane_tests::cluster::Api;
 use kplane_tests::process::Process;
 
-use crate::contender::{Contender, Place};
-use crate::first::FirstPacket;
-use crate::kernel::Kernel;
-use crate::packets::Packets;
+use crate::against::contender::{Contender, Place};
+use crate::against::first::FirstPacket;
+use crate::against::kernel::Kernel;
+use crate::against::packets::Packets;
 use kplane_tests::bench::objects::{self, Programmed, Progress, endpoints, fresh};
 use kplane_tests::usage::{Memory, cpu, memory, received};
 

@@ -14,7 +14,7 @@ use kplane_tests::capture::Capture;
 use kplane_tests::netns::NetNs;
 use socket2::{Domain, Socket, Type};
 
-use crate::contender::Place;
+use crate::against::contender::Place;
 use kplane_tests::bench::objects::{Programmed, address};
 
 /// Endpoints that packets look for at a start.

@@ -2,9 +2,9 @@
 
 use std::fmt::Write as _;
 
-use crate::contender::Contender;
-use crate::measure::{Row, percentile};
-use crate::report::time;
+use crate::against::contender::Contender;
+use crate::against::measure::{Row, percentile};
+use crate::against::report::time;
 
 /// Of the whole picture and of a panel's plane, in pixels.
 const WIDTH: f64 = 920.0;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
-use crate::measure::{Row, percentile};
+use crate::against::measure::{Row, percentile};
 
 /// Between these lines of a document everything is ours.
 const BEGIN: &str = "<!-- begin: cargo xtask bench --against kube-proxy -->";

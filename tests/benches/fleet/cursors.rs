@@ -59,7 +59,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut rows = String::new();
     for agents in &args.cursors {
         let mut own = Command::new(std::env::current_exe()?);
-        own.args(["--cursors", &agents.to_string()]);
+        own.args(["fleet", "--cursors", &agents.to_string()]);
         own.args(["--services", &args.services.to_string()]);
         let some = kplane_tests::process::output(own)?;
         print!("{some}");

@@ -12,7 +12,7 @@ use kplane_tests::cluster::Api;
 use kplane_tests::netns::NetNs;
 use kplane_tests::process::{Process, output};
 
-use crate::{Args, Contender, RESULT, Row};
+use crate::ipvs::{Args, Contender, RESULT, Row};
 use kplane_tests::bench::objects::{self, NAMESPACE, endpoints, fresh, node};
 use kplane_tests::usage::{cpu, memory, received};
 

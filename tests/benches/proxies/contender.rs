@@ -11,8 +11,8 @@ use anyhow::{Context as _, Result};
 use clap::ValueEnum;
 use kplane_tests::process::Process;
 
-use crate::place::{PROXY, Place, Target};
-use crate::programs::{Programs, pinned};
+use crate::proxies::place::{PROXY, Place, Target};
+use crate::proxies::programs::{Programs, pinned};
 
 /// A way from clients to servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

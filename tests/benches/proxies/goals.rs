@@ -1,8 +1,8 @@
 //! The goals G1 to G5, G8 and G9, and whether they are reached.
 
-use crate::contender::Contender;
-use crate::results::{Results, median};
-use crate::rows::Row;
+use crate::proxies::contender::Contender;
+use crate::proxies::results::{Results, median};
+use crate::proxies::rows::Row;
 
 /// Both ways of the userspace proxy.
 const OURS: [Contender; 2] = [Contender::Sockets, Contender::Captured];

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::server::{ANSWER, REQUEST};
+use crate::proxies::server::{ANSWER, REQUEST};
 
 /// Bytes of a large datagram, of 65,507 at most.
 const DATAGRAM: usize = 60_000;

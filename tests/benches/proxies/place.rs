@@ -7,7 +7,7 @@ use kplane_tests::link::Route;
 use kplane_tests::netns::NetNs;
 use kplane_tests::sysctl::FORWARDING;
 
-use crate::server::Servers;
+use crate::proxies::server::Servers;
 
 pub(crate) const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 77, 1, 2);
 /// The proxy's address for clients, and the one for servers.

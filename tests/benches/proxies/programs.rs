@@ -1,7 +1,6 @@
-//! The programs that are compared with kplane: those of the machine, or Debian's, unpacked into a folder of the build.
+//! The programs that are compared with kplane: those of the machine, or Debian's, unpacked into a folder of the cache.
 //! Nothing is installed, so no service of the system starts.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -19,9 +18,6 @@ const PACKAGES: [&str; 8] = [
     "libopentracing1",
     "libwrap0",
 ];
-
-/// A file in the folder once everything is unpacked.
-const UNPACKED: &str = "complete";
 
 /// Where programs are, below the root of a file system.
 const FOLDERS: [&str; 3] = ["usr/sbin", "usr/bin", "usr/local/sbin"];
@@ -41,14 +37,7 @@ impl Programs {
         {
             return Ok(machine);
         }
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("proxies");
-        if !folder.join(UNPACKED).exists() {
-            println!("fetching Debian's {}", PACKAGES.join(", "));
-            for package in PACKAGES {
-                debian::unpack(package, &folder)?;
-            }
-            fs::write(folder.join(UNPACKED), "")?;
-        }
+        let folder = debian::unpacked(&PACKAGES)?;
         Ok(Self {
             unpacked: Some(folder),
         })

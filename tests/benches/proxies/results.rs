@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::contender::Contender;
-use crate::rows::Row;
+use crate::proxies::contender::Contender;
+use crate::proxies::rows::Row;
 
 /// The rounds of each row and contender.
 #[derive(Default)]

@@ -11,10 +11,10 @@ use clap::ValueEnum;
 use kplane_tests::usage;
 use kplane_tests::wait::eventually;
 
-use crate::contender::Contender;
-use crate::load::{self, Done};
-use crate::place::{Place, Target};
-use crate::udp;
+use crate::proxies::contender::Contender;
+use crate::proxies::load::{self, Done};
+use crate::proxies::place::{Place, Target};
+use crate::proxies::udp;
 
 /// Threads of clients with short connections, and of those with requests on connections that stay.
 const CLIENTS: usize = 8;

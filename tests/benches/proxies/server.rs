@@ -13,8 +13,8 @@ use kplane_tests::netns::NetNs;
 use nix::sys::socket::{Backlog, MsgFlags, listen, recv, setsockopt, sockopt};
 use socket2::SockRef;
 
-use crate::load::patiently;
-use crate::place::{SERVER, Target};
+use crate::proxies::load::patiently;
+use crate::proxies::place::{SERVER, Target};
 
 /// Bytes of a request, and of an answer.
 pub(crate) const REQUEST: usize = 64;

@@ -11,8 +11,8 @@ use nix::libc::{in_addr, in_pktinfo};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{ControlMessage, MsgFlags, SockaddrStorage, sendmsg, setsockopt, sockopt};
 
-use crate::load::Done;
-use crate::place::CLIENTS;
+use crate::proxies::load::Done;
+use crate::proxies::place::CLIENTS;
 
 /// Bytes of a query.
 const QUERY: usize = 48;

@@ -36,6 +36,7 @@
 
 pub mod ask;
 pub mod browser;
+mod cache;
 pub mod capture;
 pub mod client;
 pub mod cluster;

@@ -112,7 +112,7 @@ impl RealCluster {
             ..cluster::Options::default()
         };
         let common = Common {
-            // In this order, because one may be in the other.
+            // In this order, because the second may be in the first.
             shared: vec![programs.cache()?, folder.clone()],
             programs,
             client_ca: authority.ca(),

@@ -17,7 +17,7 @@
 //! # }
 //! ```
 //!
-//! [`Vm::ensure`] puts the kernel into `.cache/vm` of the checkout, once: 70 MB from Debian's archive
+//! [`Vm::ensure`] puts the kernel into `~/.cache/kplane/vm`, once: 70 MB from Debian's archive
 //! by `apt-get`, unpacked. The programs needed are in [`PROGRAMS`]. From start to the command's first line
 //! it takes 2.4 s of this machine's CPU; everything inside runs some ten times slower than outside.
 
@@ -45,8 +45,6 @@ const INSIDE: &str = "KPLANE_VM";
 pub const IN_VM: &str = "KPLANE_IN_VM";
 /// Variable that runs all tests in a machine ([`runs_all`]), if set to anything but `0` or nothing.
 pub const ALL: &str = "KPLANE_VM_ALL";
-/// The folder of the kernel, below the root of the checkout.
-const FOLDER: &str = ".cache/vm";
 /// The programs that a machine needs, and Debian's packages that contain them.
 pub const PROGRAMS: [(&str, &str); 6] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
@@ -155,15 +153,13 @@ impl Vm {
     /// Finds the kernel, and fetches it first if necessary. Prints its progress on standard error.
     ///
     /// # Errors
-    /// A program is missing, a download failed, or the checkout is not writable.
+    /// A program is missing, a download failed, or the cache is not writable.
     pub fn ensure() -> Result<Self> {
         if let Some((program, package)) = missing() {
             anyhow::bail!("{program} is not on the PATH: apt-get install {package}");
         }
-        let rig = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let root = rig.ancestors().nth(2).context("no checkout")?;
         Ok(Self {
-            kernel: Kernel::ensure(&root.join(FOLDER))?,
+            kernel: Kernel::ensure()?,
             cpus: 1,
             memory: 2048,
             network: false,

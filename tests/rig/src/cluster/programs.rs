@@ -1,6 +1,6 @@
 //! The programs of a cluster: built once by Go, from the versions that `tests/cluster/go.mod` pins.
 //!
-//! They are in `.cache/cluster/etcd-<version>-kubernetes-<version>/bin` of the checkout.
+//! They are in `~/.cache/kplane/cluster/etcd-<version>-kubernetes-<version>-<sum>/bin`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +14,9 @@ mod promtool;
 pub use helm::helm;
 pub use promtool::promtool;
 
-use build::{Build, Recipe, STRIP, cache, module, version};
+use build::{Build, Recipe, STRIP, module, version};
+
+use crate::cache;
 
 /// The programs of Kubernetes that every cluster needs.
 const KUBERNETES: [&str; 4] = [
@@ -42,9 +44,9 @@ impl Programs {
     /// If two processes want to build, one waits.
     ///
     /// # Errors
-    /// Go is missing, a download or a build failed, or the checkout is not writable.
+    /// Go is missing, a download or a build failed, or the cache is not writable.
     pub fn ensure() -> Result<Self> {
-        Self::with(&KUBERNETES)
+        Self::with(&[&KUBERNETES[..], &[ETCD]].concat())
     }
 
     /// Finds also `kubelet` and `kube-scheduler`, and builds missing programs first.
@@ -52,18 +54,19 @@ impl Programs {
     /// # Errors
     /// As [`Programs::ensure`].
     pub(crate) fn for_nodes() -> Result<Self> {
-        Self::with(&[&KUBERNETES[..], &NODES].concat())
+        Self::with(&[&KUBERNETES[..], &NODES, &[ETCD]].concat())
     }
 
-    fn with(kubernetes: &[&'static str]) -> Result<Self> {
+    fn with(programs: &[&str]) -> Result<Self> {
+        let kubernetes = [&KUBERNETES[..], &NODES].concat();
         let module = module("")?;
         let versions = Versions::read(&module.join("go.mod"))?;
         let packages = kubernetes
             .iter()
             .map(|program| format!("{KUBERNETES_MODULE}/cmd/{program}"));
         let of_kubernetes = Recipe {
-            programs: kubernetes.to_vec(),
             packages: packages.collect(),
+            programs: kubernetes,
             ld_flags: ld_flags(&versions.kubernetes)?,
             ..Recipe::default()
         };
@@ -75,11 +78,12 @@ impl Programs {
         };
         let build = Build {
             module,
-            folder: cache()?.join(versions.folder()),
+            part: cache::CLUSTER,
+            name: versions.folder(),
             what: versions.message(),
             recipes: vec![of_kubernetes, etcd],
         };
-        let bin = build.ensure()?;
+        let bin = build.ensure_some(programs)?;
         Ok(Self { bin })
     }
 

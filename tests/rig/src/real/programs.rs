@@ -2,14 +2,13 @@
 //! programs of Debian packages that are unpacked, not installed.
 
 use std::ffi::OsString;
-use std::fs::{self, File};
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 
+use crate::cache::{self, CLUSTER};
 use crate::cluster::Programs;
-use crate::cluster::programs::build::{Build, Recipe, STRIP, cache, module, version};
+use crate::cluster::programs::build::{Build, Recipe, STRIP, module, version};
 use crate::debian;
 
 const CONTAINERD_MODULE: &str = "github.com/containerd/containerd/v2";
@@ -22,8 +21,6 @@ const COREDNS_MODULE: &str = "github.com/coredns/coredns";
 const PACKAGES: [&str; 2] = ["runc", "containernetworking-plugins"];
 /// The folder of the plugins in their package.
 const CNI: &str = "usr/lib/cni";
-/// A file that exists once packages are unpacked.
-const UNPACKED: &str = "complete";
 
 /// The folders of all programs of a real cluster.
 #[derive(Clone, Debug)]
@@ -41,16 +38,15 @@ impl NodePrograms {
     /// Prints its progress on standard error. If two processes want to build, one waits.
     ///
     /// # Errors
-    /// Go is missing, a download or a build failed, or the checkout is not writable.
+    /// Go is missing, a download or a build failed, or the cache is not writable.
     pub fn ensure() -> Result<Self> {
-        let cache = cache()?;
         Ok(Self {
             kubernetes: Programs::for_nodes()?,
-            containerd: containerd(&cache)?,
-            coredns: coredns(&cache)?,
-            pod: pod(&cache)?,
-            debian: debian(&cache.join("debian"))?,
-            images: cache.join("images"),
+            containerd: containerd()?,
+            coredns: coredns()?,
+            pod: pod()?,
+            debian: debian::unpacked(&PACKAGES)?,
+            images: cache::folder(CLUSTER)?.join("images"),
         })
     }
 
@@ -97,7 +93,7 @@ impl NodePrograms {
 
     /// Returns the folder that contains all others.
     pub(super) fn cache(&self) -> Result<PathBuf> {
-        cache()
+        cache::folder(CLUSTER)
     }
 
     /// Returns the `PATH` of a node's programs.
@@ -113,12 +109,12 @@ impl NodePrograms {
             Path::new("/sbin"),
             Path::new("/bin"),
         ];
-        // No folder of these contains a colon, unless the checkout's path does.
+        // No folder of these contains a colon, unless the path of the cache does.
         std::env::join_paths(folders).unwrap_or_default()
     }
 }
 
-fn containerd(cache: &Path) -> Result<PathBuf> {
+fn containerd() -> Result<PathBuf> {
     let module = module("containerd")?;
     let version = version(&module.join("go.mod"), CONTAINERD_MODULE)?;
     let packages = CONTAINERD.map(|program| format!("{CONTAINERD_MODULE}/cmd/{program}"));
@@ -132,38 +128,29 @@ fn containerd(cache: &Path) -> Result<PathBuf> {
     };
     let build = Build {
         module,
-        folder: cache.join(format!("containerd-{}", version.trim_start_matches('v'))),
+        part: CLUSTER,
+        name: format!("containerd-{}", version.trim_start_matches('v')),
         what: format!("containerd {version}: 4 minutes the first time, then never again"),
         recipes: vec![recipe],
     };
     build.ensure()
 }
 
-fn coredns(cache: &Path) -> Result<PathBuf> {
+fn coredns() -> Result<PathBuf> {
     let module = module("coredns")?;
     let version = version(&module.join("go.mod"), COREDNS_MODULE)?;
     let folder = format!("coredns-{}", version.trim_start_matches('v'));
     let what = format!("CoreDNS {version}: 2 minutes the first time, then never again");
-    own(cache, "coredns", module, &folder, what)
+    own("coredns", module, folder, what)
 }
 
-fn pod(cache: &Path) -> Result<PathBuf> {
+fn pod() -> Result<PathBuf> {
     let what = "the tests' pods".to_owned();
-    own(cache, "pod", module("pod")?, "pod", what)
+    own("pod", module("pod")?, "pod".to_owned(), what)
 }
 
-/// Builds a program whose source is in the checkout. The folder's name has a sum of the source.
-fn own(
-    cache: &Path,
-    name: &'static str,
-    module: PathBuf,
-    folder: &str,
-    what: String,
-) -> Result<PathBuf> {
-    let source = module.join("main.go");
-    let text = fs::read(&source).with_context(|| source.display().to_string())?;
-    let mut hasher = DefaultHasher::new();
-    text.hash(&mut hasher);
+/// Builds a program whose source is in the checkout.
+fn own(name: &'static str, module: PathBuf, folder: String, what: String) -> Result<PathBuf> {
     let recipe = Recipe {
         programs: vec![name],
         packages: vec![".".to_owned()],
@@ -174,25 +161,10 @@ fn own(
     };
     let build = Build {
         module,
-        folder: cache.join(format!("{folder}-{:016x}", hasher.finish())),
+        part: CLUSTER,
+        name: folder,
         what,
         recipes: vec![recipe],
     };
     build.ensure()
-}
-
-/// Unpacks Debian's packages, once.
-fn debian(folder: &Path) -> Result<PathBuf> {
-    fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
-    let lock = File::create(folder.with_extension("lock")).context("create the lock")?;
-    lock.lock()
-        .context("wait for another process that downloads")?;
-    if !folder.join(UNPACKED).exists() {
-        eprintln!("fetching {}", PACKAGES.join(", "));
-        for package in PACKAGES {
-            debian::unpack(package, folder)?;
-        }
-        File::create(folder.join(UNPACKED)).context("note what is unpacked")?;
-    }
-    Ok(folder.to_owned())
 }

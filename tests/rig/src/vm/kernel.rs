@@ -1,16 +1,16 @@
 //! The guest's kernel: the newest stock kernel of the distribution, from its archive.
 //!
-//! It is in `.cache/vm/<package>` of the checkout. A folder there is complete, because it is moved
+//! It is in `~/.cache/kplane/vm/<package>_<version>_<recipe>`. A folder there is complete, because it is moved
 //! there after everything in it is done.
 
-use std::fs::{self, File};
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 
+use crate::cache;
 use crate::debian;
 use crate::process::output;
 
@@ -20,6 +20,8 @@ use super::{initramfs, script};
 const META_PACKAGE: &str = "linux-image-amd64";
 /// The prefix of kernel packages, before the kernel's version.
 const PACKAGE: &str = "linux-image-";
+/// The end of the folders' names: a number to increase when [`Kernel::complete`] does something else.
+const RECIPE: &str = "_1";
 /// The lock held while fetching.
 const LOCK: &str = "fetch.lock";
 const INITRAMFS: &str = "initramfs";
@@ -54,13 +56,10 @@ pub(super) struct Kernel {
 }
 
 impl Kernel {
-    /// Finds the newest kernel of a folder, or fetches one.
-    pub(super) fn ensure(folder: &Path) -> Result<Self> {
-        fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
-        let folder = fs::canonicalize(folder).context("the folder of kernels")?;
-        let lock = File::create(folder.join(LOCK)).context("create the lock of the download")?;
-        lock.lock()
-            .context("wait for another process that fetches")?;
+    /// Finds the newest kernel of the cache, or fetches one.
+    pub(super) fn ensure() -> Result<Self> {
+        let folder = cache::folder(cache::VM)?;
+        let _lock = cache::lock(&folder.join(LOCK))?;
         let kernel = match Self::find(&folder)? {
             Some(kernel) => kernel,
             None => Self::fetch(&folder)?,
@@ -85,10 +84,9 @@ impl Kernel {
     }
 
     pub(super) fn initramfs(&self) -> PathBuf {
-        let mut hasher = DefaultHasher::new();
-        (script::INIT, EARLY_MODULES).hash(&mut hasher);
-        self.folder
-            .join(format!("{INITRAMFS}-{:016x}", hasher.finish()))
+        let parts = [script::INIT].into_iter().chain(EARLY_MODULES);
+        let name = format!("{INITRAMFS}-{}", cache::sum(parts));
+        self.folder.join(name)
     }
 
     /// Returns the folder of modules, by version.
@@ -100,15 +98,14 @@ impl Kernel {
         let mut found = Vec::new();
         for entry in folder.read_dir().context("list the folder of kernels")? {
             let name = entry?.file_name();
-            found.extend(
-                name.to_str()
-                    .and_then(|name| name.strip_prefix(PACKAGE))
-                    .map(str::to_owned),
-            );
+            let name = name.to_str().and_then(|name| name.strip_suffix(RECIPE));
+            let named = name.and_then(|name| name.strip_prefix(PACKAGE)?.split_once('_'));
+            found.extend(named.map(|(kernel, package)| (kernel.to_owned(), package.to_owned())));
         }
         found.sort_unstable();
-        Ok(found.pop().map(|version| Self {
-            folder: folder.join(format!("{PACKAGE}{version}")),
+        let newest = found.pop();
+        Ok(newest.map(|(version, package)| Self {
+            folder: folder.join(format!("{PACKAGE}{version}_{package}{RECIPE}")),
             version,
         }))
     }
@@ -120,24 +117,18 @@ impl Kernel {
             newest_package()
         })?;
         eprintln!("fetching {package} for tests in a virtual machine: 70 MB, once");
-        let fresh = into.join("fetching");
-        if fresh.exists() {
-            fs::remove_dir_all(&fresh).with_context(|| fresh.display().to_string())?;
-        }
-        fs::create_dir_all(&fresh).with_context(|| fresh.display().to_string())?;
-        debian::unpack(&package, &fresh)?;
-        let kernel = Self {
-            version: package
-                .strip_prefix(PACKAGE)
-                .context("asked for")?
-                .to_owned(),
+        let fresh = cache::empty(into.join("fetching"))?;
+        let of_package = debian::unpack(&package, &fresh)?;
+        let version = package.strip_prefix(PACKAGE).context("asked for")?;
+        let mut kernel = Self {
+            version: version.to_owned(),
             folder: fresh.clone(),
         };
         kernel.complete()?;
-        let folder = into.join(&package);
-        fs::rename(&fresh, &folder).with_context(|| folder.display().to_string())?;
+        kernel.folder = into.join(format!("{package}_{of_package}{RECIPE}"));
+        fs::rename(&fresh, &kernel.folder).with_context(|| kernel.folder.display().to_string())?;
         eprintln!("fetched in {:.0} s", began.elapsed().as_secs_f64());
-        Ok(Self { folder, ..kernel })
+        Ok(kernel)
     }
 
     /// Does what installing the package would do, which is an index of modules. Unpacks the kernel, if

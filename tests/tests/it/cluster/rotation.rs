@@ -18,8 +18,6 @@ use crate::cluster::support::with_world;
 use crate::cluster::support::world::{DEADLINE, NAMESPACE, product};
 
 const SECRET: &str = "kplane/kplane-certificates";
-/// Longest time until a control plane has read the Secret again, which it does once a minute.
-const READ: Duration = Duration::from_secs(90);
 /// Pause between two changes.
 const PAUSE: Duration = Duration::from_millis(500);
 
@@ -138,7 +136,7 @@ pub(crate) fn the_authority_gets_a_successor_while_agents_work() -> Result<()> {
         // It signs: the old authority stays in the bundle.
         api.patch("Secret", SECRET, &successor.signing(&old)?)?;
         for plane in [&first, &second] {
-            eventually(READ, "the successor signs", || {
+            eventually(DEADLINE, "the successor signs", || {
                 change(api, &mut made)?;
                 let known = greets(&first, &trusted).and_then(|()| greets(&second, &trusted));
                 failed = failed.take().or(known.err());

@@ -1,15 +1,19 @@
 //! Programs built by Go into a folder of the cache. A program in that folder is complete, because it is
 //! moved there after its build.
 
-use std::env;
+use std::collections::BTreeSet;
+use std::env::consts::{ARCH, OS};
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs;
 use std::io::ErrorKind;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
+
+use crate::cache;
 
 /// The lock held while building.
 const LOCK: &str = "build.lock";
@@ -21,8 +25,11 @@ pub(crate) const STRIP: &str = "-s -w";
 pub(crate) struct Build {
     /// The folder with `go.mod`.
     pub(crate) module: PathBuf,
-    /// The folder of the result, whose name has the versions: programs are in its `bin`.
-    pub(crate) folder: PathBuf,
+    /// The part of the cache.
+    pub(crate) part: &'static str,
+    /// The name of the result's folder, with the versions. A sum of everything that decides about the programs follows
+    /// it.
+    pub(crate) name: String,
     /// The names and versions of the projects, and how long their first build takes, for messages.
     pub(crate) what: String,
     pub(crate) recipes: Vec<Recipe>,
@@ -44,47 +51,62 @@ pub(crate) struct Recipe {
 }
 
 impl Build {
-    /// Returns the folder of the programs.
-    pub(crate) fn bin(&self) -> PathBuf {
-        self.folder.join("bin")
-    }
-
-    /// Builds missing programs, and returns their folder. If two processes want to build, one waits.
+    /// Builds missing programs, and returns the folder of all. If two processes want to build, one waits.
     ///
     /// # Errors
-    /// Go is missing, a download or a build failed, or the checkout is not writable.
+    /// Go is missing, a download or a build failed, or the cache is not writable.
     pub(crate) fn ensure(&self) -> Result<PathBuf> {
-        let bin = self.bin();
-        if self.missing().is_empty() {
+        let all = self.recipes.iter().flat_map(|recipe| &recipe.programs);
+        self.ensure_some(&all.copied().collect::<Vec<_>>())
+    }
+
+    /// Builds those of some programs that are missing, and returns the folder of all.
+    ///
+    /// # Errors
+    /// As [`Build::ensure`].
+    pub(crate) fn ensure_some(&self, programs: &[&str]) -> Result<PathBuf> {
+        let folder = cache::folder(self.part)?.join(self.folder()?);
+        let bin = folder.join("bin");
+        let missing = || -> Vec<&str> {
+            let all = programs.iter().copied();
+            all.filter(|program| !bin.join(program).is_file()).collect()
+        };
+        if missing().is_empty() {
             return Ok(bin);
         }
         fs::create_dir_all(&bin).with_context(|| format!("create {}", bin.display()))?;
-        let lock = File::create(self.folder.join(LOCK)).context("create the lock of the build")?;
-        lock.lock()
-            .context("wait for another process that builds")?;
-        let missing = self.missing();
+        let _lock = cache::lock(&folder.join(LOCK))?;
+        let missing = missing();
         if !missing.is_empty() {
-            self.build(&missing)?;
+            self.build(&missing, &folder)?;
         }
         Ok(bin)
     }
 
-    fn missing(&self) -> Vec<&'static str> {
-        let all = self.recipes.iter().flat_map(|recipe| &recipe.programs);
-        let bin = self.bin();
-        all.copied()
-            .filter(|program| !bin.join(program).is_file())
-            .collect()
+    /// Returns the name of the result's folder.
+    fn folder(&self) -> Result<String> {
+        let mut parts = vec![ARCH.as_bytes().to_vec(), OS.as_bytes().to_vec()];
+        for file in sources(&self.module)? {
+            parts.push(file.file_name().unwrap_or_default().as_bytes().to_vec());
+            parts.push(fs::read(&file).with_context(|| file.display().to_string())?);
+        }
+        for recipe in &self.recipes {
+            let command = recipe.command(Path::new(""), Path::new(""));
+            let words = command.get_args().map(OsStr::as_bytes);
+            parts.extend(words.map(<[u8]>::to_vec));
+            parts.extend(
+                command
+                    .get_envs()
+                    .map(|set| format!("{set:?}").into_bytes()),
+            );
+        }
+        Ok(format!("{}-{}", self.name, cache::sum(parts)))
     }
 
-    fn build(&self, missing: &[&str]) -> Result<()> {
+    fn build(&self, missing: &[&str], folder: &Path) -> Result<()> {
         eprintln!("building {} with Go ({})", missing.join(", "), self.what);
         let began = Instant::now();
-        let fresh = self.folder.join("building");
-        if fresh.exists() {
-            fs::remove_dir_all(&fresh).with_context(|| fresh.display().to_string())?;
-        }
-        fs::create_dir_all(&fresh).with_context(|| fresh.display().to_string())?;
+        let fresh = cache::empty(folder.join("building"))?;
         for recipe in &self.recipes {
             let wanted = recipe.only(missing);
             if !wanted.programs.is_empty() {
@@ -92,7 +114,7 @@ impl Build {
             }
         }
         for program in missing {
-            fs::rename(fresh.join(program), self.bin().join(program))
+            fs::rename(fresh.join(program), folder.join("bin").join(program))
                 .with_context(|| format!("Go has built no {program}"))?;
         }
         eprintln!("built in {:.0} s", began.elapsed().as_secs_f64());
@@ -154,12 +176,18 @@ pub(crate) fn module(name: impl AsRef<OsStr>) -> Result<PathBuf> {
         .join(Path::new(name.as_ref())))
 }
 
-/// Returns the folder of what the clusters are made of, below the root of the checkout: without symbolic links,
-/// because a node sees the folder and not the links.
-pub(crate) fn cache() -> Result<PathBuf> {
-    let folder = checkout()?.join(".cache/cluster");
-    fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
-    fs::canonicalize(&folder).with_context(|| folder.display().to_string())
+/// Returns the files of a module that decide what Go builds: versions, their sums, and source.
+fn sources(module: &Path) -> Result<BTreeSet<PathBuf>> {
+    let mut files = BTreeSet::new();
+    for entry in module
+        .read_dir()
+        .with_context(|| module.display().to_string())?
+    {
+        let path = entry?.path();
+        let kind = path.extension().and_then(OsStr::to_str);
+        files.extend(matches!(kind, Some("go" | "mod" | "sum")).then_some(path));
+    }
+    Ok(files)
 }
 
 /// Returns the version that a `require` of a go.mod names, such as `v1.36.3`.
@@ -197,7 +225,7 @@ fn run(command: &mut Command) -> Result<()> {
 /// has it under `cmd`. Go builds it the first time, which takes as long as `takes` says.
 ///
 /// # Errors
-/// Go is missing, a download or the build failed, or the checkout is not writable.
+/// Go is missing, a download or the build failed, or the cache is not writable.
 pub(in crate::cluster) fn command(
     program: &'static str,
     source: &str,
@@ -215,7 +243,8 @@ pub(in crate::cluster) fn command(
     };
     let build = Build {
         module,
-        folder: cache()?.join(format!("{program}-{version}")),
+        part: cache::CLUSTER,
+        name: format!("{program}-{version}"),
         what: format!("{program} {version}: {takes} the first time, then never again"),
         recipes: vec![recipe],
     };
@@ -236,6 +265,34 @@ mod tests {
             "v3.6.8"
         );
         assert_eq!(required(text, "k8s.io/absent"), None);
+    }
+
+    #[test]
+    fn another_recipe_has_another_folder() {
+        let module = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(module.path().join(name), text).unwrap();
+        let folder = |tags| {
+            let recipe = Recipe {
+                tags,
+                ..Recipe::default()
+            };
+            let build = Build {
+                module: module.path().to_owned(),
+                part: cache::CLUSTER,
+                name: "a-1.2".to_owned(),
+                what: String::new(),
+                recipes: vec![recipe],
+            };
+            build.folder().unwrap()
+        };
+        write("go.mod", "module a");
+        let first = folder("");
+        assert_eq!(folder(""), first);
+        assert_ne!(folder("some"), first);
+        write("README.md", "read me");
+        assert_eq!(folder(""), first);
+        write("go.sum", "a sum");
+        assert_ne!(folder(""), first);
     }
 
     #[test]

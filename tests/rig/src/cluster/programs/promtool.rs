@@ -13,7 +13,7 @@ const TAGS: &str = "remove_all_sd";
 /// Returns promtool's path. Go builds the program the first time, which takes 1 to 2 minutes.
 ///
 /// # Errors
-/// Go is missing, a download or the build failed, or the checkout is not writable.
+/// Go is missing, a download or the build failed, or the cache is not writable.
 pub fn promtool() -> Result<PathBuf> {
     command("promtool", MODULE, TAGS, "1 to 2 minutes")
 }

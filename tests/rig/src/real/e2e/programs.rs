@@ -5,7 +5,8 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-use crate::cluster::programs::build::{Build, Recipe, STRIP, cache, module, version};
+use crate::cache;
+use crate::cluster::programs::build::{Build, Recipe, STRIP, module, version};
 use crate::cluster::programs::{KUBERNETES_MODULE, ld_flags};
 use crate::process::output;
 
@@ -28,7 +29,7 @@ impl Programs {
     /// progress on standard error. If two processes want to build, one waits.
     ///
     /// # Errors
-    /// Go is missing, a download or a build failed, or the checkout is not writable.
+    /// Go is missing, a download or a build failed, or the cache is not writable.
     pub fn ensure() -> Result<Self> {
         let module = module("e2e")?;
         let version = version(&module.join("go.mod"), KUBERNETES_MODULE)?;
@@ -56,7 +57,8 @@ impl Programs {
         };
         let build = Build {
             module,
-            folder: cache()?.join(format!("e2e-{}", version.trim_start_matches('v'))),
+            part: cache::E2E,
+            name: format!("e2e-{}", version.trim_start_matches('v')),
             what: format!(
                 "the tests of Kubernetes {version}: 4 to 14 minutes the first time, then never again"
             ),

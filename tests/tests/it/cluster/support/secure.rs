@@ -156,6 +156,8 @@ impl SecurePlane {
         let flags = [
             "--certificates-in".to_owned(),
             "kplane".to_owned(),
+            // Not once a minute, for which tests would wait.
+            "--certificates-interval=1".to_owned(),
             // The first two replicas.
             "--peers=127.0.0.1:7644,127.0.0.1:7654".to_owned(),
         ];

@@ -12,6 +12,7 @@ mod packets;
 mod plot;
 mod report;
 
+use std::ffi::OsString;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
@@ -59,9 +60,9 @@ struct Args {
     bench: bool,
 }
 
-fn main() -> Result<()> {
+pub(crate) fn main(words: &[OsString]) -> Result<()> {
     kplane_tests::userns::enter()?;
-    let mut args = Args::parse();
+    let mut args = Args::parse_from(words);
     args.services.sort_unstable();
     let folder = tempfile::tempdir()?;
     let cluster = Cluster::start(&Options::default())?;

@@ -8,6 +8,7 @@
 mod inside;
 
 use std::env;
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
@@ -81,8 +82,8 @@ impl Row {
     }
 }
 
-fn main() -> Result<()> {
-    let mut args = Args::parse();
+pub(crate) fn main(words: &[OsString]) -> Result<()> {
+    let mut args = Args::parse_from(words);
     if vm::is_inside() {
         return inside::run(&args);
     }
@@ -155,6 +156,7 @@ fn measure(
     eprintln!("{services} Services: {}", name.get_name());
     let mut command = Command::new(env::current_exe()?);
     command
+        .arg("ipvs")
         .args(["--services", &services.to_string()])
         .args(["--changes", &args.changes.to_string()])
         .args(["--contender", name.get_name()])

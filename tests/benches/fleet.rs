@@ -7,15 +7,17 @@ mod cursors;
 mod floods;
 mod simulator;
 mod sizes;
-mod table;
+pub(crate) mod table;
+
+use std::ffi::OsString;
 
 use anyhow::Result;
 use clap::Parser as _;
 use kplane_tests::fleet::apart;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-fn main() -> Result<()> {
-    let args = simulator::Args::parse();
+pub(crate) fn main(words: &[OsString]) -> Result<()> {
+    let args = simulator::Args::parse_from(words);
     kplane_tests::userns::isolate()?;
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;

@@ -17,11 +17,9 @@ mod programs;
 mod results;
 mod rows;
 mod server;
-#[path = "../fleet/table.rs"]
-#[allow(dead_code, reason = "the other benchmark uses all of it")]
-mod table;
 mod udp;
 
+use std::ffi::OsString;
 use std::fs;
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::path::Path;
@@ -33,6 +31,8 @@ use clap::{Parser, ValueEnum};
 use kplane_tests::process::{self, last_words};
 use kplane_tests::wait::eventually;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+use crate::fleet::table;
 
 use contender::Contender;
 use place::{Place, Target};
@@ -69,8 +69,8 @@ struct Args {
     bench: bool,
 }
 
-fn main() -> Result<()> {
-    let mut args = Args::parse();
+pub(crate) fn main(words: &[OsString]) -> Result<()> {
+    let mut args = Args::parse_from(words);
     // Before this process leaves the network.
     let programs = Programs::ensure()?;
     kplane_tests::userns::isolate()?;
