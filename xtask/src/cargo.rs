@@ -6,9 +6,8 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
-/// Builds all programs as tests are built. The whole workspace is named, so that cargo builds dependencies with the
-/// features that they have in the tests, and nothing twice.
-pub(crate) const BUILD_FOR_TESTS: [&str; 3] = ["build", "--workspace", "--bins"];
+/// Checks lints.
+const CLIPPY: &str = "clippy-driver";
 
 /// Returns the root of the workspace.
 pub(crate) fn root() -> Result<&'static Path> {
@@ -37,6 +36,32 @@ pub(crate) fn cargo() -> Result<Command> {
         }
     }
     Ok(command)
+}
+
+/// Prepares cargo as tests are built: rustc, which compiles the workspace's own crates, also runs clippy's lints. A
+/// separate `cargo clippy` would read each line a second time. Without clippy, rustc alone compiles.
+pub(crate) fn as_tests() -> Result<Command> {
+    let mut command = cargo()?;
+    if has_clippy() {
+        command.env("RUSTC_WORKSPACE_WRAPPER", CLIPPY);
+    }
+    Ok(command)
+}
+
+/// Returns whether clippy is installed.
+pub(crate) fn has_clippy() -> bool {
+    let version = Command::new(CLIPPY).arg("--version").output();
+    version.is_ok_and(|output| output.status.success())
+}
+
+/// Builds all programs as tests are built. The whole workspace is named, so that dependencies have the features that
+/// they have in the tests, and nothing is built twice.
+pub(crate) fn build_as_tests(options: &[&str]) -> Result<()> {
+    status(
+        as_tests()?
+            .args(["build", "--workspace", "--bins"])
+            .args(options),
+    )
 }
 
 /// Runs cargo.

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 
-use crate::cargo::{self, BUILD_FOR_TESTS, cargo, programs, root, status};
+use crate::cargo::{build_as_tests, cargo, programs, root, status};
 use crate::start::dev;
 
 /// The programs that have images.
@@ -22,7 +22,7 @@ pub(crate) fn run(mut args: Vec<String>) -> Result<ExitCode> {
         return dev("images", &args);
     }
     let folder = if args.iter().any(|arg| arg == "--quick") {
-        cargo::run(&BUILD_FOR_TESTS)?;
+        build_as_tests(&[])?;
         programs("dev")?
     } else {
         build(&target(&args))?

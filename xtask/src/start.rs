@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 
-use crate::cargo::{BUILD_FOR_TESTS, programs, run};
+use crate::cargo::{build_as_tests, programs, run};
 
 /// The packages that the demo plays with, and the demo itself.
 const DEMO: [&str; 4] = ["kp-controlplane", "kp-nodeagent", "kpctl", "kplane-dev"];
@@ -58,7 +58,7 @@ fn build(profile: &str, packages: &[&str]) -> Result<()> {
     }
     let started = Instant::now();
     if profile == "dev" {
-        run(&BUILD_FOR_TESTS)?;
+        build_as_tests(&[])?;
     } else {
         let packages = packages.iter().flat_map(|name| ["--package", name]);
         let mut args = vec!["build", "--profile", profile];
@@ -71,7 +71,7 @@ fn build(profile: &str, packages: &[&str]) -> Result<()> {
 
 /// Builds and starts a subcommand of the developers' program, as tests are built.
 pub(crate) fn dev(task: &str, args: &[String]) -> Result<ExitCode> {
-    run(&[&BUILD_FOR_TESTS[..], &["--quiet"]].concat())?;
+    build_as_tests(&["--quiet"])?;
     play(
         Command::new(programs("dev")?.join("kplane-dev"))
             .arg(task)

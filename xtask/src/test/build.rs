@@ -5,16 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-use crate::cargo::cargo;
+use crate::cargo::{as_tests, has_clippy};
 
-/// The compiler of the workspace's own crates: rustc, which also runs clippy's lints. A separate `cargo clippy` would
-/// read each line a second time.
-const WRAPPER: (&str, &str) = ("RUSTC_WORKSPACE_WRAPPER", "clippy-driver");
 const JSON: &str = "--message-format=json";
 
 /// A test program.
@@ -43,24 +40,16 @@ pub(super) struct Built {
     repeated: BTreeSet<String>,
 }
 
-/// Returns a cargo command whose units are those of [`build`].
-pub(super) fn same_units() -> Result<Command> {
-    let mut command = cargo()?;
-    command.env(WRAPPER.0, WRAPPER.1);
-    Ok(command)
-}
-
 /// Builds all programs, tests and benchmarks. Cargo's progress and the compiler's messages go to standard error.
 ///
 /// # Errors
 /// Clippy is not installed, or something does not compile.
 pub(super) fn build() -> Result<Built> {
-    let lints = Command::new(WRAPPER.1).arg("--version").output();
     ensure!(
-        lints.is_ok_and(|output| output.status.success()),
+        has_clippy(),
         "clippy is not installed: rustup component add clippy"
     );
-    let mut child = same_units()?
+    let mut child = as_tests()?
         .args(["test", "--workspace", "--all-targets", "--no-run", JSON])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

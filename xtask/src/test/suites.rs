@@ -5,9 +5,9 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-use super::build::{TestProgram, same_units};
+use super::build::TestProgram;
 use super::tools;
-use crate::cargo::root;
+use crate::cargo::{as_tests, root};
 
 /// Which suites run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,7 +147,7 @@ impl Suite {
                 command
             }
             Run::Cargo(args) => {
-                let mut command = same_units()?;
+                let mut command = as_tests()?;
                 command.args(*args).arg("--message-format=json");
                 command.env("RUSTDOCFLAGS", "-D warnings");
                 command
