@@ -42,7 +42,7 @@ const BUNDLE: &str = "ca.crt";
 const CLIENTS: [&str; 2] = ["kube-system", "extension-apiserver-authentication"];
 const CLIENT_CA: &str = "client-ca-file";
 
-/// Interval at which the objects are read, unless the program is told another one.
+/// Interval at which the objects are read, unless a flag names another one.
 pub(crate) const LOOK: Duration = Duration::from_secs(60);
 /// Longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
