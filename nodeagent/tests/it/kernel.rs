@@ -1,10 +1,4 @@
 //! Tests in a real kernel, each in a network namespace of its own.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "tests"
-)]
 
 mod agent;
 mod alone;

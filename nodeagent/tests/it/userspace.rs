@@ -1,10 +1,6 @@
 //! The real program without any right: Services at loopback addresses, and node ports.
 
-#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
-
-#[path = "userspace/files.rs"]
 mod files;
-#[path = "userspace/succession.rs"]
 mod succession;
 
 use std::io::{Read, Write};
@@ -14,6 +10,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+
+use crate::support::unused;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -30,12 +28,6 @@ fn server(port: u16) -> SocketAddr {
         }
     });
     at
-}
-
-/// Returns a port at which nothing listens.
-fn free_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    listener.local_addr().unwrap().port()
 }
 
 /// Returns which server answered.
@@ -58,7 +50,9 @@ fn eventually<T>(what: &str, mut find: impl FnMut() -> Option<T>) -> T {
     }
 }
 
+/// Writes a Service whose addresses no other test has: its ClusterIP ends with the two bytes of the node port.
 fn write_service(folder: &Path, node_port: u16, endpoints: &[SocketAddr]) {
+    let [high, low] = node_port.to_be_bytes();
     let slices: String = endpoints
         .iter()
         .enumerate()
@@ -73,7 +67,7 @@ fn write_service(folder: &Path, node_port: u16, endpoints: &[SocketAddr]) {
         .collect();
     let service = format!(
         "apiVersion: v1\nkind: Service\nmetadata: {{name: web, namespace: shop}}\nspec: {{type: NodePort, clusterIP: \
-         10.96.77.7, ports: [{{name: http, port: 80, nodePort: {node_port}}}]}}\n{slices}"
+         10.96.{high}.{low}, ports: [{{name: http, port: 80, nodePort: {node_port}}}]}}\n{slices}"
     );
     let file = folder.join("web.yaml");
     let new = folder.join("web.yaml.new");
@@ -162,17 +156,18 @@ fn u51_a_process_without_rights_serves_on_loopback() {
     let manifests = folder.path().join("manifests");
     std::fs::create_dir(&manifests).unwrap();
     let servers = [server(0), server(0)];
-    let (node_port, dead) = (
-        free_port(),
-        SocketAddr::from((Ipv4Addr::LOCALHOST, free_port())),
+    let (node_port, dead) = (unused(), unused());
+    write_service(
+        &manifests,
+        node_port.port(),
+        &[servers[0], servers[1], dead],
     );
-    write_service(&manifests, node_port, &[servers[0], servers[1], dead]);
     let agent = start(folder.path(), &manifests);
     let at = eventually("the Service is listed", || listed(folder.path()));
-    // The end of the ClusterIP 10.96.77.7; port 80 needs a right, unless the machine gives it to everybody.
-    assert_eq!(at.ip(), Ipv4Addr::new(127, 96, 77, 7));
+    // The end of the ClusterIP; port 80 needs a right, unless the machine gives it to everybody.
+    let [high, low] = node_port.port().to_be_bytes();
+    assert_eq!(at.ip(), Ipv4Addr::new(127, 96, high, low));
     assert!([80, 10_080].contains(&at.port()), "{at}");
-    let node_port = SocketAddr::from((Ipv4Addr::LOCALHOST, node_port));
     let ports = servers.map(|at| at.port());
     for to in [at, node_port] {
         let mut answers: Vec<u16> = (0..20).map(|_| answer(to).unwrap()).collect();
@@ -211,8 +206,8 @@ fn a_port_of_another_process_is_taken_once_it_is_free() {
     let manifests = folder.path().join("manifests");
     std::fs::create_dir(&manifests).unwrap();
     let at = server(0);
-    let other = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let node_port = other.local_addr().unwrap();
+    let node_port = unused();
+    let other = TcpListener::bind(node_port).unwrap();
     write_service(&manifests, node_port.port(), &[at]);
     let _agent = start(folder.path(), &manifests);
     // The rest of the Service is served meanwhile.

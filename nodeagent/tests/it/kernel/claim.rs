@@ -4,7 +4,7 @@ use std::fs;
 
 use tempfile::TempDir;
 
-use crate::agent::{Agent, has};
+use super::agent::{Agent, has};
 use kplane_rig::kernel::{in_netns, nft};
 
 const WAITS: &str =
@@ -16,7 +16,7 @@ fn a_second_agent_waits_for_the_end_of_the_first() {
     in_netns(|| {
         let folder = TempDir::new().unwrap();
         let service = |name: &str| {
-            let text = crate::leftovers::SERVICE.replace("web", name);
+            let text = super::leftovers::SERVICE.replace("web", name);
             fs::write(folder.path().join(format!("{name}.yaml")), text).unwrap();
         };
         service("web");

@@ -13,7 +13,8 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::{Agent, PATIENCE, eventually, free_port, listed, start_with, write_service};
+use super::{Agent, PATIENCE, eventually, listed, start_with, write_service};
+use crate::support::unused;
 
 /// Open connections: half of them exchange data all the time.
 const CONNECTIONS: usize = 2000;
@@ -165,8 +166,8 @@ fn u57_upgrades_and_restarts_under_2000_open_connections_cut_none() {
     let folder = tempfile::tempdir().unwrap();
     let manifests = folder.path().join("manifests");
     std::fs::create_dir(&manifests).unwrap();
-    let node_port = free_port();
-    write_service(&manifests, node_port, &[echo(), echo()]);
+    let node_port = unused();
+    write_service(&manifests, node_port.port(), &[echo(), echo()]);
     let flags = run_dir(folder.path());
     let start = || start_with(folder.path(), &manifests, &flags);
 
@@ -175,7 +176,7 @@ fn u57_upgrades_and_restarts_under_2000_open_connections_cut_none() {
     let mut idle: Vec<TcpStream> = (0..CONNECTIONS).map(|_| connect(at).unwrap()).collect();
     idle.iter_mut().for_each(|stream| exchange(stream).unwrap());
     let busy = idle.split_off(CONNECTIONS / 2);
-    let load = Load::start(busy, SocketAddr::from((Ipv4Addr::LOCALHOST, node_port)));
+    let load = Load::start(busy, node_port);
     load.progresses();
 
     // An upgrade: the next agent starts while this one runs.
@@ -211,7 +212,7 @@ fn u57_a_second_signal_ends_an_agent_that_drains() {
     let folder = tempfile::tempdir().unwrap();
     let manifests = folder.path().join("manifests");
     std::fs::create_dir(&manifests).unwrap();
-    write_service(&manifests, free_port(), &[echo()]);
+    write_service(&manifests, unused().port(), &[echo()]);
     let mut agent = start_with(folder.path(), &manifests, &run_dir(folder.path()));
     let at = eventually("the Service is listed", || listed(folder.path()));
     let mut stream = connect(at).unwrap();

@@ -1,8 +1,6 @@
 //! Files of certificates, tokens and rights are replaced one after the other, while agents have streams, changes come
 //! and callers connect again and again: no stream is lost, no change is missed, no right caller is refused.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
-
 use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::fs::symlink;

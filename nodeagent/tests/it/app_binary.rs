@@ -1,7 +1,5 @@
 //! The program as people start it: exit codes, messages, signals.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
-
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStderr, Command, Output, Stdio};

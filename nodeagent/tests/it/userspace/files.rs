@@ -6,7 +6,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::succession::{connect, echo, exchange};
-use crate::{Agent, eventually, free_port, listed, program, run};
+use super::{Agent, eventually, listed, program, run};
+use crate::support::unused;
 
 /// The limit of open files.
 const FILES: u32 = 64;
@@ -75,8 +76,7 @@ fn u15_an_agent_without_files_recovers_within_a_second_and_other_services_go_on(
     let folder = tempfile::tempdir().unwrap();
     let manifests = folder.path().join("manifests");
     std::fs::create_dir(&manifests).unwrap();
-    let ports = [free_port(), free_port(), free_port()];
-    let [web, other, dns] = ports.map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+    let [web, other, dns] = [unused(), unused(), unused()];
     let all = [
         service("web", "TCP", web.port(), echo()),
         service("other", "TCP", other.port(), echo()),

@@ -1,12 +1,5 @@
 //! Several control planes and several agents, over real sockets. Only the kernel is missing.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "tests"
-)]
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::Path;
@@ -24,6 +17,8 @@ use kp_nodeagent::report::Report;
 use kplane_dataplane::backend::Kind;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
+
+use crate::support::unused;
 
 /// Longest that anything may take on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -101,12 +96,6 @@ impl Plane {
     fn kill(self) {
         std::thread::scope(|scope| scope.spawn(|| drop(self.runtime)).join().unwrap());
     }
-}
-
-/// An address at which nothing listens.
-fn unused() -> SocketAddr {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap()
 }
 
 /// Starts an agent that knows control planes at these addresses.

@@ -1,7 +1,5 @@
 //! A whole agent whose configuration file changes (I3). Only the kernel is missing.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
-
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;

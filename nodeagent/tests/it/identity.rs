@@ -1,8 +1,6 @@
 //! Rights of callers: whole agents, a control plane and callers of the status API, with certificates of
 //! `kp-controlplane certs` and of strangers, over real sockets.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
-
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;

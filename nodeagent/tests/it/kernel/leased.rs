@@ -14,8 +14,8 @@ use kplane_rig::netns::NetNs;
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
-use crate::agent::{Agent, binary};
-use crate::proxied::{PATIENCE, eventually, manifests, send_back, signal, start};
+use super::agent::{Agent, binary};
+use super::proxied::{PATIENCE, eventually, manifests, send_back, signal, start};
 
 /// Addresses of the node: at the first ones are servers, and nothing listens at the second ones.
 const NODE: [IpAddr; 2] = [v4([172, 20, 0, 1]), v6(1)];

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::agent::{Agent, has};
+use super::agent::{Agent, has};
 use kplane_rig::kernel::{in_netns, nft};
 
 const DEADLINE: Duration = Duration::from_secs(30);

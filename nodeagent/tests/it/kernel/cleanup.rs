@@ -8,8 +8,8 @@ use std::thread;
 
 use tempfile::TempDir;
 
-use crate::agent::{Agent, binary};
-use crate::leftovers::{Rival, SERVICE, TABLES};
+use super::agent::{Agent, binary};
+use super::leftovers::{Rival, SERVICE, TABLES};
 use kplane_rig::kernel::{in_netns, nft};
 use kplane_rig::link::Netlink;
 

@@ -14,8 +14,8 @@ use kplane_rig::netns::NetNs;
 use tokio::runtime::Runtime;
 use tonic::Code;
 
-use crate::agent::{Agent, binary};
-use crate::proxied::eventually;
+use super::agent::{Agent, binary};
+use super::proxied::eventually;
 
 /// An address of this machine that is no loopback address.
 const HERE: Ipv4Addr = Ipv4Addr::new(172, 20, 0, 1);

@@ -1,12 +1,5 @@
 //! Whole agents, with a real control plane, over real sockets. Only the kernel is missing.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "tests"
-)]
-
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -31,6 +24,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
 use tonic::transport::Endpoint;
+
+use crate::support::unused;
 
 /// Longest that anything may take on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -597,9 +592,7 @@ async fn failing_over_to_a_control_plane_with_another_folder_deletes_nothing() {
     });
     let first = Mortal::start(one.path(), SocketAddr::from(([127, 0, 0, 1], 0)));
     // Nobody listens there until the agent has found the first.
-    let later = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = later.local_addr().unwrap();
-    drop(later);
+    let address = unused();
     let endpoints = [first.address, address]
         .map(|address| Endpoint::from_shared(format!("http://{address}")).unwrap());
     let source = Source::ControlPlane {
@@ -689,9 +682,7 @@ impl Side for Breakable {
 /// A25: a health check says what the kernel holds, not what is desired.
 #[tokio::test]
 async fn a25_health_checks_change_after_the_kernel() {
-    let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = other.local_addr().unwrap().port();
-    drop(other);
+    let port = unused().port();
     let folder = manifests();
     let file = folder.path().join("lb.yaml");
     std::fs::write(&file, checked(port, true)).unwrap();
@@ -740,7 +731,7 @@ async fn listening(address: SocketAddr, path: &str) -> (u16, serde_json::Value) 
 /// A25: the administrator sees which Service's health check cannot be opened.
 #[tokio::test]
 async fn a25_a_taken_port_is_in_the_status_of_the_node() {
-    let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let other = std::net::TcpListener::bind(unused()).unwrap();
     let port = other.local_addr().unwrap().port();
     let folder = manifests();
     std::fs::write(folder.path().join("lb.yaml"), checked(port, true)).unwrap();

@@ -9,8 +9,8 @@ use kplane_rig::link::Route;
 use kplane_rig::netns::NetNs;
 use nix::sys::signal::Signal;
 
-use crate::agent::binary;
-use crate::proxied::{PATIENCE, ends, eventually, leads, manifests, signal, start};
+use super::agent::binary;
+use super::proxied::{PATIENCE, ends, eventually, leads, manifests, signal, start};
 
 const WEB: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
 

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::agent::{Agent, has};
-use crate::leftovers::{Rival, SERVICE};
+use super::agent::{Agent, has};
+use super::leftovers::{Rival, SERVICE};
 use kplane_rig::kernel::{in_netns, nft};
 
 const DEADLINE: Duration = Duration::from_secs(30);

@@ -17,7 +17,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-use crate::agent::Agent;
+use super::agent::Agent;
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 

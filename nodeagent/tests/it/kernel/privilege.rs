@@ -12,7 +12,7 @@ use kplane_rig::kernel::in_netns;
 fn without_privileges_that_is_what_is_said() {
     in_netns(|| {
         let folder = TempDir::new().unwrap();
-        fs::write(folder.path().join("web.yaml"), crate::leftovers::SERVICE).unwrap();
+        fs::write(folder.path().join("web.yaml"), super::leftovers::SERVICE).unwrap();
         for backend in ["nftables", "iptables", "ipvs"] {
             let output = Command::new("setpriv")
                 .args(["--bounding-set=-all", "--inh-caps=-all"])

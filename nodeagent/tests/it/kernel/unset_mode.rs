@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::agent::{Agent, binary};
+use super::agent::{Agent, binary};
 use kplane_rig::kernel::in_netns;
 
 const FILE: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n\
