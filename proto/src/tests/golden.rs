@@ -3,19 +3,18 @@
 //! and control planes of both versions work together during an upgrade or downgrade.
 //!
 //! A new field needs no change here. A new kind of message gets its file with the release after the one
-//! that adds it: `KPLANE_WRITE_GOLDEN=1 cargo test -p kplane-proto --test golden` writes files that are
+//! that adds it: `KPLANE_WRITE_GOLDEN=1 cargo test -p kplane-proto golden` writes files that are
 //! missing, and never replaces one.
-
-#![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::fmt::Debug;
 use std::fs;
 use std::path::Path;
 
 use bytes::Bytes;
-use kplane_proto::convert::{decode_object, encode_object};
-use kplane_proto::v1::*;
 use prost::Message;
+
+use crate::convert::{decode_object, encode_object};
+use crate::v1::*;
 
 fn check<M: Message + Default + PartialEq + Debug>(name: &str, message: &M) -> Vec<u8> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");

@@ -2,22 +2,21 @@
 //! has the rules.
 //!
 //! `released/VERSION.bin` has the descriptors of a release. Add the file with the release, and never change one:
-//! `KPLANE_WRITE_RELEASED=1 cargo test -p kplane-proto --test released` writes the one of the present version if it is
+//! `KPLANE_WRITE_RELEASED=1 cargo test -p kplane-proto released` writes the one of the present version if it is
 //! missing.
-
-#![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use kplane_proto::v1::DESCRIPTORS;
 use prost::Message as _;
 use prost_types::field_descriptor_proto::Type;
 use prost_types::{
     DescriptorProto, EnumDescriptorProto, FieldDescriptorProto, FileDescriptorSet,
     ServiceDescriptorProto,
 };
+
+use crate::v1::DESCRIPTORS;
 
 /// The facts that must not change, by the names of the things that they are about.
 type Facts = BTreeMap<String, String>;

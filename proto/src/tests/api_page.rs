@@ -1,20 +1,19 @@
 //! docs/api.md: written from the .proto files, and compared with them.
 //!
-//! `KPLANE_WRITE=1 cargo test -p kplane-proto --test api_page` writes the page.
-
-#![expect(clippy::unwrap_used, reason = "tests")]
+//! `KPLANE_WRITE=1 cargo test -p kplane-proto api_page` writes the page.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
 use std::path::Path;
 
-use kplane_proto::v1::DESCRIPTORS;
 use prost::Message as _;
 use prost_types::field_descriptor_proto::{Label, Type};
 use prost_types::{
     DescriptorProto, EnumDescriptorProto, FieldDescriptorProto, FileDescriptorProto,
     FileDescriptorSet, ServiceDescriptorProto,
 };
+
+use crate::v1::DESCRIPTORS;
 
 /// The services for tools. The rest is between kplane's own programs.
 const PUBLIC: [&str; 2] = ["StatusService", "DesiredStateService"];
@@ -23,7 +22,7 @@ const HEAD: &str = "\
 # API
 
 This page is written from the comments in [the .proto files](https://github.com/kplane/kplane/blob/main/proto/proto/kplane/v1):
-`KPLANE_WRITE=1 cargo test -p kplane-proto --test api_page` writes it anew, and the same test fails if it is out of date.
+`KPLANE_WRITE=1 cargo test -p kplane-proto api_page` writes it anew, and the same test fails if it is out of date.
 
 Both services are on the status port of the control plane (7444), behind the rights of [security.md](security.md#rights).
 [tools.md](tools.md) says how to connect, and has clients in Python and Go. The port also has gRPC reflection (v1 and
@@ -282,6 +281,6 @@ fn the_page_says_what_the_files_say() {
     let differ = written.lines().zip(page.lines()).find(|(a, b)| a != b);
     assert!(
         written == page,
-        "docs/api.md is out of date: KPLANE_WRITE=1 cargo test -p kplane-proto --test api_page; {differ:?}"
+        "docs/api.md is out of date: KPLANE_WRITE=1 cargo test -p kplane-proto api_page; {differ:?}"
     );
 }
