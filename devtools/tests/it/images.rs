@@ -1,10 +1,5 @@
 //! `cargo xtask images`, from built programs to archives.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test that cannot prepare its input has failed"
-)]
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;

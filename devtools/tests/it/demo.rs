@@ -1,10 +1,5 @@
 //! The demo's own messages. The demo itself is a step of `cargo xtask test`.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test that cannot prepare its input has failed"
-)]
-
 use std::process::Command;
 
 #[test]
@@ -23,7 +18,7 @@ fn what_cannot_be_played_says_so() {
 /// `cargo xtask` prints it without building anything.
 #[test]
 fn the_help_of_the_demo_names_its_flags() {
-    let short = include_str!("../../xtask/src/demo.txt");
+    let short = include_str!("../../../xtask/src/demo.txt");
     let mut demo = Command::new(env!("CARGO_BIN_EXE_kplane-dev"));
     let help = demo.args(["demo", "--help"]).output().unwrap().stdout;
     let help = String::from_utf8(help).unwrap();
