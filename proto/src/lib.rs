@@ -8,6 +8,8 @@
 pub mod convert;
 pub mod packed;
 pub mod shared;
+#[cfg(test)]
+mod tests;
 
 use prost::Message;
 

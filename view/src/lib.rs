@@ -34,6 +34,7 @@ pub mod services;
 mod silent;
 pub mod style;
 pub mod table;
+pub mod testing;
 pub mod text;
 pub mod time;
 pub mod top;
@@ -43,8 +44,6 @@ pub mod wait;
 pub mod whatif;
 pub mod why;
 
-#[cfg(any(test, feature = "testing"))]
-pub mod testing;
 #[cfg(test)]
 mod tests;
 

@@ -1,4 +1,5 @@
-//! Helpers of tests that check text.
+//! Helpers of tests that check text. No feature hides this module: the programs do not use it, and a feature that only tests
+//! enable would compile this crate, and those that use it, twice.
 
 use unicode_width::UnicodeWidthStr;
 

@@ -1,4 +1,4 @@
-//! Tests of the parsers. Detection itself needs processes: `nodeagent/tests/kernel/`.
+//! Tests of the parsers. Detection itself needs processes: `nodeagent/tests/it/kernel/`.
 
 use std::net::SocketAddr;
 

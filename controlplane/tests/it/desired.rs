@@ -1,0 +1,529 @@
+//! `DesiredStateService`, through the real gRPC stack where the transport matters.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use kp_controlplane::admission::Admission;
+use kp_controlplane::app::{Bound, Config, Origin};
+use kp_controlplane::hub::Hub;
+use kp_controlplane::identity;
+use kp_controlplane::index::CliffGuard;
+use kp_controlplane::publish::{Publication, Published, Store};
+use kp_controlplane::server::DesiredServer;
+use kp_controlplane::trust::Trust;
+use kplane_model::select::merge;
+use kplane_model::{Endpoint, EndpointAddr, NodeFacts, ServiceKey, ServicePort};
+use kplane_proto::v1::desired_state_service_client::DesiredStateServiceClient;
+use kplane_proto::v1::desired_state_service_server::DesiredStateService as _;
+use kplane_proto::v1::object::Kind;
+use kplane_proto::v1::{self as pb, Confidence, DesiredState, LayeredState, ServiceState};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout};
+use tokio_stream::StreamExt as _;
+use tonic::transport::Channel;
+use tonic::{Code, Request, Status, Streaming};
+
+use crate::support::start::start;
+
+/// A deadline far above any step of these tests.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Starts a control plane on an empty folder: tests publish themselves.
+async fn control_plane(watches: usize) -> (Bound, tempfile::TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let config = Config {
+        status_listen: Some("127.0.0.1:0".parse().unwrap()),
+        identity: identity::Config {
+            watches,
+            ..identity::Config::default()
+        },
+        ..Config::new(Origin::Manifests(folder.path().to_owned()))
+    };
+    let bound = start(config).await;
+    (bound, folder)
+}
+
+async fn client(bound: &Bound) -> DesiredStateServiceClient<Channel> {
+    let address = format!("http://{}", bound.status_addr.unwrap());
+    DesiredStateServiceClient::connect(address).await.unwrap()
+}
+
+fn key(n: usize) -> ServiceKey {
+    ServiceKey::sample("shop", &format!("svc-{n}"))
+}
+
+fn endpoint(octet: u8, node: &str) -> Endpoint {
+    let ip = IpAddr::from([10, 0, 0, octet]);
+    Endpoint {
+        node: Some(node.into()),
+        ..Endpoint::ready(EndpointAddr { ip, port: 8080 })
+    }
+}
+
+type Service = (ServiceKey, Option<Published>);
+
+fn service(n: usize, endpoints: Vec<Endpoint>) -> Service {
+    let published = Published::new(ServicePort::sample(key(n)), &merge(endpoints));
+    (key(n), Some(published))
+}
+
+fn node(name: &str, zone: &str) -> NodeFacts {
+    NodeFacts {
+        name: name.into(),
+        zone: Some(zone.into()),
+        eligible: true,
+        known: true,
+        ..NodeFacts::default()
+    }
+}
+
+fn publish(store: &Store, services: Vec<Service>, nodes: Vec<NodeFacts>) -> u64 {
+    store.publish(Publication {
+        services,
+        nodes,
+        service_cidrs: None,
+        observed_at: SystemTime::now(),
+        triggers: Vec::new(),
+    })
+}
+
+fn of_node(name: &str) -> pb::WatchNodeRequest {
+    pb::WatchNodeRequest {
+        node_name: name.to_owned(),
+        resume: None,
+    }
+}
+
+fn of_service(n: usize) -> pb::WatchServiceRequest {
+    pb::WatchServiceRequest {
+        namespace: "shop".to_owned(),
+        name: format!("svc-{n}"),
+    }
+}
+
+/// Awaits something that happens in time.
+async fn within<T>(future: impl Future<Output = T>) -> T {
+    timeout(DEADLINE, future).await.expect("in time")
+}
+
+async fn next<T>(stream: &mut Streaming<T>) -> T {
+    within(stream.message()).await.unwrap().unwrap()
+}
+
+/// The kinds of new objects in a message, and the number of deleted ones.
+fn changes(state: &DesiredState) -> (Vec<&'static str>, usize) {
+    let kinds = state.objects.iter().map(|object| match object.kind {
+        Some(Kind::Service(_)) => "service",
+        Some(Kind::Local(_)) => "local",
+        Some(Kind::Node(_)) => "node",
+        None => "unknown",
+    });
+    (kinds.collect(), state.deleted.len())
+}
+
+#[tokio::test]
+async fn a_node_comes_whole_and_then_in_changes_that_concern_it() {
+    let (bound, _folder) = control_plane(8).await;
+    let store = &bound.hub().store;
+    let both = vec![node("n1", "x"), node("n2", "y")];
+    publish(store, vec![service(1, vec![endpoint(1, "n1")])], both);
+    let mut client = client(&bound).await;
+    let unknown = client.watch_node(of_node("n3")).await.unwrap_err();
+    assert_eq!(unknown.code(), Code::NotFound);
+    let nameless = client.watch_node(of_node("")).await.unwrap_err();
+    assert_eq!(nameless.code(), Code::InvalidArgument);
+
+    let mut watch = client.watch_node(of_node("n1")).await.unwrap().into_inner();
+    let first = next(&mut watch).await;
+    let mut kinds = changes(&first);
+    kinds.0.sort_unstable();
+    assert_eq!(kinds, (vec!["local", "node", "service"], 0));
+    assert!(first.snapshot && first.complete && first.revision > 0);
+    let source = first.source.unwrap();
+    assert!(source.read && source.epoch == store.epoch() && source.doubt.is_empty());
+
+    // The change of another node is no news.
+    publish(store, Vec::new(), vec![node("n2", "z")]);
+    let revision = publish(store, vec![service(2, vec![])], Vec::new());
+    let second = next(&mut watch).await;
+    assert_eq!(changes(&second), (vec!["service"], 0));
+    assert!(!second.snapshot && second.complete && second.changed_at_ms > 0);
+    assert_eq!(second.revision, revision);
+
+    publish(store, vec![(key(1), None)], Vec::new());
+    let third = next(&mut watch).await;
+    assert_eq!(changes(&third), (vec![], 2));
+}
+
+#[tokio::test]
+async fn a_node_is_resumed_on_any_replica() {
+    let (bound, _folder) = control_plane(8).await;
+    let (other, _other_folder) = control_plane(8).await;
+    for store in [&bound.hub().store, &other.hub().store] {
+        publish(store, vec![service(1, vec![])], vec![node("n1", "x")]);
+        publish(store, vec![service(2, vec![])], Vec::new());
+    }
+    let mut client = client(&bound).await;
+    let first = client.watch_node(of_node("n1")).await.unwrap();
+    let token = next(&mut first.into_inner()).await.resume;
+    assert!(token.is_some());
+    let resumed = |resume| pb::WatchNodeRequest {
+        resume,
+        ..of_node("n1")
+    };
+
+    // An equal state, here and on a replica of another epoch.
+    for bound in [&bound, &other] {
+        let mut client = self::client(bound).await;
+        let watch = client.watch_node(resumed(token.clone())).await.unwrap();
+        let message = next(&mut watch.into_inner()).await;
+        assert!(message.complete && !message.snapshot);
+        assert_eq!(changes(&message), (vec![], 0));
+    }
+    // A deletion that happened meanwhile. The other replica knows by the digest what the client lacks.
+    for bound in [&bound, &other] {
+        publish(&bound.hub().store, vec![(key(2), None)], Vec::new());
+        let mut client = self::client(bound).await;
+        let watch = client.watch_node(resumed(token.clone())).await.unwrap();
+        let message = next(&mut watch.into_inner()).await;
+        assert!(message.complete && !message.snapshot);
+        assert_eq!(changes(&message), (vec![], 1));
+    }
+    let nonsense = pb::ResumeToken {
+        digest: vec![1; 40],
+        revision: u64::MAX,
+        ..token.unwrap()
+    };
+    let watch = client.watch_node(resumed(Some(nonsense))).await.unwrap();
+    assert!(next(&mut watch.into_inner()).await.snapshot);
+}
+
+/// A client that does not read costs a message. When it reads again, it gets the latest state, whatever happened.
+#[tokio::test]
+async fn a_slow_reader_gets_the_latest_state_and_no_queue() {
+    const MANY: u32 = 2_000;
+    let (bound, _folder) = control_plane(8).await;
+    let store = &bound.hub().store;
+    // 12 kB each, so that a queue of them would show.
+    let large = |octet: u8| {
+        let ip = |n: u32| {
+            let [.., high, low] = n.to_be_bytes();
+            IpAddr::from([10, octet, high, low])
+        };
+        let addr = |n| EndpointAddr {
+            ip: ip(n),
+            port: 80,
+        };
+        service(1, (0..MANY).map(|n| Endpoint::ready(addr(n))).collect())
+    };
+    publish(store, vec![large(0)], vec![node("n1", "x")]);
+    let mut client = client(&bound).await;
+    let mut node = client.watch_node(of_node("n1")).await.unwrap().into_inner();
+    let all = pb::WatchAllRequest::default();
+    let mut all = client.watch_all(all).await.unwrap().into_inner();
+    let mut revision = 0;
+    for change in 0..200 {
+        revision = publish(store, vec![large(change)], Vec::new());
+    }
+    let mut messages = 0;
+    while next(&mut node).await.revision < revision {
+        messages += 1;
+    }
+    while next(&mut all).await.revision < revision {
+        messages += 1;
+    }
+    assert!(messages <= 40, "{messages} messages were on their way");
+}
+
+#[tokio::test]
+async fn a_slow_reader_that_misses_too_many_deletions_begins_anew() {
+    const MANY: usize = 16_500;
+    let (bound, _folder) = control_plane(8).await;
+    let store = &bound.hub().store;
+    publish(store, Vec::new(), vec![node("n1", "x")]);
+    let mut client = client(&bound).await;
+    let watch = client.watch_node(of_node("n1")).await.unwrap();
+    let mut watch = watch.into_inner();
+    let services = (0..MANY).map(|n| service(n, vec![])).collect();
+    publish(store, services, Vec::new());
+    // It reads some, and is then in the middle of it.
+    let mut held = BTreeMap::new();
+    let mut take = |state: DesiredState| {
+        if state.snapshot {
+            held.clear();
+        }
+        for object in state.objects {
+            if let Some(Kind::Service(program)) = object.kind {
+                held.insert(format!("{:?}", program.key), ());
+            }
+        }
+        for key in state.deleted {
+            if let Some(pb::object_key::Kind::Service(key)) = key.kind {
+                held.remove(&format!("{:?}", Some(key)));
+            }
+        }
+        (state.snapshot, state.revision, held.len())
+    };
+    while take(next(&mut watch).await).2 == 0 {}
+    let none = (1..MANY).map(|n| (key(n), None)).collect();
+    let revision = publish(store, none, Vec::new());
+    let mut snapshots = 0;
+    let left = loop {
+        let (snapshot, at, left) = take(next(&mut watch).await);
+        snapshots += usize::from(snapshot);
+        if at == revision {
+            break left;
+        }
+    };
+    assert_eq!((left, snapshots), (1, 1));
+}
+
+/// The names of nodes with something of their own in a message, by kind.
+fn own(state: &LayeredState) -> Vec<(String, &'static str)> {
+    let own = state.node_objects.iter().map(|own| {
+        let kind = match own.object.as_ref().and_then(|object| object.kind.as_ref()) {
+            Some(Kind::Service(_)) => "service",
+            Some(Kind::Local(_)) => "local",
+            Some(Kind::Node(_)) => "node",
+            None => "unknown",
+        };
+        (own.node.clone(), kind)
+    });
+    let mut own: Vec<_> = own.collect();
+    own.sort();
+    own
+}
+
+fn pair(node: &str, kind: &'static str) -> (String, &'static str) {
+    (node.to_owned(), kind)
+}
+
+#[tokio::test]
+async fn a_service_is_watched_before_it_exists_and_after_it_is_gone() {
+    let (bound, _folder) = control_plane(8).await;
+    let store = &bound.hub().store;
+    publish(
+        store,
+        vec![service(2, vec![endpoint(9, "n1")])],
+        vec![node("n1", "x")],
+    );
+    let mut client = client(&bound).await;
+    let mut watch = client
+        .watch_service(of_service(1))
+        .await
+        .unwrap()
+        .into_inner();
+    let first = next(&mut watch).await;
+    assert!(first.snapshot && first.complete && first.programs.is_empty());
+    assert_eq!(first.service_state(), ServiceState::Unknown);
+    assert!(first.reason.contains("does not exist"), "{}", first.reason);
+    assert_eq!(own(&first), []);
+
+    // Another Service is no news.
+    publish(store, vec![service(3, vec![endpoint(8, "n1")])], Vec::new());
+    publish(store, vec![service(1, vec![endpoint(1, "n1")])], Vec::new());
+    let appears = next(&mut watch).await;
+    assert_eq!(appears.service_state(), ServiceState::Served);
+    assert_eq!(
+        (appears.programs.len(), own(&appears)),
+        (1, vec![pair("n1", "local")])
+    );
+    assert!(!appears.snapshot && appears.changed_at_ms > 0);
+
+    // Only the node of the endpoint changes: programs stay.
+    publish(store, vec![service(1, vec![endpoint(1, "n2")])], Vec::new());
+    let moves = next(&mut watch).await;
+    assert!(moves.programs.is_empty());
+    assert_eq!(own(&moves), [pair("n2", "local")]);
+    assert_eq!(moves.deleted_node_objects[0].node, "n1");
+
+    publish(store, vec![(key(1), None)], Vec::new());
+    let gone = next(&mut watch).await;
+    assert_eq!(gone.service_state(), ServiceState::Deleted);
+    assert_eq!(
+        (gone.deleted_programs.len(), gone.deleted_node_objects.len()),
+        (1, 1)
+    );
+}
+
+#[tokio::test]
+async fn zones_and_nodes_have_programs_of_their_own() {
+    let (bound, _folder) = control_plane(8).await;
+    let store = &bound.hub().store;
+    let nodes = vec![node("n1", "x"), node("n2", "y")];
+    let zonal = |octet, node, zone: &str| Endpoint {
+        zone_hints: vec![zone.into()],
+        ..endpoint(octet, node)
+    };
+    let zoned = vec![zonal(1, "n1", "x"), zonal(2, "n2", "y")];
+    publish(store, vec![service(1, zoned)], nodes);
+    let mut client = client(&bound).await;
+    let mut watch = client
+        .watch_service(of_service(1))
+        .await
+        .unwrap()
+        .into_inner();
+    let first = next(&mut watch).await;
+    let program = &first.programs[0];
+    let endpoints =
+        |program: &Option<pb::ServiceProgram>| program.as_ref().unwrap().endpoints.len() / 6;
+    assert_eq!(endpoints(&program.program), 2);
+    let zones = program
+        .zones
+        .iter()
+        .map(|z| (z.zone.as_str(), endpoints(&z.program)));
+    assert_eq!(zones.collect::<Vec<_>>(), [("x", 1), ("y", 1)]);
+    assert_eq!(own(&first), [pair("n1", "local"), pair("n2", "local")]);
+
+    // The hints are for nodes from now on.
+    let same_node = |octet, node: &str| Endpoint {
+        node_hints: vec![node.into()],
+        ..endpoint(octet, node)
+    };
+    let hinted = vec![same_node(1, "n1"), same_node(2, "n2")];
+    publish(store, vec![service(1, hinted)], Vec::new());
+    let second = next(&mut watch).await;
+    assert!(second.programs[0].zones.is_empty());
+    assert_eq!(own(&second), [pair("n1", "service"), pair("n2", "service")]);
+
+    // And then there are none: the nodes lose their programs.
+    let plain = vec![endpoint(1, "n1"), endpoint(2, "n2")];
+    publish(store, vec![service(1, plain)], Vec::new());
+    let third = next(&mut watch).await;
+    assert_eq!(third.programs.len(), 1);
+    let gone = third
+        .deleted_node_objects
+        .iter()
+        .map(|gone| gone.node.as_str());
+    assert_eq!(gone.collect::<Vec<_>>(), ["n1", "n2"]);
+}
+
+#[tokio::test]
+async fn all_nodes_come_with_their_configuration_and_go() {
+    let (bound, _folder) = control_plane(8).await;
+    let store = &bound.hub().store;
+    let both = vec![node("n1", "x"), node("n2", "y")];
+    publish(store, vec![service(1, vec![endpoint(1, "n1")])], both);
+    let mut client = client(&bound).await;
+    let all = pb::WatchAllRequest::default();
+    let mut watch = client.watch_all(all).await.unwrap().into_inner();
+    let first = next(&mut watch).await;
+    assert!(first.snapshot && first.complete);
+    let expected = [pair("n1", "local"), pair("n1", "node"), pair("n2", "node")];
+    assert_eq!((first.programs.len(), own(&first)), (1, expected.to_vec()));
+    assert_eq!(first.service_state(), ServiceState::Unspecified);
+    let gone = NodeFacts {
+        known: false,
+        ..node("n2", "y")
+    };
+    publish(store, Vec::new(), vec![gone]);
+    let second = next(&mut watch).await;
+    assert_eq!(second.deleted_node_objects[0].node, "n2");
+    let key = second.deleted_node_objects[0].key.as_ref().unwrap();
+    assert_eq!(key.kind, Some(pb::object_key::Kind::Node(true)));
+}
+
+#[tokio::test]
+async fn a_doubt_reaches_every_watch_although_no_object_changes() {
+    let (bound, _folder) = control_plane(8).await;
+    let store = &bound.hub().store;
+    publish(store, Vec::new(), vec![node("n1", "x")]);
+    let mut client = client(&bound).await;
+    let mut node = client.watch_node(of_node("n1")).await.unwrap().into_inner();
+    let mut service = client
+        .watch_service(of_service(1))
+        .await
+        .unwrap()
+        .into_inner();
+    let source = next(&mut node).await.source.unwrap();
+    assert_eq!(source.confidence(), Confidence::Unspecified);
+    next(&mut service).await;
+    store.set_trust(Trust::Partial("web.yaml is broken".into()));
+    let message = next(&mut node).await;
+    assert!(message.complete && message.changed_at_ms == 0);
+    let source = message.source.unwrap();
+    assert_eq!(source.confidence(), Confidence::Partial);
+    assert_eq!(source.doubt, "web.yaml is broken");
+    // A Service that is not there may only be unread.
+    let message = next(&mut service).await;
+    assert_eq!(message.service_state(), ServiceState::Uncertain);
+    assert!(
+        message.reason.contains("web.yaml is broken"),
+        "{}",
+        message.reason
+    );
+}
+
+#[tokio::test]
+async fn one_caller_cannot_have_all_watches() {
+    let (bound, _folder) = control_plane(4).await;
+    let store = &bound.hub().store;
+    publish(store, Vec::new(), vec![node("n1", "x")]);
+    let mut client = client(&bound).await;
+    let _node = client.watch_node(of_node("n1")).await.unwrap();
+    let all = || pb::WatchAllRequest::default();
+    let _all = client.watch_all(all()).await.unwrap();
+    let refused = client.watch_service(of_service(1)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    assert!(
+        refused.message().contains("half of all watches"),
+        "{refused}"
+    );
+}
+
+/// A control plane whose source is silent; what a test sends is what it reads.
+fn silent_hub() -> (Arc<Hub>, mpsc::Sender<kp_controlplane::source::Batch>) {
+    let (batches, receiver) = mpsc::channel(1);
+    let (hub, task) = Hub::new(
+        7,
+        "tests",
+        Admission::default(),
+        CliffGuard::default(),
+        receiver,
+    );
+    tokio::spawn(task);
+    (hub, batches)
+}
+
+/// The clock is stopped: it advances when all tasks wait.
+#[tokio::test(start_paused = true)]
+async fn a_quiet_stream_shows_that_it_is_alive_also_before_the_source_was_read() {
+    let (hub, _batches) = silent_hub();
+    let server = DesiredServer::new(Arc::clone(&hub));
+    let request = Request::new(of_node("n1"));
+    let mut watch = server.watch_node(request).await.unwrap().into_inner();
+    let began = Instant::now();
+    for n in 1..=3 {
+        let state = within(watch.next()).await.unwrap().unwrap();
+        assert_eq!(began.elapsed().as_secs(), n * 5);
+        assert!(!state.complete && !state.snapshot && state.objects.is_empty());
+        assert!(!state.source.unwrap().read);
+    }
+    publish(&hub.store, Vec::new(), vec![node("n1", "x")]);
+    hub.store.set_synced();
+    let state = within(watch.next()).await.unwrap().unwrap();
+    assert!(state.complete && state.snapshot && began.elapsed().as_secs() == 15);
+    // What does not concern the node does not end the quiet; the revision shows that it was seen.
+    let revision = publish(&hub.store, Vec::new(), vec![node("n2", "x")]);
+    let state = within(watch.next()).await.unwrap().unwrap();
+    assert_eq!((began.elapsed().as_secs(), state.revision), (20, revision));
+    assert!(state.complete && !state.snapshot && state.changed_at_ms == 0);
+    assert_eq!(changes(&state), (vec![], 0));
+    hub.shutdown.cancel();
+    assert!(within(watch.next()).await.is_none());
+}
+
+/// A name that is unknown when the source has been read ends the watch, although it began before.
+#[tokio::test(start_paused = true)]
+async fn an_unknown_node_is_refused_when_the_nodes_are_known() {
+    let (hub, _batches) = silent_hub();
+    let server = DesiredServer::new(Arc::clone(&hub));
+    let request = Request::new(of_node("n1"));
+    let mut watch = server.watch_node(request).await.unwrap().into_inner();
+    hub.store.set_synced();
+    let refused: Status = within(watch.next()).await.unwrap().unwrap_err();
+    assert_eq!(refused.code(), Code::NotFound);
+    assert!(within(watch.next()).await.is_none());
+}

@@ -1,0 +1,387 @@
+//! The example clients of `examples/`, as docs/tools.md has a person build and run them, with the real program and a
+//! folder of manifests.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::Duration;
+
+use kplane_http::client::until;
+use kplane_rig::privilege::{require_command, require_tool};
+use tempfile::TempDir;
+
+use crate::support::loopback::unused;
+use crate::support::secure::Certs;
+
+/// A deadline far above any step of these tests.
+const DEADLINE: Duration = Duration::from_secs(60);
+/// Debian's Python, which has Debian's grpcio.
+const PYTHON: &str = "/usr/bin/python3";
+const NODES: &str = "
+apiVersion: v1
+kind: List
+items:
+- {apiVersion: v1, kind: Node, metadata: {name: node-1}}
+- {apiVersion: v1, kind: Node, metadata: {name: node-2}}
+";
+
+/// A Service with these endpoints, each an address, its node, and the rest of its fields.
+fn manifest(name: &str, octet: u8, endpoints: &[(&str, &str, &str)]) -> String {
+    let mut text = format!(
+        "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: shop}}\n\
+         spec: {{clusterIP: 10.96.0.{octet}, clusterIPs: [10.96.0.{octet}], ports: [{{name: http, port: 80}}]}}\n\
+         ---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\naddressType: IPv4\n\
+         metadata: {{name: {name}-1, namespace: shop, labels: {{kubernetes.io/service-name: {name}}}}}\n\
+         ports: [{{name: http, port: 8080}}]\nendpoints:\n"
+    );
+    for (address, node, more) in endpoints {
+        text += &format!(
+            "- {{addresses: [{address}], nodeName: {node}, conditions: {{ready: true}}{more}}}\n"
+        );
+    }
+    text
+}
+
+/// A program that ends with the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A control plane with a folder.
+struct Plane {
+    folder: TempDir,
+    status: SocketAddr,
+    flags: Vec<String>,
+    program: Option<Running>,
+}
+
+impl Plane {
+    async fn start(flags: Vec<String>) -> Self {
+        let mut plane = Self {
+            folder: TempDir::new().unwrap(),
+            status: unused(),
+            flags,
+            program: None,
+        };
+        plane.put("nodes", NODES);
+        // The picture is doubted while there is no Service at all.
+        plane.put(
+            "other",
+            &manifest("other", 99, &[("10.244.9.9", "node-2", "")]),
+        );
+        plane.run().await;
+        plane
+    }
+
+    /// Starts the program, in place of the one that runs, which is killed.
+    async fn run(&mut self) {
+        self.program = None;
+        let http = unused();
+        let program = Command::new(env!("CARGO_BIN_EXE_kp-controlplane"))
+            .arg("--manifests")
+            .arg(self.folder.path())
+            .arg(format!("--agent-listen={}", unused()))
+            .arg(format!("--status-listen={}", self.status))
+            .arg(format!("--http-listen={http}"))
+            .args(&self.flags)
+            .stderr(Stdio::null())
+            .spawn();
+        self.program = Some(Running(program.unwrap()));
+        until(http, "/readyz", |reply| {
+            reply.is_some_and(|reply| reply.status == 200)
+        })
+        .await;
+    }
+
+    /// Writes a file at once.
+    fn put(&self, name: &str, text: &str) {
+        let fresh = self.folder.path().join(".fresh");
+        fs::write(&fresh, text).unwrap();
+        fs::rename(fresh, self.folder.path().join(format!("{name}.yaml"))).unwrap();
+    }
+
+    fn remove(&self, name: &str) {
+        fs::remove_file(self.folder.path().join(format!("{name}.yaml"))).unwrap();
+    }
+
+    /// Returns the flag with the address, by the name that the certificate has.
+    fn server(&self) -> String {
+        format!("localhost:{}", self.status.port())
+    }
+}
+
+/// Returns the flags of a control plane with certificates.
+fn tls(certs: &Certs) -> Vec<String> {
+    let flag = |flag: &str, file: &str| format!("--{flag}={}", certs.file(file).display());
+    vec![
+        flag("tls-cert-file", "server.crt"),
+        flag("tls-private-key-file", "server.key"),
+        flag("client-ca-file", "ca.crt"),
+    ]
+}
+
+/// A client and its lines.
+struct Client {
+    lines: Receiver<String>,
+    _program: Running,
+}
+
+impl Client {
+    fn start(mut command: Command) -> Self {
+        command.stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        let (send, lines) = channel();
+        thread::spawn(move || {
+            for line in stdout.lines().map_while(Result::ok) {
+                // The test may be over.
+                let _ = send.send(line);
+            }
+        });
+        Self {
+            lines,
+            _program: Running(child),
+        }
+    }
+
+    fn prints(&self, expected: &[&str]) {
+        for expected in expected {
+            let line = self.lines.recv_timeout(DEADLINE);
+            assert_eq!(line.as_deref(), Ok(*expected));
+        }
+    }
+
+    /// Skips lines until one has this part.
+    fn until(&self, part: &str) -> String {
+        loop {
+            let line = self.lines.recv_timeout(DEADLINE);
+            let line = line.unwrap_or_else(|error| panic!("{part:?}: {error}"));
+            if line.contains(part) {
+                return line;
+            }
+        }
+    }
+}
+
+/// Runs a client that ends by itself, and returns what it says about that.
+fn refused(command: &Command) -> String {
+    let mut bounded = Command::new("timeout");
+    bounded.arg("60").arg(command.get_program());
+    bounded.args(command.get_args());
+    let envs = command.get_envs();
+    bounded.envs(envs.filter_map(|(name, value)| Some((name, value?))));
+    let output = bounded.output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+fn checkout() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
+fn run(command: &mut Command) {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {output:?}");
+}
+
+/// Generates the stubs of the Python example; `None` if this machine lacks a tool and may lack it.
+fn python() -> Option<TempDir> {
+    let mut probe = Command::new(PYTHON);
+    probe.args(["-c", "import grpc, google.protobuf"]);
+    let plugin = "/usr/bin/grpc_python_plugin";
+    if !require_command(&mut probe, "Debian's python3-grpcio").unwrap()
+        || !require_tool("protoc").unwrap()
+        || !require_tool("grpc_python_plugin").unwrap()
+    {
+        return None;
+    }
+    let stubs = TempDir::new().unwrap();
+    let protos = checkout().join("proto/proto");
+    let files = ["agent", "desired", "objects", "report", "status"];
+    let files = files.map(|file| protos.join(format!("kplane/v1/{file}.proto")));
+    let out = stubs.path().display();
+    run(Command::new("protoc")
+        .arg("-I")
+        .arg(&protos)
+        .arg(format!("--python_out={out}"))
+        .arg(format!("--grpc_python_out={out}"))
+        .arg(format!("--plugin=protoc-gen-grpc_python={plugin}"))
+        .args(files));
+    Some(stubs)
+}
+
+/// Returns the Python example for node-1.
+fn watch_node(stubs: &TempDir, server: &str, flags: &[String]) -> Command {
+    let mut command = Command::new(PYTHON);
+    command
+        .arg(checkout().join("examples/python/watch_node.py"))
+        .args(["node-1", "--server", server])
+        .args(flags)
+        .env("PYTHONPATH", stubs.path());
+    command
+}
+
+/// Builds the Go example, outside of the checkout; `None` if this machine lacks a tool and may lack it.
+fn go() -> Option<PathBuf> {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    if !require_tool("go").unwrap() || !require_tool("protoc").unwrap() {
+        return None;
+    }
+    let build = || {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("examples-go");
+        fs::create_dir_all(&folder).unwrap();
+        for file in ["go.mod", "go.sum", "main.go", "generate.sh"] {
+            fs::copy(checkout().join("examples/go").join(file), folder.join(file)).unwrap();
+        }
+        let protos = checkout().join("proto/proto");
+        // By its shell: a child of another test may hold the copy open for writing, and nothing may run the copy then.
+        run(Command::new("sh")
+            .arg(folder.join("generate.sh"))
+            .arg(protos));
+        let program = folder.join("watchservice");
+        run(Command::new("go")
+            .current_dir(&folder)
+            .args(["build", "-mod=readonly", "-o"])
+            .arg(&program));
+        program
+    };
+    Some(BUILT.get_or_init(build).clone())
+}
+
+fn watch_service(program: &Path, server: &str, flags: &[String]) -> Command {
+    let mut command = Command::new(program);
+    command
+        .args(["-server", server])
+        .args(flags)
+        .arg("shop/web");
+    command
+}
+
+#[tokio::test]
+async fn the_python_example_prints_a_node_and_its_changes_with_a_token_over_tls() {
+    let Some(stubs) = python() else {
+        return;
+    };
+    let certs = Certs::new(&["node-1"], &["alice"]);
+    let write = |name: &str, text: &str| {
+        fs::write(certs.file(name), text).unwrap();
+        certs.file(name).display().to_string()
+    };
+    let tokens = write("tokens.csv", "secret,tool,1\nother,stranger,2\n");
+    let rules = "rules: [{users: [tool], verbs: [get], paths: [/kplane/desired/node-1]}]";
+    let rules = write("rules.yaml", rules);
+    let mut flags = tls(&certs);
+    flags.push(format!("--token-auth-file={tokens}"));
+    flags.push(format!("--authorization-file={rules}"));
+    let plane = Plane::start(flags).await;
+    let token = |text: &str| {
+        let file = write(&format!("token-{text}"), &format!("{text}\n"));
+        let ca = certs.file("ca.crt").display().to_string();
+        ["--ca", &ca, "--token-file", &file].map(str::to_owned)
+    };
+
+    let client = Client::start(watch_node(&stubs, &plane.server(), &token("secret")));
+    client.prints(&["+ shop/other:http/TCP (IPV4) 10.96.0.99:80 -> 10.244.9.9:8080"]);
+    let local = ("10.244.1.5", "node-1", "");
+    plane.put("web", &manifest("web", 10, &[local]));
+    let web = "shop/web:http/TCP (IPV4)";
+    let added = format!("+ {web} 10.96.0.10:80 -> 10.244.1.5:8080; on this node 10.244.1.5:8080");
+    client.prints(&[&added]);
+    plane.put(
+        "web",
+        &manifest("web", 10, &[local, ("10.244.2.7", "node-2", "")]),
+    );
+    client.prints(&[&format!(
+        "~ {web} 10.96.0.10:80 -> 10.244.1.5:8080 10.244.2.7:8080; on this node 10.244.1.5:8080"
+    )]);
+    plane.remove("web");
+    client.prints(&[&format!("- {web}")]);
+
+    let said = refused(&watch_node(&stubs, &plane.server(), &token("other")));
+    assert!(said.starts_with("PERMISSION_DENIED"), "{said}");
+    assert!(said.contains("/kplane/desired/node-1"), "{said}");
+    // The right to read one node is not the right to read all.
+    if let Some(program) = go() {
+        let flags = token("secret").map(|flag| flag.replace("--", "-"));
+        let said = refused(&watch_service(&program, &plane.server(), &flags));
+        assert!(said.contains("PermissionDenied"), "{said}");
+        assert!(said.contains("/kplane/desired/*"), "{said}");
+    }
+}
+
+#[tokio::test]
+async fn the_python_example_continues_after_a_restart_of_the_control_plane() {
+    let Some(stubs) = python() else {
+        return;
+    };
+    let mut plane = Plane::start(Vec::new()).await;
+    let client = Client::start(watch_node(&stubs, &plane.server(), &[]));
+    client.until("+ shop/other");
+    plane.put("web", &manifest("web", 10, &[("10.244.2.7", "node-2", "")]));
+    client.prints(&["+ shop/web:http/TCP (IPV4) 10.96.0.10:80 -> 10.244.2.7:8080"]);
+    // A control plane that is away deletes nothing, and nothing is printed twice.
+    plane.program = None;
+    plane.put("web", &manifest("web", 10, &[("10.244.2.8", "node-2", "")]));
+    plane.run().await;
+    client.prints(&["~ shop/web:http/TCP (IPV4) 10.96.0.10:80 -> 10.244.2.8:8080"]);
+}
+
+#[tokio::test]
+async fn the_go_example_prints_a_service_on_all_nodes_with_a_certificate() {
+    let Some(program) = go() else {
+        return;
+    };
+    let certs = Certs::new(&["node-1"], &["alice"]);
+    let plane = Plane::start(tls(&certs)).await;
+    let pair = certs.pair("users/alice");
+    let flags = [
+        ("-ca", certs.file("ca.crt")),
+        ("-certificate", pair.certificate),
+        ("-key", pair.key),
+    ];
+    let flags: Vec<String> = flags
+        .into_iter()
+        .flat_map(|(flag, file)| [flag.to_owned(), file.display().to_string()])
+        .collect();
+    let client = Client::start(watch_service(&program, &plane.server(), &flags));
+    let first = client.until("shop/web at revision");
+    assert!(
+        first.contains(": unknown: no Service of this name"),
+        "{first}"
+    );
+
+    let hint = |zone: &str| format!(", zone: {zone}, hints: {{forZones: [{{name: {zone}}}]}}");
+    let (in_x, in_y) = (hint("x"), hint("y"));
+    let zoned = [
+        ("10.244.1.5", "node-1", &*in_x),
+        ("10.244.2.7", "node-2", &*in_y),
+    ];
+    plane.put("web", &manifest("web", 10, &zoned));
+    assert!(client.until("shop/web at revision").ends_with(": served"));
+    client.prints(&[
+        "  http/TCP/IPV4 10.96.0.10:80 -> 10.244.1.5:8080 10.244.2.7:8080",
+        "  http/TCP/IPV4 in zone x -> 10.244.1.5:8080",
+        "  http/TCP/IPV4 in zone y -> 10.244.2.7:8080",
+        "  http/TCP/IPV4 on node node-1: 10.244.1.5:8080",
+        "  http/TCP/IPV4 on node node-2: 10.244.2.7:8080",
+    ]);
+    plane.put("web", &manifest("web", 10, &[("10.244.2.7", "node-2", "")]));
+    assert!(client.until("shop/web at revision").ends_with(": served"));
+    client.prints(&[
+        "  http/TCP/IPV4 10.96.0.10:80 -> 10.244.2.7:8080",
+        "  http/TCP/IPV4 on node node-2: 10.244.2.7:8080",
+    ]);
+    plane.remove("web");
+    let last = client.until("shop/web at revision");
+    assert!(last.contains(": deleted: the Service is deleted"), "{last}");
+}

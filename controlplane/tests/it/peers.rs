@@ -1,0 +1,332 @@
+//! One answer from many replicas: real control planes, each on a loopback address of its own, with agents spread over
+//! them.
+
+mod approval;
+mod bad;
+mod identity;
+mod large;
+mod service;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::{Duration, SystemTime};
+
+use kp_controlplane::app::{Bound, Config, Origin, Protection};
+use kp_controlplane::peers::{self, PeerFlags};
+use kp_controlplane::publish::Publication;
+use kplane_model::NodeFacts;
+use kplane_proto::v1::status_service_client::StatusServiceClient;
+use kplane_proto::v1::{self as pb, AgentMessage, NodeState};
+use tokio::net::TcpListener;
+use tokio::time::{Instant, sleep, timeout};
+use tonic::transport::Channel;
+
+use crate::support::loopback::addresses;
+use crate::support::reporter::{Agent, web};
+use crate::support::start::start;
+use crate::support::{DEADLINE, hello};
+
+/// The time in which an answer must come, even if a replica is silent: a second, and some for a busy machine.
+const SOON: Duration = Duration::from_millis(1_800);
+
+/// Returns the flags that name these replicas.
+fn flags(peers: &[SocketAddr]) -> peers::Config {
+    let flags = PeerFlags {
+        peers: peers
+            .iter()
+            .map(|at| at.to_string().parse().unwrap())
+            .collect(),
+        ..PeerFlags::default()
+    };
+    flags.config(0)
+}
+
+/// A replica on an empty folder: tests publish themselves.
+struct Replica {
+    bound: Bound,
+    _folder: tempfile::TempDir,
+}
+
+impl Replica {
+    async fn start(at: SocketAddr, peers: peers::Config) -> Self {
+        let protection = Protection::PlainText { exposed: false };
+        Self::protected(at, peers, protection).await
+    }
+
+    async fn protected(at: SocketAddr, peers: peers::Config, protection: Protection) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let config = Config {
+            agent_listen: Some("127.0.0.1:0".parse().unwrap()),
+            status_listen: Some(at),
+            protection,
+            peers,
+            ..Config::new(Origin::Manifests(folder.path().to_owned()))
+        };
+        let bound = start(config).await;
+        Self {
+            bound,
+            _folder: folder,
+        }
+    }
+
+    async fn status(&self) -> StatusServiceClient<Channel> {
+        let address = format!("http://{}", self.bound.status_addr.unwrap());
+        StatusServiceClient::connect(address).await.unwrap()
+    }
+
+    /// Returns the fleet from all its pages, and the time that the first page took.
+    async fn fleet(&self, page_size: u32) -> (pb::Fleet, Duration) {
+        let mut status = self.status().await;
+        let mut request = pb::GetFleetRequest {
+            page_size,
+            ..Default::default()
+        };
+        let started = Instant::now();
+        let mut fleet = status
+            .get_fleet(request.clone())
+            .await
+            .unwrap()
+            .into_inner();
+        let took = started.elapsed();
+        while !fleet.next_page_token.is_empty() {
+            request.page_token = std::mem::take(&mut fleet.next_page_token);
+            let page = status
+                .get_fleet(request.clone())
+                .await
+                .unwrap()
+                .into_inner();
+            assert!(page.control_plane.is_none());
+            fleet.nodes.extend(page.nodes);
+            fleet.next_page_token = page.next_page_token;
+        }
+        (fleet, took)
+    }
+
+    /// Waits until the fleet is as wanted.
+    async fn fleet_until(&self, wanted: impl Fn(&pb::Fleet) -> bool) -> pb::Fleet {
+        let until = Instant::now() + DEADLINE;
+        loop {
+            let (fleet, _) = self.fleet(0).await;
+            if wanted(&fleet) {
+                return fleet;
+            }
+            assert!(Instant::now() < until, "{fleet:#?}");
+            sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// Publishes Service shop/web with this port number, or its deletion, and these Nodes.
+    fn publish(&self, port: Option<u16>, nodes: &[&str]) -> u64 {
+        let nodes = nodes.iter().map(|name| NodeFacts {
+            name: (*name).into(),
+            known: true,
+            ..NodeFacts::default()
+        });
+        self.bound.hub().store.publish(Publication {
+            services: vec![web(port)],
+            nodes: nodes.collect(),
+            service_cidrs: None,
+            observed_at: SystemTime::now(),
+            triggers: Vec::new(),
+        })
+    }
+
+    /// Connects an agent that has applied and read back this revision.
+    async fn agent(&self, node: &str, applied: u64) -> Agent {
+        let hello = pb::Hello {
+            instance: 1,
+            ..hello(node)
+        };
+        let mut agent = Agent::connect(&self.bound, hello).await;
+        agent.holds(applied).await;
+        agent.peer.is_answered().await;
+        agent
+    }
+}
+
+impl Agent {
+    /// Reports that the kernel holds a revision, and was read back.
+    async fn holds(&self, revision: u64) {
+        self.report(revision, revision).await;
+    }
+}
+
+/// Starts three replicas that know each other, and publishes Service shop/web with Nodes a, b and c.
+async fn three() -> [Replica; 3] {
+    let all = addresses::<3>();
+    let mut replicas = Vec::new();
+    for at in all {
+        let replica = Replica::start(at, flags(&all)).await;
+        replica.publish(Some(80), &["a", "b", "c"]);
+        replicas.push(replica);
+    }
+    replicas.try_into().ok().unwrap()
+}
+
+/// Returns the state of each node.
+fn states(fleet: &pb::Fleet) -> BTreeMap<&str, NodeState> {
+    let nodes = fleet.nodes.iter();
+    let states: BTreeMap<_, _> = nodes
+        .map(|node| (node.name.as_str(), node.state()))
+        .collect();
+    assert_eq!(states.len(), fleet.nodes.len(), "each node once");
+    states
+}
+
+fn address(replica: &Replica) -> String {
+    replica.bound.status_addr.unwrap().to_string()
+}
+
+#[tokio::test]
+async fn any_replica_answers_for_the_agents_of_all() {
+    let replicas = three().await;
+    let mut agents = Vec::new();
+    for (replica, node) in replicas.iter().zip(["a", "b", "c"]) {
+        let revision = replica.bound.hub().store.head().borrow().revision;
+        agents.push(replica.agent(node, revision).await);
+    }
+    for (asked, own) in replicas.iter().zip(["a", "b", "c"]) {
+        let in_sync = |fleet: &pb::Fleet| {
+            states(fleet)
+                .values()
+                .filter(|s| **s == NodeState::InSync)
+                .count()
+                == 3
+        };
+        let fleet = asked.fleet_until(in_sync).await;
+        assert_eq!((fleet.replicas, fleet.missing_replicas.len()), (3, 0));
+        for (node, serving) in fleet.nodes.iter().zip(&replicas) {
+            let epoch = serving.bound.hub().store.epoch();
+            let (replica, wanted) = match node.name == own {
+                true => (String::new(), 0),
+                false => (address(serving), epoch),
+            };
+            assert_eq!((&node.replica, node.epoch), (&replica, wanted));
+        }
+        let (pages, _) = asked.fleet(1).await;
+        let names = pages.nodes.iter().map(|node| node.name.as_str());
+        assert_eq!(names.collect::<Vec<_>>(), ["a", "b", "c"]);
+    }
+}
+
+#[tokio::test]
+async fn an_agent_that_moves_counts_once_where_its_connection_is_newest() {
+    let replicas = three().await;
+    let [first, second, third] = &replicas;
+    let before = first.agent("a", 1).await;
+    sleep(Duration::from_millis(5)).await;
+    // The first connection is half open for a while.
+    let after = second.agent("a", 1).await;
+    let is_at = |fleet: &pb::Fleet, replica: &str| {
+        assert_eq!(fleet.nodes.len(), 3);
+        fleet.nodes[0].replica == replica
+    };
+    for asked in [first, third] {
+        asked
+            .fleet_until(|fleet| is_at(fleet, &address(second)))
+            .await;
+    }
+    second.fleet_until(|fleet| is_at(fleet, "")).await;
+    drop(before);
+    third
+        .fleet_until(|fleet| is_at(fleet, &address(second)))
+        .await;
+    // It returns. The second replica still knows that it was there.
+    let _back = first.agent("a", 1).await;
+    drop(after);
+    let fleet = third
+        .fleet_until(|fleet| is_at(fleet, &address(first)))
+        .await;
+    assert_ne!(states(&fleet)["a"], NodeState::Disconnected);
+    assert_eq!(states(&fleet)["b"], NodeState::NoAgent, "{fleet:?}");
+}
+
+#[tokio::test]
+async fn a_replica_that_stops_is_named_and_its_agents_are_unknown() {
+    let [first, second, third] = three().await;
+    let _a = first.agent("a", 1).await;
+    let gone = third.agent("c", 1).await;
+    let name = address(&third);
+    first.fleet_until(|fleet| fleet.replicas == 3).await;
+    third.bound.shutdown_token().cancel();
+    timeout(DEADLINE, third.bound.wait())
+        .await
+        .unwrap()
+        .unwrap();
+    drop(gone);
+    for asked in [&first, &second] {
+        let (fleet, took) = asked.fleet(0).await;
+        assert!(took < SOON, "{took:?}");
+        assert_eq!(fleet.replicas, 2);
+        let [missing] = &*fleet.missing_replicas else {
+            panic!("{fleet:?}");
+        };
+        assert_eq!(missing.address, name);
+        assert!(missing.reason.contains("cannot connect"), "{missing:?}");
+        let states = states(&fleet);
+        assert_ne!(states["a"], NodeState::Unknown);
+        assert_eq!([states["b"], states["c"]], [NodeState::Unknown; 2]);
+    }
+}
+
+#[tokio::test]
+async fn a_replica_that_is_silent_costs_a_second_and_is_named() {
+    let [first, silent] = addresses::<2>();
+    // The kernel accepts connections, and nobody answers.
+    let _listener = TcpListener::bind(silent).await.unwrap();
+    let replica = Replica::start(first, flags(&[first, silent])).await;
+    let (fleet, took) = replica.fleet(0).await;
+    assert!(
+        (Duration::from_millis(900)..SOON).contains(&took),
+        "{took:?}"
+    );
+    assert_eq!(fleet.missing_replicas[0].address, silent.to_string());
+    assert!(fleet.missing_replicas[0].reason.contains("within 1 s"));
+    let mut watch = replica.status().await;
+    let started = Instant::now();
+    let watch = watch
+        .watch_fleet(pb::GetFleetRequest::default())
+        .await
+        .unwrap();
+    let first = watch.into_inner().message().await.unwrap().unwrap();
+    assert!(started.elapsed() < SOON);
+    assert_eq!((first.missing_replicas.len(), first.replicas), (1, 1));
+}
+
+/// A watch shows an agent of another replica soon after it connects, and after it leaves.
+#[tokio::test]
+async fn a_watch_follows_the_agents_of_all_replicas() {
+    let [first, second, _third] = three().await;
+    let mut status = first.status().await;
+    let watch = status
+        .watch_fleet(pb::GetFleetRequest::default())
+        .await
+        .unwrap();
+    let mut watch = watch.into_inner();
+    let mut until = async |state| {
+        loop {
+            let picture = timeout(DEADLINE, watch.message())
+                .await
+                .unwrap()
+                .unwrap()
+                .unwrap();
+            assert!(picture.missing_replicas.is_empty(), "{picture:?}");
+            if states(&picture)["b"] == state {
+                return;
+            }
+        }
+    };
+    until(NodeState::NoAgent).await;
+    let agent = second.agent("b", u64::MAX).await;
+    until(NodeState::InSync).await;
+    drop(agent);
+    until(NodeState::Disconnected).await;
+}
+
+#[tokio::test]
+async fn without_peers_a_replica_answers_alone() {
+    let [at] = addresses::<1>();
+    let replica = Replica::start(at, peers::Config::default()).await;
+    let (fleet, _) = replica.fleet(0).await;
+    assert_eq!((fleet.replicas, fleet.missing_replicas.len()), (0, 0));
+}

@@ -1,0 +1,340 @@
+//! Questions to agents with virtual servers when a Service is described, through the real gRPC
+//! stack, without TCP.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kp_controlplane::app::{Bound, Config, Origin, build};
+use kp_controlplane::server::StatusServer;
+use kplane_proto::v1::agent_service_client::AgentServiceClient;
+use kplane_proto::v1::status_service_server::StatusService as _;
+use kplane_proto::v1::{self as pb, AgentMessage, Hello, agent_message, server_message};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, timeout};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Request, Streaming};
+
+/// A deadline far above any step of these tests.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+const WEB: &str = "
+kind: Service
+apiVersion: v1
+metadata: {name: web, namespace: shop}
+spec: {clusterIP: 10.96.0.1, ports: [{name: http, port: 80}]}
+---
+kind: EndpointSlice
+apiVersion: discovery.k8s.io/v1
+metadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: http, port: 8080}]
+endpoints: [{addresses: [10.244.1.1], nodeName: n1}]
+";
+
+/// A control plane that knows `shop/web`.
+async fn control_plane() -> (Bound, tempfile::TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("web.yaml"), WEB).unwrap();
+    let config = Config {
+        ..Config::new(Origin::Manifests(folder.path().to_owned()))
+    };
+    let bound = build(config).await.unwrap();
+    let mut head = bound.hub().store.head();
+    let synced = head.wait_for(|head| head.synced);
+    timeout(DEADLINE, synced).await.unwrap().unwrap();
+    (bound, folder)
+}
+
+fn message(kind: agent_message::Kind) -> AgentMessage {
+    AgentMessage { kind: Some(kind) }
+}
+
+/// An agent's stream; the test reads the questions to the agent.
+struct Agent {
+    send: mpsc::Sender<AgentMessage>,
+    questions: mpsc::UnboundedReceiver<pb::Inspect>,
+    /// Status with which its stream ended.
+    ended: watch::Receiver<Option<Code>>,
+}
+
+fn report(servers: Option<&pb::ServerStats>) -> pb::Report {
+    let families = [pb::Family::Ipv4, pb::Family::Ipv6];
+    pb::Report {
+        families: families
+            .map(|family| pb::FamilyStatus {
+                family: family.into(),
+                servers: servers.cloned(),
+                ..Default::default()
+            })
+            .into(),
+        ..Default::default()
+    }
+}
+
+impl Agent {
+    /// Connects an agent that has reported, with or without virtual servers.
+    async fn connect(bound: &Bound, node: &str, servers: Option<pb::ServerStats>) -> Self {
+        let (send, outbound) = mpsc::channel(4);
+        let hello = Hello {
+            protocol_version: 1,
+            node_name: node.to_owned(),
+            instance: 1,
+            ..Hello::default()
+        };
+        let hello = message(agent_message::Kind::Hello(hello));
+        send.send(hello).await.unwrap();
+        let mut client = AgentServiceClient::new(bound.connect_in_memory());
+        let stream = client.sync(ReceiverStream::new(outbound)).await.unwrap();
+        let (asked, questions) = mpsc::unbounded_channel();
+        let (end, ended) = watch::channel(None);
+        tokio::spawn(listen(stream.into_inner(), send.clone(), asked, end));
+        let agent = Self {
+            send,
+            questions,
+            ended,
+        };
+        agent
+            .say(agent_message::Kind::Report(report(servers.as_ref())))
+            .await;
+        let hub = bound.hub();
+        let mut changes = hub.fleet.changes();
+        let has_reported = |_: &u64| {
+            let records = hub.fleet.records();
+            records.get(node).is_some_and(|r| r.report.is_some())
+        };
+        let reported = changes.wait_for(has_reported);
+        timeout(DEADLINE, reported).await.unwrap().unwrap();
+        agent
+    }
+
+    async fn say(&self, kind: agent_message::Kind) {
+        self.send.send(message(kind)).await.unwrap();
+    }
+
+    async fn question(&mut self) -> pb::Inspect {
+        let question = timeout(DEADLINE, self.questions.recv()).await;
+        question.unwrap().unwrap()
+    }
+
+    async fn answer(&self, token: u64, servers: Vec<pb::VirtualServer>) {
+        let inspection = pb::Inspection {
+            token,
+            servers,
+            age_ms: 1_200,
+            more: 3,
+            error: String::new(),
+            ..pb::Inspection::default()
+        };
+        self.say(agent_message::Kind::Inspection(inspection)).await;
+    }
+}
+
+async fn listen(
+    mut stream: Streaming<pb::ServerMessage>,
+    send: mpsc::Sender<AgentMessage>,
+    asked: mpsc::UnboundedSender<pb::Inspect>,
+    ended: watch::Sender<Option<Code>>,
+) {
+    loop {
+        match stream.message().await {
+            Ok(Some(said)) => match said.kind {
+                Some(server_message::Kind::Ping(pb::Ping { token })) => {
+                    let pong = agent_message::Kind::Pong(pb::Pong { token });
+                    let _ = send.send(message(pong)).await;
+                }
+                Some(server_message::Kind::Inspect(inspect)) => {
+                    let _ = asked.send(inspect);
+                }
+                _ => {}
+            },
+            Ok(None) => return,
+            Err(status) => {
+                let _ = ended.send(Some(status.code()));
+                return;
+            }
+        }
+    }
+}
+
+async fn describe(bound: &Bound) -> Vec<pb::NodeServiceStatus> {
+    let request = pb::DescribeServiceRequest {
+        namespace: "shop".to_owned(),
+        name: "web".to_owned(),
+    };
+    let server = StatusServer::new(Arc::clone(bound.hub()));
+    let described = server.describe_service(Request::new(request)).await;
+    let described = described.unwrap().into_inner();
+    let summary = described.convergence.unwrap();
+    let programmed = described.nodes.iter().filter(|node| node.programmed);
+    assert_eq!(summary.programmed, programmed.count() as u64);
+    assert_eq!(summary.nodes, described.nodes.len() as u64);
+    described.nodes
+}
+
+fn server_of(name: &str) -> pb::VirtualServer {
+    pb::VirtualServer {
+        key: Some(pb::ServiceKey {
+            namespace: "shop".to_owned(),
+            name: name.to_owned(),
+            ..Default::default()
+        }),
+        address: "10.96.0.1:80".to_owned(),
+        ..Default::default()
+    }
+}
+
+fn some() -> Option<pb::ServerStats> {
+    Some(pb::ServerStats::default())
+}
+
+#[tokio::test]
+async fn who_has_virtual_servers_is_asked_and_answers() {
+    let (bound, _folder) = control_plane().await;
+    let mut with = Agent::connect(&bound, "n1", some()).await;
+    let mut without = Agent::connect(&bound, "n2", None).await;
+    let answer = async {
+        let asked = with.question().await;
+        assert_eq!((&*asked.namespace, &*asked.name), ("shop", "web"));
+        // Virtual servers of other Services are not shown.
+        let servers = vec![server_of("web"), server_of("other")];
+        with.answer(asked.token, servers).await;
+    };
+    let (nodes, ()) = tokio::join!(describe(&bound), answer);
+    let servers = nodes[0].servers.as_ref().unwrap();
+    assert_eq!(servers.servers, [server_of("web")]);
+    assert_eq!((servers.age_ms, servers.more), (1_200, 3));
+    assert_eq!(nodes[1].servers, None);
+    assert!(without.questions.try_recv().is_err());
+}
+
+/// An older agent that does not know questions never answers.
+#[tokio::test]
+async fn an_agent_that_does_not_answer_costs_two_seconds() {
+    let (bound, _folder) = control_plane().await;
+    let mut agent = Agent::connect(&bound, "n1", some()).await;
+    tokio::time::pause();
+    let since = Instant::now();
+    let nodes = describe(&bound).await;
+    assert!(since.elapsed() < Duration::from_millis(2_100));
+    let error = &nodes[0].servers.as_ref().unwrap().error;
+    assert_eq!(error, "the agent did not answer within 2 s");
+    // Its late answer belongs to an older question.
+    let late = agent.question().await;
+    let answer = async {
+        let asked = agent.question().await;
+        assert_ne!(asked.token, late.token);
+        agent.answer(late.token, Vec::new()).await;
+        agent.answer(asked.token, vec![server_of("web")]).await;
+    };
+    let (nodes, ()) = tokio::join!(describe(&bound), answer);
+    let servers = nodes[0].servers.as_ref().unwrap();
+    assert_eq!((servers.servers.len(), &*servers.error), (1, ""));
+}
+
+fn drain(bound: &Bound) -> impl Future<Output = pb::DrainStatus> {
+    let request = pb::DrainStatusRequest {
+        namespace: "shop".to_owned(),
+        name: "web".to_owned(),
+        all: true,
+        ..pb::DrainStatusRequest::default()
+    };
+    let server = StatusServer::new(Arc::clone(bound.hub()));
+    async move {
+        let status = server.get_drain_status(Request::new(request)).await;
+        status.unwrap().into_inner()
+    }
+}
+
+/// One agent is of an older version, one answers nothing, and one says that it cannot count: none of them has no flows.
+#[tokio::test]
+async fn an_agent_that_does_not_know_a_question_is_not_one_without_flows() {
+    let (bound, _folder) = control_plane().await;
+    let mut older = Agent::connect(&bound, "n1", None).await;
+    let _silent = Agent::connect(&bound, "n2", None).await;
+    let mut unable = Agent::connect(&bound, "n3", None).await;
+    tokio::time::pause();
+    let answers = async {
+        let asked = older.question().await;
+        assert_eq!(asked.flows.unwrap().targets[0].address, "10.244.1.1");
+        older.answer(asked.token, Vec::new()).await;
+        let inspection = pb::Inspection {
+            token: unable.question().await.token,
+            flows: Some(pb::FlowCounts {
+                error: "too many".to_owned(),
+                ..pb::FlowCounts::default()
+            }),
+            ..pb::Inspection::default()
+        };
+        unable
+            .say(agent_message::Kind::Inspection(inspection))
+            .await;
+    };
+    let (status, ()) = tokio::join!(drain(&bound), answers);
+    assert_eq!((status.asked, status.answered), (3, 0));
+    assert_eq!(status.endpoints[0].flows, 0);
+    let reasons = status.silent.iter().map(|silent| silent.reason.as_str());
+    let reasons: Vec<_> = reasons.collect();
+    assert_eq!(
+        reasons,
+        [
+            "its agent does not know this question: it is of an older version",
+            "its agent is connected, and did not answer in time",
+            "too many",
+        ]
+    );
+}
+
+/// An agent has one question at a time, and only a limited number waits, whatever the number of
+/// clients.
+#[tokio::test]
+async fn many_questions_wait_for_each_other_and_too_many_are_not_asked() {
+    let (bound, _folder) = control_plane().await;
+    let mut agent = Agent::connect(&bound, "n1", some()).await;
+    tokio::time::pause();
+    let answers = async {
+        let mut answered = 0;
+        while let Ok(question) = timeout(Duration::from_secs(1), agent.questions.recv()).await {
+            let waiting = agent.questions.try_recv();
+            assert!(waiting.is_err(), "a second question: {waiting:?}");
+            agent.answer(question.unwrap().token, Vec::new()).await;
+            answered += 1;
+        }
+        answered
+    };
+    let people = futures_util::future::join_all((0..50).map(|_| describe(&bound)));
+    let (described, answered) = tokio::join!(people, answers);
+    let errors = described
+        .iter()
+        .map(|nodes| nodes[0].servers.as_ref().unwrap().error.clone());
+    let refused: Vec<String> = errors.filter(|error| !error.is_empty()).collect();
+    assert_eq!(refused.len() + answered, 50);
+    assert!((1..50).contains(&answered), "{answered}");
+    let why = "the agent disconnected, or has too many open questions";
+    assert!(refused.iter().all(|error| error == why), "{refused:?}");
+}
+
+#[tokio::test]
+async fn an_agent_gets_no_more_memory_than_honest_ones() {
+    let (bound, _folder) = control_plane().await;
+    let stats = pb::ServerStats {
+        drains: vec![pb::DrainingServer::default(); 1_000],
+        ..Default::default()
+    };
+    let mut agent = Agent::connect(&bound, "n1", Some(stats)).await;
+    let records = bound.hub().fleet.records();
+    let families = &records["n1"].report.as_ref().unwrap().families;
+    let drains = families[0].servers.as_ref().unwrap().drains.len();
+    assert_eq!((families.len(), drains), (2, 16));
+
+    let huge = pb::Report {
+        failures: vec![pb::ObjectFailure {
+            reason: "x".repeat(kplane_proto::MAX_MESSAGE_BYTES),
+            ..Default::default()
+        }],
+        ..Default::default()
+    };
+    agent.say(agent_message::Kind::Report(huge)).await;
+    let ended = agent.ended.wait_for(Option::is_some);
+    let code = *timeout(DEADLINE, ended).await.unwrap().unwrap();
+    assert_eq!(code, Some(Code::OutOfRange));
+}

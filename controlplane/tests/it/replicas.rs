@@ -1,0 +1,287 @@
+//! What a replica of the control plane tells its agents about itself: how fresh it is, when they are
+//! to leave, and when they may have a snapshot. Through the real gRPC stack, without TCP.
+
+use std::process::{Child, Command};
+use std::time::{Duration, Instant, SystemTime};
+
+use kp_controlplane::app::{Bound, Config, Origin, build};
+use kp_controlplane::doors::Limits;
+use kp_controlplane::freshness::{Freshness, Versions};
+use kp_controlplane::k8s::Kind;
+use kp_controlplane::publish::{Publication, Published};
+use kplane_model::{ServiceKey, ServicePort};
+use kplane_proto::v1::agent_service_client::AgentServiceClient;
+use kplane_proto::v1::{
+    self as pb, AgentMessage, Hello, ServerMessage, agent_message, server_message,
+};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Streaming;
+use tonic::transport::Channel;
+
+use crate::support::loopback::unused;
+
+/// A deadline far above any step of these tests.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// Starts a control plane on an empty folder: tests publish themselves.
+async fn control_plane(snapshots_per_second: u32) -> (Bound, tempfile::TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let config = Config {
+        http_listen: Some("127.0.0.1:0".parse().unwrap()),
+        agent_limits: Limits {
+            snapshots_per_second,
+            ..Limits::AGENTS
+        },
+        ..Config::new(Origin::Manifests(folder.path().to_owned()))
+    };
+    let bound = build(config).await.unwrap();
+    let mut head = bound.hub().store.head();
+    timeout(DEADLINE, head.wait_for(|head| head.synced))
+        .await
+        .unwrap()
+        .unwrap();
+    (bound, folder)
+}
+
+fn publication(service: &str) -> Publication {
+    let port = ServicePort::sample(ServiceKey::sample("shop", service));
+    let published = Published::new(port.clone(), &[]);
+    Publication {
+        services: vec![(port.key, Some(published))],
+        nodes: Vec::new(),
+        service_cidrs: None,
+        observed_at: SystemTime::now(),
+        triggers: Vec::new(),
+    }
+}
+
+struct Stream {
+    _send: mpsc::Sender<AgentMessage>,
+    receive: Streaming<ServerMessage>,
+}
+
+impl Stream {
+    async fn open(bound: &Bound, node: &str, resume: Option<pb::ResumeToken>) -> Self {
+        let mut client = AgentServiceClient::new(bound.connect_in_memory());
+        Self::over(&mut client, node, resume).await
+    }
+
+    async fn over(
+        client: &mut AgentServiceClient<Channel>,
+        node: &str,
+        resume: Option<pb::ResumeToken>,
+    ) -> Self {
+        let (send, outbound) = mpsc::channel(4);
+        let hello = Hello {
+            protocol_version: 1,
+            node_name: node.to_owned(),
+            instance: 1,
+            resume,
+            ..Hello::default()
+        };
+        let kind = Some(agent_message::Kind::Hello(hello));
+        send.send(AgentMessage { kind }).await.unwrap();
+        let stream = client.sync(ReceiverStream::new(outbound)).await.unwrap();
+        Self {
+            _send: send,
+            receive: stream.into_inner(),
+        }
+    }
+
+    /// The next message; `None` at the end of the stream.
+    async fn next(&mut self) -> Option<server_message::Kind> {
+        let message = timeout(DEADLINE, self.receive.message()).await;
+        message.unwrap().unwrap()?.kind
+    }
+
+    async fn end(&mut self) -> pb::UpdateEnd {
+        loop {
+            match self.next().await.unwrap() {
+                server_message::Kind::Update(pb::Update { end: Some(end), .. }) => return end,
+                server_message::Kind::ComeBackLater(later) => panic!("{later:?}"),
+                _ => {}
+            }
+        }
+    }
+
+    async fn sent_away(&mut self) -> pb::ComeBackLater {
+        loop {
+            if let server_message::Kind::ComeBackLater(later) = self.next().await.unwrap() {
+                assert!(self.next().await.is_none(), "the stream ends");
+                return later;
+            }
+        }
+    }
+}
+
+fn told(versions: &[pb::KindVersion]) -> Vec<(&str, &str, &str)> {
+    let told = versions.iter();
+    told.map(|one| (&*one.kind, &*one.version, &*one.changed))
+        .collect()
+}
+
+#[tokio::test]
+async fn a_stream_tells_the_freshness_of_each_update_and_nothing_twice() {
+    let (bound, _folder) = control_plane(500).await;
+    let store = &bound.hub().store;
+    let mut freshness = Freshness::default();
+    let versions = |seen, changed| Versions { seen, changed };
+    freshness.set(Kind::Service, versions(10, 7));
+    freshness.set(Kind::EndpointSlice, versions(10, 10));
+    store.publish_as_of(publication("a"), &freshness);
+    let mut stream = Stream::open(&bound, "n1", None).await;
+    let Some(server_message::Kind::Welcome(welcome)) = stream.next().await else {
+        panic!("no Welcome");
+    };
+    let all = [("Service", "10", "7"), ("EndpointSlice", "10", "")];
+    assert_eq!(told(&welcome.freshness), all);
+    // The agent learns how fresh the replica is before it gets any data.
+    let Some(server_message::Kind::Heartbeat(beat)) = stream.next().await else {
+        panic!("no Heartbeat");
+    };
+    assert_eq!(told(&beat.freshness), []);
+    assert_eq!(told(&stream.end().await.freshness), []);
+    freshness.set(Kind::Service, versions(12, 12));
+    store.publish_as_of(publication("b"), &freshness);
+    assert_eq!(told(&stream.end().await.freshness), [("Service", "12", "")]);
+    freshness.set(Kind::EndpointSlice, versions(20, 10));
+    store.set_freshness(&freshness);
+    store.publish(publication("c"));
+    let end = stream.end().await;
+    assert_eq!(told(&end.freshness), [("EndpointSlice", "20", "10")]);
+}
+
+async fn readiness(bound: &Bound) -> String {
+    let mut stream = TcpStream::connect(bound.http_addr.unwrap()).await.unwrap();
+    let request = "GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer
+}
+
+#[tokio::test]
+async fn a_control_plane_that_drains_sends_its_agents_away_and_takes_no_new_ones() {
+    let (bound, _folder) = control_plane(500).await;
+    bound.hub().store.publish(publication("a"));
+    let mut streams = Vec::new();
+    for node in ["n1", "n2", "n3"] {
+        let mut stream = Stream::open(&bound, node, None).await;
+        stream.end().await;
+        streams.push(stream);
+    }
+    assert!(readiness(&bound).await.starts_with("HTTP/1.1 200"));
+    let started = Instant::now();
+    let hub = bound.hub().clone();
+    let drained = tokio::spawn(async move { hub.draining.begin(DEADLINE).await });
+    for stream in &mut streams {
+        let later = stream.sent_away().await;
+        assert!((1_000..2_000).contains(&later.after_ms), "{later:?}");
+        assert!(later.reason.contains("stop"), "{later:?}");
+    }
+    let late = Stream::open(&bound, "n4", None).await.next().await;
+    assert!(
+        matches!(late, Some(server_message::Kind::ComeBackLater(_))),
+        "{late:?}"
+    );
+    let answer = readiness(&bound).await;
+    assert!(
+        answer.starts_with("HTTP/1.1 503") && answer.contains("about to stop"),
+        "{answer}"
+    );
+    // It ends as soon as all have left.
+    drained.await.unwrap();
+    assert!(started.elapsed() < DEADLINE / 2);
+}
+
+#[tokio::test]
+async fn agents_that_need_a_snapshot_come_one_after_the_other_and_others_at_once() {
+    let (bound, _folder) = control_plane(1).await;
+    bound.hub().store.publish(publication("a"));
+    let mut first = Stream::open(&bound, "n1", None).await;
+    let digest = first.end().await.digest;
+    let mut waits = Vec::new();
+    for node in ["n2", "n3", "n4"] {
+        let later = Stream::open(&bound, node, None).await.sent_away().await;
+        assert!(later.reason.contains("snapshot"), "{later:?}");
+        waits.push(later.after_ms);
+    }
+    assert!(
+        waits.is_sorted() && waits[2] > 2_000 && waits[2] <= 3_000,
+        "{waits:?}"
+    );
+    // An agent with all objects needs none. (Only the name of the node is part of a digest.)
+    let resume = pb::ResumeToken {
+        schema: 1,
+        epoch: 0,
+        revision: 0,
+        digest,
+    };
+    drop(first);
+    let mut again = Stream::open(&bound, "n1", Some(resume)).await;
+    again.end().await;
+    let counts = bound.hub().snapshots.counts();
+    assert_eq!((counts.begun, counts.refused), (1, 3));
+}
+
+/// The program, killed when the value is dropped.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // The process may have ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// SIGTERM: the agent is told to go, and the program ends well before its time is over.
+#[tokio::test]
+async fn the_program_ends_as_soon_as_its_agents_have_left() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(
+        folder.path().join("empty.yaml"),
+        "apiVersion: v1\nkind: List\nitems: []\n",
+    )
+    .unwrap();
+    let address = unused();
+    let program = Command::new(env!("CARGO_BIN_EXE_kp-controlplane"))
+        .arg("--manifests")
+        .arg(folder.path())
+        .arg(format!("--agent-listen={address}"))
+        .arg(format!("--status-listen={}", unused()))
+        .arg(format!("--http-listen={}", unused()))
+        .arg("--drain=60")
+        .spawn();
+    let mut program = Running(program.unwrap());
+    let deadline = Instant::now() + DEADLINE;
+    let mut client = loop {
+        match AgentServiceClient::connect(format!("http://{address}")).await {
+            Ok(client) => break client,
+            Err(error) => assert!(Instant::now() < deadline, "{error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    };
+    let mut stream = Stream::over(&mut client, "n1", None).await;
+    assert!(matches!(
+        stream.next().await,
+        Some(server_message::Kind::Welcome(_))
+    ));
+    let pid = Pid::from_raw(program.0.id().try_into().unwrap());
+    kill(pid, Signal::SIGTERM).unwrap();
+    stream.sent_away().await;
+    loop {
+        if let Some(status) = program.0.try_wait().unwrap() {
+            assert!(status.success(), "{status}");
+            break;
+        }
+        assert!(Instant::now() < deadline, "it does not end");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}

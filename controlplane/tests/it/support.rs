@@ -1,0 +1,113 @@
+//! Helpers of several tests, and an agent at the level of wire messages.
+
+pub(crate) mod alone;
+pub(crate) mod loopback;
+pub(crate) mod replica;
+pub(crate) mod reporter;
+pub(crate) mod secure;
+pub(crate) mod start;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use kplane_proto::v1::agent_service_client::AgentServiceClient;
+use kplane_proto::v1::{
+    self as pb, AgentMessage, Hello, ServerMessage, agent_message, server_message,
+};
+use kplane_tls::Wire;
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Status, Streaming};
+
+/// A deadline far above any step of these tests.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+
+pub(crate) fn hello(node: &str) -> Hello {
+    Hello {
+        protocol_version: 1,
+        node_name: node.to_owned(),
+        agent_version: "test".to_owned(),
+        backend: "noop".to_owned(),
+        ..Hello::default()
+    }
+}
+
+/// An agent that was accepted. Answers pings while the test reads its messages.
+pub(crate) struct Peer {
+    pub(crate) send: mpsc::Sender<AgentMessage>,
+    receive: Streaming<ServerMessage>,
+    /// The connection; it ends with the agent.
+    _channel: Channel,
+    /// Number of updates so far.
+    pub(crate) updates: usize,
+}
+
+impl Peer {
+    /// Connects; fails if the control plane does not accept the agent.
+    pub(crate) async fn connect(address: SocketAddr, hello: Hello) -> Result<Self, Status> {
+        let stream = TcpStream::connect(address).await?;
+        Self::over(stream, hello).await
+    }
+
+    /// Sends Hello over a connection.
+    pub(crate) async fn over(stream: impl Wire + 'static, hello: Hello) -> Result<Self, Status> {
+        let mut stream = Some(stream);
+        let connector = tower::service_fn(move |_| {
+            let stream = stream.take().ok_or(std::io::ErrorKind::NotConnected);
+            std::future::ready(stream.map(TokioIo::new).map_err(std::io::Error::from))
+        });
+        let endpoint = Endpoint::from_static("http://control-plane");
+        let channel = endpoint.connect_with_connector(connector).await;
+        let channel = channel.map_err(|error| Status::unavailable(error.to_string()))?;
+        let (send, outbound) = mpsc::channel(4);
+        let kind = Some(agent_message::Kind::Hello(hello));
+        send.send(AgentMessage { kind }).await.unwrap();
+        let mut client = AgentServiceClient::new(channel.clone());
+        let receive = timeout(DEADLINE, client.sync(ReceiverStream::new(outbound)));
+        let mut peer = Self {
+            send,
+            receive: receive.await.expect("an answer in time")?.into_inner(),
+            _channel: channel,
+            updates: 0,
+        };
+        match peer.next().await? {
+            server_message::Kind::Welcome(_) => Ok(peer),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Checks that the stream is alive: reads all messages in transit, and then the answer to a
+    /// ping.
+    pub(crate) async fn is_answered(&mut self) {
+        let token = 4711;
+        let kind = Some(agent_message::Kind::Ping(pb::Ping { token }));
+        self.send.send(AgentMessage { kind }).await.unwrap();
+        let pong = server_message::Kind::Pong(pb::Pong { token });
+        while self.next().await.unwrap() != pong {}
+    }
+
+    /// Returns the next message that is not a ping.
+    pub(crate) async fn next(&mut self) -> Result<server_message::Kind, Status> {
+        loop {
+            let message = timeout(DEADLINE, self.receive.message()).await;
+            let message = message.expect("a message in time")?;
+            let ended = || Status::cancelled("the stream ended");
+            match message.and_then(|m| m.kind).ok_or_else(ended)? {
+                server_message::Kind::Ping(ping) => {
+                    let token = ping.token;
+                    let kind = Some(agent_message::Kind::Pong(pb::Pong { token }));
+                    // The stream may have ended meanwhile: then reading fails.
+                    let _ = self.send.send(AgentMessage { kind }).await;
+                }
+                kind => {
+                    self.updates += usize::from(matches!(kind, server_message::Kind::Update(_)));
+                    return Ok(kind);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! A control plane with TLS on both ports, and certificates for its callers.
+
+use std::fs;
+use std::path::PathBuf;
+
+use kp_controlplane::app::{Bound, Config, Origin, Protection, build};
+use kp_controlplane::certs::{self, Command};
+use kp_controlplane::doors::Limits;
+use kp_controlplane::identity;
+use kplane_tls::{KeyPair, ServerFiles};
+use tempfile::TempDir;
+use tokio::time::timeout;
+
+use super::DEADLINE;
+
+const OBJECTS: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+spec: {clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], ports: [{port: 80}]}
+";
+
+/// A folder with an authority, the control plane's certificate, and certificates of nodes and users.
+pub(crate) struct Certs(TempDir);
+
+impl Certs {
+    pub(crate) fn new(nodes: &[&str], users: &[&str]) -> Self {
+        let certs = Self(TempDir::new().unwrap());
+        let dir = || certs.file("");
+        let owned = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let (names, admin) = (owned(users), false);
+        let mut commands = vec![
+            Command::Init {
+                dir: dir(),
+                host: Vec::new(),
+            },
+            Command::Node {
+                dir: dir(),
+                names: owned(nodes),
+            },
+        ];
+        if !users.is_empty() {
+            commands.push(Command::User {
+                dir: dir(),
+                names,
+                admin,
+            });
+        }
+        for command in commands {
+            certs::run(&command).unwrap();
+        }
+        certs
+    }
+
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// Returns the files of `nodes/NAME` or `users/NAME`.
+    pub(crate) fn pair(&self, name: &str) -> KeyPair {
+        KeyPair {
+            certificate: self.file(&format!("{name}.crt")),
+            key: self.file(&format!("{name}.key")),
+        }
+    }
+
+    /// Starts a control plane with a Service, on free ports of 127.0.0.1.
+    pub(crate) async fn control_plane(
+        &self,
+        agent_limits: Limits,
+        identity: identity::Config,
+    ) -> Bound {
+        let manifests = self.file("objects");
+        fs::create_dir(&manifests).unwrap();
+        fs::write(manifests.join("web.yaml"), OBJECTS).unwrap();
+        let any = Some("127.0.0.1:0".parse().unwrap());
+        let config = Config {
+            agent_listen: any,
+            status_listen: any,
+            http_listen: any,
+            protection: Protection::Files(ServerFiles {
+                pair: self.pair("server"),
+                client_authorities: Some(self.file("ca.crt")),
+            }),
+            identity,
+            agent_limits,
+            ..Config::new(Origin::Manifests(manifests))
+        };
+        let bound = build(config).await.unwrap();
+        let mut head = bound.hub().store.head();
+        let synced = head.wait_for(|head| head.synced);
+        timeout(DEADLINE, synced).await.unwrap().unwrap();
+        bound
+    }
+}

@@ -1,0 +1,13 @@
+//! Tests in a real kernel, each in a network namespace of its own.
+
+mod agent;
+mod alone;
+mod avoided;
+mod claim;
+mod cleanup;
+mod leased;
+mod leftovers;
+mod privilege;
+mod proxied;
+mod transparent;
+mod unset_mode;
