@@ -26,7 +26,7 @@ pub(crate) fn demo(mut args: Vec<String>) -> Result<ExitCode> {
             args.remove(place);
             "dev"
         }
-        None => "release",
+        None => "demo",
     };
     let folder = programs(profile)?;
     if args.iter().any(|arg| arg.starts_with("--bin-dir")) {

@@ -11,19 +11,34 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow};
+use nix::libc;
+use nix::sys::socket::getsockopt;
+use nix::{getsockopt_impl, sockopt_impl};
 use socket2::{Domain, Socket, Type};
 
 use crate::netns::NetNs;
 
-/// The default time that a probe waits for an answer. TCP repeats a SYN after the same time, so a
-/// lost packet is a failure and not a delay.
+/// The default time that a probe waits for a connection, or for the answer to a datagram.
 pub const TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Shortest time that a probe waits for the line of a server on a connection. The kernel has the connection by then: what
+/// is missing is a processor for the server, and the machine may be busy.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Source ports of probes, below and above the node ports. A [load](crate::load) with its default pace uses each of
 /// them every 16 s. Linux remembers a reset connection for 10 s (`nf_conntrack_tcp_timeout_close`), and now and then
 /// sends a SYN from its port to the endpoint of that connection, which may have ended. With Linux' own choice of ports
 /// a load returns to each after 5 s.
 const PORTS: [Range<u16>; 2] = [10_000..30_000, 32_768..61_000];
+
+sockopt_impl!(
+    /// What the kernel knows of a connection (`TCP_INFO` in tcp(7)).
+    TcpInformation,
+    GetOnly,
+    libc::IPPROTO_TCP,
+    libc::TCP_INFO,
+    libc::tcp_info
+);
 
 /// A transport that the echo servers speak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -56,7 +71,7 @@ pub struct Probe {
     pub to: SocketAddr,
     /// The source address; `None` lets the kernel choose.
     pub source: Option<IpAddr>,
-    /// The longest wait, for connecting and for the line together.
+    /// The longest wait for the connection, or for the answer to a datagram.
     pub timeout: Duration,
 }
 
@@ -80,7 +95,7 @@ pub enum Outcome {
     Reply(Reply),
     /// A reset or an ICMP port unreachable came back.
     Refused,
-    /// No answer within the probe's timeout.
+    /// No answer within the probe's timeout, or the first packet had to be repeated.
     TimedOut,
     /// There is no route, or an ICMP host or network unreachable came back.
     Unreachable,
@@ -206,9 +221,11 @@ impl Probe {
         // Closing resets, so that no port stays in TIME_WAIT for a minute.
         socket.set_linger(Some(Duration::ZERO))?;
         socket.connect_timeout(&self.to.into(), self.timeout)?;
-        let left = self.timeout.saturating_sub(start.elapsed());
-        // A timeout of zero would mean for ever.
-        socket.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
+        // A lost packet is a failure, and no delay. The kernel knows, while clocks show how busy the machine is, too.
+        if getsockopt(&socket, TcpInformation)?.tcpi_total_retrans > 0 {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        socket.set_read_timeout(Some(self.timeout.max(PATIENCE)))?;
         let stream = TcpStream::from(socket);
         let mut line = String::new();
         // The server sends nothing unasked after the line, so no echo is lost in the buffer.

@@ -13,6 +13,9 @@ use crate::client::{Outcome, Probe};
 use crate::histogram::Histogram;
 use crate::netns::NetNs;
 
+/// Shortest time that a probe waits for an answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
 /// The rate of a [`Load`].
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
@@ -67,6 +70,8 @@ impl Load {
             threads: Vec::new(),
             tallies: Vec::new(),
         };
+        // Under load from others, servers are slow. A packet that is lost on the way to them counts all the same.
+        let probe = probe.timeout(probe.timeout.max(PATIENCE));
         for _ in 0..pace.threads {
             let tally = Arc::<Mutex<Report>>::default();
             let (stop, mine) = (load.stop.clone(), tally.clone());

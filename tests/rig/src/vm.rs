@@ -88,7 +88,9 @@ pub fn run_myself(deadline: Duration) -> ExitCode {
 #[must_use]
 pub fn or_skip(run: impl FnOnce() -> Result<u8>) -> ExitCode {
     if let (Some((program, package)), false) = (missing(), privilege::is_strict()) {
-        println!("skipped: {program} is not on the PATH: apt-get install {package}");
+        privilege::skip(&format!(
+            "{program} is not on the PATH: apt-get install {package}"
+        ));
         return ExitCode::SUCCESS;
     }
     run().map_or_else(

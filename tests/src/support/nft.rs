@@ -27,7 +27,9 @@ pub fn can_load() -> Result<bool> {
     const ANY_SIZE_BYTES: usize = 32 << 20;
     let any = require_tool("nft")? && NfSocket::open()?.max_batch_bytes() > ANY_SIZE_BYTES;
     if !any {
-        println!("skipped: nft cannot load a large ruleset without privileges on the machine");
+        kplane_rig::privilege::skip(
+            "nft cannot load a large ruleset without privileges on the machine",
+        );
     }
     Ok(any)
 }

@@ -160,7 +160,7 @@ fn u57_upgrades_and_restarts_under_2000_open_connections_cut_none() {
             std::env::var_os("CI").is_none(),
             "the limit of open files is too low"
         );
-        eprintln!("skipped: the limit of open files is too low");
+        kplane_rig::privilege::skip("the limit of open files is too low");
         return;
     }
     let folder = tempfile::tempdir().unwrap();
