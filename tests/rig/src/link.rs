@@ -87,7 +87,17 @@ impl Netlink {
     /// The kernel's error.
     pub fn bridge(&self, name: &str) -> Result<()> {
         self.create(LinkBridge::new(name).mcast_snooping(false).build())
-            .with_context(|| format!("create bridge {name}"))
+            .with_context(|| format!("create bridge {name}"))?;
+        // The kernel gives a bridge the lowest address of its ports as long as nobody has set one. When ports came and
+        // went, neighbours sent packets to the address of before, for up to 45 s.
+        let attributes = self.link(name)?.attributes.into_iter();
+        let mut addresses = attributes.filter_map(|attribute| match attribute {
+            LinkAttribute::Address(address) => Some(address),
+            _ => None,
+        });
+        let own = addresses.next().context("a bridge has an address")?;
+        self.change(LinkUnspec::new_with_name(name).address(own).build())
+            .with_context(|| format!("keep the address of {name}"))
     }
 
     /// Creates a pair of links: `name` here, up, and `peer` in `peer_ns`, down (the kernel cannot

@@ -2,12 +2,15 @@
 
 use std::cell::Cell;
 use std::fs::File;
+use std::iter;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, anyhow};
 use kplane_tests::cluster::api::key_of;
-use kplane_tests::cluster::{Cluster, Options};
+use kplane_tests::cluster::{self, Cluster, Options};
 use kplane_tests::link::Netlink;
 use kplane_tests::netns::NetNs;
 use serde_json::Value;
@@ -18,6 +21,9 @@ const PREFIX_LEN: u8 = 24;
 const BRIDGE: &str = "management";
 /// A node's link to it.
 const LINK: &str = "mgmt0";
+
+/// Lists of objects that are written at a time.
+const WRITERS: usize = 8;
 
 /// A running API server; dropped = gone, with all it stored.
 pub(crate) struct Api {
@@ -65,21 +71,26 @@ impl Api {
         inside.add_address(LINK, ip, PREFIX_LEN)
     }
 
-    /// Creates or changes objects, their status included.
+    /// Creates or changes objects, their status included, one after the other.
     pub(crate) fn apply(&self, objects: &[Value]) -> Result<()> {
-        for object in objects {
-            let mut object = object.clone();
-            without_nulls(&mut object);
-            let status = object["status"].take();
-            without_nulls(&mut object);
-            self.cluster.api().apply(&object)?;
-            if !status.is_null() {
-                let kind = object["kind"].as_str().context("an object without kind")?;
-                let api = self.cluster.api();
-                api.patch_status(kind, &key_of(&object)?, &status)?;
-            }
-        }
-        Ok(())
+        write(self.cluster.api(), objects)
+    }
+
+    /// Creates or changes lists of objects, several lists at a time.
+    pub(crate) fn apply_lists(&self, lists: &[&[Value]]) -> Result<()> {
+        let api = self.cluster.api();
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let mut mine = iter::from_fn(|| lists.get(next.fetch_add(1, Ordering::Relaxed)));
+            mine.try_for_each(|objects| write(api, objects))
+        };
+        thread::scope(|scope| {
+            let threads: Vec<_> = (0..WRITERS).map(|_| scope.spawn(work)).collect();
+            threads.into_iter().try_for_each(|thread| {
+                let written = thread.join();
+                written.map_err(|_| anyhow!("a thread panicked"))?
+            })
+        })
     }
 
     /// Deletes objects.
@@ -90,6 +101,21 @@ impl Api {
         }
         Ok(())
     }
+}
+
+fn write(api: &cluster::Api, objects: &[Value]) -> Result<()> {
+    for object in objects {
+        let mut object = object.clone();
+        without_nulls(&mut object);
+        let status = object["status"].take();
+        without_nulls(&mut object);
+        api.apply(&object)?;
+        if !status.is_null() {
+            let kind = object["kind"].as_str().context("an object without kind")?;
+            api.patch_status(kind, &key_of(&object)?, &status)?;
+        }
+    }
+    Ok(())
 }
 
 /// A new file for what a program says.

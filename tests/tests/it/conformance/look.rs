@@ -50,8 +50,8 @@ pub(crate) const ALONE: Effort = Effort {
 const LOSS: usize = 10;
 /// Packets played at the same time: most of them wait.
 const THREADS: usize = 32;
-/// Packets without an answer that are looked for at the same time.
-const CHUNK: usize = 256;
+/// Packets without an answer that are looked for at the same time. All of them wait for [`SECOND_TRY`].
+const CHUNK: usize = 1_024;
 /// Until then TCP has asked once.
 const FIRST_TRY: Duration = Duration::from_millis(900);
 /// Until then TCP has asked twice.
@@ -137,6 +137,9 @@ fn look_for_the_silent(
     let tries = effort.tries.min(CAPTURED_TRIES);
     let mut lost: BTreeMap<usize, usize> = BTreeMap::new();
     for round in 0..tries {
+        if silent.is_empty() {
+            break;
+        }
         let mut found = Vec::new();
         for some in silent.chunks(CHUNK) {
             let some: Vec<_> = some.iter().map(|n| (*n, packets[*n])).collect();

@@ -144,8 +144,8 @@ impl Bench {
         let in_each_zone = [("a", ready_in("zone-1")), ("c", ready_in("zone-2"))];
         let zoned = with_endpoints(service(ZONE_SENTINEL), &in_each_zone);
         self.api.apply(&Scenario::new("").objects(zoned).objects)?;
-        let objects: Vec<Value> = scenarios.iter().flat_map(|s| s.objects.clone()).collect();
-        self.api.apply(&objects)
+        let lists: Vec<&[Value]> = scenarios.iter().map(|s| &*s.objects).collect();
+        self.api.apply_lists(&lists)
     }
 
     /// Deletes the objects of scenarios.

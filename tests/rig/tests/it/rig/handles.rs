@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::Command;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use kplane_model::Family;
 use kplane_rig::client::Probe;
 use kplane_rig::load::{Load, Pace};
@@ -65,6 +65,28 @@ pub(crate) fn dropping_leaves_nothing() -> Result<()> {
     eventually(DEADLINE, "the namespace takes its link along", || {
         netlink.index("link").map_or(Ok(()), |_| Err("it is there"))
     })
+}
+
+pub(crate) fn a_bridge_keeps_its_address_while_ports_come() -> Result<()> {
+    let ns = NetNs::new("bridged")?;
+    let netlink = ns.netlink()?;
+    netlink.bridge("bridge")?;
+    let shown = || {
+        let mut show = Command::new("ip");
+        show.args(["-brief", "link", "show", "dev", "bridge"]);
+        let text = ns.output(show)?;
+        let address = text.split_whitespace().nth(2);
+        address.map(str::to_owned).context("no address")
+    };
+    let before = shown()?;
+    // One of so many has a lower address than the bridge, but for one run in 2^32.
+    for number in 0..32 {
+        let port = format!("port{number}");
+        netlink.veth(&port, &ns, &format!("peer{number}"))?;
+        netlink.attach(&port, "bridge")?;
+    }
+    ensure!(shown()? == before, "{before} became {}", shown()?);
+    Ok(())
 }
 
 /// Numbers of threads and open files of this process.
