@@ -18,12 +18,13 @@ use kplane_tests::support::{
 
 /// Beyond any scheduling delay of a busy machine.
 const DEADLINE: Duration = Duration::from_secs(30);
-/// Light, because several run at the same time.
+/// Light, because several run at the same time: the clients of one test begin two connections each millisecond, which is
+/// shorter than any change takes.
 fn pace() -> Pace {
     let think = if vm::is_inside() {
         Duration::from_millis(20)
     } else {
-        Duration::from_micros(500)
+        Duration::from_millis(2)
     };
     Pace { threads: 1, think }
 }

@@ -7,6 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context as _, Error, Result, ensure};
 use kplane_tests::cluster::promtool;
@@ -20,6 +22,8 @@ use super::world::{DEADLINE, NODES};
 /// Samples of each picture, and the sample of the last one at which alerts are looked up.
 const SAMPLES: usize = 120;
 const AT: usize = 45;
+/// Pause after a picture that shows nothing new.
+const PAUSE: Duration = Duration::from_millis(300);
 /// Flags for a scrape. A program that does not answer is as good as absent.
 const CURL: [&str; 4] = ["-s", "-f", "--max-time", "5"];
 
@@ -68,6 +72,7 @@ impl Picture {
 }
 
 /// Prometheus' evaluation of the rules.
+#[derive(Clone)]
 pub(crate) struct Alarms {
     promtool: PathBuf,
     rules: PathBuf,
@@ -88,10 +93,10 @@ impl Alarms {
     }
 
     /// Stretches each picture over days, for alerts that wait for one. Rates are too short for that and say nothing.
-    pub(crate) fn over_days(self) -> Self {
+    pub(crate) fn over_days(&self) -> Self {
         Self {
             interval: 40,
-            ..self
+            ..self.clone()
         }
     }
 
@@ -103,24 +108,30 @@ impl Alarms {
         mut wanted: impl FnMut(&BTreeSet<String>) -> bool,
     ) -> Result<Picture> {
         let mut before: Option<Picture> = None;
+        let mut known: Option<(Value, BTreeSet<String>)> = None;
         eventually(2 * DEADLINE, "the alerts of this fault, or of none", || {
             // Programs may be starting.
             let now = Picture::of(world)?;
             let last = before.replace(now.clone());
             let last = last.context("one picture so far")?;
-            let firing = self.firing(past, (&last, &now))?;
+            let test = self.test(past, (&last, &now))?;
+            let firing = match known.take() {
+                // promtool needs all of a processor, which programs need to get on.
+                Some((same, firing)) if same == test => {
+                    thread::sleep(PAUSE);
+                    firing
+                }
+                _ => self.evaluate(&test)?,
+            };
+            known = Some((test, firing.clone()));
             ensure!(wanted(&firing), "{firing:?} fire");
             Ok::<_, Error>(now)
         })
     }
 
-    /// Returns the alerts that fire now, after these pictures of the past. What has grown since the picture before goes
-    /// on growing.
-    pub(crate) fn firing(
-        &self,
-        past: &[&Picture],
-        (before, now): (&Picture, &Picture),
-    ) -> Result<BTreeSet<String>> {
+    /// Returns promtool's test of these pictures: of the past, and of now. What has grown since the picture before goes on
+    /// growing.
+    fn test(&self, past: &[&Picture], (before, now): (&Picture, &Picture)) -> Result<Value> {
         let text = fs::read_to_string(&self.rules)?;
         let names = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
         let names: BTreeSet<&str> = names.filter(|name| name.starts_with("kplane_")).collect();
@@ -136,7 +147,7 @@ impl Alarms {
             .collect();
         let minute = self.interval * (SAMPLES * past.len() + AT);
         let interval = format!("{}m", self.interval);
-        let test = json!({
+        Ok(json!({
             "rule_files": [self.rules],
             "evaluation_interval": interval,
             "tests": [{
@@ -148,7 +159,11 @@ impl Alarms {
                     "exp_samples": [{ "labels": "{alertname=\"none\"}", "value": 1 }],
                 }],
             }],
-        });
+        }))
+    }
+
+    /// Returns the alerts that fire at the end of a test.
+    fn evaluate(&self, test: &Value) -> Result<BTreeSet<String>> {
         let folder = tempfile::tempdir()?;
         let file = folder.path().join("test.yaml");
         fs::write(&file, test.to_string())?;
