@@ -142,8 +142,10 @@ impl Wanted {
         let lints = Outcome::of_check(LINTS, built.warnings == 0, began.elapsed());
         note(&mut outcomes, lints);
         println!(
-            "      cargo has compiled {} units of kplane's own crates: {} lines",
-            built.units, built.lines
+            "      cargo has compiled {} units of kplane's own crates: {} lines; there are {} test programs",
+            built.units,
+            built.lines,
+            built.tests.len()
         );
         if self.name != LINTS {
             self.suites(&mut built, &mut outcomes)?;

@@ -50,7 +50,15 @@ pub(super) fn build() -> Result<Built> {
         "clippy is not installed: rustup component add clippy"
     );
     let mut child = as_tests()?
-        .args(["test", "--workspace", "--all-targets", "--no-run", JSON])
+        .args([
+            "test",
+            "--workspace",
+            "--tests",
+            "--bench",
+            "*",
+            "--no-run",
+            JSON,
+        ])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
