@@ -1,7 +1,7 @@
 //! The one build of a test run: cargo compiles everything once, clippy checks it on the way, and all suites execute
 //! what this build made.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -29,8 +29,10 @@ pub(super) struct TestProgram {
 #[derive(Debug, Default)]
 pub(super) struct Built {
     pub(super) tests: Vec<TestProgram>,
-    /// Units that this run has compiled, by cargo command.
-    compiled: BTreeMap<String, usize>,
+    /// Units of earlier cargo commands, and of the present one. One command may have a unit twice: for the machine that
+    /// builds, with the features that build scripts need, and for the product.
+    earlier: BTreeSet<String>,
+    present: BTreeSet<String>,
     /// Lines of the workspace's own crates that went through the compiler.
     pub(super) lines: usize,
     /// Units of the workspace's own crates that this run has compiled.
@@ -80,6 +82,7 @@ impl Built {
     /// A unit was compiled twice, or a source file cannot be read.
     pub(super) fn further(&mut self, log: &Path) -> Result<()> {
         let text = fs::read_to_string(log).with_context(|| log.display().to_string())?;
+        self.earlier.append(&mut self.present);
         for line in text.lines().filter(|line| line.starts_with('{')) {
             self.read(line)?;
         }
@@ -128,9 +131,6 @@ impl Built {
                 folder: folder.clone(),
             });
         }
-        if message["fresh"] == true {
-            return Ok(());
-        }
         // A unit without code, as `cargo doc` makes of dependencies, is another one.
         let files = message["filenames"].to_string();
         let is_check = files.contains(".rmeta\"") && !files.contains(".rlib\"");
@@ -140,11 +140,14 @@ impl Built {
             target["kind"],
             if is_check { " (metadata)" } else { "" }
         );
-        let key = format!("{unit} {} {}", message["package_id"], message["profile"]);
-        let times = self.compiled.entry(key).or_default();
-        *times += 1;
-        if *times > 1 {
+        let key = format!("{unit} {} {is_test}", message["package_id"]);
+        let is_fresh = message["fresh"] == true;
+        if !is_fresh && self.earlier.contains(&key) {
             self.repeated.insert(unit);
+        }
+        self.present.insert(key);
+        if is_fresh {
+            return Ok(());
         }
         if text(&message["package_id"]).starts_with("path+") {
             self.units += 1;
@@ -212,17 +215,29 @@ mod tests {
     }
 
     #[test]
-    fn a_unit_that_is_compiled_twice_is_named() {
+    fn a_unit_that_a_later_command_compiles_again_is_named() {
         let mut built = Built::default();
-        for (fresh, file) in [(false, "a.rlib"), (true, "a.rlib"), (false, "a.rmeta")] {
-            built.read(&artifact(fresh, file, false)).unwrap();
-            assert!(built.repeated.is_empty(), "{:?}", built.repeated);
+        // One command may have it twice, for two machines.
+        for file in ["a.rlib", "b.rlib"] {
+            built.read(&artifact(false, file, false)).unwrap();
         }
-        built.read(&artifact(false, "b.rlib", false)).unwrap();
-        let named = built.repeated.first().unwrap();
-        assert!(named.starts_with("kplane-model "), "{named}");
-        assert_eq!(built.units, 3);
+        let log = tempfile();
+        let mut later = |fresh, file| {
+            fs::write(&log, artifact(fresh, file, false)).unwrap();
+            built.further(&log).map_err(|error| error.to_string())
+        };
+        later(true, "a.rlib").unwrap();
+        later(false, "a.rmeta").unwrap();
+        let named = later(false, "c.rlib").unwrap_err();
+        assert!(named.contains("kplane-model "), "{named}");
+        fs::remove_file(&log).unwrap();
+        assert_eq!(built.units, 4);
         assert!(built.lines > 1_000, "{}", built.lines);
+    }
+
+    fn tempfile() -> PathBuf {
+        let name = format!("kplane-xtask-{}.log", std::process::id());
+        std::env::temp_dir().join(name)
     }
 
     #[test]
