@@ -93,9 +93,9 @@ const LISTED: [Listed; 15] = [
         args: &["netns", APART], vars: &[IN_VM] },
     Listed { name: "vm kube-proxy", lane: Some(Lane::All), load: 100, seconds: 120, program: PACKETS,
         args: &["vm"], vars: &[IN_VM] },
-    Listed { name: "rig", lane: Some(Lane::Quick), load: 40, seconds: 15, program: RIG,
+    Listed { name: "rig it", lane: Some(Lane::Quick), load: 40, seconds: 15, program: RIG,
         args: &["rig", "--skip", "browser::"], vars: &[] },
-    Listed { name: "rig", lane: Some(Lane::All), load: 40, seconds: 30, program: RIG,
+    Listed { name: "rig it", lane: Some(Lane::All), load: 40, seconds: 30, program: RIG,
         args: &["rig"], vars: &[] },
     Listed { name: "real nodes", lane: Some(Lane::All), load: 50, seconds: 80, program: RIG,
         args: &["real"], vars: &[] },
@@ -208,17 +208,19 @@ pub(super) fn suites(lane: Lane, tests: &[TestProgram]) -> Result<Vec<Suite>> {
             run: Run::Test(program.clone(), listed.args, listed.vars),
         });
     }
-    all.extend(
-        tests
-            .iter()
-            .filter(|test| !is_listed(test))
-            .map(|test| Suite {
-                name: short(test),
-                load: 100,
-                seconds: 10,
-                run: Run::Test(test.clone(), &[], &[]),
-            }),
-    );
+    for test in tests.iter().filter(|test| !is_listed(test)) {
+        let mut name = short(test);
+        // A package may have unit tests in its library and in its program.
+        if all.iter().any(|suite| suite.name == name) {
+            name += " program";
+        }
+        all.push(Suite {
+            name,
+            load: 100,
+            seconds: 10,
+            run: Run::Test(test.clone(), &[], &[]),
+        });
+    }
     let others = OTHERS
         .into_iter()
         .filter(|other| other.1.is_none_or(|its| its == lane));
