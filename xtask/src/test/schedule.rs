@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 
 use super::report::{self, Outcome};
-use super::suites::{FILLER, Suite};
+use super::suites::{FILLER, Suite, calm};
 
 /// How often running suites are checked.
 const POLL: Duration = Duration::from_millis(50);
@@ -18,12 +18,16 @@ const POLL: Duration = Duration::from_millis(50);
 const REMIND: Duration = Duration::from_secs(60);
 /// Ticks of a processor's time a second, as the kernel counts them for programs (`USER_HZ`).
 const TICKS: u64 = 100;
+/// The place of the session among the fields of `/proc/PID/stat` after the program's name.
+const SESSION: usize = 3;
 /// Fields of `/proc/PID/stat` before the processor times, counted after the program's name.
 const BEFORE_TIMES: usize = 11;
 
 /// A suite that runs. It is killed when this is dropped.
 struct Running {
     suite: Suite,
+    /// Whether the priority of the suite's session is as it shall be.
+    is_calm: bool,
     child: Child,
     log: PathBuf,
     began: Instant,
@@ -101,6 +105,7 @@ impl Running {
         let child = command.spawn();
         let child = child.with_context(|| format!("cannot start suite {}", suite.name))?;
         Ok(Self {
+            is_calm: suite.load != FILLER,
             suite,
             child,
             log,
@@ -112,6 +117,12 @@ impl Running {
     /// it until the exit code is asked for.
     fn cpu_time_if_ended(&mut self) -> Result<Option<Duration>> {
         let fields = fields_of(self.child.id())?;
+        // The session is the program's own from the moment on that the program has it.
+        let session = fields.get(SESSION).and_then(|field| field.parse().ok());
+        if !self.is_calm && session == Some(self.child.id()) {
+            calm(self.child.id());
+            self.is_calm = true;
+        }
         let has_ended = fields.first().is_some_and(|state| state == "Z");
         Ok(has_ended.then(|| times(&fields)))
     }
