@@ -10,7 +10,7 @@ use futures_util::TryStreamExt as _;
 use kplane_model::{Cidr, Family};
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags, AddressHeaderFlags};
 use rtnetlink::packet_route::link::{InfoData, InfoVeth, LinkAttribute, LinkMessage, State};
-use rtnetlink::packet_route::route::{RouteMessage, RouteScope};
+use rtnetlink::packet_route::route::{RouteMessage, RouteScope, RouteType};
 use rtnetlink::{
     Error, Handle, LinkBridge, LinkUnspec, LinkVeth, RouteMessageBuilder, new_connection,
 };
@@ -164,10 +164,12 @@ impl Netlink {
             .with_context(|| format!("delete link {link}"))
     }
 
-    /// Adds an address, usable at once (no duplicate detection).
+    /// Adds an address, without duplicate detection, and waits until the kernel knows that packets to the address stay
+    /// here. For IPv6, the kernel creates that route a moment later. Until then the address is already a source, but
+    /// `fib saddr type local` (nftables) and `--src-type LOCAL` (iptables) do not match.
     ///
     /// # Errors
-    /// There is no such link, or the address is present.
+    /// There is no such link, the address is present, or its route does not appear.
     pub fn add_address(&self, link: &str, ip: IpAddr, prefix_len: u8) -> Result<()> {
         let index = self.index(link)?;
         let mut request = self.handle.address().add(index, ip, prefix_len);
@@ -176,7 +178,26 @@ impl Netlink {
         let nodad = AddressAttribute::Flags(AddressFlags::Nodad);
         message.attributes.push(nodad);
         self.wait(request.execute())
-            .with_context(|| format!("add {ip}/{prefix_len} to {link}"))
+            .with_context(|| format!("add {ip}/{prefix_len} to {link}"))?;
+        if ip.is_ipv4() {
+            return Ok(());
+        }
+        eventually(DEADLINE, &format!("packets to {ip} stay here"), || {
+            let kind = self.route_type(ip)?;
+            ensure!(kind == RouteType::Local, "the route is {kind:?}");
+            Ok(())
+        })
+    }
+
+    /// Returns the type of the route that a packet to an address takes.
+    fn route_type(&self, ip: IpAddr) -> Result<RouteType> {
+        let single = Cidr::single(ip);
+        let to =
+            RouteMessageBuilder::<IpAddr>::new().destination_prefix(ip, single.prefix_len())?;
+        let request = self.handle.route().get(to.build());
+        let found = async { request.execute().try_next().await };
+        let route = self.wait(found).with_context(|| format!("route to {ip}"))?;
+        Ok(route.context("no route")?.header.kind)
     }
 
     /// Removes an address from a link.

@@ -6,7 +6,7 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::net::{IpAddr, Ipv6Addr};
 
 use anyhow::{Context as _, Result, ensure};
 use kplane_dataplane::backend::{PodInterface, Settings};
@@ -16,10 +16,8 @@ use kplane_rig::client::Protocol;
 use kplane_rig::netns::NetNs;
 use kplane_rig::sctp::Watch;
 use kplane_rig::topology::{Host, LINK, Topology};
-use kplane_rig::wait::eventually;
 
 use super::agent::{Agent, Done};
-use super::ask::PATIENCE;
 use super::service::{At, Ep, Svc, TARGET, node_ip, node_name, pod_ips, svc};
 use super::under_test::UnderTest;
 
@@ -344,25 +342,8 @@ fn bare_topology() -> Result<Topology> {
     Ok(topology)
 }
 
-/// Gives a node one more address, and waits until what it sends there stays at home: for IPv6 the
-/// kernel makes that route a little later.
+/// Gives a node one more address, alone and not with a prefix.
 pub fn take_address(node: &Host, ip: IpAddr) -> Result<()> {
-    let host = Cidr::single(ip).prefix_len();
-    node.netlink().add_address(LINK, ip, host)?;
-    let any: IpAddr = match ip {
-        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    node.ns().run(|| {
-        eventually(PATIENCE, "the address is the node's own", || {
-            let socket = UdpSocket::bind((any, 0))?;
-            socket.connect((ip, DISCARD))?;
-            let source = socket.local_addr()?.ip();
-            ensure!(source == ip, "{source} would send to {ip}");
-            Ok::<_, anyhow::Error>(())
-        })
-    })
+    let whole = Cidr::single(ip).prefix_len();
+    node.netlink().add_address(LINK, ip, whole)
 }
-
-/// Nothing is sent there.
-const DISCARD: u16 = 9;

@@ -33,6 +33,7 @@ const TESTS: &[Test] = kplane_rig::tests!(
     traffic::captures_see_both_directions,
     handles::threads_and_commands_run_inside,
     handles::dropping_leaves_nothing,
+    handles::packets_to_a_new_address_stay_at_home,
     handles::a_bridge_keeps_its_address_while_ports_come,
     browser::pages_are_opened_and_read,
     browser::faults_of_a_page_are_reported,

@@ -1,6 +1,7 @@
 //! Namespaces, threads and processes, and what is left of them.
 
 use std::fs;
+use std::net::{Ipv6Addr, UdpSocket};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
@@ -64,6 +65,26 @@ pub(crate) fn dropping_leaves_nothing() -> Result<()> {
     drop(far);
     eventually(DEADLINE, "the namespace takes its link along", || {
         netlink.index("link").map_or(Ok(()), |_| Err("it is there"))
+    })
+}
+
+/// The kernel creates the route of an IPv6 address late only at times, so there are many addresses.
+pub(crate) fn packets_to_a_new_address_stay_at_home() -> Result<()> {
+    let (near, far) = (NetNs::new("near")?, NetNs::new("far")?);
+    let netlink = near.netlink()?;
+    netlink.veth("link", &far, "peer")?;
+    far.netlink()?.up("peer")?;
+    near.run(|| {
+        for number in 1..=500 {
+            let ip = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, number);
+            netlink.add_address("link", ip.into(), 128)?;
+            let socket = UdpSocket::bind((ip, 0))?;
+            socket.set_read_timeout(Some(DEADLINE))?;
+            socket.send_to(b"myself", socket.local_addr()?)?;
+            let heard = socket.recv(&mut [0; 8]);
+            heard.with_context(|| format!("a packet to {ip}, address {number}"))?;
+        }
+        Ok(())
     })
 }
 
