@@ -152,6 +152,7 @@ pub struct Bound {
 /// # Errors
 /// [`BuildError`] when it cannot start.
 pub async fn build(config: Config) -> Result<Bound, BuildError> {
+    kplane_http::panics::install();
     check(&config)?;
     let protection = config.protection.clone();
     let agents = listen(config.agent_listen, "agents")?;

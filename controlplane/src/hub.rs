@@ -208,12 +208,12 @@ impl Hub {
     pub fn issues(&self) -> Arc<Vec<Issue>> {
         let input = Arc::clone(&self.summary.borrow().issues);
         let upstream = self.upstream.issues();
-        let orders = self.orders.issues();
-        if upstream.is_empty() && orders.is_empty() {
+        let own = [self.orders.issues(), crate::panicked::issues()].concat();
+        if upstream.is_empty() && own.is_empty() {
             return input;
         }
         let mut all: Vec<_> = upstream.iter().chain(&*input).cloned().collect();
-        all.extend(orders);
+        all.extend(own);
         all.sort();
         Arc::new(all)
     }

@@ -26,6 +26,7 @@ pub mod mirror;
 pub mod orders;
 mod pace;
 mod page;
+mod panicked;
 pub mod peers;
 pub mod publish;
 pub mod recorder;

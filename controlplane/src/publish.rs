@@ -5,6 +5,8 @@
 //! and no history. An agent is a cursor into the order of changes, so a slow agent costs eight
 //! bytes and catches up with the latest state.
 
+#![deny(clippy::indexing_slicing)]
+
 mod blob;
 mod common;
 mod compare;

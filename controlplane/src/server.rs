@@ -1,5 +1,7 @@
 //! gRPC services of the control plane.
 
+#![deny(clippy::indexing_slicing)]
+
 mod affinity;
 mod agent;
 pub(crate) mod approval;

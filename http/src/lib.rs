@@ -14,6 +14,7 @@ mod port;
 
 pub mod client;
 pub mod metrics;
+pub mod panics;
 
 #[cfg(test)]
 mod tests;

@@ -122,6 +122,8 @@ reasons! {
     OrdersUnreadable,
     /// An earlier state is published.
     RolledBack,
+    /// A part of the control plane panicked.
+    Panicked,
 
     /// No agent has connected for a node.
     NoAgent,

@@ -188,6 +188,7 @@ async fn build_parts(
     choice: Choice,
     open: impl FnOnce() -> Result<Backend, OpenError> + Send + 'static,
 ) -> Result<Bound, BuildError> {
+    kplane_http::panics::install();
     let counters = Arc::new(Counters::default());
     let (publisher, servers) = service_health::channel();
     let addresses = Addresses::new(&config.node_settings.nodeport_addresses);

@@ -126,7 +126,8 @@ impl DrainView {
         let asked = grouped(self.nodes_asked);
         let (text, tone) = match endpoint.verdict {
             DrainVerdict::Flows => {
-                let omitted = endpoint.nodes_with_flows - endpoint.nodes.len() as u64;
+                let named = endpoint.nodes.len() as u64;
+                let omitted = endpoint.nodes_with_flows.saturating_sub(named);
                 let nodes = endpoint.nodes.iter().map(|node| &*node.node);
                 let text = format!(
                     "{} on {}: not yet",

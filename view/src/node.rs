@@ -151,7 +151,7 @@ impl NodeDescriptionView {
             let text = format!(
                 "{} of {} updates failed",
                 self.node.syncs_failed,
-                self.node.syncs_failed + self.node.syncs_ok
+                self.node.syncs_failed.saturating_add(self.node.syncs_ok)
             );
             spans.push(Span::new(text, Tone::Warn));
         }

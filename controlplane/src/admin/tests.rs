@@ -24,6 +24,7 @@ async fn served() -> (mpsc::Sender<Batch>, Arc<Hub>, std::net::SocketAddr) {
 async fn served_with(
     doors: [Arc<Door>; 2],
 ) -> (mpsc::Sender<Batch>, Arc<Hub>, std::net::SocketAddr) {
+    kplane_http::panics::install();
     let (sink, batches) = mpsc::channel(1);
     let (admission, guard) = (Admission::default(), CliffGuard::default());
     let (hub, index) = Hub::new(1, "test", admission, guard, batches);
@@ -95,6 +96,7 @@ async fn ready_once_every_kind_is_listed_and_for_ever_after() {
         "kplane_controlplane_connections{port=\"http\"} 1",
         "kplane_controlplane_connections_closed_total{port=\"agents\",reason=\"refused\"} 0",
         "kplane_controlplane_accept_failures_total{port=\"status\"} 0",
+        "# TYPE kplane_controlplane_panics_total counter",
         "# TYPE process_resident_memory_bytes gauge",
     ] {
         assert!(metrics.lines().any(|l| l == line), "{line}\n{metrics}");

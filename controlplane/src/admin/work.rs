@@ -50,7 +50,15 @@ impl Collector for Work {
         self.requests(&mut to)?;
         self.recorder(&mut to)?;
         self.traces(&mut to)?;
-        self.certificate(&mut to)
+        self.certificate(&mut to)?;
+        let Some(panics) = kplane_http::panics::seen() else {
+            return Ok(());
+        };
+        Name(
+            "kplane_controlplane_panics",
+            "Requests to the control plane, and parts of it, that ended by a bug",
+        )
+        .counter(&mut to, [(ALONE, panics.count as f64)])
     }
 }
 

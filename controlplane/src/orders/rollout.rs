@@ -213,6 +213,12 @@ impl Rollout {
         }
     }
 
+    /// Returns the percentage of the first step.
+    #[must_use]
+    pub fn first_percent(&self) -> u8 {
+        self.steps.first().copied().unwrap_or(100)
+    }
+
     /// Returns the percentage of the next step, if there is one.
     #[must_use]
     pub fn next_percent(&self) -> Option<u8> {

@@ -158,7 +158,7 @@ impl Common {
         let digest = digest.to_bytes();
         own.extend_from_slice(before);
         own.extend_from_slice(&digest);
-        own.extend_from_slice(&after[digest.len()..]);
+        own.extend_from_slice(after.get(digest.len()..).unwrap_or_default());
         let own = own.freeze();
         let (first, rest) = if copied {
             (own, None)

@@ -145,11 +145,11 @@ impl Store {
             let variant = state.shared.get(key).map(|s| s.resolve(node, zone));
             variant.is_none_or(|blob| blob.revision > after)
         };
-        let shared = state.log.between(after, state.revision.max(after));
+        let shared = state.log.between(after, state.revision);
         let shared = shared.filter(|(_, key)| concerns(key));
         let shared = shared.map(|(revision, key)| (key.service.clone(), revision));
         let own = view.into_iter();
-        let own = own.flat_map(|view| view.log.between(after, state.revision.max(after)));
+        let own = own.flat_map(|view| view.log.between(after, state.revision));
         let own = own.filter_map(|(revision, key)| match key {
             DesiredKey::Local(key) | DesiredKey::Service(key) => {
                 Some((key.service.clone(), revision))
@@ -167,7 +167,8 @@ impl State {
         let zones = views.map(|view| view.and_then(|view| view.zone.as_deref()));
         let mut differing = Vec::new();
         for (key, shared) in &self.shared {
-            let [left, right] = [0, 1].map(|side| shared.resolve(nodes[side], zones[side]));
+            let left = shared.resolve(nodes[0], zones[0]);
+            let right = shared.resolve(nodes[1], zones[1]);
             let local_key = DesiredKey::Local(key.clone());
             let local = views.map(|view| view.and_then(|view| view.objects.get(&local_key)));
             let hashes = local.map(|blob| blob.map(|blob| blob.hash));

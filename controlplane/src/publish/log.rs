@@ -60,15 +60,46 @@ impl<K: Eq + Hash> Log<K> {
         self.by_revision.range(from..).map(|(r, k)| (*r, &**k))
     }
 
-    /// Returns the keys whose last change is after revision `after` and not after `up_to`, newest change first.
-    /// `after` must be the smaller one.
+    /// Returns the keys whose last change is after revision `after` and not after `up_to`, newest change first. There
+    /// are none if `after` is not the smaller one: one end may be what an agent says, which panics a range of a
+    /// `BTreeMap` that ends before it begins.
     pub(super) fn between(&self, after: u64, up_to: u64) -> impl Iterator<Item = (u64, &K)> {
-        let between = self.by_revision.range(after.saturating_add(1)..=up_to);
-        between.rev().map(|(r, k)| (*r, &**k))
+        let first = after.checked_add(1).filter(|first| *first <= up_to);
+        let between = first.map(|first| self.by_revision.range(first..=up_to).rev());
+        between.into_iter().flatten().map(|(r, k)| (*r, &**k))
     }
 
     /// Returns all keys, newest change first.
     pub(super) fn newest_first(&self) -> impl Iterator<Item = (u64, &K)> {
         self.by_revision.iter().rev().map(|(r, k)| (*r, &**k))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_lies_between_two_revisions_that_are_equal_or_reversed() {
+        let mut log = Log::default();
+        for revision in 1..=3 {
+            log.note(revision, revision);
+        }
+        let between = |after, up_to| -> Vec<u64> {
+            let found = log.between(after, up_to);
+            found.map(|(revision, _)| revision).collect()
+        };
+        assert_eq!(between(1, 3), [3, 2], "newest first");
+        assert_eq!(between(0, u64::MAX), [3, 2, 1]);
+        for (after, up_to) in [
+            (3, 3),
+            (3, 1),
+            (0, 0),
+            (9, 4),
+            (u64::MAX, 3),
+            (u64::MAX, u64::MAX),
+        ] {
+            assert_eq!(between(after, up_to), [0; 0], "after {after} up to {up_to}");
+        }
     }
 }

@@ -524,6 +524,33 @@ fn old_deletions_are_forgotten_and_then_a_snapshot_is_needed() {
 }
 
 #[test]
+fn a_node_in_sync_or_ahead_lacks_nothing() {
+    let store = Store::new(1);
+    let (zone, on_it) = (Some("z0"), published(0, &[endpoint(1)]));
+    store.publish(publication(
+        vec![(key(0), Some(on_it))],
+        vec![node("n0", zone)],
+    ));
+    let newest = store.publish(publication(
+        vec![(key(1), Some(on_nodes(0..1)))],
+        Vec::new(),
+    ));
+    let pending = |node, after| {
+        let pending = store.pending(node, after, 10);
+        pending
+            .into_iter()
+            .map(|(service, _)| service.name.to_string())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(pending("n0", newest - 1), ["svc-1"]);
+    // What an agent says it has is any number.
+    for after in [newest, newest + 1, u64::MAX] {
+        assert_eq!(pending("n0", after), [""; 0], "after {after}");
+        assert_eq!(pending("unknown", after), [""; 0], "after {after}");
+    }
+}
+
+#[test]
 fn the_age_of_the_oldest_missing_change_is_known() {
     let store = Store::new(7);
     let at = |s| SystemTime::UNIX_EPOCH + Duration::from_secs(s);

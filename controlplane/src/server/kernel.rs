@@ -152,7 +152,7 @@ impl Expected {
             return Some(format!("{does}, and should not: {}", self.expected()));
         }
         if state.more > 0 {
-            let held = listed.len() as u64 + state.more;
+            let held = (listed.len() as u64).saturating_add(state.more);
             return (held != self.endpoints.len() as u64).then(|| {
                 format!(
                     "has {held} endpoints, and should have {}",

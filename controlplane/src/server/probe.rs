@@ -184,7 +184,8 @@ fn plan(
 /// Returns the nodes behind a node in the ring of all nodes: each node is probed by as many as it probes.
 fn neighbours<'a>(node: &NodeName, all: &'a [NodeName]) -> impl Iterator<Item = &'a NodeName> {
     let at = all.partition_point(|other| other <= node);
-    let ring = all[at..].iter().chain(&all[..at]);
+    let (before, after) = all.split_at_checked(at).unwrap_or((all, &[]));
+    let ring = after.iter().chain(before);
     let node = node.clone();
     ring.filter(move |other| **other != node)
         .take(NEIGHBOURS * 2)

@@ -108,7 +108,7 @@ fn planned(plan: pb::RolloutPlan) -> Result<Rollout, Status> {
         steps.push(100);
     }
     let grow = steps.is_sorted_by(|one, next| one < next);
-    if !grow || steps[0] == 0 || steps.len() > MAX_STEPS {
+    if !grow || steps.first() == Some(&0) || steps.len() > MAX_STEPS {
         return wrong("percentages must be 1 to 100 and grow, 16 at most");
     }
     let (healthy, timeout) = (
@@ -250,7 +250,7 @@ async fn next_turn(
     let at_ms = millis(SystemTime::now());
     let number = rollout.number;
     if rollout.up_to == 0 {
-        let up_to = last_place(hub, peers, number, rollout.steps[0]).await;
+        let up_to = last_place(hub, peers, number, rollout.first_percent()).await;
         return Some(Turn::Cover {
             number,
             up_to,
@@ -300,7 +300,7 @@ fn tell(turn: &Turn, rollout: &Rollout) {
             info!(%settings, percent, "the rollout goes on with more nodes");
         }
         Turn::Begin(_) | Turn::Cover { .. } => {
-            info!(%settings, percent = rollout.steps[0], "the rollout begins with its first nodes");
+            info!(%settings, percent = rollout.first_percent(), "the rollout begins with its first nodes");
         }
     }
 }

@@ -290,6 +290,13 @@ impl Collector for Agent {
         if let Some(connections) = &self.0.connections {
             connections::write(connections, &mut to)?;
         }
+        if let Some(panics) = kplane_http::panics::seen() {
+            Name(
+                "kplane_agent_panics",
+                "Parts of the agent that ended by a bug",
+            )
+            .counter(&mut to, [(&[] as &Labels<'_>, float(panics.count))])?;
+        }
         let version: &Labels<'_> = &[
             ("version", env!("CARGO_PKG_VERSION")),
             ("backend", self.0.backend.name),

@@ -51,6 +51,7 @@ gauge kplane_agent_held_services lacks
 counter kplane_agent_kernel_bytes_total ip_family
 counter kplane_agent_kernel_operations_total ip_family
 counter kplane_agent_older_states_total
+counter kplane_agent_panics_total
 gauge kplane_agent_revision state
 counter kplane_agent_service_health_listen_failures_total
 gauge kplane_agent_service_health_servers state
@@ -83,6 +84,7 @@ impl Rig {
     }
 
     fn of(backend: Kind) -> Self {
+        kplane_http::panics::install();
         let backend = backend.describe();
         let counters = Arc::<Counters>::default();
         let (reports, follow) = watch::channel(Report::default());

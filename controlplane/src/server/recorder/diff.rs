@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use kplane_model::{NodeFacts, ServiceName, ServicePort};
+use kplane_model::{LocalEndpoints, NodeFacts, ServiceName, ServicePort, ServiceProgram};
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::diff_request::Question;
 use tonic::Status;
@@ -163,27 +163,27 @@ fn services(compared: Compared, reason: impl Fn(&Pair) -> String) -> (Vec<pb::Se
 
 fn details(pair: &Pair) -> Details {
     let mut details = Details::default();
-    let ports = |side: usize| -> Vec<ServicePort> {
-        let program = pair.programs[side].as_ref();
-        program
-            .map(|program| program.port.clone())
-            .into_iter()
-            .collect()
+    let [before, after] = &pair.programs;
+    let ports = |program: &Option<ServiceProgram>| -> Vec<ServicePort> {
+        let program = program.iter();
+        program.map(|program| program.port.clone()).collect()
     };
-    details.compare_ports(&ports(0), &ports(1));
-    let chosen = |side: usize| {
-        let mut chosen = pair.programs[side]
-            .as_ref()
-            .map_or_else(Vec::new, |program| program.endpoints.clone());
-        let uses = pair.programs[side].as_ref();
-        let uses = uses.is_some_and(|program| program.port.uses_local_endpoints());
-        if uses && let Some(local) = &pair.local[side] {
+    details.compare_ports(&ports(before), &ports(after));
+    let chosen = |program: &Option<ServiceProgram>, local: &Option<LocalEndpoints>| {
+        let Some(program) = program else {
+            return Vec::new();
+        };
+        let mut chosen = program.endpoints.clone();
+        if program.port.uses_local_endpoints()
+            && let Some(local) = local
+        {
             chosen.extend(local.selected());
             chosen.sort_unstable();
             chosen.dedup();
         }
         chosen
     };
-    details.compare_chosen(&chosen(0), &chosen(1));
+    let [local_before, local_after] = &pair.local;
+    details.compare_chosen(&chosen(before, local_before), &chosen(after, local_after));
     details
 }

@@ -171,8 +171,8 @@ fn is_same(one: &pb::ServiceChange, other: &pb::ServiceChange) -> bool {
 
 /// Adds the times of another replica's agents.
 fn add(change: &mut pb::ServiceChange, other: &pb::ServiceChange) {
-    change.nodes += other.nodes;
-    change.reached += other.reached;
+    change.nodes = change.nodes.saturating_add(other.nodes);
+    change.reached = change.reached.saturating_add(other.reached);
     change.first_ms = match (change.first_ms, other.first_ms) {
         (0, first) | (first, 0) => first,
         (one, two) => one.min(two),

@@ -106,6 +106,8 @@ pub(super) const HEALTHY: &[Series] = &[
         "5184000x2000",
     ),
     ("kplane_controlplane_audit_lines_dropped_total@a", "0x2000"),
+    ("kplane_controlplane_panics_total@a", "0x2000"),
+    ("kplane_agent_panics_total@n1", "0x2000"),
     ("kplane_agent_stale_since_timestamp_seconds@n1", "0x2000"),
     (
         "kplane_agent_family_failing{ip_family=\"IPv4\"}@n1",
@@ -168,6 +170,8 @@ const CLOSED: &str =
     "kplane_controlplane_connections_closed_total{port=\"agents\",reason=\"refused\"}@a";
 const CERTIFICATE: &str = "kplane_controlplane_certificate_expires_timestamp_seconds@a";
 const LINES: &str = "kplane_controlplane_audit_lines_dropped_total@a";
+const PANICS: &str = "kplane_controlplane_panics_total@a";
+const AGENT_PANICS: &str = "kplane_agent_panics_total@n1";
 const PARTIAL: &str = "kplane_controlplane_picture_partial@a";
 const STALE: &str = "kplane_agent_stale_since_timestamp_seconds@n1";
 const FAILING: &str = "kplane_agent_family_failing{ip_family=\"IPv4\"}@n1";
@@ -323,6 +327,11 @@ pub(super) const CASES: &[Case] = &[
         (&[(LINES, "0x5 1x2000")], 30),
     ),
     case(
+        "KplaneControlPlanePanicked",
+        (&[(PANICS, "0x5 1x2000")], 6),
+        (&[(PANICS, "0x5 1x2000")], 5),
+    ),
+    case(
         "KplaneAgentStale",
         (&[(STALE, "60x2000")], 20),
         (&[(STALE, "60x2000")], 12),
@@ -367,5 +376,10 @@ pub(super) const CASES: &[Case] = &[
         "KplaneVersionsDiffer",
         (&[(NEWER_AGENT, "1x2000")], 1_500),
         (&[(NEWER_AGENT, "1x2000")], 1_400),
+    ),
+    case(
+        "KplaneAgentPanicked",
+        (&[(AGENT_PANICS, "0x5 1x2000")], 6),
+        (&[(AGENT_PANICS, "0x5 1x2000")], 5),
     ),
 ];
