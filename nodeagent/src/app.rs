@@ -135,6 +135,7 @@ pub async fn build_chosen(config: Config, choice: Choice) -> Result<Bound, Build
     if config.backend == Kind::UserspaceLoopback && is_of_user(&config.source) {
         kplane_model::allow_loopback_endpoints();
     }
+    kplane_http::panics::install();
     let (proxy, node) = (
         config.backend_settings.userspace.clone(),
         config.node_name.clone(),
@@ -180,6 +181,7 @@ pub async fn build_with(
     config: Config,
     open: impl FnOnce() -> Result<Backend, OpenError> + Send + 'static,
 ) -> Result<Bound, BuildError> {
+    kplane_http::panics::install();
     build_parts(config, Choice::none(), open).await
 }
 
@@ -188,7 +190,6 @@ async fn build_parts(
     choice: Choice,
     open: impl FnOnce() -> Result<Backend, OpenError> + Send + 'static,
 ) -> Result<Bound, BuildError> {
-    kplane_http::panics::install();
     let counters = Arc::new(Counters::default());
     let (publisher, servers) = service_health::channel();
     let addresses = Addresses::new(&config.node_settings.nodeport_addresses);
