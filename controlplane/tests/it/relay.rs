@@ -27,7 +27,7 @@ use tempfile::TempDir;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::support::DEADLINE;
-use crate::support::loopback::addresses;
+use crate::support::loopback::{addresses, until_free};
 
 /// A control plane.
 struct Plane {
@@ -71,6 +71,7 @@ impl Plane {
             peers: peers_at(all),
             ..Config::new(origin)
         };
+        until_free(at).await;
         let bound = build(config).await.unwrap();
         Self { bound }
     }

@@ -25,7 +25,7 @@ use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
 use tonic::transport::Endpoint;
 
-use crate::support::unused;
+use crate::support::{until_free, unused};
 
 /// Longest that anything may take on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -105,6 +105,7 @@ struct Mortal {
 impl Mortal {
     /// Builds one on a thread of its own, since a runtime may not start within another.
     fn start(folder: &Path, address: SocketAddr) -> Self {
+        until_free(address);
         let start = || {
             let runtime = Runtime::new().unwrap();
             let bound = runtime.block_on(control_plane(folder, Some(address)));
@@ -429,9 +430,8 @@ async fn h_the_latency_of_a_change_is_measured_and_told() {
 #[tokio::test]
 async fn a_control_plane_may_come_and_go() {
     let folder = manifests();
-    let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
-    let plane = Mortal::start(folder.path(), anywhere);
-    let address = plane.address;
+    let address = unused();
+    let plane = Mortal::start(folder.path(), address);
     let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
     let source = Source::ControlPlane {
         list: None,

@@ -18,7 +18,7 @@ use kplane_dataplane::backend::Kind;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
-use crate::support::unused;
+use crate::support::{until_free, unused};
 
 /// Longest that anything may take on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -74,6 +74,7 @@ impl Plane {
             status_listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
             ..control_plane::Config::new(source)
         };
+        until_free(address);
         let start = || {
             let runtime = Runtime::new().unwrap();
             let bound = runtime.block_on(control_plane::build(config)).unwrap();

@@ -118,6 +118,7 @@ impl Script {
         );
         tokio::spawn(task);
         let server = DesiredStateServiceServer::new(DesiredServer::new(Arc::clone(&hub)));
+        until_free(at).await;
         let listener = TcpListener::bind(at).await.unwrap();
         let stop = hub.shutdown.clone().cancelled_owned();
         let serving = tokio::spawn(async move {

@@ -118,6 +118,7 @@ async fn a_relay_proves_who_it_is() {
         }
         relay.shutdown_token().cancel();
         relay.wait().await.unwrap();
+        until_free(at).await;
     }
     // A relay of another authority trusts no root of this one.
     let origin = strangers.relay(top, None, false);

@@ -1,8 +1,13 @@
 //! Places on this machine's loopback link that belong to one test alone. All tests of this binary share one process.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::process;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering::Relaxed};
+use std::time::Duration;
+
+use tokio::time::{sleep, timeout};
+
+use super::DEADLINE;
 
 /// Bits of an address that number the addresses of a process; the 12 bits above them number the process.
 const BITS: u32 = 12;
@@ -37,8 +42,20 @@ pub(crate) fn unused() -> SocketAddr {
     loop {
         let port = 20_000 + own + USED.fetch_add(1, Relaxed);
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        if TcpListener::bind(address).is_ok() {
+        if TcpStream::connect(address).is_err() {
             return address;
         }
     }
+}
+
+/// Waits until nothing listens at an address at which a control plane has ended: a child process that another test starts
+/// has all open sockets of this process until its program begins.
+pub(crate) async fn until_free(address: SocketAddr) {
+    let waits = async {
+        while tokio::net::TcpStream::connect(address).await.is_ok() {
+            sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let free = timeout(DEADLINE, waits).await;
+    free.unwrap_or_else(|_| panic!("a program listens at {address}"));
 }
