@@ -14,6 +14,7 @@ pub mod doors;
 pub mod draining;
 pub mod events;
 mod findings;
+pub mod flags;
 pub mod fleet;
 pub mod freshness;
 pub mod hub;

@@ -61,7 +61,7 @@ mod tests {
         install();
         assert_eq!(seen(), Some(Panics::default()));
         for n in 1..=2 {
-            let ended = std::thread::spawn(|| Option::<()>::None.unwrap()).join();
+            let ended = std::thread::spawn(|| panic!("on purpose")).join();
             assert!(ended.is_err());
             let panics = seen().unwrap();
             assert_eq!((panics.count, CALLS.load(Ordering::Relaxed)), (n, n));

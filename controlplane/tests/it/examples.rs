@@ -12,10 +12,10 @@ use std::thread;
 use std::time::Duration;
 
 use kplane_http::client::until;
+use kplane_rig::loopback::unused;
 use kplane_rig::privilege::{require_command, require_tool};
 use tempfile::TempDir;
 
-use crate::support::loopback::unused;
 use crate::support::secure::Certs;
 
 /// A deadline far above any step of these tests.

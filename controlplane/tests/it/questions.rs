@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kp_controlplane::app::{Bound, Config, Origin, build};
+use kp_controlplane::app::Bound;
 use kp_controlplane::server::StatusServer;
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_proto::v1::status_service_server::StatusService as _;
@@ -14,8 +14,7 @@ use tokio::time::{Instant, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Streaming};
 
-/// A deadline far above any step of these tests.
-const DEADLINE: Duration = Duration::from_secs(30);
+use crate::support::{DEADLINE, control_plane};
 
 const WEB: &str = "
 kind: Service
@@ -30,20 +29,6 @@ addressType: IPv4
 ports: [{name: http, port: 8080}]
 endpoints: [{addresses: [10.244.1.1], nodeName: n1}]
 ";
-
-/// A control plane that knows `shop/web`.
-async fn control_plane() -> (Bound, tempfile::TempDir) {
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("web.yaml"), WEB).unwrap();
-    let config = Config {
-        ..Config::new(Origin::Manifests(folder.path().to_owned()))
-    };
-    let bound = build(config).await.unwrap();
-    let mut head = bound.hub().store.head();
-    let synced = head.wait_for(|head| head.synced);
-    timeout(DEADLINE, synced).await.unwrap().unwrap();
-    (bound, folder)
-}
 
 fn message(kind: agent_message::Kind) -> AgentMessage {
     AgentMessage { kind: Some(kind) }
@@ -189,7 +174,7 @@ fn some() -> Option<pb::ServerStats> {
 
 #[tokio::test]
 async fn who_has_virtual_servers_is_asked_and_answers() {
-    let (bound, _folder) = control_plane().await;
+    let (bound, _folder) = control_plane(WEB).await;
     let mut with = Agent::connect(&bound, "n1", some()).await;
     let mut without = Agent::connect(&bound, "n2", None).await;
     let answer = async {
@@ -210,7 +195,7 @@ async fn who_has_virtual_servers_is_asked_and_answers() {
 /// An older agent that does not know questions never answers.
 #[tokio::test]
 async fn an_agent_that_does_not_answer_costs_two_seconds() {
-    let (bound, _folder) = control_plane().await;
+    let (bound, _folder) = control_plane(WEB).await;
     let mut agent = Agent::connect(&bound, "n1", some()).await;
     tokio::time::pause();
     let since = Instant::now();
@@ -248,7 +233,7 @@ fn drain(bound: &Bound) -> impl Future<Output = pb::DrainStatus> {
 /// One agent is of an older version, one answers nothing, and one says that it cannot count: none of them has no flows.
 #[tokio::test]
 async fn an_agent_that_does_not_know_a_question_is_not_one_without_flows() {
-    let (bound, _folder) = control_plane().await;
+    let (bound, _folder) = control_plane(WEB).await;
     let mut older = Agent::connect(&bound, "n1", None).await;
     let _silent = Agent::connect(&bound, "n2", None).await;
     let mut unable = Agent::connect(&bound, "n3", None).await;
@@ -288,7 +273,7 @@ async fn an_agent_that_does_not_know_a_question_is_not_one_without_flows() {
 /// clients.
 #[tokio::test]
 async fn many_questions_wait_for_each_other_and_too_many_are_not_asked() {
-    let (bound, _folder) = control_plane().await;
+    let (bound, _folder) = control_plane(WEB).await;
     let mut agent = Agent::connect(&bound, "n1", some()).await;
     tokio::time::pause();
     let answers = async {
@@ -315,7 +300,7 @@ async fn many_questions_wait_for_each_other_and_too_many_are_not_asked() {
 
 #[tokio::test]
 async fn an_agent_gets_no_more_memory_than_honest_ones() {
-    let (bound, _folder) = control_plane().await;
+    let (bound, _folder) = control_plane(WEB).await;
     let stats = pb::ServerStats {
         drains: vec![pb::DrainingServer::default(); 1_000],
         ..Default::default()

@@ -23,11 +23,12 @@ use kplane_model::{
 };
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
+use kplane_rig::loopback::until_free;
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::support::DEADLINE;
-use crate::support::loopback::{addresses, until_free};
+use crate::support::loopback::addresses;
 
 /// A control plane.
 struct Plane {

@@ -14,6 +14,7 @@ use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_proto::v1::{
     self as pb, AgentMessage, Hello, ServerMessage, agent_message, server_message,
 };
+use kplane_rig::loopback::unused;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -23,8 +24,6 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 use tonic::transport::Channel;
-
-use crate::support::loopback::unused;
 
 /// A deadline far above any step of these tests.
 const DEADLINE: Duration = Duration::from_secs(30);

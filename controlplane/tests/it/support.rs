@@ -11,11 +11,13 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
+use kp_controlplane::app::{Bound, Config, Origin, build};
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_proto::v1::{
     self as pb, AgentMessage, Hello, ServerMessage, agent_message, server_message,
 };
 use kplane_tls::Wire;
+use tempfile::TempDir;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -25,6 +27,18 @@ use tonic::{Status, Streaming};
 
 /// A deadline far above any step of these tests.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Starts a control plane of a folder with these manifests, which knows them when this returns.
+pub(crate) async fn control_plane(manifests: &str) -> (Bound, TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("all.yaml"), manifests).unwrap();
+    let config = Config::new(Origin::Manifests(folder.path().to_owned()));
+    let bound = build(config).await.unwrap();
+    let mut head = bound.hub().store.head();
+    let synced = head.wait_for(|head| head.synced);
+    timeout(DEADLINE, synced).await.unwrap().unwrap();
+    (bound, folder)
+}
 
 pub(crate) fn hello(node: &str) -> Hello {
     Hello {

@@ -3,15 +3,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kp_controlplane::app::{Bound, Config, Origin, build};
+use kp_controlplane::app::Bound;
 use kp_controlplane::server::StatusServer;
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::status_service_server::StatusService as _;
 use tokio::sync::Mutex;
-use tokio::time::timeout;
 use tonic::{Code, Request, Status};
 
-use crate::support::DEADLINE;
+use crate::support::control_plane;
 
 const WEB: &str = "
 kind: Service
@@ -30,19 +29,6 @@ kind: Node
 apiVersion: v1
 metadata: {name: n1}
 ";
-
-async fn control_plane(manifests: &str) -> (Bound, tempfile::TempDir) {
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("all.yaml"), manifests).unwrap();
-    let config = Config {
-        ..Config::new(Origin::Manifests(folder.path().to_owned()))
-    };
-    let bound = build(config).await.unwrap();
-    let mut head = bound.hub().store.head();
-    let synced = head.wait_for(|head| head.synced);
-    timeout(DEADLINE, synced).await.unwrap().unwrap();
-    (bound, folder)
-}
 
 async fn what_if(bound: &Bound, manifests: &str) -> Result<pb::WhatIfAnswer, Status> {
     /// A process answers one question at a time, and refuses the others.

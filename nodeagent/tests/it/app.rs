@@ -19,13 +19,12 @@ use kplane_dataplane::backend::{Applied, ApplyError, Change, Kind, Side, Verific
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
 use kplane_proto::v1::status_service_server::StatusService as _;
+use kplane_rig::loopback::{until_free, unused};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
 use tonic::transport::Endpoint;
-
-use crate::support::{until_free, unused};
 
 /// Longest that anything may take on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -105,9 +104,9 @@ struct Mortal {
 impl Mortal {
     /// Builds one on a thread of its own, since a runtime may not start within another.
     fn start(folder: &Path, address: SocketAddr) -> Self {
-        until_free(address);
         let start = || {
             let runtime = Runtime::new().unwrap();
+            runtime.block_on(until_free(address));
             let bound = runtime.block_on(control_plane(folder, Some(address)));
             let address = bound.agent_addr.unwrap();
             runtime.spawn(bound.wait());

@@ -5,14 +5,11 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::Parser as _;
 use hyper_util::rt::TokioIo;
 use kp_controlplane::app as control_plane;
 use kp_controlplane::certs::{self, Command};
 use kp_controlplane::identity::{Port, Reason};
 use kp_nodeagent::app;
-use kp_nodeagent::config::{Config, Flags, Task};
-use kplane_dataplane::backend::Kind;
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
 use kplane_tls::{ClientConfig, ClientFiles, Files as _, KeyPair, ServerFiles, greet};
@@ -21,6 +18,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
+
+use crate::support::agent_of;
 
 /// Longest that anything may take on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -118,13 +117,13 @@ impl Plane {
             line.push(format!("--client-certificate={}", shown(&own.certificate)));
             line.push(format!("--client-key={}", shown(&own.key)));
         }
-        run(line).await
+        agent_of(line).await
     }
 
     /// Starts an agent with a token from a file.
     async fn agent_with_token(&self, node: &str, trusted: &Certs, token: &Path) -> app::Bound {
         let port = self.bound.agent_addr.unwrap().port();
-        run(vec![
+        agent_of(vec![
             "kp-nodeagent".to_owned(),
             // No certificate names this address.
             format!("--control-plane=https://[::ffff:127.0.0.1]:{port}"),
@@ -135,22 +134,6 @@ impl Plane {
         ])
         .await
     }
-}
-
-/// Starts an agent that programs nothing.
-async fn run(line: Vec<String>) -> app::Bound {
-    let checked = Flags::try_parse_from(line).unwrap().check().unwrap();
-    let Task::Run(config) = checked.task else {
-        panic!("not an agent");
-    };
-    let config = Config {
-        backend: Kind::Noop,
-        healthz: None,
-        metrics: None,
-        cache_dir: None,
-        ..*config
-    };
-    app::build(config).await.unwrap()
 }
 
 impl Plane {

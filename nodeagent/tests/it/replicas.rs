@@ -15,10 +15,9 @@ use kp_nodeagent::app;
 use kp_nodeagent::config::{Config, Flags, Task};
 use kp_nodeagent::report::Report;
 use kplane_dataplane::backend::Kind;
+use kplane_rig::loopback::{until_free, unused};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
-
-use crate::support::{until_free, unused};
 
 /// Longest that anything may take on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -74,9 +73,9 @@ impl Plane {
             status_listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
             ..control_plane::Config::new(source)
         };
-        until_free(address);
         let start = || {
             let runtime = Runtime::new().unwrap();
+            runtime.block_on(until_free(address));
             let bound = runtime.block_on(control_plane::build(config)).unwrap();
             let address = bound.agent_addr.unwrap();
             let status = bound.status_addr.unwrap();

@@ -9,14 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
-use clap::Parser as _;
 use hyper_util::rt::TokioIo;
 use kp_controlplane::app as control_plane;
 use kp_controlplane::certs::{self, Command};
 use kp_controlplane::identity::{self, Port, Reason};
 use kp_nodeagent::app;
-use kp_nodeagent::config::{Config, Flags, Task};
-use kplane_dataplane::backend::Kind;
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
 use kplane_proto::v1::{self as pb, AgentMessage, agent_message};
@@ -29,6 +26,8 @@ use tokio::time::{sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
+
+use crate::support::agent_of;
 
 /// Longest that anything may take on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -224,18 +223,7 @@ async fn agent(plane: &Plane, node: &str, to: SocketAddr, flags: &[(&str, PathBu
     ];
     let flags = flags.iter();
     line.extend(flags.map(|(flag, file)| format!("--{flag}={}", file.display())));
-    let checked = Flags::try_parse_from(line).unwrap().check().unwrap();
-    let Task::Run(config) = checked.task else {
-        panic!("not an agent");
-    };
-    let config = Config {
-        backend: Kind::Noop,
-        healthz: None,
-        metrics: None,
-        cache_dir: None,
-        ..*config
-    };
-    let agent = app::build(config).await.unwrap();
+    let agent = agent_of(line).await;
     until("the agent has a stream", async || {
         plane.stream(node).is_some()
     })

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::support::unused;
+use kplane_rig::loopback::unused;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 

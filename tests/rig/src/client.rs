@@ -23,7 +23,7 @@ pub const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Shortest time that a probe waits for the line of a server on a connection. The kernel has the connection by then: what
 /// is missing is a processor for the server, and the machine may be busy.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Source ports of probes, below and above the node ports. A [load](crate::load) with its default pace uses each of
 /// them every 16 s. Linux remembers a reset connection for 10 s (`nf_conntrack_tcp_timeout_close`), and now and then
@@ -37,8 +37,23 @@ sockopt_impl!(
     GetOnly,
     libc::IPPROTO_TCP,
     libc::TCP_INFO,
-    libc::tcp_info
+    TcpInfo
 );
+
+/// The first fields of `struct tcp_info` (linux/tcp.h). Its length differs between kernels; each fills as much as is asked.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TcpInfo {
+    bytes: [u8; 8],
+    /// From `tcpi_rto` to `tcpi_total_retrans`, the number of segments that were sent again.
+    words: [u32; 24],
+}
+
+impl TcpInfo {
+    fn total_retrans(&self) -> u32 {
+        self.words[23]
+    }
+}
 
 /// A transport that the echo servers speak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -222,7 +237,7 @@ impl Probe {
         socket.set_linger(Some(Duration::ZERO))?;
         socket.connect_timeout(&self.to.into(), self.timeout)?;
         // A lost packet is a failure, and no delay. The kernel knows, while clocks show how busy the machine is, too.
-        if getsockopt(&socket, TcpInformation)?.tcpi_total_retrans > 0 {
+        if getsockopt(&socket, TcpInformation)?.total_retrans() > 0 {
             return Err(ErrorKind::TimedOut.into());
         }
         socket.set_read_timeout(Some(self.timeout.max(PATIENCE)))?;

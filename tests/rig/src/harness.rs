@@ -16,11 +16,9 @@ use anyhow::{Context as _, Result};
 pub use libtest_mimic::Arguments;
 use libtest_mimic::{Failed, Trial};
 
-use crate::privilege::require_netns;
+use crate::privilege::{available, require_netns};
 use crate::userns;
 
-/// Variable that selects a part of each suite, such as `2/3`: several processes share a suite so. Tests keep their order.
-pub const PART: &str = "KPLANE_PART";
 /// Duration above which a test is named at the end.
 const LONG: Duration = Duration::from_secs(2);
 
@@ -111,7 +109,7 @@ where
 {
     let isolate = || {
         let usable = userns::isolate().and_then(|_| require_netns());
-        usable.or_else(skip_unless_strict)
+        Ok::<_, anyhow::Error>(available(usable)?.unwrap_or(false))
     };
     // Names alone need neither programs nor namespaces.
     let usable = if arguments.list {
@@ -148,34 +146,6 @@ where
     play(arguments, None, false, tests)
 }
 
-/// The part of a suite that this process runs, as [`PART`] says: each test whose number, divided by the number of parts,
-/// has this remainder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Part {
-    remainder: usize,
-    parts: usize,
-}
-
-impl Part {
-    /// Parses `2/3`.
-    fn parse(text: &str) -> Option<Self> {
-        let (number, parts) = text.split_once('/')?;
-        let (number, parts) = (number.parse::<usize>().ok()?, parts.parse().ok()?);
-        let remainder = number.checked_sub(1).filter(|_| number <= parts)?;
-        Some(Self { remainder, parts })
-    }
-
-    /// Returns the part that the variable names, or all of the suite.
-    fn wanted() -> Result<Self> {
-        let text = env::var(PART).unwrap_or_else(|_| "1/1".to_owned());
-        Self::parse(&text).with_context(|| format!("{PART}={text}: must be such as 2/3"))
-    }
-
-    fn has(self, index: usize) -> bool {
-        index % self.parts == self.remainder
-    }
-}
-
 fn play<N, B>(
     arguments: &Arguments,
     threads: Option<usize>,
@@ -186,13 +156,6 @@ where
     N: Into<String>,
     B: FnOnce() -> Result<()> + Send + 'static,
 {
-    let part = match Part::wanted() {
-        Ok(part) => part,
-        Err(error) => {
-            eprintln!("{error:#}");
-            return ExitCode::from(2);
-        }
-    };
     let mut arguments = arguments.clone();
     arguments.test_threads = arguments.test_threads.or(threads);
     let times = Times::default();
@@ -207,9 +170,7 @@ where
         };
         Trial::test(name, body).with_ignored_flag(!usable)
     };
-    let numbered = tests.into_iter().enumerate();
-    let ours = numbered.filter(|(index, _)| part.has(*index));
-    let trials = ours.map(|(_, test)| trial(test)).collect();
+    let trials = tests.into_iter().map(trial).collect();
     let conclusion = libtest_mimic::run(&arguments, trials);
     times.print();
     conclusion.exit_code()
@@ -235,32 +196,6 @@ impl Times {
         all.sort_by(|a, b| b.cmp(a));
         for (took, name) in all.iter() {
             println!("{:>6.1} s  {name}", took.as_secs_f64());
-        }
-    }
-}
-
-fn skip_unless_strict(error: anyhow::Error) -> Result<bool> {
-    if crate::privilege::is_strict() {
-        return Err(error.context("namespaces are required here"));
-    }
-    println!("skipped: {error:#}");
-    Ok(false)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_test_is_in_one_part() {
-        let parts = ["1/3", "2/3", "3/3"].map(|text| Part::parse(text).unwrap());
-        for index in 0..10 {
-            let having = parts.iter().filter(|part| part.has(index));
-            assert_eq!(having.count(), 1);
-        }
-        assert!(Part::parse("1/1").unwrap().has(7));
-        for wrong in ["", "2", "0/2", "3/2", "1/0", "a/b"] {
-            assert_eq!(Part::parse(wrong), None, "{wrong}");
         }
     }
 }

@@ -48,6 +48,7 @@ pub mod histogram;
 pub mod kernel;
 pub mod link;
 pub mod load;
+pub mod loopback;
 pub mod mounts;
 pub mod netns;
 pub mod privilege;

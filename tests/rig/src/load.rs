@@ -9,12 +9,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use crate::client::{Outcome, Probe};
+use crate::client::{Outcome, PATIENCE, Probe};
 use crate::histogram::Histogram;
 use crate::netns::NetNs;
-
-/// Shortest time that a probe waits for an answer.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The rate of a [`Load`].
 #[derive(Clone, Copy, Debug)]

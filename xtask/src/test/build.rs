@@ -13,6 +13,8 @@ use serde_json::Value;
 use crate::cargo::{as_tests, has_clippy};
 
 const JSON: &str = "--message-format=json";
+/// The beginning of a message of cargo.
+pub(super) const MESSAGE: &str = "{\"reason\":";
 
 /// A test program.
 #[derive(Clone, Debug)]
@@ -81,9 +83,10 @@ impl Built {
     /// # Errors
     /// A unit was compiled twice, or a source file cannot be read.
     pub(super) fn further(&mut self, log: &Path) -> Result<()> {
-        let text = fs::read_to_string(log).with_context(|| log.display().to_string())?;
+        let text = fs::read(log).with_context(|| log.display().to_string())?;
+        let text = String::from_utf8_lossy(&text);
         self.earlier.append(&mut self.present);
-        for line in text.lines().filter(|line| line.starts_with('{')) {
+        for line in text.lines().filter(|line| line.starts_with(MESSAGE)) {
             self.read(line)?;
         }
         let repeated: Vec<&str> = self.repeated.iter().map(String::as_str).collect();
@@ -205,13 +208,14 @@ mod tests {
 
     fn artifact(fresh: bool, file: &str, test: bool) -> String {
         let root = concat!(env!("CARGO_MANIFEST_DIR"), "/src/main.rs");
-        serde_json::json!({
-            "reason": "compiler-artifact", "package_id": MODEL, "manifest_path": "/x/model/Cargo.toml",
+        let rest = serde_json::json!({
+            "package_id": MODEL, "manifest_path": "/x/model/Cargo.toml",
             "target": {"kind": ["lib"], "name": "kplane_model", "src_path": root},
             "profile": {"test": test}, "filenames": [file], "fresh": fresh,
             "executable": test.then_some(file),
-        })
-        .to_string()
+        });
+        let rest = rest.to_string();
+        format!("{MESSAGE}\"compiler-artifact\",{}", &rest[1..])
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
+use super::build;
 use super::suites::Suite;
 
 /// Variable with the file in which tests note what they skip: `kplane_rig::privilege` writes a line each.
@@ -66,7 +67,8 @@ impl Outcome {
         };
         let text = fs::read(log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
-        let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('{')).collect();
+        let is_shown = |line: &&str| !line.starts_with(build::MESSAGE);
+        let lines: Vec<&str> = text.lines().filter(is_shown).collect();
         for line in lines.iter().skip(lines.len().saturating_sub(SHOWN)) {
             println!("    {line}");
         }

@@ -73,37 +73,39 @@ const IN_VM: &str = "KPLANE_IN_VM";
 const CHOSEN: &str = "KPLANE_CHOSEN_TESTS";
 
 #[rustfmt::skip]
-const LISTED: [Listed; 15] = [
+const LISTED: [Listed; 16] = [
     Listed { name: "netns", lane: Some(Lane::Quick), load: 100, seconds: 80, program: PACKETS,
         args: &["netns"], vars: &[CHOSEN] },
-    Listed { name: "netns", lane: Some(Lane::All), load: 100, seconds: 300, program: PACKETS,
+    Listed { name: "netns", lane: Some(Lane::All), load: 120, seconds: 400, program: PACKETS,
         args: &["netns"], vars: &[] },
-    Listed { name: "cluster", lane: Some(Lane::All), load: 100, seconds: 450, program: PACKETS,
+    Listed { name: "cluster", lane: Some(Lane::All), load: 60, seconds: 460, program: PACKETS,
         args: &["cluster"], vars: &[] },
-    Listed { name: "conformance", lane: Some(Lane::All), load: 100, seconds: 250, program: PACKETS,
+    Listed { name: "conformance", lane: Some(Lane::All), load: 80, seconds: 250, program: PACKETS,
         args: &["conformance"], vars: &[] },
-    Listed { name: "installed", lane: Some(Lane::All), load: 200, seconds: 200, program: PACKETS,
+    Listed { name: "installed", lane: Some(Lane::All), load: 60, seconds: 320, program: PACKETS,
         args: &["installed"], vars: &[] },
     Listed { name: "chart", lane: Some(Lane::All), load: FILLER, seconds: 60, program: PACKETS,
         args: &["chart"], vars: &[] },
     // A virtual machine has one processor. What one of these runs takes as long as what the other does.
-    Listed { name: "vm packets", lane: Some(Lane::All), load: 100, seconds: 240, program: PACKETS,
+    Listed { name: "vm packets", lane: Some(Lane::All), load: 80, seconds: 300, program: PACKETS,
         args: &["netns", "ipvs::", "--skip", APART], vars: &[IN_VM] },
-    Listed { name: "vm faults", lane: Some(Lane::All), load: 100, seconds: 110, program: PACKETS,
+    Listed { name: "vm faults", lane: Some(Lane::All), load: 80, seconds: 110, program: PACKETS,
         args: &["netns", APART], vars: &[IN_VM] },
-    Listed { name: "vm kube-proxy", lane: Some(Lane::All), load: 100, seconds: 120, program: PACKETS,
+    Listed { name: "vm kube-proxy", lane: Some(Lane::All), load: 80, seconds: 120, program: PACKETS,
         args: &["vm"], vars: &[IN_VM] },
     Listed { name: "rig it", lane: Some(Lane::Quick), load: 40, seconds: 15, program: RIG,
         args: &["rig", "--skip", "browser::"], vars: &[] },
     Listed { name: "rig it", lane: Some(Lane::All), load: 60, seconds: 30, program: RIG,
         args: &["rig"], vars: &[] },
-    Listed { name: "real nodes", lane: Some(Lane::All), load: 120, seconds: 80, program: RIG,
+    Listed { name: "real nodes", lane: Some(Lane::All), load: 80, seconds: 50, program: RIG,
         args: &["real"], vars: &[] },
     Listed { name: "simulation", lane: Some(Lane::Quick), load: FILLER, seconds: 30, program: SIMULATION,
         args: &["--seeds", "2000"], vars: &[] },
     Listed { name: "simulation", lane: Some(Lane::All), load: FILLER, seconds: 300, program: SIMULATION,
         args: &["--seeds", "20000"], vars: &[] },
-    Listed { name: "controlplane it", lane: None, load: 100, seconds: 60, program: ("kp-controlplane", "it"),
+    Listed { name: "controlplane it", lane: None, load: 80, seconds: 60, program: ("kp-controlplane", "it"),
+        args: &[], vars: &[] },
+    Listed { name: "nodeagent it", lane: None, load: 50, seconds: 150, program: ("kp-nodeagent", "it"),
         args: &[], vars: &[] },
 ];
 
@@ -125,6 +127,11 @@ const OTHERS: [Other; 7] = [
 ];
 
 impl Suite {
+    /// Returns whether cargo runs it, whose messages say what it compiled.
+    pub(super) fn is_by_cargo(&self) -> bool {
+        matches!(self.run, Run::Cargo(_))
+    }
+
     /// Returns the command that runs the suite.
     pub(super) fn command(&self, programs: &Path) -> Result<Command> {
         let mut command = match &self.run {
@@ -148,7 +155,9 @@ impl Suite {
             }
             Run::Cargo(args) => {
                 let mut command = as_tests()?;
-                command.args(*args).arg("--message-format=json");
+                // Messages about errors are text, those about units are read afterwards.
+                command.args(*args);
+                command.arg("--message-format=json-render-diagnostics");
                 command.env("RUSTDOCFLAGS", "-D warnings");
                 command
             }

@@ -1,13 +1,8 @@
 //! Places on this machine's loopback link that belong to one test alone. All tests of this binary share one process.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::process;
-use std::sync::atomic::{AtomicU16, AtomicU32, Ordering::Relaxed};
-use std::time::Duration;
-
-use tokio::time::{sleep, timeout};
-
-use super::DEADLINE;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// Bits of an address that number the addresses of a process; the 12 bits above them number the process.
 const BITS: u32 = 12;
@@ -32,30 +27,4 @@ pub(crate) fn address() -> Ipv4Addr {
         unreachable!("all addresses are of IPv4");
     };
     *at.ip()
-}
-
-/// Returns a port of 127.0.0.1 at which nothing listens. No other test gets the port, and no client either: the ports of
-/// clients begin at 32768 (`net.ipv4.ip_local_port_range`).
-pub(crate) fn unused() -> SocketAddr {
-    static USED: AtomicU16 = AtomicU16::new(0);
-    let own = u16::try_from(process::id() % 1_000).unwrap() * 10;
-    loop {
-        let port = 20_000 + own + USED.fetch_add(1, Relaxed);
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        if TcpStream::connect(address).is_err() {
-            return address;
-        }
-    }
-}
-
-/// Waits until nothing listens at an address at which a control plane has ended: a child process that another test starts
-/// has all open sockets of this process until its program begins.
-pub(crate) async fn until_free(address: SocketAddr) {
-    let waits = async {
-        while tokio::net::TcpStream::connect(address).await.is_ok() {
-            sleep(Duration::from_millis(1)).await;
-        }
-    };
-    let free = timeout(DEADLINE, waits).await;
-    free.unwrap_or_else(|_| panic!("a program listens at {address}"));
 }

@@ -5,9 +5,10 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use kplane_rig::loopback::unused;
+
 use super::succession::{connect, echo, exchange};
 use super::{Agent, eventually, listed, program, run};
-use crate::support::unused;
 
 /// The limit of open files.
 const FILES: u32 = 64;

@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use kplane_rig::loopback::unused;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::{Agent, PATIENCE, eventually, listed, start_with, write_service};
-use crate::support::unused;
 
 /// Open connections: half of them exchange data all the time.
 const CONNECTIONS: usize = 2000;

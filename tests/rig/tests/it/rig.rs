@@ -19,6 +19,7 @@ const TESTS: &[Test] = kplane_rig::tests!(
     topology::pods_reach_each_other,
     topology::outside_reaches_a_pod_through_a_node,
     topology::outcomes_are_told_apart,
+    topology::a_lost_packet_is_a_failure,
     topology::pods_come_and_go,
     topology::a_pod_may_have_any_address,
     topology::nodes_come_late,

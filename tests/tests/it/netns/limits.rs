@@ -10,7 +10,7 @@ use kplane_dataplane::backend::Verification;
 use kplane_dataplane::backend::nftables::Class;
 use kplane_model::{EndpointAddr, Family, Protocol};
 use kplane_netlink::NfSocket;
-use kplane_tests::{harness, userns};
+use kplane_tests::userns;
 
 use kplane_tests::support::{
     Agent, At, Client, Ep, Seen, Setup, World, answers, ask, ep, facts, pod_ips, svc,
@@ -27,8 +27,7 @@ pub(crate) fn many_services_are_loaded_through_a_small_socket_buffer() -> Result
         let this = "limits::many_services_are_loaded_through_a_small_socket_buffer";
         command
             .args(["netns", "--exact", this])
-            .env(userns::FORCE_VAR, "1")
-            .env_remove(harness::PART);
+            .env(userns::FORCE_VAR, "1");
         let printed = kplane_tests::process::output(command)?;
         ensure!(printed.contains("1 passed"), "{printed}");
         return Ok(());

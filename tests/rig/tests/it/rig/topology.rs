@@ -7,6 +7,7 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use kplane_model::{Cidr, Family};
 use kplane_rig::client::{Outcome, Probe, Protocol};
+use kplane_rig::kernel::nft;
 use kplane_rig::topology::{LINK, NodeSpec, Topology};
 
 use crate::rig::{DEADLINE, FAMILIES, SHORT, add_pod, cases, nobody, two_nodes};
@@ -75,6 +76,22 @@ pub(crate) fn outcomes_are_told_apart() -> Result<()> {
             "{nobody}: {outcome}"
         );
     }
+    Ok(())
+}
+
+/// A connection whose first packet is lost is one that timed out, although the kernel sends it again.
+pub(crate) fn a_lost_packet_is_a_failure() -> Result<()> {
+    let topology = two_nodes()?;
+    let (from, to) = (topology.pod("a")?, topology.pod("b")?);
+    let probe = Probe::new(Protocol::Tcp, to.address(Family::V4, 80)?).timeout(DEADLINE);
+    probe.reply(from.ns())?;
+    // The first packet fits into the quota, and is dropped.
+    let table = "add table ip lost; add chain ip lost input { type filter hook input priority 0; }; \
+                 add rule ip lost input tcp dport 80 quota until 100 bytes drop";
+    to.ns().run(|| Ok(nft(&["-f", "-"], table)))?;
+    let outcome = probe.once(from.ns())?;
+    ensure!(matches!(outcome, Outcome::TimedOut), "{outcome}");
+    probe.reply(from.ns())?;
     Ok(())
 }
 
