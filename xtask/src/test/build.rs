@@ -134,15 +134,15 @@ impl Built {
                 folder: folder.clone(),
             });
         }
-        // A unit without code, as `cargo doc` makes of dependencies, is another one.
+        // A page, and a unit without code, which `cargo doc` makes of dependencies, are others.
         let files = message["filenames"].to_string();
-        let is_check = files.contains(".rmeta\"") && !files.contains(".rlib\"");
-        let unit = format!(
-            "{package} {} {}{}",
-            target["name"],
-            target["kind"],
-            if is_check { " (metadata)" } else { "" }
-        );
+        let has = |ending: &str| files.contains(&format!("{ending}\""));
+        let what = match () {
+            () if has(".html") => " (pages)",
+            () if has(".rmeta") && !has(".rlib") => " (metadata)",
+            () => "",
+        };
+        let unit = format!("{package} {} {}{what}", target["name"], target["kind"]);
         let key = format!("{unit} {} {is_test}", message["package_id"]);
         let is_fresh = message["fresh"] == true;
         if !is_fresh && self.earlier.contains(&key) {
@@ -232,10 +232,11 @@ mod tests {
         };
         later(true, "a.rlib").unwrap();
         later(false, "a.rmeta").unwrap();
+        later(false, "a.html").unwrap();
         let named = later(false, "c.rlib").unwrap_err();
         assert!(named.contains("kplane-model "), "{named}");
         fs::remove_file(&log).unwrap();
-        assert_eq!(built.units, 4);
+        assert_eq!(built.units, 5);
         assert!(built.lines > 1_000, "{}", built.lines);
     }
 
