@@ -49,9 +49,16 @@ removes kplane's rules. When no node is left with kplane, kube-proxy's DaemonSet
 Examples:
   kpctl migrate back --node node-1
   kpctl migrate back --all --at-a-time 5
+  kpctl migrate back --node node-1 --image kp-nodeagent:0.1.0   the agents' own image cannot be pulled there
 
 Exit codes: 0 all chosen nodes are back, 1 stopped or paused")]
-    Back(WalkArgs),
+    Back {
+        #[command(flatten)]
+        walk: WalkArgs,
+        /// Image whose kp-nodeagent removes the rules [default: that of the agents]
+        #[arg(long, value_name = "IMAGE")]
+        image: Option<String>,
+    },
     /// Delete kube-proxy's DaemonSet, when kplane serves all nodes
     #[command(after_help = "\
 The DaemonSet is saved in ConfigMap kplane-kube-proxy of kplane's namespace, so that `kpctl migrate

@@ -29,8 +29,10 @@ pub(crate) async fn run(cli: &Cli, command: &MigrateCommand) -> Result<Verdict, 
     match command {
         MigrateCommand::Plan(target) => picture(cli, target, true).await,
         MigrateCommand::Status(target) => picture(cli, target, false).await,
-        MigrateCommand::Start(args) => walk(cli, args, Direction::ToKplane).await,
-        MigrateCommand::Back(args) => walk(cli, args, Direction::Back).await,
+        MigrateCommand::Start(args) => walk(cli, args, Direction::ToKplane, None).await,
+        MigrateCommand::Back { walk: args, image } => {
+            walk(cli, args, Direction::Back, image.as_deref()).await
+        }
         MigrateCommand::Pause => pause(cli).await,
         MigrateCommand::Finish { yes, target } => finish(cli, target, *yes).await,
     }
@@ -58,14 +60,19 @@ async fn picture(cli: &Cli, target: &TargetArgs, plan: bool) -> Result<Verdict, 
     })
 }
 
-async fn walk(cli: &Cli, args: &WalkArgs, direction: Direction) -> Result<Verdict, Failure> {
+async fn walk(
+    cli: &Cli,
+    args: &WalkArgs,
+    direction: Direction,
+    image: Option<&str>,
+) -> Result<Verdict, Failure> {
     let mut cluster = open(cli, &args.target).await?;
     let order = Order {
         direction,
         chosen: chosen(&cluster, args).await?,
         at_a_time: args.at_a_time.into(),
     };
-    let end = Walk::new(&mut cluster, order, args.node_timeout)
+    let end = Walk::new(&mut cluster, order, args.node_timeout, image)
         .run()
         .await?;
     show(

@@ -15,6 +15,7 @@ use crate::failure::Failure;
 use crate::migrate::cleanup::{Program, Purpose};
 use crate::migrate::picture::{Mark, Objects as Gathered, Picture};
 use crate::migrate::pods::PodState;
+use crate::migrate::stage::Stage;
 use crate::migrate::{AGENTS, LABEL};
 use crate::reach::{Asked, Reach};
 use kplane_view::uninstall::UninstallView;
@@ -79,8 +80,13 @@ fn refuse(picture: &Picture, args: &UninstallArgs) -> Result<(), Failure> {
     let mut marked = picture.nodes.iter().filter(|node| node.mark != Mark::None);
     match marked.next() {
         Some(node) if !args.force && (picture.kube_proxy.is_some() || picture.saved) => {
+            let stage = Stage::of(node);
+            let why = match stage.reason() {
+                "" => "kplane serves it",
+                reason => reason,
+            };
             Err(Failure::Refused(format!(
-                "{} is not served by kube-proxy. Move all nodes back first: kpctl migrate back \
+                "{} is not served by kube-proxy: {why}. Move all nodes back first: kpctl migrate back \
                  --all; or cut them off with --force",
                 node.name
             )))

@@ -43,6 +43,26 @@ pub(crate) enum Program {
     Image(String),
 }
 
+impl Program {
+    /// Returns the program with another image.
+    pub(crate) fn with_image(mut self, image: Option<&str>) -> Self {
+        let Some(image) = image.map(ToOwned::to_owned) else {
+            return self;
+        };
+        match &mut self {
+            Self::OfAgents(set) => {
+                let spec = set.spec.as_mut().and_then(|set| set.template.spec.as_mut());
+                let container = spec.and_then(|spec| spec.containers.first_mut());
+                if let Some(container) = container {
+                    container.image = Some(image);
+                }
+            }
+            Self::Image(ours) => *ours = image,
+        }
+        self
+    }
+}
+
 /// Returns the name of a node's cleanup pod.
 pub(crate) fn name(node: &str) -> String {
     pod_name("kplane-cleanup", node)
@@ -257,6 +277,12 @@ mod tests {
         assert!(pod["spec"]["initContainers"].is_null());
         assert_eq!(pod["spec"]["nodeName"], "node-1");
         assert_eq!(pod["metadata"]["name"], "kplane-cleanup-node-1");
+        let other = made(&agents().with_image(Some("agent:2")), Purpose::Return);
+        let other = &other["spec"]["containers"][0];
+        assert_eq!(
+            (&other["image"], &other["args"]),
+            (&json!("agent:2"), &args)
+        );
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! kpctl asks, and on which machine.
 
 use super::order::Order;
-use super::picture::{Mark, NodePicture, Picture};
+use super::picture::{Agents, Mark, NodePicture, Picture};
 use super::record::Direction;
 use super::stage::Stage;
 
@@ -102,15 +102,8 @@ pub(crate) fn blocked(picture: &Picture, order: &Order) -> Option<Blocked> {
                      --set migration.enabled=true",
                 );
             };
-            if !agents.limited {
-                return because(
-                    "kplane's agents run on all nodes, and not only on those that are migrated",
-                    &format!(
-                        "helm upgrade {} deploy/chart --namespace kplane --reuse-values --set \
-                         migration.enabled=true",
-                        agents.release.as_deref().unwrap_or("kplane")
-                    ),
-                );
+            if let Some(blocked) = unlimited(agents) {
+                return Some(blocked);
             }
             let error = picture.plane_error.as_ref()?;
             because(
@@ -122,8 +115,26 @@ pub(crate) fn blocked(picture: &Picture, order: &Order) -> Option<Blocked> {
             "kube-proxy has no DaemonSet, and ConfigMap kplane-kube-proxy does not have it either",
             "kubeadm init phase addon kube-proxy, or as your distribution installs it",
         ),
-        Direction::Back => other_names(picture, order),
+        Direction::Back => {
+            let agents = picture.agents.as_ref();
+            agents
+                .and_then(unlimited)
+                .or_else(|| other_names(picture, order))
+        }
     }
+}
+
+/// Returns the problem of agents that run on all nodes: they would not leave a node, and serve it beside kube-proxy.
+fn unlimited(agents: &Agents) -> Option<Blocked> {
+    (!agents.limited).then(|| Blocked {
+        problem: "kplane's agents run on all nodes, and not only on those that are migrated"
+            .to_owned(),
+        remedy: format!(
+            "helm upgrade {} deploy/chart --namespace kplane --reset-then-reuse-values --set \
+             migration.enabled=true",
+            agents.release.as_deref().unwrap_or("kplane")
+        ),
+    })
 }
 
 /// Returns the problem of a node on which kplane uses names of kube-proxy that kube-proxy itself, in its mode, would

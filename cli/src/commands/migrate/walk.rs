@@ -11,6 +11,7 @@ use crate::migrate::cleanup::Purpose;
 use crate::migrate::order::Order;
 use crate::migrate::picture::{Mark, Objects as Gathered, Picture};
 use crate::migrate::plan::{self, Blocked, Step, Waiting};
+use crate::migrate::pods::PodState;
 use crate::migrate::record::{Direction, Record, Stopped};
 use kplane_view::time::human;
 
@@ -23,6 +24,8 @@ pub(super) struct Walk<'a, 'b> {
     cluster: &'a mut Cluster<'b>,
     order: Order,
     limit: Duration,
+    /// The image of cleanup pods, if it is not the agents'.
+    image: Option<&'a str>,
     /// The nodes on their way, since when this walk knows, and the last reason that was printed.
     since: BTreeMap<String, (Instant, String)>,
     /// The time since which the cluster cannot be read.
@@ -38,11 +41,17 @@ pub(super) struct End {
 }
 
 impl<'a, 'b> Walk<'a, 'b> {
-    pub(super) fn new(cluster: &'a mut Cluster<'b>, order: Order, limit: Duration) -> Self {
+    pub(super) fn new(
+        cluster: &'a mut Cluster<'b>,
+        order: Order,
+        limit: Duration,
+        image: Option<&'a str>,
+    ) -> Self {
         Self {
             cluster,
             order,
             limit,
+            image,
             since: BTreeMap::new(),
             blind: None,
             begun: false,
@@ -115,6 +124,14 @@ impl<'a, 'b> Walk<'a, 'b> {
         if plan::blocked(picture, &self.order).is_some() {
             return Ok(());
         }
+        if self.image.is_some() {
+            // Cleanup pods that have not started have the image from before.
+            let nodes = picture.nodes.iter_mut();
+            for node in nodes.filter(|node| matches!(node.cleanup, PodState::Waiting { .. })) {
+                self.cluster.delete_cleanup(&node.name).await?;
+                node.cleanup = PodState::Leaving;
+            }
+        }
         let Some(set) = &mut picture.kube_proxy else {
             self.begun = true;
             return Ok(());
@@ -160,7 +177,7 @@ impl<'a, 'b> Walk<'a, 'b> {
             }
             Step::Mark { nodes, value } => self.mark(nodes, value).await?,
             Step::CleanUp(node) => {
-                let program = Cluster::program(objects)?;
+                let program = Cluster::program(objects)?.with_image(self.image);
                 self.cluster
                     .clean_up(node, &program, Purpose::Return)
                     .await?;
@@ -223,7 +240,11 @@ impl<'a, 'b> Walk<'a, 'b> {
                 Direction::ToKplane => ("verified", format!("kpctl migrate back --node {node}")),
                 Direction::Back => (
                     "back",
-                    format!("kubectl -n {} get pods -o wide", self.cluster.namespace()),
+                    format!(
+                        "kubectl -n {} get pods -o wide. If the node cannot pull the agents' image: kpctl migrate \
+                         back --node {node} --image IMAGE",
+                        self.cluster.namespace()
+                    ),
                 ),
             };
             return Ok(Some(Ended::at(Blocked {

@@ -220,10 +220,12 @@ fn what_is_missing_is_named_with_the_command() {
     assert_eq!(remedy(|_| {}, &forth), "");
     assert!(remedy(|picture| picture.agents = None, &forth).starts_with("helm install"));
     let unlimited = |picture: &mut Picture| picture.agents = Some(Agents::default());
-    assert!(remedy(unlimited, &forth).starts_with("helm upgrade kplane "));
+    let back = order(Direction::Back, 1);
+    for direction in [&forth, &back] {
+        assert!(remedy(unlimited, direction).starts_with("helm upgrade kplane "));
+    }
     let alone = |picture: &mut Picture| picture.plane_error = Some("refused".to_owned());
     assert_eq!(remedy(alone, &forth), "kpctl status");
-    let back = order(Direction::Back, 1);
     assert_eq!(
         remedy(alone, &back),
         "",
