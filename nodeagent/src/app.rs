@@ -204,7 +204,7 @@ async fn build_parts(
     spawn_errand(&mut tasks, avoided::follow(engine.proxy(), avoided));
     let (transport, status_addr) =
         connect(config.source, config.cliff_guard, own, &mut tasks).await?;
-    let identity = Identity::new(config.node_name);
+    let identity = Identity::new(config.node_name, config.mode_unset);
     announce(&identity, &engine);
     let client = Client::new(transport, identity, engine.clone()).with_choice(choice.clone());
     let connection = client.connection();

@@ -106,7 +106,7 @@ fn mode(config: &KubeProxyConfiguration) -> Option<Note> {
         "nftables" | "iptables" => None,
         "" => Some(Note::info(format!(
             "mode is not set: kplane uses nftables unless --backend says otherwise, kube-proxy \
-             uses iptables; {where_} for the differences"
+             before v1.40 uses iptables; {where_} for the differences"
         ))),
         "userspace" => Some(Note::info(
             "mode userspace: kube-proxy had it until 1.25; docs/userspace.md describes that of kplane",
