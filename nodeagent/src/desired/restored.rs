@@ -2,6 +2,7 @@
 //! control plane may continue from it, and a snapshot is compared with it. It comes into effect with the
 //! first update, or without one while no control plane answers.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use kplane_model::{DesiredKey, DesiredObject, Digest, ObjectHash};
@@ -22,6 +23,8 @@ pub struct Picture {
     pub cluster: Arc<str>,
     /// The newest changes of the source that the state contains.
     pub freshness: Freshness,
+    /// The node's own address of each family as the Node object last named it.
+    pub last_known: [Option<IpAddr>; 2],
     /// All objects.
     pub objects: Vec<Remembered>,
 }
@@ -70,6 +73,8 @@ impl Desired {
         self.positions = vec![picture.position];
         self.cluster = picture.cluster;
         self.freshness = picture.freshness;
+        self.last_known = picture.last_known;
+        self.note_addresses();
         self.note_all_sizes();
     }
 
@@ -90,6 +95,7 @@ impl Desired {
             confirmed_ms,
             cluster: self.cluster(),
             freshness: self.freshness.clone(),
+            last_known: self.last_known,
             objects: remembered.collect(),
         })
     }

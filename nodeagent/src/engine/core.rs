@@ -128,6 +128,7 @@ impl Core {
     pub(super) fn recall(&mut self, recall: Recall) {
         let alone = recall.alone;
         (self.desired, self.keeping) = recall.begin();
+        self.settings.last_known = self.desired.last_known();
         self.alone = Alone::begin(alone, &self.desired, Now::real().instant);
     }
 
@@ -192,7 +193,8 @@ impl Core {
         if touched.node_changed {
             Warnings::detector(&self.settings, self.desired.node());
         }
-        self.warnings.ranges(&self.settings, &self.desired);
+        self.settings.last_known = self.desired.last_known();
+        self.warnings.about(&self.settings, &self.desired);
         self.behind.get_or_insert(origin);
         self.unknown_kinds += touched.unknown_kinds;
         self.snapshots += u64::from(snapshot);
@@ -253,7 +255,12 @@ impl Core {
 
     /// Takes new settings and plans everything anew, as after a change of the node itself.
     pub(super) fn configure(&mut self, settings: NodeSettings, now: Now) {
-        self.settings = settings;
+        let last_known = self.desired.last_known();
+        self.settings = NodeSettings {
+            last_known,
+            ..settings
+        };
+        self.warnings.about(&self.settings, &self.desired);
         self.plan_anew(now);
     }
 
@@ -289,7 +296,7 @@ impl Core {
             stale_since = time(as_of),
             "no control plane answers: serving from the cache file what this node served before"
         );
-        self.warnings.ranges(&self.settings, &self.desired);
+        self.warnings.about(&self.settings, &self.desired);
         self.plan_anew(now);
     }
 

@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(chosen(&[], Family::V4), any_v4);
         assert_eq!(chosen(&[], Family::V6), any_v6);
         assert_eq!(chosen(&["192.0.2.0/24", "0.0.0.0/0"], Family::V4), any_v4);
-        // Without an entry of a family, all its addresses are chosen.
+        // Without an entry of a family, all its addresses are chosen, as for its node ports.
         assert_eq!(chosen(&["127.0.0.0/8"], Family::V6), any_v6);
         let loopback = BTreeSet::from(["127.0.0.1".parse().unwrap()]);
         assert_eq!(chosen(&["127.0.0.0/8"], Family::V4), loopback);
