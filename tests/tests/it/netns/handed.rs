@@ -135,7 +135,7 @@ pub(crate) fn u17_u22_node_ports_on_loopback_addresses() -> Result<()> {
     let services = [&service, &elsewhere, &empty, &both].map(Svc::clone);
     let mut world = World::new(Setup::PodRanges)?;
     let first = world.first()?;
-    first.settings.nodeport_localhost = true;
+    first.settings.nodeport_localhost = [true; 2];
     first.replace(&services)?;
     for family in Family::ALL {
         for protocol in PROTOCOLS {
@@ -180,7 +180,7 @@ pub(crate) fn u17_u22_node_ports_on_loopback_addresses() -> Result<()> {
     };
     ensure!(off(&world)? || is_kernels(Family::V4)?, "route_localnet");
     let first = world.first()?;
-    first.settings.nodeport_localhost = false;
+    first.settings.nodeport_localhost = [false; 2];
     first.replace(&services)?;
     let seen = at_home(&world, Family::V6, Protocol::Tcp, &service)?;
     ensure!(matches!(seen, Outcome::Refused), "no longer served: {seen}");
