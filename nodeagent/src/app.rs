@@ -192,11 +192,7 @@ async fn build_parts(
 ) -> Result<Bound, BuildError> {
     let counters = Arc::new(Counters::default());
     let (publisher, servers) = service_health::channel();
-    let addresses = match config.node_settings.nodeport_primary {
-        // Some load balancers probe the Service's address.
-        true => Addresses::new(&[]),
-        false => Addresses::new(&config.node_settings.nodeport_addresses),
-    };
+    let addresses = Addresses::new(config.node_settings.health_check_ranges());
     let rival = watch::Sender::new(None);
     let mut tasks = JoinSet::new();
     let followers = Followers::new(publisher, counters.clone()).with_rival(rival.subscribe());
