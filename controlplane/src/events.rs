@@ -86,6 +86,8 @@ enum Reason {
     Starting,
     /// An agent has a backend that Kubernetes has deprecated (D1, J1).
     IpvsDeprecation,
+    /// An agent has a backend that nobody chose (K21).
+    DefaultMode,
     /// An object cannot be served as written, for a reason that `docs/reasons.md` explains.
     Refused(Code),
     /// A Service, or its endpoints, are no longer named by the source, but still served.
@@ -121,6 +123,7 @@ impl Reason {
         match self {
             Self::Starting => "Starting",
             Self::IpvsDeprecation => "IPVSDeprecation",
+            Self::DefaultMode => "KubeProxyDefaultMode",
             Self::Refused(code) => code.code(),
             Self::ServiceHeld => "ServiceHeld",
             Self::ServiceAccepted => "ServiceAccepted",
@@ -141,9 +144,11 @@ impl Reason {
     /// Returns the `action` of the event, which the API requires.
     fn action(self) -> &'static str {
         match self {
-            Self::Starting | Self::IpvsDeprecation | Self::ProxyStale | Self::ProxyConnected => {
-                "StartKubeProxy"
-            }
+            Self::Starting
+            | Self::IpvsDeprecation
+            | Self::DefaultMode
+            | Self::ProxyStale
+            | Self::ProxyConnected => "StartKubeProxy",
             Self::Refused(_) | Self::ServiceHeld | Self::ServiceAccepted => "Read",
             Self::FailedToStartServiceHealthcheck | Self::StartedServiceHealthcheck => "Listen",
             Self::ServiceNotProgrammed

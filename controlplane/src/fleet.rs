@@ -1,5 +1,6 @@
 //! The agents' reports, and which agents are connected.
 
+mod clocks;
 mod durations;
 pub(crate) mod holding;
 mod latencies;
@@ -13,6 +14,7 @@ mod tests;
 mod timings;
 mod under_way;
 
+pub use clocks::Clocks;
 pub use durations::Durations;
 pub use latencies::{Latencies, LatencySummary, Programmed};
 pub use progress::{Progress, Reached};
@@ -20,13 +22,14 @@ pub use record::AgentRecord;
 pub use rival::Rival;
 pub use timings::{Dispatch, Hop, Timings};
 
+pub(crate) use clocks::translate;
 pub(crate) use holding::bound as bound_held;
 pub(crate) use record::{has_servers, label};
 pub(crate) use size::{bound as bound_report, bound_avoided};
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant};
 
 use kplane_model::{NodeName, ServiceName};
 use kplane_proto::v1::{Destination, Hello, Inspect, Inspection, Report};
@@ -232,12 +235,12 @@ impl Fleet {
     }
 
     /// Forgets strangers that have been gone for a long time and still have no Node.
-    fn sweep(&self, now: SystemTime, is_node: impl Fn(&str) -> bool) {
+    fn sweep(&self, now: Instant, is_node: impl Fn(&str) -> bool) {
         let mut agents = self.lock();
         let before = agents.by_node.len();
         agents.by_node.retain(|name, agent| {
             agent.stranger = !is_node(name);
-            let since = now.duration_since(agent.record.since).unwrap_or_default();
+            let since = now.saturating_duration_since(agent.record.since);
             !agent.stranger || agent.record.connected || since < REMEMBERED
         });
         agents.strangers = agents.by_node.values().filter(|a| a.stranger).count();
@@ -268,7 +271,7 @@ impl Agents {
         node: &NodeName,
         hello: &Hello,
         peer: &str,
-        now: SystemTime,
+        now: Instant,
     ) -> Result<(), NotBegun> {
         let Some(agent) = self.by_node.get_mut(node) else {
             return Ok(());
@@ -324,7 +327,7 @@ pub async fn forget_strangers(hub: Arc<Hub>) {
             () = hub.shutdown.cancelled() => return,
         }
         hub.fleet
-            .sweep(SystemTime::now(), |name| hub.store.knows(name));
+            .sweep(Instant::now(), |name| hub.store.knows(name));
     }
 }
 
@@ -340,7 +343,7 @@ impl Session {
         hello: &Hello,
         peer: String,
     ) -> Result<Begun, NotBegun> {
-        let now = SystemTime::now();
+        let now = Instant::now();
         let (lives, superseded) = oneshot::channel();
         let (questions, asked) = mpsc::channel(QUESTIONS);
         let stranger = !hub.store.knows(node);
@@ -365,11 +368,12 @@ impl Session {
         let (record, progress) = before
             .map(|before| (Arc::unwrap_or_clone(before.record), before.progress))
             .unzip();
-        let (report, latencies, measured_to) = record
-            .map(|record| (record.report, record.latencies, record.measured_to))
+        let (report, clocks, latencies, measured_to) = record
+            .map(|old| (old.report, old.clocks, old.latencies, old.measured_to))
             .unwrap_or_default();
         let record = AgentRecord {
             report,
+            clocks,
             latencies,
             measured_to,
             ..AgentRecord::begin(hello, peer, now)
@@ -404,7 +408,7 @@ impl Session {
 
     /// Records that a message arrived from the agent.
     pub fn heard(&self) {
-        self.update(|record| record.last_heard = SystemTime::now());
+        self.update(|record| record.last_heard = Instant::now());
     }
 
     /// Stores the agent's new report. Returns whether the agent's stream, which waits until the agent has received
@@ -412,8 +416,7 @@ impl Session {
     pub fn report(&self, mut report: Report) -> bool {
         let goes_on = self.dispatch.arrived(&report);
         let steps = std::mem::take(&mut report.steps);
-        let programmed =
-            latencies::take_programmed(&mut report, &self.fleet.store, SystemTime::now());
+        let programmed = latencies::take_programmed(&mut report, &self.fleet.store, Instant::now());
         size::bound(&mut report);
         // Listing again does not resolve a doubt: the source does that on its own, or the operator must.
         if report.held.is_some() && self.fleet.store.trust() == Trust::Whole {
@@ -428,12 +431,13 @@ impl Session {
             record.latencies.remember(programmed);
             let applied = |r: &Report| (r.epoch, r.applied_revision);
             if record.report.as_deref().map(applied) != Some(applied(&report)) {
-                record.applied_at = SystemTime::now();
+                record.applied_at = Instant::now();
             }
             earlier.clone_from(&record.report);
             if record.report.as_deref().map(verified) != Some(verified(&report)) {
-                record.verified_at = SystemTime::now();
+                record.verified_at = Instant::now();
             }
+            record.clocks = Clocks::after(record.clocks, Instant::now(), report.now_ms);
             record.report = Some(Arc::clone(&report));
         });
         notices::reported(&self.fleet.recorder, &self.node, earlier.as_ref(), &report);
@@ -461,7 +465,7 @@ impl Drop for Session {
         let mut lost = false;
         self.update(|record| {
             record.connected = false;
-            record.since = SystemTime::now();
+            record.since = Instant::now();
             lost = true;
         });
         if lost && !self.fleet.shutdown.is_cancelled() {

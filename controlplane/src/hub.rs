@@ -56,7 +56,7 @@ pub struct Hub {
     /// The source's own state.
     pub upstream: Upstream,
     /// Start time of the process's service.
-    pub started_at: SystemTime,
+    pub started_at: Instant,
     /// Ports that other machines reach in plain text, human-readable; the wiring sets them once.
     pub plain_text_ports: OnceLock<Vec<String>>,
     /// The other replicas, if this one asks any; the wiring sets them once.
@@ -124,7 +124,7 @@ pub struct Summary {
     /// Objects that are served although the source no longer names them.
     pub held: Option<Arc<Held>>,
     /// Time at which the last revision was published.
-    pub revision_at: Option<SystemTime>,
+    pub revision_at: Option<Instant>,
     /// Time of the source's last message.
     pub heard_at: Option<Instant>,
 }
@@ -161,7 +161,7 @@ impl Hub {
             ..Summary::default()
         }));
         let (queries, queries_rx) = mpsc::channel(QUERIES);
-        let started_at = SystemTime::now();
+        let started_at = Instant::now();
         let hub = Arc::new(Self {
             store: Store::new(epoch),
             fleet: Fleet::default(),
@@ -187,7 +187,7 @@ impl Hub {
             queries,
         });
         let owner = IndexOwner {
-            index: AnyIndex::new(source, admission, guard, started_at),
+            index: AnyIndex::new(source, admission, guard, SystemTime::now()),
             freshness: Freshness::default(),
             hub: Arc::clone(&hub),
             summary: summary_tx,
@@ -444,7 +444,7 @@ impl IndexOwner {
             self.announce();
         }
         self.hub.fleet.timings.hop(Hop::Publish, started.elapsed());
-        summary.revision_at = Some(SystemTime::now());
+        summary.revision_at = Some(Instant::now());
         // Streams send the change already.
         self.hub.recorder.changed(&touched, causes, observed_at);
         let Totals {

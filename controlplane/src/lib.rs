@@ -8,6 +8,7 @@ mod bounded;
 pub mod buckets;
 pub mod certs;
 pub mod check;
+mod clock;
 pub mod convert;
 pub mod dial;
 pub mod doors;

@@ -53,6 +53,7 @@ pub use status::StatusServer;
 
 use tonic::Status;
 
+use crate::clock::wall_ms;
 use crate::hub::Closing;
 use crate::wire::{confidence, millis};
 

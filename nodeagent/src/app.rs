@@ -192,7 +192,7 @@ async fn build_parts(
 ) -> Result<Bound, BuildError> {
     let counters = Arc::new(Counters::default());
     let (publisher, servers) = service_health::channel();
-    let addresses = Addresses::new(&config.node_settings.nodeport_addresses);
+    let addresses = Addresses::new(config.node_settings.health_check_ranges());
     let rival = watch::Sender::new(None);
     let mut tasks = JoinSet::new();
     let followers = Followers::new(publisher, counters.clone()).with_rival(rival.subscribe());
@@ -204,7 +204,7 @@ async fn build_parts(
     spawn_errand(&mut tasks, avoided::follow(engine.proxy(), avoided));
     let (transport, status_addr) =
         connect(config.source, config.cliff_guard, own, &mut tasks).await?;
-    let identity = Identity::new(config.node_name);
+    let identity = Identity::new(config.node_name, config.mode_unset);
     announce(&identity, &engine);
     let client = Client::new(transport, identity, engine.clone()).with_choice(choice.clone());
     let connection = client.connection();

@@ -91,6 +91,8 @@ pub struct Config {
     pub source: Source,
     /// The backend that programs the kernel.
     pub backend: backend::Kind,
+    /// Whether nobody chose the backend: there is a file of kube-proxy, and it names no mode.
+    pub mode_unset: bool,
     /// Settings of the backend.
     pub backend_settings: backend::Settings,
     /// Settings that shape the plans.

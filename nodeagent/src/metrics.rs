@@ -15,6 +15,7 @@ mod collect;
 mod connections;
 mod counters;
 mod host;
+mod loopback;
 mod numbers;
 mod proxy;
 mod serve;

@@ -258,8 +258,8 @@ impl Report {
         let servers = std::mem::take(&mut self.servers);
         before.servers = Default::default();
         let (verified, told) = (self.swap_verified([0, 0]), before.swap_verified([0, 0]));
-        let old =
-            |(now, told): (&u64, &u64)| *told == 0 || now.saturating_sub(*told) >= VERIFIED_NEWS_MS;
+        // A clock that was set back is news, too.
+        let old = |(now, told): (&u64, &u64)| *told == 0 || now.abs_diff(*told) >= VERIFIED_NEWS_MS;
         let looked = verified != told && verified.iter().zip(&told).any(old);
         let news = looked || self != *before;
         self.swap_verified(if news { verified } else { told });
@@ -318,6 +318,7 @@ impl Report {
             .into(),
             findings: self.findings.iter().map(finding_to_wire).collect(),
             avoided: self.avoided.iter().map(avoided_to_wire).collect(),
+            now_ms: 0,
         };
         let room = REPORT_BYTES.saturating_sub(report.encoded_len());
         report.failures = failures_to_wire(&self.failures, room);

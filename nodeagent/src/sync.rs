@@ -77,14 +77,19 @@ pub struct Identity {
     pub node: NodeName,
     /// A random number, new for each start.
     pub instance: u64,
+    /// Whether nobody chose the backend: kube-proxy's file names no mode (K21).
+    pub mode_unset: bool,
 }
 
 impl Identity {
     /// Creates the identity of an agent that starts now.
     #[must_use]
-    pub fn new(node: NodeName) -> Self {
-        let instance = rand::random();
-        Self { node, instance }
+    pub fn new(node: NodeName, mode_unset: bool) -> Self {
+        Self {
+            node,
+            instance: rand::random(),
+            mode_unset,
+        }
     }
 }
 

@@ -4,10 +4,12 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, InvalidMessage};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsConnector;
+
+use crate::explained::{Explained, explain, validity};
 
 /// A stream in both directions.
 pub trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -43,18 +45,8 @@ pub async fn greet(
     let host = bare(host);
     let name = ServerName::try_from(host.to_owned());
     let name = name.map_err(|error| io::Error::other(format!("{host:?}: {error}")))?;
+    let own = validity(&*config.client_auth_cert_resolver);
     let secured = TlsConnector::from(config).connect(name, stream).await;
-    Ok(Box::new(secured.map_err(explain)?))
-}
-
-/// Returns the error of a handshake in words, if the peer speaks plain text; or else the error itself.
-#[must_use]
-pub fn explain(error: io::Error) -> io::Error {
-    let cause = error.get_ref().and_then(|cause| cause.downcast_ref());
-    match cause {
-        Some(rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType)) => {
-            io::Error::other("the peer speaks plain text, not TLS")
-        }
-        _ => error,
-    }
+    let stream = secured.map_err(explain)?;
+    Ok(Box::new(Explained { stream, own }))
 }

@@ -10,6 +10,7 @@
 
 mod client;
 mod connect;
+mod explained;
 mod files;
 mod follow;
 mod subject;
@@ -19,7 +20,8 @@ mod token;
 mod tests;
 
 pub use client::{Authorities, ClientFiles, Identity, client_config};
-pub use connect::{Wire, bare, explain, greet, is_this_machine};
+pub use connect::{Wire, bare, greet, is_this_machine};
+pub use explained::explain;
 pub use files::{FileError, Files, KeyPair, ServerFiles, ServerPems, der, read};
 pub use follow::{Follower, INTERVAL, Publisher, published};
 pub use subject::{Subject, ends_at};

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use x509_parser::prelude::{FromDer as _, X509Certificate};
+use x509_parser::prelude::{ASN1Time, FromDer as _, X509Certificate};
 
 /// Prefix of the common name in a kubelet's certificate (Kubernetes, Node authorizer).
 const NODE: &str = "system:node:";
@@ -21,9 +21,29 @@ pub struct Subject {
 /// Returns the time at which a certificate in DER ends. `None` if it cannot be parsed.
 #[must_use]
 pub fn ends_at(certificate: &[u8]) -> Option<SystemTime> {
-    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
-    let seconds = u64::try_from(certificate.validity().not_after.timestamp()).ok()?;
-    SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds))
+    let Validity { until, .. } = Validity::of(certificate)?;
+    SystemTime::UNIX_EPOCH.checked_add(until)
+}
+
+/// The time in which a certificate is valid, since 1970.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Validity {
+    pub(crate) from: Duration,
+    pub(crate) until: Duration,
+}
+
+impl Validity {
+    /// Reads it from a certificate in DER. `None` if the certificate cannot be parsed.
+    pub(crate) fn of(certificate: &[u8]) -> Option<Self> {
+        let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+        let since_1970 =
+            |time: ASN1Time| Some(Duration::from_secs(u64::try_from(time.timestamp()).ok()?));
+        let validity = certificate.validity();
+        Some(Self {
+            from: since_1970(validity.not_before)?,
+            until: since_1970(validity.not_after)?,
+        })
+    }
 }
 
 impl Subject {

@@ -104,8 +104,13 @@ pub(crate) struct Served {
 impl Served {
     /// Returns whether the backend uses kube-proxy's names in the kernel.
     pub(crate) fn shares_names(&self) -> bool {
-        SHARE_NAMES.contains(&self.backend.as_str())
+        shares_names(&self.backend)
     }
+}
+
+/// Returns whether a backend, or a mode, uses kube-proxy's names in the kernel.
+pub(crate) fn shares_names(backend: &str) -> bool {
+    SHARE_NAMES.contains(&backend)
 }
 
 impl From<&pb::NodeStatus> for Served {

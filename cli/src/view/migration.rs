@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::migrate::order::{Chosen, Order};
-use crate::migrate::picture::Picture;
+use crate::migrate::picture::{Picture, shares_names};
 use crate::migrate::plan::{self, Blocked};
 use crate::migrate::record::Direction;
 use crate::migrate::stage::Stage;
@@ -70,6 +70,8 @@ pub(crate) struct MigrationView {
     nodes: Vec<NodeView>,
     /// What stands in the way; `null` if nothing does.
     problem: Option<ProblemView>,
+    /// The way to the faster backend, which nothing waits for; `null` where agents use it, or will.
+    advice: Option<String>,
     /// Commands to type next.
     next: Vec<String>,
 }
@@ -107,6 +109,7 @@ impl MigrationView {
             kube_proxy_mode: picture.mode.clone(),
             nodes: nodes.collect(),
             problem: problem.map(ProblemView::from),
+            advice: advice(picture, stage),
             next: Vec::new(),
         };
         view.next = view.steps(picture);
@@ -200,6 +203,26 @@ fn stage(picture: &Picture, stages: &[Stage]) -> StageView {
     }
 }
 
+/// Returns the command that takes agents to nftables, before the migration and after it, where they follow kube-proxy's
+/// file to another backend. kubeadm 1.37 writes `mode: iptables` into files that named no mode (K34).
+fn advice(picture: &Picture, stage: StageView) -> Option<String> {
+    let served = picture.nodes.iter().filter_map(|node| node.served.as_ref());
+    let mut backends: Vec<&str> = served.map(|served| served.backend.as_str()).collect();
+    if stage == StageView::NotStarted {
+        backends.extend(picture.mode.as_deref());
+    }
+    let slow = backends.into_iter().find(|backend| shares_names(backend))?;
+    let (when, agents) = match stage {
+        StageView::NotStarted => ("Once kplane serves all nodes", "will use"),
+        StageView::Complete | StageView::Finished => ("Now", "use"),
+        StageView::Started | StageView::Paused | StageView::Stopped => return None,
+    };
+    Some(format!(
+        "Agents {agents} {slow}, as kube-proxy's file says; kubeadm 1.37 and newer write \"mode: iptables\" where nobody \
+         has chosen a mode. {when}, this command takes them to nftables: kpctl rollout start --backend nftables --wait"
+    ))
+}
+
 /// Returns why the last walk stopped, if the node is still on its way.
 fn stopped(picture: &Picture) -> Option<Blocked> {
     let record = picture.record()?;
@@ -261,6 +284,10 @@ impl View for MigrationView {
                 reason => vec![Span::plain(reason)],
             })
             .render(canvas);
+        if let Some(advice) = &self.advice {
+            out.push('\n');
+            out += &paragraph(&Span::plain(advice), canvas, 0);
+        }
         if let Some(problem) = &self.problem {
             let text = format!("Problem: {}", problem.problem);
             out.push('\n');
@@ -269,5 +296,78 @@ impl View for MigrationView {
             return out;
         }
         out + &next_steps_text(&self.next, canvas)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::migrate::picture::{Agents, KubeProxy, Mark, NodePicture, Served};
+    use kplane_proto::v1 as pb;
+
+    const CANVAS: Canvas = Canvas {
+        columns: 200,
+        wide: false,
+        all: false,
+        headers: true,
+        unicode: false,
+        program: "kpctl",
+    };
+
+    fn picture(mode: &str, backend: Option<&str>, finished: bool) -> Picture {
+        let served = backend.map(|backend| Served {
+            state: pb::NodeState::InSync,
+            verified: true,
+            error: String::new(),
+            backend: backend.to_owned(),
+        });
+        Picture {
+            kube_proxy: (!finished).then(KubeProxy::default),
+            mode: Some(mode.to_owned()),
+            agents: Some(Agents::default()),
+            nodes: vec![NodePicture {
+                name: "node-1".to_owned(),
+                mark: if finished { Mark::Kplane } else { Mark::None },
+                ready: true,
+                linux: true,
+                served,
+                ..NodePicture::default()
+            }],
+            ..Picture::default()
+        }
+    }
+
+    #[test]
+    fn k34_a_plan_and_an_end_name_the_way_to_nftables() {
+        let command = "kpctl rollout start --backend nftables --wait";
+        let said = |picture: &Picture, stage| advice(picture, stage);
+        for (stage, picture) in [
+            (StageView::NotStarted, picture("iptables", None, false)),
+            (
+                StageView::Complete,
+                picture("iptables", Some("iptables"), false),
+            ),
+            (StageView::Finished, picture("iptables", Some("ipvs"), true)),
+        ] {
+            let said = said(&picture, stage).unwrap();
+            assert!(said.ends_with(command), "{said}");
+        }
+        for (stage, picture) in [
+            (StageView::NotStarted, picture("nftables", None, false)),
+            // The file says iptables, and the agents have gone over.
+            (
+                StageView::Finished,
+                picture("iptables", Some("nftables"), true),
+            ),
+            // Both at once would be too much.
+            (
+                StageView::Started,
+                picture("iptables", Some("iptables"), false),
+            ),
+        ] {
+            assert_eq!(said(&picture, stage), None);
+        }
+        let view = MigrationView::new(&picture("iptables", None, false));
+        assert!(view.text(&CANVAS).contains(command));
     }
 }

@@ -1,7 +1,7 @@
 //! Decides when to announce a problem: once at its start, again while it lasts, and at its end. Pure.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant};
 
 use kplane_model::NodeName;
 
@@ -34,13 +34,13 @@ struct Repaired {
     /// Process of the agent that made them.
     instance: u64,
     count: u64,
-    told: Option<SystemTime>,
+    told: Option<Instant>,
 }
 
 #[derive(Debug)]
 struct Standing {
-    since: SystemTime,
-    announced: Option<SystemTime>,
+    since: Instant,
+    announced: Option<Instant>,
 }
 
 impl Announcer {
@@ -55,7 +55,7 @@ impl Announcer {
     }
 
     /// Returns the events that are due now.
-    pub(super) fn step(&mut self, picture: &Picture, now: SystemTime) -> Vec<Event> {
+    pub(super) fn step(&mut self, picture: &Picture, now: Instant) -> Vec<Event> {
         let mut events = self.starts(picture);
         self.repairs(picture, now, &mut events);
         let current = problems(picture, self.with_input);
@@ -79,12 +79,23 @@ impl Announcer {
                 continue;
             }
             let note = format!("kplane agent {} with {}", agent.version, agent.backend);
-            // D1.
-            let deprecated = (Reason::IpvsDeprecation, &*agent.backend_deprecation);
-            let told = [(Reason::Starting, &*note)]
-                .into_iter()
-                .chain((!deprecated.1.is_empty()).then_some(deprecated));
-            events.extend(told.map(|(reason, note)| {
+            // D1, K21.
+            let default = format!(
+                "kube-proxy's file names no mode, so kplane uses {}; kube-proxy itself uses iptables, and nftables \
+                 from v1.40 on. Name the mode in the file, or give the agent --backend",
+                agent.backend
+            );
+            let told = [
+                (Reason::Starting, note.as_str(), true),
+                (
+                    Reason::IpvsDeprecation,
+                    &agent.backend_deprecation,
+                    !agent.backend_deprecation.is_empty(),
+                ),
+                (Reason::DefaultMode, &default, agent.mode_unset),
+            ];
+            let told = told.into_iter().filter(|(_, _, applies)| *applies);
+            events.extend(told.map(|(reason, note, _)| {
                 let mut event = Event::new(Object::node(name), reason, note);
                 event.instance = agent.instance;
                 event
@@ -97,7 +108,7 @@ impl Announcer {
 
     /// Announces repairs of rules that another program changed. A repair is complete, so no event follows at an
     /// end.
-    fn repairs(&mut self, picture: &Picture, now: SystemTime, events: &mut Vec<Event>) {
+    fn repairs(&mut self, picture: &Picture, now: Instant, events: &mut Vec<Event>) {
         for (name, node) in &picture.nodes {
             let agent = node.agent.as_ref();
             let Some((agent, report)) = agent.and_then(|a| Some((a, a.report.as_ref()?))) else {
@@ -119,7 +130,7 @@ impl Announcer {
                     ..*known
                 };
             }
-            let quiet = |at| now.duration_since(at).is_ok_and(|passed| passed >= REPAIRS);
+            let quiet = |at| now.saturating_duration_since(at) >= REPAIRS;
             if count <= known.count || !known.told.is_none_or(quiet) {
                 continue;
             }
@@ -141,7 +152,7 @@ impl Announcer {
             .retain(|name, _| picture.nodes.contains_key(name));
     }
 
-    fn follow(&mut self, key: &Key, problem: &Problem, now: SystemTime, events: &mut Vec<Event>) {
+    fn follow(&mut self, key: &Key, problem: &Problem, now: Instant, events: &mut Vec<Event>) {
         if self.standing.len() >= MAX_STANDING && !self.standing.contains_key(key) {
             return;
         }
@@ -149,7 +160,7 @@ impl Announcer {
             since: problem.since.unwrap_or(now),
             announced: None,
         });
-        let passed = |since: SystemTime| now.duration_since(since).unwrap_or_default();
+        let passed = |since: Instant| now.saturating_duration_since(since);
         let due = match standing.announced {
             None => passed(standing.since) >= problem.after,
             Some(at) => passed(at) >= REFRESH,

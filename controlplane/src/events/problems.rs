@@ -1,7 +1,7 @@
 //! The problems of one moment, as far as events report them. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant};
 
 use kplane_model::{Issue, NodeName, ServiceName, Severity};
 use kplane_proto::HEALTH_CHECK_PORT;
@@ -31,7 +31,7 @@ pub(super) struct Key {
 pub(super) struct Problem {
     pub(super) note: String,
     /// Start of the problem, if known; otherwise the time of its detection counts.
-    pub(super) since: Option<SystemTime>,
+    pub(super) since: Option<Instant>,
     /// Duration after which the problem is announced.
     pub(super) after: Duration,
 }
@@ -100,7 +100,7 @@ fn of_held(held: &Held) -> impl Iterator<Item = (Key, Problem)> {
         };
         let problem = Problem {
             note: held.to_string(),
-            since: Some(held.since),
+            since: None,
             // A second list from the source arrives within this time.
             after: FAILING_AFTER,
         };

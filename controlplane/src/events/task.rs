@@ -1,7 +1,7 @@
 //! The task that checks the state every few seconds, and writes the events that are due.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{debug, warn};
@@ -117,7 +117,7 @@ impl Task {
         let picture = picture(&self.hub, served);
         let now = Instant::now();
         let dropped = self.queue.dropped;
-        for event in self.announcer.step(&picture, SystemTime::now()) {
+        for event in self.announcer.step(&picture, now) {
             self.queue.push(event, now);
         }
         self.count(Fate::Dropped, self.queue.dropped - dropped);

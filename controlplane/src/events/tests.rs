@@ -1,6 +1,7 @@
 //! Events for given pictures.
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::sync::LazyLock;
+use std::time::{Duration, Instant, SystemTime};
 
 use kplane_model::{ObjectRef, ServiceName, Severity};
 use kplane_proto::v1 as pb;
@@ -11,8 +12,9 @@ use super::*;
 
 const MINUTE: u64 = 60;
 
-fn at(seconds: u64) -> SystemTime {
-    UNIX_EPOCH + Duration::from_secs(1_000_000 + seconds)
+fn at(seconds: u64) -> Instant {
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+    *START + Duration::from_secs(seconds)
 }
 
 fn issue(kind: &str, name: &str, severity: Severity, reason: &str) -> Issue {
@@ -53,7 +55,9 @@ fn agent() -> AgentRecord {
         version: "0.1.0".into(),
         backend: "nftables".into(),
         backend_deprecation: String::new(),
+        mode_unset: false,
         report: Some(Arc::default()),
+        clocks: None,
         applied_at: at(0),
         verified_at: at(0),
         rival: None,
@@ -158,6 +162,19 @@ fn d1_mode_ipvs_is_announced_as_deprecated() {
 }
 
 #[test]
+fn k21_a_mode_that_nobody_chose_is_announced() {
+    let mut rig = Rig::new(&["n1"]);
+    rig.agent("n1").mode_unset = true;
+    rig.agent("n1").began_empty = true;
+    rig.agent("n1").instance = 2;
+    let events = rig.step(5);
+    assert_eq!(events.len(), 2);
+    let begin = "Warning KubeProxyDefaultMode Node n1: kube-proxy's file names no mode, so kplane uses nftables";
+    assert!(events[1].starts_with(begin), "{events:?}");
+    assert_eq!(rig.step(10), NOTHING);
+}
+
+#[test]
 fn refused_input_is_announced_by_problem_and_its_end_by_object() {
     let mut rig = Rig::new(&[]);
     let conflict = "address 203.0.113.1:80/TCP belongs to shop/old";
@@ -196,9 +213,10 @@ fn services_that_are_held_are_announced_when_it_lasts() {
         services: 991,
         without_endpoints: 0,
         reason: "991 of 1001 Services would be removed".into(),
-        since: at(0),
+        since: SystemTime::now(),
         examples: vec![ServiceName::new("shop", "web")],
     }));
+    assert_eq!(rig.step(0), [""; 0]);
     assert_eq!(rig.step(9), [""; 0]);
     let told = rig.step(10);
     assert_eq!(told.len(), 1);

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::Instant;
 
 use kplane_model::{Family, ServiceKey, ServiceName};
 use kplane_proto::v1 as pb;
@@ -23,7 +23,7 @@ pub struct Programmed {
     /// The Service whose endpoints changed.
     pub service: ServiceName,
     /// Time at which the control plane received the report.
-    pub at: SystemTime,
+    pub at: Instant,
     /// Time from the change until the kernel's acknowledgement, milliseconds by two clocks; 49 days
     /// at most.
     pub latency_ms: u32,
@@ -43,7 +43,7 @@ pub struct LatencySummary {
     /// The longest duration, milliseconds.
     pub max_ms: u32,
     /// Time at which the control plane received the last one.
-    pub last_at: SystemTime,
+    pub last_at: Instant,
 }
 
 /// Takes the programmed triggers, which are reported only once, out of a report. Triggers that this
@@ -52,7 +52,7 @@ pub struct LatencySummary {
 pub(super) fn take_programmed(
     report: &mut pb::Report,
     store: &Store,
-    at: SystemTime,
+    at: Instant,
 ) -> Vec<Programmed> {
     let told = std::mem::take(&mut report.triggers_programmed);
     if report.epoch != store.epoch() {

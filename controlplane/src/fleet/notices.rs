@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant};
 
 use kplane_model::NodeName;
 use kplane_proto::v1::{FamilyStatus, Report};
@@ -22,12 +22,12 @@ pub(super) fn connected(
     node: &NodeName,
     before: Option<bool>,
     peer: &str,
-    started_at: SystemTime,
+    started_at: Instant,
 ) {
     let text = match before {
         Some(true) => return,
         Some(false) => format!("the agent is back, at {peer}"),
-        None if started_at.elapsed().unwrap_or_default() < START => return,
+        None if started_at.elapsed() < START => return,
         None => format!("an agent connected from {peer}"),
     };
     recorder.notice(Kind::NodeConnected, object(node), text);

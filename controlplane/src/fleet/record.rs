@@ -1,11 +1,11 @@
 //! What the control plane knows of one agent.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant};
 
 use kplane_proto::v1::{Hello, RefusedSettings, Report, Settings};
 
-use super::{Latencies, Rival};
+use super::{Clocks, Latencies, Rival, translate};
 
 /// Longest reason why a backend is deprecated, in bytes.
 const MAX_DEPRECATION_BYTES: usize = 256;
@@ -19,9 +19,9 @@ pub struct AgentRecord {
     /// The agent has a stream at the moment.
     pub connected: bool,
     /// Time at which the agent connected, or at which its stream ended.
-    pub since: SystemTime,
+    pub since: Instant,
     /// Time of the last message from the agent.
-    pub last_heard: SystemTime,
+    pub last_heard: Instant,
     /// Random number of the agent's process.
     pub instance: u64,
     /// The agent had received nothing when it connected: its process had just started.
@@ -34,13 +34,16 @@ pub struct AgentRecord {
     pub backend: String,
     /// The reason why users should choose another backend; empty for most backends.
     pub backend_deprecation: String,
+    /// Nobody chose the backend: the agent's file of kube-proxy names no mode.
+    pub mode_unset: bool,
     /// The agent's latest report.
     pub report: Option<Arc<Report>>,
+    /// The agent's clock, if it names its time. The times of the report are by that clock.
+    pub clocks: Option<Clocks>,
     /// Time at which the applied revision last changed.
-    pub applied_at: SystemTime,
-    /// Time at which the agent last reported a new comparison of its kernel with the desired state, by the control
-    /// plane's clock.
-    pub verified_at: SystemTime,
+    pub applied_at: Instant,
+    /// Time of the agent's last report of a new comparison of its kernel with the desired state.
+    pub verified_at: Instant,
     /// Durations from recent changes in the cluster until the node's kernel held them.
     pub latencies: Latencies,
     /// Newest revision that the kernel was known to hold, for the measurement of later ones; 0 = none.
@@ -73,7 +76,7 @@ pub(super) fn verified(report: &Report) -> Option<u64> {
 
 impl AgentRecord {
     /// Returns the record of an agent that connects now and has reported nothing.
-    pub(super) fn begin(hello: &Hello, peer: String, now: SystemTime) -> Self {
+    pub(super) fn begin(hello: &Hello, peer: String, now: Instant) -> Self {
         Self {
             connected: true,
             since: now,
@@ -84,7 +87,9 @@ impl AgentRecord {
             version: label(&hello.agent_version, MAX_LABEL_BYTES),
             backend: label(&hello.backend, MAX_LABEL_BYTES),
             backend_deprecation: label(&hello.backend_deprecation, MAX_DEPRECATION_BYTES),
+            mode_unset: hello.mode_unset,
             report: None,
+            clocks: None,
             applied_at: now,
             verified_at: now,
             latencies: Latencies::default(),
@@ -95,12 +100,27 @@ impl AgentRecord {
         }
     }
 
+    /// Returns a time of the report by this machine's clock, in milliseconds since 1970; 0 stays 0.
+    #[must_use]
+    pub fn local_ms(&self, theirs_ms: u64) -> u64 {
+        let clocks = self.clocks;
+        clocks.map_or(theirs_ms, |clocks| clocks.local_ms(theirs_ms))
+    }
+
+    /// Returns a copy of the agent's latest report, with times by this machine's clock.
+    #[must_use]
+    pub fn local_report(&self) -> Option<Report> {
+        let mut report = self.report.as_deref()?.clone();
+        translate(&mut report, |ms| self.local_ms(ms));
+        Some(report)
+    }
+
     /// Returns the time since the control plane last learned of a comparison of the agent's kernel with the
     /// desired state; `None` for agents that do not report comparisons.
     #[must_use]
-    pub fn unverified_for(&self, now: SystemTime) -> Option<Duration> {
+    pub fn unverified_for(&self, now: Instant) -> Option<Duration> {
         self.report.as_deref().and_then(verified)?;
-        Some(now.duration_since(self.verified_at).unwrap_or_default())
+        Some(now.saturating_duration_since(self.verified_at))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Two agents that claim one node.
 
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant};
 
 /// Time without an attempt after which a rival counts as gone: a live rival tries again every few seconds.
 const REMEMBERED: Duration = Duration::from_secs(60);
@@ -11,9 +11,9 @@ pub struct Rival {
     /// The rival's address.
     pub peer: String,
     /// Time of its first attempt.
-    pub since: SystemTime,
+    pub since: Instant,
     /// Time of its last attempt.
-    pub last: SystemTime,
+    pub last: Instant,
 }
 
 impl Rival {
@@ -23,8 +23,8 @@ impl Rival {
 
     /// Returns whether the rival still tries to connect.
     #[must_use]
-    pub fn is_there(&self, now: SystemTime) -> bool {
-        now.duration_since(self.last).unwrap_or_default() < REMEMBERED
+    pub fn is_there(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.last) < REMEMBERED
     }
 }
 

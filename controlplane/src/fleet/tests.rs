@@ -1,5 +1,7 @@
 //! Records of agents, and limits on their number.
 
+use std::time::SystemTime;
+
 use tokio::sync::mpsc;
 
 use super::*;
@@ -102,7 +104,7 @@ fn strangers_that_are_gone_are_forgotten_and_nodes_are_not() {
     }
     publish_node(&hub, "a-node-later");
     let sweep = |after| {
-        let now = SystemTime::now() + after;
+        let now = Instant::now() + after;
         hub.fleet.sweep(now, |name| hub.store.knows(name));
         let names = hub.fleet.records().into_keys();
         names.map(|name| name.to_string()).collect::<Vec<_>>()

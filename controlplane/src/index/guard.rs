@@ -108,7 +108,8 @@ impl Recent {
     /// the window's start.
     pub(super) fn with(&self, step: Loss, now: SystemTime) -> Self {
         let age = self.since.map(|since| now.duration_since(since));
-        let fresh = age.is_some_and(|age| age.is_ok_and(|age| age < WINDOW));
+        // A clock that was set back does not open the guard.
+        let fresh = age.is_some_and(|age| age.is_err() || age.is_ok_and(|age| age < WINDOW));
         if !fresh {
             return Self {
                 since: Some(now),

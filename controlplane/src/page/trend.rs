@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant};
 
 use super::html::Html;
 use crate::hub::Hub;
@@ -19,7 +19,7 @@ const HEIGHT: usize = 48;
 /// The fleet at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sample {
-    at: SystemTime,
+    at: Instant,
     in_sync: usize,
     nodes: usize,
 }
@@ -48,7 +48,7 @@ impl Trend {
             return;
         }
         let sample = Sample {
-            at: SystemTime::now(),
+            at: Instant::now(),
             in_sync: census.states.get("in_sync").copied().unwrap_or_default(),
             nodes,
         };
@@ -70,7 +70,7 @@ impl Trend {
         let (Some(first), Some(last)) = (samples.front(), samples.back()) else {
             return html;
         };
-        let span = last.at.duration_since(first.at).unwrap_or_default();
+        let span = last.at.saturating_duration_since(first.at);
         let worst = samples
             .iter()
             .map(|sample| sample.nodes - sample.in_sync)
@@ -121,9 +121,10 @@ mod tests {
     fn an_hour_is_kept_and_the_worst_is_named() {
         let trend = Trend::default();
         assert_eq!(trend.html().as_str(), "");
+        let start = Instant::now();
         for second in 0..1_000_u64 {
             trend.push(Sample {
-                at: SystemTime::UNIX_EPOCH + PAUSE * u32::try_from(second).unwrap(),
+                at: start + PAUSE * u32::try_from(second).unwrap(),
                 in_sync: if second == 900 { 3 } else { 5 },
                 nodes: 5,
             });

@@ -11,7 +11,7 @@ use prost::Message as _;
 use tokio::time::Instant;
 use tonic::Streaming;
 
-use crate::fleet::{Durations, bound_avoided, bound_report, label};
+use crate::fleet::{Durations, bound_avoided, bound_report, label, translate};
 use crate::wire::millis;
 
 /// Maximum number of agents of one replica.
@@ -226,14 +226,9 @@ impl Answer {
         status.epoch = self.epoch;
         if let Some(report) = &mut status.report {
             bound_report(report);
+            translate(report, |ms| self.local(ms));
         }
-        // Failures and what agents hold have times of the agents.
-        if !matches!(
-            status.state(),
-            pb::NodeState::Failing | pb::NodeState::Holding
-        ) {
-            status.since_ms = self.local(status.since_ms);
-        }
+        status.since_ms = self.local(status.since_ms);
         status.last_heard_ms = self.local(status.last_heard_ms);
         if let Some(latencies) = &mut status.network_programming {
             latencies.last_at_ms = self.local(latencies.last_at_ms);

@@ -6,6 +6,7 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use kplane_model::{DesiredKey, Digest, ServiceKey, ZoneName};
 
+use super::Moment;
 use super::common::Mark;
 use super::state::{Blob, FIRST_REVISION, State, View};
 use super::triggers::Sent;
@@ -284,12 +285,18 @@ impl State {
         shared.max(own)
     }
 
+    /// Returns when the first change after `revision` was observed.
     pub(super) fn changed_after(&self, revision: u64) -> Option<SystemTime> {
+        let moment = self.moment_after(revision)?;
+        Some(moment.observed_at)
+    }
+
+    pub(super) fn moment_after(&self, revision: u64) -> Option<Moment> {
         if revision >= self.revision {
             return None;
         }
         // An agent that holds nothing lacks the first publication.
         let revision = revision.max(FIRST_REVISION);
-        Some(self.moment_of(revision + 1)?.observed_at)
+        self.moment_of(revision.checked_add(1)?)
     }
 }

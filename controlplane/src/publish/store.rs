@@ -403,11 +403,12 @@ impl Store {
         self.read().triggers.get(id).cloned()
     }
 
-    /// Returns when the first change after `revision` was observed, if there is one and it is
+    /// Returns when the first change after `revision` was published, if there is one and it is
     /// remembered.
     #[must_use]
-    pub fn changed_after(&self, revision: u64) -> Option<SystemTime> {
-        self.read().changed_after(revision)
+    pub fn changed_after(&self, revision: u64) -> Option<Instant> {
+        let moment = self.read().moment_after(revision)?;
+        Some(moment.published_at)
     }
 
     pub(super) fn read(&self) -> RwLockReadGuard<'_, State> {

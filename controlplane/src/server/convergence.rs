@@ -10,11 +10,11 @@ use kplane_proto::v1::{LagState, ServiceState};
 use tokio::sync::mpsc;
 use tonic::Status;
 
-use super::millis;
 use super::others::Others;
 use super::pages::{Node, Picture};
 use super::standing::{Standing, Standings};
 use super::status::{WATCH_PAUSE, WATCH_REFRESH};
+use super::{millis, wall_ms};
 use crate::fleet::{AgentRecord, Durations, holding};
 use crate::hub::Hub;
 use crate::orders::Order;
@@ -39,10 +39,10 @@ pub(super) struct Lag {
 }
 
 impl Lag {
-    fn new(state: LagState, since: SystemTime, reason: impl Into<String>) -> Self {
+    fn new(state: LagState, since: Instant, reason: impl Into<String>) -> Self {
         Self {
             state,
-            since_ms: millis(since),
+            since_ms: wall_ms(since),
             reason: reason.into(),
         }
     }
@@ -103,7 +103,7 @@ pub(super) fn lag(
     if let Some(failure) = failure_of(name, report, false) {
         return Some(Lag {
             state: LagState::Failing,
-            since_ms: failure.since_ms,
+            since_ms: record.local_ms(failure.since_ms),
             reason: failure.reason.clone(),
         });
     }
@@ -118,7 +118,7 @@ pub(super) fn lag(
         (false, _) => not_connected(&format!("{behind}; the agent is not connected")),
         (true, Some(family)) => Lag {
             state: LagState::Failing,
-            since_ms: family.error_since_ms,
+            since_ms: record.local_ms(family.error_since_ms),
             reason: format!("{behind}; {}", family.error),
         },
         (true, None) => {
@@ -137,7 +137,7 @@ pub(super) fn lag_of_unknown(
     let held = report_of(&hub.store, record).and_then(|report| report.held.as_ref());
     let holds = held.map(|held| Lag {
         state: LagState::Holding,
-        since_ms: held.since_ms,
+        since_ms: record.map_or(0, |record| record.local_ms(held.since_ms)),
         reason: holding::describe(held),
     });
     // The first update of a control plane is a complete picture without the Service.

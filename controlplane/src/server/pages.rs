@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant};
 
 use kplane_model::{NodeFacts, NodeName};
 use kplane_proto::v1 as pb;
@@ -62,7 +62,7 @@ impl Node<'_> {
             let record = self.record.as_ref()?;
             Some(Claim {
                 connected: record.connected,
-                age: record.since.elapsed().unwrap_or_default(),
+                age: record.since.elapsed(),
             })
         })
     }
@@ -324,7 +324,7 @@ pub(crate) fn census(hub: &Hub) -> Census {
     ];
     let mut states = BTreeMap::from(names.map(|name| (name, 0)));
     let (mut connected, mut lags) = (0, Durations::default());
-    let (picture, now) = (Picture::now(hub), SystemTime::now());
+    let (picture, now) = (Picture::now(hub), Instant::now());
     for (name, node) in picture.nodes() {
         let stranger = picture.stranger(node.facts.as_deref());
         let record = node.record.as_deref();
@@ -345,7 +345,7 @@ pub(crate) fn census(hub: &Hub) -> Census {
 }
 
 /// Returns the time for which a node's kernel has lacked a change up to revision `wanted`.
-fn lag(store: &Store, record: &AgentRecord, wanted: u64, now: SystemTime) -> Duration {
+fn lag(store: &Store, record: &AgentRecord, wanted: u64, now: Instant) -> Duration {
     let report = record.report.as_deref();
     let since = match report.filter(|report| report.epoch == store.epoch()) {
         Some(report) if report.applied_revision >= wanted => return Duration::ZERO,
@@ -354,7 +354,7 @@ fn lag(store: &Store, record: &AgentRecord, wanted: u64, now: SystemTime) -> Dur
     };
     // An agent that has just come may not have had the time to report.
     let since = since.map_or(record.since, |since| since.max(record.since));
-    now.duration_since(since).unwrap_or_default()
+    now.saturating_duration_since(since)
 }
 
 fn name_of(state: pb::NodeState) -> &'static str {

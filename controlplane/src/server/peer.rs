@@ -215,7 +215,6 @@ async fn tell(
         return;
     }
     let picture = Picture::now(hub);
-    let now = SystemTime::now();
     for (name, node) in picture.nodes() {
         let Some(record) = node.record.as_deref() else {
             continue;
@@ -227,7 +226,7 @@ async fn tell(
         });
         let standings = services.iter();
         let standings = standings.map(|of| Standing::here(hub, of, name, Some(record)).to_wire());
-        let age = now.duration_since(record.since).unwrap_or_default();
+        let age = record.since.elapsed();
         let agent = pb::PeerAgent {
             node: name.to_string(),
             connected: record.connected,

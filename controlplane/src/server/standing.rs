@@ -7,8 +7,8 @@ use kplane_proto::v1 as pb;
 use kplane_proto::v1::LagState;
 
 use super::convergence::{Lag, failure_of, lag, lag_of_unknown, report_of};
-use super::millis;
 use super::pages::{Elsewhere, Node};
+use super::wall_ms;
 use crate::fleet::{AgentRecord, Durations, has_servers};
 use crate::hub::Hub;
 use crate::peers::{Answer, Collected};
@@ -61,7 +61,7 @@ impl Standing {
             degraded: degraded.map_or_else(String::new, |failure| failure.reason.clone()),
             last_change: last_change.map(|change| pb::ProgrammedChange {
                 latency_ms: change.latency_ms.into(),
-                at_ms: millis(change.at),
+                at_ms: wall_ms(change.at),
             }),
             has_servers: record.is_some_and(|record| record.connected && has_servers(record)),
             avoided: record.map_or_else(Vec::new, |record| avoided(name, record)),
@@ -87,14 +87,9 @@ impl Standing {
 
     /// Reads the answer of another replica.
     fn of_wire(told: &pb::PeerStanding, answer: &Answer) -> Self {
-        let since_ms = match told.lag() {
-            // By the agent's clock.
-            LagState::Failing | LagState::Holding => told.since_ms,
-            _ => answer.local(told.since_ms),
-        };
         let lag = Lag {
             state: told.lag(),
-            since_ms,
+            since_ms: answer.local(told.since_ms),
             reason: told.reason.clone(),
         };
         Self {

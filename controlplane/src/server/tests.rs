@@ -21,7 +21,7 @@ use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Code, Request, Status};
 
 use super::status::{WATCH_PAUSE, WATCH_REFRESH};
-use super::views::{UNVERIFIED_AFTER, node_state};
+use super::views::{self, UNVERIFIED_AFTER, node_state};
 use super::{AgentServer, StatusServer};
 use crate::admission::Admission;
 use crate::doors::{Door, Limits};
@@ -32,6 +32,7 @@ use crate::index::CliffGuard;
 use crate::k8s::Kind;
 use crate::publish::Publication;
 use crate::source::{Batch, Event, kubernetes};
+use crate::wire::millis;
 
 /// A deadline far above any step of these tests.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -316,4 +317,33 @@ fn an_agent_that_does_not_look_at_its_kernel_is_not_in_sync() {
     // Older agents do not report comparisons.
     session.report(report(0));
     assert_eq!(state(long), pb::NodeState::InSync);
+}
+
+/// The clock of the node's machine is an hour slow. It compared its kernel three minutes before it reported, and has had a
+/// problem for ten.
+#[test]
+fn ages_are_right_whatever_the_time_on_the_node() {
+    let (_, batches) = mpsc::channel(1);
+    let (admission, guard) = (Admission::default(), CliffGuard::default());
+    let (hub, _) = Hub::new(1, "test", admission, guard, batches);
+    let (session, _, _) = Session::begin(&hub, &"n1".into(), &hello("n1"), String::new()).unwrap();
+    let now_ms = millis(SystemTime::now()) - 3_600_000;
+    session.report(pb::Report {
+        epoch: 1,
+        families: vec![pb::FamilyStatus {
+            verified_at_ms: now_ms - 180_000,
+            error: "refused".into(),
+            error_since_ms: now_ms - 600_000,
+            ..pb::FamilyStatus::default()
+        }],
+        now_ms,
+        ..pb::Report::default()
+    });
+    let record = hub.fleet.record("n1").unwrap();
+    let status = views::node_status(&hub, &"n1".into(), Some(&record), None, None);
+    let age_s = |at| (millis(SystemTime::now()) - at) / 1_000;
+    assert_eq!(status.state(), pb::NodeState::Failing);
+    assert!((600..660).contains(&age_s(status.since_ms)));
+    let verified = status.report.unwrap().families[0].verified_at_ms;
+    assert!((180..240).contains(&age_s(verified)));
 }

@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use kplane_model::{Endpoint, EndpointAddr, NodeFacts, NodeName, ServiceName};
 use kplane_proto::v1 as pb;
@@ -14,7 +14,7 @@ use super::pages::Picture;
 use super::questions::Answers;
 use super::standing::{Standing, Standings};
 use super::status::unknown_node;
-use super::{confidence, millis};
+use super::{confidence, millis, wall_ms};
 use crate::findings::{self, Finding, Place};
 use crate::fleet::{AgentRecord, LatencySummary, holding};
 use crate::hub::Hub;
@@ -38,8 +38,8 @@ pub(super) fn control_plane(hub: &Hub) -> pb::ControlPlaneStatus {
         epoch: hub.store.epoch(),
         revision: head.revision,
         now_ms: millis(SystemTime::now()),
-        started_at_ms: millis(hub.started_at),
-        revision_at_ms: summary.revision_at.map_or(0, millis),
+        started_at_ms: wall_ms(hub.started_at),
+        revision_at_ms: summary.revision_at.map_or(0, wall_ms),
         source: hub.source_name().into_owned(),
         synced: head.synced,
         upstream_age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
@@ -100,7 +100,7 @@ pub(super) fn node_state(
     match record {
         None => State {
             state: pb::NodeState::NoAgent,
-            since_ms: millis(hub.started_at),
+            since_ms: wall_ms(hub.started_at),
             last_error: "no agent has connected for this node".to_owned(),
         },
         Some(record) => {
@@ -149,11 +149,11 @@ pub(super) fn node_status(
             .filter(|r| r.connected)
             .map(|r| r.peer.clone())
             .unwrap_or_default(),
-        last_heard_ms: record.map_or(0, |r| millis(r.last_heard)),
+        last_heard_ms: record.map_or(0, |r| wall_ms(r.last_heard)),
         network_programming: record
             .and_then(|r| r.latencies.summary())
             .map(network_programming),
-        report: record.and_then(|r| r.report.as_deref().cloned()),
+        report: record.and_then(AgentRecord::local_report),
         frozen: hub.orders.frozen(name).map(Into::into),
         settings: record.and_then(|r| r.settings.clone()),
         refused_settings: record.and_then(|r| r.refused_settings.clone()),
@@ -176,7 +176,7 @@ fn network_programming(latencies: LatencySummary) -> pb::NetworkProgramming {
         last_ms: latencies.last_ms.into(),
         p50_ms: latencies.p50_ms.into(),
         max_ms: latencies.max_ms.into(),
-        last_at_ms: millis(latencies.last_at),
+        last_at_ms: wall_ms(latencies.last_at),
     }
 }
 
@@ -189,24 +189,25 @@ fn agent_state(store: &Store, record: &AgentRecord, wanted: u64, stranger: Optio
     let report = record.report.as_deref();
     if !record.connected {
         let error = "the agent is not connected; the node keeps serving its last state".to_owned();
-        return state(pb::NodeState::Disconnected, millis(record.since), error);
+        return state(pb::NodeState::Disconnected, wall_ms(record.since), error);
     }
     let rival = record.rival.as_ref();
-    if let Some(rival) = rival.filter(|rival| rival.is_there(SystemTime::now())) {
+    if let Some(rival) = rival.filter(|rival| rival.is_there(Instant::now())) {
         let error = format!(
             "two agents have the name of this node: the agent at {} is accepted, and the agent at \
              {} is refused; give one of them its own --node-name, or stop it",
             record.peer, rival.peer
         );
-        return state(pb::NodeState::Conflict, millis(rival.since), error);
+        return state(pb::NodeState::Conflict, wall_ms(rival.since), error);
     }
     if let Some(report) = report
         && let Some((since_ms, error)) = failure(report)
     {
+        let since_ms = record.local_ms(since_ms);
         return state(pb::NodeState::Failing, since_ms, error);
     }
     if let Some(reason) = stranger {
-        let since = millis(record.since);
+        let since = wall_ms(record.since);
         return state(pb::NodeState::Failing, since, reason.to_owned());
     }
     if let Some(report) = report
@@ -214,18 +215,22 @@ fn agent_state(store: &Store, record: &AgentRecord, wanted: u64, stranger: Optio
     {
         return state(
             pb::NodeState::Holding,
-            held.since_ms,
+            record.local_ms(held.since_ms),
             holding::describe(held),
         );
     }
     match report {
         Some(report) if report.epoch == store.epoch() && report.applied_revision >= wanted => {
-            if let Some(error) = unverified(record, SystemTime::now()) {
-                return state(pb::NodeState::Unverified, millis(record.verified_at), error);
+            if let Some(error) = unverified(record, Instant::now()) {
+                return state(
+                    pb::NodeState::Unverified,
+                    wall_ms(record.verified_at),
+                    error,
+                );
             }
             state(
                 pb::NodeState::InSync,
-                millis(record.applied_at),
+                wall_ms(record.applied_at),
                 String::new(),
             )
         }
@@ -233,14 +238,14 @@ fn agent_state(store: &Store, record: &AgentRecord, wanted: u64, stranger: Optio
             let since = store
                 .changed_after(report.applied_revision)
                 .unwrap_or(record.since);
-            state(pb::NodeState::Syncing, millis(since), String::new())
+            state(pb::NodeState::Syncing, wall_ms(since), String::new())
         }
-        _ => state(pb::NodeState::Syncing, millis(record.since), String::new()),
+        _ => state(pb::NodeState::Syncing, wall_ms(record.since), String::new()),
     }
 }
 
 /// Returns the reason why the state of a node's kernel is unknown, if it is.
-fn unverified(record: &AgentRecord, now: SystemTime) -> Option<String> {
+fn unverified(record: &AgentRecord, now: Instant) -> Option<String> {
     let report = record.report.as_deref()?;
     let overdue = report
         .families

@@ -38,7 +38,31 @@ kplane-controlplane.{{ .Release.Namespace }}.svc
 {{- if not $found -}}
 {{- fail (printf "agent.kubeProxyConfig.copyFrom: there is no %s, or Helm may not read the cluster (helm template): give the text as agent.kubeProxyConfig.inline" $place) -}}
 {{- end -}}
-{{- required (printf "agent.kubeProxyConfig.copyFrom: %s has no key %s" $place .copyFrom.key) (index $found.data .copyFrom.key) -}}
+{{- $text := required (printf "agent.kubeProxyConfig.copyFrom: %s has no key %s" $place .copyFrom.key) (index $found.data .copyFrom.key) -}}
+{{- $kept := include "kplane.keptMode" $ -}}
+{{- if $kept -}}
+{{ set (fromYaml $text) "mode" $kept | toYaml }}
+{{- else -}}
+{{ $text }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The mode that agents keep although the file to copy names another one by now; empty = the file's. kubeadm 1.37 writes
+     "mode: iptables" where nobody has chosen a mode, and an upgrade must not take agents to another backend for that. */}}
+{{- define "kplane.keptMode" -}}
+{{- $from := .Values.agent.kubeProxyConfig.copyFrom -}}
+{{- if and $from.name (not .Values.agent.backend) -}}
+{{- $before := lookup "v1" "ConfigMap" .Release.Namespace "kplane-kube-proxy-config" -}}
+{{- $found := lookup "v1" "ConfigMap" $from.namespace $from.name -}}
+{{- if and $before $found -}}
+{{- $old := index $before.data "config.conf" | default "" | fromYaml -}}
+{{- $new := index $found.data $from.key | default "" | fromYaml -}}
+{{- $mode := $old.mode | default "nftables" -}}
+{{- if not (or $old.Error $new.Error (eq $mode ($new.mode | default "nftables"))) -}}
+{{ $mode }}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

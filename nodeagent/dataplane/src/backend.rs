@@ -332,6 +332,9 @@ pub struct Settings {
     pub pod_interface: Option<PodInterface>,
     /// iptables: whether node ports are served on IPv4 loopback addresses too (C8).
     pub localhost_nodeports: bool,
+    /// nftables: whether node ports on loopback addresses are refused and counted, unless the agent's proxy serves them
+    /// (K6).
+    pub refuse_loopback: bool,
     /// iptables: how a rule finds the Service of an address.
     pub iptables_layout: iptables::Layout,
     /// iptables and ipvs: longest time until a change by another program is repaired.
@@ -354,6 +357,7 @@ impl Default for Settings {
             own_mark: OWN_MARK,
             pod_interface: None,
             localhost_nodeports: true,
+            refuse_loopback: true,
             iptables_layout: iptables::Layout::default(),
             probe_interval: Self::PROBE_INTERVAL,
             ipvs: ipvs::IpvsSettings::default(),

@@ -32,9 +32,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kplane_model::Family;
+use nix::time::{ClockId, clock_gettime};
 
 use self::flows::{ExamineError, Kernel};
-use self::schedule::{Job, Schedule};
+use self::schedule::{Budget, Job, Schedule};
 use crate::backend::{Change, Failure};
 use crate::chain;
 
@@ -55,6 +56,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     families: [FamilyState; 2],
+    budget: Budget,
     stop: bool,
 }
 
@@ -120,13 +122,14 @@ impl Shared {
                 return None;
             }
             let now = Instant::now();
-            for family in Family::ALL {
+            let next_at = state.budget.next_at(now);
+            for family in Family::ALL.into_iter().filter(|_| next_at <= now) {
                 if let Some(job) = state.families[family as usize].schedule.take(now) {
                     return Some((family, job));
                 }
             }
             let due = state.families.iter().filter_map(|f| f.schedule.due(now));
-            let due = due.min();
+            let due = due.min().map(|due| due.max(next_at));
             state = match due {
                 None => self
                     .wake
@@ -145,7 +148,7 @@ impl Shared {
 fn run(shared: &Shared, counts: &ConntrackCounts) {
     let mut kernel = Kernel::default();
     while let Some((family, job)) = shared.next() {
-        let started = Instant::now();
+        let (started, processor) = (Instant::now(), processor_time());
         // The lock is taken for one entry at a time, so that a commit never waits for a list.
         let outcome = kernel.examine(family, job.work(), |flow| {
             let state = shared.lock();
@@ -154,9 +157,18 @@ fn run(shared: &Shared, counts: &ConntrackCounts) {
         });
         let (took, (deleted, result)) = (started.elapsed(), &outcome);
         counts.count(family, *deleted, result.is_err(), took);
+        let spent = processor_time().zip(processor);
+        let spent = spent.map_or(took, |(now, then)| now.saturating_sub(then));
         let mut state = shared.lock();
+        state.budget.spend(Instant::now(), spent);
         state.families[family as usize].finish(family, job, &outcome, took);
     }
+}
+
+/// Returns the processor time that the calling thread has taken, also in the kernel; `None` if the kernel does not say.
+fn processor_time() -> Option<Duration> {
+    let taken = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID);
+    taken.ok().map(Duration::from)
 }
 
 impl FamilyState {
@@ -172,7 +184,7 @@ impl FamilyState {
         match result {
             Ok(()) => {
                 self.error = None;
-                self.schedule.done(job, now, took);
+                self.schedule.done(job, now);
                 tracing::debug!(%family, deleted, ?took, "scanned for stale UDP flows");
             }
             Err(error) => {

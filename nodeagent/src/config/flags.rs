@@ -396,6 +396,9 @@ impl Flags {
             node_name,
             source,
             backend,
+            mode_unset: self.config.is_some()
+                && self.data_path.backend.is_none()
+                && loaded.config.mode.is_empty(),
             backend_settings: self
                 .data_path
                 .settings(settings.backend, self.absence.cache_dir(backend)),

@@ -329,8 +329,8 @@ fn what_makes_no_sense_is_refused_in_one_line() {
             "--cluster-cidr: 10.0.0.0: must be an address range",
         ),
         (
-            "--control-plane localhost --nodeport-addresses all,10.0.0.0/8",
-            "--nodeport-addresses: all: must stand alone",
+            "--control-plane localhost --nodeport-addresses all,10.0.0.0/8,all",
+            "--nodeport-addresses: all: must be there once",
         ),
         (
             "--control-plane localhost --nodeport-addresses x",

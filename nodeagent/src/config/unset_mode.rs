@@ -1,4 +1,4 @@
-//! The warning about a kube-proxy file that names no mode. kube-proxy takes iptables and serves node ports on
+//! The warning about a kube-proxy file that names no mode. kube-proxy before v1.40 takes iptables and serves node ports on
 //! all addresses of the node. kplane takes nftables and serves node ports on the node's own address.
 
 use std::collections::BTreeSet;
@@ -69,7 +69,7 @@ pub(super) fn note(loaded: &Loaded, mut served: Served) -> Note {
         ports => format!("node ports {}", listed(ports)),
     };
     Note::warning(format!(
-        "mode is not set: kube-proxy would use iptables and serve node ports on all addresses of \
+        "mode is not set: kube-proxy before v1.40 would use iptables and serve node ports on all addresses of \
          the node; kplane uses nftables and serves them on the node's own address of each family. \
          No longer served: {ports} on {}{except}. To keep them: nodePortAddresses: \
          [\"0.0.0.0/0\", \"::/0\"], or mode: iptables for loopback too",

@@ -10,7 +10,7 @@ use prometheus_client::encoding::DescriptorEncoder;
 
 use super::counters::{Distribution, Gauge};
 use super::numbers::{Numbers, float};
-use super::{FamilyCounters, Histogram, Sources, connections, proxy};
+use super::{FamilyCounters, Histogram, Sources, connections, loopback, proxy};
 use crate::healthz::Outcomes;
 use kplane_dataplane::backend::iptables::PacketCounts;
 use kplane_dataplane::backend::{Failures, RuleCounts};
@@ -139,7 +139,8 @@ impl KubeProxy {
             "kubeproxy_sync_proxy_rules_nftables_cleanup_failures",
             "Failed cleanups of stale chains; always 0, because kplane needs none",
         )
-        .counter(to, from.each(|_| 0.0))
+        .counter(to, from.each(|_| 0.0))?;
+        loopback::write(to)
     }
 
     /// Writes the metrics of modes iptables and IPVS.

@@ -122,6 +122,23 @@ fn real_servers_alone_are_no_news() {
     assert_eq!(held, synced);
 }
 
+/// A read-back is told at most once a minute, whatever the wall clock does: after a step of an hour back, the control
+/// plane does not wait for an hour.
+#[test]
+fn read_backs_are_told_when_the_clock_was_set_back() {
+    let verified = |verified_at_ms| {
+        let mut report = Report::default();
+        for family in &mut report.families {
+            family.verified_at_ms = verified_at_ms;
+        }
+        report
+    };
+    let mut told = verified(7_200_000);
+    assert!(!verified(7_230_000).replace(&mut told));
+    assert!(verified(7_260_000).replace(&mut told));
+    assert!(verified(3_660_000).replace(&mut told), "an hour back");
+}
+
 #[test]
 fn positions_of_another_epoch_are_not_reported() {
     let position = |epoch, revision| Some(Position { epoch, revision });

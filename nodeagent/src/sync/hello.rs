@@ -47,6 +47,7 @@ impl<T> Client<T> {
             from_cache,
             settings: choice.map(|choice| choice.in_force().into()),
             refused_settings: choice.and_then(Choice::refusal),
+            mode_unset: self.identity.mode_unset,
         };
         pb::AgentMessage {
             kind: Some(agent_message::Kind::Hello(hello)),

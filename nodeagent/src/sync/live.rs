@@ -370,6 +370,7 @@ impl Live {
         report.frozen = shared.frozen.is_some();
         report.unknown_kinds += shared.unknown_messages;
         report.round_trip_us = micros(shared.round_trip);
+        report.now_ms = now_ms();
         report
     }
 }

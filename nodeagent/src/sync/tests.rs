@@ -232,7 +232,7 @@ impl Rig {
             opened,
             stage: stage.clone(),
         };
-        let client = Client::new(transport, Identity::new("n1".into()), engine.clone());
+        let client = Client::new(transport, Identity::new("n1".into(), false), engine.clone());
         Self {
             servers,
             engine,

@@ -94,6 +94,7 @@ impl Agent {
         let identity = Identity {
             node: self.name(),
             instance: self.starts,
+            mode_unset: false,
         };
         let client = Client::new(self.wire.clone(), identity, engine.clone());
         tokio::spawn(follow(client.connection(), self.wire.clone()));

@@ -157,13 +157,14 @@ impl Table {
     }
 
     /// Returns whether a client is inside the cluster: a pod, or this machine, which `local`, the address of the other
-    /// end, shows.
+    /// end, shows. On loopback addresses, a policy Local counts for the machine itself as well (K7).
     fn is_inside(&self, client: IpAddr, local: IpAddr) -> bool {
-        client.is_loopback() || client == local || {
+        let is_known = || {
             read(&self.inside)[Family::of(client) as usize]
                 .iter()
                 .any(|range| range.contains(client))
-        }
+        };
+        !client.is_loopback() && (client == local || is_known())
     }
 
     /// Chooses the endpoint for a client's first attempt. If the ServicePort was configured anew since the way to it was

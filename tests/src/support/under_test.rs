@@ -31,7 +31,7 @@ thread_local! {
 }
 
 /// Tests, or modules of tests, that say something about one backend only, and why.
-const NFTABLES_ONLY: [(&str, &str); 31] = [
+const NFTABLES_ONLY: [(&str, &str); 32] = [
     (
         "unserved::a18_refusals_come_at_once",
         "C1: REJECT answers TCP with an ICMP error, which IPv6 hears late",
@@ -48,6 +48,7 @@ const NFTABLES_ONLY: [(&str, &str); 31] = [
         "unserved::a21_node_ports_are_served_on_the_primary",
         "A21: all addresses, loopback too; iptables::a21_..",
     ),
+    ("unserved::k6_", "K6 is of mode nftables"),
     (
         "unserved::a10_",
         "A10: REJECT wins without endpoints; iptables::a10_..",

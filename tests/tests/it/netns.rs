@@ -86,6 +86,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     unserved::a20_an_unused_port_of_a_cluster_ip_is_refused,
     unserved::a20_an_address_that_no_service_has_is_dropped,
     unserved::a21_node_ports_are_served_on_the_primary_address_and_never_on_loopback,
+    unserved::k6_node_ports_on_loopback_are_refused_and_counted,
     unserved::a21_node_ports_are_not_served_on_addresses_of_others,
     unserved::a8_source_ranges_drop_others_at_load_balancer_addresses_only,
     unserved::a8_ranges_may_overlap_and_hold_everybody,

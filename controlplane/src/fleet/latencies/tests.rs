@@ -1,5 +1,6 @@
 //! Triggers that are remembered from agents' reports.
 
+use std::sync::LazyLock;
 use std::time::{Duration, UNIX_EPOCH};
 
 use kplane_model::{ServiceName, ServicePort};
@@ -9,8 +10,9 @@ use crate::publish::{Publication, Published, Trigger};
 
 const EPOCH: u64 = 7;
 
-fn at(seconds: u64) -> SystemTime {
-    UNIX_EPOCH + Duration::from_secs(seconds)
+fn at(seconds: u64) -> Instant {
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+    *START + Duration::from_secs(seconds)
 }
 
 /// A store that has given numbers 1.. to changes of these Services.

@@ -66,7 +66,7 @@ fn slow(hub: &Hub, node: &NodeName, record: &AgentRecord) -> pb::SlowNode {
     let applied = report.map_or(0, |report| report.applied_revision);
     let wanted = hub.store.wanted(node);
     let lacks = (applied < wanted).then(|| hub.store.changed_after(applied));
-    let lag = lacks.flatten().and_then(|since| since.elapsed().ok());
+    let lag = lacks.flatten().map(|since| since.elapsed());
     let latency = record.latencies.summary();
     let sync = report.and_then(|report| report.last_sync.as_ref());
     pb::SlowNode {

@@ -31,6 +31,9 @@ const MAX_PAGE_BYTES: usize = 256 << 20;
 const MAX_LINE_BYTES: usize = 16 << 20;
 /// Maximum size of an error's explanation in bytes.
 const MAX_STATUS_BYTES: usize = 64 << 10;
+/// Kinds of answers: JSON without managedFields, which is half of some lists, from servers that offer it (KEP-5958; K39).
+/// Others ignore the parameter.
+const ACCEPTED: &str = "application/json;drop=metadata.managedFields, application/json";
 
 /// One resource of a real API server.
 #[derive(Debug)]
@@ -54,7 +57,7 @@ impl Http {
         let separator = if selectors.is_empty() { "" } else { "&" };
         let uri = format!("{}?{query}{separator}{selectors}", self.resource.path());
         let request = Request::get(uri)
-            .header(header::ACCEPT, "application/json")
+            .header(header::ACCEPT, ACCEPTED)
             .body(Body::empty())
             .map_err(|error| Failure::Malformed(error.to_string()))?;
         let client = self.api.client();
@@ -289,4 +292,40 @@ async fn refusal(answer: Response<Body>) -> Failure {
         &one_line(message),
         after.map(Duration::from_secs),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::kubernetes::Access;
+
+    /// K39.
+    #[tokio::test]
+    async fn k39_lists_are_asked_for_without_managed_fields() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let master = listener.local_addr().unwrap().to_string();
+        let api = Api::new(Access::Anonymous { master }, 0).await.unwrap();
+        let http = Http::new(Arc::new(api), Resource::Services);
+        let served = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.push(stream.read_u8().await.unwrap());
+            }
+            let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}";
+            stream.write_all(answer).await.unwrap();
+            String::from_utf8(head).unwrap()
+        };
+        let (answer, head) = tokio::join!(http.get("limit=1"), served);
+        assert_eq!(answer.unwrap().status(), StatusCode::OK);
+        assert!(
+            head.contains(
+                "accept: application/json;drop=metadata.managedFields, application/json\r\n"
+            ),
+            "{head}"
+        );
+    }
 }

@@ -18,6 +18,7 @@ mod frontend;
 mod groups;
 mod layout;
 mod lookup;
+mod loopback;
 mod mend;
 mod probe;
 mod readback;
@@ -41,6 +42,7 @@ pub(crate) use divert::TABLES as DIVERT_TABLES;
 pub(in crate::backend) use divert::{DivertMarks, DivertTable};
 pub use element::{Data, Destination, Element, ElementOp, Key, NodePort, push_elements};
 pub(in crate::backend) use lookup::{exists, look_up};
+pub use loopback::LoopbackCounts;
 pub use probe::{ProbeError, probe};
 pub use readback::{ReadError, StructureState, decode_elements, read_elements, read_structure};
 pub(in crate::backend) use remembered::{forget, remembered};
@@ -69,14 +71,7 @@ pub(super) const DESCRIPTION: Description = Description {
 
 /// Returns a family's data path on a table that exists nowhere.
 pub(super) fn dry(family: Family, settings: &super::Settings) -> Box<dyn super::Side> {
-    data_path::dry(
-        family,
-        TableSettings {
-            masquerade_bit: settings.masquerade_bit,
-            own_mark: settings.own_mark,
-            pod_interface: settings.pod_interface,
-        },
-    )
+    data_path::dry(family, settings.into())
 }
 
 /// Opens the backend for this thread's network namespace, after a check that the kernel accepts kplane's
@@ -85,9 +80,16 @@ pub(super) fn dry(family: Family, settings: &super::Settings) -> Box<dyn super::
 /// # Errors
 /// [`OpenError`] names the missing part.
 pub fn open(settings: &super::Settings) -> Result<Backend, OpenError> {
-    data_path::open(TableSettings {
-        masquerade_bit: settings.masquerade_bit,
-        own_mark: settings.own_mark,
-        pod_interface: settings.pod_interface,
-    })
+    data_path::open(settings.into())
+}
+
+impl From<&super::Settings> for TableSettings {
+    fn from(settings: &super::Settings) -> Self {
+        Self {
+            masquerade_bit: settings.masquerade_bit,
+            own_mark: settings.own_mark,
+            pod_interface: settings.pod_interface,
+            refuse_loopback: settings.refuse_loopback,
+        }
+    }
 }

@@ -12,10 +12,18 @@ use crate::plan::FrontendAddr;
 use kplane_netlink::conntrack::{Flow, Selection, probe_filter, probe_reply_filter};
 use kplane_netlink::{Errno, NetlinkError, NfSocket, Request};
 
-/// Most separate questions to the kernel. For more, one list of all UDP flows is cheaper: for each question,
-/// the kernel walks its whole table (9 ms with the usual 262,144 buckets), and for the list it does that only
-/// once.
+/// Most separate questions to the kernel, if the size of its table is not known.
 pub(super) const MAX_QUESTIONS: usize = 2;
+
+/// Time that the kernel takes for a bucket of its table while it answers a question, in nanoseconds: 9 ms for the
+/// usual 262,144 buckets. An entry that it passes over takes about as long.
+const PASSED_NS: usize = 35;
+
+/// Time that a listed entry takes in the kernel and here, in nanoseconds.
+const LISTED_NS: usize = 1_500;
+
+/// Folder of the settings and counts of conntrack.
+const SETTINGS: &str = "/proc/sys/net/netfilter";
 
 /// Most flows that are stored for deletion at once, some 150 bytes each.
 const MAX_STALE: usize = 1 << 16;
@@ -51,6 +59,39 @@ pub(crate) enum Filter {
     Destinations,
     /// Destinations, and sources of replies.
     Both,
+}
+
+/// The size of the kernel's table.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Size {
+    pub(super) buckets: usize,
+    /// Number of entries of all protocols.
+    pub(super) entries: usize,
+}
+
+impl Size {
+    /// Reads the size; `None` if the kernel does not say.
+    fn read() -> Option<Self> {
+        let number = |name: &str| {
+            let text = std::fs::read_to_string(format!("{SETTINGS}/{name}")).ok()?;
+            text.trim().parse().ok()
+        };
+        Some(Self {
+            buckets: number("nf_conntrack_buckets")?,
+            entries: number("nf_conntrack_count")?,
+        })
+    }
+
+    /// Returns the number of questions that take as long as one list of all UDP flows: for each question, the kernel
+    /// walks its whole table; for the list it does so once, and hands over each entry.
+    fn questions(self) -> usize {
+        let walk = self
+            .buckets
+            .saturating_add(self.entries)
+            .saturating_mul(PASSED_NS);
+        let list = self.entries.saturating_mul(LISTED_NS);
+        walk.saturating_add(list).checked_div(walk).unwrap_or(1)
+    }
 }
 
 /// A socket, opened when needed, in the network namespace of the thread that works with it.
@@ -98,7 +139,7 @@ impl Kernel {
             Verdict::Stale => true,
             Verdict::StaleIfLocal => is_local(flow.original.destination.ip()),
         };
-        for selection in selections(work, *filter) {
+        for selection in selections(work, *filter, Size::read()) {
             clear(socket, family, selection, deleted, is_stale)?;
         }
         match own.into_inner() {
@@ -141,14 +182,14 @@ fn clear(
 }
 
 /// Returns the selections for which to ask the kernel.
-pub(super) fn selections(work: &Work, filter: Filter) -> Vec<Selection> {
+pub(super) fn selections(work: &Work, filter: Filter, size: Option<Size>) -> Vec<Selection> {
     let questions = work.places.len() + work.retired.len();
     let can = match filter {
         Filter::Nothing => false,
         Filter::Destinations => work.retired.is_empty(),
         Filter::Both => true,
     };
-    if work.everything || !can || questions > MAX_QUESTIONS {
+    if work.everything || !can || questions > size.map_or(MAX_QUESTIONS, Size::questions) {
         return vec![Selection::All];
     }
     let places = work.places.iter().map(|at| match *at {

@@ -1,5 +1,5 @@
-//! Schedule of the scans for stale flows: soon after a commit and once again, never for more than a share of
-//! the time, and with pauses after failures. This module is pure; time is an argument.
+//! Schedule of the scans for stale flows: soon after a commit and once again, with pauses after failures; and the
+//! processor time that scans may take. This module is pure; time is an argument.
 
 use std::time::{Duration, Instant};
 
@@ -10,12 +10,41 @@ use crate::backoff::Backoff;
 /// has arrived or is lost, even if another program queued it.
 const SECOND_LOOK: Duration = Duration::from_secs(1);
 
-/// Factor of the rest after a scan: the rest is this many times as long as the scan. However many changes
-/// there are, scans take at most a tenth of a processor.
-const REST_FACTOR: u32 = 9;
+/// Each second of processor time is paid for with this many seconds: scans take a tenth of a processor on average.
+const PRICE: u32 = 10;
+
+/// Longest quiet time that is saved for later: after it, a burst of scans may take a second of processor time.
+const SAVED: Duration = Duration::from_secs(10);
+
+/// Longest time without a scan while there is work. Stale flows are worse than a busy processor, so this holds even if
+/// the scans cost more than their share.
+const MAX_REST: Duration = Duration::from_millis(200);
 
 /// First and longest wait after a failed scan.
 const RETRY: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(30));
+
+/// The processor time that scans of both families have taken, and may take.
+///
+/// Time on the clock does not count: a busy machine makes scans longer, and no reason to wait with the next one.
+#[derive(Debug, Default)]
+pub(super) struct Budget {
+    /// Time at which all scans are paid for; `None` before the first one.
+    paid_at: Option<Instant>,
+}
+
+impl Budget {
+    /// Returns the earliest time of the next scan.
+    pub(super) fn next_at(&self, now: Instant) -> Instant {
+        self.paid_at.map_or(now, |paid_at| paid_at.max(now))
+    }
+
+    /// Records a scan that ended now.
+    pub(super) fn spend(&mut self, now: Instant, processor: Duration) {
+        let saved = now.checked_sub(SAVED).unwrap_or(now);
+        let paid_at = self.paid_at.unwrap_or(saved).max(saved) + processor * PRICE;
+        self.paid_at = Some(paid_at.min(now + MAX_REST));
+    }
+}
 
 /// The waiting work.
 #[derive(Debug)]
@@ -26,7 +55,7 @@ pub(super) struct Schedule {
     second: Option<(Instant, Work)>,
     /// Work that was scanned for once, and waits for the second scan after the one in `second`.
     later: Work,
-    /// Time before which no scan starts.
+    /// Time before which a failed scan is not repeated.
     rest_until: Option<Instant>,
     backoff: Backoff,
 }
@@ -85,9 +114,8 @@ impl Schedule {
         (!work.is_empty()).then_some(Job { fresh, work })
     }
 
-    pub(super) fn done(&mut self, job: Job, now: Instant, took: Duration) {
+    pub(super) fn done(&mut self, job: Job, now: Instant) {
         self.backoff.reset();
-        self.rest_until = Some(now + took * REST_FACTOR);
         self.later.merge(job.fresh);
         if self.second.is_none() {
             self.begin_second(now);

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use kplane_model::{EndpointAddr, Family, Protocol, ServiceKey, ServiceName};
 
-use super::flows::{Filter, MAX_QUESTIONS, selections};
+use super::flows::{Filter, MAX_QUESTIONS, Size, selections};
 use super::*;
 use crate::plan::{Frontend, FrontendAddr, NodePlan, Origin, ServicePlan};
 use kplane_netlink::conntrack::{Flow, IPS_DST_NAT, Selection, Tuple};
@@ -307,31 +307,51 @@ fn few_questions_are_asked_one_by_one_and_many_at_once() {
     let retired = work(&[], &[1]);
     let to = Selection::To(CLUSTER_IP.parse().unwrap());
     let from = Selection::RepliesFrom("10.244.1.1:5353".parse().unwrap());
-    assert_eq!(selections(&places, Filter::Both), [to]);
-    assert_eq!(selections(&places, Filter::Destinations), [to]);
-    assert_eq!(selections(&places, Filter::Nothing), [Selection::All]);
-    assert_eq!(selections(&retired, Filter::Both), [from]);
-    assert_eq!(selections(&retired, Filter::Destinations), [Selection::All]);
+    assert_eq!(selections(&places, Filter::Both, None), [to]);
+    assert_eq!(selections(&places, Filter::Destinations, None), [to]);
+    assert_eq!(selections(&places, Filter::Nothing, None), [Selection::All]);
+    assert_eq!(selections(&retired, Filter::Both, None), [from]);
+    assert_eq!(
+        selections(&retired, Filter::Destinations, None),
+        [Selection::All]
+    );
     let node_port = work(&[NODE_PORT], &[]);
     assert_eq!(
-        selections(&node_port, Filter::Both),
+        selections(&node_port, Filter::Both, None),
         [Selection::ToPort(30053)]
     );
     let many: Vec<u8> = (0..=MAX_QUESTIONS)
         .map(|n| u8::try_from(n).unwrap())
         .collect();
     assert_eq!(
-        selections(&work(&[], &many), Filter::Both),
+        selections(&work(&[], &many), Filter::Both, None),
         [Selection::All]
     );
     assert_eq!(
-        selections(&work(&[], &many[1..]), Filter::Both).len(),
+        selections(&work(&[], &many[1..]), Filter::Both, None).len(),
         MAX_QUESTIONS
     );
 }
 
+/// A scan costs what the kernel walks and what it hands over: two walks of an empty table cost twice the time.
+#[test]
+fn f1_questions_are_as_many_as_cost_less_than_one_list() {
+    let asked = |retired, entries| {
+        let retired: Vec<u8> = (1..=retired).collect();
+        let size = Size {
+            buckets: 262_144,
+            entries,
+        };
+        selections(&work(&[], &retired), Filter::Both, Some(size))
+    };
+    assert_ne!(asked(1, 0), [Selection::All]);
+    assert_eq!(asked(2, 1_000), [Selection::All]);
+    assert_eq!(asked(10, 250_000).len(), 10);
+    assert_eq!(asked(50, 250_000), [Selection::All]);
+}
+
 mod schedule {
-    use super::super::schedule::Schedule;
+    use super::super::schedule::{Budget, Schedule};
     use super::*;
 
     const MS: Duration = Duration::from_millis(1);
@@ -340,11 +360,11 @@ mod schedule {
         work(&[], &[octet])
     }
 
-    /// Takes the work that is due, and finishes it in no time.
+    /// Takes the work that is due, and finishes it.
     fn look(schedule: &mut Schedule, now: Instant) -> Option<Work> {
         let job = schedule.take(now)?;
         let work = job.work().clone();
-        schedule.done(job, now, Duration::ZERO);
+        schedule.done(job, now);
         Some(work)
     }
 
@@ -398,22 +418,52 @@ mod schedule {
         assert_eq!(schedule.due(start), None);
     }
 
+    /// Ten changes a second whose scans take 9 ms of processor time each, as with an empty table of the usual size.
     #[test]
-    fn a_long_look_is_followed_by_a_longer_rest() {
-        let mut schedule = Schedule::default();
+    fn f1_changes_that_follow_each_other_do_not_wait() {
+        let (mut budget, mut now) = (Budget::default(), Instant::now());
+        for _ in 0..1_000 {
+            assert_eq!(budget.next_at(now), now);
+            budget.spend(now + 9 * MS, 9 * MS);
+            now += 100 * MS;
+        }
+    }
+
+    /// Scans that cost more than their share: at once after a quiet time, then at a tenth of a processor.
+    #[test]
+    fn f1_a_burst_of_scans_is_paid_for_later() {
         let start = Instant::now();
-        schedule.add(retired(1));
-        let job = schedule.take(start).unwrap();
-        let end = start + 100 * MS;
-        schedule.done(job, end, 100 * MS);
-        schedule.add(retired(2));
-        schedule.add(retired(3));
-        assert!(schedule.take(end + 800 * MS).is_none());
-        assert_eq!(schedule.due(end), Some(end + 900 * MS));
-        assert_eq!(
-            look(&mut schedule, end + 900 * MS),
-            Some(work(&[], &[2, 3]))
+        let (mut budget, mut now, mut scans) = (Budget::default(), start, 0);
+        while now < start + 60_000 * MS {
+            now = budget.next_at(now);
+            if scans < 40 {
+                assert!(
+                    now <= start + scans * 20 * MS,
+                    "scan {scans} of the burst waited"
+                );
+            }
+            now += 20 * MS;
+            budget.spend(now, 20 * MS);
+            scans += 1;
+        }
+        let most = (60_000 + 10_000) / 200 + 1;
+        assert!(
+            (most - 5..=most).contains(&scans),
+            "{scans} scans in a minute"
         );
+    }
+
+    /// However expensive scans are, clients do not wait for longer than 200 ms for the next one.
+    #[test]
+    fn f1_the_longest_rest_is_short() {
+        let (mut budget, mut now) = (Budget::default(), Instant::now());
+        for _ in 0..100 {
+            now += 1_000 * MS;
+            budget.spend(now, 1_000 * MS);
+            assert!(budget.next_at(now) <= now + 200 * MS);
+            now = budget.next_at(now);
+        }
+        assert_eq!(budget.next_at(now + 200 * MS), now + 200 * MS);
     }
 
     #[test]

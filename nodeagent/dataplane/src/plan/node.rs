@@ -19,10 +19,11 @@ pub struct NodeSettings {
     /// Ranges of the node's own addresses on which node ports are served (A21). Empty = the node's own
     /// address from its Node object. If not, a family without a range has all addresses, as in kube-proxy.
     pub nodeport_addresses: Vec<Cidr>,
-    /// The configuration names the word `primary`, instead of being silent: a source without Nodes changes nothing.
+    /// The configuration names the word `primary`, instead of being silent: the node's own address counts beside ranges, and
+    /// a source without Nodes changes nothing.
     pub nodeport_primary: bool,
-    /// Whether node ports are also served on loopback addresses (KEP-6032).
-    pub nodeport_localhost: bool,
+    /// Whether node ports are also served on loopback addresses of each family (KEP-6032).
+    pub nodeport_localhost: [bool; 2],
     /// The node's own address in its family, which overrides the Node object (`bindAddress`).
     pub node_ip: Option<IpAddr>,
     /// The node's own address of each family as its Node object last named it. The agent remembers it.
@@ -55,6 +56,16 @@ impl NodeSettings {
         })
     }
 
+    /// Returns the ranges of addresses on which health check node ports are served; empty = all. With `primary` they are
+    /// on all, since some load balancers probe the Service's address.
+    #[must_use]
+    pub fn health_check_ranges(&self) -> &[Cidr] {
+        match self.nodeport_primary {
+            true => &[],
+            false => &self.nodeport_addresses,
+        }
+    }
+
     /// Returns whether the node's own address of any family is, or was, known.
     fn knows_an_address(&self) -> bool {
         self.node_ip.is_some() || self.last_known.iter().any(Option::is_some)
@@ -81,9 +92,21 @@ impl NodePorts {
     /// ever named one.
     #[must_use]
     pub fn choose(family: Family, node: &NodeFacts, settings: &NodeSettings) -> Self {
-        if let Some(ranges) = settings.nodeport_ranges(family) {
-            return Self::Configured(ranges);
+        match settings.nodeport_ranges(family) {
+            None => Self::own(family, node, settings),
+            Some(ranges) if !settings.nodeport_primary => Self::Configured(ranges),
+            Some(_) => {
+                let own = Self::own(family, node, settings).ranges(family);
+                let ranges = [own, of_family(family, &settings.nodeport_addresses)].concat();
+                match ranges.is_empty() {
+                    true => Self::Nowhere,
+                    false => Self::Configured(disjoint(&ranges)),
+                }
+            }
         }
+    }
+
+    fn own(family: Family, node: &NodeFacts, settings: &NodeSettings) -> Self {
         let given = settings.node_ip.filter(|ip| Family::of(*ip) == family);
         let without_nodes = !node.known && !node.other_nodes;
         if let Some(ip) = given.or_else(|| node.primary_address(family)) {
@@ -152,7 +175,7 @@ impl NodePlan {
             pod_sources,
             unmasqueraded_sources,
             nodeport_ips: NodePorts::choose(family, node, settings).ranges(family),
-            nodeport_localhost: settings.nodeport_localhost,
+            nodeport_localhost: settings.nodeport_localhost[family as usize],
             service_cidrs: of_family(family, &node.service_cidrs),
         }
     }

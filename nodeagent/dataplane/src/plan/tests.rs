@@ -346,6 +346,33 @@ fn a21_a_missing_address_opens_no_node_port() {
     }
 }
 
+/// K1: `primary` beside ranges.
+#[test]
+fn k1_the_own_address_counts_beside_ranges() {
+    let mut settings = NodeSettings {
+        nodeport_primary: true,
+        nodeport_addresses: cidrs(&["192.168.1.0/24", "172.18.0.0/24"]),
+        ..NodeSettings::default()
+    };
+    let ips = |settings: &_, node: &_| NodePlan::new(Family::V4, node, settings).nodeport_ips;
+    let ranges = cidrs(&["172.18.0.0/24", "192.168.1.0/24"]);
+    assert_eq!(
+        ips(&settings, &node()),
+        ranges,
+        "the own address is in a range"
+    );
+    settings.nodeport_addresses = cidrs(&["192.168.1.0/24"]);
+    assert_eq!(
+        ips(&settings, &node()),
+        cidrs(&["172.18.0.2/32", "192.168.1.0/24"])
+    );
+    // What is not known opens nothing, in either family.
+    let unknown = NodeFacts::default();
+    assert_eq!(ips(&settings, &unknown), cidrs(&["192.168.1.0/24"]));
+    let v6 = NodePlan::new(Family::V6, &unknown, &settings).nodeport_ips;
+    assert_eq!(v6, []);
+}
+
 #[test]
 fn f2_udp_flows_go_on_to_whatever_serves() {
     let mut program = program();

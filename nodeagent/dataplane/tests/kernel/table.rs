@@ -92,7 +92,7 @@ fn tampering_is_noticed() {
                 "add set ip kplane mine { type ipv4_addr; }",
                 "set mine is not kplane's",
             ),
-            ("add counter ip kplane mine", "more than chains and sets"),
+            ("add counter ip kplane mine", "more than chains, sets and counters"),
             (
                 "flush chain ip kplane firewall
                  add rule ip kplane firewall ip daddr . meta l4proto . th dport . ip saddr != @firewall-sources return
@@ -101,7 +101,7 @@ fn tampering_is_noticed() {
             ),
             (
                 "delete table ip kplane
-                 add table ip kplane { flags dormant; comment \"kplane nftables layout 3\"; }",
+                 add table ip kplane { flags dormant; comment \"kplane nftables layout 4\"; }",
                 "flags or comment",
             ),
             (

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kplane_model::{Cidr, Family};
 
-use super::settings::Settings;
+use super::settings::{LOCALHOST_GATE, Settings};
 use kplane_kube_proxy_config::KubeProxyConfiguration;
 use kplane_kube_proxy_config::changed_fields;
 use kplane_kube_proxy_config::{Problem, listed};
@@ -106,7 +106,7 @@ fn mode(config: &KubeProxyConfiguration) -> Option<Note> {
         "nftables" | "iptables" => None,
         "" => Some(Note::info(format!(
             "mode is not set: kplane uses nftables unless --backend says otherwise, kube-proxy \
-             uses iptables; {where_} for the differences"
+             before v1.40 uses iptables; {where_} for the differences"
         ))),
         "userspace" => Some(Note::info(
             "mode userspace: kube-proxy had it until 1.25; docs/userspace.md describes that of kplane",
@@ -233,7 +233,8 @@ fn unused(config: &KubeProxyConfiguration) -> Option<Note> {
         let of_mode = matches!(
             (&*config.mode, field.as_str()),
             ("iptables", "iptables.localhostNodePorts")
-        ) || config.mode == "ipvs" && field.starts_with("ipvs.");
+        ) || config.mode == "ipvs" && field.starts_with("ipvs.")
+            || field.strip_prefix("featureGates.") == Some(LOCALHOST_GATE);
         minimum.contains(&field.as_str())
             || !of_mode && (inside(section) || UNUSED.into_iter().any(inside))
     };

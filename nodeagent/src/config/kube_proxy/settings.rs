@@ -3,6 +3,7 @@
 //!
 //! As in kube-proxy, sections of modes that are not used may have any values.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -54,6 +55,9 @@ pub struct LogSettings {
     pub verbosity: u32,
 }
 
+/// The feature gate of node ports on loopback addresses, which is on by default from v1.38 on (K6).
+pub(super) const LOCALHOST_GATE: &str = "KubeProxyNFTablesLocalhostNodePorts";
+
 /// Resolves a configuration.
 ///
 /// # Errors
@@ -97,6 +101,7 @@ pub fn resolve(config: &KubeProxyConfiguration) -> Result<Settings, Vec<Problem>
             masquerade_bit,
             pod_interface: detector.pod_interface,
             localhost_nodeports: config.iptables.localhost_node_ports,
+            refuse_loopback: config.feature_gates.get(LOCALHOST_GATE) != Some(&false),
             ipvs,
             userspace: check.userspace(config),
             ..backend::Settings::default()
@@ -266,42 +271,39 @@ impl Checker {
         }
     }
 
-    /// Reads the node port addresses: ranges, and whether loopback addresses are among them (`localhost`, which
-    /// kube-proxy knows from v1.37; KEP-6032). No range stands for the node's own address. In modes iptables and ipvs
-    /// an empty list means all addresses (A21).
-    fn nodeport_addresses(&mut self, texts: &[String], mode: &str) -> (Vec<Cidr>, bool) {
-        const LOCALHOST: &str = "localhost";
-        let everything = || Family::ALL.map(Cidr::everything).to_vec();
-        let localhost = texts.iter().any(|text| text == LOCALHOST);
-        let rest = || texts.iter().enumerate().filter(|(_, it)| *it != LOCALHOST);
-        let words: Vec<&str> = rest().map(|(_, text)| text.as_str()).collect();
-        let cidrs = match words[..] {
-            [] if localhost => Family::ALL.map(loopback).to_vec(),
-            [] if matches!(mode, "iptables" | "ipvs") => everything(),
-            ["all"] => everything(),
-            [] | ["primary"] => Vec::new(),
-            _ => {
-                let cidrs = rest().filter_map(|(index, text)| {
-                    let field = format!("nodePortAddresses[{index}]");
-                    self.nodeport_range(&field, text)
-                });
-                let mut cidrs: Vec<Cidr> = cidrs.collect();
-                // With loopback addresses, no family is without a range.
-                let lacking = |family: &Family| cidrs.iter().all(|cidr| cidr.family() != *family);
-                let lacking: Vec<Family> = Family::ALL.into_iter().filter(lacking).collect();
-                cidrs.extend(lacking.into_iter().filter(|_| localhost).map(loopback));
-                cidrs
+    /// Reads the node port addresses: ranges, and the families whose loopback addresses are among them, by the word
+    /// `localhost` or by a range (KEP-6032; K1, K2, K5). No range stands for the node's own address, which `primary` adds
+    /// to ranges ([`NodeSettings::nodeport_primary`]). In modes iptables and ipvs an empty list means all addresses (A21).
+    fn nodeport_addresses(&mut self, texts: &[String], mode: &str) -> (Vec<Cidr>, [bool; 2]) {
+        let everything = || Family::ALL.map(Cidr::everything);
+        let (mut cidrs, mut words) = (Vec::new(), HashSet::new());
+        for (index, text) in texts.iter().enumerate() {
+            let field = format!("nodePortAddresses[{index}]");
+            match text.as_str() {
+                word @ ("primary" | "localhost" | "all") => {
+                    if !words.insert(word) {
+                        self.bad(&field, word, "must be there once");
+                    } else if word == "all" {
+                        cidrs.extend(everything());
+                    }
+                }
+                range => cidrs.extend(self.cidr(&field, range)),
             }
-        };
-        (cidrs, localhost)
-    }
-
-    fn nodeport_range(&mut self, field: &str, text: &str) -> Option<Cidr> {
-        if ["primary", "all"].contains(&text) {
-            self.bad(field, text, "must stand alone, without ranges");
-            return None;
         }
-        self.cidr(field, text)
+        if texts.is_empty() && matches!(mode, "iptables" | "ipvs") {
+            cidrs.extend(everything());
+        }
+        let localhost = Family::ALL.map(|family| {
+            let mut own = cidrs.iter().filter(|cidr| cidr.family() == family);
+            words.contains("localhost") || own.any(|cidr| cidr.first().is_loopback())
+        });
+        if words.contains("localhost") && !words.contains("primary") {
+            // With loopback addresses, no family is without a range.
+            let lacking = |family: &Family| cidrs.iter().all(|cidr| cidr.family() != *family);
+            let lacking: Vec<Family> = Family::ALL.into_iter().filter(lacking).collect();
+            cidrs.extend(lacking.into_iter().map(loopback));
+        }
+        (cidrs, localhost)
     }
 
     pub(super) fn cidr(&mut self, field: &str, text: &str) -> Option<Cidr> {

@@ -51,6 +51,7 @@ fn i1_i2_the_command_line_of_kubeadm_works_unchanged() {
         "{infos:?}"
     );
     let config = config_of(checked);
+    assert!(config.mode_unset, "K21");
     assert_eq!(&*config.node_name, "node-7");
     assert_eq!(config.node_settings.cluster_cidrs.len(), 1);
     assert_eq!(config.healthz.unwrap().to_string(), "0.0.0.0:10256");

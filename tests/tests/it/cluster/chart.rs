@@ -3,11 +3,13 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use http::Method;
-use kplane_tests::chart::{Chart, MONITORING, combinations};
+use kplane_rig::cluster::helm;
+use kplane_tests::chart::{Chart, MONITORING, combinations, folder};
 use kplane_tests::cluster::Api;
 use kplane_tests::wait::eventually;
 use serde_json::{Value, json};
@@ -100,6 +102,74 @@ pub(crate) fn the_api_server_accepts_every_combination_of_values() -> Result<()>
         for (_, plural) in OPERATORS {
             let own = format!("{DEFINITIONS}/{plural}.monitoring.coreos.com");
             world.api().request(Method::DELETE, &own, None)?;
+        }
+        Ok(())
+    })
+}
+
+/// K34: kubeadm 1.37 writes `mode: iptables` into a file that named no mode, and the next upgrade copies it.
+pub(crate) fn k34_an_upgrade_keeps_the_mode_that_agents_have() -> Result<()> {
+    with_world(|world| {
+        let put = |namespace: &str, name: &str, mode: &str| {
+            let text = format!(
+                "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n\
+                 clusterCIDR: 10.244.0.0/16\n{mode}"
+            );
+            world.api().apply(&json!({
+                "apiVersion": "v1", "kind": "ConfigMap",
+                "metadata": { "namespace": namespace, "name": name },
+                "data": { "config.conf": text },
+            }))
+        };
+        let mode = |settings: &[&str]| -> Result<Value> {
+            let mut helm = Command::new(helm()?);
+            helm.args([
+                "template",
+                "kplane",
+                "--namespace",
+                "kplane",
+                "--dry-run=server",
+            ])
+            .arg("--kubeconfig")
+            .arg(world.cluster.kubeconfig())
+            .args(["--set", "agent.kubeProxyConfig.copyFrom.name=kube-proxy"])
+            .args(["--show-only", "templates/nodeagent-config.yaml"]);
+            for setting in settings {
+                helm.args(["--set", setting]);
+            }
+            helm.arg(folder());
+            let said = world.cluster.ns().output(helm)?;
+            let map: Value = serde_saphyr::from_str(&said)?;
+            let text = map["data"]["config.conf"].as_str().context("no file")?;
+            let mut file: Value = serde_saphyr::from_str(text)?;
+            ensure!(file["clusterCIDR"] == "10.244.0.0/16", "{text}");
+            Ok(file["mode"].take())
+        };
+        world.api().apply(&json!({
+            "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "kplane" },
+        }))?;
+        put("kube-system", "kube-proxy", "mode: iptables\n")?;
+        ensure!(
+            mode(&[])? == "iptables",
+            "an installation takes the file as it is"
+        );
+        put("kplane", "kplane-kube-proxy-config", "mode: \"\"\n")?;
+        ensure!(mode(&[])? == "nftables", "an upgrade keeps what agents had");
+        ensure!(
+            mode(&["agent.backend=iptables"])? == "iptables",
+            "the operator chose"
+        );
+        put("kplane", "kplane-kube-proxy-config", "mode: iptables\n")?;
+        put("kube-system", "kube-proxy", "")?;
+        ensure!(mode(&[])? == "iptables", "also the other way round");
+        put("kube-system", "kube-proxy", "mode: iptables\n")?;
+        ensure!(mode(&[])? == "iptables", "the same mode");
+        for (namespace, name) in [
+            ("kplane", "kplane-kube-proxy-config"),
+            ("kube-system", "kube-proxy"),
+        ] {
+            let path = format!("/api/v1/namespaces/{namespace}/configmaps/{name}");
+            world.api().request(Method::DELETE, &path, None)?;
         }
         Ok(())
     })

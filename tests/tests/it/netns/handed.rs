@@ -125,23 +125,42 @@ pub(crate) fn f1_udp_flows_follow_their_service_to_the_kernel_and_back() -> Resu
 /// `route_localnet`, which would let packets from outside in, stays off. In mode iptables, IPv4 is the kernel's.
 pub(crate) fn u17_u22_node_ports_on_loopback_addresses() -> Result<()> {
     let service = svc(1).everywhere().endpoints([ep("a"), ep("c")]);
-    // Node-1 has no endpoint for policy Local, but its own processes are inside of the cluster.
+    // Policy Local counts for the node's own processes as well (K7); in mode iptables the kernel leads them to all.
     let elsewhere = svc(2).everywhere().external_local().endpoints([ep("c")]);
     let empty = svc(3).everywhere();
-    let services = [service.clone(), elsewhere.clone(), empty.clone()];
+    let both = svc(4)
+        .everywhere()
+        .external_local()
+        .endpoints([ep("a"), ep("c")]);
+    let services = [&service, &elsewhere, &empty, &both].map(Svc::clone);
     let mut world = World::new(Setup::PodRanges)?;
     let first = world.first()?;
-    first.settings.nodeport_localhost = true;
+    first.settings.nodeport_localhost = [true; 2];
     first.replace(&services)?;
     for family in Family::ALL {
         for protocol in PROTOCOLS {
-            for served in [&service, &elsewhere] {
+            for served in [&service, &both] {
                 let before = led(&mut world)?;
                 let seen = at_home(&world, family, protocol, served)?;
                 ensure!(matches!(seen, Outcome::Reply(_)), "{protocol}: {seen}");
                 let is_led = led(&mut world)? > before;
                 ensure!(is_led != is_kernels(family)?, "{family} {protocol}");
             }
+        }
+        for protocol in PROTOCOLS {
+            let seen = at_home(&world, family, protocol, &elsewhere)?;
+            let is_served = matches!(seen, Outcome::Reply(_));
+            let is_right = is_served == is_kernels(family)?;
+            ensure!(is_right, "{family} {protocol}, no endpoint here: {seen}");
+        }
+        let here = both.targets(family, Some(1)).into_iter().next();
+        let here = here.context("no endpoint")?;
+        for _ in 0..if is_kernels(family)? { 0 } else { 12 } {
+            let seen = at_home(&world, family, Protocol::Tcp, &both)?;
+            let Outcome::Reply(reply) = &seen else {
+                bail!("{family}: {seen}");
+            };
+            ensure!(reply.local == here, "{family}: {seen}, and not {here}");
         }
         let seen = at_home(&world, family, Protocol::Tcp, &empty)?;
         ensure!(matches!(seen, Outcome::Refused), "no endpoint: {seen}");
@@ -161,7 +180,7 @@ pub(crate) fn u17_u22_node_ports_on_loopback_addresses() -> Result<()> {
     };
     ensure!(off(&world)? || is_kernels(Family::V4)?, "route_localnet");
     let first = world.first()?;
-    first.settings.nodeport_localhost = false;
+    first.settings.nodeport_localhost = [false; 2];
     first.replace(&services)?;
     let seen = at_home(&world, Family::V6, Protocol::Tcp, &service)?;
     ensure!(matches!(seen, Outcome::Refused), "no longer served: {seen}");

@@ -1,11 +1,12 @@
 //! Destinations without endpoints, ports and addresses that no Service has (A18, A20, A21), and who
 //! may come at all (A8, A9, A10).
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::slice;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
+use kplane_dataplane::backend::nftables::LoopbackCounts;
 use kplane_model::{Cidr, Family, Protocol};
 use kplane_tests::capture::Capture;
 use kplane_tests::client::{self, Outcome, Probe};
@@ -180,6 +181,46 @@ pub(crate) fn a21_node_ports_are_served_on_the_primary_address_and_never_on_loop
             let refused = matches!(outcome, Outcome::Refused);
             ensure!(refused, "{local}: {outcome}");
         }
+    }
+    Ok(())
+}
+
+/// K6: also a program that listens at the node port of a Service gets nothing from a loopback address, and what is refused
+/// is counted.
+pub(crate) fn k6_node_ports_on_loopback_are_refused_and_counted() -> Result<()> {
+    let service = on_both_nodes();
+    let (port, free) = (service.node_port(), service.node_port() + 1);
+    let world = World::serving(Setup::PodRanges, slice::from_ref(&service))?;
+    let node = world.node(1)?;
+    for (family, ip) in [
+        (Family::V4, IpAddr::from(Ipv4Addr::LOCALHOST)),
+        (Family::V6, IpAddr::from(Ipv6Addr::LOCALHOST)),
+    ] {
+        let listens = |port| node.run(|| Ok(TcpListener::bind((ip, port))?));
+        let (_taken, _free) = (listens(port)?, listens(free)?);
+        let datagrams = node.run(|| Ok(UdpSocket::bind((ip, port))?))?;
+        datagrams.set_nonblocking(true)?;
+        let refused = |protocol| {
+            let counts = node.run(|| Ok(LoopbackCounts::read()))?;
+            let mut of = counts.refused.into_iter();
+            let of = of.find(|(f, p, _)| (*f, *p) == (family, protocol));
+            of.map(|(_, _, packets)| packets).context("no counter")
+        };
+        for protocol in [Protocol::Tcp, Protocol::Udp] {
+            let before = refused(protocol)?;
+            let to = SocketAddr::new(ip, port);
+            let probe = match protocol {
+                Protocol::Udp => Probe::udp(to),
+                Protocol::Tcp | Protocol::Sctp => Probe::tcp(to),
+            };
+            let outcome = probe.timeout(PATIENCE).once(node)?;
+            ensure!(matches!(outcome, Outcome::Refused), "{to}: {outcome}");
+            ensure!(refused(protocol)? > before, "{to}: not counted");
+        }
+        ensure!(datagrams.recv(&mut [0; 9]).is_err(), "a datagram arrived");
+        // No Service has this one.
+        let connected = node.run(|| Ok(TcpStream::connect((ip, free)).is_ok()))?;
+        ensure!(connected, "a program's own port is refused");
     }
     Ok(())
 }

@@ -40,7 +40,7 @@ pub(crate) const TABLE: &str = "kplane-capture";
 const PLACES: &str = "places";
 const PORTS: &str = "ports";
 const NODES: &str = "nodes";
-const LOCAL: &str = "local";
+pub(super) const LOCAL: &str = "local";
 
 /// Hooks, by `enum nf_inet_hooks`, and the chains there.
 const CHAINS: [(&str, u32, &[Rule]); 2] = [

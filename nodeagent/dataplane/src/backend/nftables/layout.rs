@@ -7,6 +7,7 @@
 //!                                         > inside-service | inside-nodeport  A16
 //! prerouting-remember, output-remember > remember                 session affinity
 //! input, forward, output > unserved, unserved-nodeports, unallocated   refuse the rest
+//! input > loopback-nodeports             refuse and count node ports on loopback addresses (K6)
 //! postrouting                            masquerade what is marked, and hairpins
 //! ```
 //!
@@ -101,6 +102,11 @@ pub(super) enum Step {
     FromThisNode,
     /// `ip daddr != 127.0.0.0/8` or `ip6 daddr != ::1`
     NotToLoopback,
+    /// `ip daddr 127.0.0.0/8` or `ip6 daddr ::1`. Rules with this step are left out where node ports on
+    /// loopback addresses belong to other programs.
+    ToLoopback,
+    /// `counter name NAME`, of [`counter_name`]. Left out as [`Step::ToLoopback`].
+    Count(Protocol),
     /// `meta l4proto PROTOCOL`
     Is(Protocol),
     /// `meta mark MARK`: one of kplane's own connections. Rules with this step are left out if there is no
@@ -138,9 +144,10 @@ pub(super) enum Step {
 }
 
 use Step::{
-    Dnat, Dnatted, Drop, FlipMark, FromPodInterface, FromThisNode, Goto, In, Is, Jump, Lead,
+    Count, Dnat, Dnatted, Drop, FlipMark, FromPodInterface, FromThisNode, Goto, In, Is, Jump, Lead,
     Marked, Masquerade, NewConnection, NotDnatted, NotFromPodInterface, NotIn, NotToLoopback,
-    OfOurs, OriginalLead, OriginalNotIn, Return, SetMark, TcpReset, ToThisNode, Unreachable,
+    OfOurs, OriginalLead, OriginalNotIn, Return, SetMark, TcpReset, ToLoopback, ToThisNode,
+    Unreachable,
 };
 
 impl Rule {
@@ -150,9 +157,24 @@ impl Rule {
         self.steps.iter().any(about)
     }
 
+    /// Returns whether the rule only applies where node ports on loopback addresses are refused.
+    pub(super) fn is_about_loopback(&self) -> bool {
+        let about = |step: &Step| matches!(step, ToLoopback | Count(_));
+        self.steps.iter().any(about)
+    }
+
     /// Returns whether the rule only applies where kplane's own connections have a mark.
     pub(super) fn is_about_ours(&self) -> bool {
         self.steps.contains(&OfOurs)
+    }
+}
+
+/// Returns the name of the counter of packets that are refused on loopback addresses.
+pub(super) fn counter_name(protocol: Protocol) -> &'static str {
+    match protocol {
+        Protocol::Tcp => "refused-on-loopback-tcp",
+        Protocol::Udp => "refused-on-loopback-udp",
+        Protocol::Sctp => "refused-on-loopback-sctp",
     }
 }
 
@@ -242,6 +264,8 @@ pub(super) fn chains() -> Vec<Chain> {
             Set::DropNodeports,
         ),
         unallocated(),
+        loopback_nodeports(),
+        refuse_on_loopback(),
         refuse(),
         remember(),
     ]);
@@ -284,14 +308,22 @@ fn base_chains() -> [Chain; 10] {
         nat("output-nat", HookPoint::Output),
         remember("prerouting-remember", HookPoint::Prerouting),
         remember("output-remember", HookPoint::Output),
-        filter("input", HookPoint::Input).rule(unserved).rule([
-            NewConnection,
-            NotDnatted,
-            ToThisNode,
-            NotToLoopback,
-            In(Set::NodeportIps),
-            Jump("unserved-nodeports"),
-        ]),
+        filter("input", HookPoint::Input)
+            .rule(unserved)
+            .rule([
+                NewConnection,
+                NotDnatted,
+                ToThisNode,
+                NotToLoopback,
+                In(Set::NodeportIps),
+                Jump("unserved-nodeports"),
+            ])
+            .rule([
+                NewConnection,
+                NotDnatted,
+                ToLoopback,
+                Jump("loopback-nodeports"),
+            ]),
         filter("forward", HookPoint::Forward)
             .rule(unserved)
             .rule(unallocated),
@@ -393,6 +425,25 @@ fn unallocated() -> Chain {
         .because("a port that the Service does not have")
         .rule([In(Set::ServiceCidrs), Drop])
         .because("an address that no Service has")
+}
+
+/// Returns the chain for packets to loopback addresses, on which the table serves no node port. What the agent's proxy
+/// serves there has another destination by now, and does not come here.
+fn loopback_nodeports() -> Chain {
+    let all = [Set::Nodeports, Set::RejectNodeports, Set::DropNodeports];
+    all.into_iter()
+        .fold(Chain::new("loopback-nodeports"), |chain, set| {
+            chain.rule([In(set), Goto("refuse-on-loopback")])
+        })
+}
+
+fn refuse_on_loopback() -> Chain {
+    let chain = Protocol::ALL
+        .into_iter()
+        .fold(Chain::new("refuse-on-loopback"), |chain, protocol| {
+            chain.rule([Is(protocol), Count(protocol)])
+        });
+    chain.rule([Goto("refuse")])
 }
 
 /// Returns the chain that refuses connections. A TCP reset reaches the client at once. An ICMPv6 error would

@@ -191,6 +191,8 @@ struct Structure<'a> {
     chains: BTreeMap<&'a str, Attributes<'a>>,
     /// The rules, by chain.
     rules: BTreeMap<&'a str, Vec<Attributes<'a>>>,
+    /// Number of counters.
+    counters: usize,
 }
 
 impl<'a> Structure<'a> {
@@ -221,6 +223,7 @@ impl<'a> Structure<'a> {
                     self.rules.entry(chain).or_default().push(object);
                 }
             }
+            msg::NEWOBJ if ours(NFTA_OBJ_TABLE) => self.counters += 1,
             _ => {}
         }
     }
@@ -244,15 +247,16 @@ impl<'a> Structure<'a> {
         if !same_in(TABLE_ATTRIBUTES, expected, table) {
             return Some("the table's flags or comment differ".to_owned());
         }
-        let members = self.sets.len() + self.chains.len();
+        let members = self.sets.len() + self.chains.len() + self.counters;
         difference("set", SET_ATTRIBUTES, &self.sets, &actual.sets)
             .or_else(|| difference("chain", CHAIN_ATTRIBUTES, &self.chains, &actual.chains))
             .or_else(|| self.rule_difference(actual))
             .or_else(|| {
-                // The count includes objects and flow tables, of which kplane has none.
+                // The count includes objects and flow tables. kplane has its counters, which rules need, so they
+                // are there.
                 let used = table.get(NFTA_TABLE_USE).and_then(Attribute::as_u32);
                 let more = used.is_some_and(|used| used as usize != members);
-                more.then(|| "the table holds more than chains and sets".to_owned())
+                more.then(|| "the table holds more than chains, sets and counters".to_owned())
             })
     }
 

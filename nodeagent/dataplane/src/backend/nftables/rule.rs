@@ -3,7 +3,7 @@
 use kplane_model::Family;
 
 use super::affinity::{AffinityId, Group, Part};
-use super::layout::Step;
+use super::layout::{Step, counter_name};
 use super::schema::{Balancer, Class, Field, Set, TableSettings};
 #[allow(
     clippy::wildcard_imports,
@@ -74,7 +74,12 @@ impl Expressions<'_, '_> {
             Step::NotDnatted => self.conntrack(NFT_CT_STATUS, IPS_DST_NAT, NFT_CMP_EQ),
             Step::ToThisNode => self.address_is_local(NFTA_FIB_F_DADDR),
             Step::FromThisNode => self.address_is_local(NFTA_FIB_F_SADDR),
-            Step::NotToLoopback => self.not_to_loopback(),
+            Step::NotToLoopback => self.loopback(NFT_CMP_NEQ),
+            Step::ToLoopback => self.loopback(NFT_CMP_EQ),
+            Step::Count(protocol) => self.expression("objref", |w| {
+                w.u32(NFTA_OBJREF_IMM_TYPE, NFT_OBJECT_COUNTER);
+                w.str(NFTA_OBJREF_IMM_NAME, counter_name(protocol));
+            }),
             Step::Is(protocol) => {
                 self.load(Field::Protocol, FIRST, 0);
                 self.compare(NFT_CMP_EQ, &[protocol.number()]);
@@ -264,16 +269,16 @@ impl Expressions<'_, '_> {
         self.compare(NFT_CMP_EQ, &RTN_LOCAL.to_ne_bytes());
     }
 
-    fn not_to_loopback(&mut self) {
+    fn loopback(&mut self, op: u32) {
         match self.family {
             Family::V4 => {
                 // The first byte is enough for 127.0.0.0/8.
                 self.payload(FIRST, NFT_PAYLOAD_NETWORK_HEADER, 16, 1);
-                self.compare(NFT_CMP_NEQ, &[127]);
+                self.compare(op, &[127]);
             }
             Family::V6 => {
                 self.load(Field::Destination, FIRST, 0);
-                self.compare(NFT_CMP_NEQ, &std::net::Ipv6Addr::LOCALHOST.octets());
+                self.compare(op, &std::net::Ipv6Addr::LOCALHOST.octets());
             }
         }
     }

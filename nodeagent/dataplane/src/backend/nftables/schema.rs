@@ -8,7 +8,7 @@ use crate::backend::PodInterface;
 /// Name of the table, one in family `ip` and one in `ip6`.
 pub const TABLE: &str = "kplane";
 /// Comment of the table. The number goes up with every change of chains, rules or sets.
-pub const TABLE_COMMENT: &str = "kplane nftables layout 3";
+pub const TABLE_COMMENT: &str = "kplane nftables layout 4";
 
 /// Sizes of the classes ([`Class`]).
 pub const CLASSES: [u32; 17] = [
@@ -24,6 +24,8 @@ pub struct TableSettings {
     pub own_mark: u32,
     /// Interface of the pods: packets that arrive on it come from pods of this node.
     pub pod_interface: Option<PodInterface>,
+    /// Whether node ports on loopback addresses are refused and counted (K6).
+    pub refuse_loopback: bool,
 }
 
 impl Default for TableSettings {
@@ -33,6 +35,7 @@ impl Default for TableSettings {
             masquerade_bit: 14,
             own_mark: OWN_MARK,
             pod_interface: None,
+            refuse_loopback: true,
         }
     }
 }

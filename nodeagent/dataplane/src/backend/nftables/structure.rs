@@ -1,6 +1,6 @@
-//! The table's structure as operations of a batch: table, sets, chains and rules, without elements.
+//! The table's structure as operations of a batch: table, sets, counters, chains and rules, without elements.
 
-use kplane_model::Family;
+use kplane_model::{Family, Protocol};
 
 use super::affinity::{Group, MAX_CLIENTS, Part};
 use super::layout::{self, Chain, Rule};
@@ -44,6 +44,11 @@ pub(super) fn push_structure_as(
     table.add(NLM_F_CREATE | NLM_F_EXCL);
     for (id, set) in (1..).zip(Set::all()) {
         table.add_set(set, id);
+    }
+    if settings.refuse_loopback {
+        for protocol in Protocol::ALL {
+            table.add_counter(layout::counter_name(protocol));
+        }
     }
     let chains = layout::chains();
     for chain in &chains {
@@ -223,6 +228,20 @@ impl Table<'_> {
         });
     }
 
+    fn add_counter(&mut self, name: &'static str) {
+        let table = self.name;
+        let flags = NLM_F_CREATE | NLM_F_EXCL;
+        self.push(("add counter", name), msg::NEWOBJ, flags, |w| {
+            w.str(NFTA_OBJ_TABLE, table);
+            w.str(NFTA_OBJ_NAME, name);
+            w.u32(NFTA_OBJ_TYPE, NFT_OBJECT_COUNTER);
+            w.nest(NFTA_OBJ_DATA, |w| {
+                w.bytes(NFTA_COUNTER_BYTES, &[0; 8]);
+                w.bytes(NFTA_COUNTER_PACKETS, &[0; 8]);
+            });
+        });
+    }
+
     /// Adds a map that packets write to.
     fn add_clients(&mut self, group: &Group, map: Part) {
         let (table, family, name) = (self.name, self.family, group.id.name(map));
@@ -298,7 +317,8 @@ impl Table<'_> {
         for rule in &chain.rules {
             let no_interface = settings.pod_interface.is_none() && rule.is_about_interfaces();
             let no_mark = settings.own_mark == 0 && rule.is_about_ours();
-            if !no_interface && !no_mark {
+            let no_refusal = !settings.refuse_loopback && rule.is_about_loopback();
+            if !no_interface && !no_mark && !no_refusal {
                 self.add_rule(chain, rule, settings);
             }
         }

@@ -30,6 +30,8 @@ pub(crate) mod msg {
     pub(in super::super) const NEWSETELEM: u16 = SUBSYSTEM | 12;
     pub(in super::super) const GETSETELEM: u16 = SUBSYSTEM | 13;
     pub(in super::super) const DELSETELEM: u16 = SUBSYSTEM | 14;
+    pub(in super::super) const NEWOBJ: u16 = SUBSYSTEM | 18;
+    pub(in super::super) const GETOBJ: u16 = SUBSYSTEM | 19;
 }
 
 /// `enum nft_list_attributes`.
@@ -240,3 +242,17 @@ pub(super) const NFTA_REJECT_TYPE: u16 = 1;
 pub(super) const NFTA_REJECT_ICMP_CODE: u16 = 2;
 pub(super) const NFT_REJECT_ICMP_UNREACH: u32 = 0;
 pub(super) const NFT_REJECT_TCP_RST: u32 = 1;
+
+/// `enum nft_object_attributes`.
+pub(super) const NFTA_OBJ_TABLE: u16 = 1;
+pub(super) const NFTA_OBJ_NAME: u16 = 2;
+pub(super) const NFTA_OBJ_TYPE: u16 = 3;
+pub(super) const NFTA_OBJ_DATA: u16 = 4;
+/// `NFT_OBJECT_COUNTER`.
+pub(super) const NFT_OBJECT_COUNTER: u32 = 1;
+/// `enum nft_counter_attributes`.
+pub(super) const NFTA_COUNTER_BYTES: u16 = 1;
+pub(super) const NFTA_COUNTER_PACKETS: u16 = 2;
+/// `enum nft_objref_attributes`.
+pub(super) const NFTA_OBJREF_IMM_TYPE: u16 = 1;
+pub(super) const NFTA_OBJREF_IMM_NAME: u16 = 2;

@@ -26,15 +26,14 @@ pub(super) fn captured(plan: &ServicePlan, by_interface: bool) -> Vec<Place> {
     served.map(|frontend| Place::Of(frontend.at)).collect()
 }
 
-/// Returns the node port of a plan, if the proxy does not serve it for all clients, and if this node's own processes
-/// have an endpoint there: they are inside of the cluster (A16).
+/// Returns the node port of a plan, if the proxy does not serve it for all clients, and if it has an endpoint: one of
+/// this node with a policy Local (K7). The kernel refuses for the rest (K6).
 pub(super) fn on_loopback(plan: &ServicePlan, captured: &[Place]) -> Option<Place> {
     plan.frontends.iter().find_map(|frontend| {
         let FrontendAddr::NodePort { protocol, port } = frontend.at else {
             return None;
         };
-        let endpoints = frontend.inside.as_ref().unwrap_or(&frontend.endpoints);
-        let is_served = is_relayed(protocol) && !endpoints.is_empty();
+        let is_served = is_relayed(protocol) && !frontend.endpoints.is_empty();
         let is_left = is_served && !captured.contains(&Place::Of(frontend.at));
         is_left.then_some(Place::OnLoopback(NodePort { protocol, port }))
     })

@@ -204,11 +204,7 @@ fn i7_a21_node_port_addresses() {
     let of = |addresses: &[&str]| problems(|c| c.node_port_addresses = texts(addresses));
     assert_eq!(
         of(&["10.0.0.0/8", "primary", "10.0.0.1", "all"]),
-        [
-            "nodePortAddresses[1]: primary: must stand alone, without ranges",
-            "nodePortAddresses[2]: 10.0.0.1: must be an address range such as 10.0.0.0/8 or fd00::/8",
-            "nodePortAddresses[3]: all: must stand alone, without ranges",
-        ]
+        ["nodePortAddresses[2]: 10.0.0.1: must be an address range such as 10.0.0.0/8 or fd00::/8"]
     );
     let many = of(&["x"; 1000]);
     assert_eq!(
@@ -226,8 +222,9 @@ fn i7_a21_node_port_addresses() {
         let settings = settings(|c| c.node_port_addresses = texts(addresses));
         settings.node.nodeport_localhost
     };
-    assert!(!is_local(&["primary"]) && !is_local(&["all"]) && !is_local(&["127.0.0.0/8"]));
-    assert!(is_local(&["primary", "localhost"]));
+    assert_eq!(is_local(&["primary"]), [false; 2]);
+    assert_eq!(is_local(&["all"]), [false; 2]);
+    assert_eq!(is_local(&["primary", "localhost"]), [true; 2]);
     assert_eq!(cidrs(&["primary", "localhost"]), [""; 0]);
     assert_eq!(cidrs(&["localhost"]), ["127.0.0.0/8", "::1/128"]);
     assert_eq!(
@@ -239,6 +236,49 @@ fn i7_a21_node_port_addresses() {
         cidrs(&["010.0.0.0/8", "fd00::/8"]),
         ["10.0.0.0/8", "fd00::/8"]
     );
+}
+
+/// A file that kube-proxy 1.37 accepts stops no agent.
+#[test]
+fn k1_k2_k5_words_and_ranges_in_any_mix() {
+    let twice = |addresses: &[&str]| problems(|c| c.node_port_addresses = texts(addresses));
+    for word in ["primary", "localhost", "all"] {
+        let expected = format!("nodePortAddresses[2]: {word}: must be there once");
+        assert_eq!(twice(&[word, "10.0.0.0/8", word]), [expected]);
+    }
+    for (mix, ranges, localhost) in [
+        (
+            &["primary", "192.168.1.0/24"][..],
+            &["192.168.1.0/24"][..],
+            [false; 2],
+        ),
+        (
+            &["all", "10.0.0.0/8"],
+            &["0.0.0.0/0", "::/0", "10.0.0.0/8"],
+            [false; 2],
+        ),
+        (&["all", "primary"], &["0.0.0.0/0", "::/0"], [false; 2]),
+        (&["::1/128", "primary"], &["::1/128"], [false, true]),
+        (
+            &["127.0.0.0/8", "10.0.0.0/8"],
+            &["127.0.0.0/8", "10.0.0.0/8"],
+            [true, false],
+        ),
+        (
+            &["primary", "all", "localhost"],
+            &["0.0.0.0/0", "::/0"],
+            [true; 2],
+        ),
+    ] {
+        let node = settings(|c| c.node_port_addresses = texts(mix)).node;
+        let found: Vec<_> = node
+            .nodeport_addresses
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        assert_eq!(found, ranges, "{mix:?}");
+        assert_eq!(node.nodeport_localhost, localhost, "{mix:?}");
+    }
 }
 
 /// kube-proxy takes one of each family; more than that are more ranges here.

@@ -14,6 +14,7 @@ const SETTINGS: TableSettings = TableSettings {
     masquerade_bit: 31,
     own_mark: 0x50,
     pod_interface: None,
+    refuse_loopback: true,
 };
 const NLA_F_NESTED: u16 = 0x8000;
 
