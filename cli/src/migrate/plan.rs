@@ -106,7 +106,7 @@ pub(crate) fn blocked(picture: &Picture, order: &Order) -> Option<Blocked> {
                 return because(
                     "kplane's agents run on all nodes, and not only on those that are migrated",
                     &format!(
-                        "helm upgrade {} deploy/chart --namespace kplane --reuse-values --set \
+                        "helm upgrade {} deploy/chart --namespace kplane --reset-then-reuse-values --set \
                          migration.enabled=true",
                         agents.release.as_deref().unwrap_or("kplane")
                     ),

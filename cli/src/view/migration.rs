@@ -151,7 +151,7 @@ impl MigrationView {
             StageView::Complete => vec!["kpctl migrate finish".to_owned()],
             StageView::Finished if picture.agents.as_ref().is_some_and(|agents| agents.limited) => {
                 vec![format!(
-                    "helm upgrade {} deploy/chart --namespace kplane --reuse-values --set \
+                    "helm upgrade {} deploy/chart --namespace kplane --reset-then-reuse-values --set \
                      migration.enabled=false, so that new nodes are served as well",
                     release.as_deref().unwrap_or("kplane")
                 )]
