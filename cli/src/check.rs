@@ -5,6 +5,7 @@ pub(crate) mod before;
 pub(crate) mod cluster;
 pub(crate) mod fleet;
 pub(crate) mod nodes;
+mod surroundings;
 
 use serde::{Deserialize, Serialize};
 

@@ -167,6 +167,7 @@ impl Client {
         let request = pb::ConvergenceRequest {
             namespace: name.namespace.to_string(),
             name: name.name.to_string(),
+            absent_ok: true,
         };
         let mut stub = self.stub.clone();
         match self.ask(stub.watch_convergence(request)).await {

@@ -91,6 +91,8 @@ pub struct Origin {
     pub selector: Box<str>,
     /// The ports whose `targetPort` is a name: the port's name, and that of the container port.
     pub named_targets: Box<[(Arc<str>, Arc<str>)]>,
+    /// The Service wants addresses of a load balancer, and nobody has given it any.
+    pub waits_for_address: bool,
 }
 
 /// The reason why kplane does not serve a Service (A1).

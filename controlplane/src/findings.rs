@@ -12,13 +12,15 @@ mod avoided;
 mod endpoints;
 mod fleet;
 mod policies;
+mod surroundings;
 
 #[cfg(test)]
 mod tests;
 
 use std::cmp::Reverse;
+use std::net::IpAddr;
 
-use kplane_model::{NodeFacts, NodeName, Reason, ServiceName, Severity};
+use kplane_model::{Family, NodeFacts, NodeName, Reason, ServiceName, Severity};
 use kplane_proto::v1 as pb;
 
 use crate::convert::SkipReason;
@@ -27,6 +29,7 @@ use crate::k8s::SERVICE_PROXY_NAME_LABEL;
 
 pub(crate) use self::avoided::avoided;
 pub(crate) use self::fleet::{Place, of_fleet};
+pub(crate) use self::surroundings::surroundings;
 
 /// Maximum number of nodes that a finding names.
 const NODES_NAMED: usize = 64;
@@ -92,6 +95,8 @@ pub(crate) fn of_service<'n>(
         }
         if !detail.ports.is_empty() {
             findings.extend(endpoints::without_slices(service, detail, facts));
+            findings.extend(without_address(service, facts));
+            findings.extend(outside_ranges(detail, facts));
         }
         findings.extend(held(facts));
         findings.extend(contested(facts));
@@ -142,6 +147,41 @@ fn held(facts: &Facts) -> Option<Finding> {
             "kpctl approve, if it is really gone",
         )
     })
+}
+
+/// A6: kplane serves the addresses of load balancers that others give.
+fn without_address(service: &ServiceName, facts: &Facts) -> Option<Finding> {
+    facts.origin.waits_for_address.then(|| {
+        Finding::new(
+            Reason::NoLoadBalancerAddress,
+            Severity::Warning,
+            "type is LoadBalancer, and status.loadBalancer.ingress is empty: clients outside reach the Service by its \
+             node port at most",
+            format!(
+                "a controller of the cloud, or one such as MetalLB, gives addresses: kubectl describe service -n {} {} \
+                 shows its events",
+                service.namespace, service.name
+            ),
+        )
+    })
+}
+
+/// Names the ClusterIP that the API server would not give.
+fn outside_ranges(detail: &ServiceDetail, facts: &Facts) -> Option<Finding> {
+    let ranges = &facts.service_ranges;
+    let mut ips = detail.ports.iter().map(|view| view.port.cluster_ip);
+    let known = |ip: &IpAddr| ranges.iter().any(|range| range.family() == Family::of(*ip));
+    let ip = ips.find(|ip| known(ip) && !ranges.iter().any(|range| range.contains(*ip)))?;
+    let named: Vec<String> = ranges.iter().map(ToString::to_string).collect();
+    Some(Finding::new(
+        Reason::OutsideServiceRange,
+        Severity::Warning,
+        format!(
+            "the ClusterIP {ip} is in none of the cluster's ranges for Services, {}: another machine may have the address",
+            named.join(", ")
+        ),
+        "kubectl get servicecidrs; give the Service an address of a range, or add the range",
+    ))
 }
 
 /// Names the Services that want a place of this one: they have an issue, and this one should know.

@@ -18,6 +18,7 @@ mod issues;
 mod kernel;
 mod layers;
 mod mailbox;
+mod on_node;
 mod operator;
 mod others;
 mod outbound;

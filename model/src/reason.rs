@@ -70,6 +70,8 @@ reasons! {
     SourceRanges,
     /// Clients stay with the endpoint that they had.
     SessionAffinity,
+    /// The Service asks for a load balancer, and nobody has given it an address.
+    NoLoadBalancerAddress,
 
     /// Another Service has an address or a node port of this one.
     AddressConflict,
@@ -79,6 +81,8 @@ reasons! {
     AddressReserved,
     /// An external address lies in the cluster's own ranges.
     InsideClusterRange,
+    /// The ClusterIP lies in none of the cluster's ranges for Services.
+    OutsideServiceRange,
     /// The cluster's operator does not allow the Service's external address.
     ExternalIpRefused,
     /// The namespace has used up its quota.
@@ -172,6 +176,14 @@ reasons! {
     EndpointSilent,
 }
 
+impl Reason {
+    /// Returns the reasons of findings about the surroundings of nodes.
+    pub fn of_nodes() -> impl Iterator<Item = Self> {
+        let all = Self::ALL.iter().copied();
+        all.filter(|reason| (Self::ForwardingOff..=Self::Firewalld).contains(reason))
+    }
+}
+
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.code())
@@ -189,5 +201,21 @@ mod tests {
         let headings: Vec<_> = headings.collect();
         let codes: Vec<_> = Reason::ALL.iter().map(|reason| reason.code()).collect();
         assert_eq!(headings, codes);
+    }
+
+    #[test]
+    fn reasons_of_nodes_are_those_that_agents_find_around_them() {
+        let all: Vec<_> = Reason::of_nodes().collect();
+        for one in [
+            Reason::ForwardingOff,
+            Reason::OtherProxyRules,
+            Reason::Firewalld,
+        ] {
+            assert!(all.contains(&one), "{one}");
+        }
+        // The control plane finds these itself.
+        for one in [Reason::Degraded, Reason::KernelDiffers] {
+            assert!(!all.contains(&one), "{one}");
+        }
     }
 }

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
-use crate::text::{Span, field, paragraph};
+use crate::text::{Span, field, long_field, paragraph};
 use crate::time::Time;
 
 /// The endpoints of one port that new connections on one node may reach.
@@ -186,7 +186,23 @@ impl DescriptionView {
         }
         out.push_str(&self.summary(canvas));
         out.push_str(&field("IPVS", &servers::totals(&self.nodes), canvas));
+        out.push_str(&self.unchecked(canvas));
         out
+    }
+
+    /// Returns what nothing here says: whether the Pods' programs listen at `targetPort`.
+    fn unchecked(&self, canvas: &Canvas) -> String {
+        let mut ports = self.service.iter().flat_map(|service| &service.ports);
+        let is_used = ports.any(|port| port.protocol == "TCP" && port.ready_endpoints > 0);
+        let node = self.nodes.iter().find(|node| node.programmed);
+        let Some(node) = node.filter(|_| is_used) else {
+            return String::new();
+        };
+        let text = format!(
+            "whether programs listen at the endpoints; {} why {}/{} --from node/{} --try connects",
+            canvas.program, self.namespace, self.name, node.node
+        );
+        long_field("Not checked", &Span::plain(text), canvas)
     }
 
     /// Returns on how many nodes the kernel holds the newest state, and why not on the others.

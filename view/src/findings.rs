@@ -46,6 +46,11 @@ impl FindingView {
         self.severity == SeverityView::Error
     }
 
+    /// Returns whether nothing is wrong.
+    pub(crate) fn is_info(&self) -> bool {
+        self.severity == SeverityView::Info
+    }
+
     fn notes(&self, canvas: &Canvas) -> Vec<Span> {
         let mut notes = vec![Span::plain(&self.text)];
         if !self.nodes.is_empty() {

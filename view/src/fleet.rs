@@ -41,11 +41,13 @@ pub struct SummaryView {
     /// Nodes that an operator froze.
     pub(crate) frozen: usize,
     pub(crate) unknown: usize,
+    /// Nodes that drop packets for other reasons than Services, whatever their state.
+    pub(crate) obstructed: usize,
     pub(crate) errors: usize,
     pub(crate) warnings: usize,
     /// Whether `kpctl status --check` succeeds: nodes and input are healthy.
     pub healthy: bool,
-    /// Whether all nodes are known, there is at least one, and each is in sync or frozen.
+    /// Whether all nodes are known, there is at least one, and each is in sync or frozen and lets packets pass.
     pub nodes_healthy: bool,
     /// Whether the input has no errors, was read in full, and nothing is held that it lacks.
     pub input_healthy: bool,
@@ -70,7 +72,8 @@ impl SummaryView {
         let frozen = count(NodeStateView::Frozen);
         // A fleet without nodes, or incomplete data, must not count as in sync.
         let known = plane.synced && missing.is_empty() && !nodes.is_empty();
-        let nodes_healthy = known && in_sync + frozen == nodes.len();
+        let obstructed = nodes.iter().filter(|node| node.is_obstructed()).count();
+        let nodes_healthy = known && in_sync + frozen == nodes.len() && obstructed == 0;
         let whole = plane.synced && plane.confidence != ConfidenceView::Partial;
         let input_healthy = whole && plane.held.is_none() && errors == 0;
         Self {
@@ -85,6 +88,7 @@ impl SummaryView {
             conflict: count(NodeStateView::Conflict),
             frozen,
             unknown: count(NodeStateView::Unknown),
+            obstructed,
             errors,
             warnings: total(told[1], issues.len() - listed),
             healthy: nodes_healthy && input_healthy,
@@ -113,6 +117,7 @@ impl SummaryView {
             (self.conflict, "in conflict", Tone::Bad),
             (self.frozen, "frozen", Tone::Warn),
             (self.unknown, "unknown", Tone::Warn),
+            (self.obstructed, "obstructed", Tone::Bad),
         ];
         let others = others.into_iter().filter(|(count, _, _)| *count > 0);
         spans.extend(others.map(|(count, what, tone)| Span::new(format!("{count} {what}"), tone)));

@@ -80,7 +80,8 @@ impl NodeDescriptionView {
         let revisions = &node.revisions;
         let applied = revisions.applied.map_or_else(
             || format!("wanted {}, nothing applied", revisions.wanted),
-            |applied| format!("applied {applied} of {}", revisions.wanted),
+            // A newer revision of other nodes may be applied as well.
+            |applied| format!("applied {applied} of {}", revisions.wanted.max(applied)),
         );
         let verified = self
             .ago(node.verified_time())

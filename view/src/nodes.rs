@@ -238,6 +238,17 @@ impl NodeView {
         self.families.iter().filter_map(|f| f.verified_time).min()
     }
 
+    /// Returns what stands in the way of packets on the node, unless the agent that found it is gone.
+    pub(crate) fn obstacles(&self) -> impl Iterator<Item = &FindingView> {
+        let findings = self.findings.iter().filter(|of| !of.is_info());
+        findings.filter(|_| self.state != NodeStateView::Disconnected)
+    }
+
+    /// Returns whether something on the node drops packets.
+    pub(crate) fn is_obstructed(&self) -> bool {
+        self.obstacles().any(FindingView::is_error)
+    }
+
     /// Returns the replica that serves the agent.
     fn replica_span(&self) -> Span {
         match &self.replica {

@@ -30,13 +30,14 @@ pub(crate) struct WhyArgs {
     /// Namespace of the Service, if SERVICE does not name it
     #[arg(short, long)]
     namespace: Option<String>,
-    /// Sender: pod/NAMESPACE/NAME (needs a kubeconfig), pod, node/NAME, outside, or outside/ADDRESS
+    /// Sender: pod/NAMESPACE/NAME (needs a kubeconfig, or --via), pod, node/NAME, outside, or outside/ADDRESS
     #[arg(long, value_name = "SENDER", value_parser = parse_sender)]
     pub(crate) from: SenderArg,
     /// Node that handles the packet: the one that a client outside has reached, or on which the Pod runs
     #[arg(long, value_name = "NODE")]
     pub(crate) via: Option<String>,
-    /// Destination, such as 203.0.113.1:80, or a node's address and node port; the ClusterIP if it is not given
+    /// Destination, such as 203.0.113.1:80, or a node's address and node port. If it is not given: the ClusterIP; from
+    /// outside the load balancer's address, an external one, or the node port
     #[arg(long, value_name = "ADDRESS:PORT")]
     to: Option<String>,
     /// Let the node's agent open TCP connections, through the Service and to its endpoints, and say what came back.

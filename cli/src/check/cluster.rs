@@ -1,7 +1,10 @@
 //! Checks that compare the objects of the cluster with what the control plane knows.
 
-use kplane_proto::v1::NodeState;
+use std::collections::BTreeSet;
 
+use kplane_proto::v1::{self as pb, NodeState};
+
+use super::fleet::connected;
 use super::{Finding, names};
 use crate::migrate::picture::{Mark, NodePicture, Objects, Picture};
 use crate::migrate::pods::PodState;
@@ -12,13 +15,31 @@ const NOT_READY: &str = "kplane.io/not-ready";
 /// The names of the checks of this module.
 const CHECKS: [&str; 4] = ["agents", "kube-proxy", "leftovers", "taints"];
 
-/// Returns the findings without a cluster, or with one that cannot be read.
-pub(crate) fn without(why: &str, skipped: bool) -> Vec<Finding> {
-    let finding = |check| match skipped {
-        true => Finding::skipped(check, why),
-        false => Finding::unknown(check, why, "kubectl get nodes"),
+/// Returns the findings without a cluster, or with one that cannot be read. Agents are compared with the nodes that the
+/// control plane knows.
+pub(crate) fn without(why: &str, skipped: bool, fleet: Option<&pb::Fleet>) -> Vec<Finding> {
+    let finding = |check| match (fleet, skipped) {
+        (Some(fleet), _) if check == CHECKS[0] => agents_of(fleet),
+        (_, true) => Finding::skipped(check, why),
+        (_, false) => Finding::unknown(check, why, "kubectl get nodes"),
     };
     CHECKS.map(finding).into()
+}
+
+/// Returns whether all nodes that the control plane knows have an agent that is connected.
+fn agents_of(fleet: &pb::Fleet) -> Finding {
+    let there: BTreeSet<&str> = connected(fleet).map(|node| node.name.as_str()).collect();
+    let all = fleet.nodes.iter().map(|node| node.name.as_str());
+    let gone: Vec<&str> = all.filter(|node| !there.contains(node)).collect();
+    let text = format!(
+        "{} of {} nodes have an agent that is connected",
+        there.len(),
+        fleet.nodes.len()
+    );
+    match gone.is_empty() {
+        true => Finding::ok(CHECKS[0], text),
+        false => Finding::bad(CHECKS[0], text, "kpctl get nodes").with(vec![names(&gone)]),
+    }
 }
 
 /// Returns the findings.
@@ -217,6 +238,26 @@ mod tests {
 
     fn node(labels: &Value) -> Value {
         json!({ "metadata": { "name": "a", "labels": labels } })
+    }
+
+    /// Without the objects of a cluster, agents are compared with the nodes that the control plane knows.
+    #[test]
+    fn an_agent_that_is_gone_is_bad_without_a_cluster_too() {
+        let mut fleet = pb::Fleet::default();
+        let agents = |fleet: &pb::Fleet| without("no kubeconfig", true, Some(fleet)).remove(0);
+        for (name, state) in [("a", NodeState::InSync), ("b", NodeState::Disconnected)] {
+            assert_eq!(agents(&fleet).outcome, Outcome::Ok);
+            fleet.nodes.push(pb::NodeStatus {
+                name: name.to_owned(),
+                state: state.into(),
+                ..pb::NodeStatus::default()
+            });
+        }
+        let gone = agents(&fleet);
+        assert_eq!((gone.outcome, &*gone.check), (Outcome::Bad, "agents"));
+        assert_eq!(gone.details, ["b"]);
+        let unknown = without("no kubeconfig", true, None).remove(0);
+        assert_eq!(unknown.outcome, Outcome::Skipped);
     }
 
     #[test]

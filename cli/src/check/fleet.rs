@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use kplane_model::nodes_agree;
 use kplane_proto::v1::{self as pb, NodeState};
 
+use super::surroundings::surroundings;
 use super::{Finding, names};
 
 /// Time since the last contact with the origin of its data after which a control plane's data counts as old, in
@@ -22,6 +23,7 @@ pub(crate) fn findings(fleet: &pb::Fleet, kpctl: &str) -> Vec<Finding> {
         in_sync(fleet),
         verified(fleet),
         failures(fleet),
+        surroundings(fleet),
         endpoints(fleet),
         conflicts(fleet),
         versions(fleet, kpctl),
@@ -30,13 +32,14 @@ pub(crate) fn findings(fleet: &pb::Fleet, kpctl: &str) -> Vec<Finding> {
 }
 
 /// The names of the checks in [`findings`], for a fleet that is not known.
-const CHECKS: [&str; 10] = [
+const CHECKS: [&str; 11] = [
     "source",
     "input",
     "replicas",
     "in-sync",
     "verified",
     "failures",
+    "surroundings",
     "endpoints",
     "conflicts",
     "versions",
@@ -134,6 +137,18 @@ fn nodes_in<'a>(fleet: &'a pb::Fleet, states: &[NodeState]) -> Vec<&'a pb::NodeS
         .collect()
 }
 
+/// Returns the nodes whose agents are connected.
+pub(super) fn connected(fleet: &pb::Fleet) -> impl Iterator<Item = &pb::NodeStatus> {
+    // The agent of a standalone process has no address.
+    let away = [
+        NodeState::NoAgent,
+        NodeState::Disconnected,
+        NodeState::Unknown,
+    ];
+    let nodes = fleet.nodes.iter();
+    nodes.filter(move |node| !away.contains(&node.state()))
+}
+
 fn of_nodes(nodes: &[&pb::NodeStatus]) -> Vec<String> {
     let line = |node: &&pb::NodeStatus| format!("{}: {}", node.name, node.last_error);
     nodes.iter().take(super::NAMED).map(line).collect()
@@ -153,7 +168,15 @@ fn in_sync(fleet: &pb::Fleet) -> Finding {
         &[NodeState::InSync, NodeState::Frozen, NodeState::Unverified],
     )
     .len();
-    let text = format!("{good} of {all} nodes hold what they should hold");
+    let away = all - connected(fleet).count();
+    let text = match away {
+        0 => format!("{good} of {all} nodes hold what they should hold"),
+        away => {
+            format!(
+                "{good} of {all} nodes hold what they should hold, and {away} have no agent now"
+            )
+        }
+    };
     match (bad.is_empty(), syncing) {
         (false, _) => Finding::bad(CHECK, text, "kpctl status").with(of_nodes(&bad)),
         (true, 0) => Finding::ok(CHECK, text),
@@ -218,18 +241,8 @@ fn failures(fleet: &pb::Fleet) -> Finding {
 /// Returns whether nodes agree that an endpoint is ill, because their userspace proxies avoid it.
 fn endpoints(fleet: &pb::Fleet) -> Finding {
     const CHECK: &str = "endpoints";
-    // The agent of a standalone process has no address.
-    let away = [
-        NodeState::NoAgent,
-        NodeState::Disconnected,
-        NodeState::Unknown,
-    ];
-    let connected = fleet
-        .nodes
-        .iter()
-        .filter(|node| !away.contains(&node.state()));
     let mut avoided = BTreeMap::<(String, &str), BTreeSet<&str>>::new();
-    for node in connected {
+    for node in connected(fleet) {
         for one in node.report.iter().flat_map(|report| &report.avoided) {
             if let Some(key) = &one.key {
                 let service = format!("{}/{}", key.namespace, key.name);

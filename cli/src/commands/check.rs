@@ -3,6 +3,8 @@
 mod before;
 mod nodes;
 
+use kplane_proto::v1 as pb;
+
 use super::migrate::Cluster;
 use super::{Verdict, show};
 use crate::args::Cli;
@@ -29,41 +31,43 @@ pub(crate) async fn run(cli: &Cli, args: &CheckArgs) -> Result<Verdict, Failure>
 
 /// Returns the findings about an installation.
 async fn afterwards(cli: &Cli, args: &CheckArgs) -> Vec<Finding> {
-    let version = env!("CARGO_PKG_VERSION");
     let objects = match Reach::objects(&cli.options).await {
         Ok(objects) => objects,
         Err(error) => {
             // A control plane at an address may have no cluster at all.
-            let mut findings = match super::connect(cli).await {
-                Ok((client, _)) => match client.fleet().await {
-                    Ok(answer) => fleet::findings(&answer, version),
-                    Err(error) => fleet::unreachable(&error.to_string()),
-                },
-                Err(error) => fleet::unreachable(&error.to_string()),
+            let asked = match super::connect(cli).await {
+                Ok((client, _)) => client.fleet().await.map_err(|error| error.to_string()),
+                Err(error) => Err(error.to_string()),
             };
             let skipped = cli.options.place.server.is_some();
-            findings.extend(cluster::without(&error.to_string(), skipped));
-            return findings;
+            return without_cluster(&asked, &error.to_string(), skipped);
         }
     };
     let mut place = Cluster::new(objects, &cli.options, args.target.kube_proxy.clone());
     match place.gather().await {
         Ok(objects) => {
-            let mut findings = match &objects.fleet {
-                Some(Ok(answer)) => fleet::findings(answer, version),
-                Some(Err(error)) => fleet::unreachable(error),
-                None => fleet::unreachable("it was not asked"),
-            };
+            let unasked = Err("it was not asked".to_owned());
+            let mut findings = of_fleet(objects.fleet.as_ref().unwrap_or(&unasked));
             findings.extend(cluster::findings(&objects));
             findings
         }
         Err(error) => {
-            let mut findings = match place.fleet().await {
-                Ok(answer) => fleet::findings(&answer, version),
-                Err(error) => fleet::unreachable(&error.to_string()),
-            };
-            findings.extend(cluster::without(&error.to_string(), false));
-            findings
+            let asked = place.fleet().await.map_err(|error| error.to_string());
+            without_cluster(&asked, &error.to_string(), false)
         }
     }
+}
+
+fn of_fleet(asked: &Result<pb::Fleet, String>) -> Vec<Finding> {
+    match asked {
+        Ok(fleet) => fleet::findings(fleet, env!("CARGO_PKG_VERSION")),
+        Err(error) => fleet::unreachable(error),
+    }
+}
+
+/// Returns the findings where the objects of a cluster are not known, and why not.
+fn without_cluster(asked: &Result<pb::Fleet, String>, why: &str, skipped: bool) -> Vec<Finding> {
+    let mut findings = of_fleet(asked);
+    findings.extend(cluster::without(why, skipped, asked.as_ref().ok()));
+    findings
 }

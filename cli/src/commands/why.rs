@@ -41,7 +41,21 @@ async fn look_up(
     (namespace, name): (&str, &str),
     request: &mut pb::ExplainRequest,
 ) -> Result<String, Failure> {
-    let objects = Reach::objects(&cli.options).await?;
+    let objects = match Reach::objects(&cli.options).await {
+        Ok(objects) => objects,
+        // The control plane knows no Pods, and needs the node only.
+        Err(_) if cli.options.place.server.is_some() && !request.node.is_empty() => {
+            return Ok(format!(
+                "pod {namespace}/{name}, whose address is not known"
+            ));
+        }
+        Err(error) if cli.options.place.server.is_some() => {
+            return Err(Failure::Refused(format!(
+                "the node of the Pod {namespace}/{name} is not known: {error}; say it with --via NODE"
+            )));
+        }
+        Err(error) => return Err(error.into()),
+    };
     let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
     let pod: Option<Pod> = objects.get(&path, Asked("get pods")).await?;
     let pod = pod.ok_or_else(|| {

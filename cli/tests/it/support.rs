@@ -286,7 +286,9 @@ impl StatusService for Canned {
         &self,
         request: Request<pb::ConvergenceRequest>,
     ) -> Result<Response<Self::WatchConvergenceStream>, Status> {
-        let pb::ConvergenceRequest { namespace, name } = request.into_inner();
+        let pb::ConvergenceRequest {
+            namespace, name, ..
+        } = request.into_inner();
         let answers = WatchStream::new(self.convergence.subscribe());
         let answers = answers.filter(|answer| *answer != pb::Convergence::default());
         let answers = answers.map(move |answer| pb::Convergence {

@@ -100,6 +100,18 @@ impl Plane {
             "Nodes by the state of their agent",
         )
         .gauge(to, series)?;
+        let found = census.findings.iter();
+        let found: Vec<_> = found
+            .map(|(code, n)| ([("code", *code)], *n as f64))
+            .collect();
+        Name(
+            "kplane_controlplane_node_findings",
+            "Nodes of connected agents by what may stand in the way of their packets",
+        )
+        .gauge(
+            to,
+            found.iter().map(|(labels, count)| (&labels[..], *count)),
+        )?;
         let connected = census.connected as f64;
         Name(
             "kplane_controlplane_streams",

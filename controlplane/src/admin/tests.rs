@@ -87,6 +87,7 @@ async fn ready_once_every_kind_is_listed_and_for_ever_after() {
         "kplane_controlplane_held_without_endpoints 0",
         "kplane_controlplane_picture_partial 0",
         "kplane_controlplane_nodes{state=\"in_sync\"} 0",
+        "kplane_controlplane_node_findings{code=\"ForwardingOff\"} 0",
         "kplane_controlplane_change_programmed_duration_seconds_count 0",
         "kplane_controlplane_change_hop_duration_seconds_bucket{le=\"0.001\",hop=\"kernel\"} 0",
         "kplane_controlplane_source_synced{kind=\"Service\"} 1",

@@ -50,12 +50,15 @@ pub fn service(svc: &k8s::Service, location: &str, allowed: &ExternalIps) -> Con
         ports,
         issues: report.finish(),
         skipped,
-        origin: origin(&svc.spec),
+        origin: origin(svc),
     }
 }
 
 /// Returns the origin of a Service's endpoints.
-fn origin(spec: &ServiceSpec) -> Origin {
+fn origin(svc: &k8s::Service) -> Origin {
+    let spec = &svc.spec;
+    // An entry may have a name only, or an address that others serve.
+    let given = svc.status.load_balancer.ingress.iter().flatten().next();
     let labels = spec.selector.iter().flat_map(|labels| labels.iter());
     let labels: Vec<String> = labels
         .map(|(key, value)| format!("{key}={value}"))
@@ -72,6 +75,7 @@ fn origin(spec: &ServiceSpec) -> Origin {
     Origin {
         selector: selector.into(),
         named_targets: named.collect(),
+        waits_for_address: spec.type_.as_deref() == Some("LoadBalancer") && given.is_none(),
     }
 }
 

@@ -117,7 +117,8 @@ fn endpoints(
     (targets.len(), ports.collect())
 }
 
-/// Returns the ports of a slice; ports without a name or number are skipped (A27).
+/// Returns the ports of a slice; ports without a number are skipped (A27). One without a name has the name `""`, as the API
+/// server would write it.
 fn ports(slice: &k8s::EndpointSlice, report: &mut Report<'_>) -> Vec<(Arc<str>, Protocol, u16)> {
     let mut ports: Vec<(Arc<str>, Protocol, u16)> = Vec::new();
     for (index, port) in slice.ports.iter().flatten().enumerate() {
@@ -139,13 +140,7 @@ fn ports(slice: &k8s::EndpointSlice, report: &mut Report<'_>) -> Vec<(Arc<str>, 
 }
 
 fn convert_port(port: &k8s::SlicePort) -> Result<(Arc<str>, Protocol, u16), String> {
-    let Some(name) = port.name.clone() else {
-        return Err(
-            "has no name and is not served; use the name of the Service's port, or \"\" if it \
-             has none"
-                .to_owned(),
-        );
-    };
+    let name = port.name.clone().unwrap_or_default();
     if !is_port_name(&name) {
         return Err(format!(
             "has the name {name:?} and is not served; use up to 63 lower-case letters, digits and -"

@@ -58,11 +58,16 @@ type Why = (Reason, String, String);
 
 fn no_slice(service: &ServiceName, facts: &Facts) -> Vec<Finding> {
     let ServiceName { namespace, name } = service;
+    // One whose name begins as the Service's is the likely cause; another one may be anybody's.
+    let is_akin = facts
+        .strays
+        .first()
+        .is_some_and(|stray| stray.starts_with(&**name));
     let stray = facts.strays.first().map(|stray| {
         let named = facts.strays.join(", ");
         Finding::new(
             Reason::SliceWithoutService,
-            Severity::Error,
+            if is_akin { Severity::Error } else { Severity::Info },
             format!(
                 "EndpointSlice {named} in namespace {namespace} has no label {SERVICE_NAME_LABEL}, so it belongs to \
                  no Service"
@@ -83,7 +88,11 @@ fn no_slice(service: &ServiceName, facts: &Facts) -> Vec<Finding> {
     };
     let text = "no EndpointSlice belongs to the Service: connections are refused";
     let none = Finding::new(Reason::NoEndpointSlice, Severity::Error, text, fix);
-    stray.into_iter().chain([none]).collect()
+    let mut found: Vec<_> = stray.into_iter().chain([none]).collect();
+    if !is_akin {
+        found.reverse();
+    }
+    found
 }
 
 fn without_family(port: &ServicePort) -> Finding {
@@ -196,7 +205,11 @@ pub(super) fn not_usable(service: &ServiceName, detail: &ServiceDetail) -> Vec<F
         };
         let fix = match (code, selector) {
             (Reason::PublishedNotReady, _) => String::new(),
-            (_, "") => format!("kpctl describe service {service} lists them"),
+            (_, "") => format!(
+                "the Service has no selector: whoever writes its EndpointSlices says so; kubectl get endpointslices -n \
+                 {} -l {SERVICE_NAME_LABEL}={} -o yaml",
+                service.namespace, service.name
+            ),
             (_, selector) => format!(
                 "kubectl get pods -n {} -l {selector} -o wide; read the events of a Pod that is not ready",
                 service.namespace

@@ -111,6 +111,48 @@ fn without_a_slice_the_stray_is_named() {
     assert_eq!(found[1].code, Reason::NoEndpointSlice);
 }
 
+/// A slice of another Service that lost its label is no lead.
+#[test]
+fn a_stray_of_another_name_comes_last() {
+    let mut other = slice(&http(), &[ready()]);
+    other["metadata"]["labels"] = json!({});
+    other["metadata"]["name"] = json!("api-1");
+    assert_eq!(
+        codes([service(&json!({})), other]),
+        [Reason::NoEndpointSlice, Reason::SliceWithoutService]
+    );
+}
+
+#[test]
+fn a_load_balancer_without_an_address_and_a_cluster_ip_outside_all_ranges() {
+    let mut balanced = service(&json!({ "type": "LoadBalancer" }));
+    let healthy = slice(&http(), &[ready()]);
+    assert_eq!(
+        codes([balanced.clone(), healthy.clone()]),
+        [Reason::NoLoadBalancerAddress]
+    );
+    // Clouds give names, and addresses that their own machines serve.
+    balanced["status"] = json!({ "loadBalancer": { "ingress": [{ "hostname": "lb.example" }] } });
+    assert_eq!(codes([balanced, healthy.clone()]), []);
+    let range = |cidrs: &[&str]| {
+        json!({
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "ServiceCIDR",
+            "metadata": { "name": "kubernetes" },
+            "spec": { "cidrs": cidrs },
+        })
+    };
+    let plain = || [service(&json!({})), healthy.clone()];
+    let with = |cidrs| codes(plain().into_iter().chain([range(cidrs)]));
+    assert_eq!(with(&["10.97.0.0/16"]), [Reason::OutsideServiceRange]);
+    assert_eq!(with(&["10.97.0.0/16", "10.96.0.0/16"]), []);
+    assert_eq!(
+        with(&["fd00:10:96::/112"]),
+        [],
+        "nothing is known of its family"
+    );
+}
+
 #[test]
 fn a_port_that_no_slice_has() {
     let other = json!({ "name": "web", "port": 8080 });

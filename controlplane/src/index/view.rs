@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kplane_model::select::{Categorized, categorize};
 use kplane_model::{
-    Endpoint, Family, Issue, NodeFacts, NodeName, Protocol, Reason, ServiceName, ServicePort,
+    Cidr, Endpoint, Family, Issue, NodeFacts, NodeName, Protocol, Reason, ServiceName, ServicePort,
 };
 
 use super::Index;
@@ -62,6 +62,8 @@ pub struct Facts {
     pub strays: Vec<Arc<str>>,
     /// Places that the Service has and others want, with the first of these.
     pub contested: Vec<(String, ServiceName)>,
+    /// The cluster's ranges for Services; empty if they are not known.
+    pub service_ranges: Vec<Cidr>,
 }
 
 /// One EndpointSlice of a Service.
@@ -152,6 +154,7 @@ impl Index {
             origin: entry.map(|entry| entry.origin.clone()).unwrap_or_default(),
             slices: slices.collect(),
             strays: self.strays(name),
+            service_ranges: self.cidrs.values().flatten().copied().collect(),
             contested: self
                 .claims
                 .contested(name)

@@ -4,12 +4,14 @@
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::PostParams;
+use nix::fcntl::OFlag;
 use tokio::time::timeout;
 
 use super::board::Unchanged;
@@ -173,8 +175,18 @@ fn disk(file: &Path) -> impl Fn(io::Error) -> Trouble {
     }
 }
 
+/// Opens a regular file, and nothing else: a pipe may never have another end, and a thread would wait for it for ever.
+fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    let at_once = OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+    let file = options.custom_flags(at_once.bits()).open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::other("it is not a regular file")),
+    }
+}
+
 fn read_file(path: &Path) -> Result<Option<Orders>, Trouble> {
-    let file = match File::open(path) {
+    let file = match open(path, OpenOptions::new().read(true)) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(disk(path)(error)),
@@ -191,7 +203,7 @@ fn read_file(path: &Path) -> Result<Option<Orders>, Trouble> {
 /// Changes the file while no other replica does: they share a lock file.
 fn change_file(path: &Path, in_force: &Orders, change: &Change) -> Result<Orders, Unchanged> {
     let lock = path.with_extension("lock");
-    let lock = OpenOptions::new().create(true).append(true).open(&lock);
+    let lock = open(&lock, OpenOptions::new().create(true).append(true));
     let lock = lock.map_err(disk(path))?;
     lock.lock().map_err(disk(path))?;
     let before = read_file(path)?;
@@ -203,7 +215,8 @@ fn change_file(path: &Path, in_force: &Orders, change: &Change) -> Result<Orders
 /// Replaces the file in one step, also if the machine stops in the middle.
 fn write_file(path: &Path, text: &str) -> io::Result<()> {
     let new = path.with_extension("new");
-    let mut file = File::create(&new)?;
+    let mut options = OpenOptions::new();
+    let mut file = open(&new, options.write(true).create(true).truncate(true))?;
     file.write_all(text.as_bytes())?;
     file.sync_all()?;
     fs::rename(&new, path)?;

@@ -203,6 +203,19 @@ async fn an_older_document_changes_nothing_and_is_told() {
     assert_eq!((next.issues().len(), next.frozen(&b)), (0, None));
 }
 
+/// A thread that waits for the other end of a pipe never comes back.
+#[tokio::test]
+async fn a_pipe_in_the_place_of_the_document_is_refused_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("orders.json");
+    nix::unistd::mkfifo(&file, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let refused = Place::SharedFile(file).read().await.unwrap_err();
+    assert!(
+        refused.to_string().contains("not a regular file"),
+        "{refused}"
+    );
+}
+
 /// A place without a document could not be read for a time: the problem ends with that.
 #[tokio::test(start_paused = true)]
 async fn a_problem_ends_also_where_there_is_no_document() {

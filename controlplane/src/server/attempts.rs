@@ -145,6 +145,10 @@ fn finding(tried: &pb::TriedConnection, from: &str) -> Option<Finding> {
             Severity::Error,
             format!("the endpoint {address}{on} did not answer {from} within a second"),
             match node.as_str() {
+                // From its own node, no way between nodes is left.
+                node if node == from => {
+                    "check the NetworkPolicies of the Pod, and whether its program answers: kubectl logs".to_owned()
+                }
                 "" => format!("check the firewall of the endpoint, and the way from {from}"),
                 node => format!(
                     "check the NetworkPolicies of the Pod, and the way from {from}; compare with --from node/{node} --try"

@@ -251,6 +251,16 @@ pub(super) fn convergence(
     answer
 }
 
+/// Refuses a name of which no Service was served, unless the source may lack it.
+pub(super) fn known(hub: &Hub, name: &ServiceName) -> Result<(), Status> {
+    let mut followed = Followed::new(name.clone());
+    hub.store.follow(&mut followed);
+    match state(hub, &followed) {
+        (ServiceState::Unknown, reason) => Err(Status::not_found(format!("{name}: {reason}"))),
+        _ => Ok(()),
+    }
+}
+
 /// Returns the state of a Service, and the reason if it is not served.
 pub(super) fn state(hub: &Hub, followed: &Followed) -> (ServiceState, String) {
     if followed.is_served() {

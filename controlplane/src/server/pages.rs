@@ -1,11 +1,11 @@
 //! The fleet, in answers that stay below gRPC's usual limit of 4 MiB whatever the number of nodes.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kplane_model::{NodeFacts, NodeName};
+use kplane_model::{NodeFacts, NodeName, Reason};
 use kplane_proto::v1 as pb;
 use prost::Message as _;
 
@@ -307,6 +307,8 @@ pub(crate) struct Census {
     pub(crate) connected: usize,
     /// For each connected agent that should follow, the time for which its kernel has lacked a change.
     pub(crate) lags: Durations,
+    /// Nodes of connected agents by the reasons of findings about them; every reason has an entry.
+    pub(crate) findings: BTreeMap<&'static str, usize>,
 }
 
 /// Counts the fleet, as far as this replica knows it.
@@ -324,6 +326,8 @@ pub(crate) fn census(hub: &Hub) -> Census {
     ];
     let mut states = BTreeMap::from(names.map(|name| (name, 0)));
     let (mut connected, mut lags) = (0, Durations::default());
+    let reasons = Reason::of_nodes().map(|reason| (reason.code(), 0));
+    let mut findings: BTreeMap<_, _> = reasons.collect();
     let (picture, now) = (Picture::now(hub), Instant::now());
     for (name, node) in picture.nodes() {
         let stranger = picture.stranger(node.facts.as_deref());
@@ -333,6 +337,17 @@ pub(crate) fn census(hub: &Hub) -> Census {
         *states.entry(name_of(state)).or_default() += 1;
         let record = record.filter(|record| record.connected);
         connected += usize::from(record.is_some());
+        let report = record.and_then(|record| record.report.as_deref());
+        let told = report.map_or_else(BTreeSet::new, |report| {
+            let codes = report.findings.iter().map(|finding| finding.code.as_str());
+            codes.collect()
+        });
+        for code in told {
+            // A code that this version does not know makes no series.
+            if let Some(count) = findings.get_mut(code) {
+                *count += 1;
+            }
+        }
         if let Some(record) = record.filter(|_| state != pb::NodeState::Frozen) {
             lags.add(lag(&hub.store, record, wanted, now));
         }
@@ -341,6 +356,7 @@ pub(crate) fn census(hub: &Hub) -> Census {
         states,
         connected,
         lags,
+        findings,
     }
 }
 

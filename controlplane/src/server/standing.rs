@@ -33,6 +33,8 @@ pub(super) struct Standing {
     has_servers: bool,
     /// Endpoints of the Service that the node's userspace proxy avoids, if its agent is connected.
     pub(super) avoided: Vec<pb::AvoidedEndpoint>,
+    /// Errors and warnings about the node itself, if its agent is connected.
+    pub(super) around: Vec<pb::Finding>,
 }
 
 impl Standing {
@@ -65,6 +67,7 @@ impl Standing {
             }),
             has_servers: record.is_some_and(|record| record.connected && has_servers(record)),
             avoided: record.map_or_else(Vec::new, |record| avoided(name, record)),
+            around: record.map_or_else(Vec::new, around),
         }
     }
 
@@ -82,6 +85,7 @@ impl Standing {
             last_change: self.last_change,
             has_servers: self.has_servers,
             avoided: self.avoided.clone(),
+            around: self.around.clone(),
         }
     }
 
@@ -104,6 +108,7 @@ impl Standing {
             }),
             has_servers: told.has_servers,
             avoided: told.avoided.clone(),
+            around: told.around.clone(),
         }
     }
 }
@@ -117,6 +122,14 @@ fn avoided(name: &ServiceName, record: &AgentRecord) -> Vec<pb::AvoidedEndpoint>
         key.is_some_and(|key| *key.namespace == *name.namespace && *key.name == *name.name)
     };
     all.filter(of_service).cloned().collect()
+}
+
+/// Returns what stands in the way of packets on the node of a connected agent, according to its report.
+fn around(record: &AgentRecord) -> Vec<pb::Finding> {
+    let report = record.report.as_ref().filter(|_| record.connected);
+    let all = report.iter().flat_map(|report| &report.findings);
+    let matters = |finding: &&pb::Finding| finding.severity() != pb::Severity::Info;
+    all.filter(matters).cloned().collect()
 }
 
 /// One Service at all replicas.

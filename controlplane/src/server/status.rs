@@ -1,9 +1,11 @@
 //! `StatusService`: the fleet's status, for operators and tools.
 
+mod fates;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use kplane_model::{NodeName, ServiceName};
+use kplane_model::ServiceName;
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::status_service_server::StatusService;
 use tokio::sync::mpsc;
@@ -15,14 +17,13 @@ use super::others::Others;
 use super::pages::Picture;
 use super::questions::Answers;
 use super::{
-    affinity, approval, attempts, closing, convergence, drain, freeze, probe, proxied, questions,
-    rollback, rollout, services, views, whatif, why,
+    affinity, approval, closing, convergence, drain, freeze, probe, proxied, questions, rollback,
+    rollout, services, views, whatif,
 };
-use crate::findings::Finding;
-use crate::fleet::More;
+use crate::fleet::label;
 use crate::hub::Hub;
-use crate::identity::Visitor;
-use crate::peers::{Collected, NodeAnswer, Peers};
+use crate::identity::{Right, Visitor};
+use crate::peers::{Collected, Peers};
 use crate::publish::MAX_POINTS;
 
 /// Minimum time between two answers of a watch.
@@ -68,58 +69,6 @@ impl StatusServer {
         let (here, (mut servers, collected)) = tokio::join!(here, there);
         servers.extend(here);
         (servers, collected)
-    }
-
-    /// Asks the agent of a node, through the replica to which it is connected.
-    async fn ask_one(
-        &self,
-        name: &ServiceName,
-        node: &NodeName,
-        more: More,
-        others: &Collected,
-    ) -> Result<NodeAnswer, String> {
-        let fleet = &self.hub.fleet;
-        if fleet.record(node).is_some_and(|record| record.connected) {
-            return questions::ask_one(fleet, node, name, more).await;
-        }
-        let elsewhere = match &self.peers {
-            Some(peers) => peers.ask_one(name, node, more, others).await,
-            None => None,
-        };
-        elsewhere.unwrap_or_else(|| Err("its agent is not connected".to_owned()))
-    }
-
-    /// Returns the fate of a packet, and lets the node's agent try it if it shall.
-    async fn fate_of(
-        &self,
-        request: pb::ExplainRequest,
-        tries: bool,
-    ) -> Result<pb::TryResponse, Status> {
-        let name = ServiceName::new(&request.namespace, &request.name);
-        let detail = self.hub.detail(name.clone()).await.map_err(closing)?;
-        let detail = detail.ok_or_else(|| unknown(&name))?;
-        let others = match &self.peers {
-            Some(peers) => peers.service(&name).await,
-            None => Collected::default(),
-        };
-        let node = views::on_node(&self.hub, &name, &request.node, &others)?;
-        let (mut explanation, expected) = why::explain(&name, &request, &detail, &node)?;
-        let Some(expected) = expected else {
-            return Ok(attempts::not_proxied(explanation));
-        };
-        let plan = attempts::Plan::new(&explanation, expected.protocol(), tries);
-        let more = More {
-            destination: Some(expected.destination.clone()),
-            attempts: plan.addresses(),
-            ..More::default()
-        };
-        let answer = self.ask_one(&name, &expected.node, more, &others).await;
-        let (kernel, finding) = expected.compare(&answer);
-        explanation.kernel = Some(kernel);
-        explanation
-            .findings
-            .extend(finding.as_ref().map(Finding::to_wire));
-        Ok(plan.result(explanation, answer))
     }
 
     /// Returns the cost of a question to the agents of all nodes.
@@ -233,6 +182,11 @@ impl StatusService for StatusServer {
             &request,
             self.nodes_cost().saturating_add(COST_OF_CONNECTIONS),
         )?;
+        let to = request.get_ref();
+        let service = named(&to.namespace, &to.name);
+        let node = node_named(&to.node, "the only node");
+        let text = format!("tried connections to {service} from {node}");
+        audit(&request, &Right::Probe, &text);
         let told = self.fate_of(request.into_inner(), true).await?;
         Ok(Response::new(told))
     }
@@ -248,6 +202,9 @@ impl StatusService for StatusServer {
         let request = request.into_inner();
         bounded_names(&[&request.namespace, &request.name])?;
         let name = ServiceName::new(&request.namespace, &request.name);
+        if !request.absent_ok {
+            convergence::known(&self.hub, &name)?;
+        }
         let (outbox, stream) = mpsc::channel(1);
         let last = outbox.clone();
         let watch = convergence::watch(Arc::clone(&self.hub), name, self.peers.clone(), outbox);
@@ -325,7 +282,12 @@ impl StatusService for StatusServer {
         request: Request<pb::AffinityRequest>,
     ) -> Result<Response<pb::AffinityAnswer>, Status> {
         charge(&request, self.asking_cost())?;
-        let answer = affinity::ask(&self.hub, self.peers.as_deref(), request.get_ref(), false);
+        let of = request.get_ref();
+        let service = named(&of.namespace, &of.name);
+        let node = node_named(&of.node, "all nodes");
+        let text = format!("read the clients of {service} on {node}");
+        audit(&request, &Right::ReadClients, &text);
+        let answer = affinity::ask(&self.hub, self.peers.as_deref(), of, false);
         Ok(Response::new(answer.await?))
     }
 
@@ -355,6 +317,14 @@ impl StatusService for StatusServer {
         request: Request<pb::ProbeRequest>,
     ) -> Result<Response<pb::ProbeReport>, Status> {
         charge(&request, self.asking_cost())?;
+        let of = request.get_ref();
+        let service = match of.name.as_str() {
+            "" => "the default Service".to_owned(),
+            name => named(&of.namespace, name),
+        };
+        let node = node_named(&of.node, "all nodes");
+        let text = format!("probed {service} from {node}");
+        audit(&request, &Right::Probe, &text);
         let report = probe::probe(&self.hub, self.peers.as_deref(), request.get_ref());
         Ok(Response::new(report.await?))
     }
@@ -406,6 +376,26 @@ pub(super) fn charge<T>(request: &Request<T>, cost: u32) -> Result<(), Status> {
     match request.extensions().get::<Visitor>() {
         Some(visitor) => Ok(visitor.charge(cost)?),
         None => Ok(()),
+    }
+}
+
+/// Writes down who lets agents act, or learns who uses a Service. Requests in the same process are nobody's.
+fn audit<T>(request: &Request<T>, right: &Right, text: &str) {
+    if let Some(visitor) = request.extensions().get::<Visitor>() {
+        visitor.did(right, text);
+    }
+}
+
+/// Returns a Service as a caller has named it, for people.
+fn named(namespace: &str, name: &str) -> String {
+    format!("{}/{}", label(namespace, MAX_NAME), label(name, MAX_NAME))
+}
+
+/// Returns the node that a request names, for people, or what it means without one.
+fn node_named(node: &str, without: &str) -> String {
+    match node {
+        "" => without.to_owned(),
+        node => format!("node {}", label(node, MAX_NAME)),
     }
 }
 

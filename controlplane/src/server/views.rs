@@ -6,14 +6,12 @@ use std::time::{Duration, Instant, SystemTime};
 
 use kplane_model::{Endpoint, EndpointAddr, NodeFacts, NodeName, ServiceName};
 use kplane_proto::v1 as pb;
-use tonic::Status;
 
 use super::convergence::convergence;
 use super::issues::Issues;
 use super::pages::Picture;
 use super::questions::Answers;
 use super::standing::{Standing, Standings};
-use super::status::unknown_node;
 use super::{confidence, millis, wall_ms};
 use crate::findings::{self, Finding, Place};
 use crate::fleet::{AgentRecord, LatencySummary, holding};
@@ -365,56 +363,6 @@ pub(super) fn description(
     }
 }
 
-/// A node that handles packets for a Service.
-pub(super) struct OnNode {
-    pub(super) facts: Arc<NodeFacts>,
-    /// The Service's state there.
-    pub(super) standing: Standing,
-    /// The agent's latest words about each family.
-    pub(super) families: Vec<pb::FamilyStatus>,
-}
-
-/// Returns a node, the only one if `wanted` is empty.
-pub(super) fn on_node(
-    hub: &Hub,
-    service: &ServiceName,
-    wanted: &str,
-    others: &Collected,
-) -> Result<OnNode, Status> {
-    let picture = Picture::with(hub, others);
-    let mut followed = Followed::new(service.clone());
-    hub.store.follow(&mut followed);
-    let standings = Standings::new(hub, &followed, others);
-    let mut nodes = picture.nodes();
-    let found = match wanted {
-        "" => nodes
-            .next()
-            .filter(|_| nodes.next().is_none())
-            .ok_or_else(|| {
-                Status::invalid_argument(
-                    "there are several nodes: say which one handles the packet (--via NODE)",
-                )
-            }),
-        wanted => nodes
-            .find(|(name, _)| ***name == *wanted)
-            .ok_or_else(|| unknown_node(wanted)),
-    };
-    let (name, node) = found?;
-    let here = node
-        .record
-        .as_ref()
-        .and_then(|record| record.report.as_deref());
-    let there = node
-        .elsewhere
-        .and_then(|elsewhere| elsewhere.agent.status.as_ref()?.report.as_ref());
-    let families = there.or(here).map(|report| report.families.clone());
-    Ok(OnNode {
-        facts: node.facts.clone().unwrap_or_else(|| stranger(name)),
-        standing: standings.of(name, node),
-        families: families.unwrap_or_default(),
-    })
-}
-
 /// Returns the causes and fixes, the worst first.
 fn findings_of(
     name: &ServiceName,
@@ -439,11 +387,19 @@ fn findings_of(
         found.extend(findings::avoided(name, &detail.ports, told));
         found.sort_by_key(|finding| Reverse(finding.severity));
     }
-    found.iter().map(Finding::to_wire).collect()
+    let mut found: Vec<_> = found.iter().map(Finding::to_wire).collect();
+    if !detail.ports.is_empty() {
+        let all = nodes.iter();
+        let around = findings::surroundings(all.map(|(facts, of)| (&facts.name, &*of.around)));
+        let errors = around.into_iter();
+        let errors = errors.filter(|finding| finding.severity() == pb::Severity::Error);
+        found.splice(0..0, errors);
+    }
+    found
 }
 
 /// Returns facts for a node without a Node object.
-fn stranger(name: &NodeName) -> Arc<NodeFacts> {
+pub(super) fn stranger(name: &NodeName) -> Arc<NodeFacts> {
     Arc::new(NodeFacts {
         name: name.clone(),
         ..NodeFacts::default()

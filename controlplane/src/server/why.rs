@@ -3,20 +3,22 @@
 //! The question names a Service, a sender and a node. [`kplane_model::fate`] decides; this module finds what the
 //! question means, and puts the answer into words.
 
-use std::net::SocketAddr;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
 
 use kplane_model::fate::{
     Fate, LocalRule, Masquerade, Outcome, Place, Sender, Setup, Source, fate,
 };
 use kplane_model::select::TopologyMode;
 use kplane_model::{
-    Endpoint, Family, NodeFacts, ServiceName, ServicePort, Severity, TrafficPolicy, parse_ip,
+    Endpoint, Family, Issue, NodeFacts, NodeName, Reason, ServiceName, ServicePort, Severity,
+    TrafficPolicy, parse_ip,
 };
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
 use super::kernel::Expected;
-use super::views::OnNode;
+use super::on_node::OnNode;
 use crate::findings::{self, Finding};
 use crate::index::{PortView, ServiceDetail};
 
@@ -37,10 +39,10 @@ pub(super) fn explain(
     on: &OnNode,
 ) -> Result<(pb::Explanation, Option<Expected>), Status> {
     let node = &*on.facts;
-    let nodes = std::iter::once(node);
+    let nodes = on.all.iter().map(|node| &**node);
     let found = findings::of_service(name, detail, nodes);
     if detail.ports.is_empty() {
-        return Ok((not_proxied(node, &found), None));
+        return Ok((not_proxied(node, detail, found), None));
     }
     let packet = Packet::new(request, detail, node)?;
     let port = &packet.view.port;
@@ -82,6 +84,16 @@ pub(super) fn explain(
     Ok((explanation, Some(expected)))
 }
 
+/// Returns the nodes that handle a packet, or may receive it.
+pub(super) fn nodes_of(explanation: &pb::Explanation) -> BTreeSet<NodeName> {
+    let chosen = explanation.candidates.iter().filter(|of| of.chosen);
+    let receivers = chosen.map(|candidate| candidate.node.as_str());
+    receivers
+        .chain([explanation.node.as_str()])
+        .map(NodeName::from)
+        .collect()
+}
+
 /// Settings of most agents, for an agent that has not reported its own.
 const USUAL: Setup = Setup {
     masquerade: Masquerade {
@@ -108,16 +120,43 @@ fn setup(on: &OnNode, family: Family) -> Option<Setup> {
     })
 }
 
-fn not_proxied(node: &NodeFacts, findings: &[Finding]) -> pb::Explanation {
-    let cause = findings.first();
-    let cause = cause.map_or("nothing of it is served", |finding| &finding.text);
+fn not_proxied(
+    node: &NodeFacts,
+    detail: &ServiceDetail,
+    mut findings: Vec<Finding>,
+) -> pb::Explanation {
+    let summary = match (refusal(detail, ""), findings.first()) {
+        (Some(issue), _) => {
+            let fix = "kpctl status lists all errors of the input";
+            findings.insert(
+                0,
+                Finding::new(issue.code, Severity::Error, &*issue.reason, fix),
+            );
+            let who = match issue.code {
+                Reason::AddressConflict => "another Service gets the packet",
+                _ => "the packet goes on as it is",
+            };
+            format!("{who}: {}", issue.reason)
+        }
+        (None, Some(cause)) => format!("the packet goes on as it is: the Service {}", cause.text),
+        (None, None) => "the packet goes on as it is: nothing of the Service is served".to_owned(),
+    };
     pb::Explanation {
         node: node.name.to_string(),
         outcome: pb::PacketOutcome::NotProxied.into(),
-        summary: format!("the packet goes on as it is: the Service {cause}"),
+        summary,
         findings: findings.iter().map(Finding::to_wire).collect(),
         ..pb::Explanation::default()
     }
+}
+
+/// Returns the first reason why the Service does not get what it asks for, of those that name a place.
+fn refusal<'a>(detail: &'a ServiceDetail, place: &str) -> Option<&'a Issue> {
+    let mut issues = detail.issues.iter();
+    issues.find(|issue| {
+        let is_its = issue.object.kind == "Service" && issue.severity == Severity::Error;
+        is_its && issue.reason.contains(place)
+    })
 }
 
 impl<'a> Packet<'a> {
@@ -144,25 +183,27 @@ impl<'a> Packet<'a> {
             )));
         }
         let (view, place, to) = match request.to.as_str() {
-            "" => views.next().map(|view| {
-                let port = &view.port;
-                (view, Place::ClusterIp, SocketAddr::new(port.cluster_ip, port.port))
-            }),
+            "" if request.sender() == pb::PacketSender::Outside => {
+                let views: Vec<_> = views.collect();
+                outside(&views, node).ok_or_else(|| not_outside(&views))?
+            }
+            "" => {
+                let view = views.next();
+                let view = view.ok_or_else(|| Status::not_found("the Service has no such port"))?;
+                let to = SocketAddr::new(view.port.cluster_ip, view.port.port);
+                (view, Place::ClusterIp, to)
+            }
             text => {
                 let to = destination(text)?;
                 let own = node.addresses.contains(&to.ip());
-                views.find_map(|view| {
-                    let place = Place::find(&view.port, to.ip(), to.port(), own)?;
-                    Some((view, place, to))
-                })
+                views
+                    .find_map(|view| {
+                        let place = Place::find(&view.port, to.ip(), to.port(), own)?;
+                        Some((view, place, to))
+                    })
+                    .ok_or_else(|| no_place(detail, to, own, node))?
             }
-        }
-        .ok_or_else(|| {
-            Status::not_found(format!(
-                "the Service has no place at {} on node {}: kpctl describe shows its addresses and ports",
-                request.to, node.name
-            ))
-        })?;
+        };
         Ok(Self {
             view,
             place,
@@ -171,6 +212,64 @@ impl<'a> Packet<'a> {
             node,
         })
     }
+}
+
+/// A kind of place for clients outside: the place, its address and its port.
+type Way = fn(&ServicePort, &NodeFacts) -> Option<(Place, IpAddr, u16)>;
+
+/// Returns where a client outside finds a Service: its load balancer's address, an external one, or else its node port.
+fn outside<'a>(
+    views: &[&'a PortView],
+    node: &NodeFacts,
+) -> Option<(&'a PortView, Place, SocketAddr)> {
+    let ways: [Way; 3] = [
+        |port, _| {
+            let ip = *port.load_balancer_ips.first()?;
+            Some((Place::LoadBalancer(ip), ip, port.port))
+        },
+        |port, _| {
+            let ip = *port.external_ips.first()?;
+            Some((Place::ExternalIp(ip), ip, port.port))
+        },
+        |port, node| {
+            let of_family = |ip: &&IpAddr| Family::of(**ip) == port.key.family;
+            let ip = *node.addresses.iter().find(of_family)?;
+            Some((Place::NodePort, ip, port.node_port?))
+        },
+    ];
+    ways.iter().find_map(|way| {
+        views.iter().find_map(|view| {
+            let (place, ip, number) = way(&view.port, node)?;
+            Some((*view, place, SocketAddr::new(ip, number)))
+        })
+    })
+}
+
+/// Returns the error for a Service that clients outside do not find.
+fn not_outside(views: &[&PortView]) -> Status {
+    let first = views.first().map(|view| &view.port);
+    let cluster_ip = first.map_or_else(String::new, |port| {
+        SocketAddr::new(port.cluster_ip, port.port).to_string()
+    });
+    Status::invalid_argument(format!(
+        "the Service has no address of a load balancer, no external address and no node port for clients outside; if \
+         the network leads them to its ClusterIP: --to {cluster_ip}"
+    ))
+}
+
+/// Returns the error for a destination that is not the Service's, with the owner if another one has it.
+fn no_place(detail: &ServiceDetail, to: SocketAddr, own: bool, node: &NodeFacts) -> Status {
+    let place = match own {
+        true => format!("node port {}/", to.port()),
+        false => format!("address {to}/"),
+    };
+    Status::not_found(match refusal(detail, &place) {
+        Some(issue) => format!("the Service does not have {to}: {}", issue.reason),
+        None => format!(
+            "the Service has no place at {to} on node {}: kpctl describe shows its addresses and ports",
+            node.name
+        ),
+    })
 }
 
 fn destination(text: &str) -> Result<SocketAddr, Status> {
@@ -316,6 +415,9 @@ fn policy(packet: &Packet<'_>, fate: &Fate) -> String {
 fn selection(packet: &Packet<'_>, fate: &Fate) -> String {
     let all = packet.view.endpoints.len();
     let chosen = fate.chosen.len();
+    if all == 0 {
+        return "the port has no endpoints".to_owned();
+    }
     let ready = packet.view.endpoints.iter().any(|endpoint| endpoint.ready);
     let how = match (fate.policy, fate.selection.mode) {
         (TrafficPolicy::Cluster, TopologyMode::SameZone) => format!(

@@ -68,11 +68,16 @@ impl Watch {
     }
 
     async fn try_begin(status: SocketAddr, name: &str) -> Result<Self, Status> {
+        Self::ask(status, name, true).await
+    }
+
+    async fn ask(status: SocketAddr, name: &str, absent_ok: bool) -> Result<Self, Status> {
         let address = format!("http://{status}");
         let mut client = StatusServiceClient::connect(address).await.unwrap();
         let request = pb::ConvergenceRequest {
             namespace: "shop".to_owned(),
             name: name.to_owned(),
+            absent_ok,
         };
         let stream = client.watch_convergence(request).await?;
         Ok(Self(stream.into_inner()))
@@ -238,12 +243,17 @@ async fn a_change_is_followed_into_every_kernel_and_a_deletion_out_of_it() {
 /// Agents report all the time about other Services; a watch hears only of its own.
 #[tokio::test]
 async fn a_quiet_service_causes_few_answers_and_an_unknown_one_does_not_end_the_watch() {
-    let (bound, _folder) = control_plane(1).await;
+    let (bound, _folder) = control_plane(2).await;
     let status = bound.status_addr.unwrap();
     let mut watch = Watch::begin(status, "api").await;
     let answer = watch.next().await;
     assert_eq!((answer.state(), answer.nodes), (ServiceState::Unknown, 0));
     assert!(answer.reason.contains("does not exist"), "{answer:?}");
+    let refused = Watch::ask(status, "wbe", false).await;
+    let refused = refused.err().map(|error| error.code());
+    assert_eq!(refused, Some(Code::NotFound), "a misspelt name");
+    publish(&bound, Some(80));
+    assert!(Watch::ask(status, "web", false).await.is_ok());
     let agent = Agent::connect(&bound, hello("a")).await;
     agent.report(1, 1).await;
     watch.until(1, 1).await;

@@ -194,6 +194,7 @@ async fn a_frozen_node_gets_nothing_from_any_replica_until_it_is_thawed() {
     let request = pb::ConvergenceRequest {
         namespace: "shop".to_owned(),
         name: "b".to_owned(),
+        absent_ok: true,
     };
     let waiting = status(&first).await.watch_convergence(request).await;
     let seen = waiting

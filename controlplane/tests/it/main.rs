@@ -8,11 +8,13 @@
 )]
 
 mod approvals;
+mod audited;
 mod blocking;
 mod check;
 mod convergence;
 mod desired;
 mod examples;
+mod fates;
 mod files;
 mod floods;
 mod foreign;

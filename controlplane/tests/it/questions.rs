@@ -192,6 +192,88 @@ async fn who_has_virtual_servers_is_asked_and_answers() {
     assert!(without.questions.try_recv().is_err());
 }
 
+fn finding(code: &str, severity: pb::Severity) -> pb::Finding {
+    pb::Finding {
+        code: code.to_owned(),
+        severity: severity.into(),
+        text: "drops packets".to_owned(),
+        ..pb::Finding::default()
+    }
+}
+
+/// n2 handles the packet, n1 has the endpoint, and n3 has nothing to do with it.
+#[tokio::test]
+async fn what_drops_packets_on_nodes_is_told_to_those_whose_packets_pass_there() {
+    let (bound, _folder) = control_plane(WEB).await;
+    let found = [
+        ("n1", "ForwardingOff", pb::Severity::Error),
+        ("n2", "ForwardPolicyDrop", pb::Severity::Warning),
+        ("n2", "Firewalld", pb::Severity::Info),
+        ("n3", "ConntrackFull", pb::Severity::Error),
+    ];
+    let mut agents = Vec::new();
+    for node in ["n1", "n2", "n3"] {
+        let agent = Agent::connect(&bound, node, None).await;
+        let its = found.iter().filter(|(of, ..)| *of == node);
+        let report = pb::Report {
+            findings: its
+                .map(|(_, code, severity)| finding(code, *severity))
+                .collect(),
+            ..report(None)
+        };
+        agent.say(agent_message::Kind::Report(report)).await;
+        let fleet = &bound.hub().fleet;
+        let has_told = |_: &u64| {
+            let record = fleet.record(node);
+            let report = record.and_then(|record| record.report.clone());
+            report.is_some_and(|report| !report.findings.is_empty())
+        };
+        let mut changes = fleet.changes();
+        timeout(DEADLINE, changes.wait_for(has_told))
+            .await
+            .unwrap()
+            .unwrap();
+        agents.push(agent);
+    }
+    tokio::time::pause();
+    let server = StatusServer::new(Arc::clone(bound.hub()));
+    let request = pb::ExplainRequest {
+        namespace: "shop".to_owned(),
+        name: "web".to_owned(),
+        node: "n2".to_owned(),
+        sender: pb::PacketSender::Pod.into(),
+        ..pb::ExplainRequest::default()
+    };
+    let told = server
+        .explain(Request::new(request))
+        .await
+        .unwrap()
+        .into_inner();
+    let told: Vec<_> = told
+        .findings
+        .iter()
+        .map(|of| (&*of.code, of.nodes.join(",")))
+        .collect();
+    let of = |code, nodes: &str| (code, nodes.to_owned());
+    assert_eq!(
+        told,
+        [of("ForwardingOff", "n1"), of("ForwardPolicyDrop", "n2")]
+    );
+    // A description is about all nodes, and names what certainly drops packets.
+    let request = pb::DescribeServiceRequest {
+        namespace: "shop".to_owned(),
+        name: "web".to_owned(),
+    };
+    let told = server
+        .describe_service(Request::new(request))
+        .await
+        .unwrap()
+        .into_inner();
+    let told = told.findings.iter().filter(|of| of.text == "drops packets");
+    let told: Vec<_> = told.map(|of| (&*of.code, of.nodes.join(","))).collect();
+    assert_eq!(told, [of("ConntrackFull", "n3"), of("ForwardingOff", "n1")]);
+}
+
 /// An older agent that does not know questions never answers.
 #[tokio::test]
 async fn an_agent_that_does_not_answer_costs_two_seconds() {

@@ -34,11 +34,17 @@ kplane-controlplane.{{ .Release.Namespace }}.svc
 {{ .inline }}
 {{- else if .copyFrom.name -}}
 {{- $found := lookup "v1" "ConfigMap" .copyFrom.namespace .copyFrom.name -}}
+{{- $key := .copyFrom.key -}}
+{{- if not $found -}}
+{{- /* It may go with kube-proxy. The copy of the last installation has the same text. */ -}}
+{{- $found = lookup "v1" "ConfigMap" $.Release.Namespace "kplane-kube-proxy-config" -}}
+{{- $key = "config.conf" -}}
+{{- end -}}
 {{- $place := printf "ConfigMap %s/%s" .copyFrom.namespace .copyFrom.name -}}
 {{- if not $found -}}
 {{- fail (printf "agent.kubeProxyConfig.copyFrom: there is no %s, or Helm may not read the cluster (helm template): give the text as agent.kubeProxyConfig.inline" $place) -}}
 {{- end -}}
-{{- $text := required (printf "agent.kubeProxyConfig.copyFrom: %s has no key %s" $place .copyFrom.key) (index $found.data .copyFrom.key) -}}
+{{- $text := required (printf "agent.kubeProxyConfig.copyFrom: %s has no key %s" $place $key) (index $found.data $key) -}}
 {{- $kept := include "kplane.keptMode" $ -}}
 {{- if $kept -}}
 {{ set (fromYaml $text) "mode" $kept | toYaml }}

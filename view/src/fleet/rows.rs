@@ -213,6 +213,16 @@ fn notes(node: &NodeView, now: Option<Time>, canvas: &Canvas) -> Vec<Span> {
             "last contact {heard} ago; the node's kernel keeps its rules"
         )));
     }
+    let codes: Vec<&str> = node.obstacles().map(|of| of.code.as_str()).collect();
+    if !codes.is_empty() {
+        let tone = if node.is_obstructed() {
+            Tone::Bad
+        } else {
+            Tone::Warn
+        };
+        let text = format!("in the way of packets: {}", codes.join(", "));
+        notes.push(Span::new(text, tone));
+    }
     for family in node.families.iter().filter(|f| !f.error.is_empty()) {
         let text = format!("{}: {}", family.family, family.error);
         notes.push(Span::new(text, Tone::Bad));

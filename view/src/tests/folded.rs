@@ -66,10 +66,10 @@ fn a_large_fleet_at_80_columns() {
           the kernel has no nft_fib: martian sources pass
 
         Next
-          kpctl describe service shop/web
           check that kp-nodeagent runs on ip-10-0-0-20.eu-west-1.compute.internal and 4
             more and reaches the control plane
           start kp-nodeagent on ip-10-0-0-40.eu-west-1.compute.internal and 1 more
+          kpctl describe service shop/web
     "#]]
     .assert_eq(&table(&view));
     let canvas = Canvas {
@@ -113,9 +113,9 @@ fn a_large_fleet_in_a_pipe() {
           the kernel has no nft_fib: martian sources pass
 
         Next
-          kpctl describe service shop/web
           check that kp-nodeagent runs on ip-10-0-0-20.eu-west-1.compute.internal and 4 more and reaches the control plane
           start kp-nodeagent on ip-10-0-0-40.eu-west-1.compute.internal and 1 more
+          kpctl describe service shop/web
     "#]]
     .assert_eq(&plain(&FleetView::from(large()).text(&canvas)));
 }

@@ -49,6 +49,54 @@ fn a_node_that_does_not_forward() {
     .assert_eq(&describe("node-a", vec![finding]));
 }
 
+/// A node may have applied a revision that only concerns others.
+#[test]
+fn no_more_is_applied_than_there_is() {
+    let mut fleet = samples::troubled_fleet();
+    fleet.nodes.retain(|node| node.name == "node-a");
+    fleet.nodes[0].wanted_revision = 4_710;
+    let text = table(&NodeDescriptionView::new(fleet).unwrap());
+    assert!(text.contains("applied 4711 of 4711"), "{text}");
+}
+
+/// Nodes that are in sync and drop packets are no healthy ones, and what concerns most nodes is to be done first.
+#[test]
+fn a_fleet_whose_nodes_drop_packets() {
+    let finding = |code: &str, severity: pb::Severity| pb::Finding {
+        code: code.to_owned(),
+        severity: severity.into(),
+        ..pb::Finding::default()
+    };
+    let mut fleet = samples::healthy_fleet();
+    let drops = finding("ForwardPolicyDrop", pb::Severity::Warning);
+    let off = finding("ForwardingOff", pb::Severity::Error);
+    for node in &mut fleet.nodes {
+        let report = node.report.as_mut().unwrap();
+        report.findings = vec![drops.clone(), finding("Firewalld", pb::Severity::Info)];
+    }
+    let view = FleetView::from(fleet.clone());
+    assert!(view.summary.nodes_healthy, "some packets may be dropped");
+    assert!(table(&view).contains("in the way of packets: ForwardPolicyDrop\n"));
+    for node in &mut fleet.nodes {
+        node.report.as_mut().unwrap().findings.push(off.clone());
+    }
+    let plane = fleet.control_plane.as_mut().unwrap();
+    plane.issues = samples::troubled_fleet().control_plane.unwrap().issues;
+    let view = FleetView::from(fleet.clone());
+    assert!(!view.summary.nodes_healthy);
+    let text = table(&view);
+    let all = fleet.nodes.len();
+    assert!(text.contains(&format!("{all} obstructed")), "{text}");
+    assert!(
+        text.contains("in the way of packets: ForwardPolicyDrop, ForwardingOff"),
+        "{text}"
+    );
+    let next = text.split_once("Next\n").unwrap().1;
+    let first = format!("  kpctl describe node {}\n", fleet.nodes[0].name);
+    assert!(next.starts_with(&first), "{text}");
+    assert!(next.contains("  fix Service shop/checkout"), "{text}");
+}
+
 #[test]
 fn a_node_that_fails() {
     expect![[r#"

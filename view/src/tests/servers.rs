@@ -88,6 +88,8 @@ fn describe_shows_real_servers_those_that_drain_first() {
                         and 10 more
         IPVS            2 nodes, 17 active connections, 4 inactive,
                         1 real server draining
+        Not checked     whether programs listen at the endpoints; kpctl why shop/web
+                        --from node/node-a --try connects
 
         FINDING  REASON
         Error    NotProgrammed

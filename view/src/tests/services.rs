@@ -136,6 +136,8 @@ fn describe_service() {
                         agent is not connected
                         node-e: NoAgent for 30s: no agent has connected for this node
                         and 10 more
+        Not checked     whether programs listen at the endpoints; kpctl why shop/web
+                        --from node/node-a --try connects
 
         FINDING  REASON
         Error    NotProgrammed
@@ -194,6 +196,7 @@ fn describe_service_in_full() {
                         node-d: Disconnected for 1m: applied revision 4650 of 4711; the agent is not connected
                         node-e: NoAgent for 30s: no agent has connected for this node
                         and 10 more
+        Not checked     whether programs listen at the endpoints; kpctl why shop/web --from node/node-a --try connects
 
         FINDING  REASON
         Error    NotProgrammed
@@ -255,6 +258,8 @@ fn describe_service_as_it_should_be() {
         Data path       userspace, weighted, weights 10.244.1.0/24=3, PROXY protocol v2
         Nodes           in the kernel of 5,000 of 5,000 nodes; p50 9ms, p99 40ms, max
                         1.3s
+        Not checked     whether programs listen at the endpoints; kpctl why shop/web
+                        --from node/node-a --try connects
 
         FINDING  REASON
         Error    NotProgrammed
@@ -375,6 +380,10 @@ fn describe_service_with_long_names() {
                         agent is not connected
                         node-e: NoAgent for 30s: no agent has connected for this node
                         and 10 more
+        Not checked     whether programs listen at the endpoints; kpctl why
+                        namespace-namespace-namespace-namespace-namespace-namespace-/ser
+                        vice-service-service-service-service-service-service- --from
+                        node/ip-10-0-12-34.eu-west-1.compute.internal --try connects
 
         FINDING  REASON
         Error    NotProgrammed

@@ -61,19 +61,17 @@ fn a27_only_the_first_address_counts() {
 }
 
 #[test]
-fn a27_ports_without_name_or_number_are_skipped() {
+fn a27_ports_without_a_number_are_skipped_and_a_missing_name_is_empty() {
     let converted = convert(
         "{addresses: [10.0.0.1]}",
         "{port: 1}, {name: a}, {name: b, port: 0}, {name: c, port: 65536}, \
          {name: d, port: 1, protocol: ICMP}, {name: good, port: 80}, {name: good, port: 81}",
     );
-    assert_eq!(converted.ports.len(), 1);
-    assert_eq!(&*converted.ports[0].port_name, "good");
+    let names = converted.ports.iter().map(|port| &*port.port_name);
+    assert_eq!(names.collect::<Vec<_>>(), ["", "good"]);
     assert_eq!(
         reasons(&converted),
         [
-            "error: ports[0] has no name and is not served; use the name of the Service's port, \
-             or \"\" if it has none",
             "error: ports[1] has the port 0 and is not served; use 1..=65535",
             "error: ports[2] has the port 0 and is not served; use 1..=65535",
             "error: ports[3] has the port 65536 and is not served; use 1..=65535",

@@ -80,6 +80,7 @@ async fn ten_thousand_agents_are_one_answer() {
     let request = pb::ConvergenceRequest {
         namespace: "shop".to_owned(),
         name: "web".to_owned(),
+        absent_ok: true,
     };
     let started = Instant::now();
     let watch = status.watch_convergence(request).await.unwrap();

@@ -15,6 +15,7 @@ impl Watch {
         let request = pb::ConvergenceRequest {
             namespace: "shop".to_owned(),
             name: "web".to_owned(),
+            absent_ok: true,
         };
         let stream = replica.status().await.watch_convergence(request).await;
         Self(stream.unwrap().into_inner())

@@ -164,6 +164,7 @@ impl Watch {
         let request = pb::ConvergenceRequest {
             namespace: "shop".to_owned(),
             name: "s1".to_owned(),
+            absent_ok: true,
         };
         let watch = plane.status().await.watch_convergence(request).await;
         Self(watch.unwrap().into_inner())

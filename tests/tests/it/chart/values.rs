@@ -96,6 +96,8 @@ pub(in crate::chart) fn what_is_no_value_or_contradicts_another_is_refused() -> 
         ),
         (&["agent.backend=ebpf"], "value must be one of"),
         (&["controlPlane.drain=1000"], "maximum"),
+        (&["agent.clusterCIDR=banana"], "does not match pattern"),
+        (&["agent.clusterCIDR=10.244.0.0"], "does not match pattern"),
         (
             &["agent.backend=iptables", "agent.variant=plain"],
             "mode iptables needs the image with iptables",

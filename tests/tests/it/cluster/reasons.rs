@@ -54,7 +54,29 @@ pub(crate) fn describe_names_the_cause_and_the_fix() -> Result<()> {
     })
 }
 
-/// A node that drops packets for other reasons than Services: `kpctl describe node` names each, and nothing once it is over.
+/// What commands say of node-1 while it drops packets: the exit code, and a part of the text.
+const OBSTRUCTED: &[(&[&str], i32, &str)] = &[
+    (&["status"], 0, "1 obstructed"),
+    (
+        &["status", "--check=nodes"],
+        3,
+        "in the way of packets: ForwardingOff",
+    ),
+    (&["check"], 1, "ForwardPolicyDrop on 1 node (node-1)"),
+    (
+        &["describe", "service", "default/r-node"],
+        0,
+        "ForwardingOff",
+    ),
+    (
+        &["why", "default/r-node", "--from", "pod", "--via", "node-1"],
+        0,
+        "ForwardPolicyDrop",
+    ),
+];
+
+/// A node that drops packets for other reasons than Services: `kpctl describe node` names each, all other commands say that
+/// something is wrong, and nothing does once it is over.
 pub(crate) fn describe_names_what_stands_in_the_way_on_a_node() -> Result<()> {
     with_world(|world| {
         let api = world.api();
@@ -83,6 +105,13 @@ pub(crate) fn describe_names_what_stands_in_the_way_on_a_node() -> Result<()> {
             }
             Ok(())
         })?;
+        for (args, code, part) in OBSTRUCTED {
+            let (ended, text, _) = kpctl(world, 7444, args)?;
+            ensure!(
+                ended == Some(*code) && text.contains(part),
+                "{args:?}: {ended:?}: {text}"
+            );
+        }
         run("sysctl", &["-qw", "net.ipv4.ip_forward=1"])?;
         run("nft", &["delete", "table", "inet", "strict"])?;
         eventually(DEADLINE, "nothing stands in the way", || {

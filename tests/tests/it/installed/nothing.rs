@@ -112,7 +112,7 @@ fn upgraded(cluster: &RealCluster, load: &Load) -> Result<()> {
     let levels = "agent.logLevel=debug,controlPlane.logLevel=debug";
     typed_with(
         cluster,
-        "helm upgrade kplane deploy/chart --namespace kplane --reuse-values",
+        "helm upgrade kplane deploy/chart --namespace kplane --reset-then-reuse-values",
         &["--set", levels],
     )?;
     replaced()?;

@@ -104,14 +104,14 @@ fn finished(cluster: &RealCluster, load: &Load) -> Result<()> {
     unharmed(load).context("finished")?;
     typed(
         cluster,
-        "helm upgrade kplane deploy/chart --namespace kplane --reuse-values \
+        "helm upgrade kplane deploy/chart --namespace kplane --reset-then-reuse-values \
          --set migration.enabled=false",
     )?;
     rolled(cluster)?;
     verified(cluster, &NODES)?;
     unharmed(load).context("agents run on all nodes")?;
     needed(cluster)?;
-    let upgrade = "helm upgrade kplane deploy/chart --namespace kplane --reuse-values";
+    let upgrade = "helm upgrade kplane deploy/chart --namespace kplane --reset-then-reuse-values";
     typed_with(cluster, upgrade, &["--set", "migration.enabled=true"])?;
     rolled(cluster)?;
     verified(cluster, &NODES)

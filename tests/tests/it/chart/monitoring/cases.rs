@@ -18,6 +18,14 @@ pub(super) const HEALTHY: &[Series] = &[
     ("kplane_controlplane_nodes{state=\"in_sync\"}@b", "2x2000"),
     ("kplane_controlplane_nodes{state=\"no_agent\"}@a", "1x2000"),
     (
+        "kplane_controlplane_node_findings{code=\"ForwardPolicyDrop\"}@a",
+        "0x2000",
+    ),
+    (
+        "kplane_controlplane_node_findings{code=\"ReversePathFilter\"}@a",
+        "3x2000",
+    ),
+    (
         "kplane_controlplane_nodes{state=\"disconnected\"}@a",
         "1x2000",
     ),
@@ -183,6 +191,7 @@ const VERIFIED: &str = "kplane_agent_family_verified_timestamp_seconds{ip_family
 const REPAIRS: &str = "kplane_agent_drift_repairs_total{ip_family=\"IPv4\"}@n1";
 const ENTRIES: &str = "kplane_agent_conntrack_entries@n1";
 const HEALTH: &str = "kplane_agent_service_health_servers{state=\"failing\"}@n1";
+const DROPPING: &str = "kplane_controlplane_node_findings{code=\"ForwardPolicyDrop\"}@a";
 const STREAMS: &str = "kplane_controlplane_streams@a";
 const AGE: [&str; 2] = [
     "kplane_controlplane_upstream_age_seconds@a",
@@ -244,6 +253,11 @@ pub(super) const CASES: &[Case] = &[
         "KplaneNodesFrozen",
         (one_node!("frozen"), 1_500),
         (one_node!("frozen"), 1_400),
+    ),
+    case(
+        "KplaneNodeObstructed",
+        (&[(DROPPING, "2x2000")], 20),
+        (&[(DROPPING, "2x2000")], 14),
     ),
     case(
         "KplaneKernelsLag",

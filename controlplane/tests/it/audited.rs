@@ -1,0 +1,69 @@
+//! The lines of the audit log about requests that make agents act, or that tell who a Service's clients are.
+
+use kp_controlplane::app::{Config, Origin};
+use kp_controlplane::identity::{self, AuditLog};
+use kplane_proto::v1 as pb;
+use kplane_proto::v1::status_service_client::StatusServiceClient;
+use tokio::time::{Instant, sleep};
+
+use crate::support::DEADLINE;
+use crate::support::start::start;
+
+#[tokio::test]
+async fn probes_attempts_and_questions_about_clients_leave_lines() {
+    let (manifests, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let log = folder.path().join("audit");
+    let any = Some("127.0.0.1:0".parse().unwrap());
+    let config = Config {
+        agent_listen: any,
+        status_listen: any,
+        http_listen: any,
+        identity: identity::Config {
+            audit: AuditLog::File(log.clone()),
+            ..identity::Config::default()
+        },
+        ..Config::new(Origin::Manifests(manifests.path().to_owned()))
+    };
+    let bound = start(config).await;
+    let address = format!("http://{}", bound.status_addr.unwrap());
+    let mut client = StatusServiceClient::connect(address).await.unwrap();
+    let (namespace, name) = ("shop".to_owned(), "web".to_owned());
+    // There is no such Service. Whoever asks is written down all the same.
+    let probe = pb::ProbeRequest {
+        node: "n1".to_owned(),
+        ..pb::ProbeRequest::default()
+    };
+    assert!(client.probe_nodes(probe).await.is_err());
+    let tried = pb::ExplainRequest {
+        namespace: namespace.clone(),
+        name: name.clone(),
+        ..pb::ExplainRequest::default()
+    };
+    assert!(client.try_service(tried.clone()).await.is_err());
+    let clients = pb::AffinityRequest {
+        namespace,
+        name,
+        ..pb::AffinityRequest::default()
+    };
+    assert!(client.get_affinity(clients).await.is_err());
+    // This one makes nobody act.
+    assert!(client.explain(tried).await.is_err());
+    let expected = [
+        "\"action\":\"create /kplane/probes\",\"text\":\"probed the default Service from node n1\"",
+        "\"action\":\"create /kplane/probes\",\"text\":\"tried connections to shop/web from the only node\"",
+        "\"action\":\"get /kplane/clients\",\"text\":\"read the clients of shop/web on all nodes\"",
+    ];
+    let until = Instant::now() + DEADLINE;
+    loop {
+        let lines = std::fs::read_to_string(&log).unwrap();
+        let lines: Vec<&str> = lines.lines().collect();
+        if lines.len() >= expected.len() || Instant::now() >= until {
+            assert_eq!(lines.len(), expected.len(), "{lines:?}");
+            for (line, part) in lines.iter().zip(expected) {
+                assert!(line.contains(part), "{line}");
+            }
+            return;
+        }
+        sleep(std::time::Duration::from_millis(10)).await;
+    }
+}
