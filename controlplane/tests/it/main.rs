@@ -26,6 +26,7 @@ mod questions;
 mod relay;
 mod replicas;
 mod rollback;
+mod said;
 mod stream;
 mod support;
 mod traces;
