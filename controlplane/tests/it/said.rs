@@ -175,10 +175,7 @@ async fn a_long_report_is_kept_as_a_short_one_and_its_field_is_named_once() {
     let failures = reports.flat_map(|report| &report.failures);
     let kept: usize = failures.map(|failure| failure.reason.capacity()).sum();
     assert!(kept <= 30 * 1_024, "{kept} bytes");
-    assert_eq!(
-        log.lines_with("failures.reason has a length of 230001"),
-        30
-    );
+    assert_eq!(log.lines_with("failures.reason has a length of 230001"), 30);
     assert!(log.text().len() < 128 << 10);
 }
 
