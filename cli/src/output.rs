@@ -10,7 +10,7 @@ use unicode_width::UnicodeWidthStr;
 use crate::jsonpath::Template;
 use kplane_view::View;
 use kplane_view::style::{Canvas, Tone};
-use kplane_view::text::{Span, elide, paragraph};
+use kplane_view::text::{Span, elide, paragraph, visible};
 
 /// Width of a terminal that does not tell its size.
 const DEFAULT_COLUMNS: usize = 80;
@@ -230,7 +230,7 @@ impl<W: Write> Output<W> {
     /// Returns the result as the text to write.
     fn render<V: View>(&self, view: &V) -> io::Result<String> {
         let text = match &self.format {
-            Format::Table | Format::Wide => self.finish(view.text(&self.canvas())),
+            Format::Table | Format::Wide => return Ok(self.finish(view.text(&self.canvas()))),
             Format::Json if self.watch => serde_json::to_string(view)? + "\n",
             Format::Json => serde_json::to_string_pretty(view)? + "\n",
             Format::Yaml => {
@@ -244,7 +244,8 @@ impl<W: Write> Output<W> {
             },
             Format::JsonPath(template) => template.fill(&serde_json::to_value(view)?),
         };
-        Ok(text)
+        // The same terminal shows what programs read.
+        Ok(visible(text))
     }
 
     /// Removes colours if the output should have none.

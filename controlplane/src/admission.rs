@@ -11,7 +11,7 @@ use std::str::FromStr;
 
 use kplane_model::{
     HEALTHZ_PORT, Holder, KUBELET_PORTS, METRICS_PORT, ParsePortRangeError, PortRange, Protocol,
-    ReservedPorts, parse_ip,
+    ReservedPorts, parse_ip, usual_holder,
 };
 use nix::ifaddrs::getifaddrs;
 
@@ -52,6 +52,8 @@ pub struct Reserved {
     on_nodes: ReservedPorts,
     /// Ports on other addresses.
     elsewhere: HashMap<IpAddr, ReservedPorts>,
+    /// Places on nodes that Services may have although programs of nodes usually listen there.
+    excepted: Vec<ReservedPlace>,
 }
 
 impl Default for Reserved {
@@ -71,6 +73,7 @@ impl Reserved {
         Self {
             on_nodes: ReservedPorts::default(),
             elsewhere: HashMap::new(),
+            excepted: Vec::new(),
         }
     }
 
@@ -113,6 +116,13 @@ impl Reserved {
         self
     }
 
+    /// Adds places on nodes that the operator allows.
+    #[must_use]
+    pub fn except(mut self, places: &[ReservedPlace]) -> Self {
+        self.excepted.extend(places);
+        self
+    }
+
     /// Adds the default ports of agents and kubelet.
     fn with_agents(self) -> Self {
         let agents = [HEALTHZ_PORT, METRICS_PORT].map(|port| (port, Holder::NodeAgent));
@@ -128,9 +138,18 @@ impl Reserved {
         self
     }
 
-    /// Returns the holder of a port on the addresses of nodes, which also holds the node port.
+    /// Returns the holder of a port on a node's address.
     #[must_use]
-    pub fn holder_on_nodes(&self, protocol: Protocol, port: u16) -> Option<Holder> {
+    pub fn holder_on_node(&self, ip: IpAddr, protocol: Protocol, port: u16) -> Option<Holder> {
+        let is_excepted = || self.excepted.iter().any(|place| place.contains(ip, port));
+        let usual = || usual_holder(protocol, port).filter(|_| !is_excepted());
+        self.on_nodes.holder(protocol, port).or_else(usual)
+    }
+
+    /// Returns the holder of a node port. The range of node ports is the operator's choice, so that only programs count
+    /// that are certainly there.
+    #[must_use]
+    pub fn holder_of_node_port(&self, protocol: Protocol, port: u16) -> Option<Holder> {
         self.on_nodes.holder(protocol, port)
     }
 
@@ -141,13 +160,47 @@ impl Reserved {
     }
 }
 
-/// One entry of `--reserved-ports`: ports on the addresses of all nodes, or on one address.
+/// One entry of `--reserved-ports` or `--allow-external-ips`: ports on the addresses of all nodes, or on one address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReservedPlace {
     /// The address; `None` = all addresses of nodes.
     ip: Option<IpAddr>,
     /// The ports.
     ports: PortRange,
+}
+
+impl ReservedPlace {
+    fn contains(&self, ip: IpAddr, port: u16) -> bool {
+        self.ip.is_none_or(|own| own == ip) && self.ports.contains(port)
+    }
+}
+
+/// The value of `--allow-external-ips`: whether Services may have externalIPs, and which places on nodes, too.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AllowedExternalIps {
+    /// Services may have externalIPs.
+    pub allowed: bool,
+    /// Places on nodes that Services may have although programs of nodes usually listen there.
+    pub on_nodes: Vec<ReservedPlace>,
+}
+
+impl FromStr for AllowedExternalIps {
+    type Err = ParseReservedPlaceError;
+
+    /// Parses `true`, `false`, or a list of places such as `80,443,192.0.2.1:53`, which allows all others as well.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let on_nodes = match text {
+            "true" | "false" => Vec::new(),
+            places => places
+                .split(',')
+                .map(str::parse)
+                .collect::<Result<_, _>>()?,
+        };
+        Ok(Self {
+            allowed: text != "false",
+            on_nodes,
+        })
+    }
 }
 
 /// The error for text that is not a [`ReservedPlace`].
@@ -225,7 +278,7 @@ mod tests {
         let tcp = Protocol::Tcp;
         for protocol in Protocol::ALL {
             assert_eq!(
-                reserved.holder_on_nodes(protocol, 2380),
+                reserved.holder_of_node_port(protocol, 2380),
                 Some(Holder::Listed)
             );
         }
@@ -247,6 +300,30 @@ mod tests {
     }
 
     #[test]
+    fn an_operator_excepts_ports_of_nodes_but_none_that_is_reserved() {
+        let allowed: AllowedExternalIps = "443,192.0.2.1:53,10250".parse().unwrap();
+        assert!(allowed.allowed);
+        let listed = ["443", "80"].map(|text| text.parse().unwrap());
+        let reserved = Reserved::default().except(&allowed.on_nodes);
+        let at = |reserved: &Reserved, ip: &str, port| {
+            let address = ip.parse().unwrap();
+            reserved.holder_on_node(address, Protocol::Tcp, port)
+        };
+        assert_eq!(at(&reserved, "192.0.2.1", 443), None);
+        assert_eq!(at(&reserved, "192.0.2.1", 53), None);
+        assert_eq!(at(&reserved, "192.0.2.2", 53), Some(Holder::Node));
+        assert_eq!(at(&reserved, "192.0.2.2", 80), Some(Holder::Node));
+        assert_eq!(at(&reserved, "192.0.2.1", 10250), Some(Holder::Kubelet));
+        let reserved = reserved.with_listed(&listed);
+        assert_eq!(at(&reserved, "192.0.2.1", 443), Some(Holder::Listed));
+        for (text, whether) in [("true", true), ("false", false)] {
+            let parsed: AllowedExternalIps = text.parse().unwrap();
+            assert_eq!((parsed.allowed, parsed.on_nodes.len()), (whether, 0));
+        }
+        assert!("yes".parse::<AllowedExternalIps>().is_err());
+    }
+
+    #[test]
     fn a_wildcard_means_the_machines_own_addresses() {
         let listeners = ["0.0.0.0:9443", "192.0.2.7:9444"].map(|text| text.parse().unwrap());
         let reserved = Reserved::new(&listeners, &[ip("198.51.100.1")]);
@@ -255,7 +332,7 @@ mod tests {
         assert_eq!(at(ip("198.51.100.1"), 9444), None);
         assert_eq!(at(ip("192.0.2.7"), 9444), Some(Holder::ControlPlane));
         // The control plane may run on a node whose addresses it cannot see.
-        let on_nodes = |port| reserved.holder_on_nodes(Protocol::Tcp, port);
+        let on_nodes = |port| reserved.holder_of_node_port(Protocol::Tcp, port);
         assert_eq!([9443, 9444].map(on_nodes), [Some(Holder::ControlPlane); 2]);
         assert_eq!(on_nodes(10250), Some(Holder::Kubelet));
         assert_eq!(on_nodes(7443), None);

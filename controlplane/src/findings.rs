@@ -100,6 +100,7 @@ pub(crate) fn of_service<'n>(
         }
         findings.extend(held(facts));
         findings.extend(contested(facts));
+        findings.extend(endpoints::chained(service, facts));
     }
     findings.extend(endpoints::not_usable(service, detail));
     findings.extend(policies::all(detail, nodes));

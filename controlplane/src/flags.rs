@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{ArgAction, ArgGroup, Parser, ValueEnum};
 use kplane_model::Cidr;
 
-use crate::admission::{Admission, Reserved, ReservedPlace, own_addresses};
+use crate::admission::{Admission, AllowedExternalIps, Reserved, ReservedPlace, own_addresses};
 use crate::app::{self, Origin, Protection, StateFlags, TlsFlags};
 use crate::certs;
 use crate::convert::ExternalIps;
@@ -124,9 +124,11 @@ pub struct Args {
     #[arg(value_parser = clap::value_parser!(u64).range(0..=600))]
     pub drain: u64,
 
-    /// Whether Services may have externalIPs; like AllowServiceExternalIPs of kube-proxy.
-    #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
-    allow_external_ips: bool,
+    /// Whether Services may have externalIPs; like AllowServiceExternalIPs of kube-proxy. On addresses of nodes, Services
+    /// get no port below 1024, nor ports of etcd and other programs that nodes usually have. A list instead of `true` names
+    /// those that they may have: 80,443 on all nodes, 192.0.2.1:53 on one.
+    #[arg(long, value_name = "BOOL|[ADDR:]PORTS", default_value = "true")]
+    allow_external_ips: AllowedExternalIps,
 
     /// Ranges that may contain externalIPs, separated by commas; other externalIPs are refused [default: all].
     #[arg(long, value_name = "CIDR", value_delimiter = ',')]
@@ -134,7 +136,8 @@ pub struct Args {
 
     /// Further ports that no Service may use, separated by commas: 22 or 2379-2380 on the addresses of nodes
     /// and as node ports, 192.0.2.1:6443 on one address. The ports above, those of agents (10249, 10256), of
-    /// kubelet (10248, 10250) and of the API server are always reserved.
+    /// kubelet (10248, 10250) and of the API server are always reserved, and on addresses of nodes those that
+    /// `--allow-external-ips` tells of.
     #[arg(long, value_name = "[ADDR:]PORTS", value_delimiter = ',')]
     reserved_ports: Vec<ReservedPlace>,
 
@@ -288,9 +291,12 @@ impl Args {
     pub fn admission(&self) -> Admission {
         let listeners = [self.agent_listen(), self.status_listen, self.http_listen];
         let reserved = Reserved::new(&listeners, &own_addresses());
+        let allowed = &self.allow_external_ips;
         Admission {
-            external_ips: ExternalIps::new(self.allow_external_ips, self.external_ip_cidr.clone()),
-            reserved: reserved.with_listed(&self.reserved_ports),
+            external_ips: ExternalIps::new(allowed.allowed, self.external_ip_cidr.clone()),
+            reserved: reserved
+                .with_listed(&self.reserved_ports)
+                .except(&allowed.on_nodes),
             namespace_elements: self.namespace_elements,
         }
     }

@@ -4,6 +4,7 @@ mod clocks;
 mod durations;
 pub(crate) mod holding;
 mod latencies;
+mod moderation;
 mod notices;
 mod progress;
 mod record;
@@ -24,8 +25,9 @@ pub use timings::{Dispatch, Hop, Timings};
 
 pub(crate) use clocks::translate;
 pub(crate) use holding::bound as bound_held;
+pub(crate) use moderation::{Moderation, Problem};
 pub(crate) use record::{has_servers, label};
-pub(crate) use size::{bound as bound_report, bound_avoided};
+pub(crate) use size::{bound as bound_report, bound_avoided, bound_hello};
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -41,6 +43,7 @@ use crate::hub::Hub;
 use crate::trust::Trust;
 use record::verified;
 use rival::peer_ip;
+use size::TooLong;
 
 /// Reports that a fleet sends in a millisecond when all of its agents make progress, on average at most. One costs some
 /// 30 us.
@@ -66,6 +69,8 @@ pub struct Fleet {
     changes: watch::Sender<u64>,
     /// The time that changes take.
     pub timings: Timings,
+    /// What each node may do.
+    pub(crate) moderation: Moderation,
 }
 
 #[derive(Debug, Default)]
@@ -272,6 +277,7 @@ impl Agents {
         hello: &Hello,
         peer: &str,
         now: Instant,
+        moderation: &Moderation,
     ) -> Result<(), NotBegun> {
         let Some(agent) = self.by_node.get_mut(node) else {
             return Ok(());
@@ -285,13 +291,13 @@ impl Agents {
             .take()
             .filter(|rival| rival.peer_ip() == peer_ip(peer));
         if before.is_none() {
-            tracing::warn!(
-                %node,
-                agent = record.peer,
-                other = peer,
-                "two agents have the name of this node; the second one is refused. Check \
-                 --node-name on both nodes"
-            );
+            moderation.tell(node, Problem::Rival, || {
+                format!(
+                    "two agents have the name of this node, at {} and {peer}; the second one is refused. Check \
+                     --node-name on both nodes",
+                    record.peer
+                )
+            });
         }
         record.rival = Some(Rival {
             peer: peer.to_owned(),
@@ -349,7 +355,7 @@ impl Session {
         let stranger = !hub.store.knows(node);
         let mut agents = hub.fleet.lock();
         agents
-            .refuse_rival(node, hello, &peer, now)
+            .refuse_rival(node, hello, &peer, now, &hub.fleet.moderation)
             .inspect_err(|_| hub.fleet.changed())?;
         if stranger && !agents.by_node.contains_key(node) {
             agents.make_room()?;
@@ -417,7 +423,9 @@ impl Session {
         let goes_on = self.dispatch.arrived(&report);
         let steps = std::mem::take(&mut report.steps);
         let programmed = latencies::take_programmed(&mut report, &self.fleet.store, Instant::now());
-        size::bound(&mut report);
+        if let Some(too_long) = size::bound(&mut report) {
+            self.tell_too_long(Problem::Report, too_long);
+        }
         // Listing again does not resolve a doubt: the source does that on its own, or the operator must.
         if report.held.is_some() && self.fleet.store.trust() == Trust::Whole {
             self.fleet.upstream.look_again();
@@ -449,6 +457,19 @@ impl Session {
         }
         self.fleet.fleet.changed();
         goes_on
+    }
+
+    /// Logs that the agent's message exceeds a limit.
+    pub(crate) fn tell_too_long(&self, problem: Problem, too_long: TooLong) {
+        self.tell(problem, || {
+            format!("the agent says more than kplane's agents do: {too_long}; find out who has the agent's key")
+        });
+    }
+
+    /// Logs a problem with the agent, not too often.
+    pub(crate) fn tell(&self, problem: Problem, text: impl FnOnce() -> String) {
+        let moderation = &self.fleet.fleet.moderation;
+        moderation.tell(&self.node, problem, text);
     }
 
     fn update(&self, change: impl FnOnce(&mut AgentRecord)) {

@@ -29,7 +29,7 @@ use crate::peers::Peers;
 use crate::publish::{Staged, Store};
 use crate::recorder::Recorder;
 use crate::snapshots::Snapshots;
-use crate::source::upstream::{Upstream, log_new};
+use crate::source::upstream::Upstream;
 use crate::source::{Batch, Event, kubernetes, relayed};
 use crate::tainted::Tainted;
 use crate::traffic::{EventCounts, Traffic};
@@ -401,7 +401,7 @@ impl IndexOwner {
         };
         if step.issues_changed {
             summary.issues = Arc::new(self.index.issues());
-            log_new(&before.issues, &summary.issues);
+            self.hub.upstream.log_new(&before.issues, &summary.issues);
         }
         if step.held_changed {
             summary.held = self.index.held().map(Arc::new);

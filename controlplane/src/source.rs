@@ -11,6 +11,7 @@
 // Bytes and texts from outside must not end the program.
 #![deny(clippy::indexing_slicing)]
 
+mod issue_log;
 pub mod kubernetes;
 pub mod manifests;
 pub mod relayed;

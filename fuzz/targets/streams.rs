@@ -19,7 +19,7 @@ use kp_controlplane::k8s::Kind;
 use kp_controlplane::server::{AgentServer, StatusServer};
 use kp_controlplane::source::manifests::parse;
 use kp_controlplane::source::{Batch, Event};
-use kplane_proto::shared::{AgentService, decoder};
+use kplane_proto::shared::{AgentService, Messages};
 use kplane_proto::v1::status_service_server::StatusService;
 use kplane_proto::v1::{self as pb, AgentMessage, ServerMessage, agent_message, server_message};
 use libfuzzer_sys::fuzz_target;
@@ -28,7 +28,7 @@ use prost::bytes::{BufMut, Bytes, BytesMut};
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::{ReceiverStream, UnboundedReceiverStream};
-use tonic::{Request, Status, Streaming};
+use tonic::{Request, Status};
 
 const OBJECTS: &str = "
 apiVersion: v1
@@ -52,9 +52,6 @@ static BATCH: LazyLock<Batch> = LazyLock::new(|| {
         observed_at: SystemTime::now(),
     }
 });
-
-/// Most bytes of a message, as at the port of agents.
-const MAX_MESSAGE_BYTES: usize = 256 << 10;
 
 fuzz_target!(|bytes: &[u8]| {
     // Time stands still: it passes only while everything waits.
@@ -115,11 +112,8 @@ impl Stream {
     async fn open(agents: &AgentServer) -> Self {
         let (outbox, frames) = mpsc::unbounded_channel();
         let body = StreamBody::new(UnboundedReceiverStream::new(frames));
-        let messages = Streaming::new_request(decoder(), body, None, Some(MAX_MESSAGE_BYTES));
-        let answers = agents
-            .sync(Request::new(messages))
-            .await
-            .unwrap();
+        let messages = Messages::new(body);
+        let answers = agents.sync(Request::new(messages)).await.unwrap();
         Self { outbox, answers }
     }
 

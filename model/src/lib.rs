@@ -35,7 +35,7 @@ pub use issue::{Issue, ObjectRef, Severity};
 pub use key::{ServiceKey, ServiceName};
 pub use net::{
     EndpointAddr, Family, FrontendAddr, ParseIpError, Protocol, UnknownProtocol,
-    allow_loopback_endpoints, parse_ip, refused_endpoint_ip,
+    allow_loopback_endpoints, parse_ip, proxy_address, refused_endpoint_ip,
 };
 pub use node::{NodeFacts, NodeName, ZoneName};
 pub use program::{DesiredKey, DesiredObject, LocalEndpoint, LocalEndpoints, ServiceProgram};
@@ -43,9 +43,9 @@ pub use proxied::{Balance, Proxied, ProxyHeader};
 pub use ranges::{MAX_RANGES, RangeDigests, Ranges, is_number_of_ranges, range_of, ranges_for};
 pub use reason::Reason;
 pub use reserved::{
-    HEALTHZ_PORT, Holder, KUBELET_PORTS, METRICS_PORT, OWN_MARK, ParsePortRangeError, PortRange,
-    ReservedPorts,
+    FIRST_FREE_PORT, HEALTHZ_PORT, Holder, KUBELET_PORTS, METRICS_PORT, OWN_MARK,
+    ParsePortRangeError, PortRange, ReservedPorts, usual_holder,
 };
 pub use scheduler::IpvsScheduler;
 pub use service::{Endpoint, ServicePort, TrafficPolicy};
-pub use text::one_line;
+pub use text::{is_hidden, one_line};

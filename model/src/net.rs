@@ -212,39 +212,91 @@ pub fn allow_loopback_endpoints() {
     LOOPBACK.store(true, Relaxed);
 }
 
-/// Returns the reason why traffic must never be sent to an endpoint with this address, or `None` if
-/// it may. Loopback, link-local and multicast endpoints would reach programs on the node itself
-/// (CVE-2021-25737).
+/// Returns the address at which a node's userspace proxy has its sockets, on `lo`. It is valid on the node only: "kp" and
+/// "kplane" in ASCII, in the ranges of link-local addresses of IPv4 and of private ones of IPv6.
+#[must_use]
+pub fn proxy_address(family: Family) -> IpAddr {
+    match family {
+        Family::V4 => Ipv4Addr::new(169, 254, 107, 112).into(),
+        Family::V6 => PROXY_V6.into(),
+    }
+}
+
+const PROXY_V6: Ipv6Addr = Ipv6Addr::new(0xfd6b, 0x706c, 0x616e, 0x6500, 0, 0, 0, 1);
+
+/// Returns the reason why traffic must never be sent to an endpoint with this address, or `None` if it may. No Pod can
+/// have such an address. Behind most of them are programs of the node itself, or a cloud's metadata with the node's
+/// credentials (CVE-2021-25737), also in notations that wrap an IPv4 address.
 #[must_use]
 pub fn refused_endpoint_ip(ip: IpAddr) -> Option<&'static str> {
     if ip.is_loopback() && LOOPBACK.load(Relaxed) {
         return None;
     }
     match ip {
-        IpAddr::V4(v4) => match v4.octets() {
-            [0, ..] => Some("is in 0.0.0.0/8 (this host)"),
-            [127, ..] => Some("is a loopback address"),
-            [169, 254, ..] => Some("is a link-local address"),
-            [224..=239, ..] => Some("is a multicast address"),
-            [255, 255, 255, 255] => Some("is the broadcast address"),
-            _ => None,
-        },
-        IpAddr::V6(v6) => {
-            if v6.is_unspecified() {
-                Some("is the unspecified address")
-            } else if v6.is_loopback() {
-                Some("is a loopback address")
-            } else if v6.segments()[0] & 0xffc0 == 0xfe80 {
-                Some("is a link-local address")
-            } else if v6.is_multicast() {
-                Some("is a multicast address")
-            } else if v6.to_ipv4_mapped().is_some() {
-                Some("is an IPv4-mapped address")
-            } else {
-                None
-            }
-        }
+        IpAddr::V4(v4) => refused_v4(v4),
+        IpAddr::V6(v6) => refused_v6(v6),
     }
+}
+
+fn refused_v4(ip: Ipv4Addr) -> Option<&'static str> {
+    match ip.octets() {
+        [0, ..] => Some("is in 0.0.0.0/8 (this host)"),
+        [127, ..] => Some("is a loopback address"),
+        [169, 254, ..] => Some("is a link-local address"),
+        // Azure's agent, DHCP and DNS in every network (learn.microsoft.com, "What is IP address 168.63.129.16?").
+        [168, 63, 129, 16] => Some("is Azure's own address for the node"),
+        [224..=239, ..] => Some("is a multicast address"),
+        [255, 255, 255, 255] => Some("is the broadcast address"),
+        [240..=255, ..] => Some("is in 240.0.0.0/4 (reserved)"),
+        _ => None,
+    }
+}
+
+fn refused_v6(ip: Ipv6Addr) -> Option<&'static str> {
+    match ip.segments() {
+        _ if ip.is_unspecified() => Some("is the unspecified address"),
+        _ if ip.is_loopback() => Some("is a loopback address"),
+        [0xfe80..=0xfebf, ..] => Some("is a link-local address"),
+        [0xff00..=0xffff, ..] => Some("is a multicast address"),
+        [0, 0, 0, 0, 0, 0xffff, ..] => Some("is an IPv4-mapped address"),
+        // RFC 4291, 2.4: reserved, but for NAT64 (RFC 6052). IPv4-compatible and translated addresses are here.
+        [0..=0xff, ..] if wrapped(ip).next().is_none() => Some("is in ::/8 (reserved)"),
+        [0x2001, 0, ..] => Some("is an address of Teredo, a tunnel"),
+        // Metadata, DNS and time of AWS, and metadata of Google, Oracle and Scaleway, from their documentation.
+        [0xfd00, 0xec2, ..] | [0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254] => Some(CLOUD),
+        [0xfd00, 0xc1, 0, 0, 0, 0, 0xa9fe, 0xa9fe] | [0xfd00, 0x42, 0, 0, 0, 0, 0, 0x42] => {
+            Some(CLOUD)
+        }
+        _ if ip == PROXY_V6 => Some("is the address of the node's own proxy"),
+        _ if wrapped(ip).any(is_for_the_node) => Some("wraps an IPv4 address that is refused"),
+        _ => None,
+    }
+}
+
+const CLOUD: &str = "is an address of the cloud's own services for the node";
+
+/// Returns whether an IPv4 address means something else on each node. Only such an address is refused when it is wrapped:
+/// the other ones mean nothing behind a gateway, and look like a part of some prefixes.
+fn is_for_the_node(ip: Ipv4Addr) -> bool {
+    ip.is_loopback() || ip.is_link_local() || ip.octets() == [168, 63, 129, 16]
+}
+
+/// Returns the IPv4 addresses to which a gateway may translate an IPv6 address, or to which a tunnel leads: 6to4 (RFC 3056),
+/// NAT64 with the well-known prefix, and with each length of the one for local use (RFC 6052, 2.2; RFC 8215).
+fn wrapped(ip: Ipv6Addr) -> impl Iterator<Item = Ipv4Addr> {
+    let octets = ip.octets();
+    let places: &[[usize; 4]] = match ip.segments() {
+        [0x2002, ..] => &[[2, 3, 4, 5]],
+        [0x64, 0xff9b, 0, 0, 0, 0, ..] => &[[12, 13, 14, 15]],
+        [0x64, 0xff9b, 1, ..] => &[
+            [6, 7, 9, 10],
+            [7, 9, 10, 11],
+            [9, 10, 11, 12],
+            [12, 13, 14, 15],
+        ],
+        _ => &[],
+    };
+    places.iter().map(move |at| at.map(|n| octets[n]).into())
 }
 
 #[cfg(test)]
@@ -282,27 +334,69 @@ mod tests {
     }
 
     #[test]
-    fn endpoints_on_the_node_itself_are_refused() {
+    fn addresses_that_no_pod_can_have_are_refused() {
+        let [v4, v6] = Family::ALL.map(|family| proxy_address(family).to_string());
         for text in [
             "0.1.2.3",
             "127.0.0.1",
             "127.255.0.1",
             "169.254.169.254",
+            "168.63.129.16",
             "224.0.0.1",
             "239.255.255.255",
+            "240.0.0.1",
             "255.255.255.255",
             "::",
             "::1",
+            "::169.254.169.254",
+            "::10.0.0.1",
+            "::ffff:10.0.0.1",
+            "::ffff:0:169.254.169.254",
+            "64:ff9a::1",
+            "64:ff9b::a9fe:a9fe",
+            "64:ff9b::127.0.0.1",
+            "64:ff9b:1::a9fe:a9fe",
+            "64:ff9b:1:a9fe:a9:fe00::",
+            "64:ff9b:1:a9:fe:a9fe::",
+            "64:ff9b:1:0:a9:fea9:fe00:0",
+            "2001:0:a9fe:a9fe::1",
+            "2002:a9fe:a9fe::1",
+            "2002:7f00:1::1",
+            "fd00:ec2::254",
+            "fd00:ec2::23",
+            "fd20:ce::254",
+            "fd00:c1::a9fe:a9fe",
+            "fd00:42::42",
             "fe80::1",
             "febf::1",
             "ff02::1",
+            &v4,
+            &v6,
         ] {
             let ip: IpAddr = text.parse().unwrap();
             assert!(refused_endpoint_ip(ip).is_some(), "{text}");
         }
-        let mapped: IpAddr = "::ffff:10.0.0.1".parse().unwrap();
-        assert!(refused_endpoint_ip(mapped).is_some());
-        for text in ["10.0.0.1", "1.1.1.1", "fd00::1", "2001:db8::1", "fec0::1"] {
+    }
+
+    #[test]
+    fn addresses_that_pods_and_machines_have_are_not_refused() {
+        for text in [
+            "10.0.0.1",
+            "1.1.1.1",
+            "100.64.0.1",
+            "100.100.100.200",
+            "168.63.129.17",
+            "fd00::1",
+            "fd00:ec1::1",
+            "fd6b:706c:616e:6500::2",
+            "2001:db8::1",
+            "2001:470::1",
+            "64:ff9b::192.0.2.1",
+            "64:ff9b:1::192.0.2.1",
+            "64:ff9b:1:fffe::192.0.2.1",
+            "2002:c000:201::1",
+            "fec0::1",
+        ] {
             let ip: IpAddr = text.parse().unwrap();
             assert_eq!(refused_endpoint_ip(ip), None, "{text}");
         }

@@ -59,6 +59,8 @@ reasons! {
     OnlyTerminating,
     /// Endpoints count as ready although their Pods are not, because the Service says so.
     PublishedNotReady,
+    /// An endpoint is the cluster address of another Service.
+    EndpointIsService,
     /// The userspace proxies of nodes avoid an endpoint, since connections to it failed.
     EndpointAvoided,
 
@@ -79,6 +81,8 @@ reasons! {
     AddressContested,
     /// A program of the cluster itself listens at an address that the Service wants.
     AddressReserved,
+    /// An external address is that of a node.
+    NodeAddress,
     /// An external address lies in the cluster's own ranges.
     InsideClusterRange,
     /// The ClusterIP lies in none of the cluster's ranges for Services.

@@ -32,6 +32,10 @@ pub enum Holder {
     Kubelet,
     /// The Kubernetes API server.
     ApiServer,
+    /// Another program that clusters have, with its name.
+    Known(&'static str),
+    /// A program of the node's own: ports below [`FIRST_FREE_PORT`].
+    Node,
     /// A port that the operator listed.
     Listed,
 }
@@ -43,9 +47,62 @@ impl fmt::Display for Holder {
             Self::NodeAgent => "kplane's node agent listens",
             Self::Kubelet => "kubelet listens",
             Self::ApiServer => "the Kubernetes API server listens",
+            Self::Known(name) => {
+                return write!(f, "{name} listens ({EXCEPTIONS})");
+            }
+            Self::Node => {
+                return write!(
+                    f,
+                    "a program of the node may listen, as on all ports below {FIRST_FREE_PORT} ({EXCEPTIONS})"
+                );
+            }
             Self::Listed => "no Service may be (--reserved-ports)",
         })
     }
+}
+
+/// Where an operator allows ports of [`usual_holder`].
+const EXCEPTIONS: &str = "--allow-external-ips lists exceptions";
+
+/// The first port on which Linux lets unprivileged programs listen (`ip_unprivileged_port_start`). The programs to which
+/// people log in, and those that routers and DNS clients trust, listen below it: sshd, bgpd, DNS servers.
+pub const FIRST_FREE_PORT: u16 = 1024;
+
+/// Ports of programs that most clusters have on their nodes: kubernetes.io/docs/reference/networking/ports-and-protocols,
+/// etcd's metrics, the cloud's controllers, the exporter that nearly every monitoring has, and the tunnels in which a pod
+/// network carries all packets of other Pods (RFC 7348, Linux' own VXLAN port, RFC 8926, Flannel's and Calico's
+/// WireGuard).
+const USUAL: [(RangeInclusive<u16>, Protocol, Holder); 12] = {
+    use Protocol::{Tcp, Udp};
+    const TUNNEL: Holder = Holder::Known("a tunnel of the pod network");
+    [
+        (2379..=2381, Tcp, Holder::Known("etcd")),
+        (6443..=6443, Tcp, Holder::ApiServer),
+        (9100..=9100, Tcp, Holder::Known("the node exporter")),
+        (10255..=10255, Tcp, Holder::Kubelet),
+        (10257..=10257, Tcp, Holder::Known("kube-controller-manager")),
+        (
+            10258..=10258,
+            Tcp,
+            Holder::Known("cloud-controller-manager"),
+        ),
+        (10259..=10259, Tcp, Holder::Known("kube-scheduler")),
+        (4789..=4789, Udp, TUNNEL),
+        (6081..=6081, Udp, TUNNEL),
+        (8472..=8472, Udp, TUNNEL),
+        (51820..=51821, Udp, TUNNEL),
+        // Cilium's WireGuard.
+        (51871..=51871, Udp, TUNNEL),
+    ]
+};
+
+/// Returns the program that usually listens at a port of a node's address. An operator may know better.
+#[must_use]
+pub fn usual_holder(protocol: Protocol, port: u16) -> Option<Holder> {
+    let mut usual = USUAL.iter();
+    let known = usual.find(|(range, of, _)| *of == protocol && range.contains(&port));
+    let node = || (port < FIRST_FREE_PORT).then_some(Holder::Node);
+    known.map(|(_, _, holder)| *holder).or_else(node)
 }
 
 /// A range of ports, first and last included; both are in 1..=65535.
@@ -147,6 +204,23 @@ mod tests {
         ] {
             assert!(wrong.parse::<PortRange>().is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn ports_that_programs_of_nodes_usually_have() {
+        let taken = [
+            22, 53, 179, 1023, 2379, 2380, 6443, 9100, 10255, 10257, 10259,
+        ];
+        let free = [1024, 2378, 4789, 8080, 10260, 30000];
+        let tcp = |port: &u16| usual_holder(Protocol::Tcp, *port).is_some();
+        assert!(taken.iter().all(tcp) && !free.iter().any(tcp));
+        let udp = [53, 4789, 8472, 51820, 2379].map(|port| usual_holder(Protocol::Udp, port));
+        assert_eq!(
+            udp.map(|holder| holder.is_some()),
+            [true, true, true, true, false]
+        );
+        let line = Holder::Known("etcd").to_string();
+        assert_eq!(line, "etcd listens (--allow-external-ips lists exceptions)");
     }
 
     #[test]

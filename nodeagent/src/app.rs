@@ -379,14 +379,16 @@ async fn connect(
             status,
             external_ips,
             reserved,
+            excepted,
         } => {
+            let reserved = own.for_all_nodes(status).with_listed(&reserved);
             let config = kp_controlplane::app::Config {
                 status_listen: status,
                 // The flags are checked: they allow the address.
                 protection: kp_controlplane::app::Protection::PlainText { exposed: true },
                 admission: Admission {
                     external_ips,
-                    reserved: own.for_all_nodes(status).with_listed(&reserved),
+                    reserved: reserved.except(&excepted),
                     namespace_elements: 0,
                 },
                 cliff_guard: guard_within(guard),

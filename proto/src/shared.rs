@@ -5,20 +5,20 @@
 //! is in memory once.
 
 use std::convert::Infallible;
+use std::fmt;
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::{BufMut as _, Bytes, BytesMut};
-use http_body::Frame;
+use http_body::{Body as _, Frame};
 use prost::Message as _;
 use tonic::body::Body;
-use tonic::codec::BufferSettings;
 use tonic::codegen::{BoxFuture, Service, StdError, http};
 use tonic::metadata::GRPC_CONTENT_TYPE;
 use tonic::server::NamedService;
-use tonic::{Request, Status, Streaming};
-use tonic_prost::{ProstCodec, ProstDecoder};
+use tonic::{Code, Request, Status};
 
 use crate::MAX_MESSAGE_BYTES;
 use crate::v1::{AgentMessage, ServerMessage};
@@ -28,10 +28,6 @@ const SYNC: &str = "/kplane.v1.AgentService/Sync";
 
 /// Length of gRPC's prefix of a message: whether it is compressed, and its length.
 pub const PREFIX: usize = 5;
-
-/// Size of a stream's buffer for messages of an agent, in bytes. It holds what most messages need, and grows for
-/// others: tonic's default of 8 KiB would be a good part of what an idle agent costs.
-const BUFFER: usize = 1024;
 
 /// Returns a message with gRPC's prefix, as streams yield it.
 #[must_use]
@@ -45,11 +41,87 @@ pub fn frame(message: &ServerMessage) -> Bytes {
     framed.freeze()
 }
 
-/// Returns the decoder of agents' messages.
-#[must_use]
-pub fn decoder() -> ProstDecoder<AgentMessage> {
-    let buffers = BufferSettings::new(BUFFER, BUFFER);
-    ProstCodec::<ServerMessage, AgentMessage>::raw_decoder(buffers)
+/// An agent's side of a stream. tonic's would keep a buffer of the largest message that the agent ever sent. This one has
+/// no buffer between two messages.
+pub struct Messages {
+    body: Body,
+    /// What has come of the next messages.
+    buffer: BytesMut,
+}
+
+impl Messages {
+    /// Creates the stream that a request's body carries.
+    pub fn new<B>(body: B) -> Self
+    where
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<StdError> + 'static,
+    {
+        Self {
+            body: Body::new(body),
+            buffer: BytesMut::new(),
+        }
+    }
+
+    /// Returns the next message; `None` at the end. Safe to drop at any time.
+    ///
+    /// # Errors
+    /// The status with which the stream has to end.
+    pub async fn message(&mut self) -> Result<Option<AgentMessage>, Status> {
+        loop {
+            if let Some(message) = self.take()? {
+                return Ok(Some(message));
+            }
+            let frame = poll_fn(|cx| Pin::new(&mut self.body).poll_frame(cx)).await;
+            match frame.transpose() {
+                Ok(Some(frame)) => {
+                    // Anything else is trailers, which a client need not send.
+                    if let Ok(data) = frame.into_data() {
+                        self.buffer.extend_from_slice(&data);
+                    }
+                }
+                // The agent has gone.
+                Err(status) if status.code() == Code::Cancelled => return Ok(None),
+                Err(status) => return Err(status),
+                Ok(None) if self.buffer.is_empty() => return Ok(None),
+                Ok(None) => return Err(Status::internal("the stream ends within a message")),
+            }
+        }
+    }
+
+    /// Takes a message out of the buffer, if it is there as a whole.
+    fn take(&mut self) -> Result<Option<AgentMessage>, Status> {
+        let Some((prefix, rest)) = self.buffer.split_first_chunk::<PREFIX>() else {
+            return Ok(None);
+        };
+        let [compressed, length @ ..] = prefix;
+        if *compressed != 0 {
+            return Err(Status::unimplemented("send messages without compression"));
+        }
+        let length = u32::from_be_bytes(*length) as usize;
+        // The control plane keeps agents' reports, so their size is limited.
+        if length > MAX_MESSAGE_BYTES {
+            return Err(Status::out_of_range(format!(
+                "a message of {length} bytes is longer than {MAX_MESSAGE_BYTES}"
+            )));
+        }
+        let Some(message) = rest.get(..length) else {
+            return Ok(None);
+        };
+        let message = AgentMessage::decode(message)
+            .map_err(|error| Status::invalid_argument(format!("cannot read a message: {error}")));
+        let next = rest.get(length..).unwrap_or_default();
+        self.buffer = BytesMut::from(next);
+        message.map(Some)
+    }
+}
+
+impl fmt::Debug for Messages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let waiting = self.buffer.len();
+        f.debug_struct("Messages")
+            .field("waiting", &waiting)
+            .finish_non_exhaustive()
+    }
 }
 
 /// The handler of agents' streams.
@@ -61,7 +133,7 @@ pub trait AgentService: Send + Sync + 'static {
     /// Handles the stream of one agent.
     fn sync(
         &self,
-        request: Request<Streaming<AgentMessage>>,
+        request: Request<Messages>,
     ) -> impl Future<Output = Result<Self::Frames, Status>> + Send;
 }
 
@@ -90,7 +162,7 @@ impl<T> NamedService for AgentServiceServer<T> {
 impl<T, B> Service<http::Request<B>> for AgentServiceServer<T>
 where
     T: AgentService,
-    B: http_body::Body + Send + 'static,
+    B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<StdError> + Send + 'static,
 {
     type Response = http::Response<Body>;
@@ -105,7 +177,11 @@ where
         let service = Arc::clone(&self.0);
         Box::pin(async move {
             let answered = match check(&request) {
-                Ok(()) => service.sync(messages(request)).await,
+                Ok(()) => {
+                    service
+                        .sync(Request::from_http(request.map(Messages::new)))
+                        .await
+                }
                 Err(status) => Err(status),
             };
             Ok(answered.map_or_else(Status::into_http, answer))
@@ -125,16 +201,6 @@ fn check<B>(request: &http::Request<B>) -> Result<(), Status> {
         return Err(Status::unimplemented("send messages without compression"));
     }
     Ok(())
-}
-
-fn messages<B>(request: http::Request<B>) -> Request<Streaming<AgentMessage>>
-where
-    B: http_body::Body + Send + 'static,
-    B::Error: Into<StdError> + Send + 'static,
-{
-    // The control plane keeps agents' reports, so their size is limited.
-    let limit = Some(MAX_MESSAGE_BYTES);
-    Request::from_http(request.map(|body| Streaming::new_request(decoder(), body, None, limit)))
 }
 
 fn answer<F>(frames: F) -> http::Response<Body>
@@ -179,5 +245,98 @@ where
 
     fn is_end_stream(&self) -> bool {
         self.0.is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::task::Waker;
+
+    use super::*;
+    use crate::v1::{Ping, Report, agent_message::Kind};
+
+    /// A body that is there as a whole, in pieces.
+    struct Pieces(VecDeque<Bytes>);
+
+    impl http_body::Body for Pieces {
+        type Data = Bytes;
+        type Error = Infallible;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+            Poll::Ready(self.0.pop_front().map(|piece| Ok(Frame::data(piece))))
+        }
+    }
+
+    fn framed(kinds: impl IntoIterator<Item = Kind>) -> Bytes {
+        let mut bytes = BytesMut::new();
+        for kind in kinds {
+            let message = AgentMessage { kind: Some(kind) }.encode_to_vec();
+            bytes.put_u8(0);
+            bytes.put_u32(u32::try_from(message.len()).unwrap());
+            bytes.put_slice(&message);
+        }
+        bytes.freeze()
+    }
+
+    fn next(messages: &mut Messages) -> Result<Option<Kind>, Code> {
+        let mut next = Box::pin(messages.message());
+        match next.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Ok(message)) => Ok(message.and_then(|message| message.kind)),
+            Poll::Ready(Err(status)) => Err(status.code()),
+            Poll::Pending => panic!("the body is there"),
+        }
+    }
+
+    fn ping(token: u64) -> Kind {
+        Kind::Ping(Ping { token })
+    }
+
+    #[test]
+    fn messages_come_whole_however_they_are_cut() {
+        let bytes = framed((0..40).map(ping));
+        for size in 1..64 {
+            let pieces = bytes.chunks(size).map(Bytes::copy_from_slice);
+            let mut messages = Messages::new(Pieces(pieces.collect()));
+            for token in 0..40 {
+                assert_eq!(next(&mut messages), Ok(Some(ping(token))));
+            }
+            assert_eq!(next(&mut messages), Ok(None));
+        }
+    }
+
+    #[test]
+    fn a_large_message_leaves_no_buffer_behind() {
+        let report = Report {
+            families: vec![crate::v1::FamilyStatus {
+                error: "x".repeat(230_000),
+                ..Default::default()
+            }],
+            ..Report::default()
+        };
+        let pieces = [framed([Kind::Report(report)]), framed([ping(1)])];
+        let mut messages = Messages::new(Pieces(pieces.into()));
+        assert!(matches!(next(&mut messages), Ok(Some(Kind::Report(_)))));
+        assert_eq!(messages.buffer.capacity(), 0);
+        assert_eq!(next(&mut messages), Ok(Some(ping(1))));
+        assert_eq!(messages.buffer.capacity(), 0);
+    }
+
+    #[test]
+    fn what_is_no_message_ends_the_stream() {
+        let after = |bytes: &[u8]| {
+            let pieces = [Bytes::copy_from_slice(bytes)];
+            next(&mut Messages::new(Pieces(pieces.into())))
+        };
+        let too_long = u32::try_from(MAX_MESSAGE_BYTES + 1).unwrap().to_be_bytes();
+        let too_long = [&[0], &too_long[..]].concat();
+        assert_eq!(after(&too_long), Err(Code::OutOfRange));
+        assert_eq!(after(&[1, 0, 0, 0, 0]), Err(Code::Unimplemented));
+        assert_eq!(after(&[0, 0, 0, 0, 1, 0xff]), Err(Code::InvalidArgument));
+        assert_eq!(after(&[0, 0, 0, 0, 2, 0]), Err(Code::Internal));
+        assert_eq!(after(&[]), Ok(None));
     }
 }

@@ -1,5 +1,6 @@
 //! Pieces of text: cleaned, measured, elided, wrapped.
 
+use kplane_model::is_hidden;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use crate::style::{Canvas, Tone};
@@ -45,17 +46,30 @@ impl Span {
     }
 }
 
-/// Replaces white space by a blank, and other control characters, and those that reorder text, by
-/// `?`.
+/// Replaces white space by a blank, and hidden characters by `?`.
 fn clean(text: &str) -> String {
     text.chars()
         .map(|c| match c {
             '\n' | '\r' | '\t' => ' ',
-            '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => '?',
-            c if c.is_control() => '?',
+            c if is_hidden(c) => '?',
             c => c,
         })
         .collect()
+}
+
+/// Writes the hidden characters of a text for programs as JSON's escapes. JSON stays the same value; in other formats the
+/// escape is what a reader sees.
+#[must_use]
+pub fn visible(text: String) -> String {
+    let is_hidden = |c: char| c != '\n' && c != '\t' && is_hidden(c);
+    if !text.contains(is_hidden) {
+        return text;
+    }
+    let escaped = text.chars().map(|c| match is_hidden(c) {
+        false => c.to_string(),
+        true => format!("\\u{:04x}", u32::from(c)),
+    });
+    escaped.collect()
 }
 
 /// Cuts the middle out of text that is wider than `columns`, because names differ at both ends.

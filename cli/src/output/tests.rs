@@ -51,6 +51,44 @@ fn json_is_one_object_a_line_and_yaml_one_document_each() {
     }
 }
 
+/// A text from outside, in every format for programs.
+#[derive(Serialize)]
+struct Foreign {
+    text: &'static str,
+}
+
+impl View for Foreign {
+    fn text(&self, _canvas: &Canvas) -> String {
+        String::new()
+    }
+
+    fn names(&self) -> Option<Vec<String>> {
+        Some(vec![self.text.to_owned()])
+    }
+}
+
+#[test]
+fn programs_get_no_characters_that_control_a_terminal_or_reorder_text() {
+    let text = "a\u{1b}[2J\u{202e}b\u{9b}c\u{7f}\u{2066}d\u{feff}";
+    let template = "jsonpath={.text}".parse().unwrap();
+    for format in [Format::Json, Format::Yaml, Format::Name, template] {
+        let mut output = output(format.clone(), || Some((80, 24)), false);
+        output.show(&Foreign { text }).unwrap();
+        let written = written(output);
+        let hidden = |c: char| c != '\n' && kplane_model::is_hidden(c);
+        assert!(!written.contains(hidden), "{format:?}: {written:?}");
+        assert!(written.contains("\\u202eb"), "{format:?}: {written}");
+        let read: Option<serde_json::Value> = match format {
+            Format::Json => Some(serde_json::from_str(&written).unwrap()),
+            Format::Yaml => Some(serde_saphyr::from_str(&written).unwrap()),
+            _ => None,
+        };
+        if let Some(read) = read {
+            assert_eq!(read["text"], text, "{format:?}: {written}");
+        }
+    }
+}
+
 #[test]
 fn a_terminal_is_drawn_over() {
     let mut output = output(Format::Table, || Some((80, 24)), true);

@@ -177,6 +177,22 @@ fn not_listed<'s>(
     })
 }
 
+/// Names endpoints that are Services themselves.
+pub(super) fn chained(service: &ServiceName, facts: &Facts) -> Option<Finding> {
+    let named: Vec<_> = facts.chained.iter().map(ToString::to_string).collect();
+    (!named.is_empty()).then(|| {
+        let text = format!(
+            "endpoints {} are addresses of Services: kube-proxy and kplane send a connection through one Service only, \
+             so connections to these endpoints fail",
+            named.join(", ")
+        );
+        let fix = format!(
+            "name the Pods in the EndpointSlices, or let DNS lead from {service} to the other Service (type ExternalName)"
+        );
+        Finding::new(Reason::EndpointIsService, Severity::Error, text, fix)
+    })
+}
+
 /// Explains ports whose endpoints are not ready.
 pub(super) fn not_usable(service: &ServiceName, detail: &ServiceDetail) -> Vec<Finding> {
     let mut found = BTreeMap::<(Reason, String), (Severity, Vec<&ServicePort>)>::new();

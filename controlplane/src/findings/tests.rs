@@ -214,6 +214,37 @@ fn endpoints_that_are_not_ready() {
 }
 
 #[test]
+fn a20_endpoints_that_are_services_are_named() {
+    let mut other = objects::service(
+        "shop",
+        "other",
+        json!({"clusterIP": "10.1.0.1", "clusterIPs": ["10.1.0.1"], "ports": [{"port": 8080}]}),
+    );
+    let web = [service(&json!({})), slice(&http(), &[ready(), ready()])];
+    let with = |more: &Value| findings(web.iter().chain([more]).cloned());
+    let found = with(&other);
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].code, Reason::EndpointIsService);
+    assert!(
+        found[0].text.starts_with("endpoints 10.1.0.1 are"),
+        "{}",
+        found[0].text
+    );
+    // A machine's address that another Service has as an external one is an endpoint like any other.
+    other["spec"]["externalIPs"] = json!(["10.1.0.2"]);
+    other["spec"]["clusterIP"] = json!("10.96.0.9");
+    other["spec"]["clusterIPs"] = json!(["10.96.0.9"]);
+    assert_eq!(with(&other), []);
+    let range = json!({"kind": "ServiceCIDR", "metadata": {"name": "c"}, "spec": {"cidrs": ["10.1.0.0/16"]}});
+    let found = with(&range);
+    assert!(
+        found[0]
+            .text
+            .starts_with("endpoints 10.1.0.1, 10.1.0.2 are")
+    );
+}
+
+#[test]
 fn a_family_without_endpoints() {
     let dual = json!({
         "clusterIPs": ["10.96.0.1", "fd00::1"],

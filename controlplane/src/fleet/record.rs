@@ -3,15 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kplane_model::is_hidden;
 use kplane_proto::v1::{Hello, RefusedSettings, Report, Settings};
 
 use super::{Clocks, Latencies, Rival, translate};
-
-/// Longest reason why a backend is deprecated, in bytes.
-const MAX_DEPRECATION_BYTES: usize = 256;
-
-/// Longest version or backend name that an agent may state, in bytes.
-const MAX_LABEL_BYTES: usize = 64;
 
 /// The record of one node's agent.
 #[derive(Clone, Debug)]
@@ -75,7 +70,7 @@ pub(super) fn verified(report: &Report) -> Option<u64> {
 }
 
 impl AgentRecord {
-    /// Returns the record of an agent that connects now and has reported nothing.
+    /// Returns the record of an agent that connects now and has reported nothing. `hello` is bounded.
     pub(super) fn begin(hello: &Hello, peer: String, now: Instant) -> Self {
         Self {
             connected: true,
@@ -84,9 +79,9 @@ impl AgentRecord {
             instance: hello.instance,
             began_empty: hello.resume.is_none() || hello.from_cache,
             peer,
-            version: label(&hello.agent_version, MAX_LABEL_BYTES),
-            backend: label(&hello.backend, MAX_LABEL_BYTES),
-            backend_deprecation: label(&hello.backend_deprecation, MAX_DEPRECATION_BYTES),
+            version: hello.agent_version.clone(),
+            backend: hello.backend.clone(),
+            backend_deprecation: hello.backend_deprecation.clone(),
             mode_unset: hello.mode_unset,
             report: None,
             clocks: None,
@@ -95,8 +90,8 @@ impl AgentRecord {
             latencies: Latencies::default(),
             measured_to: 0,
             rival: None,
-            settings: hello.settings.as_ref().map(bound_settings),
-            refused_settings: hello.refused_settings.as_ref().map(bound_refusal),
+            settings: hello.settings.clone(),
+            refused_settings: hello.refused_settings.clone(),
         }
     }
 
@@ -124,26 +119,10 @@ impl AgentRecord {
     }
 }
 
-/// Returns an agent's short text about itself, human-readable and cut to a length. kplane's agents send no longer text.
+/// Returns an agent's short text without hidden characters, cut to a length. kplane's agents send no longer text.
 pub(crate) fn label(text: &str, max_bytes: usize) -> String {
-    let mut label: String = text.chars().filter(|c| !c.is_control()).collect();
+    let mut label: String = text.chars().filter(|c| !is_hidden(*c)).collect();
     label.truncate(label.floor_char_boundary(max_bytes));
+    label.shrink_to_fit();
     label
-}
-
-/// Returns an agent's settings with names of bounded length.
-fn bound_settings(settings: &Settings) -> Settings {
-    Settings {
-        backend: label(&settings.backend, MAX_LABEL_BYTES),
-        iptables_layout: label(&settings.iptables_layout, MAX_LABEL_BYTES),
-        masquerade_bit: settings.masquerade_bit,
-    }
-}
-
-/// Returns an agent's refusal with texts of bounded length.
-fn bound_refusal(refusal: &RefusedSettings) -> RefusedSettings {
-    RefusedSettings {
-        settings: refusal.settings.as_ref().map(bound_settings),
-        reason: label(&refusal.reason, MAX_DEPRECATION_BYTES),
-    }
 }

@@ -30,7 +30,9 @@ fn hello() -> Hello {
 }
 
 fn begin(hub: &Arc<Hub>, node: &str) -> Result<Session, NotBegun> {
-    let begun = Session::begin(hub, &node.into(), &hello(), String::new());
+    let mut hello = hello();
+    bound_hello(&mut hello);
+    let begun = Session::begin(hub, &node.into(), &hello, String::new());
     begun.map(|(session, _, _)| session)
 }
 

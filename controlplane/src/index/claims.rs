@@ -143,6 +143,12 @@ impl Claims {
         })
     }
 
+    /// Returns the ServicePort whose ClusterIP a place is.
+    pub(super) fn cluster_ip_of(&self, claim: &Claim) -> Option<&ServiceKey> {
+        let owner = self.ranks.get(claim)?.first()?;
+        (!owner.not_cluster_ip).then_some(&owner.key)
+    }
+
     /// Returns the ServicePort that owns a place.
     pub(super) fn owner(&self, claim: &Claim) -> Option<&ServiceKey> {
         self.ranks.get(claim)?.first().map(|rank| &rank.key)

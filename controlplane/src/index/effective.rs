@@ -179,7 +179,7 @@ impl Index {
         holder.filter(|holder| !(api_service && *holder == Holder::ApiServer))
     }
 
-    /// Warns of external addresses within the cluster's own ranges. They are served, as in kube-proxy, but may
+    /// Warns of external addresses that nodes have, and of those within the cluster's own ranges. They are served, as in kube-proxy, but may
     /// take connections away from a pod or go to another Service.
     fn warn_of_ranges(&self, entry: &ServiceEntry, issues: &mut Issues<'_>) {
         let Some(port) = entry.ports.first() else {
@@ -191,7 +191,23 @@ impl Index {
             .ports
             .iter()
             .find(|other| family(other) != family(port));
-        for port in [Some(port), other].into_iter().flatten() {
+        let both = || [Some(port), other].into_iter().flatten();
+        let external =
+            both().flat_map(|port| port.external_ips.iter().chain(&port.load_balancer_ips));
+        let mut of_nodes = external.filter(|ip| self.places.is_of_a_node(**ip));
+        if let Some(ip) = of_nodes.next() {
+            let more = match of_nodes.count() {
+                0 => String::new(),
+                more => format!(", and {more} more are those of nodes"),
+            };
+            issues.add(Severity::Warning, Reason::NodeAddress, || {
+                format!(
+                    "external address {ip} is that of a node{more}: connections to programs of the node on the \
+                     Service's ports reach the Service instead; use an address that no machine has"
+                )
+            });
+        }
+        for port in both() {
             for ip in port.external_ips.iter().chain(&port.load_balancer_ips) {
                 if let Some(range) = self.places.pod_range(*ip) {
                     issues.add(Severity::Warning, Reason::InsideClusterRange, || {
@@ -216,7 +232,7 @@ impl Index {
     }
 
     /// Returns the range of ClusterIPs that contains an address.
-    fn service_range(&self, ip: IpAddr) -> Option<Cidr> {
+    pub(super) fn service_range(&self, ip: IpAddr) -> Option<Cidr> {
         let mut ranges = self.cidrs.values().flatten().copied();
         ranges.find(|range| range.contains(ip))
     }

@@ -155,8 +155,8 @@ impl Places {
             (protocol == Protocol::Tcp && is_one).then_some(Holder::ApiServer)
         };
         let of_a_node = || {
-            let is_one = self.nodes.contains_key(&ip);
-            is_one.then(|| self.reserved.holder_on_nodes(protocol, port))?
+            let is_one = self.is_of_a_node(ip);
+            is_one.then(|| self.reserved.holder_on_node(ip, protocol, port))?
         };
         let elsewhere = self.reserved.holder_at(ip, protocol, port);
         elsewhere.or_else(of_a_node).or_else(api)
@@ -164,7 +164,12 @@ impl Places {
 
     /// Returns the program that listens at a port of every node, so that it cannot be a node port.
     pub(super) fn node_port_holder(&self, protocol: Protocol, port: u16) -> Option<Holder> {
-        self.reserved.holder_on_nodes(protocol, port)
+        self.reserved.holder_of_node_port(protocol, port)
+    }
+
+    /// Returns whether an address is a Node's.
+    pub(super) fn is_of_a_node(&self, ip: IpAddr) -> bool {
+        self.nodes.contains_key(&ip)
     }
 
     /// Returns the pod range of a Node that contains an address.

@@ -1,14 +1,17 @@
 //! Human-readable views of the index.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use kplane_model::select::{Categorized, categorize};
 use kplane_model::{
-    Cidr, Endpoint, Family, Issue, NodeFacts, NodeName, Protocol, Reason, ServiceName, ServicePort,
+    Cidr, Endpoint, EndpointAddr, Family, Issue, NodeFacts, NodeName, Protocol, Reason, ServiceName,
+    ServicePort,
 };
 
 use super::Index;
+use super::claims::Claim;
 use super::selection::{Page, Selection};
 use crate::convert::{Origin, SkipReason};
 use crate::k8s::{Kind, ObjectId, Uid};
@@ -64,6 +67,8 @@ pub struct Facts {
     pub contested: Vec<(String, ServiceName)>,
     /// The cluster's ranges for Services; empty if they are not known.
     pub service_ranges: Vec<Cidr>,
+    /// Endpoints that are cluster addresses of Services, a few of them.
+    pub chained: Vec<IpAddr>,
 }
 
 /// One EndpointSlice of a Service.
@@ -121,12 +126,14 @@ impl Index {
         issues.extend_from_slice(upstream);
         issues.retain(is_its);
         issues.sort();
-        let facts = self.facts(name);
+        let mut facts = self.facts(name);
         if !self.services.contains_key(name) && facts.skipped.is_none() && issues.is_empty() {
             return None;
         }
+        let ports = self.ports_of(name);
+        facts.chained = self.chained(&ports);
         Some(ServiceDetail {
-            ports: self.ports_of(name),
+            ports,
             issues,
             facts: Some(facts),
         })
@@ -155,6 +162,7 @@ impl Index {
             slices: slices.collect(),
             strays: self.strays(name),
             service_ranges: self.cidrs.values().flatten().copied().collect(),
+            chained: Vec::new(),
             contested: self
                 .claims
                 .contested(name)
@@ -162,6 +170,26 @@ impl Index {
                 .map(|(claim, other)| (claim.to_string(), other.clone()))
                 .collect(),
         }
+    }
+
+    /// Returns endpoints that are cluster addresses: they lie in a ServiceCIDR, or a Service has them with their port.
+    fn chained(&self, ports: &[PortView]) -> Vec<IpAddr> {
+        let is_owned = |port: &ServicePort, at: EndpointAddr| {
+            let claim = Claim::Address {
+                ip: at.ip,
+                protocol: port.key.protocol,
+                port: at.port,
+            };
+            self.claims.cluster_ip_of(&claim).is_some()
+        };
+        let mut chained = BTreeSet::new();
+        for view in ports {
+            let at = view.endpoints.iter().map(|endpoint| endpoint.addr);
+            let at =
+                at.filter(|at| self.service_range(at.ip).is_some() || is_owned(&view.port, *at));
+            chained.extend(at.map(|at| at.ip));
+        }
+        chained.into_iter().take(NAMED).collect()
     }
 
     /// Returns EndpointSlices of the Service's namespace that belong to no Service.

@@ -5,6 +5,7 @@ use std::sync::LazyLock;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use kplane_model::is_hidden;
 use kplane_view::style::Tone;
 use ring::digest::{SHA256, digest};
 
@@ -39,10 +40,9 @@ impl Display for Escaped<'_> {
                 '&' => f.write_str("&amp;"),
                 '"' => f.write_str("&quot;"),
                 '\'' => f.write_str("&#39;"),
+                '\n' | '\t' => f.write_char(c),
                 // As in a terminal: text must not reorder what is around it.
-                '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
-                    f.write_char('?')
-                }
+                c if is_hidden(c) => f.write_char('?'),
                 c => f.write_char(c),
             }?;
         }
@@ -250,7 +250,7 @@ mod tests {
 
     #[test]
     fn no_text_gets_out_of_its_place() {
-        let hostile = "\"'><script>alert(1)</script>&\u{202e}";
+        let hostile = "\"'><script>alert(1)</script>&\u{202e}\u{1b}\u{9b}";
         let mut html = Html::default();
         html.element("td", "bad", hostile)
             .link(format_args!("node?name={}", query(hostile)), hostile)
@@ -260,7 +260,7 @@ mod tests {
             .replace("<td class=\"bad\">", "")
             .replace("</td>", "");
         assert!(
-            !text.contains("<script") && !text.contains('\u{202e}'),
+            !text.contains("<script") && !text.contains(['\u{202e}', '\u{1b}', '\u{9b}']),
             "{text}"
         );
         assert_eq!(text.matches('<').count(), 2, "only the link: {text}");

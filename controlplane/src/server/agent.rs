@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use kplane_proto::shared::AgentService;
-use kplane_proto::v1::AgentMessage;
-use tonic::{Request, Status, Streaming};
+use kplane_proto::shared::{AgentService, Messages};
+use tonic::{Request, Status};
 use tracing::{Instrument, debug, info_span};
 
 use super::mailbox::mailbox;
@@ -32,10 +31,7 @@ impl AgentServer {
 impl AgentService for AgentServer {
     type Frames = Outbound;
 
-    async fn sync(
-        &self,
-        request: Request<Streaming<AgentMessage>>,
-    ) -> Result<Self::Frames, Status> {
+    async fn sync(&self, request: Request<Messages>) -> Result<Self::Frames, Status> {
         let connection = request.extensions().get::<Occupancy>().cloned();
         let visitor = match &connection {
             Some(connection) => {

@@ -5,12 +5,13 @@ use std::time::{Duration, SystemTime};
 
 use kplane_model::NodeName;
 use kplane_proto::PROTOCOL_VERSION;
+use kplane_proto::shared::Messages;
 use kplane_proto::v1::{self as pb, AgentMessage, Hello, agent_message, server_message};
 use kplane_tls::Token;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until, timeout};
-use tonic::{Status, Streaming};
-use tracing::{info, warn};
+use tonic::Status;
+use tracing::info;
 
 use super::attendance::Attendance;
 use super::mailbox::Postman;
@@ -20,7 +21,7 @@ use super::questions::Questions;
 use crate::buckets::{Bucket, Rate};
 use crate::doors::Occupancy;
 use crate::draining;
-use crate::fleet::{NotBegun, Session};
+use crate::fleet::{NotBegun, Problem, Session, bound_hello};
 use crate::freshness::Freshness;
 use crate::hub::Hub;
 use crate::identity::{Sentry, Visitor};
@@ -65,13 +66,13 @@ pub(super) struct Peer {
 pub(super) async fn run(
     hub: Arc<Hub>,
     peer: Peer,
-    mut inbound: Streaming<AgentMessage>,
+    mut inbound: Messages,
     postman: &Postman,
     gone: oneshot::Receiver<()>,
 ) -> End {
     let first = timeout(HELLO_WITHIN, inbound.message()).await;
     let first = first.map_err(|_| Status::deadline_exceeded("no Hello within 10 s"))??;
-    let Some(agent_message::Kind::Hello(hello)) = first.and_then(|m| m.kind) else {
+    let Some(agent_message::Kind::Hello(mut hello)) = first.and_then(|m| m.kind) else {
         return Err(Status::invalid_argument("the first message must be Hello"));
     };
     let node = check_hello(&hello)?;
@@ -87,7 +88,12 @@ pub(super) async fn run(
     let needs_node = peer.connection.is_some();
     if needs_node {
         must_be_node(&hub, &node)?;
+        if let Err(wait) = hub.fleet.moderation.admit(&node) {
+            let reason = "the agent of this node connects too often";
+            return Ok(Some(come_back_later(wait, reason)));
+        }
     }
+    let too_long = bound_hello(&mut hello);
     let _attendance = Attendance::begin(&hub, &node);
     let begun = Session::begin(&hub, &node, &hello, peer.address);
     let (session, superseded, questions) = match begun {
@@ -95,8 +101,13 @@ pub(super) async fn run(
         Err(error @ NotBegun::TooMany) => {
             return Err(Status::resource_exhausted(error.to_string()));
         }
-        Err(error @ NotBegun::Taken(_)) => return Ok(Some(come_back_later(&error))),
+        Err(error @ NotBegun::Taken(_)) => {
+            return Ok(Some(come_back_later(RETRY, &error.to_string())));
+        }
     };
+    if let Some(too_long) = too_long {
+        session.tell_too_long(Problem::Hello, too_long);
+    }
     let _occupied = peer.connection.as_ref().map(Occupancy::occupy);
     info!(%node, version = ?hello.agent_version, backend = ?hello.backend, "agent connected");
     let freshness = hub.store.freshness();
@@ -107,7 +118,7 @@ pub(super) async fn run(
         resume: hello.resume,
     };
     let dispatch = session.dispatch();
-    let updates = Updates::new(&hub, node.clone(), needs_node, claim, freshness, dispatch);
+    let updates = Updates::new(&hub, node, needs_node, claim, freshness, dispatch);
     postman.open(welcome, updates, millis(SystemTime::now()));
     let conversation = Conversation {
         postman,
@@ -116,7 +127,6 @@ pub(super) async fn run(
         sentry,
         messages: Bucket::new(MESSAGES),
         pause: None,
-        node,
         session,
     };
     tokio::select! {
@@ -138,11 +148,11 @@ fn closing() -> Status {
     Status::unavailable("the control plane is shutting down")
 }
 
-/// Asks the agent to come back: the agent that speaks for its node may be gone soon.
-fn come_back_later(reason: &NotBegun) -> server_message::Kind {
+/// Asks the agent to come back.
+fn come_back_later(after: Duration, reason: &str) -> server_message::Kind {
     server_message::Kind::ComeBackLater(pb::ComeBackLater {
-        after_ms: u32::try_from(RETRY.as_millis()).unwrap_or(u32::MAX),
-        reason: reason.to_string(),
+        after_ms: u32::try_from(after.as_millis()).unwrap_or(u32::MAX),
+        reason: reason.to_owned(),
     })
 }
 
@@ -206,7 +216,6 @@ fn welcome(hub: &Hub, node: &NodeName, freshness: &Freshness) -> pb::Welcome {
 /// The agent's side of a stream.
 struct Conversation<'a> {
     postman: &'a Postman,
-    node: NodeName,
     session: Session,
     questions: Questions,
     last_heard: Instant,
@@ -217,7 +226,7 @@ struct Conversation<'a> {
 }
 
 impl Conversation<'_> {
-    async fn go_on(mut self, mut inbound: Streaming<AgentMessage>) -> End {
+    async fn go_on(mut self, mut inbound: Messages) -> End {
         let mut beat = interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -242,7 +251,9 @@ impl Conversation<'_> {
     fn beat(&mut self) -> Result<(), Status> {
         let silent = self.last_heard.elapsed();
         if silent > SILENCE {
-            warn!(node = %self.node, ?silent, "agent is silent; closing the stream");
+            self.session.tell(Problem::Silent, || {
+                format!("the agent has been silent for {silent:?}; closing the stream")
+            });
             return Err(Status::deadline_exceeded(
                 "no message from the agent for too long",
             ));

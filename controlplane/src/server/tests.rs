@@ -215,11 +215,12 @@ async fn issues_of_the_api_server_are_read_where_they_are() {
 
 /// An agent whose report has 200 kB.
 fn wordy_agent(hub: &Arc<Hub>, name: &str) -> Session {
+    let failure = pb::ObjectFailure {
+        reason: "x".repeat(1_000),
+        ..Default::default()
+    };
     let report = pb::Report {
-        failures: vec![pb::ObjectFailure {
-            reason: "x".repeat(200_000),
-            ..Default::default()
-        }],
+        failures: vec![failure; 200],
         ..Default::default()
     };
     let begun = Session::begin(hub, &name.into(), &hello(name), String::new());

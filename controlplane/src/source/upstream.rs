@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
+use super::issue_log::IssueLog;
 use crate::k8s::Kind;
 
 /// The shared state of all kinds, and requests for second lists.
@@ -29,6 +30,8 @@ pub struct Upstream {
     cluster: Arc<OnceLock<String>>,
     /// The control plane that a relay follows.
     above: Arc<Mutex<Option<Above>>>,
+    /// What was logged of problems, those of the input as well.
+    log: Arc<Mutex<IssueLog>>,
 }
 
 /// The control plane that a relay follows, and what that says about its own source.
@@ -113,7 +116,7 @@ impl Upstream {
         }
         let before = self.issues.send_replace(Arc::clone(&now));
         drop(kinds);
-        log_new(&before, &now);
+        self.log_new(&before, &now);
         if now.is_empty() {
             info!("the API server works again");
         }
@@ -183,6 +186,14 @@ impl Upstream {
         self.looks.subscribe()
     }
 
+    /// Logs the issues of `after` that are not in `before`, in a few lines; both sorted.
+    pub(crate) fn log_new(&self, before: &[Issue], after: &[Issue]) {
+        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        for (severity, line) in log.new_lines(before, after) {
+            warn!(%severity, "{line}");
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Kind, KindState>> {
         // Single fields are written at a time, so a panic elsewhere leaves them usable.
         self.kinds.lock().unwrap_or_else(PoisonError::into_inner)
@@ -197,14 +208,6 @@ fn issues_of(kinds: &BTreeMap<Kind, KindState>) -> Vec<Issue> {
     issues.sort();
     issues.dedup();
     issues
-}
-
-/// Logs the issues of `after` that are not in `before`; both sorted.
-pub(crate) fn log_new(before: &[Issue], after: &[Issue]) {
-    let new = after.iter();
-    for issue in new.filter(|issue| before.binary_search(issue).is_err()) {
-        warn!(severity = %issue.severity, "{issue}");
-    }
 }
 
 #[cfg(test)]

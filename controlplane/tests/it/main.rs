@@ -28,6 +28,7 @@ mod questions;
 mod relay;
 mod replicas;
 mod rollback;
+mod said;
 mod stream;
 mod support;
 mod traces;

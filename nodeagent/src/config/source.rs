@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use kp_controlplane::admission::ReservedPlace;
+use kp_controlplane::admission::{AllowedExternalIps, ReservedPlace};
 use kp_controlplane::app::Origin;
 use kp_controlplane::convert::ExternalIps;
 use kp_controlplane::dial::AGENT_PORT;
@@ -47,6 +47,8 @@ pub enum Source {
         external_ips: ExternalIps,
         /// Further places that no Service gets.
         reserved: Vec<ReservedPlace>,
+        /// Places on nodes that Services may have although programs of nodes usually listen there.
+        excepted: Vec<ReservedPlace>,
     },
 }
 
@@ -109,9 +111,11 @@ pub(super) struct SourceFlags {
     #[arg(long, value_name = "PATH")]
     manifests: Option<PathBuf>,
 
-    /// Whether Services may have externalIPs, for --standalone [default: true].
-    #[arg(long, value_name = "BOOL")]
-    allow_external_ips: Option<bool>,
+    /// Whether Services may have externalIPs, for --standalone [default: true]. On addresses of nodes, Services get no port
+    /// below 1024, nor ports of etcd and other programs that nodes usually have. A list instead of `true` names those
+    /// that they may have: 80,443 on all nodes, 192.0.2.1:53 on one.
+    #[arg(long, value_name = "BOOL|[ADDR:]PORTS")]
+    allow_external_ips: Option<AllowedExternalIps>,
 
     /// Ranges that may contain externalIPs, separated by commas, for --standalone [default: all].
     #[arg(long, value_name = "CIDR", value_delimiter = ',')]
@@ -280,6 +284,7 @@ impl SourceFlags {
                         .check_status(address("--status-bind-address", status)?)?,
                     external_ips: self.external_ips()?,
                     reserved: self.reserved()?,
+                    excepted: self.excepted(),
                 })
             }
             (false, None) if self.status_bind_address.is_some() => {
@@ -328,8 +333,15 @@ impl SourceFlags {
     fn external_ips(&self) -> Result<ExternalIps, Problem> {
         let ranges = self.external_ip_cidr.iter().map(|text| cidr(text));
         let ranges = ranges.collect::<Result<_, _>>()?;
-        let allowed = self.allow_external_ips.unwrap_or(true);
+        let allowed = self.allow_external_ips.as_ref();
+        let allowed = allowed.is_none_or(|allowed| allowed.allowed);
         Ok(ExternalIps::new(allowed, ranges))
+    }
+
+    /// Returns the places on nodes that Services may have.
+    fn excepted(&self) -> Vec<ReservedPlace> {
+        let allowed = self.allow_external_ips.as_ref();
+        allowed.map_or(Vec::new(), |allowed| allowed.on_nodes.clone())
     }
 
     /// Returns the further places that no Service gets.

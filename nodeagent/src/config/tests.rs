@@ -125,13 +125,14 @@ fn a_node_of_its_own() {
         "--standalone --manifests src --backend noop --cluster-cidr 10.0.0.0/8,fd00::/8 \
          --masquerade-all --masquerade-bit 31 --nodeport-addresses all --healthz-bind-address '' \
          --external-ip-cidr 192.0.2.0/24,2001:db8::/32 --reserved-ports 22,192.0.2.1:80 \
-         --own-mark 0x70",
+         --allow-external-ips 443,192.0.2.1:53 --own-mark 0x70",
     );
     let Source::Standalone {
         origin: Origin::Manifests(manifests),
         status,
         external_ips,
         reserved,
+        excepted,
     } = config.source
     else {
         panic!("another source");
@@ -142,6 +143,8 @@ fn a_node_of_its_own() {
     assert_eq!(external_ips, ExternalIps::Within(ranges.to_vec()));
     let listed = ["22", "192.0.2.1:80"].map(|place| place.parse().unwrap());
     assert_eq!(reserved, listed);
+    let listed = ["443", "192.0.2.1:53"].map(|place| place.parse().unwrap());
+    assert_eq!(excepted, listed);
     assert_eq!(config.backend_settings.own_mark, 0x70);
     assert_eq!(config.node_settings.cluster_cidrs.len(), 2);
     assert_eq!(config.node_settings.nodeport_addresses.len(), 2);

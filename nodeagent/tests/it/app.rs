@@ -219,6 +219,7 @@ async fn a_node_that_leaves_is_healthy_only_for_livez() {
         status: None,
         external_ips: ExternalIps::All,
         reserved: Vec::new(),
+        excepted: Vec::new(),
     };
     let agent = app::build(config("n1", source)).await.unwrap();
     let address = agent.healthz_addr.unwrap();
@@ -244,6 +245,7 @@ async fn a_standalone_agent_is_in_sync_and_says_so() {
         status: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
         external_ips: ExternalIps::All,
         reserved: Vec::new(),
+        excepted: Vec::new(),
     };
     let agent = app::build(config("n1", source)).await.unwrap();
     let report = reported(&agent, in_sync).await;
@@ -285,6 +287,7 @@ async fn an_agent_of_no_node_is_not_in_sync() {
         status: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
         external_ips: ExternalIps::All,
         reserved: Vec::new(),
+        excepted: Vec::new(),
     };
     let agent = app::build(config("n1x", source)).await.unwrap();
     let status = format!("http://{}", agent.status_addr.unwrap());
@@ -373,6 +376,7 @@ async fn h_the_latency_of_a_change_is_measured_and_told() {
         status: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
         external_ips: ExternalIps::All,
         reserved: Vec::new(),
+        excepted: Vec::new(),
     };
     let agent = app::build(config("n1", source)).await.unwrap();
     reported(&agent, in_sync).await;
@@ -501,6 +505,7 @@ async fn a_restart_beside_a_broken_folder_keeps_everything_and_says_so() {
             status: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
             external_ips: ExternalIps::All,
             reserved: Vec::new(),
+            excepted: Vec::new(),
         };
         let mut config = config("n1", source);
         config.cache_dir = Some(cache.path().to_owned());
@@ -690,6 +695,7 @@ async fn a25_health_checks_change_after_the_kernel() {
         status: None,
         external_ips: ExternalIps::All,
         reserved: Vec::new(),
+        excepted: Vec::new(),
     };
     let broken = Arc::new(AtomicBool::new(false));
     let asked = broken.clone();
@@ -740,6 +746,7 @@ async fn a25_a_taken_port_is_in_the_status_of_the_node() {
         status: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
         external_ips: ExternalIps::All,
         reserved: Vec::new(),
+        excepted: Vec::new(),
     };
     let mut config = config("n1", source);
     config.node_settings.nodeport_addresses = vec!["127.0.0.1/32".parse().unwrap()];
@@ -787,6 +794,7 @@ async fn g5_metrics_and_health_are_served_over_ipv6() {
         status: None,
         external_ips: ExternalIps::All,
         reserved: Vec::new(),
+        excepted: Vec::new(),
     };
     let loopback = SocketAddr::new("::1".parse().unwrap(), 0);
     let mut config = config("n1", source);

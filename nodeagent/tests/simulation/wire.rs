@@ -13,15 +13,14 @@ use http_body_util::StreamBody;
 use hyper::body::Frame;
 use kp_controlplane::server::AgentServer;
 use kp_nodeagent::sync::{Found, Link, OUTBOX, OpenError, Replica, Transport};
-use kplane_proto::MAX_MESSAGE_BYTES;
-use kplane_proto::shared::{AgentService as _, decoder};
+use kplane_proto::shared::{AgentService as _, Messages};
 use kplane_proto::v1::{AgentMessage, ServerMessage, agent_message, server_message};
 use prost::Message as _;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
-use tonic::{Request, Status, Streaming};
+use tonic::{Request, Status};
 
 use crate::kernel::Kernel;
 use crate::ledger::{Shared, lock};
@@ -138,7 +137,7 @@ impl Transport for Wire {
         let (body, requests) = mpsc::channel(WINDOW);
         tokio::spawn(stream.clone().carry_up(messages, body));
         let body = StreamBody::new(ReceiverStream::new(requests));
-        let messages = Streaming::new_request(decoder(), body, None, Some(MAX_MESSAGE_BYTES));
+        let messages = Messages::new(body);
         let frames = door.server.sync(Request::new(messages)).await;
         let frames = frames.map_err(|status| OpenError::Refused {
             address: replica.to_string(),

@@ -17,8 +17,8 @@ use kp_controlplane::index::CliffGuard;
 use kp_controlplane::k8s::Kind;
 use kp_controlplane::server::AgentServer;
 use kp_controlplane::source::{Batch, Event};
+use kplane_proto::shared::{self, Messages};
 use kplane_proto::v1::{self as pb, AgentMessage, agent_message};
-use kplane_proto::{MAX_MESSAGE_BYTES, shared};
 use kplane_tests::bench::workload::show;
 use kplane_tests::fleet::{objects, slice};
 use kplane_tests::support::cluster::apply;
@@ -31,7 +31,7 @@ use tokio::sync::mpsc;
 use tokio::time::{interval_at, sleep};
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::IntervalStream;
-use tonic::{Request, Status, Streaming};
+use tonic::{Request, Status};
 
 use super::simulator::{Args, machine};
 use super::table;
@@ -244,7 +244,7 @@ impl Plane {
 }
 
 /// Returns what an agent says: who it is, and every few seconds that it lives.
-fn talk(number: u32) -> Streaming<AgentMessage> {
+fn talk(number: u32) -> Messages {
     let hello = agent_message::Kind::Hello(pb::Hello {
         protocol_version: kplane_proto::PROTOCOL_VERSION,
         node_name: format!("n{number}"),
@@ -256,7 +256,7 @@ fn talk(number: u32) -> Streaming<AgentMessage> {
     let pings = IntervalStream::new(interval_at(first, PING)).map(move |_| ping.clone());
     let bytes = tokio_stream::once(framed(hello)).chain(pings);
     let body = StreamBody::new(bytes.map(|bytes| Ok::<_, Status>(Frame::data(bytes))));
-    Streaming::new_request(shared::decoder(), body, None, Some(MAX_MESSAGE_BYTES))
+    Messages::new(body)
 }
 
 fn framed(kind: agent_message::Kind) -> Bytes {

@@ -184,12 +184,16 @@ const CHOSEN: [&str; 13] = [
 ];
 
 /// Common tests whose words are not true of the userspace proxy, and why.
-const NOT_USERSPACE: [(&str, &str); 2] = [
+const NOT_USERSPACE: [(&str, &str); 3] = [
     (
         "addresses::a15_a_pod_keeps_its_source",
         "endpoints see the node's address: U16",
     ),
     ("combined::a15_a16_pods_are_told_by_one", "the same"),
+    (
+        "unserved::a20_an_endpoint",
+        "the proxy's own connection leads on to the other Service",
+    ),
 ];
 
 /// Common tests whose words are not true of IPVS, and why.

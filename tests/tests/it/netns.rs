@@ -84,6 +84,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     unserved::a18_addresses_that_the_node_has_itself_are_refused_too,
     unserved::a18_an_endpoint_may_be_where_another_service_refuses,
     unserved::a20_an_unused_port_of_a_cluster_ip_is_refused,
+    unserved::a20_an_endpoint_that_is_a_cluster_ip_is_refused,
     unserved::a20_an_address_that_no_service_has_is_dropped,
     unserved::a21_node_ports_are_served_on_the_primary_address_and_never_on_loopback,
     unserved::k6_node_ports_on_loopback_are_refused_and_counted,

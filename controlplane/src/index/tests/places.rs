@@ -1,5 +1,7 @@
 //! Places that no Service gets, and what one Service may cost.
 
+use kplane_model::Reason;
+
 use super::*;
 use crate::admission::Reserved;
 
@@ -54,7 +56,7 @@ fn no_service_gets_a_port_of_the_clusters_programs_on_a_node() {
         (10256, 0, "10256/TCP is where kplane's node agent listens"),
         (10250, 0, "10250/TCP is where kubelet listens"),
         (
-            80,
+            8080,
             10250,
             "node port 10250/TCP (IPv4) is where kubelet listens",
         ),
@@ -63,27 +65,96 @@ fn no_service_gets_a_port_of_the_clusters_programs_on_a_node() {
         let (index, first) = index(&[hijacker, node(&["192.0.2.1"], "")]);
         let expected = match node_port {
             0 => vec!["192.0.2.1:9999".to_owned()],
-            _ => vec!["192.0.2.1:80".to_owned(), "192.0.2.1:9999".to_owned()],
+            _ => vec!["192.0.2.1:8080".to_owned(), "192.0.2.1:9999".to_owned()],
         };
         assert_eq!(served(&first), expected, "the rest is served");
-        let reasons = reasons(&index);
-        assert_eq!(reasons.len(), 1);
-        assert!(reasons[0].contains(refused), "{}", reasons[0]);
-        assert!(reasons[0].ends_with("use another port or another address"));
-        assert_eq!(index.issues()[0].severity, Severity::Error);
+        let issues = index.issues();
+        let errors: Vec<_> = issues
+            .iter()
+            .filter(|issue| issue.severity == Severity::Error)
+            .collect();
+        assert_eq!((issues.len(), errors.len()), (2, 1), "{issues:?}");
+        let reason = &errors[0].reason;
+        assert!(reason.contains(refused), "{reason}");
+        assert!(reason.ends_with("use another port or another address"));
     }
 }
 
 #[test]
-fn other_ports_and_protocols_of_a_node_are_a_services_to_take() {
-    let mut balancer = at_address("traefik", "192.0.2.1", 443, 30443);
+fn other_ports_and_protocols_of_a_node_are_a_services_to_take_with_a_warning() {
+    let mut balancer = at_address("traefik", "192.0.2.1", 8443, 443);
     balancer["spec"]["ports"][1] = json!({"name": "other", "port": 10250, "protocol": "UDP"});
-    let (index, first) = index(&[balancer, node(&["192.0.2.1"], "")]);
+    let (index, first) = index(&[balancer, node(&["192.0.2.1", "192.0.2.2"], "")]);
     assert_eq!(
         served(&first),
-        ["192.0.2.1:10250", "192.0.2.1:443 node port 30443"]
+        ["192.0.2.1:10250", "192.0.2.1:8443 node port 443"]
     );
-    assert_eq!(index.issues(), []);
+    let issues = index.issues();
+    assert_eq!(issues.len(), 1);
+    assert_eq!(
+        (issues[0].severity, issues[0].code),
+        (Severity::Warning, Reason::NodeAddress)
+    );
+}
+
+/// External and load-balancer addresses alike; what the node's own programs have is not a Service's to take.
+#[test]
+fn the_usual_ports_of_nodes_are_refused_unless_the_operator_lists_them() {
+    let ports = [22, 53, 179, 2379, 2380, 6443, 9100, 10257, 10259, 8080];
+    let mut greedy = service("greedy", "10.96.0.1");
+    greedy["spec"]["externalIPs"] = json!(["192.0.2.1"]);
+    greedy["spec"]["type"] = json!("LoadBalancer");
+    greedy["status"] = json!({"loadBalancer": {"ingress": [{"ip": "192.0.2.2"}]}});
+    greedy["spec"]["ports"] = ports
+        .iter()
+        .map(|port| json!({"name": format!("p{port}"), "port": port}))
+        .collect();
+    let on_nodes = |excepted: &str| {
+        let excepted: Vec<_> = excepted.split(',').map(|p| p.parse().unwrap()).collect();
+        let mut index = Index::new(Admission {
+            reserved: Reserved::default().except(&excepted),
+            ..Admission::default()
+        });
+        let objects = [greedy.clone(), node(&["192.0.2.1", "192.0.2.2"], "")];
+        let mut events: Vec<Event> = Kind::ALL.into_iter().map(Event::Init).collect();
+        events.extend(objects.iter().map(|o| Event::InitApply(object(o))));
+        events.extend(Kind::ALL.into_iter().map(Event::InitDone));
+        let publication = index.apply(batch(events)).publication.unwrap();
+        let published = publication
+            .services
+            .iter()
+            .filter_map(|(_, new)| new.as_ref());
+        let mut at = Vec::new();
+        for port in published.map(|published| &published.port) {
+            let ips = port.external_ips.iter().chain(&port.load_balancer_ips);
+            at.extend(ips.map(|ip| format!("{ip}:{}", port.port)));
+        }
+        at.sort();
+        (at, index.issues())
+    };
+    let (served, issues) = on_nodes("1");
+    assert_eq!(served, ["192.0.2.1:8080", "192.0.2.2:8080"]);
+    let warned = issues
+        .iter()
+        .filter(|issue| issue.code == Reason::NodeAddress);
+    let warned: Vec<_> = warned.map(|issue| &*issue.reason).collect();
+    assert!(
+        warned[0].contains("192.0.2.1 is that of a node, and 1 more"),
+        "{warned:?}"
+    );
+    let mut reasons = issues.iter().map(|issue| &*issue.reason);
+    assert!(
+        reasons.any(|reason| reason.contains("192.0.2.1:2379/TCP is where etcd listens (--allow-"))
+    );
+    let (served, _) = on_nodes("53,192.0.2.2:2379");
+    let expected = [
+        "192.0.2.1:53",
+        "192.0.2.1:8080",
+        "192.0.2.2:2379",
+        "192.0.2.2:53",
+        "192.0.2.2:8080",
+    ];
+    assert_eq!(served, expected);
 }
 
 #[test]
@@ -95,7 +166,7 @@ fn a_node_that_comes_and_goes_takes_its_ports_and_gives_them_back() {
     assert_eq!(served(&first), ["192.0.2.1:10250", "192.0.2.1:9999"]);
     let change = apply(&mut index, &node(&["192.0.2.1"], ""));
     assert_eq!(served(&change), ["192.0.2.1:9999"]);
-    assert_eq!(reasons(&index).len(), 1);
+    assert_eq!(reasons(&index).len(), 2);
     // No other Service is recomputed.
     assert!(
         change
@@ -162,7 +233,9 @@ fn what_the_operator_lists_and_where_the_control_plane_listens_is_reserved() {
         events.extend(objects.iter().map(|o| Event::InitApply(object(o))));
         events.extend(Kind::ALL.into_iter().map(Event::InitDone));
         index.apply(batch(events));
-        assert_eq!(!index.issues().is_empty(), refused, "{address}:{port}");
+        let issues = index.issues();
+        let is_refused = issues.iter().any(|issue| issue.severity == Severity::Error);
+        assert_eq!(is_refused, refused, "{address}:{port}");
     }
 }
 

@@ -76,7 +76,7 @@ const SETTINGS: [Setting; 16] = [
     setting(
         "controlPlane.allowExternalIPs",
         "allow-external-ips",
-        Kind::Truth,
+        Kind::Text("yes"),
         "false",
     ),
     setting(

@@ -136,13 +136,14 @@ fn external() -> Vec<Scenario> {
         node_ip(1, Family::V4).to_string(),
         node_ip(2, Family::V6).to_string()
     ]);
-    own["spec"]["ports"][0]["port"] = json!(607);
-    own["spec"]["ports"][1]["port"] = json!(607);
+    // Below 1024 kplane serves nothing at a node's address, on purpose.
+    own["spec"]["ports"][0]["port"] = json!(6070);
+    own["spec"]["ports"][1]["port"] = json!(6070);
     let mut at_nodes = Scenario::new("A5 an external IP that is a node's own")
         .objects(with_pods(own, &["a", "c"]));
     for client in Client::ALL {
         for ip in [node_ip(1, Family::V4), node_ip(2, Family::V6)] {
-            let to = SocketAddr::new(ip, 607);
+            let to = SocketAddr::new(ip, 6070);
             at_nodes = at_nodes
                 .packet(Question::new(client, Protocol::Tcp, to))
                 .packet(Question::new(client, Protocol::Udp, to));

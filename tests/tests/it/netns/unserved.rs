@@ -13,7 +13,7 @@ use kplane_tests::client::{self, Outcome, Probe};
 
 use crate::netns::addresses::{cases, on_both_nodes};
 use kplane_tests::support::{
-    ALL, ALL_MASQUERADED, At, Client, DROPPED, PATIENCE, PORT, Question, REFUSED, SILENCE,
+    ALL, ALL_MASQUERADED, At, Client, DROPPED, Ep, PATIENCE, PORT, Question, REFUSED, SILENCE,
     Scenario, Seen, Setup, World, answers, ask, cidrs, ep, node_ip, second_ip, svc, take_address,
 };
 
@@ -103,6 +103,27 @@ pub(crate) fn a20_an_unused_port_of_a_cluster_ip_is_refused() -> Result<()> {
         for client in Client::ALL {
             let seen = ask(&world.net, client, protocol, to)?;
             ensure!(seen.is_refused(), "{client:?} to {protocol} {to}: {seen}");
+        }
+    }
+    Ok(())
+}
+
+/// An endpoint that is another Service's ClusterIP: DNAT does not lead on from there, so the packet would leave the node.
+pub(crate) fn a20_an_endpoint_that_is_a_cluster_ip_is_refused() -> Result<()> {
+    let target = svc(2).endpoints([ep("a")]);
+    let ips = Family::ALL.map(|family| target.address(At::ClusterIp, family, 1).ip());
+    let chained = svc(1).everywhere().endpoints([Ep::new(1, ips)]);
+    let world = World::serving(Setup::PodRanges, &[chained.clone(), target])?;
+    for (family, protocol) in cases() {
+        for client in [Client::Outside, Client::PodHere, Client::Node] {
+            let to = chained.address(At::ClusterIp, family, 1);
+            let start = Instant::now();
+            let seen = ask(&world.net, client, protocol, to)?;
+            let took = start.elapsed();
+            ensure!(
+                seen.is_refused() && took < PATIENCE,
+                "{client:?} to {protocol} {to}: {seen}, {took:?}"
+            );
         }
     }
     Ok(())

@@ -300,7 +300,8 @@ fn base_chains() -> [Chain; 10] {
     // Without the test for DNAT, an endpoint would be unreachable if its address and port were also a
     // destination without endpoints.
     let unserved = [NewConnection, NotDnatted, Jump("unserved")];
-    let unallocated = [NewConnection, NotDnatted, Jump("unallocated")];
+    // Also after DNAT, as in kube-proxy: an endpoint that is another Service's address, to which DNAT leads no further.
+    let unallocated = [NewConnection, Jump("unallocated")];
     [
         firewall("prerouting-firewall", HookPoint::Prerouting),
         firewall("output-firewall", HookPoint::Output),
