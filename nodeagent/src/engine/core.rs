@@ -164,6 +164,11 @@ impl Core {
         let (stale, confirmed_ms) = (self.desired.is_stale(), update.arrived_at_ms);
         let snapshot = update.snapshot;
         let before = self.desired.position().map(|position| position.epoch);
+        // What another cluster sent is guarded only if the kernel serves it.
+        let foreign = first && self.desired.is_of_other_cluster(&update.cluster);
+        if foreign && !self.families.iter_mut().any(Pipeline::has_services) {
+            self.desired.forget();
+        }
         let touched = self.desired.apply(update)?;
         let now = Now::real();
         self.alone.answered();
@@ -295,7 +300,9 @@ impl Core {
 
     fn finish(&mut self, work: &Work, position: Position, sum: &Applied) {
         let finished_at_ms = now_ms();
-        let complete = self.common(Pipeline::applied) == Some(position);
+        let applied = self.common(Pipeline::applied);
+        let complete = applied == Some(position);
+        self.keeping.served |= applied.is_some();
         if complete {
             self.behind = None;
         }
