@@ -32,6 +32,8 @@ const VERSION: u32 = 1;
 pub const MAX_ORDERS: usize = 1_000;
 /// Longest document that is read, in bytes.
 const MAX_BYTES: usize = 900 * 1024;
+/// Greatest number of an order in a document: more than a fleet gets in centuries, and far from where numbers wrap.
+const MAX_NUMBER: u64 = 1 << 53;
 /// Longest reason, in bytes.
 pub const MAX_REASON: usize = 256;
 /// Longest name of a node or a caller, in bytes.
@@ -177,6 +179,9 @@ pub enum Damaged {
     /// It contains more orders, or longer texts, than kplane writes.
     #[error("it breaks the limits of {MAX_ORDERS} orders and {MAX_NAME} bytes a name")]
     Limits,
+    /// An order has a number that kplane does not give.
+    #[error("it has the order number {0}, which is not one of kplane's")]
+    Number(u64),
 }
 
 /// There would be too many orders.
@@ -236,6 +241,24 @@ impl Orders {
     #[must_use]
     pub fn fleet(&self) -> Option<&Fleet> {
         self.fleet.as_ref()
+    }
+
+    /// Returns the newer one of the orders of a document, if there is one, and the orders in force.
+    fn newer<'a>(document: Option<&'a Self>, in_force: &'a Self) -> &'a Self {
+        let newer = document.filter(|document| document.number >= in_force.number);
+        newer.unwrap_or(in_force)
+    }
+
+    /// Returns why a document cannot replace these orders, if it is older: it was restored from a copy.
+    fn outdated(&self, document: &Self) -> Option<String> {
+        (document.number < self.number).then(|| {
+            format!(
+                "the document ends with order {}, and order {} is in force: somebody has restored an older copy. The \
+                 next `kpctl freeze` or `kpctl thaw` writes the orders in force over it; a control plane that starts \
+                 takes what the document says",
+                document.number, self.number
+            )
+        })
     }
 
     /// Returns the orders with a change in force.
@@ -354,8 +377,12 @@ impl Orders {
             return Err(Damaged::Limits);
         }
         let newest = document.orders.iter().map(|order| order.number).max();
+        let number = document.number.max(newest.unwrap_or_default());
+        if number > MAX_NUMBER {
+            return Err(Damaged::Number(number));
+        }
         Ok(Self {
-            number: document.number.max(newest.unwrap_or_default()),
+            number,
             latest: document
                 .orders
                 .into_iter()

@@ -13,6 +13,7 @@ mod compare;
 mod cursor;
 mod layers;
 mod log;
+mod nodes;
 mod overlays;
 mod past;
 mod relayed;

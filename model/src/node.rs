@@ -27,8 +27,10 @@ pub struct NodeFacts {
     pub service_cidrs: Vec<Cidr>,
     /// False while the node is being deleted or drained by an autoscaler (G3).
     pub eligible: bool,
-    /// A Node object of this name exists. Without one, only `name` and `service_cidrs` are set.
+    /// A Node object of this name exists. Without one, only `name`, `service_cidrs` and `other_nodes` are set.
     pub known: bool,
+    /// Nodes exist, and none has this name. False if `known`.
+    pub other_nodes: bool,
 }
 
 impl NodeFacts {

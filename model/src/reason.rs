@@ -120,6 +120,8 @@ reasons! {
     UpstreamFailing,
     /// The document of orders cannot be read.
     OrdersUnreadable,
+    /// The document of orders is older than the orders in force.
+    OrdersOlder,
     /// An earlier state is published.
     RolledBack,
     /// A part of the control plane panicked.
@@ -154,6 +156,8 @@ reasons! {
     ConntrackFull,
     /// The node's range of Pods is not within the ranges that the agent takes for Pods'.
     PodRangeNotCovered,
+    /// The address on which the node serves node ports is not known.
+    NodeAddressUnknown,
     /// Rules of kube-proxy are in the node's kernel as well.
     OtherProxyRules,
     /// Pods may send larger packets than the node's way out takes.

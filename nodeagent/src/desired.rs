@@ -34,6 +34,7 @@ pub(crate) use restored::{folder_id, is_folder};
 pub use update::{Change, Collector, Position, Refusal, Remedy, Trigger, Update, now_ms};
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use kplane_model::{
@@ -78,6 +79,8 @@ pub struct Desired {
     confidence: (Confidence, String),
     /// The objects that are kept although the control plane does not send them like this.
     held: Ledger,
+    /// The node's own address of each family as the Node object last named it.
+    last_known: [Option<IpAddr>; 2],
 }
 
 /// The origin of the state.
@@ -206,6 +209,21 @@ impl Desired {
         }
     }
 
+    /// Returns the node's own address of each family as the Node object last named it, which may be gone by now. The
+    /// cache file has it, too.
+    #[must_use]
+    pub fn last_known(&self) -> [Option<IpAddr>; 2] {
+        self.last_known
+    }
+
+    /// Remembers the addresses that the Node object names.
+    fn note_addresses(&mut self) {
+        for family in Family::ALL {
+            let named = self.node().and_then(|node| node.primary_address(family));
+            self.last_known[family as usize] = named.or(self.last_known[family as usize]);
+        }
+    }
+
     /// Returns one ServicePort; `None` when it does not exist (any more).
     #[must_use]
     pub fn service(&self, key: &ServiceKey) -> Option<View<'_>> {
@@ -305,6 +323,7 @@ impl Desired {
         };
         let touched = self.commit(whole, staged, &word);
         self.confidence = (word.confidence, word.doubt);
+        self.note_addresses();
         Ok(touched)
     }
 

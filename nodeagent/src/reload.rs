@@ -97,7 +97,7 @@ impl Reloader {
         effective: &Effective,
     ) -> Option<NodeSettings> {
         let change = change(running, &loaded.config);
-        let settings = match resolve(&change.effective) {
+        let mut settings = match resolve(&change.effective) {
             Ok(settings) => settings,
             Err(problems) => {
                 // Changed fields that need a restart may conflict with changed fields that do not.
@@ -131,6 +131,7 @@ impl Reloader {
             "{path} has changed: these fields are applied"
         );
         effective.send_replace(Arc::new(change.effective));
+        settings.node.nodeport_primary = loaded.settings.node.nodeport_primary;
         Some(settings.node)
     }
 

@@ -5,6 +5,7 @@
 //! latest facts, and puts what they mean into its report ([`findings`], pure).
 
 mod mtu;
+pub mod node_ports;
 
 use std::fs;
 use std::path::Path;

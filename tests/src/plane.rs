@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context as _, Result};
 use kp_controlplane::publish::{Cursor, Publication, Published, Store};
 use kp_nodeagent::desired::{Collector, Update};
-use kp_nodeagent::engine::Engine;
+use kp_nodeagent::engine::{Engine, Followers, Recall};
 use kp_nodeagent::report::Sync;
 use kplane_dataplane::backend::{Kind, OpenError, Settings};
 use kplane_dataplane::plan::NodeSettings;
@@ -29,6 +29,17 @@ pub async fn engine(
     settings: NodeSettings,
     backend: Settings,
 ) -> Result<Engine> {
+    recalling(kind, ns, settings, backend, Recall::default()).await
+}
+
+/// The same with a memory of what the node served.
+pub async fn recalling(
+    kind: Kind,
+    ns: NetNs,
+    settings: NodeSettings,
+    backend: Settings,
+    recall: Recall,
+) -> Result<Engine> {
     let open = move || {
         let inside = ns.enter().map_err(|error| OpenError {
             backend: "test",
@@ -38,7 +49,7 @@ pub async fn engine(
         std::mem::forget(inside);
         kind.open(&backend)
     };
-    Ok(Engine::spawn(open, settings).await?)
+    Ok(Engine::start(open, settings, Followers::default(), recall).await?)
 }
 
 /// Services are new or changed, or gone (`None`).

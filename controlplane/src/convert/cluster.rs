@@ -28,6 +28,7 @@ pub fn node(node: &k8s::Node, location: &str) -> (NodeFacts, Vec<Issue>) {
         eligible: node.metadata.deletion_timestamp.is_none()
             && !taints.any(|taint| taint.key == TO_BE_DELETED_TAINT),
         known: true,
+        other_nodes: false,
     };
     (facts, report.finish())
 }

@@ -23,7 +23,7 @@ pub struct Board {
     orders: watch::Sender<Option<Arc<Orders>>>,
     place: OnceLock<Place>,
     /// The problem with the document.
-    trouble: Mutex<Option<String>>,
+    trouble: Mutex<Option<(Reason, String)>>,
 }
 
 /// The reason why an order was not taken.
@@ -111,8 +111,7 @@ impl Board {
             reason,
         };
         let trouble = self.lock().clone();
-        let trouble =
-            trouble.map(|trouble| issue(Severity::Error, Reason::OrdersUnreadable, trouble));
+        let trouble = trouble.map(|(code, why)| issue(Severity::Error, code, why));
         let rolled_back = self.rollback().map(|rollback| {
             let text = format!(
                 "an earlier state of all Services is published, and what the source changes waits{}. `kpctl history` \
@@ -133,19 +132,36 @@ impl Board {
             return;
         };
         let begun = Instant::now();
+        let mut was_older = false;
         loop {
             let known = self.orders.borrow().is_some();
-            match place.read().await {
-                Ok(Some(orders)) => self.take(orders),
+            let read = place.read().await;
+            let older = match &read {
+                Ok(Some(read)) => self
+                    .orders
+                    .borrow()
+                    .as_ref()
+                    .and_then(|now| now.outdated(read)),
+                _ => None,
+            };
+            let is_older = older.is_some();
+            match read {
+                Ok(Some(orders)) => match older {
+                    None => self.take(orders),
+                    Some(why) if was_older => self.complain(Reason::OrdersOlder, &why, known),
+                    // An order of this replica may have been written since the document was read.
+                    Some(_) => {}
+                },
                 Ok(None) => self.missing(),
                 Err(trouble) => {
                     let why = trouble.to_string();
-                    self.complain(&why, known);
+                    self.complain(Reason::OrdersUnreadable, &why, known);
                     if !known && (trouble.is_final() || begun.elapsed() > PATIENCE) {
                         self.orders.send_replace(Some(Arc::default()));
                     }
                 }
             }
+            was_older = is_older;
             sleep(LOOK).await;
         }
     }
@@ -236,27 +252,29 @@ impl Board {
         } else {
             let why = "the document is gone; its orders stay in force until this process ends. `kpctl freeze` or \
                        `kpctl thaw` writes it again";
-            self.complain(why, true);
+            self.complain(Reason::OrdersUnreadable, why, true);
         }
     }
 
-    fn complain(&self, why: &str, known: bool) {
+    fn complain(&self, code: Reason, why: &str, known: bool) {
         let mut trouble = self.lock();
-        if trouble.as_deref() == Some(why) {
+        if trouble.as_ref().is_some_and(|(_, told)| told == why) {
             return;
         }
         match known {
-            true => error!(
-                "cannot read the orders of operators; those read before stay in force: {why}"
-            ),
+            true => {
+                error!(
+                    "cannot use the orders of operators; those read before stay in force: {why}"
+                );
+            }
             false => error!(
-                "cannot read the orders of operators (kpctl freeze); nodes that they freeze may get updates: {why}"
+                "cannot use the orders of operators (kpctl freeze); nodes that they freeze may get updates: {why}"
             ),
         }
-        *trouble = Some(why.to_owned());
+        *trouble = Some((code, why.to_owned()));
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<String>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<(Reason, String)>> {
         // The text is replaced as a whole, so a panic elsewhere leaves it usable.
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
     }

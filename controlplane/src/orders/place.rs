@@ -195,7 +195,7 @@ fn change_file(path: &Path, in_force: &Orders, change: &Change) -> Result<Orders
     let lock = lock.map_err(disk(path))?;
     lock.lock().map_err(disk(path))?;
     let before = read_file(path)?;
-    let next = before.as_ref().unwrap_or(in_force).changed(change)?;
+    let next = Orders::newer(before.as_ref(), in_force).changed(change)?;
     write_file(path, &next.write()).map_err(disk(path))?;
     Ok(next)
 }
@@ -231,7 +231,7 @@ impl Map<'_> {
                 (Err(trouble), None) => return Err(trouble.into()),
             };
             let orders = before.as_ref().map(orders_of).transpose()?;
-            let orders = orders.as_ref().unwrap_or(in_force);
+            let orders = Orders::newer(orders.as_ref(), in_force);
             if unsure.is_some() && orders.has(change) {
                 return Ok(orders.clone());
             }

@@ -1,4 +1,4 @@
-use kplane_model::NodeName;
+use kplane_model::{NodeName, Reason};
 use tokio::time::{Duration, timeout};
 
 use super::{
@@ -52,7 +52,14 @@ fn the_document_says_all_and_is_bounded() {
     assert_eq!(Orders::read(&orders.write()).unwrap(), orders);
     let many: Vec<Scope> = (0..=MAX_ORDERS).map(|n| node(&format!("n{n}"))).collect();
     assert_eq!(Orders::default().with(&wish(true, &many)), Err(TooMany));
-    for damaged in ["", "{", "[]", r#"{"version":2,"number":1,"orders":[]}"#] {
+    for damaged in [
+        "",
+        "{",
+        "[]",
+        r#"{"version":2,"number":1,"orders":[]}"#,
+        r#"{"version":1,"number":18446744073709551615,"orders":[]}"#,
+        r#"{"version":1,"number":1,"orders":[{"number":18446744073709551615,"scope":"all","frozen":true,"by":"","at_ms":1,"reason":""}]}"#,
+    ] {
         assert!(Orders::read(damaged).is_err(), "{damaged}");
     }
 }
@@ -145,6 +152,55 @@ async fn replicas_of_a_folder_share_orders_and_damage_changes_nothing() {
         () = other.follow() => {}
         done = timeout(Duration::from_secs(20), steps) => done.unwrap(),
     }
+}
+
+/// A copy of an earlier document freezes nothing, and is told. The next order is written over it.
+#[tokio::test(start_paused = true)]
+async fn an_older_document_changes_nothing_and_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("orders.json");
+    let board = Board::default();
+    board.keep_in(Place::SharedFile(file.clone()));
+    let (a, b) = (NodeName::from("a"), NodeName::from("b"));
+    let code = || board.issues().first().map(|issue| issue.code);
+    let until = async |wanted: Option<Reason>| {
+        while code() != wanted {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    let steps = async {
+        let mut changes = board.changes();
+        changes.wait_for(Option::is_some).await.unwrap();
+        board.order(&wish(true, &[Scope::All])).await.unwrap();
+        let copy = std::fs::read(&file).unwrap();
+        board.order(&wish(false, &[Scope::All])).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(code(), None);
+        std::fs::write(&file, &copy).unwrap();
+        until(Some(Reason::OrdersOlder)).await;
+        assert!(board.frozen(&a).is_none());
+        let text = &board.issues()[0].reason;
+        assert!(text.contains("order 1, and order 2 is in force"), "{text}");
+        board.order(&wish(true, &[node("b")])).await.unwrap();
+        until(None).await;
+        assert!(board.frozen(&a).is_none() && board.frozen(&b).is_some());
+        let written = Orders::read(&std::fs::read_to_string(&file).unwrap()).unwrap();
+        assert_eq!((written.number, is_frozen(&written, "a")), (3, false));
+    };
+    tokio::select! {
+        () = board.follow() => {}
+        done = timeout(Duration::from_secs(600), steps) => done.unwrap(),
+    }
+    // A replica that starts knows no better.
+    std::fs::write(&file, r#"{"version":1,"number":1,"orders":[]}"#).unwrap();
+    let next = Board::default();
+    next.keep_in(Place::SharedFile(file));
+    let mut changes = next.changes();
+    tokio::select! {
+        () = next.follow() => {}
+        _ = changes.wait_for(Option::is_some) => {}
+    }
+    assert_eq!((next.issues().len(), next.frozen(&b)), (0, None));
 }
 
 /// A place without a document could not be read for a time: the problem ends with that.

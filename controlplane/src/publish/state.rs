@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kplane_model::{
-    Cidr, DesiredKey, DesiredObject, Digest, NodeFacts, NodeName, ObjectHash, ServiceKey, ZoneName,
+    Cidr, DesiredKey, Digest, NodeFacts, NodeName, ObjectHash, ServiceKey, ZoneName,
 };
 
-use super::blob::{Encoded, encode};
+use super::blob::Encoded;
 use super::log::{Log, Tombstone};
 use super::resume::History;
 use super::triggers::Triggers;
@@ -50,6 +50,8 @@ pub(super) struct State {
     pub(super) horizon: u64,
     /// The cluster's ServiceCIDRs, a part of every node's configuration.
     pub(super) service_cidrs: Vec<Cidr>,
+    /// There is a Node object, as the configuration of nodes without one says.
+    pub(super) has_nodes: bool,
     /// Revision at which the configuration of nodes without a Node object last changed. No object
     /// has this revision.
     pub(super) strangers_revision: u64,
@@ -184,6 +186,7 @@ impl Default for State {
             tombstones: VecDeque::new(),
             horizon: 0,
             service_cidrs: Vec::new(),
+            has_nodes: false,
             times: VecDeque::new(),
             triggers: Triggers::default(),
             overlays: Overlays::default(),
@@ -397,67 +400,6 @@ impl State {
             let view = view_of(&mut self.views, node, self.freed_at);
             let otherwise = shared.resolve_zone(view.zone.as_deref());
             count(&mut view.variants_digest, blob, Some(otherwise));
-        }
-    }
-
-    pub(super) fn set_node(&mut self, mut node: NodeFacts) {
-        node.service_cidrs.clone_from(&self.service_cidrs);
-        let (name, zone) = (node.name.clone(), node.zone.clone());
-        let object = encode(&DesiredObject::Node(node.clone()));
-        let view = view_of(&mut self.views, &name, self.freed_at);
-        let before = view.facts.replace(Arc::new(node));
-        let known = view.facts.as_ref().is_some_and(|facts| facts.known);
-        view.orphaned = !known && (view.orphaned || before.is_some_and(|facts| facts.known));
-        if view.put(DesiredKey::Node, object, self.revision + 1) {
-            self.revision += 1;
-            self.overlays.note(&name, &DesiredKey::Node, known);
-        }
-        if view.zone != zone {
-            self.move_node(&name, zone);
-        }
-        self.free_if_vacant(&name);
-    }
-
-    pub(super) fn set_service_cidrs(&mut self, cidrs: &[Cidr]) {
-        if self.service_cidrs != cidrs {
-            cidrs.clone_into(&mut self.service_cidrs);
-            self.revision += 1;
-            self.strangers_revision = self.revision;
-        }
-        let facts = self.views.values().filter_map(|view| view.facts.clone());
-        for node in facts.collect::<Vec<_>>() {
-            self.set_node(NodeFacts::clone(&node));
-        }
-    }
-
-    /// Computes the configuration of an unknown node on request. Names that agents send therefore
-    /// cost the store nothing and take no revision. Such a node does not count as being drained.
-    pub(super) fn stranger(&self, name: &str) -> (Bytes, ObjectHash) {
-        encode(&DesiredObject::Node(NodeFacts {
-            name: name.into(),
-            eligible: true,
-            service_cidrs: self.service_cidrs.clone(),
-            ..NodeFacts::default()
-        }))
-    }
-
-    /// Moves a node to another zone: the node must check everything again that depends on zones.
-    pub(super) fn move_node(&mut self, name: &NodeName, zone: Option<ZoneName>) {
-        let view = view_of(&mut self.views, name, self.freed_at);
-        view.zone = zone;
-        view.variants_digest = Digest::default();
-        for key in &self.varied {
-            let Some(shared) = self.shared.get(key) else {
-                continue;
-            };
-            if let Some(blob) = shared.by_node.get(name) {
-                let otherwise = shared.resolve_zone(view.zone.as_deref());
-                view.variants_digest.add(blob.hash);
-                view.variants_digest.remove(otherwise.hash);
-            }
-            self.revision += 1;
-            view.log
-                .note(DesiredKey::Service(key.clone()), self.revision);
         }
     }
 

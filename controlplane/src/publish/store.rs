@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGua
 use std::time::{Instant, SystemTime};
 
 use bytes::Bytes;
-use kplane_model::{Cidr, Digest, NodeFacts, NodeName, ServiceKey, ServiceName, ZoneName};
+use kplane_model::{Digest, NodeFacts, NodeName, ServiceKey, ServiceName, ZoneName};
 use tokio::sync::watch;
 
 use super::blob::Encoded;
@@ -428,15 +428,6 @@ impl State {
             service: key.service.clone(),
             revision: self.revision,
             shared: shared > before,
-        }
-    }
-
-    fn set_nodes(&mut self, nodes: Vec<NodeFacts>, service_cidrs: Option<&[Cidr]>) {
-        for node in nodes {
-            self.set_node(node);
-        }
-        if let Some(cidrs) = service_cidrs {
-            self.set_service_cidrs(cidrs);
         }
     }
 

@@ -222,6 +222,7 @@ impl World {
         let stranger = || NodeFacts {
             name: name.into(),
             eligible: true,
+            other_nodes: !self.nodes.is_empty(),
             ..NodeFacts::default()
         };
         let mut node = self.nodes.get(name).cloned().unwrap_or_else(stranger);
@@ -447,6 +448,44 @@ fn a_name_that_is_no_node_takes_no_revision() {
         panic!("{:?}", agent.objects);
     };
     assert!(facts.known && facts.zone.as_deref() == Some("x"));
+}
+
+/// A node without a Node object learns whether others have one, also when the last one goes.
+#[test]
+fn a_stranger_knows_whether_there_are_nodes() {
+    let store = Store::new(7);
+    let mut agents = ["n1", "n2"].map(Agent::new);
+    agents
+        .iter()
+        .for_each(|agent| store.attend(&agent.node.into()));
+    let gone = |name| NodeFacts {
+        known: false,
+        ..node(name, None)
+    };
+    let steps = [
+        (vec![], [false, false]),
+        (vec![node("n0", None)], [true, true]),
+        // It had one itself.
+        (vec![node("n1", None)], [false, true]),
+        (vec![gone("n1")], [true, true]),
+        (vec![gone("n0")], [false, false]),
+        (vec![node("n2", None)], [true, false]),
+    ];
+    for (nodes, expected) in steps {
+        store.publish(publication(vec![], nodes.clone()));
+        for (agent, expected) in agents.iter_mut().zip(expected) {
+            agent.catch_up(&store);
+            let (DesiredObject::Node(facts), _) = &agent.objects[&DesiredKey::Node] else {
+                panic!("{:?}", agent.objects);
+            };
+            assert_eq!(
+                facts.other_nodes, expected,
+                "{} after {nodes:?}",
+                agent.node
+            );
+            assert_eq!(agent.digest(), store.digest(agent.node));
+        }
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ mod service;
 mod tests;
 
 pub use bound::cut;
-pub use node::{NodePlan, NodeSettings, disjoint, loopback};
+pub use node::{NodePlan, NodePorts, NodeSettings, disjoint, loopback};
 pub use reserved::Reserved;
 pub use service::plan_service;
 

@@ -33,6 +33,8 @@ const MAX_MESSAGE: usize = 200;
 pub struct Document {
     /// The configuration, with defaults for absent fields.
     pub config: KubeProxyConfiguration,
+    /// The file names `primary` among the node port addresses, which is also their default in most modes.
+    pub names_primary: bool,
     /// The reason why the file is not strictly valid.
     pub warning: Option<String>,
     /// The values of the wrong type, for which `config` has defaults.
@@ -98,9 +100,11 @@ pub fn document(text: &str) -> Result<Document, Vec<Problem>> {
         problems.append(&mut walk.misshapen);
         lax.extend(summary(&walk.unknown));
     }
+    let names_primary = config.node_port_addresses.iter().any(|it| it == "primary");
     config.fill_defaults();
     Ok(Document {
         config,
+        names_primary,
         warning: (!lax.is_empty()).then(|| lax.join("; ")),
         problems,
     })

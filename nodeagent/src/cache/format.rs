@@ -13,6 +13,8 @@
 //! cluster                  u32 length, bytes: see Welcome.cluster_id
 //! number of kinds          u32
 //! each: kind, version      u32 length, bytes each: the newest change of the source in this state
+//! number of addresses      u32
+//! each                     u32 length, 4 or 16 bytes: the node's own, as the Node object last named them
 //! checksum                 16 bytes: SipHash-1-3-128 of all before it
 //! ```
 //!
@@ -22,10 +24,11 @@
 
 use std::hash::Hasher as _;
 use std::io::{self, Write};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use bytes::{Buf as _, Bytes};
-use kplane_model::{Digest, ObjectHash};
+use kplane_model::{Digest, Family, ObjectHash};
 use kplane_proto::convert::{decode_object, encode_object};
 use siphasher::sip128::{Hasher128 as _, SipHasher13};
 
@@ -71,6 +74,14 @@ pub(super) fn encode(to: &mut dyn Write, node: &str, picture: &Picture) -> io::R
     for (kind, version) in picture.freshness.kinds() {
         to.block(kind.as_bytes())?;
         to.block(version.as_bytes())?;
+    }
+    let addresses: Vec<IpAddr> = picture.last_known.into_iter().flatten().collect();
+    to.write_all(&length(addresses.len())?)?;
+    for ip in addresses {
+        match ip {
+            IpAddr::V4(ip) => to.block(&ip.octets())?,
+            IpAddr::V6(ip) => to.block(&ip.octets())?,
+        }
     }
     let sum = to.sum.finish128().as_u128();
     to.inner.write_all(&sum.to_be_bytes())
@@ -127,12 +138,17 @@ pub(super) fn decode(file: Vec<u8>, node: &str) -> Result<Loaded, FileError> {
         true => Freshness::default(),
         false => freshness(&mut rest)?,
     };
+    let last_known = match rest.is_empty() {
+        true => [None; 2],
+        false => addresses(&mut rest)?,
+    };
     let picture = Picture {
         position,
         digest: Digest::from_bytes(digest),
         confirmed_ms,
         cluster: String::from_utf8_lossy(&cluster).into(),
         freshness,
+        last_known,
         objects,
     };
     Ok(Loaded { picture, skipped })
@@ -149,6 +165,18 @@ fn freshness(from: &mut Bytes) -> Result<Freshness, FileError> {
     Ok(Freshness::of(
         kinds.map(|(kind, version)| (&**kind, &**version)),
     ))
+}
+
+fn addresses(from: &mut Bytes) -> Result<[Option<IpAddr>; 2], FileError> {
+    let mut addresses = [None; 2];
+    for _ in 0..number(from)? {
+        let ip = block(from)?;
+        let v4 = <[u8; 4]>::try_from(&*ip).map(IpAddr::from);
+        let v6 = || <[u8; 16]>::try_from(&*ip).map(IpAddr::from);
+        let ip = v4.or_else(|_| v6()).map_err(|_| FileError::Damaged)?;
+        addresses[Family::of(ip) as usize] = Some(ip);
+    }
+    Ok(addresses)
 }
 
 /// Appends the checksum to the content of a file.

@@ -37,6 +37,7 @@ fn picture(objects: Vec<DesiredObject>) -> Picture {
         confirmed_ms: 9,
         cluster: "c1".into(),
         freshness: Freshness::of([("Node", "12"), ("Service", "345")].into_iter()),
+        last_known: [Some([192, 168, 0, 1].into()), None],
         objects: remembered.collect(),
     }
 }
@@ -163,8 +164,22 @@ fn a_picture_is_read_as_it_was_written() {
     assert_eq!(Cache::parse(bytes.clone(), "n1").unwrap(), before);
     let later = sealed(bytes.clone(), |bytes| bytes.extend(b"a field of later"));
     assert_eq!(Cache::parse(later, "n1").unwrap(), before);
+    // Before there were addresses, files ended after the freshness.
+    let tail = 2 * size_of::<u32>() + 4;
+    let earlier = sealed(bytes.clone(), |bytes| bytes.truncate(bytes.len() - tail));
+    let before = Picture {
+        last_known: [None; 2],
+        ..before
+    };
+    assert_eq!(Cache::parse(earlier, "n1").unwrap(), before);
+    let strange = sealed(bytes.clone(), |bytes| {
+        bytes.truncate(bytes.len() - tail);
+        bytes.extend([0, 0, 0, 1, 0, 0, 0, 3, 10, 0, 0]);
+    });
+    let strange = Cache::parse(strange, "n1");
+    assert!(matches!(strange, Err(FileError::Damaged)), "{strange:?}");
     // Before there was freshness, files ended after the cluster.
-    let tail = 5 * size_of::<u32>() + "Node12Service345".len();
+    let tail = tail + 5 * size_of::<u32>() + "Node12Service345".len();
     let earlier = sealed(bytes.clone(), |bytes| bytes.truncate(bytes.len() - tail));
     let before = Picture {
         freshness: Freshness::default(),
@@ -222,9 +237,9 @@ fn one_object_that_makes_no_sense_stops_no_other() {
     assert_eq!((loaded.picture.objects.len(), loaded.skipped), (1, 1));
 }
 
-/// `cache-1` is a file of the release before files had cluster and confirmation, and `cache-2` of the one
-/// before they had freshness, written by these releases. `cache-3` is the same state as this version
-/// writes it.
+/// `cache-1` is a file of the release before files had cluster and confirmation, `cache-2` of the one before they had
+/// freshness, and `cache-3` of the one before they had addresses, written by these releases. `cache-4` is the same
+/// state as this version writes it.
 #[test]
 fn files_of_the_last_release_are_read() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
@@ -241,9 +256,15 @@ fn files_of_the_last_release_are_read() {
         freshness: Freshness::of([("Node", "12"), ("Service", "345")].into_iter()),
         ..expected
     };
+    let third = fs::read(folder.join("cache-3")).unwrap();
+    assert_eq!(Cache::parse(third.clone(), "n1").unwrap(), expected);
+    let expected = Picture {
+        last_known: ["192.0.2.1", "2001:db8::1"].map(|ip| Some(ip.parse().unwrap())),
+        ..expected
+    };
     let mut written = Vec::new();
     format::encode(&mut written, "n1", &expected).unwrap();
-    let file = folder.join("cache-3");
+    let file = folder.join("cache-4");
     if !file.exists() && std::env::var_os("KPLANE_WRITE_GOLDEN").is_some() {
         fs::write(&file, &written).unwrap();
     }
@@ -253,6 +274,7 @@ fn files_of_the_last_release_are_read() {
     // The earlier releases read the later file: they ignore what follows the fields that they know.
     assert!(golden.starts_with(&earlier[..earlier.len() - 16]));
     assert!(golden.starts_with(&second[..second.len() - 16]));
+    assert!(golden.starts_with(&third[..third.len() - 16]));
 
     let kinds = before.objects.iter().map(|one| match &*one.object {
         DesiredObject::Service(program) => program.port.key.to_string(),

@@ -8,7 +8,7 @@ use clap::Parser;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use kp_controlplane::app::Origin;
 use kp_controlplane::dial::parse_mark;
-use kplane_model::{NodeName, ServiceName};
+use kplane_model::{Family, NodeName, ServiceName};
 
 use super::absence::AbsenceFlags;
 use super::kube_proxy::{KubeProxyFlags, Note};
@@ -332,7 +332,8 @@ impl Flags {
         } else {
             let settings = loaded.settings;
             let kind = self.data_path.backend.unwrap_or(settings.kind);
-            let mut served = settings.node.nodeport_addresses.iter();
+            let served = settings.node.nodeport_ranges(Family::V4);
+            let mut served = served.iter().flatten();
             Task::InitOnly {
                 localhost: kind == backend::Kind::Iptables
                     && settings.backend.localhost_nodeports

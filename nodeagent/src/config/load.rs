@@ -63,7 +63,7 @@ impl Loader {
         let mut problems = in_file(document.problems);
         let mut config = document.config;
         problems.extend(self.flags.overrule(&mut config));
-        let settings = accepted(problems, resolve(&config), |problem| {
+        let mut settings = accepted(problems, resolve(&config), |problem| {
             let named = self.name_flag(problem);
             if named.place.starts_with("--") {
                 named
@@ -71,6 +71,7 @@ impl Loader {
                 named.in_file(&self.path)
             }
         })?;
+        settings.node.nodeport_primary = document.names_primary;
         let notes = kube_proxy::start_up(&config, &settings, Host::this());
         let path = self.path.display();
         Ok(Loaded {
@@ -124,7 +125,10 @@ pub(super) fn from_flags(flags: &KubeProxyFlags) -> Result<Loaded, Vec<Problem>>
         None => problem,
     };
     let (config, problems) = flags.configuration();
-    let settings = accepted(problems, resolve(&config), name_flag)?;
+    let mut settings = accepted(problems, resolve(&config), name_flag)?;
+    let given = flags.of_field("nodePortAddresses").is_some();
+    let mut addresses = config.node_port_addresses.iter();
+    settings.node.nodeport_primary = given && addresses.any(|it| it == "primary");
     let notes = kube_proxy::start_up(&config, &settings, Host::this());
     let notes = notes.map_err(|problem| vec![name_flag(problem)])?;
     Ok(Loaded {
@@ -149,5 +153,41 @@ fn accepted(
             problems.extend(more.into_iter().map(name));
             Err(problems)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::kube_proxy::KubeProxyFlags;
+
+    /// A default is not a wish: a folder without Nodes may open all addresses only if the operator said nothing.
+    #[test]
+    fn a21_a_written_primary_is_told_from_the_default() {
+        let named = |text: &str| {
+            let head =
+                "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
+            let loader = Loader::new("config.conf".into(), KubeProxyFlags::default());
+            let loaded = loader.parse(&format!("{head}{text}")).unwrap();
+            loaded.settings.node.nodeport_primary
+        };
+        assert!(named("nodePortAddresses: [primary]"));
+        assert!(named("nodePortAddresses: [localhost, primary]"));
+        assert!(named("mode: iptables\nnodePortAddresses: [primary]"));
+        for other in [
+            "",
+            "mode: nftables",
+            "nodePortAddresses: []",
+            "nodePortAddresses: [all]",
+        ] {
+            assert!(!named(other), "{other}");
+        }
+        assert!(
+            !from_flags(&KubeProxyFlags::default())
+                .unwrap()
+                .settings
+                .node
+                .nodeport_primary
+        );
     }
 }

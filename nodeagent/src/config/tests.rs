@@ -417,6 +417,8 @@ fn i1_the_mode_chooses_the_backend() {
             config.node_settings.nodeport_addresses, node_ports,
             "{flags}"
         );
+        let named = flags.contains("addresses primary");
+        assert_eq!(config.node_settings.nodeport_primary, named, "{flags}");
     }
     let config = config(
         "--control-plane localhost --iptables-localhost-nodeports=false --iptables-layout compat \

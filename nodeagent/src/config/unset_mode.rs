@@ -48,6 +48,7 @@ pub(super) fn is_unset(loaded: &Loaded, backend: Option<backend::Kind>) -> bool 
     loaded.config.mode.is_empty()
         && backend.is_none()
         && loaded.settings.node.nodeport_addresses.is_empty()
+        && !loaded.settings.node.nodeport_primary
 }
 
 /// Returns a note that names what is no longer served.
@@ -112,7 +113,12 @@ mod tests {
         );
         assert!(text.contains("every node port (30000-32767"), "{text}");
         assert!(text.contains(" on fd00::7. To keep"), "{text}");
-        for other in ["mode: iptables\n", "nodePortAddresses: [10.0.0.0/8]\n"] {
+        for other in [
+            "mode: iptables\n",
+            "nodePortAddresses: [10.0.0.0/8]\n",
+            // To both it is the same.
+            "nodePortAddresses: [primary]\n",
+        ] {
             let loaded = loader.parse(&format!("{file}{other}")).unwrap();
             assert!(!is_unset(&loaded, None), "{other}");
         }

@@ -2,6 +2,7 @@
 //! control plane may continue from it, and a snapshot is compared with it. It comes into effect with the
 //! first update, or without one while no control plane answers.
 
+use std::net::IpAddr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::Arc;
@@ -25,6 +26,8 @@ pub struct Picture {
     pub cluster: Arc<str>,
     /// The newest changes of the source that the state contains.
     pub freshness: Freshness,
+    /// The node's own address of each family as the Node object last named it.
+    pub last_known: [Option<IpAddr>; 2],
     /// All objects.
     pub objects: Vec<Remembered>,
 }
@@ -68,9 +71,13 @@ impl Desired {
         !self.cluster.is_empty() && !theirs.is_empty() && *self.cluster != *theirs
     }
 
-    /// Forgets what an earlier process served.
-    pub(crate) fn forget(&mut self) {
-        *self = Self::new(self.guard);
+    /// Forgets what an earlier process served if it comes from another cluster, unless the kernel serves it: nothing is
+    /// guarded that no kernel serves. Called before the first update.
+    pub(crate) fn forget_if_foreign(&mut self, theirs: &str, serves: impl FnOnce() -> bool) {
+        let remembered = self.standing == Standing::Remembered;
+        if remembered && self.is_of_other_cluster(theirs) && !serves() {
+            *self = Self::new(self.guard);
+        }
     }
 
     /// Remembers the state that an earlier process served. Called before the first update.
@@ -105,6 +112,8 @@ impl Desired {
         self.positions = vec![picture.position];
         self.cluster = picture.cluster;
         self.freshness = picture.freshness;
+        self.last_known = picture.last_known;
+        self.note_addresses();
         self.note_all_sizes();
     }
 
@@ -125,6 +134,7 @@ impl Desired {
             confirmed_ms,
             cluster: self.cluster(),
             freshness: self.freshness.clone(),
+            last_known: self.last_known,
             objects: remembered.collect(),
         })
     }

@@ -280,6 +280,49 @@ fn restarted(before: &Desired) -> Desired {
     desired
 }
 
+/// The node's addresses are remembered when the Node object goes or names none, also across restarts.
+#[test]
+fn a21_the_last_known_address_outlives_the_node_object() {
+    let ip = |text: &str| Some(text.parse().unwrap());
+    let facts = |addresses: &[&str]| {
+        DesiredObject::Node(NodeFacts {
+            name: "n1".into(),
+            known: !addresses.is_empty(),
+            addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
+            ..NodeFacts::default()
+        })
+    };
+    let (mut plane, mut desired) = synced([svc("a", &[]), facts(&["192.0.2.1", "192.0.2.2"])]);
+    assert_eq!(desired.last_known(), [ip("192.0.2.1"), None]);
+    let known = [ip("192.0.2.2"), ip("2001:db8::1")];
+    for (addresses, expected) in [
+        (&["192.0.2.2", "2001:db8::1"][..], known),
+        (&["2001:db8::1"], known),
+        (&[], known),
+    ] {
+        plane.put(&facts(addresses));
+        desired.apply(plane.delta_update()).unwrap();
+        assert_eq!(desired.last_known(), expected, "{addresses:?}");
+    }
+    let mut desired = restarted(&desired);
+    assert_eq!(
+        desired.last_known(),
+        known,
+        "the object has no address any more"
+    );
+    desired.apply(plane.snapshot_update()).unwrap();
+    assert_eq!(desired.last_known(), known);
+    // Files of earlier releases have the objects alone.
+    let (_, before) = synced([svc("a", &[]), facts(&["192.0.2.1"])]);
+    let earlier = Picture {
+        last_known: [None; 2],
+        ..before.picture(1).unwrap()
+    };
+    let mut desired = Desired::default();
+    desired.restore(earlier);
+    assert_eq!(desired.last_known(), [ip("192.0.2.1"), None]);
+}
+
 /// What an earlier process served is in effect with the first difference from it, or without one while no
 /// control plane answers.
 #[test]

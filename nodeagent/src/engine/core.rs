@@ -128,6 +128,7 @@ impl Core {
     pub(super) fn recall(&mut self, recall: Recall) {
         let alone = recall.alone;
         (self.desired, self.keeping) = recall.begin();
+        self.settings.last_known = self.desired.last_known();
         self.alone = Alone::begin(alone, &self.desired, Now::real().instant);
     }
 
@@ -157,18 +158,14 @@ impl Core {
         };
         let epoch = update.position.epoch;
         let triggers = std::mem::take(&mut update.triggers);
-        let (first, held) = (
-            self.desired.position().is_none(),
-            self.desired.held_services(),
-        );
+        let first = self.desired.position().is_none();
+        let held = self.desired.held_services();
         let (stale, confirmed_ms) = (self.desired.is_stale(), update.arrived_at_ms);
         let snapshot = update.snapshot;
         let before = self.desired.position().map(|position| position.epoch);
-        // What another cluster sent is guarded only if the kernel serves it.
-        let foreign = first && self.desired.is_of_other_cluster(&update.cluster);
-        if foreign && !self.families.iter_mut().any(Pipeline::has_services) {
-            self.desired.forget();
-        }
+        let families = &mut self.families;
+        let serves = || families.iter_mut().any(Pipeline::has_services);
+        self.desired.forget_if_foreign(&update.cluster, serves);
         let touched = self.desired.apply(update)?;
         let now = Now::real();
         self.alone.answered();
@@ -197,7 +194,8 @@ impl Core {
         if touched.node_changed {
             Warnings::detector(&self.settings, self.desired.node());
         }
-        self.warnings.ranges(&self.settings, &self.desired);
+        self.settings.last_known = self.desired.last_known();
+        self.warnings.about(&self.settings, &self.desired);
         self.behind.get_or_insert(origin);
         self.unknown_kinds += touched.unknown_kinds;
         self.snapshots += u64::from(snapshot);
@@ -258,7 +256,12 @@ impl Core {
 
     /// Takes new settings and plans everything anew, as after a change of the node itself.
     pub(super) fn configure(&mut self, settings: NodeSettings, now: Now) {
-        self.settings = settings;
+        let last_known = self.desired.last_known();
+        self.settings = NodeSettings {
+            last_known,
+            ..settings
+        };
+        self.warnings.about(&self.settings, &self.desired);
         self.plan_anew(now);
     }
 
@@ -294,15 +297,14 @@ impl Core {
             stale_since = time(as_of),
             "no control plane answers: serving from the cache file what this node served before"
         );
-        self.warnings.ranges(&self.settings, &self.desired);
+        self.warnings.about(&self.settings, &self.desired);
         self.plan_anew(now);
     }
 
     fn finish(&mut self, work: &Work, position: Position, sum: &Applied) {
         let finished_at_ms = now_ms();
-        let applied = self.common(Pipeline::applied);
-        let complete = applied == Some(position);
-        self.keeping.served |= applied.is_some();
+        let complete = self.common(Pipeline::applied) == Some(position);
+        self.keeping.served |= complete;
         if complete {
             self.behind = None;
         }

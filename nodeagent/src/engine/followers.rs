@@ -16,7 +16,7 @@ use crate::metrics::{Counters, FamilyCounters, NAMED, Transaction};
 use crate::report::{Failure, Sync, TriggerProgrammed};
 use crate::service_connections::ServiceConnections;
 use crate::service_health::{self, Publisher};
-use crate::surroundings::{self, Finding, Surroundings};
+use crate::surroundings::{self, Finding, Surroundings, node_ports};
 
 /// Informs the followers. Owned by the engine.
 #[derive(Debug)]
@@ -106,13 +106,18 @@ impl Followers {
         avoided.map_or_else(Vec::new, |avoided| avoided.borrow().clone())
     }
 
-    /// Returns what stands in the way of packets.
+    /// Returns what stands in the way of packets, and what is not known of the node's addresses.
     pub(super) fn findings(&self, desired: &Desired, settings: &NodeSettings) -> Vec<Finding> {
-        let Some(surroundings) = &self.surroundings else {
-            return Vec::new();
+        let (node, served) = (
+            desired.node(),
+            Family::ALL.map(|family| desired.counts(family).services > 0),
+        );
+        let mut found = match &self.surroundings {
+            Some(seen) => surroundings::findings(&seen.borrow(), node, settings, served),
+            None => Vec::new(),
         };
-        let served = Family::ALL.map(|family| desired.counts(family).services > 0);
-        surroundings::findings(&surroundings.borrow(), desired.node(), settings, served)
+        found.extend(node_ports::findings(node, settings, served));
+        found
     }
 
     /// Returns whether the canary answers through the data path; `None` while that is not known.

@@ -312,6 +312,7 @@ impl From<&NodeFacts> for pb::NodeConfig {
             service_cidrs: node.service_cidrs.iter().map(cidr_to_wire).collect(),
             eligible: node.eligible,
             known: node.known,
+            other_nodes: node.other_nodes,
         }
     }
 }
@@ -333,6 +334,7 @@ impl TryFrom<pb::NodeConfig> for NodeFacts {
             service_cidrs: cidrs("service_cidrs", &wire.service_cidrs)?,
             eligible: wire.eligible,
             known: wire.known,
+            other_nodes: wire.other_nodes,
         })
     }
 }

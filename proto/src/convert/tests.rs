@@ -143,10 +143,10 @@ fn any_node() -> impl Strategy<Value = DesiredObject> {
         ips,
         cidrs(),
         cidrs(),
-        any::<(bool, bool)>(),
+        any::<(bool, bool, bool)>(),
     )
         .prop_map(
-            |(name, zone, addresses, pod_cidrs, service_cidrs, (eligible, known))| {
+            |(name, zone, addresses, pod_cidrs, service_cidrs, (eligible, known, other_nodes))| {
                 DesiredObject::Node(NodeFacts {
                     name: name.into(),
                     zone: zone.map(Into::into),
@@ -155,6 +155,7 @@ fn any_node() -> impl Strategy<Value = DesiredObject> {
                     service_cidrs,
                     eligible,
                     known,
+                    other_nodes,
                 })
             },
         )

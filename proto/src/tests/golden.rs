@@ -95,6 +95,7 @@ fn objects() -> Vec<(&'static str, Object)> {
         service_cidrs: vec![cidr(&[10, 96, 0, 0], 16)],
         eligible: true,
         known: true,
+        other_nodes: false,
     };
     let object = |kind| Object { kind: Some(kind) };
     vec![

@@ -8,8 +8,9 @@ use kp_controlplane::index::Index;
 use kp_controlplane::k8s::{Kind, Object, ObjectId};
 use kp_controlplane::publish::{Cursor, Store};
 use kp_controlplane::source::{Batch, Event, Located};
+use kp_nodeagent::cache::{Cache, Memory};
 use kp_nodeagent::desired::Position;
-use kp_nodeagent::engine::Engine;
+use kp_nodeagent::engine::{Engine, Recall};
 use kp_nodeagent::report::{Failure, Report};
 use kplane_dataplane::backend::{self, Inspection, Settings};
 use kplane_dataplane::plan::NodeSettings;
@@ -21,7 +22,7 @@ use tokio::runtime::{Builder, Runtime};
 use super::service::{node_ip, node_name};
 use super::under_test::UnderTest;
 use super::world::{NODES, SERVICE_RANGES, Setup, World};
-use crate::plane::{EPOCH, collect, engine};
+use crate::plane::{EPOCH, collect, engine, recalling};
 
 /// How soon the kernels of all nodes must hold a change, on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -41,6 +42,19 @@ struct Member {
     ns: NetNs,
     engine: Engine,
     cursor: Cursor,
+    /// The agent's cache file.
+    memory: Memory,
+}
+
+impl Member {
+    /// How its next process remembers what it serves.
+    fn recall(&self) -> Recall {
+        let cache = Cache::in_memory(self.memory.clone(), self.name.as_str().into());
+        Recall {
+            cache: Some(cache),
+            ..Recall::default()
+        }
+    }
 }
 
 impl Cluster {
@@ -61,6 +75,7 @@ impl Cluster {
                     backend.clone(),
                 ))?,
                 cursor: Cursor::at(0),
+                memory: Memory::default(),
             })
         };
         let members = (1..=NODES).map(member).collect::<Result<_>>()?;
@@ -171,6 +186,29 @@ impl Cluster {
             );
             member.engine = self.runtime.block_on(engine)?;
             member.cursor = Cursor::at(0);
+        }
+        self.send()?;
+        self.settle()
+    }
+
+    /// The same, with processes that remember in a cache file what they serve. The first ones find none.
+    pub fn restart_with_memory(&mut self, settings: &NodeSettings) -> Result<()> {
+        let backend = Settings::default();
+        for member in std::mem::take(&mut self.members) {
+            let recall = member.recall();
+            let mut reports = member.engine.reports();
+            drop(member.engine);
+            let next = self.runtime.block_on(async {
+                // The file is written at the end.
+                while reports.changed().await.is_ok() {}
+                let (ns, settings) = (member.ns.clone(), settings.clone());
+                recalling(self.kind, ns, settings, backend.clone(), recall).await
+            });
+            self.members.push(Member {
+                engine: next?,
+                cursor: Cursor::at(0),
+                ..member
+            });
         }
         self.send()?;
         self.settle()

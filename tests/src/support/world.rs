@@ -311,6 +311,7 @@ pub fn facts(number: u8) -> Result<NodeFacts> {
         service_cidrs: cidrs(&SERVICE_RANGES)?,
         eligible: true,
         known: true,
+        other_nodes: false,
     })
 }
 

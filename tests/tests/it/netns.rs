@@ -183,6 +183,8 @@ const TESTS: &[Test] = kplane_tests::tests!(
     shared::a1_a2_what_is_not_ours_is_left_alone,
     runtime::a21_node_port_addresses_by_range_follow_the_node,
     runtime::a21_e10_node_ports_follow_the_primary_address_of_the_node,
+    runtime::a21_node_ports_stay_restricted_when_the_node_goes,
+    runtime::a21_ranges_of_one_family_leave_the_other_open,
     runtime::a20_e10_a_change_of_service_cidrs_counts_at_once,
     runtime::a15_a16_a17_a_restart_with_other_settings_leaves_nothing_stale,
     runtime::c5_e7_any_bit_of_the_mark_and_no_other,

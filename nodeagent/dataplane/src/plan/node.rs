@@ -17,12 +17,16 @@ pub struct NodeSettings {
     /// Whether to masquerade all traffic to ClusterIPs (A17).
     pub masquerade_all: bool,
     /// Ranges of the node's own addresses on which node ports are served (A21). Empty = the node's own
-    /// address from its Node object, or every address while that is not known.
+    /// address from its Node object. If not, a family without a range has all addresses, as in kube-proxy.
     pub nodeport_addresses: Vec<Cidr>,
+    /// The configuration names the word `primary`, instead of being silent: a source without Nodes changes nothing.
+    pub nodeport_primary: bool,
     /// Whether node ports are also served on loopback addresses (KEP-6032).
     pub nodeport_localhost: bool,
     /// The node's own address in its family, which overrides the Node object (`bindAddress`).
     pub node_ip: Option<IpAddr>,
+    /// The node's own address of each family as its Node object last named it. The agent remembers it.
+    pub last_known: [Option<IpAddr>; 2],
     /// Places that no Service gets on this node. They do not come from the configuration file; the agent
     /// finds them itself.
     pub reserved: Reserved,
@@ -35,6 +39,73 @@ impl NodeSettings {
     pub fn masquerades_own(&self, family: Family) -> bool {
         let of_family = |range: &Cidr| range.family() == family;
         self.masquerade_all || self.cluster_cidrs.iter().any(of_family)
+    }
+
+    /// Returns the ranges on which node ports of a family are served, as far as the configuration alone says: all
+    /// addresses if it has ranges of the other family only. `None` = the node's own address.
+    #[must_use]
+    pub fn nodeport_ranges(&self, family: Family) -> Option<Vec<Cidr>> {
+        if self.nodeport_addresses.is_empty() {
+            return None;
+        }
+        let ranges = of_family(family, &self.nodeport_addresses);
+        Some(match ranges.is_empty() {
+            true => vec![Cidr::everything(family)],
+            false => ranges,
+        })
+    }
+
+    /// Returns whether the node's own address of any family is, or was, known.
+    fn knows_an_address(&self) -> bool {
+        self.node_ip.is_some() || self.last_known.iter().any(Option::is_some)
+    }
+}
+
+/// The addresses on which node ports of a family are served, and why (A21).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NodePorts {
+    /// The ranges of the configuration, or all addresses if it has ranges of the other family only.
+    Configured(Vec<Cidr>),
+    /// The node's own address, from its Node object or the configuration.
+    Own(IpAddr),
+    /// The node's own address as it was last known: the Node object is gone, or names none any more.
+    LastKnown(IpAddr),
+    /// No address: the node's own address was never known.
+    Nowhere,
+    /// All addresses: the source has no Nodes at all, and the configuration says nothing.
+    Everywhere,
+}
+
+impl NodePorts {
+    /// Chooses the addresses. A restriction holds while a fact is missing: all addresses take part only if nobody
+    /// ever named one.
+    #[must_use]
+    pub fn choose(family: Family, node: &NodeFacts, settings: &NodeSettings) -> Self {
+        if let Some(ranges) = settings.nodeport_ranges(family) {
+            return Self::Configured(ranges);
+        }
+        let given = settings.node_ip.filter(|ip| Family::of(*ip) == family);
+        let without_nodes = !node.known && !node.other_nodes;
+        if let Some(ip) = given.or_else(|| node.primary_address(family)) {
+            Self::Own(ip)
+        } else if let Some(ip) = settings.last_known[family as usize] {
+            Self::LastKnown(ip)
+        } else if without_nodes && !settings.nodeport_primary && !settings.knows_an_address() {
+            Self::Everywhere
+        } else {
+            Self::Nowhere
+        }
+    }
+
+    /// Returns the addresses as ranges, of which no two overlap.
+    #[must_use]
+    pub fn ranges(self, family: Family) -> Vec<Cidr> {
+        match self {
+            Self::Configured(ranges) => ranges,
+            Self::Own(ip) | Self::LastKnown(ip) => vec![Cidr::single(ip)],
+            Self::Nowhere => Vec::new(),
+            Self::Everywhere => vec![Cidr::everything(family)],
+        }
     }
 }
 
@@ -55,42 +126,42 @@ pub struct NodePlan {
 }
 
 impl NodePlan {
-    /// Returns the plan for one family.
+    /// Returns the plan for one family. A fact that is missing opens nothing:
+    ///
+    /// * Without a range of Pods, every client counts as one from outside, and nothing is masqueraded for being one.
+    ///   So a policy Local keeps Pods to the node's own endpoints, and a client outside that reaches ClusterIPs by
+    ///   routes may get its answers by another way, as with kube-proxy.
+    /// * Without the node's own address, node ports are served on the last known one, or nowhere ([`NodePorts`]).
+    /// * Without a ServiceCIDR, packets to addresses that no Service has go their way, as with kube-proxy (A20). Nodes
+    ///   without a Node object have the ServiceCIDRs, too.
     #[must_use]
     pub fn new(family: Family, node: &NodeFacts, settings: &NodeSettings) -> Self {
-        let everything = || vec![Cidr::everything(family)];
-        let of_family = |cidrs: &[Cidr]| -> Vec<Cidr> {
-            let ours = cidrs.iter().copied().filter(|c| c.family() == family);
-            disjoint(&ours.collect::<Vec<_>>())
-        };
         let pod_sources = if settings.node_cidr {
             node_cidr(family, node).into_iter().collect()
         } else {
-            of_family(&settings.cluster_cidrs)
+            of_family(family, &settings.cluster_cidrs)
         };
         let unmasqueraded_sources = if settings.masquerade_all {
             Vec::new()
         } else if pod_sources.is_empty() {
-            everything()
+            vec![Cidr::everything(family)]
         } else {
             pod_sources.clone()
-        };
-        let nodeport_ips = if settings.nodeport_addresses.is_empty() {
-            let given = settings.node_ip.filter(|ip| Family::of(*ip) == family);
-            given
-                .or_else(|| node.primary_address(family))
-                .map_or_else(everything, |ip| vec![Cidr::single(ip)])
-        } else {
-            of_family(&settings.nodeport_addresses)
         };
         Self {
             pod_sources,
             unmasqueraded_sources,
-            nodeport_ips,
+            nodeport_ips: NodePorts::choose(family, node, settings).ranges(family),
             nodeport_localhost: settings.nodeport_localhost,
-            service_cidrs: of_family(&node.service_cidrs),
+            service_cidrs: of_family(family, &node.service_cidrs),
         }
     }
+}
+
+/// Returns the ranges of a family, as [`disjoint`] does.
+fn of_family(family: Family, cidrs: &[Cidr]) -> Vec<Cidr> {
+    let ours = cidrs.iter().copied().filter(|c| c.family() == family);
+    disjoint(&ours.collect::<Vec<_>>())
 }
 
 /// Returns the node's pod range of a family: the first one, as in kube-proxy.

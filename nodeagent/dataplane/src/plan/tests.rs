@@ -283,11 +283,67 @@ fn a21_node_ports_are_served_on_the_nodes_own_address_unless_told_otherwise() {
     let ips = |settings: &_, node: &_| NodePlan::new(Family::V4, node, settings).nodeport_ips;
     assert_eq!(ips(&settings, &node()), cidrs(&["172.18.0.2/32"]));
     assert_eq!(ips(&settings, &NodeFacts::default()), cidrs(&["0.0.0.0/0"]));
+    settings.nodeport_primary = true;
+    assert_eq!(ips(&settings, &NodeFacts::default()), []);
     settings.nodeport_addresses = cidrs(&["192.168.0.0/16", "10.0.0.0/8", "10.1.0.0/16"]);
     assert_eq!(
         ips(&settings, &node()),
         cidrs(&["10.0.0.0/8", "192.168.0.0/16"])
     );
+}
+
+/// Without the address on which they are served, node ports are served on the last known one, or nowhere. A source that
+/// has no Nodes at all is a folder of somebody who asks for no restriction.
+#[test]
+fn a21_a_missing_address_opens_no_node_port() {
+    let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+    let named = |addresses: &[&str]| NodeFacts {
+        known: true,
+        addresses: addresses.iter().map(|text| ip(text)).collect(),
+        ..NodeFacts::default()
+    };
+    let others = NodeFacts {
+        other_nodes: true,
+        ..NodeFacts::default()
+    };
+    let (alone, bare) = (NodeFacts::default(), named(&[]));
+    let v4_only = named(&["192.0.2.1"]);
+    let silent = NodeSettings::default();
+    let primary = NodeSettings {
+        nodeport_primary: true,
+        ..NodeSettings::default()
+    };
+    let remembers = |settings: &NodeSettings| NodeSettings {
+        last_known: [Some(ip("192.0.2.9")), None],
+        ..settings.clone()
+    };
+    let bound = NodeSettings {
+        node_ip: Some(ip("192.0.2.7")),
+        ..NodeSettings::default()
+    };
+    let own = |text| NodePorts::Own(ip(text));
+    let last = || NodePorts::LastKnown(ip("192.0.2.9"));
+    let (nowhere, everywhere) = (|| NodePorts::Nowhere, || NodePorts::Everywhere);
+    for (settings, node, v4, v6) in [
+        (&silent, &v4_only, own("192.0.2.1"), nowhere()),
+        (&remembers(&silent), &v4_only, own("192.0.2.1"), nowhere()),
+        // The Node object has lost its addresses.
+        (&silent, &bare, nowhere(), nowhere()),
+        (&remembers(&silent), &bare, last(), nowhere()),
+        (&remembers(&primary), &bare, last(), nowhere()),
+        // It is gone, and others are there, or were never.
+        (&silent, &others, nowhere(), nowhere()),
+        (&remembers(&silent), &others, last(), nowhere()),
+        (&silent, &alone, everywhere(), everywhere()),
+        (&remembers(&silent), &alone, last(), nowhere()),
+        (&primary, &alone, nowhere(), nowhere()),
+        (&remembers(&primary), &alone, last(), nowhere()),
+        (&bound, &alone, own("192.0.2.7"), nowhere()),
+        (&bound, &bare, own("192.0.2.7"), nowhere()),
+    ] {
+        let chosen = Family::ALL.map(|family| NodePorts::choose(family, node, settings));
+        assert_eq!(chosen, [v4, v6], "{settings:?} {node:?}");
+    }
 }
 
 #[test]

@@ -170,7 +170,9 @@ fn families(
             "clusterCIDR" => {
                 format!("the agent cannot distinguish {other} pods from other clients")
             }
-            _ => format!("no node port is served on {other}"),
+            _ => format!(
+                "node ports are served on all {other} addresses of the node, as by kube-proxy"
+            ),
         };
         if field == "clusterCIDR" && !host.ipv6 && only == Family::V6 {
             return Err(Problem::new(

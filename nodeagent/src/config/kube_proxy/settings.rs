@@ -80,8 +80,11 @@ pub fn resolve(config: &KubeProxyConfiguration) -> Result<Settings, Vec<Problem>
             node_cidr: detector.node_cidr,
             masquerade_all,
             nodeport_addresses,
+            // The configuration with its defaults does not say.
+            nodeport_primary: false,
             nodeport_localhost,
             node_ip,
+            last_known: [None; 2],
             reserved: Reserved::default(),
         },
         kind: match &*config.mode {
@@ -282,7 +285,12 @@ impl Checker {
                     let field = format!("nodePortAddresses[{index}]");
                     self.nodeport_range(&field, text)
                 });
-                cidrs.collect()
+                let mut cidrs: Vec<Cidr> = cidrs.collect();
+                // With loopback addresses, no family is without a range.
+                let lacking = |family: &Family| cidrs.iter().all(|cidr| cidr.family() != *family);
+                let lacking: Vec<Family> = Family::ALL.into_iter().filter(lacking).collect();
+                cidrs.extend(lacking.into_iter().filter(|_| localhost).map(loopback));
+                cidrs
             }
         };
         (cidrs, localhost)

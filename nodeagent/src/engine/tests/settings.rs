@@ -1,6 +1,6 @@
 //! New settings while the engine runs (I3), and pod ranges that come late (I6).
 
-use kplane_model::{Cidr, DesiredObject, NodeFacts};
+use kplane_model::{Cidr, DesiredObject, NodeFacts, Severity};
 
 use super::*;
 
@@ -109,4 +109,31 @@ async fn i3_the_thread_takes_the_latest_settings() {
         !applied.iter().any(|call| call.starts_with("apply")),
         "{applied:?}"
     );
+}
+
+/// The Node object goes, and node ports stay where they were, also with new settings.
+#[test]
+fn a21_node_ports_stay_on_the_last_known_address() {
+    let mut rig = Rig::settled([svc("a", &[]), node("z1")]);
+    let at = |rig: &Rig| {
+        let ips = rig.script.lock().nodes[&Family::V4].nodeport_ips.clone();
+        let told = rig.core.report().findings;
+        (
+            ips,
+            told.into_iter()
+                .map(|finding| finding.severity)
+                .collect::<Vec<_>>(),
+        )
+    };
+    let own = cidrs(&["192.168.0.1/32"]);
+    assert_eq!(at(&rig), (own.clone(), vec![]));
+    rig.put(&DesiredObject::Node(NodeFacts {
+        name: "n1".into(),
+        ..NodeFacts::default()
+    }));
+    assert_eq!(at(&rig), (own.clone(), vec![Severity::Warning]));
+    rig.core.configure(with_pods(&["10.0.0.0/8"]), rig.now);
+    assert_eq!(at(&rig), (own.clone(), vec![Severity::Warning]));
+    rig.put(&node("z1"));
+    assert_eq!(at(&rig), (own, vec![]));
 }

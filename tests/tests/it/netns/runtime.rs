@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use kplane_dataplane::backend::Settings;
-use kplane_model::{Family, Protocol};
+use kplane_dataplane::plan::NodeSettings;
+use kplane_model::{Family, Protocol, Reason};
 use kplane_tests::capture::Capture;
 use kplane_tests::client::{self, Outcome, Probe, Session};
 use kplane_tests::privilege::require_tool;
@@ -17,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::netns::addresses::on_both_nodes;
 use crate::netns::combined::{cluster, reaches};
-use kplane_tests::support::cluster::{apply, delete, node, node_in, service_cidr};
+use kplane_tests::support::cluster::{Cluster, apply, delete, node, node_in, service_cidr};
 use kplane_tests::support::nft::nft;
 use kplane_tests::support::objects::{load_balancer, service, slices, with_endpoints, with_pods};
 use kplane_tests::support::{
@@ -96,6 +97,94 @@ pub(crate) fn a21_e10_node_ports_follow_the_primary_address_of_the_node() -> Res
                 let seen = ask(&world.net, Client::PodHere, Protocol::Tcp, to)?;
                 let right = matches!(seen, Seen::Hit { .. }) == served;
                 ensure!(right, "{to}: {seen}, served: {served}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Where node ports are served, of the two addresses of the node in each family.
+fn at_first_and_second(world: &World) -> Result<[[bool; 2]; 2]> {
+    let mut served = [[false; 2]; 2];
+    for family in Family::ALL {
+        let first = svc(1).address(At::NodePort, family, 1);
+        let second = SocketAddr::new(second_ip(family), first.port());
+        for (place, to) in [first, second].into_iter().enumerate() {
+            let seen = ask(&world.net, Client::PodHere, Protocol::Tcp, to)?;
+            served[family as usize][place] = matches!(seen, Seen::Hit { .. });
+        }
+    }
+    Ok(served)
+}
+
+/// `primary` is no address less restricted when the Node object goes, or names no address: the last known one serves,
+/// also after a restart; without any, none does. All addresses serve only if the source never had a Node.
+pub(crate) fn a21_node_ports_stay_restricted_when_the_node_goes() -> Result<()> {
+    let (world, mut cluster) = cluster(Setup::PodRanges)?;
+    let silent = NodeSettings {
+        nodeport_addresses: Vec::new(),
+        ..Setup::PodRanges.settings()?
+    };
+    let primary = NodeSettings {
+        nodeport_primary: true,
+        ..silent.clone()
+    };
+    let mut bare = node(1);
+    bare["status"]["addresses"] = json!([]);
+    let served = |cluster: &Cluster, first, second, what: &str| -> Result<()> {
+        let at = at_first_and_second(&world)?;
+        ensure!(at == [[first, second]; 2], "{what}: {at:?}");
+        let report = cluster.reports().swap_remove(0);
+        let mut findings = report.findings.iter();
+        let told = findings.any(|finding| finding.code == Reason::NodeAddressUnknown);
+        ensure!(told != (what == "named"), "{what}: {:?}", report.findings);
+        Ok(())
+    };
+    cluster.apply(&with_pods(load_balancer(1), &["a"]))?;
+    cluster.restart_with_memory(&primary)?;
+    served(&cluster, true, false, "named")?;
+    cluster.change(vec![delete(&node(1))?])?;
+    served(&cluster, true, false, "the Node went")?;
+    cluster.restart_with_memory(&primary)?;
+    served(&cluster, true, false, "a restart while it is away")?;
+    cluster.apply(&[node(1)])?;
+    served(&cluster, true, false, "named")?;
+    cluster.apply(slice::from_ref(&bare))?;
+    served(&cluster, true, false, "its addresses went")?;
+    cluster.restart_with_memory(&silent)?;
+    served(&cluster, true, false, "a restart without addresses")?;
+    let backend = Settings::default();
+    cluster.restart(&silent, &backend)?;
+    served(&cluster, false, false, "never known")?;
+    cluster.change(vec![delete(&bare)?])?;
+    served(&cluster, false, false, "other Nodes are there")?;
+    cluster.change(vec![delete(&node(2))?])?;
+    served(&cluster, true, true, "no Node at all, and no setting")?;
+    cluster.restart(&primary, &backend)?;
+    served(&cluster, false, false, "no Node at all, and primary")?;
+    cluster.apply(&[node(1)])?;
+    served(&cluster, true, false, "named")
+}
+
+/// A family of which `nodePortAddresses` has no range is served on all addresses, as by kube-proxy.
+pub(crate) fn a21_ranges_of_one_family_leave_the_other_open() -> Result<()> {
+    let service = on_both_nodes();
+    let mut world = World::new(Setup::PodRanges)?;
+    for (family, range) in Family::ALL
+        .into_iter()
+        .zip(["172.30.9.0/24", "fd30::9:0/112"])
+    {
+        let first = world.first()?;
+        first.settings.nodeport_addresses = cidrs(&[range])?;
+        first.replace(slice::from_ref(&service))?;
+        for other in Family::ALL {
+            let first = service.address(At::NodePort, other, 1);
+            // The second address is in the range of its family.
+            for (ip, served) in [(first.ip(), family != other), (second_ip(other), true)] {
+                let to = SocketAddr::new(ip, first.port());
+                let seen = ask(&world.net, Client::PodHere, Protocol::Tcp, to)?;
+                let right = matches!(seen, Seen::Hit { .. }) == served;
+                ensure!(right, "{to} with {range}: {seen}");
             }
         }
     }
