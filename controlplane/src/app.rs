@@ -52,6 +52,8 @@ pub const WINDOW: u32 = 256 * 1024;
 pub struct Config {
     /// Origin of the objects.
     pub source: Origin,
+    /// Identity of the source, if the source itself has none: agents do not continue from what another one said.
+    pub source_id: Option<String>,
     /// Address for agents; `None` serves agents in the same process only.
     pub agent_listen: Option<SocketAddr>,
     /// Address of the status API.
@@ -90,6 +92,7 @@ impl Config {
     pub fn new(source: Origin) -> Self {
         Self {
             source,
+            source_id: None,
             agent_listen: None,
             status_listen: None,
             http_listen: None,
@@ -288,6 +291,9 @@ async fn start_hub(
     if let Some(node) = config.own_node.clone() {
         // Nobody else sets it.
         let _ = hub.own_node.set(node);
+    }
+    if let Some(id) = config.source_id.clone() {
+        hub.upstream.set_cluster_id(id);
     }
     let stop = hub.shutdown.clone();
     let (mut api, mut relay) = (None, None);

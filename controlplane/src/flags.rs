@@ -210,6 +210,7 @@ impl Args {
     #[must_use]
     pub fn config(&self) -> app::Config {
         app::Config {
+            source_id: None,
             source: self.origin(),
             agent_listen: Some(self.agent_listen()),
             status_listen: Some(self.status_listen),

@@ -33,7 +33,7 @@ use crate::metrics::{Counters, Metrics, Sources};
 use crate::own_places::OwnPlaces;
 use crate::reload;
 use crate::report::{Failure, Report};
-use crate::service_health::{self, Addresses};
+use crate::service_health;
 use crate::succession::{self, Succession};
 use crate::sync::{Client, Credentials, Grpc, Identity};
 use crate::take_over::{self, TakeOver};
@@ -97,7 +97,7 @@ pub struct Bound {
     tasks: Tasks,
     /// The claim on the network namespace, held until the engine has ended.
     claim: Option<Claim>,
-    /// Another program that programs this node, reported as long as it runs.
+    /// Another program that programs this node, reported as long as it runs, or its rules as long as they stay.
     rival: watch::Sender<Option<Failure>>,
     /// The settings that the control plane chooses.
     choice: Choice,
@@ -157,7 +157,7 @@ pub async fn build_chosen(config: Config, choice: Choice) -> Result<Bound, Build
             spare,
             ports,
         };
-        let errand = take_over::remove_once_serving(task, bound.reports(), bound.rival.clone());
+        let errand = take_over::keep_removing(task, bound.reports(), bound.rival.clone());
         spawn_errand(&mut bound.tasks, errand);
     }
     match claim.as_ref().map(Claim::watch) {
@@ -192,7 +192,6 @@ async fn build_parts(
 ) -> Result<Bound, BuildError> {
     let counters = Arc::new(Counters::default());
     let (publisher, servers) = service_health::channel();
-    let addresses = Addresses::new(config.node_settings.health_check_ranges());
     let rival = watch::Sender::new(None);
     let mut tasks = JoinSet::new();
     let followers = Followers::new(publisher, counters.clone()).with_rival(rival.subscribe());
@@ -234,7 +233,7 @@ async fn build_parts(
     let healthz_addr = serve(config.healthz.map(healthz_port), hard, respond, &mut tasks).await?;
     let respond = move |request: &Request<Incoming>| metrics.respond(request);
     let metrics_addr = serve(config.metrics.map(metrics_port), hard, respond, &mut tasks).await?;
-    let servers = servers.connect(addresses, health, counters);
+    let servers = servers.connect(health, counters);
     tasks.spawn(async move {
         servers.run().await;
         Ok(())
@@ -276,7 +275,8 @@ fn recall(config: &Config) -> Recall {
     };
     Recall {
         guard: config.cliff_guard,
-        cache: cache.map(|folder| Cache::new(folder, config.node_name.clone())),
+        cache: cache
+            .map(|folder| Cache::new(folder, config.node_name.clone()).of(config.source.id())),
         alone: may_be_away(&config.source).then_some(alone),
     }
 }
@@ -355,6 +355,7 @@ async fn connect(
     own: OwnPlaces,
     tasks: &mut Tasks,
 ) -> Result<(Grpc, Option<SocketAddr>), BuildError> {
+    let id = source.id();
     match source {
         Source::ControlPlane {
             endpoints,
@@ -395,6 +396,7 @@ async fn connect(
                 events: true,
                 // A node that freezes itself would have nothing to serve after a start of the machine.
                 state: None,
+                source_id: id,
                 ..kp_controlplane::app::Config::new(origin)
             };
             let control_plane = kp_controlplane::app::build(config).await?;

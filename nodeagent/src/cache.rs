@@ -25,7 +25,8 @@ use std::time::{Duration, Instant};
 use kplane_model::{Digest, NodeName, ObjectHash};
 
 pub use self::file::FileError;
-use crate::desired::Picture;
+use crate::desired::{Picture, is_folder};
+use crate::succession::SOCKETS;
 use kplane_dataplane::chain;
 
 /// Longest wait for the disk at the start and at the end.
@@ -46,6 +47,8 @@ const MAX_NAME: usize = 200;
 pub struct Cache {
     place: Place,
     node: NodeName,
+    /// The folder from which this node is served; `None` = a control plane or API server.
+    source: Option<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -120,14 +123,28 @@ impl Cache {
     #[must_use]
     pub fn new(folder: &Path, node: NodeName) -> Self {
         let place = Place::File(folder.join(file_name(PREFIX, &node)));
-        Self { place, node }
+        Self {
+            place,
+            node,
+            source: None,
+        }
+    }
+
+    /// Sets the folder from which this node is served. Content from another source is not used.
+    #[must_use]
+    pub fn of(self, source: Option<String>) -> Self {
+        Self { source, ..self }
     }
 
     /// Creates a cache in memory, which is written at once and without a thread: for simulations.
     #[must_use]
     pub fn in_memory(content: Memory, node: NodeName) -> Self {
         let place = Place::Memory(content);
-        Self { place, node }
+        Self {
+            place,
+            node,
+            source: None,
+        }
     }
 
     /// Deletes the files of all nodes in a folder, so that a cleanup is not undone by the next
@@ -143,13 +160,14 @@ impl Cache {
         Ok(files.len())
     }
 
-    /// Returns the files of all nodes in a folder.
+    /// Returns the files of all nodes in a folder, and the sockets at which agents waited for their successors.
     ///
     /// # Errors
     /// The folder exists and cannot be read.
     pub fn files(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
         let mut files = named(folder, PREFIX)?;
         files.extend(settings_files(folder)?);
+        files.extend(named(folder, SOCKETS)?);
         Ok(files)
     }
 
@@ -175,6 +193,7 @@ impl Cache {
             Place::File(path) => Disk {
                 path,
                 node: self.node,
+                source: self.source,
             }
             .start(),
             Place::Memory(content) => {
@@ -191,6 +210,7 @@ impl Cache {
 struct Disk {
     path: PathBuf,
     node: NodeName,
+    source: Option<String>,
 }
 
 impl Disk {
@@ -223,6 +243,14 @@ impl Disk {
         let file = self.path.display();
         let loaded = file::read(&self.path).and_then(|content| {
             let mut loaded = format::decode(content.bytes, &self.node)?;
+            let source = &*loaded.picture.cluster;
+            let is_ours = match &self.source {
+                Some(folder) => *source == **folder,
+                None => !is_folder(source),
+            };
+            if !is_ours {
+                return Err(FileError::OtherSource(source.to_owned()));
+            }
             if loaded.picture.confirmed_ms == 0 {
                 loaded.picture.confirmed_ms = content.written_ms;
             }

@@ -13,7 +13,7 @@ use crate::cache::Cache;
 use crate::claim::{self, Claim, Taken};
 use crate::fleet_settings::FleetSettings;
 use kplane_dataplane::backend;
-use kplane_dataplane::leftovers::{self, Ports, Rival};
+use kplane_dataplane::leftovers::{self, Leftovers, Ports, Rival};
 
 /// A cleanup as the command line requests it.
 #[derive(Clone, Debug)]
@@ -77,6 +77,7 @@ pub fn run(task: &Task) -> Done {
                 "kept: the rules, which kube-proxy has taken over, because they have its names"
                     .to_owned(),
             );
+            done.remove(Owner::Kplane, leftovers::own_names());
             done.forget(task);
             return done;
         }
@@ -103,10 +104,7 @@ pub fn run(task: &Task) -> Done {
             done.problems
                 .extend(found.problems().iter().map(ToString::to_string));
         } else {
-            let outcome = found.remove();
-            done.tell(owner, "removed", outcome.removed.into_iter());
-            done.problems
-                .extend(outcome.problems.iter().map(ToString::to_string));
+            done.remove(owner, found);
         }
     }
     done.forget(task);
@@ -150,6 +148,13 @@ impl Done {
     fn tell(&mut self, owner: Owner, verb: &str, names: impl Iterator<Item = String>) {
         self.lines
             .extend(names.map(|name| format!("{verb}: {owner} {name}")));
+    }
+
+    fn remove(&mut self, owner: Owner, found: Leftovers) {
+        let outcome = found.remove();
+        self.tell(owner, "removed", outcome.removed.into_iter());
+        self.problems
+            .extend(outcome.problems.iter().map(ToString::to_string));
     }
 
     /// Deletes the cache files as well, so that the next agent does not restore what they contain.

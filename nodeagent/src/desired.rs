@@ -30,6 +30,7 @@ pub use freshness::{Freshness, Lag, Offer};
 pub use guard::{CliffGuard, Confidence};
 pub use held::Held;
 pub use restored::{Picture, Remembered};
+pub(crate) use restored::{folder_id, is_folder};
 pub use update::{Change, Collector, Position, Refusal, Remedy, Trigger, Update, now_ms};
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -345,8 +346,7 @@ impl Desired {
     /// Returns whether the state of an update is older than the state before, and is taken all the same:
     /// it is of another cluster, or all replicas show an older one (invariant: forward).
     fn check_freshness(&self, update: &Update) -> Result<bool, Refusal> {
-        let known = !self.cluster.is_empty() && !update.cluster.is_empty();
-        if known && self.cluster != update.cluster {
+        if self.is_of_other_cluster(&update.cluster) {
             return Ok(true);
         }
         match update.offer.lag(&self.freshness) {

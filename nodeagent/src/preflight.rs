@@ -7,7 +7,7 @@ use std::thread;
 
 use kplane_dataplane::backend::{self, Kind};
 use kplane_dataplane::chain;
-use kplane_dataplane::leftovers::{self, Ports};
+use kplane_dataplane::leftovers::{self, Ports, Rival};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::utsname::uname;
 use serde::Serialize;
@@ -98,7 +98,9 @@ pub fn run(
     findings.push(connection_tracking(Path::new("/"), conntrack));
     findings.push(owners(&processes(Path::new("/proc"))));
     findings.push(rules());
-    findings.push(match leftovers::running(ports) {
+    let rival = leftovers::running(ports);
+    findings.push(left(backend, rival));
+    findings.push(match rival {
         None => finding(
             "kube-proxy-here",
             Outcome::Ok,
@@ -296,6 +298,52 @@ fn rules() -> Finding {
             details: tables,
             ..finding(CHECK, Outcome::Ok, "", "")
         },
+    }
+}
+
+/// Finds rules of kube-proxy, and of kplane's modes that share its names, and whether an agent here can remove them.
+fn left(backend: Kind, rival: Option<Rival>) -> Finding {
+    const CHECK: &str = "old-rules";
+    if let Err(error) = leftovers::all_tables() {
+        let text = format!("nftables' rules cannot be read: {error}");
+        return finding(
+            CHECK,
+            Outcome::Unknown,
+            text,
+            "run the same command as root",
+        );
+    }
+    let found = leftovers::kube_proxys(backend);
+    let names: Vec<String> = found.names().collect();
+    let stay = found
+        .problems()
+        .iter()
+        .filter(|problem| !problem.is_harmless());
+    let stay: Vec<String> = stay.map(ToString::to_string).collect();
+    let (outcome, text, details, remedy) = match (stay.is_empty(), names.is_empty(), rival) {
+        (false, ..) => (
+            Outcome::Bad,
+            "rules that this agent cannot remove would lead packets as well as its own",
+            stay,
+            "use the agent's image with iptables (chart: agent.variant=iptables), or do what the details say",
+        ),
+        (true, true, _) => (Outcome::Ok, "there are no rules of kube-proxy", names, ""),
+        (true, false, Some(_)) => (
+            Outcome::Ok,
+            "an agent removes kube-proxy's rules when kube-proxy has ended",
+            names,
+            "",
+        ),
+        (true, false, None) => (
+            Outcome::Warning,
+            "rules of a kube-proxy that does not run lead packets, perhaps to endpoints that are gone",
+            names,
+            "an agent removes them as soon as it serves; until then: kube-proxy --cleanup",
+        ),
+    };
+    Finding {
+        details,
+        ..finding(CHECK, outcome, text, remedy)
     }
 }
 

@@ -23,19 +23,20 @@ mod tests;
 
 pub use publish::Publisher;
 pub use servers::Servers;
-pub use sockets::Addresses;
 
 pub(crate) use count::{Target, all_targets, target};
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use kplane_dataplane::plan::NodePlan;
 use kplane_model::{Family, ServiceName};
 use tokio::sync::{Notify, watch};
 
 use crate::healthz::Health;
 use crate::metrics::Counters;
 use crate::report::Failure;
+use sockets::Addresses;
 
 /// The key of one server: a Service in a family.
 pub(crate) type ServerKey = (Family, ServiceName);
@@ -45,6 +46,8 @@ pub(crate) type ServerKey = (Family, ServiceName);
 #[derive(Debug, Default)]
 struct Mailbox {
     changes: Mutex<BTreeMap<ServerKey, Option<Target>>>,
+    /// The addresses to listen on.
+    addresses: Mutex<Addresses>,
     wake: Notify,
 }
 
@@ -52,6 +55,23 @@ impl Mailbox {
     fn put(&self, changes: impl IntoIterator<Item = (ServerKey, Option<Target>)>) {
         let mut waiting = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.extend(changes);
+    }
+
+    /// Chooses the addresses of a family; returns whether that is news.
+    fn choose(&self, family: Family, node: &NodePlan) -> bool {
+        let mut addresses = self
+            .addresses
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        addresses.choose(family, node)
+    }
+
+    fn addresses(&self) -> Addresses {
+        let addresses = self
+            .addresses
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        addresses.clone()
     }
 
     fn take(&self) -> BTreeMap<ServerKey, Option<Target>> {
@@ -85,7 +105,7 @@ pub struct Unconnected {
 impl Unconnected {
     /// Returns the servers. They open nothing before they run.
     #[must_use]
-    pub fn connect(self, addresses: Addresses, health: Health, counters: Arc<Counters>) -> Servers {
-        Servers::new(self, addresses, health, counters)
+    pub fn connect(self, health: Health, counters: Arc<Counters>) -> Servers {
+        Servers::new(self, health, counters)
     }
 }

@@ -24,9 +24,12 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Pause after an error, such as a lack of files.
 const AFTER_ERROR: Duration = Duration::from_millis(200);
 
+/// Beginning of the names of sockets.
+pub(crate) const SOCKETS: &str = "proxy-";
+
 /// Returns the path of a node's socket. Agents of several nodes may share a folder in tests and demos.
 fn socket_path(folder: &Path, node: &NodeName) -> PathBuf {
-    folder.join(format!("proxy-{node}.sock"))
+    folder.join(format!("{SOCKETS}{node}.sock"))
 }
 
 /// Asks the agent that runs for everything that its proxy has open, and leaves it for the proxy of this one. Without

@@ -1,5 +1,5 @@
 //! Taking over from kube-proxy: its rules are removed once kplane's rules serve, never before, and never
-//! while a kube-proxy runs.
+//! while a kube-proxy runs. Rules that stay lead packets as well, so they are a failure of the node.
 
 use std::time::Duration;
 
@@ -9,13 +9,16 @@ use tokio::time::sleep;
 use crate::desired::now_ms;
 use crate::report::{Failure, Report};
 use kplane_dataplane::leftovers::{
-    Ports, Rival, Serving, find, find_sparing, running, spare_connections,
+    Ports, Problem, Rival, Serving, find, find_sparing, running, spare_connections,
 };
 
-/// Time between two checks for connections that IPVS carries.
+/// Time between two checks for connections that IPVS carries, and for rules that stay.
 const DRAIN_LOOK: Duration = Duration::from_secs(10);
 /// Time between two checks for a kube-proxy that runs.
 const RIVAL_LOOK: Duration = Duration::from_secs(2);
+/// Number of times that rules are removed which have come back. After that, a program keeps writing them, and perhaps
+/// relies on them.
+const MOST_RETURNS: u8 = 3;
 
 /// The work to do on a node.
 #[derive(Clone, Copy, Debug)]
@@ -29,56 +32,70 @@ pub(crate) struct TakeOver {
 }
 
 /// The progress of the work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Stage {
     Begins,
     /// A kube-proxy runs: nothing is touched.
     Beside(Rival),
     /// All is done, except that connections through IPVS have not ended yet.
     Drains,
+    /// Rules stay: the reason, and the command that removes them.
+    Stays(String),
     Done,
 }
 
-/// Waits until the kernel holds the first complete snapshot in all needed families. Then removes, once,
-/// what kube-proxy left in the process' network namespace. While a kube-proxy runs there, nothing is
-/// removed, and the channel reports that kube-proxy. The parts of IPVS that established TCP connections need
-/// stay until those connections have ended.
+/// The progress, and how often rules have come back since.
+#[derive(Clone, Debug)]
+struct Progress {
+    stage: Stage,
+    returns: u8,
+}
+
+/// Waits until the kernel holds the first complete snapshot in all needed families. Then removes what kube-proxy left in
+/// the process' network namespace, and looks again at each read-back. While a kube-proxy runs there, nothing is removed,
+/// and the channel reports that kube-proxy. The channel also reports what cannot be removed. The parts of IPVS that
+/// established TCP connections need stay until those connections have ended.
 ///
 /// A snapshot without a single Service does not count: no real cluster is empty, and what kube-proxy left
 /// may be all that works. Neither does a snapshot of a control plane that knows that its data is incomplete,
 /// nor the content of the cache file.
-pub(crate) async fn remove_once_serving(
+pub(crate) async fn keep_removing(
     task: TakeOver,
     mut reports: watch::Receiver<Report>,
     told: watch::Sender<Option<Failure>>,
 ) {
-    if reports.wait_for(serves).await.is_err() {
-        return;
-    }
-    let mut stage = Stage::Begins;
+    let mut progress = Progress {
+        stage: Stage::Begins,
+        returns: 0,
+    };
+    let mut looked = None;
     loop {
-        let step = move || step(task, stage);
-        // A panic in the task has been printed already; what it did not remove stays.
-        let next = tokio::task::spawn_blocking(step).await;
-        let next = next.unwrap_or(Stage::Done);
-        let pause = match next {
-            Stage::Beside(rival) => {
-                if next != stage {
-                    told.send_replace(Some(failure(rival)));
-                }
-                RIVAL_LOOK
-            }
-            Stage::Begins | Stage::Drains | Stage::Done => {
-                told.send_if_modified(|told| told.take().is_some());
-                DRAIN_LOOK
-            }
-        };
-        if next == Stage::Done {
-            return;
+        if matches!(progress.stage, Stage::Begins | Stage::Done) {
+            let is_due = |report: &Report| serves(report) && looked != Some(read_backs(report));
+            let due = reports.wait_for(is_due).await;
+            let Ok(read) = due.map(|report| read_backs(&report)) else {
+                return;
+            };
+            looked = Some(read);
         }
-        stage = next;
-        sleep(pause).await;
+        let before = progress.clone();
+        // A panic in the task has been printed already; what it did not remove stays.
+        let next = tokio::task::spawn_blocking(move || step(task, &before)).await;
+        progress.stage = Stage::Done;
+        progress = next.unwrap_or(progress);
+        tell(&told, &progress.stage);
+        match progress.stage {
+            Stage::Beside(_) => sleep(RIVAL_LOOK).await,
+            Stage::Drains | Stage::Stays(_) => sleep(DRAIN_LOOK).await,
+            Stage::Begins | Stage::Done => {}
+        }
     }
+}
+
+/// Returns the times when each family was last read back.
+fn read_backs(report: &Report) -> [u64; 2] {
+    let [v4, v6] = &report.families;
+    [v4.verified_at_ms, v6.verified_at_ms]
 }
 
 fn serves(report: &Report) -> bool {
@@ -87,85 +104,215 @@ fn serves(report: &Report) -> bool {
     applied && report.counts.services > 0 && whole
 }
 
-fn failure(rival: Rival) -> Failure {
-    Failure {
-        object: None,
-        reason: format!(
-            "kube-proxy also runs on this node ({rival}) and may serve what the agent refuses; \
-             stop kube-proxy, and the agent removes its rules"
+/// Reports what the stage means for the node. A failure that lasts keeps its start.
+fn tell(told: &watch::Sender<Option<Failure>>, stage: &Stage) {
+    let (reason, degraded) = match stage {
+        Stage::Beside(rival) => (
+            format!(
+                "kube-proxy also runs on this node ({rival}) and may serve what the agent refuses; \
+                 stop kube-proxy, and the agent removes its rules"
+            ),
+            true,
         ),
-        since_ms: now_ms(),
-        degraded: true,
-    }
+        Stage::Stays(why) => (
+            format!("other rules lead packets as well as kplane's: {why}"),
+            false,
+        ),
+        Stage::Begins | Stage::Drains | Stage::Done => {
+            told.send_if_modified(|told| told.take().is_some());
+            return;
+        }
+    };
+    told.send_if_modified(|told| {
+        let is_new = told.as_ref().is_none_or(|told| told.reason != reason);
+        if is_new {
+            *told = Some(Failure {
+                object: None,
+                reason,
+                since_ms: now_ms(),
+                degraded,
+            });
+        }
+        is_new
+    });
 }
 
-fn step(task: TakeOver, before: Stage) -> Stage {
+fn step(task: TakeOver, before: &Progress) -> Progress {
     if let Some(rival) = running(task.ports) {
-        if !matches!(before, Stage::Beside(_)) {
+        if !matches!(before.stage, Stage::Beside(_)) {
             tracing::warn!(
                 evidence = %rival,
                 "kube-proxy also runs on this node and may serve what the agent refuses; stop \
                  kube-proxy, and the agent removes its rules"
             );
         }
-        return Stage::Beside(rival);
+        return Progress {
+            stage: Stage::Beside(rival),
+            returns: 0,
+        };
     }
-    if matches!(before, Stage::Beside(_)) {
+    if matches!(before.stage, Stage::Beside(_)) {
         tracing::info!("kube-proxy no longer runs on this node");
     }
-    match remove_and_log(task, before == Stage::Drains) {
-        true => Stage::Drains,
-        false => Stage::Done,
+    let mut returns = before.returns;
+    let stage = remove_and_log(task, &before.stage, &mut returns);
+    if let Stage::Stays(why) = &stage
+        && stage != before.stage
+    {
+        tracing::warn!(
+            problem = why,
+            "cannot remove rules that lead packets as well as kplane's"
+        );
     }
+    Progress { stage, returns }
 }
 
-/// Removes what kube-proxy left, and returns whether connections are still waited for. `again` means that
-/// an earlier call returned true, and that all else is done.
-fn remove_and_log(task: TakeOver, again: bool) -> bool {
+/// Removes what kube-proxy left, unless it has come back too often.
+fn remove_and_log(task: TakeOver, before: &Stage, returns: &mut u8) -> Stage {
     let serving = task.serving;
     let used = spare_connections(serving, task.spare);
-    let waits = !matches!(used, Ok(None));
-    match used {
-        Ok(Some(used)) if !again => tracing::info!(
+    match &used {
+        Ok(Some(_)) if *before == Stage::Drains => return Stage::Drains,
+        Ok(Some(used)) if !matches!(before, Stage::Stays(_)) => tracing::info!(
             used,
             "established connections continue through IPVS; the agent removes what they need when \
              they have ended"
         ),
-        Ok(None) if again => tracing::info!("the last connections through IPVS have ended"),
-        Ok(_) => {}
-        Err(problem) => tracing::warn!(
-            %problem,
-            "cannot determine which connections need IPVS; all IPVS objects stay; trying again"
-        ),
+        Ok(None) if *before == Stage::Drains => {
+            tracing::info!("the last connections through IPVS have ended");
+        }
+        Ok(_) | Err(_) => {}
     }
-    if waits && again {
-        return true;
-    }
-    let leftovers = if waits {
-        find_sparing(serving)
-    } else {
-        find(serving)
+    let waits = !matches!(used, Ok(None));
+    let leftovers = match waits {
+        true => find_sparing(serving),
+        false => find(serving),
     };
     if !leftovers.is_empty() {
+        *returns = returns.saturating_add(u8::from(*before == Stage::Done));
+        if *returns > MOST_RETURNS {
+            return Stage::Stays(format!(
+                "{leftovers} came back {MOST_RETURNS} times after the agent had removed them; stop the program that \
+                 writes them, or restart the agent"
+            ));
+        }
         tracing::info!(found = %leftovers, "kplane's rules serve; removing what kube-proxy left");
     }
     let outcome = leftovers.remove();
-    for problem in &outcome.problems {
-        tracing::warn!(%problem, "cannot remove something that kube-proxy left");
-    }
     if !outcome.removed.is_empty() {
         tracing::info!(
             steps = outcome.removed.len(),
             "removed what kube-proxy left"
         );
     }
-    waits
+    let (harmless, stays): (Vec<_>, Vec<_>) =
+        outcome.problems.into_iter().partition(Problem::is_harmless);
+    for problem in harmless.iter().filter(|_| *before != Stage::Done) {
+        tracing::info!(%problem, "leaving chains that lead no packet");
+    }
+    let unknown = used.err();
+    let mut stays = unknown.iter().chain(&stays).map(ToString::to_string);
+    match stays.next() {
+        Some(first) => Stage::Stays(match stays.count() {
+            0 => first,
+            more => format!("{first} (and {more} more)"),
+        }),
+        None if waits => Stage::Drains,
+        None => Stage::Done,
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
+    use kplane_rig::kernel::{in_netns, nft};
+    use tokio::runtime::Builder;
+    use tokio::time::timeout;
+
     use super::*;
     use crate::desired::{Counts, Position};
+
+    /// Rules that lead packets, in nf_tables.
+    const RULES: &str = "table ip nat {\n\
+        chain KUBE-SERVICES { ip daddr 10.96.0.1 counter; }\n\
+        chain PREROUTING { type nat hook prerouting priority dstnat; jump KUBE-SERVICES; }\n}\n";
+    /// A chain of another program that needs one of them.
+    const FOREIGN: &str = "table ip nat { chain MINE { goto KUBE-SERVICES; }; }\n";
+    /// Beyond any delay of a busy machine.
+    const DEADLINE: Duration = Duration::from_secs(60);
+
+    fn is_there() -> bool {
+        nft(&["list", "ruleset"], "").contains("chain KUBE-SERVICES")
+    }
+
+    /// A report of a node that serves, and was read back then.
+    fn read_back(verified_at_ms: u64) -> Report {
+        let at = Some(Position {
+            epoch: 1,
+            revision: 1,
+        });
+        let mut report = Report {
+            held: at,
+            applied: at,
+            ..Report::default()
+        };
+        report.counts.services = 1;
+        report.families[0].verified_at_ms = verified_at_ms;
+        report
+    }
+
+    /// I4: not once, but at each read-back; what stays is a failure of the node until it has gone.
+    #[test]
+    fn i4_rules_are_looked_for_at_each_read_back_and_told_while_they_stay() {
+        in_netns(|| {
+            let runtime = Builder::new_current_thread()
+                .enable_all()
+                .start_paused(true)
+                .build();
+            runtime.unwrap().block_on(rules_come_back());
+        });
+    }
+
+    async fn rules_come_back() {
+        let task = TakeOver {
+            serving: Serving::Nftables,
+            spare: [true; 2],
+            ports: Ports::new(None, None),
+        };
+        let (reports, follow) = watch::channel(Report::default());
+        let (told, mut failure) = watch::channel(None);
+        let _task = tokio::spawn(keep_removing(task, follow, told));
+        let gone = async || {
+            let begun = Instant::now();
+            while is_there() {
+                assert!(begun.elapsed() < DEADLINE, "the rules are still there");
+                tokio::task::spawn_blocking(std::thread::yield_now)
+                    .await
+                    .unwrap();
+            }
+        };
+        let mut stays = async |rules: &str, at: u64, cause: &str| {
+            nft(&["-f", "-"], rules);
+            reports.send_replace(read_back(at));
+            let told = timeout(DEADLINE, failure.wait_for(Option::is_some)).await;
+            let told = told.unwrap().unwrap().clone().unwrap();
+            assert!(told.reason.contains(cause) && !told.degraded, "{told:?}");
+            assert!(told.object.is_none() && is_there());
+            nft(&["flush", "ruleset"], "");
+            let ended = timeout(DEADLINE, failure.wait_for(Option::is_none)).await;
+            assert!(ended.unwrap().is_ok());
+        };
+        let foreign = format!("{RULES}{FOREIGN}");
+        stays(&foreign, 1, "rules of other programs jump to them").await;
+        for round in 0..u64::from(MOST_RETURNS) {
+            nft(&["-f", "-"], RULES);
+            reports.send_replace(read_back(2 + round));
+            gone().await;
+        }
+        // A program keeps on writing them.
+        stays(RULES, 9, "came back 3 times").await;
+    }
 
     /// I4: nothing is removed before everything is in the kernel.
     #[test]

@@ -280,7 +280,9 @@ fn failure(report: &pb::Report) -> Option<(u64, String)> {
 }
 
 fn describe_failure(failure: &pb::ObjectFailure) -> String {
-    let key = failure.key.clone().unwrap_or_default();
+    let Some(key) = &failure.key else {
+        return failure.reason.clone();
+    };
     format!(
         "{}/{} {}: {}",
         key.namespace, key.name, key.port_name, failure.reason

@@ -115,10 +115,18 @@ unknown
 {{- end -}}
 {{- end -}}
 
+{{/* Whether nodes may have rules of iptables, from kube-proxy or from agents with iptables; empty = no sign of that. */}}
+{{- define "kplane.oldRules" -}}
+{{- $agents := lookup "apps/v1" "DaemonSet" .Release.Namespace "kplane-nodeagent" | default dict -}}
+{{- $agent := dig "spec" "template" "spec" "containers" (list dict) $agents | first -}}
+{{- $hadIptables := has "NET_RAW" (dig "securityContext" "capabilities" "add" list $agent) -}}
+{{- if or $hadIptables (lookup "apps/v1" "DaemonSet" "kube-system" "kube-proxy") -}}yes{{- end -}}
+{{- end -}}
+
 {{/* Whether the agent's image has iptables; empty = it has not. */}}
 {{- define "kplane.withIptables" -}}
 {{- if eq .Values.agent.variant "auto" -}}
-{{- if or .Values.migration.enabled (ne (include "kplane.mode" .) "nftables") -}}yes{{- end -}}
+{{- if or .Values.migration.enabled (ne (include "kplane.mode" .) "nftables") (include "kplane.oldRules" .) -}}yes{{- end -}}
 {{- else if eq .Values.agent.variant "iptables" -}}
 yes
 {{- end -}}

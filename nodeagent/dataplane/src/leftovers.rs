@@ -8,21 +8,24 @@
 //!
 //! Everything here blocks, so it must not run on the async runtime.
 
+mod chains;
 mod iptables;
 mod objects;
+mod problem;
 mod proxy;
 mod rival;
 mod rules;
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::net::IpAddr;
 
 use kplane_model::{Cidr, Family};
 
+use self::chains::Chains;
 use self::iptables::Rules;
+pub use self::problem::Problem;
 use self::proxy::Part;
-pub use self::rival::{Ports, Rival, running};
+pub use self::rival::{Ports, Rival, running, shares_our_network};
 use self::rules::Keeps;
 pub use crate::backend::Serving;
 use crate::backend::iptables::{Flavour, PacketCounts, remove_counters};
@@ -48,108 +51,6 @@ pub struct Outcome {
     pub problems: Vec<Problem>,
 }
 
-/// An object that is still there, or may be, and what to do about it.
-#[derive(Debug, thiserror::Error)]
-pub enum Problem {
-    /// The nftables table.
-    #[error("nftables table {table}: {reason}; run `nft delete table {table}`")]
-    Table {
-        /// Family and name, as `nft` writes them.
-        table: String,
-        /// The reason.
-        reason: String,
-    },
-    /// The rules could not be listed.
-    #[error("{tool}-save {source}; remove kube-proxy's chains with `kube-proxy --cleanup`")]
-    Save {
-        /// The kind of iptables.
-        tool: String,
-        /// The reason.
-        source: RunError,
-    },
-    /// A table's chains could not be removed.
-    #[error(
-        "{tool}-restore for table {table} {source}; remove kube-proxy's chains with \
-         `kube-proxy --cleanup`"
-    )]
-    Restore {
-        /// The kind of iptables.
-        tool: String,
-        /// The table.
-        table: &'static str,
-        /// The reason.
-        source: RunError,
-    },
-    /// Chains stay because other programs need them.
-    #[error(
-        "{tool} table {table}: {chains} kept, because rules of other programs jump to them; see \
-         `{tool}-save -t {table}`"
-    )]
-    Kept {
-        /// The kind of iptables.
-        tool: String,
-        /// The table.
-        table: &'static str,
-        /// Names of the chains.
-        chains: String,
-    },
-    /// There are chains, but no program to remove them.
-    #[error(
-        "kube-proxy has chains in iptables, but there is no {program}: install iptables, or run \
-         `kube-proxy --cleanup`"
-    )]
-    NoTool {
-        /// The missing program.
-        program: String,
-    },
-    /// There may be chains, but no program to list them.
-    #[error(
-        "legacy iptables has tables that may contain kube-proxy's chains, but there is no \
-         {program} to list them: install iptables, or run `kube-proxy --cleanup`"
-    )]
-    Unseen {
-        /// The missing program.
-        program: String,
-    },
-    /// The virtual servers.
-    #[error("IPVS: {0}; run `ipvsadm --clear`")]
-    VirtualServers(NetlinkError),
-    /// The link with the addresses of all Services.
-    #[error("link kube-ipvs0: {0}; run `ip link delete kube-ipvs0`")]
-    Link(NetlinkError),
-    /// The address of the userspace proxy.
-    #[error("address {ip} of lo: {source}; run `ip address delete {ip} dev lo`")]
-    ProxyAddress {
-        /// The address.
-        ip: IpAddr,
-        /// The reason.
-        source: NetlinkError,
-    },
-    /// The delivery of answers to the userspace proxy.
-    #[error(
-        "{ip} rule to table {table}: {source}; run `{ip} rule delete table {table}` and `{ip} route flush table {table}`"
-    )]
-    Delivery {
-        /// `ip`, with the option for the family.
-        ip: &'static str,
-        /// Number of the routing table.
-        table: u32,
-        /// The reason.
-        source: NetlinkError,
-    },
-    /// The IP sets could not be listed.
-    #[error("IP sets: {0}; see `ipset list -name`")]
-    Sets(NetlinkError),
-    /// One IP set.
-    #[error("IP set {name}: {source}; is a rule still using it? Run `ipset destroy {name}`")]
-    Set {
-        /// Name of the set.
-        name: String,
-        /// The reason.
-        source: NetlinkError,
-    },
-}
-
 /// Returns the kind of iptables in which the serving backend has its chains.
 fn used(serving: Serving, family: Family) -> Option<Flavour> {
     match serving {
@@ -173,6 +74,7 @@ enum Item {
     OurTable(Family),
     Table(Family),
     Rules(Rules),
+    Chains(Chains),
     VirtualServers(Vec<ServerKey>),
     Link,
     Set(String),
@@ -224,7 +126,7 @@ pub fn ours(kind: Kind, settings: &Settings) -> Leftovers {
     if kind == Kind::Noop {
         return found;
     }
-    found.find_our_tables();
+    found.find_own_names();
     if kind.describe().shares_names {
         found.find_rules(|_| None, rules::KEEP_NONE, rules::KEEP_NONE);
     }
@@ -235,9 +137,14 @@ pub fn ours(kind: Kind, settings: &Settings) -> Leftovers {
     if kind.describe().shares_names && PacketCounts::read() != PacketCounts::default() {
         found.items.push(Item::Counters);
     }
-    let (parts, problems) = Part::find();
-    found.items.extend(parts.into_iter().map(Item::Proxy));
-    found.problems.extend(problems);
+    found
+}
+
+/// Finds kplane's objects that have names of its own, in any mode.
+#[must_use]
+pub fn own_names() -> Leftovers {
+    let mut found = Leftovers::default();
+    found.find_own_names();
     found
 }
 
@@ -303,6 +210,13 @@ impl Leftovers {
         self.find_table(objects::OUR_TABLE, Item::OurTable);
     }
 
+    fn find_own_names(&mut self) {
+        self.find_our_tables();
+        let (parts, problems) = Part::find();
+        self.items.extend(parts.into_iter().map(Item::Proxy));
+        self.problems.extend(problems);
+    }
+
     fn find_tables(&mut self) {
         self.find_table(objects::TABLE, Item::Table);
     }
@@ -327,10 +241,43 @@ impl Leftovers {
         elsewhere: Keeps,
     ) {
         for family in Family::ALL {
-            let (rules, problems) = iptables::find(family, used(family), keeps, elsewhere);
-            self.items.extend(rules.into_iter().map(Item::Rules));
-            self.problems.extend(problems);
+            let keeps = |flavour| match used(family) == Some(flavour) {
+                true => keeps,
+                false => elsewhere,
+            };
+            match iptables::find(family, keeps(Flavour::Legacy)) {
+                Ok(found) => found.into_iter().for_each(|rules| {
+                    self.keep(Flavour::Legacy.name(family), &rules.table);
+                    let is_empty = rules.table.is_empty();
+                    self.items.extend((!is_empty).then_some(Item::Rules(rules)));
+                }),
+                Err(problem) => self.problems.push(problem),
+            }
+            match chains::find(family, keeps(Flavour::Nft)) {
+                Ok(found) => found.into_iter().for_each(|chains| {
+                    self.keep(Flavour::Nft.name(family), &chains.table);
+                    let is_empty = chains.table.is_empty();
+                    self.items
+                        .extend((!is_empty).then_some(Item::Chains(chains)));
+                }),
+                Err(source) => self.problems.push(Problem::Unread {
+                    tool: Flavour::Nft.name(family),
+                    source,
+                }),
+            }
         }
+    }
+
+    /// Names the chains of a table that stay because other programs need them.
+    fn keep<Jump>(&mut self, tool: String, table: &rules::Table<Jump>) {
+        let chains: Vec<&str> = table.kept.iter().map(String::as_str).collect();
+        self.problems
+            .extend((!chains.is_empty()).then(|| Problem::Kept {
+                tool,
+                table: table.name,
+                chains: chains.join(", "),
+                only_masquerade: rules::only_masquerade(&table.kept),
+            }));
     }
 
     /// Excludes virtual servers on these addresses from the removal (D8).
@@ -418,6 +365,10 @@ impl Item {
             Self::OurTable(family) => table(family, objects::OUR_TABLE),
             Self::Table(family) => table(family, objects::TABLE),
             Self::Rules(rules) => rules.remove(),
+            Self::Chains(chains) => chains.remove().map_err(|reason| Problem::Chains {
+                chains: chains.to_string(),
+                reason,
+            }),
             Self::VirtualServers(servers) => {
                 left::remove(&servers).map_err(Problem::VirtualServers)
             }
@@ -449,6 +400,7 @@ impl fmt::Display for Item {
                 objects::written(*family, objects::TABLE)
             ),
             Self::Rules(rules) => rules.fmt(f),
+            Self::Chains(chains) => chains.fmt(f),
             Self::VirtualServers(servers) => {
                 write!(f, "{} IPVS virtual servers", servers.len())
             }

@@ -30,6 +30,9 @@ pub enum FileError {
     /// Another version of the program wrote the file.
     #[error("format {0} is not known to this version")]
     Version(u32),
+    /// The content comes from another source.
+    #[error("the source was {0:?}, and is another one now")]
+    OtherSource(String),
     /// The agent of another node wrote the file.
     #[error("written for node {0:?}")]
     Foreign(String),

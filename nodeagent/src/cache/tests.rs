@@ -47,6 +47,7 @@ impl Cache {
         let disk = Disk {
             path: self.path().to_owned(),
             node: self.node.clone(),
+            source: self.source.clone(),
         };
         disk.load()
     }
@@ -101,6 +102,30 @@ fn what_was_written_is_read() {
         1,
         "nothing else is left"
     );
+}
+
+/// A folder is a source by its path; a control plane of any cluster may have written the other files.
+#[test]
+fn a_file_of_another_source_is_of_no_use() {
+    use crate::desired::folder_id;
+    let long = format!("/{}", "x".repeat(1_000));
+    let folders = [Some("/a"), Some("/b"), Some(&*long), None];
+    let source = |folder: Option<&str>| folder.map(|folder| folder_id(Path::new(folder)));
+    for written in folders {
+        let folder = TempDir::new().unwrap();
+        let (keeper, _) = cache(&folder).start().unwrap();
+        let cluster = source(written).unwrap_or_else(|| "a-uid".to_owned());
+        assert!(cluster.len() <= 64, "{cluster}");
+        let cluster = cluster.as_str().into();
+        keeper.close(Some(Picture {
+            cluster,
+            ..picture(objects())
+        }));
+        for reader in folders {
+            let read = cache(&folder).of(source(reader)).load();
+            assert_eq!(read.is_some(), reader == written, "{written:?} {reader:?}");
+        }
+    }
 }
 
 #[test]

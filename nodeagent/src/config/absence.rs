@@ -1,14 +1,30 @@
 //! The flags about objects that a source does not name (any more).
 
-use std::path::PathBuf;
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 
 use crate::desired::CliffGuard;
 use kplane_dataplane::backend;
+use kplane_dataplane::leftovers::shares_our_network;
 
 /// The default folder of the cache file.
 const CACHE: &str = "/var/lib/kplane";
+
+/// Parent of the default folders of other network namespaces, which end with the machine, too.
+const OF_NAMESPACES: &str = "/run/kplane";
+
+/// Returns the default folder. A network namespace that is not that of the machine, or of the container, has a folder of
+/// its own, so that agents of one node's name do not meet in a file or socket.
+fn default_folder() -> PathBuf {
+    let own = fs::metadata("/proc/thread-self/ns/net");
+    match (shares_our_network(1), own) {
+        (Some(false), Ok(own)) => Path::new(OF_NAMESPACES).join(format!("netns-{}", own.ino())),
+        _ => CACHE.into(),
+    }
+}
 
 /// Values of the flag for the cliff guard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -23,7 +39,8 @@ enum Guarded {
 #[derive(Debug, Args)]
 pub(super) struct AbsenceFlags {
     /// Folder in which the agent saves what it serves. After a start, the agent continues from there, and serves from
-    /// there while no control plane answers. Empty = none [default: /var/lib/kplane; none with --backend noop]
+    /// there while no control plane answers. Empty = none [default: /var/lib/kplane; in a network namespace that is not
+    /// the machine's, a folder in /run/kplane; none with --backend noop]
     #[arg(long, value_name = "DIR", help_heading = "Missing objects")]
     cache_dir: Option<String>,
 
@@ -69,10 +86,24 @@ impl AbsenceFlags {
 
     /// Returns the folder of the cache file. A dry run writes none, unless the flag asks for one.
     pub(super) fn cache_dir(&self, backend: backend::Kind) -> Option<PathBuf> {
-        let default = backend.describe().programs_kernel.then_some(CACHE);
-        let folder = self.cache_dir.as_deref().or(default);
-        folder
-            .filter(|folder| !folder.is_empty())
-            .map(PathBuf::from)
+        match self.cache_dir.as_deref() {
+            Some("") => None,
+            Some(folder) => Some(folder.into()),
+            None => backend.describe().programs_kernel.then(default_folder),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_network_namespace_has_a_folder_of_its_own() {
+        let here = default_folder();
+        let mut other = None;
+        kplane_rig::kernel::in_netns(|| other = Some(default_folder()));
+        // Without the right to make a namespace there is none.
+        assert!(other.is_none_or(|other| other.starts_with("/run/kplane") && other != here));
     }
 }

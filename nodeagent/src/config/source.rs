@@ -15,6 +15,7 @@ use kplane_tls::{ClientFiles, is_this_machine};
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use super::Problem;
+use crate::desired::folder_id;
 
 /// Default address at which a standalone agent serves its status.
 const STATUS_ADDRESS: &str = "127.0.0.1:7444";
@@ -50,6 +51,19 @@ pub enum Source {
         /// Places on nodes that Services may have although programs of nodes usually listen there.
         excepted: Vec<ReservedPlace>,
     },
+}
+
+impl Source {
+    /// Returns the identity of a folder of manifests. A control plane names its cluster when it answers.
+    pub(crate) fn id(&self) -> Option<String> {
+        match self {
+            Self::Standalone {
+                origin: Origin::Manifests(path),
+                ..
+            } => Some(folder_id(path)),
+            Self::Standalone { .. } | Self::ControlPlane { .. } | Self::InProcess(_) => None,
+        }
+    }
 }
 
 /// The settings for the Kubernetes API from kube-proxy's flags and file.

@@ -3,6 +3,8 @@
 //! first update, or without one while no control plane answers.
 
 use std::net::IpAddr;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
 use std::sync::Arc;
 
 use kplane_model::{DesiredKey, DesiredObject, Digest, ObjectHash};
@@ -19,7 +21,8 @@ pub struct Picture {
     pub digest: Digest,
     /// The time when a control plane last confirmed this state, milliseconds since 1970; 0 = not known.
     pub confirmed_ms: u64,
-    /// The cluster of the last control plane that named its cluster; empty = not known.
+    /// The source: the cluster of the last control plane that named its cluster, or a folder ([`folder_id`]); empty = not
+    /// known.
     pub cluster: Arc<str>,
     /// The newest changes of the source that the state contains.
     pub freshness: Freshness,
@@ -40,7 +43,43 @@ pub struct Remembered {
     pub held: bool,
 }
 
+/// Beginning of the identity of a folder. The identity of a cluster is a UID.
+const FOLDER: &str = "folder ";
+/// Longest path that such an identity contains in full, so that it is no longer than that of a cluster may be.
+const MAX_PATH: usize = 56;
+
+/// Returns the identity of a folder of manifests, in place of that of a cluster.
+pub(crate) fn folder_id(path: &Path) -> String {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let text = path.to_string_lossy();
+    if text.len() <= MAX_PATH {
+        return format!("{FOLDER}{text}");
+    }
+    let mut hash = Digest::default();
+    hash.add(ObjectHash::of(path.as_os_str().as_bytes()));
+    format!("{FOLDER}with the hash {hash}")
+}
+
+/// Returns whether this is the identity of a folder.
+pub(crate) fn is_folder(source: &str) -> bool {
+    source.starts_with(FOLDER)
+}
+
 impl Desired {
+    /// Returns whether the state is known to come from another cluster than this one.
+    pub(crate) fn is_of_other_cluster(&self, theirs: &str) -> bool {
+        !self.cluster.is_empty() && !theirs.is_empty() && *self.cluster != *theirs
+    }
+
+    /// Forgets what an earlier process served if it comes from another cluster, unless the kernel serves it: nothing is
+    /// guarded that no kernel serves. Called before the first update.
+    pub(crate) fn forget_if_foreign(&mut self, theirs: &str, serves: impl FnOnce() -> bool) {
+        let remembered = self.standing == Standing::Remembered;
+        if remembered && self.is_of_other_cluster(theirs) && !serves() {
+            *self = Self::new(self.guard);
+        }
+    }
+
     /// Remembers the state that an earlier process served. Called before the first update.
     ///
     /// The control plane may continue from this state only if it is exactly what the control plane sent.

@@ -158,13 +158,14 @@ impl Core {
         };
         let epoch = update.position.epoch;
         let triggers = std::mem::take(&mut update.triggers);
-        let (first, held) = (
-            self.desired.position().is_none(),
-            self.desired.held_services(),
-        );
+        let first = self.desired.position().is_none();
+        let held = self.desired.held_services();
         let (stale, confirmed_ms) = (self.desired.is_stale(), update.arrived_at_ms);
         let snapshot = update.snapshot;
         let before = self.desired.position().map(|position| position.epoch);
+        let families = &mut self.families;
+        let serves = || families.iter_mut().any(Pipeline::has_services);
+        self.desired.forget_if_foreign(&update.cluster, serves);
         let touched = self.desired.apply(update)?;
         let now = Now::real();
         self.alone.answered();
@@ -303,6 +304,7 @@ impl Core {
     fn finish(&mut self, work: &Work, position: Position, sum: &Applied) {
         let finished_at_ms = now_ms();
         let complete = self.common(Pipeline::applied) == Some(position);
+        self.keeping.served |= complete;
         if complete {
             self.behind = None;
         }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
 
-use kplane_dataplane::plan::NodeSettings;
+use kplane_dataplane::plan::{NodePlan, NodeSettings};
 use kplane_model::{Family, ServiceKey, ServiceName, TrafficPolicy};
 use tokio::sync::watch;
 
@@ -25,7 +25,7 @@ pub struct Followers {
     counters: Arc<Counters>,
     no_local: [NoLocal; 2],
     triggers: Results,
-    /// Another program that programs this node.
+    /// Another program that programs this node, or its rules.
     rival: Option<watch::Receiver<Option<Failure>>>,
     canary: Option<canary::Follower>,
     surroundings: Option<watch::Receiver<Surroundings>>,
@@ -65,7 +65,7 @@ impl Followers {
         }
     }
 
-    /// Adds the report of another program that programs this node.
+    /// Adds the report of another program that programs this node, or of its rules.
     #[must_use]
     pub fn with_rival(mut self, rival: watch::Receiver<Option<Failure>>) -> Self {
         self.rival = Some(rival);
@@ -158,6 +158,7 @@ impl Followers {
     pub(super) fn programmed(
         &mut self,
         family: Family,
+        node: &NodePlan,
         desired: &Desired,
         touched: Option<&Touched>,
         failures: &BTreeMap<ServiceKey, Failure>,
@@ -169,7 +170,8 @@ impl Followers {
         if let Some(canary) = &self.canary {
             canary.programmed(family, desired, touched, is_refused);
         }
-        self.health.programmed(family, desired, touched, is_refused);
+        self.health
+            .programmed(family, node, desired, touched, is_refused);
         self.count_no_local(family, desired, touched);
         if let Some(connections) = &self.connections {
             learn(connections, family, desired, touched);

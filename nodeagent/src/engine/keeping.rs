@@ -73,6 +73,8 @@ pub(super) struct Keeping {
     confirmation: Confirmation,
     /// The position and the confirmation that the file contains.
     written: Option<(Position, u64)>,
+    /// Whether the kernel has held a state of this process. The file has nothing that no kernel served.
+    pub(super) served: bool,
     /// Whether nothing is known of what the node served before this process.
     blind: bool,
     /// The reason why the kernel is not touched.
@@ -159,7 +161,8 @@ impl Keeping {
     }
 
     pub(super) fn due(&self) -> Option<Instant> {
-        [self.due, self.refresh].into_iter().flatten().min()
+        let times = [self.due, self.refresh].into_iter().flatten();
+        times.min().filter(|_| self.served)
     }
 
     pub(super) fn is_due(&self, now: Now) -> bool {
@@ -186,13 +189,13 @@ impl Keeping {
     }
 
     /// Returns the served state, if it, its position or its confirmation is newer than the file; `None` also
-    /// if nothing is in effect.
+    /// if nothing is in effect, or the kernel has held nothing yet.
     fn unwritten(&mut self, desired: &Desired) -> Option<Picture> {
         let confirmed_ms = self.confirmation.get();
         let written = Some((desired.position()?, confirmed_ms));
         let changed = self.due.take().is_some();
         let news = changed || written != self.written;
-        if !news || self.hands_off() {
+        if !news || !self.served || self.hands_off() {
             return None;
         }
         self.written = written;

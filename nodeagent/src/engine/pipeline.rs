@@ -239,7 +239,13 @@ impl Pipeline {
     fn follow(&mut self, touched: &Touched, everything: bool, context: &mut Context<'_>) {
         let touched = (!everything).then_some(touched);
         let followers = &mut *context.followers;
-        followers.programmed(self.family, context.desired, touched, &self.failures);
+        followers.programmed(
+            self.family,
+            &self.node,
+            context.desired,
+            touched,
+            &self.failures,
+        );
     }
 
     /// Plans what was touched, or everything after a change of the node's facts or settings.

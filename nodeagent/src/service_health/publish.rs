@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use kplane_dataplane::plan::NodePlan;
 use kplane_model::{Family, ServiceKey, ServiceName};
 use tokio::sync::watch;
 
@@ -30,10 +31,11 @@ impl Publisher {
 
     /// Publishes after a family was programmed (A25). If `everything`, all of the family is
     /// compared, and not only what was touched. A Service keeps its earlier answer if `failed`
-    /// names a part that the kernel refused.
+    /// names a part that the kernel refused. Servers listen where the `node` serves node ports (A23).
     pub(crate) fn programmed(
         &mut self,
         family: Family,
+        node: &NodePlan,
         desired: &Desired,
         touched: Option<&Touched>,
         failed: impl Fn(&ServiceName) -> bool,
@@ -55,7 +57,8 @@ impl Publisher {
             }
             self.mailbox.put(changes);
         }
-        if self.has_failures() || !self.mailbox.is_empty() {
+        let moved = self.mailbox.choose(family, node) && !self.published.is_empty();
+        if moved || self.has_failures() || !self.mailbox.is_empty() {
             // Ports that were taken are tried again at every sync (A25).
             self.mailbox.wake.notify_one();
         }

@@ -11,8 +11,8 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::sockets::{advice, listen};
-use super::{Addresses, Mailbox, ServerKey, Target, Unconnected, body};
+use super::sockets::{Addresses, advice, listen};
+use super::{Mailbox, ServerKey, Target, Unconnected, body};
 use crate::desired::now_ms;
 use crate::healthz::Health;
 use crate::metrics::Counters;
@@ -57,16 +57,11 @@ struct Server {
 }
 
 impl Servers {
-    pub(super) fn new(
-        from: Unconnected,
-        addresses: Addresses,
-        health: Health,
-        counters: Arc<Counters>,
-    ) -> Self {
+    pub(super) fn new(from: Unconnected, health: Health, counters: Arc<Counters>) -> Self {
         Self {
             mailbox: from.mailbox,
             report: from.report,
-            addresses,
+            addresses: Addresses::default(),
             health,
             counters,
             guests: Guests::new(MAX_CONNECTIONS),
@@ -99,7 +94,10 @@ impl Servers {
             self.close_outdated(key, new.as_ref()).await;
         }
         let mut todo = BTreeSet::new();
-        let due = self.tried_at.is_none_or(|at| at.elapsed() >= RETRY_PAUSE);
+        let addresses = self.mailbox.addresses();
+        let moved = addresses != self.addresses;
+        self.addresses = addresses;
+        let due = moved || self.tried_at.is_none_or(|at| at.elapsed() >= RETRY_PAUSE);
         if due {
             if self.follow_addresses() {
                 todo.extend(self.servers.keys().cloned());
@@ -187,7 +185,8 @@ impl Servers {
         }
         let port = server.target.port;
         let mut problem = wanted.is_empty().then(|| {
-            "no address of this node is among the nodePortAddresses of this family".to_owned()
+            "no address of this node serves node ports of this family: see nodePortAddresses"
+                .to_owned()
         });
         for ip in wanted {
             if server.listeners.contains_key(ip) {

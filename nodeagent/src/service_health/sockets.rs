@@ -1,10 +1,11 @@
-//! The addresses on which health check node ports listen (A23): all addresses of a family, or those
-//! of the node's own that `nodePortAddresses` selects.
+//! The addresses on which health check node ports listen (A23): those of the node's own that serve node ports (A21), or
+//! all addresses of a family.
 
 use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use kplane_dataplane::plan::{NodePlan, loopback};
 use kplane_model::{Cidr, Family};
 use nix::errno::Errno;
 use nix::sys::socket::{setsockopt, sockopt};
@@ -13,39 +14,34 @@ use tokio::net::{TcpListener, TcpSocket};
 /// Most connections that wait to be accepted.
 const BACKLOG: u32 = 128;
 
-/// The choice of the node's addresses to listen on.
-#[derive(Clone, Debug, Default)]
-pub struct Addresses {
-    cidrs: Vec<Cidr>,
-}
+/// The ranges of node ports of each family, of which the node's own addresses are chosen. None before the engine has
+/// programmed the family.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Addresses([Vec<Cidr>; 2]);
 
 impl Addresses {
-    /// Chooses the addresses in `nodeport_addresses`. A family without an entry listens on all
-    /// addresses, as in kube-proxy.
-    #[must_use]
-    pub fn new(nodeport_addresses: &[Cidr]) -> Self {
-        Self {
-            cidrs: nodeport_addresses.to_vec(),
-        }
+    /// Chooses the addresses that serve node ports of a family; returns whether that is news.
+    pub(super) fn choose(&mut self, family: Family, node: &NodePlan) -> bool {
+        let mut ranges = node.nodeport_ips.clone();
+        ranges.extend(node.nodeport_localhost.then(|| loopback(family)));
+        let is_new = self.0[family as usize] != ranges;
+        self.0[family as usize] = ranges;
+        is_new
     }
 
-    fn of(&self, family: Family) -> impl Iterator<Item = &Cidr> {
-        self.cidrs
-            .iter()
-            .filter(move |cidr| cidr.family() == family)
+    fn of(&self, family: Family) -> &[Cidr] {
+        &self.0[family as usize]
     }
 
     /// Returns whether one socket serves all addresses of the family.
     fn is_everything(&self, family: Family) -> bool {
-        let mut of_family = self.of(family).peekable();
-        of_family.peek().is_none() || of_family.any(|cidr| cidr.prefix_len() == 0)
+        self.of(family).iter().any(|cidr| cidr.prefix_len() == 0)
     }
 
     /// Returns whether the choice follows the node's addresses as they come and go.
     pub(super) fn is_changing(&self) -> bool {
-        Family::ALL
-            .iter()
-            .any(|family| !self.is_everything(*family))
+        let chooses = |family| !self.of(family).is_empty() && !self.is_everything(family);
+        Family::ALL.into_iter().any(chooses)
     }
 
     /// Returns the addresses to listen on now, for each family.
@@ -62,7 +58,7 @@ impl Addresses {
             if self.is_everything(family) {
                 return BTreeSet::from([any(family)]);
             }
-            let chosen = |ip: &&IpAddr| self.of(family).any(|cidr| cidr.contains(**ip));
+            let chosen = |ip: &&IpAddr| self.of(family).iter().any(|cidr| cidr.contains(**ip));
             own.iter().filter(chosen).copied().collect()
         }))
     }
@@ -123,22 +119,30 @@ pub(super) fn advice(error: &io::Error) -> &'static str {
 mod tests {
     use super::*;
 
-    fn chosen(cidrs: &[&str], family: Family) -> BTreeSet<IpAddr> {
-        let cidrs: Vec<Cidr> = cidrs.iter().map(|text| text.parse().unwrap()).collect();
-        Addresses::new(&cidrs).current().unwrap()[family as usize].clone()
+    fn chosen(cidrs: &[&str], localhost: bool, family: Family) -> BTreeSet<IpAddr> {
+        let node = NodePlan {
+            nodeport_ips: cidrs.iter().map(|text| text.parse().unwrap()).collect(),
+            nodeport_localhost: localhost,
+            ..NodePlan::default()
+        };
+        let mut addresses = Addresses::default();
+        addresses.choose(family, &node);
+        assert!(!addresses.choose(family, &node), "no news");
+        addresses.current().unwrap()[family as usize].clone()
     }
 
     #[test]
     fn a23_node_port_addresses_choose_where_to_listen() {
-        let any_v4 = BTreeSet::from(["0.0.0.0".parse().unwrap()]);
-        let any_v6 = BTreeSet::from(["::".parse().unwrap()]);
-        assert_eq!(chosen(&[], Family::V4), any_v4);
-        assert_eq!(chosen(&[], Family::V6), any_v6);
-        assert_eq!(chosen(&["192.0.2.0/24", "0.0.0.0/0"], Family::V4), any_v4);
-        // Without an entry of a family, all its addresses are chosen, as for its node ports.
-        assert_eq!(chosen(&["127.0.0.0/8"], Family::V6), any_v6);
-        let loopback = BTreeSet::from(["127.0.0.1".parse().unwrap()]);
-        assert_eq!(chosen(&["127.0.0.0/8"], Family::V4), loopback);
-        assert!(chosen(&["240.1.2.0/24"], Family::V4).is_empty());
+        let [any_v4, any_v6, loopback] =
+            ["0.0.0.0", "::", "127.0.0.1"].map(|text| BTreeSet::from([text.parse().unwrap()]));
+        assert_eq!(chosen(&["0.0.0.0/0"], false, Family::V4), any_v4);
+        assert_eq!(chosen(&["192.0.2.0/24", "::/0"], true, Family::V6), any_v6);
+        assert_eq!(chosen(&["127.0.0.0/8"], false, Family::V4), loopback);
+        assert_eq!(chosen(&["240.1.2.3/32"], true, Family::V4), loopback);
+        assert!(chosen(&["240.1.2.3/32"], false, Family::V4).is_empty());
+        assert!(
+            chosen(&[], false, Family::V4).is_empty(),
+            "a fact is missing"
+        );
     }
 }

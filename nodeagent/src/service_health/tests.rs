@@ -68,6 +68,8 @@ fn named(port_name: &str) -> ServiceKey {
 
 /// A control plane, an engine's desired state, and servers.
 struct Rig {
+    /// Where node ports are served.
+    node: NodePlan,
     plane: Plane,
     desired: Desired,
     publisher: Publisher,
@@ -75,6 +77,14 @@ struct Rig {
     _connection: watch::Sender<Connection>,
     counters: Arc<Counters>,
     _servers: tokio_util::task::AbortOnDropHandle<()>,
+}
+
+/// Returns a plan that serves node ports at these addresses. Those of the other family choose none.
+fn serving_at(cidrs: &[&str]) -> NodePlan {
+    NodePlan {
+        nodeport_ips: cidrs.iter().map(|text| text.parse().unwrap()).collect(),
+        ..NodePlan::default()
+    }
 }
 
 const LOOPBACK: [&str; 2] = ["127.0.0.1/32", "::1/128"];
@@ -93,7 +103,6 @@ fn health(programmed: bool) -> Report {
 
 impl Rig {
     fn new(cidrs: &[&str]) -> Self {
-        let cidrs: Vec<_> = cidrs.iter().map(|text| text.parse().unwrap()).collect();
         let (publisher, servers) = channel();
         let (reports, follow) = watch::channel(health(true));
         let (_connection, connection) = watch::channel(Connection {
@@ -110,8 +119,9 @@ impl Rig {
             answers: Arc::default(),
         };
         let counters = Arc::<Counters>::default();
-        let servers = servers.connect(Addresses::new(&cidrs), health, counters.clone());
+        let servers = servers.connect(health, counters.clone());
         Self {
+            node: serving_at(cidrs),
             plane: Plane::new([]),
             desired: Desired::default(),
             publisher,
@@ -148,7 +158,7 @@ impl Rig {
         for family in Family::ALL {
             let refused = |name: &ServiceName| refused.contains(&&*name.name);
             self.publisher
-                .programmed(family, &self.desired, touched, refused);
+                .programmed(family, &self.node, &self.desired, touched, refused);
         }
     }
 
@@ -229,7 +239,7 @@ async fn idle_services_cost_nothing() {
 #[tokio::test]
 async fn a23_a24_each_family_has_its_server_for_any_path() {
     let port = free_port();
-    let mut rig = Rig::new(&[]);
+    let mut rig = Rig::new(&["0.0.0.0/0", "::/0"]);
     rig.put([
         checked("web", "", Family::V4, port),
         checked("web", "", Family::V6, port),
@@ -390,7 +400,7 @@ async fn a_complete_sync_closes_what_is_gone() {
     let all: BTreeSet<_> = all_targets(&rig.desired, Family::V4).into_keys().collect();
     assert_eq!(all, BTreeSet::from([ServiceName::new("shop", "kept")]));
     rig.publisher
-        .programmed(Family::V4, &rig.desired, None, |_| false);
+        .programmed(Family::V4, &rig.node, &rig.desired, None, |_| false);
     until(v4(gone), "/", |reply| reply.is_none()).await;
     assert_eq!(get(v4(kept), "/").await.unwrap().status, 503);
 }

@@ -201,6 +201,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     ruleset::a26_e8_no_hole_is_punched_into_others_firewalls,
     ruleset::e8_no_rule_looks_for_invalid_packets,
     health::a23_health_checks_follow_the_nodes_own_addresses,
+    health::a23_with_primary_health_checks_are_on_the_nodes_own_address,
     latency::h_both_families_measure_each_change_once,
     handed::a_service_changes_its_way_without_a_failed_connection,
     handed::u37_only_the_service_that_asks_is_the_proxys,

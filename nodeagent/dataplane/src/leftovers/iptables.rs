@@ -1,21 +1,22 @@
-//! kube-proxy's chains in iptables, read and removed with the programs `iptables-save` and
-//! `iptables-restore`.
+//! kube-proxy's chains in legacy iptables, read and removed with the programs `iptables-legacy-save` and
+//! `iptables-legacy-restore`.
 //!
-//! The kernel may have both kinds of iptables at once, and kube-proxy uses the one that kubelet used first.
-//! So every kind is checked for which there is a program.
+//! The kernel may have both kinds of iptables at once, and kube-proxy uses the one that kubelet used first. The chains of
+//! the other kind are in nf_tables: `chains.rs`.
 
 use std::fmt;
 
 use kplane_model::Family;
 
 use super::Problem;
-use super::objects;
 use super::rules::{self, Keeps, Table};
 use crate::backend::iptables::{Flavour, Tool};
 use crate::process::RunError;
 
 /// Most attempts at a table that other programs change meanwhile.
 const ATTEMPTS: u32 = 3;
+/// The table without which kube-proxy's rules lead no packet.
+const NAT: &str = "nat";
 
 /// The rules that one tool found.
 #[derive(Debug)]
@@ -23,50 +24,35 @@ pub(super) struct Rules {
     tool: Tool,
     keeps: Keeps,
     /// One of the tables.
-    table: Table,
+    pub(super) table: Table,
 }
 
-/// Finds kube-proxy's chains of a family. Creates nothing: when asked for all tables, the programs print only
-/// those that exist.
+/// Finds kube-proxy's chains of a family, but those that `keeps` names. Creates nothing: when asked for all tables, the
+/// programs print only those that exist.
 ///
-/// Chains stay that `keeps` names, in the kind of iptables in which a kplane backend serves (`used`), or that
-/// `elsewhere` names, in the other kind.
-pub(super) fn find(
-    family: Family,
-    used: Option<Flavour>,
-    keeps: Keeps,
-    elsewhere: Keeps,
-) -> (Vec<Rules>, Vec<Problem>) {
-    let (mut rules, mut problems) = (Vec::new(), Vec::new());
-    for flavour in [Flavour::Legacy, Flavour::Nft] {
-        if !flavour.may_have_rules(family) {
-            continue;
-        }
-        let Some(tool) = Tool::find(flavour, family) else {
-            problems.extend(unseen(flavour, family));
-            continue;
-        };
-        let keeps = match used == Some(tool.flavour()) {
-            true => keeps,
-            false => elsewhere,
-        };
-        match look(&tool, keeps) {
-            Ok(tables) => {
-                for table in tables {
-                    problems.extend(kept(&tool, &table));
-                    if !table.is_empty() {
-                        let tool = tool.clone();
-                        rules.push(Rules { tool, keeps, table });
-                    }
-                }
-            }
-            Err(source) => problems.push(Problem::Save {
-                tool: tool.name().to_owned(),
-                source,
-            }),
-        }
+/// # Errors
+/// [`Problem`]: there may be chains, and the programs are missing, or fail.
+pub(super) fn find(family: Family, keeps: Keeps) -> Result<Vec<Rules>, Problem> {
+    if !Flavour::Legacy.may_have_rules(family) {
+        return Ok(Vec::new());
     }
-    (rules, problems)
+    let Some(tool) = Tool::find(Flavour::Legacy, family) else {
+        let name = Flavour::Legacy.name(family);
+        return match Flavour::Legacy.may_have_table(family, NAT) {
+            true => Err(Problem::Unseen { name }),
+            false => Ok(Vec::new()),
+        };
+    };
+    let tables = look(&tool, keeps).map_err(|source| Problem::Save {
+        tool: tool.name().to_owned(),
+        source,
+    })?;
+    let rules = tables.into_iter().map(|table| Rules {
+        tool: tool.clone(),
+        keeps,
+        table,
+    });
+    Ok(rules.collect())
 }
 
 /// Returns the listings of all programs that exist.
@@ -81,30 +67,8 @@ pub(super) fn listings() -> Vec<String> {
         .collect()
 }
 
-/// Returns the problem if there is no program to list the chains.
-fn unseen(flavour: Flavour, family: Family) -> Option<Problem> {
-    let program = format!("{}-save", flavour.name(family));
-    match flavour {
-        Flavour::Legacy => Some(Problem::Unseen { program }),
-        // These chains are in nf_tables, which the agent can read itself.
-        Flavour::Nft => match objects::has_iptables_chains(family) {
-            Ok(false) => None,
-            Ok(true) | Err(_) => Some(Problem::NoTool { program }),
-        },
-    }
-}
-
 fn look(tool: &Tool, keeps: Keeps) -> Result<Vec<Table>, RunError> {
     Ok(rules::parse(&tool.list()?, keeps))
-}
-
-fn kept(tool: &Tool, table: &Table) -> Option<Problem> {
-    let chains: Vec<&str> = table.kept.iter().map(String::as_str).collect();
-    (!chains.is_empty()).then(|| Problem::Kept {
-        tool: tool.name().to_owned(),
-        table: table.name,
-        chains: chains.join(", "),
-    })
 }
 
 impl Rules {

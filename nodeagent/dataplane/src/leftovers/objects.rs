@@ -6,9 +6,8 @@ use std::path::Path;
 use kplane_model::Family;
 use nix::net::if_::if_nametoindex;
 
-use super::rules::is_kube_proxys;
 use crate::backend::ipvs::is_set_name;
-use crate::backend::nftables::uapi::{NFTA_CHAIN_NAME, NFTA_CHAIN_TABLE, NFTA_TABLE_NAME, msg};
+use crate::backend::nftables::uapi::{NFTA_TABLE_NAME, msg};
 use crate::proxy_address::LOOPBACK_LINK;
 use kplane_netlink::{
     Attribute, Batch, Errno, Label, Links, Messages, NetlinkError, NfSocket, Operation, Request,
@@ -77,25 +76,6 @@ pub(super) fn written(family: Family, table: &str) -> String {
         Family::V6 => "ip6",
     };
     format!("{family} {table}")
-}
-
-/// Returns whether nf_tables holds kube-proxy's chains, created by an `iptables-nft`.
-///
-/// # Errors
-/// [`NetlinkError`].
-pub(super) fn has_iptables_chains(family: Family) -> Result<bool, NetlinkError> {
-    let number = nfproto(family);
-    let kind = msg::GETCHAIN;
-    let chains = match NfSocket::open()?.dump(Request::new("list chains", kind, number, |_| {})) {
-        // This kernel has no nf_tables.
-        Err(error) if error.errno() == Some(Errno::EINVAL) => return Ok(false),
-        chains => chains?,
-    };
-    Ok(Messages(&chains).any(|message| {
-        let text = |kind| message.attributes().get(kind).and_then(Attribute::as_str);
-        let (table, chain) = (text(NFTA_CHAIN_TABLE), text(NFTA_CHAIN_NAME));
-        is_kube_proxys(table.unwrap_or_default(), chain.unwrap_or_default())
-    }))
 }
 
 /// Returns the names of all nftables tables of a family, including those of other programs.

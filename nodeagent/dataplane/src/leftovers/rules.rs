@@ -1,5 +1,6 @@
-//! Parses kube-proxy's rules in iptables from the output of `iptables-save`, and writes the text with which
-//! `iptables-restore` removes them. This module is pure; it accepts any text.
+//! Decides which chains and jumps of iptables are kube-proxy's, and which of them other programs need ([`Listing`]).
+//! Parses the output of `iptables-save`, and writes the text with which `iptables-restore` removes the rest. This module
+//! is pure; it accepts any text.
 //!
 //! Only two things from the input are ever repeated: names of chains that are exactly kube-proxy's
 //! ([`is_kube_proxys`]), and rules that jump from a built-in chain to such a chain, if they consist of plain
@@ -15,7 +16,7 @@ use std::fmt::Write as _;
 use crate::backend::iptables::{ChainName, words};
 
 /// The tables in which kube-proxy has chains (C1, D4).
-const TABLES: [&str; 3] = ["nat", "filter", "mangle"];
+pub(super) const TABLES: [&str; 3] = ["nat", "filter", "mangle"];
 
 /// Chains with a fixed name, in any of the tables: C1, C11, D4, and those of mode userspace (U7).
 ///
@@ -62,25 +63,27 @@ const HASH_BYTES: usize = 16;
 /// Chains that always exist, from which kube-proxy jumps to its own chains.
 const BUILT_IN: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];
 
-/// kube-proxy's chains and rules in one table.
+/// kube-proxy's chains and rules in one table. `Jump` names a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Table {
+pub(super) struct Table<Jump = String> {
     /// Name of the table.
     pub(super) name: &'static str,
     /// Chains to remove.
     pub(super) chains: BTreeSet<String>,
-    /// Rules of built-in chains to remove: the text behind `-A` in the listing.
-    pub(super) jumps: Vec<String>,
+    /// Rules of built-in chains to remove. In a listing: the text behind `-A`.
+    pub(super) jumps: Vec<Jump>,
     /// Chains that stay because rules of other programs need them.
     pub(super) kept: BTreeSet<String>,
 }
 
-impl Table {
+impl<Jump> Table<Jump> {
     /// Returns whether there is nothing to remove.
     pub(super) fn is_empty(&self) -> bool {
         self.chains.is_empty() && self.jumps.is_empty()
     }
+}
 
+impl Table {
     /// Returns the text with which `iptables-restore --noflush` removes everything or nothing.
     pub(super) fn removal(&self) -> String {
         let mut text = format!("*{}\n", self.name);
@@ -99,7 +102,7 @@ impl Table {
     }
 }
 
-impl fmt::Display for Table {
+impl<Jump> fmt::Display for Table<Jump> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (chains, rules) = (self.chains.len(), self.jumps.len());
         let s = |count| if count == 1 { "" } else { "s" };
@@ -163,7 +166,7 @@ pub(super) fn of_iptables_and_closed_ports(table: &str, chain: &str) -> bool {
 /// has some, without the chains that `keeps` names.
 pub(super) fn parse(text: &str, keeps: Keeps) -> Vec<Table> {
     let mut found = Vec::new();
-    let mut table: Option<Listing<'_>> = None;
+    let mut table: Option<Listing<String>> = None;
     for line in text.lines() {
         if let Some(name) = line.strip_prefix('*') {
             table = TABLES
@@ -179,22 +182,40 @@ pub(super) fn parse(text: &str, keeps: Keeps) -> Vec<Table> {
     found
 }
 
-/// One table while it is parsed.
-struct Listing<'a> {
+/// One table while it is read.
+#[derive(Debug)]
+pub(super) struct Listing<Jump> {
     name: &'static str,
     keeps: Keeps,
     /// kube-proxy's chains.
-    chains: BTreeSet<&'a str>,
+    chains: BTreeSet<String>,
     /// Jumps from built-in chains to kube-proxy's: the target, and the rule.
-    jumps: Vec<(&'a str, &'a str)>,
+    jumps: Vec<(String, Jump)>,
     /// Jumps between kube-proxy's chains.
-    inner: BTreeMap<&'a str, BTreeSet<&'a str>>,
+    inner: BTreeMap<String, BTreeSet<String>>,
     /// kube-proxy's chains to which rules of other programs jump.
-    needed: BTreeSet<&'a str>,
+    needed: BTreeSet<String>,
 }
 
-impl<'a> Listing<'a> {
-    fn new(name: &'static str, keeps: Keeps) -> Self {
+impl Listing<String> {
+    fn line(&mut self, line: &str) {
+        if let Some(chain) = line.strip_prefix(':') {
+            self.chain(chain.split(' ').next().unwrap_or_default());
+        } else if let Some(rule) = line.strip_prefix("-A ") {
+            let mut words = words(rule);
+            let from = words.next().unwrap_or_default();
+            let Some(verb) = words.find(|word| matches!(*word, "-j" | "-g")) else {
+                return;
+            };
+            let to = words.next().unwrap_or_default();
+            let jump = (verb == "-j" && is_plain(rule)).then(|| rule.to_owned());
+            self.rule(from, to, jump);
+        }
+    }
+}
+
+impl<Jump> Listing<Jump> {
+    pub(super) fn new(name: &'static str, keeps: Keeps) -> Self {
         Self {
             name,
             keeps,
@@ -205,61 +226,79 @@ impl<'a> Listing<'a> {
         }
     }
 
+    pub(super) fn name(&self) -> &'static str {
+        self.name
+    }
+
     fn is_left(&self, chain: &str) -> bool {
         is_kube_proxys(self.name, chain) && !(self.keeps)(self.name, chain)
     }
 
-    fn line(&mut self, line: &'a str) {
-        if let Some(chain) = line.strip_prefix(':') {
-            let name = chain.split(' ').next().unwrap_or_default();
-            if self.is_left(name) {
-                self.chains.insert(name);
-            }
-        } else if let Some(rule) = line.strip_prefix("-A ") {
-            self.rule(rule);
+    /// Adds a chain.
+    pub(super) fn chain(&mut self, name: &str) {
+        if self.is_left(name) {
+            self.chains.insert(name.to_owned());
         }
     }
 
-    fn rule(&mut self, rule: &'a str) {
-        let mut words = words(rule);
-        let from = words.next().unwrap_or_default();
-        let Some(verb) = words.find(|word| matches!(*word, "-j" | "-g")) else {
-            return;
-        };
-        let to = words.next().unwrap_or_default();
+    /// Returns whether none of the chains is kube-proxy's.
+    pub(super) fn is_empty(&self) -> bool {
+        self.chains.is_empty()
+    }
+
+    /// Adds a rule that leads from one chain to another. `jump` is `None` if the rule cannot be removed alone.
+    pub(super) fn rule(&mut self, from: &str, to: &str, jump: Option<Jump>) {
         if !self.is_left(to) {
             return;
         }
+        let target = to.to_owned();
         if self.is_left(from) {
-            self.inner.entry(from).or_default().insert(to);
-        } else if BUILT_IN.contains(&from) && verb == "-j" && is_plain(rule) {
-            self.jumps.push((to, rule));
+            self.inner
+                .entry(from.to_owned())
+                .or_default()
+                .insert(target);
+        } else if let Some(jump) = jump.filter(|_| BUILT_IN.contains(&from)) {
+            self.jumps.push((target, jump));
         } else {
-            self.needed.insert(to);
+            self.needed.insert(target);
         }
     }
 
     /// Keeps the chains that rules of other programs need, and all chains to which they lead.
-    fn finish(self) -> Option<Table> {
+    pub(super) fn finish(self) -> Option<Table<Jump>> {
         let mut kept = BTreeSet::new();
-        let mut next: Vec<&str> = self.needed.into_iter().collect();
+        let mut next: Vec<&str> = self.needed.iter().map(String::as_str).collect();
         while let Some(chain) = next.pop() {
-            if kept.insert(chain) {
-                next.extend(self.inner.get(chain).into_iter().flatten());
+            if kept.insert(chain.to_owned()) {
+                next.extend(
+                    self.inner
+                        .get(chain)
+                        .into_iter()
+                        .flatten()
+                        .map(String::as_str),
+                );
                 // A mark has no effect without the rule that acts on it.
                 next.extend((chain == MARK_MASQ).then_some(POSTROUTING));
             }
         }
         let stays = |to: &str| to == POSTROUTING && kept.contains(to);
-        let jumps = self.jumps.iter().filter(|(to, _)| !stays(to));
+        let jumps = self.jumps.into_iter().filter(|(to, _)| !stays(to));
         let table = Table {
             name: self.name,
-            jumps: jumps.map(|(_, rule)| (*rule).to_owned()).collect(),
-            chains: owned(self.chains.difference(&kept)),
-            kept: owned(self.chains.intersection(&kept)),
+            jumps: jumps.map(|(_, rule)| rule).collect(),
+            chains: self.chains.difference(&kept).cloned().collect(),
+            kept: self.chains.intersection(&kept).cloned().collect(),
         };
         (!table.is_empty() || !table.kept.is_empty()).then_some(table)
     }
+}
+
+/// Returns whether chains that stay only masquerade packets that rules of other programs mark, so that they lead no
+/// packet to an endpoint.
+pub(super) fn only_masquerade(chains: &BTreeSet<String>) -> bool {
+    chains
+        .iter()
+        .all(|chain| [MARK_MASQ, POSTROUTING].contains(&chain.as_str()))
 }
 
 /// Returns the node ports to which rules in the output of `iptables-save` apply. kplane's trees have other
@@ -273,10 +312,6 @@ pub(super) fn node_ports(text: &str) -> impl Iterator<Item = u16> {
         words.find(|word| *word == "--dport")?;
         words.next()?.parse().ok()
     })
-}
-
-fn owned<'a>(names: impl Iterator<Item = &'a &'a str>) -> BTreeSet<String> {
-    names.map(|name| (*name).to_owned()).collect()
 }
 
 /// Returns whether `iptables-restore` reads this text as `iptables-save` meant it, and as exactly one rule:

@@ -56,16 +56,6 @@ impl NodeSettings {
         })
     }
 
-    /// Returns the ranges of addresses on which health check node ports are served; empty = all. With `primary` they are
-    /// on all, since some load balancers probe the Service's address.
-    #[must_use]
-    pub fn health_check_ranges(&self) -> &[Cidr] {
-        match self.nodeport_primary {
-            true => &[],
-            false => &self.nodeport_addresses,
-        }
-    }
-
     /// Returns whether the node's own address of any family is, or was, known.
     fn knows_an_address(&self) -> bool {
         self.node_ip.is_some() || self.last_known.iter().any(Option::is_some)

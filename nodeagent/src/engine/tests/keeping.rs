@@ -37,6 +37,12 @@ impl Rig {
         self.snapshot();
     }
 
+    fn snapshot_of(&mut self, cluster: &str) {
+        let mut update = self.plane.snapshot_update();
+        update.cluster = cluster.into();
+        self.update(update);
+    }
+
     pub(super) fn held(&self) -> Option<usize> {
         self.core.report().keeps.map(|held| held.services)
     }
@@ -73,6 +79,28 @@ fn a_restart_beside_an_empty_source_keeps_everything() {
     assert_eq!((rig.script.kernel().len(), rig.held()), (0, None));
 }
 
+/// A file of another cluster is no reason to keep anything, unless the kernel serves it.
+#[test]
+fn what_another_cluster_sent_is_kept_only_if_the_kernel_serves_it() {
+    let folder = TempDir::new().unwrap();
+    for (found, kept) in [(false, None), (true, Some(40))] {
+        let mut rig = Rig::new(services(40));
+        rig.restart(at(&folder));
+        rig.snapshot_of("ours");
+        rig.restart(at(&folder));
+        rig.script.set(|script| {
+            script.found = found;
+            script.kernel.clear();
+        });
+        rig.plane = Plane::new(vec![svc("theirs", &[]), node("z")]);
+        rig.plane.epoch = 7;
+        rig.snapshot_of("theirs");
+        assert_eq!(rig.held(), kept);
+        let services = 1 + kept.unwrap_or_default();
+        assert_eq!(rig.script.kernel().len(), services);
+    }
+}
+
 /// The cache file is written after a short wait, every few seconds, and at once after a release.
 #[test]
 fn what_changes_is_written_down_every_few_seconds() {
@@ -84,6 +112,8 @@ fn what_changes_is_written_down_every_few_seconds() {
     let begin = Instant::now();
     let after = |tenths: u32| begin + SECOND * tenths / 10;
     keeping.changed(false, begin);
+    assert_eq!(keeping.due(), None, "no kernel has served it");
+    keeping.served = true;
     keeping.changed(false, after(5));
     assert_eq!(keeping.due(), Some(after(10)));
     keeping.hand_over(&desired, after(10));

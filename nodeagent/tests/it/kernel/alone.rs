@@ -1,12 +1,16 @@
 //! The program without a control plane, after one that was killed.
 
 use std::fs;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use kp_controlplane::app::{Config, Origin, build};
+use kplane_rig::link::Netlink;
 use serde_json::Value;
 use tempfile::TempDir;
+use tokio::runtime::Runtime;
 
 use super::agent::{Agent, has};
 use super::leftovers::{Rival, SERVICE};
@@ -39,18 +43,20 @@ fn served_and_killed(cache: &Path) -> String {
     served(cache, SERVICE)
 }
 
-/// Serves manifests as above.
+/// Serves manifests as above, from a control plane that ends, too.
 fn served(cache: &Path, manifests: &str) -> String {
     let folder = TempDir::new().unwrap();
     fs::write(folder.path().join("web.yaml"), manifests).unwrap();
-    let manifests = folder.path().to_str().unwrap();
-    let source = [
-        "--standalone",
-        "--manifests",
-        manifests,
-        "--status-bind-address=",
-    ];
-    let mut agent = start(cache, &source);
+    Netlink::open().unwrap().up("lo").unwrap();
+    let runtime = Runtime::new().unwrap();
+    let config = Config {
+        agent_listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
+        ..Config::new(Origin::Manifests(folder.path().to_owned()))
+    };
+    let plane = runtime.block_on(build(config)).unwrap();
+    let address = format!("http://{}", plane.agent_addr.unwrap());
+    runtime.spawn(plane.wait());
+    let mut agent = start(cache, &["--control-plane", &address]);
     agent.until("update applied");
     let begun = Instant::now();
     while !cache.join("desired-n1").exists() {
@@ -134,6 +140,64 @@ fn a_file_that_is_older_than_the_kernel_is_served_all_the_same() {
         let lines = agent.until("update applied");
         assert!(operations(&lines) > 0, "{lines:#?}");
         assert_eq!(nft(&["list", "ruleset"], ""), before);
+        agent.stop();
+    });
+}
+
+/// Measured: an agent with another folder served 50 Services of the first one for 70 s, from the cache file.
+#[test]
+fn a_file_of_another_source_is_not_used() {
+    in_netns(|| {
+        let [cache, first, second] = [(); 3].map(|()| TempDir::new().unwrap());
+        let many = (10..60).map(|number| {
+            let other = SERVICE.replace("web", &format!("w{number}"));
+            other.replace("10.96.0.10", &format!("10.96.1.{number}"))
+        });
+        let many: Vec<String> = many.collect();
+        fs::write(first.path().join("all.yaml"), many.join("---")).unwrap();
+        fs::write(second.path().join("web.yaml"), SERVICE).unwrap();
+        let alone = |folder: &TempDir| {
+            let folder = folder.path().to_str().unwrap();
+            let source = [
+                "--standalone",
+                "--status-bind-address=",
+                "--manifests",
+                folder,
+            ];
+            start(cache.path(), &source)
+        };
+        let mut agent = alone(&first);
+        agent.until("update applied");
+        agent.stop();
+        assert!(nft(&["list", "ruleset"], "").contains("10.96.1.59"));
+
+        // The same folder goes on with what is there.
+        let mut agent = alone(&first);
+        let lines = agent.until("update applied");
+        assert!(
+            has(&lines, "read the cache of what this node served"),
+            "{lines:#?}"
+        );
+        assert_eq!(operations(&lines), 0);
+        agent.stop();
+
+        nft(&["flush", "ruleset"], "");
+        let mut agent = alone(&second);
+        let lines = agent.until("update applied");
+        assert!(has(&lines, "cannot use the cache"), "{lines:#?}");
+        let rules = nft(&["list", "ruleset"], "");
+        assert!(
+            rules.contains("10.96.0.10") && !rules.contains("10.96.1."),
+            "{rules}"
+        );
+        agent.stop();
+
+        // A control plane is another source as well.
+        nft(&["flush", "ruleset"], "");
+        let mut agent = start_alone(cache.path());
+        agent.until(
+            "cannot use the cache of what this node served; the agent will replace the file",
+        );
         agent.stop();
     });
 }

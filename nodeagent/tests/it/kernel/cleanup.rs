@@ -199,11 +199,25 @@ fn i4_cleanup_waits_for_the_rules_of_kube_proxy() {
         assert_eq!((code, &*stderr), (Some(0), ""));
         assert!(stdout.starts_with(GONE), "{stdout}");
         assert_eq!(tables(), "table ip kube-proxy\ntable ip6 kube-proxy\n");
-        // kube-proxy has taken over rules that have its own names.
+        // kube-proxy has taken over rules that have its own names. What has kplane's goes.
+        let ip = |words: &str| {
+            let output = Command::new("ip").args(words.split(' ')).output().unwrap();
+            assert!(output.status.success(), "{words}: {output:?}");
+            String::from_utf8(output.stdout).unwrap()
+        };
+        Netlink::open().unwrap().up("lo").unwrap();
+        ip("rule add priority 50 fwmark 0x51 lookup 27504");
+        ip("route add local default dev lo table 27504 proto static");
         let shared = ["--cleanup", "--after-kube-proxy", "--backend=iptables"];
         let (code, stdout, stderr) = run(&shared);
         assert_eq!((code, &*stderr), (Some(0), ""));
         assert!(stdout.starts_with("kept: the rules"), "{stdout}");
+        assert!(
+            stdout.contains("removed: kplane's ip rule to table 27504"),
+            "{stdout}"
+        );
+        assert!(!ip("rule list").contains("27504"));
+        assert_eq!(ip("route list table all").matches("27504").count(), 0);
     });
 }
 

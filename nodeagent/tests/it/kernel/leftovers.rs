@@ -1,13 +1,16 @@
 //! The program on a node that kube-proxy served before (I4).
 
 use std::fs;
+use std::io::Write as _;
 use std::path::Path;
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use kplane_rig::link::Netlink;
+use serde_json::Value;
 use tempfile::TempDir;
 
-use super::agent::{Agent, has};
+use super::agent::{Agent, binary, has};
 use kplane_rig::kernel::{in_netns, nft};
 
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -68,7 +71,7 @@ impl Drop for Rival {
     }
 }
 
-/// Not before there is a Service to serve, and not before it is served; once.
+/// Not before there is a Service to serve, and not before it is served.
 #[test]
 fn i4_an_agent_removes_what_kube_proxy_left_when_it_serves() {
     in_netns(|| {
@@ -87,11 +90,6 @@ fn i4_an_agent_removes_what_kube_proxy_left_when_it_serves() {
         let tables = nft(&["list", "tables"], "");
         assert_eq!(tables, "table ip kplane\ntable ip6 kplane\n");
 
-        // What comes back later is somebody's who still works.
-        nft(&["-f", "-"], TABLES);
-        fs::remove_file(folder.path().join("web.yaml")).unwrap();
-        agent.until("update applied");
-        assert!(nft(&["list", "tables"], "").contains("table ip kube-proxy"));
         agent.stop();
     });
 }
@@ -127,59 +125,217 @@ fn i4_a_kube_proxy_that_still_runs_keeps_its_rules() {
     });
 }
 
-/// Runs the clean-up where no programs are but those in one folder; returns its standard error.
-fn cleanup_without_programs(but: &Path) -> String {
+/// The agent's program where no programs of iptables are, as in an image without them.
+fn without_programs(flags: &[&str]) -> Command {
     let hidden = "for folder in /usr/local/sbin /usr/sbin /sbin; do \
-                  mount -t tmpfs none $folder || exit 77; done; PATH=\"$1\" exec \"$0\" --cleanup-kube-proxy";
-    let output = Command::new("unshare")
+                  mount -t tmpfs none $folder || exit 77; done; export PATH=/nowhere; exec \"$0\" \"$@\"";
+    let mut command = Command::new("unshare");
+    command
         .args(["--mount", "sh", "-c", hidden])
         .arg(env!("CARGO_BIN_EXE_kp-nodeagent"))
-        .arg(but)
+        .args(flags)
+        .env_remove("RUST_LOG")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+/// Rules of kube-proxy, and of others in the same tables, in nf_tables.
+const IN_NF_TABLES: &str = "\
+    *filter\n:KUBE-FORWARD - [0:0]\n:KUBE-FIREWALL - [0:0]\n-A FORWARD -j KUBE-FORWARD\n-A INPUT -j KUBE-FIREWALL\n\
+    -A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT\nCOMMIT\n\
+    *nat\n:KUBE-SERVICES - [0:0]\n:KUBE-SVC-ERIFXISQEP7F7OF4 - [0:0]\n:KUBE-SVC-MINE - [0:0]\n:KUBE-SVC-D-A - [0:0]\n\
+    :KUBE-SEP-IT2ZTR26TO4XFPTO - [0:0]\n:KUBE-MARK-MASQ - [0:0]\n:KUBE-POSTROUTING - [0:0]\n:CNI-DN-1 - [0:0]\n\
+    -A PREROUTING -m comment --comment \"a \\\"strange\\\" one\" -j KUBE-SERVICES\n\
+    -A PREROUTING -j KUBE-SVC-MINE\n-A OUTPUT -j KUBE-SERVICES\n-A POSTROUTING -j KUBE-POSTROUTING\n\
+    -A KUBE-SERVICES -d 10.96.0.10/32 -p tcp -m tcp --dport 80 -j KUBE-SVC-D-A\n\
+    -A KUBE-SVC-D-A -g KUBE-SVC-ERIFXISQEP7F7OF4\n\
+    -A KUBE-SVC-ERIFXISQEP7F7OF4 -m statistic --mode random --probability 0.5 -j KUBE-SEP-IT2ZTR26TO4XFPTO\n\
+    -A KUBE-SEP-IT2ZTR26TO4XFPTO -s 10.244.0.9/32 -j KUBE-MARK-MASQ\n\
+    -A KUBE-SEP-IT2ZTR26TO4XFPTO -p tcp -m tcp -j DNAT --to-destination 10.244.0.9:8080\n\
+    -A KUBE-MARK-MASQ -j MARK --or-mark 0x4000\n\
+    -A KUBE-POSTROUTING -m mark --mark 0x4000/0x4000 -j MASQUERADE --random-fully\n\
+    -A CNI-DN-1 -s 10.244.0.3/32 -j RETURN\nCOMMIT\n";
+/// Chains of kube-proxy and kplane in [`IN_NF_TABLES`].
+const GONE: [&str; 7] = [
+    "KUBE-FORWARD",
+    "KUBE-SERVICES",
+    "KUBE-SVC-ERIF",
+    "KUBE-SVC-D-A",
+    "KUBE-SEP-",
+    "KUBE-MARK-MASQ",
+    "KUBE-POSTROUTING",
+];
+/// Chains of others there.
+const STAYS: [&str; 5] = [
+    "jump KUBE-FIREWALL",
+    "chain KUBE-FIREWALL",
+    "jump KUBE-SVC-MINE",
+    "chain KUBE-SVC-MINE",
+    "chain CNI-DN-1",
+];
+
+/// Returns all rules. nft warns of tables of iptables.
+fn ruleset() -> String {
+    let output = Command::new("nft")
+        .args(["list", "ruleset"])
         .output()
         .unwrap();
-    let stderr = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{stderr}");
-    stderr
+    assert!(output.status.success());
+    String::from_utf8(output.stdout).unwrap()
 }
 
-/// An image without iptables: chains are seen all the same, and named.
+/// Executes a text for `iptables-restore`.
+fn restore(program: &str, text: &str) {
+    let mut child = Command::new(format!("{program}-restore"))
+        .arg("--noflush")
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(text.as_bytes())
+        .unwrap();
+    assert!(child.wait().unwrap().success());
+}
+
+/// An image without iptables: chains in nf_tables go all the same, and what may be in legacy iptables is named.
 #[test]
-fn i4_without_the_programs_chains_are_named() {
+fn i4_without_the_programs_chains_in_nf_tables_go_and_legacy_tables_are_named() {
     in_netns(|| {
-        nft(
-            &["-f", "-"],
-            "table ip nat { chain KUBE-SERVICES { counter; }; }\n",
+        restore("iptables-nft", IN_NF_TABLES);
+        restore(
+            "ip6tables-nft",
+            "*nat\n:KUBE-SERVICES - [0:0]\n-A OUTPUT -j KUBE-SERVICES\nCOMMIT\n",
         );
-        let stderr = cleanup_without_programs(TempDir::new().unwrap().path());
-        assert!(stderr.contains("there is no iptables-nft-save"), "{stderr}");
-        assert!(!stderr.contains("ip6tables"), "{stderr}");
-    });
-}
+        let cleanup = || {
+            without_programs(&["--cleanup-kube-proxy", "--cache-dir="])
+                .output()
+                .unwrap()
+        };
+        let output = cleanup();
+        let stdout = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(
+            (output.status.code(), output.stderr),
+            (Some(0), Vec::new()),
+            "{stdout}"
+        );
+        let removed = "removed: kube-proxy's iptables-nft: 6 chains and 3 jumps in table nat";
+        assert!(stdout.contains(removed), "{stdout}");
+        let rules = ruleset();
+        for chain in GONE {
+            assert!(!rules.contains(chain), "{chain}: {rules}");
+        }
+        for chain in STAYS {
+            assert!(rules.contains(chain), "{chain}: {rules}");
+        }
+        // A rule of another program keeps its chain, and all behind it.
+        restore("iptables-nft", IN_NF_TABLES);
+        restore(
+            "iptables-nft",
+            "*nat\n-A CNI-DN-1 -j KUBE-SVC-ERIFXISQEP7F7OF4\nCOMMIT\n",
+        );
+        let output = cleanup();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        assert!(
+            stderr.contains("KUBE-SVC-ERIFXISQEP7F7OF4 kept"),
+            "{stderr}"
+        );
+        let rules = ruleset();
+        assert!(!rules.contains("KUBE-SERVICES"), "{rules}");
+        assert!(rules.contains("chain KUBE-SEP-"), "{rules}");
 
-/// With the programs of one kind only: its chains go, and the other kind is named.
-#[test]
-fn i4_with_the_programs_of_one_kind_the_other_is_named() {
-    in_netns(|| {
-        let table = "table ip nat { chain KUBE-SERVICES { counter; }; }\n";
-        nft(&["-f", "-"], table);
         let legacy = Command::new("iptables-legacy")
             .args(["-t", "nat", "-N", "KUBE-SERVICES"])
             .status();
         assert!(legacy.unwrap().success());
-        let folder = TempDir::new().unwrap();
-        for verb in ["save", "restore"] {
-            let name = format!("iptables-nft-{verb}");
-            // Programs of iptables are links to one that goes by its name.
-            let program = fs::canonicalize(Path::new("/usr/sbin").join(&name)).unwrap();
-            copy_program(&program, &folder.path().join(name));
-        }
-        let stderr = cleanup_without_programs(folder.path());
+        let stderr = String::from_utf8(cleanup().stderr).unwrap();
         assert!(
             stderr.contains("there is no iptables-legacy-save"),
             "{stderr}"
         );
-        assert!(!stderr.contains("iptables-nft-"), "{stderr}");
-        let ruleset = nft(&["list", "ruleset"], "");
-        assert!(!ruleset.contains("KUBE-"), "{ruleset}");
+        assert!(!stderr.contains("ip6tables"), "{stderr}");
+    });
+}
+
+/// What an agent cannot remove is a failure of its node, until it is gone.
+#[test]
+fn i4_rules_that_an_agent_cannot_remove_are_told_until_they_are_gone() {
+    in_netns(|| {
+        restore("iptables-nft", IN_NF_TABLES);
+        let legacy = |verb: &str| {
+            let ran = Command::new("iptables-legacy")
+                .args(["-t", "nat", verb, "KUBE-SERVICES"])
+                .status();
+            assert!(ran.unwrap().success());
+        };
+        legacy("-N");
+        let folder = TempDir::new().unwrap();
+        fs::write(folder.path().join("web.yaml"), SERVICE).unwrap();
+        let manifests = folder.path().to_str().unwrap();
+        let flags = [
+            "--standalone",
+            "--manifests",
+            manifests,
+            "--node-name=n1",
+            "--log-format=json",
+        ];
+        let ports = [
+            "--cache-dir=",
+            "--status-bind-address=",
+            "--healthz-bind-address=127.0.0.1:7256",
+        ];
+        Netlink::open().unwrap().up("lo").unwrap();
+        let mut agent = Agent::spawn(without_programs(&[&flags[..], &ports].concat()));
+        let lines = agent.until("cannot remove rules that lead packets as well as kplane's");
+        assert!(has(&lines, "removed what kube-proxy left"), "{lines:#?}");
+        let told = lines.last().unwrap()["fields"]["problem"].to_string();
+        assert!(told.contains("agent.variant=iptables"), "{told}");
+        assert!(!ruleset().contains("KUBE-SERVICES"));
+        agent.stop();
+    });
+}
+
+/// A node is looked at before an agent runs there.
+#[test]
+fn i4_a_check_before_the_start_names_old_rules() {
+    let found = |mut command: Command| -> (String, String) {
+        let findings: Value = serde_json::from_slice(&command.output().unwrap().stdout).unwrap();
+        let mut findings = findings.as_array().unwrap().iter();
+        let rules = findings
+            .find(|finding| finding["check"] == "old-rules")
+            .unwrap();
+        (
+            rules["outcome"].as_str().unwrap().to_owned(),
+            rules["details"].to_string(),
+        )
+    };
+    in_netns(|| {
+        let check = || binary(&["--preflight"]);
+        assert_eq!(found(check()), ("Ok".to_owned(), "[]".to_owned()));
+        restore("iptables-nft", IN_NF_TABLES);
+        let (outcome, details) = found(check());
+        assert_eq!(outcome, "Warning", "{details}");
+        assert!(
+            details.contains("6 chains and 3 jumps in table nat"),
+            "{details}"
+        );
+        let folder = TempDir::new().unwrap();
+        let rival = Rival::start(folder.path());
+        assert_eq!(found(check()).0, "Ok");
+        drop(rival);
+        let legacy = Command::new("iptables-legacy")
+            .args(["-t", "nat", "-N", "KUBE-SERVICES"])
+            .status();
+        assert!(legacy.unwrap().success());
+        let (outcome, details) = found(without_programs(&["--preflight", "--cache-dir="]));
+        assert_eq!(outcome, "Bad", "{details}");
+        assert!(
+            details.contains("there is no iptables-legacy-save"),
+            "{details}"
+        );
     });
 }

@@ -1,11 +1,52 @@
 //! An agent without privileges: what it says is what is missing.
 
 use std::fs;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
 
+use super::agent::{Agent, has};
 use kplane_rig::kernel::in_netns;
+
+/// C7: the rights of an agent in a Pod are enough to count packets. Seen: they were not, and the log blamed the kernel.
+#[test]
+fn c7_packets_are_counted_with_the_rights_of_a_pod() {
+    in_netns(|| {
+        let folder = TempDir::new().unwrap();
+        fs::write(folder.path().join("web.yaml"), super::leftovers::SERVICE).unwrap();
+        let mut command = Command::new("setpriv");
+        command
+            .args(["--bounding-set=-all,+net_admin,+net_raw", "--inh-caps=-all"])
+            .arg(env!("CARGO_BIN_EXE_kp-nodeagent"))
+            .args([
+                "--standalone",
+                "--backend=iptables",
+                "--node-name=n1",
+                "--log-format=json",
+                "--cache-dir=",
+            ])
+            .args([
+                "--status-bind-address=",
+                "--healthz-bind-address=",
+                "--manifests",
+            ])
+            .arg(folder.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut agent = Agent::spawn(command);
+        let lines = agent.until("update applied");
+        assert!(!has(&lines, "are not counted"), "{lines:#?}");
+        agent.stop();
+        let saved = ["iptables-nft-save", "iptables-legacy-save"].map(|program| {
+            String::from_utf8(Command::new(program).output().unwrap().stdout).unwrap()
+        });
+        let saved = saved.concat();
+        assert!(
+            saved.contains("-m nfacct") && !saved.contains("KPLANE-PROBE"),
+            "{saved}"
+        );
+    });
+}
 
 /// Every part of the kernel looks as if it were not there.
 #[test]

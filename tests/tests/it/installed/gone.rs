@@ -22,7 +22,11 @@ const SHOW: &str = r#"
     ipset list -name | sed 's/^/set /'
     ip -brief address show | grep -v -e ^veth | sed 's/@if[0-9]*//' |
         awk '{ print "device", $1; for (i = 3; i <= NF; i++) if ($i !~ /^fe80:/) print $1, $i }'
-    ls -d /var/lib/kplane* /run/kplane* /etc/kplane* /opt/kplane*
+    find /var/lib/kplane* /run/kplane* /etc/kplane* /opt/kplane*
+    for family in -4 -6; do
+        ip $family rule list | grep -v -e 'lookup local' -e 'lookup main' -e 'lookup default' | sed "s/^/rule $family /"
+        ip $family route list table all | grep ' table 27504 ' | sed "s/^/route $family /"
+    done
     pgrep -l '^kp-'
     true"#;
 
@@ -47,6 +51,19 @@ pub(crate) struct Traces {
 }
 
 impl Traces {
+    /// Collects the traces before kplane is there. Nodes see the files of this machine, where other tests run agents: what
+    /// those left would hide what kplane leaves on a node.
+    pub(crate) fn before(cluster: &RealCluster) -> Result<Self> {
+        for node in cluster.nodes() {
+            node.exec("rm", &["-rf", "/var/lib/kplane", "/run/kplane"])?;
+        }
+        let before = Self::of(cluster)?;
+        let mut traces = before.nodes.values().flatten();
+        let ours = traces.find(|trace| trace.contains("kplane"));
+        ensure!(ours.is_none(), "{ours:?} before kplane is there");
+        Ok(before)
+    }
+
     /// Collects the traces.
     pub(crate) fn of(cluster: &RealCluster) -> Result<Self> {
         let mut nodes = BTreeMap::new();

@@ -18,7 +18,7 @@ const TAINT: &str = "kplane.io/not-ready";
 
 pub(crate) fn from_nothing_to_all_nodes_verified_and_off_again() -> Result<()> {
     let cluster = step("a cluster", || cluster(Proxy::None))?;
-    let before = Traces::of(&cluster)?;
+    let before = Traces::before(&cluster)?;
     step("a check of all nodes", || checked(&cluster))?;
     step("installed, all nodes verified", || installed(&cluster))?;
     let load = traffic(&cluster)?;

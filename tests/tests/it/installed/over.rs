@@ -18,7 +18,7 @@ pub(crate) fn kube_proxy_in_mode_nftables_hands_over_node_by_node_and_takes_back
     let cluster = step("a cluster", || cluster(Proxy::KubeProxy(Mode::Nftables)))?;
     let load = traffic(&cluster)?;
     unharmed(&load).context("before kplane")?;
-    let before = Traces::of(&cluster)?;
+    let before = Traces::before(&cluster)?;
     step("installed", || installed(&cluster))?;
     unharmed(&load).context("kplane serves no node yet")?;
     step("over, node by node", || one_by_one(&cluster, &load))?;
@@ -42,7 +42,7 @@ pub(crate) fn kube_proxy_in_mode_iptables_gets_all_nodes_back_from_either_mode_o
     let cluster = step("a cluster", || cluster(Proxy::KubeProxy(Mode::Iptables)))?;
     let load = traffic(&cluster)?;
     unharmed(&load).context("before kplane")?;
-    let before = Traces::of(&cluster)?;
+    let before = Traces::before(&cluster)?;
     step("installed", || installed(&cluster))?;
     unharmed(&load).context("kplane serves no node yet")?;
     step("all over", || {

@@ -34,7 +34,7 @@ spec:
 pub(crate) fn a23_health_checks_follow_the_nodes_own_addresses() -> Result<()> {
     let folder = tempfile::tempdir()?;
     std::fs::write(folder.path().join("lb.yaml"), MANIFEST)?;
-    let config = config(&folder.path().to_string_lossy())?;
+    let config = config(&folder.path().to_string_lossy(), "192.0.2.0/24")?;
     NetNs::new("node")?.run(|| {
         let runtime = tokio::runtime::Runtime::new()?;
         let agent = runtime.block_on(app::build(config))?;
@@ -48,7 +48,7 @@ pub(crate) fn a23_health_checks_follow_the_nodes_own_addresses() -> Result<()> {
                 fits.then_some(()).ok_or_else(|| format!("{found:?}"))
             })
         };
-        failures(&["no address of this node is among the nodePortAddresses"])?;
+        failures(&["no address of this node serves node ports of this family"])?;
         let links = Netlink::open()?;
         let [first, second, other] =
             ["192.0.2.1", "192.0.2.2", "198.51.100.1"].map(str::parse::<IpAddr>);
@@ -74,11 +74,50 @@ pub(crate) fn a23_health_checks_follow_the_nodes_own_addresses() -> Result<()> {
     })
 }
 
-fn config(manifests: &str) -> Result<Config> {
+/// A23, A21: with `primary`, a server on the node's own address alone, wherever Service and Node come from.
+pub(crate) fn a23_with_primary_health_checks_are_on_the_nodes_own_address() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    std::fs::write(folder.path().join("lb.yaml"), MANIFEST)?;
+    let node = folder.path().join("node.yaml");
+    let write = |ip: &str| {
+        let address = format!("[{{type: InternalIP, address: {ip}}}]");
+        let text = format!(
+            "{{apiVersion: v1, kind: Node, metadata: {{name: n1}}, status: {{addresses: {address}}}}}"
+        );
+        std::fs::write(&node, text)
+    };
+    write("192.0.2.1")?;
+    let config = config(&folder.path().to_string_lossy(), "primary")?;
+    NetNs::new("node")?.run(|| {
+        let [first, second] = ["192.0.2.1", "192.0.2.2"].map(str::parse::<IpAddr>);
+        let (first, second) = (first?, second?);
+        let links = Netlink::open()?;
+        links.bridge("eth0")?;
+        links.up("eth0")?;
+        for ip in [first, second] {
+            links.add_address("eth0", ip, 24)?;
+        }
+        let runtime = tokio::runtime::Runtime::new()?;
+        let _agent = runtime.block_on(app::build(config))?;
+        answers(first)?;
+        ensure!(ask(second).is_err(), "{second} is not the node's");
+        write("192.0.2.2")?;
+        answers(second)?;
+        let gone = || ask(first).err().context("served").map(|_| ());
+        eventually(
+            DEADLINE,
+            "the first address is not the node's any more",
+            gone,
+        )
+    })
+}
+
+fn config(manifests: &str, addresses: &str) -> Result<Config> {
     let line = ["kp-nodeagent", "--standalone", "--manifests", manifests];
     let more = ["--backend", "noop", "--node-name", "n1"];
+    let addresses = format!("--nodeport-addresses={addresses}");
     let ports = [
-        "--nodeport-addresses=192.0.2.0/24",
+        &*addresses,
         "--healthz-bind-address=",
         "--metrics-bind-address=",
         "--status-bind-address=",

@@ -40,6 +40,8 @@ const ASK: Limits = Limits {
 const LOCK_WAIT_S: &str = "5";
 /// Text that the programs print when that wait was not long enough.
 const LOCKED: &str = "xtables lock";
+/// Name of a chain to try rules in, to which no rule leads.
+pub(super) const PROBE: &str = "KPLANE-PROBE";
 /// Folders of system programs, if `PATH` does not contain them.
 const FOLDERS: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
 
@@ -397,9 +399,9 @@ impl Tool {
             if rules.peek().is_none() {
                 continue;
             }
-            text.push_str(&format!("*{table}\n:KPLANE-PROBE - [0:0]\n"));
+            text.push_str(&format!("*{table}\n:{PROBE} - [0:0]\n"));
             for part in rules.filter(|part| !part.rule.is_empty()) {
-                text.push_str(&format!("-A KPLANE-PROBE{}\n", part.rule));
+                text.push_str(&format!("-A {PROBE}{}\n", part.rule));
             }
             text.push_str("COMMIT\n");
         }
@@ -429,21 +431,26 @@ impl Flavour {
     /// Returns whether rules of this kind can exist at all.
     #[must_use]
     pub fn may_have_rules(self, family: Family) -> bool {
-        match self {
-            // The kernel lists the existing tables in a file. Without the file, the kernel does not have this
-            // kind.
-            Self::Legacy => {
-                let file = match family {
-                    Family::V4 => "/proc/thread-self/net/ip_tables_names",
-                    Family::V6 => "/proc/thread-self/net/ip6_tables_names",
-                };
-                match fs::read_to_string(file) {
-                    Ok(names) => !names.trim().is_empty(),
-                    Err(error) => error.kind() != std::io::ErrorKind::NotFound,
-                }
-            }
-            Self::Nft => true,
-        }
+        self == Self::Nft || legacy_tables(family).is_none_or(|names| !names.is_empty())
+    }
+
+    /// Returns whether this kind can have a table of this name.
+    pub(crate) fn may_have_table(self, family: Family, table: &str) -> bool {
+        let has = |names: Vec<String>| names.iter().any(|name| name == table);
+        self == Self::Nft || legacy_tables(family).is_none_or(has)
+    }
+}
+
+/// Returns the tables of legacy iptables, which the kernel lists in a file; `None` if the file cannot be read. Without the
+/// file, the kernel does not have this kind.
+fn legacy_tables(family: Family) -> Option<Vec<String>> {
+    let file = match family {
+        Family::V4 => "/proc/thread-self/net/ip_tables_names",
+        Family::V6 => "/proc/thread-self/net/ip6_tables_names",
+    };
+    match fs::read_to_string(file) {
+        Ok(names) => Some(names.split_whitespace().map(str::to_owned).collect()),
+        Err(error) => (error.kind() == std::io::ErrorKind::NotFound).then(Vec::new),
     }
 }
 

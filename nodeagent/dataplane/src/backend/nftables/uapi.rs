@@ -20,10 +20,10 @@ pub(crate) mod msg {
     pub(crate) const DELTABLE: u16 = SUBSYSTEM | 2;
     pub(in super::super) const NEWCHAIN: u16 = SUBSYSTEM | 3;
     pub(crate) const GETCHAIN: u16 = SUBSYSTEM | 4;
-    pub(in super::super) const DELCHAIN: u16 = SUBSYSTEM | 5;
+    pub(crate) const DELCHAIN: u16 = SUBSYSTEM | 5;
     pub(in super::super) const NEWRULE: u16 = SUBSYSTEM | 6;
-    pub(in super::super) const GETRULE: u16 = SUBSYSTEM | 7;
-    pub(in super::super) const DELRULE: u16 = SUBSYSTEM | 8;
+    pub(crate) const GETRULE: u16 = SUBSYSTEM | 7;
+    pub(crate) const DELRULE: u16 = SUBSYSTEM | 8;
     pub(in super::super) const NEWSET: u16 = SUBSYSTEM | 9;
     pub(in super::super) const GETSET: u16 = SUBSYSTEM | 10;
     pub(in super::super) const DELSET: u16 = SUBSYSTEM | 11;
@@ -35,7 +35,7 @@ pub(crate) mod msg {
 }
 
 /// `enum nft_list_attributes`.
-pub(super) const NFTA_LIST_ELEM: u16 = 1;
+pub(crate) const NFTA_LIST_ELEM: u16 = 1;
 
 /// `enum nft_table_attributes`.
 pub(crate) const NFTA_TABLE_NAME: u16 = 1;
@@ -56,9 +56,10 @@ pub(crate) const NFTA_HOOK_HOOKNUM: u16 = 1;
 pub(super) const NFTA_HOOK_PRIORITY: u16 = 2;
 
 /// `enum nft_rule_attributes`.
-pub(super) const NFTA_RULE_TABLE: u16 = 1;
-pub(super) const NFTA_RULE_CHAIN: u16 = 2;
-pub(super) const NFTA_RULE_EXPRESSIONS: u16 = 4;
+pub(crate) const NFTA_RULE_TABLE: u16 = 1;
+pub(crate) const NFTA_RULE_CHAIN: u16 = 2;
+pub(crate) const NFTA_RULE_HANDLE: u16 = 3;
+pub(crate) const NFTA_RULE_EXPRESSIONS: u16 = 4;
 pub(super) const NFTA_RULE_USERDATA: u16 = 7;
 
 /// `enum nft_set_attributes`.
@@ -112,26 +113,26 @@ pub(super) const NFT_SET_ELEM_INTERVAL_END: u32 = 1;
 
 /// `enum nft_data_attributes`.
 pub(super) const NFTA_DATA_VALUE: u16 = 1;
-pub(super) const NFTA_DATA_VERDICT: u16 = 2;
+pub(crate) const NFTA_DATA_VERDICT: u16 = 2;
 
 /// `enum nft_verdict_attributes`.
-pub(super) const NFTA_VERDICT_CODE: u16 = 1;
-pub(super) const NFTA_VERDICT_CHAIN: u16 = 2;
+pub(crate) const NFTA_VERDICT_CODE: u16 = 1;
+pub(crate) const NFTA_VERDICT_CHAIN: u16 = 2;
 
 /// `enum nft_verdicts`, and `NF_DROP` and `NF_ACCEPT` (linux/netfilter.h).
-pub(super) const NFT_JUMP: i32 = -3;
-pub(super) const NFT_GOTO: i32 = -4;
+pub(crate) const NFT_JUMP: i32 = -3;
+pub(crate) const NFT_GOTO: i32 = -4;
 pub(super) const NFT_RETURN: i32 = -5;
 pub(super) const NF_DROP: i32 = 0;
 pub(super) const NF_ACCEPT: u32 = 1;
 
 /// `enum nft_expr_attributes`.
-pub(super) const NFTA_EXPR_NAME: u16 = 1;
-pub(super) const NFTA_EXPR_DATA: u16 = 2;
+pub(crate) const NFTA_EXPR_NAME: u16 = 1;
+pub(crate) const NFTA_EXPR_DATA: u16 = 2;
 
 /// `enum nft_immediate_attributes`; register 0 is `NFT_REG_VERDICT`.
 pub(super) const NFTA_IMMEDIATE_DREG: u16 = 1;
-pub(super) const NFTA_IMMEDIATE_DATA: u16 = 2;
+pub(crate) const NFTA_IMMEDIATE_DATA: u16 = 2;
 pub(super) const NFT_REG_VERDICT: u32 = 0;
 
 /// `enum nft_bitwise_attributes`.
