@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use kplane_model::select::{Categorized, categorize};
 use kplane_model::{
-    Cidr, Endpoint, EndpointAddr, Family, Issue, NodeFacts, NodeName, Protocol, Reason, ServiceName,
-    ServicePort,
+    Cidr, Endpoint, EndpointAddr, Family, Issue, NodeFacts, NodeName, Protocol, Reason,
+    ServiceName, ServicePort,
 };
 
 use super::Index;
