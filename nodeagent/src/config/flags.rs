@@ -382,23 +382,20 @@ impl Flags {
             return Err(ConfigError { problems });
         };
         let kubeconfig = &loaded.config.client_connection.kubeconfig;
-        let unread = !kubeconfig.is_empty() && !reads_the_api(&source);
-        let unread = unread.then(|| {
+        let unread = (!kubeconfig.is_empty() && !reads_the_api(&source)).then(|| {
             Note::info(
                 "clientConnection.kubeconfig (--kubeconfig) is for --standalone: without it the \
                  control plane reads the Kubernetes API",
             )
         });
-        let unset_mode = self.unset_mode(&loaded);
+        let (unset_mode, mode_unset) = (self.unset_mode(&loaded), self.mode_unset(&loaded));
         let (log, settings) = (loaded.settings.log, loaded.settings);
         let backend = self.data_path.backend.unwrap_or(settings.kind);
         let config = Config {
             node_name,
             source,
             backend,
-            mode_unset: self.config.is_some()
-                && self.data_path.backend.is_none()
-                && loaded.config.mode.is_empty(),
+            mode_unset,
             backend_settings: self
                 .data_path
                 .settings(settings.backend, self.absence.cache_dir(backend)),
@@ -439,6 +436,11 @@ impl Flags {
             }
             _ => node_name("--hostname-override", name),
         }
+    }
+
+    /// Returns whether nobody chose the backend (K21).
+    fn mode_unset(&self, loaded: &Loaded) -> bool {
+        self.config.is_some() && self.data_path.backend.is_none() && loaded.config.mode.is_empty()
     }
 
     /// Returns a warning about a setting of the file that means something else to kube-proxy than to kplane.

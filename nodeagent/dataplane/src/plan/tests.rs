@@ -285,6 +285,7 @@ fn a21_node_ports_are_served_on_the_nodes_own_address_unless_told_otherwise() {
     assert_eq!(ips(&settings, &NodeFacts::default()), cidrs(&["0.0.0.0/0"]));
     settings.nodeport_primary = true;
     assert_eq!(ips(&settings, &NodeFacts::default()), []);
+    settings.nodeport_primary = false;
     settings.nodeport_addresses = cidrs(&["192.168.0.0/16", "10.0.0.0/8", "10.1.0.0/16"]);
     assert_eq!(
         ips(&settings, &node()),
