@@ -34,6 +34,8 @@ pub struct Surroundings {
     pub forwarding: [Option<bool>; 2],
     /// Chains of other programs that drop forwarded packets of each family unless a rule accepts them.
     pub dropping: [Vec<String>; 2],
+    /// Those of them that have no rule.
+    pub closed: [Vec<String>; 2],
     /// The strict reverse path filter is on for all interfaces.
     pub strict_reverse_path: bool,
     /// There are bridges, and their packets pass iptables' rules by, for each family.
@@ -69,6 +71,7 @@ impl Surroundings {
                 is_on("proc/sys/net/ipv6/conf/all/forwarding"),
             ],
             dropping: obstacles.dropping.clone(),
+            closed: obstacles.closed.clone(),
             kube_proxy: rules_of_kube_proxy(root, backend, obstacles),
             firewalld: obstacles.firewalld,
             strict_reverse_path: number("proc/sys/net/ipv4/conf/all/rp_filter") == Some(1),
@@ -165,7 +168,19 @@ fn forwarding(seen: &Surroundings, family: Family) -> Option<Finding> {
 }
 
 fn dropping(seen: &Surroundings, family: Family) -> Option<Finding> {
-    let chains = &seen.dropping[family as usize];
+    let [chains, closed] = [&seen.dropping, &seen.closed].map(|of| &of[family as usize]);
+    if let Some(chain) = closed.first() {
+        let text = format!(
+            "{chain} has policy drop and no rule: all {family} packets that the node forwards to and from Pods are dropped"
+        );
+        let fix = "let the program that made the chain, or the CNI plugin, accept the Pods' packets there, or delete the chain";
+        return Some(finding(
+            Reason::ForwardPolicyDrop,
+            Severity::Error,
+            text,
+            fix,
+        ));
+    }
     (!chains.is_empty()).then(|| {
         let named: Vec<&str> = chains.iter().take(NAMED).map(String::as_str).collect();
         let text = format!(
@@ -387,6 +402,18 @@ mod tests {
         for (seen, expected) in cases {
             assert_eq!(codes(&seen, [true, false]), [expected]);
         }
+    }
+
+    /// Rules may accept the Pods' packets; a chain without any drops all.
+    #[test]
+    fn a_chain_that_accepts_nothing_is_an_error() {
+        let mut seen = healthy();
+        seen.dropping[0].push("ip filter FORWARD".to_owned());
+        let severity = |seen: &Surroundings| dropping(seen, Family::V4).map(|found| found.severity);
+        assert_eq!(severity(&seen), Some(Severity::Warning));
+        seen.closed[0].push("inet docker forward".to_owned());
+        assert_eq!(severity(&seen), Some(Severity::Error));
+        assert_eq!(dropping(&seen, Family::V6), None);
     }
 
     #[test]

@@ -46,7 +46,7 @@ async fn look_up(
         // The control plane knows no Pods, and needs the node only.
         Err(_) if cli.options.place.server.is_some() && !request.node.is_empty() => {
             return Ok(format!(
-                "pod {namespace}/{name}, whose address is not known"
+                "pod {namespace}/{name} (address not known)"
             ));
         }
         Err(error) if cli.options.place.server.is_some() => {

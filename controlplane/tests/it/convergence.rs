@@ -243,7 +243,7 @@ async fn a_change_is_followed_into_every_kernel_and_a_deletion_out_of_it() {
 /// Agents report all the time about other Services; a watch hears only of its own.
 #[tokio::test]
 async fn a_quiet_service_causes_few_answers_and_an_unknown_one_does_not_end_the_watch() {
-    let (bound, _folder) = control_plane(2).await;
+    let (bound, _folder) = control_plane(16).await;
     let status = bound.status_addr.unwrap();
     let mut watch = Watch::begin(status, "api").await;
     let answer = watch.next().await;

@@ -9,7 +9,8 @@ use kplane_netlink::{
 
 use crate::backend::nftables::TABLE;
 use crate::backend::nftables::uapi::{
-    NFTA_CHAIN_HOOK, NFTA_CHAIN_NAME, NFTA_CHAIN_POLICY, NFTA_CHAIN_TABLE, NFTA_HOOK_HOOKNUM, msg,
+    NFTA_CHAIN_HOOK, NFTA_CHAIN_NAME, NFTA_CHAIN_POLICY, NFTA_CHAIN_TABLE, NFTA_CHAIN_USE,
+    NFTA_HOOK_HOOKNUM, msg,
 };
 
 /// Family of tables for both IPv4 and IPv6 (`NFPROTO_INET`).
@@ -33,6 +34,8 @@ pub struct Obstacles {
     generation: Option<u32>,
     /// Chains that drop forwarded packets of each family unless a rule accepts them, such as `ip filter FORWARD`.
     pub dropping: [Vec<String>; 2],
+    /// Those of them that have no rule, so that they drop all.
+    pub closed: [Vec<String>; 2],
     /// Tables that kube-proxy has made in mode nftables, such as `ip kube-proxy`.
     pub kube_proxy_tables: BTreeSet<String>,
     /// Chains that kube-proxy makes in its other modes, such as `ip nat KUBE-SERVICES`. kplane's backend iptables makes
@@ -88,8 +91,13 @@ impl Obstacles {
                 _ => {}
             }
             if table != TABLE && drops_forwarded(&attributes).unwrap_or_default() {
+                let rules = attributes.get(NFTA_CHAIN_USE).and_then(Attribute::as_u32);
                 for family in families {
-                    self.dropping[*family as usize].push(format!("{word} {table} {chain}"));
+                    let name = format!("{word} {table} {chain}");
+                    if rules == Some(0) {
+                        self.closed[*family as usize].push(name.clone());
+                    }
+                    self.dropping[*family as usize].push(name);
                 }
             }
         }

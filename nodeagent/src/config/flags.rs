@@ -33,15 +33,15 @@ const API_SERVER: &str = "KPLANE_API_SERVER";
 const EXAMPLES: &str = "\
 Examples:
   Serve this node with a control plane:
-    kp-nodeagent --control-plane http://kplane.example:7443
+    kp-nodeagent --control-plane https://kplane.example:7443 --certificate-authority ca.crt \\
+      --client-certificate node-1.crt --client-key node-1.key
   Serve this node from a folder of YAML, without any cluster:
     kp-nodeagent --standalone --manifests deploy/demo
   Replace kube-proxy, without a control plane:
     kp-nodeagent --standalone --config /var/lib/kube-proxy/config.conf \\
       --hostname-override node-1
   Replace kube-proxy, with a control plane:
-    kp-nodeagent --control-plane http://kplane.example:7443 \\
-      --config /var/lib/kube-proxy/config.conf --hostname-override node-1
+    kp-nodeagent --config /var/lib/kube-proxy/config.conf --hostname-override node-1, and the four flags above
   Check what kube-proxy's file means for kplane:
     kp-nodeagent --check-config --config /var/lib/kube-proxy/config.conf
   See what kplane has in the kernel, and remove it:

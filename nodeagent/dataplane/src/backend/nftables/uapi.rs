@@ -48,6 +48,8 @@ pub(crate) const NFTA_CHAIN_TABLE: u16 = 1;
 pub(crate) const NFTA_CHAIN_NAME: u16 = 3;
 pub(crate) const NFTA_CHAIN_HOOK: u16 = 4;
 pub(crate) const NFTA_CHAIN_POLICY: u16 = 5;
+/// Number of the chain's rules, and of jumps to it.
+pub(crate) const NFTA_CHAIN_USE: u16 = 6;
 pub(super) const NFTA_CHAIN_TYPE: u16 = 7;
 pub(super) const NFTA_CHAIN_USERDATA: u16 = 12;
 
