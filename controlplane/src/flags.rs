@@ -137,7 +137,7 @@ pub struct Args {
     /// Further ports that no Service may use, separated by commas: 22 or 2379-2380 on the addresses of nodes
     /// and as node ports, 192.0.2.1:6443 on one address. The ports above, those of agents (10249, 10256), of
     /// kubelet (10248, 10250) and of the API server are always reserved, and on addresses of nodes those that
-    /// `--allow-external-ips` tells of.
+    /// `--allow-external-ips` names.
     #[arg(long, value_name = "[ADDR:]PORTS", value_delimiter = ',')]
     reserved_ports: Vec<ReservedPlace>,
 

@@ -69,7 +69,7 @@ pub struct Fleet {
     changes: watch::Sender<u64>,
     /// The time that changes take.
     pub timings: Timings,
-    /// What each node may do.
+    /// Limits on what each node may do.
     pub(crate) moderation: Moderation,
 }
 

@@ -45,7 +45,7 @@ pub fn frame(message: &ServerMessage) -> Bytes {
 /// no buffer between two messages.
 pub struct Messages {
     body: Body,
-    /// What has come of the next messages.
+    /// The bytes of the next messages that have arrived.
     buffer: BytesMut,
 }
 

@@ -1,4 +1,4 @@
-//! Limits on what one node may make the control plane do and write, whoever has the node's key.
+//! Limits on what one node may make the control plane do and write, also if a thief has the node's key.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -36,7 +36,7 @@ pub(crate) enum Problem {
     Silent,
 }
 
-/// What each node has done lately.
+/// The latest streams and log lines of each node.
 #[derive(Debug)]
 pub(crate) struct Moderation {
     streams: Mutex<Buckets<NodeName>>,
@@ -63,7 +63,7 @@ impl Moderation {
         drop(streams);
         admitted.inspect_err(|_| {
             self.tell(node, Problem::Streams, || {
-                "the agent connects too often, and is asked to come back later; look at the agent's log".to_owned()
+                "the agent connects too often, and is asked to come back later; read the agent's log".to_owned()
             });
         })
     }

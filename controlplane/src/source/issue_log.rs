@@ -1,4 +1,4 @@
-//! The log of problems with the input. All are in the status; a log that has a line for each would grow as fast as somebody
+//! The log of problems with the input. All are in the status; a log that has a line for each would grow as fast as a tenant
 //! writes wrong Services.
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ const LINES: Rate = Rate {
     refill: Duration::from_secs(60),
 };
 
-/// What was logged of each kind of problem. There are as many kinds as the program has.
+/// The lines about each kind of problem. There are as many kinds as the program has.
 #[derive(Debug, Default)]
 pub(super) struct IssueLog(BTreeMap<(Severity, Reason), Told>);
 
@@ -46,12 +46,12 @@ impl IssueLog {
             });
             told.unsaid += count;
             told.lines.take(1).ok()?;
-            let others = std::mem::take(&mut told.unsaid) - 1;
+            let further = std::mem::take(&mut told.unsaid) - 1;
             let example = one_line(&example.to_string());
-            let line = match others {
+            let line = match further {
                 0 => example,
-                others => format!(
-                    "{example} (and {others} more problems of the kind {}: kpctl status --all)",
+                further => format!(
+                    "{example} (and {further} more problems of the kind {}: kpctl status --all)",
                     kind.1
                 ),
             };
@@ -106,7 +106,7 @@ mod tests {
             "{lines:?}"
         );
         assert_eq!(log.new_lines(&sorted, &sorted), []);
-        // One after the other: a few are told, and the rest is counted.
+        // One after the other: a few have a line, and the rest is counted.
         let one_by_one = |log: &mut IssueLog| -> usize {
             let steps = all
                 .iter()

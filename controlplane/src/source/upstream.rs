@@ -30,7 +30,7 @@ pub struct Upstream {
     cluster: Arc<OnceLock<String>>,
     /// The control plane that a relay follows.
     above: Arc<Mutex<Option<Above>>>,
-    /// What was logged of problems, those of the input as well.
+    /// The log of problems, those of the input as well.
     log: Arc<Mutex<IssueLog>>,
 }
 
