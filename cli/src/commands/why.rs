@@ -45,9 +45,7 @@ async fn look_up(
         Ok(objects) => objects,
         // The control plane knows no Pods, and needs the node only.
         Err(_) if cli.options.place.server.is_some() && !request.node.is_empty() => {
-            return Ok(format!(
-                "pod {namespace}/{name} (address not known)"
-            ));
+            return Ok(format!("pod {namespace}/{name} (address not known)"));
         }
         Err(error) if cli.options.place.server.is_some() => {
             return Err(Failure::Refused(format!(

@@ -7,7 +7,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant};
 
 use hyper_util::rt::TokioIo;
 use kp_controlplane::app as control_plane;
@@ -168,7 +168,7 @@ impl Plane {
     }
 
     /// Returns when the stream of a node's agent began; `None` while there is none.
-    fn stream(&self, node: &str) -> Option<SystemTime> {
+    fn stream(&self, node: &str) -> Option<Instant> {
         let record = self.bound.hub().fleet.record(node)?;
         record.connected.then_some(record.since)
     }
@@ -489,7 +489,7 @@ impl Stage {
         ["users/alice", "nodes/n9"].map(|name| self.caller(certs, name))
     }
 
-    fn streams(&self) -> [Option<SystemTime>; 2] {
+    fn streams(&self) -> [Option<Instant>; 2] {
         ["n1", "n2"].map(|node| self.plane.stream(node))
     }
 }

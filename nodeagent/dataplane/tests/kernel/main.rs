@@ -22,6 +22,7 @@ const SETTINGS: TableSettings = TableSettings {
     masquerade_bit: 14,
     own_mark: 0x50,
     pod_interface: None,
+    refuse_loopback: true,
 };
 
 fn commit(socket: &mut NfSocket, fill: impl FnOnce(&mut Batch)) {
