@@ -29,7 +29,7 @@ impl Anchor {
         wall.unwrap_or(SystemTime::UNIX_EPOCH)
     }
 
-    /// Returns the anchor after a look at both clocks: the same one, unless the machine's clock made a step. So a time
+    /// Returns the anchor after both clocks were read: the same one, unless the machine's clock made a step. So a time
     /// that is shown twice is the same.
     fn after(self, now: Self) -> Self {
         let expected = self.wall(now.own);

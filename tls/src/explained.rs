@@ -1,6 +1,6 @@
 //! Errors of TLS in words: a peer in plain text, and certificates that are not valid by one of two clocks.
 //!
-//! TLS has one alert for a certificate that has expired and for one that is not valid yet, and it tells no clock. In TLS 1.3
+//! TLS has one alert for a certificate that has expired and for one that is not valid yet, and it names no clock. In TLS 1.3
 //! a client learns only after its handshake that the server refuses its certificate: with the first bytes that it reads.
 
 use std::io::{self, IoSlice};

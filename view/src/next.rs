@@ -45,7 +45,7 @@ pub(crate) fn steps(nodes: &[NodeView], issues: &[IssueView], program: &str) -> 
     steps.extend(about(of(NodeStateView::NoAgent), start));
     steps.sort_by_key(|(count, _)| Reverse(*count));
     let thaw = |nodes: &str| format!("{program} thaw, when {nodes} may change again");
-    // That is how somebody wants them.
+    // An operator wants them so.
     steps.extend(about(of(NodeStateView::Frozen), thaw));
     steps.into_iter().map(|(_, step)| step).collect()
 }

@@ -218,8 +218,8 @@ fn advice(picture: &Picture, stage: StageView) -> Option<String> {
         StageView::Started | StageView::Paused | StageView::Stopped => return None,
     };
     Some(format!(
-        "Agents {agents} {slow}, as kube-proxy's file says; kubeadm 1.37 and newer write \"mode: iptables\" where nobody \
-         has chosen a mode. {when}, this command takes them to nftables: kpctl rollout start --backend nftables --wait"
+        "Agents {agents} {slow}, as kube-proxy's file says; kubeadm 1.37 and newer write \"mode: iptables\" where no \
+         mode was chosen. {when}, this command takes them to nftables: kpctl rollout start --backend nftables --wait"
     ))
 }
 

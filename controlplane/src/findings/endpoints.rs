@@ -222,7 +222,7 @@ pub(super) fn not_usable(service: &ServiceName, detail: &ServiceDetail) -> Vec<F
         let fix = match (code, selector) {
             (Reason::PublishedNotReady, _) => String::new(),
             (_, "") => format!(
-                "the Service has no selector: whoever writes its EndpointSlices says so; kubectl get endpointslices -n \
+                "the Service has no selector: the author of its EndpointSlices says so; kubectl get endpointslices -n \
                  {} -l {SERVICE_NAME_LABEL}={} -o yaml",
                 service.namespace, service.name
             ),

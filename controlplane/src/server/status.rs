@@ -379,19 +379,19 @@ pub(super) fn charge<T>(request: &Request<T>, cost: u32) -> Result<(), Status> {
     }
 }
 
-/// Writes down who lets agents act, or learns who uses a Service. Requests in the same process are nobody's.
+/// Writes down who lets agents act, or learns who uses a Service. Requests in the same process have no caller.
 fn audit<T>(request: &Request<T>, right: &Right, text: &str) {
     if let Some(visitor) = request.extensions().get::<Visitor>() {
         visitor.did(right, text);
     }
 }
 
-/// Returns a Service as a caller has named it, for people.
+/// Returns a Service as a caller has named it, for the audit log.
 fn named(namespace: &str, name: &str) -> String {
     format!("{}/{}", label(namespace, MAX_NAME), label(name, MAX_NAME))
 }
 
-/// Returns the node that a request names, for people, or what it means without one.
+/// Returns the node that a request names, for the audit log, or what it means without one.
 fn node_named(node: &str, without: &str) -> String {
     match node {
         "" => without.to_owned(),
