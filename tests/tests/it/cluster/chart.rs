@@ -129,6 +129,8 @@ pub(crate) fn k34_an_upgrade_keeps_the_mode_that_agents_have() -> Result<()> {
                 "--namespace",
                 "kplane",
                 "--dry-run=server",
+                // Other tests leave objects, which an installation would not take over.
+                "--is-upgrade",
             ])
             .arg("--kubeconfig")
             .arg(world.cluster.kubeconfig())

@@ -318,7 +318,10 @@ impl<'a> Caller<'a> {
                         .map(drop)
                 }
                 Method::WatchConvergence => {
-                    let service = pb::ConvergenceRequest::default();
+                    let service = pb::ConvergenceRequest {
+                        absent_ok: true,
+                        ..pb::ConvergenceRequest::default()
+                    };
                     let watch = status.watch_convergence(self.request(service));
                     watch.await.map(drop)
                 }
