@@ -21,7 +21,7 @@ pub struct Picture {
     pub digest: Digest,
     /// The time when a control plane last confirmed this state, milliseconds since 1970; 0 = not known.
     pub confirmed_ms: u64,
-    /// The source: the cluster of the last control plane that named its cluster, or a folder ([`folder_id`]); empty = not
+    /// The source: the cluster of the last control plane that named its cluster, or a folder (`folder_id`); empty = not
     /// known.
     pub cluster: Arc<str>,
     /// The newest changes of the source that the state contains.

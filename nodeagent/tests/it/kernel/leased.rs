@@ -422,7 +422,7 @@ fn u51_a_thousand_services_have_the_rules_of_one() {
 }
 
 /// Processes of the node may use node ports on loopback addresses, and other machines may not.
-fn check_loopback(service: &str, flags: &[&str], has_begun: fn()) {
+fn check_loopback(service: &str, flags: &[&str], has_begun: fn(), is_served: bool) {
     let client = node("legacy");
     echo();
     let folder = manifests(service);
@@ -431,9 +431,13 @@ fn check_loopback(service: &str, flags: &[&str], has_begun: fn()) {
     agent.until("update applied");
     has_begun();
     let loopback: [IpAddr; 2] = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
-    for ip in loopback {
+    for ip in loopback.into_iter().filter(|_| is_served) {
         tcp((ip, PORTS[0]).into(), PATIENCE).unwrap_or_else(|error| panic!("{ip}: {error}"));
         udp((ip, PORTS[1]).into(), PATIENCE).unwrap_or_else(|error| panic!("{ip}: {error}"));
+    }
+    for ip in loopback.into_iter().filter(|_| !is_served) {
+        let short = Duration::from_millis(300);
+        tcp((ip, PORTS[0]).into(), short).expect_err("an endpoint of another node answers");
     }
     // A machine that sends packets to loopback addresses to the node.
     let links = client.netlink().unwrap();
@@ -454,7 +458,7 @@ fn check_loopback(service: &str, flags: &[&str], has_begun: fn()) {
 
 #[test]
 fn u22_node_ports_on_loopback_addresses_with_either_kind() {
-    // Of the second Service, the only endpoints are on another node.
+    // Of the second Service, the only endpoints are on another node: a policy Local does not lead there (K7).
     let services = |port| {
         let all = web("", port, &[NODE]);
         let local = all
@@ -465,14 +469,14 @@ fn u22_node_ports_on_loopback_addresses_with_either_kind() {
             .replace("']}", "'], nodeName: n2}");
         [all, local]
     };
-    for index in [0, 1] {
+    for (index, is_served) in [(0, true), (1, false)] {
         in_netns(|| {
             let service = services(SERVER)[index].clone();
-            check_loopback(&service, &BY_IPTABLES, || leads("legacy", 4));
+            check_loopback(&service, &BY_IPTABLES, || leads("legacy", 4), is_served);
         });
         in_netns(|| {
             let service = services(SERVER)[index].clone();
-            check_loopback(&service, &["--backend", "userspace"], || ());
+            check_loopback(&service, &["--backend", "userspace"], || (), is_served);
         });
     }
 }
