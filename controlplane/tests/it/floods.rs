@@ -225,7 +225,7 @@ async fn connections_that_are_reset_leave_nothing_behind() {
         stage.is_bounded().await;
         stage.serves_others().await;
         // A node may begin a stream a second, however long the flood takes.
-        tokio::time::sleep(Duration::from_secs(1)).await;
+        sleep(Duration::from_secs(1)).await;
     }
     stage.calms_down().await;
     stage.serves_others().await;

@@ -318,11 +318,7 @@ impl<'a> Caller<'a> {
                         .map(drop)
                 }
                 Method::WatchConvergence => {
-                    let service = pb::ConvergenceRequest {
-                        absent_ok: true,
-                        ..pb::ConvergenceRequest::default()
-                    };
-                    let watch = status.watch_convergence(self.request(service));
+                    let watch = status.watch_convergence(self.request(no_service()));
                     watch.await.map(drop)
                 }
                 Method::Approve => {
@@ -489,5 +485,13 @@ impl Stream<'_> {
         };
         let ended = self.plane.wait(within, read)?;
         ended.context("the stream is still open")
+    }
+}
+
+/// A Service that does not exist, which is an answer and not an error.
+fn no_service() -> pb::ConvergenceRequest {
+    pb::ConvergenceRequest {
+        absent_ok: true,
+        ..pb::ConvergenceRequest::default()
     }
 }
