@@ -179,8 +179,8 @@ impl Index {
         holder.filter(|holder| !(api_service && *holder == Holder::ApiServer))
     }
 
-    /// Warns of external addresses that nodes have, and of those within the cluster's own ranges. They are served, as in kube-proxy, but may
-    /// take connections away from a pod or go to another Service.
+    /// Warns of external addresses that nodes have, and of those within the cluster's own ranges. They are served, as in
+    /// kube-proxy, but may take connections away from a node or a pod, or go to another Service.
     fn warn_of_ranges(&self, entry: &ServiceEntry, issues: &mut Issues<'_>) {
         let Some(port) = entry.ports.first() else {
             return;
