@@ -6,18 +6,17 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use clap::Parser;
 use kp_controlplane::app as control_plane;
 use kp_controlplane::hub::Hub;
 use kp_controlplane::orders::{Scope, Wish};
 use kp_controlplane::relay::{self, SourceFlags};
 use kp_nodeagent::app;
-use kp_nodeagent::config::{Config, Flags, Task};
 use kp_nodeagent::report::Report;
-use kplane_dataplane::backend::Kind;
 use kplane_rig::loopback::{until_free, unused};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
+
+use crate::support::agent_with_cache;
 
 /// Longest that anything may take on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -114,18 +113,7 @@ async fn agent_with(node: &str, addresses: &[SocketAddr], cache: Option<&Path>) 
         "--node-name",
         node,
     ];
-    let checked = Flags::try_parse_from(line).unwrap().check().unwrap();
-    let Task::Run(config) = checked.task else {
-        panic!("not an agent");
-    };
-    let config = Config {
-        backend: Kind::Noop,
-        healthz: None,
-        metrics: None,
-        cache_dir: cache.map(Path::to_owned),
-        ..*config
-    };
-    app::build(config).await.unwrap()
+    agent_with_cache(line.map(str::to_owned).into(), cache).await
 }
 
 /// Waits until the agent is in sync with one of these control planes; returns its report.

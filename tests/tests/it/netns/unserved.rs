@@ -56,15 +56,25 @@ pub(crate) fn a18_refusals_come_at_once() -> Result<()> {
     for client in Client::ALL {
         for (family, protocol) in cases().filter(|(_, p)| *p != Protocol::Sctp) {
             let to = service.address(At::ClusterIp, family, 1);
-            let start = Instant::now();
-            let seen = ask(&world.net, client, protocol, to)?;
-            let took = start.elapsed();
-            ensure!(
-                seen.is_refused() && took < PATIENCE,
-                "{to}: {seen}, {took:?}"
-            );
+            refused_at_once(&world, client, protocol, to)?;
         }
     }
+    Ok(())
+}
+
+fn refused_at_once(
+    world: &World,
+    client: Client,
+    protocol: Protocol,
+    to: SocketAddr,
+) -> Result<()> {
+    let start = Instant::now();
+    let seen = ask(&world.net, client, protocol, to)?;
+    let took = start.elapsed();
+    ensure!(
+        seen.is_refused() && took < PATIENCE,
+        "{client:?} to {protocol} {to}: {seen}, {took:?}"
+    );
     Ok(())
 }
 
@@ -117,13 +127,7 @@ pub(crate) fn a20_an_endpoint_that_is_a_cluster_ip_is_refused() -> Result<()> {
     for (family, protocol) in cases() {
         for client in [Client::Outside, Client::PodHere, Client::Node] {
             let to = chained.address(At::ClusterIp, family, 1);
-            let start = Instant::now();
-            let seen = ask(&world.net, client, protocol, to)?;
-            let took = start.elapsed();
-            ensure!(
-                seen.is_refused() && took < PATIENCE,
-                "{client:?} to {protocol} {to}: {seen}, {took:?}"
-            );
+            refused_at_once(&world, client, protocol, to)?;
         }
     }
     Ok(())
