@@ -11,7 +11,7 @@ use std::str::FromStr;
 
 use kplane_model::{
     HEALTHZ_PORT, Holder, KUBELET_PORTS, METRICS_PORT, ParsePortRangeError, PortRange, Protocol,
-    ReservedPorts, parse_ip, usual_holder,
+    ProxyEndpoints, ProxyNamespaces, ReservedPorts, parse_ip, usual_holder,
 };
 use nix::ifaddrs::getifaddrs;
 
@@ -34,6 +34,17 @@ pub struct Admission {
     pub reserved: Reserved,
     /// Maximum number of elements of all Services of one namespace; 0 = no limit.
     pub namespace_elements: usize,
+    /// The Services that the agents' userspace proxy serves.
+    pub proxying: Proxying,
+}
+
+/// Restrictions on the agents' userspace proxy, which has the node's own rights on the network.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Proxying {
+    /// Namespaces whose Services may ask for it.
+    pub services: ProxyNamespaces,
+    /// The endpoints to which it may connect.
+    pub endpoints: ProxyEndpoints,
 }
 
 impl From<ExternalIps> for Admission {

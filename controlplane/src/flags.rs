@@ -4,9 +4,11 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::{ArgAction, ArgGroup, Parser, ValueEnum};
-use kplane_model::Cidr;
+use kplane_model::{Cidr, ProxyEndpoints, ProxyNamespaces};
 
-use crate::admission::{Admission, AllowedExternalIps, Reserved, ReservedPlace, own_addresses};
+use crate::admission::{
+    Admission, AllowedExternalIps, Proxying, Reserved, ReservedPlace, own_addresses,
+};
 use crate::app::{self, Origin, Protection, StateFlags, TlsFlags};
 use crate::certs;
 use crate::convert::ExternalIps;
@@ -146,6 +148,16 @@ pub struct Args {
     /// Service never gets more than 262144.
     #[arg(long, value_name = "N", default_value_t = 0)]
     namespace_elements: usize,
+
+    /// Namespaces whose Services may ask for the agents' userspace proxy by annotations: none, all, or their names,
+    /// separated by commas. The proxy connects to endpoints with the node's own rights on the network.
+    #[arg(long, value_name = "NAMESPACES", default_value = "none")]
+    userspace_services: ProxyNamespaces,
+
+    /// Endpoints to which the proxy may connect for these Services: pods (in the pod ranges of Nodes), any, or the ranges
+    /// of all Pods, separated by commas.
+    #[arg(long, value_name = "ENDPOINTS", default_value = "pods")]
+    userspace_endpoints: ProxyEndpoints,
 
     /// Packet mark of the control plane's own connections to the API server. Rules of an agent on the same node
     /// do not apply to this mark. Must be the agent's --own-mark; 0 = none.
@@ -299,6 +311,10 @@ impl Args {
                 .with_listed(&self.reserved_ports)
                 .except(&allowed.on_nodes),
             namespace_elements: self.namespace_elements,
+            proxying: Proxying {
+                services: self.userspace_services.clone(),
+                endpoints: self.userspace_endpoints.clone(),
+            },
         }
     }
 

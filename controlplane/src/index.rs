@@ -11,6 +11,7 @@ mod guard;
 mod holding;
 mod picture;
 mod places;
+mod proxying;
 mod quota;
 mod resync;
 mod selection;
@@ -43,7 +44,7 @@ use kplane_model::{
     Cidr, Family, Issue, NodeFacts, NodeName, ServiceKey, ServiceName, ServicePort,
 };
 
-use crate::admission::Admission;
+use crate::admission::{Admission, Proxying};
 use crate::convert::{self, ExternalIps, Origin, SkipReason, SliceEndpoints};
 use crate::k8s::{Kind, Object, ObjectId, Uid};
 use crate::publish::{Publication, Published};
@@ -76,6 +77,7 @@ pub struct Index {
     claims: Claims,
     places: Places,
     quota: Quota,
+    proxying: Proxying,
     resync: Resync,
     /// Problems of the source (here), of single objects, and of Services with each other (below).
     source_issues: Vec<Issue>,
@@ -172,6 +174,7 @@ impl Index {
             external_ips: admission.external_ips,
             places: Places::new(admission.reserved),
             quota: Quota::new(admission.namespace_elements),
+            proxying: admission.proxying,
             ..Self::default()
         }
     }
@@ -323,6 +326,10 @@ impl Index {
         let before = self.nodes.get(name);
         let users = self.places.replace_node(before, node.as_ref());
         self.pending.services.extend(users);
+        if self.resync.is_complete() && before != node.as_ref() {
+            let asking = self.asking_for_proxy();
+            self.pending.services.extend(asking);
+        }
         self.pending.nodes.insert(name.clone());
         match node {
             Some(node) => drop(self.nodes.insert(name.clone(), node)),

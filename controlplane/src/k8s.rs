@@ -3,6 +3,7 @@
 //! Slim types need a third of the memory that full types need, and show what kplane uses. Unknown
 //! fields are ignored; absent ones are `None` or empty.
 
+mod endpoint;
 mod uid;
 mod version;
 
@@ -13,6 +14,7 @@ use std::sync::Arc;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 
+pub use endpoint::{EndpointConditions, EndpointHints, Hint, SliceEndpoint, TargetRef};
 pub use uid::Uid;
 use uid::read_uid;
 pub use version::Version;
@@ -370,49 +372,6 @@ pub struct EndpointSlice {
     /// Ports of every endpoint.
     #[serde(default)]
     pub ports: Option<Vec<SlicePort>>,
-}
-
-/// One endpoint of a slice.
-#[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct SliceEndpoint {
-    /// Addresses; only the first counts (A27).
-    pub addresses: Vec<Arc<str>>,
-    /// Conditions.
-    pub conditions: Option<EndpointConditions>,
-    /// The node.
-    pub node_name: Option<Arc<str>>,
-    /// Topology hints.
-    pub hints: Option<EndpointHints>,
-}
-
-/// Conditions of an endpoint; A27 defines the meaning of unset ones.
-#[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
-#[serde(default)]
-pub struct EndpointConditions {
-    /// The endpoint may take new connections.
-    pub ready: Option<bool>,
-    /// The endpoint answers requests.
-    pub serving: Option<bool>,
-    /// The endpoint is being shut down.
-    pub terminating: Option<bool>,
-}
-
-/// Topology hints of an endpoint.
-#[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct EndpointHints {
-    /// Zones that should use the endpoint.
-    pub for_zones: Option<Vec<Hint>>,
-    /// Nodes that should use the endpoint.
-    pub for_nodes: Option<Vec<Hint>>,
-}
-
-/// One hint.
-#[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
-pub struct Hint {
-    /// Name of the zone or node.
-    pub name: Arc<str>,
 }
 
 /// A port of a slice.

@@ -89,6 +89,8 @@ reasons! {
     OutsideServiceRange,
     /// The cluster's operator does not allow the Service's external address.
     ExternalIpRefused,
+    /// The cluster's operator does not let the Service have the userspace proxy, or the proxy its endpoints.
+    ProxyRefused,
     /// The namespace has used up its quota.
     QuotaExceeded,
     /// The object exceeds a limit.

@@ -86,6 +86,8 @@ pub struct Endpoint {
     pub serving: bool,
     /// The endpoint is being shut down.
     pub terminating: bool,
+    /// The slice says that the endpoint is a Pod of its namespace.
+    pub is_pod: bool,
     /// The node on which the endpoint runs.
     pub node: Option<Arc<str>>,
     /// `hints.forZones`.
@@ -103,6 +105,7 @@ impl Endpoint {
             ready: true,
             serving: true,
             terminating: false,
+            is_pod: false,
             node: None,
             zone_hints: Vec::new(),
             node_hints: Vec::new(),

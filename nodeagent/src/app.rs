@@ -207,12 +207,7 @@ async fn build_parts(
     announce(&identity, &engine);
     let client = Client::new(transport, identity, engine.clone()).with_choice(choice.clone());
     let connection = client.connection();
-    let health = Health {
-        reports: engine.reports(),
-        connection: connection.clone(),
-        pulse: engine.pulse(),
-        answers: Arc::default(),
-    };
+    let health = Health::new(&engine, connection.clone());
     let (effective, configuration) = watch::channel(config.kube_proxy);
     let metrics = Metrics::new(
         Sources {
@@ -381,6 +376,7 @@ async fn connect(
             external_ips,
             reserved,
             excepted,
+            proxying,
         } => {
             let reserved = own.for_all_nodes(status).with_listed(&reserved);
             let config = kp_controlplane::app::Config {
@@ -391,6 +387,7 @@ async fn connect(
                     external_ips,
                     reserved: reserved.except(&excepted),
                     namespace_elements: 0,
+                    proxying,
                 },
                 cliff_guard: guard_within(guard),
                 events: true,

@@ -1,33 +1,127 @@
-//! The endpoints that the userspace proxy avoids, for the control plane (U53).
+//! What the userspace proxy shows of its connections, for the control plane: the endpoints that it avoids (U53), and the
+//! ServicePorts of which it refuses clients, since they have their share.
 //!
 //! A task checks them every ten seconds, so that failures of connections do not cause reports of their own.
 
-use std::time::Duration;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
 
 use kplane_dataplane::backend::userspace::ProxyHandle;
-use kplane_model::{EndpointAddr, ServiceKey};
+use kplane_model::{DesiredKey, EndpointAddr, ServiceKey};
 use tokio::sync::watch;
 use tokio::time::sleep;
+
+use crate::desired::now_ms;
+use crate::report::Failure;
 
 /// Interval between two checks.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// Maximum number of endpoints in a report.
+/// Maximum number of endpoints, and of ServicePorts, in a report.
 pub const MOST: usize = 32;
+
+/// Time after the last refusal for which a ServicePort is reported.
+const RECENT: Duration = Duration::from_secs(60);
 
 /// Endpoints that new connections avoid, in the order of their ServicePorts.
 pub type Avoided = Vec<(ServiceKey, EndpointAddr)>;
 
-/// Publishes which endpoints the proxy avoids, if a proxy runs, until no receiver is left.
-pub async fn follow(proxy: ProxyHandle, news: watch::Sender<Avoided>) {
+/// The outcome of a check.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Endpoints that new connections avoid.
+    pub avoided: Avoided,
+    /// ServicePorts of which clients were refused lately.
+    pub limited: Vec<Failure>,
+}
+
+/// Publishes what the proxy shows, if a proxy runs, until no receiver is left.
+pub async fn follow(proxy: ProxyHandle, news: watch::Sender<Seen>) {
+    let mut refusals = Refusals::default();
     while !news.is_closed() {
-        let proxy = proxy.get();
-        let now = proxy.map_or_else(Vec::new, |proxy| proxy.table().avoided(MOST));
+        let now = match proxy.get() {
+            None => Seen::default(),
+            Some(proxy) => Seen {
+                avoided: proxy.table().avoided(MOST),
+                limited: refusals.look(proxy.table().limited(), Instant::now(), now_ms()),
+            },
+        };
         news.send_if_modified(|known| {
             let is_new = *known != now;
             *known = now;
             is_new
         });
         sleep(INTERVAL).await;
+    }
+}
+
+/// A ServicePort with refusals: their number, the time of the last ones, and of the first ones (milliseconds since 1970).
+struct Refused(u64, Instant, u64);
+
+/// The ServicePorts with refusals, and when their number last grew.
+#[derive(Default)]
+struct Refusals(HashMap<ServiceKey, Refused>);
+
+impl Refusals {
+    /// Takes note of the numbers of refusals since the start. Returns the ServicePorts with recent ones.
+    fn look(&mut self, counts: Vec<(ServiceKey, u64)>, now: Instant, now_ms: u64) -> Vec<Failure> {
+        for (key, count) in counts {
+            let known = self.0.entry(key).or_insert(Refused(0, now, now_ms));
+            if count != known.0 {
+                let is_over = now.duration_since(known.1) >= RECENT;
+                let since_ms = if is_over { now_ms } else { known.2 };
+                *known = Refused(count, now, since_ms);
+            }
+        }
+        let is_recent = |at: Instant| now.duration_since(at) < RECENT;
+        let recent = self.0.iter().filter(|(_, refused)| is_recent(refused.1));
+        let mut recent: Vec<_> = recent.map(|(key, refused)| (key, refused.2)).collect();
+        recent.sort_unstable();
+        let recent = recent.into_iter().take(MOST);
+        recent
+            .map(|(key, since_ms)| failure(key, since_ms))
+            .collect()
+    }
+}
+
+fn failure(key: &ServiceKey, since_ms: u64) -> Failure {
+    Failure {
+        object: Some(DesiredKey::Service(key.clone())),
+        reason: format!(
+            "the userspace proxy refuses clients: {} or its namespace has its share of connections or flows on this node, or \
+             one client too many to one endpoint (kpctl get proxied {}; RLIMIT_NOFILE of the agent)",
+            key.service, key.service
+        ),
+        since_ms,
+        degraded: true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kplane_model::{Family, Protocol, ServiceName};
+
+    use super::*;
+
+    #[test]
+    fn a_service_of_which_clients_are_refused_is_reported_for_a_minute() {
+        let key = ServiceKey {
+            service: ServiceName::new("shop", "web"),
+            port_name: "".into(),
+            protocol: Protocol::Tcp,
+            family: Family::V4,
+        };
+        let (start, mut refusals) = (Instant::now(), Refusals::default());
+        let mut since = |seconds: u64, count| {
+            let at = start + Duration::from_secs(seconds);
+            let counts = vec![(key.clone(), count)];
+            let reported = refusals.look(counts, at, seconds * 1000);
+            reported.first().map(|failure| failure.since_ms)
+        };
+        assert_eq!(since(10, 2), Some(10_000));
+        assert_eq!(since(20, 5), Some(10_000));
+        assert_eq!(since(70, 5), Some(10_000));
+        assert_eq!(since(80, 5), None);
+        assert_eq!(since(200, 6), Some(200_000));
     }
 }

@@ -15,7 +15,7 @@
 //!   control plane does not know counts as eligible.
 //!
 //! The list above describes `/healthz`. `/livez` is for programs that restart the agent, which helps only
-//! against a hang. It is 503 when the engine is `HUNG`. It is 200 even if there is no control plane, or if
+//! against a hang. It is 503 when the engine is `HUNG`, or a thread of the userspace proxy. It is 200 even if there is no control plane, or if
 //! the kernel refuses changes. (kube-proxy's `/livez` returns the rules' state from its `/healthz`.)
 //!
 //! The body is byte for byte kube-proxy's; `?verbose` adds details that only kplane has.
@@ -29,11 +29,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use hyper::{Request, StatusCode};
+use kplane_dataplane::backend::userspace::ProxyHandle;
 use tokio::sync::watch;
 
 use crate::connection::Connection;
 use crate::desired::{Held, now_ms};
-use crate::engine::Pulse;
+use crate::engine::{Engine, Pulse};
 use crate::report::{FamilyReport, NodeState, Report};
 use kplane_http::{self as http, Answer};
 
@@ -46,6 +47,9 @@ const GRACE: Duration = Duration::from_secs(60);
 /// the programs (60 s and 180 s each).
 const HUNG: Duration = Duration::from_secs(600);
 
+/// Longest time that a thread of the userspace proxy may be busy with one event. All its work is short.
+const PROXY_HUNG: Duration = Duration::from_secs(30);
+
 /// The inputs of the answers.
 #[derive(Clone, Debug)]
 pub struct Health {
@@ -55,6 +59,8 @@ pub struct Health {
     pub connection: watch::Receiver<Connection>,
     /// The pulse of the engine's thread.
     pub pulse: Pulse,
+    /// The userspace proxy, if there is one.
+    pub proxy: ProxyHandle,
     /// The counts of answers.
     pub answers: Arc<Answers>,
 }
@@ -97,6 +103,18 @@ impl Outcomes {
 }
 
 impl Health {
+    /// Creates the answers about an engine and its connection.
+    #[must_use]
+    pub fn new(engine: &Engine, connection: watch::Receiver<Connection>) -> Self {
+        Self {
+            reports: engine.reports(),
+            connection,
+            pulse: engine.pulse(),
+            proxy: engine.proxy(),
+            answers: Arc::default(),
+        }
+    }
+
     /// Returns whether packets are served as desired, whatever the state of the node.
     #[must_use]
     pub fn is_healthy(&self) -> bool {
@@ -132,7 +150,9 @@ impl Health {
         let now = Instant::now();
         let mut body = body::Body::new(&report, now, now_ms());
         let busy = self.pulse.busy_for(now);
-        let alive = busy.is_none_or(|busy| busy < HUNG);
+        let proxy = self.proxy.get();
+        let alive = busy.is_none_or(|busy| busy < HUNG)
+            && proxy.is_none_or(|proxy| proxy.is_alive(PROXY_HUNG));
         body.set_alive(alive);
         if verbose {
             body.add_details(&report, self.connection.borrow().clone());

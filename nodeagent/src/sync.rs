@@ -407,7 +407,14 @@ impl<T: Transport> Client<T> {
                     .send_modify(|connection| connection.older_states += 1);
             }
         }
-        self.complain(&lost.to_string());
+        let reason = lost.to_string();
+        match lost.is_move() {
+            true if self.is_new(&reason) => {
+                tracing::info!(reason, "changing to another control plane");
+            }
+            true => {}
+            false => self.complain(&reason),
+        }
         Ok(retry)
     }
 
@@ -425,6 +432,16 @@ impl<T: Transport> Client<T> {
 
     /// Records the reason why there is no stream, and logs it once.
     fn complain(&mut self, reason: &str) {
+        if self.is_new(reason) {
+            tracing::warn!(
+                reason,
+                "not connected to the control plane; the kernel keeps its rules"
+            );
+        }
+    }
+
+    /// Records the reason why there is no stream; returns whether it was not logged yet.
+    fn is_new(&mut self, reason: &str) -> bool {
         self.connection.send_if_modified(|connection| {
             let changed = connection.reason != reason;
             reason.clone_into(&mut connection.reason);
@@ -432,15 +449,12 @@ impl<T: Transport> Client<T> {
         });
         if !self.complaints.insert(reason.to_owned()) {
             tracing::debug!(reason, "still not connected");
-            return;
+            return false;
         }
         if self.complaints.len() > MAX_COMPLAINTS {
             self.complaints.clear();
         }
-        tracing::warn!(
-            reason,
-            "not connected to the control plane; the kernel keeps its rules"
-        );
+        true
     }
 
     fn connected(&mut self, live: bool) {

@@ -101,7 +101,10 @@ impl Index {
         let ports: Vec<_> = ports
             .filter_map(|port| self.effective_port(port, &mut issues))
             .collect();
-        let ports = self.with_endpoints(ports, &mut issues);
+        let mut ports = self.with_endpoints(ports, &mut issues);
+        if let Some(refusal) = self.refuse_proxy(&mut ports) {
+            issues.add(Severity::Warning, Reason::ProxyRefused, || refusal);
+        }
         Effective {
             ports,
             issues: issues.finish(),

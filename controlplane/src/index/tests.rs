@@ -2,6 +2,7 @@
 
 mod causes;
 mod places;
+mod proxying;
 mod step;
 
 use std::net::IpAddr;

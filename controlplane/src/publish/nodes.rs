@@ -47,8 +47,8 @@ impl State {
         if self.service_cidrs != cidrs {
             cidrs.clone_into(&mut self.service_cidrs);
             self.renew_strangers();
+            self.renew_nodes(|_| true);
         }
-        self.renew_nodes(|_| true);
     }
 
     /// Notes whether there is a Node object, which nodes without one learn. Called after a change of Nodes.

@@ -304,6 +304,7 @@ fn any_endpoint() -> impl Strategy<Value = Endpoint> {
                 ready,
                 serving,
                 terminating,
+                is_pod: false,
                 node: node.map(Arc::from),
                 zone_hints,
                 node_hints,

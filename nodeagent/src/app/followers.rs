@@ -6,7 +6,7 @@ use kplane_dataplane::beginnings::Beginnings;
 use tokio::sync::watch;
 
 use super::{Tasks, spawn_errand};
-use crate::avoided::Avoided;
+use crate::avoided::Seen;
 use crate::canary;
 use crate::config::Config;
 use crate::engine::Followers;
@@ -43,7 +43,7 @@ fn count_connections(config: &Config, tasks: &mut Tasks) -> Option<Arc<ServiceCo
 }
 
 /// Starts the tasks that tell the followers about the node, and the counter of connections. Returns also where to tell
-/// them which endpoints the userspace proxy avoids, since a proxy starts later.
+/// them what the userspace proxy shows, since a proxy starts later.
 pub(super) fn add_tasks(
     followers: Followers,
     config: &Config,
@@ -51,14 +51,14 @@ pub(super) fn add_tasks(
 ) -> (
     Followers,
     Option<Arc<ServiceConnections>>,
-    watch::Sender<Avoided>,
+    watch::Sender<Seen>,
 ) {
-    let avoided = watch::Sender::default();
-    let followers = followers.with_avoided(avoided.subscribe());
+    let proxy = watch::Sender::default();
+    let followers = followers.with_proxy(proxy.subscribe());
     let followers = followers.with_canary(follow_canary(config, tasks));
     let connections = count_connections(config, tasks);
     let followers = followers.with_connections(connections.clone());
-    (look_around(followers, config, tasks), connections, avoided)
+    (look_around(followers, config, tasks), connections, proxy)
 }
 
 /// Starts to look for what stands in the way of packets, if packets go through this node.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use kp_controlplane::admission::Proxying;
 use kp_controlplane::app::Origin;
 use kp_controlplane::dial::parse_mark;
 use kplane_model::{Family, NodeName, ServiceName};
@@ -219,6 +220,12 @@ impl DataPathFlags {
         settings
     }
 
+    /// Returns what Services may ask of the userspace proxy by default.
+    fn proxying(&self, loaded: Option<&Loaded>) -> Proxying {
+        let of_file = loaded.map(|loaded| loaded.settings.kind);
+        self.userspace.proxying(self.backend.or(of_file))
+    }
+
     /// Returns the settings, changed as these flags say.
     fn settings(
         &self,
@@ -376,18 +383,13 @@ impl Flags {
             api,
             node_name.as_ref().unwrap_or(&nobody),
             self.data_path.own_mark,
+            self.data_path.proxying(loaded.as_ref()),
         );
         let source = source.map_err(|wrong| problems.push(wrong)).ok();
         let (Some(loaded), Some(source), Some(node_name)) = (loaded, source, node_name) else {
             return Err(ConfigError { problems });
         };
-        let kubeconfig = &loaded.config.client_connection.kubeconfig;
-        let unread = (!kubeconfig.is_empty() && !reads_the_api(&source)).then(|| {
-            Note::info(
-                "clientConnection.kubeconfig (--kubeconfig) is for --standalone: without it the \
-                 control plane reads the Kubernetes API",
-            )
-        });
+        let unread = unread(&loaded, &source);
         let (unset_mode, mode_unset) = (self.unset_mode(&loaded), self.mode_unset(&loaded));
         let (log, settings) = (loaded.settings.log, loaded.settings);
         let backend = self.data_path.backend.unwrap_or(settings.kind);
@@ -448,6 +450,18 @@ impl Flags {
         let unset = self.config.is_some() && unset_mode::is_unset(loaded, self.data_path.backend);
         unset.then(|| unset_mode::note(loaded, unset_mode::Served::here()))
     }
+}
+
+/// Returns a remark on a setting that this source does not read.
+fn unread(loaded: &Loaded, source: &Source) -> Option<Note> {
+    let kubeconfig = &loaded.config.client_connection.kubeconfig;
+    let is_unread = !kubeconfig.is_empty() && !reads_the_api(source);
+    is_unread.then(|| {
+        Note::info(
+            "clientConnection.kubeconfig (--kubeconfig) is for --standalone: without it the \
+             control plane reads the Kubernetes API",
+        )
+    })
 }
 
 fn reads_the_api(source: &Source) -> bool {

@@ -4,13 +4,13 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use kp_controlplane::admission::{AllowedExternalIps, ReservedPlace};
+use kp_controlplane::admission::{AllowedExternalIps, Proxying, ReservedPlace};
 use kp_controlplane::app::Origin;
 use kp_controlplane::convert::ExternalIps;
 use kp_controlplane::dial::AGENT_PORT;
 use kp_controlplane::kubernetes::Access;
 use kp_controlplane::source::kubernetes;
-use kplane_model::{Cidr, NodeName};
+use kplane_model::{Cidr, NodeName, ProxyNamespaces};
 use kplane_tls::{ClientFiles, is_this_machine};
 use tonic::transport::{Channel, Endpoint, Uri};
 
@@ -50,6 +50,8 @@ pub enum Source {
         reserved: Vec<ReservedPlace>,
         /// Places on nodes that Services may have although programs of nodes usually listen there.
         excepted: Vec<ReservedPlace>,
+        /// The Services that may ask for the userspace proxy.
+        proxying: Proxying,
     },
 }
 
@@ -140,6 +142,11 @@ pub(super) struct SourceFlags {
     /// kubelet (10248, 10250), of the control plane and of the API server are always reserved.
     #[arg(long, value_name = "[ADDR:]PORTS", value_delimiter = ',')]
     reserved_ports: Vec<String>,
+
+    /// Namespaces whose Services may ask for the userspace proxy by annotations, for --standalone: none, all, or their
+    /// names, separated by commas [default: all in the userspace backends, else none].
+    #[arg(long, value_name = "NAMESPACES")]
+    userspace_services: Option<ProxyNamespaces>,
 
     /// Address on which --standalone serves its status for kpctl; empty = none [default: 127.0.0.1:7444].
     #[arg(long, value_name = "ADDR")]
@@ -265,6 +272,7 @@ impl SourceFlags {
         api: ApiFlags<'_>,
         node: &NodeName,
         own_mark: u32,
+        proxying: Proxying,
     ) -> Result<Source, Problem> {
         let wrong = |reason| Err(Problem::general(reason));
         match (self.standalone, &self.manifests) {
@@ -299,21 +307,16 @@ impl SourceFlags {
                     external_ips: self.external_ips()?,
                     reserved: self.reserved()?,
                     excepted: self.excepted(),
+                    proxying: self.proxying(proxying),
                 })
             }
             (false, None) if self.status_bind_address.is_some() => {
                 wrong("--status-bind-address is for --standalone: the control plane has the status")
             }
-            (false, None)
-                if self.allow_external_ips.is_some()
-                    || !self.external_ip_cidr.is_empty()
-                    || !self.reserved_ports.is_empty() =>
-            {
-                wrong(
-                    "--allow-external-ips, --external-ip-cidr and --reserved-ports are for \
+            (false, None) if self.has_admission() => wrong(
+                "--allow-external-ips, --external-ip-cidr, --reserved-ports and --userspace-services are for \
                      --standalone: give them to the control plane",
-                )
-            }
+            ),
             (false, None) if !self.has_control_plane() => wrong(
                 "no source of desired state: give --control-plane http://HOST:7443, or --standalone \
                  with --kubeconfig FILE or --manifests DIR",
@@ -341,6 +344,23 @@ impl SourceFlags {
     /// Returns whether the flags name replicas of a control plane.
     fn has_control_plane(&self) -> bool {
         !self.control_plane.is_empty() || self.control_plane_file.is_some()
+    }
+
+    /// Returns whether the flags limit what Services may have.
+    fn has_admission(&self) -> bool {
+        self.allow_external_ips.is_some()
+            || !self.external_ip_cidr.is_empty()
+            || !self.reserved_ports.is_empty()
+            || self.userspace_services.is_some()
+    }
+
+    /// Returns what Services may ask of the userspace proxy; `default` counts without a flag.
+    fn proxying(&self, default: Proxying) -> Proxying {
+        let services = self.userspace_services.clone();
+        Proxying {
+            services: services.unwrap_or(default.services),
+            ..default
+        }
     }
 
     /// Returns the external addresses that Services may have (A5).

@@ -4,6 +4,7 @@ mod file;
 
 use clap::Parser;
 use clap::error::ErrorKind;
+use kp_controlplane::admission::Proxying;
 use kp_controlplane::app::Origin;
 use kp_controlplane::convert::ExternalIps;
 use kp_controlplane::kubernetes::Access;
@@ -133,6 +134,7 @@ fn a_node_of_its_own() {
         external_ips,
         reserved,
         excepted,
+        proxying,
     } = config.source
     else {
         panic!("another source");
@@ -145,6 +147,7 @@ fn a_node_of_its_own() {
     assert_eq!(reserved, listed);
     let listed = ["443", "192.0.2.1:53"].map(|place| place.parse().unwrap());
     assert_eq!(excepted, listed);
+    assert_eq!(proxying, Proxying::default());
     assert_eq!(config.backend_settings.own_mark, 0x70);
     assert_eq!(config.node_settings.cluster_cidrs.len(), 2);
     assert_eq!(config.node_settings.nodeport_addresses.len(), 2);
@@ -153,6 +156,31 @@ fn a_node_of_its_own() {
         (config.healthz, config.backend),
         (None, backend::Kind::Noop)
     );
+}
+
+#[test]
+fn all_services_may_ask_for_the_proxy_in_its_own_mode_only() {
+    for (flags, services, endpoints) in [
+        ("--backend nftables", "none", "pods"),
+        ("--backend userspace", "all", "pods"),
+        ("--proxy-mode userspace", "all", "pods"),
+        ("--backend userspace-loopback", "all", "any"),
+        (
+            "--backend userspace --userspace-services shop --userspace-endpoints any",
+            "shop",
+            "any",
+        ),
+    ] {
+        let config = config(&format!("--standalone --manifests src {flags}"));
+        let Source::Standalone { proxying, .. } = config.source else {
+            panic!("another source");
+        };
+        let expected = Proxying {
+            services: services.parse().unwrap(),
+            endpoints: endpoints.parse().unwrap(),
+        };
+        assert_eq!(proxying, expected, "{flags}");
+    }
 }
 
 /// A5.
@@ -296,7 +324,7 @@ fn what_makes_no_sense_is_refused_in_one_line() {
         ),
         (
             "--control-plane localhost --allow-external-ips false",
-            "--reserved-ports are for --standalone",
+            "--reserved-ports and --userspace-services are for --standalone",
         ),
         (
             "--standalone --manifests src --external-ip-cidr 192.0.2.1",

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use kplane_dataplane::backend::{CaptureBy, UserspaceSettings};
+use kp_controlplane::admission::Proxying;
+use kplane_dataplane::backend::{CaptureBy, Kind, UserspaceSettings};
+use kplane_model::{ProxyEndpoints, ProxyNamespaces};
 
 use super::value::{duration, interval};
 
@@ -47,6 +49,11 @@ pub(super) struct UserspaceFlags {
     #[arg(long, value_name = "KIND", default_value = "auto", value_parser = captures())]
     userspace_capture: CaptureBy,
 
+    /// Endpoints to which the proxy may connect for Services that ask for it: pods (no address of this node), any, or the
+    /// ranges of all Pods, separated by commas. With --standalone, pods must also be in the pod ranges of Nodes.
+    #[arg(long, value_name = "ENDPOINTS", default_value = "pods")]
+    userspace_endpoints: ProxyEndpoints,
+
     /// Keep the client's address in connections of backend userspace, and of Services that ask for the proxy, to
     /// endpoints on this node
     #[arg(long)]
@@ -64,6 +71,22 @@ pub(super) struct UserspaceFlags {
 }
 
 impl UserspaceFlags {
+    /// Returns what Services may ask of the proxy, unless `--userspace-services` says otherwise.
+    pub(super) fn proxying(&self, kind: Option<Kind>) -> Proxying {
+        let serves_all = matches!(kind, Some(Kind::Userspace | Kind::UserspaceLoopback));
+        Proxying {
+            services: match serves_all {
+                true => ProxyNamespaces::All,
+                false => ProxyNamespaces::None,
+            },
+            endpoints: match kind {
+                // This proxy has no more rights than the user who runs it.
+                Some(Kind::UserspaceLoopback) => ProxyEndpoints::Any,
+                _ => self.userspace_endpoints.clone(),
+            },
+        }
+    }
+
     /// Returns the settings, changed as these flags say; `cache_dir` is the folder of the cache file.
     pub(super) fn settings(
         &self,
@@ -81,6 +104,7 @@ impl UserspaceFlags {
             udp_idle: self.udp_idle_timeout.or(settings.udp_idle),
             capture: self.userspace_capture,
             transparent: self.userspace_transparent,
+            endpoints: self.userspace_endpoints.clone(),
             run_dir,
             drain: self.drain_timeout,
             ..settings

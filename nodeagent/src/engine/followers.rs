@@ -9,7 +9,7 @@ use kplane_model::{Family, ServiceKey, ServiceName, TrafficPolicy};
 use tokio::sync::watch;
 
 use super::triggers::{Results, Waiting};
-use crate::avoided::Avoided;
+use crate::avoided::{Avoided, Seen};
 use crate::canary;
 use crate::desired::{Desired, Touched, View};
 use crate::metrics::{Counters, FamilyCounters, NAMED, Transaction};
@@ -29,7 +29,7 @@ pub struct Followers {
     rival: Option<watch::Receiver<Option<Failure>>>,
     canary: Option<canary::Follower>,
     surroundings: Option<watch::Receiver<Surroundings>>,
-    avoided: Option<watch::Receiver<Avoided>>,
+    proxy: Option<watch::Receiver<Seen>>,
     connections: Option<Arc<ServiceConnections>>,
 }
 
@@ -60,7 +60,7 @@ impl Followers {
             rival: None,
             canary: None,
             surroundings: None,
-            avoided: None,
+            proxy: None,
             connections: None,
         }
     }
@@ -93,17 +93,17 @@ impl Followers {
         self
     }
 
-    /// Adds the endpoints that the userspace proxy avoids.
+    /// Adds what the userspace proxy shows of its connections.
     #[must_use]
-    pub fn with_avoided(mut self, avoided: watch::Receiver<Avoided>) -> Self {
-        self.avoided = Some(avoided);
+    pub fn with_proxy(mut self, proxy: watch::Receiver<Seen>) -> Self {
+        self.proxy = Some(proxy);
         self
     }
 
     /// Returns the endpoints that the userspace proxy avoids.
     pub(super) fn avoided(&self) -> Avoided {
-        let avoided = self.avoided.as_ref();
-        avoided.map_or_else(Vec::new, |avoided| avoided.borrow().clone())
+        let proxy = self.proxy.as_ref();
+        proxy.map_or_else(Vec::new, |proxy| proxy.borrow().avoided.clone())
     }
 
     /// Returns what stands in the way of packets, and what is not known of the node's addresses.
@@ -196,12 +196,14 @@ impl Followers {
         self.counters.family(family).set_no_local(counts);
     }
 
-    /// Returns health check ports that cannot be opened, another program that programs this node, and
-    /// a canary that does not answer.
+    /// Returns health check ports that cannot be opened, another program that programs this node, a canary that does not
+    /// answer, and ServicePorts of which the userspace proxy refuses clients.
     pub(super) fn failures(&self) -> Vec<Failure> {
         let mut failures = self.health.failures();
         failures.extend(self.rival.as_ref().and_then(|rival| rival.borrow().clone()));
         failures.extend(self.canary.as_ref().and_then(canary::Follower::failure));
+        let proxy = self.proxy.iter();
+        failures.extend(proxy.flat_map(|proxy| proxy.borrow().limited.clone()));
         failures
     }
 
@@ -219,7 +221,7 @@ impl Followers {
             () = changed(self.rival.as_mut()) => {}
             () = canary => {}
             () = changed(self.surroundings.as_mut()) => {}
-            () = changed(self.avoided.as_mut()) => {}
+            () = changed(self.proxy.as_mut()) => {}
         }
     }
 }

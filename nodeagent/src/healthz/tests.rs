@@ -189,6 +189,7 @@ async fn g1_paths_and_what_is_counted() {
         reports,
         connection,
         pulse: Pulse::default(),
+        proxy: Default::default(),
         answers: Arc::default(),
     };
     let json = Some("application/json".to_owned());
@@ -235,6 +236,7 @@ async fn livez_fails_only_when_the_engine_is_hung() {
         reports: seen,
         connection,
         pulse: Pulse::default(),
+        proxy: Default::default(),
         answers: Arc::default(),
     };
     for report in [Report::default(), report(&late, &late)] {

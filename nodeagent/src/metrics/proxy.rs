@@ -72,6 +72,11 @@ pub(super) fn write(proxy: &Proxy, to: &mut DescriptorEncoder<'_>) -> fmt::Resul
         ],
     )?;
     Name(
+        "kplane_agent_proxy_lost",
+        "Datagrams to clients that the kernel did not take",
+    )
+    .counter(to, one(counts.lost))?;
+    Name(
         "kplane_agent_proxy_connect_seconds",
         "Sum of the times from a client's arrival until an endpoint had answered",
     )

@@ -116,6 +116,7 @@ impl Rig {
             reports: follow,
             connection,
             pulse: crate::engine::Pulse::default(),
+            proxy: Default::default(),
             answers: Arc::default(),
         };
         let counters = Arc::<Counters>::default();

@@ -74,6 +74,11 @@ pub(super) enum Retry {
 }
 
 impl Lost {
+    /// Returns whether the agent goes to another control plane as planned: nothing failed.
+    pub(super) fn is_move(&self) -> bool {
+        matches!(self, Self::ComeBackLater { .. } | Self::Rebalanced(_))
+    }
+
     pub(super) fn retry(&self) -> Retry {
         match self {
             Self::Open(_)

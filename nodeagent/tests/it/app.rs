@@ -8,6 +8,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use kp_controlplane::admission::Proxying;
 use kp_controlplane::app as control_plane;
 use kp_controlplane::convert::ExternalIps;
 use kp_controlplane::server::StatusServer;
@@ -220,6 +221,7 @@ async fn a_node_that_leaves_is_healthy_only_for_livez() {
         external_ips: ExternalIps::All,
         reserved: Vec::new(),
         excepted: Vec::new(),
+        proxying: Proxying::default(),
     };
     let agent = app::build(config("n1", source)).await.unwrap();
     let address = agent.healthz_addr.unwrap();
@@ -246,6 +248,7 @@ async fn a_standalone_agent_is_in_sync_and_says_so() {
         external_ips: ExternalIps::All,
         reserved: Vec::new(),
         excepted: Vec::new(),
+        proxying: Proxying::default(),
     };
     let agent = app::build(config("n1", source)).await.unwrap();
     let report = reported(&agent, in_sync).await;
@@ -288,6 +291,7 @@ async fn an_agent_of_no_node_is_not_in_sync() {
         external_ips: ExternalIps::All,
         reserved: Vec::new(),
         excepted: Vec::new(),
+        proxying: Proxying::default(),
     };
     let agent = app::build(config("n1x", source)).await.unwrap();
     let status = format!("http://{}", agent.status_addr.unwrap());
@@ -377,6 +381,7 @@ async fn h_the_latency_of_a_change_is_measured_and_told() {
         external_ips: ExternalIps::All,
         reserved: Vec::new(),
         excepted: Vec::new(),
+        proxying: Proxying::default(),
     };
     let agent = app::build(config("n1", source)).await.unwrap();
     reported(&agent, in_sync).await;
@@ -506,6 +511,7 @@ async fn a_restart_beside_a_broken_folder_keeps_everything_and_says_so() {
             external_ips: ExternalIps::All,
             reserved: Vec::new(),
             excepted: Vec::new(),
+            proxying: Proxying::default(),
         };
         let mut config = config("n1", source);
         config.cache_dir = Some(cache.path().to_owned());
@@ -696,6 +702,7 @@ async fn a25_health_checks_change_after_the_kernel() {
         external_ips: ExternalIps::All,
         reserved: Vec::new(),
         excepted: Vec::new(),
+        proxying: Proxying::default(),
     };
     let broken = Arc::new(AtomicBool::new(false));
     let asked = broken.clone();
@@ -747,6 +754,7 @@ async fn a25_a_taken_port_is_in_the_status_of_the_node() {
         external_ips: ExternalIps::All,
         reserved: Vec::new(),
         excepted: Vec::new(),
+        proxying: Proxying::default(),
     };
     let mut config = config("n1", source);
     config.node_settings.nodeport_addresses = vec!["127.0.0.1/32".parse().unwrap()];
@@ -795,6 +803,7 @@ async fn g5_metrics_and_health_are_served_over_ipv6() {
         external_ips: ExternalIps::All,
         reserved: Vec::new(),
         excepted: Vec::new(),
+        proxying: Proxying::default(),
     };
     let loopback = SocketAddr::new("::1".parse().unwrap(), 0);
     let mut config = config("n1", source);

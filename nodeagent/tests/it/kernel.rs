@@ -2,6 +2,7 @@
 
 mod agent;
 mod alone;
+mod answers;
 mod avoided;
 mod claim;
 mod cleanup;

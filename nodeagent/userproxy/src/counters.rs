@@ -51,6 +51,7 @@ pub(crate) struct Counters {
     pub(crate) avoided: AtomicU64,
     pub(crate) to_endpoints: AtomicU64,
     pub(crate) to_clients: AtomicU64,
+    pub(crate) lost: AtomicU64,
     pub(crate) connect_us: AtomicU64,
 }
 
@@ -71,6 +72,8 @@ pub struct Counts {
     pub to_endpoints: u64,
     /// Bytes from endpoints to clients.
     pub to_clients: u64,
+    /// Datagrams to clients that the kernel did not take.
+    pub lost: u64,
     /// Sum of the times until a connection to an endpoint was established, from the client's arrival.
     pub connect_time: Duration,
 }
@@ -92,6 +95,7 @@ impl Counts {
         self.avoided += more.avoided;
         self.to_endpoints += more.to_endpoints;
         self.to_clients += more.to_clients;
+        self.lost += more.lost;
         self.connect_time += more.connect_time;
     }
 }
@@ -111,6 +115,7 @@ impl Counters {
             avoided: get(&self.avoided),
             to_endpoints: get(&self.to_endpoints),
             to_clients: get(&self.to_clients),
+            lost: get(&self.lost),
             connect_time: Duration::from_micros(get(&self.connect_us)),
         }
     }

@@ -15,6 +15,7 @@ mod picker;
 mod port;
 mod proxy;
 mod proxy_header;
+mod shares;
 mod table;
 mod worker;
 

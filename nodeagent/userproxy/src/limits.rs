@@ -13,16 +13,15 @@ const RESERVED_FILES: u64 = 64;
 pub struct Limits {
     /// Most TCP connections in all.
     pub connections: usize,
-    /// Most TCP connections, or UDP flows, of one ServicePort.
-    pub of_port: usize,
+    /// Most TCP connections between the same two addresses, a client's and an endpoint's.
+    pub of_pair: usize,
     /// Most UDP flows in all.
     pub flows: usize,
 }
 
 impl Limits {
     /// Returns the limits of a process that may open so many files (`RLIMIT_NOFILE`). A connection needs two, and two
-    /// more for each pipe. Flows need one. A quarter of the files is for flows, a quarter for pipes, and a ServicePort gets
-    /// at most three quarters of everything.
+    /// more for each pipe. Flows need one. A quarter of the files is for flows, a quarter for pipes.
     #[must_use]
     pub fn of_files(files: u64) -> Self {
         let reserved = RESERVED_FILES.min(files / 2);
@@ -32,7 +31,7 @@ impl Limits {
         let connections = (usable / 4).max(1);
         Self {
             connections,
-            of_port: (connections * 3 / 4).max(1),
+            of_pair: (connections / 2).clamp(64, 4096),
             flows: (usable / 4).max(1),
         }
     }
@@ -83,8 +82,8 @@ mod tests {
     fn u15_limits_follow_from_the_number_of_files() {
         let limits = Limits::of_files(64);
         assert_eq!(
-            (limits.connections, limits.of_port, limits.flows),
-            (8, 6, 8)
+            (limits.connections, limits.of_pair, limits.flows),
+            (8, 64, 8)
         );
         assert_eq!(limits.pipes(), 4);
         let limits = Limits::of_files(1_048_576);

@@ -11,8 +11,8 @@ use kplane_model::{Balance, Cidr, EndpointAddr, FrontendAddr, ProxyHeader, Servi
 use crate::affinity::Affinity;
 use crate::budget::Budget;
 use crate::counters::{Counters, Counts, Failure};
-use crate::limits::Gauge;
 use crate::picker::{Choice, EndpointState, Endpoints, Picker, Pool};
+use crate::shares::Owners;
 
 /// Most clients that a ServicePort with session affinity remembers.
 const AFFINITY_CLIENTS: usize = 65_536;
@@ -74,8 +74,8 @@ impl Default for Options {
 pub(crate) struct Port {
     pub(crate) key: ServiceKey,
     pub(crate) counters: Counters,
-    /// Connections without an endpoint.
-    arriving: Gauge,
+    /// Its Service and namespace, with all that these have.
+    pub(crate) owners: Owners,
     version: AtomicU64,
     suspects: Arc<Suspects>,
     state: Mutex<State>,
@@ -116,11 +116,16 @@ struct State {
 
 impl Port {
     /// Creates a ServicePort without endpoints, which adds itself to the suspects when one of its endpoints is avoided.
-    pub(crate) fn new(key: ServiceKey, suspects: Arc<Suspects>, now: Instant) -> Self {
+    pub(crate) fn new(
+        key: ServiceKey,
+        owners: Owners,
+        suspects: Arc<Suspects>,
+        now: Instant,
+    ) -> Self {
         Self {
             key,
             counters: Counters::default(),
-            arriving: Gauge::default(),
+            owners,
             version: AtomicU64::new(0),
             suspects,
             state: Mutex::new(State {
@@ -246,11 +251,6 @@ impl Port {
         self.state().picker.avoided_lately(now).collect()
     }
 
-    /// Returns the number of connections and flows.
-    pub(crate) fn open(&self) -> u64 {
-        self.counters.open.load(Relaxed)
-    }
-
     /// Returns a number that changes whenever the ServicePort is configured.
     pub(crate) fn version(&self) -> u64 {
         self.version.load(Relaxed)
@@ -295,25 +295,6 @@ impl Port {
     /// Records that a client reached no endpoint.
     pub(crate) fn fail(&self, why: Failure) {
         self.counters.fail(why);
-    }
-}
-
-/// A connection that has no endpoint yet. It counts for the limit of its ServicePort.
-#[derive(Debug)]
-pub(crate) struct Arrival(Arc<Port>);
-
-impl Arrival {
-    /// Counts a connection, unless its ServicePort has `most` already.
-    pub(crate) fn enter(port: &Arc<Port>, most: usize) -> Option<Self> {
-        let open = usize::try_from(port.open()).unwrap_or(usize::MAX);
-        let entered = port.arriving.enter(most.saturating_sub(open));
-        entered.then(|| Self(port.clone()))
-    }
-}
-
-impl Drop for Arrival {
-    fn drop(&mut self) {
-        self.0.arriving.leave();
     }
 }
 

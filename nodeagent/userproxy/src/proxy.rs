@@ -31,6 +31,8 @@ pub struct Settings {
     pub limits: Option<Limits>,
     /// Mark of connections to endpoints; `None` if the process may not set one.
     pub mark: Option<u32>,
+    /// Time without data after which a TCP connection ends; `None` = [`Settings::TCP_IDLE`].
+    pub tcp_idle: Option<Duration>,
     /// Time without a datagram after which a UDP flow ends; `None` = [`Settings::UDP_IDLE`].
     pub udp_idle: Option<Duration>,
     /// What the kernel remembers about datagrams that its rules led here.
@@ -42,6 +44,9 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// Default of [`Settings::tcp_idle`].
+    pub const TCP_IDLE: Duration = Duration::from_secs(3600);
+
     /// Default of [`Settings::udp_idle`].
     pub const UDP_IDLE: Duration = Duration::from_secs(30);
 }
@@ -80,9 +85,11 @@ impl Proxy {
             table: Table::default(),
             limits: settings.limits.unwrap_or_else(|| Limits::of_files(files())),
             connections: Gauge::default(),
+            between: Arc::default(),
             pipes: Arc::default(),
             flows: Gauge::default(),
             mark: settings.mark,
+            tcp_idle: settings.tcp_idle.unwrap_or(Settings::TCP_IDLE),
             udp_idle: settings.udp_idle.unwrap_or(Settings::UDP_IDLE),
             origins: settings.origins,
             transparency: settings.transparency,
@@ -116,6 +123,13 @@ impl Proxy {
     #[must_use]
     pub fn open(&self) -> [usize; 2] {
         [self.shared.connections.get(), self.shared.flows.get()]
+    }
+
+    /// Returns whether each thread came to its work within a time.
+    #[must_use]
+    pub fn is_alive(&self, within: Duration) -> bool {
+        let mut inboxes = self.shared.inboxes.iter();
+        inboxes.all(|inbox| inbox.is_alive(within))
     }
 
     /// Opens a socket for clients, or continues with that of an earlier proxy. Returns its number, and its address, which the kernel completes if the port is 0.

@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use kplane_model::{Cidr, EndpointAddr, Family, FrontendAddr, Protocol, ServiceKey};
 
-use crate::counters::Counts;
+use crate::counters::{Counts, Failure};
 use crate::picker::{Choice, Pool};
 use crate::port::{Options, Port, PortSpec, PortState, Suspects};
+use crate::shares::Shares;
 
 /// The way of connections from a place to a ServicePort.
 #[derive(Debug)]
@@ -52,6 +53,7 @@ pub struct Table {
     /// Addresses of pods, and of this node.
     inside: RwLock<[Vec<Cidr>; 2]>,
     suspects: Arc<Suspects>,
+    shares: Shares,
 }
 
 fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
@@ -65,7 +67,8 @@ fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
 impl Table {
     fn new_port(&self, key: &ServiceKey) -> Arc<Port> {
         let suspects = Arc::clone(&self.suspects);
-        Arc::new(Port::new(key.clone(), suspects, Instant::now()))
+        let owners = self.shares.of(key);
+        Arc::new(Port::new(key.clone(), owners, suspects, Instant::now()))
     }
 
     /// Replaces a family's addresses of clients inside of the cluster: pods, and this node (A16).
@@ -79,6 +82,7 @@ impl Table {
         let mut ports = write(&self.ports);
         let mut routes = write(&self.routes);
         let mut added = Vec::new();
+        let mut is_smaller = false;
         for (key, spec) in services {
             let before = ports.remove(&key);
             for at in before.iter().flat_map(|entry| &entry.places) {
@@ -94,6 +98,7 @@ impl Table {
                 }
             }
             let Some(spec) = spec else {
+                is_smaller = true;
                 if let Some(entry) = &before {
                     let counts = entry.port.retire();
                     self.gone
@@ -127,6 +132,9 @@ impl Table {
         }
         // Last, since a place may go from one ServicePort of the change to another.
         routes.extend(added);
+        if is_smaller {
+            self.shares.tidy();
+        }
     }
 
     /// Returns a ServicePort for connections of an earlier proxy. One that is not there yet gets its places with the next
@@ -232,6 +240,17 @@ impl Table {
             !avoided.is_empty()
         });
         found
+    }
+
+    /// Returns the ServicePorts of which clients were refused because of a limit, with the number of clients. Takes time for
+    /// each ServicePort.
+    #[must_use]
+    pub fn limited(&self) -> Vec<(ServiceKey, u64)> {
+        let ports = read(&self.ports);
+        let refused = |entry: &Entry| entry.port.counts().failed[Failure::Limit as usize];
+        let all = ports.iter().map(|(key, entry)| (key, refused(entry)));
+        let some = all.filter(|(_, count)| *count > 0);
+        some.map(|(key, count)| (key.clone(), count)).collect()
     }
 
     /// Returns the counts of at most `most` ServicePorts that are to be listed, in the order of their names.

@@ -204,6 +204,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     health::a23_with_primary_health_checks_are_on_the_nodes_own_address,
     latency::h_both_families_measure_each_change_once,
     handed::a_service_changes_its_way_without_a_failed_connection,
+    handed::a_service_with_the_nodes_address_stays_the_kernels,
     handed::u37_only_the_service_that_asks_is_the_proxys,
     handed::f1_udp_flows_follow_their_service_to_the_kernel_and_back,
     handed::u17_u22_node_ports_on_loopback_addresses,

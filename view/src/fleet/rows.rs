@@ -105,6 +105,13 @@ fn table(rows: &[Row<'_>], now: Option<Time>, canvas: &Canvas) -> String {
     let nodes = rows.iter().flat_map(|row| &row.0);
     let mut servers = nodes.map(|node| node.sum_of_servers(|servers| servers.draining));
     let ipvs = servers.any(|draining| draining.is_some());
+    // Each replica counts revisions by itself, so those of two cannot be compared. The lag can.
+    let mut replicas = rows.iter().flat_map(|row| &row.0).map(|node| &node.replica);
+    let first = replicas.next();
+    let applied = match replicas.all(|replica| Some(replica) == first) {
+        true => Column::new("APPLIED"),
+        false => Column::wide("APPLIED"),
+    };
     Table::new(rows)
         .column(Column::new("NODE").elastic(20).names(), Row::name)
         .column(Column::new("STATE"), |row| row.first().state_span())
@@ -112,7 +119,7 @@ fn table(rows: &[Row<'_>], now: Option<Time>, canvas: &Canvas) -> String {
         .column(Column::wide("RECEIVED"), |row| {
             number(row.first().revisions.received)
         })
-        .column(Column::new("APPLIED"), |row| {
+        .column(applied, |row| {
             row.last_to_follow().applied_span()
         })
         .column(Column::wide("VERIFIED-REV"), |row| {

@@ -56,10 +56,10 @@ fn a_missing_replica_is_a_warning_under_the_table() {
         Nodes           2/3 in sync, 1 unknown
         Replicas        2 answered, 1 missing
 
-        NODE    STATE    SINCE  APPLIED  VERIFIED   LAG  SYNC   OBJECTS      BACKEND
-        node-a  InSync   3h     4711     3m12s ago  -    412us  10000/20000  nftables
-        node-b  InSync   3h     30/31    3m12s ago  1    412us  10000/20000  nftables
-        node-c  Unknown  3d4h   -        -          -    -      -            -
+        NODE    STATE    SINCE  VERIFIED   LAG  SYNC   OBJECTS      BACKEND
+        node-a  InSync   3h     3m12s ago  -    412us  10000/20000  nftables
+        node-b  InSync   3h     3m12s ago  1    412us  10000/20000  nftables
+        node-c  Unknown  3d4h   -          -    -      -            -
           a replica may serve the node
 
         Replica 10.0.0.3:7444 is missing: it did not answer within 1 s. Nothing is known

@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 use crate::k8s::{
     EndpointConditions, EndpointSlice, Kind, Object, ObjectId, ObjectMeta, SERVICE_NAME_LABEL,
-    SliceEndpoint, SlicePort,
+    SliceEndpoint, SlicePort, TargetRef,
 };
 
 /// A v1 Endpoints object.
@@ -38,6 +38,7 @@ pub(super) struct Subset {
 pub(super) struct Address {
     pub(super) ip: Arc<str>,
     pub(super) node_name: Option<Arc<str>>,
+    pub(super) target_ref: Option<TargetRef>,
 }
 
 /// The families of a subset, in the order of its slices.
@@ -114,6 +115,7 @@ fn slice(
                 terminating: Some(false),
             }),
             node_name: address.node_name.clone(),
+            target_ref: address.target_ref.clone(),
             hints: None,
         });
         endpoints.collect::<Vec<_>>()

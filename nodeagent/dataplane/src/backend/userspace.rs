@@ -12,12 +12,15 @@ mod capture;
 mod captured;
 mod handle;
 mod hosts;
+mod lease;
 mod leased;
 mod loopback;
 mod own;
 mod places;
+mod refused;
 mod remembered;
 mod spec;
+mod staged;
 mod transparent;
 mod way;
 
@@ -34,6 +37,7 @@ pub use kplane_userproxy::{
 };
 
 use super::{Backend, Description, Failures, ModeMetrics, OpenError};
+use kplane_model::ProxyEndpoints;
 
 /// The facts that hold for the way without rights on every machine.
 pub(super) const LOOPBACK: Description = Description {
@@ -80,6 +84,8 @@ pub struct UserspaceSettings {
     pub capture: CaptureBy,
     /// Whether endpoints on this node see the client's address.
     pub transparent: bool,
+    /// The endpoints to which the proxy may connect in front of a backend of the kernel.
+    pub endpoints: ProxyEndpoints,
     /// The folder of the socket at which the next agent asks for connections; `None` = none is handed over.
     pub run_dir: Option<PathBuf>,
     /// Longest time for which an agent that is stopped goes on with its connections; 0 = it ends at once.

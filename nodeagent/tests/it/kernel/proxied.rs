@@ -22,7 +22,7 @@ use super::agent::Agent;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The node's address, at which the servers are.
-const NODE: Ipv4Addr = Ipv4Addr::new(172, 20, 0, 1);
+pub(crate) const NODE: Ipv4Addr = Ipv4Addr::new(172, 20, 0, 1);
 
 /// ClusterIPs of the Services.
 const WEB: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
@@ -48,7 +48,7 @@ pub(crate) fn eventually<T>(what: &str, mut find: impl FnMut() -> Option<T>) -> 
 }
 
 /// A node with one link, from which its own programs ask.
-fn node() {
+pub(crate) fn node() {
     let links = NetNs::current("node").unwrap().netlink().unwrap();
     links.up("lo").unwrap();
     links.bridge("eth0").unwrap();
@@ -151,7 +151,10 @@ fn capture() -> String {
     };
     let table = &ruleset[start..];
     let end = table.find("\n}").map_or(table.len(), |end| end + 2);
-    table[..end].to_owned()
+    // What is left of the lease changes with time.
+    let lines = table[..end].lines();
+    let lasting = lines.filter(|line| !line.contains("expires"));
+    lasting.collect::<Vec<_>>().join("\n")
 }
 
 pub(crate) fn leads(to: Ipv4Addr) {
@@ -164,6 +167,9 @@ pub(crate) fn start(folder: &TempDir, flags: &[&str]) -> Agent {
     let mut all = vec![
         "--healthz-bind-address=",
         "--metrics-bind-address=",
+        // Servers are at the node's own address here.
+        "--userspace-services=all",
+        "--userspace-endpoints=any",
         "--run-dir",
         &run,
     ];
@@ -287,6 +293,86 @@ fn a_crash_leaves_services_of_the_kernel_untouched_and_no_service_unserved() {
         // The kernel serves it from now on. Connections of the proxy have ended, and their clients know.
         drop(opened(WEB));
         assert!(of_proxy.iter_mut().all(|stream| exchange(stream).is_err()));
+    });
+}
+
+/// Its sockets still take connections, but nothing moves their data.
+#[test]
+fn a_hung_agent_leaves_its_services_to_the_kernel_until_it_goes_on() {
+    let opened = || {
+        let text = scrape();
+        let name = "kplane_agent_proxy_opened_total ";
+        let line = text.lines().find(|line| line.starts_with(name)).unwrap();
+        line[name.len()..].parse::<u64>().unwrap()
+    };
+    let is_served = || {
+        let mut stream = connect(WEB).ok()?;
+        let soon = Some(Duration::from_millis(200));
+        stream.set_read_timeout(soon).unwrap();
+        exchange(&mut stream).ok()
+    };
+    for flags in [&["--backend", "userspace"][..], &[]] {
+        in_netns(|| {
+            node();
+            let folder = manifests(&service("web", ASKS, WEB, echo()));
+            let metrics = "--metrics-bind-address=127.0.0.1:10249";
+            let mut agent = start(&folder, &[flags, &[metrics]].concat());
+            agent.until("update applied");
+            leads(WEB);
+            eventually("the proxy serves", || {
+                is_served()?;
+                (opened() > 0).then_some(())
+            });
+            signal(&agent, Signal::SIGSTOP);
+            eventually("the kernel serves", is_served);
+            assert!(!capture().is_empty(), "the rules are still there");
+            signal(&agent, Signal::SIGCONT);
+            let before = opened();
+            eventually("the proxy serves again", || {
+                is_served()?;
+                (opened() > before).then_some(())
+            });
+            agent.stop();
+        });
+    }
+}
+
+/// What a tenant may write: its Services, and EndpointSlices with any address, also that of the node.
+#[test]
+fn a_service_gets_the_proxy_if_the_operator_lets_it_and_its_endpoints_are_pods() {
+    let folder = manifests(&service("web", ASKS, WEB, 9));
+    let started = |flags: &[&str]| {
+        let none = ["--healthz-bind-address=", "--metrics-bind-address="];
+        let flags = [&none[..], flags].concat();
+        let mut agent = Agent::start_with(&folder.path().join("manifests"), &flags);
+        agent.until("update applied");
+        agent
+    };
+    in_netns(|| {
+        node();
+        let port = echo();
+        fs::write(
+            folder.path().join("manifests/all.yaml"),
+            service("web", ASKS, WEB, port),
+        )
+        .unwrap();
+        for flags in [
+            &[][..],
+            &["--userspace-services=games"],
+            &["--userspace-services=shop"],
+            &[
+                "--userspace-services=all",
+                "--userspace-endpoints=172.20.0.0/16",
+            ],
+        ] {
+            let agent = started(flags);
+            exchange(&mut connect(WEB).unwrap()).unwrap();
+            assert_eq!(capture(), "", "{flags:?}");
+            agent.stop();
+        }
+        let agent = started(&["--userspace-services=shop", "--userspace-endpoints=any"]);
+        leads(WEB);
+        agent.stop();
     });
 }
 

@@ -14,7 +14,7 @@ use super::core::Core;
 use super::socket::reset;
 use crate::counters::Failure;
 use crate::listening::{ListenerId, Listening, Role};
-use crate::port::Arrival;
+use crate::shares::{Kind, Seat};
 use crate::table::Route;
 
 /// Most connections that are accepted for one event.
@@ -32,7 +32,8 @@ pub(crate) struct Accepted {
     pub(super) to: SocketAddr,
     pub(super) route: Arc<Route>,
     pub(super) at: Instant,
-    _arrival: Arrival,
+    /// Its place in the shares of its Service and namespace.
+    pub(super) seat: Option<Seat>,
 }
 
 /// The client's socket, until the connection has an endpoint.
@@ -73,16 +74,10 @@ impl Listener {
         self.0.at
     }
 
-    /// Accepts what waits, unless a limit is reached.
+    /// Accepts what waits, as long as there are files.
     pub(super) fn accept(&self, core: &mut Core) {
         for _ in 0..ACCEPTS {
-            let shared = core.shared.clone();
-            if !shared.connections.enter(shared.limits.connections) {
-                core.full = true;
-                return;
-            }
             if !self.accept_one(core) {
-                shared.connections.leave();
                 return;
             }
         }
@@ -104,6 +99,7 @@ impl Listener {
             }
         };
         let client = from.and_then(|from| SocketAddr::try_from(from).ok());
+        core.shared.connections.force();
         self.take(core, socket, client);
         true
     }
@@ -141,7 +137,10 @@ impl Listener {
             route.port.fail(Failure::Source);
             return None;
         }
-        let Some(arrival) = Arrival::enter(&route.port, core.shared.limits.of_port) else {
+        // This connection counts already.
+        let others = core.shared.connections.get().saturating_sub(1);
+        let free = core.shared.limits.connections.saturating_sub(others);
+        let Some(seat) = route.port.owners.seat(Kind::Connections, free) else {
             route.port.fail(Failure::Limit);
             return None;
         };
@@ -154,7 +153,7 @@ impl Listener {
             to,
             route,
             at,
-            _arrival: arrival,
+            seat: Some(seat),
         })
     }
 }

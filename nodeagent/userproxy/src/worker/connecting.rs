@@ -9,6 +9,7 @@ use kplane_model::EndpointAddr;
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::{SocketType, connect, sockopt};
+use socket2::SockRef;
 
 use super::accept::Accepted;
 use super::core::{Core, Next, Token};
@@ -16,9 +17,11 @@ use super::pair::Pair;
 use super::{Entry, socket};
 use crate::counters::Failure;
 use crate::handover::Client;
+use crate::listening::keepalive;
 use crate::picker::{Choice, Pool};
 use crate::port::Options;
 use crate::proxy_header;
+use crate::shares::Link;
 
 /// Time in which an endpoint must answer (U52).
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -34,6 +37,7 @@ struct Attempt {
     patience: Duration,
     /// The number of its socket in the entry's tokens.
     side: u8,
+    link: Link,
 }
 
 /// A client's connection, and the attempts to reach an endpoint for it.
@@ -56,6 +60,8 @@ enum Obstacle {
     Endpoint,
     /// This process or machine lacks something.
     Own(Errno),
+    /// Client and endpoint have too many connections between them.
+    Limit,
 }
 
 impl From<Errno> for Obstacle {
@@ -135,6 +141,10 @@ impl Connecting {
                     core.full = true;
                     break;
                 }
+                Err(Obstacle::Limit) if self.attempts.is_empty() => {
+                    return self.give_up(core, Failure::Limit);
+                }
+                Err(Obstacle::Limit) => return Next::Keep,
                 Err(Obstacle::Endpoint) => self.accepted.route.port.failed(next.endpoint, core.now),
             }
             choice = self.another(core);
@@ -160,7 +170,12 @@ impl Connecting {
     /// Starts to connect to an endpoint. The event that ends it comes in every case.
     fn attempt(&mut self, core: &mut Core, token: Token, choice: Choice) -> Result<(), Obstacle> {
         let endpoint = choice.endpoint;
-        let source = core.shared.source(self.accepted.client.ip(), choice);
+        let client = self.accepted.client.ip();
+        let (between, most) = (&core.shared.between, core.shared.limits.of_pair);
+        let link = between
+            .enter((client, endpoint.ip), most)
+            .ok_or(Obstacle::Limit)?;
+        let source = core.shared.source(client, choice);
         let socket = outgoing(endpoint, core.shared.mark, source)?;
         // Sockets of attempts are 1..=ATTEMPTS.
         let side = u8::try_from(self.tried.len()).unwrap_or(ATTEMPTS);
@@ -178,6 +193,7 @@ impl Connecting {
             since: core.now,
             patience: choice.patience,
             side,
+            link,
         });
         Ok(())
     }
@@ -212,14 +228,20 @@ impl Connecting {
             return self.advance(core, token, choice);
         }
         if flags.contains(EventFlags::OUT) {
-            return self.won(core, index, flags);
+            return self.won(core, token, index, flags);
         }
         Next::Keep
     }
 
     /// Joins the client to the endpoint that answered. Endpoints that were asked before and still do not answer have
     /// failed if their time was over.
-    fn won(&mut self, core: &mut Core, index: usize, flags: EventFlags) -> Next<Entry> {
+    fn won(
+        &mut self,
+        core: &mut Core,
+        token: Token,
+        index: usize,
+        flags: EventFlags,
+    ) -> Next<Entry> {
         let now = core.now;
         let winner = self.attempts.swap_remove(index);
         let port = self.accepted.route.port.clone();
@@ -245,7 +267,9 @@ impl Connecting {
         };
         let ends = [socket, winner.socket];
         let seen = [self.seen, flags];
-        let pair = Pair::new(ends, port, winner.endpoint, header, (seen, now));
+        let places = (self.accepted.seat.take(), Some(winner.link));
+        let pair = Pair::new(ends, port, winner.endpoint, header, (seen, now), places);
+        core.timers.add(now + core.shared.tcp_idle, token);
         Next::Become(Entry::Pair(Box::new(pair)))
     }
 
@@ -293,6 +317,7 @@ fn outgoing(
     sockopt::set_tcp_nodelay(&socket, true)?;
     // Urgent data stays in its place. The kernel would drop it otherwise.
     sockopt::set_socket_oobinline(&socket, true)?;
-    sockopt::set_socket_keepalive(&socket, true)?;
+    // The connection works without, too.
+    let _ = SockRef::from(&socket).set_tcp_keepalive(&keepalive());
     Ok(socket)
 }

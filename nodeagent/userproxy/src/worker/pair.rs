@@ -18,6 +18,7 @@ use super::core::{Core, Next, Token};
 use super::pipes::Pipe;
 use super::socket::reset;
 use crate::port::Port;
+use crate::shares::{Link, Seat};
 
 /// Bytes in one direction after which the kernel moves the rest.
 const SPLICE_AFTER: u64 = 64 * 1024;
@@ -238,7 +239,12 @@ pub(super) struct Pair {
     endpoint: EndpointAddr,
     /// The last time with data.
     touched: Instant,
+    /// Its places in shares and limits.
+    _places: Places,
 }
+
+/// The places of a connection in the shares of its owners, and among those between the same addresses.
+type Places = (Option<Seat>, Option<Link>);
 
 impl Pair {
     /// Joins a client's connection and one to an endpoint. The endpoint gets `header` first. `seen`: what the sockets
@@ -249,6 +255,7 @@ impl Pair {
         endpoint: EndpointAddr,
         header: Option<Vec<u8>>,
         (seen, now): ([EventFlags; 2], Instant),
+        places: Places,
     ) -> Self {
         let held = header.map_or(Held::None, |bytes| Held::Bytes(bytes.into(), 0));
         Self {
@@ -257,6 +264,7 @@ impl Pair {
             port,
             endpoint,
             touched: now,
+            _places: places,
         }
     }
 
@@ -303,12 +311,13 @@ impl Pair {
         self.ways.iter().any(|way| way.state == State::Ended)
     }
 
-    /// Ends a half-open connection that moves nothing.
+    /// Ends a connection that has moved nothing for too long.
     pub(super) fn timer(&mut self, core: &mut Core, token: Token) -> Next<Entry> {
-        let until = self.touched + HALF_OPEN;
-        if !self.half_open() {
-            return Next::Keep;
-        }
+        let most = match self.half_open() {
+            true => HALF_OPEN.min(core.shared.tcp_idle),
+            false => core.shared.tcp_idle,
+        };
+        let until = self.touched + most;
         if until > core.now {
             core.timers.add(until, token);
             return Next::Keep;

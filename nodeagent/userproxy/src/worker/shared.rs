@@ -3,14 +3,15 @@
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::Command;
 use crate::limits::{Gauge, Limits};
 use crate::picker::Choice;
+use crate::shares::Between;
 use crate::table::Table;
 
 /// What the kernel remembers about datagrams that its rules led to the proxy. `local` is the address at which the proxy
@@ -36,12 +37,16 @@ pub(crate) struct Shared {
     pub(crate) limits: Limits,
     /// TCP connections of clients.
     pub(crate) connections: Gauge,
+    /// Connections between the same two addresses.
+    pub(crate) between: Arc<Between>,
     /// Pipes.
     pub(crate) pipes: Arc<Gauge>,
     /// UDP flows.
     pub(crate) flows: Gauge,
     /// The mark of connections to endpoints, if the process may set one.
     pub(crate) mark: Option<u32>,
+    /// Time without data after which a connection ends.
+    pub(crate) tcp_idle: Duration,
     /// Time without a datagram after which a flow ends.
     pub(crate) udp_idle: Duration,
     /// What the kernel remembers about datagrams that its rules led here.
@@ -68,6 +73,8 @@ pub(crate) struct Inbox {
     /// Readable while there are commands.
     pub(crate) wake: OwnedFd,
     pub(crate) open: AtomicUsize,
+    /// When the worker was woken; `None` if it has taken its commands since.
+    woken: Mutex<Option<Instant>>,
 }
 
 impl Inbox {
@@ -76,6 +83,7 @@ impl Inbox {
             commands: Mutex::default(),
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             open: AtomicUsize::new(0),
+            woken: Mutex::default(),
         })
     }
 
@@ -87,11 +95,34 @@ impl Inbox {
     pub(crate) fn send(&self, command: Command) {
         let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
         commands.push(command);
+        drop(commands);
+        self.wake();
+    }
+
+    fn wake(&self) {
+        self.woken().get_or_insert_with(Instant::now);
         // The descriptor counts up to 2^64: a write does not fail.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
+    fn woken(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.woken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns whether the worker came to its commands within a time. Asks it to come again.
+    pub(crate) fn is_alive(&self, most: Duration) -> bool {
+        let woken = *self.woken();
+        match woken {
+            Some(since) => since.elapsed() < most,
+            None => {
+                self.wake();
+                true
+            }
+        }
+    }
+
     pub(crate) fn take(&self) -> Vec<Command> {
+        *self.woken() = None;
         let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
         std::mem::take(&mut commands)

@@ -1,6 +1,7 @@
 //! UDP: datagrams of clients, and a flow with a socket of its own for each client of a ServicePort (U14, U55).
 
 mod flow;
+mod queues;
 mod receive;
 mod replies;
 
@@ -14,6 +15,7 @@ use kplane_model::{Family, Protocol};
 use slab::Slab;
 
 use self::flow::{Flow, Outcome};
+use self::queues::Queues;
 pub(super) use self::receive::Datagram;
 use self::receive::{Receiver, Room};
 use self::replies::Replies;
@@ -22,9 +24,10 @@ use crate::counters::Failure;
 use crate::handover::FlowState;
 use crate::listening::{ListenerId, Listening, Role};
 use crate::port::Port;
+use crate::shares::{Kind, Seat};
 use crate::table::Route;
 
-/// Flows of which one ends when room for another is needed.
+/// Flows of which the idlest ends when room for another is needed.
 const SAMPLE: usize = 16;
 
 /// A socket on which datagrams of clients arrive.
@@ -71,6 +74,7 @@ pub(super) struct Flows {
     generation: u32,
     room: Option<Room>,
     replies: Replies,
+    of_service: Queues,
 }
 
 impl Flows {
@@ -125,13 +129,10 @@ impl Flows {
         if !route.admits(key.client.ip()) {
             return route.port.fail(Failure::Source);
         }
-        let limits = core.shared.limits;
-        if route.port.open() >= limits.of_port as u64 || core.shared.flows.get() >= limits.flows {
-            self.evict(core);
-        }
-        if !core.shared.flows.enter(limits.flows) {
+        let Some(seat) = self.seat(core, &route.port) else {
             return route.port.fail(Failure::Limit);
-        }
+        };
+        core.shared.flows.force();
         self.generation = self.generation.wrapping_add(1) & Token::GENERATIONS;
         let token = Token::flow(self.flows.vacant_key(), self.generation);
         let Some(flow) = Flow::open(
@@ -140,13 +141,37 @@ impl Flows {
             listener,
             (key.client, key.local),
             route,
+            seat,
             datagram.bytes,
         ) else {
             core.shared.flows.leave();
             return;
         };
+        self.insert(core, key, token, flow);
+    }
+
+    /// Returns a place for a flow of a ServicePort. If its Service has its share already, a flow of its own ends.
+    fn seat(&mut self, core: &Core, port: &Port) -> Option<Seat> {
+        let free = || {
+            let limit = core.shared.limits.flows;
+            limit.saturating_sub(core.shared.flows.get())
+        };
+        port.owners.seat(Kind::Flows, free()).or_else(|| {
+            let (flows, service) = (&self.flows, &port.key.service);
+            let is_open = |token: &Token| is_at(flows, *token);
+            let some = self.of_service.some_of(service, SAMPLE, is_open);
+            self.evict(core, some)
+                .then(|| port.owners.seat(Kind::Flows, free()))?
+        })
+    }
+
+    fn insert(&mut self, core: &Core, key: FlowKey, token: Token, flow: Flow) {
+        let service = flow.port.key.service.clone();
         self.by_client.insert(key, self.flows.insert(flow));
         self.order.push_back((core.now, token));
+        let flows = &self.flows;
+        let is_open = |token: &Token| is_at(flows, *token);
+        self.of_service.add(service, token, is_open);
     }
 
     /// Passes an endpoint's answer on. It may wait for those of other endpoints until [`Flows::flush`].
@@ -180,6 +205,7 @@ impl Flows {
             local,
         });
         flow.port.closed(flow.endpoint);
+        self.of_service.ended(&flow.port.key.service);
         core.shared.flows.leave();
     }
 
@@ -206,26 +232,31 @@ impl Flows {
         self.order.front().map(|(at, _)| *at + core.shared.udp_idle)
     }
 
-    /// Ends the flow that was not used for longest, of some that were not checked for long.
-    fn evict(&mut self, core: &mut Core) {
-        let mut some = Vec::with_capacity(SAMPLE);
-        while some.len() < SAMPLE
-            && let Some((_, token)) = self.order.pop_front()
-        {
-            some.extend(self.get(token).map(|flow| (flow.touched, token)));
-        }
-        some.sort_unstable_by_key(|(touched, _)| *touched);
-        let mut some = some.into_iter();
-        if let Some((_, token)) = some.next() {
-            self.end(core, token.key());
-        }
-        self.order.extend(some);
+    /// Ends the flow of some that was not used for longest; returns whether there is one.
+    fn evict(&mut self, core: &Core, some: impl IntoIterator<Item = Token>) -> bool {
+        let flows = some
+            .into_iter()
+            .filter_map(|token| Some((self.get(token)?.touched, token.key())));
+        let idlest = flows.min_by_key(|(touched, _)| *touched);
+        idlest.map(|(_, place)| self.end(core, place)).is_some()
     }
 
     /// Ends a quarter of the flows, so that their files are free.
     pub(super) fn shed(&mut self, core: &mut Core) {
         for _ in 0..self.flows.len().div_ceil(4) {
-            self.evict(core);
+            let some: Vec<_> = self
+                .order
+                .iter()
+                .take(SAMPLE)
+                .map(|(_, token)| *token)
+                .collect();
+            self.evict(core, some);
+            // Those that ended do not come again.
+            while let Some((_, token)) = self.order.front()
+                && !is_at(&self.flows, *token)
+            {
+                self.order.pop_front();
+            }
         }
     }
 
@@ -233,6 +264,7 @@ impl Flows {
     pub(super) fn pack(&mut self, core: &Core) -> Vec<FlowState> {
         self.by_client.clear();
         self.order.clear();
+        self.of_service = Queues::default();
         let flows = std::mem::take(&mut self.flows);
         let pack = |(_, flow): (usize, Flow)| {
             flow.port.closed(flow.endpoint);
@@ -261,8 +293,7 @@ impl Flows {
         match Flow::unpack(core, token, state, listening, port) {
             Ok(flow) => {
                 core.shared.flows.force();
-                self.by_client.insert(key, self.flows.insert(flow));
-                self.order.push_back((core.now, token));
+                self.insert(core, key, token, flow);
             }
             Err(error) => tracing::debug!(%error, "a flow of the earlier proxy cannot be watched"),
         }
@@ -279,6 +310,12 @@ impl Flows {
             self.end(core, place);
         }
     }
+}
+
+/// Returns whether a flow is open.
+fn is_at(flows: &Slab<Flow>, token: Token) -> bool {
+    let flow = flows.get(token.key());
+    flow.is_some_and(|flow| flow.token.generation() == token.generation())
 }
 
 /// Finds the way of a client's datagrams.

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use kplane_model::{EndpointAddr, Family, FrontendAddr, Protocol, ServiceKey, ServiceName};
 use kplane_userproxy::{
-    Bundle, Endpoints, ListenerId, Options, Pool, PortSpec, PortState, Proxy, Role, RouteSpec,
-    Settings,
+    Bundle, Counts, Endpoints, ListenerId, Options, Pool, PortSpec, PortState, Proxy, Role,
+    RouteSpec, Settings,
 };
 
 /// Longest wait of a test for something that takes milliseconds.
@@ -120,6 +120,32 @@ impl Served {
         self.proxy.table().change([(spec.key.clone(), Some(spec))]);
         let listening = self.proxy.listen(any, self.protocol, Role::Place(at));
         listening.unwrap().1
+    }
+
+    /// Serves another Service with the same proxy; returns its address.
+    pub(crate) fn other(&self, name: &str, node_port: u16, endpoints: &[SocketAddr]) -> SocketAddr {
+        let mut spec = self.spec.clone();
+        spec.key.service = ServiceName::new("games", name);
+        spec.endpoints.cluster = addrs(endpoints);
+        let protocol = self.protocol;
+        let at = FrontendAddr::NodePort {
+            protocol,
+            port: node_port,
+        };
+        spec.routes[0].at = at;
+        self.proxy.table().change([(spec.key.clone(), Some(spec))]);
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let listening = self.proxy.listen(any, protocol, Role::Place(at));
+        listening.unwrap().1
+    }
+
+    /// Returns the counts of a Service of [`Self::other`].
+    pub(crate) fn counts_of(&self, name: &str) -> Counts {
+        let key = ServiceKey {
+            service: ServiceName::new("games", name),
+            ..key(self.protocol)
+        };
+        self.proxy.table().state(&key).unwrap().counts
     }
 
     /// Configures the ServicePort anew.

@@ -1,12 +1,19 @@
 //! Limits of connections.
 
-use std::io::{ErrorKind, Read};
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
 use std::time::Duration;
 
 use kplane_model::Protocol;
 use kplane_userproxy::{Failure, Limits, Options, Settings};
 
-use crate::fixture::{Served, answered, echo};
+use crate::fixture::{PATIENCE, Served, answered, echo, eventually};
+
+const LIMITS: Limits = Limits {
+    connections: 8,
+    of_pair: 100,
+    flows: 1,
+};
 
 fn serve(limits: Limits) -> Served {
     let settings = Settings {
@@ -16,40 +23,72 @@ fn serve(limits: Limits) -> Served {
     Served::with(settings, Protocol::Tcp, &[echo()], Options::default())
 }
 
-#[test]
-fn u15_beyond_the_limit_clients_wait_and_then_are_served() {
-    let served = serve(Limits {
-        connections: 5,
-        of_port: 5,
-        flows: 1,
-    });
-    let mut open: Vec<_> = (0..5).map(|_| served.connect()).collect();
-    assert!(open.iter_mut().all(|stream| answered(stream).is_ok()));
-    let mut late = served.connect();
-    late.set_read_timeout(Some(Duration::from_millis(100)))
-        .unwrap();
-    let error = late.read(&mut [0]).unwrap_err();
-    assert!(matches!(
-        error.kind(),
-        ErrorKind::WouldBlock | ErrorKind::TimedOut
-    ));
-    open.pop();
-    late.set_read_timeout(Some(crate::fixture::PATIENCE))
-        .unwrap();
-    answered(&mut late).unwrap();
-    assert_eq!(served.state().counts.failed, [0; 5]);
+fn refused(served: &Served) -> u64 {
+    served.state().counts.failed[Failure::Limit as usize]
+}
+
+/// Connects until a connection is refused, and returns those that were not.
+fn fill(served: &Served) -> Vec<TcpStream> {
+    let mut open = Vec::new();
+    loop {
+        let mut stream = served.connect();
+        match answered(&mut stream) {
+            Ok(_) => open.push(stream),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+                return open;
+            }
+        }
+    }
 }
 
 #[test]
-fn one_service_port_leaves_room_for_the_rest() {
-    let served = serve(Limits {
-        connections: 10,
-        of_port: 3,
-        flows: 1,
-    });
-    let mut open: Vec<_> = (0..3).map(|_| served.connect()).collect();
-    assert!(open.iter_mut().all(|stream| answered(stream).is_ok()));
-    let error = served.connect().read(&mut [0]).unwrap_err();
+fn u15_idle_connections_of_one_service_leave_room_for_the_rest() {
+    let served = serve(LIMITS);
+    let another = served.another(31_000, &[echo()]);
+    let other = served.other("chess", 31_001, &[echo()]);
+    let mut open = fill(&served);
+    assert_eq!((open.len(), refused(&served)), (4, 1));
+    // Two ports are one Service.
+    let mut same = TcpStream::connect(another).unwrap();
+    same.set_read_timeout(Some(PATIENCE)).unwrap();
+    let error = same.read(&mut [0]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
-    assert_eq!(served.state().counts.failed[Failure::Limit as usize], 1);
+    let mut stream = TcpStream::connect(other).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    answered(&mut stream).unwrap();
+    // What ends makes room.
+    open.clear();
+    eventually("their places are free", || served.proxy.open()[0] == 1);
+    answered(&mut served.connect()).unwrap();
+}
+
+#[test]
+fn connections_between_the_same_two_addresses_have_a_limit() {
+    let served = serve(Limits {
+        connections: 100,
+        of_pair: 3,
+        ..LIMITS
+    });
+    let open = fill(&served);
+    assert_eq!((open.len(), refused(&served)), (3, 1));
+    drop(open);
+    eventually("their places are free", || served.proxy.open()[0] == 0);
+    answered(&mut served.connect()).unwrap();
+}
+
+#[test]
+fn a_connection_without_data_ends() {
+    let settings = Settings {
+        tcp_idle: Some(Duration::from_millis(200)),
+        ..Settings::default()
+    };
+    let served = Served::with(settings, Protocol::Tcp, &[echo()], Options::default());
+    let mut stream = served.connect();
+    answered(&mut stream).unwrap();
+    stream.write_all(b"x").unwrap();
+    stream.read_exact(&mut [0]).unwrap();
+    let error = stream.read(&mut [0]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    assert_eq!(served.proxy.open(), [0, 0]);
 }

@@ -15,8 +15,11 @@ use crate::fixture::{PATIENCE, Served, Silent, answered, echo, eventually, serve
 
 const CONNECTIONS: usize = 200;
 
-/// More than the kernel keeps for two sockets and a pipe.
-const MUCH: usize = 24 * 1024 * 1024;
+/// Room of the sockets at both ends, in bytes. The kernel enlarges it otherwise, up to 32 MiB.
+const ROOM: usize = 1024 * 1024;
+
+/// More than both ends, the proxy's sockets and a pipe take: these may have up to 32, 4 and 1 MiB.
+const MUCH: usize = 48 * 1024 * 1024;
 
 /// Waits for a successor.
 fn visitor(door: &Door) -> Result<Visitor, HandoverError> {
@@ -98,6 +101,7 @@ fn late_reader() -> (SocketAddr, mpsc::Sender<()>, mpsc::Receiver<Vec<u8>>) {
     let (tell, seen) = mpsc::channel();
     let wait = std::sync::Arc::new(std::sync::Mutex::new(wait));
     let at = server(move |mut stream| {
+        SockRef::from(&stream).set_recv_buffer_size(ROOM).unwrap();
         wait.lock().unwrap().recv().unwrap();
         let mut all = Vec::new();
         stream.read_to_end(&mut all).unwrap();
@@ -133,6 +137,7 @@ fn data_on_its_way_arrives_once(is_urgent: bool) {
         .flat_map(u32::to_be_bytes)
         .collect();
     let mut stream = served.connect();
+    SockRef::from(&stream).set_send_buffer_size(ROOM).unwrap();
     let mut start = 0;
     if is_urgent {
         start = SockRef::from(&stream)

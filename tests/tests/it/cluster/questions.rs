@@ -32,13 +32,18 @@ fn start(world: &mut World) -> Result<Vec<Plane>> {
         .cluster
         .account_kubeconfig("kplane/kplane-controlplane")?;
     let places = PLACES.map(|(_, port, _)| format!("127.0.0.1:{port}"));
-    let peers = format!("--peers={}", places.join(","));
+    let flags = [
+        format!("--peers={}", places.join(",")),
+        "--userspace-services=default".to_owned(),
+        // Servers are at addresses of nodes.
+        "--userspace-endpoints=any".to_owned(),
+    ];
     let mut planes = Vec::new();
     for (replica, _, _) in PLACES {
-        planes.push(world.plane_with(replica, &kubeconfig, std::slice::from_ref(&peers))?);
+        planes.push(world.plane_with(replica, &kubeconfig, &flags)?);
     }
     for (replica, _, node) in PLACES {
-        world.restart_agent(node, replica)?;
+        world.restart_agent_with(node, replica, &["--userspace-endpoints=any"])?;
     }
     eventually(DEADLINE, "both replicas know both agents", || {
         for (_, port, _) in PLACES {

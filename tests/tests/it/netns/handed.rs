@@ -5,6 +5,7 @@ use std::slice;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use kplane_dataplane::backend::Failure;
 use kplane_model::{Balance, Cidr, Family, Protocol, Proxied};
 use kplane_tests::client::{Outcome, Probe};
 
@@ -12,7 +13,7 @@ use crate::netns::churn::{EVERYBODY, Loads};
 use crate::netns::conntrack::Caller;
 use crate::netns::proxied::NOTHING;
 use kplane_tests::support::under_test::UnderTest;
-use kplane_tests::support::{At, Client, Seen, Setup, Svc, World, ask, ep, svc};
+use kplane_tests::support::{At, Client, Ep, Seen, Setup, Svc, World, ask, ep, node_ip, svc};
 
 /// Connections to a Service half of whose endpoints are dead.
 const CONNECTIONS: usize = 30;
@@ -98,6 +99,46 @@ pub(crate) fn u37_only_the_service_that_asks_is_the_proxys() -> Result<()> {
     ensure!(
         (1..CONNECTIONS).contains(&hits),
         "{hits}: the kernel tries once"
+    );
+    Ok(())
+}
+
+/// The proxy would connect to the node's own address with the node's own rights: the kernel serves such a Service, and the
+/// agent says so.
+pub(crate) fn a_service_with_the_nodes_address_stays_the_kernels() -> Result<()> {
+    let pods = asking(&svc(1).everywhere().only(Protocol::Tcp).endpoints([ep("a")]));
+    let mut world = World::serving(Setup::PodRanges, slice::from_ref(&pods))?;
+    let to = pods.address(At::ClusterIp, Family::V4, 1);
+    let source = |world: &World| match ask(&world.net, Client::PodHere, Protocol::Tcp, to)? {
+        Seen::Hit { source, .. } => Ok(Some(source)),
+        _ => anyhow::Ok(None),
+    };
+    let client = Client::PodHere.source(Family::V4);
+    ensure!(
+        source(&world)? != Some(client),
+        "the proxy does not serve Pods"
+    );
+    let own = Ep::new(1, Family::ALL.map(|family| node_ip(1, family))).port(NOTHING);
+    let with_node = pods.clone().endpoints([ep("a"), own]);
+    let done = world.first()?.update(&[with_node])?;
+    let is_told =
+        |failure: &Failure| failure.degraded && failure.reason.contains("--userspace-endpoints");
+    ensure!(
+        done.failures.len() == 2 && done.failures.iter().all(is_told),
+        "{done:?}"
+    );
+    let before = led(&mut world)?;
+    let seen = (0..CONNECTIONS).map(|_| source(&world));
+    let seen: Vec<_> = seen.collect::<Result<_>>()?;
+    ensure!(
+        seen.contains(&Some(client)),
+        "the kernel does not serve: {seen:?}"
+    );
+    ensure!(led(&mut world)? == before, "the proxy connects to the node");
+    ensure!(world.first()?.update(&[pods])?.failures.is_empty());
+    ensure!(
+        source(&world)? != Some(client),
+        "the proxy does not serve Pods again"
     );
     Ok(())
 }

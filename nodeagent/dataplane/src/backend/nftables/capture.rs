@@ -7,7 +7,12 @@
 //!   set ports   { protocol . port }   node ports
 //!   set nodes   { daddr, interval }   addresses with node ports
 //!   set local   { protocol . port }   node ports that are only served on loopback addresses
+//!   set lease   { daddr, timeout 1s } holds ADDRESS as long as the agent sends datagrams there
+//!   chain lease { type filter; hook output; priority -310
+//!     meta mark OWN daddr ADDRESS update @lease { daddr }
+//!   }
 //!   chain prerouting, output { type nat; priority -110
+//!     ADDRESS != @lease return            the agent hangs: the kernel's own rules serve
 //!     meta mark OWN return
 //!     daddr 127.0.0.0/8 return            only in chain prerouting: from another machine; or daddr ::1
 //!     daddr . protocol . port @places  dnat to ADDRESS:PORT
@@ -19,15 +24,18 @@
 //!
 //! nft's `redirect` would drop packets of an interface without addresses, as many networks give pods.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+mod rules;
+
+use std::net::SocketAddr;
 
 use kplane_model::{Cidr, Family, FrontendAddr};
 use kplane_netlink::{
     AttributeWriter, Batch, CommitError, Errno, Label, NetlinkError, NfSocket, Operation, Rejection,
 };
 
+use self::rules::{CHAINS, Rules};
 use super::element::{Destination, Key, NodePort, encode_key};
-use super::expressions::{Expressions, FIRST};
+use super::expressions::Expressions;
 #[allow(
     clippy::wildcard_imports,
     reason = "constants named as in the kernel's headers"
@@ -41,23 +49,10 @@ const PLACES: &str = "places";
 const PORTS: &str = "ports";
 const NODES: &str = "nodes";
 pub(super) const LOCAL: &str = "local";
+const LEASE: &str = "lease";
 
-/// Hooks, by `enum nf_inet_hooks`, and the chains there.
-const CHAINS: [(&str, u32, &[Rule]); 2] = [
-    (
-        "prerouting",
-        0,
-        &[Rule::Own, Rule::Foreign, Rule::Place, Rule::NodePort],
-    ),
-    (
-        "output",
-        3,
-        &[Rule::Own, Rule::Place, Rule::NodePort, Rule::Loopback],
-    ),
-];
-
-/// Priority of the chains: before that of table `kplane`, which is -100 (`NF_IP_PRI_NAT_DST`).
-const PRIORITY: i32 = -110;
+/// Time for which a datagram of the agent renews the lease, in milliseconds.
+const LEASE_MS: u64 = 1000;
 
 /// nft's type numbers (`enum datatypes`).
 const TYPE_IPADDR: u32 = 7;
@@ -65,11 +60,6 @@ const TYPE_IP6ADDR: u32 = 8;
 const TYPE_INET_PROTOCOL: u32 = 12;
 const TYPE_INET_SERVICE: u32 = 13;
 const TYPE_BITS: u32 = 6;
-
-/// The first register of four bytes (`NFT_REG32_00`).
-const REGISTER: u32 = 8;
-/// The register behind 16 bytes, under its old name.
-const SECOND: u32 = 2;
 
 /// Most elements of one transaction, which must fit into one attribute of 64 KiB: each takes up to 36 bytes.
 const ELEMENTS: usize = 1024;
@@ -261,6 +251,12 @@ fn structure(family: Family, settings: CaptureSettings, flags: u32) -> Batch {
         (PORTS, port, 8, 0),
         (NODES, address_type, address_len, NFT_SET_INTERVAL),
         (LOCAL, port, 8, 0),
+        (
+            LEASE,
+            address_type,
+            address_len,
+            NFT_SET_TIMEOUT | NFT_SET_EVAL,
+        ),
     ];
     for (id, (set, key_type, key_len, flags)) in (1..).zip(sets) {
         batch.push(operation("add set", msg::NEWSET, create, proto), |w| {
@@ -270,17 +266,27 @@ fn structure(family: Family, settings: CaptureSettings, flags: u32) -> Batch {
             w.u32(NFTA_SET_KEY_TYPE, key_type);
             w.u32(NFTA_SET_KEY_LEN, key_len);
             w.u32(NFTA_SET_ID, id);
+            if set == LEASE {
+                w.bytes(NFTA_SET_TIMEOUT, &LEASE_MS.to_be_bytes());
+            }
         });
     }
-    for (chain, hook, rules) in CHAINS {
+    push_chains(&mut batch, family, settings);
+    batch
+}
+
+/// Adds the operations that create the chains.
+fn push_chains(batch: &mut Batch, family: Family, settings: CaptureSettings) {
+    let (proto, create) = (nfproto(family), NLM_F_CREATE);
+    for (chain, kind, hook, priority, rules) in CHAINS {
         batch.push(operation("add chain", msg::NEWCHAIN, create, proto), |w| {
             w.str(NFTA_CHAIN_TABLE, TABLE);
             w.str(NFTA_CHAIN_NAME, chain);
-            w.str(NFTA_CHAIN_TYPE, "nat");
+            w.str(NFTA_CHAIN_TYPE, kind);
             w.u32(NFTA_CHAIN_POLICY, NF_ACCEPT);
             w.nest(NFTA_CHAIN_HOOK, |w| {
                 w.u32(NFTA_HOOK_HOOKNUM, hook);
-                w.bytes(NFTA_HOOK_PRIORITY, &PRIORITY.to_be_bytes());
+                w.bytes(NFTA_HOOK_PRIORITY, &priority.to_be_bytes());
             });
         });
         for rule in rules {
@@ -296,115 +302,6 @@ fn structure(family: Family, settings: CaptureSettings, flags: u32) -> Batch {
                 },
             );
         }
-    }
-    batch
-}
-
-#[derive(Clone, Copy)]
-enum Rule {
-    Own,
-    /// A packet to a loopback address that no process of the node sent. The kernel would drop it later, but only without
-    /// a new destination.
-    Foreign,
-    Place,
-    NodePort,
-    Loopback,
-}
-
-/// A writer of the table's rules.
-struct Rules<'a, 'b> {
-    to: Expressions<'a, 'b>,
-    family: Family,
-}
-
-impl Rules<'_, '_> {
-    fn rule(&mut self, rule: Rule, settings: CaptureSettings) {
-        let address_len = match self.family {
-            Family::V4 => 4,
-            Family::V6 => 16,
-        };
-        match rule {
-            Rule::Own => {
-                self.to.meta(NFT_META_MARK, FIRST);
-                self.to.compare(&settings.own_mark.to_ne_bytes());
-                self.to.verdict(NFT_RETURN.cast_unsigned());
-            }
-            Rule::Foreign => {
-                self.match_loopback();
-                self.to.verdict(NFT_RETURN.cast_unsigned());
-            }
-            Rule::Place => {
-                self.destination();
-                self.port_key(REGISTER + address_len / 4);
-                self.to.is_in(PLACES);
-                self.lead_to(settings.socket);
-            }
-            Rule::NodePort => {
-                self.destination();
-                self.to.is_in(NODES);
-                self.to.expression("fib", |w| {
-                    w.u32(NFTA_FIB_FLAGS, NFTA_FIB_F_DADDR);
-                    w.u32(NFTA_FIB_RESULT, NFT_FIB_RESULT_ADDRTYPE);
-                    w.u32(NFTA_FIB_DREG, FIRST);
-                });
-                self.to.compare(&RTN_LOCAL.to_ne_bytes());
-                self.port_key(REGISTER);
-                self.to.is_in(PORTS);
-                self.lead_to(settings.socket);
-            }
-            Rule::Loopback => {
-                self.match_loopback();
-                self.port_key(REGISTER);
-                self.to.is_in(LOCAL);
-                self.lead_to(settings.socket);
-            }
-        }
-    }
-
-    /// Loads the destination address (`struct iphdr`, `struct ipv6hdr`).
-    fn destination(&mut self) {
-        let (offset, len) = match self.family {
-            Family::V4 => (16, 4),
-            Family::V6 => (24, 16),
-        };
-        self.to
-            .payload(FIRST, (NFT_PAYLOAD_NETWORK_HEADER, offset, len));
-    }
-
-    fn match_loopback(&mut self) {
-        match self.family {
-            Family::V4 => {
-                // The first byte is enough for 127.0.0.0/8.
-                self.to.payload(FIRST, (NFT_PAYLOAD_NETWORK_HEADER, 16, 1));
-                self.to.compare(&[127]);
-            }
-            Family::V6 => {
-                self.destination();
-                self.to.compare(&Ipv6Addr::LOCALHOST.octets());
-            }
-        }
-    }
-
-    /// Loads protocol and destination port into two registers.
-    fn port_key(&mut self, register: u32) {
-        self.to.meta(NFT_META_L4PROTO, register);
-        self.to
-            .payload(register + 1, (NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2));
-    }
-
-    fn lead_to(&mut self, socket: SocketAddr) {
-        match socket.ip() {
-            IpAddr::V4(ip) => self.to.value(FIRST, &ip.octets()),
-            IpAddr::V6(ip) => self.to.value(FIRST, &ip.octets()),
-        }
-        self.to.value(SECOND, &socket.port().to_be_bytes());
-        let family = u32::from(nfproto(self.family));
-        self.to.expression("nat", |w| {
-            w.u32(NFTA_NAT_TYPE, NFT_NAT_DNAT);
-            w.u32(NFTA_NAT_FAMILY, family);
-            w.u32(NFTA_NAT_REG_ADDR_MIN, FIRST);
-            w.u32(NFTA_NAT_REG_PROTO_MIN, SECOND);
-        });
     }
 }
 

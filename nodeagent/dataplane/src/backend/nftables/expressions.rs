@@ -47,10 +47,27 @@ impl Expressions<'_, '_> {
     }
 
     pub(super) fn is_in(&mut self, set: &str) {
+        self.lookup(set, 0);
+    }
+
+    pub(super) fn is_not_in(&mut self, set: &str) {
+        self.lookup(set, NFT_LOOKUP_F_INV);
+    }
+
+    fn lookup(&mut self, set: &str, flags: u32) {
         self.expression("lookup", |w| {
             w.str(NFTA_LOOKUP_SET, set);
             w.u32(NFTA_LOOKUP_SREG, FIRST);
-            w.u32(NFTA_LOOKUP_FLAGS, 0);
+            w.u32(NFTA_LOOKUP_FLAGS, flags);
+        });
+    }
+
+    /// Adds the first register to a set whose elements end after a time, which begins anew.
+    pub(super) fn renew(&mut self, set: &str) {
+        self.expression("dynset", |w| {
+            w.str(NFTA_DYNSET_SET_NAME, set);
+            w.u32(NFTA_DYNSET_OP, NFT_DYNSET_OP_UPDATE);
+            w.u32(NFTA_DYNSET_SREG_KEY, FIRST);
         });
     }
 

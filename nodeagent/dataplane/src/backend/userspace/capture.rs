@@ -1,12 +1,16 @@
 //! The rules that lead clients to the proxy: a table of nf_tables, or a chain of iptables.
 
+use std::io;
+use std::net::UdpSocket;
 use std::time::Duration;
 
 use kplane_model::{Cidr, Family};
+use nix::sys::socket::{setsockopt, sockopt::Mark};
 
 use super::super::nftables::{self, CaptureSettings, CaptureTable, Place};
 use super::super::{Backend, OpenError, Settings, iptables};
 use super::CAPTURE;
+use super::lease::{Alive, Lease};
 use super::leased::LeasedChain;
 use crate::chain;
 
@@ -92,7 +96,10 @@ pub(super) fn behind(settings: &Settings) -> Result<Backend, OpenError> {
 /// The rules of one family, which end with this object.
 #[derive(Debug)]
 pub(super) enum Capture {
-    Nftables(CaptureTable),
+    Nftables(
+        CaptureTable,
+        #[expect(dead_code, reason = "it holds until it is dropped")] Lease,
+    ),
     Iptables(Box<LeasedChain>),
 }
 
@@ -106,16 +113,23 @@ impl Capture {
         settings: CaptureSettings,
         by: CaptureBy,
         backend: &str,
+        alive: &Alive,
     ) -> Result<Self, String> {
         needs_mark(settings.own_mark)?;
         let by = by.before(backend)?;
-        let leased =
-            || LeasedChain::create(family, settings).map(|chain| Self::Iptables(chain.into()));
+        let leased = || {
+            let chain = LeasedChain::create(family, settings, alive.clone());
+            chain.map(|chain| Self::Iptables(chain.into()))
+        };
         if by == CaptureBy::Iptables {
             return leased();
         }
         match CaptureTable::create(family, settings) {
-            Ok(table) => Ok(Self::Nftables(table)),
+            Ok(table) => {
+                let renew = datagrams(settings)?;
+                let lease = Lease::start(family, alive.clone(), renew)?;
+                Ok(Self::Nftables(table, lease))
+            }
             Err(error) if by == CaptureBy::Auto && error.is_missing() => {
                 leased().map_err(|reason| {
                     format!(
@@ -131,14 +145,14 @@ impl Capture {
     /// Returns the name of the kind.
     pub(super) fn kind(&self) -> &str {
         match self {
-            Self::Nftables(_) => "nf_tables",
+            Self::Nftables(..) => "nf_tables",
             Self::Iptables(leased) => leased.program(),
         }
     }
 
     /// Returns whether nf_tables leads to the proxy.
     pub(super) fn is_nftables(&self) -> bool {
-        matches!(self, Self::Nftables(_))
+        matches!(self, Self::Nftables(..))
     }
 
     /// Deletes places, and adds others, which are not there yet.
@@ -147,7 +161,7 @@ impl Capture {
     /// The kernel's refusal.
     pub(super) fn change(&mut self, delete: &[Place], add: &[Place]) -> Result<(), String> {
         match self {
-            Self::Nftables(table) => table.change(delete, add).map_err(|error| chain(&error)),
+            Self::Nftables(table, _) => table.change(delete, add).map_err(|error| chain(&error)),
             Self::Iptables(leased) => leased.change(delete, add),
         }
     }
@@ -158,7 +172,7 @@ impl Capture {
     /// The kernel's refusal.
     pub(super) fn clear(&mut self) -> Result<(), String> {
         match self {
-            Self::Nftables(table) => table.clear().map_err(|error| chain(&error)),
+            Self::Nftables(table, _) => table.clear().map_err(|error| chain(&error)),
             Self::Iptables(leased) => leased.clear(),
         }
     }
@@ -169,7 +183,7 @@ impl Capture {
     /// The kernel's refusal.
     pub(super) fn set_nodes(&mut self, ranges: &[Cidr]) -> Result<(), String> {
         match self {
-            Self::Nftables(table) => table.set_nodes(ranges).map_err(|error| chain(&error)),
+            Self::Nftables(table, _) => table.set_nodes(ranges).map_err(|error| chain(&error)),
             Self::Iptables(leased) => leased.set_nodes(ranges),
         }
     }
@@ -181,7 +195,7 @@ impl Capture {
     pub(super) fn come_first(&mut self) -> Result<(), String> {
         match self {
             // Its priority does that.
-            Self::Nftables(_) => Ok(()),
+            Self::Nftables(..) => Ok(()),
             Self::Iptables(leased) => leased.repair_chain().map(drop),
         }
     }
@@ -193,7 +207,7 @@ impl Capture {
     pub(super) fn repair(&mut self) -> Result<Option<String>, String> {
         match self {
             // No other program may change a table that has an owner.
-            Self::Nftables(_) => Ok(None),
+            Self::Nftables(..) => Ok(None),
             Self::Iptables(leased) => leased.repair(),
         }
     }
@@ -201,10 +215,31 @@ impl Capture {
     /// Returns how often to call [`Self::repair`], if the least time between two calls is `interval`.
     pub(super) fn probe_interval(&self, interval: Duration) -> Option<Duration> {
         match self {
-            Self::Nftables(_) => None,
+            Self::Nftables(..) => None,
             Self::Iptables(leased) => Some(leased.interval(interval)),
         }
     }
+}
+
+/// Returns what renews the lease of a table of nf_tables: a datagram to the proxy's address, which a rule of the table sees as
+/// it leaves this process. It takes no transaction.
+fn datagrams(settings: CaptureSettings) -> Result<impl FnMut() -> Result<(), String>, String> {
+    let ip = settings.socket.ip();
+    let failed = move |error: io::Error| format!("cannot send datagrams to {ip}: {error}");
+    let socket = UdpSocket::bind((ip, 0)).map_err(failed)?;
+    let to = socket.local_addr().map_err(failed)?;
+    setsockopt(&socket, Mark, &settings.own_mark).map_err(|errno| failed(errno.into()))?;
+    socket.connect(to).map_err(failed)?;
+    socket.set_nonblocking(true).map_err(failed)?;
+    Ok(move || {
+        // What came back is not needed.
+        while socket.recv(&mut [0; 1]).is_ok() {}
+        match socket.send(&[0]) {
+            // Another program's rule drops it, but behind that of the table.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+            sent => sent.map(drop).map_err(failed),
+        }
+    })
 }
 
 #[cfg(test)]

@@ -17,6 +17,8 @@ use super::super::{
 use super::address_watch::with_addresses;
 use super::capture::behind;
 use super::places::{by_kernel, captured, node_ports, on_loopback};
+use super::refused::Refused;
+use super::staged::{Fate, Staged, beneath, failed, places_of};
 use super::way::{Starter, Way};
 use super::{CAPTURE, CAPTURE_BEFORE_IPTABLES, own, spec};
 use crate::plan::{NodePlan, ServicePlan};
@@ -86,6 +88,7 @@ fn in_front(
             by_interface: settings.pod_interface.is_some(),
             is_local: by_kernel(backend_name, family, settings),
             interval: settings.probe_interval,
+            refused: Refused::new(settings.userspace.endpoints.clone()),
             places: HashMap::new(),
             late: Vec::new(),
             nodes: None,
@@ -129,6 +132,8 @@ struct Captured {
     is_local: bool,
     /// Least time between two checks of rules of which the kernel does not report changes.
     interval: Duration,
+    /// The endpoints to which the proxy must not connect.
+    refused: Refused,
     /// The ServicePorts of the proxy, and their places in the table.
     places: HashMap<ServiceKey, Vec<Place>>,
     /// ServicePorts that went to the kernel, for connections that were on their way, and since when.
@@ -159,7 +164,7 @@ impl Captured {
 
     /// Returns the places of a ServicePort that the proxy serves; `None` if it is the kernel's alone.
     fn wanted(&self, plan: &ServicePlan, node: &NodePlan) -> Option<Vec<Place>> {
-        let asks = self.scope.asks(plan);
+        let asks = self.scope.asks(plan) && self.refused.endpoint(plan).is_none();
         let mut places = match asks {
             true => captured(plan, self.by_interface),
             false => Vec::new(),
@@ -168,6 +173,28 @@ impl Captured {
             places.extend(on_loopback(plan, &places));
         }
         (asks || !places.is_empty()).then_some(places)
+    }
+
+    fn is_captured(&self, plan: &ServicePlan, node: &NodePlan) -> bool {
+        let mut places = self.wanted(plan, node).into_iter().flatten();
+        places.any(|place| matches!(place, Place::Of(_)))
+    }
+
+    /// Returns the ServicePorts of a change that ask for the proxy, and have endpoints to which it must not connect.
+    fn refusals(&self, change: Change<'_>) -> Vec<Failure> {
+        let refused = change.services.iter().filter_map(|(key, plan)| {
+            let plan = plan.as_ref().filter(|plan| plan.proxied.is_some())?;
+            let endpoint = self.refused.endpoint(plan)?;
+            Some(Failure {
+                key: key.clone(),
+                reason: format!(
+                    "the kernel serves it instead of the userspace proxy: its endpoint {endpoint} is not one to which the \
+                     proxy may connect with this node's rights (--userspace-endpoints)"
+                ),
+                degraded: true,
+            })
+        });
+        refused.collect()
     }
 
     /// Returns whether the kernel serves node ports on loopback addresses.
@@ -342,82 +369,9 @@ impl Captured {
     }
 }
 
-/// A change of the table, worked out.
-struct Staged {
-    delete: Vec<Place>,
-    add: Vec<Place>,
-    wanted: Vec<(ServiceKey, Fate)>,
-}
-
-/// What becomes of a ServicePort that the proxy has or gets.
-enum Fate {
-    /// The proxy serves these places, and the kernel its other ones.
-    Proxy(Vec<Place>),
-    /// The kernel serves it from now on.
-    Kernel,
-    /// It does not exist any more.
-    Gone,
-}
-
-/// Returns the places that the proxy gets of some ServicePorts.
-fn places_of(
-    wanted: &[(ServiceKey, Fate)],
-    mut of: impl FnMut(&ServiceKey) -> bool,
-) -> HashSet<Place> {
-    let some = wanted.iter().filter(|(key, _)| of(key));
-    let places = some.filter_map(|(_, fate)| match fate {
-        Fate::Proxy(places) => Some(places),
-        Fate::Kernel | Fate::Gone => None,
-    });
-    places.flatten().copied().collect()
-}
-
-impl Staged {
-    /// Leaves out ServicePorts that the kernel's backend does not serve: another ServicePort may have their places.
-    fn without(&mut self, failures: &[Failure]) {
-        let failed = failed(failures);
-        if failed.is_empty() {
-            return;
-        }
-        let lost = places_of(&self.wanted, |key| failed.contains(key));
-        self.wanted.retain(|(key, _)| !failed.contains(key));
-        let kept = places_of(&self.wanted, |_| true);
-        self.add
-            .retain(|at| kept.contains(at) || !lost.contains(at));
-    }
-}
-
-/// Returns the ServicePorts that the kernel's backend does not serve.
-fn failed(failures: &[Failure]) -> HashSet<&ServiceKey> {
-    let failed = failures.iter().filter(|failure| !failure.degraded);
-    failed.map(|failure| &failure.key).collect()
-}
-
-/// The ServicePorts of a change as the kernel gets them. Where the proxy remembers clients, the kernel must not: it would
-/// take the proxy's socket for the endpoint of each client, and lead the client there when the proxy has ended.
-fn beneath(
-    services: &[(ServiceKey, Option<ServicePlan>)],
-    scope: Scope,
-    by_interface: bool,
-) -> Cow<'_, [(ServiceKey, Option<ServicePlan>)]> {
-    let is_sticky = |plan: &ServicePlan| {
-        plan.affinity_timeout_s.is_some()
-            && scope.asks(plan)
-            && !captured(plan, by_interface).is_empty()
-    };
-    let mut services = Cow::Borrowed(services);
-    for index in 0..services.len() {
-        if services[index].1.as_ref().is_some_and(is_sticky)
-            && let Some(plan) = &mut services.to_mut()[index].1
-        {
-            plan.affinity_timeout_s = None;
-        }
-    }
-    services
-}
-
-impl Side for Captured {
-    fn apply(&mut self, change: Change<'_>) -> Result<Applied, ApplyError> {
+impl Captured {
+    /// Applies a change to the kernel's backend, and to what leads to the proxy.
+    fn serve(&mut self, change: Change<'_>) -> Result<Applied, ApplyError> {
         if !self.is_concerned(change) {
             self.settle(change);
             return self.inner.apply(change);
@@ -432,7 +386,7 @@ impl Side for Captured {
         let mut staged = self.stage(change);
         let released = self.release(change.node, &staged);
         let services = match self.way {
-            Some(_) => beneath(change.services, self.scope, self.by_interface),
+            Some(_) => beneath(change.services, |plan| self.is_captured(plan, change.node)),
             None => Cow::Borrowed(change.services),
         };
         let beneath = Change {
@@ -455,6 +409,15 @@ impl Side for Captured {
             };
             self.report(change, &problem, &mut applied);
         }
+        Ok(applied)
+    }
+}
+
+impl Side for Captured {
+    fn apply(&mut self, change: Change<'_>) -> Result<Applied, ApplyError> {
+        self.refused.look(change.complete);
+        let mut applied = self.serve(change)?;
+        applied.failures.extend(self.refusals(change));
         Ok(applied)
     }
 

@@ -13,10 +13,9 @@
 //! ```
 //!
 //! Rules do not end with their process. So each packet asks for a lease: entries of a set that the kernel removes after a
-//! second, unless a thread of the agent adds them again (`lease.rs`). Places are entries of sets (`sets.rs`), so the
+//! second, unless a thread of the agent adds them again. Places are entries of sets (`sets.rs`), so the
 //! number of rules is constant (`text.rs`).
 
-mod lease;
 mod sets;
 mod text;
 
@@ -29,9 +28,9 @@ use kplane_netlink::Errno;
 use kplane_netlink::ipset::{self, Command, Entry, IpSets, destroy_set};
 use kplane_netlink::{NetlinkError, Refusal};
 
-use self::lease::Lease;
 use self::sets::{SetId, entries, item};
 use self::text::{CHAIN, Found, TABLE, rules};
+use super::lease::{Alive, Lease};
 use crate::backend::iptables::{Flavour, Tool};
 use crate::backend::nftables::{CaptureSettings, Place};
 use crate::process::RunError;
@@ -50,6 +49,7 @@ pub(super) struct LeasedChain {
     tool: Tool,
     settings: CaptureSettings,
     sets: IpSets,
+    alive: Alive,
     /// `None` after an error that leaves doubt about the sets.
     lease: Option<Lease>,
     /// The entries of the sets, without the lease.
@@ -65,7 +65,11 @@ impl LeasedChain {
     ///
     /// # Errors
     /// The missing part, human-readable.
-    pub(super) fn create(family: Family, settings: CaptureSettings) -> Result<Self, String> {
+    pub(super) fn create(
+        family: Family,
+        settings: CaptureSettings,
+        alive: Alive,
+    ) -> Result<Self, String> {
         let (tool, _) = Tool::choose_for(family, &[]).map_err(|error| error.to_string())?;
         let sets = IpSets::open().map_err(|error| error.to_string())?;
         let mut chain = Self {
@@ -73,6 +77,7 @@ impl LeasedChain {
             tool,
             settings,
             sets,
+            alive,
             lease: None,
             held: BTreeSet::new(),
             lines: Vec::new(),
@@ -81,8 +86,14 @@ impl LeasedChain {
         remove_chain(&chain.tool).map_err(|error| chain.failed(&error))?;
         chain.make_sets()?;
         chain.write()?;
-        chain.lease = Some(Lease::start(family)?);
+        chain.lease = Some(chain.start_lease()?);
         Ok(chain)
+    }
+
+    fn start_lease(&self) -> Result<Lease, String> {
+        let family = self.family;
+        let mut sets = IpSets::open().map_err(|error| error.to_string())?;
+        Lease::start(family, self.alive.clone(), move || renew(&mut sets, family))
     }
 
     /// Returns the name of the program that writes the rules.
@@ -128,7 +139,7 @@ impl LeasedChain {
         let flush = SetId::OF_PLACES.map(|set| Command::Flush(set.name(self.family)));
         let cleared = perform(&mut self.sets, &flush);
         match (&cleared, &self.lease) {
-            (Ok(()), None) => self.lease = Some(Lease::start(self.family)?),
+            (Ok(()), None) => self.lease = Some(self.start_lease()?),
             (Ok(()), Some(_)) => {}
             (Err(_), _) => self.lease = None,
         }
@@ -296,6 +307,13 @@ impl Drop for LeasedChain {
             );
         }
     }
+}
+
+fn renew(sets: &mut IpSets, family: Family) -> Result<(), String> {
+    let name = SetId::Lease.name(family);
+    let all: Vec<Entry> = entries(Cidr::everything(family));
+    let add: Vec<Command<'_>> = all.iter().map(|entry| Command::Add(name, *entry)).collect();
+    perform(sets, &add)
 }
 
 fn lacking(set: SetId, error: &NetlinkError) -> String {

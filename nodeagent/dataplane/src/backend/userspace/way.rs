@@ -13,6 +13,7 @@ use kplane_userproxy::{Origins, Proxy, Role, Transparency};
 use super::super::OpenError;
 use super::super::nftables::CaptureSettings;
 use super::capture::Capture;
+use super::lease::Alive;
 use super::transparent::{Transparent, deliver};
 use super::{CAPTURE, CaptureBy, ProxyHandle, UserspaceSettings, start};
 use crate::proxy_address::{DELIVERY, LOOPBACK_LINK, proxy_address};
@@ -124,7 +125,8 @@ impl Starter {
             .map_err(|error| format!("cannot open the proxy's sockets at {ip}: {error}"))?;
         let own_mark = self.own_mark;
         let settings = CaptureSettings { socket, own_mark };
-        let capture = Capture::open(family, settings, self.settings.capture, self.backend)?;
+        let (by, behind) = (self.settings.capture, self.backend);
+        let capture = Capture::open(family, settings, by, behind, &Alive::of(&proxy))?;
         if self.settings.transparent && !capture.is_nftables() {
             return Err(NOT_TRANSPARENT.to_owned());
         }

@@ -7,6 +7,7 @@ use rustix::event::epoll::EventFlags;
 use super::{HALF_OPEN, Held, Pair, State, Way};
 use crate::handover::{Connection, Unsent, WayState};
 use crate::port::Port;
+use crate::shares::Kind;
 use crate::worker::Entry;
 use crate::worker::core::{Core, Next, Token};
 use crate::worker::pipes::Pipe;
@@ -31,12 +32,14 @@ impl Pair {
     /// Continues with the connections of an earlier proxy.
     pub(in crate::worker) fn unpack(connection: Connection, port: Arc<Port>, core: &Core) -> Self {
         port.inherited(connection.endpoint);
+        let seat = port.owners.force(Kind::Connections);
         Self {
             ends: connection.ends,
             ways: connection.ways.map(|way| Way::unpack(way, core)),
             port,
             endpoint: connection.endpoint,
             touched: core.now,
+            _places: (Some(seat), None),
         }
     }
 
@@ -48,9 +51,11 @@ impl Pair {
                 return self.end(core, true);
             }
         }
-        if self.half_open() {
-            core.timers.add(core.now + HALF_OPEN, token);
-        }
+        let most = match self.half_open() {
+            true => HALF_OPEN,
+            false => core.shared.tcp_idle,
+        };
+        core.timers.add(core.now + most, token);
         self.again(core, token)
     }
 }

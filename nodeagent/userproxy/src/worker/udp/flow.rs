@@ -22,6 +22,7 @@ use crate::counters::Failure;
 use crate::listening::Listening;
 use crate::picker::{Choice, Pool};
 use crate::port::Port;
+use crate::shares::Seat;
 use crate::table::Route;
 
 /// Largest first datagram that is kept until the endpoint answers, in bytes: with it another endpoint is tried.
@@ -44,6 +45,10 @@ pub(super) struct Flow {
     pub(super) token: Token,
     pub(super) listening: Arc<Listening>,
     thread: usize,
+    /// The place of the listener's socket for its answers.
+    answers: usize,
+    /// Its place in the shares of its Service and namespace.
+    _seat: Seat,
     /// The client, and the address of this machine that the client wanted, if the socket has more than one.
     pub(super) client: (SocketAddr, Option<IpAddr>),
     socket: OwnedFd,
@@ -67,6 +72,7 @@ impl Flow {
         listener: &UdpListener,
         client: (SocketAddr, Option<IpAddr>),
         mut route: Arc<Route>,
+        seat: Seat,
         bytes: &[u8],
     ) -> Option<Self> {
         let from = client.0.ip();
@@ -97,6 +103,10 @@ impl Flow {
             token,
             listening: listener.listening.clone(),
             thread: listener.thread,
+            answers: listener
+                .listening
+                .answer_place(listener.thread, &port.key.service),
+            _seat: seat,
             client,
             socket,
             port: port.clone(),
@@ -164,7 +174,7 @@ impl Flow {
 
     /// Has a datagram sent to the client with others.
     fn reply_together(&self, replies: &mut Replies, bytes: &[u8]) {
-        let socket = (&self.listening, self.thread);
+        let socket = (&self.listening, self.answers);
         match self.client {
             (client, None) => replies.add(socket, client, &self.port, bytes),
             // The kernel needs the address that the client knows.
@@ -174,16 +184,17 @@ impl Flow {
 
     /// Sends a datagram to the client, from the address that the client knows.
     fn reply(&self, bytes: &[u8]) {
-        let socket = &self.listening.datagrams[self.thread];
+        let socket = self.listening.answer(self.answers);
         let (client, local) = self.client;
         let sent = match local {
             None => sendto(socket, bytes, SendFlags::NOSIGNAL, &client).is_ok(),
             Some(local) => send_from(socket, bytes, client, local),
         };
-        if sent {
-            let counter = &self.port.counters.to_clients;
-            counter.fetch_add(bytes.len() as u64, Relaxed);
-        }
+        let counters = &self.port.counters;
+        match sent {
+            true => counters.to_clients.fetch_add(bytes.len() as u64, Relaxed),
+            false => counters.lost.fetch_add(1, Relaxed),
+        };
     }
 
     /// Sends the first datagram to another endpoint, if this one has never answered.

@@ -26,7 +26,7 @@ struct Reply {
 /// Answers that wait to be sent, all by one socket. They wait only while the thread reads more answers.
 #[derive(Default)]
 pub(super) struct Replies {
-    /// The listener, and the number of its socket.
+    /// The listener, and the place of its socket for answers.
     socket: Option<(Arc<Listening>, usize)>,
     bytes: Vec<u8>,
     all: Vec<Reply>,
@@ -36,17 +36,17 @@ impl Replies {
     /// Adds an answer to a client of a listener's socket. Those that wait are sent if it does not go together with them.
     pub(super) fn add(
         &mut self,
-        (listening, number): (&Arc<Listening>, usize),
+        (listening, place): (&Arc<Listening>, usize),
         client: SocketAddr,
         port: &Arc<Port>,
         bytes: &[u8],
     ) {
         let is_same = |socket: &(Arc<Listening>, usize)| {
-            Arc::ptr_eq(&socket.0, listening) && socket.1 == number
+            Arc::ptr_eq(&socket.0, listening) && socket.1 == place
         };
         if !self.socket.as_ref().is_some_and(is_same) || self.all.len() == BATCH {
             self.flush();
-            self.socket = Some((listening.clone(), number));
+            self.socket = Some((listening.clone(), place));
         }
         self.bytes.extend_from_slice(bytes);
         self.all.push(Reply {
@@ -58,10 +58,10 @@ impl Replies {
 
     /// Sends all answers that wait. One that cannot be sent is lost, as any datagram may be.
     pub(super) fn flush(&mut self) {
-        let Some((listening, number)) = self.socket.take() else {
+        let Some((listening, place)) = self.socket.take() else {
             return;
         };
-        let socket = &listening.datagrams[number];
+        let socket = listening.answer(place);
         let mut from = 0;
         while from < self.all.len() {
             let sent = self.send(socket, from);
@@ -71,6 +71,10 @@ impl Replies {
             }
             // The kernel stops before the first answer that it cannot send. It is left out.
             let is_left_out = from + sent < self.all.len();
+            if is_left_out {
+                let counter = &self.all[from + sent].port.counters.lost;
+                counter.fetch_add(1, Relaxed);
+            }
             from += sent + usize::from(is_left_out);
         }
         self.bytes.clear();

@@ -7,6 +7,7 @@ use crate::handover::FlowState;
 use crate::listening::Listening;
 use crate::picker::Pool;
 use crate::port::Port;
+use crate::shares::Kind;
 use crate::worker::core::{Core, Token};
 
 impl Flow {
@@ -33,10 +34,13 @@ impl Flow {
     ) -> std::io::Result<Self> {
         core.watch_level(&state.socket, token)?;
         port.inherited(state.endpoint);
+        let answers = listening.answer_place(state.number, &port.key.service);
         Ok(Self {
             token,
             listening,
             thread: state.number,
+            answers,
+            _seat: port.owners.force(Kind::Flows),
             client: state.client,
             socket: state.socket,
             version: port.version(),

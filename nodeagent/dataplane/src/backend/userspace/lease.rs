@@ -1,17 +1,41 @@
-//! The lease: as long as the agent renews it, the chain leads to the proxy.
+//! The lease of the rules that lead to the proxy: they work as long as the agent renews it. So a proxy that hangs, or an
+//! agent that has ended, leaves new connections to the kernel within about a second.
 
+use std::fmt;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use kplane_model::{Cidr, Family};
-use kplane_netlink::ipset::{Command, Entry, IpSets};
-
-use super::perform;
-use super::sets::{SetId, entries};
+use kplane_model::Family;
+use kplane_userproxy::Proxy;
 
 /// Time between two renewals: three may be late before the lease ends.
 const RENEW: Duration = Duration::from_millis(250);
+
+/// Longest time for which the proxy's threads may be busy with one thing.
+const HUNG: Duration = Duration::from_secs(2);
+
+/// The knowledge whether the proxy works.
+#[derive(Clone)]
+pub(super) struct Alive(Weak<Proxy>);
+
+impl Alive {
+    pub(super) fn of(proxy: &Arc<Proxy>) -> Self {
+        Self(Arc::downgrade(proxy))
+    }
+
+    fn holds(&self) -> bool {
+        let proxy = self.0.upgrade();
+        proxy.is_some_and(|proxy| proxy.is_alive(HUNG))
+    }
+}
+
+impl fmt::Debug for Alive {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Alive")
+    }
+}
 
 /// A lease of one family. A thread renews it until this object is dropped; then it ends within a second.
 #[derive(Debug)]
@@ -26,14 +50,20 @@ impl Lease {
     ///
     /// # Errors
     /// The kernel's refusal: no lease holds.
-    pub(super) fn start(family: Family) -> Result<Self, String> {
-        let mut sets = IpSets::open().map_err(|error| error.to_string())?;
-        renew(&mut sets, family)?;
+    pub(super) fn start(
+        family: Family,
+        alive: Alive,
+        mut renew: impl FnMut() -> Result<(), String> + Send + 'static,
+    ) -> Result<Self, String> {
+        renew()?;
         let (end, ended) = channel();
         let work = move || {
             let mut fails = false;
             while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(RENEW) {
-                let renewed = renew(&mut sets, family);
+                let renewed = match alive.holds() {
+                    true => renew(),
+                    false => Err("a thread of the proxy hangs".to_owned()),
+                };
                 if let (Err(problem), false) = (&renewed, fails) {
                     tracing::warn!(
                         %family,
@@ -60,11 +90,4 @@ impl Drop for Lease {
             let _ = thread.join();
         }
     }
-}
-
-fn renew(sets: &mut IpSets, family: Family) -> Result<(), String> {
-    let name = SetId::Lease.name(family);
-    let all: Vec<Entry> = entries(Cidr::everything(family));
-    let add: Vec<Command<'_>> = all.iter().map(|entry| Command::Add(name, *entry)).collect();
-    perform(sets, &add)
 }

@@ -1,0 +1,191 @@
+//! The chains of the table, and their rules.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use kplane_model::Family;
+
+use super::super::expressions::{Expressions, FIRST};
+#[allow(
+    clippy::wildcard_imports,
+    reason = "constants named as in the kernel's headers"
+)]
+use super::super::uapi::*;
+use super::{CaptureSettings, LEASE, LOCAL, NODES, PLACES, PORTS};
+
+/// A chain: name, type, hook (by `enum nf_inet_hooks`), priority and rules.
+pub(super) type Chain = (&'static str, &'static str, u32, i32, &'static [Rule]);
+
+/// Before that of table `kplane`, which is -100 (`NF_IP_PRI_NAT_DST`).
+const NAT: i32 = -110;
+/// Before all that may drop packets (`NF_IP_PRI_RAW` is -300).
+const FIRST_OF_ALL: i32 = -310;
+
+pub(super) const CHAINS: [Chain; 3] = [
+    ("lease", "filter", 3, FIRST_OF_ALL, &[Rule::Renew]),
+    (
+        "prerouting",
+        "nat",
+        0,
+        NAT,
+        &[
+            Rule::Lease,
+            Rule::Own,
+            Rule::Foreign,
+            Rule::Place,
+            Rule::NodePort,
+        ],
+    ),
+    (
+        "output",
+        "nat",
+        3,
+        NAT,
+        &[
+            Rule::Lease,
+            Rule::Own,
+            Rule::Place,
+            Rule::NodePort,
+            Rule::Loopback,
+        ],
+    ),
+];
+
+/// The first register of four bytes (`NFT_REG32_00`).
+const REGISTER: u32 = 8;
+/// The register behind 16 bytes, under its old name.
+const SECOND: u32 = 2;
+
+#[derive(Clone, Copy)]
+pub(super) enum Rule {
+    /// A datagram of the agent to the proxy's address.
+    Renew,
+    /// A packet when the agent hangs.
+    Lease,
+    Own,
+    /// A packet to a loopback address that no process of the node sent. The kernel would drop it later, but only without
+    /// a new destination.
+    Foreign,
+    Place,
+    NodePort,
+    Loopback,
+}
+
+/// A writer of the table's rules.
+pub(super) struct Rules<'a, 'b> {
+    pub(super) to: Expressions<'a, 'b>,
+    pub(super) family: Family,
+}
+
+impl Rules<'_, '_> {
+    pub(super) fn rule(&mut self, rule: Rule, settings: CaptureSettings) {
+        let address_len = match self.family {
+            Family::V4 => 4,
+            Family::V6 => 16,
+        };
+        match rule {
+            Rule::Renew => {
+                self.to.meta(NFT_META_MARK, FIRST);
+                self.to.compare(&settings.own_mark.to_ne_bytes());
+                self.destination();
+                self.compare_address(settings.socket.ip());
+                self.to.renew(LEASE);
+            }
+            Rule::Lease => {
+                self.load_address(settings.socket.ip());
+                self.to.is_not_in(LEASE);
+                self.to.verdict(NFT_RETURN.cast_unsigned());
+            }
+            Rule::Own => {
+                self.to.meta(NFT_META_MARK, FIRST);
+                self.to.compare(&settings.own_mark.to_ne_bytes());
+                self.to.verdict(NFT_RETURN.cast_unsigned());
+            }
+            Rule::Foreign => {
+                self.match_loopback();
+                self.to.verdict(NFT_RETURN.cast_unsigned());
+            }
+            Rule::Place => {
+                self.destination();
+                self.port_key(REGISTER + address_len / 4);
+                self.to.is_in(PLACES);
+                self.lead_to(settings.socket);
+            }
+            Rule::NodePort => {
+                self.destination();
+                self.to.is_in(NODES);
+                self.to.expression("fib", |w| {
+                    w.u32(NFTA_FIB_FLAGS, NFTA_FIB_F_DADDR);
+                    w.u32(NFTA_FIB_RESULT, NFT_FIB_RESULT_ADDRTYPE);
+                    w.u32(NFTA_FIB_DREG, FIRST);
+                });
+                self.to.compare(&RTN_LOCAL.to_ne_bytes());
+                self.port_key(REGISTER);
+                self.to.is_in(PORTS);
+                self.lead_to(settings.socket);
+            }
+            Rule::Loopback => {
+                self.match_loopback();
+                self.port_key(REGISTER);
+                self.to.is_in(LOCAL);
+                self.lead_to(settings.socket);
+            }
+        }
+    }
+
+    /// Loads the destination address (`struct iphdr`, `struct ipv6hdr`).
+    fn destination(&mut self) {
+        let (offset, len) = match self.family {
+            Family::V4 => (16, 4),
+            Family::V6 => (24, 16),
+        };
+        self.to
+            .payload(FIRST, (NFT_PAYLOAD_NETWORK_HEADER, offset, len));
+    }
+
+    fn match_loopback(&mut self) {
+        match self.family {
+            Family::V4 => {
+                // The first byte is enough for 127.0.0.0/8.
+                self.to.payload(FIRST, (NFT_PAYLOAD_NETWORK_HEADER, 16, 1));
+                self.to.compare(&[127]);
+            }
+            Family::V6 => {
+                self.destination();
+                self.to.compare(&Ipv6Addr::LOCALHOST.octets());
+            }
+        }
+    }
+
+    /// Loads protocol and destination port into two registers.
+    fn port_key(&mut self, register: u32) {
+        self.to.meta(NFT_META_L4PROTO, register);
+        self.to
+            .payload(register + 1, (NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2));
+    }
+
+    fn load_address(&mut self, ip: IpAddr) {
+        match ip {
+            IpAddr::V4(ip) => self.to.value(FIRST, &ip.octets()),
+            IpAddr::V6(ip) => self.to.value(FIRST, &ip.octets()),
+        }
+    }
+
+    fn compare_address(&mut self, ip: IpAddr) {
+        match ip {
+            IpAddr::V4(ip) => self.to.compare(&ip.octets()),
+            IpAddr::V6(ip) => self.to.compare(&ip.octets()),
+        }
+    }
+
+    fn lead_to(&mut self, socket: SocketAddr) {
+        self.load_address(socket.ip());
+        self.to.value(SECOND, &socket.port().to_be_bytes());
+        let family = u32::from(nfproto(self.family));
+        self.to.expression("nat", |w| {
+            w.u32(NFTA_NAT_TYPE, NFT_NAT_DNAT);
+            w.u32(NFTA_NAT_FAMILY, family);
+            w.u32(NFTA_NAT_REG_ADDR_MIN, FIRST);
+            w.u32(NFTA_NAT_REG_PROTO_MIN, SECOND);
+        });
+    }
+}
