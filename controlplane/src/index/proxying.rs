@@ -1,9 +1,7 @@
 //! The Services that get the agents' userspace proxy. It connects with the rights of the node, whose packets filters let
 //! through that hold for Pods: so the operator says who may ask, and endpoints must be Pods.
 
-use kplane_model::{
-    Endpoint, Protocol, ProxyEndpoints, ProxyNamespaces, ServiceName, ServicePort,
-};
+use kplane_model::{Endpoint, Protocol, ProxyEndpoints, ProxyNamespaces, ServiceName, ServicePort};
 
 use super::Index;
 use super::claims::{Claim, node_port_claim};
@@ -90,7 +88,9 @@ impl Index {
         };
         let at_node = || {
             let claim = node_port_claim(port, number);
-            self.places.is_of_a_node(ip).then(|| self.claims.owner(&claim))?
+            self.places
+                .is_of_a_node(ip)
+                .then(|| self.claims.owner(&claim))?
         };
         let owner = self.claims.owner(&address).or_else(at_node)?;
         Some(owner.to_string())

@@ -302,6 +302,7 @@ impl Pod {
             conditions: Some(conditions),
             node_name: Some(node_name(self.node)),
             hints,
+            target_ref: None,
         }
     }
 }

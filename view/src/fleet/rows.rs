@@ -93,6 +93,17 @@ pub(super) fn text(nodes: &[NodeView], now: Option<Time>, canvas: &Canvas) -> St
     }
 }
 
+/// Each replica counts revisions by itself, so those of two cannot be compared. The lag can.
+fn applied(rows: &[Row<'_>]) -> Column {
+    let nodes = rows.iter().flat_map(|row| &row.0);
+    let mut replicas = nodes.map(|node| &node.replica);
+    let first = replicas.next();
+    match replicas.all(|replica| Some(replica) == first) {
+        true => Column::new("APPLIED"),
+        false => Column::wide("APPLIED"),
+    }
+}
+
 fn table(rows: &[Row<'_>], now: Option<Time>, canvas: &Canvas) -> String {
     let duration = |us: Option<u64>| {
         Span::plain(us.map_or(String::new(), |us| human(Duration::from_micros(us))))
@@ -105,13 +116,6 @@ fn table(rows: &[Row<'_>], now: Option<Time>, canvas: &Canvas) -> String {
     let nodes = rows.iter().flat_map(|row| &row.0);
     let mut servers = nodes.map(|node| node.sum_of_servers(|servers| servers.draining));
     let ipvs = servers.any(|draining| draining.is_some());
-    // Each replica counts revisions by itself, so those of two cannot be compared. The lag can.
-    let mut replicas = rows.iter().flat_map(|row| &row.0).map(|node| &node.replica);
-    let first = replicas.next();
-    let applied = match replicas.all(|replica| Some(replica) == first) {
-        true => Column::new("APPLIED"),
-        false => Column::wide("APPLIED"),
-    };
     Table::new(rows)
         .column(Column::new("NODE").elastic(20).names(), Row::name)
         .column(Column::new("STATE"), |row| row.first().state_span())
@@ -119,9 +123,7 @@ fn table(rows: &[Row<'_>], now: Option<Time>, canvas: &Canvas) -> String {
         .column(Column::wide("RECEIVED"), |row| {
             number(row.first().revisions.received)
         })
-        .column(applied, |row| {
-            row.last_to_follow().applied_span()
-        })
+        .column(applied(rows), |row| row.last_to_follow().applied_span())
         .column(Column::wide("VERIFIED-REV"), |row| {
             number(row.first().revisions.verified)
         })
