@@ -7,6 +7,7 @@
 mod build;
 mod compat;
 mod e2e;
+mod incremental;
 mod ladder;
 mod links;
 mod literals;
@@ -135,6 +136,7 @@ impl Wanted {
         }
         let began = Instant::now();
         println!("building: {}", self.takes());
+        incremental::prune()?;
         let mut built = build::build()?;
         let lints = Outcome::of_check(LINTS, built.warnings == 0, began.elapsed());
         note(&mut outcomes, lints);
