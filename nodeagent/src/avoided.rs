@@ -7,12 +7,12 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use kplane_dataplane::backend::userspace::ProxyHandle;
-use kplane_model::{DesiredKey, EndpointAddr, ServiceKey};
+use kplane_model::{DesiredKey, ServiceKey};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
 use crate::desired::now_ms;
-use crate::report::Failure;
+use crate::report::{Avoided, Failure};
 
 /// Interval between two checks.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -22,9 +22,6 @@ pub const MOST: usize = 32;
 
 /// Time after the last refusal for which a ServicePort is reported.
 const RECENT: Duration = Duration::from_secs(60);
-
-/// Endpoints that new connections avoid, in the order of their ServicePorts.
-pub type Avoided = Vec<(ServiceKey, EndpointAddr)>;
 
 /// The outcome of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -65,13 +62,16 @@ struct Refusals(HashMap<ServiceKey, Refused>);
 impl Refusals {
     /// Takes note of the numbers of refusals since the start. Returns the ServicePorts with recent ones.
     fn look(&mut self, counts: Vec<(ServiceKey, u64)>, now: Instant, now_ms: u64) -> Vec<Failure> {
+        // ServicePorts that are gone are forgotten.
+        let mut before = std::mem::take(&mut self.0);
         for (key, count) in counts {
-            let known = self.0.entry(key).or_insert(Refused(0, now, now_ms));
+            let mut known = before.remove(&key).unwrap_or(Refused(0, now, now_ms));
             if count != known.0 {
                 let is_over = now.duration_since(known.1) >= RECENT;
                 let since_ms = if is_over { now_ms } else { known.2 };
-                *known = Refused(count, now, since_ms);
+                known = Refused(count, now, since_ms);
             }
+            self.0.insert(key, known);
         }
         let is_recent = |at: Instant| now.duration_since(at) < RECENT;
         let recent = self.0.iter().filter(|(_, refused)| is_recent(refused.1));

@@ -15,7 +15,6 @@ use kplane_model::{DesiredKey, EndpointAddr, Family, NodeFacts, ServiceKey};
 use kplane_proto::v1 as pb;
 use prost::Message as _;
 
-use crate::avoided::Avoided;
 use crate::desired::{Counts, Freshness, Held, Position, Reject, Resume};
 use crate::surroundings::Finding;
 use kplane_dataplane::backend::{RuleCounts, ServerCounts};
@@ -89,7 +88,7 @@ pub struct Report {
     pub canary: Option<bool>,
     /// What stands in the way of packets on the node, besides Services.
     pub findings: Vec<Finding>,
-    /// The endpoints that the userspace proxy avoids, [`MOST`](crate::avoided::MOST) at most.
+    /// The endpoints that the userspace proxy avoids, 32 at most.
     pub avoided: Avoided,
 }
 
@@ -123,6 +122,9 @@ impl From<&NodeFacts> for NodeState {
         }
     }
 }
+
+/// Endpoints that new connections of the userspace proxy avoid, in the order of their ServicePorts.
+pub type Avoided = Vec<(ServiceKey, EndpointAddr)>;
 
 /// The reason why one object is not in the kernel as desired.
 #[derive(Clone, Debug, PartialEq, Eq)]

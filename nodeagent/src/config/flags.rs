@@ -7,7 +7,6 @@ use std::time::Duration;
 use clap::Parser;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use kp_controlplane::admission::Proxying;
-use kp_controlplane::app::Origin;
 use kp_controlplane::dial::parse_mark;
 use kplane_model::{Family, NodeName, ServiceName};
 
@@ -455,21 +454,13 @@ impl Flags {
 /// Returns a remark on a setting that this source does not read.
 fn unread(loaded: &Loaded, source: &Source) -> Option<Note> {
     let kubeconfig = &loaded.config.client_connection.kubeconfig;
-    let is_unread = !kubeconfig.is_empty() && !reads_the_api(source);
+    let is_unread = !kubeconfig.is_empty() && !source.reads_the_api();
     is_unread.then(|| {
         Note::info(
             "clientConnection.kubeconfig (--kubeconfig) is for --standalone: without it the \
              control plane reads the Kubernetes API",
         )
     })
-}
-
-fn reads_the_api(source: &Source) -> bool {
-    let origin = match source {
-        Source::Standalone { origin, .. } => Some(origin),
-        Source::ControlPlane { .. } | Source::InProcess(_) => None,
-    };
-    matches!(origin, Some(Origin::Kubernetes(_)))
 }
 
 /// Returns the node's name: the one configured at `place`, or else the environment's, or else the host's. As

@@ -56,6 +56,15 @@ pub enum Source {
 }
 
 impl Source {
+    /// Returns whether this process reads the Kubernetes API.
+    pub(super) fn reads_the_api(&self) -> bool {
+        let origin = match self {
+            Self::Standalone { origin, .. } => Some(origin),
+            Self::ControlPlane { .. } | Self::InProcess(_) => None,
+        };
+        matches!(origin, Some(Origin::Kubernetes(_)))
+    }
+
     /// Returns the identity of a folder of manifests. A control plane names its cluster when it answers.
     pub(crate) fn id(&self) -> Option<String> {
         match self {

@@ -9,11 +9,11 @@ use kplane_model::{Family, ServiceKey, ServiceName, TrafficPolicy};
 use tokio::sync::watch;
 
 use super::triggers::{Results, Waiting};
-use crate::avoided::{Avoided, Seen};
+use crate::avoided::Seen;
 use crate::canary;
 use crate::desired::{Desired, Touched, View};
 use crate::metrics::{Counters, FamilyCounters, NAMED, Transaction};
-use crate::report::{Failure, Sync, TriggerProgrammed};
+use crate::report::{Avoided, Failure, Sync, TriggerProgrammed};
 use crate::service_connections::ServiceConnections;
 use crate::service_health::{self, Publisher};
 use crate::surroundings::{self, Finding, Surroundings, node_ports};
