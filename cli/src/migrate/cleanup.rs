@@ -51,7 +51,7 @@ impl Program {
         };
         match &mut self {
             Self::OfAgents(set) => {
-                let spec = set.spec.as_mut().and_then(|set| set.template.spec.as_mut());
+                let spec = set.spec.template.spec.as_mut();
                 let container = spec.and_then(|spec| spec.containers.first_mut());
                 if let Some(container) = container {
                     container.image = Some(image);
@@ -86,7 +86,7 @@ pub(crate) fn pod_name(task: &str, node: &str) -> String {
 pub(crate) fn pod(program: &Program, purpose: Purpose, namespace: &str, node: &str) -> Option<Pod> {
     let mut spec = match program {
         Program::OfAgents(set) => {
-            let template = set.spec.as_ref()?.template.spec.clone()?;
+            let template = set.spec.template.spec.clone()?;
             PodSpec {
                 containers: vec![template.containers.into_iter().next()?],
                 host_network: template.host_network,

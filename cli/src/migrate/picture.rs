@@ -199,7 +199,7 @@ impl From<&DaemonSet> for Agents {
 }
 
 fn selector(set: &DaemonSet) -> Option<&k8s_openapi::api::core::v1::NodeSelector> {
-    let template = set.spec.as_ref()?.template.spec.as_ref()?;
+    let template = set.spec.template.spec.as_ref()?;
     affinity::required(template.affinity.as_ref())
 }
 

@@ -25,11 +25,11 @@ impl Cluster<'_> {
         set: &DaemonSet,
         mut record: Record,
     ) -> Result<(), Failure> {
-        let spec = set.spec.as_ref();
-        let template = spec.and_then(|spec| spec.template.spec.as_ref());
+        let spec = &set.spec;
+        let template = spec.template.spec.as_ref();
         let now = template.and_then(|template| template.affinity.as_ref());
         let selector = affinity::keep_off(affinity::required(now));
-        let strategy = spec.and_then(|spec| spec.update_strategy.as_ref());
+        let strategy = spec.update_strategy.as_ref();
         if record.strategy.is_null() {
             record.strategy = json!(strategy);
         }

@@ -189,9 +189,7 @@ fn daemon_set(namespace: &str, name: &str) -> String {
 
 /// Returns the labels of a DaemonSet's pods.
 fn selector(set: Option<&DaemonSet>) -> String {
-    let labels = set
-        .and_then(|set| set.spec.as_ref())
-        .and_then(|spec| spec.selector.match_labels.as_ref());
+    let labels = set.and_then(|set| set.spec.selector.match_labels.as_ref());
     let pairs = labels.into_iter().flatten();
     let pairs: Vec<String> = pairs.map(|(key, value)| format!("{key}={value}")).collect();
     pairs.join(",")
@@ -199,7 +197,7 @@ fn selector(set: Option<&DaemonSet>) -> String {
 
 /// Returns the value of `--proxy-mode`.
 fn mode_of_flags(set: &DaemonSet) -> Option<String> {
-    let containers = &set.spec.as_ref()?.template.spec.as_ref()?.containers;
+    let containers = &set.spec.template.spec.as_ref()?.containers;
     let words = containers
         .iter()
         .flat_map(|container| container.command.iter().chain(&container.args).flatten());

@@ -48,8 +48,7 @@ impl Cluster<'_> {
     }
 
     async fn restore_template(&self, set: &DaemonSet) -> Result<(), Failure> {
-        let template = set.spec.as_ref();
-        let template = template.and_then(|spec| spec.template.spec.as_ref());
+        let template = set.spec.template.spec.as_ref();
         let now = template.and_then(|template| template.affinity.as_ref());
         let selector = affinity::required(now).and_then(affinity::allow);
         let fields = json!({

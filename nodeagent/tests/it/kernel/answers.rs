@@ -72,7 +72,7 @@ fn answers_to_clients_that_are_gone_hold_up_no_other_client() {
             Arc::new(AtomicBool::new(false)),
         );
         let (ends, sent) = (stop.clone(), stopped.clone());
-        let clients: Vec<OwnedFd> = (100..112).map(gone).collect();
+        let clients: Vec<OwnedFd> = (100..140).map(gone).collect();
         let to = SockaddrIn::from(std::net::SocketAddrV4::new(NOISY, 53));
         let noise = std::thread::spawn(move || {
             while !ends.load(Relaxed) {

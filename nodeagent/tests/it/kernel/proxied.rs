@@ -358,7 +358,7 @@ fn a_service_gets_the_proxy_if_the_operator_lets_it_and_its_endpoints_are_pods()
         .unwrap();
         for flags in [
             &[][..],
-            &["--userspace-services=games"],
+            &["--userspace-services=games", "--userspace-endpoints=any"],
             &["--userspace-services=shop"],
             &[
                 "--userspace-services=all",
