@@ -160,6 +160,8 @@ reasons! {
     ForwardPolicyDrop,
     /// The node drops packets whose answers would take another way.
     ReversePathFilter,
+    /// A setting of the kernel is off that the backend needs.
+    SettingOff,
     /// Packets between Pods on one bridge pass the rules of Services by.
     BridgeNetfilterOff,
     /// The connection tracking table is nearly full.

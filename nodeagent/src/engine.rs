@@ -135,6 +135,7 @@ impl Engine {
         let (opened, answer) = oneshot::channel();
         let (pulse, conntrack) = (Pulse::default(), ConntrackCounts::default());
         let (beats, counts) = (pulse.clone(), conntrack.clone());
+        let followers = followers.with_conntrack(conntrack.clone());
         let thread = move || {
             let parts = || {
                 let backend = open()?;

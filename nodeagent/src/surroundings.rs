@@ -5,6 +5,7 @@
 //! latest facts, and puts what they mean into its report ([`findings`], pure).
 
 mod mtu;
+mod needed;
 pub mod node_ports;
 
 use std::fs;
@@ -48,6 +49,8 @@ pub struct Surroundings {
     pub conntrack: Option<(u64, u64)>,
     /// The largest packets of interfaces.
     pub sizes: mtu::Sizes,
+    /// Settings that the backend needs and that stay off.
+    pub unset: Vec<&'static needed::Needed>,
 }
 
 impl Surroundings {
@@ -81,6 +84,7 @@ impl Surroundings {
             ],
             conntrack: number(&format!("{netfilter}count")).zip(number(&format!("{netfilter}max"))),
             sizes: mtu::Sizes::read(root),
+            unset: Vec::new(),
         }
     }
 }
@@ -136,6 +140,7 @@ pub fn findings(
         found.extend(node.and_then(|node| pod_range(node, settings, family)));
     }
     found.extend(kube_proxy(seen));
+    found.extend(needed::findings(&seen.unset, settings));
     found.extend(firewalld(seen));
     found.extend(conntrack(seen));
     found.extend(reverse_path(seen, served));
@@ -275,16 +280,27 @@ fn reverse_path(seen: &Surroundings, served: [bool; 2]) -> Option<Finding> {
     })
 }
 
-/// Creates a task that examines the node, and the receiver of what it sees.
-pub fn watch(backend: Kind) -> (watch::Receiver<Surroundings>, impl Future<Output = ()>) {
+/// Creates a task that examines the node, and the receiver of what it sees. `localhost`: node ports on all addresses
+/// include loopback addresses.
+pub fn watch(
+    backend: Kind,
+    localhost: bool,
+) -> (watch::Receiver<Surroundings>, impl Future<Output = ()>) {
     let (sender, receiver) = watch::channel(Surroundings::default());
     let task = async move {
-        let mut obstacles = Obstacles::default();
+        let mut known = (Obstacles::default(), needed::Unset::default());
         while !sender.is_closed() {
-            let mut last = std::mem::take(&mut obstacles);
-            let look = move || (Surroundings::look(Path::new("/"), backend, &mut last), last);
+            let mut last = std::mem::take(&mut known);
+            let look = move || {
+                let (root, (obstacles, unset)) = (Path::new("/"), &mut last);
+                let seen = Surroundings {
+                    unset: unset.look(root, backend, localhost),
+                    ..Surroundings::look(root, backend, obstacles)
+                };
+                (seen, last)
+            };
             if let Ok((seen, read)) = tokio::task::spawn_blocking(look).await {
-                obstacles = read;
+                known = read;
                 // The number of connections alone is no news.
                 sender.send_if_modified(|known| {
                     let is_new = means_more(known, &seen);

@@ -24,7 +24,7 @@ mod tracker;
 mod tests;
 
 pub(crate) use flows::{Filter, open};
-pub use totals::{BUCKETS, ConntrackCounts, ConntrackTotals, bucket_bound};
+pub use totals::{BUCKETS, ConntrackCounts, ConntrackTotals, Problem, bucket_bound};
 pub use tracker::{Tracker, Verdict, Work};
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -156,7 +156,7 @@ fn run(shared: &Shared, counts: &ConntrackCounts) {
             tracker.verdict(flow, job.work())
         });
         let (took, (deleted, result)) = (started.elapsed(), &outcome);
-        counts.count(family, *deleted, result.is_err(), took);
+        counts.count(family, *deleted, result.as_ref().err().map(chain), took);
         let spent = processor_time().zip(processor);
         let spent = spent.map_or(took, |(now, then)| now.saturating_sub(then));
         let mut state = shared.lock();

@@ -66,7 +66,8 @@ fn look_around(followers: Followers, config: &Config, tasks: &mut Tasks) -> Foll
     if !config.backend.describe().programs_kernel {
         return followers;
     }
-    let (seen, task) = surroundings::watch(config.backend);
+    let (seen, task) =
+        surroundings::watch(config.backend, config.backend_settings.localhost_nodeports);
     spawn_errand(tasks, task);
     followers.with_surroundings(seen)
 }

@@ -3,7 +3,9 @@
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
+use std::time::UNIX_EPOCH;
 
+use kplane_dataplane::conntrack::{ConntrackCounts, Problem};
 use kplane_dataplane::plan::{NodePlan, NodeSettings};
 use kplane_model::{Family, ServiceKey, ServiceName, TrafficPolicy};
 use tokio::sync::watch;
@@ -18,6 +20,9 @@ use crate::service_connections::ServiceConnections;
 use crate::service_health::{self, Publisher};
 use crate::surroundings::{self, Finding, Surroundings, node_ports};
 
+/// Number of scans for stale UDP flows that fail one after the other until the node is degraded: a second or two.
+const LASTING: u64 = 3;
+
 /// Informs the followers. Owned by the engine.
 #[derive(Debug)]
 pub struct Followers {
@@ -31,6 +36,7 @@ pub struct Followers {
     surroundings: Option<watch::Receiver<Surroundings>>,
     proxy: Option<watch::Receiver<Seen>>,
     connections: Option<Arc<ServiceConnections>>,
+    conntrack: ConntrackCounts,
 }
 
 /// ServicePorts whose packets are dropped here for lack of a local endpoint (A18), by policy.
@@ -62,6 +68,7 @@ impl Followers {
             surroundings: None,
             proxy: None,
             connections: None,
+            conntrack: ConntrackCounts::default(),
         }
     }
 
@@ -90,6 +97,13 @@ impl Followers {
     #[must_use]
     pub fn with_surroundings(mut self, surroundings: watch::Receiver<Surroundings>) -> Self {
         self.surroundings = Some(surroundings);
+        self
+    }
+
+    /// Adds the results of scans for stale UDP flows.
+    #[must_use]
+    pub(super) fn with_conntrack(mut self, conntrack: ConntrackCounts) -> Self {
+        self.conntrack = conntrack;
         self
     }
 
@@ -197,13 +211,15 @@ impl Followers {
     }
 
     /// Returns health check ports that cannot be opened, another program that programs this node, a canary that does not
-    /// answer, and ServicePorts of which the userspace proxy refuses clients.
+    /// answer, ServicePorts of which the userspace proxy refuses clients, and stale UDP flows that stay.
     pub(super) fn failures(&self) -> Vec<Failure> {
         let mut failures = self.health.failures();
         failures.extend(self.rival.as_ref().and_then(|rival| rival.borrow().clone()));
         failures.extend(self.canary.as_ref().and_then(canary::Follower::failure));
         let proxy = self.proxy.iter();
         failures.extend(proxy.flat_map(|proxy| proxy.borrow().limited.clone()));
+        let families = Family::ALL.into_iter().zip(self.conntrack.totals());
+        failures.extend(families.filter_map(|(family, of)| stale_flows(family, of.problem?)));
         failures
     }
 
@@ -291,4 +307,49 @@ fn lacks_local((program, local): View<'_>) -> (bool, bool) {
         lacks && is_local(port.internal_policy),
         lacks && is_local(port.external_policy) && port.externally_accessible(),
     )
+}
+
+/// Returns the failure of a family whose stale UDP flows cannot be deleted. A single scan may fail.
+fn stale_flows(family: Family, problem: Problem) -> Option<Failure> {
+    let since = problem.since.duration_since(UNIX_EPOCH).unwrap_or_default();
+    (problem.times >= LASTING).then(|| Failure {
+        object: None,
+        reason: format!(
+            "{family}: cannot delete stale UDP flows, so clients that keep their source port may still reach endpoints \
+             that are gone: {}",
+            problem.reason
+        ),
+        since_ms: u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
+        degraded: true,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn f1_flows_that_cannot_be_deleted_degrade_the_node_until_a_scan_succeeds() {
+        let counts = ConntrackCounts::default();
+        let followers = Followers::default().with_conntrack(counts.clone());
+        let after = |error: Option<&str>| {
+            let error = error.map(str::to_owned);
+            counts.count(Family::V6, 0, error, Duration::ZERO);
+            followers.failures()
+        };
+        for _ in 1..LASTING {
+            assert_eq!(after(Some("no")), []);
+        }
+        let failures = after(Some("EPERM"));
+        assert_eq!(failures.len(), 1);
+        assert!(failures[0].degraded && failures[0].object.is_none());
+        let reason = &failures[0].reason;
+        assert!(
+            reason.starts_with("IPv6: ") && reason.ends_with("EPERM"),
+            "{reason}"
+        );
+        assert_eq!(after(None), []);
+    }
 }

@@ -286,7 +286,7 @@ async fn numbers_come_from_report_and_counters() {
         services: 2,
         endpoints: 3,
     };
-    rig.conntrack.count(Family::V6, 6, false, Duration::ZERO);
+    rig.conntrack.count(Family::V6, 6, None, Duration::ZERO);
     let v6 = rig.counters.family(Family::V6);
     v6.queued(changes, 1_700_000_000_500);
     v6.set_no_local([4, 5]);

@@ -508,11 +508,18 @@ fn durations_fall_into_kube_proxys_buckets() {
     assert_eq!(bounds[15], None);
     let mut totals = ConntrackTotals::default();
     for (ms, failed) in [(1, false), (2, false), (3, true), (100_000, false)] {
-        totals.count(ms, failed, Duration::from_millis(ms));
+        let error = failed.then(|| "no".to_owned());
+        totals.count(ms, error, Duration::from_millis(ms));
     }
     assert_eq!(totals.durations[..4], [1, 1, 1, 0]);
     assert_eq!((totals.durations[15], totals.failures), (1, 1));
     assert_eq!((totals.deleted, totals.looks()), (100_006, 4));
+    assert_eq!(totals.problem, None, "the last scan succeeded");
+    for error in ["one", "two"] {
+        totals.count(0, Some(error.to_owned()), Duration::ZERO);
+    }
+    let problem = totals.problem.unwrap();
+    assert_eq!((&*problem.reason, problem.times), ("two", 2));
 }
 
 /// The thread ends with its handle. Without privilege or work, it asks the kernel nothing.

@@ -1,7 +1,7 @@
 //! Counts about the deletion of stale entries, for metrics.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use kplane_model::Family;
 
@@ -27,6 +27,19 @@ pub struct ConntrackTotals {
     pub duration_sum: Duration,
     /// Number of scans by duration; see [`bucket_bound`]. Not cumulative.
     pub durations: [u64; BUCKETS],
+    /// Why scans fail; `None` if the last one did not.
+    pub problem: Option<Problem>,
+}
+
+/// Scans that failed one after the other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// The error of the last one, human-readable.
+    pub reason: String,
+    /// The time of the first one.
+    pub since: SystemTime,
+    /// Their number.
+    pub times: u64,
 }
 
 /// A handle to the counts of both families, which a [`Cleaner`](super::Cleaner) updates after every scan.
@@ -43,10 +56,10 @@ impl ConntrackCounts {
             .clone()
     }
 
-    /// Adds one scan of a family: the number of deleted entries, whether the scan failed, and its duration.
-    pub fn count(&self, family: Family, deleted: u64, failed: bool, took: Duration) {
+    /// Adds one scan of a family: the number of deleted entries, the error, and its duration.
+    pub fn count(&self, family: Family, deleted: u64, error: Option<String>, took: Duration) {
         let mut totals = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        totals[family as usize].count(deleted, failed, took);
+        totals[family as usize].count(deleted, error, took);
     }
 }
 
@@ -57,9 +70,15 @@ impl ConntrackTotals {
         self.durations.iter().sum()
     }
 
-    pub(super) fn count(&mut self, deleted: u64, failed: bool, took: Duration) {
+    pub(super) fn count(&mut self, deleted: u64, error: Option<String>, took: Duration) {
         self.deleted += deleted;
-        self.failures += u64::from(failed);
+        self.failures += u64::from(error.is_some());
+        let before = self.problem.take();
+        self.problem = error.map(|reason| Problem {
+            reason,
+            since: before.as_ref().map_or_else(SystemTime::now, |of| of.since),
+            times: before.map_or(0, |of| of.times) + 1,
+        });
         self.duration_sum += took;
         let fits = |bucket: &usize| bucket_bound(*bucket).is_none_or(|bound| took <= bound);
         let bucket = (0..BUCKETS).find(fits).unwrap_or(BUCKETS - 1);
