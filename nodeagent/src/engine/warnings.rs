@@ -1,17 +1,18 @@
 //! Warnings about a configuration that does not fit the desired state.
 
-use kplane_dataplane::plan::{NodePorts, NodeSettings};
-use kplane_model::{Family, NodeFacts};
+use kplane_dataplane::plan::NodeSettings;
+use kplane_model::{Family, NodeFacts, Severity};
 
 use crate::desired::Desired;
+use crate::surroundings::{Finding, node_ports};
 
 /// The warnings that are logged once.
 #[derive(Debug, Default)]
 pub(super) struct Warnings {
     /// The families for which the log already says that the configuration has no range.
     told_range: [bool; 2],
-    /// The addresses of node ports that the log names, by family, where they are not the node's own by name.
-    told_ports: [Option<NodePorts>; 2],
+    /// What the log says of the addresses of node ports, by family.
+    told_ports: [Option<Finding>; 2],
 }
 
 impl Warnings {
@@ -56,13 +57,8 @@ impl Warnings {
 
     /// Warns if the address on which node ports are served is not known, or not any more (A21).
     fn node_ports(&mut self, family: Family, settings: &NodeSettings, node: Option<&NodeFacts>) {
-        let unknown = NodeFacts::default();
-        let chosen = NodePorts::choose(family, node.unwrap_or(&unknown), settings);
         let told = &mut self.told_ports[family as usize];
-        let now = match chosen {
-            NodePorts::Configured(_) | NodePorts::Own(_) => None,
-            lacking => Some(lacking),
-        };
+        let now = node_ports::of(family, node, settings);
         if *told == now {
             return;
         }
@@ -70,21 +66,10 @@ impl Warnings {
             None => {
                 tracing::info!(%family, "node ports are served on the node's own address again");
             }
-            Some(NodePorts::Everywhere) => tracing::info!(
-                %family,
-                "node ports are served on all addresses of the node: the source names no Node, and the configuration \
-                 has no nodePortAddresses"
-            ),
-            Some(NodePorts::LastKnown(ip)) => tracing::warn!(
-                %family, %ip,
-                "the Node object is gone, or names no address of this family any more: node ports are served on the \
-                 last known one"
-            ),
-            Some(_) => tracing::warn!(
-                %family,
-                "no node port is served: no address of the node is known. Give the Node object an InternalIP of this \
-                 family, or set nodePortAddresses to ranges"
-            ),
+            Some(found) if found.severity == Severity::Info => {
+                tracing::info!(%family, "{}", found.text);
+            }
+            Some(found) => tracing::warn!(%family, fix = found.fix, "{}", found.text),
         }
         *told = now;
     }

@@ -16,7 +16,12 @@ pub fn findings(
     families.filter_map(move |family| of(family, node, settings))
 }
 
-fn of(family: Family, node: Option<&NodeFacts>, settings: &NodeSettings) -> Option<Finding> {
+/// Returns the finding for a family, whether or not it has Services.
+pub(crate) fn of(
+    family: Family,
+    node: Option<&NodeFacts>,
+    settings: &NodeSettings,
+) -> Option<Finding> {
     let unknown = NodeFacts::default();
     let node = node.unwrap_or(&unknown);
     let why = match node.known {

@@ -1,7 +1,7 @@
 //! kplane beside kube-proxy: the same Kubernetes objects, from a real API server, the same network,
 //! the same packets; every packet must meet the same fate with both.
 //!
-//! Two equal worlds stand side by side: on the nodes of one runs kube-proxy v1.36, on those of the
+//! Two equal worlds stand side by side: on the nodes of one runs kube-proxy v1.37, on those of the
 //! other `kp-nodeagent --standalone`, with the same configuration file; once in mode nftables, once in
 //! mode iptables. All scenarios are Services of one cluster at the same time. What differs on purpose is
 //! listed in [`expected`]; anything else fails, and so does a listed difference that is no more.

@@ -87,7 +87,7 @@ impl Programs {
         Ok(Self { bin })
     }
 
-    /// Returns the version of Kubernetes, such as `v1.36.3`.
+    /// Returns the version of Kubernetes, such as `v1.37.2`.
     ///
     /// # Errors
     /// The checkout cannot be read.

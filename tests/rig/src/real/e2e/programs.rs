@@ -68,7 +68,7 @@ impl Programs {
         Ok(Self { bin, version })
     }
 
-    /// Returns the version of Kubernetes, such as `v1.36.3`.
+    /// Returns the version of Kubernetes, such as `v1.37.2`.
     #[must_use]
     pub fn version(&self) -> &str {
         &self.version
