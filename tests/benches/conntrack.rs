@@ -2,7 +2,8 @@
 //!
 //! A Service with many flows and one with few, ten endpoints each. Of each one endpoint is removed:
 //! the time until the kernel holds the change and the report says so, and then until the flows
-//! that led there are deleted. Beside it, what a list of all UDP flows takes.
+//! that led there are deleted. Beside it, what a list of all UDP flows takes. Then ten changes a second, each of which
+//! removes an endpoint: the time from the commit until its flows are cut.
 
 #![allow(
     clippy::unwrap_used,
@@ -32,6 +33,9 @@ const FEW: u32 = 100;
 /// Source ports of one client address.
 const PORTS: u32 = 50_000;
 const FIRST_PORT: u32 = 10_000;
+/// Changes of the Service with few flows, one after the other.
+const CHANGES: u8 = 200;
+const PACE: Duration = Duration::from_millis(100);
 /// Nothing here takes longer.
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -44,7 +48,7 @@ pub(crate) fn main() {
         "{:>8} | {:>20} {:>8} {:>8} | {:>8}",
         "entries", "Service with", "applied", "cleaned", "deleted"
     );
-    for flows in [1_000, 10_000, 100_000] {
+    for flows in [1_000, 10_000, 100_000, 250_000] {
         run(flows);
     }
 }
@@ -90,6 +94,42 @@ fn run(flows: u32) {
         // The second look.
         looked(&engine, before.looks() + 2);
     }
+    churn(&engine, &mut apply, &|| {
+        client.run(|| send(few, FEW)).unwrap();
+    });
+}
+
+/// Removes another endpoint of the Service with few flows ten times a second; prints how long its flows stay.
+fn churn(
+    engine: &Engine,
+    apply: &mut dyn FnMut(Vec<(ServiceKey, Option<Published>)>) -> Duration,
+    send: &dyn Fn(),
+) {
+    let (started, busy) = (Instant::now(), totals(engine).duration_sum);
+    let mut stayed: Vec<Duration> = Vec::new();
+    for change in 0..CHANGES {
+        send();
+        let without = change % ENDPOINTS + 1;
+        let left: Vec<u8> = (1..=ENDPOINTS).filter(|octet| *octet != without).collect();
+        let before = totals(engine).deleted;
+        apply(vec![service(2, &left)]);
+        let committed = Instant::now();
+        while totals(engine).deleted == before && committed.elapsed() < DEADLINE {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        stayed.push(committed.elapsed());
+        std::thread::sleep((PACE * (u32::from(change) + 1)).saturating_sub(started.elapsed()));
+    }
+    stayed.sort_unstable();
+    let at = |percent: usize| stayed[(stayed.len() * percent / 100).min(stayed.len() - 1)];
+    let busy = (totals(engine).duration_sum - busy).as_secs_f64() / started.elapsed().as_secs_f64();
+    println!(
+        "{:>8} | ten changes a second: flows stay {:.1?} at the median, {:.1?} at p99; scans take {:.1} % of a core",
+        "",
+        at(50),
+        at(99),
+        busy * 100.0
+    );
 }
 
 /// A client on a fabric, a node on it, and pods that answer nothing.
@@ -106,7 +146,7 @@ fn topology() -> Topology {
     client
         .route("10.96.0.0/16".parse().unwrap(), node.unwrap())
         .unwrap();
-    for n in 1..3 {
+    for n in 1..6 {
         client
             .netlink()
             .add_address(LINK, IpAddr::V4(client_ip(n)), 16)
