@@ -86,8 +86,8 @@ pub(crate) fn i4_nobody_notices_the_way_from_kube_proxy_to_kplane_and_back() -> 
     traffic.none_lost()
 }
 
-/// As the README describes it: stop the agents, start kube-proxy, clean up. What people do in another order
-/// than that is refused.
+/// As docs/migrate-from-kube-proxy.md describes it: stop the agents, start kube-proxy, clean up. What people do in
+/// another order than that is refused.
 pub(crate) fn i4_the_way_back_is_safe() -> Result<()> {
     let mut journey = Journey::begin(Mode::Nftables, Proxy::Kplane)?;
     let mut traffic = Traffic::begin(&journey.stand)?;
