@@ -96,7 +96,7 @@ impl Index {
                 issues: issues.finish(),
             };
         }
-        self.warn_of_ranges(entry, &mut issues);
+        self.warn_of_external_ips(entry, &mut issues);
         let ports = entry.ports.iter();
         let ports: Vec<_> = ports
             .filter_map(|port| self.effective_port(port, &mut issues))
@@ -184,20 +184,23 @@ impl Index {
 
     /// Warns of external addresses that nodes have, and of those within the cluster's own ranges. They are served, as in
     /// kube-proxy, but may take connections away from a node or a pod, or go to another Service.
-    fn warn_of_ranges(&self, entry: &ServiceEntry, issues: &mut Issues<'_>) {
+    fn warn_of_external_ips(&self, entry: &ServiceEntry, issues: &mut Issues<'_>) {
         let Some(port) = entry.ports.first() else {
             return;
         };
         // All ports of a family have the same addresses, and the ports are grouped by family.
-        let family = |port: &ServicePort| port.key.family;
-        let other = entry
-            .ports
-            .iter()
-            .find(|other| family(other) != family(port));
-        let both = || [Some(port), other].into_iter().flatten();
+        let is_other = |other: &&ServicePort| other.key.family != port.key.family;
+        let both = [Some(port), entry.ports.iter().find(is_other)];
+        let external = both.into_iter().flatten();
         let external =
-            both().flat_map(|port| port.external_ips.iter().chain(&port.load_balancer_ips));
-        let mut of_nodes = external.filter(|ip| self.places.is_of_a_node(**ip));
+            external.flat_map(|port| port.external_ips.iter().chain(&port.load_balancer_ips));
+        let external: Vec<IpAddr> = external.copied().collect();
+        self.warn_of_nodes(&external, issues);
+        self.warn_of_ranges(&external, issues);
+    }
+
+    fn warn_of_nodes(&self, external: &[IpAddr], issues: &mut Issues<'_>) {
+        let mut of_nodes = external.iter().filter(|ip| self.places.is_of_a_node(**ip));
         if let Some(ip) = of_nodes.next() {
             let more = match of_nodes.count() {
                 0 => String::new(),
@@ -210,26 +213,25 @@ impl Index {
                 )
             });
         }
-        for port in both() {
-            for ip in port.external_ips.iter().chain(&port.load_balancer_ips) {
-                if let Some(range) = self.places.pod_range(*ip) {
-                    issues.add(Severity::Warning, Reason::InsideClusterRange, || {
-                        format!(
-                            "external address {ip} is in the pod range {range} of a node: \
-                             connections to a pod with this address would reach this Service \
-                             instead; use an address outside of the cluster's own ranges"
-                        )
-                    });
-                }
-                if let Some(range) = self.service_range(*ip) {
-                    issues.add(Severity::Warning, Reason::InsideClusterRange, || {
-                        format!(
-                            "external address {ip} is in the range {range} of ClusterIPs: a \
-                             Service that gets it as its ClusterIP takes it over; use an address \
-                             outside of the cluster's own ranges"
-                        )
-                    });
-                }
+    }
+
+    fn warn_of_ranges(&self, external: &[IpAddr], issues: &mut Issues<'_>) {
+        for ip in external {
+            if let Some(range) = self.places.pod_range(*ip) {
+                issues.add(Severity::Warning, Reason::InsideClusterRange, || {
+                    format!(
+                        "external address {ip} is in the pod range {range} of a node: connections to a pod with this \
+                         address would reach this Service instead; use an address outside of the cluster's own ranges"
+                    )
+                });
+            }
+            if let Some(range) = self.service_range(*ip) {
+                issues.add(Severity::Warning, Reason::InsideClusterRange, || {
+                    format!(
+                        "external address {ip} is in the range {range} of ClusterIPs: a Service that gets it as its \
+                         ClusterIP takes it over; use an address outside of the cluster's own ranges"
+                    )
+                });
             }
         }
     }
