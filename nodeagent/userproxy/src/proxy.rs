@@ -132,6 +132,15 @@ impl Proxy {
         inboxes.all(|inbox| inbox.is_alive(within))
     }
 
+    /// Returns whether there is room for further connections and flows of all Services: a sixteenth is free of each.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        let limits = &self.shared.limits;
+        let [connections, flows] = self.open();
+        let is_free = |open: usize, most: usize| most.saturating_sub(open) > most / 16;
+        is_free(connections, limits.connections) && is_free(flows, limits.flows)
+    }
+
     /// Opens a socket for clients, or continues with that of an earlier proxy. Returns its number, and its address, which the kernel completes if the port is 0.
     ///
     /// # Errors

@@ -63,6 +63,28 @@ fn u15_idle_connections_of_one_service_leave_room_for_the_rest() {
     answered(&mut served.connect()).unwrap();
 }
 
+/// The agent leaves further connections to the kernel then.
+#[test]
+fn many_services_together_fill_the_proxy() {
+    let served = serve(LIMITS);
+    let mut open = fill(&served);
+    for (name, node_port) in [("chess", 31_001), ("go", 31_002), ("poker", 31_003)] {
+        assert!(served.proxy.has_room());
+        let at = served.other(name, node_port, &[echo()]);
+        loop {
+            let mut stream = TcpStream::connect(at).unwrap();
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            match answered(&mut stream) {
+                Ok(_) => open.push(stream),
+                Err(_) => break,
+            }
+        }
+    }
+    assert_eq!((open.len(), served.proxy.has_room()), (8, false));
+    open.clear();
+    eventually("their places are free", || served.proxy.has_room());
+}
+
 #[test]
 fn connections_between_the_same_two_addresses_have_a_limit() {
     let served = serve(Limits {

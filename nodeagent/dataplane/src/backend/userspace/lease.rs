@@ -1,5 +1,5 @@
-//! The lease of the rules that lead to the proxy: they work as long as the agent renews it. So a proxy that hangs, or an
-//! agent that has ended, leaves new connections to the kernel within about a second.
+//! The lease of the rules that lead to the proxy: they work as long as the agent renews it. So a proxy that hangs or is
+//! full, or an agent that has ended, leaves new connections to the kernel within about a second.
 
 use std::fmt;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -25,9 +25,16 @@ impl Alive {
         Self(Arc::downgrade(proxy))
     }
 
-    fn holds(&self) -> bool {
-        let proxy = self.0.upgrade();
-        proxy.is_some_and(|proxy| proxy.is_alive(HUNG))
+    /// Returns why the kernel must serve new connections, if it must.
+    fn problem(&self) -> Option<&'static str> {
+        match self.0.upgrade() {
+            None => Some("the proxy has ended"),
+            Some(proxy) if !proxy.is_alive(HUNG) => Some("a thread of the proxy hangs"),
+            Some(proxy) if !proxy.has_room() => {
+                Some("the proxy is full: raise RLIMIT_NOFILE of the agent")
+            }
+            Some(_) => None,
+        }
     }
 }
 
@@ -60,9 +67,9 @@ impl Lease {
         let work = move || {
             let mut fails = false;
             while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(RENEW) {
-                let renewed = match alive.holds() {
-                    true => renew(),
-                    false => Err("a thread of the proxy hangs".to_owned()),
+                let renewed = match alive.problem() {
+                    None => renew(),
+                    Some(problem) => Err(problem.to_owned()),
                 };
                 if let (Err(problem), false) = (&renewed, fails) {
                     tracing::warn!(
