@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use kplane_dataplane::backend::nftables::{Data, Element, Key, read_elements};
 use kplane_model::{EndpointAddr, Family};
 use kplane_netlink::NfSocket;
@@ -10,6 +10,9 @@ use kplane_rig::netns::NetNs;
 
 /// Differences that are named; a message is read, not searched.
 const SHOWN: usize = 8;
+
+/// Most lists of one table. The kernel enlarges a set within milliseconds.
+const LISTS: usize = 100;
 
 /// What a table holds, without the order of endpoints.
 #[derive(Debug, PartialEq, Eq)]
@@ -20,10 +23,27 @@ pub struct Contents {
     pub endpoints: BTreeMap<Element, BTreeSet<EndpointAddr>>,
 }
 
+/// Reads the elements until two lists are the same: while the kernel enlarges a set, it lists some twice or late.
+fn settled(ns: &NetNs, family: Family) -> Result<BTreeSet<Element>> {
+    let list = || {
+        let elements = ns.run(|| Ok(read_elements(&mut NfSocket::open()?, family)?))?;
+        anyhow::Ok(elements.into_iter().collect::<BTreeSet<_>>())
+    };
+    let mut last = list()?;
+    for _ in 0..LISTS {
+        let now = list()?;
+        if now == last {
+            return Ok(now);
+        }
+        last = now;
+    }
+    bail!("{LISTS} lists of the {family} table all differ")
+}
+
 impl Contents {
     /// Reads the table of a family in a namespace; wants indices of endpoints to be without gaps.
     pub fn read(ns: &NetNs, family: Family) -> Result<Self> {
-        let elements = ns.run(|| Ok(read_elements(&mut NfSocket::open()?, family)?))?;
+        let elements = settled(ns, family)?;
         let mut contents = Self {
             elements: BTreeSet::new(),
             endpoints: BTreeMap::new(),

@@ -43,6 +43,11 @@ impl Owners {
         fits.then(|| self.force(kind))
     }
 
+    /// Returns whether the Service itself has its share of what is `free`.
+    pub(crate) fn service_has_share(&self, kind: Kind, free: usize) -> bool {
+        self.service.0[kind as usize].get() >= free
+    }
+
     /// Gives the Service one more, whatever its share.
     pub(crate) fn force(&self, kind: Kind) -> Seat {
         for usage in [&self.service, &self.namespace] {

@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use kplane_model::{Family, Protocol};
+use kplane_model::{Family, Protocol, ServiceName};
 use slab::Slab;
 
 use self::flow::{Flow, Outcome};
@@ -74,7 +74,8 @@ pub(super) struct Flows {
     generation: u32,
     room: Option<Room>,
     replies: Replies,
-    of_service: Queues,
+    of_service: Queues<ServiceName>,
+    of_namespace: Queues<Arc<str>>,
 }
 
 impl Flows {
@@ -150,7 +151,8 @@ impl Flows {
         self.insert(core, key, token, flow);
     }
 
-    /// Returns a place for a flow of a ServicePort. If its Service has its share already, a flow of its own ends.
+    /// Returns a place for a flow of a ServicePort. If its Service has its share already, a flow of its own ends; if its
+    /// namespace has, one of the namespace's.
     fn seat(&mut self, core: &Core, port: &Port) -> Option<Seat> {
         let free = || {
             let limit = core.shared.limits.flows;
@@ -159,7 +161,13 @@ impl Flows {
         port.owners.seat(Kind::Flows, free()).or_else(|| {
             let (flows, service) = (&self.flows, &port.key.service);
             let is_open = |token: &Token| is_at(flows, *token);
-            let some = self.of_service.some_of(service, SAMPLE, is_open);
+            let some = match port.owners.service_has_share(Kind::Flows, free()) {
+                true => self.of_service.some_of(service, SAMPLE, is_open),
+                false => {
+                    let namespace = &service.namespace;
+                    self.of_namespace.some_of(namespace, SAMPLE, is_open)
+                }
+            };
             self.evict(core, some)
                 .then(|| port.owners.seat(Kind::Flows, free()))?
         })
@@ -171,6 +179,8 @@ impl Flows {
         self.order.push_back((core.now, token));
         let flows = &self.flows;
         let is_open = |token: &Token| is_at(flows, *token);
+        self.of_namespace
+            .add(service.namespace.clone(), token, is_open);
         self.of_service.add(service, token, is_open);
     }
 
@@ -205,7 +215,9 @@ impl Flows {
             local,
         });
         flow.port.closed(flow.endpoint);
-        self.of_service.ended(&flow.port.key.service);
+        let service = &flow.port.key.service;
+        self.of_service.ended(service);
+        self.of_namespace.ended(&service.namespace);
         core.shared.flows.leave();
     }
 
@@ -265,6 +277,7 @@ impl Flows {
         self.by_client.clear();
         self.order.clear();
         self.of_service = Queues::default();
+        self.of_namespace = Queues::default();
         let flows = std::mem::take(&mut self.flows);
         let pack = |(_, flow): (usize, Flow)| {
             flow.port.closed(flow.endpoint);

@@ -167,6 +167,31 @@ fn a_service_over_its_share_ends_flows_of_its_own() {
     assert_eq!(served.counts_of("dns").opened, 1);
 }
 
+/// A new Service finds room although its namespace has its share: the namespace's idlest flow ends.
+#[test]
+fn a_namespace_over_its_share_ends_flows_of_its_own() {
+    let settings = Settings {
+        limits: Some(Limits {
+            connections: 10,
+            of_pair: 100,
+            flows: 16,
+        }),
+        threads: Some(1),
+        ..Settings::default()
+    };
+    let served = Served::with(settings, Protocol::Udp, &[echo()], Options::default());
+    for (node_port, name) in (31_000..).zip(["a", "b", "c", "d", "e"]) {
+        let at = served.other(name, node_port, &[echo()]);
+        for _ in 0..6 {
+            let client = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+            client.connect(at).unwrap();
+            ask(&client, b"once");
+        }
+    }
+    assert_eq!(served.counts_of("e").failed, [0; 5]);
+    assert_eq!(served.proxy.open()[1], 12, "three quarters");
+}
+
 /// Starts a server that waits for so many datagrams, and then sends all of them back.
 fn together(datagrams: usize) -> SocketAddr {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();

@@ -1,17 +1,21 @@
-//! The flows of each Service, so that a Service that has its share ends flows of its own.
+//! The flows of each Service and namespace, so that an owner that has its share ends flows of its own.
 
 use std::collections::{HashMap, VecDeque};
-
-use kplane_model::ServiceName;
+use std::hash::Hash;
 
 use crate::worker::core::Token;
 
 /// Tokens that may be stale, beside as many as there are flows.
 const SLACK: usize = 16;
 
-/// The flows of one thread by Service, each in the order in which they were checked last.
-#[derive(Default)]
-pub(super) struct Queues(HashMap<ServiceName, Queue>);
+/// The flows of one thread by owner, each in the order in which they were checked last.
+pub(super) struct Queues<K>(HashMap<K, Queue>);
+
+impl<K> Default for Queues<K> {
+    fn default() -> Self {
+        Self(HashMap::new())
+    }
+}
 
 #[derive(Default)]
 struct Queue {
@@ -20,15 +24,10 @@ struct Queue {
     open: usize,
 }
 
-impl Queues {
+impl<K: Hash + Eq> Queues<K> {
     /// Adds a flow.
-    pub(super) fn add(
-        &mut self,
-        service: ServiceName,
-        token: Token,
-        is_open: impl Fn(&Token) -> bool,
-    ) {
-        let queue = self.0.entry(service).or_default();
+    pub(super) fn add(&mut self, owner: K, token: Token, is_open: impl Fn(&Token) -> bool) {
+        let queue = self.0.entry(owner).or_default();
         queue.open += 1;
         if queue.tokens.len() > 2 * queue.open + SLACK {
             queue.tokens.retain(is_open);
@@ -37,23 +36,23 @@ impl Queues {
     }
 
     /// Counts the end of a flow.
-    pub(super) fn ended(&mut self, service: &ServiceName) {
-        if let Some(queue) = self.0.get_mut(service) {
+    pub(super) fn ended(&mut self, owner: &K) {
+        if let Some(queue) = self.0.get_mut(owner) {
             queue.open = queue.open.saturating_sub(1);
             if queue.open == 0 {
-                self.0.remove(service);
+                self.0.remove(owner);
             }
         }
     }
 
-    /// Returns open flows of a Service: those that were not returned for longest.
+    /// Returns open flows of an owner: those that were not returned for longest.
     pub(super) fn some_of(
         &mut self,
-        service: &ServiceName,
+        owner: &K,
         most: usize,
         is_open: impl Fn(&Token) -> bool,
     ) -> Vec<Token> {
-        let Some(queue) = self.0.get_mut(service) else {
+        let Some(queue) = self.0.get_mut(owner) else {
             return Vec::new();
         };
         let mut some = Vec::with_capacity(most);
@@ -69,6 +68,8 @@ impl Queues {
 
 #[cfg(test)]
 mod tests {
+    use kplane_model::ServiceName;
+
     use super::*;
 
     #[test]
