@@ -36,13 +36,7 @@ const CONTROLLERS: [&str; 10] = [
 ];
 
 /// All controllers but those that need a cloud. The rig itself gives nodes the ranges of their Pods.
-const WITH_KUBELETS: [&str; 5] = [
-    "*",
-    "-node-ipam-controller",
-    "-node-route-controller",
-    "-service-lb-controller",
-    "-cloud-node-lifecycle-controller",
-];
+const WITH_KUBELETS: [&str; 2] = ["*", "-node-ipam-controller"];
 
 /// Number of log lines in an error's message.
 const TAIL_LINES: usize = 15;
