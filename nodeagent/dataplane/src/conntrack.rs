@@ -156,7 +156,12 @@ fn run(shared: &Shared, counts: &ConntrackCounts) {
             tracker.verdict(flow, job.work())
         });
         let (took, (deleted, result)) = (started.elapsed(), &outcome);
-        counts.count(family, *deleted, result.as_ref().err().map(chain), took);
+        counts.count(
+            family,
+            *deleted,
+            result.as_ref().err().map(|error| chain(error)),
+            took,
+        );
         let spent = processor_time().zip(processor);
         let spent = spent.map_or(took, |(now, then)| now.saturating_sub(then));
         let mut state = shared.lock();

@@ -58,11 +58,15 @@ pub(crate) fn a_service_changes_its_way_without_a_failed_connection() -> Result<
         let before = led(&mut world)?;
         world.update(&[asking(&kernel)])?;
         // On a busy machine the kernel may serve meanwhile.
-        eventually(PATIENCE, &format!("round {round}: the proxy serves"), || {
-            loads.progress(5)?;
-            ensure!(led(&mut world)? > before, "nothing");
-            anyhow::Ok(())
-        })?;
+        eventually(
+            PATIENCE,
+            &format!("round {round}: the proxy serves"),
+            || {
+                loads.progress(5)?;
+                ensure!(led(&mut world)? > before, "nothing");
+                anyhow::Ok(())
+            },
+        )?;
     }
     loads.none_lost()
 }
