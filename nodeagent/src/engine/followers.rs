@@ -219,7 +219,7 @@ impl Followers {
         let proxy = self.proxy.iter();
         failures.extend(proxy.flat_map(|proxy| proxy.borrow().limited.clone()));
         let families = Family::ALL.into_iter().zip(self.conntrack.totals());
-        failures.extend(families.filter_map(|(family, of)| stale_flows(family, of.problem?)));
+        failures.extend(families.filter_map(|(family, of)| stale_flows(family, &of.problem?)));
         failures
     }
 
@@ -310,7 +310,7 @@ fn lacks_local((program, local): View<'_>) -> (bool, bool) {
 }
 
 /// Returns the failure of a family whose stale UDP flows cannot be deleted. A single scan may fail.
-fn stale_flows(family: Family, problem: Problem) -> Option<Failure> {
+fn stale_flows(family: Family, problem: &Problem) -> Option<Failure> {
     let since = problem.since.duration_since(UNIX_EPOCH).unwrap_or_default();
     (problem.times >= LASTING).then(|| Failure {
         object: None,
