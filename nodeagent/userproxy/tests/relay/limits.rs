@@ -65,24 +65,17 @@ fn u15_idle_connections_of_one_service_leave_room_for_the_rest() {
 
 /// The agent leaves further connections to the kernel then.
 #[test]
-fn many_services_together_fill_the_proxy() {
-    let served = serve(LIMITS);
-    let mut open = fill(&served);
-    for (name, node_port) in [("chess", 31_001), ("go", 31_002), ("poker", 31_003)] {
-        assert!(served.proxy.has_room());
-        let at = served.other(name, node_port, &[echo()]);
-        loop {
-            let mut stream = TcpStream::connect(at).unwrap();
-            stream.set_read_timeout(Some(PATIENCE)).unwrap();
-            match answered(&mut stream) {
-                Ok(_) => open.push(stream),
-                Err(_) => break,
-            }
-        }
-    }
-    assert_eq!((open.len(), served.proxy.has_room()), (8, false));
-    open.clear();
-    eventually("their places are free", || served.proxy.has_room());
+fn a_full_proxy_has_no_room() {
+    let served = serve(Limits {
+        connections: 1,
+        ..LIMITS
+    });
+    assert!(served.proxy.has_room());
+    let mut only = served.connect();
+    answered(&mut only).unwrap();
+    assert!(!served.proxy.has_room());
+    drop(only);
+    eventually("its place is free", || served.proxy.has_room());
 }
 
 #[test]
