@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
-use kplane_model::{Cidr, Family};
+use kplane_model::{Cidr, Family, Protocol};
 
 use kplane_tests::support::{Client, Question, Seen, node_ip, second_ip};
 
@@ -78,6 +78,13 @@ impl Packet {
         }
     }
 
+    /// Whether the sender learns of a refusal by the first call that looks, which may be sending or receiving.
+    fn is_told_once(&self, fate: &Fate) -> bool {
+        let mut ends = fate.iter();
+        self.question.protocol == Protocol::Udp
+            && ends.all(|end| matches!(end, End::Refused | End::Denied))
+    }
+
     fn whom(&self, source: IpAddr) -> Whom {
         let client = self.question.client;
         if source == self.question.source {
@@ -96,6 +103,9 @@ impl Packet {
 
     /// Whether two fates are the same to a user.
     pub(crate) fn same(&self, one: &Fate, other: &Fate) -> bool {
+        if self.is_told_once(one) && self.is_told_once(other) {
+            return true;
+        }
         if !self.sticky || one == other {
             return one == other;
         }
