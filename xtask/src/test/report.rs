@@ -15,6 +15,8 @@ use super::suites::Suite;
 pub(super) const SKIPPED: &str = "KPLANE_SKIPPED";
 /// Lines of a failed suite's log that are printed. The file has all.
 const SHOWN: usize = 300;
+/// Lines of it that are printed once more below the table, where who reads only the end of the output finds them.
+const SHOWN_AT_THE_END: usize = 25;
 
 /// Numbers of tests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,14 +64,19 @@ impl Outcome {
     /// Prints one line, and the end of the log if the suite failed.
     pub(super) fn print(&self) {
         println!("{}", self.line());
+        self.print_log(SHOWN);
+    }
+
+    /// Prints the last lines of a failed suite's log, and where the whole of it is.
+    fn print_log(&self, lines: usize) {
         let Some(log) = self.log.as_deref().filter(|_| self.has_failed()) else {
             return;
         };
         let text = fs::read(log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
         let is_shown = |line: &&str| !line.starts_with(build::MESSAGE);
-        let lines: Vec<&str> = text.lines().filter(is_shown).collect();
-        for line in lines.iter().skip(lines.len().saturating_sub(SHOWN)) {
+        let shown: Vec<&str> = text.lines().filter(is_shown).collect();
+        for line in shown.iter().skip(shown.len().saturating_sub(lines)) {
             println!("    {line}");
         }
         println!("    (all of it: {})", log.display());
@@ -175,6 +182,10 @@ pub(super) fn summary(outcomes: &[Outcome], took: Duration, cpu: Duration) -> bo
         outcomes
             .iter()
             .for_each(|outcome| println!("{}", outcome.line()));
+    }
+    for outcome in outcomes.iter().filter(|outcome| outcome.has_failed()) {
+        println!("\nfailed: {}", outcome.name);
+        outcome.print_log(SHOWN_AT_THE_END);
     }
     let mut sum = Tally::default();
     let mut skips = BTreeMap::<&str, usize>::new();

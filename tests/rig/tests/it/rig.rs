@@ -57,8 +57,9 @@ pub(crate) fn main(arguments: &Arguments) -> ExitCode {
 
 pub(crate) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 pub(crate) const PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
-/// Beyond any scheduling delay of a busy test machine.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(5);
+/// Beyond any scheduling delay of a busy test machine, and beyond several times the 5 s that a load waits for an answer
+/// that was lost when its server stopped.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 /// For probes that shall time out.
 pub(crate) const SHORT: Duration = Duration::from_millis(200);
 
