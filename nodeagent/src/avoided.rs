@@ -1,12 +1,12 @@
-//! What the userspace proxy shows of its connections, for the control plane: the endpoints that it avoids (U53), and the
-//! ServicePorts of which it refuses clients, since they have their share.
+//! What the userspace proxy shows of its connections, for the control plane: the endpoints that it avoids (U53), the
+//! ServicePorts of which it refuses clients, since they have their share, and times when the kernel served in its place.
 //!
 //! A task checks them every ten seconds, so that failures of connections do not cause reports of their own.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use kplane_dataplane::backend::userspace::ProxyHandle;
+use kplane_dataplane::backend::userspace::{Lapse, ProxyHandle};
 use kplane_model::{DesiredKey, ServiceKey};
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -20,7 +20,7 @@ const INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum number of endpoints, and of ServicePorts, in a report.
 pub const MOST: usize = 32;
 
-/// Time after the last refusal for which a ServicePort is reported.
+/// Time after the last refusal or lapse for which it is reported.
 const RECENT: Duration = Duration::from_secs(60);
 
 /// The outcome of a check.
@@ -28,20 +28,26 @@ const RECENT: Duration = Duration::from_secs(60);
 pub struct Seen {
     /// Endpoints that new connections avoid.
     pub avoided: Avoided,
-    /// ServicePorts of which clients were refused lately.
+    /// ServicePorts of which clients were refused lately, and the proxy itself if the kernel lately served in its place.
     pub limited: Vec<Failure>,
 }
 
 /// Publishes what the proxy shows, if a proxy runs, until no receiver is left.
 pub async fn follow(proxy: ProxyHandle, news: watch::Sender<Seen>) {
-    let mut refusals = Refusals::default();
+    let (mut refusals, mut lapses) = (Refusals::default(), Lapses::default());
     while !news.is_closed() {
+        let (at, at_ms) = (Instant::now(), now_ms());
+        let lapsed = lapses.look(proxy.last_lapse(), at, at_ms);
         let now = match proxy.get() {
             None => Seen::default(),
-            Some(proxy) => Seen {
-                avoided: proxy.table().avoided(MOST),
-                limited: refusals.look(proxy.table().limited(), Instant::now(), now_ms()),
-            },
+            Some(proxy) => {
+                let mut limited = refusals.look(proxy.table().limited(), at, at_ms);
+                limited.extend(lapsed);
+                Seen {
+                    avoided: proxy.table().avoided(MOST),
+                    limited,
+                }
+            }
         };
         news.send_if_modified(|known| {
             let is_new = *known != now;
@@ -97,6 +103,31 @@ fn failure(key: &ServiceKey, since_ms: u64) -> Failure {
     }
 }
 
+/// Since when the kernel has served in the proxy's place, now and then (milliseconds since 1970).
+#[derive(Default)]
+struct Lapses(Option<u64>);
+
+impl Lapses {
+    /// Takes note of the last lapse. Returns the node's failure if it is recent.
+    fn look(&mut self, last: Option<Lapse>, now: Instant, now_ms: u64) -> Option<Failure> {
+        let recent = last.filter(|lapse| now.duration_since(lapse.at) < RECENT);
+        let Some(lapse) = recent else {
+            self.0 = None;
+            return None;
+        };
+        let reason = format!(
+            "the kernel served new connections instead of the userspace proxy within the last minute: {}",
+            lapse.reason
+        );
+        Some(Failure {
+            object: None,
+            reason,
+            since_ms: *self.0.get_or_insert(now_ms),
+            degraded: true,
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use kplane_model::{Family, Protocol, ServiceName};
@@ -123,5 +154,28 @@ mod tests {
         assert_eq!(since(70, 5), Some(10_000));
         assert_eq!(since(80, 5), None);
         assert_eq!(since(200, 6), Some(200_000));
+    }
+
+    #[test]
+    fn a_kernel_that_serves_in_the_proxys_place_is_reported_for_a_minute() {
+        let (start, mut lapses) = (Instant::now(), Lapses::default());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut since = |seconds, last: Option<u64>| {
+            let last = last.map(|last| Lapse {
+                reason: "the proxy is full".to_owned(),
+                at: at(last),
+            });
+            let reported = lapses.look(last, at(seconds), seconds * 1000)?;
+            assert!(
+                reported.reason.ends_with("the proxy is full"),
+                "{reported:?}"
+            );
+            Some(reported.since_ms)
+        };
+        assert_eq!(since(10, None), None);
+        assert_eq!(since(20, Some(15)), Some(20_000));
+        assert_eq!(since(70, Some(65)), Some(20_000));
+        assert_eq!(since(130, Some(65)), None);
+        assert_eq!(since(140, Some(139)), Some(140_000));
     }
 }

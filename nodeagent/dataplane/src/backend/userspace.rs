@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::capture::CaptureBy;
-pub use self::handle::ProxyHandle;
+pub use self::handle::{Lapse, ProxyHandle};
 pub(crate) use self::leased::{is_set_name, left_chains, remove_chain, remove_set};
 pub use kplane_userproxy::{
     Bundle, Counts, Door, EndpointState, Failure as ProxyFailure, HandoverError, Inheritance,

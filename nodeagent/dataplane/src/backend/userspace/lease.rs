@@ -10,24 +10,32 @@ use std::time::Duration;
 use kplane_model::Family;
 use kplane_userproxy::Proxy;
 
+use super::ProxyHandle;
+
 /// Time between two renewals: three may be late before the lease ends.
 const RENEW: Duration = Duration::from_millis(250);
 
 /// Longest time for which the proxy's threads may be busy with one thing.
 const HUNG: Duration = Duration::from_secs(2);
 
-/// The knowledge whether the proxy works.
+/// The knowledge whether the proxy works, and where to note that it does not.
 #[derive(Clone)]
-pub(super) struct Alive(Weak<Proxy>);
+pub(super) struct Alive {
+    proxy: Weak<Proxy>,
+    handle: ProxyHandle,
+}
 
 impl Alive {
-    pub(super) fn of(proxy: &Arc<Proxy>) -> Self {
-        Self(Arc::downgrade(proxy))
+    pub(super) fn of(proxy: &Arc<Proxy>, handle: &ProxyHandle) -> Self {
+        Self {
+            proxy: Arc::downgrade(proxy),
+            handle: handle.clone(),
+        }
     }
 
     /// Returns why the kernel must serve new connections, if it must.
     fn problem(&self) -> Option<&'static str> {
-        match self.0.upgrade() {
+        match self.proxy.upgrade() {
             None => Some("the proxy has ended"),
             Some(proxy) if !proxy.is_alive(HUNG) => Some("a thread of the proxy hangs"),
             Some(proxy) if !proxy.has_room() => {
@@ -71,12 +79,15 @@ impl Lease {
                     None => renew(),
                     Some(problem) => Err(problem.to_owned()),
                 };
-                if let (Err(problem), false) = (&renewed, fails) {
-                    tracing::warn!(
-                        %family,
-                        problem,
-                        "cannot renew the lease of the userspace proxy; the kernel serves its Services meanwhile"
-                    );
+                if let Err(problem) = &renewed {
+                    alive.handle.note_lapse(problem);
+                    if !fails {
+                        tracing::warn!(
+                            %family,
+                            problem,
+                            "cannot renew the lease of the userspace proxy; the kernel serves its Services meanwhile"
+                        );
+                    }
                 }
                 fails = renewed.is_err();
             }
@@ -96,5 +107,34 @@ impl Drop for Lease {
             // A thread that panicked renews nothing either.
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use kplane_userproxy::Settings;
+
+    use super::*;
+
+    #[test]
+    fn a_lease_that_is_not_renewed_is_noted_with_the_reason() {
+        let handle = ProxyHandle::default();
+        let proxy = Arc::new(Proxy::start(Settings::default()).unwrap());
+        let alive = Alive::of(&proxy, &handle);
+        let lease = Lease::start(Family::V4, alive, || Ok(())).unwrap();
+        assert!(handle.last_lapse().is_none());
+        drop(proxy);
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let lapse = loop {
+            if let Some(lapse) = handle.last_lapse() {
+                break lapse;
+            }
+            assert!(Instant::now() < deadline);
+            thread::sleep(Duration::from_millis(5));
+        };
+        assert_eq!(lapse.reason, "the proxy has ended");
+        drop(lease);
     }
 }

@@ -126,7 +126,13 @@ impl Starter {
         let own_mark = self.own_mark;
         let settings = CaptureSettings { socket, own_mark };
         let (by, behind) = (self.settings.capture, self.backend);
-        let capture = Capture::open(family, settings, by, behind, &Alive::of(&proxy))?;
+        let capture = Capture::open(
+            family,
+            settings,
+            by,
+            behind,
+            &Alive::of(&proxy, &self.handle),
+        )?;
         if self.settings.transparent && !capture.is_nftables() {
             return Err(NOT_TRANSPARENT.to_owned());
         }
