@@ -113,6 +113,12 @@ impl Agent {
         self.backend.proxy.get()
     }
 
+    /// Returns why the kernel last served in the userspace proxy's place, and the proxy's open connections and flows.
+    pub fn proxys_state(&self) -> String {
+        let open = self.proxy().map(|proxy| proxy.open());
+        format!("{:?}, open {open:?}", self.backend.proxy.last_lapse())
+    }
+
     /// Ends the agent's process, as far as the kernel can see.
     pub fn end(&mut self) {
         self.backend = kplane_dataplane::backend::noop::open();

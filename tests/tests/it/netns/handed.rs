@@ -63,7 +63,8 @@ pub(crate) fn a_service_changes_its_way_without_a_failed_connection() -> Result<
             &format!("round {round}: the proxy serves"),
             || {
                 loads.progress(5)?;
-                ensure!(led(&mut world)? > before, "nothing");
+                let state = world.first()?.proxys_state();
+                ensure!(led(&mut world)? > before, "nothing; {state}");
                 anyhow::Ok(())
             },
         )?;
