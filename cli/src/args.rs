@@ -15,7 +15,6 @@ pub(crate) mod rollout;
 mod status;
 pub(crate) mod uninstall;
 mod wait;
-pub(crate) mod whatif;
 pub(crate) mod why;
 
 use std::path::{Path, PathBuf};
@@ -44,7 +43,6 @@ use self::record::{BundleArgs, DiffArgs, EventsArgs, HistoryArgs, TopArgs};
 use self::rollback::RollbackArgs;
 use self::rollout::RolloutCommand;
 use self::uninstall::UninstallArgs;
-use self::whatif::WhatIfArgs;
 use crate::output::{Extent, Format};
 
 /// The name of this program in help texts.
@@ -212,9 +210,6 @@ Examples:
     /// Let every node connect to a Service through its own data path, and say what came back
     #[command(after_help = probe::HELP)]
     Probe(ProbeArgs),
-    /// Show what would change on nodes if objects were applied, and at what cost
-    #[command(name = "whatif", after_help = whatif::HELP)]
-    WhatIf(WhatIfArgs),
     /// Wait until Services have reached the kernels of all nodes
     #[command(after_help = wait::HELP)]
     Wait(WaitArgs),

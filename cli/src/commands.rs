@@ -13,7 +13,6 @@ mod proxied;
 mod record;
 mod rollout;
 mod uninstall;
-mod whatif;
 mod why;
 
 use std::io::{self, IsTerminal as _};
@@ -93,7 +92,6 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
             Ok(Verdict::Done)
         }
         Command::DrainStatus(args) => drain::run(&cli, args).await,
-        Command::WhatIf(args) => whatif::run(&cli, args).await,
         Command::Probe(args) => probe::run(&cli, args).await,
         Command::ForgetClient(args) => affinity::forget(&cli, args).await,
         Command::Wait(args) => wait(&cli, args).await,

@@ -32,7 +32,6 @@ pub(crate) use self::work::Own;
 use crate::doors::{Cover, Door, Secured};
 use crate::hub::{Hub, Print};
 use crate::identity::Gate;
-use crate::source::relayed;
 use crate::source::upstream::KindState;
 
 /// Maximum number of connections at a time.
@@ -127,14 +126,6 @@ impl Admin {
             for (kind, state) in self.hub.upstream.kinds() {
                 // Writing to a string cannot fail.
                 let _ = writeln!(body, "{kind}: {}", describe(&state));
-            }
-            if self.hub.source == relayed::NAME {
-                let age = self.hub.upstream_age().as_secs();
-                let _ = writeln!(
-                    body,
-                    "source: {}, current {age} s ago",
-                    self.hub.source_name()
-                );
             }
             for door in self
                 .doors

@@ -17,7 +17,6 @@ use std::sync::Arc;
 
 use hyper_util::rt::TokioIo;
 use kplane_model::NodeName;
-use kplane_tls::{Follower, Token};
 use tokio::io::DuplexStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -34,11 +33,10 @@ use crate::identity::{self, Gate};
 use crate::index::CliffGuard;
 use crate::kubernetes::Api;
 use crate::peers::{self, Peers};
-use crate::relay::{self, Relay};
 use crate::server::rollout;
 use crate::source::kubernetes::{self, Kubernetes};
 use crate::source::manifests::Manifests;
-use crate::source::{self, Source, SourceError, relayed};
+use crate::source::{self, Source, SourceError};
 use crate::{events, fleet, taints, traces};
 
 /// Size of the buffer between an agent and a control plane in one process, in bytes.
@@ -119,8 +117,6 @@ pub enum Origin {
     Manifests(PathBuf),
     /// A Kubernetes API server.
     Kubernetes(kubernetes::Config),
-    /// Other control planes.
-    ControlPlane(relay::Config),
 }
 
 impl Origin {
@@ -130,7 +126,6 @@ impl Origin {
         match self {
             Self::Manifests(_) => "manifests",
             Self::Kubernetes(_) => kubernetes::NAME,
-            Self::ControlPlane(_) => relayed::NAME,
         }
     }
 }
@@ -162,14 +157,14 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let status = listen(config.status_listen, "the status API")?;
     let http = listen(config.http_listen, "readiness and metrics")?;
     let mut tasks = JoinSet::new();
-    let (hub, api, relay) = start_hub(&config, &mut tasks).await?;
+    let (hub, api) = start_hub(&config, &mut tasks).await?;
     let plain_text = protection.plain_text([("agents", &agents), ("the status API", &status)]);
     // Nobody else sets it.
     let _ = hub.plain_text_ports.set(plain_text);
     let gate = Gate::open(&config.identity, Arc::clone(&hub), api.clone())?;
     let (tls, peers) = secure(
         protection,
-        (&config.peers, relay),
+        &config.peers,
         &gate,
         api.clone(),
         &hub,
@@ -240,21 +235,14 @@ fn check(config: &Config) -> Result<(), BuildError> {
 /// Starts to follow the certificates and keys; `None` = plain text. Also returns the way to other replicas, if any.
 fn secure(
     protection: Protection,
-    (peers, relay): (&peers::Config, Option<Waiting>),
+    peers: &peers::Config,
     gate: &Arc<Gate>,
     api: Option<Arc<Api>>,
     hub: &Hub,
     tasks: &mut JoinSet<Result<(), TaskError>>,
 ) -> Result<(Option<Secured>, Option<Arc<Peers>>), BuildError> {
     let admits = protection.takes_certificates() || gate.takes_tokens();
-    let source = relay.as_ref();
-    let source = source.map(|waiting| protection.to_source(&waiting.config));
-    let source = source.transpose()?;
     let started = protection.start(api, peers)?;
-    if let (Some(relay), Some((cover, token))) = (relay, source) {
-        let cover = cover.unwrap_or_else(|| started.peers.clone());
-        relay.begin(cover, token, hub, tasks);
-    }
     if started.serving.is_some() {
         if !admits {
             return Err(BuildError::NoCallers);
@@ -276,7 +264,7 @@ fn secure(
 async fn start_hub(
     config: &Config,
     tasks: &mut JoinSet<Result<(), TaskError>>,
-) -> Result<(Arc<Hub>, Option<Arc<Api>>, Option<Waiting>), SourceError> {
+) -> Result<(Arc<Hub>, Option<Arc<Api>>), SourceError> {
     let (sink, batches) = mpsc::channel(source::QUEUE);
     let epoch = rand::random::<u64>().max(1);
     let (hub, index) = Hub::new(
@@ -296,7 +284,7 @@ async fn start_hub(
         hub.upstream.set_cluster_id(id);
     }
     let stop = hub.shutdown.clone();
-    let (mut api, mut relay) = (None, None);
+    let mut api = None;
     match config.source.clone() {
         Origin::Manifests(path) => drop(tasks.spawn(run(Manifests::new(path), sink, stop))),
         Origin::Kubernetes(source) => {
@@ -319,12 +307,6 @@ async fn start_hub(
             }
             tasks.spawn(run(source, sink, stop));
         }
-        Origin::ControlPlane(config) => {
-            if let Some(access) = config.access.clone() {
-                api = Some(Arc::new(Api::new(access, config.mark).await?));
-            }
-            relay = Some(Waiting { config, sink });
-        }
     }
     if config.startup_taint && !matches!(config.source, Origin::Kubernetes(_)) {
         tracing::warn!(
@@ -342,27 +324,7 @@ async fn start_hub(
         Ok(())
     });
     tasks.spawn(until(index, hub.shutdown.clone()));
-    Ok((hub, api, relay))
-}
-
-/// A relay's source that waits for the credentials of its connections.
-struct Waiting {
-    config: relay::Config,
-    sink: mpsc::Sender<source::Batch>,
-}
-
-impl Waiting {
-    fn begin(
-        self,
-        cover: peers::Cover,
-        token: Option<Follower<Token>>,
-        hub: &Hub,
-        tasks: &mut JoinSet<Result<(), TaskError>>,
-    ) {
-        let upstream = hub.upstream.clone();
-        let relay = Relay::new(self.config, cover, token, hub.store.epoch(), upstream);
-        tasks.spawn(run(relay, self.sink, hub.shutdown.clone()));
-    }
+    Ok((hub, api))
 }
 
 /// Runs a task until the control plane ends.

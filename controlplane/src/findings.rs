@@ -89,19 +89,18 @@ pub(crate) fn of_service<'n>(
     nodes: impl Iterator<Item = &'n NodeFacts> + Clone,
 ) -> Vec<Finding> {
     let mut findings = Vec::new();
-    if let Some(facts) = &detail.facts {
-        if let Some(reason) = facts.skipped {
-            return skipped(service, reason).into_iter().collect();
-        }
-        if !detail.ports.is_empty() {
-            findings.extend(endpoints::without_slices(service, detail, facts));
-            findings.extend(without_address(service, facts));
-            findings.extend(outside_ranges(detail, facts));
-        }
-        findings.extend(held(facts));
-        findings.extend(contested(facts));
-        findings.extend(endpoints::chained(service, facts));
+    let facts = &detail.facts;
+    if let Some(reason) = facts.skipped {
+        return skipped(service, reason).into_iter().collect();
     }
+    if !detail.ports.is_empty() {
+        findings.extend(endpoints::without_slices(service, detail, facts));
+        findings.extend(without_address(service, facts));
+        findings.extend(outside_ranges(detail, facts));
+    }
+    findings.extend(held(facts));
+    findings.extend(contested(facts));
+    findings.extend(endpoints::chained(service, facts));
     findings.extend(endpoints::not_usable(service, detail));
     findings.extend(policies::all(detail, nodes));
     findings.sort_by_key(|finding| Reverse(finding.severity));

@@ -17,7 +17,6 @@ use crate::doors::Limits;
 use crate::index::{CliffGuard, Guarded};
 use crate::kubernetes::Access;
 use crate::peers::PeerFlags;
-use crate::relay::{self, SourceFlags};
 use crate::source::kubernetes;
 use crate::traces::TraceFlags;
 
@@ -26,7 +25,7 @@ use crate::traces::TraceFlags;
 #[command(version, after_help = EXAMPLES)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(group = ArgGroup::new("source").required(true).multiple(true)
-    .args(["manifests", "kubeconfig", "in_cluster", "source_controlplane", "check"]))]
+    .args(["manifests", "kubeconfig", "in_cluster", "check"]))]
 pub struct Args {
     /// A task other than serving.
     #[command(subcommand)]
@@ -38,7 +37,7 @@ pub struct Args {
         long,
         value_name = "PATH",
         help_heading = "Where objects come from (one of these)",
-        conflicts_with_all = ["kubeconfig", "in_cluster", "relay", "check"]
+        conflicts_with_all = ["kubeconfig", "in_cluster", "check"]
     )]
     manifests: Option<PathBuf>,
 
@@ -68,7 +67,6 @@ pub struct Args {
     /// Check a folder or file of manifests, print its problems, and exit: with 0 if it has none, with 1 if
     /// something in it would not be served.
     #[arg(long, value_name = "PATH", help_heading = "Instead of serving")]
-    #[arg(conflicts_with = "relay")]
     pub check: Option<PathBuf>,
 
     /// Address on which the control plane serves node agents [default: 0.0.0.0:7443; without TLS 127.0.0.1:7443]
@@ -86,9 +84,6 @@ pub struct Args {
     /// Serve /livez, /readyz and /metrics inside TLS, with the certificate of the other ports.
     #[arg(long)]
     http_tls: bool,
-
-    #[command(flatten)]
-    relay: SourceFlags,
 
     #[command(flatten)]
     tls: TlsFlags,
@@ -254,16 +249,8 @@ impl Args {
         if let Some(path) = &self.manifests {
             return Origin::Manifests(path.clone());
         }
-        let access = self.access();
-        if !self.relay.source_controlplane.is_empty() {
-            return Origin::ControlPlane(relay::Config {
-                flags: self.relay.clone(),
-                access: (self.in_cluster || self.kubeconfig.is_some()).then_some(access),
-                mark: self.own_mark,
-            });
-        }
         Origin::Kubernetes(kubernetes::Config {
-            access,
+            access: self.access(),
             only_node: None,
             own_mark: self.own_mark,
         })
@@ -345,9 +332,6 @@ Examples:
     kp-controlplane certs node certs node-1 node-2
     kp-controlplane certs user certs alice --admin
     kp-controlplane --manifests deploy/demo --tls-cert-file certs/server.crt \
-      --tls-private-key-file certs/server.key --client-ca-file certs/ca.crt
-  Relay two other control planes, for the agents of a zone:
-    kp-controlplane --source-controlplane root-1.example,root-2.example --tls-cert-file certs/server.crt \
       --tls-private-key-file certs/server.key --client-ca-file certs/ca.crt
 
 Environment:

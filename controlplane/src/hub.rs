@@ -1,13 +1,10 @@
 //! State that the parts of a control plane share, and the task that owns the index.
 
-mod any_index;
 mod approving;
-mod copying;
 mod noticing;
 mod touched;
 
-use std::borrow::Cow;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -21,21 +18,22 @@ use crate::admission::Admission;
 use crate::draining::Draining;
 use crate::fleet::{Fleet, Hop};
 use crate::freshness::Freshness;
-use crate::index::{Causes, CliffGuard, Held, Index, Page, Selection, ServiceDetail, Totals};
+use crate::index::{
+    Causes, CliffGuard, Held, Index, Outcome, Page, Selection, ServiceDetail, Totals,
+};
 use crate::k8s::{ObjectId, Uid};
 use crate::orders::{Approval, Board};
 use crate::pace::Pace;
 use crate::peers::Peers;
-use crate::publish::{Staged, Store};
+use crate::publish::{Publication, Staged, Store};
 use crate::recorder::Recorder;
 use crate::snapshots::Snapshots;
 use crate::source::upstream::Upstream;
-use crate::source::{Batch, Event, kubernetes, relayed};
+use crate::source::{Batch, Event, kubernetes};
 use crate::tainted::Tainted;
 use crate::traffic::{EventCounts, Traffic};
 use crate::trust::Trust;
 
-use self::any_index::{AnyIndex, Change, Step};
 pub use self::approving::{Approved, HeldMore, Seen};
 pub(crate) use self::touched::Missed;
 use self::touched::Touched;
@@ -138,7 +136,6 @@ enum Query {
     NodeUid(NodeName, oneshot::Sender<Option<Uid>>),
     Approve(Seen, oneshot::Sender<Result<Approved, HeldMore>>),
     Take(Approval, oneshot::Sender<bool>),
-    Copy(oneshot::Sender<Option<Box<Index>>>),
 }
 
 /// The control plane is shutting down and answers no more questions.
@@ -155,11 +152,7 @@ impl Hub {
         guard: CliffGuard,
         batches: mpsc::Receiver<Batch>,
     ) -> (Arc<Self>, impl Future<Output = ()> + Send) {
-        let (summary_tx, summary) = watch::channel(Arc::new(Summary {
-            // Agents see the age of a relay that has never heard anything.
-            heard_at: (source == relayed::NAME).then(Instant::now),
-            ..Summary::default()
-        }));
+        let (summary_tx, summary) = watch::channel(Arc::default());
         let (queries, queries_rx) = mpsc::channel(QUERIES);
         let started_at = Instant::now();
         let hub = Arc::new(Self {
@@ -187,7 +180,9 @@ impl Hub {
             queries,
         });
         let owner = IndexOwner {
-            index: AnyIndex::new(source, admission, guard, SystemTime::now()),
+            index: Index::new(admission)
+                .guarded(guard)
+                .started_at(SystemTime::now()),
             freshness: Freshness::default(),
             hub: Arc::clone(&hub),
             summary: summary_tx,
@@ -221,28 +216,7 @@ impl Hub {
     /// Returns whether the source knows all nodes. If so, an agent's name must be a Node's.
     #[must_use]
     pub fn names_are_nodes(&self) -> bool {
-        let above = self.upstream.above();
-        self.source == kubernetes::NAME || above.is_some_and(|above| above.names_nodes)
-    }
-
-    /// Returns the epochs of this control plane and of those from which its objects come.
-    #[must_use]
-    pub fn path(&self) -> Vec<u64> {
-        let above = self.upstream.above();
-        let above = above.into_iter().flat_map(|above| above.path);
-        std::iter::once(self.store.epoch()).chain(above).collect()
-    }
-
-    /// Returns the human-readable name of the source; that of a relay says what it follows.
-    #[must_use]
-    pub fn source_name(&self) -> Cow<'static, str> {
-        match (self.source, self.upstream.above()) {
-            (relayed::NAME, Some(above)) => {
-                format!("relay of {} (level {})", above.address, above.path.len()).into()
-            }
-            (relayed::NAME, None) => "relay of a control plane that has not answered".into(),
-            (name, _) => name.into(),
-        }
+        self.source == kubernetes::NAME
     }
 
     /// Returns whether a name is certainly no Node: all Nodes are known, and none has it.
@@ -329,7 +303,7 @@ impl Hub {
 }
 
 struct IndexOwner {
-    index: AnyIndex,
+    index: Index,
     /// The versions of the source up to which the index knows everything.
     freshness: Freshness,
     hub: Arc<Hub>,
@@ -376,34 +350,31 @@ impl IndexOwner {
         self.hub.tainted.follow(&batch.events);
         let waited = batch.observed_at.elapsed().unwrap_or_default();
         let started = Instant::now();
-        let step = self.index.apply(batch);
-        if let Some(freshness) = self.index.relayed_freshness() {
-            self.freshness.clone_from(freshness);
-        }
-        if step.change.is_some() {
+        let outcome = self.index.apply(batch);
+        if outcome.publication.is_some() {
             let timings = &self.hub.fleet.timings;
             timings.hop(Hop::Queue, waited);
             timings.hop(Hop::Index, started.elapsed());
         }
-        if step.held_more {
+        if outcome.held_more {
             self.hub.upstream.look_again();
         }
-        self.share(step, Some(self.index.current_at()));
+        self.share(outcome, Some(Instant::now()));
     }
 
     /// Publishes the outcome of a step to all readers.
-    fn share(&mut self, step: Step, heard_at: Option<Instant>) {
+    fn share(&mut self, outcome: Outcome, heard_at: Option<Instant>) {
         let before = self.summary.borrow().clone();
         let mut summary = Summary {
             totals: self.index.totals(),
             heard_at: heard_at.or(before.heard_at),
             ..Summary::clone(&before)
         };
-        if step.issues_changed {
+        if outcome.issues_changed {
             summary.issues = Arc::new(self.index.issues());
             self.hub.upstream.log_new(&before.issues, &summary.issues);
         }
-        if step.held_changed {
+        if outcome.held_changed {
             summary.held = self.index.held().map(Arc::new);
             if summary.held.is_none() && before.held.is_some() {
                 info!("no held objects remain");
@@ -415,8 +386,8 @@ impl IndexOwner {
         if trust.is_partial() {
             self.believe(trust.clone());
         }
-        if let Some(change) = step.change {
-            self.publish(change, &step.causes, &mut summary);
+        if let Some(publication) = outcome.publication {
+            self.publish(publication, &outcome.causes, &mut summary);
         }
         self.believe(trust);
         if self.index.is_synced() {
@@ -428,12 +399,13 @@ impl IndexOwner {
         self.summary.send_replace(Arc::new(summary));
     }
 
-    fn publish(&mut self, change: Change, causes: &Causes, summary: &mut Summary) {
+    fn publish(&mut self, publication: Publication, causes: &Causes, summary: &mut Summary) {
         let before = self.hub.store.head().borrow().revision;
-        let watched = self.hub.touched.is_watched().then(|| change.touched());
+        let is_watched = self.hub.touched.is_watched();
+        let watched = is_watched.then(|| services_of(&publication));
         let started = Instant::now();
-        let observed_at = change.observed_at();
-        let Staged { revision, touched } = change.stage(&self.hub.store, &self.freshness);
+        let observed_at = publication.observed_at;
+        let Staged { revision, touched } = self.hub.store.stage(publication, &self.freshness);
         if let Some(services) = watched {
             self.hub.touched.tell(services);
         }
@@ -480,20 +452,25 @@ impl IndexOwner {
         // The caller may have gone; then the answer is dropped.
         match query {
             Query::Ports(selection, answer) => {
-                drop(answer.send(self.index.ports(&self.hub.store, &selection)));
+                drop(answer.send(self.index.ports(&selection)));
             }
             Query::Detail(name, answer) => {
                 let upstream = self.hub.upstream.issues();
-                let detail = self.index.detail(&self.hub.store, &name, &upstream);
+                let detail = self.index.detail(&name, &upstream);
                 drop(answer.send(detail));
             }
             Query::Uid(id, answer) => drop(answer.send(self.index.uid(&id))),
             Query::NodeUid(node, answer) => drop(answer.send(self.index.node_uid(&node))),
             Query::Approve(seen, answer) => drop(answer.send(self.approve(seen))),
             Query::Take(approval, answer) => drop(answer.send(self.take(&approval))),
-            Query::Copy(answer) => drop(answer.send(self.index.copy())),
         }
     }
+}
+
+/// Returns the Services that may have changed, also where nodes have nothing to do about it.
+fn services_of(publication: &Publication) -> BTreeSet<ServiceName> {
+    let services = publication.services.iter();
+    services.map(|(key, _)| key.service.clone()).collect()
 }
 
 #[cfg(test)]

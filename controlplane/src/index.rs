@@ -19,21 +19,17 @@ mod step;
 mod totals;
 mod triggers;
 mod view;
-mod whatif;
 
 #[cfg(test)]
 pub(crate) mod tests;
 
 pub use causes::{Cause, Causes, Details, EndpointChange, EndpointState, FieldChange, Verb};
-pub(crate) use guard::Loss;
 pub use guard::{CliffGuard, Guarded};
-pub(crate) use holding::EXAMPLES;
 pub use holding::Held;
 pub use picture::Picture;
 pub use selection::{Page, Selection};
 pub use totals::Totals;
 pub use view::{Facts, PortView, ServiceDetail, SliceFacts};
-pub use whatif::{WhatIf, WouldChange};
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
@@ -61,7 +57,7 @@ use resync::Resync;
 use triggers::Triggers;
 
 /// All objects, indexed.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct Index {
     external_ips: ExternalIps,
     services: HashMap<ServiceName, ServiceEntry>,
@@ -99,7 +95,7 @@ pub struct Index {
 /// ServicePorts that were handed out for publishing, each with the number of its endpoints; sorted.
 type PublishedPorts = Box<[(ServiceKey, usize)]>;
 
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 struct ServiceEntry {
     created: Option<Arc<str>>,
     uid: Option<Uid>,
@@ -122,7 +118,7 @@ impl ServiceEntry {
     }
 }
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct SliceEntry {
     service: ServiceName,
     /// The family of its addresses, if it has one that is served.
@@ -141,7 +137,7 @@ impl SliceEntry {
 }
 
 /// Changes that have to be published next.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 struct Pending {
     services: BTreeSet<ServiceName>,
     nodes: BTreeSet<NodeName>,
@@ -151,7 +147,7 @@ struct Pending {
 }
 
 /// The result of a batch.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct Outcome {
     /// Changes to publish; `None` when there are none, or while the picture is not complete.
     pub publication: Option<Publication>,

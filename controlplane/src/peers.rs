@@ -19,7 +19,6 @@ mod way;
 
 pub use config::{Config, PeerFlags, Place};
 pub use way::{Cover, Secured};
-pub(crate) use way::{Target, connect, resolve};
 
 use answer::Question;
 pub(crate) use answer::{Answer, Claim};
@@ -39,7 +38,7 @@ pub(crate) use self::agents::{Heard, Patience};
 use self::answer::{Invalid, Read, Unread, read};
 use self::follow::Shared;
 use self::turns::Turns;
-use self::way::{Client, Way};
+use self::way::{Client, Target, Way};
 use crate::fleet::{More, bound_held, label};
 
 /// Maximum time to wait for all other replicas together.
@@ -431,7 +430,7 @@ fn reference(service: &ServiceName) -> pb::ServiceRef {
 }
 
 /// Returns the reason of a status: that of the connection, or the replica's own words.
-pub(crate) fn describe(status: &Status) -> String {
+fn describe(status: &Status) -> String {
     let mut cause = std::error::Error::source(status);
     let mut reason = None;
     while let Some(error) = cause {

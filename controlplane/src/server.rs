@@ -37,7 +37,6 @@ mod status;
 #[cfg(test)]
 mod tests;
 mod views;
-mod whatif;
 mod why;
 
 pub use agent::AgentServer;

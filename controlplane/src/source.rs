@@ -14,7 +14,6 @@
 mod issue_log;
 pub mod kubernetes;
 pub mod manifests;
-pub mod relayed;
 pub mod upstream;
 
 use std::collections::BTreeSet;
@@ -27,8 +26,6 @@ use tokio::sync::mpsc;
 
 use crate::freshness::Versions;
 use crate::k8s::{Kind, Object, ObjectId};
-
-use self::relayed::Heard;
 
 /// An object and its human-readable place, such as `shop.yaml, document 2, line 14`; empty when the
 /// source has no places.
@@ -69,8 +66,6 @@ pub enum Event {
     Doubts(Vec<String>),
     /// All changes of a kind up to a version have been passed on.
     Version(Kind, Versions),
-    /// Another control plane, which this one relays, said what it publishes.
-    Relayed(Box<Heard>),
     /// Nothing changed, but the source is in touch with its origin (upstream freshness).
     Alive,
 }

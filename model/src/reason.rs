@@ -126,8 +126,6 @@ reasons! {
     ApiFailing,
     /// A folder of manifests cannot be read.
     FolderUnreadable,
-    /// The control plane that this one follows cannot be reached, or has problems of its own.
-    UpstreamFailing,
     /// The document of orders cannot be read.
     OrdersUnreadable,
     /// The document of orders is older than the orders in force.

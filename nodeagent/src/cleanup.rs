@@ -42,7 +42,7 @@ impl Task {
         let chosen = folder.map(FleetSettings::all_in).unwrap_or_default();
         let backend = chosen.iter().find_map(|settings| settings.backend);
         Self {
-            backend: backend.unwrap_or(self.backend).to_clean_up(&self.settings),
+            backend: backend.unwrap_or(self.backend),
             ..self.clone()
         }
     }

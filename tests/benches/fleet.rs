@@ -2,7 +2,6 @@
 //! fixed sizes, and floods beside them. Control planes and simulated agents share the machine.
 
 mod api;
-mod compare;
 mod cursors;
 mod floods;
 mod simulator;
@@ -33,14 +32,8 @@ pub(crate) fn main(words: &[OsString]) -> Result<()> {
     let (command, text) = if args.api_server {
         ("cargo xtask fleet --api-server", api::run(&args, agents)?)
     } else {
-        let (text, ours) = apart(simulator::run(&args, agents))?;
-        match args.compare {
-            false => ("cargo xtask fleet", text),
-            true => {
-                let text = compare::run(&args, agents, &ours)?;
-                ("cargo xtask fleet --compare", text)
-            }
-        }
+        let text = apart(simulator::run(&args, agents))?;
+        ("cargo xtask fleet", text)
     };
     if args.write {
         table::write(command, &text)?;

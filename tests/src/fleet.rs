@@ -29,12 +29,11 @@ use tokio::time::sleep;
 
 use agent::{Agent, World};
 use meter::Meter;
-use plane::Places;
+use plane::{Places, make_certs};
 
 pub(crate) use input::names;
 pub use input::{Input, STAMP_BITS, objects, slice, stamp_of};
 pub use meter::{Violated, WayCounts, percentiles};
-pub(crate) use plane::make_certs;
 pub use plane::{Usage, agent_address, beside, identity, metrics_address};
 pub use scenarios::{Back, Churned, Killed, Stalled};
 

@@ -12,6 +12,6 @@ pub mod bench;
 pub mod chart;
 pub mod contents;
 pub mod fleet;
+pub mod kube_proxies;
 pub mod plane;
-pub mod rivals;
 pub mod support;

@@ -280,8 +280,7 @@ impl ServiceHistoryView {
             }
         }
         if change.causes.is_empty() {
-            let unknown =
-                "the cause is not recorded: an order of an operator, or another control plane";
+            let unknown = "the cause is not recorded: an order of an operator";
             text += &paragraph(&Span::new(unknown, Tone::Faint), canvas, 2);
         }
         if change.revision.is_some() {

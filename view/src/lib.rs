@@ -41,7 +41,6 @@ pub mod top;
 pub mod uninstall;
 pub mod version;
 pub mod wait;
-pub mod whatif;
 pub mod why;
 
 #[cfg(test)]

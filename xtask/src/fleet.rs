@@ -29,9 +29,6 @@ Options:
       --restart           Further step: all control planes are killed and started again
       --kill <N>          Last step: so many replicas are killed, and later started again
       --settle <SECONDS>  Time after which the memory of the remaining replicas is compared [default: 60]
-      --compare           Then compare with subscribers of NATS (Debian's package nats-server) and with raw watches of a
-                          Kubernetes API server, as many as agents; --write writes this comparison only
-      --watches <N>       Number of these watches, where the machine does not bear as many
       --api-server        Instead: compare what an API server does for kube-proxies on as many nodes as agents, and for
                           one and three control planes; needs --churn
       --cursors <N,..>    Instead: memory and CPU of so many agents in one process with the control plane, without a

@@ -48,15 +48,6 @@ impl Client {
             .await
     }
 
-    /// Returns what would change if objects were applied.
-    pub(crate) async fn what_if(
-        &self,
-        request: pb::WhatIfRequest,
-    ) -> Result<pb::WhatIfAnswer, Error> {
-        let mut stub = self.stub.clone();
-        self.ask(stub.what_if(request)).await
-    }
-
     /// Lets nodes connect to a Service.
     pub(crate) async fn probe(
         &self,

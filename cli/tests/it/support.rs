@@ -258,13 +258,6 @@ impl StatusService for Canned {
         Err(Status::unimplemented("no such method"))
     }
 
-    async fn what_if(
-        &self,
-        _: Request<pb::WhatIfRequest>,
-    ) -> Result<Response<pb::WhatIfAnswer>, Status> {
-        Err(Status::unimplemented("no such method"))
-    }
-
     async fn explain(
         &self,
         request: Request<pb::ExplainRequest>,

@@ -55,12 +55,6 @@ pub enum BuildError {
         "--peers needs the authorities of the other replicas' certificates: give --peer-certificate-authority, or --client-ca-file"
     )]
     NoPeerAuthority,
-    /// The control plane to relay, whose certificate could not be checked.
-    #[error(
-        "--source-controlplane needs the authorities of the other control planes' certificates: give \
-         --source-certificate-authority, or --client-ca-file"
-    )]
-    NoSourceAuthority,
     /// No caller could prove an identity.
     #[error(
         "no agent and no user could connect: give --client-ca-file for callers with certificates, --token-auth-file for callers with \

@@ -66,7 +66,7 @@ pub(super) fn keep(
     let place = match (state.file, &config.source, api) {
         (Some(file), _, _) => Place::SharedFile(file),
         (None, Origin::Manifests(path), _) if path.as_os_str() != "-" => Place::beside(path),
-        (None, Origin::Kubernetes(_) | Origin::ControlPlane(_), Some(api)) => Place::ConfigMap {
+        (None, Origin::Kubernetes(_), Some(api)) => Place::ConfigMap {
             api: Arc::clone(api),
             namespace: state.namespace.unwrap_or_else(|| NAMESPACE.to_owned()),
         },

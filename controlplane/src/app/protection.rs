@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use kplane_tls::{FileError, Follower, ServerFiles, Token, TokenFile, published};
+use kplane_tls::{FileError, Follower, ServerFiles, published};
 use tokio::net::TcpListener;
 
 use super::BuildError;
@@ -15,7 +15,6 @@ use crate::authority::Authority;
 use crate::doors::Secured;
 use crate::kubernetes::Api;
 use crate::peers;
-use crate::relay;
 
 /// Protection of the ports of agents and of the status API.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,9 +36,6 @@ pub enum Protection {
         interval: Duration,
     },
 }
-
-/// The way of a relay to the control plane that it follows, and its token.
-type ToSource = (Option<peers::Cover>, Option<Follower<Token>>);
 
 /// The protection of ports and connections, in use.
 pub(super) struct Started {
@@ -89,32 +85,6 @@ impl Protection {
             Self::Files(files) => files.client_authorities.is_some(),
             Self::Own { .. } => true,
         }
-    }
-
-    /// Starts to follow the files by which a relay proves to other control planes who it is. Without a way of its own,
-    /// it is that to other replicas.
-    pub(super) fn to_source(&self, config: &relay::Config) -> Result<ToSource, BuildError> {
-        let (own, otherwise) = match self {
-            Self::Files(files) => (Some(files), Err(BuildError::NoSourceAuthority)),
-            Self::PlainText { exposed } => {
-                let exposed = *exposed;
-                (None, Ok(Some(peers::Cover::PlainText { exposed })))
-            }
-            Self::Own { .. } => (None, Ok(None)),
-        };
-        let purpose = "the followed control plane";
-        let token = config.flags.source_token_file.clone();
-        let token = token.map(|file| Follower::start(TokenFile(file), purpose));
-        let token = token.transpose().map_err(BuildError::Tls)?;
-        let Some(files) = config.files(own) else {
-            return Ok((otherwise?, token));
-        };
-        let follower = Follower::start(files, purpose).map_err(BuildError::Tls)?;
-        let cover = peers::Cover::Tls {
-            config: std::future::ready(Some(follower)).boxed().shared(),
-            server_name: config.flags.source_server_name.as_deref().map(Arc::from),
-        };
-        Ok((Some(cover), token))
     }
 
     /// Starts to follow the certificates.

@@ -209,10 +209,7 @@ pub(super) fn not_usable(service: &ServiceName, detail: &ServiceDetail) -> Vec<F
             ports.push(&view.port);
         }
     }
-    let selector = detail
-        .facts
-        .as_ref()
-        .map_or("", |facts| &*facts.origin.selector);
+    let selector = &*detail.facts.origin.selector;
     let all = detail.ports.len();
     let findings = found.into_iter().map(|((code, text), (severity, ports))| {
         let text = match ports.len() == all {

@@ -26,9 +26,8 @@ use crate::bounded::make_room;
 /// Group whose members, known by a certificate or a listed token, have all rights, even while the API server is away.
 pub const ADMINS: &str = "kplane:admins";
 
-/// Group of the replicas of the control plane. A certificate or a listed token with this group has the right
-/// [`Right::Peer`], [`Right::PeerAct`] and, for relays, [`Right::ReadAllDesired`], even while the API server is away, and no
-/// other right.
+/// Group of the replicas of the control plane. A certificate or a listed token with this group has the rights
+/// [`Right::Peer`] and [`Right::PeerAct`], even while the API server is away, and no other right.
 pub const REPLICAS: &str = "kplane:controlplanes";
 
 /// Time for which a decision of the API server counts.
@@ -140,10 +139,9 @@ impl Rights {
         let is_of = |wanted: &str| identity.subject.groups.iter().any(|group| group == wanted);
         let all_rights = match right {
             Right::Peer | Right::PeerAct => is_of(REPLICAS),
-            // Relays are control planes.
-            Right::ReadAllDesired => is_of(ADMINS) || is_of(REPLICAS),
             Right::ReadStatus
             | Right::ReadDesired(_)
+            | Right::ReadAllDesired
             | Right::Act
             | Right::Probe
             | Right::ReadClients
@@ -153,7 +151,7 @@ impl Rights {
             return Ok(());
         }
         match self {
-            // A replica reads as a peer and as a relay, and in no other way.
+            // A replica reads as a peer, and in no other way.
             _ if is_listed && is_of(REPLICAS) && !is_of(ADMINS) => Err(no_right(
                 identity,
                 right,

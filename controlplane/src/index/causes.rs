@@ -63,7 +63,7 @@ impl Cause {
 }
 
 /// The causes of a batch, by the Service that each concerns; `None` for those that concern more, such as Nodes.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct Causes {
     by_service: BTreeMap<Option<ServiceName>, Vec<Arc<Cause>>>,
 }

@@ -77,7 +77,7 @@ impl Seniority {
 }
 
 /// All claims of all Services.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(super) struct Claims {
     /// The ranks of all Services that claim a place, the owner first. There is nearly always one. A list needs
     /// less memory than a tree, which makes room for eleven.

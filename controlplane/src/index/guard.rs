@@ -43,22 +43,22 @@ impl Default for CliffGuard {
 
 /// The Services that a step removes or empties, and the Nodes that it removes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Loss {
+pub(super) struct Loss {
     /// Number of Services that go, and of all Services.
-    pub(crate) services: usize,
-    pub(crate) of_services: usize,
+    pub(super) services: usize,
+    pub(super) of_services: usize,
     /// Number of Services that stay and lose their last endpoint, and of all Services with
     /// endpoints.
-    pub(crate) emptied: usize,
-    pub(crate) of_served: usize,
+    pub(super) emptied: usize,
+    pub(super) of_served: usize,
     /// Number of Nodes that go, and of all Nodes.
-    pub(crate) nodes: usize,
-    pub(crate) of_nodes: usize,
+    pub(super) nodes: usize,
+    pub(super) of_nodes: usize,
 }
 
 impl CliffGuard {
     /// Returns the reason why a step is a cliff, if it is one.
-    pub(crate) fn cliff(&self, loss: Loss) -> Option<String> {
+    pub(super) fn cliff(&self, loss: Loss) -> Option<String> {
         let Loss {
             services,
             of_services,
@@ -87,7 +87,7 @@ impl CliffGuard {
     }
 
     /// Returns whether deletions by absence are guarded.
-    pub(crate) fn guards_absence(&self) -> bool {
+    pub(super) fn guards_absence(&self) -> bool {
         self.deletions != Guarded::Off
     }
 

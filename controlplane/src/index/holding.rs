@@ -10,7 +10,7 @@ use kplane_model::ServiceName;
 use crate::k8s::{Kind, ObjectId};
 
 /// Maximum number of example names.
-pub(crate) const EXAMPLES: usize = 8;
+const EXAMPLES: usize = 8;
 
 /// Services that are served although the source no longer names them or their endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,7 +61,7 @@ pub(super) enum Said {
 }
 
 /// Objects whose deletion is held back.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Holding {
     objects: BTreeMap<ObjectId, Said>,
     reason: Arc<str>,

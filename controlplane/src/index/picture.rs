@@ -19,19 +19,6 @@ pub struct Picture {
 }
 
 impl Picture {
-    /// Creates a picture from the names of held objects, open doubts, and the number of Services that are not held.
-    pub(crate) fn new<T: AsRef<str>, U: AsRef<str>>(
-        held: impl IntoIterator<Item = T>,
-        doubts: impl IntoIterator<Item = U>,
-        services: usize,
-    ) -> Self {
-        Self {
-            held: digest(held),
-            doubts: digest(doubts),
-            services: services as u64,
-        }
-    }
-
     /// Returns whether the approval of another picture covers this one: the doubts are the same, and the held objects
     /// are as well. A replica that started later never saw these objects. It names at least as many Services.
     #[must_use]
@@ -57,8 +44,11 @@ impl Index {
         let held = self.holding.iter().flat_map(Holding::objects);
         let names = held.map(|id| format!("{}\0{}\0{}", id.kind, id.namespace, id.name));
         let unnamed = self.holding.as_ref().map_or(0, Holding::services);
-        let services = self.totals.services.saturating_sub(unnamed);
-        Picture::new(names, self.belief.open(), services)
+        Picture {
+            held: digest(names),
+            doubts: digest(self.belief.open()),
+            services: self.totals.services.saturating_sub(unnamed) as u64,
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use kplane_model::{Cidr, Family, Holder, NodeFacts, Protocol, ServiceName, Servi
 use crate::admission::Reserved;
 
 /// Holders of places, and the Services that name an address.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(super) struct Places {
     reserved: Reserved,
     /// Addresses of Nodes, with the number of Nodes that have each.
@@ -189,7 +189,7 @@ fn named(ports: &[ServicePort]) -> BTreeSet<IpAddr> {
 }
 
 /// A set of address ranges with search by prefix length: a cluster has very few lengths.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 struct Ranges {
     /// Number of times that each range was added.
     count: HashMap<Cidr, usize>,

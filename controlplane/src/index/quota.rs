@@ -27,7 +27,7 @@ impl Turn {
 }
 
 /// The accounts of all namespaces.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(super) struct Quota {
     /// Maximum number of elements of one namespace; 0 = no limit.
     limit: usize,
@@ -36,7 +36,7 @@ pub(super) struct Quota {
     changed: BTreeSet<Arc<str>>,
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 struct Namespace {
     /// Number of elements that each Service requests.
     services: BTreeMap<Turn, usize>,

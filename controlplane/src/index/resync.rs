@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use crate::k8s::{Kind, ObjectId};
 
 /// Existing objects, and lists in progress.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(super) struct Resync {
     present: HashMap<Kind, HashSet<ObjectId>>,
     under_way: HashMap<Kind, HashSet<ObjectId>>,

@@ -114,7 +114,7 @@ impl Index {
                 let users = self.places.replace_api_server(places);
                 self.pending.services.extend(users);
             }
-            Event::Version(..) | Event::Relayed(_) | Event::Alive => {}
+            Event::Version(..) | Event::Alive => {}
         }
     }
 

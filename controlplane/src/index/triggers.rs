@@ -16,7 +16,7 @@ use crate::publish::Trigger;
 const MAX_SKEW: Duration = Duration::from_secs(5);
 
 /// Triggers that wait for the next publication.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Triggers {
     /// Start of this process. Changes before it are not measured, because most of their time passed
     /// without this process.

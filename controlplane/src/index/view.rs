@@ -45,8 +45,8 @@ pub struct ServiceDetail {
     pub ports: Vec<PortView>,
     /// Problems of the Service and of its slices.
     pub issues: Vec<Issue>,
-    /// Facts behind the ports, from which `findings` explains them; `None` at a relay, which does not know them.
-    pub facts: Option<Facts>,
+    /// Facts behind the ports, from which `findings` explains them.
+    pub facts: Facts,
 }
 
 /// Facts about one Service that are not published.
@@ -135,7 +135,7 @@ impl Index {
         Some(ServiceDetail {
             ports,
             issues,
-            facts: Some(facts),
+            facts,
         })
     }
 
@@ -231,12 +231,7 @@ impl Index {
         self.node_uids.get(name).copied()
     }
 
-    /// Returns the known nodes, sorted by name.
-    pub fn nodes(&self) -> impl Iterator<Item = &NodeFacts> {
-        self.nodes.values()
-    }
-
-    pub(super) fn ports_of(&self, name: &ServiceName) -> Vec<PortView> {
+    fn ports_of(&self, name: &ServiceName) -> Vec<PortView> {
         let ports = self.effective(name).ports.into_iter();
         ports
             .map(|(port, endpoints)| PortView { port, endpoints })

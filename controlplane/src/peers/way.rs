@@ -67,8 +67,8 @@ impl fmt::Debug for Cover {
 
 /// A replica that can be asked.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Target {
-    pub(crate) address: SocketAddr,
+pub(super) struct Target {
+    pub(super) address: SocketAddr,
     /// The host that led to it.
     host: Arc<str>,
 }
@@ -181,7 +181,7 @@ impl Way {
 }
 
 /// Connects to a control plane.
-pub(crate) async fn connect(dialer: Dialer, cover: Cover, to: Target) -> io::Result<Box<dyn Wire>> {
+async fn connect(dialer: Dialer, cover: Cover, to: Target) -> io::Result<Box<dyn Wire>> {
     let (config, name) = match cover {
         Cover::PlainText { exposed } => {
             if !exposed && !to.address.ip().is_loopback() {
@@ -213,7 +213,7 @@ fn nowhere(place: &Place, reason: &str) -> pb::MissingReplica {
 }
 
 /// Returns the addresses of a place.
-pub(crate) async fn resolve(place: &Place) -> io::Result<Vec<Target>> {
+async fn resolve(place: &Place) -> io::Result<Vec<Target>> {
     let target = |ip: IpAddr| Target {
         address: SocketAddr::new(ip.to_canonical(), place.port()),
         host: Arc::clone(place.host()),

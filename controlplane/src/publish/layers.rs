@@ -7,9 +7,9 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use kplane_model::{Cidr, DesiredKey, NodeName, ServiceKey, ServiceName, ZoneName};
 
+use super::Store;
 use super::cursor::{DELETED_BYTES, PIECE_BYTES};
 use super::state::{Shared, State};
-use super::{Store, Trigger};
 use crate::freshness::Freshness;
 use crate::trust::Trust;
 
@@ -69,8 +69,6 @@ pub struct LayerEnd {
     pub freshness: Arc<Freshness>,
     /// The cluster's ServiceCIDRs.
     pub service_cidrs: Vec<Cidr>,
-    /// Changes of endpoints that the watch lacked.
-    pub triggers: Vec<Trigger>,
     /// The picture has a port of the Service of interest.
     pub serves: bool,
 }
@@ -190,7 +188,6 @@ impl State {
             trust_changes: self.trust_changes,
             freshness: Arc::clone(&self.freshness),
             service_cidrs: self.service_cidrs.clone(),
-            triggers: self.triggers_after(cursor.held.map_or(0, |held| held.shared)),
             serves: !cursor.ports.is_empty(),
         });
         cursor.held = Some(head);

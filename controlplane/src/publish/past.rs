@@ -8,11 +8,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use kplane_model::ServiceKey;
+use kplane_model::{DesiredKey, NodeName, ServiceKey};
 
 use super::Store;
 use super::blob::Encoded;
-use super::state::State;
+use super::state::{Blob, State};
 use crate::freshness::Freshness;
 
 /// Maximum number of states that can be chosen.
@@ -41,8 +41,6 @@ pub(super) struct Past {
     points: VecDeque<Point>,
     undone: VecDeque<Undone>,
     bytes: usize,
-    /// Another control plane published the state, and remembers it. A relay follows that one, also to earlier states.
-    pub(super) relayed: bool,
     /// What the source says while an earlier state is published: ServicePorts, or that they are gone.
     put_off: Option<BTreeMap<ServiceKey, Option<Encoded>>>,
 }
@@ -162,11 +160,8 @@ impl Store {
 }
 
 impl State {
-    /// Makes the present state one that can be chosen later, unless it is a relay's; it began with a revision.
+    /// Makes the present state one that can be chosen later; it began with a revision.
     pub(super) fn remember(&mut self, first: u64) {
-        if self.past.relayed {
-            return;
-        }
         let changes = usize::try_from(self.revision - first + 1).unwrap_or(usize::MAX);
         self.past.add(Point {
             revision: self.revision,
@@ -197,6 +192,27 @@ impl State {
         if self.revision != revision {
             self.past.note(self.revision, key.clone(), before);
         }
+    }
+
+    /// Returns what is published of a ServicePort.
+    fn encoded(&self, key: &ServiceKey) -> Option<Encoded> {
+        let shared = self.shared.get(key)?;
+        let raw = |blob: &Blob| (blob.bytes.clone(), blob.hash);
+        let raws = |by: &BTreeMap<NodeName, Blob>| {
+            let by = by.iter();
+            by.map(|(name, blob)| (name.clone(), raw(blob))).collect()
+        };
+        let local = DesiredKey::Local(key.clone());
+        let locals = shared.local_nodes.iter().filter_map(|node| {
+            let blob = self.views.get(node)?.objects.get(&local)?;
+            Some((node.clone(), raw(blob)))
+        });
+        Some(Encoded {
+            default: raw(&shared.default),
+            by_zone: raws(&shared.by_zone),
+            by_node: raws(&shared.by_node),
+            local: locals.collect(),
+        })
     }
 }
 

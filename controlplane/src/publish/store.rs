@@ -14,7 +14,7 @@ use super::cursor::{Cursor, PIECE_BYTES, Piece};
 use super::resume::{RangeIndex, RangeIndexes, Way};
 use super::shelf::{Shelf, Walk};
 use super::state::{FIRST_REVISION, State, view_of};
-use super::{Moment, Publication, Relayed, Trigger};
+use super::{Moment, Publication, Trigger};
 use crate::freshness::Freshness;
 use crate::trust::Trust;
 
@@ -198,32 +198,6 @@ impl Store {
         state.set_freshness(freshness);
         Staged {
             revision: self.finish(state, first, publication.observed_at),
-            touched,
-        }
-    }
-
-    /// Publishes what another control plane published, as [`Store::stage`] publishes what this one computed.
-    pub fn stage_relayed(&self, relayed: Relayed, freshness: &Freshness) -> Staged {
-        let mut state = self.write();
-        state.past.relayed = true;
-        let first = state.revision + 1;
-        let (mut changed, mut touched) = (Vec::new(), Vec::new());
-        for (key, change) in relayed.ports {
-            let before = state.revision;
-            match change {
-                Some(change) => state.relay(&key, change),
-                None => state.delete(&key),
-            }
-            if state.revision != before {
-                touched.push(state.touched(&key, before));
-                changed.push(key);
-            }
-        }
-        state.triggers.note(first, &relayed.triggers, &changed);
-        state.set_nodes(relayed.nodes, relayed.service_cidrs.as_deref());
-        state.set_freshness(freshness);
-        Staged {
-            revision: self.finish(state, first, relayed.observed_at),
             touched,
         }
     }

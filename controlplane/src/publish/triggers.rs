@@ -46,17 +46,6 @@ impl From<Sent> for pb::Trigger {
     }
 }
 
-impl From<&Trigger> for pb::EndpointChange {
-    fn from(trigger: &Trigger) -> Self {
-        Self {
-            namespace: trigger.service.namespace.to_string(),
-            name: trigger.service.name.to_string(),
-            family: pb::Family::from(trigger.family).into(),
-            at_ms: trigger.at_ms,
-        }
-    }
-}
-
 /// The latest triggers, by number.
 #[derive(Debug, Default)]
 pub(super) struct Triggers {
@@ -121,17 +110,6 @@ impl Triggers {
 }
 
 impl State {
-    /// Returns all triggers after a revision, oldest first; none for a reader that begins from nothing.
-    pub(super) fn triggers_after(&self, base: u64) -> Vec<Trigger> {
-        if base == 0 {
-            return Vec::new();
-        }
-        let newest = self.triggers.newest_after(base).take(PER_UPDATE);
-        let mut triggers: Vec<_> = newest.map(|(_, entry)| entry.trigger.clone()).collect();
-        triggers.reverse();
-        triggers
-    }
-
     /// Returns the triggers for a node that has everything up to `base`; none for one that begins
     /// from nothing.
     pub(super) fn triggers_for(&self, node: &str, base: u64) -> Vec<Sent> {

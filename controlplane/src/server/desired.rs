@@ -112,21 +112,7 @@ impl pb::desired_state_service_server::DesiredStateService for DesiredServer {
             endpoints,
         } = self.totals();
         let objects = services.saturating_add(endpoints);
-        let heartbeat_ms = request.into_inner().heartbeat_ms;
-        self.begin(visitor, objects, move |hub| {
-            LayerFeed::new(hub, None).with_heartbeat(heartbeat_ms)
-        })
-    }
-
-    async fn look_again(
-        &self,
-        request: Request<pb::LookAgainRequest>,
-    ) -> Result<Response<pb::LookAgainResponse>, Status> {
-        if let Some(visitor) = request.extensions().get::<Visitor>() {
-            visitor.charge(1)?;
-        }
-        self.hub.upstream.look_again();
-        Ok(Response::new(pb::LookAgainResponse {}))
+        self.begin(visitor, objects, |hub| LayerFeed::new(hub, None))
     }
 }
 

@@ -17,8 +17,8 @@ use crate::hub::Hub;
 use crate::publish::Head;
 use crate::trust::Trust;
 
-/// Maximum time between two messages of a stream, unless the client wants them more often.
-pub(super) const HEARTBEAT: Duration = Duration::from_secs(5);
+/// Maximum time between two messages of a stream.
+const HEARTBEAT: Duration = Duration::from_secs(5);
 
 /// A picture that a stream follows.
 pub(super) trait Feed: Send + Sync + 'static {
@@ -37,11 +37,6 @@ pub(super) trait Feed: Send + Sync + 'static {
 
     /// Returns the message of a stream that waits until the source has been read.
     fn waiting(source: pb::SourceState) -> Self::Message;
-
-    /// Returns the maximum time between two messages.
-    fn heartbeat(&self) -> Duration {
-        HEARTBEAT
-    }
 }
 
 /// Follows a picture until the client disconnects or the control plane ends.
@@ -51,7 +46,7 @@ pub(super) async fn follow<F: Feed>(
     outbox: mpsc::Sender<Result<F::Message, Status>>,
 ) {
     let mut head = hub.store.head();
-    let mut beat = Instant::now() + feed.heartbeat();
+    let mut beat = Instant::now() + HEARTBEAT;
     loop {
         let long_quiet = tokio::select! {
             biased;
@@ -79,7 +74,7 @@ pub(super) async fn follow<F: Feed>(
             if failed {
                 return;
             }
-            beat = Instant::now() + feed.heartbeat();
+            beat = Instant::now() + HEARTBEAT;
         }
     }
 }
@@ -94,7 +89,6 @@ pub(super) fn source_state(hub: &Hub, trust: &Trust, freshness: &Freshness) -> p
         doubt: trust.doubt().to_owned(),
         upstream_age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
         freshness: freshness.news(&Freshness::default()),
-        path: hub.path(),
         cluster_id: hub.upstream.cluster_id().to_owned(),
         names_nodes: hub.names_are_nodes(),
     }

@@ -49,8 +49,7 @@ fn right_for(path: &str) -> Option<Right> {
         "/kplane.v1.StatusService/ForgetClient" => Some(Right::ForgetClients),
         "/kplane.v1.DesiredStateService/WatchNode" => None,
         "/kplane.v1.DesiredStateService/WatchService"
-        | "/kplane.v1.DesiredStateService/WatchAll"
-        | "/kplane.v1.DesiredStateService/LookAgain" => Some(Right::ReadAllDesired),
+        | "/kplane.v1.DesiredStateService/WatchAll" => Some(Right::ReadAllDesired),
         // Some questions make agents act.
         "/kplane.v1.PeerService/Approve" | "/kplane.v1.PeerService/Ask" => Some(Right::PeerAct),
         _ if path.starts_with("/kplane.v1.PeerService/") => Some(Right::Peer),

@@ -1,7 +1,6 @@
 //! Watches of more than one node: the desired state in layers.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use kplane_model::{NodeName, ServiceName};
 use kplane_proto::v1 as pb;
@@ -12,7 +11,7 @@ use prost::bytes::Bytes;
 use tonic::Status;
 
 use super::convergence;
-use super::feeds::{Feed, HEARTBEAT, source_state};
+use super::feeds::{Feed, source_state};
 use super::millis;
 use crate::hub::Hub;
 use crate::publish::{Followed, Head, LayerCursor, LayerEnd, LayerPiece};
@@ -26,12 +25,8 @@ pub(super) struct LayerFeed {
     torn: bool,
     /// [`Head::trust`] of the last message.
     trust_told: u64,
-    heartbeat: Duration,
     _registered: Registered,
 }
-
-/// Shortest time between two messages without news that a client may ask for.
-const SHORTEST_HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// The registration of a watch in the store, until the value is dropped.
 struct Registered(Arc<Hub>);
@@ -51,18 +46,8 @@ impl LayerFeed {
             followed: only.map(Followed::new),
             torn: true,
             trust_told: 0,
-            heartbeat: HEARTBEAT,
             _registered: Registered(Arc::clone(hub)),
         }
-    }
-
-    /// Sends messages without news as often as the client wants them; 0 = every five seconds.
-    pub(super) fn with_heartbeat(mut self, milliseconds: u32) -> Self {
-        if milliseconds > 0 {
-            let wanted = Duration::from_millis(milliseconds.into());
-            self.heartbeat = wanted.clamp(SHORTEST_HEARTBEAT, HEARTBEAT);
-        }
-        self
     }
 
     /// Completes the last message of a picture or of a change.
@@ -73,7 +58,6 @@ impl LayerFeed {
         message.changed_at_ms = end.changed_at.map_or(0, millis);
         let Some(followed) = &mut self.followed else {
             message.service_cidrs = end.service_cidrs.iter().map(Into::into).collect();
-            message.endpoint_changes = end.triggers.iter().map(Into::into).collect();
             return;
         };
         hub.store.follow(followed);
@@ -123,10 +107,6 @@ impl Feed for LayerFeed {
             source: Some(source),
             ..pb::LayeredState::default()
         }
-    }
-
-    fn heartbeat(&self) -> Duration {
-        self.heartbeat
     }
 }
 

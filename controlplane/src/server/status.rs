@@ -18,7 +18,7 @@ use super::pages::Picture;
 use super::questions::Answers;
 use super::{
     affinity, approval, closing, convergence, drain, freeze, probe, proxied, questions, rollback,
-    rollout, services, views, whatif,
+    rollout, services, views,
 };
 use crate::fleet::label;
 use crate::hub::Hub;
@@ -327,16 +327,6 @@ impl StatusService for StatusServer {
         audit(&request, &Right::Probe, &text);
         let report = probe::probe(&self.hub, self.peers.as_deref(), request.get_ref());
         Ok(Response::new(report.await?))
-    }
-
-    async fn what_if(
-        &self,
-        request: Request<pb::WhatIfRequest>,
-    ) -> Result<Response<pb::WhatIfAnswer>, Status> {
-        let services = self.hub.summary().borrow().totals.services;
-        charge(&request, cost(services).saturating_mul(COST_OF_CONNECTIONS))?;
-        let answer = whatif::what_if(&self.hub, self.peers.as_deref(), request.into_inner());
-        Ok(Response::new(answer.await?))
     }
 }
 

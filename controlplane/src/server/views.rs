@@ -38,7 +38,7 @@ pub(super) fn control_plane(hub: &Hub) -> pb::ControlPlaneStatus {
         now_ms: millis(SystemTime::now()),
         started_at_ms: wall_ms(hub.started_at),
         revision_at_ms: summary.revision_at.map_or(0, wall_ms),
-        source: hub.source_name().into_owned(),
+        source: hub.source.to_owned(),
         synced: head.synced,
         upstream_age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
         services: summary.totals.services as u64,

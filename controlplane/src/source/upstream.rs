@@ -6,7 +6,6 @@
 //! count.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -28,21 +27,8 @@ pub struct Upstream {
     looks: watch::Sender<u64>,
     /// Identity of the cluster, once it is known.
     cluster: Arc<OnceLock<String>>,
-    /// The control plane that a relay follows.
-    above: Arc<Mutex<Option<Above>>>,
     /// The log of problems, those of the input as well.
     log: Arc<Mutex<IssueLog>>,
-}
-
-/// The control plane that a relay follows, and what that says about its own source.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Above {
-    /// Its address.
-    pub address: SocketAddr,
-    /// Its epoch, and those of the control planes above it.
-    pub path: Vec<u64>,
-    /// The source at the top names all nodes.
-    pub names_nodes: bool,
 }
 
 /// The state of one kind.
@@ -137,18 +123,6 @@ impl Upstream {
     #[must_use]
     pub fn cluster_id(&self) -> &str {
         self.cluster.get().map_or("", String::as_str)
-    }
-
-    /// Sets the control plane that a relay follows. It stays set while the relay looks for another one.
-    pub fn set_above(&self, above: Above) {
-        *self.above.lock().unwrap_or_else(PoisonError::into_inner) = Some(above);
-    }
-
-    /// Returns the control plane that a relay follows, or followed last.
-    #[must_use]
-    pub fn above(&self) -> Option<Above> {
-        let above = self.above.lock();
-        above.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Returns the time since the stalest kind was known to be current; `None` for a source without

@@ -7,7 +7,6 @@
 mod affinity;
 mod description;
 mod driver;
-mod dry;
 pub mod iptables;
 pub mod ipvs;
 mod kernel;
@@ -29,11 +28,10 @@ use kplane_model::{Family, ServiceKey, ServiceName};
 pub use self::affinity::{AffinityClient, AffinityClients, AffinityPort};
 pub use self::description::{Description, Failures, ModeMetrics};
 use self::driver::{DataPath, Driver, Unusable};
-pub use self::dry::{DryRun, Plans};
 pub use self::kernel::{KernelState, Target};
 pub use self::pod_interface::PodInterface;
 use self::rights::check_privilege;
-pub use self::userspace::{CaptureBy, UserspaceSettings};
+pub use self::userspace::UserspaceSettings;
 pub use self::virtual_servers::{
     Connections, Drain, Inspection, RealServer, ServerCounts, VirtualServer,
 };
@@ -312,7 +310,7 @@ pub enum Kind {
     Iptables,
     /// kube-proxy's virtual servers and IP sets, and rules for them.
     Ipvs,
-    /// A proxy in the agent, and nftables or iptables behind it.
+    /// A proxy in the agent, and nftables behind it.
     Userspace,
     /// Sockets of the agent on loopback addresses and node ports, without any right.
     UserspaceLoopback,
@@ -373,10 +371,11 @@ impl Kind {
     /// The reason why that cannot be known.
     pub fn look_up(self, target: Target) -> Result<KernelState, String> {
         match self {
-            Self::Nftables => nftables::look_up(target).map_err(|error| chain(&error)),
+            Self::Nftables | Self::Userspace => {
+                nftables::look_up(target).map_err(|error| chain(&error))
+            }
             Self::Iptables => iptables::look_up(target).map_err(|error| chain(&error)),
             Self::Ipvs => ipvs::look_up(target).map_err(|error| chain(&error)),
-            Self::Userspace => Self::behind_proxy().look_up(target),
             Self::UserspaceLoopback | Self::Noop => Err("the agent programs no kernel".to_owned()),
         }
     }

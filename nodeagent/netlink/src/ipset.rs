@@ -1,5 +1,5 @@
 //! IP sets over nfnetlink (linux/netfilter/ipset/ip_set.h), with the types of sets that kube-proxy's
-//! IPVS mode uses, and ranges of addresses. Integers are in network byte order, and are flagged so.
+//! IPVS mode uses. Integers are in network byte order, and are flagged so.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -31,19 +31,16 @@ pub enum SetType {
     IpPortNet,
     /// Ports.
     Port,
-    /// Address ranges.
-    Net,
 }
 
 impl SetType {
     /// All types.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 5] = [
         Self::Ip,
         Self::IpPort,
         Self::IpPortIp,
         Self::IpPortNet,
         Self::Port,
-        Self::Net,
     ];
 
     /// Returns the type's name. The kernel's module is called `ip_set_` and the name with `_` between.
@@ -55,7 +52,6 @@ impl SetType {
             Self::IpPortIp => "hash:ip,port,ip",
             Self::IpPortNet => "hash:ip,port,net",
             Self::Port => "bitmap:port",
-            Self::Net => "hash:net",
         }
     }
 
@@ -68,7 +64,6 @@ impl SetType {
             Self::IpPortIp => "ip_set_hash_ipportip",
             Self::IpPortNet => "ip_set_hash_ipportnet",
             Self::Port => "ip_set_bitmap_port",
-            Self::Net => "ip_set_hash_net",
         }
     }
 
@@ -91,8 +86,6 @@ pub enum Entry {
     IpPortNet(IpAddr, Protocol, u16, Cidr),
     /// An entry of a [`SetType::Port`].
     Port(u16),
-    /// An entry of a [`SetType::Net`]; the range must not be all addresses.
-    Net(Cidr),
 }
 
 impl fmt::Display for Entry {
@@ -111,7 +104,6 @@ impl fmt::Display for Entry {
                 write!(f, "{}/{protocol} with {range}", place(ip, port))
             }
             Self::Port(port) => port.fmt(f),
-            Self::Net(range) => range.fmt(f),
         }
     }
 }
@@ -131,10 +123,6 @@ impl Entry {
                 w.u8(data::CIDR2, range.prefix_len());
             }
             Self::Port(port) => write_port(w, data::PORT, port),
-            Self::Net(range) => {
-                write_ip(w, data::IP, range.first());
-                w.u8(data::CIDR, range.prefix_len());
-            }
         }
     }
 
@@ -149,13 +137,6 @@ impl Entry {
             let number = entry.get(data::PROTO)?.payload.first()?;
             Protocol::from_number(*number)
         };
-        let range = |address, prefix| {
-            let address = ip(address)?;
-            match entry.get(prefix).and_then(|a| a.payload.first()) {
-                None => Some(Cidr::single(address)),
-                Some(prefix) => Cidr::new(address, *prefix),
-            }
-        };
         Some(match kind {
             SetType::Ip => Self::Ip(ip(data::IP)?),
             SetType::IpPort => Self::IpPort(ip(data::IP)?, protocol()?, port()?),
@@ -163,11 +144,15 @@ impl Entry {
                 Self::IpPortIp(ip(data::IP)?, protocol()?, port()?, ip(data::IP2)?)
             }
             SetType::IpPortNet => {
-                let range = range(data::IP2, data::CIDR2)?;
+                let other = ip(data::IP2)?;
+                let prefix = entry.get(data::CIDR2).and_then(|a| a.payload.first());
+                let range = match prefix {
+                    None => Cidr::single(other),
+                    Some(prefix) => Cidr::new(other, *prefix)?,
+                };
                 Self::IpPortNet(ip(data::IP)?, protocol()?, port()?, range)
             }
             SetType::Port => Self::Port(port()?),
-            SetType::Net => Self::Net(range(data::IP, data::CIDR)?),
         })
     }
 }
@@ -217,11 +202,7 @@ pub enum Command<'a> {
         family: Family,
         /// The maximum number of entries.
         capacity: u32,
-        /// Seconds for which an entry stays after it was last added; `None` = until it is removed.
-        timeout_s: Option<u32>,
     },
-    /// Removes all entries of a set.
-    Flush(&'a str),
     /// Removes a set that no rule uses.
     Destroy(&'a str),
     /// Exchanges two sets, even while rules use them.
@@ -361,7 +342,6 @@ fn request(command: Command<'_>, revision: u8) -> Request {
             kind,
             family,
             capacity,
-            timeout_s,
         } => message("make an IP set", cmd::CREATE, |w| {
             w.str(attr::SETNAME, name);
             w.str(attr::TYPENAME, kind.as_str());
@@ -375,16 +355,10 @@ fn request(command: Command<'_>, revision: u8) -> Request {
                     w.u32(data::HASHSIZE | NETWORK_ORDER, HASHSIZE);
                     w.u32(data::MAXELEM | NETWORK_ORDER, capacity);
                 }
-                if let Some(seconds) = timeout_s {
-                    w.u32(data::TIMEOUT | NETWORK_ORDER, seconds);
-                }
             });
         })
         .flagged(NLM_F_CREATE | NLM_F_EXCL),
         Command::Destroy(name) => message("remove an IP set", cmd::DESTROY, |w| {
-            w.str(attr::SETNAME, name);
-        }),
-        Command::Flush(name) => message("empty an IP set", cmd::FLUSH, |w| {
             w.str(attr::SETNAME, name);
         }),
         Command::Swap(one, other) => message("exchange IP sets", cmd::SWAP, |w| {

@@ -210,15 +210,6 @@ struct DataPathFlags {
 }
 
 impl DataPathFlags {
-    /// Returns the settings of a cleanup.
-    fn to_clean_up(&self, mut settings: backend::Settings) -> backend::Settings {
-        settings.userspace.capture = self
-            .userspace
-            .settings(settings.userspace.clone(), None)
-            .capture;
-        settings
-    }
-
     /// Returns what Services may ask of the userspace proxy by default.
     fn proxying(&self, loaded: Option<&Loaded>) -> Proxying {
         let of_file = loaded.map(|loaded| loaded.settings.kind);
@@ -331,7 +322,7 @@ impl Flags {
                 kube_proxy: self.cleanup_kube_proxy,
                 dry_run: self.dry_run,
                 ports: Ports::new(settings.healthz, settings.metrics),
-                settings: self.data_path.to_clean_up(settings.backend),
+                settings: settings.backend,
                 cache_dir: self.absence.cache_dir(backend),
                 after_kube_proxy: self.after_kube_proxy,
             })

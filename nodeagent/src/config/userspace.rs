@@ -3,30 +3,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use kp_controlplane::admission::Proxying;
-use kplane_dataplane::backend::{CaptureBy, Kind, UserspaceSettings};
+use kplane_dataplane::backend::{Kind, UserspaceSettings};
 use kplane_model::{ProxyEndpoints, ProxyNamespaces};
 
 use super::value::{duration, interval};
-
-/// Parses a kind of rules.
-fn captures() -> impl TypedValueParser<Value = CaptureBy> {
-    let value = |by: CaptureBy| {
-        PossibleValue::new(by.name()).help(match by {
-            CaptureBy::Auto => {
-                "nftables; iptables if the kernel has no nf_tables, or does not let the agent use it"
-            }
-            CaptureBy::Nftables => "A table of nf_tables, which ends with the agent",
-            CaptureBy::Iptables => {
-                "A chain of iptables and IP sets, which do nothing one second after the agent has ended. Not in mode \
-                 nftables, nor with --userspace-transparent"
-            }
-        })
-    };
-    let names = PossibleValuesParser::new(CaptureBy::ALL.map(value));
-    names.try_map(|name| CaptureBy::named(&name).ok_or("no such kind"))
-}
 
 /// Flags of the userspace backend.
 #[derive(Debug, clap::Args)]
@@ -43,11 +24,6 @@ pub(super) struct UserspaceFlags {
     /// kube-proxy's file, or 30s]
     #[arg(long, value_name = "DURATION", value_parser = interval)]
     udp_idle_timeout: Option<Duration>,
-
-    /// Kind of rules that lead clients to the proxy of backend userspace, and of Services that ask for the proxy. In
-    /// backend userspace, the same kind serves behind the proxy.
-    #[arg(long, value_name = "KIND", default_value = "auto", value_parser = captures())]
-    userspace_capture: CaptureBy,
 
     /// Endpoints to which the proxy may connect for Services that ask for it: pods (no address of this node), any, or the
     /// ranges of all Pods, separated by commas. With --standalone, pods must also be in the pod ranges of Nodes.
@@ -102,7 +78,6 @@ impl UserspaceFlags {
             hosts_file: self.hosts_file.clone(),
             threads: self.proxy_threads.map(usize::from),
             udp_idle: self.udp_idle_timeout.or(settings.udp_idle),
-            capture: self.userspace_capture,
             transparent: self.userspace_transparent,
             endpoints: self.userspace_endpoints.clone(),
             run_dir,

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use kp_controlplane::app as control_plane;
 use kp_controlplane::hub::Hub;
 use kp_controlplane::orders::{Scope, Wish};
-use kp_controlplane::relay::{self, SourceFlags};
 use kp_nodeagent::app;
 use kp_nodeagent::report::Report;
 use kplane_rig::loopback::{until_free, unused};
@@ -41,35 +40,16 @@ fn manifests() -> TempDir {
 struct Plane {
     runtime: Runtime,
     address: SocketAddr,
-    /// Address of the status API.
-    status: SocketAddr,
     epoch: u64,
     hub: Arc<Hub>,
 }
 
 impl Plane {
-    fn start(folder: &Path, address: SocketAddr) -> Self {
-        Self::of(control_plane::Origin::Manifests(folder.to_owned()), address)
-    }
-
-    /// Starts a relay of another control plane.
-    fn relay(of: &Self, address: SocketAddr) -> Self {
-        let flags = SourceFlags {
-            source_controlplane: vec![of.status.to_string().parse().unwrap()],
-            ..SourceFlags::default()
-        };
-        let config = relay::Config {
-            flags,
-            ..relay::Config::default()
-        };
-        Self::of(control_plane::Origin::ControlPlane(config), address)
-    }
-
     /// Builds one on a thread of its own, since a runtime may not start within another.
-    fn of(source: control_plane::Origin, address: SocketAddr) -> Self {
+    fn start(folder: &Path, address: SocketAddr) -> Self {
+        let source = control_plane::Origin::Manifests(folder.to_owned());
         let config = control_plane::Config {
             agent_listen: Some(address),
-            status_listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
             ..control_plane::Config::new(source)
         };
         let start = || {
@@ -77,7 +57,6 @@ impl Plane {
             runtime.block_on(until_free(address));
             let bound = runtime.block_on(control_plane::build(config)).unwrap();
             let address = bound.agent_addr.unwrap();
-            let status = bound.status_addr.unwrap();
             let hub = Arc::clone(bound.hub());
             let epoch = hub.store.epoch();
             runtime.spawn(bound.wait());
@@ -85,7 +64,6 @@ impl Plane {
                 hub,
                 runtime,
                 address,
-                status,
                 epoch,
             }
         };
@@ -307,43 +285,4 @@ async fn serves(agent: &app::Bound, services: u64) -> Report {
         reports.wait_for(|report| report.applied.is_some() && report.counts.services == services);
     let report = tokio::time::timeout(DEADLINE, serves).await;
     report.expect("no such report in time").unwrap().clone()
-}
-
-/// A node's relay of the second level fails, and one of the first level takes its place, and then a control plane that reads
-/// the objects itself: the agent gets changes, and nothing again.
-#[tokio::test]
-async fn an_agent_moves_between_relays_and_control_planes_without_a_snapshot() {
-    let folder = manifests();
-    let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
-    let root = Plane::start(folder.path(), anywhere);
-    let first = Plane::relay(&root, anywhere);
-    let second = Plane::relay(&first, unused());
-    let agent = agent("node-1", &[second.address, unused()]).await;
-    let at_relay = follows(&agent, &BTreeSet::from([second.epoch])).await;
-    assert_eq!((at_relay.snapshots, at_relay.counts.services), (1, 1));
-    let more = WEB.replace("web", "db").replace("10.96.0.10", "10.96.0.11");
-    std::fs::write(folder.path().join("db.yaml"), more).unwrap();
-    let mut reports = agent.reports();
-    let has_both = |report: &Report| report.counts.services == 2 && report.applied == report.held;
-    let changed = tokio::time::timeout(DEADLINE, reports.wait_for(has_both)).await;
-    assert_eq!(changed.unwrap().unwrap().snapshots, 1);
-    // Another relay comes to the address, which reads the same from the root.
-    let address = second.address;
-    second.kill();
-    let other = Plane::relay(&root, address);
-    let report = follows(&agent, &BTreeSet::from([other.epoch])).await;
-    assert_eq!((report.snapshots, report.counts.services), (1, 2));
-    assert_eq!(
-        report.resume.unwrap().digest,
-        root.hub.store.digest("node-1")
-    );
-    let counts = other.hub.snapshots.counts();
-    assert_eq!((counts.equal, counts.begun, counts.ranges), (1, 0, 0));
-    other.kill();
-    let own = Plane::start(folder.path(), address);
-    let report = follows(&agent, &BTreeSet::from([own.epoch])).await;
-    assert_eq!((report.snapshots, report.counts.services), (1, 2));
-    for plane in [own, first, root] {
-        plane.kill();
-    }
 }

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use kplane_tests::bench::workload::show;
 use kplane_tests::cluster::Cluster;
 use kplane_tests::fleet::{Fleet, Input, Size, Violated, beside, inside};
-use kplane_tests::rivals::watches::{self, Proxies};
+use kplane_tests::kube_proxies::{self, Proxies};
 use kplane_tests::usage;
 use tokio::task::block_in_place;
 use tokio::time::{MissedTickBehavior, interval, sleep};
@@ -55,13 +55,13 @@ pub(crate) fn run(args: &Args, nodes: u32) -> Result<String> {
 }
 
 fn with_nobody(args: &Args, nodes: u32) -> Result<Load> {
-    let (cluster, mut input) = watches::cluster(nodes, args.services)?;
+    let (cluster, mut input) = kube_proxies::cluster(nodes, args.services)?;
     let changes = async || churn(&mut input, args).await;
     inside(cluster.ns(), load(&cluster, changes))
 }
 
 fn with_proxies(args: &Args, nodes: u32) -> Result<Load> {
-    let (cluster, mut input) = watches::cluster(nodes, args.services)?;
+    let (cluster, mut input) = kube_proxies::cluster(nodes, args.services)?;
     inside(cluster.ns(), async {
         let _proxies = Proxies::start(&cluster, nodes).await?;
         load(&cluster, async || churn(&mut input, args).await).await
@@ -69,7 +69,7 @@ fn with_proxies(args: &Args, nodes: u32) -> Result<Load> {
 }
 
 fn with_planes(args: &Args, nodes: u32, replicas: usize) -> Result<Load> {
-    let (cluster, input) = watches::cluster(nodes, args.services)?;
+    let (cluster, input) = kube_proxies::cluster(nodes, args.services)?;
     let size = Size {
         agents: nodes,
         services: args.services,

@@ -7,8 +7,6 @@ use anyhow::{Result, ensure};
 use clap::{ArgAction, Parser};
 use kplane_tests::bench::workload::show;
 use kplane_tests::fleet::{Back, Fleet, Size, Violated, beside, percentiles};
-use kplane_tests::histogram::Histogram;
-use kplane_tests::rivals::Measured;
 
 use super::table::Table;
 
@@ -26,7 +24,7 @@ pub(crate) struct Args {
     replicas: u8,
     /// Single changes, one after the other.
     #[arg(long, default_value_t = 20)]
-    pub(crate) changes: usize,
+    changes: usize,
     /// Changes a second, in a further step and while replicas are away.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=10_000))]
     pub(crate) churn: u32,
@@ -48,12 +46,6 @@ pub(crate) struct Args {
     /// Time until the memory of the others is compared.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(..=3_600))]
     settle: u64,
-    /// Compares with watches of an API server and with NATS.
-    #[arg(long)]
-    pub(crate) compare: bool,
-    /// Number of these watches; that of the agents by default.
-    #[arg(long)]
-    pub(crate) watches: Option<u32>,
     /// Measures the load of an API server instead.
     #[arg(long)]
     pub(crate) api_server: bool,
@@ -74,8 +66,8 @@ pub(crate) struct Args {
     bench: bool,
 }
 
-/// Takes a fleet through all steps; returns the table as Markdown, and what is compared with others.
-pub(crate) async fn run(args: &Args, agents: u32) -> Result<(String, Measured)> {
+/// Takes a fleet through all steps; returns the table as Markdown.
+pub(crate) async fn run(args: &Args, agents: u32) -> Result<String> {
     let size = Size {
         agents,
         services: args.services,
@@ -91,9 +83,9 @@ pub(crate) async fn run(args: &Args, agents: u32) -> Result<(String, Measured)> 
         fleet.trace(path)?;
     }
     let mut table = Table::default();
-    let mut ours = connect(&mut fleet, &mut table, agents).await?;
+    let memory_each = connect(&mut fleet, &mut table, agents).await?;
     if args.changes > 0 {
-        change(&mut fleet, &mut table, args.changes, &mut ours).await?;
+        change(&mut fleet, &mut table, args.changes, agents).await?;
     }
     if args.churn > 0 {
         churn(&mut fleet, &mut table, args).await?;
@@ -110,13 +102,13 @@ pub(crate) async fn run(args: &Args, agents: u32) -> Result<(String, Measured)> 
         came_back(&mut table, "all control planes restarted", &back, "30 s");
     }
     if let Some(replicas) = args.kill {
-        kill(&mut fleet, &mut table, args, replicas, ours.memory_each).await?;
+        kill(&mut fleet, &mut table, args, replicas, memory_each).await?;
     }
     let violated = fleet.violated();
     let counts = format!("{} lost, {} back", violated.lost, violated.back);
     table.row("violations in all steps", counts, "0, 0");
     ensure!(violated == Violated::default(), "{violated:?}");
-    Ok((format!("{title}\n\n{}", table.markdown()), ours))
+    Ok(format!("{title}\n\n{}", table.markdown()))
 }
 
 /// Returns when and where this runs, and what.
@@ -148,7 +140,8 @@ pub(crate) fn machine() -> Result<String> {
     ))
 }
 
-async fn connect(fleet: &mut Fleet, table: &mut Table, agents: u32) -> Result<Measured> {
+/// Connects all agents; returns the memory for each of them, in bytes.
+async fn connect(fleet: &mut Fleet, table: &mut Table, agents: u32) -> Result<u64> {
     let before = fleet.usage()?;
     let took = fleet.connect().await?;
     let after = fleet.usage()?;
@@ -163,30 +156,18 @@ async fn connect(fleet: &mut Fleet, table: &mut Table, agents: u32) -> Result<Me
     let each = grown / u64::from(agents);
     let kib = format!("{} KiB", each / 1_024);
     table.row("memory for each agent", kib, "30 KiB");
-    Ok(Measured {
-        clients: usize::try_from(agents)?,
-        connected: took,
-        memory_each: each,
-        latencies: Histogram::default(),
-        cpu_each: Duration::ZERO,
-    })
+    Ok(each)
 }
 
-async fn change(
-    fleet: &mut Fleet,
-    table: &mut Table,
-    changes: usize,
-    ours: &mut Measured,
-) -> Result<()> {
+async fn change(fleet: &mut Fleet, table: &mut Table, changes: usize, agents: u32) -> Result<()> {
     let (latencies, spent) = fleet.change(changes).await?;
     table.row(
         "one change: 50, 90, 99 %, all",
         times(&percentiles(&latencies)),
         "50 %: 80 ms, all: 200 ms",
     );
-    ours.cpu_each = spent / u32::try_from(changes * ours.clients)?;
-    ours.latencies = latencies;
-    table.row("its CPU for each agent", show(ours.cpu_each), "");
+    let cpu_each = spent / u32::try_from(changes)? / agents;
+    table.row("its CPU for each agent", show(cpu_each), "");
     Ok(())
 }
 

@@ -46,7 +46,7 @@ pub(super) struct Places {
 }
 
 /// Makes an authority, and the certificates of servers on this machine and of nodes.
-pub(crate) fn make_certs(folder: &Path, nodes: Vec<String>) -> Result<()> {
+pub(super) fn make_certs(folder: &Path, nodes: Vec<String>) -> Result<()> {
     let (dir, host) = (folder.to_owned(), Vec::new());
     certs::run(&certs::Command::Init { dir, host })?;
     if !nodes.is_empty() {

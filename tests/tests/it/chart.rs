@@ -19,7 +19,6 @@ use kplane_tests::privilege;
 use serde_json::Value;
 
 const TESTS: &[Test] = kplane_tests::tests!(
-    benches::events_end_wherever_their_bytes_are_cut,
     benches::an_endpoint_says_which_change_made_it,
     documents::each_documented_command_is_run_on_a_real_cluster,
     documents::blocks_without_a_mark_have_commands,

@@ -73,7 +73,6 @@ const TESTS: &[Test] = kplane_tests::tests!(
     questions::a_client_that_is_remembered_is_listed_and_forgotten,
     questions::a_service_that_asks_for_the_proxy_is_seen_in_it,
     questions::probe_tells_the_data_path_from_the_control_path,
-    questions::whatif_says_what_a_change_costs_before_it_is_made,
     broken::status_names_why_the_api_server_cannot_be_used,
     reasons::describe_names_what_stands_in_the_way_on_a_node,
     workloads::a_deployment_is_scaled_and_rolled,

@@ -19,7 +19,6 @@ const CRATES: [(&str, &str, &[&str]); 17] = [
         "controlplane",
         "kp-controlplane",
         &[
-            "kplane-dataplane",
             "kplane-http",
             "kplane-model",
             "kplane-proto",

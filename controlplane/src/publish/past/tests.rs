@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use kplane_model::{Digest, Endpoint, ObjectHash, ServicePort};
 
-use super::super::{Publication, Published, Relayed};
+use super::super::{Publication, Published};
 use super::*;
 
 fn key(name: &str) -> ServiceKey {
@@ -131,24 +131,4 @@ fn what_is_remembered_is_bounded_and_what_is_not_is_refused() {
         0,
         "a state that cannot be restored cannot be chosen"
     );
-}
-
-/// The control plane that a relay follows remembers, and goes back for both.
-#[test]
-fn a_relay_remembers_nothing() {
-    let store = Store::new(1);
-    let relayed = |service_cidrs| Relayed {
-        ports: BTreeMap::new(),
-        nodes: Vec::new(),
-        service_cidrs,
-        observed_at: SystemTime::now(),
-        triggers: Vec::new(),
-    };
-    store.stage_relayed(relayed(None), &Freshness::default());
-    store.set_synced();
-    let cidrs = vec!["10.96.0.0/16".parse().unwrap()];
-    let staged = store.stage_relayed(relayed(Some(cidrs)), &Freshness::default());
-    assert_eq!(store.points(), []);
-    assert_eq!(store.roll_back(staged.revision), Err(Forgotten));
-    assert!(!store.is_rolled_back());
 }

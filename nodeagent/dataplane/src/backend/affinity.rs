@@ -112,10 +112,9 @@ impl Kind {
             until: Instant::now() + WITHIN,
         };
         match self {
-            Self::Nftables => nftables::remembered(ports, wanted),
+            Self::Nftables | Self::Userspace => nftables::remembered(ports, wanted),
             Self::Iptables => iptables::remembered(ports, wanted).map_err(|e| chain(&e)),
             Self::Ipvs => ipvs::remembered(ports, wanted),
-            Self::Userspace => Self::behind_proxy().remembered(ports, client),
             Self::UserspaceLoopback | Self::Noop => Err("the agent programs no kernel".to_owned()),
         }
     }
@@ -126,10 +125,9 @@ impl Kind {
     /// The reason why the client is still remembered.
     pub fn forget(self, ports: &[AffinityPort], client: IpAddr) -> Result<(), String> {
         match self {
-            Self::Nftables => nftables::forget(ports, client),
+            Self::Nftables | Self::Userspace => nftables::forget(ports, client),
             Self::Iptables => iptables::forget(ports, client).map_err(|e| chain(&e)),
             Self::Ipvs => Err(ipvs::CANNOT_FORGET.to_owned()),
-            Self::Userspace => Self::behind_proxy().forget(ports, client),
             Self::UserspaceLoopback | Self::Noop => Err("the agent programs no kernel".to_owned()),
         }
     }

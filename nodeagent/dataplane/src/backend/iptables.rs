@@ -94,11 +94,6 @@ pub fn prepare() {
     data_path::prepare();
 }
 
-/// Returns a family's data path on tables that exist nowhere.
-pub(super) fn dry(family: Family, settings: &super::Settings) -> Box<dyn super::Side> {
-    data_path::dry(family, settings)
-}
-
 /// Opens the backend for this thread's network namespace, after a check that this machine can run its rules.
 ///
 /// # Errors

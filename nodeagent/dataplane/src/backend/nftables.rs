@@ -41,15 +41,13 @@ pub(in crate::backend) use capture::{CaptureSettings, CaptureTable, Place};
 pub(crate) use divert::TABLES as DIVERT_TABLES;
 pub(in crate::backend) use divert::{DivertMarks, DivertTable};
 pub use element::{Data, Destination, Element, ElementOp, Key, NodePort, push_elements};
-pub(in crate::backend) use lookup::{exists, look_up};
+pub(in crate::backend) use lookup::look_up;
 pub use loopback::LoopbackCounts;
 pub use probe::{ProbeError, probe};
 pub use readback::{ReadError, StructureState, decode_elements, read_elements, read_structure};
 pub(in crate::backend) use remembered::{forget, remembered};
 pub use schema::{Balancer, CLASSES, Carries, Class, Set, TABLE, TABLE_COMMENT, TableSettings};
 pub use structure::{push_delete_table, push_structure};
-
-use kplane_model::Family;
 
 use super::{Backend, Description, Failures, ModeMetrics, OpenError};
 
@@ -68,11 +66,6 @@ pub(super) const DESCRIPTION: Description = Description {
         rules: false,
     },
 };
-
-/// Returns a family's data path on a table that exists nowhere.
-pub(super) fn dry(family: Family, settings: &super::Settings) -> Box<dyn super::Side> {
-    data_path::dry(family, settings.into())
-}
 
 /// Opens the backend for this thread's network namespace, after a check that the kernel accepts kplane's
 /// table.

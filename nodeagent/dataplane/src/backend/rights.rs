@@ -1,18 +1,12 @@
 //! The rights of this process in the kernel, and the backends that mode userspace chooses by them.
 
 use super::userspace;
-use super::{CaptureBy, Kind, OpenError, Settings, nftables};
-use kplane_netlink::ipset::IpSets;
+use super::{Kind, OpenError};
 use kplane_netlink::{Errno, NetlinkError, NfSocket};
 
 /// Asks the kernel for something that only a process gets that may change rules.
 fn ask_kernel() -> Result<(), NetlinkError> {
     NfSocket::open()?.generation().map(drop)
-}
-
-/// Returns whether the kernel has IP sets that this process may change.
-fn has_sets() -> bool {
-    IpSets::open().is_ok_and(|mut sets| sets.names().is_ok())
 }
 
 /// Checks that this process may change rules at all. Without this check, a missing privilege would show up as
@@ -41,10 +35,7 @@ impl Kind {
             return self;
         }
         match ask_kernel() {
-            Ok(()) => self,
-            // The kernel has no nf_tables, and this process may change IP sets, and so rules.
-            Err(error) if error.errno() != Some(Errno::EPERM) && has_sets() => self,
-            Err(error) => {
+            Err(error) if error.errno() == Some(Errno::EPERM) => {
                 let backend = userspace::LOOPBACK.name;
                 tracing::info!(
                     %error,
@@ -52,25 +43,8 @@ impl Kind {
                 );
                 Self::UserspaceLoopback
             }
-        }
-    }
-
-    /// Returns the backend whose rules are behind the proxy in mode userspace: the kernel says which it is.
-    pub(super) fn behind_proxy() -> Self {
-        match nftables::exists() {
-            true => Self::Nftables,
-            false => Self::Iptables,
-        }
-    }
-
-    /// Returns the backend whose objects a cleanup removes: in mode userspace, the one behind the proxy.
-    #[must_use]
-    pub fn to_clean_up(self, settings: &Settings) -> Self {
-        let has_nftables = || ask_kernel().is_ok();
-        match (self, settings.userspace.capture) {
-            (Self::Userspace, CaptureBy::Iptables) => Self::Iptables,
-            (Self::Userspace, CaptureBy::Auto) if !has_nftables() => Self::Iptables,
-            _ => self,
+            // A kernel without nf_tables is named when the backend opens.
+            Ok(()) | Err(_) => self,
         }
     }
 }

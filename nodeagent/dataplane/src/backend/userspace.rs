@@ -3,8 +3,8 @@
 //! `kplane-userproxy` has the sockets and moves the data. This module turns plans into its ServicePorts (`spec.rs`), and
 //! decides where clients arrive. On the way that needs no right (`loopback.rs`), each Service has an address of its own in
 //! 127.64.0.0/10 (`addresses.rs`), which a file in the format of `/etc/hosts` lists (`hosts.rs`), and node ports are
-//! sockets. On the other way (`captured.rs`, `way.rs`), rules of the kernel lead to the proxy (`capture.rs`): a table of
-//! nf_tables, or a chain of iptables with a lease (`leased.rs`).
+//! sockets. On the other way (`captured.rs`, `way.rs`), rules of the kernel lead to the proxy: a table of nf_tables that works
+//! while the proxy renews a lease (`capture.rs`, `lease.rs`).
 
 mod address_watch;
 mod addresses;
@@ -13,7 +13,6 @@ mod captured;
 mod handle;
 mod hosts;
 mod lease;
-mod leased;
 mod loopback;
 mod own;
 mod places;
@@ -28,9 +27,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use self::capture::CaptureBy;
 pub use self::handle::{Lapse, ProxyHandle};
-pub(crate) use self::leased::{is_set_name, left_chains, remove_chain, remove_set};
 pub use kplane_userproxy::{
     Bundle, Counts, Door, EndpointState, Failure as ProxyFailure, HandoverError, Inheritance,
     PortState, Proxy, Visitor, ask,
@@ -58,17 +55,10 @@ pub(super) const LOOPBACK: Description = Description {
 /// The facts that hold for the way with the right to change rules on every machine.
 pub(super) const CAPTURE: Description = Description {
     name: "userspace",
-    summary: "A proxy in the agent that tries another endpoint when one does not answer, with nftables behind it, or iptables where the kernel has no nf_tables",
+    summary: "A proxy in the agent that tries another endpoint when one does not answer, with nftables behind it",
     programs_kernel: true,
     leaves_conntrack_entries: true,
     ..LOOPBACK
-};
-
-/// The facts that hold for the same way where iptables is behind the proxy.
-pub(super) const CAPTURE_BEFORE_IPTABLES: Description = Description {
-    shares_names: true,
-    metrics: super::iptables::DESCRIPTION.metrics,
-    ..CAPTURE
 };
 
 /// Settings of this backend alone.
@@ -80,8 +70,6 @@ pub struct UserspaceSettings {
     pub threads: Option<usize>,
     /// Time without a datagram after which a UDP flow ends; `None` = the default.
     pub udp_idle: Option<Duration>,
-    /// The kind of rules that lead clients to the proxy.
-    pub capture: CaptureBy,
     /// Whether endpoints on this node see the client's address.
     pub transparent: bool,
     /// The endpoints to which the proxy may connect in front of a backend of the kernel.

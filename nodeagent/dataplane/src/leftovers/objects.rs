@@ -134,26 +134,16 @@ pub(super) fn remove_link() -> Result<(), NetlinkError> {
 /// # Errors
 /// [`NetlinkError`].
 pub(super) fn sets() -> Result<Vec<String>, NetlinkError> {
-    Ok(set_names()?
-        .into_iter()
-        .filter(|name| is_set_name(name))
-        .collect())
-}
-
-/// Returns the names of all IP sets.
-///
-/// # Errors
-/// [`NetlinkError`].
-pub(super) fn set_names() -> Result<Vec<String>, NetlinkError> {
     // A mere question would make the kernel load the module.
     if Path::new("/sys/module").is_dir() && !Path::new("/sys/module/ip_set").is_dir() {
         return Ok(Vec::new());
     }
-    match ipset::IpSets::open()?.names() {
+    let names = match ipset::IpSets::open()?.names() {
         // This kernel has no IP sets.
-        Err(error) if error.errno() == Some(Errno::EINVAL) => Ok(Vec::new()),
-        names => names,
-    }
+        Err(error) if error.errno() == Some(Errno::EINVAL) => return Ok(Vec::new()),
+        names => names?,
+    };
+    Ok(names.into_iter().filter(|name| is_set_name(name)).collect())
 }
 
 /// Removes an IP set. No rule may use it any more.

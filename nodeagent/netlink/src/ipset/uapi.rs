@@ -9,7 +9,6 @@ pub(super) const IPSET_PROTOCOL: u8 = 6;
 pub(super) mod cmd {
     pub(in super::super) const CREATE: u16 = 2;
     pub(in super::super) const DESTROY: u16 = 3;
-    pub(in super::super) const FLUSH: u16 = 4;
     pub(in super::super) const SWAP: u16 = 6;
     pub(in super::super) const LIST: u16 = 7;
     pub(in super::super) const ADD: u16 = 9;
@@ -34,10 +33,8 @@ pub(super) mod attr {
 /// `IPSET_ATTR_*` of a set or entry.
 pub(super) mod data {
     pub(in super::super) const IP: u16 = 1;
-    pub(in super::super) const CIDR: u16 = 3;
     pub(in super::super) const PORT: u16 = 4;
     pub(in super::super) const PORT_TO: u16 = 5;
-    pub(in super::super) const TIMEOUT: u16 = 6;
     pub(in super::super) const PROTO: u16 = 7;
     pub(in super::super) const HASHSIZE: u16 = 18;
     pub(in super::super) const MAXELEM: u16 = 19;

@@ -61,12 +61,6 @@ impl Agent {
         panic!("the agent ended without saying {message:?}: {lines:#?}");
     }
 
-    /// Reads the log of an agent that ends, to its end.
-    pub(crate) fn rest(&mut self) -> String {
-        let lines = self.log.by_ref().map(Result::unwrap);
-        lines.collect::<Vec<_>>().join("\n")
-    }
-
     pub(crate) fn stop(mut self) {
         kill(
             Pid::from_raw(self.child.id().try_into().unwrap()),

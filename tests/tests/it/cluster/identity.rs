@@ -211,8 +211,7 @@ pub(crate) fn users_have_the_rights_that_the_cluster_gives_them() -> Result<()> 
                 "a replica's certificate",
                 Some("server"),
                 None,
-                // Relays read the desired state of all nodes.
-                [No, No, No, No, No, No, Yes, Yes, No, Yes, No, No],
+                [No, No, No, No, No, No, No, No, No, Yes, No, No],
             ),
         ] {
             let caller = plane.caller(pair, token)?;

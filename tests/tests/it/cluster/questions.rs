@@ -1,6 +1,5 @@
 //! Questions that kpctl asks the agents of all nodes, with real agents of two replicas and real kernels.
 
-use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
 use std::sync::Arc;
@@ -16,7 +15,6 @@ use kplane_tests::wait::eventually;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use crate::cluster::record::ask;
 use crate::cluster::replicas::kpctl;
 use crate::cluster::support::with_world;
 use crate::cluster::support::world::{DEADLINE, NODES, Plane, World};
@@ -382,70 +380,6 @@ fn flush(node: &NetNs) -> Result<()> {
         let flushed = node.run(|| Ok(flush.status()?))?;
         ensure!(flushed.success(), "{tool}: {flushed}");
     }
-    Ok(())
-}
-
-/// What is said before a change is what the agents' kernels get.
-pub(crate) fn whatif_says_what_a_change_costs_before_it_is_made() -> Result<()> {
-    with_world(|world| {
-        let planes = start(world)?;
-        let served = Served::new(world, "q-whatif", json!({}))?;
-        let folder = tempfile::tempdir()?;
-        let file = folder.path().join("change.json");
-        let path = file.to_str().context("a path that is text")?;
-        let whatif = ["whatif", "-f", path];
-        // More endpoints, and with them session affinity: elements, chains and maps.
-        let mut service = objects::service("default", "q-whatif", json!({}));
-        service["spec"]["sessionAffinity"] = json!("ClientIP");
-        let endpoints = (1..=5).map(|n| objects::endpoint(format!("10.244.97.{n}"), "node-2"));
-        let slice = objects::slice("default", "q-whatif-own", "q-whatif", endpoints);
-        for (change, parts) in [
-            (slice, &["0 new, 1 changed, 0 gone", "1 -> 5"][..]),
-            (service, &["0 new, 1 changed, 0 gone"][..]),
-        ] {
-            fs::write(&file, change.to_string())?;
-            says(world, PORT, &whatif, 0, parts)?;
-            let said = ask(world, PORT, &whatif)?;
-            world.api().apply(&change)?;
-            for (plane, (_, _, node)) in planes.iter().zip(PLACES) {
-                eventually(DEADLINE, "the agent did what was said", || {
-                    same_cost(plane, node, &said)
-                })?;
-            }
-            let nothing = ["nothing on any node"];
-            says(world, PORT, &whatif, 0, &nothing)?;
-        }
-
-        let taken = json!({ "clusterIP": served.to.ip().to_string() });
-        let taken = objects::service("default", "q-taken", taken);
-        fs::write(&file, taken.to_string())?;
-        let parts = [
-            "New problem: Service default/q-taken: AddressConflict",
-            "q-whatif",
-        ];
-        for (_, port, _) in PLACES {
-            says(world, port, &whatif, 1, &parts)?;
-        }
-        fs::write(&file, "kind: Service\nmetadata: [")?;
-        says(world, PORT, &whatif, 1, &["Refused"])?;
-        served.delete(world)?;
-        end(world)
-    })
-}
-
-/// Compares what an agent has sent to its kernel with what was said of its class of nodes.
-fn same_cost(plane: &Plane, node: &str, said: &Value) -> Result<()> {
-    let fleet = plane.fleet()?;
-    let status = fleet.nodes.iter().find(|status| status.name == node);
-    let status = status.context("no node")?;
-    let sync = status.report.as_ref().and_then(|of| of.last_sync.as_ref());
-    let sync = sync.context("no change yet")?;
-    let classes = said["classes"].as_array().context("no classes")?;
-    let class = classes.iter().find(|class| class["zone"] == status.zone);
-    let class = class.context("no class")?;
-    let is = (json!(sync.operations), json!(sync.bytes));
-    let expected = (class["operations"].clone(), class["bytes"].clone());
-    ensure!(is == expected, "{node}: {is:?} and not {class:#}");
     Ok(())
 }
 

@@ -265,7 +265,7 @@ fn newest(world: &World, port: u16, more: &[&str]) -> Result<Value> {
 }
 
 /// Runs kpctl; returns its document.
-pub(crate) fn ask(world: &World, port: u16, args: &[&str]) -> Result<Value> {
+fn ask(world: &World, port: u16, args: &[&str]) -> Result<Value> {
     let mut kpctl = Command::new(&product()?.kpctl);
     kpctl.args(args).args(["-o", "json"]).stdin(Stdio::null());
     kpctl.env("KPLANE_SERVER", format!("127.0.0.1:{port}"));

@@ -1,10 +1,7 @@
 //! One family of the iptables backend: its tables, and how they are read, changed and compared.
 
-mod dry;
 mod isolate;
 mod tables;
-
-pub(super) use dry::dry;
 
 #[cfg(test)]
 mod tests;

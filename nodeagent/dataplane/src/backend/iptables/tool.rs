@@ -285,19 +285,7 @@ impl Tool {
     /// # Errors
     /// [`RunError`].
     pub fn list(&self) -> Result<String, RunError> {
-        self.save(&[])
-    }
-
-    /// Returns the output of `iptables-save` for one table, which is created if it does not exist.
-    ///
-    /// # Errors
-    /// [`RunError`].
-    pub(in crate::backend) fn list_table(&self, table: &str) -> Result<String, RunError> {
-        self.save(&["-t", table])
-    }
-
-    fn save(&self, arguments: &[&str]) -> Result<String, RunError> {
-        let text = run(&self.save, arguments, b"", SAVE)?;
+        let text = run(&self.save, &[], b"", SAVE)?;
         // Comments may hold any bytes. Text that is not UTF-8 is never kplane's.
         Ok(String::from_utf8(text)
             .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))

@@ -159,7 +159,6 @@ impl Machine {
             kind: id.kind(),
             family: self.family,
             capacity,
-            timeout_s: None,
         };
         self.all(&[create])
     }

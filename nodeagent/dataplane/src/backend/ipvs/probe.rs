@@ -146,7 +146,6 @@ fn make_set(sets: &mut IpSets, kind: SetType, family: Family) -> Result<(), Stri
         kind,
         family,
         capacity: 1,
-        timeout_s: None,
     };
     let missing = |error: String| {
         let (name, module) = (kind.as_str(), kind.module());

@@ -199,29 +199,6 @@ pub(super) struct KernelTable {
     namespace: Namespace,
 }
 
-/// Encodes operations as one transaction, on top of a fresh table if `rebuild`.
-pub(super) fn batch_of(
-    family: Family,
-    settings: TableSettings,
-    rebuild: bool,
-    groups: &[Ops],
-) -> Batch {
-    let mut batch = Batch::new();
-    if rebuild {
-        push_delete_table(&mut batch, family);
-        push_structure(&mut batch, family, settings);
-    }
-    // The kernel executes the operations in order: a key is deleted before it is added again.
-    let deleted = groups.iter().flat_map(|ops| &ops.delete);
-    push_elements(&mut batch, family, ElementOp::Delete, deleted);
-    let objects = groups.iter().flat_map(|ops| &ops.groups).copied();
-    let objects: Vec<GroupOp> = objects.collect();
-    push_groups(&mut batch, family, settings, &objects);
-    let added = groups.iter().flat_map(|ops| &ops.add);
-    push_elements(&mut batch, family, ElementOp::Add, added);
-    batch
-}
-
 impl TableAccess for KernelTable {
     fn read(&mut self) -> Result<FoundTable, NetlinkError> {
         let mut netlink = self.namespace.lock();
@@ -250,8 +227,20 @@ impl TableAccess for KernelTable {
 
     fn commit(&mut self, rebuild: bool, guard: Guard, groups: &[Ops]) -> Result<Cost, CommitError> {
         let started = Instant::now();
-        let family = self.family;
-        let batch = batch_of(family, self.settings, rebuild, groups);
+        let (family, settings) = (self.family, self.settings);
+        let mut batch = Batch::new();
+        if rebuild {
+            push_delete_table(&mut batch, family);
+            push_structure(&mut batch, family, settings);
+        }
+        // The kernel executes the operations in order: a key is deleted before it is added again.
+        let deleted = groups.iter().flat_map(|ops| &ops.delete);
+        push_elements(&mut batch, family, ElementOp::Delete, deleted);
+        let objects = groups.iter().flat_map(|ops| &ops.groups).copied();
+        let objects: Vec<GroupOp> = objects.collect();
+        push_groups(&mut batch, family, settings, &objects);
+        let added = groups.iter().flat_map(|ops| &ops.add);
+        push_elements(&mut batch, family, ElementOp::Add, added);
         let bytes = batch.byte_len() as u64;
         let encoded = Instant::now();
         self.namespace.lock().send(family, batch, guard)?;

@@ -1,10 +1,7 @@
 //! One family of the nftables backend: its table, and how it is read, changed and repaired.
 
-mod dry;
 #[cfg(test)]
 mod tests;
-
-pub(super) use dry::dry;
 
 use kplane_model::{Family, ServiceKey};
 

@@ -1,7 +1,7 @@
 //! What the kernel does with one destination: only the elements that concern it are read, some fifty short questions
 //! whatever the size of the table.
 
-use kplane_model::{EndpointAddr, Family};
+use kplane_model::EndpointAddr;
 
 use super::element::{Destination, Element, ElementOp, Key, NodePort, encode};
 use super::readback::{ReadError, decode_elements};
@@ -12,7 +12,7 @@ use super::schema::{Balancer, Class, Set, TABLE};
 )]
 use super::uapi::*;
 use crate::backend::kernel::{KernelState, MAX_ENDPOINTS, Target};
-use kplane_netlink::{Errno, NfSocket, Request, nfproto};
+use kplane_netlink::{Errno, NfSocket, Request};
 
 /// Sets that name a destination by address, besides those of classes and endpoints.
 const BY_ADDRESS: [Set; 7] = [
@@ -33,19 +33,6 @@ const BY_PORT: [Set; 6] = [
     Set::MasqueradeNodeports,
     Set::RememberNodeports,
 ];
-
-/// Returns whether the kernel has kplane's table, in either family.
-pub(in crate::backend) fn exists() -> bool {
-    let has = |family| {
-        let request = Request::new("find table", msg::GETTABLE, nfproto(family), |w| {
-            w.str(NFTA_TABLE_NAME, TABLE);
-        });
-        NfSocket::open()
-            .and_then(|mut socket| socket.get(request))
-            .is_ok()
-    };
-    Family::ALL.into_iter().any(has)
-}
 
 /// Reads what the kernel has for a destination.
 ///

@@ -1,66 +1,17 @@
-//! The rules that lead clients to the proxy: a table of nf_tables, or a chain of iptables.
+//! The rules that lead clients to the proxy: a table of nf_tables, and the lease under which it works.
 
 use std::io;
 use std::net::UdpSocket;
-use std::time::Duration;
 
 use kplane_model::{Cidr, Family};
 use nix::sys::socket::{setsockopt, sockopt::Mark};
 
-use super::super::nftables::{self, CaptureSettings, CaptureTable, Place};
-use super::super::{Backend, OpenError, Settings, iptables};
-use super::CAPTURE;
+use super::super::nftables::{CaptureSettings, CaptureTable, Place};
 use super::lease::{Alive, Lease};
-use super::leased::LeasedChain;
 use crate::chain;
 
-/// The kinds of rules that may lead clients to the proxy.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum CaptureBy {
-    /// nf_tables; iptables if the kernel has no nf_tables, or does not let this process use it.
-    #[default]
-    Auto,
-    /// nf_tables only.
-    Nftables,
-    /// iptables only.
-    Iptables,
-}
-
-impl CaptureBy {
-    /// All values.
-    pub const ALL: [Self; 3] = [Self::Auto, Self::Nftables, Self::Iptables];
-
-    /// Returns the name in flags.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Nftables => "nftables",
-            Self::Iptables => "iptables",
-        }
-    }
-
-    /// Returns the value of this name.
-    #[must_use]
-    pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|by| by.name() == name)
-    }
-
-    /// Returns the kinds that work in front of a backend. Both kinds of table nat come at the same time as table kplane, so
-    /// iptables cannot be in front of nftables.
-    ///
-    /// # Errors
-    /// The kind that was asked for is not one of them.
-    fn before(self, backend: &str) -> Result<Self, String> {
-        match self {
-            Self::Iptables if backend == nftables::DESCRIPTION.name => Err(format!(
-                "--userspace-capture iptables cannot come before mode {backend}: set it to auto or nftables"
-            )),
-            Self::Auto if backend == nftables::DESCRIPTION.name => Ok(Self::Nftables),
-            other => Ok(other),
-        }
-    }
-}
+/// The reason why the kernel alone serves where it has no nf_tables.
+pub(super) const NEEDS: &str = "the userspace proxy's capture needs nf_tables";
 
 /// Without a mark of its own, the proxy's connection to a Service's address would come back to the proxy: anyone who may
 /// write EndpointSlices could make it connect to itself without end.
@@ -74,85 +25,35 @@ fn needs_mark(own_mark: u32) -> Result<(), String> {
     }
 }
 
-/// Opens the backend behind the proxy: nftables, or iptables if the kernel has no nf_tables.
-pub(super) fn behind(settings: &Settings) -> Result<Backend, OpenError> {
-    let by = settings.userspace.capture;
-    let by_nftables = match by {
-        CaptureBy::Auto | CaptureBy::Nftables => nftables::open(settings),
-        CaptureBy::Iptables => return iptables::open(settings),
-    };
-    match (by_nftables, by) {
-        (Err(error), CaptureBy::Auto) => {
-            tracing::info!(%error, "iptables is behind the userspace proxy");
-            iptables::open(settings).map_err(|further| OpenError {
-                backend: CAPTURE.name,
-                reason: format!("{error}; {further}"),
-            })
-        }
-        (opened, _) => opened,
-    }
-}
-
 /// The rules of one family, which end with this object.
 #[derive(Debug)]
-pub(super) enum Capture {
-    Nftables(
-        CaptureTable,
-        #[expect(dead_code, reason = "it holds until it is dropped")] Lease,
-    ),
-    Iptables(Box<LeasedChain>),
+pub(super) struct Capture {
+    table: CaptureTable,
+    /// It holds until it is dropped.
+    _lease: Lease,
 }
 
 impl Capture {
-    /// Creates the rules in front of a backend.
+    /// Creates the rules.
     ///
     /// # Errors
     /// The missing part, human-readable.
     pub(super) fn open(
         family: Family,
         settings: CaptureSettings,
-        by: CaptureBy,
-        backend: &str,
-        alive: &Alive,
+        alive: Alive,
     ) -> Result<Self, String> {
         needs_mark(settings.own_mark)?;
-        let by = by.before(backend)?;
-        let leased = || {
-            let chain = LeasedChain::create(family, settings, alive.clone());
-            chain.map(|chain| Self::Iptables(chain.into()))
-        };
-        if by == CaptureBy::Iptables {
-            return leased();
-        }
-        match CaptureTable::create(family, settings) {
-            Ok(table) => {
-                let renew = datagrams(settings)?;
-                let lease = Lease::start(family, alive.clone(), renew)?;
-                Ok(Self::Nftables(table, lease))
-            }
-            Err(error) if by == CaptureBy::Auto && error.is_missing() => {
-                leased().map_err(|reason| {
-                    format!(
-                        "neither by nf_tables: {}; nor by iptables: {reason}",
-                        chain(&error)
-                    )
-                })
-            }
-            Err(error) => Err(chain(&error)),
-        }
-    }
-
-    /// Returns the name of the kind.
-    pub(super) fn kind(&self) -> &str {
-        match self {
-            Self::Nftables(..) => "nf_tables",
-            Self::Iptables(leased) => leased.program(),
-        }
-    }
-
-    /// Returns whether nf_tables leads to the proxy.
-    pub(super) fn is_nftables(&self) -> bool {
-        matches!(self, Self::Nftables(..))
+        let table = CaptureTable::create(family, settings);
+        let table = table.map_err(|error| match error.is_missing() {
+            true => format!("{NEEDS}: {}", chain(&error)),
+            false => chain(&error),
+        })?;
+        let renew = datagrams(settings)?;
+        Ok(Self {
+            table,
+            _lease: Lease::start(family, alive, renew)?,
+        })
     }
 
     /// Deletes places, and adds others, which are not there yet.
@@ -160,10 +61,8 @@ impl Capture {
     /// # Errors
     /// The kernel's refusal.
     pub(super) fn change(&mut self, delete: &[Place], add: &[Place]) -> Result<(), String> {
-        match self {
-            Self::Nftables(table, _) => table.change(delete, add).map_err(|error| chain(&error)),
-            Self::Iptables(leased) => leased.change(delete, add),
-        }
+        let changed = self.table.change(delete, add);
+        changed.map_err(|error| chain(&error))
     }
 
     /// Deletes all places, so that the kernel serves them.
@@ -171,10 +70,7 @@ impl Capture {
     /// # Errors
     /// The kernel's refusal.
     pub(super) fn clear(&mut self) -> Result<(), String> {
-        match self {
-            Self::Nftables(table, _) => table.clear().map_err(|error| chain(&error)),
-            Self::Iptables(leased) => leased.clear(),
-        }
+        self.table.clear().map_err(|error| chain(&error))
     }
 
     /// Replaces the addresses with node ports.
@@ -182,42 +78,7 @@ impl Capture {
     /// # Errors
     /// The kernel's refusal.
     pub(super) fn set_nodes(&mut self, ranges: &[Cidr]) -> Result<(), String> {
-        match self {
-            Self::Nftables(table, _) => table.set_nodes(ranges).map_err(|error| chain(&error)),
-            Self::Iptables(leased) => leased.set_nodes(ranges),
-        }
-    }
-
-    /// Comes before the rules of the backend, which may just have been written.
-    ///
-    /// # Errors
-    /// The programs' failure.
-    pub(super) fn come_first(&mut self) -> Result<(), String> {
-        match self {
-            // Its priority does that.
-            Self::Nftables(..) => Ok(()),
-            Self::Iptables(leased) => leased.repair_chain().map(drop),
-        }
-    }
-
-    /// Repairs what another program changed, and returns what that was.
-    ///
-    /// # Errors
-    /// The rules cannot be read or repaired.
-    pub(super) fn repair(&mut self) -> Result<Option<String>, String> {
-        match self {
-            // No other program may change a table that has an owner.
-            Self::Nftables(..) => Ok(None),
-            Self::Iptables(leased) => leased.repair(),
-        }
-    }
-
-    /// Returns how often to call [`Self::repair`], if the least time between two calls is `interval`.
-    pub(super) fn probe_interval(&self, interval: Duration) -> Option<Duration> {
-        match self {
-            Self::Nftables(..) => None,
-            Self::Iptables(leased) => Some(leased.interval(interval)),
-        }
+        self.table.set_nodes(ranges).map_err(|error| chain(&error))
     }
 }
 
@@ -250,18 +111,5 @@ mod tests {
     fn without_a_mark_the_proxy_would_meet_its_own_connections() {
         assert!(needs_mark(0).is_err_and(|reason| reason.contains("--own-mark")));
         assert_eq!(needs_mark(0x50), Ok(()));
-    }
-
-    #[test]
-    fn u51_iptables_never_comes_before_mode_nftables() {
-        use CaptureBy::{Auto, Iptables, Nftables};
-        for by in CaptureBy::ALL {
-            assert_eq!(CaptureBy::named(by.name()), Some(by));
-            assert_eq!(by.before("iptables"), Ok(by));
-            assert_eq!(by.before("ipvs"), Ok(by));
-        }
-        assert_eq!(Auto.before("nftables"), Ok(Nftables));
-        assert_eq!(Nftables.before("nftables"), Ok(Nftables));
-        assert!(Iptables.before("nftables").is_err());
     }
 }

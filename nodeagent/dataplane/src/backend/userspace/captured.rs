@@ -9,31 +9,33 @@ use std::time::{Duration, Instant};
 use kplane_model::{Cidr, Family, Protocol, ServiceKey, ServiceName};
 
 use super::super::iptables;
-use super::super::nftables::Place;
+use super::super::nftables::{self, Place};
 use super::super::{
     Applied, ApplyError, Backend, Change, Failure, Inspection, OpenError, ServerCounts, Side,
     Verification,
 };
 use super::address_watch::with_addresses;
-use super::capture::behind;
+use super::capture::NEEDS;
 use super::places::{by_kernel, captured, node_ports, on_loopback};
 use super::refused::Refused;
 use super::staged::{Fate, Staged, beneath, failed, places_of};
 use super::way::{Starter, Way};
-use super::{CAPTURE, CAPTURE_BEFORE_IPTABLES, own, spec};
+use super::{CAPTURE, own, spec};
 use crate::plan::{NodePlan, ServicePlan};
 
 /// Time for which the proxy still serves connections that were on their way to it when the kernel got their ServicePort.
 const LATE: Duration = Duration::from_secs(5);
 
-/// Opens backend `userspace`: one of the kernel's, and the proxy in front of it for all Services.
+/// Opens backend `userspace`: nftables, and the proxy in front of it for all Services.
 pub(super) fn open(settings: &super::super::Settings) -> Result<Backend, OpenError> {
-    let backend = behind(settings)?;
-    let description = match backend.description.shares_names {
-        true => &CAPTURE_BEFORE_IPTABLES,
-        false => &CAPTURE,
-    };
-    let starter = starter(settings, &backend);
+    let backend = nftables::open(settings).map_err(|error| OpenError {
+        backend: CAPTURE.name,
+        reason: format!(
+            "{NEEDS}: {}; --backend userspace-loopback needs neither nf_tables nor a right",
+            error.reason
+        ),
+    })?;
+    let starter = starter(settings);
     let ways = Family::ALL.map(|family| (family, starter.open(family)));
     for (family, way) in &ways {
         let Err(reason) = way else { continue };
@@ -52,7 +54,7 @@ pub(super) fn open(settings: &super::super::Settings) -> Result<Backend, OpenErr
     let [v4, v6] = ways.map(|(_, way)| way.ok());
     let backend = in_front(backend, settings, &starter, Scope::All, [v4, v6]);
     Ok(Backend {
-        description,
+        description: &CAPTURE,
         ..backend
     })
 }
@@ -60,14 +62,13 @@ pub(super) fn open(settings: &super::super::Settings) -> Result<Backend, OpenErr
 /// Puts the proxy in front of a backend for the Services that ask for it, and for node ports on loopback addresses. It
 /// starts with the first of them.
 pub(super) fn on_request(backend: Backend, settings: &super::super::Settings) -> Backend {
-    let starter = starter(settings, &backend);
+    let starter = starter(settings);
     starter.inherit();
     in_front(backend, settings, &starter, Scope::Asked, [None, None])
 }
 
-fn starter(settings: &super::super::Settings, behind: &Backend) -> Arc<Starter> {
-    let (own, name) = (settings.userspace.clone(), behind.description.name);
-    Arc::new(Starter::new(own, settings.own_mark, name))
+fn starter(settings: &super::super::Settings) -> Arc<Starter> {
+    Arc::new(Starter::new(settings.userspace.clone(), settings.own_mark))
 }
 
 fn in_front(
@@ -87,7 +88,6 @@ fn in_front(
             way,
             by_interface: settings.pod_interface.is_some(),
             is_local: by_kernel(backend_name, family, settings),
-            interval: settings.probe_interval,
             refused: Refused::new(settings.userspace.endpoints.clone()),
             places: HashMap::new(),
             late: Vec::new(),
@@ -130,8 +130,6 @@ struct Captured {
     by_interface: bool,
     /// Whether the kernel serves node ports on loopback addresses if they are among those of the node plan.
     is_local: bool,
-    /// Least time between two checks of rules of which the kernel does not report changes.
-    interval: Duration,
     /// The endpoints to which the proxy must not connect.
     refused: Refused,
     /// The ServicePorts of the proxy, and their places in the table.
@@ -144,11 +142,6 @@ struct Captured {
 
 /// The reason why the proxy does not serve what it should.
 type Problem = String;
-
-/// The rules that lead to the proxy could not be read or repaired.
-#[derive(Debug, thiserror::Error)]
-#[error("the rules that lead to the userspace proxy: {0}")]
-struct Unchecked(Problem);
 
 impl Captured {
     /// Returns whether the proxy has or gets a ServicePort of a change.
@@ -284,15 +277,11 @@ impl Captured {
         capture.change(&staged.delete, &[])
     }
 
-    /// Has the table lead new places to the proxy, and ends ServicePorts that are gone. With a complete change, the
-    /// kernel's backend may have written rules before those that lead to the proxy.
-    fn take(&mut self, staged: Staged, complete: bool) -> Result<(), Problem> {
+    /// Has the table lead new places to the proxy, and ends ServicePorts that are gone.
+    fn take(&mut self, staged: Staged) -> Result<(), Problem> {
         let Some(Way { proxy, capture }) = &mut self.way else {
             return Ok(());
         };
-        if complete {
-            capture.come_first()?;
-        }
         capture.change(&[], &staged.add)?;
         let now = Instant::now();
         let mut gone = Vec::new();
@@ -319,23 +308,15 @@ impl Captured {
     }
 
     /// Gives the kernel back what leads to the proxy, if another program has removed it.
-    fn restore(&mut self) -> Result<Option<Verification>, ApplyError> {
-        let Some(way) = &mut self.way else {
-            return Ok(None);
-        };
+    fn restore(&mut self) -> Option<Verification> {
+        self.way.as_ref()?;
         match self.starter.restore(self.family) {
-            Ok(Some(gone)) => Ok(Some(Verification::Repaired(gone))),
-            Ok(None) => {
-                let repaired = way.capture.repair();
-                let repaired =
-                    repaired.map_err(|why| ApplyError::new(self.family, Unchecked(why)))?;
-                Ok(repaired.map(Verification::Repaired))
-            }
+            Ok(gone) => gone.map(Verification::Repaired),
             Err(problem) => {
                 let family = self.family;
                 let further = self.give_up();
                 tracing::warn!(%family, problem, further, "the kernel serves all Services, since nothing can lead to the proxy");
-                Ok(Some(Verification::Outdated(problem)))
+                Some(Verification::Outdated(problem))
             }
         }
     }
@@ -402,7 +383,7 @@ impl Captured {
         staged.without(&applied.failures);
         self.hand(change, false, &applied.failures);
         self.settle(change);
-        if let Err(problem) = released.and_then(|()| self.take(staged, change.complete)) {
+        if let Err(problem) = released.and_then(|()| self.take(staged)) {
             let problem = match self.give_up() {
                 Some(further) => format!("{problem}; {further}"),
                 None => problem,
@@ -427,7 +408,7 @@ impl Side for Captured {
     }
 
     fn verify(&mut self) -> Result<Verification, ApplyError> {
-        match self.restore()? {
+        match self.restore() {
             Some(repaired) => Ok(repaired),
             None => self.inner.verify(),
         }
@@ -435,7 +416,7 @@ impl Side for Captured {
 
     fn mend(&mut self) -> Result<Verification, ApplyError> {
         // A repair is followed by a check of everything.
-        match self.restore()? {
+        match self.restore() {
             Some(repaired) => Ok(repaired),
             None => self.inner.mend(),
         }
@@ -446,9 +427,7 @@ impl Side for Captured {
     }
 
     fn probe_interval(&self) -> Option<Duration> {
-        let own = self.way.as_ref();
-        let own = own.and_then(|way| way.capture.probe_interval(self.interval));
-        self.inner.probe_interval().max(own)
+        self.inner.probe_interval()
     }
 
     fn servers(&self) -> Option<ServerCounts> {

@@ -15,7 +15,7 @@ use super::super::nftables::CaptureSettings;
 use super::capture::Capture;
 use super::lease::Alive;
 use super::transparent::{Transparent, deliver};
-use super::{CAPTURE, CaptureBy, ProxyHandle, UserspaceSettings, start};
+use super::{CAPTURE, ProxyHandle, UserspaceSettings, start};
 use crate::proxy_address::{DELIVERY, LOOPBACK_LINK, proxy_address};
 
 /// Attempts to find a port that is free for TCP and UDP.
@@ -25,15 +25,10 @@ const PORTS: usize = 16;
 const ROUTED: Duration = Duration::from_secs(2);
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
-const NOT_TRANSPARENT: &str =
-    "--userspace-transparent needs nf_tables, and does not work with --userspace-capture iptables";
-
 /// The proxy of both families, which starts when one of them needs it.
 pub(super) struct Starter {
     settings: UserspaceSettings,
     own_mark: u32,
-    /// The name of the backend behind the proxy.
-    backend: &'static str,
     running: Mutex<Option<Arc<Proxy>>>,
     /// Whether answers to clients' addresses are delivered to the proxy, by family.
     delivers: Mutex<[bool; 2]>,
@@ -41,11 +36,10 @@ pub(super) struct Starter {
 }
 
 impl Starter {
-    pub(super) fn new(settings: UserspaceSettings, own_mark: u32, backend: &'static str) -> Self {
+    pub(super) fn new(settings: UserspaceSettings, own_mark: u32) -> Self {
         Self {
             settings,
             own_mark,
-            backend,
             running: Mutex::default(),
             delivers: Mutex::default(),
             handle: ProxyHandle::default(),
@@ -77,9 +71,6 @@ impl Starter {
     fn transparency(&self) -> Result<Option<Box<dyn Transparency>>, String> {
         if !self.settings.transparent {
             return Ok(None);
-        }
-        if self.settings.capture == CaptureBy::Iptables {
-            return Err(NOT_TRANSPARENT.to_owned());
         }
         let transparent = Transparent::open(self.own_mark)?;
         let mut delivers = self.delivers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -125,18 +116,8 @@ impl Starter {
             .map_err(|error| format!("cannot open the proxy's sockets at {ip}: {error}"))?;
         let own_mark = self.own_mark;
         let settings = CaptureSettings { socket, own_mark };
-        let (by, behind) = (self.settings.capture, self.backend);
-        let capture = Capture::open(
-            family,
-            settings,
-            by,
-            behind,
-            &Alive::of(&proxy, &self.handle),
-        )?;
-        if self.settings.transparent && !capture.is_nftables() {
-            return Err(NOT_TRANSPARENT.to_owned());
-        }
-        tracing::info!(%family, by = capture.kind(), "rules can lead clients to the userspace proxy");
+        let capture = Capture::open(family, settings, Alive::of(&proxy, &self.handle))?;
+        tracing::info!(%family, "rules can lead clients to the userspace proxy");
         Ok(Way { capture, proxy })
     }
 }

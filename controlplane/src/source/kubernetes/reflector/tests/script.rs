@@ -272,7 +272,6 @@ fn name(event: &Event) -> String {
         Event::Apply(located) => format!("apply {}", located.object.metadata().name),
         Event::Delete(id) => format!("delete {}", id.name),
         Event::Issues(_)
-        | Event::Relayed(_)
         | Event::ApiServer(_)
         | Event::Doubts(_)
         | Event::Version(..)

@@ -37,7 +37,7 @@ fn sets(demand: &Demand, address: &str) -> Vec<SetId> {
         | Entry::IpPort(ip, ..)
         | Entry::IpPortIp(ip, ..)
         | Entry::IpPortNet(ip, ..) => ip == self::ip(address),
-        Entry::Port(_) | Entry::Net(_) => false,
+        Entry::Port(_) => false,
     };
     let entries = demand.entries.iter().filter(|(_, entry)| of(entry));
     entries.map(|(set, _)| *set).collect()

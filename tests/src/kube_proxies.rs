@@ -1,10 +1,12 @@
-//! Raw watches of a Kubernetes API server: clients with connections of their own, as kube-proxies have.
+//! The watches of kube-proxies at a Kubernetes API server. Clients are light: one process, a TLS connection for each node.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use http::Request;
 use http::header::{ACCEPT, AUTHORIZATION};
 use http_body_util::BodyExt as _;
@@ -15,12 +17,12 @@ use serde_json::Value;
 use tokio::net::TcpSocket;
 use tokio::sync::OnceCell;
 use tokio::task::{JoinSet, block_in_place};
+use tokio::time::sleep;
 use tonic::body::Body;
 use tonic::transport::{Channel, Endpoint};
 use tower::ServiceExt as _;
 
-use super::crowd::{Client, Crowd, Measured};
-use crate::fleet::Input;
+use crate::fleet::{DEADLINE, Input};
 
 /// Address of the first client: 127.3.0.1.
 const OWN: u32 = 0x7f03_0001;
@@ -28,6 +30,10 @@ const OWN: u32 = 0x7f03_0001;
 const SERVER: Ipv4Addr = Ipv4Addr::LOCALHOST;
 const PORT: u16 = 6443;
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf;type=watch";
+/// Longest pause before a client connects again.
+const RETRY: Duration = Duration::from_secs(1);
+/// Interval at which connections are counted.
+const LOOK: Duration = Duration::from_millis(2);
 /// What a proxy watches but its Node: collections, and selectors of labels.
 const WATCHED: [(&str, &str); 3] = [
     (
@@ -40,7 +46,6 @@ const WATCHED: [(&str, &str); 3] = [
     ),
     ("/apis/networking.k8s.io/v1/servicecidrs", ""),
 ];
-const SLICES: usize = 1;
 
 /// Starts a cluster that has the objects of a fleet.
 ///
@@ -54,31 +59,6 @@ pub fn cluster(nodes: u32, services: u32) -> Result<(Cluster, Input)> {
     let cluster = Cluster::start(&options)?;
     let input = Input::at(cluster.api(), nodes, services)?;
     Ok((cluster, input))
-}
-
-/// Measures so many clients, each with one watch of EndpointSlices. Call it in the cluster's namespace.
-///
-/// # Errors
-/// The server cannot bear them.
-pub async fn measure(
-    cluster: &Cluster,
-    input: &mut Input,
-    clients: u32,
-    changes: usize,
-) -> Result<Measured> {
-    let server = Server::new(cluster)?;
-    let (path, selector) = WATCHED[SLICES];
-    let version = block_in_place(|| version(cluster, path))?;
-    let path = format!("{path}?watch=1&resourceVersion={version}{selector}");
-    let watchers = (0..clients).map(|number| Watcher {
-        path: path.clone(),
-        connection: Connection::new(&server, number),
-    });
-    let crowd = Arc::<Crowd>::default();
-    let change = async || block_in_place(|| input.change());
-    crowd
-        .measure(cluster.apiserver()?, watchers.collect(), changes, change)
-        .await
 }
 
 /// The watches of kube-proxies, which end when this is dropped.
@@ -112,9 +92,12 @@ impl Proxies {
                 connection: Arc::clone(&connection),
             }));
         }
-        let (crowd, count) = (Arc::<Crowd>::default(), watchers.len());
-        let tasks = crowd.start(watchers);
-        crowd.gather(count).await?;
+        let (open, count) = (Arc::<Open>::default(), watchers.len());
+        let mut tasks = JoinSet::new();
+        for watcher in watchers {
+            tasks.spawn(watcher.run(Arc::clone(&open)));
+        }
+        open.reach(count).await?;
         Ok(Self { _tasks: tasks })
     }
 }
@@ -129,6 +112,30 @@ fn version(cluster: &Cluster, path: &str) -> Result<String> {
     let list: Value = serde_json::from_str(&list)?;
     let version = list["metadata"]["resourceVersion"].as_str();
     Ok(version.context("a list without a version")?.to_owned())
+}
+
+/// The watches that are open.
+#[derive(Debug, Default)]
+struct Open {
+    count: AtomicUsize,
+    /// The error of the last watch that ended.
+    error: Mutex<String>,
+}
+
+impl Open {
+    /// Waits until so many are open.
+    async fn reach(&self, wanted: usize) -> Result<()> {
+        let begun = Instant::now();
+        while self.count.load(Relaxed) < wanted {
+            if begun.elapsed() > DEADLINE {
+                let (count, time) = (self.count.load(Relaxed), DEADLINE.as_secs());
+                let error = self.error.lock().unwrap_or_else(PoisonError::into_inner);
+                bail!("{count} of {wanted} watches are open after {time} s: {error}");
+            }
+            sleep(LOOK).await;
+        }
+        Ok(())
+    }
 }
 
 /// The API server as clients see it.
@@ -199,8 +206,19 @@ struct Watcher {
     connection: Arc<Connection>,
 }
 
-impl Client for Watcher {
-    async fn listen(&self, crowd: &Crowd) -> Result<()> {
+impl Watcher {
+    /// Watches without end: connects again when it is disconnected.
+    async fn run(self, open: Arc<Open>) {
+        loop {
+            let end = self.listen(&open).await;
+            let end = end.map_or_else(|error| format!("{error:#}"), |()| "end".to_owned());
+            *open.error.lock().unwrap_or_else(PoisonError::into_inner) = end;
+            sleep(rand::random_range(Duration::ZERO..RETRY)).await;
+        }
+    }
+
+    /// Watches until the connection ends.
+    async fn listen(&self, open: &Open) -> Result<()> {
         let connection = &self.connection;
         let channel = connection.channel.get_or_try_init(|| connection.open());
         let request = Request::get(&self.path)
@@ -209,45 +227,16 @@ impl Client for Watcher {
             .body(Body::empty())?;
         let answer = channel.await?.clone().oneshot(request).await?;
         ensure!(answer.status().is_success(), "{}", answer.status());
-        let _attending = crowd.attend();
+        open.count.fetch_add(1, Relaxed);
         let mut body = answer.into_body();
-        let mut events = Events::default();
-        while let Some(frame) = body.frame().await {
-            if let Some(data) = frame?.data_ref() {
-                crowd.arrive(events.ends(data));
+        let end = loop {
+            match body.frame().await {
+                Some(Ok(_)) => {}
+                Some(Err(error)) => break Err(error.into()),
+                None => break Ok(()),
             }
-        }
-        Ok(())
-    }
-}
-
-/// A stream of events, each with its length before it.
-#[derive(Debug, Default)]
-pub struct Events {
-    length: Vec<u8>,
-    missing: usize,
-}
-
-impl Events {
-    /// Returns the number of events that end in the next bytes.
-    pub fn ends(&mut self, mut bytes: &[u8]) -> usize {
-        let mut ended = 0;
-        while let Some((first, rest)) = bytes.split_first() {
-            if self.missing > 0 {
-                let some = self.missing.min(bytes.len());
-                self.missing -= some;
-                ended += usize::from(self.missing == 0);
-                bytes = &bytes[some..];
-                continue;
-            }
-            self.length.push(*first);
-            bytes = rest;
-            if let [a, b, c, d] = *self.length {
-                let length = u32::from_be_bytes([a, b, c, d]);
-                self.missing = usize::try_from(length).unwrap_or(usize::MAX);
-                self.length.clear();
-            }
-        }
-        ended
+        };
+        open.count.fetch_sub(1, Relaxed);
+        end
     }
 }
