@@ -10,8 +10,6 @@ pub(crate) mod migrate;
 pub(crate) mod page;
 pub(crate) mod probe;
 pub(crate) mod record;
-pub(crate) mod rollback;
-pub(crate) mod rollout;
 mod status;
 pub(crate) mod uninstall;
 mod wait;
@@ -40,8 +38,6 @@ use self::migrate::MigrateCommand;
 use self::page::PageArgs;
 use self::probe::ProbeArgs;
 use self::record::{BundleArgs, DiffArgs, EventsArgs, HistoryArgs, TopArgs};
-use self::rollback::RollbackArgs;
-use self::rollout::RolloutCommand;
 use self::uninstall::UninstallArgs;
 use crate::output::{Extent, Format};
 
@@ -246,24 +242,23 @@ Examples:
   kpctl thaw --node node-1
   kpctl thaw --all")]
     Thaw(FreezeArgs),
-    /// Show the states that can be published again, or what changed in one Service
+    /// Show the latest publications, or what changed in one Service
     #[command(after_help = "\
 Examples:
-  kpctl history                                         states for kpctl rollback
+  kpctl history                                         when something changed, and how much
   kpctl history -o json | jq '.points[-1].revision'
   kpctl history service shop/web                        what changed, why, and when each node had it")]
     History(HistoryArgs),
-    /// Show what differs: between two nodes, since an earlier state, or between a node's desired state and its kernel
+    /// Show what differs: between two nodes, or between a node's desired state and its kernel
     #[command(after_help = "\
 Two nodes: what the control plane wants them to hold. Nodes differ by their zone, by topology hints, and
 by endpoints that run on them. One node: what its kernel does not hold as desired, from the last report of
-its agent. --since: the Services that changed since a revision or a time, and are not as they were.
+its agent.
 
 Examples:
   kpctl diff node/node-1 node/node-2
   kpctl diff node/node-1
-  kpctl diff --since 10m
-  kpctl diff --since 4711 -o json | jq '.services[].name'")]
+  kpctl diff node/node-1 -o json | jq '.services[].name'")]
     Diff(DiffArgs),
     /// Show what the control plane noticed: nodes lost and back, problems, repairs
     #[command(after_help = "\
@@ -288,8 +283,8 @@ Examples:
 
 Exit codes: 0 everything is in the file, 2 the file is written, and lacks a part")]
     Bundle(BundleArgs),
-    /// Show the Services that change most, the slowest nodes, and the busiest Services of userspace proxies
-    #[command(after_help = "Examples:\n  kpctl top\n  kpctl top --limit 50 -o wide")]
+    /// Show the Services that change most, and the slowest nodes
+    #[command(after_help = "Examples:\n  kpctl top\n  kpctl top --limit 50")]
     Top(TopArgs),
     /// Serve the control plane's page to a browser on this machine
     #[command(after_help = "\
@@ -301,27 +296,6 @@ Examples:
   kpctl page
   kpctl page --port 8080")]
     Page(PageArgs),
-    /// Publish an earlier state of all Services again
-    #[command(after_help = "\
-All replicas publish the state, and what the source changes waits, until `kpctl rollback --undo`. A
-replica that does not remember the state, such as one that has started since, sends nothing to nodes
-that hold something. Facts of nodes (zones, addresses) are always the newest.
-
-Examples:
-  kpctl rollback --to 4711 --reason 'endpoints of shop vanished'
-  kpctl rollback --to-time 10m
-  kpctl rollback --undo")]
-    Rollback(RollbackArgs),
-    /// Change settings of the fleet, for a few nodes first
-    #[command(
-        subcommand,
-        after_help = "\
-Examples:
-  kpctl rollout start --backend nftables --steps 1,10,50 --wait
-  kpctl rollout status
-  kpctl rollout stop"
-    )]
-    Rollout(RolloutCommand),
     /// Check everything, and say what to type next for each thing that is wrong
     #[command(after_help = "\
 All checks always run, and each has one line. With -o json there is one document, with `checks` and

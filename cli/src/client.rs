@@ -312,34 +312,10 @@ impl Client {
         self.ask(stub.freeze(request)).await
     }
 
-    /// Returns the settings of the fleet, and how far the last rollout is.
-    pub(crate) async fn rollout(&self) -> Result<pb::Rollout, Error> {
-        let mut stub = self.stub.clone();
-        self.ask(stub.get_rollout(pb::GetRolloutRequest {})).await
-    }
-
-    /// Returns the states that can be published again.
+    /// Returns the latest publications.
     pub(crate) async fn history(&self) -> Result<pb::History, Error> {
         let mut stub = self.stub.clone();
         self.ask(stub.get_history(pb::GetHistoryRequest {})).await
-    }
-
-    /// Publishes an earlier state, or ends that.
-    pub(crate) async fn change_rollback(
-        &self,
-        request: pb::ChangeRollbackRequest,
-    ) -> Result<pb::History, Error> {
-        let mut stub = self.stub.clone();
-        self.ask(stub.change_rollback(request)).await
-    }
-
-    /// Begins or ends a rollout.
-    pub(crate) async fn change_rollout(
-        &self,
-        request: pb::ChangeRolloutRequest,
-    ) -> Result<pb::Rollout, Error> {
-        let mut stub = self.stub.clone();
-        self.ask(stub.change_rollout(request)).await
     }
 
     /// Waits for an answer up to the timeout.

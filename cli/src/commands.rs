@@ -11,7 +11,6 @@ mod page;
 mod probe;
 mod proxied;
 mod record;
-mod rollout;
 mod uninstall;
 mod why;
 
@@ -34,7 +33,6 @@ use kplane_view::View;
 use kplane_view::approve::ApprovalView;
 use kplane_view::fleet::FleetView;
 use kplane_view::freeze::FreezeView;
-use kplane_view::history::HistoryView;
 use kplane_view::node::NodeDescriptionView;
 use kplane_view::version::VersionView;
 use kplane_view::wait::WaitView;
@@ -104,12 +102,6 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
         Command::Bundle(args) => bundle::run(&cli, args).await,
         Command::Top(args) => record::top(&cli, args).await,
         Command::Page(args) => page::run(&cli, args).await,
-        Command::Rollback(args) => {
-            let (client, _) = connect(&cli).await?;
-            let history = client.change_rollback(args.request()).await?;
-            show(&cli, &HistoryView::changed(history))
-        }
-        Command::Rollout(command) => rollout::run(&cli, command).await,
         Command::Check(args) => check::run(&cli, args).await,
         Command::Migrate(command) => migrate::run(&cli, command).await,
         Command::Uninstall(args) => uninstall::run(&cli, args).await,

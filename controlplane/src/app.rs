@@ -33,7 +33,6 @@ use crate::identity::{self, Gate};
 use crate::index::CliffGuard;
 use crate::kubernetes::Api;
 use crate::peers::{self, Peers};
-use crate::server::rollout;
 use crate::source::kubernetes::{self, Kubernetes};
 use crate::source::manifests::Manifests;
 use crate::source::{self, Source, SourceError};
@@ -170,8 +169,6 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
         &hub,
         &mut tasks,
     )?;
-    let helper = rollout::help(Arc::clone(&hub), peers.clone());
-    tasks.spawn(until(helper, hub.shutdown.clone()));
     let shutdown = hub.shutdown.clone();
     let (in_memory, connections) = mpsc::channel(1);
     let router = agent_router(&hub, &gate);

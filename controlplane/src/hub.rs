@@ -5,7 +5,7 @@ mod noticing;
 mod touched;
 
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use kplane_model::{Issue, NodeName, ServiceName};
@@ -65,8 +65,6 @@ pub struct Hub {
     pub snapshots: Snapshots,
     /// Standing orders of operators.
     pub orders: Board,
-    /// Number of the order to roll back that this replica follows.
-    pub(crate) rolled_back: Mutex<Option<u64>>,
     /// The Node on which this replica runs, if that is known.
     pub own_node: OnceLock<NodeName>,
     /// The Nodes that have the start-up taint.
@@ -166,7 +164,6 @@ impl Hub {
             draining: Draining::default(),
             snapshots: Snapshots::default(),
             orders: Board::default(),
-            rolled_back: Mutex::default(),
             own_node: OnceLock::new(),
             tainted: Tainted::default(),
             traffic: Arc::default(),
@@ -203,7 +200,8 @@ impl Hub {
     pub fn issues(&self) -> Arc<Vec<Issue>> {
         let input = Arc::clone(&self.summary.borrow().issues);
         let upstream = self.upstream.issues();
-        let own = [self.orders.issues(), crate::panicked::issues()].concat();
+        let own = self.orders.issue().into_iter();
+        let own: Vec<_> = own.chain(crate::panicked::issues()).collect();
         if upstream.is_empty() && own.is_empty() {
             return input;
         }

@@ -31,7 +31,6 @@ mod panicked;
 pub mod peers;
 pub mod publish;
 pub mod recorder;
-mod rollout;
 pub mod server;
 pub mod signals;
 pub mod snapshots;

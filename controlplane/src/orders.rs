@@ -1,5 +1,5 @@
-//! Standing orders of operators about the fleet: which nodes are frozen, since when, by whom and why, what was
-//! approved, and which settings nodes have. No I/O.
+//! Standing orders of operators about the fleet: which nodes are frozen, since when, by whom and why, and what
+//! was approved. No I/O.
 //!
 //! The newest order that names a node decides, and an order about all nodes names each. So `freeze --all` and then
 //! `thaw --node a` leaves all nodes but `a` frozen.
@@ -7,16 +7,12 @@
 mod approval;
 mod board;
 mod place;
-mod rollback;
-mod rollout;
 #[cfg(test)]
 mod tests;
 
 pub use approval::{APPROVAL_LASTS, Approval};
 pub use board::{Board, Unchanged};
 pub use place::Place;
-pub use rollback::Rollback;
-pub use rollout::{Fleet, MAX_STEPS, NotNow, Rollout, Settings, Stage, Turn};
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -81,24 +77,6 @@ impl fmt::Display for Order {
     }
 }
 
-impl Order {
-    /// Returns the order of a replica that does not remember the state that an order wants published.
-    pub(crate) fn lost(rollback: &Rollback) -> Self {
-        let reason = format!(
-            "rolled back to the state of {} ms since 1970, which this replica does not remember",
-            rollback.state_ms
-        );
-        Self {
-            number: rollback.number,
-            scope: Scope::All,
-            frozen: true,
-            by: rollback.by.clone(),
-            at_ms: rollback.at_ms,
-            reason,
-        }
-    }
-}
-
 impl From<Order> for pb::Frozen {
     fn from(order: Order) -> Self {
         Self {
@@ -132,12 +110,6 @@ pub struct Orders {
     latest: BTreeMap<Scope, Order>,
     /// Approvals, oldest first.
     approvals: Vec<Approval>,
-    /// The settings of all nodes; `None` as long as nobody has chosen any.
-    fleet: Option<Fleet>,
-    /// The earlier state that is published.
-    rollback: Option<Rollback>,
-    /// The order that freezes all nodes of this replica, because it does not remember that state. It is in no document.
-    lost: Option<Order>,
 }
 
 /// A change of the orders in force.
@@ -145,9 +117,6 @@ pub struct Orders {
 pub(super) enum Change {
     Order(Wish),
     Approve(Approval),
-    Turn(Turn),
-    /// Publish an earlier state, or go on.
-    RollBack(Option<Rollback>),
 }
 
 /// The document.
@@ -158,10 +127,6 @@ struct Document {
     orders: Vec<Order>,
     #[serde(default)]
     approvals: Vec<Approval>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    fleet: Option<Fleet>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    rollback: Option<Rollback>,
 }
 
 /// The reason why a document cannot be used.
@@ -191,17 +156,6 @@ pub enum Damaged {
 )]
 pub struct TooMany;
 
-/// The reason why a change is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
-    /// There would be too many orders.
-    #[error(transparent)]
-    TooMany(#[from] TooMany),
-    /// A rollout cannot begin or end now.
-    #[error(transparent)]
-    NotNow(#[from] NotNow),
-}
-
 impl Orders {
     /// Returns the order that freezes a node.
     #[must_use]
@@ -209,38 +163,18 @@ impl Orders {
         let own = self.latest.get(&Scope::Node(node.to_string()));
         let all = self.latest.get(&Scope::All);
         let newest = own.into_iter().chain(all).max_by_key(|order| order.number);
-        newest.filter(|order| order.frozen).or(self.lost.as_ref())
-    }
-
-    /// Returns the earlier state that is published.
-    #[must_use]
-    pub fn rollback(&self) -> Option<&Rollback> {
-        self.rollback.as_ref()
-    }
-
-    /// Returns the orders at a replica that does not remember the state that must be published: it sends nothing to
-    /// nodes that hold something.
-    fn at(self, lost: Option<Order>) -> Self {
-        let lost = lost.filter(|_| self.rollback.is_some());
-        Self { lost, ..self }
+        newest.filter(|order| order.frozen)
     }
 
     /// Returns whether nothing is in force.
     fn is_empty(&self) -> bool {
-        let none = self.fleet.is_none() && self.rollback.is_none();
-        none && self.latest.is_empty() && self.approvals.is_empty()
+        self.latest.is_empty() && self.approvals.is_empty()
     }
 
     /// Returns the approvals that replicas may still take.
     pub fn approvals(&self, now_ms: u64) -> impl Iterator<Item = &Approval> {
         let approvals = self.approvals.iter();
         approvals.filter(move |approval| approval.is_in_force(now_ms))
-    }
-
-    /// Returns the settings of the fleet; `None` as long as nobody has chosen any.
-    #[must_use]
-    pub fn fleet(&self) -> Option<&Fleet> {
-        self.fleet.as_ref()
     }
 
     /// Returns the newer one of the orders of a document, if there is one, and the orders in force.
@@ -262,27 +196,9 @@ impl Orders {
     }
 
     /// Returns the orders with a change in force.
-    fn changed(&self, change: &Change) -> Result<Self, Refused> {
+    fn changed(&self, change: &Change) -> Result<Self, TooMany> {
         match change {
-            Change::Order(wish) => Ok(self.with(wish)?),
-            Change::Turn(turn) => {
-                let fleet = self.fleet.clone().unwrap_or_default();
-                let number = self.number + 1;
-                Ok(Self {
-                    number,
-                    fleet: Some(fleet.after(turn, number)?),
-                    ..self.clone()
-                })
-            }
-            Change::RollBack(rollback) => {
-                let number = self.number + 1;
-                let rollback = rollback.clone();
-                Ok(Self {
-                    number,
-                    rollback: rollback.map(|rollback| Rollback { number, ..rollback }),
-                    ..self.clone()
-                })
-            }
+            Change::Order(wish) => self.with(wish),
             Change::Approve(approval) => {
                 let mut next = self.clone();
                 let over = |one: &Approval| !one.is_in_force(approval.at_ms);
@@ -300,11 +216,6 @@ impl Orders {
     fn has(&self, change: &Change) -> bool {
         match change {
             Change::Approve(approval) => self.approvals.contains(approval),
-            Change::Turn(turn) => self.fleet.as_ref().is_some_and(|fleet| fleet.has(turn)),
-            Change::RollBack(wanted) => {
-                let made = |one: &Rollback| (one.at_ms, one.by.clone());
-                self.rollback.as_ref().map(made) == wanted.as_ref().map(made)
-            }
             Change::Order(wish) => wish.scopes.iter().all(|scope| {
                 let order = self.latest.get(scope);
                 order.is_some_and(|order| {
@@ -370,9 +281,7 @@ impl Orders {
         let approvals = &document.approvals;
         let are_bounded = document.orders.iter().all(is_bounded)
             && approvals.iter().all(Approval::is_bounded)
-            && approvals.len() <= MAX_APPROVALS
-            && document.fleet.as_ref().is_none_or(Fleet::is_bounded)
-            && document.rollback.as_ref().is_none_or(Rollback::is_bounded);
+            && approvals.len() <= MAX_APPROVALS;
         if document.orders.len() > MAX_ORDERS || !are_bounded {
             return Err(Damaged::Limits);
         }
@@ -389,9 +298,6 @@ impl Orders {
                 .map(|order| (order.scope.clone(), order))
                 .collect(),
             approvals: document.approvals,
-            fleet: document.fleet,
-            rollback: document.rollback,
-            lost: None,
         })
     }
 
@@ -403,8 +309,6 @@ impl Orders {
             number: self.number,
             orders: self.latest.values().cloned().collect(),
             approvals: self.approvals.clone(),
-            fleet: self.fleet.clone(),
-            rollback: self.rollback.clone(),
         };
         // Numbers, booleans and texts are always JSON.
         serde_json::to_string_pretty(&document).unwrap_or_default()

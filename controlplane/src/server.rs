@@ -19,7 +19,6 @@ mod kernel;
 mod layers;
 mod mailbox;
 mod on_node;
-mod operator;
 mod others;
 mod outbound;
 mod pages;
@@ -28,8 +27,6 @@ mod probe;
 mod proxied;
 mod questions;
 mod recorder;
-pub(crate) mod rollback;
-pub(crate) mod rollout;
 mod services;
 mod session;
 mod standing;
@@ -55,7 +52,15 @@ use tonic::Status;
 
 use crate::clock::wall_ms;
 use crate::hub::Closing;
+use crate::identity::Visitor;
+use crate::orders::MAX_REASON;
 use crate::wire::{confidence, millis};
+
+/// Returns an operator's name, as long as the document of orders keeps it; empty if the caller has none.
+fn operator(visitor: Option<&Visitor>) -> String {
+    let name = visitor.and_then(Visitor::name).unwrap_or_default();
+    name[..name.floor_char_boundary(MAX_REASON)].to_owned()
+}
 
 /// Returns the status of a question that came too late.
 #[expect(clippy::needless_pass_by_value, reason = "handed to map_err")]

@@ -130,8 +130,6 @@ reasons! {
     OrdersUnreadable,
     /// The document of orders is older than the orders in force.
     OrdersOlder,
-    /// An earlier state is published.
-    RolledBack,
     /// A part of the control plane panicked.
     Panicked,
 

@@ -13,7 +13,6 @@ use kp_controlplane::admission::Admission;
 use kp_controlplane::app::Origin;
 use kp_controlplane::index::{CliffGuard, Guarded};
 use kplane_model::Family;
-use kplane_proto::v1 as pb;
 use kplane_tls::{Follower, TokenFile};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -27,7 +26,6 @@ use crate::config::{Config, Source};
 use crate::connection::Connection;
 use crate::desired;
 use crate::engine::{AloneSettings, Engine, Followers, Recall, Stopped};
-use crate::fleet_settings::Choice;
 use crate::healthz::Health;
 use crate::metrics::{Counters, Metrics, Sources};
 use crate::own_places::OwnPlaces;
@@ -99,19 +97,15 @@ pub struct Bound {
     claim: Option<Claim>,
     /// Another program that programs this node, reported as long as it runs, or its rules as long as they stay.
     rival: watch::Sender<Option<Failure>>,
-    /// The settings that the control plane chooses.
-    choice: Choice,
     /// The way to the next agent.
     succession: Succession,
 }
 
 /// How an agent ended in order.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// It was shut down.
     Stopped,
-    /// The control plane wants it to start anew with these settings.
-    Again(pb::Settings),
     /// Another agent asked to take over, and then did not. This one starts anew.
     Resumed,
 }
@@ -121,16 +115,7 @@ pub enum Ended {
 ///
 /// # Errors
 /// [`BuildError`] if the agent cannot start.
-pub async fn build(config: Config) -> Result<Bound, BuildError> {
-    build_chosen(config, Choice::none()).await
-}
-
-/// Starts an agent like [`build`], with settings that a control plane chose.
-///
-/// # Errors
-/// [`BuildError`] if the agent cannot start.
-pub async fn build_chosen(config: Config, choice: Choice) -> Result<Bound, BuildError> {
-    let mut config = config.with(choice.in_force());
+pub async fn build(mut config: Config) -> Result<Bound, BuildError> {
     config.backend = config.backend.within_rights();
     if config.backend == Kind::UserspaceLoopback && is_of_user(&config.source) {
         kplane_model::allow_loopback_endpoints();
@@ -150,7 +135,7 @@ pub async fn build_chosen(config: Config, choice: Choice) -> Result<Bound, Build
         settings.pod_interface.is_some() || config.node_settings.masquerades_own(family)
     });
     let ports = Ports::new(config.healthz, config.metrics);
-    let mut bound = build_parts(config, choice, move || kind.open(&settings)).await?;
+    let mut bound = build_parts(config, move || kind.open(&settings)).await?;
     if let Some(serving) = bound.engine.serving() {
         let task = TakeOver {
             serving,
@@ -182,12 +167,11 @@ pub async fn build_with(
     open: impl FnOnce() -> Result<Backend, OpenError> + Send + 'static,
 ) -> Result<Bound, BuildError> {
     kplane_http::panics::install();
-    build_parts(config, Choice::none(), open).await
+    build_parts(config, open).await
 }
 
 async fn build_parts(
     config: Config,
-    choice: Choice,
     open: impl FnOnce() -> Result<Backend, OpenError> + Send + 'static,
 ) -> Result<Bound, BuildError> {
     let counters = Arc::new(Counters::default());
@@ -205,7 +189,7 @@ async fn build_parts(
         connect(config.source, config.cliff_guard, own, &mut tasks).await?;
     let identity = Identity::new(config.node_name, config.mode_unset);
     announce(&identity, &engine);
-    let client = Client::new(transport, identity, engine.clone()).with_choice(choice.clone());
+    let client = Client::new(transport, identity, engine.clone());
     let connection = client.connection();
     let health = Health::new(&engine, connection.clone());
     let (effective, configuration) = watch::channel(config.kube_proxy);
@@ -250,7 +234,6 @@ async fn build_parts(
         tasks,
         claim: None,
         rival,
-        choice,
         succession: Succession::default(),
     })
 }
@@ -470,7 +453,6 @@ impl Bound {
         let cause = tokio::select! {
             biased;
             () = self.shutdown.cancelled() => Cause::Shutdown,
-            wish = self.choice.wish() => Cause::Wish(wish),
             successor = self.succession.successor(&proxy) => Cause::Successor(successor),
             first = self.tasks.join_next() => Cause::Failure(first),
         };

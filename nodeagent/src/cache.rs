@@ -16,7 +16,6 @@ mod format;
 #[cfg(test)]
 mod tests;
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -34,9 +33,6 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The prefix of the names of cache files.
 const PREFIX: &str = "desired-";
-
-/// The prefix of the names of files with settings that a control plane chose.
-const SETTINGS: &str = "settings-";
 
 /// The number of bytes of a node's name that a file name contains in full. With its prefix and suffix,
 /// the file name stays below the 255 bytes that file systems allow.
@@ -122,7 +118,7 @@ impl Cache {
     /// Creates a cache in a folder. The folder itself is created at the first write.
     #[must_use]
     pub fn new(folder: &Path, node: NodeName) -> Self {
-        let place = Place::File(folder.join(file_name(PREFIX, &node)));
+        let place = Place::File(folder.join(file_name(&node)));
         Self {
             place,
             node,
@@ -166,7 +162,6 @@ impl Cache {
     /// The folder exists and cannot be read.
     pub fn files(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
         let mut files = named(folder, PREFIX)?;
-        files.extend(settings_files(folder)?);
         files.extend(named(folder, SOCKETS)?);
         Ok(files)
     }
@@ -348,37 +343,6 @@ fn lock(content: &Memory) -> MutexGuard<'_, Vec<u8>> {
     content.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the file with the settings that a control plane chose for a node.
-pub(crate) fn settings_file(folder: &Path, node: &str) -> PathBuf {
-    folder.join(file_name(SETTINGS, node))
-}
-
-/// Returns the files with settings that a control plane chose, of all nodes.
-pub(crate) fn settings_files(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
-    named(folder, SETTINGS)
-}
-
-/// Reads a file of this program.
-pub(crate) fn read(path: &Path) -> Result<Vec<u8>, FileError> {
-    Ok(file::read(path)?.bytes)
-}
-
-/// Replaces a file atomically.
-pub(crate) fn write(
-    path: &Path,
-    write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>,
-) -> Result<(), FileError> {
-    file::replace(path, write).map(drop)
-}
-
-/// Deletes a file, if it exists.
-pub(crate) fn remove(path: &Path) -> Result<(), FileError> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
-        _ => Ok(()),
-    }
-}
-
 /// Returns the files in a folder whose names begin with a prefix.
 fn named(folder: &Path, prefix: &str) -> std::io::Result<Vec<PathBuf>> {
     let entries = match std::fs::read_dir(folder) {
@@ -396,13 +360,13 @@ fn named(folder: &Path, prefix: &str) -> std::io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Returns `PREFIX-NODE`. Names that are too long for a file name end with a hash.
-fn file_name(prefix: &str, node: &str) -> String {
+/// Returns the name of a node's file. Names that are too long for a file name end with a hash.
+fn file_name(node: &str) -> String {
     if node.len() <= MAX_NAME {
-        return format!("{prefix}{node}");
+        return format!("{PREFIX}{node}");
     }
     let mut hash = Digest::default();
     hash.add(ObjectHash::of(node.as_bytes()));
     let beginning = &node[..node.floor_char_boundary(MAX_NAME)];
-    format!("{prefix}{beginning}-{hash}")
+    format!("{PREFIX}{beginning}-{hash}")
 }

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use crate::cache::Cache;
 use crate::claim::{self, Claim, Taken};
-use crate::fleet_settings::FleetSettings;
 use kplane_dataplane::backend;
 use kplane_dataplane::leftovers::{self, Leftovers, Ports, Rival};
 
@@ -35,19 +34,6 @@ pub struct Task {
     pub after_kube_proxy: Option<Duration>,
 }
 
-impl Task {
-    /// Returns the task for the backend that a control plane chose for the node, if one did.
-    fn as_chosen(&self) -> Self {
-        let folder = self.cache_dir.as_deref();
-        let chosen = folder.map(FleetSettings::all_in).unwrap_or_default();
-        let backend = chosen.iter().find_map(|settings| settings.backend);
-        Self {
-            backend: backend.unwrap_or(self.backend),
-            ..self.clone()
-        }
-    }
-}
-
 /// The outcome of a cleanup, or of a dry run.
 #[derive(Debug, Default)]
 pub struct Done {
@@ -61,7 +47,6 @@ pub struct Done {
 #[must_use]
 pub fn run(task: &Task) -> Done {
     let mut done = Done::default();
-    let task = &task.as_chosen();
     if !task.backend.describe().programs_kernel && !task.kube_proxy {
         return done.or_nothing(task.dry_run);
     }

@@ -22,7 +22,6 @@ use kplane_model::{NodeName, ServiceName};
 use self::kube_proxy::{LogSettings, Note};
 use crate::cleanup;
 use crate::desired::CliffGuard;
-use crate::fleet_settings::FleetSettings;
 use crate::sysctl;
 use kplane_dataplane::backend;
 use kplane_dataplane::plan::NodeSettings;
@@ -122,16 +121,4 @@ pub struct Config {
     pub kube_proxy: Arc<KubeProxyConfiguration>,
     /// The file that the configuration came from. The agent reads it again when it changes (I3).
     pub file: Option<Loader>,
-}
-
-impl Config {
-    /// Returns the configuration with settings of a control plane in place of its own.
-    #[must_use]
-    pub fn with(mut self, chosen: &FleetSettings) -> Self {
-        let settings = &mut self.backend_settings;
-        self.backend = chosen.backend.unwrap_or(self.backend);
-        settings.iptables_layout = chosen.iptables_layout.unwrap_or(settings.iptables_layout);
-        settings.masquerade_bit = chosen.masquerade_bit.unwrap_or(settings.masquerade_bit);
-        self
-    }
 }

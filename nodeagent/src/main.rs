@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
-use kp_nodeagent::app::Bound;
+use kp_nodeagent::app::{self, Bound, Ended, TaskError};
 use kp_nodeagent::config::kube_proxy::{Level, Note, with_dashes};
 use kp_nodeagent::config::{Checked, Config, Flags, Task};
 use kp_nodeagent::log::LogControl;
-use kp_nodeagent::{chosen, cleanup, log, oom, preflight, sysctl};
+use kp_nodeagent::{cleanup, log, oom, preflight, sysctl};
 use kplane_dataplane::backend;
 use kplane_dataplane::chain;
 use kplane_kube_proxy_config::{KubeProxyConfiguration, to_file};
@@ -178,10 +178,32 @@ async fn serve(config: Config, log: LogControl) -> anyhow::Result<()> {
         tracing::info!("second signal: ending at once");
         std::process::exit(0);
     });
-    let started = |bound: &Bound| {
+    loop {
+        let bound = tokio::select! {
+            // The start may be waiting for an earlier agent.
+            () = stop.cancelled() => return Ok(()),
+            bound = app::build(config.clone()) => bound?,
+        };
         tokio::spawn(follow_verbosity(bound.configuration(), log.clone()));
-    };
-    Ok(chosen::run(&config, &stop, started).await?)
+        match run_until(bound, &stop).await? {
+            Ended::Stopped => return Ok(()),
+            Ended::Resumed => {}
+        }
+    }
+}
+
+/// Runs an agent until it ends by itself or the token is cancelled.
+async fn run_until(bound: Bound, stop: &CancellationToken) -> Result<Ended, TaskError> {
+    let shutdown = bound.shutdown_token();
+    let ended = bound.wait();
+    tokio::pin!(ended);
+    tokio::select! {
+        ended = &mut ended => ended,
+        () = stop.cancelled() => {
+            shutdown.cancel();
+            ended.await
+        }
+    }
 }
 
 /// Changes the log level with the configuration file.

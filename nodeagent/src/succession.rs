@@ -38,7 +38,7 @@ pub(crate) async fn inherit(settings: &UserspaceSettings, node: &NodeName) {
     let Some(folder) = &settings.run_dir else {
         return;
     };
-    // Settings changed, and the agent starts anew within its process.
+    // A successor did not take it, and the agent starts anew within its process.
     if settings.inheritance.is_there() {
         return;
     }
@@ -127,14 +127,6 @@ impl Succession {
         match visitor {
             Some(visitor) => visitor,
             None => std::future::pending().await,
-        }
-    }
-
-    /// Keeps everything for the next agent in this process.
-    pub(crate) async fn keep(&self, proxy: Option<Arc<Proxy>>) {
-        let bundle = pack(proxy).await;
-        if !bundle.is_empty() {
-            self.settings.inheritance.put(bundle);
         }
     }
 

@@ -50,7 +50,6 @@ use self::spread::Look;
 use crate::connection::{Connection, Frozen};
 use crate::desired::{Collector, now_ms};
 use crate::engine::{Engine, Stopped};
-use crate::fleet_settings::Choice;
 
 /// Longest wait for the resolution of names if replicas are known from before.
 const RESOLUTION: Duration = Duration::from_secs(1);
@@ -119,8 +118,6 @@ struct Shared {
     triggers_told: u64,
     /// The last remark about control planes that show an older state, for reports.
     notice: Option<Notice>,
-    /// Settings that the control plane chooses; `None` if the agent does not take any.
-    choice: Option<Choice>,
     /// The order that freezes the node, by the last heartbeat.
     frozen: Option<Frozen>,
 }
@@ -163,7 +160,6 @@ impl<T: Transport> Client<T> {
                 round_trip: Duration::ZERO,
                 triggers_told: 0,
                 notice: None,
-                choice: None,
                 frozen: None,
             },
             look: Look::plan(),
@@ -171,13 +167,6 @@ impl<T: Transport> Client<T> {
             connection: watch::Sender::new(disconnected),
             complaints: BTreeSet::new(),
         }
-    }
-
-    /// Lets the control plane choose settings.
-    #[must_use]
-    pub fn with_choice(mut self, choice: Choice) -> Self {
-        self.shared.choice = Some(choice);
-        self
     }
 
     /// Returns a receiver of the connection's state.

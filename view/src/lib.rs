@@ -7,7 +7,6 @@
 pub mod affinity;
 pub mod approve;
 pub mod bundle;
-mod busiest;
 pub mod changes;
 pub mod convergence;
 pub mod describe;
@@ -28,7 +27,6 @@ mod plane;
 pub mod probe;
 pub mod proxied;
 pub mod replicas;
-pub mod rollout;
 pub mod servers;
 pub mod services;
 mod silent;

@@ -5,7 +5,6 @@ use std::time::Duration;
 use kplane_proto::v1 as pb;
 use serde::Serialize;
 
-use super::busiest::BusiestView;
 use super::{API_VERSION, View};
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
@@ -22,8 +21,6 @@ pub struct TopView {
     services: Vec<BusyView>,
     /// The slowest first.
     nodes: Vec<SlowView>,
-    /// The Services of userspace proxies; `null` if the control plane is older than the question.
-    proxied: Option<BusiestView>,
     /// The time from which on changes count.
     since: Option<Time>,
     #[serde(skip)]
@@ -80,7 +77,6 @@ impl TopView {
             kind: "Top",
             services: services.collect(),
             nodes: nodes.collect(),
-            proxied: top.proxied.map(BusiestView::from),
             since: Time::from_wire(top.since_ms),
             now: Time::from_wire(top.now_ms),
         }
@@ -135,8 +131,6 @@ impl View for TopView {
         let since = self.since.map_or_else(|| "?".to_owned(), Time::local);
         let end = format!("Changes of Services count since {since}.");
         let end = paragraph(&Span::new(end, Tone::Faint), canvas, 0);
-        let proxied = self.proxied.as_ref();
-        let proxied = proxied.map_or_else(String::new, |proxied| proxied.text(canvas));
-        services + "\n" + &nodes + &end + &proxied
+        services + "\n" + &nodes + &end
     }
 }

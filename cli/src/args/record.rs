@@ -10,9 +10,8 @@ use kplane_proto::v1::diff_request::Question;
 
 use super::error;
 use super::lists::{ServiceArgs, service_name};
-use super::rollback::parse_time;
 
-/// What `history` is about: the states of all Services, or one Service.
+/// What `history` is about: all publications, or one Service.
 #[derive(Args, Debug)]
 pub(crate) struct HistoryArgs {
     #[command(subcommand)]
@@ -70,40 +69,25 @@ impl ServiceHistoryArgs {
     }
 }
 
-/// Two states to compare.
+/// The nodes to compare.
 #[derive(Args, Debug)]
 pub(crate) struct DiffArgs {
-    /// node/NAME twice: what both should hold; node/NAME once: what its kernel lacks
-    #[arg(value_name = "node/NAME", num_args = 0..=2)]
-    nodes: Vec<String>,
-    /// What has changed since this revision, or since this time: RFC 3339, or a duration before now such as 10m
-    #[arg(long, value_name = "REVISION|TIME", conflicts_with = "nodes")]
-    since: Option<String>,
+    /// One node: what its kernel lacks
+    #[arg(value_name = "node/NAME")]
+    node: String,
+    /// Another node: what both should hold
+    #[arg(value_name = "node/NAME")]
+    other: Option<String>,
 }
 
 impl DiffArgs {
     /// Returns the question.
     pub(crate) fn request(&self) -> Result<pb::DiffRequest, clap::Error> {
-        let nodes = self.nodes.iter().map(|text| {
-            let name = text.strip_prefix("node/").unwrap_or(text);
-            if name.is_empty() {
-                let text = "expected node/NAME";
-                return Err(error(ErrorKind::InvalidValue, text));
-            }
-            Ok(name.to_owned())
-        });
-        let nodes: Vec<String> = nodes.collect::<Result<_, _>>()?;
-        let question = match (nodes.as_slice(), &self.since) {
-            ([left, right], None) => Question::Nodes(pb::TwoNodes {
-                left: left.clone(),
-                right: right.clone(),
-            }),
-            ([node], None) => Question::KernelOf(node.clone()),
-            ([], Some(since)) => since_question(since)?,
-            _ => {
-                let text = "name two nodes, or one node, or --since";
-                return Err(error(ErrorKind::MissingRequiredArgument, text));
-            }
+        let node = node_name(&self.node)?;
+        let other = self.other.as_deref().map(node_name).transpose()?;
+        let question = match other {
+            Some(right) => Question::Nodes(pb::TwoNodes { left: node, right }),
+            None => Question::KernelOf(node),
         };
         Ok(pb::DiffRequest {
             question: Some(question),
@@ -111,12 +95,12 @@ impl DiffArgs {
     }
 }
 
-fn since_question(text: &str) -> Result<Question, clap::Error> {
-    if let Ok(revision) = text.parse() {
-        return Ok(Question::SinceRevision(revision));
+fn node_name(text: &str) -> Result<String, clap::Error> {
+    let name = text.strip_prefix("node/").unwrap_or(text);
+    if name.is_empty() {
+        return Err(error(ErrorKind::InvalidValue, "expected node/NAME"));
     }
-    let ms = parse_time(text).map_err(|text| error(ErrorKind::ValueValidation, &text))?;
-    Ok(Question::SinceMs(ms))
+    Ok(name.to_owned())
 }
 
 /// The part of the events to show.

@@ -29,7 +29,7 @@ impl Client {
         }
     }
 
-    /// Returns what differs between two states.
+    /// Returns what differs between two nodes, or between a node's desired state and its kernel.
     pub(crate) async fn diff(&self, request: pb::DiffRequest) -> Result<pb::Diff, Error> {
         let mut stub = self.recorder.clone();
         recorded(self.ask(stub.get_diff(request)).await)
@@ -54,10 +54,7 @@ impl Client {
     /// Returns the busiest Services and the slowest nodes.
     pub(crate) async fn top(&self, limit: u32) -> Result<pb::Top, Error> {
         let mut stub = self.recorder.clone();
-        let request = pb::TopRequest {
-            limit,
-            proxied: true,
-        };
+        let request = pb::TopRequest { limit };
         recorded(self.ask(stub.get_top(request)).await)
     }
 }

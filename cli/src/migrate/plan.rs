@@ -129,12 +129,17 @@ fn unlimited(agents: &Agents) -> Option<Blocked> {
     (!agents.limited).then(|| Blocked {
         problem: "kplane's agents run on all nodes, and not only on those that are migrated"
             .to_owned(),
-        remedy: format!(
-            "helm upgrade {} deploy/chart --namespace kplane --reset-then-reuse-values --set \
-             migration.enabled=true",
-            agents.release.as_deref().unwrap_or("kplane")
-        ),
+        remedy: upgrade(Some(agents), "migration.enabled=true"),
     })
+}
+
+/// Returns the command that sets a value of the chart.
+pub(crate) fn upgrade(agents: Option<&Agents>, set: &str) -> String {
+    let release = agents.and_then(|agents| agents.release.as_deref());
+    format!(
+        "helm upgrade {} deploy/chart --namespace kplane --reset-then-reuse-values --set {set}",
+        release.unwrap_or("kplane")
+    )
 }
 
 /// Returns the problem of a node on which kplane uses names of kube-proxy that kube-proxy itself, in its mode, would
@@ -154,7 +159,7 @@ fn other_names(picture: &Picture, order: &Order) -> Option<Blocked> {
              kernel, so that Services would be cut off on the way back",
             served.backend
         ),
-        remedy: format!("kpctl rollout start --backend {mode} --wait"),
+        remedy: upgrade(picture.agents.as_ref(), &format!("agent.backend={mode}")),
     })
 }
 

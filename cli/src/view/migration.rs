@@ -219,7 +219,8 @@ fn advice(picture: &Picture, stage: StageView) -> Option<String> {
     };
     Some(format!(
         "Agents {agents} {slow}, as kube-proxy's file says; kubeadm 1.37 and newer write \"mode: iptables\" where no \
-         mode was chosen. {when}, this command takes them to nftables: kpctl rollout start --backend nftables --wait"
+         mode was chosen. {when}, this command takes them to nftables: {}",
+        plan::upgrade(picture.agents.as_ref(), "agent.backend=nftables")
     ))
 }
 
@@ -339,7 +340,8 @@ mod tests {
 
     #[test]
     fn k34_a_plan_and_an_end_name_the_way_to_nftables() {
-        let command = "kpctl rollout start --backend nftables --wait";
+        let command = "helm upgrade kplane deploy/chart --namespace kplane --reset-then-reuse-values --set \
+                       agent.backend=nftables";
         let said = |picture: &Picture, stage| advice(picture, stage);
         for (stage, picture) in [
             (StageView::NotStarted, picture("iptables", None, false)),

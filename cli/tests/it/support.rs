@@ -329,64 +329,12 @@ impl StatusService for Canned {
         }))
     }
 
-    /// Knows two states.
+    /// Knows two publications.
     async fn get_history(
         &self,
         _: Request<pb::GetHistoryRequest>,
     ) -> Result<Response<pb::History>, Status> {
         Ok(Response::new(samples::history()))
-    }
-
-    /// Says that every state is published.
-    async fn change_rollback(
-        &self,
-        request: Request<pb::ChangeRollbackRequest>,
-    ) -> Result<Response<pb::History>, Status> {
-        let request = request.into_inner();
-        let state_ms = match request.change {
-            Some(pb::change_rollback_request::Change::ToRevision(_)) => Some(2_000),
-            Some(pb::change_rollback_request::Change::ToMs(ms)) => Some(ms),
-            _ => None,
-        };
-        let rollback = state_ms.map(|state_ms| pb::Rollback {
-            state_ms,
-            at_ms: 9_000,
-            by: "alice".to_owned(),
-            reason: request.reason,
-        });
-        Ok(Response::new(pb::History {
-            rollback,
-            ..samples::history()
-        }))
-    }
-
-    /// Tells of a rollout that is under way.
-    async fn get_rollout(
-        &self,
-        _: Request<pb::GetRolloutRequest>,
-    ) -> Result<Response<pb::Rollout>, Status> {
-        Ok(Response::new(samples::rollout()))
-    }
-
-    /// Says that everything that begins is done, and everything that is stopped goes back.
-    async fn change_rollout(
-        &self,
-        request: Request<pb::ChangeRolloutRequest>,
-    ) -> Result<Response<pb::Rollout>, Status> {
-        let request = request.into_inner();
-        let mut rollout = samples::rollout();
-        match request.change {
-            Some(pb::change_rollout_request::Change::Begin(plan)) => {
-                rollout.settings = plan.settings;
-                rollout.percentages = plan.percentages;
-                rollout.stage = pb::RolloutStage::Done.into();
-            }
-            _ => {
-                rollout.stage = pb::RolloutStage::Back.into();
-                rollout.reason_back = request.reason;
-            }
-        }
-        Ok(Response::new(rollout))
     }
 }
 

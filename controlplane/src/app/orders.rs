@@ -10,7 +10,7 @@ use super::{Config, Origin, TaskError, until};
 use crate::hub::Hub;
 use crate::kubernetes::Api;
 use crate::orders::Place;
-use crate::server::{approval, rollback};
+use crate::server::approval;
 
 /// Namespace of the control plane's own objects, unless the configuration names another.
 const NAMESPACE: &str = "kplane";
@@ -83,8 +83,6 @@ pub(super) fn keep(
         }
     };
     tasks.spawn(until(tell, hub.shutdown.clone()));
-    let rollback = rollback::follow(Arc::clone(hub));
-    tasks.spawn(until(rollback, hub.shutdown.clone()));
     let approvals = approval::follow(Arc::clone(hub));
     tasks.spawn(until(approvals, hub.shutdown.clone()));
 }

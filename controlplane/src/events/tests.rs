@@ -61,8 +61,6 @@ fn agent() -> AgentRecord {
         applied_at: at(0),
         verified_at: at(0),
         rival: None,
-        settings: None,
-        refused_settings: None,
         latencies: crate::fleet::Latencies::default(),
         measured_to: 0,
     }

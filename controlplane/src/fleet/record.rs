@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kplane_model::is_hidden;
-use kplane_proto::v1::{Hello, RefusedSettings, Report, Settings};
+use kplane_proto::v1::{Hello, Report};
 
 use super::{Clocks, Latencies, Rival, translate};
 
@@ -45,10 +45,6 @@ pub struct AgentRecord {
     pub(crate) measured_to: u64,
     /// Another agent that asked to speak for the node while this agent did.
     pub rival: Option<Rival>,
-    /// Settings in force that a control plane chose; `None` if the agent takes none.
-    pub settings: Option<Settings>,
-    /// The last settings that the agent should have had and cannot use.
-    pub refused_settings: Option<RefusedSettings>,
 }
 
 /// Returns whether the last report lists virtual servers. Such an agent understands questions about them.
@@ -90,8 +86,6 @@ impl AgentRecord {
             latencies: Latencies::default(),
             measured_to: 0,
             rival: None,
-            settings: hello.settings.clone(),
-            refused_settings: hello.refused_settings.clone(),
         }
     }
 

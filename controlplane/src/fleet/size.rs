@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::SocketAddr;
 
 use kplane_model::is_hidden;
-use kplane_proto::v1::{AvoidedEndpoint, Hello, Report, ServiceKey, Settings};
+use kplane_proto::v1::{AvoidedEndpoint, Hello, Report, ServiceKey};
 
 use super::{holding, label};
 
@@ -85,14 +85,6 @@ impl Cut {
             }
         }
     }
-
-    fn settings(&mut self, settings: Option<&mut Settings>) {
-        if let Some(settings) = settings {
-            self.text("settings.backend", &mut settings.backend, LABEL);
-            let layout = &mut settings.iptables_layout;
-            self.text("settings.iptables_layout", layout, LABEL);
-        }
-    }
 }
 
 /// Cuts off what exceeds the limits of kplane's agents. Returns the first such field.
@@ -102,11 +94,6 @@ pub(crate) fn bound_hello(hello: &mut Hello) -> Option<TooLong> {
     cut.text("backend", &mut hello.backend, LABEL);
     let deprecation = &mut hello.backend_deprecation;
     cut.text("backend_deprecation", deprecation, REASON);
-    cut.settings(hello.settings.as_mut());
-    if let Some(refused) = &mut hello.refused_settings {
-        cut.settings(refused.settings.as_mut());
-        cut.text("refused_settings.reason", &mut refused.reason, REASON);
-    }
     cut.0
 }
 

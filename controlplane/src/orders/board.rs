@@ -4,13 +4,12 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use kplane_model::{Issue, NodeName, ObjectRef, Reason, Severity};
-use kplane_proto::v1 as pb;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tracing::{error, info};
 
 use super::place::{Place, Trouble};
-use super::{Approval, Change, Fleet, Order, Orders, Refused, Rollback, Turn, Wish};
+use super::{Approval, Change, Order, Orders, TooMany, Wish};
 
 /// Interval between two readings of the document.
 const LOOK: Duration = Duration::from_secs(1);
@@ -34,9 +33,9 @@ pub enum Unchanged {
         "this control plane keeps no orders: it has neither a cluster nor a folder, or is part of an agent"
     )]
     NoPlace,
-    /// The orders in force do not allow it.
+    /// There would be too many orders.
     #[error(transparent)]
-    Refused(#[from] Refused),
+    TooMany(#[from] TooMany),
     /// The document could not be read or written.
     #[error(transparent)]
     Trouble(#[from] Trouble),
@@ -81,49 +80,21 @@ impl Board {
         self.orders.borrow().as_ref()?.frozen(node).cloned()
     }
 
-    /// Returns the settings that a node should have; `None` as long as nobody has chosen any, or nobody knows.
+    /// Returns the problem with the document, if there is one.
     #[must_use]
-    pub fn settings(&self, node: &str) -> Option<pb::Settings> {
-        let orders = self.orders.borrow();
-        let fleet = orders.as_ref()?.fleet()?;
-        Some(fleet.settings(node).into())
-    }
-
-    /// Returns the settings of the fleet.
-    #[must_use]
-    pub fn fleet(&self) -> Option<Fleet> {
-        self.orders.borrow().as_ref()?.fleet().cloned()
-    }
-
-    /// Returns the problem with the document, and that an earlier state is published, if it is.
-    #[must_use]
-    pub fn issues(&self) -> Vec<Issue> {
-        let place = self.place.get().map(Place::to_string).unwrap_or_default();
-        let issue = |severity, code, reason| Issue {
-            severity,
+    pub fn issue(&self) -> Option<Issue> {
+        let (code, reason) = self.lock().clone()?;
+        Some(Issue {
+            severity: Severity::Error,
             code,
-            location: place.clone(),
+            location: self.place.get().map(Place::to_string).unwrap_or_default(),
             object: ObjectRef {
                 kind: "Orders".to_owned(),
                 namespace: String::new(),
                 name: String::new(),
             },
             reason,
-        };
-        let trouble = self.lock().clone();
-        let trouble = trouble.map(|(code, why)| issue(Severity::Error, code, why));
-        let rolled_back = self.rollback().map(|rollback| {
-            let text = format!(
-                "an earlier state of all Services is published, and what the source changes waits{}. `kpctl history` \
-                 says which, `kpctl rollback --undo` ends that",
-                match rollback.by.as_str() {
-                    "" => String::new(),
-                    by => format!(", by {by}"),
-                }
-            );
-            issue(Severity::Warning, Reason::RolledBack, text)
-        });
-        trouble.into_iter().chain(rolled_back).collect()
+        })
     }
 
     /// Follows the document until the control plane ends.
@@ -182,39 +153,6 @@ impl Board {
         self.change(Change::Approve(approval)).await
     }
 
-    /// Begins, goes on with, or ends a rollout, for all replicas.
-    ///
-    /// # Errors
-    /// [`Unchanged`]: nothing has changed, unless it is unsure.
-    pub async fn turn(&self, turn: Turn) -> Result<(), Unchanged> {
-        self.change(Change::Turn(turn)).await
-    }
-
-    /// Puts an earlier state in force for all replicas, or ends that.
-    ///
-    /// # Errors
-    /// [`Unchanged`]: nothing has changed, unless it is unsure.
-    pub async fn roll_back(&self, rollback: Option<Rollback>) -> Result<(), Unchanged> {
-        self.change(Change::RollBack(rollback)).await
-    }
-
-    /// Returns the earlier state that must be published.
-    #[must_use]
-    pub fn rollback(&self) -> Option<Rollback> {
-        self.orders.borrow().as_ref()?.rollback().cloned()
-    }
-
-    /// Freezes all nodes of this replica, as it does not remember the state that must be published; `None` ends that.
-    pub(crate) fn lose(&self, lost: Option<&Rollback>) {
-        let lost = lost.map(Order::lost);
-        self.orders.send_if_modified(|now| {
-            let next = now.as_deref().cloned().map(|orders| orders.at(lost));
-            let is_news = next.as_ref() != now.as_deref();
-            *now = next.map(Arc::new);
-            is_news
-        });
-    }
-
     async fn change(&self, change: Change) -> Result<(), Unchanged> {
         let place = self.place.get().ok_or(Unchanged::NoPlace)?;
         let in_force = self.orders.borrow().clone().unwrap_or_default();
@@ -234,8 +172,6 @@ impl Board {
             info!("the document with the orders of operators is whole again");
         }
         self.orders.send_if_modified(|now| {
-            let lost = now.as_ref().and_then(|now| now.lost.clone());
-            let orders = orders.at(lost);
             let is_news = now.as_deref() != Some(&orders);
             if is_news {
                 *now = Some(Arc::new(orders));

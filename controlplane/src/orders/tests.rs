@@ -64,6 +64,17 @@ fn the_document_says_all_and_is_bounded() {
     }
 }
 
+/// Fields of other versions of kplane, such as the settings and the earlier state of an early one, are no damage.
+#[test]
+fn a_document_with_unknown_fields_is_read() {
+    let orders = Orders::default().with(&wish(true, &[node("a")])).unwrap();
+    let more = r#"{
+  "fleet": {"base": {"backend": "ipvs"}, "rollout": {"number": 7, "steps": [5, 100], "stage": {"back": "slow"}}},
+  "rollback": {"number": 8, "epoch": 1, "revision": 4711, "versions": [["Service", "1", "1"]]},"#;
+    let text = orders.write().replacen('{', more, 1);
+    assert_eq!(Orders::read(&text).unwrap(), orders);
+}
+
 fn approval(id: u64, at_ms: u64) -> Change {
     Change::Approve(Approval {
         id,
@@ -138,7 +149,7 @@ async fn replicas_of_a_folder_share_orders_and_damage_changes_nothing() {
         changes.wait_for(frozen).await.unwrap();
         let file = folder.path().join(".kplane-orders.json");
         std::fs::write(&file, "{").unwrap();
-        while other.issues().is_empty() {
+        while other.issue().is_none() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         assert!(other.frozen(&name).is_some());
@@ -162,7 +173,7 @@ async fn an_older_document_changes_nothing_and_is_told() {
     let board = Board::default();
     board.keep_in(Place::SharedFile(file.clone()));
     let (a, b) = (NodeName::from("a"), NodeName::from("b"));
-    let code = || board.issues().first().map(|issue| issue.code);
+    let code = || board.issue().map(|issue| issue.code);
     let until = async |wanted: Option<Reason>| {
         while code() != wanted {
             tokio::time::sleep(Duration::from_millis(100)).await;
@@ -179,7 +190,7 @@ async fn an_older_document_changes_nothing_and_is_told() {
         std::fs::write(&file, &copy).unwrap();
         until(Some(Reason::OrdersOlder)).await;
         assert!(board.frozen(&a).is_none());
-        let text = &board.issues()[0].reason;
+        let text = board.issue().unwrap().reason;
         assert!(text.contains("order 1, and order 2 is in force"), "{text}");
         board.order(&wish(true, &[node("b")])).await.unwrap();
         until(None).await;
@@ -200,7 +211,7 @@ async fn an_older_document_changes_nothing_and_is_told() {
         () = next.follow() => {}
         _ = changes.wait_for(Option::is_some) => {}
     }
-    assert_eq!((next.issues().len(), next.frozen(&b)), (0, None));
+    assert_eq!((next.issue(), next.frozen(&b)), (None, None));
 }
 
 /// A thread that waits for the other end of a pipe never comes back.
@@ -224,7 +235,7 @@ async fn a_problem_ends_also_where_there_is_no_document() {
     let board = Board::default();
     board.keep_in(Place::SharedFile(file.clone()));
     let shows = async |problem: bool| {
-        while board.issues().is_empty() == problem {
+        while board.issue().is_none() == problem {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
@@ -239,164 +250,5 @@ async fn a_problem_ends_also_where_there_is_no_document() {
     tokio::select! {
         () = board.follow() => {}
         done = timeout(Duration::from_secs(600), steps) => done.unwrap(),
-    }
-}
-
-mod rollout {
-    //! Settings of the fleet in the document.
-
-    use kplane_model::NodeName;
-
-    use super::super::{Change, Fleet, NotNow, Orders, Refused, Rollout, Settings, Stage, Turn};
-
-    fn settings(backend: &str) -> Settings {
-        Settings {
-            backend: backend.to_owned(),
-            ..Settings::default()
-        }
-    }
-
-    fn begin(backend: &str, at_ms: u64) -> Change {
-        Change::Turn(Turn::Begin(Box::new(Rollout {
-            number: 0,
-            settings: settings(backend),
-            steps: vec![10, 100],
-            step: 0,
-            up_to: 0,
-            healthy_ms: 0,
-            timeout_ms: 1,
-            by: "ann".to_owned(),
-            reason: String::new(),
-            at_ms,
-            step_at_ms: at_ms,
-            stage: Stage::Running,
-        })))
-    }
-
-    fn end(number: Option<u64>, stage: Stage) -> Change {
-        Change::Turn(Turn::End {
-            number,
-            stage,
-            at_ms: 99,
-        })
-    }
-
-    fn cover(number: u64, up_to: u64) -> Change {
-        Change::Turn(Turn::Cover {
-            number,
-            up_to,
-            at_ms: 50,
-        })
-    }
-
-    fn nodes() -> Vec<NodeName> {
-        (0..100).map(|n| format!("n{n}").as_str().into()).collect()
-    }
-
-    /// Returns how many of 100 nodes have a backend.
-    fn with(orders: &Orders, backend: &str) -> usize {
-        let fleet = orders.fleet().unwrap();
-        let all = nodes();
-        let all = all
-            .iter()
-            .filter(|node| fleet.settings(node).backend == backend);
-        all.count()
-    }
-
-    #[test]
-    fn steps_cover_more_and_more_nodes_and_always_the_same() {
-        let all = nodes();
-        let up_to = |percent| Rollout::last_place(7, percent, all.iter());
-        let count = |percent| {
-            let covered = all
-                .iter()
-                .filter(|n| Rollout::place(7, n) <= up_to(percent));
-            covered.count()
-        };
-        assert_eq!([1, 10, 25, 99].map(count), [1, 10, 25, 99]);
-        assert_eq!(up_to(100), u64::MAX, "nodes that join are covered too");
-        assert_eq!(Rollout::last_place(7, 1, all[..3].iter()), {
-            let places = all[..3].iter().map(|node| Rollout::place(7, node));
-            places.min().unwrap()
-        });
-        assert_ne!(
-            up_to(10),
-            Rollout::last_place(8, 10, all.iter()),
-            "others begin next time"
-        );
-    }
-
-    #[test]
-    fn a_rollout_goes_its_way_and_the_document_keeps_it() {
-        assert_eq!(
-            Orders::default().fleet(),
-            None,
-            "nobody has chosen anything"
-        );
-        let mut orders = Orders::default().changed(&begin("iptables", 1)).unwrap();
-        let number = orders.fleet().unwrap().rollout.as_ref().unwrap().number;
-        assert_eq!(
-            with(&orders, "iptables"),
-            0,
-            "no node before the number is known"
-        );
-        let up_to = Rollout::last_place(number, 10, nodes().iter());
-        orders = orders.changed(&cover(number, up_to)).unwrap();
-        assert_eq!(with(&orders, "iptables"), 10);
-        // Another replica comes to the same result later, and after it.
-        assert_eq!(
-            orders.changed(&cover(number, 1)).unwrap().fleet(),
-            orders.fleet()
-        );
-        let next = Change::Turn(Turn::Next {
-            number,
-            from: 0,
-            up_to: u64::MAX,
-            at_ms: 60,
-        });
-        orders = orders.changed(&next).unwrap();
-        assert_eq!(with(&orders, "iptables"), 100);
-        assert_eq!(orders.changed(&next).unwrap().fleet(), orders.fleet());
-        let busy = orders.changed(&begin("ipvs", 2)).unwrap_err();
-        assert_eq!(busy, Refused::NotNow(NotNow::Running));
-
-        orders = orders.changed(&end(Some(number), Stage::Done)).unwrap();
-        assert_eq!(Orders::read(&orders.write()).unwrap(), orders);
-        // What is done is the base of the next one.
-        orders = orders.changed(&begin("ipvs", 3)).unwrap();
-        assert_eq!(with(&orders, "iptables"), 100);
-    }
-
-    #[test]
-    fn the_way_back_gives_all_nodes_the_settings_from_before() {
-        let mut orders = Orders::default().changed(&begin("iptables", 1)).unwrap();
-        let number = orders.fleet().unwrap().rollout.as_ref().unwrap().number;
-        orders = orders.changed(&cover(number, u64::MAX)).unwrap();
-        assert_eq!(with(&orders, "iptables"), 100);
-        let stop = end(None, Stage::Back("stopped".to_owned()));
-        orders = orders.changed(&stop).unwrap();
-        assert_eq!(with(&orders, ""), 100);
-        assert!(orders.has(&stop));
-        let none = orders.changed(&stop).unwrap_err();
-        assert_eq!(none, Refused::NotNow(NotNow::NotRunning));
-        // One that is not the present rollout's is no turn.
-        orders = orders.changed(&begin("ipvs", 5)).unwrap();
-        let late = orders.changed(&end(Some(number), Stage::Done)).unwrap();
-        assert_eq!(late.fleet(), orders.fleet());
-    }
-
-    #[test]
-    fn a_document_with_a_rollout_beyond_the_limits_is_damaged() {
-        let good = Orders::default().changed(&begin("iptables", 1)).unwrap();
-        let text = good.write();
-        for (from, to) in [
-            ("\"step\": 0", "\"step\": 2"),
-            ("\"iptables\"", &*format!("{:?}", "x".repeat(65))),
-        ] {
-            let bad = text.replace(from, to);
-            assert_ne!(bad, text);
-            Orders::read(&bad).unwrap_err();
-        }
-        assert_eq!(Fleet::default().settings("n1"), &Settings::default());
     }
 }

@@ -155,11 +155,7 @@ impl Answers {
             limit: EVENTS,
         };
         let noticed = self.recorder.list_noticed(Request::new(request)).await?;
-        let request = pb::TopRequest {
-            limit: RANKS,
-            // A page asks often, and this question goes to all agents.
-            proxied: false,
-        };
+        let request = pb::TopRequest { limit: RANKS };
         let top = self.recorder.get_top(Request::new(request)).await?;
         let headed = |title, pre: Html| {
             let mut html = Html::default();

@@ -20,14 +20,6 @@ pub(super) struct Encoded {
 }
 
 impl Encoded {
-    /// Returns the size of all objects.
-    pub(super) fn bytes(&self) -> usize {
-        let shared = self.by_zone.values().chain(self.by_node.values());
-        let local = self.local.iter().map(|(_, object)| object);
-        let rest: usize = shared.chain(local).map(|(bytes, _)| bytes.len()).sum();
-        self.default.0.len() + rest
-    }
-
     pub(super) fn new(published: &Published) -> Self {
         let variants = &published.variants;
         let program = |endpoints: &Vec<_>, siblings| {

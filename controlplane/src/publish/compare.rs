@@ -1,7 +1,6 @@
-//! Comparisons of what is published: for two nodes, or at two times. On request only.
+//! Comparisons of what is published for two nodes. On request only.
 
 use std::collections::BTreeMap;
-use std::time::SystemTime;
 
 use bytes::Bytes;
 use kplane_model::{
@@ -10,15 +9,14 @@ use kplane_model::{
 use kplane_proto::convert::decode_object;
 
 use super::Store;
-use super::past::{Forgotten, Point};
 use super::state::State;
 
-/// Two states of a ServicePort.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// A ServicePort on two nodes.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pair {
-    /// The left one, and the right one; `None` = it does not exist.
-    pub programs: [Option<ServiceProgram>; 2],
-    /// Endpoints on the node, if these are compared.
+    /// On the left node, and on the right one.
+    pub programs: [ServiceProgram; 2],
+    /// Endpoints on the node.
     pub local: [Option<LocalEndpoints>; 2],
     /// The program is different for single nodes, not only for zones.
     pub by_node: bool,
@@ -35,27 +33,29 @@ pub struct Compared {
 
 /// Encoded programs and local endpoints of both sides.
 struct Raw {
-    programs: [Option<Bytes>; 2],
+    programs: [Bytes; 2],
     local: [Option<Bytes>; 2],
     by_node: bool,
 }
 
 impl Raw {
-    fn decode(self) -> Pair {
-        let object = |bytes: Option<Bytes>| decode_object(bytes?).ok().flatten();
+    /// Returns the objects. `None` is a bug: the store encoded them.
+    fn decode(self) -> Option<Pair> {
+        let object = |bytes: Bytes| decode_object(bytes).ok().flatten();
         let program = |bytes| match object(bytes) {
             Some(DesiredObject::Service(program)) => Some(program),
             _ => None,
         };
-        let local = |bytes| match object(bytes) {
+        let local = |bytes: Option<Bytes>| match object(bytes?) {
             Some(DesiredObject::Local(local)) => Some(local),
             _ => None,
         };
-        Pair {
-            programs: self.programs.map(program),
+        let [left, right] = self.programs.map(program);
+        Some(Pair {
+            programs: [left?, right?],
             local: self.local.map(local),
             by_node: self.by_node,
-        }
+        })
     }
 }
 
@@ -69,10 +69,10 @@ impl Store {
         };
         let differ: BTreeMap<_, _> = raw
             .into_iter()
-            .map(|(key, raw)| (key, raw.decode()))
+            .filter_map(|(key, raw)| Some((key, raw.decode()?)))
             .filter(|(_, pair)| {
                 let uses_local = |program: &ServiceProgram| program.port.uses_local_endpoints();
-                let mut programs = pair.programs.iter().flatten();
+                let mut programs = pair.programs.iter();
                 pair.programs[0] != pair.programs[1] || programs.any(uses_local)
             })
             .collect();
@@ -80,56 +80,6 @@ impl Store {
             equal: all.saturating_sub(differ.len()),
             differ,
         }
-    }
-
-    /// Returns the newest remembered state that is not newer than a revision, or a time.
-    #[must_use]
-    pub fn point_at(&self, revision: Option<u64>, at: SystemTime) -> Option<Point> {
-        let state = self.read();
-        let mut points = state.past.points().rev();
-        points
-            .find(|point| match revision {
-                Some(revision) => point.revision <= revision,
-                None => point.at <= at,
-            })
-            .cloned()
-    }
-
-    /// Compares the state at an earlier point with the present one, without variants for zones and nodes.
-    ///
-    /// # Errors
-    /// [`Forgotten`].
-    pub fn compare_since(&self, revision: u64) -> Result<Compared, Forgotten> {
-        let (raw, all) = {
-            let state = self.read();
-            if !state.past.points().any(|point| point.revision == revision) {
-                return Err(Forgotten);
-            }
-            let now = |key: &ServiceKey| state.shared.get(key).map(|s| s.default.bytes.clone());
-            let before = state.past.at(revision).into_iter();
-            let raw: Vec<_> = before
-                .map(|(key, before)| {
-                    let programs = [before.map(|before| before.default.0), now(&key)];
-                    let raw = Raw {
-                        programs,
-                        local: [None, None],
-                        by_node: false,
-                    };
-                    (key, raw)
-                })
-                .filter(|(_, raw)| raw.programs[0] != raw.programs[1])
-                .collect();
-            (raw, state.shared.len())
-        };
-        let differ: BTreeMap<_, _> = raw
-            .into_iter()
-            .map(|(key, raw)| (key, raw.decode()))
-            .collect();
-        let there = differ.values().filter(|pair| pair.programs[1].is_some());
-        Ok(Compared {
-            equal: all.saturating_sub(there.count()),
-            differ,
-        })
     }
 }
 
@@ -176,7 +126,7 @@ impl State {
                 continue;
             }
             let raw = Raw {
-                programs: [Some(left.bytes.clone()), Some(right.bytes.clone())],
+                programs: [left.bytes.clone(), right.bytes.clone()],
                 local: local.map(|blob| blob.map(|blob| blob.bytes.clone())),
                 by_node: nodes.iter().any(|node| shared.by_node.contains_key(*node)),
             };

@@ -10,10 +10,10 @@ use kplane_model::{
 
 use super::blob::Encoded;
 use super::log::{Log, Tombstone};
+use super::overlays::Overlays;
 use super::resume::History;
 use super::triggers::Triggers;
 use super::watermarks::Moment;
-use super::{overlays::Overlays, past::Past};
 use crate::freshness::Freshness;
 use crate::trust::Trust;
 
@@ -39,8 +39,6 @@ pub(super) struct State {
     pub(super) default_digest: Digest,
     /// Values of `default_digest` at earlier revisions.
     pub(super) history: History,
-    /// Earlier states of all ServicePorts.
-    pub(super) past: Past,
     /// Digest that the nodes of a zone add to `default_digest`.
     pub(super) zone_digests: HashMap<ZoneName, Digest>,
     /// ServicePorts with more than the default variant.
@@ -180,7 +178,6 @@ impl Default for State {
             freed_at: 0,
             default_digest: Digest::default(),
             history: History::default(),
-            past: Past::default(),
             zone_digests: HashMap::new(),
             varied: BTreeSet::new(),
             tombstones: VecDeque::new(),

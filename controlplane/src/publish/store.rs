@@ -118,10 +118,6 @@ impl Store {
     pub fn set_synced(&self) {
         let first = |head: &mut Head| !std::mem::replace(&mut head.synced, true);
         if self.head.send_if_modified(first) {
-            let mut state = self.write();
-            let revision = state.revision;
-            state.remember(revision);
-            drop(state);
             self.announce();
         }
     }
@@ -187,7 +183,10 @@ impl Store {
         let (mut changed, mut touched) = (Vec::new(), Vec::new());
         for (key, encoded) in encoded {
             let before = state.revision;
-            state.publish_or_put_off(&key, encoded);
+            match encoded {
+                Some(encoded) => state.upsert(&key, encoded),
+                None => state.delete(&key),
+            }
             if state.revision != before {
                 touched.push(state.touched(&key, before));
                 changed.push(key);
@@ -220,7 +219,7 @@ impl Store {
     }
 
     /// Records when the changes since revision `first` were observed, and moves the head.
-    pub(super) fn finish(
+    fn finish(
         &self,
         mut state: RwLockWriteGuard<'_, State>,
         first: u64,
@@ -237,9 +236,6 @@ impl Store {
             });
             if state.times.len() > REMEMBERED_TIMES {
                 state.times.pop_front();
-            }
-            if self.head.borrow().synced {
-                state.remember(first);
             }
         }
         state.forget_old_tombstones();

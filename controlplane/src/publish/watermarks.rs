@@ -13,6 +13,20 @@ use super::state::State;
 /// longer is measured by the newest ones.
 const PASSED: usize = 1_024;
 
+/// Maximum number of publications that operators are shown.
+pub const MAX_POINTS: usize = 1_024;
+
+/// A publication, for operators.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Point {
+    /// The revision after it.
+    pub revision: u64,
+    /// Time at which the control plane observed the first of its changes.
+    pub at: SystemTime,
+    /// Number of objects that changed.
+    pub changes: u64,
+}
+
 /// The time of one publication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
@@ -109,6 +123,22 @@ impl Store {
             }
         }
         digest
+    }
+
+    /// Returns the latest publications, oldest first.
+    #[must_use]
+    pub fn points(&self) -> Vec<Point> {
+        let state = self.read();
+        let hidden = state.times.len().saturating_sub(MAX_POINTS);
+        let times = state.times.iter().skip(hidden);
+        let ends = times.clone().skip(1).map(|next| next.first - 1);
+        let ends = ends.chain([state.revision]);
+        let points = times.zip(ends).map(|(moment, revision)| Point {
+            revision,
+            at: moment.observed_at,
+            changes: revision - moment.first + 1,
+        });
+        points.collect()
     }
 
     /// Returns the publication with this revision, if it is still remembered.

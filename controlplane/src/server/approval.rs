@@ -25,7 +25,7 @@ pub(super) async fn approve_for_all(
 ) -> Result<pb::ApproveResponse, Status> {
     let seen = *request.get_ref();
     let visitor = request.extensions().get::<Visitor>();
-    let by = operator::name(visitor);
+    let by = operator(visitor);
     let is_shared = hub.orders.place().is_some_and(Place::is_shared);
     let elsewhere = match peers.filter(|_| is_shared) {
         Some(peers) => holding_elsewhere(peers).await,

@@ -12,7 +12,7 @@ use super::session::is_node_name;
 use super::{millis, operator};
 use crate::hub::Hub;
 use crate::identity::{Right, Visitor};
-use crate::orders::{MAX_ORDERS, Scope, Wish};
+use crate::orders::{MAX_ORDERS, MAX_REASON, Scope, Unchanged, Wish};
 
 /// Puts an order in force, and writes it down.
 pub(super) async fn freeze(
@@ -25,7 +25,7 @@ pub(super) async fn freeze(
         true => vec![Scope::All],
         false => nodes.iter().cloned().map(Scope::Node).collect(),
     };
-    let by = operator::name(visitor);
+    let by = operator(visitor);
     let wish = Wish {
         scopes,
         frozen: !request.thaw,
@@ -34,8 +34,7 @@ pub(super) async fn freeze(
         reason: request.reason.clone(),
     };
     let changed = hub.orders.order(&wish).await;
-    changed
-        .map_err(|why| operator::refusal("the order cannot be kept, so nothing changed", &why))?;
+    changed.map_err(|why| refusal(&why))?;
     let what = if request.thaw { "thawed" } else { "froze" };
     let whom = match request.all {
         true => "all nodes".to_owned(),
@@ -60,6 +59,26 @@ pub(crate) fn frozen(hub: &Hub) -> usize {
         .count()
 }
 
+/// Returns the answer to an order that is not in force, or perhaps is.
+fn refusal(why: &Unchanged) -> Status {
+    match why.is_unsure() {
+        true => Status::unavailable(why.to_string()),
+        false => Status::failed_precondition(format!(
+            "the order cannot be kept, so nothing changed: {why}"
+        )),
+    }
+}
+
+/// Checks the reason that an operator gave.
+fn check_reason(reason: &str) -> Result<(), Status> {
+    if reason.len() > MAX_REASON || reason.chars().any(char::is_control) {
+        return Err(Status::invalid_argument(format!(
+            "the reason must be one line of at most {MAX_REASON} bytes"
+        )));
+    }
+    Ok(())
+}
+
 /// Checks a request; returns the nodes that it names.
 fn check(hub: &Hub, request: &pb::FreezeRequest) -> Result<Vec<String>, Status> {
     let ways = [
@@ -72,7 +91,7 @@ fn check(hub: &Hub, request: &pb::FreezeRequest) -> Result<Vec<String>, Status> 
             "select nodes by exactly one of: names, a zone, all",
         ));
     }
-    operator::check_reason(&request.reason)?;
+    check_reason(&request.reason)?;
     if request.all {
         return Ok(Vec::new());
     }

@@ -38,10 +38,7 @@ impl<S: NamedService> NamedService for Guarded<S> {
 /// the check to the method, which knows the node.
 fn right_for(path: &str) -> Option<Right> {
     match path {
-        "/kplane.v1.StatusService/Approve"
-        | "/kplane.v1.StatusService/Freeze"
-        | "/kplane.v1.StatusService/ChangeRollout"
-        | "/kplane.v1.StatusService/ChangeRollback" => Some(Right::Act),
+        "/kplane.v1.StatusService/Approve" | "/kplane.v1.StatusService/Freeze" => Some(Right::Act),
         "/kplane.v1.StatusService/TryService" | "/kplane.v1.StatusService/ProbeNodes" => {
             Some(Right::Probe)
         }

@@ -353,15 +353,8 @@ impl Updates {
             upstream_age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
             freshness,
             report_within_ms: self.hub.fleet.report_within_ms(),
-            settings: self.settings(),
             frozen: frozen.map(Into::into),
         }
-    }
-
-    /// Returns the settings that the node should have. A frozen node stays as it is.
-    fn settings(&self) -> Option<pb::Settings> {
-        let frozen = self.hub.orders.frozen(&self.node).is_some();
-        self.hub.orders.settings(&self.node).filter(|_| !frozen)
     }
 
     fn next_piece(&mut self) -> Bytes {

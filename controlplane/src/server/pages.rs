@@ -135,11 +135,6 @@ impl<'a> Picture<'a> {
         self.nodes.iter()
     }
 
-    /// Returns the replicas that did not answer.
-    pub(super) fn missing(&self) -> &[pb::MissingReplica] {
-        &self.others.missing
-    }
-
     /// Returns the problem with the name of a node that has an agent, if the node is unknown.
     pub(super) fn stranger(&self, facts: Option<&NodeFacts>) -> Option<&str> {
         let called = self.called.as_deref();

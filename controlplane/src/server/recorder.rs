@@ -1,6 +1,5 @@
 //! `RecorderService`: what happened, for operators and tools.
 
-mod busiest;
 mod diff;
 mod history;
 mod top;
@@ -128,13 +127,8 @@ impl RecorderService for RecorderServer {
     }
 
     async fn get_top(&self, request: Request<pb::TopRequest>) -> Result<Response<pb::Top>, Status> {
-        let request = top::charged(&self.hub, self.peers.as_deref(), request)?;
-        let mut answer = top::top(&self.hub, request.limit);
-        if request.proxied {
-            let limit = limit(request.limit, top::LINES);
-            let peers = self.peers.as_deref();
-            answer.proxied = Some(busiest::ask(&self.hub, peers, limit).await);
-        }
+        charge(&request, cost(self.hub.fleet.agents()))?;
+        let answer = top::top(&self.hub, request.get_ref().limit);
         Ok(Response::new(answer))
     }
 }

@@ -42,8 +42,7 @@ const MESSAGES: Rate = Rate {
 const RETRY: Duration = Duration::from_secs(2);
 /// The capability to compare ranges, as a bit: capability N is bit N - 1.
 const RANGES: u64 = 1 << (pb::Capability::Ranges as u64 - 1);
-/// The capabilities to take settings, and to read compressed pieces.
-const SETTINGS: u64 = 1 << (pb::Capability::Settings as u64 - 1);
+/// The capability to read compressed pieces.
 const PACKED: u64 = 1 << (pb::Capability::Packed as u64 - 1);
 /// Longest name of a Node: a DNS subdomain (RFC 1123), as in the API server.
 const MAX_NODE_NAME: usize = 253;
@@ -203,7 +202,7 @@ pub(super) fn must_be_node(hub: &Hub, name: &NodeName) -> Result<(), Status> {
 fn welcome(hub: &Hub, node: &NodeName, freshness: &Freshness) -> pb::Welcome {
     pb::Welcome {
         protocol_version: PROTOCOL_VERSION,
-        capabilities: RANGES | SETTINGS | PACKED,
+        capabilities: RANGES | PACKED,
         server_version: env!("CARGO_PKG_VERSION").to_owned(),
         epoch: hub.store.epoch(),
         heartbeat_interval_ms: u32::try_from(HEARTBEAT.as_millis()).unwrap_or(u32::MAX),

@@ -17,8 +17,8 @@ use super::others::Others;
 use super::pages::Picture;
 use super::questions::Answers;
 use super::{
-    affinity, approval, closing, convergence, drain, freeze, probe, proxied, questions, rollback,
-    rollout, services, views,
+    affinity, approval, closing, convergence, drain, freeze, probe, proxied, questions, services,
+    views,
 };
 use crate::fleet::label;
 use crate::hub::Hub;
@@ -235,37 +235,7 @@ impl StatusService for StatusServer {
         request: Request<pb::GetHistoryRequest>,
     ) -> Result<Response<pb::History>, Status> {
         charge(&request, cost(MAX_POINTS))?;
-        Ok(Response::new(rollback::history(&self.hub)))
-    }
-
-    async fn change_rollback(
-        &self,
-        request: Request<pb::ChangeRollbackRequest>,
-    ) -> Result<Response<pb::History>, Status> {
-        charge(&request, self.nodes_cost())?;
-        let visitor = request.extensions().get::<Visitor>().cloned();
-        rollback::change(&self.hub, visitor.as_ref(), request.into_inner()).await?;
-        Ok(Response::new(rollback::history(&self.hub)))
-    }
-
-    async fn get_rollout(
-        &self,
-        request: Request<pb::GetRolloutRequest>,
-    ) -> Result<Response<pb::Rollout>, Status> {
-        charge(&request, self.nodes_cost())?;
-        let rollout = rollout::show(&self.hub, self.peers.as_deref());
-        Ok(Response::new(rollout.await))
-    }
-
-    async fn change_rollout(
-        &self,
-        request: Request<pb::ChangeRolloutRequest>,
-    ) -> Result<Response<pb::Rollout>, Status> {
-        charge(&request, self.nodes_cost())?;
-        let visitor = request.extensions().get::<Visitor>().cloned();
-        rollout::change(&self.hub, visitor.as_ref(), request.into_inner()).await?;
-        let rollout = rollout::show(&self.hub, self.peers.as_deref());
-        Ok(Response::new(rollout.await))
+        Ok(Response::new(views::history(&self.hub)))
     }
 
     async fn get_drain_status(

@@ -153,8 +153,6 @@ pub(super) fn node_status(
             .map(network_programming),
         report: record.and_then(AgentRecord::local_report),
         frozen: hub.orders.frozen(name).map(Into::into),
-        settings: record.and_then(|r| r.settings.clone()),
-        refused_settings: record.and_then(|r| r.refused_settings.clone()),
         // The replica that asks knows where the answer comes from.
         replica: String::new(),
         epoch: 0,
@@ -398,6 +396,20 @@ fn findings_of(
         found.splice(0..0, errors);
     }
     found
+}
+
+/// Returns the latest publications.
+pub(super) fn history(hub: &Hub) -> pb::History {
+    let points = hub.store.points().into_iter();
+    let points = points.map(|point| pb::HistoryPoint {
+        revision: point.revision,
+        at_ms: millis(point.at),
+        changes: point.changes,
+    });
+    pb::History {
+        points: points.collect(),
+        now_ms: millis(SystemTime::now()),
+    }
 }
 
 /// Returns facts for a node without a Node object.

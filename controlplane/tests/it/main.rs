@@ -26,7 +26,6 @@ mod peers;
 mod ports;
 mod questions;
 mod replicas;
-mod rollback;
 mod said;
 mod stream;
 mod support;

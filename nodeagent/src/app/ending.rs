@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use kplane_dataplane::backend::userspace::{Proxy, Visitor};
-use kplane_proto::v1 as pb;
 
 use super::{Ended, TaskError};
 use crate::succession::Succession;
@@ -11,7 +10,6 @@ use crate::succession::Succession;
 /// The reason why an agent ends.
 pub(super) enum Cause {
     Shutdown,
-    Wish(pb::Settings),
     Successor(Visitor),
     Failure(Option<Result<Result<(), TaskError>, tokio::task::JoinError>>),
 }
@@ -27,10 +25,6 @@ impl Cause {
             Self::Shutdown => {
                 succession.drain(proxy).await;
                 Ok(Ended::Stopped)
-            }
-            Self::Wish(wish) => {
-                succession.keep(proxy).await;
-                Ok(Ended::Again(wish))
             }
             Self::Successor(successor) => match succession.hand_over(proxy, successor).await {
                 true => Ok(Ended::Stopped),

@@ -9,9 +9,6 @@ const PORTS: usize = 32;
 /// Maximum number of endpoints of a ServicePort in an answer.
 const ENDPOINTS: usize = 256;
 
-/// Maximum number of busiest ServicePorts in an answer.
-const BUSIEST: usize = 100;
-
 /// Returns what the proxy, if there is one, knows of the ServicePorts of a question.
 pub(crate) fn answer(proxy: Option<&Proxy>, question: pb::ProxiedQuestion) -> pb::ProxiedState {
     let Some(proxy) = proxy else {
@@ -22,23 +19,6 @@ pub(crate) fn answer(proxy: Option<&Proxy>, question: pb::ProxiedQuestion) -> pb
     let ports = keys.filter_map(|key| Some(port(&key, proxy.table().state(&key)?)));
     pb::ProxiedState {
         ports: ports.collect(),
-    }
-}
-
-/// Returns the ServicePorts with the most connections through the proxy, if there is one.
-pub(crate) fn busiest(proxy: Option<&Proxy>, question: pb::BusiestQuestion) -> pb::BusiestPorts {
-    let Some(proxy) = proxy else {
-        return pb::BusiestPorts::default();
-    };
-    let most = usize::try_from(question.ports).unwrap_or(BUSIEST);
-    let (ports, more) = proxy.table().busiest(most.min(BUSIEST));
-    let ports = ports.into_iter().map(|(key, counts)| {
-        let endpoints = Vec::new();
-        port(&key, PortState { counts, endpoints })
-    });
-    pb::BusiestPorts {
-        ports: ports.collect(),
-        more: more as u64,
     }
 }
 

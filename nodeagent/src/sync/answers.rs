@@ -40,11 +40,6 @@ pub(super) async fn answer(
     if let Some(question) = question.proxied {
         answer.proxied = Some(proxied::answer(engine.proxy().get().as_deref(), question));
     }
-    if let Some(question) = question.busiest {
-        let proxy = engine.proxy();
-        let reading = spawn_blocking(move || proxied::busiest(proxy.get().as_deref(), question));
-        answer.busiest = reading.await.ok();
-    }
     answer.attempts = attempts::connect(&question.attempts).await;
     Ok(answer)
 }

@@ -5,7 +5,6 @@ use kplane_proto::v1::agent_message;
 use kplane_proto::{DIGEST_SCHEMA, PROTOCOL_VERSION};
 
 use super::Client;
-use crate::fleet_settings::Choice;
 
 /// The set of capabilities beyond the base protocol as bits: capability N is bit N - 1.
 const CAPABILITIES: u64 = capability(pb::Capability::Draining)
@@ -33,11 +32,9 @@ impl<T> Client<T> {
             digest: resume.digest.to_bytes().to_vec(),
         });
         let backend = self.shared.engine.backend();
-        let choice = self.shared.choice.as_ref();
-        let takes_settings = choice.map_or(0, |_| capability(pb::Capability::Settings));
         let hello = pb::Hello {
             protocol_version: PROTOCOL_VERSION,
-            capabilities: CAPABILITIES | takes_settings,
+            capabilities: CAPABILITIES,
             node_name: self.identity.node.to_string(),
             agent_version: env!("CARGO_PKG_VERSION").to_owned(),
             instance: self.identity.instance,
@@ -45,8 +42,6 @@ impl<T> Client<T> {
             backend: backend.name.to_owned(),
             backend_deprecation: backend.deprecation.unwrap_or_default().to_owned(),
             from_cache,
-            settings: choice.map(|choice| choice.in_force().into()),
-            refused_settings: choice.and_then(Choice::refusal),
             mode_unset: self.identity.mode_unset,
         };
         pb::AgentMessage {

@@ -264,9 +264,6 @@ impl Live {
         let age = Duration::from_millis(heartbeat.upstream_age_ms);
         tracing::trace!(revision = heartbeat.revision, ?age, "heartbeat");
         self.telling.spread_over(heartbeat.report_within_ms);
-        if let Some(choice) = &shared.choice {
-            choice.hear(heartbeat.settings.as_ref());
-        }
         self.collector.hear(&heartbeat.freshness);
         if let Some(lag) = lag(&self.collector, &self.reports.borrow()) {
             let in_touch = age < CUT_OFF;

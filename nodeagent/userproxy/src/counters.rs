@@ -79,11 +79,6 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Returns whether there was any connection, with or without success.
-    pub(crate) fn is_any(&self) -> bool {
-        self.open > 0 || self.opened > 0 || self.failed.iter().any(|count| *count > 0)
-    }
-
     /// Adds other counts.
     pub(crate) fn add(&mut self, more: Self) {
         self.opened += more.opened;

@@ -41,12 +41,6 @@ impl Bundle {
         let connections = self.connections.len() + self.clients.len();
         [self.listeners.len(), connections, self.flows.len()]
     }
-
-    /// Returns whether nothing is open.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.counts() == [0; 3]
-    }
 }
 
 /// Data that was read and not sent.

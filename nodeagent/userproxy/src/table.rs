@@ -1,6 +1,5 @@
 //! The ServicePorts that are served, and the way from a place to one of them.
 
-use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -262,22 +261,6 @@ impl Table {
         listed.sort_unstable_by_key(|(key, _)| *key);
         let counts = |(key, entry): (&ServiceKey, &Entry)| (key.clone(), entry.port.counts());
         listed.into_iter().take(most).map(counts).collect()
-    }
-
-    /// Returns the counts of at most `most` ServicePorts that had a connection, and the number of further ones. Those with
-    /// the most open connections come first, then those that opened most. Takes time for each ServicePort.
-    #[must_use]
-    pub fn busiest(&self, most: usize) -> (Vec<(ServiceKey, Counts)>, usize) {
-        let ports = read(&self.ports);
-        let all = ports.iter().map(|(key, entry)| (key, entry.port.counts()));
-        let mut used: Vec<_> = all.filter(|(_, counts)| counts.is_any()).collect();
-        used.sort_unstable_by_key(|(key, counts)| (Reverse((counts.open, counts.opened)), *key));
-        let more = used.len().saturating_sub(most);
-        let used = used.into_iter().take(most);
-        (
-            used.map(|(key, counts)| (key.clone(), counts)).collect(),
-            more,
-        )
     }
 
     /// Returns counters and endpoints of a ServicePort.

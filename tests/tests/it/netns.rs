@@ -33,7 +33,6 @@ mod proxied;
 mod remembered;
 mod restart;
 mod rolled;
-mod rollout;
 mod ruleset;
 mod runtime;
 mod shared;
@@ -150,7 +149,6 @@ const TESTS: &[Test] = kplane_tests::tests!(
     emptied::a_start_beside_an_emptied_folder_cuts_nobody_off,
     alone::a_reboot_without_a_control_plane_is_served_from_the_cache,
     rolled::replicas_are_replaced_under_changes_and_no_connection_fails,
-    rollout::settings_go_to_a_node_and_back_and_no_connection_fails,
     coming_from_kube_proxy::i4_nothing_fails_while_its_nftables_rules_are_replaced,
     coming_from_kube_proxy::i4_nothing_fails_while_its_legacy_iptables_rules_are_replaced,
     coming_from_kube_proxy::i4_nothing_fails_while_its_nft_iptables_rules_are_replaced,

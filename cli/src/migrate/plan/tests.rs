@@ -240,7 +240,8 @@ fn what_is_missing_is_named_with_the_command() {
     };
     assert_eq!(
         remedy(ipvs, &back),
-        "kpctl rollout start --backend iptables --wait"
+        "helm upgrade kplane deploy/chart --namespace kplane --reset-then-reuse-values --set \
+         agent.backend=iptables"
     );
     assert!(remedy(|picture| picture.kube_proxy = None, &back).starts_with("kubeadm"));
 }

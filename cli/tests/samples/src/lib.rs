@@ -619,38 +619,7 @@ pub fn ipvs_node(name: &str) -> pb::NodeStatus {
     node
 }
 
-/// Returns a rollout in its second step, with a node that is not healthy.
-#[must_use]
-pub fn rollout() -> pb::Rollout {
-    pb::Rollout {
-        base: Some(pb::Settings::default()),
-        number: 3,
-        settings: Some(pb::Settings {
-            backend: "iptables".to_owned(),
-            masquerade_bit: Some(15),
-            ..pb::Settings::default()
-        }),
-        percentages: vec![5, 25, 100],
-        step: 1,
-        stage: pb::RolloutStage::Running.into(),
-        by: "alice".to_owned(),
-        reason: "change #812".to_owned(),
-        began_ms: 1_000,
-        step_ms: 2_000,
-        healthy_ms: 60_000,
-        timeout_ms: 300_000,
-        covered: 25,
-        healthy: 23,
-        later: 1,
-        lags: vec![pb::RolloutLag {
-            node: "node-7".to_owned(),
-            reason: "its kernel was not read back yet".to_owned(),
-        }],
-        ..pb::Rollout::default()
-    }
-}
-
-/// Returns a history of two states.
+/// Returns a history of two publications.
 #[must_use]
 pub fn history() -> pb::History {
     let point = |revision, at_ms, changes| pb::HistoryPoint {
@@ -661,6 +630,5 @@ pub fn history() -> pb::History {
     pb::History {
         points: vec![point(17, 1_000, 2), point(19, 61_000, 1)],
         now_ms: 121_000,
-        ..pb::History::default()
     }
 }

@@ -119,3 +119,26 @@ fn publications_are_found_by_any_of_their_revisions() {
     assert!(store.moment_of(first - 1).unwrap().first < first);
     assert_eq!(store.moment_of(0), None);
 }
+
+#[test]
+fn the_latest_publications_are_listed_with_the_number_of_their_changes() {
+    let store = store();
+    let first = publish(&store, 1, vec![zoned("a", &[]), zoned("b", &[])]);
+    publish(&store, 2, vec![zoned("a", &[])]);
+    let second = publish(&store, 3, vec![zoned("a", &[(1, "x")])]);
+    let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+    let points = store.points();
+    let last = points[points.len() - 2..].iter();
+    let last: Vec<_> = last.map(|point| (point.revision, point.at)).collect();
+    assert_eq!(
+        last,
+        [(first, at(1)), (second, at(3))],
+        "what changes nothing is none"
+    );
+    assert_eq!(points[points.len() - 2].changes, 2);
+    for octet in 0..=MAX_POINTS {
+        let octet = u8::try_from(octet % 200).unwrap();
+        publish(&store, 4, vec![zoned("a", &[(octet, "y")])]);
+    }
+    assert_eq!(store.points().len(), MAX_POINTS);
+}

@@ -1,9 +1,10 @@
-//! What differs between two states.
+//! What differs between two nodes, or between a node's desired state and its kernel.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::slice;
+use std::time::SystemTime;
 
-use kplane_model::{LocalEndpoints, NodeFacts, ServiceName, ServicePort, ServiceProgram};
+use kplane_model::{LocalEndpoints, NodeFacts, ServiceName, ServiceProgram};
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::diff_request::Question;
 use tonic::Status;
@@ -30,14 +31,12 @@ pub(super) fn diff(
 ) -> Result<pb::Diff, Status> {
     let mut answer = match request.question {
         Some(Question::Nodes(nodes)) => two_nodes(hub, &nodes)?,
-        Some(Question::SinceRevision(revision)) => since(hub, Some(revision), UNIX_EPOCH)?,
-        Some(Question::SinceMs(ms)) => since(hub, None, UNIX_EPOCH + Duration::from_millis(ms))?,
         Some(Question::KernelOf(node)) => {
             let picture = Picture::with(hub, others);
             kernel::kernel(hub, picture.only(&node), &node)?
         }
         None => {
-            let text = "nothing to compare is named: two nodes, one node, a revision or a time";
+            let text = "nothing to compare is named: two nodes or one node";
             return Err(Status::invalid_argument(text));
         }
     };
@@ -62,20 +61,7 @@ fn two_nodes(hub: &Hub, asked: &pb::TwoNodes) -> Result<pb::Diff, Status> {
         Some(zone) => format!("node {} in zone {zone}", node.name),
         None => format!("node {} without a zone", node.name),
     };
-    let reason = |pair: &Pair| {
-        let mut reasons = Vec::new();
-        if pair.programs[0] != pair.programs[1] {
-            reasons.push(match pair.by_node {
-                true => "topology hints name single nodes",
-                false => "topology hints name zones, and the nodes are in different ones",
-            });
-        }
-        if pair.local[0] != pair.local[1] {
-            reasons.push("a traffic policy is Local, so the endpoints on the node count");
-        }
-        reasons.join("; ")
-    };
-    let (services, equal) = services(compared, reason);
+    let (services, equal) = services(compared);
     Ok(pb::Diff {
         left: zone(sides[0]),
         right: zone(sides[1]),
@@ -84,6 +70,21 @@ fn two_nodes(hub: &Hub, asked: &pb::TwoNodes) -> Result<pb::Diff, Status> {
         notes: facts_that_differ(sides[0], sides[1]),
         ..pb::Diff::default()
     })
+}
+
+/// Returns why a ServicePort differs.
+fn reason(pair: &Pair) -> String {
+    let mut reasons = Vec::new();
+    if pair.programs[0] != pair.programs[1] {
+        reasons.push(match pair.by_node {
+            true => "topology hints name single nodes",
+            false => "topology hints name zones, and the nodes are in different ones",
+        });
+    }
+    if pair.local[0] != pair.local[1] {
+        reasons.push("a traffic policy is Local, so the endpoints on the node count");
+    }
+    reasons.join("; ")
 }
 
 /// Returns the settings of the nodes themselves that differ.
@@ -104,46 +105,8 @@ fn facts_that_differ(left: &NodeFacts, right: &NodeFacts) -> Vec<String> {
     notes
 }
 
-fn since(hub: &Hub, revision: Option<u64>, at: SystemTime) -> Result<pb::Diff, Status> {
-    let forgotten = || {
-        Status::not_found(
-            "this control plane does not remember a state that old: kpctl history lists those that it does",
-        )
-    };
-    let point = hub.store.point_at(revision, at).ok_or_else(forgotten)?;
-    let compared = hub.store.compare_since(point.revision);
-    let compared = compared.map_err(|_| forgotten())?;
-    let mut causes = BTreeMap::new();
-    for key in compared.differ.keys() {
-        let last = || hub.recorder.of(&key.service, 1).changes.pop();
-        causes.entry(key.service.clone()).or_insert_with(last);
-    }
-    let reason = |pair: &Pair| {
-        let program = pair.programs.iter().flatten().next();
-        let change = program.and_then(|program| causes.get(&program.port.key.service)?.as_ref());
-        let cause = change.and_then(|change| change.causes.last());
-        cause.map_or_else(String::new, |cause| {
-            let object = &cause.object;
-            let mut text = format!("{} {}", object.kind, object.name);
-            if cause.version > 0 {
-                text += &format!(" (resourceVersion {})", cause.version);
-            }
-            text + " changed last"
-        })
-    };
-    let (services, equal) = services(compared, reason);
-    let head = hub.store.head().borrow().revision;
-    Ok(pb::Diff {
-        left: format!("revision {}", point.revision),
-        right: format!("revision {head}, now"),
-        services,
-        equal,
-        ..pb::Diff::default()
-    })
-}
-
 /// Returns the Services that differ, and the number of those that do not.
-fn services(compared: Compared, reason: impl Fn(&Pair) -> String) -> (Vec<pb::ServiceDiff>, u64) {
+fn services(compared: Compared) -> (Vec<pb::ServiceDiff>, u64) {
     let mut services: BTreeMap<ServiceName, pb::ServiceDiff> = BTreeMap::new();
     for (key, pair) in compared.differ {
         let details = details(&pair);
@@ -163,16 +126,9 @@ fn services(compared: Compared, reason: impl Fn(&Pair) -> String) -> (Vec<pb::Se
 
 fn details(pair: &Pair) -> Details {
     let mut details = Details::default();
-    let [before, after] = &pair.programs;
-    let ports = |program: &Option<ServiceProgram>| -> Vec<ServicePort> {
-        let program = program.iter();
-        program.map(|program| program.port.clone()).collect()
-    };
-    details.compare_ports(&ports(before), &ports(after));
-    let chosen = |program: &Option<ServiceProgram>, local: &Option<LocalEndpoints>| {
-        let Some(program) = program else {
-            return Vec::new();
-        };
+    let [left, right] = &pair.programs;
+    details.compare_ports(slice::from_ref(&left.port), slice::from_ref(&right.port));
+    let chosen = |program: &ServiceProgram, local: &Option<LocalEndpoints>| {
         let mut chosen = program.endpoints.clone();
         if program.port.uses_local_endpoints()
             && let Some(local) = local
@@ -183,7 +139,7 @@ fn details(pair: &Pair) -> Details {
         }
         chosen
     };
-    let [local_before, local_after] = &pair.local;
-    details.compare_chosen(&chosen(before, local_before), &chosen(after, local_after));
+    let [local_left, local_right] = &pair.local;
+    details.compare_chosen(&chosen(left, local_left), &chosen(right, local_right));
     details
 }

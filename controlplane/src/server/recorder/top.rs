@@ -5,18 +5,15 @@ use std::time::SystemTime;
 
 use kplane_model::NodeName;
 use kplane_proto::v1 as pb;
-use tonic::{Request, Status};
 
 use super::super::convergence::report_of;
 use super::super::millis;
-use super::super::status::{asking_cost, charge, cost};
 use super::limit;
 use crate::fleet::AgentRecord;
 use crate::hub::Hub;
-use crate::peers::Peers;
 
 /// Number of lines, unless the question says otherwise, and the largest number.
-pub(super) const LINES: (usize, usize) = (10, 100);
+const LINES: (usize, usize) = (10, 100);
 
 /// Returns the answer.
 pub(super) fn top(hub: &Hub, asked: u32) -> pb::Top {
@@ -42,23 +39,7 @@ pub(super) fn top(hub: &Hub, asked: u32) -> pb::Top {
         nodes,
         now_ms: millis(SystemTime::now()),
         since_ms,
-        proxied: None,
     }
-}
-
-/// Returns a question that the caller may ask at this price.
-pub(super) fn charged(
-    hub: &Hub,
-    peers: Option<&Peers>,
-    request: Request<pb::TopRequest>,
-) -> Result<pb::TopRequest, Status> {
-    let agents = hub.fleet.agents();
-    let price = match request.get_ref().proxied {
-        true => asking_cost(agents, peers),
-        false => cost(agents),
-    };
-    charge(&request, price)?;
-    Ok(request.into_inner())
 }
 
 fn slow(hub: &Hub, node: &NodeName, record: &AgentRecord) -> pb::SlowNode {

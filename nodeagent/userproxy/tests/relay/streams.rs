@@ -51,29 +51,6 @@ fn connections_go_around_and_are_counted() {
 }
 
 #[test]
-fn u56_the_service_port_with_the_most_open_connections_is_the_busiest() {
-    let served = serve(&[echo()], Options::default());
-    let names = |most| {
-        let (found, more) = served.proxy.table().busiest(most);
-        let found = found.iter();
-        let names = found.map(|(key, counts)| (key.port_name.to_string(), counts.open));
-        (names.collect::<Vec<_>>(), more)
-    };
-    let own = served.state().counts;
-    assert_eq!((own.opened, names(10)), (0, (vec![], 0)));
-    let mut stream = served.connect();
-    answered(&mut stream).unwrap();
-    let another = served.another(31_001, &[echo()]);
-    let mut more = [0; 2].map(|_| TcpStream::connect(another).unwrap());
-    assert!(more.iter_mut().all(|stream| answered(stream).is_ok()));
-    let (all, hidden) = names(10);
-    assert_eq!((all.len(), hidden), (2, 0));
-    assert_eq!(all[0], ("another".to_owned(), 2));
-    assert_eq!(all[1].1, 1);
-    assert_eq!(names(1), (all[..1].to_vec(), 1));
-}
-
-#[test]
 fn much_data_passes_both_ways_at_once() {
     let served = serve(&[echo()], Options::default());
     let mut stream = served.connect();

@@ -56,9 +56,12 @@ pub(crate) fn kube_proxy_in_mode_iptables_gets_all_nodes_back_from_either_mode_o
         served(&cluster, &load, &["node-1"])
     })?;
     step("the other one in mode nftables", || {
-        let quick = ["--steps", "100", "--healthy-for", "1s"];
-        let other = "kpctl rollout start --backend nftables --wait";
-        typed_with(&cluster, other, &quick)?;
+        typed(
+            &cluster,
+            "helm upgrade kplane deploy/chart --namespace kplane --reset-then-reuse-values \
+             --set agent.backend=nftables",
+        )?;
+        rolled(&cluster)?;
         served(&cluster, &load, &["node-1"])
     })?;
     step("all back", || back(&cluster, &load))?;
