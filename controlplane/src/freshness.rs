@@ -72,15 +72,6 @@ impl Freshness {
         };
         of.0.keys().copied().find(lacks)
     }
-
-    /// Takes in the newest changes of a later state.
-    pub fn join(&mut self, later: &Self) {
-        for (kind, versions) in &later.0 {
-            let known = self.0.entry(*kind).or_insert(*versions);
-            known.seen = known.seen.max(versions.seen);
-            known.changed = known.changed.max(versions.changed);
-        }
-    }
 }
 
 #[cfg(test)]
@@ -115,13 +106,9 @@ mod tests {
             state.set(Kind::Service, Versions { seen, changed });
             state
         };
-        let mut held = state(200, 150);
+        let held = state(200, 150);
         assert_eq!(state(150, 120).lacks(&held), None);
         assert_eq!(state(149, 149).lacks(&held), Some(Kind::Service));
         assert_eq!(Freshness::default().lacks(&held), None, "a folder");
-        // This state comes of a list, which does not know of the deletion at 150.
-        held.join(&state(210, 120));
-        assert_eq!(state(149, 149).lacks(&held), Some(Kind::Service));
-        assert_eq!(state(150, 120).lacks(&held), None);
     }
 }

@@ -229,7 +229,7 @@ mod tests {
             assert!(!agent.contains(other), "{other}");
         }
         let controlplane = Crates::of("kp-controlplane", &metadata).unwrap();
-        assert!(!names(&controlplane).contains("kp-nodeagent"));
+        assert!(!names(&controlplane).contains("kplane-netlink"));
         assert!(Crates::of("kp-nothing", &metadata).is_err());
     }
 

@@ -129,14 +129,6 @@ impl From<&Cidr> for pb::Cidr {
     }
 }
 
-impl TryFrom<&pb::Cidr> for Cidr {
-    type Error = ConvertError;
-
-    fn try_from(cidr: &pb::Cidr) -> Result<Self, ConvertError> {
-        cidr_from_wire("cidr", cidr)
-    }
-}
-
 pub(super) fn cidr_to_wire(cidr: &Cidr) -> pb::Cidr {
     pb::Cidr {
         address: ip_bytes(cidr.first()),
