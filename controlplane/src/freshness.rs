@@ -48,32 +48,6 @@ impl Freshness {
     }
 }
 
-impl Freshness {
-    /// Reads versions from the wire; leaves out what this version does not know.
-    #[must_use]
-    pub fn of_wire(told: &[pb::KindVersion]) -> Self {
-        let known = told.iter().filter_map(|one| {
-            let kind = Kind::ALL.into_iter().find(|kind| kind.as_str() == one.kind);
-            let seen = one.version.parse().ok()?;
-            let changed = one.changed.parse().ok().filter(|changed| *changed < seen);
-            let changed = changed.unwrap_or(seen);
-            Some((kind?, Versions { seen, changed }))
-        });
-        Self(known.collect())
-    }
-
-    /// Returns a kind of which this state lacks a change that another one contains, if there is one.
-    #[must_use]
-    pub fn lacks(&self, of: &Self) -> Option<Kind> {
-        let lacks = |kind: &Kind| {
-            let seen = self.of(*kind).map(|ours| ours.seen);
-            let theirs = of.of(*kind).map(|theirs| theirs.changed);
-            seen.is_some_and(|seen| theirs.is_some_and(|changed| seen < changed))
-        };
-        of.0.keys().copied().find(lacks)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -96,19 +70,5 @@ mod tests {
         assert_eq!(freshness.news(&before), []);
         freshness.set(Kind::Service, versions(10, 10));
         assert_eq!(freshness.news(&before).len(), 1);
-        assert_eq!(Freshness::of_wire(&all), before);
-    }
-
-    #[test]
-    fn a_state_that_has_not_seen_the_newest_change_is_older() {
-        let state = |seen, changed| {
-            let mut state = Freshness::default();
-            state.set(Kind::Service, Versions { seen, changed });
-            state
-        };
-        let held = state(200, 150);
-        assert_eq!(state(150, 120).lacks(&held), None);
-        assert_eq!(state(149, 149).lacks(&held), Some(Kind::Service));
-        assert_eq!(Freshness::default().lacks(&held), None, "a folder");
     }
 }

@@ -16,7 +16,7 @@ pub struct ProxyHandle {
 /// A moment in which the kernel served new connections in the proxy's place.
 #[derive(Clone, Debug)]
 pub struct Lapse {
-    /// The reason, for people.
+    /// The reason, human-readable.
     pub reason: String,
     /// The moment.
     pub at: Instant,
