@@ -191,7 +191,13 @@ async fn build_parts(
     announce(&identity, &engine);
     let client = Client::new(transport, identity, engine.clone());
     let connection = client.connection();
-    let health = Health::new(&engine, connection.clone());
+    let health = Health {
+        reports: engine.reports(),
+        connection: connection.clone(),
+        pulse: engine.pulse(),
+        proxy: engine.proxy(),
+        answers: Arc::default(),
+    };
     let (effective, configuration) = watch::channel(config.kube_proxy);
     let metrics = Metrics::new(
         Sources {

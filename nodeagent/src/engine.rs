@@ -15,9 +15,9 @@ mod confirmation;
 mod core;
 mod followers;
 mod keeping;
+mod now;
 mod pipeline;
 mod planner;
-mod pulse;
 mod triggers;
 mod warnings;
 
@@ -27,15 +27,16 @@ mod tests;
 pub use alone::AloneSettings;
 pub use followers::Followers;
 pub use keeping::Recall;
-pub use pulse::Pulse;
 
 use kplane_model::{RangeDigests, ServiceName};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use self::alarm::Alarm;
 use self::confirmation::Confirmation;
-use self::core::{Core, Now, Work};
+use self::core::{Core, Work};
+use self::now::Now;
 use crate::desired::{Refusal, Update};
+use crate::pulse::Pulse;
 use crate::report::Report;
 use kplane_dataplane::backend::userspace::ProxyHandle;
 use kplane_dataplane::backend::{Backend, Description, Inspection, OpenError, Serving};

@@ -34,7 +34,7 @@ use tokio::sync::watch;
 
 use crate::connection::Connection;
 use crate::desired::{Held, now_ms};
-use crate::engine::{Engine, Pulse};
+use crate::pulse::Pulse;
 use crate::report::{FamilyReport, NodeState, Report};
 use kplane_http::{self as http, Answer};
 
@@ -103,18 +103,6 @@ impl Outcomes {
 }
 
 impl Health {
-    /// Creates the answers about an engine and its connection.
-    #[must_use]
-    pub fn new(engine: &Engine, connection: watch::Receiver<Connection>) -> Self {
-        Self {
-            reports: engine.reports(),
-            connection,
-            pulse: engine.pulse(),
-            proxy: engine.proxy(),
-            answers: Arc::default(),
-        }
-    }
-
     /// Returns whether packets are served as desired, whatever the state of the node.
     #[must_use]
     pub fn is_healthy(&self) -> bool {

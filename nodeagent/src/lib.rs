@@ -24,6 +24,7 @@ pub mod metrics;
 pub mod oom;
 mod own_places;
 pub mod preflight;
+pub mod pulse;
 pub mod reload;
 pub mod report;
 pub mod service_connections;

@@ -14,6 +14,7 @@ pub mod nftables;
 pub mod noop;
 mod places;
 mod pod_interface;
+mod remembered;
 mod rights;
 pub mod userspace;
 mod virtual_servers;

@@ -6,6 +6,7 @@
 //! flags ----------^       '-> notes
 //! ```
 
+mod checker;
 mod detect;
 mod flags;
 mod notes;

@@ -9,6 +9,7 @@ use super::alone::Alone;
 use super::confirmation::Confirmation;
 use super::followers::Followers;
 use super::keeping::{Keeping, Recall};
+use super::now::Now;
 use super::pipeline::{Context, Outcome, Pipeline};
 use super::warnings::Warnings;
 use crate::desired::{
@@ -20,31 +21,6 @@ use kplane_dataplane::backend::{
 };
 use kplane_dataplane::conntrack::Cleaner;
 use kplane_dataplane::plan::NodeSettings;
-
-/// A moment by both clocks. Waits use the monotonic one, which nothing can set.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Now {
-    pub(super) instant: Instant,
-    /// The wall clock, milliseconds since 1970.
-    pub(super) ms: u64,
-}
-
-impl Now {
-    /// Returns the present by the runtime's clock, which a simulation may stop.
-    pub(super) fn real() -> Self {
-        Self {
-            instant: tokio::time::Instant::now().into_std(),
-            ms: now_ms(),
-        }
-    }
-
-    /// Returns the wall clock by now, since the kernel may have taken its time.
-    pub(super) fn moved_on_ms(self) -> u64 {
-        let since = self.instant.elapsed().as_millis();
-        self.ms
-            .saturating_add(u64::try_from(since).unwrap_or(u64::MAX))
-    }
-}
 
 /// Work for the kernel, and its origin.
 #[derive(Debug)]

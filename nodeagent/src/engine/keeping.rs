@@ -8,7 +8,7 @@ use kplane_model::Family;
 
 use super::alone::AloneSettings;
 use super::confirmation::Confirmation;
-use super::core::Now;
+use super::now::Now;
 use super::pipeline::Pipeline;
 use crate::cache::{Cache, Keeper};
 use crate::desired::{CliffGuard, Confidence, Desired, Held, Picture, Position};

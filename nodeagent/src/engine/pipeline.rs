@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use kplane_model::fate::{LocalRule, Masquerade, Setup};
 use kplane_model::{DesiredKey, Family, NodeFacts, ServiceKey, ServiceName};
 
-use super::core::Now;
 use super::followers::Followers;
+use super::now::Now;
 use super::planner::{Planned, Planner};
 use super::triggers::Waiting;
 use crate::desired::{Desired, Position, Touched, Trigger};

@@ -17,7 +17,8 @@ use std::time::Duration;
 
 use kplane_model::{Cidr, DesiredKey, DesiredObject, Family, ServiceKey};
 
-use super::core::{Core, Now};
+use super::core::Core;
+use super::now::Now;
 use super::*;
 use crate::desired::Position;
 use crate::desired::fixture::{EPOCH, Plane, key_of, local, node, svc, svc6};

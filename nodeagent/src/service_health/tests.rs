@@ -115,7 +115,7 @@ impl Rig {
         let health = Health {
             reports: follow,
             connection,
-            pulse: crate::engine::Pulse::default(),
+            pulse: crate::pulse::Pulse::default(),
             proxy: Default::default(),
             answers: Arc::default(),
         };

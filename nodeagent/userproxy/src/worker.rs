@@ -4,6 +4,7 @@
 //! Listeners are level-triggered, and wake one thread each time.
 
 mod accept;
+mod accepted;
 mod connecting;
 mod core;
 mod pair;
@@ -12,6 +13,7 @@ mod shared;
 mod socket;
 mod succession;
 mod timers;
+mod token;
 mod udp;
 
 use std::io;
@@ -24,13 +26,14 @@ use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use slab::Slab;
 
-pub(crate) use self::accept::Accepted;
 use self::accept::Listener;
+pub(crate) use self::accepted::Accepted;
 use self::connecting::Connecting;
-use self::core::{Core, Next, Token};
+use self::core::{Core, Next};
 use self::pair::Pair;
 pub(crate) use self::shared::{Inbox, Shared};
 pub use self::shared::{Origins, Transparency};
+use self::token::Token;
 use self::udp::{Flows, UdpListener};
 use crate::handover::{Bundle, Client, Connection, FlowState};
 use crate::listening::{ListenerId, Listening};

@@ -1,6 +1,8 @@
 //! The walls of the house: which crate may use which, and that no modules of a crate use each other in a ring.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod rings;
+
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
@@ -124,8 +126,8 @@ const BANS: [(&str, &[&str]); 5] = [
     ),
 ];
 
-/// Which modules of a crate use which others of it.
-type Uses = BTreeMap<String, BTreeSet<String>>;
+/// Crates whose modules still use each other in rings. No crate is added.
+const NOT_YET: &[&str] = &["kp-controlplane", "kplane-view", "kpctl"];
 
 /// Checks every crate.
 pub(super) fn check(root: &Path) -> Result<()> {
@@ -138,13 +140,13 @@ pub(super) fn check(root: &Path) -> Result<()> {
             .into_iter()
             .filter(|other| used.contains(other) && !may_use.contains(other));
         problems.extend(beyond.map(|other| format!("{name} must not use {other}")));
-        let uses = uses(&root.join(folder).join("src"))?;
-        problems.extend(ring(&uses).map(|ring| {
-            format!(
-                "modules of {name} use each other in a ring: {}",
-                ring.join(" -> ")
-            )
-        }));
+        let rings = rings::find(&root.join(folder).join("src"))?;
+        let ring = |ring| format!("modules of {name} use each other in a ring: {ring}");
+        match (rings.is_empty(), NOT_YET.contains(&name)) {
+            (false, false) => problems.extend(rings.into_iter().map(ring)),
+            (true, true) => problems.push(format!("{name} has no ring: remove it from NOT_YET")),
+            (false, true) | (true, false) => {}
+        }
     }
     for (name, banned) in BANS {
         let tree = tree(root, name)?;
@@ -187,142 +189,9 @@ fn tree(root: &Path, name: &str) -> Result<BTreeSet<String>> {
     Ok(names.map(str::to_owned).collect())
 }
 
-/// Reads a crate's modules. The root of the crate, programs and tests may use everything.
-fn uses(src: &Path) -> Result<Uses> {
-    let mut files = Vec::new();
-    list(src, &mut files)?;
-    let module = |file: &str| {
-        let first = file.split('/').next().unwrap_or_default();
-        first.trim_end_matches(".rs").to_owned()
-    };
-    let modules: BTreeSet<String> = files.iter().map(|file| module(file)).collect();
-    let mut uses = Uses::new();
-    for file in &files {
-        let name = module(file);
-        if ["lib", "main"].contains(&&*name) || file.contains("tests") {
-            continue;
-        }
-        let text = read(&src.join(file))?;
-        let used = named(&text)
-            .into_iter()
-            .filter(|other| modules.contains(other));
-        let others = used.filter(|other| *other != name);
-        uses.entry(name.clone()).or_default().extend(others);
-    }
-    Ok(uses)
-}
-
-/// Lists Rust files below a folder by their paths from `src`.
-fn list(src: &Path, files: &mut Vec<String>) -> Result<()> {
-    fn below(src: &Path, folder: &Path, files: &mut Vec<String>) -> Result<()> {
-        let entries = std::fs::read_dir(folder);
-        let entries = entries.with_context(|| format!("cannot list {}", folder.display()))?;
-        for entry in entries {
-            let path = entry?.path();
-            if path.is_dir() {
-                below(src, &path, files)?;
-            } else if path.extension().is_some_and(|extension| extension == "rs") {
-                let short = path.strip_prefix(src)?;
-                files.push(short.to_string_lossy().into_owned());
-            }
-        }
-        Ok(())
-    }
-    below(src, src, files)
-}
-
-/// The modules that a file names as `crate::module` or in `crate::{module, ..}`, up to its tests.
-fn named(text: &str) -> BTreeSet<String> {
-    let code = text
-        .split("\n#[cfg(test)]\nmod tests")
-        .next()
-        .unwrap_or_default();
-    let lines: Vec<&str> = code
-        .lines()
-        .map(|line| line.split("//").next().unwrap_or_default())
-        .collect();
-    let code = lines.join("\n");
-    let mut names = BTreeSet::new();
-    for rest in code.split("crate::").skip(1) {
-        if let Some(list) = rest.strip_prefix('{') {
-            // The first words of a list; what is nested in it is of one of these.
-            let list = list.split("};").next().unwrap_or_default();
-            names.extend(list.split([',', '{']).map(first_word));
-        } else {
-            names.insert(first_word(rest));
-        }
-    }
-    names
-}
-
-fn first_word(text: &str) -> String {
-    let is_word = |c: &char| c.is_ascii_alphanumeric() || *c == '_';
-    text.trim_start().chars().take_while(is_word).collect()
-}
-
-/// A ring of modules, the first one again at the end.
-fn ring(uses: &Uses) -> Option<Vec<String>> {
-    let rings = uses.keys().filter_map(|start| way(uses, start, start));
-    rings.min_by_key(Vec::len)
-}
-
-/// The shortest way along uses from one module to another, at least one step long.
-fn way(uses: &Uses, from: &str, to: &str) -> Option<Vec<String>> {
-    let mut ways = vec![vec![from.to_owned()]];
-    let mut seen = BTreeSet::new();
-    while !ways.is_empty() {
-        let mut longer = Vec::new();
-        for way in ways {
-            let next = way.last().and_then(|last| uses.get(last));
-            for name in next.into_iter().flatten() {
-                let mut longer_way = way.clone();
-                longer_way.push(name.clone());
-                if name == to {
-                    return Some(longer_way);
-                }
-                if seen.insert(name.clone()) {
-                    longer.push(longer_way);
-                }
-            }
-        }
-        ways = longer;
-    }
-    None
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn uses(edges: &[(&str, &str)]) -> Uses {
-        let mut uses = Uses::new();
-        for (from, to) in edges {
-            let others = uses.entry((*from).to_owned()).or_default();
-            others.insert((*to).to_owned());
-        }
-        uses
-    }
-
-    #[test]
-    fn a_ring_is_named_with_all_its_modules() {
-        assert_eq!(ring(&uses(&[("a", "b"), ("b", "c"), ("a", "c")])), None);
-        let found = ring(&uses(&[("a", "b"), ("b", "c"), ("c", "b")]));
-        assert_eq!(found.unwrap(), ["b", "c", "b"]);
-    }
-
-    #[test]
-    fn names_in_code_count_and_those_in_comments_and_tests_do_not() {
-        let text = "use crate::one::Two;\nuse crate::{three, four::{Five}};\n// crate::six\n\
-                    #[cfg(test)]\nmod tests { use crate::seven; }\n";
-        let names = named(text);
-        for name in ["one", "three", "four"] {
-            assert!(names.contains(name), "{name}");
-        }
-        assert!(
-            !names.contains("six") && !names.contains("seven"),
-            "{names:?}"
-        );
-    }
 
     #[test]
     fn dependencies_are_those_of_the_program() {

@@ -1,4 +1,4 @@
-//! The clients that the kernel remembers for session affinity, read and forgotten on request. Packets write them; no
+//! The clients that the kernel remembers for session affinity, and the questions about them. Packets write them; no
 //! plan contains them.
 
 use std::net::{IpAddr, SocketAddr};
@@ -6,13 +6,8 @@ use std::time::{Duration, Instant};
 
 use kplane_model::{EndpointAddr, Family, ServiceKey};
 
-use super::{Kind, iptables, ipvs, nftables};
-use crate::chain;
-
 /// Maximum number of clients in an answer.
 pub(super) const MAX_CLIENTS: usize = 256;
-/// Longest time to read.
-const WITHIN: Duration = Duration::from_secs(3);
 
 /// A ServicePort with session affinity.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,40 +90,3 @@ impl Wanted {
 /// The text of an error about a table that is too large.
 pub(super) const LATE: &str =
     "so many clients are remembered that they cannot be read in time: ask for one client";
-
-impl Kind {
-    /// Reads which clients the kernel of the calling thread's network namespace remembers for ServicePorts. Changes
-    /// nothing.
-    ///
-    /// # Errors
-    /// The reason why that cannot be known.
-    pub fn remembered(
-        self,
-        ports: &[AffinityPort],
-        client: Option<IpAddr>,
-    ) -> Result<AffinityClients, String> {
-        let wanted = Wanted {
-            client,
-            until: Instant::now() + WITHIN,
-        };
-        match self {
-            Self::Nftables | Self::Userspace => nftables::remembered(ports, wanted),
-            Self::Iptables => iptables::remembered(ports, wanted).map_err(|e| chain(&e)),
-            Self::Ipvs => ipvs::remembered(ports, wanted),
-            Self::UserspaceLoopback | Self::Noop => Err("the agent programs no kernel".to_owned()),
-        }
-    }
-
-    /// Makes the kernel forget a client of these ServicePorts. Its connections go on.
-    ///
-    /// # Errors
-    /// The reason why the client is still remembered.
-    pub fn forget(self, ports: &[AffinityPort], client: IpAddr) -> Result<(), String> {
-        match self {
-            Self::Nftables | Self::Userspace => nftables::forget(ports, client),
-            Self::Iptables => iptables::forget(ports, client).map_err(|e| chain(&e)),
-            Self::Ipvs => Err(ipvs::CANNOT_FORGET.to_owned()),
-            Self::UserspaceLoopback | Self::Noop => Err("the agent programs no kernel".to_owned()),
-        }
-    }
-}

@@ -41,6 +41,7 @@ pub mod restore;
 pub(in crate::backend) mod rule;
 mod ruleset;
 mod service;
+mod settings;
 mod stage;
 mod structure;
 mod text;
@@ -56,7 +57,8 @@ pub use name::{BuiltIn, ChainName, ServiceChain, TableName};
 pub(crate) use readback::words;
 pub(in crate::backend) use recent::{forget, remembered};
 pub use restore::Limits;
-pub use ruleset::{Content, FoundRules, JumpOp, RuleSettings, Ruleset, StagedRules, Step, Written};
+pub use ruleset::{Content, FoundRules, JumpOp, Ruleset, StagedRules, Step, Written};
+pub use settings::RuleSettings;
 pub use structure::Layout;
 pub use tool::{Flavour, Tool, ToolError, plain_name};
 

@@ -18,7 +18,7 @@
 //!
 //! These files are pure: `sets.rs`, `demand.rs` (the needs of a ServicePort), `rules.rs`, `state.rs` (the
 //! whole state, and the effect of a change). The others work on the machine: `lookup.rs` (one destination), `machine.rs` (one family's data
-//! path), `probe.rs` (the machine's features), `sysctl.rs`, `data_path.rs` (the backend), `left.rs` (leftovers).
+//! path), `probe.rs` and `scheduler.rs` (the machine's features), `sysctl.rs`, `data_path.rs` (the backend), `left.rs` (leftovers).
 
 mod data_path;
 mod demand;
@@ -27,6 +27,7 @@ mod lookup;
 mod machine;
 mod probe;
 mod rules;
+mod scheduler;
 mod sets;
 mod state;
 mod sysctl;

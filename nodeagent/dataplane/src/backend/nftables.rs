@@ -7,6 +7,7 @@
 mod access;
 mod adopt;
 mod affinity;
+mod affinity_id;
 mod capture;
 mod clients;
 mod data_path;
@@ -25,6 +26,7 @@ mod readback;
 mod remembered;
 mod rule;
 mod schema;
+mod stale;
 mod structure;
 mod table;
 mod transactions;
@@ -35,7 +37,8 @@ mod watch;
 #[cfg(test)]
 mod tests;
 
-pub use affinity::{AffinityId, Group};
+pub use affinity::Group;
+pub use affinity_id::AffinityId;
 pub(crate) use capture::TABLE as CAPTURE_TABLE;
 pub(in crate::backend) use capture::{CaptureSettings, CaptureTable, Place};
 pub(crate) use divert::TABLES as DIVERT_TABLES;

@@ -3,7 +3,7 @@
 
 use kplane_model::Cidr;
 
-use super::settings::Checker;
+use super::checker::Checker;
 use kplane_dataplane::backend::PodInterface;
 use kplane_kube_proxy_config::KubeProxyConfiguration;
 

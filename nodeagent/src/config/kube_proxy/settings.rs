@@ -4,12 +4,12 @@
 //! As in kube-proxy, sections of modes that are not used may have any values.
 
 use std::collections::HashSet;
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use kplane_model::{Cidr, Family, IpvsScheduler, parse_ip};
 
+use super::checker::Checker;
 use super::detect;
 use crate::sysctl;
 use kplane_dataplane::backend;
@@ -128,13 +128,6 @@ pub fn resolve(config: &KubeProxyConfiguration) -> Result<Settings, Vec<Problem>
     Err(check.problems)
 }
 
-/// Reads values and records what is wrong with them. A value that it returns after a problem is
-/// useless.
-#[derive(Debug, Default)]
-pub(super) struct Checker {
-    problems: Vec<Problem>,
-}
-
 impl Checker {
     /// Returns the settings of mode userspace. Zero stands for the default, as with kube-proxy until 1.25.
     fn userspace(&mut self, config: &KubeProxyConfiguration) -> backend::UserspaceSettings {
@@ -146,10 +139,6 @@ impl Checker {
             udp_idle: idle.to_std().filter(|idle| !idle.is_zero()),
             ..backend::UserspaceSettings::default()
         }
-    }
-
-    pub(super) fn bad(&mut self, field: &str, value: impl fmt::Display, reason: &str) {
-        self.problems.push(Problem::new(field, value, reason));
     }
 
     fn mode(&mut self, mode: &str) {
@@ -306,24 +295,6 @@ impl Checker {
         (cidrs, localhost)
     }
 
-    pub(super) fn cidr(&mut self, field: &str, text: &str) -> Option<Cidr> {
-        let cidr = text.parse().ok();
-        if cidr.is_none() {
-            let reason = "must be an address range such as 10.0.0.0/8 or fd00::/8";
-            self.bad(field, text, reason);
-        }
-        cidr
-    }
-
-    fn address(&mut self, field: &str, text: &str) -> Option<SocketAddr> {
-        let address = kplane_kube_proxy_config::parse_address(text);
-        if address.is_none() && !text.is_empty() {
-            let reason = "must be IP:port such as 0.0.0.0:10256 or [::]:10256";
-            self.bad(field, text, reason);
-        }
-        address
-    }
-
     fn conntrack(&mut self, conntrack: &types::Conntrack) -> sysctl::Settings {
         let max = self.in_range("conntrack.maxPerCore", conntrack.max_per_core, 0, i32::MAX);
         let min = self.in_range("conntrack.min", conntrack.min, 0, i32::MAX);
@@ -343,31 +314,6 @@ impl Checker {
             udp_timeout: timeout("udpTimeout", conntrack.udp_timeout),
             udp_stream_timeout: timeout("udpStreamTimeout", conntrack.udp_stream_timeout),
         }
-    }
-
-    /// Reads a timeout; 0 keeps the kernel's value.
-    fn timeout(&mut self, field: &str, value: GoDuration) -> Duration {
-        if value.is_negative() {
-            self.bad(field, value, "must be at least 0");
-        }
-        value.to_std().unwrap_or_default()
-    }
-
-    fn positive(&mut self, field: &str, value: GoDuration) {
-        if value <= GoDuration::ZERO {
-            self.bad(field, value, "must be greater than 0");
-        }
-    }
-
-    fn in_range(&mut self, field: &str, value: i32, least: i32, most: i32) -> i32 {
-        if !(least..=most).contains(&value) {
-            let reason = match most {
-                i32::MAX => format!("must be at least {least}"),
-                _ => format!("must be from {least} to {most}"),
-            };
-            self.bad(field, value, &reason);
-        }
-        value
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{AFTER_REPAIR, Pipeline, VERIFY_INTERVAL, VERIFY_LATEST};
-use crate::engine::core::Now;
+use crate::engine::now::Now;
 use kplane_dataplane::backend::{ApplyError, Side, Verification};
 use kplane_dataplane::chain;
 use kplane_model::chance;

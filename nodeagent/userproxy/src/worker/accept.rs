@@ -3,56 +3,21 @@
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Instant;
 
 use kplane_model::{Family, Protocol};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, acceptfrom_with, getsockname, sockopt};
 
 use super::Command;
+use super::accepted::Accepted;
 use super::core::Core;
 use super::socket::reset;
 use crate::counters::Failure;
-use crate::listening::{ListenerId, Listening, Role};
-use crate::shares::{Kind, Seat};
-use crate::table::Route;
+use crate::listening::{Listening, Role};
+use crate::shares::Kind;
 
 /// Most connections that are accepted for one event.
 const ACCEPTS: usize = 64;
-
-/// A connection that has no endpoint yet.
-#[derive(Debug)]
-pub(crate) struct Accepted {
-    pub(super) listener: ListenerId,
-    pub(super) socket: Socket,
-    pub(super) client: SocketAddr,
-    /// The address of this machine's end.
-    pub(super) local: SocketAddr,
-    /// The address that the client wanted.
-    pub(super) to: SocketAddr,
-    pub(super) route: Arc<Route>,
-    pub(super) at: Instant,
-    /// Its place in the shares of its Service and namespace.
-    pub(super) seat: Option<Seat>,
-}
-
-/// The client's socket, until the connection has an endpoint.
-pub(super) type Socket = Option<OwnedFd>;
-
-impl Accepted {
-    /// Takes the socket out.
-    pub(super) fn take(&mut self) -> Socket {
-        self.socket.take()
-    }
-
-    /// Resets the connection, and counts why.
-    pub(super) fn refuse(&self, why: Failure) {
-        self.route.port.fail(why);
-        if let Some(socket) = &self.socket {
-            reset(socket);
-        }
-    }
-}
 
 /// A socket on which connections arrive.
 pub(super) struct Listener(Arc<Listening>);

@@ -11,9 +11,10 @@ use rustix::io::Errno;
 use rustix::net::{SocketType, connect, sockopt};
 use socket2::SockRef;
 
-use super::accept::Accepted;
-use super::core::{Core, Next, Token};
+use super::accepted::Accepted;
+use super::core::{Core, Next};
 use super::pair::Pair;
+use super::token::Token;
 use super::{Entry, socket};
 use crate::counters::Failure;
 use crate::handover::Client;

@@ -14,9 +14,10 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 
 use super::Entry;
-use super::core::{Core, Next, Token};
+use super::core::{Core, Next};
 use super::pipes::Pipe;
 use super::socket::reset;
+use super::token::Token;
 use crate::port::Port;
 use crate::shares::{Link, Seat};
 

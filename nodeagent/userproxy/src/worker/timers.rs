@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Instant;
 
-use super::core::Token;
+use super::token::Token;
 
 /// The times, the next one on top.
 #[derive(Debug, Default)]

@@ -1,7 +1,6 @@
 //! The packet counters that iptables rules increment (C7, C8). Their names are kube-proxy's.
 
 use super::rule::Counter;
-use super::tool::{PROBE, Tool};
 use kplane_netlink::{NetlinkError, NfSocket, create_counter, delete_counter, read_counter};
 
 /// Values of the counters of this network namespace, in packets; `None` for missing counters.
@@ -26,34 +25,6 @@ impl PacketCounts {
             localhost_accepted: read(Counter::LocalhostAccepted),
         }
     }
-}
-
-/// Creates the counters; returns `false` if rules cannot use them on this machine. This is tried in a chain that no packet
-/// passes, because a rule that the kernel refuses would make a whole change fail. A network namespace to try it in
-/// would need a right that agents in Pods do not have.
-pub(super) fn make(tool: &Tool) -> bool {
-    let probe = |rule: &str| format!("*filter\n:{PROBE} - [0:0]\n{rule}\nCOMMIT\n");
-    let counter = Counter::InvalidDropped.as_str();
-    let rule = probe(&format!(
-        "-A {PROBE} -m nfacct --nfacct-name {counter} -j DROP"
-    ));
-    let made = make_all().map_err(|error| error.to_string());
-    let usable = made.and_then(|()| tool.restore(&rule).map_err(|error| error.to_string()));
-    let gone = usable
-        .as_ref()
-        .map(|()| tool.restore(&probe(&format!("-X {PROBE}"))));
-    if let Ok(Err(error)) = gone {
-        tracing::info!(tool = tool.name(), %error, "chain {PROBE} stays, through which no packet passes");
-    }
-    if let Err(error) = &usable {
-        tracing::info!(
-            tool = tool.name(),
-            %error,
-            "packets that are dropped as invalid, or come for node ports on 127.0.0.1, are not counted: \
-             the kernel needs nfnetlink_acct and xt_nfacct"
-        );
-    }
-    usable.is_ok()
 }
 
 /// Creates the counters in this thread's network namespace.

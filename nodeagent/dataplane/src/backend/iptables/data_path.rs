@@ -12,12 +12,12 @@ use kplane_model::{Family, ServiceKey};
 
 use self::tables::{Programs, Tables};
 use super::DESCRIPTION;
-use super::counting;
 use super::layout::serves_localhost;
 use super::name::{ChainName, TableName};
 use super::readback::Listing;
 use super::restore::parts;
-use super::ruleset::{RuleSettings, Ruleset, StagedRules, Written};
+use super::ruleset::{Ruleset, StagedRules, Written};
+use super::settings::RuleSettings;
 use super::tool::{Flavour, Tool, is_locked};
 use crate::backend::driver::{DataPath, StepError};
 use crate::backend::{
@@ -105,7 +105,7 @@ pub(super) fn open(settings: &backend::Settings) -> Result<Backend, OpenError> {
             random_fully: true,
             localhost_nodeports: settings.localhost_nodeports && family == Family::V4,
             tcp_be_liberal: is_set(TCP_BE_LIBERAL),
-            counters: counting::make(&tool),
+            counters: tool.make_counters(),
             pod_interface: settings.pod_interface,
             layout: settings.iptables_layout,
         };

@@ -18,7 +18,7 @@ use kplane_model::Family;
 use super::name::{ChainName, TableName};
 use super::prefix::{Point, Prefix, Space};
 use super::rule::{Comment, Counter, Match, Rule, Sense, Target};
-use super::ruleset::RuleSettings;
+use super::settings::RuleSettings;
 use super::structure::Layout;
 use crate::plan::FrontendAddr;
 

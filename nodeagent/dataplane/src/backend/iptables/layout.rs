@@ -4,7 +4,7 @@ use kplane_model::{Cidr, Family};
 
 use super::name::{BuiltIn, ChainName, TableName};
 use super::rule::{Comment, Counter, Mark, Match, Rule, Sense, States, Target};
-use super::ruleset::RuleSettings;
+use super::settings::RuleSettings;
 use super::structure::Layout;
 use crate::backend::PodInterface;
 use crate::plan::{NodePlan, loopback};

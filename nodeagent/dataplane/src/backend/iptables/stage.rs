@@ -20,8 +20,16 @@ use crate::plan::{FrontendAddr, ServicePlan};
 /// (C12).
 const LARGE: usize = 1_001;
 
+impl Ruleset {
+    /// Works out the effect of a change.
+    #[must_use]
+    pub fn stage(&self, change: Change<'_>) -> StagedRules {
+        Staging::new(self, change).run(change)
+    }
+}
+
 /// A change while its steps are being worked out.
-pub(super) struct Staging<'a> {
+struct Staging<'a> {
     ruleset: &'a Ruleset,
     pods: Pods,
     after: After,
@@ -39,7 +47,7 @@ pub(super) struct Staging<'a> {
 }
 
 impl<'a> Staging<'a> {
-    pub(super) fn new(ruleset: &'a Ruleset, change: Change<'_>) -> Self {
+    fn new(ruleset: &'a Ruleset, change: Change<'_>) -> Self {
         let plans = change.services.iter().filter_map(|(_, plan)| plan.as_ref());
         let large = match change.complete {
             true => plans.map(service::endpoints).sum::<usize>() >= LARGE,
@@ -65,7 +73,7 @@ impl<'a> Staging<'a> {
         }
     }
 
-    pub(super) fn run(mut self, change: Change<'_>) -> StagedRules {
+    fn run(mut self, change: Change<'_>) -> StagedRules {
         // Everything is released first, so that another ServicePort may claim it afterwards.
         if change.complete {
             for (key, holdings) in &self.ruleset.services {

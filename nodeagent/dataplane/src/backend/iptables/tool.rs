@@ -5,6 +5,7 @@
 //! kubelet left a hint, else the kind with more rules, else the kind of plain `iptables`.
 
 mod choice;
+mod counters;
 mod version;
 
 use std::env;
@@ -41,7 +42,7 @@ const LOCK_WAIT_S: &str = "5";
 /// Text that the programs print when that wait was not long enough.
 const LOCKED: &str = "xtables lock";
 /// Name of a chain to try rules in, to which no rule leads.
-pub(super) const PROBE: &str = "KPLANE-PROBE";
+const PROBE: &str = "KPLANE-PROBE";
 /// Folders of system programs, if `PATH` does not contain them.
 const FOLDERS: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
 

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use kplane_model::{Family, IpvsScheduler};
 
-use super::probe;
+use super::scheduler::{self, missing_scheduler};
 use super::sets::{Entry, SetId, capacity_for};
 use super::state::{Op, Snapshot};
 use crate::backend::iptables::readback;
@@ -354,7 +354,7 @@ impl Kernel for Machine {
     }
 
     fn has_scheduler(&mut self, scheduler: IpvsScheduler) -> Result<bool, KernelError> {
-        Ok(probe::has_scheduler(&mut self.ipvs, scheduler)?)
+        Ok(scheduler::has_scheduler(&mut self.ipvs, scheduler)?)
     }
 }
 
@@ -385,14 +385,6 @@ fn reason(command: &ipvs::Command, refusal: &Refusal) -> String {
         }
         _ => told("IPVS", refusal, refusal.code),
     }
-}
-
-/// Returns advice about a scheduler that the kernel lacks.
-pub(super) fn missing_scheduler(scheduler: IpvsScheduler) -> String {
-    format!(
-        "the kernel has no IPVS scheduler {scheduler}: load the kernel module ip_vs_{scheduler}, or \
-         choose another"
-    )
 }
 
 fn told(who: &str, refusal: &Refusal, code: i32) -> String {

@@ -1,27 +1,21 @@
 //! Checks the machine's features at start. Each missing feature is named, with the kernel module to load.
 
-use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::time::Duration;
 
-use kplane_model::{Family, IpvsScheduler, Protocol};
+use kplane_model::{Family, IpvsScheduler};
 
-use super::machine::{ensure_link, missing_scheduler};
+use super::machine::ensure_link;
 use super::rules::Lacks;
+use super::scheduler::{has_scheduler, missing_scheduler};
 use super::sets::SetType;
 use crate::backend::iptables::Tool;
 use crate::backend::iptables::tool::Part;
 use crate::process::{Limits, run};
 use kplane_netlink::ipset::{self, IpSets};
-use kplane_netlink::ipvs::{Command, Ipvs, ServerKey, ServerMode};
-use kplane_netlink::{Errno, Links, NetlinkError};
+use kplane_netlink::ipvs::Ipvs;
+use kplane_netlink::{Errno, Links};
 
-/// A virtual server that no client reaches, on an address for documentation (D7).
-const PROBE_SERVER: ServerKey = ServerKey {
-    ip: IpAddr::V4(Ipv4Addr::new(198, 51, 100, 0)),
-    protocol: Protocol::Tcp,
-    port: 20_000,
-};
 /// A set that no rule uses.
 const PROBE_SET: &str = "KPLANE-PROBE";
 
@@ -106,31 +100,6 @@ pub(super) fn tool(family: Family) -> Result<(Tool, Lacks), String> {
         ipvs: missing.contains(&IPVS),
     };
     Ok((tool, lacks))
-}
-
-/// Returns whether the kernel has a scheduler, which the kernel may have to load (D7).
-///
-/// # Errors
-/// Virtual servers cannot be created at all.
-pub(super) fn has_scheduler(
-    ipvs: &mut Ipvs,
-    scheduler: IpvsScheduler,
-) -> Result<bool, NetlinkError> {
-    let mode = ServerMode {
-        scheduler,
-        persistent_s: None,
-    };
-    let (refused, _) = ipvs.perform(&[Command::AddServer(PROBE_SERVER, mode)])?;
-    match refused.first().map(|refusal| refusal.errno) {
-        None | Some(Errno::EEXIST) => {}
-        Some(Errno::ENOENT) => return Ok(false),
-        Some(errno) => {
-            let what = "make a virtual server";
-            return Err(NetlinkError::Socket { what, errno });
-        }
-    }
-    ipvs.perform(&[Command::DeleteServer(PROBE_SERVER)])?;
-    Ok(true)
 }
 
 fn try_set(sets: &mut IpSets, kind: SetType) -> Result<(), String> {

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use kplane_model::Family;
 
-use super::affinity::{AffinityId, Group};
+use super::affinity::Group;
+use super::affinity_id::AffinityId;
 use super::clients::{self, Client};
 use super::element::{Element, ElementOp, push_elements};
 use super::frontend::Ops;

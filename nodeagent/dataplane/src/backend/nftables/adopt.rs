@@ -5,9 +5,10 @@ use std::net::IpAddr;
 
 use kplane_model::{Cidr, EndpointAddr};
 
-use super::affinity::{AffinityId, Group};
+use super::affinity::Group;
+use super::affinity_id::AffinityId;
 use super::element::{Data, Destination, Element, Key};
-use super::frontend::{Entry, Sticky, elements};
+use super::frontend::{Entry, Sticky, elements, place_of};
 use super::schema::{Balancer, Set};
 use super::table::Table;
 use crate::plan::{FrontendAddr, NodePlan, Unserved};
@@ -53,21 +54,6 @@ pub(super) fn adopt(groups: &[Group], found: &[Element]) -> Table {
 /// Returns whether some of these elements belong to Services.
 pub(super) fn serves(found: &[Element]) -> bool {
     found.iter().any(|element| place_of(element.key).is_some())
-}
-
-/// Returns the place to which an element with this key belongs, if there is one.
-pub(super) fn place_of(key: Key) -> Option<FrontendAddr> {
-    let address = |Destination { ip, protocol, port }| FrontendAddr::Address { ip, protocol, port };
-    match key {
-        Key::Service(destination)
-        | Key::ServiceSlot(destination, _)
-        | Key::FirewallSource(destination, _) => Some(address(destination)),
-        Key::NodePort(port) | Key::NodePortSlot(port, _) => Some(FrontendAddr::NodePort {
-            protocol: port.protocol,
-            port: port.port,
-        }),
-        Key::Ip(_) | Key::Hairpin(_) | Key::Range(_) => None,
-    }
 }
 
 /// Returns the entry for which a place's elements most likely stand.

@@ -15,47 +15,18 @@
 //!
 //! nft 1.0.6 cannot load a rule that stores an IPv6 address and a port as one value. So IPv6 has a second map
 //! for ports, always written together with the first. Both maps may disagree on a client that opens two first
-//! connections at once, to endpoints with different ports. `clients.rs` then finds that the pair is no
+//! connections at once, to endpoints with different ports. `stale.rs` then finds that the pair is no
 //! endpoint.
 
-use std::fmt;
-use std::hash::Hasher;
+use kplane_model::{Family, Protocol};
 
-use kplane_model::{Family, Protocol, ServiceKey};
-use siphasher::sip::SipHasher13;
-
+use super::affinity_id::{AffinityId, Part, Scope};
 use super::layout::{Chain, Step};
 use super::schema::Set;
 
 /// Most clients that one group remembers, at about 100 bytes of the kernel's memory each. Connections of
 /// further clients are spread as without affinity.
 pub(super) const MAX_CLIENTS: u32 = 1 << 18;
-
-/// Name of a group, the same on every node and after every restart: a hash of the ServicePort, with the scope
-/// in the lowest bit.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct AffinityId(u64);
-
-/// The endpoints from which a group chooses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Scope {
-    /// All endpoints, for policy Cluster.
-    Cluster = 0,
-    /// The endpoints on this node, for policy Local.
-    Local = 1,
-}
-
-/// The parts of a group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
-    /// Map of clients to endpoints; IPv6: to addresses.
-    Clients,
-    /// IPv6: map of clients to ports.
-    Ports,
-    Pick,
-    Keep,
-    Split,
-}
 
 /// A group with the properties that determine its rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -70,76 +41,6 @@ pub struct Group {
     /// Whether the other group of the ServicePort may choose all endpoints that this group may choose.
     /// Endpoints remembered here are then remembered there, too.
     pub(super) shared: bool,
-}
-
-impl fmt::Debug for AffinityId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x}", self.0)
-    }
-}
-
-impl AffinityId {
-    pub(super) fn new(key: &ServiceKey, scope: Scope) -> Self {
-        let mut hasher = SipHasher13::new();
-        // No part contains a zero byte: names are DNS labels.
-        let parts = [
-            key.service.namespace.as_bytes(),
-            key.service.name.as_bytes(),
-            key.port_name.as_bytes(),
-            &[key.protocol.number()],
-        ];
-        for part in parts {
-            hasher.write(part);
-            hasher.write(&[0]);
-        }
-        Self(hasher.finish() & !1 | scope as u64)
-    }
-
-    pub(super) fn scope(self) -> Scope {
-        match self.0 & 1 {
-            0 => Scope::Cluster,
-            _ => Scope::Local,
-        }
-    }
-
-    /// Returns the group of the same ServicePort with the other scope.
-    pub(super) fn other(self) -> Self {
-        Self(self.0 ^ 1)
-    }
-
-    /// Returns a number that both groups of a ServicePort share, and no other group has.
-    pub(super) fn pair(self) -> u64 {
-        self.0 >> 1
-    }
-
-    #[cfg(test)]
-    pub(super) const fn from_bits(bits: u64) -> Self {
-        Self(bits)
-    }
-
-    /// Returns the name of a part in the kernel.
-    pub(super) fn name(self, part: Part) -> String {
-        format!("{}{self:?}", part.prefix())
-    }
-
-    /// Returns the group whose part has this name.
-    pub(super) fn from_name(name: &str, part: Part) -> Option<Self> {
-        let digits = name.strip_prefix(part.prefix())?;
-        let id = u64::from_str_radix(digits, 16).ok().map(Self)?;
-        (id.name(part) == name).then_some(id)
-    }
-}
-
-impl Part {
-    fn prefix(self) -> &'static str {
-        match self {
-            Self::Clients => "affinity-",
-            Self::Ports => "affinity-port-",
-            Self::Pick => "affinity-pick-",
-            Self::Keep => "affinity-keep-",
-            Self::Split => "affinity-split-",
-        }
-    }
 }
 
 impl Group {
@@ -216,53 +117,11 @@ impl Group {
 
 #[cfg(test)]
 mod tests {
-    use kplane_model::ServiceName;
-
     use super::*;
 
-    fn key(name: &str, port: &str) -> ServiceKey {
-        ServiceKey {
-            service: ServiceName::new("shop", name),
-            port_name: port.into(),
-            protocol: Protocol::Tcp,
-            family: Family::V4,
-        }
-    }
-
     #[test]
-    fn a_group_belongs_to_one_service_port_and_scope() {
-        let ids = [
-            AffinityId::new(&key("web", ""), Scope::Cluster),
-            AffinityId::new(&key("web", ""), Scope::Local),
-            AffinityId::new(&key("web", "http"), Scope::Cluster),
-            AffinityId::new(&key("we", "bhttp"), Scope::Cluster),
-        ];
-        let distinct: std::collections::BTreeSet<_> = ids.iter().collect();
-        assert_eq!(distinct.len(), ids.len());
-        // The name is found again after a restart, whatever the version of the compiler.
-        assert_eq!(ids[0].name(Part::Pick), "affinity-pick-751c656c31309f24");
-    }
-
-    #[test]
-    fn names_and_comments_are_read_back() {
-        let id = AffinityId(7);
-        for part in [
-            Part::Clients,
-            Part::Ports,
-            Part::Pick,
-            Part::Keep,
-            Part::Split,
-        ] {
-            assert_eq!(AffinityId::from_name(&id.name(part), part), Some(id));
-        }
-        for other in [
-            "affinity-",
-            "affinity-7",
-            "affinity-+000000000000007",
-            "services",
-        ] {
-            assert_eq!(AffinityId::from_name(other, Part::Clients), None);
-        }
+    fn comments_are_read_back() {
+        let id = AffinityId::from_bits(7);
         for (bits, inside_apart, shared) in [
             (6, false, false),
             (6, false, true),
@@ -271,7 +130,7 @@ mod tests {
             (7, true, true),
         ] {
             let group = Group {
-                id: AffinityId(bits),
+                id: AffinityId::from_bits(bits),
                 protocol: Protocol::Udp,
                 timeout_s: 10_800,
                 inside_apart,

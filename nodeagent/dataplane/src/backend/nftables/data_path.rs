@@ -8,12 +8,12 @@ use kplane_model::{Family, ServiceKey};
 use super::DESCRIPTION;
 use super::access::{Cost, FoundTable, Guard, KernelTable, Namespace, TableAccess};
 use super::adopt::{adopt, serves};
-use super::affinity::AffinityId;
-use super::clients;
+use super::affinity_id::AffinityId;
 use super::frontend::Ops;
 use super::mend::{mend, unreadable};
 use super::probe::{ProbeError, probe};
 use super::schema::TableSettings;
+use super::stale;
 use super::table::{StagedTable, Table};
 use super::transactions::each_transaction;
 use super::watch::Meddling;
@@ -144,7 +144,7 @@ impl<K: TableAccess> NftDataPath<K> {
             let Some(endpoints) = table.may_remember(id) else {
                 continue;
             };
-            if let Err(problem) = clients::forget_stale(&mut self.kernel, id, endpoints) {
+            if let Err(problem) = stale::forget_stale(&mut self.kernel, id, endpoints) {
                 let family = self.family;
                 tracing::warn!(
                     %family, group = ?id, %problem,

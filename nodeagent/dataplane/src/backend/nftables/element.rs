@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use kplane_model::{Cidr, EndpointAddr, Family, Protocol};
 
-use super::affinity::{AffinityId, Part};
+use super::affinity_id::{AffinityId, Part};
 use super::schema::{Balancer, Set, TABLE};
 #[allow(
     clippy::wildcard_imports,

@@ -2,7 +2,7 @@
 
 use kplane_model::{Cidr, EndpointAddr};
 
-use super::affinity::AffinityId;
+use super::affinity_id::AffinityId;
 use super::element::{Data, Destination, Element, Key, NodePort};
 use super::schema::{Balancer, Class, Set};
 use super::structure::GroupOp;
@@ -151,6 +151,21 @@ pub(super) fn diff(at: FrontendAddr, before: Option<&Entry>, after: Option<&Entr
 /// Returns all elements of an entry.
 pub(super) fn elements(at: FrontendAddr, entry: &Entry) -> Vec<Element> {
     diff(at, None, Some(entry)).add
+}
+
+/// Returns the place to which an element with this key belongs, if there is one.
+pub(super) fn place_of(key: Key) -> Option<FrontendAddr> {
+    let address = |Destination { ip, protocol, port }| FrontendAddr::Address { ip, protocol, port };
+    match key {
+        Key::Service(destination)
+        | Key::ServiceSlot(destination, _)
+        | Key::FirewallSource(destination, _) => Some(address(destination)),
+        Key::NodePort(port) | Key::NodePortSlot(port, _) => Some(FrontendAddr::NodePort {
+            protocol: port.protocol,
+            port: port.port,
+        }),
+        Key::Ip(_) | Key::Hairpin(_) | Key::Range(_) => None,
+    }
 }
 
 /// The sets and keys of one place.

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use kplane_model::{EndpointAddr, ServiceKey, TrafficPolicy};
 
-use super::affinity::{AffinityId, Group, Scope};
+use super::affinity::Group;
+use super::affinity_id::{AffinityId, Scope};
 use super::frontend::{Ops, Sticky};
 use super::structure::GroupOp;
 use crate::plan::{Frontend, ServicePlan};

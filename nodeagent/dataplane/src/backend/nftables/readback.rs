@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 
 use kplane_model::Family;
 
-use super::affinity::{AffinityId, Group, Part};
+use super::affinity::Group;
+use super::affinity_id::{AffinityId, Part};
 use super::decode::{Decoder, Foreign};
 use super::element::Element;
 use super::schema::{Set, TABLE, TableSettings};

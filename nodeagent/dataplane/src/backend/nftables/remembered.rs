@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use kplane_model::{EndpointAddr, Family};
 
-use super::affinity::{AffinityId, Group, Part, Scope};
+use super::affinity::Group;
+use super::affinity_id::{AffinityId, Part, Scope};
 use super::clients::{Client, Remembered, ip_of, port_of, push_forget};
 use super::element::{entry, put_ip, value};
 use super::schema::TABLE;

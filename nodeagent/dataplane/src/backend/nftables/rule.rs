@@ -2,7 +2,8 @@
 
 use kplane_model::Family;
 
-use super::affinity::{AffinityId, Group, Part};
+use super::affinity::Group;
+use super::affinity_id::{AffinityId, Part};
 use super::layout::{Step, counter_name};
 use super::schema::{Balancer, Class, Field, Set, TableSettings};
 #[allow(

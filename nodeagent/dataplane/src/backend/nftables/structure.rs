@@ -2,7 +2,8 @@
 
 use kplane_model::{Family, Protocol};
 
-use super::affinity::{Group, MAX_CLIENTS, Part};
+use super::affinity::{Group, MAX_CLIENTS};
+use super::affinity_id::Part;
 use super::layout::{self, Chain, Rule};
 use super::rule::Expressions;
 use super::schema::{Carries, Field, Set, TABLE, TABLE_COMMENT, TableSettings, key_len};

@@ -9,10 +9,10 @@ use std::net::IpAddr;
 
 use kplane_model::{Cidr, EndpointAddr, ServiceKey};
 
-use super::adopt::place_of;
-use super::affinity::{AffinityId, Group};
+use super::affinity::Group;
+use super::affinity_id::AffinityId;
 use super::element::{Destination, Element, Key};
-use super::frontend::{Entry, Ops, diff, elements};
+use super::frontend::{Entry, Ops, diff, elements, place_of};
 use super::groups::{Groups, StagedGroups, sticky};
 use super::schema::{Class, Set};
 use crate::backend::{Change, Failure};

@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use kplane_model::{Cidr, EndpointAddr, Family, Protocol};
 use proptest::prelude::*;
 
-use super::affinity::AffinityId;
+use super::affinity_id::AffinityId;
 use super::decode::Decoder;
 use super::uapi::{NFTA_SET_ELEM_LIST_ELEMENTS, NFTA_SET_ELEM_LIST_SET};
 use super::{Carries, Data, Destination, Element, ElementOp, Key, NodePort, Set, push_elements};

@@ -9,8 +9,9 @@ use crate::handover::{Connection, Unsent, WayState};
 use crate::port::Port;
 use crate::shares::Kind;
 use crate::worker::Entry;
-use crate::worker::core::{Core, Next, Token};
+use crate::worker::core::{Core, Next};
 use crate::worker::pipes::Pipe;
+use crate::worker::token::Token;
 
 impl Pair {
     /// Takes the connections out. Nothing is closed.

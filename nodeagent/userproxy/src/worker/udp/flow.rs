@@ -14,8 +14,9 @@ use nix::sys::socket::{ControlMessage, MsgFlags, SockaddrStorage, sendmsg};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketType, connect, recv, send, sendto};
 
-use super::super::core::{Core, Token};
+use super::super::core::Core;
 use super::super::socket;
+use super::super::token::Token;
 use super::UdpListener;
 use super::replies::Replies;
 use crate::counters::Failure;

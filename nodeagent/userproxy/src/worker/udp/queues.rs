@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
 
-use crate::worker::core::Token;
+use crate::worker::token::Token;
 
 /// Tokens that may be stale, beside as many as there are flows.
 const SLACK: usize = 16;

@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use kplane_model::IpvsScheduler;
 
 use crate::backend::Failure;
-use crate::backend::ipvs::machine::{Kernel, KernelError, missing_scheduler};
+use crate::backend::ipvs::machine::{Kernel, KernelError};
+use crate::backend::ipvs::scheduler::missing_scheduler;
 use crate::plan::ServicePlan;
 
 /// The schedulers that were asked for, and whether the kernel has each.

@@ -11,7 +11,8 @@ use kplane_model::{EndpointAddr, Family, Protocol, ServiceKey, ServiceName, Traf
 use proptest::prelude::*;
 
 use super::super::adopt::adopt;
-use super::super::affinity::{Group, Part};
+use super::super::affinity::Group;
+use super::super::affinity_id::Part;
 use super::super::clients::{Client, Remembered};
 use super::super::element::{Data, Element};
 use super::super::frontend::Ops;

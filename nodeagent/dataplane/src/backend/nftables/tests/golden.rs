@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 
 use kplane_model::{Family, Protocol};
 
-use super::super::affinity::{AffinityId, Group};
+use super::super::affinity::Group;
+use super::super::affinity_id::AffinityId;
 use super::super::layout::Step;
 use super::super::rule::Expressions;
 use super::super::schema::{Balancer, Class, Set, TableSettings};

@@ -8,7 +8,8 @@ use crate::listening::Listening;
 use crate::picker::Pool;
 use crate::port::Port;
 use crate::shares::Kind;
-use crate::worker::core::{Core, Token};
+use crate::worker::core::Core;
+use crate::worker::token::Token;
 
 impl Flow {
     /// Takes the flow's socket out, which is not closed.

@@ -6,7 +6,8 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use crate::backend::nftables::access::{Cost, FoundTable, Guard, TableAccess};
-use crate::backend::nftables::affinity::{AffinityId, Group};
+use crate::backend::nftables::affinity::Group;
+use crate::backend::nftables::affinity_id::AffinityId;
 use crate::backend::nftables::clients::Client;
 use crate::backend::nftables::element::{Data, Element};
 use crate::backend::nftables::frontend::Ops;

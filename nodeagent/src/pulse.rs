@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 pub struct Pulse(Arc<Mutex<Option<Instant>>>);
 
 /// Work that lasts as long as this value lives.
-pub(super) struct Busy<'a>(&'a Pulse);
+pub(crate) struct Busy<'a>(&'a Pulse);
 
 impl Pulse {
     /// Returns how long the current work has taken so far.
@@ -19,7 +19,7 @@ impl Pulse {
     }
 
     /// Records that the thread begins to work.
-    pub(super) fn busy(&self) -> Busy<'_> {
+    pub(crate) fn busy(&self) -> Busy<'_> {
         self.begin(Instant::now());
         Busy(self)
     }

@@ -1,0 +1,30 @@
+//! The time, as the engine's steps get it.
+
+use std::time::Instant;
+
+use crate::desired::now_ms;
+
+/// A moment by both clocks. Waits use the monotonic one, which nothing can set.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Now {
+    pub(super) instant: Instant,
+    /// The wall clock, milliseconds since 1970.
+    pub(super) ms: u64,
+}
+
+impl Now {
+    /// Returns the present by the runtime's clock, which a simulation may stop.
+    pub(super) fn real() -> Self {
+        Self {
+            instant: tokio::time::Instant::now().into_std(),
+            ms: now_ms(),
+        }
+    }
+
+    /// Returns the wall clock by now, since the kernel may have taken its time.
+    pub(super) fn moved_on_ms(self) -> u64 {
+        let since = self.instant.elapsed().as_millis();
+        self.ms
+            .saturating_add(u64::try_from(since).unwrap_or(u64::MAX))
+    }
+}
