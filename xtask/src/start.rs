@@ -52,7 +52,7 @@ fn build(profile: &str, packages: &[&str]) -> Result<()> {
              build takes five minutes on two cores, later ones take seconds."
         ),
         (false, _) => println!(
-            "Building kplane's programs and the demo. The first build takes six minutes on two cores, later ones \
+            "Building kplane's programs and the demo. The first build takes four minutes on two cores, later ones \
              take seconds. --quick builds faster, without optimisation."
         ),
     }
