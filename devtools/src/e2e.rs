@@ -265,6 +265,7 @@ impl Stage<'_> {
             nodes: args.nodes,
             dual_stack: args.dual_stack,
             proxy,
+            localhost_node_ports: true,
             images,
             ..Options::default()
         })?;

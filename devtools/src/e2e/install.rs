@@ -49,13 +49,17 @@ impl Chart<'_> {
         } else {
             "10.244.0.0/16"
         };
-        let settings = [
+        let mut settings = vec![
             format!("kubernetesServiceHost={host}"),
             format!("kubernetesServicePort={port}"),
             format!("agent.clusterCIDR={pods}"),
             format!("agent.backend={mode}"),
             "controlPlane.replicas=2".to_owned(),
         ];
+        if mode == Mode::Nftables {
+            let localhost = r"agent.extraArgs[0]=--nodeport-addresses=primary\,localhost";
+            settings.push(localhost.to_owned());
+        }
         let chart = self.root.join("deploy/chart").display().to_string();
         let mut args = vec!["install", "kplane", &chart, "--create-namespace"];
         args.extend(["--namespace", NAMESPACE]);

@@ -373,8 +373,12 @@ impl RealCluster {
     fn install(&self) -> Result<()> {
         let mut objects = addons::coredns(self.common.dns);
         if let Proxy::KubeProxy(mode) = self.options.proxy {
-            let ranges = self.options.pod_ranges()?;
-            let proxy = addons::kube_proxy_objects(mode, &self.server(), &ranges)?;
+            let config = addons::kube_proxy_config(
+                mode,
+                self.options.localhost_node_ports,
+                &self.options.pod_ranges()?,
+            );
+            let proxy = addons::kube_proxy_objects(&config, &self.server())?;
             objects.extend(proxy);
         }
         let apply = |object: &Value| self.api().apply(object).map(drop);

@@ -90,17 +90,13 @@ pub(super) fn coredns(address: IpAddr) -> Vec<Value> {
 
 /// Returns kube-proxy with the names, mounts and settings that kubeadm gives it (checked against v1.36's
 /// `cmd/kubeadm/app/phases/addons/proxy`).
-pub(super) fn kube_proxy_objects(
-    mode: Mode,
-    server: &str,
-    pod_ranges: &[Cidr],
-) -> Result<Vec<Value>> {
+pub(super) fn kube_proxy_objects(settings: &Value, server: &str) -> Result<Vec<Value>> {
     let name = "kube-proxy";
     let labels = json!({ "k8s-app": name });
     Ok(vec![
         account(name),
         binding("kubeadm:node-proxier", "system:node-proxier", name),
-        config(name, &kube_proxy_config(mode, server, pod_ranges)?),
+        config(name, &kube_proxy_files(settings, server)?),
         json!({
             "kind": "DaemonSet",
             "metadata": { "name": name, "namespace": NAMESPACE, "labels": labels },
@@ -151,10 +147,10 @@ fn kube_proxy_pod() -> Result<Value> {
     }))
 }
 
-/// Returns the data of the ConfigMap: the program's configuration and its kubeconfig, as JSON, which is YAML, too.
-fn kube_proxy_config(mode: Mode, server: &str, pod_ranges: &[Cidr]) -> Result<Value> {
+/// Returns the configuration of kube-proxy.
+pub(super) fn kube_proxy_config(mode: Mode, localhost: bool, pod_ranges: &[Cidr]) -> Value {
     let ranges: Vec<String> = pod_ranges.iter().map(ToString::to_string).collect();
-    let config = json!({
+    let mut config = json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
         "mode": mode.to_string(),
@@ -165,6 +161,15 @@ fn kube_proxy_config(mode: Mode, server: &str, pod_ranges: &[Cidr]) -> Result<Va
         // The limit of connections belongs to the whole machine.
         "conntrack": { "maxPerCore": 0, "min": 0 },
     });
+    if localhost && mode == Mode::Nftables {
+        config["nodePortAddresses"] = json!(["primary", "localhost"]);
+        config["featureGates"] = json!({ "KubeProxyNFTablesLocalhostNodePorts": true });
+    }
+    config
+}
+
+/// Returns the data of the ConfigMap: the program's configuration and its kubeconfig, as JSON, which is YAML, too.
+fn kube_proxy_files(config: &Value, server: &str) -> Result<Value> {
     let account = "/var/run/secrets/kubernetes.io/serviceaccount";
     let kubeconfig = json!({
         "apiVersion": "v1",
@@ -179,7 +184,7 @@ fn kube_proxy_config(mode: Mode, server: &str, pod_ranges: &[Cidr]) -> Result<Va
         "current-context": "default",
     });
     Ok(json!({
-        "config.conf": serde_json::to_string_pretty(&config)?,
+        "config.conf": serde_json::to_string_pretty(config)?,
         "kubeconfig.conf": serde_json::to_string_pretty(&kubeconfig)?,
     }))
 }

@@ -24,6 +24,9 @@ pub struct Options {
     pub dual_stack: bool,
     /// The program that serves Services. With [`Proxy::None`], CoreDNS is installed and does not become ready.
     pub proxy: Proxy,
+    /// Whether kube-proxy in mode nftables serves node ports on loopback addresses, which Kubernetes' tests of them want
+    /// (KEP-6032).
+    pub localhost_node_ports: bool,
     /// Archives of images (OCI layout with the annotation `io.containerd.image.name`, or `docker save`) that
     /// all nodes get, besides the rig's own.
     pub images: Vec<PathBuf>,
@@ -42,6 +45,7 @@ impl Default for Options {
             nodes: 2,
             dual_stack: false,
             proxy: Proxy::default(),
+            localhost_node_ports: false,
             images: Vec::new(),
             apiserver_flags: Vec::new(),
             controller_flags: Vec::new(),
