@@ -7,6 +7,7 @@ pub(crate) mod drain;
 mod freeze;
 mod lists;
 pub(crate) mod migrate;
+mod names;
 pub(crate) mod page;
 pub(crate) mod probe;
 pub(crate) mod record;

@@ -7,6 +7,7 @@ pub(crate) mod fleet;
 pub(crate) mod nodes;
 mod surroundings;
 
+use kplane_proto::v1::{self as pb, NodeState};
 use serde::{Deserialize, Serialize};
 
 /// Most nodes that a finding names.
@@ -100,6 +101,18 @@ pub(crate) fn names(all: &[&str]) -> String {
         0 => named.join(", "),
         more => format!("{} and {more} more", named.join(", ")),
     }
+}
+
+/// Returns the nodes whose agents are connected.
+fn connected(fleet: &pb::Fleet) -> impl Iterator<Item = &pb::NodeStatus> {
+    // The agent of a standalone process has no address.
+    let away = [
+        NodeState::NoAgent,
+        NodeState::Disconnected,
+        NodeState::Unknown,
+    ];
+    let nodes = fleet.nodes.iter();
+    nodes.filter(move |node| !away.contains(&node.state()))
 }
 
 #[cfg(test)]

@@ -315,7 +315,7 @@ async fn start_hub(
         let traces = traces::send(Arc::clone(&hub), traces);
         tasks.spawn(until(traces, hub.shutdown.clone()));
     }
-    let sweep = fleet::forget_strangers(Arc::clone(&hub));
+    let sweep = fleet::forget_strangers(Arc::clone(&hub.fleet));
     tasks.spawn(async move {
         sweep.await;
         Ok(())

@@ -37,12 +37,13 @@ use kplane_model::{NodeName, ServiceName};
 use kplane_proto::v1::{Destination, Hello, Inspect, Inspection, Report};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::interval;
+use tokio_util::sync::CancellationToken;
 
-use crate::hub::Hub;
-
+use crate::publish::Store;
+use crate::recorder::Recorder;
+use crate::source::upstream::Upstream;
 use crate::trust::Trust;
 use record::verified;
-use rival::peer_ip;
 use size::TooLong;
 
 /// Reports that a fleet sends in a millisecond when all of its agents make progress, on average at most. One costs some
@@ -63,7 +64,7 @@ const REMEMBERED: Duration = Duration::from_secs(600);
 const SWEEP: Duration = Duration::from_secs(60);
 
 /// All agents by node. Their streams write the records; the status API reads them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Fleet {
     agents: Mutex<Agents>,
     changes: watch::Sender<u64>,
@@ -71,6 +72,13 @@ pub struct Fleet {
     pub timings: Timings,
     /// Limits on what each node may do.
     pub(crate) moderation: Moderation,
+    /// What agents must hold.
+    store: Arc<Store>,
+    /// The source, which lists again if an agent keeps objects that the picture lacks.
+    upstream: Upstream,
+    recorder: Arc<Recorder>,
+    started_at: Instant,
+    shutdown: CancellationToken,
 }
 
 #[derive(Debug, Default)]
@@ -120,7 +128,7 @@ pub struct More {
 /// A stream's right to speak for a node; ends when the value is dropped.
 #[derive(Debug)]
 pub struct Session {
-    fleet: Arc<Hub>,
+    fleet: Arc<Fleet>,
     node: NodeName,
     number: u64,
     dispatch: Arc<Dispatch>,
@@ -145,6 +153,27 @@ pub enum NotBegun {
 }
 
 impl Fleet {
+    /// Creates a fleet without agents, of a control plane that started at this time and ends with this token.
+    pub(crate) fn new(
+        store: Arc<Store>,
+        upstream: Upstream,
+        recorder: Arc<Recorder>,
+        started_at: Instant,
+        shutdown: CancellationToken,
+    ) -> Self {
+        Self {
+            agents: Mutex::default(),
+            changes: watch::Sender::default(),
+            timings: Timings::default(),
+            moderation: Moderation::default(),
+            store,
+            upstream,
+            recorder,
+            started_at,
+            shutdown,
+        }
+    }
+
     /// Returns a receiver that is notified of every change.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<u64> {
@@ -268,45 +297,6 @@ impl Fleet {
 }
 
 impl Agents {
-    /// Refuses an agent whose process differs from the one that speaks for the node. The control plane cannot know
-    /// which of the two is right, so the first one stays. An agent that has ended, or was silent for longer than
-    /// streams may be, has no stream any more and is not in the way.
-    fn refuse_rival(
-        &mut self,
-        node: &NodeName,
-        hello: &Hello,
-        peer: &str,
-        now: Instant,
-        moderation: &Moderation,
-    ) -> Result<(), NotBegun> {
-        let Some(agent) = self.by_node.get_mut(node) else {
-            return Ok(());
-        };
-        if !agent.record.connected || agent.record.instance == hello.instance {
-            return Ok(());
-        }
-        let record = Arc::make_mut(&mut agent.record);
-        let before = record
-            .rival
-            .take()
-            .filter(|rival| rival.peer_ip() == peer_ip(peer));
-        if before.is_none() {
-            moderation.tell(node, Problem::Rival, || {
-                format!(
-                    "two agents have the name of this node, at {} and {peer}; the second one is refused. Check \
-                     --node-name on both nodes",
-                    record.peer
-                )
-            });
-        }
-        record.rival = Some(Rival {
-            peer: peer.to_owned(),
-            since: before.map_or(now, |rival| rival.since),
-            last: now,
-        });
-        Err(NotBegun::Taken(record.peer.clone()))
-    }
-
     /// Makes room for one more stranger by forgetting the one that has been gone for longest.
     fn make_room(&mut self) -> Result<(), NotBegun> {
         if self.strangers < MAX_STRANGERS {
@@ -325,15 +315,14 @@ impl Agents {
 }
 
 /// Keeps the fleet's memory bounded until the control plane ends.
-pub async fn forget_strangers(hub: Arc<Hub>) {
+pub async fn forget_strangers(fleet: Arc<Fleet>) {
     let mut look = interval(SWEEP);
     loop {
         tokio::select! {
             _ = look.tick() => {}
-            () = hub.shutdown.cancelled() => return,
+            () = fleet.shutdown.cancelled() => return,
         }
-        hub.fleet
-            .sweep(Instant::now(), |name| hub.store.knows(name));
+        fleet.sweep(Instant::now(), |name| fleet.store.knows(name));
     }
 }
 
@@ -344,7 +333,7 @@ impl Session {
     /// # Errors
     /// [`NotBegun`].
     pub fn begin(
-        hub: &Arc<Hub>,
+        fleet: &Arc<Fleet>,
         node: &NodeName,
         hello: &Hello,
         peer: String,
@@ -352,16 +341,22 @@ impl Session {
         let now = Instant::now();
         let (lives, superseded) = oneshot::channel();
         let (questions, asked) = mpsc::channel(QUESTIONS);
-        let stranger = !hub.store.knows(node);
-        let mut agents = hub.fleet.lock();
+        let stranger = !fleet.store.knows(node);
+        let mut agents = fleet.lock();
         agents
-            .refuse_rival(node, hello, &peer, now, &hub.fleet.moderation)
-            .inspect_err(|_| hub.fleet.changed())?;
+            .refuse_rival(node, hello, &peer, now, &fleet.moderation)
+            .inspect_err(|_| fleet.changed())?;
         if stranger && !agents.by_node.contains_key(node) {
             agents.make_room()?;
         }
         let was_connected = agents.by_node.get(node).map(|agent| agent.record.connected);
-        notices::connected(&hub.recorder, node, was_connected, &peer, hub.started_at);
+        notices::connected(
+            &fleet.recorder,
+            node,
+            was_connected,
+            &peer,
+            fleet.started_at,
+        );
         agents.sessions += 1;
         let number = agents.sessions;
         let before = agents.by_node.remove(node);
@@ -396,12 +391,12 @@ impl Session {
             },
         );
         drop(agents);
-        hub.fleet.changed();
+        fleet.changed();
         let session = Self {
-            fleet: Arc::clone(hub),
+            fleet: Arc::clone(fleet),
             node: node.clone(),
             number,
-            dispatch: Dispatch::new(hub),
+            dispatch: Dispatch::new(fleet),
         };
         Ok((session, superseded, asked))
     }
@@ -455,7 +450,7 @@ impl Session {
         if let Some((before, applied)) = advanced {
             self.measure(&report, &steps, before, applied);
         }
-        self.fleet.fleet.changed();
+        self.fleet.changed();
         goes_on
     }
 
@@ -468,12 +463,12 @@ impl Session {
 
     /// Logs a problem with the agent, not too often.
     pub(crate) fn tell(&self, problem: Problem, text: impl FnOnce() -> String) {
-        let moderation = &self.fleet.fleet.moderation;
+        let moderation = &self.fleet.moderation;
         moderation.tell(&self.node, problem, text);
     }
 
     fn update(&self, change: impl FnOnce(&mut AgentRecord)) {
-        let mut agents = self.fleet.fleet.lock();
+        let mut agents = self.fleet.lock();
         let agent = agents.by_node.get_mut(&self.node);
         if let Some(agent) = agent.filter(|agent| agent.session == self.number) {
             change(Arc::make_mut(&mut agent.record));
@@ -492,6 +487,6 @@ impl Drop for Session {
         if lost && !self.fleet.shutdown.is_cancelled() {
             notices::lost(&self.fleet.recorder, &self.node);
         }
-        self.fleet.fleet.changed();
+        self.fleet.changed();
     }
 }

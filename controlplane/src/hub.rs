@@ -46,9 +46,9 @@ const QUERIES: usize = 16;
 #[derive(Debug)]
 pub struct Hub {
     /// Encoded desired state.
-    pub store: Store,
+    pub store: Arc<Store>,
     /// The agents' reports.
-    pub fleet: Fleet,
+    pub fleet: Arc<Fleet>,
     /// Name of the source.
     pub source: &'static str,
     /// The source's own state.
@@ -80,7 +80,7 @@ pub struct Hub {
     /// Prints the metrics of this process; the wiring sets it once.
     pub metrics: OnceLock<Print>,
     /// The record of what changed.
-    pub recorder: Recorder,
+    pub recorder: Arc<Recorder>,
     /// Token that is cancelled when the control plane ends; all streams end with it.
     pub shutdown: CancellationToken,
     summary: watch::Receiver<Arc<Summary>>,
@@ -153,11 +153,20 @@ impl Hub {
         let (summary_tx, summary) = watch::channel(Arc::default());
         let (queries, queries_rx) = mpsc::channel(QUERIES);
         let started_at = Instant::now();
+        let store = Arc::new(Store::new(epoch));
+        let (upstream, recorder) = (Upstream::default(), Arc::<Recorder>::default());
+        let shutdown = CancellationToken::new();
         let hub = Arc::new(Self {
-            store: Store::new(epoch),
-            fleet: Fleet::default(),
+            fleet: Arc::new(Fleet::new(
+                Arc::clone(&store),
+                upstream.clone(),
+                Arc::clone(&recorder),
+                started_at,
+                shutdown.clone(),
+            )),
+            store,
             source,
-            upstream: Upstream::default(),
+            upstream,
             started_at,
             plain_text_ports: OnceLock::new(),
             peers: OnceLock::new(),
@@ -171,8 +180,8 @@ impl Hub {
             touched: Touched::default(),
             traces: crate::trace_counts::TraceCounts::default(),
             metrics: OnceLock::new(),
-            recorder: Recorder::default(),
-            shutdown: CancellationToken::new(),
+            recorder,
+            shutdown,
             summary,
             queries,
         });

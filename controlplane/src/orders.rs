@@ -11,8 +11,8 @@ mod place;
 mod tests;
 
 pub use approval::{APPROVAL_LASTS, Approval};
-pub use board::{Board, Unchanged};
-pub use place::Place;
+pub use board::Board;
+pub use place::{Place, Unchanged};
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -25,15 +25,16 @@ mod watermarks;
 #[cfg(test)]
 mod tests;
 
-pub use common::{Mark, Ready, message, update_end};
+pub use common::{Ready, message, update_end};
 pub use compare::{Compared, Pair};
-pub use cursor::{Cursor, Piece, PieceEnd};
+pub use cursor::{Cursor, Mark, Piece, PieceEnd};
 pub use layers::{LayerCursor, LayerEnd, LayerPiece};
 pub use resume::Way;
 pub use shelf::Walk;
+pub use state::Moment;
 pub use store::{Head, Staged, Store, Touched};
 pub use triggers::Sent;
-pub use watermarks::{Followed, MAX_POINTS, Moment, Point};
+pub use watermarks::{Followed, MAX_POINTS, Point};
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;

@@ -137,6 +137,13 @@ impl DescriptionView {
         }
     }
 
+    /// Returns the virtual servers of the nodes that serve by IPVS.
+    fn servers(&self) -> Vec<servers::OnNode<'_>> {
+        let nodes = self.nodes.iter();
+        let with = nodes.filter_map(|node| Some((node.node.as_str(), node.ipvs.as_ref()?)));
+        with.collect()
+    }
+
     /// Returns whether the Service asks for the userspace proxy.
     pub fn asks_for_proxy(&self) -> bool {
         let mut services = self.service.iter();
@@ -185,7 +192,7 @@ impl DescriptionView {
             out.push_str(&field("Ports", &[nothing], canvas));
         }
         out.push_str(&self.summary(canvas));
-        out.push_str(&field("IPVS", &servers::totals(&self.nodes), canvas));
+        out.push_str(&field("IPVS", &servers::totals(&self.servers()), canvas));
         out.push_str(&self.unchecked(canvas));
         out
     }
@@ -248,7 +255,7 @@ impl View for DescriptionView {
         let convergence = self.convergence.iter();
         let missing = convergence.flat_map(|convergence| &convergence.missing_replicas);
         out.push_str(&missing_text(missing, canvas));
-        out.push_str(&servers::text(&self.nodes, canvas));
+        out.push_str(&servers::text(&self.servers(), canvas));
         out.push_str(&issues_text(&self.issues, 0, canvas));
         out.push_str(&next_steps_text(&self.next_steps(canvas), canvas));
         out

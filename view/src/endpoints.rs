@@ -5,11 +5,10 @@ use std::collections::HashSet;
 use kplane_proto::v1 as pb;
 use serde::Serialize;
 
-use super::services::none_text;
 use super::{API_VERSION, KeyView, List, View};
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
-use crate::text::Span;
+use crate::text::{Span, none_text};
 
 /// The conditions of an endpoint, as in an EndpointSlice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -5,15 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kplane_model::nodes_agree;
 
-use super::nodes::{FailureView, NodeStateView, NodeView};
+use super::nodes::{FailureView, NO_AGENT, NodeStateView, NodeView};
 use super::{IssueView, KeyView};
 
 /// Returns the steps, those that concern the most nodes first. `program` is the name by which the user calls this
 /// program.
 pub(crate) fn steps(nodes: &[NodeView], issues: &[IssueView], program: &str) -> Vec<String> {
     if nodes.is_empty() {
-        let none = "no agent has connected yet: start kp-nodeagent on every node".to_owned();
-        return fixes(issues).chain([none]).collect();
+        return fixes(issues).chain([NO_AGENT.to_owned()]).collect();
     }
     let mut steps: Vec<(usize, String)> = Vec::new();
     steps.extend(

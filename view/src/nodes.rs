@@ -11,11 +11,14 @@ pub use self::state::NodeStateView;
 use super::findings::FindingView;
 use super::replicas::{MissingReplicaView, missing_text};
 use super::servers::ServersView;
-use super::{API_VERSION, KeyView, List, View, family, next, next_steps_text, progress};
+use super::{API_VERSION, KeyView, List, View, family, next_steps_text, progress};
 use crate::style::Canvas;
 use crate::table::{Column, Table};
 use crate::text::Span;
 use crate::time::{Time, human};
+
+/// The next step in a fleet without nodes.
+pub(crate) const NO_AGENT: &str = "no agent has connected yet: start kp-nodeagent on every node";
 
 /// The revisions of one node. All but `wanted` are `null` if unknown, or if they belong to an earlier
 /// start of the control plane, whose revisions do not compare.
@@ -415,9 +418,11 @@ impl View for NodeListView {
 
     fn text(&self, canvas: &Canvas) -> String {
         if self.items.is_empty() {
-            let steps = next::steps(&self.items, &[], canvas.program);
             let missing = missing_text(&self.missing_replicas, canvas);
-            return format!("No nodes.\n{missing}{}", next_steps_text(&steps, canvas));
+            return format!(
+                "No nodes.\n{missing}{}",
+                next_steps_text(&[NO_AGENT.to_owned()], canvas)
+            );
         }
         let others = self.items.iter().any(|node| node.replica.is_some());
         let heard = |node: &NodeView| match (node.last_heard, self.now) {

@@ -7,7 +7,6 @@ use std::time::Duration;
 use kplane_proto::v1 as pb;
 use serde::Serialize;
 
-use super::describe::ServiceNodeView;
 use super::{KeyView, more_text};
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
@@ -180,6 +179,9 @@ impl From<pb::VirtualServer> for VirtualServerView {
     }
 }
 
+/// The name of a node, and the virtual servers that it has for the Service.
+pub(super) type OnNode<'a> = (&'a str, &'a ServiceServersView);
+
 /// A real server, with its virtual server and its node.
 struct Row<'a> {
     node: &'a str,
@@ -189,13 +191,12 @@ struct Row<'a> {
 }
 
 /// Returns all real servers: draining ones first, then the busiest.
-fn rows(nodes: &[ServiceNodeView]) -> Vec<Row<'_>> {
+fn rows<'a>(nodes: &[OnNode<'a>]) -> Vec<Row<'a>> {
     let mut rows = Vec::new();
-    for node in nodes {
-        let Some(servers) = &node.ipvs else { continue };
+    for &(node, servers) in nodes {
         for server in &servers.virtual_servers {
             rows.extend(server.real_servers.iter().map(|real| Row {
-                node: &node.node,
+                node,
                 servers,
                 server,
                 real,
@@ -214,15 +215,14 @@ fn rows(nodes: &[ServiceNodeView]) -> Vec<Row<'_>> {
 }
 
 /// Returns a line about all real servers; nothing if no node has any.
-pub(super) fn totals(nodes: &[ServiceNodeView]) -> Vec<Span> {
-    let with = nodes.iter().filter(|node| node.ipvs.is_some()).count();
-    if with == 0 {
+pub(super) fn totals(nodes: &[OnNode<'_>]) -> Vec<Span> {
+    if nodes.is_empty() {
         return Vec::new();
     }
     let rows = rows(nodes);
     let sum = |of: fn(&RealServerView) -> u64| rows.iter().map(|row| of(row.real)).sum::<u64>();
     let mut spans = vec![
-        Span::plain(plural(with, "node")),
+        Span::plain(plural(nodes.len(), "node")),
         Span::plain(many(sum(|r| r.active_connections), "active connection")),
         Span::plain(format!("{} inactive", sum(|r| r.inactive_connections))),
     ];
@@ -235,7 +235,7 @@ pub(super) fn totals(nodes: &[ServiceNodeView]) -> Vec<Span> {
 }
 
 /// Returns the table of real servers, after an empty line; an empty text if there are none.
-pub(super) fn text(nodes: &[ServiceNodeView], canvas: &Canvas) -> String {
+pub(super) fn text(nodes: &[OnNode<'_>], canvas: &Canvas) -> String {
     let rows = rows(nodes);
     if rows.is_empty() {
         return String::new();

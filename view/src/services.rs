@@ -9,7 +9,7 @@ use super::endpoints::EndpointView;
 use super::{API_VERSION, KeyView, List, View, policy};
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
-use crate::text::Span;
+use crate::text::{Span, none_text};
 use crate::time::age;
 
 /// One port of a Service in one family.
@@ -270,14 +270,6 @@ impl View for ServiceListView {
                 Span::plain(newest.unwrap_or_default().to_string())
             })
             .render(canvas)
-    }
-}
-
-/// Returns a text such as `No Services in namespace shop.`
-pub fn none_text(what: &str, namespace: Option<&str>) -> String {
-    match namespace {
-        Some(namespace) => format!("No {what} in namespace {}.\n", Span::plain(namespace).text),
-        None => format!("No {what}.\n"),
     }
 }
 

@@ -209,6 +209,14 @@ pub fn short_count(count: u64) -> String {
     }
 }
 
+/// Returns a text such as `No Services in namespace shop.`
+pub fn none_text(what: &str, namespace: Option<&str>) -> String {
+    match namespace {
+        Some(namespace) => format!("No {what} in namespace {}.\n", Span::plain(namespace).text),
+        None => format!("No {what}.\n"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

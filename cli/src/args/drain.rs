@@ -5,7 +5,7 @@ use clap::error::ErrorKind;
 use kplane_model::ServiceName;
 
 use super::error;
-use super::lists::service_name;
+use super::names::service_name;
 
 /// The end of the help text.
 pub(super) const HELP: &str = "\

@@ -2,13 +2,13 @@
 
 mod proxied;
 
-use clap::error::ErrorKind;
 use clap::{Args, Subcommand};
 use kplane_model::ServiceName;
 
 pub(crate) use self::proxied::ProxiedArgs;
+use super::WatchArgs;
 use super::affinity::AffinityArgs;
-use super::{WatchArgs, error};
+use super::names::{node_name, service_name};
 use crate::jsonpath::Path;
 use kplane_view::nodes::NodeStateView;
 
@@ -194,40 +194,5 @@ impl ServiceArgs {
     /// Returns the Service, or the error in its name.
     pub(crate) fn name(&self) -> Result<ServiceName, clap::Error> {
         service_name(&self.service, self.namespace.as_deref())
-    }
-}
-
-/// Returns the Service with this name, in the namespace of -n if the name has none.
-pub(super) fn service_name(
-    service: &str,
-    namespace: Option<&str>,
-) -> Result<ServiceName, clap::Error> {
-    // As -o name prints it.
-    let kinds = ["service/", "endpoints/"];
-    let plain = kinds.iter().find_map(|kind| service.strip_prefix(kind));
-    let service = plain.filter(|rest| rest.contains('/')).unwrap_or(service);
-    let (in_name, name) = match service.split_once('/') {
-        Some((namespace, name)) => (Some(namespace), name),
-        None => (None, service),
-    };
-    let wrong = |why: &str| {
-        let text = format!("'{service}' {why}");
-        Err(error(ErrorKind::ValueValidation, &text))
-    };
-    match (in_name, namespace) {
-        (Some(""), _) => wrong("has no namespace before the '/'"),
-        (Some(a), Some(b)) if a != b => wrong(&format!("is not in the namespace of -n {b}")),
-        _ if name.is_empty() || name.contains('/') => {
-            wrong("is not a Service: write NAMESPACE/NAME")
-        }
-        (a, b) => Ok(ServiceName::new(a.or(b).unwrap_or("default"), name)),
-    }
-}
-
-/// Returns the name of a node, which may be as `-o name` prints it.
-pub(super) fn node_name(text: &str) -> Result<String, String> {
-    match text.strip_prefix("node/").unwrap_or(text) {
-        "" => Err("a node's name is missing".to_owned()),
-        name => Ok(name.to_owned()),
     }
 }

@@ -9,7 +9,8 @@ use kplane_proto::v1 as pb;
 use kplane_proto::v1::diff_request::Question;
 
 use super::error;
-use super::lists::{ServiceArgs, service_name};
+use super::lists::ServiceArgs;
+use super::names::service_name;
 
 /// What `history` is about: all publications, or one Service.
 #[derive(Args, Debug)]

@@ -2,13 +2,13 @@
 
 use clap::{Args, ValueEnum};
 
-use super::lists;
+use super::names::node_name;
 
 /// Options of `status`.
 #[derive(Args, Debug)]
 pub(crate) struct StatusArgs {
     /// Show everything about this node
-    #[arg(value_name = "NODE", conflicts_with = "watch", value_parser = lists::node_name)]
+    #[arg(value_name = "NODE", conflicts_with = "watch", value_parser = node_name)]
     pub(crate) node: Option<String>,
     #[command(flatten)]
     pub(crate) watch: WatchArgs,

@@ -5,7 +5,7 @@ use clap::error::ErrorKind;
 use kplane_model::ServiceName;
 
 use super::error;
-use super::lists::service_name;
+use super::names::service_name;
 use kplane_view::goal::{Goal, Threshold};
 
 /// The names of the kind that can be waited for, as kubectl knows them.

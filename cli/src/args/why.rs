@@ -6,7 +6,7 @@ use kplane_model::ServiceName;
 use kplane_proto::v1 as pb;
 
 use super::error;
-use super::lists::service_name;
+use super::names::service_name;
 
 /// The end of the help text.
 pub(super) const HELP: &str = "\

@@ -4,8 +4,7 @@ use std::collections::BTreeSet;
 
 use kplane_proto::v1::{self as pb, NodeState};
 
-use super::fleet::connected;
-use super::{Finding, names};
+use super::{Finding, connected, names};
 use crate::migrate::picture::{Mark, NodePicture, Objects, Picture};
 use crate::migrate::pods::PodState;
 

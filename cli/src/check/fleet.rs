@@ -7,7 +7,7 @@ use kplane_model::nodes_agree;
 use kplane_proto::v1::{self as pb, NodeState};
 
 use super::surroundings::surroundings;
-use super::{Finding, names};
+use super::{Finding, connected, names};
 
 /// Time since the last contact with the origin of its data after which a control plane's data counts as old, in
 /// milliseconds. Watches of the API server receive something at least once a minute.
@@ -135,18 +135,6 @@ fn nodes_in<'a>(fleet: &'a pb::Fleet, states: &[NodeState]) -> Vec<&'a pb::NodeS
     nodes
         .filter(|node| states.contains(&node.state()))
         .collect()
-}
-
-/// Returns the nodes whose agents are connected.
-pub(super) fn connected(fleet: &pb::Fleet) -> impl Iterator<Item = &pb::NodeStatus> {
-    // The agent of a standalone process has no address.
-    let away = [
-        NodeState::NoAgent,
-        NodeState::Disconnected,
-        NodeState::Unknown,
-    ];
-    let nodes = fleet.nodes.iter();
-    nodes.filter(move |node| !away.contains(&node.state()))
 }
 
 fn of_nodes(nodes: &[&pb::NodeStatus]) -> Vec<String> {

@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use kplane_proto::v1 as pb;
 use kplane_view::text::plural;
 
-use super::fleet::connected;
-use super::{Finding, NAMED, names};
+use super::{Finding, NAMED, connected, names};
 
 /// Returns the finding: what agents call an error is bad.
 pub(super) fn surroundings(fleet: &pb::Fleet) -> Finding {

@@ -20,8 +20,7 @@ use crate::migrate::record::{Direction, Record};
 use crate::reach::{Asked, Reach};
 use crate::view::migration::MigrationView;
 
-pub(super) use act::SAVED;
-pub(super) use gather::Cluster;
+pub(super) use gather::{Cluster, SAVED};
 use walk::Walk;
 
 /// Runs a command.

@@ -210,7 +210,7 @@ async fn an_agent_lags_until_its_kernel_holds_what_it_must_hold() {
     assert_eq!((nodes().await, lag().await), (0.0, 0.0));
 
     let hello = pb::Hello::default();
-    let begun = Session::begin(&hub, &"n1".into(), &hello, String::new());
+    let begun = Session::begin(&hub.fleet, &"n1".into(), &hello, String::new());
     let session = begun.unwrap().0;
     assert_eq!(value(address, "kplane_controlplane_streams").await, 1.0);
     assert_eq!(nodes().await, 1.0);

@@ -243,7 +243,7 @@ mod tests {
         let (admission, guard) = (Admission::default(), CliffGuard::default());
         let hub = Hub::new(1, "test", admission, guard, batches).0;
         let begin = |node: &str| {
-            let begun = Session::begin(&hub, &node.into(), &Hello::default(), String::new());
+            let begun = Session::begin(&hub.fleet, &node.into(), &Hello::default(), String::new());
             begun.unwrap().0
         };
         let _here = begin("here");

@@ -107,7 +107,7 @@ impl Session {
     /// Notes which revisions a report says to be in the kernel, and since when.
     pub(super) fn note_progress(&self, steps: &[Step], applied: u64) {
         let now = SystemTime::now();
-        let mut agents = self.fleet.fleet.lock();
+        let mut agents = self.fleet.lock();
         let agent = agents.by_node.get_mut(&self.node);
         let Some(agent) = agent.filter(|agent| agent.session == self.number) else {
             return;

@@ -1,6 +1,13 @@
 //! Two agents that claim one node.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use kplane_model::NodeName;
+use kplane_proto::v1::Hello;
+
+use super::moderation::{Moderation, Problem};
+use super::{Agents, NotBegun};
 
 /// Time without an attempt after which a rival counts as gone: a live rival tries again every few seconds.
 const REMEMBERED: Duration = Duration::from_secs(60);
@@ -17,7 +24,7 @@ pub struct Rival {
 }
 
 impl Rival {
-    pub(super) fn peer_ip(&self) -> &str {
+    fn peer_ip(&self) -> &str {
         peer_ip(&self.peer)
     }
 
@@ -28,7 +35,48 @@ impl Rival {
     }
 }
 
+impl Agents {
+    /// Refuses an agent whose process differs from the one that speaks for the node. The control plane cannot know
+    /// which of the two is right, so the first one stays. An agent that has ended, or was silent for longer than
+    /// streams may be, has no stream any more and is not in the way.
+    pub(super) fn refuse_rival(
+        &mut self,
+        node: &NodeName,
+        hello: &Hello,
+        peer: &str,
+        now: Instant,
+        moderation: &Moderation,
+    ) -> Result<(), NotBegun> {
+        let Some(agent) = self.by_node.get_mut(node) else {
+            return Ok(());
+        };
+        if !agent.record.connected || agent.record.instance == hello.instance {
+            return Ok(());
+        }
+        let record = Arc::make_mut(&mut agent.record);
+        let before = record
+            .rival
+            .take()
+            .filter(|rival| rival.peer_ip() == peer_ip(peer));
+        if before.is_none() {
+            moderation.tell(node, Problem::Rival, || {
+                format!(
+                    "two agents have the name of this node, at {} and {peer}; the second one is refused. Check \
+                     --node-name on both nodes",
+                    record.peer
+                )
+            });
+        }
+        record.rival = Some(Rival {
+            peer: peer.to_owned(),
+            since: before.map_or(now, |rival| rival.since),
+            last: now,
+        });
+        Err(NotBegun::Taken(record.peer.clone()))
+    }
+}
+
 /// Returns the address of a peer without its port, which differs for each connection.
-pub(super) fn peer_ip(peer: &str) -> &str {
+fn peer_ip(peer: &str) -> &str {
     peer.rsplit_once(':').map_or(peer, |(ip, _)| ip)
 }

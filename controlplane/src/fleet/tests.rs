@@ -6,6 +6,7 @@ use tokio::sync::mpsc;
 
 use super::*;
 use crate::admission::Admission;
+use crate::hub::Hub;
 use crate::index::CliffGuard;
 use crate::publish::Publication;
 
@@ -32,7 +33,7 @@ fn hello() -> Hello {
 fn begin(hub: &Arc<Hub>, node: &str) -> Result<Session, NotBegun> {
     let mut hello = hello();
     bound_hello(&mut hello);
-    let begun = Session::begin(hub, &node.into(), &hello, String::new());
+    let begun = Session::begin(&hub.fleet, &node.into(), &hello, String::new());
     begun.map(|(session, _, _)| session)
 }
 
@@ -73,7 +74,7 @@ fn a_state_from_a_file_is_no_sign_of_an_older_process() {
             from_cache,
             ..hello()
         };
-        let begun = Session::begin(&hub, &"n1".into(), &hello, String::new());
+        let begun = Session::begin(&hub.fleet, &"n1".into(), &hello, String::new());
         let _session = begun.map(|(session, _, _)| session).unwrap();
         assert_eq!(hub.fleet.record("n1").unwrap().began_empty, began_empty);
     }

@@ -12,7 +12,7 @@ use tokio::time as clock;
 
 use super::durations::Durations;
 use super::under_way::UnderWay;
-use super::{AgentRecord, Hub, Session};
+use super::{AgentRecord, Fleet, Session};
 use crate::publish::{Moment, Store};
 
 /// Maximum number of publications whose durations are remembered: 200 s of 20 changes a second, in some 300 bytes each.
@@ -97,7 +97,7 @@ struct Sent {
 /// The record of what a stream sent: the stream writes it, and the stream's session measures reports by it.
 #[derive(Debug)]
 pub struct Dispatch {
-    hub: Arc<Hub>,
+    fleet: Arc<Fleet>,
     last: Mutex<Option<Sent>>,
     under_way: Mutex<UnderWay>,
 }
@@ -167,9 +167,9 @@ pub(super) fn advance(record: &mut AgentRecord, applied: u64) -> Option<u64> {
 }
 
 impl Dispatch {
-    pub(super) fn new(hub: &Arc<Hub>) -> Arc<Self> {
+    pub(super) fn new(fleet: &Arc<Fleet>) -> Arc<Self> {
         Arc::new(Self {
-            hub: Arc::clone(hub),
+            fleet: Arc::clone(fleet),
             last: Mutex::default(),
             under_way: Mutex::default(),
         })
@@ -182,23 +182,23 @@ impl Dispatch {
         let before = self.lock().replace(Sent { revision, at });
         // The first update of a stream may be a snapshot, and says nothing about changes.
         let lacked = before.filter(|sent| sent.revision < revision);
-        let published = lacked.and_then(|sent| self.hub.store.moment_of(sent.revision + 1));
+        let published = lacked.and_then(|sent| self.fleet.store.moment_of(sent.revision + 1));
         if let Some(moment) = published {
             let waited = at.saturating_duration_since(moment.published_at);
-            self.hub.fleet.timings.hop(Hop::Send, waited);
+            self.fleet.timings.hop(Hop::Send, waited);
         }
     }
 
     /// Returns whether the stream should wait until the agent has received more of what was sent.
     pub fn is_full(&self) -> bool {
-        let spread = || Duration::from_millis(self.hub.fleet.report_within_ms().into());
+        let spread = || Duration::from_millis(self.fleet.report_within_ms().into());
         self.under_way().is_full(spread, clock::Instant::now())
     }
 
     /// Notes what a report says to have arrived. Returns whether a stream that waits should look again.
     pub(super) fn arrived(&self, report: &Report) -> bool {
         let received = report.received_revision.max(report.applied_revision);
-        report.epoch == self.hub.store.epoch() && self.under_way().arrived(received)
+        report.epoch == self.fleet.store.epoch() && self.under_way().arrived(received)
     }
 
     fn under_way(&self) -> MutexGuard<'_, UnderWay> {
@@ -216,7 +216,7 @@ impl Dispatch {
 impl Session {
     /// Measures what a report says to be new in the kernel, and since when.
     pub(super) fn measure(&self, report: &Report, steps: &[Step], before: u64, applied: u64) {
-        let timings = &self.fleet.fleet.timings;
+        let timings = &self.fleet.timings;
         let passed = passed(&self.fleet.store, &self.node, report, before, applied);
         timings.reached(&passed, steps, SystemTime::now());
         // Steps of an update that brought nothing for the node say nothing about changes.

@@ -19,7 +19,8 @@ use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
 use super::claims::{Header, Parts};
-use super::reviews::Reviews;
+use super::reviews::{self, Reviews};
+use crate::kubernetes::Unanswered;
 
 /// Interval at which the keys are read.
 const REFRESH: Duration = Duration::from_secs(300);
@@ -85,6 +86,12 @@ struct PublishedKey {
     e: Option<String>,
     x: Option<String>,
     y: Option<String>,
+}
+
+/// The part of OIDC discovery that names the issuer.
+#[derive(Debug, Deserialize)]
+struct Discovery {
+    issuer: String,
 }
 
 impl KeySet {
@@ -186,7 +193,7 @@ impl Keys {
     pub(super) async fn follow(&self, reviews: &Reviews) {
         let mut said = String::new();
         loop {
-            match reviews.keys().await {
+            match read(reviews).await {
                 Ok(keys) => {
                     if !said.is_empty() {
                         info!("read the API server's keys");
@@ -213,4 +220,13 @@ impl Keys {
             sleep(RETRY).await;
         }
     }
+}
+
+/// Reads the published keys.
+async fn read(reviews: &Reviews) -> Result<KeySet, Unanswered> {
+    let discovery: Discovery = reviews
+        .document("/.well-known/openid-configuration")
+        .await?;
+    let published: Published = reviews.document(reviews::KEYS.resource).await?;
+    Ok(KeySet::new(discovery.issuer, published))
 }

@@ -10,10 +10,8 @@ use k8s_openapi::api::authorization::v1::{
 };
 use kplane_tls::{Subject, Token};
 use kube::api::PostParams;
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use super::keys::{KeySet, Published};
 use super::{AUDIENCE, Identity, NodeBinding, Proof, Right};
 use crate::k8s::Uid;
 use crate::kubernetes::{Api, Asked, Failure, Unanswered};
@@ -33,7 +31,7 @@ const RIGHTS: Asked = Asked {
     resource: "subjectaccessreviews",
     group: "authorization.k8s.io",
 };
-const KEYS: Asked = Asked {
+pub(super) const KEYS: Asked = Asked {
     verb: "get",
     resource: "/openid/v1/jwks",
     group: "",
@@ -51,12 +49,6 @@ pub(super) enum Review {
 /// The API server, as far as identities and rights are concerned.
 #[derive(Debug)]
 pub(super) struct Reviews(Arc<Api>);
-
-/// The part of OIDC discovery that names the issuer.
-#[derive(Debug, Deserialize)]
-struct Discovery {
-    issuer: String,
-}
 
 impl Reviews {
     pub(super) fn new(api: Arc<Api>) -> Self {
@@ -127,14 +119,8 @@ impl Reviews {
         })
     }
 
-    /// Reads the published keys.
-    pub(super) async fn keys(&self) -> Result<KeySet, Unanswered> {
-        let discovery: Discovery = self.get("/.well-known/openid-configuration").await?;
-        let published: Published = self.get(KEYS.resource).await?;
-        Ok(KeySet::new(discovery.issuer, published))
-    }
-
-    async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Unanswered> {
+    /// Reads a document about the published keys.
+    pub(super) async fn document<T: DeserializeOwned>(&self, path: &str) -> Result<T, Unanswered> {
         let request = http::Request::get(path).body(Vec::new());
         let request = request.map_err(|error| Unanswered {
             asked: KEYS,

@@ -8,8 +8,8 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tracing::{error, info};
 
-use super::place::{Place, Trouble};
-use super::{Approval, Change, Order, Orders, TooMany, Wish};
+use super::place::{Place, Unchanged};
+use super::{Approval, Change, Order, Orders, Wish};
 
 /// Interval between two readings of the document.
 const LOOK: Duration = Duration::from_secs(1);
@@ -25,22 +25,6 @@ pub struct Board {
     trouble: Mutex<Option<(Reason, String)>>,
 }
 
-/// The reason why an order was not taken.
-#[derive(Debug, thiserror::Error)]
-pub enum Unchanged {
-    /// This control plane keeps no orders.
-    #[error(
-        "this control plane keeps no orders: it has neither a cluster nor a folder, or is part of an agent"
-    )]
-    NoPlace,
-    /// There would be too many orders.
-    #[error(transparent)]
-    TooMany(#[from] TooMany),
-    /// The document could not be read or written.
-    #[error(transparent)]
-    Trouble(#[from] Trouble),
-}
-
 /// Creates a board without orders and without a place to keep any.
 impl Default for Board {
     fn default() -> Self {
@@ -49,14 +33,6 @@ impl Default for Board {
             place: OnceLock::new(),
             trouble: Mutex::default(),
         }
-    }
-}
-
-impl Unchanged {
-    /// Returns whether the order may be in force all the same.
-    #[must_use]
-    pub fn is_unsure(&self) -> bool {
-        matches!(self, Self::Trouble(Trouble::Unsure(_)))
     }
 }
 

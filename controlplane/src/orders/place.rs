@@ -14,8 +14,7 @@ use kube::api::PostParams;
 use nix::fcntl::OFlag;
 use tokio::time::timeout;
 
-use super::board::Unchanged;
-use super::{Change, Damaged, MAX_BYTES, Orders};
+use super::{Change, Damaged, MAX_BYTES, Orders, TooMany};
 use crate::kubernetes::{Api, Asked, Failure, Unanswered};
 
 /// Name of the ConfigMap.
@@ -90,6 +89,30 @@ impl Trouble {
     /// Returns whether a disk did not answer in time.
     fn is_timeout(&self) -> bool {
         matches!(self, Self::Disk { source, .. } if source.kind() == io::ErrorKind::TimedOut)
+    }
+}
+
+/// The reason why an order was not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum Unchanged {
+    /// This control plane keeps no orders.
+    #[error(
+        "this control plane keeps no orders: it has neither a cluster nor a folder, or is part of an agent"
+    )]
+    NoPlace,
+    /// There would be too many orders.
+    #[error(transparent)]
+    TooMany(#[from] TooMany),
+    /// The document could not be read or written.
+    #[error(transparent)]
+    Trouble(#[from] Trouble),
+}
+
+impl Unchanged {
+    /// Returns whether the order may be in force all the same.
+    #[must_use]
+    pub fn is_unsure(&self) -> bool {
+        matches!(self, Self::Trouble(Trouble::Unsure(_)))
     }
 }
 

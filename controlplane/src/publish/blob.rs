@@ -7,7 +7,6 @@ use kplane_model::{DesiredObject, LocalEndpoints, NodeName, ObjectHash, ServiceP
 use kplane_proto::convert::encode_object;
 
 use super::Published;
-use super::state::Shared;
 
 /// A [`Published`] after encoding, which happens outside of the lock.
 #[derive(Clone, Debug)]
@@ -48,12 +47,6 @@ impl Encoded {
             by_node: programs(&variants.by_node),
             local: local.collect(),
         }
-    }
-
-    /// Returns whether the variants are for the same zones and nodes as those of `shared`.
-    pub(super) fn same_shape(&self, shared: &Shared) -> bool {
-        shared.by_zone.keys().eq(self.by_zone.keys())
-            && shared.by_node.keys().eq(self.by_node.keys())
     }
 }
 

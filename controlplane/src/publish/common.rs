@@ -12,7 +12,7 @@ use kplane_proto::shared::frame;
 use kplane_proto::v1::{KindVersion, ServerMessage, Update, UpdateEnd, server_message};
 use prost::Message as _;
 
-use super::cursor::{Cursor, Piece, PieceEnd};
+use super::cursor::{Cursor, Mark, Piece, PieceEnd};
 use super::state::State;
 use crate::freshness::Freshness;
 use crate::wire::{confidence, millis};
@@ -36,17 +36,6 @@ struct Position {
     zone: Option<ZoneName>,
     /// The freshness that the agents received last.
     told: Arc<Freshness>,
-}
-
-/// The end of the desired state that an update leads to.
-#[derive(Clone, Debug)]
-pub struct Mark {
-    /// Revision.
-    pub revision: u64,
-    /// Value of [`Head::trust`](super::Head::trust).
-    pub trust_changes: u64,
-    /// The versions of the source that the state contains.
-    pub freshness: Arc<Freshness>,
 }
 
 /// An encoded update without the digest.

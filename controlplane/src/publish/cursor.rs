@@ -6,9 +6,7 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use kplane_model::{DesiredKey, Digest, ServiceKey, ZoneName};
 
-use super::Moment;
-use super::common::Mark;
-use super::state::{Blob, FIRST_REVISION, State, View};
+use super::state::{Blob, FIRST_REVISION, Moment, State, View};
 use super::triggers::Sent;
 use crate::freshness::Freshness;
 use crate::trust::Trust;
@@ -105,6 +103,17 @@ pub struct PieceEnd {
     pub freshness: Arc<Freshness>,
 }
 
+/// The end of the desired state that an update leads to.
+#[derive(Clone, Debug)]
+pub struct Mark {
+    /// Revision.
+    pub revision: u64,
+    /// Value of [`Head::trust`](super::Head::trust).
+    pub trust_changes: u64,
+    /// The versions of the source that the state contains.
+    pub freshness: Arc<Freshness>,
+}
+
 impl PieceEnd {
     /// Returns the state that the agent has afterwards.
     #[must_use]
@@ -156,7 +165,9 @@ impl State {
             revision: self.revision,
             digest: self.digest(node),
             changed_at: self.changed_after(cursor.base),
-            triggers: self.triggers_for(node, cursor.base),
+            triggers: self.triggers.after(cursor.base, |revision, key| {
+                self.shared.contains_key(key) && self.wanted_of(node, key) >= revision
+            }),
             trust: self.trust.clone(),
             trust_changes: self.trust_changes,
             freshness: Arc::clone(&self.freshness),
@@ -298,5 +309,11 @@ impl State {
         // An agent that holds nothing lacks the first publication.
         let revision = revision.max(FIRST_REVISION);
         self.moment_of(revision.checked_add(1)?)
+    }
+
+    /// Returns the last publication that begins at or before a revision.
+    pub(super) fn moment_of(&self, revision: u64) -> Option<Moment> {
+        let after = self.times.partition_point(|m| m.first <= revision);
+        self.times.get(after.checked_sub(1)?).copied()
     }
 }

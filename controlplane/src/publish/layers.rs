@@ -9,6 +9,7 @@ use kplane_model::{Cidr, DesiredKey, NodeName, ServiceKey, ServiceName, ZoneName
 
 use super::Store;
 use super::cursor::{DELETED_BYTES, PIECE_BYTES};
+use super::overlays::Overlays;
 use super::state::{Shared, State};
 use crate::freshness::Freshness;
 use crate::trust::Trust;
@@ -123,6 +124,28 @@ impl LayerPiece {
 }
 
 impl Store {
+    /// Registers a watch of more than one node, until [`Store::leave_all`]. The first one costs as much as all nodes
+    /// have objects of their own.
+    pub fn attend_all(&self) {
+        let mut state = self.write();
+        state.overlays.watches += 1;
+        if state.overlays.watches == 1 {
+            state.note_overlays();
+        }
+    }
+
+    /// Unregisters a watch of more than one node.
+    pub fn leave_all(&self) {
+        let mut state = self.write();
+        state.overlays.watches = state.overlays.watches.saturating_sub(1);
+        if state.overlays.watches == 0 {
+            state.overlays = Overlays {
+                changes: state.overlays.changes,
+                ..Overlays::default()
+            };
+        }
+    }
+
     /// Returns the next part of what a watch of more than one node lacks; moves the cursor behind it. The watch is
     /// [registered](Store::attend_all).
     #[must_use]

@@ -1,10 +1,13 @@
-//! The order of last changes.
+//! The order of last changes, and the digests of earlier states.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::Hash;
 use std::sync::Arc;
 
-use kplane_model::{DesiredKey, NodeName};
+use kplane_model::{DesiredKey, Digest, NodeName};
+
+/// Maximum number of earlier states whose digests are remembered, in some 100 bytes each: 40 s of 100 changes a second.
+pub(super) const REMEMBERED: usize = 4_096;
 
 /// Every key once, ordered by the revision of its last change. Keys of deleted objects stay until
 /// [`Log::forget`], because an agent that is behind must learn of the deletion.
@@ -72,6 +75,27 @@ impl<K: Eq + Hash> Log<K> {
     /// Returns all keys, newest change first.
     pub(super) fn newest_first(&self) -> impl Iterator<Item = (u64, &K)> {
         self.by_revision.iter().rev().map(|(r, k)| (*r, &**k))
+    }
+}
+
+/// Digests of all default variants at earlier revisions.
+#[derive(Debug, Default)]
+pub(super) struct History {
+    pub(super) revision_of: HashMap<Digest, u64>,
+    pub(super) oldest_first: VecDeque<Digest>,
+}
+
+impl History {
+    /// Remembers the digest at a revision. A state that comes back counts at its newest revision.
+    pub(super) fn note(&mut self, digest: Digest, revision: u64) {
+        if self.revision_of.insert(digest, revision).is_none() {
+            self.oldest_first.push_back(digest);
+        }
+        if self.oldest_first.len() > REMEMBERED
+            && let Some(oldest) = self.oldest_first.pop_front()
+        {
+            self.revision_of.remove(&oldest);
+        }
     }
 }
 

@@ -8,9 +8,7 @@ use std::collections::VecDeque;
 
 use kplane_model::{DesiredKey, NodeName};
 
-use super::Store;
 use super::log::Log;
-use super::state::State;
 
 /// Maximum number of deletions that are remembered. A watch that has missed more begins again.
 const REMEMBERED: usize = 16_384;
@@ -22,12 +20,12 @@ type OverlayKey = (NodeName, DesiredKey);
 #[derive(Debug, Default)]
 pub(super) struct Overlays {
     /// Number of watches that read the log.
-    watches: usize,
+    pub(super) watches: usize,
     /// Number of changes so far: the positions in the log.
     pub(super) changes: u64,
     pub(super) log: Log<OverlayKey>,
     /// The latest deletions with their positions, oldest first.
-    gone: VecDeque<(u64, OverlayKey)>,
+    pub(super) gone: VecDeque<(u64, OverlayKey)>,
     /// Newest position of a deletion that may be forgotten.
     pub(super) horizon: u64,
 }
@@ -58,54 +56,6 @@ impl Overlays {
         // Otherwise, the node got the object again.
         if self.log.revision_of(&key) == Some(position) {
             self.log.forget(&key);
-        }
-    }
-}
-
-impl State {
-    /// Records every object of every node.
-    fn note_overlays(&mut self) {
-        for (node, view) in &self.views {
-            let known = view.facts.as_ref().is_some_and(|facts| facts.known);
-            let keys = view.objects.keys();
-            for key in keys.filter(|key| known || **key != DesiredKey::Node) {
-                self.overlays.note(node, key, true);
-            }
-        }
-        for key in &self.varied {
-            let nodes = self
-                .shared
-                .get(key)
-                .into_iter()
-                .flat_map(|s| s.by_node.keys());
-            let key = DesiredKey::Service(key.clone());
-            for node in nodes {
-                self.overlays.note(node, &key, true);
-            }
-        }
-    }
-}
-
-impl Store {
-    /// Registers a watch of more than one node, until [`Store::leave_all`]. The first one costs as much as all nodes
-    /// have objects of their own.
-    pub fn attend_all(&self) {
-        let mut state = self.write();
-        state.overlays.watches += 1;
-        if state.overlays.watches == 1 {
-            state.note_overlays();
-        }
-    }
-
-    /// Unregisters a watch of more than one node.
-    pub fn leave_all(&self) {
-        let mut state = self.write();
-        state.overlays.watches = state.overlays.watches.saturating_sub(1);
-        if state.overlays.watches == 0 {
-            state.overlays = Overlays {
-                changes: state.overlays.changes,
-                ..Overlays::default()
-            };
         }
     }
 }

@@ -4,7 +4,7 @@
 //! holds: of the state now, or of an earlier state that this replica remembers. Otherwise the digests of key ranges are
 //! compared, and ranges that differ are sent. A snapshot is the last resort.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -15,32 +15,8 @@ use kplane_proto::v1::{ServerMessage, Update, server_message};
 use super::cursor::{Cursor, PIECE_BYTES};
 use super::state::State;
 
-/// Maximum number of earlier states whose digests are remembered, in some 100 bytes each: 40 s of 100 changes a second.
-const REMEMBERED: usize = 4_096;
-
 /// Number of changes after which an index of ranges is made anew. Each of them makes one range differ that need not.
 const STALE_AFTER: usize = 8;
-
-/// Digests of all default variants at earlier revisions.
-#[derive(Debug, Default)]
-pub(super) struct History {
-    revision_of: HashMap<Digest, u64>,
-    oldest_first: VecDeque<Digest>,
-}
-
-impl History {
-    /// Remembers the digest at a revision. A state that comes back counts at its newest revision.
-    pub(super) fn note(&mut self, digest: Digest, revision: u64) {
-        if self.revision_of.insert(digest, revision).is_none() {
-            self.oldest_first.push_back(digest);
-        }
-        if self.oldest_first.len() > REMEMBERED
-            && let Some(oldest) = self.oldest_first.pop_front()
-        {
-            self.revision_of.remove(&oldest);
-        }
-    }
-}
 
 /// How an agent gets from what it holds to what it must hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

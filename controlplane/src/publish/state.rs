@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::{Instant, SystemTime};
 
 use bytes::Bytes;
 use kplane_model::{
@@ -9,11 +10,9 @@ use kplane_model::{
 };
 
 use super::blob::Encoded;
-use super::log::{Log, Tombstone};
+use super::log::{History, Log, Tombstone};
 use super::overlays::Overlays;
-use super::resume::History;
 use super::triggers::Triggers;
-use super::watermarks::Moment;
 use crate::freshness::Freshness;
 use crate::trust::Trust;
 
@@ -65,6 +64,17 @@ pub(super) struct State {
     pub(super) freshness: Arc<Freshness>,
 }
 
+/// The time of one publication.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moment {
+    /// First revision of the publication.
+    pub first: u64,
+    /// Time at which the control plane observed the first of its changes.
+    pub observed_at: SystemTime,
+    /// Time at which streams could read it.
+    pub published_at: Instant,
+}
+
 /// One encoded object.
 #[derive(Clone, Debug)]
 pub(super) struct Blob {
@@ -113,6 +123,12 @@ impl Shared {
     pub(super) fn resolve_zone(&self, zone: Option<&str>) -> &Blob {
         zone.and_then(|zone| self.by_zone.get(zone))
             .unwrap_or(&self.default)
+    }
+
+    /// Returns whether the variants are for the same zones and nodes as those of `encoded`.
+    fn has_shape_of(&self, encoded: &Encoded) -> bool {
+        self.by_zone.keys().eq(encoded.by_zone.keys())
+            && self.by_node.keys().eq(encoded.by_node.keys())
     }
 
     pub(super) fn is_varied(&self) -> bool {
@@ -249,7 +265,7 @@ impl State {
         encoded: Encoded,
     ) -> Shared {
         let revision = self.revision + 1;
-        let before = before.filter(|before| encoded.same_shape(before));
+        let before = before.filter(|before| before.has_shape_of(&encoded));
         let mut changed = false;
         let mut blob = |(bytes, hash): (Bytes, ObjectHash), before: Option<&Blob>| match before {
             Some(before) if before.hash == hash => before.clone(),
@@ -312,6 +328,28 @@ impl State {
                 view.log.forget(&key);
             }
             self.overlays.note(node, &key, false);
+        }
+    }
+
+    /// Records every object of every node.
+    pub(super) fn note_overlays(&mut self) {
+        for (node, view) in &self.views {
+            let known = view.facts.as_ref().is_some_and(|facts| facts.known);
+            let keys = view.objects.keys();
+            for key in keys.filter(|key| known || **key != DesiredKey::Node) {
+                self.overlays.note(node, key, true);
+            }
+        }
+        for key in &self.varied {
+            let nodes = self
+                .shared
+                .get(key)
+                .into_iter()
+                .flat_map(|s| s.by_node.keys());
+            let key = DesiredKey::Service(key.clone());
+            for node in nodes {
+                self.overlays.note(node, &key, true);
+            }
         }
     }
 

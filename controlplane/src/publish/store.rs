@@ -13,8 +13,8 @@ use super::common::{Commons, Ready};
 use super::cursor::{Cursor, PIECE_BYTES, Piece};
 use super::resume::{RangeIndex, RangeIndexes, Way};
 use super::shelf::{Shelf, Walk};
-use super::state::{FIRST_REVISION, State, view_of};
-use super::{Moment, Publication, Trigger};
+use super::state::{FIRST_REVISION, Moment, State, view_of};
+use super::{Publication, Trigger};
 use crate::freshness::Freshness;
 use crate::trust::Trust;
 

@@ -12,7 +12,6 @@ use kplane_model::{Family, ServiceKey, ServiceName};
 use kplane_proto::v1 as pb;
 
 use super::Trigger;
-use super::state::State;
 
 /// Maximum number of triggers that are remembered, for agents that are behind and to interpret
 /// their reports: 40 s of 100 changes a second. With names and few ports, each takes 200 bytes.
@@ -100,30 +99,21 @@ impl Triggers {
         Some(&self.latest.get(place)?.trigger)
     }
 
-    /// Returns the triggers after a revision with their numbers, newest first.
-    fn newest_after(&self, revision: u64) -> impl Iterator<Item = (u64, &Entry)> {
-        let numbered = self.latest.iter().rev().enumerate();
-        numbered
-            .take_while(move |(_, entry)| entry.revision > revision)
-            .map(|(back, entry)| (self.given - back as u64, entry))
-    }
-}
-
-impl State {
-    /// Returns the triggers for a node that has everything up to `base`; none for one that begins
-    /// from nothing.
-    pub(super) fn triggers_for(&self, node: &str, base: u64) -> Vec<Sent> {
+    /// Returns the triggers after a revision that `concerns` accepts, by the first revision of the publication and one of
+    /// the ServicePorts; oldest first. None for an agent that begins from nothing.
+    pub(super) fn after(
+        &self,
+        base: u64,
+        concerns: impl Fn(u64, &ServiceKey) -> bool,
+    ) -> Vec<Sent> {
         if base == 0 {
             return Vec::new();
         }
         let concerns = |entry: &Entry| {
             let mut keys = entry.keys.iter();
-            keys.any(|key| {
-                self.shared.contains_key(key) && self.wanted_of(node, key) >= entry.revision
-            })
+            keys.any(|key| concerns(entry.revision, key))
         };
         let mut sent: Vec<Sent> = self
-            .triggers
             .newest_after(base)
             .filter(|(_, entry)| concerns(entry))
             .take(PER_UPDATE)
@@ -135,6 +125,14 @@ impl State {
             .collect();
         sent.reverse();
         sent
+    }
+
+    /// Returns the triggers after a revision with their numbers, newest first.
+    fn newest_after(&self, revision: u64) -> impl Iterator<Item = (u64, &Entry)> {
+        let numbered = self.latest.iter().rev().enumerate();
+        numbered
+            .take_while(move |(_, entry)| entry.revision > revision)
+            .map(|(back, entry)| (self.given - back as u64, entry))
     }
 }
 

@@ -2,12 +2,12 @@
 //! published. All of it is computed on request.
 
 use std::collections::{BTreeSet, HashSet};
-use std::time::{Instant, SystemTime};
+use std::time::SystemTime;
 
 use kplane_model::{DesiredKey, Digest, ServiceKey, ServiceName};
 
 use super::Store;
-use super::state::State;
+use super::state::{Moment, State};
 
 /// Maximum number of changes that are checked when an agent reports a newer revision. An agent that was away for
 /// longer is measured by the newest ones.
@@ -25,17 +25,6 @@ pub struct Point {
     pub at: SystemTime,
     /// Number of objects that changed.
     pub changes: u64,
-}
-
-/// The time of one publication.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Moment {
-    /// First revision of the publication.
-    pub first: u64,
-    /// Time at which the control plane observed the first of its changes.
-    pub observed_at: SystemTime,
-    /// Time at which streams could read it.
-    pub published_at: Instant,
 }
 
 /// The ServicePorts of one Service that the store has, or had since a reader began to follow the Service. The store
@@ -165,12 +154,6 @@ impl Store {
 }
 
 impl State {
-    /// Returns the last publication that begins at or before a revision.
-    pub(super) fn moment_of(&self, revision: u64) -> Option<Moment> {
-        let after = self.times.partition_point(|m| m.first <= revision);
-        self.times.get(after.checked_sub(1)?).copied()
-    }
-
     fn passed(
         &self,
         node: &str,

@@ -9,7 +9,7 @@ use tonic::Status;
 
 use super::closing;
 use super::inquiry;
-use super::status::{MAX_NAME, bounded_names, known_node, unknown};
+use super::request::{MAX_NAME, bounded_names, known_node, unknown};
 use crate::fleet::label;
 use crate::hub::Hub;
 use crate::identity::{Right, Visitor};

@@ -9,7 +9,7 @@ use kplane_model::{Endpoint, Protocol, ServiceName, parse_ip};
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
-use super::status::{bounded_names, known_node, unknown};
+use super::request::{bounded_names, known_node, unknown};
 use super::{closing, inquiry};
 use crate::hub::Hub;
 use crate::index::{PortView, Selection};

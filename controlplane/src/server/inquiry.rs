@@ -15,8 +15,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 use tonic::Status;
 
-use super::pages::Picture;
-use super::standing::MAY_BE_ELSEWHERE;
+use super::pages::{MAY_BE_ELSEWHERE, Picture};
 use crate::fleet::{Fleet, More, label};
 use crate::hub::Hub;
 use crate::peers::{Collected, Heard, Patience, Peers};

@@ -10,7 +10,7 @@ use kplane_proto::v1 as pb;
 use kplane_proto::v1::server_message;
 use tonic::Status;
 
-use super::outbound::Updates;
+use super::updates::Updates;
 
 /// The next thing for the stream to do.
 #[derive(Debug)]

@@ -7,10 +7,10 @@ use kplane_model::{NodeFacts, NodeName, ServiceName};
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
+use super::description::stranger;
 use super::pages::{Node, Picture};
+use super::request::unknown_node;
 use super::standing::{Standing, Standings};
-use super::status::unknown_node;
-use super::views::stranger;
 use crate::findings;
 use crate::hub::Hub;
 use crate::peers::Collected;

@@ -9,7 +9,6 @@ use kplane_model::{NodeFacts, NodeName, Reason};
 use kplane_proto::v1 as pb;
 use prost::Message as _;
 
-use super::standing::MAY_BE_ELSEWHERE;
 use super::views::{control_plane, node_state, node_status};
 use crate::fleet::{AgentRecord, Durations};
 use crate::hub::Hub;
@@ -19,6 +18,10 @@ use crate::publish::Store;
 /// Size in bytes up to which nodes are added to an answer. The largest node may come on top: its report of 256 KiB
 /// may be one text that appears twice. With 1 MiB of issues, an answer stays at 3 MiB.
 const NODES_BYTES: usize = 3 << 19;
+
+/// The reason why nothing is known of a node.
+pub(super) const MAY_BE_ELSEWHERE: &str =
+    "not known: a replica of the control plane that did not answer may serve the node";
 
 /// The fleet at one moment. It consists of pointers, so no stream waits while answers are built from it.
 pub(super) struct Picture<'a> {

@@ -8,7 +8,7 @@ use tonic::Status;
 
 use super::closing;
 use super::inquiry;
-use super::status::{bounded_names, known_node, unknown};
+use super::request::{bounded_names, known_node, unknown};
 use crate::fleet::label;
 use crate::hub::Hub;
 use crate::index::PortView;

@@ -16,7 +16,7 @@ use tonic::{Request, Response, Status};
 pub(super) use history::of_own_agents;
 
 use super::millis;
-use super::status::{bounded_names, charge, cost};
+use super::request::{bounded_names, charge, cost};
 use crate::hub::Hub;
 use crate::peers::Peers;
 

@@ -9,7 +9,7 @@ use kplane_proto::v1 as pb;
 use tokio::sync::mpsc;
 use tonic::Status;
 
-use super::status::{WATCH_PAUSE, cost};
+use super::request::{WATCH_PAUSE, cost};
 use super::{closing, views};
 use crate::hub::{Hub, Missed};
 use crate::index::Selection;

@@ -1,4 +1,4 @@
-//! One agent's session: who the agent is, what it says, and how long it may stay. What it gets is in `outbound.rs`.
+//! One agent's session: who the agent is, what it says, and how long it may stay. What it gets is in `updates.rs`.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -16,8 +16,9 @@ use tracing::info;
 use super::attendance::Attendance;
 use super::mailbox::Postman;
 use super::millis;
-use super::outbound::{Claim, Updates};
 use super::questions::Questions;
+use super::request::must_be_node;
+use super::updates::{Claim, Updates};
 use crate::buckets::{Bucket, Rate};
 use crate::doors::Occupancy;
 use crate::draining;
@@ -94,7 +95,7 @@ pub(super) async fn run(
     }
     let too_long = bound_hello(&mut hello);
     let _attendance = Attendance::begin(&hub, &node);
-    let begun = Session::begin(&hub, &node, &hello, peer.address);
+    let begun = Session::begin(&hub.fleet, &node, &hello, peer.address);
     let (session, superseded, questions) = match begun {
         Ok(begun) => begun,
         Err(error @ NotBegun::TooMany) => {
@@ -185,18 +186,6 @@ fn is_label(text: &str) -> bool {
         return text.as_bytes().first().is_some_and(plain);
     };
     plain(first) && plain(last) && text.bytes().all(|b| plain(&b) || b == b'-')
-}
-
-/// Refuses a name that is no Node of the cluster: a client with such a name gets nothing. A new
-/// Node becomes known within a moment, and agents try again.
-pub(super) fn must_be_node(hub: &Hub, name: &NodeName) -> Result<(), Status> {
-    if !hub.lacks_node(name) {
-        return Ok(());
-    }
-    Err(Status::not_found(format!(
-        "the cluster has no Node {name:?}; check the agent's --node-name (--hostname-override). If \
-         the Node is new, try again"
-    )))
 }
 
 fn welcome(hub: &Hub, node: &NodeName, freshness: &Freshness) -> pb::Welcome {

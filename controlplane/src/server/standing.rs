@@ -6,17 +6,13 @@ use kplane_model::{NodeName, ServiceName};
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::LagState;
 
-use super::convergence::{Lag, failure_of, lag, lag_of_unknown, report_of};
-use super::pages::{Elsewhere, Node};
+use super::lag::{Lag, failure_of, lag, lag_of_unknown, report_of};
+use super::pages::{Elsewhere, MAY_BE_ELSEWHERE, Node};
 use super::wall_ms;
 use crate::fleet::{AgentRecord, Durations, has_servers};
 use crate::hub::Hub;
 use crate::peers::{Answer, Collected};
 use crate::publish::Followed;
-
-/// The reason why nothing is known of a node.
-pub(super) const MAY_BE_ELSEWHERE: &str =
-    "not known: a replica of the control plane that did not answer may serve the node";
 
 /// A Service's state on a node, by the revisions of the replica that serves the node.
 #[derive(Clone, Debug)]

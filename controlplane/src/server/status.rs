@@ -3,7 +3,6 @@
 mod fates;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use kplane_model::ServiceName;
 use kplane_proto::v1 as pb;
@@ -16,23 +15,16 @@ use super::guarded::spawn_watch;
 use super::others::Others;
 use super::pages::Picture;
 use super::questions::Answers;
+use super::request::{MAX_NAME, WATCH_PAUSE, WATCH_REFRESH, bounded_names, charge, cost, unknown};
 use super::{
-    affinity, approval, closing, convergence, drain, freeze, probe, proxied, questions, services,
-    views,
+    affinity, approval, closing, convergence, description, drain, freeze, probe, proxied,
+    questions, services, views,
 };
 use crate::fleet::label;
 use crate::hub::Hub;
 use crate::identity::{Right, Visitor};
 use crate::peers::{Collected, Peers};
 use crate::publish::MAX_POINTS;
-
-/// Minimum time between two answers of a watch.
-pub(super) const WATCH_PAUSE: Duration = Duration::from_millis(100);
-/// Maximum time between two answers of a watch, so that ages stay current.
-pub(super) const WATCH_REFRESH: Duration = Duration::from_secs(2);
-
-/// Longest name of an object, in bytes: a DNS subdomain (RFC 1123), as in the API server.
-pub(super) const MAX_NAME: usize = 253;
 
 /// The server of the status API.
 #[derive(Clone, Debug)]
@@ -161,7 +153,7 @@ impl StatusService for StatusServer {
         let detail = self.hub.detail(name.clone()).await.map_err(closing)?;
         let detail = detail.ok_or_else(|| unknown(&name))?;
         let (servers, others) = self.ask_all(&name).await;
-        let description = views::description(&self.hub, &name, &detail, servers, &others);
+        let description = description::description(&self.hub, &name, &detail, servers, &others);
         Ok(Response::new(description))
     }
 
@@ -300,45 +292,6 @@ impl StatusService for StatusServer {
     }
 }
 
-pub(super) fn unknown(name: &ServiceName) -> Status {
-    Status::not_found(format!("no Service {name} is known"))
-}
-
-pub(super) fn unknown_node(node: &str) -> Status {
-    Status::not_found(format!(
-        "no node {node:?} is known: kpctl get nodes lists them"
-    ))
-}
-
-/// Refuses a node that neither exists nor has had an agent.
-pub(super) fn known_node(hub: &Hub, node: &str) -> Result<(), Status> {
-    match hub.store.knows(node) || hub.fleet.record(node).is_some() {
-        true => Ok(()),
-        false => Err(unknown_node(node)),
-    }
-}
-
-/// Refuses names that are longer than names of objects are.
-pub(super) fn bounded_names(names: &[&str]) -> Result<(), Status> {
-    match names.iter().all(|name| name.len() <= MAX_NAME) {
-        true => Ok(()),
-        false => Err(Status::invalid_argument(
-            "the name is longer than names are",
-        )),
-    }
-}
-
-/// Number of objects in an answer that cost as much as the question itself.
-const OBJECTS_FOR_ONE: usize = 200;
-
-/// Charges the caller of a request; requests in the same process are free.
-pub(super) fn charge<T>(request: &Request<T>, cost: u32) -> Result<(), Status> {
-    match request.extensions().get::<Visitor>() {
-        Some(visitor) => Ok(visitor.charge(cost)?),
-        None => Ok(()),
-    }
-}
-
 /// Writes down who lets agents act, or learns who uses a Service. Requests in the same process have no caller.
 fn audit<T>(request: &Request<T>, right: &Right, text: &str) {
     if let Some(visitor) = request.extensions().get::<Visitor>() {
@@ -369,13 +322,8 @@ fn nodes_cost(agents: usize, peers: Option<&Peers>) -> u32 {
 }
 
 /// Returns the cost of a question to the agents of all replicas.
-pub(super) fn asking_cost(agents: usize, peers: Option<&Peers>) -> u32 {
+fn asking_cost(agents: usize, peers: Option<&Peers>) -> u32 {
     nodes_cost(agents, peers).saturating_mul(COST_OF_CONNECTIONS)
-}
-
-/// Returns the cost of an answer about this many objects.
-pub(super) fn cost(objects: usize) -> u32 {
-    u32::try_from(objects / OBJECTS_FOR_ONE).map_or(u32::MAX, |more| more.saturating_add(1))
 }
 
 /// Returns the maximum number of nodes in an answer.

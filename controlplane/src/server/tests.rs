@@ -20,7 +20,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Code, Request, Status};
 
-use super::status::{WATCH_PAUSE, WATCH_REFRESH};
+use super::request::{WATCH_PAUSE, WATCH_REFRESH};
 use super::views::{self, UNVERIFIED_AFTER, node_state};
 use super::{AgentServer, StatusServer};
 use crate::admission::Admission;
@@ -223,7 +223,7 @@ fn wordy_agent(hub: &Arc<Hub>, name: &str) -> Session {
         failures: vec![failure; 200],
         ..Default::default()
     };
-    let begun = Session::begin(hub, &name.into(), &hello(name), String::new());
+    let begun = Session::begin(&hub.fleet, &name.into(), &hello(name), String::new());
     let (session, _, _) = begun.unwrap();
     session.report(report);
     session
@@ -284,7 +284,8 @@ fn an_agent_that_does_not_look_at_its_kernel_is_not_in_sync() {
     let (_, batches) = mpsc::channel(1);
     let (admission, guard) = (Admission::default(), CliffGuard::default());
     let (hub, _) = Hub::new(1, "test", admission, guard, batches);
-    let (session, _, _) = Session::begin(&hub, &"n1".into(), &hello("n1"), String::new()).unwrap();
+    let (session, _, _) =
+        Session::begin(&hub.fleet, &"n1".into(), &hello("n1"), String::new()).unwrap();
     let report = |verified_at_ms| pb::Report {
         epoch: 1,
         applied_revision: hub.store.wanted("n1"),
@@ -327,7 +328,8 @@ fn ages_are_right_whatever_the_time_on_the_node() {
     let (_, batches) = mpsc::channel(1);
     let (admission, guard) = (Admission::default(), CliffGuard::default());
     let (hub, _) = Hub::new(1, "test", admission, guard, batches);
-    let (session, _, _) = Session::begin(&hub, &"n1".into(), &hello("n1"), String::new()).unwrap();
+    let (session, _, _) =
+        Session::begin(&hub.fleet, &"n1".into(), &hello("n1"), String::new()).unwrap();
     let now_ms = millis(SystemTime::now()) - 3_600_000;
     session.report(pb::Report {
         epoch: 1,

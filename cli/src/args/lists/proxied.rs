@@ -4,7 +4,7 @@ use clap::Args;
 use kplane_model::ServiceName;
 use kplane_proto::v1 as pb;
 
-use super::{node_name, service_name};
+use crate::args::names::{node_name, service_name};
 
 /// The end of the help text.
 pub(super) const HELP: &str = "\

@@ -3,7 +3,7 @@
 use k8s_openapi::api::apps::v1::DaemonSet;
 use serde_json::{Value, json};
 
-use super::gather::Cluster;
+use super::gather::{Cluster, SAVED};
 use crate::failure::Failure;
 use crate::migrate::cleanup::{self, Program, Purpose};
 use crate::migrate::picture::{Mark, Objects as Gathered, Picture};
@@ -11,8 +11,7 @@ use crate::migrate::record::{ANNOTATION, Record};
 use crate::migrate::{KPLANE, LABEL, RETURNING, affinity};
 use crate::reach::Asked;
 
-/// The ConfigMap in which kube-proxy's DaemonSet is saved, and its key.
-pub(in crate::commands) const SAVED: &str = "kplane-kube-proxy";
+/// The key of kube-proxy's DaemonSet in the ConfigMap.
 const SAVED_KEY: &str = "daemonset.json";
 
 pub(super) const DAEMON_SET: Asked = Asked("patch daemonsets");

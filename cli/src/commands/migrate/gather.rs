@@ -16,6 +16,9 @@ use crate::reach::{Asked, Objects, Reach};
 /// kube-proxy's configuration in its ConfigMap, as kubeadm names it.
 const CONFIGURATION: &str = "config.conf";
 
+/// The ConfigMap in which kube-proxy's DaemonSet is saved.
+pub(in crate::commands) const SAVED: &str = "kplane-kube-proxy";
+
 /// The mode of a kube-proxy that does not name one.
 const DEFAULT_MODE: &str = "iptables";
 
@@ -75,7 +78,7 @@ impl<'a> Cluster<'a> {
         format!(
             "/api/v1/namespaces/{}/configmaps/{}",
             self.namespace(),
-            super::act::SAVED
+            SAVED
         )
     }
 

@@ -6,6 +6,7 @@ use tokio::sync::mpsc;
 
 use super::*;
 use crate::admission::Admission;
+use crate::hub::Hub;
 use crate::index::CliffGuard;
 use crate::publish::{Publication, Published};
 
@@ -18,7 +19,7 @@ fn hub() -> Arc<Hub> {
 }
 
 fn begin(hub: &Arc<Hub>, node: &str) -> Session {
-    let begun = Session::begin(hub, &node.into(), &Hello::default(), String::new());
+    let begun = Session::begin(&hub.fleet, &node.into(), &Hello::default(), String::new());
     begun.unwrap().0
 }
 

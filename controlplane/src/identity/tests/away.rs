@@ -97,7 +97,13 @@ impl Cluster {
     }
 
     fn serve(&self, node: &str) -> Begun {
-        Session::begin(&self.hub, &node.into(), &Hello::default(), String::new()).unwrap()
+        Session::begin(
+            &self.hub.fleet,
+            &node.into(),
+            &Hello::default(),
+            String::new(),
+        )
+        .unwrap()
     }
 
     /// Wants an agent to be refused for now, with a hint.

@@ -7,6 +7,7 @@ use kplane_proto::convert::decode_object;
 use prost::Message as _;
 
 use super::*;
+use crate::publish::log::REMEMBERED;
 use crate::publish::{Publication, Published, Store};
 
 const NODE: &str = "n1";

@@ -49,7 +49,7 @@ fn publish(hub: &Hub, services: &[(&str, bool)], nodes: &[(&str, bool)]) -> u64 
 
 fn begin(hub: &Arc<Hub>, node: &str) -> Session {
     let hello = pb::Hello::default();
-    let begun = Session::begin(hub, &node.into(), &hello, String::new());
+    let begun = Session::begin(&hub.fleet, &node.into(), &hello, String::new());
     begun.unwrap().0
 }
 

@@ -11,7 +11,7 @@ use tonic::Status;
 
 use super::super::millis;
 use super::super::pages::Picture;
-use super::super::status::unknown_node;
+use super::super::request::unknown_node;
 use super::wire;
 use crate::hub::Hub;
 use crate::index::Details;

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use kplane_model::NodeName;
 use kplane_proto::v1 as pb;
 
-use super::super::convergence::report_of;
+use super::super::lag::report_of;
 use super::super::millis;
 use super::limit;
 use crate::fleet::AgentRecord;

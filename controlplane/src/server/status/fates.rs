@@ -5,8 +5,9 @@ use kplane_proto::v1 as pb;
 use tonic::Status;
 
 use super::super::on_node::{around, on_node};
+use super::super::request::unknown;
 use super::super::{attempts, closing, questions, why};
-use super::{StatusServer, unknown};
+use super::StatusServer;
 use crate::findings::Finding;
 use crate::fleet::More;
 use crate::peers::{Collected, NodeAnswer};

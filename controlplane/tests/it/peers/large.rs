@@ -43,7 +43,7 @@ fn connect(replica: &Replica, number: usize) -> Vec<Session> {
     let names = (0..EACH).map(|n| format!("node-{number}-{n:05}"));
     let sessions = names.map(|name| {
         let begun = Session::begin(
-            hub,
+            &hub.fleet,
             &name.as_str().into(),
             &hello(&name),
             "10.0.0.1:1".into(),

@@ -6,7 +6,7 @@ use kplane_proto::v1 as pb;
 use tonic::Status;
 
 use crate::hub::Hub;
-use crate::server::status::unknown_node;
+use crate::server::request::unknown_node;
 
 /// Maximum number of Services that are listed because the node has not reached their revision.
 const PENDING: usize = 1_000;

@@ -10,6 +10,7 @@ use prost::Message as _;
 use tokio::sync::mpsc;
 
 use super::super::mailbox::{Postman, mailbox};
+use super::super::outbound::Outbound;
 use super::*;
 use crate::admission::Admission;
 use crate::fleet::Session;
@@ -59,7 +60,7 @@ impl Stream {
     }
 
     fn with(hub: &Arc<Hub>, claim: Claim) -> Self {
-        let begun = Session::begin(hub, &NODE.into(), &Hello::default(), String::new());
+        let begun = Session::begin(&hub.fleet, &NODE.into(), &Hello::default(), String::new());
         let session = begun.unwrap().0;
         let (postman, mailbox) = mailbox();
         let (told, dispatch) = (hub.store.freshness(), session.dispatch());
