@@ -36,7 +36,7 @@ pub struct Args {
     #[arg(
         long,
         value_name = "PATH",
-        help_heading = "Where objects come from (one of these)",
+        help_heading = SOURCE,
         conflicts_with_all = ["kubeconfig", "in_cluster", "check"]
     )]
     manifests: Option<PathBuf>,
@@ -45,7 +45,7 @@ pub struct Args {
     #[arg(
         long,
         value_name = "FILE",
-        help_heading = "Where objects come from (one of these)",
+        help_heading = SOURCE,
         conflicts_with_all = ["in_cluster", "check"]
     )]
     kubeconfig: Option<PathBuf>,
@@ -53,14 +53,14 @@ pub struct Args {
     /// The Kubernetes API server of the cluster in whose pod this runs.
     #[arg(
         long,
-        help_heading = "Where objects come from (one of these)",
+        help_heading = SOURCE,
         conflicts_with = "check"
     )]
     in_cluster: bool,
 
     /// Address of the API server, instead of the kubeconfig's, or of the ClusterIP that a pod gets from its
     /// environment: kplane itself serves that ClusterIP, so it does not work after a reboot.
-    #[arg(long, value_name = "URL", env = "KPLANE_API_SERVER", hide_env = true)]
+    #[arg(long, value_name = "URL", env = "KPLANE_API_SERVER", hide_env = true, help_heading = API)]
     #[arg(conflicts_with_all = ["manifests", "check"])]
     master: Option<String>,
 
@@ -70,19 +70,19 @@ pub struct Args {
     pub check: Option<PathBuf>,
 
     /// Address on which the control plane serves node agents [default: 0.0.0.0:7443; without TLS 127.0.0.1:7443]
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", help_heading = PORTS)]
     agent_listen: Option<SocketAddr>,
 
     /// Address on which the control plane serves kpctl and other tools.
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7444")]
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7444", help_heading = PORTS)]
     status_listen: SocketAddr,
 
     /// Address of /livez, /readyz and /metrics; these show no objects.
-    #[arg(long, value_name = "ADDR", default_value = "0.0.0.0:7445")]
+    #[arg(long, value_name = "ADDR", default_value = "0.0.0.0:7445", help_heading = PORTS)]
     http_listen: SocketAddr,
 
     /// Serve /livez, /readyz and /metrics inside TLS, with the certificate of the other ports.
-    #[arg(long)]
+    #[arg(long, help_heading = PORTS)]
     http_tls: bool,
 
     #[command(flatten)]
@@ -96,67 +96,67 @@ pub struct Args {
     on_node: Option<String>,
 
     /// Maximum number of connections of agents. Lowered if the limit of open files does not allow as many.
-    #[arg(long, value_name = "N", default_value_t = Limits::AGENTS.connections)]
+    #[arg(long, value_name = "N", default_value_t = Limits::AGENTS.connections, help_heading = LIMITS)]
     max_connections: usize,
 
     /// Maximum number of connections of agents from one IPv4 address, or from one IPv6 /64. Agents behind NAT
     /// share an address.
-    #[arg(long, value_name = "N", default_value_t = Limits::AGENTS.per_address)]
+    #[arg(long, value_name = "N", default_value_t = Limits::AGENTS.per_address, help_heading = LIMITS)]
     max_connections_per_address: usize,
 
     /// Maximum number of TLS handshakes a second with agents from one IPv4 address, or from one IPv6 /64. Further ones
     /// are closed at once, and agents try again.
-    #[arg(long, value_name = "N", default_value_t = Limits::AGENTS.handshakes_per_second)]
+    #[arg(long, value_name = "N", default_value_t = Limits::AGENTS.handshakes_per_second, help_heading = LIMITS)]
     max_handshakes_per_second: u32,
 
     /// Maximum number of snapshots of the desired state that the control plane begins a second. Further agents that need
     /// one are asked to come back later. Agents that still hold what they must hold need none.
-    #[arg(long, value_name = "N", default_value_t = Limits::AGENTS.snapshots_per_second)]
+    #[arg(long, value_name = "N", default_value_t = Limits::AGENTS.snapshots_per_second, help_heading = LIMITS)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     max_snapshots_per_second: u32,
 
     /// Longest time in which agents leave, in seconds, after SIGTERM or SIGINT. They leave in waves, to another replica
     /// if there is one. A second signal ends the control plane at once.
-    #[arg(long, value_name = "SECONDS", default_value_t = 5)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 5, help_heading = PROCESS)]
     #[arg(value_parser = clap::value_parser!(u64).range(0..=600))]
     pub drain: u64,
 
     /// Whether Services may have externalIPs; like AllowServiceExternalIPs of kube-proxy. On addresses of nodes, Services
     /// get no port below 1024, nor ports of etcd and other programs that nodes usually have. A list instead of `true` names
     /// those that they may have: 80,443 on all nodes, 192.0.2.1:53 on one.
-    #[arg(long, value_name = "BOOL|[ADDR:]PORTS", default_value = "true")]
+    #[arg(long, value_name = "BOOL|[ADDR:]PORTS", default_value = "true", help_heading = ADMISSION)]
     allow_external_ips: AllowedExternalIps,
 
     /// Ranges that may contain externalIPs, separated by commas; other externalIPs are refused [default: all].
-    #[arg(long, value_name = "CIDR", value_delimiter = ',')]
+    #[arg(long, value_name = "CIDR", value_delimiter = ',', help_heading = ADMISSION)]
     external_ip_cidr: Vec<Cidr>,
 
     /// Further ports that no Service may use, separated by commas: 22 or 2379-2380 on the addresses of nodes
     /// and as node ports, 192.0.2.1:6443 on one address. The ports above, those of agents (10249, 10256), of
     /// kubelet (10248, 10250) and of the API server are always reserved, and on addresses of nodes those that
     /// `--allow-external-ips` names.
-    #[arg(long, value_name = "[ADDR:]PORTS", value_delimiter = ',')]
+    #[arg(long, value_name = "[ADDR:]PORTS", value_delimiter = ',', help_heading = ADMISSION)]
     reserved_ports: Vec<ReservedPlace>,
 
     /// Maximum number of elements that the Services of one namespace may need on every node: for each Service
     /// its ports x addresses x endpoints. Younger Services that do not fit are refused; 0 = no limit. A single
     /// Service never gets more than 262144.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = ADMISSION)]
     namespace_elements: usize,
 
     /// Namespaces whose Services may ask for the agents' userspace proxy by annotations: none, all, or their names,
     /// separated by commas. The proxy connects to endpoints with the node's own rights on the network.
-    #[arg(long, value_name = "NAMESPACES", default_value = "none")]
+    #[arg(long, value_name = "NAMESPACES", default_value = "none", help_heading = ADMISSION)]
     userspace_services: ProxyNamespaces,
 
     /// Endpoints to which the proxy may connect for these Services: pods (in the pod ranges of Nodes), any, or the ranges
     /// of all Pods, separated by commas.
-    #[arg(long, value_name = "ENDPOINTS", default_value = "pods")]
+    #[arg(long, value_name = "ENDPOINTS", default_value = "pods", help_heading = ADMISSION)]
     userspace_endpoints: ProxyEndpoints,
 
     /// Packet mark of the control plane's own connections to the API server. Rules of an agent on the same node
     /// do not apply to this mark. Must be the agent's --own-mark; 0 = none.
-    #[arg(long, value_name = "MARK", default_value = "0x50", value_parser = parse_mark)]
+    #[arg(long, value_name = "MARK", default_value = "0x50", value_parser = parse_mark, help_heading = API)]
     own_mark: u32,
 
     /// Deletions that the control plane holds back when one step deletes too many Services. It holds them until
@@ -175,13 +175,13 @@ pub struct Args {
 
     /// Whether the control plane writes Kubernetes events: about Services that cannot be served, nodes without
     /// an agent, and agents that fail. Needs the rights create and patch for events.events.k8s.io.
-    #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set, help_heading = API)]
     events: bool,
 
     /// Take the taint kplane.io/not-ready:NoSchedule from a Node when its agent's data path works, and put it back when
     /// it does not. kubelet or a cluster autoscaler puts the taint on new Nodes; agents need --canary-service. Needs the
     /// rights get and patch for nodes.
-    #[arg(long)]
+    #[arg(long, help_heading = API)]
     startup_taint: bool,
 
     #[command(flatten)]
@@ -191,7 +191,7 @@ pub struct Args {
     traces: TraceFlags,
 
     /// Format of log lines.
-    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    #[arg(long, value_enum, default_value_t = LogFormat::Text, help_heading = PROCESS)]
     pub log_format: LogFormat,
 }
 
@@ -314,8 +314,14 @@ impl Args {
     }
 }
 
-/// Heading of the flags about deletions of many Services at once.
+// Headings of `--help`. Each flag names its own: the heading of a flattened struct goes on behind that struct.
+const SOURCE: &str = "Where objects come from (one of these)";
+const API: &str = "The Kubernetes API";
+const PORTS: &str = "Ports";
+const LIMITS: &str = "Limits on clients";
+const ADMISSION: &str = "What Services may have";
 const CLIFF_GUARD: &str = "Deletions of many Services at once";
+const PROCESS: &str = "The process";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -340,7 +346,20 @@ Environment:
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
+
     use super::*;
+
+    #[test]
+    fn every_flag_stands_under_a_heading() {
+        let command = Args::command();
+        let without = command.get_arguments().filter(|arg| !arg.is_hide_set());
+        let without = without.filter(|arg| arg.get_help_heading().is_none());
+        assert_eq!(
+            Vec::from_iter(without.map(clap::Arg::get_id)),
+            Vec::<&clap::Id>::new()
+        );
+    }
 
     #[test]
     fn an_address_of_the_api_server_counts_in_a_pod_too() {

@@ -3,6 +3,10 @@
 //!
 //! The newest order that names a node decides, and an order about all nodes names each. So `freeze --all` and then
 //! `thaw --node a` leaves all nodes but `a` frozen.
+//!
+//! All replicas follow one document of orders (`place.rs`). The stream of a frozen node sends nothing once its agent
+//! holds something (`server/outbound.rs`), so agents that do not know such orders are frozen as well. Heartbeats
+//! carry the order to newer agents, which report it.
 
 mod approval;
 mod board;

@@ -4,6 +4,11 @@
 //! latest state of every object and the revision of its last change. There is no queue per agent
 //! and no history. An agent is a cursor into the order of changes, so a slow agent costs eight
 //! bytes and catches up with the latest state.
+//!
+//! The desired state of a node consists of `ServiceProgram`s that nearly all nodes share, and of its own
+//! `LocalEndpoints` and `NodeConfig`. A program exists once as a default. Variants for a zone or a node exist only
+//! where topology hints make a difference. The log of changes contains each key once, at the revision of its last
+//! change, so a snapshot is the log from 0.
 
 #![deny(clippy::indexing_slicing)]
 

@@ -7,6 +7,9 @@
 //! between are single changes. A source that remembers its earlier events passes on only the
 //! differences of a later list. Objects that the list lacks have `Vanished`, which is believed less
 //! than a `Delete`.
+//!
+//! One `Vanished` names all objects that a list lacks, so the index judges them as one step. A part that holds
+//! something back (the index, an agent) asks the source for another list through `Upstream::look_again`.
 
 // Bytes and texts from outside must not end the program.
 #![deny(clippy::indexing_slicing)]

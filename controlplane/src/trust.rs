@@ -3,6 +3,8 @@
 //! Objects that the picture names always count. An object that it does not name is gone only if the
 //! picture is complete. A start that reads half a file must not be taken for a cluster of half the
 //! size. Each update carries the trust to agents.
+//!
+//! Doubts of sources, second lists and approvals of operators together make the trust.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -1,4 +1,7 @@
 //! Stable names for everything that kplane says about a Service, a node or the input.
+//!
+//! A name never changes its meaning. Problems with the input and findings carry one, and `docs/reasons.md` explains
+//! each.
 
 use std::fmt;
 

@@ -1,4 +1,6 @@
 //! The configuration: flags, kube-proxy's file, and the checked settings that follow from them.
+//!
+//! Every invalid value is a [`Problem`], and all problems are reported at once.
 
 mod absence;
 mod flags;

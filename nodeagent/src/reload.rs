@@ -1,5 +1,7 @@
 //! Applies changes of the configuration file while the agent runs (I3). kube-proxy exits instead, so
 //! that its supervisor starts it again.
+//!
+//! The engine plans again with the new settings (`Engine::configure`).
 
 mod watch;
 

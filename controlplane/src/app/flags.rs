@@ -12,7 +12,7 @@ use crate::identity::{self, AuditLog, WATCHES};
 
 /// Flags about TLS on the ports of agents and of the status API, and about identities and rights.
 #[derive(Args, Debug)]
-#[command(next_help_heading = "Identities")]
+#[command(next_help_heading = "TLS, identities and rights")]
 pub struct TlsFlags {
     /// Certificate of this control plane (PEM), for agents and for kpctl. The file is read again when it changes.
     /// `kp-controlplane certs init DIR` makes one.
@@ -69,7 +69,7 @@ pub struct TlsFlags {
     pub audit_log: String,
 
     /// Maximum number of watches of the status API (kpctl --watch) at a time.
-    #[arg(long, value_name = "N", default_value_t = WATCHES)]
+    #[arg(long, value_name = "N", default_value_t = WATCHES, help_heading = "Limits on clients")]
     pub max_watches: usize,
 
     /// Serve agents and kpctl in plain text on addresses that other machines reach. Any machine that

@@ -30,7 +30,7 @@ pub struct StateFlags {
     /// File in which the control plane keeps operators' orders, such as nodes that `kpctl freeze` froze. Replicas on
     /// the same file share them [default: .kplane-orders.json in the folder of --manifests; with a cluster the
     /// ConfigMap kplane-orders in the namespace of --certificates-in, of the pod, or kplane].
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "The process")]
     pub state_file: Option<PathBuf>,
 }
 

@@ -1,6 +1,8 @@
 //! The time that changes take: from the change until each node's kernel holds it, and at each hop on the way.
 //!
 //! Memory is bounded by constants: there is one histogram for each hop, and one for each of the latest publications.
+//!
+//! When a report moves a node's revision, the node counts in the histogram of each publication that it passes.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,7 @@
 //! The served part of a Service: its ports without the places that it does not get, and its endpoints.
+//!
+//! The operator's settings (`admission.rs`), reserved places (`places.rs`), claims of other Services (`claims.rs`)
+//! and the namespace's quota (`quota.rs`) decide what a Service does not get.
 
 use std::net::IpAddr;
 

@@ -2,6 +2,9 @@
 //!
 //! A stream is a cursor, as an agent's is. It reads from the store when the client has taken the message before, so a
 //! client that reads slowly costs one message, and gets the latest state.
+//!
+//! `WatchNode` has the cursor of an agent. A watch of more than one node reads two logs: that of shared objects, and
+//! that of all nodes' own objects (`publish/overlays.rs`). A change that does not concern a watch causes no message.
 
 use std::sync::Arc;
 use std::time::Duration;

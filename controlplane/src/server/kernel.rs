@@ -1,4 +1,6 @@
 //! The fate of a packet, compared with what the node's kernel says when it is asked.
+//!
+//! The agent asks its backend (`lookup.rs`) on a thread of its own, so the data path does not wait.
 
 use std::collections::BTreeSet;
 

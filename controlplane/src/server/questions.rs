@@ -2,6 +2,8 @@
 //!
 //! Answers are not kept: they go into the description that was requested. Each agent gets one
 //! question at a time, so that a client with many questions costs every agent little.
+//!
+//! Virtual servers of IPVS and their connections change all the time, so reports contain only a few counts of them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,4 +1,7 @@
 //! Lists and watches of Services.
+//!
+//! A page is computed in the index's task, and only as much of it as fits into an answer. A watch gets the names of
+//! Services that may have changed (`hub/touched.rs`), and then asks for these.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

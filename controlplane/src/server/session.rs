@@ -1,4 +1,6 @@
 //! One agent's session: who the agent is, what it says, and how long it may stay. What it gets is in `updates.rs`.
+//!
+//! A message of the agent wakes its session, which puts the answer into the stream's mailbox (`mailbox.rs`).
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};

@@ -1,4 +1,6 @@
 //! One Service on one node: by the agent's report here, or by the answer of another replica.
+//!
+//! Another replica's answer counts only if its digest of the Service is that of the replica that was asked.
 
 use std::collections::BTreeMap;
 

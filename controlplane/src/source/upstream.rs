@@ -4,6 +4,8 @@
 //! The source's tasks write it. The status API, events and metrics read it here, so the index has
 //! no part in it. A source without such state (manifests) leaves it empty; then only its batches
 //! count.
+//!
+//! `Hub::issues` joins these problems with those that the index found.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};

@@ -163,6 +163,7 @@ fn layouts() -> impl TypedValueParser<Value = Layout> {
 
 /// Flags of the backends that kube-proxy does not have.
 #[derive(Debug, clap::Args)]
+#[command(next_help_heading = "The data path")]
 struct DataPathFlags {
     /// The backend that programs the kernel [default: as in --proxy-mode, or nftables]
     #[arg(long, value_name = "BACKEND", value_parser = backends())]

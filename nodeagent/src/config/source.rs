@@ -20,6 +20,9 @@ use crate::desired::folder_id;
 /// Default address at which a standalone agent serves its status.
 const STATUS_ADDRESS: &str = "127.0.0.1:7444";
 
+/// Heading of the flags without a control plane.
+const STANDALONE: &str = "Without a control plane";
+
 /// The source of desired state.
 #[derive(Clone, Debug)]
 pub enum Source {
@@ -109,6 +112,7 @@ impl ApiFlags<'_> {
 
 /// Flags of the source.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "With a control plane")]
 pub(super) struct SourceFlags {
     /// Addresses of the control plane's replicas, such as `https://kplane.example:7443`, separated by commas. A name
     /// stands for all its addresses. Each agent has its own order of the replicas: when one fails, the agent connects to
@@ -129,36 +133,36 @@ pub(super) struct SourceFlags {
 
     /// Run without a control plane, as kube-proxy does: read the Kubernetes API (--kubeconfig, or else the cluster
     /// in whose pod the agent runs), or --manifests.
-    #[arg(long)]
+    #[arg(long, help_heading = STANDALONE)]
     standalone: bool,
 
     /// Folder or file of Kubernetes YAML or JSON for --standalone. The agent applies changes at once.
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", help_heading = STANDALONE)]
     manifests: Option<PathBuf>,
 
     /// Whether Services may have externalIPs, for --standalone [default: true]. On addresses of nodes, Services get no port
     /// below 1024, nor ports of etcd and other programs that nodes usually have. A list instead of `true` names those
     /// that they may have: 80,443 on all nodes, 192.0.2.1:53 on one.
-    #[arg(long, value_name = "BOOL|[ADDR:]PORTS")]
+    #[arg(long, value_name = "BOOL|[ADDR:]PORTS", help_heading = STANDALONE)]
     allow_external_ips: Option<AllowedExternalIps>,
 
     /// Ranges that may contain externalIPs, separated by commas, for --standalone [default: all].
-    #[arg(long, value_name = "CIDR", value_delimiter = ',')]
+    #[arg(long, value_name = "CIDR", value_delimiter = ',', help_heading = STANDALONE)]
     external_ip_cidr: Vec<String>,
 
     /// Further ports that no Service may use, for --standalone, separated by commas: 22 or 2379-2380 on the
     /// addresses of nodes and as node ports, 192.0.2.1:6443 on one address. The agent's own ports, those of
     /// kubelet (10248, 10250), of the control plane and of the API server are always reserved.
-    #[arg(long, value_name = "[ADDR:]PORTS", value_delimiter = ',')]
+    #[arg(long, value_name = "[ADDR:]PORTS", value_delimiter = ',', help_heading = STANDALONE)]
     reserved_ports: Vec<String>,
 
     /// Namespaces whose Services may ask for the userspace proxy by annotations, for --standalone: none, all, or their
     /// names, separated by commas [default: all in the userspace backends, else none].
-    #[arg(long, value_name = "NAMESPACES")]
+    #[arg(long, value_name = "NAMESPACES", help_heading = STANDALONE)]
     userspace_services: Option<ProxyNamespaces>,
 
     /// Address on which --standalone serves its status for kpctl; empty = none [default: 127.0.0.1:7444].
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", help_heading = STANDALONE)]
     status_bind_address: Option<String>,
 }
 

@@ -2,8 +2,8 @@
 
 mod file;
 
-use clap::Parser;
 use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
 use kp_controlplane::admission::Proxying;
 use kp_controlplane::app::Origin;
 use kp_controlplane::convert::ExternalIps;
@@ -579,6 +579,13 @@ fn i1_help_is_in_groups_and_hides_what_has_no_use_here() {
             "{heading}"
         );
     }
+    let command = Flags::command();
+    let without = command.get_arguments().filter(|arg| !arg.is_hide_set());
+    let without = without.filter(|arg| arg.get_help_heading().is_none());
+    assert_eq!(
+        Vec::from_iter(without.map(clap::Arg::get_id)),
+        Vec::<&clap::Id>::new()
+    );
     assert!(long.contains("--ipvs-min-sync-period") && !short.contains("--ipvs-min-sync-period"));
     for hidden in ["--healthz-port", "--source-vip", "--windows-service"] {
         assert!(!long.contains(hidden), "{hidden}");

@@ -11,6 +11,7 @@ use super::value::{duration, interval};
 
 /// Flags of the userspace backend.
 #[derive(Debug, clap::Args)]
+#[command(next_help_heading = "The userspace proxy")]
 pub(super) struct UserspaceFlags {
     /// File in which backend userspace-loopback lists where Services can be reached, in the format of /etc/hosts
     #[arg(long, value_name = "FILE")]

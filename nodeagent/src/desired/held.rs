@@ -8,6 +8,8 @@
 //! which a snapshot has no endpoints keeps its earlier endpoints. The node stops keeping a Service
 //! when the control plane names it with endpoints, deletes it by name, or gives one of its places to
 //! another Service, or when its absence becomes trusted. Kept Services are not part of the digest.
+//!
+//! The node plans and programs kept Services like all others.
 
 mod places;
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! The state that an earlier process served, as the cache file holds it. It is remembered at first: the
 //! control plane may continue from it, and a snapshot is compared with it. It comes into effect with the
 //! first update, or without one while no control plane answers.
+//!
+//! The agent resumes from the file only if its objects add up to its digest. Otherwise the agent asks for a snapshot.
 
 use std::net::IpAddr;
 use std::os::unix::ffi::OsStrExt as _;

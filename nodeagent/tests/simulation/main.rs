@@ -9,6 +9,12 @@
 //! cargo test -p kp-nodeagent --test simulation -- --seeds 20000     seeds 0, 1, ..
 //! cargo test -p kp-nodeagent --test simulation -- --seed 7          one seed, and the story of it
 //! ```
+//!
+//! Replicas start with old or incomplete lists, lag, stop or lose the API server. Connections are slow, stall, break
+//! or fall silent. Agents freeze, crash and start from an old or torn cache file, and kernels refuse changes. Besides
+//! I1 to I5, every update adds up to its digest, no agent asks for streams without a pause, and no task panics. All
+//! random waits come from `model/src/chance.rs`, and loops poll their events in a fixed order (`biased`), so that a
+//! seed repeats everything. Deliberate faults in `faults/` show that the simulation finds what it must.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test program")]
 

@@ -3,6 +3,8 @@
 //!
 //! [`Proxy`] has the threads, and [`Table`] the ServicePorts. Everything that decides is pure: `picker`, `health`,
 //! `affinity`, `budget`. Everything that touches sockets is in `worker`.
+//!
+//! The crate knows ServicePorts, endpoints and sockets, and nothing of plans.
 
 mod affinity;
 mod budget;

@@ -1,4 +1,6 @@
 //! The ServicePorts that are served, and the way from a place to one of them.
+//!
+//! All threads share the table. A change replaces routes, and a ServicePort keeps what its connections have shown.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};

@@ -8,6 +8,8 @@
 //!
 //! A backend implements [`DataPath`] and keeps the facts of its machine. The driver owns the content, and
 //! decides when it is known.
+//!
+//! The families share no state but the generation of nf_tables (`Namespace` in `nftables/access.rs`).
 
 #[cfg(test)]
 mod tests;

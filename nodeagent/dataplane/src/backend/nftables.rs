@@ -3,6 +3,9 @@
 //!
 //! The table has a constant shape ([`push_structure`]); Services and endpoints are elements
 //! ([`push_elements`]). `layout.rs` describes a packet's way through the table.
+//!
+//! A change is a handful of operations on elements in one transaction, whatever the number of Services.
+//! `transactions.rs` splits the few changes that one transaction cannot make without a gap.
 
 mod access;
 mod adopt;

@@ -1,5 +1,10 @@
 //! Repairs a table after changes by other programs. The repair uses only what kplane knows of the table;
 //! nothing is planned again.
+//!
+//! Only the elements that the kernel reported are repaired; if the report does not name them, the whole table is read
+//! back. The kernel refuses a commit after a transaction that kplane has not seen. So repairs come before a change,
+//! and the change meets the table for which it was computed. Verification reads everything back, and then uses the
+//! same code.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

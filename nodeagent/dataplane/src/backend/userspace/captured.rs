@@ -1,5 +1,8 @@
 //! The proxy in front of a backend of the kernel, which serves all Services: rules lead connections to the proxy before
 //! the kernel's own rules see them (U51). They end with the process, and the kernel's backend is left.
+//!
+//! In mode userspace, the proxy serves all Services. In the other modes it serves those whose annotations ask for it
+//! (`Proxied`).
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
