@@ -15,6 +15,7 @@
 mod tests;
 
 use std::collections::HashSet;
+use std::slice;
 use std::time::{Duration, Instant};
 
 use kplane_model::{Family, ServiceKey, ServiceName};
@@ -239,8 +240,29 @@ impl<D: DataPath> Driver<D> {
         let last = self.apply_once(innocent);
         let last = last.inspect_err(|_| self.known = None)?;
         add(&mut total, last);
-        total.failures.extend(guilty);
+        for failure in guilty {
+            let again = self.confirm(change, failure)?;
+            add(&mut total, again);
+        }
         Ok(total)
+    }
+
+    /// Tries a ServicePort again that the search found guilty. The kernel may have refused everything for a moment, for
+    /// example while another program owned the table, and now it takes changes.
+    fn confirm(&mut self, change: Change<'_>, guilty: Failure) -> Result<Applied, StepError> {
+        let alone = change.services.iter().find(|(key, _)| *key == guilty.key);
+        let partial = Change {
+            services: alone.map(slice::from_ref).unwrap_or_default(),
+            complete: false,
+            ..change
+        };
+        match self.apply_once(partial) {
+            Err(StepError::Refused(_)) => Ok(Applied {
+                failures: vec![guilty],
+                ..Applied::default()
+            }),
+            result => result,
+        }
     }
 
     /// Tries a part of a change, with or without effect on packets.

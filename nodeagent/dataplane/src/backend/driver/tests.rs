@@ -1,13 +1,15 @@
 //! Tests of the parts that all backends share. The drivers of the backends test the rest, each on a kernel in
 //! memory.
 
+use kplane_model::Protocol;
+
 use super::*;
 use crate::backend::open_sides;
 use crate::plan::NodePlan;
 
-/// A data path that accepts everything and holds nothing.
+/// A data path that holds nothing. It refuses as many commits as it has a number, and accepts all others.
 #[derive(Debug)]
-struct Nothing(Family);
+struct Nothing(Family, usize);
 
 impl DataPath for Nothing {
     type Content = ();
@@ -30,7 +32,11 @@ impl DataPath for Nothing {
     }
 
     fn commit(&mut self, (): &mut (), (): &mut (), _: &mut Applied) -> Result<(), StepError> {
-        Ok(())
+        let Some(left) = self.1.checked_sub(1) else {
+            return Ok(());
+        };
+        self.1 = left;
+        Err(StepError::Refused("the table has an owner".into()))
     }
 
     fn accept(&mut self, (): &mut (), (): (), _: &mut Applied) {}
@@ -54,7 +60,7 @@ fn a_family_without_programs_says_so_and_the_other_goes_on() {
         complete: true,
     };
     let open = |family| match family {
-        Family::V4 => Ok(Nothing(family)),
+        Family::V4 => Ok(Nothing(family, 0)),
         Family::V6 => Err("no programs".to_owned()),
     };
     let [mut v4, mut v6] = open_sides("test", open).unwrap();
@@ -65,4 +71,27 @@ fn a_family_without_programs_says_so_and_the_other_goes_on() {
     assert_eq!(v4.verify().unwrap(), Verification::Equal);
     let none = open_sides("test", |_| Err::<Nothing, _>("no programs".to_owned()));
     assert!(none.is_err_and(|error| error.reason.starts_with("neither IPv4 nor IPv6")));
+}
+
+/// Another program owns the table for a moment, and gives it up while the driver searches: no ServicePort is at fault.
+#[test]
+fn a_refusal_of_everything_that_ends_leaves_no_service_port_out() {
+    let key = |name| ServiceKey {
+        service: ServiceName::new("shop", name),
+        port_name: "".into(),
+        protocol: Protocol::Tcp,
+        family: Family::V4,
+    };
+    let services = ["a", "b"].map(|name| (key(name), None));
+    let node = NodePlan::default();
+    let change = Change {
+        family: Family::V4,
+        node: &node,
+        services: &services,
+        complete: true,
+    };
+    // The whole change, the whole again at the start of the search, and its first half.
+    let mut driver = Driver::new(Nothing(Family::V4, 3));
+    let applied = driver.apply(change).unwrap();
+    assert_eq!(applied.failures, []);
 }
