@@ -15,8 +15,9 @@ use super::suites::Suite;
 pub(super) const SKIPPED: &str = "KPLANE_SKIPPED";
 /// Lines of a failed suite's log that are printed. The file has all.
 const SHOWN: usize = 300;
-/// Lines of it that are printed once more below the table, where who reads only the end of the output finds them.
-const SHOWN_AT_THE_END: usize = 25;
+/// The line above what failed in a test program's log. It is printed once more below the table, where who reads only the
+/// end of the output finds it.
+const FAILURES: &str = "failures:";
 
 /// Numbers of tests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -64,11 +65,11 @@ impl Outcome {
     /// Prints one line, and the end of the log if the suite failed.
     pub(super) fn print(&self) {
         println!("{}", self.line());
-        self.print_log(SHOWN);
+        self.print_log(|lines| lines.len().saturating_sub(SHOWN));
     }
 
-    /// Prints the last lines of a failed suite's log, and where the whole of it is.
-    fn print_log(&self, lines: usize) {
+    /// Prints a failed suite's log from some line on, and where the whole of it is.
+    fn print_log(&self, from: impl Fn(&[&str]) -> usize) {
         let Some(log) = self.log.as_deref().filter(|_| self.has_failed()) else {
             return;
         };
@@ -76,7 +77,7 @@ impl Outcome {
         let text = String::from_utf8_lossy(&text);
         let is_shown = |line: &&str| !line.starts_with(build::MESSAGE);
         let shown: Vec<&str> = text.lines().filter(is_shown).collect();
-        for line in shown.iter().skip(shown.len().saturating_sub(lines)) {
+        for line in shown.iter().skip(from(&shown)).take(SHOWN) {
             println!("    {line}");
         }
         println!("    (all of it: {})", log.display());
@@ -185,7 +186,10 @@ pub(super) fn summary(outcomes: &[Outcome], took: Duration, cpu: Duration) -> bo
     }
     for outcome in outcomes.iter().filter(|outcome| outcome.has_failed()) {
         println!("\nfailed: {}", outcome.name);
-        outcome.print_log(SHOWN_AT_THE_END);
+        outcome.print_log(|lines| {
+            let said = lines.iter().position(|line| *line == FAILURES);
+            said.unwrap_or(lines.len().saturating_sub(SHOWN))
+        });
     }
     let mut sum = Tally::default();
     let mut skips = BTreeMap::<&str, usize>::new();
