@@ -166,6 +166,9 @@ impl Bench<'_> {
         for change in 0..self.changes {
             progress.show(change);
             let new = fresh(change);
+            if let Judge::Kernel(kernel) = judge {
+                kernel.forget(new);
+            }
             let requested = Instant::now();
             let service = self.service_of(change);
             objects::change(self.api, service, new)?;
