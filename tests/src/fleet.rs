@@ -30,6 +30,7 @@ use tokio::time::sleep;
 use agent::{Agent, World};
 use meter::Meter;
 use plane::{Places, make_certs};
+pub(crate) use wire::connect;
 
 pub(crate) use input::names;
 pub use input::{Input, STAMP_BITS, objects, slice, stamp_of};

@@ -10,19 +10,17 @@ use anyhow::{Context as _, Result, bail, ensure};
 use http::Request;
 use http::header::{ACCEPT, AUTHORIZATION};
 use http_body_util::BodyExt as _;
-use hyper_util::rt::TokioIo;
 use kplane_rig::cluster::{Cluster, Options};
-use kplane_tls::{ClientConfig, ClientFiles, Files as _, greet};
+use kplane_tls::{ClientConfig, ClientFiles, Files as _};
 use serde_json::Value;
-use tokio::net::TcpSocket;
 use tokio::sync::OnceCell;
 use tokio::task::{JoinSet, block_in_place};
 use tokio::time::sleep;
 use tonic::body::Body;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 use tower::ServiceExt as _;
 
-use crate::fleet::{DEADLINE, Input};
+use crate::fleet::{DEADLINE, Input, connect};
 
 /// Address of the first client: 127.3.0.1.
 const OWN: u32 = 0x7f03_0001;
@@ -180,22 +178,8 @@ impl Connection {
     }
 
     async fn open(&self) -> Result<Channel> {
-        let (config, own) = (Arc::clone(&self.server.config), self.own);
-        let connect = move |_| {
-            let config = Arc::clone(&config);
-            async move {
-                let socket = TcpSocket::new_v4()?;
-                socket.bind((own, 0).into())?;
-                let server = SocketAddr::new(IpAddr::V4(SERVER), PORT);
-                let stream = socket.connect(server).await?;
-                greet(stream, Some(config), "localhost")
-                    .await
-                    .map(TokioIo::new)
-            }
-        };
-        let endpoint = Endpoint::from_static("https://localhost");
-        let channel = endpoint.connect_with_connector(tower::service_fn(connect));
-        Ok(channel.await?)
+        let server = SocketAddr::new(IpAddr::V4(SERVER), PORT);
+        connect(self.own, server, &self.server.config).await
     }
 }
 

@@ -8,24 +8,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use hyper_util::rt::TokioIo;
 use kplane_dataplane::backoff::Backoff;
 use kplane_model::ObjectHash;
 use kplane_proto::v1::{self as pb, AgentMessage, Hello, agent_message};
-use kplane_tls::{ClientConfig, greet};
+use kplane_tls::ClientConfig;
 use prost::bytes::Bytes;
-use tokio::net::TcpSocket;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, interval_at, sleep, sleep_until, timeout};
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::{Channel, Endpoint};
 
 use super::catalog::{Catalog, Heard, Piece};
 use super::held::Held;
 use super::meter::Meter;
 use super::plane::{agent_address, identity};
-use super::wire::{PREFIX, sync};
+use super::wire::{PREFIX, connect, sync};
 
 /// Address of the first agent: 127.1.0.1.
 const OWN: u32 = 0x7f01_0001;
@@ -225,28 +222,10 @@ impl Agent {
         };
         let hello = agent_message::Kind::Hello(hello);
         outbox.try_send(AgentMessage { kind: Some(hello) })?;
-        let stream = sync(self.connect(replica).await?, ReceiverStream::new(messages)).await?;
-        Ok((stream, outbox))
-    }
-
-    async fn connect(&self, replica: usize) -> Result<Channel> {
-        let config = Arc::clone(&self.identity);
-        // As in a cluster, each agent has an address of its own.
         let own = Ipv4Addr::from(OWN + self.number);
-        let connect = move |_| {
-            let config = Arc::clone(&config);
-            async move {
-                let socket = TcpSocket::new_v4()?;
-                socket.bind((own, 0).into())?;
-                let stream = socket.connect(agent_address(replica)).await?;
-                greet(stream, Some(config), "localhost")
-                    .await
-                    .map(TokioIo::new)
-            }
-        };
-        let endpoint = Endpoint::from_static("https://localhost");
-        let channel = endpoint.connect_with_connector(tower::service_fn(connect));
-        Ok(channel.await?)
+        let channel = connect(own, agent_address(replica), &self.identity).await?;
+        let stream = sync(channel, ReceiverStream::new(messages)).await?;
+        Ok((stream, outbox))
     }
 }
 
