@@ -15,9 +15,9 @@ use super::suites::Suite;
 pub(super) const SKIPPED: &str = "KPLANE_SKIPPED";
 /// Lines of a failed suite's log that are printed. The file has all.
 const SHOWN: usize = 300;
-/// The line above what failed in a test program's log. It is printed once more below the table, where who reads only the
-/// end of the output finds it.
-const FAILURES: &str = "failures:";
+/// The line above what failed in a test program's log, and the beginning of the line below. What is between them is
+/// printed once more below the table, where who reads only the end of the output finds it.
+const FAILURES: [&str; 2] = ["failures:", "test result: "];
 
 /// Numbers of tests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,11 +65,11 @@ impl Outcome {
     /// Prints one line, and the end of the log if the suite failed.
     pub(super) fn print(&self) {
         println!("{}", self.line());
-        self.print_log(|lines| lines.len().saturating_sub(SHOWN));
+        self.print_log(|lines| &lines[lines.len().saturating_sub(SHOWN)..]);
     }
 
-    /// Prints a failed suite's log from some line on, and where the whole of it is.
-    fn print_log(&self, from: impl Fn(&[&str]) -> usize) {
+    /// Prints a part of a failed suite's log, and where the whole of it is.
+    fn print_log(&self, part: impl for<'a> Fn(&'a [&'a str]) -> &'a [&'a str]) {
         let Some(log) = self.log.as_deref().filter(|_| self.has_failed()) else {
             return;
         };
@@ -77,7 +77,7 @@ impl Outcome {
         let text = String::from_utf8_lossy(&text);
         let is_shown = |line: &&str| !line.starts_with(build::MESSAGE);
         let shown: Vec<&str> = text.lines().filter(is_shown).collect();
-        for line in shown.iter().skip(from(&shown)).take(SHOWN) {
+        for line in part(&shown).iter().take(SHOWN) {
             println!("    {line}");
         }
         println!("    (all of it: {})", log.display());
@@ -175,6 +175,17 @@ fn tally(log: &str, noted: usize, is_good: bool) -> Tally {
     tally
 }
 
+/// Returns what a log says of the tests that failed, or its end.
+fn failures<'a>(log: &'a [&'a str]) -> &'a [&'a str] {
+    let [first, end] = FAILURES;
+    let Some(from) = log.iter().position(|line| *line == first) else {
+        return &log[log.len().saturating_sub(SHOWN)..];
+    };
+    let said = &log[from..];
+    let to = said.iter().position(|line| line.starts_with(end));
+    &said[..to.unwrap_or(said.len())]
+}
+
 /// Prints the table of all outcomes, what was skipped and why, and the closing line. Returns whether all is well.
 pub(super) fn summary(outcomes: &[Outcome], took: Duration, cpu: Duration) -> bool {
     println!();
@@ -186,10 +197,7 @@ pub(super) fn summary(outcomes: &[Outcome], took: Duration, cpu: Duration) -> bo
     }
     for outcome in outcomes.iter().filter(|outcome| outcome.has_failed()) {
         println!("\nfailed: {}", outcome.name);
-        outcome.print_log(|lines| {
-            let said = lines.iter().position(|line| *line == FAILURES);
-            said.unwrap_or(lines.len().saturating_sub(SHOWN))
-        });
+        outcome.print_log(failures);
     }
     let mut sum = Tally::default();
     let mut skips = BTreeMap::<&str, usize>::new();
@@ -231,6 +239,19 @@ mod tests {
             skipped: 4,
         };
         assert_eq!(counted, expected);
+    }
+
+    #[test]
+    fn what_failed_is_told_without_the_times_of_tests() {
+        let log = [
+            "test a ... ok",
+            "failures:",
+            "---- b ----",
+            "test result: FAILED. 1 passed",
+            " 12.0 s  a",
+        ];
+        assert_eq!(failures(&log), &log[1..3]);
+        assert_eq!(failures(&log[..1]), &log[..1]);
     }
 
     #[test]
