@@ -22,6 +22,7 @@ use hyper::body::Incoming;
 use hyper::{Request, StatusCode};
 use kplane_http::metrics::Format;
 use kplane_http::{Answer, Guests, TEXT, answer, not_found, serve, serve_inside};
+use kplane_picture::source::upstream::KindState;
 use kplane_tls::{ServerConfig, explain};
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
@@ -32,7 +33,6 @@ pub(crate) use self::work::Own;
 use crate::doors::{Cover, Door, Secured};
 use crate::hub::{Hub, Print};
 use crate::identity::Gate;
-use crate::source::upstream::KindState;
 
 /// Maximum number of connections at a time.
 const MAX_CONNECTIONS: usize = 64;

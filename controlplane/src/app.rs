@@ -17,6 +17,12 @@ use std::sync::Arc;
 
 use hyper_util::rt::TokioIo;
 use kplane_model::NodeName;
+use kplane_picture::admission::Admission;
+use kplane_picture::index::CliffGuard;
+use kplane_picture::kubernetes::Api;
+use kplane_picture::source::kubernetes::{self, Kubernetes};
+use kplane_picture::source::manifests::Manifests;
+use kplane_picture::source::{self, Source, SourceError};
 use tokio::io::DuplexStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -26,16 +32,10 @@ use tonic::transport::{Channel, Endpoint};
 
 use self::ports::{agent_limits, agent_router, listen, serve, status_router};
 use crate::admin::{Admin, Own};
-use crate::admission::Admission;
 use crate::doors::{Door, Limits, Secured};
 use crate::hub::Hub;
 use crate::identity::{self, Gate};
-use crate::index::CliffGuard;
-use crate::kubernetes::Api;
 use crate::peers::{self, Peers};
-use crate::source::kubernetes::{self, Kubernetes};
-use crate::source::manifests::Manifests;
-use crate::source::{self, Source, SourceError};
 use crate::{events, fleet, taints, traces};
 
 /// Size of the buffer between an agent and a control plane in one process, in bytes.

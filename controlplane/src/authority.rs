@@ -20,6 +20,7 @@ use std::time::{Duration, SystemTime};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kplane_picture::kubernetes::{Api, Asked, Failure, Unanswered};
 use kplane_tls::{Authorities, ClientConfig, FileError, Publisher, ServerConfig, ServerPems, read};
 use kube::api::PostParams;
 use tokio::time::sleep;
@@ -28,7 +29,6 @@ use tracing::{info, warn};
 use self::announce::Announcer;
 use self::config_map::publish;
 use self::papers::{Data, Papers};
-use crate::kubernetes::{Api, Asked, Failure, Unanswered};
 
 /// Name of the control plane's Service.
 const SERVICE: &str = "kplane-controlplane";

@@ -5,12 +5,11 @@ use std::process::ExitCode;
 use std::time::SystemTime;
 
 use kplane_model::{Issue, Severity};
-
-use crate::admission::Admission;
-use crate::index::{Index, Totals};
-use crate::k8s::Kind;
-use crate::source::manifests::load;
-use crate::source::{Batch, Event};
+use kplane_picture::admission::Admission;
+use kplane_picture::index::{Index, Totals};
+use kplane_picture::k8s::Kind;
+use kplane_picture::source::manifests::load;
+use kplane_picture::source::{Batch, Event};
 
 /// Loads manifests without serving them and prints every problem, one per line, worst first, then a
 /// summary. Exit code 0 if everything would be served, 1 if not or if nothing can be read.

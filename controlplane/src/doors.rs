@@ -30,6 +30,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, Shared};
 use futures_util::stream::{self, Stream, StreamExt as _};
 use kplane_http::Acceptor;
+use kplane_picture::buckets::{Buckets, Rate};
 use kplane_tls::{Follower, ServerConfig};
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
@@ -37,7 +38,6 @@ use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
 
 use self::book::{Book, Verdict};
-use crate::buckets::{Buckets, Rate};
 use crate::snapshots::PER_SECOND;
 
 /// The configuration of TLS as soon as there is one.

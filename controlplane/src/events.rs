@@ -28,10 +28,10 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use kplane_model::{Issue, NodeName, Reason as Code};
+use kplane_picture::index::Held;
+use kplane_picture::k8s::{Kind, Uid};
 
 use crate::fleet::AgentRecord;
-use crate::index::Held;
-use crate::k8s::{Kind, Uid};
 
 /// Longest note that the API accepts, in bytes (`events.k8s.io/v1`: 1 kB).
 const MAX_NOTE: usize = 1_024;

@@ -21,11 +21,10 @@ use std::cmp::Reverse;
 use std::net::IpAddr;
 
 use kplane_model::{Family, NodeFacts, NodeName, Reason, ServiceName, Severity};
+use kplane_picture::convert::SkipReason;
+use kplane_picture::index::{Facts, ServiceDetail};
+use kplane_picture::k8s::SERVICE_PROXY_NAME_LABEL;
 use kplane_proto::v1 as pb;
-
-use crate::convert::SkipReason;
-use crate::index::{Facts, ServiceDetail};
-use crate::k8s::SERVICE_PROXY_NAME_LABEL;
 
 pub(crate) use self::avoided::avoided;
 pub(crate) use self::fleet::{Place, of_fleet};

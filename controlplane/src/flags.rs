@@ -5,19 +5,19 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, ArgGroup, Parser, ValueEnum};
 use kplane_model::{Cidr, ProxyEndpoints, ProxyNamespaces};
-
-use crate::admission::{
+use kplane_picture::admission::{
     Admission, AllowedExternalIps, Proxying, Reserved, ReservedPlace, own_addresses,
 };
+use kplane_picture::convert::ExternalIps;
+use kplane_picture::dial::{AGENT_PORT, parse_mark};
+use kplane_picture::index::{CliffGuard, Guarded};
+use kplane_picture::kubernetes::Access;
+use kplane_picture::source::kubernetes;
+
 use crate::app::{self, Origin, Protection, StateFlags, TlsFlags};
 use crate::certs;
-use crate::convert::ExternalIps;
-use crate::dial::{AGENT_PORT, parse_mark};
 use crate::doors::Limits;
-use crate::index::{CliffGuard, Guarded};
-use crate::kubernetes::Access;
 use crate::peers::PeerFlags;
-use crate::source::kubernetes;
 use crate::traces::TraceFlags;
 
 /// kplane's control plane: reads Services once and streams every node's desired state.
@@ -341,7 +341,8 @@ Examples:
       --tls-private-key-file certs/server.key --client-ca-file certs/ca.crt
 
 Environment:
-  RUST_LOG           what is logged, such as debug or kp_controlplane=debug (default: info)
+  RUST_LOG           what is logged, such as debug or
+                     kp_controlplane=debug,kplane_picture=debug (default: info)
   KPLANE_API_SERVER  as --master";
 
 #[cfg(test)]

@@ -39,10 +39,10 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::interval;
 use tokio_util::sync::CancellationToken;
 
-use crate::publish::Store;
-use crate::recorder::Recorder;
-use crate::source::upstream::Upstream;
-use crate::trust::Trust;
+use kplane_picture::publish::Store;
+use kplane_picture::recorder::Recorder;
+use kplane_picture::source::upstream::Upstream;
+use kplane_picture::trust::Trust;
 use record::verified;
 use size::TooLong;
 

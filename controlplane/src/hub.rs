@@ -9,30 +9,30 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use kplane_model::{Issue, NodeName, ServiceName};
+use kplane_picture::admission::Admission;
+use kplane_picture::freshness::Freshness;
+use kplane_picture::index::{
+    Causes, CliffGuard, Held, Index, Outcome, Page, Selection, ServiceDetail, Totals,
+};
+use kplane_picture::k8s::{ObjectId, Uid};
+use kplane_picture::publish::{Publication, Staged, Store};
+use kplane_picture::recorder::Recorder;
+use kplane_picture::source::upstream::Upstream;
+use kplane_picture::source::{Batch, Event, kubernetes};
+use kplane_picture::tainted::Tainted;
+use kplane_picture::trust::Trust;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant as Moment, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::admission::Admission;
 use crate::draining::Draining;
 use crate::fleet::{Fleet, Hop};
-use crate::freshness::Freshness;
-use crate::index::{
-    Causes, CliffGuard, Held, Index, Outcome, Page, Selection, ServiceDetail, Totals,
-};
-use crate::k8s::{ObjectId, Uid};
 use crate::orders::{Approval, Board};
 use crate::pace::Pace;
 use crate::peers::Peers;
-use crate::publish::{Publication, Staged, Store};
-use crate::recorder::Recorder;
 use crate::snapshots::Snapshots;
-use crate::source::upstream::Upstream;
-use crate::source::{Batch, Event, kubernetes};
-use crate::tainted::Tainted;
 use crate::traffic::{EventCounts, Traffic};
-use crate::trust::Trust;
 
 pub use self::approving::{Approved, HeldMore, Seen};
 pub(crate) use self::touched::Missed;

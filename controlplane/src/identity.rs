@@ -48,10 +48,9 @@ pub use watches::WatchPermit;
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 
+use kplane_picture::k8s::Uid;
 use kplane_tls::{Subject, Token};
 use ring::digest::{SHA256, digest};
-
-use crate::k8s::Uid;
 
 /// Audience of the ServiceAccount tokens of agents: a token for another audience opens nothing here, and one for
 /// kplane opens no API server.

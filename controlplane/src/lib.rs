@@ -1,44 +1,29 @@
-//! kplane's control plane as a library: source -> index -> publish -> stream.
+//! kplane's control plane as a library: what it knows of agents and other replicas, the streams to them, and what it
+//! answers people. Desired state is made in `kplane_picture`.
 
 mod admin;
-pub mod admission;
 pub mod app;
 pub mod authority;
-mod bounded;
-pub mod buckets;
 pub mod certs;
 pub mod check;
-mod clock;
-pub mod convert;
-pub mod dial;
 pub mod doors;
 pub mod draining;
 pub mod events;
 mod findings;
 pub mod flags;
 pub mod fleet;
-pub mod freshness;
 pub mod hub;
 pub mod identity;
-pub mod index;
 mod issue;
-pub mod k8s;
-pub mod kubernetes;
 pub mod orders;
 mod pace;
 mod page;
 mod panicked;
 pub mod peers;
-pub mod publish;
-pub mod recorder;
 pub mod server;
 pub mod signals;
 pub mod snapshots;
-pub mod source;
-pub mod tainted;
 pub mod taints;
 pub mod trace_counts;
 pub mod traces;
 pub mod traffic;
-pub mod trust;
-mod wire;

@@ -52,13 +52,13 @@ pub use recorder::RecorderServer;
 pub(crate) use recorder::recorded_changes;
 pub use status::StatusServer;
 
+use kplane_picture::clock::wall_ms;
+use kplane_picture::wire::{confidence, millis};
 use tonic::Status;
 
-use crate::clock::wall_ms;
 use crate::hub::Closing;
 use crate::identity::Visitor;
 use crate::orders::MAX_REASON;
-use crate::wire::{confidence, millis};
 
 /// Returns an operator's name, as long as the document of orders keeps it; empty if the caller has none.
 fn operator(visitor: Option<&Visitor>) -> String {

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kplane_model::NodeName;
+use kplane_picture::kubernetes::Api;
 use kplane_proto::v1::Canary;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -20,7 +21,6 @@ use tracing::{info, warn};
 
 use crate::fleet::AgentRecord;
 use crate::hub::Hub;
-use crate::kubernetes::Api;
 use plan::{Plan, plan};
 
 /// Pause after which reports that came together are read at once.

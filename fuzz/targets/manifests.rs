@@ -2,9 +2,9 @@
 
 #![no_main]
 
-use kp_controlplane::convert;
-use kp_controlplane::k8s::Object;
-use kp_controlplane::source::manifests::parse;
+use kplane_picture::convert;
+use kplane_picture::k8s::Object;
+use kplane_picture::source::manifests::parse;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &[u8]| {

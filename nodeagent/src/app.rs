@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use hyper::Request;
 use hyper::body::Incoming;
-use kp_controlplane::admission::Admission;
 use kp_controlplane::app::Origin;
-use kp_controlplane::index::{CliffGuard, Guarded};
 use kplane_model::Family;
+use kplane_picture::admission::Admission;
+use kplane_picture::index::{CliffGuard, Guarded};
 use kplane_tls::{Follower, TokenFile};
 use tokio::sync::watch;
 use tokio::task::JoinSet;

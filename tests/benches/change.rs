@@ -16,9 +16,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use kp_controlplane::publish::{Cursor, Store};
 use kplane_dataplane::backend::{Kind, Settings};
 use kplane_dataplane::plan::NodeSettings;
+use kplane_picture::publish::{Cursor, Store};
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
 use kplane_tests::bench::workload::{Workload, cluster_ip, endpoint, percentiles, show};

@@ -14,7 +14,6 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use kp_controlplane::publish::{Cursor, Published, Store};
 use kp_nodeagent::engine::Engine;
 use kplane_dataplane::backend::{Kind, Settings};
 use kplane_dataplane::conntrack::ConntrackTotals;
@@ -22,6 +21,7 @@ use kplane_dataplane::plan::NodeSettings;
 use kplane_model::{Endpoint, EndpointAddr, Family, Protocol, ServiceKey, ServicePort};
 use kplane_netlink::NfSocket;
 use kplane_netlink::conntrack::{Flow, Selection};
+use kplane_picture::publish::{Cursor, Published, Store};
 use kplane_tests::plane::{EPOCH, collect, engine, publish, submit};
 use kplane_tests::topology::{LINK, Topology};
 use kplane_tests::wait::eventually;

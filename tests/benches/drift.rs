@@ -14,7 +14,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use kp_controlplane::publish::{Cursor, Store};
 use kp_nodeagent::engine::Engine;
 use kplane_dataplane::backend::nftables::{
     Element, ElementOp, Key, Set, push_delete_table, push_elements,
@@ -23,6 +22,7 @@ use kplane_dataplane::backend::{Kind, Settings};
 use kplane_dataplane::plan::NodeSettings;
 use kplane_model::Family;
 use kplane_netlink::{Batch, Generation, Label, Monitor, NfSocket, Operation};
+use kplane_picture::publish::{Cursor, Store};
 use kplane_tests::bench::workload::{Workload, cluster_ip, endpoint, percentiles};
 use kplane_tests::netns::NetNs;
 use kplane_tests::plane::{EPOCH, collect, engine, publish, submit};

@@ -13,10 +13,10 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use kp_controlplane::publish::{Cursor, Store};
 use kplane_dataplane::backend::{Kind, Settings};
 use kplane_dataplane::plan::NodeSettings;
 use kplane_model::Protocol;
+use kplane_picture::publish::{Cursor, Store};
 use kplane_tests::bench::workload::{Workload, cluster_ip, endpoint, percentiles};
 use kplane_tests::netns::NetNs;
 use kplane_tests::plane::{EPOCH, collect, engine, publish, submit};

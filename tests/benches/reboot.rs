@@ -14,12 +14,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use kp_controlplane::publish::{Cursor, Store};
 use kp_nodeagent::cache::Cache;
 use kp_nodeagent::engine::{Engine, Followers, Recall};
 use kplane_dataplane::backend::noop;
 use kplane_dataplane::plan::NodeSettings;
 use kplane_model::Cidr;
+use kplane_picture::publish::{Cursor, Store};
 use kplane_tests::bench::workload::{Workload, cluster_ip, endpoint, percentiles};
 use kplane_tests::link::Route;
 use kplane_tests::netns::NetNs;

@@ -4,13 +4,13 @@
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result};
-use kp_controlplane::publish::{Cursor, Publication, Published, Store};
 use kp_nodeagent::desired::{Collector, Update};
 use kp_nodeagent::engine::{Engine, Followers, Recall};
 use kp_nodeagent::report::Sync;
 use kplane_dataplane::backend::{Kind, OpenError, Settings};
 use kplane_dataplane::plan::NodeSettings;
 use kplane_model::ServiceKey;
+use kplane_picture::publish::{Cursor, Publication, Published, Store};
 use kplane_proto::v1::{self as pb, server_message};
 use kplane_rig::netns::NetNs;
 use prost::Message as _;

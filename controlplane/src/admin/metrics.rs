@@ -5,6 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use kplane_http::metrics::{Labels, Name, Process};
+use kplane_picture::k8s::Kind;
+use kplane_picture::source::upstream::KindState;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::registry::Registry;
@@ -12,9 +14,7 @@ use prometheus_client::registry::Registry;
 use super::ports::Ports;
 use super::work::{Own, Work};
 use crate::hub::Hub;
-use crate::k8s::Kind;
 use crate::server::census;
-use crate::source::upstream::KindState;
 
 /// Registers all metrics.
 pub(super) fn registry(hub: Arc<Hub>, ports: Ports, own: Own) -> Registry {

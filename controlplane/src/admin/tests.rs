@@ -2,18 +2,18 @@
 
 use kplane_http::client::get;
 use kplane_model::{Issue, ObjectRef, Severity};
+use kplane_picture::admission::Admission;
+use kplane_picture::index::CliffGuard;
+use kplane_picture::k8s::{Kind, Object};
+use kplane_picture::source::upstream::Trouble;
+use kplane_picture::source::{Batch, Event, Located};
 use kplane_proto::v1 as pb;
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::admission::Admission;
 use crate::doors::Limits;
 use crate::fleet::Session;
 use crate::identity;
-use crate::index::CliffGuard;
-use crate::k8s::{Kind, Object};
-use crate::source::upstream::Trouble;
-use crate::source::{Batch, Event, Located};
 
 /// A control plane without agents, whose readiness and metrics are served.
 async fn served() -> (mpsc::Sender<Batch>, Arc<Hub>, std::net::SocketAddr) {

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use kplane_http::metrics::{Labels, Name};
+use kplane_picture::kubernetes::{Api, Requests};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
 use crate::doors::Secured;
 use crate::hub::Hub;
-use crate::kubernetes::{Api, Requests};
 
 const ALONE: &Labels<'_> = &[];
 

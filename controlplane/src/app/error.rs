@@ -2,10 +2,10 @@
 
 use std::net::SocketAddr;
 
+use kplane_picture::source::SourceError;
 use kplane_tls::FileError;
 
 use crate::identity::GateError;
-use crate::source::SourceError;
 
 /// An error that prevents a control plane from starting.
 #[derive(Debug, thiserror::Error)]

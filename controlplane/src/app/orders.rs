@@ -4,11 +4,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
+use kplane_picture::kubernetes::Api;
 use tokio::task::JoinSet;
 
 use super::{Config, Origin, TaskError, until};
 use crate::hub::Hub;
-use crate::kubernetes::Api;
 use crate::orders::Place;
 use crate::server::approval;
 

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+use kplane_picture::kubernetes::Api;
 use kplane_tls::{FileError, Follower, ServerFiles, published};
 use tokio::net::TcpListener;
 
 use super::BuildError;
 use crate::authority::Authority;
 use crate::doors::Secured;
-use crate::kubernetes::Api;
 use crate::peers;
 
 /// Protection of the ports of agents and of the status API.

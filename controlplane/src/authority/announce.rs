@@ -10,14 +10,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kplane_picture::dial::{AGENT_PORT, MAX_ADDRESSES};
+use kplane_picture::kubernetes::{Api, Asked, Unanswered};
 use kube::api::ListParams;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
 use super::config_map::publish;
 use super::{PATIENCE, SERVICE};
-use crate::dial::{AGENT_PORT, MAX_ADDRESSES};
-use crate::kubernetes::{Api, Asked, Unanswered};
 
 /// Name of the ConfigMap.
 const CONFIG_MAP: &str = "kplane-replicas";

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::ConfigMap;
+use kplane_picture::kubernetes::{Api, Asked, Unanswered};
 use kube::api::PostParams;
 
 use super::{PATIENCE, metadata};
-use crate::kubernetes::{Api, Asked, Unanswered};
 
 /// Writes a ConfigMap unless it has this text already; returns whether it was written. When another replica writes at the
 /// same time, nothing is written.

@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use kplane_model::{Issue, NodeName, ServiceName, Severity};
+use kplane_picture::index::Held;
+use kplane_picture::k8s::Kind;
 use kplane_proto::HEALTH_CHECK_PORT;
 use kplane_proto::v1 as pb;
 
 use super::{NodePicture, Object, Picture, Reason, node_names};
 use crate::fleet::holding;
-use crate::index::Held;
-use crate::k8s::Kind;
 
 /// Time without an agent after which a node gets an event: restarts and upgrades are over by then.
 const STALE_AFTER: Duration = Duration::from_secs(60);

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kplane_picture::k8s::{Kind, ObjectId, Uid};
+use kplane_picture::kubernetes::{Api, Failure};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{debug, warn};
 
@@ -11,8 +13,6 @@ use super::limits::Queue;
 use super::write::{CREATE, Unwritten, Writer};
 use super::{Event, NodePicture, Picture};
 use crate::hub::Hub;
-use crate::k8s::{Kind, ObjectId, Uid};
-use crate::kubernetes::{Api, Failure};
 use crate::peers::Served;
 use crate::traffic::Fate;
 
@@ -233,9 +233,9 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
-    use crate::admission::Admission;
     use crate::fleet::Session;
-    use crate::index::CliffGuard;
+    use kplane_picture::admission::Admission;
+    use kplane_picture::index::CliffGuard;
 
     #[test]
     fn an_agent_that_moved_is_the_business_of_its_new_replica() {

@@ -8,13 +8,13 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event as ApiEvent;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use kplane_picture::bounded::make_room;
+use kplane_picture::k8s::{Kind, Uid};
+use kplane_picture::kubernetes::{Api, Asked, Failure, Unanswered};
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::json;
 
 use super::{Event, MAX_NOTE};
-use crate::bounded::make_room;
-use crate::k8s::{Kind, Uid};
-use crate::kubernetes::{Api, Asked, Failure, Unanswered};
 
 /// Value of `reportingController`.
 const CONTROLLER: &str = "kplane";

@@ -4,10 +4,10 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use kplane_model::{Endpoint, EndpointAddr, NodeName, Reason, ServiceName, Severity, nodes_agree};
+use kplane_picture::index::PortView;
 use kplane_proto::v1 as pb;
 
 use super::Finding;
-use crate::index::PortView;
 
 /// Maximum number of endpoints with a finding of their own.
 const NAMED: usize = 20;

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use kplane_model::{Endpoint, Family, Reason, ServiceName, ServicePort, Severity};
+use kplane_picture::index::{Facts, PortView, ServiceDetail, SliceFacts};
+use kplane_picture::k8s::SERVICE_NAME_LABEL;
 
 use super::Finding;
-use crate::index::{Facts, PortView, ServiceDetail, SliceFacts};
-use crate::k8s::SERVICE_NAME_LABEL;
 
 /// Explains ports that no EndpointSlice lists.
 pub(super) fn without_slices(

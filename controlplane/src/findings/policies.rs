@@ -2,9 +2,9 @@
 
 use kplane_model::select::local_by_node;
 use kplane_model::{Endpoint, NodeFacts, NodeName, Reason, ServicePort, Severity, TrafficPolicy};
+use kplane_picture::index::{PortView, ServiceDetail};
 
 use super::Finding;
-use crate::index::{PortView, ServiceDetail};
 
 /// Returns what a reader has to know about a Service's policies.
 pub(super) fn all<'n>(

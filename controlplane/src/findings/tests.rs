@@ -1,10 +1,14 @@
 //! Broken Services, each with the findings that it must get.
 
+use std::time::SystemTime;
+
+use kplane_picture::index::Index;
+use kplane_picture::k8s::{Kind, Object};
+use kplane_picture::source::{Batch, Event, Located};
 use kplane_rig::cluster::objects;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::index::tests::index;
 
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
 
@@ -12,12 +16,39 @@ const NODES: [&str; 3] = ["n1", "n2", "n3"];
 fn findings(objects: impl IntoIterator<Item = Value>) -> Vec<Finding> {
     let objects: Vec<Value> = objects.into_iter().collect();
     let service = ServiceName::new("shop", "web");
-    let detail = index(&objects).0.detail(&service, &[]);
+    let detail = index(&objects).detail(&service, &[]);
     let nodes = NODES.map(|name| NodeFacts {
         name: name.into(),
         ..NodeFacts::default()
     });
     of_service(&service, &detail.unwrap(), nodes.iter())
+}
+
+/// Returns a synced index that holds these objects.
+fn index(objects: &[Value]) -> Index {
+    let object = |value: &Value| match value["kind"].as_str().unwrap() {
+        "Service" => Object::Service(serde_json::from_value(value.clone()).unwrap()),
+        "EndpointSlice" => Object::EndpointSlice(serde_json::from_value(value.clone()).unwrap()),
+        "ServiceCIDR" => Object::ServiceCidr(serde_json::from_value(value.clone()).unwrap()),
+        kind => panic!("{kind}"),
+    };
+    let located = |value| Located {
+        object: object(value),
+        location: "x.yaml".into(),
+    };
+    let mut events: Vec<Event> = Kind::ALL.into_iter().map(Event::Init).collect();
+    events.extend(
+        objects
+            .iter()
+            .map(|value| Event::InitApply(Box::new(located(value)))),
+    );
+    events.extend(Kind::ALL.into_iter().map(Event::InitDone));
+    let mut index = Index::default();
+    index.apply(Batch {
+        events,
+        observed_at: SystemTime::UNIX_EPOCH,
+    });
+    index
 }
 
 /// Returns the codes, in order.
@@ -371,7 +402,7 @@ fn avoids(port_name: &str, address: &str) -> pb::AvoidedEndpoint {
 fn avoided_by(told: &[(&str, Vec<pb::AvoidedEndpoint>)]) -> Vec<Finding> {
     let objects = [service(&json!({})), slice(&http(), &vec![ready(); 30])];
     let name = ServiceName::new("shop", "web");
-    let detail = index(&objects).0.detail(&name, &[]).unwrap();
+    let detail = index(&objects).detail(&name, &[]).unwrap();
     let told: Vec<(NodeName, _)> = told
         .iter()
         .map(|(node, avoided)| ((*node).into(), avoided))

@@ -5,9 +5,8 @@
 
 use std::time::Instant;
 
+use kplane_picture::clock::wall_ms;
 use kplane_proto::v1::Report;
-
-use crate::clock::wall_ms;
 
 /// Difference between two pairs of clock readings that is a step of the agent's clock, in milliseconds. Smaller ones
 /// are the time that a report takes.
@@ -76,7 +75,7 @@ mod tests {
     use kplane_proto::v1::FamilyStatus;
 
     use super::*;
-    use crate::wire::millis;
+    use kplane_picture::wire::millis;
 
     /// The agent's clock is an hour slow, and its kernel was compared three minutes before the report.
     #[test]

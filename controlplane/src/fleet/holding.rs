@@ -1,8 +1,7 @@
 //! Objects that agents serve although the control plane's picture does not name them.
 
+use kplane_picture::bounded::cut;
 use kplane_proto::v1::Held;
-
-use crate::bounded::cut;
 
 /// Maximum number of example names in a report; agents send at most as many.
 const EXAMPLES: usize = 8;

@@ -5,9 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kplane_model::{Family, ServiceKey, ServiceName};
+use kplane_picture::publish::Store;
 use kplane_proto::v1 as pb;
-
-use crate::publish::Store;
 
 /// Maximum number of changes remembered for one node: 56 bytes each, 3.6 kB a node, 36 MB for
 /// 10,000 nodes.

@@ -4,8 +4,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use kplane_model::NodeName;
-
-use crate::buckets::{Buckets, Rate};
+use kplane_picture::buckets::{Buckets, Rate};
 
 /// Streams of a node, and so its snapshots: one that an agent asks for needs a stream of its own. An agent that ends at
 /// each start connects once in a few seconds.

@@ -5,9 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kplane_model::NodeName;
+use kplane_picture::recorder::{Kind, Recorder};
 use kplane_proto::v1::{FamilyStatus, Report};
-
-use crate::recorder::{Kind, Recorder};
 
 /// Time after the start within which all agents connect; that is nothing new.
 const START: Duration = Duration::from_secs(60);

@@ -8,11 +8,11 @@ use std::collections::VecDeque;
 use std::time::SystemTime;
 
 use kplane_model::NodeName;
+use kplane_picture::wire::millis;
 use kplane_proto::v1::Step;
 
 use super::timings::ago;
 use super::{Fleet, Session};
-use crate::wire::millis;
 
 /// Maximum number of entries of a node: 2.3 KiB.
 const POINTS: usize = 96;

@@ -68,7 +68,7 @@ impl Cut {
 
     fn list<T>(&mut self, field: &'static str, list: &mut Vec<T>, limit: usize) {
         self.note(field, list.len(), limit);
-        crate::bounded::cut(list, limit);
+        kplane_picture::bounded::cut(list, limit);
     }
 
     fn text(&mut self, field: &'static str, text: &mut String, limit: usize) {

@@ -2,13 +2,13 @@
 
 use std::time::SystemTime;
 
+use kplane_picture::admission::Admission;
+use kplane_picture::index::CliffGuard;
+use kplane_picture::publish::Publication;
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::admission::Admission;
 use crate::hub::Hub;
-use crate::index::CliffGuard;
-use crate::publish::Publication;
 
 fn hub() -> Arc<Hub> {
     let (_, batches) = mpsc::channel(1);

@@ -9,13 +9,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use kplane_model::{NodeName, ServiceKey};
+use kplane_picture::publish::{Moment, Store};
 use kplane_proto::v1::{Report, Step};
 use tokio::time as clock;
 
 use super::durations::Durations;
 use super::under_way::UnderWay;
 use super::{AgentRecord, Fleet, Session};
-use crate::publish::{Moment, Store};
 
 /// Maximum number of publications whose durations are remembered: 200 s of 20 changes a second, in some 300 bytes each.
 const REMEMBERED: usize = 4_096;

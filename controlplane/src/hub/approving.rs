@@ -2,8 +2,9 @@
 
 use std::time::SystemTime;
 
+use kplane_picture::index::{Held, Picture};
+
 use super::IndexOwner;
-use crate::index::{Held, Picture};
 use crate::orders::Approval;
 
 /// Number of approvals that are remembered, so that none is taken twice: more than a document has.

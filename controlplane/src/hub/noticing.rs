@@ -1,9 +1,9 @@
 //! What the flight recorder notices about the input: problems that appear and go, and objects that are kept.
 
 use kplane_model::Issue;
+use kplane_picture::recorder::{Kind, Recorder};
 
 use super::{Hub, Summary};
-use crate::recorder::{Kind, Recorder};
 
 /// Maximum number of problems that are noted for one step.
 const PROBLEMS: usize = 50;

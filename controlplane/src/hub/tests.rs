@@ -1,12 +1,12 @@
 //! The way of batches to agents' streams.
 
+use kplane_picture::k8s::{Kind, Object};
+use kplane_picture::source::Located;
 use kplane_rig::cluster::objects;
 use serde_json::json;
 use tokio::time::sleep;
 
 use super::*;
-use crate::k8s::{Kind, Object};
-use crate::source::Located;
 
 fn batch(events: Vec<Event>) -> Batch {
     Batch {

@@ -13,9 +13,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
+use kplane_picture::buckets::{Buckets, Rate};
 use serde::Serialize;
 
-use crate::buckets::{Buckets, Rate};
 use crate::doors::network;
 
 /// Lines that may wait for the disk. More are dropped, and counted.

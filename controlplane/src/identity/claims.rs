@@ -4,11 +4,11 @@ use std::time::{Duration, SystemTime};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use kplane_picture::k8s::Uid;
 use kplane_tls::{Subject, Token};
 use serde::Deserialize;
 
 use super::{AUDIENCE, Identity, NodeBinding, Proof};
-use crate::k8s::Uid;
 
 /// Group of all ServiceAccounts.
 const ACCOUNTS: &str = "system:serviceaccounts";

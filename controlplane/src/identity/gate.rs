@@ -8,6 +8,8 @@ use std::time::{Duration, SystemTime};
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use kplane_model::NodeName;
+use kplane_picture::buckets::{Buckets, Rate};
+use kplane_picture::kubernetes::Api;
 use kplane_tls::{FileError, Follower, Token};
 use tokio::time::{Instant, sleep_until};
 
@@ -20,10 +22,8 @@ use super::token_file::{TokenTable, TokenTableFile};
 use super::tokens::Tokens;
 use super::watches::{Full, WatchPermit, Watches};
 use super::{Identity, Proof, Reason, Refusal, Right, Sentry};
-use crate::buckets::{Buckets, Rate};
 use crate::doors::{Caller, Occupancy, network};
 use crate::hub::Hub;
-use crate::kubernetes::Api;
 
 /// A gRPC port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use kplane_picture::kubernetes::Unanswered;
 use ring::signature::{
     ECDSA_P256_SHA256_FIXED, ECDSA_P384_SHA384_FIXED, RSA_PKCS1_2048_8192_SHA256,
     RsaPublicKeyComponents, UnparsedPublicKey, VerificationAlgorithm,
@@ -20,7 +21,6 @@ use tracing::{debug, info, warn};
 
 use super::claims::{Header, Parts};
 use super::reviews::{self, Reviews};
-use crate::kubernetes::Unanswered;
 
 /// Interval at which the keys are read.
 const REFRESH: Duration = Duration::from_secs(300);

@@ -8,13 +8,13 @@ use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInf
 use k8s_openapi::api::authorization::v1::{
     NonResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
 };
+use kplane_picture::k8s::Uid;
+use kplane_picture::kubernetes::{Api, Asked, Failure, Unanswered};
 use kplane_tls::{Subject, Token};
 use kube::api::PostParams;
 use serde::de::DeserializeOwned;
 
 use super::{AUDIENCE, Identity, NodeBinding, Proof, Right};
-use crate::k8s::Uid;
-use crate::kubernetes::{Api, Asked, Failure, Unanswered};
 
 /// Longest wait for an answer. The caller's connection waits meanwhile.
 const PATIENCE: Duration = Duration::from_secs(5);

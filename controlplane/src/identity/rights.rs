@@ -15,13 +15,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use kplane_picture::bounded::make_room;
 use kplane_tls::Follower;
 use tokio::time::Instant;
 
 use super::reviews::Reviews;
 use super::rules::Rules;
 use super::{Identity, Proof, Reason, Refusal};
-use crate::bounded::make_room;
 
 /// Group whose members, known by a certificate or a listed token, have all rights, even while the API server is away.
 pub const ADMINS: &str = "kplane:admins";

@@ -9,18 +9,18 @@ use std::time::{Duration, SystemTime};
 
 use http::{HeaderMap, HeaderValue};
 use kplane_model::{NodeFacts, NodeName};
+use kplane_picture::admission::Admission;
+use kplane_picture::index::CliffGuard;
+use kplane_picture::publish::Publication;
+use kplane_picture::source::kubernetes;
 use kplane_tls::INTERVAL;
 use tempfile::TempDir;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::*;
-use crate::admission::Admission;
 use crate::doors::{Caller, Occupancy};
 use crate::hub::Hub;
-use crate::index::CliffGuard;
-use crate::publish::Publication;
-use crate::source::kubernetes;
 
 /// Tokens of each kind of owner.
 const TOKENS: &str = "node-1,system:node:n1,1,system:nodes\n\

@@ -16,6 +16,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use kplane_picture::bounded::make_room;
+use kplane_picture::buckets::{Buckets, Rate};
 use kplane_tls::Token;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -24,8 +26,6 @@ use super::claims::Parts;
 use super::keys::{Checked, Keys};
 use super::reviews::{self, Review, Reviews};
 use super::{Identity, Port, Reason, Refusal, TokenId, token_id};
-use crate::bounded::make_room;
-use crate::buckets::{Buckets, Rate};
 
 /// Time for which a review counts. The API server itself may be wrong for as long (its cache of successes).
 const FRESH: Duration = Duration::from_secs(10);

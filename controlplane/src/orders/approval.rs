@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
+use kplane_picture::index::Picture;
 use serde::{Deserialize, Serialize};
-
-use crate::index::Picture;
 
 /// Time for which other replicas take an approval.
 pub const APPROVAL_LASTS: Duration = Duration::from_secs(3_600);

@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ConfigMap;
+use kplane_picture::kubernetes::{Api, Asked, Failure, Unanswered};
 use kube::api::PostParams;
 use nix::fcntl::OFlag;
 use tokio::time::timeout;
 
 use super::{Change, Damaged, MAX_BYTES, Orders, TooMany};
-use crate::kubernetes::{Api, Asked, Failure, Unanswered};
 
 /// Name of the ConfigMap.
 const CONFIG_MAP: &str = "kplane-orders";

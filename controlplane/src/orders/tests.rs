@@ -1,10 +1,10 @@
 use kplane_model::{NodeName, Reason};
+use kplane_picture::index::Picture;
 use tokio::time::{Duration, timeout};
 
 use super::{
     APPROVAL_LASTS, Approval, Board, Change, MAX_ORDERS, Orders, Place, Scope, TooMany, Wish,
 };
-use crate::index::Picture;
 
 mod map;
 

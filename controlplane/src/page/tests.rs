@@ -8,15 +8,15 @@ use axum::body::Body;
 use http::header::{AUTHORIZATION, CONTENT_SECURITY_POLICY, HOST};
 use http::{Method, Request, StatusCode, Version};
 use http_body_util::BodyExt as _;
+use kplane_picture::admission::Admission;
+use kplane_picture::index::CliffGuard;
 use tokio::sync::mpsc;
 use tower::ServiceExt as _;
 
 use super::Page;
-use crate::admission::Admission;
 use crate::doors::{Caller, Occupancy};
 use crate::hub::Hub;
 use crate::identity::{Config, Gate};
-use crate::index::CliffGuard;
 
 const TOKENS: &str = "reads,anna,1\nelse,bert,2\n";
 const RULES: &str = "rules:\n- {users: [anna], verbs: [get], paths: [/kplane/status]}\n";

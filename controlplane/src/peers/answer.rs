@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
 use kplane_model::{Digest, NodeName, ServiceName};
+use kplane_picture::wire::millis;
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::collected::Kind;
 use prost::Message as _;
@@ -12,7 +13,6 @@ use tokio::time::Instant;
 use tonic::Streaming;
 
 use crate::fleet::{Durations, bound_avoided, bound_report, label, translate};
-use crate::wire::millis;
 
 /// Maximum number of agents of one replica.
 const MAX_AGENTS: usize = 65_536;

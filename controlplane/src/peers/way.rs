@@ -10,6 +10,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, Shared, join_all};
 use hyper_util::rt::TokioIo;
+use kplane_picture::dial::Dialer;
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::peer_service_client::PeerServiceClient;
 use kplane_tls::{ClientConfig, Follower, Wire, greet};
@@ -18,7 +19,6 @@ use tokio::time::{Instant, timeout};
 use tonic::transport::{Channel, Endpoint};
 
 use super::config::{Config, Place};
-use crate::dial::Dialer;
 
 /// Maximum number of replicas that are asked; further ones are named as missing.
 const MAX_REPLICAS: usize = 64;

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use kplane_model::{Family, ServiceName, parse_ip};
+use kplane_picture::index::{PortView, ServiceDetail};
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
@@ -13,7 +14,6 @@ use super::request::{MAX_NAME, bounded_names, known_node, unknown};
 use crate::fleet::label;
 use crate::hub::Hub;
 use crate::identity::{Right, Visitor};
-use crate::index::{PortView, ServiceDetail};
 use crate::peers::Peers;
 
 /// Maximum number of ServicePorts in a question.

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use kplane_model::{NodeName, ServiceName};
+use kplane_picture::publish::Followed;
+use kplane_picture::trust::Trust;
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::{LagState, ServiceState};
 use tokio::sync::mpsc;
@@ -19,8 +21,6 @@ use super::standing::{Standing, Standings};
 use crate::fleet::Durations;
 use crate::hub::Hub;
 use crate::peers::{Collected, Peers};
-use crate::publish::Followed;
-use crate::trust::Trust;
 
 /// Maximum number of laggards in an answer.
 const LISTED: usize = 20;

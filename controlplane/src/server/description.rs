@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use kplane_model::{EndpointAddr, NodeFacts, NodeName, ServiceName};
+use kplane_picture::index::{PortView, ServiceDetail};
+use kplane_picture::publish::Followed;
 use kplane_proto::v1 as pb;
 
 use super::convergence::convergence;
@@ -16,9 +18,7 @@ use super::standing::{Standing, Standings};
 use super::views::service;
 use crate::findings::{self, Finding, Place};
 use crate::hub::Hub;
-use crate::index::{PortView, ServiceDetail};
 use crate::peers::Collected;
-use crate::publish::Followed;
 
 /// Returns one Service and its state on each node, with the virtual servers that agents reported.
 pub(super) fn description(

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use kplane_model::{Digest, ServiceName};
+use kplane_picture::index::Totals;
+use kplane_picture::publish::{Cursor, Head, Piece, PieceEnd, Way};
 use kplane_proto::v1 as pb;
 use prost::Message;
 use tokio::sync::mpsc;
@@ -16,8 +18,6 @@ use super::layers::LayerFeed;
 use super::millis;
 use crate::hub::Hub;
 use crate::identity::{Right, Visitor};
-use crate::index::Totals;
-use crate::publish::{Cursor, Head, Piece, PieceEnd, Way};
 
 /// Longest name of an object, in bytes: a DNS subdomain (RFC 1123), as in the API server.
 const MAX_NAME: usize = 253;

@@ -6,13 +6,13 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use kplane_model::{Endpoint, Protocol, ServiceName, parse_ip};
+use kplane_picture::index::{PortView, Selection};
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
 use super::request::{bounded_names, known_node, unknown};
 use super::{closing, inquiry};
 use crate::hub::Hub;
-use crate::index::{PortView, Selection};
 use crate::peers::Peers;
 
 /// Maximum number of endpoints in a question.

@@ -9,16 +9,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use kplane_picture::freshness::Freshness;
+use kplane_picture::publish::Head;
+use kplane_picture::trust::Trust;
 use kplane_proto::v1 as pb;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 use tonic::Status;
 
 use super::confidence;
-use crate::freshness::Freshness;
 use crate::hub::Hub;
-use crate::publish::Head;
-use crate::trust::Trust;
 
 /// Maximum time between two messages of a stream.
 const HEARTBEAT: Duration = Duration::from_secs(5);

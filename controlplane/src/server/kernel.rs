@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 
 use kplane_model::fate::{Fate, Outcome, Place};
 use kplane_model::{Family, NodeName, Reason, ServicePort, Severity};
+use kplane_picture::bounded::cut;
 use kplane_proto::v1 as pb;
 
-use crate::bounded::cut;
 use crate::findings::Finding;
 use crate::fleet::label;
 use crate::peers::NodeAnswer;

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use kplane_model::ServiceName;
+use kplane_picture::publish::Store;
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::LagState;
 
@@ -10,7 +11,6 @@ use super::wall_ms;
 use crate::fleet::{AgentRecord, holding};
 use crate::hub::Hub;
 use crate::orders::Order;
-use crate::publish::Store;
 
 /// The reason why a node does not hold the newest state of a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]

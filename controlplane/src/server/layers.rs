@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use kplane_model::{NodeName, ServiceName};
+use kplane_picture::publish::{Followed, Head, LayerCursor, LayerEnd, LayerPiece};
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::ServiceState;
 use kplane_proto::v1::object::Kind;
@@ -14,7 +15,6 @@ use super::convergence;
 use super::feeds::{Feed, source_state};
 use super::millis;
 use crate::hub::Hub;
-use crate::publish::{Followed, Head, LayerCursor, LayerEnd, LayerPiece};
 
 /// The picture of all nodes, of one Service or of all.
 pub(super) struct LayerFeed {

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use kplane_model::{NodeFacts, NodeName, ServiceName};
+use kplane_picture::publish::Followed;
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
@@ -14,7 +15,6 @@ use super::standing::{Standing, Standings};
 use crate::findings;
 use crate::hub::Hub;
 use crate::peers::Collected;
-use crate::publish::Followed;
 
 /// A node that handles packets for a Service.
 pub(super) struct OnNode {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kplane_model::{NodeFacts, NodeName, Reason};
+use kplane_picture::publish::Store;
 use kplane_proto::v1 as pb;
 use prost::Message as _;
 
@@ -13,7 +14,6 @@ use super::views::{control_plane, node_state, node_status};
 use crate::fleet::{AgentRecord, Durations};
 use crate::hub::Hub;
 use crate::peers::{Answer, Claim, Collected};
-use crate::publish::Store;
 
 /// Size in bytes up to which nodes are added to an answer. The largest node may come on top: its report of 256 KiB
 /// may be one text that appears twice. With 1 MiB of issues, an answer stays at 3 MiB.

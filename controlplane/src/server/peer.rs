@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use kplane_model::ServiceName;
+use kplane_picture::publish::Followed;
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::collected::Kind;
 use kplane_proto::v1::peer_service_server::PeerService;
@@ -21,7 +22,6 @@ use super::{approval, inquiry, questions, recorder};
 use crate::fleet::More;
 use crate::hub::Hub;
 use crate::identity::Right;
-use crate::publish::Followed;
 
 /// Maximum number of answers that are given at once.
 const ANSWERS: usize = 64;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kplane_model::{Family, NodeFacts, NodeName, Protocol, ServiceName};
+use kplane_picture::index::{PortView, ServiceDetail};
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
@@ -15,7 +16,6 @@ use super::inquiry::{self, Answers};
 use super::request::{bounded_names, known_node, unknown};
 use crate::fleet::label;
 use crate::hub::Hub;
-use crate::index::{PortView, ServiceDetail};
 use crate::peers::{Patience, Peers};
 
 /// The Service that every cluster has.

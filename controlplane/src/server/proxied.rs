@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use kplane_model::ServiceName;
+use kplane_picture::index::PortView;
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
@@ -11,7 +12,6 @@ use super::inquiry;
 use super::request::{bounded_names, known_node, unknown};
 use crate::fleet::label;
 use crate::hub::Hub;
-use crate::index::PortView;
 use crate::peers::Peers;
 
 /// Maximum number of ServicePorts in a question.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kplane_model::{Family, Protocol, ServiceKey, ServiceName};
+use kplane_picture::index::Selection;
 use kplane_proto::v1 as pb;
 use tokio::sync::mpsc;
 use tonic::Status;
@@ -15,7 +16,6 @@ use tonic::Status;
 use super::request::{WATCH_PAUSE, cost};
 use super::{closing, views};
 use crate::hub::{Hub, Missed};
-use crate::index::Selection;
 
 /// Maximum time between two messages of a watch.
 const HEARTBEAT: Duration = Duration::from_secs(5);

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use kplane_model::NodeName;
+use kplane_picture::buckets::{Bucket, Rate};
+use kplane_picture::freshness::Freshness;
 use kplane_proto::PROTOCOL_VERSION;
 use kplane_proto::shared::Messages;
 use kplane_proto::v1::{self as pb, AgentMessage, Hello, agent_message, server_message};
@@ -21,11 +23,9 @@ use super::millis;
 use super::questions::Questions;
 use super::request::must_be_node;
 use super::updates::{Claim, Updates};
-use crate::buckets::{Bucket, Rate};
 use crate::doors::Occupancy;
 use crate::draining;
 use crate::fleet::{NotBegun, Problem, Session, bound_hello};
-use crate::freshness::Freshness;
 use crate::hub::Hub;
 use crate::identity::{Sentry, Visitor};
 

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use kplane_model::{NodeName, ServiceName};
+use kplane_picture::publish::Followed;
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::LagState;
 
@@ -14,7 +15,6 @@ use super::wall_ms;
 use crate::fleet::{AgentRecord, Durations, has_servers};
 use crate::hub::Hub;
 use crate::peers::{Answer, Collected};
-use crate::publish::Followed;
 
 /// A Service's state on a node, by the revisions of the replica that serves the node.
 #[derive(Clone, Debug)]

@@ -5,6 +5,7 @@ mod fates;
 use std::sync::Arc;
 
 use kplane_model::ServiceName;
+use kplane_picture::publish::MAX_POINTS;
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::status_service_server::StatusService;
 use tokio::sync::mpsc;
@@ -24,7 +25,6 @@ use crate::fleet::label;
 use crate::hub::Hub;
 use crate::identity::{Right, Visitor};
 use crate::peers::{Collected, Peers};
-use crate::publish::MAX_POINTS;
 
 /// The server of the status API.
 #[derive(Clone, Debug)]

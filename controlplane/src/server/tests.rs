@@ -6,6 +6,12 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use kplane_model::{Issue, NodeFacts, ObjectRef, ServiceName, Severity};
+use kplane_picture::admission::Admission;
+use kplane_picture::index::CliffGuard;
+use kplane_picture::k8s::Kind;
+use kplane_picture::publish::Publication;
+use kplane_picture::source::{Batch, Event, kubernetes};
+use kplane_picture::wire::millis;
 use kplane_proto::shared::AgentServiceServer;
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
@@ -23,16 +29,10 @@ use tonic::{Code, Request, Status};
 use super::request::{WATCH_PAUSE, WATCH_REFRESH};
 use super::views::{self, UNVERIFIED_AFTER, node_state};
 use super::{AgentServer, StatusServer};
-use crate::admission::Admission;
 use crate::doors::{Door, Limits};
 use crate::fleet::Session;
 use crate::hub::Hub;
 use crate::identity::{self, Gate};
-use crate::index::CliffGuard;
-use crate::k8s::Kind;
-use crate::publish::Publication;
-use crate::source::{Batch, Event, kubernetes};
-use crate::wire::millis;
 
 /// A deadline far above any step of these tests.
 const DEADLINE: Duration = Duration::from_secs(30);

@@ -8,6 +8,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::Stream;
 use kplane_model::{Digest, NodeName};
+use kplane_picture::freshness::Freshness;
+use kplane_picture::publish::{self, Cursor, Head, Mark, Piece, Walk, Way, update_end};
 use kplane_proto::shared::frame;
 use kplane_proto::v1::{self as pb, ServerMessage, server_message};
 use tokio::time::Instant;
@@ -17,10 +19,8 @@ use tracing::info;
 
 use super::request::must_be_node;
 use crate::fleet::Dispatch;
-use crate::freshness::Freshness;
 use crate::hub::Hub;
 use crate::orders::Orders;
-use crate::publish::{self, Cursor, Head, Mark, Piece, Walk, Way, update_end};
 use crate::traffic::Sent;
 
 /// A message, and whether another one may follow.

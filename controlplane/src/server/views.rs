@@ -3,14 +3,14 @@
 use std::time::{Duration, Instant, SystemTime};
 
 use kplane_model::{Endpoint, NodeFacts, NodeName};
+use kplane_picture::index::{Held, PortView};
+use kplane_picture::publish::Store;
 use kplane_proto::v1 as pb;
 
 use super::issues::Issues;
 use super::{confidence, millis, wall_ms};
 use crate::fleet::{AgentRecord, LatencySummary, holding};
 use crate::hub::Hub;
-use crate::index::{Held, PortView};
-use crate::publish::Store;
 
 /// Time without a comparison after which a kernel's state counts as unknown. An agent compares every five minutes
 /// and reports that; this is three times as long.

@@ -14,13 +14,13 @@ use kplane_model::{
     Endpoint, Family, Issue, NodeFacts, NodeName, Reason, ServiceName, ServicePort, Severity,
     TrafficPolicy, parse_ip,
 };
+use kplane_picture::index::{PortView, ServiceDetail};
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
 use super::kernel::Expected;
 use super::on_node::OnNode;
 use crate::findings::{self, Finding};
-use crate::index::{PortView, ServiceDetail};
 
 /// A question with everything that it means.
 struct Packet<'a> {

@@ -4,11 +4,10 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, NodeSpec, Taint};
 use kplane_model::NodeName;
+use kplane_picture::kubernetes::{Api, Asked, Failure, Unanswered};
+use kplane_picture::tainted::TAINT;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
-
-use crate::kubernetes::{Api, Asked, Failure, Unanswered};
-use crate::tainted::TAINT;
 
 /// Maximum time for an answer.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 use std::time::SystemTime;
 
 use kp_controlplane::app::{Bound, Config, Origin};
-use kp_controlplane::publish::Publication;
 use kplane_http::client::get;
 use kplane_model::ServiceKey;
+use kplane_picture::publish::Publication;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
 use kplane_proto::v1::{self as pb, LagState, ServiceState, server_message};
 use tokio::time::{Instant, timeout};

@@ -5,16 +5,16 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use kp_controlplane::admission::Admission;
 use kp_controlplane::app::{Bound, Config, Origin};
 use kp_controlplane::hub::Hub;
 use kp_controlplane::identity;
-use kp_controlplane::index::CliffGuard;
-use kp_controlplane::publish::{Publication, Published, Store};
 use kp_controlplane::server::DesiredServer;
-use kp_controlplane::trust::Trust;
 use kplane_model::select::merge;
 use kplane_model::{Endpoint, EndpointAddr, NodeFacts, ServiceKey, ServicePort};
+use kplane_picture::admission::Admission;
+use kplane_picture::index::CliffGuard;
+use kplane_picture::publish::{Publication, Published, Store};
+use kplane_picture::trust::Trust;
 use kplane_proto::v1::desired_state_service_client::DesiredStateServiceClient;
 use kplane_proto::v1::desired_state_service_server::DesiredStateService as _;
 use kplane_proto::v1::object::Kind;
@@ -474,7 +474,7 @@ async fn one_caller_cannot_have_all_watches() {
 }
 
 /// A control plane whose source is silent; what a test sends is what it reads.
-fn silent_hub() -> (Arc<Hub>, mpsc::Sender<kp_controlplane::source::Batch>) {
+fn silent_hub() -> (Arc<Hub>, mpsc::Sender<kplane_picture::source::Batch>) {
     let (batches, receiver) = mpsc::channel(1);
     let (hub, task) = Hub::new(
         7,

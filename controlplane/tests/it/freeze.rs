@@ -4,8 +4,8 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use kp_controlplane::app::{Bound, Config, Origin, build};
-use kp_controlplane::publish::{Publication, Published};
 use kplane_model::{ServiceKey, ServicePort};
+use kplane_picture::publish::{Publication, Published};
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
 use kplane_proto::v1::{

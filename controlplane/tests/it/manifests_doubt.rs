@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use kp_controlplane::app::{Bound, Config, Origin, build};
 use kp_controlplane::hub::{Seen, Summary};
-use kp_controlplane::index::{CliffGuard, Guarded, Held, Selection};
-use kp_controlplane::trust::Trust;
+use kplane_picture::index::{CliffGuard, Guarded, Held, Selection};
+use kplane_picture::trust::Trust;
 use tempfile::TempDir;
 use tokio::time::timeout;
 

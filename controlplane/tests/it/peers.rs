@@ -13,8 +13,8 @@ use std::time::{Duration, SystemTime};
 
 use kp_controlplane::app::{Bound, Config, Origin, Protection};
 use kp_controlplane::peers::{self, PeerFlags};
-use kp_controlplane::publish::Publication;
 use kplane_model::NodeFacts;
+use kplane_picture::publish::Publication;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
 use kplane_proto::v1::{self as pb, AgentMessage, NodeState};
 use tokio::net::TcpListener;

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 use kp_controlplane::app::{Bound, Config, Origin, build};
 use kp_controlplane::doors::Limits;
-use kp_controlplane::freshness::{Freshness, Versions};
-use kp_controlplane::k8s::Kind;
-use kp_controlplane::publish::{Publication, Published};
 use kplane_model::{ServiceKey, ServicePort};
+use kplane_picture::freshness::{Freshness, Versions};
+use kplane_picture::k8s::Kind;
+use kplane_picture::publish::{Publication, Published};
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_proto::v1::{
     self as pb, AgentMessage, Hello, ServerMessage, agent_message, server_message,

@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use kp_controlplane::app::{Bound, Config, Origin, build};
-use kp_controlplane::publish::{Publication, Published};
-use kp_controlplane::trust::Trust;
 use kplane_model::{
     DesiredKey, Digest, Endpoint, EndpointAddr, ObjectHash, ServiceKey, ServicePort,
 };
+use kplane_picture::publish::{Publication, Published};
+use kplane_picture::trust::Trust;
 use kplane_proto::convert::decode_object;
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_proto::v1::status_service_client::StatusServiceClient;

@@ -6,10 +6,10 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use kp_controlplane::convert::{self, SkipReason};
-use kp_controlplane::k8s;
 use kplane_model::{Cidr, Endpoint, Family, NodeFacts, Protocol, ServiceKey, ServiceName};
 use kplane_model::{ServicePort, parse_ip, select};
+use kplane_picture::convert::{self, SkipReason};
+use kplane_picture::k8s;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 

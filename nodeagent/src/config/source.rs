@@ -4,13 +4,13 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use kp_controlplane::admission::{AllowedExternalIps, Proxying, ReservedPlace};
 use kp_controlplane::app::Origin;
-use kp_controlplane::convert::ExternalIps;
-use kp_controlplane::dial::AGENT_PORT;
-use kp_controlplane::kubernetes::Access;
-use kp_controlplane::source::kubernetes;
 use kplane_model::{Cidr, NodeName, ProxyNamespaces};
+use kplane_picture::admission::{AllowedExternalIps, Proxying, ReservedPlace};
+use kplane_picture::convert::ExternalIps;
+use kplane_picture::dial::AGENT_PORT;
+use kplane_picture::kubernetes::Access;
+use kplane_picture::source::kubernetes;
 use kplane_tls::{ClientFiles, is_this_machine};
 use tonic::transport::{Channel, Endpoint, Uri};
 

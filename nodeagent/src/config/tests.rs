@@ -4,11 +4,11 @@ mod file;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
-use kp_controlplane::admission::Proxying;
 use kp_controlplane::app::Origin;
-use kp_controlplane::convert::ExternalIps;
-use kp_controlplane::kubernetes::Access;
 use kplane_model::{Cidr, Family};
+use kplane_picture::admission::Proxying;
+use kplane_picture::convert::ExternalIps;
+use kplane_picture::kubernetes::Access;
 
 use super::flags::node_name;
 use super::kube_proxy::{Level, with_dashes};

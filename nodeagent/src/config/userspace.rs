@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use kp_controlplane::admission::Proxying;
 use kplane_dataplane::backend::{Kind, UserspaceSettings};
 use kplane_model::{ProxyEndpoints, ProxyNamespaces};
+use kplane_picture::admission::Proxying;
 
 use super::value::{duration, interval};
 

@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 use futures_util::{FutureExt, StreamExt};
 use http::Uri;
 use http::header::AUTHORIZATION;
-use kp_controlplane::dial::{AGENT_PORT, Dialer, MAX_ADDRESSES, literal, resolve};
+use kplane_picture::dial::{AGENT_PORT, Dialer, MAX_ADDRESSES, literal, resolve};
 use kplane_proto::v1::AgentMessage;
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_tls::{ClientConfig, Follower, Token};

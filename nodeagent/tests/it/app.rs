@@ -8,15 +8,15 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use kp_controlplane::admission::Proxying;
 use kp_controlplane::app as control_plane;
-use kp_controlplane::convert::ExternalIps;
 use kp_controlplane::server::StatusServer;
 use kp_nodeagent::app;
 use kp_nodeagent::config::{Config, Flags, Source, Task};
 use kp_nodeagent::report::Report;
 use kplane_dataplane::backend::noop::{self, Noop};
 use kplane_dataplane::backend::{Applied, ApplyError, Change, Kind, Side, Verification};
+use kplane_picture::admission::Proxying;
+use kplane_picture::convert::ExternalIps;
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
 use kplane_proto::v1::status_service_server::StatusService as _;

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use kp_controlplane::admission::Admission;
 use kp_controlplane::hub::{Hub, Seen};
 use kp_controlplane::identity::{self, AuditLog, Gate};
-use kp_controlplane::index::{CliffGuard, Guarded};
-use kp_controlplane::k8s::Kind;
 use kp_controlplane::server::AgentServer;
-use kp_controlplane::source::{Batch, kubernetes};
+use kplane_picture::admission::Admission;
+use kplane_picture::index::{CliffGuard, Guarded};
+use kplane_picture::k8s::Kind;
+use kplane_picture::source::{Batch, kubernetes};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 

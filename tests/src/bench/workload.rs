@@ -3,8 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use kp_controlplane::publish::Published;
 use kplane_model::{Endpoint, EndpointAddr, ServiceKey, ServicePort, TrafficPolicy};
+use kplane_picture::publish::Published;
 
 /// Returns the endpoint with a number, ready.
 pub fn endpoint(n: u32) -> Endpoint {

@@ -4,10 +4,6 @@
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use kp_controlplane::index::Index;
-use kp_controlplane::k8s::{Kind, Object, ObjectId};
-use kp_controlplane::publish::{Cursor, Store};
-use kp_controlplane::source::{Batch, Event, Located};
 use kp_nodeagent::cache::{Cache, Memory};
 use kp_nodeagent::desired::Position;
 use kp_nodeagent::engine::{Engine, Recall};
@@ -15,6 +11,10 @@ use kp_nodeagent::report::{Failure, Report};
 use kplane_dataplane::backend::{self, Inspection, Settings};
 use kplane_dataplane::plan::NodeSettings;
 use kplane_model::{Family, Issue, ServiceName};
+use kplane_picture::index::Index;
+use kplane_picture::k8s::{Kind, Object, ObjectId};
+use kplane_picture::publish::{Cursor, Store};
+use kplane_picture::source::{Batch, Event, Located};
 use kplane_rig::netns::NetNs;
 use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};

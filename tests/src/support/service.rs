@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
-use kp_controlplane::publish::Published;
 use kplane_dataplane::plan::{ServicePlan, plan_service};
 use kplane_model::select::{local_by_node, merge, variants};
 use kplane_model::{
     Cidr, Endpoint, EndpointAddr, Family, IpvsScheduler, LocalEndpoints, NodeFacts, Protocol,
     Proxied, ServiceKey, ServicePort, ServiceProgram, TrafficPolicy,
 };
+use kplane_picture::publish::Published;
 
 /// The port of every Service.
 pub const PORT: u16 = 80;

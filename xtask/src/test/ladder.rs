@@ -11,18 +11,24 @@ use anyhow::{Context, Result, ensure};
 use crate::cargo::output;
 
 /// A crate of the workspace: its folder, its name, and the crates of the workspace that it may use.
-const CRATES: [(&str, &str, &[&str]); 17] = [
+const CRATES: [(&str, &str, &[&str]); 18] = [
     ("model", "kplane-model", &[]),
     ("proto", "kplane-proto", &["kplane-model"]),
     ("http", "kplane-http", &[]),
     ("tls", "kplane-tls", &[]),
     ("view", "kplane-view", &["kplane-model", "kplane-proto"]),
     (
+        "controlplane/picture",
+        "kplane-picture",
+        &["kplane-model", "kplane-proto", "kplane-tls"],
+    ),
+    (
         "controlplane",
         "kp-controlplane",
         &[
             "kplane-http",
             "kplane-model",
+            "kplane-picture",
             "kplane-proto",
             "kplane-tls",
             "kplane-view",
@@ -49,6 +55,7 @@ const CRATES: [(&str, &str, &[&str]); 17] = [
             "kplane-http",
             "kplane-kube-proxy-config",
             "kplane-model",
+            "kplane-picture",
             "kplane-proto",
             "kplane-tls",
         ],
@@ -74,6 +81,7 @@ const CRATES: [(&str, &str, &[&str]); 17] = [
             "kplane-http",
             "kplane-model",
             "kplane-netlink",
+            "kplane-picture",
             "kplane-proto",
             "kplane-rig",
             "kplane-tls",
@@ -83,8 +91,8 @@ const CRATES: [(&str, &str, &[&str]); 17] = [
         "devtools",
         "kplane-dev",
         &[
-            "kp-controlplane",
             "kplane-model",
+            "kplane-picture",
             "kplane-proto",
             "kplane-rig",
             "kplane-tls",

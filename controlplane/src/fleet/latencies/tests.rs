@@ -4,9 +4,9 @@ use std::sync::LazyLock;
 use std::time::{Duration, UNIX_EPOCH};
 
 use kplane_model::{ServiceName, ServicePort};
+use kplane_picture::publish::{Publication, Published, Trigger};
 
 use super::*;
-use crate::publish::{Publication, Published, Trigger};
 
 const EPOCH: u64 = 7;
 

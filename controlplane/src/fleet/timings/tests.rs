@@ -1,14 +1,14 @@
 //! Measurements from reports.
 
 use kplane_model::ServicePort;
+use kplane_picture::admission::Admission;
+use kplane_picture::index::CliffGuard;
+use kplane_picture::publish::{Publication, Published};
 use kplane_proto::v1::{Hello, ObjectFailure, SyncStats};
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::admission::Admission;
 use crate::hub::Hub;
-use crate::index::CliffGuard;
-use crate::publish::{Publication, Published};
 
 const EPOCH: u64 = 1;
 

@@ -8,6 +8,7 @@ use futures_util::FutureExt as _;
 use futures_util::future::join_all;
 use http::{Request, Response};
 use http_body_util::BodyExt as _;
+use kplane_picture::kubernetes::Api;
 use kplane_proto::v1::Hello;
 use kube::client::Body;
 use serde_json::{Value, json};
@@ -17,7 +18,6 @@ use tonic::{Code, Status};
 use super::signatures::{ISSUER, Signer, claims};
 use super::*;
 use crate::fleet::{Begun, Session};
-use crate::kubernetes::Api;
 
 /// Time for which the API server is away.
 const OUTAGE: Duration = Duration::from_secs(600);

@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex};
 
 use http::{Method, Request, Response};
 use http_body_util::BodyExt as _;
+use kplane_picture::kubernetes::Api;
 use kube::client::Body;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::kubernetes::Api;
 use crate::orders::Unchanged;
 
 /// The API server.

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 
 use kplane_model::{NodeFacts, ServiceKey, ServicePort};
+use kplane_picture::admission::Admission;
+use kplane_picture::index::CliffGuard;
+use kplane_picture::publish::{Publication, Published};
+use kplane_picture::source::kubernetes;
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::admission::Admission;
 use crate::fleet::Session;
-use crate::index::CliffGuard;
-use crate::publish::{Publication, Published};
-use crate::source::kubernetes;
 
 const EPOCH: u64 = 1;
 

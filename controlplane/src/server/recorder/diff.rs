@@ -5,6 +5,8 @@ use std::slice;
 use std::time::SystemTime;
 
 use kplane_model::{LocalEndpoints, NodeFacts, ServiceName, ServiceProgram};
+use kplane_picture::index::Details;
+use kplane_picture::publish::{Compared, Pair};
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::diff_request::Question;
 use tonic::Status;
@@ -14,9 +16,7 @@ use super::super::pages::Picture;
 use super::super::request::unknown_node;
 use super::wire;
 use crate::hub::Hub;
-use crate::index::Details;
 use crate::peers::Collected;
-use crate::publish::{Compared, Pair};
 
 mod kernel;
 

@@ -6,6 +6,7 @@ use std::cmp::Reverse;
 use std::time::SystemTime;
 
 use kplane_model::NodeName;
+use kplane_picture::recorder::Change;
 use kplane_proto::v1 as pb;
 
 use super::super::millis;
@@ -13,7 +14,6 @@ use super::{limit, service_name, wire};
 use crate::fleet::Reached;
 use crate::hub::Hub;
 use crate::peers::Peers;
-use crate::recorder::Change;
 
 /// Number of changes in an answer, unless the question says otherwise, and the largest number.
 const CHANGES: (usize, usize) = (20, 200);

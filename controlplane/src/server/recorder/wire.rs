@@ -1,9 +1,8 @@
 //! The record as messages have it.
 
+use kplane_picture::index::{Cause, Details, EndpointState, Verb};
+use kplane_picture::recorder::Notice;
 use kplane_proto::v1 as pb;
-
-use crate::index::{Cause, Details, EndpointState, Verb};
-use crate::recorder::Notice;
 
 pub(super) fn cause(cause: &Cause) -> pb::ChangeCause {
     let verb = match cause.verb {

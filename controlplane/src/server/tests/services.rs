@@ -1,11 +1,11 @@
 //! Lists and watches of Services: pages, filters and changes.
 
+use kplane_picture::k8s::{Object, ObjectId};
+use kplane_picture::source::Located;
 use kplane_rig::cluster::objects;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::k8s::{Object, ObjectId};
-use crate::source::Located;
 
 /// Number of Services of a cluster that needs pages.
 const MANY: usize = 17_000;

@@ -4,6 +4,9 @@ use std::time::SystemTime;
 
 use futures_util::{FutureExt as _, StreamExt as _};
 use kplane_model::{RangeDigests, ServiceKey, ServicePort};
+use kplane_picture::admission::Admission;
+use kplane_picture::index::CliffGuard;
+use kplane_picture::publish::{Publication, Published};
 use kplane_proto::convert::decode_object;
 use kplane_proto::v1::{Hello, Update, server_message::Kind};
 use prost::Message as _;
@@ -12,11 +15,8 @@ use tokio::sync::mpsc;
 use super::super::mailbox::{Postman, mailbox};
 use super::super::outbound::Outbound;
 use super::*;
-use crate::admission::Admission;
 use crate::fleet::Session;
-use crate::index::CliffGuard;
 use crate::orders::{Place, Scope, Wish};
-use crate::publish::{Publication, Published};
 
 const NODE: &str = "n1";
 

@@ -1,7 +1,7 @@
 //! A control plane whose tests publish themselves.
 
 use kp_controlplane::app::{Bound, Config, build};
-use kp_controlplane::trust::Trust;
+use kplane_picture::trust::Trust;
 use tokio::time::timeout;
 
 use super::DEADLINE;

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use clap::Parser as _;
-use kp_controlplane::admission::Admission;
 use kp_nodeagent::app;
 use kp_nodeagent::config::{Config, Flags, Task};
 use kp_nodeagent::report::Report;
 use kplane_dataplane::backend::Kind;
 use kplane_dataplane::leftovers;
+use kplane_picture::admission::Admission;
 use kplane_tests::client::Probe;
 use kplane_tests::wait::eventually;
 use tokio::runtime::Runtime;

@@ -12,13 +12,13 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use kp_controlplane::publish::{Cursor, Store};
 use kplane_dataplane::backend::Settings;
 use kplane_dataplane::conntrack::ConntrackTotals;
 use kplane_dataplane::plan::NodeSettings;
 use kplane_model::{Family, Protocol};
 use kplane_netlink::NfSocket;
 use kplane_netlink::conntrack::{Flow, Selection};
+use kplane_picture::publish::{Cursor, Store};
 use kplane_tests::client::{self, Probe, uninterrupted};
 use kplane_tests::netns::NetNs;
 use kplane_tests::privilege::require_tool;

@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use clap::Parser as _;
-use kp_controlplane::admission::{Admission, Reserved};
 use kp_controlplane::app as control_plane;
-use kp_controlplane::dial::Dialer;
 use kp_controlplane::hub::Hub;
 use kp_nodeagent::app;
 use kp_nodeagent::config::{Config, Flags, Task};
 use kplane_model::OWN_MARK;
 use kplane_model::{Family, Protocol};
+use kplane_picture::admission::{Admission, Reserved};
+use kplane_picture::dial::Dialer;
 use kplane_tests::netns::NetNs;
 use kplane_tests::wait::eventually;
 use tokio::io::AsyncReadExt as _;

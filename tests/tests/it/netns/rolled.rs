@@ -10,9 +10,9 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, ensure};
-use kp_controlplane::admission::Admission;
 use kp_controlplane::hub::Hub;
 use kp_nodeagent::report::Report;
+use kplane_picture::admission::Admission;
 use kplane_tests::client::Probe;
 use kplane_tests::load::{Load, Pace};
 use kplane_tests::netns::NetNs;

@@ -10,12 +10,12 @@ mod walk;
 
 use std::time::SystemTime;
 
-use kp_controlplane::index::Index;
-use kp_controlplane::k8s::Kind;
-use kp_controlplane::publish::{Publication, Published};
-use kp_controlplane::source::manifests::parse;
-use kp_controlplane::source::{Batch, Event};
 use kplane_model::{Family, LocalEndpoints, NodeFacts, ServiceKey, ServiceProgram};
+use kplane_picture::index::Index;
+use kplane_picture::k8s::Kind;
+use kplane_picture::publish::{Publication, Published};
+use kplane_picture::source::manifests::parse;
+use kplane_picture::source::{Batch, Event};
 
 use super::restore::{Limits, parts};
 use super::*;

@@ -169,7 +169,7 @@ impl Exported {
 
 /// Returns whether a value is the name of a failed request.
 fn is_failure(label: &str, value: &str) -> bool {
-    use kp_controlplane::kubernetes::Failure;
+    use kplane_picture::kubernetes::Failure;
     let (text, status) = (String::new, |code| Failure::of_status(code, "", None));
     let all = [
         Failure::Unreachable(text()),

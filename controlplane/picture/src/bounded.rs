@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, Hash};
 
 /// Makes room for one more entry in a map of at most `most`: removes the entries that are not worth keeping, and all of
 /// them if that is not enough.
-pub(crate) fn make_room<K: Eq + Hash, V, S: BuildHasher>(
+pub fn make_room<K: Eq + Hash, V, S: BuildHasher>(
     map: &mut HashMap<K, V, S>,
     most: usize,
     keep: impl Fn(&V) -> bool,
@@ -19,7 +19,7 @@ pub(crate) fn make_room<K: Eq + Hash, V, S: BuildHasher>(
 }
 
 /// Cuts a list, and gives the memory behind its end back.
-pub(crate) fn cut<T>(list: &mut Vec<T>, most: usize) {
+pub fn cut<T>(list: &mut Vec<T>, most: usize) {
     list.truncate(most);
     list.shrink_to_fit();
 }

@@ -109,7 +109,7 @@ impl Details {
     }
 
     /// Compares the endpoints that two programs choose; both are sorted.
-    pub(crate) fn compare_chosen(&mut self, before: &[EndpointAddr], after: &[EndpointAddr]) {
+    pub fn compare_chosen(&mut self, before: &[EndpointAddr], after: &[EndpointAddr]) {
         let endpoint = |addr: &EndpointAddr| Endpoint::ready(*addr);
         for addr in before
             .iter()
@@ -155,7 +155,7 @@ impl Details {
     }
 
     /// Compares the ports of a Service.
-    pub(crate) fn compare_ports(&mut self, before: &[ServicePort], after: &[ServicePort]) {
+    pub fn compare_ports(&mut self, before: &[ServicePort], after: &[ServicePort]) {
         if before == after {
             return;
         }

@@ -199,9 +199,9 @@ impl Api {
         })
     }
 
-    /// Creates a connection whose client answers for the server.
-    #[cfg(test)]
-    pub(crate) fn of(client: kube::Client) -> Self {
+    /// Creates a connection whose client answers for the server: for tests.
+    #[must_use]
+    pub fn of(client: kube::Client) -> Self {
         let server = "https://192.0.2.1".to_owned();
         Self {
             access: Access::Anonymous {

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const DUMP: &str = include_str!("../../../../../tests/data/cluster-dump.yaml");
+const DUMP: &str = include_str!("../../../../../../tests/data/cluster-dump.yaml");
 
 const WEB: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\n";
 const SLICE: &str = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: s}\naddressType: IPv4\n";

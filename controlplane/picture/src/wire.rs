@@ -1,4 +1,4 @@
-//! Values of this crate as messages have them.
+//! Values of the picture as messages have them.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -7,7 +7,7 @@ use kplane_proto::v1::Confidence;
 use crate::trust::Trust;
 
 /// Returns the trust in the picture.
-pub(crate) fn confidence(trust: &Trust) -> Confidence {
+pub fn confidence(trust: &Trust) -> Confidence {
     match trust {
         Trust::Partial(_) => Confidence::Partial,
         Trust::Whole => Confidence::Unspecified,
@@ -16,7 +16,7 @@ pub(crate) fn confidence(trust: &Trust) -> Confidence {
 }
 
 /// Returns milliseconds since 1970, 0 for times before.
-pub(crate) fn millis(at: SystemTime) -> u64 {
+pub fn millis(at: SystemTime) -> u64 {
     let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

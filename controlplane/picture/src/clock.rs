@@ -41,7 +41,7 @@ impl Anchor {
 
 /// Returns a time of the process's own clock by the machine's clock, in milliseconds since 1970. It moves with each step
 /// of the machine's clock, so a reader who subtracts it from `now_ms` of the same answer gets the age.
-pub(crate) fn wall_ms(at: Instant) -> u64 {
+pub fn wall_ms(at: Instant) -> u64 {
     static ANCHOR: Mutex<Option<Anchor>> = Mutex::new(None);
     let now = Anchor {
         own: Instant::now(),

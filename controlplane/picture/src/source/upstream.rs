@@ -163,7 +163,7 @@ impl Upstream {
     }
 
     /// Logs the issues of `after` that are not in `before`, in a few lines; both sorted.
-    pub(crate) fn log_new(&self, before: &[Issue], after: &[Issue]) {
+    pub fn log_new(&self, before: &[Issue], after: &[Issue]) {
         let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         for (severity, line) in log.new_lines(before, after) {
             warn!(%severity, "{line}");

@@ -17,7 +17,7 @@ pub struct Tainted(watch::Sender<BTreeSet<NodeName>>);
 
 impl Tainted {
     /// Follows what a source says of Nodes.
-    pub(crate) fn follow(&self, events: &[Event]) {
+    pub fn follow(&self, events: &[Event]) {
         for event in events {
             match event {
                 Event::InitApply(located) | Event::Apply(located) => {
@@ -33,7 +33,7 @@ impl Tainted {
     }
 
     /// Returns a receiver of the Nodes that have the taint.
-    pub(crate) fn changes(&self) -> watch::Receiver<BTreeSet<NodeName>> {
+    pub fn changes(&self) -> watch::Receiver<BTreeSet<NodeName>> {
         self.0.subscribe()
     }
 
