@@ -13,18 +13,19 @@ use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
 use crate::text::{Span, field, grouped, paragraph};
 use crate::time::human;
+use crate::wire::{FromWire, view_of};
 
-/// A client on a node.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct ClientView {
-    client: String,
-    node: String,
-    port: Option<KeyView>,
-    /// Address and port of its endpoint; empty while the kernel has only a part of it.
-    endpoint: String,
-    /// Time until the kernel forgets it; `null` if the kernel does not say it.
-    expires_seconds: Option<u64>,
+view_of! {
+    /// A client on a node.
+    struct ClientView: NodeClient {
+        client: String,
+        node: String,
+        port: Option<KeyView> = key,
+        /// Address and port of its endpoint; empty while the kernel has only a part of it.
+        endpoint: String,
+        /// Time until the kernel forgets it; `null` if the kernel does not say it.
+        expires_seconds: Option<u64> = expires_s,
+    }
 }
 
 /// The view of `kpctl get affinity` and `kpctl forget-client`.
@@ -55,28 +56,21 @@ pub struct AffinityView {
 impl AffinityView {
     /// Creates the view of a list.
     pub fn known(of: &ServiceName, answer: pb::AffinityAnswer) -> Self {
-        let clients = answer.clients.into_iter().map(|client| ClientView {
-            client: client.client,
-            node: client.node,
-            port: client.key.map(KeyView::from),
-            endpoint: client.endpoint,
-            expires_seconds: client.expires_s,
-        });
         Self {
             api_version: API_VERSION,
             kind: "Affinity",
             namespace: of.namespace.to_string(),
             name: of.name.to_string(),
             forget: None,
-            clients: clients.collect(),
+            clients: FromWire::from_wire(answer.clients),
             clients_omitted: answer.more,
             endpoints_omitted: answer.endpoints_left_out,
             forgotten: answer.forgotten,
             nodes_asked: answer.asked,
             nodes_answered: answer.answered,
-            silent: SilentView::list(answer.silent),
+            silent: FromWire::from_wire(answer.silent),
             silent_omitted: answer.more_silent,
-            missing_replicas: MissingReplicaView::list(answer.missing_replicas),
+            missing_replicas: FromWire::from_wire(answer.missing_replicas),
         }
     }
 

@@ -9,6 +9,7 @@ use super::{API_VERSION, View};
 use crate::style::{Canvas, Tone};
 use crate::text::{Span, paragraph, plural};
 use crate::time::{Time, human};
+use crate::wire::{FromWire, known, view_of};
 
 /// The view of `kpctl history service`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -31,82 +32,79 @@ pub struct ServiceHistoryView {
     now: Option<Time>,
 }
 
-/// A change.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct ChangeView {
-    /// The revision; `null` = nodes hold the Service as before.
-    revision: Option<u64>,
-    observed: Option<Time>,
-    published: Option<Time>,
-    /// Whether only endpoints of single nodes changed.
-    single_nodes: bool,
-    causes: Vec<CauseView>,
-    /// Whether the causes are about other objects.
-    indirect: bool,
-    nodes: u64,
-    reached: u64,
-    first: Option<Time>,
-    last: Option<Time>,
-    slowest: Vec<ReachedView>,
-    waiting: Vec<ReachedView>,
+view_of! {
+    /// A change.
+    struct ChangeView: ServiceChange {
+        /// The revision; `null` = nodes hold the Service as before.
+        revision: Option<u64>,
+        observed: Option<Time> = observed_ms,
+        published: Option<Time> = published_ms,
+        /// Whether only endpoints of single nodes changed.
+        single_nodes: bool,
+        causes: Vec<CauseView>,
+        /// Whether the causes are about other objects.
+        indirect: bool,
+        nodes: u64,
+        reached: u64,
+        first: Option<Time> = first_ms,
+        last: Option<Time> = last_ms,
+        slowest: Vec<ReachedView>,
+        waiting: Vec<ReachedView>,
+    }
+
+    /// When a node had a change.
+    struct ReachedView: NodeReached {
+        node: String,
+        /// The time; `null` = not yet.
+        at: Option<Time> = at_ms,
+        /// Whether the node may have had it before.
+        or_before: bool,
+        applied_revision: u64,
+    }
+
+    /// An object that changed.
+    struct CauseView: ChangeCause {
+        kind: String,
+        namespace: Option<String>,
+        name: String,
+        /// Its version; `null` = unknown.
+        resource_version: Option<String> = version => |version| (version > 0).then(|| version.to_string()),
+        location: Option<String>,
+        verb: &'static str => verb,
+        /// Time of the change that led to it, by its writer's clock.
+        written: Option<Time> = written_ms,
+        endpoints: Vec<EndpointChangeView>,
+        fields: Vec<FieldChangeView>,
+        omitted: u32,
+    }
+
+    /// An endpoint that changed.
+    pub struct EndpointChangeView: RecordedEndpoint {
+        address: String,
+        node: Option<String>,
+        before: &'static str => state,
+        after: &'static str => state,
+    }
+
+    /// A field that changed.
+    pub struct FieldChangeView: RecordedField {
+        field: String,
+        before: Option<String>,
+        after: Option<String>,
+    }
 }
 
-/// When a node had a change.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct ReachedView {
-    node: String,
-    /// The time; `null` = not yet.
-    at: Option<Time>,
-    /// Whether the node may have had it before.
-    or_before: bool,
-    applied_revision: u64,
+fn verb(verb: i32) -> &'static str {
+    match known(verb) {
+        pb::ChangeVerb::Added => "Added",
+        pb::ChangeVerb::Changed => "Changed",
+        pb::ChangeVerb::Removed => "Removed",
+        pb::ChangeVerb::Unspecified => "Unknown",
+    }
 }
 
-/// An object that changed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct CauseView {
-    kind: String,
-    namespace: Option<String>,
-    name: String,
-    /// Its version; `null` = unknown.
-    resource_version: Option<String>,
-    location: Option<String>,
-    verb: &'static str,
-    /// Time of the change that led to it, by its writer's clock.
-    written: Option<Time>,
-    endpoints: Vec<EndpointChangeView>,
-    fields: Vec<FieldChangeView>,
-    omitted: u32,
-}
-
-/// An endpoint that changed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct EndpointChangeView {
-    address: String,
-    node: Option<String>,
-    before: &'static str,
-    after: &'static str,
-}
-
-/// A field that changed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct FieldChangeView {
-    field: String,
-    before: Option<String>,
-    after: Option<String>,
-}
-
-fn some(text: String) -> Option<String> {
-    Some(text).filter(|text| !text.is_empty())
-}
-
-fn state(state: pb::RecordedState) -> &'static str {
-    match state {
+fn state(state: i32) -> &'static str {
+    match known(state) {
         pb::RecordedState::Absent => ABSENT,
         pb::RecordedState::Ready => "Ready",
         pb::RecordedState::NotReady => "NotReady",
@@ -118,27 +116,6 @@ fn state(state: pb::RecordedState) -> &'static str {
 
 /// The state of an endpoint that does not exist.
 const ABSENT: &str = "Absent";
-
-impl From<pb::RecordedEndpoint> for EndpointChangeView {
-    fn from(change: pb::RecordedEndpoint) -> Self {
-        Self {
-            before: state(change.before()),
-            after: state(change.after()),
-            address: change.address,
-            node: some(change.node),
-        }
-    }
-}
-
-impl From<pb::RecordedField> for FieldChangeView {
-    fn from(change: pb::RecordedField) -> Self {
-        Self {
-            field: change.field,
-            before: some(change.before),
-            after: some(change.after),
-        }
-    }
-}
 
 impl EndpointChangeView {
     /// Returns the change in one line.
@@ -173,58 +150,6 @@ impl FieldChangeView {
     }
 }
 
-impl From<pb::ChangeCause> for CauseView {
-    fn from(cause: pb::ChangeCause) -> Self {
-        Self {
-            verb: match cause.verb() {
-                pb::ChangeVerb::Added => "Added",
-                pb::ChangeVerb::Changed => "Changed",
-                pb::ChangeVerb::Removed => "Removed",
-                pb::ChangeVerb::Unspecified => "Unknown",
-            },
-            kind: cause.kind,
-            namespace: some(cause.namespace),
-            name: cause.name,
-            resource_version: (cause.version > 0).then(|| cause.version.to_string()),
-            location: some(cause.location),
-            written: Time::from_wire(cause.written_ms),
-            endpoints: cause.endpoints.into_iter().map(Into::into).collect(),
-            fields: cause.fields.into_iter().map(Into::into).collect(),
-            omitted: cause.omitted,
-        }
-    }
-}
-
-impl From<pb::NodeReached> for ReachedView {
-    fn from(reached: pb::NodeReached) -> Self {
-        Self {
-            node: reached.node,
-            at: Time::from_wire(reached.at_ms),
-            or_before: reached.or_before,
-            applied_revision: reached.applied_revision,
-        }
-    }
-}
-
-impl From<pb::ServiceChange> for ChangeView {
-    fn from(change: pb::ServiceChange) -> Self {
-        Self {
-            revision: Some(change.revision).filter(|revision| *revision > 0),
-            observed: Time::from_wire(change.observed_ms),
-            published: Time::from_wire(change.published_ms),
-            single_nodes: change.single_nodes,
-            causes: change.causes.into_iter().map(Into::into).collect(),
-            indirect: change.indirect,
-            nodes: change.nodes,
-            reached: change.reached,
-            first: Time::from_wire(change.first_ms),
-            last: Time::from_wire(change.last_ms),
-            slowest: change.slowest.into_iter().map(Into::into).collect(),
-            waiting: change.waiting.into_iter().map(Into::into).collect(),
-        }
-    }
-}
-
 impl ServiceHistoryView {
     /// Creates the view; `node` is empty if it is about all nodes.
     pub fn new(name: &ServiceName, node: &str, history: pb::ServiceHistory) -> Self {
@@ -233,11 +158,11 @@ impl ServiceHistoryView {
             kind: "ServiceHistory",
             namespace: name.namespace.to_string(),
             name: name.name.to_string(),
-            node: some(node.to_owned()),
-            changes: history.changes.into_iter().map(Into::into).collect(),
+            node: FromWire::from_wire(node.to_owned()),
+            changes: FromWire::from_wire(history.changes),
             since: Time::from_wire(history.since_ms),
             older: history.older,
-            missing_replicas: MissingReplicaView::list(history.missing_replicas),
+            missing_replicas: FromWire::from_wire(history.missing_replicas),
             now: Time::from_wire(history.now_ms),
         }
     }

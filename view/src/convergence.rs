@@ -10,6 +10,7 @@ use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
 use crate::text::{Span, grouped, long_field};
 use crate::time::Time;
+use crate::wire::{FromWire, known, view_of};
 
 /// Most laggards in the header of a description, before it refers to `-o wide`.
 const SHOWN: usize = 5;
@@ -32,122 +33,78 @@ pub enum ServiceStateView {
     Unspecified,
 }
 
-/// Durations of a Service's last change.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct DurationsView {
-    /// The number of nodes that were measured.
-    pub(crate) nodes: u64,
-    pub(crate) p50_milliseconds: u64,
-    pub(crate) p99_milliseconds: u64,
-    pub(crate) max_milliseconds: u64,
-}
+view_of! {
+    /// Durations of a Service's last change.
+    pub struct DurationsView: ChangeDurations {
+        /// The number of nodes that were measured.
+        nodes: u64,
+        p50_milliseconds: u64 = p50_ms,
+        p99_milliseconds: u64 = p99_ms,
+        max_milliseconds: u64 = max_ms,
+    }
 
-/// A node that lags.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct LaggardView {
-    pub(crate) node: String,
-    pub(crate) state: &'static str,
-    /// The start of the state; `null` when it is not known.
-    pub(crate) since: Option<Time>,
-    pub(crate) reason: String,
-    /// The revision that the node has applied; `null` when it has not reported one.
-    pub(crate) applied_revision: Option<u64>,
-    pub(crate) wanted_revision: u64,
-    /// Whether the kernel holds the newest state all the same.
-    #[serde(skip)]
-    programmed: bool,
-}
+    /// A node that lags.
+    pub struct LaggardView: Laggard {
+        node: String,
+        state: &'static str => lag_state,
+        /// The start of the state; `null` when it is not known.
+        since: Option<Time> = since_ms,
+        reason: String,
+        /// The revision that the node has applied; `null` when it has not reported one.
+        applied_revision: Option<u64> = revision,
+        wanted_revision: u64,
+        /// Whether the kernel holds the newest state all the same.
+        #[serde(skip)]
+        programmed: bool = state => |state| state == pb::LagState::Unverified as i32,
+    }
 
-/// How far the newest state of one Service has come.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ConvergenceView {
-    pub(crate) namespace: String,
-    pub(crate) name: String,
-    pub(crate) state: ServiceStateView,
-    /// The reason for the state if the Service is not served.
-    pub(crate) reason: String,
-    pub(crate) wanted_revision: u64,
-    /// The time of the last change; `null` when it is no longer known.
-    pub(crate) changed: Option<Time>,
-    pub(crate) nodes: u64,
-    pub(crate) programmed: u64,
-    pub(crate) verified: u64,
-    /// Times of the last change until kernels held it; `null` when none was measured.
-    pub(crate) durations: Option<DurationsView>,
-    pub(crate) laggards: Vec<LaggardView>,
-    pub(crate) laggards_omitted: u64,
-    /// Replicas that did not answer.
-    pub(crate) missing_replicas: Vec<MissingReplicaView>,
-    /// Whether `nodes` is too small, because replicas are missing.
-    pub(crate) nodes_incomplete: bool,
-    /// The current time, for ages.
-    #[serde(skip)]
-    now: Option<Time>,
-}
-
-impl From<pb::ChangeDurations> for DurationsView {
-    fn from(durations: pb::ChangeDurations) -> Self {
-        Self {
-            nodes: durations.nodes,
-            p50_milliseconds: durations.p50_ms,
-            p99_milliseconds: durations.p99_ms,
-            max_milliseconds: durations.max_ms,
-        }
+    /// How far the newest state of one Service has come.
+    pub struct ConvergenceView: Convergence {
+        namespace: String,
+        name: String,
+        state: ServiceStateView,
+        /// The reason for the state if the Service is not served.
+        reason: String,
+        wanted_revision: u64,
+        /// The time of the last change; `null` when it is no longer known.
+        changed: Option<Time> = changed_at_ms,
+        nodes: u64,
+        programmed: u64,
+        verified: u64,
+        /// Times of the last change until kernels held it; `null` when none was measured.
+        durations: Option<DurationsView>,
+        laggards: Vec<LaggardView>,
+        laggards_omitted: u64,
+        /// Replicas that did not answer.
+        missing_replicas: Vec<MissingReplicaView>,
+        /// Whether `nodes` is too small, because replicas are missing.
+        nodes_incomplete: bool,
+        /// The current time, for ages.
+        #[serde(skip)]
+        now: Option<Time> = now_ms,
     }
 }
 
-impl From<pb::Laggard> for LaggardView {
-    fn from(laggard: pb::Laggard) -> Self {
-        let state = match laggard.state() {
-            pb::LagState::NoAgent => "NoAgent",
-            pb::LagState::Disconnected => "Disconnected",
-            pb::LagState::Failing => "Failing",
-            pb::LagState::Behind => "Behind",
-            pb::LagState::Holding => HOLDING,
-            pb::LagState::Unverified => "Unverified",
-            pb::LagState::Unknown | pb::LagState::Unspecified => "Unknown",
-        };
-        Self {
-            state,
-            programmed: laggard.state() == pb::LagState::Unverified,
-            since: Time::from_wire(laggard.since_ms),
-            node: laggard.node,
-            reason: laggard.reason,
-            applied_revision: Some(laggard.revision).filter(|revision| *revision > 0),
-            wanted_revision: laggard.wanted_revision,
-        }
+fn lag_state(state: i32) -> &'static str {
+    match known(state) {
+        pb::LagState::NoAgent => "NoAgent",
+        pb::LagState::Disconnected => "Disconnected",
+        pb::LagState::Failing => "Failing",
+        pb::LagState::Behind => "Behind",
+        pb::LagState::Holding => HOLDING,
+        pb::LagState::Unverified => "Unverified",
+        pb::LagState::Unknown | pb::LagState::Unspecified => "Unknown",
     }
 }
 
-impl From<pb::Convergence> for ConvergenceView {
-    fn from(convergence: pb::Convergence) -> Self {
-        let state = match convergence.state() {
-            pb::ServiceState::Served => ServiceStateView::Served,
-            pb::ServiceState::Deleted => ServiceStateView::Deleted,
-            pb::ServiceState::Unknown => ServiceStateView::Unknown,
-            pb::ServiceState::Uncertain => ServiceStateView::Uncertain,
-            pb::ServiceState::Unspecified => ServiceStateView::Unspecified,
-        };
-        let laggards = convergence.laggards.into_iter().map(LaggardView::from);
-        Self {
-            namespace: convergence.namespace,
-            name: convergence.name,
-            state,
-            reason: convergence.reason,
-            wanted_revision: convergence.wanted_revision,
-            changed: Time::from_wire(convergence.changed_at_ms),
-            nodes: convergence.nodes,
-            programmed: convergence.programmed,
-            verified: convergence.verified,
-            durations: convergence.durations.map(DurationsView::from),
-            laggards: laggards.collect(),
-            laggards_omitted: convergence.laggards_omitted,
-            missing_replicas: MissingReplicaView::list(convergence.missing_replicas),
-            nodes_incomplete: convergence.nodes_incomplete,
-            now: Time::from_wire(convergence.now_ms),
+impl FromWire<i32> for ServiceStateView {
+    fn from_wire(state: i32) -> Self {
+        match known(state) {
+            pb::ServiceState::Served => Self::Served,
+            pb::ServiceState::Deleted => Self::Deleted,
+            pb::ServiceState::Unknown => Self::Unknown,
+            pb::ServiceState::Uncertain => Self::Uncertain,
+            pb::ServiceState::Unspecified => Self::Unspecified,
         }
     }
 }

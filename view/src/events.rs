@@ -7,6 +7,7 @@ use super::{API_VERSION, View};
 use crate::style::{Canvas, Tone};
 use crate::text::{Span, paragraph};
 use crate::time::Time;
+use crate::wire::{FromWire, view_of};
 
 /// The view of `kpctl events`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -23,31 +24,24 @@ pub struct EventListView {
     is_first: bool,
 }
 
-/// An event.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct EventView {
-    number: u64,
-    at: Option<Time>,
-    event: String,
-    object: Option<String>,
-    text: String,
+view_of! {
+    /// An event.
+    struct EventView: Noticed {
+        number: u64,
+        at: Option<Time> = at_ms,
+        event: String = kind,
+        object: Option<String>,
+        text: String,
+    }
 }
 
 impl EventListView {
     /// Creates the view of all events, or of those since the last view.
     pub fn new(list: pb::NoticedList, is_first: bool) -> Self {
-        let events = list.events.into_iter().map(|event| EventView {
-            number: event.number,
-            at: Time::from_wire(event.at_ms),
-            event: event.kind,
-            object: Some(event.object).filter(|object| !object.is_empty()),
-            text: event.text,
-        });
         Self {
             api_version: API_VERSION,
             kind: "EventList",
-            events: events.collect(),
+            events: FromWire::from_wire(list.events),
             since: Time::from_wire(list.since_ms),
             is_first,
         }

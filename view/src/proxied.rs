@@ -14,18 +14,19 @@ use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
 use crate::text::{Span, field, grouped, paragraph, plural};
 use crate::time::human;
+use crate::wire::{FromWire, view_of};
 
 /// Maximum number of endpoints that are named because nodes avoid them.
 const AVOIDED: usize = 20;
 
-/// An endpoint in the proxy of one node.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct EndpointView {
-    address: String,
-    open: u32,
-    /// Time for which new connections still avoid it; `null` if they do not.
-    avoided_seconds: Option<u64>,
+view_of! {
+    /// An endpoint in the proxy of one node.
+    struct EndpointView: ProxiedEndpoint {
+        address: String,
+        open: u32,
+        /// Time for which new connections still avoid it; `null` if they do not.
+        avoided_seconds: Option<u64> = avoided_ms => |ms: Option<u64>| ms.map(|ms| ms.div_ceil(1_000)),
+    }
 }
 
 /// A ServicePort in the proxy of one node.
@@ -66,11 +67,6 @@ pub struct ProxiedView {
 
 fn port(of: pb::NodeProxied) -> Option<PortView> {
     let port = of.port?;
-    let endpoints = port.endpoints.into_iter().map(|endpoint| EndpointView {
-        address: endpoint.address,
-        open: endpoint.open,
-        avoided_seconds: endpoint.avoided_ms.map(|ms| ms.div_ceil(1_000)),
-    });
     let failed = port.failed.into_iter();
     Some(PortView {
         node: of.node,
@@ -82,7 +78,7 @@ fn port(of: pb::NodeProxied) -> Option<PortView> {
         bytes_to_endpoints: port.bytes_to_endpoints,
         bytes_to_clients: port.bytes_to_clients,
         connect_microseconds: port.connect_us.checked_div(port.opened),
-        endpoints: endpoints.collect(),
+        endpoints: FromWire::from_wire(port.endpoints),
         endpoints_omitted: port.more_endpoints,
     })
 }
@@ -99,9 +95,9 @@ impl ProxiedView {
             ports_omitted: answer.more,
             nodes_asked: answer.asked,
             nodes_answered: answer.answered,
-            silent: SilentView::list(answer.silent),
+            silent: FromWire::from_wire(answer.silent),
             silent_omitted: answer.more_silent,
-            missing_replicas: MissingReplicaView::list(answer.missing_replicas),
+            missing_replicas: FromWire::from_wire(answer.missing_replicas),
         }
     }
 

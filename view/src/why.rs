@@ -11,6 +11,7 @@ use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
 use crate::text::{Span, field, paragraph};
 use crate::time::human;
+use crate::wire::{FromWire, known, view_of};
 
 /// The end of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -29,9 +30,9 @@ pub enum OutcomeView {
     Unknown,
 }
 
-impl From<pb::PacketOutcome> for OutcomeView {
-    fn from(outcome: pb::PacketOutcome) -> Self {
-        match outcome {
+impl FromWire<i32> for OutcomeView {
+    fn from_wire(outcome: i32) -> Self {
+        match known(outcome) {
             pb::PacketOutcome::Reaches => Self::Reaches,
             pb::PacketOutcome::Refused => Self::Refused,
             pb::PacketOutcome::Dropped => Self::Dropped,
@@ -42,40 +43,31 @@ impl From<pb::PacketOutcome> for OutcomeView {
     }
 }
 
-/// An endpoint that a packet may reach or not.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct CandidateView {
-    pub(crate) address: String,
-    pub(crate) node: String,
-    pub(crate) chosen: bool,
-    pub(crate) reason: String,
+view_of! {
+    /// An endpoint that a packet may reach or not.
+    pub struct CandidateView: Candidate {
+        address: String,
+        node: String,
+        chosen: bool,
+        reason: String,
+    }
+
+    /// The node's kernel, asked for this answer.
+    pub struct KernelView: KernelAnswer {
+        /// Whether it does what the fate says; `null` if that is not known.
+        agrees: Option<bool> = agreement => agrees,
+        summary: String,
+        /// Where it has the destination, such as the names of nftables sets.
+        places: Vec<String>,
+        endpoints: Vec<String>,
+    }
 }
 
-/// The node's kernel, asked for this answer.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct KernelView {
-    /// Whether it does what the fate says; `null` if that is not known.
-    pub(crate) agrees: Option<bool>,
-    pub(crate) summary: String,
-    /// Where it has the destination, such as the names of nftables sets.
-    pub(crate) places: Vec<String>,
-    pub(crate) endpoints: Vec<String>,
-}
-
-impl From<pb::KernelAnswer> for KernelView {
-    fn from(answer: pb::KernelAnswer) -> Self {
-        Self {
-            agrees: match answer.agreement() {
-                pb::KernelAgreement::Unspecified => None,
-                pb::KernelAgreement::Agrees => Some(true),
-                pb::KernelAgreement::Differs => Some(false),
-            },
-            summary: answer.summary,
-            places: answer.places,
-            endpoints: answer.endpoints,
-        }
+fn agrees(agreement: i32) -> Option<bool> {
+    match known(agreement) {
+        pb::KernelAgreement::Unspecified => None,
+        pb::KernelAgreement::Agrees => Some(true),
+        pb::KernelAgreement::Differs => Some(false),
     }
 }
 
@@ -201,13 +193,6 @@ impl WhyView {
     /// Creates the view; `from` names the sender.
     pub fn new(namespace: &str, name: &str, from: String, tried: pb::TryResponse) -> Self {
         let told = tried.explanation.unwrap_or_default();
-        let outcome = told.outcome().into();
-        let candidates = told.candidates.into_iter().map(|candidate| CandidateView {
-            address: candidate.address,
-            node: candidate.node,
-            chosen: candidate.chosen,
-            reason: candidate.reason,
-        });
         Self {
             api_version: API_VERSION,
             kind: "Explanation",
@@ -217,15 +202,15 @@ impl WhyView {
             from,
             to: told.to,
             node: told.node,
-            outcome,
+            outcome: FromWire::from_wire(told.outcome),
             summary: told.summary,
             steps: told.steps,
-            candidates: candidates.collect(),
+            candidates: FromWire::from_wire(told.candidates),
             programmed: told.programmed,
             verified: told.verified,
             lag: told.lag,
-            findings: told.findings.into_iter().map(FindingView::from).collect(),
-            kernel: told.kernel.map(KernelView::from),
+            findings: FromWire::from_wire(told.findings),
+            kernel: FromWire::from_wire(told.kernel),
             attempts: tried.attempts.into_iter().map(AttemptView::from).collect(),
             not_tried: tried.error,
         }
