@@ -4,20 +4,19 @@ use std::time::Duration;
 
 use kplane_model::ServiceName;
 use kplane_proto::v1 as pb;
-use serde::Serialize;
 
 use super::replicas::{MissingReplicaView, missing_text};
 use super::silent::{self, SilentView, names};
-use super::{API_VERSION, KeyView, View};
+use super::{KeyView, View};
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
 use crate::text::{Span, field, grouped, paragraph};
 use crate::time::human;
-use crate::wire::{FromWire, view_of};
+use crate::wire::view_of;
 
 view_of! {
     /// A client on a node.
-    struct ClientView: NodeClient {
+    pub(crate) struct ClientView: NodeClient {
         client: String,
         node: String,
         port: Option<KeyView> = key,
@@ -26,51 +25,36 @@ view_of! {
         /// Time until the kernel forgets it; `null` if the kernel does not say it.
         expires_seconds: Option<u64> = expires_s,
     }
-}
 
-/// The view of `kpctl get affinity` and `kpctl forget-client`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct AffinityView {
-    api_version: &'static str,
-    kind: &'static str,
-    namespace: String,
-    name: String,
-    /// The client that was to be forgotten; `null` for a list.
-    forget: Option<String>,
-    /// With `forget`, the entries that were found.
-    clients: Vec<ClientView>,
-    clients_omitted: u64,
-    /// Endpoints whose clients are not known of nodes in mode iptables: there are too many.
-    endpoints_omitted: u64,
-    /// Nodes that have forgotten the client.
-    forgotten: Vec<String>,
-    nodes_asked: u64,
-    nodes_answered: u64,
-    /// Nodes that did not answer, or could not forget the client.
-    silent: Vec<SilentView>,
-    silent_omitted: u64,
-    missing_replicas: Vec<MissingReplicaView>,
+    /// The view of `kpctl get affinity` and `kpctl forget-client`.
+    pub struct AffinityView: AffinityAnswer as "Affinity" {
+        namespace: String = _,
+        name: String = _,
+        /// The client that was to be forgotten; `null` for a list.
+        forget: Option<String> = _,
+        /// With `forget`, the entries that were found.
+        clients: Vec<ClientView>,
+        clients_omitted: u64 = more,
+        /// Endpoints whose clients are not known of nodes in mode iptables: there are too many.
+        endpoints_omitted: u64 = endpoints_left_out,
+        /// Nodes that have forgotten the client.
+        forgotten: Vec<String>,
+        nodes_asked: u64 = asked,
+        nodes_answered: u64 = answered,
+        /// Nodes that did not answer, or could not forget the client.
+        silent: Vec<SilentView>,
+        silent_omitted: u64 = more_silent,
+        missing_replicas: Vec<MissingReplicaView>,
+    }
 }
 
 impl AffinityView {
     /// Creates the view of a list.
     pub fn known(of: &ServiceName, answer: pb::AffinityAnswer) -> Self {
         Self {
-            api_version: API_VERSION,
-            kind: "Affinity",
             namespace: of.namespace.to_string(),
             name: of.name.to_string(),
-            forget: None,
-            clients: FromWire::from_wire(answer.clients),
-            clients_omitted: answer.more,
-            endpoints_omitted: answer.endpoints_left_out,
-            forgotten: answer.forgotten,
-            nodes_asked: answer.asked,
-            nodes_answered: answer.answered,
-            silent: FromWire::from_wire(answer.silent),
-            silent_omitted: answer.more_silent,
-            missing_replicas: FromWire::from_wire(answer.missing_replicas),
+            ..answer.into()
         }
     }
 

@@ -2,39 +2,34 @@
 
 use kplane_model::ServiceName;
 use kplane_proto::v1 as pb;
-use serde::Serialize;
 
+use super::View;
 use super::replicas::{MissingReplicaView, missing_text};
-use super::{API_VERSION, View};
 use crate::style::{Canvas, Tone};
 use crate::text::{Span, paragraph, plural};
 use crate::time::{Time, human};
-use crate::wire::{FromWire, known, view_of};
-
-/// The view of `kpctl history service`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ServiceHistoryView {
-    api_version: &'static str,
-    kind: &'static str,
-    namespace: String,
-    name: String,
-    /// The node that was asked for; `null` = all.
-    node: Option<String>,
-    /// Newest first.
-    changes: Vec<ChangeView>,
-    /// The time from which on the record is complete.
-    since: Option<Time>,
-    /// The number of recorded changes that are older.
-    older: u64,
-    missing_replicas: Vec<MissingReplicaView>,
-    #[serde(skip)]
-    now: Option<Time>,
-}
+use crate::wire::{FromWire, name, view_of};
 
 view_of! {
+    /// The view of `kpctl history service`.
+    pub struct ServiceHistoryView: ServiceHistory as "ServiceHistory" {
+        namespace: String = _,
+        name: String = _,
+        /// The node that was asked for; `null` = all.
+        node: Option<String> = _,
+        /// Newest first.
+        changes: Vec<ChangeView>,
+        /// The time from which on the record is complete.
+        since: Option<Time> = since_ms,
+        /// The number of recorded changes that are older.
+        older: u64,
+        missing_replicas: Vec<MissingReplicaView>,
+        #[serde(skip)]
+        now: Option<Time> = now_ms,
+    }
+
     /// A change.
-    struct ChangeView: ServiceChange {
+    pub(crate) struct ChangeView: ServiceChange {
         /// The revision; `null` = nodes hold the Service as before.
         revision: Option<u64>,
         observed: Option<Time> = observed_ms,
@@ -53,7 +48,7 @@ view_of! {
     }
 
     /// When a node had a change.
-    struct ReachedView: NodeReached {
+    pub(crate) struct ReachedView: NodeReached {
         node: String,
         /// The time; `null` = not yet.
         at: Option<Time> = at_ms,
@@ -63,14 +58,14 @@ view_of! {
     }
 
     /// An object that changed.
-    struct CauseView: ChangeCause {
+    pub(crate) struct CauseView: ChangeCause {
         kind: String,
         namespace: Option<String>,
         name: String,
         /// Its version; `null` = unknown.
         resource_version: Option<String> = version => |version| (version > 0).then(|| version.to_string()),
         location: Option<String>,
-        verb: &'static str => verb,
+        verb: String => name::<pb::ChangeVerb>,
         /// Time of the change that led to it, by its writer's clock.
         written: Option<Time> = written_ms,
         endpoints: Vec<EndpointChangeView>,
@@ -82,8 +77,8 @@ view_of! {
     pub struct EndpointChangeView: RecordedEndpoint {
         address: String,
         node: Option<String>,
-        before: &'static str => state,
-        after: &'static str => state,
+        before: String => name::<pb::RecordedState>,
+        after: String => name::<pb::RecordedState>,
     }
 
     /// A field that changed.
@@ -91,26 +86,6 @@ view_of! {
         field: String,
         before: Option<String>,
         after: Option<String>,
-    }
-}
-
-fn verb(verb: i32) -> &'static str {
-    match known(verb) {
-        pb::ChangeVerb::Added => "Added",
-        pb::ChangeVerb::Changed => "Changed",
-        pb::ChangeVerb::Removed => "Removed",
-        pb::ChangeVerb::Unspecified => "Unknown",
-    }
-}
-
-fn state(state: i32) -> &'static str {
-    match known(state) {
-        pb::RecordedState::Absent => ABSENT,
-        pb::RecordedState::Ready => "Ready",
-        pb::RecordedState::NotReady => "NotReady",
-        pb::RecordedState::Draining => "Draining",
-        pb::RecordedState::Terminating => "Terminating",
-        pb::RecordedState::Unspecified => "Unknown",
     }
 }
 
@@ -123,7 +98,7 @@ impl EndpointChangeView {
         let node = self.node.as_deref();
         let node = node.map_or_else(String::new, |node| format!(" on {node}"));
         let address = &self.address;
-        match (self.before, self.after) {
+        match (self.before.as_str(), self.after.as_str()) {
             (ABSENT, after) => Span::new(format!("+ {address}{node}: {after}"), Tone::Good),
             (before, ABSENT) => Span::new(format!("- {address}{node}: was {before}"), Tone::Bad),
             (before, after) => Span::new(
@@ -154,16 +129,10 @@ impl ServiceHistoryView {
     /// Creates the view; `node` is empty if it is about all nodes.
     pub fn new(name: &ServiceName, node: &str, history: pb::ServiceHistory) -> Self {
         Self {
-            api_version: API_VERSION,
-            kind: "ServiceHistory",
             namespace: name.namespace.to_string(),
             name: name.name.to_string(),
             node: FromWire::from_wire(node.to_owned()),
-            changes: FromWire::from_wire(history.changes),
-            since: Time::from_wire(history.since_ms),
-            older: history.older,
-            missing_replicas: FromWire::from_wire(history.missing_replicas),
-            now: Time::from_wire(history.now_ms),
+            ..history.into()
         }
     }
 

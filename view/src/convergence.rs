@@ -1,7 +1,6 @@
 //! How far the newest state of one Service has come in the fleet.
 
-use kplane_proto::v1 as pb;
-use serde::Serialize;
+use kplane_proto::v1::{self as pb, ServiceState};
 
 use super::replicas::MissingReplicaView;
 use super::{latency, progress};
@@ -10,28 +9,13 @@ use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
 use crate::text::{Span, grouped, long_field};
 use crate::time::Time;
-use crate::wire::{FromWire, known, view_of};
+use crate::wire::{known, name, named, view_of};
 
 /// Most laggards in the header of a description, before it refers to `-o wide`.
 const SHOWN: usize = 5;
 
 /// The state of a node whose agent keeps Services that the source does not name.
 const HOLDING: &str = "Holding";
-
-/// The state of a Service, or `Unspecified` for values that a newer server may add.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum ServiceStateView {
-    /// The Service is published.
-    Served,
-    /// The Service was served and is not any more.
-    Deleted,
-    /// No Service of this name was served.
-    Unknown,
-    /// The control plane does not know.
-    Uncertain,
-    /// The control plane did not say it.
-    Unspecified,
-}
 
 view_of! {
     /// Durations of a Service's last change.
@@ -46,7 +30,7 @@ view_of! {
     /// A node that lags.
     pub struct LaggardView: Laggard {
         node: String,
-        state: &'static str => lag_state,
+        state: String => name::<pb::LagState>,
         /// The start of the state; `null` when it is not known.
         since: Option<Time> = since_ms,
         reason: String,
@@ -62,7 +46,8 @@ view_of! {
     pub struct ConvergenceView: Convergence {
         namespace: String,
         name: String,
-        state: ServiceStateView,
+        #[serde(serialize_with = "named")]
+        state: ServiceState => known,
         /// The reason for the state if the Service is not served.
         reason: String,
         wanted_revision: u64,
@@ -85,35 +70,11 @@ view_of! {
     }
 }
 
-fn lag_state(state: i32) -> &'static str {
-    match known(state) {
-        pb::LagState::NoAgent => "NoAgent",
-        pb::LagState::Disconnected => "Disconnected",
-        pb::LagState::Failing => "Failing",
-        pb::LagState::Behind => "Behind",
-        pb::LagState::Holding => HOLDING,
-        pb::LagState::Unverified => "Unverified",
-        pb::LagState::Unknown | pb::LagState::Unspecified => "Unknown",
-    }
-}
-
-impl FromWire<i32> for ServiceStateView {
-    fn from_wire(state: i32) -> Self {
-        match known(state) {
-            pb::ServiceState::Served => Self::Served,
-            pb::ServiceState::Deleted => Self::Deleted,
-            pb::ServiceState::Unknown => Self::Unknown,
-            pb::ServiceState::Uncertain => Self::Uncertain,
-            pb::ServiceState::Unspecified => Self::Unspecified,
-        }
-    }
-}
-
 impl ConvergenceView {
     /// Returns whether enough nodes have reached a goal. Nothing is programmed without nodes, and nobody knows what is
     /// enough while some nodes are unknown.
     pub fn has_reached(&self, goal: Goal, threshold: Threshold) -> bool {
-        use ServiceStateView::{Deleted, Served, Unknown};
+        use ServiceState::{Deleted, Served, Unknown};
         if self.nodes_incomplete {
             return false;
         }
@@ -146,14 +107,14 @@ impl ConvergenceView {
         let object = self.object();
         let (programmed, nodes) = (grouped(self.programmed), grouped(self.nodes));
         match self.state {
-            ServiceStateView::Served => {
+            ServiceState::Served => {
                 format!("{object}: in the kernel of {programmed} of {nodes} nodes")
             }
-            ServiceStateView::Deleted => {
+            ServiceState::Deleted => {
                 format!("{object}: deleted; gone from the kernel of {programmed} of {nodes} nodes")
             }
-            ServiceStateView::Unknown => format!("{object}: not served: {}", self.reason),
-            ServiceStateView::Uncertain | ServiceStateView::Unspecified => {
+            ServiceState::Unknown => format!("{object}: not served: {}", self.reason),
+            ServiceState::Uncertain | ServiceState::Unspecified => {
                 format!("{object}: not known: {}", self.reason)
             }
         }
@@ -239,7 +200,7 @@ impl ConvergenceView {
         };
         let table = Table::new(&laggards)
             .column(Column::new("NODE").elastic(20), |l| Span::plain(&l.node))
-            .column(Column::new("STATE"), |l| Span::new(l.state, Tone::Bad))
+            .column(Column::new("STATE"), |l| Span::new(&l.state, Tone::Bad))
             .column(Column::new("SINCE"), since)
             .column(Column::new("APPLIED"), |l| {
                 progress(l.applied_revision, l.wanted_revision)

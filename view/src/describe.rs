@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 
 use kplane_proto::v1 as pb;
-use serde::Serialize;
 
 use super::convergence::ConvergenceView;
 use super::endpoints::EndpointView;
@@ -13,14 +12,12 @@ use super::proxied::ProxiedView;
 use super::replicas::missing_text;
 use super::servers::{self, ServiceServersView};
 use super::services::{PortView, ServiceView, affinity};
-use super::{
-    API_VERSION, IssueView, KeyView, View, issues_text, latency, next_steps_text, progress,
-};
+use super::{IssueView, KeyView, View, issues_text, latency, next_steps_text, progress};
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
 use crate::text::{Span, field, long_field, paragraph};
 use crate::time::Time;
-use crate::wire::{FromWire, view_of};
+use crate::wire::view_of;
 
 view_of! {
     /// The endpoints of one port that new connections on one node may reach.
@@ -54,49 +51,36 @@ view_of! {
         latency_milliseconds: u64 = latency_ms,
         time: Option<Time> = at_ms,
     }
-}
 
-/// The view of `kpctl describe service`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct DescriptionView {
-    api_version: &'static str,
-    kind: &'static str,
-    pub(crate) namespace: String,
-    pub(crate) name: String,
-    /// The Service; `null` when nothing of it is served.
-    pub(crate) service: Option<ServiceView>,
-    /// How far the newest state has come; `null` when the control plane does not tell.
-    pub(crate) convergence: Option<ConvergenceView>,
-    pub(crate) nodes: Vec<ServiceNodeView>,
-    /// What the nodes' userspace proxies know; `null` unless the Service asks for them.
-    proxied: Option<ProxiedView>,
-    /// The reason why that is not known.
-    proxied_error: Option<String>,
-    /// Causes and fixes, the worst first.
-    pub(crate) findings: Vec<FindingView>,
-    pub(crate) issues: Vec<IssueView>,
-    /// The current time, for ages.
-    #[serde(skip)]
-    now: Option<Time>,
+    /// The view of `kpctl describe service`.
+    pub struct DescriptionView: ServiceDescription as "ServiceDescription" {
+        namespace: String = _,
+        name: String = _,
+        /// The Service; `null` when nothing of it is served.
+        service: Option<ServiceView> = ports => |ports| ServiceView::group(ports).pop(),
+        /// How far the newest state has come; `null` when the control plane does not tell.
+        convergence: Option<ConvergenceView>,
+        nodes: Vec<ServiceNodeView>,
+        /// What the nodes' userspace proxies know; `null` unless the Service asks for them.
+        proxied: Option<ProxiedView> = _,
+        /// The reason why that is not known.
+        proxied_error: Option<String> = _,
+        /// Causes and fixes, the worst first.
+        findings: Vec<FindingView>,
+        issues: Vec<IssueView> => IssueView::list,
+        /// The current time, for ages.
+        #[serde(skip)]
+        now: Option<Time> = now_ms,
+    }
 }
 
 impl DescriptionView {
     /// Creates the view of a Service from the answer of the control plane.
     pub fn new(namespace: &str, name: &str, description: pb::ServiceDescription) -> Self {
         Self {
-            api_version: API_VERSION,
-            kind: "ServiceDescription",
             namespace: namespace.to_owned(),
             name: name.to_owned(),
-            service: ServiceView::group(description.ports).pop(),
-            convergence: FromWire::from_wire(description.convergence),
-            nodes: FromWire::from_wire(description.nodes),
-            proxied: None,
-            proxied_error: None,
-            findings: FromWire::from_wire(description.findings),
-            issues: IssueView::list(description.issues),
-            now: Time::from_wire(description.now_ms),
+            ..description.into()
         }
     }
 

@@ -1,32 +1,25 @@
 //! What differs between two states.
 
-use kplane_proto::v1 as pb;
-use serde::Serialize;
-
+use super::View;
 use super::changes::{EndpointChangeView, FieldChangeView};
-use super::{API_VERSION, View};
 use crate::style::{Canvas, Tone};
 use crate::text::{Span, grouped, paragraph};
-use crate::wire::{FromWire, view_of};
-
-/// The view of `kpctl diff`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct DiffView {
-    api_version: &'static str,
-    kind: &'static str,
-    left: String,
-    right: String,
-    services: Vec<ServiceDiffView>,
-    /// The number of Services that differ and are not listed.
-    omitted: u64,
-    equal: u64,
-    notes: Vec<String>,
-}
+use crate::wire::view_of;
 
 view_of! {
+    /// The view of `kpctl diff`.
+    pub struct DiffView: Diff as "Diff" {
+        left: String,
+        right: String,
+        services: Vec<ServiceDiffView>,
+        /// The number of Services that differ and are not listed.
+        omitted: u64,
+        equal: u64,
+        notes: Vec<String>,
+    }
+
     /// A Service that differs.
-    struct ServiceDiffView: ServiceDiff {
+    pub(crate) struct ServiceDiffView: ServiceDiff {
         namespace: String,
         name: String,
         fields: Vec<FieldChangeView>,
@@ -34,22 +27,6 @@ view_of! {
         /// The number of differences that are not listed.
         omitted: u32,
         reason: Option<String>,
-    }
-}
-
-impl DiffView {
-    /// Creates the view.
-    pub fn new(diff: pb::Diff) -> Self {
-        Self {
-            api_version: API_VERSION,
-            kind: "Diff",
-            left: diff.left,
-            right: diff.right,
-            services: FromWire::from_wire(diff.services),
-            omitted: diff.omitted,
-            equal: diff.equal,
-            notes: diff.notes,
-        }
     }
 }
 

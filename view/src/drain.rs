@@ -49,7 +49,7 @@ pub struct DrainEndpointView {
 
 view_of! {
     /// The flows of a node to an endpoint.
-    struct DrainNodeView: DrainNode {
+    pub(crate) struct DrainNodeView: DrainNode {
         node: String,
         flows: u64,
         /// Ages; `null` if the kernel keeps none.

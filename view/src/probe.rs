@@ -27,7 +27,7 @@ pub enum Overall {
 
 /// The verdict about one node; the most urgent first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-enum NodeVerdict {
+pub(crate) enum NodeVerdict {
     /// The node's data path does not lead to the Service.
     DataPath,
     /// Neither the Service nor its endpoints answer.
@@ -69,7 +69,7 @@ impl NodeVerdict {
 /// A connection that failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct FailedView {
+pub(crate) struct FailedView {
     /// `ClusterIP`, `endpoint` or `node port`.
     to: String,
     address: String,
@@ -98,7 +98,7 @@ impl FromWire<pb::ProbedConnection> for FailedView {
 
 view_of! {
     /// A node.
-    struct ProbedView: ProbedNode {
+    pub(crate) struct ProbedView: ProbedNode {
         node: String,
         verdict: NodeVerdict,
         /// Human-readable; empty if all is well.

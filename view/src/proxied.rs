@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::replicas::{MissingReplicaView, missing_text};
 use super::silent::{self, SilentView, names};
-use super::{API_VERSION, KeyView, View};
+use super::{KeyView, View};
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
 use crate::text::{Span, field, grouped, paragraph, plural};
@@ -21,7 +21,7 @@ const AVOIDED: usize = 20;
 
 view_of! {
     /// An endpoint in the proxy of one node.
-    struct EndpointView: ProxiedEndpoint {
+    pub(crate) struct EndpointView: ProxiedEndpoint {
         address: String,
         open: u32,
         /// Time for which new connections still avoid it; `null` if they do not.
@@ -32,7 +32,7 @@ view_of! {
 /// A ServicePort in the proxy of one node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct PortView {
+pub(crate) struct PortView {
     node: String,
     port: KeyView,
     open: u64,
@@ -48,21 +48,19 @@ struct PortView {
     endpoints_omitted: u64,
 }
 
-/// The view of `kpctl get proxied`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ProxiedView {
-    api_version: &'static str,
-    kind: &'static str,
-    namespace: String,
-    name: String,
-    ports: Vec<PortView>,
-    ports_omitted: u64,
-    nodes_asked: u64,
-    nodes_answered: u64,
-    silent: Vec<SilentView>,
-    silent_omitted: u64,
-    missing_replicas: Vec<MissingReplicaView>,
+view_of! {
+    /// The view of `kpctl get proxied`.
+    pub struct ProxiedView: ProxiedAnswer as "Proxied" {
+        namespace: String = _,
+        name: String = _,
+        ports: Vec<PortView> => |ports| ports.into_iter().filter_map(port).collect(),
+        ports_omitted: u64 = more,
+        nodes_asked: u64 = asked,
+        nodes_answered: u64 = answered,
+        silent: Vec<SilentView>,
+        silent_omitted: u64 = more_silent,
+        missing_replicas: Vec<MissingReplicaView>,
+    }
 }
 
 fn port(of: pb::NodeProxied) -> Option<PortView> {
@@ -87,17 +85,9 @@ impl ProxiedView {
     /// Creates the view.
     pub fn new(of: &ServiceName, answer: pb::ProxiedAnswer) -> Self {
         Self {
-            api_version: API_VERSION,
-            kind: "Proxied",
             namespace: of.namespace.to_string(),
             name: of.name.to_string(),
-            ports: answer.ports.into_iter().filter_map(port).collect(),
-            ports_omitted: answer.more,
-            nodes_asked: answer.asked,
-            nodes_answered: answer.answered,
-            silent: FromWire::from_wire(answer.silent),
-            silent_omitted: answer.more_silent,
-            missing_replicas: FromWire::from_wire(answer.missing_replicas),
+            ..answer.into()
         }
     }
 

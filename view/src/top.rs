@@ -2,35 +2,28 @@
 
 use std::time::Duration;
 
-use kplane_proto::v1 as pb;
-use serde::Serialize;
-
-use super::{API_VERSION, View};
+use super::View;
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
 use crate::text::{Span, grouped, paragraph};
 use crate::time::{Time, human};
-use crate::wire::{FromWire, view_of};
-
-/// The view of `kpctl top`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct TopView {
-    api_version: &'static str,
-    kind: &'static str,
-    /// The busiest first.
-    services: Vec<BusyView>,
-    /// The slowest first.
-    nodes: Vec<SlowView>,
-    /// The time from which on changes count.
-    since: Option<Time>,
-    #[serde(skip)]
-    now: Option<Time>,
-}
+use crate::wire::view_of;
 
 view_of! {
+    /// The view of `kpctl top`.
+    pub struct TopView: Top as "Top" {
+        /// The busiest first.
+        services: Vec<BusyView>,
+        /// The slowest first.
+        nodes: Vec<SlowView>,
+        /// The time from which on changes count.
+        since: Option<Time> = since_ms,
+        #[serde(skip)]
+        now: Option<Time> = now_ms,
+    }
+
     /// A Service that changes often.
-    struct BusyView: BusyService {
+    pub(crate) struct BusyView: BusyService {
         namespace: String,
         name: String,
         changes: u64,
@@ -39,7 +32,7 @@ view_of! {
     }
 
     /// A slow node.
-    struct SlowView: SlowNode {
+    pub(crate) struct SlowView: SlowNode {
         node: String,
         /// Revisions between what the node holds and what it should hold.
         behind: u64,
@@ -49,20 +42,6 @@ view_of! {
         p50_milliseconds: Option<u64> = p50_ms,
         max_milliseconds: Option<u64> = max_ms,
         sync_microseconds: Option<u64> = sync_us,
-    }
-}
-
-impl TopView {
-    /// Creates the view.
-    pub fn new(top: pb::Top) -> Self {
-        Self {
-            api_version: API_VERSION,
-            kind: "Top",
-            services: FromWire::from_wire(top.services),
-            nodes: FromWire::from_wire(top.nodes),
-            since: Time::from_wire(top.since_ms),
-            now: Time::from_wire(top.now_ms),
-        }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::any::type_name;
 use std::collections::HashMap;
 
-use expect_test::expect_file;
+use expect_test::{expect, expect_file};
 use kplane_model::ServiceName;
 use kplane_proto::v1 as pb;
 use prost::Message;
@@ -19,6 +19,8 @@ use super::super::{
     history::HistoryView, nodes::NodeListView, probe::ProbeReportView, proxied::ProxiedView,
     services::ServiceListView, top::TopView, why::WhyView,
 };
+
+use crate::wire::name;
 
 /// Encodes messages whose fields are all set.
 #[derive(Default)]
@@ -105,11 +107,29 @@ fn all_fields() {
         lines(|answer| ProxiedView::new(of, answer)),
         lines(|status| DrainView::new("shop/web", status, None)),
         lines(ProbeReportView::new),
-        lines(HistoryView::new),
+        lines(|of: pb::History| HistoryView::from(of)),
         lines(|history| ServiceHistoryView::new(of, "", history)),
-        lines(DiffView::new),
+        lines(|of: pb::Diff| DiffView::from(of)),
         lines(|list| EventListView::new(list, true)),
-        lines(TopView::new),
+        lines(|of: pb::Top| TopView::from(of)),
     ];
     expect_file!["golden/filled.txt"].assert_eq(&all.concat());
+}
+
+#[test]
+fn names_of_states() {
+    let names = |name: fn(i32) -> String| (0..9).map(name).collect::<Vec<_>>().join(" ");
+    expect![[r#"
+        Unknown NoAgent Disconnected Failing Behind Holding Unverified Unknown Unknown
+        Unknown Absent Ready NotReady Draining Terminating Unknown Unknown Unknown
+        Unknown Added Changed Removed Unknown Unknown Unknown Unknown Unknown
+        Unknown Reaches Refused Dropped NotAdmitted NotProxied Unknown Unknown Unknown
+    "#]]
+    .assert_eq(&format!(
+        "{}\n{}\n{}\n{}\n",
+        names(name::<pb::LagState>),
+        names(name::<pb::RecordedState>),
+        names(name::<pb::ChangeVerb>),
+        names(name::<pb::PacketOutcome>)
+    ));
 }
