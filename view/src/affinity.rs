@@ -149,7 +149,7 @@ impl View for AffinityView {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::table;
+    use super::super::testing::{has, table};
     use super::*;
 
     fn answer(forgotten: &[&str], silent: u64) -> pb::AffinityAnswer {
@@ -190,7 +190,7 @@ mod tests {
             "10.244.2.7:8080  10m",
             "Unknown: n2: its agent is not connected",
         ] {
-            assert!(text.contains(part), "no {part:?}:\n{text}");
+            has(&text, part);
         }
         let view = AffinityView::forgotten(&of, "10.244.1.9".to_owned(), answer(&["n1"], 0));
         assert!(view.is_complete());

@@ -2,7 +2,7 @@
 //!
 //! `-o json` and `-o yaml` print the same views. Field names are camelCase as in Kubernetes and never
 //! change. Every field is always present, and unknown values are `null`. Times are RFC 3339, and
-//! other units are in the name. `cli/README.md` lists the fields.
+//! other units are in the name. `cli/README.md` lists the fields. `view_of!` defines the view of one message.
 
 pub mod affinity;
 pub mod approve;

@@ -228,7 +228,7 @@ fn table(ports: &[PortView], canvas: &Canvas) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::describe::DescriptionView;
-    use super::super::testing::{table, wide};
+    use super::super::testing::{has, table, wide};
     use super::*;
 
     fn of_node(node: &str, avoided_ms: Option<u64>) -> pb::NodeProxied {
@@ -280,7 +280,7 @@ mod tests {
             "http/TCP IPv4  n1    12    4,000   3 silent  7        350us",
             "10.244.2.7:8080 fails: 2 nodes avoid it (n1, n2)",
         ] {
-            assert!(text.contains(part), "no {part:?}:\n{text}");
+            has(&text, part);
         }
         assert!(wide(&view).contains("10.244.2.7:8080 (12)"));
         let json = serde_json::to_value(&view).unwrap();
@@ -300,24 +300,18 @@ mod tests {
             "Proxies         24 open, 6 failed; 2 of 2 nodes answered\n",
             "10.244.2.7:8080 fails: 1 node avoids it (n1)\n",
         ] {
-            assert!(text.contains(part), "no {part:?}:\n{text}");
+            has(&text, part);
         }
         let mut description = DescriptionView::new("shop", "web", kpctl_samples::description());
         description.set_proxied(Err("no such method".to_owned()));
         let text = table(&description);
-        assert!(
-            text.contains("Proxies         not known: no such method; try"),
-            "{text}"
-        );
+        has(&text, "Proxies         not known: no such method; try");
     }
 
     #[test]
     fn a_service_of_the_kernel_is_said_to_be_one() {
         let of = ServiceName::new("shop", "web");
         let text = table(&ProxiedView::new(&of, answer(Vec::new())));
-        assert!(
-            text.contains("No node's userspace proxy serves it"),
-            "{text}"
-        );
+        has(&text, "No node's userspace proxy serves it");
     }
 }
