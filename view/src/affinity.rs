@@ -4,79 +4,57 @@ use std::time::Duration;
 
 use kplane_model::ServiceName;
 use kplane_proto::v1 as pb;
-use serde::Serialize;
 
 use super::replicas::{MissingReplicaView, missing_text};
 use super::silent::{self, SilentView, names};
-use super::{API_VERSION, KeyView, View};
+use super::{KeyView, View};
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
 use crate::text::{Span, field, grouped, paragraph};
 use crate::time::human;
+use crate::wire::view_of;
 
-/// A client on a node.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct ClientView {
-    client: String,
-    node: String,
-    port: Option<KeyView>,
-    /// Address and port of its endpoint; empty while the kernel has only a part of it.
-    endpoint: String,
-    /// Time until the kernel forgets it; `null` if the kernel does not say it.
-    expires_seconds: Option<u64>,
-}
+view_of! {
+    /// A client on a node.
+    pub(crate) struct ClientView: NodeClient {
+        client: String,
+        node: String,
+        port: Option<KeyView> = key,
+        /// Address and port of its endpoint; empty while the kernel has only a part of it.
+        endpoint: String,
+        /// Time until the kernel forgets it; `null` if the kernel does not say it.
+        expires_seconds: Option<u64> = expires_s,
+    }
 
-/// The view of `kpctl get affinity` and `kpctl forget-client`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct AffinityView {
-    api_version: &'static str,
-    kind: &'static str,
-    namespace: String,
-    name: String,
-    /// The client that was to be forgotten; `null` for a list.
-    forget: Option<String>,
-    /// With `forget`, the entries that were found.
-    clients: Vec<ClientView>,
-    clients_omitted: u64,
-    /// Endpoints whose clients are not known of nodes in mode iptables: there are too many.
-    endpoints_omitted: u64,
-    /// Nodes that have forgotten the client.
-    forgotten: Vec<String>,
-    nodes_asked: u64,
-    nodes_answered: u64,
-    /// Nodes that did not answer, or could not forget the client.
-    silent: Vec<SilentView>,
-    silent_omitted: u64,
-    missing_replicas: Vec<MissingReplicaView>,
+    /// The view of `kpctl get affinity` and `kpctl forget-client`.
+    pub struct AffinityView: AffinityAnswer as "Affinity" {
+        namespace: String = _,
+        name: String = _,
+        /// The client that was to be forgotten; `null` for a list.
+        forget: Option<String> = _,
+        /// With `forget`, the entries that were found.
+        clients: Vec<ClientView>,
+        clients_omitted: u64 = more,
+        /// Endpoints whose clients are not known of nodes in mode iptables: there are too many.
+        endpoints_omitted: u64 = endpoints_left_out,
+        /// Nodes that have forgotten the client.
+        forgotten: Vec<String>,
+        nodes_asked: u64 = asked,
+        nodes_answered: u64 = answered,
+        /// Nodes that did not answer, or could not forget the client.
+        silent: Vec<SilentView>,
+        silent_omitted: u64 = more_silent,
+        missing_replicas: Vec<MissingReplicaView>,
+    }
 }
 
 impl AffinityView {
     /// Creates the view of a list.
     pub fn known(of: &ServiceName, answer: pb::AffinityAnswer) -> Self {
-        let clients = answer.clients.into_iter().map(|client| ClientView {
-            client: client.client,
-            node: client.node,
-            port: client.key.map(KeyView::from),
-            endpoint: client.endpoint,
-            expires_seconds: client.expires_s,
-        });
         Self {
-            api_version: API_VERSION,
-            kind: "Affinity",
             namespace: of.namespace.to_string(),
             name: of.name.to_string(),
-            forget: None,
-            clients: clients.collect(),
-            clients_omitted: answer.more,
-            endpoints_omitted: answer.endpoints_left_out,
-            forgotten: answer.forgotten,
-            nodes_asked: answer.asked,
-            nodes_answered: answer.answered,
-            silent: SilentView::list(answer.silent),
-            silent_omitted: answer.more_silent,
-            missing_replicas: MissingReplicaView::list(answer.missing_replicas),
+            ..answer.into()
         }
     }
 
@@ -171,7 +149,7 @@ impl View for AffinityView {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::table;
+    use super::super::testing::{has, table};
     use super::*;
 
     fn answer(forgotten: &[&str], silent: u64) -> pb::AffinityAnswer {
@@ -212,7 +190,7 @@ mod tests {
             "10.244.2.7:8080  10m",
             "Unknown: n2: its agent is not connected",
         ] {
-            assert!(text.contains(part), "no {part:?}:\n{text}");
+            has(&text, part);
         }
         let view = AffinityView::forgotten(&of, "10.244.1.9".to_owned(), answer(&["n1"], 0));
         assert!(view.is_complete());

@@ -9,6 +9,7 @@ use super::{API_VERSION, View};
 use crate::style::{Canvas, Tone};
 use crate::text::{Span, field, long_field, paragraph, plural};
 use crate::time::Time;
+use crate::wire::FromWire;
 
 /// Most nodes that are named; the rest is counted.
 const NODES_NAMED: usize = 5;
@@ -44,7 +45,7 @@ impl From<pb::Fleet> for ApprovalView {
         let nodes = fleet.nodes.into_iter().filter(holds).map(|node| node.name);
         Self {
             now: Time::from_wire(status.now_ms),
-            missing_replicas: MissingReplicaView::list(fleet.missing_replicas),
+            missing_replicas: FromWire::from_wire(fleet.missing_replicas),
             ..Self::new(
                 false,
                 status.held,
@@ -60,7 +61,7 @@ impl From<pb::ApproveResponse> for ApprovalView {
     /// Builds the view of what was approved.
     fn from(done: pb::ApproveResponse) -> Self {
         let mut view = Self::new(true, done.released, done.doubt, done.nodes, done.revision);
-        view.missing_replicas = MissingReplicaView::list(done.missing_replicas);
+        view.missing_replicas = FromWire::from_wire(done.missing_replicas);
         view.approved = !view.is_empty();
         view
     }

@@ -2,143 +2,95 @@
 
 use kplane_model::ServiceName;
 use kplane_proto::v1 as pb;
-use serde::Serialize;
 
+use super::View;
 use super::replicas::{MissingReplicaView, missing_text};
-use super::{API_VERSION, View};
 use crate::style::{Canvas, Tone};
 use crate::text::{Span, paragraph, plural};
 use crate::time::{Time, human};
+use crate::wire::{FromWire, name, view_of};
 
-/// The view of `kpctl history service`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ServiceHistoryView {
-    api_version: &'static str,
-    kind: &'static str,
-    namespace: String,
-    name: String,
-    /// The node that was asked for; `null` = all.
-    node: Option<String>,
-    /// Newest first.
-    changes: Vec<ChangeView>,
-    /// The time from which on the record is complete.
-    since: Option<Time>,
-    /// The number of recorded changes that are older.
-    older: u64,
-    missing_replicas: Vec<MissingReplicaView>,
-    #[serde(skip)]
-    now: Option<Time>,
-}
+view_of! {
+    /// The view of `kpctl history service`.
+    pub struct ServiceHistoryView: ServiceHistory as "ServiceHistory" {
+        namespace: String = _,
+        name: String = _,
+        /// The node that was asked for; `null` = all.
+        node: Option<String> = _,
+        /// Newest first.
+        changes: Vec<ChangeView>,
+        /// The time from which on the record is complete.
+        since: Option<Time> = since_ms,
+        /// The number of recorded changes that are older.
+        older: u64,
+        missing_replicas: Vec<MissingReplicaView>,
+        #[serde(skip)]
+        now: Option<Time> = now_ms,
+    }
 
-/// A change.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct ChangeView {
-    /// The revision; `null` = nodes hold the Service as before.
-    revision: Option<u64>,
-    observed: Option<Time>,
-    published: Option<Time>,
-    /// Whether only endpoints of single nodes changed.
-    single_nodes: bool,
-    causes: Vec<CauseView>,
-    /// Whether the causes are about other objects.
-    indirect: bool,
-    nodes: u64,
-    reached: u64,
-    first: Option<Time>,
-    last: Option<Time>,
-    slowest: Vec<ReachedView>,
-    waiting: Vec<ReachedView>,
-}
+    /// A change.
+    pub(crate) struct ChangeView: ServiceChange {
+        /// The revision; `null` = nodes hold the Service as before.
+        revision: Option<u64>,
+        observed: Option<Time> = observed_ms,
+        published: Option<Time> = published_ms,
+        /// Whether only endpoints of single nodes changed.
+        single_nodes: bool,
+        causes: Vec<CauseView>,
+        /// Whether the causes are about other objects.
+        indirect: bool,
+        nodes: u64,
+        reached: u64,
+        first: Option<Time> = first_ms,
+        last: Option<Time> = last_ms,
+        slowest: Vec<ReachedView>,
+        waiting: Vec<ReachedView>,
+    }
 
-/// When a node had a change.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct ReachedView {
-    node: String,
-    /// The time; `null` = not yet.
-    at: Option<Time>,
-    /// Whether the node may have had it before.
-    or_before: bool,
-    applied_revision: u64,
-}
+    /// When a node had a change.
+    pub(crate) struct ReachedView: NodeReached {
+        node: String,
+        /// The time; `null` = not yet.
+        at: Option<Time> = at_ms,
+        /// Whether the node may have had it before.
+        or_before: bool,
+        applied_revision: u64,
+    }
 
-/// An object that changed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct CauseView {
-    kind: String,
-    namespace: Option<String>,
-    name: String,
-    /// Its version; `null` = unknown.
-    resource_version: Option<String>,
-    location: Option<String>,
-    verb: &'static str,
-    /// Time of the change that led to it, by its writer's clock.
-    written: Option<Time>,
-    endpoints: Vec<EndpointChangeView>,
-    fields: Vec<FieldChangeView>,
-    omitted: u32,
-}
+    /// An object that changed.
+    pub(crate) struct CauseView: ChangeCause {
+        kind: String,
+        namespace: Option<String>,
+        name: String,
+        /// Its version; `null` = unknown.
+        resource_version: Option<String> = version => |version| (version > 0).then(|| version.to_string()),
+        location: Option<String>,
+        verb: String => name::<pb::ChangeVerb>,
+        /// Time of the change that led to it, by its writer's clock.
+        written: Option<Time> = written_ms,
+        endpoints: Vec<EndpointChangeView>,
+        fields: Vec<FieldChangeView>,
+        omitted: u32,
+    }
 
-/// An endpoint that changed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct EndpointChangeView {
-    address: String,
-    node: Option<String>,
-    before: &'static str,
-    after: &'static str,
-}
+    /// An endpoint that changed.
+    pub struct EndpointChangeView: RecordedEndpoint {
+        address: String,
+        node: Option<String>,
+        before: String => name::<pb::RecordedState>,
+        after: String => name::<pb::RecordedState>,
+    }
 
-/// A field that changed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct FieldChangeView {
-    field: String,
-    before: Option<String>,
-    after: Option<String>,
-}
-
-fn some(text: String) -> Option<String> {
-    Some(text).filter(|text| !text.is_empty())
-}
-
-fn state(state: pb::RecordedState) -> &'static str {
-    match state {
-        pb::RecordedState::Absent => ABSENT,
-        pb::RecordedState::Ready => "Ready",
-        pb::RecordedState::NotReady => "NotReady",
-        pb::RecordedState::Draining => "Draining",
-        pb::RecordedState::Terminating => "Terminating",
-        pb::RecordedState::Unspecified => "Unknown",
+    /// A field that changed.
+    pub struct FieldChangeView: RecordedField {
+        field: String,
+        before: Option<String>,
+        after: Option<String>,
     }
 }
 
 /// The state of an endpoint that does not exist.
 const ABSENT: &str = "Absent";
-
-impl From<pb::RecordedEndpoint> for EndpointChangeView {
-    fn from(change: pb::RecordedEndpoint) -> Self {
-        Self {
-            before: state(change.before()),
-            after: state(change.after()),
-            address: change.address,
-            node: some(change.node),
-        }
-    }
-}
-
-impl From<pb::RecordedField> for FieldChangeView {
-    fn from(change: pb::RecordedField) -> Self {
-        Self {
-            field: change.field,
-            before: some(change.before),
-            after: some(change.after),
-        }
-    }
-}
 
 impl EndpointChangeView {
     /// Returns the change in one line.
@@ -146,7 +98,7 @@ impl EndpointChangeView {
         let node = self.node.as_deref();
         let node = node.map_or_else(String::new, |node| format!(" on {node}"));
         let address = &self.address;
-        match (self.before, self.after) {
+        match (self.before.as_str(), self.after.as_str()) {
             (ABSENT, after) => Span::new(format!("+ {address}{node}: {after}"), Tone::Good),
             (before, ABSENT) => Span::new(format!("- {address}{node}: was {before}"), Tone::Bad),
             (before, after) => Span::new(
@@ -173,72 +125,14 @@ impl FieldChangeView {
     }
 }
 
-impl From<pb::ChangeCause> for CauseView {
-    fn from(cause: pb::ChangeCause) -> Self {
-        Self {
-            verb: match cause.verb() {
-                pb::ChangeVerb::Added => "Added",
-                pb::ChangeVerb::Changed => "Changed",
-                pb::ChangeVerb::Removed => "Removed",
-                pb::ChangeVerb::Unspecified => "Unknown",
-            },
-            kind: cause.kind,
-            namespace: some(cause.namespace),
-            name: cause.name,
-            resource_version: (cause.version > 0).then(|| cause.version.to_string()),
-            location: some(cause.location),
-            written: Time::from_wire(cause.written_ms),
-            endpoints: cause.endpoints.into_iter().map(Into::into).collect(),
-            fields: cause.fields.into_iter().map(Into::into).collect(),
-            omitted: cause.omitted,
-        }
-    }
-}
-
-impl From<pb::NodeReached> for ReachedView {
-    fn from(reached: pb::NodeReached) -> Self {
-        Self {
-            node: reached.node,
-            at: Time::from_wire(reached.at_ms),
-            or_before: reached.or_before,
-            applied_revision: reached.applied_revision,
-        }
-    }
-}
-
-impl From<pb::ServiceChange> for ChangeView {
-    fn from(change: pb::ServiceChange) -> Self {
-        Self {
-            revision: Some(change.revision).filter(|revision| *revision > 0),
-            observed: Time::from_wire(change.observed_ms),
-            published: Time::from_wire(change.published_ms),
-            single_nodes: change.single_nodes,
-            causes: change.causes.into_iter().map(Into::into).collect(),
-            indirect: change.indirect,
-            nodes: change.nodes,
-            reached: change.reached,
-            first: Time::from_wire(change.first_ms),
-            last: Time::from_wire(change.last_ms),
-            slowest: change.slowest.into_iter().map(Into::into).collect(),
-            waiting: change.waiting.into_iter().map(Into::into).collect(),
-        }
-    }
-}
-
 impl ServiceHistoryView {
     /// Creates the view; `node` is empty if it is about all nodes.
     pub fn new(name: &ServiceName, node: &str, history: pb::ServiceHistory) -> Self {
         Self {
-            api_version: API_VERSION,
-            kind: "ServiceHistory",
             namespace: name.namespace.to_string(),
             name: name.name.to_string(),
-            node: some(node.to_owned()),
-            changes: history.changes.into_iter().map(Into::into).collect(),
-            since: Time::from_wire(history.since_ms),
-            older: history.older,
-            missing_replicas: MissingReplicaView::list(history.missing_replicas),
-            now: Time::from_wire(history.now_ms),
+            node: FromWire::from_wire(node.to_owned()),
+            ..history.into()
         }
     }
 

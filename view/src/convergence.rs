@@ -1,7 +1,6 @@
 //! How far the newest state of one Service has come in the fleet.
 
-use kplane_proto::v1 as pb;
-use serde::Serialize;
+use kplane_proto::v1::{self as pb, ServiceState};
 
 use super::replicas::MissingReplicaView;
 use super::{latency, progress};
@@ -10,6 +9,7 @@ use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
 use crate::text::{Span, grouped, long_field};
 use crate::time::Time;
+use crate::wire::{known, name, named, view_of};
 
 /// Most laggards in the header of a description, before it refers to `-o wide`.
 const SHOWN: usize = 5;
@@ -17,138 +17,56 @@ const SHOWN: usize = 5;
 /// The state of a node whose agent keeps Services that the source does not name.
 const HOLDING: &str = "Holding";
 
-/// The state of a Service, or `Unspecified` for values that a newer server may add.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum ServiceStateView {
-    /// The Service is published.
-    Served,
-    /// The Service was served and is not any more.
-    Deleted,
-    /// No Service of this name was served.
-    Unknown,
-    /// The control plane does not know.
-    Uncertain,
-    /// The control plane did not say it.
-    Unspecified,
-}
-
-/// Durations of a Service's last change.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct DurationsView {
-    /// The number of nodes that were measured.
-    pub(crate) nodes: u64,
-    pub(crate) p50_milliseconds: u64,
-    pub(crate) p99_milliseconds: u64,
-    pub(crate) max_milliseconds: u64,
-}
-
-/// A node that lags.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct LaggardView {
-    pub(crate) node: String,
-    pub(crate) state: &'static str,
-    /// The start of the state; `null` when it is not known.
-    pub(crate) since: Option<Time>,
-    pub(crate) reason: String,
-    /// The revision that the node has applied; `null` when it has not reported one.
-    pub(crate) applied_revision: Option<u64>,
-    pub(crate) wanted_revision: u64,
-    /// Whether the kernel holds the newest state all the same.
-    #[serde(skip)]
-    programmed: bool,
-}
-
-/// How far the newest state of one Service has come.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ConvergenceView {
-    pub(crate) namespace: String,
-    pub(crate) name: String,
-    pub(crate) state: ServiceStateView,
-    /// The reason for the state if the Service is not served.
-    pub(crate) reason: String,
-    pub(crate) wanted_revision: u64,
-    /// The time of the last change; `null` when it is no longer known.
-    pub(crate) changed: Option<Time>,
-    pub(crate) nodes: u64,
-    pub(crate) programmed: u64,
-    pub(crate) verified: u64,
-    /// Times of the last change until kernels held it; `null` when none was measured.
-    pub(crate) durations: Option<DurationsView>,
-    pub(crate) laggards: Vec<LaggardView>,
-    pub(crate) laggards_omitted: u64,
-    /// Replicas that did not answer.
-    pub(crate) missing_replicas: Vec<MissingReplicaView>,
-    /// Whether `nodes` is too small, because replicas are missing.
-    pub(crate) nodes_incomplete: bool,
-    /// The current time, for ages.
-    #[serde(skip)]
-    now: Option<Time>,
-}
-
-impl From<pb::ChangeDurations> for DurationsView {
-    fn from(durations: pb::ChangeDurations) -> Self {
-        Self {
-            nodes: durations.nodes,
-            p50_milliseconds: durations.p50_ms,
-            p99_milliseconds: durations.p99_ms,
-            max_milliseconds: durations.max_ms,
-        }
+view_of! {
+    /// Durations of a Service's last change.
+    pub struct DurationsView: ChangeDurations {
+        /// The number of nodes that were measured.
+        nodes: u64,
+        p50_milliseconds: u64 = p50_ms,
+        p99_milliseconds: u64 = p99_ms,
+        max_milliseconds: u64 = max_ms,
     }
-}
 
-impl From<pb::Laggard> for LaggardView {
-    fn from(laggard: pb::Laggard) -> Self {
-        let state = match laggard.state() {
-            pb::LagState::NoAgent => "NoAgent",
-            pb::LagState::Disconnected => "Disconnected",
-            pb::LagState::Failing => "Failing",
-            pb::LagState::Behind => "Behind",
-            pb::LagState::Holding => HOLDING,
-            pb::LagState::Unverified => "Unverified",
-            pb::LagState::Unknown | pb::LagState::Unspecified => "Unknown",
-        };
-        Self {
-            state,
-            programmed: laggard.state() == pb::LagState::Unverified,
-            since: Time::from_wire(laggard.since_ms),
-            node: laggard.node,
-            reason: laggard.reason,
-            applied_revision: Some(laggard.revision).filter(|revision| *revision > 0),
-            wanted_revision: laggard.wanted_revision,
-        }
+    /// A node that lags.
+    pub struct LaggardView: Laggard {
+        node: String,
+        state: String => name::<pb::LagState>,
+        /// The start of the state; `null` when it is not known.
+        since: Option<Time> = since_ms,
+        reason: String,
+        /// The revision that the node has applied; `null` when it has not reported one.
+        applied_revision: Option<u64> = revision,
+        wanted_revision: u64,
+        /// Whether the kernel holds the newest state all the same.
+        #[serde(skip)]
+        programmed: bool = state => |state| state == pb::LagState::Unverified as i32,
     }
-}
 
-impl From<pb::Convergence> for ConvergenceView {
-    fn from(convergence: pb::Convergence) -> Self {
-        let state = match convergence.state() {
-            pb::ServiceState::Served => ServiceStateView::Served,
-            pb::ServiceState::Deleted => ServiceStateView::Deleted,
-            pb::ServiceState::Unknown => ServiceStateView::Unknown,
-            pb::ServiceState::Uncertain => ServiceStateView::Uncertain,
-            pb::ServiceState::Unspecified => ServiceStateView::Unspecified,
-        };
-        let laggards = convergence.laggards.into_iter().map(LaggardView::from);
-        Self {
-            namespace: convergence.namespace,
-            name: convergence.name,
-            state,
-            reason: convergence.reason,
-            wanted_revision: convergence.wanted_revision,
-            changed: Time::from_wire(convergence.changed_at_ms),
-            nodes: convergence.nodes,
-            programmed: convergence.programmed,
-            verified: convergence.verified,
-            durations: convergence.durations.map(DurationsView::from),
-            laggards: laggards.collect(),
-            laggards_omitted: convergence.laggards_omitted,
-            missing_replicas: MissingReplicaView::list(convergence.missing_replicas),
-            nodes_incomplete: convergence.nodes_incomplete,
-            now: Time::from_wire(convergence.now_ms),
-        }
+    /// How far the newest state of one Service has come.
+    pub struct ConvergenceView: Convergence {
+        namespace: String,
+        name: String,
+        #[serde(serialize_with = "named")]
+        state: ServiceState => known,
+        /// The reason for the state if the Service is not served.
+        reason: String,
+        wanted_revision: u64,
+        /// The time of the last change; `null` when it is no longer known.
+        changed: Option<Time> = changed_at_ms,
+        nodes: u64,
+        programmed: u64,
+        verified: u64,
+        /// Times of the last change until kernels held it; `null` when none was measured.
+        durations: Option<DurationsView>,
+        laggards: Vec<LaggardView>,
+        laggards_omitted: u64,
+        /// Replicas that did not answer.
+        missing_replicas: Vec<MissingReplicaView>,
+        /// Whether `nodes` is too small, because replicas are missing.
+        nodes_incomplete: bool,
+        /// The current time, for ages.
+        #[serde(skip)]
+        now: Option<Time> = now_ms,
     }
 }
 
@@ -156,7 +74,7 @@ impl ConvergenceView {
     /// Returns whether enough nodes have reached a goal. Nothing is programmed without nodes, and nobody knows what is
     /// enough while some nodes are unknown.
     pub fn has_reached(&self, goal: Goal, threshold: Threshold) -> bool {
-        use ServiceStateView::{Deleted, Served, Unknown};
+        use ServiceState::{Deleted, Served, Unknown};
         if self.nodes_incomplete {
             return false;
         }
@@ -189,14 +107,14 @@ impl ConvergenceView {
         let object = self.object();
         let (programmed, nodes) = (grouped(self.programmed), grouped(self.nodes));
         match self.state {
-            ServiceStateView::Served => {
+            ServiceState::Served => {
                 format!("{object}: in the kernel of {programmed} of {nodes} nodes")
             }
-            ServiceStateView::Deleted => {
+            ServiceState::Deleted => {
                 format!("{object}: deleted; gone from the kernel of {programmed} of {nodes} nodes")
             }
-            ServiceStateView::Unknown => format!("{object}: not served: {}", self.reason),
-            ServiceStateView::Uncertain | ServiceStateView::Unspecified => {
+            ServiceState::Unknown => format!("{object}: not served: {}", self.reason),
+            ServiceState::Uncertain | ServiceState::Unspecified => {
                 format!("{object}: not known: {}", self.reason)
             }
         }
@@ -282,7 +200,7 @@ impl ConvergenceView {
         };
         let table = Table::new(&laggards)
             .column(Column::new("NODE").elastic(20), |l| Span::plain(&l.node))
-            .column(Column::new("STATE"), |l| Span::new(l.state, Tone::Bad))
+            .column(Column::new("STATE"), |l| Span::new(&l.state, Tone::Bad))
             .column(Column::new("SINCE"), since)
             .column(Column::new("APPLIED"), |l| {
                 progress(l.applied_revision, l.wanted_revision)

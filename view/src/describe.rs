@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 
 use kplane_proto::v1 as pb;
-use serde::Serialize;
 
 use super::convergence::ConvergenceView;
 use super::endpoints::EndpointView;
@@ -13,127 +12,75 @@ use super::proxied::ProxiedView;
 use super::replicas::missing_text;
 use super::servers::{self, ServiceServersView};
 use super::services::{PortView, ServiceView, affinity};
-use super::{
-    API_VERSION, IssueView, KeyView, View, issues_text, latency, next_steps_text, progress,
-};
+use super::{IssueView, KeyView, View, issues_text, latency, next_steps_text, progress};
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
 use crate::text::{Span, field, long_field, paragraph};
 use crate::time::Time;
+use crate::wire::view_of;
 
-/// The endpoints of one port that new connections on one node may reach.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct NodePortView {
-    #[serde(flatten)]
-    pub(crate) key: KeyView,
-    /// The endpoints for policy Cluster.
-    pub(crate) cluster: Vec<String>,
-    /// The endpoints for policy Local.
-    pub(crate) local: Vec<String>,
-}
-
-/// The state of the Service on one node.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ServiceNodeView {
-    pub(crate) node: String,
-    pub(crate) programmed: bool,
-    /// The reason why the Service is not programmed.
-    pub(crate) reason: String,
-    pub(crate) wanted_revision: u64,
-    pub(crate) applied_revision: u64,
-    pub(crate) endpoints: Vec<NodePortView>,
-    /// The last change; `null` when none is remembered.
-    pub(crate) last_change: Option<ChangeView>,
-    /// The virtual servers; `null` for backends without them.
-    pub(crate) ipvs: Option<ServiceServersView>,
-}
-
-/// A change of the Service's endpoints that the node's kernel holds.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ChangeView {
-    /// Time from the change in the cluster until the kernel held it.
-    pub(crate) latency_milliseconds: u64,
-    pub(crate) time: Option<Time>,
-}
-
-impl From<pb::ProgrammedChange> for ChangeView {
-    fn from(change: pb::ProgrammedChange) -> Self {
-        Self {
-            latency_milliseconds: change.latency_ms,
-            time: Time::from_wire(change.at_ms),
-        }
+view_of! {
+    /// The endpoints of one port that new connections on one node may reach.
+    pub struct NodePortView: NodeEndpoints {
+        #[serde(flatten)]
+        key: KeyView,
+        /// The endpoints for policy Cluster.
+        cluster: Vec<String>,
+        /// The endpoints for policy Local.
+        local: Vec<String>,
     }
-}
 
-impl From<pb::NodeServiceStatus> for ServiceNodeView {
-    fn from(status: pb::NodeServiceStatus) -> Self {
-        let endpoints = status.endpoints.into_iter().map(|of| NodePortView {
-            key: of.key.unwrap_or_default().into(),
-            cluster: of.cluster,
-            local: of.local,
-        });
-        Self {
-            node: status.node,
-            programmed: status.programmed,
-            reason: status.reason,
-            wanted_revision: status.wanted_revision,
-            applied_revision: status.applied_revision,
-            endpoints: endpoints.collect(),
-            last_change: status.last_change.map(ChangeView::from),
-            ipvs: status.servers.map(ServiceServersView::from),
-        }
+    /// The state of the Service on one node.
+    pub struct ServiceNodeView: NodeServiceStatus {
+        node: String,
+        programmed: bool,
+        /// The reason why the Service is not programmed.
+        reason: String,
+        wanted_revision: u64,
+        applied_revision: u64,
+        endpoints: Vec<NodePortView>,
+        /// The last change; `null` when none is remembered.
+        last_change: Option<ChangeView>,
+        /// The virtual servers; `null` for backends without them.
+        ipvs: Option<ServiceServersView> = servers,
     }
-}
 
-/// The view of `kpctl describe service`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct DescriptionView {
-    api_version: &'static str,
-    kind: &'static str,
-    pub(crate) namespace: String,
-    pub(crate) name: String,
-    /// The Service; `null` when nothing of it is served.
-    pub(crate) service: Option<ServiceView>,
-    /// How far the newest state has come; `null` when the control plane does not tell.
-    pub(crate) convergence: Option<ConvergenceView>,
-    pub(crate) nodes: Vec<ServiceNodeView>,
-    /// What the nodes' userspace proxies know; `null` unless the Service asks for them.
-    proxied: Option<ProxiedView>,
-    /// The reason why that is not known.
-    proxied_error: Option<String>,
-    /// Causes and fixes, the worst first.
-    pub(crate) findings: Vec<FindingView>,
-    pub(crate) issues: Vec<IssueView>,
-    /// The current time, for ages.
-    #[serde(skip)]
-    now: Option<Time>,
+    /// A change of the Service's endpoints that the node's kernel holds.
+    pub struct ChangeView: ProgrammedChange {
+        /// Time from the change in the cluster until the kernel held it.
+        latency_milliseconds: u64 = latency_ms,
+        time: Option<Time> = at_ms,
+    }
+
+    /// The view of `kpctl describe service`.
+    pub struct DescriptionView: ServiceDescription as "ServiceDescription" {
+        namespace: String = _,
+        name: String = _,
+        /// The Service; `null` when nothing of it is served.
+        service: Option<ServiceView> = ports => |ports| ServiceView::group(ports).pop(),
+        /// How far the newest state has come; `null` when the control plane does not tell.
+        convergence: Option<ConvergenceView>,
+        nodes: Vec<ServiceNodeView>,
+        /// What the nodes' userspace proxies know; `null` unless the Service asks for them.
+        proxied: Option<ProxiedView> = _,
+        /// The reason why that is not known.
+        proxied_error: Option<String> = _,
+        /// Causes and fixes, the worst first.
+        findings: Vec<FindingView>,
+        issues: Vec<IssueView> => IssueView::list,
+        /// The current time, for ages.
+        #[serde(skip)]
+        now: Option<Time> = now_ms,
+    }
 }
 
 impl DescriptionView {
     /// Creates the view of a Service from the answer of the control plane.
     pub fn new(namespace: &str, name: &str, description: pb::ServiceDescription) -> Self {
-        let nodes = description.nodes.into_iter().map(ServiceNodeView::from);
         Self {
-            api_version: API_VERSION,
-            kind: "ServiceDescription",
             namespace: namespace.to_owned(),
             name: name.to_owned(),
-            service: ServiceView::group(description.ports).pop(),
-            convergence: description.convergence.map(ConvergenceView::from),
-            nodes: nodes.collect(),
-            proxied: None,
-            proxied_error: None,
-            findings: description
-                .findings
-                .into_iter()
-                .map(FindingView::from)
-                .collect(),
-            issues: IssueView::list(description.issues),
-            now: Time::from_wire(description.now_ms),
+            ..description.into()
         }
     }
 

@@ -1,62 +1,32 @@
 //! What differs between two states.
 
-use kplane_proto::v1 as pb;
-use serde::Serialize;
-
+use super::View;
 use super::changes::{EndpointChangeView, FieldChangeView};
-use super::{API_VERSION, View};
 use crate::style::{Canvas, Tone};
 use crate::text::{Span, grouped, paragraph};
+use crate::wire::view_of;
 
-/// The view of `kpctl diff`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct DiffView {
-    api_version: &'static str,
-    kind: &'static str,
-    left: String,
-    right: String,
-    services: Vec<ServiceDiffView>,
-    /// The number of Services that differ and are not listed.
-    omitted: u64,
-    equal: u64,
-    notes: Vec<String>,
-}
+view_of! {
+    /// The view of `kpctl diff`.
+    pub struct DiffView: Diff as "Diff" {
+        left: String,
+        right: String,
+        services: Vec<ServiceDiffView>,
+        /// The number of Services that differ and are not listed.
+        omitted: u64,
+        equal: u64,
+        notes: Vec<String>,
+    }
 
-/// A Service that differs.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct ServiceDiffView {
-    namespace: String,
-    name: String,
-    fields: Vec<FieldChangeView>,
-    endpoints: Vec<EndpointChangeView>,
-    /// The number of differences that are not listed.
-    omitted: u32,
-    reason: Option<String>,
-}
-
-impl DiffView {
-    /// Creates the view.
-    pub fn new(diff: pb::Diff) -> Self {
-        let services = diff.services.into_iter().map(|service| ServiceDiffView {
-            namespace: service.namespace,
-            name: service.name,
-            fields: service.fields.into_iter().map(Into::into).collect(),
-            endpoints: service.endpoints.into_iter().map(Into::into).collect(),
-            omitted: service.omitted,
-            reason: Some(service.reason).filter(|reason| !reason.is_empty()),
-        });
-        Self {
-            api_version: API_VERSION,
-            kind: "Diff",
-            left: diff.left,
-            right: diff.right,
-            services: services.collect(),
-            omitted: diff.omitted,
-            equal: diff.equal,
-            notes: diff.notes,
-        }
+    /// A Service that differs.
+    pub(crate) struct ServiceDiffView: ServiceDiff {
+        namespace: String,
+        name: String,
+        fields: Vec<FieldChangeView>,
+        endpoints: Vec<EndpointChangeView>,
+        /// The number of differences that are not listed.
+        omitted: u32,
+        reason: Option<String>,
     }
 }
 

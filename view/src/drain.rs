@@ -12,6 +12,7 @@ use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
 use crate::text::{Span, field, grouped, paragraph, plural};
 use crate::time::human;
+use crate::wire::{FromWire, view_of};
 
 /// Whether endpoints may go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -46,17 +47,17 @@ pub struct DrainEndpointView {
     verdict: DrainVerdict,
 }
 
-/// The flows of a node to an endpoint.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct DrainNodeView {
-    node: String,
-    flows: u64,
-    /// Ages; `null` if the kernel keeps none.
-    newest_seconds: Option<u64>,
-    oldest_seconds: Option<u64>,
-    /// The kernel's table that has them.
-    table: String,
+view_of! {
+    /// The flows of a node to an endpoint.
+    pub(crate) struct DrainNodeView: DrainNode {
+        node: String,
+        flows: u64,
+        /// Ages; `null` if the kernel keeps none.
+        newest_seconds: Option<u64> = newest_s,
+        oldest_seconds: Option<u64> = oldest_s,
+        /// The kernel's table that has them.
+        table: String,
+    }
 }
 
 /// The view of `kpctl drain-status`.
@@ -103,9 +104,9 @@ impl DrainView {
             others: status.others,
             nodes_asked: status.asked,
             nodes_answered: status.answered,
-            silent: SilentView::list(status.silent),
+            silent: FromWire::from_wire(status.silent),
             silent_omitted: status.more_silent,
-            missing_replicas: MissingReplicaView::list(status.missing_replicas),
+            missing_replicas: FromWire::from_wire(status.missing_replicas),
         }
     }
 
@@ -196,11 +197,7 @@ impl DrainEndpointView {
             services: endpoint.services,
             flows: endpoint.flows,
             direct: endpoint.direct,
-            nodes: endpoint
-                .nodes
-                .into_iter()
-                .map(DrainNodeView::from)
-                .collect(),
+            nodes: FromWire::from_wire(endpoint.nodes),
             nodes_with_flows: endpoint.nodes_with_flows,
         }
     }
@@ -218,18 +215,6 @@ impl DrainEndpointView {
         age.map_or_else(Span::none, |age| {
             Span::plain(human(Duration::from_secs(age)))
         })
-    }
-}
-
-impl From<pb::DrainNode> for DrainNodeView {
-    fn from(node: pb::DrainNode) -> Self {
-        Self {
-            node: node.node,
-            flows: node.flows,
-            newest_seconds: node.newest_s,
-            oldest_seconds: node.oldest_s,
-            table: node.table,
-        }
     }
 }
 

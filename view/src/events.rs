@@ -1,55 +1,41 @@
 //! What the control plane noticed.
 
 use kplane_proto::v1 as pb;
-use serde::Serialize;
 
-use super::{API_VERSION, View};
+use super::View;
 use crate::style::{Canvas, Tone};
 use crate::text::{Span, paragraph};
 use crate::time::Time;
+use crate::wire::view_of;
 
-/// The view of `kpctl events`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct EventListView {
-    api_version: &'static str,
-    kind: &'static str,
-    /// Oldest first.
-    events: Vec<EventView>,
-    /// The time from which on the record is complete.
-    since: Option<Time>,
-    /// Whether to say since when the record is complete.
-    #[serde(skip)]
-    is_first: bool,
-}
+view_of! {
+    /// The view of `kpctl events`.
+    pub struct EventListView: NoticedList as "EventList" {
+        /// Oldest first.
+        events: Vec<EventView>,
+        /// The time from which on the record is complete.
+        since: Option<Time> = since_ms,
+        /// Whether to say since when the record is complete.
+        #[serde(skip)]
+        is_first: bool = _,
+    }
 
-/// An event.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct EventView {
-    number: u64,
-    at: Option<Time>,
-    event: String,
-    object: Option<String>,
-    text: String,
+    /// An event.
+    pub(crate) struct EventView: Noticed {
+        number: u64,
+        at: Option<Time> = at_ms,
+        event: String = kind,
+        object: Option<String>,
+        text: String,
+    }
 }
 
 impl EventListView {
     /// Creates the view of all events, or of those since the last view.
     pub fn new(list: pb::NoticedList, is_first: bool) -> Self {
-        let events = list.events.into_iter().map(|event| EventView {
-            number: event.number,
-            at: Time::from_wire(event.at_ms),
-            event: event.kind,
-            object: Some(event.object).filter(|object| !object.is_empty()),
-            text: event.text,
-        });
         Self {
-            api_version: API_VERSION,
-            kind: "EventList",
-            events: events.collect(),
-            since: Time::from_wire(list.since_ms),
             is_first,
+            ..list.into()
         }
     }
 }

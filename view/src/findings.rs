@@ -1,42 +1,27 @@
 //! Causes and fixes, as `describe` shows them.
 
-use kplane_proto::v1 as pb;
-use serde::Serialize;
-
 use super::SeverityView;
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
 use crate::text::Span;
+use crate::wire::view_of;
 
 /// Most nodes that a line names; `-o wide` names more.
 const NODES_NAMED: usize = 8;
 
-/// What is the matter with a Service, or what a reader has to know about it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct FindingView {
-    pub(crate) severity: SeverityView,
-    /// The stable name: `docs/reasons.md` explains each.
-    pub(crate) code: String,
-    pub(crate) text: String,
-    /// What to do; empty if nothing has to be done.
-    pub(crate) fix: String,
-    /// The nodes that it is about; empty = all.
-    pub(crate) nodes: Vec<String>,
-    /// The number of nodes that are not in `nodes`.
-    pub(crate) nodes_omitted: u64,
-}
-
-impl From<pb::Finding> for FindingView {
-    fn from(finding: pb::Finding) -> Self {
-        Self {
-            severity: finding.severity().into(),
-            code: finding.code,
-            text: finding.text,
-            fix: finding.fix,
-            nodes: finding.nodes,
-            nodes_omitted: finding.nodes_omitted,
-        }
+view_of! {
+    /// What is the matter with a Service, or what a reader has to know about it.
+    pub struct FindingView: Finding {
+        severity: SeverityView,
+        /// The stable name: `docs/reasons.md` explains each.
+        code: String,
+        text: String,
+        /// What to do; empty if nothing has to be done.
+        fix: String,
+        /// The nodes that it is about; empty = all.
+        nodes: Vec<String>,
+        /// The number of nodes that are not in `nodes`.
+        nodes_omitted: u64,
     }
 }
 

@@ -17,6 +17,7 @@ use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
 use crate::text::{Span, field, long_field, plural};
 use crate::time::{Time, age};
+use crate::wire::FromWire;
 
 /// Most failures of one node that a table shows before it refers to `-o wide`.
 const FAILURES_SHOWN: usize = 3;
@@ -153,13 +154,13 @@ impl From<pb::Fleet> for FleetView {
         let issues_omitted = status.issues_omitted;
         let (errors, warnings) = (status.errors, status.warnings);
         let control_plane = ControlPlaneView::from(status);
-        let missing = MissingReplicaView::list(fleet.missing_replicas);
+        let missing = Vec::from_wire(fleet.missing_replicas);
         let told = [errors, warnings];
         Self {
             api_version: API_VERSION,
             kind: "Fleet",
             summary: SummaryView::new(&control_plane, told, &nodes, &issues, &missing),
-            replicas: Some(fleet.replicas).filter(|replicas| *replicas > 0),
+            replicas: FromWire::from_wire(fleet.replicas),
             missing_replicas: missing,
             issues_omitted,
             control_plane,

@@ -1,35 +1,30 @@
 //! The outcome of `kpctl freeze` and `kpctl thaw`.
 
 use kplane_proto::v1 as pb;
-use serde::Serialize;
 
-use super::{API_VERSION, View};
+use super::View;
 use crate::style::{Canvas, Tone};
 use crate::text::{Span, paragraph, plural};
+use crate::wire::view_of;
 
-/// The view of `kpctl freeze` and `kpctl thaw`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct FreezeView {
-    api_version: &'static str,
-    kind: &'static str,
-    /// Whether the nodes are thawed; otherwise they are frozen.
-    thawed: bool,
-    /// The nodes that the order names; `null` if it is about all.
-    nodes: Option<Vec<String>>,
-    /// The number of known nodes that are frozen now.
-    frozen: u64,
+view_of! {
+    /// The view of `kpctl freeze` and `kpctl thaw`.
+    pub struct FreezeView: FreezeResponse as "Freeze" {
+        /// Whether the nodes are thawed; otherwise they are frozen.
+        thawed: bool = _,
+        /// The nodes that the order names; `null` if it is about all.
+        nodes: Option<Vec<String>> => |nodes: Vec<_>| Some(nodes).filter(|nodes| !nodes.is_empty()),
+        /// The number of known nodes that are frozen now.
+        frozen: u64,
+    }
 }
 
 impl FreezeView {
     /// Builds the view of an order.
     pub fn new(done: pb::FreezeResponse, thawed: bool) -> Self {
         Self {
-            api_version: API_VERSION,
-            kind: "Freeze",
             thawed,
-            nodes: Some(done.nodes).filter(|nodes| !nodes.is_empty()),
-            frozen: done.frozen,
+            ..done.into()
         }
     }
 }

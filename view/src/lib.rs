@@ -2,7 +2,7 @@
 //!
 //! `-o json` and `-o yaml` print the same views. Field names are camelCase as in Kubernetes and never
 //! change. Every field is always present, and unknown values are `null`. Times are RFC 3339, and
-//! other units are in the name. `cli/README.md` lists the fields.
+//! other units are in the name. `cli/README.md` lists the fields. `view_of!` defines the view of one message.
 
 pub mod affinity;
 pub mod approve;
@@ -40,6 +40,7 @@ pub mod uninstall;
 pub mod version;
 pub mod wait;
 pub mod why;
+mod wire;
 
 #[cfg(test)]
 mod tests;
@@ -56,6 +57,7 @@ use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
 use crate::text::{Span, plural};
 use crate::time::human;
+use crate::wire::{FromWire, known, view_of};
 
 /// Version of the fields in JSON and YAML.
 pub const API_VERSION: &str = "kplane.v1";
@@ -86,26 +88,21 @@ pub trait List: View {
     fn items(&mut self) -> &mut Vec<Self::Item>;
 }
 
-/// The identity of one port of one Service in one family.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct KeyView {
-    pub(crate) namespace: String,
-    pub(crate) service: String,
-    pub(crate) port_name: String,
-    pub(crate) protocol: &'static str,
-    pub(crate) family: &'static str,
+view_of! {
+    /// The identity of one port of one Service in one family.
+    #[derive(PartialOrd, Ord, Hash)]
+    pub struct KeyView: ServiceKey {
+        namespace: String,
+        service: String = name,
+        port_name: String,
+        protocol: &'static str => |of| protocol(known(of)),
+        family: &'static str => |of| family(known(of)),
+    }
 }
 
-impl From<pb::ServiceKey> for KeyView {
-    fn from(key: pb::ServiceKey) -> Self {
-        Self {
-            protocol: protocol(key.protocol()),
-            family: family(key.family()),
-            namespace: key.namespace,
-            service: key.name,
-            port_name: key.port_name,
-        }
+impl FromWire<Option<pb::ServiceKey>> for KeyView {
+    fn from_wire(key: Option<pb::ServiceKey>) -> Self {
+        key.unwrap_or_default().into()
     }
 }
 
@@ -158,9 +155,9 @@ pub enum SeverityView {
     Info,
 }
 
-impl From<pb::Severity> for SeverityView {
-    fn from(severity: pb::Severity) -> Self {
-        match severity {
+impl FromWire<i32> for SeverityView {
+    fn from_wire(severity: i32) -> Self {
+        match known(severity) {
             pb::Severity::Info => Self::Info,
             pb::Severity::Warning => Self::Warning,
             pb::Severity::Error | pb::Severity::Unspecified => Self::Error,
@@ -178,26 +175,26 @@ impl SeverityView {
     }
 }
 
-/// A problem with one object of the input.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct IssueView {
-    pub(crate) severity: SeverityView,
-    /// The stable name of the problem: `docs/reasons.md` explains each.
-    pub(crate) code: String,
-    pub(crate) location: String,
-    pub(crate) kind: String,
-    pub(crate) namespace: String,
-    pub(crate) name: String,
-    pub(crate) reason: String,
-    /// The number of further objects with the same problem, which the server did not list.
-    pub(crate) alike: u64,
+view_of! {
+    /// A problem with one object of the input.
+    pub struct IssueView: InputIssue {
+        severity: SeverityView,
+        /// The stable name of the problem: `docs/reasons.md` explains each.
+        code: String,
+        location: String,
+        kind: String,
+        namespace: String,
+        name: String,
+        reason: String,
+        /// The number of further objects with the same problem, which the server did not list.
+        alike: u64,
+    }
 }
 
 impl IssueView {
     /// Returns the issues, errors first.
     fn list(issues: Vec<pb::InputIssue>) -> Vec<Self> {
-        let mut issues: Vec<Self> = issues.into_iter().map(Self::from).collect();
+        let mut issues = Vec::<Self>::from_wire(issues);
         issues.sort_by_key(|issue| issue.severity);
         issues
     }
@@ -219,21 +216,6 @@ impl IssueView {
             name: self.name.clone(),
         };
         object.to_string()
-    }
-}
-
-impl From<pb::InputIssue> for IssueView {
-    fn from(issue: pb::InputIssue) -> Self {
-        Self {
-            severity: issue.severity().into(),
-            code: issue.code,
-            location: issue.location,
-            kind: issue.kind,
-            namespace: issue.namespace,
-            name: issue.name,
-            reason: issue.reason,
-            alike: issue.alike,
-        }
     }
 }
 

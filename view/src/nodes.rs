@@ -16,6 +16,7 @@ use crate::style::Canvas;
 use crate::table::{Column, Table};
 use crate::text::Span;
 use crate::time::{Time, human};
+use crate::wire::{FromWire, known, view_of};
 
 /// The next step in a fleet without nodes.
 pub(crate) const NO_AGENT: &str = "no agent has connected yet: start kp-nodeagent on every node";
@@ -33,93 +34,81 @@ pub struct RevisionsView {
     pub(crate) lag: Option<u64>,
 }
 
-/// Totals of what an agent holds.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ObjectsView {
-    pub(crate) services: u64,
-    pub(crate) endpoints: u64,
-}
+view_of! {
+    /// Totals of what an agent holds.
+    pub struct ObjectsView: ObjectCounts {
+        services: u64,
+        endpoints: u64,
+    }
 
-/// The course of the last update.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct SyncView {
-    pub(crate) revision: u64,
-    pub(crate) finished: Option<Time>,
-    pub(crate) total_microseconds: u64,
-    pub(crate) plan_microseconds: u64,
-    pub(crate) encode_microseconds: u64,
-    pub(crate) kernel_microseconds: u64,
-    pub(crate) operations: u64,
-    pub(crate) bytes: u64,
-    /// Time from the change in the cluster until the kernel held it.
-    pub(crate) end_to_end_milliseconds: Option<u64>,
-}
+    /// The course of the last update.
+    pub struct SyncView: SyncStats {
+        revision: u64,
+        finished: Option<Time> = finished_at_ms,
+        total_microseconds: u64 = total_us,
+        plan_microseconds: u64 = plan_us,
+        encode_microseconds: u64 = encode_us,
+        kernel_microseconds: u64 = kernel_us,
+        operations: u64,
+        bytes: u64,
+        /// Time from the change in the cluster until the kernel held it.
+        end_to_end_milliseconds: Option<u64> = end_to_end_ms,
+    }
 
-/// The time that the latest changes in the cluster took until the kernel held them.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ProgrammingView {
-    /// The number of these changes.
-    pub(crate) count: u32,
-    pub(crate) last_milliseconds: u64,
-    pub(crate) p50_milliseconds: u64,
-    pub(crate) max_milliseconds: u64,
-    pub(crate) last_time: Option<Time>,
-}
+    /// The time that the latest changes in the cluster took until the kernel held them.
+    pub struct ProgrammingView: NetworkProgramming {
+        /// The number of these changes.
+        count: u32,
+        last_milliseconds: u64 = last_ms,
+        p50_milliseconds: u64 = p50_ms,
+        max_milliseconds: u64 = max_ms,
+        last_time: Option<Time> = last_at_ms,
+    }
 
-/// An object that the kernel does not hold as desired.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct FailureView {
-    pub(crate) object: Option<KeyView>,
-    pub(crate) reason: String,
-    pub(crate) since: Option<Time>,
-    pub(crate) degraded: bool,
-}
+    /// An object that the kernel does not hold as desired.
+    pub struct FailureView: ObjectFailure {
+        object: Option<KeyView> = key,
+        reason: String,
+        since: Option<Time> = since_ms,
+        degraded: bool,
+    }
 
-/// Services that a node serves although the source does not name them (any more). If both numbers are
-/// 0, the agent does not know what its kernel serves, and leaves the kernel as it is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct HeldView {
-    pub(crate) services: u64,
-    pub(crate) without_endpoints: u64,
-    pub(crate) reason: String,
-    pub(crate) since: Option<Time>,
-    /// A few of their names.
-    pub(crate) examples: Vec<String>,
-}
+    /// Services that a node serves although the source does not name them (any more). If both numbers are
+    /// 0, the agent does not know what its kernel serves, and leaves the kernel as it is.
+    pub struct HeldView: Held {
+        services: u64,
+        without_endpoints: u64,
+        reason: String,
+        since: Option<Time> = since_ms,
+        /// A few of their names.
+        examples: Vec<String>,
+    }
 
-/// The state of one address family of a node.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct FamilyView {
-    pub(crate) family: &'static str,
-    pub(crate) programmed: bool,
-    pub(crate) error: String,
-    pub(crate) error_since: Option<Time>,
-    /// The last time when the kernel was compared with what it should hold, and was equal.
-    pub(crate) verified_time: Option<Time>,
-    /// The number of repairs of other programs' changes since the agent started.
-    pub(crate) repairs: u64,
-    pub(crate) last_repair_time: Option<Time>,
-    /// The last change that was repaired, and the program that made it; empty = none.
-    pub(crate) last_repair: String,
-    /// The rules; `null` for backends whose rules do not grow with the number of Services.
-    pub(crate) rules: Option<RulesView>,
-    /// The virtual servers; `null` for backends without them.
-    pub(crate) ipvs: Option<ServersView>,
-}
+    /// The state of one address family of a node.
+    pub struct FamilyView: FamilyStatus {
+        family: &'static str => |of| family(known(of)),
+        programmed: bool,
+        error: String,
+        error_since: Option<Time> = error_since_ms,
+        /// The last time when the kernel was compared with what it should hold, and was equal.
+        verified_time: Option<Time> = verified_at_ms,
+        /// The number of repairs of other programs' changes since the agent started.
+        repairs: u64,
+        last_repair_time: Option<Time> = last_repair_ms,
+        /// The last change that was repaired, and the program that made it; empty = none.
+        last_repair: String,
+        /// The rules; `null` for backends whose rules do not grow with the number of Services.
+        rules: Option<RulesView>,
+        /// The virtual servers; `null` for backends without them.
+        ipvs: Option<ServersView> = servers,
+    }
 
-/// The numbers of rules of a backend that has rules for each Service.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct RulesView {
-    pub(crate) rules: u64,
-    pub(crate) lookups: u64,
-    pub(crate) lookups_in_one_list: u64,
+    /// The numbers of rules of a backend that has rules for each Service.
+    pub struct RulesView: RuleStats {
+        rules: u64,
+        lookups: u64,
+        lookups_in_one_list: u64,
+    }
 }
 
 /// The state of one node.
@@ -162,12 +151,12 @@ pub struct NodeView {
     pub(crate) avoided: Vec<AvoidedView>,
 }
 
-/// An endpoint that the userspace proxy of a node avoids.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct AvoidedView {
-    pub(crate) port: KeyView,
-    pub(crate) address: String,
+view_of! {
+    /// An endpoint that the userspace proxy of a node avoids.
+    pub struct AvoidedView: AvoidedEndpoint {
+        port: KeyView = key,
+        address: String,
+    }
 }
 
 impl NodeView {
@@ -184,7 +173,8 @@ impl NodeView {
             lag: current.map(|r| node.wanted_revision.saturating_sub(r.applied_revision)),
         };
         let state = node.state().into();
-        let report = node.report.unwrap_or_default();
+        let mut report = node.report.unwrap_or_default();
+        report.avoided.retain(|avoided| avoided.key.is_some());
         Self {
             name: node.name,
             state,
@@ -193,27 +183,24 @@ impl NodeView {
             backend: node.backend,
             agent_version: node.agent_version,
             peer: node.peer,
-            replica: Some(node.replica).filter(|replica| !replica.is_empty()),
+            replica: FromWire::from_wire(node.replica),
             last_heard: Time::from_wire(node.last_heard_ms),
             zone: node.zone,
             addresses: node.addresses,
             pod_cidrs: node.pod_cidrs,
             revisions,
-            objects: report.objects.map(|objects| ObjectsView {
-                services: objects.services,
-                endpoints: objects.endpoints,
-            }),
-            held: report.held.map(HeldView::from),
-            last_sync: report.last_sync.map(SyncView::from),
-            network_programming: node.network_programming.map(ProgrammingView::from),
-            round_trip_microseconds: Some(report.round_trip_us).filter(|us| *us > 0),
+            objects: FromWire::from_wire(report.objects),
+            held: FromWire::from_wire(report.held),
+            last_sync: FromWire::from_wire(report.last_sync),
+            network_programming: FromWire::from_wire(node.network_programming),
+            round_trip_microseconds: FromWire::from_wire(report.round_trip_us),
             syncs_ok: report.syncs_ok,
             syncs_failed: report.syncs_failed,
             unknown_kinds: report.unknown_kinds,
-            families: report.families.into_iter().map(FamilyView::from).collect(),
-            failures: report.failures.into_iter().map(FailureView::from).collect(),
-            findings: report.findings.into_iter().map(FindingView::from).collect(),
-            avoided: report.avoided.into_iter().filter_map(avoided).collect(),
+            families: FromWire::from_wire(report.families),
+            failures: FromWire::from_wire(report.failures),
+            findings: FromWire::from_wire(report.findings),
+            avoided: FromWire::from_wire(report.avoided),
         }
     }
 
@@ -267,25 +254,6 @@ impl NodeView {
     }
 }
 
-fn avoided(of: pb::AvoidedEndpoint) -> Option<AvoidedView> {
-    Some(AvoidedView {
-        port: KeyView::from(of.key?),
-        address: of.address,
-    })
-}
-
-impl From<pb::Held> for HeldView {
-    fn from(held: pb::Held) -> Self {
-        Self {
-            services: held.services,
-            without_endpoints: held.without_endpoints,
-            reason: held.reason,
-            since: Time::from_wire(held.since_ms),
-            examples: held.examples,
-        }
-    }
-}
-
 impl HeldView {
     /// Returns some of the names, and the number of the others.
     pub fn names(&self) -> Option<Span> {
@@ -297,66 +265,6 @@ impl HeldView {
             (false, 0) => Span::plain(format!("kept: {names}")),
             (false, more) => Span::plain(format!("kept: {names} and {more} more")),
         })
-    }
-}
-
-impl From<pb::SyncStats> for SyncView {
-    fn from(sync: pb::SyncStats) -> Self {
-        Self {
-            revision: sync.revision,
-            finished: Time::from_wire(sync.finished_at_ms),
-            total_microseconds: sync.total_us,
-            plan_microseconds: sync.plan_us,
-            encode_microseconds: sync.encode_us,
-            kernel_microseconds: sync.kernel_us,
-            operations: sync.operations,
-            bytes: sync.bytes,
-            end_to_end_milliseconds: Some(sync.end_to_end_ms).filter(|ms| *ms > 0),
-        }
-    }
-}
-
-impl From<pb::NetworkProgramming> for ProgrammingView {
-    fn from(latencies: pb::NetworkProgramming) -> Self {
-        Self {
-            count: latencies.count,
-            last_milliseconds: latencies.last_ms,
-            p50_milliseconds: latencies.p50_ms,
-            max_milliseconds: latencies.max_ms,
-            last_time: Time::from_wire(latencies.last_at_ms),
-        }
-    }
-}
-
-impl From<pb::FamilyStatus> for FamilyView {
-    fn from(status: pb::FamilyStatus) -> Self {
-        Self {
-            family: family(status.family()),
-            programmed: status.programmed,
-            error: status.error,
-            error_since: Time::from_wire(status.error_since_ms),
-            verified_time: Time::from_wire(status.verified_at_ms),
-            repairs: status.repairs,
-            last_repair_time: Time::from_wire(status.last_repair_ms),
-            last_repair: status.last_repair,
-            rules: status.rules.map(|stats| RulesView {
-                rules: stats.rules,
-                lookups: stats.lookups,
-                lookups_in_one_list: stats.lookups_in_one_list,
-            }),
-            ipvs: status.servers.map(ServersView::from),
-        }
-    }
-}
-
-impl From<pb::ObjectFailure> for FailureView {
-    fn from(failure: pb::ObjectFailure) -> Self {
-        Self {
-            object: failure.key.map(KeyView::from),
-            reason: failure.reason,
-            since: Time::from_wire(failure.since_ms),
-            degraded: failure.degraded,
-        }
     }
 }
 
@@ -387,7 +295,7 @@ impl From<pb::Fleet> for NodeListView {
         Self {
             api_version: API_VERSION,
             kind: "NodeList",
-            missing_replicas: MissingReplicaView::list(fleet.missing_replicas),
+            missing_replicas: FromWire::from_wire(fleet.missing_replicas),
             items: nodes
                 .map(|node| NodeView::new(node, control_plane.epoch))
                 .collect(),

@@ -12,6 +12,7 @@ use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
 use crate::text::{Span, field, grouped, paragraph};
 use crate::time::human;
+use crate::wire::{FromWire, known, view_of};
 
 /// The verdict about all nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -26,7 +27,7 @@ pub enum Overall {
 
 /// The verdict about one node; the most urgent first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-enum NodeVerdict {
+pub(crate) enum NodeVerdict {
     /// The node's data path does not lead to the Service.
     DataPath,
     /// Neither the Service nor its endpoints answer.
@@ -38,9 +39,9 @@ enum NodeVerdict {
     Works,
 }
 
-impl From<pb::ProbeVerdict> for NodeVerdict {
-    fn from(verdict: pb::ProbeVerdict) -> Self {
-        match verdict {
+impl FromWire<i32> for NodeVerdict {
+    fn from_wire(verdict: i32) -> Self {
+        match known(verdict) {
             pb::ProbeVerdict::Unspecified => Self::Unknown,
             pb::ProbeVerdict::Works => Self::Works,
             pb::ProbeVerdict::DataPath => Self::DataPath,
@@ -68,7 +69,7 @@ impl NodeVerdict {
 /// A connection that failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct FailedView {
+pub(crate) struct FailedView {
     /// `ClusterIP`, `endpoint` or `node port`.
     to: String,
     address: String,
@@ -78,8 +79,8 @@ struct FailedView {
     error: String,
 }
 
-impl From<pb::ProbedConnection> for FailedView {
-    fn from(failed: pb::ProbedConnection) -> Self {
+impl FromWire<pb::ProbedConnection> for FailedView {
+    fn from_wire(failed: pb::ProbedConnection) -> Self {
         let attempt = failed.attempt.unwrap_or_default();
         let error = match attempt.outcome() {
             pb::AttemptOutcome::Refused => "refused".to_owned(),
@@ -95,35 +96,23 @@ impl From<pb::ProbedConnection> for FailedView {
     }
 }
 
-/// A node.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct ProbedView {
-    node: String,
-    verdict: NodeVerdict,
-    /// Human-readable; empty if all is well.
-    reason: String,
-    /// Time of the connection through the Service; `null` if there was none.
-    took_microseconds: Option<u32>,
-    failed: Vec<FailedView>,
-    /// Neighbours that have reached this node's node port, and the number of those that have not.
-    seen_by: Vec<String>,
-    not_seen_by: u32,
+view_of! {
+    /// A node.
+    pub(crate) struct ProbedView: ProbedNode {
+        node: String,
+        verdict: NodeVerdict,
+        /// Human-readable; empty if all is well.
+        reason: String,
+        /// Time of the connection through the Service; `null` if there was none.
+        took_microseconds: Option<u32> = took_us,
+        failed: Vec<FailedView>,
+        /// Neighbours that have reached this node's node port, and the number of those that have not.
+        seen_by: Vec<String>,
+        not_seen_by: u32,
+    }
 }
 
 impl ProbedView {
-    fn new(node: pb::ProbedNode) -> Self {
-        Self {
-            verdict: node.verdict().into(),
-            node: node.node,
-            reason: node.reason,
-            took_microseconds: Some(node.took_us).filter(|took| *took > 0),
-            failed: node.failed.into_iter().map(FailedView::from).collect(),
-            seen_by: node.seen_by,
-            not_seen_by: node.not_seen_by,
-        }
-    }
-
     /// Returns what nodes of one row have in common.
     fn problem(&self) -> Option<(NodeVerdict, String)> {
         (self.verdict != NodeVerdict::Works).then(|| (self.verdict, self.reason.clone()))
@@ -191,7 +180,7 @@ pub struct ProbeReportView {
 impl ProbeReportView {
     /// Creates the view.
     pub fn new(report: pb::ProbeReport) -> Self {
-        let nodes: Vec<_> = report.nodes.into_iter().map(ProbedView::new).collect();
+        let nodes = Vec::<ProbedView>::from_wire(report.nodes);
         let worst = nodes.iter().map(|node| node.verdict).min();
         let missing = report.more > 0 || !report.missing_replicas.is_empty();
         Self {
@@ -203,11 +192,11 @@ impl ProbeReportView {
                 None | Some(NodeVerdict::Works | NodeVerdict::Unknown) => Overall::Unknown,
                 Some(_) => Overall::Broken,
             },
-            node_port: Some(report.node_port).filter(|port| *port > 0),
+            node_port: FromWire::from_wire(report.node_port),
             has_endpoints: report.has_endpoints,
             nodes,
             nodes_omitted: report.more,
-            missing_replicas: MissingReplicaView::list(report.missing_replicas),
+            missing_replicas: FromWire::from_wire(report.missing_replicas),
         }
     }
 
@@ -295,7 +284,7 @@ impl View for ProbeReportView {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::table;
+    use super::super::testing::{has, table};
     use super::*;
 
     fn node(name: &str, verdict: pb::ProbeVerdict, reason: &str) -> pb::ProbedNode {
@@ -330,7 +319,7 @@ mod tests {
             "n2    unknown    no answer",
             "its node port answers n1: its data path works",
         ] {
-            assert!(text.contains(part), "no {part:?}:\n{text}");
+            has(&text, part);
         }
         let broken = node(
             "n3",
@@ -361,7 +350,7 @@ mod tests {
             "7 nodes",
             "193 of 200 work, 7 with a broken",
         ] {
-            assert!(text.contains(part), "no {part:?}:\n{text}");
+            has(&text, part);
         }
         assert!(text.lines().count() < 12, "{text}");
     }

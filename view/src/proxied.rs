@@ -9,29 +9,30 @@ use serde::Serialize;
 
 use super::replicas::{MissingReplicaView, missing_text};
 use super::silent::{self, SilentView, names};
-use super::{API_VERSION, KeyView, View};
+use super::{KeyView, View};
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
 use crate::text::{Span, field, grouped, paragraph, plural};
 use crate::time::human;
+use crate::wire::{FromWire, view_of};
 
 /// Maximum number of endpoints that are named because nodes avoid them.
 const AVOIDED: usize = 20;
 
-/// An endpoint in the proxy of one node.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct EndpointView {
-    address: String,
-    open: u32,
-    /// Time for which new connections still avoid it; `null` if they do not.
-    avoided_seconds: Option<u64>,
+view_of! {
+    /// An endpoint in the proxy of one node.
+    pub(crate) struct EndpointView: ProxiedEndpoint {
+        address: String,
+        open: u32,
+        /// Time for which new connections still avoid it; `null` if they do not.
+        avoided_seconds: Option<u64> = avoided_ms => |ms: Option<u64>| ms.map(|ms| ms.div_ceil(1_000)),
+    }
 }
 
 /// A ServicePort in the proxy of one node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct PortView {
+pub(crate) struct PortView {
     node: String,
     port: KeyView,
     open: u64,
@@ -47,30 +48,23 @@ struct PortView {
     endpoints_omitted: u64,
 }
 
-/// The view of `kpctl get proxied`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ProxiedView {
-    api_version: &'static str,
-    kind: &'static str,
-    namespace: String,
-    name: String,
-    ports: Vec<PortView>,
-    ports_omitted: u64,
-    nodes_asked: u64,
-    nodes_answered: u64,
-    silent: Vec<SilentView>,
-    silent_omitted: u64,
-    missing_replicas: Vec<MissingReplicaView>,
+view_of! {
+    /// The view of `kpctl get proxied`.
+    pub struct ProxiedView: ProxiedAnswer as "Proxied" {
+        namespace: String = _,
+        name: String = _,
+        ports: Vec<PortView> => |ports| ports.into_iter().filter_map(port).collect(),
+        ports_omitted: u64 = more,
+        nodes_asked: u64 = asked,
+        nodes_answered: u64 = answered,
+        silent: Vec<SilentView>,
+        silent_omitted: u64 = more_silent,
+        missing_replicas: Vec<MissingReplicaView>,
+    }
 }
 
 fn port(of: pb::NodeProxied) -> Option<PortView> {
     let port = of.port?;
-    let endpoints = port.endpoints.into_iter().map(|endpoint| EndpointView {
-        address: endpoint.address,
-        open: endpoint.open,
-        avoided_seconds: endpoint.avoided_ms.map(|ms| ms.div_ceil(1_000)),
-    });
     let failed = port.failed.into_iter();
     Some(PortView {
         node: of.node,
@@ -82,7 +76,7 @@ fn port(of: pb::NodeProxied) -> Option<PortView> {
         bytes_to_endpoints: port.bytes_to_endpoints,
         bytes_to_clients: port.bytes_to_clients,
         connect_microseconds: port.connect_us.checked_div(port.opened),
-        endpoints: endpoints.collect(),
+        endpoints: FromWire::from_wire(port.endpoints),
         endpoints_omitted: port.more_endpoints,
     })
 }
@@ -91,17 +85,9 @@ impl ProxiedView {
     /// Creates the view.
     pub fn new(of: &ServiceName, answer: pb::ProxiedAnswer) -> Self {
         Self {
-            api_version: API_VERSION,
-            kind: "Proxied",
             namespace: of.namespace.to_string(),
             name: of.name.to_string(),
-            ports: answer.ports.into_iter().filter_map(port).collect(),
-            ports_omitted: answer.more,
-            nodes_asked: answer.asked,
-            nodes_answered: answer.answered,
-            silent: SilentView::list(answer.silent),
-            silent_omitted: answer.more_silent,
-            missing_replicas: MissingReplicaView::list(answer.missing_replicas),
+            ..answer.into()
         }
     }
 
@@ -242,7 +228,7 @@ fn table(ports: &[PortView], canvas: &Canvas) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::describe::DescriptionView;
-    use super::super::testing::{table, wide};
+    use super::super::testing::{has, table, wide};
     use super::*;
 
     fn of_node(node: &str, avoided_ms: Option<u64>) -> pb::NodeProxied {
@@ -294,7 +280,7 @@ mod tests {
             "http/TCP IPv4  n1    12    4,000   3 silent  7        350us",
             "10.244.2.7:8080 fails: 2 nodes avoid it (n1, n2)",
         ] {
-            assert!(text.contains(part), "no {part:?}:\n{text}");
+            has(&text, part);
         }
         assert!(wide(&view).contains("10.244.2.7:8080 (12)"));
         let json = serde_json::to_value(&view).unwrap();
@@ -314,24 +300,18 @@ mod tests {
             "Proxies         24 open, 6 failed; 2 of 2 nodes answered\n",
             "10.244.2.7:8080 fails: 1 node avoids it (n1)\n",
         ] {
-            assert!(text.contains(part), "no {part:?}:\n{text}");
+            has(&text, part);
         }
         let mut description = DescriptionView::new("shop", "web", kpctl_samples::description());
         description.set_proxied(Err("no such method".to_owned()));
         let text = table(&description);
-        assert!(
-            text.contains("Proxies         not known: no such method; try"),
-            "{text}"
-        );
+        has(&text, "Proxies         not known: no such method; try");
     }
 
     #[test]
     fn a_service_of_the_kernel_is_said_to_be_one() {
         let of = ServiceName::new("shop", "web");
         let text = table(&ProxiedView::new(&of, answer(Vec::new())));
-        assert!(
-            text.contains("No node's userspace proxy serves it"),
-            "{text}"
-        );
+        has(&text, "No node's userspace proxy serves it");
     }
 }

@@ -1,27 +1,14 @@
 //! Replicas of the control plane that did not answer.
 
-use kplane_proto::v1 as pb;
-use serde::Serialize;
-
 use crate::style::{Canvas, Tone};
 use crate::text::{Span, paragraph};
+use crate::wire::view_of;
 
-/// A replica of the control plane whose agents are not in an answer.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct MissingReplicaView {
-    pub(crate) address: String,
-    pub(crate) reason: String,
-}
-
-impl MissingReplicaView {
-    /// Returns the replicas that did not answer.
-    pub fn list(missing: Vec<pb::MissingReplica>) -> Vec<Self> {
-        let missing = missing.into_iter().map(|replica| Self {
-            address: replica.address,
-            reason: replica.reason,
-        });
-        missing.collect()
+view_of! {
+    /// A replica of the control plane whose agents are not in an answer.
+    pub struct MissingReplicaView: MissingReplica {
+        address: String,
+        reason: String,
     }
 }
 

@@ -12,52 +12,31 @@ use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
 use crate::text::{Span, plural, short_count};
 use crate::time::age;
+use crate::wire::{FromWire, view_of};
 
 /// Most real servers that a table shows before it refers to `-o wide`.
 const REALS_SHOWN: usize = 20;
 
-/// The virtual servers of one family of a node, as last read back.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ServersView {
-    pub(crate) virtual_servers: u64,
-    pub(crate) real_servers: u64,
-    pub(crate) draining: u64,
-    pub(crate) active_connections: u64,
-    pub(crate) inactive_connections: u64,
-    /// The busiest of the draining servers.
-    pub(crate) draining_servers: Vec<DrainView>,
-}
+view_of! {
+    /// The virtual servers of one family of a node, as last read back.
+    pub struct ServersView: ServerStats {
+        virtual_servers: u64,
+        real_servers: u64,
+        draining: u64,
+        active_connections: u64,
+        inactive_connections: u64,
+        /// The busiest of the draining servers.
+        draining_servers: Vec<DrainView> = drains,
+    }
 
-/// A real server that keeps its connections and gets no new ones.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct DrainView {
-    #[serde(flatten)]
-    pub(crate) key: KeyView,
-    pub(crate) virtual_server: String,
-    pub(crate) address: String,
-    pub(crate) active_connections: u64,
-    pub(crate) inactive_connections: u64,
-}
-
-impl From<pb::ServerStats> for ServersView {
-    fn from(stats: pb::ServerStats) -> Self {
-        let drains = stats.drains.into_iter().map(|drain| DrainView {
-            key: drain.key.unwrap_or_default().into(),
-            virtual_server: drain.virtual_server,
-            address: drain.address,
-            active_connections: drain.active_connections,
-            inactive_connections: drain.inactive_connections,
-        });
-        Self {
-            virtual_servers: stats.virtual_servers,
-            real_servers: stats.real_servers,
-            draining: stats.draining,
-            active_connections: stats.active_connections,
-            inactive_connections: stats.inactive_connections,
-            draining_servers: drains.collect(),
-        }
+    /// A real server that keeps its connections and gets no new ones.
+    pub struct DrainView: DrainingServer {
+        #[serde(flatten)]
+        key: KeyView,
+        virtual_server: String,
+        address: String,
+        active_connections: u64,
+        inactive_connections: u64,
     }
 }
 
@@ -103,17 +82,17 @@ fn many(count: u64, noun: &str) -> String {
     plural(usize::try_from(count).unwrap_or(usize::MAX), noun)
 }
 
-/// The virtual servers that a node has for one Service.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ServiceServersView {
-    pub(crate) virtual_servers: Vec<VirtualServerView>,
-    /// The number of real servers that are not listed.
-    pub(crate) omitted_real_servers: u64,
-    /// Time since connections were counted.
-    pub(crate) age_milliseconds: u64,
-    /// The reason why the state is not known, or not in full.
-    pub(crate) error: String,
+view_of! {
+    /// The virtual servers that a node has for one Service.
+    pub struct ServiceServersView: ServiceServers {
+        virtual_servers: Vec<VirtualServerView> = servers,
+        /// The number of real servers that are not listed.
+        omitted_real_servers: u64 = more,
+        /// Time since connections were counted.
+        age_milliseconds: u64 = age_ms,
+        /// The reason why the state is not known, or not in full.
+        error: String,
+    }
 }
 
 /// One virtual server.
@@ -132,49 +111,30 @@ pub struct VirtualServerView {
     pub(crate) real_servers: Vec<RealServerView>,
 }
 
-/// One real server.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct RealServerView {
-    /// Address and port.
-    pub(crate) address: String,
-    pub(crate) weight: u32,
-    pub(crate) active_connections: u64,
-    pub(crate) inactive_connections: u64,
-    /// Whether the server gets no new connections, and is removed after its last one.
-    pub(crate) draining: bool,
-}
-
-impl From<pb::ServiceServers> for ServiceServersView {
-    fn from(servers: pb::ServiceServers) -> Self {
-        let all = servers.servers.into_iter().map(VirtualServerView::from);
-        Self {
-            virtual_servers: all.collect(),
-            omitted_real_servers: servers.more,
-            age_milliseconds: servers.age_ms,
-            error: servers.error,
-        }
+view_of! {
+    /// One real server.
+    pub struct RealServerView: RealServer {
+        /// Address and port.
+        address: String,
+        weight: u32,
+        active_connections: u64,
+        inactive_connections: u64,
+        /// Whether the server gets no new connections, and is removed after its last one.
+        draining: bool,
     }
 }
 
-impl From<pb::VirtualServer> for VirtualServerView {
-    fn from(server: pb::VirtualServer) -> Self {
-        let key = KeyView::from(server.key.unwrap_or_default());
-        let reals = server.real_servers.into_iter().map(|real| RealServerView {
-            address: real.address,
-            weight: real.weight,
-            active_connections: real.active_connections,
-            inactive_connections: real.inactive_connections,
-            draining: real.draining,
-        });
+impl FromWire<pb::VirtualServer> for VirtualServerView {
+    fn from_wire(server: pb::VirtualServer) -> Self {
+        let key = KeyView::from_wire(server.key);
         Self {
             port_name: key.port_name,
             protocol: key.protocol,
             family: key.family,
             address: server.address,
             scheduler: server.scheduler,
-            persistence_seconds: Some(server.persistent_s).filter(|s| *s > 0),
-            real_servers: reals.collect(),
+            persistence_seconds: FromWire::from_wire(server.persistent_s),
+            real_servers: FromWire::from_wire(server.real_servers),
         }
     }
 }

@@ -2,30 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use kplane_proto::v1 as pb;
-use serde::Serialize;
-
 use crate::style::{Canvas, Tone};
 use crate::text::{Span, grouped, paragraph};
+use crate::wire::view_of;
 
 /// Most nodes that a line names.
 const NAMED: usize = 8;
 
-/// A node without an answer.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct SilentView {
-    pub(crate) node: String,
-    pub(crate) reason: String,
-}
-
-impl SilentView {
-    pub(crate) fn list(silent: Vec<pb::SilentNode>) -> Vec<Self> {
-        let silent = silent.into_iter().map(|silent| Self {
-            node: silent.node,
-            reason: silent.reason,
-        });
-        silent.collect()
+view_of! {
+    /// A node without an answer.
+    pub(crate) struct SilentView: SilentNode {
+        node: String,
+        reason: String,
     }
 }
 

@@ -48,3 +48,8 @@ pub fn assert_fits(text: &str, columns: usize) {
         assert_eq!(line, line.trim_end());
     }
 }
+
+/// Asserts that a text has a part.
+pub fn has(text: &str, part: &str) {
+    assert!(text.contains(part), "no {part:?}:\n{text}");
+}

@@ -1,6 +1,7 @@
 //! Tests of the views that people and programs see.
 
 mod fields;
+mod filled;
 mod fleet;
 mod folded;
 mod node;

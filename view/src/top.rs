@@ -2,84 +2,46 @@
 
 use std::time::Duration;
 
-use kplane_proto::v1 as pb;
-use serde::Serialize;
-
-use super::{API_VERSION, View};
+use super::View;
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
 use crate::text::{Span, grouped, paragraph};
 use crate::time::{Time, human};
+use crate::wire::view_of;
 
-/// The view of `kpctl top`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct TopView {
-    api_version: &'static str,
-    kind: &'static str,
-    /// The busiest first.
-    services: Vec<BusyView>,
-    /// The slowest first.
-    nodes: Vec<SlowView>,
-    /// The time from which on changes count.
-    since: Option<Time>,
-    #[serde(skip)]
-    now: Option<Time>,
-}
+view_of! {
+    /// The view of `kpctl top`.
+    pub struct TopView: Top as "Top" {
+        /// The busiest first.
+        services: Vec<BusyView>,
+        /// The slowest first.
+        nodes: Vec<SlowView>,
+        /// The time from which on changes count.
+        since: Option<Time> = since_ms,
+        #[serde(skip)]
+        now: Option<Time> = now_ms,
+    }
 
-/// A Service that changes often.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct BusyView {
-    namespace: String,
-    name: String,
-    changes: u64,
-    endpoint_changes: u64,
-    last: Option<Time>,
-}
+    /// A Service that changes often.
+    pub(crate) struct BusyView: BusyService {
+        namespace: String,
+        name: String,
+        changes: u64,
+        endpoint_changes: u64 = endpoints,
+        last: Option<Time> = last_ms,
+    }
 
-/// A slow node.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct SlowView {
-    node: String,
-    /// Revisions between what the node holds and what it should hold.
-    behind: u64,
-    /// Time since the oldest change that it lacks; `null` = it lacks none.
-    lag_milliseconds: Option<u64>,
-    /// From a change to the kernel; `null` = not measured.
-    p50_milliseconds: Option<u64>,
-    max_milliseconds: Option<u64>,
-    sync_microseconds: Option<u64>,
-}
-
-impl TopView {
-    /// Creates the view.
-    pub fn new(top: pb::Top) -> Self {
-        let known = |value: u64| Some(value).filter(|value| *value > 0);
-        let services = top.services.into_iter().map(|busy| BusyView {
-            namespace: busy.namespace,
-            name: busy.name,
-            changes: busy.changes,
-            endpoint_changes: busy.endpoints,
-            last: Time::from_wire(busy.last_ms),
-        });
-        let nodes = top.nodes.into_iter().map(|slow| SlowView {
-            node: slow.node,
-            behind: slow.behind,
-            lag_milliseconds: known(slow.lag_ms),
-            p50_milliseconds: known(slow.p50_ms),
-            max_milliseconds: known(slow.max_ms),
-            sync_microseconds: known(slow.sync_us),
-        });
-        Self {
-            api_version: API_VERSION,
-            kind: "Top",
-            services: services.collect(),
-            nodes: nodes.collect(),
-            since: Time::from_wire(top.since_ms),
-            now: Time::from_wire(top.now_ms),
-        }
+    /// A slow node.
+    pub(crate) struct SlowView: SlowNode {
+        node: String,
+        /// Revisions between what the node holds and what it should hold.
+        behind: u64,
+        /// Time since the oldest change that it lacks; `null` = it lacks none.
+        lag_milliseconds: Option<u64> = lag_ms,
+        /// From a change to the kernel; `null` = not measured.
+        p50_milliseconds: Option<u64> = p50_ms,
+        max_milliseconds: Option<u64> = max_ms,
+        sync_microseconds: Option<u64> = sync_us,
     }
 }
 

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use kplane_proto::v1::ServiceState;
 use serde::Serialize;
 
-use super::convergence::{ConvergenceView, ServiceStateView};
+use super::convergence::ConvergenceView;
 use super::replicas::missing_text;
 use super::{API_VERSION, View, next_steps_text};
 
@@ -74,11 +75,11 @@ impl WaitView {
             match of.state {
                 _ if of.is_held() => (0, format!("{program} approve")),
                 _ if of.nodes_incomplete => (3, format!("{program} status")),
-                ServiceStateView::Served => (
+                ServiceState::Served => (
                     1,
                     format!("{program} describe service {}/{}", of.namespace, of.name),
                 ),
-                ServiceStateView::Unknown if self.wanted.0 != Goal::Deleted => {
+                ServiceState::Unknown if self.wanted.0 != Goal::Deleted => {
                     (2, format!("{program} get services -n {}", of.namespace))
                 }
                 _ => (3, format!("{program} status")),
@@ -107,7 +108,7 @@ impl View for WaitView {
         let services = self.services.iter().map(|service| {
             let convergence = &service.convergence;
             let mut line = convergence.line();
-            if goal == Goal::Verified && convergence.state == ServiceStateView::Served {
+            if goal == Goal::Verified && convergence.state == ServiceState::Served {
                 let verified = grouped(convergence.verified);
                 line.push_str(&format!("; verified on {verified}"));
             }

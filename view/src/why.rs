@@ -2,80 +2,42 @@
 
 use std::time::Duration;
 
-use kplane_proto::v1 as pb;
+use kplane_proto::v1::{self as pb, PacketOutcome};
 use serde::Serialize;
 
 use super::findings::{self, FindingView};
-use super::{API_VERSION, KeyView, View};
+use super::{KeyView, View};
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
 use crate::text::{Span, field, paragraph};
 use crate::time::human;
+use crate::wire::{FromWire, known, known_name, view_of};
 
-/// The end of a packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum OutcomeView {
-    /// An endpoint gets the packet.
-    Reaches,
-    /// The sender gets an error.
-    Refused,
-    /// The packet is dropped.
-    Dropped,
-    /// The packet is dropped: its sender is not admitted.
-    NotAdmitted,
-    /// The packet goes on as it is.
-    NotProxied,
-    /// The control plane did not say it.
-    Unknown,
-}
+view_of! {
+    /// An endpoint that a packet may reach or not.
+    pub struct CandidateView: Candidate {
+        address: String,
+        node: String,
+        chosen: bool,
+        reason: String,
+    }
 
-impl From<pb::PacketOutcome> for OutcomeView {
-    fn from(outcome: pb::PacketOutcome) -> Self {
-        match outcome {
-            pb::PacketOutcome::Reaches => Self::Reaches,
-            pb::PacketOutcome::Refused => Self::Refused,
-            pb::PacketOutcome::Dropped => Self::Dropped,
-            pb::PacketOutcome::NotAdmitted => Self::NotAdmitted,
-            pb::PacketOutcome::NotProxied => Self::NotProxied,
-            pb::PacketOutcome::Unspecified => Self::Unknown,
-        }
+    /// The node's kernel, asked for this answer.
+    pub struct KernelView: KernelAnswer {
+        /// Whether it does what the fate says; `null` if that is not known.
+        agrees: Option<bool> = agreement => agrees,
+        summary: String,
+        /// Where it has the destination, such as the names of nftables sets.
+        places: Vec<String>,
+        endpoints: Vec<String>,
     }
 }
 
-/// An endpoint that a packet may reach or not.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct CandidateView {
-    pub(crate) address: String,
-    pub(crate) node: String,
-    pub(crate) chosen: bool,
-    pub(crate) reason: String,
-}
-
-/// The node's kernel, asked for this answer.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct KernelView {
-    /// Whether it does what the fate says; `null` if that is not known.
-    pub(crate) agrees: Option<bool>,
-    pub(crate) summary: String,
-    /// Where it has the destination, such as the names of nftables sets.
-    pub(crate) places: Vec<String>,
-    pub(crate) endpoints: Vec<String>,
-}
-
-impl From<pb::KernelAnswer> for KernelView {
-    fn from(answer: pb::KernelAnswer) -> Self {
-        Self {
-            agrees: match answer.agreement() {
-                pb::KernelAgreement::Unspecified => None,
-                pb::KernelAgreement::Agrees => Some(true),
-                pb::KernelAgreement::Differs => Some(false),
-            },
-            summary: answer.summary,
-            places: answer.places,
-            endpoints: answer.endpoints,
-        }
+fn agrees(agreement: i32) -> Option<bool> {
+    match known(agreement) {
+        pb::KernelAgreement::Unspecified => None,
+        pb::KernelAgreement::Agrees => Some(true),
+        pb::KernelAgreement::Differs => Some(false),
     }
 }
 
@@ -124,8 +86,8 @@ pub enum AttemptOutcome {
     NotTried,
 }
 
-impl From<pb::TriedConnection> for AttemptView {
-    fn from(tried: pb::TriedConnection) -> Self {
+impl FromWire<pb::TriedConnection> for AttemptView {
+    fn from_wire(tried: pb::TriedConnection) -> Self {
         let attempt = tried.attempt.unwrap_or_default();
         Self {
             outcome: match attempt.outcome() {
@@ -166,76 +128,57 @@ impl AttemptView {
     }
 }
 
-/// The view of `kpctl why`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct WhyView {
-    api_version: &'static str,
-    kind: &'static str,
-    pub(crate) namespace: String,
-    pub(crate) name: String,
-    /// The port; `null` if the Service is not proxied.
-    pub(crate) port: Option<KeyView>,
-    pub(crate) from: String,
-    pub(crate) to: String,
-    pub(crate) node: String,
-    pub(crate) outcome: OutcomeView,
-    pub(crate) summary: String,
-    pub(crate) steps: Vec<String>,
-    pub(crate) candidates: Vec<CandidateView>,
-    /// The node's kernel holds the newest state, and has been read back since.
-    pub(crate) programmed: bool,
-    pub(crate) verified: bool,
-    /// The reason why the kernel does not hold it; empty otherwise.
-    pub(crate) lag: String,
-    pub(crate) findings: Vec<FindingView>,
-    /// What the kernel said; `null` if the control plane is older than the question.
-    pub(crate) kernel: Option<KernelView>,
-    /// Connections that the node has tried.
-    pub(crate) attempts: Vec<AttemptView>,
-    /// Reason why it has tried none; empty otherwise.
-    pub(crate) not_tried: String,
+view_of! {
+    /// The view of `kpctl why`.
+    pub struct WhyView: Explanation as "Explanation" {
+        namespace: String = _,
+        name: String = _,
+        /// The port; `null` if the Service is not proxied.
+        port: Option<KeyView> = key,
+        from: String = _,
+        to: String,
+        node: String,
+        #[serde(serialize_with = "known_name")]
+        outcome: PacketOutcome => known,
+        summary: String,
+        steps: Vec<String>,
+        candidates: Vec<CandidateView>,
+        /// The node's kernel holds the newest state, and has been read back since.
+        programmed: bool,
+        verified: bool,
+        /// The reason why the kernel does not hold it; empty otherwise.
+        lag: String,
+        findings: Vec<FindingView>,
+        /// What the kernel said; `null` if the control plane is older than the question.
+        kernel: Option<KernelView>,
+        /// Connections that the node has tried.
+        attempts: Vec<AttemptView> = _,
+        /// Reason why it has tried none; empty otherwise.
+        not_tried: String = _,
+    }
 }
 
 impl WhyView {
     /// Creates the view; `from` names the sender.
     pub fn new(namespace: &str, name: &str, from: String, tried: pb::TryResponse) -> Self {
         let told = tried.explanation.unwrap_or_default();
-        let outcome = told.outcome().into();
-        let candidates = told.candidates.into_iter().map(|candidate| CandidateView {
-            address: candidate.address,
-            node: candidate.node,
-            chosen: candidate.chosen,
-            reason: candidate.reason,
-        });
         Self {
-            api_version: API_VERSION,
-            kind: "Explanation",
             namespace: namespace.to_owned(),
             name: name.to_owned(),
-            port: told.key.map(KeyView::from),
             from,
-            to: told.to,
-            node: told.node,
-            outcome,
-            summary: told.summary,
-            steps: told.steps,
-            candidates: candidates.collect(),
-            programmed: told.programmed,
-            verified: told.verified,
-            lag: told.lag,
-            findings: told.findings.into_iter().map(FindingView::from).collect(),
-            kernel: told.kernel.map(KernelView::from),
-            attempts: tried.attempts.into_iter().map(AttemptView::from).collect(),
+            attempts: FromWire::from_wire(tried.attempts),
             not_tried: tried.error,
+            ..told.into()
         }
     }
 
     fn fate(&self) -> Span {
         let tone = match self.outcome {
-            OutcomeView::Reaches => Tone::Good,
-            OutcomeView::NotProxied | OutcomeView::Unknown => Tone::Warn,
-            OutcomeView::Refused | OutcomeView::Dropped | OutcomeView::NotAdmitted => Tone::Bad,
+            PacketOutcome::Reaches => Tone::Good,
+            PacketOutcome::NotProxied | PacketOutcome::Unspecified => Tone::Warn,
+            PacketOutcome::Refused | PacketOutcome::Dropped | PacketOutcome::NotAdmitted => {
+                Tone::Bad
+            }
         };
         Span::new(&self.summary, tone)
     }
@@ -243,7 +186,7 @@ impl WhyView {
     /// Returns whether the node's kernel does what is shown here, as its agent has reported.
     fn state(&self) -> Span {
         match (self.outcome, self.programmed, self.verified) {
-            (OutcomeView::NotProxied, _, _) => Span::none(),
+            (PacketOutcome::NotProxied, _, _) => Span::none(),
             (_, false, _) => {
                 Span::new(format!("does not hold this state: {}", self.lag), Tone::Bad)
             }
@@ -274,7 +217,7 @@ impl View for WhyView {
         out.push_str(&Tone::Strong.paint("Fate"));
         out.push('\n');
         out.push_str(&paragraph(&self.fate(), canvas, 2));
-        if self.outcome != OutcomeView::NotProxied {
+        if self.outcome != PacketOutcome::NotProxied {
             out.push_str(&Tone::Strong.paint(&format!("Kernel of {}", self.node)));
             out.push('\n');
             out.push_str(&paragraph(&self.state(), canvas, 2));

@@ -132,7 +132,10 @@ async fn fleet(
         }
         Err(error) => to.add("services.json", Err(error.to_string()))?,
     }
-    to.view("history.json", client.history().await.map(HistoryView::new))?;
+    to.view(
+        "history.json",
+        client.history().await.map(HistoryView::from),
+    )?;
     let noticed = pb::NoticedRequest {
         after: 0,
         limit: EVENTS,
@@ -146,7 +149,7 @@ async fn fleet(
     let busy = top.as_ref().map(|top| top.services.as_slice());
     let busy = busy.unwrap_or_default().iter();
     services.extend(busy.map(|busy| ServiceName::new(&busy.namespace, &busy.name)));
-    to.view("top.json", top.map(TopView::new))?;
+    to.view("top.json", top.map(TopView::from))?;
     let metrics = client.metrics().await;
     to.add("metrics.txt", metrics.map_err(|error| error.to_string()))?;
     let mut known = BTreeSet::new();

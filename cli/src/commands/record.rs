@@ -22,7 +22,7 @@ pub(crate) async fn history(cli: &Cli, args: &HistoryArgs) -> Result<Verdict, Fa
     match &args.of {
         None => {
             let history = connect(cli).await?.0.history().await?;
-            show(cli, &HistoryView::new(history))
+            show(cli, &HistoryView::from(history))
         }
         Some(HistoryCommand::Service(args)) => {
             let (name, request) = args.request()?;
@@ -40,7 +40,7 @@ pub(crate) async fn history(cli: &Cli, args: &HistoryArgs) -> Result<Verdict, Fa
 pub(crate) async fn diff(cli: &Cli, args: &DiffArgs) -> Result<Verdict, Failure> {
     let request = args.request()?;
     let diff = connect(cli).await?.0.diff(request).await?;
-    show(cli, &DiffView::new(diff))
+    show(cli, &DiffView::from(diff))
 }
 
 /// Runs `events`. With --watch it asks again every second.
@@ -69,5 +69,5 @@ pub(crate) async fn events(cli: &Cli, args: &EventsArgs) -> Result<Verdict, Fail
 /// Runs `top`.
 pub(crate) async fn top(cli: &Cli, args: &TopArgs) -> Result<Verdict, Failure> {
     let top = connect(cli).await?.0.top(args.limit).await?;
-    show(cli, &TopView::new(top))
+    show(cli, &TopView::from(top))
 }

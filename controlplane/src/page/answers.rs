@@ -164,7 +164,7 @@ impl Answers {
         };
         let events = EventListView::new(noticed.into_inner(), true);
         let events = headed("Events of this replica", terminal::pre(&events));
-        let top = TopView::new(top.into_inner());
+        let top = TopView::from(top.into_inner());
         let top = headed("Busiest and slowest", terminal::pre(&top));
         Ok(vec![
             Section::new("events", "Events", events),

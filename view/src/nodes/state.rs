@@ -5,31 +5,32 @@ use kplane_proto::v1 as pb;
 use serde::Serialize;
 
 use crate::style::Tone;
+use crate::wire::known;
 
-/// The state of a node.
+/// The state of a node, with its number on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, ValueEnum)]
 #[value(rename_all = "PascalCase")]
 pub enum NodeStateView {
     /// No agent has reported from the node.
-    NoAgent,
+    NoAgent = pb::NodeState::NoAgent as isize,
     /// Its kernel is about to get what it lacks.
-    Syncing,
+    Syncing = pb::NodeState::Syncing as isize,
     /// Its kernel holds what it should.
-    InSync,
+    InSync = pb::NodeState::InSync as isize,
     /// Something could not be programmed.
-    Failing,
+    Failing = pb::NodeState::Failing as isize,
     /// Its agent is not connected.
-    Disconnected,
+    Disconnected = pb::NodeState::Disconnected as isize,
     /// Its kernel was not compared for too long.
-    Unverified,
+    Unverified = pb::NodeState::Unverified as isize,
     /// It keeps earlier state on purpose.
-    Holding,
+    Holding = pb::NodeState::Holding as isize,
     /// Another agent claims to be the node.
-    Conflict,
+    Conflict = pb::NodeState::Conflict as isize,
     /// An administrator has frozen it.
-    Frozen,
+    Frozen = pb::NodeState::Frozen as isize,
     /// A replica that did not answer may serve the node, or only a newer server knows the state.
-    Unknown,
+    Unknown = pb::NodeState::Unknown as isize,
 }
 
 impl NodeStateView {
@@ -51,18 +52,7 @@ impl NodeStateView {
 
     /// Returns the state on the wire.
     pub fn wire(self) -> pb::NodeState {
-        match self {
-            Self::NoAgent => pb::NodeState::NoAgent,
-            Self::Syncing => pb::NodeState::Syncing,
-            Self::InSync => pb::NodeState::InSync,
-            Self::Failing => pb::NodeState::Failing,
-            Self::Disconnected => pb::NodeState::Disconnected,
-            Self::Unverified => pb::NodeState::Unverified,
-            Self::Holding => pb::NodeState::Holding,
-            Self::Conflict => pb::NodeState::Conflict,
-            Self::Frozen => pb::NodeState::Frozen,
-            Self::Unknown => pb::NodeState::Unknown,
-        }
+        known(self as i32)
     }
 
     /// Returns the urgency: states with a lower number need an operator sooner.
@@ -94,17 +84,8 @@ impl NodeStateView {
 
 impl From<pb::NodeState> for NodeStateView {
     fn from(state: pb::NodeState) -> Self {
-        match state {
-            pb::NodeState::NoAgent => Self::NoAgent,
-            pb::NodeState::Syncing => Self::Syncing,
-            pb::NodeState::InSync => Self::InSync,
-            pb::NodeState::Failing => Self::Failing,
-            pb::NodeState::Disconnected => Self::Disconnected,
-            pb::NodeState::Unverified => Self::Unverified,
-            pb::NodeState::Holding => Self::Holding,
-            pb::NodeState::Conflict => Self::Conflict,
-            pb::NodeState::Frozen => Self::Frozen,
-            pb::NodeState::Unknown | pb::NodeState::Unspecified => Self::Unknown,
-        }
+        let all = Self::value_variants().iter();
+        let same = all.copied().find(|of| of.wire() == state);
+        same.unwrap_or(Self::Unknown)
     }
 }

@@ -7,7 +7,7 @@ use kplane_proto::v1 as pb;
 use super::super::View;
 use super::super::describe::DescriptionView;
 use super::super::fleet::FleetView;
-use super::super::testing::{canvas, plain, table, wide};
+use super::super::testing::{canvas, has, plain, table, wide};
 use crate::style::Canvas;
 
 const DOMAIN: &str = "eu-west-1.compute.internal";
@@ -145,10 +145,7 @@ fn the_worst_rows_of_many_different_problems() {
     });
     let text = table(&FleetView::from(samples::fleet(nodes.collect())));
     assert_eq!(text.matches("Failing").count(), 50, "{text}");
-    assert!(
-        text.contains("\n70 nodes more: kpctl status --all\n"),
-        "{text}"
-    );
+    has(&text, "\n70 nodes more: kpctl status --all\n");
 }
 
 #[test]
@@ -159,6 +156,7 @@ fn a_service_on_a_large_fleet() {
         ..template.clone()
     };
     let [held, missing] = [0, 2].map(|at| description.nodes[at].clone());
+    description.issues.clear();
     assert!(held.programmed && !missing.programmed);
     description.nodes = (0..5_000)
         .map(|n| match n {
@@ -184,14 +182,8 @@ fn a_service_on_a_large_fleet() {
           applied revision 4607 of 4711
         4,987 nodes hold it: kpctl describe service shop/web --all lists them
 
-        ISSUE  OBJECT                 LOCATION
-        Error  Service shop/checkout  shop.yaml, document 2, line 14
-          InvalidPort: port 99999 is not between 1 and 65535; the Service is served as
-            it was before this change
-
         Next
           kpctl status
-          fix Service shop/checkout in shop.yaml, document 2, line 14
     "#]]
     .assert_eq(&format!("NODE {nodes}"));
     assert!(text.len() < 10_000, "{}", text.len());

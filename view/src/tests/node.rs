@@ -5,7 +5,7 @@ use kplane_proto::v1 as pb;
 
 use super::super::fleet::FleetView;
 use super::super::node::NodeDescriptionView;
-use super::super::testing::table;
+use super::super::testing::{has, table};
 use kpctl_samples as samples;
 
 /// Returns the description of a node of the sample fleet.
@@ -56,7 +56,7 @@ fn no_more_is_applied_than_there_is() {
     fleet.nodes.retain(|node| node.name == "node-a");
     fleet.nodes[0].wanted_revision = 4_710;
     let text = table(&NodeDescriptionView::new(fleet).unwrap());
-    assert!(text.contains("applied 4711 of 4711"), "{text}");
+    has(&text, "applied 4711 of 4711");
 }
 
 /// Nodes that are in sync and drop packets are no healthy ones, and what concerns most nodes is to be done first.
@@ -87,9 +87,9 @@ fn a_fleet_whose_nodes_drop_packets() {
     let text = table(&view);
     let all = fleet.nodes.len();
     assert!(text.contains(&format!("{all} obstructed")), "{text}");
-    assert!(
-        text.contains("in the way of packets: ForwardPolicyDrop, ForwardingOff"),
-        "{text}"
+    has(
+        &text,
+        "in the way of packets: ForwardPolicyDrop, ForwardingOff",
     );
     let next = text.split_once("Next\n").unwrap().1;
     let first = format!("  kpctl describe node {}\n", fleet.nodes[0].name);
@@ -158,11 +158,11 @@ fn u53_endpoints_that_nodes_avoid_are_listed_and_a_service_that_several_avoid_is
     }];
     let text = table(&NodeDescriptionView::new(fleet.clone()).unwrap());
     let line = "Avoids          10.244.2.7:8080 of shop/web:http/TCP (IPv4)";
-    assert!(text.contains(line), "{text}");
+    has(&text, line);
     assert!(!text.contains("describe service"), "{text}");
     let mut other = fleet.nodes[0].clone();
     other.name = "node-b".to_owned();
     fleet.nodes.push(other);
     let text = table(&FleetView::from(fleet));
-    assert!(text.contains("kpctl describe service shop/web"), "{text}");
+    has(&text, "kpctl describe service shop/web");
 }

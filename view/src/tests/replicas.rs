@@ -10,7 +10,7 @@ use super::super::convergence::ConvergenceView;
 use super::super::describe::DescriptionView;
 use super::super::fleet::FleetView;
 use super::super::nodes::{NodeListView, NodeStateView};
-use super::super::testing::{table, wide};
+use super::super::testing::{has, table, wide};
 use super::super::wait::WaitView;
 use crate::goal::{Goal, Threshold};
 use kpctl_samples as samples;
@@ -141,5 +141,5 @@ fn a_description_says_that_a_replica_is_missing() {
     let view = DescriptionView::new("shop", "web", description);
     let text = table(&view);
     let warning = "Replica 10.0.0.3:7444 is missing: it did not answer within 1 s.";
-    assert!(text.contains(warning), "{text}");
+    has(&text, warning);
 }

@@ -245,6 +245,7 @@ fn describe_service_as_it_should_be() {
     description.ports.truncate(1);
     description.nodes.truncate(2);
     description.issues.clear();
+    description.findings.clear();
     description.convergence = Some(samples::converged());
     expect![[r#"
         Service         shop/web
@@ -260,16 +261,6 @@ fn describe_service_as_it_should_be() {
                         1.3s
         Not checked     whether programs listen at the endpoints; kpctl why shop/web
                         --from node/node-a --try connects
-
-        FINDING  REASON
-        Error    NotProgrammed
-          node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy)
-          on node-c
-          fix: kpctl status, then the agent's log
-        Info     ExternalPolicyLocal
-          externalTrafficPolicy is Local, and 90 of 100 nodes have no endpoint
-          on node-10, node-11, node-12, node-13, node-14, node-15, node-16, node-17 and
-            82 more
 
         Port http 80/TCP (IPv4), node port 30080, revision 4711
           ENDPOINT          NODE    STATE     NODES  HINTS

@@ -4,7 +4,7 @@ use expect_test::expect;
 use kpctl_samples as samples;
 use kplane_proto::v1 as pb;
 
-use super::super::testing::table;
+use super::super::testing::{has, table};
 use super::super::why::WhyView;
 
 fn view(told: pb::Explanation) -> WhyView {
@@ -50,12 +50,12 @@ fn what_came_back_stands_below_the_endpoints() {
     };
     let view = WhyView::new("shop", "web", "a pod".to_owned(), told);
     let text = table(&view);
-    for line in [
+    for part in [
         "the Service 203.0.113.1:80  -       connected in 412us",
         "endpoint 10.244.2.7:8080    node-b  refused",
         "endpoint 10.244.1.12:8080   node-a  no answer within 1s",
     ] {
-        assert!(text.contains(line), "no {line:?}:\n{text}");
+        has(&text, part);
     }
     let told = pb::TryResponse {
         explanation: Some(samples::explanation()),
