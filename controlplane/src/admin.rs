@@ -20,6 +20,9 @@ use std::time::Duration;
 
 use hyper::body::Incoming;
 use hyper::{Request, StatusCode};
+use kplane_fleet::doors::{Cover, Door, Secured};
+use kplane_fleet::hub::{Hub, Print};
+use kplane_fleet::identity::Gate;
 use kplane_http::metrics::Format;
 use kplane_http::{Answer, Guests, TEXT, answer, not_found, serve, serve_inside};
 use kplane_picture::source::upstream::KindState;
@@ -30,9 +33,6 @@ use tokio_rustls::TlsAcceptor;
 
 use self::ports::Ports;
 pub(crate) use self::work::Own;
-use crate::doors::{Cover, Door, Secured};
-use crate::hub::{Hub, Print};
-use crate::identity::Gate;
 
 /// Maximum number of connections at a time.
 const MAX_CONNECTIONS: usize = 64;

@@ -16,7 +16,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use hyper_util::rt::TokioIo;
+use kplane_fleet::doors::{Door, Limits, Secured};
+use kplane_fleet::hub::Hub;
+use kplane_fleet::identity::{self, Gate};
+use kplane_fleet::peers::{self, Peers};
+use kplane_fleet::{events, fleet, taints};
 use kplane_model::NodeName;
+use kplane_operate::traces;
 use kplane_picture::admission::Admission;
 use kplane_picture::index::CliffGuard;
 use kplane_picture::kubernetes::Api;
@@ -32,11 +38,6 @@ use tonic::transport::{Channel, Endpoint};
 
 use self::ports::{agent_limits, agent_router, listen, serve, status_router};
 use crate::admin::{Admin, Own};
-use crate::doors::{Door, Limits, Secured};
-use crate::hub::Hub;
-use crate::identity::{self, Gate};
-use crate::peers::{self, Peers};
-use crate::{events, fleet, taints, traces};
 
 /// Size of the buffer between an agent and a control plane in one process, in bytes.
 const IN_MEMORY_BYTES: usize = 64 * 1024;

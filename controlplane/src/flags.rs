@@ -4,7 +4,11 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::{ArgAction, ArgGroup, Parser, ValueEnum};
+use kplane_fleet::certs;
+use kplane_fleet::doors::Limits;
+use kplane_fleet::peers::PeerFlags;
 use kplane_model::{Cidr, ProxyEndpoints, ProxyNamespaces};
+use kplane_operate::traces::TraceFlags;
 use kplane_picture::admission::{
     Admission, AllowedExternalIps, Proxying, Reserved, ReservedPlace, own_addresses,
 };
@@ -15,10 +19,6 @@ use kplane_picture::kubernetes::Access;
 use kplane_picture::source::kubernetes;
 
 use crate::app::{self, Origin, Protection, StateFlags, TlsFlags};
-use crate::certs;
-use crate::doors::Limits;
-use crate::peers::PeerFlags;
-use crate::traces::TraceFlags;
 
 /// kplane's control plane: reads Services once and streams every node's desired state.
 #[derive(Debug, Parser)]
@@ -342,7 +342,7 @@ Examples:
 
 Environment:
   RUST_LOG           what is logged, such as debug or
-                     kp_controlplane=debug,kplane_picture=debug (default: info)
+                     kplane_fleet=debug,kplane_picture=debug (default: info)
   KPLANE_API_SERVER  as --master";
 
 #[cfg(test)]

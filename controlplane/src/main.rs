@@ -8,7 +8,8 @@ use std::time::Duration;
 use clap::Parser as _;
 use kp_controlplane::flags::{Args, Command, LogFormat};
 use kp_controlplane::signals::Signals;
-use kp_controlplane::{app, certs, check};
+use kp_controlplane::{app, check};
+use kplane_fleet::certs;
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 

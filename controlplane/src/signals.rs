@@ -5,10 +5,9 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kplane_fleet::hub::Hub;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::info;
-
-use crate::hub::Hub;
 
 /// The signals that end the program.
 #[derive(Debug)]

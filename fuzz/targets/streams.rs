@@ -11,12 +11,13 @@ use std::time::SystemTime;
 
 use http_body::Frame;
 use http_body_util::StreamBody;
+use kplane_fleet::hub::Hub;
+use kplane_fleet::identity::{Config, Gate};
+use kplane_fleet::streams::AgentServer;
+use kplane_operate::server::StatusServer;
 use kplane_picture::admission::Admission;
-use kp_controlplane::hub::Hub;
-use kp_controlplane::identity::{Config, Gate};
 use kplane_picture::index::CliffGuard;
 use kplane_picture::k8s::Kind;
-use kp_controlplane::server::{AgentServer, StatusServer};
 use kplane_picture::source::manifests::parse;
 use kplane_picture::source::{Batch, Event};
 use kplane_proto::shared::{AgentService, Messages};

@@ -49,7 +49,9 @@ impl LogControl {
 fn directives(verbosity: u32) -> &'static str {
     match verbosity {
         0..=3 => "info",
-        4..=5 => "info,kp_nodeagent=debug,kp_controlplane=debug,kplane_picture=debug",
+        4..=5 => {
+            "info,kp_nodeagent=debug,kp_controlplane=debug,kplane_operate=debug,kplane_fleet=debug,kplane_picture=debug"
+        }
         _ => "debug,kp_nodeagent=trace",
     }
 }

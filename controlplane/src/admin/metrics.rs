@@ -4,7 +4,9 @@
 use std::fmt;
 use std::sync::Arc;
 
+use kplane_fleet::hub::Hub;
 use kplane_http::metrics::{Labels, Name, Process};
+use kplane_operate::server::census;
 use kplane_picture::k8s::Kind;
 use kplane_picture::source::upstream::KindState;
 use prometheus_client::collector::Collector;
@@ -13,8 +15,6 @@ use prometheus_client::registry::Registry;
 
 use super::ports::Ports;
 use super::work::{Own, Work};
-use crate::hub::Hub;
-use crate::server::census;
 
 /// Registers all metrics.
 pub(super) fn registry(hub: Arc<Hub>, ports: Ports, own: Own) -> Registry {

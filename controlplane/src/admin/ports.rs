@@ -3,13 +3,12 @@
 use std::fmt;
 use std::sync::Arc;
 
+use kplane_fleet::doors::{Counts, Door};
+use kplane_fleet::identity::Gate;
 use kplane_http::Guests;
 use kplane_http::metrics::{Labels, Name};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
-
-use crate::doors::{Counts, Door};
-use crate::identity::Gate;
 
 const ALONE: &Labels<'_> = &[];
 

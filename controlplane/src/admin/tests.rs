@@ -1,5 +1,8 @@
 //! Requests to the HTTP port over loopback; the tests supply the control plane's state.
 
+use kplane_fleet::doors::Limits;
+use kplane_fleet::fleet::Session;
+use kplane_fleet::identity;
 use kplane_http::client::get;
 use kplane_model::{Issue, ObjectRef, Severity};
 use kplane_picture::admission::Admission;
@@ -11,9 +14,6 @@ use kplane_proto::v1 as pb;
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::doors::Limits;
-use crate::fleet::Session;
-use crate::identity;
 
 /// A control plane without agents, whose readiness and metrics are served.
 async fn served() -> (mpsc::Sender<Batch>, Arc<Hub>, std::net::SocketAddr) {

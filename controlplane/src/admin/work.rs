@@ -4,13 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use kplane_fleet::doors::Secured;
+use kplane_fleet::hub::Hub;
 use kplane_http::metrics::{Labels, Name};
 use kplane_picture::kubernetes::{Api, Requests};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
-
-use crate::doors::Secured;
-use crate::hub::Hub;
 
 const ALONE: &Labels<'_> = &[];
 

@@ -2,10 +2,9 @@
 
 use std::net::SocketAddr;
 
+use kplane_fleet::identity::GateError;
 use kplane_picture::source::SourceError;
 use kplane_tls::FileError;
-
-use crate::identity::GateError;
 
 /// An error that prevents a control plane from starting.
 #[derive(Debug, thiserror::Error)]

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use kplane_fleet::authority::LOOK;
+use kplane_fleet::identity::{self, AuditLog, WATCHES};
 use kplane_tls::{KeyPair, ServerFiles};
 
 use super::{Protection, pod_namespace};
-use crate::authority::LOOK;
-use crate::identity::{self, AuditLog, WATCHES};
 
 /// Flags about TLS on the ports of agents and of the status API, and about identities and rights.
 #[derive(Args, Debug)]

@@ -4,13 +4,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
+use kplane_fleet::hub::Hub;
+use kplane_fleet::orders::Place;
+use kplane_operate::server::approval;
 use kplane_picture::kubernetes::Api;
 use tokio::task::JoinSet;
 
 use super::{Config, Origin, TaskError, until};
-use crate::hub::Hub;
-use crate::orders::Place;
-use crate::server::approval;
 
 /// Namespace of the control plane's own objects, unless the configuration names another.
 const NAMESPACE: &str = "kplane";

@@ -4,6 +4,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kplane_fleet::doors::{Cover, Door, Limits, Occupancy, Secured};
+use kplane_fleet::hub::Hub;
+use kplane_fleet::identity::Gate;
+use kplane_fleet::peers::Peers;
+use kplane_fleet::streams::AgentServer;
+use kplane_operate::page::Page;
+use kplane_operate::server::{DesiredServer, Guarded, PeerServer, RecorderServer, StatusServer};
 use kplane_proto::shared::AgentServiceServer;
 use kplane_proto::v1::DESCRIPTORS;
 use kplane_proto::v1::desired_state_service_server::DesiredStateServiceServer;
@@ -23,14 +30,6 @@ use tracing::warn;
 
 use super::protection::is_exposed;
 use super::{BuildError, TaskError};
-use crate::doors::{Cover, Door, Limits, Occupancy, Secured};
-use crate::hub::Hub;
-use crate::identity::Gate;
-use crate::page::Page;
-use crate::peers::Peers;
-use crate::server::{
-    AgentServer, DesiredServer, Guarded, PeerServer, RecorderServer, StatusServer,
-};
 
 /// Interval at which the transport probes a silent peer.
 const KEEPALIVE: Duration = Duration::from_secs(10);

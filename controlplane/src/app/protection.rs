@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+use kplane_fleet::authority::Authority;
+use kplane_fleet::doors::Secured;
+use kplane_fleet::peers;
 use kplane_picture::kubernetes::Api;
 use kplane_tls::{FileError, Follower, ServerFiles, published};
 use tokio::net::TcpListener;
 
 use super::BuildError;
-use crate::authority::Authority;
-use crate::doors::Secured;
-use crate::peers;
 
 /// Protection of the ports of agents and of the status API.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! The lines of the audit log about requests that make agents act, or that tell who a Service's clients are.
 
 use kp_controlplane::app::{Config, Origin};
-use kp_controlplane::identity::{self, AuditLog};
+use kplane_fleet::identity::{self, AuditLog};
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
 use tokio::time::{Instant, sleep};

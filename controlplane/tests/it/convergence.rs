@@ -24,7 +24,7 @@ async fn control_plane(watches: usize) -> (Bound, tempfile::TempDir) {
         agent_listen: any,
         status_listen: any,
         http_listen: any,
-        identity: kp_controlplane::identity::Config {
+        identity: kplane_fleet::identity::Config {
             watches,
             ..Default::default()
         },

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use kp_controlplane::app::{Bound, Config, Origin};
-use kp_controlplane::hub::Hub;
-use kp_controlplane::identity;
-use kp_controlplane::server::DesiredServer;
+use kplane_fleet::hub::Hub;
+use kplane_fleet::identity;
 use kplane_model::select::merge;
 use kplane_model::{Endpoint, EndpointAddr, NodeFacts, ServiceKey, ServicePort};
+use kplane_operate::server::DesiredServer;
 use kplane_picture::admission::Admission;
 use kplane_picture::index::CliffGuard;
 use kplane_picture::publish::{Publication, Published, Store};

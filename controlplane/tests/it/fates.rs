@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kp_controlplane::app::Bound;
-use kp_controlplane::server::StatusServer;
+use kplane_operate::server::StatusServer;
 use kplane_proto::v1::status_service_server::StatusService as _;
 use kplane_proto::v1::{self as pb, PacketSender};
 use tonic::{Code, Request, Status};

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use kp_controlplane::app::Bound;
-use kp_controlplane::doors::Limits;
-use kp_controlplane::identity;
+use kplane_fleet::doors::Limits;
+use kplane_fleet::identity;
 use kplane_http::client::{get, until};
 use kplane_model::{Endpoint, EndpointAddr, ServiceKey, ServicePort};
 use kplane_picture::publish::{Publication, Published};

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use kp_controlplane::app::Bound;
-use kp_controlplane::doors::Limits;
-use kp_controlplane::identity;
+use kplane_fleet::doors::Limits;
+use kplane_fleet::identity;
 use kplane_rig::privilege::{require_command, require_tool};
 use kplane_tls::KeyPair;
 use nix::sys::signal::{Signal, kill};

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use kp_controlplane::app::{Bound, Config, Origin, build};
-use kp_controlplane::hub::{Seen, Summary};
+use kplane_fleet::hub::{Seen, Summary};
 use kplane_picture::index::{CliffGuard, Guarded, Held, Selection};
 use kplane_picture::trust::Trust;
 use tempfile::TempDir;

@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
 use kp_controlplane::app::{Bound, Config, Origin, Protection};
-use kp_controlplane::peers::{self, PeerFlags};
+use kplane_fleet::peers::{self, PeerFlags};
 use kplane_model::NodeFacts;
 use kplane_picture::publish::Publication;
 use kplane_proto::v1::status_service_client::StatusServiceClient;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kp_controlplane::app::Bound;
-use kp_controlplane::server::StatusServer;
+use kplane_operate::server::StatusServer;
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_proto::v1::status_service_server::StatusService as _;
 use kplane_proto::v1::{self as pb, AgentMessage, Hello, agent_message, server_message};

@@ -5,7 +5,7 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant, SystemTime};
 
 use kp_controlplane::app::{Bound, Config, Origin, build};
-use kp_controlplane::doors::Limits;
+use kplane_fleet::doors::Limits;
 use kplane_model::{ServiceKey, ServicePort};
 use kplane_picture::freshness::{Freshness, Versions};
 use kplane_picture::k8s::Kind;

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use kp_controlplane::app::{Bound, Config, Origin, build};
-use kp_controlplane::traces;
+use kplane_operate::traces;
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
     TraceService, TraceServiceServer,
 };

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use kp_controlplane::app as control_plane;
-use kp_controlplane::server::StatusServer;
 use kp_nodeagent::app;
 use kp_nodeagent::config::{Config, Flags, Source, Task};
 use kp_nodeagent::report::Report;
 use kplane_dataplane::backend::noop::{self, Noop};
 use kplane_dataplane::backend::{Applied, ApplyError, Change, Kind, Side, Verification};
+use kplane_operate::server::StatusServer;
 use kplane_picture::admission::Proxying;
 use kplane_picture::convert::ExternalIps;
 use kplane_proto::v1 as pb;

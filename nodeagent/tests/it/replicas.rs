@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kp_controlplane::app as control_plane;
-use kp_controlplane::hub::Hub;
-use kp_controlplane::orders::{Scope, Wish};
 use kp_nodeagent::app;
 use kp_nodeagent::report::Report;
+use kplane_fleet::hub::Hub;
+use kplane_fleet::orders::{Scope, Wish};
 use kplane_rig::loopback::{until_free, unused};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;

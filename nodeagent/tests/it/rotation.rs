@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use hyper_util::rt::TokioIo;
 use kp_controlplane::app as control_plane;
-use kp_controlplane::certs::{self, Command};
-use kp_controlplane::identity::{self, Port, Reason};
 use kp_nodeagent::app;
+use kplane_fleet::certs::{self, Command};
+use kplane_fleet::identity::{self, Port, Reason};
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
 use kplane_proto::v1::{self as pb, AgentMessage, agent_message};

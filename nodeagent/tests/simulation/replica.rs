@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use kp_controlplane::hub::{Hub, Seen};
-use kp_controlplane::identity::{self, AuditLog, Gate};
-use kp_controlplane::server::AgentServer;
+use kplane_fleet::hub::{Hub, Seen};
+use kplane_fleet::identity::{self, AuditLog, Gate};
+use kplane_fleet::streams::AgentServer;
 use kplane_picture::admission::Admission;
 use kplane_picture::index::{CliffGuard, Guarded};
 use kplane_picture::k8s::Kind;

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use crate::cargo::output;
 
 /// A crate of the workspace: its folder, its name, and the crates of the workspace that it may use.
-const CRATES: [(&str, &str, &[&str]); 18] = [
+const CRATES: [(&str, &str, &[&str]); 20] = [
     ("model", "kplane-model", &[]),
     ("proto", "kplane-proto", &["kplane-model"]),
     ("http", "kplane-http", &[]),
@@ -23,15 +23,38 @@ const CRATES: [(&str, &str, &[&str]); 18] = [
         &["kplane-model", "kplane-proto", "kplane-tls"],
     ),
     (
-        "controlplane",
-        "kp-controlplane",
+        "controlplane/fleet",
+        "kplane-fleet",
         &[
             "kplane-http",
             "kplane-model",
             "kplane-picture",
             "kplane-proto",
             "kplane-tls",
+        ],
+    ),
+    (
+        "controlplane/operate",
+        "kplane-operate",
+        &[
+            "kplane-fleet",
+            "kplane-model",
+            "kplane-picture",
+            "kplane-proto",
             "kplane-view",
+        ],
+    ),
+    (
+        "controlplane",
+        "kp-controlplane",
+        &[
+            "kplane-fleet",
+            "kplane-http",
+            "kplane-model",
+            "kplane-operate",
+            "kplane-picture",
+            "kplane-proto",
+            "kplane-tls",
         ],
     ),
     ("nodeagent/netlink", "kplane-netlink", &["kplane-model"]),
@@ -78,6 +101,7 @@ const CRATES: [(&str, &str, &[&str]); 18] = [
             "kp-controlplane",
             "kp-nodeagent",
             "kplane-dataplane",
+            "kplane-fleet",
             "kplane-http",
             "kplane-model",
             "kplane-netlink",

@@ -2,7 +2,7 @@
 
 use hyper_util::rt::TokioIo;
 use kp_controlplane::app::Protection;
-use kp_controlplane::certs::{self, Command};
+use kplane_fleet::certs::{self, Command};
 use kplane_proto::v1::peer_service_client::PeerServiceClient;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
 use kplane_proto::v1::{self as pb};
@@ -62,7 +62,7 @@ impl Certs {
         })
     }
 
-    async fn replica(&self, at: SocketAddr, peers: kp_controlplane::peers::Config) -> Replica {
+    async fn replica(&self, at: SocketAddr, peers: kplane_fleet::peers::Config) -> Replica {
         Replica::protected(at, peers, self.protection()).await
     }
 
@@ -87,7 +87,7 @@ impl Certs {
 }
 
 /// Returns flags with the name that the certificates have.
-fn named(peers: &[SocketAddr]) -> kp_controlplane::peers::Config {
+fn named(peers: &[SocketAddr]) -> kplane_fleet::peers::Config {
     let mut peers = flags(peers);
     peers.flags.peer_server_name = Some("localhost".to_owned());
     peers

@@ -4,9 +4,9 @@ use std::fs;
 use std::path::PathBuf;
 
 use kp_controlplane::app::{Bound, Config, Origin, Protection, build};
-use kp_controlplane::certs::{self, Command};
-use kp_controlplane::doors::Limits;
-use kp_controlplane::identity;
+use kplane_fleet::certs::{self, Command};
+use kplane_fleet::doors::Limits;
+use kplane_fleet::identity;
 use kplane_tls::{KeyPair, ServerFiles};
 use tempfile::TempDir;
 use tokio::time::timeout;

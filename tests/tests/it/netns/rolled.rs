@@ -10,8 +10,8 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, ensure};
-use kp_controlplane::hub::Hub;
 use kp_nodeagent::report::Report;
+use kplane_fleet::hub::Hub;
 use kplane_picture::admission::Admission;
 use kplane_tests::client::Probe;
 use kplane_tests::load::{Load, Pace};

@@ -10,10 +10,11 @@ use std::sync::OnceLock;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use clap::Parser as _;
-use kp_controlplane::{app as control_plane, certs};
+use kp_controlplane::app as control_plane;
 use kp_nodeagent::app;
 use kp_nodeagent::config::{Config, Flags, Task};
 use kplane_dataplane::backend::Kind;
+use kplane_fleet::certs;
 use kplane_http::client::until;
 use kplane_tests::product::Product;
 use serde_json::Value;

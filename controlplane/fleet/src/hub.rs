@@ -1,0 +1,484 @@
+//! State that the parts of a control plane share, and the task that owns the index.
+
+mod approving;
+mod noticing;
+mod touched;
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant, SystemTime};
+
+use kplane_model::{Issue, NodeName, ServiceName};
+use kplane_picture::admission::Admission;
+use kplane_picture::freshness::Freshness;
+use kplane_picture::index::{
+    Causes, CliffGuard, Held, Index, Outcome, Page, Selection, ServiceDetail, Totals,
+};
+use kplane_picture::k8s::{ObjectId, Uid};
+use kplane_picture::publish::{Publication, Staged, Store};
+use kplane_picture::recorder::Recorder;
+use kplane_picture::source::upstream::Upstream;
+use kplane_picture::source::{Batch, Event, kubernetes};
+use kplane_picture::tainted::Tainted;
+use kplane_picture::trust::Trust;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Instant as Moment, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::draining::Draining;
+use crate::fleet::{Fleet, Hop};
+use crate::orders::{Approval, Board};
+use crate::pace::Pace;
+use crate::peers::Peers;
+use crate::snapshots::Snapshots;
+use crate::traffic::{EventCounts, Traffic};
+
+pub use self::approving::{Approved, HeldMore, Seen};
+pub use self::touched::Missed;
+use self::touched::Touched;
+
+/// Maximum number of questions that wait for the index. Each is answered in milliseconds; further
+/// callers wait until there is room.
+const QUERIES: usize = 16;
+
+/// State shared by all servers of one control plane.
+#[derive(Debug)]
+pub struct Hub {
+    /// Encoded desired state.
+    pub store: Arc<Store>,
+    /// The agents' reports.
+    pub fleet: Arc<Fleet>,
+    /// Name of the source.
+    pub source: &'static str,
+    /// The source's own state.
+    pub upstream: Upstream,
+    /// Start time of the process's service.
+    pub started_at: Instant,
+    /// Ports that other machines reach in plain text, human-readable; the wiring sets them once.
+    pub plain_text_ports: OnceLock<Vec<String>>,
+    /// The other replicas, if this one asks any; the wiring sets them once.
+    pub peers: OnceLock<Arc<Peers>>,
+    /// Whether agents are asked to leave, because the control plane is about to end.
+    pub draining: Draining,
+    /// Admission of agents that need a snapshot.
+    pub snapshots: Snapshots,
+    /// Standing orders of operators.
+    pub orders: Board,
+    /// The Node on which this replica runs, if that is known.
+    pub own_node: OnceLock<NodeName>,
+    /// The Nodes that have the start-up taint.
+    pub tainted: Tainted,
+    /// What streams have sent to agents.
+    pub traffic: Arc<Traffic>,
+    /// Kubernetes events by their fate.
+    pub events: EventCounts,
+    /// Names of Services that may have changed, for watches.
+    pub touched: Touched,
+    /// Numbers of traces.
+    pub traces: crate::trace_counts::TraceCounts,
+    /// Prints the metrics of this process; the wiring sets it once.
+    pub metrics: OnceLock<Print>,
+    /// The record of what changed.
+    pub recorder: Arc<Recorder>,
+    /// Token that is cancelled when the control plane ends; all streams end with it.
+    pub shutdown: CancellationToken,
+    summary: watch::Receiver<Arc<Summary>>,
+    queries: mpsc::Sender<Query>,
+}
+
+/// Prints the metrics.
+pub struct Print(Box<dyn Fn() -> String + Send + Sync>);
+
+impl Print {
+    /// Wraps a function that prints the metrics.
+    #[must_use]
+    pub fn new(print: impl Fn() -> String + Send + Sync + 'static) -> Self {
+        Self(Box::new(print))
+    }
+
+    /// Prints them.
+    #[must_use]
+    pub fn print(&self) -> String {
+        self.0()
+    }
+}
+
+impl std::fmt::Debug for Print {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Print(..)")
+    }
+}
+
+/// The index's summary of its state after each batch.
+#[derive(Clone, Debug, Default)]
+pub struct Summary {
+    /// Sizes.
+    pub totals: Totals,
+    /// Problems with the input, sorted. [`Hub::issues`] has those of the API server as well.
+    pub issues: Arc<Vec<Issue>>,
+    /// Objects that are served although the source no longer names them.
+    pub held: Option<Arc<Held>>,
+    /// Time at which the last revision was published.
+    pub revision_at: Option<Instant>,
+    /// Time of the source's last message.
+    pub heard_at: Option<Instant>,
+}
+
+/// A question to the index.
+#[derive(Debug)]
+enum Query {
+    Ports(Box<Selection>, oneshot::Sender<Page>),
+    Detail(ServiceName, oneshot::Sender<Option<ServiceDetail>>),
+    Uid(ObjectId, oneshot::Sender<Option<Uid>>),
+    NodeUid(NodeName, oneshot::Sender<Option<Uid>>),
+    Approve(Seen, oneshot::Sender<Result<Approved, HeldMore>>),
+    Take(Approval, oneshot::Sender<bool>),
+}
+
+/// The control plane is shutting down and answers no more questions.
+#[derive(Debug, thiserror::Error)]
+#[error("the control plane is shutting down")]
+pub struct Closing;
+
+impl Hub {
+    /// Creates a hub and the task that owns its index. The task ends with the source.
+    pub fn new(
+        epoch: u64,
+        source: &'static str,
+        admission: Admission,
+        guard: CliffGuard,
+        batches: mpsc::Receiver<Batch>,
+    ) -> (Arc<Self>, impl Future<Output = ()> + Send) {
+        let (summary_tx, summary) = watch::channel(Arc::default());
+        let (queries, queries_rx) = mpsc::channel(QUERIES);
+        let started_at = Instant::now();
+        let store = Arc::new(Store::new(epoch));
+        let (upstream, recorder) = (Upstream::default(), Arc::<Recorder>::default());
+        let shutdown = CancellationToken::new();
+        let hub = Arc::new(Self {
+            fleet: Arc::new(Fleet::new(
+                Arc::clone(&store),
+                upstream.clone(),
+                Arc::clone(&recorder),
+                started_at,
+                shutdown.clone(),
+            )),
+            store,
+            source,
+            upstream,
+            started_at,
+            plain_text_ports: OnceLock::new(),
+            peers: OnceLock::new(),
+            draining: Draining::default(),
+            snapshots: Snapshots::default(),
+            orders: Board::default(),
+            own_node: OnceLock::new(),
+            tainted: Tainted::default(),
+            traffic: Arc::default(),
+            events: EventCounts::default(),
+            touched: Touched::default(),
+            traces: crate::trace_counts::TraceCounts::default(),
+            metrics: OnceLock::new(),
+            recorder,
+            shutdown,
+            summary,
+            queries,
+        });
+        let owner = IndexOwner {
+            index: Index::new(admission)
+                .guarded(guard)
+                .started_at(SystemTime::now()),
+            freshness: Freshness::default(),
+            hub: Arc::clone(&hub),
+            summary: summary_tx,
+            pace: Pace::new(Moment::now()),
+            approvals: VecDeque::new(),
+        };
+        (hub, owner.run(batches, queries_rx))
+    }
+
+    /// Returns a receiver of the index's latest summary.
+    #[must_use]
+    pub fn summary(&self) -> watch::Receiver<Arc<Summary>> {
+        self.summary.clone()
+    }
+
+    /// Returns the problems with the input and with the API server that it comes from, sorted.
+    #[must_use]
+    pub fn issues(&self) -> Arc<Vec<Issue>> {
+        let input = Arc::clone(&self.summary.borrow().issues);
+        let upstream = self.upstream.issues();
+        let own = self.orders.issue().into_iter();
+        let own: Vec<_> = own.chain(crate::panicked::issues()).collect();
+        if upstream.is_empty() && own.is_empty() {
+            return input;
+        }
+        let mut all: Vec<_> = upstream.iter().chain(&*input).cloned().collect();
+        all.extend(own);
+        all.sort();
+        Arc::new(all)
+    }
+
+    /// Returns whether the source knows all nodes. If so, an agent's name must be a Node's.
+    #[must_use]
+    pub fn names_are_nodes(&self) -> bool {
+        self.source == kubernetes::NAME
+    }
+
+    /// Returns whether a name is certainly no Node: all Nodes are known, and none has it.
+    #[must_use]
+    pub fn lacks_node(&self, name: &str) -> bool {
+        let knows_all = self.names_are_nodes() && self.store.head().borrow().synced;
+        knows_all && !self.store.knows(name)
+    }
+
+    /// Returns whether this replica runs in the zone of a node; `None` if either zone is not known.
+    #[must_use]
+    pub fn is_in_zone_of(&self, node: &str) -> Option<bool> {
+        let own = self.store.zone(self.own_node.get()?)?;
+        Some(self.store.zone(node)? == own)
+    }
+
+    /// Returns the time for which changes at the source's origin may have been missed: since the
+    /// stalest kind was known to be current, or since the source's last message. Zero before the
+    /// source begins.
+    #[must_use]
+    pub fn upstream_age(&self) -> Duration {
+        let heard = || self.summary.borrow().heard_at.map(|at| at.elapsed());
+        self.upstream.age().or_else(heard).unwrap_or_default()
+    }
+
+    /// Returns a page of the ServicePorts that a selection wants.
+    ///
+    /// # Errors
+    /// [`Closing`].
+    pub async fn ports(&self, selection: Selection) -> Result<Page, Closing> {
+        let selection = Box::new(selection);
+        self.ask(|answer| Query::Ports(selection, answer)).await
+    }
+
+    /// Returns one Service.
+    ///
+    /// # Errors
+    /// [`Closing`].
+    pub async fn detail(&self, name: ServiceName) -> Result<Option<ServiceDetail>, Closing> {
+        self.ask(|answer| Query::Detail(name, answer)).await
+    }
+
+    /// Returns the UID of a Service, or of an object that has issues of its own.
+    ///
+    /// # Errors
+    /// [`Closing`].
+    pub async fn uid(&self, id: ObjectId) -> Result<Option<Uid>, Closing> {
+        self.ask(|answer| Query::Uid(id, answer)).await
+    }
+
+    /// Returns the UID of a Node; `None` if the Node is unknown or the source gives it no UID.
+    ///
+    /// # Errors
+    /// [`Closing`].
+    pub async fn node_uid(&self, node: NodeName) -> Result<Option<Uid>, Closing> {
+        self.ask(|answer| Query::NodeUid(node, answer)).await
+    }
+
+    /// Confirms the source's picture on behalf of the operator: removes the objects that are held,
+    /// and makes agents do the same.
+    ///
+    /// # Errors
+    /// [`Closing`]; [`HeldMore`] within.
+    pub async fn approve(&self, seen: Seen) -> Result<Result<Approved, HeldMore>, Closing> {
+        self.ask(|answer| Query::Approve(seen, answer)).await
+    }
+
+    /// Takes an approval that another replica was given, if it covers this picture and was not taken before.
+    ///
+    /// # Errors
+    /// [`Closing`].
+    pub async fn take(&self, approval: Approval) -> Result<bool, Closing> {
+        self.ask(|answer| Query::Take(approval, answer)).await
+    }
+
+    async fn ask<T>(&self, query: impl FnOnce(oneshot::Sender<T>) -> Query) -> Result<T, Closing> {
+        let (answer, wait) = oneshot::channel();
+        self.queries
+            .send(query(answer))
+            .await
+            .map_err(|_| Closing)?;
+        wait.await.map_err(|_| Closing)
+    }
+}
+
+struct IndexOwner {
+    index: Index,
+    /// The versions of the source up to which the index knows everything.
+    freshness: Freshness,
+    hub: Arc<Hub>,
+    summary: watch::Sender<Arc<Summary>>,
+    pace: Pace,
+    /// The latest approvals that were given here or taken, oldest first.
+    approvals: VecDeque<u64>,
+}
+
+impl IndexOwner {
+    async fn run(mut self, mut batches: mpsc::Receiver<Batch>, mut queries: mpsc::Receiver<Query>) {
+        loop {
+            let due = self.pace.due();
+            tokio::select! {
+                biased;
+                () = sleep_until(due.unwrap_or_else(Moment::now)), if due.is_some() => self.announce(),
+                batch = batches.recv() => match batch {
+                    Some(batch) => self.apply(batch),
+                    None => break,
+                },
+                Some(query) = queries.recv() => self.answer(query),
+            }
+        }
+        self.announce();
+        // The source has ended (standard input, for example). The task continues to answer
+        // questions.
+        while let Some(query) = queries.recv().await {
+            self.answer(query);
+        }
+    }
+
+    /// Announces everything that is published.
+    fn announce(&mut self) {
+        self.hub.store.announce();
+        self.pace.announced(Moment::now());
+    }
+
+    fn apply(&mut self, batch: Batch) {
+        for event in &batch.events {
+            if let Event::Version(kind, versions) = event {
+                self.freshness.set(*kind, *versions);
+            }
+        }
+        self.hub.tainted.follow(&batch.events);
+        let waited = batch.observed_at.elapsed().unwrap_or_default();
+        let started = Instant::now();
+        let outcome = self.index.apply(batch);
+        if outcome.publication.is_some() {
+            let timings = &self.hub.fleet.timings;
+            timings.hop(Hop::Queue, waited);
+            timings.hop(Hop::Index, started.elapsed());
+        }
+        if outcome.held_more {
+            self.hub.upstream.look_again();
+        }
+        self.share(outcome, Some(Instant::now()));
+    }
+
+    /// Publishes the outcome of a step to all readers.
+    fn share(&mut self, outcome: Outcome, heard_at: Option<Instant>) {
+        let before = self.summary.borrow().clone();
+        let mut summary = Summary {
+            totals: self.index.totals(),
+            heard_at: heard_at.or(before.heard_at),
+            ..Summary::clone(&before)
+        };
+        if outcome.issues_changed {
+            summary.issues = Arc::new(self.index.issues());
+            self.hub.upstream.log_new(&before.issues, &summary.issues);
+        }
+        if outcome.held_changed {
+            summary.held = self.index.held().map(Arc::new);
+            if summary.held.is_none() && before.held.is_some() {
+                info!("no held objects remain");
+            }
+        }
+        // Doubts are published before the objects, so that no agent takes an incomplete picture for
+        // a complete one.
+        let trust = self.index.trust();
+        if trust.is_partial() {
+            self.believe(trust.clone());
+        }
+        if let Some(publication) = outcome.publication {
+            self.publish(publication, &outcome.causes, &mut summary);
+        }
+        self.believe(trust);
+        if self.index.is_synced() {
+            // The objects of these versions are published now, or are as before.
+            self.hub.store.set_freshness(&self.freshness);
+            self.hub.store.set_synced();
+        }
+        self.hub.notice_changes(&before, &summary);
+        self.summary.send_replace(Arc::new(summary));
+    }
+
+    fn publish(&mut self, publication: Publication, causes: &Causes, summary: &mut Summary) {
+        let before = self.hub.store.head().borrow().revision;
+        let is_watched = self.hub.touched.is_watched();
+        let watched = is_watched.then(|| services_of(&publication));
+        let started = Instant::now();
+        let observed_at = publication.observed_at;
+        let Staged { revision, touched } = self.hub.store.stage(publication, &self.freshness);
+        if let Some(services) = watched {
+            self.hub.touched.tell(services);
+        }
+        if revision == before {
+            return self.hub.recorder.changed(&touched, causes, observed_at);
+        }
+        if self.pace.change(Moment::now(), self.hub.fleet.agents()) {
+            self.announce();
+        }
+        self.hub.fleet.timings.hop(Hop::Publish, started.elapsed());
+        summary.revision_at = Some(Instant::now());
+        // Streams send the change already.
+        self.hub.recorder.changed(&touched, causes, observed_at);
+        let Totals {
+            services,
+            endpoints,
+        } = summary.totals;
+        info!(
+            revision,
+            changes = revision - before,
+            services,
+            endpoints,
+            "published"
+        );
+    }
+
+    /// Publishes the trust in the picture to agents, and logs a change of it.
+    fn believe(&self, trust: Trust) {
+        if self.hub.store.trust() == trust {
+            return;
+        }
+        match &trust {
+            Trust::Partial(doubt) => warn!(
+                "the source was not read completely, so objects that are missing from it are kept: \
+                 {doubt}"
+            ),
+            Trust::Whole => info!("the source was read completely"),
+            Trust::Confirmed => info!("the state of the source is confirmed"),
+        }
+        self.hub.store.set_trust(trust);
+    }
+
+    fn answer(&mut self, query: Query) {
+        // The caller may have gone; then the answer is dropped.
+        match query {
+            Query::Ports(selection, answer) => {
+                drop(answer.send(self.index.ports(&selection)));
+            }
+            Query::Detail(name, answer) => {
+                let upstream = self.hub.upstream.issues();
+                let detail = self.index.detail(&name, &upstream);
+                drop(answer.send(detail));
+            }
+            Query::Uid(id, answer) => drop(answer.send(self.index.uid(&id))),
+            Query::NodeUid(node, answer) => drop(answer.send(self.index.node_uid(&node))),
+            Query::Approve(seen, answer) => drop(answer.send(self.approve(seen))),
+            Query::Take(approval, answer) => drop(answer.send(self.take(&approval))),
+        }
+    }
+}
+
+/// Returns the Services that may have changed, also where nodes have nothing to do about it.
+fn services_of(publication: &Publication) -> BTreeSet<ServiceName> {
+    let services = publication.services.iter();
+    services.map(|(key, _)| key.service.clone()).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,30 @@
+//! What a kplane control plane knows of its agents and of other replicas, and its streams to agents.
+//!
+//! ```text
+//! kplane_picture: the store -> hub -> streams -> agents -> streams -> fleet: what each agent has reported
+//!                             who may come in: doors, identity, authority, certs
+//!                             what people have ordered: orders
+//! peers: what other replicas know
+//! events, taints: what the API server learns of it
+//! ```
+//!
+//! Nothing here answers people.
+
+pub mod authority;
+pub mod certs;
+pub mod doors;
+pub mod draining;
+pub mod events;
+pub mod fleet;
+pub mod hub;
+pub mod identity;
+mod issue;
+pub mod orders;
+mod pace;
+mod panicked;
+pub mod peers;
+pub mod snapshots;
+pub mod streams;
+pub mod taints;
+pub mod trace_counts;
+pub mod traffic;

@@ -1,0 +1,448 @@
+//! The other replicas: what they know of their own agents.
+//!
+//! ```text
+//! status API --Question--> Peers --PeerService--> replicas, all at once, one second at most
+//!            <--Collected--      <--Answer, or a reason why not--
+//! ```
+//!
+//! Nothing is asked while nobody asks: a question of the status API is passed on, and watches share one question a
+//! replica for as long as there are any (`follow.rs`). Every replica answers for its own agents only, and the one that was
+//! asked puts the answers together (`kplane-operate`: `server/peer.rs`, `server/pages.rs`, `server/convergence.rs`).
+
+mod agents;
+mod answer;
+mod config;
+mod follow;
+mod recorded;
+mod turns;
+mod way;
+
+pub use config::{Config, PeerFlags, Place};
+pub use way::{Cover, Secured};
+
+use answer::Question;
+pub use answer::{Answer, Claim};
+pub use follow::Following;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use kplane_model::{NodeName, ServiceName};
+use kplane_proto::v1 as pb;
+use tokio::time::{Instant, timeout_at};
+use tonic::{Code, Response, Status};
+
+pub use self::agents::{Heard, Patience};
+use self::answer::{Invalid, Read, Unread, read};
+use self::follow::Shared;
+use self::turns::Turns;
+use self::way::{Client, Target, Way};
+use crate::fleet::{More, bound_held, label};
+
+/// Maximum time to wait for all other replicas together.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
+/// Maximum time to wait for the answers of agents of other replicas, which get two seconds there.
+const AGENTS_WITHIN: Duration = Duration::from_millis(2_500);
+/// Longest text of a replica in a reason, in bytes.
+const MAX_REASON: usize = 300;
+/// Maximum number of nodes in a replica's answer about virtual servers, and its maximum size in bytes.
+const MAX_INSPECTED: (usize, usize) = (65_536, 16 << 20);
+
+/// The other replicas of this control plane.
+#[derive(Debug)]
+pub struct Peers {
+    /// Epoch of this replica, by which it recognizes itself.
+    epoch: u64,
+    way: Way,
+    shared: Shared,
+    turns: Arc<Turns>,
+}
+
+/// The answers of all other replicas.
+#[derive(Clone, Debug, Default)]
+pub struct Collected {
+    /// The answers.
+    pub answers: Vec<Arc<Answer>>,
+    /// Replicas that did not answer.
+    pub missing: Vec<pb::MissingReplica>,
+}
+
+/// The reason why a replica is missing.
+#[derive(Debug, thiserror::Error)]
+enum Missing {
+    #[error("it did not answer within {} s", PATIENCE.as_secs())]
+    Late,
+    #[error("{0}")]
+    Refused(String),
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+}
+
+/// The answer of one replica; `None` if it is this one.
+type Asked = Result<Option<Arc<Answer>>, Missing>;
+
+/// An agent's answer to a question about more than virtual servers.
+#[derive(Debug, Default)]
+pub struct NodeAnswer {
+    /// What the kernel does with packets; `None` = the agent is older than the question.
+    pub kernel: Option<pb::KernelState>,
+    /// Connections that the agent tried.
+    pub attempts: Vec<pb::Attempt>,
+}
+
+/// Virtual servers that the agents of other replicas reported, by node.
+pub type Inspected = BTreeMap<NodeName, pb::ServiceServers>;
+
+/// The nodes whose agents are connected to other replicas.
+#[derive(Debug, Default)]
+pub(crate) struct Served {
+    pub(crate) nodes: BTreeSet<NodeName>,
+    /// A replica did not answer.
+    pub(crate) incomplete: bool,
+}
+
+impl Served {
+    /// Returns whether another replica serves a node, or may.
+    pub(crate) fn may_have(&self, node: &NodeName) -> bool {
+        self.incomplete || self.nodes.contains(node)
+    }
+}
+
+impl Collected {
+    /// Returns the number of other replicas that were asked.
+    pub fn replicas(&self) -> usize {
+        self.answers.len() + self.missing.len()
+    }
+}
+
+impl Peers {
+    /// Creates the questions of the replica with this epoch; `None` if the configuration names no other replicas.
+    #[must_use]
+    pub fn new(epoch: u64, config: &Config, cover: Cover) -> Option<Arc<Self>> {
+        (!config.flags.peers.is_empty()).then(|| {
+            Arc::new(Self {
+                epoch,
+                way: Way::new(config, cover),
+                shared: Shared::default(),
+                turns: Arc::default(),
+            })
+        })
+    }
+
+    /// Returns the number of other replicas that are connected, for the cost of questions.
+    pub fn known(&self) -> usize {
+        self.way.known()
+    }
+
+    /// Asks all replicas, and waits for a second at most.
+    async fn collect(&self, question: &Question) -> Collected {
+        self.collect_after(question, &Collected::default()).await
+    }
+
+    /// Asks all replicas. A replica that has not changed since its last answer to the same question need not say
+    /// it again.
+    async fn collect_after(&self, question: &Question, before: &Collected) -> Collected {
+        let until = Instant::now() + PATIENCE;
+        let (targets, missing) = self.way.targets().await;
+        let asked = targets.into_iter().map(|target| async {
+            let mut known = before.answers.iter();
+            let known = known.find(|answer| answer.address == target.address);
+            let known = known.filter(|answer| answer.question == *question);
+            let answer = timeout_at(until, self.ask(&target, question, known)).await;
+            let answer = answer.unwrap_or_else(|_| {
+                // A dead connection does not say so.
+                self.way.hang_up(&target);
+                Err(Missing::Late)
+            });
+            (target, answer)
+        });
+        settle(join_all(asked).await, missing)
+    }
+
+    /// Asks one replica; `None` if it is this one. A connection that has just ended fails once.
+    async fn ask(
+        &self,
+        target: &Target,
+        question: &Question,
+        known: Option<&Arc<Answer>>,
+    ) -> Asked {
+        match self.ask_once(target, question, known).await {
+            Err(Unread::Status(status)) if status.code() == Code::Unavailable => {
+                self.way.hang_up(target);
+                self.ask_once(target, question, known).await
+            }
+            answer => answer,
+        }
+        .map_err(|unread| {
+            self.way.hang_up(target);
+            match unread {
+                Unread::Status(status) => Missing::Refused(describe(&status)),
+                Unread::Invalid(invalid) => Missing::Invalid(invalid),
+            }
+        })
+    }
+
+    async fn ask_once(
+        &self,
+        target: &Target,
+        question: &Question,
+        known: Option<&Arc<Answer>>,
+    ) -> Result<Option<Arc<Answer>>, Unread> {
+        let request = pb::CollectRequest {
+            from: self.epoch,
+            statuses: question.statuses,
+            services: question.services.iter().map(reference).collect(),
+            seen: known.map_or(0, |known| known.state),
+        };
+        let mut client = self.way.client(target);
+        let stream = client.collect(request).await?.into_inner();
+        match (
+            read(stream, (target.address, self.epoch), question).await?,
+            known,
+        ) {
+            (Read::Answer(answer), _) => Ok(Some(Arc::from(answer))),
+            (Read::Unchanged, Some(known)) => Ok(Some(Arc::clone(known))),
+            (Read::Unchanged, None) => Err(Invalid::Disorder.into()),
+            (Read::Oneself, _) => Ok(None),
+        }
+    }
+
+    /// Asks all replicas about a Service.
+    pub async fn service(&self, name: &ServiceName) -> Collected {
+        let _turn = self.turns.service().await;
+        self.collect(&Question::service(name.clone())).await
+    }
+
+    /// Asks all replicas for the statuses of nodes.
+    pub async fn nodes(&self) -> Arc<Collected> {
+        self.turns.nodes(self.collect(&Question::nodes())).await
+    }
+
+    /// Returns the latest statuses of nodes, for the later pages of a list.
+    pub async fn latest_nodes(&self) -> Arc<Collected> {
+        match self.turns.latest() {
+            Some(latest) => latest,
+            None => self.nodes().await,
+        }
+    }
+
+    /// Returns what other replicas serve.
+    pub(crate) async fn served(&self) -> Served {
+        let collected = self.collect(&Question::default()).await;
+        let agents = collected.answers.iter().flat_map(|answer| &answer.agents);
+        let connected = agents.filter(|(_, agent)| agent.connected);
+        Served {
+            nodes: connected.map(|(node, _)| node.clone()).collect(),
+            incomplete: !collected.missing.is_empty(),
+        }
+    }
+
+    /// Asks the agents of the replicas that gave these answers for the virtual servers of a Service.
+    pub async fn inspect(&self, service: &ServiceName, of: &Collected) -> Inspected {
+        let _turn = self.turns.agents().await;
+        let until = Instant::now() + AGENTS_WITHIN;
+        let asked = of.answers.iter().filter_map(|answer| {
+            let index = answer.index_of(service)?;
+            let agents = answer.agents.iter();
+            let with = agents.filter(|(_, agent)| {
+                agent.connected && agent.services.get(index).is_some_and(|of| of.has_servers)
+            });
+            let with: BTreeSet<&NodeName> = with.map(|(node, _)| node).collect();
+            (!with.is_empty()).then_some((answer, with))
+        });
+        let asked = asked.map(|(answer, with)| async move {
+            let mut inspected = Inspected::new();
+            let reading = self.inspect_one(service, answer, &mut inspected);
+            let failure = match timeout_at(until, reading).await {
+                Ok(Ok(())) => "the agent is not connected any more".to_owned(),
+                Ok(Err(missing)) => format!("the replica {} failed: {missing}", answer.address),
+                Err(_) => format!("the replica {} did not answer in time", answer.address),
+            };
+            inspected.retain(|node, _| with.contains(node));
+            for node in with {
+                let unknown = || pb::ServiceServers {
+                    error: failure.clone(),
+                    ..pb::ServiceServers::default()
+                };
+                inspected.entry(node.clone()).or_insert_with(unknown);
+            }
+            inspected
+        });
+        join_all(asked).await.into_iter().flatten().collect()
+    }
+
+    async fn inspect_one(
+        &self,
+        service: &ServiceName,
+        of: &Answer,
+        inspected: &mut Inspected,
+    ) -> Result<(), Missing> {
+        let refused = |status: Status| Missing::Refused(describe(&status));
+        let (targets, _) = self.way.targets().await;
+        let mut targets = targets.into_iter();
+        let target = targets.find(|target| target.address == of.address);
+        let target = target.ok_or(Missing::Invalid(Invalid::Incomplete))?;
+        let request = pb::InspectServiceRequest {
+            service: Some(reference(service)),
+            ..pb::InspectServiceRequest::default()
+        };
+        let mut client = self.way.client(&target);
+        let stream = client.inspect(request).await.map_err(refused)?;
+        let mut stream = stream.into_inner();
+        let mut bytes = 0;
+        while let Some(node) = stream.message().await.map_err(refused)? {
+            let mut servers = node.servers.unwrap_or_default();
+            bytes += prost::Message::encoded_len(&servers);
+            if inspected.len() >= MAX_INSPECTED.0 || bytes > MAX_INSPECTED.1 {
+                return Err(Invalid::TooLarge.into());
+            }
+            let cut = kplane_proto::bound_servers(&mut servers.servers);
+            servers.more = servers.more.saturating_add(cut as u64);
+            servers.error = label(&servers.error, MAX_REASON);
+            inspected.insert(node.node.as_str().into(), servers);
+        }
+        Ok(())
+    }
+
+    /// Asks the agent of a node, which is connected to one of the replicas that gave these answers, for more than virtual
+    /// servers; `None` if it is connected to none of them.
+    pub async fn ask_one(
+        &self,
+        service: &ServiceName,
+        node: &NodeName,
+        more: More,
+        of: &Collected,
+    ) -> Option<Result<NodeAnswer, String>> {
+        let mut answers = of.answers.iter();
+        let answer = answers.find(|answer| {
+            let agent = answer.agents.get(node);
+            agent.is_some_and(|agent| agent.connected)
+        })?;
+        let request = pb::InspectServiceRequest {
+            service: Some(reference(service)),
+            node: node.to_string(),
+            destination: more.destination,
+            attempts: more.attempts,
+        };
+        let asking = async {
+            let (targets, _) = self.way.targets().await;
+            let target = targets
+                .iter()
+                .find(|target| target.address == answer.address);
+            let mut client = self.way.client(target.ok_or("it is not there any more")?);
+            let refused = |status: Status| describe(&status);
+            let stream = client.inspect(request).await.map_err(refused)?;
+            let answer = stream.into_inner().message().await.map_err(refused)?;
+            let answer = answer.unwrap_or_default();
+            Ok(NodeAnswer {
+                kernel: answer.kernel,
+                attempts: answer.attempts,
+            })
+        };
+        let answered = timeout_at(Instant::now() + AGENTS_WITHIN, asking).await;
+        let answered = answered.unwrap_or_else(|_| Err("it did not answer in time".to_owned()));
+        Some(answered.map_err(|why| format!("the replica {}: {why}", answer.address)))
+    }
+
+    /// Passes an approval on to all other replicas; returns their results, and the replicas without one.
+    pub async fn approve(
+        &self,
+        seen: pb::ApproveRequest,
+    ) -> (Vec<pb::ApproveResponse>, Vec<pb::MissingReplica>) {
+        // A replica that approves twice does nothing the second time.
+        let ask = |mut client: Client| async move { client.approve(seen).await };
+        let (approved, missing) = self.ask_each(ask).await;
+        (approved.into_iter().map(bounded).collect(), missing)
+    }
+
+    /// Asks each of the other replicas; returns their answers, and the replicas without one.
+    async fn ask_each<T, F>(&self, ask: impl Fn(Client) -> F) -> (Vec<T>, Vec<pb::MissingReplica>)
+    where
+        F: Future<Output = Result<Response<T>, Status>>,
+    {
+        // This finds out which address is whose.
+        let Collected {
+            answers,
+            mut missing,
+        } = self.collect(&Question::default()).await;
+        let (targets, _) = self.way.targets().await;
+        let until = Instant::now() + PATIENCE;
+        let asked = answers.iter().map(|answer| {
+            let mut all = targets.iter();
+            let target = all.find(|target| target.address == answer.address);
+            let asking = target.map(|target| ask(self.way.client(target)));
+            async move {
+                let response = timeout_at(until, asking.ok_or(Missing::Late)?).await;
+                let response = response.map_err(|_| Missing::Late)?;
+                response.map_err(|status| Missing::Refused(describe(&status)))
+            }
+        });
+        let mut told = Vec::new();
+        for (answer, result) in answers.iter().zip(join_all(asked).await) {
+            match result {
+                Ok(response) => told.push(response.into_inner()),
+                Err(reason) => missing.push(pb::MissingReplica {
+                    address: answer.address.to_string(),
+                    reason: reason.to_string(),
+                }),
+            }
+        }
+        (told, missing)
+    }
+}
+
+/// Puts the answers together. A replica that answers at several addresses counts once. An address that does not answer is
+/// named, since it may be that of one more replica.
+fn settle(asked: Vec<(Target, Asked)>, missing: Vec<pb::MissingReplica>) -> Collected {
+    let mut collected = Collected {
+        answers: Vec::new(),
+        missing,
+    };
+    let mut known = BTreeSet::new();
+    for (target, answer) in asked {
+        match answer {
+            Ok(Some(answer)) if known.insert(answer.epoch) => collected.answers.push(answer),
+            Ok(_) => {}
+            Err(reason) => collected.missing.push(pb::MissingReplica {
+                address: target.address.to_string(),
+                reason: reason.to_string(),
+            }),
+        }
+    }
+    collected
+}
+
+/// Cuts the result of an approval to the size that a replica's has.
+fn bounded(mut approved: pb::ApproveResponse) -> pb::ApproveResponse {
+    approved.nodes.truncate(MAX_INSPECTED.0);
+    approved.doubt = label(&approved.doubt, MAX_REASON);
+    if let Some(held) = &mut approved.released {
+        bound_held(held);
+    }
+    approved
+}
+
+fn reference(service: &ServiceName) -> pb::ServiceRef {
+    pb::ServiceRef {
+        namespace: service.namespace.to_string(),
+        name: service.name.to_string(),
+    }
+}
+
+/// Returns the reason of a status: that of the connection, or the replica's own words.
+fn describe(status: &Status) -> String {
+    let mut cause = std::error::Error::source(status);
+    let mut reason = None;
+    while let Some(error) = cause {
+        reason = Some(error.to_string());
+        cause = error.source();
+    }
+    let text = match (reason, status.code()) {
+        (Some(reason), _) => format!("cannot connect to it: {reason}"),
+        (None, Code::Unimplemented) => "it is no replica, or an older one".to_owned(),
+        (None, code) => format!("it refuses: {code}: {}", status.message()),
+    };
+    label(&text, MAX_REASON)
+}

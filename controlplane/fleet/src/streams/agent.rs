@@ -1,0 +1,65 @@
+//! The server: one stream per agent.
+
+use std::sync::Arc;
+
+use kplane_proto::shared::{AgentService, Messages};
+use tonic::{Request, Status};
+use tracing::{Instrument, debug, info_span};
+
+use super::mailbox::mailbox;
+use super::outbound::Outbound;
+use super::session;
+use crate::doors::Occupancy;
+use crate::hub::Hub;
+use crate::identity::{Gate, Port};
+
+/// The server of agents' streams.
+#[derive(Clone, Debug)]
+pub struct AgentServer {
+    hub: Arc<Hub>,
+    gate: Arc<Gate>,
+}
+
+impl AgentServer {
+    /// Creates a server for agents from a hub, behind a gate.
+    #[must_use]
+    pub fn new(hub: Arc<Hub>, gate: Arc<Gate>) -> Self {
+        Self { hub, gate }
+    }
+}
+
+impl AgentService for AgentServer {
+    type Frames = Outbound;
+
+    async fn sync(&self, request: Request<Messages>) -> Result<Self::Frames, Status> {
+        let connection = request.extensions().get::<Occupancy>().cloned();
+        let visitor = match &connection {
+            Some(connection) => {
+                let headers = request.metadata().as_ref();
+                Some(self.gate.visit(Port::Agents, connection, headers).await?)
+            }
+            None => None,
+        };
+        let address = connection.as_ref().map(|c| c.peer().to_string());
+        let address = address.unwrap_or_default();
+        let (postman, mailbox) = mailbox();
+        let (outbound, gone) = Outbound::new(mailbox, Arc::clone(&self.hub.traffic));
+        let hub = Arc::clone(&self.hub);
+        let span = info_span!("agent", peer = address);
+        let peer = session::Peer {
+            address,
+            connection,
+            visitor,
+        };
+        let inbound = request.into_inner();
+        let session = async move {
+            let end = session::run(hub, peer, inbound, &postman, gone).await;
+            if let Err(status) = &end {
+                debug!(%status, "stream ended");
+            }
+            postman.end(end);
+        };
+        tokio::spawn(session.instrument(span));
+        Ok(outbound)
+    }
+}

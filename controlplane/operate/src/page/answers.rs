@@ -1,0 +1,174 @@
+//! The content of each sheet, from the same answers as `kpctl`'s.
+
+use std::sync::Arc;
+
+use http::StatusCode;
+use kplane_fleet::hub::Hub;
+use kplane_fleet::peers::{Collected, Peers};
+use kplane_model::ServiceName;
+use kplane_proto::v1 as pb;
+use kplane_proto::v1::recorder_service_server::RecorderService as _;
+use kplane_proto::v1::status_service_server::StatusService as _;
+use kplane_view::describe::DescriptionView;
+use kplane_view::events::EventListView;
+use kplane_view::node::NodeDescriptionView;
+use kplane_view::top::TopView;
+use tonic::{Code, Request, Status};
+
+use super::html::{Html, Section};
+use super::sheet::{Filter, Sheet};
+use super::trend::Trend;
+use super::{glance, lists, reasons, terminal};
+use crate::server::{Glance, RecorderServer, StatusServer};
+
+/// Objects on a sheet with a list.
+const ROWS: u32 = 200;
+/// Events on the sheet of changes.
+const EVENTS: u32 = 50;
+/// Services and nodes in its rankings.
+const RANKS: u32 = 10;
+
+/// A sheet that cannot be shown.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Problem {
+    pub(super) code: StatusCode,
+    /// What failed, and what to do.
+    pub(super) text: String,
+}
+
+impl From<Status> for Problem {
+    fn from(status: Status) -> Self {
+        let code = match status.code() {
+            Code::NotFound => StatusCode::NOT_FOUND,
+            Code::InvalidArgument => StatusCode::BAD_REQUEST,
+            Code::Unauthenticated => StatusCode::UNAUTHORIZED,
+            Code::PermissionDenied => StatusCode::FORBIDDEN,
+            Code::ResourceExhausted => StatusCode::TOO_MANY_REQUESTS,
+            _ => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        Self {
+            code,
+            text: status.message().to_owned(),
+        }
+    }
+}
+
+/// Where answers come from.
+pub(super) struct Answers {
+    pub(super) hub: Arc<Hub>,
+    pub(super) peers: Option<Arc<Peers>>,
+    pub(super) status: StatusServer,
+    pub(super) recorder: RecorderServer,
+    pub(super) trend: Arc<Trend>,
+}
+
+impl Answers {
+    /// Returns the content of a sheet.
+    pub(super) async fn sections(&self, sheet: &Sheet) -> Result<Vec<Section>, Problem> {
+        match sheet {
+            Sheet::Fleet => Ok(self.fleet().await),
+            Sheet::Nodes(filter) => self.nodes(filter).await,
+            Sheet::Services(filter) => self.services(filter).await,
+            Sheet::Node(name) => self.node(name).await,
+            Sheet::Service(name) => self.service(name).await,
+            Sheet::Changes => self.changes().await,
+            Sheet::Reasons => Ok(vec![Section::new(
+                "reasons",
+                "Explanations",
+                reasons::sheet().clone(),
+            )]),
+        }
+    }
+
+    async fn fleet(&self) -> Vec<Section> {
+        let others = match &self.peers {
+            Some(peers) => peers.nodes().await,
+            None => Arc::<Collected>::default(),
+        };
+        let glance = Glance::of(&self.hub, &others);
+        let mut sections = glance::sections(&glance);
+        sections.push(Section::new("trend", "Convergence", self.trend.html()));
+        sections
+    }
+
+    async fn nodes(&self, filter: &Filter) -> Result<Vec<Section>, Problem> {
+        let states = match filter.of.as_str() {
+            "" => Vec::new(),
+            word => vec![lists::state_named(word).ok_or_else(|| Problem {
+                code: StatusCode::BAD_REQUEST,
+                text: format!("no node is ever in a state {word:?}"),
+            })?],
+        };
+        let request = pb::GetFleetRequest {
+            page_size: ROWS,
+            page_token: filter.after.clone(),
+            node: filter.name.clone(),
+            states: states.into_iter().map(Into::into).collect(),
+            zone: String::new(),
+        };
+        let fleet = self.status.get_fleet(Request::new(request)).await?;
+        Ok(lists::nodes(filter, fleet.into_inner()))
+    }
+
+    async fn services(&self, filter: &Filter) -> Result<Vec<Section>, Problem> {
+        let request = pb::ListServicesRequest {
+            namespace: filter.of.clone(),
+            page_size: ROWS,
+            page_token: filter.after.clone(),
+            name: filter.name.clone(),
+            node: String::new(),
+        };
+        let page = self.status.list_services(Request::new(request)).await?;
+        Ok(lists::services(filter, page.into_inner()))
+    }
+
+    async fn node(&self, name: &str) -> Result<Vec<Section>, Problem> {
+        let request = pb::GetFleetRequest {
+            node: name.to_owned(),
+            ..pb::GetFleetRequest::default()
+        };
+        let fleet = self.status.get_fleet(Request::new(request)).await?;
+        let view = NodeDescriptionView::new(fleet.into_inner()).ok_or_else(|| Problem {
+            code: StatusCode::NOT_FOUND,
+            text: format!("no node {name:?} is known"),
+        })?;
+        Ok(vec![Section::new("node", "The node", terminal::pre(&view))])
+    }
+
+    async fn service(&self, name: &ServiceName) -> Result<Vec<Section>, Problem> {
+        let request = pb::DescribeServiceRequest {
+            namespace: name.namespace.to_string(),
+            name: name.name.to_string(),
+        };
+        let answer = self.status.describe_service(Request::new(request)).await?;
+        let view = DescriptionView::new(&name.namespace, &name.name, answer.into_inner());
+        Ok(vec![Section::new(
+            "service",
+            "The Service",
+            terminal::pre(&view),
+        )])
+    }
+
+    async fn changes(&self) -> Result<Vec<Section>, Problem> {
+        let request = pb::NoticedRequest {
+            after: 0,
+            limit: EVENTS,
+        };
+        let noticed = self.recorder.list_noticed(Request::new(request)).await?;
+        let request = pb::TopRequest { limit: RANKS };
+        let top = self.recorder.get_top(Request::new(request)).await?;
+        let headed = |title, pre: Html| {
+            let mut html = Html::default();
+            html.element("h2", "", title).push(&pre);
+            html
+        };
+        let events = EventListView::new(noticed.into_inner(), true);
+        let events = headed("Events of this replica", terminal::pre(&events));
+        let top = TopView::from(top.into_inner());
+        let top = headed("Busiest and slowest", terminal::pre(&top));
+        Ok(vec![
+            Section::new("events", "Events", events),
+            Section::new("top", "Rankings", top),
+        ])
+    }
+}

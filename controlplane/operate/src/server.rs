@@ -1,0 +1,63 @@
+//! gRPC services that people, tools and other replicas call.
+
+#![deny(clippy::indexing_slicing)]
+
+mod affinity;
+pub mod approval;
+mod attempts;
+mod convergence;
+mod description;
+mod desired;
+mod drain;
+mod feeds;
+mod freeze;
+mod guarded;
+mod inquiry;
+mod issues;
+mod kernel;
+mod lag;
+mod layers;
+mod on_node;
+mod others;
+mod pages;
+mod peer;
+mod probe;
+mod proxied;
+mod recorder;
+mod request;
+mod services;
+mod standing;
+mod status;
+#[cfg(test)]
+mod tests;
+mod views;
+mod why;
+
+pub use desired::DesiredServer;
+pub use guarded::Guarded;
+pub(crate) use guarded::{admit, connection};
+pub(crate) use pages::Glance;
+pub use pages::{Census, census};
+pub use peer::PeerServer;
+pub use recorder::RecorderServer;
+pub(crate) use recorder::recorded_changes;
+pub use status::StatusServer;
+
+use kplane_fleet::hub::Closing;
+use kplane_fleet::identity::Visitor;
+use kplane_fleet::orders::MAX_REASON;
+use kplane_picture::clock::wall_ms;
+use kplane_picture::wire::{confidence, millis};
+use tonic::Status;
+
+/// Returns an operator's name, as long as the document of orders keeps it; empty if the caller has none.
+fn operator(visitor: Option<&Visitor>) -> String {
+    let name = visitor.and_then(Visitor::name).unwrap_or_default();
+    name[..name.floor_char_boundary(MAX_REASON)].to_owned()
+}
+
+/// Returns the status of a question that came too late.
+#[expect(clippy::needless_pass_by_value, reason = "handed to map_err")]
+fn closing(error: Closing) -> Status {
+    Status::unavailable(error.to_string())
+}

@@ -1,0 +1,191 @@
+//! The clients that session affinity remembers, asked of all nodes: what `kpctl get affinity` and `forget-client` do.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use kplane_fleet::fleet::label;
+use kplane_fleet::hub::Hub;
+use kplane_fleet::identity::{Right, Visitor};
+use kplane_fleet::peers::Peers;
+use kplane_model::{Family, ServiceName, parse_ip};
+use kplane_picture::index::{PortView, ServiceDetail};
+use kplane_proto::v1 as pb;
+use tonic::Status;
+
+use super::closing;
+use super::inquiry;
+use super::request::{MAX_NAME, bounded_names, known_node, unknown};
+
+/// Maximum number of ServicePorts in a question.
+const PORTS: usize = 32;
+/// Maximum number of addresses of a ServicePort.
+const ADDRESSES: usize = 64;
+/// Maximum number of endpoints of a ServicePort.
+const ENDPOINTS: usize = 256;
+/// Maximum number of endpoints in a question: some 100 kB.
+const ALL_ENDPOINTS: usize = 2_000;
+/// Maximum number of clients in an answer.
+const CLIENTS: usize = 2_000;
+/// Maximum number of nodes that are named.
+const NODES: usize = 1_000;
+/// Time for all agents. Each reads for 3 s at most.
+const WITHIN: Duration = Duration::from_millis(4_500);
+/// Longest address, in bytes.
+const ADDRESS: usize = 64;
+
+/// Asks all agents, or that of one node, which clients of a Service they remember; lets them forget one if they shall.
+pub(super) async fn ask(
+    hub: &Hub,
+    peers: Option<&Peers>,
+    request: &pb::AffinityRequest,
+    forget: bool,
+) -> Result<pb::AffinityAnswer, Status> {
+    bounded_names(&[&request.namespace, &request.name, &request.node])?;
+    let name = ServiceName::new(&request.namespace, &request.name);
+    let client = client(&request.client, forget)?;
+    let detail = hub.detail(name.clone()).await.map_err(closing)?;
+    let detail = detail.ok_or_else(|| unknown(&name))?;
+    let ports = ports(&name, &detail, client)?;
+    let node = request.node.as_str();
+    if !node.is_empty() {
+        known_node(hub, node)?;
+    }
+    let endpoints = (ALL_ENDPOINTS / ports.len().max(1)).min(ENDPOINTS);
+    let left_out = ports
+        .iter()
+        .map(|view| view.endpoints.len().saturating_sub(endpoints));
+    let left_out: usize = left_out.sum();
+    let question = pb::Inspect {
+        affinity: Some(pb::AffinityQuestion {
+            ports: ports.iter().map(|view| port(view, endpoints)).collect(),
+            client: client.map_or_else(String::new, |client| client.to_string()),
+            forget,
+        }),
+        ..pb::Inspect::default()
+    };
+    let wanted = |of: &kplane_model::NodeName| node.is_empty() || **of == *node;
+    let answers = inquiry::ask(hub, peers, question, wanted, WITHIN).await;
+    Ok(pb::AffinityAnswer {
+        endpoints_left_out: left_out as u64,
+        ..put_together(&ports, answers)
+    })
+}
+
+/// Writes down who let agents forget a client.
+pub(super) fn audit(
+    visitor: Option<&Visitor>,
+    request: &pb::AffinityRequest,
+    answer: &pb::AffinityAnswer,
+) {
+    let text = format!(
+        "forgot the client {} of {}/{} on {} of {} nodes",
+        label(&request.client, ADDRESS),
+        label(&request.namespace, MAX_NAME),
+        label(&request.name, MAX_NAME),
+        answer.forgotten.len(),
+        answer.asked,
+    );
+    tracing::info!(by = visitor.and_then(Visitor::name), "{text}");
+    if let Some(visitor) = visitor {
+        visitor.did(&Right::ForgetClients, &text);
+    }
+}
+
+fn invalid(text: impl Into<String>) -> Status {
+    Status::invalid_argument(text)
+}
+
+fn client(text: &str, forget: bool) -> Result<Option<IpAddr>, Status> {
+    match (text, forget) {
+        ("", false) => Ok(None),
+        ("", true) => Err(invalid("name the client to forget")),
+        (text, _) => {
+            let ip = parse_ip(text).map_err(|_| {
+                let text = label(text, ADDRESS);
+                invalid(format!("{text:?} is no address, such as 10.244.1.9"))
+            })?;
+            Ok(Some(ip))
+        }
+    }
+}
+
+/// Returns the ports of a Service that may remember the client.
+fn ports<'a>(
+    name: &ServiceName,
+    detail: &'a ServiceDetail,
+    client: Option<IpAddr>,
+) -> Result<Vec<&'a PortView>, Status> {
+    let with = detail.ports.iter();
+    let with = with.filter(|view| view.port.affinity_timeout_s.is_some());
+    let with: Vec<_> = with.collect();
+    if with.is_empty() {
+        return Err(invalid(format!(
+            "the Service {name} remembers no clients: its spec.sessionAffinity is not ClientIP, or it is not proxied"
+        )));
+    }
+    let Some(client) = client else {
+        return Ok(with.into_iter().take(PORTS).collect());
+    };
+    let family = Family::of(client);
+    let of_family = with
+        .into_iter()
+        .filter(|view| view.port.key.family == family);
+    let of_family: Vec<_> = of_family.take(PORTS).collect();
+    match of_family.is_empty() {
+        false => Ok(of_family),
+        true => Err(invalid(format!(
+            "the Service {name} has no {family} addresses, so it cannot remember the client {client}"
+        ))),
+    }
+}
+
+fn port(view: &PortView, endpoints: usize) -> pb::AffinityPort {
+    let port = &view.port;
+    let addresses = [port.cluster_ip].into_iter();
+    let addresses = addresses.chain(port.external_ips.iter().copied());
+    let addresses = addresses.chain(port.load_balancer_ips.iter().copied());
+    let endpoints = view.endpoints.iter().take(endpoints);
+    pb::AffinityPort {
+        key: Some((&port.key).into()),
+        addresses: addresses.take(ADDRESSES).map(|ip| ip.to_string()).collect(),
+        port: port.port.into(),
+        node_port: port.node_port.unwrap_or(0).into(),
+        endpoints: endpoints.map(|of| of.addr.to_string()).collect(),
+    }
+}
+
+fn put_together(ports: &[&PortView], answers: inquiry::Answers) -> pb::AffinityAnswer {
+    let parts = answers.parts(|answer| answer.affinity, |affinity| &affinity.error);
+    let mut all = pb::AffinityAnswer {
+        asked: parts.asked,
+        answered: parts.answered.len() as u64,
+        silent: parts.silent,
+        more_silent: parts.more_silent,
+        missing_replicas: parts.missing,
+        ..pb::AffinityAnswer::default()
+    };
+    let mut clients = Vec::new();
+    for (node, affinity) in parts.answered {
+        all.more = all.more.saturating_add(affinity.more);
+        if affinity.forgotten && all.forgotten.len() < NODES {
+            all.forgotten.push(node.to_string());
+        }
+        let known = affinity.clients.iter().filter_map(|known| {
+            let port = ports.get(usize::try_from(known.port).ok()?)?;
+            Some(pb::NodeClient {
+                node: node.to_string(),
+                key: Some((&port.port.key).into()),
+                client: parse_ip(&known.client).ok()?.to_string(),
+                endpoint: label(&known.endpoint, ADDRESS),
+                expires_s: known.expires_s,
+            })
+        });
+        clients.extend(known);
+    }
+    clients.sort_by(|a, b| (&a.client, &a.node).cmp(&(&b.client, &b.node)));
+    let cut = clients.len().saturating_sub(CLIENTS) as u64;
+    clients.truncate(CLIENTS);
+    all.more = all.more.saturating_add(cut);
+    all.clients = clients;
+    all
+}

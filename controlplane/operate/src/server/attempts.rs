@@ -1,0 +1,227 @@
+//! Connections that a node's agent tries for `kpctl why --try`: which, and what their outcomes mean.
+
+use kplane_fleet::fleet::label;
+use kplane_fleet::peers::NodeAnswer;
+use kplane_model::{Reason, Severity};
+use kplane_proto::v1 as pb;
+
+use crate::findings::Finding;
+
+/// Maximum number of endpoints to try.
+const ENDPOINTS: usize = 16;
+/// Maximum length of an agent's text, in bytes.
+const TEXT: usize = 256;
+
+/// What to try.
+#[derive(Debug, Default)]
+pub(super) struct Plan {
+    /// Reason why nothing is tried; `None` = the connections are, or nobody wanted that.
+    refused: Option<&'static str>,
+    /// The Service itself comes first.
+    connections: Vec<Connection>,
+}
+
+#[derive(Debug)]
+struct Connection {
+    through_service: bool,
+    address: String,
+    node: String,
+}
+
+/// Returns the answer for a Service without rules of a proxy.
+pub(super) fn not_proxied(explanation: pb::Explanation) -> pb::TryResponse {
+    pb::TryResponse {
+        explanation: Some(explanation),
+        attempts: Vec::new(),
+        error: "nothing was tried: the Service is not proxied".to_owned(),
+    }
+}
+
+impl Plan {
+    /// Returns the connections for a packet: through the Service, and to its endpoints, those first that it may reach.
+    pub(super) fn new(explanation: &pb::Explanation, protocol: pb::Protocol, tries: bool) -> Self {
+        if !tries {
+            return Self::default();
+        }
+        if protocol != pb::Protocol::Tcp {
+            return Self {
+                refused: Some("only TCP connections can be tried"),
+                ..Self::default()
+            };
+        }
+        let service = Connection {
+            through_service: true,
+            address: explanation.to.clone(),
+            node: String::new(),
+        };
+        let endpoints = explanation.candidates.iter().take(ENDPOINTS);
+        let endpoints = endpoints.map(|candidate| Connection {
+            through_service: false,
+            address: candidate.address.clone(),
+            node: candidate.node.clone(),
+        });
+        Self {
+            refused: None,
+            connections: std::iter::once(service).chain(endpoints).collect(),
+        }
+    }
+
+    /// Returns the addresses for the agent.
+    pub(super) fn addresses(&self) -> Vec<String> {
+        let addresses = self.connections.iter();
+        addresses
+            .map(|connection| connection.address.clone())
+            .collect()
+    }
+
+    /// Returns the answer, with a finding for each endpoint that does not work.
+    pub(super) fn result(
+        self,
+        mut explanation: pb::Explanation,
+        answer: Result<NodeAnswer, String>,
+    ) -> pb::TryResponse {
+        let (tried, failure) = match answer {
+            Ok(answer) => (answer.attempts, None),
+            Err(error) => (Vec::new(), Some(error)),
+        };
+        let missing = !self.connections.is_empty() && tried.is_empty();
+        let older = || "the agent is of an older version and does not try connections".to_owned();
+        let error = match (self.refused, missing) {
+            (Some(refused), _) => refused.to_owned(),
+            (None, true) => failure.unwrap_or_else(older),
+            (None, false) => String::new(),
+        };
+        let node = explanation.node.clone();
+        let attempts = self.connections.into_iter().zip(tried);
+        let attempts: Vec<_> = attempts
+            .map(|(connection, attempt)| connection.tried(&attempt))
+            .collect();
+        let found = attempts.iter().filter_map(|tried| finding(tried, &node));
+        explanation
+            .findings
+            .extend(found.map(|finding| finding.to_wire()));
+        pb::TryResponse {
+            explanation: Some(explanation),
+            attempts,
+            error,
+        }
+    }
+}
+
+impl Connection {
+    fn tried(self, attempt: &pb::Attempt) -> pb::TriedConnection {
+        pb::TriedConnection {
+            through_service: self.through_service,
+            node: self.node,
+            attempt: Some(pb::Attempt {
+                error: label(&attempt.error, TEXT),
+                address: self.address,
+                outcome: attempt.outcome,
+                took_us: attempt.took_us,
+            }),
+        }
+    }
+}
+
+/// Returns what an endpoint's outcome means, if it does not work.
+fn finding(tried: &pb::TriedConnection, from: &str) -> Option<Finding> {
+    let attempt = tried.attempt.as_ref().filter(|_| !tried.through_service)?;
+    let (address, node) = (&attempt.address, &tried.node);
+    let on = match node.as_str() {
+        "" => String::new(),
+        node => format!(" on {node}"),
+    };
+    match attempt.outcome() {
+        pb::AttemptOutcome::Refused => Some(Finding::new(
+            Reason::NobodyListens,
+            Severity::Error,
+            format!(
+                "no program listens at the endpoint {address}{on}: it refused a connection of {from}"
+            ),
+            "compare targetPort with the port at which the Pod's program listens, on all of its addresses",
+        )),
+        pb::AttemptOutcome::Silent => Some(Finding::new(
+            Reason::EndpointSilent,
+            Severity::Error,
+            format!("the endpoint {address}{on} did not answer {from} within a second"),
+            match node.as_str() {
+                // From its own node, no way between nodes is left.
+                node if node == from => {
+                    "check the NetworkPolicies of the Pod, and whether its program answers: kubectl logs".to_owned()
+                }
+                "" => format!("check the firewall of the endpoint, and the way from {from}"),
+                node => format!(
+                    "check the NetworkPolicies of the Pod, and the way from {from}; compare with --from node/{node} --try"
+                ),
+            },
+        )),
+        pb::AttemptOutcome::Connected | pb::AttemptOutcome::Unspecified => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn explanation() -> pb::Explanation {
+        let candidate = |address: &str| pb::Candidate {
+            address: address.to_owned(),
+            node: "n2".to_owned(),
+            ..pb::Candidate::default()
+        };
+        pb::Explanation {
+            to: "10.96.0.1:80".to_owned(),
+            node: "n1".to_owned(),
+            candidates: vec![candidate("10.0.0.1:8080"), candidate("10.0.0.2:8080")],
+            ..pb::Explanation::default()
+        }
+    }
+
+    fn attempt(outcome: pb::AttemptOutcome) -> pb::Attempt {
+        pb::Attempt {
+            outcome: outcome.into(),
+            ..pb::Attempt::default()
+        }
+    }
+
+    #[test]
+    fn the_service_comes_first_and_bad_endpoints_are_findings() {
+        let plan = Plan::new(&explanation(), pb::Protocol::Tcp, true);
+        assert_eq!(
+            plan.addresses(),
+            ["10.96.0.1:80", "10.0.0.1:8080", "10.0.0.2:8080"]
+        );
+        let outcomes = [
+            pb::AttemptOutcome::Connected,
+            pb::AttemptOutcome::Refused,
+            pb::AttemptOutcome::Silent,
+        ];
+        let answer = NodeAnswer {
+            attempts: outcomes.map(attempt).to_vec(),
+            ..NodeAnswer::default()
+        };
+        let told = plan.result(explanation(), Ok(answer));
+        assert_eq!((told.error.as_str(), told.attempts.len()), ("", 3));
+        let findings = told.explanation.unwrap().findings;
+        let codes: Vec<_> = findings
+            .iter()
+            .map(|finding| finding.code.as_str())
+            .collect();
+        assert_eq!(codes, ["NobodyListens", "EndpointSilent"]);
+    }
+
+    #[test]
+    fn nothing_is_tried_without_a_reason() {
+        let error = |protocol, answer| {
+            let plan = Plan::new(&explanation(), protocol, true);
+            plan.result(explanation(), answer).error
+        };
+        let silent = || Ok(NodeAnswer::default());
+        assert!(error(pb::Protocol::Udp, silent()).contains("only TCP"));
+        assert!(error(pb::Protocol::Tcp, silent()).contains("older version"));
+        assert_eq!(error(pb::Protocol::Tcp, Err("gone".to_owned())), "gone");
+        let unasked = Plan::new(&explanation(), pb::Protocol::Tcp, false);
+        assert!(unasked.addresses().is_empty());
+        assert_eq!(unasked.result(explanation(), silent()).error, "");
+    }
+}

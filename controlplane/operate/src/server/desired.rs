@@ -1,0 +1,277 @@
+//! `DesiredStateService`: what nodes should have, for tools.
+
+use std::sync::Arc;
+
+use kplane_fleet::hub::Hub;
+use kplane_fleet::identity::{Right, Visitor, spawn_watch};
+use kplane_fleet::streams::Attendance;
+use kplane_model::{Digest, ServiceName};
+use kplane_picture::index::Totals;
+use kplane_picture::publish::{Cursor, Head, Piece, PieceEnd, Way};
+use kplane_proto::v1 as pb;
+use prost::Message;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+use super::feeds::{Feed, follow, source_state};
+use super::layers::LayerFeed;
+use super::millis;
+
+/// Longest name of an object, in bytes: a DNS subdomain (RFC 1123), as in the API server.
+const MAX_NAME: usize = 253;
+/// Number of objects in a snapshot that cost as much as the question itself.
+const OBJECTS_FOR_ONE: usize = 200;
+
+/// The server of desired state.
+#[derive(Clone, Debug)]
+pub struct DesiredServer {
+    hub: Arc<Hub>,
+}
+
+impl DesiredServer {
+    /// Creates a server from a hub.
+    #[must_use]
+    pub fn new(hub: Arc<Hub>) -> Self {
+        Self { hub }
+    }
+
+    /// Begins a watch of a caller that reads about so many objects; requests in the same process are free. The feed is
+    /// made when the caller may have it.
+    fn begin<F: Feed>(
+        &self,
+        visitor: Option<Visitor>,
+        objects: usize,
+        feed: impl FnOnce(&Arc<Hub>) -> F + Send + 'static,
+    ) -> Result<Watch<F>, Status> {
+        if let Some(visitor) = &visitor {
+            visitor.charge(u32::try_from(objects / OBJECTS_FOR_ONE + 1).unwrap_or(u32::MAX))?;
+        }
+        let (outbox, stream) = mpsc::channel(1);
+        let (hub, last) = (Arc::clone(&self.hub), outbox.clone());
+        let watch = async move {
+            let feed = feed(&hub);
+            follow(hub, feed, outbox).await;
+        };
+        spawn_watch(visitor, last, watch)?;
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+
+    fn totals(&self) -> Totals {
+        self.hub.summary().borrow().totals
+    }
+}
+
+type Answers<T> = ReceiverStream<Result<T, Status>>;
+type Watch<F> = Response<Answers<<F as Feed>::Message>>;
+
+#[tonic::async_trait]
+impl pb::desired_state_service_server::DesiredStateService for DesiredServer {
+    type WatchNodeStream = Answers<pb::DesiredState>;
+    type WatchServiceStream = Answers<pb::LayeredState>;
+    type WatchAllStream = Answers<pb::LayeredState>;
+
+    async fn watch_node(
+        &self,
+        request: Request<pb::WatchNodeRequest>,
+    ) -> Result<Response<Self::WatchNodeStream>, Status> {
+        let visitor = request.extensions().get::<Visitor>().cloned();
+        let request = request.into_inner();
+        must_fit("node_name", &request.node_name)?;
+        if let Some(visitor) = &visitor {
+            let right = Right::ReadDesired(request.node_name.clone());
+            visitor.may(&right).await?;
+        }
+        if self.hub.store.head().borrow().synced {
+            must_be_known(&self.hub, &request.node_name)?;
+        }
+        let objects = self.totals().services;
+        self.begin(visitor, objects, |hub| NodeFeed::new(hub, request))
+    }
+
+    async fn watch_service(
+        &self,
+        request: Request<pb::WatchServiceRequest>,
+    ) -> Result<Response<Self::WatchServiceStream>, Status> {
+        let visitor = request.extensions().get::<Visitor>().cloned();
+        let request = request.into_inner();
+        must_fit("namespace", &request.namespace)?;
+        must_fit("name", &request.name)?;
+        let service = ServiceName::new(&request.namespace, &request.name);
+        self.begin(visitor, 1, |hub| LayerFeed::new(hub, Some(service)))
+    }
+
+    async fn watch_all(
+        &self,
+        request: Request<pb::WatchAllRequest>,
+    ) -> Result<Response<Self::WatchAllStream>, Status> {
+        let visitor = request.extensions().get::<Visitor>().cloned();
+        let Totals {
+            services,
+            endpoints,
+        } = self.totals();
+        let objects = services.saturating_add(endpoints);
+        self.begin(visitor, objects, |hub| LayerFeed::new(hub, None))
+    }
+}
+
+/// Refuses a text that is no name.
+fn must_fit(field: &str, name: &str) -> Result<(), Status> {
+    match name.len() {
+        1..=MAX_NAME => Ok(()),
+        0 => Err(Status::invalid_argument(format!("{field} is empty"))),
+        _ => Err(Status::invalid_argument(format!(
+            "{field} is longer than names are ({MAX_NAME} bytes)"
+        ))),
+    }
+}
+
+/// Refuses a name that neither a Node nor an agent has.
+fn must_be_known(hub: &Hub, node: &str) -> Result<(), Status> {
+    if hub.store.knows(node) || hub.fleet.record(node).is_some() {
+        return Ok(());
+    }
+    Err(Status::not_found(format!(
+        "no node named {node:?} is known"
+    )))
+}
+
+/// The picture of one node.
+struct NodeFeed {
+    node: String,
+    /// The state that the client claims to hold, until the first piece is due.
+    resume: Option<Option<pb::ResumeToken>>,
+    cursor: Cursor,
+    /// Deletions after this revision must be known, or the picture begins anew.
+    since: u64,
+    /// The next piece begins a picture.
+    snapshot: bool,
+    /// The picture of the client lacks pieces.
+    torn: bool,
+    /// [`Head::trust`] of the last message.
+    trust_told: u64,
+    _attendance: Attendance,
+}
+
+impl NodeFeed {
+    fn new(hub: &Arc<Hub>, request: pb::WatchNodeRequest) -> Self {
+        Self {
+            _attendance: Attendance::begin(hub, &request.node_name.as_str().into()),
+            node: request.node_name,
+            resume: Some(request.resume),
+            cursor: Cursor::at(0),
+            since: 0,
+            snapshot: true,
+            torn: true,
+            trust_told: 0,
+        }
+    }
+
+    /// Finds the shortest way from the state that the client holds to the desired state.
+    fn begin(&mut self, hub: &Hub, token: Option<&pb::ResumeToken>) -> Result<(), Status> {
+        must_be_known(hub, &self.node)?;
+        let store = &hub.store;
+        let newest = store.head().borrow().revision;
+        let usable = token.filter(|token| token.schema == kplane_proto::DIGEST_SCHEMA);
+        let resumed = usable.and_then(|token| {
+            let digest = <[u8; 16]>::try_from(token.digest.as_slice()).ok()?;
+            let revision = (token.epoch == store.epoch()).then_some(token.revision);
+            let way = store.resume(&self.node, Digest::from_bytes(digest), revision)?;
+            // A client that lacks nothing needs no deletion from before.
+            Some(match way {
+                Way::Equal(cursor) => (cursor, newest),
+                Way::Changes(cursor) => (cursor, cursor.base()),
+            })
+        });
+        match resumed {
+            Some((cursor, since)) => {
+                (self.cursor, self.since, self.snapshot) = (cursor, since, false);
+            }
+            None => self.restart(hub),
+        }
+        Ok(())
+    }
+
+    /// Returns the next piece, of a new picture if deletions that the client lacks may be forgotten.
+    fn collect(&mut self, hub: &Hub) -> Piece {
+        loop {
+            let piece = hub.store.collect(&self.node, &mut self.cursor);
+            // Asked afterwards, so that nothing was forgotten before the piece was read.
+            if !hub.store.forgot_after(self.since) {
+                return piece;
+            }
+            self.restart(hub);
+        }
+    }
+
+    fn restart(&mut self, hub: &Hub) {
+        self.cursor = Cursor::at(0);
+        self.since = hub.store.head().borrow().revision;
+        self.snapshot = true;
+    }
+
+    fn message(&mut self, hub: &Hub, piece: Piece) -> Result<pb::DesiredState, Status> {
+        let objects = piece.objects.into_iter().map(pb::Object::decode);
+        let objects = objects.collect::<Result<_, _>>();
+        let mut message = pb::DesiredState {
+            objects: objects.map_err(|error| Status::internal(error.to_string()))?,
+            deleted: piece.deleted.iter().map(Into::into).collect(),
+            snapshot: std::mem::take(&mut self.snapshot),
+            ..pb::DesiredState::default()
+        };
+        if let Some(end) = piece.end {
+            message.revision = end.revision;
+            message.complete = true;
+            message.resume = Some(resume_token(hub, &end));
+            message.source = Some(source_state(hub, &end.trust, &end.freshness));
+            message.changed_at_ms = end.changed_at.map_or(0, millis);
+        }
+        Ok(message)
+    }
+}
+
+impl Feed for NodeFeed {
+    type Message = pb::DesiredState;
+
+    fn is_behind(&self, head: &Head) -> bool {
+        self.torn || self.cursor.is_behind(head.revision) || self.trust_told < head.trust
+    }
+
+    fn next(&mut self, hub: &Hub, long_quiet: bool) -> Result<Option<Self::Message>, Status> {
+        if let Some(token) = self.resume.take() {
+            self.begin(hub, token.as_ref())?;
+        }
+        let piece = self.collect(hub);
+        let is_empty = piece.objects.is_empty() && piece.deleted.is_empty();
+        let was_torn = std::mem::replace(&mut self.torn, piece.end.is_none());
+        let trust_told = self.trust_told;
+        if let Some(end) = &piece.end {
+            self.trust_told = end.trust_changes;
+            self.since = end.revision;
+        }
+        if is_empty && !was_torn && !long_quiet && self.trust_told == trust_told {
+            return Ok(None);
+        }
+        let mut message = self.message(hub, piece)?;
+        if is_empty && !was_torn {
+            message.changed_at_ms = 0;
+        }
+        Ok(Some(message))
+    }
+
+    fn waiting(source: pb::SourceState) -> Self::Message {
+        pb::DesiredState {
+            source: Some(source),
+            ..pb::DesiredState::default()
+        }
+    }
+}
+
+fn resume_token(hub: &Hub, end: &PieceEnd) -> pb::ResumeToken {
+    pb::ResumeToken {
+        schema: kplane_proto::DIGEST_SCHEMA,
+        epoch: hub.store.epoch(),
+        revision: end.revision,
+        digest: end.digest.to_bytes().to_vec(),
+    }
+}

@@ -1,0 +1,275 @@
+//! `PeerService`: what this replica knows of its own agents, for other replicas. It asks no other replica.
+
+use std::collections::BTreeSet;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use kplane_fleet::fleet::More;
+use kplane_fleet::hub::Hub;
+use kplane_fleet::identity::Right;
+use kplane_fleet::streams::questions;
+use kplane_model::ServiceName;
+use kplane_picture::publish::Followed;
+use kplane_proto::v1 as pb;
+use kplane_proto::v1::collected::Kind;
+use kplane_proto::v1::peer_service_server::PeerService;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+use super::convergence::durations;
+use super::pages::Picture;
+use super::standing::Standing;
+use super::views::node_status;
+use super::{approval, inquiry, recorder};
+
+/// Maximum number of answers that are given at once.
+const ANSWERS: usize = 64;
+/// Maximum number of Services in a question.
+const MAX_SERVICES: usize = 1_024;
+/// Longest name of an object, in bytes.
+const MAX_NAME: usize = 253;
+/// Number of messages that are ready before they are sent.
+const AHEAD: usize = 64;
+
+/// The server of the questions of other replicas.
+#[derive(Clone, Debug)]
+pub struct PeerServer {
+    hub: Arc<Hub>,
+    answers: Arc<Semaphore>,
+}
+
+type Outbox = mpsc::Sender<Result<pb::Collected, Status>>;
+
+impl PeerServer {
+    /// Creates a server from a hub.
+    #[must_use]
+    pub fn new(hub: Arc<Hub>) -> Self {
+        Self {
+            hub,
+            answers: Arc::new(Semaphore::new(ANSWERS)),
+        }
+    }
+
+    fn begin(&self) -> Result<OwnedSemaphorePermit, Status> {
+        let permit = Arc::clone(&self.answers).try_acquire_owned();
+        permit.map_err(|_| Status::resource_exhausted("too many replicas ask at once"))
+    }
+}
+
+#[tonic::async_trait]
+impl PeerService for PeerServer {
+    type CollectStream = ReceiverStream<Result<pb::Collected, Status>>;
+
+    async fn collect(
+        &self,
+        request: Request<pb::CollectRequest>,
+    ) -> Result<Response<Self::CollectStream>, Status> {
+        let permit = self.begin()?;
+        let request = request.into_inner();
+        let services = names(&request.services)?;
+        let (outbox, stream) = mpsc::channel(AHEAD);
+        let hub = Arc::clone(&self.hub);
+        tokio::spawn(async move {
+            tokio::select! {
+                () = tell(&hub, &request, services, &outbox) => {}
+                () = outbox.closed() => {}
+                () = hub.shutdown.cancelled() => {}
+            }
+            drop(permit);
+        });
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+
+    async fn approve(
+        &self,
+        request: Request<pb::ApproveRequest>,
+    ) -> Result<Response<pb::ApproveResponse>, Status> {
+        let nobody = BTreeSet::new();
+        let (response, _) = approval::approve(&self.hub, request, &Right::PeerAct, &nobody).await?;
+        Ok(Response::new(response))
+    }
+
+    async fn recorded(
+        &self,
+        request: Request<pb::ServiceHistoryRequest>,
+    ) -> Result<Response<pb::ServiceHistory>, Status> {
+        let _permit = self.begin()?;
+        let answer = recorder::of_own_agents(&self.hub, request.get_ref());
+        Ok(Response::new(answer))
+    }
+
+    type InspectStream = ReceiverStream<Result<pb::InspectedNode, Status>>;
+
+    async fn inspect(
+        &self,
+        request: Request<pb::InspectServiceRequest>,
+    ) -> Result<Response<Self::InspectStream>, Status> {
+        let permit = self.begin()?;
+        let request = request.into_inner();
+        let service = names(request.service.as_slice())?.pop();
+        let service = service.ok_or_else(|| Status::invalid_argument("no Service is named"))?;
+        let (outbox, stream) = mpsc::channel(AHEAD);
+        let hub = Arc::clone(&self.hub);
+        if let Some(destination) = request.destination {
+            let node = request.node.as_str().into();
+            let more = More {
+                destination: Some(destination),
+                attempts: request.attempts,
+                ..More::default()
+            };
+            let answer = questions::ask_one(&hub.fleet, &node, &service, more).await;
+            let answer = answer.map_err(Status::unavailable)?;
+            let answer = pb::InspectedNode {
+                node: request.node,
+                servers: None,
+                kernel: answer.kernel,
+                attempts: answer.attempts,
+            };
+            // There is room for one, and the caller may have gone.
+            let _ = outbox.send(Ok(answer)).await;
+            return Ok(Response::new(ReceiverStream::new(stream)));
+        }
+        tokio::spawn(async move {
+            let answers = tokio::select! {
+                answers = questions::ask_all(&hub.fleet, &service) => answers,
+                () = outbox.closed() => return,
+            };
+            for (node, servers) in answers {
+                let node = pb::InspectedNode {
+                    node: node.to_string(),
+                    servers: Some(servers),
+                    kernel: None,
+                    attempts: Vec::new(),
+                };
+                if outbox.send(Ok(node)).await.is_err() {
+                    return;
+                }
+            }
+            drop(permit);
+        });
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+
+    type AskStream = ReceiverStream<Result<pb::AskedNode, Status>>;
+
+    async fn ask(
+        &self,
+        request: Request<pb::AskRequest>,
+    ) -> Result<Response<Self::AskStream>, Status> {
+        let permit = self.begin()?;
+        let request = request.into_inner();
+        let (outbox, stream) = mpsc::channel(AHEAD);
+        let hub = Arc::clone(&self.hub);
+        tokio::spawn(async move {
+            tokio::select! {
+                () = inquiry::answer_replica(&hub.fleet, request, &outbox) => {}
+                () = outbox.closed() => {}
+                () = hub.shutdown.cancelled() => {}
+            }
+            drop(permit);
+        });
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+}
+
+/// Reads the names of Services.
+fn names(services: &[pb::ServiceRef]) -> Result<Vec<ServiceName>, Status> {
+    let longest = services
+        .iter()
+        .map(|of| of.namespace.len().max(of.name.len()));
+    if services.len() > MAX_SERVICES || longest.max().is_some_and(|longest| longest > MAX_NAME) {
+        return Err(Status::invalid_argument(
+            "too many Services, or names that are too long",
+        ));
+    }
+    let services = services.iter();
+    Ok(services
+        .map(|of| ServiceName::new(&of.namespace, &of.name))
+        .collect())
+}
+
+/// Sends an answer.
+async fn tell(
+    hub: &Hub,
+    request: &pb::CollectRequest,
+    services: Vec<ServiceName>,
+    outbox: &Outbox,
+) {
+    let state = state(hub);
+    let services = services.into_iter().map(|name| {
+        let mut followed = Followed::new(name);
+        hub.store.follow(&mut followed);
+        followed
+    });
+    let services: Vec<_> = services.collect();
+    let unchanged = state == request.seen;
+    let replica = replica(hub, &services, state, unchanged);
+    let send = async |kind| {
+        outbox
+            .send(Ok(pb::Collected { kind: Some(kind) }))
+            .await
+            .is_ok()
+    };
+    if !send(Kind::Replica(replica)).await || unchanged || request.from == hub.store.epoch() {
+        return;
+    }
+    let picture = Picture::now(hub);
+    for (name, node) in picture.nodes() {
+        let Some(record) = node.record.as_deref() else {
+            continue;
+        };
+        let facts = node.facts.as_deref();
+        let status = request.statuses.then(|| {
+            let stranger = picture.stranger(facts);
+            node_status(hub, name, Some(record), facts, stranger)
+        });
+        let standings = services.iter();
+        let standings = standings.map(|of| Standing::here(hub, of, name, Some(record)).to_wire());
+        let age = record.since.elapsed();
+        let agent = pb::PeerAgent {
+            node: name.to_string(),
+            connected: record.connected,
+            for_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
+            status,
+            services: standings.collect(),
+        };
+        if !send(Kind::Agent(agent)).await {
+            return;
+        }
+    }
+    send(Kind::End(pb::PeerEnd {})).await;
+}
+
+/// Returns a number that changes with everything in an answer. Time alone does not change it.
+fn state(hub: &Hub) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    let head = *hub.store.head().borrow();
+    let agents = *hub.fleet.changes().borrow();
+    (head.revision, head.synced, agents).hash(&mut hasher);
+    hasher.finish().max(1)
+}
+
+fn replica(hub: &Hub, services: &[Followed], state: u64, unchanged: bool) -> pb::PeerReplica {
+    let agents = match unchanged {
+        true => Vec::new(),
+        false => hub.fleet.records().into_keys().collect(),
+    };
+    let published = services.iter().map(|followed| {
+        let wanted = agents
+            .iter()
+            .map(|node| hub.store.wanted_of_service(node, followed));
+        pb::PublishedService {
+            digest: hub.store.digest_of_service(followed).to_bytes().to_vec(),
+            durations: durations(hub, wanted.max().unwrap_or(0)).map(|all| all.to_wire()),
+        }
+    });
+    pb::PeerReplica {
+        epoch: hub.store.epoch(),
+        now_ms: super::millis(SystemTime::now()),
+        services: published.collect(),
+        state,
+        unchanged,
+    }
+}

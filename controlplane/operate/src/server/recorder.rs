@@ -1,0 +1,140 @@
+//! `RecorderService`: what happened, for operators and tools.
+
+mod diff;
+mod history;
+mod top;
+mod wire;
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use kplane_fleet::hub::Hub;
+use kplane_fleet::peers::Peers;
+use kplane_model::ServiceName;
+use kplane_proto::v1 as pb;
+use kplane_proto::v1::recorder_service_server::RecorderService;
+use tonic::{Request, Response, Status};
+
+pub(super) use history::of_own_agents;
+
+use super::millis;
+use super::request::{bounded_names, charge, cost};
+
+/// Number of events in an answer, unless the question says otherwise, and the largest number.
+const NOTICES: (usize, usize) = (100, 1_000);
+
+/// The server of the record.
+#[derive(Clone, Debug)]
+pub struct RecorderServer {
+    hub: Arc<Hub>,
+    /// The other replicas; `None` = this one answers alone.
+    peers: Option<Arc<Peers>>,
+}
+
+impl RecorderServer {
+    /// Creates a server from a hub, which asks these other replicas as well.
+    #[must_use]
+    pub fn new(hub: Arc<Hub>, peers: Option<Arc<Peers>>) -> Self {
+        Self { hub, peers }
+    }
+}
+
+/// Returns the latest changes of a Service, newest first, with the times of this replica's agents.
+pub(crate) fn recorded_changes(
+    hub: &Hub,
+    service: &ServiceName,
+    limit: u32,
+) -> Vec<pb::ServiceChange> {
+    let request = pb::ServiceHistoryRequest {
+        namespace: service.namespace.to_string(),
+        name: service.name.to_string(),
+        limit,
+        ..pb::ServiceHistoryRequest::default()
+    };
+    of_own_agents(hub, &request).changes
+}
+
+/// Returns the limit that a question means.
+fn limit(asked: u32, (usual, most): (usize, usize)) -> usize {
+    match usize::try_from(asked) {
+        Ok(0) => usual,
+        Ok(asked) => asked.min(most),
+        Err(_) => most,
+    }
+}
+
+#[tonic::async_trait]
+impl RecorderService for RecorderServer {
+    async fn get_service_history(
+        &self,
+        request: Request<pb::ServiceHistoryRequest>,
+    ) -> Result<Response<pb::ServiceHistory>, Status> {
+        charge(&request, cost(self.hub.fleet.agents()))?;
+        let request = request.into_inner();
+        let name = service_name(&request)?;
+        let answer = history::of_all(&self.hub, self.peers.as_deref(), &request).await;
+        if answer.changes.is_empty() {
+            let detail = self.hub.detail(name.clone()).await;
+            if detail.map_err(super::closing)?.is_none() {
+                return Err(Status::not_found(format!(
+                    "no Service {name} is known, and the record has no change of it"
+                )));
+            }
+        }
+        Ok(Response::new(answer))
+    }
+
+    async fn get_diff(
+        &self,
+        request: Request<pb::DiffRequest>,
+    ) -> Result<Response<pb::Diff>, Status> {
+        let services = self.hub.summary().borrow().totals.services;
+        charge(&request, cost(services))?;
+        let others = match &self.peers {
+            Some(peers) => peers.nodes().await,
+            None => Arc::default(),
+        };
+        let answer = diff::diff(&self.hub, &others, request.into_inner())?;
+        Ok(Response::new(answer))
+    }
+
+    async fn list_noticed(
+        &self,
+        request: Request<pb::NoticedRequest>,
+    ) -> Result<Response<pb::NoticedList>, Status> {
+        charge(&request, 1)?;
+        let request = request.into_inner();
+        let (events, since_ms) = self
+            .hub
+            .recorder
+            .noticed(request.after, limit(request.limit, NOTICES));
+        Ok(Response::new(pb::NoticedList {
+            events: events.into_iter().map(wire::notice).collect(),
+            now_ms: millis(SystemTime::now()),
+            since_ms,
+        }))
+    }
+
+    async fn get_metrics(
+        &self,
+        request: Request<pb::MetricsRequest>,
+    ) -> Result<Response<pb::MetricsText>, Status> {
+        charge(&request, cost(self.hub.fleet.agents()))?;
+        let print = self.hub.metrics.get();
+        let print = print.ok_or_else(|| Status::unavailable("this process has no metrics"))?;
+        let text = print.print();
+        Ok(Response::new(pb::MetricsText { text }))
+    }
+
+    async fn get_top(&self, request: Request<pb::TopRequest>) -> Result<Response<pb::Top>, Status> {
+        charge(&request, cost(self.hub.fleet.agents()))?;
+        let answer = top::top(&self.hub, request.get_ref().limit);
+        Ok(Response::new(answer))
+    }
+}
+
+/// Returns the Service of a question.
+pub(super) fn service_name(request: &pb::ServiceHistoryRequest) -> Result<ServiceName, Status> {
+    bounded_names(&[&request.namespace, &request.name])?;
+    Ok(ServiceName::new(&request.namespace, &request.name))
+}

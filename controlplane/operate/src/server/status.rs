@@ -1,0 +1,391 @@
+//! `StatusService`: the fleet's status, for operators and tools.
+
+mod fates;
+
+use std::sync::Arc;
+
+use kplane_fleet::fleet::label;
+use kplane_fleet::hub::Hub;
+use kplane_fleet::identity::{Right, Visitor, spawn_watch};
+use kplane_fleet::peers::{Collected, Peers};
+use kplane_fleet::streams::questions::{self, Answers};
+use kplane_model::ServiceName;
+use kplane_picture::publish::MAX_POINTS;
+use kplane_proto::v1 as pb;
+use kplane_proto::v1::status_service_server::StatusService;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+use super::others::Others;
+use super::pages::Picture;
+use super::request::{MAX_NAME, WATCH_PAUSE, WATCH_REFRESH, bounded_names, charge, cost, unknown};
+use super::{
+    affinity, approval, closing, convergence, description, drain, freeze, probe, proxied, services,
+    views,
+};
+
+/// The server of the status API.
+#[derive(Clone, Debug)]
+pub struct StatusServer {
+    hub: Arc<Hub>,
+    /// The other replicas; `None` = this one answers alone.
+    peers: Option<Arc<Peers>>,
+}
+
+impl StatusServer {
+    /// Creates a server from a hub.
+    #[must_use]
+    pub fn new(hub: Arc<Hub>) -> Self {
+        Self { hub, peers: None }
+    }
+
+    /// Asks other replicas as well.
+    #[must_use]
+    pub fn with(self, peers: Option<Arc<Peers>>) -> Self {
+        Self { peers, ..self }
+    }
+
+    /// Asks the agents of all replicas for their virtual servers of a Service, and all replicas for its state.
+    async fn ask_all(&self, name: &ServiceName) -> (Answers, Collected) {
+        let here = questions::ask_all(&self.hub.fleet, name);
+        let Some(peers) = &self.peers else {
+            return (here.await, Collected::default());
+        };
+        let there = async {
+            let collected = peers.service(name).await;
+            let inspected = peers.inspect(name, &collected).await;
+            (inspected, collected)
+        };
+        let (here, (mut servers, collected)) = tokio::join!(here, there);
+        servers.extend(here);
+        (servers, collected)
+    }
+
+    /// Returns the cost of a question to the agents of all nodes.
+    fn asking_cost(&self) -> u32 {
+        asking_cost(self.hub.fleet.agents(), self.peers.as_deref())
+    }
+
+    /// Returns the cost of an answer about all nodes.
+    fn nodes_cost(&self) -> u32 {
+        nodes_cost(self.hub.fleet.agents(), self.peers.as_deref())
+    }
+}
+
+#[tonic::async_trait]
+impl StatusService for StatusServer {
+    type WatchFleetStream = ReceiverStream<Result<pb::Fleet, Status>>;
+
+    async fn get_fleet(
+        &self,
+        request: Request<pb::GetFleetRequest>,
+    ) -> Result<Response<pb::Fleet>, Status> {
+        charge(&request, self.nodes_cost())?;
+        let request = request.into_inner();
+        let others = match &self.peers {
+            Some(peers) if request.page_token.is_empty() => peers.nodes().await,
+            Some(peers) => peers.latest_nodes().await,
+            None => Arc::default(),
+        };
+        let picture = Picture::with(&self.hub, &others);
+        let page = match request.node.as_str() {
+            "" => picture
+                .only_those(&request)
+                .page(&request.page_token, nodes_of(&request)),
+            node => picture.only(node),
+        };
+        Ok(Response::new(page))
+    }
+
+    async fn watch_fleet(
+        &self,
+        request: Request<pb::GetFleetRequest>,
+    ) -> Result<Response<Self::WatchFleetStream>, Status> {
+        charge(&request, self.nodes_cost())?;
+        let visitor = request.extensions().get::<Visitor>().cloned();
+        let (outbox, stream) = mpsc::channel(1);
+        let request = request.into_inner();
+        let last = outbox.clone();
+        let watch = watch(Arc::clone(&self.hub), request, self.peers.clone(), outbox);
+        spawn_watch(visitor, last, watch)?;
+        let mut answer = Response::new(ReceiverStream::new(stream));
+        // Pictures follow each other too fast.
+        answer.disable_compression();
+        Ok(answer)
+    }
+
+    async fn list_services(
+        &self,
+        request: Request<pb::ListServicesRequest>,
+    ) -> Result<Response<pb::ListServicesResponse>, Status> {
+        charge(&request, services::list_cost(&self.hub, request.get_ref()))?;
+        let page = services::list(&self.hub, request.into_inner()).await?;
+        Ok(Response::new(page))
+    }
+
+    type WatchServicesStream = ReceiverStream<Result<pb::ServiceChanges, Status>>;
+
+    async fn watch_services(
+        &self,
+        request: Request<pb::WatchServicesRequest>,
+    ) -> Result<Response<Self::WatchServicesStream>, Status> {
+        let services = self.hub.summary().borrow().totals.services;
+        charge(&request, cost(services))?;
+        let visitor = request.extensions().get::<Visitor>().cloned();
+        let (outbox, stream) = mpsc::channel(1);
+        let last = outbox.clone();
+        let watch = services::watch(Arc::clone(&self.hub), request.into_inner(), outbox);
+        spawn_watch(visitor, last, watch)?;
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+
+    async fn describe_service(
+        &self,
+        request: Request<pb::DescribeServiceRequest>,
+    ) -> Result<Response<pb::ServiceDescription>, Status> {
+        // Agents with virtual servers are asked.
+        let asked = self.hub.fleet.with_servers().len();
+        charge(&request, cost(asked).saturating_mul(10))?;
+        let request = request.into_inner();
+        let name = ServiceName::new(&request.namespace, &request.name);
+        let detail = self.hub.detail(name.clone()).await.map_err(closing)?;
+        let detail = detail.ok_or_else(|| unknown(&name))?;
+        let (servers, others) = self.ask_all(&name).await;
+        let description = description::description(&self.hub, &name, &detail, servers, &others);
+        Ok(Response::new(description))
+    }
+
+    async fn explain(
+        &self,
+        request: Request<pb::ExplainRequest>,
+    ) -> Result<Response<pb::Explanation>, Status> {
+        charge(&request, self.nodes_cost())?;
+        let told = self.fate_of(request.into_inner(), false).await?;
+        Ok(Response::new(told.explanation.unwrap_or_default()))
+    }
+
+    async fn try_service(
+        &self,
+        request: Request<pb::ExplainRequest>,
+    ) -> Result<Response<pb::TryResponse>, Status> {
+        charge(
+            &request,
+            self.nodes_cost().saturating_add(COST_OF_CONNECTIONS),
+        )?;
+        let to = request.get_ref();
+        let service = named(&to.namespace, &to.name);
+        let node = node_named(&to.node, "the only node");
+        let text = format!("tried connections to {service} from {node}");
+        audit(&request, &Right::Probe, &text);
+        let told = self.fate_of(request.into_inner(), true).await?;
+        Ok(Response::new(told))
+    }
+
+    type WatchConvergenceStream = ReceiverStream<Result<pb::Convergence, Status>>;
+
+    async fn watch_convergence(
+        &self,
+        request: Request<pb::ConvergenceRequest>,
+    ) -> Result<Response<Self::WatchConvergenceStream>, Status> {
+        charge(&request, self.nodes_cost())?;
+        let visitor = request.extensions().get::<Visitor>().cloned();
+        let request = request.into_inner();
+        bounded_names(&[&request.namespace, &request.name])?;
+        let name = ServiceName::new(&request.namespace, &request.name);
+        if !request.absent_ok {
+            convergence::known(&self.hub, &name)?;
+        }
+        let (outbox, stream) = mpsc::channel(1);
+        let last = outbox.clone();
+        let watch = convergence::watch(Arc::clone(&self.hub), name, self.peers.clone(), outbox);
+        spawn_watch(visitor, last, watch)?;
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+
+    async fn approve(
+        &self,
+        request: Request<pb::ApproveRequest>,
+    ) -> Result<Response<pb::ApproveResponse>, Status> {
+        let approved = approval::approve_for_all(&self.hub, self.peers.as_ref(), request);
+        Ok(Response::new(approved.await?))
+    }
+
+    async fn freeze(
+        &self,
+        request: Request<pb::FreezeRequest>,
+    ) -> Result<Response<pb::FreezeResponse>, Status> {
+        charge(&request, self.nodes_cost())?;
+        let visitor = request.extensions().get::<Visitor>().cloned();
+        let answer = freeze::freeze(&self.hub, visitor.as_ref(), request.into_inner());
+        Ok(Response::new(answer.await?))
+    }
+
+    async fn get_history(
+        &self,
+        request: Request<pb::GetHistoryRequest>,
+    ) -> Result<Response<pb::History>, Status> {
+        charge(&request, cost(MAX_POINTS))?;
+        Ok(Response::new(views::history(&self.hub)))
+    }
+
+    async fn get_drain_status(
+        &self,
+        request: Request<pb::DrainStatusRequest>,
+    ) -> Result<Response<pb::DrainStatus>, Status> {
+        charge(&request, self.asking_cost())?;
+        let status = drain::status(&self.hub, self.peers.as_deref(), request.get_ref());
+        Ok(Response::new(status.await?))
+    }
+
+    async fn get_affinity(
+        &self,
+        request: Request<pb::AffinityRequest>,
+    ) -> Result<Response<pb::AffinityAnswer>, Status> {
+        charge(&request, self.asking_cost())?;
+        let of = request.get_ref();
+        let service = named(&of.namespace, &of.name);
+        let node = node_named(&of.node, "all nodes");
+        let text = format!("read the clients of {service} on {node}");
+        audit(&request, &Right::ReadClients, &text);
+        let answer = affinity::ask(&self.hub, self.peers.as_deref(), of, false);
+        Ok(Response::new(answer.await?))
+    }
+
+    async fn get_proxied(
+        &self,
+        request: Request<pb::ProxiedRequest>,
+    ) -> Result<Response<pb::ProxiedAnswer>, Status> {
+        charge(&request, self.asking_cost())?;
+        let answer = proxied::ask(&self.hub, self.peers.as_deref(), request.get_ref());
+        Ok(Response::new(answer.await?))
+    }
+
+    async fn forget_client(
+        &self,
+        request: Request<pb::AffinityRequest>,
+    ) -> Result<Response<pb::AffinityAnswer>, Status> {
+        charge(&request, self.asking_cost())?;
+        let visitor = request.extensions().get::<Visitor>().cloned();
+        let request = request.into_inner();
+        let answer = affinity::ask(&self.hub, self.peers.as_deref(), &request, true).await?;
+        affinity::audit(visitor.as_ref(), &request, &answer);
+        Ok(Response::new(answer))
+    }
+
+    async fn probe_nodes(
+        &self,
+        request: Request<pb::ProbeRequest>,
+    ) -> Result<Response<pb::ProbeReport>, Status> {
+        charge(&request, self.asking_cost())?;
+        let of = request.get_ref();
+        let service = match of.name.as_str() {
+            "" => "the default Service".to_owned(),
+            name => named(&of.namespace, name),
+        };
+        let node = node_named(&of.node, "all nodes");
+        let text = format!("probed {service} from {node}");
+        audit(&request, &Right::Probe, &text);
+        let report = probe::probe(&self.hub, self.peers.as_deref(), request.get_ref());
+        Ok(Response::new(report.await?))
+    }
+}
+
+/// Writes down who lets agents act, or learns who uses a Service. Requests in the same process have no caller.
+fn audit<T>(request: &Request<T>, right: &Right, text: &str) {
+    if let Some(visitor) = request.extensions().get::<Visitor>() {
+        visitor.did(right, text);
+    }
+}
+
+/// Returns a Service as a caller has named it, for the audit log.
+fn named(namespace: &str, name: &str) -> String {
+    format!("{}/{}", label(namespace, MAX_NAME), label(name, MAX_NAME))
+}
+
+/// Returns the node that a request names, for the audit log, or what it means without one.
+fn node_named(node: &str, without: &str) -> String {
+    match node {
+        "" => without.to_owned(),
+        node => format!("node {}", label(node, MAX_NAME)),
+    }
+}
+
+/// Cost of connections that an agent tries.
+const COST_OF_CONNECTIONS: u32 = 10;
+
+/// Returns the cost of an answer about the nodes of all replicas, of which each has so many agents.
+fn nodes_cost(agents: usize, peers: Option<&Peers>) -> u32 {
+    let replicas = peers.map_or(0, Peers::known) + 1;
+    cost(agents.saturating_mul(replicas))
+}
+
+/// Returns the cost of a question to the agents of all replicas.
+fn asking_cost(agents: usize, peers: Option<&Peers>) -> u32 {
+    nodes_cost(agents, peers).saturating_mul(COST_OF_CONNECTIONS)
+}
+
+/// Returns the maximum number of nodes in an answer.
+fn nodes_of(request: &pb::GetFleetRequest) -> usize {
+    match request.page_size {
+        0 => usize::MAX,
+        most => usize::try_from(most).unwrap_or(usize::MAX),
+    }
+}
+
+type Outbox = mpsc::Sender<Result<pb::Fleet, Status>>;
+
+/// Sends a whole picture; returns false when the client has gone.
+async fn send_picture(
+    hub: &Hub,
+    others: &Collected,
+    request: &pb::GetFleetRequest,
+    outbox: &Outbox,
+) -> bool {
+    let picture = Picture::with(hub, others).only_those(request);
+    let nodes = nodes_of(request);
+    let mut token = String::new();
+    loop {
+        let page = picture.page(&token, nodes);
+        token.clone_from(&page.next_page_token);
+        if outbox.send(Ok(page)).await.is_err() {
+            return false;
+        }
+        if token.is_empty() {
+            return true;
+        }
+    }
+}
+
+async fn watch(
+    hub: Arc<Hub>,
+    request: pb::GetFleetRequest,
+    peers: Option<Arc<Peers>>,
+    outbox: Outbox,
+) {
+    let mut others = match Others::follow(peers.as_ref(), None).await {
+        Ok(others) => others,
+        // The client may have gone.
+        Err(status) => return drop(outbox.send(Err(status)).await),
+    };
+    let mut agents = hub.fleet.changes();
+    let mut head = hub.store.head();
+    let mut summary = hub.summary();
+    let mut upstream = hub.upstream.issue_changes();
+    while send_picture(&hub, &others.latest(), &request, &outbox).await {
+        tokio::time::sleep(WATCH_PAUSE).await;
+        let alive = tokio::select! {
+            changed = agents.changed() => changed.is_ok(),
+            changed = head.changed() => changed.is_ok(),
+            changed = summary.changed() => changed.is_ok(),
+            changed = upstream.changed() => changed.is_ok(),
+            () = others.changed() => true,
+            () = tokio::time::sleep(WATCH_REFRESH) => true,
+            () = outbox.closed() => false,
+            () = hub.shutdown.cancelled() => false,
+        };
+        if !alive {
+            return;
+        }
+    }
+}
