@@ -20,7 +20,6 @@ const TAG: &str = "org.opencontainers.image.ref.name";
 /// Folders that are searched for programs.
 const PATH: &str = "PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// An image.
 #[derive(Debug)]
 pub(super) struct Image {
     /// The full name, such as `ghcr.io/kplane/kp-nodeagent:0.1.0`.
