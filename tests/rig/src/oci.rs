@@ -25,7 +25,6 @@ const NAME: &str = "io.containerd.image.name";
 /// The annotation of the OCI layout for a tag.
 const TAG: &str = "org.opencontainers.image.ref.name";
 
-/// An image.
 #[derive(Debug)]
 pub struct Image {
     /// The full name, such as `ghcr.io/kplane/kp-nodeagent:0.1.0`.
