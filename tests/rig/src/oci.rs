@@ -25,6 +25,7 @@ const NAME: &str = "io.containerd.image.name";
 /// The annotation of the OCI layout for a tag.
 const TAG: &str = "org.opencontainers.image.ref.name";
 
+/// An image of one architecture, to be written.
 #[derive(Debug)]
 pub struct Image {
     /// The full name, such as `ghcr.io/kplane/kp-nodeagent:0.1.0`.
