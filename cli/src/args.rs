@@ -144,7 +144,6 @@ impl Options {
     }
 }
 
-/// The commands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Show all nodes: in sync or not, since when, and why not

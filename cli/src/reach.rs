@@ -97,7 +97,6 @@ impl Reach {
         }
     }
 
-    /// Connects.
     pub(crate) async fn connect(&mut self) -> Result<Connection, Error> {
         let timeout = self.timeout;
         match &mut self.way {

@@ -116,8 +116,8 @@ fn play(args: &Args) -> Result<ExitCode> {
         return userspace::play(args, &programs);
     }
     let began = Instant::now();
-    // This comes before any thread is started, or the kernel refuses.
-    let entry = enter().context(Impossible)?;
+    // This comes before any thread is started, or the kernel refuses. No mistake can reach this machine's network then.
+    let entry = userns::isolate().context(Impossible)?;
     interrupt::watch()?;
 
     let shop = crate::workspace().join("deploy/demo");
@@ -159,15 +159,6 @@ fn play(args: &Args) -> Result<ExitCode> {
     }
     show.print(took);
     Ok(ExitCode::from(u8::from(!good)))
-}
-
-/// Leaves this machine's network, so that no mistake can reach it.
-fn enter() -> Result<Entry> {
-    let entry = userns::enter()?;
-    if entry == Entry::Privileged {
-        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)?;
-    }
-    Ok(entry)
 }
 
 /// Takes a step. If it cannot continue, that is a failed check.

@@ -27,7 +27,6 @@ use report::{Outcome, Run};
 const LOGS: &str = ".cache/e2e";
 /// The folder of committed results.
 const RESULTS: &str = "docs/conformance";
-/// The page.
 const PAGE: &str = "docs/conformance.md";
 
 /// Options of `cargo xtask test e2e`.

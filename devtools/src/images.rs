@@ -4,25 +4,19 @@
 //! program with its bill of materials. The commit, the compiler and Debian's packages decide on every byte.
 
 mod debian;
-mod digest;
-mod layer;
-mod oci;
 mod packages;
 mod program;
 mod recipe;
 mod sbom;
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use flate2::Compression;
-
-pub(crate) use self::digest::Digest;
+use kplane_rig::oci::Image;
 
 use self::debian::Collection;
-use self::oci::Image;
 use self::packages::Crates;
 use self::program::Program;
 use self::recipe::{Commit, Content, RECIPES, architecture, unpack};
@@ -135,26 +129,4 @@ fn objcopy(target: &str) -> &'static str {
 /// Returns whether a target's programs run on this machine.
 fn is_this_machines(target: &str) -> bool {
     target.split('-').next() == Some(std::env::consts::ARCH)
-}
-
-/// Runs a program, and returns what it prints, without the space around it.
-///
-/// # Errors
-/// The program cannot be started, or fails.
-fn output(command: &mut Command) -> Result<String> {
-    let program = Path::new(command.get_program()).to_owned();
-    let output = command
-        .output()
-        .with_context(|| format!("cannot start {}", program.display()))?;
-    let errors = String::from_utf8_lossy(&output.stderr);
-    ensure!(
-        output.status.success(),
-        "{}: {}: {}",
-        program.display(),
-        output.status,
-        errors.trim()
-    );
-    let text = String::from_utf8(output.stdout);
-    let text = text.with_context(|| format!("{}: not UTF-8", program.display()))?;
-    Ok(text.trim().to_owned())
 }

@@ -1,14 +1,13 @@
 //! `cargo xtask krew`: archives of `kubectl kplane`, and the manifest with which krew installs it.
 
 use std::fs;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::{Context as _, Result, ensure};
-use flate2::{Compression, GzBuilder};
+use flate2::Compression;
+use kplane_rig::oci::{Digest, EXECUTABLE, Layer, READABLE};
 
-use crate::images::Digest;
 use crate::workspace;
 
 /// Options of `cargo xtask krew`.
@@ -62,13 +61,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         args.tag
     );
     let template = fs::read_to_string(workspace().join("deploy/krew/kplane.yaml"))?;
-    let license = fs::read(workspace().join("LICENSE"))?;
     fs::create_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
     let mut archives = Vec::new();
     for program in &args.programs {
-        let bytes = fs::read(&program.file);
-        let bytes = bytes.with_context(|| format!("cannot read {}", program.file.display()))?;
-        let archive = archive(&[(program.bin(), &bytes, 0o755), ("LICENSE", &license, 0o644)])?;
+        let mut layer = Layer::default();
+        layer.copy(program.bin(), EXECUTABLE, &program.file);
+        layer.copy("LICENSE", READABLE, &workspace().join("LICENSE"));
+        let archive = layer.pack(Compression::best())?.bytes;
         write(&args.out.join(program.archive(&args.tag)), &archive)?;
         archives.push((program, Digest::of(&archive)));
     }
@@ -108,21 +107,6 @@ fn is_version(tag: &str) -> bool {
     };
     numbers
         .is_some_and(|numbers| numbers.split('.').count() == 3 && numbers.split('.').all(is_number))
-}
-
-/// Returns an archive without times and owners.
-fn archive(files: &[(&str, &[u8], u32)]) -> Result<Vec<u8>> {
-    let mut archive = tar::Builder::new(GzBuilder::new().write(Vec::new(), Compression::best()));
-    for (name, content, mode) in files {
-        let mut header = tar::Header::new_gnu();
-        header.set_size(content.len().try_into()?);
-        header.set_mode(*mode);
-        header.set_mtime(0);
-        archive.append_data(&mut header, name, *content)?;
-    }
-    let mut gzip = archive.into_inner()?;
-    gzip.flush()?;
-    Ok(gzip.finish()?)
 }
 
 /// Returns the manifest of a release. Comments of the template are left out.

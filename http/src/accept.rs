@@ -13,7 +13,6 @@ use tokio::time::{Instant, sleep};
 /// before, up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 
-/// Longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Minimum time between two log lines about missing resources.

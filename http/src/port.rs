@@ -25,7 +25,6 @@ const MAX_CONNECTIONS: usize = 64;
 pub struct BindError {
     /// The kind of content that would be served.
     what: &'static str,
-    /// The address.
     address: SocketAddr,
     /// The flag that chooses the address.
     flag: &'static str,

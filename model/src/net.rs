@@ -1,7 +1,7 @@
 //! Addresses, families and protocols.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -125,9 +125,16 @@ pub struct EndpointAddr {
     pub port: u16,
 }
 
+impl From<SocketAddr> for EndpointAddr {
+    fn from(at: SocketAddr) -> Self {
+        let (ip, port) = (at.ip(), at.port());
+        Self { ip, port }
+    }
+}
+
 impl fmt::Display for EndpointAddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        std::net::SocketAddr::new(self.ip, self.port).fmt(f)
+        SocketAddr::new(self.ip, self.port).fmt(f)
     }
 }
 

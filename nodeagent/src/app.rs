@@ -35,7 +35,7 @@ use crate::service_health;
 use crate::succession::{self, Succession};
 use crate::sync::{Client, Credentials, Grpc, Identity};
 use crate::take_over::{self, TakeOver};
-use kplane_dataplane::backend::{Backend, Kind, OpenError};
+use kplane_dataplane::backend::{Backend, OpenError};
 use kplane_dataplane::leftovers::Ports;
 use kplane_http::{Answer, BindError, Port, REBIND};
 use kplane_kube_proxy_config::KubeProxyConfiguration;
@@ -117,7 +117,7 @@ pub enum Ended {
 /// [`BuildError`] if the agent cannot start.
 pub async fn build(mut config: Config) -> Result<Bound, BuildError> {
     config.backend = config.backend.within_rights();
-    if config.backend == Kind::UserspaceLoopback && is_of_user(&config.source) {
+    if config.backend.describe().serves_without_rights() && is_of_user(&config.source) {
         kplane_model::allow_loopback_endpoints();
     }
     kplane_http::panics::install();

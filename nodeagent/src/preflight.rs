@@ -145,13 +145,13 @@ fn kernel(release: &str) -> Finding {
     }
 }
 
-/// Tries out all backends. Only the one that will be used has to work.
+/// Tries out all backends of the kernel. Only the one that will be used has to work.
 fn backends(wanted: Kind, settings: &backend::Settings) -> Vec<Finding> {
-    let kinds = [Kind::Nftables, Kind::Iptables, Kind::Ipvs];
-    let tried = kinds.map(|kind| (kind, attempt(kind, settings.clone())));
-    let findings = tried.into_iter().map(|(kind, result)| {
+    let kinds = Kind::ALL.into_iter();
+    let kinds = kinds.filter(|kind| kind.describe().serves_in_kernel());
+    let findings = kinds.map(|kind| {
         let name = kind.describe().name;
-        match result {
+        match attempt(kind, settings.clone()) {
             Attempt::Works => finding(name, Outcome::Ok, "works on this kernel", ""),
             Attempt::Fails(reason) if kind == wanted => finding(
                 name,

@@ -12,7 +12,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use kplane_dataplane::backend::Kind;
+use kplane_dataplane::backend::{Kind, NeededSetting};
 use kplane_dataplane::obstacles::Obstacles;
 use kplane_dataplane::plan::NodeSettings;
 use kplane_model::{Cidr, Family, NodeFacts, Reason, Severity};
@@ -50,7 +50,7 @@ pub struct Surroundings {
     /// The largest packets of interfaces.
     pub sizes: mtu::Sizes,
     /// Settings that the backend needs and that stay off.
-    pub unset: Vec<&'static needed::Needed>,
+    pub unset: Vec<&'static NeededSetting>,
 }
 
 impl Surroundings {
@@ -93,7 +93,8 @@ impl Surroundings {
 fn rules_of_kube_proxy(root: &Path, backend: Kind, obstacles: &Obstacles) -> Vec<String> {
     let tables = obstacles.kube_proxy_tables.iter();
     let mut found: Vec<String> = tables.map(|table| format!("table {table}")).collect();
-    if backend == Kind::Nftables {
+    let backend = backend.describe();
+    if backend.serves_in_kernel() && !backend.shares_names {
         let chains = obstacles.kube_proxy_chains.iter();
         found.extend(chains.map(|chain| format!("chain {chain}")));
         let link = root.join("sys/class/net").join(IPVS_LINK);

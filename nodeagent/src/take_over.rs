@@ -226,6 +226,7 @@ fn remove_and_log(task: TakeOver, before: &Stage, returns: &mut u8) -> Stage {
 mod tests {
     use std::time::Instant;
 
+    use kplane_dataplane::backend::Kind;
     use kplane_rig::kernel::{in_netns, nft};
     use tokio::runtime::Builder;
     use tokio::time::timeout;
@@ -276,7 +277,7 @@ mod tests {
 
     async fn rules_come_back() {
         let task = TakeOver {
-            serving: Serving::Nftables,
+            serving: Kind::Nftables.serving([None; 2]),
             spare: [true; 2],
             ports: Ports::new(None, None),
         };

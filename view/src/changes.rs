@@ -174,7 +174,7 @@ impl ServiceHistoryView {
             }
         }
         if change.causes.is_empty() {
-            let unknown = "the cause is not recorded: an order of an operator";
+            let unknown = "no object is recorded as its cause";
             text += &paragraph(&Span::new(unknown, Tone::Faint), canvas, 2);
         }
         if change.revision.is_some() {

@@ -45,12 +45,7 @@ pub(crate) enum Subject {
     /// A Service's.
     Service(ServiceName),
     /// A Pod's; its addresses are looked up.
-    Pod {
-        /// Its namespace.
-        namespace: String,
-        /// Its name.
-        name: String,
-    },
+    Pod { namespace: String, name: String },
     /// The endpoints on a node.
     Node(String),
 }

@@ -26,7 +26,6 @@ pub(crate) struct FreezeArgs {
 }
 
 impl FreezeArgs {
-    /// Returns the request.
     pub(crate) fn request(&self, thaw: bool) -> pb::FreezeRequest {
         pb::FreezeRequest {
             thaw,

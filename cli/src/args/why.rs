@@ -50,12 +50,7 @@ pub(crate) struct WhyArgs {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SenderArg {
     /// A Pod with this name; its node and address are looked up.
-    NamedPod {
-        /// Its namespace.
-        namespace: String,
-        /// Its name.
-        name: String,
-    },
+    NamedPod { namespace: String, name: String },
     /// Any Pod on the node.
     Pod,
     /// A program on this node.

@@ -33,7 +33,6 @@ pub(crate) struct Facts {
     pub(crate) denied: Vec<String>,
 }
 
-/// Returns the findings.
 pub(crate) fn findings(facts: &Facts, objects: &Objects, namespace: &str) -> Vec<Finding> {
     let picture = Picture::from(objects);
     vec![

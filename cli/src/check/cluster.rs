@@ -41,7 +41,6 @@ fn agents_of(fleet: &pb::Fleet) -> Finding {
     }
 }
 
-/// Returns the findings.
 pub(crate) fn findings(objects: &Objects) -> Vec<Finding> {
     let picture = Picture::from(objects);
     vec![

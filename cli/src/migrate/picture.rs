@@ -33,7 +33,6 @@ pub(crate) struct Objects {
     pub(crate) fleet: Option<Result<pb::Fleet, String>>,
 }
 
-/// The picture.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Picture {
     pub(crate) kube_proxy: Option<KubeProxy>,
@@ -75,7 +74,6 @@ pub(crate) enum Mark {
     Other(String),
 }
 
-/// A node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NodePicture {
     pub(crate) name: String,
@@ -264,7 +262,6 @@ fn is_linux(node: &Node) -> bool {
 }
 
 impl Picture {
-    /// Returns a node.
     pub(crate) fn node(&self, name: &str) -> Option<&NodePicture> {
         self.nodes.iter().find(|node| node.name == name)
     }

@@ -23,7 +23,6 @@ pub(crate) struct Waiting {
     pub(crate) hopeless: bool,
 }
 
-/// A step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Nothing can be done.

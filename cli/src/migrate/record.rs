@@ -3,7 +3,6 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// The annotation.
 pub(crate) const ANNOTATION: &str = "kplane.io/migration";
 
 /// The direction of a migration.

@@ -8,7 +8,6 @@ use kplane_view::table::{Column, Table};
 use kplane_view::text::{Span, paragraph};
 use kplane_view::{API_VERSION, View};
 
-/// The view.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct CheckView {

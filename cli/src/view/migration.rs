@@ -29,7 +29,6 @@ pub(crate) enum StageView {
     Finished,
 }
 
-/// A node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct NodeView {

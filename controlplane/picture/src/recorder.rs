@@ -1,8 +1,8 @@
 //! The flight recorder: a bounded record of what changed, and of what the control plane noticed.
 //!
 //! The owner of the index adds a change after streams have it, so no node waits for the record. Reading it
-//! costs something only when an operator asks. When nodes had a change is not recorded here: the fleet knows when each node reached which revision
-//! (`fleet/progress.rs`).
+//! costs something only when an operator asks. When nodes had a change is not recorded here: the fleet knows when each
+//! node reached which revision (`controlplane/src/fleet/progress.rs`).
 
 mod changes;
 mod noticed;

@@ -28,7 +28,6 @@ pub(crate) struct Objects {
     pub(crate) pods: Vec<PodSpec>,
 }
 
-/// A Service.
 #[derive(Debug)]
 pub(crate) struct Service {
     pub(crate) name: ServiceName,
@@ -127,13 +126,11 @@ impl Objects {
         ports.map(|port| &port.port)
     }
 
-    /// Returns a node.
     pub(crate) fn node(&self, name: &str) -> Result<&NodeFacts> {
         let found = self.nodes.iter().find(|node| *node.name == *name);
         found.with_context(|| format!("no Node {name}"))
     }
 
-    /// Returns a Service.
     pub(crate) fn service(&self, name: &ServiceName) -> Result<&Service> {
         let found = self.services.iter().find(|service| service.name == *name);
         found.with_context(|| format!("no Service {name}"))

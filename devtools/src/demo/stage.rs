@@ -323,13 +323,7 @@ fn certify(programs: &Path, certs: &Path, control: &[IpAddr], objects: &Objects)
     let run = |kind: &str, args: &[String]| {
         let mut command = Command::new(programs.join("kp-controlplane"));
         command.args(["certs", kind]).arg(certs).args(args);
-        let output = command.output().context("start kp-controlplane")?;
-        let words = String::from_utf8_lossy(&output.stderr);
-        ensure!(
-            output.status.success(),
-            "kp-controlplane certs {kind}: {words}"
-        );
-        Ok(())
+        process::output(command).map(drop)
     };
     let hosts = control.iter().map(|ip| format!("--host={ip}"));
     run("init", &Vec::from_iter(hosts))?;

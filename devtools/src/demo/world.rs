@@ -53,7 +53,6 @@ pub(crate) enum Role {
     Client,
     /// A client outside, with an address that source ranges allow.
     Guest,
-    /// A pod.
     Pod,
     /// The node itself.
     Node,

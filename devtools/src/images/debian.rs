@@ -6,10 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
+use kplane_rig::oci::{EXECUTABLE, Layer, READABLE, libraries};
+use kplane_rig::process::output;
 use serde_json::{Value, json};
-
-use super::layer::{EXECUTABLE, Layer, READABLE};
-use super::output;
 
 /// The programs of modes iptables and ipvs: where they are in an image, and in which Debian package.
 const PROGRAMS: [(&str, &str); 4] = [
@@ -118,7 +117,7 @@ impl Collection {
             }
         }
         collection.add_extensions()?;
-        collection.add_copyrights()?;
+        collection.add_copyrights();
         Ok(collection)
     }
 
@@ -132,7 +131,7 @@ impl Collection {
             if self.libraries.insert(library.clone()) {
                 self.packages.insert(Package::owner(&library)?);
                 let path = library.display().to_string();
-                self.layer.copy(&path, EXECUTABLE, &library)?;
+                self.layer.copy(&path, EXECUTABLE, &library);
             }
         }
         Ok(())
@@ -145,7 +144,7 @@ impl Collection {
 
     fn add(&mut self, path: &str, file: &Path) -> Result<()> {
         self.packages.insert(Package::owner(file)?);
-        self.layer.copy(path, EXECUTABLE, file)?;
+        self.layer.copy(path, EXECUTABLE, file);
         self.add_libraries(file)
     }
 
@@ -164,7 +163,7 @@ impl Collection {
                 self.layer.link(&path, &target.to_string_lossy());
             } else {
                 // All extensions are in the package of the programs.
-                self.layer.copy(&path, EXECUTABLE, &file.path())?;
+                self.layer.copy(&path, EXECUTABLE, &file.path());
                 self.add_libraries(&file.path())?;
             }
         }
@@ -172,28 +171,15 @@ impl Collection {
     }
 
     /// Adds the licences of all packages, if this machine has them.
-    fn add_copyrights(&mut self) -> Result<()> {
+    fn add_copyrights(&mut self) {
         for package in self.packages() {
             let path = format!("usr/share/doc/{}/copyright", package.name);
             let file = Path::new("/").join(&path);
             if file.exists() {
-                self.layer.copy(&path, READABLE, &file)?;
+                self.layer.copy(&path, READABLE, &file);
             }
         }
-        Ok(())
     }
-}
-
-/// Returns the libraries of a program, and the program that loads them; none for a static program.
-fn libraries(program: &Path) -> Vec<PathBuf> {
-    // ldd fails for a static program.
-    let text = output(Command::new("ldd").arg(program)).unwrap_or_default();
-    let words = text.lines().filter_map(|line| {
-        let (path, _) = line.split_once(" (0x")?;
-        path.split_whitespace().next_back()
-    });
-    let paths = words.filter(|word| word.starts_with('/'));
-    paths.map(PathBuf::from).collect()
 }
 
 #[cfg(test)]

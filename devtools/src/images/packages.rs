@@ -4,10 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
+use kplane_rig::process::output;
 use serde::Deserialize;
 use serde_json::{Value, json};
-
-use super::output;
 
 /// The crates of a program.
 #[derive(Debug)]
@@ -82,7 +81,7 @@ pub(super) fn metadata(target: &str) -> Result<String> {
         .current_dir(crate::workspace())
         .args(["metadata", "--format-version", "1", "--locked"])
         .args(["--filter-platform", target]);
-    output(&mut command)
+    output(command)
 }
 
 impl Crates {

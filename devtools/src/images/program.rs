@@ -8,9 +8,9 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use flate2::Compression;
 use flate2::write::ZlibEncoder;
+use kplane_rig::process::output;
 use tempfile::TempDir;
 
-use super::output;
 use super::packages::Crates;
 
 /// The section in which scanners look for the list, compressed by zlib.

@@ -4,15 +4,16 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::process::Command;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use flate2::Compression;
+use kplane_rig::oci::{self, EXECUTABLE, Image, Layer, Packed, READABLE};
+use kplane_rig::process::output;
+use serde_json::json;
 
 use super::debian::{Collection, Package};
-use super::layer::{EXECUTABLE, Layer, Packed, READABLE};
-use super::oci::Image;
 use super::packages::Crates;
 use super::program::Program;
-use super::{output, sbom};
+use super::sbom;
 
 /// The place of kplane's images.
 const REGISTRY: &str = "ghcr.io/kplane";
@@ -20,6 +21,8 @@ const REGISTRY: &str = "ghcr.io/kplane";
 pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The folder of the program in an image.
 const BIN: &str = "usr/local/bin";
+/// Folders that are searched for programs.
+const PATH: &str = "PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// The folder of bills of materials in an image.
 const SBOM: &str = "usr/share/sbom";
 
@@ -68,7 +71,8 @@ impl Commit {
         let git = |args: &[&str]| {
             let mut git = Command::new("git");
             git.current_dir(crate::workspace()).env("TZ", "UTC");
-            output(git.args(args)).ok()
+            let text = output(git.args(args)).ok()?;
+            Some(text.trim().to_owned())
         };
         let format = ["log", "-1", "--date=format-local:%Y-%m-%dT%H:%M:%SZ"];
         let time = git(&[&format[..], &["--format=%cd"]].concat());
@@ -143,12 +147,18 @@ impl<'a> Content<'a> {
             None => VERSION.to_owned(),
         };
         let Recipe { program, user, .. } = self.recipe;
+        let labels = self.labels(&tag);
         let image = Image {
             name: format!("{REGISTRY}/{program}:{tag}"),
             architecture: self.architecture,
-            program: format!("/{BIN}/{program}"),
-            user,
-            labels: self.labels(&tag),
+            container: json!({
+                "User": user,
+                "Env": [PATH],
+                "Entrypoint": [format!("/{BIN}/{program}")],
+                "WorkingDir": "/",
+                "Labels": labels,
+            }),
+            annotations: labels,
             created: self.commit.time.clone(),
             layers,
         };
@@ -176,11 +186,11 @@ impl<'a> Content<'a> {
 /// Returns the layer with a program, its licence and its bill of materials.
 fn program_layer(name: &str, program: &Program, crates: &Crates) -> Result<Layer> {
     let mut layer = Layer::default();
-    layer.copy(&format!("{BIN}/{name}"), EXECUTABLE, program.path())?;
+    layer.copy(&format!("{BIN}/{name}"), EXECUTABLE, program.path());
     let bill = sbom::of_program(crates, &[])?;
     layer.file(&format!("{SBOM}/{name}.cdx.json"), READABLE, bill);
     let licence = crate::workspace().join("LICENSE");
-    layer.copy(&format!("usr/share/doc/{name}/LICENSE"), READABLE, &licence)?;
+    layer.copy(&format!("usr/share/doc/{name}/LICENSE"), READABLE, &licence);
     Ok(layer)
 }
 
@@ -207,11 +217,8 @@ fn with_bill(name: &str, collection: &Collection) -> Result<Layer> {
 /// # Errors
 /// kplane has no images for it.
 pub(super) fn architecture(target: &str) -> Result<&'static str> {
-    match target.split('-').next() {
-        Some("x86_64") => Ok("amd64"),
-        Some("aarch64") => Ok("arm64"),
-        _ => bail!("there are no images for {target}: x86_64 and aarch64 have some"),
-    }
+    let known = target.split('-').next().and_then(oci::architecture);
+    known.with_context(|| format!("there are no images for {target}: x86_64 and aarch64 have some"))
 }
 
 /// Writes the files of an image into a folder, lowest layer first.

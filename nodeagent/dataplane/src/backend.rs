@@ -27,7 +27,7 @@ use kplane_model::fate::LocalRule;
 use kplane_model::{Family, ServiceKey, ServiceName};
 
 pub use self::affinity::{AffinityClient, AffinityClients, AffinityPort};
-pub use self::description::{Description, Failures, ModeMetrics};
+pub use self::description::{Description, Failures, ModeMetrics, NeededSetting};
 use self::driver::{DataPath, Driver, Unusable};
 pub use self::kernel::{KernelState, Target};
 pub use self::pod_interface::PodInterface;
@@ -292,20 +292,18 @@ pub trait Notifications: Send {
 
 /// The kplane backend that serves. Its objects are no leftovers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Serving {
-    /// nftables, with tables of its own: all iptables chains with kube-proxy's names are leftovers.
-    Nftables,
-    /// iptables, with chains of kube-proxy's names, by family in the kind of iptables that the node uses.
-    Iptables([Option<iptables::Flavour>; 2]),
-    /// ipvs, with virtual servers, IP sets, a device, and chains for these, by family in the kind of iptables
-    /// that the node uses.
-    Ipvs([Option<iptables::Flavour>; 2]),
+pub struct Serving {
+    /// The backend.
+    pub description: &'static Description,
+    /// The kind of iptables in which each family's chains of kube-proxy's names are; `None` = there are none.
+    pub flavours: [Option<iptables::Flavour>; 2],
 }
 
 /// All backends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Kind {
     /// nf_tables, programmed directly over netlink.
+    #[default]
     Nftables,
     /// kube-proxy's chains, written by `iptables-restore`.
     Iptables,
@@ -412,6 +410,16 @@ impl Kind {
         }
     }
 
+    /// Returns the backend as one that serves, with the kind of iptables in which each family's chains are.
+    #[must_use]
+    pub const fn serving(self, flavours: [Option<iptables::Flavour>; 2]) -> Serving {
+        let description = self.describe();
+        Serving {
+            description,
+            flavours,
+        }
+    }
+
     /// Returns the clients for which policy Local counts.
     fn local_rule(self, settings: &Settings) -> LocalRule {
         match self {
@@ -442,11 +450,9 @@ impl Kind {
                 noop::open()
             }
         };
-        let backend = match self {
-            Self::Nftables | Self::Iptables | Self::Ipvs => {
-                userspace::on_request(backend, settings)
-            }
-            Self::Userspace | Self::UserspaceLoopback | Self::Noop => backend,
+        let backend = match self.describe().serves_in_kernel() {
+            true => userspace::on_request(backend, settings),
+            false => backend,
         };
         Ok(Backend {
             knows_pods: settings.pod_interface.is_some(),

@@ -69,13 +69,14 @@ pub fn count(kind: Kind, targets: &[Target], within: Duration) -> Result<Counts,
         return Err("the agent programs no kernel".to_owned());
     }
     let mut counter = Counter::new(targets);
-    let counted = counter.count(kind == Kind::Ipvs, within);
+    let by_ipvs = kind.describe().has_virtual_servers;
+    let counted = counter.count(by_ipvs, within);
     counted.map_err(|error| chain(&error))?;
     Ok(Counts {
         counts: counter.counts,
-        table: match kind {
-            Kind::Ipvs => "ipvs",
-            _ => "conntrack",
+        table: match by_ipvs {
+            true => "ipvs",
+            false => "conntrack",
         },
         read: counter.read,
     })

@@ -30,7 +30,7 @@ use self::rules::Keeps;
 pub use crate::backend::Serving;
 use crate::backend::iptables::{Flavour, PacketCounts, remove_counters};
 use crate::backend::ipvs::left;
-use crate::backend::{Kind, Settings};
+use crate::backend::{Description, Kind, Settings};
 pub use crate::process::RunError;
 use kplane_netlink::NetlinkError;
 use kplane_netlink::ipvs::ServerKey;
@@ -51,20 +51,12 @@ pub struct Outcome {
     pub problems: Vec<Problem>,
 }
 
-/// Returns the kind of iptables in which the serving backend has its chains.
-fn used(serving: Serving, family: Family) -> Option<Flavour> {
-    match serving {
-        Serving::Nftables => None,
-        Serving::Iptables(flavours) | Serving::Ipvs(flavours) => flavours[family as usize],
-    }
-}
-
 /// Returns the test for the chains that belong to the serving backend.
-fn keeps(serving: Serving) -> Keeps {
-    match serving {
-        Serving::Nftables => rules::KEEP_NONE,
-        Serving::Iptables(_) => rules::of_iptables,
-        Serving::Ipvs(_) => rules::of_ipvs,
+fn keeps(serving: &Description) -> Keeps {
+    match (serving.shares_names, serving.has_virtual_servers) {
+        (false, _) => rules::KEEP_NONE,
+        (true, false) => rules::of_iptables,
+        (true, true) => rules::of_ipvs,
     }
 }
 
@@ -88,8 +80,8 @@ enum Item {
 /// of its kinds.
 #[must_use]
 pub fn find(serving: Serving) -> Leftovers {
-    let mut found = find_but_ipvs(serving, keeps(serving), rules::KEEP_NONE);
-    if !matches!(serving, Serving::Ipvs(_)) {
+    let mut found = find_but_ipvs(serving, keeps(serving.description), rules::KEEP_NONE);
+    if !serving.description.has_virtual_servers {
         found.find_ipvs();
     }
     found
@@ -99,9 +91,10 @@ pub fn find(serving: Serving) -> Leftovers {
 /// addresses, sets, and the chain that closes all other ports of these addresses.
 #[must_use]
 pub fn find_sparing(serving: Serving) -> Leftovers {
-    let keeps = match serving {
-        Serving::Iptables(_) => rules::of_iptables_and_closed_ports,
-        Serving::Nftables | Serving::Ipvs(_) => rules::of_closed_ports,
+    let backend = serving.description;
+    let keeps = match backend.shares_names && !backend.has_virtual_servers {
+        true => rules::of_iptables_and_closed_ports,
+        false => rules::of_closed_ports,
     };
     find_but_ipvs(serving, keeps, rules::of_closed_ports)
 }
@@ -110,11 +103,11 @@ pub fn find_sparing(serving: Serving) -> Leftovers {
 /// serving backend, or that `elsewhere` names, in the other kind.
 fn find_but_ipvs(serving: Serving, keeps: Keeps, elsewhere: Keeps) -> Leftovers {
     let mut found = Leftovers::default();
-    if !matches!(serving, Serving::Nftables) {
+    if serving.description.shares_names {
         found.find_our_tables();
     }
     found.find_tables();
-    found.find_rules(|family| used(serving, family), keeps, elsewhere);
+    found.find_rules(serving.flavours, keeps, elsewhere);
     found
 }
 
@@ -123,18 +116,19 @@ fn find_but_ipvs(serving: Serving, keeps: Keeps, elsewhere: Keeps) -> Leftovers 
 #[must_use]
 pub fn ours(kind: Kind, settings: &Settings) -> Leftovers {
     let mut found = Leftovers::default();
-    if kind == Kind::Noop {
+    let backend = kind.describe();
+    if !backend.programs_kernel && !backend.is_proxy {
         return found;
     }
     found.find_own_names();
-    if kind.describe().shares_names {
-        found.find_rules(|_| None, rules::KEEP_NONE, rules::KEEP_NONE);
+    if backend.shares_names {
+        found.find_rules([None; 2], rules::KEEP_NONE, rules::KEEP_NONE);
     }
-    if kind == Kind::Ipvs {
+    if backend.has_virtual_servers {
         found.find_ipvs();
         found.spare(&settings.ipvs.exclude_cidrs);
     }
-    if kind.describe().shares_names && PacketCounts::read() != PacketCounts::default() {
+    if backend.shares_names && PacketCounts::read() != PacketCounts::default() {
         found.items.push(Item::Counters);
     }
     found
@@ -154,9 +148,9 @@ pub fn kube_proxys(kind: Kind) -> Leftovers {
     let mut found = Leftovers::default();
     found.find_tables();
     if !kind.describe().shares_names {
-        found.find_rules(|_| None, rules::KEEP_NONE, rules::KEEP_NONE);
+        found.find_rules([None; 2], rules::KEEP_NONE, rules::KEEP_NONE);
     }
-    if kind != Kind::Ipvs {
+    if !kind.describe().has_virtual_servers {
         found.find_ipvs();
     }
     found
@@ -193,7 +187,7 @@ pub fn node_ports() -> BTreeSet<u16> {
 /// # Errors
 /// [`Problem`]: it is not known what connections need, so all of it stays.
 pub fn spare_connections(serving: Serving, spare: [bool; 2]) -> Result<Option<String>, Problem> {
-    if matches!(serving, Serving::Ipvs(_)) || !objects::has_link() {
+    if serving.description.has_virtual_servers || !objects::has_link() {
         return Ok(None);
     }
     let left = left::servers().and_then(|servers| left::drain(&servers, spare));
@@ -234,14 +228,9 @@ impl Leftovers {
         }
     }
 
-    fn find_rules(
-        &mut self,
-        used: impl Fn(Family) -> Option<Flavour>,
-        keeps: Keeps,
-        elsewhere: Keeps,
-    ) {
+    fn find_rules(&mut self, used: [Option<Flavour>; 2], keeps: Keeps, elsewhere: Keeps) {
         for family in Family::ALL {
-            let keeps = |flavour| match used(family) == Some(flavour) {
+            let keeps = |flavour| match used[family as usize] == Some(flavour) {
                 true => keeps,
                 false => elsewhere,
             };

@@ -287,10 +287,16 @@ impl KubeProxyConfiguration {
         }
     }
 
-    /// Fills in the default of the node port addresses. In modes iptables and ipvs the list stays
-    /// empty, which means all addresses (A21).
+    /// Returns whether the mode serves node ports on all addresses if the list of them is empty (A21).
+    #[must_use]
+    pub fn serves_all_by_default(&self) -> bool {
+        matches!(&*self.mode, "iptables" | "ipvs")
+    }
+
+    /// Fills in the default of the node port addresses. A list that means all addresses stays
+    /// empty.
     pub fn fill_node_port_addresses(&mut self) {
-        if self.node_port_addresses.is_empty() && !matches!(&*self.mode, "iptables" | "ipvs") {
+        if self.node_port_addresses.is_empty() && !self.serves_all_by_default() {
             self.node_port_addresses = vec!["primary".to_owned()];
         }
     }

@@ -333,7 +333,7 @@ impl Flags {
             let served = settings.node.nodeport_ranges(Family::V4);
             let mut served = served.iter().flatten();
             Task::InitOnly {
-                localhost: kind == backend::Kind::Iptables
+                localhost: kind.describe().routes_loopback()
                     && settings.backend.localhost_nodeports
                     && served.any(|range| backend::iptables::meets_loopback(*range)),
                 conntrack: settings.conntrack,

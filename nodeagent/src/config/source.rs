@@ -110,7 +110,6 @@ impl ApiFlags<'_> {
     }
 }
 
-/// Flags of the source.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "With a control plane")]
 pub(super) struct SourceFlags {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use kplane_dataplane::backend::{Kind, UserspaceSettings};
+use kplane_dataplane::backend::{Description, Kind, UserspaceSettings};
 use kplane_model::{ProxyEndpoints, ProxyNamespaces};
 use kplane_picture::admission::Proxying;
 
@@ -50,16 +50,15 @@ pub(super) struct UserspaceFlags {
 impl UserspaceFlags {
     /// Returns what Services may ask of the proxy, unless `--userspace-services` says otherwise.
     pub(super) fn proxying(&self, kind: Option<Kind>) -> Proxying {
-        let serves_all = matches!(kind, Some(Kind::Userspace | Kind::UserspaceLoopback));
+        let backend = kind.map(Kind::describe);
         Proxying {
-            services: match serves_all {
+            services: match backend.is_some_and(|backend| backend.is_proxy) {
                 true => ProxyNamespaces::All,
                 false => ProxyNamespaces::None,
             },
-            endpoints: match kind {
-                // This proxy has no more rights than the user who runs it.
-                Some(Kind::UserspaceLoopback) => ProxyEndpoints::Any,
-                _ => self.userspace_endpoints.clone(),
+            endpoints: match backend.is_some_and(Description::serves_without_rights) {
+                true => ProxyEndpoints::Any,
+                false => self.userspace_endpoints.clone(),
             },
         }
     }

@@ -67,11 +67,7 @@ pub(crate) fn node(zone: &str) -> DesiredObject {
 }
 
 fn addr(text: &str) -> EndpointAddr {
-    let addr: std::net::SocketAddr = text.parse().unwrap();
-    EndpointAddr {
-        ip: addr.ip(),
-        port: addr.port(),
-    }
+    text.parse::<std::net::SocketAddr>().unwrap().into()
 }
 
 /// Returns an encoded Service that no agent may accept: its endpoint is the node itself.

@@ -66,11 +66,8 @@ fn port(port: &pb::AffinityPort) -> Option<AffinityPort> {
     let addresses = addresses.map(|ip| parse_ip(ip).ok());
     let endpoints = port.endpoints.iter().take(ENDPOINTS);
     let endpoints = endpoints.map(|at| {
-        let at = at.parse::<std::net::SocketAddr>().ok()?;
-        Some(EndpointAddr {
-            ip: at.ip(),
-            port: at.port(),
-        })
+        let at = at.parse::<std::net::SocketAddr>().ok();
+        at.map(EndpointAddr::from)
     });
     Some(AffinityPort {
         key: port.key.clone()?.try_into().ok()?,

@@ -46,10 +46,7 @@ fn here(key: ServiceKey, endpoints: &[(&str, bool)]) -> DesiredObject {
     let endpoints = endpoints.iter().map(|(text, ready)| {
         let addr: SocketAddr = text.parse().unwrap();
         LocalEndpoint {
-            addr: EndpointAddr {
-                ip: addr.ip(),
-                port: addr.port(),
-            },
+            addr: EndpointAddr::from(addr),
             ready: *ready,
         }
     });

@@ -3,48 +3,15 @@
 use std::fs;
 use std::path::Path;
 
-use kplane_dataplane::backend::{Kind, iptables};
+use kplane_dataplane::backend::{Kind, NeededSetting, iptables};
 use kplane_dataplane::plan::NodeSettings;
-use kplane_model::{Family, Reason, Severity};
+use kplane_model::{Family, Reason};
 
 use super::{Finding, finding};
 
-const ROUTE_LOCALNET: &str = "net.ipv4.conf.all.route_localnet";
-
-/// A setting that must not be 0.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Needed {
-    backend: Kind,
-    key: &'static str,
-    severity: Severity,
-    /// What clients see if it is 0.
-    effect: &'static str,
-}
-
-const NEEDED: [Needed; 3] = [
-    Needed {
-        backend: Kind::Iptables,
-        key: ROUTE_LOCALNET,
-        severity: Severity::Warning,
-        effect: "node ports are not served on 127.0.0.1",
-    },
-    Needed {
-        backend: Kind::Ipvs,
-        key: "net.ipv4.vs.conntrack",
-        severity: Severity::Error,
-        effect: "the kernel does not masquerade connections to Services, so their answers do not come back",
-    },
-    Needed {
-        backend: Kind::Ipvs,
-        key: "net.ipv4.vs.expire_nodest_conn",
-        severity: Severity::Warning,
-        effect: "open connections to endpoints that are gone hang instead of ending",
-    },
-];
-
 /// The settings that were 0 at the last look. What is 0 for the first time, the agent may be about to set.
 #[derive(Debug, Default)]
-pub(super) struct Unset(Vec<&'static Needed>);
+pub(super) struct Unset(Vec<&'static NeededSetting>);
 
 impl Unset {
     /// Returns the settings of a backend that are 0 for the second time at least. `localhost`: it serves node ports on
@@ -54,14 +21,12 @@ impl Unset {
         root: &Path,
         backend: Kind,
         localhost: bool,
-    ) -> Vec<&'static Needed> {
-        let counts = |needed: &&Needed| {
-            needed.backend == backend && (localhost || needed.key != ROUTE_LOCALNET)
-        };
-        let needed = NEEDED.iter().filter(counts);
+    ) -> Vec<&'static NeededSetting> {
+        let needed = backend.describe().needs.iter();
+        let needed = needed.filter(|needed| localhost || !needed.for_loopback);
         let now: Vec<_> = needed.filter(|needed| is_off(root, needed.key)).collect();
         let before = std::mem::replace(&mut self.0, now.clone());
-        let stays = |needed: &&&Needed| before.contains(*needed);
+        let stays = |needed: &&&NeededSetting| before.contains(*needed);
         now.iter().filter(stays).copied().collect()
     }
 }
@@ -73,11 +38,11 @@ fn is_off(root: &Path, key: &str) -> bool {
 
 /// Returns what the settings mean that are 0.
 pub(super) fn findings<'a>(
-    unset: &'a [&'static Needed],
+    unset: &'a [&'static NeededSetting],
     settings: &'a NodeSettings,
 ) -> impl Iterator<Item = Finding> + 'a {
-    let counts = |needed: &&&Needed| {
-        needed.key != ROUTE_LOCALNET || {
+    let counts = |needed: &&&NeededSetting| {
+        !needed.for_loopback || {
             let ranges = settings.nodeport_ranges(Family::V4);
             let mut ranges = ranges.iter().flatten();
             ranges.any(|range| iptables::meets_loopback(*range))
@@ -128,7 +93,8 @@ mod tests {
     /// A21: only node ports on loopback addresses need it.
     #[test]
     fn packets_from_loopback_addresses_count_if_node_ports_are_served_there() {
-        let found = |ranges| found(Kind::Iptables, ROUTE_LOCALNET, ["0", "0"], ranges);
+        let key = "net.ipv4.conf.all.route_localnet";
+        let found = |ranges| found(Kind::Iptables, key, ["0", "0"], ranges);
         assert_eq!(found(&["0.0.0.0/0"]), [0, 1]);
         assert_eq!(found(&["127.0.0.0/8"]), [0, 1]);
         assert_eq!(found(&["192.0.2.0/24"]), [0, 0]);

@@ -154,16 +154,12 @@ impl Drop for Link {
 
 #[cfg(test)]
 mod tests {
-    use kplane_model::{Family, Protocol};
-
     use super::*;
 
     fn key(namespace: &str, name: &str, port: &str) -> ServiceKey {
         ServiceKey {
-            service: ServiceName::new(namespace, name),
             port_name: port.into(),
-            protocol: Protocol::Tcp,
-            family: Family::V4,
+            ..ServiceKey::sample(namespace, name)
         }
     }
 

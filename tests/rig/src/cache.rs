@@ -9,7 +9,8 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
-use ring::digest::{SHA256, digest};
+
+use crate::oci::Digest;
 
 /// The part with the programs and images of clusters.
 pub(crate) const CLUSTER: &str = "cluster";
@@ -17,8 +18,8 @@ pub(crate) const CLUSTER: &str = "cluster";
 pub(crate) const E2E: &str = "e2e";
 /// The part with the kernels of virtual machines.
 pub(crate) const VM: &str = "vm";
-/// The number of bytes of a sum that are part of a name.
-const SHOWN: usize = 6;
+/// The number of digits of a sum that are part of a name.
+const SHOWN: usize = 12;
 
 /// Returns a part of the cache, without symbolic links, because a node sees the folder and not the links.
 ///
@@ -42,9 +43,7 @@ pub(crate) fn sum<P: AsRef<[u8]>>(parts: impl IntoIterator<Item = P>) -> String 
         all.extend(part.len().to_be_bytes());
         all.extend(part);
     }
-    let sum = digest(&SHA256, &all);
-    let bytes = sum.as_ref().iter().take(SHOWN);
-    bytes.map(|byte| format!("{byte:02x}")).collect()
+    Digest::of(&all).hex().chars().take(SHOWN).collect()
 }
 
 /// Waits until no other process has the lock, and returns it. It ends with the file, also when this process is killed.

@@ -3,7 +3,7 @@
 //! Read in this order: [`topology`] builds nodes, pods and an outside client; [`echo`] answers in
 //! pods; [`client`], [`load`] and [`sctp`] ask, and [`ask`] asks in any protocol; [`flood`] is hostile; [`capture`] records the
 //! wire; [`wait`] is the only way to wait. [`status`] queries a control plane, and [`cluster`] runs a real
-//! Kubernetes API server, and [`real`] a whole cluster with kubelets and containers. [`browser`] is a real browser. Below them are [`netns`], [`mounts`], [`link`], [`sysctl`] and [`process`].
+//! Kubernetes API server, and [`real`] a whole cluster with kubelets and containers. [`browser`] is a real browser, and [`oci`] writes images. Below them are [`netns`], [`mounts`], [`link`], [`sysctl`] and [`process`].
 //!
 //! **Invariants.** Nothing here touches the namespace in which the process was started. Everything that
 //! a handle created disappears when the handle is dropped. The rig is synchronous: call it from ordinary
@@ -51,6 +51,7 @@ pub mod load;
 pub mod loopback;
 pub mod mounts;
 pub mod netns;
+pub mod oci;
 pub mod privilege;
 pub mod process;
 pub mod product;

@@ -1,5 +1,6 @@
 //! Child processes that do not outlive their handle.
 
+use std::borrow::BorrowMut;
 use std::fs::{self, File};
 use std::ops::{Deref, DerefMut};
 use std::os::unix::process::CommandExt as _;
@@ -118,16 +119,15 @@ pub fn last_words(log: &Path) -> String {
 ///
 /// # Errors
 /// The program could not be started, or failed; the message has its standard error and output.
-pub fn output(mut command: Command) -> Result<String> {
-    command.stdin(Stdio::null());
-    finish(command)
+pub fn output(mut command: impl BorrowMut<Command>) -> Result<String> {
+    finish(command.borrow_mut().stdin(Stdio::null()))
 }
 
 /// Runs a program with its own standard input to its end, and returns its standard output.
 ///
 /// # Errors
 /// As [`output`].
-pub(crate) fn finish(mut command: Command) -> Result<String> {
+pub(crate) fn finish(command: &mut Command) -> Result<String> {
     let shown = format!("{command:?}");
     let output = command.output().with_context(|| format!("start {shown}"))?;
     let stderr = String::from_utf8_lossy(&output.stderr);

@@ -52,7 +52,6 @@ mod options;
 mod programs;
 mod require;
 mod settings;
-mod tar;
 mod waiting;
 mod workload;
 

@@ -349,12 +349,12 @@ impl UnderTest {
 
     /// What its backend has in a node's data path.
     pub fn serving(self) -> Serving {
-        match self {
-            Self::Nftables | Self::Userspace => Serving::Nftables,
-            Self::IptablesNft => Serving::Iptables([Some(Flavour::Nft); 2]),
-            Self::IptablesLegacy => Serving::Iptables([Some(Flavour::Legacy); 2]),
-            Self::Ipvs => Serving::Ipvs([Some(Flavour::Nft); 2]),
-        }
+        let flavour = match self {
+            Self::Nftables | Self::Userspace => None,
+            Self::IptablesNft | Self::Ipvs => Some(Flavour::Nft),
+            Self::IptablesLegacy => Some(Flavour::Legacy),
+        };
+        self.kind().serving([flavour; 2])
     }
 
     /// A21: what `nodePortAddresses` is by default.

@@ -16,7 +16,6 @@ const JSON: &str = "--message-format=json";
 /// The beginning of a message of cargo.
 pub(super) const MESSAGE: &str = "{\"reason\":";
 
-/// A test program.
 #[derive(Clone, Debug)]
 pub(super) struct TestProgram {
     pub(super) package: String,

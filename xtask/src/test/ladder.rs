@@ -1,5 +1,7 @@
-//! The walls of the house: which crate may use which, and that no modules of a crate use each other in a ring.
+//! The walls of the house: which crate may use which, that no modules of a crate use each other in a ring, and that the
+//! agent does not name its backends.
 
+mod backends;
 mod rings;
 
 use std::collections::BTreeSet;
@@ -173,6 +175,7 @@ pub(super) fn check(root: &Path) -> Result<()> {
         let ring = |ring| format!("modules of {name} use each other in a ring: {ring}");
         problems.extend(rings.into_iter().map(ring));
     }
+    problems.extend(backends::find(&root.join("nodeagent"))?);
     for (name, banned) in BANS {
         let tree = tree(root, name)?;
         let found = banned.iter().filter(|banned| tree.contains(**banned));

@@ -44,6 +44,12 @@ const DIALECT: [&str; 18] = [
 /// Further words that no message has. Comments may have them, where they name an actor of the sentence.
 const MESSAGE_DIALECT: [&str; 4] = ["nobody", "others", "our", "ours"];
 
+/// Folders where doc comments of private items may still repeat the item's name, and no more.
+const UNCHECKED_REPEATS: [&str; 2] = ["controlplane/", "view/"];
+
+/// Words that say nothing in a comment, and words in front of an item's name.
+const EMPTY: &str = "a an the of for in its is returns pub crate super async unsafe fn const static struct enum trait";
+
 /// Files and folders whose messages are not checked.
 const UNCHECKED_MESSAGES: [&str; 1] = [
     // Comments of rules are part of the table: other words would make agents replace it.
@@ -85,6 +91,13 @@ pub(super) fn check(root: &Path) -> Result<()> {
         {
             words.extend(dialect_in_messages(&text));
         }
+        if !UNCHECKED_REPEATS
+            .iter()
+            .any(|folder| file.starts_with(folder))
+        {
+            let repeated = repeats(&text).into_iter();
+            dialect.extend(repeated.map(|line| format!("{file}:{line}: only repeats a name")));
+        }
         let words = words.into_iter();
         dialect.extend(words.map(|(line, words)| format!("{file}:{line}: {words:?}")));
     }
@@ -95,7 +108,7 @@ pub(super) fn check(root: &Path) -> Result<()> {
     ensure!(
         !too_many && dialect.is_empty(),
         "{} of {all} doc comments open with a fragment ({MOST_PERCENT} % may), and {} comments and messages \
-         have words of dialect; CONTRIBUTING.md, \"How we write\", has better ones",
+         have words of dialect or only repeat a name; CONTRIBUTING.md, \"How we write\", has better ones",
         fragments.len(),
         dialect.len()
     );
@@ -122,6 +135,42 @@ fn openings(text: &str) -> Vec<(usize, String)> {
         inside = doc.is_some();
     }
     openings
+}
+
+/// Returns the lines where the doc comment of a private item, in one sentence, only repeats the item's name.
+fn repeats(text: &str) -> Vec<usize> {
+    let lines = text.lines().enumerate();
+    let lines: Vec<_> = lines
+        .filter(|(_, line)| !line.trim_start().starts_with("#["))
+        .collect();
+    let says = |word: &&str| !word.is_empty() && EMPTY.split(' ').all(|empty| empty != *word);
+    let is_doc = |line: &str| line.trim_start().starts_with("///");
+    let (mut found, mut is_public) = (Vec::new(), false);
+    for window in lines.windows(3) {
+        let [(_, above), (index, doc), (_, item)] = window[..] else {
+            continue;
+        };
+        let opens = above.starts_with("pub enum") || above.starts_with("pub trait");
+        is_public = opens || is_public && !above.starts_with('}');
+        let words = doc.trim_start().strip_prefix("/// ");
+        // Help texts of flags have no full stop.
+        let words = words
+            .and_then(|words| words.strip_suffix('.'))
+            .map(str::to_lowercase);
+        let is_private = !is_public && !item.trim_start().starts_with("pub ");
+        let (Some(words), true) = (words, is_private && !is_doc(above) && !is_doc(item)) else {
+            continue;
+        };
+        let name = item
+            .split(|c: char| c != '_' && !c.is_alphanumeric())
+            .find(says);
+        let name = name.unwrap_or_default().replace('_', "").to_lowercase();
+        let mut words = words.split(' ').filter(says);
+        if words.all(|word| name.contains(word.trim_end_matches('s'))) {
+            found.push(index + 1);
+        }
+    }
+    found
 }
 
 /// Returns the words of dialect in comments, with their lines. Code in backquotes is not English.
@@ -178,6 +227,13 @@ mod tests {
         let text = "/// Of a node.\n/// By day.\nfn a() {}\n    /// Returns it.\n    fn b() {}\n// For us.\n";
         let found = openings(text);
         assert_eq!(found, [(1, "Of".to_owned()), (4, "Returns".to_owned())]);
+    }
+
+    #[test]
+    fn comments_of_private_items_that_repeat_a_name_are_found() {
+        let text = "\n/// The long names.\nfn long_name() {}\n/// A name of a node.\nconst NODE: u8 = 1;\n\
+                    pub enum A {\n    /// A node.\n    Node,\n}\nstruct B {\n    /// Its node.\n    #[x]\n    node: u8,\n}\n";
+        assert_eq!(repeats(text), [2, 11]);
     }
 
     #[test]

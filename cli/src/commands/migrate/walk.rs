@@ -19,7 +19,6 @@ use kplane_view::time::human;
 /// the reading.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A walk.
 pub(super) struct Walk<'a, 'b> {
     cluster: &'a mut Cluster<'b>,
     order: Order,

@@ -69,7 +69,6 @@ pub(super) trait DataPath: Send {
     /// A change that has been worked out and is not carried out yet.
     type Staged;
 
-    /// Returns the family.
     fn family(&self) -> Family;
 
     /// Reads the data path. No ServicePort owns anything in the content yet.

@@ -62,9 +62,9 @@ pub use settings::RuleSettings;
 pub use structure::Layout;
 pub use tool::{Flavour, Tool, ToolError, plain_name};
 
-use kplane_model::{Cidr, Family};
+use kplane_model::{Cidr, Family, Severity};
 
-use super::{Backend, Description, Failures, ModeMetrics, OpenError};
+use super::{Backend, Description, Failures, ModeMetrics, NeededSetting, OpenError};
 
 /// The facts that hold for this backend on every machine.
 pub(super) const DESCRIPTION: Description = Description {
@@ -74,6 +74,13 @@ pub(super) const DESCRIPTION: Description = Description {
     programs_kernel: true,
     shares_names: true,
     has_virtual_servers: false,
+    is_proxy: false,
+    needs: &[NeededSetting {
+        key: "net.ipv4.conf.all.route_localnet",
+        severity: Severity::Warning,
+        effect: "node ports are not served on 127.0.0.1",
+        for_loopback: true,
+    }],
     leaves_conntrack_entries: true,
     metrics: ModeMetrics {
         full_and_partial: true,

@@ -36,14 +36,14 @@ mod templates;
 #[cfg(test)]
 mod tests;
 
-use kplane_model::{Cidr, IpvsScheduler};
+use kplane_model::{Cidr, IpvsScheduler, Severity};
 
 pub use self::data_path::stopping::{Budget, open_stopping};
 pub(in crate::backend) use self::lookup::look_up;
 pub use self::machine::LINK;
 pub(crate) use self::sets::is_name as is_set_name;
 pub(in crate::backend) use self::templates::{CANNOT_FORGET, remembered};
-use super::{Backend, Description, Failures, ModeMetrics, OpenError};
+use super::{Backend, Description, Failures, ModeMetrics, NeededSetting, OpenError};
 pub use kplane_netlink::ipvs::Timeouts;
 
 /// The facts that hold for this backend on every machine.
@@ -57,6 +57,21 @@ pub(super) const DESCRIPTION: Description = Description {
     programs_kernel: true,
     shares_names: true,
     has_virtual_servers: true,
+    is_proxy: false,
+    needs: &[
+        NeededSetting {
+            key: "net.ipv4.vs.conntrack",
+            severity: Severity::Error,
+            effect: "the kernel does not masquerade connections to Services, so their answers do not come back",
+            for_loopback: false,
+        },
+        NeededSetting {
+            key: "net.ipv4.vs.expire_nodest_conn",
+            severity: Severity::Warning,
+            effect: "open connections to endpoints that are gone hang instead of ending",
+            for_loopback: false,
+        },
+    ],
     leaves_conntrack_entries: true,
     metrics: ModeMetrics {
         full_and_partial: false,

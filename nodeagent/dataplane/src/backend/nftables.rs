@@ -65,6 +65,8 @@ pub(super) const DESCRIPTION: Description = Description {
     programs_kernel: true,
     shares_names: false,
     has_virtual_servers: false,
+    is_proxy: false,
+    needs: &[],
     leaves_conntrack_entries: true,
     metrics: ModeMetrics {
         full_and_partial: true,

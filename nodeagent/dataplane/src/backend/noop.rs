@@ -17,6 +17,8 @@ pub(super) const DESCRIPTION: Description = Description {
     programs_kernel: false,
     shares_names: false,
     has_virtual_servers: false,
+    is_proxy: false,
+    needs: &[],
     leaves_conntrack_entries: false,
     metrics: ModeMetrics {
         full_and_partial: true,

@@ -44,6 +44,8 @@ pub(super) const LOOPBACK: Description = Description {
     programs_kernel: false,
     shares_names: false,
     has_virtual_servers: false,
+    is_proxy: true,
+    needs: &[],
     leaves_conntrack_entries: false,
     metrics: ModeMetrics {
         full_and_partial: true,

@@ -209,10 +209,7 @@ impl Tracker {
     /// Returns whether a flow to this place is stale; `None` when no ServicePort has or had this place.
     fn is_stale_at(&self, at: &FrontendAddr, flow: &Flow, work: &Work) -> Option<bool> {
         let from = flow.reply.source;
-        let server = EndpointAddr {
-            ip: from.ip(),
-            port: from.port(),
-        };
+        let server = EndpointAddr::from(from);
         match self.owners.get(at) {
             // In a flow that began before the rules existed, the server is the Service's address itself (F3).
             // The userspace proxy follows endpoints itself.

@@ -76,8 +76,7 @@ pub fn resolve(config: &KubeProxyConfiguration) -> Result<Settings, Vec<Problem>
         // This is for `--backend ipvs`. Problems in this section are reported in mode ipvs only.
         _ => Checker::default().ipvs(&config.ipvs),
     };
-    let (nodeport_addresses, nodeport_localhost) =
-        check.nodeport_addresses(&config.node_port_addresses, &config.mode);
+    let (nodeport_addresses, nodeport_localhost) = check.nodeport_addresses(config);
     let settings = Settings {
         node: NodeSettings {
             cluster_cidrs: detector.cluster_cidrs,
@@ -91,12 +90,7 @@ pub fn resolve(config: &KubeProxyConfiguration) -> Result<Settings, Vec<Problem>
             last_known: [None; 2],
             reserved: Reserved::default(),
         },
-        kind: match &*config.mode {
-            "iptables" => backend::Kind::Iptables,
-            "ipvs" => backend::Kind::Ipvs,
-            "userspace" => backend::Kind::Userspace,
-            _ => backend::Kind::Nftables,
-        },
+        kind: backend::Kind::named(&config.mode).unwrap_or_default(),
         backend: backend::Settings {
             masquerade_bit,
             pod_interface: detector.pod_interface,
@@ -263,8 +257,9 @@ impl Checker {
     /// Reads the node port addresses: ranges, and the families whose loopback addresses are among them, by the word
     /// `localhost` or by a range (KEP-6032; K1, K2, K5). No range stands for the node's own address, which `primary` adds
     /// to ranges ([`NodeSettings::nodeport_primary`]). In modes iptables and ipvs an empty list means all addresses (A21).
-    fn nodeport_addresses(&mut self, texts: &[String], mode: &str) -> (Vec<Cidr>, [bool; 2]) {
+    fn nodeport_addresses(&mut self, config: &KubeProxyConfiguration) -> (Vec<Cidr>, [bool; 2]) {
         let everything = || Family::ALL.map(Cidr::everything);
+        let texts = &config.node_port_addresses;
         let (mut cidrs, mut words) = (Vec::new(), HashSet::new());
         for (index, text) in texts.iter().enumerate() {
             let field = format!("nodePortAddresses[{index}]");
@@ -279,7 +274,7 @@ impl Checker {
                 range => cidrs.extend(self.cidr(&field, range)),
             }
         }
-        if texts.is_empty() && matches!(mode, "iptables" | "ipvs") {
+        if texts.is_empty() && config.serves_all_by_default() {
             cidrs.extend(everything());
         }
         let localhost = Family::ALL.map(|family| {

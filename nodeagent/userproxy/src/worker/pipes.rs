@@ -25,7 +25,6 @@ const KEPT: usize = 16;
 /// Most bytes to move in one call.
 const MOST: usize = 1024 * 1024;
 
-/// A pipe.
 #[derive(Debug)]
 pub(super) struct Pipe {
     output: OwnedFd,

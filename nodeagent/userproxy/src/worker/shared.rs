@@ -39,7 +39,6 @@ pub(crate) struct Shared {
     pub(crate) connections: Gauge,
     /// Connections between the same two addresses.
     pub(crate) between: Arc<Between>,
-    /// Pipes.
     pub(crate) pipes: Arc<Gauge>,
     /// UDP flows.
     pub(crate) flows: Gauge,

@@ -175,11 +175,7 @@ impl Served {
 }
 
 pub(crate) fn addrs(endpoints: &[SocketAddr]) -> Vec<EndpointAddr> {
-    let addr = |at: &SocketAddr| EndpointAddr {
-        ip: at.ip(),
-        port: at.port(),
-    };
-    endpoints.iter().map(addr).collect()
+    endpoints.iter().copied().map(EndpointAddr::from).collect()
 }
 
 /// Waits until a condition holds.

@@ -19,8 +19,9 @@ pub(super) const PAUSE: &str = "localhost/kplane/pause:test";
 pub(super) const COREDNS: &str = "localhost/kplane/coredns:test";
 /// The name of kube-proxy's image, without its tag.
 const KUBE_PROXY: &str = "localhost/kplane/kube-proxy";
-const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n";
-const GROUP: &str = "root:x:0:\nnogroup:x:65534:\n";
+pub(super) const PASSWD: &str =
+    "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n";
+pub(super) const GROUP: &str = "root:x:0:\nnogroup:x:65534:\n";
 /// Programs that kube-proxy runs.
 const NETFILTER: [&str; 3] = ["nft", "xtables-nft-multi", "xtables-legacy-multi"];
 /// Names under which iptables' one program is called.

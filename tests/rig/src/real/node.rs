@@ -151,7 +151,7 @@ impl Node {
             let file = fs::File::open(&archive).with_context(|| archive.display().to_string())?;
             command.stdin(file);
             self.ns()?
-                .run(|| process::finish(command))
+                .run(|| process::finish(&mut command))
                 .with_context(|| format!("import {} on {}", archive.display(), self.name()))?;
         }
         Ok(())

@@ -316,7 +316,7 @@ fn agent_goes(world: &mut World, probe: &[&str], works: &[&str]) -> Result<()> {
     let took = started.elapsed();
     ensure!(code == Some(6), "{code:?}:\n{text}");
     ensure!(stopped.iter().all(|part| text.contains(part)), "{text}");
-    ensure!(took <= Duration::from_secs(20), "{took:?}");
+    ensure!(took <= Duration::from_secs(10), "{took:?}");
     world.signal_agent("node-2", Signal::SIGCONT)?;
     says(world, PORT, probe, 0, works)?;
     world.stop_agent("node-2");

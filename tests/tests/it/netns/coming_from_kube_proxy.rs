@@ -5,7 +5,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use kplane_dataplane::leftovers::{self, Outcome, Serving};
+use kplane_dataplane::backend::Kind;
+use kplane_dataplane::leftovers::{self, Outcome};
 use kplane_model::{Family, Protocol};
 use kplane_tests::client::Probe;
 use kplane_tests::netns::NetNs;
@@ -29,13 +30,13 @@ pub(crate) const EVERYBODY: [(Client, At, Family); 5] = [
 
 /// What the agent does when ours serves, and at `--cleanup`.
 fn remove(node: &NetNs) -> Result<Outcome> {
-    node.run(|| Ok(leftovers::find(Serving::Nftables).remove()))
+    node.run(|| Ok(leftovers::find(Kind::Nftables.serving([None; 2])).remove()))
 }
 
 fn remove_all(node: &NetNs) -> Result<Vec<String>> {
     let outcome = remove(node)?;
     ensure!(outcome.problems.is_empty(), "{:?}", outcome.problems);
-    let left = node.run(|| Ok(leftovers::find(Serving::Nftables)))?;
+    let left = node.run(|| Ok(leftovers::find(Kind::Nftables.serving([None; 2]))))?;
     ensure!(left.is_empty(), "left: {left}");
     Ok(outcome.removed)
 }

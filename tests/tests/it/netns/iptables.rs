@@ -231,7 +231,7 @@ pub(crate) fn i4_nothing_fails_on_the_way_to_nftables_and_back() -> Result<()> {
         let mut other = Agent::open_kind(Kind::Nftables, &node, facts(1)?, settings.clone())?;
         other.replace(slice::from_ref(&service))?;
         loads.progress(5)?;
-        remove_leftovers(&node, Serving::Nftables)?;
+        remove_leftovers(&node, Kind::Nftables.serving([None; 2]))?;
         other.ensure_equal()?;
         loads.progress(20)?;
         let left: Vec<String> = list(&node)?;

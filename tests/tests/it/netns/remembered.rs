@@ -41,12 +41,7 @@ fn port(service: &Svc, family: Family) -> Result<AffinityPort> {
         addresses: vec![at.ip()],
         port: at.port(),
         node_port: None,
-        endpoints: endpoints
-            .map(|at| EndpointAddr {
-                ip: at.ip(),
-                port: at.port(),
-            })
-            .collect(),
+        endpoints: endpoints.map(EndpointAddr::from).collect(),
     })
 }
 
@@ -86,10 +81,7 @@ pub(crate) fn a_client_is_listed_forgotten_and_chooses_anew() -> Result<()> {
             homes.insert((client.source(family), home));
             let said = known(&world, &port, Some(client))?;
             let said: Vec<_> = said.iter().map(|one| (one.client, one.endpoint)).collect();
-            let home = EndpointAddr {
-                ip: home.ip(),
-                port: home.port(),
-            };
+            let home = EndpointAddr::from(home);
             ensure!(said == [(client.source(family), Some(home))], "{said:?}");
         }
         let all = known(&world, &port, None)?;

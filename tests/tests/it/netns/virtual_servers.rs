@@ -507,7 +507,7 @@ pub(crate) fn i4_nothing_fails_on_the_way_to_nftables_and_back() -> Result<()> {
     let mut other = Agent::open_kind(Kind::Nftables, &node, facts(1)?, settings.clone())?;
     other.replace(slice::from_ref(&service))?;
     loads.progress(2)?;
-    remove_leftovers(&node, Serving::Nftables)?;
+    remove_leftovers(&node, Kind::Nftables.serving([None; 2]))?;
     other.ensure_equal()?;
     loads.progress(4)?;
     ensure_nothing(&node)?;
@@ -555,7 +555,7 @@ pub(crate) fn i4_connections_of_ipvs_outlive_it() -> Result<()> {
     other.replace(&services)?;
     let look = || {
         node.run(|| {
-            let serving = Serving::Nftables;
+            let serving = Kind::Nftables.serving([None; 2]);
             let waits = leftovers::spare_connections(serving, [true; 2])?;
             let found = match waits {
                 Some(_) => leftovers::find_sparing(serving),

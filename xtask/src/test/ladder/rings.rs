@@ -28,7 +28,7 @@ pub(super) fn find(src: &Path) -> Result<Vec<String>> {
 }
 
 /// Lists Rust files below a folder by their paths from `src`.
-fn list(src: &Path, files: &mut Vec<String>) -> Result<()> {
+pub(super) fn list(src: &Path, files: &mut Vec<String>) -> Result<()> {
     fn below(src: &Path, folder: &Path, files: &mut Vec<String>) -> Result<()> {
         let entries = std::fs::read_dir(folder);
         let entries = entries.with_context(|| format!("cannot list {}", folder.display()))?;
@@ -75,7 +75,7 @@ fn levels(files: &[(String, String)]) -> BTreeMap<String, Uses> {
 }
 
 /// Returns a file's lines up to its tests, without comments.
-fn code(text: &str) -> String {
+pub(super) fn code(text: &str) -> String {
     let code = text.split("\n#[cfg(test)]\nmod tests {").next();
     let lines = code.unwrap_or_default().lines();
     let lines = lines.map(|line| line.split("//").next().unwrap_or_default());

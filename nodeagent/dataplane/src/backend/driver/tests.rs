@@ -1,8 +1,6 @@
 //! Tests of the parts that all backends share. The drivers of the backends test the rest, each on a kernel in
 //! memory.
 
-use kplane_model::Protocol;
-
 use super::*;
 use crate::backend::open_sides;
 use crate::plan::NodePlan;
@@ -76,13 +74,7 @@ fn a_family_without_programs_says_so_and_the_other_goes_on() {
 /// Another program owns the table for a moment, and gives it up while the driver searches: no ServicePort is at fault.
 #[test]
 fn a_refusal_of_everything_that_ends_leaves_no_service_port_out() {
-    let key = |name| ServiceKey {
-        service: ServiceName::new("shop", name),
-        port_name: "".into(),
-        protocol: Protocol::Tcp,
-        family: Family::V4,
-    };
-    let services = ["a", "b"].map(|name| (key(name), None));
+    let services = ["a", "b"].map(|name| (ServiceKey::sample("shop", name), None));
     let node = NodePlan::default();
     let change = Change {
         family: Family::V4,

@@ -21,8 +21,7 @@ use super::settings::RuleSettings;
 use super::tool::{Flavour, Tool, is_locked};
 use crate::backend::driver::{DataPath, StepError};
 use crate::backend::{
-    self, Applied, Backend, Change, Lookups, OpenError, RuleCounts, Serving, Verification,
-    open_sides,
+    self, Applied, Backend, Change, Kind, Lookups, OpenError, RuleCounts, Verification, open_sides,
 };
 use crate::plan::{FrontendAddr, NodePlan};
 use crate::process::RunError;
@@ -114,7 +113,7 @@ pub(super) fn open(settings: &backend::Settings) -> Result<Backend, OpenError> {
     };
     let sides = open_sides(DESCRIPTION.name, side)?;
     Ok(Backend {
-        serving: Some(Serving::Iptables(flavours)),
+        serving: Some(Kind::Iptables.serving(flavours)),
         ..Backend::new(&DESCRIPTION, sides)
     })
 }

@@ -170,7 +170,6 @@ impl Dispatch {
         }
     }
 
-    /// Returns the list.
     pub(super) fn list(&self) -> List {
         self.list
     }

@@ -226,10 +226,7 @@ impl<'a> Rule<'a> {
                 }
                 "--to-destination" => {
                     let to: Option<SocketAddr> = value().parse().ok();
-                    parsed.endpoint = to.map(|to| EndpointAddr {
-                        ip: to.ip(),
-                        port: to.port(),
-                    });
+                    parsed.endpoint = to.map(EndpointAddr::from);
                 }
                 _ => {}
             }

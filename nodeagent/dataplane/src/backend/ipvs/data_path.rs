@@ -17,7 +17,7 @@ use super::state::{IpvsState, Op, Ops};
 use super::{DESCRIPTION, probe, sysctl};
 use crate::backend::driver::{DataPath, StepError};
 use crate::backend::{
-    self, Applied, Backend, Change, Failure, Inspection, OpenError, ServerCounts, Serving,
+    self, Applied, Backend, Change, Failure, Inspection, Kind, OpenError, ServerCounts,
     Verification, open_sides,
 };
 use crate::plan::{FrontendAddr, NodePlan};
@@ -109,7 +109,7 @@ fn open_on<K: Kernel + 'static>(
     };
     let sides = open_sides(DESCRIPTION.name, side)?;
     Ok(Backend {
-        serving: Some(Serving::Ipvs(flavours)),
+        serving: Some(Kind::Ipvs.serving(flavours)),
         ..Backend::new(&DESCRIPTION, sides)
     })
 }

@@ -13,7 +13,6 @@ pub(super) const CAPACITY: u32 = 65_536;
 pub(super) enum SetId {
     /// Endpoints of this node that reach themselves through a Service.
     LoopBack,
-    /// ClusterIPs.
     ClusterIp,
     /// External addresses that are masqueraded.
     ExternalIp,
@@ -29,11 +28,9 @@ pub(super) enum SetId {
     LoadBalancerFw,
     /// Load balancers of policy Local.
     LoadBalancerLocal,
-    /// Node ports.
     NodePortTcp,
     /// Node ports of policy Local.
     NodePortLocalTcp,
-    /// Node ports.
     NodePortUdp,
     /// Node ports of policy Local.
     NodePortLocalUdp,
@@ -41,7 +38,6 @@ pub(super) enum SetId {
     NodePortSctp,
     /// Node ports of policy Local, with the node's addresses.
     NodePortLocalSctp,
-    /// Ports of health checks.
     HealthCheckNodePort,
     /// Addresses of the dummy device.
     IpvsIps,
@@ -181,7 +177,6 @@ impl SetId {
         }
     }
 
-    /// Returns the name.
     pub(super) const fn name(self, family: Family) -> &'static str {
         self.facts().0[family as usize]
     }

@@ -31,10 +31,7 @@ pub(in crate::backend) fn remembered(
             clients.add(AffinityClient {
                 port,
                 client: connection.client.ip(),
-                endpoint: Some(EndpointAddr {
-                    ip: connection.endpoint.ip(),
-                    port: connection.endpoint.port(),
-                }),
+                endpoint: Some(EndpointAddr::from(connection.endpoint)),
                 expires: Some(Duration::from_secs(connection.expires_s)),
             });
         }

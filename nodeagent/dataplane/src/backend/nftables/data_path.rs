@@ -18,7 +18,7 @@ use super::table::{StagedTable, Table};
 use super::transactions::each_transaction;
 use super::watch::Meddling;
 use crate::backend::driver::{DataPath, StepError};
-use crate::backend::{Applied, Backend, Change, OpenError, Serving, Verification, open_sides};
+use crate::backend::{Applied, Backend, Change, Kind, OpenError, Verification, open_sides};
 use crate::plan::FrontendAddr;
 use kplane_netlink::CommitError;
 
@@ -80,7 +80,7 @@ pub(super) fn open(settings: TableSettings) -> Result<Backend, OpenError> {
     let sides = open_sides::<NftDataPath<KernelTable>>(DESCRIPTION.name, table)?;
     Ok(Backend {
         notifications: Some(Box::new(namespace)),
-        serving: Some(Serving::Nftables),
+        serving: Some(Kind::Nftables.serving([None; 2])),
         ..Backend::new(&DESCRIPTION, sides)
     })
 }

@@ -81,7 +81,7 @@ fn in_front(
     scope: Scope,
     ways: [Option<Way>; 2],
 ) -> Backend {
-    let backend_name = backend.description.name;
+    let description = backend.description;
     let side = |family, inner, way| -> Box<dyn Side> {
         Box::new(Captured {
             family,
@@ -90,7 +90,7 @@ fn in_front(
             starter: starter.clone(),
             way,
             by_interface: settings.pod_interface.is_some(),
-            is_local: by_kernel(backend_name, family, settings),
+            is_local: by_kernel(description, family, settings),
             refused: Refused::new(settings.userspace.endpoints.clone()),
             places: HashMap::new(),
             late: Vec::new(),

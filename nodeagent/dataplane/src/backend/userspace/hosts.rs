@@ -130,10 +130,8 @@ mod tests {
     fn place(name: &str, at: FrontendAddr, socket: &str, family: Family) -> Place {
         Place {
             key: ServiceKey {
-                service: ServiceName::new("shop", name),
-                port_name: "http".into(),
-                protocol: Protocol::Tcp,
                 family,
+                ..ServiceKey::sample("shop", name)
             },
             at,
             socket: socket.parse().unwrap(),

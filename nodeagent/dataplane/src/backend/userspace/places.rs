@@ -3,7 +3,7 @@
 use kplane_model::{Cidr, Family, FrontendAddr, Protocol};
 
 use super::super::nftables::{NodePort, Place};
-use super::super::{Kind, Settings};
+use super::super::{Description, Settings};
 use crate::plan::{Frontend, NodePlan, ServicePlan, disjoint, loopback};
 
 /// Returns the places of a plan that the proxy serves: those that every client may use, and where every client has an
@@ -55,11 +55,9 @@ pub(super) fn node_ports(family: Family, node: &NodePlan) -> Vec<Cidr> {
     disjoint(&ranges)
 }
 
-/// Returns whether a backend itself serves node ports on loopback addresses: iptables for IPv4, with `route_localnet`.
-pub(super) fn by_kernel(backend: &str, family: Family, settings: &Settings) -> bool {
-    backend == Kind::Iptables.describe().name
-        && family == Family::V4
-        && settings.localhost_nodeports
+/// Returns whether a backend itself serves node ports on loopback addresses, which the kernel does for IPv4 alone.
+pub(super) fn by_kernel(backend: &Description, family: Family, settings: &Settings) -> bool {
+    backend.routes_loopback() && family == Family::V4 && settings.localhost_nodeports
 }
 
 #[cfg(test)]

@@ -41,7 +41,6 @@ pub(super) enum Outcome {
     End,
 }
 
-/// A flow.
 pub(super) struct Flow {
     pub(super) token: Token,
     pub(super) listening: Arc<Listening>,

@@ -11,7 +11,7 @@ use super::Programs;
 use crate::process::output;
 use crate::real::NodePrograms;
 use crate::real::image::Image;
-use crate::real::images::{which, with_busybox};
+use crate::real::images::{GROUP, PASSWD, which, with_busybox};
 
 /// Programs of this machine that the images contain, and Debian's packages that contain them.
 pub const REQUIRED: [(&str, &str); 9] = [
@@ -39,8 +39,6 @@ const PLACES: [(&str, &str); 10] = [
     ("bin/getent", "getent"),
     ("bin/conntrack", "conntrack"),
 ];
-const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n";
-const GROUP: &str = "root:x:0:\nnogroup:x:65534:\n";
 const NAMES: &str = "hosts: files dns\n";
 /// The folder of the certificate that agnhost's TLS servers show.
 const CERTIFICATE: &str = "test/images/agnhost/porter";

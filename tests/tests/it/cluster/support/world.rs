@@ -236,12 +236,8 @@ impl World {
 
     /// Stops the clock of a node's agent, or lets it run again (SIGSTOP, SIGCONT).
     pub(crate) fn signal_agent(&self, node: &str, signal: Signal) -> Result<()> {
-        self.agent(node)?.signal(signal)
-    }
-
-    /// Returns the process of a node's agent.
-    pub(crate) fn agent(&self, node: &str) -> Result<&Process> {
-        self.agents.get(node).context("no agent")
+        let agent = self.agents.get(node).context("no agent")?;
+        agent.signal(signal)
     }
 
     /// Starts a node's agent anew, with several replicas of the control plane.

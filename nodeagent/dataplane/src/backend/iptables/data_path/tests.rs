@@ -145,13 +145,8 @@ type Plans = Vec<(ServiceKey, Option<ServicePlan>)>;
 
 fn plan(number: u8, endpoints: u8) -> (ServiceKey, Option<ServicePlan>) {
     let key = ServiceKey {
-        service: kplane_model::ServiceName {
-            namespace: "test".into(),
-            name: format!("svc-{number}").into(),
-        },
         port_name: "web".into(),
-        protocol: Protocol::Tcp,
-        family: Family::V4,
+        ..ServiceKey::sample("test", &format!("svc-{number}"))
     };
     let ip = std::net::IpAddr::from([10, 96, 0, number]);
     let endpoints: Vec<_> = (1..=endpoints)

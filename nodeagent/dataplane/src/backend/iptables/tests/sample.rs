@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use kplane_model::{
-    Cidr, EndpointAddr, Family, LocalEndpoints, NodeFacts, Protocol, ServiceKey, ServiceName,
-    ServicePort, ServiceProgram, TrafficPolicy,
+    Cidr, EndpointAddr, Family, LocalEndpoints, NodeFacts, Protocol, ServiceKey, ServicePort,
+    ServiceProgram, TrafficPolicy,
 };
 use proptest::prelude::*;
 
@@ -75,10 +75,9 @@ pub(super) fn shape() -> impl Strategy<Value = Shape> {
 
 pub(super) fn key(number: u16, family: Family) -> ServiceKey {
     ServiceKey {
-        service: ServiceName::new("shop", &format!("svc-{number}")),
-        port_name: "http".into(),
         protocol: Protocol::ALL[usize::from(number % 3)],
         family,
+        ..ServiceKey::sample("shop", &format!("svc-{number}"))
     }
 }
 

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use expect_test::expect;
-use kplane_model::{EndpointAddr, Family, Protocol, ServiceKey, ServiceName, TrafficPolicy};
+use kplane_model::{EndpointAddr, Family, Protocol, ServiceKey, TrafficPolicy};
 use proptest::prelude::*;
 
 use super::super::adopt::adopt;
@@ -34,10 +34,8 @@ fn endpoint(octet: u8) -> EndpointAddr {
 
 fn key(n: u8) -> ServiceKey {
     ServiceKey {
-        service: ServiceName::new("shop", &format!("svc-{n}")),
         port_name: "".into(),
-        protocol: Protocol::Tcp,
-        family: Family::V4,
+        ..ServiceKey::sample("shop", &format!("svc-{n}"))
     }
 }
 

@@ -6,18 +6,20 @@ use ring::digest::{SHA256, digest};
 
 /// The SHA-256 digest of a content; displayed as `sha256:` and 64 hexadecimal digits.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Digest(String);
+pub struct Digest(String);
 
 impl Digest {
     /// Computes the digest of a content.
-    pub(crate) fn of(bytes: &[u8]) -> Self {
+    #[must_use]
+    pub fn of(bytes: &[u8]) -> Self {
         let sum = digest(&SHA256, bytes);
         let digits = sum.as_ref().iter().map(|byte| format!("{byte:02x}"));
         Self(digits.collect())
     }
 
     /// Returns the 64 hexadecimal digits.
-    pub(crate) fn hex(&self) -> &str {
+    #[must_use]
+    pub fn hex(&self) -> &str {
         &self.0
     }
 }

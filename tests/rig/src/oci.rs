@@ -1,69 +1,68 @@
 //! Images as archives with an OCI layout (image-spec 1.1), which `ctr images import`, `podman load`, `docker load`
 //! and `skopeo copy oci-archive:` read.
 
+mod digest;
+mod layer;
+
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::digest::Digest;
-use super::layer::{Archive, Packed, READABLE};
+pub use self::digest::Digest;
+pub use self::layer::{EXECUTABLE, Layer, Packed, READABLE};
+
+use self::layer::Archive;
+use crate::process::output;
 
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
-const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 /// The annotation from which containerd takes the name of an imported image.
 const NAME: &str = "io.containerd.image.name";
 /// The annotation of the OCI layout for a tag.
 const TAG: &str = "org.opencontainers.image.ref.name";
-/// Folders that are searched for programs.
-const PATH: &str = "PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// An image.
+/// An image of one architecture, to be written.
 #[derive(Debug)]
-pub(super) struct Image {
+pub struct Image {
     /// The full name, such as `ghcr.io/kplane/kp-nodeagent:0.1.0`.
-    pub(super) name: String,
+    pub name: String,
     /// The architecture as images name it, such as `amd64`.
-    pub(super) architecture: &'static str,
-    /// The program that a container runs.
-    pub(super) program: String,
-    /// The user and group of the program, as numbers.
-    pub(super) user: &'static str,
-    /// Labels of the image, which are also annotations of its manifest.
-    pub(super) labels: BTreeMap<&'static str, String>,
+    pub architecture: &'static str,
+    /// What a container runs, and how (`config` of the image's configuration).
+    pub container: Value,
+    /// Annotations of the manifest.
+    pub annotations: BTreeMap<&'static str, String>,
     /// The time of the image (RFC 3339).
-    pub(super) created: String,
+    pub created: String,
     /// The layers, the lowest first.
-    pub(super) layers: Vec<Packed>,
+    pub layers: Vec<Packed>,
 }
 
 impl Image {
     /// Returns the number of bytes that a node downloads to run the image.
-    pub(super) fn pulled(&self) -> usize {
+    #[must_use]
+    pub fn pulled(&self) -> usize {
         self.layers.iter().map(|layer| layer.bytes.len()).sum()
     }
 
     /// Returns the size of all files, in bytes.
-    pub(super) fn unpacked(&self) -> usize {
+    #[must_use]
+    pub fn unpacked(&self) -> usize {
         self.layers.iter().map(|layer| layer.unpacked).sum()
     }
 
     /// Returns the image's configuration.
-    pub(super) fn config(&self) -> Value {
+    fn config(&self) -> Value {
         let diff_ids = self.layers.iter().map(|layer| layer.diff_id.to_string());
         json!({
             "created": self.created,
             "architecture": self.architecture,
             "os": "linux",
-            "config": {
-                "User": self.user,
-                "Env": [PATH],
-                "Entrypoint": [self.program],
-                "WorkingDir": "/",
-                "Labels": self.labels,
-            },
+            "config": self.container,
             "rootfs": { "type": "layers", "diff_ids": Vec::from_iter(diff_ids) },
             "history": self.layers.iter().map(|_| json!({ "created": self.created, "created_by": "cargo xtask images" }))
                 .collect::<Vec<_>>(),
@@ -74,12 +73,12 @@ impl Image {
     ///
     /// # Errors
     /// The archive cannot be made.
-    pub(super) fn archive(&self) -> Result<(Vec<u8>, Digest)> {
+    pub fn archive(&self) -> Result<(Vec<u8>, Digest)> {
         let mut blobs = Blobs::default();
         let layers = self
             .layers
             .iter()
-            .map(|layer| blobs.add(LAYER, layer.bytes.clone()));
+            .map(|layer| blobs.add(layer.media_type, layer.bytes.clone()));
         let layers: Vec<Value> = layers.collect();
         let config = blobs.add(CONFIG, serde_json::to_vec(&self.config())?);
         let manifest = serde_json::to_vec(&json!({
@@ -87,7 +86,7 @@ impl Image {
             "mediaType": MANIFEST,
             "config": config,
             "layers": layers,
-            "annotations": self.labels,
+            "annotations": self.annotations,
         }))?;
         let digest = Digest::of(&manifest);
         let mut manifest = blobs.add(MANIFEST, manifest);
@@ -102,8 +101,8 @@ impl Image {
         archive.file("index.json", READABLE, &text(&index)?)?;
         let older = self.for_older_dockers(&config, &layers);
         archive.file("manifest.json", READABLE, &text(&older)?)?;
-        archive.folder("blobs")?;
-        archive.folder("blobs/sha256")?;
+        archive.folder("blobs", EXECUTABLE)?;
+        archive.folder("blobs/sha256", EXECUTABLE)?;
         for (name, blob) in &blobs.0 {
             archive.file(&format!("blobs/sha256/{name}"), READABLE, blob)?;
         }
@@ -135,13 +134,37 @@ impl Blobs {
     }
 }
 
+/// Returns how images name an architecture of Rust's targets; `None` if the rig does not know it.
+#[must_use]
+pub fn architecture(name: &str) -> Option<&'static str> {
+    match name {
+        "x86_64" => Some("amd64"),
+        "aarch64" => Some("arm64"),
+        _ => None,
+    }
+}
+
+/// Returns the libraries of a program, and the program that loads them; none for a static program.
+#[must_use]
+pub fn libraries(program: &Path) -> Vec<PathBuf> {
+    let mut ldd = Command::new("ldd");
+    ldd.arg(program);
+    // ldd fails for a static program.
+    let text = output(ldd).unwrap_or_default();
+    let words = text.lines().filter_map(|line| {
+        let (path, _) = line.split_once(" (0x")?;
+        path.split_whitespace().next_back()
+    });
+    let paths = words.filter(|word| word.starts_with('/'));
+    paths.map(PathBuf::from).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Read as _;
 
     use flate2::Compression;
 
-    use super::super::layer::{EXECUTABLE, Layer};
     use super::*;
 
     fn image() -> Image {
@@ -150,9 +173,8 @@ mod tests {
         Image {
             name: "example.org/kp:1".to_owned(),
             architecture: "amd64",
-            program: "/kp".to_owned(),
-            user: "65532:65532",
-            labels: BTreeMap::from([("org.opencontainers.image.title", "kp".to_owned())]),
+            container: json!({ "Entrypoint": ["/kp"], "User": "65532:65532" }),
+            annotations: BTreeMap::from([("org.opencontainers.image.title", "kp".to_owned())]),
             created: "1970-01-01T00:00:00Z".to_owned(),
             layers: vec![layer.pack(Compression::best()).unwrap()],
         }
