@@ -2,7 +2,7 @@
 //!
 //! The owner of the index adds a change after streams have it, so no node waits for the record. Reading it
 //! costs something only when an operator asks. When nodes had a change is not recorded here: the fleet knows when each
-//! node reached which revision (`controlplane/src/fleet/progress.rs`).
+//! node reached which revision (`controlplane/fleet/src/fleet/progress.rs`).
 
 mod changes;
 mod noticed;

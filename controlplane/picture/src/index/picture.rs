@@ -1,7 +1,7 @@
 //! The part of the index's picture that an approval names, so that other replicas can tell whether it is theirs, too.
 //!
 //! An approval names the held objects, the doubts, and how many Services are left. A replica whose picture it covers
-//! takes it once (`controlplane/src/server/approval.rs`).
+//! takes it once (`controlplane/operate/src/server/approval.rs`).
 
 use kplane_model::{Digest, ObjectHash};
 use serde::{Deserialize, Serialize};
