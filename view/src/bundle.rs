@@ -14,7 +14,6 @@ pub struct BundleView {
     kind: &'static str,
     /// Version of this program.
     kpctl_version: &'static str,
-    /// The file.
     pub(crate) file: String,
     /// The size of the file; `null` in the file itself.
     pub bytes: Option<usize>,

@@ -28,7 +28,6 @@ view_of! {
         now: Option<Time> = now_ms,
     }
 
-    /// A change.
     pub(crate) struct ChangeView: ServiceChange {
         /// The revision; `null` = nodes hold the Service as before.
         revision: Option<u64>,

@@ -20,7 +20,6 @@ view_of! {
         is_first: bool = _,
     }
 
-    /// An event.
     pub(crate) struct EventView: Noticed {
         number: u64,
         at: Option<Time> = at_ms,

@@ -14,7 +14,6 @@ const KEY_COLUMNS: usize = 16;
 pub struct Span {
     /// The text, one line.
     pub text: String,
-    /// Its tone.
     pub(crate) tone: Tone,
 }
 

@@ -123,7 +123,6 @@ pub(super) enum Change {
     Approve(Approval),
 }
 
-/// The document.
 #[derive(Serialize, Deserialize)]
 struct Document {
     version: u32,

@@ -1,9 +1,9 @@
 //! The page: what `kpctl` shows, for a browser, on the status port and behind the same rights.
 //!
-//! A **sheet** ([`sheet`]) is a path with its query. It consists of sections ([`html`]), which [`answers`] makes of the
-//! answers that `kpctl` gets, in `kpctl`'s words ([`terminal`]). Every sheet works without scripts. One small script
-//! follows one stream of events ([`live`]), which replaces the sections that have changed. Text becomes markup in one
-//! place, [`html::Html::text`], and the policy that each answer has lets a browser run nothing but that script.
+//! A **sheet** (`sheet`) is a path with its query. It consists of sections (`html`), which `answers` makes of the
+//! answers that `kpctl` gets, in `kpctl`'s words (`terminal`). Every sheet works without scripts. One small script
+//! follows one stream of events (`live`), which replaces the sections that have changed. Text becomes markup in one
+//! place, `html::Html::text`, and the policy that each answer has lets a browser run nothing but that script.
 
 mod answers;
 mod glance;

@@ -146,7 +146,6 @@ fn sample(
     }
 }
 
-/// The collector.
 struct Collector {
     client: TraceServiceClient<Channel>,
     name: String,

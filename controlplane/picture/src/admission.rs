@@ -176,7 +176,6 @@ impl Reserved {
 pub struct ReservedPlace {
     /// The address; `None` = all addresses of nodes.
     ip: Option<IpAddr>,
-    /// The ports.
     ports: PortRange,
 }
 

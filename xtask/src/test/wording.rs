@@ -44,9 +44,6 @@ const DIALECT: [&str; 18] = [
 /// Further words that no message has. Comments may have them, where they name an actor of the sentence.
 const MESSAGE_DIALECT: [&str; 4] = ["nobody", "others", "our", "ours"];
 
-/// Folders where doc comments of private items may still repeat the item's name, and no more.
-const UNCHECKED_REPEATS: [&str; 2] = ["controlplane/", "view/"];
-
 /// Words that say nothing in a comment, and words in front of an item's name.
 const EMPTY: &str = "a an the of for in its is returns pub crate super async unsafe fn const static struct enum trait";
 
@@ -91,13 +88,8 @@ pub(super) fn check(root: &Path) -> Result<()> {
         {
             words.extend(dialect_in_messages(&text));
         }
-        if !UNCHECKED_REPEATS
-            .iter()
-            .any(|folder| file.starts_with(folder))
-        {
-            let repeated = repeats(&text).into_iter();
-            dialect.extend(repeated.map(|line| format!("{file}:{line}: only repeats a name")));
-        }
+        let repeated = repeats(&text).into_iter();
+        dialect.extend(repeated.map(|line| format!("{file}:{line}: only repeats a name")));
         let words = words.into_iter();
         dialect.extend(words.map(|(line, words)| format!("{file}:{line}: {words:?}")));
     }

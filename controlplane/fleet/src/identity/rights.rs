@@ -102,7 +102,6 @@ impl Right {
 pub(super) enum Rights {
     /// Everybody with a proven identity reads; [`ADMINS`] act, and [`REPLICAS`] are peers.
     BuiltIn,
-    /// A file.
     File(Follower<Rules>),
     /// The API server.
     Kubernetes(Box<Decisions>),

@@ -29,7 +29,6 @@ pub struct Rules {
     rules: Vec<Rule>,
 }
 
-/// A rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Rule {

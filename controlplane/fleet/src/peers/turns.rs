@@ -16,7 +16,6 @@ const SERVICES: usize = 4;
 /// Maximum number of questions to agents at a time. Together they are fewer than a connection may have (16).
 const AGENTS: usize = 8;
 
-/// The turns.
 #[derive(Debug)]
 pub(super) struct Turns {
     services: Semaphore,

@@ -30,7 +30,7 @@ const AT_A_TIME: usize = 64;
 /// Virtual servers in a description, by node.
 pub type Answers = BTreeMap<NodeName, pb::ServiceServers>;
 
-/// Asks all agents that have virtual servers, [`AT_A_TIME`] at once, which limits the number of
+/// Asks all agents that have virtual servers, 64 at once, which limits the number of
 /// answers in memory.
 pub async fn ask_all(fleet: &Fleet, service: &ServiceName) -> Answers {
     let asked = fleet.with_servers().into_iter().map(|node| async move {

@@ -120,7 +120,6 @@ impl Sheet {
         }
     }
 
-    /// Returns the title.
     pub(super) fn title(&self) -> String {
         match self {
             Self::Fleet => "Fleet".to_owned(),

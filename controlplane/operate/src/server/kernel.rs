@@ -21,7 +21,6 @@ const TEXT: usize = 256;
 /// What the kernel must do with a packet.
 #[derive(Clone, Debug)]
 pub(super) struct Expected {
-    /// The node.
     pub(super) node: NodeName,
     /// The question to its agent.
     pub(super) destination: pb::Destination,
@@ -62,7 +61,6 @@ impl Expected {
         }
     }
 
-    /// Returns the protocol.
     pub(super) fn protocol(&self) -> pb::Protocol {
         self.destination.protocol()
     }

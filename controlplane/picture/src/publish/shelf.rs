@@ -20,7 +20,6 @@ const STALE_SHARE: usize = 32;
 /// The shared objects at a revision, as nodes of one zone get them.
 #[derive(Debug)]
 pub(super) struct Shelf {
-    /// The revision.
     revision: u64,
     messages: Vec<Encoded>,
 }

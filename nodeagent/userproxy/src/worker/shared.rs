@@ -120,10 +120,53 @@ impl Inbox {
         }
     }
 
+    /// Returns the commands, for the worker. The descriptor is read first: who wakes the worker later does so once more.
     pub(crate) fn take(&self) -> Vec<Command> {
+        let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
         *self.woken() = None;
         let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
-        let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
         std::mem::take(&mut commands)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::thread;
+
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    use super::*;
+
+    /// A worker that has nothing to do is asked whether it is alive while it takes its commands.
+    #[test]
+    fn a_worker_is_woken_as_often_as_it_is_asked() {
+        const DEADLINE: Duration = Duration::from_secs(10);
+        let (inbox, ended) = (Inbox::new().unwrap(), AtomicBool::new(false));
+        let work = || {
+            while !ended.load(Relaxed) {
+                let mut wake = [PollFd::new(&inbox.wake, PollFlags::IN)];
+                if poll(&mut wake, Some(&Timespec::default())).unwrap() > 0 {
+                    inbox.take();
+                }
+            }
+        };
+        let is_woken = || {
+            let since = Instant::now();
+            inbox.is_alive(DEADLINE);
+            while inbox.woken().is_some() {
+                if since.elapsed() > DEADLINE {
+                    return false;
+                }
+            }
+            true
+        };
+        let all = thread::scope(|scope| {
+            scope.spawn(work);
+            let all = (0..50_000).all(|_| is_woken());
+            ended.store(true, Relaxed);
+            all
+        });
+        assert!(all, "the worker is not woken any more");
     }
 }

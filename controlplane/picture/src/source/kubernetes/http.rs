@@ -302,7 +302,6 @@ mod tests {
     use super::*;
     use crate::kubernetes::Access;
 
-    /// K39.
     #[tokio::test]
     async fn k39_lists_are_asked_for_without_managed_fields() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

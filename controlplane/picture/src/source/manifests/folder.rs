@@ -23,7 +23,6 @@ const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
 /// The root to read: a folder with its subfolders, or one file of a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Root {
-    /// The folder.
     pub(super) folder: PathBuf,
     /// The only file to read.
     pub(super) only: Option<PathBuf>,

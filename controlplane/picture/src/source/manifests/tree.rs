@@ -32,7 +32,6 @@ const SKIPPED_FIELD: &str = "managedFields";
 pub(super) struct Node {
     /// Line in the parsed text, from 1; 0 when unknown.
     pub(super) line: usize,
-    /// The value.
     pub(super) value: Value,
 }
 
