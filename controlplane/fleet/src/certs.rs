@@ -22,7 +22,7 @@ use clap::Subcommand;
 use kplane_tls::Subject;
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair};
 
-use crate::identity::{ADMINS, REPLICAS};
+use crate::identity::ADMINS;
 use crate::issue::{self, DAY, Pair};
 
 /// Lifetime of all other certificates.
@@ -138,16 +138,7 @@ fn init(dir: &Path, hosts: &[String]) -> Result<Vec<PathBuf>, CertsError> {
     let authority = authority(dir)?;
     let names = ["localhost", "127.0.0.1", "::1"].map(str::to_owned);
     let names: Vec<String> = names.into_iter().chain(hosts.iter().cloned()).collect();
-    let failed = make("of the control plane");
-    let mut params = CertificateParams::new(names).map_err(&failed)?;
-    let name = "kp-controlplane";
-    params.distinguished_name.push(DnType::CommonName, name);
-    let group = DnType::OrganizationName;
-    params.distinguished_name.push(group, REPLICAS);
-    params.extended_key_usages = vec![
-        ExtendedKeyUsagePurpose::ServerAuth,
-        ExtendedKeyUsagePurpose::ClientAuth,
-    ];
+    let params = issue::control_plane(&names).map_err(make("of the control plane"))?;
     written.extend(issue(dir, "server", params, &authority)?);
     Ok(written)
 }

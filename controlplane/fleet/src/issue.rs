@@ -4,9 +4,12 @@ use std::fmt;
 use std::time::{Duration, SystemTime};
 
 use rcgen::{
-    BasicConstraints, CertificateParams, DnType, Error, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+    BasicConstraints, CertificateParams, DnType, Error, ExtendedKeyUsagePurpose, IsCa, Issuer,
+    KeyPair, KeyUsagePurpose,
 };
 use time::OffsetDateTime;
+
+use crate::identity::REPLICAS;
 
 /// Seconds of a day.
 pub(crate) const DAY: u64 = 86_400;
@@ -47,6 +50,19 @@ impl Pair {
     pub(crate) fn issuer(&self) -> Result<Issuer<'static, KeyPair>, Error> {
         Issuer::from_ca_cert_pem(&self.certificate, KeyPair::from_pem(&self.key)?)
     }
+}
+
+/// Returns what a control plane shows to agents, to users, and to other replicas: its names, and that it is a replica.
+pub(crate) fn control_plane(names: &[String]) -> Result<CertificateParams, Error> {
+    let mut params = CertificateParams::new(names)?;
+    let subject = &mut params.distinguished_name;
+    subject.push(DnType::CommonName, "kp-controlplane");
+    subject.push(DnType::OrganizationName, REPLICAS);
+    params.extended_key_usages = vec![
+        ExtendedKeyUsagePurpose::ServerAuth,
+        ExtendedKeyUsagePurpose::ClientAuth,
+    ];
+    Ok(params)
 }
 
 /// Makes a certificate with a new key. `params` has the subject, the names and the uses.

@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
 use kplane_tls::{Subject, ends_at};
-use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, KeyPair};
+use rcgen::KeyPair;
 
 use crate::identity::REPLICAS;
-use crate::issue::{AUTHORITY, DAY, Pair, issue};
+use crate::issue::{AUTHORITY, DAY, Pair, control_plane, issue};
 
 /// Time before its end at which an authority gets a successor.
 const SUCCESSION: Duration = Duration::from_secs(730 * DAY);
@@ -169,15 +169,7 @@ fn is_of_replica(certificate: &str) -> bool {
 
 /// Makes the certificate that replicas show to agents, to users, and to each other.
 fn serving(signer: &Pair, names: &[String], now: SystemTime) -> Result<Pair, rcgen::Error> {
-    let mut params = CertificateParams::new(names)?;
-    let name = "kp-controlplane";
-    params.distinguished_name.push(DnType::CommonName, name);
-    let group = DnType::OrganizationName;
-    params.distinguished_name.push(group, REPLICAS);
-    params.extended_key_usages = vec![
-        ExtendedKeyUsagePurpose::ServerAuth,
-        ExtendedKeyUsagePurpose::ClientAuth,
-    ];
+    let params = control_plane(names)?;
     issue(&signer.issuer()?, params, now, SERVING)
 }
 
@@ -225,7 +217,7 @@ mod tests {
         let papers = Papers::new(&names, now).unwrap();
         assert_eq!(papers.renewed(&names, now).unwrap(), None);
         // As earlier versions made it.
-        let params = CertificateParams::new(names.clone()).unwrap();
+        let params = rcgen::CertificateParams::new(names.clone()).unwrap();
         let server = issue(&papers.signer.issuer().unwrap(), params, now, SERVING).unwrap();
         let earlier = Papers { server, ..papers };
         let renewed = earlier.renewed(&names, now).unwrap().unwrap();
