@@ -15,6 +15,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use futures_util::future::BoxFuture;
 use hyper_util::rt::TokioIo;
 use kplane_fleet::doors::{Door, Limits, Secured};
 use kplane_fleet::hub::Hub;
@@ -145,11 +146,15 @@ pub struct Bound {
     tasks: JoinSet<Result<(), TaskError>>,
 }
 
-/// Starts a control plane.
+/// Starts a control plane. The future is boxed, so that its code is generated here and not once more in each program.
 ///
 /// # Errors
 /// [`BuildError`] when it cannot start.
-pub async fn build(config: Config) -> Result<Bound, BuildError> {
+pub fn build(config: Config) -> BoxFuture<'static, Result<Bound, BuildError>> {
+    Box::pin(start(config))
+}
+
+async fn start(config: Config) -> Result<Bound, BuildError> {
     kplane_http::panics::install();
     check(&config)?;
     let protection = config.protection.clone();
@@ -389,10 +394,12 @@ impl Bound {
     ///
     /// # Errors
     /// The part that failed first.
-    pub async fn wait(mut self) -> Result<(), TaskError> {
-        let first = self.tasks.join_next().await;
-        self.hub.shutdown.cancel();
-        self.tasks.shutdown().await;
-        first.map_or(Ok(()), |result| result?)
+    pub fn wait(mut self) -> BoxFuture<'static, Result<(), TaskError>> {
+        Box::pin(async move {
+            let first = self.tasks.join_next().await;
+            self.hub.shutdown.cancel();
+            self.tasks.shutdown().await;
+            first.map_or(Ok(()), |result| result?)
+        })
     }
 }

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use hyper::Request;
 use hyper::body::Incoming;
 use kp_controlplane::app::Origin;
@@ -25,7 +26,7 @@ use crate::claim::{Claim, Taken};
 use crate::config::{Config, Source};
 use crate::connection::Connection;
 use crate::desired;
-use crate::engine::{AloneSettings, Engine, Followers, Recall, Stopped};
+use crate::engine::{AloneSettings, Engine, Followers, Opener, Recall, Stopped};
 use crate::healthz::Health;
 use crate::metrics::{Counters, Metrics, Sources};
 use crate::own_places::OwnPlaces;
@@ -111,11 +112,16 @@ pub enum Ended {
 }
 
 /// Starts an agent. If its backend takes over the node, the agent first waits for the previous
-/// agent to end, for up to [`claim::PATIENCE`](crate::claim::PATIENCE).
+/// agent to end, for up to [`claim::PATIENCE`](crate::claim::PATIENCE). The future is boxed, so that its code is
+/// generated here and not once more in each program.
 ///
 /// # Errors
 /// [`BuildError`] if the agent cannot start.
-pub async fn build(mut config: Config) -> Result<Bound, BuildError> {
+pub fn build(config: Config) -> BoxFuture<'static, Result<Bound, BuildError>> {
+    Box::pin(start(config))
+}
+
+async fn start(mut config: Config) -> Result<Bound, BuildError> {
     config.backend = config.backend.within_rights();
     if config.backend.describe().serves_without_rights() && is_of_user(&config.source) {
         kplane_model::allow_loopback_endpoints();
@@ -135,7 +141,7 @@ pub async fn build(mut config: Config) -> Result<Bound, BuildError> {
         settings.pod_interface.is_some() || config.node_settings.masquerades_own(family)
     });
     let ports = Ports::new(config.healthz, config.metrics);
-    let mut bound = build_parts(config, move || kind.open(&settings)).await?;
+    let mut bound = build_parts(config, Box::new(move || kind.open(&settings))).await?;
     if let Some(serving) = bound.engine.serving() {
         let task = TakeOver {
             serving,
@@ -162,18 +168,15 @@ pub async fn build(mut config: Config) -> Result<Bound, BuildError> {
 ///
 /// # Errors
 /// [`BuildError`] if the agent cannot start.
-pub async fn build_with(
+pub fn build_with(
     config: Config,
     open: impl FnOnce() -> Result<Backend, OpenError> + Send + 'static,
-) -> Result<Bound, BuildError> {
+) -> BoxFuture<'static, Result<Bound, BuildError>> {
     kplane_http::panics::install();
-    build_parts(config, open).await
+    Box::pin(build_parts(config, Box::new(open)))
 }
 
-async fn build_parts(
-    config: Config,
-    open: impl FnOnce() -> Result<Backend, OpenError> + Send + 'static,
-) -> Result<Bound, BuildError> {
+async fn build_parts(config: Config, open: Opener) -> Result<Bound, BuildError> {
     let counters = Arc::new(Counters::default());
     let (publisher, servers) = service_health::channel();
     let rival = watch::Sender::new(None);
@@ -454,7 +457,11 @@ impl Bound {
     ///
     /// # Errors
     /// The part that failed.
-    pub async fn wait(mut self) -> Result<Ended, TaskError> {
+    pub fn wait(self) -> BoxFuture<'static, Result<Ended, TaskError>> {
+        Box::pin(self.run())
+    }
+
+    async fn run(mut self) -> Result<Ended, TaskError> {
         let proxy = self.engine.proxy();
         let cause = tokio::select! {
             biased;

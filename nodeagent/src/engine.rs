@@ -28,6 +28,7 @@ pub use alone::AloneSettings;
 pub use followers::Followers;
 pub use keeping::Recall;
 
+use futures_util::future::BoxFuture;
 use kplane_model::{RangeDigests, ServiceName};
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -94,6 +95,9 @@ pub struct Engine {
 #[error("the engine has stopped")]
 pub struct Stopped;
 
+/// Opens a backend, on the engine's thread.
+pub type Opener = Box<dyn FnOnce() -> Result<Backend, OpenError> + Send>;
+
 impl Engine {
     /// Starts the thread. The backend is opened on it, so that the backend shares whatever belongs to a
     /// thread (a network namespace).
@@ -116,15 +120,25 @@ impl Engine {
         settings: NodeSettings,
         followers: Followers,
     ) -> Result<Self, OpenError> {
-        Self::start(open, settings, followers, Recall::default()).await
+        Self::start(Box::new(open), settings, followers, Recall::default()).await
     }
 
-    /// Starts the thread like [`Engine::spawn_with`], with a memory of what the node served.
+    /// Starts the thread like [`Engine::spawn_with`], with a memory of what the node served. The future is boxed, so that
+    /// the engine's code is generated here and not once more in each program.
     ///
     /// # Errors
     /// What the backend lacks on this machine.
-    pub async fn start(
-        open: impl FnOnce() -> Result<Backend, OpenError> + Send + 'static,
+    pub fn start(
+        open: Opener,
+        settings: NodeSettings,
+        followers: Followers,
+        recall: Recall,
+    ) -> BoxFuture<'static, Result<Self, OpenError>> {
+        Box::pin(Self::begin(open, settings, followers, recall))
+    }
+
+    async fn begin(
+        open: Opener,
         settings: NodeSettings,
         followers: Followers,
         recall: Recall,

@@ -74,7 +74,12 @@ async fn remember(folder: &Path, services: u32) {
         ..Recall::default()
     };
     let open = || Ok(noop::open());
-    let engine = Engine::start(open, NodeSettings::default(), Followers::default(), recall);
+    let engine = Engine::start(
+        Box::new(open),
+        NodeSettings::default(),
+        Followers::default(),
+        recall,
+    );
     let engine = engine.await.unwrap();
     engine.submit(snapshot).await.unwrap().unwrap();
     let mut reports = engine.reports();

@@ -49,7 +49,7 @@ pub async fn recalling(
         std::mem::forget(inside);
         kind.open(&backend)
     };
-    Ok(Engine::start(open, settings, Followers::default(), recall).await?)
+    Ok(Engine::start(Box::new(open), settings, Followers::default(), recall).await?)
 }
 
 /// Services are new or changed, or gone (`None`).
