@@ -1,13 +1,20 @@
 //! Identities of Services and their ports.
 
 use std::fmt;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use crate::net::{Family, Protocol};
 
 /// A Service's namespace and name, printed `namespace/name`.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ServiceName {
+///
+/// Clones share one allocation, so that a map with this key holds a pointer.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ServiceName(Arc<NameParts>);
+
+/// The parts of a [`ServiceName`].
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NameParts {
     /// The namespace.
     pub namespace: Arc<str>,
     /// The name within the namespace.
@@ -18,10 +25,27 @@ impl ServiceName {
     /// Creates a name from its two parts.
     #[must_use]
     pub fn new(namespace: &str, name: &str) -> Self {
-        Self {
-            namespace: namespace.into(),
-            name: name.into(),
-        }
+        Self::of(namespace.into(), name.into())
+    }
+
+    /// Creates a name from texts that others share.
+    #[must_use]
+    pub fn of(namespace: Arc<str>, name: Arc<str>) -> Self {
+        Self(Arc::new(NameParts { namespace, name }))
+    }
+}
+
+impl Deref for ServiceName {
+    type Target = NameParts;
+
+    fn deref(&self) -> &NameParts {
+        &self.0
+    }
+}
+
+impl fmt::Debug for ServiceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
     }
 }
 
@@ -34,8 +58,14 @@ impl fmt::Display for ServiceName {
 /// Identity of one ServicePort in one family: the unit that is selected, published, planned and
 /// reported. Kubernetes identifies a port by name and protocol (behaviour Z7). The family is part
 /// of the key because families are independent (Z2).
+///
+/// Clones share one allocation, so that a map with this key holds a pointer.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ServiceKey(Arc<KeyParts>);
+
+/// The parts of a [`ServiceKey`].
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ServiceKey {
+pub struct KeyParts {
     /// The Service.
     pub service: ServiceName,
     /// The port's name; empty for the only port of a Service.
@@ -44,6 +74,33 @@ pub struct ServiceKey {
     pub protocol: Protocol,
     /// The address family.
     pub family: Family,
+}
+
+impl From<KeyParts> for ServiceKey {
+    fn from(parts: KeyParts) -> Self {
+        Self(Arc::new(parts))
+    }
+}
+
+impl Deref for ServiceKey {
+    type Target = KeyParts;
+
+    fn deref(&self) -> &KeyParts {
+        &self.0
+    }
+}
+
+/// Copies the parts if others share them.
+impl DerefMut for ServiceKey {
+    fn deref_mut(&mut self) -> &mut KeyParts {
+        Arc::make_mut(&mut self.0)
+    }
+}
+
+impl fmt::Debug for ServiceKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
 }
 
 impl fmt::Display for ServiceKey {

@@ -33,7 +33,7 @@ pub use bounds::{Allowance, MAX_SERVICE_ELEMENTS, MAX_SERVICE_PLACES, ServiceSiz
 pub use cidr::{Cidr, ParseCidrError};
 pub use digest::{Digest, ObjectHash};
 pub use issue::{Issue, ObjectRef, Severity};
-pub use key::{ServiceKey, ServiceName};
+pub use key::{KeyParts, NameParts, ServiceKey, ServiceName};
 pub use net::{
     EndpointAddr, Family, FrontendAddr, ParseIpError, Protocol, UnknownProtocol,
     allow_loopback_endpoints, parse_ip, proxy_address, refused_endpoint_ip,

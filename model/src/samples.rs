@@ -16,7 +16,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::key::{ServiceKey, ServiceName};
+use crate::key::{KeyParts, ServiceKey, ServiceName};
 use crate::net::{EndpointAddr, Family, Protocol};
 use crate::program::{LocalEndpoint, LocalEndpoints, ServiceProgram};
 use crate::service::{ServicePort, TrafficPolicy};
@@ -25,12 +25,12 @@ impl ServiceKey {
     /// Returns the key of a Service's port `http`, TCP over IPv4.
     #[must_use]
     pub fn sample(namespace: &str, name: &str) -> Self {
-        Self {
+        Self::from(KeyParts {
             service: ServiceName::new(namespace, name),
             port_name: "http".into(),
             protocol: Protocol::Tcp,
             family: Family::V4,
-        }
+        })
     }
 }
 

@@ -130,18 +130,18 @@ impl Lapses {
 
 #[cfg(test)]
 mod tests {
-    use kplane_model::{Family, Protocol, ServiceName};
+    use kplane_model::{Family, KeyParts, Protocol, ServiceName};
 
     use super::*;
 
     #[test]
     fn a_service_of_which_clients_are_refused_is_reported_for_a_minute() {
-        let key = ServiceKey {
+        let key = ServiceKey::from(KeyParts {
             service: ServiceName::new("shop", "web"),
             port_name: "".into(),
             protocol: Protocol::Tcp,
             family: Family::V4,
-        };
+        });
         let (start, mut refusals) = (Instant::now(), Refusals::default());
         let mut since = |seconds: u64, count| {
             let at = start + Duration::from_secs(seconds);

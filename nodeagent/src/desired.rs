@@ -38,8 +38,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use kplane_model::{
-    DesiredKey, DesiredObject, Digest, Family, LocalEndpoints, NodeFacts, ObjectHash, Protocol,
-    ServiceKey, ServiceName, ServiceProgram,
+    DesiredKey, DesiredObject, Digest, Family, KeyParts, LocalEndpoints, NodeFacts, ObjectHash,
+    Protocol, ServiceKey, ServiceName, ServiceProgram,
 };
 
 use held::{Backing, Ledger, Word};
@@ -392,12 +392,12 @@ impl Desired {
 
 /// Returns the smallest key of a Service; all its ports follow.
 fn first_key(service: &ServiceName) -> ServiceKey {
-    ServiceKey {
+    ServiceKey::from(KeyParts {
         service: service.clone(),
         port_name: "".into(),
         protocol: Protocol::Tcp,
         family: Family::V4,
-    }
+    })
 }
 
 impl Slot {

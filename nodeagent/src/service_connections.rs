@@ -154,9 +154,7 @@ impl Counts {
 
 /// Returns where clients reach a ServicePort.
 fn places(port: &ServicePort) -> Vec<Target> {
-    let ServiceKey {
-        protocol, family, ..
-    } = port.key;
+    let (protocol, family) = (port.key.protocol, port.key.family);
     let addresses = std::iter::once(&port.cluster_ip)
         .chain(&port.load_balancer_ips)
         .chain(&port.external_ips);

@@ -18,7 +18,7 @@ use kp_nodeagent::engine::Engine;
 use kplane_dataplane::backend::{Kind, Settings};
 use kplane_dataplane::conntrack::ConntrackTotals;
 use kplane_dataplane::plan::NodeSettings;
-use kplane_model::{Endpoint, EndpointAddr, Family, Protocol, ServiceKey, ServicePort};
+use kplane_model::{Endpoint, EndpointAddr, Family, KeyParts, Protocol, ServiceKey, ServicePort};
 use kplane_netlink::NfSocket;
 use kplane_netlink::conntrack::{Flow, Selection};
 use kplane_picture::publish::{Cursor, Published, Store};
@@ -210,10 +210,10 @@ fn looked(engine: &Engine, looks: u64) -> Duration {
 
 /// A Service and its endpoints.
 fn service(number: u8, endpoints: &[u8]) -> (ServiceKey, Option<Published>) {
-    let key = ServiceKey {
+    let key = ServiceKey::from(KeyParts {
         protocol: Protocol::Udp,
-        ..ServiceKey::sample("default", &format!("dns-{number}"))
-    };
+        ..KeyParts::clone(&ServiceKey::sample("default", &format!("dns-{number}")))
+    });
     let port = ServicePort {
         port: PORT,
         cluster_ip: cluster_ip(number),

@@ -6,7 +6,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use kplane_model::{Cidr, Endpoint, Family, NodeFacts, Protocol, ServiceKey, ServiceName};
+use kplane_model::{
+    Cidr, Endpoint, Family, KeyParts, NodeFacts, Protocol, ServiceKey, ServiceName,
+};
 use kplane_model::{ServicePort, parse_ip, select};
 use kplane_picture::convert::{self, SkipReason};
 use kplane_picture::k8s;
@@ -87,12 +89,12 @@ impl Objects {
                 let Some(service) = slice.service.clone() else {
                     continue;
                 };
-                let key = ServiceKey {
+                let key = ServiceKey::from(KeyParts {
                     service,
                     port_name: port.port_name,
                     protocol: port.protocol,
                     family: port.family,
-                };
+                });
                 endpoints.entry(key).or_default().extend(port.endpoints);
             }
         }

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 
 use bytes::Bytes;
 use kplane_model::{
-    DesiredKey, DesiredObject, Digest, EndpointAddr, Family, LocalEndpoints, NodeFacts, ObjectHash,
-    RangeDigests, ServiceKey, ServicePort, ServiceProgram,
+    DesiredKey, DesiredObject, Digest, EndpointAddr, Family, KeyParts, LocalEndpoints, NodeFacts,
+    ObjectHash, RangeDigests, ServiceKey, ServicePort, ServiceProgram,
 };
 use kplane_proto::convert::encode_object;
 use kplane_proto::v1 as pb;
@@ -19,11 +19,11 @@ pub(crate) const EPOCH: u64 = 0xe1;
 pub(crate) const RANGES: u16 = 16;
 
 pub(crate) fn key_of(name: &str, family: Family) -> ServiceKey {
-    ServiceKey {
+    ServiceKey::from(KeyParts {
         port_name: "".into(),
         family,
-        ..ServiceKey::sample("shop", name)
-    }
+        ..KeyParts::clone(&ServiceKey::sample("shop", name))
+    })
 }
 
 /// Builds an IPv4 Service with endpoints, such as `svc("web", &["10.0.0.1:8080"])`.

@@ -391,7 +391,7 @@ fn a_restored_service_that_asks_for_too_much_is_cut() {
         .collect();
     let endpoints: Vec<&str> = endpoints.iter().map(String::as_str).collect();
     let (mut plane, before) = synced([svc("big", &endpoints)]);
-    let big = key_of("big", Family::V4).service;
+    let big = key_of("big", Family::V4).service.clone();
     assert!(before.allowance(&big).is_some());
     let mut desired = restarted(&before);
     assert_eq!(desired.allowance(&big), before.allowance(&big));

@@ -1,6 +1,6 @@
 //! Tests of reports: what counts as news, and the wire format.
 
-use kplane_model::{EndpointAddr, Protocol, ServiceName};
+use kplane_model::{EndpointAddr, KeyParts, Protocol, ServiceName};
 
 use super::*;
 use kplane_dataplane::backend::{Connections, Drain};
@@ -17,12 +17,12 @@ fn failure(reason: String) -> Failure {
 #[test]
 fn a_report_stays_below_the_size_of_a_message() {
     let longest = "n".repeat(63);
-    let key = ServiceKey {
+    let key = ServiceKey::from(KeyParts {
         service: ServiceName::new(&longest, &longest),
         port_name: longest.as_str().into(),
         protocol: Protocol::Sctp,
         family: Family::V6,
-    };
+    });
     let at = EndpointAddr {
         ip: [0xffff_u16; 8].into(),
         port: u16::MAX,
@@ -61,12 +61,12 @@ fn a_report_stays_below_the_size_of_a_message() {
 fn a_report_with_long_names_stays_below_the_size_of_a_message() {
     for length in [253, 1_000, 50_000] {
         let long = "n".repeat(length);
-        let key = ServiceKey {
+        let key = ServiceKey::from(KeyParts {
             service: ServiceName::new(&long, &long),
             port_name: long.as_str().into(),
             protocol: Protocol::Tcp,
             family: Family::V4,
-        };
+        });
         let at = EndpointAddr {
             ip: [10, 0, 0, 1].into(),
             port: 1,

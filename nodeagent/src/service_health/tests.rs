@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use kplane_model::{
-    DesiredKey, DesiredObject, EndpointAddr, LocalEndpoint, LocalEndpoints, ServiceKey,
+    DesiredKey, DesiredObject, EndpointAddr, KeyParts, LocalEndpoint, LocalEndpoints, ServiceKey,
     TrafficPolicy,
 };
 
@@ -57,10 +57,10 @@ fn here(key: ServiceKey, endpoints: &[(&str, bool)]) -> DesiredObject {
 }
 
 fn named(port_name: &str) -> ServiceKey {
-    ServiceKey {
+    ServiceKey::from(KeyParts {
         port_name: port_name.into(),
-        ..key_of("web", Family::V4)
-    }
+        ..KeyParts::clone(&key_of("web", Family::V4))
+    })
 }
 
 /// A control plane, an engine's desired state, and servers.

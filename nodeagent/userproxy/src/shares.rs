@@ -154,13 +154,15 @@ impl Drop for Link {
 
 #[cfg(test)]
 mod tests {
+    use kplane_model::KeyParts;
+
     use super::*;
 
     fn key(namespace: &str, name: &str, port: &str) -> ServiceKey {
-        ServiceKey {
+        ServiceKey::from(KeyParts {
             port_name: port.into(),
-            ..ServiceKey::sample(namespace, name)
-        }
+            ..KeyParts::clone(&ServiceKey::sample(namespace, name))
+        })
     }
 
     /// Takes as many of 64 as a ServicePort gets.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kplane_model::{
-    DesiredKey, DesiredObject, Family, IpvsScheduler, LocalEndpoint, LocalEndpoints, NodeFacts,
-    Protocol, ServiceKey, ServiceName, ServicePort, ServiceProgram, TrafficPolicy,
+    DesiredKey, DesiredObject, Family, IpvsScheduler, KeyParts, LocalEndpoint, LocalEndpoints,
+    NodeFacts, Protocol, ServiceKey, ServiceName, ServicePort, ServiceProgram, TrafficPolicy,
 };
 use prost::Message;
 
@@ -163,12 +163,12 @@ impl TryFrom<pb::ServiceKey> for ServiceKey {
         if key.namespace.is_empty() || key.name.is_empty() {
             return Err(ConvertError::new("key", "namespace and name are needed"));
         }
-        Ok(Self {
+        Ok(Self::from(KeyParts {
             service: ServiceName::new(&key.namespace, &key.name),
             port_name: key.port_name.into(),
             protocol: protocol(key.protocol)?,
             family: family(key.family)?,
-        })
+        }))
     }
 }
 

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kplane_model::{
-    Balance, Cidr, DesiredKey, DesiredObject, EndpointAddr, Family, IpvsScheduler, LocalEndpoint,
-    LocalEndpoints, NodeFacts, Protocol, Proxied, ProxyHeader, ServiceKey, ServiceName,
-    ServicePort, ServiceProgram, TrafficPolicy, refused_endpoint_ip,
+    Balance, Cidr, DesiredKey, DesiredObject, EndpointAddr, Family, IpvsScheduler, KeyParts,
+    LocalEndpoint, LocalEndpoints, NodeFacts, Protocol, Proxied, ProxyHeader, ServiceKey,
+    ServiceName, ServicePort, ServiceProgram, TrafficPolicy, refused_endpoint_ip,
 };
 use proptest::prelude::*;
 use prost::Message;
@@ -39,11 +39,13 @@ fn any_cidr(family: Family) -> impl Strategy<Value = Cidr> {
 
 fn any_key(family: Family) -> impl Strategy<Value = ServiceKey> {
     ("[a-z]{1,20}", "[a-z]{1,20}", "[a-z]{0,15}", 0_usize..3).prop_map(
-        move |(namespace, name, port_name, protocol)| ServiceKey {
-            service: ServiceName::new(&namespace, &name),
-            port_name: port_name.into(),
-            protocol: Protocol::ALL[protocol],
-            family,
+        move |(namespace, name, port_name, protocol)| {
+            ServiceKey::from(KeyParts {
+                service: ServiceName::new(&namespace, &name),
+                port_name: port_name.into(),
+                protocol: Protocol::ALL[protocol],
+                family,
+            })
         },
     )
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use kplane_dataplane::plan::{ServicePlan, plan_service};
 use kplane_model::select::{local_by_node, merge, variants};
 use kplane_model::{
-    Cidr, Endpoint, EndpointAddr, Family, IpvsScheduler, LocalEndpoints, NodeFacts, Protocol,
-    Proxied, ServiceKey, ServicePort, ServiceProgram, TrafficPolicy,
+    Cidr, Endpoint, EndpointAddr, Family, IpvsScheduler, KeyParts, LocalEndpoints, NodeFacts,
+    Protocol, Proxied, ServiceKey, ServicePort, ServiceProgram, TrafficPolicy,
 };
 use kplane_picture::publish::Published;
 
@@ -264,12 +264,12 @@ impl Svc {
             has.then(|| ip(at)).into_iter().collect::<Vec<_>>()
         };
         let of_family = |cidr: &&Cidr| cidr.family() == family;
-        let key = ServiceKey {
+        let key = ServiceKey::from(KeyParts {
             port_name: protocol.as_str().to_lowercase().into(),
             protocol,
             family,
-            ..ServiceKey::sample("test", &self.name)
-        };
+            ..KeyParts::clone(&ServiceKey::sample("test", &self.name))
+        });
         let mut port = ServicePort {
             port: self.port,
             cluster_ip: ip(At::ClusterIp),

@@ -184,8 +184,8 @@ fn of_service(
     let key = Key {
         object: Object {
             kind: Kind::Service,
-            namespace: service.namespace,
-            name: service.name,
+            namespace: service.namespace.clone(),
+            name: service.name.clone(),
         },
         reason,
         what: String::new(),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kplane_model::{Endpoint, Family, Reason, ServiceName, ServicePort, Severity};
+use kplane_model::{Endpoint, Family, NameParts, Reason, ServiceName, ServicePort, Severity};
 use kplane_picture::index::{Facts, PortView, ServiceDetail, SliceFacts};
 use kplane_picture::k8s::SERVICE_NAME_LABEL;
 
@@ -57,7 +57,7 @@ pub(super) fn without_slices(
 type Why = (Reason, String, String);
 
 fn no_slice(service: &ServiceName, facts: &Facts) -> Vec<Finding> {
-    let ServiceName { namespace, name } = service;
+    let NameParts { namespace, name } = &**service;
     // One whose name begins as the Service's is the likely cause; another one may be anybody's.
     let is_akin = facts
         .strays
@@ -109,7 +109,7 @@ fn without_family(port: &ServicePort) -> Finding {
 
 /// Explains slices without a usable address.
 fn empty(service: &ServiceName, facts: &Facts) -> Why {
-    let ServiceName { namespace, name } = service;
+    let NameParts { namespace, name } = &**service;
     match &*facts.origin.selector {
         "" => (
             Reason::NoEndpoints,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kplane_fleet::hub::{Hub, Missed};
-use kplane_model::{Family, Protocol, ServiceKey, ServiceName};
+use kplane_model::{Family, KeyParts, Protocol, ServiceKey, ServiceName};
 use kplane_picture::index::Selection;
 use kplane_proto::v1 as pb;
 use tokio::sync::mpsc;
@@ -63,12 +63,12 @@ pub(super) async fn list(
 
 /// Returns the token of the page behind a ServicePort.
 fn token(key: &ServiceKey) -> String {
-    let ServiceKey {
+    let KeyParts {
         service,
         port_name,
         protocol,
         family,
-    } = key;
+    } = &**key;
     let family = match family {
         Family::V4 => "4",
         Family::V6 => "6",
@@ -84,7 +84,7 @@ fn read_token(token: &str) -> Option<ServiceKey> {
     let mut parts = token.split('/');
     let mut next = || parts.next();
     let service = ServiceName::new(next()?, next()?);
-    let key = ServiceKey {
+    let key = ServiceKey::from(KeyParts {
         service,
         port_name: next()?.into(),
         protocol: next()?.parse::<Protocol>().ok()?,
@@ -93,7 +93,7 @@ fn read_token(token: &str) -> Option<ServiceKey> {
             "6" => Family::V6,
             _ => return None,
         },
-    };
+    });
     parts.next().is_none().then_some(key)
 }
 
@@ -196,12 +196,12 @@ mod tests {
             ("http", Protocol::Udp, Family::V6),
             ("dns", Protocol::Sctp, Family::V4),
         ] {
-            let key = ServiceKey {
+            let key = ServiceKey::from(KeyParts {
                 service: ServiceName::new("shop", "web"),
                 port_name: port_name.into(),
                 protocol,
                 family,
-            };
+            });
             assert_eq!(read_token(&token(&key)), Some(key));
         }
         for wrong in [

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use kplane_model::{
-    Family, IpvsScheduler, MAX_SERVICE_ELEMENTS, MAX_SERVICE_PLACES, Reason, ServiceKey,
+    Family, IpvsScheduler, KeyParts, MAX_SERVICE_ELEMENTS, MAX_SERVICE_PLACES, Reason, ServiceKey,
     ServiceName, ServicePort, ServiceSize, TrafficPolicy,
 };
 
@@ -137,22 +137,20 @@ fn service_ports(
         report,
     );
 
-    let name = ServiceName {
-        namespace: svc.metadata.namespace_of(Kind::Service),
-        name: svc.metadata.name.clone(),
-    };
+    let namespace = svc.metadata.namespace_of(Kind::Service);
+    let name = ServiceName::of(namespace, svc.metadata.name.clone());
     let mut converted = Vec::with_capacity(ports.len() * cluster_ips.len());
     for (family, cluster_ip) in cluster_ips {
         let load_balancer_ips = of_family(&load_balancer_ips, family);
         let (load_balancer_ips, source_ranges) = ranges.restrict(load_balancer_ips, family, report);
         for port in &ports {
             converted.push(ServicePort {
-                key: ServiceKey {
+                key: ServiceKey::from(KeyParts {
                     service: name.clone(),
                     port_name: port.name.clone(),
                     protocol: port.protocol,
                     family,
-                },
+                }),
                 port: port.port,
                 cluster_ip,
                 external_ips: of_family(&external_ips, family),

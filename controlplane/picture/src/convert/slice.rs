@@ -59,10 +59,8 @@ fn service_name(slice: &k8s::EndpointSlice, report: &mut Report<'_>) -> Option<S
         ));
         return None;
     };
-    Some(ServiceName {
-        namespace: slice.metadata.namespace_of(Kind::EndpointSlice),
-        name: name.clone(),
-    })
+    let namespace = slice.metadata.namespace_of(Kind::EndpointSlice);
+    Some(ServiceName::of(namespace, name.clone()))
 }
 
 /// Returns the family of a slice (Z2).

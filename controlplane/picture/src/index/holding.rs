@@ -149,8 +149,5 @@ impl Holding {
 
 /// Returns the name of a Service object.
 pub(super) fn service_name(id: &ObjectId) -> ServiceName {
-    ServiceName {
-        namespace: id.namespace.clone(),
-        name: id.name.clone(),
-    }
+    ServiceName::of(id.namespace.clone(), id.name.clone())
 }

@@ -12,6 +12,7 @@ use kplane_model::{
 
 use super::Index;
 use super::claims::Claim;
+use super::holding::service_name;
 use super::selection::{Page, Selection};
 use crate::convert::{Origin, SkipReason};
 use crate::k8s::{Kind, ObjectId, Uid};
@@ -212,11 +213,9 @@ impl Index {
     #[must_use]
     pub fn uid(&self, id: &ObjectId) -> Option<Uid> {
         let service = || {
-            let name = ServiceName {
-                namespace: id.namespace.clone(),
-                name: id.name.clone(),
-            };
-            self.services.get(&name).and_then(|entry| entry.uid)
+            self.services
+                .get(&service_name(id))
+                .and_then(|entry| entry.uid)
         };
         let refused = self.refused_uids.get(id).copied();
         match id.kind {

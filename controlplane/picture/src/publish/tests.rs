@@ -7,8 +7,8 @@ use std::time::{Instant, SystemTime};
 use bytes::Bytes;
 use kplane_model::select::merge;
 use kplane_model::{
-    Cidr, DesiredKey, DesiredObject, Digest, Endpoint, EndpointAddr, LocalEndpoints, NodeFacts,
-    ObjectHash, Protocol, RangeDigests, Ranges, ServiceKey, ServicePort, ServiceProgram,
+    Cidr, DesiredKey, DesiredObject, Digest, Endpoint, EndpointAddr, KeyParts, LocalEndpoints,
+    NodeFacts, ObjectHash, Protocol, RangeDigests, Ranges, ServiceKey, ServicePort, ServiceProgram,
 };
 use kplane_proto::convert::decode_object;
 use kplane_proto::v1 as pb;
@@ -22,11 +22,11 @@ mod layers;
 const NODES: [&str; 4] = ["n0", "n1", "n2", "n3"];
 
 fn key(n: usize) -> ServiceKey {
-    ServiceKey {
+    ServiceKey::from(KeyParts {
         // UDP programs also list the other serving endpoints (F2).
         protocol: [Protocol::Udp, Protocol::Tcp][n % 2],
-        ..ServiceKey::sample("shop", &format!("svc-{n}"))
-    }
+        ..KeyParts::clone(&ServiceKey::sample("shop", &format!("svc-{n}")))
+    })
 }
 
 fn published(n: usize, endpoints: &[Endpoint]) -> Published {

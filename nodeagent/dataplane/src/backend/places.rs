@@ -112,18 +112,18 @@ mod tests {
     use std::collections::BTreeMap;
     use std::net::IpAddr;
 
-    use kplane_model::{Family, Protocol, ServiceName, TrafficPolicy};
+    use kplane_model::{Family, KeyParts, Protocol, ServiceName, TrafficPolicy};
 
     use super::*;
     use crate::plan::{Frontend, NodePlan, Origin};
 
     fn key(name: &str) -> ServiceKey {
-        ServiceKey {
+        ServiceKey::from(KeyParts {
             service: ServiceName::new("shop", name),
             port_name: "".into(),
             protocol: Protocol::Tcp,
             family: Family::V4,
-        }
+        })
     }
 
     fn at(port: u16) -> FrontendAddr {

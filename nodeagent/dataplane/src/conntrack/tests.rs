@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use kplane_model::{EndpointAddr, Family, Protocol, ServiceKey, ServiceName};
+use kplane_model::{EndpointAddr, Family, KeyParts, Protocol, ServiceKey, ServiceName};
 
 use super::flows::{Filter, MAX_QUESTIONS, Size, selections};
 use super::*;
@@ -34,12 +34,12 @@ fn flow(to: &str, server: &str) -> Flow {
 }
 
 fn key(name: &str, protocol: Protocol) -> ServiceKey {
-    ServiceKey {
+    ServiceKey::from(KeyParts {
         service: ServiceName::new("test", name),
         port_name: "dns".into(),
         protocol,
         family: Family::V4,
-    }
+    })
 }
 
 fn address(text: &str) -> FrontendAddr {

@@ -12,8 +12,8 @@ use kplane_dataplane::backend::iptables::{
 use kplane_dataplane::backend::{Change, PodInterface};
 use kplane_dataplane::plan::{NodePlan, NodeSettings, ServicePlan, plan_service};
 use kplane_model::{
-    Cidr, EndpointAddr, Family, LocalEndpoints, NodeFacts, Protocol, ServiceKey, ServiceName,
-    ServicePort, ServiceProgram, TrafficPolicy,
+    Cidr, EndpointAddr, Family, KeyParts, LocalEndpoints, NodeFacts, Protocol, ServiceKey,
+    ServiceName, ServicePort, ServiceProgram, TrafficPolicy,
 };
 
 use kplane_rig::kernel::in_netns;
@@ -78,12 +78,12 @@ fn found(save: &str) -> FoundRules {
 
 /// Returns a ServicePort with all features.
 fn service(number: u16, family: Family, endpoints: u16) -> ServicePlan {
-    let key = ServiceKey {
+    let key = ServiceKey::from(KeyParts {
         service: ServiceName::new("shop", &format!("web-{number}")),
         port_name: if number.is_multiple_of(2) { "" } else { "http" }.into(),
         protocol: Protocol::ALL[usize::from(number % 3)],
         family,
-    };
+    });
     let addr = |n: u16| EndpointAddr {
         ip: ip(family, 0x0af4_0000 + u32::from(n)),
         port: 8080,

@@ -423,7 +423,7 @@ impl Story {
             }
             Step::PutLocal(number) => self.put(local(&name(*number), &[ENDPOINT])),
             Step::Delete(number) => {
-                self.deleted.insert(key(*number).service);
+                self.deleted.insert(key(*number).service.clone());
                 for key in [named(*number), DesiredKey::Local(key(*number))] {
                     self.objects.remove(&key);
                     self.plane.delete(&key);

@@ -1,6 +1,6 @@
 //! Tests of the sizes of reports on servers.
 
-use kplane_model::{EndpointAddr, Family, Protocol, ServiceKey, ServiceName};
+use kplane_model::{EndpointAddr, Family, KeyParts, Protocol, ServiceKey, ServiceName};
 use kplane_proto::{MAX_REAL_SERVERS, MAX_SERVERS};
 use prost::Message as _;
 
@@ -20,12 +20,12 @@ fn at(n: u16) -> EndpointAddr {
 /// The longest name there is.
 fn key() -> ServiceKey {
     let name = "n".repeat(63);
-    ServiceKey {
+    ServiceKey::from(KeyParts {
         service: ServiceName::new(&name, &name),
         port_name: name.as_str().into(),
         protocol: Protocol::Sctp,
         family: Family::V6,
-    }
+    })
 }
 
 const CONNECTIONS: Connections = Connections {

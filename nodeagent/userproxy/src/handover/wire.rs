@@ -5,7 +5,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use kplane_model::{EndpointAddr, Family, FrontendAddr, Protocol, ServiceKey, ServiceName};
+use kplane_model::{
+    EndpointAddr, Family, FrontendAddr, KeyParts, Protocol, ServiceKey, ServiceName,
+};
 
 use crate::limits::BUFFER;
 use crate::listening::{ListenerId, Role};
@@ -381,7 +383,7 @@ impl<'a> Reader<'a> {
 
     fn key(&mut self) -> Option<ServiceKey> {
         let service = ServiceName::new(&self.text()?, &self.text()?);
-        Some(ServiceKey {
+        Some(ServiceKey::from(KeyParts {
             service,
             port_name: self.text()?.into(),
             protocol: self.protocol()?,
@@ -390,7 +392,7 @@ impl<'a> Reader<'a> {
                 6 => Family::V6,
                 _ => return None,
             },
-        })
+        }))
     }
 
     fn way(&mut self) -> Option<Way> {

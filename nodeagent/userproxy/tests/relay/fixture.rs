@@ -4,7 +4,9 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
-use kplane_model::{EndpointAddr, Family, FrontendAddr, Protocol, ServiceKey, ServiceName};
+use kplane_model::{
+    EndpointAddr, Family, FrontendAddr, KeyParts, Protocol, ServiceKey, ServiceName,
+};
 use kplane_userproxy::{
     Bundle, Counts, Endpoints, ListenerId, Options, Pool, PortSpec, PortState, Proxy, Role,
     RouteSpec, Settings,
@@ -14,12 +16,12 @@ use kplane_userproxy::{
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) fn key(protocol: Protocol) -> ServiceKey {
-    ServiceKey {
+    ServiceKey::from(KeyParts {
         service: ServiceName::new("shop", "web"),
         port_name: "".into(),
         protocol,
         family: Family::V4,
-    }
+    })
 }
 
 /// A proxy, and the ServicePort `shop/web`.
@@ -141,10 +143,10 @@ impl Served {
 
     /// Returns the counts of a Service of [`Self::other`].
     pub(crate) fn counts_of(&self, name: &str) -> Counts {
-        let key = ServiceKey {
+        let key = ServiceKey::from(KeyParts {
             service: ServiceName::new("games", name),
-            ..key(self.protocol)
-        };
+            ..KeyParts::clone(&key(self.protocol))
+        });
         self.proxy.table().state(&key).unwrap().counts
     }
 

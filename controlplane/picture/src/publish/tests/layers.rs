@@ -152,7 +152,7 @@ proptest! {
     fn layers_resolve_to_what_each_node_must_have(changes in prop::collection::vec(any_change(), 1..60)) {
         let store = Store::new(7);
         let mut world = World::default();
-        let only = [None, Some(key(0).service)];
+        let only = [None, Some(key(0).service.clone())];
         let mut clients = only.clone().map(|only| Client::new(&store, only));
         for change in changes {
             make(&change, &store, &mut world);

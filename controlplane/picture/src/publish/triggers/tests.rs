@@ -2,18 +2,18 @@
 
 use std::time::SystemTime;
 
-use kplane_model::{Endpoint, EndpointAddr, NodeFacts, Protocol, ServicePort};
+use kplane_model::{Endpoint, EndpointAddr, KeyParts, NodeFacts, Protocol, ServicePort};
 
 use super::*;
 use crate::publish::{Cursor, Publication, Published, Store};
 
 fn key(name: &str, family: Family) -> ServiceKey {
-    ServiceKey {
+    ServiceKey::from(KeyParts {
         service: ServiceName::new("shop", name),
         port_name: "http".into(),
         protocol: Protocol::Tcp,
         family,
-    }
+    })
 }
 
 fn endpoint(octet: u8, node: &str) -> Endpoint {

@@ -8,7 +8,8 @@ mod rules;
 use std::net::IpAddr;
 
 use kplane_model::{
-    Cidr, EndpointAddr, Family, IpvsScheduler, Protocol, ServiceKey, ServiceName, TrafficPolicy,
+    Cidr, EndpointAddr, Family, IpvsScheduler, KeyParts, Protocol, ServiceKey, ServiceName,
+    TrafficPolicy,
 };
 
 use crate::plan::{Frontend, FrontendAddr, NodePlan, Origin, ServicePlan};
@@ -144,15 +145,12 @@ impl Svc {
     }
 
     pub(super) fn key(&self) -> ServiceKey {
-        ServiceKey {
-            service: ServiceName {
-                namespace: "ns".into(),
-                name: self.name.clone().into(),
-            },
+        ServiceKey::from(KeyParts {
+            service: ServiceName::new("ns", &self.name),
             port_name: "".into(),
             protocol: self.protocol,
             family: Family::of(self.cluster_ip),
-        }
+        })
     }
 
     pub(super) fn plan(&self) -> ServicePlan {

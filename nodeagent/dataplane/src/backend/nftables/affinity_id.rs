@@ -104,17 +104,17 @@ impl Part {
 
 #[cfg(test)]
 mod tests {
-    use kplane_model::{Family, Protocol, ServiceName};
+    use kplane_model::{Family, KeyParts, Protocol, ServiceName};
 
     use super::*;
 
     fn key(name: &str, port: &str) -> ServiceKey {
-        ServiceKey {
+        ServiceKey::from(KeyParts {
             service: ServiceName::new("shop", name),
             port_name: port.into(),
             protocol: Protocol::Tcp,
             family: Family::V4,
-        }
+        })
     }
 
     #[test]

@@ -123,16 +123,16 @@ fn write(path: &Path, text: &str) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use kplane_model::Protocol;
+    use kplane_model::{KeyParts, Protocol};
 
     use super::*;
 
     fn place(name: &str, at: FrontendAddr, socket: &str, family: Family) -> Place {
         Place {
-            key: ServiceKey {
+            key: ServiceKey::from(KeyParts {
                 family,
-                ..ServiceKey::sample("shop", name)
-            },
+                ..KeyParts::clone(&ServiceKey::sample("shop", name))
+            }),
             at,
             socket: socket.parse().unwrap(),
         }

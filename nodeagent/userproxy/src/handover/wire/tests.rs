@@ -29,11 +29,13 @@ fn socket() -> impl Strategy<Value = SocketAddr> {
 fn key() -> impl Strategy<Value = ServiceKey> {
     let family = prop::sample::select(Family::ALL.to_vec());
     (text(), text(), text(), protocol(), family).prop_map(
-        |(namespace, name, port_name, protocol, family)| ServiceKey {
-            service: ServiceName::new(&namespace, &name),
-            port_name: port_name.into(),
-            protocol,
-            family,
+        |(namespace, name, port_name, protocol, family)| {
+            ServiceKey::from(KeyParts {
+                service: ServiceName::new(&namespace, &name),
+                port_name: port_name.into(),
+                protocol,
+                family,
+            })
         },
     )
 }
@@ -137,12 +139,12 @@ fn the_longest_message_has_room() {
     };
     let name = "x".repeat(MOST_NAME);
     let message = Message::Connection {
-        key: ServiceKey {
+        key: ServiceKey::from(KeyParts {
             service: ServiceName::new(&name, &name),
             port_name: name.as_str().into(),
             protocol: Protocol::Tcp,
             family: Family::V6,
-        },
+        }),
         endpoint: EndpointAddr {
             ip: IpAddr::from([0; 16]),
             port: 1,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::ExitStatus;
 
-use kplane_model::{Protocol, ServiceKey};
+use kplane_model::{KeyParts, Protocol, ServiceKey};
 
 use super::*;
 use crate::backend::driver::Driver;
@@ -144,10 +144,10 @@ fn memory(driver: &mut Driver<IptablesDataPath<Memory>>) -> &mut Memory {
 type Plans = Vec<(ServiceKey, Option<ServicePlan>)>;
 
 fn plan(number: u8, endpoints: u8) -> (ServiceKey, Option<ServicePlan>) {
-    let key = ServiceKey {
+    let key = ServiceKey::from(KeyParts {
         port_name: "web".into(),
-        ..ServiceKey::sample("test", &format!("svc-{number}"))
-    };
+        ..KeyParts::clone(&ServiceKey::sample("test", &format!("svc-{number}")))
+    });
     let ip = std::net::IpAddr::from([10, 96, 0, number]);
     let endpoints: Vec<_> = (1..=endpoints)
         .map(|n| kplane_model::EndpointAddr {

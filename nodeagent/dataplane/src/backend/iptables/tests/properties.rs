@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use kplane_model::{Family, Protocol, ServiceKey, ServiceName};
+use kplane_model::{Family, KeyParts, Protocol, ServiceKey, ServiceName};
 use proptest::prelude::*;
 
 use super::sample::{self, Shape, shape};
@@ -103,11 +103,11 @@ proptest! {
         number in 0_u16..60,
     ) {
         let mut plan = sample::plan(number, Family::V4, &shape);
-        let key = ServiceKey {
+        let key = ServiceKey::from(KeyParts {
             service: ServiceName::new(&namespace, &name),
             port_name: port.as_str().into(),
-            ..plan.key.clone()
-        };
+            ..KeyParts::clone(&plan.key)
+        });
         plan.key = key.clone();
         let ordinary = vec![(sample::key(number, Family::V4), Some(sample::plan(number, Family::V4, &shape)))];
         let strange = vec![(key, Some(plan))];

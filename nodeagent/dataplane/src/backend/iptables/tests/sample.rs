@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use kplane_model::{
-    Cidr, EndpointAddr, Family, LocalEndpoints, NodeFacts, Protocol, ServiceKey, ServicePort,
-    ServiceProgram, TrafficPolicy,
+    Cidr, EndpointAddr, Family, KeyParts, LocalEndpoints, NodeFacts, Protocol, ServiceKey,
+    ServicePort, ServiceProgram, TrafficPolicy,
 };
 use proptest::prelude::*;
 
@@ -74,11 +74,11 @@ pub(super) fn shape() -> impl Strategy<Value = Shape> {
 }
 
 pub(super) fn key(number: u16, family: Family) -> ServiceKey {
-    ServiceKey {
+    ServiceKey::from(KeyParts {
         protocol: Protocol::ALL[usize::from(number % 3)],
         family,
-        ..ServiceKey::sample("shop", &format!("svc-{number}"))
-    }
+        ..KeyParts::clone(&ServiceKey::sample("shop", &format!("svc-{number}")))
+    })
 }
 
 /// An address of the family whose last four bytes are `low`.

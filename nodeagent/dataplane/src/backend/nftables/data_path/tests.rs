@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use expect_test::expect;
-use kplane_model::{EndpointAddr, Family, Protocol, ServiceKey, TrafficPolicy};
+use kplane_model::{EndpointAddr, Family, KeyParts, Protocol, ServiceKey, TrafficPolicy};
 use proptest::prelude::*;
 
 use super::super::adopt::adopt;
@@ -33,10 +33,10 @@ fn endpoint(octet: u8) -> EndpointAddr {
 }
 
 fn key(n: u8) -> ServiceKey {
-    ServiceKey {
+    ServiceKey::from(KeyParts {
         port_name: "".into(),
-        ..ServiceKey::sample("shop", &format!("svc-{n}"))
-    }
+        ..KeyParts::clone(&ServiceKey::sample("shop", &format!("svc-{n}")))
+    })
 }
 
 fn cluster_ip(n: u8) -> FrontendAddr {
