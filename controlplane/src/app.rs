@@ -77,6 +77,8 @@ pub struct Config {
     pub identity: identity::Config,
     /// The other replicas.
     pub peers: peers::Config,
+    /// The only node that is served: the control plane keeps nothing that is for others. `None` = all nodes.
+    pub only_node: Option<NodeName>,
     /// The Node on which this replica runs; `None` = not known.
     pub own_node: Option<NodeName>,
     /// Place of the operators' standing orders; `None` = the control plane takes none.
@@ -104,6 +106,7 @@ impl Config {
             startup_taint: false,
             identity: identity::Config::default(),
             peers: peers::Config::default(),
+            only_node: None,
             own_node: None,
             state: Some(State::default()),
             traces: None,
@@ -283,6 +286,9 @@ async fn start_hub(
         // Nobody else sets it.
         let _ = hub.own_node.set(node);
     }
+    if let Some(node) = config.only_node.clone() {
+        hub.store.serve_only(node);
+    }
     if let Some(id) = config.source_id.clone() {
         hub.upstream.set_cluster_id(id);
     }
@@ -291,11 +297,12 @@ async fn start_hub(
     match config.source.clone() {
         Origin::Manifests(path) => drop(tasks.spawn(run(Manifests::new(path), sink, stop))),
         Origin::Kubernetes(source) => {
-            let scope = match source.only_node {
+            let scope = match config.only_node {
                 Some(_) => events::Scope::Node,
                 None => events::Scope::Cluster,
             };
-            let source = Kubernetes::new(source, hub.upstream.clone()).await?;
+            let source =
+                Kubernetes::new(source, config.only_node.clone(), hub.upstream.clone()).await?;
             api = Some(source.api());
             if config.events {
                 let task = events::run(Arc::clone(&hub), source.api(), scope);

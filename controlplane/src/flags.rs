@@ -218,6 +218,7 @@ impl Args {
     pub fn config(&self) -> app::Config {
         app::Config {
             source_id: None,
+            only_node: None,
             source: self.origin(),
             agent_listen: Some(self.agent_listen()),
             status_listen: Some(self.status_listen),
@@ -251,7 +252,6 @@ impl Args {
         }
         Origin::Kubernetes(kubernetes::Config {
             access: self.access(),
-            only_node: None,
             own_mark: self.own_mark,
         })
     }

@@ -11,7 +11,7 @@ use futures_util::future::BoxFuture;
 use hyper::Request;
 use hyper::body::Incoming;
 use kp_controlplane::app::Origin;
-use kplane_model::Family;
+use kplane_model::{Family, NodeName};
 use kplane_picture::admission::Admission;
 use kplane_picture::index::{CliffGuard, Guarded};
 use kplane_tls::{Follower, TokenFile};
@@ -188,8 +188,9 @@ async fn build_parts(config: Config, open: Opener) -> Result<Bound, BuildError> 
     let settings = own.settings(config.node_settings);
     let engine = Engine::start(open, settings, followers, recall).await?;
     spawn_errand(&mut tasks, avoided::follow(engine.proxy(), avoided));
+    let node = config.node_name.clone();
     let (transport, status_addr) =
-        connect(config.source, config.cliff_guard, own, &mut tasks).await?;
+        connect(config.source, node, config.cliff_guard, own, &mut tasks).await?;
     let identity = Identity::new(config.node_name, config.mode_unset);
     announce(&identity, &engine);
     let client = Client::new(transport, identity, engine.clone());
@@ -338,6 +339,7 @@ fn guard_within(guard: desired::CliffGuard) -> CliffGuard {
 
 async fn connect(
     source: Source,
+    node: NodeName,
     guard: desired::CliffGuard,
     own: OwnPlaces,
     tasks: &mut Tasks,
@@ -386,6 +388,7 @@ async fn connect(
                 // A node that freezes itself would have nothing to serve after a start of the machine.
                 state: None,
                 source_id: id,
+                only_node: Some(node),
                 ..kp_controlplane::app::Config::new(origin)
             };
             let control_plane = kp_controlplane::app::build(config).await?;

@@ -71,6 +71,12 @@ impl Published {
             port,
         }
     }
+
+    /// Drops what is for other nodes.
+    fn keep_only(&mut self, node: &NodeName) {
+        self.local.retain(|other, _| other == node);
+        self.variants.by_node.retain(|other, _| other == node);
+    }
 }
 
 /// A change of the index, which becomes one revision.

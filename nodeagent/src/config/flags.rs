@@ -369,10 +369,8 @@ impl Flags {
             server: &server,
         };
         // An invalid source is reported together with an invalid node name.
-        let nobody = NodeName::from("");
         let source = self.source.check(
             api,
-            node_name.as_ref().unwrap_or(&nobody),
             self.data_path.own_mark,
             self.data_path.proxying(loaded.as_ref()),
         );

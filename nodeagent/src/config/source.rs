@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use kp_controlplane::app::Origin;
-use kplane_model::{Cidr, NodeName, ProxyNamespaces};
+use kplane_model::{Cidr, ProxyNamespaces};
 use kplane_picture::admission::{AllowedExternalIps, Proxying, ReservedPlace};
 use kplane_picture::convert::ExternalIps;
 use kplane_picture::dial::AGENT_PORT;
@@ -282,7 +282,6 @@ impl SourceFlags {
     pub(super) fn check(
         &self,
         api: ApiFlags<'_>,
-        node: &NodeName,
         own_mark: u32,
         proxying: Proxying,
     ) -> Result<Source, Problem> {
@@ -303,7 +302,6 @@ impl SourceFlags {
                     }
                     None => Origin::Kubernetes(kubernetes::Config {
                         access: api.access(),
-                        only_node: Some(node.clone()),
                         own_mark,
                     }),
                 };

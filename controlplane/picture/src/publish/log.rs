@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::Hash;
-use std::sync::Arc;
 
 use kplane_model::{DesiredKey, Digest, NodeName};
 
@@ -13,8 +12,8 @@ pub(super) const REMEMBERED: usize = 4_096;
 /// [`Log::forget`], because an agent that is behind must learn of the deletion.
 #[derive(Debug)]
 pub(super) struct Log<K> {
-    by_revision: BTreeMap<u64, Arc<K>>,
-    revision_of: HashMap<Arc<K>, u64>,
+    by_revision: BTreeMap<u64, K>,
+    revision_of: HashMap<K, u64>,
 }
 
 /// A deleted key, remembered in one log.
@@ -34,14 +33,12 @@ impl<K> Default for Log<K> {
     }
 }
 
-impl<K: Eq + Hash> Log<K> {
+impl<K: Clone + Eq + Hash> Log<K> {
     /// Records that `key` changed at `revision`, which no other key of this log has.
     pub(super) fn note(&mut self, key: K, revision: u64) {
-        let before = self.revision_of.get(&key).copied();
-        let key = before
-            .and_then(|before| self.by_revision.remove(&before))
-            .unwrap_or_else(|| Arc::new(key));
-        self.revision_of.insert(Arc::clone(&key), revision);
+        if let Some(before) = self.revision_of.insert(key.clone(), revision) {
+            self.by_revision.remove(&before);
+        }
         self.by_revision.insert(revision, key);
     }
 
@@ -60,7 +57,7 @@ impl<K: Eq + Hash> Log<K> {
     /// Returns the keys that changed after `revision`, oldest change first.
     pub(super) fn after(&self, revision: u64) -> impl Iterator<Item = (u64, &K)> {
         let from = revision.saturating_add(1);
-        self.by_revision.range(from..).map(|(r, k)| (*r, &**k))
+        self.by_revision.range(from..).map(|(r, k)| (*r, k))
     }
 
     /// Returns the keys whose last change is after revision `after` and not after `up_to`, newest change first. There
@@ -69,12 +66,12 @@ impl<K: Eq + Hash> Log<K> {
     pub(super) fn between(&self, after: u64, up_to: u64) -> impl Iterator<Item = (u64, &K)> {
         let first = after.checked_add(1).filter(|first| *first <= up_to);
         let between = first.map(|first| self.by_revision.range(first..=up_to).rev());
-        between.into_iter().flatten().map(|(r, k)| (*r, &**k))
+        between.into_iter().flatten().map(|(r, k)| (*r, k))
     }
 
     /// Returns all keys, newest change first.
     pub(super) fn newest_first(&self) -> impl Iterator<Item = (u64, &K)> {
-        self.by_revision.iter().rev().map(|(r, k)| (*r, &**k))
+        self.by_revision.iter().rev().map(|(r, k)| (*r, k))
     }
 }
 

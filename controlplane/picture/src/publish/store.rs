@@ -1,7 +1,7 @@
 //! The store, which the index writes and every stream reads.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Instant, SystemTime};
 
 use bytes::Bytes;
@@ -57,6 +57,8 @@ pub struct Touched {
 #[derive(Debug)]
 pub struct Store {
     epoch: u64,
+    /// The only node that is served; unset = all nodes.
+    only: OnceLock<NodeName>,
     state: RwLock<State>,
     /// Encoded snapshots by zone; one for all zones without variants of their own.
     shelves: Mutex<HashMap<Option<ZoneName>, Arc<Shelf>>>,
@@ -79,6 +81,7 @@ impl Store {
         };
         Self {
             epoch,
+            only: OnceLock::new(),
             state: RwLock::default(),
             shelves: Mutex::default(),
             commons: Mutex::default(),
@@ -86,6 +89,12 @@ impl Store {
             head: watch::Sender::new(head),
             announced: watch::Sender::new(head),
         }
+    }
+
+    /// Keeps nothing from now on that is for another node than this one.
+    pub fn serve_only(&self, node: NodeName) {
+        // The first call counts; the wiring makes one.
+        let _ = self.only.set(node);
     }
 
     /// Returns the epoch that revisions belong to.
@@ -176,7 +185,12 @@ impl Store {
         // Each one is dropped when it has been encoded, because there are many at a start.
         let encoded: Vec<_> = std::mem::take(&mut publication.services)
             .into_iter()
-            .map(|(key, published)| (key, published.as_ref().map(Encoded::new)))
+            .map(|(key, mut published)| {
+                if let (Some(published), Some(only)) = (&mut published, self.only.get()) {
+                    published.keep_only(only);
+                }
+                (key, published.as_ref().map(Encoded::new))
+            })
             .collect();
         let mut state = self.write();
         let first = state.revision + 1;

@@ -25,6 +25,7 @@ mod transport;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use kplane_model::NodeName;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
@@ -50,8 +51,6 @@ const MAX_BATCH: usize = 8_192;
 pub struct Config {
     /// The API server's address, and the credentials.
     pub access: Access,
-    /// The only Node to read; `None` = all.
-    pub only_node: Option<Arc<str>>,
     /// Mark of connections to the API server, which the node's rules recognize; 0 = none.
     pub own_mark: u32,
 }
@@ -60,17 +59,21 @@ pub struct Config {
 #[derive(Debug)]
 pub struct Kubernetes {
     api: Arc<Api>,
-    only_node: Option<Arc<str>>,
+    only_node: Option<NodeName>,
     upstream: Upstream,
 }
 
 impl Kubernetes {
-    /// Reads the credentials, without connecting to the server yet. The source writes its state to
-    /// `upstream`.
+    /// Reads the credentials, without connecting to the server yet. `only_node`: the only Node to read; `None` = all. The
+    /// source writes its state to `upstream`.
     ///
     /// # Errors
     /// [`SourceError::Access`] when the configuration is invalid.
-    pub async fn new(config: Config, upstream: Upstream) -> Result<Self, SourceError> {
+    pub async fn new(
+        config: Config,
+        only_node: Option<NodeName>,
+        upstream: Upstream,
+    ) -> Result<Self, SourceError> {
         let needs_us = config.access.needs_us();
         let api = Api::new(config.access, config.own_mark).await?;
         if needs_us {
@@ -78,7 +81,7 @@ impl Kubernetes {
         }
         Ok(Self {
             api: Arc::new(api),
-            only_node: config.only_node,
+            only_node,
             upstream,
         })
     }
