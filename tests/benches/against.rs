@@ -25,6 +25,8 @@ use kplane_tests::cluster::{Cluster, Options};
 use kplane_tests::link::Route;
 use kplane_tests::netns::NetNs;
 
+use crate::fleet::table;
+
 use contender::{Contender, Place};
 use measure::{Bench, Row};
 
@@ -83,7 +85,7 @@ pub(crate) fn main(words: &[OsString]) -> Result<()> {
                 .map(|line| format!("* {line}\n"))
                 .collect::<String>()
         );
-        report::write(&docs.join("benchmarks.md"), &text)?;
+        table::write("cargo xtask bench --against kube-proxy", &text)?;
         fs::write(docs.join("benchmarks.svg"), plot::svg(&rows, &machine))?;
         println!("written to docs/benchmarks.md and docs/benchmarks.svg");
     }

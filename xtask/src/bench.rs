@@ -1,10 +1,12 @@
 //! `cargo xtask bench`: speeds, printed as tables. Nothing here gates CI.
 
-use std::process::ExitCode;
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, ExitCode, Stdio};
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::cargo::run as cargo;
+use crate::cargo::{self, output, root};
+use crate::figures::{PAGE, generated, regressions};
 
 const HELP: &str = "\
 Measure how long changes take, in a real kernel, and print tables
@@ -16,6 +18,8 @@ Options:
                             ten minutes, and the first time on a machine as long again to build Kubernetes with Go.
                             kube-proxy: modes nftables and iptables
                             kube-proxy-ipvs: mode ipvs, in a virtual machine; takes --services and --changes only
+                            kube-proxy-packets: packets of connections that are established, through a Service and to a
+                            Pod, in all modes but ipvs; ten minutes; takes --services, --contenders, --runs, --seconds
                             proxies: the userspace proxy beside HAProxy, nginx and socat, Debian's if they are missing,
                             in network namespaces; a quarter of an hour; takes --runs, --seconds, --rows, --contenders
       --services <NUMBERS>  Numbers of Services, separated by commas [default: 1000,5000,10000]
@@ -23,16 +27,22 @@ Options:
       --contenders <NAMES>  Proxies to measure, of: kube-proxy-nftables, kube-proxy-iptables,
                             kube-proxy-iptables-legacy, kplane-standalone, kplane, kplane-iptables,
                             kplane-iptables-legacy [default: those of nftables]
-      --runs <NUMBER>       With proxies: rounds, in which the contenders take turns [default: 5]
-      --seconds <NUMBER>    With proxies: length of each measurement of a rate [default: 2]
+                            With kube-proxy-packets also kplane-userspace [default: all but kplane]
+      --runs <NUMBER>       With proxies and kube-proxy-packets: rounds, in which the contenders take turns
+                            [default: 5 and 12]
+      --seconds <NUMBER>    With these: length of each measurement of a rate [default: 2 and 1]
       --rows <NAMES>        With proxies: what is measured, of: one-stream, eight-streams, connections, requests, idle,
                             flows, new-flows, refusing, dead, neighbour, passes [default: all]. --contenders are then of:
                             direct, nftables, captured, sockets, haproxy, haproxy-splice, nginx, socat
+      --compare             Measure kube-proxy (without --against, too), and print which numbers are higher by more than
+                            20 % than in the committed table of docs/benchmarks.md. The exit code is 0 all the same
       --write               Write the results to docs/benchmarks.md (and docs/benchmarks.svg)
   -h, --help                Print help
 
-All of these but --help need --against.
+All of these but --compare and --help need --against.
 ";
+
+const COMPARE: &str = "--compare";
 
 /// Benchmarks of kplane alone.
 const ALONE: [&str; 6] = ["change", "reboot", "drift", "packet", "conntrack", "fleet"];
@@ -43,27 +53,37 @@ pub(crate) fn run(mut args: Vec<String>) -> Result<ExitCode> {
         print!("{HELP}");
         return Ok(ExitCode::SUCCESS);
     }
-    let against = match take(&mut args, "--against").as_deref() {
+    let compares = args.iter().any(|arg| arg == COMPARE);
+    args.retain(|arg| arg != COMPARE);
+    let against = take(&mut args, "--against").or(compares.then(|| "kube-proxy".to_owned()));
+    let against = match against.as_deref() {
         None if args.is_empty() => None,
         None => bail!(
             "{} needs --against; see `cargo xtask bench --help`",
             args[0]
         ),
         Some("kube-proxy") => Some("against"),
+        Some(other) if compares => bail!("{COMPARE} does not compare {other}"),
         Some("kube-proxy-ipvs") => Some("ipvs"),
+        Some("kube-proxy-packets") => Some("established"),
         Some("proxies") => Some("proxies"),
-        Some(other) => {
-            bail!("--against {other}: must be kube-proxy, kube-proxy-ipvs or proxies")
-        }
+        Some(other) => bail!(
+            "--against {other}: must be kube-proxy, kube-proxy-ipvs, kube-proxy-packets or proxies"
+        ),
     };
     println!("Building kplane's programs as they are shipped, and the benchmarks.");
     // With the tests, so that both builds take the same dependencies.
     let programs = ["kp-controlplane", "kp-nodeagent", "kplane-tests"];
     let programs = programs.map(|name| ["--package", name]);
-    cargo(&[&["build", "--profile", "dist"][..], &programs.concat()].concat())?;
+    cargo::run(&[&["build", "--profile", "dist"][..], &programs.concat()].concat())?;
     match against {
-        Some(name) => bench(name, &args)?,
-        None => ALONE.into_iter().try_for_each(|name| bench(name, &[]))?,
+        Some(name) if compares => compare(bench(name, &args)?)?,
+        Some(name) => cargo::status(&mut bench(name, &args)?)?,
+        None => {
+            for name in ALONE {
+                cargo::status(&mut bench(name, &[])?)?;
+            }
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -81,16 +101,42 @@ pub(crate) fn take(args: &mut Vec<String>, flag: &str) -> Option<String> {
     }
 }
 
-fn bench(name: &str, options: &[String]) -> Result<()> {
-    let package = ["--package", "kplane-tests"];
-    let mut args = [
-        &["bench", "--profile", "dist"][..],
-        &package,
-        &["--bench", "bench", "--", name],
-    ]
-    .concat();
-    args.extend(options.iter().map(String::as_str));
-    cargo(&args)
+/// Prepares a benchmark.
+fn bench(name: &str, options: &[String]) -> Result<Command> {
+    let mut command = cargo::cargo()?;
+    command
+        .args(["bench", "--profile", "dist", "--package", "kplane-tests"])
+        .args(["--bench", "bench", "--", name])
+        .args(options);
+    Ok(command)
+}
+
+/// Runs a benchmark, and compares its table with the committed one.
+fn compare(mut bench: Command) -> Result<()> {
+    let mut git = Command::new("git");
+    let page = output(
+        git.args(["show", &format!("HEAD:{PAGE}")])
+            .current_dir(root()?),
+    )?;
+    let old = generated(&page).with_context(|| format!("the committed {PAGE} has no table"))?;
+    let mut child = bench.stdout(Stdio::piped()).spawn()?;
+    let mut new = String::new();
+    for line in BufReader::new(child.stdout.take().context("no output")?).lines() {
+        let line = line?;
+        println!("{line}");
+        new = new + &line + "\n";
+    }
+    let status = child.wait()?;
+    ensure!(status.success(), "the benchmark: {status}");
+    let worse = regressions(old, &new);
+    println!(
+        "\n{} numbers are worse than in the committed table by more than 20 %",
+        worse.len()
+    );
+    for line in worse {
+        println!("{line}");
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 mod bench;
 mod book;
 mod cargo;
+mod figures;
 mod fleet;
 mod images;
 mod simulate;

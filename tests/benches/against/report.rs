@@ -1,16 +1,8 @@
 //! The table, for terminals and for documents.
 
-use std::fs;
-use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
-
 use crate::against::measure::{Row, percentile};
-
-/// Between these lines of a document everything is ours.
-const BEGIN: &str = "<!-- begin: cargo xtask bench --against kube-proxy -->";
-const END: &str = "<!-- end -->";
 
 const HEADINGS: [&str; 12] = [
     "Services",
@@ -132,19 +124,4 @@ pub(crate) fn summary(rows: &[Row]) -> Vec<String> {
         }
     }
     lines
-}
-
-/// Puts text between the markers of a document.
-pub(crate) fn write(document: &Path, text: &str) -> Result<()> {
-    let shown = document.display();
-    let before = fs::read_to_string(document).with_context(|| shown.to_string())?;
-    let after = replaced(&before, text)
-        .with_context(|| format!("{shown} lacks the lines {BEGIN:?} and {END:?}"))?;
-    fs::write(document, after).with_context(|| shown.to_string())
-}
-
-fn replaced(document: &str, text: &str) -> Option<String> {
-    let (head, rest) = document.split_once(BEGIN)?;
-    let (_, tail) = rest.split_once(END)?;
-    Some(format!("{head}{BEGIN}\n\n{text}\n{END}{tail}"))
 }
