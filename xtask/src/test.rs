@@ -5,6 +5,7 @@
 //! table ([`report`]).
 
 mod build;
+mod claims;
 mod compat;
 mod e2e;
 mod incremental;
@@ -57,11 +58,12 @@ const TOOLS: &str = "tools";
 type Check = (&'static str, fn(&Path) -> Result<()>);
 
 /// Cheap and often failing first.
-const CHECKS: [Check; 6] = [
+const CHECKS: [Check; 7] = [
     ("format", |_| cargo::run(&["fmt", "--all", "--check"])),
     ("tidy", tidy::check),
     ("wording", wording::check),
     ("compatibility page", compat::check),
+    ("measured figures", claims::check),
     ("links", links::check),
     ("ladder of crates", ladder::check),
 ];
