@@ -75,6 +75,7 @@ pub(crate) fn main(words: &[OsString]) -> Result<()> {
     for line in report::summary(&rows) {
         println!("{line}");
     }
+    report::goals(&rows);
     if args.write {
         let docs = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("docs");
         let text = format!(

@@ -25,6 +25,9 @@ use kplane_tests::bench::workload::{Workload, cluster_ip, endpoint, percentiles,
 use kplane_tests::netns::NetNs;
 use kplane_tests::plane::{EPOCH, collect, engine, publish, submit};
 use kplane_tests::process::Process;
+use kplane_tests::usage;
+
+use crate::goal;
 
 /// The node that there is.
 const NODE: &str = "bench";
@@ -188,11 +191,16 @@ fn files(runtime: &tokio::runtime::Runtime) {
         "max",
         percentiles(&times)
     );
-    println!(
-        "  memory: kp-nodeagent {}, kp-controlplane {}",
-        memory(&agent),
-        memory(&control_plane)
+    let [agent_mib, plane_mib] = [&agent, &control_plane].map(memory);
+    println!("  memory: kp-nodeagent {agent_mib:.1} MiB, kp-controlplane {plane_mib:.1} MiB");
+    goal::print(
+        "memory of an agent with 10,000 Services",
+        25.0,
+        agent_mib,
+        "MiB",
     );
+    let what = "memory of a control plane with a folder of 10,000 Services";
+    goal::print(what, 70.0, plane_mib, "MiB");
     drop((agent, control_plane));
     std::fs::remove_dir_all(&folder).unwrap();
 }
@@ -273,13 +281,7 @@ async fn applied(client: &mut StatusServiceClient<tonic::transport::Channel>, le
     }
 }
 
-/// Resident memory of a process.
-fn memory(process: &Process) -> String {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap();
-    let rss = status
-        .lines()
-        .find(|line| line.starts_with("VmRSS"))
-        .unwrap();
-    let kb: u64 = rss.split_whitespace().nth(1).unwrap().parse().unwrap();
-    format!("{:.1} MiB", kb as f64 / 1024.0)
+/// Resident memory of a process, in MiB.
+fn memory(process: &Process) -> f64 {
+    usage::memory(&[process.id()]).unwrap().now as f64 / f64::from(1 << 20)
 }

@@ -5,6 +5,7 @@ mod change;
 mod conntrack;
 mod drift;
 mod fleet;
+mod goal;
 mod ipvs;
 mod packet;
 mod proxies;

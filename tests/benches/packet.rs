@@ -21,6 +21,8 @@ use kplane_tests::bench::workload::{Workload, cluster_ip, endpoint, percentiles}
 use kplane_tests::netns::NetNs;
 use kplane_tests::plane::{EPOCH, collect, engine, publish, submit};
 
+use crate::goal;
+
 /// First packets a target.
 const PACKETS: u32 = 20_000;
 /// Endpoints listen here.
@@ -39,6 +41,7 @@ pub(crate) fn main() {
     );
     let no_table = namespace();
     print("-", "an address, no table", &mut send(&no_table, direct));
+    let mut sticky_medians = Vec::new();
     for services in [1_000, 10_000, 100_000] {
         for (companions, what) in [(false, "plain"), (true, "companions")] {
             let workload = Workload {
@@ -54,12 +57,16 @@ pub(crate) fn main() {
             let to = |n: u32| SocketAddr::new(cluster_ip(n % services).into(), 80);
             print(&name, &label("a ClusterIP"), &mut send(&ns, to));
             if companions {
-                let sticky = |n: u32| to(n * 20);
-                print(&name, &label("one with affinity"), &mut send(&ns, sticky));
+                let mut took = send(&ns, |n: u32| to(n * 20));
+                print(&name, &label("one with affinity"), &mut took);
+                sticky_medians.push(took[took.len() / 2]);
             }
             drop(engine);
         }
     }
+    let times = sticky_medians[2].div_duration_f64(sticky_medians[0]);
+    let what = "session affinity at 100,000 Services, compared with 1,000,";
+    goal::print(what, 2.0, times, "times");
 }
 
 /// A namespace in which all Services and endpoints are at home.

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
+use crate::against::contender::Contender;
 use crate::against::measure::{Row, percentile};
+use crate::goal;
 
 const HEADINGS: [&str; 12] = [
     "Services",
@@ -124,4 +126,30 @@ pub(crate) fn summary(rows: &[Row]) -> Vec<String> {
         }
     }
     lines
+}
+
+/// Prints the goals of mode nftables, with what was measured.
+pub(crate) fn goals(rows: &[Row]) {
+    for row in rows {
+        let cpu = ("CPU of a change", row.change_cpu.as_secs_f64() * 1e3, "ms");
+        let cold = ("cold start", row.cold.as_secs_f64(), "s");
+        let mib = row.memory.now as f64 / f64::from(1 << 20);
+        let memory = ("memory", mib, "MiB");
+        let goals = match (row.contender, row.services) {
+            (Contender::KplaneStandalone, 10_000) => {
+                vec![(cpu, 0.35), (cold, 0.3), (memory, 45.0)]
+            }
+            (Contender::Kplane, 10_000) => vec![(cpu, 0.35), (cold, 0.3)],
+            (Contender::KplaneStandalone, 100_000) => vec![(cold, 3.0), (memory, 350.0)],
+            _ => Vec::new(),
+        };
+        for ((what, value, unit), most) in goals {
+            let what = format!(
+                "{} Services, {}: {what}",
+                row.services,
+                row.contender.name()
+            );
+            goal::print(&what, most, value, unit);
+        }
+    }
 }

@@ -1,34 +1,12 @@
 //! The goals G1 to G5, G8 and G9, and whether they are reached.
 
+use crate::goal::Limit;
 use crate::proxies::contender::Contender;
 use crate::proxies::results::{Results, median};
 use crate::proxies::rows::Row;
 
 /// Both ways of the userspace proxy.
 const OURS: [Contender; 2] = [Contender::Sockets, Contender::Captured];
-
-/// What is wanted of a number.
-#[derive(Clone, Copy)]
-enum Limit {
-    AtMost(f64),
-    AtLeast(f64),
-}
-
-impl Limit {
-    fn holds(self, value: f64) -> bool {
-        match self {
-            Self::AtMost(most) => value <= most,
-            Self::AtLeast(least) => value >= least,
-        }
-    }
-
-    fn text(self) -> String {
-        match self {
-            Self::AtMost(most) => format!("<= {most}"),
-            Self::AtLeast(least) => format!(">= {least}"),
-        }
-    }
-}
 
 /// A goal: a number, or its ratio to the best of some rivals.
 struct Goal {
@@ -138,10 +116,6 @@ impl Goal {
             best.map_or(*value, |best| value / best)
         });
         let value = median(values.collect());
-        let verdict = match self.limit.holds(value) {
-            true => "reached",
-            false => "**missed**",
-        };
-        Some(format!("{value:.2} {verdict}"))
+        Some(format!("{value:.2} {}", self.limit.verdict(value)))
     }
 }
