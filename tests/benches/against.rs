@@ -4,10 +4,10 @@
 //! namespace of its own, one at a time, joined to the API server by one link whose counters tell
 //! what it reads. The kernel is the judge of what is programmed ([`kernel`]), the same for all.
 
-mod contender;
+pub(crate) mod contender;
 mod first;
 mod kernel;
-mod measure;
+pub(crate) mod measure;
 mod packets;
 mod plot;
 mod report;
@@ -31,7 +31,7 @@ use contender::{Contender, Place};
 use measure::{Bench, Row};
 
 /// The contender's end of its link.
-const LINK: &str = "uplink";
+pub(crate) const LINK: &str = "uplink";
 const OURS: Ipv4Addr = Ipv4Addr::new(172, 30, 255, 1);
 const THEIRS: Ipv4Addr = Ipv4Addr::new(172, 30, 255, 2);
 /// The ends of the link to the pods.
@@ -103,24 +103,25 @@ fn run(args: &Args, cluster: &Cluster, folder: &Path) -> Result<Vec<Row>> {
     for &services in &args.services {
         objects::grow(api, have, services)?;
         have = services;
-        let bench = Bench {
-            api,
-            services,
-            changes: args.changes,
-            link: LINK,
-        };
         for &contender in &args.contenders {
-            let ns = joined(cluster.ns())?;
+            let ns = NetNs::new("contender")?;
+            join(&ns, cluster.ns())?;
             let pods = with_pods(&ns)?;
             let bare = NetNs::new("bare")?;
             let _others = with_pods(&bare)?;
             let place = Place {
                 ns: &ns,
-                bare: &bare,
-                pods: &pods,
                 kubeconfig: &kubeconfig,
                 folder,
                 kube_proxy: &kube_proxy,
+            };
+            let bench = Bench {
+                api,
+                services,
+                changes: args.changes,
+                link: LINK,
+                pods: &pods,
+                bare: &bare,
             };
             rows.push(bench.measure(contender, &place)?);
             // The kernel takes its time with a namespace; the next link has the same name.
@@ -130,17 +131,15 @@ fn run(args: &Args, cluster: &Cluster, folder: &Path) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// A fresh namespace that reaches the API server over one link.
-fn joined(cluster: &NetNs) -> Result<NetNs> {
-    let ns = NetNs::new("contender")?;
+/// Has a namespace reach the API server over one link.
+pub(crate) fn join(ns: &NetNs, cluster: &NetNs) -> Result<()> {
     let inside = ns.netlink()?;
     inside.veth(LINK, cluster, "contender")?;
     inside.add_address(LINK, THEIRS.into(), 30)?;
     let outside = cluster.netlink()?;
     outside.add_address("contender", OURS.into(), 30)?;
     outside.up("contender")?;
-    inside.add_route(&Route::default_via(IpAddr::from(OURS)))?;
-    Ok(ns)
+    inside.add_route(&Route::default_via(IpAddr::from(OURS)))
 }
 
 /// Where all pods are: packets to them arrive there, and are lost.
@@ -159,7 +158,7 @@ fn with_pods(node: &NetNs) -> Result<NetNs> {
 }
 
 /// When, on what and with which versions this was measured.
-fn machine(cluster: &Cluster) -> Result<String> {
+pub(crate) fn machine(cluster: &Cluster) -> Result<String> {
     let first_line = |mut command: Command| -> Result<String> {
         let text = kplane_tests::process::output({
             command.env("LC_ALL", "C");

@@ -4,6 +4,7 @@ mod against;
 mod change;
 mod conntrack;
 mod drift;
+mod established;
 mod fleet;
 mod goal;
 mod ipvs;
@@ -20,7 +21,7 @@ use anyhow::Result;
 /// A benchmark, which gets the program's name and the arguments after its own.
 type Bench = fn(&[OsString]) -> Result<()>;
 
-const BENCHES: [(&str, Bench); 9] = [
+const BENCHES: [(&str, Bench); 10] = [
     ("change", |_| {
         change::main();
         Ok(())
@@ -43,6 +44,7 @@ const BENCHES: [(&str, Bench); 9] = [
         Ok(())
     }),
     ("against", against::main),
+    ("established", established::main),
     ("ipvs", ipvs::main),
     ("proxies", proxies::main),
 ];

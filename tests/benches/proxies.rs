@@ -9,13 +9,13 @@
     reason = "a benchmark may panic"
 )]
 
-mod contender;
+pub(crate) mod contender;
 mod goals;
 mod load;
-mod place;
+pub(crate) mod place;
 mod programs;
-mod results;
-mod rows;
+pub(crate) mod results;
+pub(crate) mod rows;
 mod server;
 mod udp;
 
@@ -44,7 +44,7 @@ use rows::{Row, Way};
 const COMMAND: &str = "cargo xtask bench --against proxies";
 
 /// Longest time for a contender to start.
-const START: Duration = Duration::from_secs(10);
+const START: Duration = Duration::from_secs(60);
 
 /// Compares proxies; started by `cargo xtask bench --against proxies`.
 #[derive(Debug, Parser)]
@@ -141,7 +141,7 @@ fn measure(
         Target::Refusing | Target::Dead => Target::Once,
         target => target,
     };
-    serves(contender, place, known)?;
+    serves(place, contender.address(known), known)?;
     if contender == Contender::Captured {
         captures(place, contender.address(target))?;
     }
@@ -161,9 +161,8 @@ fn measure(
     Ok(measured)
 }
 
-/// Waits until a contender serves.
-fn serves(contender: Contender, place: &Place, target: Target) -> Result<()> {
-    let to = contender.address(target);
+/// Waits until a contender serves a target at an address.
+pub(crate) fn serves(place: &Place, to: SocketAddr, target: Target) -> Result<()> {
     place.client.run(|| {
         eventually(START, "it serves", || -> Result<()> {
             if !target.is_udp() {
@@ -181,7 +180,7 @@ fn serves(contender: Contender, place: &Place, target: Target) -> Result<()> {
 }
 
 /// Waits until rules lead connections to the proxy. The kernel has served them until then.
-fn captures(place: &Place, to: SocketAddr) -> Result<()> {
+pub(crate) fn captures(place: &Place, to: SocketAddr) -> Result<()> {
     let element = to.ip().to_string();
     eventually(START, "the proxy is in front of the kernel", || {
         let mut list = Command::new("nft");

@@ -36,15 +36,13 @@ pub(crate) enum Contender {
     KplaneIptables,
     /// The same with x_tables.
     KplaneIptablesLegacy,
+    /// One process: the userspace proxy behind rules.
+    KplaneUserspace,
 }
 
 /// Where a contender runs.
 pub(crate) struct Place<'a> {
     pub(crate) ns: &'a NetNs,
-    /// A node like it without rules.
-    pub(crate) bare: &'a NetNs,
-    /// Gets all packets to pods, and says nothing.
-    pub(crate) pods: &'a NetNs,
     /// Reaches the API server from there.
     pub(crate) kubeconfig: &'a Path,
     /// For configuration and logs.
@@ -54,7 +52,7 @@ pub(crate) struct Place<'a> {
 }
 
 impl Contender {
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::KubeProxyNftables,
         Self::KubeProxyIptables,
         Self::KubeProxyIptablesLegacy,
@@ -62,6 +60,7 @@ impl Contender {
         Self::Kplane,
         Self::KplaneIptables,
         Self::KplaneIptablesLegacy,
+        Self::KplaneUserspace,
     ];
 
     /// As the table has it.
@@ -74,6 +73,7 @@ impl Contender {
             Self::Kplane => "kplane, two processes",
             Self::KplaneIptables => "kplane iptables-nft",
             Self::KplaneIptablesLegacy => "kplane iptables-legacy",
+            Self::KplaneUserspace => "kplane userspace, captured",
         }
     }
 
@@ -105,6 +105,7 @@ impl Contender {
             | Self::KubeProxyIptablesLegacy
             | Self::KplaneIptables
             | Self::KplaneIptablesLegacy => "iptables",
+            Self::KplaneUserspace => "userspace",
         }
     }
 
@@ -122,7 +123,10 @@ impl Contender {
             Self::KubeProxyNftables | Self::KubeProxyIptables | Self::KubeProxyIptablesLegacy => {
                 Ok(vec![kube_proxy(place, self)?])
             }
-            Self::KplaneStandalone | Self::KplaneIptables | Self::KplaneIptablesLegacy => {
+            Self::KplaneStandalone
+            | Self::KplaneIptables
+            | Self::KplaneIptablesLegacy
+            | Self::KplaneUserspace => {
                 let mut agent = agent(self, place)?;
                 agent.arg("--standalone");
                 agent.arg("--kubeconfig").arg(place.kubeconfig);

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use kplane_tests::cluster::Api;
+use kplane_tests::netns::NetNs;
 use kplane_tests::process::Process;
 
 use crate::against::contender::{Contender, Place};
@@ -60,11 +61,11 @@ enum Judge {
 }
 
 impl Judge {
-    fn of(contender: Contender, place: &Place<'_>) -> Result<Self> {
+    fn of(contender: Contender, node: &NetNs, pods: &NetNs) -> Result<Self> {
         Ok(if contender.is_legacy() {
-            Self::Packets(Packets::from(place)?)
+            Self::Packets(Packets::from(node, pods)?)
         } else {
-            Self::Kernel(Kernel::follow(place.ns)?)
+            Self::Kernel(Kernel::follow(node)?)
         })
     }
 
@@ -92,6 +93,10 @@ pub(crate) struct Bench<'a> {
     pub(crate) changes: u32,
     /// The link over which the contender reaches the API server.
     pub(crate) link: &'a str,
+    /// Gets all packets to pods, and says nothing.
+    pub(crate) pods: &'a NetNs,
+    /// A node without rules.
+    pub(crate) bare: &'a NetNs,
 }
 
 impl Bench<'_> {
@@ -107,7 +112,7 @@ impl Bench<'_> {
     }
 
     fn run(&self, contender: Contender, place: &Place<'_>) -> Result<Row> {
-        let judge = Judge::of(contender, place)?;
+        let judge = Judge::of(contender, place.ns, self.pods)?;
         let title = format!("{:>6} {}", self.services, contender.name());
         let before = received(place.ns, self.link)?;
         let started = Instant::now();
@@ -143,7 +148,7 @@ impl Bench<'_> {
             memory: memory(&pids)?,
             start_bytes,
             change_bytes: (received(place.ns, self.link)? - bytes_before) / u64::from(self.changes),
-            first_packet: FirstPacket::measure(place.ns, place.bare, self.services)?,
+            first_packet: FirstPacket::measure(place.ns, self.bare, self.services)?,
         };
         stop(processes)?;
         Ok(row)
@@ -200,7 +205,7 @@ fn stop(processes: Vec<Process>) -> Result<()> {
 }
 
 /// The end of the contender's log, for when it does not do its work.
-fn explain(contender: Contender, folder: &Path) -> String {
+pub(crate) fn explain(contender: Contender, folder: &Path) -> String {
     let mut text = format!("measure {}", contender.name());
     for name in ["kube-proxy", "kp-controlplane", "kp-nodeagent"] {
         let Ok(log) = std::fs::read_to_string(folder.join(format!("{name}.log"))) else {

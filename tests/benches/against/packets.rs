@@ -14,7 +14,6 @@ use kplane_tests::capture::Capture;
 use kplane_tests::netns::NetNs;
 use socket2::{Domain, Socket, Type};
 
-use crate::against::contender::Place;
 use kplane_tests::bench::objects::{Programmed, address};
 
 /// Endpoints that packets look for at a start.
@@ -31,10 +30,11 @@ pub(crate) struct Packets {
 }
 
 impl Packets {
-    pub(crate) fn from(place: &Place<'_>) -> Result<Self> {
+    /// Sends packets from `node`; those to pods arrive in `pods`.
+    pub(crate) fn from(node: &NetNs, pods: &NetNs) -> Result<Self> {
         Ok(Self {
-            node: place.ns.clone(),
-            arrivals: Capture::open(place.pods)?,
+            node: node.clone(),
+            arrivals: Capture::open(pods)?,
         })
     }
 

@@ -61,6 +61,7 @@ fn colour(contender: Contender) -> &'static str {
         Contender::Kplane => "#3ba3a0",
         Contender::KplaneIptables => "#6a4fb3",
         Contender::KplaneIptablesLegacy => "#9a8fd0",
+        Contender::KplaneUserspace => "#4f8f3a",
     }
 }
 

@@ -121,7 +121,7 @@ fn agent(backend: &str, folder: &Path) -> Result<Command> {
         .arg(manifests)
         .args(["--backend", backend])
         .args(["--bind-address", &PROXY.to_string()])
-        .args(["--nodeport-addresses", "10.77.1.0/24"]);
+        .args(["--nodeport-addresses", "10.177.1.0/24"]);
     Ok(agent)
 }
 
@@ -132,7 +132,7 @@ fn beside(name: &str) -> Result<PathBuf> {
     Ok(folder.join(name))
 }
 
-fn manifest(target: Target) -> String {
+pub(crate) fn manifest(target: Target) -> String {
     let name = format!("{target:?}").to_lowercase();
     let protocol = if target.is_udp() { "UDP" } else { "TCP" };
     let endpoints = target.endpoints();

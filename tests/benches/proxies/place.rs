@@ -9,17 +9,17 @@ use kplane_tests::sysctl::FORWARDING;
 
 use crate::proxies::server::Servers;
 
-pub(crate) const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 77, 1, 2);
+pub(crate) const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 177, 1, 2);
 /// The proxy's address for clients, and the one for servers.
-pub(crate) const PROXY: Ipv4Addr = Ipv4Addr::new(10, 77, 1, 1);
-const BEHIND: Ipv4Addr = Ipv4Addr::new(10, 77, 2, 1);
-pub(crate) const SERVER: Ipv4Addr = Ipv4Addr::new(10, 77, 2, 2);
+pub(crate) const PROXY: Ipv4Addr = Ipv4Addr::new(10, 177, 1, 1);
+const BEHIND: Ipv4Addr = Ipv4Addr::new(10, 177, 2, 1);
+pub(crate) const SERVER: Ipv4Addr = Ipv4Addr::new(10, 177, 2, 2);
 /// An address of the server at which nothing listens.
-const REFUSING: Ipv4Addr = Ipv4Addr::new(10, 77, 2, 3);
+const REFUSING: Ipv4Addr = Ipv4Addr::new(10, 177, 2, 3);
 /// An address behind the server, which drops packets for it without an answer.
-const SILENT: Ipv4Addr = Ipv4Addr::new(10, 77, 3, 1);
+const SILENT: Ipv4Addr = Ipv4Addr::new(10, 177, 3, 1);
 /// Addresses of many clients: all of a prefix of 16 bits.
-pub(crate) const CLIENTS: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 0);
+pub(crate) const CLIENTS: Ipv4Addr = Ipv4Addr::new(10, 178, 0, 0);
 
 /// What clients ask for. Each has ports of its own on every contender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,9 +141,9 @@ impl Place {
             .add_address("uplink", REFUSING.into(), 24)?;
         // On loopback a prefix makes all its addresses local.
         client.netlink()?.add_address("lo", CLIENTS.into(), 16)?;
-        let through = |ip: Ipv4Addr| Route::to("10.77.3.0/24".parse().unwrap()).via(ip.into());
+        let through = |ip: Ipv4Addr| Route::to("10.177.3.0/24".parse().unwrap()).via(ip.into());
         links.add_route(&through(SERVER))?;
-        let clients = Route::to("10.78.0.0/16".parse().unwrap()).via(CLIENT.into());
+        let clients = Route::to("10.178.0.0/16".parse().unwrap()).via(CLIENT.into());
         links.add_route(&clients)?;
         let servers = Servers::start(&server)?;
         Ok(Self {

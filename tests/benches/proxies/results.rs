@@ -43,7 +43,8 @@ impl Results {
     }
 }
 
-fn cell(mut values: Vec<f64>, decimals: usize) -> String {
+/// Returns the median, and the lowest and highest value.
+pub(crate) fn cell(mut values: Vec<f64>, decimals: usize) -> String {
     values.sort_by(f64::total_cmp);
     let (Some(least), Some(most)) = (values.first().copied(), values.last().copied()) else {
         return "-".to_owned();

@@ -144,7 +144,7 @@ impl Row {
             Self::OneStream => way.bulk(1),
             Self::EightStreams => way.bulk(8),
             Self::Connections => way.connections(),
-            Self::Requests => way.requests(),
+            Self::Requests => way.requests(CLIENTS),
             Self::Idle => way.idle(),
             Self::Flows => way.queries(udp::flows),
             Self::NewFlows => way.queries(udp::new_flows),
@@ -159,13 +159,15 @@ impl Row {
 pub(crate) struct Way<'a> {
     pub(crate) contender: Contender,
     pub(crate) place: &'a Place,
+    /// The process whose CPU counts, with that of its children.
     pub(crate) pid: Option<u32>,
     pub(crate) to: SocketAddr,
     pub(crate) time: Duration,
 }
 
 impl Way<'_> {
-    fn bulk(&self, streams: usize) -> Result<Vec<f64>> {
+    /// Bulk data of so many connections: Gbit/s, and milliseconds of CPU a GB.
+    pub(crate) fn bulk(&self, streams: usize) -> Result<Vec<f64>> {
         let dropped = &self.place.servers.0.dropped;
         let measure = || {
             let (bytes, cpu, took) = self.window(dropped)?;
@@ -179,15 +181,17 @@ impl Way<'_> {
     }
 
     fn connections(&self) -> Result<Vec<f64>> {
-        self.repeated(|| Ok(()), |()| load::once(self.to))
+        self.repeated(CLIENTS, || Ok(()), |()| load::once(self.to))
     }
 
-    fn requests(&self) -> Result<Vec<f64>> {
-        self.repeated(|| Ok(load::connect(self.to)?), load::request)
+    /// Requests on so many connections that stay: how many a second, and microseconds of CPU for each.
+    pub(crate) fn requests(&self, clients: usize) -> Result<Vec<f64>> {
+        self.repeated(clients, || Ok(load::connect(self.to)?), load::request)
     }
 
     fn repeated<S>(
         &self,
+        clients: usize,
         state: impl Fn() -> Result<S> + Sync + Send,
         act: impl Fn(&mut S) -> std::io::Result<()> + Sync + Send,
     ) -> Result<Vec<f64>> {
@@ -197,7 +201,7 @@ impl Way<'_> {
             ensure!(failed == 0, "{failed} failed");
             Ok(rates)
         };
-        let load = || load::repeat(CLIENTS, state, act, measure);
+        let load = || load::repeat(clients, state, act, measure);
         self.place.client.run(load)
     }
 
