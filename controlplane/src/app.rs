@@ -8,11 +8,11 @@ mod protection;
 
 pub use error::{BuildError, TaskError};
 pub use flags::TlsFlags;
+pub use kplane_picture::inside::Origin;
 pub use orders::{State, StateFlags, pod_namespace};
 pub use protection::Protection;
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
@@ -26,8 +26,9 @@ use kplane_model::NodeName;
 use kplane_operate::traces;
 use kplane_picture::admission::Admission;
 use kplane_picture::index::CliffGuard;
+use kplane_picture::inside::{Failure, Inside, Running};
 use kplane_picture::kubernetes::Api;
-use kplane_picture::source::kubernetes::{self, Kubernetes};
+use kplane_picture::source::kubernetes::Kubernetes;
 use kplane_picture::source::manifests::Manifests;
 use kplane_picture::source::{self, Source, SourceError};
 use tokio::io::DuplexStream;
@@ -114,26 +115,6 @@ impl Config {
     }
 }
 
-/// The origin of objects.
-#[derive(Clone, Debug)]
-pub enum Origin {
-    /// A folder or file of manifests, or `-` for standard input.
-    Manifests(PathBuf),
-    /// A Kubernetes API server.
-    Kubernetes(kubernetes::Config),
-}
-
-impl Origin {
-    /// Returns the origin's name in the status API.
-    #[must_use]
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Manifests(_) => "manifests",
-            Self::Kubernetes(_) => kubernetes::NAME,
-        }
-    }
-}
-
 /// A control plane that runs until it is shut down or a part of it fails.
 #[derive(Debug)]
 pub struct Bound {
@@ -155,6 +136,31 @@ pub struct Bound {
 /// [`BuildError`] when it cannot start.
 pub fn build(config: Config) -> BoxFuture<'static, Result<Bound, BuildError>> {
     Box::pin(start(config))
+}
+
+/// Starts the control plane of one node, inside its agent's process.
+pub fn inside(inside: Inside) -> BoxFuture<'static, Result<Running, Failure>> {
+    Box::pin(async move {
+        let bound = start(Config {
+            status_listen: inside.status,
+            // The agent's flags are checked: they allow the address.
+            protection: Protection::PlainText { exposed: true },
+            admission: inside.admission,
+            cliff_guard: inside.guard,
+            events: true,
+            // A node that freezes itself would have nothing to serve after a start of the machine.
+            state: None,
+            source_id: inside.source_id,
+            only_node: Some(inside.node),
+            ..Config::new(inside.origin)
+        });
+        let bound = bound.await?;
+        Ok(Running {
+            channel: bound.connect_in_memory(),
+            status: bound.status_addr,
+            ended: Box::pin(async { Ok(bound.wait().await?) }),
+        })
+    })
 }
 
 async fn start(config: Config) -> Result<Bound, BuildError> {

@@ -80,6 +80,7 @@ fn config(node: &str, source: Source) -> Config {
     };
     Config {
         source,
+        inside: Some(control_plane::inside),
         backend: Kind::Noop,
         healthz: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
         metrics: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
