@@ -25,6 +25,7 @@ mod probe;
 mod proxied;
 mod recorder;
 mod request;
+mod servers;
 mod services;
 mod standing;
 mod status;

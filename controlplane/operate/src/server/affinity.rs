@@ -63,11 +63,10 @@ pub(super) async fn ask(
         }),
         ..pb::Inspect::default()
     };
-    let wanted = |of: &kplane_model::NodeName| node.is_empty() || **of == *node;
-    let answers = inquiry::ask(hub, peers, question, wanted, WITHIN).await;
+    let answers = inquiry::ask(hub, peers, question, node, WITHIN).await;
     Ok(pb::AffinityAnswer {
         endpoints_left_out: left_out as u64,
-        ..put_together(&ports, answers)
+        ..put_together(&ports, &answers)
     })
 }
 
@@ -154,18 +153,11 @@ fn port(view: &PortView, endpoints: usize) -> pb::AffinityPort {
     }
 }
 
-fn put_together(ports: &[&PortView], answers: inquiry::Answers) -> pb::AffinityAnswer {
-    let parts = answers.parts(|answer| answer.affinity, |affinity| &affinity.error);
-    let mut all = pb::AffinityAnswer {
-        asked: parts.asked,
-        answered: parts.answered.len() as u64,
-        silent: parts.silent,
-        more_silent: parts.more_silent,
-        missing_replicas: parts.missing,
-        ..pb::AffinityAnswer::default()
-    };
+fn put_together(ports: &[&PortView], answers: &inquiry::Answers) -> pb::AffinityAnswer {
+    let parts = answers.parts(|answer| answer.affinity.as_ref(), |known| &known.error);
+    let mut all = pb::AffinityAnswer::from(parts.asked);
     let mut clients = Vec::new();
-    for (node, affinity) in parts.answered {
+    for (node, affinity) in parts.told {
         all.more = all.more.saturating_add(affinity.more);
         if affinity.forgotten && all.forgotten.len() < NODES {
             all.forgotten.push(node.to_string());

@@ -56,13 +56,13 @@ pub(super) async fn status(
     request: &pb::DrainStatusRequest,
 ) -> Result<pb::DrainStatus, Status> {
     let subject = Subject::of(hub, request).await?;
-    let status = pb::DrainStatus {
-        more: subject.more,
-        others: subject.others,
-        ..pb::DrainStatus::default()
-    };
+    let (more, others) = (subject.more, subject.others);
     if subject.found.is_empty() {
-        return Ok(status);
+        return Ok(pb::DrainStatus {
+            more,
+            others,
+            ..pb::DrainStatus::default()
+        });
     }
     let question = pb::Inspect {
         flows: Some(pb::FlowQuestion {
@@ -70,20 +70,17 @@ pub(super) async fn status(
         }),
         ..pb::Inspect::default()
     };
-    let answers = inquiry::ask(hub, peers, question, |_| true, WITHIN).await;
-    let parts = answers.parts(|answer| answer.flows, |counts| &counts.error);
+    let answers = inquiry::ask(hub, peers, question, "", WITHIN).await;
+    let parts = answers.parts(|answer| answer.flows.as_ref(), |counts| &counts.error);
     let mut tally = Tally::new(subject.found);
-    for (node, counts) in &parts.answered {
+    for (node, counts) in &parts.told {
         tally.add(node, counts);
     }
     Ok(pb::DrainStatus {
         endpoints: tally.endpoints(),
-        asked: parts.asked,
-        answered: parts.answered.len() as u64,
-        silent: parts.silent,
-        more_silent: parts.more_silent,
-        missing_replicas: parts.missing,
-        ..status
+        more,
+        others,
+        ..parts.asked.into()
     })
 }
 

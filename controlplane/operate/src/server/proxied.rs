@@ -48,17 +48,16 @@ pub(super) async fn ask(
         }),
         ..pb::Inspect::default()
     };
-    let wanted = |of: &kplane_model::NodeName| node.is_empty() || **of == *node;
-    let answers = inquiry::ask(hub, peers, question, wanted, WITHIN).await;
-    Ok(put_together(&ports, answers))
+    let answers = inquiry::ask(hub, peers, question, node, WITHIN).await;
+    Ok(put_together(&ports, &answers))
 }
 
-fn put_together(ports: &[&PortView], answers: inquiry::Answers) -> pb::ProxiedAnswer {
-    let parts = answers.parts(|answer| answer.proxied, |_| "");
+fn put_together(ports: &[&PortView], answers: &inquiry::Answers) -> pb::ProxiedAnswer {
+    let parts = answers.parts(|answer| answer.proxied.as_ref(), |_| "");
     let mut all = Vec::new();
     for (index, view) in ports.iter().enumerate() {
         let key: pb::ServiceKey = (&view.port.key).into();
-        for (node, state) in &parts.answered {
+        for (node, state) in &parts.told {
             // An agent that answers about one ServicePort many times counts once.
             let of_port = state.ports.iter().take(PORTS);
             let known = of_port
@@ -78,11 +77,7 @@ fn put_together(ports: &[&PortView], answers: inquiry::Answers) -> pb::ProxiedAn
             })
             .collect(),
         more,
-        asked: parts.asked,
-        answered: parts.answered.len() as u64,
-        silent: parts.silent,
-        more_silent: parts.more_silent,
-        missing_replicas: parts.missing,
+        ..parts.asked.into()
     }
 }
 
