@@ -157,7 +157,8 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     let status = listen(config.status_listen, "the status API")?;
     let http = listen(config.http_listen, "readiness and metrics")?;
     let mut tasks = JoinSet::new();
-    let (hub, api) = start_hub(&config, &mut tasks).await?;
+    let own = Own::default();
+    let (hub, api) = start_hub(&config, &own, &mut tasks).await?;
     let plain_text = protection.plain_text([("agents", &agents), ("the status API", &status)]);
     // Nobody else sets it.
     let _ = hub.plain_text_ports.set(plain_text);
@@ -170,6 +171,10 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
         &hub,
         &mut tasks,
     )?;
+    if let Some(api) = &api {
+        let all = (Arc::clone(&hub), peers.clone());
+        write_events(&config, all, api, &own, &mut tasks);
+    }
     let shutdown = hub.shutdown.clone();
     let (in_memory, connections) = mpsc::channel(1);
     let router = agent_router(&hub, &gate);
@@ -195,13 +200,17 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
         status,
         status_door,
         tls.clone(),
-        status_router(&hub, &gate, peers).await?,
+        status_router(&hub, &gate, peers, &own.metrics).await?,
         &mut tasks,
         &shutdown,
     );
     let http_addr = http.as_ref().and_then(|http| http.local_addr().ok());
     if let Some(http) = http {
-        let own = Own::new(api, tls.clone());
+        let own = Own {
+            api,
+            tls: tls.clone(),
+            ..own
+        };
         let admin = Admin::new(Arc::clone(&hub), Arc::clone(&gate), doors, own);
         tasks.spawn(until(
             admin.serve(http, tls.filter(|_| config.http_tls)),
@@ -252,15 +261,31 @@ fn secure(
         tasks.spawn(until(keeper, hub.shutdown.clone()));
     }
     let peers = Peers::new(hub.store.epoch(), peers, started.peers);
-    if let Some(peers) = &peers {
-        // Nobody else sets them.
-        let _ = hub.peers.set(Arc::clone(peers));
-    }
     Ok((started.serving, peers))
+}
+
+/// Begins to write events, if the configuration wants any.
+fn write_events(
+    config: &Config,
+    (hub, peers): (Arc<Hub>, Option<Arc<Peers>>),
+    api: &Arc<Api>,
+    own: &Own,
+    tasks: &mut JoinSet<Result<(), TaskError>>,
+) {
+    let scope = match &config.source {
+        Origin::Kubernetes(source) if source.only_node.is_some() => events::Scope::Node,
+        _ => events::Scope::Cluster,
+    };
+    if config.events {
+        let (stop, counts) = (hub.shutdown.clone(), Arc::clone(&own.events));
+        let task = events::run((hub, peers), Arc::clone(api), scope, counts);
+        tasks.spawn(until(task, stop));
+    }
 }
 
 async fn start_hub(
     config: &Config,
+    own: &Own,
     tasks: &mut JoinSet<Result<(), TaskError>>,
 ) -> Result<(Arc<Hub>, Option<Arc<Api>>), SourceError> {
     let (sink, batches) = mpsc::channel(source::QUEUE);
@@ -286,21 +311,11 @@ async fn start_hub(
     match config.source.clone() {
         Origin::Manifests(path) => drop(tasks.spawn(run(Manifests::new(path), sink, stop))),
         Origin::Kubernetes(source) => {
-            let scope = match source.only_node {
-                Some(_) => events::Scope::Node,
-                None => events::Scope::Cluster,
-            };
             let source = Kubernetes::new(source, hub.upstream.clone()).await?;
             api = Some(source.api());
-            if config.events {
-                let task = events::run(Arc::clone(&hub), source.api(), scope);
-                tasks.spawn(async move {
-                    task.await;
-                    Ok(())
-                });
-            }
             if config.startup_taint {
-                let keeper = taints::keep(Arc::clone(&hub), source.api());
+                let (fleet, tainted) = (Arc::clone(&hub.fleet), hub.tainted.changes());
+                let keeper = taints::keep(fleet, tainted, source.api());
                 tasks.spawn(until(keeper, hub.shutdown.clone()));
             }
             tasks.spawn(run(source, sink, stop));
@@ -313,7 +328,7 @@ async fn start_hub(
     }
     orders::keep(&hub, config, api.as_ref(), tasks);
     if let Some(traces) = config.traces.clone() {
-        let traces = traces::send(Arc::clone(&hub), traces);
+        let traces = traces::send(Arc::clone(&hub), traces, Arc::clone(&own.traces));
         tasks.spawn(until(traces, hub.shutdown.clone()));
     }
     let sweep = fleet::forget_strangers(Arc::clone(&hub.fleet));

@@ -28,5 +28,4 @@ pub mod peers;
 pub mod snapshots;
 pub mod streams;
 pub mod taints;
-pub mod trace_counts;
 pub mod traffic;
