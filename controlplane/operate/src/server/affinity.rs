@@ -12,9 +12,8 @@ use kplane_picture::index::{PortView, ServiceDetail};
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
-use super::closing;
 use super::inquiry;
-use super::request::{MAX_NAME, bounded_names, known_node, unknown};
+use super::request::{MAX_NAME, detail_for};
 
 /// Maximum number of ServicePorts in a question.
 const PORTS: usize = 32;
@@ -40,16 +39,11 @@ pub(super) async fn ask(
     request: &pb::AffinityRequest,
     forget: bool,
 ) -> Result<pb::AffinityAnswer, Status> {
-    bounded_names(&[&request.namespace, &request.name, &request.node])?;
+    let node = request.node.as_str();
     let name = ServiceName::new(&request.namespace, &request.name);
     let client = client(&request.client, forget)?;
-    let detail = hub.detail(name.clone()).await.map_err(closing)?;
-    let detail = detail.ok_or_else(|| unknown(&name))?;
+    let detail = detail_for(hub, &name, node).await?;
     let ports = ports(&name, &detail, client)?;
-    let node = request.node.as_str();
-    if !node.is_empty() {
-        known_node(hub, node)?;
-    }
     let endpoints = (ALL_ENDPOINTS / ports.len().max(1)).min(ENDPOINTS);
     let left_out = ports
         .iter()

@@ -12,7 +12,7 @@ use kplane_picture::index::{PortView, Selection};
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
-use super::request::{bounded_names, known_node, unknown};
+use super::request::{bounded_names, detail, known_node};
 use super::{closing, inquiry};
 
 /// Maximum number of endpoints in a question.
@@ -111,9 +111,7 @@ impl Subject {
             }
             (true, [], _) => {
                 let name = ServiceName::new(&request.namespace, &request.name);
-                let detail = hub.detail(name.clone()).await.map_err(closing)?;
-                let detail = detail.ok_or_else(|| unknown(&name))?;
-                for port in &detail.ports {
+                for port in &detail(hub, &name).await?.ports {
                     subject.add(port, |_| true);
                 }
             }

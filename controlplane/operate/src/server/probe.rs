@@ -15,10 +15,10 @@ use kplane_picture::index::{PortView, ServiceDetail};
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
+use super::attempts;
 use super::inquiry::{self, Agents, Answers};
 use super::pages::{Node, Picture};
-use super::request::{bounded_names, known_node, unknown};
-use super::{attempts, closing};
+use super::request::{bounded_names, detail_for};
 
 /// The Service that every cluster has.
 const CANARY: (&str, &str) = ("default", "kubernetes");
@@ -83,23 +83,14 @@ pub(super) async fn probe(
     peers: Option<&Peers>,
     request: &pb::ProbeRequest,
 ) -> Result<pb::ProbeReport, Status> {
-    bounded_names(&[
-        &request.namespace,
-        &request.name,
-        &request.node,
-        &request.port,
-    ])?;
+    bounded_names(&[&request.port])?;
     let name = match request.name.as_str() {
         "" => ServiceName::new(CANARY.0, CANARY.1),
         name => ServiceName::new(&request.namespace, name),
     };
-    let detail = hub.detail(name.clone()).await.map_err(closing)?;
-    let detail = detail.ok_or_else(|| unknown(&name))?;
-    let views = views(&name, &detail, &request.port)?;
     let node = request.node.as_str();
-    if !node.is_empty() {
-        known_node(hub, node)?;
-    }
+    let detail = detail_for(hub, &name, node).await?;
+    let views = views(&name, &detail, &request.port)?;
     let (facts, others) = (hub.store.nodes(), inquiry::others(peers).await);
     let picture = Picture::with(hub, &others);
     let all: Vec<NodeName> = picture.nodes().map(|(of, _)| of.clone()).collect();

@@ -10,9 +10,8 @@ use kplane_picture::index::PortView;
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
-use super::closing;
 use super::inquiry;
-use super::request::{bounded_names, known_node, unknown};
+use super::request::detail_for;
 
 /// Maximum number of ServicePorts in a question.
 const PORTS: usize = 32;
@@ -33,14 +32,9 @@ pub(super) async fn ask(
     peers: Option<&Peers>,
     request: &pb::ProxiedRequest,
 ) -> Result<pb::ProxiedAnswer, Status> {
-    bounded_names(&[&request.namespace, &request.name, &request.node])?;
-    let name = ServiceName::new(&request.namespace, &request.name);
-    let detail = hub.detail(name.clone()).await.map_err(closing)?;
-    let detail = detail.ok_or_else(|| unknown(&name))?;
     let node = request.node.as_str();
-    if !node.is_empty() {
-        known_node(hub, node)?;
-    }
+    let name = ServiceName::new(&request.namespace, &request.name);
+    let detail = detail_for(hub, &name, node).await?;
     let ports: Vec<&PortView> = detail.ports.iter().take(PORTS).collect();
     let question = pb::Inspect {
         proxied: Some(pb::ProxiedQuestion {

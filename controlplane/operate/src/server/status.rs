@@ -19,10 +19,10 @@ use tonic::{Request, Response, Status};
 use super::inquiry::Agents;
 use super::others::Others;
 use super::pages::Picture;
-use super::request::{MAX_NAME, WATCH_PAUSE, WATCH_REFRESH, bounded_names, charge, cost, unknown};
+use super::request::{MAX_NAME, WATCH_PAUSE, WATCH_REFRESH, bounded_names, charge, cost, detail};
 use super::{
-    affinity, approval, closing, convergence, description, drain, freeze, probe, proxied, servers,
-    services, views,
+    affinity, approval, convergence, description, drain, freeze, probe, proxied, servers, services,
+    views,
 };
 
 /// The server of the status API.
@@ -149,8 +149,7 @@ impl StatusService for StatusServer {
         charge(&request, cost(asked).saturating_mul(10))?;
         let request = request.into_inner();
         let name = ServiceName::new(&request.namespace, &request.name);
-        let detail = self.hub.detail(name.clone()).await.map_err(closing)?;
-        let detail = detail.ok_or_else(|| unknown(&name))?;
+        let detail = detail(&self.hub, &name).await?;
         let others = self.others(&name).await;
         let servers = servers::of_all(self.agents(&others), &name).await;
         let description = description::description(&self.hub, &name, &detail, servers, &others);

@@ -9,8 +9,8 @@ use tonic::Status;
 
 use super::super::on_node::{around, on_node};
 use super::super::pages::Node;
-use super::super::request::unknown;
-use super::super::{attempts, closing, inquiry, why};
+use super::super::request::detail;
+use super::super::{attempts, inquiry, why};
 use super::StatusServer;
 use crate::findings::Finding;
 
@@ -22,8 +22,7 @@ impl StatusServer {
         tries: bool,
     ) -> Result<pb::TryResponse, Status> {
         let name = ServiceName::new(&request.namespace, &request.name);
-        let detail = self.hub.detail(name.clone()).await.map_err(closing)?;
-        let detail = detail.ok_or_else(|| unknown(&name))?;
+        let detail = detail(&self.hub, &name).await?;
         let others = self.others(&name).await;
         let node = on_node(&self.hub, &name, &request.node, &others)?;
         let (mut explanation, expected) = why::explain(&name, &request, &detail, &node)?;
