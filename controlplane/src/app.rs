@@ -152,37 +152,27 @@ pub struct Bound {
 pub async fn build(config: Config) -> Result<Bound, BuildError> {
     kplane_http::panics::install();
     check(&config)?;
-    let protection = config.protection.clone();
     let agents = listen(config.agent_listen, "agents")?;
     let status = listen(config.status_listen, "the status API")?;
     let http = listen(config.http_listen, "readiness and metrics")?;
     let mut tasks = JoinSet::new();
     let own = Own::default();
     let (hub, api) = start_hub(&config, &own, &mut tasks).await?;
-    let plain_text = protection.plain_text([("agents", &agents), ("the status API", &status)]);
+    let plain_text = config
+        .protection
+        .plain_text([("agents", &agents), ("the status API", &status)]);
     // Nobody else sets it.
     let _ = hub.plain_text_ports.set(plain_text);
     let gate = Gate::open(&config.identity, Arc::clone(&hub), api.clone())?;
-    let (tls, peers) = secure(
-        protection,
-        &config.peers,
-        &gate,
-        api.clone(),
-        &hub,
-        &mut tasks,
-    )?;
-    if let Some(api) = &api {
-        let all = (Arc::clone(&hub), peers.clone());
-        write_events(&config, all, api, &own, &mut tasks);
+    let (tls, peers) = secure(&config, &gate, api.clone(), &hub, &mut tasks)?;
+    if let (true, Some(api)) = (config.events, &api) {
+        let known = (Arc::clone(&hub), peers.clone());
+        let counts = Arc::clone(&own.events);
+        let task = events::run(known, Arc::clone(api), scope(&config.source), counts);
+        tasks.spawn(until(task, hub.shutdown.clone()));
     }
     let shutdown = hub.shutdown.clone();
-    let (in_memory, connections) = mpsc::channel(1);
-    let router = agent_router(&hub, &gate);
-    let stop = shutdown.clone().cancelled_owned();
-    tasks.spawn(async move {
-        let incoming = ReceiverStream::new(connections);
-        Ok(router.serve_with_incoming_shutdown(incoming, stop).await?)
-    });
+    let in_memory = serve_in_memory(&hub, &gate, &mut tasks);
     let doors = [
         Door::new("agents", agent_limits(config.agent_limits)),
         Door::new("the status API", Limits::STATUS),
@@ -228,6 +218,22 @@ pub async fn build(config: Config) -> Result<Bound, BuildError> {
     })
 }
 
+/// Serves agents in the same process; returns the way for their connections.
+fn serve_in_memory(
+    hub: &Arc<Hub>,
+    gate: &Arc<Gate>,
+    tasks: &mut JoinSet<Result<(), TaskError>>,
+) -> mpsc::Sender<std::io::Result<DuplexStream>> {
+    let (in_memory, connections) = mpsc::channel(1);
+    let router = agent_router(hub, gate);
+    let stop = hub.shutdown.clone().cancelled_owned();
+    tasks.spawn(async move {
+        let incoming = ReceiverStream::new(connections);
+        Ok(router.serve_with_incoming_shutdown(incoming, stop).await?)
+    });
+    in_memory
+}
+
 /// Refuses plain text where other machines would reach it, and TLS without a certificate.
 fn check(config: &Config) -> Result<(), BuildError> {
     let protection = &config.protection;
@@ -241,15 +247,15 @@ fn check(config: &Config) -> Result<(), BuildError> {
 
 /// Starts to follow the certificates and keys; `None` = plain text. Also returns the way to other replicas, if any.
 fn secure(
-    protection: Protection,
-    peers: &peers::Config,
+    config: &Config,
     gate: &Arc<Gate>,
     api: Option<Arc<Api>>,
     hub: &Hub,
     tasks: &mut JoinSet<Result<(), TaskError>>,
 ) -> Result<(Option<Secured>, Option<Arc<Peers>>), BuildError> {
+    let protection = config.protection.clone();
     let admits = protection.takes_certificates() || gate.takes_tokens();
-    let started = protection.start(api, peers)?;
+    let started = protection.start(api, &config.peers)?;
     if started.serving.is_some() {
         if !admits {
             return Err(BuildError::NoCallers);
@@ -260,26 +266,15 @@ fn secure(
     if let Some(keeper) = started.keeper {
         tasks.spawn(until(keeper, hub.shutdown.clone()));
     }
-    let peers = Peers::new(hub.store.epoch(), peers, started.peers);
+    let peers = Peers::new(hub.store.epoch(), &config.peers, started.peers);
     Ok((started.serving, peers))
 }
 
-/// Begins to write events, if the configuration wants any.
-fn write_events(
-    config: &Config,
-    (hub, peers): (Arc<Hub>, Option<Arc<Peers>>),
-    api: &Arc<Api>,
-    own: &Own,
-    tasks: &mut JoinSet<Result<(), TaskError>>,
-) {
-    let scope = match &config.source {
+/// Returns what events are about.
+fn scope(source: &Origin) -> events::Scope {
+    match source {
         Origin::Kubernetes(source) if source.only_node.is_some() => events::Scope::Node,
         _ => events::Scope::Cluster,
-    };
-    if config.events {
-        let (stop, counts) = (hub.shutdown.clone(), Arc::clone(&own.events));
-        let task = events::run((hub, peers), Arc::clone(api), scope, counts);
-        tasks.spawn(until(task, stop));
     }
 }
 
