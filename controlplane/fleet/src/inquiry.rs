@@ -1,6 +1,6 @@
 //! Questions to the agents of this replica, for facts that no report has.
 //!
-//! Answers are not kept: they go to whoever asked. They are bounded in number, size and time. An agent without an answer
+//! Answers are not kept: each goes to its caller. They are bounded in number, size and time. An agent without an answer
 //! is in the result, with the reason: it never counts as one that answered "nothing".
 
 use std::sync::Arc;
