@@ -13,6 +13,7 @@ use kp_nodeagent::config::{Config, Source};
 use kp_nodeagent::report::Report;
 use kplane_dataplane::backend::noop::{self, Noop};
 use kplane_dataplane::backend::{Applied, ApplyError, Change, Side, Verification};
+use kplane_http::client;
 use kplane_operate::server::StatusServer;
 use kplane_picture::admission::Proxying;
 use kplane_picture::convert::ExternalIps;
@@ -21,8 +22,6 @@ use kplane_proto::v1::status_service_client::StatusServiceClient;
 use kplane_proto::v1::status_service_server::StatusService as _;
 use kplane_rig::loopback::{until_free, unused};
 use tempfile::TempDir;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
 use tonic::transport::{Channel, Endpoint};
 
@@ -144,14 +143,14 @@ async fn reported(agent: &app::Bound, wanted: impl FnMut(&Report) -> bool) -> Re
 }
 
 /// A client of a standalone agent's status API.
-async fn client(agent: &app::Bound) -> StatusServiceClient<Channel> {
+async fn status_client(agent: &app::Bound) -> StatusServiceClient<Channel> {
     let status = format!("http://{}", agent.status_addr.unwrap());
     StatusServiceClient::connect(status).await.unwrap()
 }
 
 /// Follows the fleet of a standalone agent until it tells what is wanted.
 async fn told<T>(agent: &app::Bound, mut wanted: impl FnMut(pb::Fleet) -> Option<T>) -> T {
-    let mut client = client(agent).await;
+    let mut client = status_client(agent).await;
     let watch = client.watch_fleet(pb::GetFleetRequest::default()).await;
     let mut watch = watch.unwrap().into_inner();
     let told = async {
@@ -184,27 +183,14 @@ async fn get(address: SocketAddr, path: &str) -> (u16, serde_json::Value) {
 
 /// Status code and body, whatever that is.
 async fn text(address: SocketAddr, path: &str) -> (u16, String) {
-    let mut stream = TcpStream::connect(address).await.unwrap();
-    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-    (status, body.to_owned())
+    let reply = client::get(address, path).await.unwrap();
+    (reply.status, reply.body)
 }
 
 /// Asks until the answer has a status code.
 async fn becomes(address: SocketAddr, path: &str, status: u16) -> serde_json::Value {
-    let deadline = Instant::now() + DEADLINE;
-    loop {
-        let (got, body) = get(address, path).await;
-        if got == status {
-            return body;
-        }
-        assert!(Instant::now() < deadline, "{path} stays {got}: {body}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    let reply = client::becomes(address, path, status).await;
+    serde_json::from_str(&reply.body).unwrap()
 }
 
 /// A backend that waits for a permit before its first change.
@@ -401,7 +387,7 @@ async fn h_the_latency_of_a_change_is_measured_and_told() {
         (told.count, told.last_ms, told.max_ms),
         (1, measured, measured)
     );
-    let mut client = client(&agent).await;
+    let mut client = status_client(&agent).await;
     let description = client
         .describe_service(shop("web"))
         .await
@@ -651,8 +637,8 @@ async fn a25_health_checks_change_after_the_kernel() {
     let agent = app::build_with(config, backend).await.unwrap();
     reported(&agent, in_sync).await;
     let address = SocketAddr::from(([127, 0, 0, 1], port));
-    let ready = listening(address, "/healthz").await;
-    assert_eq!((ready.0, &ready.1["localEndpoints"]), (200, &1.into()));
+    let ready = becomes(address, "/healthz", 200).await;
+    assert_eq!(ready["localEndpoints"], 1);
 
     broken.store(true, Ordering::SeqCst);
     std::fs::write(&file, checked(port, false)).unwrap();
@@ -666,16 +652,6 @@ async fn a25_health_checks_change_after_the_kernel() {
         (&body["localEndpoints"], &body["serviceProxyHealthy"]),
         (&0.into(), &true.into())
     );
-}
-
-/// Waits until somebody listens.
-async fn listening(address: SocketAddr, path: &str) -> (u16, serde_json::Value) {
-    let deadline = Instant::now() + DEADLINE;
-    while TcpStream::connect(address).await.is_err() {
-        assert!(Instant::now() < deadline, "nobody listens on {address}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    get(address, path).await
 }
 
 /// A25: the administrator sees which Service's health check cannot be opened.
@@ -700,7 +676,7 @@ async fn a25_a_taken_port_is_in_the_status_of_the_node() {
     assert_eq!(failure.key.unwrap().name, "lb");
     let reason = format!("health check node port {port}: cannot listen on 127.0.0.1");
     assert!(failure.degraded && failure.reason.starts_with(&reason));
-    let mut client = client(&agent).await;
+    let mut client = status_client(&agent).await;
     let described = client.describe_service(shop("lb"));
     let nodes = described.await.unwrap().into_inner().nodes;
     assert!(nodes[0].programmed, "{nodes:?}");
