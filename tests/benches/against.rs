@@ -84,7 +84,7 @@ pub(crate) fn main(words: &[OsString]) -> Result<()> {
                 .collect::<String>()
         );
         report::write(&docs.join("benchmarks.md"), &text)?;
-        fs::write(docs.join("benchmarks.svg"), plot::svg(&rows, &machine))?;
+        fs::write(docs.join("benchmarks.svg"), plot::svg(&rows, &machine)?)?;
         println!("written to docs/benchmarks.md and docs/benchmarks.svg");
     }
     Ok(())
