@@ -332,7 +332,7 @@ async fn an_agent_that_does_not_know_a_question_is_not_one_without_flows() {
     assert_eq!(
         reasons,
         [
-            "its agent does not know this question: it is of an older version",
+            "its agent of version test does not know this question: update it",
             "its agent is connected, and did not answer in time",
             "too many",
         ]
