@@ -33,11 +33,14 @@ const MAX_ANSWER_BYTES: usize = 256 << 20;
 /// Interval of the pings that check whether the server of a quiet watch is still there.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
+/// The methods of the status API.
+pub(crate) type Stub = StatusServiceClient<InterceptedService<Channel, Bearer>>;
+
 /// A connection to the control plane. A connection that was lost stays lost: connect again, so that credentials are
 /// read again, and another pod can take over.
 #[derive(Clone)]
 pub(crate) struct Client {
-    stub: StatusServiceClient<InterceptedService<Channel, Bearer>>,
+    stub: Stub,
     recorder: RecorderServiceClient<InterceptedService<Channel, Bearer>>,
     line: Line,
 }

@@ -21,10 +21,11 @@ use std::time::Duration;
 use hyper::body::Incoming;
 use hyper::{Request, StatusCode};
 use kplane_fleet::doors::{Cover, Door, Secured};
-use kplane_fleet::hub::{Hub, Print};
+use kplane_fleet::hub::Hub;
 use kplane_fleet::identity::Gate;
 use kplane_http::metrics::Format;
 use kplane_http::{Answer, Guests, TEXT, answer, not_found, serve, serve_inside};
+use kplane_operate::server::Print;
 use kplane_picture::source::upstream::KindState;
 use kplane_tls::{ServerConfig, explain};
 use prometheus_client::registry::Registry;
@@ -61,6 +62,7 @@ impl Admin {
             http: Arc::clone(&guests),
             gate,
         };
+        let printer = Arc::clone(&own.metrics);
         let registry = Arc::new(metrics::registry(Arc::clone(&hub), ports, own));
         let shared = Arc::downgrade(&registry);
         let print = Print::new(move || {
@@ -68,7 +70,7 @@ impl Admin {
             registry.map_or_else(String::new, |registry| Format::Prometheus.print(&registry))
         });
         // There is one handler a process.
-        let _ = hub.metrics.set(print);
+        let _ = printer.set(print);
         Self {
             hub,
             doors,

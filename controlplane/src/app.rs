@@ -8,11 +8,11 @@ mod protection;
 
 pub use error::{BuildError, TaskError};
 pub use flags::TlsFlags;
+pub use kplane_picture::inside::Origin;
 pub use orders::{State, StateFlags, pod_namespace};
 pub use protection::Protection;
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
@@ -26,8 +26,9 @@ use kplane_model::NodeName;
 use kplane_operate::traces;
 use kplane_picture::admission::Admission;
 use kplane_picture::index::CliffGuard;
+use kplane_picture::inside::{Failure, Inside, Running};
 use kplane_picture::kubernetes::Api;
-use kplane_picture::source::kubernetes::{self, Kubernetes};
+use kplane_picture::source::kubernetes::Kubernetes;
 use kplane_picture::source::manifests::Manifests;
 use kplane_picture::source::{self, Source, SourceError};
 use tokio::io::DuplexStream;
@@ -112,24 +113,12 @@ impl Config {
             traces: None,
         }
     }
-}
 
-/// The origin of objects.
-#[derive(Clone, Debug)]
-pub enum Origin {
-    /// A folder or file of manifests, or `-` for standard input.
-    Manifests(PathBuf),
-    /// A Kubernetes API server.
-    Kubernetes(kubernetes::Config),
-}
-
-impl Origin {
-    /// Returns the origin's name in the status API.
-    #[must_use]
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Manifests(_) => "manifests",
-            Self::Kubernetes(_) => kubernetes::NAME,
+    /// Returns what events are about.
+    fn scope(&self) -> events::Scope {
+        match self.only_node {
+            Some(_) => events::Scope::Node,
+            None => events::Scope::Cluster,
         }
     }
 }
@@ -157,35 +146,55 @@ pub fn build(config: Config) -> BoxFuture<'static, Result<Bound, BuildError>> {
     Box::pin(start(config))
 }
 
+/// Starts the control plane of one node, inside its agent's process.
+pub fn inside(inside: Inside) -> BoxFuture<'static, Result<Running, Failure>> {
+    Box::pin(async move {
+        let bound = start(Config {
+            status_listen: inside.status,
+            // The agent's flags are checked: they allow the address.
+            protection: Protection::PlainText { exposed: true },
+            admission: inside.admission,
+            cliff_guard: inside.guard,
+            events: true,
+            // A node that freezes itself would have nothing to serve after a start of the machine.
+            state: None,
+            source_id: inside.source_id,
+            only_node: Some(inside.node),
+            ..Config::new(inside.origin)
+        });
+        let bound = bound.await?;
+        Ok(Running {
+            channel: bound.connect_in_memory(),
+            status: bound.status_addr,
+            ended: Box::pin(async { Ok(bound.wait().await?) }),
+        })
+    })
+}
+
 async fn start(config: Config) -> Result<Bound, BuildError> {
     kplane_http::panics::install();
     check(&config)?;
-    let protection = config.protection.clone();
     let agents = listen(config.agent_listen, "agents")?;
     let status = listen(config.status_listen, "the status API")?;
     let http = listen(config.http_listen, "readiness and metrics")?;
     let mut tasks = JoinSet::new();
-    let (hub, api) = start_hub(&config, &mut tasks).await?;
-    let plain_text = protection.plain_text([("agents", &agents), ("the status API", &status)]);
+    let own = Own::default();
+    let (hub, api) = start_hub(&config, &own, &mut tasks).await?;
+    let plain_text = config
+        .protection
+        .plain_text([("agents", &agents), ("the status API", &status)]);
     // Nobody else sets it.
     let _ = hub.plain_text_ports.set(plain_text);
     let gate = Gate::open(&config.identity, Arc::clone(&hub), api.clone())?;
-    let (tls, peers) = secure(
-        protection,
-        &config.peers,
-        &gate,
-        api.clone(),
-        &hub,
-        &mut tasks,
-    )?;
+    let (tls, peers) = secure(&config, &gate, api.clone(), &hub, &mut tasks)?;
+    if let (true, Some(api)) = (config.events, &api) {
+        let known = (Arc::clone(&hub), peers.clone());
+        let counts = Arc::clone(&own.events);
+        let task = events::run(known, Arc::clone(api), config.scope(), counts);
+        tasks.spawn(until(task, hub.shutdown.clone()));
+    }
     let shutdown = hub.shutdown.clone();
-    let (in_memory, connections) = mpsc::channel(1);
-    let router = agent_router(&hub, &gate);
-    let stop = shutdown.clone().cancelled_owned();
-    tasks.spawn(async move {
-        let incoming = ReceiverStream::new(connections);
-        Ok(router.serve_with_incoming_shutdown(incoming, stop).await?)
-    });
+    let in_memory = serve_in_memory(&hub, &gate, &mut tasks);
     let doors = [
         Door::new("agents", agent_limits(config.agent_limits)),
         Door::new("the status API", Limits::STATUS),
@@ -203,13 +212,17 @@ async fn start(config: Config) -> Result<Bound, BuildError> {
         status,
         status_door,
         tls.clone(),
-        status_router(&hub, &gate, peers).await?,
+        status_router(&hub, &gate, peers, &own.metrics).await?,
         &mut tasks,
         &shutdown,
     );
     let http_addr = http.as_ref().and_then(|http| http.local_addr().ok());
     if let Some(http) = http {
-        let own = Own::new(api, tls.clone());
+        let own = Own {
+            api,
+            tls: tls.clone(),
+            ..own
+        };
         let admin = Admin::new(Arc::clone(&hub), Arc::clone(&gate), doors, own);
         tasks.spawn(until(
             admin.serve(http, tls.filter(|_| config.http_tls)),
@@ -227,6 +240,22 @@ async fn start(config: Config) -> Result<Bound, BuildError> {
     })
 }
 
+/// Serves agents in the same process; returns the way for their connections.
+fn serve_in_memory(
+    hub: &Arc<Hub>,
+    gate: &Arc<Gate>,
+    tasks: &mut JoinSet<Result<(), TaskError>>,
+) -> mpsc::Sender<std::io::Result<DuplexStream>> {
+    let (in_memory, connections) = mpsc::channel(1);
+    let router = agent_router(hub, gate);
+    let stop = hub.shutdown.clone().cancelled_owned();
+    tasks.spawn(async move {
+        let incoming = ReceiverStream::new(connections);
+        Ok(router.serve_with_incoming_shutdown(incoming, stop).await?)
+    });
+    in_memory
+}
+
 /// Refuses plain text where other machines would reach it, and TLS without a certificate.
 fn check(config: &Config) -> Result<(), BuildError> {
     let protection = &config.protection;
@@ -240,15 +269,15 @@ fn check(config: &Config) -> Result<(), BuildError> {
 
 /// Starts to follow the certificates and keys; `None` = plain text. Also returns the way to other replicas, if any.
 fn secure(
-    protection: Protection,
-    peers: &peers::Config,
+    config: &Config,
     gate: &Arc<Gate>,
     api: Option<Arc<Api>>,
     hub: &Hub,
     tasks: &mut JoinSet<Result<(), TaskError>>,
 ) -> Result<(Option<Secured>, Option<Arc<Peers>>), BuildError> {
+    let protection = config.protection.clone();
     let admits = protection.takes_certificates() || gate.takes_tokens();
-    let started = protection.start(api, peers)?;
+    let started = protection.start(api, &config.peers)?;
     if started.serving.is_some() {
         if !admits {
             return Err(BuildError::NoCallers);
@@ -259,16 +288,13 @@ fn secure(
     if let Some(keeper) = started.keeper {
         tasks.spawn(until(keeper, hub.shutdown.clone()));
     }
-    let peers = Peers::new(hub.store.epoch(), peers, started.peers);
-    if let Some(peers) = &peers {
-        // Nobody else sets them.
-        let _ = hub.peers.set(Arc::clone(peers));
-    }
+    let peers = Peers::new(hub.store.epoch(), &config.peers, started.peers);
     Ok((started.serving, peers))
 }
 
 async fn start_hub(
     config: &Config,
+    own: &Own,
     tasks: &mut JoinSet<Result<(), TaskError>>,
 ) -> Result<(Arc<Hub>, Option<Arc<Api>>), SourceError> {
     let (sink, batches) = mpsc::channel(source::QUEUE);
@@ -297,22 +323,12 @@ async fn start_hub(
     match config.source.clone() {
         Origin::Manifests(path) => drop(tasks.spawn(run(Manifests::new(path), sink, stop))),
         Origin::Kubernetes(source) => {
-            let scope = match config.only_node {
-                Some(_) => events::Scope::Node,
-                None => events::Scope::Cluster,
-            };
             let source =
                 Kubernetes::new(source, config.only_node.clone(), hub.upstream.clone()).await?;
             api = Some(source.api());
-            if config.events {
-                let task = events::run(Arc::clone(&hub), source.api(), scope);
-                tasks.spawn(async move {
-                    task.await;
-                    Ok(())
-                });
-            }
             if config.startup_taint {
-                let keeper = taints::keep(Arc::clone(&hub), source.api());
+                let (fleet, tainted) = (Arc::clone(&hub.fleet), hub.tainted.changes());
+                let keeper = taints::keep(fleet, tainted, source.api());
                 tasks.spawn(until(keeper, hub.shutdown.clone()));
             }
             tasks.spawn(run(source, sink, stop));
@@ -325,7 +341,7 @@ async fn start_hub(
     }
     orders::keep(&hub, config, api.as_ref(), tasks);
     if let Some(traces) = config.traces.clone() {
-        let traces = traces::send(Arc::clone(&hub), traces);
+        let traces = traces::send(Arc::clone(&hub), traces, Arc::clone(&own.traces));
         tasks.spawn(until(traces, hub.shutdown.clone()));
     }
     let sweep = fleet::forget_strangers(Arc::clone(&hub.fleet));
@@ -401,12 +417,14 @@ impl Bound {
     ///
     /// # Errors
     /// The part that failed first.
-    pub fn wait(mut self) -> BoxFuture<'static, Result<(), TaskError>> {
-        Box::pin(async move {
-            let first = self.tasks.join_next().await;
-            self.hub.shutdown.cancel();
-            self.tasks.shutdown().await;
-            first.map_or(Ok(()), |result| result?)
-        })
+    pub fn wait(self) -> BoxFuture<'static, Result<(), TaskError>> {
+        Box::pin(self.run())
+    }
+
+    async fn run(mut self) -> Result<(), TaskError> {
+        let first = self.tasks.join_next().await;
+        self.hub.shutdown.cancel();
+        self.tasks.shutdown().await;
+        first.map_or(Ok(()), |result| result?)
     }
 }

@@ -26,6 +26,7 @@ mod samples;
 mod scheduler;
 pub mod select;
 mod service;
+mod shared;
 mod text;
 
 pub use avoided::nodes_agree;
@@ -50,4 +51,5 @@ pub use reserved::{
 };
 pub use scheduler::IpvsScheduler;
 pub use service::{Endpoint, ServicePort, TrafficPolicy};
+pub use shared::shared;
 pub use text::{is_hidden, one_line};

@@ -125,10 +125,17 @@ pub struct EndpointAddr {
     pub port: u16,
 }
 
+impl EndpointAddr {
+    /// Creates it from an address, also one that is given as its bytes.
+    pub fn new(ip: impl Into<IpAddr>, port: u16) -> Self {
+        let ip = ip.into();
+        Self { ip, port }
+    }
+}
+
 impl From<SocketAddr> for EndpointAddr {
     fn from(at: SocketAddr) -> Self {
-        let (ip, port) = (at.ip(), at.port());
-        Self { ip, port }
+        Self::new(at.ip(), at.port())
     }
 }
 
@@ -163,14 +170,7 @@ impl fmt::Display for FrontendAddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Address { ip, protocol, port } => {
-                write!(
-                    f,
-                    "{}/{protocol}",
-                    EndpointAddr {
-                        ip: *ip,
-                        port: *port
-                    }
-                )
+                write!(f, "{}/{protocol}", EndpointAddr::new(*ip, *port))
             }
             Self::NodePort { protocol, port } => write!(f, "node port {port}/{protocol}"),
         }

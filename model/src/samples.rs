@@ -18,6 +18,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::key::{KeyParts, ServiceKey, ServiceName};
 use crate::net::{EndpointAddr, Family, Protocol};
+use crate::node::NodeFacts;
 use crate::program::{LocalEndpoint, LocalEndpoints, ServiceProgram};
 use crate::service::{ServicePort, TrafficPolicy};
 
@@ -31,6 +32,18 @@ impl ServiceKey {
             protocol: Protocol::Tcp,
             family: Family::V4,
         })
+    }
+}
+
+impl NodeFacts {
+    /// Returns a Node of which only the name is known.
+    #[must_use]
+    pub fn sample(name: &str) -> Self {
+        Self {
+            name: name.into(),
+            known: true,
+            ..Self::default()
+        }
     }
 }
 

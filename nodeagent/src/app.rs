@@ -10,10 +10,10 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use hyper::Request;
 use hyper::body::Incoming;
-use kp_controlplane::app::Origin;
-use kplane_model::{Family, NodeName};
+use kplane_model::Family;
 use kplane_picture::admission::Admission;
 use kplane_picture::index::{CliffGuard, Guarded};
+use kplane_picture::inside::{self, Inside, Origin};
 use kplane_tls::{Follower, TokenFile};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -56,7 +56,13 @@ pub enum BuildError {
     Taken(#[from] Taken),
     /// The control plane inside this process cannot start.
     #[error(transparent)]
-    ControlPlane(#[from] kp_controlplane::app::BuildError),
+    ControlPlane(inside::Failure),
+    /// The program has no control plane for `--standalone`.
+    #[error(
+        "--standalone: this program was built without a control plane inside; take one that was built with it (cargo \
+         feature standalone), or give --control-plane"
+    )]
+    NoControlPlane,
     /// A certificate or key cannot be used.
     #[error("cannot set up TLS to the control plane")]
     Tls(#[from] kplane_tls::FileError),
@@ -73,7 +79,7 @@ pub enum TaskError {
     Engine(#[from] Stopped),
     /// The control plane inside this process ended.
     #[error("the control plane in this process failed")]
-    ControlPlane(#[from] kp_controlplane::app::TaskError),
+    ControlPlane(#[source] inside::Failure),
     /// A task panicked, which is a bug.
     #[error("a task panicked")]
     Panic(#[from] tokio::task::JoinError),
@@ -185,12 +191,10 @@ async fn build_parts(config: Config, open: Opener) -> Result<Bound, BuildError> 
     let (followers, connections, avoided) = followers::add_tasks(followers, &config, &mut tasks);
     let recall = recall(&config);
     let own = OwnPlaces::new(&config);
-    let settings = own.settings(config.node_settings);
+    let settings = own.settings(config.node_settings.clone());
     let engine = Engine::start(open, settings, followers, recall).await?;
     spawn_errand(&mut tasks, avoided::follow(engine.proxy(), avoided));
-    let node = config.node_name.clone();
-    let (transport, status_addr) =
-        connect(config.source, node, config.cliff_guard, own, &mut tasks).await?;
+    let (transport, status_addr) = connect(&config, own, &mut tasks).await?;
     let identity = Identity::new(config.node_name, config.mode_unset);
     announce(&identity, &engine);
     let client = Client::new(transport, identity, engine.clone());
@@ -338,14 +342,11 @@ fn guard_within(guard: desired::CliffGuard) -> CliffGuard {
 }
 
 async fn connect(
-    source: Source,
-    node: NodeName,
-    guard: desired::CliffGuard,
+    config: &Config,
     own: OwnPlaces,
     tasks: &mut Tasks,
 ) -> Result<(Grpc, Option<SocketAddr>), BuildError> {
-    let id = source.id();
-    match source {
+    match config.source.clone() {
         Source::ControlPlane {
             endpoints,
             list,
@@ -373,29 +374,23 @@ async fn connect(
             proxying,
         } => {
             let reserved = own.for_all_nodes(status).with_listed(&reserved);
-            let config = kp_controlplane::app::Config {
-                status_listen: status,
-                // The flags are checked: they allow the address.
-                protection: kp_controlplane::app::Protection::PlainText { exposed: true },
+            let inside = Inside {
+                node: config.node_name.clone(),
+                origin,
+                source_id: config.source.id(),
+                status,
                 admission: Admission {
                     external_ips,
                     reserved: reserved.except(&excepted),
                     namespace_elements: 0,
                     proxying,
                 },
-                cliff_guard: guard_within(guard),
-                events: true,
-                // A node that freezes itself would have nothing to serve after a start of the machine.
-                state: None,
-                source_id: id,
-                only_node: Some(node),
-                ..kp_controlplane::app::Config::new(origin)
+                guard: guard_within(config.cliff_guard),
             };
-            let control_plane = kp_controlplane::app::build(config).await?;
-            let transport = Grpc::memory(control_plane.connect_in_memory());
-            let status_addr = control_plane.status_addr;
-            tasks.spawn(async move { Ok(control_plane.wait().await?) });
-            Ok((transport, status_addr))
+            let start = config.inside.ok_or(BuildError::NoControlPlane)?;
+            let running = start(inside).await.map_err(BuildError::ControlPlane)?;
+            tasks.spawn(async move { running.ended.await.map_err(TaskError::ControlPlane) });
+            Ok((Grpc::memory(running.channel), running.status))
         }
     }
 }

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kplane_model::{NodeName, ServiceName};
+use kplane_picture::inside;
 
 use self::kube_proxy::{LogSettings, Note};
 use crate::cleanup;
@@ -90,6 +91,8 @@ pub struct Config {
     pub node_name: NodeName,
     /// The source of desired state.
     pub source: Source,
+    /// Starts the control plane of [`Source::Standalone`]; `None` = the program has none.
+    pub inside: Option<inside::Start>,
     /// The backend that programs the kernel.
     pub backend: backend::Kind,
     /// Whether nobody chose the backend: there is a file of kube-proxy, and it names no mode.

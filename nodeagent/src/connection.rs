@@ -5,7 +5,7 @@ use kplane_proto::v1 as pb;
 use tokio::sync::watch;
 
 /// The state of the connection. Without one, the agent serves the node as before.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Connection {
     /// Whether a stream is open and the control plane has welcomed the agent.
     pub live: bool,

@@ -14,12 +14,19 @@ use kp_nodeagent::{cleanup, log, oom, preflight, sysctl};
 use kplane_dataplane::backend;
 use kplane_dataplane::chain;
 use kplane_kube_proxy_config::{KubeProxyConfiguration, to_file};
+use kplane_picture::inside::Start;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 /// Number of threads for streams and health checks; the engine has its own thread.
 const WORKERS: usize = 2;
+
+/// The control plane of `--standalone`.
+#[cfg(feature = "standalone")]
+const INSIDE: Option<Start> = Some(kp_controlplane::app::inside);
+#[cfg(not(feature = "standalone"))]
+const INSIDE: Option<Start> = None;
 
 /// Longest wait at the end for work in progress.
 const LAST_WORK: Duration = Duration::from_secs(1);
@@ -146,7 +153,13 @@ fn run(checked: Checked, log: LogControl) -> anyhow::Result<()> {
     }
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(WORKERS).enable_all().build()?;
-    let served = runtime.block_on(serve(*config, log));
+    let served = runtime.block_on(serve(
+        Config {
+            inside: INSIDE,
+            ..*config
+        },
+        log,
+    ));
     // Tasks that still wait for a disk are abandoned.
     runtime.shutdown_timeout(LAST_WORK);
     served

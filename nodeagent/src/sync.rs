@@ -144,11 +144,8 @@ impl<T: Transport> Client<T> {
     #[must_use]
     pub fn new(transport: T, identity: Identity, engine: Engine) -> Self {
         let disconnected = Connection {
-            live: false,
             since_ms: now_ms(),
-            reason: String::new(),
-            older_states: 0,
-            frozen: None,
+            ..Connection::default()
         };
         Self {
             replicas: Replicas::new(identity.node.clone()),

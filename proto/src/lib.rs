@@ -5,6 +5,7 @@
 // Bytes and texts from outside must not end the program.
 #![deny(clippy::indexing_slicing)]
 
+pub mod asked;
 pub mod convert;
 pub mod packed;
 pub mod shared;

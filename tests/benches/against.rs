@@ -87,7 +87,7 @@ pub(crate) fn main(words: &[OsString]) -> Result<()> {
                 .collect::<String>()
         );
         table::write("cargo xtask bench --against kube-proxy", &text)?;
-        fs::write(docs.join("benchmarks.svg"), plot::svg(&rows, &machine))?;
+        fs::write(docs.join("benchmarks.svg"), plot::svg(&rows, &machine)?)?;
         println!("written to docs/benchmarks.md and docs/benchmarks.svg");
     }
     Ok(())

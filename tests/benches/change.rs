@@ -12,7 +12,7 @@
 )]
 
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -45,10 +45,7 @@ const STATUS: &str = "127.0.0.1:7444";
 
 pub(crate) fn main() {
     kplane_tests::userns::enter().unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = kplane_tests::bench::runtime().unwrap();
     println!("one agent, nftables, IPv4; {CHANGES} changes of one endpoint each");
     println!("'userspace': the userspace proxy serves all Services, with nftables behind it (G6)");
     println!(
@@ -152,7 +149,7 @@ fn files(runtime: &tokio::runtime::Runtime) {
     }
     let ns = NetNs::new("bench-files").unwrap();
     let start = |program: &str, args: &[&str]| {
-        let mut command = Command::new(programs().join(program));
+        let mut command = Command::new(kplane_tests::bench::programs().unwrap().join(program));
         command
             .args(args)
             .stdin(Stdio::null())
@@ -203,12 +200,6 @@ fn files(runtime: &tokio::runtime::Runtime) {
     goal::print(what, 70.0, plane_mib, "MiB");
     drop((agent, control_plane));
     std::fs::remove_dir_all(&folder).unwrap();
-}
-
-/// Where this benchmark's own programs are: `target/release/deps/..` has them two levels up.
-fn programs() -> PathBuf {
-    let me = std::env::current_exe().unwrap();
-    me.parent().and_then(Path::parent).unwrap().to_owned()
 }
 
 /// Writes one file with its Services; `round` changes an endpoint.

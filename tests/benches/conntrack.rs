@@ -55,10 +55,7 @@ pub(crate) fn main() {
 
 fn run(flows: u32) {
     let topology = topology();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = kplane_tests::bench::runtime().unwrap();
     let node = topology.node("node-1").unwrap().ns().clone();
     let engine = engine(
         Kind::Nftables,
@@ -219,12 +216,7 @@ fn service(number: u8, endpoints: &[u8]) -> (ServiceKey, Option<Published>) {
         cluster_ip: cluster_ip(number),
         ..ServicePort::sample(key.clone())
     };
-    let endpoint = |octet: &u8| {
-        Endpoint::ready(EndpointAddr {
-            ip: IpAddr::from([10, 244, 1, *octet]),
-            port: 5353,
-        })
-    };
+    let endpoint = |octet: &u8| Endpoint::ready(EndpointAddr::new([10, 244, 1, *octet], 5353));
     let endpoints: Vec<_> = endpoints.iter().map(endpoint).collect();
     (key, Some(Published::new(port, &endpoints)))
 }

@@ -56,10 +56,7 @@ enum Meddling {
 
 pub(crate) fn main() {
     kplane_tests::userns::enter().unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = kplane_tests::bench::runtime().unwrap();
     println!(
         "what others do to our rules, until they are as they were; nftables, IPv4, {ROUNDS} times each"
     );

@@ -30,10 +30,7 @@ const PORT: u16 = 8080;
 
 pub(crate) fn main() {
     kplane_tests::userns::enter().unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = kplane_tests::bench::runtime().unwrap();
     println!("\nfirst packet of a connection over loopback (UDP, IPv4, {PACKETS} each)\n");
     println!(
         "{:>8} | {:<34} | {:>8} {:>8} {:>8} {:>8}",

@@ -10,7 +10,7 @@
 )]
 
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -38,10 +38,7 @@ const PATIENCE: Duration = Duration::from_millis(5);
 
 pub(crate) fn main() {
     kplane_tests::userns::enter().unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = kplane_tests::bench::runtime().unwrap();
     println!(
         "a start without a control plane on an empty kernel, nftables, IPv4: from the start of the process to the \
          first connection through the last Service, {ROUNDS} times each\n"
@@ -111,7 +108,11 @@ fn first_packet(folder: &Path, services: u32) -> Duration {
     let _listeners = own.map(|addr| TcpListener::bind((addr.ip, addr.port)).unwrap());
     let to = SocketAddr::new(IpAddr::V4(cluster_ip(last)), 80);
 
-    let mut command = Command::new(programs().join("kp-nodeagent"));
+    let mut command = Command::new(
+        kplane_tests::bench::programs()
+            .unwrap()
+            .join("kp-nodeagent"),
+    );
     command
         .args(["--node-name", NODE, "--control-plane", "http://127.0.0.1:9"])
         .args(["--healthz-bind-address=", "--metrics-bind-address="])
@@ -126,10 +127,4 @@ fn first_packet(folder: &Path, services: u32) -> Duration {
         assert!(started.elapsed() < DEADLINE, "no packet is served");
     }
     started.elapsed()
-}
-
-/// Where this benchmark's own programs are: `target/release/deps/..` has them two levels up.
-fn programs() -> PathBuf {
-    let me = std::env::current_exe().unwrap();
-    me.parent().and_then(Path::parent).unwrap().to_owned()
 }

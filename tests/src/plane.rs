@@ -1,7 +1,7 @@
 //! A control plane's store and an agent's engine in one process: what gRPC would carry between them
 //! is handed over. For packet tests and benchmarks.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use kp_nodeagent::desired::{Collector, Update};
@@ -54,13 +54,7 @@ pub async fn recalling(
 
 /// Services are new or changed, or gone (`None`).
 pub fn publish(store: &Store, services: Vec<(ServiceKey, Option<Published>)>) {
-    store.publish(Publication {
-        services,
-        nodes: Vec::new(),
-        service_cidrs: None,
-        observed_at: SystemTime::now(),
-        triggers: Vec::new(),
-    });
+    store.publish(Publication::sample(services, vec![]));
 }
 
 /// What a node is sent next, as its agent takes it, and its length on the wire in bytes.

@@ -120,6 +120,15 @@ pub struct KeyPair {
 }
 
 impl KeyPair {
+    /// Returns the files `NAME.crt` and `NAME.key` of a folder.
+    #[must_use]
+    pub fn in_folder(folder: &Path, name: &str) -> Self {
+        Self {
+            certificate: folder.join(format!("{name}.crt")),
+            key: folder.join(format!("{name}.key")),
+        }
+    }
+
     pub(crate) fn read(
         &self,
     ) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), FileError> {

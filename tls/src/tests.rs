@@ -57,10 +57,7 @@ impl Authority {
         [params.not_before, params.not_after] = valid.map(|after| now + after);
         let key = RcKey::generate().unwrap();
         let certificate = params.signed_by(&key, &self.issuer).unwrap();
-        let pair = KeyPair {
-            certificate: self.file(&format!("{file}.crt")),
-            key: self.file(&format!("{file}.key")),
-        };
+        let pair = KeyPair::in_folder(&self.file(""), file);
         fs::write(&pair.certificate, certificate.pem()).unwrap();
         fs::write(&pair.key, key.serialize_pem()).unwrap();
         pair

@@ -5,14 +5,13 @@ use std::time::Duration;
 use kplane_model::ServiceName;
 use kplane_proto::v1 as pb;
 
-use super::replicas::{MissingReplicaView, missing_text};
-use super::silent::{self, SilentView, names};
+use super::silent::{AskedView, names};
 use super::{KeyView, View};
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
 use crate::text::{Span, field, grouped, paragraph};
 use crate::time::human;
-use crate::wire::view_of;
+use crate::wire::{FromWire, view_of};
 
 view_of! {
     /// A client on a node.
@@ -39,19 +38,16 @@ view_of! {
         endpoints_omitted: u64 = endpoints_left_out,
         /// Nodes that have forgotten the client.
         forgotten: Vec<String>,
-        nodes_asked: u64 = asked,
-        nodes_answered: u64 = answered,
-        /// Nodes that did not answer, or could not forget the client.
-        silent: Vec<SilentView>,
-        silent_omitted: u64 = more_silent,
-        missing_replicas: Vec<MissingReplicaView>,
+        #[serde(flatten)]
+        asked: AskedView = _,
     }
 }
 
 impl AffinityView {
     /// Creates the view of a list.
-    pub fn known(of: &ServiceName, answer: pb::AffinityAnswer) -> Self {
+    pub fn known(of: &ServiceName, mut answer: pb::AffinityAnswer) -> Self {
         Self {
+            asked: FromWire::from_wire(&mut answer),
             namespace: of.namespace.to_string(),
             name: of.name.to_string(),
             ..answer.into()
@@ -68,16 +64,11 @@ impl AffinityView {
 
     /// Returns whether all nodes answered.
     pub fn is_complete(&self) -> bool {
-        let all = self.nodes_asked == self.nodes_answered && self.nodes_asked > 0;
-        all && self.missing_replicas.is_empty()
+        self.asked.is_complete()
     }
 
     fn summary(&self) -> Span {
-        let nodes = format!(
-            "{} of {} nodes answered",
-            grouped(self.nodes_answered),
-            grouped(self.nodes_asked)
-        );
+        let nodes = self.asked.summary();
         let Some(client) = &self.forget else {
             let count = self.clients.len() as u64 + self.clients_omitted;
             return Span::plain(format!("{} remembered; {nodes}", grouped(count)));
@@ -141,8 +132,7 @@ impl View for AffinityView {
             );
             out.push_str(&paragraph(&Span::new(text, Tone::Warn), canvas, 0));
         }
-        out.push_str(&silent::text(&self.silent, self.silent_omitted, canvas));
-        out.push_str(&missing_text(&self.missing_replicas, canvas));
+        out.push_str(&self.asked.text(canvas));
         out
     }
 }

@@ -5,8 +5,7 @@ use std::time::Duration;
 use kplane_proto::v1 as pb;
 use serde::Serialize;
 
-use super::replicas::{MissingReplicaView, missing_text};
-use super::silent::{self, SilentView, names};
+use super::silent::{AskedView, names};
 use super::{API_VERSION, View, protocol};
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
@@ -73,21 +72,16 @@ pub struct DrainView {
     endpoints_omitted: u64,
     /// Endpoints that are not being shut down, and were not counted.
     others: u64,
-    nodes_asked: u64,
-    nodes_answered: u64,
-    /// Nodes that did not answer: there may be flows on each.
-    silent: Vec<SilentView>,
-    silent_omitted: u64,
-    missing_replicas: Vec<MissingReplicaView>,
+    /// There may be flows on nodes that did not answer.
+    #[serde(flatten)]
+    asked: AskedView,
 }
 
 impl DrainView {
     /// Creates the view; `subject` names what was asked for. `terminating`: what is known of a Pod.
-    pub fn new(subject: &str, status: pb::DrainStatus, terminating: Option<bool>) -> Self {
-        let unknown = status.answered < status.asked
-            || status.asked == 0
-            || status.more > 0
-            || !status.missing_replicas.is_empty();
+    pub fn new(subject: &str, mut status: pb::DrainStatus, terminating: Option<bool>) -> Self {
+        let asked = AskedView::from_wire(&mut status);
+        let unknown = status.more > 0 || !asked.is_complete();
         let endpoints: Vec<_> = status
             .endpoints
             .into_iter()
@@ -102,11 +96,7 @@ impl DrainView {
             endpoints,
             endpoints_omitted: status.more,
             others: status.others,
-            nodes_asked: status.asked,
-            nodes_answered: status.answered,
-            silent: FromWire::from_wire(status.silent),
-            silent_omitted: status.more_silent,
-            missing_replicas: FromWire::from_wire(status.missing_replicas),
+            asked,
         }
     }
 
@@ -117,14 +107,14 @@ impl DrainView {
             "{}: {} flows, {} of {} nodes answered",
             self.subject,
             grouped(flows),
-            self.nodes_answered,
-            self.nodes_asked
+            self.asked.nodes_answered,
+            self.asked.nodes_asked
         )
     }
 
     /// Returns the line that says whether an endpoint may go.
     fn says(&self, endpoint: &DrainEndpointView) -> Span {
-        let asked = grouped(self.nodes_asked);
+        let asked = grouped(self.asked.nodes_asked);
         let (text, tone) = match endpoint.verdict {
             DrainVerdict::Flows => {
                 let named = endpoint.nodes.len() as u64;
@@ -138,12 +128,19 @@ impl DrainView {
                 (text, Tone::Warn)
             }
             DrainVerdict::Unknown => {
-                let answered = grouped(self.nodes_answered);
-                let silent = self.silent.iter().map(|silent| &*silent.node);
-                let who = match (self.silent.is_empty(), self.nodes_asked) {
+                let AskedView {
+                    nodes_asked,
+                    nodes_answered,
+                    silent,
+                    silent_omitted,
+                    ..
+                } = &self.asked;
+                let answered = grouped(*nodes_answered);
+                let named = silent.iter().map(|silent| &*silent.node);
+                let who = match (silent.is_empty(), nodes_asked) {
                     (_, 0) => "no node is known".to_owned(),
                     (true, _) => "not everything was counted".to_owned(),
-                    (false, _) => format!("{} did not answer", names(silent, self.silent_omitted)),
+                    (false, _) => format!("{} did not answer", names(named, *silent_omitted)),
                 };
                 (
                     format!("0 flows on {answered} of {asked} nodes, and {who}: unknown"),
@@ -221,14 +218,14 @@ impl DrainEndpointView {
 impl View for DrainView {
     fn text(&self, canvas: &Canvas) -> String {
         let mut out = field("Subject", &[Span::plain(&self.subject)], canvas);
-        let silent = self.nodes_asked - self.nodes_answered.min(self.nodes_asked);
+        let (asked, answered) = (self.asked.nodes_asked, self.asked.nodes_answered);
         if !self.endpoints.is_empty() {
-            let nodes = format!(
-                "{} of {} answered",
-                grouped(self.nodes_answered),
-                grouped(self.nodes_asked)
-            );
-            let tone = if silent > 0 { Tone::Bad } else { Tone::Plain };
+            let nodes = format!("{} of {} answered", grouped(answered), grouped(asked));
+            let tone = if asked > answered {
+                Tone::Bad
+            } else {
+                Tone::Plain
+            };
             out.push_str(&field("Nodes", &[Span::new(nodes, tone)], canvas));
         }
         if self.endpoints.is_empty() {
@@ -269,8 +266,7 @@ impl View for DrainView {
             );
             out.push_str(&paragraph(&Span::new(text, Tone::Bad), canvas, 0));
         }
-        out.push_str(&silent::text(&self.silent, self.silent_omitted, canvas));
-        out.push_str(&missing_text(&self.missing_replicas, canvas));
+        out.push_str(&self.asked.text(canvas));
         out
     }
 }

@@ -7,8 +7,7 @@ use kplane_model::ServiceName;
 use kplane_proto::v1 as pb;
 use serde::Serialize;
 
-use super::replicas::{MissingReplicaView, missing_text};
-use super::silent::{self, SilentView, names};
+use super::silent::{AskedView, names};
 use super::{KeyView, View};
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
@@ -55,11 +54,8 @@ view_of! {
         name: String = _,
         ports: Vec<PortView> => |ports| ports.into_iter().filter_map(port).collect(),
         ports_omitted: u64 = more,
-        nodes_asked: u64 = asked,
-        nodes_answered: u64 = answered,
-        silent: Vec<SilentView>,
-        silent_omitted: u64 = more_silent,
-        missing_replicas: Vec<MissingReplicaView>,
+        #[serde(flatten)]
+        asked: AskedView = _,
     }
 }
 
@@ -83,8 +79,9 @@ fn port(of: pb::NodeProxied) -> Option<PortView> {
 
 impl ProxiedView {
     /// Creates the view.
-    pub fn new(of: &ServiceName, answer: pb::ProxiedAnswer) -> Self {
+    pub fn new(of: &ServiceName, mut answer: pb::ProxiedAnswer) -> Self {
         Self {
+            asked: FromWire::from_wire(&mut answer),
             namespace: of.namespace.to_string(),
             name: of.name.to_string(),
             ..answer.into()
@@ -93,16 +90,11 @@ impl ProxiedView {
 
     /// Returns whether all nodes answered.
     pub fn is_complete(&self) -> bool {
-        let all = self.nodes_asked == self.nodes_answered && self.nodes_asked > 0;
-        all && self.missing_replicas.is_empty()
+        self.asked.is_complete()
     }
 
     pub(crate) fn summary(&self) -> Span {
-        let answered = format!(
-            "{} of {} nodes answered",
-            grouped(self.nodes_answered),
-            grouped(self.nodes_asked)
-        );
+        let answered = self.asked.summary();
         if self.ports.is_empty() {
             return Span::plain(format!(
                 "No node's userspace proxy serves it; {answered}. The annotation kplane.io/data-path asks for it"
@@ -175,8 +167,7 @@ impl View for ProxiedView {
             out.push_str(&paragraph(&Span::new(text, Tone::Warn), canvas, 0));
         }
         out.push_str(&self.avoided_text(canvas));
-        out.push_str(&silent::text(&self.silent, self.silent_omitted, canvas));
-        out.push_str(&missing_text(&self.missing_replicas, canvas));
+        out.push_str(&self.asked.text(canvas));
         out
     }
 }

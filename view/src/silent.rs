@@ -2,9 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use kplane_proto::asked::Asked;
+use serde::Serialize;
+
+use crate::replicas::{MissingReplicaView, missing_text};
 use crate::style::{Canvas, Tone};
 use crate::text::{Span, grouped, paragraph};
-use crate::wire::view_of;
+use crate::wire::{FromWire, view_of};
 
 /// Most nodes that a line names.
 const NAMED: usize = 8;
@@ -29,8 +33,56 @@ pub(crate) fn names<'a>(nodes: impl IntoIterator<Item = &'a str>, omitted: u64) 
     }
 }
 
+/// The agents that were asked, and those without an answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct AskedView {
+    pub(crate) nodes_asked: u64,
+    pub(crate) nodes_answered: u64,
+    /// Nodes that did not answer, or could not do what they were asked to.
+    pub(crate) silent: Vec<SilentView>,
+    pub(crate) silent_omitted: u64,
+    missing_replicas: Vec<MissingReplicaView>,
+}
+
+impl<T> FromWire<T> for AskedView
+where
+    Asked: From<T>,
+{
+    fn from_wire(answer: T) -> Self {
+        let asked = Asked::from(answer);
+        Self {
+            nodes_asked: asked.asked,
+            nodes_answered: asked.answered,
+            silent: FromWire::from_wire(asked.silent),
+            silent_omitted: asked.more_silent,
+            missing_replicas: FromWire::from_wire(asked.missing_replicas),
+        }
+    }
+}
+
+impl AskedView {
+    /// Returns whether all nodes answered.
+    pub(crate) fn is_complete(&self) -> bool {
+        let all = self.nodes_asked == self.nodes_answered && self.nodes_asked > 0;
+        all && self.missing_replicas.is_empty()
+    }
+
+    /// Returns how many nodes answered.
+    pub(crate) fn summary(&self) -> String {
+        let (asked, answered) = (grouped(self.nodes_asked), grouped(self.nodes_answered));
+        format!("{answered} of {asked} nodes answered")
+    }
+
+    /// Returns who did not answer, after an empty line; an empty text when all did.
+    pub(crate) fn text(&self, canvas: &Canvas) -> String {
+        text(&self.silent, self.silent_omitted, canvas)
+            + &missing_text(&self.missing_replicas, canvas)
+    }
+}
+
 /// Returns a line for all nodes with the same reason, after an empty line; an empty text when there are none.
-pub(crate) fn text(silent: &[SilentView], more: u64, canvas: &Canvas) -> String {
+fn text(silent: &[SilentView], more: u64, canvas: &Canvas) -> String {
     let mut by_reason = BTreeMap::<&str, Vec<&str>>::new();
     for SilentView { node, reason } in silent {
         by_reason.entry(reason).or_default().push(node);

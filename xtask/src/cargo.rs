@@ -103,6 +103,16 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
     String::from_utf8(output.stdout).with_context(|| format!("{shown}: not UTF-8"))
 }
 
+/// The names of all files of the workspace that match a pattern, one a line: those under version control, and new ones.
+///
+/// # Errors
+/// Git cannot tell them.
+pub(crate) fn files(root: &Path, pattern: &str) -> Result<String> {
+    let list = ["ls-files", "--cached", "--others", "--exclude-standard"];
+    let mut git = Command::new("git");
+    output(git.current_dir(root).args(list).args(["--", pattern]))
+}
+
 /// The program and its arguments, as a person would type them.
 fn shown(command: &Command) -> String {
     let program = Path::new(command.get_program());

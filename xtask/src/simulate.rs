@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::cargo::{cargo, output, root, status};
+use crate::cargo::{cargo, files, output, root, status};
 
 const HELP: &str = "\
 Play the deterministic simulation of control planes and agents
@@ -83,8 +83,7 @@ fn faults(name: &str) -> Result<()> {
 
 /// Copies all files that belong to the workspace.
 fn copy_tree(root: &Path, copy: &Path) -> Result<()> {
-    let files = ["ls-files", "--cached", "--others", "--exclude-standard"];
-    let files = output(Command::new("git").current_dir(root).args(files))?;
+    let files = files(root, "*")?;
     if copy.exists() {
         fs::remove_dir_all(copy)?;
     }

@@ -2,61 +2,19 @@
 
 use kplane_model::ServiceName;
 use kplane_proto::v1 as pb;
+use tonic::{Response, Status};
 
-use super::{Client, Error};
+use super::{Client, Error, Stub};
 
 impl Client {
-    /// Returns how many flows lead to the endpoints of a Service.
-    pub(crate) async fn drain_status_of(
+    /// Asks about a Service.
+    pub(crate) async fn about<T>(
         &self,
         name: &ServiceName,
-        request: pb::DrainStatusRequest,
-    ) -> Result<pb::DrainStatus, Error> {
-        self.known(name, self.drain_status(request).await).await
-    }
-
-    /// Returns which clients of a Service nodes remember.
-    pub(crate) async fn affinity(
-        &self,
-        name: &ServiceName,
-        request: pb::AffinityRequest,
-    ) -> Result<pb::AffinityAnswer, Error> {
-        let mut stub = self.stub.clone();
-        self.known(name, self.ask(stub.get_affinity(request)).await)
-            .await
-    }
-
-    /// Returns what the userspace proxies of nodes know of a Service.
-    pub(crate) async fn proxied(
-        &self,
-        name: &ServiceName,
-        request: pb::ProxiedRequest,
-    ) -> Result<pb::ProxiedAnswer, Error> {
-        let mut stub = self.stub.clone();
-        self.known(name, self.ask(stub.get_proxied(request)).await)
-            .await
-    }
-
-    /// Lets nodes forget a client of a Service.
-    pub(crate) async fn forget_client(
-        &self,
-        name: &ServiceName,
-        request: pb::AffinityRequest,
-    ) -> Result<pb::AffinityAnswer, Error> {
-        let mut stub = self.stub.clone();
-        self.known(name, self.ask(stub.forget_client(request)).await)
-            .await
-    }
-
-    /// Lets nodes connect to a Service.
-    pub(crate) async fn probe(
-        &self,
-        name: &ServiceName,
-        request: pb::ProbeRequest,
-    ) -> Result<pb::ProbeReport, Error> {
-        let mut stub = self.stub.clone();
-        self.known(name, self.ask(stub.probe_nodes(request)).await)
-            .await
+        ask: impl AsyncFnOnce(Stub) -> Result<Response<T>, Status>,
+    ) -> Result<T, Error> {
+        let answer = self.ask(ask(self.stub.clone())).await;
+        self.known(name, answer).await
     }
 
     /// Returns how many flows lead to endpoints.

@@ -3,6 +3,7 @@
 use super::{Verdict, connect, show};
 use crate::args::Cli;
 use crate::args::affinity::{AffinityArgs, ForgetArgs};
+use crate::client::Stub;
 use crate::failure::Failure;
 use kplane_view::affinity::AffinityView;
 
@@ -10,7 +11,8 @@ use kplane_view::affinity::AffinityView;
 pub(super) async fn get(cli: &Cli, args: &AffinityArgs) -> Result<Verdict, Failure> {
     let (name, request) = args.request()?;
     let (client, _) = connect(cli).await?;
-    let answer = client.affinity(&name, request).await?;
+    let ask = async |mut stub: Stub| stub.get_affinity(request).await;
+    let answer = client.about(&name, ask).await?;
     verdict(cli, &AffinityView::known(&name, answer))
 }
 
@@ -19,7 +21,8 @@ pub(super) async fn forget(cli: &Cli, args: &ForgetArgs) -> Result<Verdict, Fail
     let (name, request) = args.request()?;
     let (client, _) = connect(cli).await?;
     let of = request.client.clone();
-    let answer = client.forget_client(&name, request).await?;
+    let ask = async |mut stub: Stub| stub.forget_client(request).await;
+    let answer = client.about(&name, ask).await?;
     verdict(cli, &AffinityView::forgotten(&name, of, answer))
 }
 

@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use super::{Verdict, connect, show};
 use crate::args::Cli;
-use crate::client::Client;
+use crate::client::{Client, Stub};
 use crate::failure::Failure;
 
 /// Time for which the description waits for the nodes' proxies.
@@ -34,7 +34,8 @@ async fn proxied(client: &Client, name: &ServiceName) -> Result<ProxiedView, Str
         name: name.name.to_string(),
         node: String::new(),
     };
-    match timeout(PROXIES_WITHIN, client.proxied(name, request)).await {
+    let ask = async |mut stub: Stub| stub.get_proxied(request).await;
+    match timeout(PROXIES_WITHIN, client.about(name, ask)).await {
         Ok(Ok(answer)) => Ok(ProxiedView::new(name, answer)),
         Ok(Err(error)) => Err(error.to_string()),
         Err(_) => Err(format!(

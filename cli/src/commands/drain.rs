@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep};
 use super::{Verdict, connect, show};
 use crate::args::Cli;
 use crate::args::drain::{DrainArgs, Subject};
-use crate::client::Client;
+use crate::client::{Client, Stub};
 use crate::failure::Failure;
 use crate::output::Progress;
 use crate::reach::{Asked, Reach};
@@ -94,7 +94,10 @@ impl Question {
     async fn ask(&self, client: &Client) -> Result<DrainView, Failure> {
         let request = self.request.clone();
         let status = match &self.subject {
-            Subject::Service(name) => client.drain_status_of(name, request).await?,
+            Subject::Service(name) => {
+                let ask = async |mut stub: Stub| stub.get_drain_status(request).await;
+                client.about(name, ask).await?
+            }
             _ => client.drain_status(request).await?,
         };
         Ok(DrainView::new(&self.title, status, self.terminating))

@@ -3,6 +3,7 @@
 use super::{Verdict, connect, show};
 use crate::args::Cli;
 use crate::args::probe::ProbeArgs;
+use crate::client::Stub;
 use crate::failure::Failure;
 use kplane_view::probe::{Overall, ProbeReportView};
 
@@ -10,7 +11,8 @@ use kplane_view::probe::{Overall, ProbeReportView};
 pub(super) async fn run(cli: &Cli, args: &ProbeArgs) -> Result<Verdict, Failure> {
     let (name, request) = args.request()?;
     let (client, _) = connect(cli).await?;
-    let view = ProbeReportView::new(client.probe(&name, request).await?);
+    let ask = async |mut stub: Stub| stub.probe_nodes(request).await;
+    let view = ProbeReportView::new(client.about(&name, ask).await?);
     show(cli, &view)?;
     Ok(match view.overall {
         Overall::Works => Verdict::Done,

@@ -2,6 +2,7 @@
 
 use super::{Verdict, connect, show};
 use crate::args::{Cli, ProxiedArgs};
+use crate::client::Stub;
 use crate::failure::Failure;
 use kplane_view::proxied::ProxiedView;
 
@@ -9,7 +10,8 @@ use kplane_view::proxied::ProxiedView;
 pub(super) async fn get(cli: &Cli, args: &ProxiedArgs) -> Result<Verdict, Failure> {
     let (name, request) = args.request()?;
     let (client, _) = connect(cli).await?;
-    let view = ProxiedView::new(&name, client.proxied(&name, request).await?);
+    let ask = async |mut stub: Stub| stub.get_proxied(request).await;
+    let view = ProxiedView::new(&name, client.about(&name, ask).await?);
     show(cli, &view)?;
     Ok(match view.is_complete() {
         true => Verdict::Done,

@@ -33,8 +33,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use kplane_model::{NodeName, ServiceName};
-use kplane_proto::v1::{Destination, Hello, Inspect, Inspection, Report};
+use kplane_model::NodeName;
+use kplane_proto::v1::{Hello, Inspect, Inspection, Report};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::interval;
 use tokio_util::sync::CancellationToken;
@@ -103,26 +103,13 @@ struct Agent {
     _session_lives: Option<oneshot::Sender<()>>,
 }
 
-/// A question to an agent about one Service.
+/// A question to an agent.
 #[derive(Debug)]
 pub struct Question {
-    /// The Service.
-    pub service: ServiceName,
-    /// What else it asks.
-    pub more: More,
+    /// What is asked; its token does not count.
+    pub inspect: Arc<Inspect>,
     /// Channel for the answer.
     pub answer: oneshot::Sender<Inspection>,
-}
-
-/// What a question asks besides virtual servers.
-#[derive(Clone, Debug, Default)]
-pub struct More {
-    /// A destination, if the agent shall say what its kernel does with packets to it.
-    pub destination: Option<Destination>,
-    /// Addresses and ports to which the agent shall connect.
-    pub attempts: Vec<String>,
-    /// Anything else; of this, the Service, the token and what is above do not count.
-    pub further: Arc<Inspect>,
 }
 
 /// A stream's right to speak for a node; ends when the value is dropped.
@@ -247,20 +234,11 @@ impl Fleet {
         holding.map(|(node, _)| node.clone()).collect()
     }
 
-    /// Asks an agent for the virtual servers of a Service, and for more. The receiver fails if the agent has too many questions, or has gone.
+    /// Asks an agent. The receiver fails if the agent has too many questions, or has gone.
     #[must_use]
-    pub fn ask(
-        &self,
-        node: &NodeName,
-        service: &ServiceName,
-        more: More,
-    ) -> oneshot::Receiver<Inspection> {
+    pub fn ask(&self, node: &NodeName, inspect: Arc<Inspect>) -> oneshot::Receiver<Inspection> {
         let (answer, answered) = oneshot::channel();
-        let question = Question {
-            service: service.clone(),
-            more,
-            answer,
-        };
+        let question = Question { inspect, answer };
         if let Some(agent) = self.lock().by_node.get(node) {
             // On failure the question is dropped, and with it the answer's sender.
             let _ = agent.questions.try_send(question);

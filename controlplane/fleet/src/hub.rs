@@ -30,9 +30,8 @@ use crate::draining::Draining;
 use crate::fleet::{Fleet, Hop};
 use crate::orders::{Approval, Board};
 use crate::pace::Pace;
-use crate::peers::Peers;
 use crate::snapshots::Snapshots;
-use crate::traffic::{EventCounts, Traffic};
+use crate::traffic::Traffic;
 
 pub use self::approving::{Approved, HeldMore, Seen};
 pub use self::touched::Missed;
@@ -57,8 +56,6 @@ pub struct Hub {
     pub started_at: Instant,
     /// Ports that other machines reach in plain text, human-readable; the wiring sets them once.
     pub plain_text_ports: OnceLock<Vec<String>>,
-    /// The other replicas, if this one asks any; the wiring sets them once.
-    pub peers: OnceLock<Arc<Peers>>,
     /// Whether agents are asked to leave, because the control plane is about to end.
     pub draining: Draining,
     /// Admission of agents that need a snapshot.
@@ -71,43 +68,14 @@ pub struct Hub {
     pub tainted: Tainted,
     /// What streams have sent to agents.
     pub traffic: Arc<Traffic>,
-    /// Kubernetes events by their fate.
-    pub events: EventCounts,
     /// Names of Services that may have changed, for watches.
     pub touched: Touched,
-    /// Numbers of traces.
-    pub traces: crate::trace_counts::TraceCounts,
-    /// Prints the metrics of this process; the wiring sets it once.
-    pub metrics: OnceLock<Print>,
     /// The record of what changed.
     pub recorder: Arc<Recorder>,
     /// Token that is cancelled when the control plane ends; all streams end with it.
     pub shutdown: CancellationToken,
     summary: watch::Receiver<Arc<Summary>>,
     queries: mpsc::Sender<Query>,
-}
-
-/// Prints the metrics.
-pub struct Print(Box<dyn Fn() -> String + Send + Sync>);
-
-impl Print {
-    /// Wraps a function that prints the metrics.
-    #[must_use]
-    pub fn new(print: impl Fn() -> String + Send + Sync + 'static) -> Self {
-        Self(Box::new(print))
-    }
-
-    /// Prints them.
-    #[must_use]
-    pub fn print(&self) -> String {
-        self.0()
-    }
-}
-
-impl std::fmt::Debug for Print {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Print(..)")
-    }
 }
 
 /// The index's summary of its state after each batch.
@@ -169,17 +137,13 @@ impl Hub {
             upstream,
             started_at,
             plain_text_ports: OnceLock::new(),
-            peers: OnceLock::new(),
             draining: Draining::default(),
             snapshots: Snapshots::default(),
             orders: Board::default(),
             own_node: OnceLock::new(),
             tainted: Tainted::default(),
             traffic: Arc::default(),
-            events: EventCounts::default(),
             touched: Touched::default(),
-            traces: crate::trace_counts::TraceCounts::default(),
-            metrics: OnceLock::new(),
             recorder,
             shutdown,
             summary,

@@ -4,7 +4,8 @@
 //! kplane_picture: the store -> hub -> streams -> agents -> streams -> fleet: what each agent has reported
 //!                             who may come in: doors, identity, authority, certs
 //!                             what people have ordered: orders
-//! peers: what other replicas know
+//! inquiry: questions to agents
+//! peers: what other replicas know, and what their agents answer
 //! events, taints: what the API server learns of it
 //! ```
 //!
@@ -18,6 +19,7 @@ pub mod events;
 pub mod fleet;
 pub mod hub;
 pub mod identity;
+pub mod inquiry;
 mod issue;
 pub mod orders;
 mod pace;
@@ -26,5 +28,4 @@ pub mod peers;
 pub mod snapshots;
 pub mod streams;
 pub mod taints;
-pub mod trace_counts;
 pub mod traffic;

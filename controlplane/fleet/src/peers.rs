@@ -24,7 +24,7 @@ use answer::Question;
 pub use answer::{Answer, Claim};
 pub use follow::Following;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,21 +34,18 @@ use kplane_proto::v1 as pb;
 use tokio::time::{Instant, timeout_at};
 use tonic::{Code, Response, Status};
 
-pub use self::agents::{Heard, Patience};
 use self::answer::{Invalid, Read, Unread, read};
 use self::follow::Shared;
 use self::turns::Turns;
 use self::way::{Client, Target, Way};
-use crate::fleet::{More, bound_held, label};
+use crate::fleet::{bound_held, label};
 
 /// Maximum time to wait for all other replicas together.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
-/// Maximum time to wait for the answers of agents of other replicas, which get two seconds there.
-const AGENTS_WITHIN: Duration = Duration::from_millis(2_500);
 /// Longest text of a replica in a reason, in bytes.
 const MAX_REASON: usize = 300;
-/// Maximum number of nodes in a replica's answer about virtual servers, and its maximum size in bytes.
-const MAX_INSPECTED: (usize, usize) = (65_536, 16 << 20);
+/// Maximum number of nodes in the result of an approval.
+const MAX_NODES: usize = 65_536;
 
 /// The other replicas of this control plane.
 #[derive(Debug)]
@@ -82,18 +79,6 @@ enum Missing {
 
 /// The answer of one replica; `None` if it is this one.
 type Asked = Result<Option<Arc<Answer>>, Missing>;
-
-/// An agent's answer to a question about more than virtual servers.
-#[derive(Debug, Default)]
-pub struct NodeAnswer {
-    /// What the kernel does with packets; `None` = the agent is older than the question.
-    pub kernel: Option<pb::KernelState>,
-    /// Connections that the agent tried.
-    pub attempts: Vec<pb::Attempt>,
-}
-
-/// Virtual servers that the agents of other replicas reported, by node.
-pub type Inspected = BTreeMap<NodeName, pb::ServiceServers>;
 
 /// The nodes whose agents are connected to other replicas.
 #[derive(Debug, Default)]
@@ -239,113 +224,6 @@ impl Peers {
         }
     }
 
-    /// Asks the agents of the replicas that gave these answers for the virtual servers of a Service.
-    pub async fn inspect(&self, service: &ServiceName, of: &Collected) -> Inspected {
-        let _turn = self.turns.agents().await;
-        let until = Instant::now() + AGENTS_WITHIN;
-        let asked = of.answers.iter().filter_map(|answer| {
-            let index = answer.index_of(service)?;
-            let agents = answer.agents.iter();
-            let with = agents.filter(|(_, agent)| {
-                agent.connected && agent.services.get(index).is_some_and(|of| of.has_servers)
-            });
-            let with: BTreeSet<&NodeName> = with.map(|(node, _)| node).collect();
-            (!with.is_empty()).then_some((answer, with))
-        });
-        let asked = asked.map(|(answer, with)| async move {
-            let mut inspected = Inspected::new();
-            let reading = self.inspect_one(service, answer, &mut inspected);
-            let failure = match timeout_at(until, reading).await {
-                Ok(Ok(())) => "the agent is not connected any more".to_owned(),
-                Ok(Err(missing)) => format!("the replica {} failed: {missing}", answer.address),
-                Err(_) => format!("the replica {} did not answer in time", answer.address),
-            };
-            inspected.retain(|node, _| with.contains(node));
-            for node in with {
-                let unknown = || pb::ServiceServers {
-                    error: failure.clone(),
-                    ..pb::ServiceServers::default()
-                };
-                inspected.entry(node.clone()).or_insert_with(unknown);
-            }
-            inspected
-        });
-        join_all(asked).await.into_iter().flatten().collect()
-    }
-
-    async fn inspect_one(
-        &self,
-        service: &ServiceName,
-        of: &Answer,
-        inspected: &mut Inspected,
-    ) -> Result<(), Missing> {
-        let refused = |status: Status| Missing::Refused(describe(&status));
-        let (targets, _) = self.way.targets().await;
-        let mut targets = targets.into_iter();
-        let target = targets.find(|target| target.address == of.address);
-        let target = target.ok_or(Missing::Invalid(Invalid::Incomplete))?;
-        let request = pb::InspectServiceRequest {
-            service: Some(reference(service)),
-            ..pb::InspectServiceRequest::default()
-        };
-        let mut client = self.way.client(&target);
-        let stream = client.inspect(request).await.map_err(refused)?;
-        let mut stream = stream.into_inner();
-        let mut bytes = 0;
-        while let Some(node) = stream.message().await.map_err(refused)? {
-            let mut servers = node.servers.unwrap_or_default();
-            bytes += prost::Message::encoded_len(&servers);
-            if inspected.len() >= MAX_INSPECTED.0 || bytes > MAX_INSPECTED.1 {
-                return Err(Invalid::TooLarge.into());
-            }
-            let cut = kplane_proto::bound_servers(&mut servers.servers);
-            servers.more = servers.more.saturating_add(cut as u64);
-            servers.error = label(&servers.error, MAX_REASON);
-            inspected.insert(node.node.as_str().into(), servers);
-        }
-        Ok(())
-    }
-
-    /// Asks the agent of a node, which is connected to one of the replicas that gave these answers, for more than virtual
-    /// servers; `None` if it is connected to none of them.
-    pub async fn ask_one(
-        &self,
-        service: &ServiceName,
-        node: &NodeName,
-        more: More,
-        of: &Collected,
-    ) -> Option<Result<NodeAnswer, String>> {
-        let mut answers = of.answers.iter();
-        let answer = answers.find(|answer| {
-            let agent = answer.agents.get(node);
-            agent.is_some_and(|agent| agent.connected)
-        })?;
-        let request = pb::InspectServiceRequest {
-            service: Some(reference(service)),
-            node: node.to_string(),
-            destination: more.destination,
-            attempts: more.attempts,
-        };
-        let asking = async {
-            let (targets, _) = self.way.targets().await;
-            let target = targets
-                .iter()
-                .find(|target| target.address == answer.address);
-            let mut client = self.way.client(target.ok_or("it is not there any more")?);
-            let refused = |status: Status| describe(&status);
-            let stream = client.inspect(request).await.map_err(refused)?;
-            let answer = stream.into_inner().message().await.map_err(refused)?;
-            let answer = answer.unwrap_or_default();
-            Ok(NodeAnswer {
-                kernel: answer.kernel,
-                attempts: answer.attempts,
-            })
-        };
-        let answered = timeout_at(Instant::now() + AGENTS_WITHIN, asking).await;
-        let answered = answered.unwrap_or_else(|_| Err("it did not answer in time".to_owned()));
-        Some(answered.map_err(|why| format!("the replica {}: {why}", answer.address)))
-    }
-
     /// Passes an approval on to all other replicas; returns their results, and the replicas without one.
     pub async fn approve(
         &self,
@@ -416,7 +294,7 @@ fn settle(asked: Vec<(Target, Asked)>, missing: Vec<pb::MissingReplica>) -> Coll
 
 /// Cuts the result of an approval to the size that a replica's has.
 fn bounded(mut approved: pb::ApproveResponse) -> pb::ApproveResponse {
-    approved.nodes.truncate(MAX_INSPECTED.0);
+    approved.nodes.truncate(MAX_NODES);
     approved.doubt = label(&approved.doubt, MAX_REASON);
     if let Some(held) = &mut approved.released {
         bound_held(held);

@@ -6,7 +6,7 @@ mod agent;
 mod attendance;
 mod mailbox;
 mod outbound;
-pub mod questions;
+mod questions;
 mod session;
 mod updates;
 

@@ -19,8 +19,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{info, warn};
 
-use crate::fleet::AgentRecord;
-use crate::hub::Hub;
+use crate::fleet::{AgentRecord, Fleet};
 use plan::{Plan, plan};
 
 /// Pause after which reports that came together are read at once.
@@ -31,15 +30,16 @@ const PACE: Duration = Duration::from_millis(50);
 const AGAIN: Duration = Duration::from_secs(10);
 
 /// Keeps the taints of all Nodes whose agents this replica serves, until the control plane ends.
-pub async fn keep(hub: Arc<Hub>, api: Arc<Api>) {
+/// `tainted`: the Nodes that have the taint.
+pub async fn keep(fleet: Arc<Fleet>, tainted: watch::Receiver<BTreeSet<NodeName>>, api: Arc<Api>) {
     let mut keeper = Keeper {
-        tainted: hub.tainted.changes(),
-        hub,
+        fleet,
+        tainted,
         api,
         written: BTreeMap::new(),
         complained: Complained::default(),
     };
-    let mut reports = keeper.hub.fleet.changes();
+    let mut reports = keeper.fleet.changes();
     loop {
         let again = keeper.look().await;
         tokio::select! {
@@ -60,7 +60,7 @@ struct Complained {
 
 #[derive(Debug)]
 struct Keeper {
-    hub: Arc<Hub>,
+    fleet: Arc<Fleet>,
     api: Arc<Api>,
     tainted: watch::Receiver<BTreeSet<NodeName>>,
     /// Until when a Node is left alone after a write.
@@ -71,7 +71,7 @@ struct Keeper {
 impl Keeper {
     /// Writes what is due; returns when to look again, if a Node is left alone until then.
     async fn look(&mut self) -> Option<Instant> {
-        let canaries = self.hub.fleet.records().into_iter();
+        let canaries = self.fleet.records().into_iter();
         let canaries = canaries.filter_map(|(node, record)| Some((node, answers(&record)?)));
         let plan = plan(&canaries.collect(), &self.tainted.borrow_and_update());
         self.tell(&plan);

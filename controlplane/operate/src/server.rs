@@ -25,6 +25,7 @@ mod probe;
 mod proxied;
 mod recorder;
 mod request;
+mod servers;
 mod services;
 mod standing;
 mod status;
@@ -39,8 +40,8 @@ pub(crate) use guarded::{admit, connection};
 pub(crate) use pages::Glance;
 pub use pages::{Census, census};
 pub use peer::PeerServer;
-pub use recorder::RecorderServer;
 pub(crate) use recorder::recorded_changes;
+pub use recorder::{Metrics, Print, RecorderServer};
 pub use status::StatusServer;
 
 use kplane_fleet::hub::Closing;

@@ -8,7 +8,7 @@ mod spans;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use clap::Args;
@@ -90,14 +90,23 @@ fn parse_share(text: &str) -> Result<f64, String> {
     }
 }
 
+/// Numbers of traces.
+#[derive(Debug, Default)]
+pub struct Counts {
+    /// Traces that the collector took.
+    pub sent: AtomicU64,
+    /// Traces that were lost: the collector did not take them, or too many changes waited.
+    pub lost: AtomicU64,
+}
+
 /// A change that waits for its trace.
 struct Waiting {
     service: ServiceName,
     due: Instant,
 }
 
-/// Sends traces until the control plane ends.
-pub async fn send(hub: Arc<Hub>, config: Config) {
+/// Sends traces until the control plane ends, and counts them.
+pub async fn send(hub: Arc<Hub>, config: Config, counts: Arc<Counts>) {
     let endpoint = Endpoint::from(config.collector.clone())
         .timeout(DEADLINE)
         .connect_timeout(DEADLINE);
@@ -105,6 +114,7 @@ pub async fn send(hub: Arc<Hub>, config: Config) {
         client: TraceServiceClient::new(endpoint.connect_lazy()),
         name: config.collector.to_string(),
         said: None,
+        counts,
     };
     let mut changes = hub.touched.follow();
     let mut waiting = VecDeque::<Waiting>::new();
@@ -112,7 +122,7 @@ pub async fn send(hub: Arc<Hub>, config: Config) {
     loop {
         tokio::select! {
             next = changes.next() => match next {
-                Ok(names) => sample(&hub, &config, names, &mut waiting),
+                Ok(names) => sample(&collector.counts, &config, names, &mut waiting),
                 // Some changes have no trace.
                 Err(Missed::Some) => {}
                 Err(Missed::All) => return,
@@ -129,7 +139,7 @@ pub async fn send(hub: Arc<Hub>, config: Config) {
 }
 
 fn sample(
-    hub: &Hub,
+    counts: &Counts,
     config: &Config,
     names: impl IntoIterator<Item = ServiceName>,
     waiting: &mut VecDeque<Waiting>,
@@ -141,7 +151,7 @@ fn sample(
         }
         match waiting.len() < WAITING {
             true => waiting.push_back(Waiting { service, due }),
-            false => drop(hub.traces.lost.fetch_add(1, Ordering::Relaxed)),
+            false => drop(counts.lost.fetch_add(1, Ordering::Relaxed)),
         }
     }
 }
@@ -151,6 +161,7 @@ struct Collector {
     name: String,
     /// Time of the last log line about it.
     said: Option<Instant>,
+    counts: Arc<Counts>,
 }
 
 impl Collector {
@@ -170,10 +181,10 @@ impl Collector {
             resource_spans: vec![spans::resource(hub.store.epoch(), all)],
         };
         let counter = match self.client.export(request).await {
-            Ok(_) => &hub.traces.sent,
+            Ok(_) => &self.counts.sent,
             Err(status) => {
                 self.complain(&status);
-                &hub.traces.lost
+                &self.counts.lost
             }
         };
         counter.fetch_add(traces, Ordering::Relaxed);

@@ -4,10 +4,10 @@
 //! fields are ignored; absent ones are `None` or empty.
 
 mod endpoint;
+mod texts;
 mod uid;
 mod version;
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -15,6 +15,8 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 
 pub use endpoint::{EndpointConditions, EndpointHints, Hint, SliceEndpoint, TargetRef};
+pub use texts::Texts;
+use texts::{maybe_shared, of_these};
 pub use uid::Uid;
 use uid::read_uid;
 pub use version::Version;
@@ -135,9 +137,6 @@ impl Object {
     }
 }
 
-/// Labels or annotations.
-pub type Texts = BTreeMap<Arc<str>, Arc<str>>;
-
 /// The metadata that kplane reads.
 #[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -145,7 +144,7 @@ pub struct ObjectMeta {
     /// The name.
     pub name: Arc<str>,
     /// The namespace.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "maybe_shared")]
     pub namespace: Option<Arc<str>>,
     /// The UID, which distinguishes the object from earlier and later ones of the same name.
     #[serde(default, deserialize_with = "read_uid")]
@@ -153,8 +152,8 @@ pub struct ObjectMeta {
     /// The version of this state of the object.
     #[serde(default)]
     pub resource_version: Version,
-    /// Labels.
-    #[serde(default)]
+    /// Labels; only those that kplane reads are kept.
+    #[serde(default, deserialize_with = "read_labels")]
     pub labels: Option<Texts>,
     /// Annotations; only those that kplane reads are kept.
     #[serde(default, deserialize_with = "read_annotations")]
@@ -186,14 +185,12 @@ impl ObjectMeta {
     }
 }
 
-/// Reads only the annotations that kplane uses. Other annotations may hold whole manifests and
-/// change often.
-fn read_annotations<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Texts>, D::Error> {
-    let mut annotations = Option::<Texts>::deserialize(deserializer)?;
-    if let Some(all) = &mut annotations {
-        all.retain(|name, _| ANNOTATIONS.contains(&&**name));
-    }
-    Ok(annotations.filter(|kept| !kept.is_empty()))
+fn read_labels<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Texts>, D::Error> {
+    of_these(&LABELS, from)
+}
+
+fn read_annotations<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Texts>, D::Error> {
+    of_these(&ANNOTATIONS, from)
 }
 
 /// Annotation of an EndpointSlice: RFC 3339 time of the change that led to the slice.
@@ -228,6 +225,13 @@ pub const SERVICE_PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-
 pub const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
 /// Label of a Node: its zone (B9).
 pub const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
+/// All labels that kplane reads.
+const LABELS: [&str; 4] = [
+    SERVICE_NAME_LABEL,
+    SERVICE_PROXY_NAME_LABEL,
+    HEADLESS_LABEL,
+    ZONE_LABEL,
+];
 /// Taint of a Node that an autoscaler is about to remove (G3).
 pub const TO_BE_DELETED_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 
@@ -287,6 +291,7 @@ pub struct ServiceSpec {
 #[serde(rename_all = "camelCase", default)]
 pub struct ServicePort {
     /// Name; may be empty for the only port.
+    #[serde(deserialize_with = "maybe_shared")]
     pub name: Option<Arc<str>>,
     /// TCP (also when unset), UDP or SCTP.
     pub protocol: Option<String>,
@@ -379,6 +384,7 @@ pub struct EndpointSlice {
 #[serde(default)]
 pub struct SlicePort {
     /// Name, matched with the Service port's name (A28).
+    #[serde(deserialize_with = "maybe_shared")]
     pub name: Option<Arc<str>>,
     /// TCP (also when unset), UDP or SCTP.
     pub protocol: Option<String>,

@@ -18,6 +18,7 @@ pub mod convert;
 pub mod dial;
 pub mod freshness;
 pub mod index;
+pub mod inside;
 pub mod k8s;
 pub mod kubernetes;
 pub mod publish;

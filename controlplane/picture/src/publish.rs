@@ -95,6 +95,20 @@ pub struct Publication {
     pub triggers: Vec<Trigger>,
 }
 
+impl Publication {
+    /// Returns a change that was observed now and that no trigger led to, for tests and benchmarks.
+    #[must_use]
+    pub fn sample(services: Vec<(ServiceKey, Option<Published>)>, nodes: Vec<NodeFacts>) -> Self {
+        Self {
+            services,
+            nodes,
+            service_cidrs: None,
+            observed_at: SystemTime::now(),
+            triggers: Vec::new(),
+        }
+    }
+}
+
 /// A change in the cluster with a known time that led to other endpoints of a Service.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Trigger {

@@ -6,27 +6,27 @@ use std::time::SystemTime;
 
 use kplane_fleet::doors::Secured;
 use kplane_fleet::hub::Hub;
+use kplane_fleet::traffic::EventCounts;
 use kplane_http::metrics::{Labels, Name};
+use kplane_operate::server::Metrics;
+use kplane_operate::traces;
 use kplane_picture::kubernetes::{Api, Requests};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
 const ALONE: &Labels<'_> = &[];
 
-/// The credentials of this control plane.
+/// The credentials of this control plane, and what its parts count.
 #[derive(Clone, Default)]
 pub(crate) struct Own {
     /// The connection to the API server, if there is one.
-    api: Option<Arc<Api>>,
+    pub(crate) api: Option<Arc<Api>>,
     /// The configuration of TLS on the ports, if they have any.
-    tls: Option<Secured>,
-}
-
-impl Own {
-    /// Creates them from the connection to the API server and the configuration of TLS, if there are any.
-    pub(crate) fn new(api: Option<Arc<Api>>, tls: Option<Secured>) -> Self {
-        Self { api, tls }
-    }
+    pub(crate) tls: Option<Secured>,
+    /// Kubernetes events by their fate.
+    pub(crate) events: Arc<EventCounts>,
+    pub(crate) traces: Arc<traces::Counts>,
+    pub(crate) metrics: Metrics,
 }
 
 /// Metrics of work, read at each scrape.
@@ -121,7 +121,7 @@ impl Work {
     }
 
     fn requests(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let events = self.hub.events.all();
+        let events = self.own.events.all();
         let labels = events.map(|(result, _)| [("result", result)]);
         let counts = events.map(|(_, count)| count as f64);
         Name(
@@ -147,7 +147,7 @@ impl Work {
 
     /// Writes the numbers of traces, which stay 0 without `--otlp-endpoint`.
     fn traces(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let counts = &self.hub.traces;
+        let counts = &self.own.traces;
         let series = [("sent", &counts.sent), ("lost", &counts.lost)].map(|(result, count)| {
             let count = count.load(std::sync::atomic::Ordering::Relaxed);
             ([("result", result)], count as f64)

@@ -10,7 +10,9 @@ use kplane_fleet::identity::Gate;
 use kplane_fleet::peers::Peers;
 use kplane_fleet::streams::AgentServer;
 use kplane_operate::page::Page;
-use kplane_operate::server::{DesiredServer, Guarded, PeerServer, RecorderServer, StatusServer};
+use kplane_operate::server::{
+    DesiredServer, Guarded, Metrics, PeerServer, RecorderServer, StatusServer,
+};
 use kplane_proto::shared::AgentServiceServer;
 use kplane_proto::v1::DESCRIPTORS;
 use kplane_proto::v1::desired_state_service_server::DesiredStateServiceServer;
@@ -132,6 +134,7 @@ pub(super) async fn status_router(
     hub: &Arc<Hub>,
     gate: &Arc<Gate>,
     peers: Option<Arc<Peers>>,
+    metrics: &Metrics,
 ) -> Result<Router, BuildError> {
     let reflection = || {
         tonic_reflection::server::Builder::configure()
@@ -154,7 +157,7 @@ pub(super) async fn status_router(
         .await;
     let page = Page::new(hub, gate, peers.clone());
     let recorder = RecorderServer::new(Arc::clone(hub), peers.clone());
-    let recorder = RecorderServiceServer::new(recorder);
+    let recorder = RecorderServiceServer::new(recorder.with(Arc::clone(metrics)));
     let status = StatusServer::new(Arc::clone(hub)).with(peers);
     let status = StatusServiceServer::new(status)
         .accept_compressed(CompressionEncoding::Gzip)

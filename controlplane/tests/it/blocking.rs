@@ -6,15 +6,15 @@ use std::net::SocketAddr;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use kplane_http::client::until;
 use kplane_rig::mounts;
+use kplane_rig::process::Process;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
-use nix::unistd::{Pid, mkfifo};
+use nix::unistd::mkfifo;
 use tempfile::TempDir;
 
 use crate::support::loopback::address;
@@ -43,28 +43,15 @@ fn program() -> Command {
     Command::new(env!("CARGO_BIN_EXE_kp-controlplane"))
 }
 
-/// A process that is killed when the value is dropped.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // The process may have ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl Running {
-    /// Waits for the end of the process.
-    fn ended(&mut self) -> ExitStatus {
-        let deadline = Instant::now() + DEADLINE;
-        loop {
-            if let Some(status) = self.0.try_wait().unwrap() {
-                return status;
-            }
-            assert!(Instant::now() < deadline, "it does not end");
-            std::thread::sleep(Duration::from_millis(5));
+/// Waits for the end of a process.
+fn ended(process: &mut Process) -> ExitStatus {
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        if let Some(status) = process.try_wait().unwrap() {
+            return status;
         }
+        assert!(Instant::now() < deadline, "it does not end");
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -74,9 +61,9 @@ fn check(folder: &Path) -> impl FnOnce() -> (Option<i32>, String) {
     let mut command = program();
     command.arg("--check").arg(folder.join("m"));
     command.stdout(File::create(&output).unwrap());
-    let mut running = Running(command.spawn().unwrap());
+    let mut running = Process::start(command).unwrap();
     move || {
-        let status = running.ended();
+        let status = ended(&mut running);
         (status.code(), fs::read_to_string(output).unwrap())
     }
 }
@@ -90,7 +77,8 @@ fn serves_and_ends(folder: &Path) {
     for (flag, port) in [("agent", 7443), ("status", 7444), ("http", 7445)] {
         command.arg(format!("--{flag}-listen={}", at(port)));
     }
-    let mut running = Running(command.stderr(Stdio::null()).spawn().unwrap());
+    command.stderr(Stdio::null());
+    let running = Process::start(command).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = { runtime }.enable_all().build().unwrap();
     runtime.block_on(until(at(7445), "/metrics", |reply| {
@@ -99,9 +87,7 @@ fn serves_and_ends(folder: &Path) {
             lines.any(|line| line == "kplane_controlplane_services 1")
         })
     }));
-    let pid = Pid::from_raw(running.0.id().try_into().unwrap());
-    kill(pid, Signal::SIGTERM).unwrap();
-    assert!(running.ended().success());
+    assert!(running.terminate(DEADLINE).unwrap().success());
 }
 
 #[test]

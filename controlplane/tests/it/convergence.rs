@@ -1,7 +1,6 @@
 //! `WatchConvergence` over real sockets, with agents that lag, fail, take back and disconnect.
 
 use std::net::SocketAddr;
-use std::time::SystemTime;
 
 use kp_controlplane::app::{Bound, Config, Origin};
 use kplane_http::client::get;
@@ -36,13 +35,8 @@ async fn control_plane(watches: usize) -> (Bound, tempfile::TempDir) {
 
 /// Publishes Service shop/web with this port number, or its deletion.
 fn publish(bound: &Bound, port: Option<u16>) -> u64 {
-    bound.hub().store.publish(Publication {
-        services: vec![web(port)],
-        nodes: Vec::new(),
-        service_cidrs: None,
-        observed_at: SystemTime::now(),
-        triggers: Vec::new(),
-    })
+    let publication = Publication::sample(vec![web(port)], vec![]);
+    bound.hub().store.publish(publication)
 }
 
 impl Agent {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use kp_controlplane::app::{Bound, Config, Origin};
 use kplane_fleet::hub::Hub;
@@ -71,22 +71,14 @@ fn service(n: usize, endpoints: Vec<Endpoint>) -> Service {
 
 fn node(name: &str, zone: &str) -> NodeFacts {
     NodeFacts {
-        name: name.into(),
         zone: Some(zone.into()),
         eligible: true,
-        known: true,
-        ..NodeFacts::default()
+        ..NodeFacts::sample(name)
     }
 }
 
 fn publish(store: &Store, services: Vec<Service>, nodes: Vec<NodeFacts>) -> u64 {
-    store.publish(Publication {
-        services,
-        nodes,
-        service_cidrs: None,
-        observed_at: SystemTime::now(),
-        triggers: Vec::new(),
-    })
+    store.publish(Publication::sample(services, nodes))
 }
 
 fn of_node(name: &str) -> pb::WatchNodeRequest {
@@ -212,10 +204,7 @@ async fn a_slow_reader_gets_the_latest_state_and_no_queue() {
             let [.., high, low] = n.to_be_bytes();
             IpAddr::from([10, octet, high, low])
         };
-        let addr = |n| EndpointAddr {
-            ip: ip(n),
-            port: 80,
-        };
+        let addr = |n| EndpointAddr::new(ip(n), 80);
         service(1, (0..MANY).map(|n| Endpoint::ready(addr(n))).collect())
     };
     publish(store, vec![large(0)], vec![node("n1", "x")]);

@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
@@ -14,6 +14,7 @@ use std::time::Duration;
 use kplane_http::client::until;
 use kplane_rig::loopback::unused;
 use kplane_rig::privilege::{require_command, require_tool};
+use kplane_rig::process::Process;
 use tempfile::TempDir;
 
 use crate::support::secure::Certs;
@@ -47,22 +48,12 @@ fn manifest(name: &str, octet: u8, endpoints: &[(&str, &str, &str)]) -> String {
     text
 }
 
-/// A program that ends with the test.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// A control plane with a folder.
 struct Plane {
     folder: TempDir,
     status: SocketAddr,
     flags: Vec<String>,
-    program: Option<Running>,
+    program: Option<Process>,
 }
 
 impl Plane {
@@ -87,16 +78,16 @@ impl Plane {
     async fn run(&mut self) {
         self.program = None;
         let http = unused();
-        let program = Command::new(env!("CARGO_BIN_EXE_kp-controlplane"))
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kp-controlplane"));
+        command
             .arg("--manifests")
             .arg(self.folder.path())
             .arg(format!("--agent-listen={}", unused()))
             .arg(format!("--status-listen={}", self.status))
             .arg(format!("--http-listen={http}"))
             .args(&self.flags)
-            .stderr(Stdio::null())
-            .spawn();
-        self.program = Some(Running(program.unwrap()));
+            .stderr(Stdio::null());
+        self.program = Some(Process::start(command).unwrap());
         until(http, "/readyz", |reply| {
             reply.is_some_and(|reply| reply.status == 200)
         })
@@ -133,14 +124,14 @@ fn tls(certs: &Certs) -> Vec<String> {
 /// A client and its lines.
 struct Client {
     lines: Receiver<String>,
-    _program: Running,
+    _program: Process,
 }
 
 impl Client {
     fn start(mut command: Command) -> Self {
         command.stdout(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        let stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut program = Process::start(command).unwrap();
+        let stdout = BufReader::new(program.stdout.take().unwrap());
         let (send, lines) = channel();
         thread::spawn(move || {
             for line in stdout.lines().map_while(Result::ok) {
@@ -150,7 +141,7 @@ impl Client {
         });
         Self {
             lines,
-            _program: Running(child),
+            _program: program,
         }
     }
 

@@ -3,11 +3,12 @@
 
 use std::io::Read as _;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use kplane_http::client::{becomes, get};
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
+use kplane_rig::process::Process;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
@@ -16,7 +17,7 @@ use crate::support::{DEADLINE, Peer, hello};
 
 /// A separate control plane on an address of its own.
 struct Program {
-    child: Child,
+    process: Process,
     address: Ipv4Addr,
     _folder: tempfile::TempDir,
 }
@@ -33,9 +34,9 @@ impl Program {
         for (flag, port) in [("agent", 7443), ("status", 7444), ("http", 7445)] {
             command.arg(format!("--{flag}-listen={address}:{port}"));
         }
-        let child = command.stderr(Stdio::piped()).spawn().unwrap();
+        command.stderr(Stdio::piped());
         let program = Self {
-            child,
+            process: Process::start(command).unwrap(),
             address,
             _folder: folder,
         };
@@ -74,19 +75,11 @@ impl Program {
 
     /// Returns its log, once it has ended.
     fn log(mut self) -> String {
-        self.child.kill().unwrap();
+        self.process.kill().unwrap();
         let mut log = String::new();
-        let mut stderr = self.child.stderr.take().unwrap();
+        let mut stderr = self.process.stderr.take().unwrap();
         stderr.read_to_string(&mut log).unwrap();
         log
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        // The process may have ended.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

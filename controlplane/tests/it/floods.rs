@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use kp_controlplane::app::Bound;
 use kplane_fleet::doors::Limits;
@@ -24,7 +24,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::support::alone::is_alone;
 use crate::support::secure::Certs;
-use crate::support::{DEADLINE, Peer, hello};
+use crate::support::{DEADLINE, Peer, closed, hello};
 
 /// The address from which floods come.
 const ELSEWHERE: [u8; 4] = [127, 0, 0, 2];
@@ -75,18 +75,10 @@ impl Stage {
         static SERVICES: AtomicU64 = AtomicU64::new(0);
         let number = SERVICES.fetch_add(1, Ordering::Relaxed);
         let key = ServiceKey::sample("shop", &format!("svc-{number}"));
-        let ready = Endpoint::ready(EndpointAddr {
-            ip: [10, 0, 0, 1].into(),
-            port: 8080,
-        });
+        let ready = Endpoint::ready(EndpointAddr::new([10, 0, 0, 1], 8080));
         let published = Published::new(ServicePort::sample(key.clone()), &[ready]);
-        let revision = self.bound.hub().store.publish(Publication {
-            services: vec![(key, Some(published))],
-            nodes: Vec::new(),
-            service_cidrs: None,
-            observed_at: SystemTime::now(),
-            triggers: Vec::new(),
-        });
+        let publication = Publication::sample(vec![(key, Some(published))], vec![]);
+        let revision = self.bound.hub().store.publish(publication);
         loop {
             let message = self.bystander.next().await.unwrap();
             if let server_message::Kind::Update(update) = message
@@ -152,15 +144,6 @@ async fn from_elsewhere(to: SocketAddr) -> std::io::Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
     socket.bind((ELSEWHERE, 0).into())?;
     socket.connect(to).await
-}
-
-/// Reads until the other side closes.
-async fn closed(stream: &mut (impl Wire + ?Sized)) {
-    let mut rest = Vec::new();
-    // A reset is an end as well.
-    let _ = timeout(DEADLINE, stream.read_to_end(&mut rest))
-        .await
-        .expect("the connection is closed");
 }
 
 #[tokio::test]

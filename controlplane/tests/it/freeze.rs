@@ -1,21 +1,21 @@
 //! Frozen nodes: over two replicas of one folder and a restart, through the real gRPC stack.
 
 use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use kp_controlplane::app::{Bound, Config, Origin, build};
+use kp_controlplane::app::{Bound, Config, Origin};
 use kplane_model::{ServiceKey, ServicePort};
 use kplane_picture::publish::{Publication, Published};
-use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
 use kplane_proto::v1::{
     self as pb, AgentMessage, Hello, ServerMessage, agent_message, server_message,
 };
 use tokio::sync::mpsc;
 use tokio::time::timeout;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
+
+use crate::support::{hello, open, synced};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
@@ -25,10 +25,7 @@ async fn replica(folder: &Path, services: &[&str]) -> Bound {
         status_listen: Some("127.0.0.1:0".parse().unwrap()),
         ..Config::new(Origin::Manifests(folder.to_owned()))
     };
-    let bound = build(config).await.unwrap();
-    let mut head = bound.hub().store.head();
-    let synced = timeout(DEADLINE, head.wait_for(|head| head.synced));
-    synced.await.unwrap().unwrap();
+    let bound = synced(config).await;
     services.iter().for_each(|service| publish(&bound, service));
     bound
 }
@@ -36,13 +33,8 @@ async fn replica(folder: &Path, services: &[&str]) -> Bound {
 fn publish(bound: &Bound, service: &str) {
     let port = ServicePort::sample(ServiceKey::sample("shop", service));
     let published = Published::new(port.clone(), &[]);
-    bound.hub().store.publish(Publication {
-        services: vec![(port.key, Some(published))],
-        nodes: Vec::new(),
-        service_cidrs: None,
-        observed_at: SystemTime::now(),
-        triggers: Vec::new(),
-    });
+    let publication = Publication::sample(vec![(port.key, Some(published))], vec![]);
+    bound.hub().store.publish(publication);
 }
 
 async fn status(bound: &Bound) -> StatusServiceClient<Channel> {
@@ -74,21 +66,15 @@ struct Agent {
 
 impl Agent {
     async fn open(bound: &Bound, node: &str, resume: Option<pb::ResumeToken>) -> Self {
-        let (send, outbound) = mpsc::channel(4);
         let hello = Hello {
-            protocol_version: 1,
-            node_name: node.to_owned(),
             instance: 1,
             resume,
-            ..Hello::default()
+            ..hello(node)
         };
-        let kind = Some(agent_message::Kind::Hello(hello));
-        send.send(AgentMessage { kind }).await.unwrap();
-        let mut client = AgentServiceClient::new(bound.connect_in_memory());
-        let stream = client.sync(ReceiverStream::new(outbound)).await.unwrap();
+        let (send, receive) = open(bound, hello).await;
         let mut agent = Self {
             send,
-            receive: stream.into_inner(),
+            receive,
             epoch: 0,
         };
         let Some(server_message::Kind::Welcome(welcome)) = agent.next().await else {

@@ -13,6 +13,8 @@ use kplane_picture::trust::Trust;
 use tempfile::TempDir;
 use tokio::time::timeout;
 
+use crate::support::synced;
+
 /// A deadline far above any step of these tests.
 const DEADLINE: Duration = Duration::from_secs(30);
 /// Number of Services in a complete folder.
@@ -71,11 +73,7 @@ impl Plane {
             cliff_guard,
             ..Config::new(Origin::Manifests(folder.path().to_owned()))
         };
-        let bound = build(config).await.unwrap();
-        let mut head = bound.hub().store.head();
-        let synced = head.wait_for(|head| head.synced);
-        timeout(DEADLINE, synced).await.unwrap().unwrap();
-        drop(head);
+        let bound = synced(config).await;
         Self { bound, folder }
     }
 

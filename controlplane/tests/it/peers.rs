@@ -9,7 +9,7 @@ mod service;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use kp_controlplane::app::{Bound, Config, Origin, Protection};
 use kplane_fleet::peers::{self, PeerFlags};
@@ -129,18 +129,9 @@ impl Replica {
 
     /// Publishes Service shop/web with this port number, or its deletion, and these Nodes.
     fn publish(&self, port: Option<u16>, nodes: &[&str]) -> u64 {
-        let nodes = nodes.iter().map(|name| NodeFacts {
-            name: (*name).into(),
-            known: true,
-            ..NodeFacts::default()
-        });
-        self.bound.hub().store.publish(Publication {
-            services: vec![web(port)],
-            nodes: nodes.collect(),
-            service_cidrs: None,
-            observed_at: SystemTime::now(),
-            triggers: Vec::new(),
-        })
+        let nodes = nodes.iter().map(|name| NodeFacts::sample(name));
+        let publication = Publication::sample(vec![web(port)], nodes.collect());
+        self.bound.hub().store.publish(publication)
     }
 
     /// Connects an agent that has applied and read back this revision.

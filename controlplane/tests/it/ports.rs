@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use kp_controlplane::app::{Bound, Config, Origin, build};
+use kp_controlplane::app::{Bound, Config, Origin};
 use kplane_fleet::doors::{Limits, PATIENCE};
 use kplane_http::client::get;
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Endpoint;
 
-use crate::support::{DEADLINE, Peer, hello};
+use crate::support::{DEADLINE, Peer, closed, hello, synced};
 
 /// The connection preface of an HTTP/2 client.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -31,11 +31,7 @@ async fn control_plane(agent_limits: Limits) -> (Bound, tempfile::TempDir) {
         agent_limits,
         ..Config::new(Origin::Manifests(folder.path().to_owned()))
     };
-    let bound = build(config).await.unwrap();
-    let mut head = bound.hub().store.head();
-    let synced = head.wait_for(|head| head.synced);
-    timeout(DEADLINE, synced).await.unwrap().unwrap();
-    (bound, folder)
+    (synced(config).await, folder)
 }
 
 /// Waits until the metrics have a line. Where the clock is paused, only the pauses between two looks let it advance: they are
@@ -54,15 +50,6 @@ async fn metric(http: SocketAddr, line: &str) {
         );
         sleep(Duration::from_millis(100)).await;
     }
-}
-
-/// Reads until the other side closes.
-async fn closed(stream: &mut TcpStream) {
-    let mut rest = Vec::new();
-    // A reset is an end as well.
-    let _ = timeout(DEADLINE, stream.read_to_end(&mut rest))
-        .await
-        .expect("the connection is closed");
 }
 
 /// The paused clock advances only when all tasks wait; then the door's patience ends.

@@ -6,15 +6,13 @@ use std::time::Duration;
 
 use kp_controlplane::app::Bound;
 use kplane_operate::server::StatusServer;
-use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_proto::v1::status_service_server::StatusService as _;
 use kplane_proto::v1::{self as pb, AgentMessage, Hello, agent_message, server_message};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout};
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Streaming};
 
-use crate::support::{DEADLINE, control_plane};
+use crate::support::{DEADLINE, control_plane, hello, message, open};
 
 const WEB: &str = "
 kind: Service
@@ -29,10 +27,6 @@ addressType: IPv4
 ports: [{name: http, port: 8080}]
 endpoints: [{addresses: [10.244.1.1], nodeName: n1}]
 ";
-
-fn message(kind: agent_message::Kind) -> AgentMessage {
-    AgentMessage { kind: Some(kind) }
-}
 
 /// An agent's stream; the test reads the questions to the agent.
 struct Agent {
@@ -59,20 +53,14 @@ fn report(servers: Option<&pb::ServerStats>) -> pb::Report {
 impl Agent {
     /// Connects an agent that has reported, with or without virtual servers.
     async fn connect(bound: &Bound, node: &str, servers: Option<pb::ServerStats>) -> Self {
-        let (send, outbound) = mpsc::channel(4);
         let hello = Hello {
-            protocol_version: 1,
-            node_name: node.to_owned(),
             instance: 1,
-            ..Hello::default()
+            ..hello(node)
         };
-        let hello = message(agent_message::Kind::Hello(hello));
-        send.send(hello).await.unwrap();
-        let mut client = AgentServiceClient::new(bound.connect_in_memory());
-        let stream = client.sync(ReceiverStream::new(outbound)).await.unwrap();
+        let (send, receive) = open(bound, hello).await;
         let (asked, questions) = mpsc::unbounded_channel();
         let (end, ended) = watch::channel(None);
-        tokio::spawn(listen(stream.into_inner(), send.clone(), asked, end));
+        tokio::spawn(listen(receive, send.clone(), asked, end));
         let agent = Self {
             send,
             questions,
@@ -284,7 +272,7 @@ async fn an_agent_that_does_not_answer_costs_two_seconds() {
     let nodes = describe(&bound).await;
     assert!(since.elapsed() < Duration::from_millis(2_100));
     let error = &nodes[0].servers.as_ref().unwrap().error;
-    assert_eq!(error, "the agent did not answer within 2 s");
+    assert_eq!(error, "its agent is connected, and did not answer in time");
     // Its late answer belongs to an older question.
     let late = agent.question().await;
     let answer = async {
@@ -344,7 +332,7 @@ async fn an_agent_that_does_not_know_a_question_is_not_one_without_flows() {
     assert_eq!(
         reasons,
         [
-            "its agent does not know this question: it is of an older version",
+            "its agent of version test does not know this question: update it",
             "its agent is connected, and did not answer in time",
             "too many",
         ]
@@ -376,7 +364,7 @@ async fn many_questions_wait_for_each_other_and_too_many_are_not_asked() {
     let refused: Vec<String> = errors.filter(|error| !error.is_empty()).collect();
     assert_eq!(refused.len() + answered, 50);
     assert!((1..50).contains(&answered), "{answered}");
-    let why = "the agent disconnected, or has too many open questions";
+    let why = "its agent disconnected, or has too many open questions";
     assert!(refused.iter().all(|error| error == why), "{refused:?}");
 }
 

@@ -1,29 +1,28 @@
 //! What a replica of the control plane tells its agents about itself: how fresh it is, when they are
 //! to leave, and when they may have a snapshot. Through the real gRPC stack, without TCP.
 
-use std::process::{Child, Command};
-use std::time::{Duration, Instant, SystemTime};
+use std::process::Command;
+use std::time::{Duration, Instant};
 
-use kp_controlplane::app::{Bound, Config, Origin, build};
+use kp_controlplane::app::{Bound, Config, Origin};
 use kplane_fleet::doors::Limits;
 use kplane_model::{ServiceKey, ServicePort};
 use kplane_picture::freshness::{Freshness, Versions};
 use kplane_picture::k8s::Kind;
 use kplane_picture::publish::{Publication, Published};
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
-use kplane_proto::v1::{
-    self as pb, AgentMessage, Hello, ServerMessage, agent_message, server_message,
-};
+use kplane_proto::v1::{self as pb, AgentMessage, Hello, ServerMessage, server_message};
 use kplane_rig::loopback::unused;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use kplane_rig::process::Process;
+use nix::sys::signal::Signal;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 use tonic::transport::Channel;
+
+use crate::support::{hello, sync, synced};
 
 /// A deadline far above any step of these tests.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -39,25 +38,13 @@ async fn control_plane(snapshots_per_second: u32) -> (Bound, tempfile::TempDir) 
         },
         ..Config::new(Origin::Manifests(folder.path().to_owned()))
     };
-    let bound = build(config).await.unwrap();
-    let mut head = bound.hub().store.head();
-    timeout(DEADLINE, head.wait_for(|head| head.synced))
-        .await
-        .unwrap()
-        .unwrap();
-    (bound, folder)
+    (synced(config).await, folder)
 }
 
 fn publication(service: &str) -> Publication {
     let port = ServicePort::sample(ServiceKey::sample("shop", service));
     let published = Published::new(port.clone(), &[]);
-    Publication {
-        services: vec![(port.key, Some(published))],
-        nodes: Vec::new(),
-        service_cidrs: None,
-        observed_at: SystemTime::now(),
-        triggers: Vec::new(),
-    }
+    Publication::sample(vec![(port.key, Some(published))], vec![])
 }
 
 struct Stream {
@@ -76,21 +63,13 @@ impl Stream {
         node: &str,
         resume: Option<pb::ResumeToken>,
     ) -> Self {
-        let (send, outbound) = mpsc::channel(4);
         let hello = Hello {
-            protocol_version: 1,
-            node_name: node.to_owned(),
             instance: 1,
             resume,
-            ..Hello::default()
+            ..hello(node)
         };
-        let kind = Some(agent_message::Kind::Hello(hello));
-        send.send(AgentMessage { kind }).await.unwrap();
-        let stream = client.sync(ReceiverStream::new(outbound)).await.unwrap();
-        Self {
-            _send: send,
-            receive: stream.into_inner(),
-        }
+        let (_send, receive) = sync(client, hello).await.unwrap();
+        Self { _send, receive }
     }
 
     /// The next message; `None` at the end of the stream.
@@ -229,17 +208,6 @@ async fn agents_that_need_a_snapshot_come_one_after_the_other_and_others_at_once
     assert_eq!((counts.begun, counts.refused), (1, 3));
 }
 
-/// The program, killed when the value is dropped.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // The process may have ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// SIGTERM: the agent is told to go, and the program ends well before its time is over.
 #[tokio::test]
 async fn the_program_ends_as_soon_as_its_agents_have_left() {
@@ -250,15 +218,15 @@ async fn the_program_ends_as_soon_as_its_agents_have_left() {
     )
     .unwrap();
     let address = unused();
-    let program = Command::new(env!("CARGO_BIN_EXE_kp-controlplane"))
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kp-controlplane"));
+    command
         .arg("--manifests")
         .arg(folder.path())
         .arg(format!("--agent-listen={address}"))
         .arg(format!("--status-listen={}", unused()))
         .arg(format!("--http-listen={}", unused()))
-        .arg("--drain=60")
-        .spawn();
-    let mut program = Running(program.unwrap());
+        .arg("--drain=60");
+    let mut program = Process::start(command).unwrap();
     let deadline = Instant::now() + DEADLINE;
     let mut client = loop {
         match AgentServiceClient::connect(format!("http://{address}")).await {
@@ -272,11 +240,10 @@ async fn the_program_ends_as_soon_as_its_agents_have_left() {
         stream.next().await,
         Some(server_message::Kind::Welcome(_))
     ));
-    let pid = Pid::from_raw(program.0.id().try_into().unwrap());
-    kill(pid, Signal::SIGTERM).unwrap();
+    program.signal(Signal::SIGTERM).unwrap();
     stream.sent_away().await;
     loop {
-        if let Some(status) = program.0.try_wait().unwrap() {
+        if let Some(status) = program.try_wait().unwrap() {
             assert!(status.success(), "{status}");
             break;
         }

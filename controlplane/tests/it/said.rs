@@ -11,12 +11,11 @@ use kplane_proto::v1::{self as pb, AgentMessage, Hello, agent_message, server_me
 use tempfile::TempDir;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::support::alone::is_alone;
-use crate::support::{DEADLINE, control_plane, hello};
+use crate::support::{DEADLINE, control_plane, hello, sync};
 
 /// Nearly as much as a message may have.
 const LONG: usize = 230_000;
@@ -82,12 +81,8 @@ async fn open(
     Streaming<pb::ServerMessage>,
     server_message::Kind,
 ) {
-    let (send, outbound) = mpsc::channel(4);
-    let kind = Some(agent_message::Kind::Hello(hello));
-    send.send(AgentMessage { kind }).await.unwrap();
     let mut client = AgentServiceClient::new(channel.clone());
-    let answers = timeout(DEADLINE, client.sync(ReceiverStream::new(outbound)));
-    let mut answers = answers.await.unwrap().unwrap().into_inner();
+    let (send, mut answers) = sync(&mut client, hello).await.unwrap();
     let first = timeout(DEADLINE, answers.message()).await.unwrap();
     let first = first.unwrap().unwrap().kind.unwrap();
     (send, answers, first)

@@ -1,11 +1,9 @@
 //! Streams to agents, through the real gRPC stack, without TCP.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
-use std::path::PathBuf;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use kp_controlplane::app::{Bound, Config, Origin, build};
+use kp_controlplane::app::{Bound, Config, Origin};
 use kplane_model::{
     DesiredKey, Digest, Endpoint, EndpointAddr, ObjectHash, ServiceKey, ServicePort,
 };
@@ -23,6 +21,8 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
 
+use crate::support::{self, message, synced};
+
 /// A deadline far above any step of these tests.
 const DEADLINE: Duration = Duration::from_secs(30);
 
@@ -31,15 +31,9 @@ async fn control_plane() -> (Bound, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let config = Config {
         status_listen: Some("127.0.0.1:0".parse().unwrap()),
-        ..Config::new(Origin::Manifests(PathBuf::from(folder.path())))
+        ..Config::new(Origin::Manifests(folder.path().to_owned()))
     };
-    let bound = build(config).await.unwrap();
-    let mut head = bound.hub().store.head();
-    timeout(DEADLINE, head.wait_for(|head| head.synced))
-        .await
-        .unwrap()
-        .unwrap();
-    (bound, folder)
+    (synced(config).await, folder)
 }
 
 fn key(n: usize) -> ServiceKey {
@@ -48,22 +42,14 @@ fn key(n: usize) -> ServiceKey {
 
 /// Returns Service `n` with one endpoint.
 fn published(n: usize, octet: u8) -> (ServiceKey, Option<Published>) {
-    let addr = EndpointAddr {
-        ip: IpAddr::from([10, 0, 0, octet]),
-        port: 8080,
-    };
+    let addr = EndpointAddr::new([10, 0, 0, octet], 8080);
     let published = Published::new(ServicePort::sample(key(n)), &[Endpoint::ready(addr)]);
     (key(n), Some(published))
 }
 
 fn publish(bound: &Bound, services: Vec<(ServiceKey, Option<Published>)>) -> u64 {
-    bound.hub().store.publish(Publication {
-        services,
-        nodes: Vec::new(),
-        service_cidrs: None,
-        observed_at: SystemTime::now(),
-        triggers: Vec::new(),
-    })
+    let publication = Publication::sample(services, vec![]);
+    bound.hub().store.publish(publication)
 }
 
 /// An agent that keeps objects as the protocol requires.
@@ -81,32 +67,15 @@ struct Agent {
 
 fn hello(node: &str, resume: Option<ResumeToken>) -> Hello {
     Hello {
-        protocol_version: 1,
-        node_name: node.to_owned(),
-        agent_version: "test".to_owned(),
         instance: 1,
-        backend: "noop".to_owned(),
         resume,
-        ..Hello::default()
+        ..support::hello(node)
     }
-}
-
-fn message(kind: agent_message::Kind) -> AgentMessage {
-    AgentMessage { kind: Some(kind) }
 }
 
 impl Agent {
     async fn connect(bound: &Bound, hello: Hello) -> Self {
-        let (send, outbound) = mpsc::channel(4);
-        send.send(message(agent_message::Kind::Hello(hello)))
-            .await
-            .unwrap();
-        let mut client = AgentServiceClient::new(bound.connect_in_memory());
-        let receive = client
-            .sync(ReceiverStream::new(outbound))
-            .await
-            .unwrap()
-            .into_inner();
+        let (send, receive) = support::open(bound, hello).await;
         Self {
             send,
             receive,

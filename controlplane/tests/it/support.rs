@@ -18,6 +18,7 @@ use kplane_proto::v1::{
 };
 use kplane_tls::Wire;
 use tempfile::TempDir;
+use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -33,11 +34,16 @@ pub(crate) async fn control_plane(manifests: &str) -> (Bound, TempDir) {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("all.yaml"), manifests).unwrap();
     let config = Config::new(Origin::Manifests(folder.path().to_owned()));
+    (synced(config).await, folder)
+}
+
+/// Starts a control plane, and waits until it knows all objects of its source.
+pub(crate) async fn synced(config: Config) -> Bound {
     let bound = build(config).await.unwrap();
     let mut head = bound.hub().store.head();
     let synced = head.wait_for(|head| head.synced);
     timeout(DEADLINE, synced).await.unwrap().unwrap();
-    (bound, folder)
+    bound
 }
 
 pub(crate) fn hello(node: &str) -> Hello {
@@ -48,6 +54,41 @@ pub(crate) fn hello(node: &str) -> Hello {
         backend: "noop".to_owned(),
         ..Hello::default()
     }
+}
+
+/// Reads until the other side closes.
+pub(crate) async fn closed(stream: &mut (impl Wire + ?Sized)) {
+    let mut rest = Vec::new();
+    // A reset is an end as well.
+    let _ = timeout(DEADLINE, stream.read_to_end(&mut rest))
+        .await
+        .expect("the connection is closed");
+}
+
+pub(crate) fn message(kind: agent_message::Kind) -> AgentMessage {
+    AgentMessage { kind: Some(kind) }
+}
+
+/// What an agent says, and what it is told.
+pub(crate) type Ends = (mpsc::Sender<AgentMessage>, Streaming<ServerMessage>);
+
+/// Opens an agent's stream within this process.
+pub(crate) async fn open(bound: &Bound, hello: Hello) -> Ends {
+    let mut client = AgentServiceClient::new(bound.connect_in_memory());
+    sync(&mut client, hello).await.unwrap()
+}
+
+/// Opens an agent's stream.
+pub(crate) async fn sync(
+    client: &mut AgentServiceClient<Channel>,
+    hello: Hello,
+) -> Result<Ends, Status> {
+    let (send, outbound) = mpsc::channel(4);
+    let hello = message(agent_message::Kind::Hello(hello));
+    send.send(hello).await.unwrap();
+    let receive = timeout(DEADLINE, client.sync(ReceiverStream::new(outbound))).await;
+    let receive = receive.expect("an answer in time")?.into_inner();
+    Ok((send, receive))
 }
 
 /// An agent that was accepted. Answers pings while the test reads its messages.
@@ -77,14 +118,11 @@ impl Peer {
         let endpoint = Endpoint::from_static("http://control-plane");
         let channel = endpoint.connect_with_connector(connector).await;
         let channel = channel.map_err(|error| Status::unavailable(error.to_string()))?;
-        let (send, outbound) = mpsc::channel(4);
-        let kind = Some(agent_message::Kind::Hello(hello));
-        send.send(AgentMessage { kind }).await.unwrap();
         let mut client = AgentServiceClient::new(channel.clone());
-        let receive = timeout(DEADLINE, client.sync(ReceiverStream::new(outbound)));
+        let (send, receive) = sync(&mut client, hello).await?;
         let mut peer = Self {
             send,
-            receive: receive.await.expect("an answer in time")?.into_inner(),
+            receive,
             _channel: channel,
             updates: 0,
         };
@@ -98,8 +136,8 @@ impl Peer {
     /// ping.
     pub(crate) async fn is_answered(&mut self) {
         let token = 4711;
-        let kind = Some(agent_message::Kind::Ping(pb::Ping { token }));
-        self.send.send(AgentMessage { kind }).await.unwrap();
+        let ping = message(agent_message::Kind::Ping(pb::Ping { token }));
+        self.send.send(ping).await.unwrap();
         let pong = server_message::Kind::Pong(pb::Pong { token });
         while self.next().await.unwrap() != pong {}
     }
@@ -107,15 +145,15 @@ impl Peer {
     /// Returns the next message that is not a ping.
     pub(crate) async fn next(&mut self) -> Result<server_message::Kind, Status> {
         loop {
-            let message = timeout(DEADLINE, self.receive.message()).await;
-            let message = message.expect("a message in time")?;
+            let received = timeout(DEADLINE, self.receive.message()).await;
+            let received = received.expect("a message in time")?;
             let ended = || Status::cancelled("the stream ended");
-            match message.and_then(|m| m.kind).ok_or_else(ended)? {
+            match received.and_then(|m| m.kind).ok_or_else(ended)? {
                 server_message::Kind::Ping(ping) => {
                     let token = ping.token;
-                    let kind = Some(agent_message::Kind::Pong(pb::Pong { token }));
+                    let pong = message(agent_message::Kind::Pong(pb::Pong { token }));
                     // The stream may have ended meanwhile: then reading fails.
-                    let _ = self.send.send(AgentMessage { kind }).await;
+                    let _ = self.send.send(pong).await;
                 }
                 kind => {
                     self.updates += usize::from(matches!(kind, server_message::Kind::Update(_)));

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use kp_controlplane::app::{Bound, Config, Origin, build};
+use kp_controlplane::app::{Bound, Config, Origin};
 use kplane_operate::traces;
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
     TraceService, TraceServiceServer,
@@ -20,6 +20,8 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
+
+use crate::support::synced;
 
 /// A deadline far above any step of these tests.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -75,11 +77,7 @@ async fn control_plane(folder: &Path, collector: SocketAddr, share: f64) -> Boun
         traces: Some(traces),
         ..Config::new(Origin::Manifests(folder.to_owned()))
     };
-    let bound = build(config).await.unwrap();
-    let mut head = bound.hub().store.head();
-    let synced = head.wait_for(|head| head.synced);
-    timeout(DEADLINE, synced).await.unwrap().unwrap();
-    bound
+    synced(config).await
 }
 
 fn spans(request: &ExportTraceServiceRequest) -> Vec<&Span> {

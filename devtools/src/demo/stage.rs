@@ -85,7 +85,7 @@ impl Stage {
         certify(&programs, &certs, control.ips(), &objects).context("make certificates")?;
         let files = ClientFiles {
             authorities: certs.join("ca.crt"),
-            pair: Some(pair(&certs, &format!("users/{AUDIENCE}"))),
+            pair: Some(KeyPair::in_folder(&certs, &format!("users/{AUDIENCE}"))),
         };
         Ok(Self {
             processes: Vec::new(),
@@ -103,7 +103,7 @@ impl Stage {
     /// Starts all processes.
     pub(crate) fn start(&mut self) -> Result<()> {
         let mut command = self.command("kp-controlplane", "kp-controlplane")?;
-        let (certs, own) = (self.certs(), pair(&self.certs(), "server"));
+        let (certs, own) = (self.certs(), KeyPair::in_folder(&self.certs(), "server"));
         command.arg("--tls-cert-file").arg(own.certificate);
         command.arg("--tls-private-key-file").arg(own.key);
         command.arg("--client-ca-file").arg(certs.join("ca.crt"));
@@ -286,7 +286,7 @@ impl Stage {
 
     /// Returns the options by which a program shows a certificate.
     fn identity(&self, name: &str) -> [OsString; 6] {
-        let own = pair(&self.certs(), name);
+        let own = KeyPair::in_folder(&self.certs(), name);
         [
             "--certificate-authority".into(),
             self.certs().join("ca.crt").into(),
@@ -330,14 +330,6 @@ fn certify(programs: &Path, certs: &Path, control: &[IpAddr], objects: &Objects)
     let nodes = objects.nodes.iter().map(|node| node.name.to_string());
     run("node", &Vec::from_iter(nodes))?;
     run("user", &[AUDIENCE.to_owned(), "--admin".to_owned()])
-}
-
-/// Returns the files of a certificate and its key.
-fn pair(certs: &Path, name: &str) -> KeyPair {
-    KeyPair {
-        certificate: certs.join(format!("{name}.crt")),
-        key: certs.join(format!("{name}.key")),
-    }
 }
 
 /// Returns the course of a node's last update.

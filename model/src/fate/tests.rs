@@ -37,10 +37,7 @@ fn a_place_is_an_address_and_a_port() {
 
 #[test]
 fn a8_without_an_address_it_is_open_whether_a_sender_is_admitted() {
-    let endpoint = Endpoint::ready(EndpointAddr {
-        ip: IpAddr::from([10, 0, 0, 1]),
-        port: 8080,
-    });
+    let endpoint = Endpoint::ready(EndpointAddr::new([10, 0, 0, 1], 8080));
     let place = Place::LoadBalancer(IpAddr::from([203, 0, 113, 1]));
     let told = |ip| {
         let packet = (place, Sender::Outside(ip));
@@ -67,10 +64,7 @@ fn a29_without_a_local_endpoint_ipvs_falls_back_unless_it_is_strict() {
     port.source_ranges.clear();
     let endpoint = Endpoint {
         node: Some("elsewhere".into()),
-        ..Endpoint::ready(EndpointAddr {
-            ip: IpAddr::from([10, 0, 0, 1]),
-            port: 8080,
-        })
+        ..Endpoint::ready(EndpointAddr::new([10, 0, 0, 1], 8080))
     };
     let external = Place::ExternalIp(IpAddr::from([203, 0, 113, 2]));
     let outcome = |local, place, sender| {

@@ -23,10 +23,7 @@ fn port(internal: TrafficPolicy, external: TrafficPolicy) -> ServicePort {
 }
 
 fn addr(n: u8) -> EndpointAddr {
-    EndpointAddr {
-        ip: IpAddr::from([10, 0, 0, n]),
-        port: 8080,
-    }
+    EndpointAddr::new([10, 0, 0, n], 8080)
 }
 
 fn ep(n: u8, node: &str) -> Endpoint {

@@ -90,10 +90,7 @@ pub enum Entry {
 
 impl fmt::Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let place = |ip: &IpAddr, port: &u16| EndpointAddr {
-            ip: *ip,
-            port: *port,
-        };
+        let place = |ip: &IpAddr, port: &u16| EndpointAddr::new(*ip, *port);
         match self {
             Self::Ip(ip) => ip.fmt(f),
             Self::IpPort(ip, protocol, port) => write!(f, "{}/{protocol}", place(ip, port)),

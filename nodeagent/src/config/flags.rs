@@ -385,6 +385,7 @@ impl Flags {
         let config = Config {
             node_name,
             source,
+            inside: None,
             backend,
             mode_unset,
             backend_settings: self

@@ -4,11 +4,11 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use kp_controlplane::app::Origin;
 use kplane_model::{Cidr, ProxyNamespaces};
 use kplane_picture::admission::{AllowedExternalIps, Proxying, ReservedPlace};
 use kplane_picture::convert::ExternalIps;
 use kplane_picture::dial::AGENT_PORT;
+use kplane_picture::inside::Origin;
 use kplane_picture::kubernetes::Access;
 use kplane_picture::source::kubernetes;
 use kplane_tls::{ClientFiles, is_this_machine};

@@ -4,10 +4,10 @@ mod file;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
-use kp_controlplane::app::Origin;
 use kplane_model::{Cidr, Family};
 use kplane_picture::admission::Proxying;
 use kplane_picture::convert::ExternalIps;
+use kplane_picture::inside::Origin;
 use kplane_picture::kubernetes::Access;
 
 use super::flags::node_name;

@@ -57,12 +57,10 @@ pub(crate) fn local(name: &str, endpoints: &[&str]) -> DesiredObject {
 
 pub(crate) fn node(zone: &str) -> DesiredObject {
     DesiredObject::Node(NodeFacts {
-        name: "n1".into(),
         zone: Some(zone.into()),
         addresses: vec![[192, 168, 0, 1].into()],
         eligible: true,
-        known: true,
-        ..NodeFacts::default()
+        ..NodeFacts::sample("n1")
     })
 }
 

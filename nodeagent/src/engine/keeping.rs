@@ -15,10 +15,10 @@ use crate::desired::{CliffGuard, Confidence, Desired, Held, Picture, Position};
 
 /// Time from a change to the write that covers it and all later ones until then.
 const SETTLE: Duration = Duration::from_secs(1);
-/// Least time between two writes of everything, plus an amount for each object. Handing over 10,000
-/// objects takes half a millisecond, for which other changes have to wait.
+/// Least time between two writes of everything, or an amount for each object if that is more. Handing over 10,000
+/// objects takes half a millisecond, for which other changes have to wait, and writing them some 15 ms.
 const INTERVAL: Duration = Duration::from_secs(5);
-const INTERVAL_OF_ONE: Duration = Duration::from_micros(100);
+const INTERVAL_OF_ONE: Duration = Duration::from_millis(1);
 /// Time after which a state without changes is written again, so that the file says until when control
 /// planes confirmed it. After a power cut, that time may be this much too early.
 const REFRESH: Duration = Duration::from_secs(3_600);

@@ -181,9 +181,7 @@ async fn g1_paths_and_what_is_counted() {
     let (_connection, connection) = watch::channel(Connection {
         live: true,
         since_ms: 1,
-        reason: String::new(),
-        older_states: 0,
-        frozen: None,
+        ..Connection::default()
     });
     let health = Health {
         reports,
@@ -228,9 +226,7 @@ async fn livez_fails_only_when_the_engine_is_hung() {
     let (_connection, connection) = watch::channel(Connection {
         live: false,
         since_ms: 1,
-        reason: String::new(),
-        older_states: 0,
-        frozen: None,
+        ..Connection::default()
     });
     let health = Health {
         reports: seen,
@@ -260,9 +256,7 @@ fn a_state_is_stale_while_no_control_plane_confirms_it() {
     let connection = |live| Connection {
         live,
         since_ms: 5,
-        reason: String::new(),
-        older_states: 0,
-        frozen: None,
+        ..Connection::default()
     };
     let mut report = report(&ready(), &ready());
     assert_eq!(

@@ -94,9 +94,7 @@ impl Rig {
         let (_connection, connection) = watch::channel(Connection {
             live: true,
             since_ms: 1,
-            reason: String::new(),
-            older_states: 0,
-            frozen: None,
+            ..Connection::default()
         });
         let conntrack = ConntrackCounts::default();
         let sources = Sources {

@@ -14,19 +14,18 @@ fn failure(reason: String) -> Failure {
     }
 }
 
-#[test]
-fn a_report_stays_below_the_size_of_a_message() {
-    let longest = "n".repeat(63);
-    let key = ServiceKey::from(KeyParts {
-        service: ServiceName::new(&longest, &longest),
-        port_name: longest.as_str().into(),
-        protocol: Protocol::Sctp,
-        family: Family::V6,
-    });
-    let at = EndpointAddr {
-        ip: [0xffff_u16; 8].into(),
-        port: u16::MAX,
-    };
+fn long_key(length: usize, protocol: Protocol, family: Family) -> ServiceKey {
+    let name = "n".repeat(length);
+    ServiceKey::from(KeyParts {
+        service: ServiceName::new(&name, &name),
+        port_name: name.as_str().into(),
+        protocol,
+        family,
+    })
+}
+
+/// A report that names as many draining servers as any does.
+fn draining(key: &ServiceKey, at: EndpointAddr, failures: Vec<Failure>) -> Report {
     let drain = Drain {
         key: key.clone(),
         server: at,
@@ -37,16 +36,22 @@ fn a_report_stays_below_the_size_of_a_message() {
         drains: vec![drain; ServerCounts::DRAINS].into(),
         ..ServerCounts::default()
     });
-    let named = Failure {
-        object: Some(DesiredKey::Local(key)),
-        ..failure("ä".repeat(5_000))
-    };
-    let report = Report {
-        failures: vec![named; 20_000],
+    Report {
+        failures,
         servers: [servers.clone(), servers],
         ..Report::default()
+    }
+}
+
+#[test]
+fn a_report_stays_below_the_size_of_a_message() {
+    let key = long_key(63, Protocol::Sctp, Family::V6);
+    let at = EndpointAddr::new([0xffff_u16; 8], u16::MAX);
+    let named = Failure {
+        object: Some(DesiredKey::Local(key.clone())),
+        ..failure("ä".repeat(5_000))
     };
-    let wire = report.to_wire();
+    let wire = draining(&key, at, vec![named; 20_000]).to_wire();
     assert_eq!(wire.failures.len(), MAX_FAILURES + 1);
     let last = wire.failures.last().unwrap();
     assert_eq!(
@@ -60,37 +65,13 @@ fn a_report_stays_below_the_size_of_a_message() {
 #[test]
 fn a_report_with_long_names_stays_below_the_size_of_a_message() {
     for length in [253, 1_000, 50_000] {
-        let long = "n".repeat(length);
-        let key = ServiceKey::from(KeyParts {
-            service: ServiceName::new(&long, &long),
-            port_name: long.as_str().into(),
-            protocol: Protocol::Tcp,
-            family: Family::V4,
-        });
-        let at = EndpointAddr {
-            ip: [10, 0, 0, 1].into(),
-            port: 1,
-        };
-        let drain = Drain {
-            key: key.clone(),
-            server: at,
-            at,
-            connections: Connections::default(),
-        };
-        let servers = Some(ServerCounts {
-            drains: vec![drain; ServerCounts::DRAINS].into(),
-            ..ServerCounts::default()
-        });
+        let key = long_key(length, Protocol::Tcp, Family::V4);
         let named = Failure {
-            object: Some(DesiredKey::Service(key)),
+            object: Some(DesiredKey::Service(key.clone())),
             ..failure("r".repeat(300))
         };
-        let report = Report {
-            failures: vec![named; 500],
-            servers: [servers.clone(), servers],
-            ..Report::default()
-        };
-        let wire = report.to_wire();
+        let at = EndpointAddr::new([10, 0, 0, 1], 1);
+        let wire = draining(&key, at, vec![named; 500]).to_wire();
         assert!(wire.encoded_len() <= REPORT_BYTES, "{}", wire.encoded_len());
         let listed = wire.failures.len() - 1;
         let last = wire.failures.last().unwrap();

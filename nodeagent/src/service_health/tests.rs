@@ -105,9 +105,7 @@ impl Rig {
         let (_connection, connection) = watch::channel(Connection {
             live: true,
             since_ms: 1,
-            reason: String::new(),
-            older_states: 0,
-            frozen: None,
+            ..Connection::default()
         });
         let health = Health {
             reports: follow,

@@ -1,19 +1,19 @@
 //! Whole agents, with a real control plane, over real sockets. Only the kernel is missing.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use clap::Parser;
 use kp_controlplane::app as control_plane;
 use kp_nodeagent::app;
-use kp_nodeagent::config::{Config, Flags, Source, Task};
+use kp_nodeagent::config::{Config, Source};
 use kp_nodeagent::report::Report;
 use kplane_dataplane::backend::noop::{self, Noop};
-use kplane_dataplane::backend::{Applied, ApplyError, Change, Kind, Side, Verification};
+use kplane_dataplane::backend::{Applied, ApplyError, Change, Side, Verification};
+use kplane_http::client;
 use kplane_operate::server::StatusServer;
 use kplane_picture::admission::Proxying;
 use kplane_picture::convert::ExternalIps;
@@ -22,13 +22,16 @@ use kplane_proto::v1::status_service_client::StatusServiceClient;
 use kplane_proto::v1::status_service_server::StatusService as _;
 use kplane_rig::loopback::{until_free, unused};
 use tempfile::TempDir;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
-use tonic::transport::Endpoint;
+use tonic::transport::{Channel, Endpoint};
+
+use crate::support::config_of;
 
 /// Longest that anything may take on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(30);
+
+/// A free port.
+const ANY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 const WEB: &str = "
 apiVersion: v1
@@ -66,25 +69,37 @@ fn manifests() -> TempDir {
 }
 
 fn config(node: &str, source: Source) -> Config {
-    let line = [
-        "kp-nodeagent",
-        "--insecure",
-        "--control-plane",
-        "replaced",
-        "--node-name",
-        node,
-    ];
-    let checked = Flags::try_parse_from(line).unwrap().check().unwrap();
-    let Task::Run(config) = checked.task else {
-        panic!("not an agent");
-    };
+    let line = format!("kp-nodeagent --insecure --control-plane replaced --node-name {node}");
     Config {
         source,
-        backend: Kind::Noop,
-        healthz: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
-        metrics: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
-        cache_dir: None,
-        ..*config
+        inside: Some(control_plane::inside),
+        healthz: Some(ANY),
+        metrics: Some(ANY),
+        ..config_of(line.split(' '))
+    }
+}
+
+/// One process for a folder, with a status API where `status` says.
+fn standalone(folder: &TempDir, status: Option<SocketAddr>) -> Source {
+    Source::Standalone {
+        origin: control_plane::Origin::Manifests(folder.path().to_owned()),
+        status,
+        external_ips: ExternalIps::All,
+        reserved: Vec::new(),
+        excepted: Vec::new(),
+        proxying: Proxying::default(),
+    }
+}
+
+/// Control planes at addresses.
+fn dialling(addresses: &[SocketAddr]) -> Source {
+    let endpoint = |at| Endpoint::from_shared(format!("http://{at}")).unwrap();
+    Source::ControlPlane {
+        list: None,
+        endpoints: addresses.iter().map(endpoint).collect(),
+        tls: None,
+        server_name: None,
+        token: None,
     }
 }
 
@@ -128,6 +143,35 @@ async fn reported(agent: &app::Bound, wanted: impl FnMut(&Report) -> bool) -> Re
     report.expect("no such report in time").unwrap().clone()
 }
 
+/// A client of a standalone agent's status API.
+async fn status_client(agent: &app::Bound) -> StatusServiceClient<Channel> {
+    let status = format!("http://{}", agent.status_addr.unwrap());
+    StatusServiceClient::connect(status).await.unwrap()
+}
+
+/// Follows the fleet of a standalone agent until it tells what is wanted.
+async fn told<T>(agent: &app::Bound, mut wanted: impl FnMut(pb::Fleet) -> Option<T>) -> T {
+    let mut client = status_client(agent).await;
+    let watch = client.watch_fleet(pb::GetFleetRequest::default()).await;
+    let mut watch = watch.unwrap().into_inner();
+    let told = async {
+        loop {
+            let fleet = watch.message().await.unwrap();
+            if let Some(told) = wanted(fleet.expect("the watch ended")) {
+                return told;
+            }
+        }
+    };
+    tokio::time::timeout(DEADLINE, told).await.unwrap()
+}
+
+fn shop(name: &str) -> pb::DescribeServiceRequest {
+    pb::DescribeServiceRequest {
+        namespace: "shop".to_owned(),
+        name: name.to_owned(),
+    }
+}
+
 fn in_sync(report: &Report) -> bool {
     report.held.is_some() && report.applied == report.held
 }
@@ -140,27 +184,14 @@ async fn get(address: SocketAddr, path: &str) -> (u16, serde_json::Value) {
 
 /// Status code and body, whatever that is.
 async fn text(address: SocketAddr, path: &str) -> (u16, String) {
-    let mut stream = TcpStream::connect(address).await.unwrap();
-    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-    (status, body.to_owned())
+    let reply = client::get(address, path).await.unwrap();
+    (reply.status, reply.body)
 }
 
 /// Asks until the answer has a status code.
 async fn becomes(address: SocketAddr, path: &str, status: u16) -> serde_json::Value {
-    let deadline = Instant::now() + DEADLINE;
-    loop {
-        let (got, body) = get(address, path).await;
-        if got == status {
-            return body;
-        }
-        assert!(Instant::now() < deadline, "{path} stays {got}: {body}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    let reply = client::becomes(address, path, status).await;
+    serde_json::from_str(&reply.body).unwrap()
 }
 
 /// A backend that waits for a permit before its first change.
@@ -215,14 +246,7 @@ async fn a_node_that_leaves_is_healthy_only_for_livez() {
     let folder = manifests();
     let file = folder.path().join("node.yaml");
     std::fs::write(&file, node("n1", "")).unwrap();
-    let source = Source::Standalone {
-        origin: control_plane::Origin::Manifests(folder.path().to_owned()),
-        status: None,
-        external_ips: ExternalIps::All,
-        reserved: Vec::new(),
-        excepted: Vec::new(),
-        proxying: Proxying::default(),
-    };
+    let source = standalone(&folder, None);
     let agent = app::build(config("n1", source)).await.unwrap();
     let address = agent.healthz_addr.unwrap();
     let body = becomes(address, "/healthz?verbose", 200).await;
@@ -242,39 +266,18 @@ async fn a_node_that_leaves_is_healthy_only_for_livez() {
 async fn a_standalone_agent_is_in_sync_and_says_so() {
     let folder = manifests();
     std::fs::write(folder.path().join("node.yaml"), node("n1", "")).unwrap();
-    let source = Source::Standalone {
-        origin: control_plane::Origin::Manifests(folder.path().to_owned()),
-        status: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
-        external_ips: ExternalIps::All,
-        reserved: Vec::new(),
-        excepted: Vec::new(),
-        proxying: Proxying::default(),
-    };
+    let source = standalone(&folder, Some(ANY));
     let agent = app::build(config("n1", source)).await.unwrap();
     let report = reported(&agent, in_sync).await;
     assert_eq!((report.counts.services, report.counts.endpoints), (1, 2));
-    let status = format!("http://{}", agent.status_addr.unwrap());
-    let mut client = StatusServiceClient::connect(status).await.unwrap();
-    let watch = client
-        .watch_fleet(pb::GetFleetRequest::default())
-        .await
-        .unwrap();
-    let mut watch = watch.into_inner();
-    let in_sync = async {
-        while let Some(fleet) = watch.message().await.unwrap() {
-            let node = fleet.nodes.iter().find(|node| node.name == "n1");
-            if node.is_some_and(|node| node.state() == pb::NodeState::InSync) {
-                return;
-            }
-        }
-    };
-    tokio::time::timeout(DEADLINE, in_sync).await.unwrap();
+    told(&agent, |fleet| {
+        let mut nodes = fleet.nodes.iter();
+        nodes.find(|node| node.name == "n1" && node.state() == pb::NodeState::InSync)?;
+        Some(())
+    })
+    .await;
     let reports = agent.reports();
-    agent.shutdown_token().cancel();
-    tokio::time::timeout(DEADLINE, agent.wait())
-        .await
-        .unwrap()
-        .unwrap();
+    ended(agent).await;
     assert!(
         reports.has_changed().is_err(),
         "the engine has ended as well"
@@ -285,33 +288,15 @@ async fn a_standalone_agent_is_in_sync_and_says_so() {
 #[tokio::test]
 async fn an_agent_of_no_node_is_not_in_sync() {
     let folder = manifests();
-    let source = Source::Standalone {
-        origin: control_plane::Origin::Manifests(folder.path().to_owned()),
-        status: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
-        external_ips: ExternalIps::All,
-        reserved: Vec::new(),
-        excepted: Vec::new(),
-        proxying: Proxying::default(),
-    };
+    let source = standalone(&folder, Some(ANY));
     let agent = app::build(config("n1x", source)).await.unwrap();
-    let status = format!("http://{}", agent.status_addr.unwrap());
-    let mut client = StatusServiceClient::connect(status).await.unwrap();
-    let watch = client
-        .watch_fleet(pb::GetFleetRequest::default())
+    let until = async |state: pb::NodeState| {
+        told(&agent, |fleet| {
+            let mut nodes = fleet.nodes.into_iter();
+            let node = nodes.find(|node| node.name == "n1x" && node.state() == state)?;
+            Some(node.last_error)
+        })
         .await
-        .unwrap();
-    let mut watch = watch.into_inner();
-    let mut until = async |state: pb::NodeState| {
-        let found = async {
-            loop {
-                let fleet = watch.message().await.unwrap().unwrap();
-                let node = fleet.nodes.into_iter().find(|node| node.name == "n1x");
-                if let Some(node) = node.filter(|node| node.state() == state) {
-                    return node.last_error;
-                }
-            }
-        };
-        tokio::time::timeout(DEADLINE, found).await.unwrap()
     };
     // Manifests need not name nodes.
     until(pb::NodeState::InSync).await;
@@ -342,11 +327,8 @@ async fn a_dead_agent_holds_nothing_for_sure() {
     let described = async |done: fn(&[pb::NodeServiceStatus]) -> bool| {
         let deadline = Instant::now() + DEADLINE;
         loop {
-            let request = pb::DescribeServiceRequest {
-                namespace: "shop".to_owned(),
-                name: "web".to_owned(),
-            };
-            let answer = server.describe_service(tonic::Request::new(request)).await;
+            let request = tonic::Request::new(shop("web"));
+            let answer = server.describe_service(request).await;
             let nodes = answer.unwrap().into_inner().nodes;
             if done(&nodes) {
                 return nodes;
@@ -375,14 +357,7 @@ async fn a_dead_agent_holds_nothing_for_sure() {
 async fn h_the_latency_of_a_change_is_measured_and_told() {
     let folder = manifests();
     std::fs::write(folder.path().join("node.yaml"), node("n1", "")).unwrap();
-    let source = Source::Standalone {
-        origin: kp_controlplane::app::Origin::Manifests(folder.path().to_owned()),
-        status: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
-        external_ips: ExternalIps::All,
-        reserved: Vec::new(),
-        excepted: Vec::new(),
-        proxying: Proxying::default(),
-    };
+    let source = standalone(&folder, Some(ANY));
     let agent = app::build(config("n1", source)).await.unwrap();
     reported(&agent, in_sync).await;
     let trigger = jiff::Timestamp::now();
@@ -405,29 +380,20 @@ async fn h_the_latency_of_a_change_is_measured_and_told() {
     let count = "kubeproxy_network_programming_duration_seconds_count{ip_family=\"IPv4\"} 1\n";
     assert!(metrics.contains(count), "{metrics}");
 
-    let status = format!("http://{}", agent.status_addr.unwrap());
-    let mut client = StatusServiceClient::connect(status).await.unwrap();
-    let watch = client
-        .watch_fleet(pb::GetFleetRequest::default())
-        .await
-        .unwrap();
-    let mut watch = watch.into_inner();
-    let told = async {
-        while let Some(mut fleet) = watch.message().await.unwrap() {
-            if let Some(told) = fleet.nodes.remove(0).network_programming {
-                return told;
-            }
-        }
-        panic!("the watch ended");
-    };
-    let told = tokio::time::timeout(DEADLINE, told).await.unwrap();
+    let told = told(&agent, |mut fleet| {
+        fleet.nodes.remove(0).network_programming
+    })
+    .await;
     assert_eq!(
         (told.count, told.last_ms, told.max_ms),
         (1, measured, measured)
     );
-    let (namespace, name) = ("shop".to_owned(), "web".to_owned());
-    let request = pb::DescribeServiceRequest { namespace, name };
-    let description = client.describe_service(request).await.unwrap().into_inner();
+    let mut client = status_client(&agent).await;
+    let description = client
+        .describe_service(shop("web"))
+        .await
+        .unwrap()
+        .into_inner();
     let change = description.nodes[0].last_change.unwrap();
     assert_eq!(change.latency_ms, measured);
     assert!(change.at_ms > 0 && change.at_ms <= description.now_ms);
@@ -440,14 +406,7 @@ async fn a_control_plane_may_come_and_go() {
     let folder = manifests();
     let address = unused();
     let plane = Mortal::start(folder.path(), address);
-    let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
-    let source = Source::ControlPlane {
-        list: None,
-        endpoints: vec![endpoint],
-        tls: None,
-        server_name: None,
-        token: None,
-    };
+    let source = dialling(&[address]);
     let agent = app::build(config("n1", source)).await.unwrap();
     let before = reported(&agent, in_sync).await;
     let mut connection = agent.connection();
@@ -505,14 +464,7 @@ async fn a_restart_beside_a_broken_folder_keeps_everything_and_says_so() {
     let small = folder.path().join("small.yaml");
     std::fs::write(&small, services(ALL - 2..ALL)).unwrap();
     let start = async || {
-        let source = Source::Standalone {
-            origin: control_plane::Origin::Manifests(folder.path().to_owned()),
-            status: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
-            external_ips: ExternalIps::All,
-            reserved: Vec::new(),
-            excepted: Vec::new(),
-            proxying: Proxying::default(),
-        };
+        let source = standalone(&folder, Some(ANY));
         let mut config = config("n1", source);
         config.cache_dir = Some(cache.path().to_owned());
         app::build(config).await.unwrap()
@@ -573,23 +525,11 @@ async fn a_restart_beside_a_broken_folder_keeps_everything_and_says_so() {
 
 /// The only node of a standalone agent, once it says that it keeps something.
 async fn becomes_held(agent: &app::Bound) -> pb::NodeStatus {
-    let status = format!("http://{}", agent.status_addr.unwrap());
-    let mut client = StatusServiceClient::connect(status).await.unwrap();
-    let watch = client
-        .watch_fleet(pb::GetFleetRequest::default())
-        .await
-        .unwrap();
-    let mut watch = watch.into_inner();
-    let held = async {
-        while let Some(mut fleet) = watch.message().await.unwrap() {
-            let node = fleet.nodes.remove(0);
-            if node.state() == pb::NodeState::Holding {
-                return node;
-            }
-        }
-        panic!("the watch ended");
-    };
-    tokio::time::timeout(DEADLINE, held).await.unwrap()
+    told(agent, |mut fleet| {
+        let node = fleet.nodes.remove(0);
+        (node.state() == pb::NodeState::Holding).then_some(node)
+    })
+    .await
 }
 
 /// Seen: two control planes with different folders; failing over deleted 991 of 1,001 Services.
@@ -600,18 +540,10 @@ async fn failing_over_to_a_control_plane_with_another_folder_deletes_nothing() {
         std::fs::write(folder.path().join("shop.yaml"), text).unwrap();
         folder
     });
-    let first = Mortal::start(one.path(), SocketAddr::from(([127, 0, 0, 1], 0)));
+    let first = Mortal::start(one.path(), ANY);
     // Nobody listens there until the agent has found the first.
     let address = unused();
-    let endpoints = [first.address, address]
-        .map(|address| Endpoint::from_shared(format!("http://{address}")).unwrap());
-    let source = Source::ControlPlane {
-        list: None,
-        endpoints: endpoints.into(),
-        tls: None,
-        server_name: None,
-        token: None,
-    };
+    let source = dialling(&[first.address, address]);
     let agent = app::build(config("n1", source)).await.unwrap();
     let report = reported(&agent, in_sync).await;
     assert_eq!((report.counts.services, report.keeps), (100, None));
@@ -696,14 +628,7 @@ async fn a25_health_checks_change_after_the_kernel() {
     let folder = manifests();
     let file = folder.path().join("lb.yaml");
     std::fs::write(&file, checked(port, true)).unwrap();
-    let source = Source::Standalone {
-        origin: control_plane::Origin::Manifests(folder.path().to_owned()),
-        status: None,
-        external_ips: ExternalIps::All,
-        reserved: Vec::new(),
-        excepted: Vec::new(),
-        proxying: Proxying::default(),
-    };
+    let source = standalone(&folder, None);
     let broken = Arc::new(AtomicBool::new(false));
     let asked = broken.clone();
     let side = move |_| Box::new(Breakable(asked.clone(), Noop::default())) as Box<dyn Side>;
@@ -713,8 +638,8 @@ async fn a25_health_checks_change_after_the_kernel() {
     let agent = app::build_with(config, backend).await.unwrap();
     reported(&agent, in_sync).await;
     let address = SocketAddr::from(([127, 0, 0, 1], port));
-    let ready = listening(address, "/healthz").await;
-    assert_eq!((ready.0, &ready.1["localEndpoints"]), (200, &1.into()));
+    let ready = becomes(address, "/healthz", 200).await;
+    assert_eq!(ready["localEndpoints"], 1);
 
     broken.store(true, Ordering::SeqCst);
     std::fs::write(&file, checked(port, false)).unwrap();
@@ -730,16 +655,6 @@ async fn a25_health_checks_change_after_the_kernel() {
     );
 }
 
-/// Waits until somebody listens.
-async fn listening(address: SocketAddr, path: &str) -> (u16, serde_json::Value) {
-    let deadline = Instant::now() + DEADLINE;
-    while TcpStream::connect(address).await.is_err() {
-        assert!(Instant::now() < deadline, "nobody listens on {address}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    get(address, path).await
-}
-
 /// A25: the administrator sees which Service's health check cannot be opened.
 #[tokio::test]
 async fn a25_a_taken_port_is_in_the_status_of_the_node() {
@@ -748,43 +663,22 @@ async fn a25_a_taken_port_is_in_the_status_of_the_node() {
     let folder = manifests();
     std::fs::write(folder.path().join("lb.yaml"), checked(port, true)).unwrap();
     std::fs::write(folder.path().join("node.yaml"), node("n1", "")).unwrap();
-    let source = Source::Standalone {
-        origin: control_plane::Origin::Manifests(folder.path().to_owned()),
-        status: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
-        external_ips: ExternalIps::All,
-        reserved: Vec::new(),
-        excepted: Vec::new(),
-        proxying: Proxying::default(),
-    };
+    let source = standalone(&folder, Some(ANY));
     let mut config = config("n1", source);
     config.node_settings.nodeport_addresses = vec!["127.0.0.1/32".parse().unwrap()];
     let agent = app::build(config).await.unwrap();
     let report = reported(&agent, |report| !report.failures.is_empty()).await;
     assert!(in_sync(&report), "the Service itself is served");
-    let status = format!("http://{}", agent.status_addr.unwrap());
-    let mut client = StatusServiceClient::connect(status).await.unwrap();
-    let watch = client
-        .watch_fleet(pb::GetFleetRequest::default())
-        .await
-        .unwrap();
-    let mut watch = watch.into_inner();
-    let failure = async {
-        loop {
-            let fleet = watch.message().await.unwrap().unwrap();
-            let reports = fleet.nodes.into_iter().filter_map(|node| node.report);
-            if let Some(failure) = reports.flat_map(|report| report.failures).next() {
-                return failure;
-            }
-        }
-    };
-    let failure = tokio::time::timeout(DEADLINE, failure).await.unwrap();
+    let failure = told(&agent, |fleet| {
+        let reports = fleet.nodes.into_iter().filter_map(|node| node.report);
+        reports.flat_map(|report| report.failures).next()
+    })
+    .await;
     assert_eq!(failure.key.unwrap().name, "lb");
     let reason = format!("health check node port {port}: cannot listen on 127.0.0.1");
     assert!(failure.degraded && failure.reason.starts_with(&reason));
-    let described = client.describe_service(pb::DescribeServiceRequest {
-        namespace: "shop".into(),
-        name: "lb".into(),
-    });
+    let mut client = status_client(&agent).await;
+    let described = client.describe_service(shop("lb"));
     let nodes = described.await.unwrap().into_inner().nodes;
     assert!(nodes[0].programmed, "{nodes:?}");
     let degraded = format!("degraded: {}", failure.reason);
@@ -797,14 +691,7 @@ async fn a25_a_taken_port_is_in_the_status_of_the_node() {
 #[tokio::test]
 async fn g5_metrics_and_health_are_served_over_ipv6() {
     let folder = manifests();
-    let source = Source::Standalone {
-        origin: control_plane::Origin::Manifests(folder.path().to_owned()),
-        status: None,
-        external_ips: ExternalIps::All,
-        reserved: Vec::new(),
-        excepted: Vec::new(),
-        proxying: Proxying::default(),
-    };
+    let source = standalone(&folder, None);
     let loopback = SocketAddr::new("::1".parse().unwrap(), 0);
     let mut config = config("n1", source);
     (config.healthz, config.metrics) = (Some(loopback), Some(loopback));

@@ -2,8 +2,9 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::process::{Child, ChildStderr, Command, Output, Stdio};
+use std::process::{ChildStderr, Command, Output, Stdio};
 
+use kplane_rig::process::Process;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
@@ -79,7 +80,7 @@ fn folder(fields: &str) -> (TempDir, String, String) {
 
 /// An agent that runs, and its log.
 struct Running {
-    child: Child,
+    child: Process,
     log: std::io::Lines<BufReader<ChildStderr>>,
 }
 
@@ -87,12 +88,16 @@ impl Running {
     /// Standalone, without a kernel.
     fn start(config: &str, manifests: &str, flags: &[&str]) -> Self {
         let own = ["--standalone", "--manifests", manifests, "--backend=noop"];
-        let mut child = binary(&own)
+        let mut command = binary(&own);
+        command
             .args(["--status-bind-address=", "--cache-dir=", "--config", config])
             .args(flags)
-            .env("NODE_NAME", "of-environment")
-            .spawn()
-            .unwrap();
+            .env("NODE_NAME", "of-environment");
+        Self::spawn(command)
+    }
+
+    fn spawn(command: Command) -> Self {
+        let mut child = Process::start(command).unwrap();
         let log = BufReader::new(child.stderr.take().unwrap()).lines();
         Self { child, log }
     }
@@ -110,21 +115,9 @@ impl Running {
     }
 
     fn stop(mut self) {
-        kill(
-            Pid::from_raw(self.child.id().try_into().unwrap()),
-            Signal::SIGTERM,
-        )
-        .unwrap();
+        self.child.signal(Signal::SIGTERM).unwrap();
         self.until("the rules stay");
         assert_eq!(self.child.wait().unwrap().code(), Some(0));
-    }
-}
-
-impl Drop for Running {
-    /// A test that fails leaves nothing behind.
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -216,17 +209,15 @@ fn i5_init_only_ends() {
 #[test]
 fn i1_i2_kube_proxys_command_line_starts_an_agent() {
     let (_folder, config, _) = folder("mode: ipvs\nhealthzBindAddress: 127.0.0.1:0\n");
-    let mut child = binary(&["--config", &config, "--hostname-override=Node-7", "--v=2"])
+    let mut command = binary(&["--config", &config, "--hostname-override=Node-7", "--v=2"]);
+    command
         .args([
             "--backend=noop",
             "--iptables-masquerade-bit=3",
             "--cache-dir=",
         ])
-        .env("KPLANE_CONTROL_PLANE", "http://127.0.0.1:1")
-        .spawn()
-        .unwrap();
-    let log = BufReader::new(child.stderr.take().unwrap()).lines();
-    let mut agent = Running { child, log };
+        .env("KPLANE_CONTROL_PLANE", "http://127.0.0.1:1");
+    let mut agent = Running::spawn(command);
     let lines = agent.until("agent starts").join("\n");
     for text in [
         "node=node-7",

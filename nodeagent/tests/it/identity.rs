@@ -56,10 +56,7 @@ impl Certs {
     }
 
     fn pair(&self, name: &str) -> KeyPair {
-        KeyPair {
-            certificate: self.file(&format!("{name}.crt")),
-            key: self.file(&format!("{name}.key")),
-        }
+        KeyPair::in_folder(self.0.path(), name)
     }
 
     fn server(&self) -> ServerFiles {

@@ -68,6 +68,10 @@ impl Volume {
     fn file(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
+
+    fn pair(&self, name: &str) -> KeyPair {
+        KeyPair::in_folder(&self.folder, name)
+    }
 }
 
 /// An authority, with certificates for the control plane, two nodes and a user.
@@ -93,11 +97,7 @@ impl Certs {
     }
 
     fn pair(&self, name: &str) -> KeyPair {
-        let file = |kind| self.0.path().join(format!("{name}.{kind}"));
-        KeyPair {
-            certificate: file("crt"),
-            key: file("key"),
-        }
+        KeyPair::in_folder(self.0.path(), name)
     }
 
     fn read(&self, name: &str) -> Vec<u8> {
@@ -130,15 +130,11 @@ impl Plane {
         fs::write(manifests.join("web.yaml"), service).unwrap();
         write_endpoint(&manifests, 1);
         let any = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
-        let pair = KeyPair {
-            certificate: files.file("server.crt"),
-            key: files.file("server.key"),
-        };
         let bound = control_plane::build(control_plane::Config {
             agent_listen: any,
             status_listen: any,
             protection: control_plane::Protection::Files(ServerFiles {
-                pair,
+                pair: files.pair("server"),
                 client_authorities: Some(files.file("ca.crt")),
             }),
             identity,
@@ -446,10 +442,7 @@ impl Stage {
             let files = [pair.certificate, pair.key, of_agent.file("ca.crt")];
             names.into_iter().zip(files).collect::<Vec<_>>()
         };
-        let own = KeyPair {
-            certificate: of_agent.file("n1.crt"),
-            key: of_agent.file("n1.key"),
-        };
+        let own = of_agent.pair("n1");
         let agents = [
             agent(&plane, "n1", relay.address, &flags(own)).await,
             agent(&plane, "n2", plane.agents(), &flags(old.pair("nodes/n2"))).await,

@@ -1,5 +1,6 @@
 //! Helpers of several tests.
 
+use std::ffi::OsString;
 use std::path::Path;
 
 use clap::Parser as _;
@@ -14,16 +15,24 @@ pub(crate) async fn agent_of(line: Vec<String>) -> app::Bound {
 
 /// The same with a cache file in a folder.
 pub(crate) async fn agent_with_cache(line: Vec<String>, cache: Option<&Path>) -> app::Bound {
+    let config = Config {
+        cache_dir: cache.map(Path::to_owned),
+        ..config_of(line)
+    };
+    app::build(config).await.unwrap()
+}
+
+/// An agent that programs nothing, without a cache and without ports of its own.
+pub(crate) fn config_of(line: impl IntoIterator<Item: Into<OsString> + Clone>) -> Config {
     let checked = Flags::try_parse_from(line).unwrap().check().unwrap();
     let Task::Run(config) = checked.task else {
         panic!("not an agent");
     };
-    let config = Config {
+    Config {
         backend: Kind::Noop,
         healthz: None,
         metrics: None,
-        cache_dir: cache.map(Path::to_owned),
+        cache_dir: None,
         ..*config
-    };
-    app::build(config).await.unwrap()
+    }
 }

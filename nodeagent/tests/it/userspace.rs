@@ -8,10 +8,11 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use kplane_rig::loopback::unused;
+use kplane_rig::process::Process;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -75,23 +76,13 @@ fn write_service(folder: &Path, node_port: u16, endpoints: &[SocketAddr]) {
     std::fs::rename(new, file).unwrap();
 }
 
-/// The program, which ends with the test.
-struct Agent(Child);
-
-impl Drop for Agent {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// Starts the program, as nobody if the test may do so.
-fn start(folder: &Path, manifests: &Path) -> Agent {
+fn start(folder: &Path, manifests: &Path) -> Process {
     start_with(folder, manifests, &[])
 }
 
 /// The same with more flags.
-fn start_with(folder: &Path, manifests: &Path, flags: &[String]) -> Agent {
+fn start_with(folder: &Path, manifests: &Path, flags: &[String]) -> Process {
     let program = program(folder, manifests);
     run(Command::new(program), folder, manifests, flags)
 }
@@ -113,7 +104,7 @@ fn program(folder: &Path, manifests: &Path) -> PathBuf {
 }
 
 /// Runs the program, which `command` names.
-fn run(mut command: Command, folder: &Path, manifests: &Path, flags: &[String]) -> Agent {
+fn run(mut command: Command, folder: &Path, manifests: &Path, flags: &[String]) -> Process {
     command.args([
         "--standalone",
         "--backend",
@@ -138,7 +129,7 @@ fn run(mut command: Command, folder: &Path, manifests: &Path, flags: &[String]) 
     if nix::unistd::geteuid().is_root() {
         command.uid(NOBODY).gid(NOBODY);
     }
-    Agent(command.spawn().unwrap())
+    Process::start(command).unwrap()
 }
 
 /// Returns the address at which the file lists a port of the Service.

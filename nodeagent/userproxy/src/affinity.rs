@@ -81,10 +81,7 @@ mod tests {
     use super::*;
 
     fn endpoint(last: u8) -> EndpointAddr {
-        EndpointAddr {
-            ip: IpAddr::from([10, 0, 0, last]),
-            port: 80,
-        }
+        EndpointAddr::new([10, 0, 0, last], 80)
     }
 
     fn client(last: u8) -> IpAddr {

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use kplane_model::{
     DesiredKey, DesiredObject, Family, IpvsScheduler, KeyParts, LocalEndpoint, LocalEndpoints,
     NodeFacts, Protocol, ServiceKey, ServiceName, ServicePort, ServiceProgram, TrafficPolicy,
+    shared,
 };
 use prost::Message;
 
@@ -164,8 +165,8 @@ impl TryFrom<pb::ServiceKey> for ServiceKey {
             return Err(ConvertError::new("key", "namespace and name are needed"));
         }
         Ok(Self::from(KeyParts {
-            service: ServiceName::new(&key.namespace, &key.name),
-            port_name: key.port_name.into(),
+            service: ServiceName::of(shared(&key.namespace), key.name.into()),
+            port_name: shared(&key.port_name),
             protocol: protocol(key.protocol)?,
             family: family(key.family)?,
         }))

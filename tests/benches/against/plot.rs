@@ -1,21 +1,23 @@
 //! The plot: four panels over the number of Services, on logarithmic scales, as SVG.
 
-use std::fmt::Write as _;
+use std::iter;
+
+use anyhow::Result;
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::against::contender::Contender;
 use crate::against::measure::{Row, percentile};
 use crate::against::report::time;
 
-/// Of the whole picture and of a panel's plane, in pixels.
-const WIDTH: f64 = 920.0;
-const HEIGHT: f64 = 716.0;
-const PLANE_WIDTH: f64 = 330.0;
-const PLANE_HEIGHT: f64 = 210.0;
-/// Corners of the planes.
-const LEFT: [f64; 2] = [80.0, 540.0];
-const TOP: [f64; 2] = [112.0, 426.0];
-/// Height of a label, and so the least distance between two.
-const LABEL: f64 = 13.0;
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+const DARK: RGBColor = RGBColor(0x22, 0x22, 0x22);
+const GREY: RGBColor = RGBColor(0x55, 0x55, 0x55);
+const FAINT: RGBColor = RGBColor(0xdd, 0xdd, 0xdd);
+/// Height of a label, and so the least distance between two, in pixels.
+const LABEL: i32 = 14;
 
 /// One quantity.
 struct Panel {
@@ -52,97 +54,48 @@ fn seconds(value: f64) -> String {
 }
 
 /// Readable on white and on dark, also by those who see no red: the shade differs too.
-fn colour(contender: Contender) -> &'static str {
+fn colour(contender: Contender) -> RGBColor {
     match contender {
-        Contender::KubeProxyNftables => "#b3421f",
-        Contender::KubeProxyIptables => "#e09f3e",
-        Contender::KubeProxyIptablesLegacy => "#8a6d3b",
-        Contender::KplaneStandalone => "#1f6fb3",
-        Contender::Kplane => "#3ba3a0",
-        Contender::KplaneIptables => "#6a4fb3",
-        Contender::KplaneIptablesLegacy => "#9a8fd0",
-        Contender::KplaneUserspace => "#4f8f3a",
+        Contender::KubeProxyNftables => RGBColor(0xb3, 0x42, 0x1f),
+        Contender::KubeProxyIptables => RGBColor(0xe0, 0x9f, 0x3e),
+        Contender::KubeProxyIptablesLegacy => RGBColor(0x8a, 0x6d, 0x3b),
+        Contender::KplaneStandalone => RGBColor(0x1f, 0x6f, 0xb3),
+        Contender::Kplane => RGBColor(0x3b, 0xa3, 0xa0),
+        Contender::KplaneIptables => RGBColor(0x6a, 0x4f, 0xb3),
+        Contender::KplaneIptablesLegacy => RGBColor(0x9a, 0x8f, 0xd0),
+        Contender::KplaneUserspace => RGBColor(0x4f, 0x8f, 0x3a),
     }
 }
 
-/// A logarithmic scale from a pixel to another.
-struct Scale {
-    from: f64,
-    to: f64,
-    pixels: (f64, f64),
-}
-
-impl Scale {
-    /// From the power of ten below the smallest to that above the largest.
-    fn of(values: impl Iterator<Item = f64> + Clone, pixels: (f64, f64)) -> Self {
-        let positive = values.filter(|value| *value > 0.0);
-        let least = positive.clone().fold(f64::INFINITY, f64::min);
-        let most = positive.fold(0.0, f64::max);
-        if most == 0.0 {
-            return Self {
-                from: 0.0,
-                to: 1.0,
-                pixels,
-            };
-        }
-        let (from, to) = (least.log10().floor(), most.log10().ceil());
-        Self {
-            from,
-            to: to.max(from + 1.0),
-            pixels,
-        }
-    }
-
-    fn at(&self, value: f64) -> f64 {
-        let share = (value.log10() - self.from) / (self.to - self.from);
-        self.pixels.0 + share.clamp(0.0, 1.0) * (self.pixels.1 - self.pixels.0)
-    }
-
-    /// The powers of ten.
-    fn ticks(&self) -> impl Iterator<Item = f64> + use<> {
-        let (mut exponent, to) = (self.from, self.to);
-        std::iter::from_fn(move || {
-            let tick = (exponent <= to).then(|| 10f64.powf(exponent));
-            exponent += 1.0;
-            tick
-        })
-    }
+/// Letters placed by the left end of their middle.
+fn letters(size: i32, colour: RGBColor) -> TextStyle<'static> {
+    let style = ("sans-serif", size).into_font().color(&colour);
+    style.pos(Pos::new(HPos::Left, VPos::Center))
 }
 
 /// The picture.
-pub(crate) fn svg(rows: &[Row], subtitle: &str) -> String {
-    let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{HEIGHT}\" \
-         viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" font-size=\"12\">\n\
-         <rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n"
-    );
-    text(
-        &mut out,
-        (LEFT[0] - 60.0, 28.0),
-        "font-size=\"17\" fill=\"#222\"",
-        "kplane and kube-proxy on one node, one API server",
-    );
-    text(&mut out, (LEFT[0] - 60.0, 48.0), "fill=\"#555\"", subtitle);
-    let mut x = LEFT[0] - 60.0;
-    for contender in shown(rows) {
-        let _ = writeln!(
-            out,
-            "<circle cx=\"{x}\" cy=\"65\" r=\"5\" fill=\"{}\"/>",
-            colour(contender)
-        );
-        text(
-            &mut out,
-            (x + 10.0, 69.0),
-            "fill=\"#222\"",
+pub(crate) fn svg(rows: &[Row], subtitle: &str) -> Result<String> {
+    let mut out = String::new();
+    let root = SVGBackend::with_string(&mut out, (920, 716)).into_drawing_area();
+    root.fill(&WHITE)?;
+    let (head, body) = root.split_vertically(84);
+    let title = "kplane and kube-proxy on one node, one API server";
+    head.draw(&Text::new(title, (20, 22), letters(21, DARK)))?;
+    head.draw(&Text::new(subtitle, (20, 44), letters(15, GREY)))?;
+    for (contender, x) in shown(rows).zip((26..).step_by(180)) {
+        head.draw(&Circle::new((x, 65), 5, colour(contender).filled()))?;
+        head.draw(&Text::new(
             contender.name(),
-        );
-        x += 180.0;
+            (x + 10, 65),
+            letters(15, DARK),
+        ))?;
     }
-    for (index, panel) in PANELS.iter().enumerate() {
-        draw(&mut out, panel, rows, (LEFT[index % 2], TOP[index / 2]));
+    for (area, panel) in body.split_evenly((2, 2)).iter().zip(&PANELS) {
+        draw(area, panel, rows)?;
     }
-    out.push_str("</svg>\n");
-    out
+    root.present()?;
+    drop((head, body, root));
+    Ok(out)
 }
 
 fn shown(rows: &[Row]) -> impl Iterator<Item = Contender> {
@@ -150,105 +103,66 @@ fn shown(rows: &[Row]) -> impl Iterator<Item = Contender> {
     all.filter(|contender| rows.iter().any(|row| row.contender == *contender))
 }
 
-/// Of a panel.
-struct Scales {
-    across: Scale,
-    up: Scale,
+/// The least and the largest that a logarithmic scale can show.
+fn extent(values: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
+    let positive = values.filter(|value| *value > 0.0);
+    let least = positive.clone().reduce(f64::min).unwrap_or(1.0);
+    (least, positive.reduce(f64::max).unwrap_or(1.0))
 }
 
-fn draw(out: &mut String, panel: &Panel, rows: &[Row], (left, top): (f64, f64)) {
-    let services = || rows.iter().map(|row| f64::from(row.services));
-    let least = services().fold(f64::INFINITY, f64::min).log10();
-    let most = services().fold(0.0, f64::max).log10();
-    let scales = Scales {
-        // Room at both ends, so that points do not sit on the frame.
-        across: Scale {
-            from: least - 0.1,
-            to: most.max(least + 0.1) + 0.1,
-            pixels: (left, left + PLANE_WIDTH - 60.0),
-        },
-        up: Scale::of(rows.iter().map(panel.value), (top + PLANE_HEIGHT, top)),
-    };
-    let style = "font-weight=\"bold\" fill=\"#222\"";
-    text(out, (left, top - 10.0), style, panel.title);
-    axes(out, panel, rows, &scales, (left, top));
-    lines(out, panel, rows, &scales);
-}
-
-fn axes(out: &mut String, panel: &Panel, rows: &[Row], scales: &Scales, (left, top): (f64, f64)) {
-    let (right, bottom) = (left + PLANE_WIDTH, top + PLANE_HEIGHT);
-    let end = "text-anchor=\"end\" fill=\"#555\"";
-    for tick in scales.up.ticks() {
-        let y = scales.up.at(tick);
-        line(out, (left, y), (right, y), "#dddddd", 1.0);
-        text(out, (left - 6.0, y + 4.0), end, &(panel.show)(tick));
-    }
-    let mut sizes: Vec<u32> = rows.iter().map(|row| row.services).collect();
+/// One panel.
+fn draw(area: &Area<'_>, panel: &Panel, rows: &[Row]) -> Result<()> {
+    let mut sizes: Vec<f64> = rows.iter().map(|row| f64::from(row.services)).collect();
     sizes.dedup();
-    for size in sizes {
-        let x = scales.across.at(f64::from(size));
-        let middle = "text-anchor=\"middle\" fill=\"#555\"";
-        line(out, (x, bottom), (x, bottom + 4.0), "#888888", 1.0);
-        text(out, (x, bottom + 18.0), middle, &size.to_string());
-    }
-    text(out, (right, bottom + 18.0), end, "Services");
-}
-
-fn lines(out: &mut String, panel: &Panel, rows: &[Row], scales: &Scales) {
-    let mut labels = Vec::new();
+    let (fewest, most) = extent(sizes.iter().copied());
+    // Room at both ends, so that points do not sit on the frame, and on the right for labels.
+    let room = (most / fewest).max(1.3);
+    let across = fewest / room.powf(0.05)..most * room.powf(0.3);
+    let (low, high) = extent(rows.iter().map(panel.value));
+    let low = low.log10().floor();
+    let high = high.log10().ceil().max(low + 1.0);
+    let exponents = iter::successors(Some(low), |exponent| Some(exponent + 1.0));
+    let tens = exponents.take_while(|exponent| *exponent <= high);
+    let up = 10f64.powf(low)..10f64.powf(high);
+    let mut chart = ChartBuilder::on(area)
+        .margin(12)
+        .set_label_area_size(LabelAreaPosition::Left, 64)
+        .set_label_area_size(LabelAreaPosition::Bottom, 40)
+        .caption(panel.title, ("sans-serif", 16, FontStyle::Bold, &DARK))
+        .build_cartesian_2d(
+            across.log_scale().with_key_points(sizes),
+            up.clone()
+                .log_scale()
+                .with_key_points(tens.map(|ten| 10f64.powf(ten)).collect()),
+        )?;
+    chart
+        .configure_mesh()
+        .disable_x_mesh()
+        .bold_line_style(FAINT)
+        .axis_style(FAINT)
+        .label_style(("sans-serif", 14, &GREY))
+        .x_desc("Services")
+        .x_label_formatter(&|size| size.to_string())
+        .y_label_formatter(&|value| (panel.show)(*value))
+        .draw()?;
+    let mut ends = Vec::new();
     for contender in shown(rows) {
-        let colour = colour(contender);
         let its = rows.iter().filter(|row| row.contender == contender);
-        let its: Vec<&Row> = its.collect();
-        let points: Vec<(f64, f64)> = its
-            .iter()
-            .map(|row| {
-                let x = scales.across.at(f64::from(row.services));
-                (x, scales.up.at((panel.value)(row)))
-            })
-            .collect();
-        for pair in points.windows(2) {
-            line(out, pair[0], pair[1], colour, 2.0);
-        }
-        for (x, y) in &points {
-            // Writing to a string does not fail.
-            let _ = writeln!(
-                out,
-                "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\" fill=\"{colour}\"/>"
-            );
-        }
-        if let (Some((x, y)), Some(row)) = (points.last(), its.last()) {
-            labels.push((*x, *y, (panel.show)((panel.value)(row)), colour));
-        }
+        let points = its.map(|row| (f64::from(row.services), (panel.value)(row).max(up.start)));
+        let colour = colour(contender);
+        ends.extend(points.clone().next_back().map(|end| (end, colour)));
+        let line = LineSeries::new(points, colour.filled().stroke_width(2));
+        chart.draw_series(line.point_size(4))?;
     }
-    place(out, labels);
-}
-
-/// Values at the ends of lines, moved apart where they would lie on each other.
-fn place(out: &mut String, mut labels: Vec<(f64, f64, String, &'static str)>) {
-    labels.sort_by(|a, b| b.1.total_cmp(&a.1));
-    let mut above = f64::INFINITY;
-    for (x, y, label, colour) in labels {
-        let y = y.min(above - LABEL);
-        above = y;
-        let style = format!("fill=\"{colour}\" font-weight=\"bold\"");
-        text(out, (x + 8.0, y + 4.0), &style, &label);
+    // Values at the ends of lines, moved apart where they would lie on each other.
+    ends.sort_by(|((_, a), _), ((_, b), _)| a.total_cmp(b));
+    let mut above = i32::MAX;
+    for (end, colour) in ends {
+        let y = chart.backend_coord(&end).1;
+        above = y.min(above - LABEL);
+        let style = letters(15, colour);
+        let label = Text::new((panel.show)(end.1), (8, above - y), style);
+        chart.draw_series([EmptyElement::at(end) + label])?;
     }
-}
-
-fn line(out: &mut String, from: (f64, f64), to: (f64, f64), colour: &str, width: f64) {
-    // Writing to a string does not fail.
-    let _ = writeln!(
-        out,
-        "<line x1=\"{:.1}\" y1=\"{:.1}\" x2=\"{:.1}\" y2=\"{:.1}\" stroke=\"{colour}\" stroke-width=\"{width}\"/>",
-        from.0, from.1, to.0, to.1
-    );
-}
-
-fn text(out: &mut String, (x, y): (f64, f64), style: &str, content: &str) {
-    let content = content.replace('&', "&amp;").replace('<', "&lt;");
-    let _ = writeln!(
-        out,
-        "<text x=\"{x:.1}\" y=\"{y:.1}\" {style}>{content}</text>"
-    );
+    Ok(())
 }

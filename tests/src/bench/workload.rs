@@ -1,6 +1,6 @@
 //! What the benchmarks fill a kernel with, and how they print times.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use kplane_model::{Endpoint, EndpointAddr, ServiceKey, ServicePort, TrafficPolicy};
@@ -9,10 +9,7 @@ use kplane_picture::publish::Published;
 /// Returns the endpoint with a number, ready.
 pub fn endpoint(n: u32) -> Endpoint {
     let ip = Ipv4Addr::from_bits(u32::from(Ipv4Addr::new(10, 128, 0, 0)) + n);
-    Endpoint::ready(EndpointAddr {
-        ip: IpAddr::V4(ip),
-        port: 8080,
-    })
+    Endpoint::ready(EndpointAddr::new(ip, 8080))
 }
 
 /// Returns the ClusterIP of a Service.

@@ -102,13 +102,9 @@ impl Places {
 /// # Errors
 /// The node has no certificate.
 pub fn identity(certs: &Path, node: &str) -> Result<std::sync::Arc<ClientConfig>> {
-    let pair = |kind: &str| certs.join(format!("nodes/{node}.{kind}"));
     let files = ClientFiles {
         authorities: certs.join("ca.crt"),
-        pair: Some(KeyPair {
-            certificate: pair("crt"),
-            key: pair("key"),
-        }),
+        pair: Some(KeyPair::in_folder(certs, &format!("nodes/{node}"))),
     };
     files
         .load()

@@ -2,10 +2,12 @@
 
 use std::process::Command;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
+use kplane_model::Family;
 use kplane_netlink::NfSocket;
 use kplane_rig::netns::NetNs;
 use kplane_rig::privilege::require_tool;
+use serde_json::Value;
 
 /// Runs `nft` with commands, such as `"flush ruleset"`, one in a line; returns what it prints.
 pub fn nft(ns: &NetNs, commands: &str) -> Result<String> {
@@ -18,6 +20,18 @@ pub fn run(ns: &NetNs, arguments: &[&str]) -> Result<String> {
     let mut command = Command::new("nft");
     command.args(arguments);
     ns.output(command)
+}
+
+/// Lists the objects of a family's table, as `nft` sees them.
+pub fn objects(ns: &NetNs, family: Family) -> Result<Vec<Value>> {
+    let table = match family {
+        Family::V4 => "ip",
+        Family::V6 => "ip6",
+    };
+    let text = run(ns, &["-j", "list", "table", table, "kplane"])?;
+    let mut listing: Value = serde_json::from_str(&text)?;
+    let objects = listing["nftables"].as_array_mut().context("no objects")?;
+    Ok(std::mem::take(objects))
 }
 
 /// Whether `nft` can load a ruleset of ours here: in one transaction, for which it needs a buffer

@@ -76,10 +76,7 @@ impl Ep {
     }
 
     fn model(&self, family: Family) -> Endpoint {
-        let addr = EndpointAddr {
-            ip: self.ips[family as usize],
-            port: self.port,
-        };
+        let addr = EndpointAddr::new(self.ips[family as usize], self.port);
         Endpoint {
             ready: self.ready,
             terminating: !self.ready,

@@ -3,11 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Result, ensure};
 
-use crate::cargo::output;
+use crate::cargo::files;
 
 /// The folder of the book, and the page that lists its pages.
 const BOOK: &str = "docs";
@@ -25,15 +24,7 @@ struct Document {
 
 /// Checks all Markdown files under version control, and that the book's list of pages is complete.
 pub(super) fn check(root: &Path) -> Result<()> {
-    let listed = [
-        "ls-files",
-        "--cached",
-        "--others",
-        "--exclude-standard",
-        "--",
-        "*.md",
-    ];
-    let listing = output(Command::new("git").args(listed).current_dir(root))?;
+    let listing = files(root, "*.md")?;
     let mut documents = BTreeMap::new();
     for file in listing.lines().filter(|file| root.join(file).exists()) {
         let text = fs::read_to_string(root.join(file))?;

@@ -2,11 +2,10 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::process::Command;
 
 use anyhow::{Result, ensure};
 
-use crate::cargo::output;
+use crate::cargo::files;
 
 /// The page that defines the invariants.
 const PAGE: &str = "ARCHITECTURE.md";
@@ -16,18 +15,7 @@ const MAX_LINES: usize = 500;
 
 /// Checks every Rust file that is under version control or would be.
 pub(super) fn check(root: &Path) -> Result<()> {
-    let listing = output(
-        Command::new("git")
-            .args([
-                "ls-files",
-                "--cached",
-                "--others",
-                "--exclude-standard",
-                "--",
-                "*.rs",
-            ])
-            .current_dir(root),
-    )?;
+    let listing = files(root, "*.rs")?;
     let page = std::fs::read_to_string(root.join(PAGE))?;
     let invariants = invariants(&page);
     let mut problems = Vec::new();

@@ -2,12 +2,11 @@
 //! check them.
 
 use std::path::Path;
-use std::process::Command;
 
 use anyhow::{Result, ensure};
 
 use super::literals::literals;
-use crate::cargo::output;
+use crate::cargo::files;
 
 /// Words with which no doc comment opens: what follows is a fragment that a reader has to decode.
 const OPENINGS: [&str; 23] = [
@@ -55,15 +54,7 @@ const UNCHECKED_MESSAGES: [&str; 1] = [
 
 /// Checks the comments and messages of all Rust files but tests and benchmarks.
 pub(super) fn check(root: &Path) -> Result<()> {
-    let args = [
-        "ls-files",
-        "--cached",
-        "--others",
-        "--exclude-standard",
-        "--",
-        "*.rs",
-    ];
-    let listing = output(Command::new("git").args(args).current_dir(root))?;
+    let listing = files(root, "*.rs")?;
     let is_code = |file: &&str| !file.contains("tests") && !file.contains("benches");
     let (mut all, mut fragments, mut dialect) = (0, Vec::new(), Vec::new());
     for file in listing

@@ -13,8 +13,8 @@ use super::limits::Queue;
 use super::write::{CREATE, Unwritten, Writer};
 use super::{Event, NodePicture, Picture};
 use crate::hub::Hub;
-use crate::peers::Served;
-use crate::traffic::Fate;
+use crate::peers::{Peers, Served};
+use crate::traffic::{EventCounts, Fate};
 
 /// Interval between two checks of the state.
 const LOOK: Duration = Duration::from_secs(5);
@@ -41,8 +41,13 @@ pub enum Scope {
     Node,
 }
 
-/// Writes events about the state of `hub` until it is shut down.
-pub async fn run(hub: Arc<Hub>, api: Arc<Api>, scope: Scope) {
+/// Writes events about the state of `hub` forever, and counts them.
+pub async fn run(
+    (hub, peers): (Arc<Hub>, Option<Arc<Peers>>),
+    api: Arc<Api>,
+    scope: Scope,
+    counts: Arc<EventCounts>,
+) {
     let machine = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let task = Task {
         announcer: Announcer::new(scope == Scope::Cluster),
@@ -52,12 +57,11 @@ pub async fn run(hub: Arc<Hub>, api: Arc<Api>, scope: Scope) {
         paused_until: Instant::now(),
         complained: Complained::default(),
         served: None,
-        hub: Arc::clone(&hub),
+        hub,
+        peers,
+        counts,
     };
-    tokio::select! {
-        () = task.run() => {}
-        () = hub.shutdown.cancelled() => {}
-    }
+    task.run().await;
 }
 
 /// Problems that were logged, so that each is logged once.
@@ -69,6 +73,9 @@ struct Complained {
 
 struct Task {
     hub: Arc<Hub>,
+    /// The other replicas, if this one asks any.
+    peers: Option<Arc<Peers>>,
+    counts: Arc<EventCounts>,
     announcer: Announcer,
     writer: Writer,
     queue: Queue,
@@ -101,7 +108,7 @@ impl Task {
             .as_ref()
             .is_none_or(|(at, _)| at.elapsed() >= ASK);
         let is_due = is_due && self.hub.fleet.any_gone();
-        if let Some(peers) = self.hub.peers.get().filter(|_| is_due) {
+        if let Some(peers) = self.peers.as_ref().filter(|_| is_due) {
             let served = peers.served().await;
             self.served = Some((Instant::now(), served));
         }
@@ -176,7 +183,7 @@ impl Task {
     }
 
     fn count(&self, fate: Fate, events: u64) {
-        self.hub.events.add(fate, events);
+        self.counts.add(fate, events);
     }
 
     /// Logs a problem once until writing succeeds again.

@@ -1,7 +1,6 @@
 //! Records of agents, and limits on their number.
 
-use std::time::SystemTime;
-
+use kplane_model::NodeFacts;
 use kplane_picture::admission::Admission;
 use kplane_picture::index::CliffGuard;
 use kplane_picture::publish::Publication;
@@ -38,17 +37,8 @@ fn begin(hub: &Arc<Hub>, node: &str) -> Result<Session, NotBegun> {
 }
 
 fn publish_node(hub: &Hub, name: &str) {
-    hub.store.publish(Publication {
-        services: Vec::new(),
-        nodes: vec![kplane_model::NodeFacts {
-            name: name.into(),
-            known: true,
-            ..Default::default()
-        }],
-        service_cidrs: None,
-        observed_at: SystemTime::now(),
-        triggers: Vec::new(),
-    });
+    let publication = Publication::sample(vec![], vec![NodeFacts::sample(name)]);
+    hub.store.publish(publication);
 }
 
 #[test]

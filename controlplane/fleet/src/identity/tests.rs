@@ -283,17 +283,11 @@ async fn the_agent_of_a_deleted_node_loses_its_stream_within_a_minute() {
     let hub = hub(kubernetes::NAME);
     let gate = Gate::open(&Config::default(), std::sync::Arc::clone(&hub), None).unwrap();
     let publish = |known| {
-        hub.store.publish(Publication {
-            services: Vec::new(),
-            nodes: vec![NodeFacts {
-                name: "n1".into(),
-                known,
-                ..NodeFacts::default()
-            }],
-            service_cidrs: None,
-            observed_at: SystemTime::now(),
-            triggers: Vec::new(),
-        });
+        let node = NodeFacts {
+            known,
+            ..NodeFacts::sample("n1")
+        };
+        hub.store.publish(Publication::sample(vec![], vec![node]));
     };
     publish(true);
     hub.store.set_synced();

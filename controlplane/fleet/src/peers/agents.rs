@@ -1,10 +1,11 @@
 //! Questions to agents that are connected to other replicas.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use kplane_model::NodeName;
 use kplane_proto::v1 as pb;
 use prost::Message as _;
@@ -12,39 +13,12 @@ use tokio::time::{Instant, timeout_at};
 use tonic::Status;
 
 use super::answer::Question;
-use super::{Collected, MAX_INSPECTED, MAX_REASON, Peers, describe};
+use super::{Collected, MAX_REASON, Peers, describe};
 use crate::fleet::label;
+use crate::inquiry::{ANSWERS_BYTES, Heard, Patience, Questions, Room};
 
 /// Time for which a replica is waited for beyond its agents' time.
 const SLACK: Duration = Duration::from_millis(500);
-
-/// Longest time to wait for agents.
-#[derive(Clone, Copy, Debug)]
-pub struct Patience {
-    /// For each of them.
-    pub each: Duration,
-    /// For all together.
-    pub within: Duration,
-}
-
-impl Patience {
-    /// Returns the patience that is the same for one agent and for all.
-    pub fn all(within: Duration) -> Self {
-        let each = within;
-        Self { each, within }
-    }
-}
-
-/// What an agent said.
-#[derive(Debug)]
-pub struct Heard {
-    /// The node.
-    pub node: NodeName,
-    /// Version of the agent; empty = not known.
-    pub version: String,
-    /// The answer, or the reason why there is none.
-    pub outcome: Result<pb::Inspection, String>,
-}
 
 fn millis(time: Duration) -> u32 {
     u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
@@ -56,11 +30,23 @@ impl Peers {
         self.collect(&Question::default()).await
     }
 
-    /// Asks agents that are connected to the replica at this address: one answer for each node.
+    /// Asks agents that are connected to the replicas at these addresses: one answer for each node.
     pub async fn agents(
         &self,
+        at: BTreeMap<SocketAddr, Questions>,
+        patience: Patience,
+    ) -> Vec<Heard> {
+        let asked = at.into_iter();
+        let asked = asked.map(|(address, nodes)| self.agents_at(address, nodes, patience));
+        let (heard, mut room) = (join_all(asked).await, Room::default());
+        let heard = heard.into_iter().flatten();
+        heard.map(|heard| room.fit(heard)).collect()
+    }
+
+    async fn agents_at(
+        &self,
         address: SocketAddr,
-        nodes: Vec<(NodeName, Arc<pb::Inspect>)>,
+        nodes: Questions,
         patience: Patience,
     ) -> Vec<Heard> {
         let _turn = self.turns.agents().await;
@@ -95,12 +81,8 @@ impl Peers {
             }
             Err(_) => format!("the replica {address} of the control plane did not answer in time"),
         };
-        let silent = open.into_iter().map(|node| Heard {
-            node,
-            version: String::new(),
-            outcome: Err(failure.clone()),
-        });
-        heard.extend(silent);
+        let silent = open.into_iter();
+        heard.extend(silent.map(|node| Heard::nothing(node, &*failure)));
         heard
     }
 
@@ -120,7 +102,7 @@ impl Peers {
         let mut bytes = 0;
         while let Some(asked) = stream.message().await.map_err(refused)? {
             bytes += asked.encoded_len();
-            if bytes > MAX_INSPECTED.1 {
+            if bytes > ANSWERS_BYTES {
                 return Err("its answer is too large".to_owned());
             }
             // An answer for a node that was not asked is none.

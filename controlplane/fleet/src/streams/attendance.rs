@@ -4,21 +4,20 @@
 use std::sync::Arc;
 
 use kplane_model::NodeName;
-
-use crate::hub::Hub;
+use kplane_picture::publish::Store;
 
 /// One stream; ends when the value is dropped.
 pub struct Attendance {
-    hub: Arc<Hub>,
+    store: Arc<Store>,
     node: NodeName,
 }
 
 impl Attendance {
     /// Registers a stream.
-    pub fn begin(hub: &Arc<Hub>, node: &NodeName) -> Self {
-        hub.store.attend(node);
+    pub fn begin(store: &Arc<Store>, node: &NodeName) -> Self {
+        store.attend(node);
         Self {
-            hub: Arc::clone(hub),
+            store: Arc::clone(store),
             node: node.clone(),
         }
     }
@@ -26,6 +25,6 @@ impl Attendance {
 
 impl Drop for Attendance {
     fn drop(&mut self) {
-        self.hub.store.leave(&self.node);
+        self.store.leave(&self.node);
     }
 }

@@ -95,7 +95,7 @@ pub(super) async fn run(
         }
     }
     let too_long = bound_hello(&mut hello);
-    let _attendance = Attendance::begin(&hub, &node);
+    let _attendance = Attendance::begin(&hub.store, &node);
     let begun = Session::begin(&hub.fleet, &node, &hello, peer.address);
     let (session, superseded, questions) = match begun {
         Ok(begun) => begun,

@@ -12,9 +12,8 @@ use kplane_picture::index::{PortView, ServiceDetail};
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
-use super::closing;
 use super::inquiry;
-use super::request::{MAX_NAME, bounded_names, known_node, unknown};
+use super::request::{MAX_NAME, detail_for};
 
 /// Maximum number of ServicePorts in a question.
 const PORTS: usize = 32;
@@ -40,16 +39,11 @@ pub(super) async fn ask(
     request: &pb::AffinityRequest,
     forget: bool,
 ) -> Result<pb::AffinityAnswer, Status> {
-    bounded_names(&[&request.namespace, &request.name, &request.node])?;
+    let node = request.node.as_str();
     let name = ServiceName::new(&request.namespace, &request.name);
     let client = client(&request.client, forget)?;
-    let detail = hub.detail(name.clone()).await.map_err(closing)?;
-    let detail = detail.ok_or_else(|| unknown(&name))?;
+    let detail = detail_for(hub, &name, node).await?;
     let ports = ports(&name, &detail, client)?;
-    let node = request.node.as_str();
-    if !node.is_empty() {
-        known_node(hub, node)?;
-    }
     let endpoints = (ALL_ENDPOINTS / ports.len().max(1)).min(ENDPOINTS);
     let left_out = ports
         .iter()
@@ -63,11 +57,10 @@ pub(super) async fn ask(
         }),
         ..pb::Inspect::default()
     };
-    let wanted = |of: &kplane_model::NodeName| node.is_empty() || **of == *node;
-    let answers = inquiry::ask(hub, peers, question, wanted, WITHIN).await;
+    let answers = inquiry::ask(hub, peers, question, node, WITHIN).await;
     Ok(pb::AffinityAnswer {
         endpoints_left_out: left_out as u64,
-        ..put_together(&ports, answers)
+        ..put_together(&ports, &answers)
     })
 }
 
@@ -154,18 +147,11 @@ fn port(view: &PortView, endpoints: usize) -> pb::AffinityPort {
     }
 }
 
-fn put_together(ports: &[&PortView], answers: inquiry::Answers) -> pb::AffinityAnswer {
-    let parts = answers.parts(|answer| answer.affinity, |affinity| &affinity.error);
-    let mut all = pb::AffinityAnswer {
-        asked: parts.asked,
-        answered: parts.answered.len() as u64,
-        silent: parts.silent,
-        more_silent: parts.more_silent,
-        missing_replicas: parts.missing,
-        ..pb::AffinityAnswer::default()
-    };
+fn put_together(ports: &[&PortView], answers: &inquiry::Answers) -> pb::AffinityAnswer {
+    let parts = answers.parts(|answer| answer.affinity.as_ref(), |known| &known.error);
+    let mut all = pb::AffinityAnswer::from(parts.asked);
     let mut clients = Vec::new();
-    for (node, affinity) in parts.answered {
+    for (node, affinity) in parts.told {
         all.more = all.more.saturating_add(affinity.more);
         if affinity.forgotten && all.forgotten.len() < NODES {
             all.forgotten.push(node.to_string());

@@ -1,7 +1,7 @@
 //! Connections that a node's agent tries for `kpctl why --try`: which, and what their outcomes mean.
 
 use kplane_fleet::fleet::label;
-use kplane_fleet::peers::NodeAnswer;
+use kplane_fleet::inquiry::Heard;
 use kplane_model::{Reason, Severity};
 use kplane_proto::v1 as pb;
 
@@ -26,6 +26,14 @@ struct Connection {
     through_service: bool,
     address: String,
     node: String,
+}
+
+/// Returns the connections that an agent has tried.
+pub(super) fn of(heard: &Heard) -> Result<&[pb::Attempt], String> {
+    heard.part(
+        |told| Some(&*told.attempts).filter(|tried| !tried.is_empty()),
+        |_| "",
+    )
 }
 
 /// Returns the answer for a Service without rules of a proxy.
@@ -78,23 +86,18 @@ impl Plan {
     pub(super) fn result(
         self,
         mut explanation: pb::Explanation,
-        answer: Result<NodeAnswer, String>,
+        tried: Result<&[pb::Attempt], String>,
     ) -> pb::TryResponse {
-        let (tried, failure) = match answer {
-            Ok(answer) => (answer.attempts, None),
-            Err(error) => (Vec::new(), Some(error)),
-        };
-        let missing = !self.connections.is_empty() && tried.is_empty();
-        let older = || "the agent is of an older version and does not try connections".to_owned();
-        let error = match (self.refused, missing) {
+        let error = match (self.refused, &tried) {
             (Some(refused), _) => refused.to_owned(),
-            (None, true) => failure.unwrap_or_else(older),
-            (None, false) => String::new(),
+            (None, Err(reason)) if !self.connections.is_empty() => reason.clone(),
+            (None, _) => String::new(),
         };
+        let tried = tried.unwrap_or_default();
         let node = explanation.node.clone();
         let attempts = self.connections.into_iter().zip(tried);
         let attempts: Vec<_> = attempts
-            .map(|(connection, attempt)| connection.tried(&attempt))
+            .map(|(connection, attempt)| connection.tried(attempt))
             .collect();
         let found = attempts.iter().filter_map(|tried| finding(tried, &node));
         explanation
@@ -196,11 +199,7 @@ mod tests {
             pb::AttemptOutcome::Refused,
             pb::AttemptOutcome::Silent,
         ];
-        let answer = NodeAnswer {
-            attempts: outcomes.map(attempt).to_vec(),
-            ..NodeAnswer::default()
-        };
-        let told = plan.result(explanation(), Ok(answer));
+        let told = plan.result(explanation(), Ok(&outcomes.map(attempt)));
         assert_eq!((told.error.as_str(), told.attempts.len()), ("", 3));
         let findings = told.explanation.unwrap().findings;
         let codes: Vec<_> = findings
@@ -212,16 +211,17 @@ mod tests {
 
     #[test]
     fn nothing_is_tried_without_a_reason() {
-        let error = |protocol, answer| {
+        let error = |protocol| {
             let plan = Plan::new(&explanation(), protocol, true);
-            plan.result(explanation(), answer).error
+            plan.result(explanation(), Err("gone".to_owned())).error
         };
-        let silent = || Ok(NodeAnswer::default());
-        assert!(error(pb::Protocol::Udp, silent()).contains("only TCP"));
-        assert!(error(pb::Protocol::Tcp, silent()).contains("older version"));
-        assert_eq!(error(pb::Protocol::Tcp, Err("gone".to_owned())), "gone");
+        assert!(error(pb::Protocol::Udp).contains("only TCP"));
+        assert_eq!(error(pb::Protocol::Tcp), "gone");
         let unasked = Plan::new(&explanation(), pb::Protocol::Tcp, false);
         assert!(unasked.addresses().is_empty());
-        assert_eq!(unasked.result(explanation(), silent()).error, "");
+        assert_eq!(
+            unasked.result(explanation(), Err("gone".to_owned())).error,
+            ""
+        );
     }
 }

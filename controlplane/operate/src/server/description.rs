@@ -1,12 +1,12 @@
 //! The description of one Service: its ports, its state on each node, and what is wrong.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use kplane_fleet::hub::Hub;
 use kplane_fleet::peers::Collected;
-use kplane_fleet::streams::questions::Answers;
 use kplane_model::{EndpointAddr, NodeFacts, NodeName, ServiceName};
 use kplane_picture::index::{PortView, ServiceDetail};
 use kplane_picture::publish::Followed;
@@ -25,7 +25,7 @@ pub(super) fn description(
     hub: &Hub,
     name: &ServiceName,
     detail: &ServiceDetail,
-    mut servers: Answers,
+    mut servers: BTreeMap<NodeName, pb::ServiceServers>,
     others: &Collected,
 ) -> pb::ServiceDescription {
     let picture = Picture::with(hub, others);

@@ -156,7 +156,7 @@ struct NodeFeed {
 impl NodeFeed {
     fn new(hub: &Arc<Hub>, request: pb::WatchNodeRequest) -> Self {
         Self {
-            _attendance: Attendance::begin(hub, &request.node_name.as_str().into()),
+            _attendance: Attendance::begin(&hub.store, &request.node_name.as_str().into()),
             node: request.node_name,
             resume: Some(request.resume),
             cursor: Cursor::at(0),

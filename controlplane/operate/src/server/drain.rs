@@ -12,7 +12,7 @@ use kplane_picture::index::{PortView, Selection};
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
-use super::request::{bounded_names, known_node, unknown};
+use super::request::{bounded_names, detail, known_node};
 use super::{closing, inquiry};
 
 /// Maximum number of endpoints in a question.
@@ -56,13 +56,13 @@ pub(super) async fn status(
     request: &pb::DrainStatusRequest,
 ) -> Result<pb::DrainStatus, Status> {
     let subject = Subject::of(hub, request).await?;
-    let status = pb::DrainStatus {
-        more: subject.more,
-        others: subject.others,
-        ..pb::DrainStatus::default()
-    };
+    let (more, others) = (subject.more, subject.others);
     if subject.found.is_empty() {
-        return Ok(status);
+        return Ok(pb::DrainStatus {
+            more,
+            others,
+            ..pb::DrainStatus::default()
+        });
     }
     let question = pb::Inspect {
         flows: Some(pb::FlowQuestion {
@@ -70,20 +70,17 @@ pub(super) async fn status(
         }),
         ..pb::Inspect::default()
     };
-    let answers = inquiry::ask(hub, peers, question, |_| true, WITHIN).await;
-    let parts = answers.parts(|answer| answer.flows, |counts| &counts.error);
+    let answers = inquiry::ask(hub, peers, question, "", WITHIN).await;
+    let parts = answers.parts(|answer| answer.flows.as_ref(), |counts| &counts.error);
     let mut tally = Tally::new(subject.found);
-    for (node, counts) in &parts.answered {
+    for (node, counts) in &parts.told {
         tally.add(node, counts);
     }
     Ok(pb::DrainStatus {
         endpoints: tally.endpoints(),
-        asked: parts.asked,
-        answered: parts.answered.len() as u64,
-        silent: parts.silent,
-        more_silent: parts.more_silent,
-        missing_replicas: parts.missing,
-        ..status
+        more,
+        others,
+        ..parts.asked.into()
     })
 }
 
@@ -114,9 +111,7 @@ impl Subject {
             }
             (true, [], _) => {
                 let name = ServiceName::new(&request.namespace, &request.name);
-                let detail = hub.detail(name.clone()).await.map_err(closing)?;
-                let detail = detail.ok_or_else(|| unknown(&name))?;
-                for port in &detail.ports {
+                for port in &detail(hub, &name).await?.ports {
                     subject.add(port, |_| true);
                 }
             }

@@ -1,250 +1,165 @@
 //! One question to the agents of many nodes, whichever replica each is connected to.
 //!
-//! Answers are bounded in number, size and time. A node without an answer is in the result, with the reason: it never
-//! counts as one that answered "nothing".
+//! A node without an answer is in the result, with the reason: it never counts as one that answered "nothing".
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::stream::{self, Stream, StreamExt as _};
-use kplane_fleet::fleet::{Fleet, More, label};
+use futures_util::StreamExt as _;
+use kplane_fleet::fleet::Fleet;
 use kplane_fleet::hub::Hub;
-use kplane_fleet::peers::{Collected, Heard, Patience, Peers};
+use kplane_fleet::inquiry::{self, Heard, Patience};
+use kplane_fleet::peers::{Collected, Peers};
 use kplane_model::{NodeName, ServiceName};
+use kplane_proto::asked::Asked;
 use kplane_proto::v1 as pb;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout_at};
 use tonic::Status;
 
-use super::pages::{MAY_BE_ELSEWHERE, Picture};
+use super::pages::{MAY_BE_ELSEWHERE, Node, Picture};
 
-/// Maximum number of agents that are asked at once.
-const AT_A_TIME: usize = 1_024;
-/// Maximum size of all answers together, in bytes.
-const ANSWERS_BYTES: usize = 16 << 20;
 /// Longest time that another replica may want.
 const LONGEST: Duration = Duration::from_secs(30);
 /// Maximum number of nodes without an answer that are named.
 const SILENT: usize = 1_000;
-/// Longest text of an agent that is shown, in bytes.
-const TEXT: usize = 300;
 
-/// The answer of one agent, or the reason why there is none.
+/// Time for agents that are asked about one Service.
+pub(super) const SERVICE: Patience = Patience {
+    each: Duration::from_secs(2),
+    within: Duration::from_secs(4),
+};
+
+/// The agents of all replicas.
+#[derive(Clone, Copy)]
+pub(super) struct Agents<'a> {
+    pub(super) hub: &'a Hub,
+    pub(super) peers: Option<&'a Peers>,
+    /// Where they are.
+    pub(super) others: &'a Collected,
+}
+
+/// The answers of all nodes that were asked, sorted.
 #[derive(Debug)]
-pub(super) struct Answered {
-    /// Version of the agent; empty = not known.
-    pub(super) version: String,
-    pub(super) outcome: Result<pb::Inspection, String>,
-}
-
-impl Answered {
-    fn none(reason: impl Into<String>) -> Self {
-        Self {
-            version: String::new(),
-            outcome: Err(reason.into()),
-        }
-    }
-
-    /// Returns a part of the answer. An agent that leaves it out does not know the question.
-    pub(super) fn part<T>(
-        self,
-        part: impl Fn(pb::Inspection) -> Option<T>,
-        error: impl Fn(&T) -> &str,
-    ) -> Result<T, String> {
-        let version = self.version;
-        let part = part(self.outcome?).ok_or_else(|| match version.as_str() {
-            "" => "its agent does not know this question: it is of an older version".to_owned(),
-            version => format!(
-                "its agent of version {} does not know this question: update it",
-                label(version, TEXT)
-            ),
-        })?;
-        match error(&part) {
-            "" => Ok(part),
-            text => Err(label(text, TEXT)),
-        }
-    }
-}
-
-/// The answers of all nodes that were asked.
-#[derive(Debug, Default)]
 pub(super) struct Answers {
-    pub(super) nodes: BTreeMap<NodeName, Answered>,
-    /// All nodes, asked or not, sorted.
-    pub(super) all: Vec<NodeName>,
+    pub(super) nodes: Vec<Heard>,
     pub(super) missing: Vec<pb::MissingReplica>,
 }
 
 /// The parts of answers that a question is about, and who has none.
 #[derive(Debug)]
-pub(super) struct Parts<T> {
-    /// Number of nodes that were asked.
-    pub(super) asked: u64,
-    pub(super) answered: Vec<(NodeName, T)>,
-    /// Nodes without an answer, 1,000 at most, and the number of further ones.
-    pub(super) silent: Vec<pb::SilentNode>,
-    pub(super) more_silent: u64,
-    pub(super) missing: Vec<pb::MissingReplica>,
+pub(super) struct Parts<'a, T> {
+    pub(super) told: Vec<(&'a NodeName, &'a T)>,
+    /// Nodes without an answer are named, 1,000 at most.
+    pub(super) asked: Asked,
 }
 
 impl Answers {
-    /// Returns a part of all answers; see [`Answered::part`].
+    /// Returns a part of all answers; see [`Heard::part`].
     pub(super) fn parts<T>(
-        self,
-        part: impl Fn(pb::Inspection) -> Option<T>,
+        &self,
+        part: impl Fn(&pb::Inspection) -> Option<&T>,
         error: impl Fn(&T) -> &str,
-    ) -> Parts<T> {
-        let mut parts = Parts {
-            asked: self.nodes.len() as u64,
-            answered: Vec::new(),
-            silent: Vec::new(),
-            more_silent: 0,
-            missing: self.missing,
-        };
-        for (node, answered) in self.nodes {
-            match answered.part(&part, &error) {
-                Ok(found) => parts.answered.push((node, found)),
-                Err(_) if parts.silent.len() == SILENT => parts.more_silent += 1,
-                Err(reason) => parts.silent.push(pb::SilentNode {
-                    node: node.to_string(),
+    ) -> Parts<'_, T> {
+        let (mut told, mut asked) = (Vec::new(), Asked::default());
+        for heard in &self.nodes {
+            match heard.part(&part, &error) {
+                Ok(found) => told.push((&heard.node, found)),
+                Err(_) if asked.silent.len() == SILENT => asked.more_silent += 1,
+                Err(reason) => asked.silent.push(pb::SilentNode {
+                    node: heard.node.to_string(),
                     reason,
                 }),
             }
         }
-        parts
+        asked.asked = self.nodes.len() as u64;
+        asked.answered = told.len() as u64;
+        asked.missing_replicas.clone_from(&self.missing);
+        Parts { told, asked }
     }
 }
 
-/// Asks the agents of all nodes, or of those that `wanted` names.
+/// Returns a question for the virtual servers of a Service.
+pub(super) fn about(service: &ServiceName) -> pb::Inspect {
+    pb::Inspect {
+        namespace: service.namespace.to_string(),
+        name: service.name.to_string(),
+        ..pb::Inspect::default()
+    }
+}
+
+/// Returns which agents are connected to which other replica.
+pub(super) async fn others(peers: Option<&Peers>) -> Collected {
+    match peers {
+        Some(peers) => peers.everything().await,
+        None => Collected::default(),
+    }
+}
+
+/// Asks the agents of all nodes, or that of one.
 pub(super) async fn ask(
     hub: &Hub,
     peers: Option<&Peers>,
     question: pb::Inspect,
-    wanted: impl Fn(&NodeName) -> bool,
+    node: &str,
     within: Duration,
 ) -> Answers {
-    let (question, patience) = (Arc::new(question), Patience::all(within));
-    ask_each(hub, peers, |_, _| Arc::clone(&question), wanted, patience).await
+    let (question, others) = (Arc::new(question), others(peers).await);
+    let agents = Agents {
+        hub,
+        peers,
+        others: &others,
+    };
+    let wanted = |of: &NodeName, _: &Node<'_>| node.is_empty() || **of == *node;
+    let patience = Patience::all(within);
+    agents
+        .ask(|_| Arc::clone(&question), wanted, patience)
+        .await
 }
 
-/// Asks the agents of all nodes, or of those that `wanted` names, a question of their own: `question` gets the node, and
-/// all nodes, sorted.
-pub(super) async fn ask_each(
-    hub: &Hub,
-    peers: Option<&Peers>,
-    question: impl Fn(&NodeName, &[NodeName]) -> Arc<pb::Inspect>,
-    wanted: impl Fn(&NodeName) -> bool,
-    patience: Patience,
-) -> Answers {
-    let collected = match peers {
-        Some(peers) => peers.everything().await,
-        None => Collected::default(),
-    };
-    let mut answers = Answers {
-        missing: collected.missing.clone(),
-        ..Answers::default()
-    };
-    let (mut here, mut there) = (Vec::new(), BTreeMap::<SocketAddr, Vec<_>>::new());
-    let picture = Picture::with(hub, &collected);
-    let all: Vec<NodeName> = picture.nodes().map(|(node, _)| node.clone()).collect();
-    for (node, seen) in picture.nodes() {
-        if !wanted(node) {
-            continue;
-        }
-        match &seen.elsewhere {
-            _ if !seen.is_connected() => {
-                let reason = match (answers.missing.is_empty(), &seen.record, &seen.elsewhere) {
-                    (false, ..) => MAY_BE_ELSEWHERE,
-                    (true, None, None) => "it has no agent",
-                    (true, ..) => "its agent is not connected",
-                };
-                answers.nodes.insert(node.clone(), Answered::none(reason));
+impl Agents<'_> {
+    /// Asks the agents of the nodes that `wanted` names.
+    pub(super) async fn ask(
+        self,
+        question: impl Fn(&NodeName) -> Arc<pb::Inspect>,
+        wanted: impl Fn(&NodeName, &Node<'_>) -> bool,
+        patience: Patience,
+    ) -> Answers {
+        let missing = self.others.missing.clone();
+        let (mut nodes, mut here) = (Vec::new(), Vec::new());
+        let mut there = BTreeMap::<_, Vec<_>>::new();
+        for (node, seen) in Picture::with(self.hub, self.others).nodes() {
+            if !wanted(node, seen) {
+                continue;
             }
-            Some(elsewhere) => there
-                .entry(elsewhere.answer.address)
-                .or_default()
-                .push((node.clone(), question(node, &all))),
-            None => here.push((node.clone(), question(node, &all))),
+            match &seen.elsewhere {
+                _ if !seen.is_connected() => {
+                    let reason = match (missing.is_empty(), &seen.record, &seen.elsewhere) {
+                        (false, ..) => MAY_BE_ELSEWHERE,
+                        (true, None, None) => "it has no agent",
+                        (true, ..) => "its agent is not connected",
+                    };
+                    nodes.push(Heard::nothing(node.clone(), reason));
+                }
+                Some(elsewhere) => there
+                    .entry(elsewhere.answer.address)
+                    .or_default()
+                    .push((node.clone(), question(node))),
+                None => here.push((node.clone(), question(node))),
+            }
         }
-    }
-    answers.all = all;
-    let own = async {
-        let mut heard = std::pin::pin!(own_agents(&hub.fleet, here, patience));
-        let (mut settled, mut room) = (Vec::new(), ANSWERS_BYTES);
-        while let Some(heard) = heard.next().await {
-            settled.push(settle(heard, &mut room));
-        }
-        settled
-    };
-    let others = async {
-        let asked = there.into_iter().map(|(address, nodes)| async move {
-            match peers {
-                Some(peers) => peers.agents(address, nodes, patience).await,
+        let there = async {
+            match self.peers {
+                Some(peers) => peers.agents(there, patience).await,
                 None => Vec::new(),
             }
-        });
-        futures_util::future::join_all(asked).await
-    };
-    let (own, others) = tokio::join!(own, others);
-    answers.nodes.extend(own);
-    let mut room = ANSWERS_BYTES;
-    for heard in others.into_iter().flatten() {
-        let (node, answered) = settle(heard, &mut room);
-        answers.nodes.insert(node, answered);
+        };
+        let here = inquiry::ask(&self.hub.fleet, here, patience).collect::<Vec<_>>();
+        let (here, there) = tokio::join!(here, there);
+        nodes.extend(here.into_iter().chain(there));
+        nodes.sort_unstable_by(|a, b| a.node.cmp(&b.node));
+        Answers { nodes, missing }
     }
-    answers
-}
-
-/// Bounds an answer.
-fn settle(heard: Heard, room: &mut usize) -> (NodeName, Answered) {
-    let bytes = heard
-        .outcome
-        .as_ref()
-        .map_or(0, prost::Message::encoded_len);
-    let fits = bytes <= *room;
-    *room -= if fits { bytes } else { 0 };
-    let outcome = match fits {
-        true => heard.outcome.map_err(|reason| label(&reason, TEXT)),
-        false => Err("not shown: too many answers".to_owned()),
-    };
-    let answered = Answered {
-        version: heard.version,
-        outcome,
-    };
-    (heard.node, answered)
-}
-
-/// Asks agents that are connected to this replica, and yields their answers as they come.
-fn own_agents<'a>(
-    fleet: &'a Fleet,
-    nodes: Vec<(NodeName, Arc<pb::Inspect>)>,
-    patience: Patience,
-) -> impl Stream<Item = Heard> + 'a {
-    let end = Instant::now() + patience.within;
-    let asked = nodes.into_iter().map(move |(node, question)| async move {
-        let version = fleet.record(&node).map(|record| record.version.clone());
-        let service = ServiceName::new(&question.namespace, &question.name);
-        let more = More {
-            destination: question.destination.clone(),
-            attempts: question.attempts.clone(),
-            further: question,
-        };
-        let answer = fleet.ask(&node, &service, more);
-        let until = end.min(Instant::now() + patience.each);
-        let outcome = match timeout_at(until, answer).await {
-            Ok(Ok(inspection)) => Ok(inspection),
-            Ok(Err(_)) => Err("its agent disconnected, or has too many open questions".into()),
-            Err(_) => Err("its agent is connected, and did not answer in time".into()),
-        };
-        Heard {
-            node,
-            version: version.unwrap_or_default(),
-            outcome,
-        }
-    });
-    stream::iter(asked).buffer_unordered(AT_A_TIME)
 }
 
 /// Asks agents for another replica.
@@ -265,7 +180,7 @@ pub(super) async fn answer_replica(
         each => Duration::from_millis(each.into()),
     };
     let patience = Patience { each, within };
-    let mut heard = std::pin::pin!(own_agents(fleet, nodes.collect(), patience));
+    let mut heard = std::pin::pin!(inquiry::ask(fleet, nodes.collect(), patience));
     while let Some(heard) = heard.next().await {
         let (answer, error) = match heard.outcome {
             Ok(answer) => (Some(answer), String::new()),

@@ -5,7 +5,6 @@
 use std::collections::BTreeSet;
 
 use kplane_fleet::fleet::label;
-use kplane_fleet::peers::NodeAnswer;
 use kplane_model::fate::{Fate, Outcome, Place};
 use kplane_model::{Family, NodeName, Reason, ServicePort, Severity};
 use kplane_picture::bounded::cut;
@@ -68,28 +67,18 @@ impl Expected {
     /// Compares the kernel's state, and returns a finding if it differs although the node does not lag behind.
     pub(super) fn compare(
         &self,
-        answer: &Result<NodeAnswer, String>,
+        state: Result<&pb::KernelState, String>,
     ) -> (pb::KernelAnswer, Option<Finding>) {
-        let older = "the agent is of an older version and does not know the question";
-        let state = match answer {
-            Ok(answer) => answer.kernel.clone().ok_or(older),
-            Err(error) => Err(error.as_str()),
+        let state = match state {
+            Ok(state) => bounded(state.clone()),
+            Err(reason) => {
+                let answer = pb::KernelAnswer {
+                    summary: format!("not asked: {reason}"),
+                    ..pb::KernelAnswer::default()
+                };
+                return (answer, None);
+            }
         };
-        let state = state.unwrap_or_else(|error| pb::KernelState {
-            error: error.to_owned(),
-            ..pb::KernelState::default()
-        });
-        self.compare_state(bounded(state))
-    }
-
-    fn compare_state(&self, state: pb::KernelState) -> (pb::KernelAnswer, Option<Finding>) {
-        if !state.error.is_empty() {
-            let answer = pb::KernelAnswer {
-                summary: format!("not asked: {}", state.error),
-                ..pb::KernelAnswer::default()
-            };
-            return (answer, None);
-        }
         let difference = self.difference(&state);
         let summary = difference
             .clone()
@@ -205,7 +194,6 @@ fn bounded(mut state: pb::KernelState) -> pb::KernelState {
             *text = label(text, TEXT);
         }
     }
-    state.error = label(&state.error, TEXT);
     state
 }
 
@@ -301,16 +289,12 @@ mod tests {
     #[test]
     fn a_node_that_lags_is_no_finding_and_an_error_no_difference() {
         let mut wanted = expected(Outcome::Reaches, &["a:1"], false);
-        let (answer, finding) = wanted.compare_state(state(&[]));
+        let (answer, finding) = wanted.compare(Ok(&state(&[])));
         assert_eq!(answer.agreement(), pb::KernelAgreement::Differs);
         assert_eq!(finding.unwrap().code, Reason::KernelDiffers);
         wanted.lags = true;
-        assert!(wanted.compare_state(state(&[])).1.is_none());
-        let error = pb::KernelState {
-            error: "gone".to_owned(),
-            ..pb::KernelState::default()
-        };
-        let (answer, finding) = wanted.compare_state(error);
+        assert!(wanted.compare(Ok(&state(&[]))).1.is_none());
+        let (answer, finding) = wanted.compare(Err("gone".to_owned()));
         assert_eq!(answer.agreement(), pb::KernelAgreement::Unspecified);
         assert!(finding.is_none() && answer.summary.contains("gone"));
     }

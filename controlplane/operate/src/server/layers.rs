@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kplane_fleet::hub::Hub;
 use kplane_model::{NodeName, ServiceName};
-use kplane_picture::publish::{Followed, Head, LayerCursor, LayerEnd, LayerPiece};
+use kplane_picture::publish::{Followed, Head, LayerCursor, LayerEnd, LayerPiece, Store};
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::ServiceState;
 use kplane_proto::v1::object::Kind;
@@ -29,24 +29,24 @@ pub(super) struct LayerFeed {
 }
 
 /// The registration of a watch in the store, until the value is dropped.
-struct Registered(Arc<Hub>);
+struct Registered(Arc<Store>);
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        self.0.store.leave_all();
+        self.0.leave_all();
     }
 }
 
 impl LayerFeed {
     /// Creates the picture of one Service or of all.
-    pub(super) fn new(hub: &Arc<Hub>, only: Option<ServiceName>) -> Self {
+    pub(super) fn new(hub: &Hub, only: Option<ServiceName>) -> Self {
         hub.store.attend_all();
         Self {
             cursor: LayerCursor::new(only.clone()),
             followed: only.map(Followed::new),
             torn: true,
             trust_told: 0,
-            _registered: Registered(Arc::clone(hub)),
+            _registered: Registered(Arc::clone(&hub.store)),
         }
     }
 

@@ -5,10 +5,10 @@ use std::ops::Bound;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kplane_fleet::fleet::{AgentRecord, Durations};
+use kplane_fleet::fleet::{AgentRecord, Durations, has_servers};
 use kplane_fleet::hub::Hub;
 use kplane_fleet::peers::{Answer, Claim, Collected};
-use kplane_model::{NodeFacts, NodeName, Reason};
+use kplane_model::{NodeFacts, NodeName, Reason, ServiceName};
 use kplane_picture::publish::Store;
 use kplane_proto::v1 as pb;
 use prost::Message as _;
@@ -55,6 +55,19 @@ impl Node<'_> {
     /// Returns whether an agent is connected to any replica that is known.
     pub(super) fn is_connected(&self) -> bool {
         self.claim().is_some_and(|claim| claim.connected)
+    }
+
+    /// Returns whether the agent is connected and has virtual servers, which may be those of a Service.
+    pub(super) fn has_servers(&self, service: &ServiceName) -> bool {
+        let has = match &self.elsewhere {
+            Some(Elsewhere { answer, agent }) => {
+                let index = answer.index_of(service);
+                let standing = index.and_then(|index| agent.services.get(index));
+                standing.is_some_and(|standing| standing.has_servers)
+            }
+            None => self.record.as_deref().is_some_and(has_servers),
+        };
+        has && self.is_connected()
     }
 
     /// Returns the newest claim to the node.

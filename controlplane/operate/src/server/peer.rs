@@ -5,10 +5,10 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use kplane_fleet::fleet::More;
+use futures_util::StreamExt as _;
 use kplane_fleet::hub::Hub;
 use kplane_fleet::identity::Right;
-use kplane_fleet::streams::questions;
+use kplane_fleet::inquiry::Heard;
 use kplane_model::ServiceName;
 use kplane_picture::publish::Followed;
 use kplane_proto::v1 as pb;
@@ -22,7 +22,7 @@ use super::convergence::durations;
 use super::pages::Picture;
 use super::standing::Standing;
 use super::views::node_status;
-use super::{approval, inquiry, recorder};
+use super::{approval, inquiry, recorder, servers};
 
 /// Maximum number of answers that are given at once.
 const ANSWERS: usize = 64;
@@ -40,7 +40,8 @@ pub struct PeerServer {
     answers: Arc<Semaphore>,
 }
 
-type Outbox = mpsc::Sender<Result<pb::Collected, Status>>;
+type Outbox<T> = mpsc::Sender<Result<T, Status>>;
+type Answer<T> = Response<ReceiverStream<Result<T, Status>>>;
 
 impl PeerServer {
     /// Creates a server from a hub.
@@ -56,6 +57,26 @@ impl PeerServer {
         let permit = Arc::clone(&self.answers).try_acquire_owned();
         permit.map_err(|_| Status::resource_exhausted("too many replicas ask at once"))
     }
+
+    /// Begins an answer of many messages.
+    fn stream<T: Send + 'static, F: Future<Output = ()> + Send + 'static>(
+        &self,
+        permit: OwnedSemaphorePermit,
+        tell: impl FnOnce(Arc<Hub>, Outbox<T>) -> F,
+    ) -> Answer<T> {
+        let (outbox, stream) = mpsc::channel(AHEAD);
+        let shutdown = self.hub.shutdown.clone();
+        let telling = tell(Arc::clone(&self.hub), outbox.clone());
+        tokio::spawn(async move {
+            tokio::select! {
+                () = telling => {}
+                () = outbox.closed() => {}
+                () = shutdown.cancelled() => {}
+            }
+            drop(permit);
+        });
+        Response::new(ReceiverStream::new(stream))
+    }
 }
 
 #[tonic::async_trait]
@@ -69,17 +90,9 @@ impl PeerService for PeerServer {
         let permit = self.begin()?;
         let request = request.into_inner();
         let services = names(&request.services)?;
-        let (outbox, stream) = mpsc::channel(AHEAD);
-        let hub = Arc::clone(&self.hub);
-        tokio::spawn(async move {
-            tokio::select! {
-                () = tell(&hub, &request, services, &outbox) => {}
-                () = outbox.closed() => {}
-                () = hub.shutdown.cancelled() => {}
-            }
-            drop(permit);
-        });
-        Ok(Response::new(ReceiverStream::new(stream)))
+        Ok(self.stream(permit, |hub, outbox| async move {
+            tell(&hub, &request, services, &outbox).await;
+        }))
     }
 
     async fn approve(
@@ -110,46 +123,26 @@ impl PeerService for PeerServer {
         let request = request.into_inner();
         let service = names(request.service.as_slice())?.pop();
         let service = service.ok_or_else(|| Status::invalid_argument("no Service is named"))?;
-        let (outbox, stream) = mpsc::channel(AHEAD);
-        let hub = Arc::clone(&self.hub);
-        if let Some(destination) = request.destination {
-            let node = request.node.as_str().into();
-            let more = More {
-                destination: Some(destination),
-                attempts: request.attempts,
-                ..More::default()
-            };
-            let answer = questions::ask_one(&hub.fleet, &node, &service, more).await;
-            let answer = answer.map_err(Status::unavailable)?;
-            let answer = pb::InspectedNode {
-                node: request.node,
-                servers: None,
-                kernel: answer.kernel,
-                attempts: answer.attempts,
-            };
-            // There is room for one, and the caller may have gone.
-            let _ = outbox.send(Ok(answer)).await;
-            return Ok(Response::new(ReceiverStream::new(stream)));
-        }
-        tokio::spawn(async move {
-            let answers = tokio::select! {
-                answers = questions::ask_all(&hub.fleet, &service) => answers,
-                () = outbox.closed() => return,
-            };
-            for (node, servers) in answers {
-                let node = pb::InspectedNode {
-                    node: node.to_string(),
-                    servers: Some(servers),
-                    kernel: None,
-                    attempts: Vec::new(),
-                };
-                if outbox.send(Ok(node)).await.is_err() {
+        let nodes = match request.destination {
+            Some(_) => vec![request.node.as_str().into()],
+            None => self.hub.fleet.with_servers(),
+        };
+        let question = Arc::new(pb::Inspect {
+            destination: request.destination,
+            attempts: request.attempts,
+            ..inquiry::about(&service)
+        });
+        Ok(self.stream(permit, |hub, outbox| async move {
+            let nodes = nodes.into_iter().map(|node| (node, Arc::clone(&question)));
+            let answers = kplane_fleet::inquiry::ask(&hub.fleet, nodes.collect(), inquiry::SERVICE);
+            let mut answers = std::pin::pin!(answers);
+            while let Some(heard) = answers.next().await {
+                let answer = inspected(&question, &service, heard);
+                if outbox.send(answer).await.is_err() {
                     return;
                 }
             }
-            drop(permit);
-        });
-        Ok(Response::new(ReceiverStream::new(stream)))
+        }))
     }
 
     type AskStream = ReceiverStream<Result<pb::AskedNode, Status>>;
@@ -160,18 +153,33 @@ impl PeerService for PeerServer {
     ) -> Result<Response<Self::AskStream>, Status> {
         let permit = self.begin()?;
         let request = request.into_inner();
-        let (outbox, stream) = mpsc::channel(AHEAD);
-        let hub = Arc::clone(&self.hub);
-        tokio::spawn(async move {
-            tokio::select! {
-                () = inquiry::answer_replica(&hub.fleet, request, &outbox) => {}
-                () = outbox.closed() => {}
-                () = hub.shutdown.cancelled() => {}
-            }
-            drop(permit);
-        });
-        Ok(Response::new(ReceiverStream::new(stream)))
+        Ok(self.stream(permit, |hub, outbox| async move {
+            inquiry::answer_replica(&hub.fleet, request, &outbox).await;
+        }))
     }
+}
+
+/// Returns the answer of an agent about virtual servers, or about a destination.
+fn inspected(
+    question: &pb::Inspect,
+    service: &ServiceName,
+    heard: Heard,
+) -> Result<pb::InspectedNode, Status> {
+    let node = heard.node.to_string();
+    if question.destination.is_none() {
+        return Ok(pb::InspectedNode {
+            node,
+            servers: Some(servers::servers(heard, service)),
+            ..pb::InspectedNode::default()
+        });
+    }
+    let answer = heard.outcome.map_err(Status::unavailable)?;
+    Ok(pb::InspectedNode {
+        node,
+        kernel: answer.kernel,
+        attempts: answer.attempts,
+        ..pb::InspectedNode::default()
+    })
 }
 
 /// Reads the names of Services.
@@ -195,7 +203,7 @@ async fn tell(
     hub: &Hub,
     request: &pb::CollectRequest,
     services: Vec<ServiceName>,
-    outbox: &Outbox,
+    outbox: &Outbox<pb::Collected>,
 ) {
     let state = state(hub);
     let services = services.into_iter().map(|name| {

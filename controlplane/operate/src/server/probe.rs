@@ -8,15 +8,17 @@ use std::time::Duration;
 
 use kplane_fleet::fleet::label;
 use kplane_fleet::hub::Hub;
-use kplane_fleet::peers::{Patience, Peers};
+use kplane_fleet::inquiry::Patience;
+use kplane_fleet::peers::Peers;
 use kplane_model::{Family, NodeFacts, NodeName, Protocol, ServiceName};
 use kplane_picture::index::{PortView, ServiceDetail};
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
-use super::closing;
-use super::inquiry::{self, Answers};
-use super::request::{bounded_names, known_node, unknown};
+use super::attempts;
+use super::inquiry::{self, Agents, Answers};
+use super::pages::{Node, Picture};
+use super::request::{bounded_names, detail_for};
 
 /// The Service that every cluster has.
 const CANARY: (&str, &str) = ("default", "kubernetes");
@@ -81,37 +83,33 @@ pub(super) async fn probe(
     peers: Option<&Peers>,
     request: &pb::ProbeRequest,
 ) -> Result<pb::ProbeReport, Status> {
-    bounded_names(&[
-        &request.namespace,
-        &request.name,
-        &request.node,
-        &request.port,
-    ])?;
+    bounded_names(&[&request.port])?;
     let name = match request.name.as_str() {
         "" => ServiceName::new(CANARY.0, CANARY.1),
         name => ServiceName::new(&request.namespace, name),
     };
-    let detail = hub.detail(name.clone()).await.map_err(closing)?;
-    let detail = detail.ok_or_else(|| unknown(&name))?;
-    let views = views(&name, &detail, &request.port)?;
     let node = request.node.as_str();
-    if !node.is_empty() {
-        known_node(hub, node)?;
-    }
-    let facts = hub.store.nodes();
-    let plan = |of: &NodeName, all: &[NodeName]| plan(&views, of, all, &facts);
-    let question = |of: &NodeName, all: &[NodeName]| {
-        let tries = plan(of, all);
+    let detail = detail_for(hub, &name, node).await?;
+    let views = views(&name, &detail, &request.port)?;
+    let (facts, others) = (hub.store.nodes(), inquiry::others(peers).await);
+    let picture = Picture::with(hub, &others);
+    let all: Vec<NodeName> = picture.nodes().map(|(of, _)| of.clone()).collect();
+    let plan = |of: &NodeName| plan(&views, of, &all, &facts);
+    let question = |of: &NodeName| {
+        let tries = plan(of);
         Arc::new(pb::Inspect {
             attempts: tries.iter().map(|one| one.address().to_string()).collect(),
             ..pb::Inspect::default()
         })
     };
-    let wanted = |of: &NodeName| node.is_empty() || **of == *node;
-    let answers = inquiry::ask_each(hub, peers, question, wanted, PATIENCE).await;
-    // The nodes that were known when the agents were asked.
-    let all = answers.all.clone();
-    let mut report = report(answers, |of| plan(of, &all));
+    let wanted = |of: &NodeName, _: &Node<'_>| node.is_empty() || **of == *node;
+    let agents = Agents {
+        hub,
+        peers,
+        others: &others,
+    };
+    let answers = agents.ask(question, wanted, PATIENCE).await;
+    let mut report = report(answers, plan);
     report.key = views.first().map(|view| (&view.port.key).into());
     let node_port = views.iter().find_map(|view| view.port.node_port);
     report.node_port = node_port.unwrap_or(0).into();
@@ -203,14 +201,11 @@ fn report(answers: Answers, plan: impl Fn(&NodeName) -> Vec<Try>) -> pb::ProbeRe
     };
     let mut seen = BTreeMap::<NodeName, (Vec<String>, u32)>::new();
     let mut detailed = 0;
-    for (node, answered) in answers.nodes {
-        let tries = plan(&node);
-        let attempts = answered.part(
-            |answer| (!answer.attempts.is_empty()).then_some(answer.attempts),
-            |_| "",
-        );
-        let mut probed = match attempts {
-            Ok(attempts) => judge(&tries, &attempts, |neighbour, works| {
+    for heard in &answers.nodes {
+        let node = &heard.node;
+        let tries = plan(node);
+        let mut probed = match attempts::of(heard) {
+            Ok(attempts) => judge(&tries, attempts, |neighbour, works| {
                 let (by, not_by) = seen.entry(neighbour.clone()).or_default();
                 match works {
                     true if by.len() < FAILED => by.push(node.to_string()),

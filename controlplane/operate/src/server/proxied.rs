@@ -10,9 +10,8 @@ use kplane_picture::index::PortView;
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
-use super::closing;
 use super::inquiry;
-use super::request::{bounded_names, known_node, unknown};
+use super::request::detail_for;
 
 /// Maximum number of ServicePorts in a question.
 const PORTS: usize = 32;
@@ -33,14 +32,9 @@ pub(super) async fn ask(
     peers: Option<&Peers>,
     request: &pb::ProxiedRequest,
 ) -> Result<pb::ProxiedAnswer, Status> {
-    bounded_names(&[&request.namespace, &request.name, &request.node])?;
-    let name = ServiceName::new(&request.namespace, &request.name);
-    let detail = hub.detail(name.clone()).await.map_err(closing)?;
-    let detail = detail.ok_or_else(|| unknown(&name))?;
     let node = request.node.as_str();
-    if !node.is_empty() {
-        known_node(hub, node)?;
-    }
+    let name = ServiceName::new(&request.namespace, &request.name);
+    let detail = detail_for(hub, &name, node).await?;
     let ports: Vec<&PortView> = detail.ports.iter().take(PORTS).collect();
     let question = pb::Inspect {
         proxied: Some(pb::ProxiedQuestion {
@@ -48,17 +42,16 @@ pub(super) async fn ask(
         }),
         ..pb::Inspect::default()
     };
-    let wanted = |of: &kplane_model::NodeName| node.is_empty() || **of == *node;
-    let answers = inquiry::ask(hub, peers, question, wanted, WITHIN).await;
-    Ok(put_together(&ports, answers))
+    let answers = inquiry::ask(hub, peers, question, node, WITHIN).await;
+    Ok(put_together(&ports, &answers))
 }
 
-fn put_together(ports: &[&PortView], answers: inquiry::Answers) -> pb::ProxiedAnswer {
-    let parts = answers.parts(|answer| answer.proxied, |_| "");
+fn put_together(ports: &[&PortView], answers: &inquiry::Answers) -> pb::ProxiedAnswer {
+    let parts = answers.parts(|answer| answer.proxied.as_ref(), |_| "");
     let mut all = Vec::new();
     for (index, view) in ports.iter().enumerate() {
         let key: pb::ServiceKey = (&view.port.key).into();
-        for (node, state) in &parts.answered {
+        for (node, state) in &parts.told {
             // An agent that answers about one ServicePort many times counts once.
             let of_port = state.ports.iter().take(PORTS);
             let known = of_port
@@ -78,11 +71,7 @@ fn put_together(ports: &[&PortView], answers: inquiry::Answers) -> pb::ProxiedAn
             })
             .collect(),
         more,
-        asked: parts.asked,
-        answered: parts.answered.len() as u64,
-        silent: parts.silent,
-        more_silent: parts.more_silent,
-        missing_replicas: parts.missing,
+        ..parts.asked.into()
     }
 }
 

@@ -5,7 +5,7 @@ mod history;
 mod top;
 mod wire;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use kplane_fleet::hub::Hub;
@@ -23,19 +23,57 @@ use super::request::{bounded_names, charge, cost};
 /// Number of events in an answer, unless the question says otherwise, and the largest number.
 const NOTICES: (usize, usize) = (100, 1_000);
 
+/// Prints the metrics.
+pub struct Print(Box<dyn Fn() -> String + Send + Sync>);
+
+impl Print {
+    /// Wraps a function that prints the metrics.
+    #[must_use]
+    pub fn new(print: impl Fn() -> String + Send + Sync + 'static) -> Self {
+        Self(Box::new(print))
+    }
+
+    /// Prints them.
+    #[must_use]
+    pub fn print(&self) -> String {
+        self.0()
+    }
+}
+
+impl std::fmt::Debug for Print {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Print(..)")
+    }
+}
+
+/// What prints the metrics of this process, if it has any; the wiring sets it once.
+pub type Metrics = Arc<OnceLock<Print>>;
+
 /// The server of the record.
 #[derive(Clone, Debug)]
 pub struct RecorderServer {
     hub: Arc<Hub>,
     /// The other replicas; `None` = this one answers alone.
     peers: Option<Arc<Peers>>,
+    metrics: Metrics,
 }
 
 impl RecorderServer {
     /// Creates a server from a hub, which asks these other replicas as well.
     #[must_use]
     pub fn new(hub: Arc<Hub>, peers: Option<Arc<Peers>>) -> Self {
-        Self { hub, peers }
+        let metrics = Metrics::default();
+        Self {
+            hub,
+            peers,
+            metrics,
+        }
+    }
+
+    /// Shows these metrics.
+    #[must_use]
+    pub fn with(self, metrics: Metrics) -> Self {
+        Self { metrics, ..self }
     }
 }
 
@@ -120,7 +158,7 @@ impl RecorderService for RecorderServer {
         request: Request<pb::MetricsRequest>,
     ) -> Result<Response<pb::MetricsText>, Status> {
         charge(&request, cost(self.hub.fleet.agents()))?;
-        let print = self.hub.metrics.get();
+        let print = self.metrics.get();
         let print = print.ok_or_else(|| Status::unavailable("this process has no metrics"))?;
         let text = print.print();
         Ok(Response::new(pb::MetricsText { text }))

@@ -5,7 +5,10 @@ use std::time::Duration;
 use kplane_fleet::hub::Hub;
 use kplane_fleet::identity::Visitor;
 use kplane_model::ServiceName;
+use kplane_picture::index::ServiceDetail;
 use tonic::{Request, Status};
+
+use super::closing;
 
 /// Minimum time between two answers of a watch.
 pub(super) const WATCH_PAUSE: Duration = Duration::from_millis(100);
@@ -26,6 +29,26 @@ pub(super) fn unknown_node(node: &str) -> Status {
     Status::not_found(format!(
         "no node {node:?} is known: kpctl get nodes lists them"
     ))
+}
+
+/// Returns a Service.
+pub(super) async fn detail(hub: &Hub, name: &ServiceName) -> Result<ServiceDetail, Status> {
+    let detail = hub.detail(name.clone()).await.map_err(closing)?;
+    detail.ok_or_else(|| unknown(name))
+}
+
+/// Returns the Service of a question to all nodes, or to one.
+pub(super) async fn detail_for(
+    hub: &Hub,
+    name: &ServiceName,
+    node: &str,
+) -> Result<ServiceDetail, Status> {
+    bounded_names(&[&name.namespace, &name.name, node])?;
+    let detail = detail(hub, name).await?;
+    if !node.is_empty() {
+        known_node(hub, node)?;
+    }
+    Ok(detail)
 }
 
 /// Refuses a node that neither exists nor has had an agent.

@@ -8,7 +8,6 @@ use kplane_fleet::fleet::label;
 use kplane_fleet::hub::Hub;
 use kplane_fleet::identity::{Right, Visitor, spawn_watch};
 use kplane_fleet::peers::{Collected, Peers};
-use kplane_fleet::streams::questions::{self, Answers};
 use kplane_model::ServiceName;
 use kplane_picture::publish::MAX_POINTS;
 use kplane_proto::v1 as pb;
@@ -17,11 +16,12 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
+use super::inquiry::Agents;
 use super::others::Others;
 use super::pages::Picture;
-use super::request::{MAX_NAME, WATCH_PAUSE, WATCH_REFRESH, bounded_names, charge, cost, unknown};
+use super::request::{MAX_NAME, WATCH_PAUSE, WATCH_REFRESH, bounded_names, charge, cost, detail};
 use super::{
-    affinity, approval, closing, convergence, description, drain, freeze, probe, proxied, services,
+    affinity, approval, convergence, description, drain, freeze, probe, proxied, servers, services,
     views,
 };
 
@@ -46,20 +46,20 @@ impl StatusServer {
         Self { peers, ..self }
     }
 
-    /// Asks the agents of all replicas for their virtual servers of a Service, and all replicas for its state.
-    async fn ask_all(&self, name: &ServiceName) -> (Answers, Collected) {
-        let here = questions::ask_all(&self.hub.fleet, name);
-        let Some(peers) = &self.peers else {
-            return (here.await, Collected::default());
-        };
-        let there = async {
-            let collected = peers.service(name).await;
-            let inspected = peers.inspect(name, &collected).await;
-            (inspected, collected)
-        };
-        let (here, (mut servers, collected)) = tokio::join!(here, there);
-        servers.extend(here);
-        (servers, collected)
+    /// Returns what other replicas know of a Service.
+    async fn others(&self, name: &ServiceName) -> Collected {
+        match &self.peers {
+            Some(peers) => peers.service(name).await,
+            None => Collected::default(),
+        }
+    }
+
+    fn agents<'a>(&'a self, others: &'a Collected) -> Agents<'a> {
+        Agents {
+            hub: &self.hub,
+            peers: self.peers.as_deref(),
+            others,
+        }
     }
 
     /// Returns the cost of a question to the agents of all nodes.
@@ -149,9 +149,9 @@ impl StatusService for StatusServer {
         charge(&request, cost(asked).saturating_mul(10))?;
         let request = request.into_inner();
         let name = ServiceName::new(&request.namespace, &request.name);
-        let detail = self.hub.detail(name.clone()).await.map_err(closing)?;
-        let detail = detail.ok_or_else(|| unknown(&name))?;
-        let (servers, others) = self.ask_all(&name).await;
+        let detail = detail(&self.hub, &name).await?;
+        let others = self.others(&name).await;
+        let servers = servers::of_all(self.agents(&others), &name).await;
         let description = description::description(&self.hub, &name, &detail, servers, &others);
         Ok(Response::new(description))
     }

@@ -31,10 +31,7 @@ impl fmt::Display for Claim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Address { ip, protocol, port } => {
-                let addr = EndpointAddr {
-                    ip: *ip,
-                    port: *port,
-                };
+                let addr = EndpointAddr::new(*ip, *port);
                 write!(f, "address {addr}/{protocol}")
             }
             Self::NodePort {

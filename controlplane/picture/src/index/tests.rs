@@ -59,13 +59,7 @@ pub(crate) fn index(objects: &[Value]) -> (Index, Publication) {
     let publication = index
         .apply(batch(events))
         .publication
-        .unwrap_or(Publication {
-            services: Vec::new(),
-            nodes: Vec::new(),
-            service_cidrs: None,
-            observed_at: at(0),
-            triggers: Vec::new(),
-        });
+        .unwrap_or_else(|| Publication::sample(vec![], vec![]));
     (index, publication)
 }
 

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
+use super::texts::{maybe_shared, shared};
+
 /// One endpoint of a slice.
 #[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -13,6 +15,7 @@ pub struct SliceEndpoint {
     /// Conditions.
     pub conditions: Option<EndpointConditions>,
     /// The node.
+    #[serde(deserialize_with = "maybe_shared")]
     pub node_name: Option<Arc<str>>,
     /// The object that the endpoint is.
     pub target_ref: Option<TargetRef>,
@@ -25,8 +28,10 @@ pub struct SliceEndpoint {
 #[serde(default)]
 pub struct TargetRef {
     /// The kind.
+    #[serde(deserialize_with = "shared")]
     pub kind: Arc<str>,
     /// The namespace.
+    #[serde(deserialize_with = "maybe_shared")]
     pub namespace: Option<Arc<str>>,
 }
 
@@ -56,5 +61,6 @@ pub struct EndpointHints {
 #[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
 pub struct Hint {
     /// Name of the zone or node.
+    #[serde(deserialize_with = "shared")]
     pub name: Arc<str>,
 }

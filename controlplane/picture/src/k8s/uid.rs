@@ -12,18 +12,19 @@ impl Uid {
     /// Parses the form in which Kubernetes writes a UUID; `None` for anything else.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
-        let is_dash = |at: usize| matches!(at, 8 | 13 | 18 | 23);
-        let fits = text.len() == 36
-            && text
-                .bytes()
-                .enumerate()
-                .all(|(at, b)| is_dash(at) == (b == b'-'));
-        if !fits {
-            return None;
+        let text: &[u8; 36] = text.as_bytes().try_into().ok()?;
+        let mut number = 0_u128;
+        for (at, byte) in text.iter().enumerate() {
+            let digit = match (at, byte) {
+                (8 | 13 | 18 | 23, b'-') => continue,
+                (8 | 13 | 18 | 23, _) => return None,
+                (_, b'0'..=b'9') => byte - b'0',
+                (_, b'a'..=b'f') => byte - b'a' + 10,
+                _ => return None,
+            };
+            number = number << 4 | u128::from(digit);
         }
-        let digits: String = text.chars().filter(|c| *c != '-').collect();
-        let number = u128::from_str_radix(&digits, 16).ok()?;
-        Some(Self(number.to_be_bytes())).filter(|uid| uid.to_string() == text)
+        Some(Self(number.to_be_bytes()))
     }
 }
 

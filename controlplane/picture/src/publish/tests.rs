@@ -41,11 +41,9 @@ fn endpoint(octet: u8) -> Endpoint {
 
 fn node(name: &str, zone: Option<&str>) -> NodeFacts {
     NodeFacts {
-        name: name.into(),
         zone: zone.map(Into::into),
         eligible: true,
-        known: true,
-        ..NodeFacts::default()
+        ..NodeFacts::sample(name)
     }
 }
 
@@ -54,11 +52,8 @@ fn publication(
     nodes: Vec<NodeFacts>,
 ) -> Publication {
     Publication {
-        services,
-        nodes,
-        service_cidrs: None,
         observed_at: SystemTime::UNIX_EPOCH,
-        triggers: Vec::new(),
+        ..Publication::sample(services, nodes)
     }
 }
 

@@ -2,66 +2,27 @@
 
 use hyper_util::rt::TokioIo;
 use kp_controlplane::app::Protection;
-use kplane_fleet::certs::{self, Command};
 use kplane_proto::v1::peer_service_client::PeerServiceClient;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
 use kplane_proto::v1::{self as pb};
 use kplane_tls::{Authorities, Identity, KeyPair, ServerFiles, client_config, greet};
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use tokio::net::TcpStream;
 use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
 
 use super::{Replica, addresses, flags};
+use crate::support::secure::Certs;
 
-/// Certificates of one authority.
-struct Certs(tempfile::TempDir);
+/// Certificates of a node, a user and an administrator.
+fn certs() -> Certs {
+    let certs = Certs::new(&["a"], &["alice"]);
+    certs.add_users(&["root"], true);
+    certs
+}
 
 impl Certs {
-    fn new() -> Self {
-        let certs = Self(tempfile::tempdir().unwrap());
-        let dir = certs.0.path().to_owned();
-        let users = |names: &[&str], admin| Command::User {
-            dir: dir.clone(),
-            names: names.iter().map(ToString::to_string).collect(),
-            admin,
-        };
-        for command in [
-            Command::Init {
-                dir: dir.clone(),
-                host: Vec::new(),
-            },
-            users(&["alice"], false),
-            users(&["root"], true),
-            Command::Node {
-                dir: dir.clone(),
-                names: vec!["a".to_owned()],
-            },
-        ] {
-            certs::run(&command).unwrap();
-        }
-        certs
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn pair(&self, name: &str) -> KeyPair {
-        KeyPair {
-            certificate: self.file(&format!("{name}.crt")),
-            key: self.file(&format!("{name}.key")),
-        }
-    }
-
-    fn protection(&self) -> Protection {
-        Protection::Files(ServerFiles {
-            pair: self.pair("server"),
-            client_authorities: Some(self.file("ca.crt")),
-        })
-    }
-
     async fn replica(&self, at: SocketAddr, peers: kplane_fleet::peers::Config) -> Replica {
         Replica::protected(at, peers, self.protection()).await
     }
@@ -96,7 +57,7 @@ fn named(peers: &[SocketAddr]) -> kplane_fleet::peers::Config {
 #[tokio::test]
 async fn replicas_with_certificates_answer_each_other_and_nobody_else() {
     let all = addresses::<2>();
-    let certs = Certs::new();
+    let certs = certs();
     let first = certs.replica(all[0], named(&all)).await;
     let _second = certs.replica(all[1], named(&all)).await;
     first.publish(Some(80), &["a"]);
@@ -138,7 +99,7 @@ async fn replicas_with_certificates_answer_each_other_and_nobody_else() {
 #[tokio::test]
 async fn impostors_are_refused_and_named() {
     let [own, stranger, user] = addresses();
-    let (certs, others) = (Certs::new(), Certs::new());
+    let (certs, others) = (certs(), certs());
     // The first one trusts its own authority alone; the second one is of another.
     let _stranger = others.replica(stranger, named(&[stranger])).await;
     let first = certs.replica(own, named(&[own, stranger])).await;
@@ -174,7 +135,7 @@ async fn impostors_are_refused_and_named() {
 #[tokio::test]
 async fn a_replica_without_authorities_does_not_start() {
     let [own] = addresses();
-    let certs = Certs::new();
+    let certs = certs();
     let protection = Protection::Files(ServerFiles {
         pair: certs.pair("server"),
         client_authorities: None,

@@ -2,10 +2,9 @@
 
 use std::path::Path;
 
-use kp_controlplane::app::{Bound, Config, Origin, State, build};
-use tokio::time::timeout;
+use kp_controlplane::app::{Bound, Config, Origin, State};
 
-use super::DEADLINE;
+use super::synced;
 
 /// Starts a replica on a folder, with the document of orders in another one, and waits until it has read the folder.
 pub(crate) async fn replica(folder: &Path, shared: &Path) -> Bound {
@@ -17,9 +16,5 @@ pub(crate) async fn replica(folder: &Path, shared: &Path) -> Bound {
         }),
         ..Config::new(Origin::Manifests(folder.to_owned()))
     };
-    let bound = build(config).await.unwrap();
-    let mut head = bound.hub().store.head();
-    let synced = timeout(DEADLINE, head.wait_for(|head| head.synced)).await;
-    synced.unwrap().unwrap();
-    bound
+    synced(config).await
 }

@@ -3,15 +3,14 @@
 use std::fs;
 use std::path::PathBuf;
 
-use kp_controlplane::app::{Bound, Config, Origin, Protection, build};
+use kp_controlplane::app::{Bound, Config, Origin, Protection};
 use kplane_fleet::certs::{self, Command};
 use kplane_fleet::doors::Limits;
 use kplane_fleet::identity;
 use kplane_tls::{KeyPair, ServerFiles};
 use tempfile::TempDir;
-use tokio::time::timeout;
 
-use super::DEADLINE;
+use super::synced;
 
 const OBJECTS: &str = "
 apiVersion: v1
@@ -26,30 +25,19 @@ pub(crate) struct Certs(TempDir);
 impl Certs {
     pub(crate) fn new(nodes: &[&str], users: &[&str]) -> Self {
         let certs = Self(TempDir::new().unwrap());
-        let dir = || certs.file("");
-        let owned = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
-        let (names, admin) = (owned(users), false);
-        let mut commands = vec![
-            Command::Init {
-                dir: dir(),
-                host: Vec::new(),
-            },
-            Command::Node {
-                dir: dir(),
-                names: owned(nodes),
-            },
-        ];
+        let (dir, host) = (certs.file(""), Vec::new());
+        certs::run(&Command::Init { dir, host }).unwrap();
+        let (dir, names) = (certs.file(""), owned(nodes));
+        certs::run(&Command::Node { dir, names }).unwrap();
         if !users.is_empty() {
-            commands.push(Command::User {
-                dir: dir(),
-                names,
-                admin,
-            });
-        }
-        for command in commands {
-            certs::run(&command).unwrap();
+            certs.add_users(users, false);
         }
         certs
+    }
+
+    pub(crate) fn add_users(&self, names: &[&str], admin: bool) {
+        let (dir, names) = (self.file(""), owned(names));
+        certs::run(&Command::User { dir, names, admin }).unwrap();
     }
 
     pub(crate) fn file(&self, name: &str) -> PathBuf {
@@ -58,10 +46,14 @@ impl Certs {
 
     /// Returns the files of `nodes/NAME` or `users/NAME`.
     pub(crate) fn pair(&self, name: &str) -> KeyPair {
-        KeyPair {
-            certificate: self.file(&format!("{name}.crt")),
-            key: self.file(&format!("{name}.key")),
-        }
+        KeyPair::in_folder(self.0.path(), name)
+    }
+
+    pub(crate) fn protection(&self) -> Protection {
+        Protection::Files(ServerFiles {
+            pair: self.pair("server"),
+            client_authorities: Some(self.file("ca.crt")),
+        })
     }
 
     /// Starts a control plane with a Service, on free ports of 127.0.0.1.
@@ -78,18 +70,15 @@ impl Certs {
             agent_listen: any,
             status_listen: any,
             http_listen: any,
-            protection: Protection::Files(ServerFiles {
-                pair: self.pair("server"),
-                client_authorities: Some(self.file("ca.crt")),
-            }),
+            protection: self.protection(),
             identity,
             agent_limits,
             ..Config::new(Origin::Manifests(manifests))
         };
-        let bound = build(config).await.unwrap();
-        let mut head = bound.hub().store.head();
-        let synced = head.wait_for(|head| head.synced);
-        timeout(DEADLINE, synced).await.unwrap().unwrap();
-        bound
+        synced(config).await
     }
+}
+
+fn owned(names: &[&str]) -> Vec<String> {
+    names.iter().map(ToString::to_string).collect()
 }

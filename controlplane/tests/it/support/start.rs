@@ -1,17 +1,13 @@
 //! A control plane whose tests publish themselves.
 
-use kp_controlplane::app::{Bound, Config, build};
+use kp_controlplane::app::{Bound, Config};
 use kplane_picture::trust::Trust;
-use tokio::time::timeout;
 
-use super::DEADLINE;
+use super::synced;
 
 /// Starts a control plane on an empty folder, and waits until it serves.
 pub(crate) async fn start(config: Config) -> Bound {
-    let bound = build(config).await.unwrap();
-    let mut head = bound.hub().store.head();
-    let synced = head.wait_for(|head| head.synced);
-    timeout(DEADLINE, synced).await.unwrap().unwrap();
+    let bound = synced(config).await;
     // The folder is empty, and that is meant.
     bound.hub().store.set_trust(Trust::Whole);
     bound

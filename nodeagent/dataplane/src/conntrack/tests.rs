@@ -57,10 +57,7 @@ const NODE_PORT: FrontendAddr = FrontendAddr::NodePort {
 };
 
 fn endpoint(octet: u8) -> EndpointAddr {
-    EndpointAddr {
-        ip: IpAddr::from([10, 244, 1, octet]),
-        port: 5353,
-    }
+    EndpointAddr::new([10, 244, 1, octet], 5353)
 }
 
 fn plan(name: &str, places: &[FrontendAddr], serving: &[u8]) -> (ServiceKey, Option<ServicePlan>) {

@@ -32,10 +32,7 @@ impl ServicePlan {
 }
 
 fn endpoint(octet: u8) -> EndpointAddr {
-    EndpointAddr {
-        ip: IpAddr::from([10, 0, 0, octet]),
-        port: 8080,
-    }
+    EndpointAddr::new([10, 0, 0, octet], 8080)
 }
 
 fn program() -> ServiceProgram {

@@ -84,10 +84,7 @@ fn service(number: u16, family: Family, endpoints: u16) -> ServicePlan {
         protocol: Protocol::ALL[usize::from(number % 3)],
         family,
     });
-    let addr = |n: u16| EndpointAddr {
-        ip: ip(family, 0x0af4_0000 + u32::from(n)),
-        port: 8080,
-    };
+    let addr = |n: u16| EndpointAddr::new(ip(family, 0x0af4_0000 + u32::from(n)), 8080);
     let place = |base: u32| ip(family, base + u32::from(number));
     let range = match family {
         Family::V4 => ["203.0.113.0/24", "192.0.2.1/32"],

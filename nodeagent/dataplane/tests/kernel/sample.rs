@@ -32,10 +32,7 @@ pub(crate) fn node_port(number: u32) -> NodePort {
 }
 
 pub(crate) fn endpoint(family: Family, number: u32) -> EndpointAddr {
-    EndpointAddr {
-        ip: ip(family, 0x0a00_0000 + number),
-        port: 8080,
-    }
+    EndpointAddr::new(ip(family, 0x0a00_0000 + number), 8080)
 }
 
 /// Three elements for every set; ranges include everything, the first and the last address.

@@ -16,6 +16,21 @@ use kplane_netlink::{
 use crate::{SETTINGS, commit, sample, socket_with_tables};
 use kplane_rig::kernel::{in_netns, nft};
 
+/// NFT_MSG_NEWTABLE, with NLM_F_CREATE.
+const NEW_TABLE: (u16, u16) = (0x0a00, 0x400);
+/// NFT_MSG_NEWRULE, with NLM_F_CREATE and NLM_F_APPEND.
+const NEW_RULE: (u16, u16) = (0x0a06, 0xc00);
+
+/// An operation of IPv4, of a kind with its flags.
+fn operation(action: &'static str, object: &'static str, (kind, flags): (u16, u16)) -> Operation {
+    Operation {
+        label: Label { action, object },
+        kind,
+        flags,
+        family: 2,
+    }
+}
+
 #[test]
 fn a_commit_is_guarded_by_the_generation() {
     in_netns(|| {
@@ -95,15 +110,7 @@ fn a_batch_over_the_limit_is_not_sent() {
         let mut socket = socket_with_tables();
         let limit = socket.max_batch_bytes();
         let mut batch = Batch::new();
-        let operation = Operation {
-            label: Label {
-                action: "say",
-                object: "much",
-            },
-            kind: 0x0a00,
-            flags: 0,
-            family: 0,
-        };
+        let operation = operation("say", "much", NEW_TABLE);
         while batch.byte_len() <= limit {
             batch.push(operation, |w| w.bytes(1, &[0; MAX_ATTRIBUTE_PAYLOAD_BYTES]));
         }
@@ -134,15 +141,7 @@ fn an_unknown_expression_is_pointed_at() {
     in_netns(|| {
         let mut socket = socket_with_tables();
         let mut batch = Batch::new();
-        let operation = Operation {
-            label: Label {
-                action: "add rule to",
-                object: "services",
-            },
-            kind: 0x0a06, // NFT_MSG_NEWRULE
-            flags: 0xc00, // NLM_F_CREATE | NLM_F_APPEND
-            family: 2,
-        };
+        let operation = operation("add rule to", "services", NEW_RULE);
         batch.push(operation, |w| {
             w.str(1, "kplane");
             w.str(2, "services");
@@ -228,15 +227,7 @@ fn in_a_user_namespace() {
                 w.bytes(100, &vec![0; pad]); // of a type that the kernel passes over
             }
         };
-        let operation = Operation {
-            label: Label {
-                action: "add table",
-                object: "kplane",
-            },
-            kind: 0x0a00, // NFT_MSG_NEWTABLE
-            flags: 0x400, // NLM_F_CREATE
-            family: 2,
-        };
+        let operation = operation("add table", "kplane", NEW_TABLE);
         let frame = 36; // headers 20, name 12, header of the padding 4
         while batch.byte_len() + frame + 60_000 < len - 2 * frame {
             batch.push(operation, table(60_000));
@@ -259,15 +250,7 @@ fn in_a_user_namespace() {
 fn an_attribute_that_is_too_long_fails_its_operation_alone() {
     in_netns(|| {
         let mut socket = socket_with_tables();
-        let operation = |object| Operation {
-            label: Label {
-                action: "add table",
-                object,
-            },
-            kind: 0x0a00, // NFT_MSG_NEWTABLE
-            flags: 0x400, // NLM_F_CREATE
-            family: 2,
-        };
+        let operation = |object| operation("add table", object, NEW_TABLE);
         let mut batch = Batch::new();
         batch.push(operation("good"), |w| w.str(1, "good"));
         batch.push(operation("oversized"), |w| {

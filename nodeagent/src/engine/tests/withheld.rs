@@ -20,10 +20,7 @@ fn port(name: &str, port: u16, addresses: usize, endpoints: usize) -> DesiredObj
     program.port.key.port_name = format!("p{port}").into();
     program.port.port = port;
     program.port.external_ips = (0..addresses).map(ip).collect();
-    let endpoints = (0..endpoints).map(|n| EndpointAddr {
-        ip: ip(n),
-        port: 80,
-    });
+    let endpoints = (0..endpoints).map(|n| EndpointAddr::new(ip(n), 80));
     program.endpoints = endpoints.collect();
     program.has_any = !program.endpoints.is_empty();
     DesiredObject::Service(program)

@@ -10,11 +10,7 @@ use kplane_dataplane::backend::Connections;
 /// The longest address there is.
 fn at(n: u16) -> EndpointAddr {
     let ip = [0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, n];
-    let port = u16::MAX;
-    EndpointAddr {
-        ip: ip.into(),
-        port,
-    }
+    EndpointAddr::new(ip, u16::MAX)
 }
 
 /// The longest name there is.

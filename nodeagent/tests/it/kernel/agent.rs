@@ -2,10 +2,10 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, ChildStderr, Command, Stdio};
+use std::process::{ChildStderr, Command, Stdio};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use kplane_rig::process::Process;
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
 pub(crate) fn binary(args: &[&str]) -> Command {
@@ -21,7 +21,7 @@ pub(crate) fn binary(args: &[&str]) -> Command {
 
 /// An agent of its own, with its log.
 pub(crate) struct Agent {
-    pub(crate) child: Child,
+    pub(crate) child: Process,
     log: std::io::Lines<BufReader<ChildStderr>>,
 }
 
@@ -41,8 +41,8 @@ impl Agent {
     }
 
     /// Starts a program whose standard error is piped.
-    pub(crate) fn spawn(mut command: Command) -> Self {
-        let mut child = command.spawn().unwrap();
+    pub(crate) fn spawn(command: Command) -> Self {
+        let mut child = Process::start(command).unwrap();
         let log = BufReader::new(child.stderr.take().unwrap()).lines();
         Self { child, log }
     }
@@ -62,21 +62,9 @@ impl Agent {
     }
 
     pub(crate) fn stop(mut self) {
-        kill(
-            Pid::from_raw(self.child.id().try_into().unwrap()),
-            Signal::SIGTERM,
-        )
-        .unwrap();
+        self.child.signal(Signal::SIGTERM).unwrap();
         self.log.by_ref().for_each(drop);
         assert_eq!(self.child.wait().unwrap().code(), Some(0));
-    }
-}
-
-impl Drop for Agent {
-    /// A test that fails leaves nothing behind.
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

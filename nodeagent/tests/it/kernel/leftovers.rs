@@ -3,10 +3,11 @@
 use std::fs;
 use std::io::Write as _;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use kplane_rig::link::Netlink;
+use kplane_rig::process::Process;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -40,34 +41,27 @@ fn copy_program(from: &Path, to: &Path) {
 }
 
 /// A process called kube-proxy, which does nothing.
-pub(crate) struct Rival(Child);
+pub(crate) struct Rival(Process);
 
 impl Rival {
     pub(crate) fn start(folder: &Path) -> Self {
         let program = folder.join("kube-proxy");
         copy_program(Path::new("/bin/sleep"), &program);
-        let child = Command::new(program).arg("600").spawn().unwrap();
+        let mut command = Command::new(program);
+        command.arg("600");
+        let process = Process::start(command).unwrap();
         // Its name is its own once the program has taken the place of this one.
-        let comm = format!("/proc/{}/comm", child.id());
+        let comm = format!("/proc/{}/comm", process.id());
         let start = Instant::now();
         while fs::read_to_string(&comm).unwrap() != "kube-proxy\n" {
             assert!(start.elapsed() < DEADLINE, "no kube-proxy in {comm}");
             std::thread::yield_now();
         }
-        Self(child)
+        Self(process)
     }
-}
 
-impl Rival {
     pub(crate) fn pid(&self) -> u32 {
         self.0.id()
-    }
-}
-
-impl Drop for Rival {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 

@@ -13,8 +13,7 @@ use std::time::{Duration, Instant};
 use kplane_rig::kernel::{in_netns, nft};
 use kplane_rig::link::Route;
 use kplane_rig::netns::NetNs;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use super::agent::Agent;
@@ -185,7 +184,7 @@ pub(crate) fn manifests(text: &str) -> TempDir {
 }
 
 pub(crate) fn signal(agent: &Agent, signal: Signal) {
-    kill(Pid::from_raw(agent.child.id().try_into().unwrap()), signal).unwrap();
+    agent.child.signal(signal).unwrap();
 }
 
 pub(crate) fn ends(mut agent: Agent) {

@@ -6,9 +6,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use kplane_rig::loopback::unused;
+use kplane_rig::process::Process;
 
 use super::succession::{connect, echo, exchange};
-use super::{Agent, eventually, listed, program, run};
+use super::{eventually, listed, program, run};
 
 /// The limit of open files.
 const FILES: u32 = 64;
@@ -31,7 +32,7 @@ fn service(name: &str, protocol: &str, node_port: u16, endpoint: SocketAddr) -> 
     )
 }
 
-fn start_limited(folder: &Path, manifests: &Path) -> Agent {
+fn start_limited(folder: &Path, manifests: &Path) -> Process {
     let program = program(folder, manifests);
     let mut command = std::process::Command::new("sh");
     let limit = format!("ulimit -n {FILES}; exec \"$0\" \"$@\"");
@@ -86,7 +87,7 @@ fn u15_an_agent_without_files_recovers_within_a_second_and_other_services_go_on(
     std::fs::write(manifests.join("all.yaml"), all.concat()).unwrap();
     let mut agent = start_limited(folder.path(), &manifests);
     eventually("the Services are listed", || {
-        let ended = agent.0.try_wait().unwrap();
+        let ended = agent.try_wait().unwrap();
         assert!(ended.is_none(), "the agent has ended: {ended:?}");
         listed(folder.path())
     });
@@ -100,7 +101,7 @@ fn u15_an_agent_without_files_recovers_within_a_second_and_other_services_go_on(
                 exchange(&mut stream).ok()
             });
         }
-        assert!(agent.0.try_wait().unwrap().is_none(), "the agent has ended");
+        assert!(agent.try_wait().unwrap().is_none(), "the agent has ended");
         drop((clients, flows));
         let start = Instant::now();
         let mut stream = eventually("a new client is served", || {

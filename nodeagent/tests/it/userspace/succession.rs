@@ -10,11 +10,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kplane_rig::loopback::unused;
+use kplane_rig::process::Process;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 
-use super::{Agent, PATIENCE, eventually, listed, start_with, write_service};
+use super::{PATIENCE, eventually, listed, start_with, write_service};
 
 /// Open connections: half of them exchange data all the time.
 const CONNECTIONS: usize = 2000;
@@ -126,13 +126,12 @@ impl Load {
     }
 }
 
-fn ended(agent: &mut Agent) -> ExitStatus {
-    eventually("the agent ends", || agent.0.try_wait().unwrap())
+fn ended(agent: &mut Process) -> ExitStatus {
+    eventually("the agent ends", || agent.try_wait().unwrap())
 }
 
-fn terminate(agent: &Agent) {
-    let pid = Pid::from_raw(agent.0.id().try_into().unwrap());
-    kill(pid, Signal::SIGTERM).unwrap();
+fn terminate(agent: &Process) {
+    agent.signal(Signal::SIGTERM).unwrap();
 }
 
 /// Returns whether this process may open enough files. The agent inherits the limit, and lets a ServicePort have less than
@@ -224,7 +223,7 @@ fn u57_a_second_signal_ends_an_agent_that_drains() {
         std::thread::sleep(Duration::from_millis(5));
     }
     assert!(
-        agent.0.try_wait().unwrap().is_none(),
+        agent.try_wait().unwrap().is_none(),
         "it waits for its connection"
     );
     terminate(&agent);

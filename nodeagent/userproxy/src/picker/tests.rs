@@ -5,10 +5,7 @@ use proptest::prelude::*;
 use super::*;
 
 fn endpoint(last: u8) -> EndpointAddr {
-    EndpointAddr {
-        ip: IpAddr::from([10, 0, 0, last]),
-        port: 80,
-    }
+    EndpointAddr::new([10, 0, 0, last], 80)
 }
 
 fn client(number: u32) -> IpAddr {

@@ -111,19 +111,23 @@ fn u14_an_idle_flow_ends() {
     ask(&client, b"2");
 }
 
-#[test]
-fn u14_the_idlest_flow_makes_room() {
-    let limits = Limits {
-        connections: 10,
-        of_pair: 100,
-        flows: 8,
-    };
+/// A proxy with room for so many flows.
+fn limited(flows: usize) -> Served {
     let settings = Settings {
-        limits: Some(limits),
+        limits: Some(Limits {
+            connections: 10,
+            of_pair: 100,
+            flows,
+        }),
         threads: Some(1),
         ..Settings::default()
     };
-    let served = Served::with(settings, Protocol::Udp, &[echo()], Options::default());
+    Served::with(settings, Protocol::Udp, &[echo()], Options::default())
+}
+
+#[test]
+fn u14_the_idlest_flow_makes_room() {
+    let served = limited(8);
     let faithful = served.udp();
     // They stay open, so that no two have the same port.
     let others: Vec<_> = (0..50).map(|_| served.udp()).collect();
@@ -142,16 +146,7 @@ fn u14_the_idlest_flow_makes_room() {
 
 #[test]
 fn a_service_over_its_share_ends_flows_of_its_own() {
-    let settings = Settings {
-        limits: Some(Limits {
-            connections: 10,
-            of_pair: 100,
-            flows: 8,
-        }),
-        threads: Some(1),
-        ..Settings::default()
-    };
-    let served = Served::with(settings, Protocol::Udp, &[echo()], Options::default());
+    let served = limited(8);
     let quiet = served.other("dns", 31_000, &[echo()]);
     let client = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     client.connect(quiet).unwrap();
@@ -170,16 +165,7 @@ fn a_service_over_its_share_ends_flows_of_its_own() {
 /// A new Service finds room although its namespace has its share: the namespace's idlest flow ends.
 #[test]
 fn a_namespace_over_its_share_ends_flows_of_its_own() {
-    let settings = Settings {
-        limits: Some(Limits {
-            connections: 10,
-            of_pair: 100,
-            flows: 16,
-        }),
-        threads: Some(1),
-        ..Settings::default()
-    };
-    let served = Served::with(settings, Protocol::Udp, &[echo()], Options::default());
+    let served = limited(16);
     for (node_port, name) in (31_000..).zip(["a", "b", "c", "d", "e"]) {
         let at = served.other(name, node_port, &[echo()]);
         for _ in 0..6 {

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::cluster::faults::{addresses, serve};
 use crate::cluster::replicas::{kpctl, kpctl_in};
-use crate::cluster::support::world::{DEADLINE, NODES, Plane, reaches};
+use crate::cluster::support::world::{DEADLINE, Plane, reaches};
 use crate::cluster::support::{World, with_world};
 
 /// The replicas, the ports of their status APIs, and the node whose agent each has.
@@ -65,7 +65,7 @@ pub(crate) fn a_node_is_frozen_at_any_replica_and_stays_so_over_restarts() -> Re
         world.leads("node-2", later, &addresses(96, 2))?;
         shown(&planes, "node-2", NodeState::InSync)?;
         least(world)?;
-        end(world)
+        world.give_back()
     })
 }
 
@@ -90,7 +90,7 @@ pub(crate) fn orders_at_two_replicas_at_once_are_both_kept() -> Result<()> {
                 shown(&planes, node, state)?;
             }
         }
-        end(world)
+        world.give_back()
     })
 }
 
@@ -115,14 +115,6 @@ fn plane(world: &World, replica: u16, kubeconfig: &Path) -> Result<Plane> {
         kubeconfig,
         &[format!("--peers={}", places.join(","))],
     )
-}
-
-/// Gives the agents back to the world's replicas.
-fn end(world: &mut World) -> Result<()> {
-    for (replica, (node, _)) in (0..).zip(NODES) {
-        world.restart_agent(node, replica)?;
-    }
-    world.settle()
 }
 
 /// Runs kpctl, which must do what it was told.

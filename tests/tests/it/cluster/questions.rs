@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::cluster::replicas::kpctl;
 use crate::cluster::support::with_world;
-use crate::cluster::support::world::{DEADLINE, NODES, Plane, World};
+use crate::cluster::support::world::{DEADLINE, Plane, World};
 
 /// The replicas, the ports of their status APIs, and the node whose agent each has.
 const PLACES: [(u16, u16, &str); 2] = [(15, 7594, "node-1"), (16, 7604, "node-2")];
@@ -51,14 +51,6 @@ fn start(world: &mut World) -> Result<Vec<Plane>> {
         anyhow::Ok(())
     })?;
     Ok(planes)
-}
-
-/// Gives the agents back to the replicas of all tests.
-fn end(world: &mut World) -> Result<()> {
-    for (replica, (node, _)) in (0..).zip(NODES) {
-        world.restart_agent(node, replica)?;
-    }
-    world.settle()
 }
 
 /// Waits until kpctl ends with this code and says all of these texts.
@@ -167,7 +159,7 @@ pub(crate) fn drain_status_counts_what_is_held_open_and_never_guesses() -> Resul
         let none = ["drain-status", "node/q"];
         says(world, PORT, &none, 1, &["kpctl get nodes lists them"])?;
         served.delete(world)?;
-        end(world)
+        world.give_back()
     })
 }
 
@@ -224,7 +216,7 @@ pub(crate) fn a_client_that_is_remembered_is_listed_and_forgotten() -> Result<()
         says(world, PORT, &forget, 6, &unknown)?;
         served.delete(world)?;
         plain.delete(world)?;
-        end(world)
+        world.give_back()
     })
 }
 
@@ -266,7 +258,7 @@ pub(crate) fn probe_tells_the_data_path_from_the_control_path() -> Result<()> {
         world
             .api()
             .delete("EndpointSlice", &format!("{name}-own"))?;
-        end(world)
+        world.give_back()
     })
 }
 
@@ -368,7 +360,7 @@ pub(crate) fn a_service_that_asks_for_the_proxy_is_seen_in_it() -> Result<()> {
         let wrong = ["get", "proxied", "default/q-proxed"];
         says(world, PORT, &wrong, 1, &["q-proxed", "q-proxied"])?;
         served.delete(world)?;
-        end(world)
+        world.give_back()
     })
 }
 

@@ -12,7 +12,7 @@ use kplane_tests::wait::eventually;
 use serde_json::{Value, json};
 
 use crate::cluster::faults::{addresses, serve, slice};
-use crate::cluster::support::world::{DEADLINE, NODES, Plane, product};
+use crate::cluster::support::world::{DEADLINE, Plane, product};
 use crate::cluster::support::{World, with_world};
 
 /// The replicas, the ports of their status APIs, and the node whose agent each has.
@@ -37,10 +37,7 @@ pub(crate) fn history_names_the_object_its_version_and_the_time_of_each_node() -
             .api()
             .delete("EndpointSlice", &format!("{SERVICE}-own"))?;
         removed(world)?;
-        for (replica, (node, _)) in (0..).zip(NODES) {
-            world.restart_agent(node, replica)?;
-        }
-        world.settle()
+        world.give_back()
     })
 }
 

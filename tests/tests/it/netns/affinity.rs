@@ -12,10 +12,9 @@ use kplane_tests::netns::NetNs;
 use kplane_tests::privilege::require_tool;
 use kplane_tests::vm;
 use kplane_tests::wait::eventually;
-use serde_json::Value;
 
 use crate::netns::churn::Loads;
-use kplane_tests::support::nft::{can_load, load, run};
+use kplane_tests::support::nft::{can_load, load, objects, run};
 use kplane_tests::support::under_test::UnderTest;
 use kplane_tests::support::{At, Client, Ep, Net, Question, Seen, Setup, Svc, World, ep, svc};
 
@@ -117,13 +116,7 @@ pub(crate) fn a11_protocols_and_clients_choose_apart() -> Result<()> {
 
 /// What a node's table remembers: milliseconds that each client has left, by family.
 fn remaining(ns: &NetNs, family: Family) -> Result<Vec<u64>> {
-    let table = match family {
-        Family::V4 => "ip",
-        Family::V6 => "ip6",
-    };
-    let text = run(ns, &["-j", "list", "table", table, "kplane"])?;
-    let listing: Value = serde_json::from_str(&text)?;
-    let objects = listing["nftables"].as_array().context("no objects")?;
+    let objects = objects(ns, family)?;
     let maps = objects.iter().filter_map(|object| object.get("map"));
     let ours = maps.filter(|map| {
         map["name"]
@@ -133,7 +126,7 @@ fn remaining(ns: &NetNs, family: Family) -> Result<Vec<u64>> {
     let elements = ours.filter_map(|map| map["elem"].as_array()).flatten();
     let expires = elements.map(|element| {
         let element = element[0]["elem"]["expires"].as_u64();
-        element.with_context(|| format!("no time in {text}"))
+        element.with_context(|| format!("no time in {objects:?}"))
     });
     expires.collect()
 }

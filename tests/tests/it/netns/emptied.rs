@@ -69,6 +69,7 @@ fn config(manifests: &Path, cache: &str, backend: UnderTest) -> Result<Config> {
     match Flags::try_parse_from(line)?.check()?.task {
         Task::Run(config) => Ok(Config {
             backend: backend.kind(),
+            inside: Some(kp_controlplane::app::inside),
             ..*config
         }),
         _ => bail!("not an agent"),

@@ -125,7 +125,10 @@ fn config(manifests: &str, addresses: &str) -> Result<Config> {
     ];
     let flags = Flags::try_parse_from(line.into_iter().chain(more).chain(ports))?;
     match flags.check()?.task {
-        Task::Run(config) => Ok(*config),
+        Task::Run(config) => Ok(Config {
+            inside: Some(kp_controlplane::app::inside),
+            ..*config
+        }),
         _ => bail!("not an agent"),
     }
 }

@@ -156,7 +156,8 @@ pub(crate) fn a11_a_client_is_forgotten_when_its_time_is_over() -> Result<()> {
     })
 }
 
-fn remove_leftovers(node: &NetNs, serving: Serving) -> Result<()> {
+/// Removes what other proxies left on a node.
+pub(crate) fn remove_leftovers(node: &NetNs, serving: Serving) -> Result<()> {
     let outcome = node.run(|| Ok(leftovers::find(serving).remove()))?;
     ensure!(outcome.problems.is_empty(), "{:?}", outcome.problems);
     let left = node.run(|| Ok(leftovers::find(serving)))?;

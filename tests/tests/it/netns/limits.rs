@@ -145,10 +145,7 @@ fn poison_applies(
         plan.as_mut().filter(|_| bad)
     });
     for frontend in bad.flat_map(|plan| &mut plan.frontends) {
-        frontend.endpoints = vec![EndpointAddr {
-            ip: pod_ips(1, 1)[1],
-            port: 53,
-        }];
+        frontend.endpoints = vec![EndpointAddr::new(pod_ips(1, 1)[1], 53)];
     }
     let applied = agent.apply(Family::V4, &plans, complete)?;
     let names: Vec<String> = applied.failures.iter().map(|f| f.key.to_string()).collect();

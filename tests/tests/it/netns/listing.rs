@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::netns::addresses::cluster_policies;
 use crate::netns::policies::external_local;
 use crate::netns::restart::every_kind;
-use kplane_tests::support::nft::{can_load, load, run};
+use kplane_tests::support::nft::{can_load, load, objects, run};
 use kplane_tests::support::{Scenario, Setup, World};
 
 pub(crate) fn a_printed_ruleset_loads_again_and_does_the_same() -> Result<()> {
@@ -87,13 +87,7 @@ pub(crate) fn json_listings_agree_with_what_we_read_back() -> Result<()> {
 
 /// Number of elements by set, for those that have any, as `nft` sees it.
 pub(crate) fn printed_counts(ns: &NetNs, family: Family) -> Result<BTreeMap<String, usize>> {
-    let table = match family {
-        Family::V4 => "ip",
-        Family::V6 => "ip6",
-    };
-    let text = run(ns, &["-j", "list", "table", table, "kplane"])?;
-    let listing: Value = serde_json::from_str(&text)?;
-    let objects = listing["nftables"].as_array().context("no objects")?;
+    let objects = objects(ns, family)?;
     let sets = objects
         .iter()
         .flat_map(|object| [object.get("set"), object.get("map")])

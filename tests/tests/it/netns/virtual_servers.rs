@@ -7,17 +7,17 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use kplane_dataplane::backend::ipvs::Timeouts;
 use kplane_dataplane::backend::{Connections, Kind, RealServer};
-use kplane_dataplane::leftovers::{self, Serving};
-use kplane_model::{EndpointAddr, Family, IpvsScheduler, Protocol, ServiceName};
+use kplane_dataplane::leftovers;
+use kplane_model::{Family, IpvsScheduler, Protocol, ServiceName};
 use kplane_proto::v1::ServerStats;
 use kplane_tests::client::{Probe, Session};
 use kplane_tests::link::Route;
-use kplane_tests::netns::NetNs;
 use kplane_tests::topology::LINK;
 use kplane_tests::wait::eventually;
 
 use crate::netns::churn::Loads;
 use crate::netns::combined::cluster;
+use crate::netns::iptables::remove_leftovers;
 use kplane_tests::support::cluster::Cluster;
 use kplane_tests::support::ipvs::{addresses, ensure_nothing, run, servers, sets, weights};
 use kplane_tests::support::objects::{service, with_pods};
@@ -213,10 +213,7 @@ pub(crate) fn d5_what_drains_is_in_the_report() -> Result<()> {
     ensure!(told.error.is_empty() && told.servers.len() == 2, "{told:?}");
     for (family, server) in Family::ALL.into_iter().zip(&told.servers) {
         let real = |pod: &str, weight, active| RealServer {
-            at: EndpointAddr {
-                ip: ep(pod).address(family).ip(),
-                port: ep(pod).address(family).port(),
-            },
+            at: ep(pod).address(family).into(),
             weight,
             connections: Connections {
                 active,
@@ -485,14 +482,6 @@ const EVERYBODY: [(Client, At, Family); 4] = [
 /// Loads what the rules of nftables need.
 const MODULES_OF_NFTABLES: &str = "modprobe -a nft_ct nft_numgen nft_chain_nat nft_nat nft_masq \
     nft_fib_ipv4 nft_fib_ipv6 nft_reject_ipv4 nft_reject_ipv6";
-
-fn remove_leftovers(node: &NetNs, serving: Serving) -> Result<()> {
-    let outcome = node.run(|| Ok(leftovers::find(serving).remove()))?;
-    ensure!(outcome.problems.is_empty(), "{:?}", outcome.problems);
-    let left = node.run(|| Ok(leftovers::find(serving)))?;
-    ensure!(left.is_empty(), "left: {left}");
-    Ok(())
-}
 
 /// To nftables and back: no new connection fails. Connections of nftables go on under IPVS.
 pub(crate) fn i4_nothing_fails_on_the_way_to_nftables_and_back() -> Result<()> {

@@ -118,5 +118,5 @@ fn memory_is_bounded_whatever_an_agent_says() {
     let summary = latencies.summary().unwrap();
     assert_eq!((summary.count, summary.last_ms), (REMEMBERED, 9_999));
     assert_eq!(latencies.0.capacity(), REMEMBERED);
-    assert_eq!(size_of::<Programmed>(), 56);
+    assert_eq!(size_of::<Programmed>(), 32);
 }

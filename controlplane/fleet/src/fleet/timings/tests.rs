@@ -28,11 +28,8 @@ fn publish(hub: &Hub, name: &str, ago: u64) -> u64 {
     let key = ServiceKey::sample("shop", name);
     let port = ServicePort::sample(key.clone());
     hub.store.publish(Publication {
-        services: vec![(key, Some(Published::new(port, &[])))],
-        nodes: Vec::new(),
-        service_cidrs: None,
         observed_at: SystemTime::now() - Duration::from_secs(ago),
-        triggers: Vec::new(),
+        ..Publication::sample(vec![(key, Some(Published::new(port, &[])))], vec![])
     })
 }
 

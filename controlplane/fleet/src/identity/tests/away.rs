@@ -45,18 +45,8 @@ impl Cluster {
     async fn start() -> Self {
         let (script, signer) = (Arc::<Mutex<Script>>::default(), Arc::new(Signer::new()));
         let hub = hub(kubernetes::NAME);
-        let nodes = ["n1", "n2"].map(|name| NodeFacts {
-            name: name.into(),
-            known: true,
-            ..NodeFacts::default()
-        });
-        hub.store.publish(Publication {
-            services: Vec::new(),
-            nodes: nodes.to_vec(),
-            service_cidrs: None,
-            observed_at: SystemTime::now(),
-            triggers: Vec::new(),
-        });
+        let nodes = ["n1", "n2"].map(NodeFacts::sample).to_vec();
+        hub.store.publish(Publication::sample(vec![], nodes));
         hub.store.set_synced();
         let config = Config {
             agent_accounts: vec![ACCOUNT.to_owned()],

@@ -1,7 +1,5 @@
 //! Updates for many agents compared with those that agents get alone.
 
-use std::time::SystemTime;
-
 use kplane_model::{Endpoint, EndpointAddr, NodeFacts, ServiceKey, ServicePort};
 use kplane_proto::v1::server_message::Kind;
 use prost::Message as _;
@@ -12,21 +10,13 @@ use crate::publish::{Publication, Published, Store, Trigger};
 use crate::trust::Trust;
 
 fn publication() -> Publication {
-    Publication {
-        services: Vec::new(),
-        nodes: Vec::new(),
-        service_cidrs: None,
-        observed_at: SystemTime::now(),
-        triggers: Vec::new(),
-    }
+    Publication::sample(vec![], vec![])
 }
 
 fn node(name: &str, zone: Option<&str>) -> NodeFacts {
     NodeFacts {
-        name: name.into(),
         zone: zone.map(Into::into),
-        known: true,
-        ..NodeFacts::default()
+        ..NodeFacts::sample(name)
     }
 }
 

@@ -1,7 +1,5 @@
 //! Agents that come from another replica.
 
-use std::time::SystemTime;
-
 use kplane_model::{EndpointAddr, NodeFacts, ObjectHash, Ranges, ServiceKey, ServicePort};
 use kplane_proto::convert::decode_object;
 use prost::Message as _;
@@ -13,13 +11,7 @@ use crate::publish::{Publication, Published, Store};
 const NODE: &str = "n1";
 
 fn publication(services: Vec<(ServiceKey, Option<Published>)>) -> Publication {
-    Publication {
-        services,
-        nodes: Vec::new(),
-        service_cidrs: None,
-        observed_at: SystemTime::now(),
-        triggers: Vec::new(),
-    }
+    Publication::sample(services, vec![])
 }
 
 fn key(number: usize) -> ServiceKey {
@@ -37,11 +29,7 @@ fn replica(epoch: u64, services: usize) -> Store {
     let store = Store::new(epoch);
     let all = (0..services).map(|number| (key(number), Some(published(number, 1))));
     store.publish(Publication {
-        nodes: vec![NodeFacts {
-            name: NODE.into(),
-            known: true,
-            ..NodeFacts::default()
-        }],
+        nodes: vec![NodeFacts::sample(NODE)],
         ..publication(all.collect())
     });
     store

@@ -19,10 +19,7 @@ fn key(name: &str, family: Family) -> ServiceKey {
 fn endpoint(octet: u8, node: &str) -> Endpoint {
     Endpoint {
         node: Some(node.into()),
-        ..Endpoint::ready(EndpointAddr {
-            ip: [10, 0, 0, octet].into(),
-            port: 80,
-        })
+        ..Endpoint::ready(EndpointAddr::new([10, 0, 0, octet], 80))
     }
 }
 
@@ -46,11 +43,9 @@ fn publish(
     triggers: Vec<Trigger>,
 ) -> u64 {
     store.publish(Publication {
-        services,
-        nodes: Vec::new(),
-        service_cidrs: None,
         observed_at: SystemTime::UNIX_EPOCH,
         triggers,
+        ..Publication::sample(services, vec![])
     })
 }
 
@@ -136,11 +131,8 @@ fn h_nodes_that_a_change_does_not_concern_do_not_hear_of_its_trigger() {
         ..NodeFacts::default()
     });
     store.publish(Publication {
-        services: Vec::new(),
-        nodes: nodes.into(),
-        service_cidrs: None,
         observed_at: SystemTime::UNIX_EPOCH,
-        triggers: Vec::new(),
+        ..Publication::sample(vec![], nodes.into())
     });
     let hinted = |octet, zone: &str| Endpoint {
         zone_hints: vec![zone.into()],

@@ -28,11 +28,8 @@ fn zoned(name: &str, endpoints: &[(u8, &str)]) -> (ServiceKey, Option<Published>
 
 fn publish(store: &Store, at: u64, services: Vec<(ServiceKey, Option<Published>)>) -> u64 {
     store.publish(Publication {
-        services,
-        nodes: Vec::new(),
-        service_cidrs: None,
         observed_at: SystemTime::UNIX_EPOCH + Duration::from_secs(at),
-        triggers: Vec::new(),
+        ..Publication::sample(services, vec![])
     })
 }
 
@@ -40,17 +37,12 @@ fn publish(store: &Store, at: u64, services: Vec<(ServiceKey, Option<Published>)
 fn store() -> Store {
     let store = Store::new(7);
     let nodes = [("in-x", "x"), ("in-y", "y")].map(|(name, zone)| NodeFacts {
-        name: name.into(),
         zone: Some(zone.into()),
-        known: true,
-        ..NodeFacts::default()
+        ..NodeFacts::sample(name)
     });
     store.publish(Publication {
-        services: Vec::new(),
-        nodes: nodes.to_vec(),
-        service_cidrs: None,
         observed_at: SystemTime::UNIX_EPOCH,
-        triggers: Vec::new(),
+        ..Publication::sample(vec![], nodes.to_vec())
     });
     store
 }

@@ -50,10 +50,7 @@ fn elements(family: Family) -> impl Strategy<Value = Element> {
                 Key::ServiceSlot(destination, index),
                 Key::NodePortSlot(node_port, index),
             ];
-            let endpoint = EndpointAddr {
-                ip: other,
-                port: target,
-            };
+            let endpoint = EndpointAddr::new(other, target);
             let id = AffinityId::from_bits(u64::from(index) << 30);
             Element {
                 set,

@@ -145,10 +145,7 @@ fn the_longest_message_has_room() {
             protocol: Protocol::Tcp,
             family: Family::V6,
         }),
-        endpoint: EndpointAddr {
-            ip: IpAddr::from([0; 16]),
-            port: 1,
-        },
+        endpoint: EndpointAddr::new([0; 16], 1),
         ways: [way(), way()],
     };
     let bytes = encode(&message);

@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
@@ -16,6 +16,7 @@ use kp_nodeagent::config::{Config, Flags, Task};
 use kplane_dataplane::backend::Kind;
 use kplane_fleet::certs;
 use kplane_http::client::until;
+use kplane_tests::process::Process;
 use kplane_tests::product::Product;
 use serde_json::Value;
 
@@ -183,17 +184,6 @@ fn is_failure(label: &str, value: &str) -> bool {
     label == "reason" && all.iter().any(|failure| failure.name() == value)
 }
 
-/// A program that ends with its handle.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// Returns the metrics of a control plane with TLS, whose API server does not answer.
 fn without_api_server(folder: &Path) -> Result<String> {
     let dir = folder.join("certs");
@@ -219,8 +209,8 @@ fn without_api_server(folder: &Path) -> Result<String> {
         .args(["--log-format=json", "--audit-log="])
         .env("RUST_LOG", "info");
     command.stdin(Stdio::null()).stderr(Stdio::piped());
-    let mut program = Running(command.spawn().context("start kp-controlplane")?);
-    let log = program.0.stderr.take().context("no log")?;
+    let mut program = Process::start(command)?;
+    let log = program.stderr.take().context("no log")?;
     let mut lines = BufReader::new(log).lines();
     let http = lines.find_map(|line| {
         let line: Value = serde_json::from_str(&line.ok()?).ok()?;

@@ -212,10 +212,7 @@ impl SecurePlane {
 
     /// Returns a caller with a certificate of this control plane's authority, a token, both or none.
     pub(crate) fn caller(&self, pair: Option<&str>, token: Option<&str>) -> Result<Caller<'_>> {
-        let pair = pair.map(|name| KeyPair {
-            certificate: self.certs.join(format!("{name}.crt")),
-            key: self.certs.join(format!("{name}.key")),
-        });
+        let pair = pair.map(|name| KeyPair::in_folder(&self.certs, name));
         Ok(Caller {
             plane: self,
             authorities: self.certs.join("ca.crt"),

@@ -270,6 +270,14 @@ impl World {
         self.start_agent(node, &planes.collect::<Vec<_>>().join(","), flags)
     }
 
+    /// Gives the agents back to the replicas of all tests.
+    pub(crate) fn give_back(&mut self) -> Result<()> {
+        for (replica, (node, _)) in (0..).zip(NODES) {
+            self.restart_agent(node, replica)?;
+        }
+        self.settle()
+    }
+
     fn start_agent(&mut self, node: &'static str, planes: &str, flags: &[&str]) -> Result<()> {
         let guard = Guard::new(self.topology.node(node)?.ns())?;
         let mut agent = self.program(&product()?.node_agent, node)?;

@@ -150,10 +150,7 @@ fn plan(number: u8, endpoints: u8) -> (ServiceKey, Option<ServicePlan>) {
     });
     let ip = std::net::IpAddr::from([10, 96, 0, number]);
     let endpoints: Vec<_> = (1..=endpoints)
-        .map(|n| kplane_model::EndpointAddr {
-            ip: [10, 244, number, n].into(),
-            port: 80,
-        })
+        .map(|n| kplane_model::EndpointAddr::new([10, 244, number, n], 80))
         .collect();
     let frontend = Frontend {
         at: FrontendAddr::Address {

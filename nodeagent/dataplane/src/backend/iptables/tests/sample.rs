@@ -120,10 +120,7 @@ pub(super) fn pod(number: u8, family: Family) -> IpAddr {
 }
 
 pub(super) fn plan(number: u16, family: Family, shape: &Shape) -> ServicePlan {
-    let addr = |pod_number: u8| EndpointAddr {
-        ip: pod(pod_number, family),
-        port: 8080,
-    };
+    let addr = |pod_number: u8| EndpointAddr::new(pod(pod_number, family), 8080);
     let range = match family {
         Family::V4 => "203.0.113.0/24",
         Family::V6 => "2001:db8::/32",

@@ -26,10 +26,7 @@ use crate::plan::{Frontend, FrontendAddr, NodePlan, Origin, ServicePlan, Unserve
 use memory::Memory;
 
 fn endpoint(octet: u8) -> EndpointAddr {
-    EndpointAddr {
-        ip: IpAddr::from([10, 0, 0, octet]),
-        port: 8080,
-    }
+    EndpointAddr::new([10, 0, 0, octet], 8080)
 }
 
 fn key(n: u8) -> ServiceKey {

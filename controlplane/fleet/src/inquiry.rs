@@ -1,0 +1,132 @@
+//! Questions to the agents of this replica, for facts that no report has.
+//!
+//! Answers are not kept: each goes to its caller. They are bounded in number, size and time. An agent without an answer
+//! is in the result, with the reason: it never counts as one that answered "nothing".
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::stream::{self, Stream, StreamExt as _};
+use kplane_model::NodeName;
+use kplane_proto::v1 as pb;
+use tokio::time::{Instant, timeout_at};
+
+use crate::fleet::{Fleet, label};
+
+/// Maximum number of agents that are asked at once.
+const AT_A_TIME: usize = 1_024;
+/// Maximum size of all answers together, in bytes: some 200,000 real servers.
+pub(crate) const ANSWERS_BYTES: usize = 16 << 20;
+/// Longest text of an agent that is shown, in bytes.
+const TEXT: usize = 300;
+
+/// The questions to the agents of some nodes.
+pub type Questions = Vec<(NodeName, Arc<pb::Inspect>)>;
+
+/// Longest time to wait for agents.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// For each of them.
+    pub each: Duration,
+    /// For all together.
+    pub within: Duration,
+}
+
+impl Patience {
+    /// Returns the patience that is the same for one agent and for all.
+    #[must_use]
+    pub const fn all(within: Duration) -> Self {
+        let each = within;
+        Self { each, within }
+    }
+}
+
+/// What an agent said.
+#[derive(Debug)]
+pub struct Heard {
+    /// The node.
+    pub node: NodeName,
+    /// Version of the agent; empty = not known.
+    pub version: String,
+    /// The answer, or the reason why there is none.
+    pub outcome: Result<pb::Inspection, String>,
+}
+
+impl Heard {
+    /// Creates the outcome for a node without an answer.
+    pub fn nothing(node: NodeName, reason: impl Into<String>) -> Self {
+        Self {
+            node,
+            version: String::new(),
+            outcome: Err(reason.into()),
+        }
+    }
+
+    /// Returns a part of the answer. An agent that leaves it out does not know the question.
+    ///
+    /// # Errors
+    /// The reason why there is none, which may be the agent's own `error`.
+    pub fn part<T: ?Sized>(
+        &self,
+        part: impl Fn(&pb::Inspection) -> Option<&T>,
+        error: impl Fn(&T) -> &str,
+    ) -> Result<&T, String> {
+        let answer = self.outcome.as_ref().map_err(String::clone)?;
+        let part = part(answer).ok_or_else(|| match self.version.as_str() {
+            "" => "its agent does not know this question: it is of an older version".to_owned(),
+            version => format!(
+                "its agent of version {} does not know this question: update it",
+                label(version, TEXT)
+            ),
+        })?;
+        match error(part) {
+            "" => Ok(part),
+            text => Err(label(text, TEXT)),
+        }
+    }
+}
+
+/// Room for answers.
+pub(crate) struct Room(usize);
+
+impl Default for Room {
+    fn default() -> Self {
+        Self(ANSWERS_BYTES)
+    }
+}
+
+impl Room {
+    /// Returns what was heard, without an answer for which there is no room.
+    pub(crate) fn fit(&mut self, mut heard: Heard) -> Heard {
+        let answer = heard.outcome.as_ref();
+        let bytes = answer.map_or(0, prost::Message::encoded_len);
+        match self.0.checked_sub(bytes) {
+            Some(left) => self.0 = left,
+            None => heard.outcome = Err("not shown: too many answers".to_owned()),
+        }
+        heard
+    }
+}
+
+/// Asks agents that are connected to this replica, and yields their answers as they come.
+pub fn ask(fleet: &Fleet, nodes: Questions, patience: Patience) -> impl Stream<Item = Heard> {
+    let end = Instant::now() + patience.within;
+    let asked = nodes.into_iter().map(move |(node, question)| async move {
+        let version = fleet.record(&node).map(|record| record.version.clone());
+        let answer = fleet.ask(&node, question);
+        let until = end.min(Instant::now() + patience.each);
+        let outcome = match timeout_at(until, answer).await {
+            Ok(Ok(inspection)) => Ok(inspection),
+            Ok(Err(_)) => Err("its agent disconnected, or has too many open questions".into()),
+            Err(_) => Err("its agent is connected, and did not answer in time".into()),
+        };
+        Heard {
+            node,
+            version: version.unwrap_or_default(),
+            outcome,
+        }
+    });
+    let mut room = Room::default();
+    let heard = stream::iter(asked).buffer_unordered(AT_A_TIME);
+    heard.map(move |heard| room.fit(heard))
+}

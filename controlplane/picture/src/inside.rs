@@ -1,0 +1,69 @@
+//! A control plane inside the process of an agent, for `--standalone`.
+//!
+//! The agent's program names the function that starts it ([`Start`]), so that the agent's library does not need the
+//! control plane, and a program without it is smaller.
+
+use std::error::Error;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use futures_util::future::BoxFuture;
+use kplane_model::NodeName;
+use tonic::transport::Channel;
+
+use crate::admission::Admission;
+use crate::index::CliffGuard;
+use crate::source::kubernetes;
+
+/// The origin of objects.
+#[derive(Clone, Debug)]
+pub enum Origin {
+    /// A folder or file of manifests, or `-` for standard input.
+    Manifests(PathBuf),
+    /// A Kubernetes API server.
+    Kubernetes(kubernetes::Config),
+}
+
+impl Origin {
+    /// Returns the origin's name in the status API.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Manifests(_) => "manifests",
+            Self::Kubernetes(_) => kubernetes::NAME,
+        }
+    }
+}
+
+/// Configuration of the control plane of one node.
+#[derive(Clone, Debug)]
+pub struct Inside {
+    /// The node, the only one that is served.
+    pub node: NodeName,
+    /// Origin of the objects.
+    pub origin: Origin,
+    /// Identity of the source, if the source itself has none.
+    pub source_id: Option<String>,
+    /// Address of the status API; `None` = none.
+    pub status: Option<SocketAddr>,
+    /// Restrictions on Services.
+    pub admission: Admission,
+    /// Guard that holds back large deletions.
+    pub guard: CliffGuard,
+}
+
+/// A running control plane.
+pub struct Running {
+    /// Connection for the agent.
+    pub channel: Channel,
+    /// Address of the status API.
+    pub status: Option<SocketAddr>,
+    /// Ends with the control plane; the error is that of the part that failed.
+    pub ended: BoxFuture<'static, Result<(), Failure>>,
+}
+
+/// The reason why a control plane cannot start or has ended.
+pub type Failure = Box<dyn Error + Send + Sync>;
+
+/// Starts a control plane.
+pub type Start = fn(Inside) -> BoxFuture<'static, Result<Running, Failure>>;
