@@ -401,12 +401,15 @@ impl Bound {
     ///
     /// # Errors
     /// The part that failed first.
-    pub fn wait(mut self) -> BoxFuture<'static, Result<(), TaskError>> {
-        Box::pin(async move {
-            let first = self.tasks.join_next().await;
-            self.hub.shutdown.cancel();
-            self.tasks.shutdown().await;
-            first.map_or(Ok(()), |result| result?)
-        })
+    pub fn wait(self) -> BoxFuture<'static, Result<(), TaskError>> {
+        Box::pin(self.run())
+    }
+
+    /// A function of its own, because a block would keep only the fields that it names, and the channel would close.
+    async fn run(mut self) -> Result<(), TaskError> {
+        let first = self.tasks.join_next().await;
+        self.hub.shutdown.cancel();
+        self.tasks.shutdown().await;
+        first.map_or(Ok(()), |result| result?)
     }
 }
