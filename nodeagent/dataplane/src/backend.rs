@@ -334,7 +334,7 @@ pub struct Settings {
     pub refuse_loopback: bool,
     /// iptables: how a rule finds the Service of an address.
     pub iptables_layout: iptables::Layout,
-    /// iptables and ipvs: longest time until a change by another program is repaired.
+    /// iptables and ipvs: time between two checks for changes by other programs; longer where a check takes long.
     pub probe_interval: Duration,
     /// Settings of ipvs alone.
     pub ipvs: ipvs::IpvsSettings,

@@ -26,11 +26,14 @@ use crate::backend::{
 use crate::plan::{FrontendAddr, NodePlan};
 use crate::process::RunError;
 
-/// Largest share of the time for reading tables back, as 1/n. 10,000 Services are read in 0.3 s (legacy) to
-/// 0.8 s, so changes by other programs are found within 4 s.
-const READ_SHARE: u32 = 10;
-/// Share for iptables on nf_tables, where the tables are read only after a change by another program.
-const READ_SHARE_NFT: u32 = 5;
+/// Largest share of the time for checks of legacy tables, as 1/n. A check of 10,000 Services takes 0.3 s, so there is
+/// one every 30 s. kube-proxy looks for its canary chain as often.
+const CHECK_SHARE: u32 = 100;
+/// Longest time between two checks of legacy tables, unless the settings say longer.
+const CHECK_LATEST: Duration = Duration::from_secs(60);
+/// Share for iptables on nf_tables, where the tables are read only after a change by another program. 10,000 Services
+/// are read in 0.8 s.
+const CHECK_SHARE_NFT: u32 = 5;
 
 /// Share of all addresses, as 1/n, that must be added or removed before the way to a Service is measured
 /// again.
@@ -47,7 +50,7 @@ const TCP_BE_LIBERAL: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_libera
 struct IptablesDataPath<T> {
     tables: T,
     settings: RuleSettings,
-    /// Longest time between two checks of the tables.
+    /// Shortest time between two checks of the tables.
     probe_interval: Duration,
     /// Numbers of rules in the tables filter and nat, while the ruleset is known.
     counts: [u64; 2],
@@ -57,8 +60,9 @@ struct IptablesDataPath<T> {
     known: Option<u32>,
     /// Chains that should be deleted, and are empty, because rules of other programs jump to them.
     kept: Vec<(TableName, ChainName)>,
-    /// Duration of the last read of the tables.
-    reading: Duration,
+    /// Durations of the last checks that read the tables. The shortest is the cost of a check: the others may have
+    /// waited for a processor.
+    checks: [Duration; 3],
     /// Whether node ports on loopback addresses work, or the attempt to enable them was made.
     localhost: bool,
 }
@@ -128,15 +132,13 @@ impl<T: Tables> IptablesDataPath<T> {
             lookups: Lookups::default(),
             known: None,
             kept: Vec::new(),
-            reading: Duration::ZERO,
+            checks: [Duration::ZERO; 3],
             localhost: false,
         }
     }
 
     fn read(&mut self) -> Result<Listing, StepError> {
-        let started = Instant::now();
         let mut listing = self.tables.read().map_err(unreadable)?;
-        self.reading = started.elapsed();
         self.kept.retain(|id| {
             let needed = listing.needed.contains(id);
             needed && listing.found.forget_empty(id)
@@ -326,8 +328,11 @@ impl<T: Tables> DataPath for IptablesDataPath<T> {
             return Ok(Verification::Equal);
         }
         self.known = None;
+        let started = Instant::now();
         let found = self.read()?.found;
-        if let Some(difference) = ruleset.difference(&found) {
+        let difference = ruleset.difference(&found);
+        self.checks = [self.checks[1], self.checks[2], started.elapsed()];
+        if let Some(difference) = difference {
             return Err(StepError::Drifted(difference));
         }
         self.known = before.filter(|_| before == self.tables.generation());
@@ -351,11 +356,12 @@ impl<T: Tables> DataPath for IptablesDataPath<T> {
     }
 
     fn probe_interval(&self) -> Option<Duration> {
-        let share = match self.tables.flavour() {
-            Flavour::Legacy => READ_SHARE,
-            Flavour::Nft => READ_SHARE_NFT,
+        let cost = self.checks.into_iter().min().unwrap_or_default();
+        let least = match self.tables.flavour() {
+            Flavour::Legacy => (cost * CHECK_SHARE).min(CHECK_LATEST),
+            Flavour::Nft => cost * CHECK_SHARE_NFT,
         };
-        Some(self.probe_interval.max(self.reading * share))
+        Some(self.probe_interval.max(least))
     }
 }
 

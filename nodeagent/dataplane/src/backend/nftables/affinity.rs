@@ -13,6 +13,9 @@
 //! other group too, if that group may choose the endpoint. Elements lead to these chains: `Set::Sticky`
 //! (pick), `Set::RememberServices` and `Set::RememberNodeports` (keep or split).
 //!
+//! Groups cannot share a map and its chains: the group would have to be a part of the map's key, and nft 1.0.6
+//! can load no rule with `dnat to` a map of which a part of the key is a constant or the result of another map.
+//!
 //! nft 1.0.6 cannot load a rule that stores an IPv6 address and a port as one value. So IPv6 has a second map
 //! for ports, always written together with the first. Both maps may disagree on a client that opens two first
 //! connections at once, to endpoints with different ports. `stale.rs` then finds that the pair is no

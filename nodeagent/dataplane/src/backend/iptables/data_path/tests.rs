@@ -25,6 +25,7 @@ struct Memory {
     killed_after: Option<usize>,
     restores: usize,
     reads: usize,
+    legacy: bool,
 }
 
 fn failed(raw: i32, complaint: &str) -> RunError {
@@ -74,7 +75,10 @@ impl Memory {
 
 impl Tables for Memory {
     fn flavour(&self) -> Flavour {
-        Flavour::Nft
+        match self.legacy {
+            true => Flavour::Legacy,
+            false => Flavour::Nft,
+        }
     }
 
     fn limits(&self) -> Limits {
@@ -252,6 +256,26 @@ fn tables_are_read_when_the_generation_moved() {
     assert!(partial.to_string().contains("applied again"), "{partial}");
     apply(&mut driver, &plans(1..=3), true).unwrap();
     assert_eq!(driver.verify().unwrap(), Verification::Equal);
+}
+
+/// Checks of legacy tables take a hundredth of the time, and are never more than a minute apart by themselves. A
+/// check that had to wait for a processor counts for nothing.
+#[test]
+fn the_time_between_checks_follows_their_duration() {
+    let mut driver = driver();
+    let seconds = Duration::from_secs;
+    for (check_ms, legacy, nft) in [(4, 2, 2), (300, 30, 2), (1_000, 60, 5)] {
+        let check = Duration::from_millis(check_ms);
+        driver.path.checks = [check, seconds(20), check];
+        let intervals = [true, false].map(|legacy| {
+            memory(&mut driver).legacy = legacy;
+            driver.probe_interval()
+        });
+        assert_eq!(intervals, [legacy, nft].map(|s| Some(seconds(s))));
+    }
+    driver.path.probe_interval = seconds(90);
+    memory(&mut driver).legacy = true;
+    assert_eq!(driver.probe_interval(), Some(seconds(90)));
 }
 
 #[test]
