@@ -73,7 +73,10 @@ fn config(map: &ConfigMap, manifests: &Path) -> Config {
         config.to_str().unwrap(),
     ];
     match Flags::try_parse_from(line).unwrap().check().unwrap().task {
-        Task::Run(config) => *config,
+        Task::Run(config) => Config {
+            inside: Some(kp_controlplane::app::inside),
+            ..*config
+        },
         task => panic!("{task:?}"),
     }
 }
