@@ -13,7 +13,7 @@ use super::frontend::Ops;
 use super::mend::{mend, unreadable};
 use super::probe::{ProbeError, probe};
 use super::schema::TableSettings;
-use super::stale;
+use super::stale::{self, Turns};
 use super::table::{StagedTable, Table};
 use super::transactions::each_transaction;
 use super::watch::Meddling;
@@ -32,6 +32,7 @@ const ATTEMPTS: u32 = 64;
 pub(super) struct NftDataPath<K> {
     family: Family,
     kernel: K,
+    turns: Turns,
 }
 
 /// The content of the kernel's table.
@@ -87,7 +88,11 @@ pub(super) fn open(settings: TableSettings) -> Result<Backend, OpenError> {
 
 impl<K: TableAccess> NftDataPath<K> {
     pub(super) fn new(family: Family, kernel: K) -> Self {
-        Self { family, kernel }
+        Self {
+            family,
+            kernel,
+            turns: Turns::default(),
+        }
     }
 
     #[cfg(test)]
@@ -145,6 +150,7 @@ impl<K: TableAccess> NftDataPath<K> {
                 continue;
             };
             if let Err(problem) = stale::forget_stale(&mut self.kernel, id, endpoints) {
+                self.turns.failed(id);
                 let family = self.family;
                 tracing::warn!(
                     %family, group = ?id, %problem,
@@ -236,8 +242,10 @@ impl<K: TableAccess> DataPath for NftDataPath<K> {
         let table = &content.table;
         let outcome = self.repair(table, Meddling::anything_by(by))?;
         if outcome == Verification::Equal {
-            // No endpoint is stale now. This repeats what an earlier attempt failed to do.
-            self.forget_stale(table, table.groups().into_iter().map(|group| group.id));
+            // This repeats what an earlier attempt failed to do.
+            let groups = table.groups().into_iter().map(|group| group.id);
+            let groups = self.turns.next(&groups.collect());
+            self.forget_stale(table, groups);
         }
         Ok(outcome)
     }
