@@ -4,34 +4,24 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use serde::de::{MapAccess, Visitor};
+use serde::de::{DeserializeSeed, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 /// Labels or annotations.
 pub type Texts = BTreeMap<Arc<str>, Arc<str>>;
 
-/// A text that many objects have.
-struct Shared(Arc<str>);
+/// Reads a text from where it stands, without a copy of it.
+struct InPlace<F>(F);
 
-impl From<&str> for Shared {
-    fn from(text: &str) -> Self {
-        Self(kplane_model::shared(text))
+impl<'de, T, F: FnOnce(&str) -> T> DeserializeSeed<'de> for InPlace<F> {
+    type Value = T;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<T, D::Error> {
+        from.deserialize_str(self)
     }
 }
 
-/// A text that nobody keeps.
-struct Skipped;
-
-impl From<&str> for Skipped {
-    fn from(_: &str) -> Self {
-        Self
-    }
-}
-
-/// Reads a text from where it stands.
-struct InPlace<T>(std::marker::PhantomData<T>);
-
-impl<T: for<'t> From<&'t str>> Visitor<'_> for InPlace<T> {
+impl<T, F: FnOnce(&str) -> T> Visitor<'_> for InPlace<F> {
     type Value = T;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -39,25 +29,22 @@ impl<T: for<'t> From<&'t str>> Visitor<'_> for InPlace<T> {
     }
 
     fn visit_str<E>(self, text: &str) -> Result<T, E> {
-        Ok(text.into())
+        Ok(self.0(text))
     }
 }
+
+/// A text that many objects have.
+struct Shared(Arc<str>);
 
 impl<'de> Deserialize<'de> for Shared {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        from.deserialize_str(InPlace(std::marker::PhantomData))
-    }
-}
-
-impl<'de> Deserialize<'de> for Skipped {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        from.deserialize_str(InPlace(std::marker::PhantomData))
+        shared(from).map(Self)
     }
 }
 
 /// Reads a text that many objects have.
 pub(super) fn shared<'de, D: Deserializer<'de>>(from: D) -> Result<Arc<str>, D::Error> {
-    Ok(Shared::deserialize(from)?.0)
+    InPlace(kplane_model::shared).deserialize(from)
 }
 
 /// Reads a text that many objects have, if there is one.
@@ -72,60 +59,38 @@ pub(super) fn of_these<'de, D: Deserializer<'de>>(
     names: &'static [&'static str],
     from: D,
 ) -> Result<Option<Texts>, D::Error> {
-    struct These(&'static [&'static str]);
-
-    impl<'de> Visitor<'de> for These {
-        type Value = Option<Texts>;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a map")
-        }
-
-        fn visit_none<E>(self) -> Result<Self::Value, E> {
-            Ok(None)
-        }
-
-        fn visit_unit<E>(self) -> Result<Self::Value, E> {
-            Ok(None)
-        }
-
-        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-            let mut texts = Texts::new();
-            while let Some(Known(name)) = map.next_key_seed(&self)? {
-                match name {
-                    Some(name) => drop(texts.insert(name.into(), map.next_value()?)),
-                    None => map.next_value::<Skipped>().map(|Skipped| ())?,
-                }
-            }
-            Ok(Some(texts).filter(|texts| !texts.is_empty()))
-        }
-    }
-
-    /// One of the names, or another one.
-    struct Known(Option<&'static str>);
-
-    impl<'de> serde::de::DeserializeSeed<'de> for &These {
-        type Value = Known;
-
-        fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Known, D::Error> {
-            struct Name<'a>(&'a These);
-
-            impl Visitor<'_> for Name<'_> {
-                type Value = Known;
-
-                fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                    f.write_str("a string")
-                }
-
-                fn visit_str<E>(self, text: &str) -> Result<Known, E> {
-                    Ok(Known(self.0.0.iter().copied().find(|name| *name == text)))
-                }
-            }
-            from.deserialize_str(Name(self))
-        }
-    }
-
     from.deserialize_any(These(names))
+}
+
+/// Reads the texts with these names out of a map.
+struct These(&'static [&'static str]);
+
+impl<'de> Visitor<'de> for These {
+    type Value = Option<Texts>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map")
+    }
+
+    fn visit_none<E>(self) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_unit<E>(self) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut texts = Texts::new();
+        let known = |text: &str| self.0.iter().copied().find(|name| *name == text);
+        while let Some(name) = map.next_key_seed(InPlace(known))? {
+            match name {
+                Some(name) => drop(texts.insert(name.into(), map.next_value()?)),
+                None => map.next_value_seed(InPlace(|_: &str| ()))?,
+            }
+        }
+        Ok(Some(texts).filter(|texts| !texts.is_empty()))
+    }
 }
 
 #[cfg(test)]
