@@ -57,9 +57,6 @@ struct Args {
     /// Put the table and the plot into docs/.
     #[arg(long)]
     write: bool,
-    /// Given by `cargo bench`, and without meaning here.
-    #[arg(long, hide = true)]
-    bench: bool,
 }
 
 pub(crate) fn main(words: &[OsString]) -> Result<()> {

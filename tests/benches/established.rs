@@ -69,9 +69,6 @@ struct Args {
     /// Put the table into docs/benchmarks.md.
     #[arg(long)]
     write: bool,
-    /// Given by `cargo bench`, and without meaning here.
-    #[arg(long, hide = true)]
-    bench: bool,
 }
 
 pub(crate) fn main(words: &[OsString]) -> Result<()> {

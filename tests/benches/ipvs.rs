@@ -48,9 +48,6 @@ struct Args {
     /// Inside: kube-proxy.
     #[arg(long, hide = true, default_value = "")]
     kube_proxy: String,
-    /// Given by `cargo bench`, and without meaning here.
-    #[arg(long, hide = true)]
-    bench: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

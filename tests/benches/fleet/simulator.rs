@@ -61,9 +61,6 @@ pub(crate) struct Args {
     /// Puts the table into docs/benchmarks.md.
     #[arg(long)]
     pub(crate) write: bool,
-    /// Given by `cargo bench`, and without meaning here.
-    #[arg(long, hide = true)]
-    bench: bool,
 }
 
 /// Takes a fleet through all steps; returns the table as Markdown.
