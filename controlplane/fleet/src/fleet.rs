@@ -106,7 +106,7 @@ struct Agent {
 /// A question to an agent.
 #[derive(Debug)]
 pub struct Question {
-    /// What is asked; its token does not count.
+    /// The question on the wire; its token does not count.
     pub inspect: Arc<Inspect>,
     /// Channel for the answer.
     pub answer: oneshot::Sender<Inspection>,

@@ -23,12 +23,12 @@ const TEXT: usize = 300;
 /// The questions to the agents of some nodes.
 pub type Questions = Vec<(NodeName, Arc<pb::Inspect>)>;
 
-/// Longest time to wait for agents.
+/// Limits on the time to wait for agents.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// For each of them.
+    /// Longest time to wait for each of them.
     pub each: Duration,
-    /// For all together.
+    /// Longest time to wait for all together.
     pub within: Duration,
 }
 
@@ -41,7 +41,7 @@ impl Patience {
     }
 }
 
-/// What an agent said.
+/// The answer of an agent.
 #[derive(Debug)]
 pub struct Heard {
     /// The node.

@@ -215,6 +215,12 @@ mod tests {
             let plan = Plan::new(&explanation(), protocol, true);
             plan.result(explanation(), Err("gone".to_owned())).error
         };
+        let silent = Heard {
+            node: "n1".into(),
+            version: String::new(),
+            outcome: Ok(pb::Inspection::default()),
+        };
+        assert!(of(&silent).unwrap_err().contains("older version"));
         assert!(error(pb::Protocol::Udp).contains("only TCP"));
         assert_eq!(error(pb::Protocol::Tcp), "gone");
         let unasked = Plan::new(&explanation(), pb::Protocol::Tcp, false);

@@ -35,7 +35,7 @@ pub(super) const SERVICE: Patience = Patience {
 pub(super) struct Agents<'a> {
     pub(super) hub: &'a Hub,
     pub(super) peers: Option<&'a Peers>,
-    /// Where they are.
+    /// The answers of other replicas, which say where their agents are connected.
     pub(super) others: &'a Collected,
 }
 

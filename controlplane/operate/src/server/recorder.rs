@@ -46,7 +46,7 @@ impl std::fmt::Debug for Print {
     }
 }
 
-/// What prints the metrics of this process, if it has any; the wiring sets it once.
+/// The printer of this process's metrics, if it has any; the wiring sets it once.
 pub type Metrics = Arc<OnceLock<Print>>;
 
 /// The server of the record.
