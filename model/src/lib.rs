@@ -16,6 +16,7 @@ mod issue;
 mod key;
 mod net;
 mod node;
+mod policy;
 mod program;
 mod proxied;
 mod proxying;
@@ -40,6 +41,10 @@ pub use net::{
     allow_loopback_endpoints, parse_ip, proxy_address, refused_endpoint_ip,
 };
 pub use node::{NodeFacts, NodeName, ZoneName};
+pub use policy::{
+    Block, Direction, GroupId, GroupPart, LocalPod, NamedPort, Peer, PeerClass, PeerId, Peers,
+    PodName, Policy, PolicyKey, PolicyName, PolicyObject, PolicyPort, PolicyRule,
+};
 pub use program::{DesiredKey, DesiredObject, LocalEndpoint, LocalEndpoints, ServiceProgram};
 pub use proxied::{Balance, Proxied, ProxyHeader};
 pub use proxying::{ParseNamespacesError, ProxyEndpoints, ProxyNamespaces};

@@ -3,6 +3,7 @@
 use crate::key::ServiceKey;
 use crate::net::EndpointAddr;
 use crate::node::NodeFacts;
+use crate::policy::{PolicyKey, PolicyObject};
 use crate::service::ServicePort;
 
 /// One object of a node's desired state.
@@ -14,6 +15,8 @@ pub enum DesiredObject {
     Local(LocalEndpoints),
     /// Facts of the node.
     Node(NodeFacts),
+    /// A part of the NetworkPolicies.
+    Policy(PolicyObject),
 }
 
 /// Identity of a [`DesiredObject`] among those of one node.
@@ -25,6 +28,19 @@ pub enum DesiredKey {
     Local(ServiceKey),
     /// Facts of the node.
     Node,
+    /// A part of the NetworkPolicies.
+    Policy(PolicyKey),
+}
+
+impl DesiredKey {
+    /// Returns the ServicePort if this is one that nodes share.
+    #[must_use]
+    pub fn service(&self) -> Option<&ServiceKey> {
+        match self {
+            Self::Service(key) => Some(key),
+            Self::Local(_) | Self::Node | Self::Policy(_) => None,
+        }
+    }
 }
 
 impl DesiredObject {
@@ -35,6 +51,7 @@ impl DesiredObject {
             Self::Service(program) => DesiredKey::Service(program.port.key.clone()),
             Self::Local(local) => DesiredKey::Local(local.key.clone()),
             Self::Node(_) => DesiredKey::Node,
+            Self::Policy(object) => DesiredKey::Policy(object.key()),
         }
     }
 }

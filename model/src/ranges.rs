@@ -1,13 +1,14 @@
-//! Digests of key ranges: what two sets of ServicePorts differ in, without a list of either.
+//! Digests of key ranges: what two sets of shared objects differ in, without a list of either.
 //!
-//! Each ServicePort belongs to one of a number of ranges by a hash of its key. Two sides compare the digests of their
+//! Each shared object belongs to one of a number of ranges by a hash of its key. Two sides compare the digests of their
 //! ranges, and only ranges that differ have to be sent. The hash and the truncation are part of the protocol.
 
 use std::hash::Hasher;
+use std::net::IpAddr;
 
 use siphasher::sip128::{Hasher128, SipHasher13};
 
-use crate::{Digest, ObjectHash, ServiceKey};
+use crate::{DesiredKey, Digest, ObjectHash, PolicyKey, ServiceKey, ServiceName};
 
 /// Largest number of ranges. Their digests then have 1 KiB.
 pub const MAX_RANGES: u16 = 256;
@@ -36,22 +37,69 @@ pub fn is_number_of_ranges(count: u32) -> bool {
     count.is_power_of_two() && (u32::from(MIN_RANGES)..=u32::from(MAX_RANGES)).contains(&count)
 }
 
-/// Returns the range of a key among a number of ranges, which is a power of two.
+/// Returns the range of a shared object among a number of ranges, which is a power of two.
 #[must_use]
-pub fn range_of(key: &ServiceKey, count: u16) -> u16 {
+pub fn range_of(key: &DesiredKey, count: u16) -> u16 {
     let mut hasher = SipHasher13::new();
-    for text in [&key.service.namespace, &key.service.name, &key.port_name] {
-        hasher.write(text.as_bytes());
-        // No name contains this byte.
-        hasher.write_u8(0);
+    match key {
+        DesiredKey::Service(key) | DesiredKey::Local(key) => write_service(&mut hasher, key),
+        DesiredKey::Policy(key) => write_policy(&mut hasher, key),
+        DesiredKey::Node => {}
     }
-    hasher.write_u8(key.protocol as u8);
-    hasher.write_u8(key.family as u8);
     let hash = hasher.finish128().as_u128() & u128::from(count.saturating_sub(1));
     u16::try_from(hash).unwrap_or_default()
 }
 
-/// The digests of all ranges of a set of ServicePorts.
+fn write_service(hasher: &mut SipHasher13, key: &ServiceKey) {
+    write_text(hasher, &key.service.namespace);
+    write_text(hasher, &key.service.name);
+    write_text(hasher, &key.port_name);
+    hasher.write_u8(key.protocol as u8);
+    hasher.write_u8(key.family as u8);
+}
+
+fn write_policy(hasher: &mut SipHasher13, key: &PolicyKey) {
+    let write_name = |hasher: &mut SipHasher13, name: &ServiceName| {
+        write_text(hasher, &name.namespace);
+        write_text(hasher, &name.name);
+    };
+    // No namespace of a Service is empty.
+    hasher.write_u8(0);
+    match key {
+        PolicyKey::Peer(address) => {
+            hasher.write_u8(1);
+            match address {
+                IpAddr::V4(address) => hasher.write(&address.octets()),
+                IpAddr::V6(address) => hasher.write(&address.octets()),
+            }
+        }
+        PolicyKey::Class(id) => {
+            hasher.write_u8(2);
+            hasher.write(&id.0);
+        }
+        PolicyKey::Group(id, part) => {
+            hasher.write_u8(3);
+            hasher.write(&id.0);
+            hasher.write_u8(*part);
+        }
+        PolicyKey::Policy(name) => {
+            hasher.write_u8(4);
+            write_name(hasher, name);
+        }
+        PolicyKey::Pod(name) => {
+            hasher.write_u8(5);
+            write_name(hasher, name);
+        }
+    }
+}
+
+/// Writes a text and a byte that no name contains.
+fn write_text(hasher: &mut SipHasher13, text: &str) {
+    hasher.write(text.as_bytes());
+    hasher.write_u8(0);
+}
+
+/// The digests of all ranges of a set of shared objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RangeDigests(Box<[Digest]>);
 
@@ -68,16 +116,16 @@ impl RangeDigests {
         u16::try_from(self.0.len()).unwrap_or(MAX_RANGES)
     }
 
-    /// Adds an object of a ServicePort.
-    pub fn add(&mut self, key: &ServiceKey, object: ObjectHash) {
+    /// Adds an object.
+    pub fn add(&mut self, key: &DesiredKey, object: ObjectHash) {
         let range = range_of(key, self.count());
         if let Some(digest) = self.0.get_mut(usize::from(range)) {
             digest.add(object);
         }
     }
 
-    /// Removes an object of a ServicePort that is in the set.
-    pub fn remove(&mut self, key: &ServiceKey, object: ObjectHash) {
+    /// Removes an object that is in the set.
+    pub fn remove(&mut self, key: &DesiredKey, object: ObjectHash) {
         let range = range_of(key, self.count());
         if let Some(digest) = self.0.get_mut(usize::from(range)) {
             digest.remove(object);
@@ -138,7 +186,7 @@ impl Ranges {
 
     /// Returns whether the range of a key is in the set.
     #[must_use]
-    pub fn contain(&self, key: &ServiceKey) -> bool {
+    pub fn contain(&self, key: &DesiredKey) -> bool {
         self.contains(range_of(key, self.count()))
     }
 
@@ -172,9 +220,10 @@ impl Ranges {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::PeerId;
 
-    fn key(number: usize) -> ServiceKey {
-        ServiceKey::sample("shop", &format!("web-{number}"))
+    fn key(number: usize) -> DesiredKey {
+        DesiredKey::Service(ServiceKey::sample("shop", &format!("web-{number}")))
     }
 
     fn hash(number: usize) -> ObjectHash {
@@ -223,5 +272,14 @@ mod tests {
     fn ranges_are_stable() {
         let ranges = [0, 1, 2, 3].map(|n| range_of(&key(n), MAX_RANGES));
         assert_eq!(ranges, [134, 15, 139, 196]);
+        let (id, name) = (PeerId([7; 16]), ServiceName::new("shop", "web"));
+        let keys = [
+            PolicyKey::Peer([10, 0, 0, 1].into()),
+            PolicyKey::Class(id),
+            PolicyKey::Group(id, 7),
+            PolicyKey::Policy(name),
+        ];
+        let ranges = keys.map(|key| range_of(&DesiredKey::Policy(key), MAX_RANGES));
+        assert_eq!(ranges, [0, 0, 0, 0]);
     }
 }

@@ -7,13 +7,14 @@
 
 mod address;
 mod object;
+mod policy;
 mod proxied;
 mod status;
 
 #[cfg(test)]
 mod tests;
 
-pub use object::{decode_object, encode_object, family, protocol};
+pub use object::{decode_object, encode_object, family, key_of_object, protocol};
 
 use tonic::Status;
 

@@ -46,6 +46,7 @@ use crate::k8s::{Kind, Object, ObjectId, Uid};
 use crate::publish::{Publication, Published};
 use crate::source::Located;
 use crate::trust::Belief;
+use kplane_policy::PolicyChanges;
 
 use claims::{Claims, Seniority};
 use effective::{API_SERVICE, Effective};
@@ -421,6 +422,7 @@ impl Index {
         Some(Publication {
             services,
             nodes,
+            policies: PolicyChanges::default(),
             service_cidrs,
             observed_at,
             triggers,

@@ -20,6 +20,7 @@ mod layers;
 mod log;
 mod nodes;
 mod overlays;
+mod policies;
 mod resume;
 mod shelf;
 mod state;
@@ -49,6 +50,7 @@ use kplane_model::{
     Cidr, Endpoint, Family, LocalEndpoint, NodeFacts, NodeName, ServiceKey, ServiceName,
     ServicePort,
 };
+use kplane_policy::PolicyChanges;
 
 /// All published data of one ServicePort, for all nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,6 +89,8 @@ pub struct Publication {
     /// Nodes that are new, possibly changed, or gone (`known` is false then). The store adds the
     /// cluster's ServiceCIDRs to them.
     pub nodes: Vec<NodeFacts>,
+    /// Parts of NetworkPolicies that are new, changed or gone.
+    pub policies: PolicyChanges,
     /// The cluster's ServiceCIDRs, if they changed.
     pub service_cidrs: Option<Vec<Cidr>>,
     /// Time at which the first of the changes was observed.
@@ -102,6 +106,7 @@ impl Publication {
         Self {
             services,
             nodes,
+            policies: PolicyChanges::default(),
             service_cidrs: None,
             observed_at: SystemTime::now(),
             triggers: Vec::new(),

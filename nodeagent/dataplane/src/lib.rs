@@ -22,6 +22,7 @@ pub mod leftovers;
 pub mod obstacles;
 mod own_addresses;
 pub mod plan;
+pub mod policy;
 mod process;
 mod proxy_address;
 

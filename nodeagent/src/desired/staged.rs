@@ -5,9 +5,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kplane_model::{DesiredKey, DesiredObject, ObjectHash};
-use kplane_proto::convert::{ConvertError, decode_object};
+use kplane_proto::convert::{ConvertError, decode_object, key_of_object};
 use kplane_proto::v1 as pb;
-use prost::Message;
 
 use super::Change;
 
@@ -62,7 +61,7 @@ impl Staged {
                 self.nameless.push(hash);
                 return None;
             }
-            Err(error) => (key_of(encoded), Err(error)),
+            Err(error) => (key_of_object(encoded), Err(error)),
         };
         match (key, object) {
             (Some(key), object) => {
@@ -84,16 +83,5 @@ impl Staged {
             return None;
         };
         Some((key, None))
-    }
-}
-
-/// Returns the name of an object that is invalid in some other respect.
-fn key_of(encoded: Bytes) -> Option<DesiredKey> {
-    match pb::Object::decode(encoded).ok()?.kind? {
-        pb::object::Kind::Service(service) => {
-            Some(DesiredKey::Service(service.key?.try_into().ok()?))
-        }
-        pb::object::Kind::Local(local) => Some(DesiredKey::Local(local.key?.try_into().ok()?)),
-        pb::object::Kind::Node(_) => Some(DesiredKey::Node),
     }
 }

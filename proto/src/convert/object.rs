@@ -10,11 +10,11 @@ use kplane_model::{
 };
 use prost::Message;
 
-use super::ConvertError;
 use super::address::{
     cidr_from_wire, cidr_to_wire, ip_bytes, optional_port, pack_endpoints, pack_ips, port, put_ip,
     unpack_endpoints, unpack_ip, unpack_ip_of, unpack_ips,
 };
+use super::{ConvertError, policy};
 use crate::v1 as pb;
 
 /// Longest idle time of session affinity that the API allows, in seconds.
@@ -40,6 +40,20 @@ pub fn decode_object(encoded: Bytes) -> Result<Option<DesiredObject>, ConvertErr
         }
         Some(pb::object::Kind::Local(local)) => Some(DesiredObject::Local(local.try_into()?)),
         Some(pb::object::Kind::Node(node)) => Some(DesiredObject::Node(node.try_into()?)),
+        Some(pb::object::Kind::Policy(object)) => {
+            policy::object(object)?.map(DesiredObject::Policy)
+        }
+    })
+}
+
+/// Returns the identity of an encoded object that may be invalid in other respects.
+#[must_use]
+pub fn key_of_object(encoded: Bytes) -> Option<DesiredKey> {
+    Some(match pb::Object::decode(encoded).ok()?.kind? {
+        pb::object::Kind::Service(service) => DesiredKey::Service(service.key?.try_into().ok()?),
+        pb::object::Kind::Local(local) => DesiredKey::Local(local.key?.try_into().ok()?),
+        pb::object::Kind::Node(_) => DesiredKey::Node,
+        pb::object::Kind::Policy(object) => DesiredKey::Policy(policy::key_of(object)?),
     })
 }
 
@@ -49,6 +63,7 @@ impl From<&DesiredObject> for pb::Object {
             DesiredObject::Service(program) => pb::object::Kind::Service(program.into()),
             DesiredObject::Local(local) => pb::object::Kind::Local(local.into()),
             DesiredObject::Node(node) => pb::object::Kind::Node(node.into()),
+            DesiredObject::Policy(object) => pb::object::Kind::Policy(object.into()),
         };
         Self { kind: Some(kind) }
     }
@@ -60,6 +75,7 @@ impl From<&DesiredKey> for pb::ObjectKey {
             DesiredKey::Service(key) => pb::object_key::Kind::Service(key.into()),
             DesiredKey::Local(key) => pb::object_key::Kind::Local(key.into()),
             DesiredKey::Node => pb::object_key::Kind::Node(true),
+            DesiredKey::Policy(key) => pb::object_key::Kind::Policy(key.into()),
         };
         Self { kind: Some(kind) }
     }
@@ -73,6 +89,7 @@ impl TryFrom<pb::ObjectKey> for DesiredKey {
             Some(pb::object_key::Kind::Service(key)) => Self::Service(key.try_into()?),
             Some(pb::object_key::Kind::Local(key)) => Self::Local(key.try_into()?),
             Some(pb::object_key::Kind::Node(_)) => Self::Node,
+            Some(pb::object_key::Kind::Policy(key)) => Self::Policy(key.try_into()?),
             None => return Err(ConvertError::new("kind", "unknown kind of object")),
         })
     }
@@ -137,7 +154,7 @@ pub fn protocol(value: i32) -> Result<Protocol, ConvertError> {
     }
 }
 
-fn policy(field: &'static str, value: i32) -> Result<TrafficPolicy, ConvertError> {
+fn traffic_policy(field: &'static str, value: i32) -> Result<TrafficPolicy, ConvertError> {
     match pb::TrafficPolicy::try_from(value) {
         Ok(pb::TrafficPolicy::Cluster) => Ok(TrafficPolicy::Cluster),
         Ok(pb::TrafficPolicy::Local) => Ok(TrafficPolicy::Local),
@@ -237,8 +254,8 @@ impl TryFrom<pb::ServiceProgram> for ServiceProgram {
             external_ips: unpack_ips("external_ips", family, &wire.external_ips)?,
             load_balancer_ips: unpack_ips("load_balancer_ips", family, &wire.load_balancer_ips)?,
             node_port: optional_port("node_port", wire.node_port)?,
-            internal_policy: policy("internal_policy", wire.internal_policy)?,
-            external_policy: policy("external_policy", wire.external_policy)?,
+            internal_policy: traffic_policy("internal_policy", wire.internal_policy)?,
+            external_policy: traffic_policy("external_policy", wire.external_policy)?,
             affinity_timeout_s: (affinity != 0).then_some(affinity),
             source_ranges: source_ranges.collect::<Result<_, _>>()?,
             health_check_node_port: optional_port(

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use kplane_model::{DesiredObject, LocalEndpoints, NodeName, ObjectHash, ServiceProgram, ZoneName};
+use kplane_model::{
+    DesiredObject, LocalEndpoints, NodeName, ObjectHash, PolicyObject, ServiceProgram, ZoneName,
+};
 use kplane_proto::convert::encode_object;
 
 use super::Published;
@@ -19,6 +21,16 @@ pub(super) struct Encoded {
 }
 
 impl Encoded {
+    /// Encodes a part of NetworkPolicies: there is one variant, for all nodes.
+    pub(super) fn part(object: PolicyObject) -> Self {
+        Self {
+            default: encode(&DesiredObject::Policy(object)),
+            by_zone: BTreeMap::new(),
+            by_node: BTreeMap::new(),
+            local: Vec::new(),
+        }
+    }
+
     pub(super) fn new(published: &Published) -> Self {
         let variants = &published.variants;
         let program = |endpoints: &Vec<_>, siblings| {

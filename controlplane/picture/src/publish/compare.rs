@@ -65,7 +65,8 @@ impl Store {
     pub fn compare_nodes(&self, left: &str, right: &str) -> Compared {
         let (raw, all) = {
             let state = self.read();
-            (state.differing([left, right]), state.shared.len())
+            let all = state.shared.keys().filter_map(DesiredKey::service).count();
+            (state.differing([left, right]), all)
         };
         let differ: BTreeMap<_, _> = raw
             .into_iter()
@@ -91,20 +92,21 @@ impl Store {
         let state = self.read();
         let view = state.views.get(node);
         let zone = view.and_then(|view| view.zone.as_deref());
-        let concerns = |key: &ServiceKey| {
+        let concerns = |key: &DesiredKey| {
             let variant = state.shared.get(key).map(|s| s.resolve(node, zone));
             variant.is_none_or(|blob| blob.revision > after)
         };
         let shared = state.log.between(after, state.revision);
         let shared = shared.filter(|(_, key)| concerns(key));
-        let shared = shared.map(|(revision, key)| (key.service.clone(), revision));
+        let shared =
+            shared.filter_map(|(revision, key)| Some((key.service()?.service.clone(), revision)));
         let own = view.into_iter();
         let own = own.flat_map(|view| view.log.between(after, state.revision));
         let own = own.filter_map(|(revision, key)| match key {
             DesiredKey::Local(key) | DesiredKey::Service(key) => {
                 Some((key.service.clone(), revision))
             }
-            DesiredKey::Node => None,
+            DesiredKey::Node | DesiredKey::Policy(_) => None,
         });
         shared.take(most).chain(own.take(most)).collect()
     }
@@ -116,7 +118,8 @@ impl State {
         let views = nodes.map(|node| self.views.get(node));
         let zones = views.map(|view| view.and_then(|view| view.zone.as_deref()));
         let mut differing = Vec::new();
-        for (key, shared) in &self.shared {
+        let ports = self.shared.iter();
+        for (key, shared) in ports.filter_map(|(key, shared)| Some((key.service()?, shared))) {
             let left = shared.resolve(nodes[0], zones[0]);
             let right = shared.resolve(nodes[1], zones[1]);
             let local_key = DesiredKey::Local(key.clone());

@@ -166,7 +166,7 @@ impl State {
             digest: self.digest(node),
             changed_at: self.changed_after(cursor.base),
             triggers: self.triggers.after(cursor.base, |revision, key| {
-                self.shared.contains_key(key) && self.wanted_of(node, key) >= revision
+                self.serves(key) && self.wanted_of(node, key) >= revision
             }),
             trust: self.trust.clone(),
             trust_changes: self.trust_changes,
@@ -209,7 +209,7 @@ impl State {
             match shared.next_if(|(revision, _, _)| *revision < next_own) {
                 Some((revision, key, blob)) => {
                     let object = blob.map(|blob| blob.bytes.clone());
-                    Some((revision, DesiredKey::Service(key.clone()), object))
+                    Some((revision, key.clone(), object))
                 }
                 None => own.next().map(|(revision, key)| {
                     // A variant for the node is in both logs.
@@ -235,11 +235,13 @@ impl State {
         key: &DesiredKey,
     ) -> Option<&'a Blob> {
         match key {
-            DesiredKey::Service(key) => {
+            DesiredKey::Service(_) => {
                 let shared = self.shared.get(key)?;
                 Some(shared.resolve(node, view.zone.as_deref()))
             }
-            DesiredKey::Local(_) | DesiredKey::Node => view.objects.get(key),
+            DesiredKey::Local(_) | DesiredKey::Node | DesiredKey::Policy(_) => {
+                view.objects.get(key)
+            }
         }
     }
 
@@ -265,6 +267,11 @@ impl State {
             .plus(digest)
     }
 
+    /// Returns whether a ServicePort is published.
+    pub(super) fn serves(&self, key: &ServiceKey) -> bool {
+        self.shared.contains_key(&DesiredKey::Service(key.clone()))
+    }
+
     pub(super) fn wanted(&self, node: &str) -> u64 {
         let view = self.views.get(node);
         let zone = view.and_then(|v| v.zone.as_deref());
@@ -274,7 +281,7 @@ impl State {
         let stranger = view.is_none_or(|view| view.facts.is_none());
         let own = own.max(if stranger { self.strangers_revision } else { 0 });
         let mut shared = self.log.newest_first();
-        let concerns = |revision: u64, key: &ServiceKey| {
+        let concerns = |revision: u64, key: &DesiredKey| {
             let blob = self.shared.get(key).map(|s| s.resolve(node, zone));
             blob.is_none_or(|blob| blob.revision == revision)
         };
@@ -285,13 +292,14 @@ impl State {
     pub(super) fn wanted_of(&self, node: &str, key: &ServiceKey) -> u64 {
         let view = self.views.get(node);
         let zone = view.and_then(|v| v.zone.as_deref());
-        let shared = match self.shared.get(key) {
+        let port = DesiredKey::Service(key.clone());
+        let shared = match self.shared.get(&port) {
             Some(shared) => shared.resolve(node, zone).revision,
-            None => self.log.revision_of(key).unwrap_or(0),
+            None => self.log.revision_of(&port).unwrap_or(0),
         };
         let own = view.map_or(0, |view| {
             let revision = |key| view.log.revision_of(&key).unwrap_or(0);
-            revision(DesiredKey::Local(key.clone())).max(revision(DesiredKey::Service(key.clone())))
+            revision(DesiredKey::Local(key.clone())).max(revision(port))
         });
         shared.max(own)
     }

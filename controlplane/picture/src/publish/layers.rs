@@ -107,6 +107,7 @@ impl LayerCursor {
         match key {
             DesiredKey::Service(key) | DesiredKey::Local(key) => self.wants(key),
             DesiredKey::Node => self.only.is_none(),
+            DesiredKey::Policy(_) => false,
         }
     }
 }
@@ -234,24 +235,24 @@ impl State {
                 return false;
             }
             cursor.at.shared = revision;
-            if !cursor.wants(key) {
+            let Some(port) = key.service().filter(|port| cursor.wants(port)) else {
                 continue;
-            }
+            };
             match self.shared.get(key) {
                 Some(shared) if shared.is_newer_than(base) => {
                     let program = shared.program();
                     *room = room.saturating_sub(size_of(&program));
                     piece.programs.push(program);
                     if cursor.only.is_some() {
-                        cursor.ports.insert(key.clone());
+                        cursor.ports.insert(port.clone());
                     }
                 }
                 // Only programs of single nodes changed.
                 Some(_) => {}
                 None if revision > known => {
                     *room = room.saturating_sub(DELETED_BYTES);
-                    piece.deleted.push(key.clone());
-                    cursor.ports.remove(key);
+                    piece.deleted.push(port.clone());
+                    cursor.ports.remove(port);
                 }
                 None => {}
             }
@@ -297,8 +298,10 @@ impl State {
     /// Returns an object of a node, with the revision of its last change.
     fn node_object(&self, node: &NodeName, key: &DesiredKey) -> Option<(u64, Bytes)> {
         let blob = match key {
-            DesiredKey::Service(key) => self.shared.get(key)?.by_node.get(node)?,
-            DesiredKey::Local(_) => self.views.get(node)?.objects.get(key)?,
+            DesiredKey::Service(_) => self.shared.get(key)?.by_node.get(node)?,
+            DesiredKey::Local(_) | DesiredKey::Policy(_) => {
+                self.views.get(node)?.objects.get(key)?
+            }
             DesiredKey::Node => {
                 let view = self.views.get(node)?;
                 view.facts.as_ref().filter(|facts| facts.known)?;

@@ -103,8 +103,7 @@ impl State {
                 view.variants_digest.remove(otherwise.hash);
             }
             self.revision += 1;
-            view.log
-                .note(DesiredKey::Service(key.clone()), self.revision);
+            view.log.note(key.clone(), self.revision);
         }
     }
 }

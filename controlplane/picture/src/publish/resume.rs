@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use kplane_model::{DesiredKey, Digest, RangeDigests, ZoneName, range_of, ranges_for};
+use kplane_model::{Digest, RangeDigests, ZoneName, range_of, ranges_for};
 use kplane_proto::shared::frame;
 use kplane_proto::v1::{ServerMessage, Update, server_message};
 
@@ -126,9 +126,6 @@ impl RangeIndex {
             return digests;
         };
         for (_, key) in view.log.after(0) {
-            let DesiredKey::Service(key) = key else {
-                continue;
-            };
             let shared = state.shared.get(key);
             if let Some((shared, own)) = shared.and_then(|s| Some((s, s.by_node.get(node)?))) {
                 digests.remove(key, shared.resolve_zone(view.zone.as_deref()).hash);

@@ -29,8 +29,9 @@ const SPARSE: usize = 4;
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) revision: u64,
-    pub(super) shared: HashMap<ServiceKey, Shared>,
-    pub(super) log: Log<ServiceKey>,
+    /// ServicePorts, and shared parts of NetworkPolicies.
+    pub(super) shared: HashMap<DesiredKey, Shared>,
+    pub(super) log: Log<DesiredKey>,
     pub(super) views: HashMap<NodeName, View>,
     /// Newest revision at which the store forgot a node.
     pub(super) freed_at: u64,
@@ -41,7 +42,7 @@ pub(super) struct State {
     /// Digest that the nodes of a zone add to `default_digest`.
     pub(super) zone_digests: HashMap<ZoneName, Digest>,
     /// ServicePorts with more than the default variant.
-    pub(super) varied: BTreeSet<ServiceKey>,
+    pub(super) varied: BTreeSet<DesiredKey>,
     pub(super) tombstones: VecDeque<Tombstone>,
     /// Newest revision whose deletions may be forgotten.
     pub(super) horizon: u64,
@@ -83,7 +84,7 @@ pub(super) struct Blob {
     pub(super) revision: u64,
 }
 
-/// All variants of one ServicePort.
+/// All variants of one object that nodes share: of a ServicePort, or the only one of a part of NetworkPolicies.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) default: Blob,
@@ -228,7 +229,7 @@ impl State {
         }
     }
 
-    pub(super) fn upsert(&mut self, key: &ServiceKey, encoded: Encoded) {
+    pub(super) fn upsert(&mut self, key: &DesiredKey, encoded: Encoded) {
         let before = self.shared.remove(key);
         let for_nodes = before.iter().flat_map(|before| before.by_node.keys());
         let for_nodes: Vec<NodeName> = for_nodes.cloned().collect();
@@ -242,7 +243,9 @@ impl State {
             self.count_digests(before, false);
         }
         let local_before = before.as_ref().map_or(&[][..], |s| &s.local_nodes);
-        self.set_local(key, local_before, &encoded);
+        if let Some(port) = key.service() {
+            self.set_local(port, local_before, &encoded);
+        }
         let shared = self.next_shared(key, before, encoded);
         if shared.is_varied() {
             self.varied.insert(key.clone());
@@ -260,7 +263,7 @@ impl State {
     /// get one if the variants are for other zones or nodes than before.
     pub(super) fn next_shared(
         &mut self,
-        key: &ServiceKey,
+        key: &DesiredKey,
         before: Option<Shared>,
         encoded: Encoded,
     ) -> Shared {
@@ -308,26 +311,24 @@ impl State {
     /// from the shelf, which has no variants for nodes.
     fn note_variants<'a>(
         &mut self,
-        key: &ServiceKey,
+        key: &DesiredKey,
         nodes: impl Iterator<Item = &'a NodeName>,
         revision: u64,
     ) {
-        let key = DesiredKey::Service(key.clone());
         for node in nodes {
             let view = view_of(&mut self.views, node, self.freed_at);
             view.log.note(key.clone(), revision);
-            self.overlays.note(node, &key, true);
+            self.overlays.note(node, key, true);
         }
     }
 
     /// Forgets variants for these nodes. Every agent learns from the shared log what replaces them.
-    fn forget_variants<'a>(&mut self, key: &ServiceKey, nodes: impl Iterator<Item = &'a NodeName>) {
-        let key = DesiredKey::Service(key.clone());
+    fn forget_variants<'a>(&mut self, key: &DesiredKey, nodes: impl Iterator<Item = &'a NodeName>) {
         for node in nodes {
             if let Some(view) = self.views.get_mut(node) {
-                view.log.forget(&key);
+                view.log.forget(key);
             }
-            self.overlays.note(node, &key, false);
+            self.overlays.note(node, key, false);
         }
     }
 
@@ -346,9 +347,8 @@ impl State {
                 .get(key)
                 .into_iter()
                 .flat_map(|s| s.by_node.keys());
-            let key = DesiredKey::Service(key.clone());
             for node in nodes {
-                self.overlays.note(node, &key, true);
+                self.overlays.note(node, key, true);
             }
         }
     }
@@ -356,22 +356,33 @@ impl State {
     pub(super) fn set_local(&mut self, key: &ServiceKey, before: &[NodeName], encoded: &Encoded) {
         let local = DesiredKey::Local(key.clone());
         for (node, object) in &encoded.local {
-            let view = view_of(&mut self.views, node, self.freed_at);
-            if view.put(local.clone(), object.clone(), self.revision + 1) {
-                self.revision += 1;
-                self.overlays.note(node, &local, true);
-            }
+            self.put_own(node, &local, object.clone());
         }
         for node in before {
             let is_its = |(other, _): &(NodeName, _)| other.cmp(node);
             if encoded.local.binary_search_by(is_its).is_err() {
-                self.take_local(node, &local);
+                self.take_own(node, &local);
                 self.free_if_vacant(node);
             }
         }
     }
 
-    pub(super) fn take_local(&mut self, node: &NodeName, key: &DesiredKey) {
+    /// Stores an object of a node.
+    pub(super) fn put_own(
+        &mut self,
+        node: &NodeName,
+        key: &DesiredKey,
+        object: (Bytes, ObjectHash),
+    ) {
+        let view = view_of(&mut self.views, node, self.freed_at);
+        if view.put(key.clone(), object, self.revision + 1) {
+            self.revision += 1;
+            self.overlays.note(node, key, true);
+        }
+    }
+
+    /// Removes an object of a node.
+    pub(super) fn take_own(&mut self, node: &NodeName, key: &DesiredKey) {
         let revision = self.revision + 1;
         let view = view_of(&mut self.views, node, self.freed_at);
         if view.take(key, revision) {
@@ -385,15 +396,17 @@ impl State {
         }
     }
 
-    pub(super) fn delete(&mut self, key: &ServiceKey) {
+    pub(super) fn delete(&mut self, key: &DesiredKey) {
         let Some(shared) = self.shared.remove(key) else {
             return;
         };
         self.count_digests(&shared, false);
         self.varied.remove(key);
-        let local = DesiredKey::Local(key.clone());
-        for node in &shared.local_nodes {
-            self.take_local(node, &local);
+        if let Some(port) = key.service() {
+            let local = DesiredKey::Local(port.clone());
+            for node in &shared.local_nodes {
+                self.take_own(node, &local);
+            }
         }
         self.forget_variants(key, shared.by_node.keys());
         for node in shared.local_nodes.iter().chain(shared.by_node.keys()) {
@@ -404,11 +417,11 @@ impl State {
         self.tombstones.push_back(Tombstone {
             revision: self.revision,
             node: None,
-            key: DesiredKey::Service(key.clone()),
+            key: key.clone(),
         });
     }
 
-    /// Adds a ServicePort's part to all digests, or subtracts it.
+    /// Adds an object's part to all digests, or subtracts it.
     pub(super) fn count_digests(&mut self, shared: &Shared, add: bool) {
         let count = |digest: &mut Digest, plus: &Blob, minus: Option<&Blob>| {
             let (plus, minus) = if add {
@@ -445,7 +458,7 @@ impl State {
             };
             self.horizon = self.horizon.max(old.revision);
             match (&old.node, &old.key) {
-                (None, DesiredKey::Service(key)) => {
+                (None, key) => {
                     if self.log.revision_of(key) == Some(old.revision) {
                         self.log.forget(key);
                     }
@@ -457,7 +470,6 @@ impl State {
                         view.log.forget(key);
                     }
                 }
-                (None, DesiredKey::Local(_) | DesiredKey::Node) => {}
             }
         }
     }

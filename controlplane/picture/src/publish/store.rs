@@ -5,12 +5,14 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLo
 use std::time::{Instant, SystemTime};
 
 use bytes::Bytes;
-use kplane_model::{Digest, NodeFacts, NodeName, ServiceKey, ServiceName, ZoneName};
+use kplane_model::{DesiredKey, Digest, NodeFacts, NodeName, ServiceKey, ServiceName, ZoneName};
+use kplane_policy::PolicyChanges;
 use tokio::sync::watch;
 
 use super::blob::Encoded;
 use super::common::{Commons, Ready};
 use super::cursor::{Cursor, PIECE_BYTES, Piece};
+use super::policies::EncodedPolicies;
 use super::resume::{RangeIndex, RangeIndexes, Way};
 use super::shelf::{Shelf, Walk};
 use super::state::{FIRST_REVISION, Moment, State, view_of};
@@ -192,20 +194,23 @@ impl Store {
                 (key, published.as_ref().map(Encoded::new))
             })
             .collect();
+        let policies = self.encode_policies(std::mem::take(&mut publication.policies));
         let mut state = self.write();
         let first = state.revision + 1;
         let (mut changed, mut touched) = (Vec::new(), Vec::new());
         for (key, encoded) in encoded {
             let before = state.revision;
+            let port = DesiredKey::Service(key.clone());
             match encoded {
-                Some(encoded) => state.upsert(&key, encoded),
-                None => state.delete(&key),
+                Some(encoded) => state.upsert(&port, encoded),
+                None => state.delete(&port),
             }
             if state.revision != before {
                 touched.push(state.touched(&key, before));
                 changed.push(key);
             }
         }
+        state.set_policies(policies);
         state.triggers.note(first, &publication.triggers, &changed);
         state.set_nodes(publication.nodes, publication.service_cidrs.as_deref());
         state.set_freshness(freshness);
@@ -213,6 +218,14 @@ impl Store {
             revision: self.finish(state, first, publication.observed_at),
             touched,
         }
+    }
+
+    /// Encodes parts of NetworkPolicies, without those of nodes that are not served.
+    fn encode_policies(&self, mut changes: PolicyChanges) -> EncodedPolicies {
+        if let Some(only) = self.only.get() {
+            changes.pods.retain(|(node, ..)| node == only);
+        }
+        EncodedPolicies::new(changes)
     }
 
     /// Registers a stream about a node. Until [`Store::leave`], the store keeps the node's view,
@@ -408,7 +421,8 @@ impl Store {
 impl State {
     /// Returns how a ServicePort changed since a revision, after which it did.
     fn touched(&self, key: &ServiceKey, before: u64) -> Touched {
-        let shared = self.log.revision_of(key).unwrap_or_default();
+        let shared = self.log.revision_of(&DesiredKey::Service(key.clone()));
+        let shared = shared.unwrap_or_default();
         Touched {
             service: key.service.clone(),
             revision: self.revision,

@@ -74,13 +74,14 @@ impl Store {
     pub fn follow(&self, followed: &mut Followed) {
         let state = self.read();
         for (_, key) in state.log.after(followed.seen) {
-            if key.service == followed.service && !followed.keys.contains(key) {
-                followed.keys.insert(key.clone());
+            let port = key.service();
+            if let Some(port) = port.filter(|port| port.service == followed.service) {
+                followed.keys.insert(port.clone());
             }
         }
         followed.seen = state.revision;
         let mut keys = followed.keys.iter();
-        followed.served = keys.any(|key| state.shared.contains_key(key));
+        followed.served = keys.any(|key| state.serves(key));
     }
 
     /// Returns the revision of the newest change of a Service that concerns a node, deletions included; 0 = none.
@@ -98,10 +99,13 @@ impl Store {
     pub fn digest_of_service(&self, followed: &Followed) -> Digest {
         let state = self.read();
         let mut digest = Digest::default();
-        let shared = |key| state.shared.get(key).map(|shared| (key, shared));
+        let shared = |key: &ServiceKey| {
+            let shared = state.shared.get(&DesiredKey::Service(key.clone()))?;
+            Some((key.clone(), shared))
+        };
         for (key, shared) in followed.keys.iter().filter_map(shared) {
             let variants = shared.by_zone.values().chain(shared.by_node.values());
-            let local = DesiredKey::Local(key.clone());
+            let local = DesiredKey::Local(key);
             let views = shared
                 .local_nodes
                 .iter()
@@ -163,9 +167,10 @@ impl State {
     ) -> Vec<Moment> {
         let view = self.views.get(node);
         let zone = view.and_then(|view| view.zone.as_deref());
-        let concerns = |key: &ServiceKey| {
+        let concerns = |key: &DesiredKey| {
             let variant = self.shared.get(key).map(|s| s.resolve(node, zone));
-            variant.is_none_or(|blob| blob.revision > after) && !except.contains(key)
+            let excepted = key.service().is_some_and(|port| except.contains(port));
+            variant.is_none_or(|blob| blob.revision > after) && !excepted
         };
         let shared = self.log.between(after, up_to);
         let shared = shared.filter(|(_, key)| concerns(key)).map(|(r, _)| r);

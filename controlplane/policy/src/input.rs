@@ -1,0 +1,99 @@
+//! Policies, namespaces and Pods, as far as policies ask for them.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use kplane_model::{Block, NamedPort, NodeName, PodName, PolicyName, PolicyPort};
+
+/// Labels of an object.
+pub type Labels = BTreeMap<Arc<str>, Arc<str>>;
+
+/// A NetworkPolicy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NetworkPolicy {
+    /// Its name.
+    pub name: PolicyName,
+    /// The Pods of its namespace that it is for (NP5).
+    pub pods: Selector,
+    /// What may come to them; `None` = it is not about ingress (NP3).
+    pub ingress: Option<Vec<Rule>>,
+    /// What they may reach; `None` = it is not about egress (NP3).
+    pub egress: Option<Vec<Rule>>,
+}
+
+/// A rule: connections with one of the peers, to one of the ports (NP2).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// The other ends; `None` = everybody (NP4).
+    pub peers: Option<Vec<PeerSpec>>,
+    /// The destination's ports; `None` = all of all protocols (NP8). A list without any allows nothing.
+    pub ports: Option<Vec<PolicyPort>>,
+}
+
+/// A peer of a rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PeerSpec {
+    /// Pods (NP6).
+    Pods {
+        /// Their namespaces; `None` = that of the policy.
+        namespaces: Option<Selector>,
+        /// The Pods in these namespaces; `None` = all.
+        pods: Option<Selector>,
+    },
+    /// Addresses (NP7).
+    Block(Block),
+}
+
+/// A label selector: an object is selected if it meets all requirements (NP5).
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Selector(pub Vec<Requirement>);
+
+/// A requirement of a selector. Values are sorted and unique.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Requirement {
+    /// The label has one of the values.
+    In(Arc<str>, Vec<Arc<str>>),
+    /// The label has none of the values, or is missing.
+    NotIn(Arc<str>, Vec<Arc<str>>),
+    /// The label is there.
+    Exists(Arc<str>),
+    /// The label is missing.
+    DoesNotExist(Arc<str>),
+}
+
+impl Selector {
+    /// Returns whether an object with these labels is selected.
+    #[must_use]
+    pub fn selects(&self, labels: &Labels) -> bool {
+        self.0.iter().all(|requirement| match requirement {
+            Requirement::In(key, values) => {
+                labels.get(key).is_some_and(|value| values.contains(value))
+            }
+            Requirement::NotIn(key, values) => {
+                labels.get(key).is_none_or(|value| !values.contains(value))
+            }
+            Requirement::Exists(key) => labels.contains_key(key),
+            Requirement::DoesNotExist(key) => !labels.contains_key(key),
+        })
+    }
+}
+
+/// A Pod that has an address of its own: not one on its node's network (NP12), nor a finished one (NP18).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pod {
+    /// Its name.
+    pub name: PodName,
+    /// Its node.
+    pub node: NodeName,
+    /// Its addresses, as far as it has some yet.
+    pub addresses: Vec<IpAddr>,
+    /// Its labels.
+    pub labels: Labels,
+    /// Its container ports with names.
+    pub ports: Vec<NamedPort>,
+    /// It is being deleted. If another Pod has its address, that one counts (NP18).
+    pub terminating: bool,
+    /// Time of its creation, RFC 3339: of two Pods with one address, the younger one counts.
+    pub created: Option<Arc<str>>,
+}

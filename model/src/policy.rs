@@ -1,0 +1,238 @@
+//! NetworkPolicies as agents get them.
+//!
+//! A packet's other end is found in one step: each address of a Pod leads to a [`PeerClass`], whose Pods no rule of any
+//! policy can tell apart. Classes belong to namespaces, and these to all Pods. Rules name [groups](GroupPart), which are
+//! sets of classes, namespaces, or all Pods. So a new Pod of a known workload is one [`Peer`], whatever the number of
+//! policies. Nodes share all of these objects; a [`LocalPod`] is for the Pod's own node.
+//!
+//! Identities are digests of what they stand for, so that all replicas of a control plane name the same thing alike.
+//! Ids such as NP6 refer to the list of semantics of NetworkPolicies.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use crate::cidr::Cidr;
+use crate::key::ServiceName;
+use crate::net::Protocol;
+
+/// Namespace and name of a NetworkPolicy.
+pub type PolicyName = ServiceName;
+
+/// Namespace and name of a Pod.
+pub type PodName = ServiceName;
+
+/// Identity of something that a rule can allow as a whole: a class, a namespace, or all Pods.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PeerId(pub [u8; 16]);
+
+/// Identity of a group: of the selectors of a peer in a rule.
+pub type GroupId = PeerId;
+
+impl PeerId {
+    /// All Pods of the cluster that have addresses of their own.
+    pub const ALL_PODS: Self = Self([0; 16]);
+}
+
+impl fmt::Debug for PeerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", u128::from_be_bytes(self.0))
+    }
+}
+
+/// Identity of a [`PolicyObject`].
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PolicyKey {
+    /// An address of a Pod.
+    Peer(IpAddr),
+    /// A class of Pods.
+    Class(PeerId),
+    /// A part of a group.
+    Group(GroupId, u8),
+    /// A policy.
+    Policy(PolicyName),
+    /// A Pod of the node.
+    Pod(PodName),
+}
+
+impl PolicyKey {
+    /// Returns whether nodes share the object.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        !matches!(self, Self::Pod(_))
+    }
+}
+
+impl fmt::Display for PolicyKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Peer(address) => write!(f, "Pod address {address}"),
+            Self::Class(id) => write!(f, "class {id:?} of Pods"),
+            Self::Group(id, part) => write!(f, "group {id:?} of Pods, part {part}"),
+            Self::Policy(name) => write!(f, "NetworkPolicy {name}"),
+            Self::Pod(name) => write!(f, "policies of Pod {name}"),
+        }
+    }
+}
+
+/// An object that NetworkPolicies consist of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PolicyObject {
+    /// An address of a Pod.
+    Peer(Peer),
+    /// A class of Pods.
+    Class(PeerClass),
+    /// A part of a group.
+    Group(GroupPart),
+    /// A policy.
+    Policy(Policy),
+    /// A Pod of the node.
+    Pod(LocalPod),
+}
+
+impl PolicyObject {
+    /// Returns the object's identity.
+    #[must_use]
+    pub fn key(&self) -> PolicyKey {
+        match self {
+            Self::Peer(peer) => PolicyKey::Peer(peer.address),
+            Self::Class(class) => PolicyKey::Class(class.id),
+            Self::Group(group) => PolicyKey::Group(group.group, group.part),
+            Self::Policy(policy) => PolicyKey::Policy(policy.name.clone()),
+            Self::Pod(pod) => PolicyKey::Pod(pod.name.clone()),
+        }
+    }
+}
+
+/// An address of a Pod, and the Pod's class. Pods on their node's network, and finished ones, have none (NP12, NP18).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// The address.
+    pub address: IpAddr,
+    /// The class.
+    pub class: PeerId,
+}
+
+/// Pods of a namespace with the same labels, as far as any peer of a rule asks for them, and the same named ports, as
+/// far as any egress rule names them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerClass {
+    /// The identity.
+    pub id: PeerId,
+    /// The namespace's identity, of which the class is a part.
+    pub parent: PeerId,
+    /// The namespace.
+    pub namespace: Arc<str>,
+    /// Container ports that egress rules name, sorted and unique (NP9).
+    pub ports: Vec<NamedPort>,
+}
+
+/// A container port with a name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NamedPort {
+    /// The name.
+    pub name: Arc<str>,
+    /// The protocol.
+    pub protocol: Protocol,
+    /// The port.
+    pub port: u16,
+}
+
+/// A part of a group's members: those whose identity begins with a byte. So a new class changes a small object, however
+/// large the group is. Groups without members have no part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupPart {
+    /// The group.
+    pub group: GroupId,
+    /// The first byte of the members' identities.
+    pub part: u8,
+    /// Classes, namespaces, or all Pods; sorted and unique.
+    pub members: Vec<PeerId>,
+}
+
+/// A NetworkPolicy. Which Pods it is for, the Pods say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// The policy's name.
+    pub name: PolicyName,
+    /// What may come to its Pods; `None` = the policy is not about ingress (NP3).
+    pub ingress: Option<Vec<PolicyRule>>,
+    /// What its Pods may reach; `None` = the policy is not about egress (NP3).
+    pub egress: Option<Vec<PolicyRule>>,
+}
+
+impl Policy {
+    /// Returns the rules of a direction; `None` = the policy is not about it.
+    #[must_use]
+    pub fn rules(&self, direction: Direction) -> Option<&[PolicyRule]> {
+        match direction {
+            Direction::Ingress => self.ingress.as_deref(),
+            Direction::Egress => self.egress.as_deref(),
+        }
+    }
+}
+
+/// The side of a connection that a rule is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Direction {
+    /// Connections to the Pod.
+    Ingress,
+    /// Connections from the Pod.
+    Egress,
+}
+
+impl Direction {
+    /// Both directions.
+    pub const ALL: [Self; 2] = [Self::Ingress, Self::Egress];
+}
+
+/// What a rule allows: connections with one of the peers, to one of the ports (NP2).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PolicyRule {
+    /// The other ends; `None` = everybody (NP4).
+    pub peers: Option<Peers>,
+    /// The destination's ports; `None` = all ports of all protocols (NP8, NP20).
+    pub ports: Option<Vec<PolicyPort>>,
+}
+
+/// Other ends of connections; nobody if both are empty.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Peers {
+    /// Groups of Pods.
+    pub groups: Vec<GroupId>,
+    /// Ranges of addresses. Pods with such addresses are among them (NP7).
+    pub blocks: Vec<Block>,
+}
+
+/// A range of addresses without some ranges in it (NP7).
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Block {
+    /// The range.
+    pub range: Cidr,
+    /// Ranges in it that this block does not allow.
+    pub except: Vec<Cidr>,
+}
+
+/// A port, or several, of a rule.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PolicyPort {
+    /// All ports of a protocol (NP8).
+    All(Protocol),
+    /// A port, or all ports up to a last one (NP10). The first is not above the last.
+    Range(Protocol, u16, u16),
+    /// The container port of this name at the destination (NP9).
+    Named(Protocol, Arc<str>),
+}
+
+/// A Pod of the node for which the policies are known. Pods on the node's network have none (NP12).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LocalPod {
+    /// The Pod.
+    pub name: PodName,
+    /// Its addresses, sorted and unique.
+    pub addresses: Vec<IpAddr>,
+    /// Its container ports with names, sorted and unique, as far as an ingress rule of its policies names them (NP9).
+    pub ports: Vec<NamedPort>,
+    /// The policies that select it, sorted and unique (NP1).
+    pub policies: Vec<PolicyName>,
+}
