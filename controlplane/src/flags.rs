@@ -154,6 +154,11 @@ pub struct Args {
     #[arg(long, value_name = "ENDPOINTS", default_value = "pods", help_heading = ADMISSION)]
     userspace_endpoints: ProxyEndpoints,
 
+    /// Have nodes enforce NetworkPolicies. Each agent must know them: the control plane serves no older ones then. It needs
+    /// to list and watch networkpolicies, namespaces and pods.
+    #[arg(long, help_heading = ADMISSION)]
+    network_policy: bool,
+
     /// Packet mark of the control plane's own connections to the API server. Rules of an agent on the same node
     /// do not apply to this mark. Must be the agent's --own-mark; 0 = none.
     #[arg(long, value_name = "MARK", default_value = "0x50", value_parser = parse_mark, help_heading = API)]
@@ -253,6 +258,7 @@ impl Args {
         Origin::Kubernetes(kubernetes::Config {
             access: self.access(),
             own_mark: self.own_mark,
+            network_policies: self.network_policy,
         })
     }
 
@@ -302,6 +308,7 @@ impl Args {
                 services: self.userspace_services.clone(),
                 endpoints: self.userspace_endpoints.clone(),
             },
+            network_policies: self.network_policy,
         }
     }
 

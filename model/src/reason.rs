@@ -102,6 +102,10 @@ reasons! {
     InvalidAddress,
     /// A port cannot be used.
     InvalidPort,
+    /// A part of a NetworkPolicy cannot be used, and allows nothing.
+    InvalidPolicy,
+    /// Nodes do not enforce NetworkPolicies.
+    PolicyNotEnforced,
     /// A field has a value that kplane does not know.
     InvalidField,
     /// A source range cannot be used.

@@ -372,6 +372,7 @@ async fn connect(
             reserved,
             excepted,
             proxying,
+            network_policies,
         } => {
             let reserved = own.for_all_nodes(status).with_listed(&reserved);
             let inside = Inside {
@@ -384,6 +385,7 @@ async fn connect(
                     reserved: reserved.except(&excepted),
                     namespace_elements: 0,
                     proxying,
+                    network_policies,
                 },
                 guard: guard_within(config.cliff_guard),
             };

@@ -36,6 +36,8 @@ pub struct Admission {
     pub namespace_elements: usize,
     /// The Services that the agents' userspace proxy serves.
     pub proxying: Proxying,
+    /// Whether nodes enforce NetworkPolicies.
+    pub network_policies: bool,
 }
 
 /// Restrictions on the agents' userspace proxy, which has the node's own rights on the network.

@@ -11,6 +11,7 @@ use kplane_model::{Cidr, Endpoint, Family, Issue, Protocol, ServiceName, Service
 
 mod addresses;
 mod cluster;
+mod policy;
 mod ports;
 mod proxied;
 mod report;
@@ -21,6 +22,7 @@ mod slice;
 mod tests;
 
 pub use cluster::{node, service_cidr};
+pub use policy::{namespace, network_policy, not_enforced, pod};
 pub use service::service;
 pub use slice::slice;
 

@@ -11,6 +11,7 @@ mod guard;
 mod holding;
 mod picture;
 mod places;
+mod policies;
 mod proxying;
 mod quota;
 mod resync;
@@ -46,7 +47,7 @@ use crate::k8s::{Kind, Object, ObjectId, Uid};
 use crate::publish::{Publication, Published};
 use crate::source::Located;
 use crate::trust::Belief;
-use kplane_policy::PolicyChanges;
+use kplane_policy::Policies;
 
 use claims::{Claims, Seniority};
 use effective::{API_SERVICE, Effective};
@@ -91,6 +92,8 @@ pub struct Index {
     guard: CliffGuard,
     holding: Option<Holding>,
     recent: Recent,
+    /// The NetworkPolicies; `None` if nodes do not enforce any.
+    policies: Option<Policies>,
 }
 
 /// ServicePorts that were handed out for publishing, each with the number of its endpoints; sorted.
@@ -172,6 +175,7 @@ impl Index {
             places: Places::new(admission.reserved),
             quota: Quota::new(admission.namespace_elements),
             proxying: admission.proxying,
+            policies: admission.network_policies.then(Policies::default),
             ..Self::default()
         }
     }
@@ -193,7 +197,10 @@ impl Index {
     /// Returns whether every kind has been listed completely (Z3).
     #[must_use]
     pub fn is_synced(&self) -> bool {
-        self.resync.is_complete()
+        match self.policies {
+            Some(_) => self.resync.has(&Kind::WITH_POLICIES),
+            None => self.resync.has(&Kind::ALL),
+        }
     }
 
     /// Returns the totals of what is published.
@@ -290,6 +297,9 @@ impl Index {
                 self.pending.note(None, cause);
                 issues
             }
+            Object::NetworkPolicy(_) | Object::Namespace(_) | Object::Pod(_) => {
+                self.put_policy_object(&located.object, &location)
+            }
         };
         self.set_object_issues(id, issues, uid)
     }
@@ -310,6 +320,7 @@ impl Index {
             Kind::EndpointSlice => drop(self.unlink_slice(id)),
             Kind::Node => self.replace_node(&id.name, None),
             Kind::ServiceCidr => self.replace_cidrs(&id.name, None),
+            Kind::NetworkPolicy | Kind::Namespace | Kind::Pod => self.delete_policy_object(id),
         }
         self.set_object_issues(id.clone(), Vec::new(), None)
     }
@@ -323,7 +334,7 @@ impl Index {
         let before = self.nodes.get(name);
         let users = self.places.replace_node(before, node.as_ref());
         self.pending.services.extend(users);
-        if self.resync.is_complete() && before != node.as_ref() {
+        if self.is_synced() && before != node.as_ref() {
             let asking = self.asking_for_proxy();
             self.pending.services.extend(asking);
         }
@@ -415,14 +426,16 @@ impl Index {
         let service_cidrs = std::mem::take(&mut self.pending.cidrs)
             .then(|| self.cidrs.values().flatten().copied().collect());
         let triggers = self.triggers.take();
+        let policies = self.take_policies();
         let observed_at = self.pending.observed_at.take()?;
-        if services.is_empty() && nodes.is_empty() && service_cidrs.is_none() {
+        let unchanged = services.is_empty() && nodes.is_empty() && service_cidrs.is_none();
+        if unchanged && policies.is_empty() {
             return None;
         }
         Some(Publication {
             services,
             nodes,
-            policies: PolicyChanges::default(),
+            policies,
             service_cidrs,
             observed_at,
             triggers,

@@ -4,6 +4,7 @@
 //! fields are ignored; absent ones are `None` or empty.
 
 mod endpoint;
+mod policy;
 mod texts;
 mod uid;
 mod version;
@@ -15,6 +16,11 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 
 pub use endpoint::{EndpointConditions, EndpointHints, Hint, SliceEndpoint, TargetRef};
+pub use policy::{
+    Container, ContainerPort, EgressRule, IngressRule, IpBlock, LabelSelector, MatchExpression,
+    NameOrNumber, Namespace, NetworkPolicy, NetworkPolicySpec, Pod, PodIp, PodSpec, PodStatus,
+    PolicyPeer, PolicyPort,
+};
 pub use texts::Texts;
 use texts::{maybe_shared, of_these};
 pub use uid::Uid;
@@ -32,15 +38,32 @@ pub enum Kind {
     Node,
     /// `networking.k8s.io/v1` ServiceCIDR.
     ServiceCidr,
+    /// `networking.k8s.io/v1` NetworkPolicy.
+    NetworkPolicy,
+    /// `v1` Namespace.
+    Namespace,
+    /// `v1` Pod.
+    Pod,
 }
 
 impl Kind {
-    /// All kinds.
+    /// All kinds that Services need.
     pub const ALL: [Self; 4] = [
         Self::Service,
         Self::EndpointSlice,
         Self::Node,
         Self::ServiceCidr,
+    ];
+
+    /// These, and those that NetworkPolicies need.
+    pub const WITH_POLICIES: [Self; 7] = [
+        Self::Service,
+        Self::EndpointSlice,
+        Self::Node,
+        Self::ServiceCidr,
+        Self::NetworkPolicy,
+        Self::Namespace,
+        Self::Pod,
     ];
 
     /// Returns the name as Kubernetes writes it.
@@ -51,6 +74,9 @@ impl Kind {
             Self::EndpointSlice => "EndpointSlice",
             Self::Node => "Node",
             Self::ServiceCidr => "ServiceCIDR",
+            Self::NetworkPolicy => "NetworkPolicy",
+            Self::Namespace => "Namespace",
+            Self::Pod => "Pod",
         }
     }
 
@@ -58,16 +84,19 @@ impl Kind {
     #[must_use]
     pub fn api_version(self) -> &'static str {
         match self {
-            Self::Service | Self::Node => "v1",
+            Self::Service | Self::Node | Self::Namespace | Self::Pod => "v1",
             Self::EndpointSlice => "discovery.k8s.io/v1",
-            Self::ServiceCidr => "networking.k8s.io/v1",
+            Self::ServiceCidr | Self::NetworkPolicy => "networking.k8s.io/v1",
         }
     }
 
     /// Returns whether objects of this kind live in a namespace.
     #[must_use]
     pub fn is_namespaced(self) -> bool {
-        matches!(self, Self::Service | Self::EndpointSlice)
+        match self {
+            Self::Service | Self::EndpointSlice | Self::NetworkPolicy | Self::Pod => true,
+            Self::Node | Self::ServiceCidr | Self::Namespace => false,
+        }
     }
 }
 
@@ -99,6 +128,12 @@ pub enum Object {
     Node(Node),
     /// A ServiceCIDR.
     ServiceCidr(ServiceCidr),
+    /// A NetworkPolicy.
+    NetworkPolicy(NetworkPolicy),
+    /// A Namespace.
+    Namespace(Namespace),
+    /// A Pod.
+    Pod(Pod),
 }
 
 impl Object {
@@ -110,6 +145,9 @@ impl Object {
             Self::EndpointSlice(_) => Kind::EndpointSlice,
             Self::Node(_) => Kind::Node,
             Self::ServiceCidr(_) => Kind::ServiceCidr,
+            Self::NetworkPolicy(_) => Kind::NetworkPolicy,
+            Self::Namespace(_) => Kind::Namespace,
+            Self::Pod(_) => Kind::Pod,
         }
     }
 
@@ -121,6 +159,9 @@ impl Object {
             Self::EndpointSlice(o) => &o.metadata,
             Self::Node(o) => &o.metadata,
             Self::ServiceCidr(o) => &o.metadata,
+            Self::NetworkPolicy(o) => &o.metadata,
+            Self::Namespace(o) => &o.metadata,
+            Self::Pod(o) => &o.metadata,
         }
     }
 

@@ -55,6 +55,8 @@ pub enum Source {
         excepted: Vec<ReservedPlace>,
         /// The Services that may ask for the userspace proxy.
         proxying: Proxying,
+        /// Whether this node enforces NetworkPolicies.
+        network_policies: bool,
     },
 }
 
@@ -159,6 +161,10 @@ pub(super) struct SourceFlags {
     /// names, separated by commas [default: all in the userspace backends, else none].
     #[arg(long, value_name = "NAMESPACES", help_heading = STANDALONE)]
     userspace_services: Option<ProxyNamespaces>,
+
+    /// Enforce NetworkPolicies, for --standalone.
+    #[arg(long, help_heading = STANDALONE)]
+    network_policy: bool,
 
     /// Address on which --standalone serves its status for kpctl; empty = none [default: 127.0.0.1:7444].
     #[arg(long, value_name = "ADDR", help_heading = STANDALONE)]
@@ -303,6 +309,7 @@ impl SourceFlags {
                     None => Origin::Kubernetes(kubernetes::Config {
                         access: api.access(),
                         own_mark,
+                        network_policies: self.network_policy,
                     }),
                 };
                 let status = self
@@ -318,14 +325,15 @@ impl SourceFlags {
                     reserved: self.reserved()?,
                     excepted: self.excepted(),
                     proxying: self.proxying(proxying),
+                    network_policies: self.network_policy,
                 })
             }
             (false, None) if self.status_bind_address.is_some() => {
                 wrong("--status-bind-address is for --standalone: the control plane has the status")
             }
             (false, None) if self.has_admission() => wrong(
-                "--allow-external-ips, --external-ip-cidr, --reserved-ports and --userspace-services are for \
-                     --standalone: give them to the control plane",
+                "--allow-external-ips, --external-ip-cidr, --reserved-ports, --userspace-services and \
+                     --network-policy are for --standalone: give them to the control plane",
             ),
             (false, None) if !self.has_control_plane() => wrong(
                 "no source of desired state: give --control-plane http://HOST:7443, or --standalone \
@@ -362,6 +370,7 @@ impl SourceFlags {
             || !self.external_ip_cidr.is_empty()
             || !self.reserved_ports.is_empty()
             || self.userspace_services.is_some()
+            || self.network_policy
     }
 
     /// Returns what Services may ask of the userspace proxy; `default` counts without a flag.

@@ -54,31 +54,34 @@ pub(super) struct Loss {
     /// Number of Nodes that go, and of all Nodes.
     pub(super) nodes: usize,
     pub(super) of_nodes: usize,
+    /// Number of NetworkPolicies that go, and of all NetworkPolicies.
+    pub(super) policies: usize,
+    pub(super) of_policies: usize,
+    /// Number of Pods that go, and of all Pods.
+    pub(super) pods: usize,
+    pub(super) of_pods: usize,
 }
 
 impl CliffGuard {
     /// Returns the reason why a step is a cliff, if it is one.
     pub(super) fn cliff(&self, loss: Loss) -> Option<String> {
-        let Loss {
-            services,
-            of_services,
-            emptied,
-            of_served,
-            nodes,
-            of_nodes,
-        } = loss;
-        if self.exceeds(services, of_services) {
-            return Some(format!(
-                "{services} of {of_services} Services would be removed"
-            ));
-        }
-        if self.exceeds(emptied, of_served) {
-            return Some(format!(
-                "{emptied} of {of_served} Services would lose their last endpoint"
-            ));
-        }
-        self.exceeds(nodes, of_nodes)
-            .then(|| format!("{nodes} of {of_nodes} Nodes would be removed"))
+        let removed = "would be removed";
+        let losses = [
+            (loss.services, loss.of_services, "Services", removed),
+            (
+                loss.emptied,
+                loss.of_served,
+                "Services",
+                "would lose their last endpoint",
+            ),
+            (loss.nodes, loss.of_nodes, "Nodes", removed),
+            (loss.policies, loss.of_policies, "NetworkPolicies", removed),
+            (loss.pods, loss.of_pods, "Pods", removed),
+        ];
+        let cliff = losses
+            .into_iter()
+            .find(|(lost, of, ..)| self.exceeds(*lost, *of));
+        cliff.map(|(lost, of, what, how)| format!("{lost} of {of} {what} {how}"))
     }
 
     /// Returns whether deletions by name are guarded, too.
@@ -120,6 +123,8 @@ impl Recent {
             services: self.loss.services + step.services,
             emptied: self.loss.emptied + step.emptied,
             nodes: self.loss.nodes + step.nodes,
+            policies: self.loss.policies + step.policies,
+            pods: self.loss.pods + step.pods,
             ..self.loss
         };
         Self { loss, ..*self }

@@ -36,7 +36,7 @@ impl fmt::Display for Held {
             ..
         } = self;
         match (services, without_endpoints) {
-            (0, 0) => write!(f, "Nodes are kept")?,
+            (0, 0) => write!(f, "Nodes, NetworkPolicies or Pods are kept")?,
             (0, emptied) => write!(f, "the last endpoints of {emptied} Services are kept")?,
             (gone, 0) => write!(f, "{gone} Services are kept")?,
             (gone, emptied) => write!(

@@ -48,8 +48,13 @@ impl Resync {
         before.into_iter().collect()
     }
 
-    /// Returns whether every kind has been listed once.
-    pub(super) fn is_complete(&self) -> bool {
-        Kind::ALL.iter().all(|kind| self.listed.contains(kind))
+    /// Returns the number of objects of a kind that the source names.
+    pub(super) fn count(&self, kind: Kind) -> usize {
+        self.present.get(&kind).map_or(0, HashSet::len)
+    }
+
+    /// Returns whether each of these kinds has been listed once.
+    pub(super) fn has(&self, kinds: &[Kind]) -> bool {
+        kinds.iter().all(|kind| self.listed.contains(kind))
     }
 }

@@ -225,6 +225,7 @@ impl Index {
             Kind::Service => self.services.contains_key(&service_name(id)),
             Kind::EndpointSlice => self.slices.contains_key(id),
             Kind::Node | Kind::ServiceCidr => true,
+            Kind::NetworkPolicy | Kind::Namespace | Kind::Pod => self.policies.is_some(),
         }
     }
 
@@ -258,14 +259,23 @@ impl Index {
                 && !self.has_other_endpoints(name, &leaving)
         });
         let held = self.holding.as_ref().map_or(0, Holding::services);
+        let of_kind = |kind| {
+            ids.iter()
+                .filter(|id| id.kind == kind && self.serves(id))
+                .count()
+        };
         Loss {
             services: services.len(),
             // The counts are those before the step: new objects do not make up for deleted ones.
             of_services: self.totals.services.saturating_sub(held),
             emptied: emptied.count(),
             of_served: self.with_endpoints.saturating_sub(held),
-            nodes: ids.iter().filter(|id| id.kind == Kind::Node).count(),
+            nodes: of_kind(Kind::Node),
             of_nodes: self.nodes.len(),
+            policies: of_kind(Kind::NetworkPolicy),
+            of_policies: self.resync.count(Kind::NetworkPolicy) + of_kind(Kind::NetworkPolicy),
+            pods: of_kind(Kind::Pod),
+            of_pods: self.resync.count(Kind::Pod) + of_kind(Kind::Pod),
         }
     }
 

@@ -53,6 +53,8 @@ pub struct Config {
     pub access: Access,
     /// Mark of connections to the API server, which the node's rules recognize; 0 = none.
     pub own_mark: u32,
+    /// Whether to read what NetworkPolicies need.
+    pub network_policies: bool,
 }
 
 /// The API server as a source.
@@ -60,6 +62,7 @@ pub struct Config {
 pub struct Kubernetes {
     api: Arc<Api>,
     only_node: Option<NodeName>,
+    network_policies: bool,
     upstream: Upstream,
 }
 
@@ -82,6 +85,7 @@ impl Kubernetes {
         Ok(Self {
             api: Arc::new(api),
             only_node,
+            network_policies: config.network_policies,
             upstream,
         })
     }
@@ -101,9 +105,15 @@ impl Source for Kubernetes {
             Resource::Nodes(self.only_node),
             Resource::ServiceCidrs,
         ];
+        let policies = [
+            Resource::NetworkPolicies,
+            Resource::Namespaces,
+            Resource::Pods,
+        ];
+        let policies = policies.into_iter().filter(|_| self.network_policies);
         let (outbox, inbox) = mpsc::channel(QUEUE);
         let mut reflectors = JoinSet::new();
-        for resource in resources {
+        for resource in resources.into_iter().chain(policies) {
             let report = Reporter::new(resource.kind(), self.upstream.clone());
             let http = Http::new(Arc::clone(&self.api), resource);
             reflectors.spawn(Reflector::new(http, report, outbox.clone()).run());

@@ -9,6 +9,10 @@ use crate::kubernetes::Asked;
 /// `kpctl describe` says of each why it is not proxied, and there are few such Services.
 const NOT_HEADLESS: &str = "!service.kubernetes.io/headless";
 
+/// Filter that leaves out Pods of which NetworkPolicies know nothing (NP12, NP18).
+const OWN_NETWORK_AND_ALIVE: &str =
+    "spec.hostNetwork=false,status.phase!=Succeeded,status.phase!=Failed";
+
 /// A resource that can be listed and watched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Resource {
@@ -19,6 +23,10 @@ pub(super) enum Resource {
     /// All Nodes, or one.
     Nodes(Option<Arc<str>>),
     ServiceCidrs,
+    NetworkPolicies,
+    Namespaces,
+    /// Pods with addresses of their own that have not ended.
+    Pods,
 }
 
 impl Resource {
@@ -29,6 +37,9 @@ impl Resource {
             Self::Slices | Self::Endpoints => Kind::EndpointSlice,
             Self::Nodes(_) => Kind::Node,
             Self::ServiceCidrs => Kind::ServiceCidr,
+            Self::NetworkPolicies => Kind::NetworkPolicy,
+            Self::Namespaces => Kind::Namespace,
+            Self::Pods => Kind::Pod,
         }
     }
 
@@ -39,6 +50,9 @@ impl Resource {
             Self::Endpoints => "/api/v1/endpoints",
             Self::Nodes(_) => "/api/v1/nodes",
             Self::ServiceCidrs => "/apis/networking.k8s.io/v1/servicecidrs",
+            Self::NetworkPolicies => "/apis/networking.k8s.io/v1/networkpolicies",
+            Self::Namespaces => "/api/v1/namespaces",
+            Self::Pods => "/api/v1/pods",
         }
     }
 
@@ -49,6 +63,9 @@ impl Resource {
             Self::Endpoints => ("endpoints", ""),
             Self::Nodes(_) => ("nodes", ""),
             Self::ServiceCidrs => ("servicecidrs", "networking.k8s.io"),
+            Self::NetworkPolicies => ("networkpolicies", "networking.k8s.io"),
+            Self::Namespaces => ("namespaces", ""),
+            Self::Pods => ("pods", ""),
         };
         Asked {
             verb,
@@ -67,7 +84,12 @@ impl Resource {
                 let only = format!("metadata.name={name}");
                 format!("fieldSelector={}", escaped(&only))
             }
-            Self::Services | Self::Nodes(None) | Self::ServiceCidrs => String::new(),
+            Self::Pods => format!("fieldSelector={}", escaped(OWN_NETWORK_AND_ALIVE)),
+            Self::Services
+            | Self::Nodes(None)
+            | Self::ServiceCidrs
+            | Self::NetworkPolicies
+            | Self::Namespaces => String::new(),
         }
     }
 }

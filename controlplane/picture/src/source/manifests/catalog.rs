@@ -138,8 +138,8 @@ impl Catalog {
 
     /// Returns all objects, as at the start.
     pub(super) fn snapshot(&self) -> Vec<Event> {
-        let mut events = Vec::with_capacity(self.served.len() + 9);
-        for kind in Kind::ALL {
+        let mut events = Vec::with_capacity(self.served.len() + 16);
+        for kind in Kind::WITH_POLICIES {
             events.push(Event::Init(kind));
             let of_kind = self.served.keys().filter(|id| id.kind == kind);
             let located = of_kind.filter_map(|id| self.located(id));

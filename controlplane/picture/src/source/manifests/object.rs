@@ -79,7 +79,11 @@ pub(super) fn list_of<'n>(kind: &str, node: &'n Node) -> Option<Defaults<'n>> {
         return Some(Defaults::default());
     }
     Some(Defaults {
-        kind: Some(Kind::ALL.into_iter().find(|kind| kind.as_str() == of)?),
+        kind: Some(
+            Kind::WITH_POLICIES
+                .into_iter()
+                .find(|kind| kind.as_str() == of)?,
+        ),
         api_version: node.text("apiVersion"),
     })
 }
@@ -158,12 +162,14 @@ fn object(
     };
     let metadata = node.get("metadata");
     let api_version = node.text("apiVersion").or(defaults.api_version);
-    let kind = Kind::ALL.into_iter().find(|kind| kind.as_str() == written);
+    let kind = Kind::WITH_POLICIES
+        .into_iter()
+        .find(|kind| kind.as_str() == written);
     let kind =
         kind.filter(|kind| api_version.is_none_or(|v| group(v) == group(kind.api_version())));
     let Some(kind) = kind else {
-        let reason = "is ignored; only Services, EndpointSlices, Nodes and \
-                      ServiceCIDRs are read";
+        let reason = "is ignored; only Services, EndpointSlices, Nodes, ServiceCIDRs and what NetworkPolicies \
+                      need are read";
         return Err(refuse(
             named(written, metadata),
             reason.to_owned(),
@@ -215,6 +221,9 @@ fn decode_as(kind: Kind, node: &Node) -> Result<Object, DecodeError> {
         Kind::EndpointSlice => Object::EndpointSlice(decode(node)?),
         Kind::Node => Object::Node(decode(node)?),
         Kind::ServiceCidr => Object::ServiceCidr(decode(node)?),
+        Kind::NetworkPolicy => Object::NetworkPolicy(decode(node)?),
+        Kind::Namespace => Object::Namespace(decode(node)?),
+        Kind::Pod => Object::Pod(decode(node)?),
     })
 }
 

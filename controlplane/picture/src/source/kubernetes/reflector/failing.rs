@@ -82,7 +82,11 @@ impl<T: Transport> Reflector<T> {
             }
             Resource::Slices => Resource::Endpoints,
             Resource::Endpoints => Resource::Slices,
-            Resource::Services | Resource::Nodes(_) => {
+            Resource::Services
+            | Resource::Nodes(_)
+            | Resource::NetworkPolicies
+            | Resource::Namespaces
+            | Resource::Pods => {
                 let wait = self.note("list", &failure).await;
                 return Ok(State::after(wait, Then::List));
             }
