@@ -28,15 +28,13 @@ use tokio::task::{JoinSet, block_in_place};
 use tokio::time::sleep;
 
 use agent::{Agent, World};
+pub use input::{Input, STAMP_BITS, names, objects, slice, stamp_of};
 use meter::Meter;
-use plane::{Places, make_certs};
-pub(crate) use wire::connect;
-
-pub(crate) use input::names;
-pub use input::{Input, STAMP_BITS, objects, slice, stamp_of};
 pub use meter::{Violated, WayCounts, percentiles};
-pub use plane::{Usage, agent_address, beside, identity, metrics_address};
+use plane::{Places, make_certs};
+pub use plane::{Usage, agent_address, identity, metrics_address};
 pub use scenarios::{Back, Churned, Killed, Stalled};
+pub use wire::connect;
 
 /// Nothing here takes longer.
 pub const DEADLINE: Duration = Duration::from_secs(180);

@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: speeds, printed as tables. Nothing here gates CI.
 
 use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -11,7 +12,11 @@ use crate::figures::{PAGE, generated, regressions};
 const HELP: &str = "\
 Measure how long changes take, in a real kernel, and print tables
 
-Usage: cargo xtask bench [OPTIONS]
+Usage: cargo xtask bench [NAME] [OPTIONS]
+
+Arguments:
+  [NAME]  One benchmark of: change, reboot, drift, packet, conntrack, fleet; or operators, kpctl's answers about 5,000
+          nodes and 17,000 Services [default: all but operators]
 
 Options:
       --against <PROXY>     Compare with another proxy on a real API server, instead of measuring kplane alone:
@@ -46,6 +51,8 @@ const COMPARE: &str = "--compare";
 
 /// Benchmarks of kplane alone.
 const ALONE: [&str; 6] = ["change", "reboot", "drift", "packet", "conntrack", "fleet"];
+/// One that runs only if it is named, and needs kpctl.
+const OPERATORS: &str = "operators";
 
 /// Builds everything as it is shipped and runs the benchmarks.
 pub(crate) fn run(mut args: Vec<String>) -> Result<ExitCode> {
@@ -56,8 +63,13 @@ pub(crate) fn run(mut args: Vec<String>) -> Result<ExitCode> {
     let compares = args.iter().any(|arg| arg == COMPARE);
     args.retain(|arg| arg != COMPARE);
     let against = take(&mut args, "--against").or(compares.then(|| "kube-proxy".to_owned()));
-    let against = match against.as_deref() {
-        None if args.is_empty() => None,
+    let mut names = ALONE.into_iter().chain([OPERATORS]);
+    let named = names.find(|name| against.is_none() && args == [*name]);
+    if named.is_some() {
+        args.clear();
+    }
+    let chosen = match against.as_deref() {
+        None if args.is_empty() => named,
         None => bail!(
             "{} needs --against; see `cargo xtask bench --help`",
             args[0]
@@ -72,24 +84,34 @@ pub(crate) fn run(mut args: Vec<String>) -> Result<ExitCode> {
         ),
     };
     println!("Building kplane's programs as they are shipped, and the benchmarks.");
-    // With the tests, so that both builds take the same dependencies.
-    let programs = ["kp-controlplane", "kp-nodeagent", "kplane-tests"];
-    let programs = programs.map(|name| ["--package", name]);
-    cargo::run(&[&["build", "--profile", "dist"][..], &programs.concat()].concat())?;
-    match against {
-        Some(name) if compares => compare(bench(name, &args)?)?,
-        Some(name) => cargo::status(&mut bench(name, &args)?)?,
+    let program = build("dist")?;
+    if chosen == Some(OPERATORS) {
+        cargo::run(&["build", "--profile", "dist", "--package", "kpctl"])?;
+    }
+    match chosen {
+        Some(name) if compares => compare(bench(&program, name, &args))?,
+        Some(name) => cargo::status(&mut bench(&program, name, &args))?,
         None => {
             for name in ALONE {
-                cargo::status(&mut bench(name, &[])?)?;
+                cargo::status(&mut bench(&program, name, &[]))?;
             }
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
+/// Builds the benchmarks, and kplane's programs beside them with the same dependencies; returns the program of all
+/// benchmarks.
+pub(crate) fn build(profile: &str) -> Result<PathBuf> {
+    let packages = ["kplane-bench", "kp-controlplane", "kp-nodeagent"];
+    let packages = packages.map(|name| ["--package", name]).concat();
+    let mut build = cargo::in_bench("build")?;
+    cargo::status(build.args(["--profile", profile]).args(packages))?;
+    Ok(cargo::programs(profile)?.join("kplane-bench"))
+}
+
 /// Takes a flag with its value out of the arguments.
-pub(crate) fn take(args: &mut Vec<String>, flag: &str) -> Option<String> {
+fn take(args: &mut Vec<String>, flag: &str) -> Option<String> {
     let place = args
         .iter()
         .position(|arg| arg == flag || arg.starts_with(&format!("{flag}=")))?;
@@ -102,13 +124,10 @@ pub(crate) fn take(args: &mut Vec<String>, flag: &str) -> Option<String> {
 }
 
 /// Prepares a benchmark.
-fn bench(name: &str, options: &[String]) -> Result<Command> {
-    let mut command = cargo::cargo()?;
+fn bench(program: &Path, name: &str, options: &[String]) -> Command {
+    let mut command = Command::new(program);
+    command.arg(name).args(options);
     command
-        .args(["bench", "--profile", "dist", "--package", "kplane-tests"])
-        .args(["--bench", "bench", "--", name])
-        .args(options);
-    Ok(command)
 }
 
 /// Runs a benchmark, and compares its table with the committed one.

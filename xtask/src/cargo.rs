@@ -6,6 +6,8 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
+/// The benchmarks, which are a workspace of their own.
+pub(crate) const BENCH: &str = "bench/Cargo.toml";
 /// Checks lints.
 const CLIPPY: &str = "clippy-driver";
 
@@ -15,11 +17,15 @@ pub(crate) fn root() -> Result<&'static Path> {
     root.context("xtask lies in a folder of the workspace")
 }
 
+/// Returns the folder with everything that cargo builds.
+fn target() -> Result<PathBuf> {
+    let folder = env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
+    Ok(root()?.join(folder))
+}
+
 /// Returns the folder with a profile's programs. The folder of profile `dev` is `debug`.
 pub(crate) fn programs(profile: &str) -> Result<PathBuf> {
-    let folder = env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
-    let folder = root()?.join(folder);
-    Ok(folder.join(if profile == "dev" { "debug" } else { profile }))
+    Ok(target()?.join(if profile == "dev" { "debug" } else { profile }))
 }
 
 /// Prepares cargo without the variables that describe this program's package. Build scripts that
@@ -36,6 +42,15 @@ pub(crate) fn cargo() -> Result<Command> {
         }
     }
     Ok(command)
+}
+
+/// Prepares a command of cargo for the benchmarks. It reads the profiles in the product's manifest as configuration, and
+/// takes the dependencies that are compiled for the product.
+pub(crate) fn in_bench(command: &str) -> Result<Command> {
+    let mut cargo = cargo()?;
+    cargo.args([command, "--manifest-path", BENCH, "--config", "Cargo.toml"]);
+    cargo.arg("--target-dir").arg(target()?);
+    Ok(cargo)
 }
 
 /// Prepares cargo as tests are built: rustc, which compiles the workspace's own crates, also runs clippy's lints. A

@@ -1,12 +1,11 @@
 //! `cargo xtask fleet`: thousands of simulated agents at real control planes, on this machine.
 
-use std::path;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
 use anyhow::Result;
 
-use crate::bench::take;
-use crate::cargo::run as cargo;
+use crate::bench::build;
+use crate::cargo::status;
 
 const HELP: &str = "\
 Simulate a fleet on this machine: how fast, how large, and what happens when replicas go
@@ -59,23 +58,8 @@ pub(crate) fn run(mut args: Vec<String>) -> Result<ExitCode> {
     {
         args.extend(["--agents".to_owned(), "1000".to_owned()]);
     }
-    // Cargo runs benchmarks in another folder.
-    if let Some(trace) = take(&mut args, "--trace") {
-        let trace = path::absolute(trace)?.display().to_string();
-        args.extend(["--trace".to_owned(), trace]);
-    }
     println!("Building the control plane and the simulator with optimisation.");
-    let programs = ["--package", "kp-controlplane", "--package", "kplane-tests"];
-    cargo(
-        &[
-            &["build", "--release", "--bin", "kp-controlplane"][..],
-            &programs,
-        ]
-        .concat(),
-    )?;
-    let bench = ["bench", "--profile", "release", "--bench", "bench"];
-    let mut words = [&bench[..], &programs, &["--", "fleet"]].concat();
-    words.extend(args.iter().map(String::as_str));
-    cargo(&words)?;
+    let program = build("release")?;
+    status(Command::new(program).arg("fleet").args(args))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,9 +1,10 @@
 //! `cargo xtask test`: everything that must hold before a change lands. CI runs exactly this, with `--all`.
 //!
-//! First the checks of the tree, which take seconds. Then one build of everything ([`build`]), which is also the lints'
-//! run. Then the suites ([`suites`]), beside each other ([`schedule`]): they execute what the build made. In the end a
-//! table ([`report`]).
+//! First the checks of the tree, which take seconds. Then one build of the product and its tests ([`build`]), which is
+//! also the lints' run. Then the suites ([`suites`]), beside each other ([`schedule`]): they execute what the build made.
+//! In the end a table ([`report`]).
 
+mod apart;
 mod build;
 mod claims;
 mod compat;
@@ -29,7 +30,7 @@ use anyhow::{Context as _, Result, ensure};
 use self::build::Built;
 use self::report::Outcome;
 use self::suites::{Lane, Suite};
-use crate::cargo::{self, programs, root};
+use crate::cargo::{self, BENCH, programs, root};
 
 const HELP: &str = "\
 Check everything that must hold before a change lands
@@ -58,8 +59,12 @@ const TOOLS: &str = "tools";
 type Check = (&'static str, fn(&Path) -> Result<()>);
 
 /// Cheap and often failing first.
-const CHECKS: [Check; 7] = [
-    ("format", |_| cargo::run(&["fmt", "--all", "--check"])),
+const CHECKS: [Check; 8] = [
+    ("format", |_| {
+        cargo::run(&["fmt", "--all", "--check"])?;
+        cargo::run(&["fmt", "--manifest-path", BENCH, "--check"])
+    }),
+    ("workspaces", apart::check),
     ("tidy", tidy::check),
     ("wording", wording::check),
     ("compatibility page", compat::check),

@@ -31,7 +31,7 @@ pub fn stamp_of(endpoint: Ipv4Addr) -> u64 {
 }
 
 /// Returns the names of so many nodes.
-pub(crate) fn names(agents: u32) -> impl Iterator<Item = String> {
+pub fn names(agents: u32) -> impl Iterator<Item = String> {
     (0..agents).map(|number| format!("n{number}"))
 }
 

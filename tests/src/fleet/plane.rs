@@ -1,6 +1,5 @@
 //! The control planes of a fleet: real programs on loopback, with certificates of a common authority.
 
-use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -126,17 +125,4 @@ pub(super) fn usage(pids: &[u32]) -> Result<Usage> {
         cpu: usage::cpu(pids)?,
         memory: usage::memory(pids)?,
     })
-}
-
-/// Returns the program beside the one that runs: both are in one profile's folder.
-///
-/// # Errors
-/// It is not built.
-pub fn beside() -> Result<PathBuf> {
-    let own = std::env::current_exe()?;
-    // A benchmark is in target/PROFILE/deps.
-    let folder = own.ancestors().nth(2).context("a folder")?;
-    let program = folder.join("kp-controlplane");
-    fs::metadata(&program).with_context(|| format!("{} is not built", program.display()))?;
-    Ok(program)
 }

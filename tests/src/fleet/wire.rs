@@ -24,7 +24,10 @@ const SYNC: &str = "/kplane.v1.AgentService/Sync";
 pub(super) const PREFIX: u64 = 5;
 
 /// Connects over TLS from an address of loopback: as in a cluster, each client has one of its own.
-pub(crate) async fn connect(
+///
+/// # Errors
+/// The server cannot be reached, or refuses the client.
+pub async fn connect(
     own: Ipv4Addr,
     server: SocketAddr,
     config: &Arc<ClientConfig>,

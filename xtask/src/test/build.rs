@@ -43,7 +43,7 @@ pub(super) struct Built {
     repeated: BTreeSet<String>,
 }
 
-/// Builds all programs, tests and benchmarks. Cargo's progress and the compiler's messages go to standard error.
+/// Builds all programs and tests. Cargo's progress and the compiler's messages go to standard error.
 ///
 /// # Errors
 /// Clippy is not installed, or something does not compile.
@@ -53,15 +53,7 @@ pub(super) fn build() -> Result<Built> {
         "clippy is not installed: rustup component add clippy"
     );
     let mut child = as_tests()?
-        .args([
-            "test",
-            "--workspace",
-            "--tests",
-            "--bench",
-            "*",
-            "--no-run",
-            JSON,
-        ])
+        .args(["test", "--workspace", "--tests", "--no-run", JSON])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
@@ -124,7 +116,7 @@ impl Built {
         let folder = PathBuf::from(text(&message["manifest_path"]));
         let folder = folder.parent().unwrap_or(&folder).to_owned();
         let package = package(&text(&message["package_id"]));
-        let is_test = message["profile"]["test"] == true && target["kind"][0] != "bench";
+        let is_test = message["profile"]["test"] == true;
         if let (true, Some(executable)) = (is_test, message["executable"].as_str()) {
             self.tests.push(TestProgram {
                 package: package.clone(),

@@ -12,8 +12,8 @@ use anyhow::{Context, Result, ensure};
 
 use crate::cargo::output;
 
-/// A crate of the workspace: its folder, its name, and the crates of the workspace that it may use.
-const CRATES: [(&str, &str, &[&str]); 20] = [
+/// A crate of the workspace, or the benchmarks: its folder, its name, and the crates of the workspace that it may use.
+const CRATES: [(&str, &str, &[&str]); 21] = [
     ("model", "kplane-model", &[]),
     ("proto", "kplane-proto", &["kplane-model"]),
     ("http", "kplane-http", &[]),
@@ -110,6 +110,23 @@ const CRATES: [(&str, &str, &[&str]); 20] = [
             "kplane-picture",
             "kplane-proto",
             "kplane-rig",
+            "kplane-tls",
+        ],
+    ),
+    (
+        "bench",
+        "kplane-bench",
+        &[
+            "kp-controlplane",
+            "kp-nodeagent",
+            "kplane-dataplane",
+            "kplane-fleet",
+            "kplane-model",
+            "kplane-netlink",
+            "kplane-picture",
+            "kplane-proto",
+            "kplane-rig",
+            "kplane-tests",
             "kplane-tls",
         ],
     ),

@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 
 use crate::book;
-use crate::cargo::{run, status};
+use crate::cargo::{BENCH, in_bench, run, status};
 use crate::tool::Tool;
 
 /// Checks licences, bans and sources.
@@ -24,6 +24,7 @@ pub(super) fn install(programs: &Path) -> Result<()> {
     book::install()?;
     // What only other platforms need is checked as well, and not downloaded by a build.
     run(&["fetch", "--locked", "--quiet"])?;
+    run(&["fetch", "--locked", "--quiet", "--manifest-path", BENCH])?;
     // Packages, Kubernetes and the virtual machine of the tests.
     status(Command::new(programs.join("kplane-dev")).arg("tools"))
 }
@@ -31,10 +32,28 @@ pub(super) fn install(programs: &Path) -> Result<()> {
 /// Checks licences, bans and sources of all dependencies. Advisories need a download that not every
 /// machine may make: `cargo deny check advisories` does it where one can.
 pub(super) fn deny(root: &Path) -> Result<Command> {
+    deny_of(root, "Cargo.toml")
+}
+
+/// Checks the same of the benchmarks.
+pub(super) fn deny_bench(root: &Path) -> Result<Command> {
+    deny_of(root, BENCH)
+}
+
+fn deny_of(root: &Path, manifest: &str) -> Result<Command> {
     let mut command = Command::new(CARGO_DENY.program()?);
-    command.current_dir(root);
+    command
+        .current_dir(root)
+        .args(["--manifest-path", manifest]);
     command.args(["--offline", "--log-level", "warn", "check"]);
     command.args(["licenses", "bans", "sources"]);
+    Ok(command)
+}
+
+/// Checks that the benchmarks compile, without warnings.
+pub(super) fn lint_bench(_: &Path) -> Result<Command> {
+    let mut command = in_bench("clippy")?;
+    command.args(["--", "-D", "warnings"]);
     Ok(command)
 }
 
