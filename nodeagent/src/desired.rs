@@ -16,6 +16,7 @@ mod freshness;
 mod guard;
 mod held;
 mod oversized;
+mod policies;
 mod ranges;
 mod restored;
 mod staged;
@@ -39,7 +40,7 @@ use std::sync::Arc;
 
 use kplane_model::{
     DesiredKey, DesiredObject, Digest, Family, KeyParts, LocalEndpoints, NodeFacts, ObjectHash,
-    Protocol, ServiceKey, ServiceName, ServiceProgram,
+    PolicyKey, Protocol, ServiceKey, ServiceName, ServiceProgram,
 };
 
 use held::{Backing, Ledger, Word};
@@ -147,6 +148,8 @@ pub struct Resume {
 pub struct Touched {
     /// ServicePorts that are new, changed or gone, or whose local endpoints are.
     pub services: BTreeSet<ServiceKey>,
+    /// Parts of NetworkPolicies that are new, changed or gone.
+    pub policies: BTreeSet<PolicyKey>,
     /// Whether the node's facts changed, so that everything is planned anew.
     pub node_changed: bool,
     /// Invalid objects of the update; the name is missing where it is unreadable.
@@ -205,7 +208,7 @@ impl Desired {
     pub fn node(&self) -> Option<&NodeFacts> {
         match self.objects.get(&DesiredKey::Node)?.object.as_deref()? {
             DesiredObject::Node(node) => Some(node),
-            DesiredObject::Service(_) | DesiredObject::Local(_) => None,
+            DesiredObject::Service(_) | DesiredObject::Local(_) | DesiredObject::Policy(_) => None,
         }
     }
 
@@ -404,14 +407,14 @@ impl Slot {
     fn service(&self) -> Option<&ServiceProgram> {
         match self.object.as_deref()? {
             DesiredObject::Service(program) => Some(program),
-            DesiredObject::Local(_) | DesiredObject::Node(_) => None,
+            DesiredObject::Local(_) | DesiredObject::Node(_) | DesiredObject::Policy(_) => None,
         }
     }
 
     fn local(&self) -> Option<&LocalEndpoints> {
         match self.object.as_deref()? {
             DesiredObject::Local(local) => Some(local),
-            DesiredObject::Service(_) | DesiredObject::Node(_) => None,
+            DesiredObject::Service(_) | DesiredObject::Node(_) | DesiredObject::Policy(_) => None,
         }
     }
 }
@@ -423,6 +426,7 @@ impl Touched {
                 self.services.insert(key.clone());
             }
             DesiredKey::Node => self.node_changed = true,
+            DesiredKey::Policy(key) => drop(self.policies.insert(key.clone())),
         }
     }
     /// Updates the totals for the difference between an object and the one before or after it.
@@ -434,7 +438,7 @@ impl Touched {
             }
             (DesiredObject::Service(new), _) => (&new.port.key, true, new.has_any),
             (DesiredObject::Local(local), _) => (&local.key, false, true),
-            (DesiredObject::Node(_), _) => return,
+            (DesiredObject::Node(_) | DesiredObject::Policy(_), _) => return,
         };
         let changes = &mut self.changes[key.family as usize];
         changes.services += u64::from(services);

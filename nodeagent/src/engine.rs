@@ -18,6 +18,7 @@ mod keeping;
 mod now;
 mod pipeline;
 mod planner;
+mod policies;
 mod triggers;
 mod warnings;
 
@@ -409,7 +410,12 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
         pulse,
     } = inputs;
     let mut alarm = Alarm::new(core.readiness());
+    let mut policy_alarm = Alarm::new(None);
     loop {
+        if !policy_alarm.is_set() {
+            // The descriptor is there once a policy is.
+            policy_alarm = Alarm::new(core.policy_readiness());
+        }
         let due = core.due();
         let timer = async {
             match due {
@@ -434,6 +440,7 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
                 reports.send_if_modified(|report| core.report().replace(report));
             }
             () = alarm.ring() => {}
+            () = policy_alarm.ring() => {}
             () = core.followers().changed() => {
                 reports.send_replace(core.report());
             }

@@ -18,6 +18,7 @@ use prost::Message as _;
 use crate::desired::{Counts, Freshness, Held, Position, Reject, Resume};
 use crate::surroundings::Finding;
 use kplane_dataplane::backend::{RuleCounts, ServerCounts};
+use kplane_dataplane::policy::PolicyCounts;
 
 /// Most failures that a report names.
 const MAX_FAILURES: usize = 400;
@@ -90,6 +91,8 @@ pub struct Report {
     pub findings: Vec<Finding>,
     /// The endpoints that the userspace proxy avoids, 32 at most.
     pub avoided: Avoided,
+    /// Sizes of the NetworkPolicies that each family enforces.
+    pub policies: [PolicyCounts; 2],
 }
 
 /// A change in the cluster whose results are in the kernel.
@@ -321,6 +324,7 @@ impl Report {
             findings: self.findings.iter().map(finding_to_wire).collect(),
             avoided: self.avoided.iter().map(avoided_to_wire).collect(),
             now_ms: 0,
+            policies: policies_to_wire(&self.policies),
         };
         let room = REPORT_BYTES.saturating_sub(report.encoded_len());
         report.failures = failures_to_wire(&self.failures, room);
@@ -415,7 +419,19 @@ fn held_to_wire(held: &Held) -> pb::Held {
         reason: clip(&held.reason).to_owned(),
         since_ms: held.since_ms,
         examples: held.examples.clone(),
+        policies: held.policies as u64,
     }
+}
+
+/// Returns what the node enforces; `None` without NetworkPolicies.
+fn policies_to_wire([v4, v6]: &[PolicyCounts; 2]) -> Option<pb::EnforcedPolicies> {
+    let enforced = pb::EnforcedPolicies {
+        policies: v4.policies.max(v6.policies),
+        pods: v4.pods.max(v6.pods),
+        isolated: v4.isolated.max(v6.isolated),
+        elements: v4.elements + v6.elements,
+    };
+    (enforced != pb::EnforcedPolicies::default()).then_some(enforced)
 }
 
 /// Returns as many failures as fit into `room` bytes, and the number of further failures.
@@ -450,6 +466,7 @@ fn failure_to_wire(failure: &Failure) -> pb::ObjectFailure {
         Some(DesiredKey::Service(key)) => (Some(key), reason.to_owned()),
         Some(DesiredKey::Local(key)) => (Some(key), format!("endpoints on the node: {reason}")),
         Some(DesiredKey::Node) => (None, format!("facts of the node: {reason}")),
+        Some(DesiredKey::Policy(key)) => (None, format!("{key}: {reason}")),
         None => (None, reason.to_owned()),
     };
     pb::ObjectFailure {

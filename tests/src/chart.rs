@@ -33,7 +33,8 @@ const MAIN_VALUES: [&[&str]; 5] = [
 ];
 
 /// Settings that stand for themselves.
-const OTHERS: [&[&str]; 11] = [
+const OTHERS: [&[&str]; 12] = [
+    &["networkPolicies.enforce=true"],
     &["monitoring.dashboards.enabled=true"],
     &["agent.metricsBindAddress=0.0.0.0:10249"],
     &["startupTaint.enabled=true"],

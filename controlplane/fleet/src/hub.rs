@@ -50,6 +50,8 @@ pub struct Hub {
     pub fleet: Arc<Fleet>,
     /// Name of the source.
     pub source: &'static str,
+    /// Whether nodes enforce NetworkPolicies.
+    pub network_policies: bool,
     /// The source's own state.
     pub upstream: Upstream,
     /// Start time of the process's service.
@@ -134,6 +136,7 @@ impl Hub {
             )),
             store,
             source,
+            network_policies: admission.network_policies,
             upstream,
             started_at,
             plain_text_ports: OnceLock::new(),

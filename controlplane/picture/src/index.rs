@@ -13,6 +13,7 @@ mod picture;
 mod places;
 mod policies;
 mod proxying;
+mod put;
 mod quota;
 mod resync;
 mod selection;
@@ -229,61 +230,14 @@ impl Index {
     /// Adds or replaces an object. `changed_at` is the time at which its change was observed;
     /// `None` for an object from a list.
     fn apply_object(&mut self, located: Located, changed_at: Option<SystemTime>) -> bool {
-        let mut cause = self.cause(&located);
+        let cause = self.cause(&located);
         let id = located.object.id();
         let uid = located.object.metadata().uid;
         let location = located.location;
         let issues = match &located.object {
-            Object::Service(service) => {
-                let name = service_name(&id);
-                let converted = convert::service(service, &location, &self.external_ips);
-                match converted.skipped {
-                    Some(reason) => drop(self.skipped.insert(name.clone(), reason)),
-                    None => drop(self.skipped.remove(&name)),
-                }
-                let entry = self.services.entry(name.clone()).or_default();
-                entry
-                    .created
-                    .clone_from(&service.metadata.creation_timestamp);
-                entry.uid = uid;
-                entry.location = location;
-                self.places
-                    .replace_user(&name, &entry.ports, &converted.ports);
-                causes::compare_ports(&mut cause, &entry.ports, &converted.ports);
-                entry.ports = converted.ports;
-                entry.origin = converted.origin;
-                entry.held = false;
-                self.pending.note(Some(name.clone()), cause);
-                self.pending.services.insert(name);
-                converted.issues
-            }
+            Object::Service(service) => self.put_service(&id, service, location, cause),
             Object::EndpointSlice(slice) => {
-                let converted = convert::slice(slice, &location);
-                let trigger_ms = converted.trigger_ms;
-                let before_ms = self.slices.get(&id).map_or(0, |slice| slice.trigger_ms);
-                let before = self.unlink_slice(&id);
-                if let Some(service) = converted.service {
-                    if let (Some(at), Some(family)) = (changed_at, converted.family)
-                        && trigger_ms != before_ms
-                    {
-                        self.triggers.note(&service, family, trigger_ms, at);
-                    }
-                    self.link_slice(&id, &service);
-                    self.pending.services.insert(service.clone());
-                    self.slices.insert(
-                        id.clone(),
-                        SliceEntry {
-                            service: service.clone(),
-                            family: converted.family,
-                            ports: converted.ports,
-                            addresses: converted.addresses,
-                            trigger_ms,
-                        },
-                    );
-                    self.note_api_servers(&service);
-                    self.note_slice(&id, before.as_ref(), cause);
-                }
-                converted.issues
+                self.put_slice(&id, slice, &location, changed_at, cause)
             }
             Object::Node(node) => {
                 let (facts, issues) = convert::node(node, &location);

@@ -38,6 +38,7 @@ pub use self::virtual_servers::{
 };
 use crate::error::chain;
 use crate::plan::{NodePlan, ServicePlan};
+use crate::policy::Enforcer;
 
 /// A change of one family, as the engine hands it to a backend.
 #[derive(Clone, Copy, Debug)]
@@ -206,6 +207,8 @@ pub struct Backend {
     pub local_rule: LocalRule,
     /// The userspace proxy, which ends with the sides.
     pub proxy: userspace::ProxyHandle,
+    /// The NetworkPolicies' tables.
+    pub policies: Enforcer,
 }
 
 impl Backend {
@@ -221,6 +224,7 @@ impl Backend {
             knows_pods: false,
             local_rule: LocalRule::default(),
             proxy: userspace::ProxyHandle::default(),
+            policies: Enforcer::none(),
         }
     }
 

@@ -71,6 +71,12 @@ pub struct Enforcer {
 }
 
 impl Enforcer {
+    /// Returns one for a data path that enforces nothing: an error as soon as there is a policy.
+    #[must_use]
+    pub fn none() -> Self {
+        Self { _private: () }
+    }
+
     /// Applies a change of a family. Does nothing to the kernel while there is no policy.
     ///
     /// # Errors

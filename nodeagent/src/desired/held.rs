@@ -37,6 +37,8 @@ pub struct Held {
     pub services: usize,
     /// The number of Services for which the control plane sends no endpoints (any more).
     pub without_endpoints: usize,
+    /// The number of NetworkPolicies, and Pods of the node under them, that the control plane does not name.
+    pub policies: usize,
     /// The reason why the absence is not trusted, human-readable.
     pub reason: String,
     /// The start of this state, milliseconds since 1970.
@@ -50,7 +52,7 @@ impl Held {
     /// is.
     #[must_use]
     pub fn is_untouched(&self) -> bool {
-        self.services == 0 && self.without_endpoints == 0
+        self.services == 0 && self.without_endpoints == 0 && self.policies == 0
     }
 }
 
@@ -80,6 +82,9 @@ pub(super) struct Ledger {
     gone: BTreeSet<ServiceName>,
     /// Services that the control plane names without endpoints.
     bare: BTreeSet<ServiceName>,
+    /// Number of NetworkPolicies and Pods that the control plane does not name. With one, all parts of NetworkPolicies are
+    /// kept that it does not name.
+    policies: usize,
     /// Whether the facts of the node are kept as well when the source does not know the node.
     node: bool,
     /// The objects that the control plane sent for those that are [`Backing::Bare`].
@@ -95,7 +100,7 @@ pub(super) struct Ledger {
 
 impl Ledger {
     fn is_empty(&self) -> bool {
-        self.gone.is_empty() && self.bare.is_empty()
+        self.gone.is_empty() && self.bare.is_empty() && self.policies == 0
     }
 
     fn has(&self, service: &ServiceName) -> bool {
@@ -108,6 +113,7 @@ impl Ledger {
             DesiredKey::Service(key) => self.gone.contains(&key.service),
             DesiredKey::Local(key) => self.has(&key.service),
             DesiredKey::Node => self.node,
+            DesiredKey::Policy(_) => self.policies > 0,
         }
     }
 
@@ -116,7 +122,7 @@ impl Ledger {
         match slot.object.as_deref() {
             Some(DesiredObject::Service(program)) => self.has(&program.port.key.service),
             Some(DesiredObject::Node(_)) => self.node,
-            Some(DesiredObject::Local(_)) | None => false,
+            Some(DesiredObject::Local(_) | DesiredObject::Policy(_)) | None => false,
         }
     }
 
@@ -213,7 +219,12 @@ impl Ledger {
             let (bare, all) = (self.bare.len(), lost.serving);
             format!("{bare} of {all} Services would lose all endpoints at once")
         });
-        self.reason = Vec::from_iter(gone.into_iter().chain(bare)).join(", ");
+        let policies = (self.policies > 0).then(|| {
+            let policies = self.policies;
+            format!("{policies} NetworkPolicies and Pods would be removed at once")
+        });
+        let reasons = gone.into_iter().chain(bare).chain(policies);
+        self.reason = Vec::from_iter(reasons).join(", ");
     }
 
     /// Records since when Services are kept. Called after every update.
@@ -251,6 +262,7 @@ impl Desired {
         Some(Held {
             services: held.gone.len(),
             without_endpoints: held.bare.len(),
+            policies: held.policies,
             reason: held.reason.clone(),
             since_ms: held.since_ms,
             examples: examples.map(ToString::to_string).collect(),
@@ -261,7 +273,7 @@ impl Desired {
     /// this.
     #[must_use]
     pub fn held_services(&self) -> usize {
-        self.held.gone.len() + self.held.bare.len()
+        self.held.gone.len() + self.held.bare.len() + self.held.policies
     }
 
     /// Records which Services the earlier process kept. The next snapshot decides again.
@@ -272,6 +284,7 @@ impl Desired {
             .filter_map(|(key, _)| service_of(key))
             .cloned()
             .collect();
+        self.held.policies = usize::from(self.keeps_policies());
         "they were kept before the agent started".clone_into(&mut self.held.reason);
         self.held.date(now_ms());
     }
@@ -287,7 +300,9 @@ impl Desired {
         if !holds(lost.bare.len(), lost.serving) {
             lost.bare.clear();
         }
+        let policies = self.kept_policies(staged, confidence);
         let held = &mut self.held;
+        held.policies = policies;
         held.gone = std::mem::take(&mut lost.gone);
         held.bare = std::mem::take(&mut lost.bare);
         held.node = !held.is_empty() || confidence == Confidence::Partial;
@@ -307,7 +322,9 @@ impl Desired {
                     .and_then(|object| object.object.as_ref().ok());
                 let has = program.is_none_or(|object| match &**object {
                     DesiredObject::Service(program) => serves(program),
-                    DesiredObject::Local(_) | DesiredObject::Node(_) => false,
+                    DesiredObject::Local(_) | DesiredObject::Node(_) | DesiredObject::Policy(_) => {
+                        false
+                    }
                 });
                 *named.entry(&key.service).or_default() |= has;
             }
@@ -425,6 +442,10 @@ impl Desired {
                 self.release(&service, touched);
             }
         }
+        if !self.is_policy_cliff(believed, self.held.policies) {
+            self.held.policies = 0;
+            self.release_policies(touched);
+        }
         self.held.cliff(&lost);
         if self.held.is_empty() {
             self.held.node = false;
@@ -483,6 +504,6 @@ fn serves(program: &ServiceProgram) -> bool {
 fn service_of(key: &DesiredKey) -> Option<&ServiceName> {
     match key {
         DesiredKey::Service(key) | DesiredKey::Local(key) => Some(&key.service),
-        DesiredKey::Node => None,
+        DesiredKey::Node | DesiredKey::Policy(_) => None,
     }
 }

@@ -1,6 +1,6 @@
 //! Comparison of the state with a control plane's by key ranges, for an agent that comes from another replica.
 
-use kplane_model::{DesiredKey, RangeDigests, Ranges, ServiceKey};
+use kplane_model::{DesiredKey, PolicyKey, RangeDigests, Ranges};
 
 use super::held::Backing;
 use super::staged::{Staged, StagedObject};
@@ -14,7 +14,7 @@ impl Desired {
             return None;
         }
         let mut digests = RangeDigests::new(count);
-        for (key, slot) in self.programs() {
+        for (key, slot) in self.shared() {
             digests.add(key, slot.hash);
         }
         Some(digests)
@@ -27,9 +27,9 @@ impl Desired {
         self.exact && intact && self.objects.values().all(as_sent)
     }
 
-    /// Names the programs of all other ranges as they are, so that an update that replaces some ranges is a snapshot.
+    /// Names the shared objects of all other ranges as they are, so that an update that replaces some ranges is a snapshot.
     pub(super) fn name_others(&self, ranges: &Ranges, staged: &mut Staged) {
-        let others = self.programs().filter(|(key, _)| !ranges.contain(key));
+        let others = self.shared().filter(|(key, _)| !ranges.contain(key));
         for (key, slot) in others {
             let Some(object) = slot.object.clone() else {
                 continue;
@@ -38,15 +38,16 @@ impl Desired {
                 hash: slot.hash,
                 object: Ok(object),
             };
-            let key = DesiredKey::Service(key.clone());
-            staged.named.entry(key).or_insert(Some(as_it_is));
+            staged.named.entry(key.clone()).or_insert(Some(as_it_is));
         }
     }
 
-    fn programs(&self) -> impl Iterator<Item = (&ServiceKey, &Slot)> {
-        self.objects.iter().filter_map(|(key, slot)| match key {
-            DesiredKey::Service(key) => Some((key, slot)),
-            DesiredKey::Local(_) | DesiredKey::Node => None,
+    /// Returns the objects that nodes share.
+    fn shared(&self) -> impl Iterator<Item = (&DesiredKey, &Slot)> {
+        self.objects.iter().filter(|(key, _)| match key {
+            DesiredKey::Service(_) => true,
+            DesiredKey::Policy(key) => PolicyKey::is_shared(key),
+            DesiredKey::Local(_) | DesiredKey::Node => false,
         })
     }
 }

@@ -181,7 +181,7 @@ impl Desired {
     fn note_all_sizes(&mut self) {
         let services = self.objects.keys().filter_map(|key| match key {
             DesiredKey::Service(key) => Some(key.clone()),
-            DesiredKey::Local(_) | DesiredKey::Node => None,
+            DesiredKey::Local(_) | DesiredKey::Node | DesiredKey::Policy(_) => None,
         });
         let mut all = Touched {
             services: services.collect(),

@@ -37,6 +37,11 @@ impl Alarm {
         }
     }
 
+    /// Returns whether it can ring.
+    pub(super) fn is_set(&self) -> bool {
+        self.fd.is_some()
+    }
+
     /// Waits until there may be notifications to read. Safe to cancel.
     pub(super) async fn ring(&mut self) {
         let Some(fd) = &self.fd else {

@@ -11,6 +11,7 @@ use super::followers::Followers;
 use super::keeping::{Keeping, Recall};
 use super::now::Now;
 use super::pipeline::{Context, Outcome, Pipeline};
+use super::policies::Policies;
 use super::warnings::Warnings;
 use crate::desired::{
     Changes, Confidence, Counts, Desired, Position, Refusal, Touched, Update, now_ms,
@@ -35,6 +36,7 @@ impl Work {
     /// Returns this work and a later one as one work.
     pub(super) fn and(mut self, later: Self) -> Self {
         self.touched.services.extend(later.touched.services);
+        self.touched.policies.extend(later.touched.policies);
         self.touched.node_changed |= later.touched.node_changed;
         self.decode += later.decode;
         self
@@ -61,6 +63,7 @@ pub(super) struct Core {
     settings: NodeSettings,
     followers: Followers,
     families: [Pipeline; 2],
+    policies: Policies,
     /// The origin of the oldest update that the kernel does not hold in full.
     behind: Option<Origin>,
     last_sync: Option<Sync>,
@@ -84,6 +87,7 @@ impl Core {
             settings,
             followers,
             families: Pipeline::both(backend.sides, backend.knows_pods, backend.local_rule),
+            policies: Policies::new(backend.policies),
             behind: None,
             last_sync: None,
             syncs_ok: 0,
@@ -154,11 +158,13 @@ impl Core {
         self.keeping
             .taken(first, &self.desired, &mut self.families, now);
         let released = self.desired.held_services() < held;
-        let changed = touched.node_changed || !touched.services.is_empty();
+        let changed =
+            touched.node_changed || !touched.services.is_empty() || !touched.policies.is_empty();
         if changed && let Some(position) = self.desired.position() {
             // What an agent keeps may go without a new revision.
             let families = self.families.iter_mut();
             families.for_each(|family| family.retract(position));
+            self.policies.retract(position);
         }
         // Another epoch makes another resume token.
         if released || changed || before != Some(epoch) {
@@ -208,7 +214,10 @@ impl Core {
             plan: work.decode,
             ..Applied::default()
         };
-        let mut failed = false;
+        // A Pod's policies are there before a Service leads to it.
+        let mut failed = self
+            .policies
+            .sync(&work.touched, position, &self.desired, now);
         for pipeline in &mut self.families {
             let mut context = Context {
                 desired: &self.desired,
@@ -279,7 +288,7 @@ impl Core {
 
     fn finish(&mut self, work: &Work, position: Position, sum: &Applied) {
         let finished_at_ms = now_ms();
-        let complete = self.common(Pipeline::applied) == Some(position);
+        let complete = self.applied() == Some(position);
         self.keeping.served |= complete;
         if complete {
             self.behind = None;
@@ -322,7 +331,9 @@ impl Core {
     /// Returns when [`Core::tick`] has something to do.
     pub(super) fn due(&self) -> Option<Instant> {
         let families = self.families.iter().filter_map(Pipeline::due);
-        let due = families.chain(self.keeping.due());
+        let due = families
+            .chain(self.policies.due())
+            .chain(self.keeping.due());
         due.chain(self.alone.due()).min()
     }
 
@@ -331,16 +342,22 @@ impl Core {
         self.notifications.as_ref()?.readiness()
     }
 
+    /// Returns the same for NetworkPolicies, if the backend's own descriptor is not enough.
+    pub(super) fn policy_readiness(&self) -> Option<OwnedFd> {
+        self.policies.readiness()
+    }
+
     /// Reads notifications of other programs' changes, and returns whether any of kplane's objects changed.
     /// [`Core::tick`] repairs those.
     pub(super) fn listen(&mut self, now: Now) -> bool {
-        let Some(notifications) = &mut self.notifications else {
-            return false;
-        };
-        let families = self.families.iter_mut().zip(notifications.read());
-        families
+        let reports = self.notifications.as_mut();
+        let meddled = reports.map_or([false; 2], |reports| reports.read());
+        let families = self.families.iter_mut().zip(meddled);
+        let news = families
             .filter(|(_, meddled)| *meddled)
-            .fold(false, |news, (pipeline, _)| news | pipeline.meddled(now))
+            .fold(false, |news, (pipeline, _)| news | pipeline.meddled(now));
+        // Their reports may have come with those.
+        self.policies.listen(now) | news
     }
 
     /// Does one thing that is due. The order is: serving from the cache file, repairs of other programs'
@@ -353,10 +370,14 @@ impl Core {
             due.mend(now);
             return;
         }
+        if self.policies.tick(now) {
+            return;
+        }
         // `any` would stop at the first family that is due.
         let recheck = self.families.iter_mut().map(|p| p.recheck_if_due(now));
         let recheck = recheck.fold(false, |any, due| any | due);
-        if recheck || self.families.iter().any(|p| p.retry_is_due(now)) {
+        let retry = self.families.iter().any(|p| p.retry_is_due(now));
+        if recheck || retry || self.policies.retry_is_due(now) {
             let origin = self.behind.unwrap_or(Origin {
                 arrived: now.instant,
                 changed_at_ms: 0,
@@ -383,6 +404,7 @@ impl Core {
         let rejects = self.desired.rejects();
         let rejected = rejects.map(|(key, reject)| Failure::rejected(key, reject));
         let failed = self.families.iter().flat_map(Pipeline::failures);
+        let failed = failed.chain(self.policies.failures(&self.desired));
         let deaf = self.followers.failures();
         let stale_since_ms = self.desired.is_stale().then(|| self.confirmation().get());
         let stale = stale_since_ms.map(Failure::stale);
@@ -390,7 +412,7 @@ impl Core {
         Report {
             resume: self.desired.resume(),
             held: self.desired.position(),
-            applied: self.common(Pipeline::applied),
+            applied: self.applied(),
             verified: self.common(Pipeline::verified),
             stale_since_ms,
             cluster: self.desired.cluster(),
@@ -416,6 +438,7 @@ impl Core {
             canary: self.followers.canary(),
             findings: self.followers.findings(&self.desired, &self.settings),
             avoided: self.followers.avoided(),
+            policies: self.policies.counts(),
         }
     }
 
@@ -431,14 +454,26 @@ impl Core {
         self.desired.ranges(count)
     }
 
-    /// Returns the position that all needed families have reached.
+    /// Returns the position that the kernel holds.
+    fn applied(&self) -> Option<Position> {
+        let services = self.common(Pipeline::applied)?;
+        let policies: Option<Vec<_>> = self.policies.applied(&self.desired).collect();
+        let reached = policies?.into_iter().chain([services]);
+        reached.min_by_key(|at| self.progress(*at))
+    }
+
+    /// Returns a position as a number that grows. A family that is still in another epoch is behind every family in
+    /// this one.
+    fn progress(&self, at: Position) -> (bool, u64) {
+        let epoch = self.desired.position().map(|position| position.epoch);
+        (Some(at.epoch) == epoch, at.revision)
+    }
+
+    /// Returns the position that all needed families of Services have reached.
     fn common(&self, of: fn(&Pipeline) -> Option<Position>) -> Option<Position> {
         let needed = self.families.iter().filter(|p| p.is_needed(&self.desired));
         let reached: Option<Vec<_>> = needed.map(of).collect();
-        let epoch = self.desired.position()?.epoch;
-        // A family that is still in another epoch is behind every family in this one.
-        let behind = |at: &Position| (at.epoch == epoch, at.revision);
-        reached?.into_iter().min_by_key(behind)
+        reached?.into_iter().min_by_key(|at| self.progress(*at))
     }
 
     /// Returns the facts of the node. Facts from the cache file count when its content is in effect.
@@ -464,6 +499,7 @@ fn named(key: &DesiredKey) -> String {
         DesiredKey::Service(key) => key.to_string(),
         DesiredKey::Local(key) => format!("endpoints of {key} on the node"),
         DesiredKey::Node => "facts of the node".to_owned(),
+        DesiredKey::Policy(key) => key.to_string(),
     }
 }
 

@@ -9,7 +9,8 @@ use super::Client;
 /// The set of capabilities beyond the base protocol as bits: capability N is bit N - 1.
 const CAPABILITIES: u64 = capability(pb::Capability::Draining)
     | capability(pb::Capability::Ranges)
-    | capability(pb::Capability::Packed);
+    | capability(pb::Capability::Packed)
+    | capability(pb::Capability::Policies);
 
 const fn capability(capability: pb::Capability) -> u64 {
     1 << (capability as u64 - 1)

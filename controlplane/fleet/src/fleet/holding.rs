@@ -23,7 +23,7 @@ pub(crate) fn bound(held: &mut Held) {
 /// Returns whether the agent does not touch its kernel, because it does not know what the kernel
 /// holds.
 pub fn is_untouched(held: &Held) -> bool {
-    held.services == 0 && held.without_endpoints == 0
+    held.services == 0 && held.without_endpoints == 0 && held.policies == 0
 }
 
 /// Describes on one line what a node keeps, why, and how to resolve it.
@@ -33,6 +33,10 @@ pub fn describe(held: &Held) -> String {
         count => format!("{count} Services"),
     };
     let what = match (held.services, held.without_endpoints) {
+        (0, 0) if held.policies > 0 => {
+            let policies = held.policies;
+            format!("keeps {policies} NetworkPolicies and Pods missing from the source")
+        }
         (0, 0) => "leaves the kernel's rules unchanged, without knowing them".to_owned(),
         (gone, 0) => format!("keeps {} missing from the source", services(gone)),
         (0, bare) => format!(

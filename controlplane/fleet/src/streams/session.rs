@@ -46,6 +46,8 @@ const RETRY: Duration = Duration::from_secs(2);
 const RANGES: u64 = 1 << (pb::Capability::Ranges as u64 - 1);
 /// The capability to read compressed pieces.
 const PACKED: u64 = 1 << (pb::Capability::Packed as u64 - 1);
+/// The capability to enforce NetworkPolicies.
+const POLICIES: u64 = 1 << (pb::Capability::Policies as u64 - 1);
 /// Longest name of a Node: a DNS subdomain (RFC 1123), as in the API server.
 const MAX_NODE_NAME: usize = 253;
 
@@ -77,6 +79,7 @@ pub(super) async fn run(
         return Err(Status::invalid_argument("the first message must be Hello"));
     };
     let node = check_hello(&hello)?;
+    must_enforce_policies(&hub, &hello)?;
     let mut draining = hub.draining.follow();
     if hub.draining.is_on() {
         return Ok(Some(farewell(&hub)));
@@ -175,6 +178,16 @@ fn check_hello(hello: &Hello) -> Result<NodeName, Status> {
     Ok(name.as_str().into())
 }
 
+/// Refuses an agent that would serve its node without the NetworkPolicies that the node must enforce.
+fn must_enforce_policies(hub: &Hub, hello: &Hello) -> Result<(), Status> {
+    if !hub.network_policies || hello.capabilities & POLICIES != 0 {
+        return Ok(());
+    }
+    Err(Status::failed_precondition(
+        "this control plane has NetworkPolicies (--network-policy), and this agent does not know them: upgrade the agent",
+    ))
+}
+
 /// Returns whether a text is a valid name of a Node: a DNS subdomain.
 pub fn is_node_name(name: &str) -> bool {
     name.len() <= MAX_NODE_NAME && name.split('.').all(is_label)
@@ -192,7 +205,7 @@ fn is_label(text: &str) -> bool {
 fn welcome(hub: &Hub, node: &NodeName, freshness: &Freshness) -> pb::Welcome {
     pb::Welcome {
         protocol_version: PROTOCOL_VERSION,
-        capabilities: RANGES | PACKED,
+        capabilities: RANGES | PACKED | POLICIES,
         server_version: env!("CARGO_PKG_VERSION").to_owned(),
         epoch: hub.store.epoch(),
         heartbeat_interval_ms: u32::try_from(HEARTBEAT.as_millis()).unwrap_or(u32::MAX),

@@ -50,6 +50,7 @@ fn held(held: &Held) -> pb::Held {
     pb::Held {
         services: held.services as u64,
         without_endpoints: held.without_endpoints as u64,
+        policies: held.policies as u64,
         reason: held.reason.to_string(),
         since_ms: millis(held.since),
         examples: held.examples.iter().map(ToString::to_string).collect(),

@@ -19,6 +19,8 @@ pub struct Held {
     pub services: usize,
     /// Number of Services that are named, and keep endpoints that are not.
     pub without_endpoints: usize,
+    /// Number of NetworkPolicies, Namespaces and Pods that are not named.
+    pub policies: usize,
     /// Reason why their absence is not believed, human-readable.
     pub reason: Arc<str>,
     /// Start of this state.
@@ -36,7 +38,11 @@ impl fmt::Display for Held {
             ..
         } = self;
         match (services, without_endpoints) {
-            (0, 0) => write!(f, "Nodes, NetworkPolicies or Pods are kept")?,
+            (0, 0) if self.policies > 0 => {
+                let kept = self.policies;
+                write!(f, "{kept} NetworkPolicies, Namespaces and Pods are kept")?;
+            }
+            (0, 0) => write!(f, "Nodes are kept")?,
             (0, emptied) => write!(f, "the last endpoints of {emptied} Services are kept")?,
             (gone, 0) => write!(f, "{gone} Services are kept")?,
             (gone, emptied) => write!(
@@ -140,11 +146,17 @@ impl Holding {
         Held {
             services: self.services,
             without_endpoints: emptied,
+            policies: self.objects.keys().filter(|id| is_policy(id.kind)).count(),
             reason: self.reason.clone(),
             since: self.since,
             examples,
         }
     }
+}
+
+/// Returns whether a kind is one that only NetworkPolicies need.
+fn is_policy(kind: Kind) -> bool {
+    matches!(kind, Kind::NetworkPolicy | Kind::Namespace | Kind::Pod)
 }
 
 /// Returns the name of a Service object.

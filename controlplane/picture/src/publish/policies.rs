@@ -7,11 +7,14 @@ use kplane_policy::PolicyChanges;
 use super::blob::{Encoded, encode};
 use super::state::State;
 
+/// A node, and an object of its own that is new, changed, or gone.
+type OwnChange = (NodeName, DesiredKey, Option<(Bytes, ObjectHash)>);
+
 /// [`PolicyChanges`] after encoding, which happens outside of the lock.
 #[derive(Debug, Default)]
 pub(super) struct EncodedPolicies {
     shared: Vec<(DesiredKey, Option<Encoded>)>,
-    pods: Vec<(NodeName, DesiredKey, Option<(Bytes, ObjectHash)>)>,
+    pods: Vec<OwnChange>,
 }
 
 impl EncodedPolicies {

@@ -129,7 +129,7 @@ fn nodes_that_vanish_are_held() {
     assert_eq!(gone(&mut index, Event::Vanished(ids[5..].to_vec())), 0);
     let reason = index.held().unwrap().to_string();
     assert!(
-        reason.starts_with("Nodes, NetworkPolicies or Pods are kept: ")
+        reason.starts_with("Nodes are kept: ")
             && reason.contains("15 of 15 Nodes would be removed"),
         "{reason}"
     );

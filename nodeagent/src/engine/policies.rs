@@ -1,0 +1,344 @@
+//! NetworkPolicies on their way to the kernel, beside the Services' pipelines. Each family is on its own, and neither
+//! waits for Services, nor these for it.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use kplane_model::{DesiredKey, Family, PolicyKey, PolicyObject};
+
+use super::now::Now;
+use crate::desired::{Desired, Position, Touched};
+use crate::report::{Failure, Standing};
+use kplane_dataplane::backend::Verification;
+use kplane_dataplane::backoff::Backoff;
+use kplane_dataplane::chain;
+use kplane_dataplane::policy::{Enforcer, PolicyApplied, PolicyChange, PolicyCounts};
+
+/// First and longest wait before a failed family is tried again.
+const RETRY: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(30));
+
+/// First and longest wait before a repair of another program's change. The first repair happens at once.
+const MEND: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
+
+/// Time from a change to a complete read, which competes with writing.
+const QUIET: Duration = Duration::from_secs(30);
+
+/// Time from a complete read to the next one.
+const VERIFY_INTERVAL: Duration = Duration::from_secs(300);
+
+/// The policies of both families, and how far they are.
+pub(super) struct Policies {
+    enforcer: Enforcer,
+    families: [Progress; 2],
+}
+
+/// How far a family is.
+#[derive(Debug)]
+struct Progress {
+    family: Family,
+    /// Whether the kernel's state is not known, so that only a complete change will do.
+    behind: bool,
+    applied: Option<Position>,
+    failures: BTreeMap<PolicyKey, Failure>,
+    error: Option<Standing>,
+    backoff: Backoff,
+    retry_at: Option<Instant>,
+    verify_at: Option<Instant>,
+    /// The time at which to repair another program's change.
+    mend_at: Option<Instant>,
+    mend_backoff: Backoff,
+}
+
+impl Policies {
+    pub(super) fn new(enforcer: Enforcer) -> Self {
+        Self {
+            enforcer,
+            families: Family::ALL.map(|family| Progress {
+                family,
+                behind: true,
+                applied: None,
+                failures: BTreeMap::new(),
+                error: None,
+                backoff: RETRY,
+                retry_at: None,
+                verify_at: None,
+                mend_at: None,
+                mend_backoff: MEND,
+            }),
+        }
+    }
+
+    /// Brings the kernel from its current state to `position`; returns whether a family failed.
+    pub(super) fn sync(
+        &mut self,
+        touched: &Touched,
+        position: Position,
+        desired: &Desired,
+        now: Now,
+    ) -> bool {
+        let enforcer = &mut self.enforcer;
+        let families = self.families.iter_mut();
+        let outcomes =
+            families.map(|family| family.sync(enforcer, touched, position, desired, now));
+        // Each family has its turn.
+        outcomes.fold(false, |any, failed| any | failed)
+    }
+
+    /// Records that the kernel may lack something of a position that it held.
+    pub(super) fn retract(&mut self, position: Position) {
+        for family in &mut self.families {
+            family.applied.take_if(|applied| *applied == position);
+        }
+    }
+
+    /// Returns the positions that the families have reached which the node needs.
+    pub(super) fn applied(&self, desired: &Desired) -> impl Iterator<Item = Option<Position>> {
+        let needed = self
+            .families
+            .iter()
+            .filter(|family| family.is_needed(desired));
+        needed.map(|family| family.applied)
+    }
+
+    /// Returns what is not enforced as written.
+    pub(super) fn failures(&self, desired: &Desired) -> Vec<Failure> {
+        let mut failures = Vec::new();
+        for family in self
+            .families
+            .iter()
+            .filter(|family| family.is_needed(desired))
+        {
+            failures.extend(family.error.as_ref().map(|error| Failure {
+                object: None,
+                reason: format!("NetworkPolicies ({}): {}", family.family, error.reason),
+                since_ms: error.since_ms,
+                degraded: false,
+            }));
+            failures.extend(family.failures.values().cloned());
+        }
+        failures
+    }
+
+    /// Returns the sizes of what each family enforces.
+    pub(super) fn counts(&self) -> [PolicyCounts; 2] {
+        Family::ALL.map(|family| self.enforcer.counts(family))
+    }
+
+    /// Returns when [`Policies::tick`] has something to do.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let families = self.families.iter();
+        let due = families.flat_map(|family| [family.retry_at, family.verify_at, family.mend_at]);
+        due.flatten().min()
+    }
+
+    /// Returns whether a family is to be tried again.
+    pub(super) fn retry_is_due(&self, now: Now) -> bool {
+        self.families
+            .iter()
+            .any(|family| is_due(family.retry_at, now))
+    }
+
+    /// Repairs another program's changes, or reads a family back, if that is due. Returns whether it was.
+    pub(super) fn tick(&mut self, now: Now) -> bool {
+        let mut families = self.families.iter_mut();
+        if let Some(family) = families.find(|family| is_due(family.mend_at, now)) {
+            family.mend_at = None;
+            let outcome = self.enforcer.mend(family.family);
+            family.looked(outcome.map_err(|error| chain(&*error.source)), now);
+            return true;
+        }
+        let mut families = self.families.iter_mut();
+        if let Some(family) = families.find(|family| is_due(family.verify_at, now)) {
+            family.verify_at = Some(now.instant + VERIFY_INTERVAL);
+            let outcome = self.enforcer.verify(family.family);
+            family.looked(outcome.map_err(|error| chain(&*error.source)), now);
+            return true;
+        }
+        false
+    }
+
+    /// Returns a descriptor that is readable when [`Policies::listen`] may have reports to read, if the backend's own
+    /// is not enough.
+    pub(super) fn readiness(&self) -> Option<OwnedFd> {
+        self.enforcer.readiness()
+    }
+
+    /// Reads the kernel's reports; returns whether another program changed something.
+    pub(super) fn listen(&mut self, now: Now) -> bool {
+        let meddled = self.families.iter_mut().zip(self.enforcer.meddled());
+        let meddled = meddled.filter(|(_, meddled)| *meddled);
+        meddled.fold(false, |news, (family, _)| news | family.meddled(now))
+    }
+}
+
+fn is_due(at: Option<Instant>, now: Now) -> bool {
+    at.is_some_and(|at| at <= now.instant)
+}
+
+impl Progress {
+    fn sync(
+        &mut self,
+        enforcer: &mut Enforcer,
+        touched: &Touched,
+        position: Position,
+        desired: &Desired,
+        now: Now,
+    ) -> bool {
+        if self.retry_at.is_some_and(|at| now.instant < at) {
+            return false;
+        }
+        let complete = self.behind;
+        if !complete && touched.policies.is_empty() && !touched.node_changed {
+            self.applied = Some(position);
+            return false;
+        }
+        let objects: Vec<(PolicyKey, Option<&PolicyObject>)> = if complete {
+            let all = desired.policies();
+            all.map(|(key, object)| (key.clone(), Some(object)))
+                .collect()
+        } else {
+            let touched = touched.policies.iter();
+            touched
+                .map(|key| (key.clone(), desired.policy(key)))
+                .collect()
+        };
+        let change = PolicyChange {
+            objects: &objects,
+            complete,
+            pod_ranges: desired.node().map_or(&[], |node| &node.pod_cidrs),
+        };
+        match enforcer.apply(self.family, change) {
+            Ok(applied) => {
+                self.holds(applied, position, now);
+                false
+            }
+            Err(error) => {
+                self.fail(chain(&*error.source), now);
+                self.is_needed(desired)
+            }
+        }
+    }
+
+    /// Records that the kernel holds a position.
+    fn holds(&mut self, applied: PolicyApplied, position: Position, now: Now) {
+        let read_back = if self.behind { Duration::ZERO } else { QUIET };
+        if applied.operations > 0 {
+            let at = now.instant + read_back;
+            self.verify_at = Some(self.verify_at.map_or(at, |before| before.min(at)));
+        }
+        self.behind = false;
+        self.applied = Some(position);
+        self.error = None;
+        self.retry_at = None;
+        self.backoff.reset();
+        if let Some(what) = applied.repaired {
+            self.warn_of_repair(&what);
+        }
+        let mut before = std::mem::take(&mut self.failures);
+        for failure in applied.failures {
+            let since_ms = before.remove(&failure.key).map(|old| old.since_ms);
+            if since_ms.is_none() {
+                tracing::warn!(
+                    object = %failure.key,
+                    reason = failure.reason,
+                    "a NetworkPolicy is not enforced as written; nothing of it is open"
+                );
+            }
+            let failed = Failure {
+                object: Some(DesiredKey::Policy(failure.key.clone())),
+                reason: failure.reason,
+                since_ms: since_ms.unwrap_or(now.ms),
+                degraded: true,
+            };
+            self.failures.insert(failure.key, failed);
+        }
+    }
+
+    fn fail(&mut self, reason: String, now: Now) {
+        let wait = self.backoff.half_jitter();
+        if self.error.as_ref().is_none_or(|old| old.reason != reason) {
+            tracing::warn!(
+                family = %self.family,
+                error = reason,
+                ?wait,
+                "cannot enforce NetworkPolicies; the kernel keeps what it held. The agent tries again with pauses of up \
+                 to 30 s"
+            );
+        }
+        self.behind = true;
+        self.stand(reason, now);
+        self.retry_at = Some(now.instant + wait);
+        self.verify_at = None;
+    }
+
+    /// Records an error; an error that lasts keeps its start time.
+    fn stand(&mut self, reason: String, now: Now) {
+        let (since_ms, since) = match &self.error {
+            Some(old) => (old.since_ms, old.since),
+            None => (now.ms, now.instant),
+        };
+        self.error = Some(Standing {
+            reason,
+            since_ms,
+            since,
+        });
+    }
+
+    /// Returns whether the node needs the family: a kernel without IPv6 is no problem while no Pod has such an address.
+    fn is_needed(&self, desired: &Desired) -> bool {
+        let mut pods = desired.policies().filter_map(|(_, object)| match object {
+            PolicyObject::Pod(pod) => Some(pod),
+            _ => None,
+        });
+        self.error.is_none()
+            || pods.any(|pod| {
+                pod.addresses
+                    .iter()
+                    .any(|ip| Family::of(*ip) == self.family)
+            })
+    }
+
+    /// Records the result of reading the kernel back.
+    fn looked(&mut self, outcome: Result<Verification, String>, now: Now) {
+        match outcome {
+            Ok(Verification::Equal) => {
+                self.error = None;
+                self.mend_backoff.reset();
+            }
+            Ok(Verification::Repaired(what)) => self.warn_of_repair(&what),
+            Ok(Verification::Outdated(what) | Verification::Drifted(what)) => {
+                self.warn_of_repair(&what);
+                self.behind = true;
+                self.applied = None;
+                self.verify_at = None;
+                self.stand(format!("changed by another program: {what}"), now);
+                self.retry_at = Some(now.instant);
+            }
+            Err(reason) => {
+                tracing::warn!(family = %self.family, error = reason, "cannot read the NetworkPolicies' table back");
+                self.stand(format!("cannot read the kernel back: {reason}"), now);
+            }
+        }
+    }
+
+    fn warn_of_repair(&self, what: &str) {
+        tracing::warn!(
+            family = %self.family,
+            what,
+            "another program had changed the NetworkPolicies' table; the agent repairs it. Does another program flush or \
+             edit rules on this node?"
+        );
+    }
+
+    /// Schedules a repair after another program changed the table; returns whether that is news.
+    fn meddled(&mut self, now: Now) -> bool {
+        if self.behind || self.mend_at.is_some() {
+            return false;
+        }
+        let fresh = self.mend_backoff.is_fresh();
+        let wait = self.mend_backoff.half_jitter();
+        self.mend_at = Some(now.instant + if fresh { Duration::ZERO } else { wait });
+        true
+    }
+}
