@@ -280,6 +280,6 @@ mod tests {
             PolicyKey::Policy(name),
         ];
         let ranges = keys.map(|key| range_of(&DesiredKey::Policy(key), MAX_RANGES));
-        assert_eq!(ranges, [0, 0, 0, 0]);
+        assert_eq!(ranges, [126, 122, 162, 24]);
     }
 }

@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kplane_model::{
-    Balance, Cidr, DesiredKey, DesiredObject, EndpointAddr, Family, IpvsScheduler, KeyParts,
-    LocalEndpoint, LocalEndpoints, NodeFacts, Protocol, Proxied, ProxyHeader, ServiceKey,
-    ServiceName, ServicePort, ServiceProgram, TrafficPolicy, refused_endpoint_ip,
+    Balance, Block, Cidr, DesiredKey, DesiredObject, EndpointAddr, Family, GroupPart,
+    IpvsScheduler, KeyParts, LocalEndpoint, LocalEndpoints, LocalPod, NamedPort, NodeFacts, Peer,
+    PeerClass, PeerId, Peers, Policy, PolicyObject, PolicyPort, PolicyRule, Protocol, Proxied,
+    ProxyHeader, ServiceKey, ServiceName, ServicePort, ServiceProgram, TrafficPolicy,
+    refused_endpoint_ip,
 };
 use proptest::prelude::*;
 use prost::Message;
@@ -163,6 +165,94 @@ fn any_node() -> impl Strategy<Value = DesiredObject> {
         )
 }
 
+fn any_policy_object() -> impl Strategy<Value = DesiredObject> {
+    let id = || any::<[u8; 16]>().prop_map(PeerId);
+    let name =
+        || ("[a-z]{1,20}", "[a-z]{1,20}").prop_map(|(ns, name)| ServiceName::new(&ns, &name));
+    let protocol = || (0_usize..3).prop_map(|at| Protocol::ALL[at]);
+    let ports = || {
+        let port = ("[a-z]{1,15}", protocol(), 1_u16..);
+        let port = port.prop_map(|(name, protocol, port)| NamedPort {
+            name: name.into(),
+            protocol,
+            port,
+        });
+        prop::collection::btree_set(port, 0..4).prop_map(Vec::from_iter)
+    };
+    let part = |(group, part, mut members): (PeerId, u8, Vec<PeerId>)| {
+        members.iter_mut().for_each(|member| member.0[0] = part);
+        members.sort_unstable();
+        members.dedup();
+        PolicyObject::Group(GroupPart {
+            group,
+            part,
+            members,
+        })
+    };
+    let port = prop_oneof![
+        protocol().prop_map(PolicyPort::All),
+        (protocol(), 1_u16.., 0_u16..9).prop_map(|(protocol, first, more)| {
+            PolicyPort::Range(protocol, first, first.saturating_add(more))
+        }),
+        (protocol(), "[a-z]{1,15}")
+            .prop_map(|(protocol, name)| PolicyPort::Named(protocol, name.into())),
+    ];
+    let block = (
+        any_cidr(Family::V4),
+        prop::collection::vec(any_cidr(Family::V4), 0..3),
+    );
+    let block = block.prop_map(|(range, except)| Block { range, except });
+    let peers = (
+        prop::collection::btree_set(id(), 0..3),
+        prop::collection::vec(block, 0..3),
+    );
+    let peers = peers.prop_map(|(groups, blocks)| Peers {
+        groups: groups.into_iter().collect(),
+        blocks,
+    });
+    let rule = (
+        prop::option::of(peers),
+        prop::option::of(prop::collection::vec(port, 0..4)),
+    );
+    let rule = rule.prop_map(|(peers, ports)| PolicyRule { peers, ports });
+    let rules = prop::option::of(prop::collection::vec(rule, 0..3)).boxed();
+    let pod = (
+        name(),
+        prop::collection::btree_set(any_ip(Family::V6), 0..3),
+        ports(),
+        prop::collection::btree_set(name(), 0..4),
+    );
+    let object = prop_oneof![
+        (any_ip(Family::V4), id())
+            .prop_map(|(address, class)| PolicyObject::Peer(Peer { address, class })),
+        (id(), id(), "[a-z]{1,20}", ports()).prop_map(|(id, parent, namespace, ports)| {
+            PolicyObject::Class(PeerClass {
+                id,
+                parent,
+                namespace: namespace.into(),
+                ports,
+            })
+        }),
+        (id(), any::<u8>(), prop::collection::vec(id(), 0..5)).prop_map(part),
+        (name(), rules.clone(), rules).prop_map(|(name, ingress, egress)| {
+            PolicyObject::Policy(Policy {
+                name,
+                ingress,
+                egress,
+            })
+        }),
+        pod.prop_map(|(name, addresses, ports, policies)| {
+            PolicyObject::Pod(LocalPod {
+                name,
+                addresses: addresses.into_iter().collect(),
+                ports,
+                policies: policies.into_iter().collect(),
+            })
+        }),
+    ];
+    object.prop_map(DesiredObject::Policy)
+}
+
 fn any_object() -> impl Strategy<Value = DesiredObject> {
     prop_oneof![
         any_service(Family::V4),
@@ -170,6 +260,7 @@ fn any_object() -> impl Strategy<Value = DesiredObject> {
         any_local(Family::V4),
         any_local(Family::V6),
         any_node(),
+        any_policy_object(),
     ]
 }
 
@@ -180,6 +271,7 @@ proptest! {
         prop_assert_eq!(decoded.as_ref(), Some(&object));
         let key = DesiredKey::try_from(pb::ObjectKey::from(&object.key())).unwrap();
         prop_assert_eq!(key, object.key());
+        prop_assert_eq!(key_of_object(encode_object(&object)), Some(object.key()));
     }
 
     #[test]
@@ -196,7 +288,8 @@ proptest! {
         let mut bytes = encode_object(&object).to_vec();
         let at = at.index(bytes.len());
         bytes[at] = byte;
-        let _ = decode_object(bytes.into());
+        let _ = decode_object(bytes.clone().into());
+        let _ = key_of_object(bytes.into());
     }
 }
 

@@ -336,6 +336,3 @@ fn named_ports(spec: &k8s::PodSpec) -> Vec<NamedPort> {
     ports.sort_unstable();
     ports
 }
-
-#[cfg(test)]
-mod tests;

@@ -5,6 +5,7 @@ use serde::de::DeserializeOwned;
 
 mod addresses;
 mod cluster;
+mod policy;
 mod ports;
 mod proxied;
 mod service;

@@ -8,8 +8,10 @@ use bytes::Bytes;
 use kplane_model::select::merge;
 use kplane_model::{
     Cidr, DesiredKey, DesiredObject, Digest, Endpoint, EndpointAddr, KeyParts, LocalEndpoints,
-    NodeFacts, ObjectHash, Protocol, RangeDigests, Ranges, ServiceKey, ServicePort, ServiceProgram,
+    LocalPod, NodeFacts, ObjectHash, Peer, PeerId, PodName, PolicyKey, PolicyObject, Protocol,
+    RangeDigests, Ranges, ServiceKey, ServicePort, ServiceProgram,
 };
+use kplane_policy::PolicyChanges;
 use kplane_proto::convert::decode_object;
 use kplane_proto::v1 as pb;
 use proptest::prelude::*;
@@ -140,7 +142,7 @@ impl Agent {
         }
         let mut digests = RangeDigests::new(store.ranges(self.node));
         for (key, (_, bytes)) in &self.objects {
-            if let DesiredKey::Service(key) = key {
+            if is_shared(key) {
                 digests.add(key, ObjectHash::of(bytes));
             }
         }
@@ -151,9 +153,8 @@ impl Agent {
         };
         let ranges = Ranges::from_bytes(&update.ranges).unwrap();
         self.objects.retain(|key, _| match key {
-            DesiredKey::Service(key) => !ranges.contain(key),
-            DesiredKey::Local(_) => false,
             DesiredKey::Node => true,
+            key => is_shared(key) && !ranges.contain(key),
         });
         self.take(update.objects);
     }
@@ -193,6 +194,10 @@ struct World {
     services: BTreeMap<usize, Published>,
     nodes: BTreeMap<&'static str, NodeFacts>,
     cidrs: Vec<Cidr>,
+    /// Classes of peers, by the last byte of their addresses.
+    peers: BTreeMap<u8, PeerId>,
+    /// Pods of nodes, with the last byte of their addresses.
+    pods: BTreeMap<&'static str, u8>,
 }
 
 impl World {
@@ -214,6 +219,15 @@ impl World {
                 }));
             }
         }
+        objects.extend(
+            self.peers.iter().map(|(octet, class)| {
+                DesiredObject::Policy(PolicyObject::Peer(peer(*octet, *class)))
+            }),
+        );
+        let pod = self.pods.get(name);
+        objects.extend(
+            pod.map(|octet| DesiredObject::Policy(PolicyObject::Pod(pod_of(name, *octet)))),
+        );
         let stranger = || NodeFacts {
             name: name.into(),
             eligible: true,
@@ -227,12 +241,74 @@ impl World {
     }
 }
 
+fn peer(octet: u8, class: PeerId) -> Peer {
+    let address = IpAddr::from([10, 0, 0, octet]);
+    Peer { address, class }
+}
+
+fn pod_of(node: &str, octet: u8) -> LocalPod {
+    LocalPod {
+        name: PodName::new("shop", node),
+        addresses: vec![IpAddr::from([10, 0, 0, octet])],
+        ports: Vec::new(),
+        policies: Vec::new(),
+    }
+}
+
+impl World {
+    /// Changes a part of the NetworkPolicies, and returns what a control plane publishes then.
+    fn policies(&mut self, step: &Step) -> Publication {
+        let mut changes = PolicyChanges::default();
+        match step {
+            Step::Peer(octet, Some(class)) => {
+                let class = PeerId([*class; 16]);
+                self.peers.insert(*octet, class);
+                let peer = peer(*octet, class);
+                let object = Some(PolicyObject::Peer(peer));
+                changes.shared.push((PolicyKey::Peer(peer.address), object));
+            }
+            Step::Peer(octet, None) => {
+                self.peers.remove(octet);
+                let address = peer(*octet, PeerId::ALL_PODS).address;
+                changes.shared.push((PolicyKey::Peer(address), None));
+            }
+            Step::Pod(node, octet) => {
+                let node = NODES[*node];
+                match octet {
+                    Some(octet) => drop(self.pods.insert(node, *octet)),
+                    None => drop(self.pods.remove(node)),
+                }
+                let pod = octet.map(|octet| pod_of(node, octet));
+                changes
+                    .pods
+                    .push((node.into(), PodName::new("shop", node), pod));
+            }
+            _ => {}
+        }
+        Publication {
+            policies: changes,
+            ..publication(vec![], vec![])
+        }
+    }
+}
+
+/// Returns whether nodes share an object.
+fn is_shared(key: &DesiredKey) -> bool {
+    match key {
+        DesiredKey::Service(_) => true,
+        DesiredKey::Policy(key) => key.is_shared(),
+        DesiredKey::Local(_) | DesiredKey::Node => false,
+    }
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Set(usize, Vec<Endpoint>),
     Delete(usize),
     Node(usize, Option<&'static str>),
     Cidrs(u8),
+    Peer(u8, Option<u8>),
+    Pod(usize, Option<u8>),
     Follow(usize),
     FollowOnePiece(usize),
     Restart(usize),
@@ -268,6 +344,8 @@ fn any_step() -> impl Strategy<Value = Step> {
         2 => (0_usize..5).prop_map(Step::Delete),
         2 => (0_usize..4, prop::sample::select(vec![None, Some("x"), Some("y")])).prop_map(|(n, z)| Step::Node(n, z)),
         1 => any::<u8>().prop_map(Step::Cidrs),
+        2 => (0_u8..4, prop::option::of(0_u8..3)).prop_map(|(octet, class)| Step::Peer(octet, class)),
+        2 => (0_usize..4, prop::option::of(0_u8..4)).prop_map(|(node, octet)| Step::Pod(node, octet)),
         3 => (0_usize..4).prop_map(Step::Follow),
         3 => (0_usize..4).prop_map(Step::FollowOnePiece),
         1 => (0_usize..4).prop_map(Step::Restart),
@@ -307,6 +385,9 @@ proptest! {
                     let mut publication = publication(vec![], vec![]);
                     publication.service_cidrs = Some(world.cidrs.clone());
                     store.publish(publication);
+                }
+                step @ (Step::Peer(..) | Step::Pod(..)) => {
+                    store.publish(world.policies(&step));
                 }
                 Step::Follow(n) => agents[n].catch_up(&store),
                 Step::FollowOnePiece(n) => {

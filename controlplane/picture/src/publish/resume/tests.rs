@@ -1,6 +1,8 @@
 //! Agents that come from another replica.
 
-use kplane_model::{EndpointAddr, NodeFacts, ObjectHash, Ranges, ServiceKey, ServicePort};
+use kplane_model::{
+    DesiredKey, EndpointAddr, NodeFacts, ObjectHash, Ranges, ServiceKey, ServicePort,
+};
 use kplane_proto::convert::decode_object;
 use prost::Message as _;
 
@@ -50,7 +52,7 @@ fn digests(store: &Store) -> Vec<u8> {
         let piece = store.collect(NODE, &mut cursor);
         for bytes in piece.objects {
             let object = decode_object(bytes.clone()).unwrap().unwrap();
-            if let DesiredKey::Service(key) = object.key() {
+            if let key @ DesiredKey::Service(_) = object.key() {
                 digests.add(&key, ObjectHash::of(&bytes));
             }
         }
@@ -114,7 +116,11 @@ fn few_differences_cost_little() {
     let message = other.replace_ranges(NODE, &digests, &mut cursor).unwrap();
     let ranges = Ranges::from_bytes(&update(&message).ranges).unwrap();
     assert_eq!(ranges.iter().count(), 4);
-    assert!([7, 8, 9, 10_000].iter().all(|n| ranges.contain(&key(*n))));
+    assert!(
+        [7, 8, 9, 10_000]
+            .iter()
+            .all(|n| ranges.contain(&DesiredKey::Service(key(*n))))
+    );
     assert!(message.len() < 16 * 1024, "{}", message.len());
     let rest = other.collect(NODE, &mut cursor);
     assert!(rest.end.is_some());

@@ -178,6 +178,7 @@ proptest! {
                     DesiredKey::Service(key) | DesiredKey::Local(key) => {
                         only.as_ref().is_none_or(|only| *only == key.service)
                     }
+                    DesiredKey::Policy(_) => false,
                 });
                 let zone = facts.and_then(|facts| facts.zone.as_deref());
                 prop_assert_eq!(client.resolve(node, zone), expected, "{}", node);

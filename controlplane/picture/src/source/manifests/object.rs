@@ -168,8 +168,8 @@ fn object(
     let kind =
         kind.filter(|kind| api_version.is_none_or(|v| group(v) == group(kind.api_version())));
     let Some(kind) = kind else {
-        let reason = "is ignored; only Services, EndpointSlices, Nodes, ServiceCIDRs and what NetworkPolicies \
-                      need are read";
+        let reason = "is ignored; kplane reads Services, EndpointSlices, Nodes, ServiceCIDRs, NetworkPolicies, \
+                      Namespaces and Pods";
         return Err(refuse(
             named(written, metadata),
             reason.to_owned(),

@@ -141,6 +141,12 @@ fn a_snapshot_has_all_kinds_in_one_batch() {
             "InitDone(Node)",
             "Init(ServiceCidr)",
             "InitDone(ServiceCidr)",
+            "Init(NetworkPolicy)",
+            "InitDone(NetworkPolicy)",
+            "Init(Namespace)",
+            "InitDone(Namespace)",
+            "Init(Pod)",
+            "InitDone(Pod)",
             "1 issues",
             "2 doubts",
         ]
@@ -343,7 +349,7 @@ fn what_was_kept_gives_way_to_what_is_there() {
 #[test]
 fn issues_are_limited_errors_first() {
     let mut folder = Folder::default();
-    let mut text = "---\napiVersion: v1\nkind: Pod\n".repeat(MAX_ISSUES + 5);
+    let mut text = "---\napiVersion: v1\nkind: Job\n".repeat(MAX_ISSUES + 5);
     text += BROKEN;
     let told = folder.write(&[("x.yaml", &text)]);
     assert_eq!(told.len(), MAX_ISSUES + 1);

@@ -59,13 +59,11 @@ fn bad_documents_are_named() {
     for (text, expected) in [
         (
             "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web, namespace: shop}\n",
-            "document 1, line 1: warning: Deployment shop/web: is ignored; only Services, \
-             EndpointSlices, Nodes and ServiceCIDRs are read",
+            "document 1, line 1: warning: Deployment shop/web: is ignored; kplane reads Services, EndpointSlices, Nodes, ServiceCIDRs, NetworkPolicies, Namespaces and Pods",
         ),
         (
             "apiVersion: serving.knative.dev/v1\nkind: Service\nmetadata: {name: web}\n",
-            "document 1, line 1: warning: Service web: is ignored; only Services, \
-             EndpointSlices, Nodes and ServiceCIDRs are read",
+            "document 1, line 1: warning: Service web: is ignored; kplane reads Services, EndpointSlices, Nodes, ServiceCIDRs, NetworkPolicies, Namespaces and Pods",
         ),
         (
             "apiVersion: discovery.k8s.io/v1beta1\nkind: EndpointSlice\nmetadata: {name: s}\n",
@@ -106,7 +104,7 @@ fn bad_documents_are_named() {
         ),
         (
             "apiVersion: v1\nkind: \"\\e[31m\"\n",
-            "document 1, line 1: warning: object of an unknown kind: is ignored; only Services, EndpointSlices, Nodes and ServiceCIDRs are read",
+            "document 1, line 1: warning: object of an unknown kind: is ignored; kplane reads Services, EndpointSlices, Nodes, ServiceCIDRs, NetworkPolicies, Namespaces and Pods",
         ),
         (
             "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec:\n  ports:\n  - port: http\n",
@@ -118,9 +116,8 @@ fn bad_documents_are_named() {
             "document 1, line 1: error: List: items must be a list; correct it",
         ),
         (
-            "apiVersion: v1\nkind: PodList\nitems: []\n",
-            "document 1, line 1: warning: PodList: is ignored; only Services, \
-             EndpointSlices, Nodes and ServiceCIDRs are read",
+            "apiVersion: v1\nkind: DeploymentList\nitems: []\n",
+            "document 1, line 1: warning: DeploymentList: is ignored; kplane reads Services, EndpointSlices, Nodes, ServiceCIDRs, NetworkPolicies, Namespaces and Pods",
         ),
     ] {
         assert_eq!(found(text), [expected], "{text}");

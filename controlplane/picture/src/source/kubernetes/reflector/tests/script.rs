@@ -366,5 +366,6 @@ fn of_kind(object: Object, resource: &Resource) -> Object {
             metadata,
             ..ServiceCidr::default()
         }),
+        Kind::NetworkPolicy | Kind::Namespace | Kind::Pod => unreachable!("no script has them"),
     }
 }
