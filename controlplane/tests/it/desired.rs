@@ -110,6 +110,7 @@ fn changes(state: &DesiredState) -> (Vec<&'static str>, usize) {
         Some(Kind::Service(_)) => "service",
         Some(Kind::Local(_)) => "local",
         Some(Kind::Node(_)) => "node",
+        Some(Kind::Policy(_)) => "policy",
         None => "unknown",
     });
     (kinds.collect(), state.deleted.len())
@@ -276,6 +277,7 @@ fn own(state: &LayeredState) -> Vec<(String, &'static str)> {
             Some(Kind::Service(_)) => "service",
             Some(Kind::Local(_)) => "local",
             Some(Kind::Node(_)) => "node",
+            Some(Kind::Policy(_)) => "policy",
             None => "unknown",
         };
         (own.node.clone(), kind)

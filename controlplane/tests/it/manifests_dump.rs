@@ -111,6 +111,7 @@ fn everything_in_the_dump_converts_without_an_issue() {
                 assert_eq!(cidrs.len(), 2);
                 issues
             }
+            other => panic!("unexpected {:?}", other.id()),
         });
     }
     assert_eq!(issues, []);

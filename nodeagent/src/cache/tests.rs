@@ -280,6 +280,7 @@ fn files_of_the_last_release_are_read() {
         DesiredObject::Service(program) => program.port.key.to_string(),
         DesiredObject::Local(local) => format!("endpoints of {}", local.key),
         DesiredObject::Node(node) => node.name.to_string(),
+        DesiredObject::Policy(object) => object.key().to_string(),
     });
     let kinds: Vec<_> = kinds.collect();
     assert_eq!(

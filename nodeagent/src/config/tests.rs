@@ -126,7 +126,7 @@ fn a_node_of_its_own() {
         "--standalone --manifests src --backend noop --cluster-cidr 10.0.0.0/8,fd00::/8 \
          --masquerade-all --masquerade-bit 31 --nodeport-addresses all --healthz-bind-address '' \
          --external-ip-cidr 192.0.2.0/24,2001:db8::/32 --reserved-ports 22,192.0.2.1:80 \
-         --allow-external-ips 443,192.0.2.1:53 --own-mark 0x70",
+         --allow-external-ips 443,192.0.2.1:53 --own-mark 0x70 --network-policy",
     );
     let Source::Standalone {
         origin: Origin::Manifests(manifests),
@@ -135,6 +135,7 @@ fn a_node_of_its_own() {
         reserved,
         excepted,
         proxying,
+        network_policies,
     } = config.source
     else {
         panic!("another source");
@@ -148,6 +149,7 @@ fn a_node_of_its_own() {
     let listed = ["443", "192.0.2.1:53"].map(|place| place.parse().unwrap());
     assert_eq!(excepted, listed);
     assert_eq!(proxying, Proxying::default());
+    assert!(network_policies);
     assert_eq!(config.backend_settings.own_mark, 0x70);
     assert_eq!(config.node_settings.cluster_cidrs.len(), 2);
     assert_eq!(config.node_settings.nodeport_addresses.len(), 2);
@@ -323,7 +325,7 @@ fn what_makes_no_sense_is_refused_in_one_line() {
         ),
         (
             "--control-plane localhost --allow-external-ips false",
-            "--reserved-ports and --userspace-services are for --standalone",
+            "--reserved-ports, --userspace-services and --network-policy are for --standalone",
         ),
         (
             "--standalone --manifests src --external-ip-cidr 192.0.2.1",

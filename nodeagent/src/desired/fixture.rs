@@ -177,13 +177,13 @@ impl Plane {
         let mut own = RangeDigests::new(RANGES);
         let mut pieces = Vec::new();
         for (key, encoded) in &self.objects {
-            if let DesiredKey::Service(key) = key {
+            if matches!(key, DesiredKey::Service(_)) {
                 own.add(key, ObjectHash::of(encoded));
             }
         }
         let differing = own.differing(digests)?;
         for (key, encoded) in &self.objects {
-            if matches!(key, DesiredKey::Service(key) if !differing.contain(key)) {
+            if matches!(key, DesiredKey::Service(_)) && !differing.contain(key) {
                 continue;
             }
             pieces.push(pb::Update {

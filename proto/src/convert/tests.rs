@@ -165,13 +165,47 @@ fn any_node() -> impl Strategy<Value = DesiredObject> {
         )
 }
 
+fn any_protocol() -> impl Strategy<Value = Protocol> {
+    (0_usize..3).prop_map(|at| Protocol::ALL[at])
+}
+
+fn any_rules() -> impl Strategy<Value = Option<Vec<PolicyRule>>> {
+    let id = any::<[u8; 16]>().prop_map(PeerId);
+    let port = prop_oneof![
+        any_protocol().prop_map(PolicyPort::All),
+        (any_protocol(), 1_u16.., 0_u16..9).prop_map(|(protocol, first, more)| {
+            PolicyPort::Range(protocol, first, first.saturating_add(more))
+        }),
+        (any_protocol(), "[a-z]{1,15}")
+            .prop_map(|(protocol, name)| PolicyPort::Named(protocol, name.into())),
+    ];
+    let block = (
+        any_cidr(Family::V4),
+        prop::collection::vec(any_cidr(Family::V4), 0..3),
+    );
+    let block = block.prop_map(|(range, except)| Block { range, except });
+    let peers = (
+        prop::collection::btree_set(id, 0..3),
+        prop::collection::vec(block, 0..3),
+    );
+    let peers = peers.prop_map(|(groups, blocks)| Peers {
+        groups: groups.into_iter().collect(),
+        blocks,
+    });
+    let rule = (
+        prop::option::of(peers),
+        prop::option::of(prop::collection::vec(port, 0..4)),
+    );
+    let rule = rule.prop_map(|(peers, ports)| PolicyRule { peers, ports });
+    prop::option::of(prop::collection::vec(rule, 0..3))
+}
+
 fn any_policy_object() -> impl Strategy<Value = DesiredObject> {
     let id = || any::<[u8; 16]>().prop_map(PeerId);
     let name =
         || ("[a-z]{1,20}", "[a-z]{1,20}").prop_map(|(ns, name)| ServiceName::new(&ns, &name));
-    let protocol = || (0_usize..3).prop_map(|at| Protocol::ALL[at]);
     let ports = || {
-        let port = ("[a-z]{1,15}", protocol(), 1_u16..);
+        let port = ("[a-z]{1,15}", any_protocol(), 1_u16..);
         let port = port.prop_map(|(name, protocol, port)| NamedPort {
             name: name.into(),
             protocol,
@@ -189,33 +223,6 @@ fn any_policy_object() -> impl Strategy<Value = DesiredObject> {
             members,
         })
     };
-    let port = prop_oneof![
-        protocol().prop_map(PolicyPort::All),
-        (protocol(), 1_u16.., 0_u16..9).prop_map(|(protocol, first, more)| {
-            PolicyPort::Range(protocol, first, first.saturating_add(more))
-        }),
-        (protocol(), "[a-z]{1,15}")
-            .prop_map(|(protocol, name)| PolicyPort::Named(protocol, name.into())),
-    ];
-    let block = (
-        any_cidr(Family::V4),
-        prop::collection::vec(any_cidr(Family::V4), 0..3),
-    );
-    let block = block.prop_map(|(range, except)| Block { range, except });
-    let peers = (
-        prop::collection::btree_set(id(), 0..3),
-        prop::collection::vec(block, 0..3),
-    );
-    let peers = peers.prop_map(|(groups, blocks)| Peers {
-        groups: groups.into_iter().collect(),
-        blocks,
-    });
-    let rule = (
-        prop::option::of(peers),
-        prop::option::of(prop::collection::vec(port, 0..4)),
-    );
-    let rule = rule.prop_map(|(peers, ports)| PolicyRule { peers, ports });
-    let rules = prop::option::of(prop::collection::vec(rule, 0..3)).boxed();
     let pod = (
         name(),
         prop::collection::btree_set(any_ip(Family::V6), 0..3),
@@ -234,7 +241,7 @@ fn any_policy_object() -> impl Strategy<Value = DesiredObject> {
             })
         }),
         (id(), any::<u8>(), prop::collection::vec(id(), 0..5)).prop_map(part),
-        (name(), rules.clone(), rules).prop_map(|(name, ingress, egress)| {
+        (name(), any_rules(), any_rules()).prop_map(|(name, ingress, egress)| {
             PolicyObject::Policy(Policy {
                 name,
                 ingress,

@@ -79,7 +79,7 @@ impl Held {
     pub(super) fn ranges(&self, tables: &Tables, count: u16) -> RangeDigests {
         let mut digests = RangeDigests::new(count);
         for (key, object) in (0..).zip(&self.objects) {
-            if let Some(DesiredKey::Service(key)) = tables.key(key)
+            if let Some(key @ DesiredKey::Service(_)) = tables.key(key)
                 && let Some(object) = tables.object(*object)
             {
                 digests.add(key, object.hash);
@@ -121,7 +121,8 @@ impl Held {
         let before = match std::mem::take(&mut self.kind) {
             Kind::Changes => None,
             Kind::Ranges(ranges) => Some(self.clear(tables, |key| match key {
-                DesiredKey::Service(key) => ranges.contain(key),
+                DesiredKey::Service(_) => ranges.contain(key),
+                DesiredKey::Policy(part) => !part.is_shared() || ranges.contain(key),
                 DesiredKey::Local(_) => true,
                 DesiredKey::Node => false,
             })),

@@ -102,6 +102,7 @@ pub fn holding_fleet() -> pb::Fleet {
             .to_owned(),
         since_ms: ago(192),
         examples: strings(&["shop/api", "shop/cart", "shop/search", "shop/web"]),
+        policies: 0,
     });
     fleet
 }

@@ -210,6 +210,7 @@ fn services_that_are_held_are_announced_when_it_lasts() {
     rig.picture.held = Some(Arc::new(Held {
         services: 991,
         without_endpoints: 0,
+        policies: 0,
         reason: "991 of 1001 Services would be removed".into(),
         since: SystemTime::now(),
         examples: vec![ServiceName::new("shop", "web")],

@@ -66,6 +66,7 @@ fn publish_node(hub: &Hub, name: &str) {
             known: true,
             ..NodeFacts::default()
         }],
+        policies: Default::default(),
         service_cidrs: None,
         observed_at: SystemTime::now(),
         triggers: Vec::new(),

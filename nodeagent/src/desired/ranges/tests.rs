@@ -16,7 +16,7 @@ fn numbered(number: u8, endpoints: &[&str]) -> DesiredObject {
     DesiredObject::Service(program)
 }
 
-fn key(number: u8) -> ServiceKey {
+fn key(number: u8) -> kplane_model::ServiceKey {
     key_of(&format!("s{number}"), Family::V4)
 }
 

@@ -25,6 +25,7 @@ fn store(services: &[&str]) -> Store {
         store.publish(Publication {
             services: vec![(key, Some(published))],
             nodes: Vec::new(),
+            policies: Default::default(),
             service_cidrs: None,
             observed_at: UNIX_EPOCH,
             triggers: vec![Trigger {

@@ -36,6 +36,7 @@ fn publish(hub: &Hub, name: &str) {
     hub.store.publish(Publication {
         services: vec![(key, Some(Published::new(port, &[])))],
         nodes: Vec::new(),
+        policies: Default::default(),
         service_cidrs: None,
         observed_at: SystemTime::now(),
         triggers: Vec::new(),
@@ -127,7 +128,7 @@ fn held(hub: &Arc<Hub>, ranges: u16) -> (Option<pb::ResumeToken>, Vec<u8>) {
     let mut cursor = Cursor::at(0);
     for bytes in hub.store.collect(NODE, &mut cursor).objects {
         let object = decode_object(bytes.clone()).unwrap().unwrap();
-        if let kplane_model::DesiredKey::Service(key) = object.key() {
+        if let key @ kplane_model::DesiredKey::Service(_) = object.key() {
             digests.add(&key, kplane_model::ObjectHash::of(&bytes));
         }
     }

@@ -41,6 +41,7 @@ fn publish(hub: &Hub, services: &[(&str, bool)], nodes: &[(&str, bool)]) -> u64 
     hub.store.publish(Publication {
         services: services.collect(),
         nodes: nodes.collect(),
+        policies: Default::default(),
         service_cidrs: None,
         observed_at: SystemTime::now(),
         triggers: Vec::new(),
