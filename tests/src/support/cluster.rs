@@ -11,6 +11,7 @@ use kp_nodeagent::report::{Failure, Report};
 use kplane_dataplane::backend::{self, Inspection, Settings};
 use kplane_dataplane::plan::NodeSettings;
 use kplane_model::{Family, Issue, ServiceName};
+use kplane_picture::admission::Admission;
 use kplane_picture::index::Index;
 use kplane_picture::k8s::{Kind, Object, ObjectId};
 use kplane_picture::publish::{Cursor, Store};
@@ -60,6 +61,19 @@ impl Member {
 impl Cluster {
     /// Agents on all nodes of a world without agents; Node objects and ServiceCIDRs, no Services.
     pub fn open(world: &World, setup: Setup) -> Result<Self> {
+        Self::begin(world, setup, Index::default(), &Kind::ALL)
+    }
+
+    /// The same, with nodes that enforce NetworkPolicies.
+    pub fn with_policies(world: &World, setup: Setup) -> Result<Self> {
+        let index = Index::new(Admission {
+            network_policies: true,
+            ..Admission::default()
+        });
+        Self::begin(world, setup, index, &Kind::WITH_POLICIES)
+    }
+
+    fn begin(world: &World, setup: Setup, index: Index, kinds: &[Kind]) -> Result<Self> {
         let kind = UnderTest::current()?.kind();
         let (settings, backend) = (&setup.settings()?, &setup.backend_settings());
         let runtime = Builder::new_current_thread().enable_all().build()?;
@@ -80,17 +94,17 @@ impl Cluster {
         };
         let members = (1..=NODES).map(member).collect::<Result<_>>()?;
         let mut cluster = Self {
-            index: Index::default(),
+            index,
             store: Store::new(EPOCH),
             kind,
             members,
             runtime,
         };
-        let mut events: Vec<Event> = Kind::ALL.map(Event::Init).to_vec();
+        let mut events: Vec<Event> = kinds.iter().copied().map(Event::Init).collect();
         for object in (1..=NODES).map(node).chain([service_cidr(&SERVICE_RANGES)]) {
             events.push(Event::InitApply(Box::new(located(&object)?)));
         }
-        events.extend(Kind::ALL.map(Event::InitDone));
+        events.extend(kinds.iter().copied().map(Event::InitDone));
         cluster.change(events)?;
         Ok(cluster)
     }
@@ -236,6 +250,9 @@ fn located(value: &Value) -> Result<Located> {
         Some("EndpointSlice") => serde_json::from_value(copy).map(Object::EndpointSlice),
         Some("Node") => serde_json::from_value(copy).map(Object::Node),
         Some("ServiceCIDR") => serde_json::from_value(copy).map(Object::ServiceCidr),
+        Some("NetworkPolicy") => serde_json::from_value(copy).map(Object::NetworkPolicy),
+        Some("Namespace") => serde_json::from_value(copy).map(Object::Namespace),
+        Some("Pod") => serde_json::from_value(copy).map(Object::Pod),
         other => return Err(anyhow!("kind {other:?}")),
     };
     Ok(Located {

@@ -111,7 +111,8 @@ const IPVS_ONLY: [&str; 2] = ["virtual_servers::", "virtual_server_faults::"];
 
 /// Of the common tests those that IPVS has something of its own to say about: packets are slow in a
 /// virtual machine. `KPLANE_VM_ALL=1` runs the others too.
-const COMMON_OF_IPVS: [&str; 27] = [
+const COMMON_OF_IPVS: [&str; 28] = [
+    "network_policies::np",
     "transparent::",
     "remembered::",
     "asked::",
@@ -142,7 +143,8 @@ const COMMON_OF_IPVS: [&str; 27] = [
 ];
 
 /// Of the common tests those that the userspace proxy has something of its own to say about: the rest is nftables'.
-const COMMON_OF_USERSPACE: [&str; 18] = [
+const COMMON_OF_USERSPACE: [&str; 19] = [
+    "network_policies::np14_",
     "counted::",
     "transparent::",
     "handed::u22_",
@@ -167,7 +169,8 @@ const COMMON_OF_USERSPACE: [&str; 18] = [
 const CHOSEN_ONLY: &str = "KPLANE_CHOSEN_TESTS";
 /// Tests for each backend in a run of few minutes: what is the backend's own, and one test of each kind of the common
 /// ones.
-const CHOSEN: [&str; 13] = [
+const CHOSEN: [&str; 14] = [
+    "network_policies::np14_",
     "iptables::a",
     "iptables::i4_nothing_fails_on_the_way",
     "iptables_faults::c10_",

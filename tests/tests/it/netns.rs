@@ -27,6 +27,7 @@ mod iptables_faults;
 mod latency;
 mod limits;
 mod listing;
+mod network_policies;
 mod own_way;
 mod policies;
 mod proxied;
@@ -210,6 +211,20 @@ const TESTS: &[Test] = kplane_tests::tests!(
     transparent::u16_u51_endpoints_on_this_node_see_the_clients_address,
     transparent::u51_the_delivery_of_answers_is_repaired,
     proxied::u37_no_connection_fails_while_an_endpoint_refuses,
+    network_policies::np1_np2_np3_np4_isolation_is_per_direction_and_policies_add_up,
+    network_policies::np5_np6_selectors,
+    network_policies::np7_blocks,
+    network_policies::np8_np9_np10_ports,
+    network_policies::np11_np12_nodes,
+    network_policies::np13_connections_that_are_denied_now_are_cut,
+    network_policies::np14_np15_services,
+    network_policies::np14_services_are_as_before_where_everything_is_allowed,
+    network_policies::np17_labels_of_pods_and_namespaces_change,
+    network_policies::np18_addresses_pass_to_other_pods,
+    network_policies::np19_unknown_pods_are_cut_off,
+    network_policies::other_programs_change_the_tables,
+    network_policies::no_verdict_is_wrong_while_everything_changes,
+    network_policies::a_backend_that_cannot_enforce_says_so,
     proxied::a11_the_kernel_does_not_remember_the_proxy,
     proxied::a_removed_address_of_the_proxy_comes_back,
     proxied::the_kernel_serves_once_the_proxy_has_ended,
