@@ -179,8 +179,8 @@ pub(crate) fn no_verdict_is_wrong_while_everything_changes() -> Result<()> {
     Ok(())
 }
 
-/// A rule that the kernel cannot have is none that opens anything, and the report names it.
-pub(crate) fn a_backend_that_cannot_enforce_says_so() -> Result<()> {
+/// Reports say how many Pods of a node policies isolate.
+pub(crate) fn what_nodes_enforce_is_counted() -> Result<()> {
     let mut stage = Stage::open()?;
     stage.apply(&policy("clients", "x", CLIENTS))?;
     ensure!(stage.cluster.failures().is_empty());
