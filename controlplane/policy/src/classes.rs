@@ -107,7 +107,10 @@ impl Classes {
     }
 
     /// Returns the classes of a namespace.
-    pub(crate) fn of_namespace(&self, namespace: &Arc<str>) -> impl Iterator<Item = (PeerId, &Class)> {
+    pub(crate) fn of_namespace(
+        &self,
+        namespace: &Arc<str>,
+    ) -> impl Iterator<Item = (PeerId, &Class)> {
         let ids = self.labelled.of_scope(namespace);
         ids.filter_map(|id| Some((*id, self.get(*id)?)))
     }

@@ -66,7 +66,18 @@ impl Policies {
     /// Returns the policies whose objects fit into no message, sorted, and the objects' sizes in bytes. They isolate
     /// their Pods and allow nothing.
     pub fn too_large(&self) -> impl Iterator<Item = (&PolicyName, usize)> {
-        self.policies.too_large.iter().map(|(name, size)| (name, *size))
+        self.policies
+            .too_large
+            .iter()
+            .map(|(name, size)| (name, *size))
+    }
+
+    /// Returns the Pods of which not all policies fit into a message, sorted, and how many policies select them. Of
+    /// those that allow something, the last ones by name do not count. As of the last call of [`Policies::take`].
+    pub fn crowded(&self) -> impl Iterator<Item = (&PodName, usize)> {
+        self.crowded
+            .iter()
+            .map(|(name, policies)| (name, *policies))
     }
 
     /// Returns a policy, and the Pods that it selects.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use kplane_model::GroupId;
 
-use crate::identity::{Encoding, Kind};
 use crate::Selector;
+use crate::identity::{Encoding, Kind};
 
 /// The namespaces of a group.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -70,7 +70,14 @@ impl Groups {
         let members = members(&spec, classes, namespaces);
         self.changed.extend(members.iter().map(|m| part(id, *m)));
         let users = 1;
-        self.groups.insert(id, Group { spec, users, members });
+        self.groups.insert(
+            id,
+            Group {
+                spec,
+                users,
+                members,
+            },
+        );
     }
 
     /// Counts a user less.
@@ -196,11 +203,7 @@ fn part(group: GroupId, member: PeerId) -> (GroupId, u8) {
 }
 
 /// Returns a group's members (NP6).
-fn members(
-    spec: &GroupSpec,
-    classes: &Classes,
-    namespaces: &NamespaceLabels,
-) -> BTreeSet<PeerId> {
+fn members(spec: &GroupSpec, classes: &Classes, namespaces: &NamespaceLabels) -> BTreeSet<PeerId> {
     let ids = |(id, _): (PeerId, &Class)| id;
     match (&spec.namespaces, spec.has_classes()) {
         (Namespaces::Own(own), false) => BTreeSet::from([namespace_id(own)]),

@@ -15,8 +15,7 @@ pub(crate) enum Kind {
     Class = 2,
     Group = 3,
     Part = 4,
-    Policy = 5,
-    Pod = 6,
+    Pod = 5,
 }
 
 /// An encoding that two different things never share: each text stands after its length, and each list after its number.

@@ -128,7 +128,7 @@ impl Policies {
             return Verdict::NotIsolated;
         };
         let mut isolating = Vec::new();
-        for entry in self.policies.enforced(&name.namespace, &pod.labels) {
+        for entry in self.policies.enforced(&name.namespace, &pod.labels).0 {
             let Some(rules) = entry.rules(direction) else {
                 continue;
             };
@@ -195,7 +195,8 @@ impl Found<'_> {
     /// Leaves out a Pod's addresses of another family than that of the other end's address (NP16).
     fn keep_family_of(&mut self, other: &End) {
         if let End::Address(other) = other {
-            self.addresses.retain(|a| Family::of(*a) == Family::of(*other));
+            self.addresses
+                .retain(|a| Family::of(*a) == Family::of(*other));
         }
     }
 }
@@ -209,7 +210,8 @@ impl Port<'_> {
             }
             PolicyPort::Named(protocol, name) => {
                 let ports = self.pod.map(|pod| &pod.ports[..]).unwrap_or_default();
-                let named = |p: &kplane_model::NamedPort| (&p.name, p.protocol) == (name, *protocol);
+                let named =
+                    |p: &kplane_model::NamedPort| (&p.name, p.protocol) == (name, *protocol);
                 let mut named = ports.iter().filter(|p| named(p));
                 self.protocol == *protocol && named.any(|p| p.port == self.port)
             }

@@ -179,7 +179,9 @@ impl Pods {
     /// Returns the addresses for which a Pod counts, sorted.
     pub(crate) fn addresses<'a>(&'a self, pod: &'a PodName) -> impl Iterator<Item = IpAddr> + 'a {
         let addresses = self.get(pod).into_iter().flat_map(|e| e.addresses.iter());
-        addresses.copied().filter(|a| self.of_address(*a) == Some(pod))
+        addresses
+            .copied()
+            .filter(|a| self.of_address(*a) == Some(pod))
     }
 
     /// Marks all Pods and addresses as changed.

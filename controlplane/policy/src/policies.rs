@@ -4,6 +4,7 @@
 //! keys that policies use, the class of each changed Pod, the members of groups, and the objects that differ from those
 //! published before. Everything is a function of the inputs, so their order does not matter.
 
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -32,6 +33,8 @@ pub struct Policies {
     pub(crate) classes: Classes,
     pub(crate) groups: Groups,
     published: Published,
+    /// Pods of which not all policies fit into a message, and how many policies select them.
+    pub(crate) crowded: BTreeMap<PodName, usize>,
     /// There was a policy at the last call of `take`.
     is_active: bool,
 }
@@ -134,8 +137,7 @@ impl Policies {
     /// Marks the Pods whose policies, or whose ports that policies name, may have changed.
     fn touch_pods(&mut self, before: Option<&Entry>, now: Option<&Entry>) {
         if let (Some(before), Some(now)) = (before, now)
-            && before.policy.pods == now.policy.pods
-            && before.names(Direction::Ingress) == now.names(Direction::Ingress)
+            && before.matters_to_pods() == now.matters_to_pods()
         {
             return;
         }
@@ -151,7 +153,8 @@ impl Policies {
     fn take_namespaces(&mut self) {
         for (name, before) in std::mem::take(&mut self.namespaces.before) {
             let (classes, namespaces) = (&self.classes, &self.namespaces);
-            self.groups.set_namespace(&name, before.as_ref(), classes, namespaces);
+            self.groups
+                .set_namespace(&name, before.as_ref(), classes, namespaces);
         }
     }
 
@@ -229,7 +232,9 @@ impl Policies {
         }
         for (group, part) in sorted(&mut self.groups.changed) {
             let object = self.groups.object(group, part);
-            let sum = object.as_ref().map(|object| sum_of_members(&object.members));
+            let sum = object
+                .as_ref()
+                .map(|object| sum_of_members(&object.members));
             if self.published.parts.note(&(group, part), sum) {
                 let object = object.map(PolicyObject::Group);
                 changes.shared.push((PolicyKey::Group(group, part), object));
@@ -240,22 +245,29 @@ impl Policies {
     /// Publishes Pods to their nodes.
     fn take_pods(&mut self, changes: &mut PolicyChanges) {
         for name in sorted(&mut self.pods.changed) {
-            let now = self.local_pod(&name);
+            self.crowded.remove(&name);
+            let now = self.local_pod(&name).map(|(node, pod, left_out)| {
+                if left_out > 0 {
+                    let policies = pod.policies.len() + left_out;
+                    self.crowded.insert(name.clone(), policies);
+                }
+                (node, pod)
+            });
             changes.pods.extend(self.published.note_pod(&name, now));
         }
     }
 
-    /// Returns a Pod's node, and the object that the node gets.
-    fn local_pod(&self, name: &PodName) -> Option<(NodeName, LocalPod)> {
+    /// Returns a Pod's node, the object that the node gets, and how many policies are not in it.
+    fn local_pod(&self, name: &PodName) -> Option<(NodeName, LocalPod, usize)> {
         let pod = self.pods.get(name).filter(|_| self.is_active)?;
         if pod.node.is_empty() {
             return None;
         }
-        let policies = self.policies.enforced(&name.namespace, &pod.labels);
+        let (policies, left_out) = self.policies.enforced(&name.namespace, &pod.labels);
         let mut ports = pod.ports.to_vec();
         if !ports.is_empty() {
             let names = policies.iter().map(|p| p.names(Direction::Ingress));
-            let names: std::collections::BTreeSet<_> = names.flatten().collect();
+            let names: BTreeSet<_> = names.flatten().collect();
             ports.retain(|port| names.contains(&(Arc::clone(&port.name), port.protocol)));
         }
         let object = LocalPod {
@@ -264,12 +276,12 @@ impl Policies {
             ports,
             policies: policies.iter().map(|p| p.policy.name.clone()).collect(),
         };
-        Some((Arc::clone(&pod.node), object))
+        Some((Arc::clone(&pod.node), object, left_out))
     }
 }
 
 /// Takes all items of a set, sorted.
-fn sorted<T: Ord>(set: &mut std::collections::HashSet<T>) -> Vec<T> {
+fn sorted<T: Ord>(set: &mut HashSet<T>) -> Vec<T> {
     let mut items: Vec<_> = set.drain().collect();
     items.sort_unstable();
     items

@@ -3,9 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use kplane_model::{
-    Block, Direction, GroupId, Peers, Policy, PolicyPort, PolicyRule, Protocol,
-};
+use kplane_model::{Block, Direction, GroupId, Peers, Policy, PolicyPort, PolicyRule, Protocol};
 
 use crate::group::GroupSpec;
 use crate::{NetworkPolicy, PeerSpec, Rule, Selector};
@@ -42,6 +40,12 @@ impl Entry {
             Direction::Egress => self.policy.egress.as_deref(),
         };
         rules.map(|rules| if self.is_too_large() { &[] } else { rules })
+    }
+
+    /// Returns what Pods' objects take from the policy, apart from its name.
+    pub(crate) fn matters_to_pods(&self) -> (&Selector, [bool; 2], BTreeSet<PortName>) {
+        let types = Direction::ALL.map(|d| self.rules(d).is_some());
+        (&self.policy.pods, types, self.names(Direction::Ingress))
     }
 
     /// Returns the names of ports in rules of a direction.

@@ -28,7 +28,11 @@ pub(crate) struct Subjects {
 impl Subjects {
     pub(crate) fn put(&mut self, policy: NetworkPolicy) {
         let name = policy.name.clone();
-        if self.entries.get(&name).is_some_and(|old| old.policy == policy) {
+        if self
+            .entries
+            .get(&name)
+            .is_some_and(|old| old.policy == policy)
+        {
             return;
         }
         self.delete(&name);
@@ -73,11 +77,17 @@ impl Subjects {
         policies
     }
 
-    /// Returns those that the Pod's node enforces. If not all fit into a message, some that allow something are missing,
-    /// but the Pod is isolated as it should be.
-    pub(crate) fn enforced(&self, namespace: &Arc<str>, labels: &LabelSet) -> Vec<&Entry> {
+    /// Returns those that the Pod's node enforces, and the number of others: if not all fit into a message, some that
+    /// allow something are missing, but the Pod is isolated as it should be.
+    pub(crate) fn enforced(&self, namespace: &Arc<str>, labels: &LabelSet) -> (Vec<&Entry>, usize) {
         let mut policies = self.of_pod(namespace, labels);
-        if policies.iter().map(|entry| size_of_name(entry)).sum::<usize>() > MAX_NAMES {
+        let all = policies.len();
+        if policies
+            .iter()
+            .map(|entry| size_of_name(entry))
+            .sum::<usize>()
+            > MAX_NAMES
+        {
             for direction in Direction::ALL.into_iter().rev() {
                 let isolates = |entry: &&Entry| entry.rules(direction).is_some();
                 if let Some(at) = policies.iter().position(isolates) {
@@ -94,7 +104,8 @@ impl Subjects {
             });
             policies.sort_unstable_by(|a, b| a.policy.name.cmp(&b.policy.name));
         }
-        policies
+        let left_out = all - policies.len();
+        (policies, left_out)
     }
 }
 

@@ -33,7 +33,9 @@ impl Texts {
     /// Returns labels that consist of shared copies.
     pub(crate) fn share_labels(&mut self, labels: &Labels) -> LabelSet {
         let labels = labels.iter();
-        labels.map(|(k, v)| (self.share(k), self.share(v))).collect()
+        labels
+            .map(|(k, v)| (self.share(k), self.share(v)))
+            .collect()
     }
 }
 
@@ -50,7 +52,7 @@ impl FromIterator<(Arc<str>, Arc<str>)> for LabelSet {
 
 impl LabelSet {
     /// Returns the labels, sorted by key.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &(Arc<str>, Arc<str>)> {
+    pub(crate) fn iter(&self) -> std::slice::Iter<'_, (Arc<str>, Arc<str>)> {
         self.0.iter()
     }
 
