@@ -110,7 +110,8 @@ mod tests {
     /// Replicas of two versions of kplane must agree on it.
     #[test]
     fn identities_are_stable() {
-        assert_eq!(format!("{:?}", namespace_id("default")), "?");
+        let id = format!("{:?}", namespace_id("default"));
+        assert_eq!(id, "8a49d9a06e880daf45088fd120fa7008");
     }
 
     #[test]

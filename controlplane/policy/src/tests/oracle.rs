@@ -29,8 +29,7 @@ pub(super) fn allows(
             };
             let mut isolated = false;
             for policy in cluster.policies.values() {
-                let is_for = policy.name.namespace == subject.name.namespace
-                    && matches(&policy.pods, &subject.labels);
+                let is_for = is_for(policy, subject);
                 if let Some(rules) = rules(policy).as_ref().filter(|_| is_for) {
                     isolated = true;
                     for rule in rules {
@@ -45,6 +44,11 @@ pub(super) fn allows(
         };
     allowed(|policy| &policy.egress, source, (destination, to))
         && allowed(|policy| &policy.ingress, destination, (source, from))
+}
+
+/// Returns whether a policy is for a Pod.
+pub(super) fn is_for(policy: &NetworkPolicy, pod: &Pod) -> bool {
+    policy.name.namespace == pod.name.namespace && matches(&policy.pods, &pod.labels)
 }
 
 /// The Pod that has an address.

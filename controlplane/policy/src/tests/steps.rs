@@ -63,6 +63,24 @@ impl Play {
         }
     }
 
+    /// Compares which policies select which Pods.
+    fn check_selections(&self) {
+        let Self { index, cluster, .. } = self;
+        for pod in cluster.pods.values() {
+            let policies = cluster.policies.values().filter(|p| oracle::is_for(p, pod));
+            let names: Vec<_> = policies.map(|policy| policy.name.clone()).collect();
+            assert_eq!(index.policies_of(&pod.name), Some(names));
+        }
+        for policy in cluster.policies.values() {
+            let pods = cluster.pods.values().filter(|p| oracle::is_for(policy, p));
+            let names: Vec<_> = pods.map(|pod| pod.name.clone()).collect();
+            let facts = index.policy(&policy.name).unwrap();
+            assert_eq!((facts.pods, facts.names), (names.len(), names));
+        }
+        let summaries = index.list().map(|summary| summary.name);
+        assert!(summaries.eq(cluster.policies.keys().cloned()));
+    }
+
     /// Compares all connections.
     fn check(&self) {
         let view = self.agent.view();
@@ -100,5 +118,6 @@ proptest! {
         }
         play.take();
         play.check();
+        play.check_selections();
     }
 }
