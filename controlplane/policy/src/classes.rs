@@ -1,6 +1,6 @@
 //! Classes of Pods that no rule can tell apart.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use kplane_model::{NamedPort, PeerClass, PeerId};
@@ -37,9 +37,9 @@ pub(crate) struct Classes {
     classes: HashMap<PeerId, Class>,
     labelled: Labelled<Arc<str>, PeerId>,
     /// Classes without Pods: they go unless a Pod comes.
-    empty: HashSet<PeerId>,
+    empty: BTreeSet<PeerId>,
     /// Classes that came or went.
-    pub(crate) changed: HashSet<PeerId>,
+    pub(crate) changed: BTreeSet<PeerId>,
 }
 
 impl Classes {

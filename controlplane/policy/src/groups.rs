@@ -1,6 +1,6 @@
 //! Groups that policies use, and their members.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use kplane_model::{GroupId, GroupPart, PeerId};
@@ -36,7 +36,7 @@ pub(crate) struct Groups {
     selectors: Selectors<(), Arc<Selector>>,
     users: Uses<Arc<Selector>>,
     /// Parts that may have changed.
-    pub(crate) changed: HashSet<(GroupId, u8)>,
+    pub(crate) changed: BTreeSet<(GroupId, u8)>,
 }
 
 impl Groups {

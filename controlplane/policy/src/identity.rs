@@ -24,7 +24,9 @@ pub(crate) struct Encoding(Vec<u8>);
 
 impl Encoding {
     pub(crate) fn new(kind: Kind) -> Self {
-        Self(vec![kind as u8])
+        let mut bytes = Vec::with_capacity(256);
+        bytes.push(kind as u8);
+        Self(bytes)
     }
 
     pub(crate) fn number(&mut self, number: usize) -> &mut Self {

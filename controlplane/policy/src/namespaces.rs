@@ -1,6 +1,6 @@
 //! Namespaces and their labels.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use crate::lookup::Labelled;
@@ -17,7 +17,7 @@ pub(crate) struct NamespaceLabels {
     labels: HashMap<Arc<str>, LabelSet>,
     labelled: Labelled<(), Arc<str>>,
     /// Labels of changed namespaces as they were at the last call of `take`.
-    pub(crate) before: HashMap<Arc<str>, Option<LabelSet>>,
+    pub(crate) before: BTreeMap<Arc<str>, Option<LabelSet>>,
 }
 
 impl NamespaceLabels {

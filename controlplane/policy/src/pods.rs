@@ -1,7 +1,7 @@
 //! Pods by name, labels, ports and addresses.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -77,9 +77,11 @@ pub(crate) struct Pods {
     named: HashMap<(Arc<str>, Protocol), BTreeSet<PodName>>,
     /// Pods that say that they have an address. One of them counts (NP18).
     claims: HashMap<IpAddr, Vec<PodName>>,
-    pub(crate) changed: HashSet<PodName>,
+    pub(crate) changed: BTreeSet<PodName>,
+    /// All Pods are in `changed`, so that none needs to be marked.
+    pub(crate) all_changed: bool,
     /// Addresses whose Pod, or whose Pod's class, may have changed.
-    pub(crate) readdressed: HashSet<IpAddr>,
+    pub(crate) readdressed: BTreeSet<IpAddr>,
     /// Classes that deleted Pods were in, once for each Pod.
     pub(crate) left: Vec<PeerId>,
 }
@@ -186,24 +188,39 @@ impl Pods {
 
     /// Marks all Pods and addresses as changed.
     pub(crate) fn touch_all(&mut self) {
+        self.all_changed = true;
         self.changed.extend(self.entries.keys().cloned());
         self.readdressed.extend(self.claims.keys());
     }
 
+    /// Marks the Pods of a namespace that a selector selects.
+    pub(crate) fn touch_selected(&mut self, namespace: &Arc<str>, selector: &Selector) {
+        if !self.all_changed {
+            let pods: Vec<_> = self.selected(namespace, selector).cloned().collect();
+            self.changed.extend(pods);
+        }
+    }
+
     /// Marks the Pods that have a label.
     pub(crate) fn touch_key(&mut self, key: &str) {
-        self.changed.extend(self.labelled.with_key(key).cloned());
+        if !self.all_changed {
+            self.changed.extend(self.labelled.with_key(key).cloned());
+        }
     }
 
     /// Marks the Pods that have a port of a name and protocol.
     pub(crate) fn touch_named(&mut self, port: &(Arc<str>, Protocol)) {
-        let pods = self.named.get(port).into_iter().flatten();
-        self.changed.extend(pods.cloned());
+        if !self.all_changed {
+            let pods = self.named.get(port).into_iter().flatten();
+            self.changed.extend(pods.cloned());
+        }
     }
 
     /// Marks the Pods that say that they have an address.
     pub(crate) fn touch_claims(&mut self, address: IpAddr) {
-        let pods = self.claims.get(&address).into_iter().flatten();
-        self.changed.extend(pods.cloned());
+        if !self.all_changed {
+            let pods = self.claims.get(&address).into_iter().flatten();
+            self.changed.extend(pods.cloned());
+        }
     }
 }

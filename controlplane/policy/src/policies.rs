@@ -4,7 +4,8 @@
 //! keys that policies use, the class of each changed Pod, the members of groups, and the objects that differ from those
 //! published before. Everything is a function of the inputs, so their order does not matter.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem::take;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -91,9 +92,8 @@ impl Policies {
     /// Counts what changed policies use, and publishes them. Comes first: a new group has the members that it selects
     /// now, and what comes later adds to them.
     fn take_policies(&mut self, changes: &mut PolicyChanges) {
-        let mut changed: Vec<_> = self.policies.before.drain().collect();
-        changed.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
-        let with_now = changed.into_iter().map(|(name, before)| {
+        let before = take(&mut self.policies.before);
+        let with_now = before.into_iter().map(|(name, before)| {
             let now = self.policies.get(&name).cloned();
             (name, before, now)
         });
@@ -142,16 +142,14 @@ impl Policies {
             return;
         }
         for entry in before.into_iter().chain(now) {
-            let namespace = &entry.policy.name.namespace;
-            let pods = self.pods.selected(namespace, &entry.policy.pods);
-            let pods: Vec<_> = pods.cloned().collect();
-            self.pods.changed.extend(pods);
+            let NetworkPolicy { name, pods, .. } = &entry.policy;
+            self.pods.touch_selected(&name.namespace, pods);
         }
     }
 
     /// Updates the groups that select changed namespaces.
     fn take_namespaces(&mut self) {
-        for (name, before) in std::mem::take(&mut self.namespaces.before) {
+        for (name, before) in take(&mut self.namespaces.before) {
             let (classes, namespaces) = (&self.classes, &self.namespaces);
             self.groups
                 .set_namespace(&name, before.as_ref(), classes, namespaces);
@@ -170,10 +168,10 @@ impl Policies {
 
     /// Puts changed Pods into their classes, and classes into groups.
     fn classify(&mut self) {
-        for class in std::mem::take(&mut self.pods.left) {
+        for class in take(&mut self.pods.left) {
             self.classes.leave(class);
         }
-        let changed = std::mem::take(&mut self.pods.changed);
+        let changed = take(&mut self.pods.changed);
         for name in &changed {
             let Some(pod) = self.pods.get_mut(name) else {
                 continue;
@@ -202,7 +200,7 @@ impl Policies {
 
     /// Publishes addresses, and marks the Pods that have, or do not have, one of them now.
     fn take_peers(&mut self, changes: &mut PolicyChanges) {
-        for address in sorted(&mut self.pods.readdressed) {
+        for address in take(&mut self.pods.readdressed) {
             self.pods.touch_claims(address);
             let peer = self.peer(address);
             let class = peer.map(|peer| peer.class.0);
@@ -221,7 +219,7 @@ impl Policies {
 
     /// Publishes classes and groups.
     fn take_members(&mut self, changes: &mut PolicyChanges) {
-        for id in sorted(&mut self.classes.changed) {
+        for id in take(&mut self.classes.changed) {
             let class = self.classes.object(id);
             // The identity says all.
             let sum = class.as_ref().map(|class| class.id.0);
@@ -230,7 +228,7 @@ impl Policies {
                 changes.shared.push((PolicyKey::Class(id), object));
             }
         }
-        for (group, part) in sorted(&mut self.groups.changed) {
+        for (group, part) in take(&mut self.groups.changed) {
             let object = self.groups.object(group, part);
             let sum = object
                 .as_ref()
@@ -244,7 +242,8 @@ impl Policies {
 
     /// Publishes Pods to their nodes.
     fn take_pods(&mut self, changes: &mut PolicyChanges) {
-        for name in sorted(&mut self.pods.changed) {
+        self.pods.all_changed = false;
+        for name in take(&mut self.pods.changed) {
             self.crowded.remove(&name);
             let now = self.local_pod(&name).map(|(node, pod, left_out)| {
                 if left_out > 0 {
@@ -278,11 +277,4 @@ impl Policies {
         };
         Some((Arc::clone(&pod.node), object, left_out))
     }
-}
-
-/// Takes all items of a set, sorted.
-fn sorted<T: Ord>(set: &mut HashSet<T>) -> Vec<T> {
-    let mut items: Vec<_> = set.drain().collect();
-    items.sort_unstable();
-    items
 }

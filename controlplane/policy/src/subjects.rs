@@ -20,7 +20,7 @@ pub(crate) struct Subjects {
     entries: HashMap<PolicyName, Arc<Entry>>,
     by_pods: Selectors<Arc<str>, PolicyName>,
     /// Changed policies as they were at the last call of `take`.
-    pub(crate) before: HashMap<PolicyName, Option<Arc<Entry>>>,
+    pub(crate) before: BTreeMap<PolicyName, Option<Arc<Entry>>>,
     /// Policies that fit into no message, and their sizes in bytes.
     pub(crate) too_large: BTreeMap<PolicyName, usize>,
 }

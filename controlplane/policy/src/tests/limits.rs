@@ -51,7 +51,7 @@ fn a_pod_with_too_many_policies_stays_isolated() {
         .collect();
     assert_eq!(crowded, [("a/web".to_owned(), 6_001)]);
     let pod = agent.pods.values().next().unwrap();
-    let bytes: usize = pod.policies.iter().map(|p| p.to_string().len() + 10).sum();
+    let bytes: usize = pod.policies.iter().map(|p| p.to_string().len() + 9).sum();
     assert!((150 << 10..=160 << 10).contains(&bytes), "{bytes}");
     let [web, outside] = ["10.0.0.1", "192.0.2.1"].map(|a| a.parse().unwrap());
     assert!(!agent.allows(web, outside, Protocol::Tcp, 80));
