@@ -22,10 +22,9 @@ use anyhow::{Context as _, Result, ensure};
 use kplane_model::{Cidr, Family};
 use kplane_tests::client::{Outcome, Probe, Protocol};
 use kplane_tests::netns::NetNs;
-use kplane_tests::support::cluster::{Cluster, apply};
+use kplane_tests::support::cluster::Cluster;
 use kplane_tests::support::objects::{load_balancer, with_pods};
-use kplane_tests::support::service::{node_ip, node_name, pod_ips};
-use kplane_tests::support::{At, Setup, World, svc};
+use kplane_tests::support::{At, Setup, World, node_ip, node_name, pod_ips, svc};
 use serde_json::{Value, json};
 
 /// The further port of each Pod.
@@ -63,12 +62,18 @@ impl Stage {
                 pod.serve(protocol, ADMIN)?;
             }
         }
-        let (client, node) = (world.topology.host("client")?, world.topology.node("node-1")?);
+        let (client, node) = (
+            world.topology.host("client")?,
+            world.topology.node("node-1")?,
+        );
         for range in ["10.244.0.0/16", "fd44::/32"] {
             client.route(range.parse::<Cidr>()?, node)?;
         }
         let mut cluster = Cluster::with_policies(&world, Setup::PodRanges)?;
-        let mut objects: Vec<Value> = PODS.iter().map(|(name, ..)| pod(name)).collect::<Result<_>>()?;
+        let mut objects: Vec<Value> = PODS
+            .iter()
+            .map(|(name, ..)| pod(name))
+            .collect::<Result<_>>()?;
         objects.extend([namespace("x", "team: red")?, namespace("y", "team: blue")?]);
         objects.push(namespace("z", "")?);
         objects.extend(with_pods(load_balancer(1), &["a"]));
@@ -107,7 +112,11 @@ impl Stage {
                 .collect::<Result<_>>()?;
             let mut wrong = Vec::new();
             for thread in asked {
-                wrong.extend(thread.join().map_err(|_| anyhow::anyhow!("a probe panicked"))??);
+                wrong.extend(
+                    thread
+                        .join()
+                        .map_err(|_| anyhow::anyhow!("a probe panicked"))??,
+                );
             }
             Ok(wrong)
         })
@@ -155,7 +164,8 @@ struct Case {
 impl Case {
     fn policies(&self) -> String {
         let policies = (0..).zip(self.policies);
-        let policies = policies.map(|(at, (namespace, spec))| policy(&format!("p{at}"), namespace, spec));
+        let policies =
+            policies.map(|(at, (namespace, spec))| policy(&format!("p{at}"), namespace, spec));
         policies.collect()
     }
 }
@@ -163,9 +173,15 @@ impl Case {
 /// Plays cases one after the other in one world.
 fn play(cases: &[Case]) -> Result<()> {
     let mut stage = Stage::open()?;
-    stage.check("without policies", "a>b; b>a; here>a; there>c; node1>a; outside>a; here>svc1; outside>port1")?;
+    stage.check(
+        "without policies",
+        "a>b; b>a; here>a; there>c; node1>a; outside>a; here>svc1; outside>port1",
+    )?;
     cases.iter().try_for_each(|case| stage.play(case))?;
-    stage.check("after the last policy", "a>b; b>a; here>a; there>c; outside>a")
+    stage.check(
+        "after the last policy",
+        "a>b; b>a; here>a; there>c; outside>a",
+    )
 }
 
 /// A policy, as YAML.
@@ -178,11 +194,15 @@ fn policy(name: &str, namespace: &str, spec: &str) -> String {
 
 fn objects(text: &str) -> Result<Vec<Value>> {
     let documents = text.split("---\n").filter(|text| !text.trim().is_empty());
-    documents.map(|text| serde_saphyr::from_str(text).with_context(|| text.to_owned())).collect()
+    documents
+        .map(|text| serde_saphyr::from_str(text).with_context(|| text.to_owned()))
+        .collect()
 }
 
 fn namespace(name: &str, labels: &str) -> Result<Value> {
-    let text = format!("{{apiVersion: v1, kind: Namespace, metadata: {{name: {name}, labels: {{{labels}}}}}}}");
+    let text = format!(
+        "{{apiVersion: v1, kind: Namespace, metadata: {{name: {name}, labels: {{{labels}}}}}}}"
+    );
     Ok(serde_saphyr::from_str(&text)?)
 }
 
@@ -191,12 +211,17 @@ fn pod(name: &str) -> Result<Value> {
     let known = PODS.iter().find(|(pod, ..)| *pod == name);
     let (_, node, number, namespace, labels) = known.with_context(|| format!("no Pod {name}"))?;
     let labels: Value = serde_saphyr::from_str(&format!("{{{labels}}}"))?;
-    let (web, admin) = if name == "c" { (ADMIN, WEB) } else { (WEB, ADMIN) };
+    let (web, admin) = if name == "c" {
+        (ADMIN, WEB)
+    } else {
+        (WEB, ADMIN)
+    };
     let ports: Vec<Value> = ["TCP", "UDP"]
         .iter()
         .flat_map(|protocol| {
-            [("web", web), ("admin", admin)]
-                .map(|(name, port)| json!({"name": name, "containerPort": port, "protocol": protocol}))
+            [("web", web), ("admin", admin)].map(
+                |(name, port)| json!({"name": name, "containerPort": port, "protocol": protocol}),
+            )
         })
         .collect();
     let ips = pod_ips(*node, *number).map(|ip| json!({"ip": ip.to_string()}));
@@ -224,7 +249,10 @@ impl Question {
     fn parse(line: &str) -> Result<Vec<Self>> {
         let (question, expected) = line.split_once(' ').unwrap_or((line, ""));
         let mut parts = question.split('/');
-        let (from, to) = parts.next().and_then(|ends| ends.split_once('>')).context(line.to_owned())?;
+        let (from, to) = parts
+            .next()
+            .and_then(|ends| ends.split_once('>'))
+            .context(line.to_owned())?;
         let (to, port) = to.split_once(':').unwrap_or((to, "8080"));
         let (mut protocol, mut families) = (Protocol::Tcp, Family::ALL.to_vec());
         for option in parts {
@@ -258,14 +286,21 @@ impl Question {
     /// Asks; returns a line if the answer is not the expected one.
     fn ask(&self, ns: &NetNs) -> Result<Option<String>> {
         let timeout = if self.through { PATIENCE } else { SILENCE };
-        let outcome = Probe::new(self.protocol, self.to).timeout(timeout).once(ns)?;
+        let outcome = Probe::new(self.protocol, self.to)
+            .timeout(timeout)
+            .once(ns)?;
         let right = match &outcome {
             Outcome::Reply(_) => self.through,
             // Dropped, and not refused: an ICMP error would say that somebody is there.
             Outcome::TimedOut => !self.through,
             _ => false,
         };
-        Ok((!right).then(|| format!("  {} ({} {:?}): {outcome}", self.line, self.to, self.protocol)))
+        Ok((!right).then(|| {
+            format!(
+                "  {} ({} {:?}): {outcome}",
+                self.line, self.to, self.protocol
+            )
+        }))
     }
 }
 

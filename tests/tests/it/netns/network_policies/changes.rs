@@ -36,8 +36,13 @@ pub(crate) fn np17_labels_of_pods_and_namespaces_change() -> Result<()> {
     stage.check("another policy", "b>a; here>a; here>b no; there>b no")?;
     stage.cluster.apply(&[namespace("z", "team: green")?])?;
     stage.check("a namespace with another label", "there>b; here>b no")?;
-    stage.cluster.apply(&[namespace("z", "team: red")?, pod("b")?])?;
-    stage.check("a Pod that is not selected any more", "there>b; here>b; b>a")
+    stage
+        .cluster
+        .apply(&[namespace("z", "team: red")?, pod("b")?])?;
+    stage.check(
+        "a Pod that is not selected any more",
+        "there>b; here>b; b>a",
+    )
 }
 
 /// NP19: a Pod that nobody has told of yet is cut off, once there is a policy. It is not when there is none.
@@ -46,8 +51,15 @@ pub(crate) fn np19_unknown_pods_are_cut_off() -> Result<()> {
     let b = pod("b")?;
     stage.cluster.change(vec![delete(&b)?])?;
     stage.check("no policy", "a>b; b>c; here>b")?;
-    stage.apply(&policy("other", "z", "podSelector: {matchLabels: {app: nobody}}"))?;
-    stage.check("a policy of another namespace", "a>b no; b>c no; here>b/udp no; a>here; c>a; node1>b")?;
+    stage.apply(&policy(
+        "other",
+        "z",
+        "podSelector: {matchLabels: {app: nobody}}",
+    ))?;
+    stage.check(
+        "a policy of another namespace",
+        "a>b no; b>c no; here>b/udp no; a>here; c>a; node1>b",
+    )?;
     stage.cluster.apply(&[b])?;
     stage.check("it is known", "a>b; b>c; here>b/udp")
 }
@@ -163,9 +175,13 @@ pub(crate) fn no_verdict_is_wrong_while_everything_changes() -> Result<()> {
         b["metadata"]["labels"] = json!({"app": "db", "round": round.to_string()});
         stage.cluster.apply(&[b.clone()])?;
         stage.cluster.change(vec![delete(&b)?])?;
-        stage.cluster.apply(&[namespace("z", &format!("team: t{round}"))?])?;
+        stage
+            .cluster
+            .apply(&[namespace("z", &format!("team: t{round}"))?])?;
         if round % 10 == 9 {
-            stage.cluster.restart(&Setup::PodRanges.settings()?, &Settings::default())?;
+            stage
+                .cluster
+                .restart(&Setup::PodRanges.settings()?, &Settings::default())?;
         }
     }
     for load in allowed {
@@ -174,7 +190,10 @@ pub(crate) fn no_verdict_is_wrong_while_everything_changes() -> Result<()> {
     }
     for flood in denied {
         let (asked, through) = flood.stop();
-        ensure!(through == 0 && asked > 100, "{through} of {asked} denied probes got through");
+        ensure!(
+            through == 0 && asked > 100,
+            "{through} of {asked} denied probes got through"
+        );
     }
     Ok(())
 }
@@ -185,8 +204,15 @@ pub(crate) fn what_nodes_enforce_is_counted() -> Result<()> {
     stage.apply(&policy("clients", "x", CLIENTS))?;
     ensure!(stage.cluster.failures().is_empty());
     let reports = stage.cluster.reports();
-    let isolated: Vec<u64> = reports.iter().map(|report| report.policies[0].isolated).collect();
-    ensure!(isolated == [2, 0], "{isolated:?} in {:?}", UnderTest::current()?);
+    let isolated: Vec<u64> = reports
+        .iter()
+        .map(|report| report.policies[0].isolated)
+        .collect();
+    ensure!(
+        isolated == [2, 0],
+        "{isolated:?} in {:?}",
+        UnderTest::current()?
+    );
     Ok(())
 }
 
