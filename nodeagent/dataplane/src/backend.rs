@@ -30,6 +30,7 @@ pub use self::affinity::{AffinityClient, AffinityClients, AffinityPort};
 pub use self::description::{Description, Failures, ModeMetrics, NeededSetting};
 use self::driver::{DataPath, Driver, Unusable};
 pub use self::kernel::{KernelState, Target};
+pub use self::nftables::PolicyTables;
 pub use self::pod_interface::PodInterface;
 use self::rights::check_privilege;
 pub use self::userspace::UserspaceSettings;
@@ -206,6 +207,8 @@ pub struct Backend {
     pub local_rule: LocalRule,
     /// The userspace proxy, which ends with the sides.
     pub proxy: userspace::ProxyHandle,
+    /// The way to the tables of NetworkPolicies.
+    pub policies: PolicyTables,
 }
 
 impl Backend {
@@ -221,6 +224,7 @@ impl Backend {
             knows_pods: false,
             local_rule: LocalRule::default(),
             proxy: userspace::ProxyHandle::default(),
+            policies: PolicyTables::refused(description.name),
         }
     }
 
@@ -440,8 +444,15 @@ impl Kind {
     pub fn open(self, settings: &Settings) -> Result<Backend, OpenError> {
         let backend = match self {
             Self::Nftables => nftables::open(settings)?,
-            Self::Iptables => iptables::open(settings)?,
-            Self::Ipvs => ipvs::open(settings)?,
+            Self::Iptables => Backend {
+                policies: PolicyTables::own(false),
+                ..iptables::open(settings)?
+            },
+            Self::Ipvs => Backend {
+                // IPVS sends what it leads to Pods from the node itself.
+                policies: PolicyTables::own(true),
+                ..ipvs::open(settings)?
+            },
             Self::Userspace => userspace::open_captured(settings)?,
             Self::UserspaceLoopback => userspace::open_loopback(settings)?,
             Self::Noop => {
