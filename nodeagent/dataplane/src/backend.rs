@@ -28,7 +28,7 @@ use kplane_model::{Family, ServiceKey, ServiceName};
 
 pub use self::affinity::{AffinityClient, AffinityClients, AffinityPort};
 pub use self::description::{Description, Failures, ModeMetrics, NeededSetting};
-use self::driver::{DataPath, Driver, Unusable};
+use self::driver::{DataPath, Driver, StepError, Unusable};
 pub use self::kernel::{KernelState, Target};
 pub use self::nftables::PolicyTables;
 pub use self::pod_interface::PodInterface;
@@ -132,6 +132,11 @@ impl ApplyError {
             family,
             source: Box::new(step),
         }
+    }
+
+    /// Returns the error of a partial change that came while a complete one was due.
+    pub(crate) fn unknown(family: Family) -> Self {
+        Self::new(family, StepError::Unknown)
     }
 }
 

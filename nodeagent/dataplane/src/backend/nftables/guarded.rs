@@ -55,7 +55,7 @@ pub(super) fn send<K: TableAccess>(
             total.bytes += cost.bytes;
             total.encode += cost.encode;
             total.kernel += cost.kernel;
-            Ok(())
+            Ok::<(), StepError>(())
         })?;
     }
     Ok(total)

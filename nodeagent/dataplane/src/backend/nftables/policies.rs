@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 
 use kplane_model::Family;
 
-use super::access::{Cost, FoundTable, KernelTable, Namespace, TableAccess};
+use super::access::{Cost, KernelTable, Namespace, TableAccess};
 use super::frontend::Ops;
 use super::guarded::{Send, repair, send};
 use super::mend::{Contents, everything, unreadable};
