@@ -10,6 +10,7 @@ use expect_test::expect;
 use kplane_model::{EndpointAddr, Family, KeyParts, Protocol, ServiceKey, TrafficPolicy};
 use proptest::prelude::*;
 
+use super::super::mend::Contents as _;
 use super::super::adopt::adopt;
 use super::super::affinity::Group;
 use super::super::affinity_id::Part;
