@@ -44,6 +44,7 @@ use kplane_dataplane::backend::userspace::ProxyHandle;
 use kplane_dataplane::backend::{Backend, Description, Inspection, OpenError, Serving};
 use kplane_dataplane::conntrack::{Cleaner, ConntrackCounts};
 use kplane_dataplane::plan::{NodeSettings, Reserved};
+use kplane_dataplane::policy::Flow;
 
 /// Most updates that wait while the engine works. Everything beyond it waits at the control plane,
 /// where newer state replaces older.
@@ -51,6 +52,9 @@ const QUEUE: usize = 1_024;
 
 /// Most questions that wait while the engine works.
 const QUESTIONS: usize = 1;
+
+/// Most lots of connections that wait to be judged.
+const FLOWS: usize = 4;
 
 /// An update for the engine, and the channel for the answer whether it was taken.
 pub(crate) type Command = (Update, oneshot::Sender<Result<(), Refusal>>);
@@ -149,6 +153,7 @@ impl Engine {
         let (settings, configured) = watch::channel(settings);
         let (questions, asked) = mpsc::channel(QUESTIONS);
         let (opened, answer) = oneshot::channel();
+        let (hand, flows) = mpsc::channel(FLOWS);
         let (pulse, conntrack) = (Pulse::default(), ConntrackCounts::default());
         let (beats, counts) = (pulse.clone(), conntrack.clone());
         let followers = followers.with_conntrack(conntrack.clone());
@@ -158,8 +163,14 @@ impl Engine {
                 let proxy = backend.proxy.clone();
                 let cleaner = cleaner(backend.description, counts)?;
                 let settings = configured.borrow().clone();
+                let cuts_denied = backend.cuts_denied;
                 let core = Core::new(backend, settings, followers);
                 let mut core = core.with_conntrack(cleaner);
+                if cuts_denied {
+                    let hand = move |lot| drop(hand.blocking_send(lot));
+                    let cut = core.cut_denied(Box::new(hand));
+                    cut.map_err(|error| cannot_start(&error.to_string()))?;
+                }
                 core.recall(recall);
                 Ok((core, proxy, runtime()?))
             };
@@ -183,6 +194,7 @@ impl Engine {
                 inbox,
                 configured,
                 asked,
+                flows,
                 pulse: beats,
             };
             runtime.block_on(run(core, inputs, &publish));
@@ -361,6 +373,7 @@ impl Engine {
             inbox,
             configured: engine.settings.subscribe(),
             asked,
+            flows: mpsc::channel(1).1,
             pulse: engine.pulse(),
         };
         let work = async move { run(core, inputs, &publish).await };
@@ -398,6 +411,8 @@ struct Inputs {
     inbox: mpsc::Receiver<Command>,
     configured: watch::Receiver<NodeSettings>,
     asked: mpsc::Receiver<Question>,
+    /// Connections that NetworkPolicies may deny now.
+    flows: mpsc::Receiver<Vec<Flow>>,
     /// Records when the thread works and when it waits for an input.
     pulse: Pulse,
 }
@@ -407,6 +422,7 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
         mut inbox,
         mut configured,
         mut asked,
+        mut flows,
         pulse,
     } = inputs;
     let mut alarm = Alarm::new(core.readiness());
@@ -445,6 +461,7 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
                 reports.send_replace(core.report());
             }
             Some(question) = asked.recv() => answer(&core, question),
+            Some(lot) = flows.recv() => core.judge(lot),
             command = inbox.recv() => match command {
                 Some(first) => {
                     let _busy = pulse.busy();

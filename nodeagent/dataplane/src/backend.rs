@@ -28,8 +28,9 @@ use kplane_model::{Family, ServiceKey, ServiceName};
 
 pub use self::affinity::{AffinityClient, AffinityClients, AffinityPort};
 pub use self::description::{Description, Failures, ModeMetrics, NeededSetting};
-use self::driver::{DataPath, Driver, Unusable};
+use self::driver::{DataPath, Driver, StepError, Unusable};
 pub use self::kernel::{KernelState, Target};
+pub use self::nftables::PolicyTables;
 pub use self::pod_interface::PodInterface;
 use self::rights::check_privilege;
 pub use self::userspace::UserspaceSettings;
@@ -38,7 +39,6 @@ pub use self::virtual_servers::{
 };
 use crate::error::chain;
 use crate::plan::{NodePlan, ServicePlan};
-use crate::policy::Enforcer;
 
 /// A change of one family, as the engine hands it to a backend.
 #[derive(Clone, Copy, Debug)]
@@ -133,6 +133,11 @@ impl ApplyError {
             source: Box::new(step),
         }
     }
+
+    /// Returns the error of a partial change that came while a complete one was due.
+    pub(crate) fn unknown(family: Family) -> Self {
+        Self::new(family, StepError::Unknown)
+    }
 }
 
 /// A backend that cannot start on this machine. The text names the missing part, in one line.
@@ -207,8 +212,10 @@ pub struct Backend {
     pub local_rule: LocalRule,
     /// The userspace proxy, which ends with the sides.
     pub proxy: userspace::ProxyHandle,
-    /// The NetworkPolicies' tables.
-    pub policies: Enforcer,
+    /// The way to the tables of NetworkPolicies.
+    pub policies: PolicyTables,
+    /// Whether connections end that NetworkPolicies no longer allow (NP13).
+    pub cuts_denied: bool,
 }
 
 impl Backend {
@@ -224,7 +231,8 @@ impl Backend {
             knows_pods: false,
             local_rule: LocalRule::default(),
             proxy: userspace::ProxyHandle::default(),
-            policies: Enforcer::none(),
+            policies: PolicyTables::refused(description.name),
+            cuts_denied: false,
         }
     }
 
@@ -340,6 +348,8 @@ pub struct Settings {
     pub iptables_layout: iptables::Layout,
     /// iptables and ipvs: time between two checks for changes by other programs; longer where a check takes long.
     pub probe_interval: Duration,
+    /// Whether connections end that NetworkPolicies no longer allow (NP13).
+    pub cut_denied: bool,
     /// Settings of ipvs alone.
     pub ipvs: ipvs::IpvsSettings,
     /// Settings of the userspace backend alone.
@@ -361,6 +371,7 @@ impl Default for Settings {
             refuse_loopback: true,
             iptables_layout: iptables::Layout::default(),
             probe_interval: Self::PROBE_INTERVAL,
+            cut_denied: true,
             ipvs: ipvs::IpvsSettings::default(),
             userspace: UserspaceSettings::default(),
         }
@@ -444,8 +455,15 @@ impl Kind {
     pub fn open(self, settings: &Settings) -> Result<Backend, OpenError> {
         let backend = match self {
             Self::Nftables => nftables::open(settings)?,
-            Self::Iptables => iptables::open(settings)?,
-            Self::Ipvs => ipvs::open(settings)?,
+            Self::Iptables => Backend {
+                policies: PolicyTables::own(false),
+                ..iptables::open(settings)?
+            },
+            Self::Ipvs => Backend {
+                // IPVS sends what it leads to Pods from the node itself.
+                policies: PolicyTables::own(true),
+                ..ipvs::open(settings)?
+            },
             Self::Userspace => userspace::open_captured(settings)?,
             Self::UserspaceLoopback => userspace::open_loopback(settings)?,
             Self::Noop => {
@@ -460,6 +478,7 @@ impl Kind {
         };
         Ok(Backend {
             knows_pods: settings.pod_interface.is_some(),
+            cuts_denied: settings.cut_denied && self.describe().serves_in_kernel(),
             local_rule: self.local_rule(settings),
             ..backend
         })

@@ -4,12 +4,33 @@
 //! Services, and are the same whatever the backend is: they judge the first packet of a connection after its destination
 //! was chosen, and before its source is masqueraded. Ids such as NP6 refer to the list of semantics of NetworkPolicies.
 
+mod blocks;
+mod content;
+mod cutter;
+mod expand;
+mod held;
+mod judge;
+mod numbers;
+mod objects;
+mod phases;
+mod side;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashSet;
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use kplane_model::{Cidr, Family, PolicyKey, PolicyObject};
 
+use self::cutter::Cutter;
+pub use self::cutter::{Flow, Hand};
+use self::side::Side;
+use crate::backend::nftables::{PolicyTable, PolicyTables};
 use crate::backend::{ApplyError, Verification};
+use crate::own_addresses;
 
 /// A change of a family's policies, as the engine hands it over.
 #[derive(Clone, Copy, Debug)]
@@ -67,60 +88,103 @@ pub struct PolicyCounts {
 /// Both families' tables.
 #[derive(Debug)]
 pub struct Enforcer {
-    _private: (),
+    tables: PolicyTables,
+    sides: [Side; 2],
+    cutter: Option<Cutter>,
 }
 
 impl Enforcer {
-    /// Returns one for a data path that enforces nothing: an error as soon as there is a policy.
+    /// Returns an enforcer that knows nothing yet, for the tables beside a backend
+    /// ([`Backend::policies`](crate::backend::Backend::policies)). Connections live on, whatever policies say later:
+    /// see [`Enforcer::cut_connections`].
     #[must_use]
-    pub fn none() -> Self {
-        Self { _private: () }
+    pub fn new(tables: PolicyTables) -> Self {
+        Self {
+            tables,
+            sides: Family::ALL.map(Side::new),
+            cutter: None,
+        }
+    }
+
+    /// From now on, connections end that policies no longer allow (NP13). A thread in the calling thread's network
+    /// namespace hands over lots of flows, of one family each, that [`Enforcer::judge_flows`] has to judge.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub fn cut_connections(&mut self, hand: Hand) -> std::io::Result<()> {
+        self.cutter = Some(Cutter::start(hand)?);
+        Ok(())
+    }
+
+    /// Has those of these flows deleted that policies deny now.
+    pub fn judge_flows(&mut self, family: Family, flows: Vec<Flow>) {
+        let Some(cutter) = &self.cutter else { return };
+        match own_addresses::<HashSet<IpAddr>>() {
+            Ok(own) => cutter.delete(self.sides[family as usize].denied(flows, &own)),
+            Err(error) => {
+                tracing::warn!(%family, %error, "cannot list the node's own addresses; connections that policies deny live on");
+            }
+        }
     }
 
     /// Applies a change of a family. Does nothing to the kernel while there is no policy.
     ///
+    /// The first change puts a new table in place of one that an earlier process left, in one transaction: connections
+    /// notice nothing of a restart.
+    ///
     /// # Errors
-    /// [`ApplyError`]: no part of the change counts as applied.
+    /// [`ApplyError`]: no part of the change counts as applied. So it is with any policy where the backend programs
+    /// nothing that could enforce it.
     pub fn apply(
         &mut self,
-        _family: Family,
-        _change: PolicyChange<'_>,
+        family: Family,
+        change: PolicyChange<'_>,
     ) -> Result<PolicyApplied, ApplyError> {
-        Ok(PolicyApplied::default())
+        let side = &mut self.sides[family as usize];
+        let (applied, lost) = side.apply(&mut self.tables, change)?;
+        if let Some(cutter) = &self.cutter {
+            cutter.scan(family, lost);
+        }
+        Ok(applied)
     }
 
     /// Reads a family's table back, and repairs what differs.
     ///
     /// # Errors
     /// [`ApplyError`] when it cannot be read.
-    pub fn verify(&mut self, _family: Family) -> Result<Verification, ApplyError> {
-        Ok(Verification::Equal)
+    pub fn verify(&mut self, family: Family) -> Result<Verification, ApplyError> {
+        self.sides[family as usize].look(PolicyTable::verify)
     }
 
     /// Repairs changes by other programs, as the kernel reported them.
     ///
     /// # Errors
     /// As [`Enforcer::verify`].
-    pub fn mend(&mut self, _family: Family) -> Result<Verification, ApplyError> {
-        Ok(Verification::Equal)
+    pub fn mend(&mut self, family: Family) -> Result<Verification, ApplyError> {
+        self.sides[family as usize].look(PolicyTable::mend)
     }
 
     /// Returns a descriptor that is readable when there are reports of the kernel to read; `None` if the backend's
     /// notifications cover the tables, or there is no table yet.
     #[must_use]
     pub fn readiness(&self) -> Option<OwnedFd> {
-        None
+        self.tables.readiness()
     }
 
     /// Reads the reports. Returns, by family, whether another program changed the tables, which [`Enforcer::mend`]
     /// repairs.
     pub fn meddled(&mut self) -> [bool; 2] {
-        [false; 2]
+        if !self.sides.iter().any(Side::has_table) {
+            return [false; 2];
+        }
+        let meddled = self.tables.meddled();
+        Family::ALL
+            .map(|family| meddled[family as usize] && self.sides[family as usize].has_table())
     }
 
     /// Returns the sizes of what a family enforces.
     #[must_use]
-    pub fn counts(&self, _family: Family) -> PolicyCounts {
-        PolicyCounts::default()
+    pub fn counts(&self, family: Family) -> PolicyCounts {
+        self.sides[family as usize].content.counts()
     }
 }

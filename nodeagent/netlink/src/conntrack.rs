@@ -9,8 +9,10 @@ use super::attribute::{Attribute, AttributeWriter};
 use super::message::{Message, Request};
 use super::nfproto;
 
+mod any;
 mod tracked;
 
+pub use any::AnyFlow;
 pub use tracked::{RepliesFrom, Tracked};
 
 /// `NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_NEW`: the message that describes an entry.
@@ -98,52 +100,62 @@ impl Flow {
     /// Reads one message of a dump; returns `None` for anything but a complete UDP entry.
     #[must_use]
     pub fn parse(message: Message<'_>) -> Option<Self> {
-        if message.kind != ENTRY {
-            return None;
-        }
-        let (mut original, mut reply) = (None, None);
-        let (mut status, mut id, mut zone) = (0, None, None);
-        for attribute in message.attributes() {
-            match attribute.kind {
-                CTA_TUPLE_ORIG => original = parse_tuple(attribute),
-                CTA_TUPLE_REPLY => reply = parse_tuple(attribute),
-                CTA_STATUS => status = attribute.as_u32()?,
-                CTA_ID => id = attribute.as_u32(),
-                CTA_ZONE => zone = as_u16(attribute),
-                _ => {}
-            }
-        }
-        let (original, original_zone) = original?;
-        Some(Self {
-            original,
-            reply: reply?.0,
-            status,
-            id,
-            zone,
-            original_zone,
-        })
+        parse_as(message, Protocol::Udp)
     }
 
     /// Returns the request to delete this entry. It hardly ever deletes a later one with the same
     /// tuple.
     #[must_use]
     pub fn delete(&self) -> Request {
-        let family = Family::of(self.original.source.ip());
-        Request::new("delete conntrack entry", DELETE, nfproto(family), |w| {
-            w.nest(CTA_TUPLE_ORIG, |w| {
-                write_tuple(w, self.original);
-                if let Some(zone) = self.original_zone {
-                    w.bytes(CTA_TUPLE_ZONE, &zone.to_be_bytes());
-                }
-            });
-            if let Some(zone) = self.zone {
-                w.bytes(CTA_ZONE, &zone.to_be_bytes());
-            }
-            if let Some(id) = self.id {
-                w.u32(CTA_ID, id);
-            }
-        })
+        delete(self, Protocol::Udp)
     }
+}
+
+/// Reads one message of a dump; returns `None` for anything but a complete entry of the protocol.
+fn parse_as(message: Message<'_>, protocol: Protocol) -> Option<Flow> {
+    if message.kind != ENTRY {
+        return None;
+    }
+    let (mut original, mut reply) = (None, None);
+    let (mut status, mut id, mut zone) = (0, None, None);
+    for attribute in message.attributes() {
+        match attribute.kind {
+            CTA_TUPLE_ORIG => original = parse_tuple(attribute, protocol),
+            CTA_TUPLE_REPLY => reply = parse_tuple(attribute, protocol),
+            CTA_STATUS => status = attribute.as_u32()?,
+            CTA_ID => id = attribute.as_u32(),
+            CTA_ZONE => zone = as_u16(attribute),
+            _ => {}
+        }
+    }
+    let (original, original_zone) = original?;
+    Some(Flow {
+        original,
+        reply: reply?.0,
+        status,
+        id,
+        zone,
+        original_zone,
+    })
+}
+
+/// Returns the request to delete an entry of a protocol.
+fn delete(flow: &Flow, protocol: Protocol) -> Request {
+    let family = Family::of(flow.original.source.ip());
+    Request::new("delete conntrack entry", DELETE, nfproto(family), |w| {
+        w.nest(CTA_TUPLE_ORIG, |w| {
+            write_tuple(w, flow.original, protocol);
+            if let Some(zone) = flow.original_zone {
+                w.bytes(CTA_TUPLE_ZONE, &zone.to_be_bytes());
+            }
+        });
+        if let Some(zone) = flow.zone {
+            w.bytes(CTA_ZONE, &zone.to_be_bytes());
+        }
+        if let Some(id) = flow.id {
+            w.u32(CTA_ID, id);
+        }
+    })
 }
 
 /// Returns the request for the one UDP entry with these replies. The kernel answers with `ENOENT` if there is none.
@@ -151,7 +163,7 @@ impl Flow {
 pub fn replied_by(reply: Tuple) -> Request {
     let family = Family::of(reply.source.ip());
     Request::new("get conntrack entry", GET, nfproto(family), |w| {
-        w.nest(CTA_TUPLE_REPLY, |w| write_tuple(w, reply));
+        w.nest(CTA_TUPLE_REPLY, |w| write_tuple(w, reply, Protocol::Udp));
     })
 }
 
@@ -261,25 +273,25 @@ fn write_ip(w: &mut AttributeWriter<'_>, source: bool, ip: IpAddr) {
     }
 }
 
-fn write_tuple(w: &mut AttributeWriter<'_>, tuple: Tuple) {
+fn write_tuple(w: &mut AttributeWriter<'_>, tuple: Tuple, protocol: Protocol) {
     w.nest(CTA_TUPLE_IP, |w| {
         write_ip(w, true, tuple.source.ip());
         write_ip(w, false, tuple.destination.ip());
     });
     w.nest(CTA_TUPLE_PROTO, |w| {
-        w.u8(CTA_PROTO_NUM, Protocol::Udp.number());
+        w.u8(CTA_PROTO_NUM, protocol.number());
         w.bytes(CTA_PROTO_SRC_PORT, &tuple.source.port().to_be_bytes());
         w.bytes(CTA_PROTO_DST_PORT, &tuple.destination.port().to_be_bytes());
     });
 }
 
-/// Reads a UDP tuple, and its zone if it has its own.
-fn parse_tuple(attribute: Attribute<'_>) -> Option<(Tuple, Option<u16>)> {
+/// Reads a tuple of a protocol, and its zone if it has its own.
+fn parse_tuple(attribute: Attribute<'_>, protocol: Protocol) -> Option<(Tuple, Option<u16>)> {
     let (mut addresses, mut ports, mut zone) = (None, None, None);
     for part in attribute.children() {
         match part.kind {
             CTA_TUPLE_IP => addresses = parse_addresses(part),
-            CTA_TUPLE_PROTO => ports = parse_udp_ports(part),
+            CTA_TUPLE_PROTO => ports = parse_ports(part, protocol),
             CTA_TUPLE_ZONE => zone = as_u16(part),
             _ => {}
         }
@@ -304,11 +316,11 @@ fn parse_addresses(attribute: Attribute<'_>) -> Option<(IpAddr, IpAddr)> {
     source.zip(destination)
 }
 
-fn parse_udp_ports(attribute: Attribute<'_>) -> Option<(u16, u16)> {
+fn parse_ports(attribute: Attribute<'_>, protocol: Protocol) -> Option<(u16, u16)> {
     let (mut source, mut destination) = (None, None);
     for part in attribute.children() {
         match part.kind {
-            CTA_PROTO_NUM if part.payload != [Protocol::Udp.number()] => return None,
+            CTA_PROTO_NUM if part.payload != [protocol.number()] => return None,
             CTA_PROTO_SRC_PORT => source = as_u16(part),
             CTA_PROTO_DST_PORT => destination = as_u16(part),
             _ => {}

@@ -22,6 +22,7 @@ use kplane_dataplane::backend::{
 };
 use kplane_dataplane::conntrack::Cleaner;
 use kplane_dataplane::plan::NodeSettings;
+use kplane_dataplane::policy::{Enforcer, Flow, Hand};
 
 /// Work for the kernel, and its origin.
 #[derive(Debug)]
@@ -87,7 +88,7 @@ impl Core {
             settings,
             followers,
             families: Pipeline::both(backend.sides, backend.knows_pods, backend.local_rule),
-            policies: Policies::new(backend.policies),
+            policies: Policies::new(Enforcer::new(backend.policies)),
             behind: None,
             last_sync: None,
             syncs_ok: 0,
@@ -102,6 +103,16 @@ impl Core {
     pub(super) fn with_conntrack(mut self, cleaner: Option<Cleaner>) -> Self {
         self.conntrack = cleaner;
         self
+    }
+
+    /// From now on, connections end that NetworkPolicies no longer allow.
+    pub(super) fn cut_denied(&mut self, hand: Hand) -> std::io::Result<()> {
+        self.policies.cut_denied(hand)
+    }
+
+    /// Has those of these connections cut that NetworkPolicies deny now.
+    pub(super) fn judge(&mut self, flows: Vec<Flow>) {
+        self.policies.judge(flows);
     }
 
     /// Loads what an earlier process served. Called before the first update.

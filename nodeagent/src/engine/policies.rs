@@ -13,7 +13,7 @@ use crate::report::{Failure, Standing};
 use kplane_dataplane::backend::Verification;
 use kplane_dataplane::backoff::Backoff;
 use kplane_dataplane::chain;
-use kplane_dataplane::policy::{Enforcer, PolicyApplied, PolicyChange, PolicyCounts};
+use kplane_dataplane::policy::{Enforcer, Flow, Hand, PolicyApplied, PolicyChange, PolicyCounts};
 
 /// First and longest wait before a failed family is tried again.
 const RETRY: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(30));
@@ -66,6 +66,18 @@ impl Policies {
                 mend_at: None,
                 mend_backoff: MEND,
             }),
+        }
+    }
+
+    /// From now on, connections end that policies no longer allow.
+    pub(super) fn cut_denied(&mut self, hand: Hand) -> std::io::Result<()> {
+        self.enforcer.cut_connections(hand)
+    }
+
+    /// Has those of these connections cut that policies deny now.
+    pub(super) fn judge(&mut self, flows: Vec<Flow>) {
+        if let Some(family) = flows.first().map(Flow::family) {
+            self.enforcer.judge_flows(family, flows);
         }
     }
 

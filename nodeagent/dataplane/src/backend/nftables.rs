@@ -20,10 +20,15 @@ mod element;
 mod expressions;
 mod frontend;
 mod groups;
+mod guarded;
 mod layout;
 mod lookup;
 mod loopback;
 mod mend;
+mod policies;
+mod policy_layout;
+mod policy_rule;
+mod policy_schema;
 mod probe;
 mod readback;
 mod remembered;
@@ -32,6 +37,7 @@ mod schema;
 mod stale;
 mod structure;
 mod table;
+mod tables;
 mod transactions;
 pub(crate) mod uapi;
 mod userdata;
@@ -40,6 +46,7 @@ mod watch;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use access::Cost;
 pub use affinity::Group;
 pub use affinity_id::AffinityId;
 pub(crate) use capture::TABLE as CAPTURE_TABLE;
@@ -47,13 +54,21 @@ pub(in crate::backend) use capture::{CaptureSettings, CaptureTable, Place};
 pub(crate) use divert::TABLES as DIVERT_TABLES;
 pub(in crate::backend) use divert::{DivertMarks, DivertTable};
 pub use element::{Data, Destination, Element, ElementOp, Key, NodePort, push_elements};
+pub(crate) use frontend::Ops;
 pub(in crate::backend) use lookup::look_up;
 pub use loopback::LoopbackCounts;
+pub(crate) use mend::Contents;
+pub(crate) use policies::PolicyTable;
+pub use policies::PolicyTables;
+pub use policy_schema::PolicySet;
 pub use probe::{ProbeError, probe};
-pub use readback::{ReadError, StructureState, decode_elements, read_elements, read_structure};
+pub use readback::{
+    ReadError, StructureState, decode_elements, read_elements, read_elements_of, read_structure,
+};
 pub(in crate::backend) use remembered::{forget, remembered};
 pub use schema::{Balancer, CLASSES, Carries, Class, Set, TABLE, TABLE_COMMENT, TableSettings};
 pub use structure::{push_delete_table, push_structure};
+pub use tables::{Layout, POLICY_TABLE, TableKind};
 
 use super::{Backend, Description, Failures, ModeMetrics, OpenError};
 

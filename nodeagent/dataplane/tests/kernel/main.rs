@@ -10,6 +10,7 @@ mod flows;
 mod ipset;
 mod iptables;
 mod link;
+mod policy;
 mod sample;
 mod socket;
 mod table;

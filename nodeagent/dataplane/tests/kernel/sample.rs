@@ -74,7 +74,7 @@ pub(crate) fn elements(family: Family) -> Vec<Element> {
                 Carries::Endpoint => Some(Data::Endpoint(endpoint(family, number))),
                 Carries::Nothing => None,
                 // These need chains: see the tests of session affinity.
-                Carries::Chain => continue,
+                Carries::Chain | Carries::Number => continue,
             };
             for key in keys.into_iter().filter(|key| key.fits(set)) {
                 push(set, key, data);

@@ -1,4 +1,4 @@
-//! The driver's access to the tables in the kernel, as narrow as possible.
+//! The drivers' access to the tables in the kernel, as narrow as possible.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,10 +11,10 @@ use super::affinity_id::AffinityId;
 use super::clients::{self, Client};
 use super::element::{Element, ElementOp, push_elements};
 use super::frontend::Ops;
-use super::readback::{ReadError, StructureState, read_elements, read_structure};
-use super::schema::TableSettings;
-use super::structure::{GroupOp, push_delete_table, push_groups, push_structure};
-use super::watch::{Ledger, Meddling};
+use super::readback::{ReadError, StructureState, read_elements_of, read_structure};
+use super::structure::{GroupOp, push_delete, push_groups, push_structure};
+use super::tables::{Layout, TableKind};
+use super::watch::{Ledger, Meddling, OneTable};
 use crate::backend::Notifications;
 use kplane_netlink::{Batch, CommitError, Monitor, NetlinkError, NfSocket};
 
@@ -38,10 +38,10 @@ pub(super) enum FoundTable {
 
 /// The cost of a commit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Cost {
-    pub(super) bytes: u64,
-    pub(super) encode: Duration,
-    pub(super) kernel: Duration,
+pub(crate) struct Cost {
+    pub(crate) bytes: u64,
+    pub(crate) encode: Duration,
+    pub(crate) kernel: Duration,
 }
 
 /// Condition for a transaction.
@@ -106,11 +106,11 @@ impl Namespace {
         Ok(Self(Arc::new(Mutex::new(netlink))))
     }
 
-    /// Returns access to a family's table.
-    pub(super) fn table(&self, family: Family, settings: TableSettings) -> KernelTable {
+    /// Returns access to one of a family's tables.
+    pub(super) fn table(&self, family: Family, layout: impl Into<Layout>) -> KernelTable {
         KernelTable {
             family,
-            settings,
+            layout: layout.into(),
             namespace: self.clone(),
         }
     }
@@ -131,9 +131,16 @@ impl Notifications for Namespace {
     }
 
     fn read(&mut self) -> [bool; 2] {
+        self.meddled(TableKind::Services)
+    }
+}
+
+impl Namespace {
+    /// Reads the kernel's reports. Returns, by family, whether another program changed the table.
+    pub(super) fn meddled(&self, kind: TableKind) -> [bool; 2] {
         let mut netlink = self.lock();
         match netlink.catch_up() {
-            Ok(()) => Family::ALL.map(|family| netlink.ledger.is_meddled(family)),
+            Ok(()) => Family::ALL.map(|family| netlink.ledger.is_meddled((kind, family))),
             Err(problem) => {
                 tracing::warn!(%problem, "cannot read the kernel's reports of changes; reading both tables back");
                 [true, true]
@@ -155,10 +162,10 @@ impl Netlink {
         Ok(())
     }
 
-    fn send(&mut self, family: Family, batch: Batch, guard: Guard) -> Result<(), CommitError> {
+    fn send(&mut self, table: OneTable, batch: Batch, guard: Guard) -> Result<(), CommitError> {
         let head = match guard {
             // Reading the reports moves the head, so the head alone would not reveal these changes.
-            Guard::Head if self.ledger.is_meddled(family) => {
+            Guard::Head if self.ledger.is_meddled(table) => {
                 return Err(CommitError::GenerationMoved);
             }
             Guard::Head => Some(self.ledger.head().ok_or(CommitError::GenerationMoved)?),
@@ -174,17 +181,13 @@ impl Netlink {
         result
     }
 
-    fn read_once(
-        &mut self,
-        family: Family,
-        settings: TableSettings,
-    ) -> Result<FoundTable, NetlinkError> {
-        let groups = match read_structure(&mut self.socket, family, settings)? {
+    fn read_once(&mut self, family: Family, layout: Layout) -> Result<FoundTable, NetlinkError> {
+        let groups = match read_structure(&mut self.socket, family, layout)? {
             StructureState::Absent => return Ok(FoundTable::Other("there is no table".to_owned())),
             StructureState::Different(reason) => return Ok(FoundTable::Other(reason)),
             StructureState::Ours(groups) => groups,
         };
-        match read_elements(&mut self.socket, family) {
+        match read_elements_of(&mut self.socket, family, layout.table()) {
             Ok(elements) => Ok(FoundTable::Ours(groups, elements)),
             Err(ReadError::Different(reason)) => Ok(FoundTable::Other(reason)),
             Err(ReadError::Netlink(error)) => Err(error),
@@ -192,12 +195,38 @@ impl Netlink {
     }
 }
 
-/// Access to one family's table in the real kernel.
+/// Access to one of a family's tables in the real kernel.
 #[derive(Debug)]
 pub(super) struct KernelTable {
     family: Family,
-    settings: TableSettings,
+    layout: Layout,
     namespace: Namespace,
+}
+
+impl KernelTable {
+    fn id(&self) -> OneTable {
+        (self.layout.table(), self.family)
+    }
+
+    /// Returns whether the kernel has such a table, of whatever content.
+    pub(super) fn exists(&mut self) -> Result<bool, NetlinkError> {
+        let mut netlink = self.namespace.lock();
+        let found = read_structure(&mut netlink.socket, self.family, self.layout)?;
+        Ok(found != StructureState::Absent)
+    }
+
+    /// Deletes the table, which need not exist.
+    pub(super) fn delete(&mut self) -> Result<Cost, CommitError> {
+        let mut batch = Batch::new();
+        push_delete(&mut batch, self.family, self.layout.table());
+        let (bytes, started) = (batch.byte_len() as u64, Instant::now());
+        self.namespace.lock().send(self.id(), batch, Guard::None)?;
+        Ok(Cost {
+            bytes,
+            encode: Duration::ZERO,
+            kernel: started.elapsed(),
+        })
+    }
 }
 
 impl TableAccess for KernelTable {
@@ -207,10 +236,10 @@ impl TableAccess for KernelTable {
         // no harm.
         for _ in 0..READ_ATTEMPTS {
             netlink.catch_up()?;
-            netlink.ledger.take_meddling(self.family);
-            let found = netlink.read_once(self.family, self.settings)?;
+            netlink.ledger.take_meddling(self.id());
+            let found = netlink.read_once(self.family, self.layout)?;
             netlink.catch_up()?;
-            if !netlink.ledger.is_meddled(self.family) {
+            if !netlink.ledger.is_meddled(self.id()) {
                 return Ok(found);
             }
         }
@@ -223,28 +252,28 @@ impl TableAccess for KernelTable {
     fn meddling(&mut self) -> Result<Option<Meddling>, NetlinkError> {
         let mut netlink = self.namespace.lock();
         netlink.catch_up()?;
-        Ok(netlink.ledger.take_meddling(self.family))
+        Ok(netlink.ledger.take_meddling(self.id()))
     }
 
     fn commit(&mut self, rebuild: bool, guard: Guard, groups: &[Ops]) -> Result<Cost, CommitError> {
         let started = Instant::now();
-        let (family, settings) = (self.family, self.settings);
+        let (family, layout) = (self.family, self.layout);
         let mut batch = Batch::new();
         if rebuild {
-            push_delete_table(&mut batch, family);
-            push_structure(&mut batch, family, settings);
+            push_delete(&mut batch, family, layout.table());
+            push_structure(&mut batch, family, layout);
         }
         // The kernel executes the operations in order: a key is deleted before it is added again.
         let deleted = groups.iter().flat_map(|ops| &ops.delete);
         push_elements(&mut batch, family, ElementOp::Delete, deleted);
         let objects = groups.iter().flat_map(|ops| &ops.groups).copied();
         let objects: Vec<GroupOp> = objects.collect();
-        push_groups(&mut batch, family, settings, &objects);
+        push_groups(&mut batch, family, layout.settings(), &objects);
         let added = groups.iter().flat_map(|ops| &ops.add);
         push_elements(&mut batch, family, ElementOp::Add, added);
         let bytes = batch.byte_len() as u64;
         let encoded = Instant::now();
-        self.namespace.lock().send(family, batch, guard)?;
+        self.namespace.lock().send(self.id(), batch, guard)?;
         Ok(Cost {
             bytes,
             encode: encoded - started,
@@ -259,7 +288,7 @@ impl TableAccess for KernelTable {
     fn forget(&mut self, group: AffinityId, clients: &[Client]) -> Result<(), CommitError> {
         let mut batch = Batch::new();
         clients::push_forget(&mut batch, self.family, group, clients);
-        self.namespace.lock().send(self.family, batch, Guard::None)
+        self.namespace.lock().send(self.id(), batch, Guard::None)
     }
 
     fn capacity(&self, rebuild: bool) -> usize {

@@ -6,26 +6,21 @@ mod tests;
 use kplane_model::{Family, ServiceKey};
 
 use super::DESCRIPTION;
-use super::access::{Cost, FoundTable, Guard, KernelTable, Namespace, TableAccess};
+use super::access::{FoundTable, KernelTable, Namespace, TableAccess};
 use super::adopt::{adopt, serves};
 use super::affinity_id::AffinityId;
-use super::frontend::Ops;
-use super::mend::{mend, unreadable};
+use super::guarded::{Send, repair, send};
+use super::mend::{Contents as _, unreadable};
+use super::policies::PolicyTables;
 use super::probe::{ProbeError, probe};
 use super::schema::TableSettings;
 use super::stale::{self, Turns};
 use super::table::{StagedTable, Table};
-use super::transactions::each_transaction;
 use super::watch::Meddling;
 use crate::backend::driver::{DataPath, StepError};
 use crate::backend::{Applied, Backend, Change, Kind, OpenError, Verification, open_sides};
 use crate::plan::FrontendAddr;
 use kplane_netlink::CommitError;
-
-/// Most attempts to write under the guard. Other programs may change their rules while kplane writes. After
-/// this many such conflicts in a row, kplane writes without the guard. The kernel reports afterwards whether
-/// another program changed kplane's table.
-const ATTEMPTS: u32 = 64;
 
 /// One family's table: `table ip kplane` or `table ip6 kplane`.
 #[derive(Debug)]
@@ -77,10 +72,12 @@ pub(super) fn open(settings: TableSettings) -> Result<Backend, OpenError> {
         Err(problem) => return Err(error(problem.to_string())),
     }
     let namespace = Namespace::open().map_err(|problem| error(problem.to_string()))?;
+    let policies = PolicyTables::shared(namespace.clone());
     let table = |family| Ok(NftDataPath::new(family, namespace.table(family, settings)));
     let sides = open_sides::<NftDataPath<KernelTable>>(DESCRIPTION.name, table)?;
     Ok(Backend {
         notifications: Some(Box::new(namespace)),
+        policies,
         serving: Some(Kind::Nftables.serving([None; 2])),
         ..Backend::new(&DESCRIPTION, sides)
     })
@@ -103,44 +100,6 @@ impl<K: TableAccess> NftDataPath<K> {
     #[cfg(test)]
     pub(super) fn into_kernel(self) -> K {
         self.kernel
-    }
-
-    /// Commits if nothing happened to kplane's table since its content was last known. Changes by other
-    /// programs are repaired first.
-    fn commit_guarded(
-        &mut self,
-        table: &Table,
-        rebuild: bool,
-        groups: &[Ops],
-        repaired: &mut Option<String>,
-    ) -> Result<Cost, StepError> {
-        for _ in 0..ATTEMPTS {
-            match self.kernel.commit(rebuild, Guard::Head, groups) {
-                Err(CommitError::GenerationMoved) => {}
-                result => return Ok(result?),
-            }
-            // A table that is replaced as a whole may hold anything.
-            let meddling = self.kernel.meddling().map_err(unreadable)?;
-            if let Some(meddling) = meddling.filter(|_| !rebuild) {
-                *repaired = mend(&mut self.kernel, table, meddling)?.or(repaired.take());
-            }
-        }
-        let family = self.family;
-        tracing::warn!(
-            %family,
-            "other programs change their rules all the time; writing without the guard"
-        );
-        Ok(self.kernel.commit(rebuild, Guard::None, groups)?)
-    }
-
-    /// Repairs changes by other programs. A change that cannot be repaired from what kplane knows of the
-    /// table is drift. After drift, the engine applies everything again.
-    fn repair(&mut self, table: &Table, meddling: Meddling) -> Result<Verification, StepError> {
-        match mend(&mut self.kernel, table, meddling) {
-            Ok(repaired) => Ok(repaired.map_or(Verification::Equal, Verification::Repaired)),
-            Err(known @ (StepError::Read(_) | StepError::Drifted(_))) => Err(known),
-            Err(error) => Err(StepError::Drifted(format!("cannot repair it: {error}"))),
-        }
     }
 
     /// Forgets clients of these groups whose endpoint is gone, so that they get a new endpoint.
@@ -212,21 +171,17 @@ impl<K: TableAccess> DataPath for NftDataPath<K> {
         staged: &mut StagedTable,
         applied: &mut Applied,
     ) -> Result<(), StepError> {
-        let capacity = [false, true].map(|rebuild| self.kernel.capacity(rebuild));
-        each_transaction(content.missing, &staged.groups, capacity, |part| {
-            let cost = if part.first {
-                let repaired = &mut applied.repaired;
-                self.commit_guarded(&content.table, part.rebuild, part.groups, repaired)?
-            } else {
-                let rest = self.kernel.commit(false, Guard::None, part.groups);
-                // The kernel has begun to apply the change.
-                rest.map_err(StepError::interrupted)?
-            };
-            applied.bytes += cost.bytes;
-            applied.encode += cost.encode;
-            applied.kernel += cost.kernel;
-            Ok(())
-        })
+        let (table, repaired) = (&content.table, &mut applied.repaired);
+        let change = Send {
+            family: self.family,
+            rebuild: content.missing,
+            phases: &[&staged.groups],
+        };
+        let cost = send(&mut self.kernel, table, change, repaired)?;
+        applied.bytes += cost.bytes;
+        applied.encode += cost.encode;
+        applied.kernel += cost.kernel;
+        Ok(())
     }
 
     fn accept(&mut self, content: &mut Content, mut staged: StagedTable, _applied: &mut Applied) {
@@ -240,7 +195,7 @@ impl<K: TableAccess> DataPath for NftDataPath<K> {
         let reported = self.kernel.meddling().map_err(unreadable)?;
         let by = reported.and_then(|reported| reported.by);
         let table = &content.table;
-        let outcome = self.repair(table, Meddling::anything_by(by))?;
+        let outcome = repair(&mut self.kernel, table, Meddling::anything_by(by))?;
         if outcome == Verification::Equal {
             // This repeats what an earlier attempt failed to do.
             let groups = table.groups().into_iter().map(|group| group.id);
@@ -252,7 +207,11 @@ impl<K: TableAccess> DataPath for NftDataPath<K> {
 
     fn mend(&mut self, content: &mut Content) -> Result<Verification, StepError> {
         let reported = self.kernel.meddling().map_err(unreadable)?;
-        self.repair(&content.table, reported.unwrap_or_default())
+        repair(
+            &mut self.kernel,
+            &content.table,
+            reported.unwrap_or_default(),
+        )
     }
 
     fn has_services(&mut self) -> bool {

@@ -8,6 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use kplane_model::{Cidr, EndpointAddr, Family, Protocol};
 
 use super::element::{Data, Destination, Element, Key, NodePort};
+use super::policy_schema::PolicySet;
 use super::schema::{Carries, Field, Set};
 #[allow(
     clippy::wildcard_imports,
@@ -29,8 +30,8 @@ pub(super) struct Decoder {
     family: Family,
     set: Set,
     elements: Vec<Element>,
-    /// Bounds of ranges: the address, and whether it is the end of a range.
-    bounds: Vec<(IpAddr, bool)>,
+    /// Bounds of ranges: the address, whether it is the end of a range, and the data.
+    bounds: Vec<(IpAddr, bool, Option<Data>)>,
 }
 
 impl Decoder {
@@ -56,23 +57,23 @@ impl Decoder {
     pub(super) fn finish(mut self) -> Result<Vec<Element>, Foreign> {
         let set = self.set;
         // An end that is equal to the next start comes first.
-        self.bounds.sort_by_key(|(ip, is_end)| (*ip, !is_end));
+        self.bounds.sort_by_key(|(ip, is_end, _)| (*ip, !is_end));
         let mut bounds = self.bounds.iter().copied().peekable();
         // nft begins every set of ranges with an end that has no start.
-        let _ = bounds.next_if(|(ip, is_end)| *is_end && ip.is_unspecified());
-        while let Some((first, is_end)) = bounds.next() {
-            let last = match bounds.next_if(|(_, is_end)| *is_end) {
-                Some((end, _)) => previous_ip(end),
+        let _ = bounds.next_if(|(ip, is_end, _)| *is_end && ip.is_unspecified());
+        while let Some((first, is_end, data)) = bounds.next() {
+            let last = match bounds.next_if(|(_, is_end, _)| *is_end) {
+                Some((end, ..)) => previous_ip(end),
                 None if bounds.peek().is_none() => Some(last_ip(self.family)),
                 None => None,
             };
-            let range = last.and_then(|last| range(first, last));
-            let range = range.filter(|_| !is_end).ok_or(Foreign { set })?;
-            self.elements.push(Element {
-                set,
-                key: Key::Range(range),
-                data: None,
+            let key = last.and_then(|last| match set {
+                Set::Policy(PolicySet::Blocks) => (first <= last).then_some(Key::Span(first, last)),
+                _ => range(first, last).map(Key::Range),
             });
+            let key = key.filter(|_| !is_end && data.is_some() == set.is_map());
+            let key = key.ok_or(Foreign { set })?;
+            self.elements.push(Element { set, key, data });
         }
         Ok(self.elements)
     }
@@ -91,27 +92,44 @@ impl Decoder {
                 NFT_SET_ELEM_INTERVAL_END => true,
                 _ => return None,
             };
-            self.bounds.push((ip, is_end));
+            let data = match entry.get(NFTA_SET_ELEM_DATA) {
+                Some(_) => self.data(entry)?,
+                None => None,
+            };
+            self.bounds.push((ip, is_end, data));
             return Some(());
         }
         let key_end = value(NFTA_SET_ELEM_KEY_END).unwrap_or(key);
-        let data = match (self.set.carries(), entry.get(NFTA_SET_ELEM_DATA)) {
-            (Carries::Endpoint, Some(data)) => {
-                let value = data.children().get(NFTA_DATA_VALUE)?.payload;
-                Some(Data::Endpoint(self.read(value, Reader::endpoint)?))
-            }
-            (Carries::Chain, Some(data)) => Some(verdict(data.children())?),
-            (Carries::Nothing, None) => None,
-            _ => return None,
-        };
+        let data = self.data(entry)?;
         let key = self.key(key, key_end).filter(|_| flags == 0)?;
         let set = self.set;
         self.elements.push(Element { set, key, data });
         Some(())
     }
 
+    /// Returns the data of an element.
+    fn data(&self, entry: Attributes<'_>) -> Option<Option<Data>> {
+        Some(match (self.set.carries(), entry.get(NFTA_SET_ELEM_DATA)) {
+            (Carries::Endpoint, Some(data)) => {
+                let value = data.children().get(NFTA_DATA_VALUE)?.payload;
+                Some(Data::Endpoint(self.read(value, Reader::endpoint)?))
+            }
+            (Carries::Chain, Some(data)) => Some(verdict(data.children())?),
+            (Carries::Number, Some(data)) => {
+                let value = data.children().get(NFTA_DATA_VALUE)?.payload;
+                Some(Data::Number(u32::from_ne_bytes(value.try_into().ok()?)))
+            }
+            (Carries::Nothing, None) => None,
+            _ => return None,
+        })
+    }
+
     fn key(&self, key: &[u8], key_end: &[u8]) -> Option<Key> {
         let first = self.read(key, |r| r.fields(self.set.fields()))?;
+        if let Set::Policy(set) = self.set {
+            let last = self.read(key_end, |r| r.fields(self.set.fields()))?;
+            return policy_key(set, first, last);
+        }
         let node_port = NodePort {
             protocol: first.protocol.unwrap_or(Protocol::Tcp),
             port: first.port,
@@ -161,6 +179,37 @@ impl Decoder {
     }
 }
 
+/// Returns the key of an element about policies.
+fn policy_key(set: PolicySet, first: Fields, last: Fields) -> Option<Key> {
+    let with_port = Fields {
+        port: last.port,
+        ..first
+    };
+    if with_port != last || first.port > last.port {
+        return None;
+    }
+    let address = first.source.or(first.destination);
+    let key = match (set, first.number, first.protocol) {
+        (PolicySet::Loops, ..) => {
+            let pod = first.source.filter(|pod| first.destination == Some(*pod));
+            Key::Loop(pod?)
+        }
+        (PolicySet::Parents, Some(number), _) => Key::Number(number),
+        (PolicySet::All(_), Some(number), _) => Key::Grant(address?, number),
+        (PolicySet::Ports(_), Some(number), Some(protocol)) => {
+            Key::GrantPort(address?, number, protocol, first.port)
+        }
+        (PolicySet::Ranges(_), Some(number), Some(protocol)) => {
+            return Some(Key::GrantPorts(
+                address?, number, protocol, first.port, last.port,
+            ));
+        }
+        (_, None, None) => Key::Ip(address?),
+        _ => return None,
+    };
+    (first == last).then_some(key)
+}
+
 fn verdict(data: Attributes<'_>) -> Option<Data> {
     let verdict = data.get(NFTA_DATA_VERDICT)?.children();
     let code = verdict.get(NFTA_VERDICT_CODE)?.payload.try_into().ok()?;
@@ -176,6 +225,7 @@ struct Fields {
     protocol: Option<Protocol>,
     port: u16,
     index: Option<u32>,
+    number: Option<u32>,
 }
 
 /// A reader of the fields of a key, from front to back.
@@ -197,6 +247,8 @@ impl Reader<'_> {
                 }
                 Field::Port => found.port = u16::from_be_bytes(self.padded()?),
                 Field::Index => found.index = Some(u32::from_ne_bytes(self.padded()?)),
+                Field::Number => found.number = Some(u32::from_ne_bytes(self.padded()?)),
+                Field::NetworkNumber => found.number = Some(u32::from_be_bytes(self.padded()?)),
             }
         }
         Some(found)

@@ -10,7 +10,8 @@ use std::net::IpAddr;
 use kplane_model::{Cidr, EndpointAddr, Family, Protocol};
 
 use super::affinity_id::{AffinityId, Part};
-use super::schema::{Balancer, Set, TABLE};
+use super::policy_schema::PolicySet;
+use super::schema::{Balancer, Set};
 #[allow(
     clippy::wildcard_imports,
     reason = "constants named as in the kernel's headers"
@@ -61,6 +62,19 @@ pub enum Key {
     ServiceSlot(Destination, u32),
     /// One endpoint of a NodePort, by index.
     NodePortSlot(NodePort, u32),
+    /// A number of [`PolicySet`].
+    Number(u32),
+    /// A Pod to itself.
+    Loop(IpAddr),
+    /// The addresses from a first to a last one. Those of one set must not overlap.
+    Span(IpAddr, IpAddr),
+    /// A Pod of this node, and the number of the other end.
+    Grant(IpAddr, u32),
+    /// As `Grant`, and the destination's port.
+    GrantPort(IpAddr, u32, Protocol, u16),
+    /// As `Grant`, and the destination's ports from a first to a last one. Those of one set, Pod, number and protocol
+    /// must not overlap.
+    GrantPorts(IpAddr, u32, Protocol, u16, u16),
 }
 
 impl Key {
@@ -98,6 +112,24 @@ impl Key {
                 Self::NodePortSlot(..) => !by_address(balancer),
                 _ => false,
             },
+            Set::Policy(set) => self.fits_policy(set),
+        }
+    }
+}
+
+impl Key {
+    fn fits_policy(self, set: PolicySet) -> bool {
+        match set {
+            PolicySet::LocalRanges => matches!(self, Self::Range(_)),
+            PolicySet::LocalPods | PolicySet::Isolated(_) | PolicySet::Peers => {
+                matches!(self, Self::Ip(_))
+            }
+            PolicySet::Loops => matches!(self, Self::Loop(_)),
+            PolicySet::Parents => matches!(self, Self::Number(_)),
+            PolicySet::Blocks => matches!(self, Self::Span(..)),
+            PolicySet::All(_) => matches!(self, Self::Grant(..)),
+            PolicySet::Ports(_) => matches!(self, Self::GrantPort(..)),
+            PolicySet::Ranges(_) => matches!(self, Self::GrantPorts(..)),
         }
     }
 }
@@ -124,6 +156,8 @@ pub enum Data {
     Keep(AffinityId),
     /// `goto affinity-split-ID`
     Split(AffinityId),
+    /// A number of [`PolicySet`].
+    Number(u32),
 }
 
 impl Data {
@@ -132,14 +166,14 @@ impl Data {
     pub fn endpoint(self) -> Option<EndpointAddr> {
         match self {
             Self::Endpoint(endpoint) => Some(endpoint),
-            Self::Pick(_) | Self::Keep(_) | Self::Split(_) => None,
+            Self::Pick(_) | Self::Keep(_) | Self::Split(_) | Self::Number(_) => None,
         }
     }
 
-    /// Returns the verdict as the kernel's code and chain name; `None` for an endpoint.
+    /// Returns the verdict as the kernel's code and chain name; `None` for other data.
     fn verdict(self) -> Option<(i32, String)> {
         match self {
-            Self::Endpoint(_) => None,
+            Self::Endpoint(_) | Self::Number(_) => None,
             Self::Pick(id) => Some((NFT_JUMP, id.name(Part::Pick))),
             Self::Keep(id) => Some((NFT_GOTO, id.name(Part::Keep))),
             Self::Split(id) => Some((NFT_GOTO, id.name(Part::Split))),
@@ -168,7 +202,7 @@ pub enum ElementOp {
     Delete,
 }
 
-/// Appends operations that add or delete elements of a family's table: one operation per set, or more if the
+/// Appends operations that add or delete elements of a family's tables: one operation per set, or more if the
 /// elements of a set do not fit into one attribute. The kernel executes the operations in this order. So the
 /// deletion of a key belongs into the batch before the addition of the same key.
 pub fn push_elements<'a>(
@@ -209,7 +243,7 @@ fn push_some<'a, 'e>(
     };
     let mut taken = 0;
     batch.push(operation, |w| {
-        w.str(NFTA_SET_ELEM_LIST_TABLE, TABLE);
+        w.str(NFTA_SET_ELEM_LIST_TABLE, set.table().name());
         w.str(NFTA_SET_ELEM_LIST_SET, set.name());
         w.nest(NFTA_SET_ELEM_LIST_ELEMENTS, |w| {
             let full = w.position() + MAX_ATTRIBUTE_PAYLOAD_BYTES - MAX_ELEMENT_BYTES;
@@ -231,16 +265,18 @@ fn push_some<'a, 'e>(
 pub(super) fn encode(list: &mut AttributeWriter<'_>, op: ElementOp, element: &Element) {
     let data = element.data.filter(|_| op == ElementOp::Add);
     match element.key {
-        Key::Range(range) => {
+        Key::Range(range) => span(list, range.first(), range.last(), data),
+        Key::Span(first, last) => span(list, first, last, data),
+        Key::GrantPorts(pod, number, protocol, first, last) => {
+            let key = |bytes: &mut Vec<u8>, port| {
+                put_ip(bytes, pod);
+                bytes.extend_from_slice(&number.to_be_bytes());
+                put_node_port(bytes, NodePort { protocol, port });
+            };
             entry(list, |w| {
-                value(w, NFTA_SET_ELEM_KEY, |b| put_ip(b, range.first()));
+                value(w, NFTA_SET_ELEM_KEY, |b| key(b, first));
+                value(w, NFTA_SET_ELEM_KEY_END, |b| key(b, last));
             });
-            if let Some(end) = next_ip(range.last()) {
-                entry(list, |w| {
-                    value(w, NFTA_SET_ELEM_KEY, |b| put_ip(b, end));
-                    w.u32(NFTA_SET_ELEM_FLAGS, NFT_SET_ELEM_INTERVAL_END);
-                });
-            }
         }
         Key::FirewallSource(destination, range) => {
             let key = |bytes: &mut Vec<u8>, source| {
@@ -258,6 +294,22 @@ pub(super) fn encode(list: &mut AttributeWriter<'_>, op: ElementOp, element: &El
                 put_data(w, data);
             }
         }),
+    }
+}
+
+/// Writes a range of a set of ranges.
+fn span(list: &mut AttributeWriter<'_>, first: IpAddr, last: IpAddr, data: Option<Data>) {
+    entry(list, |w| {
+        value(w, NFTA_SET_ELEM_KEY, |b| put_ip(b, first));
+        if let Some(data) = data {
+            put_data(w, data);
+        }
+    });
+    if let Some(end) = next_ip(last) {
+        entry(list, |w| {
+            value(w, NFTA_SET_ELEM_KEY, |b| put_ip(b, end));
+            w.u32(NFTA_SET_ELEM_FLAGS, NFT_SET_ELEM_INTERVAL_END);
+        });
     }
 }
 
@@ -289,6 +341,11 @@ fn put_data(w: &mut AttributeWriter<'_>, data: Data) {
         value(w, NFTA_SET_ELEM_DATA, |b| {
             put_ip(b, endpoint.ip);
             put_port(b, endpoint.port);
+        });
+    }
+    if let Data::Number(number) = data {
+        value(w, NFTA_SET_ELEM_DATA, |b| {
+            b.extend_from_slice(&number.to_ne_bytes());
         });
     }
     if let Some((code, chain)) = data.verdict() {
@@ -323,6 +380,21 @@ fn put_key(bytes: &mut Vec<u8>, key: Key) {
         Key::FirewallSource(destination, range) => {
             put_destination(bytes, destination);
             put_ip(bytes, range.first());
+        }
+        Key::Number(number) => bytes.extend_from_slice(&number.to_ne_bytes()),
+        Key::Loop(pod) => {
+            put_ip(bytes, pod);
+            put_ip(bytes, pod);
+        }
+        Key::Span(first, _) => put_ip(bytes, first),
+        Key::Grant(pod, number) => {
+            put_ip(bytes, pod);
+            bytes.extend_from_slice(&number.to_ne_bytes());
+        }
+        Key::GrantPort(pod, number, protocol, port)
+        | Key::GrantPorts(pod, number, protocol, port, _) => {
+            put_key(bytes, Key::Grant(pod, number));
+            put_node_port(bytes, NodePort { protocol, port });
         }
     }
 }

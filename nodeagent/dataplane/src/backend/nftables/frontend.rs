@@ -90,11 +90,11 @@ fn place(before: &[EndpointAddr], wanted: &[EndpointAddr]) -> Vec<EndpointAddr> 
 
 /// Element operations: all of `delete` come before all of `add`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Ops {
-    pub(super) delete: Vec<Element>,
+pub(crate) struct Ops {
+    pub(crate) delete: Vec<Element>,
     /// Operations on groups, between `delete` and `add`.
     pub(super) groups: Vec<GroupOp>,
-    pub(super) add: Vec<Element>,
+    pub(crate) add: Vec<Element>,
 }
 
 impl Ops {
@@ -102,7 +102,7 @@ impl Ops {
     const GROUP_WEIGHT: usize = 24;
 
     /// Number of operations.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.delete.len() + self.groups.len() + self.add.len()
     }
 
@@ -164,7 +164,15 @@ pub(super) fn place_of(key: Key) -> Option<FrontendAddr> {
             protocol: port.protocol,
             port: port.port,
         }),
-        Key::Ip(_) | Key::Hairpin(_) | Key::Range(_) => None,
+        Key::Ip(_)
+        | Key::Hairpin(_)
+        | Key::Range(_)
+        | Key::Number(_)
+        | Key::Loop(_)
+        | Key::Span(..)
+        | Key::Grant(..)
+        | Key::GrantPort(..)
+        | Key::GrantPorts(..) => None,
     }
 }
 

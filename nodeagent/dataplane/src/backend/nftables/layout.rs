@@ -28,6 +28,7 @@ use std::borrow::Cow;
 use kplane_model::Protocol;
 
 use super::affinity_id::AffinityId;
+use super::policy_layout::PolicyStep;
 use super::schema::{Balancer, Class, Set};
 
 /// Number of draws before the first endpoint is taken. At most half of all draws miss, so the first endpoint
@@ -141,6 +142,8 @@ pub(super) enum Step {
     Return,
     /// `drop`
     Drop,
+    /// A step of the table of NetworkPolicies.
+    Policy(PolicyStep),
 }
 
 use Step::{
@@ -188,7 +191,7 @@ impl Chain {
         }
     }
 
-    fn base(name: &'static str, chain_type: &'static str, at: (HookPoint, i32)) -> Self {
+    pub(super) fn base(name: &'static str, chain_type: &'static str, at: (HookPoint, i32)) -> Self {
         let (point, priority) = at;
         let hook = Hook {
             chain_type,
@@ -209,7 +212,7 @@ impl Chain {
         }
     }
 
-    fn comment(self, text: &'static str) -> Self {
+    pub(super) fn comment(self, text: &'static str) -> Self {
         let comment = Some(text);
         Self { comment, ..self }
     }

@@ -10,10 +10,11 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::access::{FoundTable, Guard, TableAccess};
-use super::element::Element;
+use super::affinity::Group;
+use super::element::{Element, Key};
 use super::frontend::Ops;
+use super::schema::Set;
 use super::structure::GroupOp;
-use super::table::Table;
 use super::transactions::each_transaction;
 use super::watch::{Changed, Meddling};
 use crate::backend::driver::StepError;
@@ -29,6 +30,20 @@ const READ_PAUSE: Duration = Duration::from_millis(20);
 
 /// Elements of one group of operations in a rebuild. A group goes into one transaction as a whole.
 const TOGETHER: usize = 256;
+
+/// What the kernel must hold in a table.
+pub(crate) trait Contents {
+    /// Returns every element.
+    fn elements(&self) -> BTreeSet<Element>;
+
+    /// Returns the element in a set under a key.
+    fn element(&self, set: Set, key: Key) -> Option<Element>;
+
+    /// Returns every group of session affinity.
+    fn groups(&self) -> BTreeSet<Group> {
+        BTreeSet::new()
+    }
+}
 
 /// The operations that repair a table.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -47,7 +62,7 @@ struct Plan {
 /// cannot be read or written.
 pub(super) fn mend<K: TableAccess>(
     kernel: &mut K,
-    table: &Table,
+    table: &impl Contents,
     meddling: Meddling,
 ) -> Result<Option<String>, StepError> {
     let mut meddling = meddling;
@@ -125,7 +140,10 @@ fn differing(missing: usize, foreign: usize, example: &Element) -> String {
 /// Reads a table, and plans the repair of its differences. A list of elements may lack some while the kernel
 /// enlarges a set, which it does in the background some time after many elements were added. So a difference
 /// counts only if it stays.
-fn read_plan<K: TableAccess>(kernel: &mut K, table: &Table) -> Result<Option<Plan>, StepError> {
+fn read_plan<K: TableAccess>(
+    kernel: &mut K,
+    table: &impl Contents,
+) -> Result<Option<Plan>, StepError> {
     let mut plan = found_plan(table, kernel.read().map_err(unreadable)?)?;
     for _ in 0..READ_AGAIN {
         if plan.as_ref().is_none_or(|plan| plan.rebuild) {
@@ -138,7 +156,7 @@ fn read_plan<K: TableAccess>(kernel: &mut K, table: &Table) -> Result<Option<Pla
 }
 
 /// Plans the repair of a table from the content that was found in the kernel.
-fn found_plan(table: &Table, found: FoundTable) -> Result<Option<Plan>, StepError> {
+fn found_plan(table: &impl Contents, found: FoundTable) -> Result<Option<Plan>, StepError> {
     let (groups, found) = match found {
         FoundTable::Ours(groups, elements) => (groups, elements),
         FoundTable::Other(reason) => return Ok(Some(rebuild_plan(table, reason))),
@@ -168,7 +186,16 @@ fn found_plan(table: &Table, found: FoundTable) -> Result<Option<Plan>, StepErro
 }
 
 /// Plans the repair that creates the table anew with all of its content.
-fn rebuild_plan(table: &Table, what: String) -> Plan {
+fn rebuild_plan(table: &impl Contents, what: String) -> Plan {
+    Plan {
+        rebuild: true,
+        groups: everything(table),
+        what,
+    }
+}
+
+/// Returns the operations that fill an empty table, in the order of the sets.
+pub(super) fn everything(table: &impl Contents) -> Vec<Ops> {
     let groups = table.groups().into_iter().map(GroupOp::Make);
     let chains = Ops {
         groups: groups.collect(),
@@ -180,9 +207,5 @@ fn rebuild_plan(table: &Table, what: String) -> Plan {
         ..Ops::default()
     });
     let groups = [chains].into_iter().chain(elements);
-    Plan {
-        rebuild: true,
-        groups: groups.filter(|ops| ops.len() > 0).collect(),
-        what,
-    }
+    groups.filter(|ops| ops.len() > 0).collect()
 }

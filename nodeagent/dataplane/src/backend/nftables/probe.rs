@@ -56,7 +56,8 @@ pub fn probe(families: &[Family]) -> Result<(), ProbeError> {
 
 fn probe_family(socket: &mut NfSocket, family: Family) -> Result<(), ProbeError> {
     let mut batch = Batch::new();
-    push_structure_as(&mut batch, family, TableSettings::default(), PROBE_TABLE);
+    let layout = TableSettings::default().into();
+    push_structure_as(&mut batch, family, layout, PROBE_TABLE);
     push_certain_failure(&mut batch, family);
     let failure = batch.len() - 1;
     match socket.commit(batch.seal(None)) {

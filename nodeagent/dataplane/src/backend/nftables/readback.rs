@@ -11,8 +11,9 @@ use super::affinity::Group;
 use super::affinity_id::{AffinityId, Part};
 use super::decode::{Decoder, Foreign};
 use super::element::Element;
-use super::schema::{Set, TABLE, TableSettings};
+use super::schema::Set;
 use super::structure::{GroupOp, push_groups, push_structure};
+use super::tables::{Layout, TableKind};
 #[allow(
     clippy::wildcard_imports,
     reason = "constants named as in the kernel's headers"
@@ -65,10 +66,11 @@ impl From<Foreign> for ReadError {
 pub fn read_structure(
     socket: &mut NfSocket,
     family: Family,
-    settings: TableSettings,
+    layout: impl Into<Layout>,
 ) -> Result<StructureState, NetlinkError> {
+    let layout = layout.into();
     for _ in 0..READ_ATTEMPTS {
-        let (state, torn) = read_structure_once(socket, family, settings)?;
+        let (state, torn) = read_structure_once(socket, family, layout)?;
         if !torn || matches!(state, StructureState::Ours(_)) {
             return Ok(state);
         }
@@ -83,11 +85,11 @@ pub fn read_structure(
 fn read_structure_once(
     socket: &mut NfSocket,
     family: Family,
-    settings: TableSettings,
+    layout: Layout,
 ) -> Result<(StructureState, bool), NetlinkError> {
-    let number = nfproto(family);
+    let (number, name) = (nfproto(family), layout.table().name());
     let table = match socket.get(Request::new("read table", msg::GETTABLE, number, |w| {
-        w.str(NFTA_TABLE_NAME, TABLE);
+        w.str(NFTA_TABLE_NAME, name);
     })) {
         Err(error) if error.errno() == Some(Errno::ENOENT) => {
             return Ok((StructureState::Absent, false));
@@ -96,24 +98,24 @@ fn read_structure_once(
     };
     let (sets, torn_sets) =
         socket.dump_through(Request::new("read sets", msg::GETSET, number, |w| {
-            w.str(NFTA_SET_TABLE, TABLE);
+            w.str(NFTA_SET_TABLE, name);
         }))?;
     // The kernel cannot filter chains by table.
     let (chains, torn_chains) =
         socket.dump_through(Request::new("read chains", msg::GETCHAIN, number, |_| {}))?;
     let (rules, torn_rules) =
         socket.dump_through(Request::new("read rules", msg::GETRULE, number, |w| {
-            w.str(NFTA_RULE_TABLE, TABLE);
+            w.str(NFTA_RULE_TABLE, name);
         }))?;
-    let actual = Structure::from_messages([&table, &sets, &chains, &rules]);
+    let actual = Structure::from_messages(name, [&table, &sets, &chains, &rules]);
 
     // The groups are read from their own comments. The comparison shows whether the comments are true.
     let groups = actual.groups();
     let mut batch = Batch::new();
-    push_structure(&mut batch, family, settings);
+    push_structure(&mut batch, family, layout);
     let make: Vec<GroupOp> = groups.iter().copied().map(GroupOp::Make).collect();
-    push_groups(&mut batch, family, settings, &make);
-    let expected = Structure::from_messages([batch.as_bytes()]);
+    push_groups(&mut batch, family, layout.settings(), &make);
+    let expected = Structure::from_messages(name, [batch.as_bytes()]);
     let state = match expected.difference(&actual) {
         None => StructureState::Ours(groups),
         Some(reason) => StructureState::Different(reason),
@@ -121,18 +123,30 @@ fn read_structure_once(
     Ok((state, torn_sets || torn_chains || torn_rules))
 }
 
-/// Reads all elements of all of kplane's sets, in no particular order. A set that no program changes is read
+/// Reads all elements of all sets of Services, in no particular order. A set that no program changes is read
 /// whole, whatever happens to other sets and tables meanwhile. The caller must make sure that no program
 /// changed kplane's sets.
 ///
 /// # Errors
 /// [`ReadError::Different`] when a set is missing or holds elements that are not kplane's.
 pub fn read_elements(socket: &mut NfSocket, family: Family) -> Result<Vec<Element>, ReadError> {
+    read_elements_of(socket, family, TableKind::Services)
+}
+
+/// Reads all elements of a table, as [`read_elements`] does.
+///
+/// # Errors
+/// As [`read_elements`].
+pub fn read_elements_of(
+    socket: &mut NfSocket,
+    family: Family,
+    table: TableKind,
+) -> Result<Vec<Element>, ReadError> {
     let mut elements = Vec::new();
-    for set in Set::all() {
+    for set in Set::all_of(table) {
         let what = "read elements";
         let request = Request::new(what, msg::GETSETELEM, nfproto(family), |w| {
-            w.str(NFTA_SET_ELEM_LIST_TABLE, TABLE);
+            w.str(NFTA_SET_ELEM_LIST_TABLE, table.name());
             w.str(NFTA_SET_ELEM_LIST_SET, set.name());
         });
         let (dump, _) = match socket.dump_through(request) {
@@ -197,18 +211,18 @@ struct Structure<'a> {
 }
 
 impl<'a> Structure<'a> {
-    fn from_messages<const N: usize>(parts: [&'a [u8]; N]) -> Self {
+    fn from_messages<const N: usize>(name: &str, parts: [&'a [u8]; N]) -> Self {
         let mut structure = Self::default();
         for message in parts.into_iter().flat_map(Messages) {
-            structure.take(message.kind, message.attributes());
+            structure.take(name, message.kind, message.attributes());
         }
         structure
     }
 
-    /// Adds an object of kplane's table; other objects are skipped.
-    fn take(&mut self, kind: u16, object: Attributes<'a>) {
+    /// Adds an object of the table of this name; other objects are skipped.
+    fn take(&mut self, name: &str, kind: u16, object: Attributes<'a>) {
         let text = |kind| object.get(kind).and_then(Attribute::as_str);
-        let ours = |kind| text(kind) == Some(TABLE);
+        let ours = |kind| text(kind) == Some(name);
         match kind {
             msg::NEWTABLE if ours(NFTA_TABLE_NAME) => self.table = Some(object),
             msg::NEWSET if ours(NFTA_SET_TABLE) => {

@@ -16,13 +16,13 @@ use kplane_netlink::AttributeWriter;
 
 /// A data register of four bytes, 0..16. Longer values continue in the following registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Register(u32);
+pub(super) struct Register(u32);
 
 impl Register {
     /// Returns the register's number (`enum nft_registers`). Each register at a multiple of 16 bytes has an
     /// old name too (`NFT_REG_1..4` = 1..4, `NFT_REG32_00..15` = 8..23). The kernel answers with the old
     /// number.
-    fn number(self) -> u32 {
+    pub(super) fn number(self) -> u32 {
         match self.0 % 4 {
             0 => 1 + self.0 / 4,
             _ => 8 + self.0,
@@ -36,7 +36,7 @@ impl Register {
     }
 }
 
-const FIRST: Register = Register(0);
+pub(super) const FIRST: Register = Register(0);
 /// Register in which nft puts a second value: behind 16 bytes, whatever the length of the first value.
 const SECOND: Register = Register(4);
 /// The number of the register of verdicts.
@@ -111,10 +111,11 @@ impl Expressions<'_, '_> {
             Step::Goto(chain) => self.verdict(NFT_GOTO, Some(chain)),
             Step::Return => self.verdict(NFT_RETURN, None),
             Step::Drop => self.verdict(NF_DROP, None),
+            Step::Policy(step) => self.policy_step(step),
         }
     }
 
-    fn expression(&mut self, name: &str, data: impl FnOnce(&mut AttributeWriter<'_>)) {
+    pub(super) fn expression(&mut self, name: &str, data: impl FnOnce(&mut AttributeWriter<'_>)) {
         self.list.nest(NFTA_LIST_ELEM, |w| {
             w.str(NFTA_EXPR_NAME, name);
             w.nest(NFTA_EXPR_DATA, data);
@@ -128,7 +129,7 @@ impl Expressions<'_, '_> {
     }
 
     /// Writes a test whether the key in the first registers is in a set.
-    fn member(&mut self, set: Set, flags: u32) {
+    pub(super) fn member(&mut self, set: Set, flags: u32) {
         self.expression("lookup", |w| {
             w.str(NFTA_LOOKUP_SET, set.name());
             w.u32(NFTA_LOOKUP_SREG, FIRST.number());
@@ -138,7 +139,7 @@ impl Expressions<'_, '_> {
 
     /// Writes a lookup in a map, with the key in `register`. The result goes to the register with number
     /// `to`.
-    fn map(&mut self, map: &str, register: Register, to: u32) {
+    pub(super) fn map(&mut self, map: &str, register: Register, to: u32) {
         self.expression("lookup", |w| {
             w.str(NFTA_LOOKUP_SET, map);
             w.u32(NFTA_LOOKUP_SREG, register.number());
@@ -154,7 +155,14 @@ impl Expressions<'_, '_> {
                 (Field::Destination, Family::V4) => Some(NFT_CT_DST_IP),
                 (Field::Destination, Family::V6) => Some(NFT_CT_DST_IP6),
                 (Field::Port, _) => Some(NFT_CT_PROTO_DST),
-                (Field::Source | Field::Protocol | Field::Index, _) => None,
+                (
+                    Field::Source
+                    | Field::Protocol
+                    | Field::Index
+                    | Field::Number
+                    | Field::NetworkNumber,
+                    _,
+                ) => None,
             };
             match key {
                 Some(key) => self.expression("ct", |w| {
@@ -172,10 +180,7 @@ impl Expressions<'_, '_> {
         // Rules with this step are left out without an interface. An empty name never occurs.
         let interface = self.settings.pod_interface;
         let name = interface.as_ref().map_or(&[0][..], PodInterface::bytes);
-        self.expression("meta", |w| {
-            w.u32(NFTA_META_KEY, NFT_META_IIFNAME);
-            w.u32(NFTA_META_DREG, FIRST.number());
-        });
+        self.meta(NFT_META_IIFNAME, FIRST);
         self.compare(op, name);
     }
 
@@ -186,7 +191,7 @@ impl Expressions<'_, '_> {
         });
     }
 
-    fn load(&mut self, field: Field, register: Register, modulus: u32) {
+    pub(super) fn load(&mut self, field: Field, register: Register, modulus: u32) {
         // struct iphdr: addresses at 12 and 16; struct ipv6hdr: at 8 and 24.
         let (source, destination) = match self.family {
             Family::V4 => (12, 16),
@@ -201,12 +206,9 @@ impl Expressions<'_, '_> {
             Field::Destination => (NFT_PAYLOAD_NETWORK_HEADER, destination, address_len),
             // TCP, UDP and SCTP all have the destination port at offset 2.
             Field::Port => (NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2),
-            Field::Protocol => {
-                return self.expression("meta", |w| {
-                    w.u32(NFTA_META_KEY, NFT_META_L4PROTO);
-                    w.u32(NFTA_META_DREG, register.number());
-                });
-            }
+            Field::Protocol => return self.meta(NFT_META_L4PROTO, register),
+            Field::Number => return self.meta(NFT_META_PRIORITY, register),
+            Field::NetworkNumber => return self.network_number(register),
             Field::Index => {
                 return self.expression("numgen", |w| {
                     w.u32(NFTA_NG_DREG, register.number());
@@ -219,7 +221,7 @@ impl Expressions<'_, '_> {
         self.payload(register, base, offset, len);
     }
 
-    fn payload(&mut self, register: Register, base: u32, offset: u32, len: u32) {
+    pub(super) fn payload(&mut self, register: Register, base: u32, offset: u32, len: u32) {
         self.expression("payload", |w| {
             w.u32(NFTA_PAYLOAD_DREG, register.number());
             w.u32(NFTA_PAYLOAD_BASE, base);
@@ -229,7 +231,7 @@ impl Expressions<'_, '_> {
     }
 
     /// Compares the first register with `value`.
-    fn compare(&mut self, op: u32, value: &[u8]) {
+    pub(super) fn compare(&mut self, op: u32, value: &[u8]) {
         self.expression("cmp", |w| {
             w.u32(NFTA_CMP_SREG, FIRST.number());
             w.u32(NFTA_CMP_OP, op);
@@ -252,7 +254,7 @@ impl Expressions<'_, '_> {
     }
 
     /// Compares `ct KEY & bit` with 0.
-    fn conntrack(&mut self, key: u32, bit: u32, op: u32) {
+    pub(super) fn conntrack(&mut self, key: u32, bit: u32, op: u32) {
         self.expression("ct", |w| {
             w.u32(NFTA_CT_KEY, key);
             w.u32(NFTA_CT_DREG, FIRST.number());
@@ -284,11 +286,15 @@ impl Expressions<'_, '_> {
         }
     }
 
-    fn load_mark(&mut self) {
+    pub(super) fn meta(&mut self, key: u32, register: Register) {
         self.expression("meta", |w| {
-            w.u32(NFTA_META_KEY, NFT_META_MARK);
-            w.u32(NFTA_META_DREG, FIRST.number());
+            w.u32(NFTA_META_KEY, key);
+            w.u32(NFTA_META_DREG, register.number());
         });
+    }
+
+    fn load_mark(&mut self) {
+        self.meta(NFT_META_MARK, FIRST);
     }
 
     fn change_mark(&mut self, mask: u32, xor: u32) {
@@ -365,7 +371,7 @@ impl Expressions<'_, '_> {
         });
     }
 
-    fn verdict(&mut self, code: i32, chain: Option<&str>) {
+    pub(super) fn verdict(&mut self, code: i32, chain: Option<&str>) {
         self.expression("immediate", |w| {
             w.u32(NFTA_IMMEDIATE_DREG, NFT_REG_VERDICT);
             w.nest(NFTA_IMMEDIATE_DATA, |w| {

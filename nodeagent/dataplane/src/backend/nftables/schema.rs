@@ -3,6 +3,8 @@
 use kplane_model::Family;
 use kplane_model::OWN_MARK;
 
+use super::policy_schema::PolicySet;
+use super::tables::TableKind;
 use crate::backend::PodInterface;
 
 /// Name of the table, one in family `ip` and one in `ip6`.
@@ -155,6 +157,8 @@ pub enum Set {
     Class(Balancer, Class),
     /// The endpoints of all destinations of a balancer, by index.
     Endpoints(Balancer),
+    /// A set of the table of NetworkPolicies.
+    Policy(PolicySet),
 }
 
 /// The data of an element besides its key.
@@ -166,6 +170,8 @@ pub enum Carries {
     Endpoint,
     /// A verdict that leads to a chain of session affinity.
     Chain,
+    /// A number that stands for the other ends of connections.
+    Number,
 }
 
 /// A part of a set's key, taken from the packet.
@@ -181,6 +187,10 @@ pub(super) enum Field {
     Port,
     /// `numgen random mod M`
     Index,
+    /// `meta priority`, where rules about policies keep the number of the other end
+    Number,
+    /// `meta priority` in network byte order, as ranges are compared
+    NetworkNumber,
 }
 
 /// VIP: `ip daddr . meta l4proto . th dport`.
@@ -216,7 +226,23 @@ impl Set {
         Self::RememberNodeports,
     ];
 
-    /// Returns all sets in the order in which they are created.
+    /// Returns all sets of a table in the order in which they are created.
+    pub(super) fn all_of(table: TableKind) -> Vec<Self> {
+        match table {
+            TableKind::Services => Self::all().collect(),
+            TableKind::Policies => PolicySet::ALL.map(Self::Policy).to_vec(),
+        }
+    }
+
+    /// Returns the set's table.
+    pub(super) fn table(self) -> TableKind {
+        match self {
+            Self::Policy(_) => TableKind::Policies,
+            _ => TableKind::Services,
+        }
+    }
+
+    /// Returns all sets of the table of Services in the order in which they are created.
     pub fn all() -> impl Iterator<Item = Self> {
         let balancers = Balancer::ALL.into_iter().flat_map(|balancer| {
             Class::all()
@@ -259,6 +285,7 @@ impl Set {
             Self::Endpoints(Balancer::Nodeport) => "nodeport-endpoints",
             Self::Endpoints(Balancer::InsideService) => "inside-service-endpoints",
             Self::Endpoints(Balancer::InsideNodeport) => "inside-nodeport-endpoints",
+            Self::Policy(set) => set.name(),
         }
     }
 
@@ -283,6 +310,7 @@ impl Set {
             Self::RememberServices | Self::RememberNodeports => {
                 Some("sessionAffinity: the endpoint that a client got is remembered")
             }
+            Self::Policy(set) => set.comment(),
             Self::ClusterIps | Self::ServiceCidrs | Self::PodCidrs => None,
             Self::Class(..) | Self::Endpoints(_) => None,
         }
@@ -297,6 +325,7 @@ impl Set {
             | Self::PodCidrs
             | Self::UnmasqueradedSources
             | Self::NodeportIps => true,
+            Self::Policy(set) => set.is_interval(),
             Self::Services
             | Self::Nodeports
             | Self::MasqueradeServices
@@ -323,6 +352,7 @@ impl Set {
     pub fn carries(self) -> Carries {
         match self {
             Self::Endpoints(_) => Carries::Endpoint,
+            Self::Policy(set) => set.carries(),
             Self::Sticky(_) | Self::RememberServices | Self::RememberNodeports => Carries::Chain,
             _ => Carries::Nothing,
         }
@@ -377,6 +407,7 @@ impl Set {
             Self::Endpoints(Balancer::Nodeport | Balancer::InsideNodeport) => {
                 &[Field::Protocol, Field::Port, Field::Index]
             }
+            Self::Policy(set) => set.fields(),
         }
     }
 }
@@ -388,7 +419,7 @@ impl Field {
             Self::Source | Self::Destination => family.address_len(),
             Self::Protocol => 1,
             Self::Port => 2,
-            Self::Index => 4,
+            Self::Index | Self::Number | Self::NetworkNumber => 4,
         }
     }
 }

@@ -6,7 +6,8 @@ use super::affinity::{Group, MAX_CLIENTS};
 use super::affinity_id::Part;
 use super::layout::{self, Chain, Rule};
 use super::rule::Expressions;
-use super::schema::{Carries, Field, Set, TABLE, TABLE_COMMENT, TableSettings, key_len};
+use super::schema::{Carries, Field, Set, TableSettings, key_len};
+use super::tables::{Layout, TableKind};
 #[allow(
     clippy::wildcard_imports,
     reason = "constants named as in the kernel's headers"
@@ -22,36 +23,39 @@ const TYPE_IPADDR: u32 = 7;
 const TYPE_IP6ADDR: u32 = 8;
 const TYPE_INET_PROTOCOL: u32 = 12;
 const TYPE_INET_SERVICE: u32 = 13;
+const TYPE_CLASSID: u32 = 23;
 
-/// Adds the table of a family: sets, chains and rules, no elements. The table must not exist, or must be
+/// Adds a table of a family: sets, chains and rules, no elements. The table must not exist, or must be
 /// deleted earlier in the batch. Rules are added while the sets are empty, because the kernel would check
 /// every element of a full set for every rule.
-pub fn push_structure(batch: &mut Batch, family: Family, settings: TableSettings) {
-    push_structure_as(batch, family, settings, TABLE);
+pub fn push_structure(batch: &mut Batch, family: Family, layout: impl Into<Layout>) {
+    let layout = layout.into();
+    push_structure_as(batch, family, layout, layout.table().name());
 }
 
 /// Adds the same table under another name.
 pub(super) fn push_structure_as(
     batch: &mut Batch,
     family: Family,
-    settings: TableSettings,
+    layout: Layout,
     name: &'static str,
 ) {
+    let (kind, settings) = (layout.table(), layout.settings());
     let mut table = Table {
         batch,
         family,
         name,
     };
-    table.add(NLM_F_CREATE | NLM_F_EXCL);
-    for (id, set) in (1..).zip(Set::all()) {
+    table.add(NLM_F_CREATE | NLM_F_EXCL, kind.comment());
+    for (id, set) in (1..).zip(Set::all_of(kind)) {
         table.add_set(set, id);
     }
-    if settings.refuse_loopback {
+    if kind == TableKind::Services && settings.refuse_loopback {
         for protocol in Protocol::ALL {
             table.add_counter(layout::counter_name(protocol));
         }
     }
-    let chains = layout::chains();
+    let chains = layout.chains(family);
     for chain in &chains {
         table.add_chain(chain);
     }
@@ -106,7 +110,7 @@ pub(super) fn push_groups(
     let mut table = Table {
         batch,
         family,
-        name: TABLE,
+        name: TableKind::Services.name(),
     };
     let made = || ops.iter().filter_map(GroupOp::made);
     let rewritten = || ops.iter().filter_map(GroupOp::rewritten);
@@ -139,15 +143,21 @@ pub(super) fn push_groups(
     }
 }
 
-/// Deletes the table of a family with everything in it. The table need not exist.
+/// Deletes the table of a family's Services with everything in it. The table need not exist.
 pub fn push_delete_table(batch: &mut Batch, family: Family) {
+    push_delete(batch, family, TableKind::Services);
+}
+
+/// Deletes a table of a family with everything in it. The table need not exist.
+pub(super) fn push_delete(batch: &mut Batch, family: Family, kind: TableKind) {
+    let name = kind.name();
     let mut table = Table {
         batch,
         family,
-        name: TABLE,
+        name,
     };
     // Adding an existing table is no error; deleting a missing one is.
-    table.add(NLM_F_CREATE);
+    table.add(NLM_F_CREATE, kind.comment());
     table.delete();
 }
 
@@ -186,12 +196,12 @@ impl Table<'_> {
         self.batch.push(operation, fill);
     }
 
-    fn add(&mut self, flags: u16) {
+    fn add(&mut self, flags: u16, comment: &str) {
         let name = self.name;
         self.push(("add table", name), msg::NEWTABLE, flags, |w| {
             w.str(NFTA_TABLE_NAME, name);
             w.u32(NFTA_TABLE_FLAGS, 0);
-            w.bytes(NFTA_TABLE_USERDATA, &userdata::comment(TABLE_COMMENT));
+            w.bytes(NFTA_TABLE_USERDATA, &userdata::comment(comment));
         });
     }
 
@@ -214,6 +224,7 @@ impl Table<'_> {
             match set.carries() {
                 Carries::Nothing => {}
                 Carries::Endpoint => put_data(w, &[Field::Destination, Field::Port], family),
+                Carries::Number => put_data(w, &[Field::Number], family),
                 Carries::Chain => {
                     w.u32(NFTA_SET_DATA_TYPE, NFT_DATA_VERDICT);
                     w.u32(NFTA_SET_DATA_LEN, VERDICT_LEN);
@@ -386,6 +397,7 @@ fn key_type(fields: &[Field], family: Family) -> u32 {
             (Field::Protocol, _) => TYPE_INET_PROTOCOL,
             (Field::Port, _) => TYPE_INET_SERVICE,
             (Field::Index, _) => TYPE_INTEGER,
+            (Field::Number | Field::NetworkNumber, _) => TYPE_CLASSID,
         };
         types << TYPE_BITS | field_type
     })

@@ -14,6 +14,7 @@ use super::affinity_id::AffinityId;
 use super::element::{Destination, Element, Key};
 use super::frontend::{Entry, Ops, diff, elements, place_of};
 use super::groups::{Groups, StagedGroups, sticky};
+use super::mend::Contents;
 use super::schema::{Class, Set};
 use crate::backend::{Change, Failure};
 use crate::plan::{Frontend, FrontendAddr, NodePlan, ServicePlan};
@@ -154,18 +155,24 @@ impl Table {
         self.affinity.adopt(groups);
     }
 
-    /// Returns every group of session affinity that the kernel must hold.
-    pub(super) fn groups(&self) -> BTreeSet<Group> {
-        self.affinity.all()
-    }
-
     /// Returns the endpoints that a group may remember, sorted; `None` while they are not known.
     pub(super) fn may_remember(&self, id: AffinityId) -> Option<&[EndpointAddr]> {
         self.affinity.endpoints(id)
     }
 
-    /// Returns every element that the kernel must hold.
-    pub(super) fn elements(&self) -> BTreeSet<Element> {
+    /// Returns the places of a ServicePort.
+    pub(super) fn places(&self, key: &ServiceKey) -> &[FrontendAddr] {
+        let held = self.services.get(key);
+        held.map_or(&[], |held| &held.frontends)
+    }
+}
+
+impl Contents for Table {
+    fn groups(&self) -> BTreeSet<Group> {
+        self.affinity.all()
+    }
+
+    fn elements(&self) -> BTreeSet<Element> {
         let frontends = self
             .frontends
             .iter()
@@ -184,9 +191,8 @@ impl Table {
             .collect()
     }
 
-    /// Returns the element that the kernel must hold in a set under a key. The work is that of building all
-    /// elements of the key's place.
-    pub(super) fn element(&self, set: Set, key: Key) -> Option<Element> {
+    /// The work is that of building all elements of the key's place.
+    fn element(&self, set: Set, key: Key) -> Option<Element> {
         let same = |element: &Element| (element.set, element.key) == (set, key);
         let stray = self.strays.iter().copied().find(same);
         let own = match (key, place_of(key)) {
@@ -205,12 +211,6 @@ impl Table {
             (_, None) => None,
         };
         own.or(stray)
-    }
-
-    /// Returns the places of a ServicePort.
-    pub(super) fn places(&self, key: &ServiceKey) -> &[FrontendAddr] {
-        let held = self.services.get(key);
-        held.map_or(&[], |held| &held.frontends)
     }
 }
 

@@ -12,6 +12,8 @@ use proptest::prelude::*;
 
 use super::affinity_id::AffinityId;
 use super::decode::Decoder;
+use super::policy_schema::PolicySet;
+use super::tables::TableKind;
 use super::uapi::{NFTA_SET_ELEM_LIST_ELEMENTS, NFTA_SET_ELEM_LIST_SET};
 use super::{Carries, Data, Destination, Element, ElementOp, Key, NodePort, Set, push_elements};
 use kplane_netlink::{Attributes, Batch, Messages};
@@ -30,7 +32,8 @@ fn cidrs(family: Family) -> impl Strategy<Value = Cidr> {
 
 /// An element of any set but the plain sets of ranges, where elements depend on one another.
 fn elements(family: Family) -> impl Strategy<Value = Element> {
-    let sets: Vec<Set> = Set::all().filter(|set| !is_plain_ranges(*set)).collect();
+    let sets = all_sets().into_iter();
+    let sets: Vec<Set> = sets.filter(|set| !is_plain_ranges(*set)).collect();
     let parts = (
         proptest::sample::select(sets),
         (ips(family), ips(family), cidrs(family)),
@@ -49,6 +52,11 @@ fn elements(family: Family) -> impl Strategy<Value = Element> {
                 Key::FirewallSource(destination, range),
                 Key::ServiceSlot(destination, index),
                 Key::NodePortSlot(node_port, index),
+                Key::Number(index),
+                Key::Loop(ip),
+                Key::Grant(ip, index),
+                Key::GrantPort(ip, index, protocol, port),
+                Key::GrantPorts(ip, index, protocol, port.min(target), port.max(target)),
             ];
             let endpoint = EndpointAddr::new(other, target);
             let id = AffinityId::from_bits(u64::from(index) << 30);
@@ -57,6 +65,7 @@ fn elements(family: Family) -> impl Strategy<Value = Element> {
                 key: keys.into_iter().find(|key| key.fits(set)).unwrap(),
                 data: match (set.carries(), set) {
                     (Carries::Nothing, _) => None,
+                    (Carries::Number, _) => Some(Data::Number(index)),
                     (Carries::Endpoint, _) => Some(Data::Endpoint(endpoint)),
                     (Carries::Chain, Set::Sticky(_)) => Some(Data::Pick(id)),
                     (Carries::Chain, _) if index % 2 == 0 => Some(Data::Keep(id)),
@@ -67,14 +76,19 @@ fn elements(family: Family) -> impl Strategy<Value = Element> {
     )
 }
 
+fn all_sets() -> Vec<Set> {
+    let tables = TableKind::ALL.into_iter();
+    tables.flat_map(Set::all_of).collect()
+}
+
 fn is_plain_ranges(set: Set) -> bool {
-    set.is_interval() && set != Set::FirewallSources
+    set.is_interval() && set.fields().len() == 1
 }
 
 /// Returns the elements that the kernel would return for an encoded batch.
 fn decoded(family: Family, batch: &Batch) -> Vec<Element> {
     let mut elements = Vec::new();
-    for set in Set::all() {
+    for set in all_sets() {
         let mut decoder = Decoder::new(family, set);
         for message in Messages(batch.as_bytes()) {
             let attributes = message.attributes();
@@ -125,11 +139,11 @@ proptest! {
     #[test]
     fn decoders_take_any_bytes(
         bytes in prop::collection::vec(any::<u8>(), 0..300),
-        set in 0_usize..96,
+        set in 0_usize..110,
         v6 in any::<bool>(),
     ) {
         let family = if v6 { Family::V6 } else { Family::V4 };
-        let mut decoder = Decoder::new(family, Set::all().nth(set).unwrap());
+        let mut decoder = Decoder::new(family, all_sets()[set]);
         let _ = decoder.take(Attributes(&bytes));
         let _ = decoder.finish();
     }
@@ -164,16 +178,14 @@ fn the_ranges_of_everything_and_of_the_last_address() {
         (Family::V6, ["::/0", "ff00::/8"]),
     ] {
         for range in ranges {
-            let key = Key::Range(range.parse().unwrap());
-            let set = Set::NodeportIps;
-            round_trip(
-                family,
-                vec![Element {
-                    set,
-                    key,
-                    data: None,
-                }],
-            );
+            let range: Cidr = range.parse().unwrap();
+            let span = Key::Span(range.first(), range.last());
+            for (set, key, data) in [
+                (Set::NodeportIps, Key::Range(range), None),
+                (Set::Policy(PolicySet::Blocks), span, Some(Data::Number(7))),
+            ] {
+                round_trip(family, vec![Element { set, key, data }]);
+            }
         }
     }
 }

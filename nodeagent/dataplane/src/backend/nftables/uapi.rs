@@ -150,6 +150,16 @@ pub(super) const NFTA_CMP_OP: u16 = 2;
 pub(super) const NFTA_CMP_DATA: u16 = 3;
 pub(super) const NFT_CMP_EQ: u32 = 0;
 pub(super) const NFT_CMP_NEQ: u32 = 1;
+pub(super) const NFT_CMP_LTE: u32 = 3;
+pub(super) const NFT_CMP_GTE: u32 = 5;
+
+/// `enum nft_byteorder_attributes`, `enum nft_byteorder_ops`.
+pub(super) const NFTA_BYTEORDER_SREG: u16 = 1;
+pub(super) const NFTA_BYTEORDER_DREG: u16 = 2;
+pub(super) const NFTA_BYTEORDER_OP: u16 = 3;
+pub(super) const NFTA_BYTEORDER_LEN: u16 = 4;
+pub(super) const NFTA_BYTEORDER_SIZE: u16 = 5;
+pub(super) const NFT_BYTEORDER_HTON: u32 = 1;
 
 /// `enum nft_lookup_attributes`, `enum nft_lookup_flags`.
 pub(super) const NFTA_LOOKUP_SET: u16 = 1;
@@ -175,6 +185,7 @@ pub(super) const NFT_SOCKET_MARK: u32 = 1;
 pub(super) const NFTA_META_DREG: u16 = 1;
 pub(super) const NFTA_META_KEY: u16 = 2;
 pub(super) const NFTA_META_SREG: u16 = 3;
+pub(super) const NFT_META_PRIORITY: u32 = 2;
 pub(super) const NFT_META_MARK: u32 = 3;
 pub(super) const NFT_META_IIFNAME: u32 = 6;
 pub(super) const NFT_META_L4PROTO: u32 = 16;
@@ -192,6 +203,8 @@ pub(super) const NFT_CT_DST_IP6: u32 = 22;
 pub(super) const IP_CT_DIR_ORIGINAL: u8 = 0;
 /// `NF_CT_STATE_BIT(IP_CT_NEW)` (linux/netfilter/nf_conntrack_common.h).
 pub(super) const CT_STATE_NEW: u32 = 8;
+/// `NF_CT_STATE_BIT(IP_CT_ESTABLISHED) | NF_CT_STATE_BIT(IP_CT_RELATED)`.
+pub(super) const CT_STATES_KNOWN: u32 = 2 | 4;
 /// `IPS_DST_NAT` (linux/netfilter/nf_conntrack_common.h).
 pub(super) const IPS_DST_NAT: u32 = 1 << 5;
 

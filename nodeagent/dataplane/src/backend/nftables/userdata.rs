@@ -29,6 +29,7 @@ const TYPEOF_DATA: u8 = 1;
 
 /// nft's `enum byteorder`.
 const BYTEORDER_INVALID: u32 = 0;
+const BYTEORDER_HOST_ENDIAN: u32 = 1;
 const BYTEORDER_BIG_ENDIAN: u32 = 2;
 
 /// nft's `enum expr_types`.
@@ -73,17 +74,24 @@ pub(super) fn set(set: Set, family: Family) -> Vec<u8> {
     let mut list = List::default();
     let byteorder = match set.fields() {
         [Field::Source | Field::Destination] => BYTEORDER_BIG_ENDIAN,
+        [Field::Number] => BYTEORDER_HOST_ENDIAN,
         _ => BYTEORDER_INVALID,
     };
     list.u32(SET_KEY_BYTEORDER, byteorder);
-    if set.is_map() {
-        list.u32(SET_DATA_BYTEORDER, BYTEORDER_INVALID);
+    let of_data = match set.carries() {
+        Carries::Nothing => None,
+        Carries::Endpoint | Carries::Chain => Some(BYTEORDER_INVALID),
+        Carries::Number => Some(BYTEORDER_HOST_ENDIAN),
+    };
+    if let Some(byteorder) = of_data {
+        list.u32(SET_DATA_BYTEORDER, byteorder);
     }
     list.nest(SET_KEY_TYPEOF, &typeof_key(set.fields(), family));
     let data = match set.carries() {
         Carries::Nothing => None,
         Carries::Endpoint => Some(typeof_key(&[Field::Destination, Field::Port], family)),
         Carries::Chain => Some(typeof_expression(EXPR_VERDICT, &List::default())),
+        Carries::Number => Some(typeof_field(Field::Number, family)),
     };
     if let Some(data) = data {
         list.nest(SET_DATA_TYPEOF, &data);
@@ -130,6 +138,9 @@ fn typeof_field(field: Field, family: Family) -> List {
         (Field::Destination, Family::V6) => (EXPR_PAYLOAD, &[PROTO_IP6, IP6_DADDR][..]),
         (Field::Port, _) => (EXPR_PAYLOAD, &[PROTO_TH, TH_DPORT][..]),
         (Field::Protocol, _) => (EXPR_META, &[super::uapi::NFT_META_L4PROTO][..]),
+        (Field::Number | Field::NetworkNumber, _) => {
+            (EXPR_META, &[super::uapi::NFT_META_PRIORITY][..])
+        }
         (Field::Index, _) => (
             EXPR_NUMGEN,
             &[super::uapi::NFT_NG_RANDOM, TYPEOF_MODULUS, 0][..],

@@ -4,7 +4,7 @@
 //! messages of a transaction ..., its end (generation N+1)  ->  Ledger
 //!   in other tables: the known generation increases, nothing else happens
 //!   in kplane's:     `Meddling`: these elements, or anything
-//!   a gap:           anything may have happened to both tables
+//!   a gap:           anything may have happened to all of kplane's tables
 //! ```
 
 use std::collections::BTreeMap;
@@ -14,7 +14,8 @@ use kplane_model::Family;
 
 use super::decode::Decoder;
 use super::element::{Element, Key};
-use super::schema::{Set, TABLE};
+use super::schema::Set;
+use super::tables::TableKind;
 #[allow(
     clippy::wildcard_imports,
     reason = "constants named as in the kernel's headers"
@@ -80,11 +81,11 @@ impl Meddling {
     }
 
     /// Adds the content of one message.
-    fn take(&mut self, family: Family, message: Message<'_>) {
+    fn take(&mut self, table: OneTable, message: Message<'_>) {
         let Changed::Elements(elements) = &mut self.changed else {
             return;
         };
-        match changed_elements(family, message) {
+        match changed_elements(table, message) {
             Some((true, new)) => {
                 elements.extend(new.into_iter().map(|e| ((e.set, e.key), Some(e))));
             }
@@ -109,7 +110,10 @@ impl fmt::Display for Meddling {
 
 /// Returns the elements that a message reports, and whether they exist now. `None` for other messages, and
 /// for elements that can only be decoded with the rest of their set.
-fn changed_elements(family: Family, message: Message<'_>) -> Option<(bool, Vec<Element>)> {
+fn changed_elements(
+    (kind, family): OneTable,
+    message: Message<'_>,
+) -> Option<(bool, Vec<Element>)> {
     let there = match message.kind {
         msg::NEWSETELEM => true,
         msg::DELSETELEM => false,
@@ -117,7 +121,8 @@ fn changed_elements(family: Family, message: Message<'_>) -> Option<(bool, Vec<E
     };
     let attributes = message.attributes();
     let name = attributes.get(NFTA_SET_ELEM_LIST_SET)?.as_str()?;
-    let Some(set) = Set::all().find(|set| set.name() == name) else {
+    let mut sets = Set::all_of(kind).into_iter();
+    let Some(set) = sets.find(|set| set.name() == name) else {
         // This is a set of session affinity, or a set of another program whose creation was reported as well.
         return Some((there, Vec::new()));
     };
@@ -130,15 +135,23 @@ fn changed_elements(family: Family, message: Message<'_>) -> Option<(bool, Vec<E
     Some((there, decoder.finish().ok()?))
 }
 
+/// One of kplane's tables.
+pub(super) type OneTable = (TableKind, Family);
+
+/// Returns the table's place in the records of a [`Ledger`].
+fn index((kind, family): OneTable) -> usize {
+    kind as usize * Family::ALL.len() + family as usize
+}
+
 /// Record of transactions, which shows whether kplane's knowledge of its tables is still valid.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     /// The newest generation up to which every transaction was reported; `None` after a gap.
     head: Option<u32>,
-    /// Changes by other programs that are not handled yet, by family.
-    meddled: [Option<Meddling>; 2],
-    /// Changes of the transaction whose end has not been reported yet, by family.
-    open: [Option<Meddling>; 2],
+    /// Changes by other programs that are not handled yet, by table.
+    meddled: [Option<Meddling>; 4],
+    /// Changes of the transaction whose end has not been reported yet, by table.
+    open: [Option<Meddling>; 4],
 }
 
 impl Ledger {
@@ -160,8 +173,8 @@ impl Ledger {
     /// Records that a report was lost, so that anything may have happened.
     pub(super) fn lose(&mut self) {
         self.head = None;
-        self.open = [None, None];
-        self.meddled = Family::ALL.map(|_| Some(Meddling::anything_by(None)));
+        self.open = Default::default();
+        self.meddled = [(); 4].map(|()| Some(Meddling::anything_by(None)));
     }
 
     /// Adds one message; `own` is the port of kplane's socket.
@@ -169,10 +182,10 @@ impl Ledger {
         if let Some(generation) = Generation::of(message) {
             self.end(&generation);
         } else if message.port != own
-            && let Some(family) = family_of_ours(message)
+            && let Some(table) = table_of_ours(message)
         {
-            let open = &mut self.open[family as usize];
-            open.get_or_insert_default().take(family, message);
+            let open = &mut self.open[index(table)];
+            open.get_or_insert_default().take(table, message);
         }
     }
 
@@ -201,26 +214,28 @@ impl Ledger {
         }
     }
 
-    /// Returns whether there are changes by other programs to a family's table that are not handled yet.
-    pub(super) fn is_meddled(&self, family: Family) -> bool {
-        self.meddled[family as usize].is_some()
+    /// Returns whether there are changes by other programs to a table that are not handled yet.
+    pub(super) fn is_meddled(&self, table: OneTable) -> bool {
+        self.meddled[index(table)].is_some()
     }
 
-    /// Returns the changes by other programs to a family's table. The caller handles them.
-    pub(super) fn take_meddling(&mut self, family: Family) -> Option<Meddling> {
-        self.meddled[family as usize].take()
+    /// Returns the changes by other programs to a table. The caller handles them.
+    pub(super) fn take_meddling(&mut self, table: OneTable) -> Option<Meddling> {
+        self.meddled[index(table)].take()
     }
 }
 
-/// Returns the family if a message is about kplane's table.
-fn family_of_ours(message: Message<'_>) -> Option<Family> {
+/// Returns the table if a message is about one of kplane's.
+fn table_of_ours(message: Message<'_>) -> Option<OneTable> {
     let table = message
         .attributes()
         .get(TABLE_OF_ANY)
         .and_then(Attribute::as_str);
     let mut families = Family::ALL.into_iter();
     let family = families.find(|family| nfproto(*family) == message.family())?;
-    (table == Some(TABLE)).then_some(family)
+    let mut kinds = TableKind::ALL.into_iter();
+    let kind = kinds.find(|kind| table == Some(kind.name()))?;
+    Some((kind, family))
 }
 
 #[cfg(test)]

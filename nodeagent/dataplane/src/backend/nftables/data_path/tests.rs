@@ -16,6 +16,7 @@ use super::super::affinity_id::Part;
 use super::super::clients::{Client, Remembered};
 use super::super::element::{Data, Element};
 use super::super::frontend::Ops;
+use super::super::mend::Contents as _;
 use super::super::schema::Set;
 use super::super::structure::GroupOp;
 use super::super::table::Table;

@@ -3,6 +3,8 @@
 use kplane_model::Protocol;
 
 use super::super::element::{Destination, ElementOp, push_elements};
+use super::super::schema::TABLE;
+use super::TableKind::Services;
 use super::*;
 use kplane_netlink::{AttributeWriter, Batch, Label, Messages, Operation};
 
@@ -108,7 +110,11 @@ fn transactions_of_other_tables_only_move_the_generation() {
     ];
     let ledger = ledger(&parts);
     assert_eq!(ledger.head(), Some(12));
-    assert!(Family::ALL.iter().all(|family| !ledger.is_meddled(*family)));
+    assert!(
+        Family::ALL
+            .iter()
+            .all(|family| !ledger.is_meddled((Services, *family)))
+    );
 }
 
 #[test]
@@ -119,18 +125,18 @@ fn elements_of_ours_are_told_one_by_one_the_last_word_counts() {
         elements(OTHER, ElementOp::Add, &[2, 3]),
         end(OTHER, 12),
     ]);
-    assert!(!ledger.is_meddled(Family::V6));
+    assert!(!ledger.is_meddled((Services, Family::V6)));
     let key = |octet| (Set::Services, element(octet).key);
     let expected = BTreeMap::from([
         (key(1), None),
         (key(2), Some(element(2))),
         (key(3), Some(element(3))),
     ]);
-    let meddling = ledger.take_meddling(Family::V4).unwrap();
+    let meddling = ledger.take_meddling((Services, Family::V4)).unwrap();
     assert_eq!(meddling.changed, Changed::Elements(expected));
     assert_eq!(meddling.by, by_nft());
     assert_eq!(meddling.to_string(), "by nft (process 123)");
-    assert!(ledger.take_meddling(Family::V4).is_none());
+    assert!(ledger.take_meddling((Services, Family::V4)).is_none());
 }
 
 #[test]
@@ -148,18 +154,18 @@ fn our_own_transactions_are_no_meddling_and_may_come_late() {
         ],
     );
     assert_eq!(ledger.head(), Some(13));
-    assert!(!ledger.is_meddled(Family::V4));
+    assert!(!ledger.is_meddled((Services, Family::V4)));
 }
 
 /// A transaction counts only when it has ended. Before, kplane cannot build on its generation.
 #[test]
 fn a_transaction_counts_when_its_end_is_heard() {
     let mut ledger = ledger(&[table(msg::DELTABLE, Family::V6, TABLE)]);
-    assert!(!ledger.is_meddled(Family::V6));
+    assert!(!ledger.is_meddled((Services, Family::V6)));
     hear(&mut ledger, &[end(OTHER, 11)]);
-    let meddling = ledger.take_meddling(Family::V6).unwrap();
+    let meddling = ledger.take_meddling((Services, Family::V6)).unwrap();
     assert_eq!(meddling.changed, Changed::Anything);
-    assert!(!ledger.is_meddled(Family::V4));
+    assert!(!ledger.is_meddled((Services, Family::V4)));
 }
 
 #[test]
@@ -167,7 +173,7 @@ fn a_gap_means_that_anything_may_have_happened() {
     let mut ledger = ledger(&[end(OTHER, 11), end(OTHER, 13)]);
     assert_eq!(ledger.head(), None);
     for family in Family::ALL {
-        let meddling = ledger.take_meddling(family).unwrap();
+        let meddling = ledger.take_meddling((Services, family)).unwrap();
         assert_eq!(meddling, Meddling::anything_by(None));
     }
     // The ledger continues from the generation that the kernel names. Ends of older transactions add nothing.
@@ -175,7 +181,7 @@ fn a_gap_means_that_anything_may_have_happened() {
     let old = [table(msg::DELTABLE, Family::V4, TABLE), end(OTHER, 19)];
     hear(&mut ledger, &[&old[..], &[end(OTHER, 21)]].concat());
     assert_eq!(ledger.head(), Some(21));
-    assert!(!ledger.is_meddled(Family::V4));
+    assert!(!ledger.is_meddled((Services, Family::V4)));
 }
 
 #[test]
@@ -216,7 +222,7 @@ fn what_cannot_be_followed_by_elements_is_anything() {
         .collect();
     for parts in [vec![ranges], many] {
         let mut ledger = ledger(&[parts, vec![end(OTHER, 11)]].concat());
-        let meddling = ledger.take_meddling(Family::V4).unwrap();
+        let meddling = ledger.take_meddling((Services, Family::V4)).unwrap();
         assert_eq!(meddling.changed, Changed::Anything);
         assert_eq!(meddling.by, by_nft());
     }

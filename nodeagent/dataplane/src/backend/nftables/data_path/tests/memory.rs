@@ -80,7 +80,7 @@ impl Memory {
 
 fn leads_to(element: &Element) -> Option<AffinityId> {
     match element.data? {
-        Data::Endpoint(_) => None,
+        Data::Endpoint(_) | Data::Number(_) => None,
         Data::Pick(id) | Data::Keep(id) | Data::Split(id) => Some(id),
     }
 }

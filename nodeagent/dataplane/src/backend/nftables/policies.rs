@@ -1,0 +1,193 @@
+//! The tables of NetworkPolicies, beside any backend.
+
+use std::os::fd::OwnedFd;
+
+use kplane_model::Family;
+
+use super::access::{Cost, KernelTable, Namespace, TableAccess};
+use super::frontend::Ops;
+use super::guarded::{Send, repair, send};
+use super::mend::{Contents, everything, unreadable};
+use super::tables::{Layout, TableKind};
+use super::watch::Meddling;
+use crate::backend::driver::StepError;
+use crate::backend::{ApplyError, Notifications as _, Verification};
+
+/// The way to the tables of NetworkPolicies of both families.
+#[derive(Clone, Debug)]
+pub struct PolicyTables {
+    way: Way,
+    /// See [`Layout::Policies`].
+    output: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Way {
+    /// The backend's own socket and notifications.
+    Shared(Namespace),
+    /// A socket and notifications of their own, once they are needed.
+    Own(Option<Namespace>),
+    /// The backend's name; it programs nothing that could enforce a policy.
+    Refused(&'static str),
+}
+
+impl PolicyTables {
+    pub(super) fn shared(namespace: Namespace) -> Self {
+        Self {
+            way: Way::Shared(namespace),
+            output: false,
+        }
+    }
+
+    /// Returns tables beside a backend that does not use nf_tables. `output`: see [`Layout::Policies`].
+    #[must_use]
+    pub const fn own(output: bool) -> Self {
+        let way = Way::Own(None);
+        Self { way, output }
+    }
+
+    /// Returns the refusal of a backend that programs nothing.
+    #[must_use]
+    pub const fn refused(backend: &'static str) -> Self {
+        Self {
+            way: Way::Refused(backend),
+            output: false,
+        }
+    }
+
+    /// Returns whether policies can be enforced.
+    pub(crate) fn is_possible(&self) -> bool {
+        !matches!(self.way, Way::Refused(_))
+    }
+
+    /// Returns access to a family's table. Opens the calling thread's network namespace if needed.
+    pub(crate) fn table(&mut self, family: Family) -> Result<PolicyTable, ApplyError> {
+        let error = |step| ApplyError::new(family, step);
+        let namespace = match &mut self.way {
+            Way::Shared(namespace) | Way::Own(Some(namespace)) => namespace.clone(),
+            Way::Own(closed) => {
+                let opened = Namespace::open();
+                let opened = opened.map_err(|problem| error(StepError::read(problem)))?;
+                closed.insert(opened).clone()
+            }
+            Way::Refused(backend) => {
+                return Err(error(StepError::Unusable(format!(
+                    "backend {backend} enforces no NetworkPolicies"
+                ))));
+            }
+        };
+        let layout = Layout::Policies {
+            output: self.output,
+        };
+        Ok(PolicyTable {
+            family,
+            kernel: namespace.table(family, layout),
+        })
+    }
+
+    /// Returns a descriptor that is readable when there are reports of the kernel to read; `None` if the backend's
+    /// notifications cover the tables, or no table was needed yet.
+    pub(crate) fn readiness(&self) -> Option<OwnedFd> {
+        match &self.way {
+            Way::Own(Some(namespace)) => namespace.readiness(),
+            Way::Own(None) | Way::Shared(_) | Way::Refused(_) => None,
+        }
+    }
+
+    /// Reads the reports. Returns, by family, whether another program changed the tables.
+    pub(crate) fn meddled(&self) -> [bool; 2] {
+        match &self.way {
+            Way::Shared(namespace) | Way::Own(Some(namespace)) => {
+                namespace.meddled(TableKind::Policies)
+            }
+            Way::Own(None) | Way::Refused(_) => [false; 2],
+        }
+    }
+}
+
+/// One family's table.
+#[derive(Debug)]
+pub(crate) struct PolicyTable {
+    family: Family,
+    kernel: KernelTable,
+}
+
+impl PolicyTable {
+    fn error(&self, step: StepError) -> ApplyError {
+        ApplyError::new(self.family, step)
+    }
+
+    /// Returns whether the kernel has such a table, of whatever content.
+    pub(crate) fn exists(&mut self) -> Result<bool, ApplyError> {
+        let there = self.kernel.exists();
+        there.map_err(|problem| self.error(unreadable(problem)))
+    }
+
+    /// Puts a new table in place of whatever there is, in one transaction. If the kernel does not take it at once,
+    /// the isolated Pods come first, and then what they may do: so nothing is open meanwhile that should be closed.
+    pub(crate) fn replace(&mut self, contents: &impl Contents) -> Result<Cost, ApplyError> {
+        let phases = everything(contents);
+        self.send(contents, true, &[&phases], &mut None)
+    }
+
+    /// Changes the table from what it holds, `before`. Each of the phases waits for the one before.
+    pub(crate) fn change(
+        &mut self,
+        before: &impl Contents,
+        phases: &[Vec<Ops>],
+        repaired: &mut Option<String>,
+    ) -> Result<Cost, ApplyError> {
+        let phases: Vec<&[Ops]> = phases.iter().map(Vec::as_slice).collect();
+        self.send(before, false, &phases, repaired)
+    }
+
+    fn send(
+        &mut self,
+        before: &impl Contents,
+        rebuild: bool,
+        phases: &[&[Ops]],
+        repaired: &mut Option<String>,
+    ) -> Result<Cost, ApplyError> {
+        let change = Send {
+            family: self.family,
+            rebuild,
+            phases,
+        };
+        let sent = send(&mut self.kernel, before, change, repaired);
+        sent.map_err(|step| self.error(step))
+    }
+
+    /// Deletes the table, which need not exist.
+    pub(crate) fn delete(&mut self) -> Result<Cost, ApplyError> {
+        let deleted = self.kernel.delete();
+        deleted.map_err(|problem| self.error(problem.into()))
+    }
+
+    /// Reads the table back, and repairs what differs.
+    pub(crate) fn verify(&mut self, contents: &impl Contents) -> Result<Verification, ApplyError> {
+        let by = self.reported()?.and_then(|reported| reported.by);
+        self.repair(contents, Meddling::anything_by(by))
+    }
+
+    /// Repairs what other programs changed, as the kernel reported it.
+    pub(crate) fn mend(&mut self, contents: &impl Contents) -> Result<Verification, ApplyError> {
+        let reported = self.reported()?.unwrap_or_default();
+        self.repair(contents, reported)
+    }
+
+    fn reported(&mut self) -> Result<Option<Meddling>, ApplyError> {
+        let reported = self.kernel.meddling();
+        reported.map_err(|problem| self.error(unreadable(problem)))
+    }
+
+    fn repair(
+        &mut self,
+        contents: &impl Contents,
+        meddling: Meddling,
+    ) -> Result<Verification, ApplyError> {
+        match repair(&mut self.kernel, contents, meddling) {
+            Err(StepError::Drifted(what)) => Ok(Verification::Drifted(what)),
+            result => result.map_err(|step| self.error(step)),
+        }
+    }
+}

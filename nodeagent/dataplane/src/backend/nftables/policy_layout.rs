@@ -1,0 +1,132 @@
+//! The chains and rules of the table of NetworkPolicies. They are constant: all state is elements.
+//!
+//! ```text
+//! forward (output) > new > midstream                   TCP that begins in its midst
+//!                        > egress-check > egress-match > ingress-check > ingress-match > allowed
+//! ```
+//!
+//! `meta priority` carries the number of the packet's other end from one rule to the next, for the first packet of a
+//! connection only. It is set back to 0 before the packet goes on.
+
+use kplane_model::{Direction, Family};
+
+use super::layout::{Chain, HookPoint, Step};
+use super::policy_schema::PolicySet;
+use super::schema::{Field, Set};
+
+/// Behind destination NAT and the refusals of Services, before source NAT.
+const PRIORITY: i32 = 10;
+
+/// A match or action that only rules about policies have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PolicyStep {
+    /// `ct state established,related`
+    KnownConnection,
+    /// `icmpv6 type >= nd-router-solicit icmpv6 type <= nd-redirect`
+    Neighbour,
+    /// `tcp flags & (fin | syn | rst | ack) != syn`
+    MidStream,
+    /// `ADDRESS @set`
+    AddressIn(Field, PolicySet),
+    /// `ADDRESS != @set`
+    AddressNotIn(Field, PolicySet),
+    /// `meta priority set 0:0`
+    Anybody,
+    /// `meta priority set FIELD map @set`
+    Number(Field, PolicySet),
+    /// `accept`
+    Accept,
+}
+
+use Direction::{Egress, Ingress};
+use Field::{Destination, Source};
+use PolicySet::{All, Isolated, LocalPods, LocalRanges, Loops, Ports, Ranges};
+use PolicyStep::{Accept, AddressIn, AddressNotIn, Anybody, KnownConnection, MidStream, Neighbour};
+use Step::{Drop, FromThisNode, Goto, In, Jump, Policy};
+
+/// Returns all chains in the order in which they are created and listed.
+pub(super) fn chains(family: Family, output: bool) -> Vec<Chain> {
+    let open = Policy(AddressNotIn(Destination, Isolated(Ingress)));
+    let ingress = Chain::new("ingress-check").rule([open, Goto("allowed")]);
+    let mut chains = vec![
+        matching("ingress-match", Ingress, "allowed"),
+        matching("egress-match", Egress, "ingress-check"),
+        Chain::new("allowed").rule([Policy(Anybody), Policy(Accept)]),
+        check(ingress, Source, "ingress-match"),
+        check(Chain::new("egress-check"), Destination, "egress-match"),
+        midstream(),
+        new(family),
+        base("forward", HookPoint::Forward)
+            .rule([Policy(KnownConnection), Policy(Accept)])
+            .rule([Jump("new")]),
+    ];
+    if output {
+        let from_here = base("output", HookPoint::Output)
+            .rule([Policy(KnownConnection), Policy(Accept)])
+            .rule([FromThisNode, Policy(Accept)])
+            .because("the node itself; the rest is what IPVS leads to pods");
+        chains.push(from_here.rule([Jump("new")]));
+    }
+    chains
+}
+
+fn base(name: &'static str, point: HookPoint) -> Chain {
+    Chain::base(name, "filter", (point, PRIORITY))
+}
+
+fn matching(name: &'static str, direction: Direction, then: &'static str) -> Chain {
+    let sets = [All(direction), Ports(direction), Ranges(direction)];
+    sets.into_iter().fold(Chain::new(name), |chain, set| {
+        chain.rule([In(Set::Policy(set)), Goto(then)])
+    })
+}
+
+/// Adds rules that look for what allows a packet, with each number that stands for its other end.
+fn check(chain: Chain, other: Field, matching: &'static str) -> Chain {
+    let number = |field, set| Policy(PolicyStep::Number(field, set));
+    let numbers = [
+        Policy(Anybody),
+        number(other, PolicySet::Peers),
+        number(Field::Number, PolicySet::Parents),
+        number(Field::Number, PolicySet::Parents),
+        number(other, PolicySet::Blocks),
+    ];
+    let chain = numbers
+        .into_iter()
+        .fold(chain, |chain, number| chain.rule([number, Jump(matching)]));
+    chain.rule([Drop])
+}
+
+fn midstream() -> Chain {
+    let text = "a connection that was forgotten or cut: not taken up again, from neither side";
+    let ends = [Source, Destination]
+        .into_iter()
+        .flat_map(|end| [Ingress, Egress].map(|direction| AddressIn(end, Isolated(direction))));
+    ends.fold(Chain::new("midstream").comment(text), |chain, end| {
+        chain.rule([Policy(end), Drop])
+    })
+}
+
+fn new(family: Family) -> Chain {
+    let chain = match family {
+        Family::V4 => Chain::new("new"),
+        Family::V6 => Chain::new("new").rule([Policy(Neighbour), Policy(Accept)]),
+    };
+    let unknown = |end| {
+        let in_range = Policy(AddressIn(end, LocalRanges));
+        [in_range, Policy(AddressNotIn(end, LocalPods)), Drop]
+    };
+    chain
+        .rule([Policy(MidStream), Jump("midstream")])
+        .rule([In(Set::Policy(Loops)), Policy(Accept)])
+        .rule(unknown(Source))
+        .rule(unknown(Destination))
+        .rule([
+            Policy(AddressIn(Source, Isolated(Egress))),
+            Goto("egress-check"),
+        ])
+        .rule([
+            Policy(AddressIn(Destination, Isolated(Ingress))),
+            Goto("ingress-check"),
+        ])
+}

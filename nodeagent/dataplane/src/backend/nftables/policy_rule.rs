@@ -1,0 +1,100 @@
+//! Encodes the steps of the table of NetworkPolicies.
+
+use kplane_model::Protocol;
+
+use super::policy_layout::PolicyStep;
+use super::policy_schema::PolicySet;
+use super::rule::{Expressions, FIRST, Register};
+use super::schema::{Field, Set};
+#[allow(
+    clippy::wildcard_imports,
+    reason = "constants named as in the kernel's headers"
+)]
+use super::uapi::*;
+
+/// `IPPROTO_ICMPV6` (linux/in6.h), and the types of neighbour discovery: `NDISC_ROUTER_SOLICITATION` to
+/// `NDISC_REDIRECT` (net/ndisc.h).
+const ICMPV6: u8 = 58;
+const NEIGHBOUR_TYPES: [u8; 2] = [133, 137];
+/// Bits of the TCP flags: FIN, SYN, RST, ACK.
+const TCP_FLAGS: u8 = 0x17;
+const TCP_SYN: u8 = 0x02;
+/// Offset of the flags in the TCP header.
+const TCP_FLAGS_OFFSET: u32 = 13;
+
+impl Expressions<'_, '_> {
+    pub(super) fn policy_step(&mut self, step: PolicyStep) {
+        match step {
+            PolicyStep::KnownConnection => {
+                self.conntrack(NFT_CT_STATE, CT_STATES_KNOWN, NFT_CMP_NEQ);
+            }
+            PolicyStep::Neighbour => self.neighbour(),
+            PolicyStep::MidStream => self.mid_stream(),
+            PolicyStep::AddressIn(field, set) => self.address_in(field, set, 0),
+            PolicyStep::AddressNotIn(field, set) => self.address_in(field, set, NFT_LOOKUP_F_INV),
+            PolicyStep::Anybody => {
+                self.expression("immediate", |w| {
+                    w.u32(NFTA_IMMEDIATE_DREG, FIRST.number());
+                    w.nest(NFTA_IMMEDIATE_DATA, |w| w.bytes(NFTA_DATA_VALUE, &[0; 4]));
+                });
+                self.keep_number();
+            }
+            PolicyStep::Number(field, set) => {
+                self.load(field, FIRST, 0);
+                self.map(Set::Policy(set).name(), FIRST, FIRST.number());
+                self.keep_number();
+            }
+            PolicyStep::Accept => self.verdict(NF_ACCEPT.cast_signed(), None),
+        }
+    }
+
+    /// Loads a number in network byte order.
+    pub(super) fn network_number(&mut self, register: Register) {
+        self.meta(NFT_META_PRIORITY, register);
+        self.expression("byteorder", |w| {
+            w.u32(NFTA_BYTEORDER_SREG, register.number());
+            w.u32(NFTA_BYTEORDER_DREG, register.number());
+            w.u32(NFTA_BYTEORDER_OP, NFT_BYTEORDER_HTON);
+            w.u32(NFTA_BYTEORDER_LEN, 4);
+            w.u32(NFTA_BYTEORDER_SIZE, 4);
+        });
+    }
+
+    fn keep_number(&mut self) {
+        self.expression("meta", |w| {
+            w.u32(NFTA_META_KEY, NFT_META_PRIORITY);
+            w.u32(NFTA_META_SREG, FIRST.number());
+        });
+    }
+
+    fn address_in(&mut self, field: Field, set: PolicySet, flags: u32) {
+        self.load(field, FIRST, 0);
+        self.member(Set::Policy(set), flags);
+    }
+
+    fn neighbour(&mut self) {
+        self.meta(NFT_META_L4PROTO, FIRST);
+        self.compare(NFT_CMP_EQ, &[ICMPV6]);
+        let [first, last] = NEIGHBOUR_TYPES;
+        for (op, value) in [(NFT_CMP_GTE, first), (NFT_CMP_LTE, last)] {
+            self.payload(FIRST, NFT_PAYLOAD_TRANSPORT_HEADER, 0, 1);
+            self.compare(op, &[value]);
+        }
+    }
+
+    fn mid_stream(&mut self) {
+        self.meta(NFT_META_L4PROTO, FIRST);
+        self.compare(NFT_CMP_EQ, &[Protocol::Tcp.number()]);
+        self.payload(FIRST, NFT_PAYLOAD_TRANSPORT_HEADER, TCP_FLAGS_OFFSET, 1);
+        self.expression("bitwise", |w| {
+            w.u32(NFTA_BITWISE_SREG, FIRST.number());
+            w.u32(NFTA_BITWISE_DREG, FIRST.number());
+            w.u32(NFTA_BITWISE_LEN, 1);
+            w.nest(NFTA_BITWISE_MASK, |w| {
+                w.bytes(NFTA_DATA_VALUE, &[TCP_FLAGS])
+            });
+            w.nest(NFTA_BITWISE_XOR, |w| w.bytes(NFTA_DATA_VALUE, &[0]));
+        });
+        self.compare(NFT_CMP_NEQ, &[TCP_SYN]);
+    }
+}

@@ -1,0 +1,595 @@
+//! The content of one family's table: objects in, elements out. This module is pure.
+//!
+//! Each object is taken over by itself: what depended on the old one is taken back, and what depends on the new one is
+//! added, with counts of how many parts of policies need an element. So a change costs what it concerns.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::net::IpAddr;
+
+use kplane_model::{
+    Cidr, Direction, Family, GroupId, LocalPod, PeerClass, PeerId, PodName, Policy, PolicyKey,
+    PolicyName, PolicyObject,
+};
+
+use super::blocks::{Blocks, Range};
+use super::expand::{Member, Terms, addresses};
+use super::held::{Change, Held, element};
+use super::numbers::Numbers;
+use super::objects::{Objects, Ported, Source, blocks, names_ports, rules};
+use super::{PolicyChange, PolicyCounts, PolicyFailure};
+use crate::backend::nftables::{Contents, Element, Key, PolicySet, Set};
+use crate::plan::disjoint;
+
+/// Most elements that the policies of one Pod, and of all Pods of a node, may need.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) pod: u64,
+    pub(super) node: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            pod: 100_000,
+            node: 2_000_000,
+        }
+    }
+}
+
+/// The content.
+#[derive(Debug)]
+pub(super) struct Content {
+    pub(super) family: Family,
+    pub(super) objects: Objects,
+    pub(super) numbers: Numbers,
+    pub(super) blocks: Blocks,
+    pub(super) held: Held,
+    /// How many elements the policies of each Pod need.
+    weights: BTreeMap<PodName, u64>,
+    /// Pods whose policies need too many.
+    cut_off: BTreeSet<PodName>,
+    ranges: Vec<Cidr>,
+    pub(super) limits: Limits,
+}
+
+impl Content {
+    pub(super) fn new(family: Family) -> Self {
+        Self {
+            family,
+            objects: Objects::default(),
+            numbers: Numbers::default(),
+            blocks: Blocks::default(),
+            held: Held::default(),
+            weights: BTreeMap::new(),
+            cut_off: BTreeSet::new(),
+            ranges: Vec::new(),
+            limits: Limits::default(),
+        }
+    }
+
+    /// Removes everything, but gives no number again that meant something else.
+    pub(super) fn clear(&mut self) {
+        *self = Self {
+            numbers: std::mem::take(&mut self.numbers),
+            limits: self.limits,
+            ..Self::new(self.family)
+        };
+    }
+
+    /// Returns whether an address is in the ranges of this node's Pods.
+    pub(super) fn is_in_range(&self, ip: IpAddr) -> bool {
+        self.ranges.iter().any(|range| range.contains(ip))
+    }
+
+    /// Returns whether there is a policy, of whatever Pods.
+    pub(super) fn has_policies(&self) -> bool {
+        !self.objects.policies.is_empty()
+    }
+
+    /// Takes over a change.
+    pub(super) fn apply(&mut self, change: PolicyChange<'_>) {
+        if change.complete {
+            let named: HashSet<&PolicyKey> = change.objects.iter().map(|(key, _)| key).collect();
+            let gone = self.keys().into_iter().filter(|key| !named.contains(key));
+            for key in gone.collect::<Vec<_>>() {
+                self.set(&key, None);
+            }
+        }
+        // Pods come last, and find the rest.
+        let is_pod = |key: &PolicyKey| matches!(key, PolicyKey::Pod(_));
+        for pods in [false, true] {
+            for (key, object) in change.objects.iter().filter(|(key, _)| is_pod(key) == pods) {
+                self.set(key, *object);
+            }
+        }
+        self.set_ranges(change.pod_ranges);
+        self.recut();
+        self.keep_limits();
+        self.forget_numbers();
+    }
+
+    fn keys(&self) -> Vec<PolicyKey> {
+        let objects = &self.objects;
+        let groups = objects.groups.iter();
+        let groups = groups.flat_map(|(id, parts)| parts.keys().map(|n| PolicyKey::Group(*id, *n)));
+        let pods = objects.pods.keys().cloned().map(PolicyKey::Pod);
+        pods.chain(objects.peers.keys().copied().map(PolicyKey::Peer))
+            .chain(objects.classes.keys().copied().map(PolicyKey::Class))
+            .chain(groups)
+            .chain(objects.policies.keys().cloned().map(PolicyKey::Policy))
+            .collect()
+    }
+
+    fn set(&mut self, key: &PolicyKey, object: Option<&PolicyObject>) {
+        match (key, object) {
+            (PolicyKey::Peer(address), Some(PolicyObject::Peer(peer))) => {
+                self.set_peer(*address, Some(peer.class));
+            }
+            (PolicyKey::Class(id), Some(PolicyObject::Class(class))) => {
+                self.set_class(*id, Some(class));
+            }
+            (PolicyKey::Group(id, part), Some(PolicyObject::Group(group))) => {
+                self.set_group(*id, *part, &group.members);
+            }
+            (PolicyKey::Policy(name), Some(PolicyObject::Policy(policy))) => {
+                self.set_policy(name, Some(policy));
+            }
+            (PolicyKey::Pod(name), Some(PolicyObject::Pod(pod))) => self.set_pod(name, Some(pod)),
+            // An object under the key of another kind is none.
+            (PolicyKey::Peer(address), _) => self.set_peer(*address, None),
+            (PolicyKey::Class(id), _) => self.set_class(*id, None),
+            (PolicyKey::Group(id, part), _) => self.set_group(*id, *part, &[]),
+            (PolicyKey::Policy(name), _) => self.set_policy(name, None),
+            (PolicyKey::Pod(name), _) => self.set_pod(name, None),
+        }
+    }
+
+    fn set_peer(&mut self, address: IpAddr, class: Option<PeerId>) {
+        if Family::of(address) != self.family {
+            return;
+        }
+        match class {
+            Some(class) => self.objects.peers.insert(address, class),
+            None => self.objects.peers.remove(&address),
+        };
+        let number = class.map(|class| self.numbers.give(class));
+        self.held.set((PolicySet::Peers, Key::Ip(address)), number);
+    }
+
+    fn set_class(&mut self, id: PeerId, new: Option<&PeerClass>) {
+        let has_ports = new.is_some_and(|class| !class.ports.is_empty());
+        let pairs = match has_ports || self.objects.ported.contains_key(&id) {
+            true => self.named_pairs(),
+            false => Vec::new(),
+        };
+        self.pairs(&pairs, false);
+        if let Some(parent) = self.objects.classes.remove(&id) {
+            self.parents(id, parent, false);
+        }
+        self.objects.ported.remove(&id);
+        if let Some(class) = new {
+            self.objects.classes.insert(id, class.parent);
+            self.parents(id, class.parent, true);
+            if has_ports {
+                let (parent, ports) = (class.parent, class.ports.clone());
+                self.objects.ported.insert(id, Ported { parent, ports });
+            }
+        }
+        self.pairs(&pairs, true);
+    }
+
+    /// Returns the pairs of Pods and policies that name ports of other Pods.
+    fn named_pairs(&self) -> Vec<(PodName, PolicyName)> {
+        let policies = self.objects.named_egress.iter();
+        policies
+            .flat_map(|name| self.objects.pairs_of(name))
+            .collect()
+    }
+
+    fn parents(&mut self, class: PeerId, namespace: PeerId, there: bool) {
+        let [class, parent, all] =
+            [class, namespace, PeerId::ALL_PODS].map(|id| self.numbers.give(id));
+        for (of, to) in [(class, parent), (parent, all)] {
+            let place = (PolicySet::Parents, Key::Number(of));
+            match there {
+                true => self.held.add(place, Some(to)),
+                false => self.held.remove(place),
+            }
+        }
+    }
+
+    fn set_group(&mut self, id: GroupId, part: u8, new: &[PeerId]) {
+        for member in new {
+            self.numbers.give(*member);
+        }
+        let parts = self.objects.groups.entry(id).or_default();
+        let old = match new {
+            [] => parts.remove(&part),
+            _ => parts.insert(part, new.to_vec()),
+        };
+        if parts.is_empty() {
+            self.objects.groups.remove(&id);
+        }
+        let old = old.unwrap_or_default();
+        let only = |these: &[PeerId], those: &[PeerId]| -> Vec<Member> {
+            let these = these.iter().copied();
+            let only = these.filter(|member| those.binary_search(member).is_err());
+            only.map(Member::Peer).collect()
+        };
+        self.members(&Source::Group(id), &only(&old, new), &only(new, &old));
+    }
+
+    /// Takes over that a source has lost and got members.
+    fn members(&mut self, source: &Source, gone: &[Member], come: &[Member]) {
+        for (pod, policy) in self.objects.pairs_with(source) {
+            let mut grants = Vec::new();
+            let (pod_object, policy) = (
+                self.objects.pods.get(&pod),
+                self.objects.policies.get(&policy),
+            );
+            let (Some(pod_object), Some(policy)) = (pod_object, policy) else {
+                continue;
+            };
+            for (direction, rule) in rules(policy) {
+                let times = rule.peers.as_ref().map_or(0, |peers| match source {
+                    Source::Group(id) => peers.groups.iter().filter(|other| *other == id).count(),
+                    Source::Block(block) => peers.blocks.iter().filter(|b| *b == block).count(),
+                });
+                for _ in 0..times {
+                    for (members, there) in [(gone, false), (come, true)] {
+                        for member in members {
+                            self.terms().rule(
+                                pod_object,
+                                (direction, rule),
+                                *member,
+                                &mut |grant| {
+                                    grants.push((grant, there));
+                                },
+                            );
+                        }
+                    }
+                }
+            }
+            let is_cut_off = self.cut_off.contains(&pod);
+            let weight = self.weights.entry(pod).or_default();
+            for (grant, there) in grants {
+                match there {
+                    true => *weight += 1,
+                    false => *weight -= 1,
+                }
+                if !is_cut_off {
+                    self.held.allow(grant, there);
+                }
+            }
+        }
+    }
+
+    fn terms(&self) -> Terms<'_> {
+        Terms {
+            family: self.family,
+            objects: &self.objects,
+            numbers: &self.numbers,
+            blocks: &self.blocks,
+        }
+    }
+
+    fn set_policy(&mut self, name: &PolicyName, new: Option<&Policy>) {
+        if self.objects.policies.get(name) == new {
+            return;
+        }
+        let pairs = self.objects.pairs_of(name);
+        self.pairs(&pairs, false);
+        self.count_blocks(name, false);
+        self.objects.set_policy(name, new);
+        self.count_blocks(name, true);
+        self.pairs(&pairs, true);
+    }
+
+    /// Records that the blocks of a policy are, or are no longer, in use; if some Pod names the policy.
+    fn count_blocks(&mut self, name: &PolicyName, there: bool) {
+        let policy = self.objects.policies.get(name);
+        let policy = policy.filter(|_| self.objects.has_pods(name));
+        for block in policy
+            .into_iter()
+            .flat_map(|policy| blocks(policy, self.family))
+        {
+            self.blocks.count(block, there);
+        }
+    }
+
+    fn set_pod(&mut self, name: &PodName, new: Option<&LocalPod>) {
+        if self.objects.pods.get(name) == new {
+            return;
+        }
+        if let Some(old) = self.objects.pods.get(name).cloned() {
+            let pairs = old
+                .policies
+                .iter()
+                .map(|policy| (name.clone(), policy.clone()));
+            self.pairs(&pairs.collect::<Vec<_>>(), false);
+            self.set_addresses(&old, false);
+            for policy in &old.policies {
+                self.count_blocks(policy, false);
+                self.objects.set_pair(name, policy, false);
+                self.count_blocks(policy, true);
+            }
+            self.objects.pods.remove(name);
+            self.weights.remove(name);
+        }
+        let Some(new) = new else {
+            self.cut_off.remove(name);
+            return;
+        };
+        self.objects.pods.insert(name.clone(), new.clone());
+        self.weights.insert(name.clone(), 0);
+        for policy in &new.policies {
+            self.count_blocks(policy, false);
+            self.objects.set_pair(name, policy, true);
+            self.count_blocks(policy, true);
+        }
+        self.set_addresses(new, true);
+        let pairs = new
+            .policies
+            .iter()
+            .map(|policy| (name.clone(), policy.clone()));
+        self.pairs(&pairs.collect::<Vec<_>>(), true);
+    }
+
+    fn set_addresses(&mut self, pod: &LocalPod, there: bool) {
+        for address in addresses(pod, self.family) {
+            for place in [
+                (PolicySet::LocalPods, Key::Ip(address)),
+                (PolicySet::Loops, Key::Loop(address)),
+            ] {
+                match there {
+                    true => self.held.add(place, None),
+                    false => self.held.remove(place),
+                }
+            }
+        }
+    }
+
+    /// Adds what policies mean for Pods, or takes it back.
+    fn pairs(&mut self, pairs: &[(PodName, PolicyName)], there: bool) {
+        for (pod, policy) in pairs {
+            self.pair(pod, policy, there);
+        }
+    }
+
+    /// A policy that is not known may be about both directions, and allows nothing.
+    fn pair(&mut self, name: &PodName, policy: &PolicyName, there: bool) {
+        let Some(pod) = self.objects.pods.get(name) else {
+            return;
+        };
+        let policy = self.objects.policies.get(policy);
+        let is_cut_off = self.cut_off.contains(name);
+        let is_about = |direction: &Direction| {
+            is_cut_off || policy.is_none_or(|policy| policy.rules(*direction).is_some())
+        };
+        for direction in Direction::ALL.into_iter().filter(is_about) {
+            for address in addresses(pod, self.family) {
+                let place = (PolicySet::Isolated(direction), Key::Ip(address));
+                match there {
+                    true => self.held.add(place, None),
+                    false => self.held.remove(place),
+                }
+            }
+        }
+        let (mut count, held) = (0, &mut self.held);
+        let terms = Terms {
+            family: self.family,
+            objects: &self.objects,
+            numbers: &self.numbers,
+            blocks: &self.blocks,
+        };
+        if let Some(policy) = policy {
+            terms.policy(pod, policy, &mut |grant| {
+                count += 1;
+                if !is_cut_off {
+                    held.allow(grant, there);
+                }
+            });
+        }
+        if let Some(weight) = self.weights.get_mut(name) {
+            match there {
+                true => *weight += count,
+                false => *weight -= count,
+            }
+        }
+    }
+
+    fn set_ranges(&mut self, ranges: &[Cidr]) {
+        let ranges = ranges.iter().copied();
+        let ranges: Vec<Cidr> = ranges.filter(|r| r.family() == self.family).collect();
+        let new = disjoint(&ranges);
+        let old = std::mem::replace(&mut self.ranges, new.clone());
+        let place = |range| (PolicySet::LocalRanges, Key::Range(range));
+        for range in old.iter().filter(|range| !new.contains(range)) {
+            self.held.remove(place(*range));
+        }
+        for range in new.iter().filter(|range| !old.contains(range)) {
+            self.held.add(place(*range), None);
+        }
+    }
+
+    /// Cuts the blocks anew.
+    fn recut(&mut self) {
+        let numbers = &mut self.numbers;
+        let recut = self.blocks.recut(self.family, || numbers.fresh());
+        let (old, new) = recut.ranges;
+        let place = |range: &Range| (PolicySet::Blocks, Key::Span(range.first, range.last));
+        for range in &old {
+            self.held.set(place(range), None);
+        }
+        for range in &new {
+            self.held.set(place(range), Some(range.number));
+        }
+        for (block, gone, come) in recut.blocks {
+            let [gone, come] = [gone, come]
+                .map(|numbers| numbers.into_iter().map(Member::Range).collect::<Vec<_>>());
+            self.members(&Source::Block(block), &gone, &come);
+        }
+    }
+
+    /// Cuts off Pods whose policies need more elements than there may be, and the last ones by name beyond what there
+    /// may be in all.
+    fn keep_limits(&mut self) {
+        let mut left = self.limits.node;
+        let mut cut_off = BTreeSet::new();
+        for (pod, weight) in &self.weights {
+            match left.checked_sub(*weight) {
+                Some(rest) if *weight <= self.limits.pod => left = rest,
+                _ => drop(cut_off.insert(pod.clone())),
+            }
+        }
+        let changed: Vec<PodName> = cut_off
+            .symmetric_difference(&self.cut_off)
+            .cloned()
+            .collect();
+        for pod in changed {
+            let policies = self.objects.pods.get(&pod).map(|pod| pod.policies.clone());
+            let pairs = policies
+                .into_iter()
+                .flatten()
+                .map(|policy| (pod.clone(), policy));
+            let pairs: Vec<_> = pairs.collect();
+            self.pairs(&pairs, false);
+            match cut_off.contains(&pod) {
+                true => self.cut_off.insert(pod),
+                false => self.cut_off.remove(&pod),
+            };
+            self.pairs(&pairs, true);
+        }
+    }
+
+    /// Forgets the numbers of classes that are gone, now and then.
+    fn forget_numbers(&mut self) {
+        let objects = &self.objects;
+        let members = objects.groups.values().flat_map(BTreeMap::values);
+        let members: usize = members.map(Vec::len).sum();
+        if self.numbers.len() < 4 * (objects.classes.len() + members + 256) {
+            return;
+        }
+        let mut used: HashSet<PeerId> = objects.peers.values().copied().collect();
+        used.extend(
+            objects
+                .classes
+                .iter()
+                .flat_map(|(id, parent)| [*id, *parent]),
+        );
+        used.extend(objects.groups.keys().flat_map(|id| objects.members(*id)));
+        used.insert(PeerId::ALL_PODS);
+        self.numbers.keep(|id| used.contains(&id));
+    }
+
+    /// Returns all parts that are not enforced as written.
+    pub(super) fn failures(&self) -> Vec<PolicyFailure> {
+        let mut failures = Vec::new();
+        let named: BTreeSet<&PolicyName> = self.objects.pods_of.keys().collect();
+        for name in named {
+            let reason = match self.objects.policies.get(name) {
+                None => "it is not known; its Pods may use nothing because of it",
+                Some(policy) if names_ports_of_blocks(policy) => {
+                    "an egress rule has a named port for a range of addresses, where ports have no names; it allows \
+                     nothing there"
+                }
+                Some(_) => continue,
+            };
+            failures.push(PolicyFailure {
+                key: PolicyKey::Policy(name.clone()),
+                reason: reason.to_owned(),
+            });
+        }
+        let limits = self.limits;
+        failures.extend(self.cut_off.iter().map(|pod| {
+            let weight = self.weights.get(pod).copied().unwrap_or_default();
+            PolicyFailure {
+                key: PolicyKey::Pod(pod.clone()),
+                reason: format!(
+                    "its policies need {weight} elements; there may be {} for a Pod and {} in all; it is cut off",
+                    limits.pod, limits.node
+                ),
+            }
+        }));
+        failures
+    }
+
+    /// Returns the sizes.
+    pub(super) fn counts(&self) -> PolicyCounts {
+        let objects = &self.objects;
+        let number = |number: usize| number as u64;
+        let pods = objects.pods.values();
+        let pods = pods.filter(|pod| addresses(pod, self.family).next().is_some());
+        let (mut all, mut isolated) = (0, 0);
+        for pod in pods {
+            all += 1;
+            let mut places = addresses(pod, self.family)
+                .flat_map(|ip| Direction::ALL.map(|direction| (direction, ip)));
+            let is_isolated = places
+                .any(|(direction, ip)| self.held.has(PolicySet::Isolated(direction), Key::Ip(ip)));
+            isolated += u64::from(is_isolated);
+        }
+        let policies = objects.pods_of.keys();
+        let policies = policies.filter(|name| objects.policies.contains_key(*name));
+        PolicyCounts {
+            policies: number(policies.count()),
+            pods: all,
+            isolated,
+            elements: number(self.held.len()),
+        }
+    }
+}
+
+fn names_ports_of_blocks(policy: &Policy) -> bool {
+    let mut rules = policy.egress.iter().flatten();
+    rules.any(|rule| {
+        let has_blocks = rule
+            .peers
+            .as_ref()
+            .is_some_and(|peers| !peers.blocks.is_empty());
+        has_blocks && names_ports(rule)
+    })
+}
+
+impl Contents for Content {
+    fn elements(&self) -> BTreeSet<Element> {
+        self.held
+            .all()
+            .map(|(place, value)| element(place, value))
+            .collect()
+    }
+
+    fn element(&self, set: Set, key: Key) -> Option<Element> {
+        let Set::Policy(set) = set else { return None };
+        let value = self.held.get((set, key))?;
+        Some(element((set, key), value))
+    }
+}
+
+/// The content before a change that it has taken over.
+#[derive(Debug)]
+pub(super) struct Before<'a> {
+    pub(super) content: &'a Content,
+    pub(super) changes: &'a [Change],
+}
+
+impl Contents for Before<'_> {
+    fn elements(&self) -> BTreeSet<Element> {
+        let mut elements = self.content.elements();
+        for change in self.changes {
+            if let Some(after) = change.after {
+                elements.remove(&element(change.place, after));
+            }
+            elements.extend(change.before.map(|before| element(change.place, before)));
+        }
+        elements
+    }
+
+    fn element(&self, set: Set, key: Key) -> Option<Element> {
+        let mut changes = self.changes.iter();
+        match changes.find(|change| (Set::Policy(change.place.0), change.place.1) == (set, key)) {
+            Some(change) => change.before.map(|before| element(change.place, before)),
+            None => self.content.element(set, key),
+        }
+    }
+}

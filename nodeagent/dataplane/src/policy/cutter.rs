@@ -1,0 +1,243 @@
+//! Cutting connections that policies no longer allow (NP13).
+//!
+//! ```text
+//! commit -> addresses that lost something -> thread: lists their flows -> engine: judges them -> thread: deletes
+//! ```
+//!
+//! Listing can take long, so a thread of its own does it, and never holds up the engine. A deleted flow is not taken up
+//! again: the table drops TCP segments from the midst of a connection, and judges the rest anew. Each change is scanned
+//! for twice: a packet that was in transit during the commit may have begun its flow by the old rules just after the
+//! first scan.
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use kplane_model::Family;
+use kplane_netlink::conntrack::AnyFlow;
+use kplane_netlink::{NetlinkError, NfSocket};
+
+use super::judge::Packet;
+use crate::backoff::Backoff;
+
+/// Time from the first scan to the second.
+const SECOND_LOOK: Duration = Duration::from_secs(1);
+
+/// First and longest wait after a failed scan.
+const RETRY: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(30));
+
+/// Scans take a tenth of the time, if each is short.
+const PRICE: u32 = 10;
+const MAX_REST: Duration = Duration::from_millis(500);
+
+/// Most flows that are handed over, or deleted, at once.
+const LOT: usize = 4096;
+
+/// A connection, or what the kernel takes for one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flow(AnyFlow);
+
+impl Flow {
+    /// Returns the family.
+    #[must_use]
+    pub fn family(&self) -> Family {
+        Family::of(self.0.flow.original.source.ip())
+    }
+
+    /// Returns the flow's first packet as it was forwarded.
+    pub(super) fn packet(&self) -> Packet {
+        let endpoint = self.0.flow.reply.source;
+        Packet {
+            source: self.0.flow.original.source.ip(),
+            destination: endpoint.ip(),
+            protocol: self.0.protocol,
+            port: endpoint.port(),
+        }
+    }
+}
+
+/// The function that gets flows to judge.
+pub type Hand = Box<dyn Fn(Vec<Flow>) + Send>;
+
+#[derive(Debug)]
+enum Message {
+    Scan(Family, HashSet<IpAddr>),
+    Delete(Vec<Flow>),
+}
+
+/// A handle to the thread, which ends some time after it is dropped.
+#[derive(Debug)]
+pub(super) struct Cutter(Sender<Message>);
+
+impl Cutter {
+    /// Starts the thread in the calling thread's network namespace.
+    pub(super) fn start(hand: Hand) -> std::io::Result<Self> {
+        let (sender, receiver) = channel();
+        let run = move || run(&receiver, &hand);
+        std::thread::Builder::new()
+            .name("cutter".to_owned())
+            .spawn(run)?;
+        Ok(Self(sender))
+    }
+
+    /// Has the flows of these addresses judged.
+    pub(super) fn scan(&self, family: Family, addresses: HashSet<IpAddr>) {
+        if !addresses.is_empty() {
+            // The thread only ends after this handle.
+            let _ = self.0.send(Message::Scan(family, addresses));
+        }
+    }
+
+    /// Has flows deleted.
+    pub(super) fn delete(&self, flows: Vec<Flow>) {
+        if !flows.is_empty() {
+            let _ = self.0.send(Message::Delete(flows));
+        }
+    }
+}
+
+/// The addresses whose flows are to be listed.
+#[derive(Debug, Default)]
+struct Waiting {
+    fresh: HashSet<IpAddr>,
+    second: Option<(Instant, HashSet<IpAddr>)>,
+}
+
+impl Waiting {
+    fn due(&self, now: Instant) -> Option<Instant> {
+        match self.fresh.is_empty() {
+            false => Some(now),
+            true => self.second.as_ref().map(|(at, _)| *at),
+        }
+    }
+}
+
+fn run(receiver: &Receiver<Message>, hand: &Hand) {
+    let mut waiting: [Waiting; 2] = Default::default();
+    let (mut socket, mut backoff) = (None, RETRY);
+    let mut rest_until = Instant::now();
+    loop {
+        let now = Instant::now();
+        let due = waiting.iter().filter_map(|waiting| waiting.due(now)).min();
+        let message = match due.map(|due| due.max(rest_until)) {
+            None => receiver.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(due) => receiver.recv_timeout(due.saturating_duration_since(now)),
+        };
+        match message {
+            Ok(Message::Scan(family, addresses)) => {
+                waiting[family as usize].fresh.extend(addresses);
+                continue;
+            }
+            Ok(Message::Delete(flows)) => {
+                if let Err(error) = delete(&mut socket, &flows) {
+                    tracing::warn!(%error, "cannot cut connections that policies deny; they are searched again");
+                    socket = None;
+                    for flow in flows {
+                        let Packet {
+                            source,
+                            destination,
+                            ..
+                        } = flow.packet();
+                        let fresh = &mut waiting[flow.family() as usize].fresh;
+                        fresh.extend([source, destination]);
+                    }
+                    rest_until = Instant::now() + backoff.half_jitter();
+                }
+                continue;
+            }
+            Err(RecvTimeoutError::Disconnected) => return,
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        for family in Family::ALL {
+            let waiting = &mut waiting[family as usize];
+            match scan(&mut socket, family, waiting, hand) {
+                Ok(took) => {
+                    rest_until = Instant::now() + (took * PRICE).min(MAX_REST);
+                    backoff.reset();
+                }
+                Err(error) => {
+                    socket = None;
+                    let wait = backoff.half_jitter();
+                    rest_until = Instant::now() + wait;
+                    tracing::warn!(
+                        %family, %error, ?wait,
+                        "cannot list connections, so that those live on which policies deny; trying again"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Lists the flows of what is due.
+fn scan(
+    socket: &mut Option<NfSocket>,
+    family: Family,
+    waiting: &mut Waiting,
+    hand: &Hand,
+) -> Result<Duration, NetlinkError> {
+    let now = Instant::now();
+    if waiting.due(now).is_none_or(|due| due > now) {
+        return Ok(Duration::ZERO);
+    }
+    let mut addresses = waiting.fresh.clone();
+    let second = waiting.second.take_if(|(at, _)| *at <= now);
+    addresses.extend(second.into_iter().flat_map(|(_, addresses)| addresses));
+    let listed = list(socket, family, &addresses, hand);
+    if let Err(error) = listed {
+        waiting.fresh = addresses;
+        return Err(error);
+    }
+    let fresh = std::mem::take(&mut waiting.fresh);
+    if !fresh.is_empty() {
+        let before = waiting.second.take();
+        let mut again = fresh;
+        again.extend(before.into_iter().flat_map(|(_, addresses)| addresses));
+        waiting.second = Some((Instant::now() + SECOND_LOOK, again));
+    }
+    Ok(now.elapsed())
+}
+
+fn open(socket: &mut Option<NfSocket>) -> Result<&mut NfSocket, NetlinkError> {
+    Ok(match socket {
+        Some(socket) => socket,
+        closed => closed.insert(NfSocket::open()?),
+    })
+}
+
+fn list(
+    socket: &mut Option<NfSocket>,
+    family: Family,
+    addresses: &HashSet<IpAddr>,
+    hand: &Hand,
+) -> Result<(), NetlinkError> {
+    let mut lot = Vec::new();
+    open(socket)?.dump_each(AnyFlow::list(family), |message| {
+        let Some(flow) = AnyFlow::parse(message).map(Flow) else {
+            return;
+        };
+        let packet = flow.packet();
+        if addresses.contains(&packet.source) || addresses.contains(&packet.destination) {
+            lot.push(flow);
+            if lot.len() == LOT {
+                hand(std::mem::take(&mut lot));
+            }
+        }
+    })?;
+    if !lot.is_empty() {
+        hand(lot);
+    }
+    Ok(())
+}
+
+fn delete(socket: &mut Option<NfSocket>, flows: &[Flow]) -> Result<(), NetlinkError> {
+    let socket = open(socket)?;
+    let mut deleted = 0;
+    for lot in flows.chunks(LOT) {
+        let requests: Vec<_> = lot.iter().map(|flow| flow.0.delete()).collect();
+        deleted += lot.len() - socket.request_all(&requests)?;
+    }
+    tracing::info!(deleted, "cut connections that policies deny");
+    Ok(())
+}

@@ -1,0 +1,58 @@
+//! What the kernel does with the first packet of a connection: the same look-ups as its chains.
+
+use std::net::IpAddr;
+
+use kplane_model::{Direction, Protocol};
+
+use super::content::Content;
+use crate::backend::nftables::{Key, PolicySet};
+
+/// A packet as it is forwarded: behind destination NAT, before source NAT.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Packet {
+    pub(super) source: IpAddr,
+    pub(super) destination: IpAddr,
+    pub(super) protocol: Protocol,
+    /// The destination's port.
+    pub(super) port: u16,
+}
+
+impl Content {
+    /// Returns whether policies let a packet pass.
+    pub(super) fn allows(&self, packet: &Packet) -> bool {
+        let (source, destination) = (packet.source, packet.destination);
+        let has = |set, ip| self.held.has(set, Key::Ip(ip));
+        if source == destination && self.held.has(PolicySet::Loops, Key::Loop(source)) {
+            return true;
+        }
+        let mut ends = [source, destination].into_iter();
+        if ends.any(|ip| self.is_in_range(ip) && !has(PolicySet::LocalPods, ip)) {
+            return false;
+        }
+        let egress = !has(PolicySet::Isolated(Direction::Egress), source)
+            || self.matches(Direction::Egress, source, destination, packet);
+        let ingress = !has(PolicySet::Isolated(Direction::Ingress), destination)
+            || self.matches(Direction::Ingress, destination, source, packet);
+        egress && ingress
+    }
+
+    /// Returns whether something allows a packet between a Pod and another end.
+    fn matches(&self, direction: Direction, pod: IpAddr, other: IpAddr, packet: &Packet) -> bool {
+        let parent = |number: Option<u32>| {
+            let key = number.map(Key::Number);
+            key.and_then(|key| self.held.number(PolicySet::Parents, key))
+        };
+        let class = self.held.number(PolicySet::Peers, Key::Ip(other));
+        let namespace = parent(class);
+        let block = self.blocks.find(other);
+        let numbers = [Some(0), class, namespace, parent(namespace), block];
+        let (protocol, port) = (packet.protocol, packet.port);
+        numbers.into_iter().flatten().any(|number| {
+            let on_port = Key::GrantPort(pod, number, protocol, port);
+            self.held
+                .has(PolicySet::All(direction), Key::Grant(pod, number))
+                || self.held.has(PolicySet::Ports(direction), on_port)
+                || self.held.in_range((direction, pod, number, protocol), port)
+        })
+    }
+}

@@ -1,0 +1,303 @@
+//! Random objects: what is left after changes equals what the objects give afresh, phases lead there by steps that the
+//! kernel takes, and the elements decide as the objects say.
+
+mod oracle;
+mod table;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use kplane_model::{
+    Block, Cidr, Direction, Family, GroupPart, LocalPod, NamedPort, Peer, PeerClass, PeerId, Peers,
+    Policy, PolicyKey, PolicyName, PolicyObject, PolicyPort, PolicyRule, Protocol,
+};
+use proptest::prelude::*;
+use proptest::sample::select;
+
+use self::oracle::Oracle;
+use self::table::Model;
+use super::PolicyChange;
+use super::content::Content;
+use super::judge::Packet;
+use super::phases::phases;
+use crate::backend::nftables::{Key, PolicySet};
+
+type World = BTreeMap<PolicyKey, PolicyObject>;
+type Step = (PolicyKey, Option<PolicyObject>);
+
+fn id(number: u8) -> PeerId {
+    PeerId([number; 16])
+}
+
+fn name(number: usize) -> PolicyName {
+    PolicyName::new("ns", &format!("n{number}"))
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+/// Local Pods have the first two.
+const IPS: [&str; 5] = ["10.0.0.1", "10.0.0.2", "10.0.1.1", "10.0.1.2", "192.0.2.9"];
+const BLOCKS: [(&str, &[&str]); 6] = [
+    ("10.0.0.0/8", &["10.0.1.0/24"]),
+    ("10.0.1.0/24", &["10.0.1.2/32", "10.0.1.2/31"]),
+    ("0.0.0.0/0", &[]),
+    ("10.0.0.0/30", &["10.0.0.1/32", "10.0.0.0/32"]),
+    ("192.0.2.0/24", &["192.0.2.0/29"]),
+    ("fd00::/64", &[]),
+];
+const NAMES: [&str; 2] = ["web", "dns"];
+
+fn named() -> impl Strategy<Value = NamedPort> {
+    let port = (select(&NAMES[..]), protocols(), select(vec![80, 81, 443]));
+    port.prop_map(|(name, protocol, port)| NamedPort {
+        name: name.into(),
+        protocol,
+        port,
+    })
+}
+
+fn protocols() -> impl Strategy<Value = Protocol> {
+    select(vec![Protocol::Tcp, Protocol::Udp])
+}
+
+fn ports() -> impl Strategy<Value = Option<Vec<PolicyPort>>> {
+    let port = prop_oneof![
+        protocols().prop_map(PolicyPort::All),
+        (protocols(), 79_u16..83, 0_u16..3).prop_map(|(p, first, n)| PolicyPort::Range(
+            p,
+            first,
+            first + n
+        )),
+        (protocols(), select(&NAMES[..])).prop_map(|(p, name)| PolicyPort::Named(p, name.into())),
+    ];
+    prop::option::of(prop::collection::vec(port, 1..3))
+}
+
+fn block() -> impl Strategy<Value = Block> {
+    let cidr = |text: &&str| text.parse::<Cidr>().unwrap();
+    select(&BLOCKS[..]).prop_map(move |(range, except)| Block {
+        range: cidr(&range),
+        except: except.iter().map(cidr).collect(),
+    })
+}
+
+fn rules() -> impl Strategy<Value = Option<Vec<PolicyRule>>> {
+    let groups = prop::collection::vec((20_u8..23).prop_map(id), 0..3);
+    let blocks = prop::collection::vec(block(), 0..3);
+    let peers = (groups, blocks).prop_map(|(groups, blocks)| Peers { groups, blocks });
+    let rule = (prop::option::weighted(0.8, peers), ports());
+    let rule = rule.prop_map(|(peers, ports)| PolicyRule { peers, ports });
+    prop::option::of(prop::collection::vec(rule, 0..3))
+}
+
+fn sorted<T: Ord>(mut items: Vec<T>) -> Vec<T> {
+    items.sort_unstable();
+    items.dedup();
+    items
+}
+
+fn object() -> impl Strategy<Value = PolicyObject> {
+    let members = select(vec![id(1), id(2), id(3), id(10), id(11), PeerId::ALL_PODS]);
+    let pod = (
+        0_usize..3,
+        prop::collection::vec(select(&IPS[..2]), 1..3),
+        prop::collection::vec(named(), 0..3),
+        prop::collection::vec((0_usize..4).prop_map(name), 0..3),
+    );
+    prop_oneof![
+        (select(&IPS[..4]), 1_u8..4).prop_map(|(at, class)| PolicyObject::Peer(Peer {
+            address: ip(at),
+            class: id(class),
+        })),
+        (1_u8..4, prop::collection::vec(named(), 0..2)).prop_map(|(class, ports)| {
+            PolicyObject::Class(PeerClass {
+                id: id(class),
+                parent: id(10 + class % 2),
+                namespace: "ns".into(),
+                ports: sorted(ports),
+            })
+        }),
+        (20_u8..23, 0_u8..2, prop::collection::vec(members, 1..3)).prop_map(
+            |(group, part, members)| {
+                PolicyObject::Group(GroupPart {
+                    group: id(group),
+                    part,
+                    members: sorted(members),
+                })
+            }
+        ),
+        (0_usize..4, rules(), rules()).prop_map(|(number, ingress, egress)| {
+            PolicyObject::Policy(Policy {
+                name: name(number),
+                ingress,
+                egress,
+            })
+        }),
+        pod.prop_map(
+            |(number, ips, ports, policies)| PolicyObject::Pod(LocalPod {
+                name: name(number),
+                addresses: sorted(ips.into_iter().map(ip).collect()),
+                ports: sorted(ports),
+                policies: sorted(policies),
+            })
+        ),
+    ]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    (object(), prop::bool::weighted(0.75))
+        .prop_map(|(object, there)| (object.key(), there.then_some(object)))
+}
+
+fn ranges() -> [Cidr; 1] {
+    ["10.0.0.0/29".parse().unwrap()]
+}
+
+fn apply(content: &mut Content, objects: &[Step], complete: bool) {
+    let objects = objects
+        .iter()
+        .map(|(key, object)| (key.clone(), object.as_ref()));
+    let objects: Vec<_> = objects.collect();
+    content.apply(PolicyChange {
+        objects: &objects,
+        complete,
+        pod_ranges: &ranges(),
+    });
+}
+
+fn whole(world: &World) -> Vec<Step> {
+    let all = world.iter();
+    all.map(|(key, object)| (key.clone(), Some(object.clone())))
+        .collect()
+}
+
+fn packets() -> Vec<Packet> {
+    let mut packets = Vec::new();
+    for source in IPS.iter().chain(&["10.0.0.3"]).map(|at| ip(at)) {
+        for destination in IPS.iter().map(|at| ip(at)) {
+            for protocol in [Protocol::Tcp, Protocol::Udp] {
+                packets.extend([79, 80, 81, 84, 443].map(|port| Packet {
+                    source,
+                    destination,
+                    protocol,
+                    port,
+                }));
+            }
+        }
+    }
+    packets
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn changes_lead_where_the_objects_lead(
+        start in prop::collection::vec(object(), 0..25),
+        changes in prop::collection::vec(prop::collection::vec(step(), 1..5), 1..8),
+        limit in select(vec![5_u64, 100_000]),
+        complete in any::<bool>(),
+    ) {
+        let mut world: World = start.into_iter().map(|object| (object.key(), object)).collect();
+        let new = || {
+            let mut content = Content::new(Family::V4);
+            content.limits.pod = limit;
+            content.limits.node = limit.saturating_mul(2);
+            content
+        };
+        let mut content = new();
+        apply(&mut content, &whole(&world), true);
+        let mut kernel = Model::of(&content);
+        for steps in changes {
+            for (key, object) in &steps {
+                match object {
+                    Some(object) => world.insert(key.clone(), object.clone()),
+                    None => world.remove(key),
+                };
+            }
+            content.held.record();
+            match complete {
+                true => apply(&mut content, &whole(&world), true),
+                false => apply(&mut content, &steps, false),
+            }
+            let changes = content.held.changes();
+            let stays = |ip| content.held.has(PolicySet::LocalPods, Key::Ip(ip));
+            kernel.change(&phases(&changes, stays));
+            prop_assert_eq!(&kernel, &Model::of(&content));
+        }
+        let mut fresh = new();
+        apply(&mut fresh, &whole(&world), true);
+        prop_assert_eq!(table::described(&content), table::described(&fresh));
+        prop_assert_eq!(content.failures(), fresh.failures());
+        let is_cut_off = limit == 5 && content.failures().iter().any(|f| matches!(f.key, PolicyKey::Pod(_)));
+        let oracle = Oracle { world: &world };
+        for packet in packets() {
+            let by_elements = kernel.allows(&packet);
+            prop_assert_eq!(content.allows(&packet), by_elements, "{:?}", packet);
+            let by_objects = oracle.allows(&packet);
+            // Pods that are cut off may do less.
+            if !is_cut_off || by_elements {
+                prop_assert_eq!(by_objects, by_elements, "{:?}", packet);
+            }
+        }
+    }
+}
+
+#[test]
+fn too_many_elements_cut_a_pod_off() {
+    let ports = |last| {
+        (1..=last)
+            .map(|port| PolicyPort::Range(Protocol::Tcp, port, port))
+            .collect()
+    };
+    let policy = |number, last| {
+        let rule = PolicyRule {
+            peers: None,
+            ports: Some(ports(last)),
+        };
+        let ingress = Some(vec![rule]);
+        PolicyObject::Policy(Policy {
+            name: name(number),
+            ingress,
+            egress: None,
+        })
+    };
+    let pod = |number: usize, policies: &[usize]| {
+        PolicyObject::Pod(LocalPod {
+            name: name(number),
+            addresses: vec![ip(IPS[number])],
+            ports: Vec::new(),
+            policies: policies.iter().map(|number| name(*number)).collect(),
+        })
+    };
+    let mut content = Content::new(Family::V4);
+    content.limits.pod = 10;
+    let objects = [policy(0, 6), policy(1, 6), pod(0, &[0, 1]), pod(1, &[1])];
+    let steps = objects.map(|object| (object.key(), Some(object)));
+    apply(&mut content, &steps, true);
+    let packet = |to: &str| Packet {
+        source: ip(IPS[4]),
+        destination: ip(to),
+        protocol: Protocol::Tcp,
+        port: 3,
+    };
+    assert!(!content.allows(&packet(IPS[0])) && content.allows(&packet(IPS[1])));
+    let failures = content.failures();
+    assert_eq!(failures.len(), 1);
+    assert!(
+        failures[0].reason.contains("need 12 elements"),
+        "{failures:?}"
+    );
+    let isolated = (PolicySet::Isolated(Direction::Egress), Key::Ip(ip(IPS[0])));
+    assert!(content.held.get(isolated).is_some());
+    apply(
+        &mut content,
+        &[(policy(1, 4).key(), Some(policy(1, 4)))],
+        false,
+    );
+    assert!(content.allows(&packet(IPS[0])));
+    assert_eq!(content.failures(), []);
+    assert!(content.held.get(isolated).is_none());
+}

@@ -1,0 +1,382 @@
+//! Two nodes with Pods: policies are enforced on the first, which has a and b; the second has c and d.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use kplane_dataplane::backend::nftables::PolicyTables;
+use kplane_dataplane::policy::{Enforcer, Flow, PolicyApplied, PolicyChange};
+use kplane_model::{
+    Block, Cidr, Family, GroupPart, LocalPod, NamedPort, Peer, PeerClass, PeerId, Peers, Policy,
+    PolicyKey, PolicyName, PolicyObject, PolicyPort, PolicyRule, Protocol,
+};
+use kplane_rig::client::{self, Outcome, Probe};
+use kplane_rig::kernel::nft;
+use kplane_rig::netns::NetNs;
+use kplane_rig::privilege::available;
+use kplane_rig::topology::Topology;
+
+/// A probe is denied if nothing came back by then.
+const PATIENCE: Duration = Duration::from_millis(150);
+
+/// Pod, last part of its addresses, class, number of its port `web`.
+const PODS: [(&str, u8, u8, u8, u16); 4] = [
+    ("a", 1, 10, 4, 81),
+    ("b", 1, 11, 3, 80),
+    ("c", 2, 10, 1, 81),
+    ("d", 2, 11, 2, 80),
+];
+
+type Change<'a> = [(PolicyKey, Option<&'a PolicyObject>)];
+
+pub(crate) struct World {
+    topology: Topology,
+    pub(crate) enforcer: Enforcer,
+    objects: BTreeMap<PolicyKey, PolicyObject>,
+    flows: Option<Receiver<Vec<Flow>>>,
+}
+
+pub(crate) fn id(number: u8) -> PeerId {
+    PeerId([number; 16])
+}
+
+fn name(name: &str) -> PolicyName {
+    PolicyName::new("ns", name)
+}
+
+pub(crate) fn policy(
+    called: &str,
+    ingress: Option<Vec<PolicyRule>>,
+    egress: Option<Vec<PolicyRule>>,
+) -> Policy {
+    Policy {
+        name: name(called),
+        ingress,
+        egress,
+    }
+}
+
+/// Returns a rule of the group of [`group`], or none, and of blocks.
+pub(crate) fn rule(grouped: bool, blocks: &[Block], ports: Option<Vec<PolicyPort>>) -> PolicyRule {
+    let groups = grouped.then_some(id(99)).into_iter().collect();
+    let blocks = blocks.to_vec();
+    let peers = Some(Peers { groups, blocks });
+    PolicyRule { peers, ports }
+}
+
+pub(crate) fn block(range: &str, except: &[&str]) -> Block {
+    let except = except.iter().map(|range| range.parse().unwrap());
+    Block {
+        range: range.parse().unwrap(),
+        except: except.collect(),
+    }
+}
+
+pub(crate) fn group(members: &[PeerId]) -> PolicyObject {
+    PolicyObject::Group(GroupPart {
+        group: id(99),
+        part: 0,
+        members: members.to_vec(),
+    })
+}
+
+pub(crate) fn peer(address: IpAddr, class: u8) -> PolicyObject {
+    let class = id(class);
+    PolicyObject::Peer(Peer { address, class })
+}
+
+fn web(port: u16) -> NamedPort {
+    NamedPort {
+        name: "web".into(),
+        protocol: Protocol::Tcp,
+        port,
+    }
+}
+
+fn class(number: u8, namespace: u8, port: u16) -> PolicyObject {
+    PolicyObject::Class(PeerClass {
+        id: id(number),
+        parent: id(namespace),
+        namespace: "ns".into(),
+        ports: vec![web(port)],
+    })
+}
+
+fn addresses(node: u8, last: u8) -> [IpAddr; 2] {
+    let v6 = format!("fd44:0:0:{node}::{last}").parse().unwrap();
+    [IpAddr::from([10, 244, node, last]), v6]
+}
+
+pub(crate) fn own_tables() -> PolicyTables {
+    PolicyTables::own(false)
+}
+
+pub(crate) fn apply(
+    enforcer: &mut Enforcer,
+    family: Family,
+    objects: &Change<'_>,
+    complete: bool,
+) -> PolicyApplied {
+    let ranges: [Cidr; 2] = ["10.244.1.0/24", "fd44:0:0:1::/64"].map(|r| r.parse().unwrap());
+    let change = PolicyChange {
+        objects,
+        complete,
+        pod_ranges: &ranges,
+    };
+    enforcer.apply(family, change).unwrap()
+}
+
+impl World {
+    pub(crate) fn new() -> Option<Self> {
+        let mut topology = available(Topology::standard(2)).unwrap()?;
+        for (pod, node, last, ..) in PODS {
+            let node = format!("node-{node}");
+            let ips = addresses(node.as_bytes()[5] - b'0', last);
+            let pod = topology.add_pod(&node, pod, &ips).unwrap();
+            for port in [80, 81] {
+                pod.serve(client::Protocol::Tcp, port).unwrap();
+            }
+            pod.serve(client::Protocol::Udp, 80).unwrap();
+        }
+        let client = topology.host("client").unwrap();
+        for node in topology.nodes() {
+            for cidr in node.pod_cidrs() {
+                client.route(*cidr, node).unwrap();
+            }
+        }
+        Some(Self {
+            topology,
+            enforcer: Enforcer::new(own_tables()),
+            objects: BTreeMap::new(),
+            flows: None,
+        })
+    }
+
+    pub(crate) fn tables(&self) -> PolicyTables {
+        own_tables()
+    }
+
+    /// Begins with all Pods, and policy "p" of Pod a in view, but no policy yet.
+    pub(crate) fn start(&mut self) {
+        for (pod, node, last, number, port) in PODS {
+            let namespace = if pod == "d" { 11 } else { 10 };
+            let mut objects = vec![class(number, namespace, port)];
+            objects.extend(addresses(node, last).map(|address| peer(address, number)));
+            self.objects
+                .extend(objects.into_iter().map(|o| (o.key(), o)));
+        }
+        for pod in ["a", "b"] {
+            let pod = self.local(pod, if pod == "a" { &["p"] } else { &[] });
+            self.objects.insert(pod.key(), pod);
+        }
+        self.whole();
+    }
+
+    fn local(&self, pod: &str, policies: &[&str]) -> PolicyObject {
+        let (_, node, last, _, port) = *PODS.iter().find(|(name, ..)| *name == pod).unwrap();
+        PolicyObject::Pod(LocalPod {
+            name: name(pod),
+            addresses: addresses(node, last).to_vec(),
+            ports: vec![web(port)],
+            policies: policies.iter().map(|policy| name(policy)).collect(),
+        })
+    }
+
+    /// Applies everything.
+    pub(crate) fn whole(&mut self) -> [PolicyApplied; 2] {
+        let objects: Vec<_> = self
+            .objects
+            .iter()
+            .map(|(key, o)| (key.clone(), Some(o)))
+            .collect();
+        Self::apply(&self.topology, &mut self.enforcer, &objects, true)
+    }
+
+    fn apply(
+        topology: &Topology,
+        enforcer: &mut Enforcer,
+        objects: &Change<'_>,
+        complete: bool,
+    ) -> [PolicyApplied; 2] {
+        let ns = topology.node("node-1").unwrap().ns();
+        let both =
+            ns.run(|| Ok(Family::ALL.map(|family| apply(enforcer, family, objects, complete))));
+        both.unwrap()
+    }
+
+    fn change(&mut self, key: PolicyKey, object: Option<PolicyObject>) -> [PolicyApplied; 2] {
+        let change = [(key.clone(), object.as_ref())];
+        let applied = Self::apply(&self.topology, &mut self.enforcer, &change, false);
+        match object {
+            Some(object) => self.objects.insert(key, object),
+            None => self.objects.remove(&key),
+        };
+        applied
+    }
+
+    pub(crate) fn set(&mut self, object: PolicyObject) {
+        self.change(object.key(), Some(object));
+    }
+
+    pub(crate) fn set_policy(&mut self, policy: Policy) {
+        self.set(PolicyObject::Policy(policy));
+    }
+
+    pub(crate) fn unset_policy(&mut self, policy: &str) {
+        self.change(PolicyKey::Policy(name(policy)), None);
+    }
+
+    pub(crate) fn set_pod(&mut self, pod: &str, policies: &[&str]) {
+        self.set(self.local(pod, policies));
+    }
+
+    pub(crate) fn unset_pod(&mut self, pod: &str) {
+        self.change(PolicyKey::Pod(name(pod)), None);
+    }
+
+    pub(crate) fn set_peer(&mut self, pod: &str, class: u8) -> [PolicyApplied; 2] {
+        let (_, node, last, ..) = *PODS.iter().find(|(name, ..)| *name == pod).unwrap();
+        // Both addresses in one change.
+        let peers = addresses(node, last).map(|address| peer(address, class));
+        let change: Vec<_> = peers.iter().map(|peer| (peer.key(), Some(peer))).collect();
+        let applied = Self::apply(&self.topology, &mut self.enforcer, &change, false);
+        self.objects
+            .extend(peers.into_iter().map(|peer| (peer.key(), peer)));
+        applied
+    }
+
+    /// Begins anew, without a policy.
+    pub(crate) fn reset(&mut self) {
+        self.objects.clear();
+        self.flows = None;
+        self.enforcer = Enforcer::new(own_tables());
+        self.whole();
+    }
+
+    pub(crate) fn cut_connections(&mut self) {
+        let (sender, receiver) = channel();
+        self.flows = Some(receiver);
+        let hand = Box::new(move |flows| drop(sender.send(flows)));
+        let enforcer = &mut self.enforcer;
+        let ns = self.topology.node("node-1").unwrap().ns();
+        ns.run(|| Ok(enforcer.cut_connections(hand)?)).unwrap();
+    }
+
+    pub(crate) fn judge(&mut self) {
+        let (enforcer, flows) = (&mut self.enforcer, self.flows.as_ref().unwrap());
+        let flows: Vec<Vec<Flow>> = flows.try_iter().collect();
+        let judge = || {
+            for flows in flows {
+                enforcer.judge_flows(flows[0].family(), flows);
+            }
+            Ok(())
+        };
+        self.topology
+            .node("node-1")
+            .unwrap()
+            .ns()
+            .run(judge)
+            .unwrap();
+    }
+
+    pub(crate) fn ns(&self, at: &str) -> &NetNs {
+        let host = self.topology.node(at).or_else(|_| self.topology.host(at));
+        host.map_or_else(|_| self.topology.pod(at).unwrap().ns(), |host| host.ns())
+    }
+
+    pub(crate) fn address(&self, family: Family, pod: &str, port: u16) -> SocketAddr {
+        self.topology
+            .pod(pod)
+            .unwrap()
+            .address(family, port)
+            .unwrap()
+    }
+
+    fn reaches(&self, protocol: client::Protocol, from: &str, to: SocketAddr) -> bool {
+        let probe = Probe::new(protocol, to).timeout(PATIENCE);
+        matches!(probe.once(self.ns(from)).unwrap(), Outcome::Reply(_))
+    }
+
+    pub(crate) fn tcp(&self, family: Family, from: &str, to: &str, port: u16) -> bool {
+        self.reaches(client::Protocol::Tcp, from, self.address(family, to, port))
+    }
+
+    pub(crate) fn udp(&self, family: Family, from: &str, to: &str, port: u16) -> bool {
+        self.reaches(client::Protocol::Udp, from, self.address(family, to, port))
+    }
+
+    pub(crate) fn on_node<T: Send>(&self, run: impl FnOnce() -> T + Send) -> T {
+        let node = self.topology.node("node-1").unwrap();
+        node.ns().run(|| Ok(run())).unwrap()
+    }
+
+    pub(crate) fn listing(&self) -> String {
+        self.on_node(|| nft(&["list", "ruleset"], ""))
+    }
+}
+
+pub(crate) fn sample_ip(number: u32) -> IpAddr {
+    IpAddr::V4((0x0a00_0000 + number).into())
+}
+
+fn number(number: u32) -> PeerId {
+    let mut id = [0; 16];
+    id[..4].copy_from_slice(&(number + 1).to_be_bytes());
+    PeerId(id)
+}
+
+/// Returns policies, each of which selects one of 100 Pods here and names groups of one class each.
+pub(crate) fn large(peers: u32, policies: u32, groups: u32) -> Vec<PolicyObject> {
+    let class = |class: u32| number(class % 1000);
+    let mut objects: Vec<PolicyObject> = (0..1000)
+        .map(|number| {
+            PolicyObject::Class(PeerClass {
+                id: class(number),
+                parent: id(200 + u8::try_from(number % 50).unwrap()),
+                namespace: "ns".into(),
+                ports: Vec::new(),
+            })
+        })
+        .collect();
+    objects.extend((0..peers).map(|number| {
+        PolicyObject::Peer(Peer {
+            address: sample_ip(number),
+            class: class(number),
+        })
+    }));
+    objects.extend((0..1000).map(|number| {
+        PolicyObject::Group(GroupPart {
+            group: self::number(10_000 + number),
+            part: 0,
+            members: vec![class(number)],
+        })
+    }));
+    let named = |number: u32| name(&format!("p{number}"));
+    for policy in 0..policies {
+        let groups = (0..groups).map(|group| number(10_000 + (policy * 7 + group * 13) % 1000));
+        let peers = Some(Peers {
+            groups: groups.collect(),
+            blocks: Vec::new(),
+        });
+        let port = u16::try_from(80 + policy / 100).unwrap();
+        let ports = Some(vec![PolicyPort::Range(Protocol::Tcp, port, port)]);
+        objects.push(PolicyObject::Policy(Policy {
+            name: named(policy),
+            ingress: Some(vec![PolicyRule { peers, ports }]),
+            egress: None,
+        }));
+    }
+    for pod in 0..100 {
+        let policies = (pod..policies).step_by(100).map(named);
+        let mut policies: Vec<_> = policies.collect();
+        policies.sort_unstable();
+        objects.push(PolicyObject::Pod(LocalPod {
+            name: name(&format!("pod{pod}")),
+            addresses: vec![IpAddr::V4((0x0af4_0100 + pod).into())],
+            ports: Vec::new(),
+            policies,
+        }));
+    }
+    objects
+}
