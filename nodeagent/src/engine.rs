@@ -39,7 +39,7 @@ use self::now::Now;
 use crate::desired::{Refusal, Update};
 use crate::pulse::Pulse;
 use crate::report::Report;
-use kplane_dataplane::backend::userspace::ProxyHandle;
+use kplane_dataplane::backend::ProxyHandle;
 use kplane_dataplane::backend::{Backend, Description, Inspection, OpenError, Serving};
 use kplane_dataplane::conntrack::{Cleaner, ConntrackCounts};
 use kplane_dataplane::plan::{NodeSettings, Reserved};
