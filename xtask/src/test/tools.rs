@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 
 use crate::book;
-use crate::cargo::{run, status};
+use crate::cargo::{cargo, run, status};
 use crate::tool::Tool;
 
 /// Checks licences, bans and sources.
@@ -35,6 +35,27 @@ pub(super) fn deny(root: &Path) -> Result<Command> {
     command.current_dir(root);
     command.args(["--offline", "--log-level", "warn", "check"]);
     command.args(["licenses", "bans", "sources"]);
+    Ok(command)
+}
+
+/// Checks the agent without its features: no userspace proxy, and no control plane inside.
+pub(super) fn bare_agent(_: &Path) -> Result<Command> {
+    let mut command = cargo()?;
+    command.args([
+        "clippy",
+        "--package",
+        "kplane-dataplane",
+        "--package",
+        "kp-nodeagent",
+    ]);
+    command.args([
+        "--no-default-features",
+        "--lib",
+        "--bins",
+        "--",
+        "-D",
+        "warnings",
+    ]);
     Ok(command)
 }
 
