@@ -60,7 +60,7 @@ pub(crate) struct Args {
 /// Writes the images.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let architecture = architecture(&args.target)?;
-    let metadata = packages::metadata(&args.target)?;
+    let metadata = packages::metadata(&args.target, args.quick)?;
     let commit = Commit::of_checkout();
     let level = match args.quick {
         true => Compression::fast(),

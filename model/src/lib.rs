@@ -19,6 +19,7 @@ mod node;
 mod policy;
 mod program;
 mod proxied;
+mod proxy_state;
 mod proxying;
 mod ranges;
 mod reason;
@@ -47,6 +48,7 @@ pub use policy::{
 };
 pub use program::{DesiredKey, DesiredObject, LocalEndpoint, LocalEndpoints, ServiceProgram};
 pub use proxied::{Balance, Proxied, ProxyHeader};
+pub use proxy_state::{ProxyCounts, ProxyEndpoint, ProxyFailure, ProxyPort};
 pub use proxying::{ParseNamespacesError, ProxyEndpoints, ProxyNamespaces};
 pub use ranges::{MAX_RANGES, RangeDigests, Ranges, is_number_of_ranges, range_of, ranges_for};
 pub use reason::Reason;

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use kplane_dataplane::backend::userspace::{Lapse, ProxyHandle};
+use kplane_dataplane::backend::{Lapse, ProxyHandle};
 use kplane_model::{DesiredKey, ServiceKey};
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -41,10 +41,10 @@ pub async fn follow(proxy: ProxyHandle, news: watch::Sender<Seen>) {
         let now = match proxy.get() {
             None => Seen::default(),
             Some(proxy) => {
-                let mut limited = refusals.look(proxy.table().limited(), at, at_ms);
+                let mut limited = refusals.look(proxy.limited(), at, at_ms);
                 limited.extend(lapsed);
                 Seen {
-                    avoided: proxy.table().avoided(MOST),
+                    avoided: proxy.avoided(MOST),
                     limited,
                 }
             }

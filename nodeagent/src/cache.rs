@@ -25,7 +25,6 @@ use kplane_model::{Digest, NodeName, ObjectHash};
 
 pub use self::file::FileError;
 use crate::desired::{Picture, is_folder};
-use crate::succession::SOCKETS;
 use kplane_dataplane::chain;
 
 /// Longest wait for the disk at the start and at the end.
@@ -33,6 +32,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The prefix of the names of cache files.
 const PREFIX: &str = "desired-";
+
+/// The prefix of the names of the sockets at which agents hand over (`succession.rs`).
+pub(crate) const SOCKETS: &str = "proxy-";
 
 /// The number of bytes of a node's name that a file name contains in full. With its prefix and suffix,
 /// the file name stays below the 255 bytes that file systems allow.

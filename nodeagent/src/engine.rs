@@ -11,6 +11,7 @@
 
 mod alarm;
 mod alone;
+mod assemble;
 mod confirmation;
 mod core;
 mod followers;
@@ -34,15 +35,16 @@ use kplane_model::{RangeDigests, ServiceName};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use self::alarm::Alarm;
+use self::assemble::{assemble, cannot_start};
 use self::confirmation::Confirmation;
 use self::core::{Core, Work};
 use self::now::Now;
 use crate::desired::{Refusal, Update};
 use crate::pulse::Pulse;
 use crate::report::Report;
-use kplane_dataplane::backend::userspace::ProxyHandle;
+use kplane_dataplane::backend::ProxyHandle;
 use kplane_dataplane::backend::{Backend, Description, Inspection, OpenError, Serving};
-use kplane_dataplane::conntrack::{Cleaner, ConntrackCounts};
+use kplane_dataplane::conntrack::ConntrackCounts;
 use kplane_dataplane::plan::{NodeSettings, Reserved};
 use kplane_dataplane::policy::Flow;
 
@@ -158,29 +160,16 @@ impl Engine {
         let (beats, counts) = (pulse.clone(), conntrack.clone());
         let followers = followers.with_conntrack(conntrack.clone());
         let thread = move || {
-            let parts = || {
-                let backend = open()?;
-                let proxy = backend.proxy.clone();
-                let cleaner = cleaner(backend.description, counts)?;
-                let settings = configured.borrow().clone();
-                let cuts_denied = backend.cuts_denied;
-                let core = Core::new(backend, settings, followers);
-                let mut core = core.with_conntrack(cleaner);
-                if cuts_denied {
-                    let hand = move |lot| drop(hand.blocking_send(lot));
-                    let cut = core.cut_denied(Box::new(hand));
-                    cut.map_err(|error| cannot_start(&error.to_string()))?;
-                }
-                core.recall(recall);
-                Ok((core, proxy, runtime()?))
-            };
-            let (core, proxy, runtime) = match parts() {
+            let settings = configured.borrow().clone();
+            let parts = assemble(open, settings, followers, counts, hand);
+            let (mut core, proxy, runtime) = match parts {
                 Ok(parts) => parts,
                 Err(error) => {
                     let _ = opened.send(Err(error));
                     return;
                 }
             };
+            core.recall(recall);
             // The first connection resumes from what an earlier process served.
             publish.send_replace(core.report());
             // The caller may be gone. Then all handles are gone as well, and `run` returns at once.
@@ -379,31 +368,6 @@ impl Engine {
         let work = async move { run(core, inputs, &publish).await };
         (engine, work)
     }
-}
-
-fn cannot_start(reason: &str) -> OpenError {
-    OpenError {
-        backend: "engine",
-        reason: format!("cannot start: {reason}"),
-    }
-}
-
-/// Starts the cleaner of conntrack entries that this backend makes stale, in the backend's namespace.
-fn cleaner(backend: &Description, counts: ConntrackCounts) -> Result<Option<Cleaner>, OpenError> {
-    if !backend.leaves_conntrack_entries {
-        return Ok(None);
-    }
-    let cleaner = Cleaner::start(counts);
-    cleaner
-        .map(Some)
-        .map_err(|error| cannot_start(&error.to_string()))
-}
-
-/// Builds a runtime for the timers of the engine's thread and the kernel's notifications.
-fn runtime() -> Result<tokio::runtime::Runtime, OpenError> {
-    let mut builder = tokio::runtime::Builder::new_current_thread();
-    let runtime = builder.enable_time().enable_io().build();
-    runtime.map_err(|error| cannot_start(&error.to_string()))
 }
 
 /// The inputs of the engine's thread.

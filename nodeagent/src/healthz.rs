@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use hyper::{Request, StatusCode};
-use kplane_dataplane::backend::userspace::ProxyHandle;
+use kplane_dataplane::backend::ProxyHandle;
 use tokio::sync::watch;
 
 use crate::connection::Connection;

@@ -29,6 +29,7 @@ pub mod reload;
 pub mod report;
 pub mod service_connections;
 pub mod service_health;
+#[cfg_attr(not(feature = "userspace"), path = "succession/absent.rs")]
 mod succession;
 pub mod surroundings;
 pub mod sync;

@@ -39,7 +39,7 @@ use crate::healthz::Answers;
 use crate::report::Report;
 use crate::service_connections::ServiceConnections;
 use kplane_dataplane::backend::Description;
-use kplane_dataplane::backend::userspace::ProxyHandle;
+use kplane_dataplane::backend::ProxyHandle;
 use kplane_dataplane::conntrack::ConntrackCounts;
 
 /// The sources of the numbers.

@@ -5,27 +5,27 @@
 //! is stopped without a successor goes on with the connections that it has for [`UserspaceSettings::drain`], and hands them over if a
 //! successor comes meanwhile.
 
+use std::any::Any;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use kplane_dataplane::backend::userspace::{
-    Bundle, Door, HandoverError, Proxy, ProxyHandle, UserspaceSettings, Visitor, ask,
-};
+pub(crate) use kplane_dataplane::backend::userspace::Visitor;
+use kplane_dataplane::backend::userspace::{Bundle, Door, HandoverError, Proxy, ask};
+use kplane_dataplane::backend::{self, ProxyHandle, UserspaceSettings};
 use kplane_model::NodeName;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{Instant, sleep};
 
+use crate::cache::SOCKETS;
+
 /// Pause between two checks whether all connections have ended.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Pause after an error, such as a lack of files.
 const AFTER_ERROR: Duration = Duration::from_millis(200);
-
-/// Beginning of the names of sockets.
-pub(crate) const SOCKETS: &str = "proxy-";
 
 /// Returns the path of a node's socket. Agents of several nodes may share a folder in tests and demos.
 fn socket_path(folder: &Path, node: &NodeName) -> PathBuf {
@@ -131,8 +131,12 @@ impl Succession {
     }
 
     /// Hands everything over; returns whether the successor has it. If not, the next agent in this process gets it.
-    pub(crate) async fn hand_over(&self, proxy: Option<Arc<Proxy>>, to: Visitor) -> bool {
-        match give(proxy, to).await {
+    pub(crate) async fn hand_over(
+        &self,
+        proxy: Option<Arc<dyn backend::Proxy>>,
+        to: Visitor,
+    ) -> bool {
+        match give(proxy.and_then(whole), to).await {
             None => true,
             Some(bundle) => {
                 self.settings.inheritance.put(bundle);
@@ -142,9 +146,9 @@ impl Succession {
     }
 
     /// Waits until all connections have ended, a successor has taken them, or the time is over.
-    pub(crate) async fn drain(&mut self, proxy: Option<Arc<Proxy>>) {
+    pub(crate) async fn drain(&mut self, proxy: Option<Arc<dyn backend::Proxy>>) {
         let patience = self.settings.drain;
-        let Some(proxy) = proxy.filter(|_| !patience.is_zero()) else {
+        let Some(proxy) = proxy.filter(|_| !patience.is_zero()).and_then(whole) else {
             return;
         };
         let deadline = Instant::now() + patience;
@@ -204,6 +208,11 @@ async fn accept(door: Arc<AsyncFd<Door>>, found: mpsc::Sender<Visitor>) {
             Err(_) => return,
         }
     }
+}
+
+/// Returns a proxy as what only a handover has to know.
+fn whole(proxy: Arc<dyn backend::Proxy>) -> Option<Arc<Proxy>> {
+    (proxy as Arc<dyn Any + Send + Sync>).downcast().ok()
 }
 
 /// Takes everything out of a proxy.

@@ -11,6 +11,12 @@ use crate::start::dev;
 
 /// The programs that have images.
 const PROGRAMS: [&str; 2] = ["kp-controlplane", "kp-nodeagent"];
+/// Their features, as `devtools/src/images/packages.rs` lists what is in them.
+const FEATURES: [&str; 3] = [
+    "--no-default-features",
+    "--features",
+    "kp-nodeagent/userspace",
+];
 /// The target unless `--target` names another.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// The profile of programs as shipped.
@@ -63,6 +69,7 @@ fn build(target: &str) -> Result<PathBuf> {
         .args(["build", "--locked", "--bins", "--profile", PROFILE])
         .args(["--target", target])
         .args(PROGRAMS.iter().flat_map(|name| ["--package", name]))
+        .args(FEATURES)
         // These would take the place of the flags below.
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS")

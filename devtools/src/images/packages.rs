@@ -70,17 +70,27 @@ struct DependencyKind {
     kind: Option<String>,
 }
 
-/// Returns what cargo says about the workspace, built for a target.
+/// The features of the programs in images, as `xtask/src/images.rs` builds them: the agent has no control plane inside.
+const FEATURES: [&str; 3] = [
+    "--no-default-features",
+    "--features",
+    "kp-nodeagent/userspace",
+];
+
+/// Returns what cargo says about the workspace, built for a target. `quick` stands for the programs of the tests.
 ///
 /// # Errors
 /// Cargo fails.
-pub(super) fn metadata(target: &str) -> Result<String> {
+pub(super) fn metadata(target: &str, quick: bool) -> Result<String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command
         .current_dir(crate::workspace())
         .args(["metadata", "--format-version", "1", "--locked"])
         .args(["--filter-platform", target]);
+    if !quick {
+        command.args(FEATURES);
+    }
     output(command)
 }
 
@@ -214,17 +224,29 @@ mod tests {
 
     #[test]
     fn a_program_contains_what_it_links_and_no_tools_of_its_build() {
-        let metadata = metadata("x86_64-unknown-linux-gnu").unwrap();
+        let metadata = metadata("x86_64-unknown-linux-gnu", false).unwrap();
         let crates = Crates::of("kp-nodeagent", &metadata).unwrap();
         let names = |crates: &Crates| {
             let keys = crates.all.keys();
             keys.map(|(name, _)| name.clone()).collect::<BTreeSet<_>>()
         };
         let agent = names(&crates);
-        for linked in ["kp-nodeagent", "kp-controlplane", "kplane-netlink", "tokio"] {
+        for linked in [
+            "kp-nodeagent",
+            "kplane-netlink",
+            "kplane-userproxy",
+            "tokio",
+        ] {
             assert!(agent.contains(linked), "{linked}");
         }
-        for other in ["serde_derive", "protox", "tempfile", "kpctl", "windows-sys"] {
+        for other in [
+            "serde_derive",
+            "protox",
+            "tempfile",
+            "kpctl",
+            "kp-controlplane",
+            "windows-sys",
+        ] {
             assert!(!agent.contains(other), "{other}");
         }
         let controlplane = Crates::of("kp-controlplane", &metadata).unwrap();
@@ -234,7 +256,7 @@ mod tests {
 
     #[test]
     fn the_list_for_auditors_has_one_root_and_no_place_outside_of_it() {
-        let metadata = metadata("x86_64-unknown-linux-gnu").unwrap();
+        let metadata = metadata("x86_64-unknown-linux-gnu", true).unwrap();
         let crates = Crates::of("kp-controlplane", &metadata).unwrap();
         let list = crates.auditable();
         let packages = list["packages"].as_array().unwrap();

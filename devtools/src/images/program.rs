@@ -85,7 +85,7 @@ mod tests {
     /// Takes this test's own program as the built one.
     #[test]
     fn a_prepared_program_starts_and_has_the_list_of_its_crates() {
-        let metadata = metadata("x86_64-unknown-linux-gnu").unwrap();
+        let metadata = metadata("x86_64-unknown-linux-gnu", true).unwrap();
         let crates = Crates::of("kp-controlplane", &metadata).unwrap();
         let own = std::env::current_exe().unwrap();
         let program = Program::prepare(&own, &crates, "objcopy").unwrap();

@@ -50,6 +50,8 @@ pub(super) const RECIPES: [Recipe; 2] = [
         user: "65532:65532",
         with_iptables: false,
     },
+    // Without the control plane of `--standalone`, which is more than half of the program: agents in a cluster ask one. The
+    // images of `--quick` have it, since their programs are those of the tests.
     Recipe {
         program: "kp-nodeagent",
         title: "kplane's node agent: programs Services into a node's kernel",

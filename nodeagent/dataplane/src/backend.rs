@@ -14,8 +14,10 @@ pub mod nftables;
 pub mod noop;
 mod places;
 mod pod_interface;
+mod proxy;
 mod remembered;
 mod rights;
+#[cfg_attr(not(feature = "userspace"), path = "backend/userspace/absent.rs")]
 pub mod userspace;
 mod virtual_servers;
 
@@ -32,8 +34,8 @@ use self::driver::{DataPath, Driver, StepError, Unusable};
 pub use self::kernel::{KernelState, Target};
 pub use self::nftables::PolicyTables;
 pub use self::pod_interface::PodInterface;
+pub use self::proxy::{Lapse, Proxy, ProxyHandle, UserspaceSettings};
 use self::rights::check_privilege;
-pub use self::userspace::UserspaceSettings;
 pub use self::virtual_servers::{
     Connections, Drain, Inspection, RealServer, ServerCounts, VirtualServer,
 };
@@ -211,7 +213,7 @@ pub struct Backend {
     /// The clients for which policy Local counts.
     pub local_rule: LocalRule,
     /// The userspace proxy, which ends with the sides.
-    pub proxy: userspace::ProxyHandle,
+    pub proxy: ProxyHandle,
     /// The way to the tables of NetworkPolicies.
     pub policies: PolicyTables,
     /// Whether connections end that NetworkPolicies no longer allow (NP13).
@@ -230,7 +232,7 @@ impl Backend {
             serving: None,
             knows_pods: false,
             local_rule: LocalRule::default(),
-            proxy: userspace::ProxyHandle::default(),
+            proxy: ProxyHandle::default(),
             policies: PolicyTables::refused(description.name),
             cuts_denied: false,
         }
@@ -419,8 +421,8 @@ impl Kind {
             Self::Nftables => &nftables::DESCRIPTION,
             Self::Iptables => &iptables::DESCRIPTION,
             Self::Ipvs => &ipvs::DESCRIPTION,
-            Self::Userspace => &userspace::CAPTURE,
-            Self::UserspaceLoopback => &userspace::LOOPBACK,
+            Self::Userspace => &proxy::CAPTURE,
+            Self::UserspaceLoopback => &proxy::LOOPBACK,
             Self::Noop => &noop::DESCRIPTION,
         }
     }
@@ -464,10 +466,12 @@ impl Kind {
                 policies: PolicyTables::own(true),
                 ..ipvs::open(settings)?
             },
-            Self::Userspace => userspace::open_captured(settings)?,
-            Self::UserspaceLoopback => userspace::open_loopback(settings)?,
+            Self::Userspace | Self::UserspaceLoopback => {
+                userspace::open(self.describe(), settings)?
+            }
             Self::Noop => {
                 // Connections of an earlier backend end.
+                #[cfg(feature = "userspace")]
                 drop(settings.userspace.inheritance.take());
                 noop::open()
             }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! model -> plan (pure) -> backend (nftables, iptables, ipvs) -> kernel
-//!                            |-> userspace: the proxy of kplane-userproxy
+//!                            |-> userspace: the proxy of kplane-userproxy (a feature)
 //!                            '-> conntrack: which flows a change made stale
 //! flows: how many lead to an endpoint
 //! leftovers: what kube-proxy or an earlier agent left

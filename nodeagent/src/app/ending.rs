@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use kplane_dataplane::backend::userspace::{Proxy, Visitor};
+use kplane_dataplane::backend::Proxy;
 
 use super::{Ended, TaskError};
-use crate::succession::Succession;
+use crate::succession::{Succession, Visitor};
 
 /// The reason why an agent ends.
 pub(super) enum Cause {
@@ -19,7 +19,7 @@ impl Cause {
     pub(super) async fn end(
         self,
         mut succession: Succession,
-        proxy: Option<Arc<Proxy>>,
+        proxy: Option<Arc<dyn Proxy>>,
     ) -> Result<Ended, TaskError> {
         match self {
             Self::Shutdown => {

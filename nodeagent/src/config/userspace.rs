@@ -66,23 +66,20 @@ impl UserspaceFlags {
     /// Returns the settings, changed as these flags say; `cache_dir` is the folder of the cache file.
     pub(super) fn settings(
         &self,
-        settings: UserspaceSettings,
+        mut settings: UserspaceSettings,
         cache_dir: Option<PathBuf>,
     ) -> UserspaceSettings {
-        let run_dir = match self.run_dir.as_deref() {
+        settings.hosts_file.clone_from(&self.hosts_file);
+        settings.threads = self.proxy_threads.map(usize::from);
+        settings.udp_idle = self.udp_idle_timeout.or(settings.udp_idle);
+        settings.transparent = self.userspace_transparent;
+        settings.endpoints = self.userspace_endpoints.clone();
+        settings.run_dir = match self.run_dir.as_deref() {
             None => cache_dir,
             Some("") => None,
             Some(folder) => Some(folder.into()),
         };
-        UserspaceSettings {
-            hosts_file: self.hosts_file.clone(),
-            threads: self.proxy_threads.map(usize::from),
-            udp_idle: self.udp_idle_timeout.or(settings.udp_idle),
-            transparent: self.userspace_transparent,
-            endpoints: self.userspace_endpoints.clone(),
-            run_dir,
-            drain: self.drain_timeout,
-            ..settings
-        }
+        settings.drain = self.drain_timeout;
+        settings
     }
 }

@@ -88,7 +88,10 @@ impl Core {
             settings,
             followers,
             families: Pipeline::both(backend.sides, backend.knows_pods, backend.local_rule),
-            policies: Policies::new(Enforcer::new(backend.policies)),
+            policies: Policies::new(
+                Enforcer::new(backend.policies),
+                backend.description.is_proxy,
+            ),
             behind: None,
             last_sync: None,
             syncs_ok: 0,

@@ -27,9 +27,15 @@ const QUIET: Duration = Duration::from_secs(30);
 /// Time from a complete read to the next one.
 const VERIFY_INTERVAL: Duration = Duration::from_secs(300);
 
+/// The failure of a node in a userspace mode.
+const RELAYED: &str = "NetworkPolicies: the userspace proxy relays connections of Pods to Services, and policies see the node \
+    instead of the Pod; choose another mode";
+
 /// The policies of both families, and how far they are.
 pub(super) struct Policies {
     enforcer: Enforcer,
+    /// Whether the agent's proxy has the connections of Pods to Services.
+    relays: bool,
     families: [Progress; 2],
 }
 
@@ -51,9 +57,10 @@ struct Progress {
 }
 
 impl Policies {
-    pub(super) fn new(enforcer: Enforcer) -> Self {
+    pub(super) fn new(enforcer: Enforcer, relays: bool) -> Self {
         Self {
             enforcer,
+            relays,
             families: Family::ALL.map(|family| Progress {
                 family,
                 behind: true,
@@ -115,7 +122,7 @@ impl Policies {
 
     /// Returns what is not enforced as written.
     pub(super) fn failures(&self, desired: &Desired) -> Vec<Failure> {
-        let mut failures = Vec::new();
+        let mut failures = Vec::from_iter(self.relayed());
         for family in self
             .families
             .iter()
@@ -130,6 +137,17 @@ impl Policies {
             failures.extend(family.failures.values().cloned());
         }
         failures
+    }
+
+    /// Returns the failure of a node whose proxy relays what policies should judge.
+    fn relayed(&self) -> Option<Failure> {
+        let isolates = self.counts().iter().any(|counts| counts.isolated > 0);
+        (self.relays && isolates).then(|| Failure {
+            object: None,
+            reason: RELAYED.to_owned(),
+            since_ms: 0,
+            degraded: true,
+        })
     }
 
     /// Returns the sizes of what each family enforces.

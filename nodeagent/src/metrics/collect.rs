@@ -286,7 +286,7 @@ impl Collector for Agent {
         self.work(&mut to, &report)?;
         self.service_health(&mut to)?;
         if let Some(proxy) = self.0.proxy.get() {
-            proxy::write(&proxy, &mut to)?;
+            proxy::write(&*proxy, &mut to)?;
         }
         if let Some(connections) = &self.0.connections {
             connections::write(connections, &mut to)?;

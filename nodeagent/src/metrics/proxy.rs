@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use kplane_dataplane::backend::userspace::{Counts, Proxy, ProxyFailure};
+use kplane_dataplane::backend::Proxy;
 use kplane_http::metrics::{Labels, Name};
-use kplane_model::ServiceKey;
+use kplane_model::{ProxyCounts, ProxyFailure, ServiceKey};
 use prometheus_client::encoding::DescriptorEncoder;
 
 use super::numbers::float;
@@ -14,11 +14,11 @@ use super::service_labels;
 const LISTED: usize = 200;
 
 /// A count of a Service's connections.
-type Count = fn(&Counts) -> f64;
+type Count = fn(&ProxyCounts) -> f64;
 
 /// Writes what the proxy counts.
-pub(super) fn write(proxy: &Proxy, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
-    let (counts, avoided) = proxy.table().totals();
+pub(super) fn write(proxy: &dyn Proxy, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let (counts, avoided) = proxy.totals();
     let one = |value: u64| [(&[] as &Labels<'_>, float(value))];
     let [connections, flows] = proxy.open().map(|open| open as u64);
     Name(
@@ -84,12 +84,12 @@ pub(super) fn write(proxy: &Proxy, to: &mut DescriptorEncoder<'_>) -> fmt::Resul
         to,
         [(&[] as &Labels<'_>, counts.connect_time.as_secs_f64())],
     )?;
-    services(&proxy.table().listed(LISTED), to)
+    services(&proxy.listed(LISTED), to)
 }
 
 /// Writes the counts of single ServicePorts.
-fn services(listed: &[(ServiceKey, Counts)], to: &mut DescriptorEncoder<'_>) -> fmt::Result {
-    let each = |value: fn(&Counts) -> f64| {
+fn services(listed: &[(ServiceKey, ProxyCounts)], to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let each = |value: fn(&ProxyCounts) -> f64| {
         let series = listed.iter();
         let series = series.map(move |(key, counts)| (service_labels(key), value(counts)));
         series.collect::<Vec<_>>()

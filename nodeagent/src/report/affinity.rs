@@ -2,8 +2,7 @@
 
 use std::net::IpAddr;
 
-use kplane_dataplane::backend::userspace::Proxy;
-use kplane_dataplane::backend::{AffinityClient, AffinityPort, Kind};
+use kplane_dataplane::backend::{AffinityClient, AffinityPort, Kind, Proxy};
 use kplane_model::{EndpointAddr, parse_ip};
 use kplane_proto::v1 as pb;
 
@@ -17,7 +16,7 @@ const ENDPOINTS: usize = 256;
 /// Reads the clients that a question means, and forgets one if it shall. Blocks.
 pub(crate) fn answer(
     backend: &str,
-    proxy: Option<&Proxy>,
+    proxy: Option<&dyn Proxy>,
     question: &pb::AffinityQuestion,
 ) -> pb::Affinity {
     let answered = try_answer(backend, proxy, question);
@@ -29,7 +28,7 @@ pub(crate) fn answer(
 
 fn try_answer(
     backend: &str,
-    proxy: Option<&Proxy>,
+    proxy: Option<&dyn Proxy>,
     question: &pb::AffinityQuestion,
 ) -> Result<pb::Affinity, String> {
     let unknown = || "the agent does not understand the question".to_owned();
@@ -40,16 +39,10 @@ fn try_answer(
         "" => None,
         text => Some(parse_ip(text).map_err(|_| unknown())?),
     };
-    let known = match proxy {
-        Some(proxy) => kind.remembered_by(proxy, &ports, client)?,
-        None => kind.remembered(&ports, client)?,
-    };
+    let known = kind.remembered(proxy, &ports, client)?;
     let mut forgotten = false;
     if let (true, Some(client), [_, ..]) = (question.forget, client, known.clients.as_slice()) {
-        match proxy {
-            Some(proxy) => kind.forget_by(proxy, &ports, client)?,
-            None => kind.forget(&ports, client)?,
-        }
+        kind.forget(proxy, &ports, client)?;
         tracing::info!(%client, service = %ports[0].key.service, "forgot a client, as an operator wanted");
         forgotten = true;
     }

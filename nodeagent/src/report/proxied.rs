@@ -1,7 +1,7 @@
 //! Answers to questions about the userspace proxy, in the wire format.
 
-use kplane_dataplane::backend::userspace::{EndpointState, PortState, Proxy, ProxyFailure};
-use kplane_model::ServiceKey;
+use kplane_dataplane::backend::Proxy;
+use kplane_model::{ProxyEndpoint, ProxyFailure, ProxyPort, ServiceKey};
 use kplane_proto::v1 as pb;
 
 /// Maximum number of ServicePorts in a question.
@@ -10,19 +10,19 @@ const PORTS: usize = 32;
 const ENDPOINTS: usize = 256;
 
 /// Returns what the proxy, if there is one, knows of the ServicePorts of a question.
-pub(crate) fn answer(proxy: Option<&Proxy>, question: pb::ProxiedQuestion) -> pb::ProxiedState {
+pub(crate) fn answer(proxy: Option<&dyn Proxy>, question: pb::ProxiedQuestion) -> pb::ProxiedState {
     let Some(proxy) = proxy else {
         return pb::ProxiedState::default();
     };
     let keys = question.ports.into_iter().take(PORTS);
     let keys = keys.filter_map(|key| ServiceKey::try_from(key).ok());
-    let ports = keys.filter_map(|key| Some(port(&key, proxy.table().state(&key)?)));
+    let ports = keys.filter_map(|key| Some(port(&key, proxy.state(&key)?)));
     pb::ProxiedState {
         ports: ports.collect(),
     }
 }
 
-fn port(key: &ServiceKey, state: PortState) -> pb::ProxiedPort {
+fn port(key: &ServiceKey, state: ProxyPort) -> pb::ProxiedPort {
     let counts = state.counts;
     let failed = ProxyFailure::ALL.iter().zip(counts.failed);
     let failed = failed.filter(|(_, count)| *count > 0);
@@ -48,7 +48,7 @@ fn port(key: &ServiceKey, state: PortState) -> pb::ProxiedPort {
     }
 }
 
-fn endpoint(state: &EndpointState) -> pb::ProxiedEndpoint {
+fn endpoint(state: &ProxyEndpoint) -> pb::ProxiedEndpoint {
     let avoided = state.avoided_for;
     pb::ProxiedEndpoint {
         address: state.addr.to_string(),

@@ -9,7 +9,7 @@ use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use kplane_model::{Balance, EndpointAddr};
+use kplane_model::{Balance, EndpointAddr, ProxyEndpoint};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -56,17 +56,6 @@ impl Member {
     fn is_usable(&self, tried: &[EndpointAddr], now: Instant) -> bool {
         !tried.contains(&self.addr) && !self.health.is_avoided(now)
     }
-}
-
-/// The state of one endpoint, for operators.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EndpointState {
-    /// The endpoint.
-    pub addr: EndpointAddr,
-    /// Open connections.
-    pub open: u32,
-    /// Time for which new connections still avoid it; `None` if they do not.
-    pub avoided_for: Option<Duration>,
 }
 
 /// The choice for one attempt.
@@ -348,8 +337,8 @@ impl Picker {
     }
 
     /// Returns the state of all endpoints.
-    pub(crate) fn states(&self, now: Instant) -> Vec<EndpointState> {
-        let state = |member: &Member| EndpointState {
+    pub(crate) fn states(&self, now: Instant) -> Vec<ProxyEndpoint> {
+        let state = |member: &Member| ProxyEndpoint {
             addr: member.addr,
             open: member.open,
             avoided_for: member

@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use kplane_model::{Balance, Cidr, EndpointAddr, FrontendAddr, ProxyHeader, ServiceKey};
+use kplane_model::{Balance, Cidr, EndpointAddr, FrontendAddr, ProxyHeader, ProxyPort, ServiceKey};
 
 use crate::affinity::Affinity;
 use crate::budget::Budget;
 use crate::counters::{Counters, Counts, Failure};
-use crate::picker::{Choice, EndpointState, Endpoints, Picker, Pool};
+use crate::picker::{Choice, Endpoints, Picker, Pool};
 use crate::shares::Owners;
 
 /// Most clients that a ServicePort with session affinity remembers.
@@ -285,8 +285,8 @@ impl Port {
         self.counters.read()
     }
 
-    pub(crate) fn read(&self, now: Instant) -> PortState {
-        PortState {
+    pub(crate) fn read(&self, now: Instant) -> ProxyPort {
+        ProxyPort {
             counts: self.counts(),
             endpoints: self.state().picker.states(now),
         }
@@ -296,13 +296,4 @@ impl Port {
     pub(crate) fn fail(&self, why: Failure) {
         self.counters.fail(why);
     }
-}
-
-/// The state of a ServicePort, for operators.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PortState {
-    /// Counts of its connections.
-    pub counts: Counts,
-    /// Its endpoints.
-    pub endpoints: Vec<EndpointState>,
 }

@@ -7,11 +7,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
-use kplane_model::{Cidr, EndpointAddr, Family, FrontendAddr, Protocol, ServiceKey};
+use kplane_model::{Cidr, EndpointAddr, Family, FrontendAddr, Protocol, ProxyPort, ServiceKey};
 
 use crate::counters::{Counts, Failure};
 use crate::picker::{Choice, Pool};
-use crate::port::{Options, Port, PortSpec, PortState, Suspects};
+use crate::port::{Options, Port, PortSpec, Suspects};
 use crate::shares::Shares;
 
 /// The way of connections from a place to a ServicePort.
@@ -267,7 +267,7 @@ impl Table {
 
     /// Returns counters and endpoints of a ServicePort.
     #[must_use]
-    pub fn state(&self, key: &ServiceKey) -> Option<PortState> {
+    pub fn state(&self, key: &ServiceKey) -> Option<ProxyPort> {
         Some(self.port(key)?.read(Instant::now()))
     }
 

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
+use kplane_dataplane::backend::Proxy;
 use kplane_dataplane::backend::Verification;
 use kplane_dataplane::backend::ipvs::{self, Budget};
-use kplane_dataplane::backend::userspace::Proxy;
 use kplane_dataplane::backend::{Applied, Backend, Change, Failure, Kind, Settings};
 use kplane_dataplane::conntrack::{Cleaner, ConntrackCounts};
 use kplane_dataplane::leftovers;
@@ -109,7 +109,7 @@ impl Agent {
     }
 
     /// Returns the userspace proxy, if the backend has one.
-    pub fn proxy(&self) -> Option<Arc<Proxy>> {
+    pub fn proxy(&self) -> Option<Arc<dyn Proxy>> {
         self.backend.proxy.get()
     }
 

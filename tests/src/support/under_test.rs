@@ -144,7 +144,7 @@ const COMMON_OF_IPVS: [&str; 28] = [
 
 /// Of the common tests those that the userspace proxy has something of its own to say about: the rest is nftables'.
 const COMMON_OF_USERSPACE: [&str; 19] = [
-    "network_policies::np14_",
+    "network_policies::np14_services_are",
     "counted::",
     "transparent::",
     "handed::u22_",

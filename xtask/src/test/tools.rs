@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 
 use crate::book;
-use crate::cargo::{BENCH, in_bench, run, status};
+use crate::cargo::{BENCH, cargo, in_bench, run, status};
 use crate::tool::Tool;
 
 /// Checks licences, bans and sources.
@@ -54,6 +54,27 @@ fn deny_of(root: &Path, manifest: &str) -> Result<Command> {
 pub(super) fn lint_bench(_: &Path) -> Result<Command> {
     let mut command = in_bench("clippy")?;
     command.args(["--", "-D", "warnings"]);
+    Ok(command)
+}
+
+/// Checks the agent without its features: no userspace proxy, and no control plane inside.
+pub(super) fn bare_agent(_: &Path) -> Result<Command> {
+    let mut command = cargo()?;
+    command.args([
+        "clippy",
+        "--package",
+        "kplane-dataplane",
+        "--package",
+        "kp-nodeagent",
+    ]);
+    command.args([
+        "--no-default-features",
+        "--lib",
+        "--bins",
+        "--",
+        "-D",
+        "warnings",
+    ]);
     Ok(command)
 }
 

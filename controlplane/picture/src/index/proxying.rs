@@ -39,6 +39,10 @@ impl Index {
                 "the operator lets no Service of namespace {namespace} ask (--userspace-services of the control plane)"
             ));
         }
+        if self.policies.is_some() {
+            // The other end would see the node in place of the Pod.
+            return Some("NetworkPolicies cannot judge what it relays".to_owned());
+        }
         let mut endpoints = endpoints.iter();
         endpoints.find_map(|endpoint| {
             let why = self.endpoint_refusal(port, endpoint)?;

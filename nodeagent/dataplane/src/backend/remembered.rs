@@ -1,22 +1,82 @@
-//! Reads and forgets the clients that the kernel remembers for session affinity, by the backend in use.
+//! Reads and forgets the clients that the kernel, and a proxy in front of it, remember for session affinity, by the
+//! backend in use.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use super::affinity::Wanted;
-use super::{AffinityClients, AffinityPort, Kind, iptables, ipvs, nftables};
+use super::{AffinityClient, AffinityClients, AffinityPort, Kind, Proxy, iptables, ipvs, nftables};
 use crate::chain;
 
 /// Longest time to read.
 const WITHIN: Duration = Duration::from_secs(3);
 
 impl Kind {
-    /// Reads which clients the kernel of the calling thread's network namespace remembers for ServicePorts. Changes
-    /// nothing.
+    /// Reads which clients are remembered for ServicePorts: by the proxy, if there is one, and by the kernel of the calling
+    /// thread's network namespace. Changes nothing.
     ///
     /// # Errors
     /// The reason why that cannot be known.
     pub fn remembered(
+        self,
+        proxy: Option<&dyn Proxy>,
+        ports: &[AffinityPort],
+        client: Option<IpAddr>,
+    ) -> Result<AffinityClients, String> {
+        let mut all = match self.is_asked(proxy) {
+            true => self.remembered_by_kernel(ports, client)?,
+            false => AffinityClients::default(),
+        };
+        for (index, port) in ports.iter().enumerate() {
+            let remembered = proxy
+                .into_iter()
+                .flat_map(|proxy| proxy.remembered(&port.key));
+            for (from, endpoint, left) in
+                remembered.filter(|(from, ..)| client.is_none_or(|ip| ip == *from))
+            {
+                all.add(AffinityClient {
+                    port: index,
+                    client: from,
+                    endpoint: Some(endpoint),
+                    expires: Some(left),
+                });
+            }
+        }
+        Ok(all)
+    }
+
+    /// Makes the proxy and the kernel forget a client of these ServicePorts. Its connections go on.
+    ///
+    /// # Errors
+    /// The reason why the client is still remembered.
+    pub fn forget(
+        self,
+        proxy: Option<&dyn Proxy>,
+        ports: &[AffinityPort],
+        client: IpAddr,
+    ) -> Result<(), String> {
+        if let Some(proxy) = proxy {
+            for port in ports {
+                proxy.forget(&port.key, client);
+            }
+        }
+        if !self.is_asked(proxy) {
+            return Ok(());
+        }
+        match self {
+            Self::Nftables | Self::Userspace => nftables::forget(ports, client),
+            Self::Iptables => iptables::forget(ports, client).map_err(|e| chain(&e)),
+            Self::Ipvs => Err(ipvs::CANNOT_FORGET.to_owned()),
+            Self::UserspaceLoopback | Self::Noop => Err("the agent programs no kernel".to_owned()),
+        }
+    }
+
+    /// Returns whether the kernel is asked: not if the proxy alone serves.
+    fn is_asked(self, proxy: Option<&dyn Proxy>) -> bool {
+        proxy.is_none() || self.describe().programs_kernel
+    }
+
+    fn remembered_by_kernel(
         self,
         ports: &[AffinityPort],
         client: Option<IpAddr>,
@@ -29,19 +89,6 @@ impl Kind {
             Self::Nftables | Self::Userspace => nftables::remembered(ports, wanted),
             Self::Iptables => iptables::remembered(ports, wanted).map_err(|e| chain(&e)),
             Self::Ipvs => ipvs::remembered(ports, wanted),
-            Self::UserspaceLoopback | Self::Noop => Err("the agent programs no kernel".to_owned()),
-        }
-    }
-
-    /// Makes the kernel forget a client of these ServicePorts. Its connections go on.
-    ///
-    /// # Errors
-    /// The reason why the client is still remembered.
-    pub fn forget(self, ports: &[AffinityPort], client: IpAddr) -> Result<(), String> {
-        match self {
-            Self::Nftables | Self::Userspace => nftables::forget(ports, client),
-            Self::Iptables => iptables::forget(ports, client).map_err(|e| chain(&e)),
-            Self::Ipvs => Err(ipvs::CANNOT_FORGET.to_owned()),
             Self::UserspaceLoopback | Self::Noop => Err("the agent programs no kernel".to_owned()),
         }
     }

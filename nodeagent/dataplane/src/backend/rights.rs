@@ -1,6 +1,5 @@
 //! The rights of this process in the kernel, and the backends that mode userspace chooses by them.
 
-use super::userspace;
 use super::{Kind, OpenError};
 use kplane_netlink::{Errno, NetlinkError, NfSocket};
 
@@ -36,7 +35,7 @@ impl Kind {
         }
         match ask_kernel() {
             Err(error) if error.errno() == Some(Errno::EPERM) => {
-                let backend = userspace::LOOPBACK.name;
+                let backend = Self::UserspaceLoopback.describe().name;
                 tracing::info!(
                     %error,
                     "this process cannot change rules: Services are at loopback addresses (backend {backend})"

@@ -10,79 +10,27 @@ mod address_watch;
 mod addresses;
 mod capture;
 mod captured;
-mod handle;
 mod hosts;
 mod lease;
+mod localhost;
 mod loopback;
 mod own;
 mod places;
 mod refused;
-mod remembered;
 mod spec;
 mod staged;
 mod transparent;
 mod way;
 
-use std::path::PathBuf;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use self::handle::{Lapse, ProxyHandle};
-pub use kplane_userproxy::{
-    Bundle, Counts, Door, EndpointState, Failure as ProxyFailure, HandoverError, Inheritance,
-    PortState, Proxy, Visitor, ask,
-};
+pub use kplane_userproxy::{Bundle, Door, HandoverError, Proxy, Visitor, ask};
 
-use super::{Backend, Description, Failures, ModeMetrics, OpenError};
-use kplane_model::ProxyEndpoints;
-
-/// The facts that hold for the way without rights on every machine.
-pub(super) const LOOPBACK: Description = Description {
-    name: "userspace-loopback",
-    summary: "Sockets on loopback addresses and node ports, without any right: for laptops, CI and sandboxes",
-    deprecation: None,
-    programs_kernel: false,
-    shares_names: false,
-    has_virtual_servers: false,
-    is_proxy: true,
-    needs: &[],
-    leaves_conntrack_entries: false,
-    metrics: ModeMetrics {
-        full_and_partial: true,
-        failures: Failures::Nftables,
-        rules: false,
-    },
-};
-
-/// The facts that hold for the way with the right to change rules on every machine.
-pub(super) const CAPTURE: Description = Description {
-    name: "userspace",
-    summary: "A proxy in the agent that tries another endpoint when one does not answer, with nftables behind it",
-    programs_kernel: true,
-    leaves_conntrack_entries: true,
-    ..LOOPBACK
-};
-
-/// Settings of this backend alone.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct UserspaceSettings {
-    /// The file that lists the addresses of Services, in the format of `/etc/hosts`.
-    pub hosts_file: Option<PathBuf>,
-    /// Number of threads; `None` = one for each processor.
-    pub threads: Option<usize>,
-    /// Time without a datagram after which a UDP flow ends; `None` = the default.
-    pub udp_idle: Option<Duration>,
-    /// Whether endpoints on this node see the client's address.
-    pub transparent: bool,
-    /// The endpoints to which the proxy may connect in front of a backend of the kernel.
-    pub endpoints: ProxyEndpoints,
-    /// The folder of the socket at which the next agent asks for connections; `None` = none is handed over.
-    pub run_dir: Option<PathBuf>,
-    /// Longest time for which an agent that is stopped goes on with its connections; 0 = it ends at once.
-    pub drain: Duration,
-    /// What the proxy before had open, for the next one.
-    pub inheritance: Inheritance,
-}
+use super::proxy::{self, CAPTURE, LOOPBACK, ProxyHandle, UserspaceSettings};
+use super::{Backend, Description, OpenError};
+use kplane_model::{EndpointAddr, ProxyCounts, ProxyPort, ServiceKey};
 
 /// Starts the proxy of a backend. `extra` has the settings that belong to its way in.
 fn start(
@@ -102,23 +50,59 @@ fn start(
     })
 }
 
-/// Opens the way that needs no right.
-///
-/// # Errors
-/// [`OpenError`] when the kernel refuses threads or what these need.
-pub(super) fn open_loopback(settings: &super::Settings) -> Result<Backend, OpenError> {
-    loopback::open(&settings.userspace)
-}
-
-/// Opens the way with the right to change rules.
+/// Opens the way with the right to change rules, or the one that needs none.
 ///
 /// # Errors
 /// [`OpenError`] names the missing part.
-pub(super) fn open_captured(settings: &super::Settings) -> Result<Backend, OpenError> {
-    captured::open(settings)
+pub(super) fn open(
+    description: &Description,
+    settings: &super::Settings,
+) -> Result<Backend, OpenError> {
+    match description.programs_kernel {
+        true => captured::open(settings),
+        false => loopback::open(&settings.userspace),
+    }
 }
 
 /// Puts the proxy in front of a backend of the kernel, for the Services that ask for it.
 pub(super) fn on_request(backend: Backend, settings: &super::Settings) -> Backend {
     captured::on_request(backend, settings)
+}
+
+impl proxy::Proxy for Proxy {
+    fn open(&self) -> [usize; 2] {
+        self.open()
+    }
+
+    fn is_alive(&self, within: Duration) -> bool {
+        self.is_alive(within)
+    }
+
+    fn totals(&self) -> (ProxyCounts, usize) {
+        self.table().totals()
+    }
+
+    fn listed(&self, most: usize) -> Vec<(ServiceKey, ProxyCounts)> {
+        self.table().listed(most)
+    }
+
+    fn limited(&self) -> Vec<(ServiceKey, u64)> {
+        self.table().limited()
+    }
+
+    fn avoided(&self, most: usize) -> Vec<(ServiceKey, EndpointAddr)> {
+        self.table().avoided(most)
+    }
+
+    fn state(&self, key: &ServiceKey) -> Option<ProxyPort> {
+        self.table().state(key)
+    }
+
+    fn remembered(&self, key: &ServiceKey) -> Vec<(IpAddr, EndpointAddr, Duration)> {
+        self.table().remembered(key)
+    }
+
+    fn forget(&self, key: &ServiceKey, client: IpAddr) -> bool {
+        self.table().forget(key, client)
+    }
 }

@@ -8,8 +8,7 @@ use kplane_model::Family;
 use kplane_netlink::{NetlinkError, Routes};
 
 use super::{Problem, objects};
-use crate::backend::nftables::{CAPTURE_TABLE, DIVERT_TABLES};
-use crate::proxy_address::{DELIVERY, proxy_address};
+use crate::proxy_address::{CAPTURE_TABLE, DELIVERY, DIVERT_TABLES, proxy_address};
 
 /// An object of the proxy.
 #[derive(Clone, Copy, Debug)]

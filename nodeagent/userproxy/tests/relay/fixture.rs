@@ -5,11 +5,11 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
 use kplane_model::{
-    EndpointAddr, Family, FrontendAddr, KeyParts, Protocol, ServiceKey, ServiceName,
+    EndpointAddr, Family, FrontendAddr, KeyParts, Protocol, ProxyPort, ServiceKey, ServiceName,
 };
 use kplane_userproxy::{
-    Bundle, Counts, Endpoints, ListenerId, Options, Pool, PortSpec, PortState, Proxy, Role,
-    RouteSpec, Settings,
+    Bundle, Counts, Endpoints, ListenerId, Options, Pool, PortSpec, Proxy, Role, RouteSpec,
+    Settings,
 };
 
 /// Longest wait of a test for something that takes milliseconds.
@@ -171,7 +171,7 @@ impl Served {
         socket
     }
 
-    pub(crate) fn state(&self) -> PortState {
+    pub(crate) fn state(&self) -> ProxyPort {
         self.proxy.table().state(&key(self.protocol)).unwrap()
     }
 }

@@ -38,7 +38,7 @@ fn with(service: &Svc, proxied: Proxied) -> Svc {
 /// The number of connections and flows that the first node's proxy has led to an endpoint.
 fn led(world: &mut World) -> Result<u64> {
     let proxy = world.first()?.proxy();
-    Ok(proxy.map_or(0, |proxy| proxy.table().totals().0.opened))
+    Ok(proxy.map_or(0, |proxy| proxy.totals().0.opened))
 }
 
 pub(crate) fn a_service_changes_its_way_without_a_failed_connection() -> Result<()> {

@@ -187,7 +187,7 @@ fn play(cases: &[Case]) -> Result<()> {
 /// A policy, as YAML.
 fn policy(name: &str, namespace: &str, spec: &str) -> String {
     format!(
-        "---\napiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {{name: {name}, namespace: {namespace}}}\n\
+        "---\napiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {{name: '{name}', namespace: '{namespace}'}}\n\
          spec: {{{spec}}}\n"
     )
 }
@@ -201,7 +201,7 @@ fn objects(text: &str) -> Result<Vec<Value>> {
 
 fn namespace(name: &str, labels: &str) -> Result<Value> {
     let text = format!(
-        "{{apiVersion: v1, kind: Namespace, metadata: {{name: {name}, labels: {{{labels}}}}}}}"
+        "{{apiVersion: v1, kind: Namespace, metadata: {{name: '{name}', labels: {{{labels}}}}}}}"
     );
     Ok(serde_saphyr::from_str(&text)?)
 }

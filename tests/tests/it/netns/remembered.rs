@@ -55,10 +55,7 @@ fn known(
     let proxy = world.agents.first().and_then(Agent::proxy);
     let ask = || {
         let ports = slice::from_ref(port);
-        let known = match &proxy {
-            Some(proxy) => kind.remembered_by(proxy, ports, client),
-            None => kind.remembered(ports, client),
-        };
+        let known = kind.remembered(proxy.as_deref(), ports, client);
         known.map_err(|error| anyhow!("{error}"))
     };
     Ok(world.node(1)?.run(ask)?.clients)
@@ -100,10 +97,7 @@ pub(crate) fn a_client_is_listed_forgotten_and_chooses_anew() -> Result<()> {
             let client = Client::PodHere.source(family);
             world.node(1)?.run(|| {
                 let ports = slice::from_ref(&port);
-                Ok(match &proxy {
-                    Some(proxy) => kind.forget_by(proxy, ports, client),
-                    None => kind.forget(ports, client),
-                })
+                Ok(kind.forget(proxy.as_deref(), ports, client))
             })
         };
         if kind == Kind::Ipvs {

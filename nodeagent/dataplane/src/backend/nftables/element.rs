@@ -313,21 +313,6 @@ fn span(list: &mut AttributeWriter<'_>, first: IpAddr, last: IpAddr, data: Optio
     }
 }
 
-/// Encodes an element without data.
-pub(super) fn encode_key(list: &mut AttributeWriter<'_>, key: Key) {
-    // The encoding does not depend on the set.
-    let set = Set::Services;
-    encode(
-        list,
-        ElementOp::Add,
-        &Element {
-            set,
-            key,
-            data: None,
-        },
-    );
-}
-
 pub(super) fn entry(list: &mut AttributeWriter<'_>, fill: impl FnOnce(&mut AttributeWriter<'_>)) {
     list.nest(NFTA_LIST_ELEM, fill);
 }

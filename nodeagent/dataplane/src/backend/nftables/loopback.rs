@@ -3,7 +3,6 @@
 
 use kplane_model::{Family, Protocol};
 
-use super::capture;
 use super::layout::counter_name;
 use super::schema::TABLE;
 #[allow(
@@ -11,6 +10,7 @@ use super::schema::TABLE;
     reason = "constants named as in the kernel's headers"
 )]
 use super::uapi::*;
+use crate::proxy_address::{CAPTURE_TABLE, LOCAL_PORTS};
 use kplane_netlink::{Attributes, Messages, NetlinkError, NfSocket, Request};
 
 /// Counts of this network namespace. What cannot be read is left out.
@@ -66,8 +66,8 @@ fn refused(socket: &mut NfSocket, family: Family, name: &str) -> Result<Option<u
 fn served(socket: &mut NfSocket, family: Family) -> Result<u64, NetlinkError> {
     let what = "read node ports on loopback addresses";
     let request = Request::new(what, msg::GETSETELEM, nfproto(family), |w| {
-        w.str(NFTA_SET_ELEM_LIST_TABLE, capture::TABLE);
-        w.str(NFTA_SET_ELEM_LIST_SET, capture::LOCAL);
+        w.str(NFTA_SET_ELEM_LIST_TABLE, CAPTURE_TABLE);
+        w.str(NFTA_SET_ELEM_LIST_SET, LOCAL_PORTS);
     });
     let mut ports = 0;
     socket.dump_each(request, |message| {

@@ -177,11 +177,6 @@ pub(super) const NFT_PAYLOAD_NETWORK_HEADER: u32 = 1;
 pub(super) const NFT_PAYLOAD_TRANSPORT_HEADER: u32 = 2;
 
 /// `enum nft_meta_attributes`, `enum nft_meta_keys`.
-pub(super) const NFTA_SOCKET_KEY: u16 = 1;
-pub(super) const NFTA_SOCKET_DREG: u16 = 2;
-pub(super) const NFT_SOCKET_TRANSPARENT: u32 = 0;
-pub(super) const NFT_SOCKET_MARK: u32 = 1;
-
 pub(super) const NFTA_META_DREG: u16 = 1;
 pub(super) const NFTA_META_KEY: u16 = 2;
 pub(super) const NFTA_META_SREG: u16 = 3;
@@ -244,9 +239,6 @@ pub(super) const NFTA_NAT_FLAGS: u16 = 7;
 pub(super) const NFT_NAT_DNAT: u32 = 1;
 /// `NF_NAT_RANGE_MAP_IPS | NF_NAT_RANGE_PROTO_SPECIFIED` (linux/netfilter/nf_nat.h).
 pub(super) const NAT_RANGE_ADDRESS_AND_PORT: u32 = 1 | 2;
-
-/// `NFT_TABLE_F_OWNER`: the table ends with the socket that created it (Linux 5.12).
-pub(super) const NFT_TABLE_F_OWNER: u32 = 2;
 
 /// `enum nft_masq_attributes`.
 pub(super) const NFTA_MASQ_FLAGS: u16 = 1;

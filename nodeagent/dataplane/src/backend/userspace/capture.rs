@@ -6,7 +6,7 @@ use std::net::UdpSocket;
 use kplane_model::{Cidr, Family};
 use nix::sys::socket::{setsockopt, sockopt::Mark};
 
-use super::super::nftables::{CaptureSettings, CaptureTable, Place};
+use super::super::nftables::proxy_tables::{CaptureSettings, CaptureTable, Place};
 use super::lease::{Alive, Lease};
 use crate::chain;
 

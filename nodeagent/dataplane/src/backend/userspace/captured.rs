@@ -11,15 +11,15 @@ use std::time::{Duration, Instant};
 
 use kplane_model::{Cidr, Family, Protocol, ServiceKey, ServiceName};
 
-use super::super::iptables;
-use super::super::nftables::{self, Place};
+use super::super::nftables::{self, proxy_tables::Place};
 use super::super::{
     Applied, ApplyError, Backend, Change, Failure, Inspection, OpenError, ServerCounts, Side,
     Verification,
 };
 use super::address_watch::with_addresses;
 use super::capture::NEEDS;
-use super::places::{by_kernel, captured, node_ports, on_loopback};
+use super::localhost::Localhost;
+use super::places::{captured, node_ports};
 use super::refused::Refused;
 use super::staged::{Fate, Staged, beneath, failed, places_of};
 use super::way::{Starter, Way};
@@ -90,7 +90,7 @@ fn in_front(
             starter: starter.clone(),
             way,
             by_interface: settings.pod_interface.is_some(),
-            is_local: by_kernel(description, family, settings),
+            localhost: Localhost::of(description, family, settings),
             refused: Refused::new(settings.userspace.endpoints.clone()),
             places: HashMap::new(),
             late: Vec::new(),
@@ -131,8 +131,7 @@ struct Captured {
     way: Option<Way>,
     /// Whether pods are known by their interfaces, which the proxy does not see.
     by_interface: bool,
-    /// Whether the kernel serves node ports on loopback addresses if they are among those of the node plan.
-    is_local: bool,
+    localhost: Localhost,
     /// The endpoints to which the proxy must not connect.
     refused: Refused,
     /// The ServicePorts of the proxy, and their places in the table.
@@ -165,9 +164,9 @@ impl Captured {
             true => captured(plan, self.by_interface),
             false => Vec::new(),
         };
-        if node.nodeport_localhost && !self.has_kernel_loopback(node) {
-            places.extend(on_loopback(plan, &places));
-        }
+        let is_captured = |at| places.contains(&Place::Of(at));
+        let on_loopback = self.localhost.lacks(plan, node, is_captured);
+        places.extend(on_loopback.map(Place::OnLoopback));
         (asks || !places.is_empty()).then_some(places)
     }
 
@@ -191,12 +190,6 @@ impl Captured {
             })
         });
         refused.collect()
-    }
-
-    /// Returns whether the kernel serves node ports on loopback addresses.
-    fn has_kernel_loopback(&self, node: &NodePlan) -> bool {
-        let mut ranges = node.nodeport_ips.iter();
-        self.is_local && ranges.any(|range| iptables::meets_loopback(*range))
     }
 
     /// Opens the way, if the proxy starts with the first Service that asks for it.

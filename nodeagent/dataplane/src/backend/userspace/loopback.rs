@@ -14,7 +14,7 @@ use super::super::driver::{DataPath, Driver, StepError};
 use super::super::{Applied, Backend, Change, Failure, OpenError, Side, Verification};
 use super::addresses::Addresses;
 use super::hosts::{Hosts, Place};
-use super::{LOOPBACK, ProxyHandle, UserspaceSettings, own, spec, start};
+use super::{LOOPBACK, UserspaceSettings, own, spec, start};
 use crate::plan::{Frontend, ServicePlan};
 
 /// Added to a port that the process may not use, as those below 1024 (`ip_unprivileged_port_start`).
@@ -40,10 +40,9 @@ pub(super) fn open(settings: &UserspaceSettings) -> Result<Backend, OpenError> {
         };
         Box::new(Driver::new(path)) as Box<dyn Side>
     });
-    Ok(Backend {
-        proxy: ProxyHandle::of(&proxy),
-        ..Backend::new(&LOOPBACK, sides)
-    })
+    let backend = Backend::new(&LOOPBACK, sides);
+    backend.proxy.set(&proxy);
+    Ok(backend)
 }
 
 /// A socket that a place needs.

@@ -1,9 +1,9 @@
 //! Places that the proxy serves in front of the kernel. Pure.
 
-use kplane_model::{Cidr, Family, FrontendAddr, Protocol};
+use kplane_model::{Cidr, Family};
 
-use super::super::nftables::{NodePort, Place};
-use super::super::{Description, Settings};
+use super::super::nftables::proxy_tables::Place;
+use super::localhost::is_relayed;
 use crate::plan::{Frontend, NodePlan, ServicePlan, disjoint, loopback};
 
 /// Returns the places of a plan that the proxy serves: those that every client may use, and where every client has an
@@ -26,26 +26,6 @@ pub(super) fn captured(plan: &ServicePlan, by_interface: bool) -> Vec<Place> {
     served.map(|frontend| Place::Of(frontend.at)).collect()
 }
 
-/// Returns the node port of a plan, if the proxy does not serve it for all clients, and if it has an endpoint: one of
-/// this node with a policy Local (K7). The kernel refuses for the rest (K6).
-pub(super) fn on_loopback(plan: &ServicePlan, captured: &[Place]) -> Option<Place> {
-    plan.frontends.iter().find_map(|frontend| {
-        let FrontendAddr::NodePort { protocol, port } = frontend.at else {
-            return None;
-        };
-        let is_served = is_relayed(protocol) && !frontend.endpoints.is_empty();
-        let is_left = is_served && !captured.contains(&Place::Of(frontend.at));
-        is_left.then_some(Place::OnLoopback(NodePort { protocol, port }))
-    })
-}
-
-fn is_relayed(protocol: Protocol) -> bool {
-    match protocol {
-        Protocol::Tcp | Protocol::Udp => true,
-        Protocol::Sctp => false,
-    }
-}
-
 /// Returns the addresses with node ports.
 pub(super) fn node_ports(family: Family, node: &NodePlan) -> Vec<Cidr> {
     let mut ranges = node.nodeport_ips.clone();
@@ -53,11 +33,6 @@ pub(super) fn node_ports(family: Family, node: &NodePlan) -> Vec<Cidr> {
         ranges.push(loopback(family));
     }
     disjoint(&ranges)
-}
-
-/// Returns whether a backend itself serves node ports on loopback addresses, which the kernel does for IPv4 alone.
-pub(super) fn by_kernel(backend: &Description, family: Family, settings: &Settings) -> bool {
-    backend.routes_loopback() && family == Family::V4 && settings.localhost_nodeports
 }
 
 #[cfg(test)]

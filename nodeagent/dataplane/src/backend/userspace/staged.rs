@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use kplane_model::ServiceKey;
 
 use super::super::Failure;
-use super::super::nftables::Place;
+use super::super::nftables::proxy_tables::Place;
 use crate::plan::ServicePlan;
 
 /// A change of the table, worked out.

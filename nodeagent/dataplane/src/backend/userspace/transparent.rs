@@ -13,7 +13,7 @@ use kplane_model::Family;
 use kplane_netlink::{Exit, Routes};
 use kplane_userproxy::Transparency;
 
-use super::super::nftables::{DivertMarks, DivertTable};
+use super::super::nftables::proxy_tables::{DivertMarks, DivertTable};
 use crate::chain;
 use crate::proxy_address::DELIVERY;
 

@@ -11,7 +11,7 @@ use kplane_netlink::{Links, Messages, NfSocket, Routes};
 use kplane_userproxy::{Origins, Proxy, Role, Transparency};
 
 use super::super::OpenError;
-use super::super::nftables::CaptureSettings;
+use super::super::nftables::proxy_tables::CaptureSettings;
 use super::capture::Capture;
 use super::lease::Alive;
 use super::transparent::{Transparent, deliver};
@@ -102,7 +102,10 @@ impl Starter {
 
     /// Serves what an earlier proxy left for a family, whose ServicePorts the proxy has.
     pub(super) fn settle(&self, family: Family) {
-        if let Some(proxy) = self.handle.get() {
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let proxy = running.clone();
+        drop(running);
+        if let Some(proxy) = proxy {
             proxy.settle(family);
         }
     }

@@ -6,7 +6,13 @@ use kplane_netlink::AttributeWriter;
     clippy::wildcard_imports,
     reason = "constants named as in the kernel's headers"
 )]
-use super::uapi::*;
+use super::super::uapi::*;
+
+/// `enum nft_socket_attributes`, `enum nft_socket_keys`.
+const NFTA_SOCKET_KEY: u16 = 1;
+const NFTA_SOCKET_DREG: u16 = 2;
+pub(super) const NFT_SOCKET_TRANSPARENT: u32 = 0;
+pub(super) const NFT_SOCKET_MARK: u32 = 1;
 
 /// The first register, under its old name: 16 bytes.
 pub(super) const FIRST: u32 = 1;

@@ -4,12 +4,12 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use kplane_model::Family;
 
-use super::super::expressions::{Expressions, FIRST};
 #[allow(
     clippy::wildcard_imports,
     reason = "constants named as in the kernel's headers"
 )]
-use super::super::uapi::*;
+use super::super::super::uapi::*;
+use super::super::expressions::{Expressions, FIRST};
 use super::{CaptureSettings, LEASE, LOCAL, NODES, PLACES, PORTS};
 
 /// A chain: name, type, hook (by `enum nf_inet_hooks`), priority and rules.

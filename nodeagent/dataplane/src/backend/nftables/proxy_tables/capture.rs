@@ -34,22 +34,24 @@ use kplane_netlink::{
 };
 
 use self::rules::{CHAINS, Rules};
-use super::element::{Destination, Key, NodePort, encode_key};
-use super::expressions::Expressions;
+use super::super::element::{Destination, Element, ElementOp, Key, NodePort, encode};
+use super::super::schema::Set;
 #[allow(
     clippy::wildcard_imports,
     reason = "constants named as in the kernel's headers"
 )]
-use super::uapi::*;
-use super::userdata;
+use super::super::uapi::*;
+use super::super::userdata;
+use super::expressions::Expressions;
+use crate::proxy_address::{CAPTURE_TABLE as TABLE, LOCAL_PORTS as LOCAL};
 
-/// Name of the table, one per family.
-pub(crate) const TABLE: &str = "kplane-capture";
 const PLACES: &str = "places";
 const PORTS: &str = "ports";
 const NODES: &str = "nodes";
-pub(super) const LOCAL: &str = "local";
 const LEASE: &str = "lease";
+
+/// The table ends with the socket that created it (Linux 5.12).
+pub(super) const NFT_TABLE_F_OWNER: u32 = 2;
 
 /// Time for which a datagram of the agent renews the lease, in milliseconds.
 const LEASE_MS: u64 = 1000;
@@ -336,6 +338,21 @@ fn push_elements(
                     encode_key(list, key);
                 }
             });
+        },
+    );
+}
+
+/// Encodes an element without data.
+fn encode_key(list: &mut AttributeWriter<'_>, key: Key) {
+    // The encoding does not depend on the set.
+    let set = Set::Services;
+    encode(
+        list,
+        ElementOp::Add,
+        &Element {
+            set,
+            key,
+            data: None,
         },
     );
 }

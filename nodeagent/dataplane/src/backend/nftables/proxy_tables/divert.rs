@@ -14,17 +14,15 @@
 use kplane_model::Family;
 use kplane_netlink::{AttributeWriter, Batch, CommitError, Errno, Label, NfSocket, Operation};
 
-use super::capture::{CaptureError, knows_no_owner};
-use super::expressions::Expressions;
 #[allow(
     clippy::wildcard_imports,
     reason = "constants named as in the kernel's headers"
 )]
-use super::uapi::*;
-use super::userdata;
-
-/// Names of the table. An agent and its successor have one each for a while, since a table has one owner.
-pub(crate) const TABLES: [&str; 2] = ["kplane-divert", "kplane-divert-2"];
+use super::super::uapi::*;
+use super::super::userdata;
+use super::capture::{CaptureError, NFT_TABLE_F_OWNER, knows_no_owner};
+use super::expressions::{Expressions, NFT_SOCKET_MARK, NFT_SOCKET_TRANSPARENT};
+use crate::proxy_address::DIVERT_TABLES as TABLES;
 
 const CHAIN: &str = "prerouting";
 
