@@ -224,10 +224,7 @@ fn firewalld(seen: &Surroundings) -> Option<Finding> {
 }
 
 fn bridges(seen: &Surroundings, family: Family) -> Option<Finding> {
-    let key = match family {
-        Family::V4 => "net.bridge.bridge-nf-call-iptables",
-        Family::V6 => "net.bridge.bridge-nf-call-ip6tables",
-    };
+    let key = bridge_setting(family);
     seen.bridges_pass_by[family as usize].then(|| {
         let text = format!(
             "{key} is 0, and the node has bridges: if Pods are on a bridge, answers of an endpoint on the same bridge \
@@ -236,6 +233,33 @@ fn bridges(seen: &Surroundings, family: Family) -> Option<Finding> {
         let fix = format!("sysctl -w {key}=1 on the node, unless the CNI plugin does without");
         finding(Reason::BridgeNetfilterOff, Severity::Warning, text, &fix)
     })
+}
+
+/// Returns what keeps NetworkPolicies from holding on a node that has some.
+#[must_use]
+pub fn unenforced(seen: &Surroundings) -> Option<Finding> {
+    let passing = Family::ALL.into_iter();
+    let mut passing = passing.filter(|family| seen.bridges_pass_by[*family as usize]);
+    let family = passing.next()?;
+    let key = bridge_setting(family);
+    let text = format!(
+        "{key} is 0, and the node has bridges: NetworkPolicies do not hold between Pods on one bridge"
+    );
+    let fix =
+        format!("sysctl -w {key}=1 on the node, and a file in /etc/sysctl.d so that it stays");
+    Some(finding(
+        Reason::BridgeNetfilterOff,
+        Severity::Error,
+        text,
+        &fix,
+    ))
+}
+
+fn bridge_setting(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "net.bridge.bridge-nf-call-iptables",
+        Family::V6 => "net.bridge.bridge-nf-call-ip6tables",
+    }
 }
 
 /// Returns a finding for a node whose Pods count as clients outside of the cluster.

@@ -196,6 +196,10 @@ struct DataPathFlags {
     #[arg(long)]
     count_connections: bool,
 
+    /// What happens to connections that NetworkPolicies no longer allow: they are cut, or kept until they end.
+    #[arg(long, value_name = "WHAT", default_value = "cut", value_parser = ["cut", "keep"])]
+    network_policy_existing: String,
+
     /// In mode ipvs, refuse connections to a Service with traffic policy Local that has no endpoint on the node,
     /// as the other modes do. Without this flag mode ipvs uses endpoints of other nodes, as kube-proxy does.
     #[arg(long)]
@@ -225,6 +229,7 @@ impl DataPathFlags {
     ) -> backend::Settings {
         backend::Settings {
             iptables_layout: self.iptables_layout,
+            cut_denied: self.network_policy_existing == "cut",
             probe_interval: self.iptables_probe_interval,
             own_mark: self.own_mark,
             ipvs: backend::ipvs::IpvsSettings {

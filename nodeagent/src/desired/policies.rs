@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use kplane_model::{DesiredKey, DesiredObject, PolicyKey, PolicyObject};
+use kplane_model::{DesiredKey, DesiredObject, LocalPod, PodName, PolicyKey, PolicyObject};
 
 use super::held::Backing;
 use super::staged::Staged;
@@ -34,6 +34,16 @@ impl Desired {
     pub fn policies(&self) -> impl Iterator<Item = (&PolicyKey, &PolicyObject)> {
         self.policy_slots()
             .filter_map(|(key, slot)| Some((key, slot.policy()?)))
+    }
+
+    /// Returns the Pods of this node under NetworkPolicies. Work: these Pods.
+    pub fn local_pods(&self) -> impl Iterator<Item = &LocalPod> {
+        let first = DesiredKey::Policy(PolicyKey::Pod(PodName::new("", "")));
+        let slots = self.objects.range(first..).map(|(_, slot)| slot);
+        slots.filter_map(|slot| match slot.policy()? {
+            PolicyObject::Pod(pod) => Some(pod),
+            _ => None,
+        })
     }
 
     fn policy_slots(&self) -> impl Iterator<Item = (&PolicyKey, &Slot)> {

@@ -131,6 +131,12 @@ impl Followers {
             None => Vec::new(),
         };
         found.extend(node_ports::findings(node, settings, served));
+        let seen = self.surroundings.as_ref();
+        if let Some(seen) =
+            seen.filter(|_| desired.local_pods().any(|pod| !pod.policies.is_empty()))
+        {
+            found.extend(surroundings::unenforced(&seen.borrow()));
+        }
         found
     }
 

@@ -317,10 +317,7 @@ impl Progress {
 
     /// Returns whether the node needs the family: a kernel without IPv6 is no problem while no Pod has such an address.
     fn is_needed(&self, desired: &Desired) -> bool {
-        let mut pods = desired.policies().filter_map(|(_, object)| match object {
-            PolicyObject::Pod(pod) => Some(pod),
-            _ => None,
-        });
+        let mut pods = desired.local_pods();
         self.error.is_none()
             || pods.any(|pod| {
                 pod.addresses
