@@ -13,14 +13,15 @@ use crate::rules::PortName;
 use crate::texts::LabelSet;
 use crate::uses::Uses;
 
-/// What tells the Pods of a namespace apart: label keys that peers of rules use, and ports that egress rules name.
+/// Differences between Pods of a namespace that matter: label keys that peers of rules use, and ports that egress rules
+/// name.
 #[derive(Debug, Default)]
 pub(crate) struct Distinctions {
     pub(crate) keys: Uses<Arc<str>>,
     pub(crate) ports: Uses<PortName>,
 }
 
-/// A class.
+/// Pods of a namespace with the same [`Distinctions`].
 #[derive(Debug)]
 pub(crate) struct Class {
     pub(crate) namespace: Arc<str>,

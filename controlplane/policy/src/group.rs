@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use kplane_model::GroupId;
 
-use crate::Selector;
 use crate::identity::{Encoding, Kind};
+use crate::{Requirement, Selector};
 
 /// The namespaces of a group.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -52,7 +52,7 @@ impl GroupSpec {
 
     /// Returns the labels of Pods that it asks for.
     pub(crate) fn keys(&self) -> BTreeSet<&Arc<str>> {
-        self.pods.0.iter().map(|r| r.key()).collect()
+        self.pods.0.iter().map(Requirement::key).collect()
     }
 
     /// Returns whether its members are classes, and not namespaces or all Pods.

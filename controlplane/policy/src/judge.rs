@@ -17,7 +17,7 @@ use crate::{PeerSpec, Policies, Rule};
 /// rules for everybody allow it (NP12, NP18). Ask by address instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
-    /// A Pod, whichever of its addresses is used.
+    /// A Pod, whichever of its addresses is used: of the families that both ends have.
     Pod(PodName),
     /// An address. If a Pod has it, that Pod.
     Address(IpAddr),
@@ -89,8 +89,9 @@ impl Policies {
     #[must_use]
     pub fn judge(&self, from: &End, to: &End, protocol: Protocol, port: u16) -> Judgement {
         let (mut source, mut destination) = (self.find(from), self.find(to));
-        source.keep_family_of(to);
-        destination.keep_family_of(from);
+        let (of_source, of_destination) = (source.families(), destination.families());
+        source.keep_families(of_destination);
+        destination.keep_families(of_source);
         let name = |end: &Found<'_>| end.pod.map(|(name, _)| name.clone());
         if name(&source).is_some() && name(&source) == name(&destination) {
             let (egress, ingress) = (Verdict::Itself, Verdict::Itself);
@@ -192,12 +193,22 @@ impl Policies {
 }
 
 impl Found<'_> {
-    /// Leaves out a Pod's addresses of another family than that of the other end's address (NP16).
-    fn keep_family_of(&mut self, other: &End) {
-        if let End::Address(other) = other {
-            self.addresses
-                .retain(|a| Family::of(*a) == Family::of(*other));
+    /// Returns whether it has addresses of each family.
+    fn families(&self) -> [bool; 2] {
+        let has = |family| self.addresses.iter().any(|a| Family::of(*a) == family);
+        Family::ALL.map(has)
+    }
+
+    /// Leaves out addresses of families that the other end does not have (NP16).
+    fn keep_families(&mut self, others: [bool; 2]) {
+        if others == [false; 2] {
+            return;
         }
+        let [v4, v6] = others;
+        self.addresses.retain(|address| match Family::of(*address) {
+            Family::V4 => v4,
+            Family::V6 => v6,
+        });
     }
 }
 

@@ -4,6 +4,9 @@
 //! policies, namespaces, Pods -> Policies -> PolicyChanges: objects that nodes share, and the Pods of each node
 //! ```
 //!
+//! The inputs are indexed in `pods`, `namespaces` and `subjects` (policies by the Pods that they select). `classes` and
+//! `groups` follow from them, `policies` brings it all together, and `judge` and `facts` answer operators.
+//!
 //! Everything here is synchronous, deterministic and free of I/O. Objects come in valid: who reads them reports what is
 //! wrong with them, and leaves that out. Ids such as NP6 refer to the list of semantics of NetworkPolicies.
 

@@ -10,11 +10,14 @@ use std::sync::Arc;
 use crate::Selector;
 use crate::texts::LabelSet;
 
+/// Objects by value and scope.
+type ByValue<S, T> = BTreeMap<(Arc<str>, S), BTreeSet<T>>;
+
 /// Objects by scope and labels.
 #[derive(Debug)]
 pub(crate) struct Labelled<S, T> {
     all: HashMap<S, BTreeSet<T>>,
-    keys: HashMap<Arc<str>, BTreeMap<(Arc<str>, S), BTreeSet<T>>>,
+    keys: HashMap<Arc<str>, ByValue<S, T>>,
 }
 
 impl<S, T> Default for Labelled<S, T> {
@@ -97,7 +100,7 @@ impl<S: Clone + Default + Ord + Hash, T: Clone + Ord> Labelled<S, T> {
 
 /// Returns the objects of each scope that have a value.
 fn scopes_with<'a, S: Default + Ord, T>(
-    of_key: &'a BTreeMap<(Arc<str>, S), BTreeSet<T>>,
+    of_key: &'a ByValue<S, T>,
     value: &'a Arc<str>,
 ) -> impl Iterator<Item = &'a BTreeSet<T>> {
     let places = of_key.range((Arc::clone(value), S::default())..);

@@ -172,8 +172,11 @@ impl Pods {
     /// Returns the Pod that counts for an address: one that is not being deleted, then the youngest, then the first by
     /// name (NP18).
     pub(crate) fn of_address(&self, address: IpAddr) -> Option<&PodName> {
-        let pods = self.claims.get(&address)?.iter();
-        let entries = pods.filter_map(|pod| Some((pod, self.get(pod)?)));
+        let pods = self.claims.get(&address)?;
+        if let [only] = &pods[..] {
+            return Some(only);
+        }
+        let entries = pods.iter().filter_map(|pod| Some((pod, self.get(pod)?)));
         let best = entries.min_by_key(|(pod, e)| (e.terminating, Reverse(&e.created), *pod));
         best.map(|(pod, _)| pod)
     }

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 
-/// Things that somebody uses, with the number of users.
+/// Things that policies or groups use, with the number of users.
 #[derive(Debug)]
 pub(crate) struct Uses<K> {
     users: HashMap<K, usize>,

@@ -98,7 +98,7 @@ fn large_cluster() {
         index.put_pod(pod("namespace-7/new", &["10.250.0.1"], &[("app", "web")]));
     });
     time("Pod deleted", &mut index, |index| {
-        index.delete_pod(&name("namespace-7/new"))
+        index.delete_pod(&name("namespace-7/new"));
     });
     let group = |key: &str| from(&[pods(Some(selector(&[])), Some(selector(&[(key, "web")])))]);
     time(

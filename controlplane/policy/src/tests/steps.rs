@@ -81,6 +81,27 @@ impl Play {
         assert!(summaries.eq(cluster.policies.keys().cloned()));
     }
 
+    /// Compares answers for Pods by name with those by address.
+    fn check_names(&self) {
+        let addresses = addresses()
+            .into_iter()
+            .map(|address| (address, self.index.pods.of_address(address)));
+        let named: Vec<_> = addresses
+            .filter_map(|(address, pod)| Some((address, pod?)))
+            .collect();
+        let only = |pod| self.index.pods.addresses(pod).count() == 1;
+        for (from, source) in named.iter().filter(|(_, pod)| only(pod)) {
+            for (to, destination) in named.iter().filter(|(_, pod)| only(pod)) {
+                let judge = |from: End, to: End| self.index.judge(&from, &to, Protocol::Tcp, 80);
+                let by_name = judge(
+                    End::Pod((*source).clone()),
+                    End::Pod((*destination).clone()),
+                );
+                assert_eq!(by_name, judge(End::Address(*from), End::Address(*to)));
+            }
+        }
+    }
+
     /// Compares all connections.
     fn check(&self) {
         let view = self.agent.view();
@@ -118,6 +139,7 @@ proptest! {
         }
         play.take();
         play.check();
+        play.check_names();
         play.check_selections();
     }
 }
