@@ -39,6 +39,7 @@ Examples:
   cargo xtask test e2e                                        both proxies in both modes, and the page
   cargo xtask test e2e --proxy kplane --mode nftables
   cargo xtask test e2e --proxy kplane --mode nftables --focus 'Services should be rejected'
+  cargo xtask test e2e --proxy kplane --mode nftables --policies
   cargo xtask test e2e --again                                only what failed the last time, one spec at a time
   cargo xtask test e2e --page                                 only write the page from committed results")]
 pub(crate) struct Args {
@@ -60,6 +61,9 @@ pub(crate) struct Args {
     /// Run only the specs whose name matches this regular expression, and change neither results nor page
     #[arg(long)]
     focus: Option<String>,
+    /// Run the specs of NetworkPolicies instead, which nodes of kplane enforce then; change neither results nor page
+    #[arg(long, conflicts_with_all = ["again", "page"])]
+    policies: bool,
     /// Run only the specs that failed in the committed results, one at a time, and update the results
     #[arg(long, conflicts_with = "focus")]
     again: bool,
@@ -69,6 +73,13 @@ pub(crate) struct Args {
     /// The folder of the images that `cargo xtask images` has written
     #[arg(long, hide = true, default_value = "target/images-of-tests")]
     images: PathBuf,
+}
+
+impl Args {
+    /// Returns whether the run says nothing about the results that are committed.
+    fn is_part(&self) -> bool {
+        self.focus.is_some() || self.policies
+    }
 }
 
 /// The name of a proxy.
@@ -117,11 +128,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             let Some(run) = run else { continue };
             println!("{}", run.summary());
             failed |= run.specs.iter().any(|spec| spec.outcome == Outcome::Failed);
-            if args.focus.is_none() {
+            if !args.is_part() {
                 run.save(&root.join(RESULTS))?;
             }
         }
-        if args.focus.is_some() {
+        if args.is_part() {
             ensure!(!failed, "specs have failed: see above");
             return Ok(());
         }
@@ -212,7 +223,11 @@ impl Stage<'_> {
             }
             Ok(())
         };
-        let selection = specs::Selection::new(args.focus.as_deref(), args.dual_stack);
+        let focus = args.focus.as_deref();
+        let selection = match args.policies {
+            true => specs::Selection::policies(focus),
+            false => specs::Selection::new(focus, args.dual_stack),
+        };
         let began = Instant::now();
         let mut specs = ginkgo.run("all", &selection, args.procs, half_way)?;
         let took = began.elapsed();
@@ -251,6 +266,7 @@ impl Stage<'_> {
             root: self.root,
             images: &self.root.join(&args.images),
             helm: &self.helm,
+            policies: args.policies,
         };
         let mut images = self.images.clone();
         let proxy = match name {

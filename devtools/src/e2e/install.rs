@@ -22,6 +22,8 @@ pub(super) struct Chart<'a> {
     /// The folder of images.
     pub(super) images: &'a Path,
     pub(super) helm: &'a Path,
+    /// Whether nodes enforce NetworkPolicies.
+    pub(super) policies: bool,
 }
 
 impl Chart<'_> {
@@ -55,6 +57,7 @@ impl Chart<'_> {
             format!("agent.clusterCIDR={pods}"),
             format!("agent.backend={mode}"),
             "controlPlane.replicas=2".to_owned(),
+            format!("networkPolicies.enforce={}", self.policies),
         ];
         if mode == Mode::Nftables {
             let localhost = r"agent.extraArgs[0]=--nodeport-addresses=primary\,localhost";

@@ -11,7 +11,7 @@ pub(super) const LEFT_OUT: [(&str, &str); 10] = [
     ),
     (
         "Netpol|NetworkPolicy",
-        "They test network policies, which a Service proxy does not enforce.",
+        "They test NetworkPolicies: `cargo xtask test e2e --policies` runs them.",
     ),
     (
         "Ingress",
@@ -67,6 +67,15 @@ impl Selection {
         Self {
             focus: vec![focus],
             skip,
+        }
+    }
+
+    /// Selects the specs of NetworkPolicies, or those of them whose name matches.
+    pub(super) fn policies(focus: Option<&str>) -> Self {
+        Self {
+            focus: vec![format!("{FOCUS} Netpol.*({})", focus.unwrap_or_default())],
+            // This kernel has no SCTP.
+            skip: vec!["SCTP".to_owned()],
         }
     }
 
