@@ -129,8 +129,8 @@ impl Enforcer {
 
     /// Applies a change of a family. Does nothing to the kernel while there is no policy.
     ///
-    /// The first change puts a new table in place of one that an earlier process left, in one transaction: connections
-    /// notice nothing of a restart.
+    /// The first change turns the table that an earlier process left into the new one step by step: connections notice
+    /// nothing of a restart.
     ///
     /// # Errors
     /// [`ApplyError`]: no part of the change counts as applied. So it is with any policy where the backend programs
@@ -178,9 +178,8 @@ impl Enforcer {
             return [false; 2];
         }
         let meddled = self.tables.meddled();
-        Family::ALL.map(|family| {
-            meddled[family as usize] && self.sides[family as usize].has_table()
-        })
+        Family::ALL
+            .map(|family| meddled[family as usize] && self.sides[family as usize].has_table())
     }
 
     /// Returns the sizes of what a family enforces.

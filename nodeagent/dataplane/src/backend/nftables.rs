@@ -46,8 +46,8 @@ mod watch;
 #[cfg(test)]
 mod tests;
 
-pub use affinity::Group;
 pub(crate) use access::Cost;
+pub use affinity::Group;
 pub use affinity_id::AffinityId;
 pub(crate) use capture::TABLE as CAPTURE_TABLE;
 pub(in crate::backend) use capture::{CaptureSettings, CaptureTable, Place};
@@ -58,11 +58,13 @@ pub(crate) use frontend::Ops;
 pub(in crate::backend) use lookup::look_up;
 pub use loopback::LoopbackCounts;
 pub(crate) use mend::Contents;
-pub(crate) use policies::PolicyTable;
 pub use policies::PolicyTables;
+pub(crate) use policies::{FoundPolicies, PolicyTable};
 pub use policy_schema::PolicySet;
 pub use probe::{ProbeError, probe};
-pub use readback::{ReadError, StructureState, decode_elements, read_elements, read_elements_of, read_structure};
+pub use readback::{
+    ReadError, StructureState, decode_elements, read_elements, read_elements_of, read_structure,
+};
 pub(in crate::backend) use remembered::{forget, remembered};
 pub use schema::{Balancer, CLASSES, Carries, Class, Set, TABLE, TABLE_COMMENT, TableSettings};
 pub use structure::{push_delete_table, push_structure};

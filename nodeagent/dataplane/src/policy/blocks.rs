@@ -117,7 +117,9 @@ impl Blocks {
     /// Returns the blocks of each number.
     #[cfg(test)]
     pub(super) fn all(&self) -> impl Iterator<Item = (&Vec<Block>, u32)> {
-        self.combinations.iter().map(|(blocks, number)| (blocks, *number))
+        self.combinations
+            .iter()
+            .map(|(blocks, number)| (blocks, *number))
     }
 }
 
@@ -139,7 +141,11 @@ fn ip(family: Family, bits: u128) -> IpAddr {
 /// Returns the parts of a block's range that are not excepted, as first and last address.
 fn allowed(block: &Block) -> Vec<(u128, u128)> {
     let (mut next, end) = (Some(bits(block.range.first())), bits(block.range.last()));
-    let mut except: Vec<_> = block.except.iter().filter(|e| block.range.covers(**e)).collect();
+    let mut except: Vec<_> = block
+        .except
+        .iter()
+        .filter(|e| block.range.covers(**e))
+        .collect();
     except.sort_unstable();
     let mut parts = Vec::new();
     for hole in except {
@@ -157,9 +163,7 @@ fn allowed(block: &Block) -> Vec<(u128, u128)> {
 }
 
 /// Cuts blocks at all borders: ranges that do not overlap, with the blocks that cover them.
-fn pieces<'a>(
-    blocks: impl Iterator<Item = &'a Block>,
-) -> Vec<(u128, u128, BTreeSet<&'a Block>)> {
+fn pieces<'a>(blocks: impl Iterator<Item = &'a Block>) -> Vec<(u128, u128, BTreeSet<&'a Block>)> {
     // At each border, blocks begin (true) or have ended.
     let mut borders: BTreeMap<u128, Vec<(bool, &Block)>> = BTreeMap::new();
     for block in blocks {

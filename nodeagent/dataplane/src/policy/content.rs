@@ -181,7 +181,9 @@ impl Content {
     /// Returns the pairs of Pods and policies that name ports of other Pods.
     fn named_pairs(&self) -> Vec<(PodName, PolicyName)> {
         let policies = self.objects.named_egress.iter();
-        policies.flat_map(|name| self.objects.pairs_of(name)).collect()
+        policies
+            .flat_map(|name| self.objects.pairs_of(name))
+            .collect()
     }
 
     fn parents(&mut self, class: PeerId, namespace: PeerId, there: bool) {
@@ -221,7 +223,10 @@ impl Content {
     fn members(&mut self, source: &Source, gone: &[Member], come: &[Member]) {
         for (pod, policy) in self.objects.pairs_with(source) {
             let mut grants = Vec::new();
-            let (pod_object, policy) = (self.objects.pods.get(&pod), self.objects.policies.get(&policy));
+            let (pod_object, policy) = (
+                self.objects.pods.get(&pod),
+                self.objects.policies.get(&policy),
+            );
             let (Some(pod_object), Some(policy)) = (pod_object, policy) else {
                 continue;
             };
@@ -233,9 +238,14 @@ impl Content {
                 for _ in 0..times {
                     for (members, there) in [(gone, false), (come, true)] {
                         for member in members {
-                            self.terms().rule(pod_object, (direction, rule), *member, &mut |grant| {
-                                grants.push((grant, there));
-                            });
+                            self.terms().rule(
+                                pod_object,
+                                (direction, rule),
+                                *member,
+                                &mut |grant| {
+                                    grants.push((grant, there));
+                                },
+                            );
                         }
                     }
                 }
@@ -279,7 +289,10 @@ impl Content {
     fn count_blocks(&mut self, name: &PolicyName, there: bool) {
         let policy = self.objects.policies.get(name);
         let policy = policy.filter(|_| self.objects.has_pods(name));
-        for block in policy.into_iter().flat_map(|policy| blocks(policy, self.family)) {
+        for block in policy
+            .into_iter()
+            .flat_map(|policy| blocks(policy, self.family))
+        {
             self.blocks.count(block, there);
         }
     }
@@ -289,7 +302,10 @@ impl Content {
             return;
         }
         if let Some(old) = self.objects.pods.get(name).cloned() {
-            let pairs = old.policies.iter().map(|policy| (name.clone(), policy.clone()));
+            let pairs = old
+                .policies
+                .iter()
+                .map(|policy| (name.clone(), policy.clone()));
             self.pairs(&pairs.collect::<Vec<_>>(), false);
             self.set_addresses(&old, false);
             for policy in &old.policies {
@@ -312,7 +328,10 @@ impl Content {
             self.count_blocks(policy, true);
         }
         self.set_addresses(new, true);
-        let pairs = new.policies.iter().map(|policy| (name.clone(), policy.clone()));
+        let pairs = new
+            .policies
+            .iter()
+            .map(|policy| (name.clone(), policy.clone()));
         self.pairs(&pairs.collect::<Vec<_>>(), true);
     }
 
@@ -406,8 +425,8 @@ impl Content {
             self.held.set(place(range), Some(range.number));
         }
         for (block, gone, come) in recut.blocks {
-            let [gone, come] =
-                [gone, come].map(|numbers| numbers.into_iter().map(Member::Range).collect::<Vec<_>>());
+            let [gone, come] = [gone, come]
+                .map(|numbers| numbers.into_iter().map(Member::Range).collect::<Vec<_>>());
             self.members(&Source::Block(block), &gone, &come);
         }
     }
@@ -423,10 +442,16 @@ impl Content {
                 _ => drop(cut_off.insert(pod.clone())),
             }
         }
-        let changed: Vec<PodName> = cut_off.symmetric_difference(&self.cut_off).cloned().collect();
+        let changed: Vec<PodName> = cut_off
+            .symmetric_difference(&self.cut_off)
+            .cloned()
+            .collect();
         for pod in changed {
             let policies = self.objects.pods.get(&pod).map(|pod| pod.policies.clone());
-            let pairs = policies.into_iter().flatten().map(|policy| (pod.clone(), policy));
+            let pairs = policies
+                .into_iter()
+                .flatten()
+                .map(|policy| (pod.clone(), policy));
             let pairs: Vec<_> = pairs.collect();
             self.pairs(&pairs, false);
             match cut_off.contains(&pod) {
@@ -446,7 +471,12 @@ impl Content {
             return;
         }
         let mut used: HashSet<PeerId> = objects.peers.values().copied().collect();
-        used.extend(objects.classes.iter().flat_map(|(id, parent)| [*id, *parent]));
+        used.extend(
+            objects
+                .classes
+                .iter()
+                .flat_map(|(id, parent)| [*id, *parent]),
+        );
         used.extend(objects.groups.keys().flat_map(|id| objects.members(*id)));
         used.insert(PeerId::ALL_PODS);
         self.numbers.keep(|id| used.contains(&id));
@@ -513,14 +543,20 @@ impl Content {
 fn names_ports_of_blocks(policy: &Policy) -> bool {
     let mut rules = policy.egress.iter().flatten();
     rules.any(|rule| {
-        let has_blocks = rule.peers.as_ref().is_some_and(|peers| !peers.blocks.is_empty());
+        let has_blocks = rule
+            .peers
+            .as_ref()
+            .is_some_and(|peers| !peers.blocks.is_empty());
         has_blocks && names_ports(rule)
     })
 }
 
 impl Contents for Content {
     fn elements(&self) -> BTreeSet<Element> {
-        self.held.all().map(|(place, value)| element(place, value)).collect()
+        self.held
+            .all()
+            .map(|(place, value)| element(place, value))
+            .collect()
     }
 
     fn element(&self, set: Set, key: Key) -> Option<Element> {

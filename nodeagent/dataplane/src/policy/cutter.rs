@@ -75,7 +75,9 @@ impl Cutter {
     pub(super) fn start(hand: Hand) -> std::io::Result<Self> {
         let (sender, receiver) = channel();
         let run = move || run(&receiver, &hand);
-        std::thread::Builder::new().name("cutter".to_owned()).spawn(run)?;
+        std::thread::Builder::new()
+            .name("cutter".to_owned())
+            .spawn(run)?;
         Ok(Self(sender))
     }
 
@@ -133,7 +135,9 @@ fn run(receiver: &Receiver<Message>, hand: &Hand) {
                     socket = None;
                     for flow in flows {
                         let Packet {
-                            source, destination, ..
+                            source,
+                            destination,
+                            ..
                         } = flow.packet();
                         let fresh = &mut waiting[flow.family() as usize].fresh;
                         fresh.extend([source, destination]);

@@ -2,7 +2,9 @@
 
 use std::net::IpAddr;
 
-use kplane_model::{Direction, Family, LocalPod, NamedPort, PeerId, Policy, PolicyPort, PolicyRule, Protocol};
+use kplane_model::{
+    Direction, Family, LocalPod, NamedPort, PeerId, Policy, PolicyPort, PolicyRule, Protocol,
+};
 
 use super::blocks::Blocks;
 use super::held::Grant;
@@ -39,7 +41,11 @@ impl Terms<'_> {
             for member in peers.groups.iter().flat_map(|id| self.objects.members(*id)) {
                 self.rule(pod, (direction, rule), Member::Peer(member), each);
             }
-            for number in peers.blocks.iter().flat_map(|block| self.blocks.numbers(block)) {
+            for number in peers
+                .blocks
+                .iter()
+                .flat_map(|block| self.blocks.numbers(block))
+            {
                 self.rule(pod, (direction, rule), Member::Range(*number), each);
             }
         }
@@ -102,9 +108,7 @@ impl Terms<'_> {
         for (class, ported) in &self.objects.ported {
             let is_meant = match member {
                 Member::Everybody => true,
-                Member::Peer(id) => {
-                    id == *class || id == ported.parent || id == PeerId::ALL_PODS
-                }
+                Member::Peer(id) => id == *class || id == ported.parent || id == PeerId::ALL_PODS,
                 // The ports of addresses outside have no names.
                 Member::Range(_) => false,
             };

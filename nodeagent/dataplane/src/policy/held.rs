@@ -53,7 +53,38 @@ pub(super) fn element((set, key): Place, value: Value) -> Element {
     }
 }
 
+/// Returns the place and the value of an element; `None` for one of Services.
+pub(super) fn place(element: &Element) -> Option<(Place, Value)> {
+    let Set::Policy(set) = element.set else {
+        return None;
+    };
+    let value = match element.data {
+        Some(Data::Number(number)) => Some(number),
+        _ => None,
+    };
+    Some(((set, element.key), value))
+}
+
 impl Held {
+    /// Returns what differs from other elements, those before.
+    pub(super) fn changes_from(&self, before: &[Element]) -> Vec<Change> {
+        let before: HashMap<Place, Value> = before.iter().filter_map(place).collect();
+        let gone = before.iter().map(|(place, value)| Change {
+            place: *place,
+            before: Some(*value),
+            after: self.get(*place),
+        });
+        let new = self.all().filter(|(place, _)| !before.contains_key(place));
+        let new = new.map(|(place, value)| Change {
+            place,
+            before: None,
+            after: Some(value),
+        });
+        gone.chain(new)
+            .filter(|change| change.before != change.after)
+            .collect()
+    }
+
     /// Begins to record changes.
     pub(super) fn record(&mut self) {
         self.before = Some(HashMap::new());
@@ -67,7 +98,9 @@ impl Held {
             before,
             after: self.get(place),
         });
-        changes.filter(|change| change.before != change.after).collect()
+        changes
+            .filter(|change| change.before != change.after)
+            .collect()
     }
 
     pub(super) fn len(&self) -> usize {
@@ -75,7 +108,9 @@ impl Held {
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = (Place, Value)> {
-        self.elements.iter().map(|(place, (_, value))| (*place, *value))
+        self.elements
+            .iter()
+            .map(|(place, (_, value))| (*place, *value))
     }
 
     pub(super) fn get(&self, place: Place) -> Option<Value> {

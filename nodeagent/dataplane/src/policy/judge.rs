@@ -49,7 +49,8 @@ impl Content {
         let (protocol, port) = (packet.protocol, packet.port);
         numbers.into_iter().flatten().any(|number| {
             let on_port = Key::GrantPort(pod, number, protocol, port);
-            self.held.has(PolicySet::All(direction), Key::Grant(pod, number))
+            self.held
+                .has(PolicySet::All(direction), Key::Grant(pod, number))
                 || self.held.has(PolicySet::Ports(direction), on_port)
                 || self.held.in_range((direction, pod, number, protocol), port)
         })

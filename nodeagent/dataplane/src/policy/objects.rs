@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use kplane_model::{
-    Block, Direction, Family, GroupId, LocalPod, NamedPort, PeerId, Policy, PolicyName, PolicyPort,
-    PolicyRule, PodName,
+    Block, Direction, Family, GroupId, LocalPod, NamedPort, PeerId, PodName, Policy, PolicyName,
+    PolicyPort, PolicyRule,
 };
 
 /// What a rule names as the other end.

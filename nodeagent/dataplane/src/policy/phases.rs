@@ -32,7 +32,9 @@ pub(super) fn phases(changes: &[Change], stays: impl Fn(IpAddr) -> bool) -> Vec<
                 _ => 3,
             },
             (PolicySet::LocalRanges, ..) => 3,
-            (PolicySet::Blocks | PolicySet::Ranges(_), ..) if replaced.contains(&group(change)) => 1,
+            (PolicySet::Blocks | PolicySet::Ranges(_), ..) if replaced.contains(&group(change)) => {
+                1
+            }
             (_, true, true) => 1,
             (_, false, _) => 0,
             (_, true, false) => 3,
@@ -85,6 +87,8 @@ fn replaced(changes: &[Change]) -> HashSet<(PolicySet, Option<Key>)> {
             *comes |= change.after.is_some();
         }
     }
-    let replaced = groups.into_iter().filter(|(_, (goes, comes))| *goes && *comes);
+    let replaced = groups
+        .into_iter()
+        .filter(|(_, (goes, comes))| *goes && *comes);
     replaced.map(|(group, _)| group).collect()
 }

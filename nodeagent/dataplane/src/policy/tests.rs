@@ -65,7 +65,11 @@ fn protocols() -> impl Strategy<Value = Protocol> {
 fn ports() -> impl Strategy<Value = Option<Vec<PolicyPort>>> {
     let port = prop_oneof![
         protocols().prop_map(PolicyPort::All),
-        (protocols(), 79_u16..83, 0_u16..3).prop_map(|(p, first, n)| PolicyPort::Range(p, first, first + n)),
+        (protocols(), 79_u16..83, 0_u16..3).prop_map(|(p, first, n)| PolicyPort::Range(
+            p,
+            first,
+            first + n
+        )),
         (protocols(), select(&NAMES[..])).prop_map(|(p, name)| PolicyPort::Named(p, name.into())),
     ];
     prop::option::of(prop::collection::vec(port, 1..3))
@@ -115,13 +119,15 @@ fn object() -> impl Strategy<Value = PolicyObject> {
                 ports: sorted(ports),
             })
         }),
-        (20_u8..23, 0_u8..2, prop::collection::vec(members, 1..3)).prop_map(|(group, part, members)| {
-            PolicyObject::Group(GroupPart {
-                group: id(group),
-                part,
-                members: sorted(members),
-            })
-        }),
+        (20_u8..23, 0_u8..2, prop::collection::vec(members, 1..3)).prop_map(
+            |(group, part, members)| {
+                PolicyObject::Group(GroupPart {
+                    group: id(group),
+                    part,
+                    members: sorted(members),
+                })
+            }
+        ),
         (0_usize..4, rules(), rules()).prop_map(|(number, ingress, egress)| {
             PolicyObject::Policy(Policy {
                 name: name(number),
@@ -129,12 +135,14 @@ fn object() -> impl Strategy<Value = PolicyObject> {
                 egress,
             })
         }),
-        pod.prop_map(|(number, ips, ports, policies)| PolicyObject::Pod(LocalPod {
-            name: name(number),
-            addresses: sorted(ips.into_iter().map(ip).collect()),
-            ports: sorted(ports),
-            policies: sorted(policies),
-        })),
+        pod.prop_map(
+            |(number, ips, ports, policies)| PolicyObject::Pod(LocalPod {
+                name: name(number),
+                addresses: sorted(ips.into_iter().map(ip).collect()),
+                ports: sorted(ports),
+                policies: sorted(policies),
+            })
+        ),
     ]
 }
 
@@ -148,7 +156,9 @@ fn ranges() -> [Cidr; 1] {
 }
 
 fn apply(content: &mut Content, objects: &[Step], complete: bool) {
-    let objects = objects.iter().map(|(key, object)| (key.clone(), object.as_ref()));
+    let objects = objects
+        .iter()
+        .map(|(key, object)| (key.clone(), object.as_ref()));
     let objects: Vec<_> = objects.collect();
     content.apply(PolicyChange {
         objects: &objects,
@@ -159,7 +169,8 @@ fn apply(content: &mut Content, objects: &[Step], complete: bool) {
 
 fn whole(world: &World) -> Vec<Step> {
     let all = world.iter();
-    all.map(|(key, object)| (key.clone(), Some(object.clone()))).collect()
+    all.map(|(key, object)| (key.clone(), Some(object.clone())))
+        .collect()
 }
 
 fn packets() -> Vec<Packet> {
@@ -236,7 +247,11 @@ proptest! {
 
 #[test]
 fn too_many_elements_cut_a_pod_off() {
-    let ports = |last| (1..=last).map(|port| PolicyPort::Range(Protocol::Tcp, port, port)).collect();
+    let ports = |last| {
+        (1..=last)
+            .map(|port| PolicyPort::Range(Protocol::Tcp, port, port))
+            .collect()
+    };
     let policy = |number, last| {
         let rule = PolicyRule {
             peers: None,
@@ -271,10 +286,17 @@ fn too_many_elements_cut_a_pod_off() {
     assert!(!content.allows(&packet(IPS[0])) && content.allows(&packet(IPS[1])));
     let failures = content.failures();
     assert_eq!(failures.len(), 1);
-    assert!(failures[0].reason.contains("need 12 elements"), "{failures:?}");
+    assert!(
+        failures[0].reason.contains("need 12 elements"),
+        "{failures:?}"
+    );
     let isolated = (PolicySet::Isolated(Direction::Egress), Key::Ip(ip(IPS[0])));
     assert!(content.held.get(isolated).is_some());
-    apply(&mut content, &[(policy(1, 4).key(), Some(policy(1, 4)))], false);
+    apply(
+        &mut content,
+        &[(policy(1, 4).key(), Some(policy(1, 4)))],
+        false,
+    );
     assert!(content.allows(&packet(IPS[0])));
     assert_eq!(content.failures(), []);
     assert!(content.held.get(isolated).is_none());

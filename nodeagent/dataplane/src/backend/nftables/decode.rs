@@ -200,7 +200,9 @@ fn policy_key(set: PolicySet, first: Fields, last: Fields) -> Option<Key> {
             Key::GrantPort(address?, number, protocol, first.port)
         }
         (PolicySet::Ranges(_), Some(number), Some(protocol)) => {
-            return Some(Key::GrantPorts(address?, number, protocol, first.port, last.port));
+            return Some(Key::GrantPorts(
+                address?, number, protocol, first.port, last.port,
+            ));
         }
         (_, None, None) => Key::Ip(address?),
         _ => return None,

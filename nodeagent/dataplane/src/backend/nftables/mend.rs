@@ -10,9 +10,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::access::{FoundTable, Guard, TableAccess};
+use super::affinity::Group;
 use super::element::{Element, Key};
 use super::frontend::Ops;
-use super::affinity::Group;
 use super::schema::Set;
 use super::structure::GroupOp;
 use super::transactions::each_transaction;

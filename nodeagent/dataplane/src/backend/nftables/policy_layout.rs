@@ -91,9 +91,9 @@ fn check(chain: Chain, other: Field, matching: &'static str) -> Chain {
         number(Field::Number, PolicySet::Parents),
         number(other, PolicySet::Blocks),
     ];
-    let chain = numbers.into_iter().fold(chain, |chain, number| {
-        chain.rule([number, Jump(matching)])
-    });
+    let chain = numbers
+        .into_iter()
+        .fold(chain, |chain, number| chain.rule([number, Jump(matching)]));
     chain.rule([Drop])
 }
 

@@ -99,9 +99,11 @@ impl PolicySet {
     pub(super) fn fields(self) -> &'static [Field] {
         use Field::{Destination, NetworkNumber, Number, Port, Protocol, Source};
         match self {
-            Self::LocalRanges | Self::LocalPods | Self::Isolated(_) | Self::Peers | Self::Blocks => {
-                SOURCE
-            }
+            Self::LocalRanges
+            | Self::LocalPods
+            | Self::Isolated(_)
+            | Self::Peers
+            | Self::Blocks => SOURCE,
             Self::Parents => NUMBER,
             Self::Loops => &[Source, Destination],
             Self::All(Ingress) => &[Destination, Number],

@@ -12,8 +12,8 @@ use super::affinity_id::{AffinityId, Part};
 use super::decode::{Decoder, Foreign};
 use super::element::Element;
 use super::schema::Set;
-use super::tables::{Layout, TableKind};
 use super::structure::{GroupOp, push_groups, push_structure};
+use super::tables::{Layout, TableKind};
 #[allow(
     clippy::wildcard_imports,
     reason = "constants named as in the kernel's headers"

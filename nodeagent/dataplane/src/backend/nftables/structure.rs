@@ -5,9 +5,9 @@ use kplane_model::{Family, Protocol};
 use super::affinity::{Group, MAX_CLIENTS};
 use super::affinity_id::Part;
 use super::layout::{self, Chain, Rule};
-use super::tables::{Layout, TableKind};
 use super::rule::Expressions;
 use super::schema::{Carries, Field, Set, TableSettings, key_len};
+use super::tables::{Layout, TableKind};
 #[allow(
     clippy::wildcard_imports,
     reason = "constants named as in the kernel's headers"

@@ -28,7 +28,10 @@ impl Oracle<'_> {
             return true;
         }
         let is_here = |ip| ranges().iter().any(|range| range.contains(ip));
-        if [source, destination].into_iter().any(|ip| is_here(ip) && !is_known(ip)) {
+        if [source, destination]
+            .into_iter()
+            .any(|ip| is_here(ip) && !is_known(ip))
+        {
             return false;
         }
         self.side(Direction::Egress, source, destination, packet)

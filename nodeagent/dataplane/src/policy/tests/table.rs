@@ -62,7 +62,10 @@ impl Model {
 
     fn find(&self, set: PolicySet, found: impl Fn(Key) -> bool) -> Option<u32> {
         let set = Set::Policy(set);
-        let of = self.0.iter().find(|((other, key), _)| *other == set && found(*key));
+        let of = self
+            .0
+            .iter()
+            .find(|((other, key), _)| *other == set && found(*key));
         of.map(|(_, data)| match data {
             Some(Data::Number(number)) => *number,
             _ => 0,
@@ -89,8 +92,10 @@ impl Model {
         {
             return false;
         }
-        !self.has(PolicySet::Isolated(Direction::Ingress), Key::Ip(destination))
-            || self.check(Direction::Ingress, (destination, source), packet)
+        !self.has(
+            PolicySet::Isolated(Direction::Ingress),
+            Key::Ip(destination),
+        ) || self.check(Direction::Ingress, (destination, source), packet)
     }
 
     /// Chains `ingress-check` and `egress-check`: a look-up that finds nothing leaves the number as it is.
@@ -99,13 +104,19 @@ impl Model {
         if self.matches(direction, pod, number, packet) {
             return true;
         }
-        for set in [PolicySet::Peers, PolicySet::Parents, PolicySet::Parents, PolicySet::Blocks] {
+        for set in [
+            PolicySet::Peers,
+            PolicySet::Parents,
+            PolicySet::Parents,
+            PolicySet::Blocks,
+        ] {
             let found = match set {
                 PolicySet::Peers => self.number(set, Key::Ip(other)),
                 PolicySet::Parents => self.number(set, Key::Number(number)),
-                _ => self.find(set, |key| {
-                    matches!(key, Key::Span(first, last) if first <= other && other <= last)
-                }),
+                _ => self.find(
+                    set,
+                    |key| matches!(key, Key::Span(first, last) if first <= other && other <= last),
+                ),
             };
             if let Some(found) = found {
                 number = found;
@@ -124,7 +135,10 @@ impl Model {
                 if (p, n, proto) == (pod, number, protocol) && first <= port && port <= last)
         };
         self.has(PolicySet::All(direction), Key::Grant(pod, number))
-            || self.has(PolicySet::Ports(direction), Key::GrantPort(pod, number, protocol, port))
+            || self.has(
+                PolicySet::Ports(direction),
+                Key::GrantPort(pod, number, protocol, port),
+            )
             || self.find(PolicySet::Ranges(direction), in_range).is_some()
     }
 }
@@ -132,7 +146,12 @@ impl Model {
 /// Returns the elements with what their numbers stand for, since each process gives its own numbers.
 pub(super) fn described(content: &Content) -> BTreeSet<String> {
     let mut names = BTreeMap::from([(0, "anybody".to_owned())]);
-    names.extend(content.numbers.all().map(|(id, number)| (number, format!("{id:?}"))));
+    names.extend(
+        content
+            .numbers
+            .all()
+            .map(|(id, number)| (number, format!("{id:?}"))),
+    );
     let blocks = content.blocks.all();
     names.extend(blocks.map(|(blocks, number)| (number, format!("{blocks:?}"))));
     let elements = content.held.all().map(|((set, key), value)| {

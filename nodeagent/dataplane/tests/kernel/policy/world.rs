@@ -163,7 +163,8 @@ impl World {
             let namespace = if pod == "d" { 11 } else { 10 };
             let mut objects = vec![class(number, namespace, port)];
             objects.extend(addresses(node, last).map(|address| peer(address, number)));
-            self.objects.extend(objects.into_iter().map(|o| (o.key(), o)));
+            self.objects
+                .extend(objects.into_iter().map(|o| (o.key(), o)));
         }
         for pod in ["a", "b"] {
             let pod = self.local(pod, if pod == "a" { &["p"] } else { &[] });
@@ -184,7 +185,11 @@ impl World {
 
     /// Applies everything.
     pub(crate) fn whole(&mut self) -> [PolicyApplied; 2] {
-        let objects: Vec<_> = self.objects.iter().map(|(key, o)| (key.clone(), Some(o))).collect();
+        let objects: Vec<_> = self
+            .objects
+            .iter()
+            .map(|(key, o)| (key.clone(), Some(o)))
+            .collect();
         Self::apply(&self.topology, &mut self.enforcer, &objects, true)
     }
 
@@ -195,7 +200,8 @@ impl World {
         complete: bool,
     ) -> [PolicyApplied; 2] {
         let ns = topology.node("node-1").unwrap().ns();
-        let both = ns.run(|| Ok(Family::ALL.map(|family| apply(enforcer, family, objects, complete))));
+        let both =
+            ns.run(|| Ok(Family::ALL.map(|family| apply(enforcer, family, objects, complete))));
         both.unwrap()
     }
 
@@ -235,7 +241,8 @@ impl World {
         let peers = addresses(node, last).map(|address| peer(address, class));
         let change: Vec<_> = peers.iter().map(|peer| (peer.key(), Some(peer))).collect();
         let applied = Self::apply(&self.topology, &mut self.enforcer, &change, false);
-        self.objects.extend(peers.into_iter().map(|peer| (peer.key(), peer)));
+        self.objects
+            .extend(peers.into_iter().map(|peer| (peer.key(), peer)));
         applied
     }
 
@@ -265,7 +272,12 @@ impl World {
             }
             Ok(())
         };
-        self.topology.node("node-1").unwrap().ns().run(judge).unwrap();
+        self.topology
+            .node("node-1")
+            .unwrap()
+            .ns()
+            .run(judge)
+            .unwrap();
     }
 
     pub(crate) fn ns(&self, at: &str) -> &NetNs {
@@ -274,7 +286,11 @@ impl World {
     }
 
     pub(crate) fn address(&self, family: Family, pod: &str, port: u16) -> SocketAddr {
-        self.topology.pod(pod).unwrap().address(family, port).unwrap()
+        self.topology
+            .pod(pod)
+            .unwrap()
+            .address(family, port)
+            .unwrap()
     }
 
     fn reaches(&self, protocol: client::Protocol, from: &str, to: SocketAddr) -> bool {
@@ -295,8 +311,12 @@ impl World {
         node.ns().run(|| Ok(run())).unwrap()
     }
 
-    pub(crate) fn listing(&self) -> String {
-        self.on_node(|| nft(&["list", "ruleset"], ""))
+    /// Returns the lines of the tables, sorted.
+    pub(crate) fn listing(&self) -> Vec<String> {
+        let text = self.on_node(|| nft(&["list", "ruleset"], ""));
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        lines.sort_unstable();
+        lines
     }
 }
 

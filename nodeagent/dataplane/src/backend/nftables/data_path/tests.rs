@@ -10,13 +10,13 @@ use expect_test::expect;
 use kplane_model::{EndpointAddr, Family, KeyParts, Protocol, ServiceKey, TrafficPolicy};
 use proptest::prelude::*;
 
-use super::super::mend::Contents as _;
 use super::super::adopt::adopt;
 use super::super::affinity::Group;
 use super::super::affinity_id::Part;
 use super::super::clients::{Client, Remembered};
 use super::super::element::{Data, Element};
 use super::super::frontend::Ops;
+use super::super::mend::Contents as _;
 use super::super::schema::Set;
 use super::super::structure::GroupOp;
 use super::super::table::Table;

@@ -110,7 +110,11 @@ fn transactions_of_other_tables_only_move_the_generation() {
     ];
     let ledger = ledger(&parts);
     assert_eq!(ledger.head(), Some(12));
-    assert!(Family::ALL.iter().all(|family| !ledger.is_meddled((Services, *family))));
+    assert!(
+        Family::ALL
+            .iter()
+            .all(|family| !ledger.is_meddled((Services, *family)))
+    );
 }
 
 #[test]
