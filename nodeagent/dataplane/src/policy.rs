@@ -4,15 +4,18 @@
 //! Services, and are the same whatever the backend is: they judge the first packet of a connection after its destination
 //! was chosen, and before its source is masqueraded. Ids such as NP6 refer to the list of semantics of NetworkPolicies.
 
+mod before;
 mod blocks;
 mod content;
 mod cutter;
 mod expand;
 mod held;
 mod judge;
+mod limits;
 mod numbers;
 mod objects;
 mod phases;
+mod report;
 mod side;
 
 #[cfg(test)]

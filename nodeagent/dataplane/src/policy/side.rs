@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use kplane_model::{Direction, Family};
 
-use super::content::{Before, Content};
+use super::before::Before;
+use super::content::Content;
 use super::cutter::Flow;
 use super::held::Change;
 use super::phases::phases;
@@ -83,7 +84,7 @@ impl Side {
         let mut applied = PolicyApplied::default();
         let is_needed = self.content.has_policies();
         if is_needed {
-            applied.failures = self.content.failures();
+            applied.failures = self.content.failures().to_vec();
         }
         applied.plan = started.elapsed();
         let mut lost = HashSet::new();
