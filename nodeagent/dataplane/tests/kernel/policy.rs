@@ -11,7 +11,7 @@ use kplane_dataplane::backend::nftables::{
     Layout, POLICY_TABLE, StructureState, push_structure, read_structure,
 };
 use kplane_dataplane::policy::Enforcer;
-use kplane_model::{Direction, Family, PeerId, PolicyPort, Protocol};
+use kplane_model::{Family, PeerId, PolicyPort, Protocol};
 use kplane_netlink::NfSocket;
 use kplane_rig::client::{Outcome, Probe};
 use kplane_rig::kernel::{in_netns, nft};
@@ -309,10 +309,14 @@ fn a_restart_changes_no_verdict() {
 fn sizes_and_times() {
     let load = world::large(100_000, 10_000, 10);
     in_netns(|| {
-        let mut enforcer = Enforcer::new(world::own_tables());
         let objects: Vec<_> = load.iter().map(|o| (o.key(), Some(o))).collect();
-        let applied = world::apply(&mut enforcer, Family::V4, &objects, true);
-        println!("{applied:?} {:?}", enforcer.counts(Family::V4));
+        for start in ["anew", "again"] {
+            let mut enforcer = Enforcer::new(world::own_tables());
+            let applied = world::apply(&mut enforcer, Family::V4, &objects, true);
+            println!("{start}: {applied:?} {:?}", enforcer.counts(Family::V4));
+        }
+        let mut enforcer = Enforcer::new(world::own_tables());
+        world::apply(&mut enforcer, Family::V4, &objects, true);
         for number in 0..20 {
             let peer = world::peer(sample_ip(200_000 + number), 1);
             let applied = world::apply(
@@ -326,6 +330,5 @@ fn sizes_and_times() {
                 applied.operations, applied.plan, applied.encode, applied.kernel
             );
         }
-        let _ = Direction::ALL;
     });
 }
