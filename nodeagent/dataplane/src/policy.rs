@@ -144,7 +144,11 @@ impl Enforcer {
         change: PolicyChange<'_>,
     ) -> Result<PolicyApplied, ApplyError> {
         let side = &mut self.sides[family as usize];
-        let (applied, lost) = side.apply(&mut self.tables, change)?;
+        let applied = side.apply(&mut self.tables, change);
+        if !self.sides.iter().any(Side::has_table) {
+            self.tables.close();
+        }
+        let (applied, lost) = applied?;
         if let Some(cutter) = &self.cutter {
             cutter.scan(family, lost);
         }

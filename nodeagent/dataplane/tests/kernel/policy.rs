@@ -2,6 +2,7 @@
 
 mod world;
 
+use std::io::{Read as _, Write as _};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
@@ -61,6 +62,16 @@ fn the_table_is_the_proven_one() {
             assert!(matches!(state, StructureState::Different(_)), "{state:?}");
         }
         nft(&["-j", "list", "ruleset"], "");
+    });
+    in_netns(|| {
+        let mut socket = NfSocket::open().unwrap();
+        for family in Family::ALL {
+            let output = Layout::Policies { output: true };
+            commit(&mut socket, |batch| push_structure(batch, family, output));
+            let state = read_structure(&mut socket, family, output).unwrap();
+            assert_eq!(state, StructureState::Ours(Vec::new()));
+            assert!(list(family).contains("fib saddr type local accept"));
+        }
     });
     in_netns(|| {
         let mut socket = NfSocket::open().unwrap();
@@ -198,6 +209,7 @@ fn connections_are_cut_when_they_are_asked_to_be() {
             };
             let (mut allowed, mut other) = (open("c"), open("node-1"));
             allowed.echo(SECOND).unwrap();
+            let (mut client, mut server) = world.streams(family, "c", "a");
             world.set(group(&[id(2)]));
             assert!(!world.tcp(family, "c", "a", 80));
             if cut {
@@ -209,9 +221,13 @@ fn connections_are_cut_when_they_are_asked_to_be() {
                     }
                 })
                 .unwrap();
-                // Its segments begin nothing new, also when the Pod's side sends.
+                // Segments begin nothing new, not even those of the side that may begin connections.
+                server.write_all(b"push").unwrap();
+                assert!(client.read(&mut [0; 4]).is_err());
                 assert!(allowed.echo(SECOND / 2).is_err());
             } else {
+                server.write_all(b"push").unwrap();
+                client.read_exact(&mut [0; 4]).unwrap();
                 allowed.echo(SECOND).unwrap();
             }
             other.echo(SECOND).unwrap();

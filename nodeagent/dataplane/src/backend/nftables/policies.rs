@@ -86,6 +86,13 @@ impl PolicyTables {
         })
     }
 
+    /// Closes what was opened for tables that are not needed now, so that nobody listens to the kernel in vain.
+    pub(crate) fn close(&mut self) {
+        if let Way::Own(opened) = &mut self.way {
+            *opened = None;
+        }
+    }
+
     /// Returns a descriptor that is readable when there are reports of the kernel to read; `None` if the backend's
     /// notifications cover the tables, or no table was needed yet.
     pub(crate) fn readiness(&self) -> Option<OwnedFd> {
