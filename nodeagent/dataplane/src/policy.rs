@@ -4,15 +4,18 @@
 //! Services, and are the same whatever the backend is: they judge the first packet of a connection after its destination
 //! was chosen, and before its source is masqueraded. Ids such as NP6 refer to the list of semantics of NetworkPolicies.
 
+mod before;
 mod blocks;
 mod content;
 mod cutter;
 mod expand;
 mod held;
 mod judge;
+mod limits;
 mod numbers;
 mod objects;
 mod phases;
+mod report;
 mod side;
 
 #[cfg(test)]
@@ -129,8 +132,8 @@ impl Enforcer {
 
     /// Applies a change of a family. Does nothing to the kernel while there is no policy.
     ///
-    /// The first change puts a new table in place of one that an earlier process left, in one transaction: connections
-    /// notice nothing of a restart.
+    /// The first change turns the table that an earlier process left into the new one step by step: connections notice
+    /// nothing of a restart.
     ///
     /// # Errors
     /// [`ApplyError`]: no part of the change counts as applied. So it is with any policy where the backend programs
@@ -141,7 +144,11 @@ impl Enforcer {
         change: PolicyChange<'_>,
     ) -> Result<PolicyApplied, ApplyError> {
         let side = &mut self.sides[family as usize];
-        let (applied, lost) = side.apply(&mut self.tables, change)?;
+        let applied = side.apply(&mut self.tables, change);
+        if !self.sides.iter().any(Side::has_table) {
+            self.tables.close();
+        }
+        let (applied, lost) = applied?;
         if let Some(cutter) = &self.cutter {
             cutter.scan(family, lost);
         }

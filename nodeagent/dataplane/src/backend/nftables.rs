@@ -53,8 +53,8 @@ pub(crate) use frontend::Ops;
 pub(in crate::backend) use lookup::look_up;
 pub use loopback::LoopbackCounts;
 pub(crate) use mend::Contents;
-pub(crate) use policies::PolicyTable;
 pub use policies::PolicyTables;
+pub(crate) use policies::{FoundPolicies, PolicyTable};
 pub use policy_schema::PolicySet;
 pub use probe::{ProbeError, probe};
 pub use readback::{

@@ -169,10 +169,9 @@ fn pieces<'a>(blocks: impl Iterator<Item = &'a Block>) -> Vec<(u128, u128, BTree
     for block in blocks {
         for (first, last) in allowed(block) {
             borders.entry(first).or_default().push((true, block));
-            match last.checked_add(1) {
-                Some(behind) => borders.entry(behind).or_default().push((false, block)),
-                // The last address of all.
-                None => {}
+            // The last address of all has none behind it.
+            if let Some(behind) = last.checked_add(1) {
+                borders.entry(behind).or_default().push((false, block));
             }
         }
     }

@@ -13,28 +13,16 @@ use kplane_model::{
 
 use super::blocks::{Blocks, Range};
 use super::expand::{Member, Terms, addresses};
-use super::held::{Change, Held, element};
+use super::held::Held;
+use super::limits::Limits;
 use super::numbers::Numbers;
-use super::objects::{Objects, Ported, Source, blocks, names_ports, rules};
-use super::{PolicyChange, PolicyCounts, PolicyFailure};
-use crate::backend::nftables::{Contents, Element, Key, PolicySet, Set};
+use super::objects::{Objects, Ported, Source, blocks, rules};
+use super::{PolicyChange, PolicyFailure};
+use crate::backend::nftables::{Key, PolicySet};
 use crate::plan::disjoint;
 
-/// Most elements that the policies of one Pod, and of all Pods of a node, may need.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
-    pub(super) pod: u64,
-    pub(super) node: u64,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            pod: 100_000,
-            node: 2_000_000,
-        }
-    }
-}
+/// Count of numbers up to which those of classes that are gone are kept.
+const SPARE_NUMBERS: usize = 4096;
 
 /// The content.
 #[derive(Debug)]
@@ -45,9 +33,13 @@ pub(super) struct Content {
     pub(super) blocks: Blocks,
     pub(super) held: Held,
     /// How many elements the policies of each Pod need.
-    weights: BTreeMap<PodName, u64>,
+    pub(super) weights: BTreeMap<PodName, u64>,
     /// Pods whose policies need too many.
-    cut_off: BTreeSet<PodName>,
+    pub(super) cut_off: BTreeSet<PodName>,
+    /// What is not enforced as written; `None` = it has to be found out anew.
+    pub(super) failures: Option<Vec<PolicyFailure>>,
+    /// The count of numbers at which those of classes that are gone are forgotten.
+    most_numbers: usize,
     ranges: Vec<Cidr>,
     pub(super) limits: Limits,
 }
@@ -62,6 +54,8 @@ impl Content {
             held: Held::default(),
             weights: BTreeMap::new(),
             cut_off: BTreeSet::new(),
+            failures: None,
+            most_numbers: SPARE_NUMBERS,
             ranges: Vec::new(),
             limits: Limits::default(),
         }
@@ -106,6 +100,17 @@ impl Content {
         self.recut();
         self.keep_limits();
         self.forget_numbers();
+        if !self.cut_off.is_empty() {
+            self.failures = None;
+        }
+        if self.failures.is_none() {
+            self.failures = Some(self.find_failures());
+        }
+    }
+
+    /// Returns all parts that are not enforced as written.
+    pub(super) fn failures(&self) -> &[PolicyFailure] {
+        self.failures.as_deref().unwrap_or_default()
     }
 
     fn keys(&self) -> Vec<PolicyKey> {
@@ -277,6 +282,7 @@ impl Content {
         if self.objects.policies.get(name) == new {
             return;
         }
+        self.failures = None;
         let pairs = self.objects.pairs_of(name);
         self.pairs(&pairs, false);
         self.count_blocks(name, false);
@@ -301,6 +307,7 @@ impl Content {
         if self.objects.pods.get(name) == new {
             return;
         }
+        self.failures = None;
         if let Some(old) = self.objects.pods.get(name).cloned() {
             let pairs = old
                 .policies
@@ -350,7 +357,7 @@ impl Content {
     }
 
     /// Adds what policies mean for Pods, or takes it back.
-    fn pairs(&mut self, pairs: &[(PodName, PolicyName)], there: bool) {
+    pub(super) fn pairs(&mut self, pairs: &[(PodName, PolicyName)], there: bool) {
         for (pod, policy) in pairs {
             self.pair(pod, policy, there);
         }
@@ -431,45 +438,12 @@ impl Content {
         }
     }
 
-    /// Cuts off Pods whose policies need more elements than there may be, and the last ones by name beyond what there
-    /// may be in all.
-    fn keep_limits(&mut self) {
-        let mut left = self.limits.node;
-        let mut cut_off = BTreeSet::new();
-        for (pod, weight) in &self.weights {
-            match left.checked_sub(*weight) {
-                Some(rest) if *weight <= self.limits.pod => left = rest,
-                _ => drop(cut_off.insert(pod.clone())),
-            }
-        }
-        let changed: Vec<PodName> = cut_off
-            .symmetric_difference(&self.cut_off)
-            .cloned()
-            .collect();
-        for pod in changed {
-            let policies = self.objects.pods.get(&pod).map(|pod| pod.policies.clone());
-            let pairs = policies
-                .into_iter()
-                .flatten()
-                .map(|policy| (pod.clone(), policy));
-            let pairs: Vec<_> = pairs.collect();
-            self.pairs(&pairs, false);
-            match cut_off.contains(&pod) {
-                true => self.cut_off.insert(pod),
-                false => self.cut_off.remove(&pod),
-            };
-            self.pairs(&pairs, true);
-        }
-    }
-
     /// Forgets the numbers of classes that are gone, now and then.
     fn forget_numbers(&mut self) {
-        let objects = &self.objects;
-        let members = objects.groups.values().flat_map(BTreeMap::values);
-        let members: usize = members.map(Vec::len).sum();
-        if self.numbers.len() < 4 * (objects.classes.len() + members + 256) {
+        if self.numbers.len() < self.most_numbers {
             return;
         }
+        let objects = &self.objects;
         let mut used: HashSet<PeerId> = objects.peers.values().copied().collect();
         used.extend(
             objects
@@ -480,116 +454,6 @@ impl Content {
         used.extend(objects.groups.keys().flat_map(|id| objects.members(*id)));
         used.insert(PeerId::ALL_PODS);
         self.numbers.keep(|id| used.contains(&id));
-    }
-
-    /// Returns all parts that are not enforced as written.
-    pub(super) fn failures(&self) -> Vec<PolicyFailure> {
-        let mut failures = Vec::new();
-        let named: BTreeSet<&PolicyName> = self.objects.pods_of.keys().collect();
-        for name in named {
-            let reason = match self.objects.policies.get(name) {
-                None => "it is not known; its Pods may use nothing because of it",
-                Some(policy) if names_ports_of_blocks(policy) => {
-                    "an egress rule has a named port for a range of addresses, where ports have no names; it allows \
-                     nothing there"
-                }
-                Some(_) => continue,
-            };
-            failures.push(PolicyFailure {
-                key: PolicyKey::Policy(name.clone()),
-                reason: reason.to_owned(),
-            });
-        }
-        let limits = self.limits;
-        failures.extend(self.cut_off.iter().map(|pod| {
-            let weight = self.weights.get(pod).copied().unwrap_or_default();
-            PolicyFailure {
-                key: PolicyKey::Pod(pod.clone()),
-                reason: format!(
-                    "its policies need {weight} elements; there may be {} for a Pod and {} in all; it is cut off",
-                    limits.pod, limits.node
-                ),
-            }
-        }));
-        failures
-    }
-
-    /// Returns the sizes.
-    pub(super) fn counts(&self) -> PolicyCounts {
-        let objects = &self.objects;
-        let number = |number: usize| number as u64;
-        let pods = objects.pods.values();
-        let pods = pods.filter(|pod| addresses(pod, self.family).next().is_some());
-        let (mut all, mut isolated) = (0, 0);
-        for pod in pods {
-            all += 1;
-            let mut places = addresses(pod, self.family)
-                .flat_map(|ip| Direction::ALL.map(|direction| (direction, ip)));
-            let is_isolated = places
-                .any(|(direction, ip)| self.held.has(PolicySet::Isolated(direction), Key::Ip(ip)));
-            isolated += u64::from(is_isolated);
-        }
-        let policies = objects.pods_of.keys();
-        let policies = policies.filter(|name| objects.policies.contains_key(*name));
-        PolicyCounts {
-            policies: number(policies.count()),
-            pods: all,
-            isolated,
-            elements: number(self.held.len()),
-        }
-    }
-}
-
-fn names_ports_of_blocks(policy: &Policy) -> bool {
-    let mut rules = policy.egress.iter().flatten();
-    rules.any(|rule| {
-        let has_blocks = rule
-            .peers
-            .as_ref()
-            .is_some_and(|peers| !peers.blocks.is_empty());
-        has_blocks && names_ports(rule)
-    })
-}
-
-impl Contents for Content {
-    fn elements(&self) -> BTreeSet<Element> {
-        self.held
-            .all()
-            .map(|(place, value)| element(place, value))
-            .collect()
-    }
-
-    fn element(&self, set: Set, key: Key) -> Option<Element> {
-        let Set::Policy(set) = set else { return None };
-        let value = self.held.get((set, key))?;
-        Some(element((set, key), value))
-    }
-}
-
-/// The content before a change that it has taken over.
-#[derive(Debug)]
-pub(super) struct Before<'a> {
-    pub(super) content: &'a Content,
-    pub(super) changes: &'a [Change],
-}
-
-impl Contents for Before<'_> {
-    fn elements(&self) -> BTreeSet<Element> {
-        let mut elements = self.content.elements();
-        for change in self.changes {
-            if let Some(after) = change.after {
-                elements.remove(&element(change.place, after));
-            }
-            elements.extend(change.before.map(|before| element(change.place, before)));
-        }
-        elements
-    }
-
-    fn element(&self, set: Set, key: Key) -> Option<Element> {
-        let mut changes = self.changes.iter();
-        match changes.find(|change| (Set::Policy(change.place.0), change.place.1) == (set, key)) {
-            Some(change) => change.before.map(|before| element(change.place, before)),
-            None => self.content.element(set, key),
-        }
+        self.most_numbers = 2 * self.numbers.len() + SPARE_NUMBERS;
     }
 }

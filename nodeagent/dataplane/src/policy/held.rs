@@ -34,12 +34,15 @@ pub(super) struct Grant {
 /// Those port ranges that exclude each other in the kernel if they overlap.
 type Neighbours = (Direction, IpAddr, u32, Protocol);
 
+/// A range of ports, and how often policies have it.
+type Counted = ((u16, u16), u32);
+
 /// The elements.
 #[derive(Debug, Default)]
 pub(super) struct Held {
     elements: HashMap<Place, (u32, Value)>,
     /// Port ranges as policies have them, with how often. The kernel gets their unions.
-    ranges: HashMap<Neighbours, Vec<((u16, u16), u32)>>,
+    ranges: HashMap<Neighbours, Vec<Counted>>,
     /// What places of a change held before it; `None` while nobody wants to know.
     before: Option<HashMap<Place, Option<Value>>>,
 }
@@ -53,7 +56,38 @@ pub(super) fn element((set, key): Place, value: Value) -> Element {
     }
 }
 
+/// Returns the place and the value of an element; `None` for one of Services.
+pub(super) fn place(element: &Element) -> Option<(Place, Value)> {
+    let Set::Policy(set) = element.set else {
+        return None;
+    };
+    let value = match element.data {
+        Some(Data::Number(number)) => Some(number),
+        _ => None,
+    };
+    Some(((set, element.key), value))
+}
+
 impl Held {
+    /// Returns what differs from other elements, those before.
+    pub(super) fn changes_from(&self, before: &[Element]) -> Vec<Change> {
+        let before: HashMap<Place, Value> = before.iter().filter_map(place).collect();
+        let gone = before.iter().map(|(place, value)| Change {
+            place: *place,
+            before: Some(*value),
+            after: self.get(*place),
+        });
+        let new = self.all().filter(|(place, _)| !before.contains_key(place));
+        let new = new.map(|(place, value)| Change {
+            place,
+            before: None,
+            after: Some(value),
+        });
+        gone.chain(new)
+            .filter(|change| change.before != change.after)
+            .collect()
+    }
+
     /// Begins to record changes.
     pub(super) fn record(&mut self) {
         self.before = Some(HashMap::new());
@@ -191,7 +225,7 @@ impl Held {
 }
 
 /// Returns the fewest ranges that cover the same ports, without those that only touch.
-fn unions(ranges: &[((u16, u16), u32)]) -> Vec<(u16, u16)> {
+fn unions(ranges: &[Counted]) -> Vec<(u16, u16)> {
     let mut sorted: Vec<(u16, u16)> = ranges.iter().map(|(range, _)| *range).collect();
     sorted.sort_unstable();
     let mut unions: Vec<(u16, u16)> = Vec::with_capacity(sorted.len());

@@ -20,6 +20,11 @@ impl Numbers {
         self.last
     }
 
+    /// Gives only numbers above this one from now on.
+    pub(super) fn begin_above(&mut self, number: u32) {
+        self.last = self.last.max(number);
+    }
+
     /// Returns the number of a peer, which it gets if it has none.
     pub(super) fn give(&mut self, id: PeerId) -> u32 {
         match self.of.get(&id) {

@@ -6,12 +6,15 @@ use std::time::Instant;
 
 use kplane_model::{Direction, Family};
 
-use super::content::{Before, Content};
+use super::before::Before;
+use super::content::Content;
 use super::cutter::Flow;
 use super::held::Change;
 use super::phases::phases;
 use super::{PolicyApplied, PolicyChange};
-use crate::backend::nftables::{Cost, Key, PolicySet, PolicyTable, PolicyTables};
+use crate::backend::nftables::{
+    Cost, Data, FoundPolicies, Key, PolicySet, PolicyTable, PolicyTables,
+};
 use crate::backend::{ApplyError, Verification};
 
 /// What is known of the kernel's table.
@@ -25,12 +28,18 @@ enum Table {
     Held(PolicyTable),
 }
 
+/// Most objects with which a table is read before it is changed. The kernel takes long to list large sets.
+const READABLE: usize = 200_000;
+
 /// A family.
 #[derive(Debug)]
 pub(super) struct Side {
     pub(super) content: Content,
     table: Table,
 }
+
+/// Access to the table, and what was found in its place.
+type Found = Result<(PolicyTable, FoundPolicies), ApplyError>;
 
 /// The outcome of a change, and the addresses that may have lost something by it.
 pub(super) type Outcome = (PolicyApplied, HashSet<IpAddr>);
@@ -56,46 +65,58 @@ impl Side {
     ) -> Result<Outcome, ApplyError> {
         let started = Instant::now();
         let mut table = std::mem::replace(&mut self.table, Table::Unknown);
+        let mut found = None;
         match &table {
             Table::Unknown if !change.complete => {
                 return Err(ApplyError::unknown(self.content.family));
             }
-            Table::Unknown => self.content.clear(),
+            Table::Unknown => {
+                self.content.clear();
+                found = tables
+                    .is_possible()
+                    .then(|| self.find(tables, change.objects.len()));
+            }
             Table::Absent => {}
             Table::Held(_) => self.content.held.record(),
         }
         self.content.apply(change);
-        let changes = self.content.held.changes();
+        let mut changes = self.content.held.changes();
         let mut applied = PolicyApplied::default();
         let is_needed = self.content.has_policies();
         if is_needed {
-            applied.failures = self.content.failures();
+            applied.failures = self.content.failures().to_vec();
         }
         applied.plan = started.elapsed();
         let mut lost = HashSet::new();
         let cost = match (&mut table, is_needed) {
             (Table::Absent, false) => Cost::default(),
-            (Table::Unknown, false) => self.remove_left(tables)?,
+            (Table::Unknown, false) => self.remove_left(found)?,
             (Table::Held(held), false) => {
                 applied.operations = 1;
                 held.delete()?
             }
             (Table::Held(held), true) => {
                 lost = self.content.lost(&changes);
-                let stays = |ip| self.content.held.has(PolicySet::LocalPods, Key::Ip(ip));
-                let phases = phases(&changes, stays);
-                applied.operations = phases.iter().flatten().map(|ops| ops.len() as u64).sum();
-                let before = Before {
-                    content: &self.content,
-                    changes: &changes,
-                };
-                held.change(&before, &phases, &mut applied.repaired)?
+                self.content.change(held, &changes, &mut applied)?
             }
             (Table::Unknown | Table::Absent, true) => {
                 lost = self.content.isolated();
-                applied.operations = self.content.held.len() as u64;
-                let mut new = tables.table(self.content.family)?;
-                let cost = new.replace(&self.content)?;
+                let (mut new, cost) = match found.transpose()? {
+                    Some((mut left, FoundPolicies::Ours(elements))) => {
+                        changes = self.content.held.changes_from(&elements);
+                        let cost = self.content.change(&mut left, &changes, &mut applied)?;
+                        (left, Some(cost))
+                    }
+                    Some((other, _)) => (other, None),
+                    None => (tables.table(self.content.family)?, None),
+                };
+                let cost = match cost {
+                    Some(cost) => cost,
+                    None => {
+                        applied.operations = self.content.held.len() as u64;
+                        new.replace(&self.content)?
+                    }
+                };
                 table = Table::Held(new);
                 cost
             }
@@ -110,20 +131,40 @@ impl Side {
         Ok((applied, lost))
     }
 
-    /// Deletes the table of an earlier process. A node without policies needs no nf_tables.
-    fn remove_left(&self, tables: &mut PolicyTables) -> Result<Cost, ApplyError> {
-        if !tables.is_possible() {
-            return Ok(Cost::default());
+    /// Reads what an earlier process, or this one before an error, left in the kernel. The table is changed step by step
+    /// then, which no packet notices. A new table in its place costs some clients their first packet: the kernel takes
+    /// the maps from packets that are between two rules.
+    fn find(&mut self, tables: &mut PolicyTables, objects: usize) -> Found {
+        let mut table = tables.table(self.content.family)?;
+        if objects > READABLE {
+            return Ok((table, FoundPolicies::Other));
         }
+        let found = table.read()?;
+        if let FoundPolicies::Ours(elements) = &found {
+            let values = elements
+                .iter()
+                .filter_map(|element| match (element.key, element.data) {
+                    (
+                        Key::Grant(_, n) | Key::GrantPort(_, n, ..) | Key::GrantPorts(_, n, ..),
+                        _,
+                    ) => Some(n),
+                    (_, Some(Data::Number(n))) => Some(n),
+                    _ => None,
+                });
+            self.content
+                .numbers
+                .begin_above(values.max().unwrap_or_default());
+        }
+        Ok((table, found))
+    }
+
+    /// Deletes the table of an earlier process. A node without policies needs no nf_tables.
+    fn remove_left(&self, found: Option<Found>) -> Result<Cost, ApplyError> {
         let family = self.content.family;
-        let found = tables.table(family).and_then(|mut table| {
-            let there = table.exists()?;
-            Ok((table, there))
-        });
         match found {
-            Ok((mut table, true)) => table.delete(),
-            Ok((_, false)) => Ok(Cost::default()),
-            Err(error) => {
+            None | Some(Ok((_, FoundPolicies::Absent))) => Ok(Cost::default()),
+            Some(Ok((mut table, _))) => table.delete(),
+            Some(Err(error)) => {
                 tracing::debug!(%family, %error, "cannot look for a table of policies; there is no policy");
                 Ok(Cost::default())
             }
@@ -164,6 +205,20 @@ impl Side {
 }
 
 impl Content {
+    /// Sends changes that the content has taken over.
+    fn change(
+        &self,
+        table: &mut PolicyTable,
+        changes: &[Change],
+        applied: &mut PolicyApplied,
+    ) -> Result<Cost, ApplyError> {
+        let stays = |ip| self.held.has(PolicySet::LocalPods, Key::Ip(ip));
+        let phases = phases(changes, stays);
+        applied.operations = phases.iter().flatten().map(|ops| ops.len() as u64).sum();
+        let content = self;
+        table.change(&Before { content, changes }, &phases, &mut applied.repaired)
+    }
+
     /// Returns the isolated Pods' addresses.
     fn isolated(&self) -> HashSet<IpAddr> {
         let isolated = self.held.all().filter_map(|(place, _)| match place {

@@ -298,6 +298,6 @@ fn too_many_elements_cut_a_pod_off() {
         false,
     );
     assert!(content.allows(&packet(IPS[0])));
-    assert_eq!(content.failures(), []);
+    assert_eq!(content.failures(), &[]);
     assert!(content.held.get(isolated).is_none());
 }

@@ -36,6 +36,9 @@ pub(super) enum FoundTable {
     Other(String),
 }
 
+/// The reason of [`FoundTable::Other`] when there is no table.
+pub(super) const ABSENT: &str = "there is no table";
+
 /// The cost of a commit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cost {
@@ -183,7 +186,7 @@ impl Netlink {
 
     fn read_once(&mut self, family: Family, layout: Layout) -> Result<FoundTable, NetlinkError> {
         let groups = match read_structure(&mut self.socket, family, layout)? {
-            StructureState::Absent => return Ok(FoundTable::Other("there is no table".to_owned())),
+            StructureState::Absent => return Ok(FoundTable::Other(ABSENT.to_owned())),
             StructureState::Different(reason) => return Ok(FoundTable::Other(reason)),
             StructureState::Ours(groups) => groups,
         };
@@ -206,13 +209,6 @@ pub(super) struct KernelTable {
 impl KernelTable {
     fn id(&self) -> OneTable {
         (self.layout.table(), self.family)
-    }
-
-    /// Returns whether the kernel has such a table, of whatever content.
-    pub(super) fn exists(&mut self) -> Result<bool, NetlinkError> {
-        let mut netlink = self.namespace.lock();
-        let found = read_structure(&mut netlink.socket, self.family, self.layout)?;
-        Ok(found != StructureState::Absent)
     }
 
     /// Deletes the table, which need not exist.

@@ -4,7 +4,8 @@ use std::os::fd::OwnedFd;
 
 use kplane_model::Family;
 
-use super::access::{Cost, KernelTable, Namespace, TableAccess};
+use super::access::{ABSENT, Cost, FoundTable, KernelTable, Namespace, TableAccess};
+use super::element::Element;
 use super::frontend::Ops;
 use super::guarded::{Send, repair, send};
 use super::mend::{Contents, everything, unreadable};
@@ -85,6 +86,13 @@ impl PolicyTables {
         })
     }
 
+    /// Closes what was opened for tables that are not needed now, so that nobody listens to the kernel in vain.
+    pub(crate) fn close(&mut self) {
+        if let Way::Own(opened) = &mut self.way {
+            *opened = None;
+        }
+    }
+
     /// Returns a descriptor that is readable when there are reports of the kernel to read; `None` if the backend's
     /// notifications cover the tables, or no table was needed yet.
     pub(crate) fn readiness(&self) -> Option<OwnedFd> {
@@ -105,6 +113,17 @@ impl PolicyTables {
     }
 }
 
+/// The kernel's content in place of a table of policies.
+#[derive(Debug)]
+pub(crate) enum FoundPolicies {
+    /// No table.
+    Absent,
+    /// A table of this layout, with these elements.
+    Ours(Vec<Element>),
+    /// A table that has to be replaced.
+    Other,
+}
+
 /// One family's table.
 #[derive(Debug)]
 pub(crate) struct PolicyTable {
@@ -117,10 +136,16 @@ impl PolicyTable {
         ApplyError::new(self.family, step)
     }
 
-    /// Returns whether the kernel has such a table, of whatever content.
-    pub(crate) fn exists(&mut self) -> Result<bool, ApplyError> {
-        let there = self.kernel.exists();
-        there.map_err(|problem| self.error(unreadable(problem)))
+    /// Reads the table.
+    pub(crate) fn read(&mut self) -> Result<FoundPolicies, ApplyError> {
+        let found = self.kernel.read();
+        Ok(
+            match found.map_err(|problem| self.error(unreadable(problem)))? {
+                FoundTable::Ours(_, elements) => FoundPolicies::Ours(elements),
+                FoundTable::Other(reason) if reason == ABSENT => FoundPolicies::Absent,
+                FoundTable::Other(_) => FoundPolicies::Other,
+            },
+        )
     }
 
     /// Puts a new table in place of whatever there is, in one transaction. If the kernel does not take it at once,

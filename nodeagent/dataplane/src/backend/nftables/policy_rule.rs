@@ -91,7 +91,7 @@ impl Expressions<'_, '_> {
             w.u32(NFTA_BITWISE_DREG, FIRST.number());
             w.u32(NFTA_BITWISE_LEN, 1);
             w.nest(NFTA_BITWISE_MASK, |w| {
-                w.bytes(NFTA_DATA_VALUE, &[TCP_FLAGS])
+                w.bytes(NFTA_DATA_VALUE, &[TCP_FLAGS]);
             });
             w.nest(NFTA_BITWISE_XOR, |w| w.bytes(NFTA_DATA_VALUE, &[0]));
         });

@@ -1,7 +1,7 @@
 //! Two nodes with Pods: policies are enforced on the first, which has a and b; the second has c and d.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
@@ -293,6 +293,20 @@ impl World {
             .unwrap()
     }
 
+    /// Connects two Pods. Returns the ends of the client and of the server, which wait half a second for data.
+    pub(crate) fn streams(&self, family: Family, from: &str, to: &str) -> (TcpStream, TcpStream) {
+        let at = self.address(family, to, 0);
+        let listener = self.ns(to).run(|| Ok(TcpListener::bind(at)?)).unwrap();
+        let at = listener.local_addr().unwrap();
+        let client = self.ns(from).run(|| Ok(TcpStream::connect(at)?)).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        for end in [&client, &server] {
+            end.set_read_timeout(Some(Duration::from_millis(500)))
+                .unwrap();
+        }
+        (client, server)
+    }
+
     fn reaches(&self, protocol: client::Protocol, from: &str, to: SocketAddr) -> bool {
         let probe = Probe::new(protocol, to).timeout(PATIENCE);
         matches!(probe.once(self.ns(from)).unwrap(), Outcome::Reply(_))
@@ -311,8 +325,12 @@ impl World {
         node.ns().run(|| Ok(run())).unwrap()
     }
 
-    pub(crate) fn listing(&self) -> String {
-        self.on_node(|| nft(&["list", "ruleset"], ""))
+    /// Returns the lines of the tables, sorted.
+    pub(crate) fn listing(&self) -> Vec<String> {
+        let text = self.on_node(|| nft(&["list", "ruleset"], ""));
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        lines.sort_unstable();
+        lines
     }
 }
 

@@ -1,0 +1,57 @@
+//! How many elements policies may need.
+
+use std::collections::BTreeSet;
+
+use kplane_model::PodName;
+
+use super::content::Content;
+
+/// Most elements that the policies of one Pod, and of all Pods of a node, may need.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) pod: u64,
+    pub(super) node: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            pod: 100_000,
+            node: 2_000_000,
+        }
+    }
+}
+
+impl Content {
+    /// Cuts off Pods whose policies need more elements than there may be, and the last ones by name beyond what there
+    /// may be in all.
+    pub(super) fn keep_limits(&mut self) {
+        let mut left = self.limits.node;
+        let mut cut_off = BTreeSet::new();
+        for (pod, weight) in &self.weights {
+            match left.checked_sub(*weight) {
+                Some(rest) if *weight <= self.limits.pod => left = rest,
+                _ => drop(cut_off.insert(pod.clone())),
+            }
+        }
+        let changed: Vec<PodName> = cut_off
+            .symmetric_difference(&self.cut_off)
+            .cloned()
+            .collect();
+        for pod in changed {
+            self.failures = None;
+            let policies = self.objects.pods.get(&pod).map(|pod| pod.policies.clone());
+            let pairs = policies
+                .into_iter()
+                .flatten()
+                .map(|policy| (pod.clone(), policy));
+            let pairs: Vec<_> = pairs.collect();
+            self.pairs(&pairs, false);
+            match cut_off.contains(&pod) {
+                true => self.cut_off.insert(pod),
+                false => self.cut_off.remove(&pod),
+            };
+            self.pairs(&pairs, true);
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! What a family tells of its policies: failures and sizes.
+
+use std::collections::BTreeSet;
+
+use kplane_model::{Direction, Policy, PolicyKey, PolicyName};
+
+use super::content::Content;
+use super::expand::addresses;
+use super::objects::names_ports;
+use super::{PolicyCounts, PolicyFailure};
+use crate::backend::nftables::{Key, PolicySet};
+
+impl Content {
+    /// Returns all parts that are not enforced as written.
+    pub(super) fn find_failures(&self) -> Vec<PolicyFailure> {
+        let mut failures = Vec::new();
+        let named: BTreeSet<&PolicyName> = self.objects.pods_of.keys().collect();
+        for name in named {
+            let reason = match self.objects.policies.get(name) {
+                None => "it is not known; its Pods may use nothing because of it",
+                Some(policy) if names_ports_of_blocks(policy) => {
+                    "an egress rule has a named port for a range of addresses, where ports have no names; it allows \
+                     nothing there"
+                }
+                Some(_) => continue,
+            };
+            failures.push(PolicyFailure {
+                key: PolicyKey::Policy(name.clone()),
+                reason: reason.to_owned(),
+            });
+        }
+        let limits = self.limits;
+        failures.extend(self.cut_off.iter().map(|pod| {
+            let weight = self.weights.get(pod).copied().unwrap_or_default();
+            PolicyFailure {
+                key: PolicyKey::Pod(pod.clone()),
+                reason: format!(
+                    "its policies need {weight} elements; there may be {} for a Pod and {} in all; it is cut off",
+                    limits.pod, limits.node
+                ),
+            }
+        }));
+        failures
+    }
+
+    /// Returns the sizes.
+    pub(super) fn counts(&self) -> PolicyCounts {
+        let objects = &self.objects;
+        let number = |number: usize| number as u64;
+        let pods = objects.pods.values();
+        let pods = pods.filter(|pod| addresses(pod, self.family).next().is_some());
+        let (mut all, mut isolated) = (0, 0);
+        for pod in pods {
+            all += 1;
+            let mut places = addresses(pod, self.family)
+                .flat_map(|ip| Direction::ALL.map(|direction| (direction, ip)));
+            let is_isolated = places
+                .any(|(direction, ip)| self.held.has(PolicySet::Isolated(direction), Key::Ip(ip)));
+            isolated += u64::from(is_isolated);
+        }
+        let policies = objects.pods_of.keys();
+        let policies = policies.filter(|name| objects.policies.contains_key(*name));
+        PolicyCounts {
+            policies: number(policies.count()),
+            pods: all,
+            isolated,
+            elements: number(self.held.len()),
+        }
+    }
+}
+
+fn names_ports_of_blocks(policy: &Policy) -> bool {
+    let mut rules = policy.egress.iter().flatten();
+    rules.any(|rule| {
+        let has_blocks = rule
+            .peers
+            .as_ref()
+            .is_some_and(|peers| !peers.blocks.is_empty());
+        has_blocks && names_ports(rule)
+    })
+}
