@@ -6,6 +6,7 @@
 //! check).
 
 mod address;
+mod enums;
 mod object;
 mod policy;
 mod proxied;
@@ -14,7 +15,8 @@ mod status;
 #[cfg(test)]
 mod tests;
 
-pub use object::{decode_object, encode_object, family, key_of_object, protocol};
+pub use enums::{family, protocol};
+pub use object::{decode_object, encode_object, key_of_object};
 
 use tonic::Status;
 

@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kplane_model::{
-    DesiredKey, DesiredObject, Family, IpvsScheduler, KeyParts, LocalEndpoint, LocalEndpoints,
-    NodeFacts, Protocol, ServiceKey, ServiceName, ServicePort, ServiceProgram, TrafficPolicy,
-    shared,
+    DesiredKey, DesiredObject, IpvsScheduler, KeyParts, LocalEndpoint, LocalEndpoints, NodeFacts,
+    ServiceKey, ServiceName, ServicePort, ServiceProgram, TrafficPolicy, shared,
 };
 use prost::Message;
 
@@ -14,6 +13,7 @@ use super::address::{
     cidr_from_wire, cidr_to_wire, ip_bytes, optional_port, pack_endpoints, pack_ips, port, put_ip,
     unpack_endpoints, unpack_ip, unpack_ip_of, unpack_ips,
 };
+use super::enums::{family, protocol};
 use super::{ConvertError, policy};
 use crate::v1 as pb;
 
@@ -95,62 +95,12 @@ impl TryFrom<pb::ObjectKey> for DesiredKey {
     }
 }
 
-impl From<Family> for pb::Family {
-    fn from(family: Family) -> Self {
-        match family {
-            Family::V4 => Self::Ipv4,
-            Family::V6 => Self::Ipv6,
-        }
-    }
-}
-
-impl From<Protocol> for pb::Protocol {
-    fn from(protocol: Protocol) -> Self {
-        match protocol {
-            Protocol::Tcp => Self::Tcp,
-            Protocol::Udp => Self::Udp,
-            Protocol::Sctp => Self::Sctp,
-        }
-    }
-}
-
 impl From<TrafficPolicy> for pb::TrafficPolicy {
     fn from(policy: TrafficPolicy) -> Self {
         match policy {
             TrafficPolicy::Cluster => Self::Cluster,
             TrafficPolicy::Local => Self::Local,
         }
-    }
-}
-
-/// Converts a family from the wire.
-///
-/// # Errors
-/// [`ConvertError`] for a number that is no family.
-pub fn family(value: i32) -> Result<Family, ConvertError> {
-    match pb::Family::try_from(value) {
-        Ok(pb::Family::Ipv4) => Ok(Family::V4),
-        Ok(pb::Family::Ipv6) => Ok(Family::V6),
-        _ => Err(ConvertError::new(
-            "family",
-            format!("unknown value {value}"),
-        )),
-    }
-}
-
-/// Converts a protocol from the wire.
-///
-/// # Errors
-/// [`ConvertError`] for a number that is no protocol.
-pub fn protocol(value: i32) -> Result<Protocol, ConvertError> {
-    match pb::Protocol::try_from(value) {
-        Ok(pb::Protocol::Tcp) => Ok(Protocol::Tcp),
-        Ok(pb::Protocol::Udp) => Ok(Protocol::Udp),
-        Ok(pb::Protocol::Sctp) => Ok(Protocol::Sctp),
-        _ => Err(ConvertError::new(
-            "protocol",
-            format!("unknown value {value}"),
-        )),
     }
 }
 

@@ -9,7 +9,7 @@ use kplane_model::{
 
 use super::ConvertError;
 use super::address::{cidr_from_wire, cidr_to_wire, ip_bytes, port, unpack_ip};
-use super::object::protocol;
+use super::enums::protocol;
 use crate::v1 as pb;
 
 /// Length of an identity in bytes.
