@@ -2,6 +2,7 @@
 //! plane and the health checks read it. The latest report replaces the previous one.
 
 pub(crate) mod affinity;
+mod failures;
 pub(crate) mod flows;
 pub(crate) mod proxied;
 pub(crate) mod servers;
@@ -15,23 +16,15 @@ use kplane_model::{DesiredKey, EndpointAddr, Family, NodeFacts, ServiceKey};
 use kplane_proto::v1 as pb;
 use prost::Message as _;
 
+use self::failures::{clip, failures_to_wire};
 use crate::desired::{Counts, Freshness, Held, Position, Reject, Resume};
 use crate::surroundings::Finding;
 use kplane_dataplane::backend::{RuleCounts, ServerCounts};
 use kplane_dataplane::policy::PolicyCounts;
 
-/// Most failures that a report names.
-const MAX_FAILURES: usize = 400;
-
 /// Most bytes of a report on the wire, whatever the length of names, because the control plane ends a stream
 /// whose messages are too large. The fields that only the stream knows need less than the rest.
 const REPORT_BYTES: usize = kplane_proto::MAX_MESSAGE_BYTES - (32 << 10);
-
-/// Bytes reserved for the sentence about failures that do not fit, and more.
-const OMISSION_BYTES: usize = 256;
-
-/// Longest reason that is sent, in bytes.
-const MAX_REASON_BYTES: usize = 300;
 
 /// Go's zero time, which kube-proxy prints for events that never happened.
 const NEVER: &str = "0001-01-01T00:00:00Z";
@@ -432,54 +425,6 @@ fn policies_to_wire([v4, v6]: &[PolicyCounts; 2]) -> Option<pb::EnforcedPolicies
         elements: v4.elements + v6.elements,
     };
     (enforced != pb::EnforcedPolicies::default()).then_some(enforced)
-}
-
-/// Returns as many failures as fit into `room` bytes, and the number of further failures.
-fn failures_to_wire(failures: &[Failure], room: usize) -> Vec<pb::ObjectFailure> {
-    let mut room = room.saturating_sub(OMISSION_BYTES);
-    let mut wire = Vec::new();
-    for failure in failures.iter().take(MAX_FAILURES) {
-        let failure = failure_to_wire(failure);
-        // The size includes its tag and length in the report.
-        let bytes = failure.encoded_len() + 4;
-        if bytes > room {
-            break;
-        }
-        room -= bytes;
-        wire.push(failure);
-    }
-    if let Some(first) = failures.get(wire.len()) {
-        let more = failures.len() - wire.len();
-        wire.push(pb::ObjectFailure {
-            key: None,
-            reason: format!("{more} further objects are not applied and not listed"),
-            since_ms: first.since_ms,
-            degraded: false,
-        });
-    }
-    wire
-}
-
-fn failure_to_wire(failure: &Failure) -> pb::ObjectFailure {
-    let reason = clip(&failure.reason);
-    let (key, reason) = match &failure.object {
-        Some(DesiredKey::Service(key)) => (Some(key), reason.to_owned()),
-        Some(DesiredKey::Local(key)) => (Some(key), format!("endpoints on the node: {reason}")),
-        Some(DesiredKey::Node) => (None, format!("facts of the node: {reason}")),
-        Some(DesiredKey::Policy(key)) => (None, format!("{key}: {reason}")),
-        None => (None, reason.to_owned()),
-    };
-    pb::ObjectFailure {
-        key: key.map(|key: &ServiceKey| key.into()),
-        reason,
-        since_ms: failure.since_ms,
-        degraded: failure.degraded,
-    }
-}
-
-/// Returns the first [`MAX_REASON_BYTES`] of a text.
-fn clip(text: &str) -> &str {
-    &text[..text.floor_char_boundary(MAX_REASON_BYTES)]
 }
 
 /// Formats a time as Go's `time.Time` becomes JSON: RFC 3339 in UTC, without zeros at the end of a

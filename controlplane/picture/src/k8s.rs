@@ -4,6 +4,7 @@
 //! fields are ignored; absent ones are `None` or empty.
 
 mod endpoint;
+mod node;
 mod policy;
 mod texts;
 mod uid;
@@ -16,6 +17,7 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 
 pub use endpoint::{EndpointConditions, EndpointHints, Hint, SliceEndpoint, TargetRef};
+pub use node::{Node, NodeAddress, NodeSpec, NodeStatus, Taint};
 pub use policy::{
     Container, ContainerPort, EgressRule, IngressRule, IpBlock, LabelSelector, MatchExpression,
     NameOrNumber, Namespace, NetworkPolicy, NetworkPolicySpec, Pod, PodIp, PodSpec, PodStatus,
@@ -431,59 +433,6 @@ pub struct SlicePort {
     pub protocol: Option<String>,
     /// The pods' port.
     pub port: Option<i64>,
-}
-
-/// A Node.
-#[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Node {
-    /// Metadata.
-    pub metadata: ObjectMeta,
-    /// Specification.
-    #[serde(default)]
-    pub spec: NodeSpec,
-    /// Status.
-    #[serde(default)]
-    pub status: NodeStatus,
-}
-
-/// `spec` of a Node.
-#[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct NodeSpec {
-    /// First pod range.
-    #[serde(rename = "podCIDR")]
-    pub pod_cidr: Option<String>,
-    /// All pod ranges.
-    #[serde(rename = "podCIDRs")]
-    pub pod_cidrs: Option<Vec<String>>,
-    /// Taints.
-    pub taints: Option<Vec<Taint>>,
-}
-
-/// A taint of a Node.
-#[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
-pub struct Taint {
-    /// The taint's key.
-    pub key: String,
-}
-
-/// `status` of a Node.
-#[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
-#[serde(default)]
-pub struct NodeStatus {
-    /// Addresses.
-    pub addresses: Option<Vec<NodeAddress>>,
-}
-
-/// One address of a Node.
-#[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
-pub struct NodeAddress {
-    /// `InternalIP`, `ExternalIP`, `Hostname`, ...
-    #[serde(rename = "type")]
-    pub type_: String,
-    /// The address.
-    pub address: String,
 }
 
 /// A ServiceCIDR.

@@ -11,17 +11,19 @@
 //!
 //! The node plans and programs kept Services like all others.
 
+mod losses;
 mod places;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use kplane_model::{
     DesiredKey, DesiredObject, ServiceKey, ServiceName, ServicePort, ServiceProgram,
 };
 
+use self::losses::Losses;
 use self::places::{Place, places};
 use super::staged::Staged;
 use super::{CliffGuard, Confidence, Desired, Slot, Touched, first_key, now_ms};
@@ -237,17 +239,6 @@ impl Ledger {
     }
 }
 
-/// The existing Services that a snapshot lacks.
-#[derive(Debug, Default)]
-struct Losses {
-    /// The number of existing Services.
-    services: usize,
-    /// The number of existing Services that have endpoints.
-    serving: usize,
-    gone: BTreeSet<ServiceName>,
-    bare: BTreeSet<ServiceName>,
-}
-
 impl Desired {
     /// Returns what the node serves although the control plane does not send it like this (any more).
     #[must_use]
@@ -310,49 +301,6 @@ impl Desired {
             Confidence::Partial => held.doubt(word),
             Confidence::Whole | Confidence::Confirmed => held.cliff(&lost),
         }
-    }
-
-    fn losses(&self, staged: &Staged) -> Losses {
-        // A Service does not count as lost if a part of it is deleted by name, or is invalid.
-        let mut named = BTreeMap::<&ServiceName, bool>::new();
-        for (key, change) in &staged.named {
-            if let DesiredKey::Service(key) = key {
-                let program = change
-                    .as_ref()
-                    .and_then(|object| object.object.as_ref().ok());
-                let has = program.is_none_or(|object| match &**object {
-                    DesiredObject::Service(program) => serves(program),
-                    DesiredObject::Local(_) | DesiredObject::Node(_) | DesiredObject::Policy(_) => {
-                        false
-                    }
-                });
-                *named.entry(&key.service).or_default() |= has;
-            }
-        }
-        let mut lost = Losses::default();
-        for (service, served) in self.by_service() {
-            lost.services += 1;
-            lost.serving += usize::from(served);
-            match named.get(service) {
-                None => drop(lost.gone.insert(service.clone())),
-                Some(false) if served => drop(lost.bare.insert(service.clone())),
-                Some(_) => {}
-            }
-        }
-        lost
-    }
-
-    /// Returns the existing Services, and whether they have endpoints. Work: all ServicePorts.
-    fn by_service(&self) -> Vec<(&ServiceName, bool)> {
-        let mut services: Vec<(&ServiceName, bool)> = Vec::new();
-        for program in self.objects.values().filter_map(Slot::service) {
-            let (name, served) = (&program.port.key.service, serves(program));
-            match services.last_mut() {
-                Some((last, any)) if *last == name => *any |= served,
-                _ => services.push((name, served)),
-            }
-        }
-        services
     }
 
     /// Marks an object as kept although the control plane does not name it.

@@ -1,5 +1,7 @@
 //! The engine's logic without its thread: every step is a call, and time is an argument.
 
+mod reached;
+
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
@@ -22,7 +24,7 @@ use kplane_dataplane::backend::{
 };
 use kplane_dataplane::conntrack::Cleaner;
 use kplane_dataplane::plan::NodeSettings;
-use kplane_dataplane::policy::{Enforcer, Flow, Hand};
+use kplane_dataplane::policy::Enforcer;
 
 /// Work for the kernel, and its origin.
 #[derive(Debug)]
@@ -106,16 +108,6 @@ impl Core {
     pub(super) fn with_conntrack(mut self, cleaner: Option<Cleaner>) -> Self {
         self.conntrack = cleaner;
         self
-    }
-
-    /// From now on, connections end that NetworkPolicies no longer allow.
-    pub(super) fn cut_denied(&mut self, hand: Hand) -> std::io::Result<()> {
-        self.policies.cut_denied(hand)
-    }
-
-    /// Has those of these connections cut that NetworkPolicies deny now.
-    pub(super) fn judge(&mut self, flows: Vec<Flow>) {
-        self.policies.judge(flows);
     }
 
     /// Loads what an earlier process served. Called before the first update.
@@ -466,28 +458,6 @@ impl Core {
     /// Returns the digests of so many ranges of the desired state, if it can be compared with a control plane's.
     pub(super) fn ranges(&self, count: u16) -> Option<RangeDigests> {
         self.desired.ranges(count)
-    }
-
-    /// Returns the position that the kernel holds.
-    fn applied(&self) -> Option<Position> {
-        let services = self.common(Pipeline::applied)?;
-        let policies: Option<Vec<_>> = self.policies.applied(&self.desired).collect();
-        let reached = policies?.into_iter().chain([services]);
-        reached.min_by_key(|at| self.progress(*at))
-    }
-
-    /// Returns a position as a number that grows. A family that is still in another epoch is behind every family in
-    /// this one.
-    fn progress(&self, at: Position) -> (bool, u64) {
-        let epoch = self.desired.position().map(|position| position.epoch);
-        (Some(at.epoch) == epoch, at.revision)
-    }
-
-    /// Returns the position that all needed families of Services have reached.
-    fn common(&self, of: fn(&Pipeline) -> Option<Position>) -> Option<Position> {
-        let needed = self.families.iter().filter(|p| p.is_needed(&self.desired));
-        let reached: Option<Vec<_>> = needed.map(of).collect();
-        reached?.into_iter().min_by_key(|at| self.progress(*at))
     }
 
     /// Returns the facts of the node. Facts from the cache file count when its content is in effect.

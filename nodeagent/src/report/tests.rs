@@ -2,6 +2,7 @@
 
 use kplane_model::{EndpointAddr, KeyParts, Protocol, ServiceName};
 
+use super::failures::MAX_FAILURES;
 use super::*;
 use kplane_dataplane::backend::{Connections, Drain};
 

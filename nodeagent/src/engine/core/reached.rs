@@ -1,0 +1,41 @@
+//! How far the kernel is, over both families, Services and NetworkPolicies; and what NetworkPolicies cut.
+
+use kplane_dataplane::policy::{Flow, Hand};
+
+use super::Core;
+use crate::desired::Position;
+use crate::engine::pipeline::Pipeline;
+
+impl Core {
+    /// From now on, connections end that NetworkPolicies no longer allow.
+    pub(in crate::engine) fn cut_denied(&mut self, hand: Hand) -> std::io::Result<()> {
+        self.policies.cut_denied(hand)
+    }
+
+    /// Has those of these connections cut that NetworkPolicies deny now.
+    pub(in crate::engine) fn judge(&mut self, flows: Vec<Flow>) {
+        self.policies.judge(flows);
+    }
+
+    /// Returns the position that the kernel holds.
+    pub(super) fn applied(&self) -> Option<Position> {
+        let services = self.common(Pipeline::applied)?;
+        let policies: Option<Vec<_>> = self.policies.applied(&self.desired).collect();
+        let reached = policies?.into_iter().chain([services]);
+        reached.min_by_key(|at| self.progress(*at))
+    }
+
+    /// Returns a position as a number that grows. A family that is still in another epoch is behind every family in
+    /// this one.
+    fn progress(&self, at: Position) -> (bool, u64) {
+        let epoch = self.desired.position().map(|position| position.epoch);
+        (Some(at.epoch) == epoch, at.revision)
+    }
+
+    /// Returns the position that all needed families of Services have reached.
+    pub(super) fn common(&self, of: fn(&Pipeline) -> Option<Position>) -> Option<Position> {
+        let needed = self.families.iter().filter(|p| p.is_needed(&self.desired));
+        let reached: Option<Vec<_>> = needed.map(of).collect();
+        reached?.into_iter().min_by_key(|at| self.progress(*at))
+    }
+}
