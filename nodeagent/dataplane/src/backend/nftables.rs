@@ -29,6 +29,7 @@ mod policies;
 mod policy_layout;
 mod policy_rule;
 mod policy_schema;
+mod policy_step;
 mod probe;
 mod readback;
 mod remembered;
