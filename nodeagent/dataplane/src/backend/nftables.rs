@@ -18,6 +18,7 @@ mod decode;
 mod divert;
 mod element;
 mod expressions;
+mod fields;
 mod frontend;
 mod groups;
 mod guarded;
@@ -38,6 +39,7 @@ mod schema;
 mod stale;
 mod structure;
 mod table;
+mod table_kind;
 mod tables;
 mod transactions;
 pub(crate) mod uapi;
@@ -69,7 +71,8 @@ pub use readback::{
 pub(in crate::backend) use remembered::{forget, remembered};
 pub use schema::{Balancer, CLASSES, Carries, Class, Set, TABLE, TABLE_COMMENT, TableSettings};
 pub use structure::{push_delete_table, push_structure};
-pub use tables::{Layout, POLICY_TABLE, TableKind};
+pub use table_kind::{POLICY_TABLE, TableKind};
+pub use tables::Layout;
 
 use super::{Backend, Description, Failures, ModeMetrics, OpenError};
 

@@ -1,7 +1,7 @@
 //! Matches and actions of rules about NetworkPolicies.
 
+use super::fields::Field;
 use super::policy_schema::PolicySet;
-use super::schema::Field;
 
 /// A match or action that only rules about policies have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
