@@ -15,6 +15,7 @@ mod clients;
 mod data_path;
 mod decode;
 mod element;
+mod fields;
 mod frontend;
 mod groups;
 mod guarded;
@@ -26,6 +27,7 @@ mod policies;
 mod policy_layout;
 mod policy_rule;
 mod policy_schema;
+mod policy_step;
 mod probe;
 #[cfg(feature = "userspace")]
 pub(in crate::backend) mod proxy_tables;
@@ -36,6 +38,7 @@ mod schema;
 mod stale;
 mod structure;
 mod table;
+mod table_kind;
 mod tables;
 mod transactions;
 pub(crate) mod uapi;
@@ -63,7 +66,8 @@ pub use readback::{
 pub(in crate::backend) use remembered::{forget, remembered};
 pub use schema::{Balancer, CLASSES, Carries, Class, Set, TABLE, TABLE_COMMENT, TableSettings};
 pub use structure::{push_delete_table, push_structure};
-pub use tables::{Layout, POLICY_TABLE, TableKind};
+pub use table_kind::{POLICY_TABLE, TableKind};
+pub use tables::Layout;
 
 use super::{Backend, Description, Failures, ModeMetrics, OpenError};
 

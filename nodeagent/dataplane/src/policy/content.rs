@@ -14,17 +14,32 @@ use kplane_model::{
 use super::blocks::{Blocks, Range};
 use super::expand::{Member, Terms, addresses};
 use super::held::Held;
-use super::limits::Limits;
 use super::numbers::Numbers;
 use super::objects::{Objects, Ported, Source, blocks, rules};
 use super::{PolicyChange, PolicyFailure};
 use crate::backend::nftables::{Key, PolicySet};
 use crate::plan::disjoint;
 
+/// Most elements that the policies of one Pod, and of all Pods of a node, may need.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) pod: u64,
+    pub(super) node: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            pod: 100_000,
+            node: 2_000_000,
+        }
+    }
+}
+
 /// Count of numbers up to which those of classes that are gone are kept.
 const SPARE_NUMBERS: usize = 4096;
 
-/// The content.
+/// The objects of a family, and the elements that they need.
 #[derive(Debug)]
 pub(super) struct Content {
     pub(super) family: Family,

@@ -37,7 +37,7 @@ type Neighbours = (Direction, IpAddr, u32, Protocol);
 /// A range of ports, and how often policies have it.
 type Counted = ((u16, u16), u32);
 
-/// The elements.
+/// Counted elements, and the port ranges of which some are unions.
 #[derive(Debug, Default)]
 pub(super) struct Held {
     elements: HashMap<Place, (u32, Value)>,

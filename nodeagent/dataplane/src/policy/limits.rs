@@ -6,22 +6,6 @@ use kplane_model::PodName;
 
 use super::content::Content;
 
-/// Most elements that the policies of one Pod, and of all Pods of a node, may need.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
-    pub(super) pod: u64,
-    pub(super) node: u64,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            pod: 100_000,
-            node: 2_000_000,
-        }
-    }
-}
-
 impl Content {
     /// Cuts off Pods whose policies need more elements than there may be, and the last ones by name beyond what there
     /// may be in all.

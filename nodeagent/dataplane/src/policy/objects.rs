@@ -22,7 +22,7 @@ pub(super) struct Ported {
     pub(super) ports: Vec<NamedPort>,
 }
 
-/// The objects.
+/// All objects, with indexes.
 #[derive(Debug, Default)]
 pub(super) struct Objects {
     pub(super) peers: HashMap<IpAddr, PeerId>,

@@ -19,7 +19,7 @@ use crate::backend::nftables::{Key, Ops, PolicySet};
 /// Elements that go into a transaction together.
 const TOGETHER: usize = 256;
 
-/// Returns the operations of a change, by phase. `stays` tells whether a Pod's address is known after the change.
+/// Returns the operations of a change, by phase. `stays` says whether a Pod's address is known after the change.
 pub(super) fn phases(changes: &[Change], stays: impl Fn(IpAddr) -> bool) -> Vec<Vec<Ops>> {
     let replaced = replaced(changes);
     let mut phases: [Vec<&Change>; 4] = Default::default();

@@ -1,4 +1,4 @@
-//! What a family tells of its policies: failures and sizes.
+//! Failures and sizes of a family's policies.
 
 use std::collections::BTreeSet;
 

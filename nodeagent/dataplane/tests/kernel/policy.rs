@@ -43,10 +43,10 @@ fn text(family: Family) -> String {
 #[test]
 fn the_table_is_the_proven_one() {
     let list = |family: Family| {
-        let name = text(family)
-            .contains("table ip6")
-            .then_some("ip6")
-            .unwrap_or("ip");
+        let name = match family {
+            Family::V4 => "ip",
+            Family::V6 => "ip6",
+        };
         nft(&["list", "table", name, POLICY_TABLE], "")
     };
     let (mut ours, mut proven) = (Vec::new(), Vec::new());
@@ -100,93 +100,102 @@ fn packets_go_where_policies_let_them() {
         return;
     };
     for family in Family::ALL {
-        let all = [
-            ("c", "a", 80),
-            ("d", "a", 80),
-            ("client", "a", 80),
-            ("b", "a", 80),
-        ];
-        let check = |world: &World, allowed: &[&str], what: &str| {
-            for (from, to, port) in all {
-                let got = world.tcp(family, from, to, port);
-                assert_eq!(got, allowed.contains(&from), "{family} {from} {what}");
-            }
-        };
         world.start();
-        check(&world, &["b", "c", "d", "client"], "without a policy");
+        check(
+            &world,
+            family,
+            &["b", "c", "d", "client"],
+            "without a policy",
+        );
         world.set_policy(policy("p", Some(vec![]), None));
-        check(&world, &[], "default deny");
+        check(&world, family, &[], "default deny");
         assert!(world.tcp(family, "a", "c", 80), "egress is open");
         assert!(world.tcp(family, "node-1", "a", 80), "the own node");
         assert!(!world.tcp(family, "node-2", "a", 80), "another node");
         assert!(!world.udp(family, "c", "a", 80));
-        // c is of class 1 in namespace 10, d of class 2 in namespace 11, b of class 3 in namespace 10.
-        let mut with = |members: &[PeerId], ports: Option<Vec<PolicyPort>>| {
-            world.set(group(members));
-            world.set_policy(policy("p", Some(vec![rule(true, &[], ports)]), None));
-            world.tcp(family, "c", "a", 81)
-        };
-        assert!(with(&[id(1)], None));
-        check(&world, &["c"], "a class");
-        assert!(world.udp(family, "c", "a", 80) && !world.udp(family, "d", "a", 80));
-        world.set(group(&[id(10)]));
-        check(&world, &["b", "c"], "a namespace");
-        world.set(group(&[PeerId::ALL_PODS]));
-        check(&world, &["b", "c", "d"], "all pods");
-        let port = |first, last| Some(vec![PolicyPort::Range(Protocol::Tcp, first, last)]);
-        let mut set = |ports| {
-            world.set_policy(policy("p", Some(vec![rule(true, &[], ports)]), None));
-            let tcp = [80, 81].map(|port| world.tcp(family, "c", "a", port));
-            (tcp, world.udp(family, "c", "a", 80))
-        };
-        assert_eq!(set(port(80, 80)), ([true, false], false));
-        assert_eq!(set(port(81, 90)), ([false, true], false));
-        assert_eq!(set(port(79, 90)), ([true, true], false));
-        assert_eq!(
-            set(Some(vec![PolicyPort::All(Protocol::Udp)])),
-            ([false, false], true)
-        );
-        let named = Some(vec![PolicyPort::Named(Protocol::Tcp, "web".into())]);
-        assert_eq!(set(named.clone()), ([false, true], false));
-        // A block holds c and d, and excepts d.
-        let (range, except) = match family {
-            Family::V4 => ("10.244.2.0/24", "10.244.2.11/32"),
-            Family::V6 => ("fd44:0:0:2::/64", "fd44:0:0:2::11/128"),
-        };
-        let blocks = [block(range, &[except])];
-        world.set_policy(policy("p", Some(vec![rule(false, &blocks, None)]), None));
-        check(&world, &["c"], "a block");
-        // Egress of a Pod here, by a named port that differs between c and d.
-        let egress = |ports| policy("p", None, Some(vec![rule(true, &[], ports)]));
-        world.set_policy(egress(named));
-        let reached = ["c", "d"].map(|to| [80, 81].map(|port| world.tcp(family, "a", to, port)));
-        assert_eq!(reached, [[false, true], [true, false]]);
-        check(&world, &["b", "c", "d", "client"], "ingress is open");
-        // A Pod moves to a class that is not allowed.
-        world.set(group(&[id(1)]));
-        world.set_policy(policy("p", Some(vec![rule(true, &[], None)]), None));
-        check(&world, &["c"], "a class again");
-        world.set_peer("c", 2);
-        world.set_peer("d", 1);
-        check(&world, &["d"], "relabelled");
-        world.set_policy(policy("other", Some(vec![]), None));
-        world.unset_policy("p");
-        assert!(
-            !world.tcp(family, "d", "a", 80),
-            "a policy that is not known allows nothing"
-        );
-        world.set_pod("a", &[]);
-        check(&world, &["b", "c", "d", "client"], "isolated no more");
-        world.unset_pod("a");
-        check(&world, &[], "an unknown Pod of this node");
-        world.unset_policy("other");
-        check(&world, &["b", "c", "d", "client"], "no policy");
-        assert!(
-            world.listing().is_empty(),
-            "the table goes with the last policy"
-        );
+        members_and_ports(&mut world, family);
+        blocks_and_names(&mut world, family);
+        comings_and_goings(&mut world, family);
         world.reset();
     }
+}
+
+fn check(world: &World, family: Family, allowed: &[&str], what: &str) {
+    for from in ["c", "d", "client", "b"] {
+        let got = world.tcp(family, from, "a", 80);
+        assert_eq!(got, allowed.contains(&from), "{family} {from} {what}");
+    }
+}
+
+fn named() -> Option<Vec<PolicyPort>> {
+    Some(vec![PolicyPort::Named(Protocol::Tcp, "web".into())])
+}
+
+/// c is of class 1 in namespace 10, d of class 2 in namespace 11, b of class 3 in namespace 10.
+fn members_and_ports(world: &mut World, family: Family) {
+    world.set(group(&[id(1)]));
+    world.set_policy(policy("p", Some(vec![rule(true, &[], None)]), None));
+    assert!(world.tcp(family, "c", "a", 81));
+    check(world, family, &["c"], "a class");
+    assert!(world.udp(family, "c", "a", 80) && !world.udp(family, "d", "a", 80));
+    world.set(group(&[id(10)]));
+    check(world, family, &["b", "c"], "a namespace");
+    world.set(group(&[PeerId::ALL_PODS]));
+    check(world, family, &["b", "c", "d"], "all pods");
+    let port = |first, last| Some(vec![PolicyPort::Range(Protocol::Tcp, first, last)]);
+    let mut set = |ports| {
+        world.set_policy(policy("p", Some(vec![rule(true, &[], ports)]), None));
+        let tcp = [80, 81].map(|port| world.tcp(family, "c", "a", port));
+        (tcp, world.udp(family, "c", "a", 80))
+    };
+    assert_eq!(set(port(80, 80)), ([true, false], false));
+    assert_eq!(set(port(81, 90)), ([false, true], false));
+    assert_eq!(set(port(79, 90)), ([true, true], false));
+    let all = Some(vec![PolicyPort::All(Protocol::Udp)]);
+    assert_eq!(set(all), ([false, false], true));
+    assert_eq!(set(named()), ([false, true], false));
+}
+
+fn blocks_and_names(world: &mut World, family: Family) {
+    // A block holds c and d, and excepts d.
+    let (range, except) = match family {
+        Family::V4 => ("10.244.2.0/24", "10.244.2.11/32"),
+        Family::V6 => ("fd44:0:0:2::/64", "fd44:0:0:2::11/128"),
+    };
+    let blocks = [block(range, &[except])];
+    world.set_policy(policy("p", Some(vec![rule(false, &blocks, None)]), None));
+    check(world, family, &["c"], "a block");
+    // Egress of a Pod here, by a named port that differs between c and d.
+    world.set_policy(policy("p", None, Some(vec![rule(true, &[], named())])));
+    let reached = ["c", "d"].map(|to| [80, 81].map(|port| world.tcp(family, "a", to, port)));
+    assert_eq!(reached, [[false, true], [true, false]]);
+    check(world, family, &["b", "c", "d", "client"], "ingress is open");
+}
+
+fn comings_and_goings(world: &mut World, family: Family) {
+    world.set(group(&[id(1)]));
+    world.set_policy(policy("p", Some(vec![rule(true, &[], None)]), None));
+    check(world, family, &["c"], "a class again");
+    world.set_peer("c", 2);
+    world.set_peer("d", 1);
+    check(world, family, &["d"], "relabelled");
+    world.set_policy(policy("other", Some(vec![]), None));
+    world.unset_policy("p");
+    let what = "a policy that is not known allows nothing";
+    assert!(!world.tcp(family, "d", "a", 80), "{what}");
+    world.set_pod("a", &[]);
+    check(
+        world,
+        family,
+        &["b", "c", "d", "client"],
+        "isolated no more",
+    );
+    world.unset_pod("a");
+    check(world, family, &[], "an unknown Pod of this node");
+    world.unset_policy("other");
+    check(world, family, &["b", "c", "d", "client"], "no policy");
+    let listing = world.listing();
+    assert!(listing.is_empty(), "the table goes with the last policy");
 }
 
 #[test]

@@ -17,12 +17,14 @@ fn entry(flow: Flow, extra: impl FnOnce(&mut AttributeWriter<'_>)) -> Vec<u8> {
     let family = nfproto(Family::of(flow.original.source.ip()));
     message::append(&mut bytes, ENTRY, 0, (family, 0), |w| {
         w.nest(CTA_TUPLE_ORIG, |w| {
-            write_tuple(w, flow.original);
+            write_tuple(w, flow.original, Protocol::Udp);
             if let Some(zone) = flow.original_zone {
                 w.bytes(CTA_TUPLE_ZONE, &zone.to_be_bytes());
             }
         });
-        w.nest(CTA_TUPLE_REPLY, |w| write_tuple(w, flow.reply));
+        w.nest(CTA_TUPLE_REPLY, |w| {
+            write_tuple(w, flow.reply, Protocol::Udp);
+        });
         w.u32(CTA_STATUS, flow.status);
         if let Some(zone) = flow.zone {
             w.bytes(CTA_ZONE, &zone.to_be_bytes());
@@ -89,7 +91,7 @@ fn a_deletion_always_names_a_tuple() {
         let request = flow.delete();
         let message = Messages(&request.bytes).next().unwrap();
         let tuple = message.attributes().get(CTA_TUPLE_ORIG).unwrap();
-        let (tuple, tuple_zone) = parse_tuple(tuple).unwrap();
+        let (tuple, tuple_zone) = parse_tuple(tuple, Protocol::Udp).unwrap();
         assert_eq!((tuple, tuple_zone), (flow.original, zone));
         let found = message.attributes().get(CTA_ZONE).and_then(as_u16);
         assert_eq!(found, zone);

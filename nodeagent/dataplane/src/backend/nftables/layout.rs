@@ -28,7 +28,7 @@ use std::borrow::Cow;
 use kplane_model::Protocol;
 
 use super::affinity_id::AffinityId;
-use super::policy_layout::PolicyStep;
+use super::policy_step::PolicyStep;
 use super::schema::{Balancer, Class, Set};
 
 /// Number of draws before the first endpoint is taken. At most half of all draws miss, so the first endpoint

@@ -12,31 +12,11 @@ use kplane_model::{Direction, Family};
 
 use super::layout::{Chain, HookPoint, Step};
 use super::policy_schema::PolicySet;
+use super::policy_step::PolicyStep;
 use super::schema::{Field, Set};
 
 /// Behind destination NAT and the refusals of Services, before source NAT.
 const PRIORITY: i32 = 10;
-
-/// A match or action that only rules about policies have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PolicyStep {
-    /// `ct state established,related`
-    KnownConnection,
-    /// `icmpv6 type >= nd-router-solicit icmpv6 type <= nd-redirect`
-    Neighbour,
-    /// `tcp flags & (fin | syn | rst | ack) != syn`
-    MidStream,
-    /// `ADDRESS @set`
-    AddressIn(Field, PolicySet),
-    /// `ADDRESS != @set`
-    AddressNotIn(Field, PolicySet),
-    /// `meta priority set 0:0`
-    Anybody,
-    /// `meta priority set FIELD map @set`
-    Number(Field, PolicySet),
-    /// `accept`
-    Accept,
-}
 
 use Direction::{Egress, Ingress};
 use Field::{Destination, Source};

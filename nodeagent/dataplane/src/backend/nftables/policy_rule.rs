@@ -2,8 +2,8 @@
 
 use kplane_model::Protocol;
 
-use super::policy_layout::PolicyStep;
 use super::policy_schema::PolicySet;
+use super::policy_step::PolicyStep;
 use super::rule::{Expressions, FIRST, Register};
 use super::schema::{Field, Set};
 #[allow(

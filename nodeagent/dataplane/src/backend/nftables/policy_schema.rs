@@ -2,7 +2,7 @@
 
 use kplane_model::Direction;
 
-use super::schema::{Carries, Field};
+use super::fields::{Carries, Field};
 
 /// A set or map of the table of NetworkPolicies. Numbers stand for anybody (0), classes of Pods, namespaces, all Pods,
 /// and ranges of addresses.

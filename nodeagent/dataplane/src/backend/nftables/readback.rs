@@ -13,7 +13,8 @@ use super::decode::{Decoder, Foreign};
 use super::element::Element;
 use super::schema::Set;
 use super::structure::{GroupOp, push_groups, push_structure};
-use super::tables::{Layout, TableKind};
+use super::table_kind::TableKind;
+use super::tables::Layout;
 #[allow(
     clippy::wildcard_imports,
     reason = "constants named as in the kernel's headers"

@@ -1,16 +1,13 @@
 //! Names, keys and classes: the parts of the table's definition that the planner and the tables share.
 
-use kplane_model::Family;
 use kplane_model::OWN_MARK;
 
+pub use super::fields::Carries;
+pub(super) use super::fields::{Field, key_len};
 use super::policy_schema::PolicySet;
-use super::tables::TableKind;
+use super::table_kind::TableKind;
+pub use super::table_kind::{TABLE, TABLE_COMMENT};
 use crate::backend::PodInterface;
-
-/// Name of the table, one in family `ip` and one in `ip6`.
-pub const TABLE: &str = "kplane";
-/// Comment of the table. The number goes up with every change of chains, rules or sets.
-pub const TABLE_COMMENT: &str = "kplane nftables layout 4";
 
 /// Sizes of the classes ([`Class`]).
 pub const CLASSES: [u32; 17] = [
@@ -159,38 +156,6 @@ pub enum Set {
     Endpoints(Balancer),
     /// A set of the table of NetworkPolicies.
     Policy(PolicySet),
-}
-
-/// The data of an element besides its key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Carries {
-    /// No data: the set is no map.
-    Nothing,
-    /// An endpoint.
-    Endpoint,
-    /// A verdict that leads to a chain of session affinity.
-    Chain,
-    /// A number that stands for the other ends of connections.
-    Number,
-}
-
-/// A part of a set's key, taken from the packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Field {
-    /// `ip saddr`
-    Source,
-    /// `ip daddr`
-    Destination,
-    /// `meta l4proto`
-    Protocol,
-    /// `th dport`
-    Port,
-    /// `numgen random mod M`
-    Index,
-    /// `meta priority`, where rules about policies keep the number of the other end
-    Number,
-    /// `meta priority` in network byte order, as ranges are compared
-    NetworkNumber,
 }
 
 /// VIP: `ip daddr . meta l4proto . th dport`.
@@ -410,25 +375,6 @@ impl Set {
             Self::Policy(set) => set.fields(),
         }
     }
-}
-
-impl Field {
-    /// Returns the field's length in the packet, in bytes.
-    pub(super) fn len(self, family: Family) -> usize {
-        match self {
-            Self::Source | Self::Destination => family.address_len(),
-            Self::Protocol => 1,
-            Self::Port => 2,
-            Self::Index | Self::Number | Self::NetworkNumber => 4,
-        }
-    }
-}
-
-/// Returns the length of a key of these fields in bytes. Each field is padded to a multiple of four bytes, a
-/// register.
-pub(super) fn key_len(fields: &[Field], family: Family) -> usize {
-    let padded = fields.iter().map(|f| f.len(family).next_multiple_of(4));
-    padded.sum()
 }
 
 /// Expands to the names of one balancer's class sets.

@@ -7,7 +7,8 @@ use super::affinity_id::Part;
 use super::layout::{self, Chain, Rule};
 use super::rule::Expressions;
 use super::schema::{Carries, Field, Set, TableSettings, key_len};
-use super::tables::{Layout, TableKind};
+use super::table_kind::TableKind;
+use super::tables::Layout;
 #[allow(
     clippy::wildcard_imports,
     reason = "constants named as in the kernel's headers"

@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use super::affinity_id::AffinityId;
 use super::decode::Decoder;
 use super::policy_schema::PolicySet;
-use super::tables::TableKind;
+use super::table_kind::TableKind;
 use super::uapi::{NFTA_SET_ELEM_LIST_ELEMENTS, NFTA_SET_ELEM_LIST_SET};
 use super::{Carries, Data, Destination, Element, ElementOp, Key, NodePort, Set, push_elements};
 use kplane_netlink::{Attributes, Batch, Messages};

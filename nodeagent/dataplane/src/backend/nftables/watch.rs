@@ -15,7 +15,7 @@ use kplane_model::Family;
 use super::decode::Decoder;
 use super::element::{Element, Key};
 use super::schema::Set;
-use super::tables::TableKind;
+use super::table_kind::TableKind;
 #[allow(
     clippy::wildcard_imports,
     reason = "constants named as in the kernel's headers"
