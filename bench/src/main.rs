@@ -13,6 +13,7 @@ mod kube_proxies;
 mod objects;
 mod operators;
 mod packet;
+mod policies;
 mod proxies;
 mod reboot;
 mod workload;
@@ -29,7 +30,7 @@ use tokio::runtime::{Builder, Runtime};
 /// A benchmark, which gets the program's name and the arguments after its own.
 type Bench = fn(&[OsString]) -> Result<()>;
 
-const BENCHES: [(&str, Bench); 11] = [
+const BENCHES: [(&str, Bench); 12] = [
     ("change", |_| {
         change::main();
         Ok(())
@@ -56,6 +57,10 @@ const BENCHES: [(&str, Bench); 11] = [
     ("ipvs", ipvs::main),
     ("operators", |_| {
         operators::main();
+        Ok(())
+    }),
+    ("policies", |_| {
+        policies::main();
         Ok(())
     }),
     ("proxies", proxies::main),
