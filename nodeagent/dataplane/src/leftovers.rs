@@ -63,8 +63,8 @@ fn keeps(serving: &Description) -> Keeps {
 /// One object, or several, removed in one step.
 #[derive(Debug)]
 enum Item {
-    OurTable(Family),
-    Table(Family),
+    /// A table of nf_tables, of kube-proxy or of kplane.
+    Table(Family, &'static str),
     Rules(Rules),
     Chains(Chains),
     VirtualServers(Vec<ServerKey>),
@@ -201,24 +201,25 @@ pub fn spare_connections(serving: Serving, spare: [bool; 2]) -> Result<Option<St
 
 impl Leftovers {
     fn find_our_tables(&mut self) {
-        self.find_table(objects::OUR_TABLE, Item::OurTable);
+        self.find_table(objects::OUR_TABLE);
     }
 
     fn find_own_names(&mut self) {
         self.find_our_tables();
+        self.find_table(objects::POLICY_TABLE);
         let (parts, problems) = Part::find();
         self.items.extend(parts.into_iter().map(Item::Proxy));
         self.problems.extend(problems);
     }
 
     fn find_tables(&mut self) {
-        self.find_table(objects::TABLE, Item::Table);
+        self.find_table(objects::TABLE);
     }
 
-    fn find_table(&mut self, table: &str, item: fn(Family) -> Item) {
+    fn find_table(&mut self, table: &'static str) {
         for family in Family::ALL {
             match objects::has_table(family, table) {
-                Ok(true) => self.items.push(item(family)),
+                Ok(true) => self.items.push(Item::Table(family, table)),
                 Ok(false) => {}
                 Err(error) => self.problems.push(Problem::Table {
                     table: objects::written(family, table),
@@ -351,8 +352,7 @@ impl Item {
             })
         };
         match self {
-            Self::OurTable(family) => table(family, objects::OUR_TABLE),
-            Self::Table(family) => table(family, objects::TABLE),
+            Self::Table(family, name) => table(family, name),
             Self::Rules(rules) => rules.remove(),
             Self::Chains(chains) => chains.remove().map_err(|reason| Problem::Chains {
                 chains: chains.to_string(),
@@ -378,16 +378,9 @@ impl Item {
 impl fmt::Display for Item {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::OurTable(family) => write!(
-                f,
-                "nftables table {}",
-                objects::written(*family, objects::OUR_TABLE)
-            ),
-            Self::Table(family) => write!(
-                f,
-                "nftables table {}",
-                objects::written(*family, objects::TABLE)
-            ),
+            Self::Table(family, table) => {
+                write!(f, "nftables table {}", objects::written(*family, table))
+            }
             Self::Rules(rules) => rules.fmt(f),
             Self::Chains(chains) => chains.fmt(f),
             Self::VirtualServers(servers) => {

@@ -149,6 +149,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     restart::cleanup_removes_both_tables_and_may_be_repeated,
     emptied::a_start_beside_an_emptied_folder_cuts_nobody_off,
     alone::a_reboot_without_a_control_plane_is_served_from_the_cache,
+    alone::policies_hold_after_a_reboot_without_a_control_plane,
     rolled::replicas_are_replaced_under_changes_and_no_connection_fails,
     coming_from_kube_proxy::i4_nothing_fails_while_its_nftables_rules_are_replaced,
     coming_from_kube_proxy::i4_nothing_fails_while_its_legacy_iptables_rules_are_replaced,

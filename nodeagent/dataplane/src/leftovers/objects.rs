@@ -18,6 +18,8 @@ use kplane_netlink::{
 pub(super) const TABLE: &str = "kube-proxy";
 /// The table of kplane's nftables backend, one per family.
 pub(super) const OUR_TABLE: &str = crate::backend::nftables::TABLE;
+/// The table of NetworkPolicies, one per family.
+pub(super) const POLICY_TABLE: &str = crate::backend::nftables::POLICY_TABLE;
 /// The link that holds all addresses of Services in IPVS mode (D2).
 pub(super) const LINK: &str = crate::backend::ipvs::LINK;
 

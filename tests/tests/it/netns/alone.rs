@@ -20,7 +20,7 @@ use tokio::runtime::Runtime;
 use crate::netns::emptied;
 use crate::netns::own_way::{CONTROL, CONTROL_PORT, plane};
 use kplane_tests::support::under_test::UnderTest;
-use kplane_tests::support::{Client, World, node_name};
+use kplane_tests::support::{Client, SILENCE, TARGET, World, node_name};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
@@ -78,6 +78,51 @@ pub(crate) fn a_reboot_without_a_control_plane_is_served_from_the_cache() -> Res
         let _third = plane()?;
         agent.reports(&current(SERVICES + 1, 0))?;
         served(SERVICES + 1)?;
+        agent.stop()
+    })
+}
+
+/// NetworkPolicies hold after a reboot without a control plane, too, and are gone after a clean-up.
+pub(crate) fn policies_hold_after_a_reboot_without_a_control_plane() -> Result<()> {
+    let (folder, cache) = (tempfile::tempdir()?, tempfile::tempdir()?);
+    let node = node_name(1);
+    fs::write(
+        folder.path().join("policies.yaml"),
+        format!(
+            "{{apiVersion: v1, kind: Pod, metadata: {{name: a, namespace: shop}}, spec: {{nodeName: {node}}}, \
+              status: {{podIP: 10.244.1.1}}}}\n---\n\
+             {{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {{name: deny, namespace: shop}}, \
+              spec: {{podSelector: {{}}}}}}\n"
+        ),
+    )?;
+    add(folder.path(), 0)?;
+    let world = World::without_agents()?;
+    let control = world.topology.host("control")?.ns().clone();
+    let (here, to) = (
+        world.net.pod("here")?,
+        SocketAddr::from(([10, 244, 1, 1], TARGET)),
+    );
+    let gets_through = || Probe::tcp(to).timeout(SILENCE).reply(here).is_ok();
+    let admission = Admission {
+        network_policies: true,
+        ..Admission::default()
+    };
+    let config = config(cache.path())?;
+    world.node(1)?.run(|| {
+        ensure!(gets_through(), "nothing is programmed yet");
+        let plane = plane(&control, folder.path(), &admission)?;
+        let agent = Agent::start(&config)?;
+        agent.reports(&current(1, 1))?;
+        ensure!(!gets_through(), "with a control plane");
+        drop(plane);
+        agent.stop()?;
+        ensure!(!gets_through(), "without an agent");
+
+        reboot(config.backend)?;
+        ensure!(gets_through(), "after a clean-up");
+        let agent = Agent::start(&config)?;
+        agent.reports(&stale)?;
+        ensure!(!gets_through(), "from the cache file");
         agent.stop()
     })
 }
