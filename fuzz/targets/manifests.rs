@@ -14,6 +14,11 @@ fuzz_target!(|text: &[u8]| {
             Object::EndpointSlice(slice) => drop(convert::slice(slice, &located.location)),
             Object::Node(node) => drop(convert::node(node, &located.location)),
             Object::ServiceCidr(cidr) => drop(convert::service_cidr(cidr, &located.location)),
+            Object::NetworkPolicy(policy) => {
+                drop(convert::network_policy(policy, &located.location));
+            }
+            Object::Namespace(namespace) => drop(convert::namespace(namespace)),
+            Object::Pod(pod) => drop(convert::pod(pod)),
         }
     }
 });
