@@ -66,16 +66,60 @@ impl Selector {
     /// Returns whether an object with these labels is selected.
     #[must_use]
     pub fn selects(&self, labels: &Labels) -> bool {
+        self.holds(|key| labels.get(key))
+    }
+
+    /// Returns whether an object is selected, whose labels are read by key.
+    pub(crate) fn holds<'a>(&self, label: impl Fn(&str) -> Option<&'a Arc<str>>) -> bool {
         self.0.iter().all(|requirement| match requirement {
-            Requirement::In(key, values) => {
-                labels.get(key).is_some_and(|value| values.contains(value))
-            }
+            Requirement::In(key, values) => label(key).is_some_and(|value| values.contains(value)),
             Requirement::NotIn(key, values) => {
-                labels.get(key).is_none_or(|value| !values.contains(value))
+                label(key).is_none_or(|value| !values.contains(value))
             }
-            Requirement::Exists(key) => labels.contains_key(key),
-            Requirement::DoesNotExist(key) => !labels.contains_key(key),
+            Requirement::Exists(key) => label(key).is_some(),
+            Requirement::DoesNotExist(key) => label(key).is_none(),
         })
+    }
+
+    /// Returns the form that is equal for selectors with the same requirements.
+    pub(crate) fn canonical(&self) -> Self {
+        let mut requirements = self.0.clone();
+        for requirement in &mut requirements {
+            if let Requirement::In(_, values) | Requirement::NotIn(_, values) = requirement {
+                values.sort_unstable();
+                values.dedup();
+            }
+        }
+        requirements.sort_unstable();
+        requirements.dedup();
+        Self(requirements)
+    }
+
+    /// Returns a label that selected objects have, with one of some values: the requirement with the fewest values.
+    /// `None` if no requirement names values.
+    pub(crate) fn pivot(&self) -> Option<(&Arc<str>, &[Arc<str>])> {
+        let with_values = self.0.iter().filter_map(|requirement| match requirement {
+            Requirement::In(key, values) => Some((key, &values[..])),
+            _ => None,
+        });
+        with_values.min_by_key(|(_, values)| values.len())
+    }
+
+    /// Returns whether all objects are selected.
+    pub(crate) fn is_everything(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl Requirement {
+    /// Returns the label's key.
+    pub(crate) fn key(&self) -> &Arc<str> {
+        match self {
+            Self::In(key, _)
+            | Self::NotIn(key, _)
+            | Self::Exists(key)
+            | Self::DoesNotExist(key) => key,
+        }
     }
 }
 

@@ -7,10 +7,28 @@
 //! Everything here is synchronous, deterministic and free of I/O. Objects come in valid: who reads them reports what is
 //! wrong with them, and leaves that out. Ids such as NP6 refer to the list of semantics of NetworkPolicies.
 
+mod classes;
+mod facts;
+mod group;
+mod groups;
+mod identity;
 mod input;
+mod judge;
+mod lookup;
+mod namespaces;
+mod pods;
 mod policies;
+mod published;
+mod rules;
+mod subjects;
+#[cfg(test)]
+mod tests;
+mod texts;
+mod uses;
 
+pub use facts::{PolicyCounts, PolicyFacts, PolicySummary};
 pub use input::{Labels, NetworkPolicy, PeerSpec, Pod, Requirement, Rule, Selector};
+pub use judge::{End, Judgement, Verdict};
 pub use policies::Policies;
 
 use kplane_model::{LocalPod, NodeName, PodName, PolicyKey, PolicyObject};

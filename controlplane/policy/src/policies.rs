@@ -1,36 +1,288 @@
 //! The index of policies, namespaces and Pods.
+//!
+//! Events change the inputs only, and mark what changed. [`Policies::take`] works out what follows: the groups and label
+//! keys that policies use, the class of each changed Pod, the members of groups, and the objects that differ from those
+//! published before. Everything is a function of the inputs, so their order does not matter.
 
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use kplane_model::{PodName, PolicyName};
+use kplane_model::{
+    Direction, LocalPod, NodeName, Peer, PodName, PolicyKey, PolicyName, PolicyObject,
+};
 
+use crate::classes::{Classes, Distinctions};
+use crate::groups::Groups;
+use crate::namespaces::NamespaceLabels;
+use crate::pods::Pods;
+use crate::published::{Published, sum_of_members};
+use crate::rules::Entry;
+use crate::subjects::Subjects;
 use crate::{Labels, NetworkPolicy, Pod, PolicyChanges};
 
 /// All policies, namespaces and Pods, and what follows from them.
+///
+/// While there is no policy, nothing is published.
 #[derive(Debug, Default)]
-pub struct Policies {}
+pub struct Policies {
+    pub(crate) policies: Subjects,
+    pub(crate) namespaces: NamespaceLabels,
+    pub(crate) pods: Pods,
+    distinctions: Distinctions,
+    pub(crate) classes: Classes,
+    pub(crate) groups: Groups,
+    published: Published,
+    /// Pods of which not all policies fit into a message, and how many policies select them.
+    pub(crate) crowded: BTreeMap<PodName, usize>,
+    /// There was a policy at the last call of `take`.
+    is_active: bool,
+}
 
 impl Policies {
     /// Adds or replaces a policy.
-    pub fn put_policy(&mut self, _policy: NetworkPolicy) {}
+    pub fn put_policy(&mut self, policy: NetworkPolicy) {
+        self.policies.put(policy);
+    }
 
     /// Removes a policy.
-    pub fn delete_policy(&mut self, _name: &PolicyName) {}
+    pub fn delete_policy(&mut self, name: &PolicyName) {
+        self.policies.delete(name);
+    }
 
     /// Adds or replaces a namespace.
-    pub fn put_namespace(&mut self, _name: &Arc<str>, _labels: Labels) {}
+    pub fn put_namespace(&mut self, name: &Arc<str>, labels: Labels) {
+        self.namespaces.put(name, labels);
+    }
 
     /// Removes a namespace.
-    pub fn delete_namespace(&mut self, _name: &Arc<str>) {}
+    pub fn delete_namespace(&mut self, name: &Arc<str>) {
+        self.namespaces.delete(name);
+    }
 
     /// Adds or replaces a Pod.
-    pub fn put_pod(&mut self, _pod: Pod) {}
+    pub fn put_pod(&mut self, pod: Pod) {
+        self.pods.put(pod);
+    }
 
     /// Removes a Pod.
-    pub fn delete_pod(&mut self, _name: &PodName) {}
+    pub fn delete_pod(&mut self, name: &PodName) {
+        self.pods.delete(name);
+    }
 
     /// Returns what changed since the last call.
     pub fn take(&mut self) -> PolicyChanges {
-        PolicyChanges::default()
+        let mut changes = PolicyChanges::default();
+        let is_active = self.policies.len() > 0;
+        if is_active != self.is_active {
+            self.is_active = is_active;
+            self.pods.touch_all();
+        }
+        self.take_policies(&mut changes);
+        self.take_namespaces();
+        self.take_distinctions();
+        self.classify();
+        self.take_peers(&mut changes);
+        self.take_members(&mut changes);
+        self.take_pods(&mut changes);
+        changes
     }
+
+    /// Counts what changed policies use, and publishes them. Comes first: a new group has the members that it selects
+    /// now, and what comes later adds to them.
+    fn take_policies(&mut self, changes: &mut PolicyChanges) {
+        let mut changed: Vec<_> = self.policies.before.drain().collect();
+        changed.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+        let with_now = changed.into_iter().map(|(name, before)| {
+            let now = self.policies.get(&name).cloned();
+            (name, before, now)
+        });
+        let changed: Vec<_> = with_now.filter(|(_, before, now)| before != now).collect();
+        // What a changed policy still uses must not go out of use in between.
+        for now in changed.iter().filter_map(|(_, _, now)| now.as_ref()) {
+            self.use_entry(now);
+        }
+        for before in changed.iter().filter_map(|(_, before, _)| before.as_ref()) {
+            self.release_entry(before);
+        }
+        for (name, before, now) in changed {
+            self.touch_pods(before.as_deref(), now.as_deref());
+            let object = now.map(|entry| entry.object());
+            if before.map(|entry| entry.object()) != object {
+                let key = PolicyKey::Policy(name);
+                changes.shared.push((key, object.map(PolicyObject::Policy)));
+            }
+        }
+    }
+
+    fn use_entry(&mut self, entry: &Entry) {
+        for (id, spec) in entry.groups() {
+            let those = (&self.classes, &self.namespaces);
+            self.groups.acquire(id, spec, &mut self.distinctions, those);
+        }
+        for port in entry.names(Direction::Egress) {
+            self.distinctions.ports.add(&port);
+        }
+    }
+
+    fn release_entry(&mut self, entry: &Entry) {
+        for id in entry.groups().into_keys() {
+            self.groups.release(id, &mut self.distinctions);
+        }
+        for port in entry.names(Direction::Egress) {
+            self.distinctions.ports.remove(&port);
+        }
+    }
+
+    /// Marks the Pods whose policies, or whose ports that policies name, may have changed.
+    fn touch_pods(&mut self, before: Option<&Entry>, now: Option<&Entry>) {
+        if let (Some(before), Some(now)) = (before, now)
+            && before.matters_to_pods() == now.matters_to_pods()
+        {
+            return;
+        }
+        for entry in before.into_iter().chain(now) {
+            let namespace = &entry.policy.name.namespace;
+            let pods = self.pods.selected(namespace, &entry.policy.pods);
+            let pods: Vec<_> = pods.cloned().collect();
+            self.pods.changed.extend(pods);
+        }
+    }
+
+    /// Updates the groups that select changed namespaces.
+    fn take_namespaces(&mut self) {
+        for (name, before) in std::mem::take(&mut self.namespaces.before) {
+            let (classes, namespaces) = (&self.classes, &self.namespaces);
+            self.groups
+                .set_namespace(&name, before.as_ref(), classes, namespaces);
+        }
+    }
+
+    /// Marks the Pods that have labels or ports which began or ceased to matter.
+    fn take_distinctions(&mut self) {
+        for key in self.distinctions.keys.changed.drain() {
+            self.pods.touch_key(&key);
+        }
+        for port in self.distinctions.ports.changed.drain() {
+            self.pods.touch_named(&port);
+        }
+    }
+
+    /// Puts changed Pods into their classes, and classes into groups.
+    fn classify(&mut self) {
+        for class in std::mem::take(&mut self.pods.left) {
+            self.classes.leave(class);
+        }
+        let changed = std::mem::take(&mut self.pods.changed);
+        for name in &changed {
+            let Some(pod) = self.pods.get_mut(name) else {
+                continue;
+            };
+            let old = pod.class.take();
+            if let Some(old) = old {
+                self.classes.leave(old);
+            }
+            if self.is_active {
+                let (id, is_new) = self.classes.join(&name.namespace, pod, &self.distinctions);
+                pod.class = Some(id);
+                if is_new && let Some(class) = self.classes.get(id) {
+                    self.groups.set_class(id, class, true, &self.namespaces);
+                }
+            }
+            if pod.class != old {
+                let addresses = pod.addresses.clone();
+                self.pods.readdressed.extend(addresses);
+            }
+        }
+        self.pods.changed = changed;
+        for (id, class) in self.classes.remove_empty() {
+            self.groups.set_class(id, &class, false, &self.namespaces);
+        }
+    }
+
+    /// Publishes addresses, and marks the Pods that have, or do not have, one of them now.
+    fn take_peers(&mut self, changes: &mut PolicyChanges) {
+        for address in sorted(&mut self.pods.readdressed) {
+            self.pods.touch_claims(address);
+            let peer = self.peer(address);
+            let class = peer.map(|peer| peer.class.0);
+            if self.published.peers.note(&address, class) {
+                let object = peer.map(PolicyObject::Peer);
+                changes.shared.push((PolicyKey::Peer(address), object));
+            }
+        }
+    }
+
+    fn peer(&self, address: IpAddr) -> Option<Peer> {
+        let pod = self.pods.get(self.pods.of_address(address)?)?;
+        let class = pod.class?;
+        Some(Peer { address, class })
+    }
+
+    /// Publishes classes and groups.
+    fn take_members(&mut self, changes: &mut PolicyChanges) {
+        for id in sorted(&mut self.classes.changed) {
+            let class = self.classes.object(id);
+            // The identity says all.
+            let sum = class.as_ref().map(|class| class.id.0);
+            if self.published.classes.note(&id, sum) {
+                let object = class.map(PolicyObject::Class);
+                changes.shared.push((PolicyKey::Class(id), object));
+            }
+        }
+        for (group, part) in sorted(&mut self.groups.changed) {
+            let object = self.groups.object(group, part);
+            let sum = object
+                .as_ref()
+                .map(|object| sum_of_members(&object.members));
+            if self.published.parts.note(&(group, part), sum) {
+                let object = object.map(PolicyObject::Group);
+                changes.shared.push((PolicyKey::Group(group, part), object));
+            }
+        }
+    }
+
+    /// Publishes Pods to their nodes.
+    fn take_pods(&mut self, changes: &mut PolicyChanges) {
+        for name in sorted(&mut self.pods.changed) {
+            self.crowded.remove(&name);
+            let now = self.local_pod(&name).map(|(node, pod, left_out)| {
+                if left_out > 0 {
+                    let policies = pod.policies.len() + left_out;
+                    self.crowded.insert(name.clone(), policies);
+                }
+                (node, pod)
+            });
+            changes.pods.extend(self.published.note_pod(&name, now));
+        }
+    }
+
+    /// Returns a Pod's node, the object that the node gets, and how many policies are not in it.
+    fn local_pod(&self, name: &PodName) -> Option<(NodeName, LocalPod, usize)> {
+        let pod = self.pods.get(name).filter(|_| self.is_active)?;
+        if pod.node.is_empty() {
+            return None;
+        }
+        let (policies, left_out) = self.policies.enforced(&name.namespace, &pod.labels);
+        let mut ports = pod.ports.to_vec();
+        if !ports.is_empty() {
+            let names = policies.iter().map(|p| p.names(Direction::Ingress));
+            let names: BTreeSet<_> = names.flatten().collect();
+            ports.retain(|port| names.contains(&(Arc::clone(&port.name), port.protocol)));
+        }
+        let object = LocalPod {
+            name: name.clone(),
+            addresses: self.pods.addresses(name).collect(),
+            ports,
+            policies: policies.iter().map(|p| p.policy.name.clone()).collect(),
+        };
+        Some((Arc::clone(&pod.node), object, left_out))
+    }
+}
+
+/// Takes all items of a set, sorted.
+fn sorted<T: Ord>(set: &mut HashSet<T>) -> Vec<T> {
+    let mut items: Vec<_> = set.drain().collect();
+    items.sort_unstable();
+    items
 }

@@ -1,0 +1,122 @@
+//! Answers for operators: which policies and Pods are there, and which belong together?
+
+use kplane_model::{PodName, PolicyName};
+
+use crate::rules::Entry;
+use crate::{NetworkPolicy, Policies};
+
+/// Maximum number of Pods that [`PolicyFacts`] name.
+const NAMED_PODS: usize = 100;
+
+/// Numbers of objects.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PolicyCounts {
+    /// Policies.
+    pub policies: usize,
+    /// Namespaces that exist.
+    pub namespaces: usize,
+    /// Pods with addresses of their own.
+    pub pods: usize,
+    /// Classes of Pods that rules can tell apart, at the last call of [`Policies::take`].
+    pub classes: usize,
+    /// Groups of Pods that rules name, at the last call of [`Policies::take`].
+    pub groups: usize,
+    /// Policies that fit into no message.
+    pub too_large: usize,
+}
+
+/// A policy, and whom it is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PolicyFacts {
+    /// The policy.
+    pub policy: NetworkPolicy,
+    /// Number of Pods that it selects.
+    pub pods: usize,
+    /// The first 100 of them, sorted.
+    pub names: Vec<PodName>,
+}
+
+/// A line of the list of policies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PolicySummary {
+    /// The policy.
+    pub name: PolicyName,
+    /// It is about ingress.
+    pub ingress: bool,
+    /// It is about egress.
+    pub egress: bool,
+    /// Number of Pods that it selects.
+    pub pods: usize,
+}
+
+impl Policies {
+    /// Returns the numbers of objects.
+    #[must_use]
+    pub fn counts(&self) -> PolicyCounts {
+        PolicyCounts {
+            policies: self.policies.len(),
+            namespaces: self.namespaces.len(),
+            pods: self.pods.len(),
+            classes: self.classes.len(),
+            groups: self.groups.len(),
+            too_large: self.policies.too_large.len(),
+        }
+    }
+
+    /// Returns the policies whose objects fit into no message, sorted, and the objects' sizes in bytes. They isolate
+    /// their Pods and allow nothing.
+    pub fn too_large(&self) -> impl Iterator<Item = (&PolicyName, usize)> {
+        self.policies
+            .too_large
+            .iter()
+            .map(|(name, size)| (name, *size))
+    }
+
+    /// Returns the Pods of which not all policies fit into a message, sorted, and how many policies select them. Of
+    /// those that allow something, the last ones by name do not count. As of the last call of [`Policies::take`].
+    pub fn crowded(&self) -> impl Iterator<Item = (&PodName, usize)> {
+        self.crowded
+            .iter()
+            .map(|(name, policies)| (name, *policies))
+    }
+
+    /// Returns a policy, and the Pods that it selects.
+    #[must_use]
+    pub fn policy(&self, name: &PolicyName) -> Option<PolicyFacts> {
+        let entry = self.policies.get(name)?;
+        let mut names: Vec<_> = self.selected(entry).cloned().collect();
+        let pods = names.len();
+        names.sort_unstable();
+        names.truncate(NAMED_PODS);
+        Some(PolicyFacts {
+            policy: entry.policy.clone(),
+            pods,
+            names,
+        })
+    }
+
+    /// Returns the policies that select a Pod, sorted; `None` = there is no such Pod with an address of its own.
+    #[must_use]
+    pub fn policies_of(&self, pod: &PodName) -> Option<Vec<PolicyName>> {
+        let labels = &self.pods.get(pod)?.labels;
+        let policies = self.policies.of_pod(&pod.namespace, labels).into_iter();
+        Some(policies.map(|entry| entry.policy.name.clone()).collect())
+    }
+
+    /// Returns all policies, sorted by name.
+    pub fn list(&self) -> impl Iterator<Item = PolicySummary> {
+        let mut entries: Vec<_> = self.policies.iter().collect();
+        entries.sort_unstable_by(|a, b| a.policy.name.cmp(&b.policy.name));
+        entries.into_iter().map(|entry| PolicySummary {
+            name: entry.policy.name.clone(),
+            ingress: entry.policy.ingress.is_some(),
+            egress: entry.policy.egress.is_some(),
+            pods: self.selected(entry).count(),
+        })
+    }
+
+    fn selected<'a>(&'a self, entry: &'a Entry) -> impl Iterator<Item = &'a PodName> {
+        let policy = &entry.policy;
+        self.pods.selected(&policy.name.namespace, &policy.pods)
+    }
+}

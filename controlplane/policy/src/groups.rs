@@ -1,0 +1,232 @@
+//! Groups that policies use, and their members.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+use kplane_model::{GroupId, GroupPart, PeerId};
+
+use crate::Selector;
+use crate::classes::{Class, Classes, Distinctions};
+use crate::group::{GroupSpec, Namespaces};
+use crate::identity::namespace_id;
+use crate::lookup::Selectors;
+use crate::namespaces::NamespaceLabels;
+use crate::texts::LabelSet;
+use crate::uses::Uses;
+
+/// Maximum number of members in a part, so that it fits into a message. Members beyond it are not allowed by the group;
+/// to get there by chance takes three million classes.
+const MAX_MEMBERS: usize = 12_000;
+
+#[derive(Debug)]
+struct Group {
+    spec: GroupSpec,
+    /// Number of policies with it.
+    users: usize,
+    members: BTreeSet<PeerId>,
+}
+
+/// All groups.
+#[derive(Debug, Default)]
+pub(crate) struct Groups {
+    groups: HashMap<GroupId, Group>,
+    /// Groups of classes, by the Pods that they select.
+    by_pods: Selectors<Namespaces, GroupId>,
+    /// Selectors of namespaces, and how many groups have them.
+    selectors: Selectors<(), Arc<Selector>>,
+    users: Uses<Arc<Selector>>,
+    /// Parts that may have changed.
+    pub(crate) changed: HashSet<(GroupId, u8)>,
+}
+
+impl Groups {
+    pub(crate) fn len(&self) -> usize {
+        self.groups.len()
+    }
+
+    /// Counts a policy as user of a group.
+    pub(crate) fn acquire(
+        &mut self,
+        id: GroupId,
+        spec: GroupSpec,
+        distinctions: &mut Distinctions,
+        (classes, namespaces): (&Classes, &NamespaceLabels),
+    ) {
+        if let Some(group) = self.groups.get_mut(&id) {
+            group.users += 1;
+            return;
+        }
+        for key in spec.keys() {
+            distinctions.keys.add(key);
+        }
+        if spec.has_classes() {
+            self.by_pods.insert(&spec.namespaces, &spec.pods, &id);
+        }
+        if let Namespaces::Selected(selector) = &spec.namespaces
+            && self.users.add(selector)
+        {
+            self.selectors.insert(&(), selector, selector);
+        }
+        let members = members(&spec, classes, namespaces);
+        self.changed.extend(members.iter().map(|m| part(id, *m)));
+        let users = 1;
+        self.groups.insert(
+            id,
+            Group {
+                spec,
+                users,
+                members,
+            },
+        );
+    }
+
+    /// Counts a user less.
+    pub(crate) fn release(&mut self, id: GroupId, distinctions: &mut Distinctions) {
+        if let Some(group) = self.groups.get_mut(&id)
+            && group.users > 1
+        {
+            group.users -= 1;
+            return;
+        }
+        let Some(Group { spec, members, .. }) = self.groups.remove(&id) else {
+            return;
+        };
+        for key in spec.keys() {
+            distinctions.keys.remove(key);
+        }
+        if spec.has_classes() {
+            self.by_pods.remove(&spec.namespaces, &spec.pods, &id);
+        }
+        if let Namespaces::Selected(selector) = &spec.namespaces
+            && self.users.remove(selector)
+        {
+            self.selectors.remove(&(), selector, selector);
+        }
+        self.changed.extend(members.iter().map(|m| part(id, *m)));
+    }
+
+    /// Puts a class into the groups that select it, or takes it out of them.
+    pub(crate) fn set_class(
+        &mut self,
+        id: PeerId,
+        class: &Class,
+        is_member: bool,
+        namespaces: &NamespaceLabels,
+    ) {
+        let mut groups = self.with_pods(&Namespaces::Own(Arc::clone(&class.namespace)), class);
+        for selector in self.selecting(namespaces.get(&class.namespace)) {
+            groups.extend(self.with_pods(&Namespaces::Selected(selector), class));
+        }
+        for group in groups {
+            self.set(group, id, is_member);
+        }
+    }
+
+    /// Updates the groups that select a namespace now and did not before, or the other way round.
+    pub(crate) fn set_namespace(
+        &mut self,
+        namespace: &Arc<str>,
+        before: Option<&LabelSet>,
+        classes: &Classes,
+        namespaces: &NamespaceLabels,
+    ) {
+        let before = self.selecting(before);
+        let now = self.selecting(namespaces.get(namespace));
+        for selector in before.symmetric_difference(&now) {
+            let is_member = now.contains(selector);
+            let selected = Namespaces::Selected(Arc::clone(selector));
+            for (id, class) in classes.of_namespace(namespace) {
+                for group in self.with_pods(&selected, class) {
+                    self.set(group, id, is_member);
+                }
+            }
+            let whole = GroupSpec {
+                namespaces: selected,
+                pods: Selector::default(),
+            };
+            self.set(whole.id(), namespace_id(namespace), is_member);
+        }
+    }
+
+    /// Returns the selectors that select a namespace with these labels; `None` = it does not exist.
+    fn selecting(&self, labels: Option<&LabelSet>) -> BTreeSet<Arc<Selector>> {
+        let Some(labels) = labels else {
+            let everything = Arc::new(Selector::default());
+            let is_used = self.users.has(&everything);
+            return is_used.then_some(everything).into_iter().collect();
+        };
+        let candidates = self.selectors.candidates(&(), labels);
+        candidates.filter(|s| labels.meet(s)).cloned().collect()
+    }
+
+    /// Returns the groups with these namespaces whose selectors select the Pods of a class.
+    fn with_pods(&self, namespaces: &Namespaces, class: &Class) -> Vec<GroupId> {
+        let candidates = self.by_pods.candidates(namespaces, &class.labels);
+        let selects = |id: &&GroupId| {
+            let group = self.groups.get(id);
+            group.is_some_and(|group| class.labels.meet(&group.spec.pods))
+        };
+        candidates.filter(selects).copied().collect()
+    }
+
+    fn set(&mut self, group: GroupId, member: PeerId, is_member: bool) {
+        let Some(of) = self.groups.get_mut(&group) else {
+            return;
+        };
+        let differs = match is_member {
+            true => of.members.insert(member),
+            false => of.members.remove(&member),
+        };
+        if differs {
+            self.changed.insert(part(group, member));
+        }
+    }
+
+    /// Returns the object that agents get; `None` = the part is empty.
+    pub(crate) fn object(&self, group: GroupId, part: u8) -> Option<GroupPart> {
+        let (mut first, mut last) = ([0; 16], [u8::MAX; 16]);
+        (first[0], last[0]) = (part, part);
+        let members = &self.groups.get(&group)?.members;
+        let members = members.range(PeerId(first)..=PeerId(last));
+        let members: Vec<_> = members.take(MAX_MEMBERS).copied().collect();
+        (!members.is_empty()).then_some(GroupPart {
+            group,
+            part,
+            members,
+        })
+    }
+}
+
+/// Returns the part of a group that a member is in.
+fn part(group: GroupId, member: PeerId) -> (GroupId, u8) {
+    (group, member.0[0])
+}
+
+/// Returns a group's members (NP6).
+fn members(spec: &GroupSpec, classes: &Classes, namespaces: &NamespaceLabels) -> BTreeSet<PeerId> {
+    let ids = |(id, _): (PeerId, &Class)| id;
+    match (&spec.namespaces, spec.has_classes()) {
+        (Namespaces::Own(own), false) => BTreeSet::from([namespace_id(own)]),
+        (Namespaces::Own(own), true) => classes.selected(Some(own), &spec.pods).map(ids).collect(),
+        (Namespaces::Selected(all), false) if all.is_everything() => {
+            BTreeSet::from([PeerId::ALL_PODS])
+        }
+        (Namespaces::Selected(some), false) => {
+            let names = namespaces.selected(some);
+            names.map(|name| namespace_id(name)).collect()
+        }
+        // By the selector that names values, if only one does.
+        (Namespaces::Selected(some), true)
+            if some.is_everything() || some.pivot().is_none() && spec.pods.pivot().is_some() =>
+        {
+            let everywhere = classes.selected(None, &spec.pods);
+            let there = everywhere.filter(|(_, class)| namespaces.meet(&class.namespace, some));
+            there.map(ids).collect()
+        }
+        (Namespaces::Selected(some), true) => {
+            let names = namespaces.selected(some);
+            let classes = names.flat_map(|name| classes.selected(Some(name), &spec.pods));
+            classes.map(ids).collect()
+        }
+    }
+}

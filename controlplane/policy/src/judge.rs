@@ -1,0 +1,220 @@
+//! Answers for operators: may a connection come about, and why?
+//!
+//! They follow from the inputs, and not from the published objects, so tests compare both.
+
+use std::net::IpAddr;
+
+use kplane_model::{Direction, Family, PodName, PolicyName, PolicyPort, Protocol};
+
+use crate::group::{GroupSpec, Namespaces};
+use crate::pods;
+use crate::rules::Entry;
+use crate::{PeerSpec, Policies, Rule};
+
+/// An end of a connection.
+///
+/// A Pod that is not known, such as a finished one or one on its node's network, is nobody: nothing isolates it, and only
+/// rules for everybody allow it (NP12, NP18). Ask by address instead.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// A Pod, whichever of its addresses is used.
+    Pod(PodName),
+    /// An address. If a Pod has it, that Pod.
+    Address(IpAddr),
+}
+
+/// What policies say about a connection. It comes about if both directions allow it (NP1). A Pod and its own node can
+/// always reach each other (NP11): callers know nodes' addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Judgement {
+    /// What the policies of the source say.
+    pub egress: Verdict,
+    /// What the policies of the destination say.
+    pub ingress: Verdict,
+}
+
+impl Judgement {
+    /// Returns whether the connection comes about.
+    #[must_use]
+    pub fn is_allowed(&self) -> bool {
+        [&self.egress, &self.ingress].map(Verdict::is_allowed) == [true; 2]
+    }
+}
+
+/// What policies say about a direction of a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The Pod talks to itself, which is always allowed (NP15).
+    Itself,
+    /// No policy isolates the end in this direction, or the end is not a Pod (NP1).
+    NotIsolated,
+    /// A rule allows the connection. Others may do so as well.
+    Allowed {
+        /// The policy.
+        policy: PolicyName,
+        /// The rule's index among the policy's rules of the direction.
+        rule: usize,
+        /// The peer's index in the rule; `None` = the rule is for everybody.
+        peer: Option<usize>,
+    },
+    /// These policies isolate the Pod, and no rule allows the connection. Sorted.
+    Denied(Vec<PolicyName>),
+}
+
+impl Verdict {
+    /// Returns whether the connection is allowed.
+    #[must_use]
+    pub fn is_allowed(&self) -> bool {
+        !matches!(self, Self::Denied(_))
+    }
+}
+
+/// An end, looked up.
+struct Found<'a> {
+    pod: Option<(&'a PodName, &'a pods::Entry)>,
+    addresses: Vec<IpAddr>,
+}
+
+/// The destination's port.
+#[derive(Clone, Copy)]
+struct Port<'a> {
+    protocol: Protocol,
+    port: u16,
+    pod: Option<&'a pods::Entry>,
+}
+
+impl Policies {
+    /// Returns what the policies say about a new connection to a port. Addresses and port are those that the Pods see
+    /// (NP14).
+    #[must_use]
+    pub fn judge(&self, from: &End, to: &End, protocol: Protocol, port: u16) -> Judgement {
+        let (mut source, mut destination) = (self.find(from), self.find(to));
+        source.keep_family_of(to);
+        destination.keep_family_of(from);
+        let name = |end: &Found<'_>| end.pod.map(|(name, _)| name.clone());
+        if name(&source).is_some() && name(&source) == name(&destination) {
+            let (egress, ingress) = (Verdict::Itself, Verdict::Itself);
+            return Judgement { egress, ingress };
+        }
+        let port = Port {
+            protocol,
+            port,
+            pod: destination.pod.map(|(_, entry)| entry),
+        };
+        Judgement {
+            egress: self.verdict(Direction::Egress, &source, &destination, port),
+            ingress: self.verdict(Direction::Ingress, &destination, &source, port),
+        }
+    }
+
+    fn find<'a>(&'a self, end: &'a End) -> Found<'a> {
+        let (name, addresses) = match end {
+            End::Pod(name) => (Some(name), self.pods.addresses(name).collect()),
+            End::Address(address) => (self.pods.of_address(*address), vec![*address]),
+        };
+        let pod = name.and_then(|name| Some((name, self.pods.get(name)?)));
+        Found { pod, addresses }
+    }
+
+    /// Returns what the policies of one end say about the other.
+    fn verdict(
+        &self,
+        direction: Direction,
+        subject: &Found<'_>,
+        other: &Found<'_>,
+        port: Port<'_>,
+    ) -> Verdict {
+        let Some((name, pod)) = subject.pod else {
+            return Verdict::NotIsolated;
+        };
+        let mut isolating = Vec::new();
+        for entry in self.policies.enforced(&name.namespace, &pod.labels).0 {
+            let Some(rules) = entry.rules(direction) else {
+                continue;
+            };
+            isolating.push(entry.policy.name.clone());
+            for (number, rule) in rules.iter().enumerate() {
+                if let Some(peer) = self.allows(entry, rule, other, port) {
+                    return Verdict::Allowed {
+                        policy: entry.policy.name.clone(),
+                        rule: number,
+                        peer,
+                    };
+                }
+            }
+        }
+        match isolating.is_empty() {
+            true => Verdict::NotIsolated,
+            false => Verdict::Denied(isolating),
+        }
+    }
+
+    /// Returns which peer of a rule is allowed, if one is: `Some(None)` = everybody.
+    fn allows(
+        &self,
+        entry: &Entry,
+        rule: &Rule,
+        other: &Found<'_>,
+        port: Port<'_>,
+    ) -> Option<Option<usize>> {
+        if let Some(ports) = &rule.ports
+            && !ports.iter().any(|p| port.is(p))
+        {
+            return None;
+        }
+        let Some(peers) = &rule.peers else {
+            return Some(None);
+        };
+        let at = peers.iter().position(|peer| self.is(entry, peer, other));
+        at.map(Some)
+    }
+
+    fn is(&self, entry: &Entry, peer: &PeerSpec, other: &Found<'_>) -> bool {
+        match peer {
+            PeerSpec::Block(block) => other.addresses.iter().any(|address| {
+                let mut except = block.except.iter();
+                block.range.contains(*address) && !except.any(|e| e.contains(*address))
+            }),
+            PeerSpec::Pods { namespaces, pods } => {
+                let Some((name, pod)) = other.pod else {
+                    return false;
+                };
+                let own = &entry.policy.name.namespace;
+                let group = GroupSpec::of(own, namespaces.as_ref(), pods.as_ref());
+                let is_there = match &group.namespaces {
+                    Namespaces::Own(own) => name.namespace == *own,
+                    Namespaces::Selected(some) => self.namespaces.meet(&name.namespace, some),
+                };
+                is_there && pod.labels.meet(&group.pods)
+            }
+        }
+    }
+}
+
+impl Found<'_> {
+    /// Leaves out a Pod's addresses of another family than that of the other end's address (NP16).
+    fn keep_family_of(&mut self, other: &End) {
+        if let End::Address(other) = other {
+            self.addresses
+                .retain(|a| Family::of(*a) == Family::of(*other));
+        }
+    }
+}
+
+impl Port<'_> {
+    fn is(self, allowed: &PolicyPort) -> bool {
+        match allowed {
+            PolicyPort::All(protocol) => self.protocol == *protocol,
+            PolicyPort::Range(protocol, first, last) => {
+                self.protocol == *protocol && (*first..=*last).contains(&self.port)
+            }
+            PolicyPort::Named(protocol, name) => {
+                let ports = self.pod.map(|pod| &pod.ports[..]).unwrap_or_default();
+                let named =
+                    |p: &kplane_model::NamedPort| (&p.name, p.protocol) == (name, *protocol);
+                let mut named = ports.iter().filter(|p| named(p));
+                self.protocol == *protocol && named.any(|p| p.port == self.port)
+            }
+        }
+    }
+}

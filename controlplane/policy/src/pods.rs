@@ -1,0 +1,209 @@
+//! Pods by name, labels, ports and addresses.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use kplane_model::{NamedPort, NodeName, PeerId, PodName, Protocol};
+
+use crate::lookup::Labelled;
+use crate::texts::{LabelSet, Texts};
+use crate::{Pod, Selector};
+
+/// Maximum number of addresses, and of ports with names, that a Pod has here: so its object fits into a message.
+/// Kubernetes gives a Pod two addresses.
+const MAX_ADDRESSES: usize = 64;
+const MAX_PORTS: usize = 1_024;
+
+/// A Pod, and the class that it was put into.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) node: NodeName,
+    /// Sorted and unique.
+    pub(crate) addresses: Box<[IpAddr]>,
+    pub(crate) labels: LabelSet,
+    /// Sorted and unique.
+    pub(crate) ports: Box<[NamedPort]>,
+    terminating: bool,
+    created: Option<Arc<str>>,
+    pub(crate) class: Option<PeerId>,
+}
+
+impl Entry {
+    fn new(texts: &mut Texts, pod: Pod) -> Self {
+        let mut addresses = pod.addresses;
+        addresses.sort_unstable();
+        addresses.dedup();
+        addresses.truncate(MAX_ADDRESSES);
+        let mut ports = pod.ports;
+        ports.sort_unstable();
+        ports.dedup();
+        ports.truncate(MAX_PORTS);
+        for port in &mut ports {
+            port.name = texts.share(&port.name);
+        }
+        Self {
+            node: texts.share(&pod.node),
+            addresses: addresses.into(),
+            labels: texts.share_labels(&pod.labels),
+            ports: ports.into(),
+            terminating: pod.terminating,
+            created: pod.created,
+            class: None,
+        }
+    }
+
+    fn is_like(&self, other: &Self) -> bool {
+        self.node == other.node
+            && self.labels == other.labels
+            && self.ports == other.ports
+            && self.claims_like(other)
+    }
+
+    fn claims_like(&self, other: &Self) -> bool {
+        self.addresses == other.addresses
+            && self.terminating == other.terminating
+            && self.created == other.created
+    }
+}
+
+/// All Pods, and what changed since the last call of `take`.
+#[derive(Debug, Default)]
+pub(crate) struct Pods {
+    texts: Texts,
+    entries: HashMap<PodName, Entry>,
+    labelled: Labelled<Arc<str>, PodName>,
+    named: HashMap<(Arc<str>, Protocol), BTreeSet<PodName>>,
+    /// Pods that say that they have an address. One of them counts (NP18).
+    claims: HashMap<IpAddr, Vec<PodName>>,
+    pub(crate) changed: HashSet<PodName>,
+    /// Addresses whose Pod, or whose Pod's class, may have changed.
+    pub(crate) readdressed: HashSet<IpAddr>,
+    /// Classes that deleted Pods were in, once for each Pod.
+    pub(crate) left: Vec<PeerId>,
+}
+
+impl Pods {
+    pub(crate) fn put(&mut self, pod: Pod) {
+        let name = pod.name.clone();
+        let mut entry = Entry::new(&mut self.texts, pod);
+        if let Some(old) = self.entries.get(&name) {
+            if old.is_like(&entry) {
+                return;
+            }
+            entry.class = old.class;
+        }
+        let claims = self.entries.get(&name).map(|old| old.claims_like(&entry));
+        if claims != Some(true) {
+            self.readdressed.extend(&entry.addresses);
+        }
+        self.unlink(&name, claims == Some(true));
+        self.labelled.insert(&name.namespace, &entry.labels, &name);
+        for port in &entry.ports {
+            let named = (Arc::clone(&port.name), port.protocol);
+            self.named.entry(named).or_default().insert(name.clone());
+        }
+        for address in &entry.addresses {
+            self.claims.entry(*address).or_default().push(name.clone());
+        }
+        self.changed.insert(name.clone());
+        self.entries.insert(name, entry);
+    }
+
+    pub(crate) fn delete(&mut self, name: &PodName) {
+        if let Some(old) = self.unlink(name, false) {
+            self.left.extend(old.class);
+            self.changed.insert(name.clone());
+        }
+    }
+
+    /// Removes a Pod from all indexes.
+    fn unlink(&mut self, name: &PodName, keeps_addresses: bool) -> Option<Entry> {
+        let old = self.entries.remove(name)?;
+        self.labelled.remove(&name.namespace, &old.labels, name);
+        for port in &old.ports {
+            let named = (Arc::clone(&port.name), port.protocol);
+            if let Some(pods) = self.named.get_mut(&named) {
+                pods.remove(name);
+                if pods.is_empty() {
+                    self.named.remove(&named);
+                }
+            }
+        }
+        if !keeps_addresses {
+            self.readdressed.extend(&old.addresses);
+        }
+        for address in &old.addresses {
+            if let Some(pods) = self.claims.get_mut(address) {
+                pods.retain(|pod| pod != name);
+                if pods.is_empty() {
+                    self.claims.remove(address);
+                }
+            }
+        }
+        Some(old)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(crate) fn get(&self, name: &PodName) -> Option<&Entry> {
+        self.entries.get(name)
+    }
+
+    pub(crate) fn get_mut(&mut self, name: &PodName) -> Option<&mut Entry> {
+        self.entries.get_mut(name)
+    }
+
+    /// Returns the Pods of a namespace that a selector selects.
+    pub(crate) fn selected<'a>(
+        &'a self,
+        namespace: &'a Arc<str>,
+        selector: &'a Selector,
+    ) -> impl Iterator<Item = &'a PodName> {
+        let candidates = self.labelled.candidates(Some(namespace), selector);
+        candidates.filter(|pod| self.get(pod).is_some_and(|e| e.labels.meet(selector)))
+    }
+
+    /// Returns the Pod that counts for an address: one that is not being deleted, then the youngest, then the first by
+    /// name (NP18).
+    pub(crate) fn of_address(&self, address: IpAddr) -> Option<&PodName> {
+        let pods = self.claims.get(&address)?.iter();
+        let entries = pods.filter_map(|pod| Some((pod, self.get(pod)?)));
+        let best = entries.min_by_key(|(pod, e)| (e.terminating, Reverse(&e.created), *pod));
+        best.map(|(pod, _)| pod)
+    }
+
+    /// Returns the addresses for which a Pod counts, sorted.
+    pub(crate) fn addresses<'a>(&'a self, pod: &'a PodName) -> impl Iterator<Item = IpAddr> + 'a {
+        let addresses = self.get(pod).into_iter().flat_map(|e| e.addresses.iter());
+        addresses
+            .copied()
+            .filter(|a| self.of_address(*a) == Some(pod))
+    }
+
+    /// Marks all Pods and addresses as changed.
+    pub(crate) fn touch_all(&mut self) {
+        self.changed.extend(self.entries.keys().cloned());
+        self.readdressed.extend(self.claims.keys());
+    }
+
+    /// Marks the Pods that have a label.
+    pub(crate) fn touch_key(&mut self, key: &str) {
+        self.changed.extend(self.labelled.with_key(key).cloned());
+    }
+
+    /// Marks the Pods that have a port of a name and protocol.
+    pub(crate) fn touch_named(&mut self, port: &(Arc<str>, Protocol)) {
+        let pods = self.named.get(port).into_iter().flatten();
+        self.changed.extend(pods.cloned());
+    }
+
+    /// Marks the Pods that say that they have an address.
+    pub(crate) fn touch_claims(&mut self, address: IpAddr) {
+        let pods = self.claims.get(&address).into_iter().flatten();
+        self.changed.extend(pods.cloned());
+    }
+}

@@ -1,0 +1,136 @@
+//! A policy's rules: which groups and port names they use, their size in a message, and how agents get them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use kplane_model::{Block, Direction, GroupId, Peers, Policy, PolicyPort, PolicyRule, Protocol};
+
+use crate::group::GroupSpec;
+use crate::{NetworkPolicy, PeerSpec, Rule, Selector};
+
+/// Maximum size of a policy's object in bytes: a message has at most 256 KiB.
+pub(crate) const MAX_OBJECT: usize = 200 << 10;
+
+/// The name and protocol of a container port.
+pub(crate) type PortName = (Arc<str>, Protocol);
+
+/// A policy as it is enforced.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) policy: NetworkPolicy,
+    /// The size of its object in bytes, at most.
+    pub(crate) size: usize,
+}
+
+impl Entry {
+    pub(crate) fn new(policy: NetworkPolicy) -> Self {
+        let size = size(&policy);
+        Self { policy, size }
+    }
+
+    /// Returns whether the policy fits into no message. It isolates its Pods then, and allows nothing.
+    pub(crate) fn is_too_large(&self) -> bool {
+        self.size > MAX_OBJECT
+    }
+
+    /// Returns the rules of a direction; `None` = the policy is not about it.
+    pub(crate) fn rules(&self, direction: Direction) -> Option<&[Rule]> {
+        let rules = match direction {
+            Direction::Ingress => self.policy.ingress.as_deref(),
+            Direction::Egress => self.policy.egress.as_deref(),
+        };
+        rules.map(|rules| if self.is_too_large() { &[] } else { rules })
+    }
+
+    /// Returns what Pods' objects take from the policy, apart from its name.
+    pub(crate) fn matters_to_pods(&self) -> (&Selector, [bool; 2], BTreeSet<PortName>) {
+        let types = Direction::ALL.map(|d| self.rules(d).is_some());
+        (&self.policy.pods, types, self.names(Direction::Ingress))
+    }
+
+    /// Returns the names of ports in rules of a direction.
+    pub(crate) fn names(&self, direction: Direction) -> BTreeSet<PortName> {
+        let rules = self.rules(direction).unwrap_or_default().iter();
+        let ports = rules.filter_map(|rule| rule.ports.as_ref()).flatten();
+        let named = ports.filter_map(|port| match port {
+            PolicyPort::Named(protocol, name) => Some((Arc::clone(name), *protocol)),
+            _ => None,
+        });
+        named.collect()
+    }
+
+    /// Returns the groups that rules name.
+    pub(crate) fn groups(&self) -> BTreeMap<GroupId, GroupSpec> {
+        let rules = Direction::ALL.map(|d| self.rules(d).unwrap_or_default());
+        let peers = rules.into_iter().flatten();
+        let peers = peers.filter_map(|rule| rule.peers.as_ref()).flatten();
+        let specs = peers.filter_map(|peer| match peer {
+            PeerSpec::Pods { namespaces, pods } => Some(self.group(namespaces, pods)),
+            PeerSpec::Block(_) => None,
+        });
+        specs.map(|spec| (spec.id(), spec)).collect()
+    }
+
+    fn group(&self, namespaces: &Option<Selector>, pods: &Option<Selector>) -> GroupSpec {
+        let own = &self.policy.name.namespace;
+        GroupSpec::of(own, namespaces.as_ref(), pods.as_ref())
+    }
+
+    /// Returns the object that agents get.
+    pub(crate) fn object(&self) -> Policy {
+        let rules = |direction| {
+            let rules = self.rules(direction)?.iter();
+            Some(rules.map(|rule| self.rule(rule)).collect())
+        };
+        Policy {
+            name: self.policy.name.clone(),
+            ingress: rules(Direction::Ingress),
+            egress: rules(Direction::Egress),
+        }
+    }
+
+    fn rule(&self, rule: &Rule) -> PolicyRule {
+        let peers = rule.peers.as_ref().map(|peers| {
+            let mut groups = BTreeSet::new();
+            let mut blocks = BTreeSet::new();
+            for peer in peers {
+                match peer {
+                    PeerSpec::Pods { namespaces, pods } => {
+                        groups.insert(self.group(namespaces, pods).id());
+                    }
+                    PeerSpec::Block(block) => {
+                        blocks.insert(block.clone());
+                    }
+                }
+            }
+            Peers {
+                groups: groups.into_iter().collect(),
+                blocks: blocks.into_iter().collect(),
+            }
+        });
+        let ports = rule.ports.as_ref().map(|ports| {
+            let ports: BTreeSet<_> = ports.iter().cloned().collect();
+            ports.into_iter().collect()
+        });
+        PolicyRule { peers, ports }
+    }
+}
+
+/// Returns the size of a policy's object in bytes, or somewhat more. It counts what each field takes on the wire.
+fn size(policy: &NetworkPolicy) -> usize {
+    let rules = policy.ingress.iter().chain(&policy.egress).flatten();
+    let name = policy.name.namespace.len() + policy.name.name.len();
+    64 + name + rules.map(size_of_rule).sum::<usize>()
+}
+
+fn size_of_rule(rule: &Rule) -> usize {
+    let peers = rule.peers.iter().flatten().map(|peer| match peer {
+        PeerSpec::Pods { .. } => 16,
+        PeerSpec::Block(Block { except, .. }) => 32 + 28 * except.len(),
+    });
+    let ports = rule.ports.iter().flatten().map(|port| match port {
+        PolicyPort::Named(_, name) => 16 + name.len(),
+        PolicyPort::All(_) | PolicyPort::Range(..) => 16,
+    });
+    32 + peers.chain(ports).sum::<usize>()
+}

@@ -1,0 +1,116 @@
+//! Policies by name, and by the Pods that they are for.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use kplane_model::{Direction, PolicyName};
+
+use crate::NetworkPolicy;
+use crate::lookup::Selectors;
+use crate::rules::Entry;
+use crate::texts::LabelSet;
+
+/// Maximum size of the policies' names in a Pod's object, in bytes: with addresses and ports, the object fits into a
+/// message.
+const MAX_NAMES: usize = 160 << 10;
+
+/// All policies.
+#[derive(Debug, Default)]
+pub(crate) struct Subjects {
+    entries: HashMap<PolicyName, Arc<Entry>>,
+    by_pods: Selectors<Arc<str>, PolicyName>,
+    /// Changed policies as they were at the last call of `take`.
+    pub(crate) before: HashMap<PolicyName, Option<Arc<Entry>>>,
+    /// Policies that fit into no message, and their sizes in bytes.
+    pub(crate) too_large: BTreeMap<PolicyName, usize>,
+}
+
+impl Subjects {
+    pub(crate) fn put(&mut self, policy: NetworkPolicy) {
+        let name = policy.name.clone();
+        if self
+            .entries
+            .get(&name)
+            .is_some_and(|old| old.policy == policy)
+        {
+            return;
+        }
+        self.delete(&name);
+        let entry = Entry::new(policy);
+        let pods = &entry.policy.pods;
+        self.by_pods.insert(&name.namespace, pods, &name);
+        if entry.is_too_large() {
+            self.too_large.insert(name.clone(), entry.size);
+        }
+        self.entries.insert(name, Arc::new(entry));
+    }
+
+    pub(crate) fn delete(&mut self, name: &PolicyName) {
+        let old = self.entries.remove(name);
+        if let Some(old) = &old {
+            let pods = &old.policy.pods;
+            self.by_pods.remove(&name.namespace, pods, name);
+        }
+        self.too_large.remove(name);
+        self.before.entry(name.clone()).or_insert(old);
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(crate) fn get(&self, name: &PolicyName) -> Option<&Arc<Entry>> {
+        self.entries.get(name)
+    }
+
+    /// Returns all policies, in no order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<Entry>> {
+        self.entries.values()
+    }
+
+    /// Returns the policies that select a Pod with these labels, sorted by name (NP1).
+    pub(crate) fn of_pod(&self, namespace: &Arc<str>, labels: &LabelSet) -> Vec<&Entry> {
+        let candidates = self.by_pods.candidates(namespace, labels);
+        let entries = candidates.filter_map(|name| self.get(name).map(|entry| &**entry));
+        let mut policies: Vec<_> = entries.filter(|e| labels.meet(&e.policy.pods)).collect();
+        policies.sort_unstable_by(|a, b| a.policy.name.cmp(&b.policy.name));
+        policies
+    }
+
+    /// Returns those that the Pod's node enforces, and the number of others: if not all fit into a message, some that
+    /// allow something are missing, but the Pod is isolated as it should be.
+    pub(crate) fn enforced(&self, namespace: &Arc<str>, labels: &LabelSet) -> (Vec<&Entry>, usize) {
+        let mut policies = self.of_pod(namespace, labels);
+        let all = policies.len();
+        if policies
+            .iter()
+            .map(|entry| size_of_name(entry))
+            .sum::<usize>()
+            > MAX_NAMES
+        {
+            for direction in Direction::ALL.into_iter().rev() {
+                let isolates = |entry: &&Entry| entry.rules(direction).is_some();
+                if let Some(at) = policies.iter().position(isolates) {
+                    policies[..=at].rotate_right(1);
+                }
+            }
+            let mut left = MAX_NAMES;
+            policies.retain(|entry| match left.checked_sub(size_of_name(entry)) {
+                Some(rest) => {
+                    left = rest;
+                    true
+                }
+                None => false,
+            });
+            policies.sort_unstable_by(|a, b| a.policy.name.cmp(&b.policy.name));
+        }
+        let left_out = all - policies.len();
+        (policies, left_out)
+    }
+}
+
+/// Returns the size of a policy's name in a message, in bytes.
+fn size_of_name(entry: &Entry) -> usize {
+    let name = &entry.policy.name;
+    name.namespace.len() + name.name.len() + 10
+}

@@ -1,0 +1,11 @@
+//! Clusters as a whole: what the API says, what an agent makes of the published objects, and what `judge` answers must be
+//! the same.
+
+mod agent;
+mod cluster;
+mod limits;
+mod oracle;
+mod random;
+mod rules;
+mod size;
+mod steps;

@@ -1,0 +1,168 @@
+//! What does not fit into a message, what a change costs in objects, and answers for operators.
+
+use kplane_model::{PolicyKey, PolicyPort, Protocol};
+
+use super::agent::Agent;
+use super::cluster::*;
+use crate::{End, NetworkPolicy, Policies, Verdict};
+
+#[test]
+fn a_policy_that_fits_into_no_message_isolates_and_allows_nothing() {
+    let many: Vec<_> = (1..8_000)
+        .map(|port| PolicyPort::Range(Protocol::Tcp, port, port))
+        .collect();
+    let few = ports(&many[..1_000]);
+    let large = ingress("a/p", &[], &[ports(&many), ports(&many)]);
+    let web = pod("a/web", &["10.0.0.1"], &[]);
+    let cluster = Cluster::two().with(web).policy(large);
+    let mut index = cluster.index();
+    let too_large: Vec<_> = index
+        .too_large()
+        .map(|(name, _)| name.to_string())
+        .collect();
+    assert_eq!(too_large, ["a/p"]);
+    let mut agent = Agent::default();
+    agent.apply(index.take());
+    let [from, to] = ["192.0.2.1", "10.0.0.1"].map(|a| a.parse().unwrap());
+    assert!(!agent.allows(from, to, Protocol::Tcp, 80));
+    let judged = index.judge(&End::Address(from), &End::Address(to), Protocol::Tcp, 80);
+    assert_eq!(judged.ingress, Verdict::Denied(vec![name("a/p")]));
+
+    index.put_policy(ingress("a/p", &[], &[few]));
+    agent.apply(index.take());
+    assert_eq!(index.too_large().count(), 0);
+    assert!(agent.allows(from, to, Protocol::Tcp, 80));
+}
+
+#[test]
+fn a_pod_with_too_many_policies_stays_isolated() {
+    let mut cluster = Cluster::two().with(pod("a/web", &["10.0.0.1"], &[]));
+    for number in 0..6_000 {
+        let name = format!("a/allows-everybody-to-come-to-the-pod-{number:05}");
+        cluster = cluster.policy(ingress(&name, &[], &[from(&[block("0.0.0.0/0", &[])])]));
+    }
+    cluster = cluster.policy(egress("a/z", &[], &[]));
+    let mut index = cluster.index();
+    let mut agent = Agent::default();
+    agent.apply(index.take());
+    let crowded: Vec<_> = index
+        .crowded()
+        .map(|(pod, n)| (pod.to_string(), n))
+        .collect();
+    assert_eq!(crowded, [("a/web".to_owned(), 6_001)]);
+    let pod = agent.pods.values().next().unwrap();
+    let bytes: usize = pod.policies.iter().map(|p| p.to_string().len() + 10).sum();
+    assert!((150 << 10..=160 << 10).contains(&bytes), "{bytes}");
+    let [web, outside] = ["10.0.0.1", "192.0.2.1"].map(|a| a.parse().unwrap());
+    assert!(!agent.allows(web, outside, Protocol::Tcp, 80));
+    assert!(agent.allows(outside, web, Protocol::Tcp, 80));
+    index.delete_pod(&name("a/web"));
+    agent.apply(index.take());
+    assert_eq!(index.crowded().count(), 0);
+}
+
+/// Two namespaces with workloads, and policies that use the label `app`.
+fn workloads() -> Policies {
+    let web = || from(&[pods(Some(selector(&[])), Some(selector(&[("app", "web")])))]);
+    let mut cluster = Cluster::two()
+        .policy(ingress("a/p", &[("app", "db")], &[web()]))
+        .policy(ingress("b/p", &[], &[web()]));
+    for number in 1..=9 {
+        let address = format!("10.0.0.{number}");
+        let with = [("app", "web"), ("hash", "1")];
+        cluster = cluster.with(pod(&format!("a/web-{number}"), &[&address], &with));
+    }
+    cluster.index()
+}
+
+#[test]
+fn a_new_pod_of_a_known_workload_is_one_shared_object_and_one_of_its_node() {
+    let mut index = workloads();
+    index.take();
+    let with = [("app", "web"), ("hash", "2")];
+    index.put_pod(pod("a/web-10", &["10.0.0.10"], &with));
+    let changes = index.take();
+    let keys: Vec<_> = changes.shared.iter().map(|(key, _)| key.clone()).collect();
+    assert_eq!(keys, [PolicyKey::Peer("10.0.0.10".parse().unwrap())]);
+    assert_eq!(changes.pods.len(), 1);
+    index.delete_pod(&name("a/web-10"));
+    let changes = index.take();
+    assert_eq!((changes.shared.len(), changes.pods.len()), (1, 1));
+}
+
+#[test]
+fn a_change_that_is_undone_is_none() {
+    let mut index = workloads();
+    index.take();
+    index.put_policy(ingress(
+        "b/q",
+        &[],
+        &[from(&[pods(None, Some(selector(&[("x", "1")])))])],
+    ));
+    index.put_namespace(&"b".into(), labels(&[]));
+    index.delete_pod(&name("a/web-1"));
+    index.put_pod(pod("a/web-2", &["10.9.9.9"], &[("app", "other")]));
+    index.delete_policy(&name("b/q"));
+    index.put_namespace(&"b".into(), labels(&[("team", "y")]));
+    for number in [1, 2] {
+        let (name, address) = (format!("a/web-{number}"), format!("10.0.0.{number}"));
+        index.put_pod(pod(&name, &[&address], &[("app", "web"), ("hash", "1")]));
+    }
+    assert!(index.take().is_empty());
+}
+
+#[test]
+fn a_cluster_without_policies_costs_nothing() {
+    let mut index = workloads();
+    let everything = index.take();
+    for policy in ["a/p", "b/p"] {
+        index.delete_policy(&name(policy));
+    }
+    let changes = index.take();
+    assert_eq!(changes.shared.len(), everything.shared.len());
+    assert!(changes.shared.iter().all(|(_, object)| object.is_none()));
+    assert!(changes.pods.iter().all(|(_, _, pod)| pod.is_none()));
+    let counts = index.counts();
+    assert_eq!((counts.classes, counts.groups, counts.pods), (0, 0, 9));
+}
+
+#[test]
+fn answers_name_policies_rules_and_pods() {
+    let index = workloads();
+    let facts = index.policy(&name("a/p")).unwrap();
+    assert_eq!((facts.pods, facts.names), (0, Vec::new()));
+    assert!(index.policy(&name("a/none")).is_none());
+    assert_eq!(index.policies_of(&name("a/web-1")), Some(Vec::new()));
+    assert_eq!(index.policies_of(&name("a/none")), None);
+    let list: Vec<_> = index
+        .list()
+        .map(|line| (line.name.to_string(), line.pods))
+        .collect();
+    assert_eq!(list, [("a/p".to_owned(), 0), ("b/p".to_owned(), 0)]);
+
+    let mut index = workloads();
+    let db = pod("a/db", &["10.0.0.99"], &[("app", "db")]);
+    index.put_pod(db);
+    index.put_policy(NetworkPolicy {
+        egress: Some(vec![from(&[block("10.0.0.0/8", &[]), pods(None, None)])]),
+        ..policy("a/out", &[("app", "web")])
+    });
+    let [web, db] = ["a/web-1", "a/db"].map(|pod| End::Pod(name(pod)));
+    let judged = index.judge(&web, &db, Protocol::Tcp, 80);
+    let allowed = |policy: &str, peer| Verdict::Allowed {
+        policy: name(policy),
+        rule: 0,
+        peer: Some(peer),
+    };
+    assert_eq!(judged.egress, allowed("a/out", 0));
+    assert_eq!(judged.ingress, allowed("a/p", 0));
+    let judged = index.judge(&db, &web, Protocol::Tcp, 80);
+    assert_eq!(judged.egress, Verdict::NotIsolated);
+    let outside = End::Address("192.0.2.1".parse().unwrap());
+    let judged = index.judge(&outside, &db, Protocol::Tcp, 80);
+    assert_eq!(judged.ingress, Verdict::Denied(vec![name("a/p")]));
+    assert_eq!(
+        index.judge(&db, &db, Protocol::Tcp, 80).egress,
+        Verdict::Itself
+    );
+}

@@ -1,0 +1,145 @@
+//! Decides a connection by the text of the API alone, with loops over all objects.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use kplane_model::{PolicyPort, Protocol};
+
+use super::cluster::Cluster;
+use crate::{Labels, NetworkPolicy, PeerSpec, Pod, Requirement, Rule, Selector};
+
+/// Returns whether a connection to an address and port comes about.
+pub(super) fn allows(
+    cluster: &Cluster,
+    from: IpAddr,
+    to: IpAddr,
+    protocol: Protocol,
+    port: u16,
+) -> bool {
+    let (source, destination) = (who(cluster, from), who(cluster, to));
+    if let (Some(source), Some(destination)) = (source, destination)
+        && source.name == destination.name
+    {
+        return true;
+    }
+    let allowed =
+        |rules: fn(&NetworkPolicy) -> &Option<Vec<Rule>>, subject: Option<&Pod>, other| {
+            let Some(subject) = subject else {
+                return true;
+            };
+            let mut isolated = false;
+            for policy in cluster.policies.values() {
+                let is_for = is_for(policy, subject);
+                if let Some(rules) = rules(policy).as_ref().filter(|_| is_for) {
+                    isolated = true;
+                    for rule in rules {
+                        let to_port = is_to(rule, destination, protocol, port);
+                        if to_port && is_with(cluster, policy, rule, other) {
+                            return true;
+                        }
+                    }
+                }
+            }
+            !isolated
+        };
+    allowed(|policy| &policy.egress, source, (destination, to))
+        && allowed(|policy| &policy.ingress, destination, (source, from))
+}
+
+/// Returns whether a policy is for a Pod.
+pub(super) fn is_for(policy: &NetworkPolicy, pod: &Pod) -> bool {
+    policy.name.namespace == pod.name.namespace && matches(&policy.pods, &pod.labels)
+}
+
+/// The Pod that has an address.
+fn who(cluster: &Cluster, address: IpAddr) -> Option<&Pod> {
+    let mut found: Option<&Pod> = None;
+    for pod in cluster.pods.values() {
+        if !pod.addresses.contains(&address) {
+            continue;
+        }
+        let is_better = found.is_none_or(|other| {
+            if pod.terminating != other.terminating {
+                return other.terminating;
+            }
+            match (&pod.created, &other.created) {
+                (Some(this), Some(other)) => this > other,
+                (this, other) => this.is_some() && other.is_none(),
+            }
+        });
+        if is_better {
+            found = Some(pod);
+        }
+    }
+    found
+}
+
+fn is_to(rule: &Rule, destination: Option<&Pod>, protocol: Protocol, port: u16) -> bool {
+    let Some(ports) = &rule.ports else {
+        return true;
+    };
+    ports.iter().any(|allowed| match allowed {
+        PolicyPort::All(p) => *p == protocol,
+        PolicyPort::Range(p, first, last) => *p == protocol && port >= *first && port <= *last,
+        PolicyPort::Named(p, name) => destination.is_some_and(|pod| {
+            let mut ports = pod.ports.iter();
+            ports.any(|own| {
+                own.name == *name && own.protocol == *p && *p == protocol && own.port == port
+            })
+        }),
+    })
+}
+
+fn is_with(
+    cluster: &Cluster,
+    policy: &NetworkPolicy,
+    rule: &Rule,
+    (pod, address): (Option<&Pod>, IpAddr),
+) -> bool {
+    let Some(peers) = &rule.peers else {
+        return true;
+    };
+    peers.iter().any(|peer| match peer {
+        PeerSpec::Block(block) => {
+            block.range.contains(address) && !block.except.iter().any(|e| e.contains(address))
+        }
+        PeerSpec::Pods { namespaces, pods } => pod.is_some_and(|pod| {
+            let is_there = match namespaces {
+                None => pod.name.namespace == policy.name.namespace,
+                Some(selector) => is_namespace(cluster, &pod.name.namespace, selector),
+            };
+            is_there && pods.as_ref().is_none_or(|pods| matches(pods, &pod.labels))
+        }),
+    })
+}
+
+/// Only the empty selector matches a namespace that is not known.
+fn is_namespace(cluster: &Cluster, name: &Arc<str>, selector: &Selector) -> bool {
+    let Some(labels) = cluster.namespaces.get(name) else {
+        return selector.0.is_empty();
+    };
+    let mut labels = labels.clone();
+    labels.insert("kubernetes.io/metadata.name".into(), name.clone());
+    matches(selector, &labels)
+}
+
+fn matches(selector: &Selector, labels: &Labels) -> bool {
+    for requirement in &selector.0 {
+        let holds = match requirement {
+            Requirement::In(key, values) => match labels.get(key) {
+                Some(value) => values.iter().any(|v| v == value),
+                None => false,
+            },
+            Requirement::NotIn(key, values) => match labels.get(key) {
+                Some(value) => values.iter().all(|v| v != value),
+                None => true,
+            },
+            Requirement::Exists(key) => labels.get(key).is_some(),
+            Requirement::DoesNotExist(key) => labels.get(key).is_none(),
+        };
+        if !holds {
+            return false;
+        }
+    }
+    true
+}

@@ -1,0 +1,85 @@
+//! Texts and labels that many objects share.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use crate::{Labels, Selector};
+
+/// Minimum number of texts between two sweeps.
+const SWEEP: usize = 4_096;
+
+/// One copy of each text. Copies that nobody uses any more go in sweeps, each time that the number has doubled.
+#[derive(Debug, Default)]
+pub(crate) struct Texts {
+    copies: HashSet<Arc<str>>,
+    /// Number of texts that causes the next sweep.
+    limit: usize,
+}
+
+impl Texts {
+    /// Returns the shared copy of a text.
+    pub(crate) fn share(&mut self, text: &Arc<str>) -> Arc<str> {
+        if let Some(copy) = self.copies.get(text) {
+            return Arc::clone(copy);
+        }
+        if self.copies.len() >= self.limit.max(SWEEP) {
+            self.copies.retain(|copy| Arc::strong_count(copy) > 1);
+            self.limit = self.copies.len() * 2;
+        }
+        self.copies.insert(Arc::clone(text));
+        Arc::clone(text)
+    }
+
+    /// Returns labels that consist of shared copies.
+    pub(crate) fn share_labels(&mut self, labels: &Labels) -> LabelSet {
+        let labels = labels.iter();
+        labels
+            .map(|(k, v)| (self.share(k), self.share(v)))
+            .collect()
+    }
+}
+
+/// Labels in little memory, sorted by key.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LabelSet(Box<[(Arc<str>, Arc<str>)]>);
+
+/// Collects labels that are sorted by key.
+impl FromIterator<(Arc<str>, Arc<str>)> for LabelSet {
+    fn from_iter<I: IntoIterator<Item = (Arc<str>, Arc<str>)>>(labels: I) -> Self {
+        Self(labels.into_iter().collect())
+    }
+}
+
+impl LabelSet {
+    /// Returns the labels, sorted by key.
+    pub(crate) fn iter(&self) -> std::slice::Iter<'_, (Arc<str>, Arc<str>)> {
+        self.0.iter()
+    }
+
+    /// Returns the value of a label.
+    pub(crate) fn get(&self, key: &str) -> Option<&Arc<str>> {
+        let at = self.0.binary_search_by(|(k, _)| (**k).cmp(key)).ok()?;
+        self.0.get(at).map(|(_, value)| value)
+    }
+
+    /// Returns whether a selector selects an object with these labels.
+    pub(crate) fn meet(&self, selector: &Selector) -> bool {
+        selector.holds(|key| self.get(key))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_that_nobody_uses_go() {
+        let mut texts = Texts::default();
+        let kept = texts.share(&Arc::from("kept"));
+        for number in 0..10 * SWEEP {
+            texts.share(&number.to_string().into());
+        }
+        assert!(texts.copies.len() <= 2 * SWEEP);
+        assert!(Arc::ptr_eq(&kept, &texts.share(&Arc::from("kept"))));
+    }
+}
