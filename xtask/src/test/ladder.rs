@@ -13,16 +13,17 @@ use anyhow::{Context, Result, ensure};
 use crate::cargo::output;
 
 /// A crate of the workspace, or the benchmarks: its folder, its name, and the crates of the workspace that it may use.
-const CRATES: [(&str, &str, &[&str]); 21] = [
+const CRATES: [(&str, &str, &[&str]); 22] = [
     ("model", "kplane-model", &[]),
     ("proto", "kplane-proto", &["kplane-model"]),
     ("http", "kplane-http", &[]),
     ("tls", "kplane-tls", &[]),
     ("view", "kplane-view", &["kplane-model", "kplane-proto"]),
+    ("controlplane/policy", "kplane-policy", &["kplane-model"]),
     (
         "controlplane/picture",
         "kplane-picture",
-        &["kplane-model", "kplane-proto", "kplane-tls"],
+        &["kplane-model", "kplane-policy", "kplane-proto", "kplane-tls"],
     ),
     (
         "controlplane/fleet",
@@ -31,6 +32,7 @@ const CRATES: [(&str, &str, &[&str]); 21] = [
             "kplane-http",
             "kplane-model",
             "kplane-picture",
+            "kplane-policy",
             "kplane-proto",
             "kplane-tls",
         ],
@@ -42,6 +44,7 @@ const CRATES: [(&str, &str, &[&str]); 21] = [
             "kplane-fleet",
             "kplane-model",
             "kplane-picture",
+            "kplane-policy",
             "kplane-proto",
             "kplane-view",
         ],

@@ -135,7 +135,8 @@ fn only_services_that_a_batch_concerns_are_published() {
         index.totals(),
         Totals {
             services: 2,
-            endpoints: 0
+            endpoints: 0,
+            ..Totals::default()
         }
     );
 }
