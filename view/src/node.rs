@@ -89,7 +89,13 @@ impl NodeDescriptionView {
         let objects = node.objects.as_ref();
         let objects =
             objects.map(|of| format!("{} Services, {} endpoints", of.services, of.endpoints));
-        let fields: [(&str, Vec<Span>); 7] = [
+        let policies = node.policies.as_ref().map(|of| {
+            format!(
+                "{} for {} of {} Pods, {} elements",
+                of.policies, of.isolated_pods, of.pods, of.elements
+            )
+        });
+        let fields: [(&str, Vec<Span>); 8] = [
             ("Agent", self.agent()),
             (
                 "Replica",
@@ -106,6 +112,7 @@ impl NodeDescriptionView {
                 [one(applied), verified.map(one).unwrap_or_default()].concat(),
             ),
             ("Holds", objects.map(one).unwrap_or_default()),
+            ("Policies", policies.map(one).unwrap_or_default()),
         ];
         out.extend(
             fields

@@ -4,8 +4,6 @@
 
 mod words;
 
-use std::net::IpAddr;
-
 use kplane_fleet::hub::Hub;
 use kplane_model::{Direction, Family, Issue, PolicyName, Protocol, parse_ip};
 use kplane_picture::k8s::Kind;
@@ -297,12 +295,8 @@ fn end(text: &str) -> Result<End, Status> {
             text.chars().take(NAMED * 20).collect::<String>()
         ))
     })?;
-    Ok(End::Address(plain(address)))
-}
-
-/// Returns an address as Pods have it: IPv4 in IPv6 is IPv4.
-fn plain(address: IpAddr) -> IpAddr {
-    address.to_canonical()
+    // IPv4 in IPv6 is IPv4: so Pods have it.
+    Ok(End::Address(address.to_canonical()))
 }
 
 fn shown(end: &End) -> String {
