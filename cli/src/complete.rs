@@ -234,12 +234,14 @@ async fn ask(
         let keys = ports.filter_map(|port| port.key);
         keys.map(|key| (key.namespace, key.name)).collect()
     };
-    let found = all.into_iter().map(|(namespace, name)| match (names, &within, in_word) {
-        (Names::Namespaces, _, _) => namespace,
-        // The namespace is on the line already.
-        (_, Some(_), None) => format!("{kind}{name}"),
-        _ => format!("{kind}{namespace}/{name}"),
-    });
+    let found = all
+        .into_iter()
+        .map(|(namespace, name)| match (names, &within, in_word) {
+            (Names::Namespaces, _, _) => namespace,
+            // The namespace is on the line already.
+            (_, Some(_), None) => format!("{kind}{name}"),
+            _ => format!("{kind}{namespace}/{name}"),
+        });
     Ok(found.collect())
 }
 

@@ -253,7 +253,11 @@ impl FleetView {
         }
         let current = |node: &&NodeView| node.revisions.lag == Some(0);
         let current = self.nodes.iter().filter(current).count();
-        let tone = if current == nodes { Tone::Plain } else { Tone::Warn };
+        let tone = if current == nodes {
+            Tone::Plain
+        } else {
+            Tone::Warn
+        };
         let enforced = format!("enforced on {current} of {}", plural(nodes, "node"));
         let spans = [Span::plain(policies.to_string()), Span::new(enforced, tone)];
         field("Policies", &spans, canvas)

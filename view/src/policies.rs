@@ -45,7 +45,11 @@ impl FromWire<Option<pb::PolicySummary>> for PolicyView {
 
 impl PolicyView {
     fn pods_span(&self) -> Span {
-        let tone = if self.pods == 0 { Tone::Warn } else { Tone::Plain };
+        let tone = if self.pods == 0 {
+            Tone::Warn
+        } else {
+            Tone::Plain
+        };
         Span::new(self.pods.to_string(), tone)
     }
 }
@@ -158,12 +162,16 @@ impl PolicyDescriptionView {
 
 impl View for PolicyDescriptionView {
     fn names(&self) -> Option<Vec<String>> {
-        let PolicyView { namespace, name, .. } = &self.policy;
+        let PolicyView {
+            namespace, name, ..
+        } = &self.policy;
         Some(vec![format!("policy/{namespace}/{name}")])
     }
 
     fn text(&self, canvas: &Canvas) -> String {
-        let PolicyView { namespace, name, .. } = &self.policy;
+        let PolicyView {
+            namespace, name, ..
+        } = &self.policy;
         let selector = match self.selector.as_str() {
             "" => format!("all Pods of namespace {namespace}"),
             selector => format!("Pods {selector} of namespace {namespace}"),

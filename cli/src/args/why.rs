@@ -88,7 +88,8 @@ fn parse_sender(text: &str) -> Result<SenderArg, String> {
             Ok(SenderArg::Outside((*address).to_owned()))
         }
         _ => parse_ip(text).map(SenderArg::Address).map_err(|_| {
-            "expected pod/NAMESPACE/NAME, pod, node/NAME, outside, outside/ADDRESS or ADDRESS".to_owned()
+            "expected pod/NAMESPACE/NAME, pod, node/NAME, outside, outside/ADDRESS or ADDRESS"
+                .to_owned()
         }),
     }
 }
@@ -128,8 +129,7 @@ impl WhyArgs {
         let Some(end) = parse_end(&self.service) else {
             return Ok(None);
         };
-        let (to, port, protocol) =
-            end.map_err(|text| error(ErrorKind::ValueValidation, &text))?;
+        let (to, port, protocol) = end.map_err(|text| error(ErrorKind::ValueValidation, &text))?;
         if self.via.is_some() || self.to.is_some() || self.tries {
             let text = "--via, --to and --try are about Services; NetworkPolicies judge a Pod or an address alike anywhere";
             return Err(error(ErrorKind::ArgumentConflict, text));
@@ -181,7 +181,8 @@ impl WhyArgs {
                 pb::PacketSender::Outside
             }
             SenderArg::Address(address) => {
-                let text = format!("to a Service, say who has the address: pod, or outside/{address}");
+                let text =
+                    format!("to a Service, say who has the address: pod, or outside/{address}");
                 return Err(error(ErrorKind::ValueValidation, &text));
             }
         };

@@ -26,10 +26,7 @@ impl Client {
         self.ask(stub.get_drain_status(request)).await
     }
     /// Returns the NetworkPolicies of a namespace, or all if it is empty, from all pages.
-    pub(crate) async fn policies(
-        &self,
-        namespace: &str,
-    ) -> Result<Vec<pb::PolicySummary>, Error> {
+    pub(crate) async fn policies(&self, namespace: &str) -> Result<Vec<pb::PolicySummary>, Error> {
         let mut request = pb::ListPoliciesRequest {
             namespace: namespace.to_owned(),
             ..pb::ListPoliciesRequest::default()

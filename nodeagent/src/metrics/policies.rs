@@ -26,7 +26,10 @@ pub(super) fn encode(
     .gauge(to, [(&[] as &Labels<'_>, float(most(|of| of.policies)))])?;
     let series: [(&Labels<'_>, f64); 2] = [
         (&[("isolated", "true")], float(isolated)),
-        (&[("isolated", "false")], float(pods.saturating_sub(isolated))),
+        (
+            &[("isolated", "false")],
+            float(pods.saturating_sub(isolated)),
+        ),
     ];
     Name(
         "kplane_agent_policy_pods",

@@ -16,7 +16,8 @@ use super::super::{
     affinity::AffinityView, approve::ApprovalView, changes::ServiceHistoryView,
     convergence::ConvergenceView, describe::DescriptionView, diff::DiffView, drain::DrainView,
     endpoints::EndpointListView, events::EventListView, fleet::FleetView, freeze::FreezeView,
-    history::HistoryView, nodes::NodeListView, probe::ProbeReportView, proxied::ProxiedView,
+    history::HistoryView, nodes::NodeListView,
+    policies::{JudgementView, PolicyDescriptionView, PolicyListView}, probe::ProbeReportView, proxied::ProxiedView,
     services::ServiceListView, top::TopView, why::WhyView,
 };
 
@@ -112,6 +113,9 @@ fn all_fields() {
         lines(|of: pb::Diff| DiffView::from(of)),
         lines(|list| EventListView::new(list, true)),
         lines(|of: pb::Top| TopView::from(of)),
+        lines(|of: pb::ListPoliciesResponse| PolicyListView::new(of.policies, None)),
+        lines(|of: pb::PolicyDescription| PolicyDescriptionView::from(of)),
+        lines(|of| JudgementView::new(&pb::JudgeConnectionRequest::default(), of)),
     ];
     expect_file!["golden/filled.txt"].assert_eq(&all.concat());
 }

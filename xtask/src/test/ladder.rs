@@ -23,7 +23,12 @@ const CRATES: [(&str, &str, &[&str]); 22] = [
     (
         "controlplane/picture",
         "kplane-picture",
-        &["kplane-model", "kplane-policy", "kplane-proto", "kplane-tls"],
+        &[
+            "kplane-model",
+            "kplane-policy",
+            "kplane-proto",
+            "kplane-tls",
+        ],
     ),
     (
         "controlplane/fleet",

@@ -235,7 +235,8 @@ impl Connection {
             }
             Verdict::NotIsolated => {
                 told.set_verdict(pb::PolicyVerdict::NotIsolated);
-                told.reason = format!("no policy isolates {subject} for connections {of_subject} it");
+                told.reason =
+                    format!("no policy isolates {subject} for connections {of_subject} it");
             }
             Verdict::Allowed { policy, rule, peer } => {
                 told.set_verdict(pb::PolicyVerdict::Allowed);
@@ -280,7 +281,10 @@ impl Connection {
                  whatever policies say"
             ))
         };
-        [&self.from, &self.to].into_iter().filter_map(note).collect()
+        [&self.from, &self.to]
+            .into_iter()
+            .filter_map(note)
+            .collect()
     }
 }
 
