@@ -119,7 +119,15 @@ fn network_policies() {
         get(&["get", "policies", "-o", "name"]),
         "policy/kube-system/dns\npolicy/shop/default-deny\npolicy/shop/web\n"
     );
-    let sorted = ["get", "netpol", "-n", "shop", "--no-headers", "--sort-by", "pods"];
+    let sorted = [
+        "get",
+        "netpol",
+        "-n",
+        "shop",
+        "--no-headers",
+        "--sort-by",
+        "pods",
+    ];
     assert_eq!(
         get(&sorted),
         "web           Ingress         0\ndefault-deny  Ingress,Egress  41\n"
@@ -131,7 +139,10 @@ fn network_policies() {
     let why = |from, options: &[&'static str]| {
         [&["why", "pod/shop/db-0:9187", "--from", from], options].concat()
     };
-    let denied = get(&why("pod/shop/web-1", &["-o", "jsonpath={.allowed} {.ingress.verdict}"]));
+    let denied = get(&why(
+        "pod/shop/web-1",
+        &["-o", "jsonpath={.allowed} {.ingress.verdict}"],
+    ));
     assert_eq!(denied, "false Denied\n");
     let off = error(1, plane.address, &why("10.0.0.7", &[]));
     assert!(off.contains("enforce no NetworkPolicies"), "{off}");

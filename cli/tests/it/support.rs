@@ -278,7 +278,9 @@ impl StatusService for Canned {
         request: Request<pb::JudgeConnectionRequest>,
     ) -> Result<Response<pb::ConnectionJudgement>, Status> {
         match request.get_ref().from.as_str() {
-            "10.0.0.7" => Err(Status::failed_precondition("nodes enforce no NetworkPolicies")),
+            "10.0.0.7" => Err(Status::failed_precondition(
+                "nodes enforce no NetworkPolicies",
+            )),
             _ => Ok(Response::new(samples::judgement())),
         }
     }

@@ -13,12 +13,25 @@ use prost_types::{DescriptorProto, FileDescriptorSet};
 use serde::Serialize;
 
 use super::super::{
-    affinity::AffinityView, approve::ApprovalView, changes::ServiceHistoryView,
-    convergence::ConvergenceView, describe::DescriptionView, diff::DiffView, drain::DrainView,
-    endpoints::EndpointListView, events::EventListView, fleet::FleetView, freeze::FreezeView,
-    history::HistoryView, nodes::NodeListView,
-    policies::{JudgementView, PolicyDescriptionView, PolicyListView}, probe::ProbeReportView, proxied::ProxiedView,
-    services::ServiceListView, top::TopView, why::WhyView,
+    affinity::AffinityView,
+    approve::ApprovalView,
+    changes::ServiceHistoryView,
+    convergence::ConvergenceView,
+    describe::DescriptionView,
+    diff::DiffView,
+    drain::DrainView,
+    endpoints::EndpointListView,
+    events::EventListView,
+    fleet::FleetView,
+    freeze::FreezeView,
+    history::HistoryView,
+    nodes::NodeListView,
+    policies::{JudgementView, PolicyDescriptionView, PolicyListView},
+    probe::ProbeReportView,
+    proxied::ProxiedView,
+    services::ServiceListView,
+    top::TopView,
+    why::WhyView,
 };
 
 use crate::wire::name;

@@ -75,10 +75,12 @@ async fn server(enforce: bool) -> StatusServer {
         false => &Kind::ALL,
     };
     let mut events: Vec<Event> = kinds.iter().copied().map(Event::Init).collect();
-    let located = |object| Event::Apply(Box::new(Located {
-        object,
-        location: "x.yaml".into(),
-    }));
+    let located = |object| {
+        Event::Apply(Box::new(Located {
+            object,
+            location: "x.yaml".into(),
+        }))
+    };
     events.extend(cluster().into_iter().map(located));
     events.extend(kinds.iter().copied().map(Event::InitDone));
     let batch = Batch {
@@ -104,7 +106,13 @@ async fn list(server: &StatusServer, namespace: &str) -> Vec<String> {
         let page = page.unwrap().into_inner();
         assert!(page.policies.len() <= 1);
         lines.extend(page.policies.iter().map(|of| {
-            let pb::PolicySummary { namespace, name, ingress, egress, pods } = of;
+            let pb::PolicySummary {
+                namespace,
+                name,
+                ingress,
+                egress,
+                pods,
+            } = of;
             format!("{namespace}/{name} {ingress} {egress} {pods}")
         }));
         request.page_token = page.next_page_token;
@@ -127,7 +135,10 @@ async fn policies_come_in_pages_and_by_namespace() {
     };
     let wrong = server.list_policies(Request::new(wrong)).await;
     assert_eq!(wrong.unwrap_err().code(), Code::InvalidArgument);
-    let fleet = server.get_fleet(Request::default()).await.unwrap();
+    let fleet = server
+        .get_fleet(Request::new(pb::GetFleetRequest::default()))
+        .await
+        .unwrap();
     let plane = fleet.into_inner().control_plane.unwrap();
     assert_eq!(plane.policies, 2);
 }
@@ -141,7 +152,11 @@ async fn a_policy_has_its_rules_in_words_and_its_problems() {
             name: name.to_owned(),
         })
     };
-    let db = server.describe_policy(named("db")).await.unwrap().into_inner();
+    let db = server
+        .describe_policy(named("db"))
+        .await
+        .unwrap()
+        .into_inner();
     assert_eq!(db.selector, "app=db");
     assert_eq!(
         db.ingress,
@@ -155,7 +170,11 @@ async fn a_policy_has_its_rules_in_words_and_its_problems() {
     assert_eq!(db.pods, ["db-0"]);
     let codes = db.issues.iter().map(|issue| issue.code.as_str());
     assert_eq!(codes.collect::<Vec<_>>(), ["InvalidPolicy"]);
-    let deny = server.describe_policy(named("default-deny")).await.unwrap().into_inner();
+    let deny = server
+        .describe_policy(named("default-deny"))
+        .await
+        .unwrap()
+        .into_inner();
     assert_eq!(deny.pods, ["db-0", "web-0"]);
     assert!(deny.issues.is_empty());
     let none = server.describe_policy(named("x")).await.unwrap_err();
@@ -175,10 +194,16 @@ async fn verdicts_name_what_decided() {
             port,
             ..pb::JudgeConnectionRequest::default()
         };
-        let judged = server.judge_connection(Request::new(request)).await?.into_inner();
+        let judged = server
+            .judge_connection(Request::new(request))
+            .await?
+            .into_inner();
         let (egress, ingress) = (judged.egress.unwrap(), judged.ingress.unwrap());
         let verdicts = (egress.verdict(), ingress.verdict());
-        assert_eq!(judged.allowed, egress.verdict() != Denied && ingress.verdict() != Denied);
+        assert_eq!(
+            judged.allowed,
+            egress.verdict() != Denied && ingress.verdict() != Denied
+        );
         Ok::<_, Status>((verdicts, egress.reason, ingress, judged.notes))
     };
     // The sender is isolated, and the receiver's policy allows it.
@@ -208,7 +233,10 @@ async fn verdicts_name_what_decided() {
     // The node's own Pods always reach it.
     let (verdicts, _, _, notes) = judge("192.0.2.1", "shop/db-0", 5432).await.unwrap();
     assert_eq!(verdicts, (NotIsolated, Denied));
-    assert!(notes[0].starts_with("192.0.2.1 is an address of n1: "), "{notes:?}");
+    assert!(
+        notes[0].starts_with("192.0.2.1 is an address of n1: "),
+        "{notes:?}"
+    );
     for (from, to, port, code) in [
         ("shop/x", "shop/db-0", 1, Code::NotFound),
         ("shop/db-0", "x", 1, Code::InvalidArgument),
@@ -223,7 +251,10 @@ async fn verdicts_name_what_decided() {
 #[tokio::test]
 async fn a_control_plane_without_policies_says_how_to_get_them() {
     let server = server(false).await;
-    let refused = server.list_policies(Request::default()).await.unwrap_err();
+    let refused = server
+        .list_policies(Request::new(pb::ListPoliciesRequest::default()))
+        .await
+        .unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition);
     assert!(refused.message().contains("--network-policy"), "{refused}");
 }

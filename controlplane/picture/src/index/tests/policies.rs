@@ -39,11 +39,20 @@ fn a_policy_that_fits_into_no_message_is_an_issue_while_it_does_not() {
     let issues = index.issues();
     assert_eq!(issues.len(), 1, "{issues:?}");
     let id = object(&policy("web", 0)).object.id();
-    assert_eq!((issues[0].code, index.uid(&id).is_some()), (Reason::TooLarge, true));
+    assert_eq!(
+        (issues[0].code, index.uid(&id).is_some()),
+        (Reason::TooLarge, true)
+    );
     let text = issues[0].reason.as_str();
-    assert!(text.starts_with("needs ") && text.ends_with("; split it"), "{text}");
+    assert!(
+        text.starts_with("needs ") && text.ends_with("; split it"),
+        "{text}"
+    );
     let larger = object(&policy("web", 21_000));
-    assert!(changes(&mut index, Event::Apply(larger)), "the size is another");
+    assert!(
+        changes(&mut index, Event::Apply(larger)),
+        "the size is another"
+    );
     let smaller = object(&policy("web", 1));
     assert!(changes(&mut index, Event::Apply(smaller)));
     assert_eq!(texts(&index), [""; 0]);
@@ -68,8 +77,14 @@ fn a_pod_with_too_many_policies_is_an_issue_while_it_has_them() {
     let issues = texts(&index);
     assert_eq!(issues.len(), 1, "{issues:?}");
     assert!(issues[0].contains("Pod shop/web-0"), "{issues:?}");
-    assert!(issues[0].contains("800 NetworkPolicies select it"), "{issues:?}");
-    assert_eq!((index.totals().policies, index.totals().policy_pods), (800, 1));
+    assert!(
+        issues[0].contains("800 NetworkPolicies select it"),
+        "{issues:?}"
+    );
+    assert_eq!(
+        (index.totals().policies, index.totals().policy_pods),
+        (800, 1)
+    );
     let id = |n| object(&policy(&name(n), 1)).object.id();
     assert!(changes(&mut index, Event::Delete(id(0))));
     assert!(texts(&index)[0].contains("799 NetworkPolicies"));
