@@ -247,10 +247,9 @@ impl DirectionView {
         let rule = self.rule.iter().map(|rule| format!("rule: {rule}"));
         let peer = self.peer.iter();
         let peer = peer.map(|peer| format!("the other end is in: {peer}"));
-        let isolating = match self.isolating.as_slice() {
-            [] => None,
-            policies => Some(format!("isolated by: {}", policies.join(", "))),
-        };
+        // The reason names the first few.
+        let isolating = (canvas.wide && !self.isolating.is_empty())
+            .then(|| format!("isolated by: {}", self.isolating.join(", ")));
         for line in rule.chain(peer).chain(isolating) {
             out.push_str(&paragraph(&Span::plain(line), canvas, 4));
         }

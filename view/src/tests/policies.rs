@@ -14,7 +14,12 @@ use super::super::testing::{has, table, wide};
 #[test]
 fn a_list_of_policies() {
     let view = PolicyListView::new(samples::policies(), None);
-    expect![[]].assert_eq(&table(&view));
+    expect![[r#"
+        NAMESPACE    NAME          TYPES           PODS
+        kube-system  dns           Ingress         2
+        shop         default-deny  Ingress,Egress  41
+        shop         web           Ingress         0
+    "#]].assert_eq(&table(&view));
     let names = view.names().unwrap();
     assert_eq!(names[0], "policy/kube-system/dns");
     let view = PolicyListView::new(Vec::new(), Some("shop"));
@@ -24,7 +29,27 @@ fn a_list_of_policies() {
 #[test]
 fn a_policy_in_words() {
     let view = PolicyDescriptionView::from(samples::policy_description());
-    expect![[]].assert_eq(&table(&view));
+    expect![[r#"
+        NetworkPolicy   shop/db
+        For             Pods app=db,tier in (a,b) of namespace shop
+        Pods            db-0, db-1, db-2, db-3, db-4, db-5, db-6, db-7, db-8, db-9,
+                        db-10, db-11, db-12, db-13, db-14, db-15, db-16, db-17, db-18,
+                        db-19, and 82 more
+
+        Ingress
+          isolated; allowed is:
+          [0] from Pods app=web in namespaces team=a, and 10.0.0.0/8 except 10.1.0.0/16,
+            to ports TCP 5432
+          [1] from all Pods of the namespace, to ports TCP metrics
+
+        Egress
+          not isolated by this policy
+
+        ISSUE  OBJECT                 LOCATION
+        Error  NetworkPolicy shop/db  -
+          InvalidPolicy: spec.ingress[2].from[0]: has no address; the rule allows
+            nothing
+    "#]].assert_eq(&table(&view));
     has(&wide(&view), "db-98, db-99, and 2 more");
 }
 
@@ -37,7 +62,17 @@ fn a_policy_that_allows_nothing() {
     policy.pods.clear();
     policy.issues.clear();
     policy.selector.clear();
-    expect![[]].assert_eq(&table(&PolicyDescriptionView::from(policy)));
+    expect![[r#"
+        NetworkPolicy   shop/db
+        For             all Pods of namespace shop
+        Pods            none
+
+        Ingress
+          isolated, and nothing is allowed
+
+        Egress
+          isolated, and nothing is allowed
+    "#]].assert_eq(&table(&PolicyDescriptionView::from(policy)));
 }
 
 fn asked() -> pb::JudgeConnectionRequest {
@@ -52,7 +87,20 @@ fn asked() -> pb::JudgeConnectionRequest {
 #[test]
 fn a_connection_that_is_denied() {
     let view = JudgementView::new(&asked(), samples::judgement());
-    expect![[]].assert_eq(&table(&view));
+    expect![[r#"
+        Connection      from shop/web-1 to shop/db-0, TCP 9187
+        Verdict         NetworkPolicies deny it
+
+        Egress of shop/web-1
+          allowed: shop/web allows it by spec.egress[1]
+            rule: to Pods app=db, on ports TCP 5432, TCP 9187
+            the other end is in: Pods app=db
+
+        Ingress of shop/db-0
+          denied: no rule of shop/db, shop/default-deny allows connections from Pod
+            shop/web-1, TCP 9187; Pod shop/db-0 is isolated for connections to it
+    "#]].assert_eq(&table(&view));
+    has(&wide(&view), "isolated by: shop/db, shop/default-deny\n");
 }
 
 #[test]
@@ -68,7 +116,20 @@ fn a_connection_that_is_allowed() {
         to: "10.0.0.11".to_owned(),
         ..asked()
     };
-    expect![[]].assert_eq(&table(&JudgementView::new(&asked, judgement)));
+    expect![[r#"
+        Connection      from shop/web-1 to 10.0.0.11, TCP 9187
+        Verdict         NetworkPolicies allow it
+
+        Egress of shop/web-1
+          allowed: shop/web allows it by spec.egress[1]
+            rule: to Pods app=db, on ports TCP 5432, TCP 9187
+            the other end is in: Pods app=db
+
+        Ingress of 10.0.0.11
+          not isolated: no policy isolates 10.0.0.11 for connections to it
+
+        10.0.0.11 is an address of node-a
+    "#]].assert_eq(&table(&JudgementView::new(&asked, judgement)));
 }
 
 #[test]

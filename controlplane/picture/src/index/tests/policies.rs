@@ -1,5 +1,7 @@
 //! Issues of NetworkPolicies, and of Pods with too many of them.
 
+use kplane_model::Reason;
+
 use super::*;
 
 fn policy(name: &str, ports: usize) -> Value {
