@@ -190,8 +190,8 @@ Examples:
         visible_alias = "netpol",
         alias = "policies",
         after_help = "\
-Rules are in the order of spec.ingress and spec.egress, and `kpctl why` names them so. The first 100 Pods are
-listed: 20 of them in a table, all with -o wide.
+Rules are in the order of spec.ingress and spec.egress, and `kpctl why` names them so. The first
+100 Pods are listed: 20 of them in a table, all with -o wide.
 
 Examples:
   kpctl describe policy shop/web

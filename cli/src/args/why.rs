@@ -15,9 +15,9 @@ pub(super) const HELP: &str = "\
 Shows which rule matches, which endpoints the node that handles the packet chooses, why it does not
 choose each of the rest, whose address the endpoint sees, and whether the kernel holds this state.
 
-Of a Pod or an address with a port it shows whether NetworkPolicies allow the connection: which rule does, or
-which policies isolate the Pod. Name an endpoint there, since policies see the address behind the Service. For
-scripts: -o jsonpath={.allowed}.
+Of a Pod or an address with a port it shows whether NetworkPolicies allow the connection: which rule
+does, or which policies isolate the Pod. Name an endpoint, since policies see the address behind the
+Service. For scripts: -o jsonpath={.allowed}.
 
 Examples:
   kpctl why shop/web --from pod/shop/client-1            a Pod; its node is looked up
