@@ -4,7 +4,7 @@ use kplane_proto::v1 as pb;
 use serde::Serialize;
 
 use super::findings;
-use super::nodes::{FailureView, FamilyView, NodeStateView, NodeView};
+use super::nodes::{EnforcedView, FailureView, FamilyView, NodeStateView, NodeView};
 use super::{API_VERSION, View, latency, next, next_steps_text};
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
@@ -89,12 +89,7 @@ impl NodeDescriptionView {
         let objects = node.objects.as_ref();
         let objects =
             objects.map(|of| format!("{} Services, {} endpoints", of.services, of.endpoints));
-        let policies = node.policies.as_ref().map(|of| {
-            format!(
-                "{} for {} of {} Pods, {} elements",
-                of.policies, of.isolated_pods, of.pods, of.elements
-            )
-        });
+        let policies = node.policies.as_ref().map(enforced);
         let fields: [(&str, Vec<Span>); 8] = [
             ("Agent", self.agent()),
             (
@@ -227,6 +222,14 @@ impl NodeDescriptionView {
             })
             .render(canvas)
     }
+}
+
+/// Returns what a node enforces of the NetworkPolicies.
+fn enforced(of: &EnforcedView) -> String {
+    format!(
+        "{} for {} of {} Pods, {} elements",
+        of.policies, of.isolated_pods, of.pods, of.elements
+    )
 }
 
 fn failures(all: &[FailureView], canvas: &Canvas) -> String {

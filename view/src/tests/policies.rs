@@ -19,7 +19,8 @@ fn a_list_of_policies() {
         kube-system  dns           Ingress         2
         shop         default-deny  Ingress,Egress  41
         shop         web           Ingress         0
-    "#]].assert_eq(&table(&view));
+    "#]]
+    .assert_eq(&table(&view));
     let names = view.names().unwrap();
     assert_eq!(names[0], "policy/kube-system/dns");
     let view = PolicyListView::new(Vec::new(), Some("shop"));
@@ -49,7 +50,8 @@ fn a_policy_in_words() {
         Error  NetworkPolicy shop/db  -
           InvalidPolicy: spec.ingress[2].from[0]: has no address; the rule allows
             nothing
-    "#]].assert_eq(&table(&view));
+    "#]]
+    .assert_eq(&table(&view));
     has(&wide(&view), "db-98, db-99, and 2 more");
 }
 
@@ -72,7 +74,8 @@ fn a_policy_that_allows_nothing() {
 
         Egress
           isolated, and nothing is allowed
-    "#]].assert_eq(&table(&PolicyDescriptionView::from(policy)));
+    "#]]
+    .assert_eq(&table(&PolicyDescriptionView::from(policy)));
 }
 
 fn asked() -> pb::JudgeConnectionRequest {
@@ -99,7 +102,8 @@ fn a_connection_that_is_denied() {
         Ingress of shop/db-0
           denied: no rule of shop/db, shop/default-deny allows connections from Pod
             shop/web-1, TCP 9187; Pod shop/db-0 is isolated for connections to it
-    "#]].assert_eq(&table(&view));
+    "#]]
+    .assert_eq(&table(&view));
     has(&wide(&view), "isolated by: shop/db, shop/default-deny\n");
 }
 
@@ -129,7 +133,8 @@ fn a_connection_that_is_allowed() {
           not isolated: no policy isolates 10.0.0.11 for connections to it
 
         10.0.0.11 is an address of node-a
-    "#]].assert_eq(&table(&JudgementView::new(&asked, judgement)));
+    "#]]
+    .assert_eq(&table(&JudgementView::new(&asked, judgement)));
 }
 
 #[test]
