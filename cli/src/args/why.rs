@@ -68,7 +68,7 @@ pub(crate) enum SenderArg {
     Node(String),
     /// A client outside of the cluster, with its address; empty if that is not given.
     Outside(String),
-    /// Whoever has this address: for NetworkPolicies.
+    /// The Pod or machine with this address: for NetworkPolicies.
     Address(IpAddr),
 }
 
