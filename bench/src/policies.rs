@@ -33,13 +33,23 @@ const PORT: u16 = 8080;
 
 pub(crate) fn main() {
     kplane_tests::userns::enter().unwrap();
-    println!("\nNetworkPolicies on one node, IPv4: {PEERS} Pods of the cluster, {GROUPS} groups a policy, a Pod a policy\n");
-    println!("{:>8} | {:<44} | {:>10} {:>10} {:>10}", "policies", "what", "p50", "p99", "max");
+    println!(
+        "\nNetworkPolicies on one node, IPv4: {PEERS} Pods of the cluster, {GROUPS} groups a policy, a Pod a policy\n"
+    );
+    println!(
+        "{:>8} | {:<44} | {:>10} {:>10} {:>10}",
+        "policies", "what", "p50", "p99", "max"
+    );
     for policies in [1_000, 10_000] {
         node(policies);
     }
-    println!("\nfirst packet of a connection between two Pods of a node (UDP, {PACKETS} each, sent in turn)\n");
-    println!("{:>8} | {:<44} | {:>10} {:>10} {:>10}", "policies", "what", "p50", "p99", "max");
+    println!(
+        "\nfirst packet of a connection between two Pods of a node (UDP, {PACKETS} each, sent in turn)\n"
+    );
+    println!(
+        "{:>8} | {:<44} | {:>10} {:>10} {:>10}",
+        "policies", "what", "p50", "p99", "max"
+    );
     let without = packets(0, "no policy", None);
     let mut medians = Vec::new();
     for policies in [10, 10_000] {
@@ -78,7 +88,9 @@ fn peer(address: IpAddr, number: u32) -> PolicyObject {
 }
 
 fn policy(number: u32) -> Policy {
-    let groups = (0..GROUPS).map(|group| id(3, number * GROUPS + group)).collect();
+    let groups = (0..GROUPS)
+        .map(|group| id(3, number * GROUPS + group))
+        .collect();
     Policy {
         name: PodName::new("shop", &format!("policy-{number}")),
         ingress: Some(vec![PolicyRule {
@@ -103,7 +115,9 @@ fn pod(number: u32, address: IpAddr) -> LocalPod {
 
 /// Everything that a node gets.
 fn cluster(policies: u32) -> Vec<PolicyObject> {
-    let mut objects: Vec<_> = (0..PEERS).map(|number| peer(address(64, number), number)).collect();
+    let mut objects: Vec<_> = (0..PEERS)
+        .map(|number| peer(address(64, number), number))
+        .collect();
     objects.extend((0..CLASSES).map(|number| {
         PolicyObject::Class(PeerClass {
             id: class(number),
@@ -132,7 +146,10 @@ fn enforcer() -> Enforcer {
 }
 
 fn apply(enforcer: &mut Enforcer, objects: &[PolicyObject], complete: bool) -> PolicyApplied {
-    let named: Vec<_> = objects.iter().map(|object| (object.key(), Some(object))).collect();
+    let named: Vec<_> = objects
+        .iter()
+        .map(|object| (object.key(), Some(object)))
+        .collect();
     change(enforcer, &named, complete)
 }
 
@@ -161,7 +178,11 @@ fn node(policies: u32) {
         let applied = apply(&mut enforcer, &objects, true);
         let took = started.elapsed();
         let counts = enforcer.counts(Family::V4);
-        let what = format!("all of it: {} elements, {} KiB", counts.elements, applied.bytes >> 10);
+        let what = format!(
+            "all of it: {} elements, {} KiB",
+            counts.elements,
+            applied.bytes >> 10
+        );
         print(policies, &what, &mut vec![took]);
         let mut added: Vec<Duration> = Vec::new();
         let mut moved = Vec::new();
@@ -169,7 +190,9 @@ fn node(policies: u32) {
         for number in 0..CHANGES {
             let at = address(96, number);
             added.push(timed(|| apply(&mut enforcer, &[peer(at, number)], false)));
-            moved.push(timed(|| apply(&mut enforcer, &[peer(at, number + 1)], false)));
+            moved.push(timed(|| {
+                apply(&mut enforcer, &[peer(at, number + 1)], false)
+            }));
             let gone = [(PolicyKey::Peer(at), None)];
             removed.push(timed(|| change(&mut enforcer, &gone, false)));
         }
@@ -183,7 +206,11 @@ fn node(policies: u32) {
                 apply(&mut enforcer, &[PolicyObject::Pod(other.clone())], false)
             }));
         }
-        print(policies, "a Pod of the node gets another address", &mut local);
+        print(
+            policies,
+            "a Pod of the node gets another address",
+            &mut local,
+        );
         added.sort_unstable();
         let p99 = added[added.len() * 99 / 100].as_secs_f64() * 1e6;
         goal::print("a Pod comes, received to kernel, p99", 100.0, p99, "us");
@@ -219,7 +246,11 @@ fn packets(policies: u32, what: &str, wanted: Option<Wanted>) -> Duration {
         topology.add_pod("node-1", name, &[ip]).unwrap();
     }
     let [source, destination] = ips;
-    let sink = topology.pod("b").unwrap().ns().run(|| Ok(UdpSocket::bind((destination, PORT))?));
+    let sink = topology
+        .pod("b")
+        .unwrap()
+        .ns()
+        .run(|| Ok(UdpSocket::bind((destination, PORT))?));
     let _sink = sink.unwrap();
     let node = topology.node("node-1").unwrap().ns();
     let enforcer = wanted.map(|wanted| {
@@ -306,5 +337,10 @@ fn ends(wanted: Wanted, source: IpAddr, destination: IpAddr) -> Vec<PolicyObject
 fn print(policies: u32, what: &str, took: &mut [Duration]) {
     took.sort_unstable();
     let at = |share: usize| took[(took.len() * share / 100).min(took.len() - 1)];
-    println!("{policies:>8} | {what:<44} | {:>10.1?} {:>10.1?} {:>10.1?}", at(50), at(99), at(100));
+    println!(
+        "{policies:>8} | {what:<44} | {:>10.1?} {:>10.1?} {:>10.1?}",
+        at(50),
+        at(99),
+        at(100)
+    );
 }

@@ -27,7 +27,9 @@ use jiff::SignedDuration;
 
 pub(crate) use connection::{Identity, KUBECONFIG, Place, STATUS_PORT, Server};
 pub(crate) use freeze::FreezeArgs;
-pub(crate) use lists::{DescribeCommand, GetCommand, ListArgs, NodesArgs, ProxiedArgs, RowArgs};
+pub(crate) use lists::{
+    DescribeCommand, GetCommand, ListArgs, NodesArgs, PoliciesArgs, ProxiedArgs, RowArgs,
+};
 pub(crate) use status::{Checked, StatusArgs, WatchArgs};
 pub(crate) use wait::WaitArgs;
 pub(crate) use why::WhyArgs;
@@ -173,7 +175,7 @@ Examples:
   kpctl status -o json | jq '.nodes[] | select(.state != \"InSync\") | .name'"
     )]
     Status(StatusArgs),
-    /// List Services, endpoints or nodes
+    /// List Services, endpoints, nodes or NetworkPolicies
     #[command(
         subcommand,
         after_help = "\
@@ -183,6 +185,7 @@ Examples:
   kpctl get ep -n shop
   kpctl get nodes -o wide -w
   kpctl get nodes -o name
+  kpctl get policies -n shop
   kpctl get svc -o jsonpath='{range .items[*]}{.namespace}/{.name}{\"\\n\"}{end}'"
     )]
     Get(GetCommand),
@@ -191,10 +194,11 @@ Examples:
         subcommand,
         after_help = "\
 Examples:
-  kpctl describe service shop/web"
+  kpctl describe service shop/web
+  kpctl describe policy shop/web"
     )]
     Describe(DescribeCommand),
-    /// Show the fate of a packet for a Service, step by step
+    /// Show the fate of a packet for a Service step by step, or what NetworkPolicies say to a connection
     #[command(after_help = why::HELP)]
     Why(WhyArgs),
     /// Show which nodes still have flows to endpoints that are being shut down: when may I delete this Pod?
@@ -412,6 +416,7 @@ impl Cli {
         let rows = match &self.command {
             Command::Get(GetCommand::Services(args) | GetCommand::Endpoints(args)) => &args.rows,
             Command::Get(GetCommand::Nodes(args)) => &args.rows,
+            Command::Get(GetCommand::Policies(args)) => &args.rows,
             command => {
                 let all = match command {
                     Command::Status(args) => args.all,

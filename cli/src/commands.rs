@@ -84,6 +84,9 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
         Command::Describe(DescribeCommand::Service(args)) => {
             describe::service(&cli, args.name()?).await
         }
+        Command::Describe(DescribeCommand::Policy(args)) => {
+            describe::policy(&cli, args.name()?).await
+        }
         Command::Why(args) => why::run(&cli, args).await,
         Command::Describe(DescribeCommand::Node { node }) => {
             node_of(&cli, node).await?;

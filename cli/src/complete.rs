@@ -39,6 +39,7 @@ enum Names {
     Services,
     /// Services with their kind in front, as `wait` wants them.
     KindAndServices,
+    Policies,
     Namespaces,
     Nodes,
     Zones,
@@ -52,6 +53,7 @@ impl Names {
         match (arg.get_id().as_str(), value.as_deref()) {
             (_, Some("SERVICE")) if command == "wait" => Some(Self::KindAndServices),
             (_, Some("SERVICE" | "SERVICE[:PORT]" | "SUBJECT")) => Some(Self::Services),
+            (_, Some("POLICY")) => Some(Self::Policies),
             ("namespace", _) => Some(Self::Namespaces),
             ("node", _) | (_, Some("NODE")) => Some(Self::Nodes),
             ("zone", _) => Some(Self::Zones),
@@ -218,21 +220,28 @@ async fn ask(
     let within = namespace(line).filter(|_| names != Names::Namespaces);
     let typed = begun.strip_prefix(kind).unwrap_or(begun);
     let in_word = typed.split_once('/').map(|(namespace, _)| namespace);
-    let request = pb::ListServicesRequest {
-        namespace: in_word
-            .map(str::to_owned)
-            .or(within.clone())
-            .unwrap_or_default(),
-        ..pb::ListServicesRequest::default()
+    let wanted = in_word.map(str::to_owned).or(within.clone());
+    let wanted = wanted.unwrap_or_default();
+    let all: Vec<(String, String)> = if names == Names::Policies {
+        let policies = client.policies(&wanted).await?.into_iter();
+        policies.map(|of| (of.namespace, of.name)).collect()
+    } else {
+        let request = pb::ListServicesRequest {
+            namespace: wanted,
+            ..pb::ListServicesRequest::default()
+        };
+        let ports = client.services(request).await?.into_iter();
+        let keys = ports.filter_map(|port| port.key);
+        keys.map(|key| (key.namespace, key.name)).collect()
     };
-    let ports = client.services(request).await?;
-    let keys = ports.into_iter().filter_map(|port| port.key);
-    let found = keys.map(|key| match (names, &within, in_word) {
-        (Names::Namespaces, _, _) => key.namespace,
-        // The namespace is on the line already.
-        (_, Some(_), None) => format!("{kind}{}", key.name),
-        _ => format!("{kind}{}/{}", key.namespace, key.name),
-    });
+    let found = all
+        .into_iter()
+        .map(|(namespace, name)| match (names, &within, in_word) {
+            (Names::Namespaces, _, _) => namespace,
+            // The namespace is on the line already.
+            (_, Some(_), None) => format!("{kind}{name}"),
+            _ => format!("{kind}{namespace}/{name}"),
+        });
     Ok(found.collect())
 }
 
@@ -268,6 +277,8 @@ mod tests {
             (&["get", "endpoints"], "service", Some(Names::Services)),
             (&["get", "endpoints"], "namespace", Some(Names::Namespaces)),
             (&["get", "services"], "node", Some(Names::Nodes)),
+            (&["describe", "policy"], "policy", Some(Names::Policies)),
+            (&["get", "policies"], "namespace", Some(Names::Namespaces)),
             (&["get", "nodes"], "node", Some(Names::Nodes)),
             (&["get", "nodes"], "zone", Some(Names::Zones)),
             (&["describe", "node"], "node", Some(Names::Nodes)),

@@ -63,6 +63,7 @@ fn report(path: &Path, issues: &[Issue], totals: Totals) -> ExitCode {
     let Totals {
         services,
         endpoints,
+        ..
     } = totals;
     println!(
         "{}: {services} Services with {endpoints} endpoints would be served; \

@@ -17,6 +17,7 @@ mod counters;
 mod host;
 mod loopback;
 mod numbers;
+mod policies;
 mod proxy;
 mod serve;
 mod transactions;

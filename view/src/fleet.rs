@@ -237,6 +237,7 @@ impl FleetView {
             doubt.chain(held).collect(),
             field("Revision", &revision, canvas),
             field("Nodes", &self.summary.spans(), canvas),
+            self.policies_text(canvas),
             self.replicas_text(canvas),
         ]
         .concat()
@@ -244,6 +245,24 @@ impl FleetView {
 }
 
 impl FleetView {
+    /// Returns how many NetworkPolicies there are, and how many nodes enforce their newest state.
+    fn policies_text(&self, canvas: &Canvas) -> String {
+        let (policies, nodes) = (self.control_plane.policies, self.nodes.len());
+        if policies == 0 {
+            return String::new();
+        }
+        let current = |node: &&NodeView| node.revisions.lag == Some(0);
+        let current = self.nodes.iter().filter(current).count();
+        let tone = if current == nodes {
+            Tone::Plain
+        } else {
+            Tone::Warn
+        };
+        let enforced = format!("enforced on {current} of {}", plural(nodes, "node"));
+        let spans = [Span::plain(policies.to_string()), Span::new(enforced, tone)];
+        field("Policies", &spans, canvas)
+    }
+
     /// Returns how many replicas answered, if there can be several.
     fn replicas_text(&self, canvas: &Canvas) -> String {
         let Some(answered) = self.replicas else {

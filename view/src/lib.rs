@@ -24,6 +24,7 @@ mod next;
 pub mod node;
 pub mod nodes;
 mod plane;
+pub mod policies;
 pub mod probe;
 pub mod proxied;
 pub mod replicas;

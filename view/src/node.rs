@@ -4,7 +4,7 @@ use kplane_proto::v1 as pb;
 use serde::Serialize;
 
 use super::findings;
-use super::nodes::{FailureView, FamilyView, NodeStateView, NodeView};
+use super::nodes::{EnforcedView, FailureView, FamilyView, NodeStateView, NodeView};
 use super::{API_VERSION, View, latency, next, next_steps_text};
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
@@ -89,7 +89,8 @@ impl NodeDescriptionView {
         let objects = node.objects.as_ref();
         let objects =
             objects.map(|of| format!("{} Services, {} endpoints", of.services, of.endpoints));
-        let fields: [(&str, Vec<Span>); 7] = [
+        let policies = node.policies.as_ref().map(enforced);
+        let fields: [(&str, Vec<Span>); 8] = [
             ("Agent", self.agent()),
             (
                 "Replica",
@@ -106,6 +107,7 @@ impl NodeDescriptionView {
                 [one(applied), verified.map(one).unwrap_or_default()].concat(),
             ),
             ("Holds", objects.map(one).unwrap_or_default()),
+            ("Policies", policies.map(one).unwrap_or_default()),
         ];
         out.extend(
             fields
@@ -220,6 +222,14 @@ impl NodeDescriptionView {
             })
             .render(canvas)
     }
+}
+
+/// Returns what a node enforces of the NetworkPolicies.
+fn enforced(of: &EnforcedView) -> String {
+    format!(
+        "{} for {} of {} Pods, {} elements",
+        of.policies, of.isolated_pods, of.pods, of.elements
+    )
 }
 
 fn failures(all: &[FailureView], canvas: &Canvas) -> String {

@@ -41,6 +41,17 @@ view_of! {
         endpoints: u64,
     }
 
+    /// What a node enforces of the NetworkPolicies.
+    pub struct EnforcedView: EnforcedPolicies {
+        /// The number of policies that select a Pod of the node.
+        policies: u64,
+        /// The number of its Pods with addresses of their own, and how many of them some policy isolates.
+        pods: u64,
+        isolated_pods: u64 = isolated,
+        /// The number of elements in the kernel.
+        elements: u64,
+    }
+
     /// The course of the last update.
     pub struct SyncView: SyncStats {
         revision: u64,
@@ -149,6 +160,8 @@ pub struct NodeView {
     pub(crate) findings: Vec<FindingView>,
     /// Endpoints that its userspace proxy avoids.
     pub(crate) avoided: Vec<AvoidedView>,
+    /// The NetworkPolicies; `null` when the node enforces none.
+    pub(crate) policies: Option<EnforcedView>,
 }
 
 view_of! {
@@ -201,6 +214,7 @@ impl NodeView {
             failures: FromWire::from_wire(report.failures),
             findings: FromWire::from_wire(report.findings),
             avoided: FromWire::from_wire(report.avoided),
+            policies: FromWire::from_wire(report.policies),
         }
     }
 
@@ -333,6 +347,7 @@ impl View for NodeListView {
             );
         }
         let others = self.items.iter().any(|node| node.replica.is_some());
+        let enforces = self.items.iter().any(|node| node.policies.is_some());
         let heard = |node: &NodeView| match (node.last_heard, self.now) {
             (Some(heard), Some(now)) => Span::plain(heard.age_text(now)),
             _ => Span::none(),
@@ -361,6 +376,10 @@ impl View for NodeListView {
             })
             .column(Column::wide("PEER"), |node| Span::plain(&node.peer))
             .column_if(others, Column::wide("REPLICA"), NodeView::replica_span)
+            .column_if(enforces, Column::wide("POLICIES"), |node| {
+                let policies = node.policies.as_ref();
+                Span::plain(policies.map_or(String::new(), |of| of.policies.to_string()))
+            })
             .column(Column::wide("RTT"), |node| {
                 let us = node.round_trip_microseconds;
                 Span::plain(us.map_or(String::new(), |us| human(Duration::from_micros(us))))

@@ -22,6 +22,8 @@ view_of! {
         upstream_age_milliseconds: u64 = upstream_age_ms,
         services: u64,
         endpoints: u64,
+        /// The number of NetworkPolicies that nodes enforce.
+        policies: u64,
         confidence: ConfidenceView,
         /// The reason why the control plane's data is incomplete; `null` when it is complete.
         doubt: Option<String>,

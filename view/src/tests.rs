@@ -5,6 +5,7 @@ mod filled;
 mod fleet;
 mod folded;
 mod node;
+mod policies;
 mod replicas;
 mod servers;
 mod services;

@@ -3,12 +3,12 @@
 mod proxied;
 
 use clap::{Args, Subcommand};
-use kplane_model::ServiceName;
+use kplane_model::{PolicyName, ServiceName};
 
 pub(crate) use self::proxied::ProxiedArgs;
 use super::WatchArgs;
 use super::affinity::AffinityArgs;
-use super::names::{node_name, service_name};
+use super::names::{node_name, policy_name, service_name};
 use crate::jsonpath::Path;
 use kplane_view::nodes::NodeStateView;
 
@@ -64,6 +64,21 @@ Examples:
   kpctl get no -o wide          with pod CIDRs, peer address, round trip"
     )]
     Nodes(NodesArgs),
+    /// NetworkPolicies with their directions and how many Pods each selects
+    #[command(
+        visible_alias = "netpol",
+        alias = "policy",
+        after_help = "\
+TYPES are the directions for which a policy isolates its Pods. The control plane must run with
+--network-policy.
+
+Examples:
+  kpctl get policies
+  kpctl get policies -n shop
+  kpctl get netpol --sort-by pods -o wide
+  kpctl get policies -o name"
+    )]
+    Policies(PoliciesArgs),
     /// Clients that session affinity remembers, asked of the nodes
     #[command(after_help = super::affinity::GET_HELP)]
     Affinity(AffinityArgs),
@@ -102,6 +117,19 @@ impl ListArgs {
             .map(|service| service_name(service, namespace))
             .transpose()
     }
+}
+
+/// Options of the list of NetworkPolicies.
+#[derive(Args, Debug)]
+pub(crate) struct PoliciesArgs {
+    /// Only this namespace
+    #[arg(short, long)]
+    pub(crate) namespace: Option<String>,
+    /// All namespaces (the default)
+    #[arg(short = 'A', long, conflicts_with = "namespace")]
+    all_namespaces: bool,
+    #[command(flatten)]
+    pub(crate) rows: RowArgs,
 }
 
 /// Options of the list of nodes.
@@ -157,6 +185,19 @@ Examples:
   kpctl describe svc kubernetes     in namespace default"
     )]
     Service(ServiceArgs),
+    /// A NetworkPolicy: its rules in words, and the Pods that it selects
+    #[command(
+        visible_alias = "netpol",
+        alias = "policies",
+        after_help = "\
+Rules are in the order of spec.ingress and spec.egress, and `kpctl why` names them so. The first
+100 Pods are listed: 20 of them in a table, all with -o wide.
+
+Examples:
+  kpctl describe policy shop/web
+  kpctl describe netpol web -n shop -o json | jq '.ingress'"
+    )]
+    Policy(PolicyArgs),
     /// A node: its agent, what it holds, what fails there, and what stands in the way of packets
     #[command(
         visible_alias = "no",
@@ -194,5 +235,23 @@ impl ServiceArgs {
     /// Returns the Service, or the error in its name.
     pub(crate) fn name(&self) -> Result<ServiceName, clap::Error> {
         service_name(&self.service, self.namespace.as_deref())
+    }
+}
+
+/// Names a NetworkPolicy.
+#[derive(Args, Debug)]
+pub(crate) struct PolicyArgs {
+    /// NAMESPACE/NAME, or NAME in the namespace of -n, else in `default`
+    #[arg(value_name = "POLICY")]
+    policy: String,
+    /// The namespace
+    #[arg(short, long)]
+    namespace: Option<String>,
+}
+
+impl PolicyArgs {
+    /// Returns the policy, or the error in its name.
+    pub(crate) fn name(&self) -> Result<PolicyName, clap::Error> {
+        policy_name(&self.policy, self.namespace.as_deref())
     }
 }

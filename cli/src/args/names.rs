@@ -1,7 +1,7 @@
 //! The names of Services and nodes on the command line.
 
 use clap::error::ErrorKind;
-use kplane_model::ServiceName;
+use kplane_model::{PolicyName, ServiceName};
 
 use super::error;
 
@@ -10,23 +10,39 @@ pub(super) fn service_name(
     service: &str,
     namespace: Option<&str>,
 ) -> Result<ServiceName, clap::Error> {
-    // As -o name prints it.
-    let kinds = ["service/", "endpoints/"];
-    let plain = kinds.iter().find_map(|kind| service.strip_prefix(kind));
-    let service = plain.filter(|rest| rest.contains('/')).unwrap_or(service);
-    let (in_name, name) = match service.split_once('/') {
+    named("Service", &["service/", "endpoints/"], service, namespace)
+}
+
+/// Returns the NetworkPolicy with this name, in the namespace of -n if the name has none.
+pub(super) fn policy_name(
+    policy: &str,
+    namespace: Option<&str>,
+) -> Result<PolicyName, clap::Error> {
+    named("NetworkPolicy", &["policy/"], policy, namespace)
+}
+
+/// Returns the name of an object of a kind, which may stand behind one of the prefixes that -o name prints.
+fn named(
+    kind: &str,
+    prefixes: &[&str],
+    text: &str,
+    namespace: Option<&str>,
+) -> Result<ServiceName, clap::Error> {
+    let plain = prefixes.iter().find_map(|prefix| text.strip_prefix(prefix));
+    let text = plain.filter(|rest| rest.contains('/')).unwrap_or(text);
+    let (in_name, name) = match text.split_once('/') {
         Some((namespace, name)) => (Some(namespace), name),
-        None => (None, service),
+        None => (None, text),
     };
     let wrong = |why: &str| {
-        let text = format!("'{service}' {why}");
+        let text = format!("'{text}' {why}");
         Err(error(ErrorKind::ValueValidation, &text))
     };
     match (in_name, namespace) {
         (Some(""), _) => wrong("has no namespace before the '/'"),
         (Some(a), Some(b)) if a != b => wrong(&format!("is not in the namespace of -n {b}")),
         _ if name.is_empty() || name.contains('/') => {
-            wrong("is not a Service: write NAMESPACE/NAME")
+            wrong(&format!("is not a {kind}: write NAMESPACE/NAME"))
         }
         (a, b) => Ok(ServiceName::new(a.or(b).unwrap_or("default"), name)),
     }

@@ -1,6 +1,6 @@
-//! Questions that the control plane passes on to the agents of all nodes.
+//! Questions that the control plane passes on to the agents of all nodes, and those about NetworkPolicies.
 
-use kplane_model::ServiceName;
+use kplane_model::{PolicyName, ServiceName};
 use kplane_proto::v1 as pb;
 use tonic::{Response, Status};
 
@@ -24,5 +24,45 @@ impl Client {
     ) -> Result<pb::DrainStatus, Error> {
         let mut stub = self.stub.clone();
         self.ask(stub.get_drain_status(request)).await
+    }
+    /// Returns the NetworkPolicies of a namespace, or all if it is empty, from all pages.
+    pub(crate) async fn policies(&self, namespace: &str) -> Result<Vec<pb::PolicySummary>, Error> {
+        let mut request = pb::ListPoliciesRequest {
+            namespace: namespace.to_owned(),
+            ..pb::ListPoliciesRequest::default()
+        };
+        let mut stub = self.stub.clone();
+        let mut policies = Vec::new();
+        loop {
+            let page = self.ask(stub.list_policies(request.clone())).await?;
+            let ended = page.policies.is_empty() || page.next_page_token == request.page_token;
+            policies.extend(page.policies);
+            if page.next_page_token.is_empty() {
+                return Ok(policies);
+            }
+            if ended {
+                return Err(self.lost("the list of NetworkPolicies has no end"));
+            }
+            request.page_token = page.next_page_token;
+        }
+    }
+
+    /// Returns a NetworkPolicy.
+    pub(crate) async fn policy(&self, name: &PolicyName) -> Result<pb::PolicyDescription, Error> {
+        let request = pb::DescribePolicyRequest {
+            namespace: name.namespace.to_string(),
+            name: name.name.to_string(),
+        };
+        let mut stub = self.stub.clone();
+        self.ask(stub.describe_policy(request)).await
+    }
+
+    /// Returns what NetworkPolicies say to a connection.
+    pub(crate) async fn judge(
+        &self,
+        request: pb::JudgeConnectionRequest,
+    ) -> Result<pb::ConnectionJudgement, Error> {
+        let mut stub = self.stub.clone();
+        self.ask(stub.judge_connection(request)).await
     }
 }

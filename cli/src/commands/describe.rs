@@ -1,10 +1,11 @@
-//! `kpctl describe service`.
+//! `kpctl describe service` and `kpctl describe policy`.
 
 use std::time::Duration;
 
-use kplane_model::ServiceName;
+use kplane_model::{PolicyName, ServiceName};
 use kplane_proto::v1 as pb;
 use kplane_view::describe::DescriptionView;
+use kplane_view::policies::PolicyDescriptionView;
 use kplane_view::proxied::ProxiedView;
 use tokio::time::timeout;
 
@@ -25,6 +26,13 @@ pub(super) async fn service(cli: &Cli, name: ServiceName) -> Result<Verdict, Fai
         view.set_proxied(proxied(&client, &name).await);
     }
     show(cli, &view)
+}
+
+/// Shows a NetworkPolicy.
+pub(super) async fn policy(cli: &Cli, name: PolicyName) -> Result<Verdict, Failure> {
+    let (client, _) = connect(cli).await?;
+    let policy = client.policy(&name).await?;
+    show(cli, &PolicyDescriptionView::from(policy))
 }
 
 /// Asks all nodes, or says why it is not known.

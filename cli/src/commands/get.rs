@@ -3,12 +3,13 @@
 use kplane_proto::v1 as pb;
 
 use super::{Verdict, affinity, connect, output, proxied, show};
-use crate::args::{Cli, GetCommand, ListArgs, NodesArgs, RowArgs};
+use crate::args::{Cli, GetCommand, ListArgs, NodesArgs, PoliciesArgs, RowArgs};
 use crate::failure::Failure;
 use crate::watch;
 use kplane_view::List;
 use kplane_view::endpoints::EndpointListView;
 use kplane_view::nodes::{NodeListView, NodeView};
+use kplane_view::policies::PolicyListView;
 use kplane_view::services::ServiceListView;
 
 /// Shows a list.
@@ -26,6 +27,7 @@ pub(super) async fn run(cli: &Cli, command: &GetCommand) -> Result<Verdict, Fail
             services(cli, args, on_node).await
         }
         GetCommand::Nodes(args) => nodes(cli, args).await,
+        GetCommand::Policies(args) => policies(cli, args).await,
         GetCommand::Affinity(args) => affinity::get(cli, args).await,
         GetCommand::Proxied(args) => proxied::get(cli, args).await,
     }
@@ -99,6 +101,15 @@ async fn nodes(cli: &Cli, args: &NodesArgs) -> Result<Verdict, Failure> {
         }
         _ => show(cli, &view),
     }
+}
+
+/// Lists NetworkPolicies.
+async fn policies(cli: &Cli, args: &PoliciesArgs) -> Result<Verdict, Failure> {
+    let namespace = args.namespace.as_deref();
+    let (client, _) = connect(cli).await?;
+    let all = client.policies(namespace.unwrap_or_default()).await?;
+    let view = PolicyListView::new(all, namespace);
+    show(cli, &sorted(view, &args.rows)?)
 }
 
 /// Returns the error that a node is not known.

@@ -1,4 +1,4 @@
-//! `kpctl why`: the fate of a packet.
+//! `kpctl why`: the fate of a packet, or what NetworkPolicies say to a connection.
 
 use k8s_openapi::api::core::v1::Pod;
 use kplane_proto::v1 as pb;
@@ -8,10 +8,15 @@ use crate::args::Cli;
 use crate::args::why::{SenderArg, WhyArgs};
 use crate::failure::Failure;
 use crate::reach::{Asked, Reach};
+use kplane_view::policies::JudgementView;
 use kplane_view::why::WhyView;
 
 /// Runs the command.
 pub(crate) async fn run(cli: &Cli, args: &WhyArgs) -> Result<Verdict, Failure> {
+    if let Some(connection) = args.connection()? {
+        let judged = connect(cli).await?.0.judge(connection.clone()).await?;
+        return show(cli, &JudgementView::new(&connection, judged));
+    }
     let (name, mut request) = args.request()?;
     let from = match &args.from {
         SenderArg::NamedPod { namespace, name } => {
@@ -23,6 +28,7 @@ pub(crate) async fn run(cli: &Cli, args: &WhyArgs) -> Result<Verdict, Failure> {
             "" => "a client outside of the cluster".to_owned(),
             address => format!("{address}, outside of the cluster"),
         },
+        SenderArg::Address(address) => address.to_string(),
     };
     let (client, _) = connect(cli).await?;
     let told = match args.tries {

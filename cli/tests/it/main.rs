@@ -112,6 +112,46 @@ fn names_and_templates_for_scripts() {
 }
 
 #[test]
+fn network_policies() {
+    let plane = troubled();
+    let get = |args: &[&str]| text(plane.address, args);
+    assert_eq!(
+        get(&["get", "policies", "-o", "name"]),
+        "policy/kube-system/dns\npolicy/shop/default-deny\npolicy/shop/web\n"
+    );
+    let sorted = [
+        "get",
+        "netpol",
+        "-n",
+        "shop",
+        "--no-headers",
+        "--sort-by",
+        "pods",
+    ];
+    assert_eq!(
+        get(&sorted),
+        "web           Ingress         0\ndefault-deny  Ingress,Egress  41\n"
+    );
+    let policy = get(&["describe", "policy", "policy/shop/db"]);
+    assert!(policy.starts_with("NetworkPolicy   shop/db\n"), "{policy}");
+    let none = error(1, plane.address, &["describe", "netpol", "x", "-n", "shop"]);
+    assert!(none.contains("no NetworkPolicy shop/x"), "{none}");
+    let why = |from, options: &[&'static str]| {
+        [&["why", "pod/shop/db-0:9187", "--from", from], options].concat()
+    };
+    let denied = get(&why(
+        "pod/shop/web-1",
+        &["-o", "jsonpath={.allowed} {.ingress.verdict}"],
+    ));
+    assert_eq!(denied, "false Denied\n");
+    let off = error(1, plane.address, &why("10.0.0.7", &[]));
+    assert!(off.contains("enforce no NetworkPolicies"), "{off}");
+    error(2, plane.address, &why("pod", &[]));
+    error(2, plane.address, &why("10.0.0.7", &["--via", "node-a"]));
+    error(2, plane.address, &["why", "shop/web", "--from", "10.0.0.7"]);
+}
+
+#[test]
 fn rows_are_selected_and_sorted() {
     let plane = troubled();
     let get = |args: &[&str]| text(plane.address, &[&["get"], args].concat());
@@ -691,6 +731,7 @@ fn completion_knows_services_and_nodes() {
         ),
         (&["get", "ep", "-n", ""], &["kube-system", "shop"]),
         (&["get", "nodes", "--zone", ""], &["eu-west-1a"]),
+        (&["describe", "policy", "shop/d"], &["shop/default-deny"]),
         (&["status", "node-b"], &["node-b"]),
         (
             &["freeze", "--node", ""],

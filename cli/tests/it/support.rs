@@ -244,6 +244,47 @@ impl StatusService for Canned {
         Err(Status::unimplemented("no such method"))
     }
 
+    async fn list_policies(
+        &self,
+        request: Request<pb::ListPoliciesRequest>,
+    ) -> Result<Response<pb::ListPoliciesResponse>, Status> {
+        let request = request.into_inner();
+        let mut policies = samples::policies();
+        policies.retain(|of| request.namespace.is_empty() || of.namespace == request.namespace);
+        // Two in a page.
+        let next_page_token = match request.page_token.as_str() {
+            "" if policies.len() > 2 => "2",
+            _ => "",
+        };
+        let from = request.page_token.parse().unwrap_or(0);
+        Ok(Response::new(pb::ListPoliciesResponse {
+            policies: policies.into_iter().skip(from).take(2).collect(),
+            next_page_token: next_page_token.to_owned(),
+        }))
+    }
+
+    async fn describe_policy(
+        &self,
+        request: Request<pb::DescribePolicyRequest>,
+    ) -> Result<Response<pb::PolicyDescription>, Status> {
+        match request.get_ref().name.as_str() {
+            "db" => Ok(Response::new(samples::policy_description())),
+            _ => Err(Status::not_found("no NetworkPolicy shop/x is known")),
+        }
+    }
+
+    async fn judge_connection(
+        &self,
+        request: Request<pb::JudgeConnectionRequest>,
+    ) -> Result<Response<pb::ConnectionJudgement>, Status> {
+        match request.get_ref().from.as_str() {
+            "10.0.0.7" => Err(Status::failed_precondition(
+                "nodes enforce no NetworkPolicies",
+            )),
+            _ => Ok(Response::new(samples::judgement())),
+        }
+    }
+
     async fn forget_client(
         &self,
         _: Request<pb::AffinityRequest>,

@@ -21,6 +21,7 @@ use kplane_picture::source::upstream::Upstream;
 use kplane_picture::source::{Batch, Event, kubernetes};
 use kplane_picture::tainted::Tainted;
 use kplane_picture::trust::Trust;
+use kplane_policy::Policies;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant as Moment, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -95,8 +96,10 @@ pub struct Summary {
     pub heard_at: Option<Instant>,
 }
 
+/// A question that the index's owner answers in its own time.
+type Asked = Box<dyn FnOnce(&Index) + Send>;
+
 /// A question to the index.
-#[derive(Debug)]
 enum Query {
     Ports(Box<Selection>, oneshot::Sender<Page>),
     Detail(ServiceName, oneshot::Sender<Option<ServiceDetail>>),
@@ -104,6 +107,7 @@ enum Query {
     NodeUid(NodeName, oneshot::Sender<Option<Uid>>),
     Approve(Seen, oneshot::Sender<Result<Approved, HeldMore>>),
     Take(Approval, oneshot::Sender<bool>),
+    Policies(Asked),
 }
 
 /// The control plane is shutting down and answers no more questions.
@@ -247,6 +251,25 @@ impl Hub {
     /// [`Closing`].
     pub async fn node_uid(&self, node: NodeName) -> Result<Option<Uid>, Closing> {
         self.ask(|answer| Query::NodeUid(node, answer)).await
+    }
+
+    /// Returns an answer about the NetworkPolicies; `None` if nodes enforce none. The second argument are the index's
+    /// issues, worked out if they are called for.
+    ///
+    /// # Errors
+    /// [`Closing`].
+    pub async fn policies<T: Send + 'static>(
+        &self,
+        answer: impl FnOnce(&Policies, &dyn Fn() -> Vec<Issue>) -> T + Send + 'static,
+    ) -> Result<Option<T>, Closing> {
+        self.ask(|told| {
+            Query::Policies(Box::new(move |index| {
+                let policies = index.policies();
+                // The caller may have gone.
+                drop(told.send(policies.map(|policies| answer(policies, &|| index.issues()))));
+            }))
+        })
+        .await
     }
 
     /// Confirms the source's picture on behalf of the operator: removes the objects that are held,
@@ -396,6 +419,7 @@ impl IndexOwner {
         let Totals {
             services,
             endpoints,
+            ..
         } = summary.totals;
         info!(
             revision,
@@ -437,6 +461,7 @@ impl IndexOwner {
             Query::NodeUid(node, answer) => drop(answer.send(self.index.node_uid(&node))),
             Query::Approve(seen, answer) => drop(answer.send(self.approve(seen))),
             Query::Take(approval, answer) => drop(answer.send(self.take(&approval))),
+            Query::Policies(answer) => answer(&self.index),
         }
     }
 }

@@ -21,6 +21,7 @@ mod on_node;
 mod others;
 mod pages;
 mod peer;
+mod policies;
 mod probe;
 mod proxied;
 mod recorder;

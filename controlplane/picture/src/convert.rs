@@ -22,7 +22,7 @@ mod slice;
 mod tests;
 
 pub use cluster::{node, service_cidr};
-pub use policy::{namespace, network_policy, not_enforced, pod};
+pub use policy::{namespace, network_policy, not_enforced, pod, policy_too_large};
 pub use service::service;
 pub use slice::slice;
 

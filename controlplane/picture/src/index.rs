@@ -39,7 +39,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use kplane_model::{
-    Cidr, Family, Issue, NodeFacts, NodeName, ServiceKey, ServiceName, ServicePort,
+    Cidr, Family, Issue, NodeFacts, NodeName, PodName, ServiceKey, ServiceName, ServicePort,
 };
 
 use crate::admission::{Admission, Proxying};
@@ -95,6 +95,8 @@ pub struct Index {
     recent: Recent,
     /// The NetworkPolicies; `None` if nodes do not enforce any.
     policies: Option<Policies>,
+    /// Pods with more policies than fit into a message, and how many select each.
+    crowded: Vec<(PodName, usize)>,
 }
 
 /// ServicePorts that were handed out for publishing, each with the number of its endpoints; sorted.
@@ -207,7 +209,13 @@ impl Index {
     /// Returns the totals of what is published.
     #[must_use]
     pub fn totals(&self) -> Totals {
-        self.totals
+        let counts = self.policies.as_ref().map(Policies::counts);
+        let counts = counts.unwrap_or_default();
+        Totals {
+            policies: counts.policies,
+            policy_pods: counts.pods,
+            ..self.totals
+        }
     }
 
     /// Returns all problems with the input, sorted.
@@ -222,6 +230,7 @@ impl Index {
             .chain(services)
             .cloned()
             .chain(self.holding_issue())
+            .chain(self.crowded_issues())
             .collect();
         issues.sort();
         issues
@@ -380,7 +389,7 @@ impl Index {
         let service_cidrs = std::mem::take(&mut self.pending.cidrs)
             .then(|| self.cidrs.values().flatten().copied().collect());
         let triggers = self.triggers.take();
-        let policies = self.take_policies();
+        let policies = self.take_policies(issues_changed);
         let observed_at = self.pending.observed_at.take()?;
         let unchanged = services.is_empty() && nodes.is_empty() && service_cidrs.is_none();
         if unchanged && policies.is_empty() {

@@ -67,6 +67,16 @@ impl Plane {
             summary.totals.endpoints as f64,
         )?;
         gauge(
+            "kplane_controlplane_network_policies",
+            "NetworkPolicies that nodes enforce",
+            summary.totals.policies as f64,
+        )?;
+        gauge(
+            "kplane_controlplane_policy_pods",
+            "Pods with addresses of their own, if nodes enforce NetworkPolicies",
+            summary.totals.policy_pods as f64,
+        )?;
+        gauge(
             "kplane_controlplane_issues",
             "Problems with the input or its source",
             self.0.issues().len() as f64,

@@ -10,7 +10,7 @@ use prometheus_client::encoding::DescriptorEncoder;
 
 use super::counters::{Distribution, Gauge};
 use super::numbers::{Numbers, float};
-use super::{FamilyCounters, Histogram, Sources, connections, loopback, proxy};
+use super::{FamilyCounters, Histogram, Sources, connections, loopback, policies, proxy};
 use crate::healthz::Outcomes;
 use kplane_dataplane::backend::iptables::PacketCounts;
 use kplane_dataplane::backend::{Failures, RuleCounts};
@@ -363,6 +363,7 @@ impl Agent {
             "Services that are served although they or their endpoints are missing from the source",
         )
         .gauge(to, held)?;
+        policies::encode(to, &report.policies, FAMILIES)?;
         Name("kplane_agent_service_ports", "ServicePorts desired")
             .gauge(to, [(&[] as &Labels<'_>, float(report.counts.services))])?;
         Name("kplane_agent_endpoints", "Endpoints desired")

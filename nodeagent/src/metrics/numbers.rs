@@ -4,6 +4,7 @@ use crate::connection::Connection;
 use crate::desired::{Counts, Position};
 use crate::healthz::stale_since;
 use crate::report::Report;
+use kplane_dataplane::policy::PolicyCounts;
 
 /// The numbers of a report, copied so that the engine can publish the next report.
 pub(super) struct Numbers {
@@ -25,6 +26,8 @@ pub(super) struct Numbers {
     pub(super) unknown_kinds: u64,
     /// The number of times that a control plane showed an older state.
     pub(super) older_states: u64,
+    /// What each family enforces of the NetworkPolicies.
+    pub(super) policies: [PolicyCounts; 2],
 }
 
 impl Numbers {
@@ -55,6 +58,7 @@ impl Numbers {
             syncs_failed: report.syncs_failed,
             unknown_kinds: report.unknown_kinds,
             older_states: connection.older_states,
+            policies: report.policies,
         }
     }
 }

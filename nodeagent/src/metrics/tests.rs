@@ -53,8 +53,11 @@ gauge kplane_agent_frozen
 gauge kplane_agent_held_services lacks
 counter kplane_agent_kernel_bytes_total ip_family
 counter kplane_agent_kernel_operations_total ip_family
+gauge kplane_agent_network_policies
 counter kplane_agent_older_states_total
 counter kplane_agent_panics_total
+gauge kplane_agent_policy_elements ip_family
+gauge kplane_agent_policy_pods isolated
 gauge kplane_agent_revision state
 counter kplane_agent_service_health_listen_failures_total
 gauge kplane_agent_service_health_servers state

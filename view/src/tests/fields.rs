@@ -88,6 +88,26 @@ fn wait() {
 }
 
 #[test]
+fn policies() {
+    use super::super::policies::{JudgementView, PolicyDescriptionView, PolicyListView};
+
+    let view = PolicyListView::new(samples::policies(), None);
+    check(&view, &expect_file!["golden/policies.json"]);
+    let mut policy = samples::policy_description();
+    policy.pods.truncate(2);
+    let view = PolicyDescriptionView::from(policy);
+    check(&view, &expect_file!["golden/policy.json"]);
+    let asked = kplane_proto::v1::JudgeConnectionRequest {
+        from: "shop/web-1".to_owned(),
+        to: "shop/db-0".to_owned(),
+        protocol: kplane_proto::v1::Protocol::Tcp.into(),
+        port: 9_187,
+    };
+    let view = JudgementView::new(&asked, samples::judgement());
+    check(&view, &expect_file!["golden/judgement.json"]);
+}
+
+#[test]
 fn version() {
     let view = VersionView::new(Some("0.2.0".to_owned()));
     check(&view, &expect_file!["golden/version.json"]);

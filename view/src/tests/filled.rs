@@ -13,11 +13,25 @@ use prost_types::{DescriptorProto, FileDescriptorSet};
 use serde::Serialize;
 
 use super::super::{
-    affinity::AffinityView, approve::ApprovalView, changes::ServiceHistoryView,
-    convergence::ConvergenceView, describe::DescriptionView, diff::DiffView, drain::DrainView,
-    endpoints::EndpointListView, events::EventListView, fleet::FleetView, freeze::FreezeView,
-    history::HistoryView, nodes::NodeListView, probe::ProbeReportView, proxied::ProxiedView,
-    services::ServiceListView, top::TopView, why::WhyView,
+    affinity::AffinityView,
+    approve::ApprovalView,
+    changes::ServiceHistoryView,
+    convergence::ConvergenceView,
+    describe::DescriptionView,
+    diff::DiffView,
+    drain::DrainView,
+    endpoints::EndpointListView,
+    events::EventListView,
+    fleet::FleetView,
+    freeze::FreezeView,
+    history::HistoryView,
+    nodes::NodeListView,
+    policies::{JudgementView, PolicyDescriptionView, PolicyListView},
+    probe::ProbeReportView,
+    proxied::ProxiedView,
+    services::ServiceListView,
+    top::TopView,
+    why::WhyView,
 };
 
 use crate::wire::name;
@@ -112,6 +126,9 @@ fn all_fields() {
         lines(|of: pb::Diff| DiffView::from(of)),
         lines(|list| EventListView::new(list, true)),
         lines(|of: pb::Top| TopView::from(of)),
+        lines(|of: pb::ListPoliciesResponse| PolicyListView::new(of.policies, None)),
+        lines(|of: pb::PolicyDescription| PolicyDescriptionView::from(of)),
+        lines(|of| JudgementView::new(&pb::JudgeConnectionRequest::default(), of)),
     ];
     expect_file!["golden/filled.txt"].assert_eq(&all.concat());
 }

@@ -633,3 +633,76 @@ pub fn history() -> pb::History {
         now_ms: 121_000,
     }
 }
+
+fn policy(namespace: &str, name: &str, types: [bool; 2], pods: u64) -> pb::PolicySummary {
+    let [ingress, egress] = types;
+    pb::PolicySummary {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        ingress,
+        egress,
+        pods,
+    }
+}
+
+/// Returns three NetworkPolicies.
+#[must_use]
+pub fn policies() -> Vec<pb::PolicySummary> {
+    vec![
+        policy("kube-system", "dns", [true, false], 2),
+        policy("shop", "default-deny", [true, true], 41),
+        policy("shop", "web", [true, false], 0),
+    ]
+}
+
+/// Returns `shop/db`.
+#[must_use]
+pub fn policy_description() -> pb::PolicyDescription {
+    let rules = [
+        "from Pods app=web in namespaces team=a, and 10.0.0.0/8 except 10.1.0.0/16, to ports TCP 5432",
+        "from all Pods of the namespace, to ports TCP metrics",
+    ];
+    pb::PolicyDescription {
+        summary: Some(policy("shop", "db", [true, false], 102)),
+        selector: "app=db,tier in (a,b)".to_owned(),
+        ingress: strings(&rules),
+        pods: (0..100).map(|n| format!("db-{n}")).collect(),
+        issues: vec![pb::InputIssue {
+            severity: pb::Severity::Error.into(),
+            kind: "NetworkPolicy".to_owned(),
+            namespace: "shop".to_owned(),
+            name: "db".to_owned(),
+            reason: "spec.ingress[2].from[0]: has no address; the rule allows nothing".to_owned(),
+            code: "InvalidPolicy".to_owned(),
+            ..Default::default()
+        }],
+        ..Default::default()
+    }
+}
+
+/// Returns the verdict on a connection that the sender may open, and the receiver does not take.
+#[must_use]
+pub fn judgement() -> pb::ConnectionJudgement {
+    let allowed = pb::DirectionJudgement {
+        verdict: pb::PolicyVerdict::Allowed.into(),
+        reason: "shop/web allows it by spec.egress[1]".to_owned(),
+        policy: "shop/web".to_owned(),
+        rule: "to Pods app=db, on ports TCP 5432, TCP 9187".to_owned(),
+        peer: "Pods app=db".to_owned(),
+        isolating: Vec::new(),
+    };
+    let denied = pb::DirectionJudgement {
+        verdict: pb::PolicyVerdict::Denied.into(),
+        reason: "no rule of shop/db, shop/default-deny allows connections from Pod shop/web-1, TCP 9187; Pod shop/db-0 \
+                 is isolated for connections to it"
+            .to_owned(),
+        isolating: strings(&["shop/db", "shop/default-deny"]),
+        ..Default::default()
+    };
+    pb::ConnectionJudgement {
+        allowed: false,
+        egress: Some(allowed),
+        ingress: Some(denied),
+        notes: Vec::new(),
+    }
+}

@@ -109,6 +109,7 @@ impl pb::desired_state_service_server::DesiredStateService for DesiredServer {
         let Totals {
             services,
             endpoints,
+            ..
         } = self.totals();
         let objects = services.saturating_add(endpoints);
         self.begin(visitor, objects, |hub| LayerFeed::new(hub, None))

@@ -123,6 +123,7 @@ mod tests {
         for (method, verb, path) in [
             ("StatusService/GetDrainStatus", "get", "/kplane/status"),
             ("StatusService/GetProxied", "get", "/kplane/status"),
+            ("StatusService/JudgeConnection", "get", "/kplane/status"),
             ("StatusService/TryService", "create", "/kplane/probes"),
             ("StatusService/ProbeNodes", "create", "/kplane/probes"),
             ("StatusService/GetAffinity", "get", "/kplane/clients"),

@@ -21,8 +21,8 @@ use super::others::Others;
 use super::pages::Picture;
 use super::request::{MAX_NAME, WATCH_PAUSE, WATCH_REFRESH, bounded_names, charge, cost, detail};
 use super::{
-    affinity, approval, convergence, description, drain, freeze, probe, proxied, servers, services,
-    views,
+    affinity, approval, convergence, description, drain, freeze, policies, probe, proxied, servers,
+    services, views,
 };
 
 /// The server of the status API.
@@ -288,6 +288,37 @@ impl StatusService for StatusServer {
         audit(&request, &Right::Probe, &text);
         let report = probe::probe(&self.hub, self.peers.as_deref(), request.get_ref());
         Ok(Response::new(report.await?))
+    }
+
+    async fn list_policies(
+        &self,
+        request: Request<pb::ListPoliciesRequest>,
+    ) -> Result<Response<pb::ListPoliciesResponse>, Status> {
+        // Each page counts the Pods of all policies.
+        let policies = self.hub.summary().borrow().totals.policies;
+        charge(&request, cost(policies))?;
+        let page = policies::list(&self.hub, request.into_inner()).await?;
+        Ok(Response::new(page))
+    }
+
+    async fn describe_policy(
+        &self,
+        request: Request<pb::DescribePolicyRequest>,
+    ) -> Result<Response<pb::PolicyDescription>, Status> {
+        let pods = self.hub.summary().borrow().totals.policy_pods;
+        charge(&request, cost(pods))?;
+        let policy = policies::describe(&self.hub, request.into_inner()).await?;
+        Ok(Response::new(policy))
+    }
+
+    async fn judge_connection(
+        &self,
+        request: Request<pb::JudgeConnectionRequest>,
+    ) -> Result<Response<pb::ConnectionJudgement>, Status> {
+        let pods = self.hub.summary().borrow().totals.policy_pods;
+        charge(&request, cost(pods))?;
+        let judgement = policies::judge(&self.hub, request.get_ref()).await?;
+        Ok(Response::new(judgement))
     }
 }
 

@@ -1,5 +1,6 @@
 //! The servers over TCP; the tests supply the control plane's state.
 
+mod policies;
 mod services;
 
 use std::sync::Arc;

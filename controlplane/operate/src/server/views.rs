@@ -35,6 +35,7 @@ pub(super) fn control_plane(hub: &Hub) -> pb::ControlPlaneStatus {
         upstream_age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
         services: summary.totals.services as u64,
         endpoints: summary.totals.endpoints as u64,
+        policies: summary.totals.policies as u64,
         issues: issues.listed,
         issues_omitted: issues.omitted,
         errors: issues.errors,

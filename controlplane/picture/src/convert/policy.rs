@@ -7,7 +7,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use kplane_model::{
-    Block, Cidr, Issue, NamedPort, PolicyName, PolicyPort, Protocol, Reason, parse_ip, shared,
+    Block, Cidr, Issue, NamedPort, PolicyName, PolicyPort, Protocol, Reason, Severity, parse_ip,
+    shared,
 };
 use kplane_policy::{Labels, NetworkPolicy, PeerSpec, Pod, Requirement, Rule, Selector};
 
@@ -73,6 +74,16 @@ pub fn network_policy(policy: &k8s::NetworkPolicy, location: &str) -> (NetworkPo
         egress,
     };
     (policy, report.finish())
+}
+
+/// Returns the issue that a NetworkPolicy, of this size in bytes, fits into no message.
+#[must_use]
+pub fn policy_too_large(policy: &k8s::NetworkPolicy, location: &str, size: usize) -> Issue {
+    let report = Report::new(Kind::NetworkPolicy, &policy.metadata, location);
+    let reason = format!(
+        "needs {size} bytes, more than a message has; it isolates its Pods and allows nothing; split it"
+    );
+    report.issue(Severity::Error, Reason::TooLarge, reason)
 }
 
 /// Returns the issue that a NetworkPolicy is not enforced.

@@ -55,7 +55,7 @@ impl<'a> Report<'a> {
         }
     }
 
-    fn issue(&self, severity: Severity, code: Reason, reason: String) -> Issue {
+    pub(super) fn issue(&self, severity: Severity, code: Reason, reason: String) -> Issue {
         Issue {
             severity,
             code,

@@ -1,6 +1,6 @@
 //! NetworkPolicies, and the namespaces and Pods that they are about, within the index.
 
-use kplane_model::Issue;
+use kplane_model::{Issue, ObjectRef, Reason, Severity};
 use kplane_policy::{Policies, PolicyChanges};
 
 use super::Index;
@@ -25,8 +25,12 @@ impl Index {
         };
         match object {
             Object::NetworkPolicy(policy) => {
-                let (policy, issues) = convert::network_policy(policy, location);
-                policies.put_policy(policy);
+                let (converted, mut issues) = convert::network_policy(policy, location);
+                let name = converted.name.clone();
+                policies.put_policy(converted);
+                let mut too_large = policies.too_large();
+                let size = too_large.find_map(|(of, size)| (*of == name).then_some(size));
+                issues.extend(size.map(|size| convert::policy_too_large(policy, location, size)));
                 return issues;
             }
             Object::Namespace(namespace) => {
@@ -54,9 +58,36 @@ impl Index {
         }
     }
 
-    /// Returns what changed in the NetworkPolicies.
-    pub(super) fn take_policies(&mut self) -> PolicyChanges {
-        let policies = self.policies.as_mut();
-        policies.map_or_else(PolicyChanges::default, Policies::take)
+    /// Returns what changed in the NetworkPolicies, and says whether the Pods with too many of them did.
+    pub(super) fn take_policies(&mut self, issues_changed: &mut bool) -> PolicyChanges {
+        let Some(policies) = &mut self.policies else {
+            return PolicyChanges::default();
+        };
+        let changes = policies.take();
+        let before = self.crowded.iter().map(|(name, count)| (name, *count));
+        if !policies.crowded().eq(before) {
+            let crowded = policies.crowded();
+            self.crowded = crowded.map(|(name, count)| (name.clone(), count)).collect();
+            *issues_changed = true;
+        }
+        changes
+    }
+
+    /// Returns the issues of Pods whose policies do not all fit into a message.
+    pub(super) fn crowded_issues(&self) -> impl Iterator<Item = Issue> {
+        self.crowded.iter().map(|(pod, policies)| Issue {
+            severity: Severity::Error,
+            code: Reason::TooLarge,
+            location: String::new(),
+            object: ObjectRef {
+                kind: Kind::Pod.as_str().to_owned(),
+                namespace: pod.namespace.to_string(),
+                name: pod.name.to_string(),
+            },
+            reason: format!(
+                "{policies} NetworkPolicies select it, more than fit into a message: it is isolated as all of them ask, \
+                 and the last ones by name allow nothing; join policies"
+            ),
+        })
     }
 }

@@ -2,6 +2,7 @@
 
 mod causes;
 mod places;
+mod policies;
 mod proxying;
 mod step;
 
@@ -21,6 +22,8 @@ pub(crate) fn object(value: &Value) -> Box<Located> {
         "Service" => Object::Service(serde_json::from_value(value.clone()).unwrap()),
         "EndpointSlice" => Object::EndpointSlice(serde_json::from_value(value.clone()).unwrap()),
         "Node" => Object::Node(serde_json::from_value(value.clone()).unwrap()),
+        "NetworkPolicy" => Object::NetworkPolicy(serde_json::from_value(value.clone()).unwrap()),
+        "Pod" => Object::Pod(serde_json::from_value(value.clone()).unwrap()),
         "ServiceCIDR" => Object::ServiceCidr(serde_json::from_value(value.clone()).unwrap()),
         kind => panic!("{kind}"),
     };
@@ -135,7 +138,8 @@ fn only_services_that_a_batch_concerns_are_published() {
         index.totals(),
         Totals {
             services: 2,
-            endpoints: 0
+            endpoints: 0,
+            ..Totals::default()
         }
     );
 }

@@ -9,6 +9,10 @@ pub struct Totals {
     pub services: usize,
     /// Endpoints of all served ports; each family counts separately.
     pub endpoints: usize,
+    /// NetworkPolicies that nodes enforce.
+    pub policies: usize,
+    /// Pods that they can tell apart from other addresses.
+    pub policy_pods: usize,
 }
 
 impl Totals {

@@ -1,0 +1,311 @@
+//! NetworkPolicies: the list, one of them in words, and the verdict on a connection.
+//!
+//! The index's task works out each answer; the words are made of what it returns.
+
+mod words;
+
+use kplane_fleet::hub::Hub;
+use kplane_model::{Direction, Family, Issue, PolicyName, Protocol, parse_ip};
+use kplane_picture::k8s::Kind;
+use kplane_policy::{End, NetworkPolicy, Policies, PolicySummary, Rule, Verdict};
+use kplane_proto::convert;
+use kplane_proto::v1 as pb;
+use tonic::Status;
+
+use super::closing;
+use super::issues::Issues;
+use super::request::bounded_names;
+
+/// Size in bytes up to which policies are added to an answer.
+const PAGE_BYTES: usize = 3 << 20;
+/// Maximum number of rules of each direction in a description.
+const RULES: usize = 200;
+/// Maximum number of isolating policies in a verdict, and in its text.
+const ISOLATING: usize = 100;
+const NAMED: usize = 5;
+
+/// The answer of a control plane without policies.
+const NOT_ENFORCED: &str = "nodes enforce no NetworkPolicies of this control plane: update all agents, then start it with \
+     --network-policy (in the chart: networkPolicies.enforce=true)";
+
+/// Returns what the index answers.
+async fn ask<T: Send + 'static>(
+    hub: &Hub,
+    answer: impl FnOnce(&Policies, &dyn Fn() -> Vec<Issue>) -> T + Send + 'static,
+) -> Result<T, Status> {
+    let answer = hub.policies(answer).await.map_err(closing)?;
+    answer.ok_or_else(|| Status::failed_precondition(NOT_ENFORCED))
+}
+
+/// Returns one page of the policies.
+pub(super) async fn list(
+    hub: &Hub,
+    request: pb::ListPoliciesRequest,
+) -> Result<pb::ListPoliciesResponse, Status> {
+    let after = match request.page_token.as_str() {
+        "" => None,
+        token => Some(named(token).ok_or_else(|| {
+            Status::invalid_argument(
+                "page_token is none of this control plane: begin again without one",
+            )
+        })?),
+    };
+    let most = match request.page_size {
+        0 => usize::MAX,
+        most => usize::try_from(most).unwrap_or(usize::MAX),
+    };
+    ask(hub, move |policies, _| {
+        let namespace = request.namespace;
+        let wanted = |of: &PolicySummary| {
+            let behind = after.as_ref().is_none_or(|after| of.name > *after);
+            behind && (namespace.is_empty() || *namespace == *of.name.namespace)
+        };
+        page(policies.list().filter(wanted), most)
+    })
+    .await
+}
+
+fn page(all: impl Iterator<Item = PolicySummary>, most: usize) -> pb::ListPoliciesResponse {
+    let (mut page, mut bytes) = (pb::ListPoliciesResponse::default(), 0);
+    for policy in all {
+        bytes += policy.name.namespace.len() + policy.name.name.len() + 32;
+        if bytes > PAGE_BYTES || page.policies.len() == most {
+            let last = page.policies.last();
+            let token = last.map(|last| format!("{}/{}", last.namespace, last.name));
+            page.next_page_token = token.unwrap_or_default();
+            break;
+        }
+        page.policies.push(summary(&policy));
+    }
+    page
+}
+
+fn summary(policy: &PolicySummary) -> pb::PolicySummary {
+    pb::PolicySummary {
+        namespace: policy.name.namespace.to_string(),
+        name: policy.name.name.to_string(),
+        ingress: policy.ingress,
+        egress: policy.egress,
+        pods: policy.pods as u64,
+    }
+}
+
+/// Returns the name in a text such as `shop/web`.
+fn named(text: &str) -> Option<PolicyName> {
+    let (namespace, name) = text.split_once('/')?;
+    let is_name = !namespace.is_empty() && !name.is_empty() && !name.contains('/');
+    is_name.then(|| PolicyName::new(namespace, name))
+}
+
+/// Returns one policy.
+pub(super) async fn describe(
+    hub: &Hub,
+    request: pb::DescribePolicyRequest,
+) -> Result<pb::PolicyDescription, Status> {
+    bounded_names(&[&request.namespace, &request.name])?;
+    let name = PolicyName::new(&request.namespace, &request.name);
+    let unknown = Status::not_found(format!(
+        "no NetworkPolicy {name} is known: kpctl get policies lists them"
+    ));
+    let found = ask(hub, move |policies, issues| {
+        let facts = policies.policy(&name)?;
+        let mut issues = issues();
+        issues.retain(|issue| {
+            let of = &issue.object;
+            let its = (Kind::NetworkPolicy.as_str(), &*name.namespace, &*name.name);
+            (&*of.kind, &*of.namespace, &*of.name) == its
+        });
+        Some((facts, issues))
+    });
+    let (facts, issues) = found.await?.ok_or(unknown)?;
+    let policy = &facts.policy;
+    let [ingress, egress] = Direction::ALL.map(|direction| rules(policy, direction));
+    let all = [ingress, egress].map(<[Rule]>::len);
+    let written = |rules: &[Rule], direction| {
+        let rules = rules.iter().take(RULES);
+        rules.map(|rule| words::rule(rule, direction)).collect()
+    };
+    Ok(pb::PolicyDescription {
+        summary: Some(summary(&PolicySummary {
+            name: policy.name.clone(),
+            ingress: policy.ingress.is_some(),
+            egress: policy.egress.is_some(),
+            pods: facts.pods,
+        })),
+        selector: words::selector(&policy.pods),
+        ingress: written(ingress, Direction::Ingress),
+        egress: written(egress, Direction::Egress),
+        more_rules: all.map(|n| n.saturating_sub(RULES) as u64).iter().sum(),
+        pods: facts.names.iter().map(|pod| pod.name.to_string()).collect(),
+        issues: Issues::bounded(&issues).listed,
+    })
+}
+
+/// Returns a policy's rules of a direction.
+fn rules(policy: &NetworkPolicy, direction: Direction) -> &[Rule] {
+    let rules = match direction {
+        Direction::Ingress => &policy.ingress,
+        Direction::Egress => &policy.egress,
+    };
+    rules.as_deref().unwrap_or_default()
+}
+
+/// A connection that a request asks about.
+struct Connection {
+    from: End,
+    to: End,
+    protocol: Protocol,
+    port: u16,
+}
+
+/// Returns what the policies say about a connection.
+pub(super) async fn judge(
+    hub: &Hub,
+    request: &pb::JudgeConnectionRequest,
+) -> Result<pb::ConnectionJudgement, Status> {
+    let asked = Connection::new(request)?;
+    let notes = asked.notes(hub);
+    let judged = ask(hub, move |policies, _| asked.judge(policies));
+    let judged = judged.await??;
+    Ok(pb::ConnectionJudgement { notes, ..judged })
+}
+
+impl Connection {
+    fn new(request: &pb::JudgeConnectionRequest) -> Result<Self, Status> {
+        let protocol = match request.protocol() {
+            pb::Protocol::Unspecified => Protocol::Tcp,
+            protocol => convert::protocol(protocol.into())
+                .map_err(|error| Status::invalid_argument(error.to_string()))?,
+        };
+        let port = u16::try_from(request.port).ok().filter(|port| *port > 0);
+        let (from, to) = (end(&request.from)?, end(&request.to)?);
+        if let (End::Address(from), End::Address(to)) = (&from, &to)
+            && Family::of(*from) != Family::of(*to)
+        {
+            let text = format!("{from} and {to} are of different families");
+            return Err(Status::invalid_argument(text));
+        }
+        Ok(Self {
+            from,
+            to,
+            protocol,
+            port: port
+                .ok_or_else(|| Status::invalid_argument("port is no number from 1 to 65535"))?,
+        })
+    }
+
+    fn judge(&self, policies: &Policies) -> Result<pb::ConnectionJudgement, Status> {
+        for end in [&self.from, &self.to] {
+            if let End::Pod(pod) = end
+                && policies.policies_of(pod).is_none()
+            {
+                return Err(Status::not_found(format!(
+                    "no Pod {pod} with an address of its own is known: it does not exist, has finished, or is on its \
+                     node's network; of such a Pod ask by its address"
+                )));
+            }
+        }
+        let judged = policies.judge(&self.from, &self.to, self.protocol, self.port);
+        let verdict = |verdict, direction| self.verdict(policies, verdict, direction);
+        Ok(pb::ConnectionJudgement {
+            allowed: judged.is_allowed(),
+            egress: Some(verdict(&judged.egress, Direction::Egress)),
+            ingress: Some(verdict(&judged.ingress, Direction::Ingress)),
+            notes: Vec::new(),
+        })
+    }
+
+    /// Puts what the policies of one end say about the other into words.
+    fn verdict(
+        &self,
+        policies: &Policies,
+        verdict: &Verdict,
+        direction: Direction,
+    ) -> pb::DirectionJudgement {
+        let (subject, of_subject, preposition, other) = match direction {
+            Direction::Ingress => (&self.to, "to", "from", &self.from),
+            Direction::Egress => (&self.from, "from", "to", &self.to),
+        };
+        let (subject, other) = (shown(subject), shown(other));
+        let mut told = pb::DirectionJudgement::default();
+        match verdict {
+            Verdict::Itself => {
+                told.set_verdict(pb::PolicyVerdict::Itself);
+                told.reason = "a Pod always reaches itself".to_owned();
+            }
+            Verdict::NotIsolated => {
+                told.set_verdict(pb::PolicyVerdict::NotIsolated);
+                told.reason =
+                    format!("no policy isolates {subject} for connections {of_subject} it");
+            }
+            Verdict::Allowed { policy, rule, peer } => {
+                told.set_verdict(pb::PolicyVerdict::Allowed);
+                told.policy = policy.to_string();
+                let facts = policies.policy(policy);
+                let rules = facts.as_ref().map(|facts| rules(&facts.policy, direction));
+                let field = words::field(direction);
+                told.reason = format!("{policy} allows it by spec.{field}[{rule}]");
+                if let Some(rule) = rules.and_then(|rules| rules.get(*rule)) {
+                    told.rule = words::rule(rule, direction);
+                    let peers = rule.peers.as_deref().unwrap_or_default();
+                    let peer = peer.and_then(|at| peers.get(at));
+                    told.peer = peer.map_or("everybody".to_owned(), words::peer);
+                }
+            }
+            Verdict::Denied(isolating) => {
+                told.set_verdict(pb::PolicyVerdict::Denied);
+                let (protocol, port) = (self.protocol, self.port);
+                told.reason = format!(
+                    "no rule of {} allows connections {preposition} {other}, {protocol} {port}; {subject} is isolated \
+                     for connections {of_subject} it",
+                    words::some(isolating, NAMED)
+                );
+                let names = isolating.iter().take(ISOLATING);
+                told.isolating = names.map(ToString::to_string).collect();
+            }
+        }
+        told
+    }
+
+    /// Returns what the policies do not say: that a Pod and its own node always reach each other (NP11).
+    fn notes(&self, hub: &Hub) -> Vec<String> {
+        let nodes = hub.store.nodes();
+        let note = |end: &End| {
+            let End::Address(address) = end else {
+                return None;
+            };
+            let node = nodes.values().find(|of| of.addresses.contains(address))?;
+            let name = &node.name;
+            Some(format!(
+                "{address} is an address of {name}: a Pod that runs on {name} can always reach it and be reached by it, \
+                 whatever policies say"
+            ))
+        };
+        [&self.from, &self.to]
+            .into_iter()
+            .filter_map(note)
+            .collect()
+    }
+}
+
+fn end(text: &str) -> Result<End, Status> {
+    if let Some(name) = named(text) {
+        bounded_names(&[&name.namespace, &name.name])?;
+        return Ok(End::Pod(name));
+    }
+    let address = parse_ip(text).map_err(|_| {
+        Status::invalid_argument(format!(
+            "{:?} is neither a Pod, such as shop/web-1, nor an address",
+            text.chars().take(NAMED * 20).collect::<String>()
+        ))
+    })?;
+    // IPv4 in IPv6 is IPv4: so Pods have it.
+    Ok(End::Address(address.to_canonical()))
+}
+
+fn shown(end: &End) -> String {
+    match end {
+        End::Pod(pod) => format!("Pod {pod}"),
+        End::Address(address) => address.to_string(),
+    }
+}

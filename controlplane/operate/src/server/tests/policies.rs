@@ -1,0 +1,260 @@
+//! NetworkPolicies: lists, descriptions and verdicts.
+
+use kplane_picture::k8s::{Namespace, NetworkPolicy, Node, Object, Pod};
+use kplane_picture::source::Located;
+use serde_json::{Value, json};
+
+use super::*;
+
+fn policy(name: &str, spec: &Value) -> Object {
+    let value = json!({"metadata": {"namespace": "shop", "name": name}, "spec": spec});
+    Object::NetworkPolicy(serde_json::from_value::<NetworkPolicy>(value).unwrap())
+}
+
+fn pod(namespace: &str, name: &str, app: &str, ip: &str) -> Object {
+    let value = json!({
+        "metadata": {"namespace": namespace, "name": name, "labels": {"app": app}},
+        "spec": {"nodeName": "n1"},
+        "status": {"podIP": ip, "podIPs": [{"ip": ip}], "phase": "Running"},
+    });
+    Object::Pod(serde_json::from_value::<Pod>(value).unwrap())
+}
+
+fn namespace(name: &str, team: &str) -> Object {
+    let value = json!({"metadata": {"name": name, "labels": {"team": team}}});
+    Object::Namespace(serde_json::from_value::<Namespace>(value).unwrap())
+}
+
+fn cluster() -> Vec<Object> {
+    let node = json!({
+        "metadata": {"name": "n1"},
+        "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]},
+    });
+    let node = Object::Node(serde_json::from_value::<Node>(node).unwrap());
+    let db = json!({
+        "podSelector": {"matchLabels": {"app": "db"}},
+        "policyTypes": ["Ingress"],
+        "ingress": [
+            {"from": [{"ipBlock": {"cidr": "198.51.100.0/24", "except": ["198.51.100.9/32"]}}]},
+            {
+                "from": [
+                    {"podSelector": {"matchLabels": {"app": "job"}}},
+                    {
+                        "podSelector": {"matchLabels": {"app": "web"}},
+                        "namespaceSelector": {"matchLabels": {"team": "a"}},
+                    },
+                ],
+                "ports": [{"port": 5432}, {"protocol": "UDP", "port": 53, "endPort": 60}],
+            },
+            {"from": [{"ipBlock": {"cidr": "10.0.0.0/33"}}]},
+        ],
+    });
+    let nothing = json!({"policyTypes": ["Ingress", "Egress"]});
+    vec![
+        node,
+        namespace("shop", "a"),
+        namespace("other", "b"),
+        pod("shop", "db-0", "db", "10.0.0.1"),
+        pod("shop", "web-0", "web", "10.0.0.2"),
+        pod("other", "web-0", "web", "10.0.0.3"),
+        policy("db", &db),
+        policy("default-deny", &nothing),
+    ]
+}
+
+async fn server(enforce: bool) -> StatusServer {
+    let (sink, batches) = mpsc::channel(1);
+    let admission = Admission {
+        network_policies: enforce,
+        ..Admission::default()
+    };
+    let (hub, index) = Hub::new(1, "test", admission, CliffGuard::default(), batches);
+    tokio::spawn(index);
+    let kinds = match enforce {
+        true => &Kind::WITH_POLICIES[..],
+        false => &Kind::ALL,
+    };
+    let mut events: Vec<Event> = kinds.iter().copied().map(Event::Init).collect();
+    let located = |object| {
+        Event::Apply(Box::new(Located {
+            object,
+            location: "x.yaml".into(),
+        }))
+    };
+    events.extend(cluster().into_iter().map(located));
+    events.extend(kinds.iter().copied().map(Event::InitDone));
+    let batch = Batch {
+        events,
+        observed_at: SystemTime::now(),
+    };
+    sink.send(batch).await.unwrap();
+    let mut head = hub.store.head();
+    let synced = head.wait_for(|head| head.synced);
+    timeout(DEADLINE, synced).await.unwrap().unwrap();
+    StatusServer::new(hub)
+}
+
+async fn list(server: &StatusServer, namespace: &str) -> Vec<String> {
+    let mut request = pb::ListPoliciesRequest {
+        namespace: namespace.to_owned(),
+        page_size: 1,
+        page_token: String::new(),
+    };
+    let mut lines = Vec::new();
+    loop {
+        let page = server.list_policies(Request::new(request.clone())).await;
+        let page = page.unwrap().into_inner();
+        assert!(page.policies.len() <= 1);
+        lines.extend(page.policies.iter().map(|of| {
+            let pb::PolicySummary {
+                namespace,
+                name,
+                ingress,
+                egress,
+                pods,
+            } = of;
+            format!("{namespace}/{name} {ingress} {egress} {pods}")
+        }));
+        request.page_token = page.next_page_token;
+        if request.page_token.is_empty() {
+            return lines;
+        }
+    }
+}
+
+#[tokio::test]
+async fn policies_come_in_pages_and_by_namespace() {
+    let server = server(true).await;
+    let all = ["shop/db true false 1", "shop/default-deny true true 2"];
+    assert_eq!(list(&server, "").await, all);
+    assert_eq!(list(&server, "shop").await, all);
+    assert_eq!(list(&server, "other").await, [""; 0]);
+    let wrong = pb::ListPoliciesRequest {
+        page_token: "shop".to_owned(),
+        ..pb::ListPoliciesRequest::default()
+    };
+    let wrong = server.list_policies(Request::new(wrong)).await;
+    assert_eq!(wrong.unwrap_err().code(), Code::InvalidArgument);
+    let fleet = server
+        .get_fleet(Request::new(pb::GetFleetRequest::default()))
+        .await
+        .unwrap();
+    let plane = fleet.into_inner().control_plane.unwrap();
+    assert_eq!(plane.policies, 2);
+}
+
+#[tokio::test]
+async fn a_policy_has_its_rules_in_words_and_its_problems() {
+    let server = server(true).await;
+    let named = |name: &str| {
+        Request::new(pb::DescribePolicyRequest {
+            namespace: "shop".to_owned(),
+            name: name.to_owned(),
+        })
+    };
+    let db = server
+        .describe_policy(named("db"))
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(db.selector, "app=db");
+    assert_eq!(
+        db.ingress,
+        [
+            "from 198.51.100.0/24 except 198.51.100.9/32, to all ports",
+            "from Pods app=job, and Pods app=web in namespaces team=a, to ports TCP 5432, UDP 53-60",
+            "from no peer, to no port",
+        ]
+    );
+    assert_eq!((db.egress.len(), db.more_rules), (0, 0));
+    assert_eq!(db.pods, ["db-0"]);
+    let codes = db.issues.iter().map(|issue| issue.code.as_str());
+    assert_eq!(codes.collect::<Vec<_>>(), ["InvalidPolicy"]);
+    let deny = server
+        .describe_policy(named("default-deny"))
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(deny.pods, ["db-0", "web-0"]);
+    assert!(deny.issues.is_empty());
+    let none = server.describe_policy(named("x")).await.unwrap_err();
+    assert_eq!(none.code(), Code::NotFound);
+    assert!(none.message().contains("no NetworkPolicy shop/x"), "{none}");
+}
+
+#[tokio::test]
+async fn verdicts_name_what_decided() {
+    use pb::PolicyVerdict::{Allowed, Denied, Itself, NotIsolated};
+
+    let server = server(true).await;
+    let judge = async |from: &str, to: &str, port| {
+        let request = pb::JudgeConnectionRequest {
+            from: from.to_owned(),
+            to: to.to_owned(),
+            port,
+            ..pb::JudgeConnectionRequest::default()
+        };
+        let judged = server
+            .judge_connection(Request::new(request))
+            .await?
+            .into_inner();
+        let (egress, ingress) = (judged.egress.unwrap(), judged.ingress.unwrap());
+        let verdicts = (egress.verdict(), ingress.verdict());
+        assert_eq!(
+            judged.allowed,
+            egress.verdict() != Denied && ingress.verdict() != Denied
+        );
+        Ok::<_, Status>((verdicts, egress.reason, ingress, judged.notes))
+    };
+    // The sender is isolated, and the receiver's policy allows it.
+    let (verdicts, reason, ingress, notes) = judge("shop/web-0", "shop/db-0", 5432).await.unwrap();
+    assert_eq!(verdicts, (Denied, Allowed));
+    assert_eq!(
+        reason,
+        "no rule of shop/default-deny allows connections to Pod shop/db-0, TCP 5432; Pod shop/web-0 is isolated for \
+         connections from it"
+    );
+    assert_eq!(ingress.reason, "shop/db allows it by spec.ingress[1]");
+    assert_eq!(
+        ingress.rule,
+        "from Pods app=job, and Pods app=web in namespaces team=a, to ports TCP 5432, UDP 53-60"
+    );
+    assert_eq!(ingress.peer, "Pods app=web in namespaces team=a");
+    assert!(notes.is_empty());
+    // A namespace that the peer does not mean, and an address of a Pod.
+    let (verdicts, _, ingress, _) = judge("10.0.0.3", "10.0.0.1", 5432).await.unwrap();
+    assert_eq!(verdicts, (NotIsolated, Denied));
+    assert_eq!(ingress.isolating, ["shop/db", "shop/default-deny"]);
+    let (verdicts, _, ingress, _) = judge("198.51.100.7", "shop/db-0", 1).await.unwrap();
+    assert_eq!(verdicts, (NotIsolated, Allowed));
+    assert_eq!(ingress.peer, "198.51.100.0/24 except 198.51.100.9/32");
+    let (verdicts, ..) = judge("shop/db-0", "10.0.0.1", 1).await.unwrap();
+    assert_eq!(verdicts, (Itself, Itself));
+    // The node's own Pods always reach it.
+    let (verdicts, _, _, notes) = judge("192.0.2.1", "shop/db-0", 5432).await.unwrap();
+    assert_eq!(verdicts, (NotIsolated, Denied));
+    assert!(
+        notes[0].starts_with("192.0.2.1 is an address of n1: "),
+        "{notes:?}"
+    );
+    for (from, to, port, code) in [
+        ("shop/x", "shop/db-0", 1, Code::NotFound),
+        ("shop/db-0", "x", 1, Code::InvalidArgument),
+        ("shop/db-0", "10.0.0.2", 0, Code::InvalidArgument),
+        ("fd00::1", "10.0.0.2", 1, Code::InvalidArgument),
+    ] {
+        let refused = judge(from, to, port).await.unwrap_err();
+        assert_eq!(refused.code(), code, "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn a_control_plane_without_policies_says_how_to_get_them() {
+    let server = server(false).await;
+    let refused = server
+        .list_policies(Request::new(pb::ListPoliciesRequest::default()))
+        .await
+        .unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert!(refused.message().contains("--network-policy"), "{refused}");
+}

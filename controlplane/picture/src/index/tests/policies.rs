@@ -1,0 +1,97 @@
+//! Issues of NetworkPolicies, and of Pods with too many of them.
+
+use kplane_model::Reason;
+
+use super::*;
+
+fn policy(name: &str, ports: usize) -> Value {
+    let ports: Vec<Value> = (1..=ports).map(|port| json!({"port": port})).collect();
+    json!({
+        "kind": "NetworkPolicy",
+        "metadata": {"namespace": "shop", "name": name, "uid": "9ac0b1c8-9b1a-4a52-9c0e-1c1d7c4f1c11"},
+        "spec": {"ingress": [{"ports": ports}]},
+    })
+}
+
+fn enforcing(objects: &[Value]) -> Index {
+    let mut index = Index::new(Admission {
+        network_policies: true,
+        ..Admission::default()
+    });
+    let kinds = Kind::WITH_POLICIES;
+    let mut events: Vec<Event> = kinds.into_iter().map(Event::Init).collect();
+    events.extend(objects.iter().map(|o| Event::InitApply(object(o))));
+    events.extend(kinds.into_iter().map(Event::InitDone));
+    index.apply(batch(events));
+    index
+}
+
+fn texts(index: &Index) -> Vec<String> {
+    index.issues().iter().map(ToString::to_string).collect()
+}
+
+/// Applies an event, and returns whether the list of issues changed.
+fn changes(index: &mut Index, event: Event) -> bool {
+    index.apply(batch(vec![event])).issues_changed
+}
+
+#[test]
+fn a_policy_that_fits_into_no_message_is_an_issue_while_it_does_not() {
+    let mut index = enforcing(&[policy("web", 20_000)]);
+    let issues = index.issues();
+    assert_eq!(issues.len(), 1, "{issues:?}");
+    let id = object(&policy("web", 0)).object.id();
+    assert_eq!(
+        (issues[0].code, index.uid(&id).is_some()),
+        (Reason::TooLarge, true)
+    );
+    let text = issues[0].reason.as_str();
+    assert!(
+        text.starts_with("needs ") && text.ends_with("; split it"),
+        "{text}"
+    );
+    let larger = object(&policy("web", 21_000));
+    assert!(
+        changes(&mut index, Event::Apply(larger)),
+        "the size is another"
+    );
+    let smaller = object(&policy("web", 1));
+    assert!(changes(&mut index, Event::Apply(smaller)));
+    assert_eq!(texts(&index), [""; 0]);
+    let again = object(&policy("web", 20_000));
+    assert!(changes(&mut index, Event::Apply(again)));
+    assert!(changes(&mut index, Event::Delete(id)));
+    assert_eq!(texts(&index), [""; 0]);
+}
+
+#[test]
+fn a_pod_with_too_many_policies_is_an_issue_while_it_has_them() {
+    let pod = json!({
+        "kind": "Pod",
+        "metadata": {"namespace": "shop", "name": "web-0"},
+        "spec": {"nodeName": "n1"},
+        "status": {"podIP": "10.0.0.1", "podIPs": [{"ip": "10.0.0.1"}], "phase": "Running"},
+    });
+    let name = |n: usize| format!("{n:04}-{}", "x".repeat(240));
+    let mut objects: Vec<Value> = (0..800).map(|n| policy(&name(n), 1)).collect();
+    objects.push(pod);
+    let mut index = enforcing(&objects);
+    let issues = texts(&index);
+    assert_eq!(issues.len(), 1, "{issues:?}");
+    assert!(issues[0].contains("Pod shop/web-0"), "{issues:?}");
+    assert!(
+        issues[0].contains("800 NetworkPolicies select it"),
+        "{issues:?}"
+    );
+    assert_eq!(
+        (index.totals().policies, index.totals().policy_pods),
+        (800, 1)
+    );
+    let id = |n| object(&policy(&name(n), 1)).object.id();
+    assert!(changes(&mut index, Event::Delete(id(0))));
+    assert!(texts(&index)[0].contains("799 NetworkPolicies"));
+    let gone: Vec<Event> = (1..400).map(|n| Event::Delete(id(n))).collect();
+    assert!(index.apply(batch(gone)).issues_changed);
+    assert_eq!(texts(&index), [""; 0]);
+    assert!(!changes(&mut index, Event::Delete(id(400))));
+}
