@@ -183,7 +183,7 @@ fn node(policies: u32) {
             counts.elements,
             applied.bytes >> 10
         );
-        print(policies, &what, &mut vec![took]);
+        print(policies, &what, &mut [took]);
         let mut added: Vec<Duration> = Vec::new();
         let mut moved = Vec::new();
         let mut removed = Vec::new();

@@ -126,7 +126,14 @@ async fn the_first_batch_is_everything() {
     let (sink, mut batches) = mpsc::channel(QUEUE);
     let task = tokio::spawn(Manifests::new(dir.path()).run(sink));
     let first = timeout(DEADLINE, batches.recv()).await.unwrap().unwrap();
-    let rest = ["EndpointSlice", "Node", "ServiceCidr"];
+    let rest = [
+        "EndpointSlice",
+        "Node",
+        "ServiceCidr",
+        "NetworkPolicy",
+        "Namespace",
+        "Pod",
+    ];
     let mut expected = vec!["Init(Service)", "have a", "have b", "InitDone(Service)"]
         .into_iter()
         .map(str::to_owned)
