@@ -15,8 +15,8 @@ Measure how long changes take, in a real kernel, and print tables
 Usage: cargo xtask bench [NAME] [OPTIONS]
 
 Arguments:
-  [NAME]  One benchmark of: change, reboot, drift, packet, conntrack, fleet; or operators, kpctl's answers about 5,000
-          nodes and 17,000 Services [default: all but operators]
+  [NAME]  One benchmark of: change, reboot, drift, packet, conntrack, fleet, policies; or operators, kpctl's answers
+          about 5,000 nodes and 17,000 Services [default: all but operators]
 
 Options:
       --against <PROXY>     Compare with another proxy on a real API server, instead of measuring kplane alone:
@@ -50,7 +50,15 @@ All of these but --compare and --help need --against.
 const COMPARE: &str = "--compare";
 
 /// Benchmarks of kplane alone.
-const ALONE: [&str; 6] = ["change", "reboot", "drift", "packet", "conntrack", "fleet"];
+const ALONE: [&str; 7] = [
+    "change",
+    "reboot",
+    "drift",
+    "packet",
+    "conntrack",
+    "fleet",
+    "policies",
+];
 /// One that runs only if it is named, and needs kpctl.
 const OPERATORS: &str = "operators";
 

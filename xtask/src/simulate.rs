@@ -35,6 +35,9 @@ const FAULTS: &str = "nodeagent/tests/simulation/faults";
 const COPY: &str = "target/faults/tree";
 const TARGET: &str = "target/faults/target";
 
+/// What to do about a fault whose place in the product has changed.
+const MISFIT: &str = "the fault does not fit the product any more; write it anew";
+
 pub(crate) fn run(args: &[String]) -> Result<ExitCode> {
     match args.first().map(String::as_str) {
         Some("--help" | "-h") => print!("{HELP}"),
@@ -57,11 +60,8 @@ fn faults(name: &str) -> Result<()> {
     let root = root()?;
     let copy = root.join(COPY);
     copy_tree(root, &copy)?;
-    let mut names: Vec<PathBuf> = fs::read_dir(root.join(FAULTS))?
-        .map(|entry| Ok(entry?.path()))
-        .collect::<Result<_>>()?;
+    let mut names = patches(root)?;
     names.retain(|path| path.to_string_lossy().contains(name));
-    names.sort();
     ensure!(!names.is_empty(), "no fault has the name {name:?}");
     let mut missed = Vec::new();
     for patch in &names {
@@ -78,6 +78,25 @@ fn faults(name: &str) -> Result<()> {
         }
     }
     ensure!(missed.is_empty(), "not found: {}", missed.join(", "));
+    Ok(())
+}
+
+/// Returns the deliberate faults, sorted.
+fn patches(root: &Path) -> Result<Vec<PathBuf>> {
+    let mut patches: Vec<PathBuf> = fs::read_dir(root.join(FAULTS))?
+        .map(|entry| Ok(entry?.path()))
+        .collect::<Result<_>>()?;
+    patches.sort();
+    Ok(patches)
+}
+
+/// Checks that each deliberate fault fits the product as it is.
+pub(crate) fn fit(root: &Path) -> Result<()> {
+    for patch in patches(root)? {
+        let mut git = Command::new("git");
+        git.current_dir(root).args(["apply", "-C1", "--check"]);
+        status(git.arg(&patch)).context(MISFIT)?;
+    }
     Ok(())
 }
 
@@ -103,7 +122,7 @@ fn apply(root: &Path, patch: &Path, how: &[&str]) -> Result<()> {
     let mut git = Command::new("git");
     git.current_dir(root).arg("apply").arg("-C1").args(how);
     git.arg(format!("--directory={COPY}")).arg(patch);
-    status(&mut git).context("the fault does not fit the product any more; write it anew")
+    status(&mut git).context(MISFIT)
 }
 
 /// Builds the copy and plays on it; returns how the fault is found.

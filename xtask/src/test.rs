@@ -31,6 +31,7 @@ use self::build::Built;
 use self::report::Outcome;
 use self::suites::{Lane, Suite};
 use crate::cargo::{self, BENCH, programs, root};
+use crate::simulate;
 
 const HELP: &str = "\
 Check everything that must hold before a change lands
@@ -59,7 +60,7 @@ const TOOLS: &str = "tools";
 type Check = (&'static str, fn(&Path) -> Result<()>);
 
 /// Cheap and often failing first.
-const CHECKS: [Check; 8] = [
+const CHECKS: [Check; 9] = [
     ("format", |_| {
         cargo::run(&["fmt", "--all", "--check"])?;
         cargo::run(&["fmt", "--manifest-path", BENCH, "--check"])
@@ -71,6 +72,7 @@ const CHECKS: [Check; 8] = [
     ("measured figures", claims::check),
     ("links", links::check),
     ("ladder of crates", ladder::check),
+    ("deliberate faults", simulate::fit),
 ];
 
 /// What to run.

@@ -18,7 +18,7 @@ use kplane_rig::client::{Outcome, Probe};
 use kplane_rig::kernel::{in_netns, nft};
 use kplane_rig::wait::eventually;
 
-use self::world::{World, block, group, id, policy, rule, sample_ip};
+use self::world::{World, block, group, id, policy, rule};
 use crate::commit;
 
 const POLICIES: Layout = Layout::Policies { output: false };
@@ -326,34 +326,4 @@ fn a_restart_changes_no_verdict() {
     }
     let (wrong, right) = (wrong.load(Ordering::Relaxed), right.load(Ordering::Relaxed));
     assert!(wrong == 0 && right > 100, "{wrong} wrong, {right} right");
-}
-
-/// The numbers of a large node: run with `--ignored --nocapture`.
-#[test]
-#[ignore = "measures"]
-fn sizes_and_times() {
-    let load = world::large(100_000, 10_000, 10);
-    in_netns(|| {
-        let objects: Vec<_> = load.iter().map(|o| (o.key(), Some(o))).collect();
-        for start in ["anew", "again"] {
-            let mut enforcer = Enforcer::new(world::own_tables());
-            let applied = world::apply(&mut enforcer, Family::V4, &objects, true);
-            println!("{start}: {applied:?} {:?}", enforcer.counts(Family::V4));
-        }
-        let mut enforcer = Enforcer::new(world::own_tables());
-        world::apply(&mut enforcer, Family::V4, &objects, true);
-        for number in 0..20 {
-            let peer = world::peer(sample_ip(200_000 + number), 1);
-            let applied = world::apply(
-                &mut enforcer,
-                Family::V4,
-                &[(peer.key(), Some(&peer))],
-                false,
-            );
-            println!(
-                "a peer: {} operations, {:?} {:?} {:?}",
-                applied.operations, applied.plan, applied.encode, applied.kernel
-            );
-        }
-    });
 }
