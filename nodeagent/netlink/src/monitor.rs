@@ -41,6 +41,8 @@ const RECEIVE_BUFFER_BYTES: usize = 8 << 20;
 #[derive(Debug)]
 pub struct Monitor {
     socket: Socket,
+    groups: &'static [u32],
+    is_paused: bool,
     datagram: Vec<u8>,
 }
 
@@ -108,10 +110,9 @@ impl Monitor {
 
     fn of_groups(
         protocol: isize,
-        groups: &[u32],
+        groups: &'static [u32],
         filter: &[SockFilter],
     ) -> Result<Self, NetlinkError> {
-        let open = |error: io::Error| NetlinkError::Open(errno_of(&error));
         let mut socket = Socket::new(protocol).map_err(open)?;
         socket.bind_auto().map_err(open)?;
         socket.set_non_blocking(true).map_err(open)?;
@@ -123,13 +124,44 @@ impl Monitor {
         if !filter.is_empty() {
             SockRef::from(&socket).attach_filter(filter).map_err(open)?;
         }
-        for group in groups {
-            socket.add_membership(*group).map_err(open)?;
-        }
-        Ok(Self {
+        let mut monitor = Self {
             socket,
+            groups,
+            is_paused: true,
             datagram: Vec::with_capacity(DATAGRAM_BYTES),
-        })
+        };
+        monitor.resume()?;
+        Ok(monitor)
+    }
+
+    /// Receives no more notifications until [`Monitor::resume`]. Those that wait already can be read. While nobody
+    /// receives notifications, the kernel makes none.
+    ///
+    /// # Errors
+    /// [`NetlinkError::Open`].
+    pub fn pause(&mut self) -> Result<(), NetlinkError> {
+        self.is_paused = true;
+        let mut groups = self.groups.iter();
+        let paused = groups.try_for_each(|group| self.socket.drop_membership(*group));
+        paused.map_err(open)
+    }
+
+    /// Receives notifications again.
+    ///
+    /// # Errors
+    /// As [`Monitor::open`]; the socket is still paused.
+    pub fn resume(&mut self) -> Result<(), NetlinkError> {
+        let mut groups = self.groups.iter();
+        let resumed = groups.try_for_each(|group| self.socket.add_membership(*group));
+        resumed.map_err(open)?;
+        self.is_paused = false;
+        Ok(())
+    }
+
+    /// Returns whether notifications are not received now.
+    #[must_use]
+    pub fn is_paused(&self) -> bool {
+        self.is_paused
     }
 
     /// Returns a descriptor that is readable when notifications wait.
@@ -169,6 +201,10 @@ impl Monitor {
         }
         (whole, true)
     }
+}
+
+fn open(error: io::Error) -> NetlinkError {
+    NetlinkError::Open(errno_of(&error))
 }
 
 fn is_kernel(sender: SocketAddr) -> bool {

@@ -3,6 +3,8 @@
 mod world;
 
 use std::io::{Read as _, Write as _};
+use std::net::IpAddr;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
@@ -284,6 +286,35 @@ fn what_others_change_is_repaired() {
     assert!(applied[0].repaired.is_some(), "{applied:?}");
     world.set_peer("c", 1);
     assert_eq!(world.listing(), before);
+}
+
+/// The kernel reports no large change, so another program's change may fall into one.
+#[test]
+fn what_others_change_during_a_large_change_is_repaired() {
+    let Some(mut world) = World::new() else {
+        return;
+    };
+    world.start();
+    world.set_policy(policy("p", Some(vec![rule(true, &[], None)]), None));
+    for round in 0..20 {
+        let address = |number: u32| IpAddr::V4((0x0a40_0000 + number).into());
+        let class = 1 + round % 2;
+        let peers: Vec<_> = (0..5_000).map(|n| world::peer(address(n), class)).collect();
+        let named: Vec<_> = peers.iter().map(|peer| (peer.key(), Some(peer))).collect();
+        let mut nft = Command::new("nft");
+        nft.args(["flush", "map", "ip", POLICY_TABLE, "peers"]);
+        let mut other = world.on_node(|| nft.spawn().unwrap());
+        world::apply(&mut world.enforcer, Family::V4, &named, false);
+        assert!(other.wait().unwrap().success());
+        let enforcer = &mut world.enforcer;
+        while enforcer.meddled()[0] {
+            enforcer.mend(Family::V4).unwrap();
+        }
+        assert_eq!(enforcer.verify(Family::V4).unwrap(), Verification::Equal);
+    }
+    // Small changes are reported again.
+    world.on_node(|| nft(&["flush", "map", "ip", POLICY_TABLE, "peers"], ""));
+    assert!(world.enforcer.meddled()[0]);
 }
 
 /// A process begins while clients connect: those that may do so always do, and the others never.
