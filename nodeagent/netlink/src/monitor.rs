@@ -113,16 +113,20 @@ impl Monitor {
         groups: &'static [u32],
         filter: &[SockFilter],
     ) -> Result<Self, NetlinkError> {
-        let mut socket = Socket::new(protocol).map_err(open)?;
-        socket.bind_auto().map_err(open)?;
-        socket.set_non_blocking(true).map_err(open)?;
+        let mut socket = Socket::new(protocol).map_err(|error| open(&error))?;
+        socket.bind_auto().map_err(|error| open(&error))?;
+        socket
+            .set_non_blocking(true)
+            .map_err(|error| open(&error))?;
         if setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER_BYTES).is_err() {
             let limited = setsockopt(&socket, sockopt::RcvBuf, &RECEIVE_BUFFER_BYTES);
             limited.map_err(NetlinkError::Open)?;
         }
         // The filter is attached first, so that the socket never receives what the filter drops.
         if !filter.is_empty() {
-            SockRef::from(&socket).attach_filter(filter).map_err(open)?;
+            SockRef::from(&socket)
+                .attach_filter(filter)
+                .map_err(|error| open(&error))?;
         }
         let mut monitor = Self {
             socket,
@@ -143,7 +147,7 @@ impl Monitor {
         self.is_paused = true;
         let mut groups = self.groups.iter();
         let paused = groups.try_for_each(|group| self.socket.drop_membership(*group));
-        paused.map_err(open)
+        paused.map_err(|error| open(&error))
     }
 
     /// Receives notifications again.
@@ -153,7 +157,7 @@ impl Monitor {
     pub fn resume(&mut self) -> Result<(), NetlinkError> {
         let mut groups = self.groups.iter();
         let resumed = groups.try_for_each(|group| self.socket.add_membership(*group));
-        resumed.map_err(open)?;
+        resumed.map_err(|error| open(&error))?;
         self.is_paused = false;
         Ok(())
     }
@@ -203,8 +207,8 @@ impl Monitor {
     }
 }
 
-fn open(error: io::Error) -> NetlinkError {
-    NetlinkError::Open(errno_of(&error))
+fn open(error: &io::Error) -> NetlinkError {
+    NetlinkError::Open(errno_of(error))
 }
 
 fn is_kernel(sender: SocketAddr) -> bool {
