@@ -26,8 +26,8 @@ const ELEMENT_BYTES: usize = 128;
 const STRUCTURE_BYTES: usize = 256 * 1024;
 
 /// Size of a transaction from which nobody listens to it, in bytes: some 2,000 elements. The kernel takes a page of memory
-/// for the notification of each element until all are sent (`nf_tables_setelem_notify`): those of 200,000 elements were
-/// 800 MB, and nine tenths of the time.
+/// for the notification of each element until all are sent (`nf_tables_setelem_notify`): 800 MB for 200,000 elements, whose
+/// transaction took 3.16 s, and takes 0.34 s without.
 const UNHEARD_BYTES: usize = 64 * 1024;
 
 /// Most attempts to read a table while its rules change.
