@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use crate::desired::now_ms;
+use crate::report::Standing;
 
 /// A moment by both clocks. Waits use the monotonic one, which nothing can set.
 #[derive(Clone, Copy, Debug)]
@@ -19,6 +20,19 @@ impl Now {
             instant: tokio::time::Instant::now().into_std(),
             ms: now_ms(),
         }
+    }
+
+    /// Records an error; an error that lasts keeps its start time.
+    pub(super) fn stand(self, error: &mut Option<Standing>, reason: String) {
+        let (since_ms, since) = match &error {
+            Some(old) => (old.since_ms, old.since),
+            None => (self.ms, self.instant),
+        };
+        *error = Some(Standing {
+            reason,
+            since_ms,
+            since,
+        });
     }
 
     /// Returns the wall clock by now, since the kernel may have taken its time.

@@ -29,11 +29,11 @@ use kplane_dataplane::conntrack::Cleaner;
 use kplane_dataplane::plan::{NodePlan, NodeSettings};
 
 /// First and longest wait before a failed family is tried again.
-const RETRY: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(30));
+pub(super) const RETRY: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(30));
 
 /// First and longest wait before a repair of another program's change. The first repair happens at once. If
 /// the program keeps undoing repairs, later ones wait.
-const MEND: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
+pub(super) const MEND: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
 
 /// Time from a repair to a check of everything. Flows that started in between may have gone astray, and the
 /// check finds changes that the kernel did not report.
@@ -366,22 +366,9 @@ impl Pipeline {
             );
         }
         self.behind = true;
-        self.stand(reason, now);
+        now.stand(&mut self.error, reason);
         self.retry_at = Some(now.instant + wait);
         self.verify_at = None;
-    }
-
-    /// Records an error; an error that lasts keeps its start time.
-    fn stand(&mut self, reason: String, now: Now) {
-        let (since_ms, since) = match &self.error {
-            Some(old) => (old.since_ms, old.since),
-            None => (now.ms, now.instant),
-        };
-        self.error = Some(Standing {
-            reason,
-            since_ms,
-            since,
-        });
     }
 
     /// Returns whether the data path has Services of an earlier process. May read all of it.

@@ -8,18 +8,13 @@ use std::time::{Duration, Instant};
 use kplane_model::{DesiredKey, Family, PolicyKey, PolicyObject};
 
 use super::now::Now;
+use super::pipeline::{MEND, RETRY};
 use crate::desired::{Desired, Position, Touched};
 use crate::report::{Failure, Standing};
 use kplane_dataplane::backend::Verification;
 use kplane_dataplane::backoff::Backoff;
 use kplane_dataplane::chain;
 use kplane_dataplane::policy::{Enforcer, Flow, Hand, PolicyApplied, PolicyChange, PolicyCounts};
-
-/// First and longest wait before a failed family is tried again.
-const RETRY: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(30));
-
-/// First and longest wait before a repair of another program's change. The first repair happens at once.
-const MEND: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
 
 /// Time from a change to a complete read, which competes with writing.
 const QUIET: Duration = Duration::from_secs(30);
@@ -113,21 +108,18 @@ impl Policies {
 
     /// Returns the positions that the families have reached which the node needs.
     pub(super) fn applied(&self, desired: &Desired) -> impl Iterator<Item = Option<Position>> {
-        let needed = self
-            .families
-            .iter()
-            .filter(|family| family.is_needed(desired));
-        needed.map(|family| family.applied)
+        self.needed(desired).map(|family| family.applied)
+    }
+
+    fn needed(&self, desired: &Desired) -> impl Iterator<Item = &Progress> {
+        let families = self.families.iter();
+        families.filter(|family| family.is_needed(desired))
     }
 
     /// Returns what is not enforced as written.
     pub(super) fn failures(&self, desired: &Desired) -> Vec<Failure> {
         let mut failures = Vec::from_iter(self.relayed());
-        for family in self
-            .families
-            .iter()
-            .filter(|family| family.is_needed(desired))
-        {
+        for family in self.needed(desired) {
             failures.extend(family.error.as_ref().map(|error| Failure {
                 object: None,
                 reason: format!("NetworkPolicies ({}): {}", family.family, error.reason),
@@ -141,8 +133,8 @@ impl Policies {
 
     /// Returns the failure of a node whose proxy relays what policies should judge.
     fn relayed(&self) -> Option<Failure> {
-        let isolates = self.counts().iter().any(|counts| counts.isolated > 0);
-        (self.relays && isolates).then(|| Failure {
+        let isolates = || self.counts().iter().any(|counts| counts.isolated > 0);
+        (self.relays && isolates()).then(|| Failure {
             object: None,
             reason: RELAYED.to_owned(),
             since_ms: 0,
@@ -297,22 +289,9 @@ impl Progress {
             );
         }
         self.behind = true;
-        self.stand(reason, now);
+        now.stand(&mut self.error, reason);
         self.retry_at = Some(now.instant + wait);
         self.verify_at = None;
-    }
-
-    /// Records an error; an error that lasts keeps its start time.
-    fn stand(&mut self, reason: String, now: Now) {
-        let (since_ms, since) = match &self.error {
-            Some(old) => (old.since_ms, old.since),
-            None => (now.ms, now.instant),
-        };
-        self.error = Some(Standing {
-            reason,
-            since_ms,
-            since,
-        });
     }
 
     /// Returns whether the node needs the family: a kernel without IPv6 is no problem while no Pod has such an address.
@@ -339,12 +318,18 @@ impl Progress {
                 self.behind = true;
                 self.applied = None;
                 self.verify_at = None;
-                self.stand(format!("changed by another program: {what}"), now);
+                now.stand(
+                    &mut self.error,
+                    format!("changed by another program: {what}"),
+                );
                 self.retry_at = Some(now.instant);
             }
             Err(reason) => {
                 tracing::warn!(family = %self.family, error = reason, "cannot read the NetworkPolicies' table back");
-                self.stand(format!("cannot read the kernel back: {reason}"), now);
+                now.stand(
+                    &mut self.error,
+                    format!("cannot read the kernel back: {reason}"),
+                );
             }
         }
     }

@@ -211,10 +211,7 @@ impl Content {
             [class, namespace, PeerId::ALL_PODS].map(|id| self.numbers.give(id));
         for (of, to) in [(class, parent), (parent, all)] {
             let place = (PolicySet::Parents, Key::Number(of));
-            match there {
-                true => self.held.add(place, Some(to)),
-                false => self.held.remove(place),
-            }
+            self.held.count(place, Some(to), there);
         }
     }
 
@@ -324,11 +321,7 @@ impl Content {
         }
         self.failures = None;
         if let Some(old) = self.objects.pods.get(name).cloned() {
-            let pairs = old
-                .policies
-                .iter()
-                .map(|policy| (name.clone(), policy.clone()));
-            self.pairs(&pairs.collect::<Vec<_>>(), false);
+            self.pairs(&pairs_of(name, &old), false);
             self.set_addresses(&old, false);
             for policy in &old.policies {
                 self.count_blocks(policy, false);
@@ -350,11 +343,7 @@ impl Content {
             self.count_blocks(policy, true);
         }
         self.set_addresses(new, true);
-        let pairs = new
-            .policies
-            .iter()
-            .map(|policy| (name.clone(), policy.clone()));
-        self.pairs(&pairs.collect::<Vec<_>>(), true);
+        self.pairs(&pairs_of(name, new), true);
     }
 
     fn set_addresses(&mut self, pod: &LocalPod, there: bool) {
@@ -363,10 +352,7 @@ impl Content {
                 (PolicySet::LocalPods, Key::Ip(address)),
                 (PolicySet::Loops, Key::Loop(address)),
             ] {
-                match there {
-                    true => self.held.add(place, None),
-                    false => self.held.remove(place),
-                }
+                self.held.count(place, None, there);
             }
         }
     }
@@ -391,10 +377,7 @@ impl Content {
         for direction in Direction::ALL.into_iter().filter(is_about) {
             for address in addresses(pod, self.family) {
                 let place = (PolicySet::Isolated(direction), Key::Ip(address));
-                match there {
-                    true => self.held.add(place, None),
-                    false => self.held.remove(place),
-                }
+                self.held.count(place, None, there);
             }
         }
         let (mut count, held) = (0, &mut self.held);
@@ -471,4 +454,12 @@ impl Content {
         self.numbers.keep(|id| used.contains(&id));
         self.most_numbers = 2 * self.numbers.len() + SPARE_NUMBERS;
     }
+}
+
+/// Returns the pairs of a Pod and its policies.
+pub(super) fn pairs_of(name: &PodName, pod: &LocalPod) -> Vec<(PodName, PolicyName)> {
+    let policies = pod.policies.iter();
+    policies
+        .map(|policy| (name.clone(), policy.clone()))
+        .collect()
 }

@@ -154,6 +154,14 @@ impl Held {
         }
     }
 
+    /// Adds an element, or takes that back.
+    pub(super) fn count(&mut self, place: Place, value: Value, there: bool) {
+        match there {
+            true => self.add(place, value),
+            false => self.remove(place),
+        }
+    }
+
     /// Sets a number, or removes it.
     pub(super) fn set(&mut self, place: Place, number: Option<u32>) {
         self.touch(place);
@@ -182,10 +190,7 @@ impl Held {
                 return self.range(neighbours, (first, last), there);
             }
         };
-        match there {
-            true => self.add(place, None),
-            false => self.remove(place),
-        }
+        self.count(place, None, there);
     }
 
     fn range(&mut self, neighbours: Neighbours, range: (u16, u16), there: bool) {

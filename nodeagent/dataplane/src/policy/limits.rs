@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use kplane_model::PodName;
 
-use super::content::Content;
+use super::content::{Content, pairs_of};
 
 impl Content {
     /// Cuts off Pods whose policies need more elements than there may be, and the last ones by name beyond what there
@@ -24,12 +24,8 @@ impl Content {
             .collect();
         for pod in changed {
             self.failures = None;
-            let policies = self.objects.pods.get(&pod).map(|pod| pod.policies.clone());
-            let pairs = policies
-                .into_iter()
-                .flatten()
-                .map(|policy| (pod.clone(), policy));
-            let pairs: Vec<_> = pairs.collect();
+            let object = self.objects.pods.get(&pod);
+            let pairs = object.map_or(Vec::new(), |object| pairs_of(&pod, object));
             self.pairs(&pairs, false);
             match cut_off.contains(&pod) {
                 true => self.cut_off.insert(pod),

@@ -60,7 +60,10 @@ impl Pipeline {
             Err(error) => {
                 let reason = chain(&*error.source);
                 tracing::warn!(family = %self.family, error = reason, "cannot read the kernel back");
-                self.stand(format!("cannot read the kernel back: {reason}"), now);
+                now.stand(
+                    &mut self.error,
+                    format!("cannot read the kernel back: {reason}"),
+                );
             }
         }
     }
@@ -88,7 +91,10 @@ impl Pipeline {
         self.behind = true;
         self.applied = None;
         self.verified = None;
-        self.stand(format!("changed by another program: {what}"), now);
+        now.stand(
+            &mut self.error,
+            format!("changed by another program: {what}"),
+        );
         self.drifted = Some(what);
         // The retry comes at once, unless another program keeps undoing it.
         let fresh = self.backoff.is_fresh();
