@@ -12,7 +12,7 @@ use kplane_model::{Issue, NodeName, ServiceName};
 use kplane_picture::admission::Admission;
 use kplane_picture::freshness::Freshness;
 use kplane_picture::index::{
-    Causes, CliffGuard, Held, Index, Outcome, Page, Selection, ServiceDetail, Totals,
+    Causes, CliffGuard, Held, Index, Outcome, Page, Selection, ServiceDetail, Suspicions, Totals,
 };
 use kplane_picture::k8s::{ObjectId, Uid};
 use kplane_picture::publish::{Publication, Staged, Store};
@@ -32,6 +32,7 @@ use crate::fleet::{Fleet, Hop};
 use crate::orders::{Approval, Board};
 use crate::pace::Pace;
 use crate::snapshots::Snapshots;
+use crate::suspects::Suspects;
 use crate::traffic::Traffic;
 
 pub use self::approving::{Approved, HeldMore, Seen};
@@ -69,6 +70,8 @@ pub struct Hub {
     pub own_node: OnceLock<NodeName>,
     /// The Nodes that have the start-up taint.
     pub tainted: Tainted,
+    /// Nodes that are probably dead.
+    pub suspects: Suspects,
     /// What streams have sent to agents.
     pub traffic: Arc<Traffic>,
     /// Names of Services that may have changed, for watches.
@@ -108,6 +111,7 @@ enum Query {
     Approve(Seen, oneshot::Sender<Result<Approved, HeldMore>>),
     Take(Approval, oneshot::Sender<bool>),
     Policies(Asked),
+    Suspect(Suspicions, oneshot::Sender<()>),
 }
 
 /// The control plane is shutting down and answers no more questions.
@@ -149,6 +153,7 @@ impl Hub {
             orders: Board::default(),
             own_node: OnceLock::new(),
             tainted: Tainted::default(),
+            suspects: Suspects::default(),
             traffic: Arc::default(),
             touched: Touched::default(),
             recorder,
@@ -180,7 +185,7 @@ impl Hub {
     pub fn issues(&self) -> Arc<Vec<Issue>> {
         let input = Arc::clone(&self.summary.borrow().issues);
         let upstream = self.upstream.issues();
-        let own = self.orders.issue().into_iter();
+        let own = self.orders.issue().into_iter().chain(self.suspects.issues());
         let own: Vec<_> = own.chain(crate::panicked::issues()).collect();
         if upstream.is_empty() && own.is_empty() {
             return input;
@@ -287,6 +292,14 @@ impl Hub {
     /// [`Closing`].
     pub async fn take(&self, approval: Approval) -> Result<bool, Closing> {
         self.ask(|answer| Query::Take(approval, answer)).await
+    }
+
+    /// Tells the index which nodes are suspected; returns when that is published.
+    ///
+    /// # Errors
+    /// [`Closing`].
+    pub(crate) async fn suspect(&self, suspicions: Suspicions) -> Result<(), Closing> {
+        self.ask(|answer| Query::Suspect(suspicions, answer)).await
     }
 
     async fn ask<T>(&self, query: impl FnOnce(oneshot::Sender<T>) -> Query) -> Result<T, Closing> {
@@ -462,6 +475,12 @@ impl IndexOwner {
             Query::Approve(seen, answer) => drop(answer.send(self.approve(seen))),
             Query::Take(approval, answer) => drop(answer.send(self.take(&approval))),
             Query::Policies(answer) => answer(&self.index),
+            Query::Suspect(suspicions, answer) => {
+                let outcome = self.index.suspect(suspicions, SystemTime::now());
+                self.share(outcome, None);
+                // The caller may have gone.
+                let _ = answer.send(());
+            }
         }
     }
 }

@@ -235,6 +235,16 @@ impl Peers {
         (approved.into_iter().map(bounded).collect(), missing)
     }
 
+    /// Tells all other replicas what this one suspects; returns the nodes whose agents are alive there.
+    pub(crate) async fn suspect(&self, request: pb::SuspectRequest) -> Vec<String> {
+        let ask = |mut client: Client| {
+            let request = request.clone();
+            async move { client.suspect(request).await }
+        };
+        let (told, _) = self.ask_each(ask).await;
+        told.into_iter().flat_map(|told| told.alive).collect()
+    }
+
     /// Asks each of the other replicas; returns their answers, and the replicas without one.
     async fn ask_each<T, F>(&self, ask: impl Fn(Client) -> F) -> (Vec<T>, Vec<pb::MissingReplica>)
     where
