@@ -216,7 +216,7 @@ fn nobody_of_a_zone_is_suspected_when_many_of_it_are() {
 /// too many are.
 #[test]
 fn only_nodes_that_nobody_reaches_are_suspected() {
-    for seed in 0..2_000 {
+    for seed in 0..500 {
         let mut dice = SmallRng::seed_from_u64(seed);
         let nodes = dice.random_range(2..25);
         let mut cluster = Cluster::new(nodes, dice.random_range(0..4));
