@@ -115,6 +115,10 @@ impl Plan {
             snapshots: if dice.one_in(4) { 1 } else { 500 },
             steps: Vec::new(),
         };
+        if dark && !links.one_in(3) {
+            // Neighbours are agents of the same replica here.
+            plan.replicas = 1;
+        }
         for node in 0..plan.nodes {
             plan.push(Step::Node(node, dice.small(2)), Duration::ZERO);
         }
@@ -148,7 +152,7 @@ impl Plan {
     fn break_links(&mut self, dice: &mut Dice, after: usize) {
         for _ in 0..if self.dark { 3 + dice.below(6) } else { 0 } {
             let mask = 1 + dice.small((1 << self.nodes) - 1);
-            let time = dice.time(8_000);
+            let time = Duration::from_secs(1) + dice.time(8_000);
             let step = match dice.below(4) {
                 0..2 => Step::Dark(dice.small(self.nodes), time),
                 2 => Step::Apart(mask, time),
@@ -156,7 +160,7 @@ impl Plan {
             };
             let len = (self.steps.len() - after) as u64;
             let at = after + usize::try_from(dice.below(len)).unwrap_or(0);
-            let most = if dice.one_in(3) { 9_000 } else { 100 };
+            let most = if dice.one_in(2) { 9_000 } else { 100 };
             let wait = dice.time(most);
             self.steps.insert(at, (step, wait));
         }

@@ -218,11 +218,6 @@ impl Judge {
         }
     }
 
-    /// Returns whether so many nodes may be suspected at a time.
-    pub(super) fn allows(&self, nodes: usize) -> bool {
-        nodes <= few(self.all)
-    }
-
     /// Ends rounds that are complete or over.
     fn settle(&mut self, now: Time) {
         for case in self.cases.values_mut() {
@@ -304,7 +299,7 @@ impl Open {
 }
 
 /// Returns how many of so many nodes may be suspected at a time: one of any.
-fn few(of: usize) -> usize {
+pub(super) fn few(of: usize) -> usize {
     (of * FEW / 100).max(1)
 }
 

@@ -17,7 +17,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tracing::{info, warn};
 
 use super::choose::{Asked, Neighbour};
-use super::judge::{Judge, ROUND, Round, Signs, Time, Word};
+use super::judge::{Judge, ROUND, Round, Signs, Time, Word, few};
 use super::{Mode, SILENT, Words, shared};
 use crate::hub::Hub;
 use crate::inquiry::{Heard, Patience};
@@ -246,7 +246,7 @@ impl Watch {
         let others = others.into_iter().filter(|(node, _)| !self.hub.fleet.is_alive(node, SILENT));
         let others = others.filter(|(node, _)| self.hub.store.knows(node));
         let others: Vec<_> = others.filter(|(node, _)| !all.nodes.contains_key(node)).collect();
-        if self.judge.allows(all.nodes.len() + others.len()) {
+        if !others.is_empty() && all.nodes.len() + others.len() <= self.most() {
             all.nodes.extend(others);
         }
         *suspects.lock_holds() = self.judge.holds;
@@ -264,6 +264,12 @@ impl Watch {
         self.hub.fleet.changed();
         // It fails when the control plane ends.
         let _ = self.hub.suspect(all).await;
+    }
+
+    /// Returns how many nodes may be suspected at a time by all replicas together.
+    fn most(&self) -> usize {
+        let nodes = self.hub.store.nodes();
+        few(nodes.values().filter(|facts| facts.known).count())
     }
 
     /// Logs and records what is new.
