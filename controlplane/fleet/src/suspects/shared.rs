@@ -96,3 +96,54 @@ pub(super) async fn tell(peers: &Peers, from: u64, own: &Suspicions) -> BTreeSet
     let alive = peers.suspect(request).await.into_iter();
     alive.map(|node| node.as_str().into()).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use kplane_picture::admission::Admission;
+    use kplane_picture::index::CliffGuard;
+    use tokio::sync::mpsc;
+    use tokio::time::sleep;
+
+    use super::*;
+    use crate::fleet::Session;
+
+    fn request(from: u64, nodes: &[&str]) -> pb::SuspectRequest {
+        let nodes = nodes.iter().map(|node| pb::SuspectedNode {
+            node: (*node).to_owned(),
+            for_ms: 2_000,
+            missed: 4,
+            asked: 5,
+        });
+        pb::SuspectRequest {
+            from,
+            nodes: nodes.collect(),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_word_of_another_replica_counts_for_a_while() {
+        let (_, batches) = mpsc::channel(1);
+        let hub = Hub::new(1, "test", Admission::default(), CliffGuard::default(), batches).0;
+        let begun = Session::begin(&hub.fleet, &"here".into(), &pb::Hello::default(), String::new());
+        let _here = begun.unwrap().0;
+        let all = || {
+            let all = hub.suspects.shared.all(Instant::now());
+            all.into_keys().map(|node| node.to_string()).collect::<Vec<_>>()
+        };
+        assert!(hear(&hub, &request(1, &["n1"])).is_empty());
+        assert!(all().is_empty(), "its own word");
+        assert_eq!(hear(&hub, &request(2, &["n1", "here", "no name!"])), ["here"]);
+        assert_eq!(all(), ["here", "n1"]);
+        let of = hub.suspects.shared.all(Instant::now()).remove("n1").unwrap();
+        assert_eq!((of.missed, of.asked, of.age_s()), (4, 5, 2));
+        // Another one says something else, and the first nobody any more.
+        hear(&hub, &request(3, &["n3"]));
+        hear(&hub, &request(2, &[]));
+        assert_eq!(all(), ["n3"]);
+        sleep(COUNTS).await;
+        assert!(all().is_empty(), "what nobody repeats");
+        // No more replicas than there can be.
+        (2..100).for_each(|from| drop(hear(&hub, &request(from, &["n1"]))));
+        assert_eq!(hub.suspects.shared.lock().len(), MOST);
+    }
+}

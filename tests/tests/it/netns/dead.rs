@@ -14,8 +14,8 @@ use kp_nodeagent::app;
 use kp_nodeagent::config::{Config, Flags, Task};
 use kplane_fleet::hub::Hub;
 use kplane_fleet::suspects::Mode;
-use kplane_model::{Family, Protocol};
-use kplane_tests::client::{Outcome, Probe};
+use kplane_model::Family;
+use kplane_tests::client::{Outcome, Probe, Protocol};
 use kplane_tests::netns::NetNs;
 use kplane_tests::support::nft::nft;
 use kplane_tests::support::under_test::UnderTest;
@@ -286,7 +286,7 @@ pub(crate) fn a_control_plane_that_is_cut_off_suspects_nobody() -> Result<()> {
     };
     let nodes = [1, 2].map(|node| node_ip(node, Family::V4).to_string()).join(", ");
     let cut = format!(
-        "table inet cut {{ chain in {{ type filter hook input priority 0; ip saddr {{ {nodes} }} drop; }} }}"
+        "table inet cut {{\nchain in {{\ntype filter hook input priority 0;\nip saddr {{ {nodes} }} drop\n}}\n}}"
     );
     nft(&control, &cut)?;
     holds(true)?;
