@@ -80,7 +80,14 @@ mod tests {
     fn only_addresses_of_machines_are_tried() {
         let of = |ip: &str| is_of_a_machine(&ip.parse().unwrap());
         assert!(of("192.0.2.1") && of("2001:db8::1"));
-        for ip in ["127.0.0.1", "::1", "0.0.0.0", "255.255.255.255", "224.0.0.1", "ff02::1"] {
+        for ip in [
+            "127.0.0.1",
+            "::1",
+            "0.0.0.0",
+            "255.255.255.255",
+            "224.0.0.1",
+            "ff02::1",
+        ] {
             assert!(!of(ip), "{ip}");
         }
     }

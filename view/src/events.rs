@@ -45,7 +45,9 @@ impl View for EventListView {
             let at = event.at.map_or_else(|| "?".to_owned(), Time::local);
             let object = event.object.as_deref().unwrap_or("-");
             let tone = match event.event.as_str() {
-                "NodeLost" | "NodeSuspected" | "NodeFailing" | "ProblemAppeared" | "Held" => Tone::Bad,
+                "NodeLost" | "NodeSuspected" | "NodeFailing" | "ProblemAppeared" | "Held" => {
+                    Tone::Bad
+                }
                 "NodeRecovered" | "NodeReached" | "ProblemGone" | "Released" => Tone::Good,
                 "Repaired" => Tone::Warn,
                 _ => Tone::Plain,

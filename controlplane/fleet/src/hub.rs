@@ -185,7 +185,11 @@ impl Hub {
     pub fn issues(&self) -> Arc<Vec<Issue>> {
         let input = Arc::clone(&self.summary.borrow().issues);
         let upstream = self.upstream.issues();
-        let own = self.orders.issue().into_iter().chain(self.suspects.issues());
+        let own = self
+            .orders
+            .issue()
+            .into_iter()
+            .chain(self.suspects.issues());
         let own: Vec<_> = own.chain(crate::panicked::issues()).collect();
         if upstream.is_empty() && own.is_empty() {
             return input;

@@ -133,13 +133,20 @@ impl Suspects {
         let nodes = now.nodes.iter();
         let nodes = nodes.map(|(node, of)| issue(node, format!("is {}", Words(of, now.act))));
         let holds = *self.lock_holds();
-        let holds = holds.map(|why| issue("", format!("some nodes do not answer, and none is suspected: {why}")));
+        let holds = holds.map(|why| {
+            issue(
+                "",
+                format!("some nodes do not answer, and none is suspected: {why}"),
+            )
+        });
         nodes.chain(holds).collect()
     }
 
     fn lock_holds(&self) -> std::sync::MutexGuard<'_, Option<&'static str>> {
         // It is replaced as a whole.
-        self.holds.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.holds
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 
@@ -152,11 +159,18 @@ impl fmt::Display for Words<'_> {
             true => "its endpoints get new connections only where no other endpoint is ready",
             false => "with --dead-node act its endpoints would get no new connections",
         };
-        write!(f, "suspected since {} s: {}; {effect}", self.0.age_s(), self.0)
+        write!(
+            f,
+            "suspected since {} s: {}; {effect}",
+            self.0.age_s(),
+            self.0
+        )
     }
 }
 
 /// Returns the time of something that was so long ago.
 fn ago(time: Duration) -> SystemTime {
-    SystemTime::now().checked_sub(time).unwrap_or(SystemTime::UNIX_EPOCH)
+    SystemTime::now()
+        .checked_sub(time)
+        .unwrap_or(SystemTime::UNIX_EPOCH)
 }

@@ -154,14 +154,22 @@ fn suspected(facts: &Facts) -> impl Iterator<Item = Finding> {
     let (nodes, act) = &facts.suspected;
     nodes.iter().map(|(node, suspicion, endpoints)| {
         let (severity, effect) = match act {
-            true => (Severity::Warning, "get new connections only where no other endpoint is ready"),
-            false => (Severity::Info, "get connections all the same (--dead-node observe)"),
+            true => (
+                Severity::Warning,
+                "get new connections only where no other endpoint is ready",
+            ),
+            false => (
+                Severity::Info,
+                "get connections all the same (--dead-node observe)",
+            ),
         };
         let age = suspicion.age_s();
         let text = format!(
             "{node} is suspected since {age} s: {suspicion}; {endpoints} endpoints there {effect}"
         );
-        let fix = format!("kubectl get node {node} -o wide; check that the machine runs, and its network");
+        let fix = format!(
+            "kubectl get node {node} -o wide; check that the machine runs, and its network"
+        );
         Finding::new(Reason::NodeSuspected, severity, text, fix).on(vec![node.clone()])
     })
 }

@@ -136,8 +136,14 @@ impl Plane {
         let suspicions = self.0.suspects.now();
         let suspected = suspicions.nodes.len() as f64;
         let series: [(&Labels<'_>, f64); 2] = [
-            (&[("mode", "act")], if suspicions.act { suspected } else { 0.0 }),
-            (&[("mode", "observe")], if suspicions.act { 0.0 } else { suspected }),
+            (
+                &[("mode", "act")],
+                if suspicions.act { suspected } else { 0.0 },
+            ),
+            (
+                &[("mode", "observe")],
+                if suspicions.act { 0.0 } else { suspected },
+            ),
         ];
         Name(
             "kplane_controlplane_suspected_nodes",

@@ -5,8 +5,8 @@ use kplane_proto::v1 as pb;
 use tokio::task::spawn_blocking;
 
 use crate::attempts;
-use crate::reach::Reach;
 use crate::engine::{Engine, Stopped};
+use crate::reach::Reach;
 use crate::report::{affinity, flows, proxied, servers};
 
 /// Answers a question. Kernels are asked on threads for such work, and the data path does not wait.

@@ -95,7 +95,14 @@ impl Transport for Scripted {
             outbox,
             inbox,
             token: None,
-            reach: Arc::new(|_| async { pb::Reached { nodes: vec![true, false] } }.boxed()),
+            reach: Arc::new(|_| {
+                async {
+                    pb::Reached {
+                        nodes: vec![true, false],
+                    }
+                }
+                .boxed()
+            }),
         })
     }
 }

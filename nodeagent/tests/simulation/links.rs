@@ -56,20 +56,28 @@ impl Links {
 
     pub(crate) fn set_apart(&mut self, mask: u8, time: Duration) {
         let until = Instant::now() + time;
-        let apart = (0_u8..).zip(&mut self.apart).filter(|(node, _)| mask >> node & 1 == 1);
+        let apart = (0_u8..)
+            .zip(&mut self.apart)
+            .filter(|(node, _)| mask >> node & 1 == 1);
         apart.for_each(|(_, apart)| *apart = (*apart).max(until));
     }
 
     pub(crate) fn set_split(&mut self, mask: u8, time: Duration) {
         let until = Instant::now() + time;
         self.split = (mask, until);
-        let split = (0_u8..).zip(&mut self.out_of_reach).filter(|(node, _)| mask >> node & 1 == 1);
+        let split = (0_u8..)
+            .zip(&mut self.out_of_reach)
+            .filter(|(node, _)| mask >> node & 1 == 1);
         split.for_each(|(_, out)| *out = (*out).max(until));
     }
 
     pub(crate) fn heal(&mut self) {
         let now = Instant::now();
-        let all = self.dark.iter_mut().chain(&mut self.apart).chain(&mut self.out_of_reach);
+        let all = self
+            .dark
+            .iter_mut()
+            .chain(&mut self.apart)
+            .chain(&mut self.out_of_reach);
         all.for_each(|until| *until = now.min(*until));
         self.split.1 = now;
     }
@@ -81,7 +89,11 @@ impl Links {
     /// Returns until when a node reaches no control plane.
     pub(crate) fn cut_until(&self, node: u8) -> Instant {
         let at = usize::from(node);
-        let split = if self.is_split_off(node) { self.split.1 } else { Instant::now() };
+        let split = if self.is_split_off(node) {
+            self.split.1
+        } else {
+            Instant::now()
+        };
         self.dark[at].max(self.apart[at]).max(split)
     }
 
@@ -103,7 +115,10 @@ pub(crate) fn reach(links: &SharedLinks, from: u8) -> Reach {
                 let links = lock(&links);
                 let nodes = 0..u8::try_from(links.dark.len()).unwrap();
                 let is_it = |node: &u8| target.addresses.contains(&node_address(*node));
-                nodes.clone().find(is_it).is_some_and(|to| links.reaches(from, to))
+                nodes
+                    .clone()
+                    .find(is_it)
+                    .is_some_and(|to| links.reaches(from, to))
             };
             let nodes: Vec<bool> = question.nodes.iter().map(reaches).collect();
             if nodes.contains(&false) {
@@ -130,7 +145,9 @@ pub(crate) async fn check(hub: Arc<Hub>, links: SharedLinks, nodes: u8, ledger: 
             let name = node_name(node);
             let out = lock(&links).out_of_reach[usize::from(node)];
             if now.nodes.contains_key(&name) {
-                let is_new = !Arc::<kplane_picture::index::Suspicions>::clone(&before).nodes.contains_key(&name);
+                let is_new = !Arc::<kplane_picture::index::Suspicions>::clone(&before)
+                    .nodes
+                    .contains_key(&name);
                 let may = if is_new { ROUND } else { LAPSES };
                 lock(&ledger).note("suspect", || format!("a replica suspects {name}"));
                 if out + may < Instant::now() {

@@ -43,7 +43,12 @@ pub(crate) struct Replica {
 
 impl Replica {
     /// Starts a replica whose source has listed nothing yet.
-    pub(crate) fn start(epoch: u64, snapshots: u32, watched: Option<(SharedLinks, u8)>, ledger: Shared) -> Self {
+    pub(crate) fn start(
+        epoch: u64,
+        snapshots: u32,
+        watched: Option<(SharedLinks, u8)>,
+        ledger: Shared,
+    ) -> Self {
         let (batches, inbox) = mpsc::channel(1);
         let guard = CliffGuard {
             deletions: Guarded::Absence,
@@ -65,7 +70,12 @@ impl Replica {
                     () = suspects::watch(watched, None) => {}
                 }
             });
-            tokio::spawn(links::check(Arc::clone(&hub), links, nodes, Arc::clone(&ledger)));
+            tokio::spawn(links::check(
+                Arc::clone(&hub),
+                links,
+                nodes,
+                Arc::clone(&ledger),
+            ));
         }
         let config = identity::Config {
             audit: AuditLog::Off,

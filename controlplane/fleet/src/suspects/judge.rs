@@ -120,10 +120,15 @@ pub(super) struct Judge {
 impl Judge {
     /// Takes notice of the streams; returns the nodes about which neighbours are to be asked now.
     pub(super) fn look(&mut self, now: Time, signs: &Signs) -> Vec<NodeName> {
-        let stopped = self.looked_at.is_some_and(|at| now.saturating_sub(at) > STOPPED);
+        let stopped = self
+            .looked_at
+            .is_some_and(|at| now.saturating_sub(at) > STOPPED);
         self.looked_at = Some(now);
         if stopped {
-            self.hold(now + RECOVERS, "this replica itself was stopped for a moment");
+            self.hold(
+                now + RECOVERS,
+                "this replica itself was stopped for a moment",
+            );
         }
         self.all = signs.alive + signs.quiet.len();
         self.cases.retain(|node, _| signs.quiet.contains_key(node));
@@ -137,7 +142,9 @@ impl Judge {
             });
         }
         let mut recent = self.cases.values();
-        let recent = recent.by_ref().filter(|case| now.saturating_sub(case.since) < AT_ONCE);
+        let recent = recent
+            .by_ref()
+            .filter(|case| now.saturating_sub(case.since) < AT_ONCE);
         if recent.count() > few(self.all) {
             self.hold(now + AT_ONCE, "many streams were lost at once");
         }
@@ -221,7 +228,8 @@ impl Judge {
     /// Ends rounds that are complete or over.
     fn settle(&mut self, now: Time) {
         for case in self.cases.values_mut() {
-            case.conviction.take_if(|conviction| conviction.until <= now);
+            case.conviction
+                .take_if(|conviction| conviction.until <= now);
             let ends = |open: &mut Open| {
                 let complete = open.words.len() == open.asked.len();
                 let reached = open.words.values().any(|word| *word == Word::Reaches);
@@ -235,7 +243,12 @@ impl Judge {
                     let before = case.conviction.take();
                     let at = before.map_or(now, |before| before.at);
                     let until = now + LASTS * pause(now.saturating_sub(case.since));
-                    case.conviction = Some(Conviction { at, until, missed, asked });
+                    case.conviction = Some(Conviction {
+                        at,
+                        until,
+                        missed,
+                        asked,
+                    });
                 }
                 Some(None) => case.conviction = None,
                 // What was known stays so, and the question is repeated soon.
@@ -247,7 +260,8 @@ impl Judge {
     /// Returns the nodes that are suspected. Nobody is, or nobody of a zone, if it would be too many.
     pub(super) fn suspected(&mut self) -> BTreeMap<NodeName, Conviction> {
         let convicted = self.cases.iter();
-        let convicted = convicted.filter_map(|(node, case)| Some((node, case, case.conviction.as_ref()?)));
+        let convicted =
+            convicted.filter_map(|(node, case)| Some((node, case, case.conviction.as_ref()?)));
         let mut by_zone = BTreeMap::<&ZoneName, usize>::new();
         for (_, case, _) in convicted.clone() {
             if let Some(zone) = &case.zone {
@@ -286,7 +300,9 @@ impl Open {
         }
         let neighbours = self.asked.iter().filter(|asked| asked.control.is_some());
         let zones = |of: &mut dyn Iterator<Item = &Asked>| {
-            of.filter_map(|asked| asked.zone.clone()).collect::<BTreeSet<_>>().len()
+            of.filter_map(|asked| asked.zone.clone())
+                .collect::<BTreeSet<_>>()
+                .len()
         };
         let misses = |asked: &&Asked| self.words.get(&asked.node) == Some(&Word::Misses);
         let count = neighbours.clone().count();

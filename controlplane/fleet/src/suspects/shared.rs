@@ -123,18 +123,40 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_word_of_another_replica_counts_for_a_while() {
         let (_, batches) = mpsc::channel(1);
-        let hub = Hub::new(1, "test", Admission::default(), CliffGuard::default(), batches).0;
-        let begun = Session::begin(&hub.fleet, &"here".into(), &pb::Hello::default(), String::new());
+        let hub = Hub::new(
+            1,
+            "test",
+            Admission::default(),
+            CliffGuard::default(),
+            batches,
+        )
+        .0;
+        let begun = Session::begin(
+            &hub.fleet,
+            &"here".into(),
+            &pb::Hello::default(),
+            String::new(),
+        );
         let _here = begun.unwrap().0;
         let all = || {
             let all = hub.suspects.shared.all(Instant::now());
-            all.into_keys().map(|node| node.to_string()).collect::<Vec<_>>()
+            all.into_keys()
+                .map(|node| node.to_string())
+                .collect::<Vec<_>>()
         };
         assert!(hear(&hub, &request(1, &["n1"])).is_empty());
         assert!(all().is_empty(), "its own word");
-        assert_eq!(hear(&hub, &request(2, &["n1", "here", "no name!"])), ["here"]);
+        assert_eq!(
+            hear(&hub, &request(2, &["n1", "here", "no name!"])),
+            ["here"]
+        );
         assert_eq!(all(), ["here", "n1"]);
-        let of = hub.suspects.shared.all(Instant::now()).remove("n1").unwrap();
+        let of = hub
+            .suspects
+            .shared
+            .all(Instant::now())
+            .remove("n1")
+            .unwrap();
         assert_eq!((of.missed, of.asked, of.age_s()), (4, 5, 2));
         // Another one says something else, and the first nobody any more.
         hear(&hub, &request(3, &["n3"]));

@@ -127,7 +127,9 @@ impl Watch {
         let neighbours = self.neighbours(&nodes);
         for node in due {
             // Nobody can reach a node without an address.
-            let facts = nodes.get(&node).filter(|facts| addresses(facts).next().is_some());
+            let facts = nodes
+                .get(&node)
+                .filter(|facts| addresses(facts).next().is_some());
             let Some(zone) = facts.map(|facts| facts.zone.as_ref()) else {
                 continue;
             };
@@ -142,7 +144,12 @@ impl Watch {
         let mut names = self.hub.fleet.askable(SILENT);
         if names.len() <= ENOUGH {
             let own: BTreeSet<_> = names.iter().cloned().collect();
-            names.extend(self.others.keys().filter(|node| !own.contains(*node)).cloned());
+            names.extend(
+                self.others
+                    .keys()
+                    .filter(|node| !own.contains(*node))
+                    .cloned(),
+            );
         }
         let known = names.into_iter().filter_map(|node| {
             let zone = nodes.get(&node)?.zone.clone();
@@ -158,7 +165,10 @@ impl Watch {
             let question = Arc::new(question(asked, &round.about, nodes));
             let is_here = self.hub.fleet.is_alive(&asked.node, SILENT);
             match self.others.get(&asked.node).filter(|_| !is_here) {
-                Some(at) => there.entry(*at).or_default().push((asked.node.clone(), question)),
+                Some(at) => there
+                    .entry(*at)
+                    .or_default()
+                    .push((asked.node.clone(), question)),
                 None => {
                     let answer = self.hub.fleet.ask(&asked.node, question);
                     let node = asked.node.clone();
@@ -168,11 +178,14 @@ impl Watch {
             }
         }
         for (at, questions) in there {
-            let Some(peers) = self.peers.clone() else { break };
+            let Some(peers) = self.peers.clone() else {
+                break;
+            };
             let asking = async move {
                 let asked = BTreeMap::from([(at, questions)]);
                 let heard = peers.agents(asked, Patience::all(ROUND)).await.into_iter();
-                let told = heard.filter_map(|Heard { node, outcome, .. }| Some((node, outcome.ok()?)));
+                let told =
+                    heard.filter_map(|Heard { node, outcome, .. }| Some((node, outcome.ok()?)));
                 told.collect()
             };
             self.wait(round, asking.boxed());
@@ -180,7 +193,11 @@ impl Watch {
     }
 
     /// Waits for answers in a round; without them the round ends on its own.
-    fn wait(&mut self, round: &Arc<Round>, answers: BoxFuture<'static, Vec<(NodeName, pb::Inspection)>>) {
+    fn wait(
+        &mut self,
+        round: &Arc<Round>,
+        answers: BoxFuture<'static, Vec<(NodeName, pb::Inspection)>>,
+    ) {
         let round = Arc::clone(round);
         let waiting = timeout(ROUND, answers).map(move |told| {
             let told = told.unwrap_or_default().into_iter();
@@ -215,7 +232,11 @@ impl Watch {
     fn tell_others(&mut self) {
         let is_due = self.told_at.is_none_or(|at| at.elapsed() >= TELL);
         let suspects = !self.own.nodes.is_empty();
-        let Some(peers) = self.peers.clone().filter(|_| is_due && (suspects || self.told)) else {
+        let Some(peers) = self
+            .peers
+            .clone()
+            .filter(|_| is_due && (suspects || self.told))
+        else {
             return;
         };
         (self.told_at, self.told) = (Some(Instant::now()), suspects);
@@ -240,12 +261,19 @@ impl Watch {
             };
             (node, suspicion)
         });
-        let own = Suspicions { nodes: own.collect(), act };
+        let own = Suspicions {
+            nodes: own.collect(),
+            act,
+        };
         let mut all = own.clone();
         let others = suspects.shared.all(Instant::now());
-        let others = others.into_iter().filter(|(node, _)| !self.hub.fleet.is_alive(node, SILENT));
+        let others = others
+            .into_iter()
+            .filter(|(node, _)| !self.hub.fleet.is_alive(node, SILENT));
         let others = others.filter(|(node, _)| self.hub.store.knows(node));
-        let others: Vec<_> = others.filter(|(node, _)| !all.nodes.contains_key(node)).collect();
+        let others: Vec<_> = others
+            .filter(|(node, _)| !all.nodes.contains_key(node))
+            .collect();
         if !others.is_empty() && all.nodes.len() + others.len() <= self.most() {
             all.nodes.extend(others);
         }
@@ -275,16 +303,28 @@ impl Watch {
     /// Logs and records what is new.
     fn note(&self, before: &Suspicions, now: &Suspicions) {
         let object = |node: &NodeName| format!("Node/{node}");
-        for (node, of) in now.nodes.iter().filter(|(node, _)| !before.nodes.contains_key(*node)) {
+        for (node, of) in now
+            .nodes
+            .iter()
+            .filter(|(node, _)| !before.nodes.contains_key(*node))
+        {
             let words = Words(of, now.act).to_string();
             warn!(%node, "the node is {words}");
             self.hub.suspects.begun.fetch_add(1, Ordering::Relaxed);
-            self.hub.recorder.notice(Kind::NodeSuspected, object(node), words);
+            self.hub
+                .recorder
+                .notice(Kind::NodeSuspected, object(node), words);
         }
-        for node in before.nodes.keys().filter(|node| !now.nodes.contains_key(*node)) {
+        for node in before
+            .nodes
+            .keys()
+            .filter(|node| !now.nodes.contains_key(*node))
+        {
             info!(%node, "the node is suspected no more");
             let text = "it has a stream, or a neighbour reaches it".to_owned();
-            self.hub.recorder.notice(Kind::NodeReached, object(node), text);
+            self.hub
+                .recorder
+                .notice(Kind::NodeReached, object(node), text);
         }
     }
 }
@@ -298,7 +338,10 @@ fn addresses(facts: &NodeFacts) -> impl Iterator<Item = IpAddr> {
 /// Returns the question for a node: about the quiet one and the control, or none for a witness.
 fn question(asked: &Asked, about: &NodeName, nodes: &Nodes) -> pb::Inspect {
     let target = |node: &NodeName| {
-        let addresses = nodes.get(node).into_iter().flat_map(|facts| addresses(facts));
+        let addresses = nodes
+            .get(node)
+            .into_iter()
+            .flat_map(|facts| addresses(facts));
         let addresses = addresses.map(|ip| ip.to_string()).collect();
         pb::ReachTarget { addresses }
     };

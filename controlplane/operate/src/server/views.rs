@@ -127,7 +127,9 @@ pub(super) fn node_status(
     let mut state = node_state(hub, name, record, wanted, stranger);
     if let Some(suspicion) = hub.suspects.of(name) {
         let other = std::mem::take(&mut state.last_error);
-        let parts = [suspicion, other].into_iter().filter(|part| !part.is_empty());
+        let parts = [suspicion, other]
+            .into_iter()
+            .filter(|part| !part.is_empty());
         state.last_error = parts.collect::<Vec<_>>().join("; ");
     }
     let facts = facts.cloned().unwrap_or_default();

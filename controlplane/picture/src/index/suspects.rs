@@ -67,14 +67,19 @@ impl Index {
         self.pending.services.extend(services);
         for node in changed {
             let is_suspected = self.suspicions.holds_for(&node);
-            let place = if is_suspected { "suspected" } else { "reached again" };
+            let place = if is_suspected {
+                "suspected"
+            } else {
+                "reached again"
+            };
             let id = ObjectId {
                 kind: Kind::Node,
                 namespace: "".into(),
                 name: node,
             };
             let cause = Cause::new(id, 0, &place.into(), Verb::Changed);
-            self.pending.note(None, Some(cause).filter(|_| self.is_synced()));
+            self.pending
+                .note(None, Some(cause).filter(|_| self.is_synced()));
         }
         self.pending.observed_at.get_or_insert(at);
         self.publish_pending()
@@ -82,7 +87,12 @@ impl Index {
 
     /// Returns the Services with endpoints on some nodes.
     fn services_on(&self, nodes: &BTreeSet<NodeName>) -> BTreeSet<ServiceName> {
-        let is_there = |endpoint: &Endpoint| endpoint.node.as_ref().is_some_and(|node| nodes.contains(node));
+        let is_there = |endpoint: &Endpoint| {
+            endpoint
+                .node
+                .as_ref()
+                .is_some_and(|node| nodes.contains(node))
+        };
         let slices = self.slices.values();
         let there = slices.filter(|slice| {
             let mut ports = slice.ports.iter();
@@ -111,7 +121,9 @@ impl Index {
             return Vec::new();
         }
         let slices = self.slices_of.get(name).into_iter().flatten();
-        let ports = slices.filter_map(|id| self.slices.get(id)).flat_map(|slice| &slice.ports);
+        let ports = slices
+            .filter_map(|id| self.slices.get(id))
+            .flat_map(|slice| &slice.ports);
         let mut by_node = BTreeMap::<&NodeName, BTreeSet<_>>::new();
         for endpoint in ports.flat_map(|port| &port.endpoints) {
             if let Some(node) = &endpoint.node

@@ -111,7 +111,10 @@ async fn an_agent_says_that_it_is_alive_as_often_as_it_is_asked_to() {
                 _ => {}
             }
             let silent = last.elapsed();
-            assert!(silent <= Duration::from_millis(longest + 10), "{beat_ms}: {silent:?}");
+            assert!(
+                silent <= Duration::from_millis(longest + 10),
+                "{beat_ms}: {silent:?}"
+            );
             last = Instant::now();
         }
         assert_eq!(beats > 0, beat_ms > 0);
@@ -130,7 +133,10 @@ async fn an_agent_says_which_nodes_it_reaches() {
     }));
     loop {
         if let agent_message::Kind::Inspection(told) = server.heard().await.unwrap() {
-            assert_eq!((told.token, told.reached.unwrap().nodes), (7, vec![true, false]));
+            assert_eq!(
+                (told.token, told.reached.unwrap().nodes),
+                (7, vec![true, false])
+            );
             return;
         }
     }

@@ -51,14 +51,21 @@ fn manifests() -> String {
     );
     let mut endpoints = String::new();
     for number in 1..=NODES {
-        let (name, ip, [pod, _]) = (node_name(number), node_ip(number, Family::V4), pod_ips(number, 1));
+        let (name, ip, [pod, _]) = (
+            node_name(number),
+            node_ip(number, Family::V4),
+            pod_ips(number, 1),
+        );
         let _ = write!(
             text,
             "---\n{{apiVersion: v1, kind: Node, metadata: {{name: {name}}}, spec: {{podCIDR: 10.244.{number}.0/24}}, \
              status: {{addresses: [{{type: InternalIP, address: {ip}}}]}}}}\n"
         );
         if number > 1 {
-            let _ = write!(endpoints, "{{addresses: ['{pod}'], nodeName: {name}, conditions: {{ready: true}}}}, ");
+            let _ = write!(
+                endpoints,
+                "{{addresses: ['{pod}'], nodeName: {name}, conditions: {{ready: true}}}}, "
+            );
         }
     }
     let _ = write!(
@@ -72,9 +79,23 @@ fn manifests() -> String {
 
 fn agent_config(node: &str) -> Result<Config> {
     let plane = format!("http://{}:{CONTROL_PORT}", CONTROL[0]);
-    let line = ["kp-nodeagent", "--insecure", "--control-plane", &plane, "--node-name", node];
-    let ports = ["--healthz-bind-address=", "--metrics-bind-address=", "--cache-dir="];
-    match Flags::try_parse_from(line.into_iter().chain(ports))?.check()?.task {
+    let line = [
+        "kp-nodeagent",
+        "--insecure",
+        "--control-plane",
+        &plane,
+        "--node-name",
+        node,
+    ];
+    let ports = [
+        "--healthz-bind-address=",
+        "--metrics-bind-address=",
+        "--cache-dir=",
+    ];
+    match Flags::try_parse_from(line.into_iter().chain(ports))?
+        .check()?
+        .task
+    {
         Task::Run(config) => Ok(Config {
             backend: UnderTest::current()?.kind(),
             ..*config
@@ -193,7 +214,9 @@ impl Load {
                     while !stop.load(Ordering::Relaxed) {
                         let began = Instant::now();
                         if !matches!(probe.here(), Outcome::Reply(_)) {
-                            let mut last = failed.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                            let mut last = failed
+                                .lock()
+                                .unwrap_or_else(std::sync::PoisonError::into_inner);
                             *last = last.max(Some(began));
                         }
                         std::thread::sleep(Duration::from_millis(5));
@@ -204,17 +227,26 @@ impl Load {
             std::thread::spawn(run)
         });
         let threads = threads.collect();
-        Ok(Self { stop, failed, threads })
+        Ok(Self {
+            stop,
+            failed,
+            threads,
+        })
     }
 
     fn last_failure(&self) -> Option<Instant> {
-        *self.failed.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        *self
+            .failed
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     fn end(self) -> Result<()> {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads {
-            thread.join().map_err(|_| anyhow::anyhow!("a client panicked"))??;
+            thread
+                .join()
+                .map_err(|_| anyhow::anyhow!("a client panicked"))??;
         }
         Ok(())
     }
@@ -245,7 +277,10 @@ pub(crate) fn a_node_whose_links_are_cut_is_out_in_seconds_and_back_with_them() 
     // As many good connections in a row as clients would not have by luck.
     let calm = || {
         let last = load.last_failure().context("no connection failed")?;
-        ensure!(last.elapsed() > Duration::from_secs(2), "connections still fail");
+        ensure!(
+            last.elapsed() > Duration::from_secs(2),
+            "connections still fail"
+        );
         Ok::<_, anyhow::Error>(last)
     };
     let last = eventually(DEADLINE, "no connection leads to the node", calm)?;
@@ -265,7 +300,12 @@ pub(crate) fn to_observe_a_dead_node_changes_nothing() -> Result<()> {
     cluster.set_link(port_of(VICTIM), false)?;
     cluster.suspects(&[VICTIM])?;
     let issues = cluster.hub.issues();
-    ensure!(issues.iter().any(|issue| issue.reason.contains("--dead-node act")), "{issues:?}");
+    ensure!(
+        issues
+            .iter()
+            .any(|issue| issue.reason.contains("--dead-node act")),
+        "{issues:?}"
+    );
     cluster.set_link(port_of(VICTIM), true)?;
     cluster.suspects(&[])?;
     ensure!(revision() == before, "something was published");
@@ -279,12 +319,16 @@ pub(crate) fn a_control_plane_that_is_cut_off_suspects_nobody() -> Result<()> {
     let holds = |wanted: bool| {
         eventually(DEADLINE, "many streams are silent, or none", || {
             let issues = cluster.hub.issues();
-            let holds = issues.iter().any(|issue| issue.reason.contains("none is suspected"));
+            let holds = issues
+                .iter()
+                .any(|issue| issue.reason.contains("none is suspected"));
             ensure!(holds == wanted, "{issues:?}");
             Ok(())
         })
     };
-    let nodes = [1, 2].map(|node| node_ip(node, Family::V4).to_string()).join(", ");
+    let nodes = [1, 2]
+        .map(|node| node_ip(node, Family::V4).to_string())
+        .join(", ");
     let cut = format!(
         "table inet cut {{\nchain in {{\ntype filter hook input priority 0;\nip saddr {{ {nodes} }} drop\n}}\n}}"
     );
@@ -310,11 +354,19 @@ pub(crate) fn a_node_without_its_agent_is_not_dead() -> Result<()> {
     cluster.set_link(port_of(NODES), false)?;
     eventually(DEADLINE, "two of four are too many at once", || {
         let issues = cluster.hub.issues();
-        ensure!(issues.iter().any(|issue| issue.reason.contains("none is suspected")), "{issues:?}");
+        ensure!(
+            issues
+                .iter()
+                .any(|issue| issue.reason.contains("none is suspected")),
+            "{issues:?}"
+        );
         Ok(())
     })?;
     // Later the first one counts no more as lost at the same time.
     cluster.suspects(&[NODES])?;
-    ensure!(cluster.hub.suspects.begun() == 1, "another node was suspected");
+    ensure!(
+        cluster.hub.suspects.begun() == 1,
+        "another node was suspected"
+    );
     Ok(())
 }

@@ -48,7 +48,8 @@ impl Cluster {
     }
 
     fn fall_silent(&mut self, nodes: impl IntoIterator<Item = usize>) {
-        self.quiet.extend(nodes.into_iter().map(|node| (node, self.now)));
+        self.quiet
+            .extend(nodes.into_iter().map(|node| (node, self.now)));
     }
 
     /// Lets some time pass; returns the rounds that begin.
@@ -61,7 +62,8 @@ impl Cluster {
         };
         let neighbours = self.neighbours();
         let due = self.judge.look(self.now, &signs).into_iter();
-        let zones: BTreeMap<NodeName, _> = (0..self.nodes).map(|n| (name(n), self.zone(n))).collect();
+        let zones: BTreeMap<NodeName, _> =
+            (0..self.nodes).map(|n| (name(n), self.zone(n))).collect();
         let rounds = due.filter_map(|node| {
             let zone = zones[&node].clone();
             self.judge.ask(self.now, &node, zone.as_ref(), &neighbours)
@@ -96,7 +98,9 @@ fn missing(asked: &Asked) -> Option<Word> {
 fn a_node_that_nobody_reaches_is_suspected_until_one_does() {
     let mut cluster = Cluster::new(6, 2);
     cluster.fall_silent([3]);
-    let [round] = &*cluster.look() else { panic!("a round") };
+    let [round] = &*cluster.look() else {
+        panic!("a round")
+    };
     assert_eq!((&*round.about, round.asked.len()), ("n3", 5));
     cluster.answer(round, missing);
     assert_eq!(cluster.suspected(), ["n3"]);
@@ -104,7 +108,9 @@ fn a_node_that_nobody_reaches_is_suspected_until_one_does() {
     assert_eq!((told.missed, told.asked), (5, 5));
     // It is asked again, and one neighbour is enough.
     let rounds: Vec<_> = (0..6).flat_map(|_| cluster.look()).collect();
-    let [round] = &*rounds else { panic!("{rounds:?}") };
+    let [round] = &*rounds else {
+        panic!("{rounds:?}")
+    };
     assert_eq!(cluster.suspected(), ["n3"]);
     let last = round.asked[4].node.clone();
     cluster.answer(round, |asked| (asked.node == last).then_some(Word::Reaches));
@@ -132,22 +138,47 @@ fn a_word_counts_only_if_another_node_is_reached_and_if_nearly_all_answer() {
         let mut cluster = Cluster::new(nodes, 0);
         cluster.fall_silent([0]);
         let rounds = cluster.look();
-        let places: BTreeMap<NodeName, usize> =
-            rounds[0].asked.iter().enumerate().map(|(at, of)| (of.node.clone(), at)).collect();
+        let places: BTreeMap<NodeName, usize> = rounds[0]
+            .asked
+            .iter()
+            .enumerate()
+            .map(|(at, of)| (of.node.clone(), at))
+            .collect();
         cluster.answer(&rounds[0], |asked| word(places[&asked.node], asked));
         // The time for answers passes.
         (0..5).for_each(|_| drop(cluster.look()));
         !cluster.suspected().is_empty()
     };
     assert!(told(6, |_, asked| missing(asked)));
-    assert!(told(6, |at, asked| if at < 2 { Some(Word::Present) } else { missing(asked) }));
-    assert!(!told(6, |at, asked| if at < 3 { Some(Word::Present) } else { missing(asked) }));
-    assert!(!told(6, |at, asked| missing(asked).filter(|_| at > 0)), "one of five is silent");
-    assert!(told(40, |at, asked| missing(asked).filter(|_| at > 1)), "two of sixteen are");
-    assert!(!told(40, |at, asked| missing(asked).filter(|_| at < 13)), "three of sixteen are");
+    assert!(told(6, |at, asked| if at < 2 {
+        Some(Word::Present)
+    } else {
+        missing(asked)
+    }));
+    assert!(!told(6, |at, asked| if at < 3 {
+        Some(Word::Present)
+    } else {
+        missing(asked)
+    }));
+    assert!(
+        !told(6, |at, asked| missing(asked).filter(|_| at > 0)),
+        "one of five is silent"
+    );
+    assert!(
+        told(40, |at, asked| missing(asked).filter(|_| at > 1)),
+        "two of sixteen are"
+    );
+    assert!(
+        !told(40, |at, asked| missing(asked).filter(|_| at < 13)),
+        "three of sixteen are"
+    );
     // Two others are the fewest.
     assert!(told(3, |_, asked| missing(asked)));
-    assert!(!told(3, |at, asked| if at == 0 { Some(Word::Present) } else { missing(asked) }));
+    assert!(!told(3, |at, asked| if at == 0 {
+        Some(Word::Present)
+    } else {
+        missing(asked)
+    }));
 }
 
 #[test]
@@ -162,7 +193,12 @@ fn words_come_from_more_than_one_zone() {
     let mut cluster = Cluster::new(12, 2);
     cluster.fall_silent([0]);
     let rounds = cluster.look();
-    let zones: BTreeSet<_> = rounds[0].asked.iter().take(5).map(|of| of.zone.clone()).collect();
+    let zones: BTreeSet<_> = rounds[0]
+        .asked
+        .iter()
+        .take(5)
+        .map(|of| of.zone.clone())
+        .collect();
     assert_eq!(zones.len(), 2);
     // All of zone 0 miss it, and those of zone 1 know nothing.
     cluster.answer(&rounds[0], |asked| match asked.zone.as_deref() {
@@ -209,7 +245,10 @@ fn nobody_of_a_zone_is_suspected_when_many_of_it_are() {
         }
     }
     assert_eq!(cluster.suspected(), ["n5"]);
-    assert_eq!(cluster.judge.holds, Some("too many nodes of a zone do not answer"));
+    assert_eq!(
+        cluster.judge.holds,
+        Some("too many nodes of a zone do not answer")
+    );
 }
 
 /// Whatever happens, a node is suspected only if its stream is quiet and nobody that was asked last reached it, and never
@@ -257,7 +296,10 @@ fn only_nodes_that_nobody_reaches_are_suspected() {
             assert!(suspected.len() <= few(nodes), "seed {seed}: {suspected:?}");
             for node in suspected {
                 let number: usize = node[1..].parse().unwrap();
-                assert!(cluster.quiet.contains_key(&number), "seed {seed}: {node} has a stream");
+                assert!(
+                    cluster.quiet.contains_key(&number),
+                    "seed {seed}: {node} has a stream"
+                );
                 assert!(!reached[&node], "seed {seed}: {node} was reached");
             }
         }

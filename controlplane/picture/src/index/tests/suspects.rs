@@ -20,21 +20,28 @@ fn suspicions(nodes: &[&str], act: bool) -> Suspicions {
 /// A slice with endpoints on these nodes: 10.0.0.1, 10.0.0.2 and so on.
 fn slice_on(service: &str, nodes: &[&str]) -> Value {
     let endpoints = nodes.iter().enumerate();
-    let endpoints = endpoints.map(|(at, node)| objects::endpoint(&format!("10.0.0.{}", at + 1), node));
+    let endpoints =
+        endpoints.map(|(at, node)| objects::endpoint(&format!("10.0.0.{}", at + 1), node));
     objects::slice("shop", &format!("{service}-1"), service, endpoints)
 }
 
 /// The endpoints that nodes get, as the publication has them.
 fn chosen(index: &Index, service: &str) -> Vec<String> {
-    let detail = index.detail(&ServiceName::new("shop", service), &[]).unwrap();
+    let detail = index
+        .detail(&ServiceName::new("shop", service), &[])
+        .unwrap();
     let view = &detail.ports[0];
     let chosen = variants(&view.port, &view.endpoints).default;
     chosen.iter().map(|addr| addr.ip.to_string()).collect()
 }
 
 fn names(publication: Option<Publication>) -> Vec<String> {
-    let services = publication.into_iter().flat_map(|publication| publication.services);
-    services.map(|(key, _)| key.service.name.to_string()).collect()
+    let services = publication
+        .into_iter()
+        .flat_map(|publication| publication.services);
+    services
+        .map(|(key, _)| key.service.name.to_string())
+        .collect()
 }
 
 #[test]
@@ -51,7 +58,11 @@ fn endpoints_on_a_suspected_node_count_as_terminating_ones() {
     assert_eq!(outcome.causes.others().count(), 1);
     assert_eq!(names(outcome.publication), ["only", "web"]);
     assert_eq!(chosen(&index, "web"), ["10.0.0.1"]);
-    assert_eq!(chosen(&index, "only"), ["10.0.0.1"], "nothing else is ready");
+    assert_eq!(
+        chosen(&index, "only"),
+        ["10.0.0.1"],
+        "nothing else is ready"
+    );
     // New objects are marked as well.
     apply(&mut index, &slice_on("other", &["n1", "n2"]));
     assert_eq!(chosen(&index, "other"), ["10.0.0.1"]);
