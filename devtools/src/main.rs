@@ -5,6 +5,7 @@ mod demo;
 mod e2e;
 mod images;
 mod krew;
+mod rollouts;
 mod tools;
 mod vm;
 
@@ -40,6 +41,12 @@ enum Task {
     /// Kubernetes' own end-to-end tests of networks, with kplane and with kube-proxy
     #[command(name = "test-e2e", bin_name = "cargo xtask test e2e", hide = true)]
     E2e(e2e::Args),
+    /// Connections that fail while Pods and nodes go, with kplane and with kube-proxy
+    #[command(
+        bin_name = "cargo xtask bench --against kube-proxy-rollouts",
+        hide = true
+    )]
+    Rollouts(rollouts::Args),
     /// Install what the tests need beyond Rust
     #[command(hide = true)]
     Tools,
@@ -53,6 +60,7 @@ fn main() -> ExitCode {
         Task::Images(args) => exit(images::run(&args)),
         Task::Krew(args) => exit(krew::run(&args)),
         Task::E2e(args) => exit(e2e::run(&args)),
+        Task::Rollouts(args) => exit(rollouts::run(&args)),
         Task::Tools => exit(tools::install()),
     }
 }
