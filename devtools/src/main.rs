@@ -36,6 +36,8 @@ enum Task {
     Vm(vm::Args),
     /// Images of kplane's programs, for a registry or a node
     Images(images::Args),
+    /// The programs for machines without a registry, as one archive
+    Dist(images::tarball::Args),
     /// Archives and manifest with which krew installs `kubectl kplane`
     Krew(krew::Args),
     /// Kubernetes' own end-to-end tests of networks, with kplane and with kube-proxy
@@ -58,6 +60,7 @@ fn main() -> ExitCode {
         Task::Cluster(args) => exit(cluster::run(&args)),
         Task::Vm(args) => vm::run(&args).unwrap_or_else(|error| exit(Err(error))),
         Task::Images(args) => exit(images::run(&args)),
+        Task::Dist(args) => exit(images::tarball::run(&args)),
         Task::Krew(args) => exit(krew::run(&args)),
         Task::E2e(args) => exit(e2e::run(&args)),
         Task::Rollouts(args) => exit(rollouts::run(&args)),
