@@ -93,6 +93,12 @@ impl Suspects {
         self.now.subscribe()
     }
 
+    /// Returns the Nodes on which other replicas run that were heard lately.
+    #[must_use]
+    pub fn replicas(&self) -> Vec<NodeName> {
+        self.shared.nodes()
+    }
+
     /// Returns the number of suspicions so far.
     #[must_use]
     pub fn begun(&self) -> u64 {

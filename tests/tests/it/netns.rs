@@ -234,6 +234,8 @@ const TESTS: &[Test] = kplane_tests::tests!(
     dead::to_observe_a_dead_node_changes_nothing,
     dead::a_control_plane_that_is_cut_off_suspects_nobody,
     dead::a_node_without_its_agent_is_not_dead,
+    dead::replicas_suspect_the_same_nodes,
+    dead::a_node_that_dies_with_its_replica_is_found,
     own_way::what_is_marked_as_ours_is_no_services_to_take,
     own_way::a_service_at_the_control_planes_place_locks_no_agent_out,
     iptables::a10_without_endpoints_source_ranges_do_not_count,

@@ -25,8 +25,9 @@ use crate::peers::Peers;
 
 /// Interval between two looks at the streams.
 const LOOK: Duration = Duration::from_millis(200);
-/// Interval at which other replicas are told what is suspected, and told that nobody is.
+/// Interval at which other replicas are told what is suspected, and told that this one is there.
 const TELL: Duration = Duration::from_millis(500);
+const THERE: Duration = Duration::from_secs(1);
 /// Time for which an answer of other replicas about their agents counts.
 const OTHERS: Duration = Duration::from_secs(3);
 /// Number of own agents for which those of other replicas are not needed.
@@ -53,8 +54,6 @@ struct Watch {
     /// Time at which other replicas were last asked, and told.
     asked_at: Option<Instant>,
     told_at: Option<Instant>,
-    /// Other replicas know of a suspicion.
-    told: bool,
     /// The nodes that this replica itself suspects.
     own: Suspicions,
 }
@@ -73,7 +72,6 @@ pub async fn watch(hub: Arc<Hub>, peers: Option<Arc<Peers>>) {
         others: BTreeMap::new(),
         asked_at: None,
         told_at: None,
-        told: false,
         own: Suspicions::default(),
     };
     let mut look = interval(LOOK);
@@ -109,7 +107,10 @@ impl Watch {
     fn look(&mut self) {
         let signs = self.hub.fleet.signs(SILENT);
         let known = |node: &NodeName| self.hub.store.knows(node);
-        let quiet = signs.quiet.into_iter().filter(|(node, _)| known(node));
+        let mut quiet = signs.quiet;
+        let silent = self.hub.suspects.shared.silent().into_iter();
+        quiet.extend(silent.filter(|(node, _)| !self.hub.fleet.is_alive(node, SILENT)));
+        let quiet = quiet.into_iter().filter(|(node, _)| known(node));
         let quiet = quiet.map(|(node, since)| (node, since.saturating_duration_since(self.start)));
         let signs = Signs {
             quiet: quiet.collect(),
@@ -228,20 +229,17 @@ impl Watch {
         self.events.push(asking.boxed());
     }
 
-    /// Tells other replicas what this one suspects, as long as it does and once more.
+    /// Tells other replicas that this one is there, and what it suspects.
     fn tell_others(&mut self) {
-        let is_due = self.told_at.is_none_or(|at| at.elapsed() >= TELL);
-        let suspects = !self.own.nodes.is_empty();
-        let Some(peers) = self
-            .peers
-            .clone()
-            .filter(|_| is_due && (suspects || self.told))
-        else {
+        let pause = if self.own.nodes.is_empty() { THERE } else { TELL };
+        let is_due = self.told_at.is_none_or(|at| at.elapsed() >= pause);
+        let Some(peers) = self.peers.clone().filter(|_| is_due) else {
             return;
         };
-        (self.told_at, self.told) = (Some(Instant::now()), suspects);
+        self.told_at = Some(Instant::now());
         let (own, from) = (self.own.clone(), self.hub.store.epoch());
-        let telling = async move { Event::Alive(shared::tell(&peers, from, &own).await) };
+        let on_node = self.hub.own_node.get().cloned();
+        let telling = async move { Event::Alive(shared::tell(&peers, from, on_node, &own).await) };
         self.events.push(telling.boxed());
     }
 
@@ -266,7 +264,7 @@ impl Watch {
             act,
         };
         let mut all = own.clone();
-        let others = suspects.shared.all(Instant::now());
+        let others = suspects.shared.all();
         let others = others
             .into_iter()
             .filter(|(node, _)| !self.hub.fleet.is_alive(node, SILENT));

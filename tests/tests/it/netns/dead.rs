@@ -13,6 +13,7 @@ use kp_controlplane::app as control_plane;
 use kp_nodeagent::app;
 use kp_nodeagent::config::{Config, Flags, Task};
 use kplane_fleet::hub::Hub;
+use kplane_fleet::peers::PeerFlags;
 use kplane_fleet::suspects::Mode;
 use kplane_model::Family;
 use kplane_tests::client::{Outcome, Probe, Protocol};
@@ -27,6 +28,7 @@ use tokio::runtime::Runtime;
 use crate::netns::own_way::{CONTROL, CONTROL_PORT};
 
 const DEADLINE: Duration = Duration::from_secs(60);
+const STATUS_PORT: u16 = 7444;
 const NODES: u8 = 4;
 /// The node whose links are cut.
 const VICTIM: u8 = 3;
@@ -37,7 +39,8 @@ const PATIENCE: Duration = Duration::from_millis(250);
 struct Cluster {
     // Agents end before the namespaces do.
     agents: Vec<(app::Bound, Runtime)>,
-    _plane: Runtime,
+    planes: Vec<(Runtime, Arc<Hub>)>,
+    /// The state of the first replica.
     hub: Arc<Hub>,
     topology: Topology,
     _folder: tempfile::TempDir,
@@ -77,8 +80,8 @@ fn manifests() -> String {
     text
 }
 
-fn agent_config(node: &str) -> Result<Config> {
-    let plane = format!("http://{}:{CONTROL_PORT}", CONTROL[0]);
+fn agent_config(node: &str, replica: &str) -> Result<Config> {
+    let plane = format!("http://{replica}:{CONTROL_PORT}");
     let line = [
         "kp-nodeagent",
         "--insecure",
@@ -106,6 +109,15 @@ fn agent_config(node: &str) -> Result<Config> {
 
 impl Cluster {
     fn new(mode: Mode) -> Result<Self> {
+        Self::with(mode, &[("control", CONTROL[0], None)], |_| 0)
+    }
+
+    /// A cluster with replicas on these machines, of which some are nodes. `replica_of` says which replica a node's agent has.
+    fn with(
+        mode: Mode,
+        replicas: &[(&str, &str, Option<u8>)],
+        replica_of: fn(u8) -> usize,
+    ) -> Result<Self> {
         let mut topology = Topology::standard(NODES)?;
         for number in 1..=NODES {
             let node = node_name(number);
@@ -115,23 +127,34 @@ impl Cluster {
         }
         let folder = tempfile::tempdir()?;
         fs::write(folder.path().join("all.yaml"), manifests())?;
-        let config = control_plane::Config {
-            agent_listen: Some(SocketAddr::from(([0, 0, 0, 0], CONTROL_PORT))),
-            protection: control_plane::Protection::PlainText { exposed: true },
-            dead_node: mode,
-            ..control_plane::Config::new(control_plane::Origin::Manifests(folder.path().to_owned()))
+        let places = replicas.iter().map(|(_, ip, _)| format!("{ip}:{STATUS_PORT}").parse().map_err(anyhow::Error::msg));
+        let flags = PeerFlags {
+            peers: if replicas.len() > 1 { places.collect::<Result<_>>()? } else { Vec::new() },
+            ..PeerFlags::default()
         };
-        let control = topology.host("control")?.ns().clone();
-        let (plane, hub) = control.run(|| {
-            let runtime = Runtime::new()?;
-            let bound = runtime.block_on(control_plane::build(config))?;
-            let hub = Arc::clone(bound.hub());
-            runtime.spawn(bound.wait());
-            Ok((runtime, hub))
-        })?;
+        let planes = replicas.iter().map(|(host, _, own_node)| {
+            let config = control_plane::Config {
+                agent_listen: Some(SocketAddr::from(([0, 0, 0, 0], CONTROL_PORT))),
+                status_listen: Some(SocketAddr::from(([0, 0, 0, 0], STATUS_PORT))),
+                protection: control_plane::Protection::PlainText { exposed: true },
+                dead_node: mode,
+                peers: flags.clone().config(0),
+                own_node: own_node.map(|number| node_name(number).into()),
+                ..control_plane::Config::new(control_plane::Origin::Manifests(folder.path().to_owned()))
+            };
+            let host = topology.host(host).or_else(|_| topology.node(host))?;
+            host.ns().run(|| {
+                let runtime = Runtime::new()?;
+                let bound = runtime.block_on(control_plane::build(config))?;
+                let hub = Arc::clone(bound.hub());
+                runtime.spawn(bound.wait());
+                Ok((runtime, hub))
+            })
+        });
+        let planes: Vec<_> = planes.collect::<Result<_>>()?;
         let agents = (1..=NODES).map(|number| {
             let name = node_name(number);
-            let config = agent_config(&name)?;
+            let config = agent_config(&name, replicas[replica_of(number)].1)?;
             topology.node(&name)?.ns().run(|| {
                 let runtime = Runtime::new()?;
                 Ok((runtime.block_on(app::build(config))?, runtime))
@@ -139,8 +162,8 @@ impl Cluster {
         });
         let cluster = Self {
             agents: agents.collect::<Result<_>>()?,
-            _plane: plane,
-            hub,
+            hub: Arc::clone(&planes[0].1),
+            planes,
             topology,
             _folder: folder,
         };
@@ -151,8 +174,9 @@ impl Cluster {
     /// Waits until all agents are connected and serve the Service.
     fn all_are_there(&self) -> Result<()> {
         eventually(DEADLINE, "all agents serve", || {
-            let records = self.hub.fleet.records();
-            let connected = records.values().filter(|record| record.connected).count();
+            let hubs = self.planes.iter().map(|(_, hub)| hub.fleet.records());
+            let records = hubs.flatten();
+            let connected = records.filter(|(_, record)| record.connected).count();
             let mut agents = self.agents.iter();
             let serve = agents.all(|(agent, _)| {
                 let report = agent.reports().borrow().clone();
@@ -167,8 +191,12 @@ impl Cluster {
 
     /// Waits until exactly these nodes are suspected.
     fn suspects(&self, nodes: &[u8]) -> Result<()> {
+        self.suspects_at(&self.hub, nodes)
+    }
+
+    fn suspects_at(&self, hub: &Hub, nodes: &[u8]) -> Result<()> {
         eventually(DEADLINE, "the suspected nodes", || {
-            let now = self.hub.suspects.now();
+            let now = hub.suspects.now();
             let wanted: Vec<_> = nodes.iter().map(|node| node_name(*node)).collect();
             match now.nodes.keys().map(ToString::to_string).eq(wanted) {
                 true => Ok(()),
@@ -369,4 +397,44 @@ pub(crate) fn a_node_without_its_agent_is_not_dead() -> Result<()> {
         "another node was suspected"
     );
     Ok(())
+}
+
+/// The replica with the node's stream asks agents of the other one, too, and both suspect the node. Connections of a node
+/// whose agent is at the other replica go elsewhere.
+pub(crate) fn replicas_suspect_the_same_nodes() -> Result<()> {
+    let replicas = [("control", CONTROL[0], None), ("client", "172.30.0.3", None)];
+    let cluster = Cluster::with(Mode::Act, &replicas, |node| usize::from(node >= VICTIM))?;
+    let (client, other) = (cluster.client()?, Arc::clone(&cluster.planes[1].1));
+    reaches(&client, &format!("on-{VICTIM}"))?;
+    cluster.set_link(port_of(VICTIM), false)?;
+    cluster.suspects_at(&other, &[VICTIM])?;
+    cluster.suspects(&[VICTIM])?;
+    eventually(DEADLINE, "connections go elsewhere", || {
+        let seen = Probe::tcp(web()).timeout(PATIENCE).spread(&client, 30)?;
+        ensure!(seen.keys().all(|name| !name.starts_with('!')), "{seen:?}");
+        Ok(())
+    })?;
+    cluster.set_link(port_of(VICTIM), true)?;
+    cluster.suspects(&[])?;
+    cluster.suspects_at(&other, &[])?;
+    reaches(&client, &format!("on-{VICTIM}"))
+}
+
+/// A node that dies together with the replica that has its stream.
+pub(crate) fn a_node_that_dies_with_its_replica_is_found() -> Result<()> {
+    let at = node_ip(VICTIM, Family::V4).to_string();
+    let name = node_name(VICTIM);
+    let replicas = [("control", CONTROL[0], None), (&*name, &*at, Some(VICTIM))];
+    let cluster = Cluster::with(Mode::Act, &replicas, |node| usize::from(node == VICTIM))?;
+    let hub = Arc::clone(&cluster.hub);
+    eventually(DEADLINE, "the other replica is known", || {
+        hub.suspects.replicas().contains(&name.as_str().into()).then_some(()).ok_or("not yet")
+    })?;
+    let cut_at = Instant::now();
+    cluster.set_link(port_of(VICTIM), false)?;
+    cluster.suspects(&[VICTIM])?;
+    let seconds = cut_at.elapsed().as_secs_f64();
+    println!("the node was suspected {seconds:.2} s after the cut");
+    cluster.set_link(port_of(VICTIM), true)?;
+    cluster.suspects(&[])
 }
