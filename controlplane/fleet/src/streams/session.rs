@@ -121,7 +121,6 @@ pub(super) async fn run(
         unpacks: hello.capabilities & PACKED != 0,
         resume: hello.resume,
     };
-    let beats = hello.capabilities & BEATS != 0 && hub.suspects.beat_ms() > 0;
     let dispatch = session.dispatch();
     let updates = Updates::new(&hub, node, needs_node, claim, freshness, dispatch);
     postman.open(welcome, updates, millis(SystemTime::now()));
@@ -132,7 +131,7 @@ pub(super) async fn run(
         sentry,
         messages: Bucket::new(MESSAGES),
         pause: None,
-        beats,
+        beats: hello.capabilities & BEATS != 0 && hub.suspects.beat_ms() > 0,
         session,
     };
     tokio::select! {
