@@ -298,7 +298,7 @@ impl Hub {
         self.ask(|answer| Query::Take(approval, answer)).await
     }
 
-    /// Tells the index which nodes are suspected; returns when that is published.
+    /// Hands the suspected nodes to the index; returns when that is published.
     ///
     /// # Errors
     /// [`Closing`].

@@ -6,7 +6,7 @@
 //!                             what people have ordered: orders
 //! inquiry: questions to agents
 //! peers: what other replicas know, and what their agents answer
-//! suspects: nodes that are probably dead
+//! neighbours, suspects: nodes that are probably dead
 //! events, taints: what the API server learns of it
 //! ```
 //!
@@ -22,6 +22,7 @@ pub mod hub;
 pub mod identity;
 pub mod inquiry;
 mod issue;
+pub mod neighbours;
 pub mod orders;
 mod pace;
 mod panicked;
