@@ -29,7 +29,6 @@ mod policy_rule;
 mod policy_schema;
 mod policy_step;
 mod probe;
-#[cfg(feature = "userspace")]
 pub(in crate::backend) mod proxy_tables;
 mod readback;
 mod remembered;
@@ -57,6 +56,7 @@ pub(in crate::backend) use lookup::look_up;
 pub use loopback::LoopbackCounts;
 pub(crate) use mend::Contents;
 pub use policies::PolicyTables;
+pub use proxy_tables::{DepartingError, DepartingTable, loopback as departing_address};
 pub(crate) use policies::{FoundPolicies, PolicyTable};
 pub use policy_schema::PolicySet;
 pub use probe::{ProbeError, probe};
