@@ -45,6 +45,8 @@ pub const LONGEST: Duration = Duration::from_secs(300);
 
 /// Maximum number of hooks that wait at a time.
 const WAITING: usize = 1_000;
+/// Pause between two attempts to open the port. The agent before this one may have it for a moment.
+const REOPEN: Duration = Duration::from_millis(500);
 /// Interval at which a table is written anew that other programs may have changed.
 const RENEW: Duration = Duration::from_secs(60);
 
@@ -164,7 +166,7 @@ async fn listen(address: SocketAddr) -> TcpListener {
             ),
             Err(_) => {}
         }
-        sleep(REBIND).await;
+        sleep(REOPEN).await;
     }
 }
 
