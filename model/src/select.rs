@@ -200,8 +200,7 @@ pub fn lead(
     let in_cluster = lists.any(|list| list.iter().any(|addr| is_one(*addr)));
     let leads_locally = |here: &Vec<LocalEndpoint>| {
         let any_ready = here.iter().any(|e| e.ready);
-        here.iter()
-            .any(|e| e.ready == any_ready && is_one(e.addr))
+        here.iter().any(|e| e.ready == any_ready && is_one(e.addr))
     };
     let is_led = in_cluster
         || port.uses_local_endpoints() && local_by_node(endpoints).values().any(leads_locally);

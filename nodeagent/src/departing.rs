@@ -197,7 +197,11 @@ impl Rules {
         });
         match written.await {
             Ok(Ok(table)) => {
-                let renew = if table.is_owned() { Duration::MAX } else { RENEW };
+                let renew = if table.is_owned() {
+                    Duration::MAX
+                } else {
+                    RENEW
+                };
                 if std::mem::take(&mut self.complained) {
                     info!(%family, "the kernel takes the rules for preStop hooks now");
                 }

@@ -78,8 +78,12 @@ impl View for DeparturesView {
             return paragraph(&Span::plain(text), canvas, 0);
         }
         Table::new(&self.departures)
-            .column(Column::new("POD").elastic(16), |one| Span::plain(one.name()))
-            .column(Column::new("NODE").elastic(12), |one| Span::plain(&one.node))
+            .column(Column::new("POD").elastic(16), |one| {
+                Span::plain(one.name())
+            })
+            .column(Column::new("NODE").elastic(12), |one| {
+                Span::plain(&one.node)
+            })
             .column(Column::new("OUTCOME"), |one| {
                 let tone = match one.outcome {
                     "Gone" => Tone::Good,
@@ -129,7 +133,14 @@ mod tests {
             ..pb::DrainStatus::default()
         });
         let text = table(&view);
-        for part in ["shop/web-1", "Gone", "120ms", "10.0.0.5", "Bound", "n7 did not confirm"] {
+        for part in [
+            "shop/web-1",
+            "Gone",
+            "120ms",
+            "10.0.0.5",
+            "Bound",
+            "n7 did not confirm",
+        ] {
             assert!(text.contains(part), "no {part:?}:\n{text}");
         }
         let nothing = DeparturesView::new(pb::DrainStatus::default());

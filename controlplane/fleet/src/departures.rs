@@ -72,7 +72,9 @@ impl Departures {
         let addresses = leaving.addresses.iter().take(ADDRESSES);
         let leaving = Leaving {
             node: node.clone(),
-            addresses: addresses.filter_map(|ip| unpack_ip("addresses", ip).ok()).collect(),
+            addresses: addresses
+                .filter_map(|ip| unpack_ip("addresses", ip).ok())
+                .collect(),
             port: u16::try_from(leaving.port).unwrap_or_default(),
             within: Duration::from_millis(leaving.within_ms.into()).min(LONGEST),
             answer,
@@ -133,8 +135,11 @@ mod tests {
             .map(|_| departures.ask(&"n1".into(), &hostile))
             .collect();
         let mut refused = departures.ask(&"n1".into(), &hostile);
-        assert!(refused.try_recv().is_err_and(|error| error
-            == oneshot::error::TryRecvError::Closed));
+        assert!(
+            refused
+                .try_recv()
+                .is_err_and(|error| error == oneshot::error::TryRecvError::Closed)
+        );
         let leaving = asked.try_recv().unwrap();
         assert_eq!(leaving.addresses.len(), ADDRESSES - 1);
         assert_eq!((leaving.port, leaving.within), (0, LONGEST));
@@ -145,6 +150,9 @@ mod tests {
             });
         }
         let latest = departures.latest();
-        assert_eq!((latest.len(), latest[0].0, latest[0].1.waited_ms), (256, 45, 44));
+        assert_eq!(
+            (latest.len(), latest[0].0, latest[0].1.waited_ms),
+            (256, 45, 44)
+        );
     }
 }

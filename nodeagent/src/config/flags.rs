@@ -21,8 +21,8 @@ use crate::cleanup;
 use crate::departing;
 use kplane_dataplane::backend;
 use kplane_dataplane::backend::iptables::Layout;
-use kplane_dataplane::plan::NodeSettings;
 use kplane_dataplane::leftovers::Ports;
+use kplane_dataplane::plan::NodeSettings;
 
 /// Longest name of a node in bytes: a DNS subdomain.
 const MAX_NODE_NAME: usize = 253;

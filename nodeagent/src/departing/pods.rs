@@ -82,7 +82,8 @@ impl Follower {
                     .map(|(program, _)| program.port.key.clone())
                     .collect();
                 keys.iter().for_each(&mut look);
-                let gone = |key: &ServiceKey| key.family == family && keys.binary_search(key).is_err();
+                let gone =
+                    |key: &ServiceKey| key.family == family && keys.binary_search(key).is_err();
                 self.endpoints.retain(|key, _| !gone(key));
             }
         }
@@ -129,7 +130,10 @@ impl Pods {
         family: Family,
         now: Instant,
     ) -> (Vec<Cidr>, Vec<IpAddr>) {
-        let ours = known.endpoints.iter().filter(|ip| Family::of(**ip) == family);
+        let ours = known
+            .endpoints
+            .iter()
+            .filter(|ip| Family::of(**ip) == family);
         for ip in ours {
             if self.seen.len() < ADDRESSES || self.seen.contains_key(ip) {
                 self.seen.insert(*ip, now);
@@ -138,12 +142,18 @@ impl Pods {
         let in_range = |ip: &IpAddr| known.ranges.iter().any(|range| range.contains(*ip));
         self.seen
             .retain(|ip, at| now.saturating_duration_since(*at) < REMEMBERED && !in_range(ip));
-        let passing = self.seen.iter().filter(|(ip, _)| !known.endpoints.contains(*ip));
+        let passing = self
+            .seen
+            .iter()
+            .filter(|(ip, _)| !known.endpoints.contains(*ip));
         self.forgets_at = passing.map(|(_, at)| *at + REMEMBERED).min();
         let ranges = known.ranges.iter().copied();
         let mut pods: Vec<IpAddr> = self.seen.keys().copied().collect();
         pods.sort_unstable();
-        (ranges.filter(|range| range.family() == family).collect(), pods)
+        (
+            ranges.filter(|range| range.family() == family).collect(),
+            pods,
+        )
     }
 
     /// Returns the time at which an address is forgotten, if one is.
@@ -166,7 +176,12 @@ mod tests {
 
     #[test]
     fn ranges_in_others_are_left_out() {
-        let all = ["10.244.1.0/24", "10.244.0.0/16", "fd00::/64", "10.244.0.0/16"];
+        let all = [
+            "10.244.1.0/24",
+            "10.244.0.0/16",
+            "fd00::/64",
+            "10.244.0.0/16",
+        ];
         let distinct = distinct(all.into_iter().map(cidr));
         assert_eq!(distinct, [cidr("10.244.0.0/16"), cidr("fd00::/64")]);
     }
@@ -182,11 +197,20 @@ mod tests {
         };
         let both = known(&["10.9.0.1", "fd09::1"]);
         let (ranges, addresses) = pods.note(&both, Family::V4, start);
-        assert_eq!((ranges, addresses), (vec![cidr("10.1.0.0/16")], vec![ip("10.9.0.1")]));
+        assert_eq!(
+            (ranges, addresses),
+            (vec![cidr("10.1.0.0/16")], vec![ip("10.9.0.1")])
+        );
         assert_eq!(pods.forgets_at(), None);
-        assert_eq!(pods.note(&known(&[]), Family::V4, start).1, [ip("10.9.0.1")]);
+        assert_eq!(
+            pods.note(&known(&[]), Family::V4, start).1,
+            [ip("10.9.0.1")]
+        );
         let forgets = pods.forgets_at().unwrap();
         assert_eq!(forgets, start + REMEMBERED);
-        assert_eq!(pods.note(&known(&[]), Family::V4, forgets).1, [] as [IpAddr; 0]);
+        assert_eq!(
+            pods.note(&known(&[]), Family::V4, forgets).1,
+            [] as [IpAddr; 0]
+        );
     }
 }

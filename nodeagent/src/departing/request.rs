@@ -28,11 +28,15 @@ impl Asked {
         }
         let value = |wanted: &str| {
             let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-            pairs.find(|(name, _)| *name == wanted).map(|(_, value)| value)
+            pairs
+                .find(|(name, _)| *name == wanted)
+                .map(|(_, value)| value)
         };
         Some(Self {
             within: value("within").and_then(duration),
-            port: value("port").and_then(|port| port.parse().ok()).unwrap_or(0),
+            port: value("port")
+                .and_then(|port| port.parse().ok())
+                .unwrap_or(0),
         })
     }
 }
@@ -57,7 +61,8 @@ mod tests {
 
     #[test]
     fn a_hook_names_a_time_and_a_port() {
-        let read = |target: &str| Asked::read(format!("GET {target} HTTP/1.1\r\nhost: x\r\n").as_bytes());
+        let read =
+            |target: &str| Asked::read(format!("GET {target} HTTP/1.1\r\nhost: x\r\n").as_bytes());
         let plain = Some(Asked::default());
         assert_eq!(read("/gone"), plain);
         for (query, ms) in [
@@ -72,7 +77,17 @@ mod tests {
             assert_eq!(asked.within, Some(Duration::from_millis(ms)), "{query}");
         }
         // What cannot be read has no effect: an error would end the Pod at once.
-        for query in ["within=", "within=-1s", "within=1h", "within", "port=x", "port=70000", "=", "&&", "within=1\u{e9}"] {
+        for query in [
+            "within=",
+            "within=-1s",
+            "within=1h",
+            "within",
+            "port=x",
+            "port=70000",
+            "=",
+            "&&",
+            "within=1\u{e9}",
+        ] {
             assert_eq!(read(&format!("/gone?{query}")), plain, "{query}");
         }
         assert_eq!(read("/gone?port=8080").unwrap().port, 8080);
@@ -80,7 +95,15 @@ mod tests {
 
     #[test]
     fn other_requests_are_not_about_pods() {
-        for head in ["", "GET", "GET /", "POST /gone HTTP/1.1", "GET /gones HTTP/1.1", "\r\n", "GET\t/gone"] {
+        for head in [
+            "",
+            "GET",
+            "GET /",
+            "POST /gone HTTP/1.1",
+            "GET /gones HTTP/1.1",
+            "\r\n",
+            "GET\t/gone",
+        ] {
             assert_eq!(Asked::read(head.as_bytes()), None, "{head:?}");
         }
         assert_eq!(Asked::read(&[0xff; 64]), None);

@@ -292,13 +292,18 @@ impl Collector for Agent {
             connections::write(connections, &mut to)?;
         }
         let departing = self.0.counters.departing.read();
-        let labels = departing.each_ref().map(|(outcome, _)| [("outcome", *outcome)]);
+        let labels = departing
+            .each_ref()
+            .map(|(outcome, _)| [("outcome", *outcome)]);
         let series = labels.iter().zip(departing);
         Name(
             "kplane_agent_pre_stop_wait_duration_seconds",
             "Time that preStop hooks of Pods waited until no kernel led to the Pod, by outcome",
         )
-        .histogram(&mut to, series.map(|(labels, (_, times))| (&labels[..], times)))?;
+        .histogram(
+            &mut to,
+            series.map(|(labels, (_, times))| (&labels[..], times)),
+        )?;
         if let Some(panics) = kplane_http::panics::seen() {
             Name(
                 "kplane_agent_panics",

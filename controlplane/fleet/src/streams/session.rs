@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
 use kplane_model::NodeName;
@@ -14,7 +15,6 @@ use kplane_proto::PROTOCOL_VERSION;
 use kplane_proto::shared::Messages;
 use kplane_proto::v1::{self as pb, AgentMessage, Hello, agent_message, server_message};
 use kplane_tls::Token;
-use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until, timeout};
 use tonic::Status;

@@ -108,8 +108,11 @@ impl Depart {
         peers: Option<&Arc<Peers>>,
         leaving: &Leaving,
     ) -> Result<Self, Closing> {
-        let (node, addresses, port) =
-            (leaving.node.clone(), leaving.addresses.clone(), leaving.port);
+        let (node, addresses, port) = (
+            leaving.node.clone(),
+            leaving.addresses.clone(),
+            leaving.port,
+        );
         let pod = hub
             .look(move |index| index.pod_at(&node, &addresses, port))
             .await?;

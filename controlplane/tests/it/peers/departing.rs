@@ -67,7 +67,10 @@ fn head(replica: &Replica) -> u64 {
 async fn agree(replicas: &[Replica], before: &[u64]) {
     let until = Instant::now() + DEADLINE;
     loop {
-        let moved = replicas.iter().zip(before).all(|(r, before)| head(r) > *before);
+        let moved = replicas
+            .iter()
+            .zip(before)
+            .all(|(r, before)| head(r) > *before);
         let digest = |replica: &Replica| replica.bound.hub().store.digest("a");
         let same = replicas.iter().all(|r| digest(r) == digest(&replicas[0]));
         if moved && same {
@@ -116,7 +119,10 @@ async fn a_pod_is_gone_when_the_nodes_of_all_replicas_say_so() {
     assert_eq!(agents[0].leaves(60_000).await, LeavingOutcome::Gone);
     let latest = replicas[0].bound.hub().departures.latest();
     let (_, last) = latest.last().unwrap();
-    assert_eq!((&*last.namespace, &*last.pod, &*last.node), ("shop", "p", "a"));
+    assert_eq!(
+        (&*last.namespace, &*last.pod, &*last.node),
+        ("shop", "p", "a")
+    );
     // Another node's agent has no say about the Pod.
     assert_eq!(agents[1].leaves(60_000).await, LeavingOutcome::Gone);
     assert_eq!(replicas[1].bound.hub().departures.latest().len(), 0);

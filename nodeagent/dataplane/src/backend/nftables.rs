@@ -56,10 +56,10 @@ pub(in crate::backend) use lookup::look_up;
 pub use loopback::LoopbackCounts;
 pub(crate) use mend::Contents;
 pub use policies::PolicyTables;
-pub use proxy_tables::{DepartingError, DepartingTable, loopback as departing_address};
 pub(crate) use policies::{FoundPolicies, PolicyTable};
 pub use policy_schema::PolicySet;
 pub use probe::{ProbeError, probe};
+pub use proxy_tables::{DepartingError, DepartingTable, loopback as departing_address};
 pub use readback::{
     ReadError, StructureState, decode_elements, read_elements, read_elements_of, read_structure,
 };

@@ -8,7 +8,9 @@ use kplane_model::Family;
 use kplane_netlink::{NetlinkError, Routes};
 
 use super::{Problem, objects};
-use crate::proxy_address::{CAPTURE_TABLE, DELIVERY, DEPARTING_TABLE, DIVERT_TABLES, proxy_address};
+use crate::proxy_address::{
+    CAPTURE_TABLE, DELIVERY, DEPARTING_TABLE, DIVERT_TABLES, proxy_address,
+};
 
 /// An object of the proxy.
 #[derive(Clone, Copy, Debug)]

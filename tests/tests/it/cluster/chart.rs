@@ -136,7 +136,9 @@ pub(crate) fn pods_with_the_label_get_a_hook() -> Result<()> {
     with_world(|world| {
         let create = |label: &str, host: bool| {
             let path = "/api/v1/namespaces/default/pods?dryRun=All";
-            let made = world.api().request(Method::POST, path, Some(&pod(label, host)))?;
+            let made = world
+                .api()
+                .request(Method::POST, path, Some(&pod(label, host)))?;
             let hook = |n: usize| made["spec"]["containers"][n]["lifecycle"]["preStop"].clone();
             Ok::<_, anyhow::Error>([hook(0), hook(1)])
         };
@@ -144,13 +146,18 @@ pub(crate) fn pods_with_the_label_get_a_hook() -> Result<()> {
             let path = format!("{folder}/{resource}");
             world.api().request(Method::POST, &path, Some(policy))?;
         }
-        eventually(DEADLINE, "Pods get the hook", || match create("true", false)? {
-            [first, second] if first == hook && second == own["preStop"] => Ok(()),
-            others => Err(anyhow::anyhow!("{others:?}")),
+        eventually(DEADLINE, "Pods get the hook", || {
+            match create("true", false)? {
+                [first, second] if first == hook && second == own["preStop"] => Ok(()),
+                others => Err(anyhow::anyhow!("{others:?}")),
+            }
         })?;
         for (label, host) in [("false", false), ("true", true)] {
             let [first, second] = create(label, host)?;
-            ensure!(first == Value::Null && second == own["preStop"], "{label}: {first}");
+            ensure!(
+                first == Value::Null && second == own["preStop"],
+                "{label}: {first}"
+            );
         }
         for resource in resources {
             let path = format!("{folder}/{resource}/kplane-drain");

@@ -89,7 +89,10 @@ fn hook(node: &NetNs, pod: IpAddr, path: &str) -> Result<(String, String)> {
     node.run(|| {
         let mut stream = TcpStream::connect_timeout(&(pod, HOOK).into(), DEADLINE)?;
         stream.set_read_timeout(Some(DEADLINE))?;
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: {pod}\r\nUser-Agent: kube-lifecycle/1\r\n\r\n")?;
+        write!(
+            stream,
+            "GET {path} HTTP/1.1\r\nHost: {pod}\r\nUser-Agent: kube-lifecycle/1\r\n\r\n"
+        )?;
         let mut text = String::new();
         stream.read_to_string(&mut text)?;
         let (head, body) = text.split_once("\r\n\r\n").context("no answer")?;
@@ -157,18 +160,23 @@ pub(crate) fn servers_end_right_after_their_hooks_and_no_connection_fails() -> R
     let (_runtime, hub) = plane_at(&control, folder.path(), &Admission::default(), CONTROL_PORT)?;
     let agents = agents(&world, cache.path())?;
     let nodes = [world.node(1)?.clone(), world.node(2)?.clone()];
-    let loads: Vec<_> = [Client::Outside, Client::PodHere, Client::PodThere, Client::Node]
-        .into_iter()
-        .zip(SERVICE.iter().cycle())
-        .map(|(client, ip)| {
-            let probe = Probe::tcp(SocketAddr::new(ip.parse()?, 80));
-            let pace = Pace {
-                threads: 1,
-                ..Pace::default()
-            };
-            Load::start(world.net.ns(client)?, probe, pace)
-        })
-        .collect::<Result<_>>()?;
+    let loads: Vec<_> = [
+        Client::Outside,
+        Client::PodHere,
+        Client::PodThere,
+        Client::Node,
+    ]
+    .into_iter()
+    .zip(SERVICE.iter().cycle())
+    .map(|(client, ip)| {
+        let probe = Probe::tcp(SocketAddr::new(ip.parse()?, 80));
+        let pace = Pace {
+            threads: 1,
+            ..Pace::default()
+        };
+        Load::start(world.net.ns(client)?, probe, pace)
+    })
+    .collect::<Result<_>>()?;
     for (_, node, number) in PODS {
         for pod in pod_ips(node, number) {
             answers(&nodes[usize::from(node) - 1], pod)?;
@@ -200,7 +208,9 @@ pub(crate) fn servers_end_right_after_their_hooks_and_no_connection_fails() -> R
         write(folder.path(), [Is::Ready; 3])?;
         answered += 1;
         let latest = hub.departures.latest();
-        let departures = latest.iter().filter(|(_, one)| one.pod == format!("web-{name}"));
+        let departures = latest
+            .iter()
+            .filter(|(_, one)| one.pod == format!("web-{name}"));
         let last = departures.last().context("no record")?;
         ensure!(
             last.1.outcome() == LeavingOutcome::Gone && last.1.services == ["shop/web"],
@@ -238,24 +248,48 @@ pub(crate) fn hooks_are_answered_at_their_bound_at_the_latest() -> Result<()> {
     }
     let last_reason = || {
         let latest = hub.departures.latest();
-        latest.last().map(|(_, one)| one.reason.clone()).unwrap_or_default()
+        latest
+            .last()
+            .map(|(_, one)| one.reason.clone())
+            .unwrap_or_default()
     };
     let began = Instant::now();
     outcome(&node, b, "/gone?within=1s", "bound")?;
-    ensure!(began.elapsed() >= Duration::from_millis(850), "{:?}", began.elapsed());
-    ensure!(last_reason().contains("still counted as ready for shop/web"), "{}", last_reason());
+    ensure!(
+        began.elapsed() >= Duration::from_millis(850),
+        "{:?}",
+        began.elapsed()
+    );
+    ensure!(
+        last_reason().contains("still counted as ready for shop/web"),
+        "{}",
+        last_reason()
+    );
 
     // An agent that is connected and does nothing any more.
-    let silent = Session::begin(&hub.fleet, &"node-7".into(), &Hello::default(), String::new())
-        .map_err(|error| anyhow!("{error}"))?;
+    let silent = Session::begin(
+        &hub.fleet,
+        &"node-7".into(),
+        &Hello::default(),
+        String::new(),
+    )
+    .map_err(|error| anyhow!("{error}"))?;
     write(folder.path(), [Is::Ready, Is::Terminating, Is::Ready])?;
     outcome(&node, b, "/gone?within=2s", "bound")?;
-    ensure!(last_reason() == "node-7 did not confirm", "{}", last_reason());
+    ensure!(
+        last_reason() == "node-7 did not confirm",
+        "{}",
+        last_reason()
+    );
     drop(silent);
 
     write(folder.path(), [Is::Terminating, Is::Gone, Is::Gone])?;
     outcome(&node, a, "/gone?within=2s", "last-endpoint")?;
-    ensure!(last_reason() == "the Pod was the last endpoint of shop/web", "{}", last_reason());
+    ensure!(
+        last_reason() == "the Pod was the last endpoint of shop/web",
+        "{}",
+        last_reason()
+    );
     // A Pod that no Service has.
     outcome(&node, pod_ips(1, 9)[0], "/gone?within=20s", "gone")?;
     outcome(&node, pod_ips(1, 9)[1], "/gone?within=20s", "gone")?;
@@ -263,7 +297,12 @@ pub(crate) fn hooks_are_answered_at_their_bound_at_the_latest() -> Result<()> {
     ensure!(status == "HTTP/1.1 404 Not Found", "{status}");
     // The node itself is no Pod, but a Pod in its network has a port.
     outcome(&node, [127, 0, 0, 1].into(), "/gone?within=20s", "no-pod")?;
-    outcome(&node, [127, 0, 0, 1].into(), "/gone?within=20s&port=8080", "gone")?;
+    outcome(
+        &node,
+        [127, 0, 0, 1].into(),
+        "/gone?within=20s&port=8080",
+        "gone",
+    )?;
 
     let mut nft = Command::new("nft");
     nft.arg("delete table ip other");
@@ -284,6 +323,10 @@ pub(crate) fn hooks_are_answered_at_their_bound_at_the_latest() -> Result<()> {
     drop(runtime);
     let began = Instant::now();
     outcome(&node, a, "/gone?within=1s", "no-control-plane")?;
-    ensure!(began.elapsed() >= Duration::from_secs(1), "{:?}", began.elapsed());
+    ensure!(
+        began.elapsed() >= Duration::from_secs(1),
+        "{:?}",
+        began.elapsed()
+    );
     stop(&world, agents)
 }

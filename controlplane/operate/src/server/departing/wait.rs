@@ -27,7 +27,11 @@ impl Wait {
     /// Begins with the Services of the Pod.
     pub(super) fn new(services: impl IntoIterator<Item = ServiceName>) -> Self {
         let services = services.into_iter();
-        Self(services.map(|name| (name, Stage::Led(Lead::Ready))).collect())
+        Self(
+            services
+                .map(|name| (name, Stage::Led(Lead::Ready)))
+                .collect(),
+        )
     }
 
     /// Notes why nodes that hold a revision lead to the Pod, if they do. A Pod that is chosen again begins anew.
@@ -68,14 +72,18 @@ impl Wait {
 
     /// Returns whether nothing is missing.
     pub(super) fn is_over(&self) -> bool {
-        let confirmed = |stage: &Stage| matches!(stage, Stage::From(_, Some(nodes)) if nodes.is_empty());
+        let confirmed =
+            |stage: &Stage| matches!(stage, Stage::From(_, Some(nodes)) if nodes.is_empty());
         self.0.values().all(confirmed)
     }
 
     /// Returns the outcome when the time is over, and what is missing.
     pub(super) fn ends(&self) -> (LeavingOutcome, String) {
         let led = |wanted| {
-            let of = self.0.iter().filter(move |(_, stage)| **stage == Stage::Led(wanted));
+            let of = self
+                .0
+                .iter()
+                .filter(move |(_, stage)| **stage == Stage::Led(wanted));
             of.map(|(name, _)| name.to_string()).collect::<Vec<_>>()
         };
         let ready = led(Lead::Ready);
@@ -138,17 +146,25 @@ mod tests {
         wait.led(&web(), None, 7);
         assert_eq!(wait.open(), [web()]);
         assert!(!wait.is_over(), "no node has been asked");
-        wait.ask(&web(), || nodes(&["a", "b"]), |node, revision| {
-            assert_eq!(revision, 7);
-            &**node == "a"
-        });
+        wait.ask(
+            &web(),
+            || nodes(&["a", "b"]),
+            |node, revision| {
+                assert_eq!(revision, 7);
+                &**node == "a"
+            },
+        );
         assert!(!wait.is_over());
         // Later changes of the Service do not move the revision, and node a may be behind again.
         wait.led(&web(), None, 9);
-        wait.ask(&web(), || unreachable!(), |node, revision| {
-            assert_eq!((&**node, revision), ("b", 7));
-            true
-        });
+        wait.ask(
+            &web(),
+            || unreachable!(),
+            |node, revision| {
+                assert_eq!((&**node, revision), ("b", 7));
+                true
+            },
+        );
         assert!(wait.is_over() && wait.open().is_empty());
         assert_eq!(wait.ends().0, LeavingOutcome::Gone);
     }
@@ -174,7 +190,8 @@ mod tests {
             wait.ends(),
             (
                 LeavingOutcome::Bound,
-                "the Pod still counted as ready for shop/api, shop/web, by its EndpointSlices".into()
+                "the Pod still counted as ready for shop/api, shop/web, by its EndpointSlices"
+                    .into()
             )
         );
         wait.led(&other, Some(Lead::Last), 1);

@@ -8,7 +8,10 @@ mod departing;
 mod divert;
 #[cfg_attr(
     not(feature = "userspace"),
-    allow(dead_code, reason = "the tables of the userspace proxy need more than the others")
+    allow(
+        dead_code,
+        reason = "the tables of the userspace proxy need more than the others"
+    )
 )]
 mod expressions;
 

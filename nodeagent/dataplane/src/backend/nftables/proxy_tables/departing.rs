@@ -139,12 +139,7 @@ fn operation(action: &'static str, kind: u16, flags: u16, family: Family) -> Ope
 }
 
 /// Returns the operations that create the table, in place of one that an earlier process left.
-fn structure(
-    family: Family,
-    port: u16,
-    flags: u32,
-    addresses: (&[Cidr], &[IpAddr]),
-) -> Batch {
+fn structure(family: Family, port: u16, flags: u32, addresses: (&[Cidr], &[IpAddr])) -> Batch {
     let mut batch = Batch::new();
     let operation = |action, kind, flags| operation(action, kind, flags, family);
     let create = NLM_F_CREATE;
@@ -153,7 +148,9 @@ fn structure(
         ("add table", msg::NEWTABLE, create),
         ("delete table", msg::DELTABLE, 0),
     ] {
-        batch.push(operation(action, kind, flags), |w| w.str(NFTA_TABLE_NAME, TABLE));
+        batch.push(operation(action, kind, flags), |w| {
+            w.str(NFTA_TABLE_NAME, TABLE)
+        });
     }
     batch.push(operation("add table", msg::NEWTABLE, create), |w| {
         w.str(NFTA_TABLE_NAME, TABLE);
