@@ -30,6 +30,7 @@ use std::sync::Arc;
 use kplane_model::{Issue, NodeName, Reason as Code};
 use kplane_picture::index::Held;
 use kplane_picture::k8s::{Kind, Uid};
+use kplane_proto::v1::Departure;
 
 use crate::fleet::AgentRecord;
 
@@ -48,6 +49,8 @@ struct Picture {
     issues: Arc<Vec<Issue>>,
     /// Objects that are served although the source no longer names them.
     held: Option<Arc<Held>>,
+    /// The latest Pods that waited to end, with their numbers.
+    departures: Vec<(u64, Arc<Departure>)>,
     /// Nodes that exist, have an agent or had one.
     nodes: BTreeMap<NodeName, NodePicture>,
 }
@@ -116,6 +119,8 @@ enum Reason {
     HoldingServices,
     /// A node no longer serves such objects.
     HoldingEnded,
+    /// A Pod ended although some kernels may still have led to it.
+    EndedEarly,
 }
 
 impl Reason {
@@ -138,6 +143,7 @@ impl Reason {
             Self::RulesRepaired => "RulesRepaired",
             Self::HoldingServices => "HoldingServices",
             Self::HoldingEnded => "HoldingEnded",
+            Self::EndedEarly => "EndedEarly",
         }
     }
 
@@ -157,7 +163,8 @@ impl Reason {
             | Self::SyncRecovered
             | Self::RulesRepaired
             | Self::HoldingServices
-            | Self::HoldingEnded => "Program",
+            | Self::HoldingEnded
+            | Self::EndedEarly => "Program",
         }
     }
 

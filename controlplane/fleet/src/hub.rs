@@ -27,6 +27,7 @@ use tokio::time::{Instant as Moment, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use crate::departures::Departures;
 use crate::draining::Draining;
 use crate::fleet::{Fleet, Hop};
 use crate::orders::{Approval, Board};
@@ -71,6 +72,8 @@ pub struct Hub {
     pub tainted: Tainted,
     /// What streams have sent to agents.
     pub traffic: Arc<Traffic>,
+    /// Pods that wait to end.
+    pub departures: Departures,
     /// Names of Services that may have changed, for watches.
     pub touched: Touched,
     /// The record of what changed.
@@ -107,7 +110,7 @@ enum Query {
     NodeUid(NodeName, oneshot::Sender<Option<Uid>>),
     Approve(Seen, oneshot::Sender<Result<Approved, HeldMore>>),
     Take(Approval, oneshot::Sender<bool>),
-    Policies(Asked),
+    Look(Asked),
 }
 
 /// The control plane is shutting down and answers no more questions.
@@ -150,6 +153,7 @@ impl Hub {
             own_node: OnceLock::new(),
             tainted: Tainted::default(),
             traffic: Arc::default(),
+            departures: Departures::default(),
             touched: Touched::default(),
             recorder,
             shutdown,
@@ -262,12 +266,24 @@ impl Hub {
         &self,
         answer: impl FnOnce(&Policies, &dyn Fn() -> Vec<Issue>) -> T + Send + 'static,
     ) -> Result<Option<T>, Closing> {
+        self.look(move |index| {
+            let policies = index.policies();
+            policies.map(|policies| answer(policies, &|| index.issues()))
+        })
+        .await
+    }
+
+    /// Returns an answer about the index. All that the index knows is published then.
+    ///
+    /// # Errors
+    /// [`Closing`].
+    pub async fn look<T: Send + 'static>(
+        &self,
+        answer: impl FnOnce(&Index) -> T + Send + 'static,
+    ) -> Result<T, Closing> {
         self.ask(|told| {
-            Query::Policies(Box::new(move |index| {
-                let policies = index.policies();
-                // The caller may have gone.
-                drop(told.send(policies.map(|policies| answer(policies, &|| index.issues()))));
-            }))
+            // The caller may have gone.
+            Query::Look(Box::new(move |index| drop(told.send(answer(index)))))
         })
         .await
     }
@@ -461,7 +477,7 @@ impl IndexOwner {
             Query::NodeUid(node, answer) => drop(answer.send(self.index.node_uid(&node))),
             Query::Approve(seen, answer) => drop(answer.send(self.approve(seen))),
             Query::Take(approval, answer) => drop(answer.send(self.take(&approval))),
-            Query::Policies(answer) => answer(&self.index),
+            Query::Look(answer) => answer(&self.index),
         }
     }
 }

@@ -4,7 +4,7 @@
 //! kplane_picture: the store -> hub -> streams -> agents -> streams -> fleet: what each agent has reported
 //!                             who may come in: doors, identity, authority, certs
 //!                             what people have ordered: orders
-//! inquiry: questions to agents
+//! inquiry: questions to agents; departures: agents' questions about Pods that wait to end
 //! peers: what other replicas know, and what their agents answer
 //! events, taints: what the API server learns of it
 //! ```
@@ -13,6 +13,7 @@
 
 pub mod authority;
 pub mod certs;
+pub mod departures;
 pub mod doors;
 pub mod draining;
 pub mod events;

@@ -6,6 +6,7 @@
 
 mod causes;
 mod claims;
+mod departing;
 mod effective;
 mod guard;
 mod holding;
@@ -26,6 +27,7 @@ mod view;
 pub(crate) mod tests;
 
 pub use causes::{Cause, Causes, Details, EndpointChange, EndpointState, FieldChange, Verb};
+pub use departing::PodEndpoints;
 pub use guard::{CliffGuard, Guarded};
 pub use holding::Held;
 pub use picture::Picture;

@@ -18,6 +18,7 @@ mod combined;
 mod coming_from_kube_proxy;
 mod conntrack;
 mod counted;
+mod departing;
 mod emptied;
 mod generated;
 mod handed;
@@ -73,6 +74,8 @@ const TESTS: &[Test] = kplane_tests::tests!(
     policies::a12_a13_both_policies_local,
     policies::b3_draining_endpoints_serve_when_nothing_is_ready,
     policies::b5_a_draining_endpoint_serves_a_local_policy_when_no_other_is_on_the_node,
+    departing::servers_end_right_after_their_hooks_and_no_connection_fails,
+    departing::hooks_are_answered_at_their_bound_at_the_latest,
     counted::each_connection_through_a_service_is_reported_once,
     asked::a_kernel_says_what_it_does,
     asked::a_kernel_says_what_others_have_left,

@@ -493,3 +493,30 @@ fn a_node_that_keeps_what_nobody_names_is_announced_until_it_does_not() {
                  from the source";
     assert_eq!(rig.step(30), [ended]);
 }
+
+#[test]
+fn a_pod_that_ended_early_gets_one_event() {
+    let mut rig = Rig::new(&[]);
+    let departure = |pod: &str, reason: &str| {
+        Arc::new(pb::Departure {
+            namespace: "shop".into(),
+            pod: pod.into(),
+            reason: reason.into(),
+            waited_ms: 10_040,
+            ..pb::Departure::default()
+        })
+    };
+    rig.picture.departures = vec![
+        (1, departure("web-1", "")),
+        (2, departure("web-2", "node-7 did not confirm")),
+        (3, departure("", "node-7 did not confirm")),
+    ];
+    let events = rig.step(0);
+    assert_eq!(
+        events,
+        ["Warning EndedEarly Pod web-2: ended after 10 s: node-7 did not confirm"]
+    );
+    assert_eq!(rig.step(5), [] as [String; 0]);
+    rig.picture.departures.push((4, departure("web-4", "why")));
+    assert_eq!(rig.step(10).len(), 1);
+}

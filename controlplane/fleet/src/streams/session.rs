@@ -5,6 +5,9 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
 use kplane_model::NodeName;
 use kplane_picture::buckets::{Bucket, Rate};
 use kplane_picture::freshness::Freshness;
@@ -18,7 +21,7 @@ use tonic::Status;
 use tracing::info;
 
 use super::attendance::Attendance;
-use super::mailbox::Postman;
+use super::mailbox::{ANSWERS, Postman};
 use super::millis;
 use super::questions::Questions;
 use super::updates::{Claim, Updates, must_be_node};
@@ -122,7 +125,7 @@ pub(super) async fn run(
         resume: hello.resume,
     };
     let dispatch = session.dispatch();
-    let updates = Updates::new(&hub, node, needs_node, claim, freshness, dispatch);
+    let updates = Updates::new(&hub, node.clone(), needs_node, claim, freshness, dispatch);
     postman.open(welcome, updates, millis(SystemTime::now()));
     let conversation = Conversation {
         postman,
@@ -131,6 +134,9 @@ pub(super) async fn run(
         sentry,
         messages: Bucket::new(MESSAGES),
         pause: None,
+        leaving: FuturesUnordered::new(),
+        hub: Arc::clone(&hub),
+        node,
         session,
     };
     tokio::select! {
@@ -225,6 +231,10 @@ struct Conversation<'a> {
     messages: Bucket,
     /// Time until which no message is read, because the agent sent too many.
     pause: Option<Instant>,
+    /// Questions about Pods that wait to end.
+    leaving: FuturesUnordered<BoxFuture<'static, pb::Left>>,
+    hub: Arc<Hub>,
+    node: NodeName,
 }
 
 impl Conversation<'_> {
@@ -246,6 +256,7 @@ impl Conversation<'_> {
                 },
                 _ = beat.tick() => self.beat()?,
                 inspect = self.questions.next() => self.postman.inspect(inspect),
+                Some(left) = self.leaving.next() => self.postman.left(left),
             }
         }
     }
@@ -264,6 +275,23 @@ impl Conversation<'_> {
         Ok(())
     }
 
+    /// Takes a question about a Pod that waits to end. It is answered at once if there are too many.
+    fn leaves(&self, leaving: &pb::Leaving) {
+        let token = leaving.token;
+        if self.leaving.len() >= ANSWERS {
+            return self.postman.left(pb::Left {
+                token,
+                ..pb::Left::default()
+            });
+        }
+        let answered = self.hub.departures.ask(&self.node, leaving);
+        let left = answered.map(move |outcome| pb::Left {
+            token,
+            outcome: outcome.unwrap_or_default().into(),
+        });
+        self.leaving.push(left.boxed());
+    }
+
     fn receive(&mut self, message: AgentMessage) -> Result<(), Status> {
         self.last_heard = Instant::now();
         self.pause = self
@@ -280,6 +308,7 @@ impl Conversation<'_> {
             }
             Some(agent_message::Kind::Ping(ping)) => self.postman.pong(ping.token),
             Some(agent_message::Kind::Inspection(told)) => self.questions.answered(told),
+            Some(agent_message::Kind::Leaving(leaving)) => self.leaves(&leaving),
             Some(agent_message::Kind::Ranges(ranges)) => self.postman.compared(ranges.digests),
             Some(agent_message::Kind::Renewal(renewal)) => {
                 if let Some(token) = Token::parse(&renewal.token) {
