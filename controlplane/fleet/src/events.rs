@@ -61,6 +61,8 @@ struct NodePicture {
     known: bool,
     /// The latest record of the node's agent.
     agent: Option<Arc<AgentRecord>>,
+    /// The reason why the node is suspected, if it is.
+    suspected: Option<String>,
 }
 
 /// The object that an event is about.
@@ -109,6 +111,10 @@ enum Reason {
     ProxyStale,
     /// A node has an agent again.
     ProxyConnected,
+    /// A node's stream is gone, and its neighbours do not reach it.
+    NodeSuspected,
+    /// A node is suspected no more.
+    NodeReached,
     /// A node's kernel does not accept the desired state.
     SyncFailing,
     /// A node's kernel accepts the desired state again.
@@ -138,6 +144,8 @@ impl Reason {
             Self::StartedServiceHealthcheck => "StartedServiceHealthcheck",
             Self::ProxyStale => "ProxyStale",
             Self::ProxyConnected => "ProxyConnected",
+            Self::NodeSuspected => "NodeSuspected",
+            Self::NodeReached => "NodeReached",
             Self::SyncFailing => "SyncFailing",
             Self::SyncRecovered => "SyncRecovered",
             Self::RulesRepaired => "RulesRepaired",
@@ -155,6 +163,7 @@ impl Reason {
             | Self::DefaultMode
             | Self::ProxyStale
             | Self::ProxyConnected => "StartKubeProxy",
+            Self::NodeSuspected | Self::NodeReached => "Reach",
             Self::Refused(_) | Self::ServiceHeld | Self::ServiceAccepted => "Read",
             Self::FailedToStartServiceHealthcheck | Self::StartedServiceHealthcheck => "Listen",
             Self::ServiceNotProgrammed
@@ -188,6 +197,10 @@ impl Reason {
                 Self::ProxyConnected,
                 "the node's agent is connected to the control plane again",
             )),
+            Self::NodeSuspected => Some((
+                Self::NodeReached,
+                "the node is suspected no more: it has a stream, or a neighbour reaches it",
+            )),
             Self::SyncFailing => Some((
                 Self::SyncRecovered,
                 "the node's kernel holds the desired state again",
@@ -208,6 +221,7 @@ impl Reason {
                 | Self::ServiceProgrammed
                 | Self::StartedServiceHealthcheck
                 | Self::ProxyConnected
+                | Self::NodeReached
                 | Self::SyncRecovered
                 | Self::HoldingEnded
         )

@@ -6,6 +6,7 @@
 //!                             what people have ordered: orders
 //! inquiry: questions to agents; departures: agents' questions about Pods that wait to end
 //! peers: what other replicas know, and what their agents answer
+//! suspects: nodes that are probably dead
 //! events, taints: what the API server learns of it
 //! ```
 //!
@@ -28,5 +29,6 @@ mod panicked;
 pub mod peers;
 pub mod snapshots;
 pub mod streams;
+pub mod suspects;
 pub mod taints;
 pub mod traffic;

@@ -133,6 +133,28 @@ impl Plane {
             "Time for which the kernels of connected agents have lacked a change: the nodes at this moment, not a total",
         )
         .histogram(to, [(ALONE, census.lags.distribution())])?;
+        let suspicions = self.0.suspects.now();
+        let suspected = suspicions.nodes.len() as f64;
+        let series: [(&Labels<'_>, f64); 2] = [
+            (
+                &[("mode", "act")],
+                if suspicions.act { suspected } else { 0.0 },
+            ),
+            (
+                &[("mode", "observe")],
+                if suspicions.act { 0.0 } else { suspected },
+            ),
+        ];
+        Name(
+            "kplane_controlplane_suspected_nodes",
+            "Nodes without a stream that their neighbours do not reach, by what is done about it (--dead-node)",
+        )
+        .gauge(to, series)?;
+        Name(
+            "kplane_controlplane_suspicions",
+            "Nodes that were suspected since the start, each time they were",
+        )
+        .counter(to, [(ALONE, self.0.suspects.begun() as f64)])?;
         let counts = self.0.snapshots.counts();
         let series: [(&Labels<'_>, f64); 2] = [
             (&[("result", "begun")], counts.begun as f64),

@@ -18,6 +18,7 @@ mod combined;
 mod coming_from_kube_proxy;
 mod conntrack;
 mod counted;
+mod dead;
 mod departing;
 mod emptied;
 mod generated;
@@ -232,6 +233,12 @@ const TESTS: &[Test] = kplane_tests::tests!(
     proxied::a11_the_kernel_does_not_remember_the_proxy,
     proxied::a_removed_address_of_the_proxy_comes_back,
     proxied::the_kernel_serves_once_the_proxy_has_ended,
+    dead::a_node_whose_links_are_cut_is_out_in_seconds_and_back_with_them,
+    dead::to_observe_a_dead_node_changes_nothing,
+    dead::a_control_plane_that_is_cut_off_suspects_nobody,
+    dead::a_node_without_its_agent_is_not_dead,
+    dead::replicas_suspect_the_same_nodes,
+    dead::a_node_that_dies_with_its_replica_is_found,
     own_way::what_is_marked_as_ours_is_no_services_to_take,
     own_way::a_service_at_the_control_planes_place_locks_no_agent_out,
     iptables::a10_without_endpoints_source_ranges_do_not_count,

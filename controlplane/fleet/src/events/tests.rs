@@ -49,6 +49,8 @@ fn agent() -> AgentRecord {
         connected: true,
         since: at(0),
         last_heard: at(0),
+        sign: tokio::time::Instant::now(),
+        beats: false,
         instance: 1,
         began_empty: false,
         peer: String::new(),
@@ -81,6 +83,7 @@ impl Rig {
         };
         for name in nodes {
             let node = NodePicture {
+                suspected: None,
                 known: true,
                 agent: Some(Arc::new(agent())),
             };

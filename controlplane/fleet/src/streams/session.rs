@@ -27,7 +27,7 @@ use super::questions::Questions;
 use super::updates::{Claim, Updates, must_be_node};
 use crate::doors::Occupancy;
 use crate::draining;
-use crate::fleet::{NotBegun, Problem, Session, bound_hello};
+use crate::fleet::{BEATS, NotBegun, Problem, Session, bound_hello};
 use crate::hub::Hub;
 use crate::identity::{Sentry, Visitor};
 
@@ -124,6 +124,7 @@ pub(super) async fn run(
         unpacks: hello.capabilities & PACKED != 0,
         resume: hello.resume,
     };
+    let beats = hello.capabilities & BEATS != 0 && hub.suspects.beat_ms() > 0;
     let dispatch = session.dispatch();
     let updates = Updates::new(&hub, node.clone(), needs_node, claim, freshness, dispatch);
     postman.open(welcome, updates, millis(SystemTime::now()));
@@ -137,6 +138,7 @@ pub(super) async fn run(
         leaving: FuturesUnordered::new(),
         hub: Arc::clone(&hub),
         node,
+        beats,
         session,
     };
     tokio::select! {
@@ -211,13 +213,14 @@ fn is_label(text: &str) -> bool {
 fn welcome(hub: &Hub, node: &NodeName, freshness: &Freshness) -> pb::Welcome {
     pb::Welcome {
         protocol_version: PROTOCOL_VERSION,
-        capabilities: RANGES | PACKED | POLICIES,
+        capabilities: RANGES | PACKED | POLICIES | BEATS,
         server_version: env!("CARGO_PKG_VERSION").to_owned(),
         epoch: hub.store.epoch(),
         heartbeat_interval_ms: u32::try_from(HEARTBEAT.as_millis()).unwrap_or(u32::MAX),
         cluster_id: hub.upstream.cluster_id().to_owned(),
         freshness: freshness.news(&Freshness::default()),
         same_zone: hub.is_in_zone_of(node),
+        beat_ms: hub.suspects.beat_ms(),
     }
 }
 
@@ -229,6 +232,8 @@ struct Conversation<'a> {
     last_heard: Instant,
     sentry: Sentry,
     messages: Bucket,
+    /// The agent sends beats, so it need not be asked whether it is alive.
+    beats: bool,
     /// Time until which no message is read, because the agent sent too many.
     pause: Option<Instant>,
     /// Questions about Pods that wait to end.
@@ -271,7 +276,10 @@ impl Conversation<'_> {
                 "no message from the agent for too long",
             ));
         }
-        self.postman.beat(millis(SystemTime::now()));
+        match self.beats {
+            true => self.postman.heartbeat(),
+            false => self.postman.beat(millis(SystemTime::now())),
+        }
         Ok(())
     }
 
@@ -316,7 +324,7 @@ impl Conversation<'_> {
                 }
             }
             // A newer agent may send kinds of messages that this version does not know.
-            Some(agent_message::Kind::Pong(_)) | None => {}
+            Some(agent_message::Kind::Pong(_) | agent_message::Kind::Beat(_)) | None => {}
             Some(agent_message::Kind::Hello(_)) => {
                 return Err(Status::invalid_argument(
                     "only the first message may be Hello",
