@@ -12,6 +12,7 @@ pub mod convergence;
 pub mod describe;
 pub mod diff;
 pub mod drain;
+pub mod drops;
 pub mod endpoints;
 pub mod events;
 pub mod findings;

@@ -9,6 +9,7 @@ mod convergence;
 mod description;
 mod desired;
 mod drain;
+mod drops;
 mod feeds;
 mod freeze;
 mod guarded;

@@ -2,8 +2,10 @@
 
 use std::fmt;
 
+use kplane_dataplane::backend::nftables::denied_packets;
 use kplane_dataplane::policy::PolicyCounts;
 use kplane_http::metrics::{Labels, Name};
+use kplane_model::Direction;
 use prometheus_client::encoding::DescriptorEncoder;
 
 use super::numbers::float;
@@ -41,5 +43,29 @@ pub(super) fn encode(
         "kplane_agent_policy_elements",
         "Elements that NetworkPolicies have in the kernel",
     )
-    .gauge(to, families.into_iter().zip(elements))
+    .gauge(to, families.into_iter().zip(elements))?;
+    let has_table = counts.iter().any(|of| of.elements > 0);
+    let denied: Vec<_> = has_table
+        .then(denied_packets)
+        .into_iter()
+        .flatten()
+        .map(|(family, direction, packets)| {
+            let [of_family] = families[family as usize] else {
+                return ([("", ""); 2], float(packets));
+            };
+            ([*of_family, ("direction", name(direction))], float(packets))
+        })
+        .collect();
+    Name(
+        "kplane_agent_policy_denied_packets",
+        "Packets that NetworkPolicies denied since the kernel's table was made; `kpctl drops` says of which Pods",
+    )
+    .counter(to, denied.iter().map(|(labels, value)| (&labels[..], *value)))
+}
+
+fn name(direction: Direction) -> &'static str {
+    match direction {
+        Direction::Ingress => "ingress",
+        Direction::Egress => "egress",
+    }
 }

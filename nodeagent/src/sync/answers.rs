@@ -40,6 +40,9 @@ pub(super) async fn answer(
     if let Some(question) = question.proxied {
         answer.proxied = Some(proxied::answer(engine.proxy().get().as_deref(), question));
     }
+    if let Some(question) = question.denials {
+        answer.denials = Some(engine.denials().answer(question).await);
+    }
     answer.attempts = attempts::connect(&question.attempts).await;
     Ok(answer)
 }

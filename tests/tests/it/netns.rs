@@ -226,6 +226,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     network_policies::other_programs_change_the_tables,
     network_policies::no_verdict_is_wrong_while_everything_changes,
     network_policies::what_nodes_enforce_is_counted,
+    network_policies::denied_packets_are_counted_and_followed,
     proxied::a11_the_kernel_does_not_remember_the_proxy,
     proxied::a_removed_address_of_the_proxy_comes_back,
     proxied::the_kernel_serves_once_the_proxy_has_ended,

@@ -9,9 +9,11 @@
 //! Each Pod serves 8080 (named `web`) and 8081 (named `admin`; at `c`, `web` is 8081 and `admin` 8080) in TCP and UDP.
 
 mod changes;
+mod denied;
 mod table;
 
 pub(super) use changes::*;
+pub(super) use denied::*;
 pub(super) use table::*;
 
 use std::net::{IpAddr, SocketAddr};
