@@ -225,6 +225,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     network_policies::np19_unknown_pods_are_cut_off,
     network_policies::other_programs_change_the_tables,
     network_policies::no_verdict_is_wrong_while_everything_changes,
+    network_policies::each_wrong_reading_of_the_api_fails_a_case,
     network_policies::what_nodes_enforce_is_counted,
     network_policies::denied_packets_are_counted_and_followed,
     proxied::a11_the_kernel_does_not_remember_the_proxy,
