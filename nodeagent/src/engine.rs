@@ -159,9 +159,8 @@ impl Engine {
         let (opened, answer) = oneshot::channel();
         let (hand, flows) = mpsc::channel(FLOWS);
         let (pulse, conntrack) = (Pulse::default(), ConntrackCounts::default());
-        let (beats, counts) = (pulse.clone(), conntrack.clone());
         let denials = Denials::default();
-        let followed = denials.followed();
+        let (beats, counts, followed) = (pulse.clone(), conntrack.clone(), denials.followed());
         let followers = followers.with_conntrack(conntrack.clone());
         let thread = move || {
             let settings = configured.borrow().clone();
@@ -391,7 +390,6 @@ struct Inputs {
     asked: mpsc::Receiver<Question>,
     /// Connections that NetworkPolicies may deny now.
     flows: mpsc::Receiver<Vec<Flow>>,
-    /// Pods whose denied packets the kernel has to log.
     followed: watch::Receiver<Followed>,
     /// Records when the thread works and when it waits for an input.
     pulse: Pulse,
@@ -443,11 +441,7 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
             }
             Some(question) = asked.recv() => answer(&core, question),
             Some(lot) = flows.recv() => core.judge(lot),
-            Ok(()) = followed.changed() => {
-                let _busy = pulse.busy();
-                let pods = followed.borrow_and_update().clone();
-                core.follow(&pods, Now::real());
-            }
+            Ok(()) = followed.changed() => core.follow(&followed.borrow_and_update(), Now::real()),
             command = inbox.recv() => match command {
                 Some(first) => {
                     let _busy = pulse.busy();
@@ -456,8 +450,7 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
                 None => return core.close(),
             },
         }
-        // Notifications that the backend read along the way count as well: the alarm does not ring for
-        // them again.
+        // The alarm does not ring again for notifications that the backend read along the way.
         if core.listen(Now::real()) {
             reports.send_replace(core.report());
         }

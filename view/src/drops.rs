@@ -309,12 +309,16 @@ mod tests {
         };
         let mut view = FollowedView::from(answer);
         assert!(view.is_news(None));
-        let text = table(&view);
+        // Lines are wrapped.
+        let text = table(&view)
+            .split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" ");
         for part in [
-            "n1  egress  shop/web-1 ([fd00::7]:4000) to 192.0.2.1 TCP: isolated by shop/deny\n",
-            "TCP: policies allow it by now\n",
-            "4 samples were lost\n",
-            "Following denied packets: 1 of 1 nodes answered.\n",
+            "n1 egress shop/web-1 ([fd00::7]:4000) to 192.0.2.1 TCP: isolated by shop/deny ? n1",
+            "TCP: policies allow it by now",
+            "4 samples were lost",
+            "Following denied packets: 1 of 1 nodes answered.",
         ] {
             has(&text, part);
         }

@@ -24,7 +24,7 @@ use kplane_dataplane::backend::{
 };
 use kplane_dataplane::conntrack::Cleaner;
 use kplane_dataplane::plan::NodeSettings;
-use kplane_dataplane::policy::{Enforcer, Followed};
+use kplane_dataplane::policy::Enforcer;
 
 /// Work for the kernel, and its origin.
 #[derive(Debug)]
@@ -243,21 +243,6 @@ impl Core {
             self.syncs_ok += 1;
         }
         self.finish(work, position, &sum);
-    }
-
-    /// Has the kernel log the denied packets of these Pods.
-    pub(super) fn follow(&mut self, followed: &Followed, now: Now) {
-        self.policies.follow(followed);
-        if let Some(position) = self.desired.position()
-            && !self.keeping.hands_off()
-        {
-            // As if the node had changed: the next one does it if the kernel refuses it now.
-            let touched = Touched {
-                node_changed: true,
-                ..Touched::default()
-            };
-            self.policies.sync(&touched, position, &self.desired, now);
-        }
     }
 
     /// Takes new settings and plans everything anew, as after a change of the node itself.
