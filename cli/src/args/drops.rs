@@ -11,13 +11,13 @@ use super::{error, parse_timeout};
 
 /// The end of the help text.
 pub(super) const HELP: &str = "\
-Counts of packets that NetworkPolicies denied, by Pod and direction, read from the kernels of all nodes. Only
-the first packets of connections are judged; a client that tries again counts again. A count begins when a
-policy isolates the Pod. Later packets of connections that a change of policies has cut do not count.
+Counts of packets that NetworkPolicies denied, by Pod and direction, from the kernels of all nodes.
+Only the first packets of connections are judged; a client that tries again counts again. A count
+begins when a policy isolates the Pod. Packets of connections that a change has cut do not count.
 
---follow lets nodes log denied packets and shows each, with the policies that isolate the Pod. A node logs up
-to 50 packets a second for each family and direction. It ends by itself 10 seconds after kpctl does. Needs the
-right to create /kplane/samples.
+--follow has nodes log denied packets, and shows each with the policies that isolate the Pod. A node
+logs up to 50 packets a second for each family and direction. It ends that 10 seconds after the last
+question. Needs the right to create /kplane/samples.
 
 Examples:
   kpctl drops                          which Pods have denied connections?

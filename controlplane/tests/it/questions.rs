@@ -456,8 +456,8 @@ async fn deny(agent: &mut Agent, denials: Option<pb::Denials>) -> pb::DenialsQue
     asked.denials.unwrap()
 }
 
-#[tokio::test]
-async fn denied_packets_are_asked_of_all_nodes_and_get_the_names_of_pods() {
+/// A control plane with these policies, and the agents of both nodes.
+async fn enforcing() -> (StatusServer, [Agent; 2]) {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("all.yaml"), POLICIES).unwrap();
     let admission = Admission {
@@ -469,9 +469,16 @@ async fn denied_packets_are_asked_of_all_nodes_and_get_the_names_of_pods() {
         ..Config::new(Origin::Manifests(folder.path().to_owned()))
     })
     .await;
-    let mut first = Agent::connect(&bound, "n1", None).await;
-    let mut second = Agent::connect(&bound, "n2", None).await;
-    let server = StatusServer::new(Arc::clone(bound.hub()));
+    let agents = [
+        Agent::connect(&bound, "n1", None).await,
+        Agent::connect(&bound, "n2", None).await,
+    ];
+    (StatusServer::new(Arc::clone(bound.hub())), agents)
+}
+
+#[tokio::test]
+async fn denied_packets_are_asked_of_all_nodes_and_get_the_names_of_pods() {
+    let (server, [mut first, mut second]) = enforcing().await;
     let request = pb::DropsRequest::default();
     let (drops, asked, _) = tokio::join!(
         server.get_drops(Request::new(request)),
@@ -490,7 +497,25 @@ async fn denied_packets_are_asked_of_all_nodes_and_get_the_names_of_pods() {
         drops.silent
     );
 
-    // A Pod is asked of its node alone.
+    // `why` says how often it has happened.
+    let judged = pb::JudgeConnectionRequest {
+        from: "ops/job".to_owned(),
+        to: "shop/db-0".to_owned(),
+        port: 5432,
+        ..pb::JudgeConnectionRequest::default()
+    };
+    let (judged, _) = tokio::join!(
+        server.judge_connection(Request::new(judged)),
+        deny(&mut first, Some(counted(7))),
+    );
+    let notes = judged.unwrap().into_inner().notes;
+    let told = "n1 has dropped 7 packets of new connections to Pod shop/db-0;";
+    assert!(notes[0].starts_with(told), "{notes:?}");
+}
+
+#[tokio::test]
+async fn a_pods_denied_packets_are_followed_on_its_node_alone() {
+    let (server, [mut first, mut second]) = enforcing().await;
     let request = pb::DropsRequest {
         namespace: "shop".to_owned(),
         pod: "db-0".to_owned(),
@@ -525,23 +550,6 @@ async fn denied_packets_are_asked_of_all_nodes_and_get_the_names_of_pods() {
     );
     let followed = followed.unwrap().into_inner();
     assert_eq!(followed.silent[0].reason, "another program reads the log");
-
-    // `why` says how often it has happened.
-    let judged = pb::JudgeConnectionRequest {
-        from: "ops/job".to_owned(),
-        to: "shop/db-0".to_owned(),
-        port: 5432,
-        ..pb::JudgeConnectionRequest::default()
-    };
-    let (judged, _) = tokio::join!(
-        server.judge_connection(Request::new(judged)),
-        deny(&mut first, Some(counted(7))),
-    );
-    let notes = judged.unwrap().into_inner().notes;
-    assert!(
-        notes[0].starts_with("n1 has dropped 7 packets of new connections to Pod shop/db-0;"),
-        "{notes:?}"
-    );
 
     for (pod, follower, code) in [("x", 9, Code::NotFound), ("db-0", 0, Code::InvalidArgument)] {
         let request = pb::DropsRequest {

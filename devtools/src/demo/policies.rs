@@ -155,6 +155,29 @@ fn policy(name: &str, spec: &Value) -> Value {
     json!({"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": spec})
 }
 
+/// Returns a default deny, an exception for Pods, and one for clients outside except one of them.
+fn policies(except: IpAddr) -> [Value; 3] {
+    let deny = json!({"podSelector": {}, "policyTypes": ["Ingress"]});
+    let web = json!({"matchLabels": {"app": "web"}});
+    let clients = json!({
+        "namespaceSelector": {"matchLabels": {"team": "blue"}},
+        "podSelector": {"matchLabels": {"app": "client"}},
+    });
+    let labels = json!({"from": [clients], "ports": [{"port": "http"}]});
+    let block = json!({"cidr": "0.0.0.0/0", "except": [format!("{except}/32"), "10.0.0.0/8"]});
+    [
+        policy("default-deny", &deny),
+        policy(
+            "clients-of-blue",
+            &json!({"podSelector": web, "ingress": [labels]}),
+        ),
+        policy(
+            "outside",
+            &json!({"podSelector": web, "ingress": [{"from": [{"ipBlock": block}]}]}),
+        ),
+    ]
+}
+
 /// Takes the walk, and removes everything again.
 pub(crate) fn walk(show: &mut Show, stage: &mut Stage) -> Result<()> {
     let cast = Cast::of(stage)?;
@@ -162,50 +185,22 @@ pub(crate) fn walk(show: &mut Show, stage: &mut Stage) -> Result<()> {
         "all call {TARGET}, at {}: Pods of other namespaces, and clients outside",
         cast.to
     );
-    let deny = policy(
-        "default-deny",
-        &json!({"podSelector": {}, "policyTypes": ["Ingress"]}),
-    );
-    let clients = json!({
-        "namespaceSelector": {"matchLabels": {"team": "blue"}},
-        "podSelector": {"matchLabels": {"app": "client"}},
-    });
-    let web = json!({"matchLabels": {"app": "web"}});
-    let labels = policy(
-        "clients-of-blue",
-        &json!({"podSelector": web, "ingress": [{"from": [clients], "ports": [{"port": "http"}]}]}),
-    );
-    let [first, second, ..] = &cast.outside[..] else {
-        return Ok(());
-    };
-    let ip = |caller: &Caller| caller.ip(Family::V4).context("no address");
-    let (first, second) = (ip(first)?, ip(second)?);
-    let block = json!({"cidr": "0.0.0.0/0", "except": [format!("{second}/32"), "10.0.0.0/8"]});
-    let outside = policy(
-        "one-client",
-        &json!({"podSelector": web, "ingress": [{"from": [{"ipBlock": block}]}]}),
-    );
-
-    let all = [deny, labels, outside];
-    let mut publish = |stage: &mut Stage, policies: usize, app: &str| {
+    let except = cast.outside.get(1).and_then(|client| client.ip(Family::V4));
+    let except = except.context("there is no second client")?;
+    let all = policies(except);
+    let publish = |stage: &mut Stage, policies: usize, app: &str| {
         let objects = cast.objects(stage, &all[..policies], app);
         stage.publish(FILE, Some(&objects))
     };
     publish(stage, 1, "other")?;
     cast.check(show, "a default deny", [false; 5])?;
     publish(stage, 2, "other")?;
-    cast.check(
-        show,
-        "Pods app=client of team=blue, port http",
-        [true, false, false, false, false],
-    )?;
-    aside!("everybody outside of 10.0.0.0/8, such as {first}, except {second}");
+    let expected = [true, false, false, false, false];
+    cast.check(show, "Pods app=client of team=blue, port http", expected)?;
+    aside!("everybody outside of 10.0.0.0/8, except {except}");
     publish(stage, 3, "other")?;
-    cast.check(
-        show,
-        "a block of addresses that excepts one",
-        [true, false, false, true, false],
-    )?;
+    let expected = [true, false, false, true, false];
+    cast.check(show, "a block of addresses that excepts one", expected)?;
 
     let began = Instant::now();
     let job = &cast.jobs[0];
@@ -219,16 +214,10 @@ pub(crate) fn walk(show: &mut Show, stage: &mut Stage) -> Result<()> {
         [true, false, true, true, false],
     )?;
     publish(stage, 3, "other")?;
-    cast.check(
-        show,
-        "and with those that it had",
-        [true, false, false, true, false],
-    )?;
+    cast.check(show, "and with those that it had", expected)?;
     let report = load.stop();
-    let failed = report
-        .failed
-        .iter()
-        .map(|(how, times)| format!("{how}, {times} times"));
+    let failed = report.failed.iter();
+    let failed = failed.map(|(how, times)| format!("{how}, {times} times"));
     let seen = format!("{} of {}", report.lost(), report.ok() + report.lost());
     let what = ("blue/job-0, which may always call", "0 connects failed");
     show.check(what, seen, failed.collect(), began);

@@ -109,8 +109,8 @@ impl Stage {
         command.arg("--client-ca-file").arg(certs.join("ca.crt"));
         command.arg("--manifests").arg(&self.manifests.folder);
         // A dump's policies are not enforced: it lacks the Pods that they are about.
-        let mut objects = self.manifests.objects();
-        if !objects.any(|object| object["kind"] == "NetworkPolicy") {
+        let is_policy = |object: &Value| object["kind"] == "NetworkPolicy";
+        if !self.manifests.objects().any(is_policy) {
             command.arg("--network-policy");
         }
         let process = self.control()?.command(command)?;

@@ -107,7 +107,7 @@ impl End {
             Family::V4 => [172, 30, 0, 3].into(),
             Family::V6 => IpAddr::V6(0xfd30_u128.rotate_right(16).into()),
         };
-        let node = name.strip_prefix("node").map(|of| of.parse().unwrap());
+        let node = name.strip_prefix("node").and_then(|of| of.parse().ok());
         let ip = node.map_or(outside, |node| node_ip(node, family));
         let pod = None;
         Self { ip, pod, node }
@@ -245,7 +245,7 @@ impl Judge<'_> {
         match self.wrong {
             _ if policies.is_empty() => true,
             Some(Reading::FirstPolicy) => verdicts.next() == Some(true),
-            Some(Reading::LastPolicy) => verdicts.last() == Some(true),
+            Some(Reading::LastPolicy) => verdicts.next_back() == Some(true),
             Some(Reading::AllPolicies) => verdicts.all(|allows| allows),
             _ => verdicts.any(|allows| allows),
         }
