@@ -16,6 +16,7 @@ pub mod claim;
 pub mod cleanup;
 pub mod config;
 pub mod connection;
+pub mod denials;
 pub mod departing;
 pub mod desired;
 pub mod engine;

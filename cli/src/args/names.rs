@@ -1,7 +1,7 @@
 //! The names of Services and nodes on the command line.
 
 use clap::error::ErrorKind;
-use kplane_model::{PolicyName, ServiceName};
+use kplane_model::{PodName, PolicyName, ServiceName};
 
 use super::error;
 
@@ -19,6 +19,11 @@ pub(super) fn policy_name(
     namespace: Option<&str>,
 ) -> Result<PolicyName, clap::Error> {
     named("NetworkPolicy", &["policy/"], policy, namespace)
+}
+
+/// Returns the Pod with this name, in the namespace of -n if the name has none.
+pub(super) fn pod_name(pod: &str, namespace: Option<&str>) -> Result<PodName, clap::Error> {
+    named("Pod", &["pod/"], pod, namespace)
 }
 
 /// Returns the name of an object of a kind, which may stand behind one of the prefixes that -o name prints.

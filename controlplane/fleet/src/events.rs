@@ -99,6 +99,8 @@ enum Reason {
     ServiceHeld,
     /// All problems of a Service have been resolved.
     ServiceAccepted,
+    /// All problems of a NetworkPolicy have been resolved.
+    PolicyAccepted,
     /// A Service is not in the kernels of some nodes.
     ServiceNotProgrammed,
     /// A Service is in the kernels of all nodes again.
@@ -138,6 +140,7 @@ impl Reason {
             Self::Refused(code) => code.code(),
             Self::ServiceHeld => "ServiceHeld",
             Self::ServiceAccepted => "ServiceAccepted",
+            Self::PolicyAccepted => "PolicyAccepted",
             Self::ServiceNotProgrammed => "ServiceNotProgrammed",
             Self::ServiceProgrammed => "ServiceProgrammed",
             Self::FailedToStartServiceHealthcheck => "FailedToStartServiceHealthcheck",
@@ -164,7 +167,9 @@ impl Reason {
             | Self::ProxyStale
             | Self::ProxyConnected => "StartKubeProxy",
             Self::NodeSuspected | Self::NodeReached => "Reach",
-            Self::Refused(_) | Self::ServiceHeld | Self::ServiceAccepted => "Read",
+            Self::Refused(_) | Self::ServiceHeld | Self::ServiceAccepted | Self::PolicyAccepted => {
+                "Read"
+            }
             Self::FailedToStartServiceHealthcheck | Self::StartedServiceHealthcheck => "Listen",
             Self::ServiceNotProgrammed
             | Self::ServiceProgrammed
@@ -184,6 +189,10 @@ impl Reason {
             Self::Refused(_) if of == Kind::Service => Some((
                 Self::ServiceAccepted,
                 "the problems of the Service are resolved",
+            )),
+            Self::Refused(_) if of == Kind::NetworkPolicy => Some((
+                Self::PolicyAccepted,
+                "the problems of the NetworkPolicy are resolved",
             )),
             Self::ServiceNotProgrammed => Some((
                 Self::ServiceProgrammed,
@@ -218,6 +227,7 @@ impl Reason {
             self,
             Self::Starting
                 | Self::ServiceAccepted
+                | Self::PolicyAccepted
                 | Self::ServiceProgrammed
                 | Self::StartedServiceHealthcheck
                 | Self::ProxyConnected

@@ -10,6 +10,7 @@ pub mod departing;
 mod description;
 mod desired;
 mod drain;
+mod drops;
 mod feeds;
 mod freeze;
 mod guarded;

@@ -1,6 +1,8 @@
 //! Answers for operators: which policies and Pods are there, and which belong together?
 
-use kplane_model::{PodName, PolicyName};
+use std::net::IpAddr;
+
+use kplane_model::{NodeName, PodName, PolicyName};
 
 use crate::rules::Entry;
 use crate::{NetworkPolicy, Policies};
@@ -101,6 +103,18 @@ impl Policies {
         let labels = &self.pods.get(pod)?.labels;
         let policies = self.policies.of_pod(&pod.namespace, labels).into_iter();
         Some(policies.map(|entry| entry.policy.name.clone()).collect())
+    }
+
+    /// Returns the Pod that has an address.
+    #[must_use]
+    pub fn pod_at(&self, address: IpAddr) -> Option<&PodName> {
+        self.pods.of_address(address)
+    }
+
+    /// Returns a Pod's node.
+    #[must_use]
+    pub fn node_of(&self, pod: &PodName) -> Option<&NodeName> {
+        Some(&self.pods.get(pod)?.node)
     }
 
     /// Returns all policies, sorted by name.

@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use kp_nodeagent::cache::{Cache, Memory};
+use kp_nodeagent::denials::Denials;
 use kp_nodeagent::desired::Position;
 use kp_nodeagent::engine::{Engine, Recall};
 use kp_nodeagent::report::{Failure, Report};
@@ -175,6 +176,13 @@ impl Cluster {
             .runtime
             .block_on(member.engine.inspect(service.clone()))?;
         told.context("its backend has no virtual servers")
+    }
+
+    /// The packets that policies deny on a node.
+    pub fn denials(&self, number: u8) -> Result<Denials> {
+        let member = self.members.get(usize::from(number) - 1);
+        let member = member.with_context(|| format!("no node {number}"))?;
+        Ok(member.engine.denials())
     }
 
     /// What is not in a kernel as desired, on any node.

@@ -4,17 +4,20 @@
 
 mod words;
 
+use std::net::SocketAddr;
+
 use kplane_fleet::hub::Hub;
-use kplane_model::{Direction, Family, Issue, PolicyName, Protocol, parse_ip};
+use kplane_fleet::peers::Peers;
+use kplane_model::{Direction, Family, Issue, NodeName, PodName, PolicyName, Protocol, parse_ip};
 use kplane_picture::k8s::Kind;
 use kplane_policy::{End, NetworkPolicy, Policies, PolicySummary, Rule, Verdict};
 use kplane_proto::convert;
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
-use super::closing;
 use super::issues::Issues;
 use super::request::bounded_names;
+use super::{closing, drops};
 
 /// Size in bytes up to which policies are added to an answer.
 const PAGE_BYTES: usize = 3 << 20;
@@ -29,7 +32,7 @@ const NOT_ENFORCED: &str = "nodes enforce no NetworkPolicies of this control pla
      --network-policy (in the chart: networkPolicies.enforce=true)";
 
 /// Returns what the index answers.
-async fn ask<T: Send + 'static>(
+pub(super) async fn ask<T: Send + 'static>(
     hub: &Hub,
     answer: impl FnOnce(&Policies, &dyn Fn() -> Vec<Issue>) -> T + Send + 'static,
 ) -> Result<T, Status> {
@@ -150,6 +153,38 @@ fn rules(policy: &NetworkPolicy, direction: Direction) -> &[Rule] {
     rules.as_deref().unwrap_or_default()
 }
 
+/// Returns what policies say about the ways from a sender to endpoints, if they deny any; `None` also if nodes enforce none.
+pub(super) async fn denies(
+    hub: &Hub,
+    sender: &str,
+    protocol: Protocol,
+    endpoints: Vec<SocketAddr>,
+) -> Option<String> {
+    let from = End::Address(parse_ip(sender).ok()?.to_canonical());
+    let all = endpoints.len();
+    let reasons = ask(hub, move |policies, _| {
+        let reasons = endpoints.iter().filter_map(|endpoint| {
+            let asked = Connection {
+                from: from.clone(),
+                to: End::Address(endpoint.ip()),
+                protocol,
+                port: endpoint.port(),
+            };
+            let judged = asked.judge(policies).ok()?;
+            let denied = [judged.egress, judged.ingress].into_iter().flatten();
+            let mut denied = denied.filter(|of| of.verdict() == pb::PolicyVerdict::Denied);
+            denied.next().map(|of| of.reason)
+        });
+        reasons.collect::<Vec<_>>()
+    });
+    let reasons = reasons.await.ok()?;
+    let first = reasons.first()?;
+    let denied = reasons.len();
+    Some(format!(
+        "NetworkPolicies deny the way to {denied} of {all} endpoints: {first}"
+    ))
+}
+
 /// A connection that a request asks about.
 struct Connection {
     from: End,
@@ -158,15 +193,35 @@ struct Connection {
     port: u16,
 }
 
+/// Returns the error that there is no such Pod.
+pub(super) fn no_pod(pod: &PodName) -> Status {
+    Status::not_found(format!(
+        "no Pod {pod} with an address of its own is known: it does not exist, has finished, or is on its node's network; \
+         of such a Pod ask by its address"
+    ))
+}
+
 /// Returns what the policies say about a connection.
 pub(super) async fn judge(
     hub: &Hub,
+    peers: Option<&Peers>,
     request: &pb::JudgeConnectionRequest,
 ) -> Result<pb::ConnectionJudgement, Status> {
     let asked = Connection::new(request)?;
-    let notes = asked.notes(hub);
-    let judged = ask(hub, move |policies, _| asked.judge(policies));
-    let judged = judged.await??;
+    let mut notes = asked.notes(hub);
+    let judged = ask(hub, move |policies, _| {
+        Ok::<_, Status>((asked.judge(policies)?, asked.pods(policies)))
+    });
+    let (judged, [from, to]) = judged.await??;
+    for (direction, side, pod) in [
+        (Direction::Egress, &judged.egress, from),
+        (Direction::Ingress, &judged.ingress, to),
+    ] {
+        let is_denied = |of: &pb::DirectionJudgement| of.verdict() == pb::PolicyVerdict::Denied;
+        if let Some(pod) = pod.filter(|_| side.as_ref().is_some_and(is_denied)) {
+            notes.extend(drops::note(hub, peers, pod, direction).await);
+        }
+    }
     Ok(pb::ConnectionJudgement { notes, ..judged })
 }
 
@@ -199,10 +254,7 @@ impl Connection {
             if let End::Pod(pod) = end
                 && policies.policies_of(pod).is_none()
             {
-                return Err(Status::not_found(format!(
-                    "no Pod {pod} with an address of its own is known: it does not exist, has finished, or is on its \
-                     node's network; of such a Pod ask by its address"
-                )));
+                return Err(no_pod(pod));
             }
         }
         let judged = policies.judge(&self.from, &self.to, self.protocol, self.port);
@@ -212,6 +264,17 @@ impl Connection {
             egress: Some(verdict(&judged.egress, Direction::Egress)),
             ingress: Some(verdict(&judged.ingress, Direction::Ingress)),
             notes: Vec::new(),
+        })
+    }
+
+    /// Returns the Pods at both ends, with their nodes.
+    fn pods(&self, policies: &Policies) -> [Option<(PodName, NodeName)>; 2] {
+        [&self.from, &self.to].map(|end| {
+            let pod = match end {
+                End::Pod(pod) => Some(pod),
+                End::Address(address) => policies.pod_at(*address),
+            };
+            pod.and_then(|pod| Some((pod.clone(), policies.node_of(pod)?.clone())))
         })
     }
 

@@ -13,6 +13,7 @@ use kplane_model::{
 
 use super::blocks::{Blocks, Range};
 use super::expand::{Member, Terms, addresses};
+use super::followed::Followed;
 use super::held::Held;
 use super::numbers::Numbers;
 use super::objects::{Objects, Ported, Source, blocks, rules};
@@ -57,6 +58,9 @@ pub(super) struct Content {
     most_numbers: usize,
     ranges: Vec<Cidr>,
     pub(super) limits: Limits,
+    pub(super) followed: Followed,
+    /// Addresses of the Pods that are followed.
+    pub(super) sampled: BTreeSet<IpAddr>,
 }
 
 impl Content {
@@ -73,6 +77,8 @@ impl Content {
             most_numbers: SPARE_NUMBERS,
             ranges: Vec::new(),
             limits: Limits::default(),
+            followed: Followed::default(),
+            sampled: BTreeSet::new(),
         }
     }
 
@@ -81,6 +87,7 @@ impl Content {
         *self = Self {
             numbers: std::mem::take(&mut self.numbers),
             limits: self.limits,
+            followed: std::mem::take(&mut self.followed),
             ..Self::new(self.family)
         };
     }
@@ -114,6 +121,7 @@ impl Content {
         self.set_ranges(change.pod_ranges);
         self.recut();
         self.keep_limits();
+        self.sample();
         self.forget_numbers();
         if !self.cut_off.is_empty() {
             self.failures = None;
@@ -376,8 +384,9 @@ impl Content {
         };
         for direction in Direction::ALL.into_iter().filter(is_about) {
             for address in addresses(pod, self.family) {
-                let place = (PolicySet::Isolated(direction), Key::Ip(address));
-                self.held.count(place, None, there);
+                for set in [PolicySet::Denied(direction), PolicySet::Isolated(direction)] {
+                    self.held.count((set, Key::Ip(address)), None, there);
+                }
             }
         }
         let (mut count, held) = (0, &mut self.held);

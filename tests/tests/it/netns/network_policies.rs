@@ -9,9 +9,13 @@
 //! Each Pod serves 8080 (named `web`) and 8081 (named `admin`; at `c`, `web` is 8081 and `admin` 8080) in TCP and UDP.
 
 mod changes;
+mod denied;
+mod readings;
 mod table;
 
 pub(super) use changes::*;
+pub(super) use denied::*;
+pub(super) use readings::*;
 pub(super) use table::*;
 
 use std::net::{IpAddr, SocketAddr};
@@ -94,14 +98,7 @@ impl Stage {
 
     /// Asks all questions of some lines at once; returns those whose answer is not the expected one.
     fn wrong(&self, lines: &str) -> Result<Vec<String>> {
-        let questions: Vec<Question> = lines
-            .lines()
-            .flat_map(|line| line.split(';'))
-            .map(str::trim)
-            .filter(|line| !line.is_empty())
-            .map(Question::parse)
-            .collect::<Result<Vec<_>>>()?
-            .concat();
+        let questions = Question::all(lines)?;
         thread::scope(|scope| {
             let asked: Vec<_> = questions
                 .iter()
@@ -244,6 +241,13 @@ struct Question {
 }
 
 impl Question {
+    /// Reads the questions of some lines.
+    fn all(lines: &str) -> Result<Vec<Self>> {
+        let lines = lines.lines().flat_map(|line| line.split(';'));
+        let lines = lines.map(str::trim).filter(|line| !line.is_empty());
+        Ok(lines.map(Self::parse).collect::<Result<Vec<_>>>()?.concat())
+    }
+
     /// Reads `FROM>TO[:PORT][/udp][/4][/6] [no]`. FROM and TO are Pods, `node1`, `node2` and `outside`; TO may also be
     /// `svc1` or `svc2` (ClusterIPs) and `port1` or `port2` (node ports of node-1). Without a family, both are asked.
     fn parse(line: &str) -> Result<Vec<Self>> {

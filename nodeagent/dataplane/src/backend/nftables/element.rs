@@ -121,9 +121,11 @@ impl Key {
     fn fits_policy(self, set: PolicySet) -> bool {
         match set {
             PolicySet::LocalRanges => matches!(self, Self::Range(_)),
-            PolicySet::LocalPods | PolicySet::Isolated(_) | PolicySet::Peers => {
-                matches!(self, Self::Ip(_))
-            }
+            PolicySet::LocalPods
+            | PolicySet::Isolated(_)
+            | PolicySet::Denied(_)
+            | PolicySet::Sampled
+            | PolicySet::Peers => matches!(self, Self::Ip(_)),
             PolicySet::Loops => matches!(self, Self::Loop(_)),
             PolicySet::Parents => matches!(self, Self::Number(_)),
             PolicySet::Blocks => matches!(self, Self::Span(..)),

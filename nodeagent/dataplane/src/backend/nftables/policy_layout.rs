@@ -20,20 +20,28 @@ const PRIORITY: i32 = 10;
 
 use Direction::{Egress, Ingress};
 use Field::{Destination, Source};
-use PolicySet::{All, Isolated, LocalPods, LocalRanges, Loops, Ports, Ranges};
-use PolicyStep::{Accept, AddressIn, AddressNotIn, Anybody, KnownConnection, MidStream, Neighbour};
+use PolicySet::{All, Denied, Isolated, LocalPods, LocalRanges, Loops, Ports, Ranges, Sampled};
+use PolicyStep::{
+    Accept, AddressIn, AddressNotIn, Anybody, Count, KnownConnection, Limit, Log, MidStream,
+    Neighbour,
+};
 use Step::{Drop, FromThisNode, Goto, In, Jump, Policy};
 
 /// Returns all chains in the order in which they are created and listed.
-pub(super) fn chains(family: Family, output: bool) -> Vec<Chain> {
+pub(super) fn chains(family: Family, output: bool, log: bool) -> Vec<Chain> {
     let open = Policy(AddressNotIn(Destination, Isolated(Ingress)));
     let ingress = Chain::new("ingress-check").rule([open, Goto("allowed")]);
     let mut chains = vec![
         matching("ingress-match", Ingress, "allowed"),
         matching("egress-match", Egress, "ingress-check"),
         Chain::new("allowed").rule([Policy(Anybody), Policy(Accept)]),
-        check(ingress, Source, "ingress-match"),
-        check(Chain::new("egress-check"), Destination, "egress-match"),
+        check(ingress, (Ingress, Source), "ingress-match", log),
+        check(
+            Chain::new("egress-check"),
+            (Egress, Destination),
+            "egress-match",
+            log,
+        ),
         midstream(),
         new(family),
         base("forward", HookPoint::Forward)
@@ -61,8 +69,13 @@ fn matching(name: &'static str, direction: Direction, then: &'static str) -> Cha
     })
 }
 
-/// Adds rules that look for what allows a packet, with each number that stands for its other end.
-fn check(chain: Chain, other: Field, matching: &'static str) -> Chain {
+/// Adds rules that look for what allows a packet, with each number that stands for its other end; and those that deny it.
+fn check(
+    chain: Chain,
+    (direction, other): (Direction, Field),
+    matching: &'static str,
+    log: bool,
+) -> Chain {
     let number = |field, set| Policy(PolicyStep::Number(field, set));
     let numbers = [
         Policy(Anybody),
@@ -74,7 +87,20 @@ fn check(chain: Chain, other: Field, matching: &'static str) -> Chain {
     let chain = numbers
         .into_iter()
         .fold(chain, |chain, number| chain.rule([number, Jump(matching)]));
-    chain.rule([Drop])
+    let pod = match direction {
+        Ingress => Destination,
+        Egress => Source,
+    };
+    let sample = [
+        Policy(AddressIn(pod, Sampled)),
+        Policy(Limit),
+        Policy(Log(direction)),
+    ];
+    let chain = if log { chain.rule(sample) } else { chain };
+    let denied = Policy(AddressIn(pod, Denied(direction)));
+    chain
+        .rule([denied, Policy(Count(direction)), Drop])
+        .rule([Drop])
 }
 
 fn midstream() -> Chain {

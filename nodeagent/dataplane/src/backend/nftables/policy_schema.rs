@@ -28,16 +28,28 @@ pub enum PolicySet {
     Ports(Direction),
     /// What Pods may use on several ports.
     Ranges(Direction),
+    /// Isolated Pods, each with a counter of denied packets.
+    Denied(Direction),
+    /// Isolated Pods whose denied packets somebody wants to see.
+    Sampled,
 }
 
 use Direction::{Egress, Ingress};
+
+/// Returns the name of the set of isolated Pods with counters, and of the counter of all packets that were denied.
+pub(super) fn denied(direction: Direction) -> &'static str {
+    match direction {
+        Ingress => "denied-ingress",
+        Egress => "denied-egress",
+    }
+}
 
 const SOURCE: &[Field] = &[Field::Source];
 const NUMBER: &[Field] = &[Field::Number];
 
 impl PolicySet {
     /// All sets, in the order in which they are created.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 17] = [
         Self::LocalRanges,
         Self::LocalPods,
         Self::Isolated(Ingress),
@@ -52,6 +64,9 @@ impl PolicySet {
         Self::All(Egress),
         Self::Ports(Egress),
         Self::Ranges(Egress),
+        Self::Denied(Ingress),
+        Self::Denied(Egress),
+        Self::Sampled,
     ];
 
     pub(super) fn name(self) -> &'static str {
@@ -70,6 +85,8 @@ impl PolicySet {
             Self::Ports(Egress) => "egress-ports",
             Self::Ranges(Ingress) => "ingress-ranges",
             Self::Ranges(Egress) => "egress-ranges",
+            Self::Denied(direction) => denied(direction),
+            Self::Sampled => "sampled",
         }
     }
 
@@ -81,8 +98,15 @@ impl PolicySet {
             Self::Peers => Some("pod address to class"),
             Self::Parents => Some("class to namespace to all pods"),
             Self::Blocks => Some("ipBlock and except, cut into ranges"),
+            Self::Denied(_) => Some("packets that policies denied, by pod"),
+            Self::Sampled => Some("pods whose denied packets somebody follows"),
             Self::Isolated(_) | Self::All(_) | Self::Ports(_) | Self::Ranges(_) => None,
         }
+    }
+
+    /// Returns whether elements count the packets that find them.
+    pub(super) fn counts(self) -> bool {
+        matches!(self, Self::Denied(_))
     }
 
     pub(super) fn is_interval(self) -> bool {
@@ -102,6 +126,8 @@ impl PolicySet {
             Self::LocalRanges
             | Self::LocalPods
             | Self::Isolated(_)
+            | Self::Denied(_)
+            | Self::Sampled
             | Self::Peers
             | Self::Blocks => SOURCE,
             Self::Parents => NUMBER,
