@@ -124,7 +124,6 @@ pub(super) async fn run(
         unpacks: hello.capabilities & PACKED != 0,
         resume: hello.resume,
     };
-    let beats = hello.capabilities & BEATS != 0 && hub.suspects.beat_ms() > 0;
     let dispatch = session.dispatch();
     let updates = Updates::new(&hub, node.clone(), needs_node, claim, freshness, dispatch);
     postman.open(welcome, updates, millis(SystemTime::now()));
@@ -138,7 +137,7 @@ pub(super) async fn run(
         leaving: FuturesUnordered::new(),
         hub: Arc::clone(&hub),
         node,
-        beats,
+        beats: hello.capabilities & BEATS != 0 && hub.suspects.beat_ms() > 0,
         session,
     };
     tokio::select! {

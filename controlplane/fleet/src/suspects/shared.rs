@@ -67,17 +67,26 @@ impl Shared {
     /// Returns the Nodes on which other replicas run.
     pub(super) fn nodes(&self) -> Vec<NodeName> {
         let all = self.lock();
-        all.values().filter_map(|said| said.on_node.clone()).collect()
+        all.values()
+            .filter_map(|said| said.on_node.clone())
+            .collect()
     }
 
     /// Returns the nodes whose replicas have fallen silent, and since when.
     pub(super) fn silent(&self) -> Vec<(NodeName, Instant)> {
         let all = self.lock();
         let is_silent = |said: &Said| said.at.elapsed() > AWAY;
-        let there: BTreeSet<_> = all.values().filter(|said| !is_silent(said)).map(|said| &said.on_node).collect();
-        let gone = all.values().filter(|said| is_silent(said) && said.at.elapsed() < REMEMBERED);
+        let there: BTreeSet<_> = all
+            .values()
+            .filter(|said| !is_silent(said))
+            .map(|said| &said.on_node)
+            .collect();
+        let gone = all
+            .values()
+            .filter(|said| is_silent(said) && said.at.elapsed() < REMEMBERED);
         let gone = gone.filter(|said| !there.contains(&said.on_node));
-        gone.filter_map(|said| Some((said.on_node.clone()?, said.at))).collect()
+        gone.filter_map(|said| Some((said.on_node.clone()?, said.at)))
+            .collect()
     }
 }
 
@@ -207,9 +216,18 @@ mod tests {
         sleep(COUNTS).await;
         assert!(all().is_empty(), "what nobody repeats");
         let silent = hub.suspects.shared.silent().into_iter();
-        assert_eq!(silent.map(|(node, _)| node).collect::<Vec<_>>(), ["m2".into(), "m3".into()] as [NodeName; 2]);
+        assert_eq!(
+            silent.map(|(node, _)| node).collect::<Vec<_>>(),
+            ["m2".into(), "m3".into()] as [NodeName; 2]
+        );
         // A replica that started anew there is no silent one.
-        hear(&hub, &pb::SuspectRequest { on_node: "m2".to_owned(), ..request(4, &[]) });
+        hear(
+            &hub,
+            &pb::SuspectRequest {
+                on_node: "m2".to_owned(),
+                ..request(4, &[])
+            },
+        );
         assert_eq!(hub.suspects.shared.silent().len(), 1);
         sleep(REMEMBERED).await;
         assert!(hub.suspects.shared.silent().is_empty());

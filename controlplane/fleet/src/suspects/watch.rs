@@ -231,7 +231,11 @@ impl Watch {
 
     /// Tells other replicas that this one is there, and what it suspects.
     fn tell_others(&mut self) {
-        let pause = if self.own.nodes.is_empty() { THERE } else { TELL };
+        let pause = if self.own.nodes.is_empty() {
+            THERE
+        } else {
+            TELL
+        };
         let is_due = self.told_at.is_none_or(|at| at.elapsed() >= pause);
         let Some(peers) = self.peers.clone().filter(|_| is_due) else {
             return;

@@ -21,7 +21,7 @@ fn suspicions(nodes: &[&str], act: bool) -> Suspicions {
 fn slice_on(service: &str, nodes: &[&str]) -> Value {
     let endpoints = nodes.iter().enumerate();
     let endpoints =
-        endpoints.map(|(at, node)| objects::endpoint(&format!("10.0.0.{}", at + 1), node));
+        endpoints.map(|(at, node)| objects::endpoint(format!("10.0.0.{}", at + 1), node));
     objects::slice("shop", &format!("{service}-1"), service, endpoints)
 }
 
