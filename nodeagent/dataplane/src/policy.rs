@@ -17,6 +17,7 @@ mod objects;
 mod phases;
 mod report;
 mod side;
+mod tiers;
 
 #[cfg(test)]
 mod tests;

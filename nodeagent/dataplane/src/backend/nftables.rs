@@ -58,7 +58,7 @@ pub use loopback::LoopbackCounts;
 pub(crate) use mend::Contents;
 pub use policies::PolicyTables;
 pub(crate) use policies::{FoundPolicies, PolicyTable};
-pub use policy_schema::PolicySet;
+pub use policy_schema::{ACCEPT, DENY, PASS, PolicySet};
 pub use probe::{ProbeError, probe};
 pub use readback::{
     ReadError, StructureState, decode_elements, read_elements, read_elements_of, read_structure,

@@ -44,6 +44,15 @@ impl Expressions<'_, '_> {
                 self.map(Set::Policy(set).name(), FIRST, FIRST.number());
                 self.keep_number();
             }
+            PolicyStep::NumberOf(set) => {
+                self.load_key(Set::Policy(set), 0);
+                self.map(Set::Policy(set).name(), FIRST, FIRST.number());
+                self.keep_number();
+            }
+            PolicyStep::IsNumber(number) => {
+                self.meta(NFT_META_PRIORITY, FIRST);
+                self.compare(NFT_CMP_EQ, &number.to_ne_bytes());
+            }
             PolicyStep::Accept => self.verdict(NF_ACCEPT.cast_signed(), None),
         }
     }

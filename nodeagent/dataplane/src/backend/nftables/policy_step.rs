@@ -20,6 +20,10 @@ pub(super) enum PolicyStep {
     Anybody,
     /// `meta priority set FIELD map @set`
     Number(Field, PolicySet),
+    /// `meta priority set KEY map @map`, with the key of the map
+    NumberOf(PolicySet),
+    /// `meta priority 0:NUMBER`
+    IsNumber(u32),
     /// `accept`
     Accept,
 }
