@@ -131,6 +131,12 @@ impl Policies {
         })
     }
 
+    /// Returns how many decisions of ClusterNetworkPolicies are too large. Everything that they are about is denied.
+    #[must_use]
+    pub fn overlarge_decisions(&self) -> usize {
+        self.tiers.too_large.len()
+    }
+
     /// Returns the ClusterNetworkPolicies, sorted by tier, priority and name, without the names of Pods.
     pub fn cluster_policies(&self) -> impl Iterator<Item = ClusterPolicyFacts> {
         let mut policies: Vec<_> = self.tiers.policies.values().collect();

@@ -320,6 +320,10 @@ impl Tiers {
                 .flat_map(|d| Tier::ALL.map(|t| (d, t)))
             {
                 let actions = self.terms.decide(subject, class, direction, tier);
+                let actions = actions.unwrap_or_else(|| {
+                    self.too_large.insert((id, part));
+                    PortActions::DENY
+                });
                 if actions != PortActions::PASS {
                     rows.entry((direction, tier, actions))
                         .or_default()

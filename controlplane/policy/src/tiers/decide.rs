@@ -5,18 +5,18 @@ use kplane_model::{Direction, PolicyPort, PortAction, PortActions, Protocol, Tie
 use super::terms::{Rule, Terms};
 use super::{Class, Subject};
 
-/// Maximum number of ranges of ports in a decision. More than 800 full rules can ask for more; everything is denied then.
+/// Maximum number of ranges of ports in a decision, of which a few fit into a message. Everything is denied beyond it.
 const MAX_RANGES: usize = 512;
 
 impl Terms {
-    /// Returns what the policies of a tier decide for Pods about other ends.
+    /// Returns what the policies of a tier decide for Pods about other ends; `None` = it has too many ranges of ports.
     pub(super) fn decide(
         &self,
         subject: &Subject,
         class: &Class,
         direction: Direction,
         tier: Tier,
-    ) -> PortActions {
+    ) -> Option<PortActions> {
         let policies = subject.policies.iter().map(|at| &self.policies[*at]);
         let policies = policies.filter(|policy| policy.source.tier == tier);
         let mut decided = Decided::default();
@@ -95,7 +95,7 @@ impl Decided {
     }
 
     /// Returns the form that is equal for equal decisions.
-    fn finish(self, rest: TierAction) -> PortActions {
+    fn finish(self, rest: TierAction) -> Option<PortActions> {
         let mut ranges: Vec<PortAction> = Vec::with_capacity(self.0.len());
         for range in self.0.into_iter().filter(|(.., action)| *action != rest) {
             let (protocol, first, last, action) = range;
@@ -108,9 +108,6 @@ impl Decided {
                 _ => ranges.push(range),
             }
         }
-        match ranges.len() > MAX_RANGES {
-            true => PortActions::DENY,
-            false => PortActions { rest, ranges },
-        }
+        (ranges.len() <= MAX_RANGES).then_some(PortActions { rest, ranges })
     }
 }

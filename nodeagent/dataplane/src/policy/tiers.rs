@@ -54,6 +54,19 @@ impl Tiers {
         number
     }
 
+    /// Counts a place that leads to a row, or may do so again.
+    fn count(&mut self, row: u32, there: bool) {
+        self.touched.insert(row);
+        let users = self.users.entry(row).or_default();
+        match there {
+            true => *users += 1,
+            false => *users = users.saturating_sub(1),
+        }
+        if *users == 0 {
+            self.users.remove(&row);
+        }
+    }
+
     /// Forgets rows that nothing led to at the last change.
     pub(super) fn forget_rows(&mut self) {
         let users = &self.users;
@@ -266,6 +279,7 @@ impl Content {
     /// Has a place lead to a row, or takes that back. Where Pods disagree, everything is denied.
     fn lead(&mut self, place: Place, row: u32, there: bool) {
         let reasons = self.tiers.reasons.entry(place).or_default();
+        let were = reasons.len();
         match (reasons.iter().position(|(of, _)| *of == row), there) {
             (Some(at), true) => reasons[at].1 += 1,
             (None, true) => reasons.push((row, 1)),
@@ -273,32 +287,23 @@ impl Content {
             (Some(at), false) => drop(reasons.swap_remove(at)),
             (None, false) => {}
         }
-        let after = match reasons[..] {
-            [] => {
-                self.tiers.reasons.remove(&place);
-                None
-            }
-            [(row, _)] => Some(row),
-            _ => Some(self.tiers.row(&PortActions::DENY, || self.numbers.fresh())),
-        };
-        let before = self.held.get(place).flatten();
-        if before == after {
+        let (are, only) = (reasons.len(), reasons.first().map(|(row, _)| *row));
+        if are == 0 {
+            self.tiers.reasons.remove(&place);
+        }
+        if are == were {
             return;
         }
-        self.held.set(place, after);
-        let tiers = &mut self.tiers;
-        tiers.touched.extend(before.into_iter().chain(after));
-        if let Some(row) = after {
-            *tiers.users.entry(row).or_default() += 1;
-        }
-        if let Some(before) = before
-            && let Some(users) = tiers.users.get_mut(&before)
-        {
-            *users -= 1;
-            if *users == 0 {
-                tiers.users.remove(&before);
+        self.tiers.count(row, are > were);
+        let mut after = only;
+        if are.max(were) > 1 {
+            let deny = self.tiers.row(&PortActions::DENY, || self.numbers.fresh());
+            if (are > 1) != (were > 1) {
+                self.tiers.count(deny, are > 1);
             }
+            after = if are > 1 { Some(deny) } else { only };
         }
+        self.held.set(place, after);
     }
 
     /// Adds the rows that places lead to, and removes others.

@@ -112,8 +112,14 @@ async fn list(server: &StatusServer, namespace: &str) -> Vec<String> {
                 ingress,
                 egress,
                 pods,
+                tier,
+                priority,
             } = of;
-            format!("{namespace}/{name} {ingress} {egress} {pods}")
+            let mut line = format!("{namespace}/{name} {ingress} {egress} {pods}");
+            if !tier.is_empty() {
+                line.push_str(&format!(" {tier} {priority}"));
+            }
+            line
         }));
         request.page_token = page.next_page_token;
         if request.page_token.is_empty() {
