@@ -14,7 +14,7 @@ use kplane_rig::real::{Balancer, Mode, NodePrograms, Options, Proxy, RealCluster
 use kplane_rig::userns;
 
 mod ginkgo;
-mod install;
+pub(crate) mod install;
 mod page;
 mod report;
 mod specs;
@@ -267,6 +267,7 @@ impl Stage<'_> {
             images: &self.root.join(&args.images),
             helm: &self.helm,
             policies: args.policies,
+            settings: &[],
         };
         let mut images = self.images.clone();
         let proxy = match name {

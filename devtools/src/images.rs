@@ -8,6 +8,7 @@ mod packages;
 mod program;
 mod recipe;
 mod sbom;
+pub(crate) mod tarball;
 
 use std::fs;
 use std::path::PathBuf;

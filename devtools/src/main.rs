@@ -5,6 +5,7 @@ mod demo;
 mod e2e;
 mod images;
 mod krew;
+mod rollouts;
 mod tools;
 mod vm;
 
@@ -35,11 +36,19 @@ enum Task {
     Vm(vm::Args),
     /// Images of kplane's programs, for a registry or a node
     Images(images::Args),
+    /// The programs for machines without a registry, as one archive
+    Dist(images::tarball::Args),
     /// Archives and manifest with which krew installs `kubectl kplane`
     Krew(krew::Args),
     /// Kubernetes' own end-to-end tests of networks, with kplane and with kube-proxy
     #[command(name = "test-e2e", bin_name = "cargo xtask test e2e", hide = true)]
     E2e(e2e::Args),
+    /// Connections that fail while Pods and nodes go, with kplane and with kube-proxy
+    #[command(
+        bin_name = "cargo xtask bench --against kube-proxy-rollouts",
+        hide = true
+    )]
+    Rollouts(rollouts::Args),
     /// Install what the tests need beyond Rust
     #[command(hide = true)]
     Tools,
@@ -51,8 +60,10 @@ fn main() -> ExitCode {
         Task::Cluster(args) => exit(cluster::run(&args)),
         Task::Vm(args) => vm::run(&args).unwrap_or_else(|error| exit(Err(error))),
         Task::Images(args) => exit(images::run(&args)),
+        Task::Dist(args) => exit(images::tarball::run(&args)),
         Task::Krew(args) => exit(krew::run(&args)),
         Task::E2e(args) => exit(e2e::run(&args)),
+        Task::Rollouts(args) => exit(rollouts::run(&args)),
         Task::Tools => exit(tools::install()),
     }
 }

@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::cargo::{self, output, root};
 use crate::figures::{PAGE, generated, regressions};
+use crate::test::with_images;
 
 const HELP: &str = "\
 Measure how long changes take, in a real kernel, and print tables
@@ -27,6 +28,8 @@ Options:
                             Pod, in all modes but ipvs; ten minutes; takes --services, --contenders, --runs, --seconds
                             proxies: the userspace proxy beside HAProxy, nginx and socat, Debian's if they are missing,
                             in network namespaces; a quarter of an hour; takes --runs, --seconds, --rows, --contenders
+                            kube-proxy-rollouts: connections that fail while Pods are replaced, and while a node is cut off,
+                            on real clusters; `--against kube-proxy-rollouts --help` lists its options
       --services <NUMBERS>  Numbers of Services, separated by commas [default: 1000,5000,10000]
       --changes <NUMBER>    Changes of one endpoint, for each proxy and size [default: 50]
       --contenders <NAMES>  Proxies to measure, of: kube-proxy-nftables, kube-proxy-iptables,
@@ -47,6 +50,8 @@ Options:
 All of these but --compare and --help need --against.
 ";
 
+/// A comparison on real clusters, which needs images and not this build.
+const ROLLOUTS: &str = "kube-proxy-rollouts";
 const COMPARE: &str = "--compare";
 
 /// Benchmarks of kplane alone.
@@ -64,13 +69,17 @@ const OPERATORS: &str = "operators";
 
 /// Builds everything as it is shipped and runs the benchmarks.
 pub(crate) fn run(mut args: Vec<String>) -> Result<ExitCode> {
+    let against = take(&mut args, "--against");
+    if against.as_deref() == Some(ROLLOUTS) {
+        return with_images("rollouts", &args);
+    }
     if args.iter().any(|arg| arg == "--help" || arg == "-h") {
         print!("{HELP}");
         return Ok(ExitCode::SUCCESS);
     }
     let compares = args.iter().any(|arg| arg == COMPARE);
     args.retain(|arg| arg != COMPARE);
-    let against = take(&mut args, "--against").or(compares.then(|| "kube-proxy".to_owned()));
+    let against = against.or(compares.then(|| "kube-proxy".to_owned()));
     let mut names = ALONE.into_iter().chain([OPERATORS]);
     let named = names.find(|name| against.is_none() && args == [*name]);
     if named.is_some() {
@@ -88,7 +97,7 @@ pub(crate) fn run(mut args: Vec<String>) -> Result<ExitCode> {
         Some("kube-proxy-packets") => Some("established"),
         Some("proxies") => Some("proxies"),
         Some(other) => bail!(
-            "--against {other}: must be kube-proxy, kube-proxy-ipvs, kube-proxy-packets or proxies"
+            "--against {other}: must be kube-proxy, kube-proxy-ipvs, kube-proxy-packets, kube-proxy-rollouts or proxies"
         ),
     };
     println!("Building kplane's programs as they are shipped, and the benchmarks.");

@@ -1,4 +1,4 @@
-//! `cargo xtask images`: builds the programs of images, and starts what writes the images.
+//! `cargo xtask images` and `cargo xtask dist`: build static programs, and start what packs them.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -9,32 +9,57 @@ use anyhow::{Context as _, Result};
 use crate::cargo::{build_as_tests, cargo, programs, root, status};
 use crate::start::dev;
 
-/// The programs that have images.
-const PROGRAMS: [&str; 2] = ["kp-controlplane", "kp-nodeagent"];
-/// Their features, as `devtools/src/images/packages.rs` lists what is in them.
-const FEATURES: [&str; 3] = [
-    "--no-default-features",
-    "--features",
-    "kp-nodeagent/userspace",
-];
+/// A kind of package.
+struct Kind {
+    /// The subcommand of the developers' program.
+    task: &'static str,
+    programs: &'static [&'static str],
+    features: &'static [&'static str],
+}
+
+/// Images. `devtools/src/images/packages.rs` has the same features and lists what is in the programs.
+const IMAGES: Kind = Kind {
+    task: "images",
+    programs: &["kp-controlplane", "kp-nodeagent"],
+    features: &[
+        "--no-default-features",
+        "--features",
+        "kp-nodeagent/userspace",
+    ],
+};
+/// The archive of programs. The agent has a control plane inside.
+const DIST: Kind = Kind {
+    task: "dist",
+    programs: &["kp-controlplane", "kp-nodeagent", "kpctl"],
+    features: &[],
+};
 /// The target unless `--target` names another.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// The profile of programs as shipped.
 const PROFILE: &str = "dist";
 
 /// Builds the programs and writes their images.
-pub(crate) fn run(mut args: Vec<String>) -> Result<ExitCode> {
+pub(crate) fn run(args: Vec<String>) -> Result<ExitCode> {
+    pack(&IMAGES, args)
+}
+
+/// Builds the programs and writes them into an archive.
+pub(crate) fn dist(args: Vec<String>) -> Result<ExitCode> {
+    pack(&DIST, args)
+}
+
+fn pack(kind: &Kind, mut args: Vec<String>) -> Result<ExitCode> {
     if args.iter().any(|arg| arg == "--help" || arg == "-h") {
-        return dev("images", &args);
+        return dev(kind.task, &args);
     }
     let folder = if args.iter().any(|arg| arg == "--quick") {
         build_as_tests(&[])?;
         programs("dev")?
     } else {
-        build(&target(&args))?
+        build(kind, &target(&args))?
     };
     args.extend(["--bin-dir".to_owned(), folder.display().to_string()]);
-    dev("images", &args)
+    dev(kind.task, &args)
 }
 
 /// Returns the target that the options name.
@@ -50,7 +75,7 @@ fn target(args: &[String]) -> String {
 }
 
 /// Builds static programs, and returns their folder. No path of this machine gets into them.
-fn build(target: &str) -> Result<PathBuf> {
+fn build(kind: &Kind, target: &str) -> Result<PathBuf> {
     println!(
         "Building static programs (profile {PROFILE}): ten minutes on two cores the first time, and seconds when \
          nothing has changed."
@@ -68,8 +93,8 @@ fn build(target: &str) -> Result<PathBuf> {
     command
         .args(["build", "--locked", "--bins", "--profile", PROFILE])
         .args(["--target", target])
-        .args(PROGRAMS.iter().flat_map(|name| ["--package", name]))
-        .args(FEATURES)
+        .args(kind.programs.iter().flat_map(|name| ["--package", name]))
+        .args(kind.features)
         // These would take the place of the flags below.
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS")

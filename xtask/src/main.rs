@@ -26,6 +26,7 @@ Commands:
   fleet     Simulate thousands of agents at real control planes, and print a table
   simulate  Play thousands of small clusters with faults, and check what must hold at each moment
   images    Make the images of the control plane and the agent, and their bills of materials
+  dist      Make the archive of programs, unit files, manual pages and completions
   krew      Make the archives and the manifest with which krew installs `kubectl kplane`
   book      Build the documents as a book to read offline
   cluster   Start a real Kubernetes API server, or a whole cluster, on this machine, to try things with
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
         "fleet" => fleet::run(args),
         "book" => book::run(&args),
         "images" => images::run(args),
+        "dist" => images::dist(args),
         "cluster" | "krew" | "vm" => start::dev(&task, &args),
         "help" | "--help" | "-h" => {
             print!("{HELP}");

@@ -27,6 +27,8 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 
+pub(crate) use self::e2e::with_images;
+
 use self::build::Built;
 use self::report::Outcome;
 use self::suites::{Lane, Suite};

@@ -16,19 +16,21 @@ const ARCHIVES: [&str; 3] = [
 ];
 
 /// The chart, and what installs it.
-pub(super) struct Chart<'a> {
+pub(crate) struct Chart<'a> {
     /// The root of the checkout.
-    pub(super) root: &'a Path,
+    pub(crate) root: &'a Path,
     /// The folder of images.
-    pub(super) images: &'a Path,
-    pub(super) helm: &'a Path,
+    pub(crate) images: &'a Path,
+    pub(crate) helm: &'a Path,
     /// Whether nodes enforce NetworkPolicies.
-    pub(super) policies: bool,
+    pub(crate) policies: bool,
+    /// Further values of the chart, such as `name=value`.
+    pub(crate) settings: &'a [&'a str],
 }
 
 impl Chart<'_> {
     /// Returns the archives of kplane's images.
-    pub(super) fn archives(&self) -> impl Iterator<Item = PathBuf> {
+    pub(crate) fn archives(&self) -> impl Iterator<Item = PathBuf> {
         ARCHIVES.iter().map(|archive| self.images.join(archive))
     }
 
@@ -36,7 +38,7 @@ impl Chart<'_> {
     ///
     /// # Errors
     /// Helm's error, or minutes have passed.
-    pub(super) fn install(
+    pub(crate) fn install(
         &self,
         cluster: &RealCluster,
         mode: Mode,
@@ -59,6 +61,7 @@ impl Chart<'_> {
             "controlPlane.replicas=2".to_owned(),
             format!("networkPolicies.enforce={}", self.policies),
         ];
+        settings.extend(self.settings.iter().map(ToString::to_string));
         if mode == Mode::Nftables {
             let localhost = r"agent.extraArgs[0]=--nodeport-addresses=primary\,localhost";
             settings.push(localhost.to_owned());

@@ -11,8 +11,13 @@ const SMALL: &str = "/usr/bin/true";
 
 /// Writes all images, and returns the files.
 fn images(bin: &Path, out: &Path) -> BTreeMap<String, Vec<u8>> {
+    written("images", bin, out)
+}
+
+/// Has a subcommand write its files, and returns them.
+fn written(task: &str, bin: &Path, out: &Path) -> BTreeMap<String, Vec<u8>> {
     let output = Command::new(PROGRAM)
-        .args(["images", "--quick", "--bin-dir"])
+        .args([task, "--quick", "--bin-dir"])
         .arg(bin)
         .arg("--out")
         .arg(out)
@@ -46,6 +51,25 @@ fn images_written_twice_have_the_same_bytes() {
     for (name, content) in &one {
         assert!(other[name] == *content, "{name} differs");
     }
+}
+
+#[test]
+fn the_archive_of_programs_has_the_same_bytes_twice_and_the_sum_beside_it() {
+    let bin = tempfile::tempdir().unwrap();
+    for name in ["kp-controlplane", "kp-nodeagent", "kpctl"] {
+        fs::copy(SMALL, bin.path().join(name)).unwrap();
+    }
+    let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let [one, other] = folders
+        .each_ref()
+        .map(|out| written("dist", bin.path(), out.path()));
+    assert_eq!(one.len(), 2);
+    assert!(one == other, "the files differ");
+    let checked = Command::new("sha256sum")
+        .args(["--check", "--strict", "SHA256SUMS"])
+        .current_dir(folders[0].path())
+        .output();
+    assert!(checked.unwrap().status.success());
 }
 
 #[test]

@@ -5,6 +5,7 @@
 
 mod node;
 mod taking_over;
+mod units;
 
 use std::env;
 use std::process::{Command, ExitCode};
@@ -20,6 +21,7 @@ use kplane_tests::vm::{self, Run, Vm};
 
 const TESTS: &[Test] = kplane_tests::tests!(
     taking_over::i4_kplane_takes_kube_proxys_place_and_back_without_a_failed_connection,
+    units::a_unit_serves_before_kubelet_and_after_nftables_and_agent_start_again,
 );
 
 /// The machine is killed after this.

@@ -15,6 +15,11 @@ const WITHOUT: [&str; 3] = ["--help", "-h", "--page"];
 
 /// Builds kplane's images, and starts what runs the tests.
 pub(super) fn run(args: &[String]) -> Result<ExitCode> {
+    with_images("test-e2e", args)
+}
+
+/// Builds kplane's images as tests need them, and starts a subcommand of the developers' program.
+pub(crate) fn with_images(task: &str, args: &[String]) -> Result<ExitCode> {
     if !args.iter().any(|arg| WITHOUT.contains(&&**arg)) {
         let folder = root()?.join(IMAGES).display().to_string();
         let words = ["--quick", "--out", &folder].map(str::to_owned);
@@ -23,5 +28,5 @@ pub(super) fn run(args: &[String]) -> Result<ExitCode> {
             return Ok(made);
         }
     }
-    dev("test-e2e", args)
+    dev(task, args)
 }

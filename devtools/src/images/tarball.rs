@@ -1,0 +1,174 @@
+//! `cargo xtask dist`: the programs for machines without a registry and without a compiler, as one archive.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+use flate2::Compression;
+use kplane_rig::oci::{Digest, EXECUTABLE, Layer, READABLE};
+use kplane_rig::process::output;
+
+use super::packages::{self, Crates};
+use super::program::Program;
+use super::recipe::{VERSION, architecture};
+use super::{is_this_machines, objcopy, sbom};
+
+/// The programs of the archive. The agent has a control plane inside, for `--standalone`.
+const PROGRAMS: [&str; 3] = ["kp-controlplane", "kp-nodeagent", "kpctl"];
+/// The folder of unit files, in the checkout and in the archive.
+const UNITS: &str = "deploy/systemd";
+/// Shells, and where each of them looks for completions below `share`.
+const SHELLS: [(&str, &str); 3] = [
+    ("bash", "bash-completion/completions/kpctl"),
+    ("zsh", "zsh/site-functions/_kpctl"),
+    ("fish", "fish/vendor_completions.d/kpctl.fish"),
+];
+
+/// Options of `cargo xtask dist`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Writes kplane-VERSION-linux-ARCH.tar.gz: static programs, unit files for systemd, manual pages, completions, and bills of
+materials (CycloneDX). SHA256SUMS lies beside it. The same commit and compiler give the same bytes.
+
+Examples:
+  cargo xtask dist
+  sudo tar --extract --file target/release-files/kplane-0.1.0-linux-amd64.tar.gz --directory /usr/local --strip-components 1")]
+pub(crate) struct Args {
+    /// Folder of the archive
+    #[arg(long, value_name = "DIR", default_value = "target/release-files")]
+    out: PathBuf,
+    /// Use the programs of `cargo xtask test`: not optimised, and not static
+    #[arg(long)]
+    quick: bool,
+    /// Target of the programs: x86_64-unknown-linux-gnu or aarch64-unknown-linux-gnu
+    #[arg(
+        long,
+        value_name = "TRIPLE",
+        default_value = "x86_64-unknown-linux-gnu"
+    )]
+    target: String,
+    /// Folder of the built programs
+    #[arg(long, value_name = "DIR", hide = true)]
+    bin_dir: PathBuf,
+}
+
+/// Writes the archive and its checksum.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let root = format!("kplane-{VERSION}");
+    let name = format!("{root}-linux-{}.tar.gz", architecture(&args.target)?);
+    let mut layer = Layer::default();
+    // All features, as the tests' programs have them.
+    let metadata = packages::metadata(&args.target, true)?;
+    let mut programs = Vec::new();
+    for program in PROGRAMS {
+        let crates = Crates::of(program, &metadata)?;
+        let built = args.bin_dir.join(program);
+        let prepared = Program::prepare(&built, &crates, objcopy(&args.target))?;
+        layer.copy(
+            &format!("{root}/bin/{program}"),
+            EXECUTABLE,
+            prepared.path(),
+        );
+        let bill = sbom::of_program(&crates, &[])?;
+        let place = format!("{root}/share/sbom/{program}.cdx.json");
+        layer.file(&place, READABLE, bill);
+        programs.push(prepared);
+    }
+    texts(&mut layer, &root)?;
+    let kpctl = programs.last().context("no programs")?.path();
+    if is_this_machines(&args.target) {
+        pages(&mut layer, &format!("{root}/share"), kpctl)?;
+    } else {
+        println!("no manual pages and completions: kpctl of another architecture writes them");
+    }
+    let level = match args.quick {
+        true => Compression::fast(),
+        false => Compression::best(),
+    };
+    let archive = layer.pack(level)?.bytes;
+    fs::create_dir_all(&args.out)
+        .with_context(|| format!("cannot create {}", args.out.display()))?;
+    write(&args.out.join(&name), &archive)?;
+    let sum = format!("{}  {name}\n", Digest::of(&archive).hex());
+    write(&args.out.join("SHA256SUMS"), sum.as_bytes())
+}
+
+/// Adds the unit files, the licence and the way to install.
+fn texts(layer: &mut Layer, root: &str) -> Result<()> {
+    let checkout = crate::workspace();
+    layer.copy(
+        &format!("{root}/share/doc/kplane/LICENSE"),
+        READABLE,
+        &checkout.join("LICENSE"),
+    );
+    let folder = checkout.join(UNITS);
+    let entries = fs::read_dir(&folder).with_context(|| folder.display().to_string())?;
+    for entry in entries {
+        let path = entry?.path();
+        let name = path.file_name().context("a file has a name")?;
+        let place = match path.extension().is_some_and(|end| end == "service") {
+            true => "lib/systemd/system",
+            false => "share/doc/kplane",
+        };
+        let place = format!("{root}/{place}/{}", name.to_string_lossy());
+        layer.copy(&place, READABLE, &path);
+    }
+    Ok(())
+}
+
+/// Adds kpctl's manual pages and completions, which the program writes itself.
+fn pages(layer: &mut Layer, share: &str, kpctl: &Path) -> Result<()> {
+    let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
+    output(Command::new(kpctl).arg("man").arg(folder.path()))?;
+    for entry in fs::read_dir(folder.path())? {
+        let path = entry?.path();
+        let name = path.file_name().context("a file has a name")?;
+        let place = format!("{share}/man/man1/{}", name.to_string_lossy());
+        layer.file(&place, READABLE, fs::read(&path)?);
+    }
+    for (shell, place) in SHELLS {
+        let script = output(Command::new(kpctl).args(["completion", shell]))?;
+        layer.file(&format!("{share}/{place}"), READABLE, script);
+    }
+    Ok(())
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
+    println!("{}", path.display());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
+    use super::*;
+
+    #[test]
+    fn the_archive_has_what_the_unit_files_start() {
+        let mut layer = Layer::default();
+        texts(&mut layer, "kplane").unwrap();
+        let paths: Vec<&str> = layer.paths().collect();
+        for unit in ["kp-controlplane", "kp-nodeagent", "kp-nodeagent-standalone"] {
+            let place = format!("kplane/lib/systemd/system/{unit}.service");
+            assert!(paths.contains(&&*place), "{paths:?}");
+            let text = fs::read_to_string(
+                crate::workspace()
+                    .join(UNITS)
+                    .join(format!("{unit}.service")),
+            );
+            let text = text.unwrap();
+            let start = text
+                .lines()
+                .find_map(|line| line.strip_prefix("ExecStart=/usr/local/bin/"));
+            let program = start.unwrap().split(' ').next().unwrap();
+            assert!(PROGRAMS.contains(&program), "{unit} starts {program}");
+        }
+        assert!(
+            paths.contains(&"kplane/share/doc/kplane/INSTALL.md"),
+            "{paths:?}"
+        );
+    }
+}
