@@ -214,7 +214,7 @@ impl Index {
         let counts = self.policies.as_ref().map(Policies::counts);
         let counts = counts.unwrap_or_default();
         Totals {
-            policies: counts.policies,
+            policies: counts.policies + counts.cluster_policies,
             policy_pods: counts.pods,
             ..self.totals
         }

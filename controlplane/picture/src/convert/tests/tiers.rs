@@ -29,12 +29,18 @@ fn a_policy_is_read_as_the_api_has_it() {
     );
     assert_eq!(issues, [""; 0]);
     let one = one.unwrap();
-    assert_eq!((one.tier, one.priority, &*one.name), (Tier::Baseline, 1000, "all"));
+    assert_eq!(
+        (one.tier, one.priority, &*one.name),
+        (Tier::Baseline, 1000, "all")
+    );
     assert_eq!((one.namespaces.0.len(), one.pods.0.len()), (0, 1));
     assert_eq!(one.ingress[0].action, TierAction::Pass);
     let Rule { peers, ports } = &one.egress[0].rule;
     let peers = peers.as_ref().unwrap();
-    assert!(matches!(peers[..], [PeerSpec::Nodes(_), PeerSpec::Block(_), PeerSpec::Block(_)]));
+    assert!(matches!(
+        peers[..],
+        [PeerSpec::Nodes(_), PeerSpec::Block(_), PeerSpec::Block(_)]
+    ));
     let named = Protocol::ALL.map(|protocol| PolicyPort::Named(protocol, "web".into()));
     let mut expected = vec![
         PolicyPort::Range(Protocol::Tcp, 80, 80),
@@ -60,17 +66,33 @@ fn a_rule_that_is_not_understood_opens_nothing() {
         &format!("{all}, protocols: [{{icmp: {{}}}}]"),
         &format!("{all}, protocols: [{{tcp: {{sourcePort: 1}}}}]"),
         &format!("{all}, protocols: [{{tcp: {{destinationPort: {{number: 0}}}}}}]"),
-        &format!("{all}, protocols: [{{tcp: {{destinationPort: {{range: {{start: 2, end: 1}}}}}}}}]"),
+        &format!(
+            "{all}, protocols: [{{tcp: {{destinationPort: {{range: {{start: 2, end: 1}}}}}}}}]"
+        ),
         "",
     ] {
         let (accept, issues) = rule(&format!("action: Accept, {wrong}"));
-        assert_eq!((accept.action, accept.rule.peers), (TierAction::Accept, Some(Vec::new())), "{wrong}");
+        assert_eq!(
+            (accept.action, accept.rule.peers),
+            (TierAction::Accept, Some(Vec::new())),
+            "{wrong}"
+        );
         assert!(issues[0].contains("the rule accepts nothing"), "{issues:?}");
         for action in ["Deny", "Pass", "Allow"] {
             let (deny, issues) = rule(&format!("action: {action}, {wrong}"));
-            let everything = Rule { peers: None, ports: None };
-            assert_eq!((deny.action, deny.rule), (TierAction::Deny, everything), "{wrong}");
-            assert!(issues[0].contains("the rule denies everything"), "{issues:?}");
+            let everything = Rule {
+                peers: None,
+                ports: None,
+            };
+            assert_eq!(
+                (deny.action, deny.rule),
+                (TierAction::Deny, everything),
+                "{wrong}"
+            );
+            assert!(
+                issues[0].contains("the rule denies everything"),
+                "{issues:?}"
+            );
         }
     }
 }
