@@ -18,6 +18,7 @@ mod objects;
 mod phases;
 mod report;
 mod side;
+mod tiers;
 
 #[cfg(test)]
 mod tests;
