@@ -15,6 +15,7 @@ mod status;
 #[cfg(test)]
 mod tests;
 
+pub use address::{ip_bytes, unpack_ip};
 pub use enums::{family, protocol};
 pub use object::{decode_object, encode_object, key_of_object};
 

@@ -9,6 +9,7 @@ pub mod approve;
 pub mod bundle;
 pub mod changes;
 pub mod convergence;
+pub mod departures;
 pub mod describe;
 pub mod diff;
 pub mod drain;

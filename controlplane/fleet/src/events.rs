@@ -30,6 +30,7 @@ use std::sync::Arc;
 use kplane_model::{Issue, NodeName, Reason as Code};
 use kplane_picture::index::Held;
 use kplane_picture::k8s::{Kind, Uid};
+use kplane_proto::v1::Departure;
 
 use crate::fleet::AgentRecord;
 
@@ -48,6 +49,8 @@ struct Picture {
     issues: Arc<Vec<Issue>>,
     /// Objects that are served although the source no longer names them.
     held: Option<Arc<Held>>,
+    /// The latest Pods that waited to end, with their numbers.
+    departures: Vec<(u64, Arc<Departure>)>,
     /// Nodes that exist, have an agent or had one.
     nodes: BTreeMap<NodeName, NodePicture>,
 }
@@ -58,6 +61,8 @@ struct NodePicture {
     known: bool,
     /// The latest record of the node's agent.
     agent: Option<Arc<AgentRecord>>,
+    /// The reason why the node is suspected, if it is.
+    suspected: Option<String>,
 }
 
 /// The object that an event is about.
@@ -108,6 +113,10 @@ enum Reason {
     ProxyStale,
     /// A node has an agent again.
     ProxyConnected,
+    /// A node's stream is gone, and its neighbours do not reach it.
+    NodeSuspected,
+    /// A node is suspected no more.
+    NodeReached,
     /// A node's kernel does not accept the desired state.
     SyncFailing,
     /// A node's kernel accepts the desired state again.
@@ -118,6 +127,8 @@ enum Reason {
     HoldingServices,
     /// A node no longer serves such objects.
     HoldingEnded,
+    /// A Pod ended although some kernels may still have led to it.
+    EndedEarly,
 }
 
 impl Reason {
@@ -136,11 +147,14 @@ impl Reason {
             Self::StartedServiceHealthcheck => "StartedServiceHealthcheck",
             Self::ProxyStale => "ProxyStale",
             Self::ProxyConnected => "ProxyConnected",
+            Self::NodeSuspected => "NodeSuspected",
+            Self::NodeReached => "NodeReached",
             Self::SyncFailing => "SyncFailing",
             Self::SyncRecovered => "SyncRecovered",
             Self::RulesRepaired => "RulesRepaired",
             Self::HoldingServices => "HoldingServices",
             Self::HoldingEnded => "HoldingEnded",
+            Self::EndedEarly => "EndedEarly",
         }
     }
 
@@ -152,6 +166,7 @@ impl Reason {
             | Self::DefaultMode
             | Self::ProxyStale
             | Self::ProxyConnected => "StartKubeProxy",
+            Self::NodeSuspected | Self::NodeReached => "Reach",
             Self::Refused(_) | Self::ServiceHeld | Self::ServiceAccepted | Self::PolicyAccepted => {
                 "Read"
             }
@@ -162,7 +177,8 @@ impl Reason {
             | Self::SyncRecovered
             | Self::RulesRepaired
             | Self::HoldingServices
-            | Self::HoldingEnded => "Program",
+            | Self::HoldingEnded
+            | Self::EndedEarly => "Program",
         }
     }
 
@@ -190,6 +206,10 @@ impl Reason {
                 Self::ProxyConnected,
                 "the node's agent is connected to the control plane again",
             )),
+            Self::NodeSuspected => Some((
+                Self::NodeReached,
+                "the node is suspected no more: it has a stream, or a neighbour reaches it",
+            )),
             Self::SyncFailing => Some((
                 Self::SyncRecovered,
                 "the node's kernel holds the desired state again",
@@ -211,6 +231,7 @@ impl Reason {
                 | Self::ServiceProgrammed
                 | Self::StartedServiceHealthcheck
                 | Self::ProxyConnected
+                | Self::NodeReached
                 | Self::SyncRecovered
                 | Self::HoldingEnded
         )

@@ -12,7 +12,7 @@ use kplane_model::{Issue, NodeName, ServiceName};
 use kplane_picture::admission::Admission;
 use kplane_picture::freshness::Freshness;
 use kplane_picture::index::{
-    Causes, CliffGuard, Held, Index, Outcome, Page, Selection, ServiceDetail, Totals,
+    Causes, CliffGuard, Held, Index, Outcome, Page, Selection, ServiceDetail, Suspicions, Totals,
 };
 use kplane_picture::k8s::{ObjectId, Uid};
 use kplane_picture::publish::{Publication, Staged, Store};
@@ -27,11 +27,13 @@ use tokio::time::{Instant as Moment, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use crate::departures::Departures;
 use crate::draining::Draining;
 use crate::fleet::{Fleet, Hop};
 use crate::orders::{Approval, Board};
 use crate::pace::Pace;
 use crate::snapshots::Snapshots;
+use crate::suspects::Suspects;
 use crate::traffic::Traffic;
 
 pub use self::approving::{Approved, HeldMore, Seen};
@@ -69,8 +71,12 @@ pub struct Hub {
     pub own_node: OnceLock<NodeName>,
     /// The Nodes that have the start-up taint.
     pub tainted: Tainted,
+    /// Nodes that are probably dead.
+    pub suspects: Suspects,
     /// What streams have sent to agents.
     pub traffic: Arc<Traffic>,
+    /// Pods that wait to end.
+    pub departures: Departures,
     /// Names of Services that may have changed, for watches.
     pub touched: Touched,
     /// The record of what changed.
@@ -107,7 +113,8 @@ enum Query {
     NodeUid(NodeName, oneshot::Sender<Option<Uid>>),
     Approve(Seen, oneshot::Sender<Result<Approved, HeldMore>>),
     Take(Approval, oneshot::Sender<bool>),
-    Policies(Asked),
+    Look(Asked),
+    Suspect(Suspicions, oneshot::Sender<()>),
 }
 
 /// The control plane is shutting down and answers no more questions.
@@ -149,7 +156,9 @@ impl Hub {
             orders: Board::default(),
             own_node: OnceLock::new(),
             tainted: Tainted::default(),
+            suspects: Suspects::default(),
             traffic: Arc::default(),
+            departures: Departures::default(),
             touched: Touched::default(),
             recorder,
             shutdown,
@@ -180,7 +189,11 @@ impl Hub {
     pub fn issues(&self) -> Arc<Vec<Issue>> {
         let input = Arc::clone(&self.summary.borrow().issues);
         let upstream = self.upstream.issues();
-        let own = self.orders.issue().into_iter();
+        let own = self
+            .orders
+            .issue()
+            .into_iter()
+            .chain(self.suspects.issues());
         let own: Vec<_> = own.chain(crate::panicked::issues()).collect();
         if upstream.is_empty() && own.is_empty() {
             return input;
@@ -262,12 +275,24 @@ impl Hub {
         &self,
         answer: impl FnOnce(&Policies, &dyn Fn() -> Vec<Issue>) -> T + Send + 'static,
     ) -> Result<Option<T>, Closing> {
+        self.look(move |index| {
+            let policies = index.policies();
+            policies.map(|policies| answer(policies, &|| index.issues()))
+        })
+        .await
+    }
+
+    /// Returns an answer about the index. All that the index knows is published then.
+    ///
+    /// # Errors
+    /// [`Closing`].
+    pub async fn look<T: Send + 'static>(
+        &self,
+        answer: impl FnOnce(&Index) -> T + Send + 'static,
+    ) -> Result<T, Closing> {
         self.ask(|told| {
-            Query::Policies(Box::new(move |index| {
-                let policies = index.policies();
-                // The caller may have gone.
-                drop(told.send(policies.map(|policies| answer(policies, &|| index.issues()))));
-            }))
+            // The caller may have gone.
+            Query::Look(Box::new(move |index| drop(told.send(answer(index)))))
         })
         .await
     }
@@ -287,6 +312,14 @@ impl Hub {
     /// [`Closing`].
     pub async fn take(&self, approval: Approval) -> Result<bool, Closing> {
         self.ask(|answer| Query::Take(approval, answer)).await
+    }
+
+    /// Tells the index which nodes are suspected; returns when that is published.
+    ///
+    /// # Errors
+    /// [`Closing`].
+    pub(crate) async fn suspect(&self, suspicions: Suspicions) -> Result<(), Closing> {
+        self.ask(|answer| Query::Suspect(suspicions, answer)).await
     }
 
     async fn ask<T>(&self, query: impl FnOnce(oneshot::Sender<T>) -> Query) -> Result<T, Closing> {
@@ -461,7 +494,13 @@ impl IndexOwner {
             Query::NodeUid(node, answer) => drop(answer.send(self.index.node_uid(&node))),
             Query::Approve(seen, answer) => drop(answer.send(self.approve(seen))),
             Query::Take(approval, answer) => drop(answer.send(self.take(&approval))),
-            Query::Policies(answer) => answer(&self.index),
+            Query::Look(answer) => answer(&self.index),
+            Query::Suspect(suspicions, answer) => {
+                let outcome = self.index.suspect(suspicions, SystemTime::now());
+                self.share(outcome, None);
+                // The caller may have gone.
+                let _ = answer.send(());
+            }
         }
     }
 }

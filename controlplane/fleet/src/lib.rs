@@ -4,8 +4,9 @@
 //! kplane_picture: the store -> hub -> streams -> agents -> streams -> fleet: what each agent has reported
 //!                             who may come in: doors, identity, authority, certs
 //!                             what people have ordered: orders
-//! inquiry: questions to agents
+//! inquiry: questions to agents; departures: agents' questions about Pods that wait to end
 //! peers: what other replicas know, and what their agents answer
+//! suspects: nodes that are probably dead
 //! events, taints: what the API server learns of it
 //! ```
 //!
@@ -13,6 +14,7 @@
 
 pub mod authority;
 pub mod certs;
+pub mod departures;
 pub mod doors;
 pub mod draining;
 pub mod events;
@@ -27,5 +29,6 @@ mod panicked;
 pub mod peers;
 pub mod snapshots;
 pub mod streams;
+pub mod suspects;
 pub mod taints;
 pub mod traffic;

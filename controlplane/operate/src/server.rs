@@ -6,6 +6,7 @@ mod affinity;
 pub mod approval;
 mod attempts;
 mod convergence;
+pub mod departing;
 mod description;
 mod desired;
 mod drain;

@@ -6,6 +6,7 @@
 
 mod causes;
 mod claims;
+mod departing;
 mod effective;
 mod guard;
 mod holding;
@@ -18,6 +19,7 @@ mod quota;
 mod resync;
 mod selection;
 mod step;
+mod suspects;
 mod totals;
 mod triggers;
 mod view;
@@ -26,10 +28,12 @@ mod view;
 pub(crate) mod tests;
 
 pub use causes::{Cause, Causes, Details, EndpointChange, EndpointState, FieldChange, Verb};
+pub use departing::PodEndpoints;
 pub use guard::{CliffGuard, Guarded};
 pub use holding::Held;
 pub use picture::Picture;
 pub use selection::{Page, Selection};
+pub use suspects::{Suspicion, Suspicions};
 pub use totals::Totals;
 pub use view::{Facts, PortView, ServiceDetail, SliceFacts};
 
@@ -92,6 +96,7 @@ pub struct Index {
     belief: Belief,
     guard: CliffGuard,
     holding: Option<Holding>,
+    suspicions: Suspicions,
     recent: Recent,
     /// The NetworkPolicies; `None` if nodes do not enforce any.
     policies: Option<Policies>,

@@ -18,9 +18,11 @@ use super::userspace::UserspaceFlags;
 use super::value::interval;
 use super::{Checked, Config, ConfigError, Problem, Task, unset_mode};
 use crate::cleanup;
+use crate::departing;
 use kplane_dataplane::backend;
 use kplane_dataplane::backend::iptables::Layout;
 use kplane_dataplane::leftovers::Ports;
+use kplane_dataplane::plan::NodeSettings;
 
 /// Longest name of a node in bytes: a DNS subdomain.
 const MAX_NODE_NAME: usize = 253;
@@ -190,6 +192,17 @@ struct DataPathFlags {
     #[arg(long, value_name = "NAMESPACE/NAME", value_parser = service_name)]
     canary_service: Option<ServiceName>,
 
+    /// Port at which kubelet asks for preStop hooks of the node's Pods (`httpGet` with path /gone): the agent answers when
+    /// no kernel leads new connections to the Pod any more. The agent listens there on loopback addresses, and rules
+    /// lead the node's own connections to its Pods at this port there. Pods are in the Node's podCIDRs, in clusterCIDR, or
+    /// endpoints; 0 = no hooks.
+    #[arg(long, value_name = "PORT", default_value_t = departing::PORT)]
+    pre_stop_port: u16,
+
+    /// Longest time that a preStop hook waits, unless its path has another one (/gone?within=25s; 5m at most).
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = interval)]
+    pre_stop_within: Duration,
+
     /// Count the connections that begin, by Service, port and family, in the metric
     /// kplane_agent_service_connections_total. The kernel reports each connection to the agent, which costs some
     /// microseconds of CPU time for each. Not in mode ipvs, whose connections the kernel reports too early.
@@ -215,6 +228,15 @@ struct DataPathFlags {
 }
 
 impl DataPathFlags {
+    /// Returns the settings of preStop hooks, if there are any.
+    fn departing(&self, node: &NodeSettings) -> Option<departing::Settings> {
+        (self.pre_stop_port > 0).then(|| departing::Settings {
+            port: self.pre_stop_port,
+            within: self.pre_stop_within.min(departing::LONGEST),
+            ranges: node.cluster_cidrs.clone(),
+        })
+    }
+
     /// Returns what Services may ask of the userspace proxy by default.
     fn proxying(&self, loaded: Option<&Loaded>) -> Proxying {
         let of_file = loaded.map(|loaded| loaded.settings.kind);
@@ -387,6 +409,7 @@ impl Flags {
         let (unset_mode, mode_unset) = (self.unset_mode(&loaded), self.mode_unset(&loaded));
         let (log, settings) = (loaded.settings.log, loaded.settings);
         let backend = self.data_path.backend.unwrap_or(settings.kind);
+        let departing = self.data_path.departing(&settings.node);
         let config = Config {
             node_name,
             source,
@@ -401,6 +424,7 @@ impl Flags {
             metrics: settings.metrics,
             bind_address_hard_fail: settings.bind_address_hard_fail,
             canary: self.data_path.canary_service.clone(),
+            departing,
             count_connections: self.data_path.count_connections,
             cliff_guard: self.absence.cliff_guard(),
             cache_dir: self.absence.cache_dir(backend),

@@ -59,6 +59,7 @@ counter kplane_agent_panics_total
 counter kplane_agent_policy_denied_packets_total direction,ip_family
 gauge kplane_agent_policy_elements ip_family
 gauge kplane_agent_policy_pods isolated
+histogram kplane_agent_pre_stop_wait_duration_seconds outcome
 gauge kplane_agent_revision state
 counter kplane_agent_service_health_listen_failures_total
 gauge kplane_agent_service_health_servers state

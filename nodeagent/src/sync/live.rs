@@ -16,6 +16,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 use tonic::Status;
 
+use super::departing::Departing;
 use super::replicas::CUT_OFF;
 use super::telling::Telling;
 use super::transport::Presented;
@@ -23,12 +24,15 @@ use super::waiting::{Taken, Waiting};
 use super::{Link, Lost, Notice, Shared, answers};
 use crate::connection::Frozen;
 use crate::desired::{Collector, Lag, Position, Update, now_ms};
-use crate::engine::{Engine, Stopped};
+use crate::engine::Stopped;
 use crate::report::{Report, micros, time};
 use kplane_dataplane::backend::ServerCounts;
 
 /// Interval of pings to the control plane.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Shortest time between two beats that a control plane may ask for.
+const MIN_BEAT: Duration = Duration::from_millis(500);
 
 /// Longest silence of a control plane, three pings, before it counts as gone. Together with the
 /// connection attempt that follows, this stays below the 20 s of the fleet's rules.
@@ -50,6 +54,8 @@ pub(super) struct Live {
     question: Option<Question>,
     /// The control plane's question about ranges, until the engine has answered it.
     comparison: Option<Comparison>,
+    /// Questions about Pods that wait to end.
+    departing: Departing,
     /// The counts of real servers that the control plane last received.
     servers_told: [Option<ServerCounts>; 2],
     /// The last update that arrived, taken or not.
@@ -58,6 +64,10 @@ pub(super) struct Live {
     /// The time of the control plane's last message.
     heard: Instant,
     next_ping: Instant,
+    /// Longest time between two messages to the control plane; `None` = it does not ask for beats.
+    beat: Option<Duration>,
+    /// The time of the last message to the control plane.
+    sent: Instant,
     /// The last ping, until it is answered.
     asked: Option<(u64, Instant)>,
     due: Due,
@@ -72,6 +82,7 @@ struct Due {
     ranges: Option<pb::Ranges>,
     renewal: bool,
     ping: bool,
+    beat: bool,
     report: bool,
 }
 
@@ -90,7 +101,9 @@ enum Event {
     Taken(Option<Taken>),
     Answered(Result<pb::Inspection, Stopped>),
     Compared(Result<Option<RangeDigests>, Stopped>),
+    Departing(crate::departing::Question),
     PingDue,
+    BeatDue,
     ReportDue,
     Silent,
     Reported(Result<(), watch::error::RecvError>),
@@ -98,7 +111,15 @@ enum Event {
 }
 
 impl Live {
-    pub(super) fn new(link: Link, collector: Collector, reports: watch::Receiver<Report>) -> Self {
+    /// Begins with a stream on which the agent is welcome; `beat_ms` is the control plane's wish.
+    pub(super) fn new(
+        link: Link,
+        collector: Collector,
+        reports: watch::Receiver<Report>,
+        beat_ms: u32,
+    ) -> Self {
+        let beat = Duration::from_millis(beat_ms.into());
+        let beat = Some(beat.max(MIN_BEAT)).filter(|_| beat_ms > 0);
         let now = Instant::now();
         Self {
             link,
@@ -108,11 +129,14 @@ impl Live {
             waiting: Waiting::default(),
             question: None,
             comparison: None,
+            departing: Departing::default(),
             servers_told: Default::default(),
             received: None,
             since: now,
             heard: now,
             next_ping: now,
+            beat,
+            sent: now,
             asked: None,
             // A new connection starts with a report.
             due: Due {
@@ -130,7 +154,7 @@ impl Live {
 
     /// Waits for one event and handles it.
     pub(super) async fn step(&mut self, shared: &mut Shared) -> Result<Progress, Lost> {
-        match self.event(&shared.engine).await {
+        match self.event(shared).await {
             Event::Heard(Some(Ok(message))) => {
                 self.heard = Instant::now();
                 return self.message(message, shared);
@@ -155,6 +179,7 @@ impl Live {
                 let digests = digests?.map_or_else(Vec::new, |digests| digests.to_bytes());
                 self.due.ranges = Some(pb::Ranges { digests });
             }
+            Event::Departing(question) => self.departing.ask(question),
             Event::PingDue => {
                 self.next_ping = Instant::now() + PING_INTERVAL;
                 self.due.ping = true;
@@ -168,6 +193,7 @@ impl Live {
             Event::Reported(Ok(())) => {
                 self.due.report |= self.telling.hear(&self.reports.borrow_and_update());
             }
+            Event::BeatDue => self.due.beat = true,
             Event::ReportDue => self.due.report = true,
             Event::Reported(Err(_)) => return Err(Stopped.into()),
             Event::Room(Ok(permit)) => self.send(permit, shared),
@@ -175,7 +201,7 @@ impl Live {
         Ok(Progress::Nothing)
     }
 
-    async fn event(&mut self, engine: &Engine) -> Event {
+    async fn event(&mut self, shared: &mut Shared) -> Event {
         let Self {
             link,
             waiting,
@@ -183,8 +209,10 @@ impl Live {
             comparison,
             reports,
             due,
+            departing,
             ..
         } = self;
+        let (engine, questions) = (&shared.engine, &mut shared.departing);
         let reads = waiting.has_room();
         let answered = async {
             match question {
@@ -205,6 +233,13 @@ impl Live {
                 None => std::future::pending().await,
             }
         };
+        let beat_at = self.beat.map(|beat| self.sent + beat);
+        let beat_due = async {
+            match beat_at {
+                Some(at) => sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
         let outbox = link.outbox.clone();
         // The control plane's messages come after everything that is bounded by itself, so that no flood of them delays
         // a report. They come before the silence, which does not count if this process was stopped meanwhile.
@@ -214,9 +249,11 @@ impl Live {
             told = answered => Event::Answered(told),
             digests = compared => Event::Compared(digests),
             changed = reports.changed() => Event::Reported(changed),
-            permit = outbox.reserve_owned(), if due.any() => Event::Room(permit),
+            permit = outbox.reserve_owned(), if due.any() || departing.is_due() => Event::Room(permit),
             () = sleep_until(self.next_ping) => Event::PingDue,
+            () = beat_due, if !due.any() => Event::BeatDue,
             () = report_due, if !due.report => Event::ReportDue,
+            question = Departing::next(questions) => Event::Departing(question),
             message = link.inbox.next(), if reads => Event::Heard(message),
             () = sleep_until(self.heard + SILENCE), if reads => Event::Silent,
         }
@@ -244,6 +281,7 @@ impl Live {
             }
             Some(server_message::Kind::Inspect(inspect)) => self.ask(&inspect, shared),
             Some(server_message::Kind::Compare(compare)) => self.compare(compare, shared)?,
+            Some(server_message::Kind::Left(left)) => self.departing.answered(left),
             Some(server_message::Kind::Heartbeat(heartbeat)) => {
                 return self.heartbeat(heartbeat, shared);
             }
@@ -292,7 +330,8 @@ impl Live {
     /// Hands a question to the engine. A new question replaces an unanswered one.
     fn ask(&mut self, inspect: &pb::Inspect, shared: &Shared) {
         let engine = shared.engine.clone();
-        self.question = Some(Box::pin(answers::answer(engine, inspect.clone())));
+        let answer = answers::answer(engine, self.link.reach.clone(), inspect.clone());
+        self.question = Some(Box::pin(answer));
     }
 
     /// Asks the engine for the digests of ranges.
@@ -311,6 +350,8 @@ impl Live {
             agent_message::Kind::Pong(pb::Pong { token })
         } else if let Some(inspection) = self.due.inspection.take() {
             agent_message::Kind::Inspection(inspection)
+        } else if let Some(leaving) = self.departing.take() {
+            agent_message::Kind::Leaving(leaving)
         } else if let Some(ranges) = self.due.ranges.take() {
             agent_message::Kind::Ranges(ranges)
         } else if let Some(token) = self.renewal() {
@@ -319,10 +360,14 @@ impl Live {
             let token = rand::random();
             self.asked = Some((token, Instant::now()));
             agent_message::Kind::Ping(pb::Ping { token })
+        } else if !self.due.report {
+            agent_message::Kind::Beat(pb::Beat {})
         } else {
             self.due.report = false;
             agent_message::Kind::Report(self.report(shared))
         };
+        // Any message is as good as a beat.
+        (self.due.beat, self.sent) = (false, Instant::now());
         permit.send(pb::AgentMessage { kind: Some(kind) });
     }
 
@@ -393,7 +438,7 @@ pub(super) fn lag(collector: &Collector, report: &Report) -> Option<Lag> {
 impl Due {
     fn any(&self) -> bool {
         let answers = self.pong.is_some() || self.inspection.is_some() || self.ranges.is_some();
-        answers || self.renewal || self.ping || self.report
+        answers || self.renewal || self.ping || self.beat || self.report
     }
 }
 

@@ -102,6 +102,10 @@ const NFTABLES_ONLY: [(&str, &str); 33] = [
     ("runtime::c5_e7_any_bit", "lists nftables"),
     ("runtime::e12_a_failed", "locks nftables"),
     ("runtime::a20_", "A20: as above"),
+    (
+        "dead::",
+        "which endpoints count is decided before the backend",
+    ),
     ("ruleset::", "tables of nftables"),
     ("walk::", "elements of nftables"),
 ];

@@ -95,6 +95,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     input::a_kubeconfig_that_is_none_is_one_line,
     input::absurd_objects_do_not_harm_their_neighbours,
     chart::the_api_server_accepts_every_combination_of_values,
+    chart::pods_with_the_label_get_a_hook,
     chart::k34_an_upgrade_keeps_the_mode_that_agents_have,
     kpctl::each_missing_piece_on_the_way_to_the_control_plane_is_named,
     rights::control_planes_use_each_right_that_they_have,

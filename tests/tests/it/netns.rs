@@ -18,6 +18,8 @@ mod combined;
 mod coming_from_kube_proxy;
 mod conntrack;
 mod counted;
+mod dead;
+mod departing;
 mod emptied;
 mod generated;
 mod handed;
@@ -73,6 +75,8 @@ const TESTS: &[Test] = kplane_tests::tests!(
     policies::a12_a13_both_policies_local,
     policies::b3_draining_endpoints_serve_when_nothing_is_ready,
     policies::b5_a_draining_endpoint_serves_a_local_policy_when_no_other_is_on_the_node,
+    departing::servers_end_right_after_their_hooks_and_no_connection_fails,
+    departing::hooks_are_answered_at_their_bound_at_the_latest,
     counted::each_connection_through_a_service_is_reported_once,
     asked::a_kernel_says_what_it_does,
     asked::a_kernel_says_what_others_have_left,
@@ -231,6 +235,12 @@ const TESTS: &[Test] = kplane_tests::tests!(
     proxied::a11_the_kernel_does_not_remember_the_proxy,
     proxied::a_removed_address_of_the_proxy_comes_back,
     proxied::the_kernel_serves_once_the_proxy_has_ended,
+    dead::a_node_whose_links_are_cut_is_out_in_seconds_and_back_with_them,
+    dead::to_observe_a_dead_node_changes_nothing,
+    dead::a_control_plane_that_is_cut_off_suspects_nobody,
+    dead::a_node_without_its_agent_is_not_dead,
+    dead::replicas_suspect_the_same_nodes,
+    dead::a_node_that_dies_with_its_replica_is_found,
     own_way::what_is_marked_as_ours_is_no_services_to_take,
     own_way::a_service_at_the_control_planes_place_locks_no_agent_out,
     iptables::a10_without_endpoints_source_ranges_do_not_count,

@@ -49,6 +49,8 @@ fn agent() -> AgentRecord {
         connected: true,
         since: at(0),
         last_heard: at(0),
+        sign: tokio::time::Instant::now(),
+        beats: false,
         instance: 1,
         began_empty: false,
         peer: String::new(),
@@ -81,6 +83,7 @@ impl Rig {
         };
         for name in nodes {
             let node = NodePicture {
+                suspected: None,
                 known: true,
                 agent: Some(Arc::new(agent())),
             };
@@ -516,4 +519,31 @@ fn a_node_that_keeps_what_nobody_names_is_announced_until_it_does_not() {
     let ended = "Normal HoldingEnded Node n1: the node no longer serves objects that are missing \
                  from the source";
     assert_eq!(rig.step(30), [ended]);
+}
+
+#[test]
+fn a_pod_that_ended_early_gets_one_event() {
+    let mut rig = Rig::new(&[]);
+    let departure = |pod: &str, reason: &str| {
+        Arc::new(Departure {
+            namespace: "shop".into(),
+            pod: pod.into(),
+            reason: reason.into(),
+            waited_ms: 10_040,
+            ..Departure::default()
+        })
+    };
+    rig.picture.departures = vec![
+        (1, departure("web-1", "")),
+        (2, departure("web-2", "node-7 did not confirm")),
+        (3, departure("", "node-7 did not confirm")),
+    ];
+    let events = rig.step(0);
+    assert_eq!(
+        events,
+        ["Warning EndedEarly Pod web-2: ended after 10 s: node-7 did not confirm"]
+    );
+    assert_eq!(rig.step(5), [] as [String; 0]);
+    rig.picture.departures.push((4, departure("web-4", "why")));
+    assert_eq!(rig.step(10).len(), 1);
 }

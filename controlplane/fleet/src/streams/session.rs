@@ -5,6 +5,9 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
 use kplane_model::NodeName;
 use kplane_picture::buckets::{Bucket, Rate};
 use kplane_picture::freshness::Freshness;
@@ -18,13 +21,13 @@ use tonic::Status;
 use tracing::info;
 
 use super::attendance::Attendance;
-use super::mailbox::Postman;
+use super::mailbox::{ANSWERS, Postman};
 use super::millis;
 use super::questions::Questions;
 use super::updates::{Claim, Updates, must_be_node};
 use crate::doors::Occupancy;
 use crate::draining;
-use crate::fleet::{NotBegun, Problem, Session, bound_hello};
+use crate::fleet::{BEATS, NotBegun, Problem, Session, bound_hello};
 use crate::hub::Hub;
 use crate::identity::{Sentry, Visitor};
 
@@ -122,7 +125,7 @@ pub(super) async fn run(
         resume: hello.resume,
     };
     let dispatch = session.dispatch();
-    let updates = Updates::new(&hub, node, needs_node, claim, freshness, dispatch);
+    let updates = Updates::new(&hub, node.clone(), needs_node, claim, freshness, dispatch);
     postman.open(welcome, updates, millis(SystemTime::now()));
     let conversation = Conversation {
         postman,
@@ -131,6 +134,10 @@ pub(super) async fn run(
         sentry,
         messages: Bucket::new(MESSAGES),
         pause: None,
+        leaving: FuturesUnordered::new(),
+        hub: Arc::clone(&hub),
+        node,
+        beats: hello.capabilities & BEATS != 0 && hub.suspects.beat_ms() > 0,
         session,
     };
     tokio::select! {
@@ -205,13 +212,14 @@ fn is_label(text: &str) -> bool {
 fn welcome(hub: &Hub, node: &NodeName, freshness: &Freshness) -> pb::Welcome {
     pb::Welcome {
         protocol_version: PROTOCOL_VERSION,
-        capabilities: RANGES | PACKED | POLICIES,
+        capabilities: RANGES | PACKED | POLICIES | BEATS,
         server_version: env!("CARGO_PKG_VERSION").to_owned(),
         epoch: hub.store.epoch(),
         heartbeat_interval_ms: u32::try_from(HEARTBEAT.as_millis()).unwrap_or(u32::MAX),
         cluster_id: hub.upstream.cluster_id().to_owned(),
         freshness: freshness.news(&Freshness::default()),
         same_zone: hub.is_in_zone_of(node),
+        beat_ms: hub.suspects.beat_ms(),
     }
 }
 
@@ -223,8 +231,14 @@ struct Conversation<'a> {
     last_heard: Instant,
     sentry: Sentry,
     messages: Bucket,
+    /// The agent sends beats, so it need not be asked whether it is alive.
+    beats: bool,
     /// Time until which no message is read, because the agent sent too many.
     pause: Option<Instant>,
+    /// Questions about Pods that wait to end.
+    leaving: FuturesUnordered<BoxFuture<'static, pb::Left>>,
+    hub: Arc<Hub>,
+    node: NodeName,
 }
 
 impl Conversation<'_> {
@@ -246,6 +260,7 @@ impl Conversation<'_> {
                 },
                 _ = beat.tick() => self.beat()?,
                 inspect = self.questions.next() => self.postman.inspect(inspect),
+                Some(left) = self.leaving.next() => self.postman.left(left),
             }
         }
     }
@@ -260,8 +275,28 @@ impl Conversation<'_> {
                 "no message from the agent for too long",
             ));
         }
-        self.postman.beat(millis(SystemTime::now()));
+        match self.beats {
+            true => self.postman.heartbeat(),
+            false => self.postman.beat(millis(SystemTime::now())),
+        }
         Ok(())
+    }
+
+    /// Takes a question about a Pod that waits to end. It is answered at once if there are too many.
+    fn leaves(&self, leaving: &pb::Leaving) {
+        let token = leaving.token;
+        if self.leaving.len() >= ANSWERS {
+            return self.postman.left(pb::Left {
+                token,
+                ..pb::Left::default()
+            });
+        }
+        let answered = self.hub.departures.ask(&self.node, leaving);
+        let left = answered.map(move |outcome| pb::Left {
+            token,
+            outcome: outcome.unwrap_or_default().into(),
+        });
+        self.leaving.push(left.boxed());
     }
 
     fn receive(&mut self, message: AgentMessage) -> Result<(), Status> {
@@ -280,6 +315,7 @@ impl Conversation<'_> {
             }
             Some(agent_message::Kind::Ping(ping)) => self.postman.pong(ping.token),
             Some(agent_message::Kind::Inspection(told)) => self.questions.answered(told),
+            Some(agent_message::Kind::Leaving(leaving)) => self.leaves(&leaving),
             Some(agent_message::Kind::Ranges(ranges)) => self.postman.compared(ranges.digests),
             Some(agent_message::Kind::Renewal(renewal)) => {
                 if let Some(token) = Token::parse(&renewal.token) {
@@ -287,7 +323,7 @@ impl Conversation<'_> {
                 }
             }
             // A newer agent may send kinds of messages that this version does not know.
-            Some(agent_message::Kind::Pong(_)) | None => {}
+            Some(agent_message::Kind::Pong(_) | agent_message::Kind::Beat(_)) | None => {}
             Some(agent_message::Kind::Hello(_)) => {
                 return Err(Status::invalid_argument(
                     "only the first message may be Hello",

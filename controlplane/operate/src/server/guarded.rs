@@ -47,7 +47,9 @@ fn right_for(path: &str) -> Option<Right> {
         "/kplane.v1.DesiredStateService/WatchService"
         | "/kplane.v1.DesiredStateService/WatchAll" => Some(Right::ReadAllDesired),
         // Some questions make agents act.
-        "/kplane.v1.PeerService/Approve" | "/kplane.v1.PeerService/Ask" => Some(Right::PeerAct),
+        "/kplane.v1.PeerService/Approve"
+        | "/kplane.v1.PeerService/Ask"
+        | "/kplane.v1.PeerService/Suspect" => Some(Right::PeerAct),
         _ if path.starts_with("/kplane.v1.PeerService/") => Some(Right::Peer),
         _ => Some(Right::ReadStatus),
     }
@@ -132,6 +134,7 @@ mod tests {
             ("StatusService/GetAffinity", "get", "/kplane/clients"),
             ("StatusService/ForgetClient", "delete", "/kplane/clients"),
             ("PeerService/Ask", "update", "/kplane/peer"),
+            ("PeerService/Suspect", "update", "/kplane/peer"),
             ("PeerService/Inspect", "get", "/kplane/peer"),
         ] {
             let right = right_for(&format!("/kplane.v1.{method}")).unwrap();

@@ -286,6 +286,11 @@ impl Index {
         others.any(|id| self.slices.get(id).is_some_and(SliceEntry::has_endpoints))
     }
 
+    /// Publishes what a change other than a batch leads to.
+    pub(super) fn publish_pending(&mut self) -> Outcome {
+        self.finish(Step::default())
+    }
+
     fn finish(&mut self, mut step: Step) -> Outcome {
         self.holding.take_if(|holding| holding.is_empty());
         let publication = if self.is_synced() {

@@ -5,6 +5,7 @@ mod places;
 mod policies;
 mod proxying;
 mod step;
+mod suspects;
 
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime};

@@ -30,7 +30,6 @@ mod policy_rule;
 mod policy_schema;
 mod policy_step;
 mod probe;
-#[cfg(feature = "userspace")]
 pub(in crate::backend) mod proxy_tables;
 mod readback;
 mod remembered;
@@ -62,6 +61,7 @@ pub use policies::PolicyTables;
 pub(crate) use policies::{FoundPolicies, PolicyTable};
 pub use policy_schema::PolicySet;
 pub use probe::{ProbeError, can_log, probe};
+pub use proxy_tables::{DepartingError, DepartingTable, loopback as departing_address};
 pub use readback::{
     ReadError, StructureState, decode_elements, read_elements, read_elements_of, read_structure,
 };
