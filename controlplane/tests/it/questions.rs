@@ -457,7 +457,7 @@ async fn deny(agent: &mut Agent, denials: Option<pb::Denials>) -> pb::DenialsQue
 }
 
 /// A control plane with these policies, and the agents of both nodes.
-async fn enforcing() -> (StatusServer, [Agent; 2]) {
+async fn enforcing() -> (StatusServer, [Agent; 2], (Bound, tempfile::TempDir)) {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("all.yaml"), POLICIES).unwrap();
     let admission = Admission {
@@ -473,12 +473,13 @@ async fn enforcing() -> (StatusServer, [Agent; 2]) {
         Agent::connect(&bound, "n1", None).await,
         Agent::connect(&bound, "n2", None).await,
     ];
-    (StatusServer::new(Arc::clone(bound.hub())), agents)
+    let server = StatusServer::new(Arc::clone(bound.hub()));
+    (server, agents, (bound, folder))
 }
 
 #[tokio::test]
 async fn denied_packets_are_asked_of_all_nodes_and_get_the_names_of_pods() {
-    let (server, [mut first, mut second]) = enforcing().await;
+    let (server, [mut first, mut second], _plane) = enforcing().await;
     let request = pb::DropsRequest::default();
     let (drops, asked, _) = tokio::join!(
         server.get_drops(Request::new(request)),
@@ -515,7 +516,7 @@ async fn denied_packets_are_asked_of_all_nodes_and_get_the_names_of_pods() {
 
 #[tokio::test]
 async fn a_pods_denied_packets_are_followed_on_its_node_alone() {
-    let (server, [mut first, mut second]) = enforcing().await;
+    let (server, [mut first, mut second], _plane) = enforcing().await;
     let request = pb::DropsRequest {
         namespace: "shop".to_owned(),
         pod: "db-0".to_owned(),
