@@ -4,7 +4,9 @@
 //! nothing, and a `Deny` or `Pass` rule denies everything. A policy of which the tier, the priority or the Pods are not
 //! understood has no effect.
 
-use kplane_model::{Block, Cidr, Issue, PolicyPort, Protocol, Reason, Tier, TierAction, shared};
+use kplane_model::{
+    Block, Cidr, Direction, Issue, PolicyPort, Protocol, Reason, Tier, TierAction, shared,
+};
 use kplane_policy::{ClusterPolicy, Labels, PeerSpec, Rule, Selector, TierRule};
 
 use super::policy::{selector, shared_labels};
@@ -64,10 +66,10 @@ fn whole(
         Some(PeerSpec::Pods { namespaces, pods }) => (namespaces, pods),
         _ => return Err("subject: Pods are needed; use namespaces or pods".to_owned()),
     };
-    let mut rules = |field: &str, rules: &Option<Vec<ClusterRule>>| {
+    let mut rules = |field: &str, direction, rules: &Option<Vec<ClusterRule>>| {
         let rules = rules.iter().flatten().enumerate();
         rules
-            .map(|(at, written)| rule(&format!("spec.{field}[{at}]"), written, report))
+            .map(|(at, written)| rule(&format!("spec.{field}[{at}]"), direction, written, report))
             .collect()
     };
     Ok(ClusterPolicy {
@@ -76,13 +78,18 @@ fn whole(
         priority: priority.ok_or("priority: a number from 0 to 1000 is needed")?,
         namespaces: namespaces.unwrap_or_default(),
         pods: pods.unwrap_or_default(),
-        ingress: rules("ingress", &spec.ingress),
-        egress: rules("egress", &spec.egress),
+        ingress: rules("ingress", Direction::Ingress, &spec.ingress),
+        egress: rules("egress", Direction::Egress, &spec.egress),
     })
 }
 
 /// Converts a rule.
-fn rule(place: &str, written: &ClusterRule, report: &mut Report<'_>) -> TierRule {
+fn rule(
+    place: &str,
+    direction: Direction,
+    written: &ClusterRule,
+    report: &mut Report<'_>,
+) -> TierRule {
     let action = match written.action.as_deref() {
         Some("Accept") => Ok(TierAction::Accept),
         Some("Deny") => Ok(TierAction::Deny),
@@ -92,7 +99,7 @@ fn rule(place: &str, written: &ClusterRule, report: &mut Report<'_>) -> TierRule
             other.unwrap_or_default()
         )),
     };
-    let problem = match (action.clone(), matches(written)) {
+    let problem = match (action.clone(), matches(written, direction)) {
         (Ok(action), Ok(rule)) => return TierRule { action, rule },
         (Err(problem), _) | (_, Err(problem)) => problem,
     };
@@ -115,16 +122,23 @@ fn rule(place: &str, written: &ClusterRule, report: &mut Report<'_>) -> TierRule
     TierRule { action, rule }
 }
 
-fn matches(written: &ClusterRule) -> Result<Rule, String> {
+fn matches(written: &ClusterRule, direction: Direction) -> Result<Rule, String> {
     known(&written.others)?;
-    let (list, peers) = match (&written.from, &written.to) {
-        (Some(peers), None) => ("from", peers),
-        (None, Some(peers)) => ("to", peers),
-        _ => return Err("from: peers are missing; name some".to_owned()),
+    let (list, peers, other) = match direction {
+        Direction::Ingress => ("from", &written.from, &written.to),
+        Direction::Egress => ("to", &written.to, &written.from),
     };
+    let peers = peers.as_ref().filter(|_| other.is_none());
+    let peers =
+        peers.ok_or_else(|| format!("{list}: peers are missing, or not there; name some"))?;
     let mut specs = Vec::new();
     for (at, written) in peers.iter().enumerate() {
-        specs.extend(peer(written).map_err(|problem| format!("{list}[{at}].{problem}"))?);
+        let converted = peer(written).map_err(|problem| format!("{list}[{at}].{problem}"))?;
+        let are_pods = |peer: &PeerSpec| matches!(peer, PeerSpec::Pods { .. });
+        if direction == Direction::Ingress && !converted.iter().all(are_pods) {
+            return Err(format!("{list}[{at}]: ingress rules have Pods only"));
+        }
+        specs.extend(converted);
     }
     if specs.is_empty() {
         return Err(format!("{list}: it is empty; name peers"));

@@ -98,6 +98,25 @@ fn a_rule_that_is_not_understood_opens_nothing() {
 }
 
 #[test]
+fn peers_of_egress_are_none_of_ingress() {
+    for wrong in [
+        "from: [{networks: ['10.0.0.0/8']}]",
+        "from: [{nodes: {}}]",
+        "to: [{namespaces: {}}]",
+    ] {
+        let (policy, issues) = policy(&format!(
+            "tier: Admin, priority: 0, subject: {{namespaces: {{}}}}, ingress: [{{action: Accept, {wrong}}}]"
+        ));
+        let rule = policy.unwrap().ingress.remove(0);
+        assert_eq!(
+            (rule.rule.peers, issues.len()),
+            (Some(Vec::new()), 1),
+            "{wrong}"
+        );
+    }
+}
+
+#[test]
 fn a_policy_that_is_not_understood_has_no_effect() {
     for wrong in [
         "tier: Other, priority: 0, subject: {namespaces: {}}",
