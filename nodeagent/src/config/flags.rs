@@ -22,7 +22,6 @@ use crate::cleanup;
 use kplane_dataplane::backend;
 use kplane_dataplane::backend::iptables::Layout;
 use kplane_dataplane::leftovers::Ports;
-use kplane_dataplane::plan::NodeSettings;
 
 /// Longest name of a node in bytes: a DNS subdomain.
 const MAX_NODE_NAME: usize = 253;

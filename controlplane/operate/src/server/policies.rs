@@ -20,10 +20,10 @@ use kplane_proto::convert;
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
+use super::drops;
 use super::issues::Issues;
 use super::policy_index::{ask, no_pod};
 use super::request::bounded_names;
-use super::{closing, drops};
 
 /// Size in bytes up to which policies are added to an answer.
 const PAGE_BYTES: usize = 3 << 20;
