@@ -17,6 +17,7 @@ mod numbers;
 mod objects;
 mod phases;
 mod report;
+mod sample;
 mod side;
 
 #[cfg(test)]

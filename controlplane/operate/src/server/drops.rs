@@ -15,7 +15,7 @@ use kplane_proto::v1 as pb;
 use tokio::time::Instant;
 use tonic::Status;
 
-use super::policies::ask as ask_index;
+use super::policies::{Ends, ask as ask_index};
 use super::request::bounded_names;
 use super::{inquiry, policies};
 
@@ -253,8 +253,28 @@ fn now_ms() -> u64 {
     now.map_or(0, |now| u64::try_from(now.as_millis()).unwrap_or(u64::MAX))
 }
 
-/// Returns how many packets the node of a Pod has denied, as a note to a verdict; `None` = none, or the node does not say.
-pub(super) async fn note(
+/// Returns how many packets the nodes of Pods have denied, as notes to a verdict that denies.
+pub(super) async fn notes(
+    hub: &Hub,
+    peers: Option<&Peers>,
+    judged: &pb::ConnectionJudgement,
+    [from, to]: Ends,
+) -> Vec<String> {
+    let mut notes = Vec::new();
+    for (direction, side, pod) in [
+        (Direction::Egress, &judged.egress, from),
+        (Direction::Ingress, &judged.ingress, to),
+    ] {
+        let is_denied = |of: &pb::DirectionJudgement| of.verdict() == pb::PolicyVerdict::Denied;
+        if let Some(pod) = pod.filter(|_| side.as_ref().is_some_and(is_denied)) {
+            notes.extend(note(hub, peers, pod, direction).await);
+        }
+    }
+    notes
+}
+
+/// Returns such a note about a Pod; `None` = no packet was denied, or its node does not say.
+async fn note(
     hub: &Hub,
     peers: Option<&Peers>,
     (pod, node): (PodName, NodeName),

@@ -7,7 +7,6 @@ mod words;
 use std::net::SocketAddr;
 
 use kplane_fleet::hub::Hub;
-use kplane_fleet::peers::Peers;
 use kplane_model::{Direction, Family, Issue, NodeName, PodName, PolicyName, Protocol, parse_ip};
 use kplane_picture::k8s::Kind;
 use kplane_policy::{End, NetworkPolicy, Policies, PolicySummary, Rule, Verdict};
@@ -15,9 +14,9 @@ use kplane_proto::convert;
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
+use super::closing;
 use super::issues::Issues;
 use super::request::bounded_names;
-use super::{closing, drops};
 
 /// Size in bytes up to which policies are added to an answer.
 const PAGE_BYTES: usize = 3 << 20;
@@ -201,28 +200,21 @@ pub(super) fn no_pod(pod: &PodName) -> Status {
     ))
 }
 
-/// Returns what the policies say about a connection.
+/// Pods at both ends of a connection, the sender's first, with their nodes.
+pub(super) type Ends = [Option<(PodName, NodeName)>; 2];
+
+/// Returns what the policies say about a connection, and the Pods at its ends.
 pub(super) async fn judge(
     hub: &Hub,
-    peers: Option<&Peers>,
     request: &pb::JudgeConnectionRequest,
-) -> Result<pb::ConnectionJudgement, Status> {
+) -> Result<(pb::ConnectionJudgement, Ends), Status> {
     let asked = Connection::new(request)?;
-    let mut notes = asked.notes(hub);
+    let notes = asked.notes(hub);
     let judged = ask(hub, move |policies, _| {
         Ok::<_, Status>((asked.judge(policies)?, asked.pods(policies)))
     });
-    let (judged, [from, to]) = judged.await??;
-    for (direction, side, pod) in [
-        (Direction::Egress, &judged.egress, from),
-        (Direction::Ingress, &judged.ingress, to),
-    ] {
-        let is_denied = |of: &pb::DirectionJudgement| of.verdict() == pb::PolicyVerdict::Denied;
-        if let Some(pod) = pod.filter(|_| side.as_ref().is_some_and(is_denied)) {
-            notes.extend(drops::note(hub, peers, pod, direction).await);
-        }
-    }
-    Ok(pb::ConnectionJudgement { notes, ..judged })
+    let (judged, ends) = judged.await??;
+    Ok((pb::ConnectionJudgement { notes, ..judged }, ends))
 }
 
 impl Connection {
@@ -268,7 +260,7 @@ impl Connection {
     }
 
     /// Returns the Pods at both ends, with their nodes.
-    fn pods(&self, policies: &Policies) -> [Option<(PodName, NodeName)>; 2] {
+    fn pods(&self, policies: &Policies) -> Ends {
         [&self.from, &self.to].map(|end| {
             let pod = match end {
                 End::Pod(pod) => Some(pod),

@@ -322,8 +322,12 @@ impl StatusService for StatusServer {
     ) -> Result<Response<pb::ConnectionJudgement>, Status> {
         let pods = self.hub.summary().borrow().totals.policy_pods;
         charge(&request, cost(pods))?;
-        let judgement = policies::judge(&self.hub, self.peers.as_deref(), request.get_ref());
-        Ok(Response::new(judgement.await?))
+        let judgement = policies::judge(&self.hub, request.get_ref());
+        let (mut judgement, ends) = judgement.await?;
+        let notes = drops::notes(&self.hub, self.peers.as_deref(), &judgement, ends);
+        let notes = notes.await;
+        judgement.notes.extend(notes);
+        Ok(Response::new(judgement))
     }
 
     async fn get_drops(

@@ -30,7 +30,7 @@ pub enum PolicySet {
     Ranges(Direction),
     /// Isolated Pods, each with a counter of denied packets.
     Denied(Direction),
-    /// Isolated Pods whose denied packets somebody wants to see.
+    /// Isolated Pods whose denied packets are logged for a follower.
     Sampled,
 }
 
@@ -99,7 +99,7 @@ impl PolicySet {
             Self::Parents => Some("class to namespace to all pods"),
             Self::Blocks => Some("ipBlock and except, cut into ranges"),
             Self::Denied(_) => Some("packets that policies denied, by pod"),
-            Self::Sampled => Some("pods whose denied packets somebody follows"),
+            Self::Sampled => Some("pods whose denied packets are logged"),
             Self::Isolated(_) | Self::All(_) | Self::Ports(_) | Self::Ranges(_) => None,
         }
     }
