@@ -11,6 +11,7 @@ mod object;
 mod policy;
 mod proxied;
 mod status;
+mod tiers;
 
 #[cfg(test)]
 mod tests;

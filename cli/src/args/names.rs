@@ -13,11 +13,18 @@ pub(super) fn service_name(
     named("Service", &["service/", "endpoints/"], service, namespace)
 }
 
-/// Returns the NetworkPolicy with this name, in the namespace of -n if the name has none.
+/// Returns the NetworkPolicy with this name, in the namespace of -n if the name has none. Without both, the namespace is
+/// empty.
 pub(super) fn policy_name(
     policy: &str,
     namespace: Option<&str>,
 ) -> Result<PolicyName, clap::Error> {
+    if let Some(name) = policy.strip_prefix("clusterpolicy/") {
+        return Ok(PolicyName::new("", name));
+    }
+    if namespace.is_none() && !policy.is_empty() && !policy.contains('/') {
+        return Ok(PolicyName::new("", policy));
+    }
     named("NetworkPolicy", &["policy/"], policy, namespace)
 }
 

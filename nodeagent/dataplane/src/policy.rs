@@ -19,6 +19,7 @@ mod phases;
 mod report;
 mod sample;
 mod side;
+mod tiers;
 
 #[cfg(test)]
 mod tests;

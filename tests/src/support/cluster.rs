@@ -258,6 +258,9 @@ fn located(value: &Value) -> Result<Located> {
         Some("EndpointSlice") => serde_json::from_value(copy).map(Object::EndpointSlice),
         Some("Node") => serde_json::from_value(copy).map(Object::Node),
         Some("ServiceCIDR") => serde_json::from_value(copy).map(Object::ServiceCidr),
+        Some("ClusterNetworkPolicy") => {
+            serde_json::from_value(copy).map(Object::ClusterNetworkPolicy)
+        }
         Some("NetworkPolicy") => serde_json::from_value(copy).map(Object::NetworkPolicy),
         Some("Namespace") => serde_json::from_value(copy).map(Object::Namespace),
         Some("Pod") => serde_json::from_value(copy).map(Object::Pod),

@@ -642,6 +642,7 @@ fn policy(namespace: &str, name: &str, types: [bool; 2], pods: u64) -> pb::Polic
         ingress,
         egress,
         pods,
+        ..pb::PolicySummary::default()
     }
 }
 

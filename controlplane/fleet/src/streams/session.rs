@@ -51,6 +51,8 @@ const RANGES: u64 = 1 << (pb::Capability::Ranges as u64 - 1);
 const PACKED: u64 = 1 << (pb::Capability::Packed as u64 - 1);
 /// The capability to enforce NetworkPolicies.
 const POLICIES: u64 = 1 << (pb::Capability::Policies as u64 - 1);
+/// The capability to enforce ClusterNetworkPolicies.
+const CLUSTER_POLICIES: u64 = 1 << (pb::Capability::ClusterPolicies as u64 - 1);
 /// Longest name of a Node: a DNS subdomain (RFC 1123), as in the API server.
 const MAX_NODE_NAME: usize = 253;
 
@@ -187,11 +189,13 @@ fn check_hello(hello: &Hello) -> Result<NodeName, Status> {
 
 /// Refuses an agent that would serve its node without the NetworkPolicies that the node must enforce.
 fn must_enforce_policies(hub: &Hub, hello: &Hello) -> Result<(), Status> {
-    if !hub.network_policies || hello.capabilities & POLICIES != 0 {
+    let needed = POLICIES | CLUSTER_POLICIES;
+    if !hub.network_policies || hello.capabilities & needed == needed {
         return Ok(());
     }
     Err(Status::failed_precondition(
-        "this control plane has NetworkPolicies (--network-policy), and this agent does not know them: upgrade the agent",
+        "this control plane has NetworkPolicies (--network-policy), and this agent does not know them, or no \
+         ClusterNetworkPolicies: upgrade the agent",
     ))
 }
 
@@ -212,7 +216,7 @@ fn is_label(text: &str) -> bool {
 fn welcome(hub: &Hub, node: &NodeName, freshness: &Freshness) -> pb::Welcome {
     pb::Welcome {
         protocol_version: PROTOCOL_VERSION,
-        capabilities: RANGES | PACKED | POLICIES | BEATS,
+        capabilities: RANGES | PACKED | POLICIES | BEATS | CLUSTER_POLICIES,
         server_version: env!("CARGO_PKG_VERSION").to_owned(),
         epoch: hub.store.epoch(),
         heartbeat_interval_ms: u32::try_from(HEARTBEAT.as_millis()).unwrap_or(u32::MAX),

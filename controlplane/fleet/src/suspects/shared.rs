@@ -202,12 +202,7 @@ mod tests {
             ["here"]
         );
         assert_eq!(all(), ["here", "n1"]);
-        let of = hub
-            .suspects
-            .shared
-            .all(Instant::now())
-            .remove("n1")
-            .unwrap();
+        let of = hub.suspects.shared.all().remove("n1").unwrap();
         assert_eq!((of.missed, of.asked, of.age_s()), (4, 5, 2));
         // Another one says something else, and the first nobody any more.
         hear(&hub, &request(3, &["n3"]));

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use kplane_fleet::hub::Hub;
 use kplane_fleet::peers::Peers;
-use kplane_model::{Direction, NodeName, PodName, Protocol, parse_ip};
+use kplane_model::{Direction, NodeName, PodName, Protocol, TierAction, parse_ip};
 use kplane_policy::{End, Policies, Verdict};
 use kplane_proto::v1 as pb;
 use tokio::time::Instant;
@@ -236,7 +236,12 @@ fn isolating(
             let names = names.iter().take(ISOLATING);
             names.map(ToString::to_string).collect()
         }
-        Verdict::Itself | Verdict::NotIsolated | Verdict::Allowed { .. } => Vec::new(),
+        Verdict::Ruled(ruling) if ruling.action == TierAction::Deny => {
+            vec![format!("ClusterNetworkPolicy {}", ruling.policy)]
+        }
+        Verdict::Itself | Verdict::NotIsolated | Verdict::Allowed { .. } | Verdict::Ruled(_) => {
+            Vec::new()
+        }
     }
 }
 

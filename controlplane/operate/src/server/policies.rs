@@ -7,9 +7,14 @@ mod words;
 use std::net::SocketAddr;
 
 use kplane_fleet::hub::Hub;
-use kplane_model::{Direction, Family, Issue, NodeName, PodName, PolicyName, Protocol, parse_ip};
+use kplane_model::{
+    Direction, Family, Issue, NodeName, PodName, PolicyName, Protocol, Tier, TierAction, parse_ip,
+};
 use kplane_picture::k8s::Kind;
-use kplane_policy::{End, NetworkPolicy, Policies, PolicySummary, Rule, Verdict};
+use kplane_policy::{
+    ClusterPolicyFacts, End, NetworkPolicy, PeerSpec, Policies, PolicySummary, Rule, Ruling,
+    Verdict,
+};
 use kplane_proto::convert;
 use kplane_proto::v1 as pb;
 use tonic::Status;
@@ -46,7 +51,7 @@ pub(super) async fn list(
 ) -> Result<pb::ListPoliciesResponse, Status> {
     let after = match request.page_token.as_str() {
         "" => None,
-        token => Some(named(token).ok_or_else(|| {
+        token => Some(begun(token).ok_or_else(|| {
             Status::invalid_argument(
                 "page_token is none of this control plane: begin again without one",
             )
@@ -58,26 +63,32 @@ pub(super) async fn list(
     };
     ask(hub, move |policies, _| {
         let namespace = request.namespace;
-        let wanted = |of: &PolicySummary| {
-            let behind = after.as_ref().is_none_or(|after| of.name > *after);
-            behind && (namespace.is_empty() || *namespace == *of.name.namespace)
+        let wanted = |of: &pb::PolicySummary| {
+            let name = PolicyName::new(&of.namespace, &of.name);
+            let behind = after.as_ref().is_none_or(|after| name > *after);
+            behind && (namespace.is_empty() || namespace == of.namespace)
         };
-        page(policies.list().filter(wanted), most)
+        let mut tiers: Vec<_> = policies.cluster_policies().map(|of| of_tier(&of)).collect();
+        tiers.sort_by(|a, b| a.name.cmp(&b.name));
+        let all = tiers
+            .into_iter()
+            .chain(policies.list().map(|of| summary(&of)));
+        page(all.filter(wanted), most)
     })
     .await
 }
 
-fn page(all: impl Iterator<Item = PolicySummary>, most: usize) -> pb::ListPoliciesResponse {
+fn page(all: impl Iterator<Item = pb::PolicySummary>, most: usize) -> pb::ListPoliciesResponse {
     let (mut page, mut bytes) = (pb::ListPoliciesResponse::default(), 0);
     for policy in all {
-        bytes += policy.name.namespace.len() + policy.name.name.len() + 32;
+        bytes += policy.namespace.len() + policy.name.len() + 48;
         if bytes > PAGE_BYTES || page.policies.len() == most {
             let last = page.policies.last();
             let token = last.map(|last| format!("{}/{}", last.namespace, last.name));
             page.next_page_token = token.unwrap_or_default();
             break;
         }
-        page.policies.push(summary(&policy));
+        page.policies.push(policy);
     }
     page
 }
@@ -89,7 +100,27 @@ fn summary(policy: &PolicySummary) -> pb::PolicySummary {
         ingress: policy.ingress,
         egress: policy.egress,
         pods: policy.pods as u64,
+        ..pb::PolicySummary::default()
     }
+}
+
+fn of_tier(facts: &ClusterPolicyFacts) -> pb::PolicySummary {
+    let policy = &facts.policy;
+    pb::PolicySummary {
+        name: policy.name.to_string(),
+        ingress: !policy.ingress.is_empty(),
+        egress: !policy.egress.is_empty(),
+        pods: facts.pods as u64,
+        tier: words::tier(policy.tier).to_owned(),
+        priority: policy.priority.into(),
+        ..pb::PolicySummary::default()
+    }
+}
+
+/// Returns the name in a token, which has no namespace if it is one of a ClusterNetworkPolicy.
+fn begun(token: &str) -> Option<PolicyName> {
+    let of_tier = token.strip_prefix('/').filter(|name| !name.is_empty());
+    named(token).or_else(|| of_tier.map(|name| PolicyName::new("", name)))
 }
 
 /// Returns the name in a text such as `shop/web`.
@@ -105,19 +136,24 @@ pub(super) async fn describe(
     request: pb::DescribePolicyRequest,
 ) -> Result<pb::PolicyDescription, Status> {
     bounded_names(&[&request.namespace, &request.name])?;
-    let name = PolicyName::new(&request.namespace, &request.name);
+    if request.namespace.is_empty() {
+        let name = request.name.clone();
+        if let Some(described) = describe_tier(hub, name).await? {
+            return Ok(described);
+        }
+    }
+    let namespace = match request.namespace.as_str() {
+        "" => "default",
+        namespace => namespace,
+    };
+    let name = PolicyName::new(namespace, &request.name);
     let unknown = Status::not_found(format!(
         "no NetworkPolicy {name} is known: kpctl get policies lists them"
     ));
     let found = ask(hub, move |policies, issues| {
         let facts = policies.policy(&name)?;
-        let mut issues = issues();
-        issues.retain(|issue| {
-            let of = &issue.object;
-            let its = (Kind::NetworkPolicy.as_str(), &*name.namespace, &*name.name);
-            (&*of.kind, &*of.namespace, &*of.name) == its
-        });
-        Some((facts, issues))
+        let its = (Kind::NetworkPolicy, &*name.namespace, &*name.name);
+        Some((facts, issues_of(its, issues())))
     });
     let (facts, issues) = found.await?.ok_or(unknown)?;
     let policy = &facts.policy;
@@ -141,6 +177,49 @@ pub(super) async fn describe(
         pods: facts.names.iter().map(|pod| pod.name.to_string()).collect(),
         issues: Issues::bounded(&issues).listed,
     })
+}
+
+/// Returns the issues of an object.
+fn issues_of((kind, namespace, name): (Kind, &str, &str), mut issues: Vec<Issue>) -> Vec<Issue> {
+    issues.retain(|issue| {
+        let of = &issue.object;
+        (&*of.kind, &*of.namespace, &*of.name) == (kind.as_str(), namespace, name)
+    });
+    issues
+}
+
+/// Returns one ClusterNetworkPolicy, if there is one of this name.
+async fn describe_tier(hub: &Hub, name: String) -> Result<Option<pb::PolicyDescription>, Status> {
+    let found = ask(hub, move |policies, issues| {
+        let facts = policies.cluster_policy(&name)?;
+        let its = (Kind::ClusterNetworkPolicy, "", &*name);
+        Some((facts, issues_of(its, issues())))
+    });
+    let Some((facts, issues)) = found.await? else {
+        return Ok(None);
+    };
+    let policy = &facts.policy;
+    let subject = PeerSpec::Pods {
+        namespaces: Some(policy.namespaces.clone()),
+        pods: Some(policy.pods.clone()),
+    };
+    let written = |direction| {
+        let rules = policy.rules(direction).iter().take(RULES);
+        rules
+            .map(|rule| words::tier_rule(rule, direction))
+            .collect()
+    };
+    let more =
+        Direction::ALL.map(|direction| policy.rules(direction).len().saturating_sub(RULES) as u64);
+    Ok(Some(pb::PolicyDescription {
+        summary: Some(of_tier(&facts)),
+        selector: words::peer(&subject),
+        ingress: written(Direction::Ingress),
+        egress: written(Direction::Egress),
+        more_rules: more.iter().sum(),
+        pods: facts.names.iter().map(ToString::to_string).collect(),
+        issues: Issues::bounded(&issues).listed,
+    }))
 }
 
 /// Returns a policy's rules of a direction.
@@ -307,6 +386,7 @@ impl Connection {
                     told.peer = peer.map_or("everybody".to_owned(), words::peer);
                 }
             }
+            Verdict::Ruled(ruling) => rule_of_tier(policies, ruling, direction, &mut told),
             Verdict::Denied(isolating) => {
                 told.set_verdict(pb::PolicyVerdict::Denied);
                 let (protocol, port) = (self.protocol, self.port);
@@ -341,6 +421,38 @@ impl Connection {
             .filter_map(note)
             .collect()
     }
+}
+
+/// Puts what a ClusterNetworkPolicy says into words.
+fn rule_of_tier(
+    policies: &Policies,
+    ruling: &Ruling,
+    direction: Direction,
+    told: &mut pb::DirectionJudgement,
+) {
+    let (verdict, accepts) = match ruling.action {
+        TierAction::Accept | TierAction::Pass => (pb::PolicyVerdict::TierAccepted, "accepts"),
+        TierAction::Deny => (pb::PolicyVerdict::TierDenied, "denies"),
+    };
+    told.set_verdict(verdict);
+    told.policy = ruling.policy.to_string();
+    let before = match ruling.tier {
+        Tier::Admin => "",
+        Tier::Baseline => "; no NetworkPolicy isolates the Pod",
+    };
+    told.reason = format!(
+        "ClusterNetworkPolicy {}, spec.{}[{}] ({}, priority {}) {accepts} it{before}",
+        ruling.policy,
+        words::field(direction),
+        ruling.rule,
+        words::tier(ruling.tier),
+        ruling.priority
+    );
+    let facts = policies.cluster_policy(&ruling.policy);
+    let rule = facts
+        .as_ref()
+        .and_then(|facts| facts.policy.rules(direction).get(ruling.rule));
+    told.rule = rule.map_or_else(String::new, |rule| words::tier_rule(rule, direction));
 }
 
 fn end(text: &str) -> Result<End, Status> {

@@ -17,6 +17,7 @@ use super::followed::Followed;
 use super::held::Held;
 use super::numbers::Numbers;
 use super::objects::{Objects, Ported, Source, blocks, rules};
+use super::tiers::Tiers;
 use super::{PolicyChange, PolicyFailure};
 use crate::backend::nftables::{Key, PolicySet};
 use crate::plan::disjoint;
@@ -47,6 +48,7 @@ pub(super) struct Content {
     pub(super) objects: Objects,
     pub(super) numbers: Numbers,
     pub(super) blocks: Blocks,
+    pub(super) tiers: Tiers,
     pub(super) held: Held,
     /// How many elements the policies of each Pod need.
     pub(super) weights: BTreeMap<PodName, u64>,
@@ -70,6 +72,7 @@ impl Content {
             objects: Objects::default(),
             numbers: Numbers::default(),
             blocks: Blocks::default(),
+            tiers: Tiers::default(),
             held: Held::default(),
             weights: BTreeMap::new(),
             cut_off: BTreeSet::new(),
@@ -99,11 +102,12 @@ impl Content {
 
     /// Returns whether there is a policy, of whatever Pods.
     pub(super) fn has_policies(&self) -> bool {
-        !self.objects.policies.is_empty()
+        !self.objects.policies.is_empty() || !self.tiers.policies.is_empty()
     }
 
     /// Takes over a change.
     pub(super) fn apply(&mut self, change: PolicyChange<'_>) {
+        self.tiers.forget_rows();
         if change.complete {
             let named: HashSet<&PolicyKey> = change.objects.iter().map(|(key, _)| key).collect();
             let gone = self.keys().into_iter().filter(|key| !named.contains(key));
@@ -120,7 +124,9 @@ impl Content {
         }
         self.set_ranges(change.pod_ranges);
         self.recut();
+        self.renew_spans();
         self.keep_limits();
+        self.renew_rows();
         self.sample();
         self.forget_numbers();
         if !self.cut_off.is_empty() {
@@ -141,17 +147,28 @@ impl Content {
         let groups = objects.groups.iter();
         let groups = groups.flat_map(|(id, parts)| parts.keys().map(|n| PolicyKey::Group(*id, *n)));
         let pods = objects.pods.keys().cloned().map(PolicyKey::Pod);
+        let of = self.tiers.decisions.iter();
+        let tiers = of
+            .flat_map(|(id, parts)| parts.keys().map(|n| PolicyKey::Decisions(*id, *n)))
+            .chain(
+                self.tiers
+                    .spans
+                    .keys()
+                    .map(|(a, b)| PolicyKey::Span(*a, *b)),
+            )
+            .chain(self.tiers.policies.iter().cloned().map(PolicyKey::Cluster));
         pods.chain(objects.peers.keys().copied().map(PolicyKey::Peer))
             .chain(objects.classes.keys().copied().map(PolicyKey::Class))
             .chain(groups)
             .chain(objects.policies.keys().cloned().map(PolicyKey::Policy))
+            .chain(tiers)
             .collect()
     }
 
     fn set(&mut self, key: &PolicyKey, object: Option<&PolicyObject>) {
         match (key, object) {
             (PolicyKey::Peer(address), Some(PolicyObject::Peer(peer))) => {
-                self.set_peer(*address, Some(peer.class));
+                self.set_peer(*address, Some((peer.class, peer.tier)));
             }
             (PolicyKey::Class(id), Some(PolicyObject::Class(class))) => {
                 self.set_class(*id, Some(class));
@@ -163,19 +180,32 @@ impl Content {
                 self.set_policy(name, Some(policy));
             }
             (PolicyKey::Pod(name), Some(PolicyObject::Pod(pod))) => self.set_pod(name, Some(pod)),
+            (PolicyKey::Span(first, last), Some(PolicyObject::Span(span))) => {
+                self.set_span((*first, *last), Some(span));
+            }
+            (PolicyKey::Decisions(id, part), Some(PolicyObject::Decisions(new))) => {
+                self.set_decisions(*id, *part, Some(&new.rows));
+            }
+            (PolicyKey::Cluster(name), new) => {
+                self.set_cluster_policy(name, matches!(new, Some(PolicyObject::Cluster(_))));
+            }
             // An object under the key of another kind is none.
             (PolicyKey::Peer(address), _) => self.set_peer(*address, None),
             (PolicyKey::Class(id), _) => self.set_class(*id, None),
             (PolicyKey::Group(id, part), _) => self.set_group(*id, *part, &[]),
             (PolicyKey::Policy(name), _) => self.set_policy(name, None),
             (PolicyKey::Pod(name), _) => self.set_pod(name, None),
+            (PolicyKey::Span(first, last), _) => self.set_span((*first, *last), None),
+            (PolicyKey::Decisions(id, part), _) => self.set_decisions(*id, *part, None),
         }
     }
 
-    fn set_peer(&mut self, address: IpAddr, class: Option<PeerId>) {
+    fn set_peer(&mut self, address: IpAddr, peer: Option<(PeerId, Option<PeerId>)>) {
         if Family::of(address) != self.family {
             return;
         }
+        self.set_tier_of(address, peer.and_then(|(_, tier)| tier));
+        let class = peer.map(|(class, _)| class);
         match class {
             Some(class) => self.objects.peers.insert(address, class),
             None => self.objects.peers.remove(&address),
@@ -331,6 +361,8 @@ impl Content {
         if let Some(old) = self.objects.pods.get(name).cloned() {
             self.pairs(&pairs_of(name, &old), false);
             self.set_addresses(&old, false);
+            self.tier(name, false);
+            self.set_subject(name, old.tier, false);
             for policy in &old.policies {
                 self.count_blocks(policy, false);
                 self.objects.set_pair(name, policy, false);
@@ -351,17 +383,15 @@ impl Content {
             self.count_blocks(policy, true);
         }
         self.set_addresses(new, true);
+        self.set_subject(name, new.tier, true);
+        self.tier(name, true);
         self.pairs(&pairs_of(name, new), true);
     }
 
     fn set_addresses(&mut self, pod: &LocalPod, there: bool) {
         for address in addresses(pod, self.family) {
-            for place in [
-                (PolicySet::LocalPods, Key::Ip(address)),
-                (PolicySet::Loops, Key::Loop(address)),
-            ] {
-                self.held.count(place, None, there);
-            }
+            let place = (PolicySet::Loops, Key::Loop(address));
+            self.held.count(place, None, there);
         }
     }
 
@@ -459,6 +489,7 @@ impl Content {
                 .flat_map(|(id, parent)| [*id, *parent]),
         );
         used.extend(objects.groups.keys().flat_map(|id| objects.members(*id)));
+        used.extend(self.tiers.named());
         used.insert(PeerId::ALL_PODS);
         self.numbers.keep(|id| used.contains(&id));
         self.most_numbers = 2 * self.numbers.len() + SPARE_NUMBERS;

@@ -10,7 +10,7 @@ use super::expand::addresses;
 use crate::backend::nftables::{Key, PolicySet};
 
 impl Content {
-    /// Has exactly the isolated ones of the followed Pods sampled.
+    /// Has exactly those of the followed Pods sampled that policies may deny something.
     pub(super) fn sample(&mut self) {
         if self.followed.0.is_empty() && self.sampled.is_empty() {
             return;
@@ -18,11 +18,11 @@ impl Content {
         let pods = self.objects.pods.iter();
         let followed = pods.filter(|(name, _)| self.followed.covers(name));
         let followed = followed.flat_map(|(_, pod)| addresses(pod, self.family));
-        let is_isolated = |ip: &IpAddr| {
+        let is_denied = |ip: &IpAddr| {
             let mut directions = Direction::ALL.into_iter();
-            directions.any(|direction| self.held.has(PolicySet::Isolated(direction), Key::Ip(*ip)))
+            directions.any(|direction| self.held.has(PolicySet::Denied(direction), Key::Ip(*ip)))
         };
-        let new: BTreeSet<IpAddr> = followed.filter(is_isolated).collect();
+        let new: BTreeSet<IpAddr> = followed.filter(is_denied).collect();
         let old = std::mem::replace(&mut self.sampled, new);
         let place = |ip: &IpAddr| (PolicySet::Sampled, Key::Ip(*ip));
         for gone in old.difference(&self.sampled) {

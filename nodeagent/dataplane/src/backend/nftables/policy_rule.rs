@@ -62,6 +62,15 @@ impl Expressions<'_, '_> {
                 w.bytes(NFTA_LOG_QTHRESHOLD, &1_u16.to_be_bytes());
             }),
             PolicyStep::Count(direction) => self.count(denied(direction)),
+            PolicyStep::NumberOf(set) => {
+                self.load_key(Set::Policy(set), 0);
+                self.map(Set::Policy(set).name(), FIRST, FIRST.number());
+                self.keep_number();
+            }
+            PolicyStep::IsNumber(number) => {
+                self.meta(NFT_META_PRIORITY, FIRST);
+                self.compare(NFT_CMP_EQ, &number.to_ne_bytes());
+            }
             PolicyStep::Accept => self.verdict(NF_ACCEPT.cast_signed(), None),
         }
     }

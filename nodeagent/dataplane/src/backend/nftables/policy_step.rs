@@ -29,6 +29,10 @@ pub(super) enum PolicyStep {
     Log(Direction),
     /// `counter name NAME`, of [`denied`](super::policy_schema::denied)
     Count(Direction),
+    /// `meta priority set KEY map @map`, with the key of the map
+    NumberOf(PolicySet),
+    /// `meta priority 0:NUMBER`
+    IsNumber(u32),
     /// `accept`
     Accept,
 }

@@ -189,7 +189,7 @@ impl Expressions<'_, '_> {
         self.compare(op, name);
     }
 
-    fn load_key(&mut self, set: Set, modulus: u32) {
+    pub(super) fn load_key(&mut self, set: Set, modulus: u32) {
         set.fields().iter().fold(FIRST, |register, field| {
             self.load(*field, register, modulus);
             register.after(field.len(self.family))
