@@ -23,6 +23,7 @@ use kplane_fleet::identity::{self, Gate};
 use kplane_fleet::peers::{self, Peers};
 use kplane_fleet::{events, fleet, neighbours, suspects, taints};
 use kplane_model::NodeName;
+use kplane_operate::server::departing;
 use kplane_operate::traces;
 use kplane_picture::admission::Admission;
 use kplane_picture::index::CliffGuard;
@@ -196,6 +197,8 @@ async fn start(config: Config) -> Result<Bound, BuildError> {
         let task = events::run(known, Arc::clone(api), config.scope(), counts);
         tasks.spawn(until(task, hub.shutdown.clone()));
     }
+    let departing = departing::serve(Arc::clone(&hub), peers.clone());
+    tasks.spawn(until(departing, hub.shutdown.clone()));
     let shutdown = hub.shutdown.clone();
     let watch = neighbours::watch(Arc::clone(&hub), peers.clone());
     tasks.spawn(until(watch, shutdown.clone()));

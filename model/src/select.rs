@@ -171,6 +171,43 @@ pub fn local_by_node(endpoints: &[Endpoint]) -> BTreeMap<NodeName, Vec<LocalEndp
     by_node
 }
 
+/// The reason why new connections are led to an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Lead {
+    /// It shuts down, and some nodes have no other endpoint to choose (B3, B5).
+    Last,
+    /// It is ready.
+    Ready,
+}
+
+/// Returns why the rules of some node lead new connections to one of these endpoints; `None` if no node's do. The answer
+/// is exact for the endpoints that policy Cluster allows, except that it counts the nodes of all zones, also of zones
+/// without nodes. For policy Local it is exact. `endpoints` come from [`merge`].
+#[must_use]
+pub fn lead(
+    port: &ServicePort,
+    endpoints: &[Endpoint],
+    is_one: impl Fn(EndpointAddr) -> bool,
+) -> Option<Lead> {
+    let Variants {
+        default,
+        by_zone,
+        by_node,
+        ..
+    } = variants(port, endpoints);
+    let lists = [&default].into_iter();
+    let mut lists = lists.chain(by_zone.values()).chain(by_node.values());
+    let in_cluster = lists.any(|list| list.iter().any(|addr| is_one(*addr)));
+    let leads_locally = |here: &Vec<LocalEndpoint>| {
+        let any_ready = here.iter().any(|e| e.ready);
+        here.iter().any(|e| e.ready == any_ready && is_one(e.addr))
+    };
+    let is_led = in_cluster
+        || port.uses_local_endpoints() && local_by_node(endpoints).values().any(leads_locally);
+    let is_ready = || endpoints.iter().any(|e| e.ready && is_one(e.addr));
+    is_led.then(|| if is_ready() { Lead::Ready } else { Lead::Last })
+}
+
 /// The hints that narrow the cluster endpoints on one node (B2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TopologyMode {

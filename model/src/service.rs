@@ -86,8 +86,8 @@ pub struct Endpoint {
     pub serving: bool,
     /// The endpoint is being shut down.
     pub terminating: bool,
-    /// The slice says that the endpoint is a Pod of its namespace.
-    pub is_pod: bool,
+    /// The name of the Pod that the endpoint is, if the slice names one of its own namespace; it may be empty.
+    pub pod: Option<Arc<str>>,
     /// The node on which the endpoint runs.
     pub node: Option<Arc<str>>,
     /// `hints.forZones`.
@@ -105,7 +105,7 @@ impl Endpoint {
             ready: true,
             serving: true,
             terminating: false,
-            is_pod: false,
+            pod: None,
             node: None,
             zone_hints: Vec::new(),
             node_hints: Vec::new(),

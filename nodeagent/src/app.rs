@@ -170,15 +170,17 @@ async fn start(mut config: Config) -> Result<Bound, BuildError> {
 }
 
 /// Starts an agent with a backend that the caller opens. `open` runs on the engine's own thread,
-/// and may enter a network namespace first.
+/// and may enter a network namespace first. The agent answers no preStop hooks, whose rules belong to this process's
+/// namespace.
 ///
 /// # Errors
 /// [`BuildError`] if the agent cannot start.
 pub fn build_with(
-    config: Config,
+    mut config: Config,
     open: impl FnOnce() -> Result<Backend, OpenError> + Send + 'static,
 ) -> BoxFuture<'static, Result<Bound, BuildError>> {
     kplane_http::panics::install();
+    config.departing = None;
     Box::pin(build_parts(config, Box::new(open)))
 }
 
@@ -189,6 +191,7 @@ async fn build_parts(config: Config, open: Opener) -> Result<Bound, BuildError> 
     let mut tasks = JoinSet::new();
     let followers = Followers::new(publisher, counters.clone()).with_rival(rival.subscribe());
     let (followers, connections, avoided) = followers::add_tasks(followers, &config, &mut tasks);
+    let (followers, departing) = followers::answer_hooks(followers, &config, &counters, &mut tasks);
     let recall = recall(&config);
     let own = OwnPlaces::new(&config);
     let settings = own.settings(config.node_settings.clone());
@@ -197,7 +200,7 @@ async fn build_parts(config: Config, open: Opener) -> Result<Bound, BuildError> 
     let (transport, status_addr) = connect(&config, own, &mut tasks).await?;
     let identity = Identity::new(config.node_name, config.mode_unset);
     announce(&identity, &engine);
-    let client = Client::new(transport, identity, engine.clone());
+    let client = Client::new(transport, identity, engine.clone()).with_departing(departing);
     let connection = client.connection();
     let health = Health {
         reports: engine.reports(),

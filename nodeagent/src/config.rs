@@ -6,6 +6,7 @@ mod absence;
 mod flags;
 pub mod kube_proxy;
 mod load;
+mod pre_stop;
 mod source;
 mod unset_mode;
 mod userspace;
@@ -24,6 +25,7 @@ use kplane_picture::inside;
 
 use self::kube_proxy::{LogSettings, Note};
 use crate::cleanup;
+use crate::departing;
 use crate::desired::CliffGuard;
 use crate::sysctl;
 use kplane_dataplane::backend;
@@ -110,6 +112,8 @@ pub struct Config {
     pub bind_address_hard_fail: bool,
     /// The Service that leads to this agent on this node; `None` = the data path is not probed.
     pub canary: Option<ServiceName>,
+    /// The answers to preStop hooks of the node's Pods; `None` = none.
+    pub departing: Option<departing::Settings>,
     /// Whether connections are counted by Service.
     pub count_connections: bool,
     /// The limit on how much may go at once because a snapshot does not name it.

@@ -16,6 +16,8 @@ pub mod claim;
 pub mod cleanup;
 pub mod config;
 pub mod connection;
+pub mod denials;
+pub mod departing;
 pub mod desired;
 pub mod engine;
 pub mod healthz;

@@ -26,6 +26,7 @@ mod transactions;
 mod tests;
 
 pub use counters::{Counter, Counters, FamilyCounters, Gauge, Histogram};
+pub(crate) use counters::{DepartingCounters, DepartingOutcome};
 pub use serve::Metrics;
 pub use transactions::Transactions;
 pub(crate) use transactions::{NAMED, Transaction};

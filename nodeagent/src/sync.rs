@@ -13,6 +13,7 @@
 //! A new connection starts with a resume token, so that only real differences travel.
 
 mod answers;
+mod departing;
 mod grpc;
 mod hello;
 mod live;
@@ -48,6 +49,7 @@ use self::older::INSISTENCE;
 use self::replicas::{CUT_OFF, Next, Replicas};
 use self::spread::Look;
 use crate::connection::{Connection, Frozen};
+use crate::departing::Questions;
 use crate::desired::{Collector, now_ms};
 use crate::engine::{Engine, Stopped};
 
@@ -120,6 +122,8 @@ struct Shared {
     notice: Option<Notice>,
     /// The order that freezes the node, by the last heartbeat.
     frozen: Option<Frozen>,
+    /// Questions about Pods that wait to end.
+    departing: Option<Questions>,
 }
 
 /// A remark for reports.
@@ -158,12 +162,20 @@ impl<T: Transport> Client<T> {
                 triggers_told: 0,
                 notice: None,
                 frozen: None,
+                departing: None,
             },
             look: Look::plan(),
             fresh: false,
             connection: watch::Sender::new(disconnected),
             complaints: BTreeSet::new(),
         }
+    }
+
+    /// Adds the questions about Pods that wait to end.
+    #[must_use]
+    pub(crate) fn with_departing(mut self, questions: Option<Questions>) -> Self {
+        self.shared.departing = questions;
+        self
     }
 
     /// Returns a receiver of the connection's state.

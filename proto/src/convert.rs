@@ -7,14 +7,17 @@
 
 mod address;
 mod enums;
+mod ids;
 mod object;
 mod policy;
 mod proxied;
 mod status;
+mod tiers;
 
 #[cfg(test)]
 mod tests;
 
+pub use address::{ip_bytes, unpack_ip};
 pub use enums::{family, protocol};
 pub use object::{decode_object, encode_object, key_of_object};
 

@@ -13,7 +13,11 @@ Every node's agent counts the flows in its kernel's connection tracking, or in t
 ipvs: connections that are not closed on both sides, and UDP packets that the kernel still remembers. A
 node that does not answer is never counted as one without flows.
 
+Without a subject: the latest Pods whose preStop hooks waited until no kernel led to them any more
+(docs/rolling-updates.md), for how long, and which nodes did not confirm.
+
 Examples:
+  kpctl drain-status                                Pods that ended lately
   kpctl drain-status shop/web                       endpoints of the Service that are being shut down
   kpctl drain-status shop/web --all                 all of its endpoints
   kpctl drain-status pod/shop/web-1 --wait --timeout 10m
@@ -25,17 +29,17 @@ Exit codes: 0 no flow is left on any node, 5 flows are left, 6 none is known, an
 /// The question: whose flows.
 #[derive(Args, Debug)]
 pub(crate) struct DrainArgs {
-    /// NAMESPACE/NAME of a Service, pod/NAMESPACE/NAME (needs a kubeconfig), or node/NAME
+    /// NAMESPACE/NAME of a Service, pod/NAMESPACE/NAME (needs a kubeconfig), or node/NAME; none = Pods that ended lately
     #[arg(value_name = "SUBJECT")]
-    subject: String,
+    subject: Option<String>,
     /// Namespace of the Service, if SUBJECT does not name it
-    #[arg(short, long)]
+    #[arg(short, long, requires = "subject")]
     namespace: Option<String>,
     /// Count the flows of all endpoints, not only of those that are being shut down
-    #[arg(short, long)]
+    #[arg(short, long, requires = "subject")]
     all: bool,
     /// Wait until no flow is left, for --timeout at most
-    #[arg(short, long)]
+    #[arg(short, long, requires = "subject")]
     pub(crate) wait: bool,
 }
 
@@ -51,9 +55,14 @@ pub(crate) enum Subject {
 }
 
 impl DrainArgs {
-    /// Returns the subject, or the error in it.
-    pub(crate) fn subject(&self) -> Result<Subject, clap::Error> {
-        let parts: Vec<&str> = self.subject.split('/').collect();
+    /// Returns the subject, or the error in it; `None` if there is none.
+    pub(crate) fn subject(&self) -> Result<Option<Subject>, clap::Error> {
+        let subject = self.subject.as_deref();
+        subject.map(|text| self.read(text)).transpose()
+    }
+
+    fn read(&self, text: &str) -> Result<Subject, clap::Error> {
+        let parts: Vec<&str> = text.split('/').collect();
         match parts.as_slice() {
             ["pod", namespace, name] if !namespace.is_empty() && !name.is_empty() => {
                 Ok(Subject::Pod {
@@ -66,7 +75,7 @@ impl DrainArgs {
                 ErrorKind::ValueValidation,
                 "expected NAMESPACE/NAME of a Service, pod/NAMESPACE/NAME or node/NAME",
             )),
-            _ => service_name(&self.subject, self.namespace.as_deref()).map(Subject::Service),
+            _ => service_name(text, self.namespace.as_deref()).map(Subject::Service),
         }
     }
 
@@ -84,12 +93,12 @@ mod tests {
     fn subjects_are_read_as_people_write_them() {
         let subject = |text: &str| {
             let args = DrainArgs {
-                subject: text.to_owned(),
+                subject: Some(text.to_owned()),
                 namespace: None,
                 all: false,
                 wait: false,
             };
-            args.subject().ok()
+            args.subject().ok().flatten()
         };
         let service = |ns, name| Some(Subject::Service(ServiceName::new(ns, name)));
         assert_eq!(subject("shop/web"), service("shop", "web"));

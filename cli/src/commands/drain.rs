@@ -13,6 +13,7 @@ use crate::client::{Client, Stub};
 use crate::failure::Failure;
 use crate::output::Progress;
 use crate::reach::{Asked, Reach};
+use kplane_view::departures::DeparturesView;
 use kplane_view::drain::{DrainVerdict, DrainView};
 
 /// Pause between two questions of `--wait`: each makes all agents read their kernels' tables.
@@ -30,7 +31,10 @@ struct Question {
 
 /// Runs the command.
 pub(crate) async fn run(cli: &Cli, args: &DrainArgs) -> Result<Verdict, Failure> {
-    let question = Question::new(cli, args).await?;
+    let Some(subject) = args.subject()? else {
+        return departures(cli).await;
+    };
+    let question = Question::new(cli, args, subject).await?;
     let deadline = Instant::now() + cli.options.goal;
     let (mut client, mut reach) = connect(cli).await?;
     let mut progress = Progress::stderr();
@@ -61,9 +65,20 @@ pub(crate) async fn run(cli: &Cli, args: &DrainArgs) -> Result<Verdict, Failure>
     })
 }
 
+/// Shows the Pods that ended lately.
+async fn departures(cli: &Cli) -> Result<Verdict, Failure> {
+    let request = pb::DrainStatusRequest {
+        departures: true,
+        ..pb::DrainStatusRequest::default()
+    };
+    let (client, _) = connect(cli).await?;
+    let status = client.drain_status(request).await?;
+    show(cli, &DeparturesView::new(status))?;
+    Ok(Verdict::Done)
+}
+
 impl Question {
-    async fn new(cli: &Cli, args: &DrainArgs) -> Result<Self, Failure> {
-        let subject = args.subject()?;
+    async fn new(cli: &Cli, args: &DrainArgs, subject: Subject) -> Result<Self, Failure> {
         let mut request = pb::DrainStatusRequest {
             all: args.all(),
             ..pb::DrainStatusRequest::default()

@@ -30,6 +30,7 @@ use std::sync::Arc;
 use kplane_model::{Issue, NodeName, Reason as Code};
 use kplane_picture::index::Held;
 use kplane_picture::k8s::{Kind, Uid};
+use kplane_proto::v1::Departure;
 
 use crate::fleet::AgentRecord;
 
@@ -48,6 +49,8 @@ struct Picture {
     issues: Arc<Vec<Issue>>,
     /// Objects that are served although the source no longer names them.
     held: Option<Arc<Held>>,
+    /// The latest Pods that waited to end, with their numbers.
+    departures: Vec<(u64, Arc<Departure>)>,
     /// Nodes that exist, have an agent or had one.
     nodes: BTreeMap<NodeName, NodePicture>,
 }
@@ -96,6 +99,8 @@ enum Reason {
     ServiceHeld,
     /// All problems of a Service have been resolved.
     ServiceAccepted,
+    /// All problems of a NetworkPolicy have been resolved.
+    PolicyAccepted,
     /// A Service is not in the kernels of some nodes.
     ServiceNotProgrammed,
     /// A Service is in the kernels of all nodes again.
@@ -122,6 +127,8 @@ enum Reason {
     HoldingServices,
     /// A node no longer serves such objects.
     HoldingEnded,
+    /// A Pod ended although some kernels may still have led to it.
+    EndedEarly,
 }
 
 impl Reason {
@@ -133,6 +140,7 @@ impl Reason {
             Self::Refused(code) => code.code(),
             Self::ServiceHeld => "ServiceHeld",
             Self::ServiceAccepted => "ServiceAccepted",
+            Self::PolicyAccepted => "PolicyAccepted",
             Self::ServiceNotProgrammed => "ServiceNotProgrammed",
             Self::ServiceProgrammed => "ServiceProgrammed",
             Self::FailedToStartServiceHealthcheck => "FailedToStartServiceHealthcheck",
@@ -146,6 +154,7 @@ impl Reason {
             Self::RulesRepaired => "RulesRepaired",
             Self::HoldingServices => "HoldingServices",
             Self::HoldingEnded => "HoldingEnded",
+            Self::EndedEarly => "EndedEarly",
         }
     }
 
@@ -158,7 +167,9 @@ impl Reason {
             | Self::ProxyStale
             | Self::ProxyConnected => "StartKubeProxy",
             Self::NodeSuspected | Self::NodeReached => "Reach",
-            Self::Refused(_) | Self::ServiceHeld | Self::ServiceAccepted => "Read",
+            Self::Refused(_) | Self::ServiceHeld | Self::ServiceAccepted | Self::PolicyAccepted => {
+                "Read"
+            }
             Self::FailedToStartServiceHealthcheck | Self::StartedServiceHealthcheck => "Listen",
             Self::ServiceNotProgrammed
             | Self::ServiceProgrammed
@@ -166,7 +177,8 @@ impl Reason {
             | Self::SyncRecovered
             | Self::RulesRepaired
             | Self::HoldingServices
-            | Self::HoldingEnded => "Program",
+            | Self::HoldingEnded
+            | Self::EndedEarly => "Program",
         }
     }
 
@@ -177,6 +189,10 @@ impl Reason {
             Self::Refused(_) if of == Kind::Service => Some((
                 Self::ServiceAccepted,
                 "the problems of the Service are resolved",
+            )),
+            Self::Refused(_) if of == Kind::NetworkPolicy => Some((
+                Self::PolicyAccepted,
+                "the problems of the NetworkPolicy are resolved",
             )),
             Self::ServiceNotProgrammed => Some((
                 Self::ServiceProgrammed,
@@ -211,6 +227,7 @@ impl Reason {
             self,
             Self::Starting
                 | Self::ServiceAccepted
+                | Self::PolicyAccepted
                 | Self::ServiceProgrammed
                 | Self::StartedServiceHealthcheck
                 | Self::ProxyConnected

@@ -27,6 +27,7 @@ use tokio::time::{Instant as Moment, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use crate::departures::Departures;
 use crate::draining::Draining;
 use crate::fleet::{Fleet, Hop};
 use crate::orders::{Approval, Board};
@@ -74,6 +75,8 @@ pub struct Hub {
     pub suspects: Suspects,
     /// What streams have sent to agents.
     pub traffic: Arc<Traffic>,
+    /// Pods that wait to end.
+    pub departures: Departures,
     /// Names of Services that may have changed, for watches.
     pub touched: Touched,
     /// The record of what changed.
@@ -110,7 +113,7 @@ enum Query {
     NodeUid(NodeName, oneshot::Sender<Option<Uid>>),
     Approve(Seen, oneshot::Sender<Result<Approved, HeldMore>>),
     Take(Approval, oneshot::Sender<bool>),
-    Policies(Asked),
+    Look(Asked),
     Suspect(Suspicions, oneshot::Sender<()>),
 }
 
@@ -155,6 +158,7 @@ impl Hub {
             tainted: Tainted::default(),
             suspects: Suspects::default(),
             traffic: Arc::default(),
+            departures: Departures::default(),
             touched: Touched::default(),
             recorder,
             shutdown,
@@ -271,34 +275,29 @@ impl Hub {
         &self,
         answer: impl FnOnce(&Policies, &dyn Fn() -> Vec<Issue>) -> T + Send + 'static,
     ) -> Result<Option<T>, Closing> {
-        self.ask(|told| {
-            Query::Policies(Box::new(move |index| {
-                let policies = index.policies();
-                // The caller may have gone.
-                drop(told.send(policies.map(|policies| answer(policies, &|| index.issues()))));
-            }))
+        self.look(move |index| {
+            let policies = index.policies();
+            policies.map(|policies| answer(policies, &|| index.issues()))
         })
         .await
     }
 
-    /// Confirms the source's picture on behalf of the operator: removes the objects that are held,
-    /// and makes agents do the same.
-    ///
-    /// # Errors
-    /// [`Closing`]; [`HeldMore`] within.
-    pub async fn approve(&self, seen: Seen) -> Result<Result<Approved, HeldMore>, Closing> {
-        self.ask(|answer| Query::Approve(seen, answer)).await
-    }
-
-    /// Takes an approval that another replica was given, if it covers this picture and was not taken before.
+    /// Returns an answer about the index. All that the index knows is published then.
     ///
     /// # Errors
     /// [`Closing`].
-    pub async fn take(&self, approval: Approval) -> Result<bool, Closing> {
-        self.ask(|answer| Query::Take(approval, answer)).await
+    pub async fn look<T: Send + 'static>(
+        &self,
+        answer: impl FnOnce(&Index) -> T + Send + 'static,
+    ) -> Result<T, Closing> {
+        self.ask(|told| {
+            // The caller may have gone.
+            Query::Look(Box::new(move |index| drop(told.send(answer(index)))))
+        })
+        .await
     }
 
-    /// Hands the suspected nodes to the index; returns when that is published.
+    /// Gives the index the suspected nodes; returns when that is published.
     ///
     /// # Errors
     /// [`Closing`].
@@ -478,7 +477,7 @@ impl IndexOwner {
             Query::NodeUid(node, answer) => drop(answer.send(self.index.node_uid(&node))),
             Query::Approve(seen, answer) => drop(answer.send(self.approve(seen))),
             Query::Take(approval, answer) => drop(answer.send(self.take(&approval))),
-            Query::Policies(answer) => answer(&self.index),
+            Query::Look(answer) => answer(&self.index),
             Query::Suspect(suspicions, answer) => {
                 let outcome = self.index.suspect(suspicions, SystemTime::now());
                 self.share(outcome, None);

@@ -4,9 +4,9 @@
 //! kplane_picture: the store -> hub -> streams -> agents -> streams -> fleet: what each agent has reported
 //!                             who may come in: doors, identity, authority, certs
 //!                             what people have ordered: orders
-//! inquiry: questions to agents
+//! inquiry: questions to agents; departures: agents' questions about Pods that wait to end
 //! peers: what other replicas know, and what their agents answer
-//! neighbours, suspects: nodes that are probably dead
+//! suspects, neighbours: nodes that are probably dead, and how that is found out
 //! events, taints: what the API server learns of it
 //! ```
 //!
@@ -14,6 +14,7 @@
 
 pub mod authority;
 pub mod certs;
+pub mod departures;
 pub mod doors;
 pub mod draining;
 pub mod events;

@@ -1,12 +1,5 @@
-//! Finds dead nodes: their streams ended or are silent, and their neighbours do not reach them.
-//!
-//! ```text
-//! streams of agents -> Fleet::signs -> Judge <-> neighbours, by questions to their agents (`reach`)
-//!                                        |
-//!            other replicas <- words -> Suspects -> index: endpoints there count as terminating
-//! ```
-//!
-//! `judge.rs` decides, and is pure. Nodes are asked nothing while all streams are alive.
+//! Finds nodes that are probably dead by asking their neighbours. `judge.rs` decides, and is pure; nothing is asked while
+//! all streams are alive.
 
 mod choose;
 mod judge;

@@ -1,11 +1,19 @@
-//! Nodes that are probably dead, for all who need to know. `neighbours.rs` finds them.
+//! Nodes that are probably dead: their streams ended or are silent, and their neighbours do not reach them.
+//!
+//! ```text
+//! streams of agents -> Fleet::signs -> Judge <-> neighbours, by questions to their agents (`reach`)
+//!                                        |
+//!        other replicas <- shared -> Suspects -> index: endpoints there count as terminating
+//! ```
+//!
+//! This is what all may know; `neighbours.rs` finds it out.
 
 mod shared;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use clap::ValueEnum;
 use kplane_model::{Issue, NodeName, ObjectRef, Reason, Severity};
@@ -17,7 +25,7 @@ pub(crate) use shared::{COUNTS, MOST, REMEMBERED};
 pub(crate) use shared::{Nodes, Said, Shared};
 
 /// Longest time between two messages of an agent.
-const BEAT: Duration = Duration::from_millis(1_500);
+pub const BEAT: Duration = Duration::from_millis(1_500);
 /// Time without a message after which a stream is silent.
 pub(crate) const SILENT: Duration = Duration::from_millis(1_800);
 
@@ -161,4 +169,11 @@ impl fmt::Display for Words<'_> {
             self.0
         )
     }
+}
+
+/// Returns the time of something that was so long ago.
+pub(crate) fn ago(time: Duration) -> SystemTime {
+    SystemTime::now()
+        .checked_sub(time)
+        .unwrap_or(SystemTime::UNIX_EPOCH)
 }

@@ -69,7 +69,7 @@ impl Plane {
         )?;
         gauge(
             "kplane_controlplane_network_policies",
-            "NetworkPolicies that nodes enforce",
+            "NetworkPolicies and ClusterNetworkPolicies that nodes enforce",
             summary.totals.policies as f64,
         )?;
         gauge(

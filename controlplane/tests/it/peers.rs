@@ -3,6 +3,7 @@
 
 mod approval;
 mod bad;
+mod departing;
 mod identity;
 mod large;
 mod service;

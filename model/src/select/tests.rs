@@ -280,6 +280,25 @@ fn b8_b9_b10_every_selected_endpoint_appears_once() {
     );
 }
 
+#[test]
+fn an_endpoint_is_led_to_until_no_node_needs_it() {
+    let is = |n: u8| move |at: EndpointAddr| at == addr(n);
+    let web = port(Cluster, Cluster);
+    let two = [ep(1, "a"), ep(2, "b")];
+    assert_eq!(lead(&web, &two, is(1)), Some(Lead::Ready));
+    let [one, other] = two;
+    let shutting = [draining(one.clone()), other.clone()];
+    assert_eq!(lead(&web, &shutting, is(1)), None);
+    let last = [draining(one.clone()), unready(other.clone())];
+    assert_eq!(lead(&web, &last, is(1)), Some(Lead::Last));
+    // Node a has no other endpoint of its own, whatever there is elsewhere.
+    let local = port(Cluster, Local);
+    assert_eq!(lead(&local, &shutting, is(1)), Some(Lead::Last));
+    let here = [draining(one), ep(3, "a"), other];
+    assert_eq!(lead(&local, &here, is(1)), None);
+    assert_eq!(lead(&local, &here, is(9)), None);
+}
+
 fn any_hints() -> impl Strategy<Value = Vec<Arc<str>>> {
     prop::collection::vec(
         prop::sample::select(vec!["a", "b", "c"]).prop_map(Arc::from),
@@ -301,7 +320,7 @@ fn any_endpoint() -> impl Strategy<Value = Endpoint> {
                 ready,
                 serving,
                 terminating,
-                is_pod: false,
+                pod: None,
                 node: node.map(Arc::from),
                 zone_hints,
                 node_hints,
@@ -324,11 +343,13 @@ proptest! {
         let endpoints = merge(endpoints);
         let variants = variants(&port, &endpoints);
         let overlays = local_by_node(&endpoints);
+        let mut led = BTreeSet::new();
         for node in ["a", "b", "c", "d"] {
             for zone in [None, Some("a"), Some("b"), Some("c"), Some("d")] {
                 let want = categorize(&port, &endpoints, node, zone);
                 prop_assert_eq!(variants.resolve(node, zone), want.cluster.as_deref().unwrap_or_default());
                 prop_assert_eq!(variants.has_any, want.has_any);
+                led.extend(want.all);
                 if let Some(local) = want.local {
                     let overlay = LocalEndpoints {
                         key: port.key.clone(),
@@ -337,6 +358,11 @@ proptest! {
                     prop_assert_eq!(overlay.selected().collect::<Vec<_>>(), local);
                 }
             }
+        }
+        for endpoint in &endpoints {
+            let why = lead(&port, &endpoints, |at| at == endpoint.addr);
+            prop_assert_eq!(why.is_some(), led.contains(&endpoint.addr));
+            prop_assert_eq!(why == Some(Lead::Ready), why.is_some() && endpoint.ready);
         }
     }
 }

@@ -16,6 +16,9 @@ pub(crate) const LOCAL_PORTS: &str = "local";
 /// The tables that lead answers back. An agent and its successor have one each for a while, since a table has one owner.
 pub(crate) const DIVERT_TABLES: [&str; 2] = ["kplane-divert", "kplane-divert-2"];
 
+/// The table that leads preStop hooks to the agent, one per family.
+pub(crate) const DEPARTING_TABLE: &str = "kplane-departing";
+
 /// The delivery of answers to the proxy that are going to a client. The number of the table is "kp" in ASCII. The rule comes
 /// before those of networks that choose tables by the addresses of pods, which begin at 512 (amazon-vpc-cni-k8s), and of
 /// Cilium, at 100.

@@ -9,7 +9,9 @@ use super::{Tasks, spawn_errand};
 use crate::avoided::Seen;
 use crate::canary;
 use crate::config::Config;
+use crate::departing;
 use crate::engine::Followers;
+use crate::metrics::Counters;
 use crate::service_connections::ServiceConnections;
 use crate::surroundings;
 
@@ -70,4 +72,22 @@ fn look_around(followers: Followers, config: &Config, tasks: &mut Tasks) -> Foll
         surroundings::watch(config.backend, config.backend_settings.localhost_nodeports);
     spawn_errand(tasks, task);
     followers.with_surroundings(seen)
+}
+
+/// Starts to answer preStop hooks, if that is wanted. Returns also their questions to the control plane.
+pub(super) fn answer_hooks(
+    followers: Followers,
+    config: &Config,
+    counters: &Counters,
+    tasks: &mut Tasks,
+) -> (Followers, Option<departing::Questions>) {
+    let settings = config.departing.clone();
+    let settings = settings.filter(|_| config.backend.describe().programs_kernel);
+    let Some(settings) = settings else {
+        return (followers, None);
+    };
+    let counters = Arc::clone(&counters.departing);
+    let (follower, hooks, questions) = departing::channel(settings, counters);
+    spawn_errand(tasks, hooks.run());
+    (followers.with_departing(Some(follower)), Some(questions))
 }

@@ -13,6 +13,7 @@ use kplane_picture::dial::parse_mark;
 use super::absence::AbsenceFlags;
 use super::kube_proxy::{KubeProxyFlags, Note};
 use super::load::{Loaded, Loader, from_flags};
+use super::pre_stop::PreStopFlags;
 use super::source::{ApiFlags, Source, SourceFlags};
 use super::userspace::UserspaceFlags;
 use super::value::interval;
@@ -189,6 +190,9 @@ struct DataPathFlags {
     /// `kp-controlplane --startup-taint` needs it.
     #[arg(long, value_name = "NAMESPACE/NAME", value_parser = service_name)]
     canary_service: Option<ServiceName>,
+
+    #[command(flatten)]
+    pre_stop: PreStopFlags,
 
     /// Count the connections that begin, by Service, port and family, in the metric
     /// kplane_agent_service_connections_total. The kernel reports each connection to the agent, which costs some
@@ -387,6 +391,7 @@ impl Flags {
         let (unset_mode, mode_unset) = (self.unset_mode(&loaded), self.mode_unset(&loaded));
         let (log, settings) = (loaded.settings.log, loaded.settings);
         let backend = self.data_path.backend.unwrap_or(settings.kind);
+        let departing = self.data_path.pre_stop.settings(&settings.node);
         let config = Config {
             node_name,
             source,
@@ -401,6 +406,7 @@ impl Flags {
             metrics: settings.metrics,
             bind_address_hard_fail: settings.bind_address_hard_fail,
             canary: self.data_path.canary_service.clone(),
+            departing,
             count_connections: self.data_path.count_connections,
             cliff_guard: self.absence.cliff_guard(),
             cache_dir: self.absence.cache_dir(backend),

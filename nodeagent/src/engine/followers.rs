@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use super::triggers::{Results, Waiting};
 use crate::avoided::Seen;
 use crate::canary;
+use crate::departing;
 use crate::desired::{Desired, Touched, View};
 use crate::metrics::{Counters, FamilyCounters, NAMED, Transaction};
 use crate::report::{Avoided, Failure, Sync, TriggerProgrammed};
@@ -33,6 +34,7 @@ pub struct Followers {
     /// Another program that programs this node, or its rules.
     rival: Option<watch::Receiver<Option<Failure>>>,
     canary: Option<canary::Follower>,
+    departing: Option<departing::Follower>,
     surroundings: Option<watch::Receiver<Surroundings>>,
     proxy: Option<watch::Receiver<Seen>>,
     connections: Option<Arc<ServiceConnections>>,
@@ -65,6 +67,7 @@ impl Followers {
             triggers: Results::default(),
             rival: None,
             canary: None,
+            departing: None,
             surroundings: None,
             proxy: None,
             connections: None,
@@ -83,6 +86,13 @@ impl Followers {
     #[must_use]
     pub fn with_canary(mut self, canary: Option<canary::Follower>) -> Self {
         self.canary = canary;
+        self
+    }
+
+    /// Adds the answers to preStop hooks, which have to know where the node's Pods are.
+    #[must_use]
+    pub fn with_departing(mut self, departing: Option<departing::Follower>) -> Self {
+        self.departing = departing;
         self
     }
 
@@ -189,6 +199,9 @@ impl Followers {
         };
         if let Some(canary) = &self.canary {
             canary.programmed(family, desired, touched, is_refused);
+        }
+        if let Some(departing) = &mut self.departing {
+            departing.programmed(family, desired, touched);
         }
         self.health
             .programmed(family, node, desired, touched, is_refused);

@@ -291,6 +291,19 @@ impl Collector for Agent {
         if let Some(connections) = &self.0.connections {
             connections::write(connections, &mut to)?;
         }
+        let departing = self.0.counters.departing.read();
+        let labels = departing
+            .each_ref()
+            .map(|(outcome, _)| [("outcome", *outcome)]);
+        let series = labels.iter().zip(departing);
+        Name(
+            "kplane_agent_pre_stop_wait_duration_seconds",
+            "Time that preStop hooks of Pods waited until no kernel led to the Pod, by outcome",
+        )
+        .histogram(
+            &mut to,
+            series.map(|(labels, (_, times))| (&labels[..], times)),
+        )?;
         if let Some(panics) = kplane_http::panics::seen() {
             Name(
                 "kplane_agent_panics",

@@ -1,6 +1,7 @@
 //! Counters that the agent updates while it works. They are plain atomics, so that neither counting
 //! nor a scrape has to wait. [`super::collect`] gives them their names.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -33,6 +34,11 @@ pub(super) const PROGRAMMING_BUCKETS: [f64; 80] = [
 pub(super) const PHASE_BUCKETS: [f64; 15] = [
     0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.05,
     0.1, 0.5, 1.0, 5.0,
+];
+
+/// Upper bounds of the time that a preStop hook waits, in seconds: a healthy cluster takes some 100 ms.
+const DEPARTING_BUCKETS: [f64; 12] = [
+    0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 ];
 
 /// The total in seconds, and for each upper bound in seconds the number of values between it and the
@@ -226,9 +232,73 @@ impl FamilyCounters {
     }
 }
 
+/// The end of a preStop hook's wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DepartingOutcome {
+    /// No kernel leads to the Pod any more.
+    Gone,
+    /// The time was over.
+    Bound,
+    /// The time was over, and the Pod is the last endpoint of a Service.
+    Last,
+    /// The time was over without an answer of a control plane.
+    Alone,
+    /// Too many hooks wait.
+    Busy,
+    /// The request was not about a Pod.
+    NoPod,
+}
+
+impl DepartingOutcome {
+    const ALL: [Self; 6] = [
+        Self::Gone,
+        Self::Bound,
+        Self::Last,
+        Self::Alone,
+        Self::Busy,
+        Self::NoPod,
+    ];
+
+    /// Returns the name, in metrics and answers.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Gone => "gone",
+            Self::Bound => "bound",
+            Self::Last => "last-endpoint",
+            Self::Alone => "no-control-plane",
+            Self::Busy => "busy",
+            Self::NoPod => "no-pod",
+        }
+    }
+}
+
+/// The times that preStop hooks waited, by outcome.
+#[derive(Debug)]
+pub(crate) struct DepartingCounters([Histogram; DepartingOutcome::ALL.len()]);
+
+impl Default for DepartingCounters {
+    fn default() -> Self {
+        Self(DepartingOutcome::ALL.map(|_| Histogram::new(&DEPARTING_BUCKETS)))
+    }
+}
+
+impl DepartingCounters {
+    /// Counts the end of a wait.
+    pub(crate) fn observe(&self, outcome: DepartingOutcome, took: Duration) {
+        self.0[outcome as usize].observe(took);
+    }
+
+    /// Returns the times of each outcome by its name.
+    pub(crate) fn read(&self) -> [(&'static str, Distribution); DepartingOutcome::ALL.len()] {
+        DepartingOutcome::ALL.map(|outcome| (outcome.name(), self.0[outcome as usize].read()))
+    }
+}
+
 /// All counters of the agent.
 #[derive(Debug, Default)]
 pub struct Counters {
+    /// The times that preStop hooks waited.
+    pub(crate) departing: Arc<DepartingCounters>,
     families: [FamilyCounters; 2],
     /// The number of failed attempts to open a health check node port (A25).
     pub(crate) service_health_failures: Counter,

@@ -45,6 +45,9 @@ pub(super) async fn answer(
     if let Some(nodes) = question.reach {
         answer.reached = Some(reach(nodes).await);
     }
+    if let Some(question) = question.denials {
+        answer.denials = Some(engine.denials().answer(question).await);
+    }
     answer.attempts = attempts::connect(&question.attempts).await;
     Ok(answer)
 }

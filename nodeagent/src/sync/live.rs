@@ -16,6 +16,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 use tonic::Status;
 
+use super::departing::Departing;
 use super::replicas::CUT_OFF;
 use super::telling::Telling;
 use super::transport::Presented;
@@ -23,7 +24,7 @@ use super::waiting::{Taken, Waiting};
 use super::{Link, Lost, Notice, Shared, answers};
 use crate::connection::Frozen;
 use crate::desired::{Collector, Lag, Position, Update, now_ms};
-use crate::engine::{Engine, Stopped};
+use crate::engine::Stopped;
 use crate::report::{Report, micros, time};
 use kplane_dataplane::backend::ServerCounts;
 
@@ -53,6 +54,8 @@ pub(super) struct Live {
     question: Option<Question>,
     /// The control plane's question about ranges, until the engine has answered it.
     comparison: Option<Comparison>,
+    /// Questions about Pods that wait to end.
+    departing: Departing,
     /// The counts of real servers that the control plane last received.
     servers_told: [Option<ServerCounts>; 2],
     /// The last update that arrived, taken or not.
@@ -98,6 +101,7 @@ enum Event {
     Taken(Option<Taken>),
     Answered(Result<pb::Inspection, Stopped>),
     Compared(Result<Option<RangeDigests>, Stopped>),
+    Departing(crate::departing::Question),
     PingDue,
     BeatDue,
     ReportDue,
@@ -125,6 +129,7 @@ impl Live {
             waiting: Waiting::default(),
             question: None,
             comparison: None,
+            departing: Departing::default(),
             servers_told: Default::default(),
             received: None,
             since: now,
@@ -149,7 +154,7 @@ impl Live {
 
     /// Waits for one event and handles it.
     pub(super) async fn step(&mut self, shared: &mut Shared) -> Result<Progress, Lost> {
-        match self.event(&shared.engine).await {
+        match self.event(shared).await {
             Event::Heard(Some(Ok(message))) => {
                 self.heard = Instant::now();
                 return self.message(message, shared);
@@ -174,6 +179,7 @@ impl Live {
                 let digests = digests?.map_or_else(Vec::new, |digests| digests.to_bytes());
                 self.due.ranges = Some(pb::Ranges { digests });
             }
+            Event::Departing(question) => self.departing.ask(question),
             Event::PingDue => {
                 self.next_ping = Instant::now() + PING_INTERVAL;
                 self.due.ping = true;
@@ -195,7 +201,7 @@ impl Live {
         Ok(Progress::Nothing)
     }
 
-    async fn event(&mut self, engine: &Engine) -> Event {
+    async fn event(&mut self, shared: &mut Shared) -> Event {
         let Self {
             link,
             waiting,
@@ -203,8 +209,10 @@ impl Live {
             comparison,
             reports,
             due,
+            departing,
             ..
         } = self;
+        let (engine, questions) = (&shared.engine, &mut shared.departing);
         let reads = waiting.has_room();
         let answered = async {
             match question {
@@ -241,10 +249,11 @@ impl Live {
             told = answered => Event::Answered(told),
             digests = compared => Event::Compared(digests),
             changed = reports.changed() => Event::Reported(changed),
-            permit = outbox.reserve_owned(), if due.any() => Event::Room(permit),
+            permit = outbox.reserve_owned(), if due.any() || departing.is_due() => Event::Room(permit),
             () = sleep_until(self.next_ping) => Event::PingDue,
             () = beat_due, if !due.any() => Event::BeatDue,
             () = report_due, if !due.report => Event::ReportDue,
+            question = Departing::next(questions) => Event::Departing(question),
             message = link.inbox.next(), if reads => Event::Heard(message),
             () = sleep_until(self.heard + SILENCE), if reads => Event::Silent,
         }
@@ -272,6 +281,7 @@ impl Live {
             }
             Some(server_message::Kind::Inspect(inspect)) => self.ask(&inspect, shared),
             Some(server_message::Kind::Compare(compare)) => self.compare(compare, shared)?,
+            Some(server_message::Kind::Left(left)) => self.departing.answered(left),
             Some(server_message::Kind::Heartbeat(heartbeat)) => {
                 return self.heartbeat(heartbeat, shared);
             }
@@ -340,6 +350,8 @@ impl Live {
             agent_message::Kind::Pong(pb::Pong { token })
         } else if let Some(inspection) = self.due.inspection.take() {
             agent_message::Kind::Inspection(inspection)
+        } else if let Some(leaving) = self.departing.take() {
+            agent_message::Kind::Leaving(leaving)
         } else if let Some(ranges) = self.due.ranges.take() {
             agent_message::Kind::Ranges(ranges)
         } else if let Some(token) = self.renewal() {

@@ -18,7 +18,9 @@ pub(super) fn put_ip(buf: &mut impl BufMut, ip: IpAddr) {
     }
 }
 
-pub(super) fn ip_bytes(ip: IpAddr) -> Vec<u8> {
+/// Encodes an address: 4 or 16 bytes.
+#[must_use]
+pub fn ip_bytes(ip: IpAddr) -> Vec<u8> {
     let mut buf = Vec::with_capacity(16);
     put_ip(&mut buf, ip);
     buf
@@ -42,7 +44,10 @@ pub(super) fn pack_endpoints(endpoints: impl Iterator<Item = EndpointAddr>) -> B
 }
 
 /// Decodes an address of any family.
-pub(super) fn unpack_ip(field: &'static str, bytes: &[u8]) -> Result<IpAddr, ConvertError> {
+///
+/// # Errors
+/// The bytes are none.
+pub fn unpack_ip(field: &'static str, bytes: &[u8]) -> Result<IpAddr, ConvertError> {
     if let Ok(v4) = <[u8; 4]>::try_from(bytes) {
         return Ok(IpAddr::from(v4));
     }

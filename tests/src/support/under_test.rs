@@ -33,6 +33,10 @@ thread_local! {
 /// Tests, or modules of tests, that say something about one backend only, and why.
 const NFTABLES_ONLY: [(&str, &str); 33] = [
     (
+        "network_policies::each_wrong_reading",
+        "judges on paper, without a backend",
+    ),
+    (
         "unserved::a18_refusals_come_at_once",
         "C1: REJECT answers TCP with an ICMP error, which IPv6 hears late",
     ),

@@ -26,6 +26,7 @@ mod rotation;
 mod services;
 mod startup;
 mod support;
+mod tiers;
 mod workloads;
 
 use std::process::ExitCode;
@@ -63,6 +64,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     freeze::a_node_is_frozen_at_any_replica_and_stays_so_over_restarts,
     freeze::orders_at_two_replicas_at_once_are_both_kept,
     startup::the_startup_taint_follows_the_data_path,
+    tiers::cluster_policies_come_with_their_definition,
     record::history_names_the_object_its_version_and_the_time_of_each_node,
     fleet::agents_resume_at_other_replicas_and_lose_nothing,
     reasons::describe_names_the_cause_and_the_fix,
@@ -95,6 +97,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     input::a_kubeconfig_that_is_none_is_one_line,
     input::absurd_objects_do_not_harm_their_neighbours,
     chart::the_api_server_accepts_every_combination_of_values,
+    chart::pods_with_the_label_get_a_hook,
     chart::k34_an_upgrade_keeps_the_mode_that_agents_have,
     kpctl::each_missing_piece_on_the_way_to_the_control_plane_is_named,
     rights::control_planes_use_each_right_that_they_have,

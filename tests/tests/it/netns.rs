@@ -19,6 +19,7 @@ mod coming_from_kube_proxy;
 mod conntrack;
 mod counted;
 mod dead;
+mod departing;
 mod emptied;
 mod generated;
 mod handed;
@@ -74,6 +75,8 @@ const TESTS: &[Test] = kplane_tests::tests!(
     policies::a12_a13_both_policies_local,
     policies::b3_draining_endpoints_serve_when_nothing_is_ready,
     policies::b5_a_draining_endpoint_serves_a_local_policy_when_no_other_is_on_the_node,
+    departing::servers_end_right_after_their_hooks_and_no_connection_fails,
+    departing::hooks_are_answered_at_their_bound_at_the_latest,
     counted::each_connection_through_a_service_is_reported_once,
     asked::a_kernel_says_what_it_does,
     asked::a_kernel_says_what_others_have_left,
@@ -224,9 +227,14 @@ const TESTS: &[Test] = kplane_tests::tests!(
     network_policies::np17_labels_of_pods_and_namespaces_change,
     network_policies::np18_addresses_pass_to_other_pods,
     network_policies::np19_unknown_pods_are_cut_off,
+    network_policies::tiers_come_before_and_behind_network_policies,
+    network_policies::what_is_not_understood_opens_nothing,
+    network_policies::tiers_follow_labels_and_cut,
     network_policies::other_programs_change_the_tables,
     network_policies::no_verdict_is_wrong_while_everything_changes,
+    network_policies::each_wrong_reading_of_the_api_fails_a_case,
     network_policies::what_nodes_enforce_is_counted,
+    network_policies::denied_packets_are_counted_and_followed,
     proxied::a11_the_kernel_does_not_remember_the_proxy,
     proxied::a_removed_address_of_the_proxy_comes_back,
     proxied::the_kernel_serves_once_the_proxy_has_ended,

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use kplane_model::NodeName;
+use kplane_picture::k8s::Kind;
 
 use super::problems::{Key, Problem, problems};
 use super::{Event, Object, Picture, Reason};
@@ -24,6 +25,8 @@ pub(super) struct Announcer {
     standing: BTreeMap<Key, Standing>,
     /// The process of each node's agent.
     agents: HashMap<NodeName, u64>,
+    /// Number of the last Pod that waited to end and was announced.
+    departed: u64,
     /// Repairs of each node's rules that were announced.
     repairs: HashMap<NodeName, Repaired>,
 }
@@ -50,6 +53,7 @@ impl Announcer {
             with_input,
             standing: BTreeMap::new(),
             agents: HashMap::new(),
+            departed: 0,
             repairs: HashMap::new(),
         }
     }
@@ -58,6 +62,7 @@ impl Announcer {
     pub(super) fn step(&mut self, picture: &Picture, now: Instant) -> Vec<Event> {
         let mut events = self.starts(picture);
         self.repairs(picture, now, &mut events);
+        self.departures(picture, &mut events);
         let current = problems(picture, self.with_input);
         self.ends(&current, &mut events);
         for (key, problem) in &current {
@@ -150,6 +155,27 @@ impl Announcer {
         }
         self.repairs
             .retain(|name, _| picture.nodes.contains_key(name));
+    }
+
+    /// Announces Pods that ended because the time was over.
+    fn departures(&mut self, picture: &Picture, events: &mut Vec<Event>) {
+        for (number, departure) in &picture.departures {
+            if *number <= self.departed {
+                continue;
+            }
+            self.departed = *number;
+            if departure.reason.is_empty() || departure.pod.is_empty() {
+                continue;
+            }
+            let object = Object {
+                kind: Kind::Pod,
+                namespace: departure.namespace.as_str().into(),
+                name: departure.pod.as_str().into(),
+            };
+            let waited = Duration::from_millis(departure.waited_ms).as_secs_f64();
+            let note = format!("ended after {waited:.0} s: {}", departure.reason);
+            events.push(Event::new(object, Reason::EndedEarly, &note));
+        }
     }
 
     fn follow(&mut self, key: &Key, problem: &Problem, now: Instant, events: &mut Vec<Event>) {

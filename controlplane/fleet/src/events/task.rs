@@ -215,6 +215,7 @@ fn picture(hub: &Hub, served: Option<&Served>) -> Picture {
     let mut picture = Picture {
         issues: hub.issues(),
         held: hub.summary().borrow().held.clone(),
+        departures: hub.departures.latest(),
         ..Picture::default()
     };
     let suspicions = hub.suspects.now();

@@ -206,6 +206,30 @@ fn refused_input_is_announced_by_problem_and_its_end_by_object() {
     assert_eq!(rig.step(20), NOTHING);
 }
 
+#[test]
+fn a_policy_that_cannot_be_enforced_as_written_is_announced_until_it_can() {
+    let mut rig = Rig::new(&[]);
+    let too_large = Issue {
+        code: kplane_model::Reason::TooLarge,
+        ..issue("NetworkPolicy", "db", Severity::Error, "split it")
+    };
+    let invalid = Issue {
+        code: kplane_model::Reason::InvalidPolicy,
+        ..issue("NetworkPolicy", "web", Severity::Error, "no CIDR")
+    };
+    rig.issues(&[too_large, invalid.clone()]);
+    let said = [
+        "Warning TooLarge NetworkPolicy db: split it",
+        "Warning InvalidPolicy NetworkPolicy web: no CIDR",
+    ];
+    assert_eq!(rig.step(0), said);
+    assert_eq!(rig.step(5), NOTHING);
+    rig.issues(&[invalid]);
+    let accepted =
+        "Normal PolicyAccepted NetworkPolicy db: the problems of the NetworkPolicy are resolved";
+    assert_eq!(rig.step(10), [accepted]);
+}
+
 /// Some of the Services that the control plane holds are announced, once a second list had time to arrive.
 #[test]
 fn services_that_are_held_are_announced_when_it_lasts() {
@@ -495,4 +519,31 @@ fn a_node_that_keeps_what_nobody_names_is_announced_until_it_does_not() {
     let ended = "Normal HoldingEnded Node n1: the node no longer serves objects that are missing \
                  from the source";
     assert_eq!(rig.step(30), [ended]);
+}
+
+#[test]
+fn a_pod_that_ended_early_gets_one_event() {
+    let mut rig = Rig::new(&[]);
+    let departure = |pod: &str, reason: &str| {
+        Arc::new(Departure {
+            namespace: "shop".into(),
+            pod: pod.into(),
+            reason: reason.into(),
+            waited_ms: 10_040,
+            ..Departure::default()
+        })
+    };
+    rig.picture.departures = vec![
+        (1, departure("web-1", "")),
+        (2, departure("web-2", "node-7 did not confirm")),
+        (3, departure("", "node-7 did not confirm")),
+    ];
+    let events = rig.step(0);
+    assert_eq!(
+        events,
+        ["Warning EndedEarly Pod web-2: ended after 10 s: node-7 did not confirm"]
+    );
+    assert_eq!(rig.step(5), [] as [String; 0]);
+    rig.picture.departures.push((4, departure("web-4", "why")));
+    assert_eq!(rig.step(10).len(), 1);
 }

@@ -1,4 +1,4 @@
-//! The task that follows streams, asks neighbours, and publishes the suspected nodes.
+//! The task that follows streams, asks neighbours, and publishes who is suspected.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -26,7 +26,7 @@ use crate::suspects::{Mode, SILENT, Words};
 
 /// Interval between two checks of the streams.
 const LOOK: Duration = Duration::from_millis(200);
-/// Intervals at which a replica reports its suspicions, and that it is there.
+/// Interval of messages to other replicas: what is suspected, and that this one is there.
 const TELL: Duration = Duration::from_millis(500);
 const THERE: Duration = Duration::from_secs(1);
 /// Time for which an answer of other replicas about their agents counts.
@@ -52,7 +52,7 @@ struct Watch {
     judge: Judge,
     events: FuturesUnordered<BoxFuture<'static, Event>>,
     others: BTreeMap<NodeName, SocketAddr>,
-    /// Times of the last question to other replicas, and of the last report.
+    /// Time of the last question to other replicas, and of the last message.
     asked_at: Option<Instant>,
     told_at: Option<Instant>,
     /// The nodes that this replica itself suspects.
@@ -230,7 +230,7 @@ impl Watch {
         self.events.push(asking.boxed());
     }
 
-    /// Reports to other replicas that this one is there, and what it suspects.
+    /// Sends to other replicas that this one is there, and what it suspects.
     fn tell_others(&mut self) {
         let pause = if self.own.nodes.is_empty() {
             THERE

@@ -1,7 +1,8 @@
-//! What replicas tell each other about dead nodes.
+//! What replicas say to each other about dead nodes. Each says every second that it is there, and twice as often as long as
+//! it suspects a node.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use kplane_model::NodeName;
 use kplane_picture::index::{Suspicion, Suspicions};
@@ -12,7 +13,7 @@ use tokio::time::Instant;
 use crate::hub::Hub;
 use crate::peers::Peers;
 use crate::streams::is_node_name;
-use crate::suspects::{Nodes, SILENT, Said};
+use crate::suspects::{Nodes, SILENT, Said, ago};
 
 /// Maximum number of nodes in the word of one replica.
 const NODES: usize = 65_536;
@@ -50,14 +51,14 @@ fn read(request: &pb::SuspectRequest) -> Nodes {
     nodes.collect()
 }
 
-/// Reports to all other replicas what this one suspects; returns the nodes that have a stream elsewhere.
+/// Sends to all other replicas what this one suspects; returns the nodes that have a stream elsewhere.
 pub(super) async fn tell(
     peers: &Peers,
     from: u64,
     on_node: Option<NodeName>,
     own: &Suspicions,
 ) -> BTreeSet<NodeName> {
-    let now = SystemTime::now();
+    let now = std::time::SystemTime::now();
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     let nodes = own.nodes.iter().map(|(node, of)| pb::SuspectedNode {
         node: node.to_string(),
@@ -72,13 +73,6 @@ pub(super) async fn tell(
     };
     let alive = peers.suspect(request).await.into_iter();
     alive.map(|node| node.as_str().into()).collect()
-}
-
-/// Returns the time of something that was so long ago.
-fn ago(time: Duration) -> SystemTime {
-    SystemTime::now()
-        .checked_sub(time)
-        .unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! What a session wants its agent to get, until the stream has room.
 //!
-//! The mailbox has room for one message of each kind, and the latest counts. So a session never waits for an agent that
-//! does not read, and such an agent costs no memory.
+//! The mailbox has room for one message of each kind, and the latest counts. Only answers about Pods wait in a bounded
+//! row. So a session never waits for an agent that does not read, and such an agent costs little memory.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
@@ -11,6 +12,9 @@ use kplane_proto::v1::server_message;
 use tonic::Status;
 
 use super::updates::Updates;
+
+/// Maximum number of answers about Pods that wait to end.
+pub(super) const ANSWERS: usize = 1_024;
 
 /// The next thing for the stream to do.
 #[derive(Debug)]
@@ -32,6 +36,7 @@ struct Waiting {
     open: Option<Box<(pb::Welcome, Updates)>>,
     pong: Option<pb::Pong>,
     inspect: Option<pb::Inspect>,
+    left: VecDeque<pb::Left>,
     compared: Option<Vec<u8>>,
     heartbeat: bool,
     ping: Option<pb::Ping>,
@@ -85,6 +90,9 @@ impl Waiting {
         if let Some(inspect) = self.inspect.take() {
             return Some(Item::Send(Kind::Inspect(inspect)));
         }
+        if let Some(left) = self.left.pop_front() {
+            return Some(Item::Send(Kind::Left(left)));
+        }
         if let Some(digests) = self.compared.take() {
             return Some(Item::Compared(digests));
         }
@@ -114,6 +122,15 @@ impl Postman {
 
     pub(super) fn inspect(&self, inspect: pb::Inspect) {
         self.put(|waiting| waiting.inspect = Some(inspect));
+    }
+
+    /// Answers a question about a Pod; drops the answer if the agent does not read.
+    pub(super) fn left(&self, left: pb::Left) {
+        self.put(|waiting| {
+            if waiting.left.len() < ANSWERS {
+                waiting.left.push_back(left);
+            }
+        });
     }
 
     /// Hands over the digests of the agent's ranges.

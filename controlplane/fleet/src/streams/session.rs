@@ -5,6 +5,9 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
 use kplane_model::NodeName;
 use kplane_picture::buckets::{Bucket, Rate};
 use kplane_picture::freshness::Freshness;
@@ -18,7 +21,7 @@ use tonic::Status;
 use tracing::info;
 
 use super::attendance::Attendance;
-use super::mailbox::Postman;
+use super::mailbox::{ANSWERS, Postman};
 use super::millis;
 use super::questions::Questions;
 use super::updates::{Claim, Updates, must_be_node};
@@ -48,6 +51,8 @@ const RANGES: u64 = 1 << (pb::Capability::Ranges as u64 - 1);
 const PACKED: u64 = 1 << (pb::Capability::Packed as u64 - 1);
 /// The capability to enforce NetworkPolicies.
 const POLICIES: u64 = 1 << (pb::Capability::Policies as u64 - 1);
+/// The capability to enforce ClusterNetworkPolicies.
+const CLUSTER_POLICIES: u64 = 1 << (pb::Capability::ClusterPolicies as u64 - 1);
 /// Longest name of a Node: a DNS subdomain (RFC 1123), as in the API server.
 const MAX_NODE_NAME: usize = 253;
 
@@ -122,7 +127,7 @@ pub(super) async fn run(
         resume: hello.resume,
     };
     let dispatch = session.dispatch();
-    let updates = Updates::new(&hub, node, needs_node, claim, freshness, dispatch);
+    let updates = Updates::new(&hub, node.clone(), needs_node, claim, freshness, dispatch);
     postman.open(welcome, updates, millis(SystemTime::now()));
     let conversation = Conversation {
         postman,
@@ -131,6 +136,9 @@ pub(super) async fn run(
         sentry,
         messages: Bucket::new(MESSAGES),
         pause: None,
+        leaving: FuturesUnordered::new(),
+        hub: Arc::clone(&hub),
+        node,
         beats: hello.capabilities & BEATS != 0 && hub.suspects.beat_ms() > 0,
         session,
     };
@@ -181,11 +189,13 @@ fn check_hello(hello: &Hello) -> Result<NodeName, Status> {
 
 /// Refuses an agent that would serve its node without the NetworkPolicies that the node must enforce.
 fn must_enforce_policies(hub: &Hub, hello: &Hello) -> Result<(), Status> {
-    if !hub.network_policies || hello.capabilities & POLICIES != 0 {
+    let needed = POLICIES | CLUSTER_POLICIES;
+    if !hub.network_policies || hello.capabilities & needed == needed {
         return Ok(());
     }
     Err(Status::failed_precondition(
-        "this control plane has NetworkPolicies (--network-policy), and this agent does not know them: upgrade the agent",
+        "this control plane has NetworkPolicies (--network-policy), and this agent does not know them, or no \
+         ClusterNetworkPolicies: upgrade the agent",
     ))
 }
 
@@ -206,7 +216,7 @@ fn is_label(text: &str) -> bool {
 fn welcome(hub: &Hub, node: &NodeName, freshness: &Freshness) -> pb::Welcome {
     pb::Welcome {
         protocol_version: PROTOCOL_VERSION,
-        capabilities: RANGES | PACKED | POLICIES | BEATS,
+        capabilities: RANGES | PACKED | POLICIES | BEATS | CLUSTER_POLICIES,
         server_version: env!("CARGO_PKG_VERSION").to_owned(),
         epoch: hub.store.epoch(),
         heartbeat_interval_ms: u32::try_from(HEARTBEAT.as_millis()).unwrap_or(u32::MAX),
@@ -229,6 +239,10 @@ struct Conversation<'a> {
     beats: bool,
     /// Time until which no message is read, because the agent sent too many.
     pause: Option<Instant>,
+    /// Questions about Pods that wait to end.
+    leaving: FuturesUnordered<BoxFuture<'static, pb::Left>>,
+    hub: Arc<Hub>,
+    node: NodeName,
 }
 
 impl Conversation<'_> {
@@ -250,6 +264,7 @@ impl Conversation<'_> {
                 },
                 _ = beat.tick() => self.beat()?,
                 inspect = self.questions.next() => self.postman.inspect(inspect),
+                Some(left) = self.leaving.next() => self.postman.left(left),
             }
         }
     }
@@ -271,6 +286,23 @@ impl Conversation<'_> {
         Ok(())
     }
 
+    /// Takes a question about a Pod that waits to end. It is answered at once if there are too many.
+    fn leaves(&self, leaving: &pb::Leaving) {
+        let token = leaving.token;
+        if self.leaving.len() >= ANSWERS {
+            return self.postman.left(pb::Left {
+                token,
+                ..pb::Left::default()
+            });
+        }
+        let answered = self.hub.departures.ask(&self.node, leaving);
+        let left = answered.map(move |outcome| pb::Left {
+            token,
+            outcome: outcome.unwrap_or_default().into(),
+        });
+        self.leaving.push(left.boxed());
+    }
+
     fn receive(&mut self, message: AgentMessage) -> Result<(), Status> {
         self.last_heard = Instant::now();
         self.pause = self
@@ -287,6 +319,7 @@ impl Conversation<'_> {
             }
             Some(agent_message::Kind::Ping(ping)) => self.postman.pong(ping.token),
             Some(agent_message::Kind::Inspection(told)) => self.questions.answered(told),
+            Some(agent_message::Kind::Leaving(leaving)) => self.leaves(&leaving),
             Some(agent_message::Kind::Ranges(ranges)) => self.postman.compared(ranges.digests),
             Some(agent_message::Kind::Renewal(renewal)) => {
                 if let Some(token) = Token::parse(&renewal.token) {

@@ -1,5 +1,4 @@
-//! What other replicas suspect, and whether they are there. Each says it every second, and twice as often as long as it
-//! suspects a node.
+//! The words of other replicas, and what of them counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -39,7 +38,6 @@ impl Shared {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes what a replica says.
     pub(crate) fn take(&self, from: u64, said: Said) {
         let mut all = self.lock();
         all.retain(|_, said| said.at.elapsed() < REMEMBERED);

@@ -84,7 +84,7 @@ impl Tally {
 }
 
 /// Returns whether a node counts: not if its Node object is gone, and its agent with it.
-fn counts(hub: &Hub, node: &Node<'_>) -> bool {
+pub(super) fn counts(hub: &Hub, node: &Node<'_>) -> bool {
     let exists = node.facts.as_ref().is_some_and(|facts| facts.known);
     exists || node.is_connected() || !hub.names_are_nodes()
 }

@@ -55,6 +55,13 @@ pub(super) async fn status(
     peers: Option<&Peers>,
     request: &pb::DrainStatusRequest,
 ) -> Result<pb::DrainStatus, Status> {
+    if request.departures {
+        let latest = hub.departures.latest().into_iter().rev();
+        return Ok(pb::DrainStatus {
+            departures: latest.map(|(_, one)| pb::Departure::clone(&one)).collect(),
+            ..pb::DrainStatus::default()
+        });
+    }
     let subject = Subject::of(hub, request).await?;
     let (more, others) = (subject.more, subject.others);
     if subject.found.is_empty() {

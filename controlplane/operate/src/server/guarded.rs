@@ -42,6 +42,7 @@ fn right_for(path: &str) -> Option<Right> {
         }
         "/kplane.v1.StatusService/GetAffinity" => Some(Right::ReadClients),
         "/kplane.v1.StatusService/ForgetClient" => Some(Right::ForgetClients),
+        "/kplane.v1.StatusService/FollowDrops" => Some(Right::Sample),
         "/kplane.v1.DesiredStateService/WatchNode" => None,
         "/kplane.v1.DesiredStateService/WatchService"
         | "/kplane.v1.DesiredStateService/WatchAll" => Some(Right::ReadAllDesired),
@@ -126,6 +127,8 @@ mod tests {
             ("StatusService/GetDrainStatus", "get", "/kplane/status"),
             ("StatusService/GetProxied", "get", "/kplane/status"),
             ("StatusService/JudgeConnection", "get", "/kplane/status"),
+            ("StatusService/GetDrops", "get", "/kplane/status"),
+            ("StatusService/FollowDrops", "create", "/kplane/samples"),
             ("StatusService/TryService", "create", "/kplane/probes"),
             ("StatusService/ProbeNodes", "create", "/kplane/probes"),
             ("StatusService/GetAffinity", "get", "/kplane/clients"),

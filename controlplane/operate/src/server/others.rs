@@ -7,6 +7,7 @@ use kplane_model::ServiceName;
 use tonic::Status;
 
 /// The answers of other replicas to a watch; of none if the control plane asks no others.
+#[derive(Default)]
 pub(super) struct Others(Option<Following>);
 
 impl Others {

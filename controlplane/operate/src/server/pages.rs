@@ -57,6 +57,12 @@ impl Node<'_> {
         self.claim().is_some_and(|claim| claim.connected)
     }
 
+    /// Returns whether an agent is connected, or was so within this time.
+    pub(super) fn was_connected_within(&self, time: Duration) -> bool {
+        self.claim()
+            .is_some_and(|claim| claim.connected || claim.age < time)
+    }
+
     /// Returns whether the agent is connected and has virtual servers, which may be those of a Service.
     pub(super) fn has_servers(&self, service: &ServiceName) -> bool {
         let has = match &self.elsewhere {
@@ -149,6 +155,11 @@ impl<'a> Picture<'a> {
     /// Returns all nodes, sorted by name.
     pub(super) fn nodes(&self) -> impl Iterator<Item = (&NodeName, &Node<'a>)> {
         self.nodes.iter()
+    }
+
+    /// Returns the node with a name, if agents of it are known.
+    pub(super) fn node(&self, name: &NodeName) -> Option<&Node<'a>> {
+        self.nodes.get(name)
     }
 
     /// Returns the problem with the name of a node that has an agent, if the node is unknown.

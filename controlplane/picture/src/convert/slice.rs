@@ -156,7 +156,7 @@ fn convert_port(port: &k8s::SlicePort) -> Result<(Arc<str>, Protocol, u16), Stri
 struct Target<'a> {
     ip: IpAddr,
     from: &'a SliceEndpoint,
-    is_pod: bool,
+    pod: Option<Arc<str>>,
     zone_hints: Vec<Arc<str>>,
     node_hints: Vec<Arc<str>>,
 }
@@ -171,7 +171,7 @@ impl Target<'_> {
             ready: conditions.and_then(|c| c.ready).unwrap_or(true),
             serving: conditions.and_then(|c| c.serving).unwrap_or(true),
             terminating: conditions.and_then(|c| c.terminating).unwrap_or(false),
-            is_pod: self.is_pod,
+            pod: self.pod.clone(),
             node: self.from.node_name.clone().filter(|node| !node.is_empty()),
             zone_hints: self.zone_hints.clone(),
             node_hints: self.node_hints.clone(),
@@ -204,7 +204,7 @@ fn targets<'s>(
             Ok(ip) => targets.push(Target {
                 ip,
                 from,
-                is_pod: is_pod(from, &namespace),
+                pod: pod(from, &namespace),
                 zone_hints: hints(
                     index,
                     from.hints.as_ref().and_then(|h| h.for_zones.as_deref()),
@@ -221,12 +221,12 @@ fn targets<'s>(
     targets
 }
 
-/// Returns whether an endpoint names a Pod of the slice's namespace.
-fn is_pod(endpoint: &SliceEndpoint, namespace: &str) -> bool {
-    endpoint.target_ref.as_ref().is_some_and(|target| {
-        let of_slice = |name: &Arc<str>| name.is_empty() || **name == *namespace;
-        &*target.kind == "Pod" && target.namespace.as_ref().is_none_or(of_slice)
-    })
+/// Returns the name of the Pod that an endpoint names, if it is one of the slice's namespace.
+fn pod(endpoint: &SliceEndpoint, namespace: &str) -> Option<Arc<str>> {
+    let target = endpoint.target_ref.as_ref()?;
+    let of_slice = |name: &Arc<str>| name.is_empty() || **name == *namespace;
+    let is_pod = &*target.kind == "Pod" && target.namespace.as_ref().is_none_or(of_slice);
+    is_pod.then(|| target.name.clone().unwrap_or_default())
 }
 
 /// Parses an endpoint's address; refuses addresses of the node itself, in any notation

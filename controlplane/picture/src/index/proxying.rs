@@ -65,7 +65,7 @@ impl Index {
         }
         let why = if self.places.is_of_a_node(ip) {
             "is a node's address"
-        } else if !endpoint.is_pod {
+        } else if endpoint.pod.is_none() {
             "is not a Pod of its namespace (targetRef)"
         } else if !allowed.contain(ip) {
             "is not in the ranges of --userspace-endpoints"

@@ -33,6 +33,8 @@ pub struct TargetRef {
     /// The namespace.
     #[serde(deserialize_with = "maybe_shared")]
     pub namespace: Option<Arc<str>>,
+    /// The name.
+    pub name: Option<Arc<str>>,
 }
 
 /// Conditions of an endpoint; A27 defines the meaning of unset ones.

@@ -8,7 +8,9 @@ use kplane_model::Family;
 use kplane_netlink::{NetlinkError, Routes};
 
 use super::{Problem, objects};
-use crate::proxy_address::{CAPTURE_TABLE, DELIVERY, DIVERT_TABLES, proxy_address};
+use crate::proxy_address::{
+    CAPTURE_TABLE, DELIVERY, DEPARTING_TABLE, DIVERT_TABLES, proxy_address,
+};
 
 /// An object of the proxy.
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +28,8 @@ impl Part {
     pub(super) fn find() -> (Vec<Self>, Vec<Problem>) {
         let (mut found, mut problems) = (Vec::new(), Vec::new());
         for family in Family::ALL {
-            let tables = [CAPTURE_TABLE].into_iter().chain(DIVERT_TABLES);
+            let tables = [CAPTURE_TABLE, DEPARTING_TABLE].into_iter();
+            let tables = tables.chain(DIVERT_TABLES);
             let tables = tables.map(|table| Self::Table(family, table));
             let rest = [Self::Delivery(family), Self::Address(proxy_address(family))];
             for part in tables.chain(rest) {

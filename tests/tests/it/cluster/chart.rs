@@ -107,6 +107,66 @@ pub(crate) fn the_api_server_accepts_every_combination_of_values() -> Result<()>
     })
 }
 
+pub(crate) fn pods_with_the_label_get_a_hook() -> Result<()> {
+    let chart = Chart::open()?;
+    let rendered = chart.objects(&["preStop.enabled=true"])?;
+    let is_policy = |object: &&Value| {
+        let kind = object["kind"].as_str();
+        kind.is_some_and(|kind| kind.starts_with("MutatingAdmissionPolicy"))
+    };
+    let policies: Vec<_> = rendered.iter().filter(is_policy).collect();
+    ensure!(policies.len() == 2, "{policies:?}");
+    let resources = [
+        "mutatingadmissionpolicies",
+        "mutatingadmissionpolicybindings",
+    ];
+    let folder = "/apis/admissionregistration.k8s.io/v1";
+    let own = json!({"preStop": {"exec": {"command": ["true"]}}});
+    let pod = |label: &str, host: bool| {
+        json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"generateName": "drain-", "namespace": "default", "labels": {"kplane.io/drain": label}},
+            "spec": {"hostNetwork": host, "containers": [
+                {"name": "one", "image": "one"},
+                {"name": "other", "image": "other", "lifecycle": own},
+            ]},
+        })
+    };
+    let hook = json!({"httpGet": {"path": "/gone", "port": 7447, "scheme": "HTTP"}});
+    with_world(|world| {
+        let create = |label: &str, host: bool| {
+            let path = "/api/v1/namespaces/default/pods?dryRun=All";
+            let made = world
+                .api()
+                .request(Method::POST, path, Some(&pod(label, host)))?;
+            let hook = |n: usize| made["spec"]["containers"][n]["lifecycle"]["preStop"].clone();
+            Ok::<_, anyhow::Error>([hook(0), hook(1)])
+        };
+        for (resource, policy) in resources.iter().zip(&policies) {
+            let path = format!("{folder}/{resource}");
+            world.api().request(Method::POST, &path, Some(policy))?;
+        }
+        eventually(DEADLINE, "Pods get the hook", || {
+            match create("true", false)? {
+                [first, second] if first == hook && second == own["preStop"] => Ok(()),
+                others => Err(anyhow::anyhow!("{others:?}")),
+            }
+        })?;
+        for (label, host) in [("false", false), ("true", true)] {
+            let [first, second] = create(label, host)?;
+            ensure!(
+                first == Value::Null && second == own["preStop"],
+                "{label}: {first}"
+            );
+        }
+        for resource in resources {
+            let path = format!("{folder}/{resource}/kplane-drain");
+            world.api().request(Method::DELETE, &path, None)?;
+        }
+        Ok(())
+    })
+}
+
 /// K34: kubeadm 1.37 writes `mode: iptables` into a file that named no mode, and the next upgrade copies it.
 pub(crate) fn k34_an_upgrade_keeps_the_mode_that_agents_have() -> Result<()> {
     with_world(|world| {

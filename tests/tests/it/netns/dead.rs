@@ -127,9 +127,17 @@ impl Cluster {
         }
         let folder = tempfile::tempdir()?;
         fs::write(folder.path().join("all.yaml"), manifests())?;
-        let places = replicas.iter().map(|(_, ip, _)| format!("{ip}:{STATUS_PORT}").parse().map_err(anyhow::Error::msg));
+        let places = replicas.iter().map(|(_, ip, _)| {
+            format!("{ip}:{STATUS_PORT}")
+                .parse()
+                .map_err(anyhow::Error::msg)
+        });
         let flags = PeerFlags {
-            peers: if replicas.len() > 1 { places.collect::<Result<_>>()? } else { Vec::new() },
+            peers: if replicas.len() > 1 {
+                places.collect::<Result<_>>()?
+            } else {
+                Vec::new()
+            },
             ..PeerFlags::default()
         };
         let planes = replicas.iter().map(|(host, _, own_node)| {
@@ -140,7 +148,9 @@ impl Cluster {
                 dead_node: mode,
                 peers: flags.clone().config(0),
                 own_node: own_node.map(|number| node_name(number).into()),
-                ..control_plane::Config::new(control_plane::Origin::Manifests(folder.path().to_owned()))
+                ..control_plane::Config::new(control_plane::Origin::Manifests(
+                    folder.path().to_owned(),
+                ))
             };
             let host = topology.host(host).or_else(|_| topology.node(host))?;
             host.ns().run(|| {
@@ -402,7 +412,10 @@ pub(crate) fn a_node_without_its_agent_is_not_dead() -> Result<()> {
 /// The replica with the node's stream asks agents of the other one, too, and both suspect the node. Connections of a node
 /// whose agent is at the other replica go elsewhere.
 pub(crate) fn replicas_suspect_the_same_nodes() -> Result<()> {
-    let replicas = [("control", CONTROL[0], None), ("client", "172.30.0.3", None)];
+    let replicas = [
+        ("control", CONTROL[0], None),
+        ("client", "172.30.0.3", None),
+    ];
     let cluster = Cluster::with(Mode::Act, &replicas, |node| usize::from(node >= VICTIM))?;
     let (client, other) = (cluster.client()?, Arc::clone(&cluster.planes[1].1));
     reaches(&client, &format!("on-{VICTIM}"))?;
@@ -428,7 +441,11 @@ pub(crate) fn a_node_that_dies_with_its_replica_is_found() -> Result<()> {
     let cluster = Cluster::with(Mode::Act, &replicas, |node| usize::from(node == VICTIM))?;
     let hub = Arc::clone(&cluster.hub);
     eventually(DEADLINE, "the other replica is known", || {
-        hub.suspects.replicas().contains(&name.as_str().into()).then_some(()).ok_or("not yet")
+        hub.suspects
+            .replicas()
+            .contains(&name.as_str().into())
+            .then_some(())
+            .ok_or("not yet")
     })?;
     let cut_at = Instant::now();
     cluster.set_link(port_of(VICTIM), false)?;

@@ -30,28 +30,25 @@ use std::net::SocketAddr;
 
 use kplane_model::{Cidr, Family, FrontendAddr};
 use kplane_netlink::{
-    AttributeWriter, Batch, CommitError, Errno, Label, NetlinkError, NfSocket, Operation, Rejection,
+    AttributeWriter, Batch, CommitError, Errno, Label, NetlinkError, NfSocket, Operation,
 };
 
 use self::rules::{CHAINS, Rules};
-use super::super::element::{Destination, Element, ElementOp, Key, NodePort, encode};
-use super::super::schema::Set;
+use super::super::element::{Destination, Key, NodePort};
 #[allow(
     clippy::wildcard_imports,
     reason = "constants named as in the kernel's headers"
 )]
 use super::super::uapi::*;
 use super::super::userdata;
-use super::expressions::Expressions;
+use super::expressions::{Expressions, encode_key};
+use super::{NFT_TABLE_F_OWNER, knows_no_owner};
 use crate::proxy_address::{CAPTURE_TABLE as TABLE, LOCAL_PORTS as LOCAL};
 
 const PLACES: &str = "places";
 const PORTS: &str = "ports";
 const NODES: &str = "nodes";
 const LEASE: &str = "lease";
-
-/// The table ends with the socket that created it (Linux 5.12).
-pub(super) const NFT_TABLE_F_OWNER: u32 = 2;
 
 /// Time for which a datagram of the agent renews the lease, in milliseconds.
 const LEASE_MS: u64 = 1000;
@@ -204,13 +201,6 @@ impl CaptureTable {
     }
 }
 
-/// Returns whether the kernel refused the flag of a table's owner.
-pub(super) fn knows_no_owner(rejections: &[Rejection]) -> bool {
-    let unknown =
-        |rejection: &Rejection| matches!(rejection.errno, Errno::EOPNOTSUPP | Errno::EINVAL);
-    rejections.first().is_some_and(unknown)
-}
-
 fn operation(action: &'static str, kind: u16, flags: u16, family: u8) -> Operation {
     Operation {
         label: Label {
@@ -338,21 +328,6 @@ fn push_elements(
                     encode_key(list, key);
                 }
             });
-        },
-    );
-}
-
-/// Encodes an element without data.
-fn encode_key(list: &mut AttributeWriter<'_>, key: Key) {
-    // The encoding does not depend on the set.
-    let set = Set::Services;
-    encode(
-        list,
-        ElementOp::Add,
-        &Element {
-            set,
-            key,
-            data: None,
         },
     );
 }

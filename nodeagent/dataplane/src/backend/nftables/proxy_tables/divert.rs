@@ -20,8 +20,9 @@ use kplane_netlink::{AttributeWriter, Batch, CommitError, Errno, Label, NfSocket
 )]
 use super::super::uapi::*;
 use super::super::userdata;
-use super::capture::{CaptureError, NFT_TABLE_F_OWNER, knows_no_owner};
+use super::capture::CaptureError;
 use super::expressions::{Expressions, NFT_SOCKET_MARK, NFT_SOCKET_TRANSPARENT};
+use super::{NFT_TABLE_F_OWNER, knows_no_owner};
 use crate::proxy_address::DIVERT_TABLES as TABLES;
 
 const CHAIN: &str = "prerouting";

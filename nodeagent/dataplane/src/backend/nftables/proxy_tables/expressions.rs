@@ -1,6 +1,12 @@
-//! Expressions of the tables that belong to the userspace proxy. All of them use the first register.
+//! Expressions of the agent's small tables. Nearly all of them use the first register.
 
+use std::net::{IpAddr, SocketAddr};
+
+use kplane_model::Family;
 use kplane_netlink::AttributeWriter;
+
+use super::super::element::{Element, ElementOp, Key, encode};
+use super::super::schema::Set;
 
 #[allow(
     clippy::wildcard_imports,
@@ -16,6 +22,24 @@ pub(super) const NFT_SOCKET_MARK: u32 = 1;
 
 /// The first register, under its old name: 16 bytes.
 pub(super) const FIRST: u32 = 1;
+
+/// The register behind its 16 bytes, under its old name.
+const SECOND: u32 = 2;
+
+/// Encodes an element without data.
+pub(super) fn encode_key(list: &mut AttributeWriter<'_>, key: Key) {
+    // The encoding does not depend on the set.
+    let set = Set::Services;
+    encode(
+        list,
+        ElementOp::Add,
+        &Element {
+            set,
+            key,
+            data: None,
+        },
+    );
+}
 
 /// A writer of a rule's expressions.
 pub(super) struct Expressions<'a, 'b>(pub(super) &'a mut AttributeWriter<'b>);
@@ -88,6 +112,35 @@ impl Expressions<'_, '_> {
         self.expression("immediate", |w| {
             w.u32(NFTA_IMMEDIATE_DREG, register);
             w.nest(NFTA_IMMEDIATE_DATA, |w| w.bytes(NFTA_DATA_VALUE, value));
+        });
+    }
+
+    /// Loads the destination address (`struct iphdr`, `struct ipv6hdr`).
+    pub(super) fn destination(&mut self, family: Family) {
+        let (offset, len) = match family {
+            Family::V4 => (16, 4),
+            Family::V6 => (24, 16),
+        };
+        self.payload(FIRST, (NFT_PAYLOAD_NETWORK_HEADER, offset, len));
+    }
+
+    /// Loads an address.
+    pub(super) fn address(&mut self, ip: IpAddr) {
+        match ip {
+            IpAddr::V4(ip) => self.value(FIRST, &ip.octets()),
+            IpAddr::V6(ip) => self.value(FIRST, &ip.octets()),
+        }
+    }
+
+    /// Gives a connection this destination.
+    pub(super) fn lead_to(&mut self, family: Family, socket: SocketAddr) {
+        self.address(socket.ip());
+        self.value(SECOND, &socket.port().to_be_bytes());
+        self.expression("nat", |w| {
+            w.u32(NFTA_NAT_TYPE, NFT_NAT_DNAT);
+            w.u32(NFTA_NAT_FAMILY, u32::from(nfproto(family)));
+            w.u32(NFTA_NAT_REG_ADDR_MIN, FIRST);
+            w.u32(NFTA_NAT_REG_PROTO_MIN, SECOND);
         });
     }
 

@@ -1,6 +1,6 @@
 //! The chains of the table, and their rules.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr};
 
 use kplane_model::Family;
 
@@ -52,9 +52,6 @@ pub(super) const CHAINS: [Chain; 3] = [
 
 /// The first register of four bytes (`NFT_REG32_00`).
 const REGISTER: u32 = 8;
-/// The register behind 16 bytes, under its old name.
-const SECOND: u32 = 2;
-
 #[derive(Clone, Copy)]
 pub(super) enum Rule {
     /// A datagram of the agent to the proxy's address.
@@ -86,12 +83,12 @@ impl Rules<'_, '_> {
             Rule::Renew => {
                 self.to.meta(NFT_META_MARK, FIRST);
                 self.to.compare(&settings.own_mark.to_ne_bytes());
-                self.destination();
+                self.to.destination(self.family);
                 self.compare_address(settings.socket.ip());
                 self.to.renew(LEASE);
             }
             Rule::Lease => {
-                self.load_address(settings.socket.ip());
+                self.to.address(settings.socket.ip());
                 self.to.is_not_in(LEASE);
                 self.to.verdict(NFT_RETURN.cast_unsigned());
             }
@@ -105,13 +102,13 @@ impl Rules<'_, '_> {
                 self.to.verdict(NFT_RETURN.cast_unsigned());
             }
             Rule::Place => {
-                self.destination();
+                self.to.destination(self.family);
                 self.port_key(REGISTER + address_len / 4);
                 self.to.is_in(PLACES);
-                self.lead_to(settings.socket);
+                self.to.lead_to(self.family, settings.socket);
             }
             Rule::NodePort => {
-                self.destination();
+                self.to.destination(self.family);
                 self.to.is_in(NODES);
                 self.to.expression("fib", |w| {
                     w.u32(NFTA_FIB_FLAGS, NFTA_FIB_F_DADDR);
@@ -121,25 +118,15 @@ impl Rules<'_, '_> {
                 self.to.compare(&RTN_LOCAL.to_ne_bytes());
                 self.port_key(REGISTER);
                 self.to.is_in(PORTS);
-                self.lead_to(settings.socket);
+                self.to.lead_to(self.family, settings.socket);
             }
             Rule::Loopback => {
                 self.match_loopback();
                 self.port_key(REGISTER);
                 self.to.is_in(LOCAL);
-                self.lead_to(settings.socket);
+                self.to.lead_to(self.family, settings.socket);
             }
         }
-    }
-
-    /// Loads the destination address (`struct iphdr`, `struct ipv6hdr`).
-    fn destination(&mut self) {
-        let (offset, len) = match self.family {
-            Family::V4 => (16, 4),
-            Family::V6 => (24, 16),
-        };
-        self.to
-            .payload(FIRST, (NFT_PAYLOAD_NETWORK_HEADER, offset, len));
     }
 
     fn match_loopback(&mut self) {
@@ -150,7 +137,7 @@ impl Rules<'_, '_> {
                 self.to.compare(&[127]);
             }
             Family::V6 => {
-                self.destination();
+                self.to.destination(self.family);
                 self.to.compare(&Ipv6Addr::LOCALHOST.octets());
             }
         }
@@ -163,29 +150,10 @@ impl Rules<'_, '_> {
             .payload(register + 1, (NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2));
     }
 
-    fn load_address(&mut self, ip: IpAddr) {
-        match ip {
-            IpAddr::V4(ip) => self.to.value(FIRST, &ip.octets()),
-            IpAddr::V6(ip) => self.to.value(FIRST, &ip.octets()),
-        }
-    }
-
     fn compare_address(&mut self, ip: IpAddr) {
         match ip {
             IpAddr::V4(ip) => self.to.compare(&ip.octets()),
             IpAddr::V6(ip) => self.to.compare(&ip.octets()),
         }
-    }
-
-    fn lead_to(&mut self, socket: SocketAddr) {
-        self.load_address(socket.ip());
-        self.to.value(SECOND, &socket.port().to_be_bytes());
-        let family = u32::from(nfproto(self.family));
-        self.to.expression("nat", |w| {
-            w.u32(NFTA_NAT_TYPE, NFT_NAT_DNAT);
-            w.u32(NFTA_NAT_FAMILY, family);
-            w.u32(NFTA_NAT_REG_ADDR_MIN, FIRST);
-            w.u32(NFTA_NAT_REG_PROTO_MIN, SECOND);
-        });
     }
 }

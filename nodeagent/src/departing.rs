@@ -1,0 +1,250 @@
+//! preStop hooks of this node's Pods: a hook is answered when no kernel leads new connections to the Pod any more.
+//!
+//! ```text
+//! kubelet --GET POD:PORT/gone--> table kplane-departing -> Hooks -> Question -> stream -> control plane
+//!         <-------200-----------                        <-       <- outcome  <-        <-
+//! ```
+//!
+//! The engine publishes where the node's Pods are ([`Follower`]); a task of its own has the table and the listener
+//! ([`Hooks`]). The engine never waits for it. An answer comes at the latest after a bound, whatever the control plane does,
+//! and is never an error: kubelet would end the Pod at once.
+
+mod answering;
+mod pods;
+mod request;
+
+pub use pods::Follower;
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use kplane_dataplane::backend::nftables::{DepartingError, DepartingTable, departing_address};
+use kplane_http::{Acceptor, REBIND};
+use kplane_model::{Cidr, Family};
+use kplane_proto::v1::LeavingOutcome;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, sleep, sleep_until};
+use tracing::{info, warn};
+
+use self::answering::Answering;
+use self::pods::{Known, Pods};
+use crate::metrics::DepartingCounters;
+
+/// The port of hooks, unless the configuration has another one.
+pub const PORT: u16 = 7447;
+/// Longest time of a wait, unless the configuration or the hook has another one.
+pub const WITHIN: Duration = Duration::from_secs(10);
+
+/// Longest time of any wait.
+pub const LONGEST: Duration = Duration::from_secs(300);
+
+/// Maximum number of hooks that wait at a time.
+const WAITING: usize = 1_000;
+/// Pause between two attempts to open the port. The agent before this one may have it for a moment.
+const REOPEN: Duration = Duration::from_millis(500);
+/// Interval at which a table is written anew that other programs may have changed.
+const RENEW: Duration = Duration::from_secs(60);
+
+/// The settings of hooks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// The port of hooks, and of the agent's listener on loopback addresses.
+    pub port: u16,
+    /// Longest time of a wait, unless a hook has another one.
+    pub within: Duration,
+    /// Ranges of the cluster's Pods, beside the Node's own.
+    pub ranges: Vec<Cidr>,
+}
+
+/// A question to the control plane, for the stream.
+#[derive(Debug)]
+pub(crate) struct Question {
+    /// The addresses of the Pod.
+    pub(crate) addresses: Vec<IpAddr>,
+    /// The port of its endpoints; 0 = all.
+    pub(crate) port: u16,
+    /// The time until which the answer is of use.
+    pub(crate) until: Instant,
+    /// The channel for the answer. It is closed when the stream ends.
+    pub(crate) answer: oneshot::Sender<LeavingOutcome>,
+}
+
+/// The questions that a stream has to ask.
+pub(crate) type Questions = mpsc::Receiver<Question>;
+
+/// The task that answers hooks.
+#[derive(Debug)]
+pub struct Hooks {
+    settings: Settings,
+    known: watch::Receiver<Known>,
+    answering: Arc<Answering>,
+}
+
+/// Creates the engine's side, the task, and the questions for the stream.
+pub(crate) fn channel(
+    settings: Settings,
+    counters: Arc<DepartingCounters>,
+) -> (Follower, Hooks, Questions) {
+    let (follower, known) = pods::channel(settings.ranges.clone());
+    let (ask, questions) = mpsc::channel(WAITING);
+    let answering = Arc::new(Answering {
+        within: settings.within,
+        known: known.clone(),
+        ask,
+        counters,
+    });
+    let hooks = Hooks {
+        settings,
+        known,
+        answering,
+    };
+    (follower, hooks, questions)
+}
+
+impl Hooks {
+    /// Answers hooks until the agent ends.
+    pub(crate) async fn run(self) {
+        let room = Arc::new(Semaphore::new(WAITING));
+        tokio::join!(
+            self.serve(Family::V4, Arc::clone(&room)),
+            self.serve(Family::V6, room)
+        );
+    }
+
+    /// Answers the hooks of a family.
+    async fn serve(&self, family: Family, room: Arc<Semaphore>) {
+        let address = SocketAddr::new(departing_address(family), self.settings.port);
+        let mut acceptor = Acceptor::new(listen(address).await, "preStop hooks");
+        let failures = AtomicU64::new(0);
+        let mut rules = Rules {
+            family,
+            port: self.settings.port,
+            pods: Pods::default(),
+            table: None,
+            complained: false,
+        };
+        let mut known = self.known.clone();
+        let mut next = Instant::now();
+        loop {
+            tokio::select! {
+                (stream, _) = acceptor.accept(&failures) => {
+                    let place = Arc::clone(&room).try_acquire_owned().ok();
+                    let answering = Arc::clone(&self.answering);
+                    tokio::spawn(async move {
+                        answering.answer(stream, family, place.is_some()).await;
+                        drop(place);
+                    });
+                }
+                changed = known.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    next = rules.write(&known).await;
+                }
+                () = sleep_until(next) => next = rules.write(&known).await,
+            }
+        }
+    }
+}
+
+/// Opens a loopback port as soon as it is free.
+async fn listen(address: SocketAddr) -> TcpListener {
+    let mut told = false;
+    loop {
+        match TcpListener::bind(address).await {
+            Ok(listener) => return listener,
+            // The node has no such family.
+            Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {}
+            Err(error) if !std::mem::replace(&mut told, true) => warn!(
+                "cannot listen on {address} for preStop hooks: {error}; hooks of this node's Pods at this port fail, \
+                 which ends the Pods at once. Give another --pre-stop-port, on all nodes and in all hooks"
+            ),
+            Err(_) => {}
+        }
+        sleep(REOPEN).await;
+    }
+}
+
+/// The table of a family.
+struct Rules {
+    family: Family,
+    port: u16,
+    pods: Pods,
+    table: Option<DepartingTable>,
+    complained: bool,
+}
+
+impl Rules {
+    /// Brings the table up to date; returns when to do so again.
+    async fn write(&mut self, known: &watch::Receiver<Known>) -> Instant {
+        let now = Instant::now();
+        let (ranges, pods) = self.pods.note(&known.borrow(), self.family, now);
+        let (family, port, table) = (self.family, self.port, self.table.take());
+        // The kernel may be busy with a large transaction.
+        let written = spawn_blocking(move || {
+            let addresses = (&*ranges, &*pods);
+            let changed = table.map(|mut table| table.set(addresses).map(|()| table));
+            match changed {
+                Some(Ok(table)) => Ok(table),
+                // Another program may have deleted it.
+                _ => DepartingTable::create(family, port, addresses),
+            }
+        });
+        match written.await {
+            Ok(Ok(table)) => {
+                let renew = if table.is_owned() {
+                    Duration::MAX
+                } else {
+                    RENEW
+                };
+                if std::mem::take(&mut self.complained) {
+                    info!(%family, "the kernel takes the rules for preStop hooks now");
+                }
+                self.table = Some(table);
+                let forget = self.pods.forgets_at();
+                let renew = now.checked_add(renew).into_iter().chain(forget).min();
+                renew.unwrap_or(now + RENEW * 60)
+            }
+            Ok(Err(error)) => self.failed(&error, now),
+            // A bug, which the panic's own message names.
+            Err(_) => now + REBIND,
+        }
+    }
+
+    fn failed(&mut self, error: &DepartingError, now: Instant) -> Instant {
+        if !std::mem::replace(&mut self.complained, true) {
+            let family = self.family;
+            warn!(
+                %family,
+                "the kernel refuses the rules for preStop hooks, so hooks of this node's Pods at port {} fail, which ends \
+                 the Pods at once; trying again every {REBIND:?}: {}",
+                self.port,
+                kplane_dataplane::chain(error)
+            );
+        }
+        now + REBIND
+    }
+}
+
+/// Returns the destination that a client on this node wanted; `None` if it was the listener itself.
+fn original(stream: &TcpStream, family: Family) -> Option<IpAddr> {
+    use nix::sys::socket::{getsockopt, sockopt};
+    let to: SocketAddr = match family {
+        Family::V4 => {
+            let at = getsockopt(stream, sockopt::OriginalDst).ok()?;
+            let ip = std::net::Ipv4Addr::from(u32::from_be(at.sin_addr.s_addr));
+            SocketAddr::from((ip, u16::from_be(at.sin_port)))
+        }
+        Family::V6 => {
+            let at = getsockopt(stream, sockopt::Ip6tOriginalDst).ok()?;
+            let ip = std::net::Ipv6Addr::from(at.sin6_addr.s6_addr);
+            SocketAddr::from((ip, u16::from_be(at.sin6_port)))
+        }
+    };
+    (stream.local_addr().ok()? != to).then(|| to.ip())
+}

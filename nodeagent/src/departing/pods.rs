@@ -1,0 +1,216 @@
+//! Where this node's Pods are: in the ranges of the Node and of the cluster, and at the addresses of endpoints outside of
+//! them, as with networks that do not ask the Node for addresses.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use kplane_model::{Cidr, Family, ServiceKey};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::desired::{Desired, Touched};
+
+/// Time for which an address is remembered that is no endpoint any more: its Pod may be about to end.
+const REMEMBERED: Duration = Duration::from_secs(600);
+/// Most addresses that are remembered, of each family.
+const ADDRESSES: usize = 1_024;
+
+/// What is known of this node's Pods.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Known {
+    /// Ranges of its Pods, none in another.
+    ranges: Vec<Cidr>,
+    /// Endpoints on the node outside of them.
+    endpoints: BTreeSet<IpAddr>,
+    /// Addresses of the node itself.
+    pub(super) own: Vec<IpAddr>,
+}
+
+/// The engine's side.
+#[derive(Debug)]
+pub struct Follower {
+    ranges: Vec<Cidr>,
+    /// Endpoints outside of the ranges, by ServicePort.
+    endpoints: BTreeMap<ServiceKey, BTreeSet<IpAddr>>,
+    known: watch::Sender<Known>,
+}
+
+/// Creates both sides.
+pub(super) fn channel(ranges: Vec<Cidr>) -> (Follower, watch::Receiver<Known>) {
+    let (known, receiver) = watch::channel(Known::default());
+    let follower = Follower {
+        ranges,
+        endpoints: BTreeMap::new(),
+        known,
+    };
+    (follower, receiver)
+}
+
+impl Follower {
+    /// Notes that the kernel holds the desired state of a family; `touched` is what has changed, `None` = anything.
+    pub(crate) fn programmed(
+        &mut self,
+        family: Family,
+        desired: &Desired,
+        touched: Option<&Touched>,
+    ) {
+        let node = desired.node();
+        let of_node = node.map_or(&[][..], |node| &node.pod_cidrs);
+        let ranges = distinct(self.ranges.iter().chain(of_node).copied());
+        let is_outside = |ip: &IpAddr| !ranges.iter().any(|range| range.contains(*ip));
+        let all = touched.is_none_or(|touched| touched.node_changed);
+        let mut look = |key: &ServiceKey| {
+            let local = desired.service(key).and_then(|(_, local)| local);
+            let ips = local.into_iter().flat_map(|local| &local.endpoints);
+            let ips = ips.map(|endpoint| endpoint.addr.ip).filter(is_outside);
+            let ips: BTreeSet<_> = ips.collect();
+            match ips.is_empty() {
+                true => drop(self.endpoints.remove(key)),
+                false => drop(self.endpoints.insert(key.clone(), ips)),
+            }
+        };
+        match touched.filter(|_| !all) {
+            Some(touched) => {
+                let ours = touched.services.iter().filter(|key| key.family == family);
+                ours.for_each(look);
+            }
+            None => {
+                let keys: Vec<_> = desired
+                    .services(family)
+                    .filter(|(_, local)| local.is_some())
+                    .map(|(program, _)| program.port.key.clone())
+                    .collect();
+                keys.iter().for_each(&mut look);
+                let gone =
+                    |key: &ServiceKey| key.family == family && keys.binary_search(key).is_err();
+                self.endpoints.retain(|key, _| !gone(key));
+            }
+        }
+        let known = Known {
+            endpoints: self.endpoints.values().flatten().copied().collect(),
+            own: node.map_or_else(Vec::new, |node| node.addresses.clone()),
+            ranges,
+        };
+        self.known.send_if_modified(|last| {
+            let changed = *last != known;
+            *last = known;
+            changed
+        });
+    }
+}
+
+/// Returns these ranges without those that lie in another one.
+fn distinct(ranges: impl Iterator<Item = Cidr>) -> Vec<Cidr> {
+    let mut all: Vec<Cidr> = ranges.collect();
+    all.sort_by_key(|range| range.prefix_len());
+    let mut distinct = Vec::<Cidr>::new();
+    for range in all {
+        if !distinct.iter().any(|wider| wider.contains(range.first())) {
+            distinct.push(range);
+        }
+    }
+    distinct.sort();
+    distinct
+}
+
+/// The addresses of a family in the kernel. Those that are no endpoints any more stay for a while.
+#[derive(Debug, Default)]
+pub(super) struct Pods {
+    seen: HashMap<IpAddr, Instant>,
+    /// The time after which one is forgotten.
+    forgets_at: Option<Instant>,
+}
+
+impl Pods {
+    /// Takes what is known now; returns the ranges and addresses for the kernel.
+    pub(super) fn note(
+        &mut self,
+        known: &Known,
+        family: Family,
+        now: Instant,
+    ) -> (Vec<Cidr>, Vec<IpAddr>) {
+        let ours = known
+            .endpoints
+            .iter()
+            .filter(|ip| Family::of(**ip) == family);
+        for ip in ours {
+            if self.seen.len() < ADDRESSES || self.seen.contains_key(ip) {
+                self.seen.insert(*ip, now);
+            }
+        }
+        let in_range = |ip: &IpAddr| known.ranges.iter().any(|range| range.contains(*ip));
+        self.seen
+            .retain(|ip, at| now.saturating_duration_since(*at) < REMEMBERED && !in_range(ip));
+        let passing = self
+            .seen
+            .iter()
+            .filter(|(ip, _)| !known.endpoints.contains(*ip));
+        self.forgets_at = passing.map(|(_, at)| *at + REMEMBERED).min();
+        let ranges = known.ranges.iter().copied();
+        let mut pods: Vec<IpAddr> = self.seen.keys().copied().collect();
+        pods.sort_unstable();
+        (
+            ranges.filter(|range| range.family() == family).collect(),
+            pods,
+        )
+    }
+
+    /// Returns the time at which an address is forgotten, if one is.
+    pub(super) fn forgets_at(&self) -> Option<Instant> {
+        self.forgets_at
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cidr(text: &str) -> Cidr {
+        text.parse().unwrap()
+    }
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn ranges_in_others_are_left_out() {
+        let all = [
+            "10.244.1.0/24",
+            "10.244.0.0/16",
+            "fd00::/64",
+            "10.244.0.0/16",
+        ];
+        let distinct = distinct(all.into_iter().map(cidr));
+        assert_eq!(distinct, [cidr("10.244.0.0/16"), cidr("fd00::/64")]);
+    }
+
+    #[test]
+    fn an_address_stays_for_a_while() {
+        let mut pods = Pods::default();
+        let start = Instant::now();
+        let known = |endpoints: &[&str]| Known {
+            ranges: vec![cidr("10.1.0.0/16"), cidr("fd00::/64")],
+            endpoints: endpoints.iter().map(|text| ip(text)).collect(),
+            own: Vec::new(),
+        };
+        let both = known(&["10.9.0.1", "fd09::1"]);
+        let (ranges, addresses) = pods.note(&both, Family::V4, start);
+        assert_eq!(
+            (ranges, addresses),
+            (vec![cidr("10.1.0.0/16")], vec![ip("10.9.0.1")])
+        );
+        assert_eq!(pods.forgets_at(), None);
+        assert_eq!(
+            pods.note(&known(&[]), Family::V4, start).1,
+            [ip("10.9.0.1")]
+        );
+        let forgets = pods.forgets_at().unwrap();
+        assert_eq!(forgets, start + REMEMBERED);
+        assert_eq!(
+            pods.note(&known(&[]), Family::V4, forgets).1,
+            [] as [IpAddr; 0]
+        );
+    }
+}

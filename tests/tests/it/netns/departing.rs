@@ -1,0 +1,332 @@
+//! preStop hooks: a server may stop as soon as its hook is answered, and no connection fails.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use kp_nodeagent::config::Config;
+use kplane_fleet::fleet::Session;
+use kplane_model::Family;
+use kplane_picture::admission::Admission;
+use kplane_proto::v1::{Hello, LeavingOutcome};
+use kplane_tests::client::{Probe, Protocol};
+use kplane_tests::load::{Load, Pace};
+use kplane_tests::netns::NetNs;
+use kplane_tests::support::{Client, TARGET, World, node_name, pod_ips};
+use kplane_tests::wait::eventually;
+
+use crate::netns::alone::{self, Agent};
+use crate::netns::own_way::{CONTROL, CONTROL_PORT, plane_at};
+
+const DEADLINE: Duration = Duration::from_secs(30);
+const HOOK: u16 = 7447;
+/// The Service's addresses.
+const SERVICE: [&str; 2] = ["10.96.7.1", "fd96::701"];
+/// Name, node and number of the Pods behind the Service.
+const PODS: [(&str, u8, u8); 3] = [("a", 1, 1), ("b", 1, 2), ("c", 2, 1)];
+/// How often each Pod is replaced.
+const ROUNDS: usize = 4;
+
+/// What a Pod is for its Service.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Is {
+    Ready,
+    Terminating,
+    /// It is no endpoint.
+    Gone,
+}
+
+/// Writes the Nodes and the Service in one step.
+fn write(folder: &Path, pods: [Is; 3]) -> Result<()> {
+    let mut text = String::new();
+    for number in 1..=2 {
+        let name = node_name(number);
+        writeln!(
+            text,
+            "---\n{{apiVersion: v1, kind: Node, metadata: {{name: {name}}}, \
+             spec: {{podCIDRs: [10.244.{number}.0/24, 'fd44:0:0:{number:x}::/64']}}}}"
+        )?;
+    }
+    let [v4, v6] = SERVICE;
+    writeln!(
+        text,
+        "---\n{{apiVersion: v1, kind: Service, metadata: {{name: web, namespace: shop}}, spec: {{clusterIP: {v4}, \
+         clusterIPs: [{v4}, '{v6}'], ipFamilies: [IPv4, IPv6], ports: [{{port: 80, protocol: TCP}}]}}}}"
+    )?;
+    for (family, kind) in Family::ALL.into_iter().zip(["IPv4", "IPv6"]) {
+        let there = PODS.iter().zip(pods).filter(|(_, is)| *is != Is::Gone);
+        let endpoints = there.map(|((name, node, number), is)| {
+            let (ip, ready) = (pod_ips(*node, *number)[family as usize], is == Is::Ready);
+            format!(
+                "{{addresses: ['{ip}'], nodeName: {}, targetRef: {{kind: Pod, namespace: shop, name: web-{name}}}, \
+                 conditions: {{ready: {ready}, serving: true, terminating: {}}}}}",
+                node_name(*node),
+                !ready
+            )
+        });
+        writeln!(
+            text,
+            "---\n{{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {{name: web-{}, namespace: shop, \
+             labels: {{kubernetes.io/service-name: web}}}}, addressType: {kind}, \
+             ports: [{{name: '', port: {TARGET}, protocol: TCP}}], endpoints: [{}]}}",
+            kind.to_lowercase(),
+            endpoints.collect::<Vec<_>>().join(", ")
+        )?;
+    }
+    let new = folder.join("new");
+    fs::write(&new, text)?;
+    Ok(fs::rename(new, folder.join("all.yaml"))?)
+}
+
+/// Asks as kubelet does; returns the answer's status line and body.
+fn hook(node: &NetNs, pod: IpAddr, path: &str) -> Result<(String, String)> {
+    node.run(|| {
+        let mut stream = TcpStream::connect_timeout(&(pod, HOOK).into(), DEADLINE)?;
+        stream.set_read_timeout(Some(DEADLINE))?;
+        write!(
+            stream,
+            "GET {path} HTTP/1.1\r\nHost: {pod}\r\nUser-Agent: kube-lifecycle/1\r\n\r\n"
+        )?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        let (head, body) = text.split_once("\r\n\r\n").context("no answer")?;
+        let status = head.lines().next().unwrap_or_default();
+        Ok((status.to_owned(), body.trim().to_owned()))
+    })
+}
+
+/// Wants the outcome of a hook.
+fn outcome(node: &NetNs, pod: IpAddr, path: &str, wanted: &str) -> Result<()> {
+    let (status, body) = hook(node, pod, path)?;
+    ensure!(
+        status == "HTTP/1.1 200 OK" && body == wanted,
+        "{pod}{path}: {status}, {body:?} and not {wanted:?}"
+    );
+    Ok(())
+}
+
+fn config(number: u8, cache: &Path) -> Result<Config> {
+    let planes = format!("http://{}:{CONTROL_PORT}", CONTROL[0]);
+    let mut config = alone::config_with(&planes, cache)?;
+    config.node_name = node_name(number).into();
+    config.cache_dir = None;
+    // Answers of Pods on other nodes come back this way.
+    config.node_settings.masquerade_all = true;
+    Ok(config)
+}
+
+/// Starts the agents of both nodes, and waits until their kernels hold what the control plane has.
+fn agents(world: &World, cache: &Path) -> Result<Vec<Agent>> {
+    let agents = (1..=2).map(|number| {
+        let config = config(number, cache)?;
+        world.node(number)?.run(|| Agent::start(&config))
+    });
+    let agents: Vec<_> = agents.collect::<Result<_>>()?;
+    for agent in &agents {
+        eventually(DEADLINE, "the agent serves", || {
+            let report = agent.report();
+            let serves = report.counts.services == 2 && report.applied == report.held;
+            serves.then_some(()).ok_or_else(|| format!("{report:?}"))
+        })?;
+    }
+    Ok(agents)
+}
+
+fn stop(world: &World, agents: Vec<Agent>) -> Result<()> {
+    for (number, agent) in (1..).zip(agents) {
+        world.node(number)?.run(|| agent.stop())?;
+    }
+    Ok(())
+}
+
+/// Waits until kubelet's way leads to the agent.
+fn answers(node: &NetNs, pod: IpAddr) -> Result<()> {
+    eventually(DEADLINE, "a hook is answered", || {
+        hook(node, pod, "/gone?within=0s").map(drop)
+    })
+}
+
+pub(crate) fn servers_end_right_after_their_hooks_and_no_connection_fails() -> Result<()> {
+    let (folder, cache) = (tempfile::tempdir()?, tempfile::tempdir()?);
+    write(folder.path(), [Is::Ready; 3])?;
+    let mut world = World::without_agents()?;
+    let control = world.topology.host("control")?.ns().clone();
+    let (_runtime, hub) = plane_at(&control, folder.path(), &Admission::default(), CONTROL_PORT)?;
+    let agents = agents(&world, cache.path())?;
+    let nodes = [world.node(1)?.clone(), world.node(2)?.clone()];
+    let loads: Vec<_> = [
+        Client::Outside,
+        Client::PodHere,
+        Client::PodThere,
+        Client::Node,
+    ]
+    .into_iter()
+    .zip(SERVICE.iter().cycle())
+    .map(|(client, ip)| {
+        let probe = Probe::tcp(SocketAddr::new(ip.parse()?, 80));
+        let pace = Pace {
+            threads: 1,
+            ..Pace::default()
+        };
+        Load::start(world.net.ns(client)?, probe, pace)
+    })
+    .collect::<Result<_>>()?;
+    for (_, node, number) in PODS {
+        for pod in pod_ips(node, number) {
+            answers(&nodes[usize::from(node) - 1], pod)?;
+        }
+    }
+    let mut answered = 0;
+    for round in 0..ROUNDS * PODS.len() {
+        let index = round % PODS.len();
+        let (name, node, number) = PODS[index];
+        // kubelet asks one address only, of any family.
+        let pod = pod_ips(node, number)[round % 2];
+        let node = &nodes[usize::from(node) - 1];
+        let mut pods = [Is::Ready; 3];
+        pods[index] = Is::Terminating;
+        thread::scope(|scope| {
+            let asked = scope.spawn(|| outcome(node, pod, "/gone?within=20s", "gone"));
+            write(folder.path(), pods)?;
+            asked.join().map_err(|_| anyhow!("it panicked"))?
+        })?;
+        // Connections that are established go on, and new ones are refused.
+        let ended = world.topology.pod_mut(name)?;
+        ended.stop(Protocol::Tcp, TARGET, Duration::from_secs(2))?;
+        let goal: u64 = loads.iter().map(|load| load.report().ok()).sum::<u64>() + 50;
+        eventually(DEADLINE, "the load goes on", || {
+            let now: u64 = loads.iter().map(|load| load.report().ok()).sum();
+            (now >= goal).then_some(()).ok_or(now)
+        })?;
+        ended.serve(Protocol::Tcp, TARGET)?;
+        write(folder.path(), [Is::Ready; 3])?;
+        answered += 1;
+        let latest = hub.departures.latest();
+        let departures = latest
+            .iter()
+            .filter(|(_, one)| one.pod == format!("web-{name}"));
+        let last = departures.last().context("no record")?;
+        ensure!(
+            last.1.outcome() == LeavingOutcome::Gone && last.1.services == ["shop/web"],
+            "{:?}",
+            last.1
+        );
+    }
+    ensure!(answered == ROUNDS * PODS.len());
+    for load in loads {
+        let load = load.stop();
+        ensure!(load.lost() == 0 && load.ok() > 50, "{load}");
+    }
+    stop(&world, agents)
+}
+
+pub(crate) fn hooks_are_answered_at_their_bound_at_the_latest() -> Result<()> {
+    let (folder, cache) = (tempfile::tempdir()?, tempfile::tempdir()?);
+    write(folder.path(), [Is::Ready; 3])?;
+    let world = World::without_agents()?;
+    let control = world.topology.host("control")?.ns().clone();
+    let (runtime, hub) = plane_at(&control, folder.path(), &Admission::default(), CONTROL_PORT)?;
+    let agents = agents(&world, cache.path())?;
+    let node = world.node(1)?.clone();
+    let [a, b] = [pod_ips(1, 1), pod_ips(1, 2)].map(|ips| ips[0]);
+    answers(&node, b)?;
+    // A rule of another program, such as a policy, that keeps the node away from its Pods.
+    for words in [
+        "add table ip other",
+        "add chain ip other output { type filter hook output priority 0; }",
+        "add rule ip other output ip daddr 10.244.0.0/16 drop",
+    ] {
+        let mut nft = Command::new("nft");
+        nft.arg(words);
+        node.output(nft)?;
+    }
+    let last_reason = || {
+        let latest = hub.departures.latest();
+        latest
+            .last()
+            .map(|(_, one)| one.reason.clone())
+            .unwrap_or_default()
+    };
+    let began = Instant::now();
+    outcome(&node, b, "/gone?within=1s", "bound")?;
+    ensure!(
+        began.elapsed() >= Duration::from_millis(850),
+        "{:?}",
+        began.elapsed()
+    );
+    ensure!(
+        last_reason().contains("still counted as ready for shop/web"),
+        "{}",
+        last_reason()
+    );
+
+    // An agent that is connected and does nothing any more.
+    let silent = Session::begin(
+        &hub.fleet,
+        &"node-7".into(),
+        &Hello::default(),
+        String::new(),
+    )
+    .map_err(|error| anyhow!("{error}"))?;
+    write(folder.path(), [Is::Ready, Is::Terminating, Is::Ready])?;
+    outcome(&node, b, "/gone?within=2s", "bound")?;
+    ensure!(
+        last_reason() == "node-7 did not confirm",
+        "{}",
+        last_reason()
+    );
+    drop(silent);
+
+    write(folder.path(), [Is::Terminating, Is::Gone, Is::Gone])?;
+    outcome(&node, a, "/gone?within=2s", "last-endpoint")?;
+    ensure!(
+        last_reason() == "the Pod was the last endpoint of shop/web",
+        "{}",
+        last_reason()
+    );
+    // A Pod that no Service has.
+    outcome(&node, pod_ips(1, 9)[0], "/gone?within=20s", "gone")?;
+    outcome(&node, pod_ips(1, 9)[1], "/gone?within=20s", "gone")?;
+    let (status, _) = hook(&node, b, "/")?;
+    ensure!(status == "HTTP/1.1 404 Not Found", "{status}");
+    // The node itself is no Pod, but a Pod in its network has a port.
+    outcome(&node, [127, 0, 0, 1].into(), "/gone?within=20s", "no-pod")?;
+    outcome(
+        &node,
+        [127, 0, 0, 1].into(),
+        "/gone?within=20s&port=8080",
+        "gone",
+    )?;
+
+    let mut nft = Command::new("nft");
+    nft.arg("delete table ip other");
+    node.output(nft)?;
+    // Nobody else reaches the listener: other nodes, Pods, machines.
+    for (from, to) in [
+        (world.node(2)?, b),
+        (world.net.ns(Client::PodHere)?, b),
+        (world.net.ns(Client::PodHere)?, [172, 30, 1, 1].into()),
+        (world.net.ns(Client::Outside)?, [172, 30, 1, 1].into()),
+        (&node, [172, 30, 1, 1].into()),
+    ] {
+        let reached = hook(from, to, "/gone?within=0s");
+        ensure!(reached.is_err(), "{to}: {reached:?}");
+    }
+
+    drop(hub);
+    drop(runtime);
+    let began = Instant::now();
+    outcome(&node, a, "/gone?within=1s", "no-control-plane")?;
+    ensure!(
+        began.elapsed() >= Duration::from_secs(1),
+        "{:?}",
+        began.elapsed()
+    );
+    stop(&world, agents)
+}
