@@ -31,7 +31,7 @@ thread_local! {
 }
 
 /// Tests, or modules of tests, that say something about one backend only, and why.
-const NFTABLES_ONLY: [(&str, &str); 33] = [
+const NFTABLES_ONLY: [(&str, &str); 34] = [
     (
         "network_policies::each_wrong_reading",
         "judges on paper, without a backend",

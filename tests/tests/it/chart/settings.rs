@@ -54,7 +54,8 @@ const fn setting(
 }
 
 /// All values that become a flag of their own.
-const SETTINGS: [Setting; 16] = [
+const SETTINGS: [Setting; 17] = [
+    setting("deadNode.mode", "dead-node", Kind::Word, "act"),
     setting(
         "controlPlane.ports.agents",
         "agent-listen",
