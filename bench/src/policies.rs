@@ -84,7 +84,12 @@ fn address(first: u8, number: u32) -> IpAddr {
 
 fn peer(address: IpAddr, number: u32) -> PolicyObject {
     let class = class(number);
-    PolicyObject::Peer(Peer { address, class })
+    let tier = None;
+    PolicyObject::Peer(Peer {
+        address,
+        class,
+        tier,
+    })
 }
 
 fn policy(number: u32) -> Policy {
@@ -110,6 +115,7 @@ fn pod(number: u32, address: IpAddr) -> LocalPod {
         addresses: vec![address],
         ports: Vec::new(),
         policies: vec![policy(number).name],
+        tier: None,
     }
 }
 
@@ -306,6 +312,7 @@ fn ends(wanted: Wanted, source: IpAddr, destination: IpAddr) -> Vec<PolicyObject
             addresses: vec![address],
             ports: Vec::new(),
             policies,
+            tier: None,
         })
     };
     let of_destination = match wanted {

@@ -5,6 +5,7 @@ mod bundle;
 mod check;
 mod describe;
 mod drain;
+mod drops;
 mod get;
 mod migrate;
 mod page;
@@ -88,6 +89,7 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
             describe::policy(&cli, args.name()?).await
         }
         Command::Why(args) => why::run(&cli, args).await,
+        Command::Drops(args) => drops::run(&cli, args).await,
         Command::Describe(DescribeCommand::Node { node }) => {
             node_of(&cli, node).await?;
             Ok(Verdict::Done)

@@ -21,7 +21,7 @@ use kplane_fleet::doors::{Door, Limits, Secured};
 use kplane_fleet::hub::Hub;
 use kplane_fleet::identity::{self, Gate};
 use kplane_fleet::peers::{self, Peers};
-use kplane_fleet::{events, fleet, taints};
+use kplane_fleet::{events, fleet, neighbours, suspects, taints};
 use kplane_model::NodeName;
 use kplane_operate::server::departing;
 use kplane_operate::traces;
@@ -75,6 +75,8 @@ pub struct Config {
     pub events: bool,
     /// Whether Nodes lose the start-up taint when their data paths answer.
     pub startup_taint: bool,
+    /// What is done about dead nodes.
+    pub dead_node: suspects::Mode,
     /// Identities of callers, and their rights.
     pub identity: identity::Config,
     /// The other replicas.
@@ -106,6 +108,7 @@ impl Config {
             cliff_guard: CliffGuard::default(),
             events: false,
             startup_taint: false,
+            dead_node: suspects::Mode::Off,
             identity: identity::Config::default(),
             peers: peers::Config::default(),
             only_node: None,
@@ -197,6 +200,8 @@ async fn start(config: Config) -> Result<Bound, BuildError> {
     let departing = departing::serve(Arc::clone(&hub), peers.clone());
     tasks.spawn(until(departing, hub.shutdown.clone()));
     let shutdown = hub.shutdown.clone();
+    let watch = neighbours::watch(Arc::clone(&hub), peers.clone());
+    tasks.spawn(until(watch, shutdown.clone()));
     let in_memory = serve_in_memory(&hub, &gate, &mut tasks);
     let doors = [
         Door::new("agents", agent_limits(config.agent_limits)),
@@ -309,6 +314,7 @@ async fn start_hub(
         config.cliff_guard,
         batches,
     );
+    hub.suspects.set_mode(config.dead_node);
     hub.snapshots
         .limit(config.agent_limits.snapshots_per_second);
     if let Some(node) = config.own_node.clone() {

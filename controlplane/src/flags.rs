@@ -7,6 +7,7 @@ use clap::{ArgAction, ArgGroup, Parser, ValueEnum};
 use kplane_fleet::certs;
 use kplane_fleet::doors::Limits;
 use kplane_fleet::peers::PeerFlags;
+use kplane_fleet::suspects;
 use kplane_model::{Cidr, ProxyEndpoints, ProxyNamespaces};
 use kplane_operate::traces::TraceFlags;
 use kplane_picture::admission::{
@@ -189,6 +190,12 @@ pub struct Args {
     #[arg(long, help_heading = API)]
     startup_taint: bool,
 
+    /// What to do about a Node whose agent is silent and that neighbours do not reach either: observe says what act would
+    /// do, act gives its endpoints new connections only where no other endpoint is ready. Agents then say twice in three
+    /// seconds that they are alive.
+    #[arg(long, value_enum, default_value = "observe", value_name = "MODE", help_heading = DEAD_NODES)]
+    dead_node: suspects::Mode,
+
     #[command(flatten)]
     state: StateFlags,
 
@@ -236,6 +243,7 @@ impl Args {
             cliff_guard: self.cliff_guard(),
             events: self.events,
             startup_taint: self.startup_taint,
+            dead_node: self.dead_node,
             peers: self.peers.clone().config(self.own_mark),
             own_node: self.on_node.as_deref().map(Into::into),
             state: Some(self.state.state(self.tls.certificates_in.clone())),
@@ -328,6 +336,7 @@ const PORTS: &str = "Ports";
 const LIMITS: &str = "Limits on clients";
 const ADMISSION: &str = "What Services may have";
 const CLIFF_GUARD: &str = "Deletions of many Services at once";
+const DEAD_NODES: &str = "Dead nodes";
 const PROCESS: &str = "The process";
 
 const EXAMPLES: &str = "\

@@ -14,6 +14,7 @@ mod interrupt;
 mod load;
 mod manifests;
 mod objects;
+mod policies;
 mod show;
 mod stage;
 mod userspace;
@@ -78,11 +79,15 @@ const WALK: [Step; 5] = [
     ("Kill an agent under load, and start it again", load::restart),
 ];
 /// Steps after the first, with the objects of `deploy/demo`.
-const DETAILS: [Step; 2] = [
+const DETAILS: [Step; 3] = [
     ("Call Services, and see who answers", calls::connect),
     (
         "Call a Service with session affinity: who comes again meets the same pod",
         calls::affinity,
+    ),
+    (
+        "Protect a pod with NetworkPolicies, and let it be called",
+        policies::walk,
     ),
 ];
 

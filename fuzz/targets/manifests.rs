@@ -19,6 +19,9 @@ fuzz_target!(|text: &[u8]| {
             }
             Object::Namespace(namespace) => drop(convert::namespace(namespace)),
             Object::Pod(pod) => drop(convert::pod(pod)),
+            Object::ClusterNetworkPolicy(policy) => {
+                drop(convert::cluster_policy(policy, &located.location));
+            }
         }
     }
 });

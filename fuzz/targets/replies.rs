@@ -7,6 +7,7 @@ use kplane_netlink::Messages;
 use kplane_netlink::conntrack::Flow;
 use kplane_netlink::ipset::Found;
 use kplane_netlink::ipvs::{Listing, Server};
+use kplane_netlink::nflog::Logged;
 use kplane_model::Family;
 use libfuzzer_sys::fuzz_target;
 
@@ -16,6 +17,7 @@ fuzz_target!(|bytes: &[u8]| {
     };
     for message in Messages(dump) {
         let _ = (Flow::parse(message), Server::parse(message));
+        let _ = Logged::parse(message);
     }
     let _ = Found::parse(Messages(dump));
     if let Ok(text) = std::str::from_utf8(dump) {

@@ -43,8 +43,9 @@ pub use net::{
 };
 pub use node::{NodeFacts, NodeName, ZoneName};
 pub use policy::{
-    Block, Direction, GroupId, GroupPart, LocalPod, NamedPort, Peer, PeerClass, PeerId, Peers,
-    PodName, Policy, PolicyKey, PolicyName, PolicyObject, PolicyPort, PolicyRule,
+    Block, DecisionRow, Decisions, Direction, GroupId, GroupPart, LocalPod, NamedPort, Peer,
+    PeerClass, PeerId, Peers, PodName, Policy, PolicyKey, PolicyName, PolicyObject, PolicyPort,
+    PolicyRule, PortAction, PortActions, Tier, TierAction, TierSpan,
 };
 pub use program::{DesiredKey, DesiredObject, LocalEndpoint, LocalEndpoints, ServiceProgram};
 pub use proxied::{Balance, Proxied, ProxyHeader};

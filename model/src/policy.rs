@@ -51,7 +51,13 @@ pub enum PolicyKey {
     Group(GroupId, u8),
     /// A policy.
     Policy(PolicyName),
-    /// A Pod of the node.
+    /// A ClusterNetworkPolicy.
+    Cluster(Arc<str>),
+    /// The first and the last address of a [`TierSpan`].
+    Span(IpAddr, IpAddr),
+    /// The Pods and the part of [`Decisions`].
+    Decisions(PeerId, u8),
+    /// A Pod of the node. The last kind, so that these are together in the order of keys.
     Pod(PodName),
 }
 
@@ -70,6 +76,14 @@ impl fmt::Display for PolicyKey {
             Self::Class(id) => write!(f, "class {id:?} of Pods"),
             Self::Group(id, part) => write!(f, "group {id:?} of Pods, part {part}"),
             Self::Policy(name) => write!(f, "NetworkPolicy {name}"),
+            Self::Cluster(name) => write!(f, "ClusterNetworkPolicy {name}"),
+            Self::Span(first, last) => write!(f, "addresses {first} to {last}"),
+            Self::Decisions(id, part) => {
+                write!(
+                    f,
+                    "decisions of ClusterNetworkPolicies for Pods {id:?}, part {part}"
+                )
+            }
             Self::Pod(name) => write!(f, "policies of Pod {name}"),
         }
     }
@@ -86,6 +100,12 @@ pub enum PolicyObject {
     Group(GroupPart),
     /// A policy.
     Policy(Policy),
+    /// A ClusterNetworkPolicy.
+    Cluster(Arc<str>),
+    /// Addresses outside of Pods.
+    Span(TierSpan),
+    /// Decisions of ClusterNetworkPolicies.
+    Decisions(Decisions),
     /// A Pod of the node.
     Pod(LocalPod),
 }
@@ -99,6 +119,9 @@ impl PolicyObject {
             Self::Class(class) => PolicyKey::Class(class.id),
             Self::Group(group) => PolicyKey::Group(group.group, group.part),
             Self::Policy(policy) => PolicyKey::Policy(policy.name.clone()),
+            Self::Cluster(name) => PolicyKey::Cluster(name.clone()),
+            Self::Span(span) => PolicyKey::Span(span.first, span.last),
+            Self::Decisions(of) => PolicyKey::Decisions(of.subject, of.part),
             Self::Pod(pod) => PolicyKey::Pod(pod.name.clone()),
         }
     }
@@ -111,6 +134,8 @@ pub struct Peer {
     pub address: IpAddr,
     /// The class.
     pub class: PeerId,
+    /// What ClusterNetworkPolicies take the address for; `None` = no rule of them names it.
+    pub tier: Option<PeerId>,
 }
 
 /// Pods of a namespace with the same labels, as far as any peer of a rule asks for them, and the same named ports, as
@@ -235,4 +260,101 @@ pub struct LocalPod {
     pub ports: Vec<NamedPort>,
     /// The policies that select it, sorted and unique (NP1).
     pub policies: Vec<PolicyName>,
+    /// Whose [`Decisions`] are for it; `None` = no ClusterNetworkPolicy selects it.
+    pub tier: Option<PeerId>,
+}
+
+/// A tier of ClusterNetworkPolicies. NetworkPolicies stand between the two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Tier {
+    /// Before NetworkPolicies.
+    Admin,
+    /// For directions in which no NetworkPolicy isolates the Pod.
+    Baseline,
+}
+
+impl Tier {
+    /// Both tiers, in order.
+    pub const ALL: [Self; 2] = [Self::Admin, Self::Baseline];
+}
+
+/// The action of a rule of a ClusterNetworkPolicy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TierAction {
+    /// The connection is denied.
+    Deny,
+    /// The rest of the tier does not count.
+    Pass,
+    /// The connection is allowed, as far as this direction is concerned.
+    Accept,
+}
+
+/// Addresses, apart from those of Pods, that no rule of a ClusterNetworkPolicy can tell apart. Spans do not overlap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TierSpan {
+    /// The first address.
+    pub first: IpAddr,
+    /// The last address, of the same family and not below the first.
+    pub last: IpAddr,
+    /// What ClusterNetworkPolicies take them for.
+    pub tier: PeerId,
+}
+
+/// What the ClusterNetworkPolicies that select some Pods decide about other ends whose identities begin with a byte.
+/// Of Pods with decisions, part 0 is always there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decisions {
+    /// The Pods: [`LocalPod::tier`].
+    pub subject: PeerId,
+    /// The first byte of the other ends' identities.
+    pub part: u8,
+    /// The decisions. No other end is in two rows of a direction and tier.
+    pub rows: Vec<DecisionRow>,
+}
+
+/// The decision about some other ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DecisionRow {
+    /// The direction.
+    pub direction: Direction,
+    /// The tier.
+    pub tier: Tier,
+    /// The actions.
+    pub actions: PortActions,
+    /// The other ends, sorted and unique.
+    pub peers: Vec<PeerId>,
+}
+
+/// Actions by the destination's port.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PortActions {
+    /// The action for all other ports and protocols.
+    pub rest: TierAction,
+    /// Ranges of ports with other actions, sorted. They do not overlap.
+    pub ranges: Vec<PortAction>,
+}
+
+/// A protocol, its first and last port, and what happens to connections to them.
+pub type PortAction = (Protocol, u16, u16, TierAction);
+
+impl PortActions {
+    /// The actions for what no rule is about.
+    pub const PASS: Self = Self {
+        rest: TierAction::Pass,
+        ranges: Vec::new(),
+    };
+    /// The denial of everything.
+    pub const DENY: Self = Self {
+        rest: TierAction::Deny,
+        ranges: Vec::new(),
+    };
+
+    /// Returns the action for a port.
+    #[must_use]
+    pub fn action(&self, protocol: Protocol, port: u16) -> TierAction {
+        let mut ranges = self.ranges.iter();
+        let range =
+            ranges.find(|(of, first, last, _)| *of == protocol && (*first..=*last).contains(&port));
+        range.map_or(self.rest, |(.., action)| *action)
+    }
 }

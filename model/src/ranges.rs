@@ -68,10 +68,7 @@ fn write_policy(hasher: &mut SipHasher13, key: &PolicyKey) {
     match key {
         PolicyKey::Peer(address) => {
             hasher.write_u8(1);
-            match address {
-                IpAddr::V4(address) => hasher.write(&address.octets()),
-                IpAddr::V6(address) => hasher.write(&address.octets()),
-            }
+            write_ip(hasher, *address);
         }
         PolicyKey::Class(id) => {
             hasher.write_u8(2);
@@ -90,6 +87,27 @@ fn write_policy(hasher: &mut SipHasher13, key: &PolicyKey) {
             hasher.write_u8(5);
             write_name(hasher, name);
         }
+        PolicyKey::Cluster(name) => {
+            hasher.write_u8(6);
+            write_text(hasher, name);
+        }
+        PolicyKey::Span(first, last) => {
+            hasher.write_u8(7);
+            write_ip(hasher, *first);
+            write_ip(hasher, *last);
+        }
+        PolicyKey::Decisions(id, part) => {
+            hasher.write_u8(8);
+            hasher.write(&id.0);
+            hasher.write_u8(*part);
+        }
+    }
+}
+
+fn write_ip(hasher: &mut SipHasher13, address: IpAddr) {
+    match address {
+        IpAddr::V4(address) => hasher.write(&address.octets()),
+        IpAddr::V6(address) => hasher.write(&address.octets()),
     }
 }
 

@@ -66,6 +66,8 @@ reasons! {
     EndpointIsService,
     /// The userspace proxies of nodes avoid an endpoint, since connections to it failed.
     EndpointAvoided,
+    /// A node's stream is gone, and its neighbours do not reach the node.
+    NodeSuspected,
 
     /// Policy Local: some nodes have no endpoint for clients outside of the cluster.
     ExternalPolicyLocal,

@@ -39,6 +39,7 @@ use self::assemble::{assemble, cannot_start};
 use self::confirmation::Confirmation;
 use self::core::{Core, Work};
 use self::now::Now;
+use crate::denials::Denials;
 use crate::desired::{Refusal, Update};
 use crate::pulse::Pulse;
 use crate::report::Report;
@@ -46,7 +47,7 @@ use kplane_dataplane::backend::ProxyHandle;
 use kplane_dataplane::backend::{Backend, Description, Inspection, OpenError, Serving};
 use kplane_dataplane::conntrack::ConntrackCounts;
 use kplane_dataplane::plan::{NodeSettings, Reserved};
-use kplane_dataplane::policy::Flow;
+use kplane_dataplane::policy::{Flow, Followed};
 
 /// Most updates that wait while the engine works. Everything beyond it waits at the control plane,
 /// where newer state replaces older.
@@ -95,6 +96,7 @@ pub struct Engine {
     confirmation: Confirmation,
     conntrack: ConntrackCounts,
     pulse: Pulse,
+    denials: Denials,
 }
 
 /// The engine's thread has ended. That is a bug, since the thread lives as long as its handles.
@@ -157,7 +159,8 @@ impl Engine {
         let (opened, answer) = oneshot::channel();
         let (hand, flows) = mpsc::channel(FLOWS);
         let (pulse, conntrack) = (Pulse::default(), ConntrackCounts::default());
-        let (beats, counts) = (pulse.clone(), conntrack.clone());
+        let denials = Denials::default();
+        let (beats, counts, followed) = (pulse.clone(), conntrack.clone(), denials.followed());
         let followers = followers.with_conntrack(conntrack.clone());
         let thread = move || {
             let settings = configured.borrow().clone();
@@ -184,6 +187,7 @@ impl Engine {
                 configured,
                 asked,
                 flows,
+                followed,
                 pulse: beats,
             };
             runtime.block_on(run(core, inputs, &publish));
@@ -207,6 +211,7 @@ impl Engine {
             confirmation,
             conntrack,
             pulse,
+            denials,
         })
     }
 
@@ -320,6 +325,12 @@ impl Engine {
         self.pulse.clone()
     }
 
+    /// Returns the packets that NetworkPolicies deny.
+    #[must_use]
+    pub fn denials(&self) -> Denials {
+        self.denials.clone()
+    }
+
     /// Waits until the thread has ended, which happens only by a bug while a handle exists.
     pub async fn stopped(&self) {
         self.commands.closed().await;
@@ -344,6 +355,7 @@ impl Engine {
             confirmation: Confirmation::default(),
             conntrack: ConntrackCounts::default(),
             pulse: Pulse::default(),
+            denials: Denials::default(),
         };
         (engine, inbox, publish)
     }
@@ -363,6 +375,7 @@ impl Engine {
             configured: engine.settings.subscribe(),
             asked,
             flows: mpsc::channel(1).1,
+            followed: engine.denials.followed(),
             pulse: engine.pulse(),
         };
         let work = async move { run(core, inputs, &publish).await };
@@ -377,6 +390,7 @@ struct Inputs {
     asked: mpsc::Receiver<Question>,
     /// Connections that NetworkPolicies may deny now.
     flows: mpsc::Receiver<Vec<Flow>>,
+    followed: watch::Receiver<Followed>,
     /// Records when the thread works and when it waits for an input.
     pulse: Pulse,
 }
@@ -387,6 +401,7 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
         mut configured,
         mut asked,
         mut flows,
+        mut followed,
         pulse,
     } = inputs;
     let mut alarm = Alarm::new(core.readiness());
@@ -426,6 +441,7 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
             }
             Some(question) = asked.recv() => answer(&core, question),
             Some(lot) = flows.recv() => core.judge(lot),
+            Ok(()) = followed.changed() => core.follow(&followed.borrow_and_update(), Now::real()),
             command = inbox.recv() => match command {
                 Some(first) => {
                     let _busy = pulse.busy();
@@ -434,8 +450,7 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
                 None => return core.close(),
             },
         }
-        // Notifications that the backend read along the way count as well: the alarm does not ring for
-        // them again.
+        // The alarm does not ring again for notifications that the backend read along the way.
         if core.listen(Now::real()) {
             reports.send_replace(core.report());
         }

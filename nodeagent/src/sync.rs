@@ -328,7 +328,8 @@ impl<T: Transport> Client<T> {
                     server_version = welcome.server_version,
                     "connected to the control plane"
                 );
-                Ok(Live::new(link, collector, self.shared.engine.reports()))
+                let reports = self.shared.engine.reports();
+                Ok(Live::new(link, collector, reports, welcome.beat_ms))
             }
             Some(server_message::Kind::ComeBackLater(later)) => Err(later.into()),
             _ => Err(Lost::Protocol(

@@ -2,7 +2,9 @@
 
 use std::mem::take;
 
-use crate::v1::{AffinityAnswer, DrainStatus, MissingReplica, ProxiedAnswer, SilentNode};
+use crate::v1::{
+    AffinityAnswer, DrainStatus, DropsAnswer, MissingReplica, ProxiedAnswer, SilentNode,
+};
 
 /// The agents that were asked, and those without an answer.
 #[derive(Clone, Debug, Default)]
@@ -42,4 +44,4 @@ macro_rules! answers {
     )* };
 }
 
-answers!(AffinityAnswer DrainStatus ProxiedAnswer);
+answers!(AffinityAnswer DrainStatus DropsAnswer ProxiedAnswer);

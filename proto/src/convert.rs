@@ -7,10 +7,12 @@
 
 mod address;
 mod enums;
+mod ids;
 mod object;
 mod policy;
 mod proxied;
 mod status;
+mod tiers;
 
 #[cfg(test)]
 mod tests;

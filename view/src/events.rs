@@ -45,8 +45,10 @@ impl View for EventListView {
             let at = event.at.map_or_else(|| "?".to_owned(), Time::local);
             let object = event.object.as_deref().unwrap_or("-");
             let tone = match event.event.as_str() {
-                "NodeLost" | "NodeFailing" | "ProblemAppeared" | "Held" => Tone::Bad,
-                "NodeRecovered" | "ProblemGone" | "Released" => Tone::Good,
+                "NodeLost" | "NodeSuspected" | "NodeFailing" | "ProblemAppeared" | "Held" => {
+                    Tone::Bad
+                }
+                "NodeRecovered" | "NodeReached" | "ProblemGone" | "Released" => Tone::Good,
                 "Repaired" => Tone::Warn,
                 _ => Tone::Plain,
             };

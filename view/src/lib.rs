@@ -13,6 +13,7 @@ pub mod departures;
 pub mod describe;
 pub mod diff;
 pub mod drain;
+pub mod drops;
 pub mod endpoints;
 pub mod events;
 pub mod findings;

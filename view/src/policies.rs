@@ -22,6 +22,9 @@ pub struct PolicyView {
     pub(crate) policy_types: Vec<&'static str>,
     /// The number of Pods that it selects.
     pub(crate) pods: u64,
+    /// The tier and priority of a ClusterNetworkPolicy; `null` = it is a NetworkPolicy.
+    pub(crate) tier: Option<String>,
+    pub(crate) priority: Option<u32>,
 }
 
 impl From<pb::PolicySummary> for PolicyView {
@@ -33,6 +36,8 @@ impl From<pb::PolicySummary> for PolicyView {
             name: policy.name,
             policy_types: types.map(|(_, name)| name).collect(),
             pods: policy.pods,
+            priority: (!policy.tier.is_empty()).then_some(policy.priority),
+            tier: Some(policy.tier).filter(|tier| !tier.is_empty()),
         }
     }
 }
@@ -44,6 +49,21 @@ impl FromWire<Option<pb::PolicySummary>> for PolicyView {
 }
 
 impl PolicyView {
+    /// Returns the name as `kpctl describe policy` takes it.
+    fn full_name(&self) -> String {
+        match &self.tier {
+            None => format!("policy/{}/{}", self.namespace, self.name),
+            Some(_) => format!("clusterpolicy/{}", self.name),
+        }
+    }
+
+    fn tier_span(&self) -> Span {
+        let (Some(tier), Some(priority)) = (&self.tier, self.priority) else {
+            return Span::plain("-");
+        };
+        Span::plain(format!("{tier} {priority}"))
+    }
+
     fn pods_span(&self) -> Span {
         let tone = if self.pods == 0 {
             Tone::Warn
@@ -89,8 +109,7 @@ impl List for PolicyListView {
 impl View for PolicyListView {
     fn names(&self) -> Option<Vec<String>> {
         let items = self.items.iter();
-        let names = items.map(|of| format!("policy/{}/{}", of.namespace, of.name));
-        Some(names.collect())
+        Some(items.map(PolicyView::full_name).collect())
     }
 
     fn text(&self, canvas: &Canvas) -> String {
@@ -101,13 +120,21 @@ impl View for PolicyListView {
             .column_if(
                 self.namespace.is_none(),
                 Column::new("NAMESPACE").elastic(12),
-                |of| Span::plain(&of.namespace),
+                |of| match of.namespace.as_str() {
+                    "" => Span::plain("-"),
+                    namespace => Span::plain(namespace),
+                },
             )
             .column(Column::new("NAME").elastic(16), |of| Span::plain(&of.name))
             .column(Column::new("TYPES"), |of| {
                 Span::plain(of.policy_types.join(","))
             })
             .column(Column::new("PODS"), PolicyView::pods_span)
+            .column_if(
+                self.items.iter().any(|of| of.tier.is_some()),
+                Column::new("TIER"),
+                PolicyView::tier_span,
+            )
             .render(canvas)
     }
 }
@@ -147,6 +174,10 @@ impl PolicyDescriptionView {
         let mut out = format!("\n{}\n", Tone::Strong.paint(direction));
         let is_about = self.policy.policy_types.contains(&direction);
         let text = match (is_about, rules) {
+            _ if self.policy.tier.is_some() => match rules {
+                [] => "no rule",
+                _ => "the first rule that matches counts:",
+            },
             (false, _) => "not isolated by this policy",
             (true, []) => "isolated, and nothing is allowed",
             (true, _) => "isolated; allowed is:",
@@ -162,10 +193,7 @@ impl PolicyDescriptionView {
 
 impl View for PolicyDescriptionView {
     fn names(&self) -> Option<Vec<String>> {
-        let PolicyView {
-            namespace, name, ..
-        } = &self.policy;
-        Some(vec![format!("policy/{namespace}/{name}")])
+        Some(vec![self.policy.full_name()])
     }
 
     fn text(&self, canvas: &Canvas) -> String {
@@ -173,11 +201,20 @@ impl View for PolicyDescriptionView {
             namespace, name, ..
         } = &self.policy;
         let selector = match self.selector.as_str() {
+            selector if self.policy.tier.is_some() => selector.to_owned(),
             "" => format!("all Pods of namespace {namespace}"),
             selector => format!("Pods {selector} of namespace {namespace}"),
         };
-        let policy = Span::plain(format!("{namespace}/{name}"));
-        let mut out = field("NetworkPolicy", &[policy], canvas);
+        let mut out = match self.policy.tier {
+            None => {
+                let policy = Span::plain(format!("{namespace}/{name}"));
+                field("NetworkPolicy", &[policy], canvas)
+            }
+            Some(_) => {
+                let policy = field("ClusterNetworkPolicy", &[Span::plain(name)], canvas);
+                policy + &field("Tier", &[self.policy.tier_span()], canvas)
+            }
+        };
         out.push_str(&field("For", &[Span::plain(selector)], canvas));
         out.push_str(&field("Pods", &self.pods(canvas), canvas));
         out.push_str(&self.rules("Ingress", &self.ingress, canvas));
@@ -239,6 +276,8 @@ impl DirectionView {
             PolicyVerdict::Allowed => ("allowed", Tone::Good),
             PolicyVerdict::Itself => ("itself", Tone::Good),
             PolicyVerdict::Denied => ("denied", Tone::Bad),
+            PolicyVerdict::TierAccepted => ("accepted", Tone::Good),
+            PolicyVerdict::TierDenied => ("denied", Tone::Bad),
             PolicyVerdict::Unspecified => ("unknown", Tone::Warn),
         };
         let mut out = format!("\n{}\n", Tone::Strong.paint(title));

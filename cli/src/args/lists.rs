@@ -69,7 +69,8 @@ Examples:
         visible_alias = "netpol",
         alias = "policy",
         after_help = "\
-TYPES are the directions for which a policy isolates its Pods. The control plane must run with
+TYPES are the directions for which a policy isolates its Pods, or has rules if it is a
+ClusterNetworkPolicy: these have a tier and no namespace. The control plane must run with
 --network-policy.
 
 Examples:
@@ -195,6 +196,7 @@ Rules are in the order of spec.ingress and spec.egress, and `kpctl why` names th
 
 Examples:
   kpctl describe policy shop/web
+  kpctl describe policy deny-egress      a ClusterNetworkPolicy
   kpctl describe netpol web -n shop -o json | jq '.ingress'"
     )]
     Policy(PolicyArgs),
@@ -241,7 +243,7 @@ impl ServiceArgs {
 /// Names a NetworkPolicy.
 #[derive(Args, Debug)]
 pub(crate) struct PolicyArgs {
-    /// NAMESPACE/NAME, or NAME in the namespace of -n, else in `default`
+    /// NAMESPACE/NAME, or NAME in the namespace of -n; else a ClusterNetworkPolicy, or NAME in `default`
     #[arg(value_name = "POLICY")]
     policy: String,
     /// The namespace

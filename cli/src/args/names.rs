@@ -1,7 +1,7 @@
 //! The names of Services and nodes on the command line.
 
 use clap::error::ErrorKind;
-use kplane_model::{PolicyName, ServiceName};
+use kplane_model::{PodName, PolicyName, ServiceName};
 
 use super::error;
 
@@ -13,12 +13,24 @@ pub(super) fn service_name(
     named("Service", &["service/", "endpoints/"], service, namespace)
 }
 
-/// Returns the NetworkPolicy with this name, in the namespace of -n if the name has none.
+/// Returns the NetworkPolicy with this name, in the namespace of -n if the name has none. Without both, the namespace is
+/// empty.
 pub(super) fn policy_name(
     policy: &str,
     namespace: Option<&str>,
 ) -> Result<PolicyName, clap::Error> {
+    if let Some(name) = policy.strip_prefix("clusterpolicy/") {
+        return Ok(PolicyName::new("", name));
+    }
+    if namespace.is_none() && !policy.is_empty() && !policy.contains('/') {
+        return Ok(PolicyName::new("", policy));
+    }
     named("NetworkPolicy", &["policy/"], policy, namespace)
+}
+
+/// Returns the Pod with this name, in the namespace of -n if the name has none.
+pub(super) fn pod_name(pod: &str, namespace: Option<&str>) -> Result<PodName, clap::Error> {
+    named("Pod", &["pod/"], pod, namespace)
 }
 
 /// Returns the name of an object of a kind, which may stand behind one of the prefixes that -o name prints.

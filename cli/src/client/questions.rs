@@ -57,6 +57,19 @@ impl Client {
         self.ask(stub.describe_policy(request)).await
     }
 
+    /// Returns the packets that NetworkPolicies denied: counts, or samples for a follower.
+    pub(crate) async fn drops(
+        &self,
+        request: pb::DropsRequest,
+        follow: bool,
+    ) -> Result<pb::DropsAnswer, Error> {
+        let mut stub = self.stub.clone();
+        match follow {
+            true => self.ask(stub.follow_drops(request)).await,
+            false => self.ask(stub.get_drops(request)).await,
+        }
+    }
+
     /// Returns what NetworkPolicies say to a connection.
     pub(crate) async fn judge(
         &self,

@@ -17,10 +17,12 @@ use crate::failure::Failure;
 use kplane_view::bundle::{BundleView, PartView};
 use kplane_view::changes::ServiceHistoryView;
 use kplane_view::describe::DescriptionView;
+use kplane_view::drops::DropsView;
 use kplane_view::endpoints::EndpointListView;
 use kplane_view::events::EventListView;
 use kplane_view::fleet::FleetView;
 use kplane_view::history::HistoryView;
+use kplane_view::policies::PolicyListView;
 use kplane_view::services::ServiceListView;
 use kplane_view::top::TopView;
 use kplane_view::version::VersionView;
@@ -118,6 +120,11 @@ async fn fleet(
         .ok()
         .and_then(|fleet| fleet.control_plane.as_ref());
     let version = plane.map(|plane| plane.version.clone());
+    let enforces =
+        |node: &pb::NodeStatus| node.report.as_ref().is_some_and(|of| of.policies.is_some());
+    let enforces = fleet
+        .as_ref()
+        .is_ok_and(|fleet| fleet.nodes.iter().any(enforces));
     let issues = plane.into_iter().flat_map(|plane| &plane.issues);
     let with_issues = issues.filter(|issue| issue.kind == "Service");
     services.extend(with_issues.map(|issue| ServiceName::new(&issue.namespace, &issue.name)));
@@ -131,6 +138,13 @@ async fn fleet(
             to.view("endpoints.json", Ok(EndpointListView::new(ports, None)))?;
         }
         Err(error) => to.add("services.json", Err(error.to_string()))?,
+    }
+    if enforces {
+        let policies = client.policies("").await;
+        let view = policies.map(|policies| PolicyListView::new(policies, None));
+        to.view("policies.json", view)?;
+        let drops = client.drops(pb::DropsRequest::default(), false).await;
+        to.view("drops.json", drops.map(DropsView::from))?;
     }
     to.view(
         "history.json",

@@ -152,6 +152,31 @@ fn network_policies() {
 }
 
 #[test]
+fn denied_packets() {
+    let plane = troubled();
+    let counts = text(plane.address, &["drops"]);
+    assert!(
+        counts.contains("shop/db-0   ingress    12,345   node-1\n"),
+        "{counts}"
+    );
+    // It ends by itself.
+    let path = "jsonpath={.packets[0].fromPod} {.packets[0].isolating[0]}";
+    let follow = ["drops", "--follow", "--for", "1s", "-n", "shop", "-o", path];
+    assert_eq!(text(plane.address, &follow), "shop/web-1 shop/db\n");
+    let follow = text(plane.address, &["drops", "-f", "--for", "1s"]);
+    let line =
+        "shop/web-1 (10.244.2.9:40332) to shop/db-0 (10.244.1.7:5432) TCP: isolated by shop/db\n";
+    assert!(
+        follow.contains(line) && follow.contains("2 of 2 nodes answered"),
+        "{follow}"
+    );
+    let none = error(1, plane.address, &["drops", "--pod", "shop/x"]);
+    assert!(none.contains("no Pod shop/x"), "{none}");
+    error(2, plane.address, &["drops", "--follow", "--for", "2h"]);
+    error(2, plane.address, &["drops", "--pod", "shop/"]);
+}
+
+#[test]
 fn rows_are_selected_and_sorted() {
     let plane = troubled();
     let get = |args: &[&str]| text(plane.address, &[&["get"], args].concat());

@@ -285,6 +285,28 @@ impl StatusService for Canned {
         }
     }
 
+    async fn get_drops(
+        &self,
+        request: Request<pb::DropsRequest>,
+    ) -> Result<Response<pb::DropsAnswer>, Status> {
+        let mut drops = samples::drops();
+        drops.packets.clear();
+        match request.get_ref().pod.as_str() {
+            "" => Ok(Response::new(drops)),
+            _ => Err(Status::not_found("no Pod shop/x is known")),
+        }
+    }
+
+    async fn follow_drops(
+        &self,
+        request: Request<pb::DropsRequest>,
+    ) -> Result<Response<pb::DropsAnswer>, Status> {
+        match request.get_ref().follower {
+            0 => Err(Status::invalid_argument("the follower has no number")),
+            _ => Ok(Response::new(samples::drops())),
+        }
+    }
+
     async fn forget_client(
         &self,
         _: Request<pb::AffinityRequest>,

@@ -61,6 +61,8 @@ struct NodePicture {
     known: bool,
     /// The latest record of the node's agent.
     agent: Option<Arc<AgentRecord>>,
+    /// The reason why the node is suspected, if it is.
+    suspected: Option<String>,
 }
 
 /// The object that an event is about.
@@ -97,6 +99,8 @@ enum Reason {
     ServiceHeld,
     /// All problems of a Service have been resolved.
     ServiceAccepted,
+    /// All problems of a NetworkPolicy have been resolved.
+    PolicyAccepted,
     /// A Service is not in the kernels of some nodes.
     ServiceNotProgrammed,
     /// A Service is in the kernels of all nodes again.
@@ -109,6 +113,10 @@ enum Reason {
     ProxyStale,
     /// A node has an agent again.
     ProxyConnected,
+    /// A node's stream is gone, and its neighbours do not reach it.
+    NodeSuspected,
+    /// A node is suspected no more.
+    NodeReached,
     /// A node's kernel does not accept the desired state.
     SyncFailing,
     /// A node's kernel accepts the desired state again.
@@ -132,12 +140,15 @@ impl Reason {
             Self::Refused(code) => code.code(),
             Self::ServiceHeld => "ServiceHeld",
             Self::ServiceAccepted => "ServiceAccepted",
+            Self::PolicyAccepted => "PolicyAccepted",
             Self::ServiceNotProgrammed => "ServiceNotProgrammed",
             Self::ServiceProgrammed => "ServiceProgrammed",
             Self::FailedToStartServiceHealthcheck => "FailedToStartServiceHealthcheck",
             Self::StartedServiceHealthcheck => "StartedServiceHealthcheck",
             Self::ProxyStale => "ProxyStale",
             Self::ProxyConnected => "ProxyConnected",
+            Self::NodeSuspected => "NodeSuspected",
+            Self::NodeReached => "NodeReached",
             Self::SyncFailing => "SyncFailing",
             Self::SyncRecovered => "SyncRecovered",
             Self::RulesRepaired => "RulesRepaired",
@@ -155,7 +166,10 @@ impl Reason {
             | Self::DefaultMode
             | Self::ProxyStale
             | Self::ProxyConnected => "StartKubeProxy",
-            Self::Refused(_) | Self::ServiceHeld | Self::ServiceAccepted => "Read",
+            Self::NodeSuspected | Self::NodeReached => "Reach",
+            Self::Refused(_) | Self::ServiceHeld | Self::ServiceAccepted | Self::PolicyAccepted => {
+                "Read"
+            }
             Self::FailedToStartServiceHealthcheck | Self::StartedServiceHealthcheck => "Listen",
             Self::ServiceNotProgrammed
             | Self::ServiceProgrammed
@@ -176,6 +190,10 @@ impl Reason {
                 Self::ServiceAccepted,
                 "the problems of the Service are resolved",
             )),
+            Self::Refused(_) if of == Kind::NetworkPolicy => Some((
+                Self::PolicyAccepted,
+                "the problems of the NetworkPolicy are resolved",
+            )),
             Self::ServiceNotProgrammed => Some((
                 Self::ServiceProgrammed,
                 "the kernels of all nodes hold the Service again",
@@ -187,6 +205,10 @@ impl Reason {
             Self::ProxyStale => Some((
                 Self::ProxyConnected,
                 "the node's agent is connected to the control plane again",
+            )),
+            Self::NodeSuspected => Some((
+                Self::NodeReached,
+                "the node is suspected no more: it has a stream, or a neighbour reaches it",
             )),
             Self::SyncFailing => Some((
                 Self::SyncRecovered,
@@ -205,9 +227,11 @@ impl Reason {
             self,
             Self::Starting
                 | Self::ServiceAccepted
+                | Self::PolicyAccepted
                 | Self::ServiceProgrammed
                 | Self::StartedServiceHealthcheck
                 | Self::ProxyConnected
+                | Self::NodeReached
                 | Self::SyncRecovered
                 | Self::HoldingEnded
         )

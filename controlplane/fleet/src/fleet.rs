@@ -9,6 +9,7 @@ mod notices;
 mod progress;
 mod record;
 mod rival;
+mod signs;
 mod size;
 #[cfg(test)]
 mod tests;
@@ -26,6 +27,7 @@ pub use timings::{Dispatch, Hop, Timings};
 pub(crate) use clocks::translate;
 pub(crate) use holding::bound as bound_held;
 pub(crate) use moderation::{Moderation, Problem};
+pub(crate) use record::BEATS;
 pub use record::{has_servers, label};
 pub(crate) use size::{bound as bound_report, bound_avoided, bound_hello};
 
@@ -36,7 +38,7 @@ use std::time::{Duration, Instant};
 use kplane_model::NodeName;
 use kplane_proto::v1::{Hello, Inspect, Inspection, Report};
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::interval;
+use tokio::time::{Instant as Moment, interval};
 use tokio_util::sync::CancellationToken;
 
 use kplane_picture::publish::Store;
@@ -387,7 +389,10 @@ impl Session {
 
     /// Records that a message arrived from the agent.
     pub fn heard(&self) {
-        self.update(|record| record.last_heard = Instant::now());
+        self.update(|record| {
+            record.last_heard = Instant::now();
+            record.sign = Moment::now();
+        });
     }
 
     /// Stores the agent's new report. Returns whether the agent's stream, which waits until the agent has received
@@ -460,6 +465,7 @@ impl Drop for Session {
         self.update(|record| {
             record.connected = false;
             record.since = Instant::now();
+            record.sign = Moment::now();
             lost = true;
         });
         if lost && !self.fleet.shutdown.is_cancelled() {

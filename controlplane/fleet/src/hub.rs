@@ -12,7 +12,7 @@ use kplane_model::{Issue, NodeName, ServiceName};
 use kplane_picture::admission::Admission;
 use kplane_picture::freshness::Freshness;
 use kplane_picture::index::{
-    Causes, CliffGuard, Held, Index, Outcome, Page, Selection, ServiceDetail, Totals,
+    Causes, CliffGuard, Held, Index, Outcome, Page, Selection, ServiceDetail, Suspicions, Totals,
 };
 use kplane_picture::k8s::{ObjectId, Uid};
 use kplane_picture::publish::{Publication, Staged, Store};
@@ -33,6 +33,7 @@ use crate::fleet::{Fleet, Hop};
 use crate::orders::{Approval, Board};
 use crate::pace::Pace;
 use crate::snapshots::Snapshots;
+use crate::suspects::Suspects;
 use crate::traffic::Traffic;
 
 pub use self::approving::{Approved, HeldMore, Seen};
@@ -70,6 +71,8 @@ pub struct Hub {
     pub own_node: OnceLock<NodeName>,
     /// The Nodes that have the start-up taint.
     pub tainted: Tainted,
+    /// Nodes that are probably dead.
+    pub suspects: Suspects,
     /// What streams have sent to agents.
     pub traffic: Arc<Traffic>,
     /// Pods that wait to end.
@@ -111,6 +114,7 @@ enum Query {
     Approve(Seen, oneshot::Sender<Result<Approved, HeldMore>>),
     Take(Approval, oneshot::Sender<bool>),
     Look(Asked),
+    Suspect(Suspicions, oneshot::Sender<()>),
 }
 
 /// The control plane is shutting down and answers no more questions.
@@ -152,6 +156,7 @@ impl Hub {
             orders: Board::default(),
             own_node: OnceLock::new(),
             tainted: Tainted::default(),
+            suspects: Suspects::default(),
             traffic: Arc::default(),
             departures: Departures::default(),
             touched: Touched::default(),
@@ -184,7 +189,11 @@ impl Hub {
     pub fn issues(&self) -> Arc<Vec<Issue>> {
         let input = Arc::clone(&self.summary.borrow().issues);
         let upstream = self.upstream.issues();
-        let own = self.orders.issue().into_iter();
+        let own = self
+            .orders
+            .issue()
+            .into_iter()
+            .chain(self.suspects.issues());
         let own: Vec<_> = own.chain(crate::panicked::issues()).collect();
         if upstream.is_empty() && own.is_empty() {
             return input;
@@ -288,21 +297,12 @@ impl Hub {
         .await
     }
 
-    /// Confirms the source's picture on behalf of the operator: removes the objects that are held,
-    /// and makes agents do the same.
-    ///
-    /// # Errors
-    /// [`Closing`]; [`HeldMore`] within.
-    pub async fn approve(&self, seen: Seen) -> Result<Result<Approved, HeldMore>, Closing> {
-        self.ask(|answer| Query::Approve(seen, answer)).await
-    }
-
-    /// Takes an approval that another replica was given, if it covers this picture and was not taken before.
+    /// Gives the index the suspected nodes; returns when that is published.
     ///
     /// # Errors
     /// [`Closing`].
-    pub async fn take(&self, approval: Approval) -> Result<bool, Closing> {
-        self.ask(|answer| Query::Take(approval, answer)).await
+    pub(crate) async fn suspect(&self, suspicions: Suspicions) -> Result<(), Closing> {
+        self.ask(|answer| Query::Suspect(suspicions, answer)).await
     }
 
     async fn ask<T>(&self, query: impl FnOnce(oneshot::Sender<T>) -> Query) -> Result<T, Closing> {
@@ -478,6 +478,12 @@ impl IndexOwner {
             Query::Approve(seen, answer) => drop(answer.send(self.approve(seen))),
             Query::Take(approval, answer) => drop(answer.send(self.take(&approval))),
             Query::Look(answer) => answer(&self.index),
+            Query::Suspect(suspicions, answer) => {
+                let outcome = self.index.suspect(suspicions, SystemTime::now());
+                self.share(outcome, None);
+                // The caller may have gone.
+                let _ = answer.send(());
+            }
         }
     }
 }

@@ -235,6 +235,24 @@ impl Peers {
         (approved.into_iter().map(bounded).collect(), missing)
     }
 
+    /// Sends to all other replicas what this one suspects; returns the nodes whose agents are alive there.
+    pub(crate) async fn suspect(&self, request: pb::SuspectRequest) -> Vec<String> {
+        let until = Instant::now() + PATIENCE;
+        let (targets, _) = self.way.targets().await;
+        let asked = targets.iter().map(|target| async {
+            let mut client = self.way.client(target);
+            match timeout_at(until, client.suspect(request.clone())).await {
+                Ok(Ok(told)) => told.into_inner().alive,
+                // A dead connection does not say so.
+                Ok(Err(_)) | Err(_) => {
+                    self.way.hang_up(target);
+                    Vec::new()
+                }
+            }
+        });
+        join_all(asked).await.into_iter().flatten().collect()
+    }
+
     /// Asks each of the other replicas; returns their answers, and the replicas without one.
     async fn ask_each<T, F>(&self, ask: impl Fn(Client) -> F) -> (Vec<T>, Vec<pb::MissingReplica>)
     where

@@ -98,6 +98,7 @@ pub(crate) fn of_service<'n>(
         findings.extend(outside_ranges(detail, facts));
     }
     findings.extend(held(facts));
+    findings.extend(suspected(facts));
     findings.extend(contested(facts));
     findings.extend(endpoints::chained(service, facts));
     findings.extend(endpoints::not_usable(service, detail));
@@ -145,6 +146,31 @@ fn held(facts: &Facts) -> Option<Finding> {
              a mistake",
             "kpctl approve, if it is really gone",
         )
+    })
+}
+
+/// Names the nodes that are probably dead.
+fn suspected(facts: &Facts) -> impl Iterator<Item = Finding> {
+    let (nodes, act) = &facts.suspected;
+    nodes.iter().map(|(node, suspicion, endpoints)| {
+        let (severity, effect) = match act {
+            true => (
+                Severity::Warning,
+                "get new connections only where no other endpoint is ready",
+            ),
+            false => (
+                Severity::Info,
+                "get connections all the same (--dead-node observe)",
+            ),
+        };
+        let age = suspicion.age_s();
+        let text = format!(
+            "{node} is suspected since {age} s: {suspicion}; {endpoints} endpoints there {effect}"
+        );
+        let fix = format!(
+            "kubectl get node {node} -o wide; check that the machine runs, and its network"
+        );
+        Finding::new(Reason::NodeSuspected, severity, text, fix).on(vec![node.clone()])
     })
 }
 

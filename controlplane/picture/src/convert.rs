@@ -17,6 +17,7 @@ mod proxied;
 mod report;
 mod service;
 mod slice;
+mod tiers;
 
 #[cfg(test)]
 mod tests;
@@ -25,6 +26,7 @@ pub use cluster::{node, service_cidr};
 pub use policy::{namespace, network_policy, not_enforced, pod, policy_too_large};
 pub use service::service;
 pub use slice::slice;
+pub use tiers::{cluster_policy, node_labels, tiers_not_enforced};
 
 /// Maximum number of ports of a Service that are served. The API sets no limit; a real Service has
 /// a handful.

@@ -19,6 +19,7 @@ mod quota;
 mod resync;
 mod selection;
 mod step;
+mod suspects;
 mod totals;
 mod triggers;
 mod view;
@@ -32,6 +33,7 @@ pub use guard::{CliffGuard, Guarded};
 pub use holding::Held;
 pub use picture::Picture;
 pub use selection::{Page, Selection};
+pub use suspects::{Suspicion, Suspicions};
 pub use totals::Totals;
 pub use view::{Facts, PortView, ServiceDetail, SliceFacts};
 
@@ -94,11 +96,14 @@ pub struct Index {
     belief: Belief,
     guard: CliffGuard,
     holding: Option<Holding>,
+    suspicions: Suspicions,
     recent: Recent,
     /// The NetworkPolicies; `None` if nodes do not enforce any.
     policies: Option<Policies>,
     /// Pods with more policies than fit into a message, and how many select each.
     crowded: Vec<(PodName, usize)>,
+    /// Number of decisions of ClusterNetworkPolicies that are too large.
+    overlarge: usize,
 }
 
 /// ServicePorts that were handed out for publishing, each with the number of its endpoints; sorted.
@@ -214,7 +219,7 @@ impl Index {
         let counts = self.policies.as_ref().map(Policies::counts);
         let counts = counts.unwrap_or_default();
         Totals {
-            policies: counts.policies,
+            policies: counts.policies + counts.cluster_policies,
             policy_pods: counts.pods,
             ..self.totals
         }
@@ -233,6 +238,7 @@ impl Index {
             .cloned()
             .chain(self.holding_issue())
             .chain(self.crowded_issues())
+            .chain(self.overlarge_issue())
             .collect();
         issues.sort();
         issues
@@ -252,6 +258,7 @@ impl Index {
             }
             Object::Node(node) => {
                 let (facts, issues) = convert::node(node, &location);
+                self.put_policy_object(&located.object, &location);
                 self.replace_node(&facts.name.clone(), Some((facts, uid)));
                 self.pending.note(None, cause);
                 issues
@@ -262,9 +269,10 @@ impl Index {
                 self.pending.note(None, cause);
                 issues
             }
-            Object::NetworkPolicy(_) | Object::Namespace(_) | Object::Pod(_) => {
-                self.put_policy_object(&located.object, &location)
-            }
+            Object::NetworkPolicy(_)
+            | Object::Namespace(_)
+            | Object::Pod(_)
+            | Object::ClusterNetworkPolicy(_) => self.put_policy_object(&located.object, &location),
         };
         self.set_object_issues(id, issues, uid)
     }
@@ -283,9 +291,14 @@ impl Index {
                 }
             }
             Kind::EndpointSlice => drop(self.unlink_slice(id)),
-            Kind::Node => self.replace_node(&id.name, None),
+            Kind::Node => {
+                self.delete_policy_object(id);
+                self.replace_node(&id.name, None);
+            }
             Kind::ServiceCidr => self.replace_cidrs(&id.name, None),
-            Kind::NetworkPolicy | Kind::Namespace | Kind::Pod => self.delete_policy_object(id),
+            Kind::NetworkPolicy | Kind::Namespace | Kind::Pod | Kind::ClusterNetworkPolicy => {
+                self.delete_policy_object(id);
+            }
         }
         self.set_object_issues(id.clone(), Vec::new(), None)
     }

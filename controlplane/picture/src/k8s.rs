@@ -7,6 +7,7 @@ mod endpoint;
 mod node;
 mod policy;
 mod texts;
+mod tiers;
 mod uid;
 mod version;
 
@@ -25,6 +26,10 @@ pub use policy::{
 };
 pub use texts::Texts;
 use texts::{maybe_shared, of_these};
+pub use tiers::{
+    ClusterNetworkPolicy, ClusterPeer, ClusterPolicySpec, ClusterPort, ClusterPorts,
+    ClusterProtocol, ClusterRange, ClusterRule, NamespacedPods, Others,
+};
 pub use uid::Uid;
 use uid::read_uid;
 pub use version::Version;
@@ -46,6 +51,8 @@ pub enum Kind {
     Namespace,
     /// `v1` Pod.
     Pod,
+    /// `policy.networking.k8s.io` ClusterNetworkPolicy.
+    ClusterNetworkPolicy,
 }
 
 impl Kind {
@@ -58,7 +65,7 @@ impl Kind {
     ];
 
     /// These, and those that NetworkPolicies need.
-    pub const WITH_POLICIES: [Self; 7] = [
+    pub const WITH_POLICIES: [Self; 8] = [
         Self::Service,
         Self::EndpointSlice,
         Self::Node,
@@ -66,6 +73,7 @@ impl Kind {
         Self::NetworkPolicy,
         Self::Namespace,
         Self::Pod,
+        Self::ClusterNetworkPolicy,
     ];
 
     /// Returns the name as Kubernetes writes it.
@@ -79,6 +87,7 @@ impl Kind {
             Self::NetworkPolicy => "NetworkPolicy",
             Self::Namespace => "Namespace",
             Self::Pod => "Pod",
+            Self::ClusterNetworkPolicy => "ClusterNetworkPolicy",
         }
     }
 
@@ -89,7 +98,15 @@ impl Kind {
             Self::Service | Self::Node | Self::Namespace | Self::Pod => "v1",
             Self::EndpointSlice => "discovery.k8s.io/v1",
             Self::ServiceCidr | Self::NetworkPolicy => "networking.k8s.io/v1",
+            Self::ClusterNetworkPolicy => "policy.networking.k8s.io/v1alpha2",
         }
+    }
+
+    /// Returns whether objects of this `apiVersion` can be read.
+    #[must_use]
+    pub fn reads(self, api_version: &str) -> bool {
+        let is_beta = api_version == "policy.networking.k8s.io/v1beta1";
+        api_version == self.api_version() || self == Self::ClusterNetworkPolicy && is_beta
     }
 
     /// Returns whether objects of this kind live in a namespace.
@@ -97,7 +114,7 @@ impl Kind {
     pub fn is_namespaced(self) -> bool {
         match self {
             Self::Service | Self::EndpointSlice | Self::NetworkPolicy | Self::Pod => true,
-            Self::Node | Self::ServiceCidr | Self::Namespace => false,
+            Self::Node | Self::ServiceCidr | Self::Namespace | Self::ClusterNetworkPolicy => false,
         }
     }
 }
@@ -136,6 +153,8 @@ pub enum Object {
     Namespace(Namespace),
     /// A Pod.
     Pod(Pod),
+    /// A ClusterNetworkPolicy.
+    ClusterNetworkPolicy(ClusterNetworkPolicy),
 }
 
 impl Object {
@@ -150,6 +169,7 @@ impl Object {
             Self::NetworkPolicy(_) => Kind::NetworkPolicy,
             Self::Namespace(_) => Kind::Namespace,
             Self::Pod(_) => Kind::Pod,
+            Self::ClusterNetworkPolicy(_) => Kind::ClusterNetworkPolicy,
         }
     }
 
@@ -164,6 +184,7 @@ impl Object {
             Self::NetworkPolicy(o) => &o.metadata,
             Self::Namespace(o) => &o.metadata,
             Self::Pod(o) => &o.metadata,
+            Self::ClusterNetworkPolicy(o) => &o.metadata,
         }
     }
 

@@ -1,9 +1,12 @@
 //! Answers for operators: which policies and Pods are there, and which belong together?
 
-use kplane_model::{PodName, PolicyName};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use kplane_model::{NodeName, PodName, PolicyName};
 
 use crate::rules::Entry;
-use crate::{NetworkPolicy, Policies};
+use crate::{ClusterPolicy, NetworkPolicy, Policies};
 
 /// Maximum number of Pods that [`PolicyFacts`] name.
 const NAMED_PODS: usize = 100;
@@ -13,6 +16,8 @@ const NAMED_PODS: usize = 100;
 pub struct PolicyCounts {
     /// Policies.
     pub policies: usize,
+    /// ClusterNetworkPolicies.
+    pub cluster_policies: usize,
     /// Namespaces that exist.
     pub namespaces: usize,
     /// Pods with addresses of their own.
@@ -36,6 +41,17 @@ pub struct PolicyFacts {
     pub names: Vec<PodName>,
 }
 
+/// A ClusterNetworkPolicy, and whom it is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterPolicyFacts {
+    /// The policy.
+    pub policy: Arc<ClusterPolicy>,
+    /// Number of Pods that it selects.
+    pub pods: usize,
+    /// 100 of them at most, sorted.
+    pub names: Vec<PodName>,
+}
+
 /// A line of the list of policies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicySummary {
@@ -55,6 +71,7 @@ impl Policies {
     pub fn counts(&self) -> PolicyCounts {
         PolicyCounts {
             policies: self.policies.len(),
+            cluster_policies: self.tiers.policies.len(),
             namespaces: self.namespaces.len(),
             pods: self.pods.len(),
             classes: self.classes.len(),
@@ -103,6 +120,18 @@ impl Policies {
         Some(policies.map(|entry| entry.policy.name.clone()).collect())
     }
 
+    /// Returns the Pod that has an address.
+    #[must_use]
+    pub fn pod_at(&self, address: IpAddr) -> Option<&PodName> {
+        self.pods.of_address(address)
+    }
+
+    /// Returns a Pod's node.
+    #[must_use]
+    pub fn node_of(&self, pod: &PodName) -> Option<&NodeName> {
+        Some(&self.pods.get(pod)?.node)
+    }
+
     /// Returns all policies, sorted by name.
     pub fn list(&self) -> impl Iterator<Item = PolicySummary> {
         let mut entries: Vec<_> = self.policies.iter().collect();
@@ -113,6 +142,45 @@ impl Policies {
             egress: entry.policy.egress.is_some(),
             pods: self.selected(entry).count(),
         })
+    }
+
+    /// Returns how many decisions of ClusterNetworkPolicies are too large. Everything that they are about is denied.
+    #[must_use]
+    pub fn overlarge_decisions(&self) -> usize {
+        self.tiers.too_large.len()
+    }
+
+    /// Returns the ClusterNetworkPolicies, sorted by tier, priority and name, without the names of Pods.
+    pub fn cluster_policies(&self) -> impl Iterator<Item = ClusterPolicyFacts> {
+        let mut policies: Vec<_> = self.tiers.policies.values().collect();
+        policies.sort_by_key(|policy| policy.rank());
+        policies.into_iter().map(|policy| ClusterPolicyFacts {
+            policy: Arc::clone(policy),
+            pods: self.subjects(policy).count(),
+            names: Vec::new(),
+        })
+    }
+
+    /// Returns a ClusterNetworkPolicy, and the Pods that it selects.
+    #[must_use]
+    pub fn cluster_policy(&self, name: &str) -> Option<ClusterPolicyFacts> {
+        let policy = self.tiers.policies.get(name)?;
+        let mut names: Vec<_> = self.subjects(policy).cloned().collect();
+        let pods = names.len();
+        names.sort_unstable();
+        names.truncate(NAMED_PODS);
+        let policy = Arc::clone(policy);
+        Some(ClusterPolicyFacts {
+            policy,
+            pods,
+            names,
+        })
+    }
+
+    fn subjects<'a>(&'a self, policy: &'a ClusterPolicy) -> impl Iterator<Item = &'a PodName> {
+        let pods = self.pods.selected_anywhere(&policy.pods);
+        let there = pods.filter(|(name, pod)| policy.selects(name, pod, &self.namespaces));
+        there.map(|(name, _)| name)
     }
 
     fn selected<'a>(&'a self, entry: &'a Entry) -> impl Iterator<Item = &'a PodName> {

@@ -16,6 +16,12 @@ pub(crate) enum Kind {
     Group = 3,
     Part = 4,
     Pod = 5,
+    TierClass = 6,
+    TierSubject = 7,
+    Network = 8,
+    Nodes = 9,
+    Decisions = 10,
+    Peer = 11,
 }
 
 /// An encoding that two different things never share: each text stands after its length, and each list after its number.

@@ -4,7 +4,12 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use kplane_model::{Block, NamedPort, NodeName, PodName, PolicyName, PolicyPort};
+use kplane_model::{
+    Block, Direction, NamedPort, NodeName, PodName, PolicyName, PolicyPort, Tier, TierAction,
+};
+
+use crate::namespaces::NamespaceLabels;
+use crate::pods::Entry;
 
 /// Labels of an object.
 pub type Labels = BTreeMap<Arc<str>, Arc<str>>;
@@ -43,6 +48,62 @@ pub enum PeerSpec {
     },
     /// Addresses (NP7).
     Block(Block),
+    /// The addresses of nodes. Only ClusterNetworkPolicies name them.
+    Nodes(Selector),
+}
+
+/// A ClusterNetworkPolicy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterPolicy {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Its tier.
+    pub tier: Tier,
+    /// Its place in the tier: of two policies, the one with the smaller number comes first, then the first by name.
+    pub priority: u16,
+    /// The namespaces of the Pods that it is for.
+    pub namespaces: Selector,
+    /// The Pods in these namespaces that it is for.
+    pub pods: Selector,
+    /// Rules for connections to the Pods. The first that matches counts.
+    pub ingress: Vec<TierRule>,
+    /// Rules for connections from the Pods.
+    pub egress: Vec<TierRule>,
+}
+
+/// A rule of a ClusterNetworkPolicy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TierRule {
+    /// What happens to connections that it matches.
+    pub action: TierAction,
+    /// The connections. Peers name their namespaces.
+    pub rule: Rule,
+}
+
+impl ClusterPolicy {
+    /// Returns the rules of a direction.
+    #[must_use]
+    pub fn rules(&self, direction: Direction) -> &[TierRule] {
+        match direction {
+            Direction::Ingress => &self.ingress,
+            Direction::Egress => &self.egress,
+        }
+    }
+
+    /// Returns the order of policies.
+    pub(crate) fn rank(&self) -> (Tier, u16, Arc<str>) {
+        (self.tier, self.priority, Arc::clone(&self.name))
+    }
+
+    /// Returns whether it is for a Pod.
+    pub(crate) fn selects(
+        &self,
+        name: &PodName,
+        pod: &Entry,
+        namespaces: &NamespaceLabels,
+    ) -> bool {
+        pod.labels.meet(&self.pods) && namespaces.meet(&name.namespace, &self.namespaces)
+    }
 }
 
 /// A label selector: an object is selected if it meets all requirements (NP5).

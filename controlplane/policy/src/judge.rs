@@ -4,9 +4,14 @@
 
 use std::net::IpAddr;
 
-use kplane_model::{Direction, Family, PodName, PolicyName, PolicyPort, Protocol};
+use std::sync::Arc;
+
+use kplane_model::{
+    Direction, Family, PodName, PolicyName, PolicyPort, Protocol, Tier, TierAction,
+};
 
 use crate::group::{GroupSpec, Namespaces};
+use crate::namespaces::NamespaceLabels;
 use crate::pods;
 use crate::rules::Entry;
 use crate::{PeerSpec, Policies, Rule};
@@ -59,25 +64,46 @@ pub enum Verdict {
     },
     /// These policies isolate the Pod, and no rule allows the connection. Sorted.
     Denied(Vec<PolicyName>),
+    /// A ClusterNetworkPolicy accepts or denies it.
+    Ruled(Ruling),
+}
+
+/// The rule of a ClusterNetworkPolicy that counts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ruling {
+    /// The policy.
+    pub policy: Arc<str>,
+    /// Its tier.
+    pub tier: Tier,
+    /// Its priority.
+    pub priority: u16,
+    /// The rule's index among the policy's rules of the direction.
+    pub rule: usize,
+    /// What happens to the connection.
+    pub action: TierAction,
 }
 
 impl Verdict {
     /// Returns whether the connection is allowed.
     #[must_use]
     pub fn is_allowed(&self) -> bool {
-        !matches!(self, Self::Denied(_))
+        match self {
+            Self::Itself | Self::NotIsolated | Self::Allowed { .. } => true,
+            Self::Denied(_) => false,
+            Self::Ruled(ruling) => ruling.action == TierAction::Accept,
+        }
     }
 }
 
 /// An end, looked up.
-struct Found<'a> {
-    pod: Option<(&'a PodName, &'a pods::Entry)>,
-    addresses: Vec<IpAddr>,
+pub(crate) struct Found<'a> {
+    pub(crate) pod: Option<(&'a PodName, &'a pods::Entry)>,
+    pub(crate) addresses: Vec<IpAddr>,
 }
 
 /// The destination's port.
 #[derive(Clone, Copy)]
-struct Port<'a> {
+pub(crate) struct Port<'a> {
     protocol: Protocol,
     port: u16,
     pod: Option<&'a pods::Entry>,
@@ -128,6 +154,14 @@ impl Policies {
         let Some((name, pod)) = subject.pod else {
             return Verdict::NotIsolated;
         };
+        let ruling = |tier| {
+            let (of, tiers) = ((tier, direction), &self.tiers);
+            let ruling = tiers.ruling(of, (name, pod), other, port, &self.namespaces);
+            ruling.filter(|ruling| ruling.action != TierAction::Pass)
+        };
+        if let Some(ruling) = ruling(Tier::Admin) {
+            return Verdict::Ruled(ruling);
+        }
         let mut isolating = Vec::new();
         for entry in self.policies.enforced(&name.namespace, &pod.labels).0 {
             let Some(rules) = entry.rules(direction) else {
@@ -145,7 +179,7 @@ impl Policies {
             }
         }
         match isolating.is_empty() {
-            true => Verdict::NotIsolated,
+            true => ruling(Tier::Baseline).map_or(Verdict::NotIsolated, Verdict::Ruled),
             false => Verdict::Denied(isolating),
         }
     }
@@ -166,33 +200,36 @@ impl Policies {
         let Some(peers) = &rule.peers else {
             return Some(None);
         };
-        let at = peers.iter().position(|peer| self.is(entry, peer, other));
-        at.map(Some)
-    }
-
-    fn is(&self, entry: &Entry, peer: &PeerSpec, other: &Found<'_>) -> bool {
-        match peer {
-            PeerSpec::Block(block) => other.addresses.iter().any(|address| {
-                let mut except = block.except.iter();
-                block.range.contains(*address) && !except.any(|e| e.contains(*address))
-            }),
-            PeerSpec::Pods { namespaces, pods } => {
-                let Some((name, pod)) = other.pod else {
-                    return false;
-                };
-                let own = &entry.policy.name.namespace;
-                let group = GroupSpec::of(own, namespaces.as_ref(), pods.as_ref());
-                let is_there = match &group.namespaces {
-                    Namespaces::Own(own) => name.namespace == *own,
-                    Namespaces::Selected(some) => self.namespaces.meet(&name.namespace, some),
-                };
-                is_there && pod.labels.meet(&group.pods)
-            }
-        }
+        let own = &entry.policy.name.namespace;
+        let is = |peer| other.is_among(peer, own, &self.namespaces);
+        peers.iter().position(is).map(Some)
     }
 }
 
 impl Found<'_> {
+    /// Returns whether it is one of a peer. `own` is the policy's namespace.
+    pub(crate) fn is_among(&self, peer: &PeerSpec, own: &Arc<str>, all: &NamespaceLabels) -> bool {
+        match peer {
+            PeerSpec::Block(block) => self.addresses.iter().any(|address| {
+                let mut except = block.except.iter();
+                block.range.contains(*address) && !except.any(|e| e.contains(*address))
+            }),
+            PeerSpec::Pods { namespaces, pods } => {
+                let Some((name, pod)) = self.pod else {
+                    return false;
+                };
+                let group = GroupSpec::of(own, namespaces.as_ref(), pods.as_ref());
+                let is_there = match &group.namespaces {
+                    Namespaces::Own(own) => name.namespace == *own,
+                    Namespaces::Selected(some) => all.meet(&name.namespace, some),
+                };
+                is_there && pod.labels.meet(&group.pods)
+            }
+            // Only ClusterNetworkPolicies know nodes.
+            PeerSpec::Nodes(_) => false,
+        }
+    }
+
     /// Returns whether it has addresses of each family.
     fn families(&self) -> [bool; 2] {
         let has = |family| self.addresses.iter().any(|a| Family::of(*a) == family);
@@ -213,7 +250,7 @@ impl Found<'_> {
 }
 
 impl Port<'_> {
-    fn is(self, allowed: &PolicyPort) -> bool {
+    pub(crate) fn is(self, allowed: &PolicyPort) -> bool {
         match allowed {
             PolicyPort::All(protocol) => self.protocol == *protocol,
             PolicyPort::Range(protocol, first, last) => {

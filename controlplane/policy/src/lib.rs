@@ -5,7 +5,7 @@
 //! ```
 //!
 //! The inputs are indexed in `pods`, `namespaces` and `subjects` (policies by the Pods that they select). `classes` and
-//! `groups` follow from them, `policies` brings it all together, and `judge` and `facts` answer operators.
+//! `groups` follow from them, `tiers` has the ClusterNetworkPolicies, `policies` brings it all together, and `judge` and `facts` answer operators.
 //!
 //! Everything here is synchronous, deterministic and free of I/O. Objects come in valid: who reads them reports what is
 //! wrong with them, and leaves that out. Ids such as NP6 refer to the list of semantics of NetworkPolicies.
@@ -27,11 +27,14 @@ mod subjects;
 #[cfg(test)]
 mod tests;
 mod texts;
+mod tiers;
 mod uses;
 
-pub use facts::{PolicyCounts, PolicyFacts, PolicySummary};
-pub use input::{Labels, NetworkPolicy, PeerSpec, Pod, Requirement, Rule, Selector};
-pub use judge::{End, Judgement, Verdict};
+pub use facts::{ClusterPolicyFacts, PolicyCounts, PolicyFacts, PolicySummary};
+pub use input::{
+    ClusterPolicy, Labels, NetworkPolicy, PeerSpec, Pod, Requirement, Rule, Selector, TierRule,
+};
+pub use judge::{End, Judgement, Ruling, Verdict};
 pub use policies::Policies;
 
 use kplane_model::{LocalPod, NodeName, PodName, PolicyKey, PolicyObject};

@@ -189,6 +189,23 @@ impl Pods {
             .filter(|a| self.of_address(*a) == Some(pod))
     }
 
+    /// Returns all Pods that a selector selects.
+    pub(crate) fn selected_anywhere<'a>(
+        &'a self,
+        selector: &'a Selector,
+    ) -> impl Iterator<Item = (&'a PodName, &'a Entry)> {
+        let candidates = self.labelled.candidates(None, selector);
+        let entries = candidates.filter_map(|pod| Some((pod, self.get(pod)?)));
+        entries.filter(|(_, entry)| entry.labels.meet(selector))
+    }
+
+    /// Marks addresses of Pods.
+    pub(crate) fn readdress(&mut self, which: impl Fn(IpAddr) -> bool) {
+        let addresses = self.claims.keys().copied();
+        self.readdressed
+            .extend(addresses.filter(|address| which(*address)));
+    }
+
     /// Marks all Pods and addresses as changed.
     pub(crate) fn touch_all(&mut self) {
         self.all_changed = true;

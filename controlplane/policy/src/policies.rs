@@ -13,14 +13,16 @@ use kplane_model::{
     Direction, LocalPod, NodeName, Peer, PodName, PolicyKey, PolicyName, PolicyObject,
 };
 
+use crate::Selector;
 use crate::classes::{Classes, Distinctions};
 use crate::groups::Groups;
 use crate::namespaces::NamespaceLabels;
 use crate::pods::Pods;
-use crate::published::{Published, sum_of_members};
+use crate::published::{Published, sum_of_members, sum_of_peer};
 use crate::rules::Entry;
 use crate::subjects::Subjects;
-use crate::{Labels, NetworkPolicy, Pod, PolicyChanges};
+use crate::tiers::Tiers;
+use crate::{ClusterPolicy, Labels, NetworkPolicy, Pod, PolicyChanges};
 
 /// All policies, namespaces and Pods, and what follows from them.
 ///
@@ -33,6 +35,7 @@ pub struct Policies {
     distinctions: Distinctions,
     pub(crate) classes: Classes,
     pub(crate) groups: Groups,
+    pub(crate) tiers: Tiers,
     published: Published,
     /// Pods of which not all policies fit into a message, and how many policies select them.
     pub(crate) crowded: BTreeMap<PodName, usize>,
@@ -49,6 +52,21 @@ impl Policies {
     /// Removes a policy.
     pub fn delete_policy(&mut self, name: &PolicyName) {
         self.policies.delete(name);
+    }
+
+    /// Adds or replaces a ClusterNetworkPolicy.
+    pub fn put_cluster_policy(&mut self, policy: ClusterPolicy) {
+        self.tiers.put(policy);
+    }
+
+    /// Removes a ClusterNetworkPolicy.
+    pub fn delete_cluster_policy(&mut self, name: &str) {
+        self.tiers.delete(name);
+    }
+
+    /// Adds, replaces or removes (`None`) a node: its labels and addresses.
+    pub fn set_node(&mut self, name: &NodeName, node: Option<(Labels, Vec<IpAddr>)>) {
+        self.tiers.set_node(name, node);
     }
 
     /// Adds or replaces a namespace.
@@ -74,11 +92,12 @@ impl Policies {
     /// Returns what changed since the last call.
     pub fn take(&mut self) -> PolicyChanges {
         let mut changes = PolicyChanges::default();
-        let is_active = self.policies.len() > 0;
+        let is_active = self.policies.len() > 0 || self.tiers.is_active();
         if is_active != self.is_active {
             self.is_active = is_active;
             self.pods.touch_all();
         }
+        self.tiers.begin(&mut self.pods, &mut changes);
         self.take_policies(&mut changes);
         self.take_namespaces();
         self.take_distinctions();
@@ -86,6 +105,7 @@ impl Policies {
         self.take_peers(&mut changes);
         self.take_members(&mut changes);
         self.take_pods(&mut changes);
+        self.tiers.publish_decisions(&mut changes);
         changes
     }
 
@@ -153,6 +173,10 @@ impl Policies {
             let (classes, namespaces) = (&self.classes, &self.namespaces);
             self.groups
                 .set_namespace(&name, before.as_ref(), classes, namespaces);
+            if self.tiers.is_active() {
+                self.tiers.forget_namespace(&name);
+                self.pods.touch_selected(&name, &Selector::default());
+            }
         }
     }
 
@@ -187,7 +211,7 @@ impl Policies {
                     self.groups.set_class(id, class, true, &self.namespaces);
                 }
             }
-            if pod.class != old {
+            if pod.class != old || self.tiers.is_active() {
                 let addresses = pod.addresses.clone();
                 self.pods.readdressed.extend(addresses);
             }
@@ -203,18 +227,24 @@ impl Policies {
         for address in take(&mut self.pods.readdressed) {
             self.pods.touch_claims(address);
             let peer = self.peer(address);
-            let class = peer.map(|peer| peer.class.0);
-            if self.published.peers.note(&address, class) {
+            let sum = peer.as_ref().map(sum_of_peer);
+            if self.published.peers.note(&address, sum) {
                 let object = peer.map(PolicyObject::Peer);
                 changes.shared.push((PolicyKey::Peer(address), object));
             }
         }
     }
 
-    fn peer(&self, address: IpAddr) -> Option<Peer> {
-        let pod = self.pods.get(self.pods.of_address(address)?)?;
-        let class = pod.class?;
-        Some(Peer { address, class })
+    fn peer(&mut self, address: IpAddr) -> Option<Peer> {
+        let name = self.pods.of_address(address);
+        let pod = name.and_then(|name| Some((name, self.pods.get(name)?)));
+        let tier = self.tiers.classify(address, pod, &self.namespaces);
+        let class = pod?.1.class?;
+        Some(Peer {
+            address,
+            class,
+            tier,
+        })
     }
 
     /// Publishes classes and groups.
@@ -257,11 +287,11 @@ impl Policies {
     }
 
     /// Returns a Pod's node, the object that the node gets, and how many policies are not in it.
-    fn local_pod(&self, name: &PodName) -> Option<(NodeName, LocalPod, usize)> {
-        let pod = self.pods.get(name).filter(|_| self.is_active)?;
-        if pod.node.is_empty() {
-            return None;
-        }
+    fn local_pod(&mut self, name: &PodName) -> Option<(NodeName, LocalPod, usize)> {
+        let pod = self.pods.get(name).filter(|_| self.is_active);
+        let pod = pod.filter(|pod| !pod.node.is_empty());
+        let tier = self.tiers.subject(name, pod, &self.namespaces);
+        let pod = pod?;
         let (policies, left_out) = self.policies.enforced(&name.namespace, &pod.labels);
         let mut ports = pod.ports.to_vec();
         if !ports.is_empty() {
@@ -274,6 +304,7 @@ impl Policies {
             addresses: self.pods.addresses(name).collect(),
             ports,
             policies: policies.iter().map(|p| p.policy.name.clone()).collect(),
+            tier,
         };
         Some((Arc::clone(&pod.node), object, left_out))
     }

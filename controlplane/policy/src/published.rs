@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::net::IpAddr;
 
-use kplane_model::{GroupId, LocalPod, NodeName, PeerId, PodName};
+use kplane_model::{Decisions, GroupId, LocalPod, NodeName, Peer, PeerId, PodName};
 
 use crate::identity::{Encoding, Kind};
 
@@ -28,6 +28,11 @@ impl<K: Clone + Eq + Hash> Sums<K> {
             Some(sum) => self.0.insert(key.clone(), sum) != Some(sum),
             None => self.0.remove(key).is_some(),
         }
+    }
+
+    /// Returns what is published.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &K> {
+        self.0.keys()
     }
 }
 
@@ -69,6 +74,36 @@ impl Published {
     }
 }
 
+/// Returns the digest of an address's object. Classes are digests already.
+pub(crate) fn sum_of_peer(peer: &Peer) -> Sum {
+    match &peer.tier {
+        None => peer.class.0,
+        Some(tier) => Encoding::new(Kind::Peer)
+            .raw(&peer.class.0)
+            .raw(&tier.0)
+            .sum(),
+    }
+}
+
+/// Returns the digest of decisions.
+pub(crate) fn sum_of_decisions(decisions: &Decisions) -> Sum {
+    let mut encoding = Encoding::new(Kind::Decisions);
+    for row in &decisions.rows {
+        let actions = &row.actions;
+        encoding.raw(&[row.direction as u8, row.tier as u8, actions.rest as u8]);
+        encoding.number(actions.ranges.len());
+        for (protocol, first, last, action) in &actions.ranges {
+            encoding.raw(&[protocol.number(), *action as u8]);
+            encoding.raw(&first.to_be_bytes()).raw(&last.to_be_bytes());
+        }
+        encoding.number(row.peers.len());
+        for peer in &row.peers {
+            encoding.raw(&peer.0);
+        }
+    }
+    encoding.sum()
+}
+
 /// Returns the digest of a part's members.
 pub(crate) fn sum_of_members(members: &[PeerId]) -> Sum {
     let mut encoding = Encoding::new(Kind::Part);
@@ -85,6 +120,7 @@ fn sum(pod: &LocalPod) -> Sum {
         encoding.text(&address.to_string());
     }
     encoding.ports(pod.ports.iter());
+    encoding.raw(&pod.tier.map_or([0; 16], |tier| tier.0));
     for policy in &pod.policies {
         encoding.text(&policy.namespace).text(&policy.name);
     }

@@ -66,7 +66,7 @@ impl Entry {
         let peers = peers.filter_map(|rule| rule.peers.as_ref()).flatten();
         let specs = peers.filter_map(|peer| match peer {
             PeerSpec::Pods { namespaces, pods } => Some(self.group(namespaces, pods)),
-            PeerSpec::Block(_) => None,
+            PeerSpec::Block(_) | PeerSpec::Nodes(_) => None,
         });
         specs.map(|spec| (spec.id(), spec)).collect()
     }
@@ -101,6 +101,7 @@ impl Entry {
                     PeerSpec::Block(block) => {
                         blocks.insert(block.clone());
                     }
+                    PeerSpec::Nodes(_) => {}
                 }
             }
             Peers {
@@ -125,7 +126,7 @@ fn size(policy: &NetworkPolicy) -> usize {
 
 fn size_of_rule(rule: &Rule) -> usize {
     let peers = rule.peers.iter().flatten().map(|peer| match peer {
-        PeerSpec::Pods { .. } => 16,
+        PeerSpec::Pods { .. } | PeerSpec::Nodes(_) => 16,
         PeerSpec::Block(Block { except, .. }) => 32 + 28 * except.len(),
     });
     let ports = rule.ports.iter().flatten().map(|port| match port {

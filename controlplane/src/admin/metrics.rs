@@ -34,6 +34,7 @@ impl Collector for Plane {
     fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
         self.published(&mut to)?;
         self.agents(&mut to)?;
+        self.suspects(&mut to)?;
         self.timings(&mut to)?;
         self.upstream(&mut to)
     }
@@ -68,7 +69,7 @@ impl Plane {
         )?;
         gauge(
             "kplane_controlplane_network_policies",
-            "NetworkPolicies that nodes enforce",
+            "NetworkPolicies and ClusterNetworkPolicies that nodes enforce",
             summary.totals.policies as f64,
         )?;
         gauge(
@@ -154,6 +155,31 @@ impl Plane {
             "Agents that began to receive desired state, by what they got first",
         )
         .counter(to, series)
+    }
+
+    fn suspects(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let suspicions = self.0.suspects.now();
+        let suspected = suspicions.nodes.len() as f64;
+        let series: [(&Labels<'_>, f64); 2] = [
+            (
+                &[("mode", "act")],
+                if suspicions.act { suspected } else { 0.0 },
+            ),
+            (
+                &[("mode", "observe")],
+                if suspicions.act { 0.0 } else { suspected },
+            ),
+        ];
+        Name(
+            "kplane_controlplane_suspected_nodes",
+            "Nodes without a stream that their neighbours do not reach, by what is done about it (--dead-node)",
+        )
+        .gauge(to, series)?;
+        Name(
+            "kplane_controlplane_suspicions",
+            "Nodes that were suspected since the start, each time they were",
+        )
+        .counter(to, [(ALONE, self.0.suspects.begun() as f64)])
     }
 
     fn timings(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {

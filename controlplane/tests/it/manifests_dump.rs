@@ -175,7 +175,7 @@ fn a_folder_with_bad_files_loads_the_rest() {
             "binary.json: file: is not UTF-8 text (line 1); convert it",
             "more/bad.yaml, document 1, line 1: document: is not valid YAML: unclosed bracket '['",
             "more/bad.yaml, document 2, line 3: Job: is ignored; kplane reads Services, EndpointSlices, \
-             Nodes, ServiceCIDRs, NetworkPolicies, Namespaces and Pods",
+             Nodes, ServiceCIDRs, NetworkPolicies, ClusterNetworkPolicies, Namespaces and Pods",
             "twice.yml, document 1, line 1: Service default/kubernetes: is refused because \
              cluster.yaml, document 1, item 1, line 3 has the same object; remove one of the two",
         ]

@@ -4,15 +4,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kp_controlplane::app::Bound;
+use kp_controlplane::app::{Bound, Config, Origin};
 use kplane_operate::server::StatusServer;
+use kplane_picture::admission::Admission;
 use kplane_proto::v1::status_service_server::StatusService as _;
 use kplane_proto::v1::{self as pb, AgentMessage, Hello, agent_message, server_message};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout};
 use tonic::{Code, Request, Streaming};
 
-use crate::support::{DEADLINE, control_plane, hello, message, open};
+use crate::support::{DEADLINE, control_plane, hello, message, open, synced};
 
 const WEB: &str = "
 kind: Service
@@ -55,6 +56,7 @@ impl Agent {
     async fn connect(bound: &Bound, node: &str, servers: Option<pb::ServerStats>) -> Self {
         let hello = Hello {
             instance: 1,
+            capabilities: 1 << (pb::Capability::Policies as u64 - 1),
             ..hello(node)
         };
         let (send, receive) = open(bound, hello).await;
@@ -392,4 +394,171 @@ async fn an_agent_gets_no_more_memory_than_honest_ones() {
     let ended = agent.ended.wait_for(Option::is_some);
     let code = *timeout(DEADLINE, ended).await.unwrap().unwrap();
     assert_eq!(code, Some(Code::OutOfRange));
+}
+
+/// Nothing may come to the Pod shop/db-0 on n1; the Pod ops/job calls it.
+const POLICIES: &str = "
+kind: Node
+apiVersion: v1
+metadata: {name: n1}
+---
+kind: Node
+apiVersion: v1
+metadata: {name: n2}
+---
+kind: Pod
+apiVersion: v1
+metadata: {name: db-0, namespace: shop}
+spec: {nodeName: n1}
+status: {phase: Running, podIP: 10.244.1.1, podIPs: [{ip: 10.244.1.1}]}
+---
+kind: Pod
+apiVersion: v1
+metadata: {name: job, namespace: ops}
+spec: {nodeName: n2}
+status: {phase: Running, podIP: 10.244.2.1, podIPs: [{ip: 10.244.2.1}]}
+---
+kind: NetworkPolicy
+apiVersion: networking.k8s.io/v1
+metadata: {name: deny, namespace: shop}
+spec: {podSelector: {}}
+";
+
+fn counted(packets: u64) -> pb::Denials {
+    let direction = pb::PolicyDirection::Ingress.into();
+    pb::Denials {
+        pods: vec![pb::DeniedPod {
+            address: "10.244.1.1".to_owned(),
+            direction,
+            packets,
+        }],
+        packets: vec![pb::DeniedPacket {
+            direction,
+            from: "10.244.2.1".to_owned(),
+            to: "10.244.1.1".to_owned(),
+            protocol: 6,
+            to_port: 5432,
+            ..pb::DeniedPacket::default()
+        }],
+        ..pb::Denials::default()
+    }
+}
+
+/// Answers one question about denied packets, which is returned.
+async fn deny(agent: &mut Agent, denials: Option<pb::Denials>) -> pb::DenialsQuestion {
+    let asked = agent.question().await;
+    let inspection = pb::Inspection {
+        token: asked.token,
+        denials,
+        ..pb::Inspection::default()
+    };
+    agent.say(agent_message::Kind::Inspection(inspection)).await;
+    asked.denials.unwrap()
+}
+
+/// A control plane with these policies, and the agents of both nodes.
+async fn enforcing() -> (StatusServer, [Agent; 2], (Bound, tempfile::TempDir)) {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("all.yaml"), POLICIES).unwrap();
+    let admission = Admission {
+        network_policies: true,
+        ..Admission::default()
+    };
+    let bound = synced(Config {
+        admission,
+        ..Config::new(Origin::Manifests(folder.path().to_owned()))
+    })
+    .await;
+    let agents = [
+        Agent::connect(&bound, "n1", None).await,
+        Agent::connect(&bound, "n2", None).await,
+    ];
+    let server = StatusServer::new(Arc::clone(bound.hub()));
+    (server, agents, (bound, folder))
+}
+
+#[tokio::test]
+async fn denied_packets_are_asked_of_all_nodes_and_get_the_names_of_pods() {
+    let (server, [mut first, mut second], _plane) = enforcing().await;
+    let request = pb::DropsRequest::default();
+    let (drops, asked, _) = tokio::join!(
+        server.get_drops(Request::new(request)),
+        deny(&mut first, Some(counted(7))),
+        // An agent of an earlier version.
+        deny(&mut second, None),
+    );
+    assert_eq!(asked.follower, 0);
+    let drops = drops.unwrap().into_inner();
+    let pod = &drops.pods[0];
+    assert_eq!((&*pod.pod, &*pod.node, pod.packets), ("shop/db-0", "n1", 7));
+    assert_eq!((drops.asked, drops.answered), (2, 1));
+    assert!(
+        drops.silent[0].reason.contains("update it"),
+        "{:?}",
+        drops.silent
+    );
+
+    // `why` says how often it has happened.
+    let judged = pb::JudgeConnectionRequest {
+        from: "ops/job".to_owned(),
+        to: "shop/db-0".to_owned(),
+        port: 5432,
+        ..pb::JudgeConnectionRequest::default()
+    };
+    let (judged, _) = tokio::join!(
+        server.judge_connection(Request::new(judged)),
+        deny(&mut first, Some(counted(7))),
+    );
+    let notes = judged.unwrap().into_inner().notes;
+    let told = "n1 has dropped 7 packets of new connections to Pod shop/db-0;";
+    assert!(notes[0].starts_with(told), "{notes:?}");
+}
+
+#[tokio::test]
+async fn a_pods_denied_packets_are_followed_on_its_node_alone() {
+    let (server, [mut first, mut second], _plane) = enforcing().await;
+    let request = pb::DropsRequest {
+        namespace: "shop".to_owned(),
+        pod: "db-0".to_owned(),
+        follower: 9,
+        ..pb::DropsRequest::default()
+    };
+    let (followed, asked) = tokio::join!(
+        server.follow_drops(Request::new(request.clone())),
+        deny(&mut first, Some(counted(7))),
+    );
+    assert_eq!(
+        (asked.follower, &*asked.namespace, &*asked.pod),
+        (9, "shop", "db-0")
+    );
+    let followed = followed.unwrap().into_inner();
+    let packet = &followed.packets[0];
+    assert_eq!(
+        (&*packet.from_pod, &*packet.to_pod),
+        ("ops/job", "shop/db-0")
+    );
+    assert_eq!(packet.isolating, ["shop/deny"]);
+    assert!(second.questions.try_recv().is_err());
+
+    // A node that cannot says why, and is no node without denied packets.
+    let forbidden = pb::Denials {
+        error: "another program reads the log".to_owned(),
+        ..pb::Denials::default()
+    };
+    let (followed, _) = tokio::join!(
+        server.follow_drops(Request::new(request.clone())),
+        deny(&mut first, Some(forbidden)),
+    );
+    let followed = followed.unwrap().into_inner();
+    assert_eq!(followed.silent[0].reason, "another program reads the log");
+
+    for (pod, follower, code) in [("x", 9, Code::NotFound), ("db-0", 0, Code::InvalidArgument)] {
+        let request = pb::DropsRequest {
+            pod: pod.to_owned(),
+            follower,
+            ..request.clone()
+        };
+        let refused = server.follow_drops(Request::new(request)).await;
+        assert_eq!(refused.unwrap_err().code(), code);
+    }
 }

@@ -76,6 +76,20 @@ impl Manifests {
     }
 }
 
+impl Manifests {
+    /// Writes a file of its own, which [`Manifests::edit`] does not know, or removes it.
+    pub(crate) fn put(&self, name: &str, objects: Option<&[Value]>) -> Result<()> {
+        let (beside, path) = (self.folder.with_extension("edited"), self.folder.join(name));
+        let Some(objects) = objects else {
+            return fs::remove_file(&path).with_context(|| format!("remove {}", path.display()));
+        };
+        fs::create_dir_all(&beside)?;
+        let file = beside.join(name);
+        fs::write(&file, serde_saphyr::to_string_multiple(objects)?)?;
+        fs::rename(&file, &path).with_context(|| format!("write {}", path.display()))
+    }
+}
+
 /// Returns all objects of a text, with the items of lists one by one.
 fn parse(text: &str) -> Result<Vec<Value>> {
     let options = serde_saphyr::options! { budget: None };

@@ -10,7 +10,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use kplane_model::{Family, NodeFacts, ServiceName};
-use kplane_proto::v1::{Fleet, NodeStatus, SyncStats};
+use kplane_proto::v1::{Fleet, NodeState, NodeStatus, SyncStats};
 use kplane_rig::netns::NetNs;
 use kplane_rig::process::{self, Process};
 use kplane_rig::status::Status;
@@ -108,6 +108,11 @@ impl Stage {
         command.arg("--tls-private-key-file").arg(own.key);
         command.arg("--client-ca-file").arg(certs.join("ca.crt"));
         command.arg("--manifests").arg(&self.manifests.folder);
+        // A dump's policies are not enforced: it lacks the Pods that they are about.
+        let is_policy = |object: &Value| object["kind"] == "NetworkPolicy";
+        if !self.manifests.objects().any(is_policy) {
+            command.arg("--network-policy");
+        }
         let process = self.control()?.command(command)?;
         self.processes.push(("kp-controlplane".to_owned(), process));
         let nodes: Vec<NodeFacts> = self.objects.nodes.clone();
@@ -254,6 +259,23 @@ impl Stage {
                 Ok((node.name.clone(), took))
             };
             fleet.nodes.iter().map(landing).collect()
+        })
+    }
+
+    /// Writes a manifest of its own, or removes it, and waits until every kernel holds that.
+    pub(crate) fn publish(&mut self, name: &str, objects: Option<&[Value]>) -> Result<()> {
+        let control = self.status.fleet()?.control_plane;
+        let before = control.context("a fleet without a control plane")?.revision;
+        self.manifests.put(name, objects)?;
+        self.wait("the change is in every kernel", |fleet| {
+            let revision = fleet.control_plane.as_ref().map_or(0, |of| of.revision);
+            let mut nodes = fleet.nodes.iter();
+            let late = nodes.find(|node| node.state() != NodeState::InSync);
+            match (revision > before, late) {
+                (true, None) => Ok(()),
+                (false, _) => Err("nothing is published".to_owned()),
+                (true, Some(node)) => Err(format!("{} is {:?}", node.name, node.state())),
+            }
         })
     }
 

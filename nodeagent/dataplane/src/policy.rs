@@ -8,7 +8,9 @@ mod before;
 mod blocks;
 mod content;
 mod cutter;
+mod deciding;
 mod expand;
+mod followed;
 mod held;
 mod judge;
 mod limits;
@@ -17,6 +19,8 @@ mod objects;
 mod phases;
 mod report;
 mod side;
+mod subjects;
+mod tiers;
 
 #[cfg(test)]
 mod tests;
@@ -26,14 +30,19 @@ use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use kplane_netlink::Errno;
+use kplane_netlink::nflog::GROUP;
+
 use kplane_model::{Cidr, Family, PolicyKey, PolicyObject};
 
 use self::cutter::Cutter;
 pub use self::cutter::{Flow, Hand};
+pub use self::followed::Followed;
 use self::side::Side;
-use crate::backend::nftables::{PolicyTable, PolicyTables};
+use crate::backend::nftables::{PolicyTable, PolicyTables, can_log};
 use crate::backend::{ApplyError, Verification};
 use crate::own_addresses;
+pub use kplane_netlink::nflog::{Logged, PacketLog};
 
 /// A change of a family's policies, as the engine hands it over.
 #[derive(Clone, Copy, Debug)]
@@ -86,6 +95,25 @@ pub struct PolicyCounts {
     pub isolated: u64,
     /// Elements in the kernel.
     pub elements: u64,
+}
+
+/// Opens the log of denied packets in this thread's network namespace, which only one program can have.
+///
+/// # Errors
+/// The reason why there is none, human-readable.
+pub fn open_log() -> Result<PacketLog, String> {
+    if !can_log() {
+        return Err(
+            "this kernel logs no packets for programs (modules nft_log, nfnetlink_log)".to_owned(),
+        );
+    }
+    PacketLog::open().map_err(|error| match error.errno() {
+        // The kernel has the same number for both.
+        Some(Errno::EPERM | Errno::EBUSY) => format!(
+            "another program of the node reads the packets of log group {GROUP}, or the agent lacks CAP_NET_ADMIN"
+        ),
+        _ => error.to_string(),
+    })
 }
 
 /// Both families' tables.
@@ -153,6 +181,13 @@ impl Enforcer {
             cutter.scan(family, lost);
         }
         Ok(applied)
+    }
+
+    /// Sets the Pods whose denied packets are logged for the agent, from the next change of each family on.
+    pub fn follow(&mut self, followed: &Followed) {
+        for side in &mut self.sides {
+            side.content.followed = followed.clone();
+        }
     }
 
     /// Reads a family's table back, and repairs what differs.

@@ -23,6 +23,7 @@ pub mod ipvs;
 mod link;
 mod message;
 mod monitor;
+pub mod nflog;
 mod route;
 mod socket;
 

@@ -123,6 +123,18 @@ impl Request {
         Self { what, bytes }
     }
 
+    /// Creates a request about a numbered resource of a subsystem.
+    pub(super) fn for_resource(
+        what: &'static str,
+        kind: u16,
+        of: (u8, u16),
+        fill: impl FnOnce(&mut AttributeWriter<'_>),
+    ) -> Self {
+        let mut bytes = Vec::with_capacity(32);
+        append(&mut bytes, kind, 0, of, fill);
+        Self { what, bytes }
+    }
+
     /// Creates a request outside of netfilter; `header` is the header of its subsystem.
     pub(super) fn with_header(
         what: &'static str,

@@ -63,11 +63,13 @@ impl Desired {
         for (key, _) in self.policy_slots() {
             let is_lost = !staged.named.contains_key(&DesiredKey::Policy(key.clone()));
             match key {
-                PolicyKey::Policy(_) => policies.count(is_lost),
+                PolicyKey::Policy(_) | PolicyKey::Cluster(_) => policies.count(is_lost),
                 PolicyKey::Pod(_) => pods.count(is_lost),
-                PolicyKey::Peer(_) | PolicyKey::Class(_) | PolicyKey::Group(..) => {
-                    others.count(is_lost);
-                }
+                PolicyKey::Peer(_)
+                | PolicyKey::Class(_)
+                | PolicyKey::Group(..)
+                | PolicyKey::Span(..)
+                | PolicyKey::Decisions(..) => others.count(is_lost),
             }
         }
         let guard = self.guard;
@@ -82,7 +84,10 @@ impl Desired {
     /// Returns whether so many kept policies and Pods would still be a cliff.
     pub(super) fn is_policy_cliff(&self, guard: CliffGuard, kept: usize) -> bool {
         let counts = |(key, _): &(&PolicyKey, &Slot)| {
-            matches!(key, PolicyKey::Policy(_) | PolicyKey::Pod(_))
+            matches!(
+                key,
+                PolicyKey::Policy(_) | PolicyKey::Cluster(_) | PolicyKey::Pod(_)
+            )
         };
         guard.is_cliff(kept, self.policy_slots().filter(counts).count())
     }

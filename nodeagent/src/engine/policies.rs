@@ -14,7 +14,9 @@ use crate::report::{Failure, Standing};
 use kplane_dataplane::backend::Verification;
 use kplane_dataplane::backoff::Backoff;
 use kplane_dataplane::chain;
-use kplane_dataplane::policy::{Enforcer, Flow, Hand, PolicyApplied, PolicyChange, PolicyCounts};
+use kplane_dataplane::policy::{
+    Enforcer, Flow, Followed, Hand, PolicyApplied, PolicyChange, PolicyCounts,
+};
 
 /// Time from a change to a complete read, which competes with writing.
 const QUIET: Duration = Duration::from_secs(30);
@@ -81,6 +83,11 @@ impl Policies {
         if let Some(family) = flows.first().map(Flow::family) {
             self.enforcer.judge_flows(family, flows);
         }
+    }
+
+    /// Sets the Pods whose denied packets the kernel logs from the next [`Policies::sync`] on.
+    pub(super) fn follow(&mut self, followed: &Followed) {
+        self.enforcer.follow(followed);
     }
 
     /// Brings the kernel from its current state to `position`; returns whether a family failed.

@@ -2,8 +2,10 @@
 
 use std::fmt;
 
+use kplane_dataplane::backend::nftables::denied_packets;
 use kplane_dataplane::policy::PolicyCounts;
 use kplane_http::metrics::{Labels, Name};
+use kplane_model::{Direction, Family};
 use prometheus_client::encoding::DescriptorEncoder;
 
 use super::numbers::float;
@@ -41,5 +43,33 @@ pub(super) fn encode(
         "kplane_agent_policy_elements",
         "Elements that NetworkPolicies have in the kernel",
     )
-    .gauge(to, families.into_iter().zip(elements))
+    .gauge(to, families.into_iter().zip(elements))?;
+    let has_table = counts.iter().any(|of| of.elements > 0);
+    let denied = if has_table {
+        denied_packets()
+    } else {
+        Vec::new()
+    };
+    let mut series = Vec::new();
+    for (family, labels) in Family::ALL.into_iter().zip(families) {
+        for direction in Direction::ALL {
+            let mut of = denied.iter();
+            let of = of.find(|(of, way, _)| (*of, *way) == (family, direction));
+            let packets = of.map_or(0, |(.., packets)| *packets);
+            let labels = [labels, &[("direction", name(direction))]].concat();
+            series.push((labels, float(packets)));
+        }
+    }
+    Name(
+        "kplane_agent_policy_denied_packets",
+        "Packets that NetworkPolicies denied since the kernel's table was made; `kpctl drops` says of which Pods",
+    )
+    .counter(to, series.iter().map(|(labels, value)| (&labels[..], *value)))
+}
+
+fn name(direction: Direction) -> &'static str {
+    match direction {
+        Direction::Ingress => "ingress",
+        Direction::Egress => "egress",
+    }
 }

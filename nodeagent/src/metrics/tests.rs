@@ -56,6 +56,7 @@ counter kplane_agent_kernel_operations_total ip_family
 gauge kplane_agent_network_policies
 counter kplane_agent_older_states_total
 counter kplane_agent_panics_total
+counter kplane_agent_policy_denied_packets_total direction,ip_family
 gauge kplane_agent_policy_elements ip_family
 gauge kplane_agent_policy_pods isolated
 histogram kplane_agent_pre_stop_wait_duration_seconds outcome

@@ -6,11 +6,13 @@ use tokio::task::spawn_blocking;
 
 use crate::attempts;
 use crate::engine::{Engine, Stopped};
+use crate::reach::Reach;
 use crate::report::{affinity, flows, proxied, servers};
 
 /// Answers a question. Kernels are asked on threads for such work, and the data path does not wait.
 pub(super) async fn answer(
     engine: Engine,
+    reach: Reach,
     question: pb::Inspect,
 ) -> Result<pb::Inspection, Stopped> {
     let backend = engine.backend().name;
@@ -39,6 +41,12 @@ pub(super) async fn answer(
     }
     if let Some(question) = question.proxied {
         answer.proxied = Some(proxied::answer(engine.proxy().get().as_deref(), question));
+    }
+    if let Some(nodes) = question.reach {
+        answer.reached = Some(reach(nodes).await);
+    }
+    if let Some(question) = question.denials {
+        answer.denials = Some(engine.denials().answer(question).await);
     }
     answer.attempts = attempts::connect(&question.attempts).await;
     Ok(answer)

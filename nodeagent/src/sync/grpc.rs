@@ -20,6 +20,7 @@ use tonic::Request;
 use tonic::transport::{Channel, Endpoint};
 
 use super::transport::{Found, Link, OUTBOX, OpenError, Presented, Replica, Transport};
+use crate::reach;
 use kplane_dataplane::chain;
 
 /// Longest wait for a TCP connection to one address.
@@ -220,6 +221,7 @@ impl Transport for Grpc {
                 outbox,
                 inbox: stream.into_inner().boxed(),
                 token,
+                reach: Arc::new(reach::reach),
             }),
             Err(status) => Err(OpenError::Refused {
                 address: self.address(replica),

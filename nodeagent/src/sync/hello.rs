@@ -10,7 +10,9 @@ use super::Client;
 const CAPABILITIES: u64 = capability(pb::Capability::Draining)
     | capability(pb::Capability::Ranges)
     | capability(pb::Capability::Packed)
-    | capability(pb::Capability::Policies);
+    | capability(pb::Capability::Policies)
+    | capability(pb::Capability::Beats)
+    | capability(pb::Capability::ClusterPolicies);
 
 const fn capability(capability: pb::Capability) -> u64 {
     1 << (capability as u64 - 1)

@@ -31,6 +31,9 @@ use kplane_dataplane::backend::ServerCounts;
 /// Interval of pings to the control plane.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
 
+/// Shortest time between two beats that a control plane may ask for.
+const MIN_BEAT: Duration = Duration::from_millis(500);
+
 /// Longest silence of a control plane, three pings, before it counts as gone. Together with the
 /// connection attempt that follows, this stays below the 20 s of the fleet's rules.
 const SILENCE: Duration = Duration::from_secs(15);
@@ -61,6 +64,10 @@ pub(super) struct Live {
     /// The time of the control plane's last message.
     heard: Instant,
     next_ping: Instant,
+    /// Longest time between two messages to the control plane; `None` = it does not ask for beats.
+    beat: Option<Duration>,
+    /// The time of the last message to the control plane.
+    sent: Instant,
     /// The last ping, until it is answered.
     asked: Option<(u64, Instant)>,
     due: Due,
@@ -75,6 +82,7 @@ struct Due {
     ranges: Option<pb::Ranges>,
     renewal: bool,
     ping: bool,
+    beat: bool,
     report: bool,
 }
 
@@ -95,6 +103,7 @@ enum Event {
     Compared(Result<Option<RangeDigests>, Stopped>),
     Departing(crate::departing::Question),
     PingDue,
+    BeatDue,
     ReportDue,
     Silent,
     Reported(Result<(), watch::error::RecvError>),
@@ -102,7 +111,15 @@ enum Event {
 }
 
 impl Live {
-    pub(super) fn new(link: Link, collector: Collector, reports: watch::Receiver<Report>) -> Self {
+    /// Begins with a stream on which the agent is welcome; `beat_ms` is the control plane's wish.
+    pub(super) fn new(
+        link: Link,
+        collector: Collector,
+        reports: watch::Receiver<Report>,
+        beat_ms: u32,
+    ) -> Self {
+        let beat = Duration::from_millis(beat_ms.into());
+        let beat = Some(beat.max(MIN_BEAT)).filter(|_| beat_ms > 0);
         let now = Instant::now();
         Self {
             link,
@@ -118,6 +135,8 @@ impl Live {
             since: now,
             heard: now,
             next_ping: now,
+            beat,
+            sent: now,
             asked: None,
             // A new connection starts with a report.
             due: Due {
@@ -174,6 +193,7 @@ impl Live {
             Event::Reported(Ok(())) => {
                 self.due.report |= self.telling.hear(&self.reports.borrow_and_update());
             }
+            Event::BeatDue => self.due.beat = true,
             Event::ReportDue => self.due.report = true,
             Event::Reported(Err(_)) => return Err(Stopped.into()),
             Event::Room(Ok(permit)) => self.send(permit, shared),
@@ -213,6 +233,13 @@ impl Live {
                 None => std::future::pending().await,
             }
         };
+        let beat_at = self.beat.map(|beat| self.sent + beat);
+        let beat_due = async {
+            match beat_at {
+                Some(at) => sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
         let outbox = link.outbox.clone();
         // The control plane's messages come after everything that is bounded by itself, so that no flood of them delays
         // a report. They come before the silence, which does not count if this process was stopped meanwhile.
@@ -224,6 +251,7 @@ impl Live {
             changed = reports.changed() => Event::Reported(changed),
             permit = outbox.reserve_owned(), if due.any() || departing.is_due() => Event::Room(permit),
             () = sleep_until(self.next_ping) => Event::PingDue,
+            () = beat_due, if !due.any() => Event::BeatDue,
             () = report_due, if !due.report => Event::ReportDue,
             question = Departing::next(questions) => Event::Departing(question),
             message = link.inbox.next(), if reads => Event::Heard(message),
@@ -302,7 +330,8 @@ impl Live {
     /// Hands a question to the engine. A new question replaces an unanswered one.
     fn ask(&mut self, inspect: &pb::Inspect, shared: &Shared) {
         let engine = shared.engine.clone();
-        self.question = Some(Box::pin(answers::answer(engine, inspect.clone())));
+        let answer = answers::answer(engine, self.link.reach.clone(), inspect.clone());
+        self.question = Some(Box::pin(answer));
     }
 
     /// Asks the engine for the digests of ranges.
@@ -331,10 +360,14 @@ impl Live {
             let token = rand::random();
             self.asked = Some((token, Instant::now()));
             agent_message::Kind::Ping(pb::Ping { token })
+        } else if !self.due.report {
+            agent_message::Kind::Beat(pb::Beat {})
         } else {
             self.due.report = false;
             agent_message::Kind::Report(self.report(shared))
         };
+        // Any message is as good as a beat.
+        (self.due.beat, self.sent) = (false, Instant::now());
         permit.send(pb::AgentMessage { kind: Some(kind) });
     }
 
@@ -405,7 +438,7 @@ pub(super) fn lag(collector: &Collector, report: &Report) -> Option<Lag> {
 impl Due {
     fn any(&self) -> bool {
         let answers = self.pong.is_some() || self.inspection.is_some() || self.ranges.is_some();
-        answers || self.renewal || self.ping || self.report
+        answers || self.renewal || self.ping || self.beat || self.report
     }
 }
 

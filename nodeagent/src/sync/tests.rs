@@ -7,7 +7,7 @@ mod updates;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use futures_util::StreamExt;
+use futures_util::{FutureExt as _, StreamExt};
 use kplane_proto::DIGEST_SCHEMA;
 use kplane_proto::v1::{AgentMessage, ServerMessage};
 use tokio::sync::mpsc;
@@ -95,6 +95,14 @@ impl Transport for Scripted {
             outbox,
             inbox,
             token: None,
+            reach: Arc::new(|_| {
+                async {
+                    pb::Reached {
+                        nodes: vec![true, false],
+                    }
+                }
+                .boxed()
+            }),
         })
     }
 }

@@ -10,6 +10,8 @@ use kplane_tls::{Follower, Token};
 use tokio::sync::mpsc;
 use tonic::Status;
 
+use crate::reach::Reach;
+
 /// A replica of the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Replica {
@@ -43,6 +45,8 @@ pub struct Link {
     pub inbox: BoxStream<'static, Result<ServerMessage, Status>>,
     /// The token that proves the agent's identity; `None` = the agent has none.
     pub token: Option<Presented>,
+    /// Finds out which nodes answer this one.
+    pub reach: Reach,
 }
 
 /// A token that the control plane has, and the file in which a newer one may be.

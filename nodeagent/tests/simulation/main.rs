@@ -11,8 +11,9 @@
 //! ```
 //!
 //! Replicas start with old or incomplete lists, lag, stop or lose the API server. Connections are slow, stall, break
-//! or fall silent. Agents freeze, crash and start from an old or torn cache file, and kernels refuse changes. Besides
-//! I1 to I5, every update adds up to its digest, no agent asks for streams without a pause, and no task panics. All
+//! or fall silent. Agents freeze, crash and start from an old or torn cache file, and kernels refuse changes. In one seed of four, links
+//! between machines break as well, and replicas look for dead nodes. Besides I1 to I5, no node is suspected that others
+//! reach, every update adds up to its digest, no agent asks for streams without a pause, and no task panics. All
 //! random waits come from `model/src/chance.rs`, and loops poll their events in a fixed order (`biased`), so that a
 //! seed repeats everything. Deliberate faults in `faults/` show that the simulation finds what it must.
 
@@ -22,6 +23,7 @@ mod agent;
 mod dice;
 mod kernel;
 mod ledger;
+mod links;
 mod oracle;
 mod plan;
 mod replica;

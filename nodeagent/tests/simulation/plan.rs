@@ -14,6 +14,8 @@ pub(crate) struct Plan {
     pub(crate) services: u8,
     /// Snapshots a second that a replica admits.
     pub(crate) snapshots: u32,
+    /// Links between machines break, and replicas look for dead nodes.
+    pub(crate) dark: bool,
     /// Each step, and the time after it.
     pub(crate) steps: Vec<(Step, Duration)>,
 }
@@ -60,6 +62,12 @@ pub(crate) enum Step {
     Restart(u8),
     /// An agent dies, and starts again after a time.
     Crash(u8, Crash, Duration),
+    /// A node is cut off from everybody for a time.
+    Dark(u8, Duration),
+    /// Some nodes, by their bits, are cut off from all control planes for a time.
+    Apart(u8, Duration),
+    /// Some nodes are cut off from all control planes and all other nodes for a time.
+    Split(u8, Duration),
     /// The kernel refuses a Service, or a family, or the answer to a change is lost.
     Kernel(u8, Fault),
     /// Another program removes a Service from a node's kernel.
@@ -89,18 +97,28 @@ pub(crate) enum Fault {
     None,
 }
 
+/// Tells the dice of links from those of everything else.
+const LINKS: u64 = 0x11_4b5;
+
 impl Plan {
     /// Returns the plan of a seed.
     pub(crate) fn new(seed: u64) -> Self {
         let mut dice = Dice::new(seed);
+        let mut links = Dice::new(seed ^ LINKS);
+        let dark = links.one_in(4);
         let mut plan = Self {
             seed,
             replicas: 1 + usize::from(dice.small(3)),
-            nodes: 1 + dice.small(3),
+            nodes: 1 + dice.small(3) + if dark { 3 } else { 0 },
+            dark,
             services: 3 + dice.small(6),
             snapshots: if dice.one_in(4) { 1 } else { 500 },
             steps: Vec::new(),
         };
+        if dark && !links.one_in(3) {
+            // Neighbours are agents of the same replica here.
+            plan.replicas = 1;
+        }
         for node in 0..plan.nodes {
             plan.push(Step::Node(node, dice.small(2)), Duration::ZERO);
         }
@@ -126,7 +144,26 @@ impl Plan {
             };
             plan.push(step, wait);
         }
+        plan.break_links(&mut links, last + 1);
         plan
+    }
+
+    /// Adds broken links to the steps after the start.
+    fn break_links(&mut self, dice: &mut Dice, after: usize) {
+        for _ in 0..if self.dark { 3 + dice.below(6) } else { 0 } {
+            let mask = 1 + dice.small((1 << self.nodes) - 1);
+            let time = Duration::from_secs(1) + dice.time(8_000);
+            let step = match dice.below(4) {
+                0..2 => Step::Dark(dice.small(self.nodes), time),
+                2 => Step::Apart(mask, time),
+                _ => Step::Split(mask, time),
+            };
+            let len = (self.steps.len() - after) as u64;
+            let at = after + usize::try_from(dice.below(len)).unwrap_or(0);
+            let most = if dice.one_in(2) { 9_000 } else { 100 };
+            let wait = dice.time(most);
+            self.steps.insert(at, (step, wait));
+        }
     }
 
     fn push(&mut self, step: Step, wait: Duration) {

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 use kplane_fleet::hub::{Hub, Seen};
 use kplane_fleet::identity::{self, AuditLog, Gate};
 use kplane_fleet::streams::AgentServer;
+use kplane_fleet::{neighbours, suspects};
 use kplane_picture::admission::Admission;
 use kplane_picture::index::{CliffGuard, Guarded};
 use kplane_picture::k8s::Kind;
@@ -14,6 +15,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
 use crate::ledger::{Shared, lock};
+use crate::links::{self, SharedLinks};
 use crate::source::{CLIFF, Lacking, Said, Source, View};
 use crate::truth::{KINDS, Truth};
 use crate::wire::Door;
@@ -41,7 +43,12 @@ pub(crate) struct Replica {
 
 impl Replica {
     /// Starts a replica whose source has listed nothing yet.
-    pub(crate) fn start(epoch: u64, snapshots: u32, ledger: Shared) -> Self {
+    pub(crate) fn start(
+        epoch: u64,
+        snapshots: u32,
+        watched: Option<(SharedLinks, u8)>,
+        ledger: Shared,
+    ) -> Self {
         let (batches, inbox) = mpsc::channel(1);
         let guard = CliffGuard {
             deletions: Guarded::Absence,
@@ -53,6 +60,23 @@ impl Replica {
         hub.snapshots.limit(snapshots);
         hub.upstream.set_cluster_id("simulated".to_owned());
         Kind::ALL.iter().for_each(|kind| hub.upstream.begin(*kind));
+        if let Some((links, nodes)) = watched {
+            hub.suspects.set_mode(suspects::Mode::Observe);
+            let (watched, stop) = (Arc::clone(&hub), hub.shutdown.clone());
+            tokio::spawn(async move {
+                tokio::select! {
+                    biased;
+                    () = stop.cancelled() => {}
+                    () = neighbours::watch(watched, None) => {}
+                }
+            });
+            tokio::spawn(links::check(
+                Arc::clone(&hub),
+                links,
+                nodes,
+                Arc::clone(&ledger),
+            ));
+        }
         let config = identity::Config {
             audit: AuditLog::Off,
             ..identity::Config::default()

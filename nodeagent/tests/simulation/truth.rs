@@ -164,6 +164,11 @@ impl Id {
     }
 }
 
+/// Returns the address of a node's machine.
+pub(crate) fn node_address(number: u8) -> String {
+    format!("10.9.1.{number}")
+}
+
 pub(crate) fn node_name(number: u8) -> Arc<str> {
     format!("n{number}").into()
 }
@@ -316,12 +321,19 @@ impl Object {
             (Self::Slice(pods), Id::Slice(service, number)) => {
                 k8s::Object::EndpointSlice(slice(service, number, pods))
             }
-            (Self::Node { zone }, _) => {
+            (Self::Node { zone }, Id::Node(number)) => {
+                let address = k8s::NodeAddress {
+                    type_: "InternalIP".to_owned(),
+                    address: node_address(number),
+                };
                 let mut metadata = id.metadata();
                 let zone = (k8s::ZONE_LABEL.into(), zone_name(*zone));
                 metadata.labels = Some([zone].into_iter().collect());
                 k8s::Object::Node(k8s::Node {
                     metadata,
+                    status: k8s::NodeStatus {
+                        addresses: Some(vec![address]),
+                    },
                     ..k8s::Node::default()
                 })
             }

@@ -24,12 +24,16 @@ use tonic::{Request, Status};
 
 use crate::kernel::Kernel;
 use crate::ledger::{Shared, lock};
+use crate::links::{SharedLinks, reach};
 
 /// Messages under way to an agent, and to a replica, before the sender waits.
 const WINDOW: usize = 6;
 
-/// Most nodes of a simulation.
-const MOST_NODES: u64 = 3;
+/// Most nodes of a simulation in which no links break.
+const FEW_NODES: u8 = 3;
+
+/// Time after which an attempt to connect fails where nothing answers.
+const CONNECT: Duration = Duration::from_secs(2);
 
 /// Length of gRPC's prefix of a message.
 const PREFIX: usize = 5;
@@ -49,6 +53,9 @@ pub(crate) struct Wire {
     pub(crate) node: u8,
     pub(crate) doors: Arc<Mutex<Vec<Option<Door>>>>,
     pub(crate) weather: Arc<Mutex<Weather>>,
+    pub(crate) links: SharedLinks,
+    /// Number of nodes, for latencies that differ.
+    pub(crate) nodes: u8,
     pub(crate) kernel: Kernel,
     pub(crate) ledger: Shared,
 }
@@ -91,7 +98,19 @@ impl Wire {
     fn latency(&self) -> Duration {
         let millis = lock(&self.weather).latency.as_millis();
         let millis = u64::try_from(millis).unwrap_or_default();
-        Duration::from_millis(1 + MOST_NODES * millis + u64::from(self.node))
+        let nodes = u64::from(self.nodes.max(FEW_NODES));
+        Duration::from_millis(1 + nodes * millis + u64::from(self.node))
+    }
+
+    /// Waits until the node reaches control planes.
+    async fn lit(&self) {
+        loop {
+            let until = lock(&self.links).cut_until(self.node);
+            if until <= Instant::now() {
+                return;
+            }
+            sleep_until(until).await;
+        }
     }
 }
 
@@ -114,6 +133,13 @@ impl Transport for Wire {
     async fn open(&mut self, replica: Replica, hello: AgentMessage) -> Result<Link, OpenError> {
         let latency = self.latency();
         sleep(latency).await;
+        if lock(&self.links).cut_until(self.node) > Instant::now() {
+            sleep(CONNECT).await;
+            return Err(OpenError::Connect {
+                address: replica.to_string(),
+                reason: "nothing answers".to_owned(),
+            });
+        }
         let doors = lock(&self.doors).clone();
         let index = (0..doors.len()).find(|index| Some(place(*index)) == replica.place);
         let Some(door) = index.and_then(|index| doors[index].clone()) else {
@@ -149,6 +175,7 @@ impl Transport for Wire {
             outbox,
             inbox: ReceiverStream::new(inbox).boxed(),
             token: None,
+            reach: reach(&self.links, self.node),
         })
     }
 }
@@ -173,6 +200,7 @@ impl Stream {
         let carry = async {
             while let Some((at, bytes)) = due.recv().await {
                 sleep_until(at).await;
+                self.wire.lit().await;
                 if self.silent.is_cancelled() || to.send(Ok(Frame::data(bytes))).await.is_err() {
                     break;
                 }
@@ -246,6 +274,7 @@ impl Stream {
             while let Some((at, item)) = due.recv().await {
                 let stalled = lock(&self.wire.weather).stalled_until;
                 sleep_until(at.max(stalled)).await;
+                self.wire.lit().await;
                 if self.silent.is_cancelled() {
                     std::future::pending::<()>().await;
                 }

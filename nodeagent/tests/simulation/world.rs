@@ -9,8 +9,9 @@ use tokio::time::{Instant, sleep};
 use crate::agent::Agent;
 use crate::kernel::Kernel;
 use crate::ledger::{I2, Ledger, Shared, lock, names};
+use crate::links::{Links, SharedLinks};
 use crate::oracle::{Side, expected};
-use crate::plan::{Fault, Plan, Step};
+use crate::plan::{Crash, Fault, Plan, Step};
 use crate::replica::Replica;
 use crate::source::Lacking;
 use crate::truth::{Id, KINDS, Object, Pod, SLICES, Service, Truth, node_name};
@@ -31,6 +32,8 @@ pub(crate) struct World {
     replicas: Vec<Option<Replica>>,
     doors: Arc<Mutex<Vec<Option<Door>>>>,
     agents: Vec<Agent>,
+    links: SharedLinks,
+    dark: bool,
     pub(crate) ledger: Shared,
     nodes: u8,
     snapshots: u32,
@@ -42,8 +45,11 @@ impl World {
     pub(crate) fn new(plan: &Plan, told: bool) -> Self {
         let ledger = Ledger::new(plan.nodes, told);
         let doors = Arc::new(Mutex::new(vec![None; plan.replicas]));
+        let links = Arc::new(Mutex::new(Links::new(plan.nodes)));
         let agents = (0..plan.nodes).map(|node| {
             Agent::new(Wire {
+                links: Arc::clone(&links),
+                nodes: plan.nodes,
                 node,
                 doors: Arc::clone(&doors),
                 weather: Arc::new(Mutex::new(Weather::new())),
@@ -55,6 +61,8 @@ impl World {
             truth: Truth::default(),
             replicas: (0..plan.replicas).map(|_| None).collect(),
             agents: agents.collect(),
+            links,
+            dark: plan.dark,
             doors,
             ledger,
             nodes: plan.nodes,
@@ -210,7 +218,9 @@ impl World {
     async fn start(&mut self, number: usize, late: u64, lacking: Lacking, doubt: bool) {
         self.kill(number);
         self.starts += 1;
-        let mut replica = Replica::start(self.starts, self.snapshots, Arc::clone(&self.ledger));
+        let watched = self.dark.then(|| (Arc::clone(&self.links), self.nodes));
+        let ledger = Arc::clone(&self.ledger);
+        let mut replica = Replica::start(self.starts, self.snapshots, watched, ledger);
         lock(&self.doors)[number] = Some(replica.door.clone());
         replica.begin(&self.truth, late, lacking, doubt).await;
         // An older state stays for a while.
@@ -267,7 +277,10 @@ impl World {
             | Step::Delay(n, _)
             | Step::Stall(n, _)
             | Step::Freeze(n, _)
+            | Step::Dark(n, _)
             | Step::Restart(n) => *n,
+            Step::Apart(mask, time) => return lock(&self.links).set_apart(*mask, *time),
+            Step::Split(mask, time) => return lock(&self.links).set_split(*mask, *time),
             Step::Crash(n, ..) | Step::Kernel(n, _) | Step::Drift(n, _) => *n,
             _ => return,
         };
@@ -280,7 +293,13 @@ impl World {
             Step::Stall(_, time) => lock(&weather).stalled_until = Instant::now() + *time,
             Step::Freeze(_, time) => agent.freeze(*time),
             Step::Restart(_) => agent.stop().await,
-            Step::Crash(_, crash, time) => agent.crash(*crash, *time).await,
+            Step::Crash(n, crash, time) => {
+                if *crash == Crash::Machine {
+                    lock(&self.links).darken(*n, *time);
+                }
+                agent.crash(*crash, *time).await;
+            }
+            Step::Dark(n, time) => lock(&self.links).darken(*n, *time),
             Step::Kernel(_, fault) => agent.kernel.set(*fault),
             Step::Drift(_, service) => {
                 agent.kernel.drift(*service);
@@ -307,6 +326,7 @@ impl World {
             replica.list(&self.truth, Lacking::default()).await;
             replica.list(&self.truth, Lacking::default()).await;
         }
+        lock(&self.links).heal();
         for agent in &mut self.agents {
             agent.kernel.set(Fault::None);
             agent.freeze(Duration::ZERO);

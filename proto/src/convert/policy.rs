@@ -10,10 +10,9 @@ use kplane_model::{
 use super::ConvertError;
 use super::address::{cidr_from_wire, cidr_to_wire, ip_bytes, port, unpack_ip};
 use super::enums::protocol;
+use super::ids::{id, pack_ids, unpack_ids};
+use super::tiers;
 use crate::v1 as pb;
-
-/// Length of an identity in bytes.
-const ID: usize = 16;
 
 impl From<&PolicyObject> for pb::PolicyObject {
     fn from(object: &PolicyObject) -> Self {
@@ -22,6 +21,7 @@ impl From<&PolicyObject> for pb::PolicyObject {
             PolicyObject::Peer(peer) => Kind::Peer(pb::PolicyPeer {
                 address: ip_bytes(peer.address),
                 class: peer.class.0.to_vec(),
+                tier: tiers::optional(peer.tier),
             }),
             PolicyObject::Class(class) => Kind::Class(pb::PolicyClass {
                 id: class.id.0.to_vec(),
@@ -40,7 +40,13 @@ impl From<&PolicyObject> for pb::PolicyObject {
                 addresses: pod.addresses.iter().copied().map(ip_bytes).collect(),
                 ports: pod.ports.iter().map(Into::into).collect(),
                 policies: pod.policies.iter().map(Into::into).collect(),
+                tier: tiers::optional(pod.tier),
             }),
+            PolicyObject::Cluster(name) => Kind::Cluster(pb::ClusterPolicy {
+                name: name.to_string(),
+            }),
+            PolicyObject::Span(span) => Kind::Span(span.into()),
+            PolicyObject::Decisions(decisions) => Kind::Decisions(decisions.into()),
         };
         Self { kind: Some(kind) }
     }
@@ -56,6 +62,7 @@ pub(super) fn object(wire: pb::PolicyObject) -> Result<Option<PolicyObject>, Con
         Kind::Peer(peer) => PolicyObject::Peer(Peer {
             address: unpack_ip("address", &peer.address)?,
             class: id("class", &peer.class)?,
+            tier: tiers::id("tier", &peer.tier)?,
         }),
         Kind::Class(class) => PolicyObject::Class(PeerClass {
             id: id("id", &class.id)?,
@@ -66,6 +73,9 @@ pub(super) fn object(wire: pb::PolicyObject) -> Result<Option<PolicyObject>, Con
         Kind::Group(group) => PolicyObject::Group(part_of_group(&group)?),
         Kind::Policy(policy) => PolicyObject::Policy(policy.try_into()?),
         Kind::Pod(pod) => PolicyObject::Pod(local_pod(pod)?),
+        Kind::Cluster(policy) => PolicyObject::Cluster(tiers::name(&policy.name)?),
+        Kind::Span(span) => PolicyObject::Span(tiers::span(&span)?),
+        Kind::Decisions(decisions) => PolicyObject::Decisions(tiers::decisions(decisions)?),
     }))
 }
 
@@ -81,6 +91,15 @@ pub(super) fn key_of(wire: pb::PolicyObject) -> Option<PolicyKey> {
         }
         Kind::Policy(policy) => PolicyKey::Policy(name("name", policy.name).ok()?),
         Kind::Pod(pod) => PolicyKey::Pod(name("name", pod.name).ok()?),
+        Kind::Cluster(policy) => PolicyKey::Cluster(tiers::name(&policy.name).ok()?),
+        Kind::Span(span) => PolicyKey::Span(
+            unpack_ip("first", &span.first).ok()?,
+            unpack_ip("last", &span.last).ok()?,
+        ),
+        Kind::Decisions(of) => {
+            let part = u8::try_from(of.part).ok()?;
+            PolicyKey::Decisions(id("subject", &of.subject).ok()?, part)
+        }
     })
 }
 
@@ -93,6 +112,11 @@ impl From<&PolicyKey> for pb::PolicyKey {
             PolicyKey::Group(id, part) => Kind::Group([&id.0[..], &[*part]].concat()),
             PolicyKey::Policy(name) => Kind::Policy(name.into()),
             PolicyKey::Pod(name) => Kind::Pod(name.into()),
+            PolicyKey::Cluster(name) => Kind::Cluster(name.to_string()),
+            PolicyKey::Span(first, last) => {
+                Kind::Span([ip_bytes(*first), ip_bytes(*last)].concat())
+            }
+            PolicyKey::Decisions(id, part) => Kind::Decisions([&id.0[..], &[*part]].concat()),
         };
         Self { kind: Some(kind) }
     }
@@ -106,12 +130,21 @@ impl TryFrom<pb::PolicyKey> for PolicyKey {
         Ok(match wire.kind {
             Some(Kind::Peer(address)) => Self::Peer(unpack_ip("peer", &address)?),
             Some(Kind::Class(class)) => Self::Class(id("class", &class)?),
-            Some(Kind::Group(group)) => match group.split_last() {
-                Some((part, group)) => Self::Group(id("group", group)?, *part),
-                None => return Err(ConvertError::new("group", "empty")),
-            },
+            Some(Kind::Group(group)) => {
+                let (id, part) = part_of("group", &group)?;
+                Self::Group(id, part)
+            }
             Some(Kind::Policy(policy)) => Self::Policy(name("policy", Some(policy))?),
             Some(Kind::Pod(pod)) => Self::Pod(name("pod", Some(pod))?),
+            Some(Kind::Cluster(policy)) => Self::Cluster(tiers::name(&policy)?),
+            Some(Kind::Span(span)) => {
+                let (first, last) = span.split_at(span.len() / 2);
+                Self::Span(unpack_ip("span", first)?, unpack_ip("span", last)?)
+            }
+            Some(Kind::Decisions(of)) => {
+                let (id, part) = part_of("decisions", &of)?;
+                Self::Decisions(id, part)
+            }
             None => return Err(ConvertError::new("policy", "unknown kind of object")),
         })
     }
@@ -138,26 +171,12 @@ fn name(
     }
 }
 
-fn id(field: &'static str, bytes: &[u8]) -> Result<PeerId, ConvertError> {
-    let wrong = |_| ConvertError::new(field, format!("{} bytes instead of {ID}", bytes.len()));
-    bytes.try_into().map(PeerId).map_err(wrong)
-}
-
-fn pack_ids(ids: &[PeerId]) -> Vec<u8> {
-    ids.iter().flat_map(|id| id.0).collect()
-}
-
-/// Reads packed identities, sorted and unique.
-fn unpack_ids(field: &'static str, bytes: &[u8]) -> Result<Vec<PeerId>, ConvertError> {
-    let (ids, rest) = bytes.as_chunks::<ID>();
-    if !rest.is_empty() {
-        let reason = format!("{} bytes are no multiple of {ID}", bytes.len());
-        return Err(ConvertError::new(field, reason));
-    }
-    let mut ids: Vec<PeerId> = ids.iter().copied().map(PeerId).collect();
-    ids.sort_unstable();
-    ids.dedup();
-    Ok(ids)
+/// Reads an identity and a part.
+fn part_of(field: &'static str, bytes: &[u8]) -> Result<(PeerId, u8), ConvertError> {
+    let (part, rest) = bytes
+        .split_last()
+        .ok_or_else(|| ConvertError::new(field, "empty"))?;
+    Ok((id(field, rest)?, *part))
 }
 
 /// Converts a part of a group. A member that belongs to another part would stay when it should go.
@@ -214,6 +233,7 @@ fn local_pod(wire: pb::PolicyPod) -> Result<LocalPod, ConvertError> {
         addresses,
         ports: named_ports(wire.ports)?,
         policies,
+        tier: tiers::id("tier", &wire.tier)?,
     })
 }
 

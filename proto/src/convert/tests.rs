@@ -1,15 +1,16 @@
 //! Round trips, refusals, and random bytes.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use kplane_model::{
-    Balance, Block, Cidr, DesiredKey, DesiredObject, EndpointAddr, Family, GroupPart,
-    IpvsScheduler, KeyParts, LocalEndpoint, LocalEndpoints, LocalPod, NamedPort, NodeFacts, Peer,
-    PeerClass, PeerId, Peers, Policy, PolicyObject, PolicyPort, PolicyRule, Protocol, Proxied,
-    ProxyHeader, ServiceKey, ServiceName, ServicePort, ServiceProgram, TrafficPolicy,
-    refused_endpoint_ip,
+    Balance, Block, Cidr, DecisionRow, Decisions, DesiredKey, DesiredObject, Direction,
+    EndpointAddr, Family, GroupPart, IpvsScheduler, KeyParts, LocalEndpoint, LocalEndpoints,
+    LocalPod, NamedPort, NodeFacts, Peer, PeerClass, PeerId, Peers, Policy, PolicyObject,
+    PolicyPort, PolicyRule, PortActions, Protocol, Proxied, ProxyHeader, ServiceKey, ServiceName,
+    ServicePort, ServiceProgram, Tier, TierAction, TierSpan, TrafficPolicy, refused_endpoint_ip,
 };
 use proptest::prelude::*;
 use prost::Message;
@@ -200,6 +201,50 @@ fn any_rules() -> impl Strategy<Value = Option<Vec<PolicyRule>>> {
     prop::option::of(prop::collection::vec(rule, 0..3))
 }
 
+fn any_decisions() -> impl Strategy<Value = Decisions> {
+    let action =
+        || prop::sample::select(vec![TierAction::Deny, TierAction::Pass, TierAction::Accept]);
+    let port = (any_protocol(), 0_u16..100, 0_u16..100, action());
+    let row = (
+        action(),
+        prop::collection::vec(port, 0..3),
+        prop::collection::btree_set(any::<[u8; 15]>(), 0..4),
+    );
+    let rows = prop::collection::vec(row, 0..5);
+    (any::<[u8; 16]>(), any::<u8>(), rows).prop_map(|(subject, part, rows)| {
+        let places = Direction::ALL
+            .into_iter()
+            .flat_map(|d| Tier::ALL.map(|t| (d, t)));
+        let rows = places
+            .zip(rows)
+            .map(|((direction, tier), (rest, ports, peers))| {
+                // One range of a protocol, so that they cannot overlap.
+                let ports: BTreeMap<_, _> = ports.into_iter().map(|port| (port.0, port)).collect();
+                let ranges = ports.into_values();
+                let ranges = ranges.map(|(p, a, b, action)| (p, a.min(b), a.max(b), action));
+                let id = |rest: [u8; 15]| {
+                    let mut id = [part; 16];
+                    id[1..].copy_from_slice(&rest);
+                    PeerId(id)
+                };
+                DecisionRow {
+                    direction,
+                    tier,
+                    actions: PortActions {
+                        rest,
+                        ranges: ranges.collect(),
+                    },
+                    peers: peers.into_iter().map(id).collect(),
+                }
+            });
+        Decisions {
+            subject: PeerId(subject),
+            part,
+            rows: rows.collect(),
+        }
+    })
+}
+
 fn any_policy_object() -> impl Strategy<Value = DesiredObject> {
     let id = || any::<[u8; 16]>().prop_map(PeerId);
     let name =
@@ -228,10 +273,28 @@ fn any_policy_object() -> impl Strategy<Value = DesiredObject> {
         prop::collection::btree_set(any_ip(Family::V6), 0..3),
         ports(),
         prop::collection::btree_set(name(), 0..4),
+        prop::option::of(id()),
     );
     let object = prop_oneof![
-        (any_ip(Family::V4), id())
-            .prop_map(|(address, class)| PolicyObject::Peer(Peer { address, class })),
+        id().prop_map(|id| PolicyObject::Cluster(format!("{id:?}").into())),
+        (any_ip(Family::V6), any_ip(Family::V6), id()).prop_map(|(a, b, tier)| {
+            let (first, last) = (a.min(b), a.max(b));
+            PolicyObject::Span(TierSpan { first, last, tier })
+        }),
+        any_decisions().prop_map(PolicyObject::Decisions),
+        (any_ip(Family::V4), id(), id()).prop_map(|(address, class, tier)| {
+            let tier = Some(tier);
+            PolicyObject::Peer(Peer {
+                address,
+                class,
+                tier,
+            })
+        }),
+        (any_ip(Family::V4), id()).prop_map(|(address, class)| PolicyObject::Peer(Peer {
+            address,
+            class,
+            tier: None
+        })),
         (id(), id(), "[a-z]{1,20}", ports()).prop_map(|(id, parent, namespace, ports)| {
             PolicyObject::Class(PeerClass {
                 id,
@@ -248,12 +311,13 @@ fn any_policy_object() -> impl Strategy<Value = DesiredObject> {
                 egress,
             })
         }),
-        pod.prop_map(|(name, addresses, ports, policies)| {
+        pod.prop_map(|(name, addresses, ports, policies, tier)| {
             PolicyObject::Pod(LocalPod {
                 name,
                 addresses: addresses.into_iter().collect(),
                 ports,
                 policies: policies.into_iter().collect(),
+                tier,
             })
         }),
     ];

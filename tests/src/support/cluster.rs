@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use kp_nodeagent::cache::{Cache, Memory};
+use kp_nodeagent::denials::Denials;
 use kp_nodeagent::desired::Position;
 use kp_nodeagent::engine::{Engine, Recall};
 use kp_nodeagent::report::{Failure, Report};
@@ -177,6 +178,13 @@ impl Cluster {
         told.context("its backend has no virtual servers")
     }
 
+    /// The packets that policies deny on a node.
+    pub fn denials(&self, number: u8) -> Result<Denials> {
+        let member = self.members.get(usize::from(number) - 1);
+        let member = member.with_context(|| format!("no node {number}"))?;
+        Ok(member.engine.denials())
+    }
+
     /// What is not in a kernel as desired, on any node.
     pub fn failures(&self) -> Vec<Failure> {
         let reports = self.members.iter().map(|member| member.engine.reports());
@@ -250,6 +258,9 @@ fn located(value: &Value) -> Result<Located> {
         Some("EndpointSlice") => serde_json::from_value(copy).map(Object::EndpointSlice),
         Some("Node") => serde_json::from_value(copy).map(Object::Node),
         Some("ServiceCIDR") => serde_json::from_value(copy).map(Object::ServiceCidr),
+        Some("ClusterNetworkPolicy") => {
+            serde_json::from_value(copy).map(Object::ClusterNetworkPolicy)
+        }
         Some("NetworkPolicy") => serde_json::from_value(copy).map(Object::NetworkPolicy),
         Some("Namespace") => serde_json::from_value(copy).map(Object::Namespace),
         Some("Pod") => serde_json::from_value(copy).map(Object::Pod),

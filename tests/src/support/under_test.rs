@@ -31,7 +31,11 @@ thread_local! {
 }
 
 /// Tests, or modules of tests, that say something about one backend only, and why.
-const NFTABLES_ONLY: [(&str, &str); 32] = [
+const NFTABLES_ONLY: [(&str, &str); 33] = [
+    (
+        "network_policies::each_wrong_reading",
+        "judges on paper, without a backend",
+    ),
     (
         "unserved::a18_refusals_come_at_once",
         "C1: REJECT answers TCP with an ICMP error, which IPv6 hears late",
@@ -98,6 +102,10 @@ const NFTABLES_ONLY: [(&str, &str); 32] = [
     ("runtime::c5_e7_any_bit", "lists nftables"),
     ("runtime::e12_a_failed", "locks nftables"),
     ("runtime::a20_", "A20: as above"),
+    (
+        "dead::",
+        "which endpoints count is decided before the backend",
+    ),
     ("ruleset::", "tables of nftables"),
     ("walk::", "elements of nftables"),
 ];

@@ -26,6 +26,7 @@ mod rotation;
 mod services;
 mod startup;
 mod support;
+mod tiers;
 mod workloads;
 
 use std::process::ExitCode;
@@ -63,6 +64,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     freeze::a_node_is_frozen_at_any_replica_and_stays_so_over_restarts,
     freeze::orders_at_two_replicas_at_once_are_both_kept,
     startup::the_startup_taint_follows_the_data_path,
+    tiers::cluster_policies_come_with_their_definition,
     record::history_names_the_object_its_version_and_the_time_of_each_node,
     fleet::agents_resume_at_other_replicas_and_lose_nothing,
     reasons::describe_names_the_cause_and_the_fix,

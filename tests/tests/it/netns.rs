@@ -18,6 +18,7 @@ mod combined;
 mod coming_from_kube_proxy;
 mod conntrack;
 mod counted;
+mod dead;
 mod departing;
 mod emptied;
 mod generated;
@@ -226,12 +227,23 @@ const TESTS: &[Test] = kplane_tests::tests!(
     network_policies::np17_labels_of_pods_and_namespaces_change,
     network_policies::np18_addresses_pass_to_other_pods,
     network_policies::np19_unknown_pods_are_cut_off,
+    network_policies::tiers_come_before_and_behind_network_policies,
+    network_policies::what_is_not_understood_opens_nothing,
+    network_policies::tiers_follow_labels_and_cut,
     network_policies::other_programs_change_the_tables,
     network_policies::no_verdict_is_wrong_while_everything_changes,
+    network_policies::each_wrong_reading_of_the_api_fails_a_case,
     network_policies::what_nodes_enforce_is_counted,
+    network_policies::denied_packets_are_counted_and_followed,
     proxied::a11_the_kernel_does_not_remember_the_proxy,
     proxied::a_removed_address_of_the_proxy_comes_back,
     proxied::the_kernel_serves_once_the_proxy_has_ended,
+    dead::a_node_whose_links_are_cut_is_out_in_seconds_and_back_with_them,
+    dead::to_observe_a_dead_node_changes_nothing,
+    dead::a_control_plane_that_is_cut_off_suspects_nobody,
+    dead::a_node_without_its_agent_is_not_dead,
+    dead::replicas_suspect_the_same_nodes,
+    dead::a_node_that_dies_with_its_replica_is_found,
     own_way::what_is_marked_as_ours_is_no_services_to_take,
     own_way::a_service_at_the_control_planes_place_locks_no_agent_out,
     iptables::a10_without_endpoints_source_ranges_do_not_count,

@@ -56,6 +56,54 @@ fn a_policy_in_words() {
 }
 
 #[test]
+fn policies_of_the_cluster_have_a_tier_and_no_namespace() {
+    let mut policies = samples::policies();
+    policies.insert(
+        0,
+        pb::PolicySummary {
+            name: "deny-egress".to_owned(),
+            egress: true,
+            pods: 44,
+            tier: "Admin".to_owned(),
+            priority: 10,
+            ..pb::PolicySummary::default()
+        },
+    );
+    let view = PolicyListView::new(policies.clone(), None);
+    expect![[r#"
+        NAMESPACE    NAME          TYPES           PODS  TIER
+        -            deny-egress   Egress          44    Admin 10
+        kube-system  dns           Ingress         2     -
+        shop         default-deny  Ingress,Egress  41    -
+        shop         web           Ingress         0     -
+    "#]]
+    .assert_eq(&table(&view));
+    assert_eq!(view.names().unwrap()[0], "clusterpolicy/deny-egress");
+    let description = pb::PolicyDescription {
+        summary: policies.into_iter().next(),
+        selector: "all Pods of all namespaces".to_owned(),
+        egress: vec!["Deny: to 10.0.0.0/8, on all ports".to_owned()],
+        pods: vec!["shop/db-0".to_owned()],
+        ..pb::PolicyDescription::default()
+    };
+    expect![[r#"
+        ClusterNetworkPolicy
+                        deny-egress
+        Tier            Admin 10
+        For             all Pods of all namespaces
+        Pods            shop/db-0, and 43 more
+
+        Ingress
+          no rule
+
+        Egress
+          the first rule that matches counts:
+          [0] Deny: to 10.0.0.0/8, on all ports
+    "#]]
+    .assert_eq(&table(&PolicyDescriptionView::from(description)));
+}
+
+#[test]
 fn a_policy_that_allows_nothing() {
     let mut policy = samples::policy_description();
     let summary = policy.summary.as_mut().unwrap();

@@ -642,6 +642,7 @@ fn policy(namespace: &str, name: &str, types: [bool; 2], pods: u64) -> pb::Polic
         ingress,
         egress,
         pods,
+        ..pb::PolicySummary::default()
     }
 }
 
@@ -704,5 +705,41 @@ pub fn judgement() -> pb::ConnectionJudgement {
         egress: Some(allowed),
         ingress: Some(denied),
         notes: Vec::new(),
+    }
+}
+
+/// Denied packets of two nodes: counts, and a sample.
+pub fn drops() -> pb::DropsAnswer {
+    let pod = |pod: &str, direction: pb::PolicyDirection, packets| pb::DroppedPod {
+        pod: pod.to_owned(),
+        address: "10.244.1.7".to_owned(),
+        node: "node-1".to_owned(),
+        direction: direction.into(),
+        packets,
+    };
+    pb::DropsAnswer {
+        pods: vec![
+            pod("shop/db-0", pb::PolicyDirection::Ingress, 12_345),
+            pod("shop/web-1", pb::PolicyDirection::Egress, 3),
+        ],
+        packets: vec![pb::DroppedPacket {
+            node: "node-1".to_owned(),
+            packet: Some(pb::DeniedPacket {
+                direction: pb::PolicyDirection::Ingress.into(),
+                from: "10.244.2.9".to_owned(),
+                to: "10.244.1.7".to_owned(),
+                protocol: 6,
+                from_port: 40_332,
+                to_port: 5_432,
+                ..pb::DeniedPacket::default()
+            }),
+            from_pod: "shop/web-1".to_owned(),
+            to_pod: "shop/db-0".to_owned(),
+            isolating: vec!["shop/db".to_owned()],
+            at_ms: 1_700_000_000_000,
+        }],
+        asked: 2,
+        answered: 2,
+        ..pb::DropsAnswer::default()
     }
 }

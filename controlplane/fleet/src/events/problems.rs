@@ -65,7 +65,7 @@ fn of_issue(issue: &Issue) -> Option<(Key, Problem)> {
         return None;
     }
     let object = &issue.object;
-    let kind = Kind::ALL
+    let kind = Kind::WITH_POLICIES
         .into_iter()
         .find(|kind| kind.as_str() == object.kind)?;
     let key = Key {
@@ -109,9 +109,6 @@ fn of_held(held: &Held) -> impl Iterator<Item = (Key, Problem)> {
 }
 
 fn of_node(name: &NodeName, node: &NodePicture, found: &mut Problems) {
-    let Some(agent) = &node.agent else {
-        return;
-    };
     let mut add = |reason, what: &str, note, since, after| {
         let key = Key {
             object: Object::node(name),
@@ -119,6 +116,13 @@ fn of_node(name: &NodeName, node: &NodePicture, found: &mut Problems) {
             what: what.to_owned(),
         };
         found.insert(key, Problem { note, since, after });
+    };
+    if let Some(suspected) = &node.suspected {
+        let note = format!("no stream from the node, and {suspected}");
+        add(Reason::NodeSuspected, "", note, None, Duration::ZERO);
+    }
+    let Some(agent) = &node.agent else {
+        return;
     };
     if !agent.connected {
         let note = "no agent of the node has been connected to this control plane for a minute: \

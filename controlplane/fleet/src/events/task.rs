@@ -218,10 +218,12 @@ fn picture(hub: &Hub, served: Option<&Served>) -> Picture {
         departures: hub.departures.latest(),
         ..Picture::default()
     };
+    let suspicions = hub.suspects.now();
     for (name, facts) in hub.store.nodes() {
         let node = NodePicture {
             known: facts.known,
             agent: None,
+            suspected: suspicions.nodes.get(&name).map(ToString::to_string),
         };
         picture.nodes.insert(name, node);
     }

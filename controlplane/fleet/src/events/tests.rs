@@ -49,6 +49,8 @@ fn agent() -> AgentRecord {
         connected: true,
         since: at(0),
         last_heard: at(0),
+        sign: tokio::time::Instant::now(),
+        beats: false,
         instance: 1,
         began_empty: false,
         peer: String::new(),
@@ -81,6 +83,7 @@ impl Rig {
         };
         for name in nodes {
             let node = NodePicture {
+                suspected: None,
                 known: true,
                 agent: Some(Arc::new(agent())),
             };
@@ -201,6 +204,30 @@ fn refused_input_is_announced_by_problem_and_its_end_by_object() {
     let accepted = "Normal ServiceAccepted Service web: the problems of the Service are resolved";
     assert_eq!(rig.step(15), [accepted]);
     assert_eq!(rig.step(20), NOTHING);
+}
+
+#[test]
+fn a_policy_that_cannot_be_enforced_as_written_is_announced_until_it_can() {
+    let mut rig = Rig::new(&[]);
+    let too_large = Issue {
+        code: kplane_model::Reason::TooLarge,
+        ..issue("NetworkPolicy", "db", Severity::Error, "split it")
+    };
+    let invalid = Issue {
+        code: kplane_model::Reason::InvalidPolicy,
+        ..issue("NetworkPolicy", "web", Severity::Error, "no CIDR")
+    };
+    rig.issues(&[too_large, invalid.clone()]);
+    let said = [
+        "Warning TooLarge NetworkPolicy db: split it",
+        "Warning InvalidPolicy NetworkPolicy web: no CIDR",
+    ];
+    assert_eq!(rig.step(0), said);
+    assert_eq!(rig.step(5), NOTHING);
+    rig.issues(&[invalid]);
+    let accepted =
+        "Normal PolicyAccepted NetworkPolicy db: the problems of the NetworkPolicy are resolved";
+    assert_eq!(rig.step(10), [accepted]);
 }
 
 /// Some of the Services that the control plane holds are announced, once a second list had time to arrive.
@@ -498,12 +525,12 @@ fn a_node_that_keeps_what_nobody_names_is_announced_until_it_does_not() {
 fn a_pod_that_ended_early_gets_one_event() {
     let mut rig = Rig::new(&[]);
     let departure = |pod: &str, reason: &str| {
-        Arc::new(pb::Departure {
+        Arc::new(Departure {
             namespace: "shop".into(),
             pod: pod.into(),
             reason: reason.into(),
             waited_ms: 10_040,
-            ..pb::Departure::default()
+            ..Departure::default()
         })
     };
     rig.picture.departures = vec![

@@ -4,9 +4,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kplane_model::is_hidden;
-use kplane_proto::v1::{Hello, Report};
+use kplane_proto::v1::{Capability, Hello, Report};
+use tokio::time::Instant as Moment;
 
 use super::{Clocks, Latencies, Rival, translate};
+
+/// The capability to send beats, as a bit: capability N is bit N - 1.
+pub(crate) const BEATS: u64 = 1 << (Capability::Beats as u64 - 1);
 
 /// The record of one node's agent.
 #[derive(Clone, Debug)]
@@ -17,6 +21,10 @@ pub struct AgentRecord {
     pub since: Instant,
     /// Time of the last message from the agent.
     pub last_heard: Instant,
+    /// Time of the last message, or of the end of the stream, by the clock of timers.
+    pub sign: Moment,
+    /// The agent sends beats and answers which nodes it reaches.
+    pub beats: bool,
     /// Random number of the agent's process.
     pub instance: u64,
     /// The agent had received nothing when it connected: its process had just started.
@@ -72,6 +80,8 @@ impl AgentRecord {
             connected: true,
             since: now,
             last_heard: now,
+            sign: Moment::now(),
+            beats: hello.capabilities & BEATS != 0,
             instance: hello.instance,
             began_empty: hello.resume.is_none() || hello.from_cache,
             peer,

@@ -8,6 +8,7 @@
 //! | read the desired state of a node | `get` | `/kplane/desired/NODE` |
 //! | read the desired state of all nodes | `get` | `/kplane/desired/*` |
 //! | act on the fleet (`kpctl approve`, `freeze`, `thaw`) | `update` | `/kplane/fleet` |
+//! | sample packets that NetworkPolicies deny (`kpctl drops --follow`) | `create` | `/kplane/samples` |
 //! | collect the state of a replica's own agents, as another replica | `get` | `/kplane/peer` |
 //! | pass on an approval, as another replica | `update` | `/kplane/peer` |
 
@@ -52,6 +53,8 @@ pub enum Right {
     ReadClients,
     /// Let nodes forget a client.
     ForgetClients,
+    /// Let nodes sample packets that NetworkPolicies deny.
+    Sample,
     /// Collect the state of a replica's own agents, as another replica.
     Peer,
     /// Pass on an approval, as another replica.
@@ -69,7 +72,7 @@ impl Right {
             | Self::ReadClients
             | Self::Peer => "get",
             Self::Act | Self::PeerAct => "update",
-            Self::Probe => "create",
+            Self::Probe | Self::Sample => "create",
             Self::ForgetClients => "delete",
         }
     }
@@ -78,7 +81,7 @@ impl Right {
     fn needs_admin(&self) -> bool {
         matches!(
             self,
-            Self::Act | Self::Probe | Self::ReadClients | Self::ForgetClients
+            Self::Act | Self::Probe | Self::ReadClients | Self::ForgetClients | Self::Sample
         )
     }
 
@@ -92,6 +95,7 @@ impl Right {
             Self::Act => "/kplane/fleet".to_owned(),
             Self::Probe => "/kplane/probes".to_owned(),
             Self::ReadClients | Self::ForgetClients => "/kplane/clients".to_owned(),
+            Self::Sample => "/kplane/samples".to_owned(),
             Self::Peer | Self::PeerAct => "/kplane/peer".to_owned(),
         }
     }
@@ -144,7 +148,8 @@ impl Rights {
             | Right::Act
             | Right::Probe
             | Right::ReadClients
-            | Right::ForgetClients => is_of(ADMINS),
+            | Right::ForgetClients
+            | Right::Sample => is_of(ADMINS),
         };
         if is_listed && all_rights {
             return Ok(());

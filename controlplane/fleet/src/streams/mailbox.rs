@@ -143,6 +143,11 @@ impl Postman {
         self.put(|_| ());
     }
 
+    /// Sends a heartbeat.
+    pub(super) fn heartbeat(&self) {
+        self.put(|waiting| waiting.heartbeat = true);
+    }
+
     /// Sends a heartbeat and a ping.
     pub(super) fn beat(&self, token: u64) {
         self.put(|waiting| waiting.beat(token));

@@ -27,7 +27,7 @@ use super::questions::Questions;
 use super::updates::{Claim, Updates, must_be_node};
 use crate::doors::Occupancy;
 use crate::draining;
-use crate::fleet::{NotBegun, Problem, Session, bound_hello};
+use crate::fleet::{BEATS, NotBegun, Problem, Session, bound_hello};
 use crate::hub::Hub;
 use crate::identity::{Sentry, Visitor};
 
@@ -51,6 +51,8 @@ const RANGES: u64 = 1 << (pb::Capability::Ranges as u64 - 1);
 const PACKED: u64 = 1 << (pb::Capability::Packed as u64 - 1);
 /// The capability to enforce NetworkPolicies.
 const POLICIES: u64 = 1 << (pb::Capability::Policies as u64 - 1);
+/// The capability to enforce ClusterNetworkPolicies.
+const CLUSTER_POLICIES: u64 = 1 << (pb::Capability::ClusterPolicies as u64 - 1);
 /// Longest name of a Node: a DNS subdomain (RFC 1123), as in the API server.
 const MAX_NODE_NAME: usize = 253;
 
@@ -137,6 +139,7 @@ pub(super) async fn run(
         leaving: FuturesUnordered::new(),
         hub: Arc::clone(&hub),
         node,
+        beats: hello.capabilities & BEATS != 0 && hub.suspects.beat_ms() > 0,
         session,
     };
     tokio::select! {
@@ -186,11 +189,13 @@ fn check_hello(hello: &Hello) -> Result<NodeName, Status> {
 
 /// Refuses an agent that would serve its node without the NetworkPolicies that the node must enforce.
 fn must_enforce_policies(hub: &Hub, hello: &Hello) -> Result<(), Status> {
-    if !hub.network_policies || hello.capabilities & POLICIES != 0 {
+    let needed = POLICIES | CLUSTER_POLICIES;
+    if !hub.network_policies || hello.capabilities & needed == needed {
         return Ok(());
     }
     Err(Status::failed_precondition(
-        "this control plane has NetworkPolicies (--network-policy), and this agent does not know them: upgrade the agent",
+        "this control plane has NetworkPolicies (--network-policy), and this agent does not know them, or no \
+         ClusterNetworkPolicies: upgrade the agent",
     ))
 }
 
@@ -211,13 +216,14 @@ fn is_label(text: &str) -> bool {
 fn welcome(hub: &Hub, node: &NodeName, freshness: &Freshness) -> pb::Welcome {
     pb::Welcome {
         protocol_version: PROTOCOL_VERSION,
-        capabilities: RANGES | PACKED | POLICIES,
+        capabilities: RANGES | PACKED | POLICIES | BEATS | CLUSTER_POLICIES,
         server_version: env!("CARGO_PKG_VERSION").to_owned(),
         epoch: hub.store.epoch(),
         heartbeat_interval_ms: u32::try_from(HEARTBEAT.as_millis()).unwrap_or(u32::MAX),
         cluster_id: hub.upstream.cluster_id().to_owned(),
         freshness: freshness.news(&Freshness::default()),
         same_zone: hub.is_in_zone_of(node),
+        beat_ms: hub.suspects.beat_ms(),
     }
 }
 
@@ -229,6 +235,8 @@ struct Conversation<'a> {
     last_heard: Instant,
     sentry: Sentry,
     messages: Bucket,
+    /// The agent sends beats, so it need not be asked whether it is alive.
+    beats: bool,
     /// Time until which no message is read, because the agent sent too many.
     pause: Option<Instant>,
     /// Questions about Pods that wait to end.
@@ -271,7 +279,10 @@ impl Conversation<'_> {
                 "no message from the agent for too long",
             ));
         }
-        self.postman.beat(millis(SystemTime::now()));
+        match self.beats {
+            true => self.postman.heartbeat(),
+            false => self.postman.beat(millis(SystemTime::now())),
+        }
         Ok(())
     }
 
@@ -316,7 +327,7 @@ impl Conversation<'_> {
                 }
             }
             // A newer agent may send kinds of messages that this version does not know.
-            Some(agent_message::Kind::Pong(_)) | None => {}
+            Some(agent_message::Kind::Pong(_) | agent_message::Kind::Beat(_)) | None => {}
             Some(agent_message::Kind::Hello(_)) => {
                 return Err(Status::invalid_argument(
                     "only the first message may be Hello",

@@ -42,11 +42,14 @@ fn right_for(path: &str) -> Option<Right> {
         }
         "/kplane.v1.StatusService/GetAffinity" => Some(Right::ReadClients),
         "/kplane.v1.StatusService/ForgetClient" => Some(Right::ForgetClients),
+        "/kplane.v1.StatusService/FollowDrops" => Some(Right::Sample),
         "/kplane.v1.DesiredStateService/WatchNode" => None,
         "/kplane.v1.DesiredStateService/WatchService"
         | "/kplane.v1.DesiredStateService/WatchAll" => Some(Right::ReadAllDesired),
         // Some questions make agents act.
-        "/kplane.v1.PeerService/Approve" | "/kplane.v1.PeerService/Ask" => Some(Right::PeerAct),
+        "/kplane.v1.PeerService/Approve"
+        | "/kplane.v1.PeerService/Ask"
+        | "/kplane.v1.PeerService/Suspect" => Some(Right::PeerAct),
         _ if path.starts_with("/kplane.v1.PeerService/") => Some(Right::Peer),
         _ => Some(Right::ReadStatus),
     }
@@ -124,11 +127,14 @@ mod tests {
             ("StatusService/GetDrainStatus", "get", "/kplane/status"),
             ("StatusService/GetProxied", "get", "/kplane/status"),
             ("StatusService/JudgeConnection", "get", "/kplane/status"),
+            ("StatusService/GetDrops", "get", "/kplane/status"),
+            ("StatusService/FollowDrops", "create", "/kplane/samples"),
             ("StatusService/TryService", "create", "/kplane/probes"),
             ("StatusService/ProbeNodes", "create", "/kplane/probes"),
             ("StatusService/GetAffinity", "get", "/kplane/clients"),
             ("StatusService/ForgetClient", "delete", "/kplane/clients"),
             ("PeerService/Ask", "update", "/kplane/peer"),
+            ("PeerService/Suspect", "update", "/kplane/peer"),
             ("PeerService/Inspect", "get", "/kplane/peer"),
         ] {
             let right = right_for(&format!("/kplane.v1.{method}")).unwrap();

@@ -9,6 +9,7 @@ use futures_util::StreamExt as _;
 use kplane_fleet::hub::Hub;
 use kplane_fleet::identity::Right;
 use kplane_fleet::inquiry::Heard;
+use kplane_fleet::neighbours;
 use kplane_model::ServiceName;
 use kplane_picture::publish::Followed;
 use kplane_proto::v1 as pb;
@@ -143,6 +144,15 @@ impl PeerService for PeerServer {
                 }
             }
         }))
+    }
+
+    async fn suspect(
+        &self,
+        request: Request<pb::SuspectRequest>,
+    ) -> Result<Response<pb::SuspectResponse>, Status> {
+        let _permit = self.begin()?;
+        let alive = neighbours::hear(&self.hub, request.get_ref());
+        Ok(Response::new(pb::SuspectResponse { alive }))
     }
 
     type AskStream = ReceiverStream<Result<pb::AskedNode, Status>>;

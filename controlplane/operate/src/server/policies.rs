@@ -4,16 +4,25 @@
 
 mod words;
 
+use std::net::SocketAddr;
+
 use kplane_fleet::hub::Hub;
-use kplane_model::{Direction, Family, Issue, PolicyName, Protocol, parse_ip};
+use kplane_fleet::peers::Peers;
+use kplane_model::{
+    Direction, Family, Issue, NodeName, PodName, PolicyName, Protocol, Tier, TierAction, parse_ip,
+};
 use kplane_picture::k8s::Kind;
-use kplane_policy::{End, NetworkPolicy, Policies, PolicySummary, Rule, Verdict};
+use kplane_policy::{
+    ClusterPolicyFacts, End, NetworkPolicy, PeerSpec, Policies, PolicySummary, Rule, Ruling,
+    Verdict,
+};
 use kplane_proto::convert;
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
-use super::closing;
+use super::drops;
 use super::issues::Issues;
+use super::policy_index::{ask, no_pod};
 use super::request::bounded_names;
 
 /// Size in bytes up to which policies are added to an answer.
@@ -24,19 +33,6 @@ const RULES: usize = 200;
 const ISOLATING: usize = 100;
 const NAMED: usize = 5;
 
-/// The answer of a control plane without policies.
-const NOT_ENFORCED: &str = "nodes enforce no NetworkPolicies of this control plane: update all agents, then start it with \
-     --network-policy (in the chart: networkPolicies.enforce=true)";
-
-/// Returns what the index answers.
-async fn ask<T: Send + 'static>(
-    hub: &Hub,
-    answer: impl FnOnce(&Policies, &dyn Fn() -> Vec<Issue>) -> T + Send + 'static,
-) -> Result<T, Status> {
-    let answer = hub.policies(answer).await.map_err(closing)?;
-    answer.ok_or_else(|| Status::failed_precondition(NOT_ENFORCED))
-}
-
 /// Returns one page of the policies.
 pub(super) async fn list(
     hub: &Hub,
@@ -44,7 +40,7 @@ pub(super) async fn list(
 ) -> Result<pb::ListPoliciesResponse, Status> {
     let after = match request.page_token.as_str() {
         "" => None,
-        token => Some(named(token).ok_or_else(|| {
+        token => Some(begun(token).ok_or_else(|| {
             Status::invalid_argument(
                 "page_token is none of this control plane: begin again without one",
             )
@@ -56,26 +52,32 @@ pub(super) async fn list(
     };
     ask(hub, move |policies, _| {
         let namespace = request.namespace;
-        let wanted = |of: &PolicySummary| {
-            let behind = after.as_ref().is_none_or(|after| of.name > *after);
-            behind && (namespace.is_empty() || *namespace == *of.name.namespace)
+        let wanted = |of: &pb::PolicySummary| {
+            let name = PolicyName::new(&of.namespace, &of.name);
+            let behind = after.as_ref().is_none_or(|after| name > *after);
+            behind && (namespace.is_empty() || namespace == of.namespace)
         };
-        page(policies.list().filter(wanted), most)
+        let mut tiers: Vec<_> = policies.cluster_policies().map(|of| of_tier(&of)).collect();
+        tiers.sort_by(|a, b| a.name.cmp(&b.name));
+        let all = tiers
+            .into_iter()
+            .chain(policies.list().map(|of| summary(&of)));
+        page(all.filter(wanted), most)
     })
     .await
 }
 
-fn page(all: impl Iterator<Item = PolicySummary>, most: usize) -> pb::ListPoliciesResponse {
+fn page(all: impl Iterator<Item = pb::PolicySummary>, most: usize) -> pb::ListPoliciesResponse {
     let (mut page, mut bytes) = (pb::ListPoliciesResponse::default(), 0);
     for policy in all {
-        bytes += policy.name.namespace.len() + policy.name.name.len() + 32;
+        bytes += policy.namespace.len() + policy.name.len() + 48;
         if bytes > PAGE_BYTES || page.policies.len() == most {
             let last = page.policies.last();
             let token = last.map(|last| format!("{}/{}", last.namespace, last.name));
             page.next_page_token = token.unwrap_or_default();
             break;
         }
-        page.policies.push(summary(&policy));
+        page.policies.push(policy);
     }
     page
 }
@@ -87,7 +89,27 @@ fn summary(policy: &PolicySummary) -> pb::PolicySummary {
         ingress: policy.ingress,
         egress: policy.egress,
         pods: policy.pods as u64,
+        ..pb::PolicySummary::default()
     }
+}
+
+fn of_tier(facts: &ClusterPolicyFacts) -> pb::PolicySummary {
+    let policy = &facts.policy;
+    pb::PolicySummary {
+        name: policy.name.to_string(),
+        ingress: !policy.ingress.is_empty(),
+        egress: !policy.egress.is_empty(),
+        pods: facts.pods as u64,
+        tier: words::tier(policy.tier).to_owned(),
+        priority: policy.priority.into(),
+        ..pb::PolicySummary::default()
+    }
+}
+
+/// Returns the name in a token, which has no namespace if it is one of a ClusterNetworkPolicy.
+fn begun(token: &str) -> Option<PolicyName> {
+    let of_tier = token.strip_prefix('/').filter(|name| !name.is_empty());
+    named(token).or_else(|| of_tier.map(|name| PolicyName::new("", name)))
 }
 
 /// Returns the name in a text such as `shop/web`.
@@ -103,19 +125,24 @@ pub(super) async fn describe(
     request: pb::DescribePolicyRequest,
 ) -> Result<pb::PolicyDescription, Status> {
     bounded_names(&[&request.namespace, &request.name])?;
-    let name = PolicyName::new(&request.namespace, &request.name);
+    if request.namespace.is_empty() {
+        let name = request.name.clone();
+        if let Some(described) = describe_tier(hub, name).await? {
+            return Ok(described);
+        }
+    }
+    let namespace = match request.namespace.as_str() {
+        "" => "default",
+        namespace => namespace,
+    };
+    let name = PolicyName::new(namespace, &request.name);
     let unknown = Status::not_found(format!(
         "no NetworkPolicy {name} is known: kpctl get policies lists them"
     ));
     let found = ask(hub, move |policies, issues| {
         let facts = policies.policy(&name)?;
-        let mut issues = issues();
-        issues.retain(|issue| {
-            let of = &issue.object;
-            let its = (Kind::NetworkPolicy.as_str(), &*name.namespace, &*name.name);
-            (&*of.kind, &*of.namespace, &*of.name) == its
-        });
-        Some((facts, issues))
+        let its = (Kind::NetworkPolicy, &*name.namespace, &*name.name);
+        Some((facts, issues_of(its, issues())))
     });
     let (facts, issues) = found.await?.ok_or(unknown)?;
     let policy = &facts.policy;
@@ -141,6 +168,49 @@ pub(super) async fn describe(
     })
 }
 
+/// Returns the issues of an object.
+fn issues_of((kind, namespace, name): (Kind, &str, &str), mut issues: Vec<Issue>) -> Vec<Issue> {
+    issues.retain(|issue| {
+        let of = &issue.object;
+        (&*of.kind, &*of.namespace, &*of.name) == (kind.as_str(), namespace, name)
+    });
+    issues
+}
+
+/// Returns one ClusterNetworkPolicy, if there is one of this name.
+async fn describe_tier(hub: &Hub, name: String) -> Result<Option<pb::PolicyDescription>, Status> {
+    let found = ask(hub, move |policies, issues| {
+        let facts = policies.cluster_policy(&name)?;
+        let its = (Kind::ClusterNetworkPolicy, "", &*name);
+        Some((facts, issues_of(its, issues())))
+    });
+    let Some((facts, issues)) = found.await? else {
+        return Ok(None);
+    };
+    let policy = &facts.policy;
+    let subject = PeerSpec::Pods {
+        namespaces: Some(policy.namespaces.clone()),
+        pods: Some(policy.pods.clone()),
+    };
+    let written = |direction| {
+        let rules = policy.rules(direction).iter().take(RULES);
+        rules
+            .map(|rule| words::tier_rule(rule, direction))
+            .collect()
+    };
+    let more =
+        Direction::ALL.map(|direction| policy.rules(direction).len().saturating_sub(RULES) as u64);
+    Ok(Some(pb::PolicyDescription {
+        summary: Some(of_tier(&facts)),
+        selector: words::peer(&subject),
+        ingress: written(Direction::Ingress),
+        egress: written(Direction::Egress),
+        more_rules: more.iter().sum(),
+        pods: facts.names.iter().map(ToString::to_string).collect(),
+        issues: Issues::bounded(&issues).listed,
+    }))
+}
+
 /// Returns a policy's rules of a direction.
 fn rules(policy: &NetworkPolicy, direction: Direction) -> &[Rule] {
     let rules = match direction {
@@ -148,6 +218,38 @@ fn rules(policy: &NetworkPolicy, direction: Direction) -> &[Rule] {
         Direction::Egress => &policy.egress,
     };
     rules.as_deref().unwrap_or_default()
+}
+
+/// Returns what policies say about the ways from a sender to endpoints, if they deny any; `None` also if nodes enforce none.
+pub(super) async fn denies(
+    hub: &Hub,
+    sender: &str,
+    protocol: Protocol,
+    endpoints: Vec<SocketAddr>,
+) -> Option<String> {
+    let from = End::Address(parse_ip(sender).ok()?.to_canonical());
+    let all = endpoints.len();
+    let reasons = ask(hub, move |policies, _| {
+        let reasons = endpoints.iter().filter_map(|endpoint| {
+            let asked = Connection {
+                from: from.clone(),
+                to: End::Address(endpoint.ip()),
+                protocol,
+                port: endpoint.port(),
+            };
+            let judged = asked.judge(policies).ok()?;
+            let denied = [judged.egress, judged.ingress].into_iter().flatten();
+            let mut denied = denied.filter(|of| of.verdict() == pb::PolicyVerdict::Denied);
+            denied.next().map(|of| of.reason)
+        });
+        reasons.collect::<Vec<_>>()
+    });
+    let reasons = reasons.await.ok()?;
+    let first = reasons.first()?;
+    let denied = reasons.len();
+    Some(format!(
+        "NetworkPolicies deny the way to {denied} of {all} endpoints: {first}"
+    ))
 }
 
 /// A connection that a request asks about.
@@ -161,12 +263,24 @@ struct Connection {
 /// Returns what the policies say about a connection.
 pub(super) async fn judge(
     hub: &Hub,
+    peers: Option<&Peers>,
     request: &pb::JudgeConnectionRequest,
 ) -> Result<pb::ConnectionJudgement, Status> {
     let asked = Connection::new(request)?;
-    let notes = asked.notes(hub);
-    let judged = ask(hub, move |policies, _| asked.judge(policies));
-    let judged = judged.await??;
+    let mut notes = asked.notes(hub);
+    let judged = ask(hub, move |policies, _| {
+        Ok::<_, Status>((asked.judge(policies)?, asked.pods(policies)))
+    });
+    let (judged, [from, to]) = judged.await??;
+    for (direction, side, pod) in [
+        (Direction::Egress, &judged.egress, from),
+        (Direction::Ingress, &judged.ingress, to),
+    ] {
+        let is_denied = |of: &pb::DirectionJudgement| of.verdict() == pb::PolicyVerdict::Denied;
+        if let Some(pod) = pod.filter(|_| side.as_ref().is_some_and(is_denied)) {
+            notes.extend(drops::note(hub, peers, pod, direction).await);
+        }
+    }
     Ok(pb::ConnectionJudgement { notes, ..judged })
 }
 
@@ -199,10 +313,7 @@ impl Connection {
             if let End::Pod(pod) = end
                 && policies.policies_of(pod).is_none()
             {
-                return Err(Status::not_found(format!(
-                    "no Pod {pod} with an address of its own is known: it does not exist, has finished, or is on its \
-                     node's network; of such a Pod ask by its address"
-                )));
+                return Err(no_pod(pod));
             }
         }
         let judged = policies.judge(&self.from, &self.to, self.protocol, self.port);
@@ -212,6 +323,17 @@ impl Connection {
             egress: Some(verdict(&judged.egress, Direction::Egress)),
             ingress: Some(verdict(&judged.ingress, Direction::Ingress)),
             notes: Vec::new(),
+        })
+    }
+
+    /// Returns the Pods at both ends, with their nodes.
+    fn pods(&self, policies: &Policies) -> [Option<(PodName, NodeName)>; 2] {
+        [&self.from, &self.to].map(|end| {
+            let pod = match end {
+                End::Pod(pod) => Some(pod),
+                End::Address(address) => policies.pod_at(*address),
+            };
+            pod.and_then(|pod| Some((pod.clone(), policies.node_of(pod)?.clone())))
         })
     }
 
@@ -252,6 +374,7 @@ impl Connection {
                     told.peer = peer.map_or("everybody".to_owned(), words::peer);
                 }
             }
+            Verdict::Ruled(ruling) => rule_of_tier(policies, ruling, direction, &mut told),
             Verdict::Denied(isolating) => {
                 told.set_verdict(pb::PolicyVerdict::Denied);
                 let (protocol, port) = (self.protocol, self.port);
@@ -286,6 +409,38 @@ impl Connection {
             .filter_map(note)
             .collect()
     }
+}
+
+/// Puts what a ClusterNetworkPolicy says into words.
+fn rule_of_tier(
+    policies: &Policies,
+    ruling: &Ruling,
+    direction: Direction,
+    told: &mut pb::DirectionJudgement,
+) {
+    let (verdict, accepts) = match ruling.action {
+        TierAction::Accept | TierAction::Pass => (pb::PolicyVerdict::TierAccepted, "accepts"),
+        TierAction::Deny => (pb::PolicyVerdict::TierDenied, "denies"),
+    };
+    told.set_verdict(verdict);
+    told.policy = ruling.policy.to_string();
+    let before = match ruling.tier {
+        Tier::Admin => "",
+        Tier::Baseline => "; no NetworkPolicy isolates the Pod",
+    };
+    told.reason = format!(
+        "ClusterNetworkPolicy {}, spec.{}[{}] ({}, priority {}) {accepts} it{before}",
+        ruling.policy,
+        words::field(direction),
+        ruling.rule,
+        words::tier(ruling.tier),
+        ruling.priority
+    );
+    let facts = policies.cluster_policy(&ruling.policy);
+    let rule = facts
+        .as_ref()
+        .and_then(|facts| facts.policy.rules(direction).get(ruling.rule));
+    told.rule = rule.map_or_else(String::new, |rule| words::tier_rule(rule, direction));
 }
 
 fn end(text: &str) -> Result<End, Status> {

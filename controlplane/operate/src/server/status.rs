@@ -21,8 +21,8 @@ use super::others::Others;
 use super::pages::Picture;
 use super::request::{MAX_NAME, WATCH_PAUSE, WATCH_REFRESH, bounded_names, charge, cost, detail};
 use super::{
-    affinity, approval, convergence, description, drain, freeze, policies, probe, proxied, servers,
-    services, views,
+    affinity, approval, convergence, description, drain, drops, freeze, policies, probe, proxied,
+    servers, services, views,
 };
 
 /// The server of the status API.
@@ -31,13 +31,18 @@ pub struct StatusServer {
     hub: Arc<Hub>,
     /// The other replicas; `None` = this one answers alone.
     peers: Option<Arc<Peers>>,
+    followers: drops::Audited,
 }
 
 impl StatusServer {
     /// Creates a server from a hub.
     #[must_use]
     pub fn new(hub: Arc<Hub>) -> Self {
-        Self { hub, peers: None }
+        Self {
+            hub,
+            peers: None,
+            followers: drops::Audited::default(),
+        }
     }
 
     /// Asks other replicas as well.
@@ -317,8 +322,49 @@ impl StatusService for StatusServer {
     ) -> Result<Response<pb::ConnectionJudgement>, Status> {
         let pods = self.hub.summary().borrow().totals.policy_pods;
         charge(&request, cost(pods))?;
-        let judgement = policies::judge(&self.hub, request.get_ref()).await?;
-        Ok(Response::new(judgement))
+        let judgement = policies::judge(&self.hub, self.peers.as_deref(), request.get_ref());
+        Ok(Response::new(judgement.await?))
+    }
+
+    async fn get_drops(
+        &self,
+        request: Request<pb::DropsRequest>,
+    ) -> Result<Response<pb::DropsAnswer>, Status> {
+        charge(&request, self.nodes_cost())?;
+        let request = pb::DropsRequest {
+            follower: 0,
+            ..request.into_inner()
+        };
+        let answer = drops::ask(&self.hub, self.peers.as_deref(), request).await?;
+        Ok(Response::new(answer))
+    }
+
+    async fn follow_drops(
+        &self,
+        request: Request<pb::DropsRequest>,
+    ) -> Result<Response<pb::DropsAnswer>, Status> {
+        charge(&request, self.nodes_cost())?;
+        let of = request.get_ref();
+        if of.follower == 0 {
+            return Err(Status::invalid_argument("the follower has no number"));
+        }
+        let pods = match (of.namespace.as_str(), of.pod.as_str()) {
+            ("", _) => "all Pods".to_owned(),
+            (namespace, "") => format!("Pods of {}", label(namespace, MAX_NAME)),
+            (namespace, pod) => named(namespace, pod),
+        };
+        let node = node_named(&of.node, "all nodes");
+        let text = format!("sampled packets that policies of {pods} deny on {node}");
+        let visitor = request.extensions().get::<Visitor>();
+        let who = visitor.and_then(Visitor::name).unwrap_or_default();
+        if self
+            .followers
+            .is_news(&format!("{} {text} {who}", of.follower))
+        {
+            audit(&request, &Right::Sample, &text);
+        }
+        let answer = drops::ask(&self.hub, self.peers.as_deref(), request.into_inner());
+        Ok(Response::new(answer.await?))
     }
 }
 

@@ -124,7 +124,14 @@ pub(super) fn node_status(
     stranger: Option<&str>,
 ) -> pb::NodeStatus {
     let wanted = hub.store.wanted(name);
-    let state = node_state(hub, name, record, wanted, stranger);
+    let mut state = node_state(hub, name, record, wanted, stranger);
+    if let Some(suspicion) = hub.suspects.of(name) {
+        let other = std::mem::take(&mut state.last_error);
+        let parts = [suspicion, other]
+            .into_iter()
+            .filter(|part| !part.is_empty());
+        state.last_error = parts.collect::<Vec<_>>().join("; ");
+    }
     let facts = facts.cloned().unwrap_or_default();
     pb::NodeStatus {
         name: name.to_string(),

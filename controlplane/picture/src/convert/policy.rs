@@ -89,7 +89,12 @@ pub fn policy_too_large(policy: &k8s::NetworkPolicy, location: &str, size: usize
 /// Returns the issue that a NetworkPolicy is not enforced.
 #[must_use]
 pub fn not_enforced(policy: &k8s::NetworkPolicy, location: &str) -> Vec<Issue> {
-    let mut report = Report::new(Kind::NetworkPolicy, &policy.metadata, location);
+    not_enforced_of(Kind::NetworkPolicy, &policy.metadata, location)
+}
+
+/// Returns the issue that an object of a kind is not enforced.
+pub(super) fn not_enforced_of(kind: Kind, metadata: &ObjectMeta, location: &str) -> Vec<Issue> {
+    let mut report = Report::new(kind, metadata, location);
     report.warning(
         Reason::PolicyNotEnforced,
         "is not enforced by kplane; start the control plane with --network-policy",
@@ -237,7 +242,7 @@ fn port(port: &k8s::PolicyPort) -> Result<PolicyPort, String> {
 }
 
 /// Converts a label selector (NP5).
-fn selector(written: &LabelSelector) -> Result<Selector, String> {
+pub(super) fn selector(written: &LabelSelector) -> Result<Selector, String> {
     let labels = written.match_labels.iter().flatten();
     let labels = labels.map(|(key, value)| Ok(Requirement::In(shared(key), vec![shared(value)])));
     let expressions = written.match_expressions.iter().flatten().map(|expression| {
@@ -275,7 +280,7 @@ pub fn namespace(namespace: &k8s::Namespace) -> Labels {
     labels
 }
 
-fn shared_labels(labels: &k8s::Texts) -> Labels {
+pub(super) fn shared_labels(labels: &k8s::Texts) -> Labels {
     let labels = labels.iter();
     labels
         .map(|(key, value)| (shared(key), shared(value)))

@@ -10,6 +10,7 @@ mod ports;
 mod proxied;
 mod service;
 mod slice;
+mod tiers;
 
 fn yaml<T: DeserializeOwned>(text: &str) -> T {
     serde_saphyr::from_str(text).unwrap()

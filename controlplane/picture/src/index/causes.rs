@@ -131,7 +131,9 @@ impl Index {
             Kind::EndpointSlice => self.slices.contains_key(&id),
             Kind::Node => self.nodes.contains_key(&id.name),
             Kind::ServiceCidr => self.cidrs.contains_key(&id.name),
-            Kind::NetworkPolicy | Kind::Namespace | Kind::Pod => return None,
+            Kind::NetworkPolicy | Kind::Namespace | Kind::Pod | Kind::ClusterNetworkPolicy => {
+                return None;
+            }
         };
         let verb = if known { Verb::Changed } else { Verb::Added };
         let version = located.object.metadata().resource_version.number();
@@ -157,7 +159,9 @@ impl Index {
                 entry.service.clone()
             }),
             Kind::Node | Kind::ServiceCidr => None,
-            Kind::NetworkPolicy | Kind::Namespace | Kind::Pod => return,
+            Kind::NetworkPolicy | Kind::Namespace | Kind::Pod | Kind::ClusterNetworkPolicy => {
+                return;
+            }
         };
         self.pending.causes.add(service, cause);
     }

@@ -281,7 +281,9 @@ impl Index {
     /// Returns the endpoints of a port from all its slices (A27, A28).
     fn endpoints(&self, port: &ServicePort) -> Vec<Endpoint> {
         let listed = self.listed(port);
-        merge(listed.flat_map(|listed| listed.endpoints.iter().cloned()))
+        let mut merged = merge(listed.flat_map(|listed| listed.endpoints.iter().cloned()));
+        self.mark_suspected(&mut merged);
+        merged
     }
 
     /// Returns how many endpoints the slices list for a port, duplicates included.

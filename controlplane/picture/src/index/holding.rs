@@ -156,7 +156,10 @@ impl Holding {
 
 /// Returns whether a kind is one that only NetworkPolicies need.
 fn is_policy(kind: Kind) -> bool {
-    matches!(kind, Kind::NetworkPolicy | Kind::Namespace | Kind::Pod)
+    matches!(
+        kind,
+        Kind::NetworkPolicy | Kind::Namespace | Kind::Pod | Kind::ClusterNetworkPolicy
+    )
 }
 
 /// Returns the name of a Service object.

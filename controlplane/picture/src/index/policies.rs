@@ -5,7 +5,7 @@ use kplane_policy::{Policies, PolicyChanges};
 
 use super::Index;
 use super::holding::service_name;
-use crate::convert::{self, not_enforced};
+use crate::convert::{self, not_enforced, tiers_not_enforced};
 use crate::k8s::{Kind, Object, ObjectId};
 
 impl Index {
@@ -20,6 +20,7 @@ impl Index {
         let Some(policies) = &mut self.policies else {
             return match object {
                 Object::NetworkPolicy(policy) => not_enforced(policy, location),
+                Object::ClusterNetworkPolicy(policy) => tiers_not_enforced(policy, location),
                 _ => Vec::new(),
             };
         };
@@ -32,6 +33,19 @@ impl Index {
                 let size = too_large.find_map(|(of, size)| (*of == name).then_some(size));
                 issues.extend(size.map(|size| convert::policy_too_large(policy, location, size)));
                 return issues;
+            }
+            Object::ClusterNetworkPolicy(policy) => {
+                let (converted, issues) = convert::cluster_policy(policy, location);
+                match converted {
+                    Some(converted) => policies.put_cluster_policy(converted),
+                    None => policies.delete_cluster_policy(&policy.metadata.name),
+                }
+                return issues;
+            }
+            Object::Node(node) => {
+                let (facts, _) = convert::node(node, location);
+                let node = (convert::node_labels(node), facts.addresses);
+                policies.set_node(&facts.name, Some(node));
             }
             Object::Namespace(namespace) => {
                 policies.put_namespace(&namespace.metadata.name, convert::namespace(namespace));
@@ -54,7 +68,9 @@ impl Index {
             Kind::NetworkPolicy => policies.delete_policy(&service_name(id)),
             Kind::Namespace => policies.delete_namespace(&id.name),
             Kind::Pod => policies.delete_pod(&service_name(id)),
-            Kind::Service | Kind::EndpointSlice | Kind::Node | Kind::ServiceCidr => {}
+            Kind::ClusterNetworkPolicy => policies.delete_cluster_policy(&id.name),
+            Kind::Node => policies.set_node(&id.name, None),
+            Kind::Service | Kind::EndpointSlice | Kind::ServiceCidr => {}
         }
     }
 
@@ -70,7 +86,30 @@ impl Index {
             self.crowded = crowded.map(|(name, count)| (name.clone(), count)).collect();
             *issues_changed = true;
         }
+        if policies.overlarge_decisions() != self.overlarge {
+            self.overlarge = policies.overlarge_decisions();
+            *issues_changed = true;
+        }
         changes
+    }
+
+    /// Returns the issue that ClusterNetworkPolicies decide too much.
+    pub(super) fn overlarge_issue(&self) -> Option<Issue> {
+        (self.overlarge > 0).then(|| Issue {
+            severity: Severity::Error,
+            code: Reason::TooLarge,
+            location: String::new(),
+            object: ObjectRef {
+                kind: Kind::ClusterNetworkPolicy.as_str().to_owned(),
+                namespace: String::new(),
+                name: String::new(),
+            },
+            reason: format!(
+                "{} groups of Pods have rules with more ranges of ports than fit into a message; what the rules are \
+                 about is denied there; use fewer ranges",
+                self.overlarge
+            ),
+        })
     }
 
     /// Returns the issues of Pods whose policies do not all fit into a message.

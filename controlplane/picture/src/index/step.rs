@@ -225,7 +225,9 @@ impl Index {
             Kind::Service => self.services.contains_key(&service_name(id)),
             Kind::EndpointSlice => self.slices.contains_key(id),
             Kind::Node | Kind::ServiceCidr => true,
-            Kind::NetworkPolicy | Kind::Namespace | Kind::Pod => self.policies.is_some(),
+            Kind::NetworkPolicy | Kind::Namespace | Kind::Pod | Kind::ClusterNetworkPolicy => {
+                self.policies.is_some()
+            }
         }
     }
 
@@ -264,6 +266,7 @@ impl Index {
                 .filter(|id| id.kind == kind && self.serves(id))
                 .count()
         };
+        let all = |kind| self.resync.count(kind) + of_kind(kind);
         Loss {
             services: services.len(),
             // The counts are those before the step: new objects do not make up for deleted ones.
@@ -272,10 +275,10 @@ impl Index {
             of_served: self.with_endpoints.saturating_sub(held),
             nodes: of_kind(Kind::Node),
             of_nodes: self.nodes.len(),
-            policies: of_kind(Kind::NetworkPolicy),
-            of_policies: self.resync.count(Kind::NetworkPolicy) + of_kind(Kind::NetworkPolicy),
+            policies: of_kind(Kind::NetworkPolicy) + of_kind(Kind::ClusterNetworkPolicy),
+            of_policies: all(Kind::NetworkPolicy) + all(Kind::ClusterNetworkPolicy),
             pods: of_kind(Kind::Pod),
-            of_pods: self.resync.count(Kind::Pod) + of_kind(Kind::Pod),
+            of_pods: all(Kind::Pod),
         }
     }
 
@@ -284,6 +287,11 @@ impl Index {
         let slices = self.slices_of.get(service).into_iter().flatten();
         let mut others = slices.filter(|id| without.binary_search(id).is_err() && !self.holds(id));
         others.any(|id| self.slices.get(id).is_some_and(SliceEntry::has_endpoints))
+    }
+
+    /// Publishes what a change other than a batch leads to.
+    pub(super) fn publish_pending(&mut self) -> Outcome {
+        self.finish(Step::default())
     }
 
     fn finish(&mut self, mut step: Step) -> Outcome {

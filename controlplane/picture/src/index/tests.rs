@@ -5,6 +5,7 @@ mod places;
 mod policies;
 mod proxying;
 mod step;
+mod suspects;
 
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
@@ -22,6 +23,9 @@ pub(crate) fn object(value: &Value) -> Box<Located> {
         "Service" => Object::Service(serde_json::from_value(value.clone()).unwrap()),
         "EndpointSlice" => Object::EndpointSlice(serde_json::from_value(value.clone()).unwrap()),
         "Node" => Object::Node(serde_json::from_value(value.clone()).unwrap()),
+        "ClusterNetworkPolicy" => {
+            Object::ClusterNetworkPolicy(serde_json::from_value(value.clone()).unwrap())
+        }
         "NetworkPolicy" => Object::NetworkPolicy(serde_json::from_value(value.clone()).unwrap()),
         "Pod" => Object::Pod(serde_json::from_value(value.clone()).unwrap()),
         "ServiceCIDR" => Object::ServiceCidr(serde_json::from_value(value.clone()).unwrap()),

@@ -9,7 +9,7 @@ pub struct Totals {
     pub services: usize,
     /// Endpoints of all served ports; each family counts separately.
     pub endpoints: usize,
-    /// NetworkPolicies that nodes enforce.
+    /// NetworkPolicies and ClusterNetworkPolicies that nodes enforce.
     pub policies: usize,
     /// Pods that they can tell apart from other addresses.
     pub policy_pods: usize,

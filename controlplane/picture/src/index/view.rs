@@ -14,6 +14,7 @@ use super::Index;
 use super::claims::Claim;
 use super::holding::service_name;
 use super::selection::{Page, Selection};
+use super::suspects::Suspicion;
 use crate::convert::{Origin, SkipReason};
 use crate::k8s::{Kind, ObjectId, Uid};
 
@@ -70,6 +71,8 @@ pub struct Facts {
     pub service_ranges: Vec<Cidr>,
     /// Endpoints that are cluster addresses of Services, a few of them.
     pub chained: Vec<IpAddr>,
+    /// Suspected nodes with endpoints of the Service, the number of these, and whether they count as terminating.
+    pub suspected: (Vec<(NodeName, Suspicion, usize)>, bool),
 }
 
 /// One EndpointSlice of a Service.
@@ -164,6 +167,7 @@ impl Index {
             strays: self.strays(name),
             service_ranges: self.cidrs.values().flatten().copied().collect(),
             chained: Vec::new(),
+            suspected: (self.suspected_of(name), self.suspicions.act),
             contested: self
                 .claims
                 .contested(name)

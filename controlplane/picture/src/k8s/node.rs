@@ -2,20 +2,35 @@
 
 use serde::Deserialize;
 
-use super::ObjectMeta;
+use super::policy::Labelled;
+use super::{ObjectMeta, Texts, ZONE_LABEL};
 
 /// A Node.
 #[derive(Clone, Debug, Default, PartialEq, Hash, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(from = "Labelled<NodeSpec, NodeStatus>")]
 pub struct Node {
-    /// Metadata.
+    /// Metadata; of the labels, only those that Services need.
     pub metadata: ObjectMeta,
+    /// All labels.
+    pub labels: Texts,
     /// Specification.
-    #[serde(default)]
     pub spec: NodeSpec,
     /// Status.
-    #[serde(default)]
     pub status: NodeStatus,
+}
+
+impl From<Labelled<NodeSpec, NodeStatus>> for Node {
+    fn from(read: Labelled<NodeSpec, NodeStatus>) -> Self {
+        let (mut metadata, labels, spec, status) = read.split();
+        let zone = labels.get_key_value(ZONE_LABEL);
+        metadata.labels = zone.map(|(key, zone)| Texts::from([(key.clone(), zone.clone())]));
+        Self {
+            metadata,
+            labels,
+            spec,
+            status,
+        }
+    }
 }
 
 /// `spec` of a Node.

@@ -204,12 +204,26 @@ pub struct PodIp {
 
 /// An object of which all labels count.
 #[derive(Deserialize)]
-struct Labelled<Spec, Status> {
+pub(super) struct Labelled<Spec, Status> {
     metadata: LabelledMeta,
     #[serde(default)]
     spec: Option<Spec>,
     #[serde(default)]
     status: Option<Status>,
+}
+
+impl<Spec: Default, Status: Default> Labelled<Spec, Status> {
+    /// Returns the metadata without labels, all labels, and the rest.
+    pub(super) fn split(self) -> (ObjectMeta, Texts, Spec, Status) {
+        let (metadata, labels) = self.metadata.split();
+        let (spec, status) = (self.spec, self.status);
+        (
+            metadata,
+            labels,
+            spec.unwrap_or_default(),
+            status.unwrap_or_default(),
+        )
+    }
 }
 
 /// The metadata that kplane reads, with all labels.
@@ -249,19 +263,19 @@ impl LabelledMeta {
 
 impl From<Labelled<IgnoredAny, IgnoredAny>> for Namespace {
     fn from(read: Labelled<IgnoredAny, IgnoredAny>) -> Self {
-        let (metadata, labels) = read.metadata.split();
+        let (metadata, labels, ..) = read.split();
         Self { metadata, labels }
     }
 }
 
 impl From<Labelled<PodSpec, PodStatus>> for Pod {
     fn from(read: Labelled<PodSpec, PodStatus>) -> Self {
-        let (metadata, labels) = read.metadata.split();
+        let (metadata, labels, spec, status) = read.split();
         Self {
             metadata,
             labels,
-            spec: read.spec.unwrap_or_default(),
-            status: read.status.unwrap_or_default(),
+            spec,
+            status,
         }
     }
 }

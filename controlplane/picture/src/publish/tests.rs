@@ -243,7 +243,12 @@ impl World {
 
 fn peer(octet: u8, class: PeerId) -> Peer {
     let address = IpAddr::from([10, 0, 0, octet]);
-    Peer { address, class }
+    let tier = None;
+    Peer {
+        address,
+        class,
+        tier,
+    }
 }
 
 fn pod_of(node: &str, octet: u8) -> LocalPod {
@@ -252,6 +257,7 @@ fn pod_of(node: &str, octet: u8) -> LocalPod {
         addresses: vec![IpAddr::from([10, 0, 0, octet])],
         ports: Vec::new(),
         policies: Vec::new(),
+        tier: None,
     }
 }
 

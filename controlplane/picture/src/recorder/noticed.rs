@@ -18,6 +18,10 @@ pub enum Kind {
     NodeConnected,
     /// An agent's stream ended.
     NodeLost,
+    /// Neighbours do not reach a node.
+    NodeSuspected,
+    /// A node is suspected no more.
+    NodeReached,
     /// Objects fail on a node that did not fail before.
     NodeFailing,
     /// Nothing fails on a node any more.
@@ -41,6 +45,8 @@ impl Kind {
         match self {
             Self::NodeConnected => "NodeConnected",
             Self::NodeLost => "NodeLost",
+            Self::NodeSuspected => "NodeSuspected",
+            Self::NodeReached => "NodeReached",
             Self::NodeFailing => "NodeFailing",
             Self::NodeRecovered => "NodeRecovered",
             Self::Repaired => "Repaired",

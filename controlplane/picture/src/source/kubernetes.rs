@@ -107,6 +107,7 @@ impl Source for Kubernetes {
         ];
         let policies = [
             Resource::NetworkPolicies,
+            Resource::ClusterPolicies { beta: true },
             Resource::Namespaces,
             Resource::Pods,
         ];

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use kplane_model::{
     Direction, GroupId, LocalPod, NamedPort, NodeName, PeerId, PodName, Policy, PolicyKey,
-    PolicyObject, PolicyPort, PolicyRule, Protocol,
+    PolicyObject, PolicyPort, PolicyRule, PortActions, Protocol, Tier, TierAction, TierSpan,
 };
 
 use crate::PolicyChanges;
@@ -56,6 +56,8 @@ impl Agent {
                     };
                     let chain = vec![class.id, class.parent, PeerId::ALL_PODS];
                     view.peers.insert(peer.address, (chain, &class.ports));
+                    view.tiers
+                        .extend(peer.tier.map(|tier| (peer.address, tier)));
                 }
                 PolicyObject::Group(part) => {
                     assert!(!part.members.is_empty() && part.members.is_sorted());
@@ -68,7 +70,27 @@ impl Agent {
                 PolicyObject::Policy(policy) => {
                     view.policies.insert(policy.name.clone(), policy);
                 }
-                PolicyObject::Class(_) | PolicyObject::Pod(_) => {}
+                PolicyObject::Span(span) => {
+                    let before = view.spans.last();
+                    assert!(
+                        before.is_none_or(|before| before.last < span.first),
+                        "{span:?}"
+                    );
+                    view.spans.push(*span);
+                }
+                PolicyObject::Decisions(decisions) => {
+                    assert!(decisions.part == 0 || !decisions.rows.is_empty());
+                    let known = view.decisions.entry(decisions.subject).or_default();
+                    for row in &decisions.rows {
+                        assert!(row.peers.is_sorted());
+                        for peer in &row.peers {
+                            assert_eq!(peer.0[0], decisions.part);
+                            let key = (row.direction, row.tier, *peer);
+                            assert_eq!(known.insert(key, &row.actions), None);
+                        }
+                    }
+                }
+                PolicyObject::Class(_) | PolicyObject::Pod(_) | PolicyObject::Cluster(_) => {}
             }
         }
         for pod in self.pods.values() {
@@ -85,12 +107,18 @@ impl Agent {
     }
 }
 
+/// Decisions by direction, tier and other end.
+type Rows<'a> = HashMap<(Direction, Tier, PeerId), &'a PortActions>;
+
 #[derive(Default)]
 pub(super) struct View<'a> {
     peers: HashMap<IpAddr, (Vec<PeerId>, &'a [NamedPort])>,
     members: HashMap<GroupId, Vec<PeerId>>,
     policies: HashMap<kplane_model::PolicyName, &'a Policy>,
     pods: HashMap<IpAddr, &'a LocalPod>,
+    tiers: HashMap<IpAddr, PeerId>,
+    spans: Vec<TierSpan>,
+    decisions: HashMap<PeerId, Rows<'a>>,
 }
 
 impl View<'_> {
@@ -107,8 +135,45 @@ impl View<'_> {
             |rule: &PolicyRule| self.has_peer(rule, to) && has_port(rule, at_peer, protocol, port);
         let ingress =
             |rule: &PolicyRule| self.has_peer(rule, from) && has_port(rule, at_pod, protocol, port);
-        self.passes(source, Direction::Egress, egress)
-            && self.passes(destination, Direction::Ingress, ingress)
+        let side = |pod: Option<&&LocalPod>, direction, other, passes: bool| {
+            let decide = |tier| match pod.and_then(|pod| pod.tier) {
+                None => TierAction::Pass,
+                Some(subject) => {
+                    let decisions = &self.decisions[&subject];
+                    let actions = self
+                        .tier(other)
+                        .map(|of| decisions.get(&(direction, tier, of)));
+                    let actions = actions.flatten();
+                    actions.map_or(TierAction::Pass, |of| of.action(protocol, port))
+                }
+            };
+            let isolated = pod.into_iter().flat_map(|pod| &pod.policies);
+            let mut isolated = isolated.filter_map(|name| self.policies[name].rules(direction));
+            match decide(Tier::Admin) {
+                TierAction::Accept => true,
+                TierAction::Deny => false,
+                TierAction::Pass if isolated.next().is_some() => passes,
+                TierAction::Pass => decide(Tier::Baseline) != TierAction::Deny,
+            }
+        };
+        let passes = self.passes(source, Direction::Egress, egress);
+        let egress = side(source, Direction::Egress, to, passes);
+        let passes = self.passes(destination, Direction::Ingress, ingress);
+        egress && side(destination, Direction::Ingress, from, passes)
+    }
+
+    fn tier(&self, address: IpAddr) -> Option<PeerId> {
+        let in_span = |span: &&TierSpan| span.first <= address && address <= span.last;
+        let span = || self.spans.iter().find(in_span).map(|span| span.tier);
+        match self.peers.contains_key(&address) {
+            // A Pod's class counts the ranges as well.
+            true => {
+                let tier = self.tiers.get(&address).copied();
+                assert!(tier.is_some() || span().is_none());
+                tier
+            }
+            false => span(),
+        }
     }
 
     fn passes(

@@ -5,17 +5,21 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use kplane_model::{
-    Block, Cidr, NamedPort, PodName, PolicyName, PolicyPort, Protocol, ServiceName,
+    Block, Cidr, NamedPort, NodeName, PodName, PolicyName, PolicyPort, Protocol, ServiceName,
 };
 
 use super::agent::Agent;
 use super::oracle;
-use crate::{End, Labels, NetworkPolicy, PeerSpec, Pod, Policies, Requirement, Rule, Selector};
+use crate::{
+    ClusterPolicy, End, Labels, NetworkPolicy, PeerSpec, Pod, Policies, Requirement, Rule, Selector,
+};
 
 /// Everything that was put and not deleted.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Cluster {
     pub(super) policies: BTreeMap<PolicyName, NetworkPolicy>,
+    pub(super) tiers: BTreeMap<Arc<str>, ClusterPolicy>,
+    pub(super) nodes: BTreeMap<NodeName, (Labels, Vec<IpAddr>)>,
     pub(super) namespaces: BTreeMap<Arc<str>, Labels>,
     pub(super) pods: BTreeMap<PodName, Pod>,
 }
@@ -46,6 +50,12 @@ impl Cluster {
         let mut index = Policies::default();
         for pod in self.pods.values().rev() {
             index.put_pod(pod.clone());
+        }
+        for policy in self.tiers.values().rev() {
+            index.put_cluster_policy(policy.clone());
+        }
+        for (name, node) in &self.nodes {
+            index.set_node(name, Some(node.clone()));
         }
         for policy in self.policies.values().rev() {
             index.put_policy(policy.clone());

@@ -1,10 +1,10 @@
 //! What does not fit into a message, what a change costs in objects, and answers for operators.
 
-use kplane_model::{PolicyKey, PolicyPort, Protocol};
+use kplane_model::{PolicyKey, PolicyPort, Protocol, Tier, TierAction};
 
 use super::agent::Agent;
 use super::cluster::*;
-use crate::{End, NetworkPolicy, Policies, Verdict};
+use crate::{ClusterPolicy, End, NetworkPolicy, Policies, TierRule, Verdict};
 
 #[test]
 fn a_policy_that_fits_into_no_message_isolates_and_allows_nothing() {
@@ -78,6 +78,18 @@ fn workloads() -> Policies {
 #[test]
 fn a_new_pod_of_a_known_workload_is_one_shared_object_and_one_of_its_node() {
     let mut index = workloads();
+    index.put_cluster_policy(ClusterPolicy {
+        name: "tiers".into(),
+        tier: Tier::Admin,
+        priority: 1,
+        namespaces: selector(&[]),
+        pods: selector(&[("app", "web")]),
+        ingress: vec![TierRule {
+            action: TierAction::Deny,
+            rule: from(&[pods(Some(selector(&[("team", "x")])), Some(selector(&[])))]),
+        }],
+        egress: Vec::new(),
+    });
     index.take();
     let with = [("app", "web"), ("hash", "2")];
     index.put_pod(pod("a/web-10", &["10.0.0.10"], &with));

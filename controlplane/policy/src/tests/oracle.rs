@@ -3,10 +3,10 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use kplane_model::{PolicyPort, Protocol};
+use kplane_model::{Direction, PolicyPort, Protocol, Tier, TierAction};
 
 use super::cluster::Cluster;
-use crate::{Labels, NetworkPolicy, PeerSpec, Pod, Requirement, Rule, Selector};
+use crate::{ClusterPolicy, Labels, NetworkPolicy, PeerSpec, Pod, Requirement, Rule, Selector};
 
 /// Returns whether a connection to an address and port comes about.
 pub(super) fn allows(
@@ -22,28 +22,102 @@ pub(super) fn allows(
     {
         return true;
     }
-    let allowed =
-        |rules: fn(&NetworkPolicy) -> &Option<Vec<Rule>>, subject: Option<&Pod>, other| {
-            let Some(subject) = subject else {
-                return true;
-            };
-            let mut isolated = false;
-            for policy in cluster.policies.values() {
-                let is_for = is_for(policy, subject);
-                if let Some(rules) = rules(policy).as_ref().filter(|_| is_for) {
-                    isolated = true;
-                    for rule in rules {
-                        let to_port = is_to(rule, destination, protocol, port);
-                        if to_port && is_with(cluster, policy, rule, other) {
-                            return true;
-                        }
+    let to_it = (destination, protocol, port);
+    let allowed = |rules: fn(&NetworkPolicy) -> &Option<Vec<Rule>>,
+                   direction,
+                   subject: Option<&Pod>,
+                   other| {
+        let Some(subject) = subject else {
+            return true;
+        };
+        match tier(cluster, (Tier::Admin, direction), subject, other, to_it) {
+            TierAction::Accept => return true,
+            TierAction::Deny => return false,
+            TierAction::Pass => {}
+        }
+        let mut isolated = false;
+        for policy in cluster.policies.values() {
+            let is_for = is_for(policy, subject);
+            if let Some(rules) = rules(policy).as_ref().filter(|_| is_for) {
+                isolated = true;
+                for rule in rules {
+                    let to_port = is_to(rule, destination, protocol, port);
+                    if to_port && is_with(cluster, policy, rule, other) {
+                        return true;
                     }
                 }
             }
-            !isolated
-        };
-    allowed(|policy| &policy.egress, source, (destination, to))
-        && allowed(|policy| &policy.ingress, destination, (source, from))
+        }
+        let baseline = tier(cluster, (Tier::Baseline, direction), subject, other, to_it);
+        !isolated && baseline != TierAction::Deny
+    };
+    let (egress, ingress) = (Direction::Egress, Direction::Ingress);
+    allowed(|policy| &policy.egress, egress, source, (destination, to))
+        && allowed(
+            |policy| &policy.ingress,
+            ingress,
+            destination,
+            (source, from),
+        )
+}
+
+/// The first rule of a tier that matches: by priority, then by name.
+fn tier(
+    cluster: &Cluster,
+    (tier, direction): (Tier, Direction),
+    subject: &Pod,
+    (pod, address): (Option<&Pod>, IpAddr),
+    (destination, protocol, port): (Option<&Pod>, Protocol, u16),
+) -> TierAction {
+    for priority in 0..=1000 {
+        for policy in cluster.tiers.values() {
+            if (policy.tier, policy.priority) != (tier, priority)
+                || !is_subject(cluster, policy, subject)
+            {
+                continue;
+            }
+            let rules = match direction {
+                Direction::Ingress => &policy.ingress,
+                Direction::Egress => &policy.egress,
+            };
+            for rule in rules {
+                let with = |named: bool, peer: &PeerSpec| match peer {
+                    PeerSpec::Pods { namespaces, pods } => pod.is_some_and(|pod| {
+                        is_namespace(cluster, &pod.name.namespace, namespaces.as_ref().unwrap())
+                            && matches(pods.as_ref().unwrap(), &pod.labels)
+                    }),
+                    _ if named => false,
+                    PeerSpec::Block(block) => block.range.contains(address),
+                    PeerSpec::Nodes(nodes) => cluster
+                        .nodes
+                        .values()
+                        .any(|(labels, ips)| matches(nodes, labels) && ips.contains(&address)),
+                };
+                let is = |named: bool| match &rule.rule.peers {
+                    None => !named,
+                    Some(peers) => peers.iter().any(|peer| with(named, peer)),
+                };
+                let ports = rule.rule.ports.as_ref();
+                let is_it = ports.map_or(is(false), |ports| {
+                    ports.iter().any(|wanted| {
+                        let named = matches!(wanted, PolicyPort::Named(..));
+                        is_port(wanted, destination, protocol, port)
+                            && is(named && direction == Direction::Egress)
+                    })
+                });
+                if is_it {
+                    return rule.action;
+                }
+            }
+        }
+    }
+    TierAction::Pass
+}
+
+/// Returns whether a ClusterNetworkPolicy is for a Pod.
+pub(super) fn is_subject(cluster: &Cluster, policy: &ClusterPolicy, pod: &Pod) -> bool {
+    is_namespace(cluster, &pod.name.namespace, &policy.namespaces)
+        && matches(&policy.pods, &pod.labels)
 }
 
 /// Returns whether a policy is for a Pod.
@@ -78,7 +152,13 @@ fn is_to(rule: &Rule, destination: Option<&Pod>, protocol: Protocol, port: u16) 
     let Some(ports) = &rule.ports else {
         return true;
     };
-    ports.iter().any(|allowed| match allowed {
+    ports
+        .iter()
+        .any(|allowed| is_port(allowed, destination, protocol, port))
+}
+
+fn is_port(allowed: &PolicyPort, destination: Option<&Pod>, protocol: Protocol, port: u16) -> bool {
+    match allowed {
         PolicyPort::All(p) => *p == protocol,
         PolicyPort::Range(p, first, last) => *p == protocol && port >= *first && port <= *last,
         PolicyPort::Named(p, name) => destination.is_some_and(|pod| {
@@ -87,7 +167,7 @@ fn is_to(rule: &Rule, destination: Option<&Pod>, protocol: Protocol, port: u16) 
                 own.name == *name && own.protocol == *p && *p == protocol && own.port == port
             })
         }),
-    })
+    }
 }
 
 fn is_with(
@@ -110,6 +190,7 @@ fn is_with(
             };
             is_there && pods.as_ref().is_none_or(|pods| matches(pods, &pod.labels))
         }),
+        PeerSpec::Nodes(_) => false,
     })
 }
 

@@ -3,10 +3,14 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use kplane_model::{NamedPort, PodName, PolicyName, PolicyPort, Protocol};
+use kplane_model::{
+    NamedPort, NodeName, PodName, PolicyName, PolicyPort, Protocol, Tier, TierAction,
+};
 
 use super::cluster::{block, name, named};
-use crate::{Labels, NetworkPolicy, PeerSpec, Pod, Requirement, Rule, Selector};
+use crate::{
+    ClusterPolicy, Labels, NetworkPolicy, PeerSpec, Pod, Requirement, Rule, Selector, TierRule,
+};
 
 /// What happens to an index.
 #[derive(Clone, Debug)]
@@ -17,6 +21,9 @@ pub(super) enum Event {
     DeleteNamespace(Arc<str>),
     PutPod(Pod),
     DeletePod(PodName),
+    PutTiers(ClusterPolicy),
+    DeleteTiers(Arc<str>),
+    SetNode(NodeName, Option<(Labels, Vec<IpAddr>)>),
     Take,
 }
 
@@ -64,13 +71,25 @@ impl Dice {
     }
 
     pub(super) fn event(&mut self) -> Event {
-        match self.below(50) {
+        match self.below(66) {
             0..16 => Event::PutPolicy(self.policy()),
             16..20 => Event::DeletePolicy(self.policy_name()),
             20..36 => Event::PutPod(self.pod()),
             36..39 => Event::DeletePod(self.pod_name()),
             39..44 => Event::PutNamespace(self.namespace(), self.namespace_labels()),
             44..46 => Event::DeleteNamespace(self.namespace()),
+            46..58 => Event::PutTiers(self.tiers()),
+            58..60 => Event::DeleteTiers(self.pick(&["s", "t", "u"]).into()),
+            60..63 => {
+                let labels = self.labels(&[("zone", &["1", "2"])]);
+                let addresses = self.some(2, |dice| {
+                    dice.pick(&["192.0.2.1", "192.0.2.2", "2001:db8::1", "10.0.0.4"])
+                        .parse()
+                        .unwrap()
+                });
+                let node = (!self.one_in(4)).then_some((labels, addresses));
+                Event::SetNode(self.pick(&["m1", "m2"]).into(), node)
+            }
             _ => Event::Take,
         }
     }
@@ -176,6 +195,42 @@ impl Dice {
         PeerSpec::Pods {
             namespaces: self.one_in(2).then(|| self.namespace_selector()),
             pods: (!self.one_in(3)).then(|| self.pod_selector()),
+        }
+    }
+
+    fn tiers(&mut self) -> ClusterPolicy {
+        ClusterPolicy {
+            name: self.pick(&["s", "t", "u"]).into(),
+            tier: self.pick(&Tier::ALL),
+            priority: self.pick(&[1, 2]),
+            namespaces: self.namespace_selector(),
+            pods: self.pod_selector(),
+            ingress: self.some(3, Self::tier_rule),
+            egress: self.some(3, Self::tier_rule),
+        }
+    }
+
+    fn tier_rule(&mut self) -> TierRule {
+        let peer = |dice: &mut Self| match dice.below(6) {
+            0 => PeerSpec::Nodes(dice.selector(&[("zone", &["1", "2"])])),
+            1..3 => dice.pick(&[
+                block("0.0.0.0/0", &[]),
+                block("10.0.0.0/30", &[]),
+                block("10.0.0.2/31", &[]),
+                block("fd00::2/127", &[]),
+                block("192.0.2.0/24", &[]),
+            ]),
+            _ => PeerSpec::Pods {
+                namespaces: Some(dice.namespace_selector()),
+                pods: Some(dice.pod_selector()),
+            },
+        };
+        let peers = (!self.one_in(8)).then(|| self.some(2, peer));
+        let ports = self.one_in(2).then(|| self.some(3, Self::port));
+        let actions = [TierAction::Accept, TierAction::Deny, TierAction::Pass];
+        TierRule {
+            action: self.pick(&actions),
+            rule: Rule { peers, ports },
         }
     }
 

@@ -45,6 +45,21 @@ impl Play {
                 cluster.pods.remove(&name);
                 index.delete_pod(&name);
             }
+            Event::PutTiers(policy) => {
+                cluster.tiers.insert(policy.name.clone(), policy.clone());
+                index.put_cluster_policy(policy);
+            }
+            Event::DeleteTiers(name) => {
+                cluster.tiers.remove(&name);
+                index.delete_cluster_policy(&name);
+            }
+            Event::SetNode(name, node) => {
+                match node.clone() {
+                    Some(node) => drop(cluster.nodes.insert(name.clone(), node)),
+                    None => drop(cluster.nodes.remove(&name)),
+                }
+                index.set_node(&name, node);
+            }
             Event::Take => self.take(),
         }
     }
@@ -58,7 +73,7 @@ impl Play {
         agent.apply(fresh.take());
         assert_eq!(self.agent, agent);
         assert_eq!(self.index.counts(), fresh.counts());
-        if self.cluster.policies.is_empty() {
+        if self.cluster.policies.is_empty() && self.cluster.tiers.is_empty() {
             assert_eq!(agent, Agent::default());
         }
     }
@@ -75,6 +90,13 @@ impl Play {
             let pods = cluster.pods.values().filter(|p| oracle::is_for(policy, p));
             let names: Vec<_> = pods.map(|pod| pod.name.clone()).collect();
             let facts = index.policy(&policy.name).unwrap();
+            assert_eq!((facts.pods, facts.names), (names.len(), names));
+        }
+        for policy in cluster.tiers.values() {
+            let pods = cluster.pods.values();
+            let pods = pods.filter(|pod| oracle::is_subject(cluster, policy, pod));
+            let names: Vec<_> = pods.map(|pod| pod.name.clone()).collect();
+            let facts = index.cluster_policy(&policy.name).unwrap();
             assert_eq!((facts.pods, facts.names), (names.len(), names));
         }
         let summaries = index.list().map(|summary| summary.name);

@@ -61,6 +61,13 @@ impl PeerService for Liar {
         Err(Status::failed_precondition("more is held"))
     }
 
+    async fn suspect(
+        &self,
+        _: Request<pb::SuspectRequest>,
+    ) -> Result<Response<pb::SuspectResponse>, Status> {
+        Err(Status::unimplemented("never asked"))
+    }
+
     async fn recorded(
         &self,
         _: Request<pb::ServiceHistoryRequest>,

@@ -14,6 +14,7 @@ mod affinity_id;
 mod clients;
 mod data_path;
 mod decode;
+mod denied;
 mod element;
 mod fields;
 mod frontend;
@@ -50,6 +51,7 @@ mod tests;
 pub(crate) use access::Cost;
 pub use affinity::Group;
 pub use affinity_id::AffinityId;
+pub use denied::{DeniedPod, denied_packets, denied_pods};
 pub use element::{Data, Destination, Element, ElementOp, Key, NodePort, push_elements};
 pub(crate) use frontend::Ops;
 pub(in crate::backend) use lookup::look_up;
@@ -57,8 +59,8 @@ pub use loopback::LoopbackCounts;
 pub(crate) use mend::Contents;
 pub use policies::PolicyTables;
 pub(crate) use policies::{FoundPolicies, PolicyTable};
-pub use policy_schema::PolicySet;
-pub use probe::{ProbeError, probe};
+pub use policy_schema::{ACCEPT, DENY, PASS, PolicySet};
+pub use probe::{ProbeError, can_log, probe};
 pub use proxy_tables::{DepartingError, DepartingTable, loopback as departing_address};
 pub use readback::{
     ReadError, StructureState, decode_elements, read_elements, read_elements_of, read_structure,

@@ -13,9 +13,11 @@ use kplane_model::{
 
 use super::blocks::{Blocks, Range};
 use super::expand::{Member, Terms, addresses};
+use super::followed::Followed;
 use super::held::Held;
 use super::numbers::Numbers;
 use super::objects::{Objects, Ported, Source, blocks, rules};
+use super::tiers::Tiers;
 use super::{PolicyChange, PolicyFailure};
 use crate::backend::nftables::{Key, PolicySet};
 use crate::plan::disjoint;
@@ -46,6 +48,7 @@ pub(super) struct Content {
     pub(super) objects: Objects,
     pub(super) numbers: Numbers,
     pub(super) blocks: Blocks,
+    pub(super) tiers: Tiers,
     pub(super) held: Held,
     /// How many elements the policies of each Pod need.
     pub(super) weights: BTreeMap<PodName, u64>,
@@ -57,6 +60,9 @@ pub(super) struct Content {
     most_numbers: usize,
     ranges: Vec<Cidr>,
     pub(super) limits: Limits,
+    pub(super) followed: Followed,
+    /// Addresses of the Pods that are followed.
+    pub(super) sampled: BTreeSet<IpAddr>,
 }
 
 impl Content {
@@ -66,6 +72,7 @@ impl Content {
             objects: Objects::default(),
             numbers: Numbers::default(),
             blocks: Blocks::default(),
+            tiers: Tiers::default(),
             held: Held::default(),
             weights: BTreeMap::new(),
             cut_off: BTreeSet::new(),
@@ -73,6 +80,8 @@ impl Content {
             most_numbers: SPARE_NUMBERS,
             ranges: Vec::new(),
             limits: Limits::default(),
+            followed: Followed::default(),
+            sampled: BTreeSet::new(),
         }
     }
 
@@ -81,6 +90,7 @@ impl Content {
         *self = Self {
             numbers: std::mem::take(&mut self.numbers),
             limits: self.limits,
+            followed: std::mem::take(&mut self.followed),
             ..Self::new(self.family)
         };
     }
@@ -92,11 +102,12 @@ impl Content {
 
     /// Returns whether there is a policy, of whatever Pods.
     pub(super) fn has_policies(&self) -> bool {
-        !self.objects.policies.is_empty()
+        !self.objects.policies.is_empty() || !self.tiers.policies.is_empty()
     }
 
     /// Takes over a change.
     pub(super) fn apply(&mut self, change: PolicyChange<'_>) {
+        self.tiers.forget_rows();
         if change.complete {
             let named: HashSet<&PolicyKey> = change.objects.iter().map(|(key, _)| key).collect();
             let gone = self.keys().into_iter().filter(|key| !named.contains(key));
@@ -113,7 +124,10 @@ impl Content {
         }
         self.set_ranges(change.pod_ranges);
         self.recut();
+        self.renew_spans();
         self.keep_limits();
+        self.renew_rows();
+        self.sample();
         self.forget_numbers();
         if !self.cut_off.is_empty() {
             self.failures = None;
@@ -133,17 +147,28 @@ impl Content {
         let groups = objects.groups.iter();
         let groups = groups.flat_map(|(id, parts)| parts.keys().map(|n| PolicyKey::Group(*id, *n)));
         let pods = objects.pods.keys().cloned().map(PolicyKey::Pod);
+        let of = self.tiers.decisions.iter();
+        let tiers = of
+            .flat_map(|(id, parts)| parts.keys().map(|n| PolicyKey::Decisions(*id, *n)))
+            .chain(
+                self.tiers
+                    .spans
+                    .keys()
+                    .map(|(a, b)| PolicyKey::Span(*a, *b)),
+            )
+            .chain(self.tiers.policies.iter().cloned().map(PolicyKey::Cluster));
         pods.chain(objects.peers.keys().copied().map(PolicyKey::Peer))
             .chain(objects.classes.keys().copied().map(PolicyKey::Class))
             .chain(groups)
             .chain(objects.policies.keys().cloned().map(PolicyKey::Policy))
+            .chain(tiers)
             .collect()
     }
 
     fn set(&mut self, key: &PolicyKey, object: Option<&PolicyObject>) {
         match (key, object) {
             (PolicyKey::Peer(address), Some(PolicyObject::Peer(peer))) => {
-                self.set_peer(*address, Some(peer.class));
+                self.set_peer(*address, Some((peer.class, peer.tier)));
             }
             (PolicyKey::Class(id), Some(PolicyObject::Class(class))) => {
                 self.set_class(*id, Some(class));
@@ -155,19 +180,32 @@ impl Content {
                 self.set_policy(name, Some(policy));
             }
             (PolicyKey::Pod(name), Some(PolicyObject::Pod(pod))) => self.set_pod(name, Some(pod)),
+            (PolicyKey::Span(first, last), Some(PolicyObject::Span(span))) => {
+                self.set_span((*first, *last), Some(span));
+            }
+            (PolicyKey::Decisions(id, part), Some(PolicyObject::Decisions(new))) => {
+                self.set_decisions(*id, *part, Some(&new.rows));
+            }
+            (PolicyKey::Cluster(name), new) => {
+                self.set_cluster_policy(name, matches!(new, Some(PolicyObject::Cluster(_))));
+            }
             // An object under the key of another kind is none.
             (PolicyKey::Peer(address), _) => self.set_peer(*address, None),
             (PolicyKey::Class(id), _) => self.set_class(*id, None),
             (PolicyKey::Group(id, part), _) => self.set_group(*id, *part, &[]),
             (PolicyKey::Policy(name), _) => self.set_policy(name, None),
             (PolicyKey::Pod(name), _) => self.set_pod(name, None),
+            (PolicyKey::Span(first, last), _) => self.set_span((*first, *last), None),
+            (PolicyKey::Decisions(id, part), _) => self.set_decisions(*id, *part, None),
         }
     }
 
-    fn set_peer(&mut self, address: IpAddr, class: Option<PeerId>) {
+    fn set_peer(&mut self, address: IpAddr, peer: Option<(PeerId, Option<PeerId>)>) {
         if Family::of(address) != self.family {
             return;
         }
+        self.set_tier_of(address, peer.and_then(|(_, tier)| tier));
+        let class = peer.map(|(class, _)| class);
         match class {
             Some(class) => self.objects.peers.insert(address, class),
             None => self.objects.peers.remove(&address),
@@ -323,6 +361,8 @@ impl Content {
         if let Some(old) = self.objects.pods.get(name).cloned() {
             self.pairs(&pairs_of(name, &old), false);
             self.set_addresses(&old, false);
+            self.tier(name, false);
+            self.set_subject(name, old.tier, false);
             for policy in &old.policies {
                 self.count_blocks(policy, false);
                 self.objects.set_pair(name, policy, false);
@@ -343,18 +383,9 @@ impl Content {
             self.count_blocks(policy, true);
         }
         self.set_addresses(new, true);
+        self.set_subject(name, new.tier, true);
+        self.tier(name, true);
         self.pairs(&pairs_of(name, new), true);
-    }
-
-    fn set_addresses(&mut self, pod: &LocalPod, there: bool) {
-        for address in addresses(pod, self.family) {
-            for place in [
-                (PolicySet::LocalPods, Key::Ip(address)),
-                (PolicySet::Loops, Key::Loop(address)),
-            ] {
-                self.held.count(place, None, there);
-            }
-        }
     }
 
     /// Adds what policies mean for Pods, or takes it back.
@@ -376,8 +407,8 @@ impl Content {
         };
         for direction in Direction::ALL.into_iter().filter(is_about) {
             for address in addresses(pod, self.family) {
-                let place = (PolicySet::Isolated(direction), Key::Ip(address));
-                self.held.count(place, None, there);
+                self.held
+                    .subject(PolicySet::Isolated(direction), direction, address, there);
             }
         }
         let (mut count, held) = (0, &mut self.held);
@@ -450,6 +481,7 @@ impl Content {
                 .flat_map(|(id, parent)| [*id, *parent]),
         );
         used.extend(objects.groups.keys().flat_map(|id| objects.members(*id)));
+        used.extend(self.tiers.named());
         used.insert(PeerId::ALL_PODS);
         self.numbers.keep(|id| used.contains(&id));
         self.most_numbers = 2 * self.numbers.len() + SPARE_NUMBERS;

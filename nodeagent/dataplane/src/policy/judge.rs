@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use kplane_model::{Direction, Protocol};
+use kplane_model::{Direction, Protocol, Tier, TierAction};
 
 use super::content::Content;
 use crate::backend::nftables::{Key, PolicySet};
@@ -29,11 +29,26 @@ impl Content {
         if ends.any(|ip| self.is_in_range(ip) && !has(PolicySet::LocalPods, ip)) {
             return false;
         }
-        let egress = !has(PolicySet::Isolated(Direction::Egress), source)
-            || self.matches(Direction::Egress, source, destination, packet);
-        let ingress = !has(PolicySet::Isolated(Direction::Ingress), destination)
-            || self.matches(Direction::Ingress, destination, source, packet);
-        egress && ingress
+        self.passes(Direction::Egress, source, destination, packet)
+            && self.passes(Direction::Ingress, destination, source, packet)
+    }
+
+    /// Returns whether a Pod's policies for a direction let a packet pass.
+    fn passes(&self, direction: Direction, pod: IpAddr, other: IpAddr, packet: &Packet) -> bool {
+        let has = |set| self.held.has(set, Key::Ip(pod));
+        let decides = has(PolicySet::Tiered(direction));
+        let action = |tier| match decides {
+            true => self.action((direction, tier), (pod, other), packet),
+            false => TierAction::Pass,
+        };
+        match action(Tier::Admin) {
+            TierAction::Accept => true,
+            TierAction::Deny => false,
+            TierAction::Pass if has(PolicySet::Isolated(direction)) => {
+                self.matches(direction, pod, other, packet)
+            }
+            TierAction::Pass => action(Tier::Baseline) != TierAction::Deny,
+        }
     }
 
     /// Returns whether something allows a packet between a Pod and another end.

@@ -27,11 +27,13 @@ impl Content {
             let object = self.objects.pods.get(&pod);
             let pairs = object.map_or(Vec::new(), |object| pairs_of(&pod, object));
             self.pairs(&pairs, false);
+            self.tier(&pod, false);
             match cut_off.contains(&pod) {
-                true => self.cut_off.insert(pod),
+                true => self.cut_off.insert(pod.clone()),
                 false => self.cut_off.remove(&pod),
             };
             self.pairs(&pairs, true);
+            self.tier(&pod, true);
         }
     }
 }

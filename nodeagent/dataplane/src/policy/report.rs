@@ -8,7 +8,6 @@ use super::content::Content;
 use super::expand::addresses;
 use super::objects::names_ports;
 use super::{PolicyCounts, PolicyFailure};
-use crate::backend::nftables::{Key, PolicySet};
 
 impl Content {
     /// Returns all parts that are not enforced as written.
@@ -29,6 +28,17 @@ impl Content {
                 reason: reason.to_owned(),
             });
         }
+        let tiers = &self.tiers;
+        let unknown = self
+            .objects
+            .pods
+            .iter()
+            .filter(|(_, pod)| !tiers.knows(pod.tier));
+        failures.extend(unknown.map(|(pod, _)| PolicyFailure {
+            key: PolicyKey::Pod(pod.clone()),
+            reason:
+                "what ClusterNetworkPolicies decide for it is not known; it is cut off".to_owned(),
+        }));
         let limits = self.limits;
         failures.extend(self.cut_off.iter().map(|pod| {
             let weight = self.weights.get(pod).copied().unwrap_or_default();
@@ -54,8 +64,7 @@ impl Content {
             all += 1;
             let mut places = addresses(pod, self.family)
                 .flat_map(|ip| Direction::ALL.map(|direction| (direction, ip)));
-            let is_isolated = places
-                .any(|(direction, ip)| self.held.has(PolicySet::Isolated(direction), Key::Ip(ip)));
+            let is_isolated = places.any(|(direction, ip)| self.is_judged(direction, ip));
             isolated += u64::from(is_isolated);
         }
         let policies = objects.pods_of.keys();

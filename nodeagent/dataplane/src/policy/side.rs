@@ -100,7 +100,7 @@ impl Side {
                 self.content.change(held, &changes, &mut applied)?
             }
             (Table::Unknown | Table::Absent, true) => {
-                lost = self.content.isolated();
+                lost = self.content.judged();
                 let (mut new, cost) = match found.transpose()? {
                     Some((mut left, FoundPolicies::Ours(elements))) => {
                         changes = self.content.held.changes_from(&elements);
@@ -213,19 +213,25 @@ impl Content {
         applied: &mut PolicyApplied,
     ) -> Result<Cost, ApplyError> {
         let stays = |ip| self.held.has(PolicySet::LocalPods, Key::Ip(ip));
-        let phases = phases(changes, stays);
+        let phases = phases(changes, stays, self.is_early(changes));
         applied.operations = phases.iter().flatten().map(|ops| ops.len() as u64).sum();
         let content = self;
         table.change(&Before { content, changes }, &phases, &mut applied.repaired)
     }
 
-    /// Returns the isolated Pods' addresses.
-    fn isolated(&self) -> HashSet<IpAddr> {
-        let isolated = self.held.all().filter_map(|(place, _)| match place {
-            (PolicySet::Isolated(_), Key::Ip(ip)) => Some(ip),
+    /// Returns whether policies of any kind judge a Pod's connections in a direction.
+    pub(super) fn is_judged(&self, direction: Direction, ip: IpAddr) -> bool {
+        let sets = [PolicySet::Isolated(direction), PolicySet::Tiered(direction)];
+        sets.into_iter().any(|set| self.held.has(set, Key::Ip(ip)))
+    }
+
+    /// Returns the addresses of Pods that policies judge.
+    fn judged(&self) -> HashSet<IpAddr> {
+        let judged = self.held.all().filter_map(|(place, _)| match place {
+            (PolicySet::Isolated(_) | PolicySet::Tiered(_), Key::Ip(ip)) => Some(ip),
             _ => None,
         });
-        isolated.collect()
+        judged.collect()
     }
 
     /// Returns the addresses with connections that a change may deny: Pods that are isolated now or may do less, and
@@ -234,7 +240,9 @@ impl Content {
         let lost = changes.iter().filter_map(|change| {
             let (came, went) = (change.before.is_none(), change.after.is_none());
             match change.place {
-                (PolicySet::Isolated(_), Key::Ip(ip)) if came => Some(ip),
+                (PolicySet::Isolated(_) | PolicySet::Tiered(_), Key::Ip(ip)) if came => Some(ip),
+                (PolicySet::TierPeers, Key::Ip(ip))
+                | (PolicySet::Decisions(..), Key::Grant(ip, _)) => Some(ip),
                 (PolicySet::Peers, Key::Ip(ip)) if !came && !went => Some(ip),
                 (_, Key::Grant(pod, _) | Key::GrantPort(pod, ..) | Key::GrantPorts(pod, ..))
                     if went =>
@@ -246,8 +254,17 @@ impl Content {
         });
         let is_isolated = |ip: &IpAddr| {
             let mut directions = Direction::ALL.into_iter();
-            directions.any(|direction| self.held.has(PolicySet::Isolated(direction), Key::Ip(*ip)))
+            directions.any(|direction| self.is_judged(direction, *ip))
         };
+        // Ranges outside of Pods may be with any Pod.
+        let recut = changes
+            .iter()
+            .any(|change| change.place.0 == PolicySet::TierBlocks);
+        let tiered = self.held.all().filter_map(|(place, _)| match place {
+            (PolicySet::Tiered(_), Key::Ip(ip)) => Some(ip),
+            _ => None,
+        });
+        let lost = lost.chain(tiered.filter(|_| recut));
         let lost = lost.filter(|ip| is_isolated(ip) || self.objects.peers.contains_key(ip));
         lost.collect()
     }

@@ -1,5 +1,6 @@
 //! NetworkPolicies in the kernel: the table compared with that of `nft`, and what happens to packets.
 
+mod denied;
 mod world;
 
 use std::io::{Read as _, Write as _};
@@ -23,7 +24,14 @@ use kplane_rig::wait::eventually;
 use self::world::{World, block, group, id, policy, rule};
 use crate::commit;
 
-const POLICIES: Layout = Layout::Policies { output: false };
+const POLICIES: Layout = Layout::Policies {
+    output: false,
+    log: true,
+};
+const OUTPUT: Layout = Layout::Policies {
+    output: true,
+    log: true,
+};
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Returns the proven table in nft's syntax.
@@ -59,7 +67,7 @@ fn the_table_is_the_proven_one() {
             let state = read_structure(&mut socket, family, POLICIES).unwrap();
             assert_eq!(state, StructureState::Ours(Vec::new()));
             ours.push(list(family));
-            let output = Layout::Policies { output: true };
+            let output = OUTPUT;
             let state = read_structure(&mut socket, family, output).unwrap();
             assert!(matches!(state, StructureState::Different(_)), "{state:?}");
         }
@@ -68,7 +76,7 @@ fn the_table_is_the_proven_one() {
     in_netns(|| {
         let mut socket = NfSocket::open().unwrap();
         for family in Family::ALL {
-            let output = Layout::Policies { output: true };
+            let output = OUTPUT;
             commit(&mut socket, |batch| push_structure(batch, family, output));
             let state = read_structure(&mut socket, family, output).unwrap();
             assert_eq!(state, StructureState::Ours(Vec::new()));

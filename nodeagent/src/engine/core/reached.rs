@@ -1,9 +1,10 @@
-//! How far the kernel is, over both families, Services and NetworkPolicies; and what NetworkPolicies cut.
+//! How far the kernel is, over both families, Services and NetworkPolicies; and what NetworkPolicies cut and log.
 
-use kplane_dataplane::policy::{Flow, Hand};
+use kplane_dataplane::policy::{Flow, Followed, Hand};
 
 use super::Core;
-use crate::desired::Position;
+use crate::desired::{Position, Touched};
+use crate::engine::now::Now;
 use crate::engine::pipeline::Pipeline;
 
 impl Core {
@@ -15,6 +16,21 @@ impl Core {
     /// Has those of these connections cut that NetworkPolicies deny now.
     pub(in crate::engine) fn judge(&mut self, flows: Vec<Flow>) {
         self.policies.judge(flows);
+    }
+
+    /// Has the kernel log the denied packets of these Pods.
+    pub(in crate::engine) fn follow(&mut self, followed: &Followed, now: Now) {
+        self.policies.follow(followed);
+        if let Some(position) = self.desired.position()
+            && !self.keeping.hands_off()
+        {
+            // As if the node had changed. What the kernel refuses now comes with the next attempt.
+            let touched = Touched {
+                node_changed: true,
+                ..Touched::default()
+            };
+            self.policies.sync(&touched, position, &self.desired, now);
+        }
     }
 
     /// Returns the position that the kernel holds.

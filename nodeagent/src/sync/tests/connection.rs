@@ -86,6 +86,62 @@ async fn pings_go_both_ways() {
     );
 }
 
+/// A control plane that asks for beats hears something at least as often; others hear no beat.
+#[tokio::test(start_paused = true)]
+async fn an_agent_says_that_it_is_alive_as_often_as_it_is_asked_to() {
+    for (beat_ms, longest) in [(0, 5_000), (1_500, 1_500), (1, 500)] {
+        let mut rig = Rig::new();
+        let mut server = rig.opened().await;
+        assert!(server.hello.capabilities & (1 << (pb::Capability::Beats as u64 - 1)) > 0);
+        server.say(server_message::Kind::Welcome(pb::Welcome {
+            protocol_version: PROTOCOL_VERSION,
+            epoch: EPOCH,
+            beat_ms,
+            ..pb::Welcome::default()
+        }));
+        let (mut last, mut beats, mut pings) = (Instant::now(), 0, 0);
+        while pings < 3 {
+            match server.heard().await.unwrap() {
+                agent_message::Kind::Beat(_) => beats += 1,
+                agent_message::Kind::Ping(ping) => {
+                    pings += 1;
+                    let token = ping.token;
+                    server.say(server_message::Kind::Pong(pb::Pong { token }));
+                }
+                _ => {}
+            }
+            let silent = last.elapsed();
+            assert!(
+                silent <= Duration::from_millis(longest + 10),
+                "{beat_ms}: {silent:?}"
+            );
+            last = Instant::now();
+        }
+        assert_eq!(beats > 0, beat_ms > 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_says_which_nodes_it_reaches() {
+    let mut rig = Rig::new();
+    let mut plane = Plane::new([svc("a", &[])]);
+    let mut server = rig.synced(&mut plane).await;
+    server.say(server_message::Kind::Inspect(pb::Inspect {
+        token: 7,
+        reach: Some(pb::ReachQuestion::default()),
+        ..pb::Inspect::default()
+    }));
+    loop {
+        if let agent_message::Kind::Inspection(told) = server.heard().await.unwrap() {
+            assert_eq!(
+                (told.token, told.reached.unwrap().nodes),
+                (7, vec![true, false])
+            );
+            return;
+        }
+    }
+}
+
 /// An engine in a slow kernel: the stream is read until so much waits, and the agent stays alive.
 #[tokio::test(start_paused = true)]
 async fn a_slow_engine_holds_the_stream_back_and_keeps_it_alive() {

@@ -56,6 +56,18 @@ const KINDS: &[Kind] = &[
     ),
     kind("Lease", "coordination.k8s.io/v1", "leases", true),
     kind("IPAddress", "networking.k8s.io/v1", "ipaddresses", false),
+    kind(
+        "CustomResourceDefinition",
+        "apiextensions.k8s.io/v1",
+        "customresourcedefinitions",
+        false,
+    ),
+    kind(
+        "ClusterNetworkPolicy",
+        "policy.networking.k8s.io/v1alpha2",
+        "clusternetworkpolicies",
+        false,
+    ),
     kind("ServiceCIDR", "networking.k8s.io/v1", "servicecidrs", false),
     kind("ClusterRole", RBAC, "clusterroles", false),
     kind("ClusterRoleBinding", RBAC, "clusterrolebindings", false),

@@ -9,10 +9,16 @@
 //! Each Pod serves 8080 (named `web`) and 8081 (named `admin`; at `c`, `web` is 8081 and `admin` 8080) in TCP and UDP.
 
 mod changes;
+mod denied;
+mod readings;
 mod table;
+mod tiers;
 
 pub(super) use changes::*;
+pub(super) use denied::*;
+pub(super) use readings::*;
 pub(super) use table::*;
+pub(super) use tiers::*;
 
 use std::net::{IpAddr, SocketAddr};
 use std::thread;
@@ -94,14 +100,7 @@ impl Stage {
 
     /// Asks all questions of some lines at once; returns those whose answer is not the expected one.
     fn wrong(&self, lines: &str) -> Result<Vec<String>> {
-        let questions: Vec<Question> = lines
-            .lines()
-            .flat_map(|line| line.split(';'))
-            .map(str::trim)
-            .filter(|line| !line.is_empty())
-            .map(Question::parse)
-            .collect::<Result<Vec<_>>>()?
-            .concat();
+        let questions = Question::all(lines)?;
         thread::scope(|scope| {
             let asked: Vec<_> = questions
                 .iter()
@@ -184,8 +183,14 @@ fn play(cases: &[Case]) -> Result<()> {
     )
 }
 
-/// A policy, as YAML.
+/// A policy, as YAML; without a namespace, a ClusterNetworkPolicy.
 fn policy(name: &str, namespace: &str, spec: &str) -> String {
+    if namespace.is_empty() {
+        return format!(
+            "---\napiVersion: policy.networking.k8s.io/v1alpha2\nkind: ClusterNetworkPolicy\nmetadata: {{name: '{name}'}}\n\
+             spec: {{{spec}}}\n"
+        );
+    }
     format!(
         "---\napiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {{name: '{name}', namespace: '{namespace}'}}\n\
          spec: {{{spec}}}\n"
@@ -244,8 +249,15 @@ struct Question {
 }
 
 impl Question {
+    /// Reads the questions of some lines.
+    fn all(lines: &str) -> Result<Vec<Self>> {
+        let lines = lines.lines().flat_map(|line| line.split(';'));
+        let lines = lines.map(str::trim).filter(|line| !line.is_empty());
+        Ok(lines.map(Self::parse).collect::<Result<Vec<_>>>()?.concat())
+    }
+
     /// Reads `FROM>TO[:PORT][/udp][/4][/6] [no]`. FROM and TO are Pods, `node1`, `node2` and `outside`; TO may also be
-    /// `svc1` or `svc2` (ClusterIPs) and `port1` or `port2` (node ports of node-1). Without a family, both are asked.
+    /// `svc1` or `svc2` (ClusterIPs), `port1` or `port2` (node ports of node-1) and `far1` or `far2` (of node-2). Without a family, both are asked.
     fn parse(line: &str) -> Result<Vec<Self>> {
         let (question, expected) = line.split_once(' ').unwrap_or((line, ""));
         let mut parts = question.split('/');
@@ -310,6 +322,8 @@ fn destination(name: &str, port: u16, family: Family) -> Result<SocketAddr> {
         "svc2" => return Ok(svc(2).address(At::ClusterIp, family, 1)),
         "port1" => return Ok(svc(1).address(At::NodePort, family, 1)),
         "port2" => return Ok(svc(2).address(At::NodePort, family, 1)),
+        "far1" => return Ok(svc(1).address(At::NodePort, family, 2)),
+        "far2" => return Ok(svc(2).address(At::NodePort, family, 2)),
         "node1" => node_ip(1, family),
         "node2" => node_ip(2, family),
         pod => {

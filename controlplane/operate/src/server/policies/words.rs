@@ -2,8 +2,8 @@
 
 use std::fmt::Display;
 
-use kplane_model::{Block, Direction, PolicyPort};
-use kplane_policy::{PeerSpec, Requirement, Rule, Selector};
+use kplane_model::{Block, Direction, PolicyPort, Tier, TierAction};
+use kplane_policy::{PeerSpec, Requirement, Rule, Selector, TierRule};
 
 /// Longest text of a rule, in bytes.
 const TEXT: usize = 4 << 10;
@@ -31,6 +31,24 @@ pub(super) fn rule(rule: &Rule, direction: Direction) -> String {
     text
 }
 
+/// Returns a rule of a ClusterNetworkPolicy, such as `Deny: to 10.0.0.0/8, on all ports`.
+pub(super) fn tier_rule(of: &TierRule, direction: Direction) -> String {
+    let action = match of.action {
+        TierAction::Accept => "Accept",
+        TierAction::Deny => "Deny",
+        TierAction::Pass => "Pass",
+    };
+    format!("{action}: {}", rule(&of.rule, direction))
+}
+
+/// Returns the name of a tier.
+pub(super) fn tier(tier: Tier) -> &'static str {
+    match tier {
+        Tier::Admin => "Admin",
+        Tier::Baseline => "Baseline",
+    }
+}
+
 /// Returns the name of the list of rules in a policy's spec.
 pub(super) fn field(direction: Direction) -> &'static str {
     match direction {
@@ -43,6 +61,12 @@ pub(super) fn field(direction: Direction) -> &'static str {
 pub(super) fn peer(peer: &PeerSpec) -> String {
     let (namespaces, pods) = match peer {
         PeerSpec::Block(block) => return range(block),
+        PeerSpec::Nodes(nodes) => {
+            return match selector(nodes).as_str() {
+                "" => "all nodes".to_owned(),
+                nodes => format!("nodes {nodes}"),
+            };
+        }
         PeerSpec::Pods { namespaces, pods } => (namespaces, pods),
     };
     let pods = pods.as_ref().map(selector).unwrap_or_default();

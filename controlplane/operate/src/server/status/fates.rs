@@ -4,15 +4,20 @@ use std::sync::Arc;
 
 use kplane_fleet::inquiry::Heard;
 use kplane_model::{NodeName, ServiceName};
+use kplane_proto::convert;
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
+use super::super::kernel::Expected;
 use super::super::on_node::{around, on_node};
 use super::super::pages::Node;
 use super::super::request::detail;
-use super::super::{attempts, inquiry, why};
+use super::super::{attempts, inquiry, policies, why};
 use super::StatusServer;
 use crate::findings::Finding;
+
+/// Maximum number of endpoints to which NetworkPolicies judge the way.
+const JUDGED: usize = 64;
 
 impl StatusServer {
     /// Returns the fate of a packet, and lets the node's agent try it if it shall.
@@ -29,6 +34,8 @@ impl StatusServer {
         let Some(expected) = expected else {
             return Ok(attempts::not_proxied(explanation));
         };
+        let denied = self.denied(&request.sender_address, &expected, &explanation);
+        explanation.steps.extend(denied.await);
         let plan = attempts::Plan::new(&explanation, expected.protocol(), tries);
         let question = Arc::new(pb::Inspect {
             destination: Some(expected.destination.clone()),
@@ -51,5 +58,19 @@ impl StatusServer {
         let around = around(&self.hub, &name, &nodes, &others);
         explanation.findings.extend(around);
         Ok(plan.result(explanation, attempts::of(&heard)))
+    }
+
+    /// Returns what NetworkPolicies say about the ways to the chosen endpoints, if they deny any.
+    async fn denied(
+        &self,
+        sender: &str,
+        expected: &Expected,
+        explanation: &pb::Explanation,
+    ) -> Option<String> {
+        let chosen = explanation.candidates.iter().filter(|of| of.chosen);
+        let endpoints = chosen.filter_map(|of| of.address.parse().ok());
+        let endpoints = endpoints.take(JUDGED).collect();
+        let protocol = convert::protocol(expected.protocol().into()).ok()?;
+        policies::denies(&self.hub, sender, protocol, endpoints).await
     }
 }

@@ -1,6 +1,6 @@
 //! NetworkPolicies: lists, descriptions and verdicts.
 
-use kplane_picture::k8s::{Namespace, NetworkPolicy, Node, Object, Pod};
+use kplane_picture::k8s::{ClusterNetworkPolicy, Namespace, NetworkPolicy, Node, Object, Pod};
 use kplane_picture::source::Located;
 use serde_json::{Value, json};
 
@@ -63,6 +63,10 @@ fn cluster() -> Vec<Object> {
 }
 
 async fn server(enforce: bool) -> StatusServer {
+    server_of(enforce, cluster()).await
+}
+
+async fn server_of(enforce: bool, objects: Vec<Object>) -> StatusServer {
     let (sink, batches) = mpsc::channel(1);
     let admission = Admission {
         network_policies: enforce,
@@ -81,7 +85,7 @@ async fn server(enforce: bool) -> StatusServer {
             location: "x.yaml".into(),
         }))
     };
-    events.extend(cluster().into_iter().map(located));
+    events.extend(objects.into_iter().map(located));
     events.extend(kinds.iter().copied().map(Event::InitDone));
     let batch = Batch {
         events,
@@ -112,8 +116,14 @@ async fn list(server: &StatusServer, namespace: &str) -> Vec<String> {
                 ingress,
                 egress,
                 pods,
+                tier,
+                priority,
             } = of;
-            format!("{namespace}/{name} {ingress} {egress} {pods}")
+            let mut line = format!("{namespace}/{name} {ingress} {egress} {pods}");
+            if !tier.is_empty() {
+                line.push_str(&format!(" {tier} {priority}"));
+            }
+            line
         }));
         request.page_token = page.next_page_token;
         if request.page_token.is_empty() {
@@ -246,6 +256,110 @@ async fn verdicts_name_what_decided() {
         let refused = judge(from, to, port).await.unwrap_err();
         assert_eq!(refused.code(), code, "{refused}");
     }
+}
+
+#[tokio::test]
+async fn cluster_policies_are_listed_described_and_named_in_verdicts() {
+    let tier = |name: &str, spec: Value| {
+        let value = json!({"metadata": {"name": name}, "spec": spec});
+        let policy = serde_json::from_value::<ClusterNetworkPolicy>(value).unwrap();
+        Object::ClusterNetworkPolicy(policy)
+    };
+    let mut objects = cluster();
+    objects.push(tier(
+        "deny-web",
+        json!({
+            "tier": "Admin", "priority": 10, "subject": {"namespaces": {}},
+            "ingress": [
+                {"action": "Accept", "from": [{"domainNames": ["a.example"]}]},
+                {"action": "Accept", "from": [{"namespaces": {"matchLabels": {"team": "a"}}}]},
+            ],
+        }),
+    ));
+    objects.push(tier(
+        "last",
+        json!({
+            "tier": "Baseline", "priority": 0, "subject": {"pods": {
+                "namespaceSelector": {"matchLabels": {"team": "b"}}, "podSelector": {"matchLabels": {"app": "web"}}}},
+            "egress": [{"action": "Deny", "to": [{"networks": ["10.0.0.0/8"]}],
+                "protocols": [{"tcp": {"destinationPort": {"number": 80}}}]}],
+        }),
+    ));
+    let server = server_of(true, objects).await;
+    assert_eq!(
+        list(&server, "").await,
+        [
+            "/deny-web true false 3 Admin 10",
+            "/last false true 1 Baseline 0",
+            "shop/db true false 1",
+            "shop/default-deny true true 2",
+        ]
+    );
+    assert_eq!(list(&server, "shop").await.len(), 2);
+    let named = |name: &str| {
+        Request::new(pb::DescribePolicyRequest {
+            namespace: String::new(),
+            name: name.to_owned(),
+        })
+    };
+    let last = server
+        .describe_policy(named("last"))
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(last.selector, "Pods app=web in namespaces team=b");
+    assert_eq!(last.egress, ["Deny: to 10.0.0.0/8, on ports TCP 80"]);
+    assert_eq!(
+        (last.pods, last.issues.len()),
+        (vec!["other/web-0".to_owned()], 0)
+    );
+    let first = server
+        .describe_policy(named("deny-web"))
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(first.ingress[0], "Accept: from no peer, to no port");
+    assert_eq!(first.issues.len(), 1);
+    let none = server.describe_policy(named("db")).await.unwrap_err();
+    assert!(
+        none.message().contains("no NetworkPolicy default/db"),
+        "{none}"
+    );
+
+    let judge = async |from: &str, to: &str| {
+        let request = pb::JudgeConnectionRequest {
+            from: from.to_owned(),
+            to: to.to_owned(),
+            port: 80,
+            ..pb::JudgeConnectionRequest::default()
+        };
+        server
+            .judge_connection(Request::new(request))
+            .await
+            .unwrap()
+            .into_inner()
+    };
+    // NetworkPolicy default-deny would deny it.
+    let ingress = judge("10.0.0.2", "shop/db-0").await.ingress.unwrap();
+    assert_eq!(ingress.verdict(), pb::PolicyVerdict::TierAccepted);
+    assert_eq!(
+        ingress.reason,
+        "ClusterNetworkPolicy deny-web, spec.ingress[1] (Admin, priority 10) accepts it"
+    );
+    assert_eq!(
+        ingress.rule,
+        "Accept: from all Pods in namespaces team=a, to all ports"
+    );
+    let judged = judge("other/web-0", "10.0.0.9").await;
+    let egress = judged.egress.unwrap();
+    assert_eq!(
+        (judged.allowed, egress.verdict()),
+        (false, pb::PolicyVerdict::TierDenied)
+    );
+    assert_eq!(
+        egress.reason,
+        "ClusterNetworkPolicy last, spec.egress[0] (Baseline, priority 0) denies it; no NetworkPolicy isolates the Pod"
+    );
 }
 
 #[tokio::test]

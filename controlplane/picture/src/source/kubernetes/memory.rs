@@ -128,6 +128,11 @@ impl Memory {
         self.seen
     }
 
+    /// Returns whether no object is known.
+    pub(super) fn is_empty(&self) -> bool {
+        self.known.len() == 0
+    }
+
     /// Records that everything up to a resource version was seen.
     pub(super) fn advance(&mut self, version: u64) {
         self.seen = self.seen.max(version);

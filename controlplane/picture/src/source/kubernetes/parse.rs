@@ -177,6 +177,9 @@ fn object(resource: &Resource, raw: &RawValue) -> Result<Read, Unreadable> {
         Resource::Nodes(_) => read(raw, |o| Read::Object(Object::Node(o))),
         Resource::ServiceCidrs => read(raw, |o| Read::Object(Object::ServiceCidr(o))),
         Resource::NetworkPolicies => read(raw, |o| Read::Object(Object::NetworkPolicy(o))),
+        Resource::ClusterPolicies { .. } => {
+            read(raw, |o| Read::Object(Object::ClusterNetworkPolicy(o)))
+        }
         Resource::Namespaces => read(raw, |o| Read::Object(Object::Namespace(o))),
         Resource::Pods => read(raw, |o| Read::Object(Object::Pod(o))),
         Resource::Endpoints => read(raw, Read::Endpoints),

@@ -24,6 +24,10 @@ pub(super) enum Resource {
     Nodes(Option<Arc<str>>),
     ServiceCidrs,
     NetworkPolicies,
+    /// ClusterNetworkPolicies of `v1beta1`, or of `v1alpha2`.
+    ClusterPolicies {
+        beta: bool,
+    },
     Namespaces,
     /// Pods with addresses of their own that have not ended.
     Pods,
@@ -38,6 +42,7 @@ impl Resource {
             Self::Nodes(_) => Kind::Node,
             Self::ServiceCidrs => Kind::ServiceCidr,
             Self::NetworkPolicies => Kind::NetworkPolicy,
+            Self::ClusterPolicies { .. } => Kind::ClusterNetworkPolicy,
             Self::Namespaces => Kind::Namespace,
             Self::Pods => Kind::Pod,
         }
@@ -51,6 +56,12 @@ impl Resource {
             Self::Nodes(_) => "/api/v1/nodes",
             Self::ServiceCidrs => "/apis/networking.k8s.io/v1/servicecidrs",
             Self::NetworkPolicies => "/apis/networking.k8s.io/v1/networkpolicies",
+            Self::ClusterPolicies { beta: true } => {
+                "/apis/policy.networking.k8s.io/v1beta1/clusternetworkpolicies"
+            }
+            Self::ClusterPolicies { beta: false } => {
+                "/apis/policy.networking.k8s.io/v1alpha2/clusternetworkpolicies"
+            }
             Self::Namespaces => "/api/v1/namespaces",
             Self::Pods => "/api/v1/pods",
         }
@@ -64,6 +75,7 @@ impl Resource {
             Self::Nodes(_) => ("nodes", ""),
             Self::ServiceCidrs => ("servicecidrs", "networking.k8s.io"),
             Self::NetworkPolicies => ("networkpolicies", "networking.k8s.io"),
+            Self::ClusterPolicies { .. } => ("clusternetworkpolicies", "policy.networking.k8s.io"),
             Self::Namespaces => ("namespaces", ""),
             Self::Pods => ("pods", ""),
         };
@@ -89,6 +101,7 @@ impl Resource {
             | Self::Nodes(None)
             | Self::ServiceCidrs
             | Self::NetworkPolicies
+            | Self::ClusterPolicies { .. }
             | Self::Namespaces => String::new(),
         }
     }

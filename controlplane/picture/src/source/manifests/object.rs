@@ -169,7 +169,7 @@ fn object(
         kind.filter(|kind| api_version.is_none_or(|v| group(v) == group(kind.api_version())));
     let Some(kind) = kind else {
         let reason = "is ignored; kplane reads Services, EndpointSlices, Nodes, ServiceCIDRs, NetworkPolicies, \
-                      Namespaces and Pods";
+                      ClusterNetworkPolicies, Namespaces and Pods";
         return Err(refuse(
             named(written, metadata),
             reason.to_owned(),
@@ -187,7 +187,7 @@ fn object(
             .map_or_else(String::new, |id| id.name.to_string()),
     };
     let keeps = || id.clone().map_or(Keeps::All, Keeps::Object);
-    if api_version != Some(kind.api_version()) {
+    if !api_version.is_some_and(|version| kind.reads(version)) {
         let reason = match api_version {
             None => format!("has no apiVersion; write {}", kind.api_version()),
             Some(other) => format!(
@@ -224,6 +224,7 @@ fn decode_as(kind: Kind, node: &Node) -> Result<Object, DecodeError> {
         Kind::NetworkPolicy => Object::NetworkPolicy(decode(node)?),
         Kind::Namespace => Object::Namespace(decode(node)?),
         Kind::Pod => Object::Pod(decode(node)?),
+        Kind::ClusterNetworkPolicy => Object::ClusterNetworkPolicy(decode(node)?),
     })
 }
 

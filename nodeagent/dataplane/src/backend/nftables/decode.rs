@@ -68,7 +68,9 @@ impl Decoder {
                 None => None,
             };
             let key = last.and_then(|last| match set {
-                Set::Policy(PolicySet::Blocks) => (first <= last).then_some(Key::Span(first, last)),
+                Set::Policy(PolicySet::Blocks | PolicySet::TierBlocks) => {
+                    (first <= last).then_some(Key::Span(first, last))
+                }
                 _ => range(first, last).map(Key::Range),
             });
             let key = key.filter(|_| !is_end && data.is_some() == set.is_map());
@@ -194,8 +196,13 @@ fn policy_key(set: PolicySet, first: Fields, last: Fields) -> Option<Key> {
             let pod = first.source.filter(|pod| first.destination == Some(*pod));
             Key::Loop(pod?)
         }
-        (PolicySet::Parents, Some(number), _) => Key::Number(number),
-        (PolicySet::All(_), Some(number), _) => Key::Grant(address?, number),
+        (PolicySet::Parents | PolicySet::RowAll, Some(number), _) => Key::Number(number),
+        (PolicySet::RowPorts, Some(number), Some(protocol)) => {
+            return Some(Key::Row(number, protocol, first.port, last.port));
+        }
+        (PolicySet::All(_) | PolicySet::Decisions(..), Some(number), _) => {
+            Key::Grant(address?, number)
+        }
         (PolicySet::Ports(_), Some(number), Some(protocol)) => {
             Key::GrantPort(address?, number, protocol, first.port)
         }

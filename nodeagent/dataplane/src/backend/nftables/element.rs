@@ -75,6 +75,8 @@ pub enum Key {
     /// As `Grant`, and the destination's ports from a first to a last one. Those of one set, Pod, number and protocol
     /// must not overlap.
     GrantPorts(IpAddr, u32, Protocol, u16, u16),
+    /// A row of ports, and the ports from a first to a last one. Those of one row and protocol must not overlap.
+    Row(u32, Protocol, u16, u16),
 }
 
 impl Key {
@@ -121,13 +123,18 @@ impl Key {
     fn fits_policy(self, set: PolicySet) -> bool {
         match set {
             PolicySet::LocalRanges => matches!(self, Self::Range(_)),
-            PolicySet::LocalPods | PolicySet::Isolated(_) | PolicySet::Peers => {
-                matches!(self, Self::Ip(_))
-            }
+            PolicySet::LocalPods
+            | PolicySet::Isolated(_)
+            | PolicySet::Denied(_)
+            | PolicySet::Sampled
+            | PolicySet::Peers
+            | PolicySet::Tiered(_)
+            | PolicySet::TierPeers => matches!(self, Self::Ip(_)),
             PolicySet::Loops => matches!(self, Self::Loop(_)),
-            PolicySet::Parents => matches!(self, Self::Number(_)),
-            PolicySet::Blocks => matches!(self, Self::Span(..)),
-            PolicySet::All(_) => matches!(self, Self::Grant(..)),
+            PolicySet::Parents | PolicySet::RowAll => matches!(self, Self::Number(_)),
+            PolicySet::RowPorts => matches!(self, Self::Row(..)),
+            PolicySet::Blocks | PolicySet::TierBlocks => matches!(self, Self::Span(..)),
+            PolicySet::All(_) | PolicySet::Decisions(..) => matches!(self, Self::Grant(..)),
             PolicySet::Ports(_) => matches!(self, Self::GrantPort(..)),
             PolicySet::Ranges(_) => matches!(self, Self::GrantPorts(..)),
         }
@@ -278,6 +285,19 @@ pub(super) fn encode(list: &mut AttributeWriter<'_>, op: ElementOp, element: &El
                 value(w, NFTA_SET_ELEM_KEY_END, |b| key(b, last));
             });
         }
+        Key::Row(number, protocol, first, last) => {
+            let key = |bytes: &mut Vec<u8>, port| {
+                bytes.extend_from_slice(&number.to_be_bytes());
+                put_node_port(bytes, NodePort { protocol, port });
+            };
+            entry(list, |w| {
+                value(w, NFTA_SET_ELEM_KEY, |b| key(b, first));
+                value(w, NFTA_SET_ELEM_KEY_END, |b| key(b, last));
+                if let Some(data) = data {
+                    put_data(w, data);
+                }
+            });
+        }
         Key::FirewallSource(destination, range) => {
             let key = |bytes: &mut Vec<u8>, source| {
                 put_destination(bytes, destination);
@@ -365,6 +385,10 @@ fn put_key(bytes: &mut Vec<u8>, key: Key) {
         Key::FirewallSource(destination, range) => {
             put_destination(bytes, destination);
             put_ip(bytes, range.first());
+        }
+        Key::Row(number, protocol, port, _) => {
+            bytes.extend_from_slice(&number.to_be_bytes());
+            put_node_port(bytes, NodePort { protocol, port });
         }
         Key::Number(number) => bytes.extend_from_slice(&number.to_ne_bytes()),
         Key::Loop(pod) => {

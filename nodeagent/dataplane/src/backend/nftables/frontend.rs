@@ -172,7 +172,8 @@ pub(super) fn place_of(key: Key) -> Option<FrontendAddr> {
         | Key::Span(..)
         | Key::Grant(..)
         | Key::GrantPort(..)
-        | Key::GrantPorts(..) => None,
+        | Key::GrantPorts(..)
+        | Key::Row(..) => None,
     }
 }
 

@@ -32,7 +32,7 @@ impl LoopbackCounts {
         };
         for family in Family::ALL {
             for protocol in Protocol::ALL {
-                let packets = refused(&mut socket, family, counter_name(protocol));
+                let packets = counter(&mut socket, family, (TABLE, counter_name(protocol)));
                 let packets = packets.ok().flatten();
                 counts
                     .refused
@@ -44,22 +44,30 @@ impl LoopbackCounts {
     }
 }
 
-/// Returns the packets of a counter.
-fn refused(socket: &mut NfSocket, family: Family, name: &str) -> Result<Option<u64>, NetlinkError> {
+/// Returns the packets of a counter of a table.
+pub(super) fn counter(
+    socket: &mut NfSocket,
+    family: Family,
+    (table, name): (&str, &str),
+) -> Result<Option<u64>, NetlinkError> {
     let answer = socket.get(Request::new(
         "read counter",
         msg::GETOBJ,
         nfproto(family),
         |w| {
-            w.str(NFTA_OBJ_TABLE, TABLE);
+            w.str(NFTA_OBJ_TABLE, table);
             w.str(NFTA_OBJ_NAME, name);
             w.u32(NFTA_OBJ_TYPE, NFT_OBJECT_COUNTER);
         },
     ))?;
     let data = Messages(&answer).find_map(|message| message.attributes().get(NFTA_OBJ_DATA));
-    let packets = data.and_then(|data| data.children().get(NFTA_COUNTER_PACKETS));
-    let packets = packets.and_then(|packets| packets.payload.try_into().ok());
-    Ok(packets.map(u64::from_be_bytes))
+    Ok(data.and_then(|data| packets(data.children())))
+}
+
+/// Returns the packets that the attributes of a counter say.
+pub(super) fn packets(counter: Attributes<'_>) -> Option<u64> {
+    let packets = counter.get(NFTA_COUNTER_PACKETS)?;
+    packets.payload.try_into().ok().map(u64::from_be_bytes)
 }
 
 /// Returns the number of node ports of TCP in the set of those that are led to the proxy.

@@ -9,6 +9,7 @@ use super::element::Element;
 use super::frontend::Ops;
 use super::guarded::{Send, repair, send};
 use super::mend::{Contents, everything, unreadable};
+use super::probe::can_log;
 use super::table_kind::TableKind;
 use super::tables::Layout;
 use super::watch::Meddling;
@@ -21,6 +22,7 @@ pub struct PolicyTables {
     way: Way,
     /// See [`Layout::Policies`].
     output: bool,
+    log: Option<bool>,
 }
 
 #[derive(Clone, Debug)]
@@ -38,6 +40,7 @@ impl PolicyTables {
         Self {
             way: Way::Shared(namespace),
             output: false,
+            log: None,
         }
     }
 
@@ -45,7 +48,11 @@ impl PolicyTables {
     #[must_use]
     pub const fn own(output: bool) -> Self {
         let way = Way::Own(None);
-        Self { way, output }
+        Self {
+            way,
+            output,
+            log: None,
+        }
     }
 
     /// Returns the refusal of a backend that programs nothing.
@@ -54,6 +61,7 @@ impl PolicyTables {
         Self {
             way: Way::Refused(backend),
             output: false,
+            log: None,
         }
     }
 
@@ -80,6 +88,7 @@ impl PolicyTables {
         };
         let layout = Layout::Policies {
             output: self.output,
+            log: *self.log.get_or_insert_with(can_log),
         };
         Ok(PolicyTable {
             family,

@@ -2,16 +2,21 @@
 //!
 //! ```text
 //! forward (output) > new > midstream                   TCP that begins in its midst
-//!                        > egress-check > egress-match > ingress-check > ingress-match > allowed
+//!                        > egress-check > egress-match > ingress > ingress-check > ingress-match > allowed
+//! egress-tiers (before egress-check) > egress-admin, egress-baseline > egress-row > egress-action
+//! ingress-tiers                      > the same of ingress
 //! ```
+//!
+//! A Pod that ClusterNetworkPolicies select takes the way through the tiers: the number of the other end leads to a row of
+//! ports, and that to an action. A tier that passes returns.
 //!
 //! `meta priority` carries the number of the packet's other end from one rule to the next, for the first packet of a
 //! connection only. It is set back to 0 before the packet goes on.
 
-use kplane_model::{Direction, Family};
+use kplane_model::{Direction, Family, Tier};
 
 use super::layout::{Chain, HookPoint, Step};
-use super::policy_schema::PolicySet;
+use super::policy_schema::{ACCEPT, DENY, PolicySet};
 use super::policy_step::PolicyStep;
 use super::schema::{Field, Set};
 
@@ -20,26 +25,36 @@ const PRIORITY: i32 = 10;
 
 use Direction::{Egress, Ingress};
 use Field::{Destination, Source};
-use PolicySet::{All, Isolated, LocalPods, LocalRanges, Loops, Ports, Ranges};
-use PolicyStep::{Accept, AddressIn, AddressNotIn, Anybody, KnownConnection, MidStream, Neighbour};
+use PolicySet::{
+    All, Denied, Isolated, LocalPods, LocalRanges, Loops, Ports, Ranges, Sampled, Tiered,
+};
+use PolicyStep::{
+    Accept, AddressIn, AddressNotIn, Anybody, Count, IsNumber, KnownConnection, Limit, Log,
+    MidStream, Neighbour, NumberOf,
+};
 use Step::{Drop, FromThisNode, Goto, In, Jump, Policy};
 
 /// Returns all chains in the order in which they are created and listed.
-pub(super) fn chains(family: Family, output: bool) -> Vec<Chain> {
-    let open = Policy(AddressNotIn(Destination, Isolated(Ingress)));
-    let ingress = Chain::new("ingress-check").rule([open, Goto("allowed")]);
+pub(super) fn chains(family: Family, output: bool, log: bool) -> Vec<Chain> {
     let mut chains = vec![
         matching("ingress-match", Ingress, "allowed"),
-        matching("egress-match", Egress, "ingress-check"),
+        matching("egress-match", Egress, "ingress"),
         Chain::new("allowed").rule([Policy(Anybody), Policy(Accept)]),
-        check(ingress, Source, "ingress-match"),
-        check(Chain::new("egress-check"), Destination, "egress-match"),
+        deny(Ingress, log),
+        deny(Egress, log),
+        check(Chain::new("ingress-check"), Ingress, "ingress-match"),
+        check(Chain::new("egress-check"), Egress, "egress-match"),
+    ];
+    chains.extend(of_tiers(Ingress, "allowed"));
+    chains.extend(of_tiers(Egress, "ingress"));
+    chains.extend([
+        ingress(Chain::new("ingress")).rule([Goto("allowed")]),
         midstream(),
         new(family),
         base("forward", HookPoint::Forward)
             .rule([Policy(KnownConnection), Policy(Accept)])
             .rule([Jump("new")]),
-    ];
+    ]);
     if output {
         let from_here = base("output", HookPoint::Output)
             .rule([Policy(KnownConnection), Policy(Accept)])
@@ -62,7 +77,8 @@ fn matching(name: &'static str, direction: Direction, then: &'static str) -> Cha
 }
 
 /// Adds rules that look for what allows a packet, with each number that stands for its other end.
-fn check(chain: Chain, other: Field, matching: &'static str) -> Chain {
+fn check(chain: Chain, direction: Direction, matching: &'static str) -> Chain {
+    let (_, other) = ends(direction);
     let number = |field, set| Policy(PolicyStep::Number(field, set));
     let numbers = [
         Policy(Anybody),
@@ -74,14 +90,110 @@ fn check(chain: Chain, other: Field, matching: &'static str) -> Chain {
     let chain = numbers
         .into_iter()
         .fold(chain, |chain, number| chain.rule([number, Jump(matching)]));
-    chain.rule([Drop])
+    chain.rule([Goto(denying(direction))])
+}
+
+/// Returns the fields of a direction's Pod, and of the other end.
+fn ends(direction: Direction) -> (Field, Field) {
+    match direction {
+        Ingress => (Destination, Source),
+        Egress => (Source, Destination),
+    }
+}
+
+fn denying(direction: Direction) -> &'static str {
+    match direction {
+        Ingress => "ingress-deny",
+        Egress => "egress-deny",
+    }
+}
+
+/// Returns the chain that drops what policies of a direction deny, counts it, and logs it for those who follow.
+fn deny(direction: Direction, log: bool) -> Chain {
+    let (pod, _) = ends(direction);
+    let chain = Chain::new(denying(direction));
+    let sample = [
+        Policy(AddressIn(pod, Sampled)),
+        Policy(Limit),
+        Policy(Log(direction)),
+    ];
+    let chain = if log { chain.rule(sample) } else { chain };
+    let denied = Policy(AddressIn(pod, Denied(direction)));
+    chain
+        .rule([denied, Policy(Count(direction)), Drop])
+        .rule([Drop])
+}
+
+/// Adds rules that lead to what judges connections to a Pod.
+fn ingress(chain: Chain) -> Chain {
+    chain
+        .rule([
+            Policy(AddressIn(Destination, Tiered(Ingress))),
+            Goto("ingress-tiers"),
+        ])
+        .rule([
+            Policy(AddressIn(Destination, Isolated(Ingress))),
+            Goto("ingress-check"),
+        ])
+}
+
+/// Returns the chains of ClusterNetworkPolicies for a direction. `then` judges what they accept or do not decide.
+fn of_tiers(direction: Direction, then: &'static str) -> [Chain; 5] {
+    let [tiers, admin, baseline, row, action] = match direction {
+        Ingress => [
+            "ingress-tiers",
+            "ingress-admin",
+            "ingress-baseline",
+            "ingress-row",
+            "ingress-action",
+        ],
+        Egress => [
+            "egress-tiers",
+            "egress-admin",
+            "egress-baseline",
+            "egress-row",
+            "egress-action",
+        ],
+    };
+    let (this, other) = ends(direction);
+    let check = match direction {
+        Ingress => "ingress-check",
+        Egress => "egress-check",
+    };
+    let number = |set| Policy(PolicyStep::Number(other, set));
+    let tier = |name, tier| {
+        // A Pod's number counts more than that of a range which covers it.
+        let chain = Chain::new(name)
+            .rule([Policy(Anybody)])
+            .rule([number(PolicySet::TierBlocks)]);
+        let decisions = Policy(NumberOf(PolicySet::Decisions(direction, tier)));
+        chain
+            .rule([number(PolicySet::TierPeers)])
+            .rule([decisions, Goto(row)])
+    };
+    [
+        Chain::new(action)
+            .rule([Policy(IsNumber(ACCEPT)), Goto(then)])
+            .rule([Policy(IsNumber(DENY)), Goto(denying(direction))]),
+        Chain::new(row)
+            .rule([Policy(NumberOf(PolicySet::RowPorts)), Goto(action)])
+            .rule([Policy(NumberOf(PolicySet::RowAll)), Goto(action)]),
+        tier(admin, Tier::Admin),
+        tier(baseline, Tier::Baseline),
+        Chain::new(tiers)
+            .rule([Jump(admin)])
+            .rule([Policy(AddressIn(this, Isolated(direction))), Goto(check)])
+            .rule([Jump(baseline)])
+            .rule([Goto(then)]),
+    ]
 }
 
 fn midstream() -> Chain {
     let text = "a connection that was forgotten or cut: not taken up again, from neither side";
     let ends = [Source, Destination]
         .into_iter()
-        .flat_map(|end| [Ingress, Egress].map(|direction| AddressIn(end, Isolated(direction))));
+        .flat_map(|end| [Isolated, Tiered].map(|set| (end, set)))
+        .flat_map(|(end, set)| [Ingress, Egress].map(|direction| AddressIn(end, set(direction))));
     ends.fold(Chain::new("midstream").comment(text), |chain, end| {
         chain.rule([Policy(end), Drop])
     })
@@ -96,17 +208,18 @@ fn new(family: Family) -> Chain {
         let in_range = Policy(AddressIn(end, LocalRanges));
         [in_range, Policy(AddressNotIn(end, LocalPods)), Drop]
     };
-    chain
+    let chain = chain
         .rule([Policy(MidStream), Jump("midstream")])
         .rule([In(Set::Policy(Loops)), Policy(Accept)])
         .rule(unknown(Source))
         .rule(unknown(Destination))
         .rule([
-            Policy(AddressIn(Source, Isolated(Egress))),
-            Goto("egress-check"),
+            Policy(AddressIn(Source, Tiered(Egress))),
+            Goto("egress-tiers"),
         ])
         .rule([
-            Policy(AddressIn(Destination, Isolated(Ingress))),
-            Goto("ingress-check"),
-        ])
+            Policy(AddressIn(Source, Isolated(Egress))),
+            Goto("egress-check"),
+        ]);
+    ingress(chain)
 }

@@ -1,8 +1,9 @@
 //! Encodes the steps of the table of NetworkPolicies.
 
 use kplane_model::Protocol;
+use kplane_netlink::nflog::{GROUP, PACKET_BYTES, prefix};
 
-use super::policy_schema::PolicySet;
+use super::policy_schema::{PolicySet, denied};
 use super::policy_step::PolicyStep;
 use super::rule::{Expressions, FIRST, Register};
 use super::schema::{Field, Set};
@@ -21,6 +22,10 @@ const TCP_FLAGS: u8 = 0x17;
 const TCP_SYN: u8 = 0x02;
 /// Offset of the flags in the TCP header.
 const TCP_FLAGS_OFFSET: u32 = 13;
+
+/// Most denied packets of a family and direction that are logged in a second, and at once.
+const SAMPLES_A_SECOND: u64 = 50;
+const SAMPLES_AT_ONCE: u32 = 50;
 
 impl Expressions<'_, '_> {
     pub(super) fn policy_step(&mut self, step: PolicyStep) {
@@ -43,6 +48,28 @@ impl Expressions<'_, '_> {
                 self.load(field, FIRST, 0);
                 self.map(Set::Policy(set).name(), FIRST, FIRST.number());
                 self.keep_number();
+            }
+            PolicyStep::Limit => self.expression("limit", |w| {
+                w.bytes(NFTA_LIMIT_RATE, &SAMPLES_A_SECOND.to_be_bytes());
+                w.bytes(NFTA_LIMIT_UNIT, &1_u64.to_be_bytes());
+                w.u32(NFTA_LIMIT_BURST, SAMPLES_AT_ONCE);
+                w.u32(NFTA_LIMIT_TYPE, NFT_LIMIT_PKTS);
+            }),
+            PolicyStep::Log(direction) => self.expression("log", |w| {
+                w.bytes(NFTA_LOG_GROUP, &GROUP.to_be_bytes());
+                w.str(NFTA_LOG_PREFIX, prefix(direction));
+                w.u32(NFTA_LOG_SNAPLEN, PACKET_BYTES);
+                w.bytes(NFTA_LOG_QTHRESHOLD, &1_u16.to_be_bytes());
+            }),
+            PolicyStep::Count(direction) => self.count(denied(direction)),
+            PolicyStep::NumberOf(set) => {
+                self.load_key(Set::Policy(set), 0);
+                self.map(Set::Policy(set).name(), FIRST, FIRST.number());
+                self.keep_number();
+            }
+            PolicyStep::IsNumber(number) => {
+                self.meta(NFT_META_PRIORITY, FIRST);
+                self.compare(NFT_CMP_EQ, &number.to_ne_bytes());
             }
             PolicyStep::Accept => self.verdict(NF_ACCEPT.cast_signed(), None),
         }

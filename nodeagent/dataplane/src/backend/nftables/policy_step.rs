@@ -1,5 +1,7 @@
 //! Matches and actions of rules about NetworkPolicies.
 
+use kplane_model::Direction;
+
 use super::fields::Field;
 use super::policy_schema::PolicySet;
 
@@ -20,6 +22,17 @@ pub(super) enum PolicyStep {
     Anybody,
     /// `meta priority set FIELD map @set`
     Number(Field, PolicySet),
+    /// `limit rate 50/second burst 50 packets`
+    Limit,
+    /// `log prefix DIRECTION group 27504 snaplen 128 queue-threshold 1`. Rules with this step are left out where the
+    /// kernel has no such log.
+    Log(Direction),
+    /// `counter name NAME`, of [`denied`](super::policy_schema::denied)
+    Count(Direction),
+    /// `meta priority set KEY map @map`, with the key of the map
+    NumberOf(PolicySet),
+    /// `meta priority 0:NUMBER`
+    IsNumber(u32),
     /// `accept`
     Accept,
 }

@@ -6,6 +6,7 @@ use kplane_model::Family;
 
 use super::schema::TableSettings;
 use super::structure::{push_certain_failure, push_structure_as};
+use super::tables::Layout;
 use super::uapi::{NFTA_EXPR_NAME, NFTA_LIST_ELEM};
 use kplane_netlink::{Attributes, Batch, CommitError, Errno, NetlinkError, NfSocket, Rejection};
 
@@ -52,6 +53,29 @@ pub fn probe(families: &[Family]) -> Result<(), ProbeError> {
         probe_family(&mut socket, *family)?;
     }
     Ok(())
+}
+
+/// Returns whether the kernel can log denied packets for a program. One that cannot refuses the rule that would.
+#[must_use]
+pub fn can_log() -> bool {
+    let Ok(mut socket) = NfSocket::open() else {
+        return true;
+    };
+    let mut batch = Batch::new();
+    let layout = Layout::Policies {
+        output: false,
+        log: true,
+    };
+    push_structure_as(&mut batch, Family::V4, layout, PROBE_TABLE);
+    push_certain_failure(&mut batch, Family::V4);
+    match socket.commit(batch.seal(None)) {
+        Err(CommitError::Rejected { rejections, .. }) => {
+            let mut refused = rejections.iter().filter_map(refused_expression);
+            refused.all(|expression| expression != "log")
+        }
+        // Whatever else is wrong, the table itself will say so.
+        _ => true,
+    }
 }
 
 fn probe_family(socket: &mut NfSocket, family: Family) -> Result<(), ProbeError> {

@@ -77,10 +77,7 @@ impl Expressions<'_, '_> {
             Step::FromThisNode => self.address_is_local(NFTA_FIB_F_SADDR),
             Step::NotToLoopback => self.loopback(NFT_CMP_NEQ),
             Step::ToLoopback => self.loopback(NFT_CMP_EQ),
-            Step::Count(protocol) => self.expression("objref", |w| {
-                w.u32(NFTA_OBJREF_IMM_TYPE, NFT_OBJECT_COUNTER);
-                w.str(NFTA_OBJREF_IMM_NAME, counter_name(protocol));
-            }),
+            Step::Count(protocol) => self.count(counter_name(protocol)),
             Step::Is(protocol) => {
                 self.load(Field::Protocol, FIRST, 0);
                 self.compare(NFT_CMP_EQ, &[protocol.number()]);
@@ -119,6 +116,14 @@ impl Expressions<'_, '_> {
         self.list.nest(NFTA_LIST_ELEM, |w| {
             w.str(NFTA_EXPR_NAME, name);
             w.nest(NFTA_EXPR_DATA, data);
+        });
+    }
+
+    /// Counts the packet in a counter of the table.
+    pub(super) fn count(&mut self, counter: &str) {
+        self.expression("objref", |w| {
+            w.u32(NFTA_OBJREF_IMM_TYPE, NFT_OBJECT_COUNTER);
+            w.str(NFTA_OBJREF_IMM_NAME, counter);
         });
     }
 
@@ -184,7 +189,7 @@ impl Expressions<'_, '_> {
         self.compare(op, name);
     }
 
-    fn load_key(&mut self, set: Set, modulus: u32) {
+    pub(super) fn load_key(&mut self, set: Set, modulus: u32) {
         set.fields().iter().fold(FIRST, |register, field| {
             self.load(*field, register, modulus);
             register.after(field.len(self.family))

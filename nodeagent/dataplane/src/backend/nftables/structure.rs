@@ -1,10 +1,11 @@
 //! The table's structure as operations of a batch: table, sets, counters, chains and rules, without elements.
 
-use kplane_model::{Family, Protocol};
+use kplane_model::{Direction, Family, Protocol};
 
 use super::affinity::{Group, MAX_CLIENTS};
 use super::affinity_id::Part;
 use super::layout::{self, Chain, Rule};
+use super::policy_schema::denied;
 use super::rule::Expressions;
 use super::schema::{Carries, Field, Set, TableSettings, key_len};
 use super::table_kind::TableKind;
@@ -54,6 +55,11 @@ pub(super) fn push_structure_as(
     if kind == TableKind::Services && settings.refuse_loopback {
         for protocol in Protocol::ALL {
             table.add_counter(layout::counter_name(protocol));
+        }
+    }
+    if kind == TableKind::Policies {
+        for direction in Direction::ALL {
+            table.add_counter(denied(direction));
         }
     }
     let chains = layout.chains(family);
@@ -238,6 +244,11 @@ impl Table<'_> {
             // name.
             w.u32(NFTA_SET_ID, id);
             w.bytes(NFTA_SET_USERDATA, &userdata::set(set, family));
+            if let Set::Policy(of) = set
+                && of.counts()
+            {
+                w.nest(NFTA_SET_EXPR, put_counter);
+            }
         });
     }
 
@@ -248,10 +259,7 @@ impl Table<'_> {
             w.str(NFTA_OBJ_TABLE, table);
             w.str(NFTA_OBJ_NAME, name);
             w.u32(NFTA_OBJ_TYPE, NFT_OBJECT_COUNTER);
-            w.nest(NFTA_OBJ_DATA, |w| {
-                w.bytes(NFTA_COUNTER_BYTES, &[0; 8]);
-                w.bytes(NFTA_COUNTER_PACKETS, &[0; 8]);
-            });
+            w.nest(NFTA_OBJ_DATA, put_zero);
         });
     }
 
@@ -359,6 +367,17 @@ impl Table<'_> {
             }
         });
     }
+}
+
+/// Writes the expression of which each element gets one of its own.
+fn put_counter(w: &mut AttributeWriter<'_>) {
+    w.str(NFTA_EXPR_NAME, "counter");
+    w.nest(NFTA_EXPR_DATA, put_zero);
+}
+
+fn put_zero(w: &mut AttributeWriter<'_>) {
+    w.bytes(NFTA_COUNTER_BYTES, &[0; 8]);
+    w.bytes(NFTA_COUNTER_PACKETS, &[0; 8]);
 }
 
 /// Writes the type of the data of a map's elements.

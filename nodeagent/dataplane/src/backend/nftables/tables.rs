@@ -16,6 +16,8 @@ pub enum Layout {
     Policies {
         /// Whether packets of others leave from the node itself, as those that IPVS leads to Pods.
         output: bool,
+        /// Whether the kernel can log denied packets for a program (`nfnetlink_log`).
+        log: bool,
     },
 }
 
@@ -43,7 +45,7 @@ impl Layout {
     pub(super) fn chains(self, family: Family) -> Vec<Chain> {
         match self {
             Self::Services(_) => layout::chains(),
-            Self::Policies { output } => policy_layout::chains(family, output),
+            Self::Policies { output, log } => policy_layout::chains(family, output, log),
         }
     }
 }

@@ -57,6 +57,7 @@ fn elements(family: Family) -> impl Strategy<Value = Element> {
                 Key::Grant(ip, index),
                 Key::GrantPort(ip, index, protocol, port),
                 Key::GrantPorts(ip, index, protocol, port.min(target), port.max(target)),
+                Key::Row(index, protocol, port.min(target), port.max(target)),
             ];
             let endpoint = EndpointAddr::new(other, target);
             let id = AffinityId::from_bits(u64::from(index) << 30);
@@ -139,7 +140,7 @@ proptest! {
     #[test]
     fn decoders_take_any_bytes(
         bytes in prop::collection::vec(any::<u8>(), 0..300),
-        set in 0_usize..110,
+        set in 0_usize..120,
         v6 in any::<bool>(),
     ) {
         let family = if v6 { Family::V6 } else { Family::V4 };
@@ -183,6 +184,11 @@ fn the_ranges_of_everything_and_of_the_last_address() {
             for (set, key, data) in [
                 (Set::NodeportIps, Key::Range(range), None),
                 (Set::Policy(PolicySet::Blocks), span, Some(Data::Number(7))),
+                (
+                    Set::Policy(PolicySet::TierBlocks),
+                    span,
+                    Some(Data::Number(7)),
+                ),
             ] {
                 round_trip(family, vec![Element { set, key, data }]);
             }

@@ -108,6 +108,7 @@ pub(super) const NFTA_SET_ELEM_KEY: u16 = 1;
 pub(super) const NFTA_SET_ELEM_DATA: u16 = 2;
 pub(super) const NFTA_SET_ELEM_FLAGS: u16 = 3;
 pub(super) const NFTA_SET_ELEM_EXPIRATION: u16 = 5;
+pub(super) const NFTA_SET_ELEM_EXPR: u16 = 7;
 pub(super) const NFTA_SET_ELEM_KEY_END: u16 = 10;
 
 /// `enum nft_set_elem_flags`: the key is the first key behind an interval.
@@ -261,6 +262,17 @@ pub(super) const NFT_OBJECT_COUNTER: u32 = 1;
 /// `enum nft_counter_attributes`.
 pub(super) const NFTA_COUNTER_BYTES: u16 = 1;
 pub(super) const NFTA_COUNTER_PACKETS: u16 = 2;
+/// `enum nft_limit_attributes`, `enum nft_limit_type`.
+pub(super) const NFTA_LIMIT_RATE: u16 = 1;
+pub(super) const NFTA_LIMIT_UNIT: u16 = 2;
+pub(super) const NFTA_LIMIT_BURST: u16 = 3;
+pub(super) const NFTA_LIMIT_TYPE: u16 = 4;
+pub(super) const NFT_LIMIT_PKTS: u32 = 0;
+/// `enum nft_log_attributes`.
+pub(super) const NFTA_LOG_GROUP: u16 = 1;
+pub(super) const NFTA_LOG_PREFIX: u16 = 2;
+pub(super) const NFTA_LOG_SNAPLEN: u16 = 3;
+pub(super) const NFTA_LOG_QTHRESHOLD: u16 = 4;
 /// `enum nft_objref_attributes`.
 pub(super) const NFTA_OBJREF_IMM_TYPE: u16 = 1;
 pub(super) const NFTA_OBJREF_IMM_NAME: u16 = 2;

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use kplane_model::{
     Direction, LocalPod, PeerClass, PeerId, Peers, PolicyKey, PolicyObject, PolicyPort, PolicyRule,
+    PortActions, Tier, TierAction,
 };
 
 use super::super::judge::Packet;
@@ -23,8 +24,8 @@ impl Oracle<'_> {
 
     pub(super) fn allows(&self, packet: &Packet) -> bool {
         let (source, destination) = (packet.source, packet.destination);
-        let is_known = |ip| self.pods(ip).next().is_some();
-        if source == destination && is_known(source) {
+        let is_known = |ip| self.pods(ip).any(|pod| self.knows(pod));
+        if source == destination && self.pods(source).next().is_some() {
             return true;
         }
         let is_here = |ip| ranges().iter().any(|range| range.contains(ip));
@@ -39,7 +40,12 @@ impl Oracle<'_> {
     }
 
     fn side(&self, direction: Direction, at: IpAddr, other: IpAddr, packet: &Packet) -> bool {
-        let mut isolated = false;
+        match self.tier((direction, Tier::Admin), at, other, packet) {
+            TierAction::Accept => return true,
+            TierAction::Deny => return false,
+            TierAction::Pass => {}
+        }
+        let mut isolated = self.pods(at).any(|pod| !self.knows(pod));
         for pod in self.pods(at) {
             for name in &pod.policies {
                 let Some(PolicyObject::Policy(policy)) =
@@ -56,7 +62,60 @@ impl Oracle<'_> {
                 isolated |= policy.rules(direction).is_some();
             }
         }
-        !isolated
+        let baseline = self.tier((direction, Tier::Baseline), at, other, packet);
+        !isolated && baseline != TierAction::Deny
+    }
+
+    /// Returns whether the decisions for a Pod are known.
+    fn knows(&self, pod: &LocalPod) -> bool {
+        let is_it =
+            |key: &PolicyKey| matches!(key, PolicyKey::Decisions(id, _) if Some(*id) == pod.tier);
+        pod.tier.is_none() || self.world.keys().any(is_it)
+    }
+
+    /// What a tier decides. If two Pods have the address and do not agree, everything is denied.
+    fn tier(
+        &self,
+        (direction, tier): (Direction, Tier),
+        at: IpAddr,
+        other: IpAddr,
+        packet: &Packet,
+    ) -> TierAction {
+        let mut end = None;
+        // Spans that overlap an earlier one do not count.
+        let mut covered = None;
+        for object in self.world.values() {
+            if let PolicyObject::Span(span) = object
+                && covered.is_none_or(|last| last < span.first)
+            {
+                covered = Some(span.last);
+                if (span.first..=span.last).contains(&other) {
+                    end = Some(span.tier);
+                }
+            }
+        }
+        if let Some(PolicyObject::Peer(peer)) = self.world.get(&PolicyKey::Peer(other)) {
+            end = peer.tier.or(end);
+        }
+        let mut found: Vec<&PortActions> = Vec::new();
+        for pod in self.pods(at) {
+            for object in self.world.values() {
+                if let PolicyObject::Decisions(of) = object
+                    && Some(of.subject) == pod.tier
+                {
+                    let rows = of.rows.iter();
+                    let rows = rows.filter(|row| (row.direction, row.tier) == (direction, tier));
+                    let mut rows = rows.filter(|row| row.peers.iter().any(|p| Some(*p) == end));
+                    found.extend(rows.next().map(|row| &row.actions));
+                }
+            }
+        }
+        found.dedup();
+        match found[..] {
+            [] => TierAction::Pass,
+            [actions] => actions.action(packet.protocol, packet.port),
+            _ => TierAction::Deny,
+        }
     }
 
     fn matches(

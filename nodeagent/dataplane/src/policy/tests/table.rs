@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use kplane_model::Direction;
+use kplane_model::{Direction, Tier};
 
 use super::super::content::Content;
 use super::super::judge::Packet;
-use crate::backend::nftables::{Contents as _, Data, Key, Ops, PolicySet, Set};
+use crate::backend::nftables::{ACCEPT, Contents as _, DENY, Data, Key, Ops, PolicySet, Set};
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Model(BTreeMap<(Set, Key), Option<Data>>);
 
 impl Model {
@@ -21,6 +21,13 @@ impl Model {
     /// Each phase is a transaction.
     pub(super) fn change(&mut self, phases: &[Vec<Ops>]) {
         for phase in phases {
+            self.step(phase);
+        }
+    }
+
+    /// A transaction.
+    pub(super) fn step(&mut self, phase: &[Ops]) {
+        {
             for element in phase.iter().flat_map(|ops| &ops.delete) {
                 let gone = self.0.remove(&(element.set, element.key));
                 assert_eq!(gone, Some(element.data), "{element:?}");
@@ -41,6 +48,9 @@ impl Model {
                 (Some(Key::Span(_, last)), Key::Span(first, _)) => first <= last,
                 (Some(Key::GrantPorts(a, b, c, _, last)), Key::GrantPorts(x, y, z, first, _)) => {
                     (a, b, c) == (x, y, z) && first <= last
+                }
+                (Some(Key::Row(a, b, _, last)), Key::Row(x, y, first, _)) => {
+                    (a, b) == (x, y) && first <= last
                 }
                 _ => false,
             };
@@ -87,15 +97,49 @@ impl Model {
         if self.is_unknown(source) || self.is_unknown(destination) {
             return false;
         }
-        if self.has(PolicySet::Isolated(Direction::Egress), Key::Ip(source))
-            && !self.check(Direction::Egress, (source, destination), packet)
-        {
-            return false;
+        self.side(Direction::Egress, (source, destination), packet)
+            && self.side(Direction::Ingress, (destination, source), packet)
+    }
+
+    /// Chains `egress-tiers` and `ingress-tiers`, and what comes instead of them.
+    fn side(&self, direction: Direction, ends: (IpAddr, IpAddr), packet: &Packet) -> bool {
+        let is_tiered = self.has(PolicySet::Tiered(direction), Key::Ip(ends.0));
+        let tier = |tier| is_tiered.then(|| self.tier((direction, tier), ends, packet));
+        if let Some(is_accepted) = tier(Tier::Admin).flatten() {
+            return is_accepted;
         }
-        !self.has(
-            PolicySet::Isolated(Direction::Ingress),
-            Key::Ip(destination),
-        ) || self.check(Direction::Ingress, (destination, source), packet)
+        if self.has(PolicySet::Isolated(direction), Key::Ip(ends.0)) {
+            return self.check(direction, ends, packet);
+        }
+        tier(Tier::Baseline).flatten().unwrap_or(true)
+    }
+
+    /// Chains `egress-admin`, `egress-row` and `egress-action`, and their like; `None` = they return.
+    fn tier(
+        &self,
+        (direction, tier): (Direction, Tier),
+        (pod, other): (IpAddr, IpAddr),
+        packet: &Packet,
+    ) -> Option<bool> {
+        let covers = |key| matches!(key, Key::Span(first, last) if first <= other && other <= last);
+        let mut number = self.find(PolicySet::TierBlocks, covers).unwrap_or(0);
+        number = self
+            .number(PolicySet::TierPeers, Key::Ip(other))
+            .unwrap_or(number);
+        let decisions = PolicySet::Decisions(direction, tier);
+        let row = self.number(decisions, Key::Grant(pod, number))?;
+        let (protocol, port) = (packet.protocol, packet.port);
+        let has_port = |key| {
+            matches!(key, Key::Row(of, proto, first, last)
+                if (of, proto) == (row, protocol) && first <= port && port <= last)
+        };
+        let by_port = self.find(PolicySet::RowPorts, has_port);
+        let action = by_port.or_else(|| self.number(PolicySet::RowAll, Key::Number(row)));
+        match action {
+            Some(ACCEPT) => Some(true),
+            Some(DENY) => Some(false),
+            _ => None,
+        }
     }
 
     /// Chains `ingress-check` and `egress-check`: a look-up that finds nothing leaves the number as it is.
@@ -154,6 +198,8 @@ pub(super) fn described(content: &Content) -> BTreeSet<String> {
     );
     let blocks = content.blocks.all();
     names.extend(blocks.map(|(blocks, number)| (number, format!("{blocks:?}"))));
+    let rows = content.tiers.rows();
+    names.extend(rows.map(|(actions, number)| (number, format!("{actions:?}"))));
     let elements = content.held.all().map(|((set, key), value)| {
         let key = match key {
             Key::Number(number) => names[&number].clone(),
@@ -164,9 +210,15 @@ pub(super) fn described(content: &Content) -> BTreeSet<String> {
             Key::GrantPorts(pod, number, protocol, first, last) => {
                 format!("{pod} {} {protocol} {first} {last}", names[&number])
             }
+            Key::Row(number, protocol, first, last) => {
+                format!("{} {protocol} {first} {last}", names[&number])
+            }
             key => format!("{key:?}"),
         };
-        let value = value.map(|number| names[&number].clone());
+        let value = value.map(|number| match set {
+            PolicySet::RowAll | PolicySet::RowPorts => number.to_string(),
+            _ => names[&number].clone(),
+        });
         format!("{set:?} {key} {value:?}")
     });
     elements.collect()

@@ -83,7 +83,12 @@ pub(crate) fn group(members: &[PeerId]) -> PolicyObject {
 
 pub(crate) fn peer(address: IpAddr, class: u8) -> PolicyObject {
     let class = id(class);
-    PolicyObject::Peer(Peer { address, class })
+    let tier = None;
+    PolicyObject::Peer(Peer {
+        address,
+        class,
+        tier,
+    })
 }
 
 fn web(port: u16) -> NamedPort {
@@ -180,6 +185,7 @@ impl World {
             addresses: addresses(node, last).to_vec(),
             ports: vec![web(port)],
             policies: policies.iter().map(|policy| name(policy)).collect(),
+            tier: None,
         })
     }
 

@@ -192,6 +192,7 @@ const REPAIRS: &str = "kplane_agent_drift_repairs_total{ip_family=\"IPv4\"}@n1";
 const ENTRIES: &str = "kplane_agent_conntrack_entries@n1";
 const HEALTH: &str = "kplane_agent_service_health_servers{state=\"failing\"}@n1";
 const DROPPING: &str = "kplane_controlplane_node_findings{code=\"ForwardPolicyDrop\"}@a";
+const SUSPECTED: &str = "kplane_controlplane_suspected_nodes{mode=\"act\"}@a";
 const STREAMS: &str = "kplane_controlplane_streams@a";
 const AGE: [&str; 2] = [
     "kplane_controlplane_upstream_age_seconds@a",
@@ -258,6 +259,11 @@ pub(super) const CASES: &[Case] = &[
         "KplaneNodeObstructed",
         (&[(DROPPING, "2x2000")], 20),
         (&[(DROPPING, "2x2000")], 14),
+    ),
+    case(
+        "KplaneNodeSuspected",
+        (&[(SUSPECTED, "1x2000")], 3),
+        (&[(SUSPECTED, "0x2000")], 3),
     ),
     case(
         "KplaneKernelsLag",

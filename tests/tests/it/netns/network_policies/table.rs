@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use super::{Case, play};
 
-const ISOLATION: &[Case] = &[
+pub(super) const ISOLATION: &[Case] = &[
     Case {
         name: "NP1: a default deny of ingress isolates the namespace's Pods for ingress only",
         policies: &[("x", "podSelector: {}, policyTypes: [Ingress]")],
@@ -104,7 +104,7 @@ pub(crate) fn np1_np2_np3_np4_isolation_is_per_direction_and_policies_add_up() -
     play(ISOLATION)
 }
 
-const SELECTORS: &[Case] = &[
+pub(super) const SELECTORS: &[Case] = &[
     Case {
         name: "NP5: NotIn and DoesNotExist match a missing label",
         policies: &[(
@@ -193,7 +193,7 @@ pub(crate) fn np5_np6_selectors() -> Result<()> {
     play(SELECTORS)
 }
 
-const BLOCKS: &[Case] = &[
+pub(super) const BLOCKS: &[Case] = &[
         Case {
             name: "NP7: a block, and what it excepts",
             policies: &[(
@@ -244,7 +244,7 @@ pub(crate) fn np7_blocks() -> Result<()> {
     play(BLOCKS)
 }
 
-const PORTS: &[Case] = &[
+pub(super) const PORTS: &[Case] = &[
     Case {
         name: "NP8: a port is TCP unless it says otherwise",
         policies: &[("x", "podSelector: {}, ingress: [{ports: [{port: 8080}]}]")],
@@ -353,7 +353,7 @@ pub(crate) fn np8_np9_np10_ports() -> Result<()> {
     play(PORTS)
 }
 
-const NODES: &[Case] = &[
+pub(super) const NODES: &[Case] = &[
     Case {
         name: "NP11: from and to the Pod's own node everything is allowed, and other nodes are ordinary addresses",
         policies: &[("x", "podSelector: {}, policyTypes: [Ingress, Egress]")],
@@ -373,7 +373,7 @@ pub(crate) fn np11_np12_nodes() -> Result<()> {
     play(NODES)
 }
 
-const SERVICES: &[Case] = &[
+pub(super) const SERVICES: &[Case] = &[
     Case {
         name: "NP14: egress sees the endpoint's address and port",
         policies: &[(

@@ -18,7 +18,10 @@ impl<T: Transport> Reflector<T> {
         failure: Failure,
         then: Then,
     ) -> Result<State<T::Watch>, Closed> {
-        if failure == Failure::NotServed && !self.synced {
+        let optional = matches!(self.kind, Kind::ServiceCidr | Kind::ClusterNetworkPolicy);
+        // The versions that a definition serves may change at any time.
+        let versioned = self.kind == Kind::ClusterNetworkPolicy;
+        if failure == Failure::NotServed && (!self.synced || versioned) {
             return self.not_served(failure).await;
         }
         if failure == Failure::Gone && verb == "watch" {
@@ -30,7 +33,7 @@ impl<T: Transport> Reflector<T> {
             _ => then,
         };
         let overdue = self.started.elapsed() >= OPTIONAL_AFTER;
-        if self.kind == Kind::ServiceCidr && !self.synced && overdue {
+        if optional && !self.synced && overdue {
             self.serve_without().await?;
         }
         Ok(State::after(wait, then))
@@ -79,6 +82,25 @@ impl<T: Transport> Reflector<T> {
                 // time.
                 self.synced = false;
                 return Ok(State::after(ABSENT, Then::List));
+            }
+            Resource::ClusterPolicies { beta } => {
+                let beta = *beta;
+                let other = Resource::ClusterPolicies { beta: !beta };
+                self.transport.set_resource(other);
+                if beta {
+                    return Ok(State::after(Duration::ZERO, Then::List));
+                }
+                if self.memory.is_empty() {
+                    self.report.listed(&[], false);
+                    self.report.current(Instant::now());
+                    if !self.synced {
+                        self.serve_without().await?;
+                    }
+                    return Ok(State::after(ABSENT, Then::List));
+                }
+                // Their definition is gone, and none of them was deleted: they stay.
+                let wait = self.note("list", &failure).await;
+                return Ok(State::after(wait, Then::List));
             }
             Resource::Slices => Resource::Endpoints,
             Resource::Endpoints => Resource::Slices,

@@ -147,6 +147,8 @@ fn a_snapshot_has_all_kinds_in_one_batch() {
             "InitDone(Namespace)",
             "Init(Pod)",
             "InitDone(Pod)",
+            "Init(ClusterNetworkPolicy)",
+            "InitDone(ClusterNetworkPolicy)",
             "1 issues",
             "2 doubts",
         ]

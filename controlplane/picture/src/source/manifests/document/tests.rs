@@ -59,11 +59,11 @@ fn bad_documents_are_named() {
     for (text, expected) in [
         (
             "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web, namespace: shop}\n",
-            "document 1, line 1: warning: Deployment shop/web: is ignored; kplane reads Services, EndpointSlices, Nodes, ServiceCIDRs, NetworkPolicies, Namespaces and Pods",
+            "document 1, line 1: warning: Deployment shop/web: is ignored; kplane reads Services, EndpointSlices, Nodes, ServiceCIDRs, NetworkPolicies, ClusterNetworkPolicies, Namespaces and Pods",
         ),
         (
             "apiVersion: serving.knative.dev/v1\nkind: Service\nmetadata: {name: web}\n",
-            "document 1, line 1: warning: Service web: is ignored; kplane reads Services, EndpointSlices, Nodes, ServiceCIDRs, NetworkPolicies, Namespaces and Pods",
+            "document 1, line 1: warning: Service web: is ignored; kplane reads Services, EndpointSlices, Nodes, ServiceCIDRs, NetworkPolicies, ClusterNetworkPolicies, Namespaces and Pods",
         ),
         (
             "apiVersion: discovery.k8s.io/v1beta1\nkind: EndpointSlice\nmetadata: {name: s}\n",
@@ -104,7 +104,7 @@ fn bad_documents_are_named() {
         ),
         (
             "apiVersion: v1\nkind: \"\\e[31m\"\n",
-            "document 1, line 1: warning: object of an unknown kind: is ignored; kplane reads Services, EndpointSlices, Nodes, ServiceCIDRs, NetworkPolicies, Namespaces and Pods",
+            "document 1, line 1: warning: object of an unknown kind: is ignored; kplane reads Services, EndpointSlices, Nodes, ServiceCIDRs, NetworkPolicies, ClusterNetworkPolicies, Namespaces and Pods",
         ),
         (
             "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec:\n  ports:\n  - port: http\n",
@@ -117,7 +117,7 @@ fn bad_documents_are_named() {
         ),
         (
             "apiVersion: v1\nkind: DeploymentList\nitems: []\n",
-            "document 1, line 1: warning: DeploymentList: is ignored; kplane reads Services, EndpointSlices, Nodes, ServiceCIDRs, NetworkPolicies, Namespaces and Pods",
+            "document 1, line 1: warning: DeploymentList: is ignored; kplane reads Services, EndpointSlices, Nodes, ServiceCIDRs, NetworkPolicies, ClusterNetworkPolicies, Namespaces and Pods",
         ),
     ] {
         assert_eq!(found(text), [expected], "{text}");

@@ -145,6 +145,22 @@ async fn absent_service_cidrs_are_none_until_they_come() {
     assert_eq!(before.elapsed(), ABSENT * 2);
 }
 
+/// The definition of ClusterNetworkPolicies may come later, and have one of two versions.
+#[tokio::test(start_paused = true)]
+async fn absent_cluster_policies_are_none_until_they_come() {
+    let mut rig = Rig::new(Resource::ClusterPolicies { beta: true });
+    for _ in 0..3 {
+        rig.no_watch(Failure::NotServed);
+    }
+    rig.watch([Step::Say(vec![put("a", 5), end(10)]), Step::Hang]);
+    let before = Instant::now();
+    rig.start();
+    assert_eq!(rig.told(2).await, ["init", "done"]);
+    assert!(rig.state().synced && rig.state().trouble.is_none());
+    rig.told_until("+a").await;
+    assert_eq!(before.elapsed(), ABSENT);
+}
+
 /// Missing permissions on ServiceCIDRs delay the start only for a short time.
 #[tokio::test(start_paused = true)]
 async fn forbidden_service_cidrs_are_done_without() {
@@ -192,7 +208,8 @@ async fn servers_without_slices_are_asked_for_endpoints() {
 /// A resource that disappears is a mistake somewhere, not a deletion.
 #[tokio::test(start_paused = true)]
 async fn a_404_after_all_deletes_nothing() {
-    for resource in [Resource::Slices, Resource::ServiceCidrs] {
+    let tiers = Resource::ClusterPolicies { beta: true };
+    for resource in [Resource::Slices, Resource::ServiceCidrs, tiers] {
         let mut rig = Rig::new(resource);
         rig.watch([
             Step::Say(vec![put("a", 5), end(10)]),

@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex};
 use tokio::time::timeout;
 
 use super::*;
-use crate::k8s::{EndpointSlice, Node, Object, ObjectMeta, Service, ServiceCidr};
+use crate::k8s::{
+    ClusterNetworkPolicy, EndpointSlice, Node, Object, ObjectMeta, Service, ServiceCidr,
+};
 use crate::source::kubernetes::transport::{Page, Unreadable};
 use crate::source::upstream::{KindState, Upstream};
 
@@ -365,6 +367,10 @@ fn of_kind(object: Object, resource: &Resource) -> Object {
         Kind::ServiceCidr => Object::ServiceCidr(ServiceCidr {
             metadata,
             ..ServiceCidr::default()
+        }),
+        Kind::ClusterNetworkPolicy => Object::ClusterNetworkPolicy(ClusterNetworkPolicy {
+            metadata,
+            ..ClusterNetworkPolicy::default()
         }),
         Kind::NetworkPolicy | Kind::Namespace | Kind::Pod => unreachable!("no script has them"),
     }

@@ -1,0 +1,327 @@
+//! Which nodes are dead, as far as their streams and their neighbours tell. Pure: time is an input.
+//!
+//! A node is *quiet* when its stream ended or carries nothing. Neighbours of a quiet node are asked in rounds whether
+//! they reach it, and *witnesses* whether they are there at all. A round convicts the node if enough neighbours do not
+//! reach it although each of them reaches another node, and if nearly all that were asked answered. One neighbour that
+//! reaches the node, or its stream, acquits it at once.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use kplane_model::{NodeName, ZoneName};
+
+use super::choose::{self, Asked, Neighbour};
+
+/// A time, since any fixed moment.
+pub(super) type Time = Duration;
+
+/// Longest time to wait for the answers of a round: a neighbour tries for half a second.
+pub(super) const ROUND: Duration = Duration::from_millis(900);
+/// Number of neighbours that must not reach a node, if there are as many.
+const ENOUGH: usize = 3;
+/// Number of neighbours that must not reach a node in any cluster.
+const FEWEST: usize = 2;
+/// Part of those asked that may leave a round without an answer, as a divisor.
+const SILENT: usize = 7;
+/// Largest part of all nodes, or of a zone's, that may be suspected at a time, in percent.
+const FEW: usize = 30;
+/// Time in which nodes that become quiet count as one event.
+const AT_ONCE: Duration = Duration::from_secs(10);
+/// Time between two looks after which this process itself was stopped.
+const STOPPED: Duration = Duration::from_secs(1);
+/// Time without convictions after this process was stopped: streams need it to tell what happened meanwhile.
+const RECOVERS: Duration = Duration::from_secs(5);
+/// Pause before a round without a result is repeated.
+const AGAIN: Duration = Duration::from_millis(300);
+/// Shortest and longest pause between two rounds about a node with a verdict. In between it is a part of the time for
+/// which the node has been quiet.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
+/// The part, as a divisor.
+const PACE: u32 = 10;
+/// Number of pauses after which a verdict ends that no round confirms: without answers nobody is suspected.
+const LASTS: u32 = 4;
+/// Maximum number of nodes about which rounds are open at a time.
+const ROUNDS: usize = 64;
+
+/// What the streams say at one moment.
+#[derive(Debug, Default)]
+pub(super) struct Signs {
+    /// Known nodes whose streams ended or are silent, and since when.
+    pub(super) quiet: BTreeMap<NodeName, Time>,
+    /// Number of nodes whose streams are alive.
+    pub(super) alive: usize,
+}
+
+/// The answer of one node in a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Word {
+    /// It reaches the node.
+    Reaches,
+    /// It does not reach the node, and reaches another one.
+    Misses,
+    /// It answers, and its word about the node is worth nothing.
+    Present,
+}
+
+/// Questions to the neighbours of one node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Round {
+    pub(super) number: u64,
+    pub(super) about: NodeName,
+    pub(super) asked: Vec<Asked>,
+}
+
+/// A node that its neighbours do not reach.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Conviction {
+    /// Time of the verdict.
+    pub(super) at: Time,
+    /// Time at which it ends unless a round confirms it.
+    until: Time,
+    /// Number of neighbours that do not reach it, and of those that were asked.
+    pub(super) missed: usize,
+    pub(super) asked: usize,
+}
+
+#[derive(Debug)]
+struct Open {
+    number: u64,
+    until: Time,
+    asked: Vec<Asked>,
+    words: BTreeMap<NodeName, Word>,
+}
+
+#[derive(Debug)]
+struct Case {
+    since: Time,
+    zone: Option<ZoneName>,
+    next: Time,
+    open: Option<Open>,
+    conviction: Option<Conviction>,
+}
+
+/// Judges quiet nodes.
+#[derive(Debug, Default)]
+pub(super) struct Judge {
+    cases: BTreeMap<NodeName, Case>,
+    looked_at: Option<Time>,
+    /// No node is convicted before this time.
+    calm_at: Time,
+    /// Number of known nodes with streams, alive or not.
+    all: usize,
+    /// Number of nodes in each zone with streams that are alive.
+    zones: BTreeMap<ZoneName, usize>,
+    /// Number of rounds so far.
+    rounds: u64,
+    /// The reason why nobody is suspected.
+    pub(super) holds: Option<&'static str>,
+}
+
+impl Judge {
+    /// Takes notice of the streams; returns the nodes about which neighbours are to be asked now.
+    pub(super) fn look(&mut self, now: Time, signs: &Signs) -> Vec<NodeName> {
+        let stopped = self
+            .looked_at
+            .is_some_and(|at| now.saturating_sub(at) > STOPPED);
+        self.looked_at = Some(now);
+        if stopped {
+            self.hold(
+                now + RECOVERS,
+                "this replica itself was stopped for a moment",
+            );
+        }
+        self.all = signs.alive + signs.quiet.len();
+        self.cases.retain(|node, _| signs.quiet.contains_key(node));
+        for (node, since) in &signs.quiet {
+            self.cases.entry(node.clone()).or_insert_with(|| Case {
+                since: *since,
+                zone: None,
+                next: now,
+                open: None,
+                conviction: None,
+            });
+        }
+        let mut recent = self.cases.values();
+        let recent = recent
+            .by_ref()
+            .filter(|case| now.saturating_sub(case.since) < AT_ONCE);
+        if recent.count() > few(self.all) {
+            self.hold(now + AT_ONCE, "many streams were lost at once");
+        }
+        if now < self.calm_at {
+            return Vec::new();
+        }
+        self.holds = None;
+        self.settle(now);
+        let open = self.cases.values().filter(|case| case.open.is_some());
+        let room = ROUNDS.saturating_sub(open.count());
+        let due = self.cases.iter();
+        let due = due.filter(|(_, case)| case.open.is_none() && case.next <= now);
+        due.take(room).map(|(node, _)| node.clone()).collect()
+    }
+
+    /// Convicts nobody for a time, and acquits everybody.
+    fn hold(&mut self, until: Time, reason: &'static str) {
+        (self.calm_at, self.holds) = (until, Some(reason));
+        for case in self.cases.values_mut() {
+            (case.open, case.conviction) = (None, None);
+        }
+    }
+
+    /// Begins a round about a node. `neighbours`: all nodes whose streams are alive.
+    pub(super) fn ask(
+        &mut self,
+        now: Time,
+        about: &NodeName,
+        zone: Option<&ZoneName>,
+        neighbours: &[Neighbour],
+    ) -> Option<Round> {
+        self.zones.clear();
+        for neighbour in neighbours {
+            if let Some(zone) = &neighbour.zone {
+                *self.zones.entry(zone.clone()).or_default() += 1;
+            }
+        }
+        let case = self.cases.get_mut(about)?;
+        case.zone = zone.cloned();
+        case.next = now + pause(now.saturating_sub(case.since));
+        let asked = choose::choose(neighbours, about, self.rounds);
+        if asked.iter().filter(|asked| asked.control.is_some()).count() < FEWEST {
+            return None;
+        }
+        self.rounds += 1;
+        case.open = Some(Open {
+            number: self.rounds,
+            until: now + ROUND,
+            asked: asked.clone(),
+            words: BTreeMap::new(),
+        });
+        Some(Round {
+            number: self.rounds,
+            about: about.clone(),
+            asked,
+        })
+    }
+
+    /// Takes the answer of one node in a round.
+    pub(super) fn hear(&mut self, now: Time, round: &Round, of: &NodeName, word: Word) {
+        let case = self.cases.get_mut(&round.about);
+        let open = case.and_then(|case| case.open.as_mut());
+        let open = open.filter(|open| open.number == round.number);
+        if let Some(open) = open
+            && open.asked.iter().any(|asked| asked.node == *of)
+        {
+            open.words.insert(of.clone(), word);
+            self.settle(now);
+        }
+    }
+
+    /// Acquits nodes whose agents have streams at other replicas.
+    pub(super) fn acquit(&mut self, nodes: &BTreeSet<NodeName>) {
+        for node in nodes {
+            if let Some(case) = self.cases.get_mut(node) {
+                (case.open, case.conviction) = (None, None);
+            }
+        }
+    }
+
+    /// Ends rounds that are complete or over.
+    fn settle(&mut self, now: Time) {
+        for case in self.cases.values_mut() {
+            case.conviction
+                .take_if(|conviction| conviction.until <= now);
+            let ends = |open: &mut Open| {
+                let complete = open.words.len() == open.asked.len();
+                let reached = open.words.values().any(|word| *word == Word::Reaches);
+                reached || complete || now >= open.until
+            };
+            let Some(open) = case.open.take_if(ends) else {
+                continue;
+            };
+            match open.verdict() {
+                Some(Some((missed, asked))) => {
+                    let before = case.conviction.take();
+                    let at = before.map_or(now, |before| before.at);
+                    let until = now + LASTS * pause(now.saturating_sub(case.since));
+                    case.conviction = Some(Conviction {
+                        at,
+                        until,
+                        missed,
+                        asked,
+                    });
+                }
+                Some(None) => case.conviction = None,
+                // What was known stays so, and the question is repeated soon.
+                None => case.next = case.next.min(now + AGAIN),
+            }
+        }
+    }
+
+    /// Returns the nodes that are suspected. Nobody is, or nobody of a zone, if it would be too many.
+    pub(super) fn suspected(&mut self) -> BTreeMap<NodeName, Conviction> {
+        let convicted = self.cases.iter();
+        let convicted =
+            convicted.filter_map(|(node, case)| Some((node, case, case.conviction.as_ref()?)));
+        let mut by_zone = BTreeMap::<&ZoneName, usize>::new();
+        for (_, case, _) in convicted.clone() {
+            if let Some(zone) = &case.zone {
+                *by_zone.entry(zone).or_default() += 1;
+            }
+        }
+        let too_many = |(zone, dead): (&ZoneName, usize)| {
+            (dead > few(dead + self.zones.get(zone).unwrap_or(&0))).then(|| zone.clone())
+        };
+        let lost: BTreeSet<ZoneName> = by_zone.into_iter().filter_map(too_many).collect();
+        if convicted.clone().count() > few(self.all) {
+            self.holds = Some("too many nodes do not answer");
+            return BTreeMap::new();
+        }
+        let is_lost = |case: &Case| case.zone.as_ref().is_some_and(|zone| lost.contains(zone));
+        let suspected = convicted.filter(|(_, case, _)| !is_lost(case));
+        let suspected = suspected.map(|(node, _, conviction)| (node.clone(), conviction.clone()));
+        let suspected = suspected.collect();
+        if !lost.is_empty() {
+            self.holds = Some("too many nodes of a zone do not answer");
+        }
+        suspected
+    }
+}
+
+impl Open {
+    /// Returns how many neighbours miss the node, and of how many, if the round convicts it; `Some(None)` if it acquits
+    /// it; `None` if it decides nothing.
+    fn verdict(&self) -> Option<Option<(usize, usize)>> {
+        if self.words.values().any(|word| *word == Word::Reaches) {
+            return Some(None);
+        }
+        let silent = self.asked.len() - self.words.len();
+        if silent > self.asked.len() / SILENT {
+            return None;
+        }
+        let neighbours = self.asked.iter().filter(|asked| asked.control.is_some());
+        let zones = |of: &mut dyn Iterator<Item = &Asked>| {
+            of.filter_map(|asked| asked.zone.clone())
+                .collect::<BTreeSet<_>>()
+                .len()
+        };
+        let misses = |asked: &&Asked| self.words.get(&asked.node) == Some(&Word::Misses);
+        let count = neighbours.clone().count();
+        let missed = neighbours.clone().filter(misses).count();
+        let spread = zones(&mut neighbours.clone()).min(2);
+        let enough = missed >= ENOUGH.min(count).max(FEWEST)
+            && zones(&mut neighbours.filter(misses)) >= spread;
+        enough.then_some(Some((missed, count)))
+    }
+}
+
+/// Returns how many of so many nodes may be suspected at a time: one of any.
+pub(super) fn few(of: usize) -> usize {
+    (of * FEW / 100).max(1)
+}
+
+fn pause(quiet_for: Duration) -> Duration {
+    (quiet_for / PACE).clamp(PAUSES.0, PAUSES.1)
+}
+
+#[cfg(test)]
+mod tests;

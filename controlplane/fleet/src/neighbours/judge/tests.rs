@@ -1,0 +1,307 @@
+//! Verdicts, from signs and words.
+
+use rand::rngs::SmallRng;
+use rand::{RngExt as _, SeedableRng as _};
+
+use super::*;
+
+const LOOK: Time = Duration::from_millis(200);
+
+fn name(node: usize) -> NodeName {
+    format!("n{node}").into()
+}
+
+/// A cluster, of which each node has a stream, or not, and can be reached, or not.
+struct Cluster {
+    judge: Judge,
+    now: Time,
+    zones: usize,
+    nodes: usize,
+    /// Since when the stream of a node is quiet.
+    quiet: BTreeMap<usize, Time>,
+}
+
+impl Cluster {
+    fn new(nodes: usize, zones: usize) -> Self {
+        let mut cluster = Self {
+            judge: Judge::default(),
+            now: Duration::from_secs(100),
+            zones,
+            nodes,
+            quiet: BTreeMap::new(),
+        };
+        assert!(cluster.look().is_empty());
+        cluster
+    }
+
+    fn zone(&self, node: usize) -> Option<ZoneName> {
+        (self.zones > 0).then(|| format!("z{}", node % self.zones).into())
+    }
+
+    fn neighbours(&self) -> Vec<Neighbour> {
+        let alive = (0..self.nodes).filter(|node| !self.quiet.contains_key(node));
+        let alive = alive.map(|node| Neighbour {
+            node: name(node),
+            zone: self.zone(node),
+        });
+        alive.collect()
+    }
+
+    fn fall_silent(&mut self, nodes: impl IntoIterator<Item = usize>) {
+        self.quiet
+            .extend(nodes.into_iter().map(|node| (node, self.now)));
+    }
+
+    /// Lets some time pass; returns the rounds that begin.
+    fn look(&mut self) -> Vec<Round> {
+        self.now += LOOK;
+        let quiet = self.quiet.iter().map(|(node, since)| (name(*node), *since));
+        let signs = Signs {
+            quiet: quiet.collect(),
+            alive: self.nodes - self.quiet.len(),
+        };
+        let neighbours = self.neighbours();
+        let due = self.judge.look(self.now, &signs).into_iter();
+        let zones: BTreeMap<NodeName, _> =
+            (0..self.nodes).map(|n| (name(n), self.zone(n))).collect();
+        let rounds = due.filter_map(|node| {
+            let zone = zones[&node].clone();
+            self.judge.ask(self.now, &node, zone.as_ref(), &neighbours)
+        });
+        rounds.collect()
+    }
+
+    fn answer(&mut self, round: &Round, mut word: impl FnMut(&Asked) -> Option<Word>) {
+        self.now += Duration::from_millis(1);
+        for asked in &round.asked {
+            if let Some(word) = word(asked) {
+                self.judge.hear(self.now, round, &asked.node, word);
+            }
+        }
+    }
+
+    fn suspected(&mut self) -> Vec<String> {
+        let suspected = self.judge.suspected();
+        suspected.keys().map(ToString::to_string).collect()
+    }
+}
+
+/// What a node says that does not reach the one in question.
+fn missing(asked: &Asked) -> Option<Word> {
+    Some(match asked.control {
+        Some(_) => Word::Misses,
+        None => Word::Present,
+    })
+}
+
+#[test]
+fn a_node_that_nobody_reaches_is_suspected_until_one_does() {
+    let mut cluster = Cluster::new(6, 2);
+    cluster.fall_silent([3]);
+    let [round] = &*cluster.look() else {
+        panic!("a round")
+    };
+    assert_eq!((&*round.about, round.asked.len()), ("n3", 5));
+    cluster.answer(round, missing);
+    assert_eq!(cluster.suspected(), ["n3"]);
+    let told = cluster.judge.suspected()["n3"].clone();
+    assert_eq!((told.missed, told.asked), (5, 5));
+    // It is asked again, and one neighbour is enough.
+    let rounds: Vec<_> = (0..6).flat_map(|_| cluster.look()).collect();
+    let [round] = &*rounds else {
+        panic!("{rounds:?}")
+    };
+    assert_eq!(cluster.suspected(), ["n3"]);
+    let last = round.asked[4].node.clone();
+    cluster.answer(round, |asked| (asked.node == last).then_some(Word::Reaches));
+    assert!(cluster.suspected().is_empty());
+}
+
+#[test]
+fn the_stream_takes_it_back() {
+    let mut cluster = Cluster::new(6, 0);
+    cluster.fall_silent([3]);
+    let rounds = cluster.look();
+    cluster.answer(&rounds[0], missing);
+    assert_eq!(cluster.suspected(), ["n3"]);
+    cluster.quiet.clear();
+    cluster.look();
+    assert!(cluster.suspected().is_empty());
+    // An answer of the old round is none.
+    cluster.answer(&rounds[0], missing);
+    assert!(cluster.suspected().is_empty());
+}
+
+#[test]
+fn a_word_counts_only_if_another_node_is_reached_and_if_nearly_all_answer() {
+    let told = |nodes, word: fn(usize, &Asked) -> Option<Word>| {
+        let mut cluster = Cluster::new(nodes, 0);
+        cluster.fall_silent([0]);
+        let rounds = cluster.look();
+        let places: BTreeMap<NodeName, usize> = rounds[0]
+            .asked
+            .iter()
+            .enumerate()
+            .map(|(at, of)| (of.node.clone(), at))
+            .collect();
+        cluster.answer(&rounds[0], |asked| word(places[&asked.node], asked));
+        // The time for answers passes.
+        (0..5).for_each(|_| drop(cluster.look()));
+        !cluster.suspected().is_empty()
+    };
+    assert!(told(6, |_, asked| missing(asked)));
+    assert!(told(6, |at, asked| if at < 2 {
+        Some(Word::Present)
+    } else {
+        missing(asked)
+    }));
+    assert!(!told(6, |at, asked| if at < 3 {
+        Some(Word::Present)
+    } else {
+        missing(asked)
+    }));
+    assert!(
+        !told(6, |at, asked| missing(asked).filter(|_| at > 0)),
+        "one of five is silent"
+    );
+    assert!(
+        told(40, |at, asked| missing(asked).filter(|_| at > 1)),
+        "two of sixteen are"
+    );
+    assert!(
+        !told(40, |at, asked| missing(asked).filter(|_| at < 13)),
+        "three of sixteen are"
+    );
+    // Two others are the fewest.
+    assert!(told(3, |_, asked| missing(asked)));
+    assert!(!told(3, |at, asked| if at == 0 {
+        Some(Word::Present)
+    } else {
+        missing(asked)
+    }));
+}
+
+#[test]
+fn without_two_other_nodes_nobody_is_asked() {
+    let mut cluster = Cluster::new(2, 0);
+    cluster.fall_silent([0]);
+    assert!((0..20).all(|_| cluster.look().is_empty()));
+}
+
+#[test]
+fn words_come_from_more_than_one_zone() {
+    let mut cluster = Cluster::new(12, 2);
+    cluster.fall_silent([0]);
+    let rounds = cluster.look();
+    let zones: BTreeSet<_> = rounds[0]
+        .asked
+        .iter()
+        .take(5)
+        .map(|of| of.zone.clone())
+        .collect();
+    assert_eq!(zones.len(), 2);
+    // All of zone 0 miss it, and those of zone 1 know nothing.
+    cluster.answer(&rounds[0], |asked| match asked.zone.as_deref() {
+        Some("z0") => missing(asked),
+        _ => Some(Word::Present),
+    });
+    assert!(cluster.suspected().is_empty());
+}
+
+#[test]
+fn nobody_is_suspected_when_many_streams_are_lost_or_this_process_was_stopped() {
+    let mut cluster = Cluster::new(10, 0);
+    cluster.fall_silent([0]);
+    let rounds = cluster.look();
+    cluster.answer(&rounds[0], missing);
+    assert_eq!(cluster.suspected(), ["n0"]);
+    cluster.fall_silent(1..4);
+    assert!(cluster.look().is_empty());
+    assert!(cluster.suspected().is_empty(), "four of ten");
+    assert!(cluster.judge.holds.is_some());
+
+    let mut cluster = Cluster::new(10, 0);
+    cluster.fall_silent([0]);
+    let rounds = cluster.look();
+    cluster.now += Duration::from_secs(2);
+    assert!(cluster.look().is_empty());
+    cluster.answer(&rounds[0], missing);
+    assert!(cluster.suspected().is_empty());
+}
+
+#[test]
+fn nobody_of_a_zone_is_suspected_when_many_of_it_are() {
+    let mut cluster = Cluster::new(30, 10);
+    // Two of the three nodes of zone 4, one after the other, and one of another zone.
+    for node in [4, 14, 5] {
+        cluster.fall_silent([node]);
+        let mut rounds = cluster.look();
+        rounds.retain(|round| *round.about == *name(node));
+        cluster.answer(&rounds[0], missing);
+        for _ in 0..51 {
+            for round in cluster.look() {
+                cluster.answer(&round, missing);
+            }
+        }
+    }
+    assert_eq!(cluster.suspected(), ["n5"]);
+    assert_eq!(
+        cluster.judge.holds,
+        Some("too many nodes of a zone do not answer")
+    );
+}
+
+/// Whatever happens, a node is suspected only if its stream is quiet and nobody that was asked last reached it, and never
+/// too many are.
+#[test]
+fn only_nodes_that_nobody_reaches_are_suspected() {
+    for seed in 0..500 {
+        let mut dice = SmallRng::seed_from_u64(seed);
+        let nodes = dice.random_range(2..25);
+        let mut cluster = Cluster::new(nodes, dice.random_range(0..4));
+        let (mut dead, mut reached) = (BTreeSet::new(), BTreeMap::new());
+        for _ in 0..60 {
+            let node = dice.random_range(0..nodes);
+            match dice.random_range(0..12) {
+                0 => drop(dead.insert(node)),
+                1 => drop(dead.remove(&node)),
+                2 => cluster.fall_silent([node]),
+                3 => drop(cluster.quiet.remove(&node)),
+                4 => cluster.now += Duration::from_secs(dice.random_range(0..3)),
+                _ => {}
+            }
+            for node in &dead {
+                cluster.quiet.entry(*node).or_insert(cluster.now);
+            }
+            for round in cluster.look() {
+                let about_dead = dead.iter().any(|node| *name(*node) == *round.about);
+                let silent = dice.random_range(0..3);
+                let mut left: usize = round.asked.len();
+                if left > silent {
+                    reached.insert(round.about.to_string(), !about_dead);
+                }
+                cluster.answer(&round, |asked| {
+                    if left <= silent {
+                        return None;
+                    }
+                    left = left.saturating_sub(1);
+                    match (asked.control.is_some(), about_dead) {
+                        (true, true) => Some(Word::Misses),
+                        (true, false) => Some(Word::Reaches),
+                        (false, _) => Some(Word::Present),
+                    }
+                });
+            }
+            let suspected = cluster.suspected();
+            assert!(suspected.len() <= few(nodes), "seed {seed}: {suspected:?}");
+            for node in suspected {
+                let number: usize = node[1..].parse().unwrap();
+                assert!(
+                    cluster.quiet.contains_key(&number),
+                    "seed {seed}: {node} has a stream"
+                );
+                assert!(!reached[&node], "seed {seed}: {node} was reached");
+            }
+        }
+    }
+}

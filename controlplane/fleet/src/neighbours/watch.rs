@@ -1,0 +1,367 @@
+//! The task that follows streams, asks neighbours, and publishes who is suspected.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, SystemTime};
+
+use futures_util::StreamExt as _;
+use futures_util::future::{BoxFuture, FutureExt as _};
+use futures_util::stream::FuturesUnordered;
+use kplane_model::{Family, NodeFacts, NodeName};
+use kplane_picture::index::{Suspicion, Suspicions};
+use kplane_picture::recorder::Kind;
+use kplane_proto::v1 as pb;
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tracing::{info, warn};
+
+use super::choose::{Asked, Neighbour};
+use super::judge::{Judge, ROUND, Round, Signs, Time, Word, few};
+use super::words;
+use crate::hub::Hub;
+use crate::inquiry::{Heard, Patience};
+use crate::peers::Peers;
+use crate::suspects::{Mode, SILENT, Words};
+
+/// Interval between two checks of the streams.
+const LOOK: Duration = Duration::from_millis(200);
+/// Interval of messages to other replicas: what is suspected, and that this one is there.
+const TELL: Duration = Duration::from_millis(500);
+const THERE: Duration = Duration::from_secs(1);
+/// Time for which an answer of other replicas about their agents counts.
+const OTHERS: Duration = Duration::from_secs(3);
+/// Number of own agents for which those of other replicas are not needed.
+const ENOUGH: usize = 5;
+
+type Nodes = BTreeMap<NodeName, Arc<NodeFacts>>;
+
+/// Something that was waited for.
+enum Event {
+    Heard(Arc<Round>, Vec<(NodeName, Word)>),
+    /// The agents that are connected to other replicas.
+    Others(BTreeMap<NodeName, SocketAddr>),
+    /// Suspected nodes that have streams at other replicas.
+    Alive(BTreeSet<NodeName>),
+}
+
+struct Watch {
+    hub: Arc<Hub>,
+    peers: Option<Arc<Peers>>,
+    start: Instant,
+    judge: Judge,
+    events: FuturesUnordered<BoxFuture<'static, Event>>,
+    others: BTreeMap<NodeName, SocketAddr>,
+    /// Time of the last question to other replicas, and of the last message.
+    asked_at: Option<Instant>,
+    told_at: Option<Instant>,
+    /// The nodes that this replica itself suspects.
+    own: Suspicions,
+}
+
+/// Follows the streams of agents until the control plane ends.
+pub async fn watch(hub: Arc<Hub>, peers: Option<Arc<Peers>>) {
+    if hub.suspects.mode() == Mode::Off {
+        return std::future::pending().await;
+    }
+    let mut watch = Watch {
+        hub,
+        peers,
+        start: Instant::now(),
+        judge: Judge::default(),
+        events: FuturesUnordered::new(),
+        others: BTreeMap::new(),
+        asked_at: None,
+        told_at: None,
+        own: Suspicions::default(),
+    };
+    let mut look = interval(LOOK);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            biased;
+            Some(event) = watch.events.next() => watch.take(event),
+            _ = look.tick() => watch.look(),
+        }
+        watch.publish().await;
+    }
+}
+
+impl Watch {
+    fn now(&self) -> Time {
+        self.start.elapsed()
+    }
+
+    fn take(&mut self, event: Event) {
+        let now = self.now();
+        match event {
+            Event::Heard(round, words) => {
+                for (of, word) in words {
+                    self.judge.hear(now, &round, &of, word);
+                }
+            }
+            Event::Others(others) => self.others = others,
+            Event::Alive(nodes) => self.judge.acquit(&nodes),
+        }
+    }
+
+    fn look(&mut self) {
+        let signs = self.hub.fleet.signs(SILENT);
+        let known = |node: &NodeName| self.hub.store.knows(node);
+        let mut quiet = signs.quiet;
+        let silent = self.hub.suspects.shared.silent().into_iter();
+        quiet.extend(silent.filter(|(node, _)| !self.hub.fleet.is_alive(node, SILENT)));
+        let quiet = quiet.into_iter().filter(|(node, _)| known(node));
+        let quiet = quiet.map(|(node, since)| (node, since.saturating_duration_since(self.start)));
+        let signs = Signs {
+            quiet: quiet.collect(),
+            alive: signs.alive,
+        };
+        let now = self.now();
+        let due = self.judge.look(now, &signs);
+        if !signs.quiet.is_empty() {
+            self.ask_others(signs.alive);
+        }
+        if due.is_empty() {
+            return;
+        }
+        let nodes = self.hub.store.nodes();
+        let neighbours = self.neighbours(&nodes);
+        for node in due {
+            // Nobody can reach a node without an address.
+            let facts = nodes
+                .get(&node)
+                .filter(|facts| addresses(facts).next().is_some());
+            let Some(zone) = facts.map(|facts| facts.zone.as_ref()) else {
+                continue;
+            };
+            if let Some(round) = self.judge.ask(now, &node, zone, &neighbours) {
+                self.begin(&Arc::new(round), &nodes);
+            }
+        }
+    }
+
+    /// Returns the nodes with agents that can be asked: this replica's, and those of others if these are few.
+    fn neighbours(&self, nodes: &Nodes) -> Vec<Neighbour> {
+        let mut names = self.hub.fleet.askable(SILENT);
+        if names.len() <= ENOUGH {
+            let own: BTreeSet<_> = names.iter().cloned().collect();
+            names.extend(
+                self.others
+                    .keys()
+                    .filter(|node| !own.contains(*node))
+                    .cloned(),
+            );
+        }
+        let known = names.into_iter().filter_map(|node| {
+            let zone = nodes.get(&node)?.zone.clone();
+            Some(Neighbour { node, zone })
+        });
+        known.collect()
+    }
+
+    /// Asks everybody of a round. Agents of other replicas are asked by one question to each replica.
+    fn begin(&mut self, round: &Arc<Round>, nodes: &Nodes) {
+        let mut there = BTreeMap::<SocketAddr, Vec<_>>::new();
+        for asked in &round.asked {
+            let question = Arc::new(question(asked, &round.about, nodes));
+            let is_here = self.hub.fleet.is_alive(&asked.node, SILENT);
+            match self.others.get(&asked.node).filter(|_| !is_here) {
+                Some(at) => there
+                    .entry(*at)
+                    .or_default()
+                    .push((asked.node.clone(), question)),
+                None => {
+                    let answer = self.hub.fleet.ask(&asked.node, question);
+                    let node = asked.node.clone();
+                    let answer = async move { answer.await.ok().map(|told| (node, told)) };
+                    self.wait(round, answer.map(|told| told.into_iter().collect()).boxed());
+                }
+            }
+        }
+        for (at, questions) in there {
+            let Some(peers) = self.peers.clone() else {
+                break;
+            };
+            let asking = async move {
+                let asked = BTreeMap::from([(at, questions)]);
+                let heard = peers.agents(asked, Patience::all(ROUND)).await.into_iter();
+                let told =
+                    heard.filter_map(|Heard { node, outcome, .. }| Some((node, outcome.ok()?)));
+                told.collect()
+            };
+            self.wait(round, asking.boxed());
+        }
+    }
+
+    /// Waits for answers in a round; without them the round ends on its own.
+    fn wait(
+        &mut self,
+        round: &Arc<Round>,
+        answers: BoxFuture<'static, Vec<(NodeName, pb::Inspection)>>,
+    ) {
+        let round = Arc::clone(round);
+        let waiting = timeout(ROUND, answers).map(move |told| {
+            let told = told.unwrap_or_default().into_iter();
+            let words = told.filter_map(|(node, told)| {
+                let asked = round.asked.iter().find(|asked| asked.node == node)?;
+                Some((node, word(asked, &told)))
+            });
+            Event::Heard(Arc::clone(&round), words.collect())
+        });
+        self.events.push(waiting.boxed());
+    }
+
+    /// Asks other replicas for their agents, at times.
+    fn ask_others(&mut self, own: usize) {
+        let is_due = self.asked_at.is_none_or(|at| at.elapsed() >= OTHERS);
+        let Some(peers) = self.peers.clone().filter(|_| is_due && own <= ENOUGH) else {
+            return;
+        };
+        self.asked_at = Some(Instant::now());
+        let asking = async move {
+            let answers = peers.everything().await.answers;
+            let agents = answers.iter().flat_map(|answer| {
+                let agents = answer.agents.iter().filter(|(_, agent)| agent.connected);
+                agents.map(|(node, _)| (node.clone(), answer.address))
+            });
+            Event::Others(agents.collect())
+        };
+        self.events.push(asking.boxed());
+    }
+
+    /// Sends to other replicas that this one is there, and what it suspects.
+    fn tell_others(&mut self) {
+        let pause = if self.own.nodes.is_empty() {
+            THERE
+        } else {
+            TELL
+        };
+        let is_due = self.told_at.is_none_or(|at| at.elapsed() >= pause);
+        let Some(peers) = self.peers.clone().filter(|_| is_due) else {
+            return;
+        };
+        self.told_at = Some(Instant::now());
+        let (own, from) = (self.own.clone(), self.hub.store.epoch());
+        let on_node = self.hub.own_node.get().cloned();
+        let telling = async move { Event::Alive(words::tell(&peers, from, on_node, &own).await) };
+        self.events.push(telling.boxed());
+    }
+
+    /// Publishes who is suspected, if that has changed.
+    async fn publish(&mut self) {
+        let suspects = &self.hub.suspects;
+        let act = suspects.mode() == Mode::Act;
+        let before = suspects.now();
+        let now = SystemTime::now();
+        let convicted = self.judge.suspected();
+        let own = convicted.into_iter().map(|(node, of)| {
+            let known = before.nodes.get(&node).map(|known| known.since);
+            let suspicion = Suspicion {
+                since: known.unwrap_or(now),
+                missed: of.missed,
+                asked: of.asked,
+            };
+            (node, suspicion)
+        });
+        let own = Suspicions {
+            nodes: own.collect(),
+            act,
+        };
+        let mut all = own.clone();
+        let others = suspects.shared.all();
+        let others = others
+            .into_iter()
+            .filter(|(node, _)| !self.hub.fleet.is_alive(node, SILENT));
+        let others = others.filter(|(node, _)| self.hub.store.knows(node));
+        let others: Vec<_> = others
+            .filter(|(node, _)| !all.nodes.contains_key(node))
+            .collect();
+        if !others.is_empty() && all.nodes.len() + others.len() <= self.most() {
+            all.nodes.extend(others);
+        }
+        *suspects.lock_holds() = self.judge.holds;
+        let moved = own.nodes.keys().ne(self.own.nodes.keys());
+        self.own = own;
+        if moved {
+            self.told_at = None;
+        }
+        self.tell_others();
+        if *before == all {
+            return;
+        }
+        self.note(&before, &all);
+        self.hub.suspects.now.send_replace(Arc::new(all.clone()));
+        self.hub.fleet.changed();
+        // It fails when the control plane ends.
+        let _ = self.hub.suspect(all).await;
+    }
+
+    /// Returns how many nodes may be suspected at a time by all replicas together.
+    fn most(&self) -> usize {
+        let nodes = self.hub.store.nodes();
+        few(nodes.values().filter(|facts| facts.known).count())
+    }
+
+    /// Logs and records what is new.
+    fn note(&self, before: &Suspicions, now: &Suspicions) {
+        let object = |node: &NodeName| format!("Node/{node}");
+        for (node, of) in now
+            .nodes
+            .iter()
+            .filter(|(node, _)| !before.nodes.contains_key(*node))
+        {
+            let words = Words(of, now.act).to_string();
+            warn!(%node, "the node is {words}");
+            self.hub.suspects.begun.fetch_add(1, Ordering::Relaxed);
+            self.hub
+                .recorder
+                .notice(Kind::NodeSuspected, object(node), words);
+        }
+        for node in before
+            .nodes
+            .keys()
+            .filter(|node| !now.nodes.contains_key(*node))
+        {
+            info!(%node, "the node is suspected no more");
+            let text = "it has a stream, or a neighbour reaches it".to_owned();
+            self.hub
+                .recorder
+                .notice(Kind::NodeReached, object(node), text);
+        }
+    }
+}
+
+/// Returns where a node is tried.
+fn addresses(facts: &NodeFacts) -> impl Iterator<Item = IpAddr> {
+    let of = |family| facts.primary_address(family);
+    Family::ALL.into_iter().filter_map(of)
+}
+
+/// Returns the question for a node: about the quiet one and the control, or none for a witness.
+fn question(asked: &Asked, about: &NodeName, nodes: &Nodes) -> pb::Inspect {
+    let target = |node: &NodeName| {
+        let addresses = nodes
+            .get(node)
+            .into_iter()
+            .flat_map(|facts| addresses(facts));
+        let addresses = addresses.map(|ip| ip.to_string()).collect();
+        pb::ReachTarget { addresses }
+    };
+    let nodes = asked.control.as_ref();
+    let nodes = nodes.map(|control| vec![target(about), target(control)]);
+    pb::Inspect {
+        reach: nodes.map(|nodes| pb::ReachQuestion { nodes }),
+        ..pb::Inspect::default()
+    }
+}
+
+/// Returns what an answer means.
+fn word(asked: &Asked, told: &pb::Inspection) -> Word {
+    let reached = told.reached.as_ref().filter(|_| asked.control.is_some());
+    match reached.map(|reached| &*reached.nodes) {
+        Some([true, ..]) => Word::Reaches,
+        Some([false, true, ..]) => Word::Misses,
+        _ => Word::Present,
+    }
+}

@@ -1,0 +1,141 @@
+//! Nodes that their neighbours do not reach. Endpoints there count as terminating ones: they get connections only
+//! where no other endpoint is ready, and connections that exist go on.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::time::SystemTime;
+
+use kplane_model::{Endpoint, NodeName, ServiceName};
+
+use super::{Cause, Index, Outcome, Verb};
+use crate::k8s::{Kind, ObjectId};
+
+/// What is known of a suspected node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Suspicion {
+    /// Time of the verdict.
+    pub since: SystemTime,
+    /// Number of neighbours that do not reach the node.
+    pub missed: usize,
+    /// Number of neighbours that were asked.
+    pub asked: usize,
+}
+
+impl fmt::Display for Suspicion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { missed, asked, .. } = self;
+        write!(f, "{missed} of {asked} neighbours do not reach it")
+    }
+}
+
+impl Suspicion {
+    /// Returns the age, whole seconds.
+    #[must_use]
+    pub fn age_s(&self) -> u64 {
+        self.since.elapsed().unwrap_or_default().as_secs()
+    }
+}
+
+/// The suspected nodes, and whether that has an effect.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Suspicions {
+    /// The nodes.
+    pub nodes: BTreeMap<NodeName, Suspicion>,
+    /// Their endpoints count as terminating. If not, it is only said what would happen.
+    pub act: bool,
+}
+
+impl Suspicions {
+    /// Returns whether the endpoints of a node count as terminating.
+    fn holds_for(&self, node: &NodeName) -> bool {
+        self.act && self.nodes.contains_key(node)
+    }
+}
+
+impl Index {
+    /// Takes the suspected nodes from now on. The work is proportional to the number of EndpointSlices: nodes die
+    /// seldom, and an index of endpoints by node would cost every change of a slice.
+    pub fn suspect(&mut self, suspicions: Suspicions, at: SystemTime) -> Outcome {
+        let before = std::mem::replace(&mut self.suspicions, suspicions);
+        let names = before.nodes.keys().chain(self.suspicions.nodes.keys());
+        let differ = |node: &&NodeName| before.holds_for(node) != self.suspicions.holds_for(node);
+        let changed: BTreeSet<NodeName> = names.filter(differ).cloned().collect();
+        if changed.is_empty() {
+            return Outcome::default();
+        }
+        let services = self.services_on(&changed);
+        self.pending.services.extend(services);
+        for node in changed {
+            let is_suspected = self.suspicions.holds_for(&node);
+            let place = if is_suspected {
+                "suspected"
+            } else {
+                "reached again"
+            };
+            let id = ObjectId {
+                kind: Kind::Node,
+                namespace: "".into(),
+                name: node,
+            };
+            let cause = Cause::new(id, 0, &place.into(), Verb::Changed);
+            self.pending
+                .note(None, Some(cause).filter(|_| self.is_synced()));
+        }
+        self.pending.observed_at.get_or_insert(at);
+        self.publish_pending()
+    }
+
+    /// Returns the Services with endpoints on some nodes.
+    fn services_on(&self, nodes: &BTreeSet<NodeName>) -> BTreeSet<ServiceName> {
+        let is_there = |endpoint: &Endpoint| {
+            endpoint
+                .node
+                .as_ref()
+                .is_some_and(|node| nodes.contains(node))
+        };
+        let slices = self.slices.values();
+        let there = slices.filter(|slice| {
+            let mut ports = slice.ports.iter();
+            ports.any(|port| port.endpoints.iter().any(is_there))
+        });
+        there.map(|slice| slice.service.clone()).collect()
+    }
+
+    /// Marks the endpoints on suspected nodes.
+    pub(super) fn mark_suspected(&self, endpoints: &mut [Endpoint]) {
+        if !self.suspicions.act || self.suspicions.nodes.is_empty() {
+            return;
+        }
+        let suspected = endpoints.iter_mut().filter(|endpoint| {
+            let node = endpoint.node.as_ref();
+            endpoint.ready && node.is_some_and(|node| self.suspicions.holds_for(node))
+        });
+        for endpoint in suspected {
+            (endpoint.ready, endpoint.serving, endpoint.terminating) = (false, true, true);
+        }
+    }
+
+    /// Returns the suspected nodes with endpoints of a Service, and the number of these.
+    pub(super) fn suspected_of(&self, name: &ServiceName) -> Vec<(NodeName, Suspicion, usize)> {
+        if self.suspicions.nodes.is_empty() {
+            return Vec::new();
+        }
+        let slices = self.slices_of.get(name).into_iter().flatten();
+        let ports = slices
+            .filter_map(|id| self.slices.get(id))
+            .flat_map(|slice| &slice.ports);
+        let mut by_node = BTreeMap::<&NodeName, BTreeSet<_>>::new();
+        for endpoint in ports.flat_map(|port| &port.endpoints) {
+            if let Some(node) = &endpoint.node
+                && self.suspicions.nodes.contains_key(node)
+            {
+                by_node.entry(node).or_default().insert(endpoint.addr);
+            }
+        }
+        let found = by_node.into_iter().filter_map(|(node, endpoints)| {
+            let suspicion = self.suspicions.nodes.get(node)?.clone();
+            Some((node.clone(), suspicion, endpoints.len()))
+        });
+        found.collect()
+    }
+}

@@ -1,0 +1,96 @@
+//! Endpoints on suspected nodes.
+
+use kplane_model::select::variants;
+
+use super::*;
+
+fn suspicions(nodes: &[&str], act: bool) -> Suspicions {
+    let suspicion = Suspicion {
+        since: at(1),
+        missed: 5,
+        asked: 5,
+    };
+    let nodes = nodes.iter().map(|node| ((*node).into(), suspicion.clone()));
+    Suspicions {
+        nodes: nodes.collect(),
+        act,
+    }
+}
+
+/// A slice with endpoints on these nodes: 10.0.0.1, 10.0.0.2 and so on.
+fn slice_on(service: &str, nodes: &[&str]) -> Value {
+    let endpoints = nodes.iter().enumerate();
+    let endpoints =
+        endpoints.map(|(at, node)| objects::endpoint(format!("10.0.0.{}", at + 1), node));
+    objects::slice("shop", &format!("{service}-1"), service, endpoints)
+}
+
+/// The endpoints that nodes get, as the publication has them.
+fn chosen(index: &Index, service: &str) -> Vec<String> {
+    let detail = index
+        .detail(&ServiceName::new("shop", service), &[])
+        .unwrap();
+    let view = &detail.ports[0];
+    let chosen = variants(&view.port, &view.endpoints).default;
+    chosen.iter().map(|addr| addr.ip.to_string()).collect()
+}
+
+fn names(publication: Option<Publication>) -> Vec<String> {
+    let services = publication
+        .into_iter()
+        .flat_map(|publication| publication.services);
+    services
+        .map(|(key, _)| key.service.name.to_string())
+        .collect()
+}
+
+#[test]
+fn endpoints_on_a_suspected_node_count_as_terminating_ones() {
+    let (mut index, _) = index(&[
+        service("web", "10.96.0.1"),
+        slice_on("web", &["n1", "n2"]),
+        service("only", "10.96.0.2"),
+        slice_on("only", &["n2"]),
+        service("other", "10.96.0.3"),
+        slice_on("other", &["n1"]),
+    ]);
+    let outcome = index.suspect(suspicions(&["n2"], true), at(2));
+    assert_eq!(outcome.causes.others().count(), 1);
+    assert_eq!(names(outcome.publication), ["only", "web"]);
+    assert_eq!(chosen(&index, "web"), ["10.0.0.1"]);
+    assert_eq!(
+        chosen(&index, "only"),
+        ["10.0.0.1"],
+        "nothing else is ready"
+    );
+    // New objects are marked as well.
+    apply(&mut index, &slice_on("other", &["n1", "n2"]));
+    assert_eq!(chosen(&index, "other"), ["10.0.0.1"]);
+    let detail = index.detail(&ServiceName::new("shop", "web"), &[]).unwrap();
+    let (found, act) = &detail.facts.suspected;
+    assert!(*act && found.len() == 1 && &*found[0].0 == "n2" && found[0].2 == 1);
+    // The same again changes nothing; the end of it does.
+    let again = index.suspect(suspicions(&["n2"], true), at(3));
+    assert!(again.publication.is_none());
+    let outcome = index.suspect(suspicions(&[], true), at(4));
+    assert_eq!(names(outcome.publication), ["only", "other", "web"]);
+    assert_eq!(chosen(&index, "web"), ["10.0.0.1", "10.0.0.2"]);
+}
+
+#[test]
+fn to_observe_changes_nothing_and_tells() {
+    let (mut index, _) = index(&[service("web", "10.96.0.1"), slice_on("web", &["n1", "n2"])]);
+    let outcome = index.suspect(suspicions(&["n2"], false), at(2));
+    assert!(outcome.publication.is_none());
+    assert_eq!(chosen(&index, "web"), ["10.0.0.1", "10.0.0.2"]);
+    let detail = index.detail(&ServiceName::new("shop", "web"), &[]).unwrap();
+    assert_eq!(detail.facts.suspected.0.len(), 1);
+}
+
+/// A node that is suspected before everything is listed publishes nothing early.
+#[test]
+fn nothing_is_published_before_the_first_complete_picture() {
+    let mut index = Index::default();
+    let outcome = index.suspect(suspicions(&["n2"], true), at(2));
+    assert!(outcome.publication.is_none());
+}

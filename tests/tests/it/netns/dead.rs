@@ -1,0 +1,457 @@
+//! Nodes whose links are cut: new connections go elsewhere within seconds, and come back with the links.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::Parser as _;
+use kp_controlplane::app as control_plane;
+use kp_nodeagent::app;
+use kp_nodeagent::config::{Config, Flags, Task};
+use kplane_fleet::hub::Hub;
+use kplane_fleet::peers::PeerFlags;
+use kplane_fleet::suspects::Mode;
+use kplane_model::Family;
+use kplane_tests::client::{Outcome, Probe, Protocol};
+use kplane_tests::netns::NetNs;
+use kplane_tests::support::nft::nft;
+use kplane_tests::support::under_test::UnderTest;
+use kplane_tests::support::{TARGET, node_ip, node_name, pod_ips};
+use kplane_tests::topology::Topology;
+use kplane_tests::wait::eventually;
+use tokio::runtime::Runtime;
+
+use crate::netns::own_way::{CONTROL, CONTROL_PORT};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+const STATUS_PORT: u16 = 7444;
+const NODES: u8 = 4;
+/// The node whose links are cut.
+const VICTIM: u8 = 3;
+/// Clients that connect one connection after the other, and the time that each waits.
+const CLIENTS: usize = 6;
+const PATIENCE: Duration = Duration::from_millis(250);
+
+struct Cluster {
+    // Agents end before the namespaces do.
+    agents: Vec<(app::Bound, Runtime)>,
+    planes: Vec<(Runtime, Arc<Hub>)>,
+    /// The state of the first replica.
+    hub: Arc<Hub>,
+    topology: Topology,
+    _folder: tempfile::TempDir,
+}
+
+/// A Service with an endpoint on each node but the first, and the nodes.
+fn manifests() -> String {
+    let mut text = String::from(
+        "---\n{apiVersion: v1, kind: Service, metadata: {name: web, namespace: shop}, spec: {clusterIP: 10.96.7.1, \
+         clusterIPs: [10.96.7.1], ports: [{port: 80, protocol: TCP}]}}\n",
+    );
+    let mut endpoints = String::new();
+    for number in 1..=NODES {
+        let (name, ip, [pod, _]) = (
+            node_name(number),
+            node_ip(number, Family::V4),
+            pod_ips(number, 1),
+        );
+        let _ = write!(
+            text,
+            "---\n{{apiVersion: v1, kind: Node, metadata: {{name: {name}}}, spec: {{podCIDR: 10.244.{number}.0/24}}, \
+             status: {{addresses: [{{type: InternalIP, address: {ip}}}]}}}}\n"
+        );
+        if number > 1 {
+            let _ = write!(
+                endpoints,
+                "{{addresses: ['{pod}'], nodeName: {name}, conditions: {{ready: true}}}}, "
+            );
+        }
+    }
+    let _ = write!(
+        text,
+        "---\n{{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {{name: web-1, namespace: shop, labels: \
+         {{kubernetes.io/service-name: web}}}}, addressType: IPv4, ports: [{{name: '', port: {TARGET}, protocol: TCP}}], \
+         endpoints: [{endpoints}]}}\n"
+    );
+    text
+}
+
+fn agent_config(node: &str, replica: &str) -> Result<Config> {
+    let plane = format!("http://{replica}:{CONTROL_PORT}");
+    let line = [
+        "kp-nodeagent",
+        "--insecure",
+        "--control-plane",
+        &plane,
+        "--node-name",
+        node,
+    ];
+    let ports = [
+        "--healthz-bind-address=",
+        "--metrics-bind-address=",
+        "--cache-dir=",
+    ];
+    match Flags::try_parse_from(line.into_iter().chain(ports))?
+        .check()?
+        .task
+    {
+        Task::Run(config) => Ok(Config {
+            backend: UnderTest::current()?.kind(),
+            ..*config
+        }),
+        _ => bail!("not an agent"),
+    }
+}
+
+impl Cluster {
+    fn new(mode: Mode) -> Result<Self> {
+        Self::with(mode, &[("control", CONTROL[0], None)], |_| 0)
+    }
+
+    /// A cluster with replicas on these machines, of which some are nodes. `replica_of` says which replica a node's agent has.
+    fn with(
+        mode: Mode,
+        replicas: &[(&str, &str, Option<u8>)],
+        replica_of: fn(u8) -> usize,
+    ) -> Result<Self> {
+        let mut topology = Topology::standard(NODES)?;
+        for number in 1..=NODES {
+            let node = node_name(number);
+            UnderTest::current()?.prepare(topology.node(&node)?.ns())?;
+            let pod = topology.add_pod(&node, &format!("on-{number}"), &pod_ips(number, 1))?;
+            pod.serve(Protocol::Tcp, TARGET)?;
+        }
+        let folder = tempfile::tempdir()?;
+        fs::write(folder.path().join("all.yaml"), manifests())?;
+        let places = replicas.iter().map(|(_, ip, _)| {
+            format!("{ip}:{STATUS_PORT}")
+                .parse()
+                .map_err(anyhow::Error::msg)
+        });
+        let flags = PeerFlags {
+            peers: if replicas.len() > 1 {
+                places.collect::<Result<_>>()?
+            } else {
+                Vec::new()
+            },
+            ..PeerFlags::default()
+        };
+        let planes = replicas.iter().map(|(host, _, own_node)| {
+            let config = control_plane::Config {
+                agent_listen: Some(SocketAddr::from(([0, 0, 0, 0], CONTROL_PORT))),
+                status_listen: Some(SocketAddr::from(([0, 0, 0, 0], STATUS_PORT))),
+                protection: control_plane::Protection::PlainText { exposed: true },
+                dead_node: mode,
+                peers: flags.clone().config(0),
+                own_node: own_node.map(|number| node_name(number).into()),
+                ..control_plane::Config::new(control_plane::Origin::Manifests(
+                    folder.path().to_owned(),
+                ))
+            };
+            let host = topology.host(host).or_else(|_| topology.node(host))?;
+            host.ns().run(|| {
+                let runtime = Runtime::new()?;
+                let bound = runtime.block_on(control_plane::build(config))?;
+                let hub = Arc::clone(bound.hub());
+                runtime.spawn(bound.wait());
+                Ok((runtime, hub))
+            })
+        });
+        let planes: Vec<_> = planes.collect::<Result<_>>()?;
+        let agents = (1..=NODES).map(|number| {
+            let name = node_name(number);
+            let config = agent_config(&name, replicas[replica_of(number)].1)?;
+            topology.node(&name)?.ns().run(|| {
+                let runtime = Runtime::new()?;
+                Ok((runtime.block_on(app::build(config))?, runtime))
+            })
+        });
+        let cluster = Self {
+            agents: agents.collect::<Result<_>>()?,
+            hub: Arc::clone(&planes[0].1),
+            planes,
+            topology,
+            _folder: folder,
+        };
+        cluster.all_are_there()?;
+        Ok(cluster)
+    }
+
+    /// Waits until all agents are connected and serve the Service.
+    fn all_are_there(&self) -> Result<()> {
+        eventually(DEADLINE, "all agents serve", || {
+            let hubs = self.planes.iter().map(|(_, hub)| hub.fleet.records());
+            let records = hubs.flatten();
+            let connected = records.filter(|(_, record)| record.connected).count();
+            let mut agents = self.agents.iter();
+            let serve = agents.all(|(agent, _)| {
+                let report = agent.reports().borrow().clone();
+                report.counts.services == 1 && report.applied == report.held
+            });
+            match serve && connected == usize::from(NODES) {
+                true => Ok(()),
+                false => Err(format!("{connected} are connected")),
+            }
+        })
+    }
+
+    /// Waits until exactly these nodes are suspected.
+    fn suspects(&self, nodes: &[u8]) -> Result<()> {
+        self.suspects_at(&self.hub, nodes)
+    }
+
+    fn suspects_at(&self, hub: &Hub, nodes: &[u8]) -> Result<()> {
+        eventually(DEADLINE, "the suspected nodes", || {
+            let now = hub.suspects.now();
+            let wanted: Vec<_> = nodes.iter().map(|node| node_name(*node)).collect();
+            match now.nodes.keys().map(ToString::to_string).eq(wanted) {
+                true => Ok(()),
+                false => Err(format!("{now:?}")),
+            }
+        })
+    }
+
+    /// Cuts the link of a machine at the switch, or joins it again. Hosts outside come first.
+    fn set_link(&self, port: u8, up: bool) -> Result<()> {
+        let (fabric, port) = (self.topology.fabric().netlink()?, format!("port{port}"));
+        match up {
+            true => fabric.up(&port),
+            false => fabric.down(&port),
+        }
+    }
+
+    fn client(&self) -> Result<NetNs> {
+        Ok(self.topology.pod("on-1")?.ns().clone())
+    }
+}
+
+/// The port of a node's link at the switch: the control host and the client have the first two.
+const fn port_of(node: u8) -> u8 {
+    node + 2
+}
+
+/// Connections to the Service all the time.
+struct Load {
+    stop: Arc<AtomicBool>,
+    failed: Arc<Mutex<Option<Instant>>>,
+    threads: Vec<std::thread::JoinHandle<Result<()>>>,
+}
+
+impl Load {
+    fn start(ns: &NetNs) -> Result<Self> {
+        let (stop, failed) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(None)));
+        let threads = (0..CLIENTS).map(|_| {
+            let (ns, stop, failed) = (ns.clone(), Arc::clone(&stop), Arc::clone(&failed));
+            let run = move || {
+                ns.run(|| {
+                    let probe = Probe::tcp(web()).timeout(PATIENCE);
+                    while !stop.load(Ordering::Relaxed) {
+                        let began = Instant::now();
+                        if !matches!(probe.here(), Outcome::Reply(_)) {
+                            let mut last = failed
+                                .lock()
+                                .unwrap_or_else(std::sync::PoisonError::into_inner);
+                            *last = last.max(Some(began));
+                        }
+                        std::thread::sleep(Duration::from_millis(5));
+                    }
+                    Ok(())
+                })
+            };
+            std::thread::spawn(run)
+        });
+        let threads = threads.collect();
+        Ok(Self {
+            stop,
+            failed,
+            threads,
+        })
+    }
+
+    fn last_failure(&self) -> Option<Instant> {
+        *self
+            .failed
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn end(self) -> Result<()> {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads {
+            thread
+                .join()
+                .map_err(|_| anyhow::anyhow!("a client panicked"))??;
+        }
+        Ok(())
+    }
+}
+
+fn web() -> SocketAddr {
+    SocketAddr::from(([10, 96, 7, 1], 80))
+}
+
+/// Waits until the Service's connections reach a pod.
+fn reaches(client: &NetNs, pod: &str) -> Result<()> {
+    let probe = Probe::tcp(web()).timeout(PATIENCE);
+    eventually(DEADLINE, "connections reach the pod", || {
+        let seen = probe.spread(client, 10)?;
+        ensure!(seen.contains_key(pod), "{seen:?}");
+        Ok(())
+    })
+}
+
+pub(crate) fn a_node_whose_links_are_cut_is_out_in_seconds_and_back_with_them() -> Result<()> {
+    let cluster = Cluster::new(Mode::Act)?;
+    let (client, victim) = (cluster.client()?, format!("on-{VICTIM}"));
+    reaches(&client, &victim)?;
+    let load = Load::start(&client)?;
+    let cut_at = Instant::now();
+    cluster.set_link(port_of(VICTIM), false)?;
+    cluster.suspects(&[VICTIM])?;
+    // As many good connections in a row as clients would not have by luck.
+    let calm = || {
+        let last = load.last_failure().context("no connection failed")?;
+        ensure!(
+            last.elapsed() > Duration::from_secs(2),
+            "connections still fail"
+        );
+        Ok::<_, anyhow::Error>(last)
+    };
+    let last = eventually(DEADLINE, "no connection leads to the node", calm)?;
+    let seconds = last.saturating_duration_since(cut_at).as_secs_f64();
+    println!("the last connection to the dead node began {seconds:.2} s after the cut");
+    load.end()?;
+    cluster.set_link(port_of(VICTIM), true)?;
+    cluster.suspects(&[])?;
+    reaches(&client, &victim)?;
+    cluster.all_are_there()
+}
+
+pub(crate) fn to_observe_a_dead_node_changes_nothing() -> Result<()> {
+    let cluster = Cluster::new(Mode::Observe)?;
+    let revision = || cluster.hub.store.head().borrow().revision;
+    let before = revision();
+    cluster.set_link(port_of(VICTIM), false)?;
+    cluster.suspects(&[VICTIM])?;
+    let issues = cluster.hub.issues();
+    ensure!(
+        issues
+            .iter()
+            .any(|issue| issue.reason.contains("--dead-node act")),
+        "{issues:?}"
+    );
+    cluster.set_link(port_of(VICTIM), true)?;
+    cluster.suspects(&[])?;
+    ensure!(revision() == before, "something was published");
+    Ok(())
+}
+
+/// A control plane that reaches half of the nodes, or none, suspects nobody.
+pub(crate) fn a_control_plane_that_is_cut_off_suspects_nobody() -> Result<()> {
+    let cluster = Cluster::new(Mode::Act)?;
+    let control = cluster.topology.host("control")?.ns().clone();
+    let holds = |wanted: bool| {
+        eventually(DEADLINE, "many streams are silent, or none", || {
+            let issues = cluster.hub.issues();
+            let holds = issues
+                .iter()
+                .any(|issue| issue.reason.contains("none is suspected"));
+            ensure!(holds == wanted, "{issues:?}");
+            Ok(())
+        })
+    };
+    let nodes = [1, 2]
+        .map(|node| node_ip(node, Family::V4).to_string())
+        .join(", ");
+    let cut = format!(
+        "table inet cut {{\nchain in {{\ntype filter hook input priority 0;\nip saddr {{ {nodes} }} drop\n}}\n}}"
+    );
+    nft(&control, &cut)?;
+    holds(true)?;
+    nft(&control, "delete table inet cut")?;
+    holds(false)?;
+    cluster.all_are_there()?;
+    cluster.set_link(1, false)?;
+    holds(true)?;
+    cluster.set_link(1, true)?;
+    holds(false)?;
+    cluster.all_are_there()?;
+    ensure!(cluster.hub.suspects.begun() == 0, "somebody was suspected");
+    Ok(())
+}
+
+/// An agent that ends is no dead node: the node's ports answer.
+pub(crate) fn a_node_without_its_agent_is_not_dead() -> Result<()> {
+    let mut cluster = Cluster::new(Mode::Act)?;
+    drop(cluster.agents.remove(usize::from(VICTIM) - 1));
+    // Another node dies meanwhile, so that verdicts are known to be reached.
+    cluster.set_link(port_of(NODES), false)?;
+    eventually(DEADLINE, "two of four are too many at once", || {
+        let issues = cluster.hub.issues();
+        ensure!(
+            issues
+                .iter()
+                .any(|issue| issue.reason.contains("none is suspected")),
+            "{issues:?}"
+        );
+        Ok(())
+    })?;
+    // Later the first one counts no more as lost at the same time.
+    cluster.suspects(&[NODES])?;
+    ensure!(
+        cluster.hub.suspects.begun() == 1,
+        "another node was suspected"
+    );
+    Ok(())
+}
+
+/// The replica with the node's stream asks agents of the other one, too, and both suspect the node. Connections of a node
+/// whose agent is at the other replica go elsewhere.
+pub(crate) fn replicas_suspect_the_same_nodes() -> Result<()> {
+    let replicas = [
+        ("control", CONTROL[0], None),
+        ("client", "172.30.0.3", None),
+    ];
+    let cluster = Cluster::with(Mode::Act, &replicas, |node| usize::from(node >= VICTIM))?;
+    let (client, other) = (cluster.client()?, Arc::clone(&cluster.planes[1].1));
+    reaches(&client, &format!("on-{VICTIM}"))?;
+    cluster.set_link(port_of(VICTIM), false)?;
+    cluster.suspects_at(&other, &[VICTIM])?;
+    cluster.suspects(&[VICTIM])?;
+    eventually(DEADLINE, "connections go elsewhere", || {
+        let seen = Probe::tcp(web()).timeout(PATIENCE).spread(&client, 30)?;
+        ensure!(seen.keys().all(|name| !name.starts_with('!')), "{seen:?}");
+        Ok(())
+    })?;
+    cluster.set_link(port_of(VICTIM), true)?;
+    cluster.suspects(&[])?;
+    cluster.suspects_at(&other, &[])?;
+    reaches(&client, &format!("on-{VICTIM}"))
+}
+
+/// A node that dies together with the replica that has its stream.
+pub(crate) fn a_node_that_dies_with_its_replica_is_found() -> Result<()> {
+    let at = node_ip(VICTIM, Family::V4).to_string();
+    let name = node_name(VICTIM);
+    let replicas = [("control", CONTROL[0], None), (&*name, &*at, Some(VICTIM))];
+    let cluster = Cluster::with(Mode::Act, &replicas, |node| usize::from(node == VICTIM))?;
+    let hub = Arc::clone(&cluster.hub);
+    eventually(DEADLINE, "the other replica is known", || {
+        hub.suspects
+            .replicas()
+            .contains(&name.as_str().into())
+            .then_some(())
+            .ok_or("not yet")
+    })?;
+    let cut_at = Instant::now();
+    cluster.set_link(port_of(VICTIM), false)?;
+    cluster.suspects(&[VICTIM])?;
+    let seconds = cut_at.elapsed().as_secs_f64();
+    println!("the node was suspected {seconds:.2} s after the cut");
+    cluster.set_link(port_of(VICTIM), true)?;
+    cluster.suspects(&[])
+}
