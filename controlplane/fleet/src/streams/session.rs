@@ -126,8 +126,7 @@ pub(super) async fn run(
         unpacks: hello.capabilities & PACKED != 0,
         resume: hello.resume,
     };
-    let dispatch = session.dispatch();
-    let updates = Updates::new(&hub, node.clone(), needs_node, claim, freshness, dispatch);
+    let updates = Updates::new(&hub, node, needs_node, claim, freshness, session.dispatch());
     postman.open(welcome, updates, millis(SystemTime::now()));
     let conversation = Conversation {
         postman,
