@@ -126,7 +126,8 @@ pub(super) async fn run(
         unpacks: hello.capabilities & PACKED != 0,
         resume: hello.resume,
     };
-    let updates = Updates::new(&hub, node, needs_node, claim, freshness, session.dispatch());
+    let dispatch = session.dispatch();
+    let updates = Updates::new(&hub, node.clone(), needs_node, claim, freshness, dispatch);
     postman.open(welcome, updates, millis(SystemTime::now()));
     let conversation = Conversation {
         postman,
