@@ -121,12 +121,8 @@ pub(super) async fn run(
     info!(%node, version = ?hello.agent_version, backend = ?hello.backend, "agent connected");
     let freshness = hub.store.freshness();
     let welcome = welcome(&hub, &node, &freshness);
-    let claim = Claim {
-        compares: hello.capabilities & RANGES != 0,
-        unpacks: hello.capabilities & PACKED != 0,
-        resume: hello.resume,
-    };
     let dispatch = session.dispatch();
+    let claim = claim(&hello);
     let updates = Updates::new(&hub, node.clone(), needs_node, claim, freshness, dispatch);
     postman.open(welcome, updates, millis(SystemTime::now()));
     let conversation = Conversation {
@@ -155,6 +151,15 @@ pub(super) async fn run(
 /// Asks the agent to leave: the control plane is about to end.
 fn farewell(hub: &Hub) -> server_message::Kind {
     server_message::Kind::ComeBackLater(hub.draining.farewell())
+}
+
+/// Returns what an agent says about the state that it holds.
+fn claim(hello: &Hello) -> Claim {
+    Claim {
+        compares: hello.capabilities & RANGES != 0,
+        unpacks: hello.capabilities & PACKED != 0,
+        resume: hello.resume.clone(),
+    }
 }
 
 fn closing() -> Status {

@@ -149,7 +149,7 @@ fn structure(family: Family, port: u16, flags: u32, addresses: (&[Cidr], &[IpAdd
         ("delete table", msg::DELTABLE, 0),
     ] {
         batch.push(operation(action, kind, flags), |w| {
-            w.str(NFTA_TABLE_NAME, TABLE)
+            w.str(NFTA_TABLE_NAME, TABLE);
         });
     }
     batch.push(operation("add table", msg::NEWTABLE, create), |w| {
