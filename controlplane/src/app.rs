@@ -21,7 +21,7 @@ use kplane_fleet::doors::{Door, Limits, Secured};
 use kplane_fleet::hub::Hub;
 use kplane_fleet::identity::{self, Gate};
 use kplane_fleet::peers::{self, Peers};
-use kplane_fleet::{events, fleet, suspects, taints};
+use kplane_fleet::{events, fleet, neighbours, suspects, taints};
 use kplane_model::NodeName;
 use kplane_operate::server::departing;
 use kplane_operate::traces;
@@ -200,7 +200,7 @@ async fn start(config: Config) -> Result<Bound, BuildError> {
     let departing = departing::serve(Arc::clone(&hub), peers.clone());
     tasks.spawn(until(departing, hub.shutdown.clone()));
     let shutdown = hub.shutdown.clone();
-    let watch = suspects::watch(Arc::clone(&hub), peers.clone());
+    let watch = neighbours::watch(Arc::clone(&hub), peers.clone());
     tasks.spawn(until(watch, shutdown.clone()));
     let in_memory = serve_in_memory(&hub, &gate, &mut tasks);
     let doors = [

@@ -6,6 +6,7 @@ mod absence;
 mod flags;
 pub mod kube_proxy;
 mod load;
+mod pre_stop;
 mod source;
 mod unset_mode;
 mod userspace;

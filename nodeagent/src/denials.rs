@@ -116,7 +116,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Answers a follower. Blocks. Whoever asks may go away meanwhile: the log is read whatever happens then.
+    /// Answers a follower. Blocks. The caller may go away meanwhile: the log is read all the same.
     fn answer(self: Arc<Self>, question: pb::DenialsQuestion) -> Result<pb::Denials, String> {
         let (now, mut state) = (Instant::now(), self.lock());
         let was_open = state.log.is_some();

@@ -7,6 +7,7 @@
 
 mod address;
 mod enums;
+mod ids;
 mod object;
 mod policy;
 mod proxied;

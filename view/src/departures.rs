@@ -144,6 +144,6 @@ mod tests {
             assert!(text.contains(part), "no {part:?}:\n{text}");
         }
         let nothing = DeparturesView::new(pb::DrainStatus::default());
-        assert!(table(&nothing).contains("no preStop hook has asked"));
+        assert!(table(&nothing).contains("No Pod has waited"));
     }
 }

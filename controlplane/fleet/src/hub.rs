@@ -297,24 +297,7 @@ impl Hub {
         .await
     }
 
-    /// Confirms the source's picture on behalf of the operator: removes the objects that are held,
-    /// and makes agents do the same.
-    ///
-    /// # Errors
-    /// [`Closing`]; [`HeldMore`] within.
-    pub async fn approve(&self, seen: Seen) -> Result<Result<Approved, HeldMore>, Closing> {
-        self.ask(|answer| Query::Approve(seen, answer)).await
-    }
-
-    /// Takes an approval that another replica was given, if it covers this picture and was not taken before.
-    ///
-    /// # Errors
-    /// [`Closing`].
-    pub async fn take(&self, approval: Approval) -> Result<bool, Closing> {
-        self.ask(|answer| Query::Take(approval, answer)).await
-    }
-
-    /// Tells the index which nodes are suspected; returns when that is published.
+    /// Gives the index the suspected nodes; returns when that is published.
     ///
     /// # Errors
     /// [`Closing`].

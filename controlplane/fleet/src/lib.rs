@@ -6,7 +6,7 @@
 //!                             what people have ordered: orders
 //! inquiry: questions to agents; departures: agents' questions about Pods that wait to end
 //! peers: what other replicas know, and what their agents answer
-//! suspects: nodes that are probably dead
+//! suspects, neighbours: nodes that are probably dead, and how that is found out
 //! events, taints: what the API server learns of it
 //! ```
 //!
@@ -23,6 +23,7 @@ pub mod hub;
 pub mod identity;
 pub mod inquiry;
 mod issue;
+pub mod neighbours;
 pub mod orders;
 mod pace;
 mod panicked;

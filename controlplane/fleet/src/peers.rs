@@ -235,7 +235,7 @@ impl Peers {
         (approved.into_iter().map(bounded).collect(), missing)
     }
 
-    /// Tells all other replicas what this one suspects; returns the nodes whose agents are alive there.
+    /// Sends to all other replicas what this one suspects; returns the nodes whose agents are alive there.
     pub(crate) async fn suspect(&self, request: pb::SuspectRequest) -> Vec<String> {
         let until = Instant::now() + PATIENCE;
         let (targets, _) = self.way.targets().await;

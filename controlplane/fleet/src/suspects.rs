@@ -6,12 +6,9 @@
 //!        other replicas <- shared -> Suspects -> index: endpoints there count as terminating
 //! ```
 //!
-//! `judge.rs` decides, and is pure. Nothing is asked while all streams are alive.
+//! This is what all may know; `neighbours.rs` finds it out.
 
-mod choose;
-mod judge;
 mod shared;
-mod watch;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,14 +20,14 @@ use kplane_model::{Issue, NodeName, ObjectRef, Reason, Severity};
 use kplane_picture::index::{Suspicion, Suspicions};
 use tokio::sync::watch as channel;
 
-pub(crate) use shared::Shared;
-pub use shared::hear;
-pub use watch::watch;
+#[cfg(test)]
+pub(crate) use shared::{COUNTS, MOST, REMEMBERED};
+pub(crate) use shared::{Nodes, Said, Shared};
 
 /// Longest time between two messages of an agent.
 pub const BEAT: Duration = Duration::from_millis(1_500);
 /// Time without a message after which a stream is silent.
-const SILENT: Duration = Duration::from_millis(1_800);
+pub(crate) const SILENT: Duration = Duration::from_millis(1_800);
 
 /// What the control plane does about dead nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -48,12 +45,12 @@ pub enum Mode {
 #[derive(Debug)]
 pub struct Suspects {
     mode: OnceLock<Mode>,
-    now: channel::Sender<Arc<Suspicions>>,
+    pub(crate) now: channel::Sender<Arc<Suspicions>>,
     /// The reason why nobody is suspected, if some nodes would be.
     holds: Mutex<Option<&'static str>>,
-    shared: Shared,
+    pub(crate) shared: Shared,
     /// Number of suspicions so far.
-    begun: AtomicU64,
+    pub(crate) begun: AtomicU64,
 }
 
 impl Default for Suspects {
@@ -148,7 +145,7 @@ impl Suspects {
         nodes.chain(holds).collect()
     }
 
-    fn lock_holds(&self) -> std::sync::MutexGuard<'_, Option<&'static str>> {
+    pub(crate) fn lock_holds(&self) -> std::sync::MutexGuard<'_, Option<&'static str>> {
         // It is replaced as a whole.
         self.holds
             .lock()
@@ -157,7 +154,7 @@ impl Suspects {
 }
 
 /// A suspicion and its effect, human-readable.
-struct Words<'a>(&'a Suspicion, bool);
+pub(crate) struct Words<'a>(pub(crate) &'a Suspicion, pub(crate) bool);
 
 impl fmt::Display for Words<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -175,7 +172,7 @@ impl fmt::Display for Words<'_> {
 }
 
 /// Returns the time of something that was so long ago.
-fn ago(time: Duration) -> SystemTime {
+pub(crate) fn ago(time: Duration) -> SystemTime {
     SystemTime::now()
         .checked_sub(time)
         .unwrap_or(SystemTime::UNIX_EPOCH)

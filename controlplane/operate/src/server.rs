@@ -24,6 +24,7 @@ mod others;
 mod pages;
 mod peer;
 mod policies;
+mod policy_index;
 mod probe;
 mod proxied;
 mod recorder;

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! An address that no rule names has no class, and a Pod that no policy selects is no subject. Both are identified by
-//! digests of what they stand for. A changed Pod or namespace is looked at alone; a changed policy makes all anew.
+//! digests of what they stand for. A changed Pod or namespace is judged alone; a changed policy makes all anew.
 
 mod decide;
 mod judge;

@@ -136,7 +136,7 @@ impl Cast {
             let app = if at + 1 == JOBS.len() { app } else { own };
             objects.push(pod((namespace, name, app), &caller.node, &caller.ips));
         }
-        // Policies cut off Pods of which nobody has told.
+        // Policies cut off Pods that are not known.
         for known in &stage.objects.pods {
             let ips: Vec<IpAddr> = known.ips.iter().copied().collect();
             let placed = known.name.split_once('/').zip(known.node.as_deref());

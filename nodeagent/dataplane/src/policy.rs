@@ -8,6 +8,7 @@ mod before;
 mod blocks;
 mod content;
 mod cutter;
+mod deciding;
 mod expand;
 mod followed;
 mod held;
@@ -18,6 +19,7 @@ mod objects;
 mod phases;
 mod report;
 mod side;
+mod subjects;
 mod tiers;
 
 #[cfg(test)]

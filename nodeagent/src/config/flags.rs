@@ -13,16 +13,15 @@ use kplane_picture::dial::parse_mark;
 use super::absence::AbsenceFlags;
 use super::kube_proxy::{KubeProxyFlags, Note};
 use super::load::{Loaded, Loader, from_flags};
+use super::pre_stop::PreStopFlags;
 use super::source::{ApiFlags, Source, SourceFlags};
 use super::userspace::UserspaceFlags;
 use super::value::interval;
 use super::{Checked, Config, ConfigError, Problem, Task, unset_mode};
 use crate::cleanup;
-use crate::departing;
 use kplane_dataplane::backend;
 use kplane_dataplane::backend::iptables::Layout;
 use kplane_dataplane::leftovers::Ports;
-use kplane_dataplane::plan::NodeSettings;
 
 /// Longest name of a node in bytes: a DNS subdomain.
 const MAX_NODE_NAME: usize = 253;
@@ -192,16 +191,8 @@ struct DataPathFlags {
     #[arg(long, value_name = "NAMESPACE/NAME", value_parser = service_name)]
     canary_service: Option<ServiceName>,
 
-    /// Port at which kubelet asks for preStop hooks of the node's Pods (`httpGet` with path /gone): the agent answers when
-    /// no kernel leads new connections to the Pod any more. The agent listens there on loopback addresses, and rules
-    /// lead the node's own connections to its Pods at this port there. Pods are in the Node's podCIDRs, in clusterCIDR, or
-    /// endpoints; 0 = no hooks.
-    #[arg(long, value_name = "PORT", default_value_t = departing::PORT)]
-    pre_stop_port: u16,
-
-    /// Longest time that a preStop hook waits, unless its path has another one (/gone?within=25s; 5m at most).
-    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = interval)]
-    pre_stop_within: Duration,
+    #[command(flatten)]
+    pre_stop: PreStopFlags,
 
     /// Count the connections that begin, by Service, port and family, in the metric
     /// kplane_agent_service_connections_total. The kernel reports each connection to the agent, which costs some
@@ -228,15 +219,6 @@ struct DataPathFlags {
 }
 
 impl DataPathFlags {
-    /// Returns the settings of preStop hooks, if there are any.
-    fn departing(&self, node: &NodeSettings) -> Option<departing::Settings> {
-        (self.pre_stop_port > 0).then(|| departing::Settings {
-            port: self.pre_stop_port,
-            within: self.pre_stop_within.min(departing::LONGEST),
-            ranges: node.cluster_cidrs.clone(),
-        })
-    }
-
     /// Returns what Services may ask of the userspace proxy by default.
     fn proxying(&self, loaded: Option<&Loaded>) -> Proxying {
         let of_file = loaded.map(|loaded| loaded.settings.kind);
@@ -409,7 +391,7 @@ impl Flags {
         let (unset_mode, mode_unset) = (self.unset_mode(&loaded), self.mode_unset(&loaded));
         let (log, settings) = (loaded.settings.log, loaded.settings);
         let backend = self.data_path.backend.unwrap_or(settings.kind);
-        let departing = self.data_path.departing(&settings.node);
+        let departing = self.data_path.pre_stop.settings(&settings.node);
         let config = Config {
             node_name,
             source,

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use kplane_fleet::hub::{Hub, Seen};
 use kplane_fleet::identity::{self, AuditLog, Gate};
 use kplane_fleet::streams::AgentServer;
-use kplane_fleet::suspects;
+use kplane_fleet::{neighbours, suspects};
 use kplane_picture::admission::Admission;
 use kplane_picture::index::{CliffGuard, Guarded};
 use kplane_picture::k8s::Kind;
@@ -67,7 +67,7 @@ impl Replica {
                 tokio::select! {
                     biased;
                     () = stop.cancelled() => {}
-                    () = suspects::watch(watched, None) => {}
+                    () = neighbours::watch(watched, None) => {}
                 }
             });
             tokio::spawn(links::check(

@@ -10,11 +10,9 @@ use kplane_model::{
 use super::ConvertError;
 use super::address::{cidr_from_wire, cidr_to_wire, ip_bytes, port, unpack_ip};
 use super::enums::protocol;
+use super::ids::{id, pack_ids, unpack_ids};
 use super::tiers;
 use crate::v1 as pb;
-
-/// Length of an identity in bytes.
-const ID: usize = 16;
 
 impl From<&PolicyObject> for pb::PolicyObject {
     fn from(object: &PolicyObject) -> Self {
@@ -179,28 +177,6 @@ fn part_of(field: &'static str, bytes: &[u8]) -> Result<(PeerId, u8), ConvertErr
         .split_last()
         .ok_or_else(|| ConvertError::new(field, "empty"))?;
     Ok((id(field, rest)?, *part))
-}
-
-pub(super) fn id(field: &'static str, bytes: &[u8]) -> Result<PeerId, ConvertError> {
-    let wrong = |_| ConvertError::new(field, format!("{} bytes instead of {ID}", bytes.len()));
-    bytes.try_into().map(PeerId).map_err(wrong)
-}
-
-pub(super) fn pack_ids(ids: &[PeerId]) -> Vec<u8> {
-    ids.iter().flat_map(|id| id.0).collect()
-}
-
-/// Reads packed identities, sorted and unique.
-pub(super) fn unpack_ids(field: &'static str, bytes: &[u8]) -> Result<Vec<PeerId>, ConvertError> {
-    let (ids, rest) = bytes.as_chunks::<ID>();
-    if !rest.is_empty() {
-        let reason = format!("{} bytes are no multiple of {ID}", bytes.len());
-        return Err(ConvertError::new(field, reason));
-    }
-    let mut ids: Vec<PeerId> = ids.iter().copied().map(PeerId).collect();
-    ids.sort_unstable();
-    ids.dedup();
-    Ok(ids)
 }
 
 /// Converts a part of a group. A member that belongs to another part would stay when it should go.

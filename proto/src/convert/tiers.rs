@@ -11,7 +11,7 @@ use kplane_model::{
 use super::ConvertError;
 use super::address::{ip_bytes, unpack_ip};
 use super::enums::protocol;
-use super::policy::{self, pack_ids, unpack_ids};
+use super::ids::{self, pack_ids, unpack_ids};
 use crate::v1 as pb;
 
 /// Returns an identity, or no bytes.
@@ -23,7 +23,7 @@ pub(super) fn optional(id: Option<PeerId>) -> Vec<u8> {
 pub(super) fn id(field: &'static str, bytes: &[u8]) -> Result<Option<PeerId>, ConvertError> {
     match bytes.is_empty() {
         true => Ok(None),
-        false => policy::id(field, bytes).map(Some),
+        false => ids::id(field, bytes).map(Some),
     }
 }
 
@@ -56,7 +56,7 @@ pub(super) fn span(wire: &pb::TierSpan) -> Result<TierSpan, ConvertError> {
     Ok(TierSpan {
         first,
         last,
-        tier: policy::id("tier", &wire.tier)?,
+        tier: ids::id("tier", &wire.tier)?,
     })
 }
 
@@ -98,7 +98,7 @@ pub(super) fn decisions(wire: &pb::TierDecisions) -> Result<Decisions, ConvertEr
         }
     }
     Ok(Decisions {
-        subject: policy::id("subject", &wire.subject)?,
+        subject: ids::id("subject", &wire.subject)?,
         part,
         rows,
     })

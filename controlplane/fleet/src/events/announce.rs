@@ -25,7 +25,7 @@ pub(super) struct Announcer {
     standing: BTreeMap<Key, Standing>,
     /// The process of each node's agent.
     agents: HashMap<NodeName, u64>,
-    /// Number of the last Pod that waited to end, and was looked at.
+    /// Number of the last Pod that waited to end and was announced.
     departed: u64,
     /// Repairs of each node's rules that were announced.
     repairs: HashMap<NodeName, Repaired>,

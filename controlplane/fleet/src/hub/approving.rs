@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use kplane_picture::index::{Held, Picture};
 
-use super::IndexOwner;
+use super::{Closing, Hub, IndexOwner, Query};
 use crate::orders::Approval;
 
 /// Number of approvals that are remembered, so that none is taken twice: more than a document has.
@@ -38,6 +38,25 @@ pub struct Approved {
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("more objects are held than were approved, so nothing was removed: {0}")]
 pub struct HeldMore(Held);
+
+impl Hub {
+    /// Confirms the source's picture on behalf of the operator: removes the objects that are held,
+    /// and makes agents do the same.
+    ///
+    /// # Errors
+    /// [`Closing`]; [`HeldMore`] within.
+    pub async fn approve(&self, seen: Seen) -> Result<Result<Approved, HeldMore>, Closing> {
+        self.ask(|answer| Query::Approve(seen, answer)).await
+    }
+
+    /// Takes an approval that another replica was given, if it covers this picture and was not taken before.
+    ///
+    /// # Errors
+    /// [`Closing`].
+    pub async fn take(&self, approval: Approval) -> Result<bool, Closing> {
+        self.ask(|answer| Query::Take(approval, answer)).await
+    }
+}
 
 impl IndexOwner {
     /// Approves what the operator saw.

@@ -15,9 +15,9 @@ use kplane_proto::v1 as pb;
 use tokio::time::Instant;
 use tonic::Status;
 
-use super::policies::ask as ask_index;
+use super::inquiry;
+use super::policy_index::{ask as ask_index, no_pod};
 use super::request::bounded_names;
-use super::{inquiry, policies};
 
 /// Maximum number of counts and of samples in an answer, and of either that one agent may send.
 const PODS: usize = 5_000;
@@ -124,7 +124,7 @@ fn inspect(question: pb::DenialsQuestion) -> pb::Inspect {
 
 async fn node_of(hub: &Hub, wanted: &Wanted) -> Result<NodeName, Status> {
     let pod = PodName::new(&wanted.namespace, &wanted.pod);
-    let unknown = policies::no_pod(&pod);
+    let unknown = no_pod(&pod);
     let found = ask_index(hub, move |policies, _| policies.node_of(&pod).cloned());
     found.await?.ok_or(unknown)
 }

@@ -157,7 +157,7 @@ impl<'a> Picture<'a> {
         self.nodes.iter()
     }
 
-    /// Returns a node.
+    /// Returns the node with a name, if agents of it are known.
     pub(super) fn node(&self, name: &NodeName) -> Option<&Node<'a>> {
         self.nodes.get(name)
     }

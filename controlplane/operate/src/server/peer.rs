@@ -9,7 +9,7 @@ use futures_util::StreamExt as _;
 use kplane_fleet::hub::Hub;
 use kplane_fleet::identity::Right;
 use kplane_fleet::inquiry::Heard;
-use kplane_fleet::suspects;
+use kplane_fleet::neighbours;
 use kplane_model::ServiceName;
 use kplane_picture::publish::Followed;
 use kplane_proto::v1 as pb;
@@ -151,7 +151,7 @@ impl PeerService for PeerServer {
         request: Request<pb::SuspectRequest>,
     ) -> Result<Response<pb::SuspectResponse>, Status> {
         let _permit = self.begin()?;
-        let alive = suspects::hear(&self.hub, request.get_ref());
+        let alive = neighbours::hear(&self.hub, request.get_ref());
         Ok(Response::new(pb::SuspectResponse { alive }))
     }
 

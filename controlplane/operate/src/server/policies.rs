@@ -20,9 +20,10 @@ use kplane_proto::convert;
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
+use super::drops;
 use super::issues::Issues;
+use super::policy_index::{ask, no_pod};
 use super::request::bounded_names;
-use super::{closing, drops};
 
 /// Size in bytes up to which policies are added to an answer.
 const PAGE_BYTES: usize = 3 << 20;
@@ -31,19 +32,6 @@ const RULES: usize = 200;
 /// Maximum number of isolating policies in a verdict, and in its text.
 const ISOLATING: usize = 100;
 const NAMED: usize = 5;
-
-/// The answer of a control plane without policies.
-const NOT_ENFORCED: &str = "nodes enforce no NetworkPolicies of this control plane: update all agents, then start it with \
-     --network-policy (in the chart: networkPolicies.enforce=true)";
-
-/// Returns what the index answers.
-pub(super) async fn ask<T: Send + 'static>(
-    hub: &Hub,
-    answer: impl FnOnce(&Policies, &dyn Fn() -> Vec<Issue>) -> T + Send + 'static,
-) -> Result<T, Status> {
-    let answer = hub.policies(answer).await.map_err(closing)?;
-    answer.ok_or_else(|| Status::failed_precondition(NOT_ENFORCED))
-}
 
 /// Returns one page of the policies.
 pub(super) async fn list(
@@ -270,14 +258,6 @@ struct Connection {
     to: End,
     protocol: Protocol,
     port: u16,
-}
-
-/// Returns the error that there is no such Pod.
-pub(super) fn no_pod(pod: &PodName) -> Status {
-    Status::not_found(format!(
-        "no Pod {pod} with an address of its own is known: it does not exist, has finished, or is on its node's network; \
-         of such a Pod ask by its address"
-    ))
 }
 
 /// Returns what the policies say about a connection.

@@ -388,13 +388,6 @@ impl Content {
         self.pairs(&pairs_of(name, new), true);
     }
 
-    fn set_addresses(&mut self, pod: &LocalPod, there: bool) {
-        for address in addresses(pod, self.family) {
-            let place = (PolicySet::Loops, Key::Loop(address));
-            self.held.count(place, None, there);
-        }
-    }
-
     /// Adds what policies mean for Pods, or takes it back.
     pub(super) fn pairs(&mut self, pairs: &[(PodName, PolicyName)], there: bool) {
         for (pod, policy) in pairs {
@@ -414,9 +407,8 @@ impl Content {
         };
         for direction in Direction::ALL.into_iter().filter(is_about) {
             for address in addresses(pod, self.family) {
-                for set in [PolicySet::Denied(direction), PolicySet::Isolated(direction)] {
-                    self.held.count((set, Key::Ip(address)), None, there);
-                }
+                self.held
+                    .subject(PolicySet::Isolated(direction), direction, address, there);
             }
         }
         let (mut count, held) = (0, &mut self.held);

@@ -42,7 +42,7 @@ pub enum PolicySet {
     Ranges(Direction),
     /// Pods that policies may deny something, each with a counter of denied packets.
     Denied(Direction),
-    /// Those of them whose denied packets somebody wants to see.
+    /// Those of them whose denied packets are sampled.
     Sampled,
 }
 
@@ -138,7 +138,7 @@ impl PolicySet {
             Self::Parents => Some("class to namespace to all pods"),
             Self::Blocks => Some("ipBlock and except, cut into ranges"),
             Self::Denied(_) => Some("packets that policies denied, by pod"),
-            Self::Sampled => Some("pods whose denied packets somebody follows"),
+            Self::Sampled => Some("pods whose denied packets are sampled"),
             Self::RowAll => Some("ClusterNetworkPolicy: 1 accept, 2 deny, 3 pass"),
             Self::Decisions(..) => Some("pod and the other end's number to a row of ports"),
             Self::TierBlocks | Self::TierPeers => Some("what ClusterNetworkPolicies tell apart"),

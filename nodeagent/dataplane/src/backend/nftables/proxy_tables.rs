@@ -10,7 +10,7 @@ mod divert;
     not(feature = "userspace"),
     allow(
         dead_code,
-        reason = "the tables of the userspace proxy need more than the others"
+        reason = "the tables of the userspace proxy need more than the rest does"
     )
 )]
 mod expressions;

@@ -289,7 +289,7 @@ impl Judge {
 
 impl Open {
     /// Returns how many neighbours miss the node, and of how many, if the round convicts it; `Some(None)` if it acquits
-    /// it; `None` if it tells nothing.
+    /// it; `None` if it decides nothing.
     fn verdict(&self) -> Option<Option<(usize, usize)>> {
         if self.words.values().any(|word| *word == Word::Reaches) {
             return Some(None);

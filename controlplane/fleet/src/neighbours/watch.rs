@@ -18,14 +18,15 @@ use tracing::{info, warn};
 
 use super::choose::{Asked, Neighbour};
 use super::judge::{Judge, ROUND, Round, Signs, Time, Word, few};
-use super::{Mode, SILENT, Words, shared};
+use super::words;
 use crate::hub::Hub;
 use crate::inquiry::{Heard, Patience};
 use crate::peers::Peers;
+use crate::suspects::{Mode, SILENT, Words};
 
-/// Interval between two looks at the streams.
+/// Interval between two checks of the streams.
 const LOOK: Duration = Duration::from_millis(200);
-/// Interval at which other replicas are told what is suspected, and told that this one is there.
+/// Interval of messages to other replicas: what is suspected, and that this one is there.
 const TELL: Duration = Duration::from_millis(500);
 const THERE: Duration = Duration::from_secs(1);
 /// Time for which an answer of other replicas about their agents counts.
@@ -51,7 +52,7 @@ struct Watch {
     judge: Judge,
     events: FuturesUnordered<BoxFuture<'static, Event>>,
     others: BTreeMap<NodeName, SocketAddr>,
-    /// Time at which other replicas were last asked, and told.
+    /// Time of the last question to other replicas, and of the last message.
     asked_at: Option<Instant>,
     told_at: Option<Instant>,
     /// The nodes that this replica itself suspects.
@@ -229,7 +230,7 @@ impl Watch {
         self.events.push(asking.boxed());
     }
 
-    /// Tells other replicas that this one is there, and what it suspects.
+    /// Sends to other replicas that this one is there, and what it suspects.
     fn tell_others(&mut self) {
         let pause = if self.own.nodes.is_empty() {
             THERE
@@ -243,7 +244,7 @@ impl Watch {
         self.told_at = Some(Instant::now());
         let (own, from) = (self.own.clone(), self.hub.store.epoch());
         let on_node = self.hub.own_node.get().cloned();
-        let telling = async move { Event::Alive(shared::tell(&peers, from, on_node, &own).await) };
+        let telling = async move { Event::Alive(words::tell(&peers, from, on_node, &own).await) };
         self.events.push(telling.boxed());
     }
 
