@@ -211,7 +211,7 @@ impl View for PolicyDescriptionView {
                 field("NetworkPolicy", &[policy], canvas)
             }
             Some(_) => {
-                let policy = field("ClusterNetworkPolicy", &[Span::plain(name)], canvas);
+                let policy = field("Cluster policy", &[Span::plain(name)], canvas);
                 policy + &field("Tier", &[self.policy.tier_span()], canvas)
             }
         };

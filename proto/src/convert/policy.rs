@@ -75,7 +75,7 @@ pub(super) fn object(wire: pb::PolicyObject) -> Result<Option<PolicyObject>, Con
         Kind::Pod(pod) => PolicyObject::Pod(local_pod(pod)?),
         Kind::Cluster(policy) => PolicyObject::Cluster(tiers::name(&policy.name)?),
         Kind::Span(span) => PolicyObject::Span(tiers::span(&span)?),
-        Kind::Decisions(decisions) => PolicyObject::Decisions(tiers::decisions(decisions)?),
+        Kind::Decisions(decisions) => PolicyObject::Decisions(tiers::decisions(&decisions)?),
     }))
 }
 

@@ -245,6 +245,18 @@ fn any_decisions() -> impl Strategy<Value = Decisions> {
     })
 }
 
+/// A part of a group.
+fn part((group, part, mut members): (PeerId, u8, Vec<PeerId>)) -> PolicyObject {
+    members.iter_mut().for_each(|member| member.0[0] = part);
+    members.sort_unstable();
+    members.dedup();
+    PolicyObject::Group(GroupPart {
+        group,
+        part,
+        members,
+    })
+}
+
 fn any_policy_object() -> impl Strategy<Value = DesiredObject> {
     let id = || any::<[u8; 16]>().prop_map(PeerId);
     let name =
@@ -257,16 +269,6 @@ fn any_policy_object() -> impl Strategy<Value = DesiredObject> {
             port,
         });
         prop::collection::btree_set(port, 0..4).prop_map(Vec::from_iter)
-    };
-    let part = |(group, part, mut members): (PeerId, u8, Vec<PeerId>)| {
-        members.iter_mut().for_each(|member| member.0[0] = part);
-        members.sort_unstable();
-        members.dedup();
-        PolicyObject::Group(GroupPart {
-            group,
-            part,
-            members,
-        })
     };
     let pod = (
         name(),

@@ -83,10 +83,10 @@ impl From<&Decisions> for pb::TierDecisions {
     }
 }
 
-pub(super) fn decisions(wire: pb::TierDecisions) -> Result<Decisions, ConvertError> {
+pub(super) fn decisions(wire: &pb::TierDecisions) -> Result<Decisions, ConvertError> {
     let wrong = |_| ConvertError::new("part", format!("{} is above 255", wire.part));
     let part = u8::try_from(wire.part).map_err(wrong)?;
-    let rows = wire.rows.into_iter().map(row);
+    let rows = wire.rows.iter().map(row);
     let rows = rows.collect::<Result<Vec<_>, _>>()?;
     let mut decided = HashSet::new();
     for row in &rows {
@@ -104,7 +104,7 @@ pub(super) fn decisions(wire: pb::TierDecisions) -> Result<Decisions, ConvertErr
     })
 }
 
-fn row(wire: pb::TierRow) -> Result<DecisionRow, ConvertError> {
+fn row(wire: &pb::TierRow) -> Result<DecisionRow, ConvertError> {
     let ranges = wire.ports.iter().map(|wire| {
         let number = |port: u32| u16::try_from(port).ok();
         let bounds = number(wire.first).zip(number(wire.last));

@@ -87,8 +87,7 @@ fn policies_of_the_cluster_have_a_tier_and_no_namespace() {
         ..pb::PolicyDescription::default()
     };
     expect![[r#"
-        ClusterNetworkPolicy
-                        deny-egress
+        Cluster policy  deny-egress
         Tier            Admin 10
         For             all Pods of all namespaces
         Pods            shop/db-0, and 43 more

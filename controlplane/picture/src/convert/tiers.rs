@@ -59,12 +59,9 @@ fn whole(
         .priority
         .filter(|priority| (0..=MAX_PRIORITY).contains(priority));
     let priority = priority.and_then(|priority| u16::try_from(priority).ok());
-    let (namespaces, pods) = match peer(&spec.subject)
-        .map_err(|problem| format!("subject: {problem}"))?
-        .pop()
-    {
-        Some(PeerSpec::Pods { namespaces, pods }) => (namespaces, pods),
-        _ => return Err("subject: Pods are needed; use namespaces or pods".to_owned()),
+    let subject = peer(&spec.subject).map_err(|problem| format!("subject: {problem}"))?;
+    let Some(PeerSpec::Pods { namespaces, pods }) = subject.into_iter().next() else {
+        return Err("subject: Pods are needed; use namespaces or pods".to_owned());
     };
     let mut rules = |field: &str, direction, rules: &Option<Vec<ClusterRule>>| {
         let rules = rules.iter().flatten().enumerate();
