@@ -197,11 +197,8 @@ async fn start(config: Config) -> Result<Bound, BuildError> {
         let task = events::run(known, Arc::clone(api), config.scope(), counts);
         tasks.spawn(until(task, hub.shutdown.clone()));
     }
-    let departing = departing::serve(Arc::clone(&hub), peers.clone());
-    tasks.spawn(until(departing, hub.shutdown.clone()));
     let shutdown = hub.shutdown.clone();
-    let watch = neighbours::watch(Arc::clone(&hub), peers.clone());
-    tasks.spawn(until(watch, shutdown.clone()));
+    follow(&hub, peers.as_ref(), &mut tasks);
     let in_memory = serve_in_memory(&hub, &gate, &mut tasks);
     let doors = [
         Door::new("agents", agent_limits(config.agent_limits)),
@@ -246,6 +243,14 @@ async fn start(config: Config) -> Result<Bound, BuildError> {
         in_memory,
         tasks,
     })
+}
+
+/// Follows Pods that wait to end, and agents that fall silent.
+fn follow(hub: &Arc<Hub>, peers: Option<&Arc<Peers>>, tasks: &mut JoinSet<Result<(), TaskError>>) {
+    let departing = departing::serve(Arc::clone(hub), peers.cloned());
+    tasks.spawn(until(departing, hub.shutdown.clone()));
+    let watch = neighbours::watch(Arc::clone(hub), peers.cloned());
+    tasks.spawn(until(watch, hub.shutdown.clone()));
 }
 
 /// Serves agents in the same process; returns the way for their connections.
