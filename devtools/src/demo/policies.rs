@@ -5,8 +5,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use kplane_model::{Family, Protocol};
+use kplane_model::{Cidr, Family, Protocol};
 use kplane_rig::client::{self, Outcome, Probe};
+use kplane_rig::link::Route;
 use kplane_rig::load::{Load, Pace};
 use owo_colors::OwoColorize as _;
 use serde_json::{Value, json};
@@ -64,6 +65,13 @@ impl Cast {
             .find(|(protocol, _)| *protocol == Protocol::Tcp);
         let (ip, (_, port)) = ip.zip(port).context("it serves nothing")?;
         let to = SocketAddr::new(*ip, *port);
+        let node = target.node.as_deref().context("it is on no node")?;
+        let node = stage.world.topology.node(node)?.ip(Family::V4)?;
+        for client in outside.iter().take(2) {
+            // As a router outside that knows the way to the Pod.
+            let route = Route::to(Cidr::single(*ip)).via(node);
+            client.ns.netlink()?.add_route(&route)?;
+        }
         Ok(Self { jobs, outside, to })
     }
 
@@ -78,9 +86,7 @@ impl Cast {
 
     fn probe(&self, caller: &Caller) -> Probe {
         let probe = Probe::new(client::Protocol::Tcp, self.to).timeout(PATIENCE);
-        caller
-            .ip(Family::V4)
-            .map_or(probe.clone(), |ip| probe.source(ip))
+        caller.ip(Family::V4).map_or(probe, |ip| probe.source(ip))
     }
 
     /// Lets all callers call once, and compares who gets through.

@@ -259,6 +259,7 @@ async fn verdicts_name_what_decided() {
 }
 
 #[tokio::test]
+#[expect(clippy::too_many_lines, reason = "one cluster, all its answers")]
 async fn cluster_policies_are_listed_described_and_named_in_verdicts() {
     let tier = |name: &str, spec: Value| {
         let value = json!({"metadata": {"name": name}, "spec": spec});
