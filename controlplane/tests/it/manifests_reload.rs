@@ -133,6 +133,7 @@ async fn the_first_batch_is_everything() {
         "NetworkPolicy",
         "Namespace",
         "Pod",
+        "ClusterNetworkPolicy",
     ];
     let mut expected = vec!["Init(Service)", "have a", "have b", "InitDone(Service)"]
         .into_iter()

@@ -56,7 +56,7 @@ impl Agent {
     async fn connect(bound: &Bound, node: &str, servers: Option<pb::ServerStats>) -> Self {
         let hello = Hello {
             instance: 1,
-            capabilities: 1 << (pb::Capability::Policies as u64 - 1),
+            capabilities: bit(pb::Capability::Policies) | bit(pb::Capability::ClusterPolicies),
             ..hello(node)
         };
         let (send, receive) = open(bound, hello).await;
@@ -454,6 +454,10 @@ async fn deny(agent: &mut Agent, denials: Option<pb::Denials>) -> pb::DenialsQue
     };
     agent.say(agent_message::Kind::Inspection(inspection)).await;
     asked.denials.unwrap()
+}
+
+fn bit(capability: pb::Capability) -> u64 {
+    1 << (capability as u64 - 1)
 }
 
 /// A control plane with these policies, and the agents of both nodes.

@@ -318,7 +318,7 @@ impl Setting {
 pub(in crate::chart) fn every_value_of_a_program_is_compared_with_its_flag() -> Result<()> {
     let schema = schema()?;
     let mut all = BTreeSet::new();
-    for name in ["agent", "controlPlane"] {
+    for name in ["agent", "controlPlane", "deadNode"] {
         leaves(&schema["properties"][name], name, &mut all);
     }
     let listed = SETTINGS.iter().map(|setting| setting.path).chain(OTHERS);
