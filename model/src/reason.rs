@@ -169,6 +169,8 @@ reasons! {
     SettingOff,
     /// Packets between Pods on one bridge pass the rules of Services by.
     BridgeNetfilterOff,
+    /// The agent cannot answer preStop hooks of the node's Pods.
+    HooksFail,
     /// The connection tracking table is nearly full.
     ConntrackFull,
     /// The node's range of Pods is not within the ranges that the agent takes for Pods'.

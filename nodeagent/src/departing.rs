@@ -11,6 +11,7 @@
 
 mod answering;
 mod pods;
+mod problems;
 mod request;
 
 pub use pods::Follower;
@@ -33,6 +34,7 @@ use tracing::{info, warn};
 
 use self::answering::Answering;
 use self::pods::{Known, Pods};
+use self::problems::{Part, Problems};
 use crate::metrics::DepartingCounters;
 
 /// The port of hooks, unless the configuration has another one.
@@ -83,6 +85,7 @@ pub struct Hooks {
     settings: Settings,
     known: watch::Receiver<Known>,
     answering: Arc<Answering>,
+    problems: Problems,
 }
 
 /// Creates the engine's side, the task, and the questions for the stream.
@@ -90,7 +93,8 @@ pub(crate) fn channel(
     settings: Settings,
     counters: Arc<DepartingCounters>,
 ) -> (Follower, Hooks, Questions) {
-    let (follower, known) = pods::channel(settings.ranges.clone());
+    let problems = Problems::default();
+    let (follower, known) = pods::channel(settings.ranges.clone(), problems.clone());
     let (ask, questions) = mpsc::channel(WAITING);
     let answering = Arc::new(Answering {
         within: settings.within,
@@ -102,6 +106,7 @@ pub(crate) fn channel(
         settings,
         known,
         answering,
+        problems,
     };
     (follower, hooks, questions)
 }
@@ -119,7 +124,8 @@ impl Hooks {
     /// Answers the hooks of a family.
     async fn serve(&self, family: Family, room: Arc<Semaphore>) {
         let address = SocketAddr::new(departing_address(family), self.settings.port);
-        let mut acceptor = Acceptor::new(listen(address).await, "preStop hooks");
+        let listener = listen(address, family, &self.problems).await;
+        let mut acceptor = Acceptor::new(listener, "preStop hooks");
         let failures = AtomicU64::new(0);
         let mut rules = Rules {
             family,
@@ -127,6 +133,7 @@ impl Hooks {
             pods: Pods::default(),
             table: None,
             complained: false,
+            problems: self.problems.clone(),
         };
         let mut known = self.known.clone();
         let mut next = Instant::now();
@@ -153,17 +160,24 @@ impl Hooks {
 }
 
 /// Opens a loopback port as soon as it is free.
-async fn listen(address: SocketAddr) -> TcpListener {
+async fn listen(address: SocketAddr, family: Family, problems: &Problems) -> TcpListener {
     let mut told = false;
     loop {
         match TcpListener::bind(address).await {
-            Ok(listener) => return listener,
+            Ok(listener) => {
+                problems.set(Part::Port, family, None);
+                return listener;
+            }
             // The node has no such family.
             Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {}
-            Err(error) if !std::mem::replace(&mut told, true) => warn!(
-                "cannot listen on {address} for preStop hooks: {error}; hooks of this node's Pods at this port fail, \
-                 which ends the Pods at once. Give another --pre-stop-port, on all nodes and in all hooks"
-            ),
+            Err(error) if !std::mem::replace(&mut told, true) => {
+                let problem = format!("the agent cannot listen on {address}: {error}");
+                warn!(
+                    "{problem}; preStop hooks of this node's Pods at this port fail, which ends the Pods at once. Give \
+                     another --pre-stop-port, on all nodes and in all hooks"
+                );
+                problems.set(Part::Port, family, Some(problem));
+            }
             Err(_) => {}
         }
         sleep(REOPEN).await;
@@ -177,6 +191,7 @@ struct Rules {
     pods: Pods,
     table: Option<DepartingTable>,
     complained: bool,
+    problems: Problems,
 }
 
 impl Rules {
@@ -204,6 +219,7 @@ impl Rules {
                 };
                 if std::mem::take(&mut self.complained) {
                     info!(%family, "the kernel takes the rules for preStop hooks now");
+                    self.problems.set(Part::Rules, family, None);
                 }
                 self.table = Some(table);
                 let forget = self.pods.forgets_at();
@@ -218,14 +234,15 @@ impl Rules {
 
     fn failed(&mut self, error: &DepartingError, now: Instant) -> Instant {
         if !std::mem::replace(&mut self.complained, true) {
-            let family = self.family;
+            let (family, port, reason) = (self.family, self.port, kplane_dataplane::chain(error));
             warn!(
                 %family,
-                "the kernel refuses the rules for preStop hooks, so hooks of this node's Pods at port {} fail, which ends \
-                 the Pods at once; trying again every {REBIND:?}: {}",
-                self.port,
-                kplane_dataplane::chain(error)
+                "the kernel refuses the rules for preStop hooks, so hooks of this node's Pods at port {port} fail, which \
+                 ends the Pods at once; trying again every {REBIND:?}: {reason}"
             );
+            let problem =
+                format!("the kernel refuses the rules of {family} for port {port}: {reason}");
+            self.problems.set(Part::Rules, family, Some(problem));
         }
         now + REBIND
     }

@@ -9,7 +9,9 @@ use kplane_model::{Cidr, Family, ServiceKey};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::problems::Problems;
 use crate::desired::{Desired, Touched};
+use crate::surroundings::Finding;
 
 /// Time for which an address is remembered that is no endpoint any more: its Pod may be about to end.
 const REMEMBERED: Duration = Duration::from_secs(600);
@@ -34,20 +36,27 @@ pub struct Follower {
     /// Endpoints outside of the ranges, by ServicePort.
     endpoints: BTreeMap<ServiceKey, BTreeSet<IpAddr>>,
     known: watch::Sender<Known>,
+    problems: Problems,
 }
 
 /// Creates both sides.
-pub(super) fn channel(ranges: Vec<Cidr>) -> (Follower, watch::Receiver<Known>) {
+pub(super) fn channel(ranges: Vec<Cidr>, problems: Problems) -> (Follower, watch::Receiver<Known>) {
     let (known, receiver) = watch::channel(Known::default());
     let follower = Follower {
         ranges,
         endpoints: BTreeMap::new(),
         known,
+        problems,
     };
     (follower, receiver)
 }
 
 impl Follower {
+    /// Returns what keeps hooks from being answered.
+    pub(crate) fn findings(&self) -> Vec<Finding> {
+        self.problems.findings()
+    }
+
     /// Notes that the kernel holds the desired state of a family; `touched` is what has changed, `None` = anything.
     pub(crate) fn programmed(
         &mut self,

@@ -141,6 +141,11 @@ impl Followers {
             None => Vec::new(),
         };
         found.extend(node_ports::findings(node, settings, served));
+        found.extend(
+            self.departing
+                .iter()
+                .flat_map(departing::Follower::findings),
+        );
         let seen = self.surroundings.as_ref();
         if let Some(seen) =
             seen.filter(|_| desired.local_pods().any(|pod| !pod.policies.is_empty()))

@@ -1,0 +1,80 @@
+//! What keeps the agent from answering hooks.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use kplane_model::{Family, Reason, Severity};
+
+use crate::surroundings::Finding;
+
+/// A part of the answers that can be missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Part {
+    /// The port on the loopback address.
+    Port,
+    /// The rules that lead hooks there.
+    Rules,
+}
+
+/// The problems of now, shared by the task and the engine's side.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Problems(Arc<Mutex<BTreeMap<(Part, Family), String>>>);
+
+impl Problems {
+    /// Sets the problem of a part, human-readable; `None` = it works.
+    pub(super) fn set(&self, part: Part, family: Family, problem: Option<String>) {
+        let mut all = self.lock();
+        match problem {
+            Some(problem) => drop(all.insert((part, family), problem)),
+            None => drop(all.remove(&(part, family))),
+        }
+    }
+
+    /// Returns a finding of each problem.
+    pub(super) fn findings(&self) -> Vec<Finding> {
+        let all = self.lock();
+        let finding = |problem: &String| {
+            Finding {
+            code: Reason::HooksFail,
+            severity: Severity::Warning,
+            text: format!(
+                "{problem}; preStop hooks of this node's Pods fail, which ends the Pods at once"
+            ),
+            fix: "free the port, or give all agents and hooks another one (--pre-stop-port); 0 = no hooks".to_owned(),
+        }
+        };
+        all.values().map(finding).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<(Part, Family), String>> {
+        // An entry is replaced as a whole.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_problem_is_found_until_it_is_solved() {
+        let problems = Problems::default();
+        assert!(problems.findings().is_empty());
+        let of = |part, problem: Option<&str>| {
+            problems.set(part, Family::V4, problem.map(str::to_owned));
+        };
+        of(Part::Port, Some("127.0.0.1:7447 is taken"));
+        of(Part::Rules, Some("no rules"));
+        of(Part::Rules, Some("still no rules"));
+        let texts: Vec<String> = problems.findings().into_iter().map(|of| of.text).collect();
+        assert_eq!(texts.len(), 2);
+        assert!(
+            texts[0].starts_with("127.0.0.1:7447 is taken; "),
+            "{texts:?}"
+        );
+        assert!(texts[1].starts_with("still no rules; "), "{texts:?}");
+        of(Part::Port, None);
+        of(Part::Rules, None);
+        assert!(problems.findings().is_empty());
+    }
+}
