@@ -68,6 +68,17 @@ impl Error {
         }
     }
 
+    /// Returns whether the control plane does not do what the request is about, such as policies that no node enforces.
+    pub(crate) fn is_precondition(&self) -> bool {
+        matches!(
+            self,
+            Self::Refused {
+                code: Code::FailedPrecondition,
+                ..
+            }
+        )
+    }
+
     /// Returns whether the control plane does not accept the credentials, or no longer does.
     pub(crate) fn is_unauthenticated(&self) -> bool {
         matches!(

@@ -120,11 +120,6 @@ async fn fleet(
         .ok()
         .and_then(|fleet| fleet.control_plane.as_ref());
     let version = plane.map(|plane| plane.version.clone());
-    let enforces =
-        |node: &pb::NodeStatus| node.report.as_ref().is_some_and(|of| of.policies.is_some());
-    let enforces = fleet
-        .as_ref()
-        .is_ok_and(|fleet| fleet.nodes.iter().any(enforces));
     let issues = plane.into_iter().flat_map(|plane| &plane.issues);
     let with_issues = issues.filter(|issue| issue.kind == "Service");
     services.extend(with_issues.map(|issue| ServiceName::new(&issue.namespace, &issue.name)));
@@ -139,8 +134,8 @@ async fn fleet(
         }
         Err(error) => to.add("services.json", Err(error.to_string()))?,
     }
-    if enforces {
-        let policies = client.policies("").await;
+    let policies = client.policies("").await;
+    if !policies.as_ref().is_err_and(Error::is_precondition) {
         let view = policies.map(|policies| PolicyListView::new(policies, None));
         to.view("policies.json", view)?;
         let drops = client.drops(pb::DropsRequest::default(), false).await;

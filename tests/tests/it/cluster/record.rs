@@ -260,6 +260,7 @@ fn ask(world: &World, port: u16, args: &[&str]) -> Result<Value> {
         .ns()
         .run(|| Ok(kpctl.output()?))?;
     let errors = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{args:?}: {errors}");
+    let answer = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.success(), "{args:?}: {errors}{answer}");
     Ok(serde_json::from_slice(&output.stdout)?)
 }
