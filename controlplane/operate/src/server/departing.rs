@@ -8,7 +8,7 @@
 //! Each question has a task of its own, which looks again when a report or a change of the source comes. What is missing is
 //! in `wait.rs`. The criterion is [`Index::lead`](kplane_picture::index::Index::lead): the rules of no node lead new
 //! connections to the Pod. A node counts when it is in reach, and has confirmed when its kernel holds the first revision
-//! without the Pod. Nodes of other replicas confirm by the digest of the Service ([`Standings`]).
+//! without the Pod. Nodes of other replicas confirm by the digest of the Service (`Standings`).
 
 mod wait;
 

@@ -119,7 +119,8 @@ fn install() -> Result<()> {
         symlink("/dev/null", system.join(unit)).with_context(|| unit.to_owned())?;
     }
     let agent = env::var_os(NODE_AGENT).context(NODE_AGENT)?;
-    symlink(agent, "/usr/local/bin/kp-nodeagent").context("link the agent")?;
+    // Not a link: the unit must not see home directories.
+    fs::copy(agent, "/usr/local/bin/kp-nodeagent").context("copy the agent")?;
     fs::create_dir_all("/etc/kplane/services")?;
     fs::write("/etc/kplane/services/web.yaml", OBJECTS)?;
     let options = "KPLANE_OPTIONS=--manifests /etc/kplane/services --node-name node-1 \
