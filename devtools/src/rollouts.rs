@@ -32,7 +32,7 @@ const MARGIN: Duration = Duration::from_secs(3);
 /// Number of clients on each node.
 const THREADS: usize = 6;
 /// The chart's value with which kplane takes endpoints of dead nodes out of the rotation.
-const ACT: [&str; 1] = ["controlPlane.deadNode=act"];
+const ACT: [&str; 1] = ["deadNode.mode=act"];
 /// Time in which a node that lost its link is out of the rotation of every proxy: kubelet's lease ends after 40 s.
 const CUT: Duration = Duration::from_secs(75);
 
