@@ -260,11 +260,12 @@ impl Content {
         let recut = changes
             .iter()
             .any(|change| change.place.0 == PolicySet::TierBlocks);
-        let tiered = self.held.all().filter_map(|(place, _)| match place {
+        let all = recut.then(|| self.held.all()).into_iter().flatten();
+        let tiered = all.filter_map(|(place, _)| match place {
             (PolicySet::Tiered(_), Key::Ip(ip)) => Some(ip),
             _ => None,
         });
-        let lost = lost.chain(tiered.filter(|_| recut));
+        let lost = lost.chain(tiered);
         let lost = lost.filter(|ip| is_isolated(ip) || self.objects.peers.contains_key(ip));
         lost.collect()
     }
