@@ -40,12 +40,19 @@ pub(crate) struct Args {
     /// Folder of the images
     #[arg(long, value_name = "DIR", default_value = "target/images")]
     out: PathBuf,
-    /// Use the programs of `cargo xtask test`: not optimised, with the shared libraries that they need
-    #[arg(long)]
-    quick: bool,
     /// Also write the files of each image into a folder below this one, for deploy/Containerfile
     #[arg(long, value_name = "DIR")]
     roots: Option<PathBuf>,
+    #[command(flatten)]
+    built: Built,
+}
+
+/// The programs that are packed.
+#[derive(Debug, clap::Args)]
+struct Built {
+    /// Use the programs of `cargo xtask test`: not optimised, with the shared libraries that they need
+    #[arg(long)]
+    quick: bool,
     /// Target of the programs: x86_64-unknown-linux-gnu or aarch64-unknown-linux-gnu
     #[arg(
         long,
@@ -58,28 +65,35 @@ pub(crate) struct Args {
     bin_dir: PathBuf,
 }
 
+impl Built {
+    /// Returns how much to compress.
+    fn level(&self) -> Compression {
+        match self.quick {
+            true => Compression::fast(),
+            false => Compression::best(),
+        }
+    }
+}
+
 /// Writes the images.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let architecture = architecture(&args.target)?;
-    let metadata = packages::metadata(&args.target, args.quick)?;
+    let architecture = architecture(&args.built.target)?;
+    let metadata = packages::metadata(&args.built.target, args.built.quick)?;
     let commit = Commit::of_checkout();
-    let level = match args.quick {
-        true => Compression::fast(),
-        false => Compression::best(),
-    };
+    let level = args.built.level();
     fs::create_dir_all(&args.out)
         .with_context(|| format!("cannot create {}", args.out.display()))?;
     println!("{:<44} {:>10} {:>10}", "image", "to pull", "on disk");
     for recipe in &RECIPES {
         let crates = Crates::of(recipe.program, &metadata)?;
-        let built = args.bin_dir.join(recipe.program);
-        let program = Program::prepare(&built, &crates, objcopy(&args.target))?;
+        let built = args.built.bin_dir.join(recipe.program);
+        let program = Program::prepare(&built, &crates, objcopy(&args.built.target))?;
         let content = Content::new((recipe, &program), architecture, &commit, &crates, level)?;
         write(args, recipe.program, &content.image(None)?)?;
         if !recipe.with_iptables {
             continue;
         }
-        if is_this_machines(&args.target) {
+        if is_this_machines(&args.built.target) {
             let tools = Collection::of_netfilter()?;
             let name = format!("{}-iptables", recipe.program);
             write(args, &name, &content.image(Some(&tools))?)?;

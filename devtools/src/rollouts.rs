@@ -3,7 +3,6 @@
 //! A real cluster for each proxy: kubelets, containers, the controllers of Kubernetes. Clients on all nodes connect to a
 //! Service at a steady rate while its Deployment is updated, and while a node loses its link.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -287,9 +286,9 @@ impl<'a> Stand<'a> {
         ))
     }
 
-    fn row(&self, what: &str, hook: &str, took: Duration, report: &BareReport) -> String {
+    fn row(&self, what: &str, hook: &str, took: Duration, report: &Report) -> String {
         let mut reasons = String::new();
-        for (reason, count) in &report.reasons {
+        for (reason, count) in &report.failed {
             // Writing to a text cannot fail.
             let _ = write!(reasons, "{count} {reason} ");
         }
@@ -297,8 +296,8 @@ impl<'a> Stand<'a> {
             "| {} | {what} | {hook} | {:.1} s | {} | {} | {} |\n",
             self.text(),
             took.as_secs_f64(),
-            report.ok + report.reasons.values().sum::<u64>(),
-            report.reasons.values().sum::<u64>(),
+            report.ok() + report.lost(),
+            report.lost(),
             reasons.trim_end()
         );
         print!("{row}");
@@ -306,24 +305,12 @@ impl<'a> Stand<'a> {
     }
 }
 
-/// The results of all clients.
-#[derive(Default)]
-struct BareReport {
-    ok: u64,
-    reasons: BTreeMap<String, u64>,
-    last_failed: Option<Instant>,
-}
-
-fn sum(reports: impl Iterator<Item = Report>) -> BareReport {
-    let mut sum = BareReport::default();
-    for report in reports {
-        sum.ok += report.ok();
-        sum.last_failed = sum.last_failed.max(report.last_failed);
-        for (reason, count) in report.failed {
-            *sum.reasons.entry(reason).or_default() += count;
-        }
-    }
-    sum
+/// Returns the results of all clients.
+fn sum(reports: impl Iterator<Item = Report>) -> Report {
+    reports.fold(Report::default(), |mut sum, report| {
+        sum.merge(&report);
+        sum
+    })
 }
 
 fn client(number: u8) -> String {

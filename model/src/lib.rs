@@ -39,7 +39,7 @@ pub use issue::{Issue, ObjectRef, Severity};
 pub use key::{KeyParts, NameParts, ServiceKey, ServiceName};
 pub use net::{
     EndpointAddr, Family, FrontendAddr, ParseIpError, Protocol, UnknownProtocol,
-    allow_loopback_endpoints, parse_ip, proxy_address, refused_endpoint_ip,
+    allow_loopback_endpoints, ip_bits, ip_from_bits, parse_ip, proxy_address, refused_endpoint_ip,
 };
 pub use node::{NodeFacts, NodeName, ZoneName};
 pub use policy::{

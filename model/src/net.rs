@@ -306,6 +306,24 @@ fn wrapped(ip: Ipv6Addr) -> impl Iterator<Item = Ipv4Addr> {
     places.iter().map(move |at| at.map(|n| octets[n]).into())
 }
 
+/// Returns an address as a number, for arithmetic within its family.
+#[must_use]
+pub fn ip_bits(ip: IpAddr) -> u128 {
+    match ip {
+        IpAddr::V4(ip) => ip.to_bits().into(),
+        IpAddr::V6(ip) => ip.to_bits(),
+    }
+}
+
+/// Returns the address of a number, or the family's last one if the number is too large.
+#[must_use]
+pub fn ip_from_bits(family: Family, bits: u128) -> IpAddr {
+    match family {
+        Family::V4 => IpAddr::V4(u32::try_from(bits).unwrap_or(u32::MAX).into()),
+        Family::V6 => IpAddr::V6(bits.into()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,14 +5,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
-use flate2::Compression;
 use kplane_rig::oci::{Digest, EXECUTABLE, Layer, READABLE};
 use kplane_rig::process::output;
 
 use super::packages::{self, Crates};
 use super::program::Program;
 use super::recipe::{VERSION, architecture};
-use super::{is_this_machines, objcopy, sbom};
+use super::{Built, is_this_machines, objcopy, sbom};
 
 /// The programs of the archive. The agent has a control plane inside, for `--standalone`.
 const PROGRAMS: [&str; 3] = ["kp-controlplane", "kp-nodeagent", "kpctl"];
@@ -38,33 +37,22 @@ pub(crate) struct Args {
     /// Folder of the archive
     #[arg(long, value_name = "DIR", default_value = "target/release-files")]
     out: PathBuf,
-    /// Use the programs of `cargo xtask test`: not optimised, and not static
-    #[arg(long)]
-    quick: bool,
-    /// Target of the programs: x86_64-unknown-linux-gnu or aarch64-unknown-linux-gnu
-    #[arg(
-        long,
-        value_name = "TRIPLE",
-        default_value = "x86_64-unknown-linux-gnu"
-    )]
-    target: String,
-    /// Folder of the built programs
-    #[arg(long, value_name = "DIR", hide = true)]
-    bin_dir: PathBuf,
+    #[command(flatten)]
+    built: Built,
 }
 
 /// Writes the archive and its checksum.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let root = format!("kplane-{VERSION}");
-    let name = format!("{root}-linux-{}.tar.gz", architecture(&args.target)?);
+    let name = format!("{root}-linux-{}.tar.gz", architecture(&args.built.target)?);
     let mut layer = Layer::default();
     // All features, as the tests' programs have them.
-    let metadata = packages::metadata(&args.target, true)?;
+    let metadata = packages::metadata(&args.built.target, true)?;
     let mut programs = Vec::new();
     for program in PROGRAMS {
         let crates = Crates::of(program, &metadata)?;
-        let built = args.bin_dir.join(program);
-        let prepared = Program::prepare(&built, &crates, objcopy(&args.target))?;
+        let built = args.built.bin_dir.join(program);
+        let prepared = Program::prepare(&built, &crates, objcopy(&args.built.target))?;
         layer.copy(
             &format!("{root}/bin/{program}"),
             EXECUTABLE,
@@ -77,16 +65,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     texts(&mut layer, &root)?;
     let kpctl = programs.last().context("no programs")?.path();
-    if is_this_machines(&args.target) {
+    if is_this_machines(&args.built.target) {
         pages(&mut layer, &format!("{root}/share"), kpctl)?;
     } else {
         println!("no manual pages and completions: kpctl of another architecture writes them");
     }
-    let level = match args.quick {
-        true => Compression::fast(),
-        false => Compression::best(),
-    };
-    let archive = layer.pack(level)?.bytes;
+    let archive = layer.pack(args.built.level())?.bytes;
     fs::create_dir_all(&args.out)
         .with_context(|| format!("cannot create {}", args.out.display()))?;
     write(&args.out.join(&name), &archive)?;

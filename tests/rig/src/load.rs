@@ -138,7 +138,8 @@ impl Report {
         }
     }
 
-    fn merge(&mut self, other: &Self) {
+    /// Adds the results of another load.
+    pub fn merge(&mut self, other: &Self) {
         for (name, count) in &other.answered {
             bump(&mut self.answered, name, *count);
         }

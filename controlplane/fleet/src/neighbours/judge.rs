@@ -43,7 +43,7 @@ const LASTS: u32 = 4;
 /// Maximum number of nodes about which rounds are open at a time.
 const ROUNDS: usize = 64;
 
-/// What the streams say at one moment.
+/// The state of all streams at one moment.
 #[derive(Debug, Default)]
 pub(super) struct Signs {
     /// Known nodes whose streams ended or are silent, and since when.
@@ -55,11 +55,11 @@ pub(super) struct Signs {
 /// The answer of one node in a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Word {
-    /// It reaches the node.
+    /// The neighbour reaches the node.
     Reaches,
-    /// It does not reach the node, and reaches another one.
+    /// The neighbour does not reach the node, and reaches another one.
     Misses,
-    /// It answers, and its word about the node is worth nothing.
+    /// The neighbour answers, and its word about the node is worth nothing.
     Present,
 }
 

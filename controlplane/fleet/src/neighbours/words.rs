@@ -1,4 +1,4 @@
-//! What replicas say to each other about dead nodes. Each says every second that it is there, and twice as often as long as
+//! Messages between replicas about dead nodes. Each replica says every second that it is there, and twice as often as long as
 //! it suspects a node.
 
 use std::collections::BTreeSet;

@@ -5,7 +5,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use kplane_model::{
-    Cidr, Direction, Family, NamedPort, NodeName, PeerId, PodName, PolicyPort, TierAction,
+    Cidr, Direction, Family, NamedPort, NodeName, PeerId, PodName, PolicyPort, TierAction, ip_bits,
+    ip_from_bits,
 };
 
 use crate::identity::{Encoding, Kind};
@@ -284,9 +285,12 @@ impl Pieces {
         let mut borders: [BTreeMap<u128, Vec<(bool, usize)>>; 2] = Default::default();
         for (first, last, at) in ranges {
             let of_family = &mut borders[Family::of(first) as usize];
-            of_family.entry(bits(first)).or_default().push((true, at));
+            of_family
+                .entry(ip_bits(first))
+                .or_default()
+                .push((true, at));
             // The last address of all has none behind it.
-            if let Some(behind) = bits(last).checked_add(1) {
+            if let Some(behind) = ip_bits(last).checked_add(1) {
                 of_family.entry(behind).or_default().push((false, at));
             }
         }
@@ -309,7 +313,10 @@ impl Pieces {
                 let last = borders.peek().map_or(u128::MAX, |(next, _)| next - 1);
                 if !open.is_empty() {
                     let blocks = open.keys().copied().collect();
-                    pieces.insert(ip(family, first), (ip(family, last), blocks));
+                    pieces.insert(
+                        ip_from_bits(family, first),
+                        (ip_from_bits(family, last), blocks),
+                    );
                 }
             }
         }
@@ -329,20 +336,5 @@ impl Pieces {
         let all = self.0.iter();
         all.map(|(first, (last, blocks))| (*first, *last, Arc::clone(blocks)))
             .collect()
-    }
-}
-
-fn bits(ip: IpAddr) -> u128 {
-    match ip {
-        IpAddr::V4(ip) => ip.to_bits().into(),
-        IpAddr::V6(ip) => ip.to_bits(),
-    }
-}
-
-fn ip(family: Family, bits: u128) -> IpAddr {
-    match family {
-        // The bits come from addresses of the family; the last of all is followed by none.
-        Family::V4 => IpAddr::V4(u32::try_from(bits).unwrap_or(u32::MAX).into()),
-        Family::V6 => IpAddr::V6(bits.into()),
     }
 }

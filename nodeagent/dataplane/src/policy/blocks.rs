@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
-use kplane_model::{Block, Family};
+use kplane_model::{Block, Family, ip_bits, ip_from_bits};
 
 /// The blocks of policies that have a Pod here.
 #[derive(Debug, Default)]
@@ -86,7 +86,7 @@ impl Blocks {
                     number
                 }
             };
-            let [first, last] = [first, last].map(|bits| ip(family, bits));
+            let [first, last] = [first, last].map(|bits| ip_from_bits(family, bits));
             ranges.push(Range {
                 first,
                 last,
@@ -123,24 +123,12 @@ impl Blocks {
     }
 }
 
-fn bits(ip: IpAddr) -> u128 {
-    match ip {
-        IpAddr::V4(ip) => ip.to_bits().into(),
-        IpAddr::V6(ip) => ip.to_bits(),
-    }
-}
-
-fn ip(family: Family, bits: u128) -> IpAddr {
-    match family {
-        // The bits come from addresses of the family.
-        Family::V4 => IpAddr::V4(u32::try_from(bits).unwrap_or(u32::MAX).into()),
-        Family::V6 => IpAddr::V6(bits.into()),
-    }
-}
-
 /// Returns the parts of a block's range that are not excepted, as first and last address.
 fn allowed(block: &Block) -> Vec<(u128, u128)> {
-    let (mut next, end) = (Some(bits(block.range.first())), bits(block.range.last()));
+    let (mut next, end) = (
+        Some(ip_bits(block.range.first())),
+        ip_bits(block.range.last()),
+    );
     let mut except: Vec<_> = block
         .except
         .iter()
@@ -149,7 +137,7 @@ fn allowed(block: &Block) -> Vec<(u128, u128)> {
     except.sort_unstable();
     let mut parts = Vec::new();
     for hole in except {
-        let (first, last) = (bits(hole.first()), bits(hole.last()));
+        let (first, last) = (ip_bits(hole.first()), ip_bits(hole.last()));
         let Some(from) = next else { break };
         if from < first {
             parts.push((from, first - 1));

@@ -43,20 +43,10 @@ pub(super) fn phases(
     for change in changes {
         let (set, key) = change.place;
         let phase = match (set, change.before.is_some(), change.after.is_some()) {
-            (PolicySet::RowAll | PolicySet::RowPorts, _, comes) => {
-                if comes {
-                    0
-                } else {
-                    7
-                }
-            }
-            (PolicySet::Decisions(..), ..) => {
-                if is_early(change) {
-                    1
-                } else {
-                    6
-                }
-            }
+            (PolicySet::RowAll | PolicySet::RowPorts, _, true) => 0,
+            (PolicySet::RowAll | PolicySet::RowPorts, _, false) => 7,
+            (PolicySet::Decisions(..), ..) if is_early(change) => 1,
+            (PolicySet::Decisions(..), ..) => 6,
             (PolicySet::TierPeers | PolicySet::TierBlocks, ..) => 3,
             (PolicySet::Peers, ..) if renumbered.contains(&key) => 3,
             (PolicySet::LocalPods, ..)

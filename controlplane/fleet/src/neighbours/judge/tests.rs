@@ -86,7 +86,7 @@ impl Cluster {
     }
 }
 
-/// What a node says that does not reach the one in question.
+/// The word of a node that does not reach the one in question.
 fn missing(asked: &Asked) -> Option<Word> {
     Some(match asked.control {
         Some(_) => Word::Misses,

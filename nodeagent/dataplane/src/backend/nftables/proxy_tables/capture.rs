@@ -29,9 +29,7 @@ mod rules;
 use std::net::SocketAddr;
 
 use kplane_model::{Cidr, Family, FrontendAddr};
-use kplane_netlink::{
-    AttributeWriter, Batch, CommitError, Errno, Label, NetlinkError, NfSocket, Operation,
-};
+use kplane_netlink::{Batch, CommitError, Errno, NetlinkError, NfSocket};
 
 use self::rules::{CHAINS, Rules};
 use super::super::element::{Destination, Key, NodePort};
@@ -40,9 +38,8 @@ use super::super::element::{Destination, Key, NodePort};
     reason = "constants named as in the kernel's headers"
 )]
 use super::super::uapi::*;
-use super::super::userdata;
-use super::expressions::{Expressions, encode_key};
-use super::{NFT_TABLE_F_OWNER, knows_no_owner};
+use super::expressions::Expressions;
+use super::own_table::{Chain, OwnTable, address_key, commit};
 use crate::proxy_address::{CAPTURE_TABLE as TABLE, LOCAL_PORTS as LOCAL};
 
 const PLACES: &str = "places";
@@ -54,8 +51,6 @@ const LEASE: &str = "lease";
 const LEASE_MS: u64 = 1000;
 
 /// nft's type numbers (`enum datatypes`).
-const TYPE_IPADDR: u32 = 7;
-const TYPE_IP6ADDR: u32 = 8;
 const TYPE_INET_PROTOCOL: u32 = 12;
 const TYPE_INET_SERVICE: u32 = 13;
 const TYPE_BITS: u32 = 6;
@@ -135,12 +130,8 @@ impl CaptureTable {
         settings: CaptureSettings,
     ) -> Result<Self, CaptureError> {
         let mut socket = NfSocket::open()?;
-        match socket.commit(structure(family, settings, NFT_TABLE_F_OWNER).seal(None)) {
-            Err(CommitError::Rejected { rejections, .. }) if knows_no_owner(&rejections) => {
-                tracing::info!(%family, "the kernel knows no owners of tables (Linux 5.12)");
-                socket.commit(structure(family, settings, 0).seal(None))?;
-            }
-            result => result?,
+        if !commit(&mut socket, |flags| structure(family, settings, flags))? {
+            tracing::info!(%family, "the kernel knows no owners of tables (Linux 5.12)");
         }
         Ok(Self { family, socket })
     }
@@ -158,12 +149,14 @@ impl CaptureTable {
             (msg::DELSETELEM, 0, delete),
             (msg::NEWSETELEM, NLM_F_CREATE, add),
         ];
+        let table = table(self.family);
         for (kind, flags, places) in all {
             for part in places.chunks(ELEMENTS) {
                 let mut batch = Batch::new();
                 for set in [PLACES, PORTS, LOCAL] {
                     let keys = part.iter().filter_map(|place| key(*place, set));
-                    push_elements(&mut batch, self.family, (kind, flags, set), keys);
+                    let change = table.operation("change elements", kind, flags);
+                    table.push_elements(&mut batch, change, set, keys);
                 }
                 self.socket.commit(batch.seal(None))?;
             }
@@ -178,7 +171,7 @@ impl CaptureTable {
     pub(in crate::backend) fn clear(&mut self) -> Result<(), CaptureError> {
         let mut batch = Batch::new();
         for set in [PLACES, PORTS, LOCAL] {
-            push_flush(&mut batch, self.family, set);
+            table(self.family).push_flush(&mut batch, set);
         }
         Ok(self.socket.commit(batch.seal(None))?)
     }
@@ -189,49 +182,28 @@ impl CaptureTable {
     /// The kernel's refusal.
     pub(in crate::backend) fn set_nodes(&mut self, ranges: &[Cidr]) -> Result<(), CaptureError> {
         let mut batch = Batch::new();
-        push_flush(&mut batch, self.family, NODES);
+        let table = table(self.family);
+        table.push_flush(&mut batch, NODES);
         let keys = ranges.iter().copied().map(Key::Range);
-        push_elements(
-            &mut batch,
-            self.family,
-            (msg::NEWSETELEM, NLM_F_CREATE, NODES),
-            keys,
-        );
+        let change = table.operation("change elements", msg::NEWSETELEM, NLM_F_CREATE);
+        table.push_elements(&mut batch, change, NODES, keys);
         Ok(self.socket.commit(batch.seal(None))?)
     }
 }
 
-fn operation(action: &'static str, kind: u16, flags: u16, family: u8) -> Operation {
-    Operation {
-        label: Label {
-            action,
-            object: TABLE,
-        },
-        kind,
-        flags,
+fn table(family: Family) -> OwnTable {
+    OwnTable {
         family,
+        name: TABLE,
     }
 }
 
 /// Returns the operations that create the table, in place of one that an earlier process left.
 fn structure(family: Family, settings: CaptureSettings, flags: u32) -> Batch {
-    let mut batch = Batch::new();
-    let proto = nfproto(family);
-    let create = NLM_F_CREATE;
-    let name = |w: &mut AttributeWriter<'_>| w.str(NFTA_TABLE_NAME, TABLE);
-    // Adding an existing table is no error; deleting a missing one is.
-    batch.push(operation("add table", msg::NEWTABLE, create, proto), name);
-    batch.push(operation("delete table", msg::DELTABLE, 0, proto), name);
-    batch.push(operation("add table", msg::NEWTABLE, create, proto), |w| {
-        w.str(NFTA_TABLE_NAME, TABLE);
-        w.u32(NFTA_TABLE_FLAGS, flags);
-        let comment = "kplane: leads Services to the agent's userspace proxy";
-        w.bytes(NFTA_TABLE_USERDATA, &userdata::comment(comment));
-    });
-    let (address_type, address_len) = match family {
-        Family::V4 => (TYPE_IPADDR, 4),
-        Family::V6 => (TYPE_IP6ADDR, 16),
-    };
+    let (mut batch, table) = (Batch::new(), table(family));
+    let comment = "kplane: leads Services to the agent's userspace proxy";
+    table.push_new(&mut batch, flags, comment);
+    let (address_type, address_len) = address_key(family);
     let port = TYPE_INET_PROTOCOL << TYPE_BITS | TYPE_INET_SERVICE;
     let sets = [
         (
@@ -251,85 +223,33 @@ fn structure(family: Family, settings: CaptureSettings, flags: u32) -> Batch {
         ),
     ];
     for (id, (set, key_type, key_len, flags)) in (1..).zip(sets) {
-        batch.push(operation("add set", msg::NEWSET, create, proto), |w| {
-            w.str(NFTA_SET_TABLE, TABLE);
-            w.str(NFTA_SET_NAME, set);
-            w.u32(NFTA_SET_FLAGS, flags);
-            w.u32(NFTA_SET_KEY_TYPE, key_type);
-            w.u32(NFTA_SET_KEY_LEN, key_len);
-            w.u32(NFTA_SET_ID, id);
+        table.push_set(&mut batch, id, (set, flags, (key_type, key_len)), |w| {
             if set == LEASE {
                 w.bytes(NFTA_SET_TIMEOUT, &LEASE_MS.to_be_bytes());
             }
         });
     }
-    push_chains(&mut batch, family, settings);
+    push_chains(&mut batch, table, settings);
     batch
 }
 
 /// Adds the operations that create the chains.
-fn push_chains(batch: &mut Batch, family: Family, settings: CaptureSettings) {
-    let (proto, create) = (nfproto(family), NLM_F_CREATE);
-    for (chain, kind, hook, priority, rules) in CHAINS {
-        batch.push(operation("add chain", msg::NEWCHAIN, create, proto), |w| {
-            w.str(NFTA_CHAIN_TABLE, TABLE);
-            w.str(NFTA_CHAIN_NAME, chain);
-            w.str(NFTA_CHAIN_TYPE, kind);
-            w.u32(NFTA_CHAIN_POLICY, NF_ACCEPT);
-            w.nest(NFTA_CHAIN_HOOK, |w| {
-                w.u32(NFTA_HOOK_HOOKNUM, hook);
-                w.bytes(NFTA_HOOK_PRIORITY, &priority.to_be_bytes());
-            });
-        });
+fn push_chains(batch: &mut Batch, table: OwnTable, settings: CaptureSettings) {
+    for (name, kind, hook, priority, rules) in CHAINS {
+        let chain = Chain {
+            name,
+            kind,
+            hook,
+            priority,
+        };
+        table.push_chain(batch, &chain);
         for rule in rules {
-            batch.push(
-                operation("add rule", msg::NEWRULE, create | NLM_F_APPEND, proto),
-                |w| {
-                    w.str(NFTA_RULE_TABLE, TABLE);
-                    w.str(NFTA_RULE_CHAIN, chain);
-                    w.nest(NFTA_RULE_EXPRESSIONS, |list| {
-                        let to = Expressions(list);
-                        Rules { to, family }.rule(*rule, settings);
-                    });
-                },
-            );
+            table.push_rule(batch, name, |list| {
+                let (to, family) = (Expressions(list), table.family);
+                Rules { to, family }.rule(*rule, settings);
+            });
         }
     }
-}
-
-/// Adds an operation that deletes all elements of a set.
-fn push_flush(batch: &mut Batch, family: Family, set: &'static str) {
-    let flush = operation("delete elements", msg::DELSETELEM, 0, nfproto(family));
-    // Without elements, the message means all of them.
-    batch.push(flush, |w| {
-        w.str(NFTA_SET_ELEM_LIST_TABLE, TABLE);
-        w.str(NFTA_SET_ELEM_LIST_SET, set);
-    });
-}
-
-/// Adds an operation on the elements that belong into a set.
-fn push_elements(
-    batch: &mut Batch,
-    family: Family,
-    (kind, flags, set): (u16, u16, &'static str),
-    keys: impl Iterator<Item = Key>,
-) {
-    let mut keys = keys.peekable();
-    if keys.peek().is_none() {
-        return;
-    }
-    batch.push(
-        operation("change elements", kind, flags, nfproto(family)),
-        |w| {
-            w.str(NFTA_SET_ELEM_LIST_TABLE, TABLE);
-            w.str(NFTA_SET_ELEM_LIST_SET, set);
-            w.nest(NFTA_SET_ELEM_LIST_ELEMENTS, |list| {
-                for key in keys {
-                    encode_key(list, key);
-                }
-            });
-        },
-    );
 }
 
 /// Returns the key of a place in a set; `None` if it belongs into another one.

@@ -17,7 +17,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use kplane_model::{Cidr, Family, Protocol};
-use kplane_netlink::{Batch, CommitError, Label, NetlinkError, NfSocket, Operation};
+use kplane_netlink::{Batch, CommitError, NetlinkError, NfSocket};
 
 use super::super::element::Key;
 #[allow(
@@ -25,23 +25,20 @@ use super::super::element::Key;
     reason = "constants named as in the kernel's headers"
 )]
 use super::super::uapi::*;
-use super::super::userdata;
-use super::expressions::{Expressions, FIRST, encode_key};
-use super::{NFT_TABLE_F_OWNER, knows_no_owner};
+use super::expressions::{Expressions, FIRST};
+use super::own_table::{Chain, OwnTable, address_key, commit};
 use crate::proxy_address::DEPARTING_TABLE as TABLE;
 
 const RANGES: &str = "ranges";
 const PODS: &str = "pods";
-const CHAIN: &str = "output";
 
-/// `NF_INET_LOCAL_OUT`.
-const HOOK: u32 = 3;
-/// Before the table of the userspace proxy, which is -110.
-const PRIORITY: i32 = -120;
-
-/// nft's type numbers (`enum datatypes`).
-const TYPE_IPADDR: u32 = 7;
-const TYPE_IP6ADDR: u32 = 8;
+/// The hook is `NF_INET_LOCAL_OUT`, before the table of the userspace proxy, which is at -110.
+const CHAIN: Chain = Chain {
+    name: "output",
+    kind: "nat",
+    hook: 3,
+    priority: -120,
+};
 
 /// Most elements of a set: they must fit into one attribute of 64 KiB.
 const ELEMENTS: usize = 1024;
@@ -77,14 +74,9 @@ impl DepartingTable {
         addresses: (&[Cidr], &[IpAddr]),
     ) -> Result<Self, DepartingError> {
         let mut socket = NfSocket::open()?;
-        let create = |flags| structure(family, port, flags, addresses).seal(None);
-        let owned = match socket.commit(create(NFT_TABLE_F_OWNER)) {
-            Err(CommitError::Rejected { rejections, .. }) if knows_no_owner(&rejections) => {
-                socket.commit(create(0))?;
-                false
-            }
-            result => result.map(|()| true)?,
-        };
+        let owned = commit(&mut socket, |flags| {
+            structure(family, port, flags, addresses)
+        })?;
         Ok(Self {
             family,
             socket,
@@ -105,12 +97,7 @@ impl DepartingTable {
     pub fn set(&mut self, addresses: (&[Cidr], &[IpAddr])) -> Result<(), DepartingError> {
         let mut batch = Batch::new();
         for set in [RANGES, PODS] {
-            let flush = operation("delete elements", msg::DELSETELEM, 0, self.family);
-            // Without elements, the message means all of them.
-            batch.push(flush, |w| {
-                w.str(NFTA_SET_ELEM_LIST_TABLE, TABLE);
-                w.str(NFTA_SET_ELEM_LIST_SET, set);
-            });
+            table(self.family).push_flush(&mut batch, set);
         }
         push_addresses(&mut batch, self.family, addresses);
         Ok(self.socket.commit(batch.seal(None))?)
@@ -126,80 +113,33 @@ pub fn loopback(family: Family) -> IpAddr {
     }
 }
 
-fn operation(action: &'static str, kind: u16, flags: u16, family: Family) -> Operation {
-    Operation {
-        label: Label {
-            action,
-            object: TABLE,
-        },
-        kind,
-        flags,
-        family: nfproto(family),
+fn table(family: Family) -> OwnTable {
+    OwnTable {
+        family,
+        name: TABLE,
     }
 }
 
 /// Returns the operations that create the table, in place of one that an earlier process left.
 fn structure(family: Family, port: u16, flags: u32, addresses: (&[Cidr], &[IpAddr])) -> Batch {
-    let mut batch = Batch::new();
-    let operation = |action, kind, flags| operation(action, kind, flags, family);
-    let create = NLM_F_CREATE;
-    // Adding an existing table is no error; deleting a missing one is.
-    for (action, kind, flags) in [
-        ("add table", msg::NEWTABLE, create),
-        ("delete table", msg::DELTABLE, 0),
-    ] {
-        batch.push(operation(action, kind, flags), |w| {
-            w.str(NFTA_TABLE_NAME, TABLE);
-        });
-    }
-    batch.push(operation("add table", msg::NEWTABLE, create), |w| {
-        w.str(NFTA_TABLE_NAME, TABLE);
-        w.u32(NFTA_TABLE_FLAGS, flags);
-        let comment = "kplane: leads preStop hooks of Pods to the agent";
-        w.bytes(NFTA_TABLE_USERDATA, &userdata::comment(comment));
-    });
-    let (key_type, key_len) = match family {
-        Family::V4 => (TYPE_IPADDR, 4),
-        Family::V6 => (TYPE_IP6ADDR, 16),
-    };
+    let (mut batch, table) = (Batch::new(), table(family));
+    let comment = "kplane: leads preStop hooks of Pods to the agent";
+    table.push_new(&mut batch, flags, comment);
     for (id, (set, flags)) in (1..).zip([(RANGES, NFT_SET_INTERVAL), (PODS, 0)]) {
-        batch.push(operation("add set", msg::NEWSET, create), |w| {
-            w.str(NFTA_SET_TABLE, TABLE);
-            w.str(NFTA_SET_NAME, set);
-            w.u32(NFTA_SET_FLAGS, flags);
-            w.u32(NFTA_SET_KEY_TYPE, key_type);
-            w.u32(NFTA_SET_KEY_LEN, key_len);
-            w.u32(NFTA_SET_ID, id);
-        });
+        table.push_set(&mut batch, id, (set, flags, address_key(family)), |_| {});
     }
-    batch.push(operation("add chain", msg::NEWCHAIN, create), |w| {
-        w.str(NFTA_CHAIN_TABLE, TABLE);
-        w.str(NFTA_CHAIN_NAME, CHAIN);
-        w.str(NFTA_CHAIN_TYPE, "nat");
-        w.u32(NFTA_CHAIN_POLICY, NF_ACCEPT);
-        w.nest(NFTA_CHAIN_HOOK, |w| {
-            w.u32(NFTA_HOOK_HOOKNUM, HOOK);
-            w.bytes(NFTA_HOOK_PRIORITY, &PRIORITY.to_be_bytes());
-        });
-    });
+    table.push_chain(&mut batch, &CHAIN);
     for set in [RANGES, PODS] {
-        batch.push(
-            operation("add rule", msg::NEWRULE, create | NLM_F_APPEND),
-            |w| {
-                w.str(NFTA_RULE_TABLE, TABLE);
-                w.str(NFTA_RULE_CHAIN, CHAIN);
-                w.nest(NFTA_RULE_EXPRESSIONS, |list| {
-                    let mut rule = Expressions(list);
-                    rule.meta(NFT_META_L4PROTO, FIRST);
-                    rule.compare(&[Protocol::Tcp.number()]);
-                    rule.payload(FIRST, (NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2));
-                    rule.compare(&port.to_be_bytes());
-                    rule.destination(family);
-                    rule.is_in(set);
-                    rule.lead_to(family, SocketAddr::new(loopback(family), port));
-                });
-            },
-        );
+        table.push_rule(&mut batch, CHAIN.name, |list| {
+            let mut rule = Expressions(list);
+            rule.meta(NFT_META_L4PROTO, FIRST);
+            rule.compare(&[Protocol::Tcp.number()]);
+            rule.payload(FIRST, (NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2));
+            rule.compare(&port.to_be_bytes());
+            rule.destination(family);
+            rule.is_in(set);
+            rule.lead_to(family, SocketAddr::new(loopback(family), port));
+        });
     }
     push_addresses(&mut batch, family, addresses);
     batch
@@ -207,21 +147,12 @@ fn structure(family: Family, port: u16, flags: u32, addresses: (&[Cidr], &[IpAdd
 
 /// Adds the addresses of a family to the sets.
 fn push_addresses(batch: &mut Batch, family: Family, (ranges, pods): (&[Cidr], &[IpAddr])) {
+    let table = table(family);
+    let add = || table.operation("add elements", msg::NEWSETELEM, NLM_F_CREATE);
     let ranges = ranges.iter().filter(|range| range.family() == family);
-    let pods = pods.iter().filter(|pod| Family::of(**pod) == family);
     let ranges = ranges.map(|range| Key::Range(*range)).take(ELEMENTS);
+    table.push_elements(batch, add(), RANGES, ranges);
+    let pods = pods.iter().filter(|pod| Family::of(**pod) == family);
     let pods = pods.map(|pod| Key::Ip(*pod)).take(ELEMENTS);
-    let sets: [(_, Vec<Key>); 2] = [(RANGES, ranges.collect()), (PODS, pods.collect())];
-    for (set, keys) in sets.into_iter().filter(|(_, keys)| !keys.is_empty()) {
-        batch.push(
-            operation("add elements", msg::NEWSETELEM, NLM_F_CREATE, family),
-            |w| {
-                w.str(NFTA_SET_ELEM_LIST_TABLE, TABLE);
-                w.str(NFTA_SET_ELEM_LIST_SET, set);
-                w.nest(NFTA_SET_ELEM_LIST_ELEMENTS, |list| {
-                    keys.into_iter().for_each(|key| encode_key(list, key));
-                });
-            },
-        );
-    }
+    table.push_elements(batch, add(), PODS, pods);
 }

@@ -12,26 +12,25 @@
 //! A policy rule delivers packets with the second mark to this node.
 
 use kplane_model::Family;
-use kplane_netlink::{AttributeWriter, Batch, CommitError, Errno, Label, NfSocket, Operation};
+use kplane_netlink::{Batch, CommitError, Errno, NfSocket};
 
 #[allow(
     clippy::wildcard_imports,
     reason = "constants named as in the kernel's headers"
 )]
 use super::super::uapi::*;
-use super::super::userdata;
 use super::capture::CaptureError;
 use super::expressions::{Expressions, NFT_SOCKET_MARK, NFT_SOCKET_TRANSPARENT};
-use super::{NFT_TABLE_F_OWNER, knows_no_owner};
+use super::own_table::{self, Chain, OwnTable};
 use crate::proxy_address::DIVERT_TABLES as TABLES;
 
-const CHAIN: &str = "prerouting";
-
-/// `NF_INET_PRE_ROUTING`.
-const HOOK: u32 = 0;
-
-/// Priority of the chain (`NF_IP_PRI_MANGLE`): before the kernel looks for a route.
-const PRIORITY: i32 = -150;
+/// The hook is `NF_INET_PRE_ROUTING`, and the priority `NF_IP_PRI_MANGLE`: before the kernel looks for a route.
+const CHAIN: Chain = Chain {
+    name: "prerouting",
+    kind: "filter",
+    hook: 0,
+    priority: -150,
+};
 
 /// The marks of a table.
 #[derive(Clone, Copy, Debug)]
@@ -80,61 +79,27 @@ fn commit(
     family: Family,
     marks: DivertMarks,
 ) -> Result<(), CommitError> {
-    let create = |flags| structure(table, family, marks, flags).seal(None);
-    match socket.commit(create(NFT_TABLE_F_OWNER)) {
-        Err(CommitError::Rejected { rejections, .. }) if knows_no_owner(&rejections) => {
-            socket.commit(create(0))
-        }
-        result => result,
-    }
+    own_table::commit(socket, |flags| structure(table, family, marks, flags)).map(drop)
 }
 
 /// Returns the operations that create the table, in place of one that an earlier process left.
 fn structure(table: &'static str, family: Family, marks: DivertMarks, flags: u32) -> Batch {
     let mut batch = Batch::new();
-    let operation = |action, kind, flags| Operation {
-        label: Label {
-            action,
-            object: table,
-        },
-        kind,
-        flags,
-        family: nfproto(family),
+    let table = OwnTable {
+        family,
+        name: table,
     };
-    let create = NLM_F_CREATE;
-    let name = |w: &mut AttributeWriter<'_>| w.str(NFTA_TABLE_NAME, table);
-    // Adding an existing table is no error; deleting a missing one is.
-    batch.push(operation("add table", msg::NEWTABLE, create), name);
-    batch.push(operation("delete table", msg::DELTABLE, 0), name);
-    batch.push(operation("add table", msg::NEWTABLE, create), |w| {
-        w.str(NFTA_TABLE_NAME, table);
-        w.u32(NFTA_TABLE_FLAGS, flags);
-        let comment = "kplane: brings answers to the agent's userspace proxy";
-        w.bytes(NFTA_TABLE_USERDATA, &userdata::comment(comment));
-    });
-    batch.push(operation("add chain", msg::NEWCHAIN, create), |w| {
-        w.str(NFTA_CHAIN_TABLE, table);
-        w.str(NFTA_CHAIN_NAME, CHAIN);
-        w.str(NFTA_CHAIN_TYPE, "filter");
-        w.u32(NFTA_CHAIN_POLICY, NF_ACCEPT);
-        w.nest(NFTA_CHAIN_HOOK, |w| {
-            w.u32(NFTA_HOOK_HOOKNUM, HOOK);
-            w.bytes(NFTA_HOOK_PRIORITY, &PRIORITY.to_be_bytes());
-        });
-    });
-    let append = create | NLM_F_APPEND;
-    batch.push(operation("add rule", msg::NEWRULE, append), |w| {
-        w.str(NFTA_RULE_TABLE, table);
-        w.str(NFTA_RULE_CHAIN, CHAIN);
-        w.nest(NFTA_RULE_EXPRESSIONS, |list| {
-            let mut rule = Expressions(list);
-            rule.socket(NFT_SOCKET_MARK);
-            rule.compare(&marks.own.to_ne_bytes());
-            rule.socket(NFT_SOCKET_TRANSPARENT);
-            rule.compare(&[1]);
-            rule.set_mark(marks.answers);
-            rule.verdict(NF_ACCEPT);
-        });
+    let comment = "kplane: brings answers to the agent's userspace proxy";
+    table.push_new(&mut batch, flags, comment);
+    table.push_chain(&mut batch, &CHAIN);
+    table.push_rule(&mut batch, CHAIN.name, |list| {
+        let mut rule = Expressions(list);
+        rule.socket(NFT_SOCKET_MARK);
+        rule.compare(&marks.own.to_ne_bytes());
+        rule.socket(NFT_SOCKET_TRANSPARENT);
+        rule.compare(&[1]);
+        rule.set_mark(marks.answers);
+        rule.verdict(NF_ACCEPT);
     });
     batch
 }
