@@ -296,8 +296,11 @@ mod tests {
             PolicyKey::Class(id),
             PolicyKey::Group(id, 7),
             PolicyKey::Policy(name),
+            PolicyKey::Cluster("web".into()),
+            PolicyKey::Span([10, 0, 0, 1].into(), [10, 0, 0, 9].into()),
+            PolicyKey::Decisions(id, 7),
         ];
         let ranges = keys.map(|key| range_of(&DesiredKey::Policy(key), MAX_RANGES));
-        assert_eq!(ranges, [126, 122, 162, 24]);
+        assert_eq!(ranges, [126, 122, 162, 24, 157, 117, 164]);
     }
 }

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use kplane_fleet::hub::Hub;
 use kplane_fleet::peers::Peers;
@@ -15,9 +15,9 @@ use kplane_proto::v1 as pb;
 use tokio::time::Instant;
 use tonic::Status;
 
-use super::inquiry;
 use super::policy_index::{ask as ask_index, no_pod};
 use super::request::bounded_names;
+use super::{inquiry, millis};
 
 /// Maximum number of counts and of samples in an answer, and of either that one agent may send.
 const PODS: usize = 5_000;
@@ -208,7 +208,7 @@ fn name_packet(
         from_pod: shown(from_pod),
         to_pod: shown(to_pod),
         isolating: isolating(policies, of, direction, (from, to)),
-        at_ms: now_ms().saturating_sub(of.age_ms),
+        at_ms: millis(SystemTime::now()).saturating_sub(of.age_ms),
     })
 }
 
@@ -251,11 +251,6 @@ fn direction(wire: pb::PolicyDirection) -> Option<Direction> {
         pb::PolicyDirection::Egress => Some(Direction::Egress),
         pb::PolicyDirection::Unspecified => None,
     }
-}
-
-fn now_ms() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.map_or(0, |now| u64::try_from(now.as_millis()).unwrap_or(u64::MAX))
 }
 
 /// Returns how many packets the node of a Pod has denied, as a note to a verdict; `None` = none, or the node does not say.
