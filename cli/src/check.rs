@@ -6,6 +6,7 @@ pub(crate) mod cluster;
 pub(crate) mod fleet;
 pub(crate) mod nodes;
 mod surroundings;
+pub(crate) mod updates;
 
 use kplane_proto::v1::{self as pb, NodeState};
 use serde::{Deserialize, Serialize};

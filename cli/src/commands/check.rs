@@ -9,9 +9,10 @@ use super::migrate::Cluster;
 use super::{Verdict, show};
 use crate::args::Cli;
 use crate::args::check::CheckArgs;
-use crate::check::{Finding, Outcome, cluster, fleet};
+use crate::check::{Finding, Outcome, cluster, fleet, updates};
 use crate::failure::Failure;
-use crate::reach::Reach;
+use crate::migrate::picture::Objects as Gathered;
+use crate::reach::{Asked, Reach};
 use crate::view::check::CheckView;
 
 /// Runs all checks and shows them.
@@ -49,12 +50,29 @@ async fn afterwards(cli: &Cli, args: &CheckArgs) -> Vec<Finding> {
             let unasked = Err("it was not asked".to_owned());
             let mut findings = of_fleet(objects.fleet.as_ref().unwrap_or(&unasked));
             findings.extend(cluster::findings(&objects));
+            findings.push(of_updates(&place, &objects).await);
             findings
         }
         Err(error) => {
             let asked = place.fleet().await.map_err(|error| error.to_string());
             without_cluster(&asked, &error.to_string(), false)
         }
+    }
+}
+
+/// Returns the finding about rolling updates. It needs rights that a user may well not have.
+async fn of_updates(place: &Cluster<'_>, objects: &Gathered) -> Finding {
+    let listed = tokio::try_join!(
+        place
+            .objects()
+            .list("/apis/apps/v1/deployments", "", Asked("list deployments")),
+        place
+            .objects()
+            .list("/api/v1/services", "", Asked("list services")),
+    );
+    match listed {
+        Ok((deployments, services)) => updates::finding(objects, &deployments, &services),
+        Err(error) => Finding::skipped(updates::CHECK, error.to_string()),
     }
 }
 
@@ -69,5 +87,6 @@ fn of_fleet(asked: &Result<pb::Fleet, String>) -> Vec<Finding> {
 fn without_cluster(asked: &Result<pb::Fleet, String>, why: &str, skipped: bool) -> Vec<Finding> {
     let mut findings = of_fleet(asked);
     findings.extend(cluster::without(why, skipped, asked.as_ref().ok()));
+    findings.push(Finding::skipped(updates::CHECK, why));
     findings
 }
