@@ -4,7 +4,9 @@
 pub(crate) mod before;
 pub(crate) mod cluster;
 pub(crate) mod fleet;
+mod listed;
 pub(crate) mod nodes;
+pub(crate) mod ranges;
 mod surroundings;
 pub(crate) mod updates;
 

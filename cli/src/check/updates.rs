@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
+use super::listed::{Metadata, Service};
 use super::{Finding, cluster, names};
 use crate::migrate::picture::{Objects, Picture};
 
@@ -18,17 +19,6 @@ const LABEL: &str = "kplane.io/drain";
 
 /// The type of Services that select no Pods by an address of their own.
 const EXTERNAL: &str = "ExternalName";
-
-/// What a Deployment or Service is called.
-#[derive(Clone, Debug, Default, Deserialize)]
-struct Metadata {
-    #[serde(default)]
-    namespace: String,
-    #[serde(default)]
-    name: String,
-    #[serde(default)]
-    labels: BTreeMap<String, String>,
-}
 
 /// The fields of a Deployment that matter here.
 #[derive(Clone, Debug, Deserialize)]
@@ -79,22 +69,6 @@ struct Hook {
 struct HttpGet {
     #[serde(default)]
     path: String,
-}
-
-/// The fields of a Service that matter here.
-#[derive(Clone, Debug, Deserialize)]
-pub(crate) struct Service {
-    metadata: Metadata,
-    #[serde(default)]
-    spec: ServiceSpec,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-struct ServiceSpec {
-    #[serde(default)]
-    selector: BTreeMap<String, String>,
-    #[serde(default, rename = "type")]
-    kind: String,
 }
 
 /// What a Deployment's Pods do before they end.
