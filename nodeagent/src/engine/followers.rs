@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
-use kplane_dataplane::conntrack::{ConntrackCounts, Problem};
+use kplane_dataplane::conntrack::{ConntrackCounts, FailedScans};
 use kplane_dataplane::plan::{NodePlan, NodeSettings};
 use kplane_model::{Family, ServiceKey, ServiceName, TrafficPolicy};
 use tokio::sync::watch;
@@ -334,7 +334,7 @@ fn lacks_local((program, local): View<'_>) -> (bool, bool) {
 }
 
 /// Returns the failure of a family whose stale UDP flows cannot be deleted. A single scan may fail.
-fn stale_flows(family: Family, problem: &Problem) -> Option<Failure> {
+fn stale_flows(family: Family, problem: &FailedScans) -> Option<Failure> {
     let since = problem.since.duration_since(UNIX_EPOCH).unwrap_or_default();
     (problem.times >= LASTING).then(|| Failure {
         object: None,

@@ -11,7 +11,7 @@ use super::sets::{Entry, SetId, capacity_for};
 use super::state::{Op, Snapshot};
 use crate::backend::iptables::readback;
 use crate::backend::iptables::restore::{Limits, parts};
-use crate::backend::iptables::{ChainName, Flavour, FoundRules, Step, Tool};
+use crate::backend::iptables::{ChainName, Flavour, FoundRules, TableChange, Tool};
 use crate::process::RunError;
 use kplane_netlink::ipset::{self, IpSets};
 use kplane_netlink::ipvs::{self, Ipvs};
@@ -25,7 +25,7 @@ const NEW_SET: [&str; 2] = ["KPLANE-GROWING", "KPLANE-6-GROWING"];
 
 /// An operation that the kernel refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Refused {
+pub(super) struct RefusedOp {
     /// Position of the operation.
     pub(super) index: usize,
     /// The reason, human-readable.
@@ -89,13 +89,13 @@ pub(super) trait Kernel: Send {
     fn generation(&mut self) -> Option<u32>;
 
     /// Executes operations in order. A refused operation does not stop the others.
-    fn perform(&mut self, ops: &[Op]) -> Result<(Vec<Refused>, u64), KernelError>;
+    fn perform(&mut self, ops: &[Op]) -> Result<(Vec<RefusedOp>, u64), KernelError>;
 
     /// Enlarges a set.
     fn grow(&mut self, set: SetId, held: &HashSet<Entry>, to: usize) -> Result<u32, KernelError>;
 
     /// Writes rules; returns their size in bytes.
-    fn restore(&mut self, steps: &[Step]) -> Result<u64, KernelError>;
+    fn restore(&mut self, steps: &[TableChange]) -> Result<u64, KernelError>;
 
     /// Returns the kind of iptables.
     fn flavour(&self) -> Flavour;
@@ -172,7 +172,7 @@ impl Machine {
         }
     }
 
-    fn entries(&mut self, ops: &[Op]) -> Result<(Vec<Refused>, u64), KernelError> {
+    fn entries(&mut self, ops: &[Op]) -> Result<(Vec<RefusedOp>, u64), KernelError> {
         let family = self.family;
         let commands = ops.iter().map(|op| match op {
             Op::Entry(set, entry, true) => ipset::Command::Add(set.name(family), *entry),
@@ -181,7 +181,7 @@ impl Machine {
             Op::Ipvs(_) | Op::Address(..) => ipset::Command::Destroy(""),
         });
         let (refused, bytes) = self.sets.perform(&commands.collect::<Vec<_>>())?;
-        let refused = refused.into_iter().map(|refusal| Refused {
+        let refused = refused.into_iter().map(|refusal| RefusedOp {
             index: refusal.index,
             reason: match refusal.code {
                 ipset::code::HASH_FULL => "the IP set is full".to_owned(),
@@ -191,7 +191,7 @@ impl Machine {
         Ok((refused.collect(), bytes))
     }
 
-    fn servers(&mut self, ops: &[Op]) -> Result<(Vec<Refused>, u64), KernelError> {
+    fn servers(&mut self, ops: &[Op]) -> Result<(Vec<RefusedOp>, u64), KernelError> {
         let commands: Vec<ipvs::Command> = ops
             .iter()
             .filter_map(|op| match op {
@@ -227,7 +227,7 @@ impl Machine {
                 bytes += more;
                 last = again.into_iter().next();
             }
-            refused.extend(last.map(|last| Refused {
+            refused.extend(last.map(|last| RefusedOp {
                 index: refusal.index,
                 reason: reason(command, &last),
             }));
@@ -235,7 +235,7 @@ impl Machine {
         Ok((refused, bytes))
     }
 
-    fn addresses(&mut self, ops: &[Op]) -> Result<(Vec<Refused>, u64), KernelError> {
+    fn addresses(&mut self, ops: &[Op]) -> Result<(Vec<RefusedOp>, u64), KernelError> {
         let changes: Vec<(bool, IpAddr)> = ops
             .iter()
             .filter_map(|op| match op {
@@ -249,7 +249,7 @@ impl Machine {
             let already = [Errno::EADDRNOTAVAIL, Errno::EEXIST][usize::from(added)];
             refusal.errno != already
         });
-        let wrong = wrong.map(|refusal| Refused {
+        let wrong = wrong.map(|refusal| RefusedOp {
             index: refusal.index,
             reason: told(LINK, &refusal, refusal.code),
         });
@@ -301,7 +301,7 @@ impl Kernel for Machine {
         self.nftables.as_mut()?.generation().ok()
     }
 
-    fn perform(&mut self, ops: &[Op]) -> Result<(Vec<Refused>, u64), KernelError> {
+    fn perform(&mut self, ops: &[Op]) -> Result<(Vec<RefusedOp>, u64), KernelError> {
         let (mut refused, mut bytes, mut start) = (Vec::new(), 0, 0);
         let same = |a: &Op, b: &Op| std::mem::discriminant(a) == std::mem::discriminant(b);
         for run in ops.chunk_by(same) {
@@ -311,7 +311,7 @@ impl Kernel for Machine {
                 Some(Op::Address(..)) => self.addresses(run)?,
                 None => continue,
             };
-            refused.extend(wrong.into_iter().map(|wrong| Refused {
+            refused.extend(wrong.into_iter().map(|wrong| RefusedOp {
                 index: wrong.index + start,
                 ..wrong
             }));
@@ -333,7 +333,7 @@ impl Kernel for Machine {
         Ok(capacity)
     }
 
-    fn restore(&mut self, steps: &[Step]) -> Result<u64, KernelError> {
+    fn restore(&mut self, steps: &[TableChange]) -> Result<u64, KernelError> {
         let limits = match self.flavour() {
             Flavour::Legacy => Limits::LEGACY,
             Flavour::Nft => Limits::NFT,
