@@ -21,10 +21,10 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// Connections by ServicePort.
 #[derive(Debug, Default)]
-pub struct ServiceConnections(Mutex<Counts>);
+pub struct ServiceConnections(Mutex<ConnectionCounts>);
 
 #[derive(Debug, Default)]
-struct Counts {
+struct ConnectionCounts {
     places: HashMap<PacketTarget, Arc<ServiceKey>>,
     ports: BTreeMap<Arc<ServiceKey>, Port>,
     /// Times when the kernel dropped reports, because too many waited.
@@ -38,7 +38,7 @@ struct Port {
 }
 
 impl ServiceConnections {
-    fn lock(&self) -> MutexGuard<'_, Counts> {
+    fn lock(&self) -> MutexGuard<'_, ConnectionCounts> {
         // Counts are right after each single step.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -128,7 +128,7 @@ impl ServiceConnections {
     }
 }
 
-impl Counts {
+impl ConnectionCounts {
     fn add(&mut self, key: Arc<ServiceKey>, port: Port) {
         for place in &port.places {
             self.places.insert(*place, Arc::clone(&key));
