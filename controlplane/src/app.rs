@@ -27,7 +27,7 @@ use kplane_operate::server::departing;
 use kplane_operate::traces;
 use kplane_picture::admission::Admission;
 use kplane_picture::index::CliffGuard;
-use kplane_picture::inside::{Failure, Inside, Running};
+use kplane_picture::inside::{FatalError, Inside, Running};
 use kplane_picture::kubernetes::Api;
 use kplane_picture::source::kubernetes::Kubernetes;
 use kplane_picture::source::manifests::Manifests;
@@ -151,7 +151,7 @@ pub fn build(config: Config) -> BoxFuture<'static, Result<Bound, BuildError>> {
 }
 
 /// Starts the control plane of one node, inside its agent's process.
-pub fn inside(inside: Inside) -> BoxFuture<'static, Result<Running, Failure>> {
+pub fn inside(inside: Inside) -> BoxFuture<'static, Result<Running, FatalError>> {
     Box::pin(async move {
         let bound = start(Config {
             status_listen: inside.status,

@@ -47,7 +47,7 @@ use kplane_model::{
 };
 
 use crate::admission::{Admission, Proxying};
-use crate::convert::{self, ExternalIps, Origin, SkipReason, SliceEndpoints};
+use crate::convert::{self, EndpointOrigin, ExternalIps, SkipReason, SliceEndpoints};
 use crate::k8s::{Kind, Object, ObjectId, Uid};
 use crate::publish::{Publication, Published};
 use crate::source::Located;
@@ -117,7 +117,7 @@ struct ServiceEntry {
     /// Ports as written, before the claims of other Services are applied.
     ports: Vec<ServicePort>,
     published: PublishedPorts,
-    origin: Origin,
+    origin: EndpointOrigin,
     /// The source no longer names the Service.
     held: bool,
 }

@@ -11,7 +11,7 @@ use futures_util::future::{BoxFuture, FutureExt as _};
 use futures_util::stream::FuturesUnordered;
 use kplane_model::{Family, NodeFacts, NodeName};
 use kplane_picture::index::{Suspicion, Suspicions};
-use kplane_picture::recorder::Kind;
+use kplane_picture::recorder::NoticeKind;
 use kplane_proto::v1 as pb;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tracing::{info, warn};
@@ -316,7 +316,7 @@ impl Watch {
             self.hub.suspects.begun.fetch_add(1, Ordering::Relaxed);
             self.hub
                 .recorder
-                .notice(Kind::NodeSuspected, object(node), words);
+                .notice(NoticeKind::NodeSuspected, object(node), words);
         }
         for node in before
             .nodes
@@ -327,7 +327,7 @@ impl Watch {
             let text = "it has a stream, or a neighbour reaches it".to_owned();
             self.hub
                 .recorder
-                .notice(Kind::NodeReached, object(node), text);
+                .notice(NoticeKind::NodeReached, object(node), text);
         }
     }
 }
