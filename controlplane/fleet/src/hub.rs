@@ -103,7 +103,7 @@ pub struct Summary {
 }
 
 /// A question that the index's owner answers in its own time.
-type Asked = Box<dyn FnOnce(&Index) + Send>;
+type IndexQuestion = Box<dyn FnOnce(&Index) + Send>;
 
 /// A question to the index.
 enum Query {
@@ -113,7 +113,7 @@ enum Query {
     NodeUid(NodeName, oneshot::Sender<Option<Uid>>),
     Approve(Seen, oneshot::Sender<Result<Approved, HeldMore>>),
     Take(Approval, oneshot::Sender<bool>),
-    Look(Asked),
+    Look(IndexQuestion),
     Suspect(Suspicions, oneshot::Sender<()>),
 }
 

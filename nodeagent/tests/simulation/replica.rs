@@ -77,9 +77,9 @@ impl Replica {
                 Arc::clone(&ledger),
             ));
         }
-        let config = identity::Config {
+        let config = identity::GateConfig {
             audit: AuditLog::Off,
-            ..identity::Config::default()
+            ..identity::GateConfig::default()
         };
         let gate = Gate::open(&config, Arc::clone(&hub), None).unwrap();
         let server = AgentServer::new(Arc::clone(&hub), gate);
