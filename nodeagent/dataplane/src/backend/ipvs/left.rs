@@ -143,7 +143,7 @@ fn release(
         links.perform(link, &changes)?;
         let entries = free
             .iter()
-            .map(|ip| ipset::Command::Delete(set, Entry::Ip(*ip)));
+            .map(|ip| ipset::SetCommand::Delete(set, Entry::Ip(*ip)));
         sets.perform(&entries.collect::<Vec<_>>())?;
     }
     Ok(held)

@@ -141,7 +141,7 @@ impl Machine {
                 if found.is(kind, self.family) {
                     return Ok(found);
                 }
-                let destroy = [ipset::Command::Destroy(name)];
+                let destroy = [ipset::SetCommand::Destroy(name)];
                 if !self.sets.perform(&destroy)?.0.is_empty() {
                     let kind = found.kind;
                     return Err(KernelError::OtherSet { name, kind });
@@ -154,7 +154,7 @@ impl Machine {
     }
 
     fn create(&mut self, name: &str, id: SetId, capacity: u32) -> Result<(), KernelError> {
-        let create = ipset::Command::Create {
+        let create = ipset::SetCommand::Create {
             name,
             kind: id.kind(),
             family: self.family,
@@ -164,7 +164,7 @@ impl Machine {
     }
 
     /// Executes commands for sets, all of which must succeed.
-    fn all(&mut self, commands: &[ipset::Command<'_>]) -> Result<(), KernelError> {
+    fn all(&mut self, commands: &[ipset::SetCommand<'_>]) -> Result<(), KernelError> {
         let (refused, _) = self.sets.perform(commands)?;
         match refused.into_iter().next() {
             None => Ok(()),
@@ -175,10 +175,10 @@ impl Machine {
     fn entries(&mut self, ops: &[Op]) -> Result<(Vec<RefusedOp>, u64), KernelError> {
         let family = self.family;
         let commands = ops.iter().map(|op| match op {
-            Op::Entry(set, entry, true) => ipset::Command::Add(set.name(family), *entry),
-            Op::Entry(set, entry, false) => ipset::Command::Delete(set.name(family), *entry),
+            Op::Entry(set, entry, true) => ipset::SetCommand::Add(set.name(family), *entry),
+            Op::Entry(set, entry, false) => ipset::SetCommand::Delete(set.name(family), *entry),
             // The operations of a run are of one kind, so these do not occur.
-            Op::Ipvs(_) | Op::Address(..) => ipset::Command::Destroy(""),
+            Op::Ipvs(_) | Op::Address(..) => ipset::SetCommand::Destroy(""),
         });
         let (refused, bytes) = self.sets.perform(&commands.collect::<Vec<_>>())?;
         let refused = refused.into_iter().map(|refusal| RefusedOp {
@@ -263,7 +263,7 @@ impl Kernel for Machine {
         // An agent that was killed during this function may have left the set. A missing set is fine too.
         let _ = self
             .sets
-            .perform(&[ipset::Command::Destroy(NEW_SET[self.family as usize])])?;
+            .perform(&[ipset::SetCommand::Destroy(NEW_SET[self.family as usize])])?;
         let mut snapshot = Snapshot::default();
         let mut capacities = HashMap::new();
         for id in SetId::ALL {
@@ -325,10 +325,10 @@ impl Kernel for Machine {
         let (name, new) = (id.name(self.family), NEW_SET[self.family as usize]);
         let capacity = capacity_for(to);
         self.create(new, id, capacity)?;
-        let add = held.iter().map(|entry| ipset::Command::Add(new, *entry));
-        let mut commands: Vec<ipset::Command<'_>> = add.collect();
-        commands.push(ipset::Command::Swap(new, name));
-        commands.push(ipset::Command::Destroy(new));
+        let add = held.iter().map(|entry| ipset::SetCommand::Add(new, *entry));
+        let mut commands: Vec<ipset::SetCommand<'_>> = add.collect();
+        commands.push(ipset::SetCommand::Swap(new, name));
+        commands.push(ipset::SetCommand::Destroy(new));
         self.all(&commands)?;
         Ok(capacity)
     }

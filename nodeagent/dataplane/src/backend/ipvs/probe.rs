@@ -110,7 +110,7 @@ fn try_set(sets: &mut IpSets, kind: SetType) -> Result<(), String> {
 
 fn make_set(sets: &mut IpSets, kind: SetType, family: Family) -> Result<(), String> {
     remove_set(sets);
-    let create = ipset::Command::Create {
+    let create = ipset::SetCommand::Create {
         name: PROBE_SET,
         kind,
         family,
@@ -131,7 +131,7 @@ fn make_set(sets: &mut IpSets, kind: SetType, family: Family) -> Result<(), Stri
 
 fn remove_set(sets: &mut IpSets) {
     // Usually the set does not exist.
-    let _ = sets.perform(&[ipset::Command::Destroy(PROBE_SET)]);
+    let _ = sets.perform(&[ipset::SetCommand::Destroy(PROBE_SET)]);
 }
 
 /// Loads IPVS if it is not loaded, and if the agent may do so. The kernel does not load it by itself, because
