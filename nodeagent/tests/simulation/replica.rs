@@ -161,7 +161,7 @@ impl Replica {
             services: usize::MAX,
             without_endpoints: usize::MAX,
         };
-        let approved = self.hub.approve(seen).await;
+        let approved = self.hub.approvals.approve(seen).await;
         assert!(
             approved.is_ok_and(|approved| approved.is_ok()),
             "an approval"
