@@ -19,8 +19,9 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// Number of threads for streams and health checks; the engine has its own thread.
-const WORKERS: usize = 2;
+/// Number of threads for streams and health checks; the engine has its own thread. One: to wake another thread for a
+/// step of a change costs more than the step (with two, a change takes half as much CPU again).
+const WORKERS: usize = 1;
 
 /// The control plane of `--standalone`.
 #[cfg(feature = "standalone")]
