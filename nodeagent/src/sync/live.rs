@@ -86,7 +86,6 @@ struct Due {
     report: bool,
 }
 
-/// The outcome of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StepOutcome {
     Nothing,

@@ -12,7 +12,6 @@ use crate::proxy_address::{
     CAPTURE_TABLE, DELIVERY, DEPARTING_TABLE, DIVERT_TABLES, proxy_address,
 };
 
-/// An object of the proxy.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ProxyObject {
     /// An nftables table.

@@ -21,7 +21,6 @@ use crate::source::{Event, Located};
 #[cfg(test)]
 mod tests;
 
-/// A change of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum FileChange {
     /// The file was read completely.

@@ -65,7 +65,6 @@ fn place(server: &Server) -> String {
     format!("virtual server {} {scheduler}", server.key)
 }
 
-/// The addresses of the node.
 struct NodeAddresses {
     /// Those of the device with Services' addresses.
     of_services: BTreeSet<IpAddr>,

@@ -20,7 +20,6 @@ pub(super) enum Scope {
     Local = 1,
 }
 
-/// The parts of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum GroupPart {
     /// Map of clients to endpoints; IPv6: to addresses.
