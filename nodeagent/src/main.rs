@@ -167,7 +167,7 @@ fn run(checked: Checked, log: LogControl) -> anyhow::Result<()> {
 }
 
 /// Prints one line for each thing, and returns an error with all problems.
-fn clean_up(task: &cleanup::Task) -> anyhow::Result<()> {
+fn clean_up(task: &cleanup::Cleanup) -> anyhow::Result<()> {
     let done = cleanup::run(task);
     let mut out = std::io::stdout();
     for line in &done.lines {

@@ -16,7 +16,6 @@ pub(crate) struct Metadata {
     pub(super) labels: BTreeMap<String, String>,
 }
 
-/// A Service.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Service {
     pub(super) metadata: Metadata,

@@ -12,7 +12,7 @@ use super::listed::{Service, ServiceCidr};
 /// The name of the check.
 pub(crate) const CHECK: &str = "ranges";
 
-/// The range of node ports that an API server has unless it is told another one (`--service-node-port-range`).
+/// The range of node ports that an API server has unless a flag sets another one (`--service-node-port-range`).
 const NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
 
 /// The share of a range, in percent, from which on it is a warning.

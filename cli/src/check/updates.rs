@@ -29,11 +29,11 @@ pub(crate) struct Deployment {
 
 #[derive(Clone, Debug, Deserialize)]
 struct DeploymentSpec {
-    template: Template,
+    template: PodTemplate,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
-struct Template {
+struct PodTemplate {
     #[serde(default)]
     metadata: Metadata,
     #[serde(default)]

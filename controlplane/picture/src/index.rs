@@ -47,7 +47,7 @@ use kplane_model::{
 };
 
 use crate::admission::{Admission, Proxying};
-use crate::convert::{self, ExternalIps, Origin, SkipReason, SliceEndpoints};
+use crate::convert::{self, EndpointOrigin, ExternalIps, SkipReason, SliceEndpoints};
 use crate::k8s::{Kind, Object, ObjectId, Uid};
 use crate::publish::{Publication, Published};
 use crate::source::Located;
@@ -119,7 +119,7 @@ struct ServiceEntry {
     published: PublishedPorts,
     /// Number of node ports of `published`.
     node_ports: usize,
-    origin: Origin,
+    origin: EndpointOrigin,
     /// The source no longer names the Service.
     held: bool,
 }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kplane_fleet::doors::{Cover, Door, Limits, Occupancy, Secured};
+use kplane_fleet::doors::{Cover, Door, Limits, Occupancy, ServerTls};
 use kplane_fleet::hub::Hub;
 use kplane_fleet::identity::Gate;
 use kplane_fleet::peers::Peers;
@@ -88,7 +88,7 @@ pub(super) fn agent_limits(wanted: Limits) -> Limits {
 pub(super) fn serve(
     listener: Option<TcpListener>,
     door: &Arc<Door>,
-    tls: Option<Secured>,
+    tls: Option<ServerTls>,
     router: Router,
     tasks: &mut JoinSet<Result<(), TaskError>>,
     shutdown: &CancellationToken,
