@@ -13,8 +13,8 @@ use kplane_operate::page::Page;
 use kplane_operate::server::{
     DesiredServer, Guarded, Metrics, PeerServer, RecorderServer, StatusServer,
 };
+use kplane_proto::public_descriptors;
 use kplane_proto::shared::AgentServiceServer;
-use kplane_proto::v1::DESCRIPTORS;
 use kplane_proto::v1::desired_state_service_server::DesiredStateServiceServer;
 use kplane_proto::v1::peer_service_server::PeerServiceServer;
 use kplane_proto::v1::recorder_service_server::RecorderServiceServer;
@@ -136,9 +136,10 @@ pub(super) async fn status_router(
     peers: Option<Arc<Peers>>,
     metrics: &Metrics,
 ) -> Result<Router, BuildError> {
+    let described = public_descriptors()?;
     let reflection = || {
         tonic_reflection::server::Builder::configure()
-            .register_encoded_file_descriptor_set(DESCRIPTORS)
+            .register_encoded_file_descriptor_set(&described)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
     // Many tools still ask the older version.
