@@ -198,7 +198,7 @@ impl Catalog {
                 return update;
             }
             FileChange::Unreadable(reason) => {
-                update.refuse_file(format!("cannot be read: {reason}"))
+                update.refuse_file(format!("cannot be read: {reason}"));
             }
             FileChange::Contents(bytes) => match String::from_utf8(bytes) {
                 Err(error) => {
