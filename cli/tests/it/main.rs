@@ -182,8 +182,8 @@ fn who_is_connected() {
     let asked = done(plane.address, &["flows", "service/shop/web"]);
     assert_eq!(asked.code, Some(6), "{asked:?}");
     let expected = "\
-Service      shop/web
-Connections  4,714 open, from 2 clients to 1 endpoint; 2 of 3 nodes answered
+Service         shop/web
+Connections     4,714 open, from 2 clients to 1 endpoint; 2 of 3 nodes answered
 
 CLIENT               ENDPOINT    PORT      OPEN   STATE                         OLDEST  BYTES    NODE
 shop/cart-1          shop/web-1  http/TCP  4,713  4,711 established, 2 closing  1h1m    7.0 MiB  node-1

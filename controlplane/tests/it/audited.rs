@@ -55,6 +55,15 @@ async fn probes_attempts_and_questions_about_clients_leave_lines() {
     for _ in 0..2 {
         assert!(client.follow_drops(follower.clone()).await.is_err());
     }
+    // So is one who watches connections.
+    let flows = pb::FlowsRequest {
+        namespace: "shop".to_owned(),
+        name: "web".to_owned(),
+        ..pb::FlowsRequest::default()
+    };
+    for _ in 0..2 {
+        assert!(client.get_flows(flows.clone()).await.is_err());
+    }
     // These make nobody act.
     let counts = pb::DropsRequest::default();
     assert!(client.get_drops(counts).await.is_err());
@@ -64,6 +73,7 @@ async fn probes_attempts_and_questions_about_clients_leave_lines() {
         "\"action\":\"create /kplane/probes\",\"text\":\"tried connections to shop/web from the only node\"",
         "\"action\":\"get /kplane/clients\",\"text\":\"read the clients of shop/web on all nodes\"",
         "\"action\":\"create /kplane/samples\",\"text\":\"sampled packets that policies of Pods of shop deny on all nodes\"",
+        "\"action\":\"get /kplane/clients\",\"text\":\"read who is connected to shop/web on all nodes\"",
     ];
     let until = Instant::now() + DEADLINE;
     loop {
