@@ -146,7 +146,7 @@ impl FlowsView {
         ))
     }
 
-    /// Returns why nobody is connected, and what to do next.
+    /// Returns why the list is empty, and what to do next.
     fn nothing(&self) -> String {
         let of = format!("{}/{}", self.namespace, self.name);
         let answered = self.asked.summary();
@@ -163,7 +163,7 @@ impl FlowsView {
                  connect. Connections to a Pod's own address are not of the Service: kpctl drain-status {of} --all counts them."
             )
         };
-        format!("Nobody is connected; {answered}. {next}")
+        format!("No client is connected; {answered}. {next}")
     }
 
     /// Returns what is missing in the list, and why.
@@ -293,7 +293,7 @@ fn size(count: u64) -> String {
     match unit {
         None => format!("{count} B"),
         Some((unit, bits)) => {
-            let tenths = u128::from(count) * 10 >> bits;
+            let tenths = (u128::from(count) * 10) >> bits;
             match tenths {
                 0..1_000 => format!("{}.{} {unit}", tenths / 10, tenths % 10),
                 _ => format!("{} {unit}", tenths / 10),
@@ -458,7 +458,7 @@ mod tests {
         };
         let empty = |request: &pb::FlowsRequest| text(&view(Vec::new(), request, 2));
         let all = empty(&pb::FlowsRequest::default());
-        has(&all, "Nobody is connected; 2 of 2 nodes answered. Short");
+        has(&all, "No client is connected; 2 of 2 nodes answered. Short");
         has(&all, "kpctl probe shop/web");
         let some = empty(&pb::FlowsRequest {
             from: "outside".to_owned(),

@@ -199,7 +199,7 @@ Unknown: node-3: its agent is not connected
     let json = done(plane.address, &["flows", "web", "-n", "shop", "-o", path]);
     assert_eq!(json.stdout, "shop/cart-1 Outside node-3\n");
     let none = done(plane.address, &["flows", "shop/web", "--from", "outside"]);
-    assert!(none.stdout.contains("Nobody is connected"), "{none:?}");
+    assert!(none.stdout.contains("No client is connected"), "{none:?}");
     let unknown = error(1, plane.address, &["flows", "shop/x"]);
     assert!(unknown.contains("no Service shop/x"), "{unknown}");
     error(2, plane.address, &["flows", "shop/web", "--to", "outside"]);

@@ -63,7 +63,7 @@ pub struct UserspaceSettings {
     pub inheritance: kplane_userproxy::Inheritance,
 }
 
-/// What is done with each connection of a proxy.
+/// The action for each connection of a proxy, with the index of its ServicePort.
 pub type Show = Box<dyn Fn(usize, ProxyConnection) + Send + Sync>;
 
 /// A userspace proxy that runs.

@@ -1,4 +1,4 @@
-//! A look at the connections and flows of a thread, a few at a time, so that data does not wait for it.
+//! A visit to the connections and flows of a thread, a few at a time, so that data does not wait for it.
 
 use std::fmt;
 use std::sync::{Arc, mpsc};
@@ -8,20 +8,20 @@ use kplane_model::{ProxyConnection, ServiceKey};
 
 use super::{Command, Entry, Worker};
 
-/// Places of connections and flows that a step looks at: some 0.3 ms if all are wanted.
-const AT_ONCE: usize = 512;
+/// Places of connections and flows that a step visits: less than 0.1 ms if all are wanted.
+const AT_ONCE: usize = 64;
 
-/// What is done with each connection. Its ServicePort is told by its index in the question.
+/// The action for each connection, with the index of its ServicePort in the question.
 pub(crate) type Show = Box<dyn Fn(usize, ProxyConnection) + Send + Sync>;
 
-/// The question of a look.
+/// The question of a visit.
 pub(crate) struct Look {
     pub(crate) keys: Vec<ServiceKey>,
     pub(crate) until: Instant,
     pub(crate) each: Show,
 }
 
-/// A look that goes on from a place. Its end drops `_done`.
+/// A visit that goes on from a place. Its end drops `_done`.
 #[derive(Clone)]
 pub(crate) struct Visit {
     pub(crate) look: Arc<Look>,
@@ -37,7 +37,7 @@ impl fmt::Debug for Visit {
 }
 
 impl Worker {
-    /// Looks at some places, and comes back for the rest when events had their turn.
+    /// Visits some places, and comes back for the rest when events had their turn.
     pub(super) fn visit(&self, visit: Visit) {
         let look = &visit.look;
         let end = visit.from.saturating_add(AT_ONCE);

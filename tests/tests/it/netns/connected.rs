@@ -14,6 +14,7 @@ use kplane_model::{Family, Protocol};
 use kplane_tests::client::Probe;
 use kplane_tests::wait::eventually;
 
+use kplane_tests::support::Agent;
 use kplane_tests::support::under_test::UnderTest;
 use kplane_tests::support::{At, Client, Seen, Setup, Svc, World, ask, ep, svc};
 
@@ -40,7 +41,7 @@ fn ports(service: &Svc, family: Family) -> Vec<AffinityPort> {
 fn listed(world: &World, node: u8, question: &ConnectedQuestion) -> Result<Groups> {
     let kind = UnderTest::current()?.kind();
     let agent = world.agents.get(usize::from(node) - 1);
-    let proxy = agent.and_then(|agent| agent.proxy());
+    let proxy = agent.and_then(Agent::proxy);
     let list = || {
         let listed = connected(kind, proxy.as_deref(), question, DEADLINE);
         listed.map_err(|error| anyhow!("{error}"))
