@@ -16,9 +16,9 @@ use kplane_proto::v1 as pb;
 use tonic::Status;
 
 use self::names::{Named, Names};
-use super::policy_index::{ask as ask_index, no_pod};
+use super::policy_index::no_pod;
 use super::request::{MAX_NAME, detail_for, unknown_node};
-use super::{affinity, inquiry};
+use super::{affinity, closing, inquiry};
 
 /// Maximum number of ServicePorts in a question.
 const PORTS: usize = 32;
@@ -36,6 +36,10 @@ const LEAST: usize = 10;
 const WITHIN: Duration = Duration::from_millis(5_500);
 /// Longest text that names a client or an endpoint, in bytes.
 const MAX_END: usize = 2 * MAX_NAME + 5;
+
+/// The answer of a control plane that watches no Pods.
+const NO_PODS: &str = "the control plane does not know Pods, because nodes enforce no NetworkPolicies: name the client's \
+     address, which kubectl get pod -o wide shows";
 
 /// Asks all agents, or that of one node, who is connected to a Service.
 pub(super) async fn ask(
@@ -196,10 +200,9 @@ async fn clients_of(hub: &Hub, from: End) -> Result<Option<HashSet<IpAddr>>, Sta
         }
         End::Pod(pod) => {
             let unknown = no_pod(&pod);
-            let found: HashSet<IpAddr> = ask_index(hub, move |policies, _| {
-                policies.addresses_of(&pod).collect()
-            })
-            .await?;
+            let found = hub.policies(move |policies, _| policies.addresses_of(&pod).collect());
+            let found: Option<HashSet<IpAddr>> = found.await.map_err(closing)?;
+            let found = found.ok_or_else(|| Status::failed_precondition(NO_PODS))?;
             if found.is_empty() {
                 return Err(unknown);
             }
