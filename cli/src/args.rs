@@ -5,6 +5,7 @@ pub(crate) mod check;
 mod connection;
 pub(crate) mod drain;
 pub(crate) mod drops;
+pub(crate) mod flows;
 mod freeze;
 mod lists;
 pub(crate) mod migrate;
@@ -39,6 +40,7 @@ use self::affinity::ForgetArgs;
 use self::check::CheckArgs;
 use self::drain::DrainArgs;
 use self::drops::DropsArgs;
+use self::flows::FlowsArgs;
 use self::migrate::MigrateCommand;
 use self::page::PageArgs;
 use self::probe::ProbeArgs;
@@ -83,7 +85,8 @@ Exit codes:
   0  done            3  status --check: nodes not in sync, or errors in the input
   1  server error    4  approve, migrate, uninstall: not approved
                      5  drain-status: flows are left
-                     6  drain-status, drops, get affinity|proxied, forget-client, probe: a node did not answer
+                     6  drain-status, drops, flows, get affinity|proxied, forget-client, probe: a node did
+                        not answer
   2  wrong usage     1  wait: the goal was not reached in time; migrate: stopped; check: bad
                      2  check: something could not be checked
 
@@ -206,6 +209,9 @@ Examples:
     /// Show which Pods have connections that NetworkPolicies denied, or follow them
     #[command(after_help = drops::HELP)]
     Drops(DropsArgs),
+    /// Show who is connected to a Service, on all nodes
+    #[command(after_help = flows::HELP)]
+    Flows(FlowsArgs),
     /// Show which nodes still have flows to endpoints that are being shut down: when may I delete this Pod?
     #[command(after_help = drain::HELP)]
     DrainStatus(DrainArgs),

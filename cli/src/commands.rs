@@ -6,6 +6,7 @@ mod check;
 mod describe;
 mod drain;
 mod drops;
+mod flows;
 mod get;
 mod migrate;
 mod page;
@@ -90,6 +91,7 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
         }
         Command::Why(args) => why::run(&cli, args).await,
         Command::Drops(args) => drops::run(&cli, args).await,
+        Command::Flows(args) => flows::run(&cli, args).await,
         Command::Describe(DescribeCommand::Node { node }) => {
             node_of(&cli, node).await?;
             Ok(Verdict::Done)

@@ -49,7 +49,9 @@ pub use policy::{
 };
 pub use program::{DesiredKey, DesiredObject, LocalEndpoint, LocalEndpoints, ServiceProgram};
 pub use proxied::{Balance, Proxied, ProxyHeader};
-pub use proxy_state::{ProxyCounts, ProxyEndpoint, ProxyFailure, ProxyPort};
+pub use proxy_state::{
+    ProxyConnection, ProxyCounts, ProxyEndpoint, ProxyFailure, ProxyPort, ProxyStage,
+};
 pub use proxying::{ParseNamespacesError, ProxyEndpoints, ProxyNamespaces};
 pub use ranges::{MAX_RANGES, RangeDigests, Ranges, is_number_of_ranges, range_of, ranges_for};
 pub use reason::Reason;

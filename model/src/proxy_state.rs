@@ -1,5 +1,6 @@
 //! What a userspace proxy knows of the ServicePorts that it serves, for operators (`userspace.md`, U56).
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::net::EndpointAddr;
@@ -100,4 +101,30 @@ pub struct ProxyEndpoint {
     pub open: u32,
     /// Time for which new connections still avoid it; `None` if they do not.
     pub avoided_for: Option<Duration>,
+}
+
+/// A connection or flow of a client that a proxy leads to an endpoint, for operators.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProxyConnection {
+    /// The client.
+    pub client: SocketAddr,
+    /// The endpoint.
+    pub endpoint: EndpointAddr,
+    /// The part of its life.
+    pub stage: ProxyStage,
+    /// Time since the client came; `None` if an earlier proxy accepted it.
+    pub age: Option<Duration>,
+    /// Bytes to the endpoint and to the client since this proxy has it; `None` for flows of UDP.
+    pub bytes: Option<[u64; 2]>,
+}
+
+/// A part of the life of a connection through a proxy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProxyStage {
+    /// The endpoint has not answered.
+    Unanswered,
+    /// The endpoint has answered.
+    Open,
+    /// One side has closed the connection.
+    Closing,
 }

@@ -2,6 +2,7 @@
 //! plane and the health checks read it. The latest report replaces the previous one.
 
 pub(crate) mod affinity;
+pub(crate) mod connected;
 mod failures;
 pub(crate) mod flows;
 pub(crate) mod proxied;

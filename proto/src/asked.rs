@@ -3,7 +3,8 @@
 use std::mem::take;
 
 use crate::v1::{
-    AffinityAnswer, DrainStatus, DropsAnswer, MissingReplica, ProxiedAnswer, SilentNode,
+    AffinityAnswer, DrainStatus, DropsAnswer, FlowsAnswer, MissingReplica, ProxiedAnswer,
+    SilentNode,
 };
 
 /// The agents that were asked, and those without an answer.
@@ -44,4 +45,4 @@ macro_rules! answers {
     )* };
 }
 
-answers!(AffinityAnswer DrainStatus DropsAnswer ProxiedAnswer);
+answers!(AffinityAnswer DrainStatus DropsAnswer FlowsAnswer ProxiedAnswer);

@@ -18,6 +18,7 @@ pub mod endpoints;
 pub mod events;
 pub mod findings;
 pub mod fleet;
+pub mod flows;
 mod fold;
 pub mod freeze;
 pub mod goal;

@@ -177,6 +177,42 @@ fn denied_packets() {
 }
 
 #[test]
+fn who_is_connected() {
+    let plane = healthy();
+    let asked = done(plane.address, &["flows", "service/shop/web"]);
+    assert_eq!(asked.code, Some(6), "{asked:?}");
+    let expected = "\
+Service         shop/web
+Connections     4,714 open, from 2 clients to 1 endpoint; 2 of 3 nodes answered
+
+CLIENT               ENDPOINT    PORT      OPEN   STATE                         OLDEST  BYTES    NODE
+shop/cart-1          shop/web-1  http/TCP  4,713  4,711 established, 2 closing  1h1m    7.0 MiB  node-1
+192.0.2.7 (outside)  shop/web-1  http/TCP  1      unreplied                     -       -        node-2
+
+node-2: no bytes are counted: net.netfilter.nf_conntrack_acct is 0, or was when connections began
+node-2: no ages are kept: net.netfilter.nf_conntrack_timestamp is 0, or was when connections began
+
+Unknown: node-3: its agent is not connected
+";
+    assert_eq!(asked.stdout, expected);
+    let path = "jsonpath={.flows[0].clientName} {.flows[1].clientKind} {.silent[0].node}";
+    let json = done(plane.address, &["flows", "web", "-n", "shop", "-o", path]);
+    assert_eq!(json.stdout, "shop/cart-1 Outside node-3\n");
+    let none = done(plane.address, &["flows", "shop/web", "--from", "outside"]);
+    assert!(none.stdout.contains("No client is connected"), "{none:?}");
+    let unknown = error(1, plane.address, &["flows", "shop/x"]);
+    assert!(unknown.contains("no Service shop/x"), "{unknown}");
+    error(2, plane.address, &["flows", "shop/web", "--to", "outside"]);
+
+    let args = ["flows", "shop/web", "-w", "-o", "json"];
+    let watch = Running::start(&mut kpctl(plane.address, &args));
+    let next = || -> serde_json::Value { serde_json::from_str(&watch.stdout.next()).unwrap() };
+    assert_eq!(next()["flows"][0]["established"], 4_711);
+    plane.fleet.send_modify(next_revision);
+    assert_eq!(next()["flows"][0]["established"], 4_712);
+}
+
+#[test]
 fn rows_are_selected_and_sorted() {
     let plane = troubled();
     let get = |args: &[&str]| text(plane.address, &[&["get"], args].concat());

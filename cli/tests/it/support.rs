@@ -237,6 +237,27 @@ impl StatusService for Canned {
         Err(Status::unimplemented("no such method"))
     }
 
+    async fn get_flows(
+        &self,
+        request: Request<pb::FlowsRequest>,
+    ) -> Result<Response<pb::FlowsAnswer>, Status> {
+        let request = request.into_inner();
+        match (request.name.as_str(), request.from.as_str()) {
+            ("web", "outside") => Ok(Response::new(pb::FlowsAnswer {
+                flows: Vec::new(),
+                ..samples::flows()
+            })),
+            ("web", _) => {
+                let mut answer = samples::flows();
+                let group = answer.flows[0].group.as_mut().unwrap();
+                // Each revision of the fleet is a connection more.
+                group.established = self.fleet.borrow().control_plane.as_ref().unwrap().revision;
+                Ok(Response::new(answer))
+            }
+            _ => Err(Status::not_found("no Service shop/x is known")),
+        }
+    }
+
     async fn get_proxied(
         &self,
         _: Request<pb::ProxiedRequest>,

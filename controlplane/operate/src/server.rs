@@ -12,6 +12,7 @@ mod desired;
 mod drain;
 mod drops;
 mod feeds;
+mod flows;
 mod freeze;
 mod guarded;
 mod inquiry;

@@ -126,6 +126,11 @@ impl Policies {
         self.pods.of_address(address)
     }
 
+    /// Returns the addresses that are a Pod's alone; none if there is no such Pod.
+    pub fn addresses_of<'a>(&'a self, pod: &'a PodName) -> impl Iterator<Item = IpAddr> + 'a {
+        self.pods.addresses(pod)
+    }
+
     /// Returns a Pod's node.
     #[must_use]
     pub fn node_of(&self, pod: &PodName) -> Option<&NodeName> {

@@ -41,29 +41,35 @@ async fn probes_attempts_and_questions_about_clients_leave_lines() {
     };
     assert!(client.try_service(tried.clone()).await.is_err());
     let clients = pb::AffinityRequest {
-        namespace,
-        name,
+        namespace: namespace.clone(),
+        name: name.clone(),
         ..pb::AffinityRequest::default()
     };
     assert!(client.get_affinity(clients).await.is_err());
     let follower = pb::DropsRequest {
-        namespace: "shop".to_owned(),
+        namespace: namespace.clone(),
         follower: 7,
         ..pb::DropsRequest::default()
     };
-    // Nodes enforce no policies. A follower asks every second, and is written down once.
+    let flows = pb::FlowsRequest {
+        namespace,
+        name,
+        ..pb::FlowsRequest::default()
+    };
+    // Followers and watches ask all the time, and are written down once.
     for _ in 0..2 {
         assert!(client.follow_drops(follower.clone()).await.is_err());
+        assert!(client.get_flows(flows.clone()).await.is_err());
     }
     // These make nobody act.
-    let counts = pb::DropsRequest::default();
-    assert!(client.get_drops(counts).await.is_err());
+    assert!(client.get_drops(pb::DropsRequest::default()).await.is_err());
     assert!(client.explain(tried).await.is_err());
     let expected = [
         "\"action\":\"create /kplane/probes\",\"text\":\"probed the default Service from node n1\"",
         "\"action\":\"create /kplane/probes\",\"text\":\"tried connections to shop/web from the only node\"",
         "\"action\":\"get /kplane/clients\",\"text\":\"read the clients of shop/web on all nodes\"",
         "\"action\":\"create /kplane/samples\",\"text\":\"sampled packets that policies of Pods of shop deny on all nodes\"",
+        "\"action\":\"get /kplane/clients\",\"text\":\"read who is connected to shop/web on all nodes\"",
     ];
     let until = Instant::now() + DEADLINE;
     loop {

@@ -11,7 +11,7 @@ use kplane_proto::v1::status_service_server::StatusService as _;
 use kplane_proto::v1::{self as pb, AgentMessage, Hello, agent_message, server_message};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout};
-use tonic::{Code, Request, Streaming};
+use tonic::{Code, Request, Status, Streaming};
 
 use crate::support::{DEADLINE, control_plane, hello, message, open, synced};
 
@@ -339,6 +339,73 @@ async fn an_agent_that_does_not_know_a_question_is_not_one_without_flows() {
             "too many",
         ]
     );
+}
+
+async fn flows(bound: &Bound, from: &str) -> Result<pb::FlowsAnswer, Status> {
+    let request = pb::FlowsRequest {
+        namespace: "shop".to_owned(),
+        name: "web".to_owned(),
+        from: from.to_owned(),
+        ..pb::FlowsRequest::default()
+    };
+    let server = StatusServer::new(Arc::clone(bound.hub()));
+    let answer = server.get_flows(Request::new(request)).await;
+    answer.map(tonic::Response::into_inner)
+}
+
+/// One agent is of an older version, and another lists more than it may: what it says is bounded, and gets names.
+#[tokio::test]
+async fn who_is_connected_is_asked_of_all_agents() {
+    let (bound, _folder) = control_plane(WEB).await;
+    let mut older = Agent::connect(&bound, "n1", None).await;
+    let mut agent = Agent::connect(&bound, "n2", None).await;
+    let group = |client: String, endpoint: &str, established| pb::ConnectedGroup {
+        client,
+        endpoint: endpoint.to_owned(),
+        established,
+        ..pb::ConnectedGroup::default()
+    };
+    let many = (0..2_000_u32).map(|n| {
+        let client = std::net::Ipv4Addr::from(0x0a00_0000 + n);
+        group(client.to_string(), "10.244.1.1:8080", 1)
+    });
+    let rubbish = group("rubbish".to_owned(), "10.244.1.1:8080", 9);
+    let largest = group("192.0.2.7".to_owned(), "10.244.1.9:8080", 7);
+    let connected = pb::Connected {
+        groups: [rubbish, largest].into_iter().chain(many).collect(),
+        more: 40,
+        ..pb::Connected::default()
+    };
+    let answers = async {
+        let token = older.question().await.token;
+        older.answer(token, Vec::new()).await;
+        let asked = agent.question().await;
+        let question = asked.connected.unwrap();
+        assert_eq!(question.ports[0].addresses, ["10.96.0.1"]);
+        assert_eq!((question.most, question.clients.len()), (1_000, 0));
+        let inspection = pb::Inspection {
+            token: asked.token,
+            connected: Some(connected),
+            ..pb::Inspection::default()
+        };
+        agent.say(agent_message::Kind::Inspection(inspection)).await;
+    };
+    let (answer, ()) = tokio::join!(flows(&bound, ""), answers);
+    let answer = answer.unwrap();
+    assert_eq!((answer.asked, answer.answered, answer.more), (2, 1, 40));
+    assert!(answer.silent[0].reason.contains("update it"), "{answer:?}");
+    assert!(answer.has_endpoints && !answer.knows_pods);
+    // The agent may name 1,000 groups, of which one is rubbish.
+    assert_eq!(answer.flows.len(), 999);
+    let first = answer.flows[0].group.as_ref().unwrap();
+    assert_eq!((first.client.as_str(), first.established), ("192.0.2.7", 7));
+    // The Service has no such endpoint any more.
+    assert_eq!(answer.flows[0].endpoint_node, "");
+    assert_eq!(answer.flows[1].endpoint_node, "n1");
+
+    for wrong in ["web", "node/n9", "pod/shop/cart-1"] {
+        assert!(flows(&bound, wrong).await.is_err(), "{wrong}");
+    }
 }
 
 /// An agent has one question at a time, and only a limited number waits, whatever the number of

@@ -34,7 +34,7 @@ use self::driver::{DataPath, Driver, StepError, Unusable};
 pub use self::kernel::{KernelState, PacketTarget};
 pub use self::nftables::PolicyTables;
 pub use self::pod_interface::PodInterface;
-pub use self::proxy::{Lapse, Proxy, ProxyHandle, UserspaceSettings};
+pub use self::proxy::{Lapse, Proxy, ProxyHandle, Show, UserspaceSettings};
 use self::rights::check_privilege;
 pub use self::virtual_servers::{
     Connections, Drain, Inspection, RealServer, ServerCounts, VirtualServer,

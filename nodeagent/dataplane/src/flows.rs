@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use kplane_model::{Family, Protocol};
 use kplane_netlink::NetlinkError;
-use kplane_netlink::conntrack::{RepliesFrom, Tracked};
+use kplane_netlink::conntrack::{AddressPorts, Selected, Stage, Tracked};
 
 use crate::backend::Kind;
 use crate::chain;
@@ -49,7 +49,7 @@ pub struct Counts {
 
 /// The reason why flows cannot be counted.
 #[derive(Debug, thiserror::Error)]
-enum CountError {
+pub(crate) enum CountError {
     #[error(
         "cannot read conntrack entries: {0} (CAP_NET_ADMIN and the module nf_conntrack_netlink are needed)"
     )]
@@ -125,13 +125,15 @@ impl<'a> FlowCounter<'a> {
     }
 
     /// Returns what to ask for a family: for one endpoint, or for all entries; `None` = nothing.
-    fn question(&self, family: Family) -> Option<Option<RepliesFrom>> {
+    fn question(&self, family: Family) -> Option<Option<Selected>> {
         let mut targets = self.targets.iter().filter(|at| Family::of(at.ip) == family);
         let only = targets.next()?;
-        Some(targets.next().is_none().then_some(RepliesFrom {
+        let only = AddressPorts {
             ip: only.ip,
             port: only.port,
-        }))
+        };
+        let is_only = targets.next().is_none();
+        Some(is_only.then_some(Selected::RepliesFrom(only)))
     }
 
     /// Returns the indexes of the targets that a flow leads to: its endpoint, and all ports of that address.
@@ -142,7 +144,7 @@ impl<'a> FlowCounter<'a> {
 
     fn tracked(&mut self, flow: &Tracked, only_direct: bool) {
         let translated = flow.is_translated();
-        if flow.closed || (translated && only_direct) {
+        if flow.stage == Stage::Closed || (translated && only_direct) {
             return;
         }
         let age = flow.began_ns.map(|began| self.now_ns.saturating_sub(began));
@@ -166,7 +168,7 @@ impl<'a> FlowCounter<'a> {
     }
 
     fn connection(&mut self, connection: &Connection) {
-        if connection.is_template() || connection.closed {
+        if connection.is_template() || connection.stage == Stage::Closed {
             return;
         }
         let Some(protocol) = connection.protocol else {
@@ -190,9 +192,14 @@ mod tests {
     fn flow(to: &str, endpoint: &str, closed: bool, began_ns: Option<u64>) -> Tracked {
         Tracked {
             protocol: Protocol::Tcp,
+            client: at("10.0.0.9:40000"),
             to: at(to),
             endpoint: at(endpoint),
-            closed,
+            stage: match closed {
+                true => Stage::Closed,
+                false => Stage::Established,
+            },
+            traffic: None,
             began_ns,
         }
     }

@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Instant;
 
 use kplane_model::Protocol;
+use kplane_netlink::conntrack::Stage;
 
 /// The file, for the network namespace of the calling thread.
 const FILE: &str = "/proc/thread-self/net/ip_vs_conn";
@@ -23,8 +24,8 @@ pub(crate) struct Connection {
     pub(crate) server: SocketAddr,
     /// The real server.
     pub(crate) endpoint: SocketAddr,
-    /// Both sides have closed the connection, or it was reset.
-    pub(crate) closed: bool,
+    /// The part of its life.
+    pub(crate) stage: Stage,
     /// Time until the kernel forgets it, in seconds.
     pub(crate) expires_s: u64,
 }
@@ -43,15 +44,27 @@ impl Connection {
         let client = at(next()?, next()?)?;
         let server = at(next()?, next()?)?;
         let endpoint = at(next()?, next()?)?;
-        let closed = matches!(next()?, "TIME_WAIT" | "CLOSE" | "CLOSED");
+        let stage = stage(next()?);
         Some(Self {
             protocol,
             client,
             server,
             endpoint,
-            closed,
+            stage,
             expires_s: next()?.parse().ok()?,
         })
+    }
+}
+
+/// Returns the part of a connection's life that a state names (ip_vs_proto_tcp.c, ip_vs_proto_sctp.c). UDP has one state.
+fn stage(state: &str) -> Stage {
+    match state {
+        "TIME_WAIT" | "CLOSE" | "CLOSED" => Stage::Closed,
+        "SYN_SENT" | "SYN_RECV" | "SYNACK" | "INIT1" | "INIT" | "COOKIE_SENT"
+        | "COOKIE_REPLIED" | "COOKIE_WAIT" | "COOKIE" | "COOKIE_ECHOED" => Stage::Handshake,
+        "FIN_WAIT" | "CLOSE_WAIT" | "LAST_ACK" | "SHUTDOWN_SENT" | "SHUTDOWN_RECEIVED"
+        | "SHUTDOWN_ACK_SENT" | "REJECTED" => Stage::Closing,
+        _ => Stage::Established,
     }
 }
 
@@ -105,15 +118,22 @@ mod tests {
         assert_eq!(read.client, "192.168.0.2:54006".parse().unwrap());
         assert_eq!(read.server, "10.96.0.1:80".parse().unwrap());
         assert_eq!(read.endpoint, "10.0.0.5:8080".parse().unwrap());
-        assert!(!read.closed && !read.is_template());
+        assert_eq!(read.stage, Stage::Established);
+        assert!(!read.is_template());
         assert_eq!(read.expires_s, 899);
         let v6 = "UDP fd00:0000:0000:0000:0000:0000:0000:0002 0000 fd00:0000:0000:0000:0000:0000:0000:0001 0035 \
                   fd00:0000:0000:0000:0000:0000:0000:0005 0035 NONE             12\n";
         let read = Connection::parse(v6).unwrap();
         assert!(read.is_template() && read.client.is_ipv6());
         assert_eq!((read.expires_s, read.protocol), (12, Some(Protocol::Udp)));
-        let closed = v4.replace("ESTABLISHED", "TIME_WAIT");
-        assert!(Connection::parse(&closed).unwrap().closed);
+        for (state, stage) in [
+            ("TIME_WAIT", Stage::Closed),
+            ("SYN_RECV", Stage::Handshake),
+            ("FIN_WAIT", Stage::Closing),
+        ] {
+            let line = v4.replace("ESTABLISHED", state);
+            assert_eq!(Connection::parse(&line).unwrap().stage, stage, "{line}");
+        }
         for wrong in [
             "Pro FromIP   FPrt ToIP     TPrt DestIP   DPrt State       Expires PEName PEData",
             "",

@@ -4,7 +4,7 @@
 //! model -> plan (pure) -> backend (nftables, iptables, ipvs) -> kernel
 //!                            |-> userspace: the proxy of kplane-userproxy (a feature)
 //!                            '-> conntrack: which flows a change made stale
-//! flows: how many lead to an endpoint
+//! flows: how many lead to an endpoint; connected: who is connected to a ServicePort
 //! leftovers: what kube-proxy or an earlier agent left
 //! obstacles: what other programs put in the way of packets
 //! ```
@@ -14,6 +14,7 @@
 pub mod backend;
 pub mod backoff;
 pub mod beginnings;
+pub mod connected;
 pub mod conntrack;
 mod error;
 pub mod flows;

@@ -13,7 +13,7 @@ mod any;
 mod tracked;
 
 pub use any::AnyFlow;
-pub use tracked::{RepliesFrom, Tracked};
+pub use tracked::{AddressPorts, Selected, Stage, Tracked, Traffic};
 
 /// `NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_NEW`: the message that describes an entry.
 const ENTRY: u16 = 1 << 8;

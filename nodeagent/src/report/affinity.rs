@@ -54,7 +54,8 @@ fn try_answer(
     })
 }
 
-fn port(port: &pb::AffinityPort) -> Option<AffinityPort> {
+/// Reads what the control plane says about a ServicePort.
+pub(super) fn port(port: &pb::AffinityPort) -> Option<AffinityPort> {
     let addresses = port.addresses.iter().take(ADDRESSES);
     let addresses = addresses.map(|ip| parse_ip(ip).ok());
     let endpoints = port.endpoints.iter().take(ENDPOINTS);

@@ -1,6 +1,6 @@
 //! Answers to questions about flows, in the wire format.
 
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use kplane_dataplane::backend::Kind;
@@ -12,7 +12,7 @@ use kplane_proto::v1 as pb;
 /// Maximum number of targets in a question.
 const TARGETS: usize = 256;
 /// Longest time to count. The control plane waits for longer.
-const WITHIN: Duration = Duration::from_secs(4);
+pub(super) const WITHIN: Duration = Duration::from_secs(4);
 
 /// The right to read the tables: one question at a time, so that many cost a node no more than one core.
 static TURN: Mutex<()> = Mutex::new(());
@@ -31,8 +31,7 @@ fn try_counts(backend: &str, question: &pb::FlowQuestion) -> Result<pb::FlowCoun
     let kind = Kind::named(backend).ok_or_else(unknown)?;
     let targets = question.targets.iter().take(TARGETS).map(target);
     let targets: Vec<FlowTarget> = targets.collect::<Option<_>>().ok_or_else(unknown)?;
-    let turn = TURN.try_lock();
-    let _turn = turn.map_err(|_| "the agent still counts for an earlier question".to_owned())?;
+    let _turn = turn()?;
     let counted = count(kind, &targets, WITHIN)?;
     let counts = (0..).zip(&counted.counts);
     let counts = counts.filter(|(_, count)| count.flows + count.direct > 0);
@@ -42,6 +41,12 @@ fn try_counts(backend: &str, question: &pb::FlowQuestion) -> Result<pb::FlowCoun
         read: counted.read,
         error: String::new(),
     })
+}
+
+/// Takes the right to read the tables, or says that an earlier question has it.
+pub(super) fn turn() -> Result<MutexGuard<'static, ()>, String> {
+    let turn = TURN.try_lock();
+    turn.map_err(|_| "the agent still counts for an earlier question".to_owned())
 }
 
 fn target(target: &pb::FlowTarget) -> Option<FlowTarget> {

@@ -7,7 +7,7 @@ use tokio::task::spawn_blocking;
 use crate::attempts;
 use crate::engine::{Engine, Stopped};
 use crate::reach::Reach;
-use crate::report::{affinity, flows, proxied, servers};
+use crate::report::{affinity, connected, flows, proxied, servers};
 
 /// Answers a question. Kernels are asked on threads for such work, and the data path does not wait.
 pub(super) async fn answer(
@@ -38,6 +38,12 @@ pub(super) async fn answer(
         let reading =
             spawn_blocking(move || affinity::answer(backend, proxy.get().as_deref(), &question));
         answer.affinity = reading.await.ok();
+    }
+    if let Some(question) = question.connected {
+        let proxy = engine.proxy();
+        let listing =
+            spawn_blocking(move || connected::answer(backend, proxy.get().as_deref(), &question));
+        answer.connected = listing.await.ok();
     }
     if let Some(question) = question.proxied {
         answer.proxied = Some(proxied::answer(engine.proxy().get().as_deref(), question));

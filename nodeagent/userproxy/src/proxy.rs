@@ -7,9 +7,9 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use kplane_model::Protocol;
+use kplane_model::{Protocol, ProxyConnection, ServiceKey};
 use nix::sys::resource::{Resource, getrlimit};
 
 use self::succession::Heir;
@@ -17,7 +17,7 @@ use crate::handover::Bundle;
 use crate::limits::{Gauge, Limits};
 use crate::listening::{ListenerId, Listening, Role};
 use crate::table::Table;
-use crate::worker::{Command, Inbox, Origins, Shared, Transparency, Worker};
+use crate::worker::{Command, Inbox, Look, Origins, Shared, Show, Transparency, Visit, Worker};
 
 /// Longest wait for a thread to close a socket.
 const CLOSED: Duration = Duration::from_secs(1);
@@ -139,6 +139,31 @@ impl Proxy {
         let [connections, flows] = self.open();
         let is_free = |open: usize, most: usize| most.saturating_sub(open) > most / 16;
         is_free(connections, limits.connections) && is_free(flows, limits.flows)
+    }
+
+    /// Shows each connection and flow of some ServicePorts, with the index of its ServicePort. The threads show theirs at
+    /// the same time, a few at a time. Returns whether all were shown within a time.
+    pub fn show(
+        &self,
+        keys: Vec<ServiceKey>,
+        within: Duration,
+        each: impl Fn(usize, ProxyConnection) + Send + Sync + 'static,
+    ) -> bool {
+        let (done, all) = mpsc::channel();
+        let until = Instant::now() + within;
+        let each: Show = Box::new(each);
+        let look = Arc::new(Look { keys, until, each });
+        for inbox in &self.shared.inboxes {
+            inbox.send(Command::Visit(Visit {
+                look: look.clone(),
+                from: 0,
+                _done: done.clone(),
+            }));
+        }
+        drop(done);
+        // Nothing is sent: the threads drop the sender when they have come to their ends.
+        let ended = all.recv_timeout(within);
+        ended == Err(mpsc::RecvTimeoutError::Disconnected) && Instant::now() < until
     }
 
     /// Opens a socket for clients, or continues with that of an earlier proxy. Returns its number, and its address, which the kernel completes if the port is 0.

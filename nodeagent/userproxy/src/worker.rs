@@ -15,6 +15,7 @@ mod succession;
 mod timers;
 mod token;
 mod udp;
+mod visit;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -35,6 +36,7 @@ pub(crate) use self::shared::{Inbox, Shared};
 pub use self::shared::{Origins, Transparency};
 use self::token::Token;
 use self::udp::{Flows, UdpListener};
+pub(crate) use self::visit::{Look, Show, Visit};
 use crate::handover::{Bundle, Client, Connection, FlowState};
 use crate::listening::{ListenerId, Listening};
 use crate::port::Port;
@@ -64,6 +66,8 @@ pub(crate) enum Command {
     ResumeFlow(Box<FlowState>, Arc<Listening>, Arc<Port>),
     /// Serve a client that an earlier proxy accepted.
     Admit(Arc<Listening>, Client),
+    /// Show connections and flows.
+    Visit(Visit),
     /// Cut all connections and end.
     Stop,
 }
@@ -262,6 +266,7 @@ impl Worker {
                     self.resume_flow(*flow, listening, port);
                 }
                 Command::Admit(listening, client) => self.admit(listening, client),
+                Command::Visit(visit) => self.visit(visit),
                 Command::Stop => return false,
             }
         }

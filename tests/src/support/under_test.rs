@@ -119,7 +119,8 @@ const IPVS_ONLY: [&str; 2] = ["virtual_servers::", "virtual_server_faults::"];
 
 /// Of the common tests those that IPVS has something of its own to say about: packets are slow in a
 /// virtual machine. `KPLANE_VM_ALL=1` runs the others too.
-const COMMON_OF_IPVS: [&str; 28] = [
+const COMMON_OF_IPVS: [&str; 29] = [
+    "connected::",
     "network_policies::np",
     "transparent::",
     "remembered::",
@@ -151,7 +152,8 @@ const COMMON_OF_IPVS: [&str; 28] = [
 ];
 
 /// Of the common tests those that the userspace proxy has something of its own to say about: the rest is nftables'.
-const COMMON_OF_USERSPACE: [&str; 19] = [
+const COMMON_OF_USERSPACE: [&str; 20] = [
+    "connected::",
     "network_policies::np14_services_are",
     "counted::",
     "transparent::",
@@ -177,7 +179,8 @@ const COMMON_OF_USERSPACE: [&str; 19] = [
 const CHOSEN_ONLY: &str = "KPLANE_CHOSEN_TESTS";
 /// Tests for each backend in a run of few minutes: what is the backend's own, and one test of each kind of the common
 /// ones.
-const CHOSEN: [&str; 14] = [
+const CHOSEN: [&str; 15] = [
+    "connected::",
     "network_policies::np14_",
     "iptables::a",
     "iptables::i4_nothing_fails_on_the_way",

@@ -16,6 +16,7 @@ mod asked;
 mod churn;
 mod combined;
 mod coming_from_kube_proxy;
+mod connected;
 mod conntrack;
 mod counted;
 mod dead;
@@ -82,6 +83,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     asked::a_kernel_says_what_others_have_left,
     remembered::a_client_is_listed_forgotten_and_chooses_anew,
     remembered::flows_to_an_endpoint_are_counted_in_every_mode,
+    connected::who_is_connected_is_listed_in_every_mode,
     unserved::a18_without_endpoints_everybody_is_refused_everywhere,
     unserved::a18_refusals_follow_the_endpoints,
     unserved::a18_refusals_come_at_once,

@@ -708,6 +708,56 @@ pub fn judgement() -> pb::ConnectionJudgement {
     }
 }
 
+/// The connections of a Pod and of a client outside, on two nodes of three.
+pub fn flows() -> pb::FlowsAnswer {
+    let flow = |node: &str, kind: pb::ClientKind, name: &str, group| pb::NodeFlow {
+        node: node.to_owned(),
+        key: Some(key("shop/web", "http", pb::Family::Ipv4)),
+        client_kind: kind.into(),
+        client_name: name.to_owned(),
+        endpoint_pod: "shop/web-1".to_owned(),
+        endpoint_node: "node-2".to_owned(),
+        group: Some(group),
+    };
+    let endpoint = "10.244.2.7:8080".to_owned();
+    let counted = pb::ConnectedGroup {
+        client: "10.244.1.9".to_owned(),
+        endpoint: endpoint.clone(),
+        table: pb::ConnectionTable::Conntrack.into(),
+        established: 1_204,
+        closing: 2,
+        newest_s: Some(3),
+        oldest_s: Some(3_700),
+        bytes_to_endpoint: Some(52_000),
+        bytes_to_client: Some(7_340_032),
+        packets_to_endpoint: Some(900),
+        packets_to_client: Some(5_100),
+        ..pb::ConnectedGroup::default()
+    };
+    let unreplied = pb::ConnectedGroup {
+        client: "192.0.2.7".to_owned(),
+        endpoint,
+        table: pb::ConnectionTable::Conntrack.into(),
+        unreplied: 1,
+        ..pb::ConnectedGroup::default()
+    };
+    pb::FlowsAnswer {
+        flows: vec![
+            flow("node-1", pb::ClientKind::Pod, "shop/cart-1", counted),
+            flow("node-2", pb::ClientKind::Outside, "", unreplied),
+        ],
+        asked: 3,
+        answered: 2,
+        silent: vec![pb::SilentNode {
+            node: "node-3".to_owned(),
+            reason: "its agent is not connected".to_owned(),
+        }],
+        has_endpoints: true,
+        knows_pods: true,
+        ..pb::FlowsAnswer::default()
+    }
+}
+
 /// Denied packets of two nodes: counts, and a sample.
 pub fn drops() -> pb::DropsAnswer {
     let pod = |pod: &str, direction: pb::PolicyDirection, packets| pb::DroppedPod {

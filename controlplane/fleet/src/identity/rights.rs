@@ -49,7 +49,7 @@ pub enum Right {
     Act,
     /// Let an agent open connections, to see what comes back.
     Probe,
-    /// Read which clients nodes remember.
+    /// Read which clients nodes remember, and who is connected to Services.
     ReadClients,
     /// Let nodes forget a client.
     ForgetClients,

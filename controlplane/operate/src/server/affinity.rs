@@ -132,7 +132,8 @@ fn ports<'a>(
     }
 }
 
-fn port(view: &PortView, endpoints: usize) -> pb::AffinityPort {
+/// Returns what an agent needs to find the clients of a ServicePort.
+pub(super) fn port(view: &PortView, endpoints: usize) -> pb::AffinityPort {
     let port = &view.port;
     let addresses = [port.cluster_ip].into_iter();
     let addresses = addresses.chain(port.external_ips.iter().copied());

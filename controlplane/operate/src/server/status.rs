@@ -21,8 +21,8 @@ use super::others::Others;
 use super::pages::Picture;
 use super::request::{MAX_NAME, WATCH_PAUSE, WATCH_REFRESH, bounded_names, charge, cost, detail};
 use super::{
-    Outbox, affinity, approval, convergence, description, drain, drops, freeze, policies, probe,
-    proxied, servers, services, views,
+    Outbox, affinity, approval, convergence, description, drain, drops, flows, freeze, policies,
+    probe, proxied, servers, services, views,
 };
 
 /// The server of the status API.
@@ -254,6 +254,25 @@ impl StatusService for StatusServer {
         let text = format!("read the clients of {service} on {node}");
         audit(&request, &Right::ReadClients, &text);
         let answer = affinity::ask(&self.hub, self.peers.as_deref(), of, false);
+        Ok(Response::new(answer.await?))
+    }
+
+    async fn get_flows(
+        &self,
+        request: Request<pb::FlowsRequest>,
+    ) -> Result<Response<pb::FlowsAnswer>, Status> {
+        charge(&request, self.asking_cost())?;
+        let of = request.get_ref();
+        let service = named(&of.namespace, &of.name);
+        let node = node_named(&of.node, "all nodes");
+        let text = format!("read who is connected to {service} on {node}");
+        let visitor = request.extensions().get::<Visitor>();
+        let who = visitor.and_then(Visitor::name).unwrap_or_default();
+        // Who watches asks every two seconds.
+        if self.followers.is_news(&format!("{text} {who}")) {
+            audit(&request, &Right::ReadClients, &text);
+        }
+        let answer = flows::ask(&self.hub, self.peers.as_deref(), of);
         Ok(Response::new(answer.await?))
     }
 

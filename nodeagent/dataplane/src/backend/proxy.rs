@@ -8,7 +8,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use kplane_model::{EndpointAddr, ProxyCounts, ProxyEndpoints, ProxyPort, ServiceKey};
+use kplane_model::{
+    EndpointAddr, ProxyConnection, ProxyCounts, ProxyEndpoints, ProxyPort, ServiceKey,
+};
 
 use super::{Description, Failures, ModeMetrics};
 
@@ -61,6 +63,9 @@ pub struct UserspaceSettings {
     pub inheritance: kplane_userproxy::Inheritance,
 }
 
+/// The action for each connection of a proxy, with the index of its ServicePort.
+pub type Show = Box<dyn Fn(usize, ProxyConnection) + Send + Sync>;
+
 /// A userspace proxy that runs.
 pub trait Proxy: Any + Send + Sync {
     /// Returns the numbers of open connections and flows.
@@ -83,6 +88,10 @@ pub trait Proxy: Any + Send + Sync {
 
     /// Returns counters and endpoints of a ServicePort.
     fn state(&self, key: &ServiceKey) -> Option<ProxyPort>;
+
+    /// Shows each connection and flow of some ServicePorts, with the index of its ServicePort. Returns whether all were shown
+    /// within a time; the others may be shown later.
+    fn show(&self, keys: Vec<ServiceKey>, within: Duration, each: Show) -> bool;
 
     /// Returns the clients that a ServicePort remembers, their endpoints, and for how long they still are remembered.
     fn remembered(&self, key: &ServiceKey) -> Vec<(IpAddr, EndpointAddr, Duration)>;

@@ -98,6 +98,10 @@ impl proxy::Proxy for Proxy {
         self.table().state(key)
     }
 
+    fn show(&self, keys: Vec<ServiceKey>, within: Duration, each: proxy::Show) -> bool {
+        self.show(keys, within, each)
+    }
+
     fn remembered(&self, key: &ServiceKey) -> Vec<(IpAddr, EndpointAddr, Duration)> {
         self.table().remembered(key)
     }

@@ -79,6 +79,40 @@ fn an_entry_is_deleted_by_its_original_tuple_and_id() {
     assert_eq!(kind, 0x0102);
 }
 
+#[test]
+fn counters_and_stages_of_entries_are_read() {
+    let tracked = |bytes: &[u8]| Messages(bytes).next().and_then(Tracked::parse);
+    let counter = |w: &mut AttributeWriter<'_>, kind, packets: u64, bytes: u64| {
+        w.nest(kind, |w| {
+            w.bytes(1, &packets.to_be_bytes());
+            w.bytes(2, &bytes.to_be_bytes());
+        });
+    };
+    let plain = tracked(&listed(|_| {})).unwrap();
+    assert_eq!((plain.stage, plain.traffic), (Stage::Unreplied, None));
+    assert_eq!(plain.client, "10.0.0.1:40000".parse().unwrap());
+    let replied = Flow {
+        status: IPS_DST_NAT | 1 << 1,
+        ..flow("10.0.0.1:40000", "10.96.0.10:53", "10.244.1.5:5353")
+    };
+    let counted = entry(replied, |w| {
+        counter(w, 9, 3, 180);
+        counter(w, 10, 2, 400);
+    });
+    let counted = tracked(&counted).unwrap();
+    let traffic = |packets, bytes| Traffic { packets, bytes };
+    assert_eq!(counted.stage, Stage::Established);
+    assert_eq!(counted.traffic, Some([traffic(3, 180), traffic(2, 400)]));
+    // One direction alone, and a counter that is too short.
+    let half = entry(replied, |w| counter(w, 9, 3, 180));
+    assert_eq!(tracked(&half).unwrap().traffic, None);
+    let short = entry(replied, |w| {
+        counter(w, 9, 3, 180);
+        w.nest(10, |w| w.bytes(1, &[0; 4]));
+    });
+    assert_eq!(tracked(&short).unwrap().traffic, None);
+}
+
 /// A deletion must name a tuple, or the kernel would delete everything.
 #[test]
 fn a_deletion_always_names_a_tuple() {
@@ -191,7 +225,7 @@ proptest! {
     #[test]
     fn any_bytes_are_read(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         for message in Messages(&bytes) {
-            let _ = Flow::parse(message);
+            let _ = (Flow::parse(message), Tracked::parse(message));
         }
         let mut framed = Vec::new();
         message::append(&mut framed, ENTRY, 0, (2, 0), |w| w.with(CTA_TUPLE_ORIG, |b| b.extend(&bytes)));

@@ -7,15 +7,18 @@ use std::time::Instant;
 use kplane_model::{Family, Protocol};
 
 use super::{
-    CTA_FILTER, CTA_FILTER_REPLY_FLAGS, CTA_PROTO_DST_PORT, CTA_PROTO_NUM, CTA_PROTO_SRC_PORT,
-    CTA_TUPLE_IP, CTA_TUPLE_ORIG, CTA_TUPLE_PROTO, CTA_TUPLE_REPLY, ENTRY, FILTER_IP_SRC,
-    FILTER_PROTO_NUM, FILTER_SRC_PORT, GET, as_u16, parse_addresses, write_ip,
+    CTA_FILTER, CTA_FILTER_ORIG_FLAGS, CTA_FILTER_REPLY_FLAGS, CTA_PROTO_DST_PORT, CTA_PROTO_NUM,
+    CTA_PROTO_SRC_PORT, CTA_STATUS, CTA_TUPLE_IP, CTA_TUPLE_ORIG, CTA_TUPLE_PROTO, CTA_TUPLE_REPLY,
+    ENTRY, FILTER_DST_PORT, FILTER_IP_DST, FILTER_IP_SRC, FILTER_PROTO_NUM, FILTER_SRC_PORT, GET,
+    as_u16, parse_addresses, write_ip,
 };
 use crate::attribute::Attribute;
 use crate::message::{Message, Request};
 use crate::{NetlinkError, NfSocket, nfproto};
 
 const CTA_PROTOINFO: u16 = 4;
+const CTA_COUNTERS_ORIG: u16 = 9;
+const CTA_COUNTERS_REPLY: u16 = 10;
 const CTA_TIMESTAMP: u16 = 20;
 
 const CTA_PROTOINFO_TCP: u16 = 1;
@@ -23,25 +26,68 @@ const CTA_PROTOINFO_SCTP: u16 = 3;
 const CTA_PROTOINFO_TCP_STATE: u16 = 1;
 const CTA_PROTOINFO_SCTP_STATE: u16 = 1;
 
+const CTA_COUNTERS_PACKETS: u16 = 1;
+const CTA_COUNTERS_BYTES: u16 = 2;
+
 const CTA_TIMESTAMP_START: u16 = 1;
 
-/// `enum tcp_conntrack` (linux/netfilter/nf_conntrack_tcp.h): both sides have closed, or the connection was reset.
+/// `IPS_SEEN_REPLY` (linux/netfilter/nf_conntrack_common.h): packets went both ways.
+const SEEN_REPLY: u32 = 1 << 1;
+
+/// `enum tcp_conntrack` (linux/netfilter/nf_conntrack_tcp.h).
+const TCP_SYN_SENT: u8 = 1;
+const TCP_SYN_RECV: u8 = 2;
+const TCP_FIN_WAIT: u8 = 4;
+const TCP_LAST_ACK: u8 = 6;
 const TCP_TIME_WAIT: u8 = 7;
 const TCP_CLOSE: u8 = 8;
+const TCP_SYN_SENT2: u8 = 9;
 /// `enum sctp_conntrack` (linux/netfilter/nf_conntrack_sctp.h).
 const SCTP_CLOSED: u8 = 1;
+const SCTP_COOKIE_WAIT: u8 = 2;
+const SCTP_COOKIE_ECHOED: u8 = 3;
+const SCTP_SHUTDOWN_SENT: u8 = 5;
+const SCTP_SHUTDOWN_ACK_SENT: u8 = 7;
+
+/// A part of the life of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Stage {
+    /// Nothing has come back from the endpoint.
+    Unreplied,
+    /// The endpoint has answered, and the connection is not established yet.
+    Handshake,
+    /// The connection is established, or packets of UDP went both ways.
+    Established,
+    /// One side has closed the connection.
+    Closing,
+    /// Both sides have closed the connection, or it was reset.
+    Closed,
+}
+
+/// The packets of one direction of an entry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Number of packets.
+    pub packets: u64,
+    /// Number of bytes, with IP headers.
+    pub bytes: u64,
+}
 
 /// What counting needs of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tracked {
     /// The protocol.
     pub protocol: Protocol,
+    /// The client, before translation.
+    pub client: SocketAddr,
     /// The destination to which the client sends, before translation.
     pub to: SocketAddr,
     /// The sender of replies: the real destination of the client's packets.
     pub endpoint: SocketAddr,
-    /// Both sides have closed the connection, or it was reset.
-    pub closed: bool,
+    /// The part of its life.
+    pub stage: Stage,
+    /// The packets from the client and to it, if the kernel counts them (`net.netfilter.nf_conntrack_acct`).
+    pub traffic: Option<[Traffic; 2]>,
     /// Time at which the entry began, in nanoseconds since 1970, if the kernel keeps it.
     pub began_ns: Option<u64>,
 }
@@ -60,29 +106,47 @@ impl Tracked {
             return None;
         }
         let (mut original, mut reply) = (None, None);
-        let (mut state, mut began_ns) = (None, None);
+        let (mut state, mut began_ns, mut status) = (None, None, 0);
+        let mut counters = [None, None];
         for attribute in message.attributes() {
             match attribute.kind {
                 CTA_TUPLE_ORIG => original = parse_tuple(attribute),
                 CTA_TUPLE_REPLY => reply = parse_tuple(attribute),
+                CTA_STATUS => status = attribute.as_u32()?,
                 CTA_PROTOINFO => state = parse_state(attribute),
+                CTA_COUNTERS_ORIG => counters[0] = parse_counters(attribute),
+                CTA_COUNTERS_REPLY => counters[1] = parse_counters(attribute),
                 CTA_TIMESTAMP => began_ns = parse_start(attribute),
                 _ => {}
             }
         }
-        let ((protocol, _, to), (same, endpoint, _)) = (original?, reply?);
-        let closed = match protocol {
-            Protocol::Tcp => matches!(state, Some(TCP_TIME_WAIT | TCP_CLOSE)),
-            Protocol::Sctp => state == Some(SCTP_CLOSED),
-            Protocol::Udp => false,
-        };
+        let ((protocol, client, to), (same, endpoint, _)) = (original?, reply?);
         (protocol == same).then_some(Self {
             protocol,
+            client,
             to,
             endpoint,
-            closed,
+            stage: stage(protocol, state, status & SEEN_REPLY != 0),
+            traffic: counters[0].zip(counters[1]).map(Into::into),
             began_ns,
         })
+    }
+}
+
+/// Returns the part of a connection's life, by the kernel's state of it.
+fn stage(protocol: Protocol, state: Option<u8>, is_replied: bool) -> Stage {
+    let by_state = match (protocol, state) {
+        (Protocol::Tcp, Some(TCP_TIME_WAIT | TCP_CLOSE)) => return Stage::Closed,
+        (Protocol::Sctp, Some(SCTP_CLOSED)) => return Stage::Closed,
+        (Protocol::Tcp, Some(TCP_SYN_SENT | TCP_SYN_RECV | TCP_SYN_SENT2)) => Stage::Handshake,
+        (Protocol::Tcp, Some(TCP_FIN_WAIT..=TCP_LAST_ACK)) => Stage::Closing,
+        (Protocol::Sctp, Some(SCTP_COOKIE_WAIT | SCTP_COOKIE_ECHOED)) => Stage::Handshake,
+        (Protocol::Sctp, Some(SCTP_SHUTDOWN_SENT..=SCTP_SHUTDOWN_ACK_SENT)) => Stage::Closing,
+        _ => Stage::Established,
+    };
+    match is_replied {
+        true => by_state,
+        false => Stage::Unreplied,
     }
 }
 
@@ -131,6 +195,18 @@ fn parse_state(attribute: Attribute<'_>) -> Option<u8> {
     state.payload.first().copied()
 }
 
+/// Returns the counters of one direction.
+fn parse_counters(attribute: Attribute<'_>) -> Option<Traffic> {
+    let number = |kind| {
+        let part = attribute.children().find(|part| part.kind == kind)?;
+        part.payload.try_into().ok().map(u64::from_be_bytes)
+    };
+    Some(Traffic {
+        packets: number(CTA_COUNTERS_PACKETS)?,
+        bytes: number(CTA_COUNTERS_BYTES)?,
+    })
+}
+
 fn parse_start(attribute: Attribute<'_>) -> Option<u64> {
     let start = attribute
         .children()
@@ -138,49 +214,87 @@ fn parse_start(attribute: Attribute<'_>) -> Option<u64> {
     start.payload.try_into().ok().map(u64::from_be_bytes)
 }
 
-/// The entries whose replies come from an address.
+/// Entries that the kernel selects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RepliesFrom {
+pub enum Selected {
+    /// The entries to an address, before translation.
+    To(AddressPorts),
+    /// The entries whose replies come from an address.
+    RepliesFrom(AddressPorts),
+}
+
+/// An address, with one of its ports or with all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AddressPorts {
     /// The address.
     pub ip: IpAddr,
     /// Protocol and port; `None` = all.
     pub port: Option<(Protocol, u16)>,
 }
 
+/// The attributes of a selection by one end of a direction.
+struct Attributes {
+    tuple: u16,
+    flags: u16,
+    is_source: bool,
+    port: u16,
+    by_ip: u32,
+    by_port: u32,
+}
+
+const DESTINATION: Attributes = Attributes {
+    tuple: CTA_TUPLE_ORIG,
+    flags: CTA_FILTER_ORIG_FLAGS,
+    is_source: false,
+    port: CTA_PROTO_DST_PORT,
+    by_ip: FILTER_IP_DST,
+    by_port: FILTER_PROTO_NUM | FILTER_DST_PORT,
+};
+
+const REPLIER: Attributes = Attributes {
+    tuple: CTA_TUPLE_REPLY,
+    flags: CTA_FILTER_REPLY_FLAGS,
+    is_source: true,
+    port: CTA_PROTO_SRC_PORT,
+    by_ip: FILTER_IP_SRC,
+    by_port: FILTER_PROTO_NUM | FILTER_SRC_PORT,
+};
+
 /// Returns the request for all entries of a family, or for a part of them. Kernels before 5.8 list all entries anyway,
 /// and any kernel those of all IPv6 addresses, so the caller must check each one.
-fn request(family: Family, from: Option<RepliesFrom>) -> Request {
+fn request(family: Family, selected: Option<Selected>) -> Request {
     Request::new("list conntrack entries", GET, nfproto(family), |w| {
-        let Some(RepliesFrom { ip, port }) = from else {
-            return;
+        let (of, AddressPorts { ip, port }) = match selected {
+            None => return,
+            Some(Selected::To(at)) => (DESTINATION, at),
+            Some(Selected::RepliesFrom(at)) => (REPLIER, at),
         };
         // Kernels compare IPv6 addresses the wrong way round: see `Selection::request`.
         let ip = Some(ip).filter(|_| family == Family::V4);
         if ip.is_none() && port.is_none() {
             return;
         }
-        w.nest(CTA_TUPLE_REPLY, |w| {
+        w.nest(of.tuple, |w| {
             if let Some(ip) = ip {
-                w.nest(CTA_TUPLE_IP, |w| write_ip(w, true, ip));
+                w.nest(CTA_TUPLE_IP, |w| write_ip(w, of.is_source, ip));
             }
             if let Some((protocol, port)) = port {
                 w.nest(CTA_TUPLE_PROTO, |w| {
                     w.u8(CTA_PROTO_NUM, protocol.number());
-                    w.bytes(CTA_PROTO_SRC_PORT, &port.to_be_bytes());
+                    w.bytes(of.port, &port.to_be_bytes());
                 });
             }
         });
-        let by_ip = ip.map_or(0, |_| FILTER_IP_SRC);
-        let by_port = port.map_or(0, |_| FILTER_PROTO_NUM | FILTER_SRC_PORT);
+        let (by_ip, by_port) = (ip.map_or(0, |_| of.by_ip), port.map_or(0, |_| of.by_port));
         // The flags are in host byte order, unlike the rest.
         let flags = (by_ip | by_port).to_ne_bytes();
-        w.nest(CTA_FILTER, |w| w.bytes(CTA_FILTER_REPLY_FLAGS, &flags));
+        w.nest(CTA_FILTER, |w| w.bytes(of.flags, &flags));
     })
 }
 
 impl NfSocket {
-    /// Passes on each conntrack entry of a family as it comes: those whose replies come from an endpoint, where the
-    /// kernel can select them, or all. Returns `None` when the time was over before the end of the list, and
+    /// Passes on each conntrack entry of a family as it comes: those that are selected, where the kernel can select them,
+    /// or all. Returns `None` when the time was over before the end of the list, and
     /// otherwise the number of entries that the kernel listed. The socket is of no use after an end before its time.
     ///
     /// # Errors
@@ -188,12 +302,12 @@ impl NfSocket {
     pub fn tracked(
         &mut self,
         family: Family,
-        from: Option<RepliesFrom>,
+        selected: Option<Selected>,
         until: Instant,
         mut each: impl FnMut(Tracked),
     ) -> Result<Option<u64>, NetlinkError> {
         let mut read = 0_u64;
-        let whole = self.dump_until(request(family, from), |message| {
+        let whole = self.dump_until(request(family, selected), |message| {
             read = read.saturating_add(1);
             if let Some(tracked) = Tracked::parse(message) {
                 each(tracked);
@@ -205,5 +319,61 @@ impl NfSocket {
             }
         })?;
         Ok(whole.then_some(read))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::{HEADER_BYTES, Messages};
+
+    #[test]
+    fn states_of_the_kernel_are_parts_of_a_life() {
+        use Protocol::{Sctp, Tcp, Udp};
+        use Stage::{Closed, Closing, Established, Handshake, Unreplied};
+
+        for (protocol, state, is_replied, expected) in [
+            (Tcp, Some(1), false, Unreplied),
+            (Tcp, Some(2), true, Handshake),
+            (Tcp, Some(3), true, Established),
+            (Tcp, Some(4), true, Closing),
+            (Tcp, Some(6), true, Closing),
+            (Tcp, Some(7), true, Closed),
+            (Tcp, Some(8), false, Closed),
+            (Sctp, Some(1), true, Closed),
+            (Sctp, Some(2), false, Unreplied),
+            (Sctp, Some(3), true, Handshake),
+            (Sctp, Some(4), true, Established),
+            (Sctp, Some(7), true, Closing),
+            (Udp, None, false, Unreplied),
+            (Udp, None, true, Established),
+        ] {
+            let found = stage(protocol, state, is_replied);
+            assert_eq!(found, expected, "{protocol} {state:?} {is_replied}");
+        }
+    }
+
+    #[test]
+    fn a_selection_names_one_end() {
+        let at = |ip: &str, port| AddressPorts {
+            ip: ip.parse().unwrap(),
+            port,
+        };
+        let to = Selected::To(at("10.96.0.1", Some((Protocol::Tcp, 80))));
+        let bytes = request(Family::V4, Some(to)).bytes;
+        assert_eq!(
+            bytes[HEADER_BYTES..],
+            [
+                2, 0, 0, 0, // IPv4
+                36, 0, 1, 0x80, // CTA_TUPLE_ORIG
+                12, 0, 1, 0x80, 8, 0, 2, 0, 10, 96, 0, 1, // to
+                20, 0, 2, 0x80, 5, 0, 1, 0, 6, 0, 0, 0, 6, 0, 3, 0, 0, 80, 0, 0, // TCP, port
+                12, 0, 25, 0x80, 8, 0, 1, 0, 0b10_1010, 0, 0, 0, // CTA_FILTER
+            ]
+        );
+        // An IPv6 address alone is no selection.
+        let all = Selected::To(at("fd96::1", None));
+        let message = request(Family::V6, Some(all)).bytes;
+        assert_eq!(Messages(&message).next().unwrap().attributes().count(), 0);
     }
 }

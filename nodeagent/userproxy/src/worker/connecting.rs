@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use kplane_model::EndpointAddr;
+use kplane_model::{EndpointAddr, ProxyConnection, ProxyStage, ServiceKey};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::{SocketType, connect, sockopt};
@@ -108,6 +108,23 @@ impl Connecting {
             listener: self.accepted.listener,
             address: self.accepted.client,
             socket,
+        })
+    }
+
+    /// Returns the ServicePort.
+    pub(super) fn key(&self) -> &ServiceKey {
+        &self.accepted.route.port.key
+    }
+
+    /// Returns what operators see of it; `None` if no endpoint is asked now.
+    pub(super) fn shown(&self, core: &Core) -> Option<ProxyConnection> {
+        let latest = self.attempts.last()?;
+        Some(ProxyConnection {
+            client: self.accepted.client,
+            endpoint: latest.endpoint,
+            stage: ProxyStage::Unanswered,
+            age: Some(core.now.duration_since(self.accepted.at)),
+            bytes: Some([0, 0]),
         })
     }
 
@@ -267,9 +284,9 @@ impl Connecting {
             return Next::End;
         };
         let ends = [socket, winner.socket];
-        let seen = [self.seen, flags];
+        let seen = ([self.seen, flags], self.accepted.at, now);
         let places = (self.accepted.seat.take(), Some(winner.link));
-        let pair = Pair::new(ends, port, winner.endpoint, header, (seen, now), places);
+        let pair = Pair::new(ends, port, winner.endpoint, header, seen, places);
         core.timers.add(now + core.shared.tcp_idle, token);
         Next::Become(Owner::Pair(Box::new(pair)))
     }

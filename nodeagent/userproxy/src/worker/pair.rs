@@ -3,15 +3,16 @@
 
 mod packed;
 
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use kplane_model::EndpointAddr;
+use kplane_model::{EndpointAddr, ProxyConnection, ProxyStage, ServiceKey};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
+use rustix::net::{RecvFlags, SendFlags, Shutdown, getpeername, recv, send, shutdown};
 
 use super::Owner;
 use super::core::{Core, Next};
@@ -238,6 +239,8 @@ pub(super) struct Pair {
     ways: [Way; 2],
     port: Arc<Port>,
     endpoint: EndpointAddr,
+    /// When the client came; `None` if an earlier proxy accepted it.
+    began: Option<Instant>,
     /// The last time with data.
     touched: Instant,
     /// Its places in shares and limits.
@@ -249,13 +252,13 @@ type Places = (Option<Seat>, Option<Link>);
 
 impl Pair {
     /// Joins a client's connection and one to an endpoint. The endpoint gets `header` first. `seen`: what the sockets
-    /// have reported.
+    /// have reported, when the client came, and the time.
     pub(super) fn new(
         ends: [OwnedFd; 2],
         port: Arc<Port>,
         endpoint: EndpointAddr,
         header: Option<Vec<u8>>,
-        (seen, now): ([EventFlags; 2], Instant),
+        (seen, began, now): ([EventFlags; 2], Instant, Instant),
         places: Places,
     ) -> Self {
         let held = header.map_or(Held::None, |bytes| Held::Bytes(bytes.into(), 0));
@@ -264,6 +267,7 @@ impl Pair {
             ways: [Way::new(held, seen[0]), Way::new(Held::None, seen[1])],
             port,
             endpoint,
+            began: Some(began),
             touched: now,
             _places: places,
         }
@@ -306,6 +310,26 @@ impl Pair {
                 Next::Keep
             }
         }
+    }
+
+    /// Returns the ServicePort.
+    pub(super) fn key(&self) -> &ServiceKey {
+        &self.port.key
+    }
+
+    /// Returns what operators see of it; `None` if the client has just gone.
+    pub(super) fn shown(&self, core: &Core) -> Option<ProxyConnection> {
+        let client = getpeername(&self.ends[0]).ok().flatten()?;
+        Some(ProxyConnection {
+            client: SocketAddr::try_from(client).ok()?,
+            endpoint: self.endpoint,
+            stage: match self.half_open() {
+                true => ProxyStage::Closing,
+                false => ProxyStage::Open,
+            },
+            age: self.began.map(|began| core.now.duration_since(began)),
+            bytes: Some([self.ways[0].moved, self.ways[1].moved]),
+        })
     }
 
     fn half_open(&self) -> bool {

@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use kplane_model::{Family, Protocol, ServiceName};
+use kplane_model::{Family, Protocol, ProxyConnection, ServiceKey, ServiceName};
 use slab::Slab;
 
 use self::flow::{Flow, Outcome};
@@ -311,6 +311,21 @@ impl Flows {
             }
             Err(error) => tracing::debug!(%error, "a flow of the earlier proxy cannot be watched"),
         }
+    }
+
+    /// Returns what operators see of the flow at a place, and its ServicePort.
+    pub(super) fn shown(
+        &self,
+        core: &Core,
+        place: usize,
+    ) -> Option<(&ServiceKey, ProxyConnection)> {
+        let flow = self.flows.get(place)?;
+        Some((&flow.port.key, flow.shown(core)))
+    }
+
+    /// Returns the number of places, with those that are free.
+    pub(super) fn places(&self) -> usize {
+        self.flows.capacity()
     }
 
     /// Ends the flows of a socket that is closed.

@@ -1,15 +1,16 @@
 //! TCP connections whose endpoints are well.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kplane_model::{Balance, ProxyHeader};
-use kplane_model::{Cidr, Protocol};
+use kplane_model::{Cidr, Protocol, ProxyStage};
 use kplane_userproxy::{Failure, Options};
 
-use crate::fixture::{Served, answered, echo, eventually, loopback, server};
+use crate::fixture::{Served, answered, echo, eventually, key, loopback, server};
 
 fn serve(endpoints: &[SocketAddr], options: Options) -> Served {
     Served::new(Protocol::Tcp, endpoints, options)
@@ -48,6 +49,46 @@ fn connections_go_around_and_are_counted() {
         (9, 45, 63)
     );
     assert_eq!((counts.failed, served.proxy.open()), ([0; 5], [0, 0]));
+}
+
+/// There are more connections than a thread shows in one step.
+#[test]
+fn connections_are_shown_with_their_clients() {
+    let served = serve(&[echo()], Options::default());
+    let mut streams: Vec<TcpStream> = (0..150).map(|_| served.connect()).collect();
+    for stream in &mut streams {
+        answered(stream).unwrap();
+    }
+    streams[0].write_all(b"hello").unwrap();
+    streams[0].read_exact(&mut [0; 5]).unwrap();
+    let show = |keys| {
+        let all = Arc::new(Mutex::new(Vec::new()));
+        let seen = all.clone();
+        let each = move |index, shown| seen.lock().unwrap().push((index, shown));
+        assert!(served.proxy.show(keys, Duration::from_secs(10), each));
+        std::mem::take(&mut *all.lock().unwrap())
+    };
+    let all = show(vec![key(Protocol::Udp), key(Protocol::Tcp)]);
+    let clients: BTreeSet<_> = all.iter().map(|(_, shown)| shown.client).collect();
+    let expected = streams.iter().map(|stream| stream.local_addr().unwrap());
+    assert_eq!((all.len(), clients), (150, expected.collect()));
+    let talker = streams[0].local_addr().unwrap();
+    for (index, shown) in &all {
+        assert_eq!((*index, shown.stage), (1, ProxyStage::Open));
+        assert!(shown.age.is_some_and(|age| age < Duration::from_secs(60)));
+        let [to_endpoint, _] = shown.bytes.unwrap();
+        assert_eq!(to_endpoint, if shown.client == talker { 5 } else { 0 });
+    }
+    assert!(show(vec![key(Protocol::Udp)]).is_empty());
+    // The server ends its side as well, or goes on: both are no open connection.
+    let is_open = |client| {
+        let all = show(vec![key(Protocol::Tcp)]);
+        let mut all = all.iter();
+        all.any(|(_, shown)| shown.client == client && shown.stage == ProxyStage::Open)
+    };
+    streams[1].shutdown(Shutdown::Write).unwrap();
+    let ended = streams[1].local_addr().unwrap();
+    eventually("one side has ended", || !is_open(ended));
 }
 
 #[test]
@@ -203,7 +244,7 @@ fn a11_a_client_stays_with_its_endpoint_until_it_is_forgotten() {
     for _ in 0..5 {
         assert_eq!(answered(&mut served.connect()).unwrap(), first);
     }
-    let key = crate::fixture::key(Protocol::Tcp);
+    let key = key(Protocol::Tcp);
     let remembered = served.proxy.table().remembered(&key);
     assert_eq!(remembered.len(), 1);
     assert_eq!(

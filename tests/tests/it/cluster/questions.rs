@@ -117,6 +117,51 @@ impl Served {
     }
 }
 
+/// A connection is held open on the node of another replica, and its agent is gone.
+pub(crate) fn who_is_connected_is_asked_of_the_nodes_of_all_replicas() -> Result<()> {
+    with_world(|world| {
+        let _planes = start(world)?;
+        let served = Served::new(world, "q-flows", json!({}))?;
+        let flows = ["flows", "service/default/q-flows"];
+        let none = ["No client is connected; 2 of 2 nodes", "kpctl probe"];
+        says(world, PORT, &flows, 0, &none)?;
+        let held = served.connect(world)?;
+        let endpoint = served.server.local_addr()?.to_string();
+        let all = [
+            "1 open, from 1 client to 1 endpoint; 2 of 2 nodes answered",
+            "node/node-1",
+            "established",
+            &endpoint,
+        ];
+        for (_, port, _) in PLACES {
+            says(world, port, &flows, 0, &all)?;
+        }
+        let ask = |option: &[&'static str]| [&flows[..], option].concat();
+        let from = ask(&["--from", "node/node-1", "--to", "node/node-2"]);
+        says(world, PORT, &from, 0, &all[..1])?;
+        let others = ask(&["--from", "node/node-2"]);
+        says(
+            world,
+            PORT,
+            &others,
+            0,
+            &["Without --from, --to and --node"],
+        )?;
+        let to = ask(&["--to", "node/node-1"]);
+        says(world, PORT, &to, 1, &["has no endpoint on node node-1"])?;
+        let pod = ask(&["--from", "pod/default/client"]);
+        says(world, PORT, &pod, 1, &["name the client's address"])?;
+        let node = ask(&["--node", "node-2"]);
+        says(world, PORT, &node, 0, &["1 of 1 nodes answered"])?;
+
+        world.stop_agent("node-1");
+        let unknown = "Unknown: node-1: its agent is not connected";
+        says(world, PORT, &flows, 6, &["No client is connected", unknown])?;
+        drop(held);
+        served.delete(world)
+    })
+}
+
 /// A connection is held open to an endpoint that is being shut down; agents are stopped and gone.
 pub(crate) fn drain_status_counts_what_is_held_open_and_never_guesses() -> Result<()> {
     with_world(|world| {

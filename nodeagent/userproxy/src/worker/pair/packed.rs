@@ -39,6 +39,7 @@ impl Pair {
             ways: connection.ways.map(|way| Way::unpack(way, core)),
             port,
             endpoint: connection.endpoint,
+            began: None,
             touched: core.now,
             _places: (Some(seat), None),
         }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use kplane_model::EndpointAddr;
+use kplane_model::{EndpointAddr, ProxyConnection, ProxyStage};
 use nix::libc::{in_addr, in_pktinfo, in6_addr, in6_pktinfo};
 use nix::sys::socket::{ControlMessage, MsgFlags, SockaddrStorage, sendmsg};
 use rustix::io::Errno;
@@ -121,6 +121,22 @@ impl Flow {
         // A failure shows up as an event of the socket, too.
         let _ = flow.send(core, bytes);
         Some(flow)
+    }
+
+    /// Returns what operators see of it. Without further attempts it is not known whether the endpoint has answered.
+    pub(super) fn shown(&self, core: &Core) -> ProxyConnection {
+        // A flow of an earlier proxy has tried nothing here.
+        let is_own = !self.tried.is_empty();
+        ProxyConnection {
+            client: self.client.0,
+            endpoint: self.endpoint,
+            stage: match self.first {
+                Some(_) => ProxyStage::Unanswered,
+                None => ProxyStage::Open,
+            },
+            age: is_own.then(|| core.now.duration_since(self.started)),
+            bytes: None,
+        }
     }
 
     /// Returns whether the endpoint serves no more since the ServicePort was configured anew (F1, F2).

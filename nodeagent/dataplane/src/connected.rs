@@ -1,0 +1,308 @@
+//! Who is connected to ServicePorts, read from the kernel's tables and the userspace proxy for `kpctl flows`. Changes
+//! nothing.
+//!
+//! Entries are grouped as they come, so a table of any size takes little memory. Each connection is in the table of the node
+//! whose rules lead it to its endpoint, and in no other list: what an endpoint's own node sees of it is not translated.
+
+mod groups;
+
+use std::collections::{HashMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use kplane_model::{Family, Protocol, ProxyConnection, ProxyStage, proxy_address};
+use kplane_netlink::conntrack::{AddressPorts, Selected, Stage, Tracked};
+use nix::errno::Errno;
+
+pub use self::groups::{ConnectionTable, GroupKey, GroupSums};
+use self::groups::{Groups, Single};
+use crate::backend::{AffinityPort, Kind, Proxy, PacketTarget};
+use crate::conntrack::{Filter, open};
+use crate::flows::CountError;
+use crate::ipvs_table::{self, Connection};
+use crate::{chain, own_addresses};
+
+/// Longest time for the userspace proxy to show its connections.
+const OF_PROXY: Duration = Duration::from_secs(2);
+
+/// The connections that a question is about.
+#[derive(Clone, Debug, Default)]
+pub struct ConnectedQuestion {
+    /// The ServicePorts.
+    pub ports: Vec<AffinityPort>,
+    /// Only clients with these addresses; empty = all.
+    pub clients: HashSet<IpAddr>,
+    /// Only endpoints with these addresses; empty = all.
+    pub endpoints: HashSet<IpAddr>,
+    /// Largest number of groups in the answer.
+    pub most: usize,
+}
+
+/// The groups of a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Connected {
+    /// Those with the most connections, largest first.
+    pub groups: Vec<(GroupKey, GroupSums)>,
+    /// Number of connections of further groups.
+    pub more: u64,
+    /// Number of entries of the kernel's tables that were read.
+    pub read: u64,
+}
+
+/// The reason why connections cannot be listed.
+#[derive(Debug, thiserror::Error)]
+enum ListError {
+    #[error(transparent)]
+    Table(#[from] CountError),
+    #[error("cannot list the node's own addresses, which node ports need: {0}")]
+    Addresses(#[from] Errno),
+    #[error("the userspace proxy did not show its connections within {} s", OF_PROXY.as_secs())]
+    Proxy,
+}
+
+/// Lists who is connected to ServicePorts: in the tables of the calling thread's network namespace, and through the proxy,
+/// if there is one.
+///
+/// # Errors
+/// The reason why that cannot be known, such as that it would take longer than `within`.
+pub fn connected(
+    kind: Kind,
+    proxy: Option<&dyn Proxy>,
+    question: &ConnectedQuestion,
+    within: Duration,
+) -> Result<Connected, String> {
+    let facts = kind.describe();
+    if proxy.is_none() && !facts.programs_kernel {
+        return Err("the agent programs no kernel".to_owned());
+    }
+    let list = || -> Result<Connected, ListError> {
+        let groups = match proxy {
+            Some(proxy) => of_proxy(proxy, question)?,
+            None => Groups::default(),
+        };
+        let mut reader = Reader::new(question, groups);
+        if facts.programs_kernel {
+            reader.read_kernel(facts.has_virtual_servers, within)?;
+        }
+        let (groups, more) = reader.groups.largest(question.most);
+        let read = reader.read;
+        Ok(Connected { groups, more, read })
+    };
+    list().map_err(|error| chain(&error))
+}
+
+/// Returns the groups of the proxy's own connections.
+fn of_proxy(proxy: &dyn Proxy, question: &ConnectedQuestion) -> Result<Groups, ListError> {
+    let groups = Arc::new(Mutex::new(Groups::default()));
+    let keys = question.ports.iter().map(|port| port.key.clone()).collect();
+    let (shared, of) = (groups.clone(), question.clone());
+    let show = move |port, shown: ProxyConnection| {
+        let key = GroupKey {
+            port,
+            client: shown.client.ip(),
+            endpoint: SocketAddr::new(shown.endpoint.ip, shown.endpoint.port),
+            table: ConnectionTable::Proxy,
+        };
+        if of.wants(&key) {
+            let mut groups = shared.lock().unwrap_or_else(PoisonError::into_inner);
+            groups.add(key, &shown.into());
+        }
+    };
+    if !proxy.show(keys, OF_PROXY, Box::new(show)) {
+        return Err(ListError::Proxy);
+    }
+    let mut groups = groups.lock().unwrap_or_else(PoisonError::into_inner);
+    Ok(std::mem::take(&mut groups))
+}
+
+impl From<ProxyConnection> for Single {
+    fn from(shown: ProxyConnection) -> Self {
+        Self {
+            stage: match shown.stage {
+                ProxyStage::Unanswered => Stage::Unreplied,
+                ProxyStage::Open => Stage::Established,
+                ProxyStage::Closing => Stage::Closing,
+            },
+            age: shown.age,
+            bytes: shown.bytes,
+            packets: None,
+        }
+    }
+}
+
+impl ConnectedQuestion {
+    fn wants(&self, key: &GroupKey) -> bool {
+        let has = |set: &HashSet<IpAddr>, ip| set.is_empty() || set.contains(&ip);
+        has(&self.clients, key.client) && has(&self.endpoints, key.endpoint.ip())
+    }
+
+    /// Returns where clients reach the ServicePorts.
+    fn places(&self) -> HashMap<PacketTarget, usize> {
+        let mut places = HashMap::new();
+        for (index, port) in self.ports.iter().enumerate() {
+            let (protocol, family) = (port.key.protocol, port.key.family);
+            let addresses = port.addresses.iter().map(|ip| PacketTarget::Address {
+                at: SocketAddr::new(*ip, port.port),
+                protocol,
+            });
+            let node_port = port.node_port.map(|port| PacketTarget::NodePort {
+                family,
+                protocol,
+                port,
+            });
+            for place in addresses.chain(node_port) {
+                places.entry(place).or_insert(index);
+            }
+        }
+        places
+    }
+}
+
+/// The reader of the kernel's tables.
+struct Reader<'a> {
+    question: &'a ConnectedQuestion,
+    places: HashMap<PacketTarget, usize>,
+    /// The node's own addresses, at which node ports are.
+    own: HashSet<IpAddr>,
+    groups: Groups,
+    now_ns: u64,
+    read: u64,
+}
+
+impl<'a> Reader<'a> {
+    fn new(question: &'a ConnectedQuestion, groups: Groups) -> Self {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        Self {
+            question,
+            places: question.places(),
+            own: HashSet::new(),
+            groups,
+            now_ns: now.map_or(0, |now| u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)),
+            read: 0,
+        }
+    }
+
+    fn read_kernel(&mut self, by_ipvs: bool, within: Duration) -> Result<(), ListError> {
+        let until = Instant::now() + within;
+        let node_ports = |place: &PacketTarget| matches!(place, PacketTarget::NodePort { .. });
+        if self.places.keys().any(node_ports) {
+            self.own = own_addresses()?;
+        }
+        if by_ipvs {
+            let whole = ipvs_table::each(until, |of| self.connection(&of));
+            self.read += whole
+                .map_err(CountError::from)?
+                .ok_or(CountError::Late(within))?;
+            return Ok(());
+        }
+        for family in Family::ALL {
+            if !self.places.keys().any(|place| place.family() == family) {
+                continue;
+            }
+            // A list that is broken off spoils its socket, so each has its own.
+            let (mut socket, filter) = open().map_err(CountError::from)?;
+            let selected = self.selected(family, filter);
+            let listed = socket.tracked(family, selected, until, |flow| self.tracked(&flow));
+            self.read += listed
+                .map_err(CountError::from)?
+                .ok_or(CountError::Late(within))?;
+        }
+        Ok(())
+    }
+
+    /// Returns the entries of a family that the kernel can select; `None` = it lists all.
+    fn selected(&self, family: Family, filter: Filter) -> Option<Selected> {
+        let mut endpoints = self.question.endpoints.iter();
+        if let (Filter::Both, Some(ip), None) = (filter, endpoints.next(), endpoints.next())
+            && Family::of(*ip) == family
+        {
+            let of = AddressPorts {
+                ip: *ip,
+                port: None,
+            };
+            return Some(Selected::RepliesFrom(of));
+        }
+        let of_family = self.places.keys().filter(|place| place.family() == family);
+        let mut found: Option<AddressPorts> = None;
+        for place in of_family {
+            let PacketTarget::Address { at, protocol } = *place else {
+                return None;
+            };
+            let port = Some((protocol, at.port()));
+            found = match found {
+                None => Some(AddressPorts { ip: at.ip(), port }),
+                Some(known) if known.ip == at.ip() => Some(AddressPorts {
+                    port: None,
+                    ..known
+                }),
+                Some(_) => return None,
+            };
+        }
+        found
+            .filter(|_| filter != Filter::Nothing)
+            .map(Selected::To)
+    }
+
+    /// Returns the ServicePort at a destination.
+    fn port_at(&self, protocol: Protocol, at: SocketAddr) -> Option<usize> {
+        let address = self.places.get(&PacketTarget::Address { at, protocol });
+        let by_node = || {
+            let node_port = PacketTarget::NodePort {
+                family: Family::of(at.ip()),
+                protocol,
+                port: at.port(),
+            };
+            let port = self.places.get(&node_port)?;
+            self.own.contains(&at.ip()).then_some(port)
+        };
+        address.or_else(by_node).copied()
+    }
+
+    fn add(&mut self, key: GroupKey, one: &Single) {
+        if self.question.wants(&key) {
+            self.groups.add(key, one);
+        }
+    }
+
+    fn tracked(&mut self, flow: &Tracked) {
+        let endpoint = flow.endpoint;
+        // The proxy shows what leads to itself.
+        let is_proxy = endpoint.ip() == proxy_address(Family::of(endpoint.ip()));
+        if flow.stage == Stage::Closed || !flow.is_translated() || is_proxy {
+            return;
+        }
+        let Some(port) = self.port_at(flow.protocol, flow.to) else {
+            return;
+        };
+        let age = flow.began_ns.map(|began| self.now_ns.saturating_sub(began));
+        let one = Single::tracked(flow.stage, age.map(Duration::from_nanos), flow.traffic);
+        let key = GroupKey {
+            port,
+            client: flow.client.ip(),
+            endpoint,
+            table: ConnectionTable::Conntrack,
+        };
+        self.add(key, &one);
+    }
+
+    fn connection(&mut self, connection: &Connection) {
+        if connection.is_template() || connection.stage == Stage::Closed {
+            return;
+        }
+        let protocol = connection.protocol;
+        let Some(port) = protocol.and_then(|of| self.port_at(of, connection.server)) else {
+            return;
+        };
+        let key = GroupKey {
+            port,
+            client: connection.client.ip(),
+            endpoint: connection.endpoint,
+            table: ConnectionTable::Ipvs,
+        };
+        self.add(key, &Single::tracked(connection.stage, None, None));
+    }
+}
+
+#[cfg(test)]
+mod tests;

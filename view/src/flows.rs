@@ -1,0 +1,485 @@
+//! Who is connected to a Service: what `kpctl flows` shows.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use kplane_model::ServiceName;
+use kplane_proto::v1::{self as pb, ClientKind, ConnectionTable};
+use serde::Serialize;
+
+use super::silent::{AskedView, names};
+use super::{KeyView, View};
+use crate::style::{Canvas, Tone};
+use crate::table::{Column, Table};
+use crate::text::{Span, field, grouped, paragraph, plural};
+use crate::time::human;
+use crate::wire::{FromWire, known_name, view_of};
+
+/// The connections of one client through one port to one endpoint, on one node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct FlowView {
+    /// The node whose rules lead them.
+    node: String,
+    port: KeyView,
+    /// Address of the client.
+    client: String,
+    #[serde(serialize_with = "known_name")]
+    client_kind: ClientKind,
+    /// The Pod as NAMESPACE/NAME, or the node; `null` = not known.
+    client_name: Option<String>,
+    /// Address and port.
+    endpoint: String,
+    endpoint_pod: Option<String>,
+    endpoint_node: Option<String>,
+    #[serde(serialize_with = "known_name")]
+    table: ConnectionTable,
+    connections: u64,
+    established: u64,
+    unreplied: u64,
+    handshake: u64,
+    closing: u64,
+    /// Ages; `null` if the table keeps no times.
+    newest_seconds: Option<u64>,
+    oldest_seconds: Option<u64>,
+    /// Counts of what is open now; `null` if the table keeps none.
+    bytes_to_endpoint: Option<u64>,
+    bytes_to_client: Option<u64>,
+    packets_to_endpoint: Option<u64>,
+    packets_to_client: Option<u64>,
+}
+
+impl FromWire<pb::NodeFlow> for FlowView {
+    fn from_wire(flow: pb::NodeFlow) -> Self {
+        let client_kind = flow.client_kind();
+        let group = flow.group.unwrap_or_default();
+        let counts = [
+            group.established,
+            group.unreplied,
+            group.handshake,
+            group.closing,
+        ];
+        Self {
+            table: group.table(),
+            node: flow.node,
+            port: FromWire::from_wire(flow.key),
+            client: group.client,
+            client_kind,
+            client_name: FromWire::from_wire(flow.client_name),
+            endpoint: group.endpoint,
+            endpoint_pod: FromWire::from_wire(flow.endpoint_pod),
+            endpoint_node: FromWire::from_wire(flow.endpoint_node),
+            connections: counts.into_iter().fold(0, u64::saturating_add),
+            established: group.established,
+            unreplied: group.unreplied,
+            handshake: group.handshake,
+            closing: group.closing,
+            newest_seconds: group.newest_s,
+            oldest_seconds: group.oldest_s,
+            bytes_to_endpoint: group.bytes_to_endpoint,
+            bytes_to_client: group.bytes_to_client,
+            packets_to_endpoint: group.packets_to_endpoint,
+            packets_to_client: group.packets_to_client,
+        }
+    }
+}
+
+view_of! {
+    /// The view of `kpctl flows`.
+    pub struct FlowsView: FlowsAnswer as "Flows" {
+        namespace: String = _,
+        name: String = _,
+        /// The clients, endpoints and node that were asked for; `null` = all.
+        from: Option<String> = _,
+        to: Option<String> = _,
+        only_node: Option<String> = _,
+        /// Those with the most connections first.
+        flows: Vec<FlowView>,
+        /// Number of connections that are not listed.
+        connections_omitted: u64 = more,
+        /// Number of the Service's ports that were not asked for.
+        ports_omitted: u64 = ports_left_out,
+        has_endpoints: bool,
+        knows_pods: bool,
+        #[serde(flatten)]
+        asked: AskedView = _,
+    }
+}
+
+impl FlowsView {
+    /// Creates the view of an answer.
+    pub fn new(of: &ServiceName, request: &pb::FlowsRequest, mut answer: pb::FlowsAnswer) -> Self {
+        let asked = |text: &String| FromWire::from_wire(text.clone());
+        Self {
+            asked: FromWire::from_wire(&mut answer),
+            namespace: of.namespace.to_string(),
+            name: of.name.to_string(),
+            from: asked(&request.from),
+            to: asked(&request.to),
+            only_node: asked(&request.node),
+            ..answer.into()
+        }
+    }
+
+    /// Returns whether all nodes answered.
+    pub fn is_complete(&self) -> bool {
+        self.asked.is_complete()
+    }
+
+    fn summary(&self) -> Span {
+        let connections = self.flows.iter().map(|flow| flow.connections);
+        let connections = connections.fold(self.connections_omitted, u64::saturating_add);
+        let distinct = |of: fn(&FlowView) -> &str| {
+            let all: BTreeSet<&str> = self.flows.iter().map(of).collect();
+            all.len()
+        };
+        let least = match self.connections_omitted {
+            0 => "",
+            _ => "at least ",
+        };
+        Span::plain(format!(
+            "{} open, from {least}{} to {}; {}",
+            grouped(connections),
+            plural(distinct(|flow| &flow.client), "client"),
+            plural(distinct(|flow| &flow.endpoint), "endpoint"),
+            self.asked.summary()
+        ))
+    }
+
+    /// Returns why the list is empty, and what to do next.
+    fn nothing(&self) -> String {
+        let of = format!("{}/{}", self.namespace, self.name);
+        let answered = self.asked.summary();
+        let asked = [&self.from, &self.to, &self.only_node];
+        let next = if !self.has_endpoints {
+            format!(
+                "The Service has no endpoint that takes connections: kpctl describe service {of} says why."
+            )
+        } else if asked.iter().any(|of| of.is_some()) {
+            "Without --from, --to and --node all connections are listed.".to_owned()
+        } else {
+            format!(
+                "Short connections may be over before a question: -w asks again every 2 s. kpctl probe {of} lets all nodes \
+                 connect. Connections to a Pod's own address are not of the Service: kpctl drain-status {of} --all counts them."
+            )
+        };
+        format!("No client is connected; {answered}. {next}")
+    }
+
+    /// Returns what is missing in the list, and why.
+    fn missing(&self) -> Vec<(String, Tone)> {
+        let mut lines = Vec::new();
+        if self.connections_omitted > 0 {
+            let connections = grouped(self.connections_omitted);
+            lines.push((
+                format!("{connections} more connections: --from, --to and --node ask for fewer"),
+                Tone::Warn,
+            ));
+        }
+        if self.ports_omitted > 0 {
+            let ports = grouped(self.ports_omitted);
+            let text = format!("{ports} ports were not asked for: there are too many");
+            lines.push((text, Tone::Warn));
+        }
+        let without = |table: ConnectionTable, lacks: fn(&FlowView) -> bool| {
+            let flows = self.flows.iter().filter(|flow| flow.table == table);
+            let nodes: BTreeSet<&str> = flows
+                .filter(|flow| lacks(flow))
+                .map(|flow| flow.node.as_str())
+                .collect();
+            (!nodes.is_empty()).then(|| names(nodes, 0))
+        };
+        let no_bytes = |flow: &FlowView| flow.bytes_to_endpoint.is_none();
+        let no_ages = |flow: &FlowView| flow.oldest_seconds.is_none();
+        for (nodes, text) in [
+            (
+                without(ConnectionTable::Conntrack, no_bytes),
+                "no bytes are counted: net.netfilter.nf_conntrack_acct is 0, or was when connections began",
+            ),
+            (
+                without(ConnectionTable::Conntrack, no_ages),
+                "no ages are kept: net.netfilter.nf_conntrack_timestamp is 0, or was when connections began",
+            ),
+            (
+                without(ConnectionTable::Ipvs, |_| true),
+                "IPVS keeps neither ages nor bytes of connections",
+            ),
+        ] {
+            lines.extend(nodes.map(|nodes| (format!("{nodes}: {text}"), Tone::Plain)));
+        }
+        if !self.knows_pods {
+            let text = "Pods have no names here: nodes enforce no NetworkPolicies, so the control plane does not watch Pods";
+            lines.push((text.to_owned(), Tone::Plain));
+        }
+        lines
+    }
+}
+
+impl FlowView {
+    fn client(&self) -> Span {
+        let name = self.client_name.as_deref().unwrap_or_default();
+        Span::plain(match self.client_kind {
+            ClientKind::Pod => name.to_owned(),
+            ClientKind::Node => format!("node/{name}"),
+            ClientKind::PodOnNode => format!("{} (Pod on {name})", self.client),
+            ClientKind::Outside => format!("{} (outside)", self.client),
+            ClientKind::Unspecified => self.client.clone(),
+        })
+    }
+
+    fn endpoint(&self) -> Span {
+        Span::plain(self.endpoint_pod.as_deref().unwrap_or(&self.endpoint))
+    }
+
+    fn port(&self) -> Span {
+        let KeyView {
+            port_name,
+            protocol,
+            ..
+        } = &self.port;
+        Span::plain(match port_name.as_str() {
+            "" => (*protocol).to_owned(),
+            name => format!("{name}/{protocol}"),
+        })
+    }
+
+    fn state(&self) -> Span {
+        let states = [
+            (self.established, "established"),
+            (self.unreplied, "unreplied"),
+            (self.handshake, "handshake"),
+            (self.closing, "closing"),
+        ];
+        let some: Vec<_> = states.iter().filter(|(count, _)| *count > 0).collect();
+        let text = match some.as_slice() {
+            [(_, only)] => (*only).to_owned(),
+            some => {
+                let parts = some.iter();
+                let parts = parts.map(|(count, state)| format!("{} {state}", grouped(*count)));
+                parts.collect::<Vec<_>>().join(", ")
+            }
+        };
+        let tone = match self.unreplied {
+            0 => Tone::Plain,
+            _ => Tone::Warn,
+        };
+        Span::new(text, tone)
+    }
+
+    fn table(&self) -> &'static str {
+        match self.table {
+            ConnectionTable::Conntrack => "conntrack",
+            ConnectionTable::Ipvs => "IPVS",
+            ConnectionTable::Proxy => "proxy",
+            ConnectionTable::Unspecified => "unknown",
+        }
+    }
+}
+
+fn age(seconds: Option<u64>) -> Span {
+    seconds.map_or_else(Span::none, |seconds| {
+        Span::plain(human(Duration::from_secs(seconds)))
+    })
+}
+
+fn bytes(count: Option<u64>) -> Span {
+    count.map_or_else(Span::none, |count| Span::plain(size(count)))
+}
+
+/// Returns a number of bytes for a narrow column.
+fn size(count: u64) -> String {
+    let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    let unit = units.iter().find(|(_, bits)| count >> bits > 0);
+    match unit {
+        None => format!("{count} B"),
+        Some((unit, bits)) => {
+            let tenths = (u128::from(count) * 10) >> bits;
+            match tenths {
+                0..1_000 => format!("{}.{} {unit}", tenths / 10, tenths % 10),
+                _ => format!("{} {unit}", tenths / 10),
+            }
+        }
+    }
+}
+
+impl View for FlowsView {
+    fn text(&self, canvas: &Canvas) -> String {
+        let service = Span::plain(format!("{}/{}", self.namespace, self.name));
+        let mut out = field("Service", &[service], canvas);
+        if self.flows.is_empty() && self.connections_omitted == 0 {
+            out.push_str(&paragraph(&Span::plain(self.nothing()), canvas, 0));
+            out.push_str(&self.asked.text(canvas));
+            return out;
+        }
+        out.push_str(&field("Connections", &[self.summary()], canvas));
+        let both = |one: Option<u64>, other: Option<u64>| Some(one?.saturating_add(other?));
+        let packets =
+            |count: Option<u64>| count.map_or_else(Span::none, |count| Span::plain(grouped(count)));
+        let table = Table::new(&self.flows)
+            .column(Column::new("CLIENT").elastic(16), FlowView::client)
+            .column(Column::new("ENDPOINT").elastic(16), FlowView::endpoint)
+            .column(Column::new("PORT").optional(2), FlowView::port)
+            .column(Column::new("OPEN"), |one| {
+                Span::plain(grouped(one.connections))
+            })
+            .column(Column::new("STATE").elastic(11), FlowView::state)
+            .column(Column::new("OLDEST").optional(1), |one| {
+                age(one.oldest_seconds)
+            })
+            .column(Column::new("BYTES").optional(3), |one| {
+                bytes(both(one.bytes_to_endpoint, one.bytes_to_client))
+            })
+            .column(Column::new("NODE").elastic(10), |one| {
+                Span::plain(&one.node)
+            })
+            .column(Column::wide("CLIENT ADDRESS"), |one| {
+                Span::plain(&one.client)
+            })
+            .column(Column::wide("ENDPOINT ADDRESS"), |one| {
+                Span::plain(&one.endpoint)
+            })
+            .column(Column::wide("NEWEST"), |one| age(one.newest_seconds))
+            .column(Column::wide("TO ENDPOINT"), |one| {
+                bytes(one.bytes_to_endpoint)
+            })
+            .column(Column::wide("TO CLIENT"), |one| bytes(one.bytes_to_client))
+            .column(Column::wide("PACKETS TO ENDPOINT"), |one| {
+                packets(one.packets_to_endpoint)
+            })
+            .column(Column::wide("PACKETS TO CLIENT"), |one| {
+                packets(one.packets_to_client)
+            })
+            .column(Column::wide("TABLE"), |one| Span::plain(one.table()))
+            .render(canvas);
+        out.push('\n');
+        out.push_str(&table);
+        let missing = self.missing();
+        if !missing.is_empty() {
+            out.push('\n');
+        }
+        for (text, tone) in missing {
+            out.push_str(&paragraph(&Span::new(text, tone), canvas, 0));
+        }
+        out.push_str(&self.asked.text(canvas));
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{has, table, wide};
+    use super::*;
+
+    fn flow(client: &str, kind: ClientKind, name: &str) -> pb::NodeFlow {
+        pb::NodeFlow {
+            node: "n1".to_owned(),
+            key: Some(pb::ServiceKey {
+                port_name: "http".to_owned(),
+                protocol: pb::Protocol::Tcp.into(),
+                ..pb::ServiceKey::default()
+            }),
+            client_kind: kind.into(),
+            client_name: name.to_owned(),
+            group: Some(pb::ConnectedGroup {
+                client: client.to_owned(),
+                endpoint: "10.244.2.7:8080".to_owned(),
+                table: ConnectionTable::Conntrack.into(),
+                established: 2,
+                ..pb::ConnectedGroup::default()
+            }),
+            ..pb::NodeFlow::default()
+        }
+    }
+
+    fn view(flows: Vec<pb::NodeFlow>, request: &pb::FlowsRequest, answered: u64) -> FlowsView {
+        let answer = pb::FlowsAnswer {
+            flows,
+            asked: 2,
+            answered,
+            has_endpoints: true,
+            silent: (answered..2)
+                .map(|_| pb::SilentNode {
+                    node: "n2".to_owned(),
+                    reason: "its agent is not connected".to_owned(),
+                })
+                .collect(),
+            ..pb::FlowsAnswer::default()
+        };
+        FlowsView::new(&ServiceName::new("shop", "web"), request, answer)
+    }
+
+    #[test]
+    fn clients_have_names_and_what_is_not_known_is_said() {
+        let mut counted = flow("10.244.1.9", ClientKind::Pod, "shop/cart-1");
+        counted.endpoint_pod = "shop/web-1".to_owned();
+        let group = counted.group.as_mut().unwrap();
+        group.unreplied = 1;
+        group.oldest_s = Some(90);
+        (group.bytes_to_endpoint, group.bytes_to_client) = (Some(3_000), Some(1_048_576));
+        let flows = vec![
+            counted,
+            flow("172.18.0.2", ClientKind::Node, "n1"),
+            flow("10.244.1.4", ClientKind::PodOnNode, "n1"),
+            flow("192.0.2.1", ClientKind::Outside, ""),
+        ];
+        let view = view(flows, &pb::FlowsRequest::default(), 1);
+        assert!(!view.is_complete());
+        let text = table(&view);
+        for part in [
+            "9 open, from 4 clients to 1 endpoint; 1 of 2 nodes answered",
+            "shop/cart-1 ",
+            "node/n1 ",
+            "n1: no bytes are counted: net.netfilter.nf_conntrack_acct is 0",
+            "Pods have no names here",
+            "Unknown: n2: its agent is not connected",
+        ] {
+            has(&text, part);
+        }
+        let text = wide(&view);
+        for part in [
+            "2 established, 1 unreplied",
+            "10.244.1.4 (Pod on n1)",
+            "192.0.2.1 (outside)",
+            "1m30s",
+            "2.9 KiB",
+            "1.0 MiB",
+            "10.244.2.7:8080",
+        ] {
+            has(&text, part);
+        }
+    }
+
+    #[test]
+    fn an_empty_answer_says_why_and_what_to_do() {
+        // Lines are wrapped.
+        let text = |view: &FlowsView| {
+            let text = table(view);
+            text.split_whitespace().collect::<Vec<_>>().join(" ")
+        };
+        let empty = |request: &pb::FlowsRequest| text(&view(Vec::new(), request, 2));
+        let all = empty(&pb::FlowsRequest::default());
+        has(&all, "No client is connected; 2 of 2 nodes answered. Short");
+        has(&all, "kpctl probe shop/web");
+        let some = empty(&pb::FlowsRequest {
+            from: "outside".to_owned(),
+            ..pb::FlowsRequest::default()
+        });
+        has(&some, "Without --from, --to and --node");
+        let mut none = view(Vec::new(), &pb::FlowsRequest::default(), 2);
+        none.has_endpoints = false;
+        has(&text(&none), "no endpoint that takes connections");
+    }
+
+    #[test]
+    fn sizes_are_short() {
+        for (count, text) in [
+            (0, "0 B"),
+            (1_023, "1023 B"),
+            (1_024, "1.0 KiB"),
+            (150 << 20, "150 MiB"),
+            (u64::MAX, "17179869183 GiB"),
+        ] {
+            assert_eq!(size(count), text);
+        }
+    }
+}
