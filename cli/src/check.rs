@@ -4,8 +4,11 @@
 pub(crate) mod before;
 pub(crate) mod cluster;
 pub(crate) mod fleet;
+mod listed;
 pub(crate) mod nodes;
+pub(crate) mod ranges;
 mod surroundings;
+pub(crate) mod updates;
 
 use kplane_proto::v1::{self as pb, NodeState};
 use serde::{Deserialize, Serialize};

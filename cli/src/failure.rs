@@ -30,8 +30,8 @@ pub(crate) enum Failure {
     NobodyToAsk,
 }
 
-impl From<reach::Error> for Failure {
-    fn from(error: reach::Error) -> Self {
+impl From<reach::ReachError> for Failure {
+    fn from(error: reach::ReachError) -> Self {
         Self::Client(error.into())
     }
 }

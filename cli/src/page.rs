@@ -40,13 +40,13 @@ type Answer = Response<Body>;
 /// The server for browsers.
 pub(crate) struct PageServer {
     listener: TcpListener,
-    place: Place,
-    link: Link,
+    place: PageAddress,
+    link: Uplink,
 }
 
 /// The address of the server.
 #[derive(Debug)]
-struct Place {
+struct PageAddress {
     address: SocketAddr,
     /// The path before [`PAGE`], with a slash at its beginning.
     prefix: String,
@@ -58,20 +58,20 @@ impl PageServer {
         let listener = TcpListener::bind(("127.0.0.1", port)).await?;
         let secret: [u8; SECRET_BYTES] = rand::random();
         let secret: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
-        let place = Place {
+        let place = PageAddress {
             address: listener.local_addr()?,
             prefix: format!("/{secret}"),
         };
         Ok(Self {
             listener,
             place,
-            link: Link(Mutex::new((Some(line), reach))),
+            link: Uplink(Mutex::new((Some(line), reach))),
         })
     }
 
     /// Returns the address for a browser.
     pub(crate) fn url(&self) -> String {
-        let Place { address, prefix } = &self.place;
+        let PageAddress { address, prefix } = &self.place;
         format!("http://{address}{prefix}{PAGE}")
     }
 
@@ -101,7 +101,7 @@ impl PageServer {
 }
 
 /// Answers the requests of one connection.
-async fn converse(stream: TcpStream, parts: Rc<(Place, Link)>) {
+async fn converse(stream: TcpStream, parts: Rc<(PageAddress, Uplink)>) {
     let service = service_fn(move |request| {
         let parts = Rc::clone(&parts);
         async move { Ok::<_, Infallible>(answer(&parts, &request).await) }
@@ -113,7 +113,7 @@ async fn converse(stream: TcpStream, parts: Rc<(Place, Link)>) {
         .await;
 }
 
-async fn answer((place, link): &(Place, Link), request: &Request<Incoming>) -> Answer {
+async fn answer((place, link): &(PageAddress, Uplink), request: &Request<Incoming>) -> Answer {
     match place.forwarded(request) {
         Ok(path) => link
             .ask(&path, request.headers())
@@ -132,7 +132,7 @@ fn text(code: StatusCode, text: &str) -> Answer {
     answer
 }
 
-impl Place {
+impl PageAddress {
     /// Returns the control plane's path and query for a request, or the reason why it is not forwarded.
     fn forwarded<B>(&self, request: &Request<B>) -> Result<String, (StatusCode, &'static str)> {
         let host = request.headers().get(HOST);
@@ -158,9 +158,9 @@ impl Place {
 }
 
 /// The way to the control plane, which is made anew when it breaks or when the credentials end.
-struct Link(Mutex<(Option<Line>, Reach)>);
+struct Uplink(Mutex<(Option<Line>, Reach)>);
 
-impl Link {
+impl Uplink {
     /// Asks for a path. A lost connection is made anew once.
     async fn ask(&self, path: &str, headers: &HeaderMap) -> Result<Answer, Error> {
         let mut last = false;
@@ -238,8 +238,8 @@ fn returned(mut answer: Answer) -> Answer {
 mod tests {
     use super::*;
 
-    fn place() -> Place {
-        Place {
+    fn place() -> PageAddress {
+        PageAddress {
             address: ([127, 0, 0, 1], 4321).into(),
             prefix: "/5ec2e7".to_owned(),
         }

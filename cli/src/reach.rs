@@ -14,8 +14,8 @@ mod error;
 mod kubernetes;
 mod token;
 
-pub(crate) use error::{Error, plane_cause, root_cause};
-pub(crate) use kubernetes::{Asked, Objects};
+pub(crate) use error::{ReachError, plane_cause, root_cause};
+pub(crate) use kubernetes::{Asked, ObjectClient};
 pub(crate) use token::Bearer;
 
 use direct::Direct;
@@ -56,11 +56,11 @@ enum Way {
 impl Reach {
     /// Chooses the way: the address that the user named; or else the cluster of the kubeconfig; or else, where no
     /// kubeconfig names a cluster, this machine.
-    pub(crate) fn choose(options: &Options) -> Result<Self, Error> {
+    pub(crate) fn choose(options: &Options) -> Result<Self, ReachError> {
         Self::choose_in(options, &Environment::current())
     }
 
-    fn choose_in(options: &Options, environment: &Environment) -> Result<Self, Error> {
+    fn choose_in(options: &Options, environment: &Environment) -> Result<Self, ReachError> {
         let identity = &options.identity;
         let way = match &options.place.server {
             Some(server) => Way::Direct(Direct::named(server.clone(), identity)),
@@ -76,11 +76,11 @@ impl Reach {
     }
 
     /// Returns the way to the objects of the kubeconfig's cluster, whatever the way to the control plane is.
-    pub(crate) async fn objects(options: &Options) -> Result<Objects, Error> {
+    pub(crate) async fn objects(options: &Options) -> Result<ObjectClient, ReachError> {
         let environment = Environment::current();
         match Kubernetes::find(&options.place, &options.identity, &environment)? {
             Found::Cluster(mut cluster) => Ok(cluster.objects(options.timeout).await?),
-            Found::Nothing(reason) => Err(kubernetes::Error::no_cluster(reason).into()),
+            Found::Nothing(reason) => Err(kubernetes::DiscoveryError::no_cluster(reason).into()),
         }
     }
 
@@ -97,12 +97,12 @@ impl Reach {
         }
     }
 
-    pub(crate) async fn connect(&mut self) -> Result<Connection, Error> {
+    pub(crate) async fn connect(&mut self) -> Result<Connection, ReachError> {
         let timeout = self.timeout;
         match &mut self.way {
             Way::Direct(direct) => match tokio::time::timeout(timeout, direct.connect()).await {
                 Ok(connected) => connected,
-                Err(_) => Err(Error::Timeout {
+                Err(_) => Err(ReachError::Timeout {
                     from: direct.describe(),
                     timeout,
                 }),

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use hyper::body::Incoming;
 use hyper::{Request, StatusCode};
-use kplane_fleet::doors::{Cover, Door, Secured};
+use kplane_fleet::doors::{Cover, Door, ServerTls};
 use kplane_fleet::hub::Hub;
 use kplane_fleet::identity::Gate;
 use kplane_http::metrics::Format;
@@ -80,7 +80,7 @@ impl Admin {
     }
 
     /// Answers requests forever; inside TLS as soon as there are certificates, if there are to be any.
-    pub(crate) async fn serve(self, listener: TcpListener, tls: Option<Secured>) {
+    pub(crate) async fn serve(self, listener: TcpListener, tls: Option<ServerTls>) {
         let guests = Arc::clone(&self.guests);
         let respond = move |request: &Request<Incoming>| self.respond(request);
         let Some(secured) = tls else {

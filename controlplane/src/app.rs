@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use hyper_util::rt::TokioIo;
-use kplane_fleet::doors::{Door, Limits, Secured};
+use kplane_fleet::doors::{Door, Limits, ServerTls};
 use kplane_fleet::hub::Hub;
 use kplane_fleet::identity::{self, Gate};
 use kplane_fleet::peers::{self, Peers};
@@ -27,7 +27,7 @@ use kplane_operate::server::departing;
 use kplane_operate::traces;
 use kplane_picture::admission::Admission;
 use kplane_picture::index::CliffGuard;
-use kplane_picture::inside::{Failure, Inside, Running};
+use kplane_picture::inside::{FatalError, Inside, Running};
 use kplane_picture::kubernetes::Api;
 use kplane_picture::source::kubernetes::Kubernetes;
 use kplane_picture::source::manifests::Manifests;
@@ -78,7 +78,7 @@ pub struct Config {
     /// What is done about dead nodes.
     pub dead_node: suspects::Mode,
     /// Identities of callers, and their rights.
-    pub identity: identity::Config,
+    pub identity: identity::GateConfig,
     /// The other replicas.
     pub peers: peers::Config,
     /// The only node that is served: the control plane keeps nothing that is for others. `None` = all nodes.
@@ -109,7 +109,7 @@ impl Config {
             events: false,
             startup_taint: false,
             dead_node: suspects::Mode::Off,
-            identity: identity::Config::default(),
+            identity: identity::GateConfig::default(),
             peers: peers::Config::default(),
             only_node: None,
             own_node: None,
@@ -119,10 +119,10 @@ impl Config {
     }
 
     /// Returns what events are about.
-    fn scope(&self) -> events::Scope {
+    fn scope(&self) -> events::EventScope {
         match self.only_node {
-            Some(_) => events::Scope::Node,
-            None => events::Scope::Cluster,
+            Some(_) => events::EventScope::Node,
+            None => events::EventScope::Cluster,
         }
     }
 }
@@ -151,7 +151,7 @@ pub fn build(config: Config) -> BoxFuture<'static, Result<Bound, BuildError>> {
 }
 
 /// Starts the control plane of one node, inside its agent's process.
-pub fn inside(inside: Inside) -> BoxFuture<'static, Result<Running, Failure>> {
+pub fn inside(inside: Inside) -> BoxFuture<'static, Result<Running, FatalError>> {
     Box::pin(async move {
         let bound = start(Config {
             status_listen: inside.status,
@@ -287,7 +287,7 @@ fn secure(
     api: Option<Arc<Api>>,
     hub: &Hub,
     tasks: &mut JoinSet<Result<(), TaskError>>,
-) -> Result<(Option<Secured>, Option<Arc<Peers>>), BuildError> {
+) -> Result<(Option<ServerTls>, Option<Arc<Peers>>), BuildError> {
     let protection = config.protection.clone();
     let admits = protection.takes_certificates() || gate.takes_tokens();
     let started = protection.start(api, &config.peers)?;

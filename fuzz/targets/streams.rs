@@ -12,7 +12,7 @@ use std::time::SystemTime;
 use http_body::Frame;
 use http_body_util::StreamBody;
 use kplane_fleet::hub::Hub;
-use kplane_fleet::identity::{Config, Gate};
+use kplane_fleet::identity::{GateConfig, Gate};
 use kplane_fleet::streams::AgentServer;
 use kplane_operate::server::StatusServer;
 use kplane_picture::admission::Admission;
@@ -63,7 +63,7 @@ fuzz_target!(|bytes: &[u8]| {
 
 async fn serve(bytes: &[u8]) {
     let (hub, _source) = hub().await;
-    let gate = Gate::open(&Config::default(), Arc::clone(&hub), None).unwrap();
+    let gate = Gate::open(&GateConfig::default(), Arc::clone(&hub), None).unwrap();
     let agents = AgentServer::new(Arc::clone(&hub), gate);
 
     let mut stream = Stream::open(&agents).await;

@@ -56,7 +56,7 @@ pub enum BuildError {
     Taken(#[from] Taken),
     /// The control plane inside this process cannot start.
     #[error(transparent)]
-    ControlPlane(inside::Failure),
+    ControlPlane(inside::FatalError),
     /// The program has no control plane for `--standalone`.
     #[error(
         "--standalone: this program was built without a control plane inside; take one that was built with it (cargo \
@@ -79,7 +79,7 @@ pub enum TaskError {
     Engine(#[from] Stopped),
     /// The control plane inside this process ended.
     #[error("the control plane in this process failed")]
-    ControlPlane(#[source] inside::Failure),
+    ControlPlane(#[source] inside::FatalError),
     /// A task panicked, which is a bug.
     #[error("a task panicked")]
     Panic(#[from] tokio::task::JoinError),

@@ -43,14 +43,14 @@ const MAX_NAME: usize = 200;
 /// The cache file of one agent.
 #[derive(Clone, Debug)]
 pub struct Cache {
-    place: Place,
+    place: Storage,
     node: NodeName,
     /// The folder from which this node is served; `None` = a control plane or API server.
     source: Option<String>,
 }
 
 #[derive(Clone, Debug)]
-enum Place {
+enum Storage {
     File(PathBuf),
     Memory(Memory),
 }
@@ -120,7 +120,7 @@ impl Cache {
     /// Creates a cache in a folder. The folder itself is created at the first write.
     #[must_use]
     pub fn new(folder: &Path, node: NodeName) -> Self {
-        let place = Place::File(folder.join(file_name(&node)));
+        let place = Storage::File(folder.join(file_name(&node)));
         Self {
             place,
             node,
@@ -137,7 +137,7 @@ impl Cache {
     /// Creates a cache in memory, which is written at once and without a thread: for simulations.
     #[must_use]
     pub fn in_memory(content: Memory, node: NodeName) -> Self {
-        let place = Place::Memory(content);
+        let place = Storage::Memory(content);
         Self {
             place,
             node,
@@ -187,13 +187,13 @@ impl Cache {
     /// The thread could not be started.
     pub fn start(self) -> std::io::Result<(Keeper, Option<Picture>)> {
         match self.place {
-            Place::File(path) => Disk {
+            Storage::File(path) => Disk {
                 path,
                 node: self.node,
                 source: self.source,
             }
             .start(),
-            Place::Memory(content) => {
+            Storage::Memory(content) => {
                 let bytes = lock(&content).clone();
                 let known = format::decode(bytes, &self.node).ok();
                 let keeper = Keeper(Pen::Memory(content, self.node));
@@ -254,7 +254,7 @@ impl Disk {
             Ok(loaded)
         });
         match loaded {
-            Ok(format::Loaded { picture, skipped }) => {
+            Ok(format::CacheContent { picture, skipped }) => {
                 tracing::info!(
                     %file,
                     objects = picture.objects.len(),

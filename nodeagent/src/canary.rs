@@ -2,7 +2,7 @@
 //! pod's connection, so an answer proves that the node's data path works. The control plane takes a start-up taint away
 //! when it has heard of an answer.
 //!
-//! The engine publishes the addresses that the kernel holds ([`Follower`]); a task of its own connects to them
+//! The engine publishes the addresses that the kernel holds ([`Canary`]); a task of its own connects to them
 //! ([`Prober`]). The engine never waits for it.
 
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ const REQUEST: &[u8] = b"GET /livez HTTP/1.1\r\nhost: canary\r\nconnection: clos
 const ANSWER: &[u8] = b"HTTP/";
 
 /// The addresses of the canary that the kernel holds; `None` before the kernel holds a complete state.
-type Addresses = Option<BTreeMap<ServiceKey, SocketAddr>>;
+type CanaryAddresses = Option<BTreeMap<ServiceKey, SocketAddr>>;
 
 /// What the latest probes say of the data path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -54,9 +54,9 @@ pub enum Verdict {
 
 /// The engine's side: publishes the addresses, and reports the verdict.
 #[derive(Debug)]
-pub struct Follower {
+pub struct Canary {
     service: ServiceName,
-    addresses: watch::Sender<Addresses>,
+    addresses: watch::Sender<CanaryAddresses>,
     verdict: watch::Receiver<Verdict>,
 }
 
@@ -64,17 +64,17 @@ pub struct Follower {
 #[derive(Debug)]
 pub struct Prober {
     service: ServiceName,
-    addresses: watch::Receiver<Addresses>,
+    addresses: watch::Receiver<CanaryAddresses>,
     verdict: watch::Sender<Verdict>,
     misses: u32,
 }
 
 /// Creates both sides of a canary.
 #[must_use]
-pub fn channel(service: ServiceName) -> (Follower, Prober) {
+pub fn channel(service: ServiceName) -> (Canary, Prober) {
     let (addresses, held) = watch::channel(None);
     let (verdict, told) = watch::channel(Verdict::Unknown);
-    let follower = Follower {
+    let follower = Canary {
         service: service.clone(),
         addresses,
         verdict: told,
@@ -88,7 +88,7 @@ pub fn channel(service: ServiceName) -> (Follower, Prober) {
     (follower, prober)
 }
 
-impl Follower {
+impl Canary {
     /// Notes that the kernel holds the desired state of a family; `touched` is what has changed, `None` = anything.
     pub(crate) fn programmed(
         &self,

@@ -16,7 +16,7 @@ use kplane_dataplane::leftovers::{self, Leftovers, Ports, Rival};
 
 /// A cleanup as the command line requests it.
 #[derive(Clone, Debug)]
-pub struct Task {
+pub struct Cleanup {
     /// The mode whose rules to remove.
     pub backend: backend::Kind,
     /// The settings of that backend.
@@ -45,7 +45,7 @@ pub struct Done {
 
 /// Runs the cleanup in the calling thread's network namespace. Blocks. Safe to repeat.
 #[must_use]
-pub fn run(task: &Task) -> Done {
+pub fn run(task: &Cleanup) -> Done {
     let mut done = Done::default();
     if !task.backend.describe().programs_kernel && !task.kube_proxy {
         return done.or_nothing(task.dry_run);
@@ -143,7 +143,7 @@ impl Done {
     }
 
     /// Deletes the cache files as well, so that the next agent does not restore what they contain.
-    fn forget(&mut self, task: &Task) {
+    fn forget(&mut self, task: &Cleanup) {
         let Some(folder) = &task.cache_dir else {
             return;
         };
@@ -183,7 +183,7 @@ const TAKE_OVER_LOOK: Duration = Duration::from_secs(1);
 
 /// Waits until a kube-proxy runs and its own rules are in the kernel. kube-proxy writes a family at a time, so the
 /// rules must be the same twice.
-fn takes_over(task: &Task, limit: Duration) -> Result<(), String> {
+fn takes_over(task: &Cleanup, limit: Duration) -> Result<(), String> {
     let until = Instant::now() + limit;
     let mut before = BTreeSet::new();
     loop {
@@ -236,12 +236,12 @@ fn claim(dry_run: bool, problems: &mut Vec<String>) -> Option<Claim> {
 }
 
 /// Returns a running kube-proxy, if the cleanup concerns kube-proxy's names.
-fn rival(task: &Task) -> Option<Rival> {
+fn rival(task: &Cleanup) -> Option<Rival> {
     let matters = task.kube_proxy || task.backend.describe().shares_names;
     matters.then(|| leftovers::running(task.ports)).flatten()
 }
 
-fn refusal(task: &Task, rival: Rival) -> String {
+fn refusal(task: &Cleanup, rival: Rival) -> String {
     let way_out = match task.backend.describe().shares_names {
         true => "stop kube-proxy first, because kplane uses the same names in this mode",
         false => "stop kube-proxy first, or remove only kplane's objects with --cleanup",

@@ -56,14 +56,14 @@ pub enum Task {
     /// Make the settings that need privileges, and exit (I5).
     InitOnly {
         /// Settings of connection tracking.
-        conntrack: sysctl::Settings,
+        conntrack: sysctl::ConntrackSettings,
         /// Settings of mode ipvs, if that is the node's mode (D6, D8).
         ipvs: Option<backend::ipvs::IpvsSettings>,
         /// Whether node ports are served on loopback addresses, in mode iptables (C8).
         localhost: bool,
     },
     /// Remove what an agent left (I4).
-    Cleanup(cleanup::Task),
+    Cleanup(cleanup::Cleanup),
     /// Print the notes about the configuration, and change nothing.
     CheckConfig,
     /// Check whether this machine can run the agent, and print the findings as JSON.
@@ -73,7 +73,7 @@ pub enum Task {
         /// Its settings.
         settings: backend::Settings,
         /// Settings of connection tracking.
-        conntrack: sysctl::Settings,
+        conntrack: sysctl::ConntrackSettings,
         /// The ports on which a kube-proxy may listen.
         ports: kplane_dataplane::leftovers::Ports,
     },
@@ -113,7 +113,7 @@ pub struct Config {
     /// The Service that leads to this agent on this node; `None` = the data path is not probed.
     pub canary: Option<ServiceName>,
     /// The answers to preStop hooks of the node's Pods; `None` = none.
-    pub departing: Option<departing::Settings>,
+    pub departing: Option<departing::HookSettings>,
     /// Whether connections are counted by Service.
     pub count_connections: bool,
     /// The limit on how much may go at once because a snapshot does not name it.
@@ -125,7 +125,7 @@ pub struct Config {
     /// The longest time of a failure before the node counts as unhealthy (G2: twice as long).
     pub sync_period: Duration,
     /// Settings of connection tracking, applied at the start (F6).
-    pub conntrack: sysctl::Settings,
+    pub conntrack: sysctl::ConntrackSettings,
     /// All of kube-proxy's configuration, with defaults.
     pub kube_proxy: Arc<KubeProxyConfiguration>,
     /// The file that the configuration came from. The agent reads it again when it changes (I3).

@@ -39,20 +39,20 @@ pub struct Denials(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<Subscriptions>,
     /// What the engine has the kernel log.
     followed: watch::Sender<Followed>,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    followers: BTreeMap<u64, Follower>,
+struct Subscriptions {
+    followers: BTreeMap<u64, Subscriber>,
     /// The kernel's log, while there is a follower.
     log: Option<PacketLog>,
 }
 
 #[derive(Debug)]
-struct Follower {
+struct Subscriber {
     /// Namespace and name of the Pods; empty = all.
     pods: (String, String),
     began: Instant,
@@ -112,7 +112,7 @@ async fn collect(shared: Arc<Shared>) {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Subscriptions> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -143,7 +143,7 @@ impl Shared {
     }
 }
 
-impl State {
+impl Subscriptions {
     /// Answers a follower; opens the log for the first one.
     fn answer(
         &mut self,
@@ -166,7 +166,7 @@ impl State {
             self.log = Some(open()?);
         }
         let follower = self.followers.entry(question.follower);
-        let follower = follower.or_insert_with(|| Follower::new(now));
+        let follower = follower.or_insert_with(|| Subscriber::new(now));
         follower.asked = now;
         follower.pods = pods;
         if !follower.is_served(now) {
@@ -203,7 +203,7 @@ impl State {
     }
 }
 
-impl Follower {
+impl Subscriber {
     fn new(now: Instant) -> Self {
         Self {
             pods: Default::default(),
@@ -282,9 +282,9 @@ mod tests {
     }
 
     /// A state with followers, which needs no log.
-    fn followed_by(followers: &[u64], now: Instant) -> State {
-        let followers = followers.iter().map(|id| (*id, Follower::new(now)));
-        State {
+    fn followed_by(followers: &[u64], now: Instant) -> Subscriptions {
+        let followers = followers.iter().map(|id| (*id, Subscriber::new(now)));
+        Subscriptions {
             followers: followers.collect(),
             log: None,
         }
@@ -348,7 +348,7 @@ mod tests {
         assert!(error.contains("8 follow already"), "{error}");
         let error = state.answer(question(8, "db-0"), now, busy).unwrap_err();
         assert_eq!(error, "another program has it");
-        let mut nobody = State::default();
+        let mut nobody = Subscriptions::default();
         assert!(nobody.answer(question(1, "db-0"), now, busy).is_err());
         assert!(nobody.followers.is_empty());
         let long = question(8, &"x".repeat(NAME + 1));

@@ -54,7 +54,7 @@ const RENEW: Duration = Duration::from_secs(60);
 
 /// The settings of hooks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct HookSettings {
     /// The port of hooks, and of the agent's listener on loopback addresses.
     pub port: u16,
     /// Longest time of a wait, unless a hook has another one.
@@ -65,7 +65,7 @@ pub struct Settings {
 
 /// A question to the control plane, for the stream.
 #[derive(Debug)]
-pub(crate) struct Question {
+pub(crate) struct DepartureQuestion {
     /// The addresses of the Pod.
     pub(crate) addresses: Vec<IpAddr>,
     /// The port of its endpoints; 0 = all.
@@ -77,12 +77,12 @@ pub(crate) struct Question {
 }
 
 /// The questions that a stream has to ask.
-pub(crate) type Questions = mpsc::Receiver<Question>;
+pub(crate) type Questions = mpsc::Receiver<DepartureQuestion>;
 
 /// The task that answers hooks.
 #[derive(Debug)]
 pub struct Hooks {
-    settings: Settings,
+    settings: HookSettings,
     known: watch::Receiver<Known>,
     answering: Arc<Answering>,
     problems: Problems,
@@ -90,7 +90,7 @@ pub struct Hooks {
 
 /// Creates the engine's side, the task, and the questions for the stream.
 pub(crate) fn channel(
-    settings: Settings,
+    settings: HookSettings,
     counters: Arc<DepartingCounters>,
 ) -> (Follower, Hooks, Questions) {
     let problems = Problems::default();

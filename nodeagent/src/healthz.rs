@@ -124,7 +124,7 @@ impl Health {
 
     fn healthz(&self, verbose: bool) -> Answer {
         let report = self.reports.borrow();
-        let mut body = body::Body::new(&report, Instant::now(), now_ms());
+        let mut body = body::HealthzBody::new(&report, Instant::now(), now_ms());
         let ok = body.add_node(is_eligible(report.node));
         if verbose {
             body.add_details(&report, self.connection.borrow().clone());
@@ -136,7 +136,7 @@ impl Health {
     fn livez(&self, verbose: bool) -> Answer {
         let report = self.reports.borrow();
         let now = Instant::now();
-        let mut body = body::Body::new(&report, now, now_ms());
+        let mut body = body::HealthzBody::new(&report, now, now_ms());
         let busy = self.pulse.busy_for(now);
         let proxy = self.proxy.get();
         let alive = busy.is_none_or(|busy| busy < HUNG)

@@ -19,8 +19,9 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// Number of threads for streams and health checks; the engine has its own thread.
-const WORKERS: usize = 2;
+/// Number of threads for streams and health checks; the engine has its own thread. One: to wake another thread for a
+/// step of a change costs more than the step (with two, a change takes half as much CPU again).
+const WORKERS: usize = 1;
 
 /// The control plane of `--standalone`.
 #[cfg(feature = "standalone")]
@@ -166,7 +167,7 @@ fn run(checked: Checked, log: LogControl) -> anyhow::Result<()> {
 }
 
 /// Prints one line for each thing, and returns an error with all problems.
-fn clean_up(task: &cleanup::Task) -> anyhow::Result<()> {
+fn clean_up(task: &cleanup::Cleanup) -> anyhow::Result<()> {
     let done = cleanup::run(task);
     let mut out = std::io::stdout();
     for line in &done.lines {

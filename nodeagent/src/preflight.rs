@@ -61,7 +61,7 @@ pub enum Outcome {
 
 /// The finding of a check, as `kpctl check` has them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Finding {
+pub struct CheckFinding {
     /// The name of the check.
     pub check: String,
     /// The outcome.
@@ -74,8 +74,13 @@ pub struct Finding {
     pub remedy: String,
 }
 
-fn finding(check: &str, outcome: Outcome, summary: impl Into<String>, remedy: &str) -> Finding {
-    Finding {
+fn finding(
+    check: &str,
+    outcome: Outcome,
+    summary: impl Into<String>,
+    remedy: &str,
+) -> CheckFinding {
+    CheckFinding {
         check: check.to_owned(),
         outcome,
         summary: summary.into(),
@@ -89,10 +94,10 @@ fn finding(check: &str, outcome: Outcome, summary: impl Into<String>, remedy: &s
 pub fn run(
     backend: Kind,
     settings: &backend::Settings,
-    conntrack: &sysctl::Settings,
+    conntrack: &sysctl::ConntrackSettings,
     ports: Ports,
     notes: &[Note],
-) -> Vec<Finding> {
+) -> Vec<CheckFinding> {
     let mut findings = vec![kernel(&release())];
     findings.extend(backends(backend, settings));
     findings.push(connection_tracking(Path::new("/"), conntrack));
@@ -124,7 +129,7 @@ fn release() -> String {
     release.unwrap_or_default()
 }
 
-fn kernel(release: &str) -> Finding {
+fn kernel(release: &str) -> CheckFinding {
     const CHECK: &str = "kernel";
     let mut numbers = release.split(['.', '-']).map(str::parse::<u32>);
     let version = match (numbers.next(), numbers.next()) {
@@ -146,7 +151,7 @@ fn kernel(release: &str) -> Finding {
 }
 
 /// Tries out all backends of the kernel. Only the one that will be used has to work.
-fn backends(wanted: Kind, settings: &backend::Settings) -> Vec<Finding> {
+fn backends(wanted: Kind, settings: &backend::Settings) -> Vec<CheckFinding> {
     let kinds = Kind::ALL.into_iter();
     let kinds = kinds.filter(|kind| kind.describe().serves_in_kernel());
     let findings = kinds.map(|kind| {
@@ -205,7 +210,7 @@ fn attempt(kind: Kind, settings: backend::Settings) -> Attempt {
 }
 
 /// Compares the kernel's settings with those that the agent's start makes.
-fn connection_tracking(root: &Path, settings: &sysctl::Settings) -> Finding {
+fn connection_tracking(root: &Path, settings: &sysctl::ConntrackSettings) -> CheckFinding {
     const CHECK: &str = "conntrack";
     let (mut differ, mut unread) = (Vec::new(), Vec::new());
     for wanted in settings.wanted(sysctl::cores(root)) {
@@ -222,7 +227,7 @@ fn connection_tracking(root: &Path, settings: &sysctl::Settings) -> Finding {
         }
     }
     if !unread.is_empty() {
-        return Finding {
+        return CheckFinding {
             details: unread,
             ..finding(
                 CHECK,
@@ -236,7 +241,7 @@ fn connection_tracking(root: &Path, settings: &sysctl::Settings) -> Finding {
         0 => "all limits are as the agent wants them".to_owned(),
         count => format!("the agent will change {count} limits at its start"),
     };
-    Finding {
+    CheckFinding {
         details: differ,
         ..finding(CHECK, Outcome::Ok, text, "")
     }
@@ -249,7 +254,7 @@ fn processes(proc: &Path) -> Vec<String> {
     names.map(|name| name.trim().to_owned()).collect()
 }
 
-fn owners(processes: &[String]) -> Finding {
+fn owners(processes: &[String]) -> CheckFinding {
     const CHECK: &str = "other-owners";
     let found = OWNERS
         .iter()
@@ -264,7 +269,7 @@ fn owners(processes: &[String]) -> Finding {
         );
     }
     let names: Vec<&str> = found.iter().map(|(name, _)| *name).collect();
-    Finding {
+    CheckFinding {
         details: found
             .iter()
             .map(|(name, means)| format!("{name}: {means}"))
@@ -278,7 +283,7 @@ fn owners(processes: &[String]) -> Finding {
     }
 }
 
-fn rules() -> Finding {
+fn rules() -> CheckFinding {
     const CHECK: &str = "tables";
     match leftovers::all_tables() {
         Err(error) => {
@@ -293,7 +298,7 @@ fn rules() -> Finding {
         Ok(tables) if tables.is_empty() => {
             finding(CHECK, Outcome::Ok, "there are no nftables tables", "")
         }
-        Ok(tables) => Finding {
+        Ok(tables) => CheckFinding {
             summary: format!("{} nftables tables exist", tables.len()),
             details: tables,
             ..finding(CHECK, Outcome::Ok, "", "")
@@ -302,7 +307,7 @@ fn rules() -> Finding {
 }
 
 /// Finds rules of kube-proxy, and of kplane's modes that share its names, and whether an agent here can remove them.
-fn left(backend: Kind, rival: Option<Rival>) -> Finding {
+fn left(backend: Kind, rival: Option<Rival>) -> CheckFinding {
     const CHECK: &str = "old-rules";
     if let Err(error) = leftovers::all_tables() {
         let text = format!("nftables' rules cannot be read: {error}");
@@ -341,18 +346,18 @@ fn left(backend: Kind, rival: Option<Rival>) -> Finding {
             "an agent removes them as soon as it serves; until then: kube-proxy --cleanup",
         ),
     };
-    Finding {
+    CheckFinding {
         details,
         ..finding(CHECK, outcome, text, remedy)
     }
 }
 
-fn configuration(notes: &[Note]) -> Finding {
+fn configuration(notes: &[Note]) -> CheckFinding {
     const CHECK: &str = "configuration";
     let lines = notes.iter().map(|note| note.text.clone());
     let warnings = notes.iter().filter(|note| note.level == Level::Warning);
     match warnings.count() {
-        0 => Finding {
+        0 => CheckFinding {
             details: lines.collect(),
             ..finding(
                 CHECK,
@@ -361,7 +366,7 @@ fn configuration(notes: &[Note]) -> Finding {
                 "",
             )
         },
-        count => Finding {
+        count => CheckFinding {
             details: lines.collect(),
             ..finding(
                 CHECK,
@@ -397,7 +402,7 @@ mod tests {
     #[test]
     fn a_kernel_without_connection_tracking_is_named() {
         let root = tempfile::tempdir().unwrap();
-        let found = connection_tracking(root.path(), &sysctl::Settings::default());
+        let found = connection_tracking(root.path(), &sysctl::ConntrackSettings::default());
         assert_eq!(found.outcome, Outcome::Warning);
         assert!(!found.details.is_empty());
     }

@@ -207,7 +207,7 @@ pub struct FamilyReport {
     /// The arrival of the oldest update that the kernel does not hold; `None` when it holds everything (G2).
     pub behind_since: Option<Instant>,
     /// The current error.
-    pub error: Option<Standing>,
+    pub error: Option<LastingError>,
     /// The number of rules, in backends whose rules grow with the number of Services.
     pub rules: Option<RuleCounts>,
     /// The last time when the kernel was compared with what it should hold and was equal, milliseconds since
@@ -241,7 +241,7 @@ impl Repairs {
 
 /// An error that lasts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct LastingError {
     /// The problem, human-readable.
     pub reason: String,
     /// The start of the error, milliseconds since 1970.

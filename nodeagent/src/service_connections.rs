@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use kplane_dataplane::backend::Target;
+use kplane_dataplane::backend::PacketTarget;
 use kplane_dataplane::beginnings::Beginnings;
 use kplane_model::{Family, Protocol, ServiceKey, ServicePort};
 use tokio::io::unix::AsyncFd;
@@ -21,11 +21,11 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// Connections by ServicePort.
 #[derive(Debug, Default)]
-pub struct ServiceConnections(Mutex<Counts>);
+pub struct ServiceConnections(Mutex<ConnectionCounts>);
 
 #[derive(Debug, Default)]
-struct Counts {
-    places: HashMap<Target, Arc<ServiceKey>>,
+struct ConnectionCounts {
+    places: HashMap<PacketTarget, Arc<ServiceKey>>,
     ports: BTreeMap<Arc<ServiceKey>, Port>,
     /// Times when the kernel dropped reports, because too many waited.
     losses: u64,
@@ -33,12 +33,12 @@ struct Counts {
 
 #[derive(Debug, Default)]
 struct Port {
-    places: Vec<Target>,
+    places: Vec<PacketTarget>,
     connections: u64,
 }
 
 impl ServiceConnections {
-    fn lock(&self) -> MutexGuard<'_, Counts> {
+    fn lock(&self) -> MutexGuard<'_, ConnectionCounts> {
         // Counts are right after each single step.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -128,7 +128,7 @@ impl ServiceConnections {
     }
 }
 
-impl Counts {
+impl ConnectionCounts {
     fn add(&mut self, key: Arc<ServiceKey>, port: Port) {
         for place in &port.places {
             self.places.insert(*place, Arc::clone(&key));
@@ -137,8 +137,8 @@ impl Counts {
     }
 
     fn count(&mut self, protocol: Protocol, at: SocketAddr) {
-        let address = self.places.get(&Target::Address { at, protocol });
-        let node_port = Target::NodePort {
+        let address = self.places.get(&PacketTarget::Address { at, protocol });
+        let node_port = PacketTarget::NodePort {
             family: Family::of(at.ip()),
             protocol,
             port: at.port(),
@@ -153,16 +153,16 @@ impl Counts {
 }
 
 /// Returns where clients reach a ServicePort.
-fn places(port: &ServicePort) -> Vec<Target> {
+fn places(port: &ServicePort) -> Vec<PacketTarget> {
     let (protocol, family) = (port.key.protocol, port.key.family);
     let addresses = std::iter::once(&port.cluster_ip)
         .chain(&port.load_balancer_ips)
         .chain(&port.external_ips);
-    let addresses = addresses.map(|ip| Target::Address {
+    let addresses = addresses.map(|ip| PacketTarget::Address {
         at: SocketAddr::new(*ip, port.port),
         protocol,
     });
-    let node_port = port.node_port.map(|port| Target::NodePort {
+    let node_port = port.node_port.map(|port| PacketTarget::NodePort {
         family,
         protocol,
         port,

@@ -43,7 +43,7 @@ use kplane_proto::v1::server_message;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
-use self::live::{Live, Progress};
+use self::live::{Live, StepOutcome};
 use self::lost::{Lost, Retry};
 use self::older::INSISTENCE;
 use self::replicas::{CUT_OFF, Next, Replicas};
@@ -99,7 +99,7 @@ impl Identity {
 pub struct Client<T> {
     transport: T,
     identity: Identity,
-    shared: Shared,
+    shared: LastingState,
     replicas: Replicas,
     look: Look,
     /// Whether to ask for a snapshot, because the agent's state is in doubt.
@@ -111,7 +111,7 @@ pub struct Client<T> {
 
 /// The state that outlives a stream and is reported on the next one.
 #[derive(Debug)]
-struct Shared {
+struct LastingState {
     engine: Engine,
     /// The number of messages of kinds that this version does not know.
     unknown_messages: u64,
@@ -155,7 +155,7 @@ impl<T: Transport> Client<T> {
             replicas: Replicas::new(identity.node.clone()),
             transport,
             identity,
-            shared: Shared {
+            shared: LastingState {
                 engine,
                 unknown_messages: 0,
                 round_trip: Duration::ZERO,
@@ -233,16 +233,16 @@ impl<T: Transport> Client<T> {
     fn progressed(
         &mut self,
         live: Box<Live>,
-        progress: Result<Progress, Lost>,
+        progress: Result<StepOutcome, Lost>,
     ) -> Result<State, Stopped> {
         Connection::freeze(&self.connection, self.shared.frozen.as_ref());
         match progress {
-            Ok(Progress::UpdateTaken) => {
+            Ok(StepOutcome::UpdateTaken) => {
                 self.fresh = false;
                 self.replicas.taken();
                 Ok(State::Live(live))
             }
-            Ok(Progress::UpstreamAge(age)) if self.replicas.leaves(age, Instant::now()) => {
+            Ok(StepOutcome::UpstreamAge(age)) if self.replicas.leaves(age, Instant::now()) => {
                 self.ended(&live, &Lost::CutOff(age))
             }
             Ok(_) => Ok(State::Live(live)),

@@ -28,7 +28,7 @@ const HASHSIZE: &str = "sys/module/nf_conntrack/parameters/hashsize";
 
 /// `conntrack` of the configuration file, with kube-proxy's defaults. 0 leaves the kernel's value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct ConntrackSettings {
     /// Entries per processor (`maxPerCore`).
     pub max_per_core: u32,
     /// Least number of entries, if `max_per_core` is not 0 (`min`).
@@ -48,7 +48,7 @@ pub struct Settings {
     pub udp_stream_timeout: Duration,
 }
 
-impl Default for Settings {
+impl Default for ConntrackSettings {
     fn default() -> Self {
         Self {
             max_per_core: 32_768,
@@ -97,7 +97,7 @@ impl Wanted {
     }
 }
 
-impl Settings {
+impl ConntrackSettings {
     /// Returns the values that the kernel must hold on a machine with this number of processors, in
     /// the order in which they are written.
     #[must_use]
@@ -194,7 +194,7 @@ fn what_to_do(path: &Path, error: &io::Error) -> &'static str {
 
 /// The result of applying the settings.
 #[derive(Debug, Default)]
-pub struct Outcome {
+pub struct SysctlOutcome {
     /// The settings that were written.
     pub written: Vec<Wanted>,
     /// The settings that are not as wanted.
@@ -204,8 +204,8 @@ pub struct Outcome {
 /// Writes the settings that are not as wanted, below `root` (`/` but in tests). An error with one
 /// setting does not keep the others from being set.
 #[must_use]
-pub fn apply(root: &Path, settings: &Settings, cores: usize) -> Outcome {
-    let mut outcome = Outcome::default();
+pub fn apply(root: &Path, settings: &ConntrackSettings, cores: usize) -> SysctlOutcome {
+    let mut outcome = SysctlOutcome::default();
     for wanted in settings.wanted(cores) {
         match set(root, wanted) {
             Ok(true) => outcome.written.push(wanted),
@@ -218,7 +218,7 @@ pub fn apply(root: &Path, settings: &Settings, cores: usize) -> Outcome {
 
 /// Applies the settings to this machine, or to the calling thread's network namespace as far as
 /// they belong to it, and logs the result. Never fatal.
-pub fn apply_and_log(settings: &Settings) {
+pub fn apply_and_log(settings: &ConntrackSettings) {
     let root = Path::new("/");
     let outcome = apply(root, settings, cores(root));
     for written in &outcome.written {

@@ -32,6 +32,22 @@ pub mod v1 {
     pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 }
 
+/// The services between kplane's own programs, which no tool can use.
+const INTERNAL: [&str; 2] = ["AgentService", "PeerService"];
+
+/// Returns the encoded file descriptors of what tools can use, for gRPC reflection.
+///
+/// # Errors
+/// The descriptors of this build are not readable, which is a mistake of the build.
+pub fn public_descriptors() -> Result<Vec<u8>, prost::DecodeError> {
+    let mut set = prost_types::FileDescriptorSet::decode(v1::DESCRIPTORS)?;
+    for file in &mut set.file {
+        let services = &mut file.service;
+        services.retain(|service| !INTERNAL.contains(&service.name()));
+    }
+    Ok(set.encode_to_vec())
+}
+
 /// Shows nothing of the token, so that no log has it.
 impl std::fmt::Debug for v1::Renewal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -31,7 +31,7 @@ view_of! {
 /// A ServicePort in the proxy of one node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct PortView {
+pub(crate) struct ProxiedPortView {
     node: String,
     port: KeyView,
     open: u64,
@@ -52,17 +52,17 @@ view_of! {
     pub struct ProxiedView: ProxiedAnswer as "Proxied" {
         namespace: String = _,
         name: String = _,
-        ports: Vec<PortView> => |ports| ports.into_iter().filter_map(port).collect(),
+        ports: Vec<ProxiedPortView> => |ports| ports.into_iter().filter_map(port).collect(),
         ports_omitted: u64 = more,
         #[serde(flatten)]
         asked: AskedView = _,
     }
 }
 
-fn port(of: pb::NodeProxied) -> Option<PortView> {
+fn port(of: pb::NodeProxied) -> Option<ProxiedPortView> {
     let port = of.port?;
     let failed = port.failed.into_iter();
-    Some(PortView {
+    Some(ProxiedPortView {
         node: of.node,
         port: KeyView::from(port.key?),
         open: port.open,
@@ -172,7 +172,7 @@ impl View for ProxiedView {
     }
 }
 
-fn table(ports: &[PortView], canvas: &Canvas) -> String {
+fn table(ports: &[ProxiedPortView], canvas: &Canvas) -> String {
     let number = |number: u64| Span::plain(grouped(number));
     Table::new(ports)
         .column(Column::new("PORT"), |one| {

@@ -143,7 +143,7 @@ impl FromWire<pb::VirtualServer> for VirtualServerView {
 pub(super) type OnNode<'a> = (&'a str, &'a ServiceServersView);
 
 /// A real server, with its virtual server and its node.
-struct Row<'a> {
+struct ServerRow<'a> {
     node: &'a str,
     servers: &'a ServiceServersView,
     server: &'a VirtualServerView,
@@ -151,11 +151,11 @@ struct Row<'a> {
 }
 
 /// Returns all real servers: draining ones first, then the busiest.
-fn rows<'a>(nodes: &[OnNode<'a>]) -> Vec<Row<'a>> {
+fn rows<'a>(nodes: &[OnNode<'a>]) -> Vec<ServerRow<'a>> {
     let mut rows = Vec::new();
     for &(node, servers) in nodes {
         for server in &servers.virtual_servers {
-            rows.extend(server.real_servers.iter().map(|real| Row {
+            rows.extend(server.real_servers.iter().map(|real| ServerRow {
                 node,
                 servers,
                 server,

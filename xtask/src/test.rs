@@ -18,6 +18,7 @@ mod schedule;
 mod suites;
 mod tidy;
 mod tools;
+mod types;
 mod wording;
 
 use std::fs::File;
@@ -62,13 +63,14 @@ const TOOLS: &str = "tools";
 type Check = (&'static str, fn(&Path) -> Result<()>);
 
 /// Cheap and often failing first.
-const CHECKS: [Check; 9] = [
+const CHECKS: [Check; 10] = [
     ("format", |_| {
         cargo::run(&["fmt", "--all", "--check"])?;
         cargo::run(&["fmt", "--manifest-path", BENCH, "--check"])
     }),
     ("workspaces", apart::check),
     ("tidy", tidy::check),
+    ("names of types", types::check),
     ("wording", wording::check),
     ("compatibility page", compat::check),
     ("measured figures", claims::check),

@@ -166,9 +166,9 @@ impl Plane {
         let (hub, index) = Hub::new(1, "cursors", admission, CliffGuard::default(), inbox);
         tokio::spawn(index);
         hub.snapshots.limit(1_000_000);
-        let config = identity::Config {
+        let config = identity::GateConfig {
             audit: AuditLog::Off,
-            ..identity::Config::default()
+            ..identity::GateConfig::default()
         };
         let gate = Gate::open(&config, Arc::clone(&hub), None)?;
         let plane = Self {

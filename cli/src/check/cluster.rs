@@ -71,23 +71,25 @@ fn is_connected(node: &NodePicture) -> bool {
     })
 }
 
+/// Returns the nodes of kplane without an agent that is connected.
+pub(super) fn lacking(picture: &Picture) -> Vec<&NodePicture> {
+    let nodes = picture.nodes.iter();
+    let lacking = nodes.filter(|node| is_ours(node, picture) && !is_connected(node));
+    lacking.collect()
+}
+
 fn agents(picture: &Picture) -> Finding {
     const CHECK: &str = "agents";
     if let Some(error) = &picture.plane_error {
         return Finding::unknown(CHECK, error, "kpctl status");
     }
-    let ours: Vec<&NodePicture> = picture
-        .nodes
-        .iter()
-        .filter(|node| is_ours(node, picture))
-        .collect();
-    let lacking = ours.iter().filter(|node| !is_connected(node));
-    let lacking: Vec<&NodePicture> = lacking.copied().collect();
-    let others = picture.nodes.len() - ours.len();
+    let nodes = picture.nodes.iter();
+    let ours = nodes.filter(|node| is_ours(node, picture)).count();
+    let lacking = lacking(picture);
+    let others = picture.nodes.len() - ours;
     let text = format!(
-        "{} of {} nodes have an agent that is connected",
-        ours.len() - lacking.len(),
-        ours.len()
+        "{} of {ours} nodes have an agent that is connected",
+        ours - lacking.len(),
     );
     if lacking.is_empty() {
         return Finding::ok(

@@ -13,7 +13,7 @@ use kplane_view::time::human;
 pub(crate) enum Error {
     /// No connection could be made.
     #[error(transparent)]
-    Reach(#[from] reach::Error),
+    Reach(#[from] reach::ReachError),
     /// The connection ended.
     #[error("lost the connection to {server}: {cause}")]
     Lost { server: String, cause: String },

@@ -9,10 +9,14 @@ use super::migrate::Cluster;
 use super::{Verdict, show};
 use crate::args::Cli;
 use crate::args::check::CheckArgs;
-use crate::check::{Finding, Outcome, cluster, fleet};
+use crate::check::{Finding, Outcome, cluster, fleet, ranges, updates};
 use crate::failure::Failure;
-use crate::reach::Reach;
+use crate::migrate::picture::Objects as Gathered;
+use crate::reach::{Asked, Reach};
 use crate::view::check::CheckView;
+
+/// The checks that need all Services of a cluster.
+const OF_SERVICES: [&str; 2] = [ranges::CHECK, updates::CHECK];
 
 /// Runs all checks and shows them.
 pub(crate) async fn run(cli: &Cli, args: &CheckArgs) -> Result<Verdict, Failure> {
@@ -49,6 +53,7 @@ async fn afterwards(cli: &Cli, args: &CheckArgs) -> Vec<Finding> {
             let unasked = Err("it was not asked".to_owned());
             let mut findings = of_fleet(objects.fleet.as_ref().unwrap_or(&unasked));
             findings.extend(cluster::findings(&objects));
+            findings.extend(of_services(&place, &objects).await);
             findings
         }
         Err(error) => {
@@ -56,6 +61,27 @@ async fn afterwards(cli: &Cli, args: &CheckArgs) -> Vec<Finding> {
             without_cluster(&asked, &error.to_string(), false)
         }
     }
+}
+
+/// Returns the findings about Services and Deployments. They need rights that a user may well not have.
+async fn of_services(place: &Cluster<'_>, objects: &Gathered) -> [Finding; 2] {
+    let list = place.objects();
+    let listed = tokio::try_join!(
+        list.list("/api/v1/services", "", Asked("list services")),
+        list.list("/apis/apps/v1/deployments", "", Asked("list deployments")),
+    );
+    let (services, deployments) = match listed {
+        Ok(listed) => listed,
+        Err(error) => return OF_SERVICES.map(|check| Finding::skipped(check, error.to_string())),
+    };
+    let path = "/apis/networking.k8s.io/v1/servicecidrs";
+    let ranges = list.list(path, "", Asked("list servicecidrs")).await;
+    let ranges = match &ranges {
+        Ok(listed) => ranges::finding(&services, Some(listed)),
+        Err(error) if error.is_missing() => ranges::finding(&services, None),
+        Err(error) => Finding::skipped(ranges::CHECK, error.to_string()),
+    };
+    [ranges, updates::finding(objects, &deployments, &services)]
 }
 
 fn of_fleet(asked: &Result<pb::Fleet, String>) -> Vec<Finding> {
@@ -69,5 +95,6 @@ fn of_fleet(asked: &Result<pb::Fleet, String>) -> Vec<Finding> {
 fn without_cluster(asked: &Result<pb::Fleet, String>, why: &str, skipped: bool) -> Vec<Finding> {
     let mut findings = of_fleet(asked);
     findings.extend(cluster::without(why, skipped, asked.as_ref().ok()));
+    findings.extend(OF_SERVICES.map(|check| Finding::skipped(check, why)));
     findings
 }

@@ -51,7 +51,7 @@ pub(crate) async fn run(cli: &Cli, args: &UninstallArgs) -> Result<Verdict, Fail
         anstream::eprintln!("Nothing was removed.");
         return Ok(Verdict::Declined);
     }
-    let mut work = Work {
+    let mut work = Uninstall {
         cluster: &mut cluster,
         args,
         keeps_saved: only_saved(&picture),
@@ -65,7 +65,7 @@ pub(crate) async fn run(cli: &Cli, args: &UninstallArgs) -> Result<Verdict, Fail
     if work.left.is_empty() {
         work.delete_objects().await?;
     }
-    let Work { removed, left, .. } = work;
+    let Uninstall { removed, left, .. } = work;
     let next = next(&picture, cluster.namespace(), left.is_empty());
     let view = UninstallView::new(removed, left, next);
     show(cli, &view)?;
@@ -139,7 +139,7 @@ fn only_saved(picture: &Picture) -> bool {
     picture.saved && picture.kube_proxy.is_none()
 }
 
-struct Work<'a, 'b> {
+struct Uninstall<'a, 'b> {
     cluster: &'a mut Cluster<'b>,
     args: &'a UninstallArgs,
     /// Whether kube-proxy's DaemonSet exists only as `kpctl migrate finish` has saved it.
@@ -148,7 +148,7 @@ struct Work<'a, 'b> {
     left: Vec<String>,
 }
 
-impl Work<'_, '_> {
+impl Uninstall<'_, '_> {
     /// Ends the agents and the control plane, without deleting them: a second attempt needs the image and the flags of
     /// the agents. Their rules stay in the kernel.
     async fn stop_programs(&mut self, gathered: &Gathered) -> Result<(), Failure> {

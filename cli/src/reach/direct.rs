@@ -7,7 +7,7 @@ use kplane_tls::{ClientFiles, Files as _, Token, bare, greet};
 use tokio::net::TcpStream;
 use tonic::transport::Uri;
 
-use super::{Connection, Error, Peer, plane_cause};
+use super::{Connection, Peer, ReachError, plane_cause};
 use crate::args::{Identity, Server};
 
 /// An address, and the files with which to connect to it.
@@ -52,7 +52,7 @@ impl Direct {
     }
 
     /// Reads the files and connects.
-    pub(super) async fn connect(&self) -> Result<Connection, Error> {
+    pub(super) async fn connect(&self) -> Result<Connection, ReachError> {
         let token = self.token.as_deref().map(Token::read).transpose()?;
         let tls = self.files.as_ref().map(ClientFiles::load).transpose()?;
         let url: Uri = self.server.url.parse().unwrap_or_default();
@@ -70,7 +70,7 @@ impl Direct {
         })
     }
 
-    fn failed(&self, error: &io::Error) -> Error {
+    fn failed(&self, error: &io::Error) -> ReachError {
         let advice = match &self.guess {
             None => "Check that kp-controlplane runs there; --server or KPLANE_SERVER sets its \
                      address"
@@ -80,7 +80,7 @@ impl Direct {
                  a control plane with --server, or a cluster with --kubeconfig"
             ),
         };
-        Error::Connect {
+        ReachError::Connect {
             to: self.server.to_string(),
             cause: plane_cause(error),
             advice,

@@ -9,13 +9,13 @@ use kplane_view::time::human;
 
 /// The reason why there is no connection to a control plane.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Error {
+pub(crate) enum ReachError {
     /// A certificate, key or token cannot be used.
     #[error(transparent)]
     File(#[from] FileError),
     /// The kubeconfig, the API server or the cluster leads to no control plane.
     #[error(transparent)]
-    Kubernetes(#[from] kubernetes::Error),
+    Kubernetes(#[from] kubernetes::DiscoveryError),
     /// An address without an answer.
     #[error("cannot connect to {to}: {cause}. {advice}")]
     Connect {
@@ -28,7 +28,7 @@ pub(crate) enum Error {
     Timeout { from: String, timeout: Duration },
 }
 
-impl Error {
+impl ReachError {
     /// Returns whether the API server does not have the object.
     pub(crate) fn is_missing(&self) -> bool {
         matches!(self, Self::Kubernetes(error) if error.is_missing())

@@ -21,19 +21,19 @@ use std::time::Duration;
 use kplane_tls::{Authorities, ClientConfig, Token, Wire, client_config};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::{Connection, Error as ReachError, Peer};
+use super::{Connection, Peer, ReachError};
 use crate::args::{Identity, Place, STATUS_PORT};
 use kplane_view::time::human;
 
 pub(crate) use api::Asked;
-pub(crate) use error::Error;
+pub(crate) use error::DiscoveryError;
 pub(super) use kubeconfig::Environment;
-pub(crate) use objects::Objects;
+pub(crate) use objects::ObjectClient;
 
 use api::Problem;
-use error::Cluster;
+use error::ClusterWords;
 use forward::ForwardError;
-use kubeconfig::{Outcome, Selected};
+use kubeconfig::{Selected, Selection};
 use login::Login;
 use pods::{Pods, SELECTOR};
 
@@ -59,7 +59,7 @@ pub(super) struct Kubernetes {
     place: Place,
     identity: Identity,
     environment: Environment,
-    cluster: Cluster,
+    cluster: ClusterWords,
     /// The content of the kubeconfig, until the first login.
     selected: Option<Selected>,
     /// The login, which serves all connections until it is refused.
@@ -80,12 +80,12 @@ impl Kubernetes {
         place: &Place,
         identity: &Identity,
         environment: &Environment,
-    ) -> Result<Found, Error> {
+    ) -> Result<Found, DiscoveryError> {
         let selected = match kubeconfig::select(place, environment)? {
-            Outcome::Nothing(reason) => return Ok(Found::Nothing(reason)),
-            Outcome::Selected(selected) => selected,
+            Selection::Nothing(reason) => return Ok(Found::Nothing(reason)),
+            Selection::Selected(selected) => selected,
         };
-        let cluster = Cluster::new(place, &selected);
+        let cluster = ClusterWords::new(place, &selected);
         let mut place = place.clone();
         // A changed current-context must not lead a running watch to another cluster.
         place.context = Some(selected.context.clone());
@@ -110,11 +110,14 @@ impl Kubernetes {
     }
 
     /// Returns the way to objects of the cluster, with the user's credentials.
-    pub(super) async fn objects(&mut self, limit: Duration) -> Result<Objects, Error> {
+    pub(super) async fn objects(
+        &mut self,
+        limit: Duration,
+    ) -> Result<ObjectClient, DiscoveryError> {
         // Outside of the limit: a person may have to type a password.
         let login = login::login(self.select()?, limit).await;
-        let client = login.map_err(Error::Login)?.client;
-        Ok(Objects::new(client, self.cluster.clone(), limit))
+        let client = login.map_err(DiscoveryError::Login)?.client;
+        Ok(ObjectClient::new(client, self.cluster.clone(), limit))
     }
 
     /// Connects to a pod of the control plane. Credentials that the API server no longer accepts are read again,
@@ -128,19 +131,19 @@ impl Kubernetes {
         }
         // Outside of the limit: a person may have to type a password.
         let login = login::login(self.select()?, limit).await;
-        let login = login.map_err(Error::Login)?;
+        let login = login.map_err(DiscoveryError::Login)?;
         let outcome = self.connect_as(&login, limit).await;
         self.login = Some(login);
         outcome
     }
 
     /// Returns the content of the kubeconfig, which is read again after the first time.
-    fn select(&mut self) -> Result<Selected, Error> {
+    fn select(&mut self) -> Result<Selected, DiscoveryError> {
         match self.selected.take() {
             Some(selected) => Ok(selected),
             None => match kubeconfig::select(&self.place, &self.environment)? {
-                Outcome::Selected(selected) => Ok(*selected),
-                Outcome::Nothing(reason) => {
+                Selection::Selected(selected) => Ok(*selected),
+                Selection::Nothing(reason) => {
                     Err(kubeconfig::KubeconfigError::NoCluster { reason }.into())
                 }
             },
@@ -184,7 +187,7 @@ impl Kubernetes {
     /// give another proof or the connection is plain text.
     fn token(&self, login: &Login) -> Result<Option<Token>, ReachError> {
         match (&self.identity.token_file, self.is_plain()) {
-            (Some(_), true) => Err(Error::PlainToken.into()),
+            (Some(_), true) => Err(DiscoveryError::PlainToken.into()),
             (Some(file), false) => Ok(Some(Token::read(file)?)),
             (None, true) => Ok(None),
             (None, false) if self.identity.pair().is_some() => Ok(None),
@@ -193,7 +196,7 @@ impl Kubernetes {
     }
 
     /// Returns the pods to try, the best first.
-    async fn pods(&self, login: &Login) -> Result<Vec<String>, Error> {
+    async fn pods(&self, login: &Login) -> Result<Vec<String>, DiscoveryError> {
         let namespace = &self.place.kplane_namespace;
         let path =
             format!("/api/v1/namespaces/{namespace}/pods?limit=100&labelSelector={SELECTOR}");
@@ -221,7 +224,7 @@ impl Kubernetes {
     }
 
     /// Reads the authority of the control plane's certificate.
-    async fn authority(&self, login: &Login) -> Result<Authorities, Error> {
+    async fn authority(&self, login: &Login) -> Result<Authorities, DiscoveryError> {
         let namespace = &self.place.kplane_namespace;
         let path = format!("/api/v1/namespaces/{namespace}/configmaps/{AUTHORITY}");
         let map = api::get(&login.client, &path, Asked::AUTHORITY).await;
@@ -243,7 +246,7 @@ impl Kubernetes {
         pods: Vec<String>,
         tls: Option<Arc<ClientConfig>>,
         deadline: Instant,
-    ) -> Result<(Box<dyn Wire>, String), Error> {
+    ) -> Result<(Box<dyn Wire>, String), DiscoveryError> {
         let (namespace, host) = (&self.place.kplane_namespace, self.host());
         let mut failures = Vec::new();
         let mut left = u32::try_from(pods.len()).unwrap_or(u32::MAX);

@@ -26,7 +26,7 @@ use kube::api::PostParams;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-use self::announce::Announcer;
+use self::announce::AddressWriter;
 use self::config_map::publish;
 use self::papers::{Data, Papers};
 
@@ -126,7 +126,7 @@ impl Authority {
     /// Makes or reads the certificates, publishes the bundle, and hands each configuration to `publish`, and that of
     /// connections to other replicas to `peers`. Announces all replicas to agents. Never returns.
     pub async fn keep(self, publish: Publisher<ServerConfig>, peers: Publisher<ClientConfig>) {
-        let announcer = Announcer {
+        let announcer = AddressWriter {
             api: Arc::clone(&self.api),
             namespace: self.namespace.clone(),
         };

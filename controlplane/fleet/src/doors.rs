@@ -41,7 +41,7 @@ use self::book::{Book, Verdict};
 use crate::snapshots::PER_SECOND;
 
 /// The configuration of TLS as soon as there is one.
-pub type Secured = Shared<BoxFuture<'static, Option<Follower<ServerConfig>>>>;
+pub type ServerTls = Shared<BoxFuture<'static, Option<Follower<ServerConfig>>>>;
 
 /// Maximum time that a connection may wait. It is longer than the time that an agent may take for
 /// its Hello, so that an agent that is too slow gets an answer.

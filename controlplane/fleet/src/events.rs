@@ -21,7 +21,7 @@ mod write;
 #[cfg(test)]
 mod tests;
 
-pub use task::{Scope, run};
+pub use task::{EventScope, run};
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};

@@ -26,7 +26,7 @@ pub use timings::{Dispatch, Hop, Timings};
 
 pub(crate) use clocks::translate;
 pub(crate) use holding::bound as bound_held;
-pub(crate) use moderation::{Moderation, Problem};
+pub(crate) use moderation::{Misbehaviour, Moderation};
 pub(crate) use record::BEATS;
 pub use record::{has_servers, label};
 pub(crate) use size::{bound as bound_report, bound_avoided, bound_hello};
@@ -402,7 +402,7 @@ impl Session {
         let steps = std::mem::take(&mut report.steps);
         let programmed = latencies::take_programmed(&mut report, &self.fleet.store, Instant::now());
         if let Some(too_long) = size::bound(&mut report) {
-            self.tell_too_long(Problem::Report, too_long);
+            self.tell_too_long(Misbehaviour::Report, too_long);
         }
         // Listing again does not resolve a doubt: the source does that on its own, or the operator must.
         if report.held.is_some() && self.fleet.store.trust() == Trust::Whole {
@@ -438,14 +438,14 @@ impl Session {
     }
 
     /// Logs that the agent's message exceeds a limit.
-    pub(crate) fn tell_too_long(&self, problem: Problem, too_long: TooLong) {
+    pub(crate) fn tell_too_long(&self, problem: Misbehaviour, too_long: TooLong) {
         self.tell(problem, || {
             format!("the agent says more than kplane's agents do: {too_long}; find out who has the agent's key")
         });
     }
 
     /// Logs a problem with the agent, not too often.
-    pub(crate) fn tell(&self, problem: Problem, text: impl FnOnce() -> String) {
+    pub(crate) fn tell(&self, problem: Misbehaviour, text: impl FnOnce() -> String) {
         let moderation = &self.fleet.moderation;
         moderation.tell(&self.node, problem, text);
     }

@@ -30,19 +30,19 @@ use tracing::{info, warn};
 use crate::departures::Departures;
 use crate::draining::Draining;
 use crate::fleet::{Fleet, Hop};
-use crate::orders::{Approval, Board};
+use crate::orders::Board;
 use crate::pace::Pace;
 use crate::snapshots::Snapshots;
 use crate::suspects::Suspects;
 use crate::traffic::Traffic;
 
-pub use self::approving::{Approved, HeldMore, Seen};
+pub use self::approving::{Approvals, Approved, HeldMore, Seen};
 pub use self::touched::Missed;
 use self::touched::Touched;
 
 /// Maximum number of questions that wait for the index. Each is answered in milliseconds; further
 /// callers wait until there is room.
-const QUERIES: usize = 16;
+const QUESTIONS: usize = 16;
 
 /// State shared by all servers of one control plane.
 #[derive(Debug)]
@@ -83,8 +83,10 @@ pub struct Hub {
     pub recorder: Arc<Recorder>,
     /// Token that is cancelled when the control plane ends; all streams end with it.
     pub shutdown: CancellationToken,
+    /// Approvals of the picture.
+    pub approvals: Approvals,
     summary: watch::Receiver<Arc<Summary>>,
-    queries: mpsc::Sender<Query>,
+    index: IndexHandle,
 }
 
 /// The index's summary of its state after each batch.
@@ -103,19 +105,11 @@ pub struct Summary {
 }
 
 /// A question that the index's owner answers in its own time.
-type Asked = Box<dyn FnOnce(&Index) + Send>;
+type IndexQuestion = Box<dyn FnOnce(&mut IndexOwner) + Send>;
 
-/// A question to the index.
-enum Query {
-    Ports(Box<Selection>, oneshot::Sender<Page>),
-    Detail(ServiceName, oneshot::Sender<Option<ServiceDetail>>),
-    Uid(ObjectId, oneshot::Sender<Option<Uid>>),
-    NodeUid(NodeName, oneshot::Sender<Option<Uid>>),
-    Approve(Seen, oneshot::Sender<Result<Approved, HeldMore>>),
-    Take(Approval, oneshot::Sender<bool>),
-    Look(Asked),
-    Suspect(Suspicions, oneshot::Sender<()>),
-}
+/// The way to the index's owner.
+#[derive(Clone, Debug)]
+struct IndexHandle(mpsc::Sender<IndexQuestion>);
 
 /// The control plane is shutting down and answers no more questions.
 #[derive(Debug, thiserror::Error)]
@@ -132,7 +126,8 @@ impl Hub {
         batches: mpsc::Receiver<Batch>,
     ) -> (Arc<Self>, impl Future<Output = ()> + Send) {
         let (summary_tx, summary) = watch::channel(Arc::default());
-        let (queries, queries_rx) = mpsc::channel(QUERIES);
+        let (questions, questions_rx) = mpsc::channel(QUESTIONS);
+        let index = IndexHandle(questions);
         let started_at = Instant::now();
         let store = Arc::new(Store::new(epoch));
         let (upstream, recorder) = (Upstream::default(), Arc::<Recorder>::default());
@@ -162,8 +157,9 @@ impl Hub {
             touched: Touched::default(),
             recorder,
             shutdown,
+            approvals: Approvals::new(index.clone()),
             summary,
-            queries,
+            index,
         });
         let owner = IndexOwner {
             index: Index::new(admission)
@@ -175,7 +171,7 @@ impl Hub {
             pace: Pace::new(Moment::now()),
             approvals: VecDeque::new(),
         };
-        (hub, owner.run(batches, queries_rx))
+        (hub, owner.run(batches, questions_rx))
     }
 
     /// Returns a receiver of the index's latest summary.
@@ -238,8 +234,7 @@ impl Hub {
     /// # Errors
     /// [`Closing`].
     pub async fn ports(&self, selection: Selection) -> Result<Page, Closing> {
-        let selection = Box::new(selection);
-        self.ask(|answer| Query::Ports(selection, answer)).await
+        self.look(move |index| index.ports(&selection)).await
     }
 
     /// Returns one Service.
@@ -247,7 +242,9 @@ impl Hub {
     /// # Errors
     /// [`Closing`].
     pub async fn detail(&self, name: ServiceName) -> Result<Option<ServiceDetail>, Closing> {
-        self.ask(|answer| Query::Detail(name, answer)).await
+        let upstream = self.upstream.clone();
+        self.look(move |index| index.detail(&name, &upstream.issues()))
+            .await
     }
 
     /// Returns the UID of a Service, or of an object that has issues of its own.
@@ -255,7 +252,7 @@ impl Hub {
     /// # Errors
     /// [`Closing`].
     pub async fn uid(&self, id: ObjectId) -> Result<Option<Uid>, Closing> {
-        self.ask(|answer| Query::Uid(id, answer)).await
+        self.look(move |index| index.uid(&id)).await
     }
 
     /// Returns the UID of a Node; `None` if the Node is unknown or the source gives it no UID.
@@ -263,7 +260,7 @@ impl Hub {
     /// # Errors
     /// [`Closing`].
     pub async fn node_uid(&self, node: NodeName) -> Result<Option<Uid>, Closing> {
-        self.ask(|answer| Query::NodeUid(node, answer)).await
+        self.look(move |index| index.node_uid(&node)).await
     }
 
     /// Returns an answer about the NetworkPolicies; `None` if nodes enforce none. The second argument are the index's
@@ -290,11 +287,7 @@ impl Hub {
         &self,
         answer: impl FnOnce(&Index) -> T + Send + 'static,
     ) -> Result<T, Closing> {
-        self.ask(|told| {
-            // The caller may have gone.
-            Query::Look(Box::new(move |index| drop(told.send(answer(index)))))
-        })
-        .await
+        self.index.ask(|owner| answer(&owner.index)).await
     }
 
     /// Gives the index the suspected nodes; returns when that is published.
@@ -302,15 +295,23 @@ impl Hub {
     /// # Errors
     /// [`Closing`].
     pub(crate) async fn suspect(&self, suspicions: Suspicions) -> Result<(), Closing> {
-        self.ask(|answer| Query::Suspect(suspicions, answer)).await
+        let change = |owner: &mut IndexOwner| {
+            let outcome = owner.index.suspect(suspicions, SystemTime::now());
+            owner.share(outcome, None);
+        };
+        self.index.ask(change).await
     }
+}
 
-    async fn ask<T>(&self, query: impl FnOnce(oneshot::Sender<T>) -> Query) -> Result<T, Closing> {
+impl IndexHandle {
+    async fn ask<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&mut IndexOwner) -> T + Send + 'static,
+    ) -> Result<T, Closing> {
         let (answer, wait) = oneshot::channel();
-        self.queries
-            .send(query(answer))
-            .await
-            .map_err(|_| Closing)?;
+        // The caller may have gone; then the answer is dropped.
+        let question: IndexQuestion = Box::new(|owner| drop(answer.send(question(owner))));
+        self.0.send(question).await.map_err(|_| Closing)?;
         wait.await.map_err(|_| Closing)
     }
 }
@@ -327,7 +328,11 @@ struct IndexOwner {
 }
 
 impl IndexOwner {
-    async fn run(mut self, mut batches: mpsc::Receiver<Batch>, mut queries: mpsc::Receiver<Query>) {
+    async fn run(
+        mut self,
+        mut batches: mpsc::Receiver<Batch>,
+        mut questions: mpsc::Receiver<IndexQuestion>,
+    ) {
         loop {
             let due = self.pace.due();
             tokio::select! {
@@ -337,14 +342,14 @@ impl IndexOwner {
                     Some(batch) => self.apply(batch),
                     None => break,
                 },
-                Some(query) = queries.recv() => self.answer(query),
+                Some(question) = questions.recv() => question(&mut self),
             }
         }
         self.announce();
         // The source has ended (standard input, for example). The task continues to answer
         // questions.
-        while let Some(query) = queries.recv().await {
-            self.answer(query);
+        while let Some(question) = questions.recv().await {
+            question(&mut self);
         }
     }
 
@@ -460,31 +465,6 @@ impl IndexOwner {
             Trust::Confirmed => info!("the state of the source is confirmed"),
         }
         self.hub.store.set_trust(trust);
-    }
-
-    fn answer(&mut self, query: Query) {
-        // The caller may have gone; then the answer is dropped.
-        match query {
-            Query::Ports(selection, answer) => {
-                drop(answer.send(self.index.ports(&selection)));
-            }
-            Query::Detail(name, answer) => {
-                let upstream = self.hub.upstream.issues();
-                let detail = self.index.detail(&name, &upstream);
-                drop(answer.send(detail));
-            }
-            Query::Uid(id, answer) => drop(answer.send(self.index.uid(&id))),
-            Query::NodeUid(node, answer) => drop(answer.send(self.index.node_uid(&node))),
-            Query::Approve(seen, answer) => drop(answer.send(self.approve(seen))),
-            Query::Take(approval, answer) => drop(answer.send(self.take(&approval))),
-            Query::Look(answer) => answer(&self.index),
-            Query::Suspect(suspicions, answer) => {
-                let outcome = self.index.suspect(suspicions, SystemTime::now());
-                self.share(outcome, None);
-                // The caller may have gone.
-                let _ = answer.send(());
-            }
-        }
     }
 }
 

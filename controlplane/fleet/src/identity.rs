@@ -36,9 +36,9 @@ mod tests;
 
 pub use audit::{Audit, AuditLog};
 pub use claims::Parts;
-pub use gate::{Config, Gate, GateError, Port, Visitor, WATCHES, spawn_watch};
+pub use gate::{Gate, GateConfig, GateError, Port, Visitor, WATCHES, spawn_watch};
 pub use keys::{Checked, KeySet, Published};
-pub use refusal::{Reason, Refusal};
+pub use refusal::{Refusal, RefusalReason};
 pub use rights::{ADMINS, REPLICAS, Right};
 pub use rules::Rules;
 pub use sentry::Sentry;

@@ -17,10 +17,10 @@ mod recorded;
 mod turns;
 mod way;
 
-pub use config::{Config, PeerFlags, Place};
-pub use way::{Cover, Secured};
+pub use config::{Config, PeerFlags, ReplicaAddress};
+pub use way::{ClientTls, PeerCover};
 
-use answer::Question;
+use answer::PeerQuestion;
 pub use answer::{Answer, Claim};
 pub use follow::Following;
 
@@ -35,7 +35,7 @@ use tokio::time::{Instant, timeout_at};
 use tonic::{Code, Response, Status};
 
 use self::answer::{Invalid, Read, Unread, read};
-use self::follow::Shared;
+use self::follow::SharedWatches;
 use self::turns::Turns;
 use self::way::{Client, Target, Way};
 use crate::fleet::{bound_held, label};
@@ -53,7 +53,7 @@ pub struct Peers {
     /// Epoch of this replica, by which it recognizes itself.
     epoch: u64,
     way: Way,
-    shared: Shared,
+    shared: SharedWatches,
     turns: Arc<Turns>,
 }
 
@@ -105,12 +105,12 @@ impl Collected {
 impl Peers {
     /// Creates the questions of the replica with this epoch; `None` if the configuration names no other replicas.
     #[must_use]
-    pub fn new(epoch: u64, config: &Config, cover: Cover) -> Option<Arc<Self>> {
+    pub fn new(epoch: u64, config: &Config, cover: PeerCover) -> Option<Arc<Self>> {
         (!config.flags.peers.is_empty()).then(|| {
             Arc::new(Self {
                 epoch,
                 way: Way::new(config, cover),
-                shared: Shared::default(),
+                shared: SharedWatches::default(),
                 turns: Arc::default(),
             })
         })
@@ -122,13 +122,13 @@ impl Peers {
     }
 
     /// Asks all replicas, and waits for a second at most.
-    async fn collect(&self, question: &Question) -> Collected {
+    async fn collect(&self, question: &PeerQuestion) -> Collected {
         self.collect_after(question, &Collected::default()).await
     }
 
     /// Asks all replicas. A replica that has not changed since its last answer to the same question need not say
     /// it again.
-    async fn collect_after(&self, question: &Question, before: &Collected) -> Collected {
+    async fn collect_after(&self, question: &PeerQuestion, before: &Collected) -> Collected {
         let until = Instant::now() + PATIENCE;
         let (targets, missing) = self.way.targets().await;
         let asked = targets.into_iter().map(|target| async {
@@ -150,7 +150,7 @@ impl Peers {
     async fn ask(
         &self,
         target: &Target,
-        question: &Question,
+        question: &PeerQuestion,
         known: Option<&Arc<Answer>>,
     ) -> Asked {
         match self.ask_once(target, question, known).await {
@@ -172,7 +172,7 @@ impl Peers {
     async fn ask_once(
         &self,
         target: &Target,
-        question: &Question,
+        question: &PeerQuestion,
         known: Option<&Arc<Answer>>,
     ) -> Result<Option<Arc<Answer>>, Unread> {
         let request = pb::CollectRequest {
@@ -197,12 +197,12 @@ impl Peers {
     /// Asks all replicas about a Service.
     pub async fn service(&self, name: &ServiceName) -> Collected {
         let _turn = self.turns.service().await;
-        self.collect(&Question::service(name.clone())).await
+        self.collect(&PeerQuestion::service(name.clone())).await
     }
 
     /// Asks all replicas for the statuses of nodes.
     pub async fn nodes(&self) -> Arc<Collected> {
-        self.turns.nodes(self.collect(&Question::nodes())).await
+        self.turns.nodes(self.collect(&PeerQuestion::nodes())).await
     }
 
     /// Returns the latest statuses of nodes, for the later pages of a list.
@@ -215,7 +215,7 @@ impl Peers {
 
     /// Returns what other replicas serve.
     pub(crate) async fn served(&self) -> Served {
-        let collected = self.collect(&Question::default()).await;
+        let collected = self.collect(&PeerQuestion::default()).await;
         let agents = collected.answers.iter().flat_map(|answer| &answer.agents);
         let connected = agents.filter(|(_, agent)| agent.connected);
         Served {
@@ -262,7 +262,7 @@ impl Peers {
         let Collected {
             answers,
             mut missing,
-        } = self.collect(&Question::default()).await;
+        } = self.collect(&PeerQuestion::default()).await;
         let (targets, _) = self.way.targets().await;
         let until = Instant::now() + PATIENCE;
         let asked = answers.iter().map(|answer| {

@@ -17,7 +17,7 @@ const LONGEST: Duration = Duration::from_secs(60);
 
 /// Counts of the ways in which agents began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct SnapshotCounts {
     /// Snapshots that began.
     pub begun: u64,
     /// Agents that were sent away, because too many needed a snapshot.
@@ -32,27 +32,27 @@ pub struct Counts {
 
 /// A token bucket for snapshots. Agents that are sent away come back one after the other.
 #[derive(Debug)]
-pub struct Snapshots(Mutex<State>);
+pub struct Snapshots(Mutex<Schedule>);
 
 #[derive(Debug)]
-struct State {
+struct Schedule {
     /// Time between two snapshots.
     gap: Duration,
     /// The time by which all snapshots so far have had their time.
     booked: Instant,
     /// The time at which the last agent that was sent away comes back.
     back: Instant,
-    counts: Counts,
+    counts: SnapshotCounts,
 }
 
 impl Default for Snapshots {
     fn default() -> Self {
         let now = Instant::now();
-        Self(Mutex::new(State {
+        Self(Mutex::new(Schedule {
             gap: BURST / PER_SECOND,
             booked: now,
             back: now,
-            counts: Counts::default(),
+            counts: SnapshotCounts::default(),
         }))
     }
 }
@@ -83,17 +83,17 @@ impl Snapshots {
     }
 
     /// Counts an agent that needs no snapshot.
-    pub fn spared(&self, count: impl FnOnce(&mut Counts)) {
+    pub fn spared(&self, count: impl FnOnce(&mut SnapshotCounts)) {
         count(&mut self.lock().counts);
     }
 
     /// Returns the counts.
     #[must_use]
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> SnapshotCounts {
         self.lock().counts
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Schedule> {
         // Every step leaves the state consistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -22,7 +22,7 @@ use tokio::sync::watch as channel;
 
 #[cfg(test)]
 pub(crate) use shared::{COUNTS, MOST, REMEMBERED};
-pub(crate) use shared::{Nodes, Said, Shared};
+pub(crate) use shared::{ReplicaWords, Said, SuspicionsByNode};
 
 /// Longest time between two messages of an agent.
 pub const BEAT: Duration = Duration::from_millis(1_500);
@@ -48,7 +48,7 @@ pub struct Suspects {
     pub(crate) now: channel::Sender<Arc<Suspicions>>,
     /// The reason why nobody is suspected, if some nodes would be.
     holds: Mutex<Option<&'static str>>,
-    pub(crate) shared: Shared,
+    pub(crate) shared: ReplicaWords,
     /// Number of suspicions so far.
     pub(crate) begun: AtomicU64,
 }
@@ -59,7 +59,7 @@ impl Default for Suspects {
             mode: OnceLock::new(),
             now: channel::Sender::default(),
             holds: Mutex::default(),
-            shared: Shared::default(),
+            shared: ReplicaWords::default(),
             begun: AtomicU64::default(),
         }
     }

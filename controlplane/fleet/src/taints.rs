@@ -37,7 +37,7 @@ pub async fn keep(fleet: Arc<Fleet>, tainted: watch::Receiver<BTreeSet<NodeName>
         tainted,
         api,
         written: BTreeMap::new(),
-        complained: Complained::default(),
+        complained: LoggedProblems::default(),
     };
     let mut reports = keeper.fleet.changes();
     loop {
@@ -53,7 +53,7 @@ pub async fn keep(fleet: Arc<Fleet>, tainted: watch::Receiver<BTreeSet<NodeName>
 
 /// Problems that were logged, so that each is logged once.
 #[derive(Debug, Default)]
-struct Complained {
+struct LoggedProblems {
     unwritten: bool,
     many: bool,
 }
@@ -65,7 +65,7 @@ struct Keeper {
     tainted: watch::Receiver<BTreeSet<NodeName>>,
     /// Until when a Node is left alone after a write.
     written: BTreeMap<NodeName, Instant>,
-    complained: Complained,
+    complained: LoggedProblems,
 }
 
 impl Keeper {

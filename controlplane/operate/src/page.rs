@@ -44,7 +44,7 @@ use kplane_fleet::peers::Peers;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 
-use self::answers::{Answers, Problem};
+use self::answers::{AnswerSources, Problem};
 use self::html::{Document, Html, POLICY, Section};
 use self::live::{Content, Live};
 use self::sheet::Sheet;
@@ -63,7 +63,7 @@ const WORTH_COMPRESSING: usize = 1024;
 /// The page.
 pub struct Page {
     gate: Arc<Gate>,
-    answers: Arc<Answers>,
+    answers: Arc<AnswerSources>,
     live: Arc<Live>,
 }
 
@@ -74,7 +74,7 @@ impl Page {
         tokio::spawn(Arc::clone(&trend).follow(Arc::clone(hub)));
         Self {
             gate: Arc::clone(gate),
-            answers: Arc::new(Answers {
+            answers: Arc::new(AnswerSources {
                 hub: Arc::clone(hub),
                 status: StatusServer::new(Arc::clone(hub)).with(peers.clone()),
                 recorder: RecorderServer::new(Arc::clone(hub), peers.clone()),
@@ -278,10 +278,11 @@ fn head(headers: &mut HeaderMap, kind: &'static str) {
     }
 }
 
-type Outbox = mpsc::Sender<Result<Bytes, Infallible>>;
-
 /// Sends the sections that change, until the viewer goes; returns the reason of the end.
-async fn tell(mut content: watch::Receiver<Content>, outbox: &Outbox) -> String {
+async fn tell(
+    mut content: watch::Receiver<Content>,
+    outbox: &mpsc::Sender<Result<Bytes, Infallible>>,
+) -> String {
     let mut shown: Arc<Vec<Section>> = Arc::default();
     loop {
         let now = content.borrow_and_update().clone();

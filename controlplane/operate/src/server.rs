@@ -54,7 +54,11 @@ use kplane_fleet::identity::Visitor;
 use kplane_fleet::orders::MAX_REASON;
 use kplane_picture::clock::wall_ms;
 use kplane_picture::wire::{confidence, millis};
+use tokio::sync::mpsc;
 use tonic::Status;
+
+/// The end of a stream into which a server puts its answers.
+type Outbox<T> = mpsc::Sender<Result<T, Status>>;
 
 /// Returns an operator's name, as long as the document of orders keeps it; empty if the caller has none.
 fn operator(visitor: Option<&Visitor>) -> String {

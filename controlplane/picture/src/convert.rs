@@ -83,13 +83,13 @@ pub struct ConvertedService {
     /// The reason why kplane does not serve it.
     pub skipped: Option<SkipReason>,
     /// The origin of its endpoints.
-    pub origin: Origin,
+    pub origin: EndpointOrigin,
 }
 
 /// The part of a Service from which controllers make its EndpointSlices. kplane only explains with it why
 /// endpoints are missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Origin {
+pub struct EndpointOrigin {
     /// The labels of its Pods as `kubectl -l` takes them, such as `app=web,tier=front`; cut off after 256 bytes.
     /// Empty if others write the EndpointSlices.
     pub selector: Box<str>,

@@ -47,7 +47,7 @@ use kplane_model::{
 };
 
 use crate::admission::{Admission, Proxying};
-use crate::convert::{self, ExternalIps, Origin, SkipReason, SliceEndpoints};
+use crate::convert::{self, EndpointOrigin, ExternalIps, SkipReason, SliceEndpoints};
 use crate::k8s::{Kind, Object, ObjectId, Uid};
 use crate::publish::{Publication, Published};
 use crate::source::Located;
@@ -117,7 +117,9 @@ struct ServiceEntry {
     /// Ports as written, before the claims of other Services are applied.
     ports: Vec<ServicePort>,
     published: PublishedPorts,
-    origin: Origin,
+    /// Number of node ports of `published`.
+    node_ports: usize,
+    origin: EndpointOrigin,
     /// The source no longer names the Service.
     held: bool,
 }
@@ -452,6 +454,7 @@ impl Index {
     ) -> bool {
         let Effective { ports, issues } = self.effective(name);
         let mut keys = Vec::with_capacity(ports.len());
+        let node_ports = totals::node_ports(ports.iter().map(|(port, _)| port));
         for (port, endpoints) in ports {
             keys.push((port.key.clone(), endpoints.len()));
             let published = Published::new(port, &endpoints);
@@ -464,6 +467,8 @@ impl Index {
             self.with_endpoints += usize::from(entry.has_endpoints());
             let after = &entry.published;
             self.totals.change(&before, after);
+            self.totals.node_ports += node_ports;
+            self.totals.node_ports -= std::mem::replace(&mut entry.node_ports, node_ports);
             let is_there =
                 |key: &ServiceKey| after.binary_search_by(|(other, _)| other.cmp(key)).is_ok();
             let gone = before.into_iter().filter(|(key, _)| !is_there(key));

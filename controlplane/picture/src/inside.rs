@@ -59,11 +59,11 @@ pub struct Running {
     /// Address of the status API.
     pub status: Option<SocketAddr>,
     /// Ends with the control plane; the error is that of the part that failed.
-    pub ended: BoxFuture<'static, Result<(), Failure>>,
+    pub ended: BoxFuture<'static, Result<(), FatalError>>,
 }
 
 /// The reason why a control plane cannot start or has ended.
-pub type Failure = Box<dyn Error + Send + Sync>;
+pub type FatalError = Box<dyn Error + Send + Sync>;
 
 /// Starts a control plane.
-pub type Start = fn(Inside) -> BoxFuture<'static, Result<Running, Failure>>;
+pub type Start = fn(Inside) -> BoxFuture<'static, Result<Running, FatalError>>;

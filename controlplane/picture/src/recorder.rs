@@ -10,7 +10,7 @@ mod noticed;
 mod tests;
 
 pub use changes::{Change, Found};
-pub use noticed::{Kind, Notice};
+pub use noticed::{Notice, NoticeKind};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
@@ -73,7 +73,7 @@ impl Recorder {
     }
 
     /// Records that the control plane noticed something.
-    pub fn notice(&self, kind: Kind, object: String, text: String) {
+    pub fn notice(&self, kind: NoticeKind, object: String, text: String) {
         lock(&self.notices).add(kind, object, text, SystemTime::now());
     }
 

@@ -8,7 +8,7 @@ use kplane_model::{NamedPort, PeerClass, PeerId};
 use crate::Selector;
 use crate::identity::{Encoding, Kind, namespace_id};
 use crate::lookup::Labelled;
-use crate::pods::Entry;
+use crate::pods::PodEntry;
 use crate::rules::PortName;
 use crate::texts::LabelSet;
 use crate::uses::Uses;
@@ -48,7 +48,7 @@ impl Classes {
     pub(crate) fn join(
         &mut self,
         namespace: &Arc<str>,
-        pod: &Entry,
+        pod: &PodEntry,
         distinctions: &Distinctions,
     ) -> (PeerId, bool) {
         let labels = pod.labels.iter();

@@ -9,7 +9,7 @@ use kplane_model::{
 };
 
 use crate::namespaces::NamespaceLabels;
-use crate::pods::Entry;
+use crate::pods::PodEntry;
 
 /// Labels of an object.
 pub type Labels = BTreeMap<Arc<str>, Arc<str>>;
@@ -99,7 +99,7 @@ impl ClusterPolicy {
     pub(crate) fn selects(
         &self,
         name: &PodName,
-        pod: &Entry,
+        pod: &PodEntry,
         namespaces: &NamespaceLabels,
     ) -> bool {
         pod.labels.meet(&self.pods) && namespaces.meet(&name.namespace, &self.namespaces)

@@ -97,7 +97,7 @@ impl Verdict {
 
 /// An end, looked up.
 pub(crate) struct Found<'a> {
-    pub(crate) pod: Option<(&'a PodName, &'a pods::Entry)>,
+    pub(crate) pod: Option<(&'a PodName, &'a pods::PodEntry)>,
     pub(crate) addresses: Vec<IpAddr>,
 }
 
@@ -106,7 +106,7 @@ pub(crate) struct Found<'a> {
 pub(crate) struct Port<'a> {
     protocol: Protocol,
     port: u16,
-    pod: Option<&'a pods::Entry>,
+    pod: Option<&'a pods::PodEntry>,
 }
 
 impl Policies {

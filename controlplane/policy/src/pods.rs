@@ -18,7 +18,7 @@ const MAX_PORTS: usize = 1_024;
 
 /// A Pod, and the class that it was put into.
 #[derive(Debug)]
-pub(crate) struct Entry {
+pub(crate) struct PodEntry {
     pub(crate) node: NodeName,
     /// Sorted and unique.
     pub(crate) addresses: Box<[IpAddr]>,
@@ -30,7 +30,7 @@ pub(crate) struct Entry {
     pub(crate) class: Option<PeerId>,
 }
 
-impl Entry {
+impl PodEntry {
     fn new(texts: &mut Texts, pod: Pod) -> Self {
         let mut addresses = pod.addresses;
         addresses.sort_unstable();
@@ -72,7 +72,7 @@ impl Entry {
 #[derive(Debug, Default)]
 pub(crate) struct Pods {
     texts: Texts,
-    entries: HashMap<PodName, Entry>,
+    entries: HashMap<PodName, PodEntry>,
     labelled: Labelled<Arc<str>, PodName>,
     named: HashMap<(Arc<str>, Protocol), BTreeSet<PodName>>,
     /// Pods that say that they have an address. One of them counts (NP18).
@@ -89,7 +89,7 @@ pub(crate) struct Pods {
 impl Pods {
     pub(crate) fn put(&mut self, pod: Pod) {
         let name = pod.name.clone();
-        let mut entry = Entry::new(&mut self.texts, pod);
+        let mut entry = PodEntry::new(&mut self.texts, pod);
         if let Some(old) = self.entries.get(&name) {
             if old.is_like(&entry) {
                 return;
@@ -121,7 +121,7 @@ impl Pods {
     }
 
     /// Removes a Pod from all indexes.
-    fn unlink(&mut self, name: &PodName, keeps_addresses: bool) -> Option<Entry> {
+    fn unlink(&mut self, name: &PodName, keeps_addresses: bool) -> Option<PodEntry> {
         let old = self.entries.remove(name)?;
         self.labelled.remove(&name.namespace, &old.labels, name);
         for port in &old.ports {
@@ -151,11 +151,11 @@ impl Pods {
         self.entries.len()
     }
 
-    pub(crate) fn get(&self, name: &PodName) -> Option<&Entry> {
+    pub(crate) fn get(&self, name: &PodName) -> Option<&PodEntry> {
         self.entries.get(name)
     }
 
-    pub(crate) fn get_mut(&mut self, name: &PodName) -> Option<&mut Entry> {
+    pub(crate) fn get_mut(&mut self, name: &PodName) -> Option<&mut PodEntry> {
         self.entries.get_mut(name)
     }
 
@@ -193,7 +193,7 @@ impl Pods {
     pub(crate) fn selected_anywhere<'a>(
         &'a self,
         selector: &'a Selector,
-    ) -> impl Iterator<Item = (&'a PodName, &'a Entry)> {
+    ) -> impl Iterator<Item = (&'a PodName, &'a PodEntry)> {
         let candidates = self.labelled.candidates(None, selector);
         let entries = candidates.filter_map(|pod| Some((pod, self.get(pod)?)));
         entries.filter(|(_, entry)| entry.labels.meet(selector))

@@ -25,14 +25,14 @@ use kplane_model::{
 
 use self::terms::{Nodes, Terms};
 use crate::namespaces::NamespaceLabels;
-use crate::pods::{Entry, Pods};
+use crate::pods::{PodEntry, Pods};
 use crate::published::{Sums, sum_of_decisions};
 use crate::rules::MAX_OBJECT;
 use crate::{ClusterPolicy, Labels, PolicyChanges};
 
 /// Addresses that no rule can tell apart.
 #[derive(Debug)]
-struct Class {
+struct AddressClass {
     /// The peers of rules that it is, and the ranges of rules that it is in; by their places in the terms, sorted.
     peers: Vec<usize>,
     blocks: Arc<[usize]>,
@@ -68,7 +68,7 @@ pub(crate) struct Tiers {
     nodes: Nodes,
     stale: Stale,
     terms: Terms,
-    classes: BTreeMap<PeerId, Class>,
+    classes: BTreeMap<PeerId, AddressClass>,
     of_address: HashMap<IpAddr, PeerId>,
     subjects: BTreeMap<PeerId, Subject>,
     of_pod: HashMap<PodName, PeerId>,
@@ -197,7 +197,7 @@ impl Tiers {
     pub(crate) fn classify(
         &mut self,
         address: IpAddr,
-        pod: Option<(&PodName, &Entry)>,
+        pod: Option<(&PodName, &PodEntry)>,
         namespaces: &NamespaceLabels,
     ) -> Option<PeerId> {
         let now = pod.filter(|_| self.is_active()).and_then(|(name, pod)| {
@@ -229,7 +229,7 @@ impl Tiers {
         let class = self.classes.entry(id).or_insert_with(|| {
             let subjects = self.subjects.keys().map(|subject| (*subject, id.0[0]));
             self.changed.extend(subjects);
-            Class {
+            AddressClass {
                 peers,
                 blocks,
                 ports,
@@ -256,7 +256,7 @@ impl Tiers {
     pub(crate) fn subject(
         &mut self,
         name: &PodName,
-        pod: Option<&Entry>,
+        pod: Option<&PodEntry>,
         namespaces: &NamespaceLabels,
     ) -> Option<PeerId> {
         let now = pod.filter(|_| self.is_active()).and_then(|pod| {

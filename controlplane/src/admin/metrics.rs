@@ -68,6 +68,11 @@ impl Plane {
             summary.totals.endpoints as f64,
         )?;
         gauge(
+            "kplane_controlplane_node_ports",
+            "Node ports of Services, those of health checks included",
+            summary.totals.node_ports as f64,
+        )?;
+        gauge(
             "kplane_controlplane_network_policies",
             "NetworkPolicies and ClusterNetworkPolicies that nodes enforce",
             summary.totals.policies as f64,

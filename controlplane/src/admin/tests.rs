@@ -31,7 +31,7 @@ async fn served_with(
     tokio::spawn(index);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let gate = Gate::open(&identity::Config::default(), Arc::clone(&hub), None).unwrap();
+    let gate = Gate::open(&identity::GateConfig::default(), Arc::clone(&hub), None).unwrap();
     tokio::spawn(Admin::new(Arc::clone(&hub), gate, doors, Own::default()).serve(listener, None));
     (sink, hub, address)
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use kplane_fleet::doors::Secured;
+use kplane_fleet::doors::ServerTls;
 use kplane_fleet::hub::Hub;
 use kplane_fleet::traffic::EventCounts;
 use kplane_http::metrics::{Labels, Name};
@@ -22,7 +22,7 @@ pub(crate) struct Own {
     /// The connection to the API server, if there is one.
     pub(crate) api: Option<Arc<Api>>,
     /// The configuration of TLS on the ports, if they have any.
-    pub(crate) tls: Option<Secured>,
+    pub(crate) tls: Option<ServerTls>,
     /// Kubernetes events by their fate.
     pub(crate) events: Arc<EventCounts>,
     pub(crate) traces: Arc<traces::Counts>,

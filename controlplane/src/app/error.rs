@@ -66,6 +66,9 @@ pub enum BuildError {
     /// The gRPC descriptors of this build are damaged.
     #[error("cannot set up gRPC reflection")]
     Reflection(#[from] tonic_reflection::server::Error),
+    /// The same, found before.
+    #[error("cannot read the gRPC descriptors of this build")]
+    Descriptors(#[from] prost::DecodeError),
 }
 
 /// A part of a running control plane that ended.

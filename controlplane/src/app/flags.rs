@@ -121,8 +121,8 @@ impl TlsFlags {
 
     /// Returns how callers are identified, and who decides on their rights.
     #[must_use]
-    pub fn identity(&self) -> identity::Config {
-        identity::Config {
+    pub fn identity(&self) -> identity::GateConfig {
+        identity::GateConfig {
             agent_accounts: self.agent_service_account.clone(),
             token_auth_file: self.token_auth_file.clone(),
             authorization_file: self.authorization_file.clone(),

@@ -83,6 +83,7 @@ pub(super) fn keep(
         }
     };
     tasks.spawn(until(tell, hub.shutdown.clone()));
-    let approvals = approval::follow(Arc::clone(hub));
-    tasks.spawn(until(approvals, hub.shutdown.clone()));
+    let (summary, head) = (hub.summary(), hub.store.head());
+    let follow = approval::follow(hub.approvals.clone(), hub.orders.changes(), summary, head);
+    tasks.spawn(until(follow, hub.shutdown.clone()));
 }

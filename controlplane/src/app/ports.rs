@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kplane_fleet::doors::{Cover, Door, Limits, Occupancy, Secured};
+use kplane_fleet::doors::{Cover, Door, Limits, Occupancy, ServerTls};
 use kplane_fleet::hub::Hub;
 use kplane_fleet::identity::Gate;
 use kplane_fleet::peers::Peers;
@@ -13,8 +13,8 @@ use kplane_operate::page::Page;
 use kplane_operate::server::{
     DesiredServer, Guarded, Metrics, PeerServer, RecorderServer, StatusServer,
 };
+use kplane_proto::public_descriptors;
 use kplane_proto::shared::AgentServiceServer;
-use kplane_proto::v1::DESCRIPTORS;
 use kplane_proto::v1::desired_state_service_server::DesiredStateServiceServer;
 use kplane_proto::v1::peer_service_server::PeerServiceServer;
 use kplane_proto::v1::recorder_service_server::RecorderServiceServer;
@@ -88,7 +88,7 @@ pub(super) fn agent_limits(wanted: Limits) -> Limits {
 pub(super) fn serve(
     listener: Option<TcpListener>,
     door: &Arc<Door>,
-    tls: Option<Secured>,
+    tls: Option<ServerTls>,
     router: Router,
     tasks: &mut JoinSet<Result<(), TaskError>>,
     shutdown: &CancellationToken,
@@ -136,9 +136,10 @@ pub(super) async fn status_router(
     peers: Option<Arc<Peers>>,
     metrics: &Metrics,
 ) -> Result<Router, BuildError> {
+    let described = public_descriptors()?;
     let reflection = || {
         tonic_reflection::server::Builder::configure()
-            .register_encoded_file_descriptor_set(DESCRIPTORS)
+            .register_encoded_file_descriptor_set(&described)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
     // Many tools still ask the older version.

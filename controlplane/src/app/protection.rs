@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use kplane_fleet::authority::Authority;
-use kplane_fleet::doors::Secured;
+use kplane_fleet::doors::ServerTls;
 use kplane_fleet::peers;
 use kplane_picture::kubernetes::Api;
 use kplane_tls::{FileError, Follower, ServerFiles, published};
@@ -40,9 +40,9 @@ pub enum Protection {
 /// The protection of ports and connections, in use.
 pub(super) struct Started {
     /// The configuration of TLS on the ports; `None` = plain text.
-    pub(super) serving: Option<Secured>,
+    pub(super) serving: Option<ServerTls>,
     /// The way to prove itself to other replicas.
-    pub(super) peers: peers::Cover,
+    pub(super) peers: peers::PeerCover,
     /// A task that keeps certificates of the control plane's own.
     pub(super) keeper: Option<BoxFuture<'static, ()>>,
 }
@@ -97,18 +97,18 @@ impl Protection {
         match self {
             Self::PlainText { exposed } => Ok(Started {
                 serving: None,
-                peers: peers::Cover::PlainText { exposed },
+                peers: peers::PeerCover::PlainText { exposed },
                 keeper: None,
             }),
             Self::Files(files) => {
                 let peers = match peers.flags.peers.is_empty() {
-                    true => peers::Cover::PlainText { exposed: false },
+                    true => peers::PeerCover::PlainText { exposed: false },
                     false => {
                         let files = peers.files(&files).ok_or(BuildError::NoPeerAuthority)?;
                         let follower = Follower::start(files, "other replicas");
                         let follower = follower.map_err(BuildError::Tls)?;
                         let config = std::future::ready(Some(follower)).boxed().shared();
-                        peers::Cover::Tls {
+                        peers::PeerCover::Tls {
                             config,
                             server_name,
                         }
@@ -135,7 +135,7 @@ impl Protection {
                 let service_name = authority.service_name().into();
                 Ok(Started {
                     serving: Some(first.map(Result::ok).boxed().shared()),
-                    peers: peers::Cover::Tls {
+                    peers: peers::PeerCover::Tls {
                         config: peer_first.map(Result::ok).boxed().shared(),
                         server_name: Some(server_name.unwrap_or(service_name)),
                     },

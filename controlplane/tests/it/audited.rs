@@ -18,9 +18,9 @@ async fn probes_attempts_and_questions_about_clients_leave_lines() {
         agent_listen: any,
         status_listen: any,
         http_listen: any,
-        identity: identity::Config {
+        identity: identity::GateConfig {
             audit: AuditLog::File(log.clone()),
-            ..identity::Config::default()
+            ..identity::GateConfig::default()
         },
         ..Config::new(Origin::Manifests(manifests.path().to_owned()))
     };

@@ -23,7 +23,7 @@ async fn control_plane(watches: usize) -> (Bound, tempfile::TempDir) {
         agent_listen: any,
         status_listen: any,
         http_listen: any,
-        identity: kplane_fleet::identity::Config {
+        identity: kplane_fleet::identity::GateConfig {
             watches,
             ..Default::default()
         },

@@ -35,9 +35,9 @@ async fn control_plane(watches: usize) -> (Bound, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let config = Config {
         status_listen: Some("127.0.0.1:0".parse().unwrap()),
-        identity: identity::Config {
+        identity: identity::GateConfig {
             watches,
-            ..identity::Config::default()
+            ..identity::GateConfig::default()
         },
         ..Config::new(Origin::Manifests(folder.path().to_owned()))
     };

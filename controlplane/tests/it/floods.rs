@@ -54,7 +54,7 @@ struct Stage {
 impl Stage {
     async fn build(limits: Limits) -> Self {
         let certs = Certs::new(&["n1", "n2", "n3"], &[]);
-        let bound = certs.control_plane(limits, identity::Config::default());
+        let bound = certs.control_plane(limits, identity::GateConfig::default());
         let bound = bound.await;
         let wire = wire(
             &certs,

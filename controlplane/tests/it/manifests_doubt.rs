@@ -127,7 +127,7 @@ impl Plane {
             services,
             without_endpoints,
         };
-        let approved = self.bound.hub().approve(seen).await.unwrap();
+        let approved = self.bound.hub().approvals.approve(seen).await.unwrap();
         approved.map(drop).map_err(|refused| refused.to_string())
     }
 }

@@ -31,7 +31,7 @@ use kplane_model::{Family, ServiceKey, ServiceName};
 pub use self::affinity::{AffinityClient, AffinityClients, AffinityPort};
 pub use self::description::{Description, Failures, ModeMetrics, NeededSetting};
 use self::driver::{DataPath, Driver, StepError, Unusable};
-pub use self::kernel::{KernelState, Target};
+pub use self::kernel::{KernelState, PacketTarget};
 pub use self::nftables::PolicyTables;
 pub use self::pod_interface::PodInterface;
 pub use self::proxy::{Lapse, Proxy, ProxyHandle, Show, UserspaceSettings};
@@ -385,7 +385,7 @@ impl Kind {
     ///
     /// # Errors
     /// The reason why that cannot be known.
-    pub fn look_up(self, target: Target) -> Result<KernelState, String> {
+    pub fn look_up(self, target: PacketTarget) -> Result<KernelState, String> {
         match self {
             Self::Nftables | Self::Userspace => {
                 nftables::look_up(target).map_err(|error| chain(&error))

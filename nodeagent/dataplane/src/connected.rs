@@ -17,7 +17,7 @@ use nix::errno::Errno;
 
 pub use self::groups::{ConnectionTable, GroupKey, GroupSums};
 use self::groups::{Groups, Single};
-use crate::backend::{AffinityPort, Kind, Proxy, Target};
+use crate::backend::{AffinityPort, Kind, Proxy, PacketTarget};
 use crate::conntrack::{Filter, open};
 use crate::flows::CountError;
 use crate::ipvs_table::{self, Connection};
@@ -138,15 +138,15 @@ impl ConnectedQuestion {
     }
 
     /// Returns where clients reach the ServicePorts.
-    fn places(&self) -> HashMap<Target, usize> {
+    fn places(&self) -> HashMap<PacketTarget, usize> {
         let mut places = HashMap::new();
         for (index, port) in self.ports.iter().enumerate() {
             let (protocol, family) = (port.key.protocol, port.key.family);
-            let addresses = port.addresses.iter().map(|ip| Target::Address {
+            let addresses = port.addresses.iter().map(|ip| PacketTarget::Address {
                 at: SocketAddr::new(*ip, port.port),
                 protocol,
             });
-            let node_port = port.node_port.map(|port| Target::NodePort {
+            let node_port = port.node_port.map(|port| PacketTarget::NodePort {
                 family,
                 protocol,
                 port,
@@ -162,7 +162,7 @@ impl ConnectedQuestion {
 /// The reader of the kernel's tables.
 struct Reader<'a> {
     question: &'a ConnectedQuestion,
-    places: HashMap<Target, usize>,
+    places: HashMap<PacketTarget, usize>,
     /// The node's own addresses, at which node ports are.
     own: HashSet<IpAddr>,
     groups: Groups,
@@ -185,7 +185,7 @@ impl<'a> Reader<'a> {
 
     fn read_kernel(&mut self, by_ipvs: bool, within: Duration) -> Result<(), ListError> {
         let until = Instant::now() + within;
-        let node_ports = |place: &Target| matches!(place, Target::NodePort { .. });
+        let node_ports = |place: &PacketTarget| matches!(place, PacketTarget::NodePort { .. });
         if self.places.keys().any(node_ports) {
             self.own = own_addresses()?;
         }
@@ -226,7 +226,7 @@ impl<'a> Reader<'a> {
         let of_family = self.places.keys().filter(|place| place.family() == family);
         let mut found: Option<AddressPorts> = None;
         for place in of_family {
-            let Target::Address { at, protocol } = *place else {
+            let PacketTarget::Address { at, protocol } = *place else {
                 return None;
             };
             let port = Some((protocol, at.port()));
@@ -246,9 +246,9 @@ impl<'a> Reader<'a> {
 
     /// Returns the ServicePort at a destination.
     fn port_at(&self, protocol: Protocol, at: SocketAddr) -> Option<usize> {
-        let address = self.places.get(&Target::Address { at, protocol });
+        let address = self.places.get(&PacketTarget::Address { at, protocol });
         let by_node = || {
-            let node_port = Target::NodePort {
+            let node_port = PacketTarget::NodePort {
                 family: Family::of(at.ip()),
                 protocol,
                 port: at.port(),

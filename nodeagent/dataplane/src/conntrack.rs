@@ -24,7 +24,7 @@ mod tracker;
 mod tests;
 
 pub(crate) use flows::{Filter, open};
-pub use totals::{BUCKETS, ConntrackCounts, ConntrackTotals, Problem, bucket_bound};
+pub use totals::{BUCKETS, ConntrackCounts, ConntrackTotals, FailedScans, bucket_bound};
 pub use tracker::{Tracker, Verdict, Work};
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 use kplane_model::Family;
 use nix::time::{ClockId, clock_gettime};
 
-use self::flows::{ExamineError, Kernel};
+use self::flows::{ConntrackSocket, ExamineError};
 use self::schedule::{Budget, Job, Schedule};
 use crate::backend::{Change, Failure};
 use crate::chain;
@@ -146,7 +146,7 @@ impl Shared {
 }
 
 fn run(shared: &Shared, counts: &ConntrackCounts) {
-    let mut kernel = Kernel::default();
+    let mut kernel = ConntrackSocket::default();
     while let Some((family, job)) = shared.next() {
         let (started, processor) = (Instant::now(), processor_time());
         // The lock is taken for one entry at a time, so that a commit never waits for a list.

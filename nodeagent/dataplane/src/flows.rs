@@ -18,7 +18,7 @@ use crate::ipvs_table::{self, Connection};
 
 /// An endpoint, or all ports of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Target {
+pub struct FlowTarget {
     /// The address.
     pub ip: IpAddr,
     /// Protocol and port; `None` = all.
@@ -64,11 +64,11 @@ pub(crate) enum CountError {
 ///
 /// # Errors
 /// The reason why they cannot be counted, such as that it would take longer than `within`.
-pub fn count(kind: Kind, targets: &[Target], within: Duration) -> Result<Counts, String> {
+pub fn count(kind: Kind, targets: &[FlowTarget], within: Duration) -> Result<Counts, String> {
     if !kind.describe().programs_kernel {
         return Err("the agent programs no kernel".to_owned());
     }
-    let mut counter = Counter::new(targets);
+    let mut counter = FlowCounter::new(targets);
     let by_ipvs = kind.describe().has_virtual_servers;
     let counted = counter.count(by_ipvs, within);
     counted.map_err(|error| chain(&error))?;
@@ -82,16 +82,16 @@ pub fn count(kind: Kind, targets: &[Target], within: Duration) -> Result<Counts,
     })
 }
 
-struct Counter<'a> {
-    targets: &'a [Target],
-    index: HashMap<Target, usize>,
+struct FlowCounter<'a> {
+    targets: &'a [FlowTarget],
+    index: HashMap<FlowTarget, usize>,
     counts: Vec<Count>,
     now_ns: u64,
     read: u64,
 }
 
-impl<'a> Counter<'a> {
-    fn new(targets: &'a [Target]) -> Self {
+impl<'a> FlowCounter<'a> {
+    fn new(targets: &'a [FlowTarget]) -> Self {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let index = targets.iter().enumerate();
         Self {
@@ -139,7 +139,7 @@ impl<'a> Counter<'a> {
     /// Returns the indexes of the targets that a flow leads to: its endpoint, and all ports of that address.
     fn find(&self, protocol: Protocol, at: SocketAddr) -> [Option<usize>; 2] {
         let ports = [Some((protocol, at.port())), None];
-        ports.map(|port| self.index.get(&Target { ip: at.ip(), port }).copied())
+        ports.map(|port| self.index.get(&FlowTarget { ip: at.ip(), port }).copied())
     }
 
     fn tracked(&mut self, flow: &Tracked, only_direct: bool) {
@@ -208,13 +208,13 @@ mod tests {
     fn flows_through_services_and_straight_ones_are_kept_apart() {
         let ip = at("10.0.0.5:80").ip();
         let targets = [
-            Target {
+            FlowTarget {
                 ip,
                 port: Some((Protocol::Tcp, 80)),
             },
-            Target { ip, port: None },
+            FlowTarget { ip, port: None },
         ];
-        let mut counter = Counter::new(&targets);
+        let mut counter = FlowCounter::new(&targets);
         counter.now_ns = 10_000_000_000;
         let vip = "10.96.0.1:80";
         for flow in [
@@ -241,17 +241,17 @@ mod tests {
 
     #[test]
     fn one_endpoint_is_selected_and_more_are_not() {
-        let target = |text: &str| Target {
+        let target = |text: &str| FlowTarget {
             ip: at(text).ip(),
             port: Some((Protocol::Udp, at(text).port())),
         };
         let [a, b, six] = ["10.0.0.1:53", "10.0.0.2:53", "[fd00::1]:53"].map(target);
         let one = [a, six];
-        let one = Counter::new(&one);
+        let one = FlowCounter::new(&one);
         assert!(matches!(one.question(Family::V4), Some(Some(_))));
         assert!(matches!(one.question(Family::V6), Some(Some(_))));
         let two = [a, b];
-        let two = Counter::new(&two);
+        let two = FlowCounter::new(&two);
         assert_eq!(two.question(Family::V4), Some(None));
         assert_eq!(two.question(Family::V6), None);
     }

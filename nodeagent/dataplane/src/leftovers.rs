@@ -24,7 +24,7 @@ use kplane_model::{Cidr, Family};
 use self::chains::Chains;
 use self::iptables::Rules;
 pub use self::problem::Problem;
-use self::proxy::Part;
+use self::proxy::ProxyObject;
 pub use self::rival::{Ports, Rival, running, shares_our_network};
 use self::rules::Keeps;
 pub use crate::backend::Serving;
@@ -44,7 +44,7 @@ pub struct Leftovers {
 
 /// The outcome of a removal.
 #[derive(Debug, Default)]
-pub struct Outcome {
+pub struct Removal {
     /// The removed objects, human-readable, one entry each.
     pub removed: Vec<String>,
     /// Objects that could not be checked or removed.
@@ -72,7 +72,7 @@ enum Item {
     Set(String),
     Counters,
     /// A part of the userspace proxy.
-    Proxy(Part),
+    Proxy(ProxyObject),
 }
 
 /// Finds the leftovers of kube-proxy, and those of kplane's backends that do not serve any more. Without
@@ -207,7 +207,7 @@ impl Leftovers {
     fn find_own_names(&mut self) {
         self.find_our_tables();
         self.find_table(objects::POLICY_TABLE);
-        let (parts, problems) = Part::find();
+        let (parts, problems) = ProxyObject::find();
         self.items.extend(parts.into_iter().map(Item::Proxy));
         self.problems.extend(problems);
     }
@@ -259,7 +259,7 @@ impl Leftovers {
     }
 
     /// Names the chains of a table that stay because other programs need them.
-    fn keep<Jump>(&mut self, tool: String, table: &rules::Table<Jump>) {
+    fn keep<Jump>(&mut self, tool: String, table: &rules::LeftoverTable<Jump>) {
         let chains: Vec<&str> = table.kept.iter().map(String::as_str).collect();
         self.problems
             .extend((!chains.is_empty()).then(|| Problem::Kept {
@@ -317,8 +317,8 @@ impl Leftovers {
 
     /// Removes everything, each step independent of the others. Safe to repeat.
     #[must_use]
-    pub fn remove(self) -> Outcome {
-        let mut outcome = Outcome {
+    pub fn remove(self) -> Removal {
+        let mut outcome = Removal {
             removed: Vec::new(),
             problems: self.problems,
         };

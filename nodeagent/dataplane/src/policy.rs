@@ -38,7 +38,7 @@ use kplane_model::{Cidr, Family, PolicyKey, PolicyObject};
 use self::cutter::Cutter;
 pub use self::cutter::{Flow, Hand};
 pub use self::followed::Followed;
-use self::side::Side;
+use self::side::PolicySide;
 use crate::backend::nftables::{PolicyTable, PolicyTables, can_log};
 use crate::backend::{ApplyError, Verification};
 use crate::own_addresses;
@@ -120,7 +120,7 @@ pub fn open_log() -> Result<PacketLog, String> {
 #[derive(Debug)]
 pub struct Enforcer {
     tables: PolicyTables,
-    sides: [Side; 2],
+    sides: [PolicySide; 2],
     cutter: Option<Cutter>,
 }
 
@@ -132,7 +132,7 @@ impl Enforcer {
     pub fn new(tables: PolicyTables) -> Self {
         Self {
             tables,
-            sides: Family::ALL.map(Side::new),
+            sides: Family::ALL.map(PolicySide::new),
             cutter: None,
         }
     }
@@ -173,7 +173,7 @@ impl Enforcer {
     ) -> Result<PolicyApplied, ApplyError> {
         let side = &mut self.sides[family as usize];
         let applied = side.apply(&mut self.tables, change);
-        if !self.sides.iter().any(Side::has_table) {
+        if !self.sides.iter().any(PolicySide::has_table) {
             self.tables.close();
         }
         let (applied, lost) = applied?;
@@ -216,7 +216,7 @@ impl Enforcer {
     /// Reads the reports. Returns, by family, whether another program changed the tables, which [`Enforcer::mend`]
     /// repairs.
     pub fn meddled(&mut self) -> [bool; 2] {
-        if !self.sides.iter().any(Side::has_table) {
+        if !self.sides.iter().any(PolicySide::has_table) {
             return [false; 2];
         }
         let meddled = self.tables.meddled();

@@ -17,7 +17,7 @@ const COMPLAINT_BYTES: u64 = 1_000;
 
 /// Limits of a program.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
+pub(crate) struct ProcessLimits {
     /// Time after which the program is killed.
     pub(crate) within: Duration,
     /// Most bytes on the program's standard output.
@@ -63,7 +63,7 @@ pub(crate) fn run(
     program: &Path,
     arguments: &[&str],
     input: &[u8],
-    limits: Limits,
+    limits: ProcessLimits,
 ) -> Result<Vec<u8>, RunError> {
     let mut child = Command::new(program)
         .args(arguments)
@@ -141,12 +141,12 @@ fn wait(
 mod tests {
     use super::*;
 
-    const LIMITS: Limits = Limits {
+    const LIMITS: ProcessLimits = ProcessLimits {
         within: Duration::from_secs(10),
         output_bytes: 1_000_000,
     };
 
-    fn shell(script: &str, input: &[u8], limits: Limits) -> Result<Vec<u8>, RunError> {
+    fn shell(script: &str, input: &[u8], limits: ProcessLimits) -> Result<Vec<u8>, RunError> {
         run(Path::new("/bin/sh"), &["-c", script], input, limits)
     }
 
@@ -169,13 +169,13 @@ mod tests {
 
     #[test]
     fn limits_hold() {
-        let brief = Limits {
+        let brief = ProcessLimits {
             within: Duration::from_millis(50),
             ..LIMITS
         };
         let error = shell("exec sleep 60", b"", brief).unwrap_err();
         assert!(matches!(error, RunError::TimedOut(_)), "{error}");
-        let little = Limits {
+        let little = ProcessLimits {
             output_bytes: 10,
             ..LIMITS
         };

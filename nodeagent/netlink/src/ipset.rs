@@ -188,7 +188,7 @@ impl Found {
 
 /// A command on a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Command<'a> {
+pub enum SetCommand<'a> {
     /// Creates a set; refused if a set of this name exists.
     Create {
         /// The name, up to 31 characters.
@@ -237,12 +237,12 @@ impl IpSets {
     /// [`NetlinkError`]; after any error but [`NetlinkError::Refused`] the outcome is unknown.
     pub fn perform(
         &mut self,
-        commands: &[Command<'_>],
+        commands: &[SetCommand<'_>],
     ) -> Result<(Vec<Refusal>, u64), NetlinkError> {
         let mut requests = Vec::with_capacity(commands.len());
         for command in commands {
             let revision = match command {
-                Command::Create { kind, family, .. } => self.revision(*kind, *family)?,
+                SetCommand::Create { kind, family, .. } => self.revision(*kind, *family)?,
                 _ => 0,
             };
             requests.push(request(*command, revision));
@@ -313,7 +313,7 @@ impl IpSets {
 /// # Errors
 /// [`NetlinkError`]; `ENOENT` when no set has the name.
 pub fn destroy_set(name: &str) -> Result<(), NetlinkError> {
-    NfSocket::open()?.execute(request(Command::Destroy(name), 0))
+    NfSocket::open()?.execute(request(SetCommand::Destroy(name), 0))
 }
 
 /// Returns the family of a set. Bitmaps have none (`NFPROTO_UNSPEC`).
@@ -332,9 +332,9 @@ fn message(
     })
 }
 
-fn request(command: Command<'_>, revision: u8) -> Request {
+fn request(command: SetCommand<'_>, revision: u8) -> Request {
     match command {
-        Command::Create {
+        SetCommand::Create {
             name,
             kind,
             family,
@@ -355,18 +355,18 @@ fn request(command: Command<'_>, revision: u8) -> Request {
             });
         })
         .flagged(NLM_F_CREATE | NLM_F_EXCL),
-        Command::Destroy(name) => message("remove an IP set", cmd::DESTROY, |w| {
+        SetCommand::Destroy(name) => message("remove an IP set", cmd::DESTROY, |w| {
             w.str(attr::SETNAME, name);
         }),
-        Command::Swap(one, other) => message("exchange IP sets", cmd::SWAP, |w| {
+        SetCommand::Swap(one, other) => message("exchange IP sets", cmd::SWAP, |w| {
             w.str(attr::SETNAME, one);
             w.str(attr::TYPENAME, other);
         }),
-        Command::Add(name, entry) => message("add to an IP set", cmd::ADD, |w| {
+        SetCommand::Add(name, entry) => message("add to an IP set", cmd::ADD, |w| {
             w.str(attr::SETNAME, name);
             w.nest(attr::DATA, |w| entry.write(w));
         }),
-        Command::Delete(name, entry) => message("remove from an IP set", cmd::DEL, |w| {
+        SetCommand::Delete(name, entry) => message("remove from an IP set", cmd::DEL, |w| {
             w.str(attr::SETNAME, name);
             w.nest(attr::DATA, |w| entry.write(w));
         }),

@@ -16,7 +16,7 @@ use crate::service_connections::ServiceConnections;
 use crate::surroundings;
 
 /// Starts to connect to the canary, if there is one.
-fn follow_canary(config: &Config, tasks: &mut Tasks) -> Option<canary::Follower> {
+fn follow_canary(config: &Config, tasks: &mut Tasks) -> Option<canary::Canary> {
     let (follower, prober) = canary::channel(config.canary.clone()?);
     spawn_errand(tasks, prober.run());
     Some(follower)

@@ -45,7 +45,7 @@ const HASH: usize = 16;
 
 /// The content of a file.
 #[derive(Debug)]
-pub(super) struct Loaded {
+pub(super) struct CacheContent {
     pub(super) picture: Picture,
     /// The number of objects that this version does not understand.
     pub(super) skipped: usize,
@@ -88,7 +88,7 @@ pub(super) fn encode(to: &mut dyn Write, node: &str, picture: &Picture) -> io::R
 }
 
 /// Reads a picture that was written for this node.
-pub(super) fn decode(file: Vec<u8>, node: &str) -> Result<Loaded, FileError> {
+pub(super) fn decode(file: Vec<u8>, node: &str) -> Result<CacheContent, FileError> {
     let mut rest = Bytes::from(file);
     if !rest.starts_with(MAGIC) || rest.len() < MAGIC.len() + HASH {
         return Err(FileError::Damaged);
@@ -151,7 +151,7 @@ pub(super) fn decode(file: Vec<u8>, node: &str) -> Result<Loaded, FileError> {
         last_known,
         objects,
     };
-    Ok(Loaded { picture, skipped })
+    Ok(CacheContent { picture, skipped })
 }
 
 fn freshness(from: &mut Bytes) -> Result<Freshness, FileError> {

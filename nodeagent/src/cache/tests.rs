@@ -54,8 +54,8 @@ impl Cache {
 
     fn path(&self) -> &Path {
         match &self.place {
-            Place::File(path) => path,
-            Place::Memory(_) => panic!("there is no file"),
+            Storage::File(path) => path,
+            Storage::Memory(_) => panic!("there is no file"),
         }
     }
 }

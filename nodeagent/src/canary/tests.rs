@@ -6,7 +6,7 @@ use super::*;
 use crate::desired::CliffGuard;
 use crate::desired::fixture::{Plane, svc};
 
-fn canary() -> (Follower, Prober) {
+fn canary() -> (Canary, Prober) {
     channel(ServiceName::new("shop", "canary"))
 }
 

@@ -327,7 +327,7 @@ impl Flags {
         } else if self.cleanup || self.cleanup_kube_proxy {
             let settings = loaded.settings;
             let backend = self.data_path.backend.unwrap_or(settings.kind);
-            Task::Cleanup(cleanup::Task {
+            Task::Cleanup(cleanup::Cleanup {
                 backend,
                 kube_proxy: self.cleanup_kube_proxy,
                 dry_run: self.dry_run,

@@ -24,8 +24,8 @@ pub(super) struct PreStopFlags {
 
 impl PreStopFlags {
     /// Returns the settings of preStop hooks, if there are any.
-    pub(super) fn settings(&self, node: &NodeSettings) -> Option<departing::Settings> {
-        (self.port > 0).then(|| departing::Settings {
+    pub(super) fn settings(&self, node: &NodeSettings) -> Option<departing::HookSettings> {
+        (self.port > 0).then(|| departing::HookSettings {
             port: self.port,
             within: self.within.min(departing::LONGEST),
             ranges: node.cluster_cidrs.clone(),

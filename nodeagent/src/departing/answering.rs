@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use super::pods::Known;
 use super::request::{Asked, MAX_HEAD};
-use super::{Question, original};
+use super::{DepartureQuestion, original};
 use crate::metrics::{DepartingCounters, DepartingOutcome as Outcome};
 
 /// Longest time for a request's head, and for taking the answer.
@@ -26,7 +26,7 @@ const AGAIN: Duration = Duration::from_millis(200);
 pub(super) struct Answering {
     pub(super) within: Duration,
     pub(super) known: watch::Receiver<Known>,
-    pub(super) ask: mpsc::Sender<Question>,
+    pub(super) ask: mpsc::Sender<DepartureQuestion>,
     pub(super) counters: Arc<DepartingCounters>,
 }
 
@@ -66,7 +66,7 @@ impl Answering {
         };
         loop {
             let (answer, answered) = oneshot::channel();
-            let question = Question {
+            let question = DepartureQuestion {
                 addresses: addresses.clone(),
                 port: asked.port,
                 until,

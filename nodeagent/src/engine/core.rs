@@ -12,7 +12,7 @@ use super::confirmation::Confirmation;
 use super::followers::Followers;
 use super::keeping::{Keeping, Recall};
 use super::now::Now;
-use super::pipeline::{Context, Outcome, Pipeline};
+use super::pipeline::{ApplyOutcome, Context, Pipeline};
 use super::policies::Policies;
 use super::warnings::Warnings;
 use crate::desired::{
@@ -232,9 +232,9 @@ impl Core {
                 followers: &mut self.followers,
             };
             match pipeline.sync(&work.touched, position, &mut context, now) {
-                Outcome::Applied(applied) => add(&mut sum, &applied),
-                Outcome::Failed => failed = true,
-                Outcome::Nothing | Outcome::Waiting => {}
+                ApplyOutcome::Applied(applied) => add(&mut sum, &applied),
+                ApplyOutcome::Failed => failed = true,
+                ApplyOutcome::Nothing | ApplyOutcome::Waiting => {}
             }
         }
         if failed {

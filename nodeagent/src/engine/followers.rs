@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
-use kplane_dataplane::conntrack::{ConntrackCounts, Problem};
+use kplane_dataplane::conntrack::{ConntrackCounts, FailedScans};
 use kplane_dataplane::plan::{NodePlan, NodeSettings};
 use kplane_model::{Family, ServiceKey, ServiceName, TrafficPolicy};
 use tokio::sync::watch;
 
-use super::triggers::{Results, Waiting};
+use super::triggers::{PendingTriggers, Results};
 use crate::avoided::Seen;
 use crate::canary;
 use crate::departing;
@@ -33,7 +33,7 @@ pub struct Followers {
     triggers: Results,
     /// Another program that programs this node, or its rules.
     rival: Option<watch::Receiver<Option<Failure>>>,
-    canary: Option<canary::Follower>,
+    canary: Option<canary::Canary>,
     departing: Option<departing::Follower>,
     surroundings: Option<watch::Receiver<Surroundings>>,
     proxy: Option<watch::Receiver<Seen>>,
@@ -84,7 +84,7 @@ impl Followers {
 
     /// Adds a canary, whose addresses and answers are followed.
     #[must_use]
-    pub fn with_canary(mut self, canary: Option<canary::Follower>) -> Self {
+    pub fn with_canary(mut self, canary: Option<canary::Canary>) -> Self {
         self.canary = canary;
         self
     }
@@ -178,7 +178,12 @@ impl Followers {
 
     /// Records that the kernel acknowledged, at `at_ms`, everything that these triggers of a family
     /// led to.
-    pub(super) fn acknowledged(&mut self, family: Family, waiting: &mut Waiting, at_ms: u64) {
+    pub(super) fn acknowledged(
+        &mut self,
+        family: Family,
+        waiting: &mut PendingTriggers,
+        at_ms: u64,
+    ) {
         let counters = self.counters.family(family);
         waiting.acknowledged(at_ms, counters, &mut self.triggers);
     }
@@ -239,7 +244,7 @@ impl Followers {
     pub(super) fn failures(&self) -> Vec<Failure> {
         let mut failures = self.health.failures();
         failures.extend(self.rival.as_ref().and_then(|rival| rival.borrow().clone()));
-        failures.extend(self.canary.as_ref().and_then(canary::Follower::failure));
+        failures.extend(self.canary.as_ref().and_then(canary::Canary::failure));
         let proxy = self.proxy.iter();
         failures.extend(proxy.flat_map(|proxy| proxy.borrow().limited.clone()));
         let families = Family::ALL.into_iter().zip(self.conntrack.totals());
@@ -334,7 +339,7 @@ fn lacks_local((program, local): View<'_>) -> (bool, bool) {
 }
 
 /// Returns the failure of a family whose stale UDP flows cannot be deleted. A single scan may fail.
-fn stale_flows(family: Family, problem: &Problem) -> Option<Failure> {
+fn stale_flows(family: Family, problem: &FailedScans) -> Option<Failure> {
     let since = problem.since.duration_since(UNIX_EPOCH).unwrap_or_default();
     (problem.times >= LASTING).then(|| Failure {
         object: None,

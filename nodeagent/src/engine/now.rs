@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use crate::desired::now_ms;
-use crate::report::Standing;
+use crate::report::LastingError;
 
 /// A moment by both clocks. Waits use the monotonic one, which nothing can set.
 #[derive(Clone, Copy, Debug)]
@@ -23,12 +23,12 @@ impl Now {
     }
 
     /// Records an error; an error that lasts keeps its start time.
-    pub(super) fn stand(self, error: &mut Option<Standing>, reason: String) {
+    pub(super) fn stand(self, error: &mut Option<LastingError>, reason: String) {
         let (since_ms, since) = match &error {
             Some(old) => (old.since_ms, old.since),
             None => (self.ms, self.instant),
         };
-        *error = Some(Standing {
+        *error = Some(LastingError {
             reason,
             since_ms,
             since,

@@ -17,9 +17,9 @@ use kplane_model::{DesiredKey, Family, NodeFacts, ServiceKey, ServiceName};
 use super::followers::Followers;
 use super::now::Now;
 use super::planner::{Planned, Planner};
-use super::triggers::Waiting;
+use super::triggers::PendingTriggers;
 use crate::desired::{Desired, Position, Touched, Trigger};
-use crate::report::{Failure, FamilyReport, Repairs, Standing};
+use crate::report::{Failure, FamilyReport, LastingError, Repairs};
 use kplane_dataplane::backend::{
     self, Applied, ApplyError, Change, Inspection, RuleCounts, ServerCounts, Side,
 };
@@ -58,7 +58,7 @@ pub(super) struct Context<'a> {
 
 /// The outcome of one step.
 #[derive(Debug)]
-pub(super) enum Outcome {
+pub(super) enum ApplyOutcome {
     /// The kernel took a change and holds it.
     Applied(Applied),
     /// The kernel already held everything of this family.
@@ -87,11 +87,11 @@ pub(super) struct Pipeline {
     /// The arrival of the oldest update that the kernel does not hold.
     behind_since: Option<Instant>,
     /// The triggers of updates that the kernel does not hold.
-    triggers: Waiting,
+    triggers: PendingTriggers,
     /// A change by another program that is not repaired yet.
     drifted: Option<String>,
     failures: BTreeMap<ServiceKey, Failure>,
-    error: Option<Standing>,
+    error: Option<LastingError>,
     /// The number of rules, as the backend counts them.
     rules: Option<RuleCounts>,
     backoff: Backoff,
@@ -135,7 +135,7 @@ impl Pipeline {
             ever_programmed: false,
             programmed_at_ms: 0,
             behind_since: None,
-            triggers: Waiting::default(),
+            triggers: PendingTriggers::default(),
             drifted: None,
             failures: BTreeMap::new(),
             error: None,
@@ -178,9 +178,9 @@ impl Pipeline {
         position: Position,
         context: &mut Context<'_>,
         now: Now,
-    ) -> Outcome {
+    ) -> ApplyOutcome {
         if self.retry_at.is_some_and(|at| now.instant < at) {
-            return Outcome::Waiting;
+            return ApplyOutcome::Waiting;
         }
         let started = Instant::now();
         let complete = self.behind;
@@ -195,7 +195,7 @@ impl Pipeline {
                 self.verified = Some(position);
             }
             self.hold(position, context, now);
-            return Outcome::Nothing;
+            return ApplyOutcome::Nothing;
         }
         let plan_time = started.elapsed();
         let change = Change {
@@ -224,13 +224,13 @@ impl Pipeline {
                 self.follow(touched, everything, context);
                 let counters = context.followers.counters(self.family);
                 counters.attempted(started.elapsed(), everything, Some(&applied));
-                Outcome::Applied(applied)
+                ApplyOutcome::Applied(applied)
             }
             Err(error) => {
                 self.fail(&error, now);
                 let counters = context.followers.counters(self.family);
                 counters.attempted(started.elapsed(), everything, None);
-                Outcome::Failed
+                ApplyOutcome::Failed
             }
         }
     }

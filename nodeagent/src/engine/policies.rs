@@ -10,7 +10,7 @@ use kplane_model::{DesiredKey, Family, PolicyKey, PolicyObject};
 use super::now::Now;
 use super::pipeline::{MEND, RETRY};
 use crate::desired::{Desired, Position, Touched};
-use crate::report::{Failure, Standing};
+use crate::report::{Failure, LastingError};
 use kplane_dataplane::backend::Verification;
 use kplane_dataplane::backoff::Backoff;
 use kplane_dataplane::chain;
@@ -33,18 +33,18 @@ pub(super) struct Policies {
     enforcer: Enforcer,
     /// Whether the agent's proxy has the connections of Pods to Services.
     relays: bool,
-    families: [Progress; 2],
+    families: [FamilyProgress; 2],
 }
 
 /// How far a family is.
 #[derive(Debug)]
-struct Progress {
+struct FamilyProgress {
     family: Family,
     /// Whether the kernel's state is not known, so that only a complete change will do.
     behind: bool,
     applied: Option<Position>,
     failures: BTreeMap<PolicyKey, Failure>,
-    error: Option<Standing>,
+    error: Option<LastingError>,
     backoff: Backoff,
     retry_at: Option<Instant>,
     verify_at: Option<Instant>,
@@ -58,7 +58,7 @@ impl Policies {
         Self {
             enforcer,
             relays,
-            families: Family::ALL.map(|family| Progress {
+            families: Family::ALL.map(|family| FamilyProgress {
                 family,
                 behind: true,
                 applied: None,
@@ -118,7 +118,7 @@ impl Policies {
         self.needed(desired).map(|family| family.applied)
     }
 
-    fn needed(&self, desired: &Desired) -> impl Iterator<Item = &Progress> {
+    fn needed(&self, desired: &Desired) -> impl Iterator<Item = &FamilyProgress> {
         let families = self.families.iter();
         families.filter(|family| family.is_needed(desired))
     }
@@ -205,7 +205,7 @@ fn is_due(at: Option<Instant>, now: Now) -> bool {
     at.is_some_and(|at| at <= now.instant)
 }
 
-impl Progress {
+impl FamilyProgress {
     fn sync(
         &mut self,
         enforcer: &mut Enforcer,

@@ -17,9 +17,9 @@ const REMEMBERED: usize = 64;
 
 /// Triggers of one family that the kernel has not acknowledged, oldest first.
 #[derive(Debug, Default)]
-pub(super) struct Waiting(VecDeque<(u64, Trigger)>);
+pub(super) struct PendingTriggers(VecDeque<(u64, Trigger)>);
 
-impl Waiting {
+impl PendingTriggers {
     /// Adds a trigger of an update of this epoch.
     pub(super) fn push(&mut self, epoch: u64, trigger: Trigger) {
         if self.0.len() == WAITING {

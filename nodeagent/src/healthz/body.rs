@@ -12,7 +12,7 @@ use crate::report::{FamilyReport, Report, time};
 /// The body of an answer.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Body {
+pub(super) struct HealthzBody {
     /// The current time when the answer is 200, or else the last time when some family was as desired.
     last_updated: String,
     current_time: String,
@@ -134,7 +134,7 @@ struct Errors {
     v6: Option<String>,
 }
 
-impl Body {
+impl HealthzBody {
     /// Builds the state of the proxy, without that of the node.
     pub(super) fn new(report: &Report, now: Instant, now_ms: u64) -> Self {
         let healthy = is_healthy(report, now);

@@ -2,12 +2,12 @@
 
 use http_body_util::BodyExt;
 
-use super::body::Body;
+use super::body::HealthzBody;
 use super::*;
-use crate::report::{Standing, time};
+use crate::report::{LastingError, time};
 
-fn standing(since: Instant) -> Option<Standing> {
-    Some(Standing {
+fn standing(since: Instant) -> Option<LastingError> {
+    Some(LastingError {
         reason: "no such family".into(),
         since_ms: 1,
         since,
@@ -100,7 +100,7 @@ const NOW_MS: u64 = 1_700_000_001_120;
 #[test]
 fn g4_the_body_of_a_healthy_node() {
     let report = report(&ready(), &ready());
-    let mut body = Body::new(&report, Instant::now(), NOW_MS);
+    let mut body = HealthzBody::new(&report, Instant::now(), NOW_MS);
     let families = r#""status":{"IPv4":{"lastUpdated":"2023-11-14T22:13:20.5Z","healthy":true},"IPv6":{"lastUpdated":"2023-11-14T22:13:20.5Z","healthy":true}}}"#;
     let times =
         r#"{"lastUpdated":"2023-11-14T22:13:21.12Z","currentTime":"2023-11-14T22:13:21.12Z","#;
@@ -135,10 +135,10 @@ fn g4_the_body_of_an_unhealthy_node() {
         ..FamilyReport::default()
     };
     assert_eq!(
-        Body::new(&report(&late, &absent), now, NOW_MS).to_json(),
+        HealthzBody::new(&report(&late, &absent), now, NOW_MS).to_json(),
         r#"{"lastUpdated":"2023-11-14T22:13:20.5Z","currentTime":"2023-11-14T22:13:21.12Z","healthy":false,"status":{"IPv4":{"lastUpdated":"2023-11-14T22:13:20.5Z","healthy":false}}}"#
     );
-    let never = Body::new(&Report::default(), now, NOW_MS).to_json();
+    let never = HealthzBody::new(&Report::default(), now, NOW_MS).to_json();
     assert!(
         never.starts_with(r#"{"lastUpdated":"0001-01-01T00:00:00Z","#),
         "{never}"
@@ -278,14 +278,14 @@ fn a_state_is_stale_while_no_control_plane_confirms_it() {
         by: "alice".to_owned(),
         reason: "a drill".to_owned(),
     });
-    let mut body = Body::new(&report, Instant::now(), 10);
+    let mut body = HealthzBody::new(&report, Instant::now(), 10);
     body.add_details(&report, frozen);
     let json = body.to_json();
     let order = r#""frozen":{"since":"1970-01-01T00:00:00.003Z","by":"alice","reason":"a drill"}"#;
     assert!(json.contains(order), "{json}");
     for live in [true, false] {
         assert_eq!(stale_since(&report, &connection(live)), Some(3));
-        let mut body = Body::new(&report, Instant::now(), 10);
+        let mut body = HealthzBody::new(&report, Instant::now(), 10);
         body.add_details(&report, connection(live));
         let json = body.to_json();
         assert!(

@@ -13,9 +13,9 @@ const LIMIT: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
 
 /// Numbers that are read at each scrape. Those that the kernel does not have are left out.
 #[derive(Debug)]
-pub(super) struct Host;
+pub(super) struct HostCollector;
 
-impl Collector for Host {
+impl Collector for HostCollector {
     fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
         let one = |value: Option<f64>| value.map(|value| (&[] as &Labels<'_>, value));
         Name(

@@ -9,7 +9,7 @@ use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
 use super::collect::{Agent, KubeProxy};
-use super::host::Host;
+use super::host::HostCollector;
 use super::{Counters, Sources};
 use kplane_kube_proxy_config::KubeProxyConfiguration;
 
@@ -37,7 +37,7 @@ impl Metrics {
         let counters = Arc::clone(&sources.counters);
         registry.register_collector(Box::new(KubeProxy(sources.clone())));
         registry.register_collector(Box::new(Agent(sources)));
-        registry.register_collector(Box::new(Host));
+        registry.register_collector(Box::new(HostCollector));
         registry.register_collector(Box::new(Process));
         Self {
             registry: Arc::new(registry),

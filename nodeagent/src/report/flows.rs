@@ -4,7 +4,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use kplane_dataplane::backend::Kind;
-use kplane_dataplane::flows::{Count, Target, count};
+use kplane_dataplane::flows::{Count, FlowTarget, count};
 use kplane_model::parse_ip;
 use kplane_proto::convert::protocol;
 use kplane_proto::v1 as pb;
@@ -30,7 +30,7 @@ fn try_counts(backend: &str, question: &pb::FlowQuestion) -> Result<pb::FlowCoun
     let unknown = || "the agent does not understand the question".to_owned();
     let kind = Kind::named(backend).ok_or_else(unknown)?;
     let targets = question.targets.iter().take(TARGETS).map(target);
-    let targets: Vec<Target> = targets.collect::<Option<_>>().ok_or_else(unknown)?;
+    let targets: Vec<FlowTarget> = targets.collect::<Option<_>>().ok_or_else(unknown)?;
     let _turn = turn()?;
     let counted = count(kind, &targets, WITHIN)?;
     let counts = (0..).zip(&counted.counts);
@@ -49,9 +49,9 @@ pub(super) fn turn() -> Result<MutexGuard<'static, ()>, String> {
     turn.map_err(|_| "the agent still counts for an earlier question".to_owned())
 }
 
-fn target(target: &pb::FlowTarget) -> Option<Target> {
+fn target(target: &pb::FlowTarget) -> Option<FlowTarget> {
     let port = u16::try_from(target.port).ok()?;
-    Some(Target {
+    Some(FlowTarget {
         ip: parse_ip(&target.address).ok()?,
         port: match port {
             0 => None,

@@ -7,7 +7,7 @@ use kplane_proto::v1 as pb;
 use prost::Message as _;
 
 use kplane_dataplane::backend::{
-    Drain, Inspection, KernelState, Kind, RealServer, ServerCounts, Target, VirtualServer,
+    Drain, Inspection, KernelState, Kind, PacketTarget, RealServer, ServerCounts, VirtualServer,
 };
 use kplane_model::{EndpointAddr, parse_ip};
 
@@ -90,16 +90,16 @@ pub(crate) fn kernel(backend: &str, destination: &pb::Destination) -> pb::Kernel
 }
 
 /// Returns the destination that a question means.
-fn target(destination: &pb::Destination) -> Option<Target> {
+fn target(destination: &pb::Destination) -> Option<PacketTarget> {
     let protocol = protocol(destination.protocol).ok()?;
     let port = u16::try_from(destination.port).ok()?;
     Some(match destination.address.as_str() {
-        "" => Target::NodePort {
+        "" => PacketTarget::NodePort {
             family: family(destination.family).ok()?,
             protocol,
             port,
         },
-        ip => Target::Address {
+        ip => PacketTarget::Address {
             at: SocketAddr::new(parse_ip(ip).ok()?, port),
             protocol,
         },

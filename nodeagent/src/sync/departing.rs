@@ -8,7 +8,7 @@ use kplane_proto::v1::LeavingOutcome;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::departing::{Question, Questions};
+use crate::departing::{DepartureQuestion, Questions};
 
 /// Time before the end of a wait at which the control plane says what is missing, in milliseconds, so that the answer
 /// arrives in time.
@@ -24,7 +24,7 @@ pub(super) struct Departing {
 
 impl Departing {
     /// Waits for a question.
-    pub(super) async fn next(questions: &mut Option<Questions>) -> Question {
+    pub(super) async fn next(questions: &mut Option<Questions>) -> DepartureQuestion {
         let question = match questions {
             Some(questions) => questions.recv().await,
             None => None,
@@ -36,7 +36,7 @@ impl Departing {
     }
 
     /// Takes a question that is to be sent.
-    pub(super) fn ask(&mut self, question: Question) {
+    pub(super) fn ask(&mut self, question: DepartureQuestion) {
         // Some hooks no longer wait, and an older control plane answers none.
         self.open.retain(|_, answer| !answer.is_closed());
         let left = question.until.saturating_duration_since(Instant::now());

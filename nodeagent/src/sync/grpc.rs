@@ -39,7 +39,7 @@ const LISTED: &str = "https://kplane-controlplane";
 
 /// The way to a control plane.
 #[derive(Clone, Debug)]
-enum Target {
+enum Connector {
     /// A URL. Each stream has a connection of its own: a dead one is never reused.
     Remote(Box<Endpoint>),
     /// The replicas that a file names, and a URL without meaning for their connections.
@@ -50,7 +50,7 @@ enum Target {
 
 /// gRPC to the replicas of a control plane.
 pub struct Grpc {
-    targets: Vec<Target>,
+    targets: Vec<Connector>,
     dialer: Dialer,
     credentials: Credentials,
 }
@@ -70,7 +70,7 @@ impl Grpc {
     /// Creates a transport to the replicas to which these URLs lead, over kplane's own connections.
     #[must_use]
     pub fn remote(endpoints: Vec<Endpoint>, dialer: Dialer, credentials: Credentials) -> Self {
-        let targets = endpoints.into_iter().map(tuned).map(Target::Remote);
+        let targets = endpoints.into_iter().map(tuned).map(Connector::Remote);
         Self {
             targets: targets.collect(),
             dialer,
@@ -82,7 +82,7 @@ impl Grpc {
     #[must_use]
     pub fn with_list(mut self, file: Option<PathBuf>) -> Self {
         let endpoint = tuned(Endpoint::from_static(LISTED));
-        let target = file.map(|file| Target::Listed(endpoint, file));
+        let target = file.map(|file| Connector::Listed(endpoint, file));
         self.targets.extend(target);
         self
     }
@@ -91,7 +91,7 @@ impl Grpc {
     #[must_use]
     pub fn memory(channel: Channel) -> Self {
         Self {
-            targets: vec![Target::Memory(channel)],
+            targets: vec![Connector::Memory(channel)],
             dialer: Dialer::new(0),
             credentials: Credentials::default(),
         }
@@ -100,8 +100,8 @@ impl Grpc {
     /// Connects to a replica.
     async fn connect(&self, replica: Replica) -> Result<Channel, OpenError> {
         let endpoint = match self.targets.get(replica.url) {
-            Some(Target::Remote(endpoint) | Target::Listed(endpoint, _)) => endpoint,
-            Some(Target::Memory(channel)) => return Ok(channel.clone()),
+            Some(Connector::Remote(endpoint) | Connector::Listed(endpoint, _)) => endpoint,
+            Some(Connector::Memory(channel)) => return Ok(channel.clone()),
             None => return Err(cannot_connect(&replica, "no control plane is configured")),
         };
         let tls = self.credentials.tls.as_ref().map(Follower::current);
@@ -116,11 +116,11 @@ impl Grpc {
     /// Returns a replica's URL, and its address if the URL does not show it.
     fn address(&self, replica: Replica) -> String {
         match self.targets.get(replica.url) {
-            Some(Target::Remote(endpoint)) if literal(endpoint.uri()).is_some() => {
+            Some(Connector::Remote(endpoint)) if literal(endpoint.uri()).is_some() => {
                 endpoint.uri().to_string()
             }
-            Some(Target::Remote(endpoint)) => format!("{} ({replica})", endpoint.uri()),
-            Some(Target::Listed(..) | Target::Memory(_)) | None => replica.to_string(),
+            Some(Connector::Remote(endpoint)) => format!("{} ({replica})", endpoint.uri()),
+            Some(Connector::Listed(..) | Connector::Memory(_)) | None => replica.to_string(),
         }
     }
 }
@@ -196,9 +196,9 @@ impl Transport for Grpc {
             .iter()
             .enumerate()
             .map(|(url, target)| match target {
-                Target::Remote(endpoint) => look_up(url, endpoint.uri().clone()).boxed(),
-                Target::Listed(_, file) => read_list(url, file.clone()).boxed(),
-                Target::Memory(_) => ready(Ok(vec![Replica { place: None, url }])).boxed(),
+                Connector::Remote(endpoint) => look_up(url, endpoint.uri().clone()).boxed(),
+                Connector::Listed(_, file) => read_list(url, file.clone()).boxed(),
+                Connector::Memory(_) => ready(Ok(vec![Replica { place: None, url }])).boxed(),
             });
         join_all(found.collect::<Vec<_>>())
     }

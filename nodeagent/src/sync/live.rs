@@ -20,8 +20,8 @@ use super::departing::Departing;
 use super::replicas::CUT_OFF;
 use super::telling::Telling;
 use super::transport::Presented;
-use super::waiting::{Taken, Waiting};
-use super::{Link, Lost, Notice, Shared, answers};
+use super::waiting::{UpdateResult, Waiting};
+use super::{LastingState, Link, Lost, Notice, answers};
 use crate::connection::Frozen;
 use crate::desired::{Collector, Lag, Position, Update, now_ms};
 use crate::engine::Stopped;
@@ -42,7 +42,7 @@ const SILENCE: Duration = Duration::from_secs(15);
 type Comparison = BoxFuture<'static, Result<Option<RangeDigests>, Stopped>>;
 
 /// The answer to a question, on its way through the engine and the kernel.
-type Question = BoxFuture<'static, Result<pb::Inspection, Stopped>>;
+type PendingInspection = BoxFuture<'static, Result<pb::Inspection, Stopped>>;
 
 pub(super) struct Live {
     link: Link,
@@ -51,7 +51,7 @@ pub(super) struct Live {
     collector: Collector,
     waiting: Waiting,
     /// The last question, until it is answered.
-    question: Option<Question>,
+    question: Option<PendingInspection>,
     /// The control plane's question about ranges, until the engine has answered it.
     comparison: Option<Comparison>,
     /// Questions about Pods that wait to end.
@@ -86,9 +86,8 @@ struct Due {
     report: bool,
 }
 
-/// The outcome of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Progress {
+pub(super) enum StepOutcome {
     Nothing,
     /// The engine took a complete update.
     UpdateTaken,
@@ -98,10 +97,10 @@ pub(super) enum Progress {
 
 enum Event {
     Heard(Option<Result<pb::ServerMessage, Status>>),
-    Taken(Option<Taken>),
+    Taken(Option<UpdateResult>),
     Answered(Result<pb::Inspection, Stopped>),
     Compared(Result<Option<RangeDigests>, Stopped>),
-    Departing(crate::departing::Question),
+    Departing(crate::departing::DepartureQuestion),
     PingDue,
     BeatDue,
     ReportDue,
@@ -153,7 +152,7 @@ impl Live {
     }
 
     /// Waits for one event and handles it.
-    pub(super) async fn step(&mut self, shared: &mut Shared) -> Result<Progress, Lost> {
+    pub(super) async fn step(&mut self, shared: &mut LastingState) -> Result<StepOutcome, Lost> {
         match self.event(shared).await {
             Event::Heard(Some(Ok(message))) => {
                 self.heard = Instant::now();
@@ -168,7 +167,7 @@ impl Live {
                 // plane's.
                 self.heard = Instant::now();
                 taken??;
-                return Ok(Progress::UpdateTaken);
+                return Ok(StepOutcome::UpdateTaken);
             }
             Event::Answered(told) => {
                 self.question = None;
@@ -198,10 +197,10 @@ impl Live {
             Event::Reported(Err(_)) => return Err(Stopped.into()),
             Event::Room(Ok(permit)) => self.send(permit, shared),
         }
-        Ok(Progress::Nothing)
+        Ok(StepOutcome::Nothing)
     }
 
-    async fn event(&mut self, shared: &mut Shared) -> Event {
+    async fn event(&mut self, shared: &mut LastingState) -> Event {
         let Self {
             link,
             waiting,
@@ -262,8 +261,8 @@ impl Live {
     fn message(
         &mut self,
         message: pb::ServerMessage,
-        shared: &mut Shared,
-    ) -> Result<Progress, Lost> {
+        shared: &mut LastingState,
+    ) -> Result<StepOutcome, Lost> {
         match message.kind {
             Some(server_message::Kind::Update(piece)) => {
                 if let Some(update) = self.collector.push(piece)? {
@@ -291,14 +290,14 @@ impl Live {
             }
             None => shared.unknown_messages += 1,
         }
-        Ok(Progress::Nothing)
+        Ok(StepOutcome::Nothing)
     }
 
     fn heartbeat(
         &mut self,
         heartbeat: pb::Heartbeat,
-        shared: &mut Shared,
-    ) -> Result<Progress, Lost> {
+        shared: &mut LastingState,
+    ) -> Result<StepOutcome, Lost> {
         let age = Duration::from_millis(heartbeat.upstream_age_ms);
         tracing::trace!(revision = heartbeat.revision, ?age, "heartbeat");
         self.telling.spread_over(heartbeat.report_within_ms);
@@ -317,7 +316,7 @@ impl Live {
         if self.received.is_some() && self.waiting.is_empty() && shared.frozen.is_none() {
             shared.engine.confirmation().set(now_ms());
         }
-        Ok(Progress::UpstreamAge(age))
+        Ok(StepOutcome::UpstreamAge(age))
     }
 
     /// Hands a complete update to the engine, and reports that it arrived.
@@ -328,14 +327,14 @@ impl Live {
     }
 
     /// Hands a question to the engine. A new question replaces an unanswered one.
-    fn ask(&mut self, inspect: &pb::Inspect, shared: &Shared) {
+    fn ask(&mut self, inspect: &pb::Inspect, shared: &LastingState) {
         let engine = shared.engine.clone();
         let answer = answers::answer(engine, self.link.reach.clone(), inspect.clone());
         self.question = Some(Box::pin(answer));
     }
 
     /// Asks the engine for the digests of ranges.
-    fn compare(&mut self, compare: pb::Compare, shared: &Shared) -> Result<(), Lost> {
+    fn compare(&mut self, compare: pb::Compare, shared: &LastingState) -> Result<(), Lost> {
         let count = Some(compare.ranges).filter(|count| is_number_of_ranges(*count));
         let count = count.and_then(|count| u16::try_from(count).ok());
         let count = count
@@ -345,7 +344,7 @@ impl Live {
         Ok(())
     }
 
-    fn send(&mut self, permit: mpsc::OwnedPermit<pb::AgentMessage>, shared: &mut Shared) {
+    fn send(&mut self, permit: mpsc::OwnedPermit<pb::AgentMessage>, shared: &mut LastingState) {
         let kind = if let Some(token) = self.due.pong.take() {
             agent_message::Kind::Pong(pb::Pong { token })
         } else if let Some(inspection) = self.due.inspection.take() {
@@ -381,7 +380,7 @@ impl Live {
     }
 
     /// Returns the engine's latest report, with the fields that only the stream knows.
-    fn report(&mut self, shared: &mut Shared) -> pb::Report {
+    fn report(&mut self, shared: &mut LastingState) -> pb::Report {
         let mut report = {
             let latest = self.reports.borrow_and_update();
             let mut report = latest.to_wire();

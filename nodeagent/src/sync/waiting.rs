@@ -16,16 +16,16 @@ use crate::engine::{Command, Engine, Stopped, command};
 const MAX_CHANGES: usize = 10_000;
 
 /// The engine's answer to an update.
-pub(super) type Taken = Result<Result<(), Refusal>, Stopped>;
+pub(super) type UpdateResult = Result<Result<(), Refusal>, Stopped>;
 
 /// An answer to come, with the number of objects that the update changes.
-type Answer = BoxFuture<'static, (usize, Taken)>;
+type UpdateAnswer = BoxFuture<'static, (usize, UpdateResult)>;
 
 #[derive(Default)]
 pub(super) struct Waiting {
     /// The place of the next update in the engine's queue.
     place: Option<OwnedPermit<Command>>,
-    answers: FuturesOrdered<Answer>,
+    answers: FuturesOrdered<UpdateAnswer>,
     changes: usize,
 }
 
@@ -41,7 +41,7 @@ impl Waiting {
     }
 
     /// Waits for the engine's next answer, or for a place in its queue, which is `None`. Safe to drop at any time.
-    pub(super) async fn next(&mut self, engine: &Engine) -> Option<Taken> {
+    pub(super) async fn next(&mut self, engine: &Engine) -> Option<UpdateResult> {
         tokio::select! {
             biased;
             Some((changes, taken)) = self.answers.next() => {

@@ -44,10 +44,10 @@ fn hashsize(root: &Path) -> u64 {
 #[test]
 fn f6_sizes_follow_the_processors_between_bounds() {
     let max = |max_per_core, min, cores| {
-        let settings = Settings {
+        let settings = ConntrackSettings {
             max_per_core,
             min,
-            ..Settings::default()
+            ..ConntrackSettings::default()
         };
         settings.max_entries(cores)
     };
@@ -62,7 +62,7 @@ fn f6_sizes_follow_the_processors_between_bounds() {
 fn f6_defaults_on_a_fresh_machine() {
     let root = kernel();
     let root = root.path();
-    let outcome = apply(root, &Settings::default(), 8);
+    let outcome = apply(root, &ConntrackSettings::default(), 8);
     assert!(outcome.errors.is_empty(), "{:?}", outcome.errors);
     assert_eq!(outcome.written.len(), 4);
     assert_eq!((read(root, MAX), hashsize(root)), (262_144, 65_536));
@@ -71,7 +71,7 @@ fn f6_defaults_on_a_fresh_machine() {
     for (name, value) in &SYSCTLS[3..] {
         assert_eq!(read(root, name).to_string(), *value, "{name} is left alone");
     }
-    let again = apply(root, &Settings::default(), 8);
+    let again = apply(root, &ConntrackSettings::default(), 8);
     assert!(again.written.is_empty() && again.errors.is_empty());
 }
 
@@ -81,10 +81,10 @@ fn f6_sizes_are_never_lowered_and_nothing_is_set_to_zero() {
     let root = root.path();
     fs::write(root.join(NETFILTER).join(MAX), "2000000").unwrap();
     fs::write(root.join(HASHSIZE), "500000").unwrap();
-    let settings = Settings {
+    let settings = ConntrackSettings {
         tcp_established_timeout: Duration::ZERO,
         tcp_close_wait_timeout: Duration::from_millis(999),
-        ..Settings::default()
+        ..ConntrackSettings::default()
     };
     let outcome = apply(root, &settings, 8);
     assert!(outcome.written.is_empty(), "{:?}", outcome.written);
@@ -95,7 +95,7 @@ fn f6_sizes_are_never_lowered_and_nothing_is_set_to_zero() {
 fn f6_everything_can_be_asked_for() {
     let root = kernel();
     let root = root.path();
-    let settings = Settings {
+    let settings = ConntrackSettings {
         max_per_core: 0,
         min: 131_072,
         tcp_established_timeout: Duration::from_secs(10),
@@ -123,7 +123,7 @@ fn f6_failures_are_told_and_stop_nothing() {
         "x".repeat(10_000),
     )
     .unwrap();
-    let outcome = apply(root, &Settings::default(), 8);
+    let outcome = apply(root, &ConntrackSettings::default(), 8);
     let texts: Vec<_> = outcome.errors.iter().map(ToString::to_string).collect();
     assert_eq!(texts.len(), 2, "{texts:?}");
     assert!(texts[0].contains("hashsize") && texts[0].contains("nf_conntrack loaded"));

@@ -13,7 +13,7 @@ use hyper_util::rt::TokioIo;
 use kp_controlplane::app as control_plane;
 use kp_nodeagent::app;
 use kplane_fleet::certs::{self, Command};
-use kplane_fleet::identity::{self, Port, Reason};
+use kplane_fleet::identity::{self, Port, RefusalReason};
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
 use kplane_proto::v1::{self as pb, AgentMessage, agent_message};
@@ -122,7 +122,7 @@ struct Plane {
 }
 
 impl Plane {
-    async fn start(folder: &Path, files: &Volume, identity: identity::Config) -> Self {
+    async fn start(folder: &Path, files: &Volume, identity: identity::GateConfig) -> Self {
         let manifests = folder.join("objects");
         fs::create_dir(&manifests).unwrap();
         let service = "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: shop}\n\
@@ -434,7 +434,7 @@ impl Stage {
         let authority = old.read("ca.crt");
         let of_plane = Volume::new(folder.path().join("plane"), &server(&old, &old, &authority));
         let of_agent = Volume::new(folder.path().join("agent"), &client(&old, &authority));
-        let plane = Plane::start(folder.path(), &of_plane, identity::Config::default()).await;
+        let plane = Plane::start(folder.path(), &of_plane, identity::GateConfig::default()).await;
         let plane = Arc::new(plane);
         let relay = Relay::start(plane.agents()).await;
         let flags = |pair: KeyPair| {
@@ -560,10 +560,10 @@ async fn every_token_and_right_may_be_replaced_while_agents_work() {
     let of_agent = Volume::new(file("agent"), &[("token", b"agent-1\n".to_vec())]);
     fs::write(file("tokens.csv"), tokens(&[1])).unwrap();
     fs::write(file("rights.yaml"), rights("alice")).unwrap();
-    let identity = identity::Config {
+    let identity = identity::GateConfig {
         token_auth_file: Some(file("tokens.csv")),
         authorization_file: Some(file("rights.yaml")),
-        ..identity::Config::default()
+        ..identity::GateConfig::default()
     };
     let plane = Arc::new(Plane::start(folder.path(), &of_plane, identity).await);
     let relay = Relay::start(plane.agents()).await;
@@ -622,7 +622,7 @@ async fn every_token_and_right_may_be_replaced_while_agents_work() {
     let refused: Vec<_> = refused.map(|(_, reason, count)| (reason, count)).collect();
     assert_eq!(
         refused,
-        [(Reason::BadCredential, 1)],
+        [(RefusalReason::BadCredential, 1)],
         "the early token, once"
     );
     plane.is_complete(&[&agent]).await;

@@ -77,9 +77,9 @@ impl Replica {
                 Arc::clone(&ledger),
             ));
         }
-        let config = identity::Config {
+        let config = identity::GateConfig {
             audit: AuditLog::Off,
-            ..identity::Config::default()
+            ..identity::GateConfig::default()
         };
         let gate = Gate::open(&config, Arc::clone(&hub), None).unwrap();
         let server = AgentServer::new(Arc::clone(&hub), gate);
@@ -161,7 +161,7 @@ impl Replica {
             services: usize::MAX,
             without_endpoints: usize::MAX,
         };
-        let approved = self.hub.approve(seen).await;
+        let approved = self.hub.approvals.approve(seen).await;
         assert!(
             approved.is_ok_and(|approved| approved.is_ok()),
             "an approval"

@@ -78,7 +78,7 @@ pub(crate) struct Port {
     pub(crate) owners: Owners,
     version: AtomicU64,
     suspects: Arc<Suspects>,
-    state: Mutex<State>,
+    state: Mutex<PortState>,
 }
 
 /// The ServicePorts with endpoints that were avoided since the last look, so that a look does not visit all others.
@@ -103,7 +103,7 @@ impl Suspects {
 
 /// The state that all threads share.
 #[derive(Debug)]
-struct State {
+struct PortState {
     options: Options,
     picker: Picker,
     /// Further endpoints to which UDP flows may go on.
@@ -128,7 +128,7 @@ impl Port {
             owners,
             version: AtomicU64::new(0),
             suspects,
-            state: Mutex::new(State {
+            state: Mutex::new(PortState {
                 options: Options::default(),
                 picker: Picker::new(rand::random()),
                 serving: Vec::new(),
@@ -139,7 +139,7 @@ impl Port {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, PortState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

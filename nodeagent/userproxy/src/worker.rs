@@ -73,7 +73,7 @@ pub(crate) enum Command {
 }
 
 /// A descriptor's owner in the epoll instance.
-enum Entry {
+enum Owner {
     /// The descriptor by which commands are announced.
     Wake,
     Listener(Listener),
@@ -84,7 +84,7 @@ enum Entry {
 
 struct Slot {
     generation: u32,
-    entry: Entry,
+    entry: Owner,
 }
 
 /// The thread's state.
@@ -110,7 +110,7 @@ impl Worker {
             again: Vec::new(),
             paused_until: None,
         };
-        let token = worker.insert(Entry::Wake);
+        let token = worker.insert(Owner::Wake);
         worker.core.watch_inbox(token)?;
         Ok(worker)
     }
@@ -167,15 +167,15 @@ impl Worker {
         self.flows.flush();
         let entry = self.slots.get_mut(token.key()).map(|slot| &mut slot.entry);
         match entry {
-            Some(Entry::Wake) => return self.commands(),
-            Some(Entry::UdpListener(listener)) => self.flows.read(&mut self.core, listener),
+            Some(Owner::Wake) => return self.commands(),
+            Some(Owner::UdpListener(listener)) => self.flows.read(&mut self.core, listener),
             _ => self.step(token, |entry, core| entry.event(core, token, flags)),
         }
         true
     }
 
     /// Lets an entry take a step, unless another one has its place meanwhile.
-    fn step(&mut self, token: Token, step: impl FnOnce(&mut Entry, &mut Core) -> Next<Entry>) {
+    fn step(&mut self, token: Token, step: impl FnOnce(&mut Owner, &mut Core) -> Next<Owner>) {
         let Some(slot) = self.slots.get_mut(token.key()) else {
             return;
         };
@@ -194,7 +194,7 @@ impl Worker {
         }
     }
 
-    fn insert(&mut self, entry: Entry) -> Token {
+    fn insert(&mut self, entry: Owner) -> Token {
         self.generation = self.generation.wrapping_add(1) & Token::GENERATIONS;
         let generation = self.generation;
         Token::new(self.slots.insert(Slot { generation, entry }), generation)
@@ -232,13 +232,13 @@ impl Worker {
         let Some(connecting) = Connecting::new(accepted, &self.core) else {
             return;
         };
-        let token = self.insert(Entry::Connecting(Box::new(connecting)));
+        let token = self.insert(Owner::Connecting(Box::new(connecting)));
         self.step(token, |entry, core| entry.again(core, token));
     }
 
     fn each_listener(&mut self, act: impl Fn(&mut Core, &OwnedFd, Token) -> io::Result<()>) {
         for (key, slot) in &mut self.slots {
-            if let Entry::Listener(listener) = &slot.entry {
+            if let Owner::Listener(listener) = &slot.entry {
                 let token = Token::new(key, slot.generation);
                 if let Err(error) = act(&mut self.core, listener.socket(), token) {
                     tracing::warn!(%error, at = %listener.at(), "a listener of the userspace proxy cannot be watched");
@@ -278,7 +278,7 @@ impl Worker {
         let result = match listening.protocol() {
             Protocol::Udp => self.listen_for_datagrams(listening),
             _ => {
-                let token = self.insert(Entry::Listener(Listener::new(listening.clone())));
+                let token = self.insert(Owner::Listener(Listener::new(listening.clone())));
                 match self.paused_until {
                     None => self.core.watch_listener(&listening.socket, token),
                     Some(_) => Ok(()),
@@ -294,7 +294,7 @@ impl Worker {
         let threads = self.core.shared.inboxes.len();
         for number in listening.numbers(self.core.index, threads) {
             let listener = UdpListener::new(listening.clone(), number);
-            let token = self.insert(Entry::UdpListener(Box::new(listener)));
+            let token = self.insert(Owner::UdpListener(Box::new(listener)));
             self.core.watch_level(&listening.datagrams[number], token)?;
         }
         Ok(())
@@ -315,7 +315,7 @@ impl Worker {
     }
 }
 
-impl Entry {
+impl Owner {
     /// Returns a listener, and its socket of this thread; `None` for other entries.
     fn listener(&self) -> Option<(&Arc<Listening>, &OwnedFd)> {
         match self {

@@ -16,7 +16,7 @@ use prost_types::{
 use crate::v1::DESCRIPTORS;
 
 /// The services for tools. The rest is between kplane's own programs.
-const PUBLIC: [&str; 2] = ["StatusService", "DesiredStateService"];
+const PUBLIC: [&str; 3] = ["StatusService", "DesiredStateService", "RecorderService"];
 
 const HEAD: &str = "\
 # API
@@ -24,7 +24,7 @@ const HEAD: &str = "\
 This page is written from the comments in [the .proto files](https://github.com/kplane/kplane/blob/main/proto/proto/kplane/v1):
 `KPLANE_WRITE=1 cargo test -p kplane-proto api_page` writes it anew, and the same test fails if it is out of date.
 
-Both services are on the status port of the control plane (7444), behind the rights of [security.md](security.md#rights).
+These services are on the status port of the control plane (7444), behind the rights of [security.md](security.md#rights).
 [tools.md](tools.md) says how to connect, and has clients in Python and Go. The port also has gRPC reflection (v1 and
 v1alpha), and `grpc.health.v1.Health`, which knows the services below by name. Answers are compressed with gzip for clients
 that accept it.
@@ -268,11 +268,27 @@ fn page(set: &FileDescriptorSet) -> String {
     out.trim_end().to_owned() + "\n"
 }
 
+/// Reflection on the status port lists what tools can use, and nothing else.
+#[test]
+fn services_of_agents_and_replicas_are_not_described() {
+    let described = crate::public_descriptors().unwrap();
+    let set = FileDescriptorSet::decode(&*described).unwrap();
+    let services = set.file.iter().flat_map(|file| &file.service);
+    let names: BTreeSet<&str> = services.map(ServiceDescriptorProto::name).collect();
+    assert_eq!(names, BTreeSet::from(PUBLIC));
+}
+
 #[test]
 fn the_page_says_what_the_files_say() {
     let set = FileDescriptorSet::decode(DESCRIPTORS).unwrap();
     let page = page(&set);
     assert!(page.contains("| `next_page_token` | string | The `page_token` for the next nodes"));
+    let unexplained = page.lines().filter(|line| line.ends_with("|  |"));
+    assert_eq!(
+        unexplained.collect::<Vec<_>>(),
+        [""; 0],
+        "a comment is missing in a .proto file"
+    );
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/api.md");
     if std::env::var_os("KPLANE_WRITE").is_some() {
         fs::write(&file, &page).unwrap();

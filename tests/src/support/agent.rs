@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::{Result, ensure};
 use kplane_dataplane::backend::Proxy;
 use kplane_dataplane::backend::Verification;
-use kplane_dataplane::backend::ipvs::{self, Budget};
+use kplane_dataplane::backend::ipvs::{self, OperationBudget};
 use kplane_dataplane::backend::{Applied, Backend, Change, Failure, Kind, Settings};
 use kplane_dataplane::conntrack::{Cleaner, ConntrackCounts};
 use kplane_dataplane::leftovers;
@@ -125,7 +125,7 @@ impl Agent {
     }
 
     /// The same with a backend of IPVS that stops for good when a budget is used up.
-    pub fn restart_stopping(&mut self, budget: &Budget) -> Result<()> {
+    pub fn restart_stopping(&mut self, budget: &OperationBudget) -> Result<()> {
         let open = || Ok(ipvs::open_stopping(&self.backend_settings, budget)?);
         self.backend = self.ns.run(open)?;
         Ok(())

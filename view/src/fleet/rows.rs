@@ -15,7 +15,7 @@ use crate::time::{Time, human};
 const REPAIRS_SHOWN: Duration = Duration::from_secs(3600);
 
 /// A row: one node, or nodes with the same problem.
-struct Row<'a>(Vec<&'a NodeView>);
+struct NodeRow<'a>(Vec<&'a NodeView>);
 
 /// Returns what makes nodes share a row: the state, and the problem without times.
 fn problem(node: &NodeView, canvas: &Canvas) -> (NodeStateView, Vec<String>) {
@@ -25,7 +25,7 @@ fn problem(node: &NodeView, canvas: &Canvas) -> (NodeStateView, Vec<String>) {
     (node.state, texts.collect())
 }
 
-impl<'a> Row<'a> {
+impl<'a> NodeRow<'a> {
     /// Returns a row of nodes. The one that has been in its state for the longest time comes first.
     fn new(mut nodes: Vec<&'a NodeView>) -> Self {
         nodes.sort_by_key(|node| (node.since.is_none(), node.since));
@@ -85,8 +85,8 @@ pub(super) fn text(nodes: &[NodeView], now: Option<Time>, canvas: &Canvas) -> St
     let problem = |node: &NodeView| (!healthy(node)).then(|| problem(node, canvas));
     let folded = Folded::new(nodes, canvas, problem, |node| node.state.urgency());
     let rest = folded.rest("in sync", &format!("{} status", canvas.program));
-    let rows = folded.rows.into_iter().map(Row::new);
-    let rows: Vec<Row<'_>> = rows.collect();
+    let rows = folded.rows.into_iter().map(NodeRow::new);
+    let rows: Vec<NodeRow<'_>> = rows.collect();
     match rows.is_empty() {
         true => rest,
         false => table(&rows, now, canvas) + &rest,
@@ -94,7 +94,7 @@ pub(super) fn text(nodes: &[NodeView], now: Option<Time>, canvas: &Canvas) -> St
 }
 
 /// Each replica counts revisions by itself, so those of two cannot be compared. The lag can.
-fn applied(rows: &[Row<'_>]) -> Column {
+fn applied(rows: &[NodeRow<'_>]) -> Column {
     let nodes = rows.iter().flat_map(|row| &row.0);
     let mut replicas = nodes.map(|node| &node.replica);
     let first = replicas.next();
@@ -104,12 +104,12 @@ fn applied(rows: &[Row<'_>]) -> Column {
     }
 }
 
-fn table(rows: &[Row<'_>], now: Option<Time>, canvas: &Canvas) -> String {
+fn table(rows: &[NodeRow<'_>], now: Option<Time>, canvas: &Canvas) -> String {
     let duration = |us: Option<u64>| {
         Span::plain(us.map_or(String::new(), |us| human(Duration::from_micros(us))))
     };
     let number = |number: Option<u64>| Span::plain(number.map_or(String::new(), |n| n.to_string()));
-    let since = |row: &Row<'_>| match (row.first().since, now) {
+    let since = |row: &NodeRow<'_>| match (row.first().since, now) {
         (Some(since), Some(now)) => Span::plain(since.age_text(now)),
         _ => Span::none(),
     };
@@ -117,7 +117,7 @@ fn table(rows: &[Row<'_>], now: Option<Time>, canvas: &Canvas) -> String {
     let mut servers = nodes.map(|node| node.sum_of_servers(|servers| servers.draining));
     let ipvs = servers.any(|draining| draining.is_some());
     Table::new(rows)
-        .column(Column::new("NODE").elastic(20).names(), Row::name)
+        .column(Column::new("NODE").elastic(20).names(), NodeRow::name)
         .column(Column::new("STATE"), |row| row.first().state_span())
         .column(Column::new("SINCE"), since)
         .column(Column::wide("RECEIVED"), |row| {

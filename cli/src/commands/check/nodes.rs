@@ -23,7 +23,7 @@ const AT_A_TIME: usize = 50;
 
 /// Checks all Linux nodes that are Ready. Pods of this or an earlier attempt are gone in the end.
 pub(super) async fn run(cluster: &Cluster<'_>, args: &CheckArgs) -> Result<Vec<Finding>, Failure> {
-    let mut work = Work {
+    let mut work = NodeChecks {
         cluster,
         args,
         config_map: config_map(cluster).await?,
@@ -47,7 +47,7 @@ async fn config_map(cluster: &Cluster<'_>) -> Result<Option<&'static str>, Failu
     Ok(cluster.configuration().await?.map(|_| NAME))
 }
 
-struct Work<'a, 'b> {
+struct NodeChecks<'a, 'b> {
     cluster: &'a Cluster<'b>,
     args: &'a CheckArgs,
     config_map: Option<&'static str>,
@@ -55,7 +55,7 @@ struct Work<'a, 'b> {
     failed: BTreeMap<NodeName, String>,
 }
 
-impl Work<'_, '_> {
+impl NodeChecks<'_, '_> {
     fn pods(&self) -> String {
         format!(
             "/api/v1/namespaces/{}/pods",

@@ -11,7 +11,7 @@ use crate::client::{self, Client};
 use crate::failure::Failure;
 use crate::migrate::picture::Objects as Gathered;
 use crate::migrate::{AGENTS, cleanup};
-use crate::reach::{Asked, Objects, Reach};
+use crate::reach::{Asked, ObjectClient, Reach};
 
 /// kube-proxy's configuration in its ConfigMap, as kubeadm names it.
 const CONFIGURATION: &str = "config.conf";
@@ -24,7 +24,7 @@ const DEFAULT_MODE: &str = "iptables";
 
 /// The cluster and its control plane.
 pub(crate) struct Cluster<'a> {
-    objects: Objects,
+    objects: ObjectClient,
     options: &'a Options,
     target: Target,
     client: Option<Client>,
@@ -39,7 +39,7 @@ struct Configuration {
 
 impl<'a> Cluster<'a> {
     /// Takes the way to the objects; the control plane is asked later.
-    pub(crate) fn new(objects: Objects, options: &'a Options, target: Target) -> Self {
+    pub(crate) fn new(objects: ObjectClient, options: &'a Options, target: Target) -> Self {
         Self {
             objects,
             options,
@@ -49,7 +49,7 @@ impl<'a> Cluster<'a> {
     }
 
     /// Returns the way to the objects.
-    pub(crate) fn objects(&self) -> &Objects {
+    pub(crate) fn objects(&self) -> &ObjectClient {
         &self.objects
     }
 

@@ -24,7 +24,7 @@ const PLAIN: &str = "speaks plain text";
 
 /// The reason why a cluster leads to no control plane.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Error {
+pub(crate) enum DiscoveryError {
     /// The kubeconfig cannot be used.
     #[error("{0}; {ELSEWHERE}")]
     Kubeconfig(#[from] KubeconfigError),
@@ -70,7 +70,7 @@ impl fmt::Display for ApiError {
 
 impl StdError for ApiError {}
 
-impl Error {
+impl DiscoveryError {
     /// Returns whether the API server does not accept the credentials.
     pub(super) fn is_unauthorized(&self) -> bool {
         matches!(self, Self::Api(error) if matches!(error.problem, Problem::Unauthorized))
@@ -103,7 +103,7 @@ impl Error {
 
 /// The cluster in the words of errors.
 #[derive(Clone, Debug)]
-pub(super) struct Cluster {
+pub(super) struct ClusterWords {
     /// URL of the API server.
     pub(super) api: String,
     context: String,
@@ -115,7 +115,7 @@ pub(super) struct Cluster {
     kubectl: String,
 }
 
-impl fmt::Display for Cluster {
+impl fmt::Display for ClusterWords {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} (context {}", self.api, self.context)?;
         if let Some(proxy) = &self.proxy {
@@ -125,7 +125,7 @@ impl fmt::Display for Cluster {
     }
 }
 
-impl Cluster {
+impl ClusterWords {
     pub(super) fn new(place: &Place, selected: &Selected) -> Self {
         let mut kubectl = "kubectl".to_owned();
         if let Some(file) = &place.kubeconfig {
@@ -150,7 +150,7 @@ impl Cluster {
     }
 
     /// Explains a refusal by the API server.
-    pub(super) fn refused(&self, problem: Problem) -> Error {
+    pub(super) fn refused(&self, problem: Problem) -> DiscoveryError {
         let Self {
             namespace, kubectl, ..
         } = self;
@@ -163,7 +163,7 @@ impl Cluster {
             Problem::Unauthorized => format!("Check with: {kubectl} auth whoami"),
             _ => format!("Check with: {kubectl} get --raw /readyz; {ELSEWHERE}"),
         };
-        Error::Api(Box::new(ApiError {
+        DiscoveryError::Api(Box::new(ApiError {
             server: self.to_string(),
             problem,
             advice,
@@ -171,14 +171,14 @@ impl Cluster {
     }
 
     /// Explains a refusal of a request of an administrator.
-    pub(super) fn denied(&self, problem: Problem) -> Error {
+    pub(super) fn denied(&self, problem: Problem) -> DiscoveryError {
         let advice = match &problem {
             Problem::Forbidden { .. } => {
                 "This command needs the rights of a cluster administrator".to_owned()
             }
             _ => return self.refused(problem),
         };
-        Error::Api(Box::new(ApiError {
+        DiscoveryError::Api(Box::new(ApiError {
             server: self.to_string(),
             problem,
             advice,
@@ -186,7 +186,7 @@ impl Cluster {
     }
 
     /// Explains that there is no pod to try.
-    pub(super) fn no_pod(&self, none: NoPod) -> Error {
+    pub(super) fn no_pod(&self, none: NoPod) -> DiscoveryError {
         let Self {
             namespace, kubectl, ..
         } = self;
@@ -202,18 +202,18 @@ impl Cluster {
                 one_line(&states)
             ),
         };
-        Error::Plane {
+        DiscoveryError::Plane {
             text,
             transient: true,
         }
     }
 
     /// Explains that the control plane's certificate cannot be checked. `why` is about the ConfigMap.
-    pub(super) fn no_authority(&self, why: &str) -> Error {
+    pub(super) fn no_authority(&self, why: &str) -> DiscoveryError {
         let Self {
             namespace, kubectl, ..
         } = self;
-        Error::Plane {
+        DiscoveryError::Plane {
             text: format!(
                 "cannot check the certificate of the control plane of {self}: ConfigMap \
                  {namespace}/kplane-ca {why}. A control plane with TLS publishes its authority \
@@ -226,7 +226,7 @@ impl Cluster {
     }
 
     /// Explains that no pod could be reached. `failures` has a line for each.
-    pub(super) fn no_answer(&self, failures: &[String]) -> Error {
+    pub(super) fn no_answer(&self, failures: &[String]) -> DiscoveryError {
         let Self {
             namespace, kubectl, ..
         } = self;
@@ -241,7 +241,7 @@ impl Cluster {
         } else {
             format!("Check with: {kubectl} -n {namespace} get pods")
         };
-        Error::Plane {
+        DiscoveryError::Plane {
             text: format!(
                 "cannot connect to the control plane in namespace {namespace} of {self}: \
                  {failures}. {advice}"

@@ -36,7 +36,7 @@ impl Environment {
 }
 
 /// The result of reading the kubeconfig.
-pub(super) enum Outcome {
+pub(super) enum Selection {
     /// A context that can be used.
     Selected(Box<Selected>),
     /// No kubeconfig, or none that names a cluster, for this reason.
@@ -100,10 +100,13 @@ pub(crate) enum KubeconfigError {
 }
 
 /// Reads the files, and selects the context.
-pub(super) fn select(place: &Place, environment: &Environment) -> Result<Outcome, KubeconfigError> {
+pub(super) fn select(
+    place: &Place,
+    environment: &Environment,
+) -> Result<Selection, KubeconfigError> {
     let nothing = |reason: String| match place.names_cluster {
         true => Err(KubeconfigError::NoCluster { reason }),
-        false => Ok(Outcome::Nothing(reason)),
+        false => Ok(Selection::Nothing(reason)),
     };
     let files = files(place.kubeconfig.as_deref(), environment);
     let all = listing(&files);
@@ -133,7 +136,7 @@ pub(super) fn select(place: &Place, environment: &Environment) -> Result<Outcome
         return nothing(format!("the kubeconfig {found} has no current-context"));
     };
     let selected = resolve(merged, context, found)?;
-    Ok(Outcome::Selected(Box::new(selected)))
+    Ok(Selection::Selected(Box::new(selected)))
 }
 
 /// Returns the files to merge: that of the flag, or those of `KUBECONFIG`, or the default.

@@ -11,8 +11,8 @@ use serde_json::Value;
 use tokio::time::timeout;
 
 use super::api::{self, Asked};
-use super::error::Cluster;
-use crate::reach::Error;
+use super::error::ClusterWords;
+use crate::reach::ReachError;
 
 /// Most objects in one page of a list.
 const PAGE: u32 = 500;
@@ -21,9 +21,9 @@ const PAGE: u32 = 500;
 const MANAGER: &str = "kpctl";
 
 /// The way to objects of a cluster.
-pub(crate) struct Objects {
+pub(crate) struct ObjectClient {
     client: Client,
-    cluster: Cluster,
+    cluster: ClusterWords,
     limit: Duration,
 }
 
@@ -42,8 +42,8 @@ struct PageMetadata {
     next: String,
 }
 
-impl Objects {
-    pub(super) fn new(client: Client, cluster: Cluster, limit: Duration) -> Self {
+impl ObjectClient {
+    pub(super) fn new(client: Client, cluster: ClusterWords, limit: Duration) -> Self {
         Self {
             client,
             cluster,
@@ -56,7 +56,7 @@ impl Objects {
         &self,
         path: &str,
         asked: Asked,
-    ) -> Result<Option<T>, Error> {
+    ) -> Result<Option<T>, ReachError> {
         match self.send(Method::GET, path, "", Vec::new(), asked).await {
             Ok(object) => Ok(Some(object)),
             Err(error) if error.is_missing() => Ok(None),
@@ -70,7 +70,7 @@ impl Objects {
         collection: &str,
         labels: &str,
         asked: Asked,
-    ) -> Result<Vec<T>, Error> {
+    ) -> Result<Vec<T>, ReachError> {
         let (mut all, mut next) = (Vec::new(), String::new());
         loop {
             let path = format!(
@@ -93,7 +93,7 @@ impl Objects {
         collection: &str,
         object: &Value,
         asked: Asked,
-    ) -> Result<(), Error> {
+    ) -> Result<(), ReachError> {
         let path = format!("{collection}?fieldManager={MANAGER}");
         let body = object.to_string().into_bytes();
         let created = self.send::<Value>(Method::POST, &path, "application/json", body, asked);
@@ -106,7 +106,7 @@ impl Objects {
         collection: &str,
         object: &Value,
         asked: Asked,
-    ) -> Result<Value, Error> {
+    ) -> Result<Value, ReachError> {
         let body = object.to_string().into_bytes();
         self.send(Method::POST, collection, "application/json", body, asked)
             .await
@@ -118,7 +118,7 @@ impl Objects {
         path: &str,
         fields: &Value,
         asked: Asked,
-    ) -> Result<(), Error> {
+    ) -> Result<(), ReachError> {
         let path = format!("{path}?fieldManager={MANAGER}");
         let body = fields.to_string().into_bytes();
         let kind = "application/merge-patch+json";
@@ -127,7 +127,7 @@ impl Objects {
     }
 
     /// Deletes an object, and what it owns. Returns whether it existed.
-    pub(crate) async fn delete(&self, path: &str, asked: Asked) -> Result<bool, Error> {
+    pub(crate) async fn delete(&self, path: &str, asked: Asked) -> Result<bool, ReachError> {
         let body = br#"{"propagationPolicy":"Background"}"#.to_vec();
         let deleted = self.send::<Value>(Method::DELETE, path, "application/json", body, asked);
         match deleted.await {
@@ -144,7 +144,7 @@ impl Objects {
         content: &str,
         body: Vec<u8>,
         asked: Asked,
-    ) -> Result<T, Error> {
+    ) -> Result<T, ReachError> {
         let mut request = Request::builder().method(method).uri(path);
         if !content.is_empty() {
             request = request.header(header::CONTENT_TYPE, content);
@@ -152,7 +152,7 @@ impl Objects {
         let answer = api::send(&self.client, request, body, asked);
         match timeout(self.limit, answer).await {
             Ok(answer) => Ok(answer.map_err(|problem| self.cluster.denied(problem))?),
-            Err(_) => Err(Error::Timeout {
+            Err(_) => Err(ReachError::Timeout {
                 from: self.cluster.api.clone(),
                 timeout: self.limit,
             }),

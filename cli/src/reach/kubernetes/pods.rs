@@ -15,14 +15,14 @@ pub(super) struct Pods {
 
 #[derive(Debug, Deserialize)]
 struct Pod {
-    metadata: Metadata,
+    metadata: PodMetadata,
     #[serde(default)]
     status: Status,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Metadata {
+struct PodMetadata {
     name: String,
     deletion_timestamp: Option<String>,
 }

@@ -30,12 +30,12 @@ const LOOK: Duration = Duration::from_secs(5);
 
 /// A writer of the addresses. All replicas write the same.
 #[derive(Debug)]
-pub(super) struct Announcer {
+pub(super) struct AddressWriter {
     pub(super) api: Arc<Api>,
     pub(super) namespace: String,
 }
 
-impl Announcer {
+impl AddressWriter {
     /// Keeps the ConfigMap up to date. Never returns.
     pub(super) async fn keep(self) {
         let mut said = String::new();

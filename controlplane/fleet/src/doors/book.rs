@@ -19,14 +19,14 @@ pub(super) struct Book {
     /// All connections by number, which grows with time, with their addresses.
     open: HashMap<u64, IpAddr>,
     /// The waiting connections.
-    waiting: BTreeMap<u64, Waiting>,
+    waiting: BTreeMap<u64, WaitingConnection>,
     /// Those of them whose peers have not spoken.
     silent: BTreeSet<u64>,
     addresses: HashMap<IpAddr, Address>,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct WaitingConnection {
     connection: Occupancy,
     since: Instant,
 }
@@ -112,7 +112,7 @@ impl Book {
     /// Records that a connection waits, or waits again. Does nothing for an unknown connection.
     pub(super) fn waits(&mut self, number: u64, connection: &Occupancy) {
         if let Some(from) = self.open.get(&number) {
-            let waiting = Waiting {
+            let waiting = WaitingConnection {
                 connection: connection.clone(),
                 since: Instant::now(),
             };

@@ -32,7 +32,7 @@ const ASK: Duration = Duration::from_secs(30);
 
 /// The scope of the events that this process writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
+pub enum EventScope {
     /// The whole cluster: the scope of a control plane.
     Cluster,
     /// One node and Services on it: the scope of a standalone agent. Problems of the input are left
@@ -45,12 +45,12 @@ pub enum Scope {
 pub async fn run(
     (hub, peers): (Arc<Hub>, Option<Arc<Peers>>),
     api: Arc<Api>,
-    scope: Scope,
+    scope: EventScope,
     counts: Arc<EventCounts>,
 ) {
     let machine = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let task = Task {
-        announcer: Announcer::new(scope == Scope::Cluster),
+        announcer: Announcer::new(scope == EventScope::Cluster),
         writer: Writer::new(api, machine.trim()),
         queue: Queue::default(),
         tries: 0,

@@ -22,7 +22,7 @@ const NODES: usize = 65_536;
 
 /// A kind of problem with what an agent does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Problem {
+pub(crate) enum Misbehaviour {
     /// It opens streams too often.
     Streams,
     /// Its Hello is too long.
@@ -39,7 +39,7 @@ pub(crate) enum Problem {
 #[derive(Debug)]
 pub(crate) struct Moderation {
     streams: Mutex<Buckets<NodeName>>,
-    lines: Mutex<Buckets<(NodeName, Problem)>>,
+    lines: Mutex<Buckets<(NodeName, Misbehaviour)>>,
 }
 
 impl Default for Moderation {
@@ -61,14 +61,19 @@ impl Moderation {
         let admitted = streams.take(node.clone(), 1).map(drop);
         drop(streams);
         admitted.inspect_err(|_| {
-            self.tell(node, Problem::Streams, || {
+            self.tell(node, Misbehaviour::Streams, || {
                 "the agent connects too often, and is asked to come back later; read the agent's log".to_owned()
             });
         })
     }
 
     /// Logs a problem, at most once a minute for each node and kind.
-    pub(crate) fn tell(&self, node: &NodeName, problem: Problem, text: impl FnOnce() -> String) {
+    pub(crate) fn tell(
+        &self,
+        node: &NodeName,
+        problem: Misbehaviour,
+        text: impl FnOnce() -> String,
+    ) {
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         let left_out = lines.take((node.clone(), problem), 1);
         drop(lines);
@@ -109,10 +114,10 @@ mod tests {
             });
             told.get()
         };
-        assert_eq!([(); 3].map(|()| tell("n1", Problem::Hello)), [1; 3]);
-        assert_eq!(tell("n1", Problem::Report), 2);
-        assert_eq!(tell("n2", Problem::Hello), 3);
+        assert_eq!([(); 3].map(|()| tell("n1", Misbehaviour::Hello)), [1; 3]);
+        assert_eq!(tell("n1", Misbehaviour::Report), 2);
+        assert_eq!(tell("n2", Misbehaviour::Hello), 3);
         advance(Duration::from_secs(60)).await;
-        assert_eq!(tell("n1", Problem::Hello), 4);
+        assert_eq!(tell("n1", Misbehaviour::Hello), 4);
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kplane_model::NodeName;
-use kplane_picture::recorder::{Kind, Recorder};
+use kplane_picture::recorder::{NoticeKind, Recorder};
 use kplane_proto::v1::{FamilyStatus, Report};
 
 /// Time after the start within which all agents connect; that is nothing new.
@@ -29,13 +29,13 @@ pub(super) fn connected(
         None if started_at.elapsed() < START => return,
         None => format!("an agent connected from {peer}"),
     };
-    recorder.notice(Kind::NodeConnected, object(node), text);
+    recorder.notice(NoticeKind::NodeConnected, object(node), text);
 }
 
 /// Notes that an agent's stream ended.
 pub(super) fn lost(recorder: &Recorder, node: &NodeName) {
     let text = "the agent's stream ended; the kernel keeps its state".to_owned();
-    recorder.notice(Kind::NodeLost, object(node), text);
+    recorder.notice(NoticeKind::NodeLost, object(node), text);
 }
 
 /// Notes what is new in a report.
@@ -48,10 +48,10 @@ pub(super) fn reported(
     let was = before.and_then(|before| trouble(before));
     let is = trouble(now);
     match (was.is_some(), is) {
-        (false, Some(text)) => recorder.notice(Kind::NodeFailing, object(node), text),
+        (false, Some(text)) => recorder.notice(NoticeKind::NodeFailing, object(node), text),
         (true, None) => {
             let text = "nothing fails any more".to_owned();
-            recorder.notice(Kind::NodeRecovered, object(node), text);
+            recorder.notice(NoticeKind::NodeRecovered, object(node), text);
         }
         (true, Some(_)) | (false, None) => {}
     }
@@ -69,7 +69,7 @@ pub(super) fn reported(
     };
     for family in now.families.iter().filter(is_new) {
         let text = format!("{}: {}", family.family().as_str_name(), family.last_repair);
-        recorder.notice(Kind::Repaired, object(node), text);
+        recorder.notice(NoticeKind::Repaired, object(node), text);
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use kplane_model::NodeName;
 use kplane_proto::v1::Hello;
 
-use super::moderation::{Moderation, Problem};
+use super::moderation::{Misbehaviour, Moderation};
 use super::{Agents, NotBegun};
 
 /// Time without an attempt after which a rival counts as gone: a live rival tries again every few seconds.
@@ -59,7 +59,7 @@ impl Agents {
             .take()
             .filter(|rival| rival.peer_ip() == peer_ip(peer));
         if before.is_none() {
-            moderation.tell(node, Problem::Rival, || {
+            moderation.tell(node, Misbehaviour::Rival, || {
                 format!(
                     "two agents have the name of this node, at {} and {peer}; the second one is refused. Check \
                      --node-name on both nodes",

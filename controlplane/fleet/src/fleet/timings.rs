@@ -91,7 +91,7 @@ struct Kept {
 
 /// The last update that a stream took.
 #[derive(Clone, Copy, Debug)]
-struct Sent {
+struct LastUpdate {
     revision: u64,
     at: Instant,
 }
@@ -100,7 +100,7 @@ struct Sent {
 #[derive(Debug)]
 pub struct Dispatch {
     fleet: Arc<Fleet>,
-    last: Mutex<Option<Sent>>,
+    last: Mutex<Option<LastUpdate>>,
     under_way: Mutex<UnderWay>,
 }
 
@@ -181,7 +181,7 @@ impl Dispatch {
     pub fn sent(&self, revision: u64) {
         let at = Instant::now();
         self.under_way().sent(revision, clock::Instant::now());
-        let before = self.lock().replace(Sent { revision, at });
+        let before = self.lock().replace(LastUpdate { revision, at });
         // The first update of a stream may be a snapshot, and says nothing about changes.
         let lacked = before.filter(|sent| sent.revision < revision);
         let published = lacked.and_then(|sent| self.fleet.store.moment_of(sent.revision + 1));
@@ -209,7 +209,7 @@ impl Dispatch {
         under_way.unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Sent>> {
+    fn lock(&self) -> MutexGuard<'_, Option<LastUpdate>> {
         // Each write leaves it usable.
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }

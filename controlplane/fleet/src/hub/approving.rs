@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use kplane_picture::index::{Held, Picture};
 
-use super::{Closing, Hub, IndexOwner, Query};
+use super::{Closing, IndexHandle, IndexOwner};
 use crate::orders::Approval;
 
 /// Number of approvals that are remembered, so that none is taken twice: more than a document has.
@@ -39,14 +39,22 @@ pub struct Approved {
 #[error("more objects are held than were approved, so nothing was removed: {0}")]
 pub struct HeldMore(Held);
 
-impl Hub {
+/// The right to approve the picture. It leads to nothing else of the index.
+#[derive(Clone, Debug)]
+pub struct Approvals(IndexHandle);
+
+impl Approvals {
+    pub(super) fn new(index: IndexHandle) -> Self {
+        Self(index)
+    }
+
     /// Confirms the source's picture on behalf of the operator: removes the objects that are held,
     /// and makes agents do the same.
     ///
     /// # Errors
     /// [`Closing`]; [`HeldMore`] within.
     pub async fn approve(&self, seen: Seen) -> Result<Result<Approved, HeldMore>, Closing> {
-        self.ask(|answer| Query::Approve(seen, answer)).await
+        self.0.ask(move |owner| owner.approve(seen)).await
     }
 
     /// Takes an approval that another replica was given, if it covers this picture and was not taken before.
@@ -54,13 +62,13 @@ impl Hub {
     /// # Errors
     /// [`Closing`].
     pub async fn take(&self, approval: Approval) -> Result<bool, Closing> {
-        self.ask(|answer| Query::Take(approval, answer)).await
+        self.0.ask(move |owner| owner.take(&approval)).await
     }
 }
 
 impl IndexOwner {
     /// Approves what the operator saw.
-    pub(super) fn approve(&mut self, seen: Seen) -> Result<Approved, HeldMore> {
+    fn approve(&mut self, seen: Seen) -> Result<Approved, HeldMore> {
         if let Some(held) = self.index.held()
             && (held.services > seen.services || held.without_endpoints > seen.without_endpoints)
         {
@@ -79,7 +87,7 @@ impl IndexOwner {
     }
 
     /// Takes an approval of another replica; returns whether it was of use.
-    pub(super) fn take(&mut self, approval: &Approval) -> bool {
+    fn take(&mut self, approval: &Approval) -> bool {
         let known = self.approvals.contains(&approval.id);
         let covered = !known
             && self.index.needs_approval()

@@ -1,7 +1,7 @@
 //! What the flight recorder notices about the input: problems that appear and go, and objects that are kept.
 
 use kplane_model::Issue;
-use kplane_picture::recorder::{Kind, Recorder};
+use kplane_picture::recorder::{NoticeKind, Recorder};
 
 use super::{Hub, Summary};
 
@@ -11,8 +11,8 @@ const PROBLEMS: usize = 50;
 /// Notes the problems that appeared or are gone; both lists are sorted.
 pub(crate) fn problems(recorder: &Recorder, before: &[Issue], after: &[Issue]) {
     let sides = [
-        (Kind::ProblemAppeared, after, before),
-        (Kind::ProblemGone, before, after),
+        (NoticeKind::ProblemAppeared, after, before),
+        (NoticeKind::ProblemGone, before, after),
     ];
     for (kind, issues, others) in sides {
         let new = issues.iter();
@@ -41,11 +41,12 @@ impl Hub {
         match (&before.held, &after.held) {
             (None, Some(held)) => {
                 let text = held.to_string();
-                self.recorder.notice(Kind::Held, String::new(), text);
+                self.recorder.notice(NoticeKind::Held, String::new(), text);
             }
             (Some(_), None) => {
                 let text = "no held objects remain".to_owned();
-                self.recorder.notice(Kind::Released, String::new(), text);
+                self.recorder
+                    .notice(NoticeKind::Released, String::new(), text);
             }
             (None, None) | (Some(_), Some(_)) => {}
         }

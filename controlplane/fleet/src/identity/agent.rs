@@ -2,7 +2,7 @@
 
 use kplane_model::NodeName;
 
-use super::{Gate, Identity, Proof, Reason, Refusal};
+use super::{Gate, Identity, Proof, Refusal, RefusalReason};
 
 impl Gate {
     /// Checks that an identity is that of a node's agent.
@@ -11,14 +11,14 @@ impl Gate {
         match who.node(&self.accounts) {
             Some(own) if own == &**node => Ok(()),
             Some(own) => Err(Refusal::new(
-                Reason::OtherNode,
+                RefusalReason::OtherNode,
                 format!(
                     "the credential is of node {own:?} and does not allow its owner to speak for node {node:?}; check \
                      the agent's --node-name and its credential"
                 ),
             )),
             None if matches!(who.proof, Proof::ApiToken { .. }) => Err(Refusal::new(
-                Reason::NotAnAgent,
+                RefusalReason::NotAnAgent,
                 format!(
                     "{name:?} is not an agent: the token must be of a ServiceAccount that --agent-service-account of \
                      the control plane names ({}), and of a pod on a node",
@@ -26,7 +26,7 @@ impl Gate {
                 ),
             )),
             None => Err(Refusal::new(
-                Reason::NotAnAgent,
+                RefusalReason::NotAnAgent,
                 format!(
                     "the credential of {name:?} names no node: that of an agent is of the user system:node:NAME in \
                      the group system:nodes (a certificate with CN=system:node:NAME, O=system:nodes)"
@@ -53,7 +53,7 @@ impl Gate {
             return Ok(());
         }
         Err(Refusal::new(
-            Reason::NoSuchNode,
+            RefusalReason::NoSuchNode,
             format!(
                 "the token is bound to an earlier Node {node:?}, with UID {bound}: the Node was deleted and made \
                  again; restart the agent's pod"
@@ -67,7 +67,7 @@ impl Gate {
             return Ok(());
         }
         Err(Refusal::new(
-            Reason::NoSuchNode,
+            RefusalReason::NoSuchNode,
             format!("the Node {node:?} was deleted"),
         ))
     }

@@ -50,7 +50,7 @@ pub struct Audit {
 
 /// A decision about a call.
 #[derive(Clone, Debug, Default, Serialize)]
-pub(super) struct Entry<'a> {
+pub(super) struct AuditEntry<'a> {
     /// `refused` or `allowed`.
     pub(super) decision: &'a str,
     /// The reason of a refusal, as in metrics.
@@ -75,7 +75,7 @@ pub(super) struct Entry<'a> {
 struct Line<'a> {
     time: String,
     #[serde(flatten)]
-    entry: &'a Entry<'a>,
+    entry: &'a AuditEntry<'a>,
     /// Number of lines about this caller that were left out before this one.
     #[serde(skip_serializing_if = "is_zero")]
     left_out: u64,
@@ -120,14 +120,14 @@ impl Audit {
     }
 
     /// Records a refusal, unless its caller had many of them.
-    pub(super) fn refused(&self, from: IpAddr, entry: &Entry<'_>) {
+    pub(super) fn refused(&self, from: IpAddr, entry: &AuditEntry<'_>) {
         if let Some(left_out) = self.take(from) {
             self.write(entry, left_out);
         }
     }
 
     /// Records a call that changed something.
-    pub(super) fn changed(&self, entry: &Entry<'_>) {
+    pub(super) fn changed(&self, entry: &AuditEntry<'_>) {
         self.write(entry, 0);
     }
 
@@ -137,7 +137,7 @@ impl Audit {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    fn write(&self, entry: &Entry<'_>, left_out: u64) {
+    fn write(&self, entry: &AuditEntry<'_>, left_out: u64) {
         let Some(lines) = &self.lines else {
             return;
         };
@@ -194,12 +194,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("audit");
         let audit = Audit::open(&AuditLog::File(path.clone())).unwrap();
-        audit.changed(&Entry {
+        audit.changed(&AuditEntry {
             decision: "allowed",
             user: "alice",
             action: "update /kplane/fleet",
             text: "a \"quoted\"\ntext",
-            ..Entry::default()
+            ..AuditEntry::default()
         });
         let deadline = std::time::Instant::now() + Duration::from_secs(10);
         let line = loop {

@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 use tonic::Status;
 
-use super::audit::{Audit, AuditLog, Entry};
+use super::audit::{Audit, AuditEntry, AuditLog};
 use super::refusal::Refusals;
 use super::reviews::Reviews;
 use super::rights::{Decisions, Rights};
@@ -23,7 +23,7 @@ use super::rules::RulesFile;
 use super::token_file::{TokenTable, TokenTableFile};
 use super::tokens::Tokens;
 use super::watches::{Full, WatchPermit, Watches};
-use super::{Identity, Proof, Reason, Refusal, Right, Sentry};
+use super::{Identity, Proof, Refusal, RefusalReason, Right, Sentry};
 use crate::doors::{Caller, Occupancy, network};
 use crate::hub::Hub;
 
@@ -52,7 +52,7 @@ impl Port {
 
 /// Configuration of identities and rights.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct GateConfig {
     /// User names of agents' ServiceAccounts, `system:serviceaccount:NAMESPACE:NAME`.
     pub agent_accounts: Vec<String>,
     /// File of tokens and their owners.
@@ -65,7 +65,7 @@ pub struct Config {
     pub watches: usize,
 }
 
-/// Default of [`Config::watches`].
+/// Default of [`GateConfig::watches`].
 pub const WATCHES: usize = 256;
 
 /// Questions of a caller to the status API: an answer about a small fleet costs 1.
@@ -76,7 +76,7 @@ const QUESTIONS: Rate = Rate {
 /// Most callers whose questions are counted; further ones share theirs.
 const MAX_CALLERS: usize = 1_024;
 
-impl Default for Config {
+impl Default for GateConfig {
     fn default() -> Self {
         Self {
             agent_accounts: Vec::new(),
@@ -132,7 +132,7 @@ impl Gate {
     /// # Errors
     /// [`GateError`].
     pub fn open(
-        config: &Config,
+        config: &GateConfig,
         hub: Arc<Hub>,
         api: Option<Arc<Api>>,
     ) -> Result<Arc<Self>, GateError> {
@@ -176,7 +176,7 @@ impl Gate {
 
     /// Returns the numbers of refusals by port and reason.
     #[must_use]
-    pub fn refusals(&self) -> Vec<(Port, Reason, u64)> {
+    pub fn refusals(&self) -> Vec<(Port, RefusalReason, u64)> {
         self.refusals.all()
     }
 
@@ -231,7 +231,7 @@ impl Visitor {
             None => std::future::pending().await,
         }
         let refusal = Refusal::new(
-            Reason::Ended,
+            RefusalReason::Ended,
             "the credential has ended; connect with a renewed one",
         );
         self.refused("watch", &refusal);
@@ -254,7 +254,7 @@ impl Visitor {
         };
         drop(questions);
         let text = format!("too many questions; ask again in {} ms", wait.as_millis());
-        let refusal = Refusal::new(Reason::TooMuch, text);
+        let refusal = Refusal::new(RefusalReason::TooMuch, text);
         self.refused("ask", &refusal);
         Err(refusal)
     }
@@ -282,7 +282,7 @@ impl Visitor {
                      control plane"
                 }
             };
-            let refusal = Refusal::new(Reason::TooMuch, text);
+            let refusal = Refusal::new(RefusalReason::TooMuch, text);
             self.refused("watch", &refusal);
             refusal
         })
@@ -298,7 +298,7 @@ impl Visitor {
         };
         let outcome = match who.subject.is_of_node() {
             true => Err(Refusal::new(
-                Reason::NoRight,
+                RefusalReason::NoRight,
                 format!(
                     "{:?} is a node, and nodes may not use the status API",
                     who.subject.name
@@ -314,7 +314,7 @@ impl Visitor {
     /// Records that the caller changed something.
     pub fn did(&self, right: &Right, text: &str) {
         let action = format!("{} {}", right.verb(), right.path());
-        self.gate.audit.changed(&Entry {
+        self.gate.audit.changed(&AuditEntry {
             decision: "allowed",
             text,
             ..self.entry(&action)
@@ -367,7 +367,7 @@ impl Visitor {
         if let Caller::Certificate(subject, until) = self.connection.caller() {
             if until.is_some_and(|until| until <= SystemTime::now()) {
                 let text = "the certificate has ended; use the renewed one in a new connection";
-                return Err(Refusal::new(Reason::Ended, text));
+                return Err(Refusal::new(RefusalReason::Ended, text));
             }
             return Ok(Some(Arc::new(Identity {
                 until: *until,
@@ -392,7 +392,7 @@ impl Visitor {
                 Some(_) => "--token-auth-file of the control plane does not list the token",
                 None => "this control plane accepts no tokens, only certificates",
             };
-            return Err(Refusal::new(Reason::BadCredential, text));
+            return Err(Refusal::new(RefusalReason::BadCredential, text));
         };
         let served = |node: &str| gate.hub.fleet.record(node).is_some();
         let from = network(self.connection.peer().ip());
@@ -405,7 +405,7 @@ impl Visitor {
         let from = self.connection.peer().ip();
         self.gate.audit.refused(
             from,
-            &Entry {
+            &AuditEntry {
                 decision: "refused",
                 reason: refusal.reason.as_str(),
                 text: &refusal.text,
@@ -414,15 +414,15 @@ impl Visitor {
         );
     }
 
-    fn entry<'a>(&'a self, action: &'a str) -> Entry<'a> {
+    fn entry<'a>(&'a self, action: &'a str) -> AuditEntry<'a> {
         let subject = self.who.as_ref().map(|who| &who.subject);
-        Entry {
+        AuditEntry {
             user: subject.map_or("", |subject| &subject.name),
             groups: subject.map_or(&[], |subject| &subject.groups),
             from: self.connection.peer().to_string(),
             port: self.port.as_str(),
             action,
-            ..Entry::default()
+            ..AuditEntry::default()
         }
     }
 }
@@ -463,7 +463,7 @@ fn no_credential(port: Port, takes_tokens: bool) -> Refusal {
         false => ("", ""),
     };
     Refusal::new(
-        Reason::NoCredential,
+        RefusalReason::NoCredential,
         format!("{who}{or}; give {flags} --client-certificate and --client-key{flag}"),
     )
 }

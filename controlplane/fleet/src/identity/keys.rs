@@ -42,11 +42,11 @@ pub(super) struct Keys {
 #[derive(Debug, Default)]
 pub struct KeySet {
     issuer: String,
-    by_id: HashMap<String, Key>,
+    by_id: HashMap<String, PublicKey>,
 }
 
 #[derive(Debug)]
-enum Key {
+enum PublicKey {
     Rsa {
         n: Vec<u8>,
         e: Vec<u8>,
@@ -100,7 +100,7 @@ impl KeySet {
     #[must_use]
     pub fn new(issuer: String, published: Published) -> Self {
         let keys = published.keys.into_iter().take(MAX_KEYS);
-        let by_id = keys.filter_map(|key| Some((key.kid.clone(), Key::read(&key)?)));
+        let by_id = keys.filter_map(|key| Some((key.kid.clone(), PublicKey::read(&key)?)));
         Self {
             issuer,
             by_id: by_id.collect(),
@@ -135,7 +135,7 @@ impl KeySet {
     }
 }
 
-impl Key {
+impl PublicKey {
     fn read(key: &PublishedKey) -> Option<Self> {
         let bytes = |text: &Option<String>| URL_SAFE_NO_PAD.decode(text.as_ref()?).ok();
         match (key.kty.as_str(), key.crv.as_str()) {

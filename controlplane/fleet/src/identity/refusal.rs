@@ -8,7 +8,7 @@ use super::Port;
 
 /// The reason of a refusal; the value of a metric's label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
+pub enum RefusalReason {
     /// The caller proved no identity.
     NoCredential,
     /// The proof is invalid, or the API server does not accept it.
@@ -29,7 +29,7 @@ pub enum Reason {
     Unavailable,
 }
 
-impl Reason {
+impl RefusalReason {
     /// All reasons, in the order of their values.
     pub const ALL: [Self; 9] = [
         Self::NoCredential,
@@ -76,7 +76,7 @@ impl Reason {
 #[error("{text}")]
 pub struct Refusal {
     /// The reason.
-    pub reason: Reason,
+    pub reason: RefusalReason,
     /// The explanation for the caller, with a hint. Never a secret.
     pub text: String,
 }
@@ -84,7 +84,7 @@ pub struct Refusal {
 impl Refusal {
     /// Creates a refusal.
     #[must_use]
-    pub fn new(reason: Reason, text: impl Into<String>) -> Self {
+    pub fn new(reason: RefusalReason, text: impl Into<String>) -> Self {
         Self {
             reason,
             text: text.into(),
@@ -100,10 +100,10 @@ impl From<Refusal> for Status {
 
 /// Counters of refusals.
 #[derive(Debug, Default)]
-pub(super) struct Refusals([[AtomicU64; Reason::ALL.len()]; Port::ALL.len()]);
+pub(super) struct Refusals([[AtomicU64; RefusalReason::ALL.len()]; Port::ALL.len()]);
 
 impl Refusals {
-    pub(super) fn count(&self, port: Port, reason: Reason) {
+    pub(super) fn count(&self, port: Port, reason: RefusalReason) {
         let counter = self.0.get(port as usize);
         if let Some(counter) = counter.and_then(|port| port.get(reason as usize)) {
             counter.fetch_add(1, Ordering::Relaxed);
@@ -111,10 +111,10 @@ impl Refusals {
     }
 
     /// Returns all counters.
-    pub(super) fn all(&self) -> Vec<(Port, Reason, u64)> {
+    pub(super) fn all(&self) -> Vec<(Port, RefusalReason, u64)> {
         let ports = Port::ALL.iter().zip(&self.0);
         let counters = ports.flat_map(|(port, counters)| {
-            let reasons = Reason::ALL.iter().zip(counters);
+            let reasons = RefusalReason::ALL.iter().zip(counters);
             reasons.map(|(reason, count)| (*port, *reason, count.load(Ordering::Relaxed)))
         });
         counters.collect()

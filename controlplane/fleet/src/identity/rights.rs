@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 use super::reviews::Reviews;
 use super::rules::Rules;
-use super::{Identity, Proof, Reason, Refusal};
+use super::{Identity, Proof, Refusal, RefusalReason};
 
 /// Group whose members, known by a certificate or a listed token, have all rights, even while the API server is away.
 pub const ADMINS: &str = "kplane:admins";
@@ -115,12 +115,12 @@ pub(super) enum Rights {
 #[derive(Debug)]
 pub(super) struct Decisions {
     reviews: Arc<Reviews>,
-    recent: Mutex<HashMap<Question, Decision>>,
+    recent: Mutex<HashMap<AccessRequest, Decision>>,
 }
 
 /// Everything on which a decision depends.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Question {
+struct AccessRequest {
     name: String,
     uid: String,
     groups: Vec<String>,
@@ -192,7 +192,7 @@ impl Decisions {
     }
 
     async fn check(&self, identity: &Identity, right: &Right) -> Result<(), Refusal> {
-        let question = Question {
+        let question = AccessRequest {
             name: identity.subject.name.clone(),
             uid: identity.uid.clone(),
             groups: identity.subject.groups.clone(),
@@ -231,18 +231,18 @@ impl Decisions {
                 right.verb(),
                 right.path()
             );
-            Refusal::new(Reason::Unavailable, text)
+            Refusal::new(RefusalReason::Unavailable, text)
         })
     }
 
-    fn remember(&self, question: Question, outcome: Result<(), String>) {
+    fn remember(&self, question: AccessRequest, outcome: Result<(), String>) {
         let mut recent = self.lock();
         make_room(&mut recent, MAX_DECISIONS, Decision::is_fresh);
         let at = Instant::now();
         recent.insert(question, Decision { at, outcome });
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Question, Decision>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<AccessRequest, Decision>> {
         // Entries are replaced as a whole, so a panic elsewhere leaves them usable.
         self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -261,5 +261,5 @@ fn no_right(identity: &Identity, right: &Right, why: &str) -> Refusal {
         right.verb(),
         right.path()
     );
-    Refusal::new(Reason::NoRight, text)
+    Refusal::new(RefusalReason::NoRight, text)
 }

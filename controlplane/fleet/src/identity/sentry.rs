@@ -11,7 +11,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{Reason, Refusal, Visitor};
+use super::{Refusal, RefusalReason, Visitor};
 
 /// Shortest and longest time between two checks of an identity: a revoked one ends within a minute, together with the
 /// time for which the API server itself may be wrong.
@@ -78,7 +78,7 @@ async fn watch(
     node: NodeName,
     mut renewals: watch::Receiver<Option<Token>>,
 ) -> Refusal {
-    let mut watched = Watched {
+    let mut watched = WatchedIdentity {
         end: visitor.end(),
         visitor,
         node,
@@ -95,7 +95,7 @@ async fn watch(
         tokio::select! {
             () = ends => if !watched.renew().await {
                 let text = "the credential has ended; the agent must connect with a renewed one";
-                return watched.over(Refusal::new(Reason::Ended, text));
+                return watched.over(Refusal::new(RefusalReason::Ended, text));
             },
             Ok(()) = renewals.changed() => {
                 watched.renewed.clone_from(&renewals.borrow_and_update());
@@ -113,7 +113,7 @@ async fn watch(
 
 /// The identity that is watched.
 #[derive(Debug)]
-struct Watched {
+struct WatchedIdentity {
     visitor: Visitor,
     node: NodeName,
     end: Option<Instant>,
@@ -121,7 +121,7 @@ struct Watched {
     renewed: Option<Token>,
 }
 
-impl Watched {
+impl WatchedIdentity {
     /// Takes over the newer token, if there is one and it is accepted by now.
     async fn renew(&mut self) -> bool {
         let Some(token) = self.renewed.clone() else {
@@ -147,7 +147,7 @@ impl Watched {
     async fn check(&mut self) -> Result<(), Refusal> {
         match self.visitor.again(&self.node, None).await {
             Ok(same) => self.visitor = same,
-            Err(refusal) if refusal.reason == Reason::Unavailable => {}
+            Err(refusal) if refusal.reason == RefusalReason::Unavailable => {}
             Err(refusal) => return Err(refusal),
         }
         Ok(())

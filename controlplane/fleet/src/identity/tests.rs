@@ -44,10 +44,10 @@ fn gate(folder: &Path, rules: Option<&str>) -> std::sync::Arc<Gate> {
         fs::write(&file, rules).unwrap();
         file
     });
-    let config = Config {
+    let config = GateConfig {
         token_auth_file: Some(tokens),
         authorization_file,
-        ..Config::default()
+        ..GateConfig::default()
     };
     Gate::open(&config, hub("manifests"), None).unwrap()
 }
@@ -72,7 +72,7 @@ async fn refusals(
     gate: &std::sync::Arc<Gate>,
     caller: &Caller,
     headers: &HeaderMap,
-) -> [Option<Reason>; 3] {
+) -> [Option<RefusalReason>; 3] {
     let node: NodeName = "n1".into();
     let connection = Occupancy::of(caller.clone());
     let agent = async {
@@ -91,7 +91,7 @@ async fn refusals(
     .map(|outcome: Result<(), Refusal>| outcome.err().map(|refusal| refusal.reason))
 }
 
-type Case = (Caller, &'static str, [Option<Reason>; 3]);
+type Case = (Caller, &'static str, [Option<RefusalReason>; 3]);
 
 /// Wants each caller, with its token, to be refused as it should be; and each refusal to be counted.
 async fn check_all(cases: Vec<Case>) {
@@ -111,22 +111,26 @@ async fn check_all(cases: Vec<Case>) {
     assert_eq!(counted, refused);
 }
 
-const DENIED: Option<Reason> = Some(Reason::NoRight);
-const NO_AGENT: Option<Reason> = Some(Reason::NotAnAgent);
+const DENIED: Option<RefusalReason> = Some(RefusalReason::NoRight);
+const NO_AGENT: Option<RefusalReason> = Some(RefusalReason::NotAnAgent);
 
 #[tokio::test]
 async fn a_certificate_opens_what_its_subject_may() {
     let nodes = &["system:nodes"][..];
     let node = |name: &str| certificate(&format!("system:node:{name}"), nodes, DAY);
-    let other = [Some(Reason::OtherNode), DENIED, DENIED];
+    let other = [Some(RefusalReason::OtherNode), DENIED, DENIED];
     let ended = certificate("system:node:n1", nodes, Duration::ZERO);
     let no_group = certificate("system:node:n1", &[], DAY);
     let bob = certificate("bob", &[ADMINS], DAY);
     check_all(vec![
         (Caller::PlainText, "", [None; 3]),
-        (Caller::Anonymous, "", [Some(Reason::NoCredential); 3]),
+        (
+            Caller::Anonymous,
+            "",
+            [Some(RefusalReason::NoCredential); 3],
+        ),
         (node("n1"), "", [None, DENIED, DENIED]),
-        (ended, "", [Some(Reason::Ended); 3]),
+        (ended, "", [Some(RefusalReason::Ended); 3]),
         (node("n2"), "", other),
         (node("n11"), "", other),
         (no_group, "", [NO_AGENT, DENIED, DENIED]),
@@ -155,7 +159,11 @@ async fn a_listed_token_opens_what_its_owner_may() {
         (anonymous(), "almost", [NO_AGENT, DENIED, DENIED]),
         (anonymous(), "alice", [NO_AGENT, None, DENIED]),
         (anonymous(), "bob", [NO_AGENT, None, None]),
-        (anonymous(), "unknown", [Some(Reason::BadCredential); 3]),
+        (
+            anonymous(),
+            "unknown",
+            [Some(RefusalReason::BadCredential); 3],
+        ),
     ])
     .await;
 }
@@ -165,7 +173,7 @@ async fn a_file_of_rights_takes_the_place_of_the_built_in_ones() {
     let folder = TempDir::new().unwrap();
     let rules = "rules: [{users: [alice], verbs: [update], paths: [/kplane/fleet]}]";
     let gate = gate(folder.path(), Some(rules));
-    let denied = Some(Reason::NoRight);
+    let denied = Some(RefusalReason::NoRight);
     let (alice, bob) = (
         certificate("alice", &[], DAY),
         certificate("bob", &[ADMINS], DAY),
@@ -202,7 +210,7 @@ async fn a_stream_ends_with_its_certificate() {
     let early = timeout(Duration::from_secs(590), sentry.ended()).await;
     assert!(early.is_err(), "{early:?}");
     let refusal = timeout(Duration::from_secs(20), sentry.ended()).await;
-    assert_eq!(refusal.unwrap().reason, Reason::Ended);
+    assert_eq!(refusal.unwrap().reason, RefusalReason::Ended);
 }
 
 #[tokio::test(start_paused = true)]
@@ -234,7 +242,7 @@ async fn a_token_that_is_no_longer_listed_loses_its_stream_within_a_minute() {
     let renewed = TOKENS.replace("node-1,", "node-1-new,");
     fs::write(folder.path().join("tokens.csv"), renewed).unwrap();
     let refusal = timeout(Duration::from_secs(60), kept.ended()).await;
-    assert_eq!(refusal.unwrap().reason, Reason::BadCredential);
+    assert_eq!(refusal.unwrap().reason, RefusalReason::BadCredential);
 }
 
 #[tokio::test(start_paused = true)]
@@ -257,7 +265,7 @@ async fn a_renewed_token_keeps_the_stream() {
     let refused = gate.refusals();
     let renewals = refused
         .iter()
-        .find(|(port, reason, _)| (*port, *reason) == (Port::Agents, Reason::NotAnAgent));
+        .find(|(port, reason, _)| (*port, *reason) == (Port::Agents, RefusalReason::NotAnAgent));
     assert_eq!(renewals.unwrap().2, 1);
 }
 
@@ -281,7 +289,7 @@ async fn a_renewed_token_that_is_listed_later_keeps_the_stream() {
 #[tokio::test(start_paused = true)]
 async fn the_agent_of_a_deleted_node_loses_its_stream_within_a_minute() {
     let hub = hub(kubernetes::NAME);
-    let gate = Gate::open(&Config::default(), std::sync::Arc::clone(&hub), None).unwrap();
+    let gate = Gate::open(&GateConfig::default(), std::sync::Arc::clone(&hub), None).unwrap();
     let publish = |known| {
         let node = NodeFacts {
             known,
@@ -297,5 +305,5 @@ async fn the_agent_of_a_deleted_node_loses_its_stream_within_a_minute() {
     assert!(timeout(hour, sentry.ended()).await.is_err());
     publish(false);
     let refusal = timeout(Duration::from_secs(60), sentry.ended()).await;
-    assert_eq!(refusal.unwrap().reason, Reason::NoSuchNode);
+    assert_eq!(refusal.unwrap().reason, RefusalReason::NoSuchNode);
 }

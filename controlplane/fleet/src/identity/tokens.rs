@@ -25,7 +25,7 @@ use tokio::time::Instant;
 use super::claims::Parts;
 use super::keys::{Checked, Keys};
 use super::reviews::{self, Review, Reviews};
-use super::{Identity, Port, Reason, Refusal, TokenId, token_id};
+use super::{Identity, Port, Refusal, RefusalReason, TokenId, token_id};
 
 /// Time for which a review counts. The API server itself may be wrong for as long (its cache of successes).
 const FRESH: Duration = Duration::from_secs(10);
@@ -113,7 +113,7 @@ impl Tokens {
         let verified = self.verify(port, parts.as_ref())?;
         if verified.is_none() && !self.guesses().has(&from) {
             let text = "too many wrong tokens came from this address; try again in a few seconds";
-            return Err(Refusal::new(Reason::TooMuch, text));
+            return Err(Refusal::new(RefusalReason::TooMuch, text));
         }
         let served = |identity: &Identity| {
             let node = identity.binding().map(|node| node.name.as_str());
@@ -142,7 +142,7 @@ impl Tokens {
                 self.lock().remove(&id);
                 // The bucket may be empty: other requests took the last.
                 let _ = self.guesses().take(from, 1);
-                Err(Refusal::new(Reason::BadCredential, rejected(port)))
+                Err(Refusal::new(RefusalReason::BadCredential, rejected(port)))
             }
             Err(unanswered) => {
                 let verified = verified.filter(served);
@@ -154,7 +154,7 @@ impl Tokens {
     /// Checks a token against the published keys. An agent's token without a valid signature costs no review. Tokens
     /// of people may come from elsewhere, so those are reviewed.
     fn verify(&self, port: Port, parts: Option<&Parts<'_>>) -> Result<Option<Identity>, Refusal> {
-        let bad = |why: &str| Refusal::new(Reason::BadCredential, why);
+        let bad = |why: &str| Refusal::new(RefusalReason::BadCredential, why);
         let Some(parts) = parts else {
             return match port {
                 Port::Agents => Err(bad("the token is not of a ServiceAccount")),
@@ -184,7 +184,7 @@ impl Tokens {
         }
         let identity = verified.ok_or_else(|| {
             let text = format!("the token cannot be checked now, so try again: {why}");
-            Refusal::new(Reason::Unavailable, text)
+            Refusal::new(RefusalReason::Unavailable, text)
         })?;
         Ok(self.remember(id, identity, None))
     }

@@ -19,7 +19,7 @@ pub(super) struct Neighbour {
 
 /// A node that is asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Asked {
+pub(super) struct AskedNode {
     pub(super) node: NodeName,
     pub(super) zone: Option<ZoneName>,
     /// Another node, which a neighbour must reach if its word is to count; `None` for a witness.
@@ -27,7 +27,7 @@ pub(super) struct Asked {
 }
 
 /// Chooses nodes, in turn from each zone; each `turn` begins with others.
-pub(super) fn choose(all: &[Neighbour], about: &NodeName, turn: u64) -> Vec<Asked> {
+pub(super) fn choose(all: &[Neighbour], about: &NodeName, turn: u64) -> Vec<AskedNode> {
     let mut zones = BTreeMap::<Option<&ZoneName>, VecDeque<&Neighbour>>::new();
     for neighbour in all.iter().filter(|neighbour| neighbour.node != *about) {
         let zone = zones.entry(neighbour.zone.as_ref());
@@ -50,7 +50,7 @@ pub(super) fn choose(all: &[Neighbour], about: &NodeName, turn: u64) -> Vec<Aske
         let other = chosen.get(other).filter(|_| at < neighbours && other != at);
         other.map(|other| other.node.clone())
     };
-    let asked = chosen.iter().enumerate().map(|(at, of)| Asked {
+    let asked = chosen.iter().enumerate().map(|(at, of)| AskedNode {
         node: of.node.clone(),
         zone: of.zone.clone(),
         control: control(at),

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use kplane_model::{NodeName, ZoneName};
 
-use super::choose::{self, Asked, Neighbour};
+use super::choose::{self, AskedNode, Neighbour};
 
 /// A time, since any fixed moment.
 pub(super) type Time = Duration;
@@ -45,7 +45,7 @@ const ROUNDS: usize = 64;
 
 /// The state of all streams at one moment.
 #[derive(Debug, Default)]
-pub(super) struct Signs {
+pub(super) struct StreamSigns {
     /// Known nodes whose streams ended or are silent, and since when.
     pub(super) quiet: BTreeMap<NodeName, Time>,
     /// Number of nodes whose streams are alive.
@@ -68,7 +68,7 @@ pub(super) enum Word {
 pub(super) struct Round {
     pub(super) number: u64,
     pub(super) about: NodeName,
-    pub(super) asked: Vec<Asked>,
+    pub(super) asked: Vec<AskedNode>,
 }
 
 /// A node that its neighbours do not reach.
@@ -87,7 +87,7 @@ pub(super) struct Conviction {
 struct Open {
     number: u64,
     until: Time,
-    asked: Vec<Asked>,
+    asked: Vec<AskedNode>,
     words: BTreeMap<NodeName, Word>,
 }
 
@@ -119,7 +119,7 @@ pub(super) struct Judge {
 
 impl Judge {
     /// Takes notice of the streams; returns the nodes about which neighbours are to be asked now.
-    pub(super) fn look(&mut self, now: Time, signs: &Signs) -> Vec<NodeName> {
+    pub(super) fn look(&mut self, now: Time, signs: &StreamSigns) -> Vec<NodeName> {
         let stopped = self
             .looked_at
             .is_some_and(|at| now.saturating_sub(at) > STOPPED);
@@ -299,12 +299,12 @@ impl Open {
             return None;
         }
         let neighbours = self.asked.iter().filter(|asked| asked.control.is_some());
-        let zones = |of: &mut dyn Iterator<Item = &Asked>| {
+        let zones = |of: &mut dyn Iterator<Item = &AskedNode>| {
             of.filter_map(|asked| asked.zone.clone())
                 .collect::<BTreeSet<_>>()
                 .len()
         };
-        let misses = |asked: &&Asked| self.words.get(&asked.node) == Some(&Word::Misses);
+        let misses = |asked: &&AskedNode| self.words.get(&asked.node) == Some(&Word::Misses);
         let count = neighbours.clone().count();
         let missed = neighbours.clone().filter(misses).count();
         let spread = zones(&mut neighbours.clone()).min(2);

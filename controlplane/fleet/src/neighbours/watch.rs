@@ -11,13 +11,13 @@ use futures_util::future::{BoxFuture, FutureExt as _};
 use futures_util::stream::FuturesUnordered;
 use kplane_model::{Family, NodeFacts, NodeName};
 use kplane_picture::index::{Suspicion, Suspicions};
-use kplane_picture::recorder::Kind;
+use kplane_picture::recorder::NoticeKind;
 use kplane_proto::v1 as pb;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tracing::{info, warn};
 
-use super::choose::{Asked, Neighbour};
-use super::judge::{Judge, ROUND, Round, Signs, Time, Word, few};
+use super::choose::{AskedNode, Neighbour};
+use super::judge::{Judge, ROUND, Round, StreamSigns, Time, Word, few};
 use super::words;
 use crate::hub::Hub;
 use crate::inquiry::{Heard, Patience};
@@ -34,10 +34,10 @@ const OTHERS: Duration = Duration::from_secs(3);
 /// Number of own agents for which those of other replicas are not needed.
 const ENOUGH: usize = 5;
 
-type Nodes = BTreeMap<NodeName, Arc<NodeFacts>>;
+type FactsByNode = BTreeMap<NodeName, Arc<NodeFacts>>;
 
 /// Something that was waited for.
-enum Event {
+enum WatchEvent {
     Heard(Arc<Round>, Vec<(NodeName, Word)>),
     /// The agents that are connected to other replicas.
     Others(BTreeMap<NodeName, SocketAddr>),
@@ -50,7 +50,7 @@ struct Watch {
     peers: Option<Arc<Peers>>,
     start: Instant,
     judge: Judge,
-    events: FuturesUnordered<BoxFuture<'static, Event>>,
+    events: FuturesUnordered<BoxFuture<'static, WatchEvent>>,
     others: BTreeMap<NodeName, SocketAddr>,
     /// Time of the last question to other replicas, and of the last message.
     asked_at: Option<Instant>,
@@ -92,16 +92,16 @@ impl Watch {
         self.start.elapsed()
     }
 
-    fn take(&mut self, event: Event) {
+    fn take(&mut self, event: WatchEvent) {
         let now = self.now();
         match event {
-            Event::Heard(round, words) => {
+            WatchEvent::Heard(round, words) => {
                 for (of, word) in words {
                     self.judge.hear(now, &round, &of, word);
                 }
             }
-            Event::Others(others) => self.others = others,
-            Event::Alive(nodes) => self.judge.acquit(&nodes),
+            WatchEvent::Others(others) => self.others = others,
+            WatchEvent::Alive(nodes) => self.judge.acquit(&nodes),
         }
     }
 
@@ -113,7 +113,7 @@ impl Watch {
         quiet.extend(silent.filter(|(node, _)| !self.hub.fleet.is_alive(node, SILENT)));
         let quiet = quiet.into_iter().filter(|(node, _)| known(node));
         let quiet = quiet.map(|(node, since)| (node, since.saturating_duration_since(self.start)));
-        let signs = Signs {
+        let signs = StreamSigns {
             quiet: quiet.collect(),
             alive: signs.alive,
         };
@@ -142,7 +142,7 @@ impl Watch {
     }
 
     /// Returns the nodes with agents that can be asked: this replica's, and those of others if these are few.
-    fn neighbours(&self, nodes: &Nodes) -> Vec<Neighbour> {
+    fn neighbours(&self, nodes: &FactsByNode) -> Vec<Neighbour> {
         let mut names = self.hub.fleet.askable(SILENT);
         if names.len() <= ENOUGH {
             let own: BTreeSet<_> = names.iter().cloned().collect();
@@ -161,7 +161,7 @@ impl Watch {
     }
 
     /// Asks everybody of a round. Agents of other replicas are asked by one question to each replica.
-    fn begin(&mut self, round: &Arc<Round>, nodes: &Nodes) {
+    fn begin(&mut self, round: &Arc<Round>, nodes: &FactsByNode) {
         let mut there = BTreeMap::<SocketAddr, Vec<_>>::new();
         for asked in &round.asked {
             let question = Arc::new(question(asked, &round.about, nodes));
@@ -207,7 +207,7 @@ impl Watch {
                 let asked = round.asked.iter().find(|asked| asked.node == node)?;
                 Some((node, word(asked, &told)))
             });
-            Event::Heard(Arc::clone(&round), words.collect())
+            WatchEvent::Heard(Arc::clone(&round), words.collect())
         });
         self.events.push(waiting.boxed());
     }
@@ -225,7 +225,7 @@ impl Watch {
                 let agents = answer.agents.iter().filter(|(_, agent)| agent.connected);
                 agents.map(|(node, _)| (node.clone(), answer.address))
             });
-            Event::Others(agents.collect())
+            WatchEvent::Others(agents.collect())
         };
         self.events.push(asking.boxed());
     }
@@ -244,7 +244,8 @@ impl Watch {
         self.told_at = Some(Instant::now());
         let (own, from) = (self.own.clone(), self.hub.store.epoch());
         let on_node = self.hub.own_node.get().cloned();
-        let telling = async move { Event::Alive(words::tell(&peers, from, on_node, &own).await) };
+        let telling =
+            async move { WatchEvent::Alive(words::tell(&peers, from, on_node, &own).await) };
         self.events.push(telling.boxed());
     }
 
@@ -316,7 +317,7 @@ impl Watch {
             self.hub.suspects.begun.fetch_add(1, Ordering::Relaxed);
             self.hub
                 .recorder
-                .notice(Kind::NodeSuspected, object(node), words);
+                .notice(NoticeKind::NodeSuspected, object(node), words);
         }
         for node in before
             .nodes
@@ -327,7 +328,7 @@ impl Watch {
             let text = "it has a stream, or a neighbour reaches it".to_owned();
             self.hub
                 .recorder
-                .notice(Kind::NodeReached, object(node), text);
+                .notice(NoticeKind::NodeReached, object(node), text);
         }
     }
 }
@@ -339,7 +340,7 @@ fn addresses(facts: &NodeFacts) -> impl Iterator<Item = IpAddr> {
 }
 
 /// Returns the question for a node: about the quiet one and the control, or none for a witness.
-fn question(asked: &Asked, about: &NodeName, nodes: &Nodes) -> pb::Inspect {
+fn question(asked: &AskedNode, about: &NodeName, nodes: &FactsByNode) -> pb::Inspect {
     let target = |node: &NodeName| {
         let addresses = nodes
             .get(node)
@@ -357,7 +358,7 @@ fn question(asked: &Asked, about: &NodeName, nodes: &Nodes) -> pb::Inspect {
 }
 
 /// Returns what an answer means.
-fn word(asked: &Asked, told: &pb::Inspection) -> Word {
+fn word(asked: &AskedNode, told: &pb::Inspection) -> Word {
     let reached = told.reached.as_ref().filter(|_| asked.control.is_some());
     match reached.map(|reached| &*reached.nodes) {
         Some([true, ..]) => Word::Reaches,

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::hub::Hub;
 use crate::peers::Peers;
 use crate::streams::is_node_name;
-use crate::suspects::{Nodes, SILENT, Said, ago};
+use crate::suspects::{SILENT, Said, SuspicionsByNode, ago};
 
 /// Maximum number of nodes in the word of one replica.
 const NODES: usize = 65_536;
@@ -37,7 +37,7 @@ pub fn hear(hub: &Hub, request: &pb::SuspectRequest) -> Vec<String> {
 }
 
 /// Reads the nodes of a request; those that have no valid name are left out.
-fn read(request: &pb::SuspectRequest) -> Nodes {
+fn read(request: &pb::SuspectRequest) -> SuspicionsByNode {
     let nodes = request.nodes.iter().take(NODES);
     let nodes = nodes.filter(|of| is_node_name(&of.node));
     let nodes = nodes.map(|of| {

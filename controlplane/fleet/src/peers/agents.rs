@@ -12,7 +12,7 @@ use prost::Message as _;
 use tokio::time::{Instant, timeout_at};
 use tonic::Status;
 
-use super::answer::Question;
+use super::answer::PeerQuestion;
 use super::{Collected, MAX_REASON, Peers, describe};
 use crate::fleet::label;
 use crate::inquiry::{ANSWERS_BYTES, Heard, Patience, Questions, Room};
@@ -27,7 +27,7 @@ fn millis(time: Duration) -> u32 {
 impl Peers {
     /// Returns which agents are connected to which replica.
     pub async fn everything(&self) -> Collected {
-        self.collect(&Question::default()).await
+        self.collect(&PeerQuestion::default()).await
     }
 
     /// Asks agents that are connected to the replicas at these addresses: one answer for each node.

@@ -23,14 +23,14 @@ const MAX_TEXT: usize = 300;
 
 /// A question to all replicas.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Question {
+pub(super) struct PeerQuestion {
     /// Whether the statuses of nodes are wanted.
     pub(super) statuses: bool,
     /// The Services that are wanted.
     pub(super) services: Vec<ServiceName>,
 }
 
-impl Question {
+impl PeerQuestion {
     /// Asks for the statuses of all nodes.
     pub(super) fn nodes() -> Self {
         Self {
@@ -67,7 +67,7 @@ pub struct Answer {
     received: Instant,
     /// Clock of the replica, and this replica's own at the same moment.
     clocks: (u64, u64),
-    pub(super) question: Question,
+    pub(super) question: PeerQuestion,
     services: Vec<PublishedService>,
     /// The replica's agents, by node.
     pub agents: BTreeMap<NodeName, pb::PeerAgent>,
@@ -142,7 +142,7 @@ impl From<Invalid> for Unread {
 pub(super) async fn read(
     mut stream: Streaming<pb::Collected>,
     (address, own_epoch): (SocketAddr, u64),
-    question: &Question,
+    question: &PeerQuestion,
 ) -> Result<Read, Unread> {
     let first = stream.message().await?.and_then(|message| message.kind);
     let Some(Kind::Replica(replica)) = first else {
@@ -176,7 +176,7 @@ impl Answer {
     fn begin(
         address: SocketAddr,
         replica: pb::PeerReplica,
-        question: &Question,
+        question: &PeerQuestion,
     ) -> Result<Self, Invalid> {
         if replica.services.len() != question.services.len() {
             return Err(Invalid::Disorder);

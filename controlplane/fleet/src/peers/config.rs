@@ -20,7 +20,7 @@ pub struct PeerFlags {
     /// addresses, such as that of a headless Service. This replica may be among them. Whichever replica kpctl asks then
     /// answers for all agents.
     #[arg(long, value_name = "HOST[:PORT]", value_delimiter = ',')]
-    pub peers: Vec<Place>,
+    pub peers: Vec<ReplicaAddress>,
 
     /// Name that the certificates of the other replicas must have [default: the host in --peers; with certificates of the
     /// control plane's own, kplane-controlplane.NAMESPACE.svc].
@@ -56,13 +56,13 @@ impl PeerFlags {
 
 /// The place of one replica, or of several: a host and the port of the status API.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct ReplicaAddress {
     /// A name or an address, without brackets.
     host: Arc<str>,
     port: u16,
 }
 
-impl Place {
+impl ReplicaAddress {
     /// Returns the host, without brackets.
     pub(super) fn host(&self) -> &Arc<str> {
         &self.host
@@ -74,7 +74,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for ReplicaAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.host.contains(':') {
             true => write!(f, "[{}]:{}", self.host, self.port),
@@ -83,7 +83,7 @@ impl fmt::Display for Place {
     }
 }
 
-impl FromStr for Place {
+impl FromStr for ReplicaAddress {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -149,7 +149,10 @@ mod tests {
             ("a/b", None),
             ("me@a", None),
         ] {
-            let parsed = text.parse::<Place>().ok().map(|place| place.to_string());
+            let parsed = text
+                .parse::<ReplicaAddress>()
+                .ok()
+                .map(|place| place.to_string());
             assert_eq!(parsed.as_deref(), place, "{text}");
         }
     }

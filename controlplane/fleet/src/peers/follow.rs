@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 
-use super::{Collected, PATIENCE, Peers, Question};
+use super::{Collected, PATIENCE, PeerQuestion, Peers};
 
 /// Minimum time between two questions to the replicas.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -26,7 +26,7 @@ type Subject = Option<ServiceName>;
 
 /// The common state of all watches.
 #[derive(Debug, Default)]
-pub(super) struct Shared(Mutex<Watched>);
+pub(super) struct SharedWatches(Mutex<Watched>);
 
 #[derive(Debug, Default)]
 struct Watched {
@@ -56,16 +56,16 @@ impl Drop for Polling {
     }
 }
 
-impl Shared {
+impl SharedWatches {
     fn lock(&self) -> MutexGuard<'_, Watched> {
         // Counts are changed as a whole.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the question of all watches together.
-    fn question(&self) -> Question {
+    fn question(&self) -> PeerQuestion {
         let watched = self.lock();
-        Question {
+        PeerQuestion {
             statuses: watched.subjects.contains_key(&None),
             services: watched.subjects.keys().flatten().cloned().collect(),
         }
@@ -77,7 +77,7 @@ impl Shared {
 pub struct Following {
     peers: Arc<Peers>,
     subject: Subject,
-    question: Question,
+    question: PeerQuestion,
     changes: watch::Receiver<Arc<Collected>>,
     current: Arc<Collected>,
 }
@@ -87,8 +87,8 @@ impl Following {
     /// `None` when too many different Services are watched.
     pub async fn begin(peers: &Arc<Peers>, subject: Subject) -> Option<Self> {
         let question = match &subject {
-            None => Question::nodes(),
-            Some(service) => Question::service(service.clone()),
+            None => PeerQuestion::nodes(),
+            Some(service) => PeerQuestion::service(service.clone()),
         };
         let changes = {
             let mut watched = peers.shared.lock();

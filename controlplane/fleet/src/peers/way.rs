@@ -18,7 +18,7 @@ use tokio::net::lookup_host;
 use tokio::time::{Instant, timeout};
 use tonic::transport::{Channel, Endpoint};
 
-use super::config::{Config, Place};
+use super::config::{Config, ReplicaAddress};
 
 /// Maximum number of replicas that are asked; further ones are named as missing.
 const MAX_REPLICAS: usize = 64;
@@ -37,11 +37,11 @@ const WINDOW: u32 = 4 << 20;
 pub(super) type Client = PeerServiceClient<Channel>;
 
 /// The configuration of TLS to other replicas, as soon as there is one.
-pub type Secured = Shared<BoxFuture<'static, Option<Follower<ClientConfig>>>>;
+pub type ClientTls = Shared<BoxFuture<'static, Option<Follower<ClientConfig>>>>;
 
 /// The protection of connections to other replicas.
 #[derive(Clone)]
-pub enum Cover {
+pub enum PeerCover {
     /// Plain text.
     PlainText {
         /// Whether plain text is allowed to other machines.
@@ -50,13 +50,13 @@ pub enum Cover {
     /// TLS, in which both sides prove that they are replicas.
     Tls {
         /// The configuration.
-        config: Secured,
+        config: ClientTls,
         /// Name that all certificates must have, in place of the host.
         server_name: Option<Arc<str>>,
     },
 }
 
-impl fmt::Debug for Cover {
+impl fmt::Debug for PeerCover {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::PlainText { .. } => "PlainText",
@@ -76,9 +76,9 @@ pub(super) struct Target {
 /// The way to all replicas.
 #[derive(Debug)]
 pub(super) struct Way {
-    places: Vec<Place>,
+    places: Vec<ReplicaAddress>,
     dialer: Dialer,
-    cover: Cover,
+    cover: PeerCover,
     found: tokio::sync::Mutex<Found>,
     channels: Mutex<HashMap<Target, Channel>>,
 }
@@ -93,7 +93,7 @@ struct Found {
 }
 
 impl Way {
-    pub(super) fn new(config: &Config, cover: Cover) -> Self {
+    pub(super) fn new(config: &Config, cover: PeerCover) -> Self {
         Self {
             places: config.flags.peers.clone(),
             dialer: Dialer::new(config.mark),
@@ -181,9 +181,9 @@ impl Way {
 }
 
 /// Connects to a control plane.
-async fn connect(dialer: Dialer, cover: Cover, to: Target) -> io::Result<Box<dyn Wire>> {
+async fn connect(dialer: Dialer, cover: PeerCover, to: Target) -> io::Result<Box<dyn Wire>> {
     let (config, name) = match cover {
-        Cover::PlainText { exposed } => {
+        PeerCover::PlainText { exposed } => {
             if !exposed && !to.address.ip().is_loopback() {
                 return Err(io::Error::other(
                     "it is on another machine, and this replica has no certificate; give --tls-cert-file, or --insecure",
@@ -191,7 +191,7 @@ async fn connect(dialer: Dialer, cover: Cover, to: Target) -> io::Result<Box<dyn
             }
             (None, to.host)
         }
-        Cover::Tls {
+        PeerCover::Tls {
             config,
             server_name,
         } => {
@@ -205,7 +205,7 @@ async fn connect(dialer: Dialer, cover: Cover, to: Target) -> io::Result<Box<dyn
     greet(stream, config, &name).await
 }
 
-fn nowhere(place: &Place, reason: &str) -> pb::MissingReplica {
+fn nowhere(place: &ReplicaAddress, reason: &str) -> pb::MissingReplica {
     pb::MissingReplica {
         address: place.to_string(),
         reason: format!("cannot resolve its name: {reason}"),
@@ -213,7 +213,7 @@ fn nowhere(place: &Place, reason: &str) -> pb::MissingReplica {
 }
 
 /// Returns the addresses of a place.
-async fn resolve(place: &Place) -> io::Result<Vec<Target>> {
+async fn resolve(place: &ReplicaAddress) -> io::Result<Vec<Target>> {
     let target = |ip: IpAddr| Target {
         address: SocketAddr::new(ip.to_canonical(), place.port()),
         host: Arc::clone(place.host()),

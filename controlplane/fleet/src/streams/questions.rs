@@ -6,13 +6,13 @@ use tokio::sync::{mpsc, oneshot};
 use crate::fleet::Question;
 
 /// Questions to one agent.
-pub(super) struct Questions {
+pub(super) struct AgentQuestions {
     waiting: mpsc::Receiver<Question>,
     asked: Option<(u64, oneshot::Sender<pb::Inspection>)>,
     last: u64,
 }
 
-impl Questions {
+impl AgentQuestions {
     pub(super) fn new(waiting: mpsc::Receiver<Question>) -> Self {
         Self {
             waiting,

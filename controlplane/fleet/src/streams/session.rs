@@ -23,11 +23,11 @@ use tracing::info;
 use super::attendance::Attendance;
 use super::mailbox::{ANSWERS, Postman};
 use super::millis;
-use super::questions::Questions;
-use super::updates::{Claim, Updates, must_be_node};
+use super::questions::AgentQuestions;
+use super::updates::{HeldState, Updates, must_be_node};
 use crate::doors::Occupancy;
 use crate::draining;
-use crate::fleet::{BEATS, NotBegun, Problem, Session, bound_hello};
+use crate::fleet::{BEATS, Misbehaviour, NotBegun, Session, bound_hello};
 use crate::hub::Hub;
 use crate::identity::{Sentry, Visitor};
 
@@ -115,7 +115,7 @@ pub(super) async fn run(
         }
     };
     if let Some(too_long) = too_long {
-        session.tell_too_long(Problem::Hello, too_long);
+        session.tell_too_long(Misbehaviour::Hello, too_long);
     }
     let _occupied = peer.connection.as_ref().map(Occupancy::occupy);
     info!(%node, version = ?hello.agent_version, backend = ?hello.backend, "agent connected");
@@ -127,7 +127,7 @@ pub(super) async fn run(
     postman.open(welcome, updates, millis(SystemTime::now()));
     let conversation = Conversation {
         postman,
-        questions: Questions::new(questions),
+        questions: AgentQuestions::new(questions),
         last_heard: Instant::now(),
         sentry,
         messages: Bucket::new(MESSAGES),
@@ -154,8 +154,8 @@ fn farewell(hub: &Hub) -> server_message::Kind {
 }
 
 /// Returns what an agent says about the state that it holds.
-fn claim(hello: &Hello) -> Claim {
-    Claim {
+fn claim(hello: &Hello) -> HeldState {
+    HeldState {
         compares: hello.capabilities & RANGES != 0,
         unpacks: hello.capabilities & PACKED != 0,
         resume: hello.resume.clone(),
@@ -236,7 +236,7 @@ fn welcome(hub: &Hub, node: &NodeName, freshness: &Freshness) -> pb::Welcome {
 struct Conversation<'a> {
     postman: &'a Postman,
     session: Session,
-    questions: Questions,
+    questions: AgentQuestions,
     last_heard: Instant,
     sentry: Sentry,
     messages: Bucket,
@@ -277,7 +277,7 @@ impl Conversation<'_> {
     fn beat(&mut self) -> Result<(), Status> {
         let silent = self.last_heard.elapsed();
         if silent > SILENCE {
-            self.session.tell(Problem::Silent, || {
+            self.session.tell(Misbehaviour::Silent, || {
                 format!("the agent has been silent for {silent:?}; closing the stream")
             });
             return Err(Status::deadline_exceeded(

@@ -49,7 +49,7 @@ impl Frozen {
 
 /// What an agent says about the state that it holds.
 #[derive(Debug)]
-pub(super) struct Claim {
+pub(super) struct HeldState {
     /// The state; `None` if the agent holds nothing.
     pub(super) resume: Option<pb::ResumeToken>,
     /// The agent can compare key ranges.
@@ -62,7 +62,7 @@ pub(super) struct Claim {
 #[derive(Debug)]
 enum Opening {
     /// Nothing is sent yet; the agent claims to hold a state.
-    Claimed(Claim),
+    Claimed(HeldState),
     /// The agent was asked for the digests of its ranges.
     Asked(Instant),
     /// The agent's digests.
@@ -120,7 +120,7 @@ impl Updates {
         hub: &Arc<Hub>,
         node: NodeName,
         needs_node: bool,
-        claim: Claim,
+        claim: HeldState,
         told: Arc<Freshness>,
         dispatch: Arc<Dispatch>,
     ) -> Self {
@@ -286,7 +286,7 @@ impl Updates {
     ///
     /// # Errors
     /// The agent needs a snapshot, as too many others do; the time after which it is to come back.
-    fn resume(&mut self, claim: &Claim) -> Result<Option<Bytes>, Duration> {
+    fn resume(&mut self, claim: &HeldState) -> Result<Option<Bytes>, Duration> {
         let usable = |token: &&pb::ResumeToken| token.schema == kplane_proto::DIGEST_SCHEMA;
         let Some(token) = claim.resume.as_ref().filter(usable) else {
             return self.begin_snapshot("the agent holds nothing");

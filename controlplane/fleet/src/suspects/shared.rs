@@ -17,22 +17,22 @@ pub(crate) const REMEMBERED: Duration = Duration::from_secs(60);
 /// Maximum number of replicas whose words are kept.
 pub(crate) const MOST: usize = 64;
 
-pub(crate) type Nodes = BTreeMap<NodeName, Suspicion>;
+pub(crate) type SuspicionsByNode = BTreeMap<NodeName, Suspicion>;
 
 /// The word of another replica.
 #[derive(Debug)]
 pub(crate) struct Said {
     pub(crate) at: Instant,
-    pub(crate) nodes: Nodes,
+    pub(crate) nodes: SuspicionsByNode,
     /// The Node on which it runs, if that is known.
     pub(crate) on_node: Option<NodeName>,
 }
 
 /// The words of other replicas, by epoch.
 #[derive(Debug, Default)]
-pub(crate) struct Shared(Mutex<BTreeMap<u64, Said>>);
+pub(crate) struct ReplicaWords(Mutex<BTreeMap<u64, Said>>);
 
-impl Shared {
+impl ReplicaWords {
     pub(crate) fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Said>> {
         // Words are replaced as a whole.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -47,7 +47,7 @@ impl Shared {
     }
 
     /// Returns everything that counts now.
-    pub(crate) fn all(&self) -> Nodes {
+    pub(crate) fn all(&self) -> SuspicionsByNode {
         let all = self.lock();
         let words = all.values().filter(|said| said.at.elapsed() < COUNTS);
         let nodes = words.flat_map(|said| &said.nodes);

@@ -54,7 +54,7 @@ impl From<Status> for Problem {
 }
 
 /// Where answers come from.
-pub(super) struct Answers {
+pub(super) struct AnswerSources {
     pub(super) hub: Arc<Hub>,
     pub(super) peers: Option<Arc<Peers>>,
     pub(super) status: StatusServer,
@@ -62,7 +62,7 @@ pub(super) struct Answers {
     pub(super) trend: Arc<Trend>,
 }
 
-impl Answers {
+impl AnswerSources {
     /// Returns the content of a sheet.
     pub(super) async fn sections(&self, sheet: &Sheet) -> Result<Vec<Section>, Problem> {
         match sheet {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-use super::answers::Answers;
+use super::answers::AnswerSources;
 use super::html::Section;
 use super::sheet::Sheet;
 
@@ -30,7 +30,7 @@ impl Live {
     /// Follows a sheet; `None` if too many different ones are followed.
     pub(super) fn follow(
         self: &Arc<Self>,
-        answers: &Arc<Answers>,
+        answers: &Arc<AnswerSources>,
         sheet: &Sheet,
     ) -> Option<watch::Receiver<Content>> {
         let mut sheets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -65,7 +65,7 @@ impl Live {
 /// Renders a sheet for as long as it has viewers.
 async fn render(
     live: Arc<Live>,
-    answers: Arc<Answers>,
+    answers: Arc<AnswerSources>,
     sheet: Sheet,
     sender: watch::Sender<Content>,
 ) {

@@ -10,7 +10,7 @@ use http::{Method, Request, StatusCode, Version};
 use http_body_util::BodyExt as _;
 use kplane_fleet::doors::{Caller, Occupancy};
 use kplane_fleet::hub::Hub;
-use kplane_fleet::identity::{Config, Gate};
+use kplane_fleet::identity::{Gate, GateConfig};
 use kplane_picture::admission::Admission;
 use kplane_picture::index::CliffGuard;
 use tokio::sync::mpsc;
@@ -27,10 +27,10 @@ fn router() -> Router {
     let [tokens, rules] = ["tokens.csv", "rules.yaml"].map(|name| folder.path().join(name));
     fs::write(&tokens, TOKENS).unwrap();
     fs::write(&rules, RULES).unwrap();
-    let config = Config {
+    let config = GateConfig {
         token_auth_file: Some(tokens),
         authorization_file: Some(rules),
-        ..Config::default()
+        ..GateConfig::default()
     };
     let (_, batches) = mpsc::channel(1);
     let guard = CliffGuard::default();

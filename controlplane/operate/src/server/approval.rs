@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use kplane_fleet::doors::Occupancy;
-use kplane_fleet::hub::{Approved, Hub, Seen};
+use kplane_fleet::hub::{Approvals, Approved, Hub, Seen, Summary};
 use kplane_fleet::identity::{Right, Visitor};
-use kplane_fleet::orders::{Approval, Place};
+use kplane_fleet::orders::{Approval, Orders, Place};
 use kplane_fleet::peers::Peers;
 use kplane_model::NodeName;
+use kplane_picture::publish::Head;
 use kplane_proto::v1 as pb;
+use tokio::sync::watch;
 use tonic::{Request, Status};
 use tracing::{info, warn};
 
@@ -104,7 +106,7 @@ pub(super) async fn approve(
         services: count(seen.services),
         without_endpoints: count(seen.without_endpoints),
     };
-    let approved = hub.approve(seen).await.map_err(closing)?;
+    let approved = hub.approvals.approve(seen).await.map_err(closing)?;
     let approved = approved.map_err(|more| Status::failed_precondition(more.to_string()))?;
     let released = approved.released.as_ref();
     let services = released.map_or(0, |held| held.services);
@@ -148,11 +150,14 @@ fn add(approved: &mut pb::ApproveResponse, others: Vec<pb::ApproveResponse>) {
     approved.nodes = nodes.into_iter().collect();
 }
 
-/// Takes approvals that other replicas were given, until the control plane ends.
-pub async fn follow(hub: Arc<Hub>) {
-    let mut orders = hub.orders.changes();
-    let mut summary = hub.summary();
-    let mut head = hub.store.head();
+/// Takes approvals that other replicas were given, until the control plane ends. Tries again when the orders, the index
+/// or the store change.
+pub async fn follow(
+    approvals: Approvals,
+    mut orders: watch::Receiver<Option<Arc<Orders>>>,
+    mut summary: watch::Receiver<Arc<Summary>>,
+    mut head: watch::Receiver<Head>,
+) {
     loop {
         let now = millis(SystemTime::now());
         let in_force: Vec<Approval> = match &*orders.borrow_and_update() {
@@ -163,7 +168,7 @@ pub async fn follow(hub: Arc<Hub>) {
         head.borrow_and_update();
         for approval in in_force {
             let by = approval.by.clone();
-            match hub.take(approval).await {
+            match approvals.take(approval).await {
                 Ok(true) => info!(
                     by,
                     "an operator has approved this at another replica: objects that are missing from the source are \

@@ -18,11 +18,11 @@ pub(super) struct Plan {
     /// Reason why nothing is tried; `None` = the connections are, or nobody wanted that.
     refused: Option<&'static str>,
     /// The Service itself comes first.
-    connections: Vec<Connection>,
+    connections: Vec<PlannedConnection>,
 }
 
 #[derive(Debug)]
-struct Connection {
+struct PlannedConnection {
     through_service: bool,
     address: String,
     node: String,
@@ -57,13 +57,13 @@ impl Plan {
                 ..Self::default()
             };
         }
-        let service = Connection {
+        let service = PlannedConnection {
             through_service: true,
             address: explanation.to.clone(),
             node: String::new(),
         };
         let endpoints = explanation.candidates.iter().take(ENDPOINTS);
-        let endpoints = endpoints.map(|candidate| Connection {
+        let endpoints = endpoints.map(|candidate| PlannedConnection {
             through_service: false,
             address: candidate.address.clone(),
             node: candidate.node.clone(),
@@ -111,7 +111,7 @@ impl Plan {
     }
 }
 
-impl Connection {
+impl PlannedConnection {
     fn tried(self, attempt: &pb::Attempt) -> pb::TriedConnection {
         pb::TriedConnection {
             through_service: self.through_service,

@@ -62,14 +62,14 @@ impl DesiredServer {
     }
 }
 
-type Answers<T> = ReceiverStream<Result<T, Status>>;
-type Watch<F> = Response<Answers<<F as Feed>::Message>>;
+type AnswerStream<T> = ReceiverStream<Result<T, Status>>;
+type Watch<F> = Response<AnswerStream<<F as Feed>::Message>>;
 
 #[tonic::async_trait]
 impl pb::desired_state_service_server::DesiredStateService for DesiredServer {
-    type WatchNodeStream = Answers<pb::DesiredState>;
-    type WatchServiceStream = Answers<pb::LayeredState>;
-    type WatchAllStream = Answers<pb::LayeredState>;
+    type WatchNodeStream = AnswerStream<pb::DesiredState>;
+    type WatchServiceStream = AnswerStream<pb::LayeredState>;
+    type WatchAllStream = AnswerStream<pb::LayeredState>;
 
     async fn watch_node(
         &self,

@@ -27,7 +27,7 @@ const NODES: usize = 100;
 const WITHIN: Duration = Duration::from_millis(5_500);
 
 /// An address, and a port unless all count.
-type Place = (IpAddr, Option<(u16, Protocol)>);
+type EndpointPlace = (IpAddr, Option<(u16, Protocol)>);
 
 /// An endpoint to count.
 #[derive(Debug, Default)]
@@ -42,7 +42,7 @@ struct Found {
 #[derive(Debug, Default)]
 struct Subject {
     all: bool,
-    found: BTreeMap<Place, Found>,
+    found: BTreeMap<EndpointPlace, Found>,
     /// Number of endpoints that were left out.
     more: u64,
     /// Number of endpoints that are not being shut down, and do not count.
@@ -79,7 +79,7 @@ pub(super) async fn status(
     };
     let answers = inquiry::ask(hub, peers, question, "", WITHIN).await;
     let parts = answers.parts(|answer| answer.flows.as_ref(), |counts| &counts.error);
-    let mut tally = Tally::new(subject.found);
+    let mut tally = DrainTally::new(subject.found);
     for (node, counts) in &parts.told {
         tally.add(node, counts);
     }
@@ -91,7 +91,7 @@ pub(super) async fn status(
     })
 }
 
-fn target(&(ip, port): &Place) -> pb::FlowTarget {
+fn target(&(ip, port): &EndpointPlace) -> pb::FlowTarget {
     let (port, protocol) = match port {
         Some((port, protocol)) => (port, protocol.into()),
         None => (0, pb::Protocol::Unspecified),
@@ -192,12 +192,12 @@ impl Subject {
 }
 
 /// The counts of all nodes, put together.
-struct Tally {
-    endpoints: Vec<(Place, Found, Vec<pb::DrainNode>)>,
+struct DrainTally {
+    endpoints: Vec<(EndpointPlace, Found, Vec<pb::DrainNode>)>,
 }
 
-impl Tally {
-    fn new(found: BTreeMap<Place, Found>) -> Self {
+impl DrainTally {
+    fn new(found: BTreeMap<EndpointPlace, Found>) -> Self {
         let endpoints = found.into_iter();
         Self {
             endpoints: endpoints
@@ -235,7 +235,11 @@ impl Tally {
     }
 }
 
-fn endpoint((ip, port): Place, found: Found, mut nodes: Vec<pb::DrainNode>) -> pb::DrainEndpoint {
+fn endpoint(
+    (ip, port): EndpointPlace,
+    found: Found,
+    mut nodes: Vec<pb::DrainNode>,
+) -> pb::DrainEndpoint {
     let sum = |of: fn(&pb::DrainNode) -> u64, nodes: &[pb::DrainNode]| {
         nodes
             .iter()
@@ -295,7 +299,7 @@ mod tests {
             node: "n1".to_owned(),
             ..Found::default()
         };
-        let mut tally = Tally::new([(place, found)].into());
+        let mut tally = DrainTally::new([(place, found)].into());
         // Node n1 leads 2 flows there itself, sees the 3 of n2, and one that no Service led.
         tally.add("n1", &counts(2, 4));
         tally.add("n2", &counts(3, 0));

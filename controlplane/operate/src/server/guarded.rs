@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 
 use http::{Extensions, HeaderMap, Request, Response};
 use kplane_fleet::doors::Occupancy;
-use kplane_fleet::identity::{Gate, Port, Reason, Refusal, Right, Visitor};
+use kplane_fleet::identity::{Gate, Port, Refusal, RefusalReason, Right, Visitor};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
@@ -62,7 +62,7 @@ pub(crate) fn connection(extensions: &Extensions) -> Result<&Occupancy, Refusal>
     // It is a bug if there is none: every connection of the port has passed a door.
     extensions
         .get()
-        .ok_or_else(|| Refusal::new(Reason::NoCredential, "the connection is unknown"))
+        .ok_or_else(|| Refusal::new(RefusalReason::NoCredential, "the connection is unknown"))
 }
 
 /// Admits a caller with a right, if one is needed, and marks the connection as in use.

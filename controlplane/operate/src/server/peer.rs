@@ -23,7 +23,7 @@ use super::convergence::durations;
 use super::pages::Picture;
 use super::standing::Standing;
 use super::views::node_status;
-use super::{approval, inquiry, recorder, servers};
+use super::{Outbox, approval, inquiry, recorder, servers};
 
 /// Maximum number of answers that are given at once.
 const ANSWERS: usize = 64;
@@ -41,7 +41,6 @@ pub struct PeerServer {
     answers: Arc<Semaphore>,
 }
 
-type Outbox<T> = mpsc::Sender<Result<T, Status>>;
 type Answer<T> = Response<ReceiverStream<Result<T, Status>>>;
 
 impl PeerServer {

@@ -11,11 +11,10 @@ use kplane_fleet::hub::{Hub, Missed};
 use kplane_model::{Family, KeyParts, Protocol, ServiceKey, ServiceName};
 use kplane_picture::index::Selection;
 use kplane_proto::v1 as pb;
-use tokio::sync::mpsc;
 use tonic::Status;
 
 use super::request::{WATCH_PAUSE, cost};
-use super::{closing, views};
+use super::{Outbox, closing, views};
 
 /// Maximum time between two messages of a watch.
 const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -97,10 +96,12 @@ fn read_token(token: &str) -> Option<ServiceKey> {
     parts.next().is_none().then_some(key)
 }
 
-type Outbox = mpsc::Sender<Result<pb::ServiceChanges, Status>>;
-
 /// Sends a picture, then every change, until the client disconnects or the control plane ends.
-pub(super) async fn watch(hub: Arc<Hub>, request: pb::WatchServicesRequest, outbox: Outbox) {
+pub(super) async fn watch(
+    hub: Arc<Hub>,
+    request: pb::WatchServicesRequest,
+    outbox: Outbox<pb::ServiceChanges>,
+) {
     let wanted = Selection {
         namespace: request.namespace,
         name: request.name,
@@ -140,7 +141,7 @@ async fn send(
     hub: &Hub,
     wanted: &Selection,
     names: Option<BTreeSet<ServiceName>>,
-    outbox: &Outbox,
+    outbox: &Outbox<pb::ServiceChanges>,
 ) -> bool {
     let replaced = names.iter().flatten().map(|name| pb::ServiceId {
         namespace: name.namespace.to_string(),

@@ -21,8 +21,8 @@ use super::others::Others;
 use super::pages::Picture;
 use super::request::{MAX_NAME, WATCH_PAUSE, WATCH_REFRESH, bounded_names, charge, cost, detail};
 use super::{
-    affinity, approval, convergence, description, drain, drops, flows, freeze, policies, probe,
-    proxied, servers, services, views,
+    Outbox, affinity, approval, convergence, description, drain, drops, flows, freeze, policies,
+    probe, proxied, servers, services, views,
 };
 
 /// The server of the status API.
@@ -429,14 +429,12 @@ fn nodes_of(request: &pb::GetFleetRequest) -> usize {
     }
 }
 
-type Outbox = mpsc::Sender<Result<pb::Fleet, Status>>;
-
 /// Sends a whole picture; returns false when the client has gone.
 async fn send_picture(
     hub: &Hub,
     others: &Collected,
     request: &pb::GetFleetRequest,
-    outbox: &Outbox,
+    outbox: &Outbox<pb::Fleet>,
 ) -> bool {
     let picture = Picture::with(hub, others).only_those(request);
     let nodes = nodes_of(request);
@@ -457,7 +455,7 @@ async fn watch(
     hub: Arc<Hub>,
     request: pb::GetFleetRequest,
     peers: Option<Arc<Peers>>,
-    outbox: Outbox,
+    outbox: Outbox<pb::Fleet>,
 ) {
     let mut others = match Others::follow(peers.as_ref(), None).await {
         Ok(others) => others,

@@ -47,7 +47,7 @@ async fn serve(hub: &Arc<Hub>) -> Channel {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let door = Door::new("tests", Limits::STATUS);
-    let gate = Gate::open(&identity::Config::default(), Arc::clone(hub), None).unwrap();
+    let gate = Gate::open(&identity::GateConfig::default(), Arc::clone(hub), None).unwrap();
     let router = Server::builder()
         .add_service(AgentServiceServer::new(AgentServer::new(
             Arc::clone(hub),

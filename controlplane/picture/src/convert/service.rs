@@ -13,7 +13,9 @@ use super::addresses::{
 use super::ports::{Port, ports};
 use super::proxied::proxied;
 use super::report::Report;
-use super::{ConvertedService, ExternalIps, MAX_SERVICE_PORTS, Origin, SkipReason, port_number};
+use super::{
+    ConvertedService, EndpointOrigin, ExternalIps, MAX_SERVICE_PORTS, SkipReason, port_number,
+};
 use crate::k8s::{
     self, IPVS_SCHEDULER_ANNOTATION, Kind, ObjectMeta, SERVICE_PROXY_NAME_LABEL, ServiceSpec,
 };
@@ -55,7 +57,7 @@ pub fn service(svc: &k8s::Service, location: &str, allowed: &ExternalIps) -> Con
 }
 
 /// Returns the origin of a Service's endpoints.
-fn origin(svc: &k8s::Service) -> Origin {
+fn origin(svc: &k8s::Service) -> EndpointOrigin {
     let spec = &svc.spec;
     // An entry may have a name only, or an address that others serve.
     let given = svc.status.load_balancer.ingress.iter().flatten().next();
@@ -72,7 +74,7 @@ fn origin(svc: &k8s::Service) -> Origin {
             port.target_port.clone()?,
         ))
     });
-    Origin {
+    EndpointOrigin {
         selector: selector.into(),
         named_targets: named.collect(),
         waits_for_address: spec.type_.as_deref() == Some("LoadBalancer") && given.is_none(),

@@ -31,13 +31,13 @@ impl Turn {
 pub(super) struct Quota {
     /// Maximum number of elements of one namespace; 0 = no limit.
     limit: usize,
-    namespaces: HashMap<Arc<str>, Namespace>,
+    namespaces: HashMap<Arc<str>, NamespaceQuota>,
     /// Namespaces whose Services must be admitted anew.
     changed: BTreeSet<Arc<str>>,
 }
 
 #[derive(Debug, Default)]
-struct Namespace {
+struct NamespaceQuota {
     /// Number of elements that each Service requests.
     services: BTreeMap<Turn, usize>,
     turns: HashMap<ServiceName, Turn>,
@@ -108,7 +108,7 @@ impl Quota {
     }
 }
 
-impl Namespace {
+impl NamespaceQuota {
     /// Returns the Services that do not fit beside those that come before them.
     fn beyond(&self, limit: usize) -> BTreeSet<ServiceName> {
         if self.total <= limit {

@@ -1,5 +1,7 @@
 //! Totals of what is published.
 
+use kplane_model::ServicePort;
+
 use super::PublishedPorts;
 
 /// Totals of what is published.
@@ -9,6 +11,8 @@ pub struct Totals {
     pub services: usize,
     /// Endpoints of all served ports; each family counts separately.
     pub endpoints: usize,
+    /// Node ports of Services, those of health checks included.
+    pub node_ports: usize,
     /// NetworkPolicies and ClusterNetworkPolicies that nodes enforce.
     pub policies: usize,
     /// Pods that they can tell apart from other addresses.
@@ -24,4 +28,13 @@ impl Totals {
         self.endpoints += endpoints(after);
         self.endpoints -= endpoints(before);
     }
+}
+
+/// Counts the node ports of one Service. Ports of two protocols, and of both families, share a node port.
+pub(super) fn node_ports<'a>(ports: impl Iterator<Item = &'a ServicePort>) -> usize {
+    let of_port = |port: &'a ServicePort| [port.node_port, port.health_check_node_port];
+    let mut all: Vec<u16> = ports.flat_map(of_port).flatten().collect();
+    all.sort_unstable();
+    all.dedup();
+    all.len()
 }

@@ -15,7 +15,7 @@ use super::claims::Claim;
 use super::holding::service_name;
 use super::selection::{Page, Selection};
 use super::suspects::Suspicion;
-use crate::convert::{Origin, SkipReason};
+use crate::convert::{EndpointOrigin, SkipReason};
 use crate::k8s::{Kind, ObjectId, Uid};
 
 /// One ServicePort with all its endpoints, usable or not.
@@ -59,7 +59,7 @@ pub struct Facts {
     /// The source no longer names the Service.
     pub held: bool,
     /// The origin of its endpoints.
-    pub origin: Origin,
+    pub origin: EndpointOrigin,
     /// Its EndpointSlices, sorted by name.
     pub slices: Vec<SliceFacts>,
     /// EndpointSlices of the namespace that belong to no Service, a few of them; those whose names begin as the

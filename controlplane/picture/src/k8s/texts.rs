@@ -34,9 +34,9 @@ impl<T, F: FnOnce(&str) -> T> Visitor<'_> for InPlace<F> {
 }
 
 /// A text that many objects have.
-struct Shared(Arc<str>);
+struct SharedText(Arc<str>);
 
-impl<'de> Deserialize<'de> for Shared {
+impl<'de> Deserialize<'de> for SharedText {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         shared(from).map(Self)
     }
@@ -51,7 +51,7 @@ pub(super) fn shared<'de, D: Deserializer<'de>>(from: D) -> Result<Arc<str>, D::
 pub(super) fn maybe_shared<'de, D: Deserializer<'de>>(
     from: D,
 ) -> Result<Option<Arc<str>>, D::Error> {
-    Ok(Option::<Shared>::deserialize(from)?.map(|text| text.0))
+    Ok(Option::<SharedText>::deserialize(from)?.map(|text| text.0))
 }
 
 /// Reads only the texts with these names. Others may be whole manifests, and change often.

@@ -17,18 +17,18 @@ const BOUNDS: [f64; 12] = [
 const MAX_SERIES: usize = 256;
 
 /// Method, code and host of requests.
-type Kind = (String, String, String);
+type RequestKind = (String, String, String);
 
 /// A histogram in seconds: the sum, and the number of values up to each bound.
 pub type Distribution = (f64, Vec<(f64, u64)>);
 
 /// The counts.
 #[derive(Debug, Default)]
-pub struct Requests(Mutex<Counts>);
+pub struct Requests(Mutex<RequestCounts>);
 
 #[derive(Debug, Default)]
-struct Counts {
-    by_kind: BTreeMap<Kind, u64>,
+struct RequestCounts {
+    by_kind: BTreeMap<RequestKind, u64>,
     /// Durations until the head of the answer, by method and host.
     durations: BTreeMap<(String, String), Histogram>,
 }
@@ -60,7 +60,7 @@ impl Requests {
 
     /// Returns the number of requests by method, code and host. The code of a request without an answer is `<error>`.
     #[must_use]
-    pub fn all(&self) -> BTreeMap<Kind, u64> {
+    pub fn all(&self) -> BTreeMap<RequestKind, u64> {
         self.lock().by_kind.clone()
     }
 
@@ -76,7 +76,7 @@ impl Requests {
         all.collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Counts> {
+    fn lock(&self) -> MutexGuard<'_, RequestCounts> {
         // Each write leaves it usable.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -21,11 +21,11 @@ const STALE_SHARE: usize = 32;
 #[derive(Debug)]
 pub(super) struct Shelf {
     revision: u64,
-    messages: Vec<Encoded>,
+    messages: Vec<EncodedPiece>,
 }
 
 #[derive(Debug)]
-struct Encoded {
+struct EncodedPiece {
     message: Bytes,
     /// The same, compressed, from the first agent on that can read it.
     packed: OnceLock<Bytes>,
@@ -78,7 +78,7 @@ impl Shelf {
         };
         let kind = Some(server_message::Kind::Update(update));
         let message = frame(&ServerMessage { kind });
-        self.messages.push(Encoded {
+        self.messages.push(EncodedPiece {
             message,
             packed: OnceLock::new(),
             upto,

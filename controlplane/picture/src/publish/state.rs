@@ -12,7 +12,7 @@ use kplane_model::{
 use super::blob::Encoded;
 use super::log::{History, Log, Tombstone};
 use super::overlays::Overlays;
-use super::triggers::Triggers;
+use super::triggers::TriggerLog;
 use crate::freshness::Freshness;
 use crate::trust::Trust;
 
@@ -55,7 +55,7 @@ pub(super) struct State {
     pub(super) strangers_revision: u64,
     /// The latest publications, newest last.
     pub(super) times: VecDeque<Moment>,
-    pub(super) triggers: Triggers,
+    pub(super) triggers: TriggerLog,
     /// Changes of single nodes, for watches of more than one node.
     pub(super) overlays: Overlays,
     /// Trust in the picture, and the number of its changes.
@@ -202,7 +202,7 @@ impl Default for State {
             service_cidrs: Vec::new(),
             has_nodes: false,
             times: VecDeque::new(),
-            triggers: Triggers::default(),
+            triggers: TriggerLog::default(),
             overlays: Overlays::default(),
             trust: Trust::default(),
             trust_changes: 0,

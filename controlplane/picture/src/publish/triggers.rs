@@ -47,7 +47,7 @@ impl From<Sent> for pb::Trigger {
 
 /// The latest triggers, by number.
 #[derive(Debug, Default)]
-pub(super) struct Triggers {
+pub(super) struct TriggerLog {
     /// Number of triggers so far.
     given: u64,
     /// The latest triggers; the last one is the newest.
@@ -63,7 +63,7 @@ struct Entry {
     keys: Box<[ServiceKey]>,
 }
 
-impl Triggers {
+impl TriggerLog {
     /// Adds the triggers of a publication that began at `revision` and changed these ServicePorts.
     pub(super) fn note(&mut self, revision: u64, triggers: &[Trigger], changed: &[ServiceKey]) {
         if triggers.is_empty() {

@@ -13,7 +13,7 @@ const MAX_TEXT: usize = 300;
 
 /// The kind of an event. Its name is stable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum NoticeKind {
     /// An agent's stream began.
     NodeConnected,
     /// An agent's stream ended.
@@ -38,7 +38,7 @@ pub enum Kind {
     Released,
 }
 
-impl Kind {
+impl NoticeKind {
     /// Returns the stable name.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -66,7 +66,7 @@ pub struct Notice {
     /// Time, milliseconds since 1970.
     pub at_ms: u64,
     /// The kind.
-    pub kind: Kind,
+    pub kind: NoticeKind,
     /// The object, such as `Node/n1`; may be empty.
     pub object: String,
     /// Human-readable.
@@ -98,7 +98,13 @@ fn bytes(notice: &Notice) -> usize {
 }
 
 impl Notices {
-    pub(super) fn add(&mut self, kind: Kind, mut object: String, mut text: String, at: SystemTime) {
+    pub(super) fn add(
+        &mut self,
+        kind: NoticeKind,
+        mut object: String,
+        mut text: String,
+        at: SystemTime,
+    ) {
         for (text, most) in [(&mut object, MAX_OBJECT), (&mut text, MAX_TEXT)] {
             text.truncate(text.floor_char_boundary(most));
             text.shrink_to_fit();

@@ -76,7 +76,11 @@ fn the_record_is_bounded_and_cheap() {
     }
     let each = started.elapsed() / rounds;
     for number in 0..20_000 {
-        recorder.notice(Kind::NodeLost, format!("Node/{number}"), "x".repeat(500));
+        recorder.notice(
+            NoticeKind::NodeLost,
+            format!("Node/{number}"),
+            "x".repeat(500),
+        );
     }
     let size = recorder.size();
     let started = Instant::now();
@@ -95,15 +99,23 @@ fn the_record_is_bounded_and_cheap() {
 #[test]
 fn events_are_numbered_and_followed() {
     let recorder = Recorder::default();
-    recorder.notice(Kind::NodeLost, "Node/n1".to_owned(), "gone".to_owned());
-    recorder.notice(Kind::NodeConnected, "Node/n1".to_owned(), "back".to_owned());
+    recorder.notice(
+        NoticeKind::NodeLost,
+        "Node/n1".to_owned(),
+        "gone".to_owned(),
+    );
+    recorder.notice(
+        NoticeKind::NodeConnected,
+        "Node/n1".to_owned(),
+        "back".to_owned(),
+    );
     let (events, _) = recorder.noticed(0, 10);
     assert_eq!(events.len(), 2);
     let (events, _) = recorder.noticed(events[0].number, 10);
     assert_eq!(events.len(), 1);
     assert_eq!(
         (events[0].kind, &*events[0].text),
-        (Kind::NodeConnected, "back")
+        (NoticeKind::NodeConnected, "back")
     );
     assert_eq!(recorder.noticed(2, 10).0, []);
 }

@@ -30,7 +30,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use self::http::Http;
-use self::reflector::{Reflector, Told};
+use self::reflector::{KindEvents, Reflector};
 use self::report::Reporter;
 use self::resource::Resource;
 use super::upstream::Upstream;
@@ -129,7 +129,7 @@ impl Source for Kubernetes {
 }
 
 /// Makes batches of the reflectors' events until the consumer has gone.
-async fn merge(mut inbox: mpsc::Receiver<Told>, sink: mpsc::Sender<Batch>) {
+async fn merge(mut inbox: mpsc::Receiver<KindEvents>, sink: mpsc::Sender<Batch>) {
     let mut doubts = BTreeMap::new();
     loop {
         let first = tokio::select! {
@@ -157,7 +157,7 @@ async fn merge(mut inbox: mpsc::Receiver<Told>, sink: mpsc::Sender<Batch>) {
     }
 }
 
-fn take_in(told: Told, events: &mut Vec<Event>, doubts: &mut BTreeMap<Kind, String>) {
+fn take_in(told: KindEvents, events: &mut Vec<Event>, doubts: &mut BTreeMap<Kind, String>) {
     events.extend(told.events);
     if let Some((kind, doubt)) = told.doubt {
         match doubt {

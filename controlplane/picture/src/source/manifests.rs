@@ -29,7 +29,7 @@ use std::path::{Path, PathBuf};
 use kplane_model::Issue;
 use tokio::sync::mpsc;
 
-use self::catalog::{Catalog, Change};
+use self::catalog::{Catalog, FileChange};
 use self::disk::{Beat, Disk, Question};
 use self::folder::{Root, display_name, read_limited};
 use super::{Batch, Located, Source, SourceError};
@@ -131,6 +131,9 @@ fn load_stdin() -> io::Result<Catalog> {
 
 fn from_stdin(text: Vec<u8>) -> Catalog {
     let mut catalog = Catalog::default();
-    catalog.apply([(STDIN_NAME.into(), Change::Contents(text))], Vec::new());
+    catalog.apply(
+        [(STDIN_NAME.into(), FileChange::Contents(text))],
+        Vec::new(),
+    );
     catalog
 }

@@ -2,8 +2,8 @@
 
 use kplane_model::{Direction, PolicyPort, PortAction, PortActions, Protocol, Tier, TierAction};
 
-use super::terms::{Rule, Terms};
-use super::{Class, Subject};
+use super::terms::{ResolvedRule, Terms};
+use super::{AddressClass, Subject};
 
 /// Maximum number of ranges of ports in a decision, of which a few fit into a message. Everything is denied beyond it.
 const MAX_RANGES: usize = 512;
@@ -13,7 +13,7 @@ impl Terms {
     pub(super) fn decide(
         &self,
         subject: &Subject,
-        class: &Class,
+        class: &AddressClass,
         direction: Direction,
         tier: Tier,
     ) -> Option<PortActions> {
@@ -55,9 +55,9 @@ impl Terms {
     }
 }
 
-impl Rule {
+impl ResolvedRule {
     /// Returns whether one of its peers that are Pods is a class, and whether one that is a range has it.
-    fn is_about(&self, class: &Class) -> (bool, bool) {
+    fn is_about(&self, class: &AddressClass) -> (bool, bool) {
         let is_peer = class.peers.iter().any(|at| self.peers.contains(at));
         (
             is_peer,

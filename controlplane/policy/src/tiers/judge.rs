@@ -5,7 +5,7 @@ use kplane_model::{Direction, PodName, PolicyPort, Tier, TierAction};
 use super::Tiers;
 use crate::judge::{Found, Port, Ruling};
 use crate::namespaces::NamespaceLabels;
-use crate::pods::Entry;
+use crate::pods::PodEntry;
 use crate::{ClusterPolicy, PeerSpec, TierRule};
 
 impl Tiers {
@@ -13,7 +13,7 @@ impl Tiers {
     pub(crate) fn ruling(
         &self,
         (tier, direction): (Tier, Direction),
-        (name, pod): (&PodName, &Entry),
+        (name, pod): (&PodName, &PodEntry),
         other: &Found<'_>,
         port: Port<'_>,
         namespaces: &NamespaceLabels,

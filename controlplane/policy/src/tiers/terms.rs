@@ -11,7 +11,7 @@ use kplane_model::{
 
 use crate::identity::{Encoding, Kind};
 use crate::namespaces::NamespaceLabels;
-use crate::pods::Entry;
+use crate::pods::PodEntry;
 use crate::rules::PortName;
 use crate::{ClusterPolicy, Labels, PeerSpec, Selector};
 
@@ -22,12 +22,12 @@ pub(super) type Nodes = BTreeMap<NodeName, (Labels, Vec<IpAddr>)>;
 #[derive(Debug)]
 pub(super) struct Policy {
     pub(super) source: Arc<ClusterPolicy>,
-    pub(super) rules: [Vec<Rule>; 2],
+    pub(super) rules: [Vec<ResolvedRule>; 2],
 }
 
 /// A rule, with places of peers and blocks among all.
 #[derive(Debug)]
-pub(super) struct Rule {
+pub(super) struct ResolvedRule {
     pub(super) action: TierAction,
     pub(super) peers: BTreeSet<usize>,
     pub(super) blocks: BTreeSet<usize>,
@@ -75,7 +75,7 @@ impl Terms {
             rules: Direction::ALL.map(|direction| {
                 let rules = policy.rules(direction).iter();
                 rules
-                    .map(|rule| Rule::new(rule, &mut peers, &mut blocks))
+                    .map(|rule| ResolvedRule::new(rule, &mut peers, &mut blocks))
                     .collect()
             }),
         });
@@ -101,7 +101,7 @@ impl Terms {
                 .policies
                 .iter()
                 .flat_map(move |p| &p.rules[direction as usize]);
-            rules.flat_map(Rule::names).collect()
+            rules.flat_map(ResolvedRule::names).collect()
         });
         terms.egress_names = egress;
         terms.cut(nodes);
@@ -138,7 +138,7 @@ impl Terms {
     pub(super) fn peers_of(
         &mut self,
         name: &PodName,
-        pod: &Entry,
+        pod: &PodEntry,
         namespaces: &NamespaceLabels,
     ) -> Vec<usize> {
         let peers = &self.peers;
@@ -156,7 +156,7 @@ impl Terms {
     pub(super) fn policies_of(
         &self,
         name: &PodName,
-        pod: &Entry,
+        pod: &PodEntry,
         namespaces: &NamespaceLabels,
     ) -> Vec<usize> {
         let all = self.policies.iter().enumerate();
@@ -164,18 +164,18 @@ impl Terms {
         selected.map(|(at, _)| at).collect()
     }
 
-    pub(super) fn egress_ports(&self, pod: &Entry) -> Vec<NamedPort> {
+    pub(super) fn egress_ports(&self, pod: &PodEntry) -> Vec<NamedPort> {
         named(pod, &self.egress_names)
     }
 
-    pub(super) fn ingress_ports(&self, policies: &[usize], pod: &Entry) -> Vec<NamedPort> {
+    pub(super) fn ingress_ports(&self, policies: &[usize], pod: &PodEntry) -> Vec<NamedPort> {
         if pod.ports.is_empty() {
             return Vec::new();
         }
         let rules = policies
             .iter()
             .flat_map(|at| &self.policies[*at].rules[Direction::Ingress as usize]);
-        named(pod, &rules.flat_map(Rule::names).collect())
+        named(pod, &rules.flat_map(ResolvedRule::names).collect())
     }
 
     pub(super) fn class_id(
@@ -209,7 +209,7 @@ impl Terms {
     }
 }
 
-impl Rule {
+impl ResolvedRule {
     fn new(rule: &crate::TierRule, peers: &mut Places<Peer>, blocks: &mut Places<Block>) -> Self {
         let mut made = Self {
             action: rule.action,
@@ -269,7 +269,7 @@ impl<T: Ord + Clone> Places<T> {
     }
 }
 
-fn named(pod: &Entry, names: &BTreeSet<PortName>) -> Vec<NamedPort> {
+fn named(pod: &PodEntry, names: &BTreeSet<PortName>) -> Vec<NamedPort> {
     let ports = pod.ports.iter();
     let is = |port: &&NamedPort| names.contains(&(Arc::clone(&port.name), port.protocol));
     ports.filter(is).cloned().collect()

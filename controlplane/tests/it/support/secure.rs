@@ -60,7 +60,7 @@ impl Certs {
     pub(crate) async fn control_plane(
         &self,
         agent_limits: Limits,
-        identity: identity::Config,
+        identity: identity::GateConfig,
     ) -> Bound {
         let manifests = self.file("objects");
         fs::create_dir(&manifests).unwrap();

@@ -74,14 +74,14 @@ impl AffinityClients {
 
 /// The clients that a question is about, and the time for it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wanted {
+pub(super) struct ClientQuery {
     /// Only this client; `None` = all.
     pub(super) client: Option<IpAddr>,
     /// Time at which reading ends.
     pub(super) until: Instant,
 }
 
-impl Wanted {
+impl ClientQuery {
     pub(super) fn wants(&self, client: IpAddr) -> bool {
         self.client.is_none_or(|wanted| wanted == client)
     }

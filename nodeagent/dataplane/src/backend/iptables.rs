@@ -57,7 +57,7 @@ pub use name::{BuiltIn, ChainName, ServiceChain, TableName};
 pub(crate) use readback::words;
 pub(in crate::backend) use recent::{forget, remembered};
 pub use restore::Limits;
-pub use ruleset::{Content, FoundRules, JumpOp, Ruleset, StagedRules, Step, Written};
+pub use ruleset::{ChainDigest, FoundRules, JumpOp, Ruleset, StagedRules, TableChange, Written};
 pub use settings::RuleSettings;
 pub use structure::Layout;
 pub use tool::{Flavour, Tool, ToolError, plain_name};

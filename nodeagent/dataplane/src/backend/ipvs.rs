@@ -38,7 +38,7 @@ mod tests;
 
 use kplane_model::{Cidr, IpvsScheduler, Severity};
 
-pub use self::data_path::stopping::{Budget, open_stopping};
+pub use self::data_path::stopping::{OperationBudget, open_stopping};
 pub(in crate::backend) use self::lookup::look_up;
 pub use self::machine::LINK;
 pub(crate) use self::sets::is_name as is_set_name;

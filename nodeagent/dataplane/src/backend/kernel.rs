@@ -10,7 +10,7 @@ pub(super) const MAX_ENDPOINTS: usize = 256;
 
 /// A destination of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Target {
+pub enum PacketTarget {
     /// An address of a Service and a port.
     Address {
         /// Both.
@@ -29,7 +29,7 @@ pub enum Target {
     },
 }
 
-impl Target {
+impl PacketTarget {
     /// Returns the family of the addresses.
     #[must_use]
     pub fn family(self) -> Family {

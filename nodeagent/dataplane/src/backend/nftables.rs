@@ -69,7 +69,7 @@ pub(in crate::backend) use remembered::{forget, remembered};
 pub use schema::{Balancer, CLASSES, Carries, Class, Set, TABLE, TABLE_COMMENT, TableSettings};
 pub use structure::{push_delete_table, push_structure};
 pub use table_kind::{POLICY_TABLE, TableKind};
-pub use tables::Layout;
+pub use tables::TableLayout;
 
 use super::{Backend, Description, Failures, ModeMetrics, OpenError};
 

@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use super::affinity::Wanted;
+use super::affinity::ClientQuery;
 use super::{AffinityClient, AffinityClients, AffinityPort, Kind, Proxy, iptables, ipvs, nftables};
 use crate::chain;
 
@@ -81,7 +81,7 @@ impl Kind {
         ports: &[AffinityPort],
         client: Option<IpAddr>,
     ) -> Result<AffinityClients, String> {
-        let wanted = Wanted {
+        let wanted = ClientQuery {
             client,
             until: Instant::now() + WITHIN,
         };

@@ -96,11 +96,11 @@ impl Size {
 
 /// A socket, opened when needed, in the network namespace of the thread that works with it.
 #[derive(Debug, Default)]
-pub(super) struct Kernel {
+pub(super) struct ConntrackSocket {
     open: Option<(NfSocket, Filter)>,
 }
 
-impl Kernel {
+impl ConntrackSocket {
     /// Scans flows and deletes the stale ones. Returns the number of deleted flows, also on failure.
     pub(super) fn examine(
         &mut self,

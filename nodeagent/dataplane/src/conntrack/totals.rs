@@ -28,12 +28,12 @@ pub struct ConntrackTotals {
     /// Number of scans by duration; see [`bucket_bound`]. Not cumulative.
     pub durations: [u64; BUCKETS],
     /// Why scans fail; `None` if the last one did not.
-    pub problem: Option<Problem>,
+    pub problem: Option<FailedScans>,
 }
 
 /// Scans that failed one after the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
+pub struct FailedScans {
     /// The error of the last one, human-readable.
     pub reason: String,
     /// The time of the first one.
@@ -74,7 +74,7 @@ impl ConntrackTotals {
         self.deleted += deleted;
         self.failures += u64::from(error.is_some());
         let before = self.problem.take();
-        self.problem = error.map(|reason| Problem {
+        self.problem = error.map(|reason| FailedScans {
             reason,
             since: before.as_ref().map_or_else(SystemTime::now, |of| of.since),
             times: before.map_or(0, |of| of.times) + 1,

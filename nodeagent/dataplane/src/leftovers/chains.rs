@@ -10,7 +10,7 @@ use kplane_netlink::{
     Operation, Request, nfproto,
 };
 
-use super::rules::{Keeps, Listing, TABLES, Table};
+use super::rules::{Keeps, LeftoverTable, TABLES, TableReader};
 use crate::backend::iptables::Flavour;
 use crate::backend::nftables::uapi::{
     NFT_GOTO, NFT_JUMP, NFTA_CHAIN_NAME, NFTA_CHAIN_TABLE, NFTA_DATA_VERDICT, NFTA_EXPR_DATA,
@@ -22,14 +22,14 @@ use crate::backend::nftables::uapi::{
 const ATTEMPTS: u32 = 10;
 
 /// A rule of a built-in chain: the chain, and the number that the kernel gave the rule.
-type Jump = (String, [u8; 8]);
+type RuleHandle = (String, [u8; 8]);
 
 /// The chains of one table.
 #[derive(Debug)]
 pub(super) struct Chains {
     family: Family,
     keeps: Keeps,
-    pub(super) table: Table<Jump>,
+    pub(super) table: LeftoverTable<RuleHandle>,
 }
 
 /// Finds kube-proxy's chains of a family, but those that `keeps` names.
@@ -48,8 +48,8 @@ pub(super) fn find(family: Family, keeps: Keeps) -> Result<Vec<Chains>, NetlinkE
 }
 
 /// Reads the tables that have such chains. Rules are read only where there are such chains.
-fn read(family: Family, keeps: Keeps) -> Result<Vec<Table<Jump>>, NetlinkError> {
-    let mut listings = TABLES.map(|table| Listing::new(table, keeps));
+fn read(family: Family, keeps: Keeps) -> Result<Vec<LeftoverTable<RuleHandle>>, NetlinkError> {
+    let mut listings = TABLES.map(|table| TableReader::new(table, keeps));
     let request = Request::new("list chains", msg::GETCHAIN, nfproto(family), |_| {});
     let chains = match NfSocket::open()?.dump(request) {
         // This kernel has no nf_tables.
@@ -75,10 +75,13 @@ fn read(family: Family, keeps: Keeps) -> Result<Vec<Table<Jump>>, NetlinkError> 
             ControlFlow::Continue(())
         })?;
     }
-    Ok(listings.into_iter().filter_map(Listing::finish).collect())
+    Ok(listings
+        .into_iter()
+        .filter_map(TableReader::finish)
+        .collect())
 }
 
-fn add_rule(listing: &mut Listing<Jump>, rule: Message<'_>) {
+fn add_rule(listing: &mut TableReader<RuleHandle>, rule: Message<'_>) {
     let attributes = rule.attributes();
     let from = attributes.get(NFTA_RULE_CHAIN).and_then(Attribute::as_str);
     let Some(from) = from else {
@@ -140,7 +143,7 @@ impl Chains {
 }
 
 /// Returns the operations that remove jumps and chains. All chains are emptied first, so that none refers to another.
-fn removal(family: Family, table: &Table<Jump>) -> Batch {
+fn removal(family: Family, table: &LeftoverTable<RuleHandle>) -> Batch {
     let mut batch = Batch::new();
     let operation = |action, object, kind| Operation {
         label: Label { action, object },

@@ -9,7 +9,7 @@ use std::fmt;
 use kplane_model::Family;
 
 use super::Problem;
-use super::rules::{self, Keeps, Table};
+use super::rules::{self, Keeps, LeftoverTable};
 use crate::backend::iptables::{Flavour, Tool};
 use crate::process::RunError;
 
@@ -24,7 +24,7 @@ pub(super) struct Rules {
     tool: Tool,
     keeps: Keeps,
     /// One of the tables.
-    pub(super) table: Table,
+    pub(super) table: LeftoverTable,
 }
 
 /// Finds kube-proxy's chains of a family, but those that `keeps` names. Creates nothing: when asked for all tables, the
@@ -67,7 +67,7 @@ pub(super) fn listings() -> Vec<String> {
         .collect()
 }
 
-fn look(tool: &Tool, keeps: Keeps) -> Result<Vec<Table>, RunError> {
+fn look(tool: &Tool, keeps: Keeps) -> Result<Vec<LeftoverTable>, RunError> {
     Ok(rules::parse(&tool.list()?, keeps))
 }
 

@@ -12,9 +12,8 @@ use crate::proxy_address::{
     CAPTURE_TABLE, DELIVERY, DEPARTING_TABLE, DIVERT_TABLES, proxy_address,
 };
 
-/// An object of the proxy.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Part {
+pub(super) enum ProxyObject {
     /// An nftables table.
     Table(Family, &'static str),
     /// The policy rule and the route for answers to clients' addresses.
@@ -23,7 +22,7 @@ pub(super) enum Part {
     Address(IpAddr),
 }
 
-impl Part {
+impl ProxyObject {
     /// Finds all parts that are there.
     pub(super) fn find() -> (Vec<Self>, Vec<Problem>) {
         let (mut found, mut problems) = (Vec::new(), Vec::new());
@@ -91,7 +90,7 @@ fn word(family: Family) -> &'static str {
     }
 }
 
-impl fmt::Display for Part {
+impl fmt::Display for ProxyObject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Table(family, name) => {

@@ -1,4 +1,4 @@
-//! Decides which chains and jumps of iptables are kube-proxy's, and which of them other programs need ([`Listing`]).
+//! Decides which chains and jumps of iptables are kube-proxy's, and which of them other programs need ([`TableReader`]).
 //! Parses the output of `iptables-save`, and writes the text with which `iptables-restore` removes the rest. This module
 //! is pure; it accepts any text.
 //!
@@ -65,7 +65,7 @@ const BUILT_IN: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTRO
 
 /// kube-proxy's chains and rules in one table. `Jump` names a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Table<Jump = String> {
+pub(super) struct LeftoverTable<Jump = String> {
     /// Name of the table.
     pub(super) name: &'static str,
     /// Chains to remove.
@@ -76,14 +76,14 @@ pub(super) struct Table<Jump = String> {
     pub(super) kept: BTreeSet<String>,
 }
 
-impl<Jump> Table<Jump> {
+impl<Jump> LeftoverTable<Jump> {
     /// Returns whether there is nothing to remove.
     pub(super) fn is_empty(&self) -> bool {
         self.chains.is_empty() && self.jumps.is_empty()
     }
 }
 
-impl Table {
+impl LeftoverTable {
     /// Returns the text with which `iptables-restore --noflush` removes everything or nothing.
     pub(super) fn removal(&self) -> String {
         let mut text = format!("*{}\n", self.name);
@@ -102,7 +102,7 @@ impl Table {
     }
 }
 
-impl<Jump> fmt::Display for Table<Jump> {
+impl<Jump> fmt::Display for LeftoverTable<Jump> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (chains, rules) = (self.chains.len(), self.jumps.len());
         let s = |count| if count == 1 { "" } else { "s" };
@@ -164,17 +164,17 @@ pub(super) fn of_iptables_and_closed_ports(table: &str, chain: &str) -> bool {
 
 /// Finds kube-proxy's chains and rules in the output of `iptables-save`. Returns an entry for each table that
 /// has some, without the chains that `keeps` names.
-pub(super) fn parse(text: &str, keeps: Keeps) -> Vec<Table> {
+pub(super) fn parse(text: &str, keeps: Keeps) -> Vec<LeftoverTable> {
     let mut found = Vec::new();
-    let mut table: Option<Listing<String>> = None;
+    let mut table: Option<TableReader<String>> = None;
     for line in text.lines() {
         if let Some(name) = line.strip_prefix('*') {
             table = TABLES
                 .iter()
                 .find(|t| **t == name)
-                .map(|t| Listing::new(t, keeps));
+                .map(|t| TableReader::new(t, keeps));
         } else if line == "COMMIT" {
-            found.extend(table.take().and_then(Listing::finish));
+            found.extend(table.take().and_then(TableReader::finish));
         } else if let Some(table) = &mut table {
             table.line(line);
         }
@@ -184,7 +184,7 @@ pub(super) fn parse(text: &str, keeps: Keeps) -> Vec<Table> {
 
 /// One table while it is read.
 #[derive(Debug)]
-pub(super) struct Listing<Jump> {
+pub(super) struct TableReader<Jump> {
     name: &'static str,
     keeps: Keeps,
     /// kube-proxy's chains.
@@ -197,7 +197,7 @@ pub(super) struct Listing<Jump> {
     needed: BTreeSet<String>,
 }
 
-impl Listing<String> {
+impl TableReader<String> {
     fn line(&mut self, line: &str) {
         if let Some(chain) = line.strip_prefix(':') {
             self.chain(chain.split(' ').next().unwrap_or_default());
@@ -214,7 +214,7 @@ impl Listing<String> {
     }
 }
 
-impl<Jump> Listing<Jump> {
+impl<Jump> TableReader<Jump> {
     pub(super) fn new(name: &'static str, keeps: Keeps) -> Self {
         Self {
             name,
@@ -265,7 +265,7 @@ impl<Jump> Listing<Jump> {
     }
 
     /// Keeps the chains that rules of other programs need, and all chains to which they lead.
-    pub(super) fn finish(self) -> Option<Table<Jump>> {
+    pub(super) fn finish(self) -> Option<LeftoverTable<Jump>> {
         let mut kept = BTreeSet::new();
         let mut next: Vec<&str> = self.needed.iter().map(String::as_str).collect();
         while let Some(chain) = next.pop() {
@@ -283,7 +283,7 @@ impl<Jump> Listing<Jump> {
         }
         let stays = |to: &str| to == POSTROUTING && kept.contains(to);
         let jumps = self.jumps.into_iter().filter(|(to, _)| !stays(to));
-        let table = Table {
+        let table = LeftoverTable {
             name: self.name,
             jumps: jumps.map(|(_, rule)| rule).collect(),
             chains: self.chains.difference(&kept).cloned().collect(),

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::content::Content;
-use super::held::{Change, element};
+use super::held::{ElementChange, element};
 use crate::backend::nftables::{Contents, Element, Key, Set};
 
 impl Contents for Content {
@@ -25,7 +25,7 @@ impl Contents for Content {
 #[derive(Debug)]
 pub(super) struct Before<'a> {
     pub(super) content: &'a Content,
-    pub(super) changes: &'a [Change],
+    pub(super) changes: &'a [ElementChange],
 }
 
 impl Contents for Before<'_> {

@@ -16,7 +16,7 @@ use super::expand::{Member, Terms, addresses};
 use super::followed::Followed;
 use super::held::Held;
 use super::numbers::Numbers;
-use super::objects::{Objects, Ported, Source, blocks, rules};
+use super::objects::{Objects, Peer, Ported, blocks, rules};
 use super::tiers::Tiers;
 use super::{PolicyChange, PolicyFailure};
 use crate::backend::nftables::{Key, PolicySet};
@@ -24,12 +24,12 @@ use crate::plan::disjoint;
 
 /// Most elements that the policies of one Pod, and of all Pods of a node, may need.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub(super) struct ElementLimits {
     pub(super) pod: u64,
     pub(super) node: u64,
 }
 
-impl Default for Limits {
+impl Default for ElementLimits {
     fn default() -> Self {
         Self {
             pod: 100_000,
@@ -59,7 +59,7 @@ pub(super) struct Content {
     /// The count of numbers at which those of classes that are gone are forgotten.
     most_numbers: usize,
     ranges: Vec<Cidr>,
-    pub(super) limits: Limits,
+    pub(super) limits: ElementLimits,
     pub(super) followed: Followed,
     /// Addresses of the Pods that are followed.
     pub(super) sampled: BTreeSet<IpAddr>,
@@ -79,7 +79,7 @@ impl Content {
             failures: None,
             most_numbers: SPARE_NUMBERS,
             ranges: Vec::new(),
-            limits: Limits::default(),
+            limits: ElementLimits::default(),
             followed: Followed::default(),
             sampled: BTreeSet::new(),
         }
@@ -271,11 +271,11 @@ impl Content {
             let only = these.filter(|member| those.binary_search(member).is_err());
             only.map(Member::Peer).collect()
         };
-        self.members(&Source::Group(id), &only(&old, new), &only(new, &old));
+        self.members(&Peer::Group(id), &only(&old, new), &only(new, &old));
     }
 
     /// Takes over that a source has lost and got members.
-    fn members(&mut self, source: &Source, gone: &[Member], come: &[Member]) {
+    fn members(&mut self, source: &Peer, gone: &[Member], come: &[Member]) {
         for (pod, policy) in self.objects.pairs_with(source) {
             let mut grants = Vec::new();
             let (pod_object, policy) = (
@@ -287,8 +287,8 @@ impl Content {
             };
             for (direction, rule) in rules(policy) {
                 let times = rule.peers.as_ref().map_or(0, |peers| match source {
-                    Source::Group(id) => peers.groups.iter().filter(|other| *other == id).count(),
-                    Source::Block(block) => peers.blocks.iter().filter(|b| *b == block).count(),
+                    Peer::Group(id) => peers.groups.iter().filter(|other| *other == id).count(),
+                    Peer::Block(block) => peers.blocks.iter().filter(|b| *b == block).count(),
                 });
                 for _ in 0..times {
                     for (members, there) in [(gone, false), (come, true)] {
@@ -463,7 +463,7 @@ impl Content {
         for (block, gone, come) in recut.blocks {
             let [gone, come] = [gone, come]
                 .map(|numbers| numbers.into_iter().map(Member::Range).collect::<Vec<_>>());
-            self.members(&Source::Block(block), &gone, &come);
+            self.members(&Peer::Block(block), &gone, &come);
         }
     }
 

@@ -12,7 +12,7 @@ use kplane_model::{
 use super::blocks::Range;
 use super::content::Content;
 use super::expand::addresses;
-use super::held::{Change, Place};
+use super::held::{ElementChange, ElementId};
 use super::judge::Packet;
 use crate::backend::nftables::{ACCEPT, DENY, Key, PASS, PolicySet};
 
@@ -44,7 +44,7 @@ impl Content {
         self.set_member((PolicySet::TierPeers, Key::Ip(address)), number);
     }
 
-    fn set_member(&mut self, place: Place, number: Option<u32>) {
+    fn set_member(&mut self, place: ElementId, number: Option<u32>) {
         if let Some(before) = self.held.get(place).flatten() {
             let members = self.tiers.members.entry(before).or_default();
             *members -= 1;
@@ -191,7 +191,7 @@ impl Content {
     }
 
     /// Has a place lead to a row, or takes that back. Where Pods disagree, everything is denied.
-    fn lead(&mut self, place: Place, row: u32, there: bool) {
+    fn lead(&mut self, place: ElementId, row: u32, there: bool) {
         let reasons = self.tiers.reasons.entry(place).or_default();
         let were = reasons.len();
         match (reasons.iter().position(|(of, _)| *of == row), there) {
@@ -258,7 +258,7 @@ impl Content {
 
     /// Returns which decisions of a change must be there before addresses get other numbers: those about numbers that
     /// nothing has yet, and those that are stricter than before. So what both states deny stays denied.
-    pub(super) fn is_early(&self, changes: &[Change]) -> impl Fn(&Change) -> bool {
+    pub(super) fn is_early(&self, changes: &[ElementChange]) -> impl Fn(&ElementChange) -> bool {
         let mut members: HashMap<u32, (usize, usize)> = HashMap::new();
         let mut fresh = HashSet::new();
         for change in changes {
@@ -326,7 +326,7 @@ fn number(action: TierAction) -> u32 {
 #[cfg(test)]
 impl Content {
     /// Returns whether a decision becomes stricter for some ports and less strict for others.
-    pub(super) fn is_mixed(&self, changes: &[Change]) -> bool {
+    pub(super) fn is_mixed(&self, changes: &[ElementChange]) -> bool {
         let changes = changes
             .iter()
             .filter(|change| matches!(change.place.0, PolicySet::Decisions(..)));

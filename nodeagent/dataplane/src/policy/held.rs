@@ -8,15 +8,15 @@ use kplane_model::{Direction, Protocol};
 use crate::backend::nftables::{Data, Element, Key, PolicySet, Set};
 
 /// A place for an element.
-pub(super) type Place = (PolicySet, Key);
+pub(super) type ElementId = (PolicySet, Key);
 
 /// The content of a place: an element with a number or without.
 pub(super) type Value = Option<u32>;
 
 /// The content of a place before and after a change; `None` = no element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Change {
-    pub(super) place: Place,
+pub(super) struct ElementChange {
+    pub(super) place: ElementId,
     pub(super) before: Option<Value>,
     pub(super) after: Option<Value>,
 }
@@ -35,20 +35,20 @@ pub(super) struct Grant {
 type Neighbours = (Direction, IpAddr, u32, Protocol);
 
 /// A range of ports, and how often policies have it.
-type Counted = ((u16, u16), u32);
+type CountedRange = ((u16, u16), u32);
 
 /// Counted elements, and the port ranges of which some are unions.
 #[derive(Debug, Default)]
 pub(super) struct Held {
-    elements: HashMap<Place, (u32, Value)>,
+    elements: HashMap<ElementId, (u32, Value)>,
     /// Port ranges as policies have them, with how often. The kernel gets their unions.
-    ranges: HashMap<Neighbours, Vec<Counted>>,
+    ranges: HashMap<Neighbours, Vec<CountedRange>>,
     /// What places of a change held before it; `None` while nobody wants to know.
-    before: Option<HashMap<Place, Option<Value>>>,
+    before: Option<HashMap<ElementId, Option<Value>>>,
 }
 
 /// Returns the element of a place.
-pub(super) fn element((set, key): Place, value: Value) -> Element {
+pub(super) fn element((set, key): ElementId, value: Value) -> Element {
     Element {
         set: Set::Policy(set),
         key,
@@ -57,7 +57,7 @@ pub(super) fn element((set, key): Place, value: Value) -> Element {
 }
 
 /// Returns the place and the value of an element; `None` for one of Services.
-pub(super) fn place(element: &Element) -> Option<(Place, Value)> {
+pub(super) fn place(element: &Element) -> Option<(ElementId, Value)> {
     let Set::Policy(set) = element.set else {
         return None;
     };
@@ -70,15 +70,15 @@ pub(super) fn place(element: &Element) -> Option<(Place, Value)> {
 
 impl Held {
     /// Returns what differs from other elements, those before.
-    pub(super) fn changes_from(&self, before: &[Element]) -> Vec<Change> {
-        let before: HashMap<Place, Value> = before.iter().filter_map(place).collect();
-        let gone = before.iter().map(|(place, value)| Change {
+    pub(super) fn changes_from(&self, before: &[Element]) -> Vec<ElementChange> {
+        let before: HashMap<ElementId, Value> = before.iter().filter_map(place).collect();
+        let gone = before.iter().map(|(place, value)| ElementChange {
             place: *place,
             before: Some(*value),
             after: self.get(*place),
         });
         let new = self.all().filter(|(place, _)| !before.contains_key(place));
-        let new = new.map(|(place, value)| Change {
+        let new = new.map(|(place, value)| ElementChange {
             place,
             before: None,
             after: Some(value),
@@ -94,9 +94,9 @@ impl Held {
     }
 
     /// Returns what differs since [`Held::record`].
-    pub(super) fn changes(&mut self) -> Vec<Change> {
+    pub(super) fn changes(&mut self) -> Vec<ElementChange> {
         let before = self.before.take().unwrap_or_default().into_iter();
-        let changes = before.map(|(place, before)| Change {
+        let changes = before.map(|(place, before)| ElementChange {
             place,
             before,
             after: self.get(place),
@@ -110,13 +110,13 @@ impl Held {
         self.elements.len()
     }
 
-    pub(super) fn all(&self) -> impl Iterator<Item = (Place, Value)> {
+    pub(super) fn all(&self) -> impl Iterator<Item = (ElementId, Value)> {
         self.elements
             .iter()
             .map(|(place, (_, value))| (*place, *value))
     }
 
-    pub(super) fn get(&self, place: Place) -> Option<Value> {
+    pub(super) fn get(&self, place: ElementId) -> Option<Value> {
         self.elements.get(&place).map(|(_, value)| *value)
     }
 
@@ -130,7 +130,7 @@ impl Held {
         self.get((set, key)).flatten()
     }
 
-    fn touch(&mut self, place: Place) {
+    fn touch(&mut self, place: ElementId) {
         let now = self.get(place);
         if let Some(before) = &mut self.before {
             before.entry(place).or_insert(now);
@@ -138,13 +138,13 @@ impl Held {
     }
 
     /// Adds an element, or one more reason for it.
-    pub(super) fn add(&mut self, place: Place, value: Value) {
+    pub(super) fn add(&mut self, place: ElementId, value: Value) {
         self.touch(place);
         self.elements.entry(place).or_insert((0, value)).0 += 1;
     }
 
     /// Takes back what [`Held::add`] did.
-    pub(super) fn remove(&mut self, place: Place) {
+    pub(super) fn remove(&mut self, place: ElementId) {
         self.touch(place);
         if let Some((count, _)) = self.elements.get_mut(&place) {
             *count -= 1;
@@ -155,7 +155,7 @@ impl Held {
     }
 
     /// Adds an element, or takes that back.
-    pub(super) fn count(&mut self, place: Place, value: Value, there: bool) {
+    pub(super) fn count(&mut self, place: ElementId, value: Value, there: bool) {
         match there {
             true => self.add(place, value),
             false => self.remove(place),
@@ -163,7 +163,7 @@ impl Held {
     }
 
     /// Sets a number, or removes it.
-    pub(super) fn set(&mut self, place: Place, number: Option<u32>) {
+    pub(super) fn set(&mut self, place: ElementId, number: Option<u32>) {
         self.touch(place);
         match number {
             Some(_) => drop(self.elements.insert(place, (1, number))),
@@ -230,7 +230,7 @@ impl Held {
 }
 
 /// Returns the fewest ranges that cover the same ports, without those that only touch.
-fn unions(ranges: &[Counted]) -> Vec<(u16, u16)> {
+fn unions(ranges: &[CountedRange]) -> Vec<(u16, u16)> {
     let mut sorted: Vec<(u16, u16)> = ranges.iter().map(|(range, _)| *range).collect();
     sorted.sort_unstable();
     let mut unions: Vec<(u16, u16)> = Vec::with_capacity(sorted.len());

@@ -10,7 +10,7 @@ use kplane_model::{
 
 /// What a rule names as the other end.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Source {
+pub(super) enum Peer {
     Group(GroupId),
     Block(Block),
 }
@@ -35,7 +35,7 @@ pub(super) struct Objects {
     /// The Pods that name a policy.
     pub(super) pods_of: HashMap<PolicyName, BTreeSet<PodName>>,
     /// The policies that name a source.
-    policies_with: HashMap<Source, BTreeSet<PolicyName>>,
+    policies_with: HashMap<Peer, BTreeSet<PolicyName>>,
     /// The policies with an egress rule that names a port by its name.
     pub(super) named_egress: BTreeSet<PolicyName>,
 }
@@ -48,7 +48,7 @@ impl Objects {
     }
 
     /// Returns the pairs of a Pod and a policy of which the policy names a source.
-    pub(super) fn pairs_with(&self, source: &Source) -> Vec<(PodName, PolicyName)> {
+    pub(super) fn pairs_with(&self, source: &Peer) -> Vec<(PodName, PolicyName)> {
         let policies = self.policies_with.get(source).into_iter().flatten();
         policies.flat_map(|policy| self.pairs_of(policy)).collect()
     }
@@ -117,11 +117,11 @@ pub(super) fn rules(policy: &Policy) -> impl Iterator<Item = (Direction, &Policy
     })
 }
 
-fn sources(policy: &Policy) -> Vec<Source> {
+fn sources(policy: &Policy) -> Vec<Peer> {
     let peers = rules(policy).filter_map(|(_, rule)| rule.peers.as_ref());
     let sources = peers.flat_map(|peers| {
-        let groups = peers.groups.iter().copied().map(Source::Group);
-        groups.chain(peers.blocks.iter().cloned().map(Source::Block))
+        let groups = peers.groups.iter().copied().map(Peer::Group);
+        groups.chain(peers.blocks.iter().cloned().map(Peer::Block))
     });
     sources.collect()
 }

@@ -21,7 +21,7 @@
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
-use super::held::{Change, element};
+use super::held::{ElementChange, element};
 use crate::backend::nftables::{Key, Ops, PolicySet};
 
 /// Elements that go into a transaction together.
@@ -30,16 +30,16 @@ const TOGETHER: usize = 256;
 /// Returns the operations of a change, by phase. `stays` says whether a Pod's address is known after the change, and
 /// `is_early` whether a decision of a tier comes first.
 pub(super) fn phases(
-    changes: &[Change],
+    changes: &[ElementChange],
     stays: impl Fn(IpAddr) -> bool,
-    is_early: impl Fn(&Change) -> bool,
+    is_early: impl Fn(&ElementChange) -> bool,
 ) -> Vec<Vec<Ops>> {
     let replaced = replaced(changes);
     let tiers = changes
         .iter()
         .filter(|change| change.place.0 == PolicySet::TierPeers);
     let renumbered: HashSet<Key> = tiers.map(|change| change.place.1).collect();
-    let mut phases: [Vec<&Change>; 8] = Default::default();
+    let mut phases: [Vec<&ElementChange>; 8] = Default::default();
     for change in changes {
         let (set, key) = change.place;
         let phase = match (set, change.before.is_some(), change.after.is_some()) {
@@ -65,7 +65,7 @@ pub(super) fn phases(
         };
         phases[phase].push(change);
     }
-    let whole = |phase: usize, change: &Change| match phase {
+    let whole = |phase: usize, change: &ElementChange| match phase {
         3 => matches!(
             change.place.0,
             PolicySet::Blocks | PolicySet::Ranges(_) | PolicySet::TierBlocks
@@ -74,7 +74,7 @@ pub(super) fn phases(
         _ => change.place.0 == PolicySet::LocalRanges,
     };
     let phases = phases.into_iter().enumerate().map(|(phase, changes)| {
-        let (whole, mut rest): (Vec<&Change>, Vec<&Change>) =
+        let (whole, mut rest): (Vec<&ElementChange>, Vec<&ElementChange>) =
             changes.into_iter().partition(|change| whole(phase, change));
         if phase == 3 {
             rest.sort_unstable_by_key(|change| change.place.1);
@@ -86,7 +86,7 @@ pub(super) fn phases(
 }
 
 /// Cuts changes into lots. Those next to each other with the same key stay together.
-fn lots<'a, 'b>(mut changes: &'a [&'b Change]) -> Vec<&'a [&'b Change]> {
+fn lots<'a, 'b>(mut changes: &'a [&'b ElementChange]) -> Vec<&'a [&'b ElementChange]> {
     let mut lots = Vec::new();
     while !changes.is_empty() {
         let mut end = changes.len().min(TOGETHER);
@@ -100,7 +100,7 @@ fn lots<'a, 'b>(mut changes: &'a [&'b Change]) -> Vec<&'a [&'b Change]> {
     lots
 }
 
-fn ops(changes: &[&Change]) -> Ops {
+fn ops(changes: &[&ElementChange]) -> Ops {
     let mut ops = Ops::default();
     for change in changes {
         let element = |value| element(change.place, value);
@@ -111,7 +111,7 @@ fn ops(changes: &[&Change]) -> Ops {
 }
 
 /// Those ranges that exclude each other in the kernel if they overlap.
-fn group(change: &Change) -> (PolicySet, Option<Key>) {
+fn group(change: &ElementChange) -> (PolicySet, Option<Key>) {
     let (set, key) = change.place;
     let ranges = match key {
         Key::GrantPorts(pod, number, protocol, ..) => {
@@ -123,7 +123,7 @@ fn group(change: &Change) -> (PolicySet, Option<Key>) {
 }
 
 /// Returns the groups of ranges of which some go and others come.
-fn replaced(changes: &[Change]) -> HashSet<(PolicySet, Option<Key>)> {
+fn replaced(changes: &[ElementChange]) -> HashSet<(PolicySet, Option<Key>)> {
     let mut groups: HashMap<_, (bool, bool)> = HashMap::new();
     for change in changes {
         if matches!(change.place.0, PolicySet::Blocks | PolicySet::Ranges(_)) {

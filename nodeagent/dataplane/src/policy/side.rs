@@ -9,7 +9,7 @@ use kplane_model::{Direction, Family};
 use super::before::Before;
 use super::content::Content;
 use super::cutter::Flow;
-use super::held::Change;
+use super::held::ElementChange;
 use super::phases::phases;
 use super::{PolicyApplied, PolicyChange};
 use crate::backend::nftables::{
@@ -19,7 +19,7 @@ use crate::backend::{ApplyError, Verification};
 
 /// What is known of the kernel's table.
 #[derive(Debug)]
-enum Table {
+enum TableState {
     /// Nothing.
     Unknown,
     /// There is none, or at least none that this process made.
@@ -33,28 +33,28 @@ const READABLE: usize = 200_000;
 
 /// A family.
 #[derive(Debug)]
-pub(super) struct Side {
+pub(super) struct PolicySide {
     pub(super) content: Content,
-    table: Table,
+    table: TableState,
 }
 
 /// Access to the table, and what was found in its place.
-type Found = Result<(PolicyTable, FoundPolicies), ApplyError>;
+type OpenedTable = Result<(PolicyTable, FoundPolicies), ApplyError>;
 
 /// The outcome of a change, and the addresses that may have lost something by it.
 pub(super) type Outcome = (PolicyApplied, HashSet<IpAddr>);
 
-impl Side {
+impl PolicySide {
     pub(super) fn new(family: Family) -> Self {
         Self {
             content: Content::new(family),
-            table: Table::Unknown,
+            table: TableState::Unknown,
         }
     }
 
     /// Returns whether the kernel holds a table of this process.
     pub(super) fn has_table(&self) -> bool {
-        matches!(self.table, Table::Held(_))
+        matches!(self.table, TableState::Held(_))
     }
 
     /// Applies a change. Whatever fails, the next change has to be complete.
@@ -64,20 +64,20 @@ impl Side {
         change: PolicyChange<'_>,
     ) -> Result<Outcome, ApplyError> {
         let started = Instant::now();
-        let mut table = std::mem::replace(&mut self.table, Table::Unknown);
+        let mut table = std::mem::replace(&mut self.table, TableState::Unknown);
         let mut found = None;
         match &table {
-            Table::Unknown if !change.complete => {
+            TableState::Unknown if !change.complete => {
                 return Err(ApplyError::unknown(self.content.family));
             }
-            Table::Unknown => {
+            TableState::Unknown => {
                 self.content.clear();
                 found = tables
                     .is_possible()
                     .then(|| self.find(tables, change.objects.len()));
             }
-            Table::Absent => {}
-            Table::Held(_) => self.content.held.record(),
+            TableState::Absent => {}
+            TableState::Held(_) => self.content.held.record(),
         }
         self.content.apply(change);
         let mut changes = self.content.held.changes();
@@ -89,17 +89,17 @@ impl Side {
         applied.plan = started.elapsed();
         let mut lost = HashSet::new();
         let cost = match (&mut table, is_needed) {
-            (Table::Absent, false) => Cost::default(),
-            (Table::Unknown, false) => self.remove_left(found)?,
-            (Table::Held(held), false) => {
+            (TableState::Absent, false) => Cost::default(),
+            (TableState::Unknown, false) => self.remove_left(found)?,
+            (TableState::Held(held), false) => {
                 applied.operations = 1;
                 held.delete()?
             }
-            (Table::Held(held), true) => {
+            (TableState::Held(held), true) => {
                 lost = self.content.lost(&changes);
                 self.content.change(held, &changes, &mut applied)?
             }
-            (Table::Unknown | Table::Absent, true) => {
+            (TableState::Unknown | TableState::Absent, true) => {
                 lost = self.content.judged();
                 let (mut new, cost) = match found.transpose()? {
                     Some((mut left, FoundPolicies::Ours(elements))) => {
@@ -117,13 +117,13 @@ impl Side {
                         new.replace(&self.content)?
                     }
                 };
-                table = Table::Held(new);
+                table = TableState::Held(new);
                 cost
             }
         };
         self.table = match is_needed {
             true => table,
-            false => Table::Absent,
+            false => TableState::Absent,
         };
         applied.bytes = cost.bytes;
         applied.encode = cost.encode;
@@ -134,7 +134,7 @@ impl Side {
     /// Reads what an earlier process, or this one before an error, left in the kernel. The table is changed step by step
     /// then, which no packet notices. A new table in its place costs some clients their first packet: the kernel takes
     /// the maps from packets that are between two rules.
-    fn find(&mut self, tables: &mut PolicyTables, objects: usize) -> Found {
+    fn find(&mut self, tables: &mut PolicyTables, objects: usize) -> OpenedTable {
         let mut table = tables.table(self.content.family)?;
         if objects > READABLE {
             return Ok((table, FoundPolicies::Other));
@@ -159,7 +159,7 @@ impl Side {
     }
 
     /// Deletes the table of an earlier process. A node without policies needs no nf_tables.
-    fn remove_left(&self, found: Option<Found>) -> Result<Cost, ApplyError> {
+    fn remove_left(&self, found: Option<OpenedTable>) -> Result<Cost, ApplyError> {
         let family = self.content.family;
         match found {
             None | Some(Ok((_, FoundPolicies::Absent))) => Ok(Cost::default()),
@@ -177,15 +177,15 @@ impl Side {
         look: impl FnOnce(&mut PolicyTable, &Content) -> Result<Verification, ApplyError>,
     ) -> Result<Verification, ApplyError> {
         let looked = match &mut self.table {
-            Table::Held(table) => look(table, &self.content)?,
-            Table::Absent => Verification::Equal,
-            Table::Unknown => {
+            TableState::Held(table) => look(table, &self.content)?,
+            TableState::Absent => Verification::Equal,
+            TableState::Unknown => {
                 let what = "it is not known what the table of policies should hold";
                 Verification::Drifted(what.to_owned())
             }
         };
         if matches!(looked, Verification::Drifted(_)) {
-            self.table = Table::Unknown;
+            self.table = TableState::Unknown;
         }
         Ok(looked)
     }
@@ -209,7 +209,7 @@ impl Content {
     fn change(
         &self,
         table: &mut PolicyTable,
-        changes: &[Change],
+        changes: &[ElementChange],
         applied: &mut PolicyApplied,
     ) -> Result<Cost, ApplyError> {
         let stays = |ip| self.held.has(PolicySet::LocalPods, Key::Ip(ip));
@@ -236,7 +236,7 @@ impl Content {
 
     /// Returns the addresses with connections that a change may deny: Pods that are isolated now or may do less, and
     /// peers that are in another class.
-    fn lost(&self, changes: &[Change]) -> HashSet<IpAddr> {
+    fn lost(&self, changes: &[ElementChange]) -> HashSet<IpAddr> {
         let lost = changes.iter().filter_map(|change| {
             let (came, went) = (change.before.is_none(), change.after.is_none());
             match change.place {

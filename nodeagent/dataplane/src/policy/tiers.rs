@@ -9,10 +9,10 @@ use std::sync::Arc;
 use kplane_model::{DecisionRow, PeerId, PodName, PortActions};
 
 use super::blocks::Range;
-use super::held::Place;
+use super::held::ElementId;
 
 /// The parts of decisions for some Pods.
-pub(super) type Parts = BTreeMap<u8, Vec<DecisionRow>>;
+pub(super) type DecisionRows = BTreeMap<u8, Vec<DecisionRow>>;
 
 /// The objects, and what follows from them.
 #[derive(Debug, Default)]
@@ -23,7 +23,7 @@ pub(super) struct Tiers {
     /// The spans that do not overlap an earlier one, once they were put into the table, in order.
     pub(super) ranges: Vec<Range>,
     pub(super) are_spans_stale: bool,
-    pub(super) decisions: HashMap<PeerId, Parts>,
+    pub(super) decisions: HashMap<PeerId, DecisionRows>,
     pub(super) pods_of: HashMap<PeerId, BTreeSet<PodName>>,
     pub(super) rows: HashMap<PortActions, u32>,
     pub(super) actions: HashMap<u32, PortActions>,
@@ -31,7 +31,7 @@ pub(super) struct Tiers {
     pub(super) users: HashMap<u32, usize>,
     pub(super) touched: HashSet<u32>,
     /// The rows of a place, with how many Pods have each. Two Pods may have the same address for a while.
-    pub(super) reasons: HashMap<Place, Vec<(u32, u32)>>,
+    pub(super) reasons: HashMap<ElementId, Vec<(u32, u32)>>,
     /// How many addresses and ranges have a number.
     pub(super) members: HashMap<u32, usize>,
 }

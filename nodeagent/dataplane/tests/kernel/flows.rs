@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use kplane_dataplane::backend::Kind;
-use kplane_dataplane::flows::{Target, count};
+use kplane_dataplane::flows::{FlowTarget, count};
 use kplane_model::Protocol;
 use kplane_rig::kernel::{in_netns, nft};
 use nix::sys::resource::{UsageWho, getrusage};
@@ -40,8 +40,8 @@ fn track() {
     nft(&["-f", "-"], RULES);
 }
 
-fn target(at: SocketAddr, protocol: Protocol) -> Target {
-    Target {
+fn target(at: SocketAddr, protocol: Protocol) -> FlowTarget {
+    FlowTarget {
         ip: at.ip(),
         port: Some((protocol, at.port())),
     }
@@ -66,12 +66,12 @@ fn flows_are_counted_by_endpoint_and_closed_ones_are_not() {
             target(endpoint, Protocol::Tcp),
             target(six, Protocol::Udp),
             target(endpoint, Protocol::Udp),
-            Target {
+            FlowTarget {
                 ip: endpoint.ip(),
                 port: None,
             },
         ];
-        let counts = |targets: &[Target]| {
+        let counts = |targets: &[FlowTarget]| {
             let counts = count(Kind::Nftables, targets, WITHIN).unwrap().counts;
             let counts = counts.iter().map(|count| (count.flows, count.direct));
             counts.collect::<Vec<_>>()

@@ -40,7 +40,7 @@ fn family(kind: SetType) -> Family {
     }
 }
 
-fn all(sets: &mut IpSets, commands: &[ipset::Command<'_>]) {
+fn all(sets: &mut IpSets, commands: &[ipset::SetCommand<'_>]) {
     let (refused, _) = sets.perform(commands).unwrap();
     assert_eq!(refused, []);
 }
@@ -57,7 +57,7 @@ fn d3_sets_of_every_type_hold_what_they_are_told() {
         for kind in SetType::ALL {
             let family = family(kind);
             let capacity = 2 * MANY;
-            let create = |name| ipset::Command::Create {
+            let create = |name| ipset::SetCommand::Create {
                 name,
                 kind,
                 family,
@@ -65,10 +65,12 @@ fn d3_sets_of_every_type_hold_what_they_are_told() {
             };
             all(&mut sets, &[create("A")]);
             let entries: Vec<Entry> = (1..=MANY).map(|number| entry(kind, number)).collect();
-            let add = entries.iter().map(|entry| ipset::Command::Add("A", *entry));
+            let add = entries
+                .iter()
+                .map(|entry| ipset::SetCommand::Add("A", *entry));
             all(&mut sets, &add.collect::<Vec<_>>());
             // A second time is fine.
-            all(&mut sets, &[ipset::Command::Add("A", entries[0])]);
+            all(&mut sets, &[ipset::SetCommand::Add("A", entries[0])]);
             let found = sets.list("A").unwrap().unwrap();
             assert!(found.is(kind, family), "{kind:?}");
             let (mut held, mut expected) = (found.entries, entries.clone());
@@ -85,16 +87,16 @@ fn d3_sets_of_every_type_hold_what_they_are_told() {
             all(&mut sets, &[create("B")]);
             let delete = entries
                 .iter()
-                .map(|entry| ipset::Command::Delete("A", *entry));
+                .map(|entry| ipset::SetCommand::Delete("A", *entry));
             let mut commands: Vec<_> = delete.collect();
-            commands.push(ipset::Command::Delete("A", entries[0]));
-            commands.push(ipset::Command::Add("A", entries[3]));
-            commands.push(ipset::Command::Swap("A", "B"));
+            commands.push(ipset::SetCommand::Delete("A", entries[0]));
+            commands.push(ipset::SetCommand::Add("A", entries[3]));
+            commands.push(ipset::SetCommand::Swap("A", "B"));
             all(&mut sets, &commands);
             assert_eq!(sets.list("A").unwrap().unwrap().entries, []);
             assert_eq!(sets.list("B").unwrap().unwrap().entries, [entries[3]]);
             assert_eq!(sets.names().unwrap(), ["A", "B"]);
-            all(&mut sets, &["A", "B"].map(ipset::Command::Destroy));
+            all(&mut sets, &["A", "B"].map(ipset::SetCommand::Destroy));
             assert_eq!(sets.list("A").unwrap(), None);
         }
     });
@@ -104,7 +106,7 @@ fn d3_sets_of_every_type_hold_what_they_are_told() {
 fn d3_a_full_set_says_so() {
     in_netns(|| {
         let mut sets = IpSets::open().unwrap();
-        let create = ipset::Command::Create {
+        let create = ipset::SetCommand::Create {
             name: "A",
             kind: SetType::Ip,
             family: Family::V4,
@@ -114,7 +116,7 @@ fn d3_a_full_set_says_so() {
         let again = sets.perform(&[create]).unwrap().0;
         assert_eq!(again.len(), 1, "there is one");
         let add: Vec<_> = (0..200)
-            .map(|number| ipset::Command::Add("A", Entry::Ip(ip(number))))
+            .map(|number| ipset::SetCommand::Add("A", Entry::Ip(ip(number))))
             .collect();
         let (refused, _) = sets.perform(&add).unwrap();
         let codes: Vec<i32> = refused.iter().map(|refusal| refusal.code).collect();

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use kplane_dataplane::backend::Verification;
 use kplane_dataplane::backend::nftables::{
-    Layout, POLICY_TABLE, StructureState, push_structure, read_structure,
+    POLICY_TABLE, StructureState, TableLayout, push_structure, read_structure,
 };
 use kplane_dataplane::policy::Enforcer;
 use kplane_model::{Family, PeerId, PolicyPort, Protocol};
@@ -24,11 +24,11 @@ use kplane_rig::wait::eventually;
 use self::world::{World, block, group, id, policy, rule};
 use crate::commit;
 
-const POLICIES: Layout = Layout::Policies {
+const POLICIES: TableLayout = TableLayout::Policies {
     output: false,
     log: true,
 };
-const OUTPUT: Layout = Layout::Policies {
+const OUTPUT: TableLayout = TableLayout::Policies {
     output: true,
     log: true,
 };

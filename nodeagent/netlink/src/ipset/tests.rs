@@ -60,14 +60,14 @@ fn body(request: &Request) -> Vec<u8> {
 fn d3_entries_are_sent_as_ipset_does() {
     for (_, entry, expected) in entries() {
         let expected = expected.replace(' ', "").replace(LINE_NUMBER, "");
-        let add = request(Command::Add("A", entry), 0);
+        let add = request(SetCommand::Add("A", entry), 0);
         assert_eq!(add.as_bytes()[4..6], [9, 6]);
         let body = body(&add);
         let attributes: Vec<_> = Attributes(&body).collect();
         assert_eq!(attributes[0].as_str(), Some("A"));
         assert!(attributes[1].kind == attr::DATA && attributes[1].nested);
         assert_eq!(hex(attributes[1].payload), expected, "{entry}");
-        let delete = request(Command::Delete("A", entry), 0);
+        let delete = request(SetCommand::Delete("A", entry), 0);
         assert_eq!(delete.as_bytes()[4..6], [10, 6]);
         assert_eq!(self::body(&delete), body);
     }
@@ -77,7 +77,7 @@ fn d3_entries_are_sent_as_ipset_does() {
 fn d3_sets_are_made_as_ipset_does() {
     let create = |name, kind, family, revision| {
         let capacity = 65_536;
-        let command = Command::Create {
+        let command = SetCommand::Create {
             name,
             kind,
             family,
@@ -98,13 +98,13 @@ fn d3_sets_are_made_as_ipset_does() {
 
 #[test]
 fn d3_sets_are_exchanged_and_removed_as_ipset_does() {
-    let swap = request(Command::Swap("A", "A2"), 0);
+    let swap = request(SetCommand::Swap("A", "A2"), 0);
     assert_eq!(swap.as_bytes()[4..6], [6, 6]);
     assert_eq!(
         hex(&body(&swap)),
         "0600020041000000070003004132 0000".replace(' ', "")
     );
-    let destroy = request(Command::Destroy("C"), 0);
+    let destroy = request(SetCommand::Destroy("C"), 0);
     assert_eq!(destroy.as_bytes()[4..6], [3, 6]);
     assert_eq!(hex(&body(&destroy)), "0600020043000000");
 }

@@ -41,7 +41,7 @@ pub struct Settings {
     /// The longest time of a failure before the node counts as unhealthy (G2: twice as long).
     pub sync_period: Duration,
     /// Settings of connection tracking.
-    pub conntrack: sysctl::Settings,
+    pub conntrack: sysctl::ConntrackSettings,
     /// Settings of the log.
     pub log: LogSettings,
 }
@@ -290,11 +290,11 @@ impl Checker {
         (cidrs, localhost)
     }
 
-    fn conntrack(&mut self, conntrack: &types::Conntrack) -> sysctl::Settings {
+    fn conntrack(&mut self, conntrack: &types::Conntrack) -> sysctl::ConntrackSettings {
         let max = self.in_range("conntrack.maxPerCore", conntrack.max_per_core, 0, i32::MAX);
         let min = self.in_range("conntrack.min", conntrack.min, 0, i32::MAX);
         let mut timeout = |field: &str, value| self.timeout(&format!("conntrack.{field}"), value);
-        sysctl::Settings {
+        sysctl::ConntrackSettings {
             max_per_core: u32::try_from(max).unwrap_or_default(),
             min: u32::try_from(min).unwrap_or_default(),
             tcp_established_timeout: timeout(

@@ -58,7 +58,7 @@ fn i1_i2_the_command_line_of_kubeadm_works_unchanged() {
     assert_eq!(config.metrics.unwrap().to_string(), "127.0.0.1:10249");
     assert_eq!(config.oom_score_adj, -999);
     assert_eq!(config.sync_period, Duration::from_secs(30));
-    assert_eq!(config.conntrack, sysctl::Settings::default());
+    assert_eq!(config.conntrack, sysctl::ConntrackSettings::default());
 }
 
 #[test]

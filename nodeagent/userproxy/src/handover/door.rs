@@ -17,7 +17,7 @@ use rustix::net::{
 };
 
 use super::channel::{Channel, MOST_FDS};
-use super::wire::{self, Message, VERSION, Way};
+use super::wire::{self, EncodedWay, Message, VERSION};
 use super::{Bundle, Client, Connection, FlowState, Unsent, WayState};
 use crate::listening::Listening;
 
@@ -252,13 +252,13 @@ impl Connection {
                 fds.extend(ends.iter().map(AsFd::as_fd));
             }
         }
-        let ways = self.ways.each_ref().map(|way| Way {
+        let ways = self.ways.each_ref().map(|way| EncodedWay {
             has_ended: way.has_ended,
             is_plain: way.is_plain,
             unsent: match &way.unsent {
-                Unsent::None => wire::Unsent::None,
-                Unsent::Bytes(bytes) => wire::Unsent::Bytes(bytes.to_vec()),
-                Unsent::Pipe(_, held) => wire::Unsent::Pipe(*held as u64),
+                Unsent::None => wire::EncodedUnsent::None,
+                Unsent::Bytes(bytes) => wire::EncodedUnsent::Bytes(bytes.to_vec()),
+                Unsent::Pipe(_, held) => wire::EncodedUnsent::Pipe(*held as u64),
             },
         });
         let (key, endpoint) = (self.key.clone(), self.endpoint);
@@ -354,14 +354,14 @@ fn is_listener(socket: &OwnedFd, at: SocketAddr, protocol: Protocol) -> bool {
 }
 
 /// Returns the state of a direction, with the pipe that holds its data.
-fn received(way: Way, fds: &mut impl Iterator<Item = OwnedFd>) -> Option<WayState> {
+fn received(way: EncodedWay, fds: &mut impl Iterator<Item = OwnedFd>) -> Option<WayState> {
     Some(WayState {
         has_ended: way.has_ended,
         is_plain: way.is_plain,
         unsent: match way.unsent {
-            wire::Unsent::None => Unsent::None,
-            wire::Unsent::Bytes(bytes) => Unsent::Bytes(bytes.into()),
-            wire::Unsent::Pipe(held) => {
+            wire::EncodedUnsent::None => Unsent::None,
+            wire::EncodedUnsent::Bytes(bytes) => Unsent::Bytes(bytes.into()),
+            wire::EncodedUnsent::Pipe(held) => {
                 let ends = [fds.next()?, fds.next()?];
                 // A pipe that holds less would keep the connection from its end.
                 let there = rustix::io::ioctl_fionread(&ends[0]).ok()?;

@@ -43,7 +43,7 @@ pub(super) enum Message {
     Connection {
         key: ServiceKey,
         endpoint: EndpointAddr,
-        ways: [Way; 2],
+        ways: [EncodedWay; 2],
     },
     Client {
         listener: ListenerId,
@@ -64,15 +64,15 @@ pub(super) enum Message {
 
 /// One direction of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Way {
+pub(super) struct EncodedWay {
     pub(super) has_ended: bool,
     pub(super) is_plain: bool,
-    pub(super) unsent: Unsent,
+    pub(super) unsent: EncodedUnsent,
 }
 
 /// Data that was read and not sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Unsent {
+pub(super) enum EncodedUnsent {
     None,
     Bytes(Vec<u8>),
     /// So many bytes in a pipe.
@@ -280,17 +280,17 @@ impl Writer {
         });
     }
 
-    fn way(&mut self, way: &Way) {
+    fn way(&mut self, way: &EncodedWay) {
         self.u8(u8::from(way.has_ended));
         self.u8(u8::from(way.is_plain));
         match &way.unsent {
-            Unsent::None => self.u8(0),
-            Unsent::Bytes(bytes) => {
+            EncodedUnsent::None => self.u8(0),
+            EncodedUnsent::Bytes(bytes) => {
                 self.u8(1);
                 self.u64(bytes.len() as u64);
                 self.0.extend(bytes);
             }
-            Unsent::Pipe(held) => {
+            EncodedUnsent::Pipe(held) => {
                 self.u8(2);
                 self.u64(*held);
             }
@@ -395,18 +395,18 @@ impl<'a> Reader<'a> {
         }))
     }
 
-    fn way(&mut self) -> Option<Way> {
-        Some(Way {
+    fn way(&mut self) -> Option<EncodedWay> {
+        Some(EncodedWay {
             has_ended: self.flag()?,
             is_plain: self.flag()?,
             unsent: match self.u8()? {
-                0 => Unsent::None,
+                0 => EncodedUnsent::None,
                 1 => {
                     let len = usize::try_from(self.u64()?).ok()?;
                     let bytes = (1..=MOST_UNSENT).contains(&len).then(|| self.take(len))??;
-                    Unsent::Bytes(bytes.to_vec())
+                    EncodedUnsent::Bytes(bytes.to_vec())
                 }
-                2 => Unsent::Pipe(Some(self.u64()?).filter(|held| *held > 0)?),
+                2 => EncodedUnsent::Pipe(Some(self.u64()?).filter(|held| *held > 0)?),
                 _ => return None,
             },
         })

@@ -15,7 +15,7 @@ use super::accepted::Accepted;
 use super::core::{Core, Next};
 use super::pair::Pair;
 use super::token::Token;
-use super::{Entry, socket};
+use super::{Owner, socket};
 use crate::counters::Failure;
 use crate::handover::Client;
 use crate::listening::keepalive;
@@ -129,7 +129,7 @@ impl Connecting {
     }
 
     /// Makes the first attempt.
-    pub(super) fn start(&mut self, core: &mut Core, token: Token) -> Next<Entry> {
+    pub(super) fn start(&mut self, core: &mut Core, token: Token) -> Next<Owner> {
         let watched = self
             .accepted
             .socket
@@ -149,7 +149,7 @@ impl Connecting {
         core: &mut Core,
         token: Token,
         mut choice: Option<Choice>,
-    ) -> Next<Entry> {
+    ) -> Next<Owner> {
         while let Some(next) = choice {
             self.tried.push(next.endpoint);
             match self.attempt(core, token, next) {
@@ -221,7 +221,7 @@ impl Connecting {
         core: &mut Core,
         token: Token,
         flags: EventFlags,
-    ) -> Next<Entry> {
+    ) -> Next<Owner> {
         let is_broken = flags.intersects(EventFlags::ERR | EventFlags::HUP);
         let side = token.number();
         if side == 0 {
@@ -259,7 +259,7 @@ impl Connecting {
         token: Token,
         index: usize,
         flags: EventFlags,
-    ) -> Next<Entry> {
+    ) -> Next<Owner> {
         let now = core.now;
         let winner = self.attempts.swap_remove(index);
         let port = self.accepted.route.port.clone();
@@ -288,11 +288,11 @@ impl Connecting {
         let places = (self.accepted.seat.take(), Some(winner.link));
         let pair = Pair::new(ends, port, winner.endpoint, header, seen, places);
         core.timers.add(now + core.shared.tcp_idle, token);
-        Next::Become(Entry::Pair(Box::new(pair)))
+        Next::Become(Owner::Pair(Box::new(pair)))
     }
 
     /// Asks another endpoint beside those that do not answer, or gives up.
-    pub(super) fn timer(&mut self, core: &mut Core, token: Token) -> Next<Entry> {
+    pub(super) fn timer(&mut self, core: &mut Core, token: Token) -> Next<Owner> {
         if core.now >= self.deadline {
             for late in &self.attempts {
                 self.accepted.route.port.failed(late.endpoint, core.now);
@@ -314,12 +314,12 @@ impl Connecting {
         }
     }
 
-    fn give_up(&mut self, core: &Core, why: Failure) -> Next<Entry> {
+    fn give_up(&mut self, core: &Core, why: Failure) -> Next<Owner> {
         self.accepted.refuse(why);
         self.end(core)
     }
 
-    fn end(&mut self, core: &Core) -> Next<Entry> {
+    fn end(&mut self, core: &Core) -> Next<Owner> {
         core.leave();
         Next::End
     }

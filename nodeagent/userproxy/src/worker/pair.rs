@@ -14,7 +14,7 @@ use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, getpeername, recv, send, shutdown};
 
-use super::Entry;
+use super::Owner;
 use super::core::{Core, Next};
 use super::pipes::Pipe;
 use super::socket::reset;
@@ -278,7 +278,7 @@ impl Pair {
         core: &mut Core,
         token: Token,
         flags: EventFlags,
-    ) -> Next<Entry> {
+    ) -> Next<Owner> {
         let side = usize::from(token.number() != 0);
         let broken = EventFlags::ERR | EventFlags::HUP;
         self.ways[side].see(flags);
@@ -287,7 +287,7 @@ impl Pair {
     }
 
     /// Moves data both ways.
-    pub(super) fn again(&mut self, core: &mut Core, token: Token) -> Next<Entry> {
+    pub(super) fn again(&mut self, core: &mut Core, token: Token) -> Next<Owner> {
         self.touched = core.now;
         let half_open = self.half_open();
         let [client, endpoint] = &self.ends;
@@ -337,7 +337,7 @@ impl Pair {
     }
 
     /// Ends a connection that has moved nothing for too long.
-    pub(super) fn timer(&mut self, core: &mut Core, token: Token) -> Next<Entry> {
+    pub(super) fn timer(&mut self, core: &mut Core, token: Token) -> Next<Owner> {
         let most = match self.half_open() {
             true => HALF_OPEN.min(core.shared.tcp_idle),
             false => core.shared.tcp_idle,
@@ -351,7 +351,7 @@ impl Pair {
     }
 
     /// Ends both connections. After an error both peers get a reset, so that neither takes the data for complete.
-    fn end(&mut self, core: &mut Core, is_broken: bool) -> Next<Entry> {
+    fn end(&mut self, core: &mut Core, is_broken: bool) -> Next<Owner> {
         if is_broken {
             self.ends.iter().for_each(reset);
         }

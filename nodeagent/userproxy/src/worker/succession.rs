@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::accept::Listener;
 use super::pair::Pair;
-use super::{Entry, Slot, Worker};
+use super::{Owner, Slot, Worker};
 use crate::handover::{Bundle, Client, Connection, FlowState};
 use crate::listening::Listening;
 use crate::port::Port;
@@ -37,14 +37,14 @@ impl Worker {
         };
         let keys: Vec<usize> = self.slots.iter().map(|(key, _)| key).collect();
         for key in keys {
-            if let Entry::Wake = self.slots[key].entry {
+            if let Owner::Wake = self.slots[key].entry {
                 continue;
             }
             let Slot { entry, .. } = self.slots.remove(key);
             match entry {
-                Entry::Pair(pair) => bundle.connections.push(pair.pack(&self.core)),
-                Entry::Connecting(connecting) => bundle.clients.extend(connecting.pack(&self.core)),
-                Entry::Wake | Entry::Listener(_) | Entry::UdpListener(_) => {}
+                Owner::Pair(pair) => bundle.connections.push(pair.pack(&self.core)),
+                Owner::Connecting(connecting) => bundle.clients.extend(connecting.pack(&self.core)),
+                Owner::Wake | Owner::Listener(_) | Owner::UdpListener(_) => {}
             }
         }
         bundle
@@ -55,9 +55,9 @@ impl Worker {
         self.core.shared.connections.force();
         self.core.enter();
         let pair = Pair::unpack(connection, port, &self.core);
-        let token = self.insert(Entry::Pair(Box::new(pair)));
+        let token = self.insert(Owner::Pair(Box::new(pair)));
         self.step(token, |entry, core| match entry {
-            Entry::Pair(pair) => pair.begin(core, token),
+            Owner::Pair(pair) => pair.begin(core, token),
             other => other.again(core, token),
         });
     }

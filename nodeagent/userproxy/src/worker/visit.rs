@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use kplane_model::{ProxyConnection, ServiceKey};
 
-use super::{Command, Entry, Worker};
+use super::{Command, Owner, Worker};
 
 /// Places of connections and flows that a step visits: less than 0.1 ms if all are wanted.
 const AT_ONCE: usize = 64;
@@ -50,10 +50,10 @@ impl Worker {
         let is_wanted = |key: &ServiceKey| look.keys.contains(key);
         for place in visit.from..end {
             match self.slots.get(place).map(|slot| &slot.entry) {
-                Some(Entry::Pair(pair)) if is_wanted(pair.key()) => {
+                Some(Owner::Pair(pair)) if is_wanted(pair.key()) => {
                     show(pair.key(), pair.shown(&self.core));
                 }
-                Some(Entry::Connecting(of)) if is_wanted(of.key()) => {
+                Some(Owner::Connecting(of)) if is_wanted(of.key()) => {
                     show(of.key(), of.shown(&self.core));
                 }
                 _ => {}

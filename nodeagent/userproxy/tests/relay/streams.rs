@@ -244,7 +244,7 @@ fn a11_a_client_stays_with_its_endpoint_until_it_is_forgotten() {
     for _ in 0..5 {
         assert_eq!(answered(&mut served.connect()).unwrap(), first);
     }
-    let key = crate::fixture::key(Protocol::Tcp);
+    let key = key(Protocol::Tcp);
     let remembered = served.proxy.table().remembered(&key);
     assert_eq!(remembered.len(), 1);
     assert_eq!(

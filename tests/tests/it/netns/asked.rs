@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use anyhow::{Result, anyhow, ensure};
-use kplane_dataplane::backend::{KernelState, Kind, Target};
+use kplane_dataplane::backend::{KernelState, Kind, PacketTarget};
 use kplane_model::{EndpointAddr, Family, Protocol};
 
 use kplane_tests::support::nft::nft;
@@ -19,12 +19,12 @@ fn ask(world: &World, service: &Svc, at: At, family: Family) -> Result<KernelSta
     let to = service.address(at, family, 1);
     let protocol = Protocol::Tcp;
     let target = match at {
-        At::NodePort => Target::NodePort {
+        At::NodePort => PacketTarget::NodePort {
             family,
             protocol,
             port: to.port(),
         },
-        _ => Target::Address { at: to, protocol },
+        _ => PacketTarget::Address { at: to, protocol },
     };
     let kind = UnderTest::current()?.kind();
     let answer = || kind.look_up(target).map_err(|error| anyhow!("{error}"));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use kplane_dataplane::backend::Kind;
-use kplane_dataplane::leftovers::{self, Outcome};
+use kplane_dataplane::leftovers::{self, Removal};
 use kplane_model::{Family, Protocol};
 use kplane_tests::client::Probe;
 use kplane_tests::netns::NetNs;
@@ -29,7 +29,7 @@ pub(crate) const EVERYBODY: [(Client, At, Family); 5] = [
 ];
 
 /// What the agent does when ours serves, and at `--cleanup`.
-fn remove(node: &NetNs) -> Result<Outcome> {
+fn remove(node: &NetNs) -> Result<Removal> {
     node.run(|| Ok(leftovers::find(Kind::Nftables.serving([None; 2])).remove()))
 }
 

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use kplane_dataplane::backend::{Kind, Target};
+use kplane_dataplane::backend::{Kind, PacketTarget};
 use kplane_model::{Cidr, Family, Protocol, Severity};
 use kplane_tests::client;
 use rand::SeedableRng as _;
@@ -179,12 +179,12 @@ fn ask_kernel(world: &World, play: Play, fate: &Fate) -> Result<()> {
         .node(&format!("node-{}", case.asker.client().node()))?;
     let protocol = case.protocol;
     let target = match node.ips().contains(&at.ip()) {
-        true => Target::NodePort {
+        true => PacketTarget::NodePort {
             family: Family::of(at.ip()),
             protocol,
             port: at.port(),
         },
-        false => Target::Address { at, protocol },
+        false => PacketTarget::Address { at, protocol },
     };
     let kind = UnderTest::current()?.kind();
     let state = node

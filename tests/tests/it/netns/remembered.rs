@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail, ensure};
 use kplane_dataplane::backend::{AffinityClient, AffinityPort, Kind};
-use kplane_dataplane::flows::{Target, count};
+use kplane_dataplane::flows::{FlowTarget, count};
 use kplane_model::{EndpointAddr, Family, Protocol};
 use kplane_tests::client::Probe;
 use kplane_tests::wait::eventually;
@@ -124,7 +124,7 @@ pub(crate) fn flows_to_an_endpoint_are_counted_in_every_mode() -> Result<()> {
     let kind = UnderTest::current()?.kind();
     for family in Family::ALL {
         let endpoint = ep("c").address(family);
-        let targets = [Target {
+        let targets = [FlowTarget {
             ip: endpoint.ip(),
             port: Some((Protocol::Tcp, endpoint.port())),
         }];

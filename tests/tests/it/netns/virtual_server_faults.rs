@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use kplane_dataplane::backend::Verification;
-use kplane_dataplane::backend::ipvs::Budget;
+use kplane_dataplane::backend::ipvs::OperationBudget;
 use kplane_model::{Family, IpvsScheduler, Protocol};
 use kplane_tests::netns::NetNs;
 use kplane_tests::vm;
@@ -219,7 +219,7 @@ pub(crate) fn every_crash_point_serves_and_is_recovered_from() -> Result<()> {
 
 /// Plays a change to its end, and then up to some of its points.
 fn crash_points(world: &mut World, before: &[Svc], after: &[Svc]) -> Result<()> {
-    let budget = Budget::new(usize::MAX);
+    let budget = OperationBudget::new(usize::MAX);
     world.first()?.restart_stopping(&budget)?;
     world.first()?.replace(before)?;
     let enough = budget.left();

@@ -54,23 +54,23 @@ fn place(kubeconfig: Option<&Path>, context: Option<&str>) -> Place {
 
 fn selected(place: &Place, environment: &Environment) -> Selected {
     match select(place, environment).unwrap() {
-        Outcome::Selected(selected) => *selected,
-        Outcome::Nothing(reason) => panic!("nothing: {reason}"),
+        Selection::Selected(selected) => *selected,
+        Selection::Nothing(reason) => panic!("nothing: {reason}"),
     }
 }
 
 fn nothing(environment: &Environment) -> String {
     match select(&place(None, None), environment).unwrap() {
-        Outcome::Selected(selected) => panic!("{}", selected.context),
-        Outcome::Nothing(reason) => reason,
+        Selection::Selected(selected) => panic!("{}", selected.context),
+        Selection::Nothing(reason) => reason,
     }
 }
 
 fn error(place: &Place, environment: &Environment) -> String {
     match select(place, environment) {
         Err(error) => error.to_string(),
-        Ok(Outcome::Selected(selected)) => panic!("{}", selected.context),
-        Ok(Outcome::Nothing(reason)) => panic!("nothing: {reason}"),
+        Ok(Selection::Selected(selected)) => panic!("{}", selected.context),
+        Ok(Selection::Nothing(reason)) => panic!("nothing: {reason}"),
     }
 }
 

@@ -48,9 +48,9 @@ impl Cluster {
         let nodes = ["n1", "n2"].map(NodeFacts::sample).to_vec();
         hub.store.publish(Publication::sample(vec![], nodes));
         hub.store.set_synced();
-        let config = Config {
+        let config = GateConfig {
             agent_accounts: vec![ACCOUNT.to_owned()],
-            ..Config::default()
+            ..GateConfig::default()
         };
         let api = Arc::new(Api::of(client(&script, &signer)));
         let gate = Gate::open(&config, Arc::clone(&hub), Some(api)).unwrap();
@@ -173,7 +173,7 @@ async fn known_agents_come_back_and_unknown_ones_wait_while_the_api_server_is_aw
     cluster.script().away = false;
     cluster.script().deleted.insert(first.as_str().to_owned());
     let ended = timeout(Duration::from_secs(60), stream.ended()).await;
-    assert_eq!(ended.unwrap().reason, Reason::BadCredential);
+    assert_eq!(ended.unwrap().reason, RefusalReason::BadCredential);
     let code = cluster
         .greet("n1", &first)
         .await

@@ -56,7 +56,7 @@ impl Cluster {
     fn look(&mut self) -> Vec<Round> {
         self.now += LOOK;
         let quiet = self.quiet.iter().map(|(node, since)| (name(*node), *since));
-        let signs = Signs {
+        let signs = StreamSigns {
             quiet: quiet.collect(),
             alive: self.nodes - self.quiet.len(),
         };
@@ -71,7 +71,7 @@ impl Cluster {
         rounds.collect()
     }
 
-    fn answer(&mut self, round: &Round, mut word: impl FnMut(&Asked) -> Option<Word>) {
+    fn answer(&mut self, round: &Round, mut word: impl FnMut(&AskedNode) -> Option<Word>) {
         self.now += Duration::from_millis(1);
         for asked in &round.asked {
             if let Some(word) = word(asked) {
@@ -87,7 +87,7 @@ impl Cluster {
 }
 
 /// The word of a node that does not reach the one in question.
-fn missing(asked: &Asked) -> Option<Word> {
+fn missing(asked: &AskedNode) -> Option<Word> {
     Some(match asked.control {
         Some(_) => Word::Misses,
         None => Word::Present,
@@ -134,7 +134,7 @@ fn the_stream_takes_it_back() {
 
 #[test]
 fn a_word_counts_only_if_another_node_is_reached_and_if_nearly_all_answer() {
-    let told = |nodes, word: fn(usize, &Asked) -> Option<Word>| {
+    let told = |nodes, word: fn(usize, &AskedNode) -> Option<Word>| {
         let mut cluster = Cluster::new(nodes, 0);
         cluster.fall_silent([0]);
         let rounds = cluster.look();

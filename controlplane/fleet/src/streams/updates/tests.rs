@@ -52,7 +52,7 @@ struct Stream {
 
 impl Stream {
     fn open(hub: &Arc<Hub>, resume: Option<pb::ResumeToken>, compares: bool) -> Self {
-        let claim = Claim {
+        let claim = HeldState {
             resume,
             compares,
             unpacks: false,
@@ -60,7 +60,7 @@ impl Stream {
         Self::with(hub, claim)
     }
 
-    fn with(hub: &Arc<Hub>, claim: Claim) -> Self {
+    fn with(hub: &Arc<Hub>, claim: HeldState) -> Self {
         let begun = Session::begin(&hub.fleet, &NODE.into(), &Hello::default(), String::new());
         let session = begun.unwrap().0;
         let (postman, mailbox) = mailbox();
@@ -242,7 +242,7 @@ fn a_stream_keeps_the_latest_of_what_waits_and_ends_with_its_session() {
 fn snapshots_are_compressed_once_for_agents_that_can_read_them() {
     let hub = control_plane(1, 2_000);
     let pieces = |unpacks| {
-        let claim = Claim {
+        let claim = HeldState {
             resume: None,
             compares: true,
             unpacks,

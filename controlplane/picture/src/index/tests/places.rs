@@ -351,3 +351,19 @@ fn services_that_do_not_fit_into_their_namespace_are_refused_and_all_others_serv
     assert_eq!(index.issues(), []);
     assert_eq!(index.totals().services, 3);
 }
+
+/// A node port of two protocols counts once, and the count follows each change.
+#[test]
+fn node_ports_are_counted() {
+    let mut dns = service("dns", "10.96.0.1");
+    dns["spec"]["type"] = json!("NodePort");
+    let port = |name, protocol| json!({"name": name, "port": 53, "protocol": protocol, "nodePort": 30_053});
+    dns["spec"]["ports"] = json!([port("a", "TCP"), port("b", "UDP")]);
+    let (mut index, _) = index(std::slice::from_ref(&dns));
+    assert_eq!(index.totals().node_ports, 1);
+    dns["spec"]["ports"][1]["nodePort"] = json!(30_054);
+    apply(&mut index, &dns);
+    assert_eq!(index.totals().node_ports, 2);
+    delete(&mut index, &dns);
+    assert_eq!(index.totals(), Totals::default());
+}

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use super::memory::{Census, Memory};
-use super::transport::{Page, Said, Unreadable};
+use super::transport::{ObjectPage, Unreadable, WatchEvent};
 use crate::k8s::{Kind, Object, ObjectId};
 use crate::source::{Event, Located};
 
@@ -40,7 +40,7 @@ impl Gathering {
     }
 
     /// Takes in a page; returns the events to pass on at once.
-    pub(super) fn page(&mut self, memory: &Memory, page: Page) -> Vec<Event> {
+    pub(super) fn page(&mut self, memory: &Memory, page: ObjectPage) -> Vec<Event> {
         self.unreadable.extend(page.unreadable);
         self.changed = self.changed.max(page.changed);
         let puts = page.objects.into_iter();
@@ -48,23 +48,23 @@ impl Gathering {
     }
 
     /// Takes in a part of a streaming list; returns the event to pass on at once.
-    pub(super) fn said(&mut self, memory: &Memory, said: Said) -> Option<Event> {
-        if !matches!(said, Said::Bookmark { .. }) {
+    pub(super) fn said(&mut self, memory: &Memory, said: WatchEvent) -> Option<Event> {
+        if !matches!(said, WatchEvent::Bookmark { .. }) {
             self.changed = self.changed.max(said.version());
         }
         match said {
-            Said::Put(object, _) => self.put(memory, object),
-            Said::Gone(id, _) => {
+            WatchEvent::Put(object, _) => self.put(memory, object),
+            WatchEvent::Gone(id, _) => {
                 self.named.strike(&id);
                 self.differing.remove(&id);
                 self.unreadable.retain(|one| !one.is(&id));
                 self.direct.then_some(Event::Delete(id))
             }
-            Said::Unreadable(unreadable, _) => {
+            WatchEvent::Unreadable(unreadable, _) => {
                 self.unreadable.push(unreadable);
                 None
             }
-            Said::Bookmark { .. } => None,
+            WatchEvent::Bookmark { .. } => None,
         }
     }
 

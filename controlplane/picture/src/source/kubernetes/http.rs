@@ -12,7 +12,9 @@ use tokio::time::timeout;
 use super::endpoints::Shapes;
 use super::parse::{self, Line, Read, Status};
 use super::resource::{Resource, escaped};
-use super::transport::{Page, PageRequest, Said, Transport, Unreadable, Watch, WatchFrom};
+use super::transport::{
+    ObjectPage, PageRequest, Transport, Unreadable, Watch, WatchEvent, WatchFrom,
+};
 use kplane_model::one_line;
 
 use crate::k8s::ObjectId;
@@ -82,7 +84,7 @@ impl Transport for Http {
         self.resource = resource;
     }
 
-    async fn page(&mut self, request: &PageRequest) -> Result<Page, Failure> {
+    async fn page(&mut self, request: &PageRequest) -> Result<ObjectPage, Failure> {
         use std::fmt::Write as _;
         let mut query = format!("limit={}", request.limit);
         if let Some(next) = &request.next {
@@ -92,11 +94,11 @@ impl Transport for Http {
         let answer = self.get(&query).await?;
         let body = collect(answer.into_body(), MAX_PAGE_BYTES).await?;
         let raw = parse::page(&self.resource, &body)?;
-        let mut page = Page {
+        let mut page = ObjectPage {
             version: raw.version,
             next: raw.next,
             changed: raw.changed,
-            ..Page::default()
+            ..ObjectPage::default()
         };
         for item in raw.items {
             match item {
@@ -155,7 +157,7 @@ pub(super) struct HttpWatch {
 
 impl HttpWatch {
     /// Takes all complete lines from the buffer.
-    fn lines(&mut self) -> Result<Vec<Said>, Failure> {
+    fn lines(&mut self) -> Result<Vec<WatchEvent>, Failure> {
         let mut said = Vec::new();
         while let Some(end) = self.buffer.get(self.scanned..).and_then(memchr) {
             let line = self.buffer.split_to(self.scanned + end + 1);
@@ -178,23 +180,27 @@ impl HttpWatch {
         Ok(said)
     }
 
-    fn hear(&mut self, line: &[u8], said: &mut Vec<Said>) -> Result<(), Failure> {
+    fn hear(&mut self, line: &[u8], said: &mut Vec<WatchEvent>) -> Result<(), Failure> {
         match parse::line(&self.resource, line)? {
             None => {}
             Some(Line::Put(version, Ok(Read::Object(object)))) => {
-                said.push(Said::Put(object, version));
+                said.push(WatchEvent::Put(object, version));
             }
             Some(Line::Gone(version, Ok(Read::Object(object)))) => {
-                said.push(Said::Gone(object.id(), version));
+                said.push(WatchEvent::Gone(object.id(), version));
             }
             Some(Line::Put(version, Ok(Read::Endpoints(endpoints)))) => {
                 let (slices, gone) = lock(&self.shapes).put(&endpoints);
-                said.extend(slices.into_iter().map(|slice| Said::Put(slice, version)));
-                said.extend(gone.into_iter().map(|id| Said::Gone(id, version)));
+                said.extend(
+                    slices
+                        .into_iter()
+                        .map(|slice| WatchEvent::Put(slice, version)),
+                );
+                said.extend(gone.into_iter().map(|id| WatchEvent::Gone(id, version)));
             }
             Some(Line::Gone(version, Ok(Read::Endpoints(endpoints)))) => {
                 let gone = lock(&self.shapes).gone(&endpoints);
-                said.extend(gone.into_iter().map(|id| Said::Gone(id, version)));
+                said.extend(gone.into_iter().map(|id| WatchEvent::Gone(id, version)));
             }
             // A deleted object's name is enough, even if the object cannot be read.
             Some(Line::Gone(
@@ -209,15 +215,15 @@ impl HttpWatch {
                     namespace,
                     name,
                 };
-                said.push(Said::Gone(id, version));
+                said.push(WatchEvent::Gone(id, version));
             }
             Some(Line::Put(version, Err(unreadable))) => {
-                said.push(Said::Unreadable(unreadable, version));
+                said.push(WatchEvent::Unreadable(unreadable, version));
             }
             Some(Line::Bookmark {
                 version,
                 initial_end,
-            }) => said.push(Said::Bookmark {
+            }) => said.push(WatchEvent::Bookmark {
                 version,
                 initial_end,
             }),
@@ -228,7 +234,7 @@ impl HttpWatch {
 }
 
 impl Watch for HttpWatch {
-    async fn next(&mut self) -> Result<Option<Vec<Said>>, Failure> {
+    async fn next(&mut self) -> Result<Option<Vec<WatchEvent>>, Failure> {
         loop {
             let Some(frame) = self.body.frame().await else {
                 return Ok(None);

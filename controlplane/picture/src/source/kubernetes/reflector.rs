@@ -29,7 +29,7 @@ use super::gathering::{Gathering, located};
 use super::memory::Memory;
 use super::report::Reporter;
 use super::resource::Resource;
-use super::transport::{PageRequest, Said, Transport, Watch, WatchFrom};
+use super::transport::{PageRequest, Transport, Watch, WatchEvent, WatchFrom};
 use crate::k8s::Kind;
 use crate::kubernetes::Failure;
 use crate::source::Event;
@@ -58,14 +58,14 @@ const OPTIONAL_AFTER: Duration = Duration::from_secs(30);
 
 /// Events of one kind that came together.
 #[derive(Debug)]
-pub(super) struct Told {
+pub(super) struct KindEvents {
     pub(super) events: Vec<Event>,
     pub(super) at: SystemTime,
     /// The reason why unknown objects of the kind may exist, where that has changed.
     pub(super) doubt: Option<(Kind, Option<String>)>,
 }
 
-impl Told {
+impl KindEvents {
     fn now(events: Vec<Event>) -> Self {
         Self {
             events,
@@ -81,7 +81,7 @@ pub(super) struct Closed;
 
 /// The state of a reflector.
 #[derive(Debug)]
-enum State<W> {
+enum Phase<W> {
     Unlisted,
     Paging { list: Gathering, next: PageRequest },
     Streaming { watch: W, list: Gathering },
@@ -108,7 +108,7 @@ enum Then {
     Watch,
 }
 
-impl<W> State<W> {
+impl<W> Phase<W> {
     fn after(wait: Duration, then: Then) -> Self {
         Self::Waiting {
             until: Instant::now() + wait,
@@ -125,7 +125,7 @@ pub(super) struct Reflector<T> {
     memory: Memory,
     backoff: Backoff,
     report: Reporter,
-    outbox: mpsc::Sender<Told>,
+    outbox: mpsc::Sender<KindEvents>,
     /// The server has refused a streaming list on this connection.
     no_streams: bool,
     /// The last watch ended because the server had compacted its start version.
@@ -142,7 +142,7 @@ pub(super) struct Reflector<T> {
 }
 
 impl<T: Transport> Reflector<T> {
-    pub(super) fn new(transport: T, report: Reporter, outbox: mpsc::Sender<Told>) -> Self {
+    pub(super) fn new(transport: T, report: Reporter, outbox: mpsc::Sender<KindEvents>) -> Self {
         let kind = transport.resource().kind();
         Self {
             transport,
@@ -163,36 +163,36 @@ impl<T: Transport> Reflector<T> {
 
     /// Runs until the consumer has gone.
     pub(super) async fn run(mut self) {
-        let mut state = State::Unlisted;
+        let mut state = Phase::Unlisted;
         while let Ok(next) = self.step(state).await {
             state = next;
         }
     }
 
-    async fn step(&mut self, state: State<T::Watch>) -> Result<State<T::Watch>, Closed> {
+    async fn step(&mut self, state: Phase<T::Watch>) -> Result<Phase<T::Watch>, Closed> {
         match state {
-            State::Unlisted => self.list().await,
-            State::Paging { list, next } => self.page(list, next).await,
-            State::Streaming { watch, list } => self.stream(watch, list).await,
-            State::Unwatched => self.open().await,
-            State::Watching(watching) => self.watch(watching).await,
-            State::Waiting { until, then } => {
+            Phase::Unlisted => self.list().await,
+            Phase::Paging { list, next } => self.page(list, next).await,
+            Phase::Streaming { watch, list } => self.stream(watch, list).await,
+            Phase::Unwatched => self.open().await,
+            Phase::Watching(watching) => self.watch(watching).await,
+            Phase::Waiting { until, then } => {
                 tokio::select! {
                     () = sleep_until(until) => {}
                     () = self.outbox.closed() => return Err(Closed),
                 }
                 Ok(match then {
-                    Then::List => State::Unlisted,
-                    Then::Watch => State::Unwatched,
+                    Then::List => Phase::Unlisted,
+                    Then::Watch => Phase::Unwatched,
                 })
             }
         }
     }
 
-    async fn open(&mut self) -> Result<State<T::Watch>, Closed> {
+    async fn open(&mut self) -> Result<Phase<T::Watch>, Closed> {
         let outage = self.outage_since.map(|since| since.elapsed());
         if outage.is_some_and(|outage| outage >= LONG_OUTAGE) {
-            return Ok(State::Unlisted);
+            return Ok(Phase::Unlisted);
         }
         let from = WatchFrom::Version(self.memory.seen());
         match self.transport.watch(from).await {
@@ -202,18 +202,18 @@ impl<T: Transport> Reflector<T> {
                     // After an outage, another server may answer than before.
                     watching.probe_at = Instant::now();
                 }
-                Ok(State::Watching(watching))
+                Ok(Phase::Watching(watching))
             }
             Err(failure) => self.failed("watch", failure, Then::Watch).await,
         }
     }
 
-    async fn watch(&mut self, mut watching: Watching<T::Watch>) -> Result<State<T::Watch>, Closed> {
+    async fn watch(&mut self, mut watching: Watching<T::Watch>) -> Result<Phase<T::Watch>, Closed> {
         let silent_at = watching.heard_at + WATCH_SILENCE;
         let said = tokio::select! {
             biased;
             // The list also contains the pending events of the watch.
-            () = self.second_look.due() => return Ok(State::Unlisted),
+            () = self.second_look.due() => return Ok(Phase::Unlisted),
             said = watching.watch.next() => Some(said),
             () = sleep_until(watching.probe_at.min(silent_at)) => None,
             () = self.outbox.closed() => return Err(Closed),
@@ -221,7 +221,7 @@ impl<T: Transport> Reflector<T> {
         match said {
             None if Instant::now() >= silent_at => {
                 self.report.failure(&Failure::Silent(WATCH_SILENCE));
-                Ok(State::Unwatched)
+                Ok(Phase::Unwatched)
             }
             None => self.probe(watching).await,
             Some(said) => self.received(watching, said).await,
@@ -231,11 +231,11 @@ impl<T: Transport> Reflector<T> {
     async fn received(
         &mut self,
         watching: Watching<T::Watch>,
-        said: Result<Option<Vec<Said>>, Failure>,
-    ) -> Result<State<T::Watch>, Closed> {
+        said: Result<Option<Vec<WatchEvent>>, Failure>,
+    ) -> Result<Phase<T::Watch>, Closed> {
         match said {
             Ok(Some(said)) => self.heard(watching, said).await,
-            Ok(None) if watching.opened_at.elapsed() >= LIVELY => Ok(State::Unwatched),
+            Ok(None) if watching.opened_at.elapsed() >= LIVELY => Ok(Phase::Unwatched),
             Ok(None) => {
                 let failure = Failure::Broken("closed at once".to_owned());
                 self.failed("watch", failure, Then::Watch).await
@@ -248,12 +248,12 @@ impl<T: Transport> Reflector<T> {
     async fn heard(
         &mut self,
         mut watching: Watching<T::Watch>,
-        said: Vec<Said>,
-    ) -> Result<State<T::Watch>, Closed> {
+        said: Vec<WatchEvent>,
+    ) -> Result<Phase<T::Watch>, Closed> {
         let mut events = Vec::with_capacity(said.len());
         let versions = self.memory.versions();
         for one in said {
-            if let Said::Bookmark { version, .. } = one
+            if let WatchEvent::Bookmark { version, .. } = one
                 && version < self.memory.seen()
             {
                 self.tell(events).await?;
@@ -275,11 +275,11 @@ impl<T: Transport> Reflector<T> {
         }
         self.tell(events).await?;
         self.tell_doubt().await?;
-        Ok(State::Watching(watching))
+        Ok(Phase::Watching(watching))
     }
 
     /// Applies one event of a watch. A replay changes nothing.
-    fn change(&mut self, said: Said) -> Option<Event> {
+    fn change(&mut self, said: WatchEvent) -> Option<Event> {
         let version = said.version();
         let seen = self.memory.seen();
         // Legacy Endpoints become several slices of the same version.
@@ -289,31 +289,31 @@ impl<T: Transport> Reflector<T> {
             return None;
         }
         match said {
-            Said::Bookmark { .. } => self.memory.advance(version),
+            WatchEvent::Bookmark { .. } => self.memory.advance(version),
             _ => self.memory.change(version),
         }
         match said {
-            Said::Put(object, _) => {
+            WatchEvent::Put(object, _) => {
                 self.memory.put(&object);
                 self.report.event(Some(&object.id()));
                 Some(Event::Apply(located(object)))
             }
-            Said::Gone(id, _) => {
+            WatchEvent::Gone(id, _) => {
                 self.memory.gone(&id);
                 self.report.event(Some(&id));
                 Some(Event::Delete(id))
             }
-            Said::Unreadable(unreadable, _) => {
+            WatchEvent::Unreadable(unreadable, _) => {
                 self.report.event(None);
                 self.report.unreadable(unreadable);
                 None
             }
-            Said::Bookmark { .. } => None,
+            WatchEvent::Bookmark { .. } => None,
         }
     }
 
     /// Checks whether the server answers, and whether its state is as new as the known one.
-    async fn probe(&mut self, mut watching: Watching<T::Watch>) -> Result<State<T::Watch>, Closed> {
+    async fn probe(&mut self, mut watching: Watching<T::Watch>) -> Result<Phase<T::Watch>, Closed> {
         let seen = self.memory.seen();
         let least = PageRequest {
             limit: 1,
@@ -334,15 +334,15 @@ impl<T: Transport> Reflector<T> {
                 self.report.current(now);
                 watching.probe_at = now + PROBE_AFTER;
                 Ok(if watching.suspect {
-                    State::Unwatched
+                    Phase::Unwatched
                 } else {
-                    State::Watching(watching)
+                    Phase::Watching(watching)
                 })
             }
             Ok(Err(failure)) => {
                 watching.suspect = true;
                 watching.probe_at = Instant::now() + self.note("list", &failure).await;
-                Ok(State::Watching(watching))
+                Ok(Phase::Watching(watching))
             }
         }
     }
@@ -352,10 +352,10 @@ impl<T: Transport> Reflector<T> {
         Event::Version(self.kind, self.memory.versions())
     }
 
-    fn went_back(&mut self, version: u64) -> State<T::Watch> {
+    fn went_back(&mut self, version: u64) -> Phase<T::Watch> {
         let seen = self.memory.seen();
         tracing::warn!(kind = %self.kind, seen, version, "the API server shows an older state than it did; listing again");
-        State::after(self.backoff.next(), Then::List)
+        Phase::after(self.backoff.next(), Then::List)
     }
 
     async fn tell(&mut self, events: Vec<Event>) -> Result<(), Closed> {
@@ -366,9 +366,9 @@ impl<T: Transport> Reflector<T> {
             if events.is_empty() {
                 return Ok(());
             }
-            let told = Told {
+            let told = KindEvents {
                 at,
-                ..Told::now(events)
+                ..KindEvents::now(events)
             };
             self.outbox.send(told).await.map_err(|_| Closed)?;
         }

@@ -31,7 +31,7 @@ pub(super) struct PageRequest {
 
 /// A page of a list.
 #[derive(Debug, Default)]
-pub(super) struct Page {
+pub(super) struct ObjectPage {
     /// Resource version of the whole list, not only of this page.
     pub(super) version: u64,
     pub(super) next: Option<String>,
@@ -56,7 +56,7 @@ pub(super) enum WatchFrom {
     clippy::large_enum_variant,
     reason = "nearly all are objects, and they are few at a time"
 )]
-pub(super) enum Said {
+pub(super) enum WatchEvent {
     /// The object is new or changed.
     Put(Object, u64),
     /// The object is gone.
@@ -72,7 +72,7 @@ pub(super) enum Said {
     },
 }
 
-impl Said {
+impl WatchEvent {
     /// Returns the resource version of the event.
     pub(super) fn version(&self) -> u64 {
         match self {
@@ -96,8 +96,10 @@ pub(super) trait Transport: Send {
     fn set_resource(&mut self, resource: Resource);
 
     /// Fetches a page.
-    fn page(&mut self, request: &PageRequest)
-    -> impl Future<Output = Result<Page, Failure>> + Send;
+    fn page(
+        &mut self,
+        request: &PageRequest,
+    ) -> impl Future<Output = Result<ObjectPage, Failure>> + Send;
 
     /// Opens a watch.
     fn watch(
@@ -116,5 +118,5 @@ pub(super) trait Transport: Send {
 pub(super) trait Watch: Send {
     /// Waits for events; returns at least one, or `None` at the end. May be cancelled at any time
     /// without losing anything.
-    fn next(&mut self) -> impl Future<Output = Result<Option<Vec<Said>>, Failure>> + Send;
+    fn next(&mut self) -> impl Future<Output = Result<Option<Vec<WatchEvent>>, Failure>> + Send;
 }

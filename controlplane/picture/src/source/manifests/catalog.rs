@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 use kplane_model::{Issue, ObjectRef, Reason, Severity};
 
-use super::claims::{Claim, Claims};
-use super::document::{Contents, Memo, Place, read};
+use super::claims::{ObjectClaim, ObjectClaims};
+use super::document::{Contents, FilePosition, Memo, read};
 use super::doubts::{Doubts, is_cut};
-use super::object::{Found, Keeps, Problem};
+use super::object::{Keeps, ParsedItem, Problem};
 use super::{Loaded, MAX_ISSUES, MAX_OBJECTS};
 use crate::k8s::{Kind, Object, ObjectId};
 use crate::source::{Event, Located};
@@ -21,9 +21,8 @@ use crate::source::{Event, Located};
 #[cfg(test)]
 mod tests;
 
-/// A change of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Change {
+pub(super) enum FileChange {
     /// The file was read completely.
     Contents(Vec<u8>),
     /// The file exists and cannot be read, for this reason.
@@ -38,7 +37,7 @@ pub(super) enum Change {
 #[derive(Debug, Default)]
 pub(super) struct Catalog {
     files: BTreeMap<Arc<str>, File>,
-    claims: Claims,
+    claims: ObjectClaims,
     served: BTreeMap<ObjectId, Arc<Object>>,
     /// Problems of the folder as a whole.
     notices: Vec<Issue>,
@@ -60,10 +59,10 @@ struct File {
 /// A file between its old state and the new.
 struct Update {
     file: Arc<str>,
-    before: Vec<(ObjectId, Claim)>,
+    before: Vec<(ObjectId, ObjectClaim)>,
     /// The reason why the file may contain more than was read.
     cut: Option<&'static str>,
-    problems: Vec<(Option<Place>, Problem)>,
+    problems: Vec<(Option<FilePosition>, Problem)>,
     keeps_all: bool,
     keeps: HashSet<ObjectId>,
 }
@@ -78,7 +77,7 @@ impl Catalog {
     /// differences.
     pub(super) fn apply(
         &mut self,
-        changes: impl IntoIterator<Item = (Arc<str>, Change)>,
+        changes: impl IntoIterator<Item = (Arc<str>, FileChange)>,
         notices: Vec<Issue>,
     ) -> Vec<Event> {
         let mut touched = BTreeSet::new();
@@ -86,7 +85,7 @@ impl Catalog {
         let updates: Vec<Update> = changes
             .into_iter()
             .map(|(file, change)| {
-                if change == Change::Removed
+                if change == FileChange::Removed
                     && let Some(file) = self.files.get(&file)
                 {
                     removed.extend(file.ids.iter().cloned());
@@ -176,7 +175,7 @@ impl Catalog {
     fn replace(
         &mut self,
         file: Arc<str>,
-        change: Change,
+        change: FileChange,
         touched: &mut BTreeSet<ObjectId>,
     ) -> Update {
         let old = self.files.remove(&file).unwrap_or_default();
@@ -194,12 +193,14 @@ impl Catalog {
             ..File::default()
         };
         match change {
-            Change::Gone | Change::Removed => {
+            FileChange::Gone | FileChange::Removed => {
                 self.doubts.set(&update.file, None);
                 return update;
             }
-            Change::Unreadable(reason) => update.refuse_file(format!("cannot be read: {reason}")),
-            Change::Contents(bytes) => match String::from_utf8(bytes) {
+            FileChange::Unreadable(reason) => {
+                update.refuse_file(format!("cannot be read: {reason}"));
+            }
+            FileChange::Contents(bytes) => match String::from_utf8(bytes) {
                 Err(error) => {
                     let line = line_of(error.as_bytes(), error.utf8_error().valid_up_to());
                     update.refuse_file(format!("is not UTF-8 text (line {line}); convert it"));
@@ -239,11 +240,11 @@ impl Catalog {
         new.memo = contents.memo;
         for (index, (place, found)) in contents.found.into_iter().enumerate() {
             match found {
-                Found::Problem(problem) => update.refuse(place, problem),
-                Found::Object(id, object) => {
+                ParsedItem::Problem(problem) => update.refuse(place, problem),
+                ParsedItem::Object(id, object) => {
                     touched.insert(id.clone());
                     new.ids.insert(id.clone());
-                    let claim = Claim {
+                    let claim = ObjectClaim {
                         kept: false,
                         file: update.file.clone(),
                         index,
@@ -273,7 +274,7 @@ impl Catalog {
             let kept = true;
             self.claims.add(
                 id,
-                Claim {
+                ObjectClaim {
                     kept,
                     index,
                     ..claim
@@ -431,7 +432,7 @@ impl Update {
         })
     }
 
-    fn refuse(&mut self, place: Place, problem: Problem) {
+    fn refuse(&mut self, place: FilePosition, problem: Problem) {
         match &problem.keeps {
             Keeps::Nothing => {}
             Keeps::All => self.keeps_all = true,

@@ -6,45 +6,45 @@ use std::sync::Arc;
 
 use kplane_model::{Issue, ObjectRef, Reason, Severity};
 
-use super::document::Place;
+use super::document::FilePosition;
 use crate::k8s::{Object, ObjectId};
 
 /// An object that a file holds, or held when it was last parsed.
 #[derive(Clone, Debug)]
-pub(super) struct Claim {
+pub(super) struct ObjectClaim {
     /// The object is not in the file's current content; any object that is goes before it.
     pub(super) kept: bool,
     pub(super) file: Arc<str>,
     /// Position in the file.
     pub(super) index: usize,
-    pub(super) place: Place,
+    pub(super) place: FilePosition,
     pub(super) object: Arc<Object>,
 }
 
 /// All claims of all files.
 #[derive(Debug, Default)]
-pub(super) struct Claims {
+pub(super) struct ObjectClaims {
     /// Sorted by rank, never empty.
-    by_id: HashMap<ObjectId, Vec<Claim>>,
+    by_id: HashMap<ObjectId, Vec<ObjectClaim>>,
     count: usize,
     /// Identities with several claims.
     contested: BTreeSet<ObjectId>,
 }
 
-impl Claim {
+impl ObjectClaim {
     fn rank(&self) -> (bool, &str, usize) {
         (self.kept, &self.file, self.index)
     }
 }
 
-impl fmt::Display for Claim {
+impl fmt::Display for ObjectClaim {
     /// Prints the object's place for the operator.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, {}", self.file, self.place)
     }
 }
 
-impl Claims {
+impl ObjectClaims {
     pub(super) fn len(&self) -> usize {
         self.count
     }
@@ -54,11 +54,11 @@ impl Claims {
     }
 
     /// Returns the claim that counts.
-    pub(super) fn first(&self, id: &ObjectId) -> Option<&Claim> {
+    pub(super) fn first(&self, id: &ObjectId) -> Option<&ObjectClaim> {
         self.by_id.get(id)?.first()
     }
 
-    pub(super) fn add(&mut self, id: ObjectId, claim: Claim) {
+    pub(super) fn add(&mut self, id: ObjectId, claim: ObjectClaim) {
         self.count += 1;
         let claims = self.by_id.entry(id).or_default();
         let at = claims.partition_point(|other| other.rank() < claim.rank());
@@ -70,7 +70,7 @@ impl Claims {
         &mut self,
         file: &Arc<str>,
         ids: &HashSet<ObjectId>,
-    ) -> Vec<(ObjectId, Claim)> {
+    ) -> Vec<(ObjectId, ObjectClaim)> {
         let mut released = Vec::with_capacity(ids.len());
         for id in ids {
             let Some(claims) = self.by_id.get_mut(id) else {

@@ -13,7 +13,7 @@ use serde::de::{
 };
 use serde::forward_to_deserialize_any;
 
-use super::tree::{Node, Value};
+use super::tree::{Value, YamlNode};
 
 /// Maximum number of characters of a text in an error.
 const SHOWN_CHARS: usize = 40;
@@ -84,11 +84,11 @@ impl DecodeError {
 }
 
 /// Decodes a `T` from a tree.
-pub(super) fn decode<'de, T: Deserialize<'de>>(node: &'de Node) -> Result<T, DecodeError> {
+pub(super) fn decode<'de, T: Deserialize<'de>>(node: &'de YamlNode) -> Result<T, DecodeError> {
     T::deserialize(node)
 }
 
-impl Node {
+impl YamlNode {
     fn expected(&self, what: &str) -> DecodeError {
         let found = match &self.value {
             Value::Null => "null".to_owned(),
@@ -111,7 +111,7 @@ impl Node {
     }
 }
 
-impl<'de> Deserializer<'de> for &'de Node {
+impl<'de> Deserializer<'de> for &'de YamlNode {
     type Error = DecodeError;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
@@ -215,7 +215,7 @@ impl<'de> Deserializer<'de> for &'de Node {
 }
 
 struct Items<'de> {
-    items: std::slice::Iter<'de, Node>,
+    items: std::slice::Iter<'de, YamlNode>,
     index: usize,
 }
 
@@ -239,8 +239,8 @@ impl<'de> SeqAccess<'de> for Items<'de> {
 }
 
 struct Fields<'de> {
-    fields: std::collections::btree_map::Iter<'de, String, Node>,
-    current: Option<(&'de String, &'de Node)>,
+    fields: std::collections::btree_map::Iter<'de, String, YamlNode>,
+    current: Option<(&'de String, &'de YamlNode)>,
 }
 
 impl<'de> MapAccess<'de> for Fields<'de> {

@@ -5,16 +5,18 @@ use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
-use super::object::{Defaults, Entry, Found, interpret, interpret_item, list_of, syntax_problem};
-use super::text::{CutList, Piece, cut_list, documents, is_blank};
-use super::tree::{Node, parse_json, parse_yaml};
+use super::object::{
+    Defaults, ParsedEntry, ParsedItem, interpret, interpret_item, list_of, syntax_problem,
+};
+use super::text::{CutList, TextPiece, cut_list, documents, is_blank};
+use super::tree::{YamlNode, parse_json, parse_yaml};
 
 #[cfg(test)]
 mod tests;
 
 /// A place in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct FilePosition {
     /// Number of the document, from 1.
     pub(super) document: usize,
     /// Number of the item of the outermost List, from 1.
@@ -23,7 +25,7 @@ pub(super) struct Place {
     pub(super) line: usize,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for FilePosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "document {}", self.document)?;
         if let Some(item) = self.item {
@@ -40,7 +42,7 @@ impl fmt::Display for Place {
 #[derive(Debug, Default)]
 pub(super) struct Contents {
     /// All objects and problems, in order.
-    pub(super) found: Vec<(Place, Found)>,
+    pub(super) found: Vec<(FilePosition, ParsedItem)>,
     /// All documents are blank.
     pub(super) blank: bool,
     /// Results by piece of text, so that unchanged pieces need not be parsed again.
@@ -52,7 +54,7 @@ pub(super) struct Contents {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Memo {
     hasher: RandomState,
-    pieces: HashMap<u64, Arc<[Entry]>>,
+    pieces: HashMap<u64, Arc<[ParsedEntry]>>,
 }
 
 /// Parses the text of a file: JSON where it must be or can be, else YAML.
@@ -63,7 +65,7 @@ pub(super) fn read(text: &str, must_be_json: bool, before: &Memo) -> Contents {
     if must_be_json || looks_like_json() {
         return read_json(text);
     }
-    let mut reader = Reader {
+    let mut reader = DocumentReader {
         before,
         contents: Contents {
             blank: true,
@@ -98,8 +100,8 @@ fn read_json(text: &str) -> Contents {
 }
 
 impl Contents {
-    fn add(&mut self, document: usize, line: usize, item: Option<usize>, entry: &Entry) {
-        let place = Place {
+    fn add(&mut self, document: usize, line: usize, item: Option<usize>, entry: &ParsedEntry) {
+        let place = FilePosition {
             document,
             item,
             line: match entry.line {
@@ -114,13 +116,13 @@ impl Contents {
 
 // === impl Reader ===
 
-struct Reader<'a> {
+struct DocumentReader<'a> {
     before: &'a Memo,
     contents: Contents,
 }
 
-impl Reader<'_> {
-    fn document(&mut self, number: usize, document: &Piece<'_>) {
+impl DocumentReader<'_> {
+    fn document(&mut self, number: usize, document: &TextPiece<'_>) {
         let text = document.text;
         self.contents.blank &= is_blank(text.strip_prefix("---").unwrap_or(text));
         if let Some(list) = cut_list(document)
@@ -137,7 +139,7 @@ impl Reader<'_> {
 
     /// Reads a List item by item. Returns false when the document has to be read as a whole: it is
     /// no List, or an item has an alias to another item.
-    fn list(&mut self, number: usize, document: &Piece<'_>, list: &CutList<'_>) -> bool {
+    fn list(&mut self, number: usize, document: &TextPiece<'_>, list: &CutList<'_>) -> bool {
         let Ok(frame) = parse_yaml(&list.frame) else {
             return false;
         };
@@ -147,7 +149,7 @@ impl Reader<'_> {
         let mut pieces = Vec::with_capacity(list.items.len());
         for item in &list.items {
             let entries = self.piece(item.text, defaults, interpret_item);
-            let broken = entries.iter().any(Entry::is_syntax_problem);
+            let broken = entries.iter().any(ParsedEntry::is_syntax_problem);
             if broken && item.text.contains('*') && parse_yaml(document.text).is_ok() {
                 return false;
             }
@@ -165,8 +167,8 @@ impl Reader<'_> {
         &mut self,
         text: &str,
         defaults: Defaults<'n>,
-        interpret: impl Fn(&Node, Defaults<'n>) -> Vec<Entry>,
-    ) -> Arc<[Entry]> {
+        interpret: impl Fn(&YamlNode, Defaults<'n>) -> Vec<ParsedEntry>,
+    ) -> Arc<[ParsedEntry]> {
         let key = self.before.hasher.hash_one((text, defaults));
         let entries = self.before.pieces.get(&key).cloned();
         let entries = entries.unwrap_or_else(|| match parse_yaml(text) {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use nix::fcntl::OFlag;
 
-use super::catalog::Change;
+use super::catalog::FileChange;
 use super::disk::{Beat, Disk, Question};
 use super::{MAX_FILE_BYTES, MAX_FOLDER_DEPTH};
 
@@ -163,16 +163,16 @@ impl Root {
     }
 
     /// Reads a manifest.
-    pub(super) fn read(&self, path: &Path, beat: &Beat) -> Change {
+    pub(super) fn read(&self, path: &Path, beat: &Beat) -> FileChange {
         let full = self.folder.join(path);
         match fs::symlink_metadata(&full) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Change::Gone,
-            Err(error) => return Change::Unreadable(error.to_string()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return FileChange::Gone,
+            Err(error) => return FileChange::Unreadable(error.to_string()),
             Ok(_) => {}
         }
         match read_file(&full, beat) {
-            Ok(bytes) => Change::Contents(bytes),
-            Err(error) => Change::Unreadable(error.to_string()),
+            Ok(bytes) => FileChange::Contents(bytes),
+            Err(error) => FileChange::Unreadable(error.to_string()),
         }
     }
 }

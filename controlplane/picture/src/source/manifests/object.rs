@@ -6,12 +6,12 @@ use std::sync::Arc;
 use kplane_model::{ObjectRef, Severity};
 
 use super::decode::{DecodeError, decode};
-use super::tree::{Node, SyntaxError, Value};
+use super::tree::{SyntaxError, Value, YamlNode};
 use crate::k8s::{Kind, Object, ObjectId};
 
 /// An object or a problem.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Found {
+pub(super) enum ParsedItem {
     Object(ObjectId, Arc<Object>),
     Problem(Problem),
 }
@@ -38,14 +38,14 @@ pub(super) enum Keeps {
 
 /// A result of parsing a piece of text; lines count from the piece's first.
 #[derive(Clone, Debug)]
-pub(super) struct Entry {
+pub(super) struct ParsedEntry {
     pub(super) item: Option<usize>,
     pub(super) line: usize,
-    pub(super) found: Found,
+    pub(super) found: ParsedItem,
 }
 
 /// Interprets the one item of a piece that was cut out of a List.
-pub(super) fn interpret_item(node: &Node, defaults: Defaults<'_>) -> Vec<Entry> {
+pub(super) fn interpret_item(node: &YamlNode, defaults: Defaults<'_>) -> Vec<ParsedEntry> {
     let mut entries = Vec::new();
     match &node.value {
         Value::List(items) => {
@@ -58,7 +58,7 @@ pub(super) fn interpret_item(node: &Node, defaults: Defaults<'_>) -> Vec<Entry> 
     entries
 }
 
-pub(super) fn interpret(node: &Node) -> Vec<Entry> {
+pub(super) fn interpret(node: &YamlNode) -> Vec<ParsedEntry> {
     let mut entries = Vec::new();
     interpret_into(node, None, Defaults::default(), &mut entries);
     entries
@@ -73,7 +73,7 @@ pub(super) struct Defaults<'n> {
 
 /// Returns the defaults of a list's items if a kind is a list that may hold kinds that kplane
 /// reads.
-pub(super) fn list_of<'n>(kind: &str, node: &'n Node) -> Option<Defaults<'n>> {
+pub(super) fn list_of<'n>(kind: &str, node: &'n YamlNode) -> Option<Defaults<'n>> {
     let of = kind.strip_suffix("List")?;
     if of.is_empty() {
         return Some(Defaults::default());
@@ -89,10 +89,10 @@ pub(super) fn list_of<'n>(kind: &str, node: &'n Node) -> Option<Defaults<'n>> {
 }
 
 fn interpret_into(
-    node: &Node,
+    node: &YamlNode,
     item: Option<usize>,
     defaults: Defaults<'_>,
-    entries: &mut Vec<Entry>,
+    entries: &mut Vec<ParsedEntry>,
 ) {
     if node.value == Value::Null {
         return;
@@ -100,10 +100,10 @@ fn interpret_into(
     let kind = node.text("kind").or(defaults.kind.map(Kind::as_str));
     let Some(lists) = kind.and_then(|kind| list_of(kind, node)) else {
         let (line, found) = match object(node, kind, defaults) {
-            Ok((id, object)) => (node.line, Found::Object(id, Arc::new(object))),
-            Err(refusal) => (refusal.line, Found::Problem(refusal.problem)),
+            Ok((id, object)) => (node.line, ParsedItem::Object(id, Arc::new(object))),
+            Err(refusal) => (refusal.line, ParsedItem::Problem(refusal.problem)),
         };
-        entries.push(Entry { item, line, found });
+        entries.push(ParsedEntry { item, line, found });
         return;
     };
     match node.get("items").map(|items| &items.value) {
@@ -113,10 +113,10 @@ fn interpret_into(
                 interpret_into(inner, item.or(Some(index + 1)), lists, entries);
             }
         }
-        Some(_) => entries.push(Entry {
+        Some(_) => entries.push(ParsedEntry {
             item,
             line: node.line,
-            found: Found::Problem(Problem {
+            found: ParsedItem::Problem(Problem {
                 severity: Severity::Error,
                 object: named(kind.unwrap_or_default(), None),
                 reason: "items must be a list; correct it".to_owned(),
@@ -151,7 +151,7 @@ impl Refusal {
 }
 
 fn object(
-    node: &Node,
+    node: &YamlNode,
     kind: Option<&str>,
     defaults: Defaults<'_>,
 ) -> Result<(ObjectId, Object), Box<Refusal>> {
@@ -215,7 +215,7 @@ fn object(
     }
 }
 
-fn decode_as(kind: Kind, node: &Node) -> Result<Object, DecodeError> {
+fn decode_as(kind: Kind, node: &YamlNode) -> Result<Object, DecodeError> {
     Ok(match kind {
         Kind::Service => Object::Service(decode(node)?),
         Kind::EndpointSlice => Object::EndpointSlice(decode(node)?),
@@ -235,7 +235,7 @@ fn group(api_version: &str) -> &str {
 
 /// Returns the identity of an object, even if the object cannot be decoded; `None` without a valid
 /// name.
-fn identity(kind: Kind, metadata: Option<&Node>) -> Option<ObjectId> {
+fn identity(kind: Kind, metadata: Option<&YamlNode>) -> Option<ObjectId> {
     let name = metadata?.text("name").filter(|name| is_name(name))?;
     let namespace = metadata?.text("namespace").filter(|text| !text.is_empty());
     let namespace = namespace.unwrap_or("default");
@@ -258,7 +258,7 @@ fn is_name(name: &str) -> bool {
 }
 
 /// Returns a reference to an object that was not decoded.
-fn named(kind: &str, metadata: Option<&Node>) -> ObjectRef {
+fn named(kind: &str, metadata: Option<&YamlNode>) -> ObjectRef {
     let text = |field| metadata.and_then(|m| m.text(field)).filter(|t| is_name(t));
     let printable = kind.len() <= 63 && kind.bytes().all(|b| b.is_ascii_alphanumeric());
     ObjectRef {
@@ -272,11 +272,11 @@ fn named(kind: &str, metadata: Option<&Node>) -> ObjectRef {
     }
 }
 
-pub(super) fn syntax_problem(language: &str, error: &SyntaxError) -> Entry {
-    Entry {
+pub(super) fn syntax_problem(language: &str, error: &SyntaxError) -> ParsedEntry {
+    ParsedEntry {
         item: None,
         line: error.line,
-        found: Found::Problem(Problem {
+        found: ParsedItem::Problem(Problem {
             severity: Severity::Error,
             object: named("", None),
             reason: format!("is not valid {language}: {error}"),
@@ -285,8 +285,8 @@ pub(super) fn syntax_problem(language: &str, error: &SyntaxError) -> Entry {
     }
 }
 
-impl Entry {
+impl ParsedEntry {
     pub(super) fn is_syntax_problem(&self) -> bool {
-        matches!(&self.found, Found::Problem(problem) if problem.object.kind.is_empty())
+        matches!(&self.found, ParsedItem::Problem(problem) if problem.object.kind.is_empty())
     }
 }

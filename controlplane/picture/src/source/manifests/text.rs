@@ -7,7 +7,7 @@ use std::ops::Range;
 
 /// A piece of text and the line of the file on which it begins, from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Piece<'t> {
+pub(super) struct TextPiece<'t> {
     pub(super) text: &'t str,
     pub(super) line: usize,
 }
@@ -16,7 +16,7 @@ pub(super) struct Piece<'t> {
 /// begin with the markers `---` and `...`, not even inside quotes, so checking lines is enough.
 ///
 /// Text before the first `---` or after `...` is a document only if it is not blank.
-pub(super) fn documents(text: &str) -> Vec<Piece<'_>> {
+pub(super) fn documents(text: &str) -> Vec<TextPiece<'_>> {
     let mut documents = Vec::new();
     let mut begin = 0;
     let mut begin_line = 1;
@@ -24,7 +24,7 @@ pub(super) fn documents(text: &str) -> Vec<Piece<'_>> {
     let mut close = |range: Range<usize>, line, marked| {
         let text = &text[range];
         if marked || !is_blank(text) {
-            documents.push(Piece { text, line });
+            documents.push(TextPiece { text, line });
         }
     };
     for (index, (offset, line)) in lines(text).enumerate() {
@@ -50,13 +50,13 @@ pub(super) struct CutList<'t> {
     /// The document without the items; the field `items` is left without a value.
     pub(super) frame: String,
     /// The items, each a YAML list of one.
-    pub(super) items: Vec<Piece<'t>>,
+    pub(super) items: Vec<TextPiece<'t>>,
 }
 
 /// Cuts a block-style document at the items of its top-level field `items`, as `kubectl` prints it;
 /// `None` for a document of another shape. In YAML, a line with the indentation of the first `- `
 /// can only be the next item.
-pub(super) fn cut_list<'t>(document: &Piece<'t>) -> Option<CutList<'t>> {
+pub(super) fn cut_list<'t>(document: &TextPiece<'t>) -> Option<CutList<'t>> {
     let text = document.text;
     let mut rest = lines(text).enumerate().peekable();
     rest.find(|(_, (_, line))| line.strip_prefix("items:").is_some_and(is_blank))?;
@@ -85,10 +85,13 @@ pub(super) fn cut_list<'t>(document: &Piece<'t>) -> Option<CutList<'t>> {
         .skip(1)
         .map(|(offset, _)| *offset)
         .chain([end]);
-    let items = begins.iter().zip(ends).map(|(&(begin, index), end)| Piece {
-        text: &text[begin..end],
-        line: document.line + index,
-    });
+    let items = begins
+        .iter()
+        .zip(ends)
+        .map(|(&(begin, index), end)| TextPiece {
+            text: &text[begin..end],
+            line: document.line + index,
+        });
     Some(CutList {
         items: items.collect(),
         frame: [&text[..first], &text[end..]].concat(),
@@ -152,7 +155,7 @@ mod tests {
     #[test]
     fn lists_are_cut_at_items() {
         let text = "kind: List\nitems:\n# first\n- a: 1\n  b: |\n    - c\n# mid\n- d: 1\n\nx: y\n";
-        let document = Piece { text, line: 10 };
+        let document = TextPiece { text, line: 10 };
         let list = cut_list(&document).unwrap();
         assert_eq!(list.frame, "kind: List\nitems:\n# first\nx: y\n");
         let items: Vec<_> = list.items.iter().map(|i| (i.line, i.text)).collect();
@@ -165,7 +168,7 @@ mod tests {
     #[test]
     fn indented_lists_are_cut_too() {
         let text = "items:\n  - a: 1\n    b:\n    - 2\n  - c: 1\nkind: List\n";
-        let list = cut_list(&Piece { text, line: 1 }).unwrap();
+        let list = cut_list(&TextPiece { text, line: 1 }).unwrap();
         assert_eq!(list.frame, "items:\nkind: List\n");
         assert_eq!(list.items.len(), 2);
     }
@@ -179,7 +182,7 @@ mod tests {
             "items:\n",
             "spec:\n  items:\n  - a: 1\n",
         ] {
-            assert_eq!(cut_list(&Piece { text, line: 1 }), None, "{text}");
+            assert_eq!(cut_list(&TextPiece { text, line: 1 }), None, "{text}");
         }
     }
 }

@@ -29,7 +29,7 @@ const SKIPPED_FIELD: &str = "managedFields";
 
 /// A value and its line.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Node {
+pub(super) struct YamlNode {
     /// Line in the parsed text, from 1; 0 when unknown.
     pub(super) line: usize,
     pub(super) value: Value,
@@ -43,11 +43,11 @@ pub(super) enum Value {
     Whole(i64),
     Decimal(f64),
     Text(String),
-    List(Vec<Node>),
-    Map(BTreeMap<String, Node>),
+    List(Vec<YamlNode>),
+    Map(BTreeMap<String, YamlNode>),
 }
 
-impl Node {
+impl YamlNode {
     /// Returns a field of a mapping; `null` counts as absent.
     pub(super) fn get(&self, field: &str) -> Option<&Self> {
         let Value::Map(fields) = &self.value else {
@@ -77,7 +77,7 @@ pub(super) struct SyntaxError {
 
 /// Parses one YAML document. The length of the text limits the expansion of aliases, so that a
 /// small file can neither become a large tree nor take long.
-pub(super) fn parse_yaml(text: &str) -> Result<Node, SyntaxError> {
+pub(super) fn parse_yaml(text: &str) -> Result<YamlNode, SyntaxError> {
     let bytes = text.len();
     let expansion = EXPANSION_PER_BYTE * bytes + EXPANSION_SLACK;
     // Without aliases, a node takes at least one byte of the text.
@@ -110,8 +110,8 @@ pub(super) fn parse_yaml(text: &str) -> Result<Node, SyntaxError> {
 
 /// Parses concatenated JSON values; each comes with the line on which it begins. Nodes inside have
 /// no lines. After an error nothing more can be read.
-pub(super) fn parse_json(text: &str) -> impl Iterator<Item = Result<Node, SyntaxError>> {
-    let mut values = serde_json::Deserializer::from_str(text).into_iter::<Node>();
+pub(super) fn parse_json(text: &str) -> impl Iterator<Item = Result<YamlNode, SyntaxError>> {
+    let mut values = serde_json::Deserializer::from_str(text).into_iter::<YamlNode>();
     let mut line = 1;
     let mut counted = 0;
     std::iter::from_fn(move || {
@@ -120,7 +120,7 @@ pub(super) fn parse_json(text: &str) -> impl Iterator<Item = Result<Node, Syntax
         line += text[counted..begin].matches('\n').count();
         counted = begin;
         Some(match values.next()? {
-            Ok(node) => Ok(Node { line, ..node }),
+            Ok(node) => Ok(YamlNode { line, ..node }),
             Err(error) => Err(SyntaxError {
                 line: error.line(),
                 message: without_json_place(&error),
@@ -161,7 +161,7 @@ thread_local! {
     static NODES: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
-impl<'de> Deserialize<'de> for Node {
+impl<'de> Deserialize<'de> for YamlNode {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[cfg(test)]
         NODES.set(NODES.get() + 1);
@@ -236,7 +236,7 @@ impl<'de> Visitor<'de> for ValueVisitor {
                 access.next_value::<IgnoredAny>()?;
                 continue;
             }
-            let node: Node = access.next_value()?;
+            let node: YamlNode = access.next_value()?;
             // The YAML parser refuses this on its own, the JSON parser does not.
             if fields.contains_key(&key) {
                 return Err(A::Error::custom(format_args!("duplicate key {key:?}")));

@@ -8,17 +8,17 @@ use std::path::{Path, PathBuf};
 use inotify::{EventMask, EventOwned, WatchDescriptor, WatchMask, Watches};
 use kplane_model::{Issue, ObjectRef, Reason, Severity};
 
-use super::catalog::{Catalog, Change, keep};
+use super::catalog::{Catalog, FileChange, keep};
 use super::disk::{Disk, Question};
 use super::folder::{Listing, Root, Stamp, display_name};
 use crate::source::{Event, SourceError};
 
 /// Contents read from files; not believed until it is known that no program wrote meanwhile.
-pub(super) type Read = Vec<(PathBuf, Option<Stamp>, Change)>;
+pub(super) type FileReads = Vec<(PathBuf, Option<Stamp>, FileChange)>;
 
 /// The view of a watched folder.
 #[derive(Debug)]
-pub(super) struct View {
+pub(super) struct FolderView {
     root: Root,
     pub(super) catalog: Catalog,
     watches: Watches,
@@ -28,7 +28,7 @@ pub(super) struct View {
     parent: Option<WatchDescriptor>,
     /// Files that a program is writing at the moment.
     writing: BTreeSet<PathBuf>,
-    pending: Pending,
+    pending: PendingEvents,
     /// Files that were read, with their stamps at that time.
     stamps: BTreeMap<PathBuf, Option<Stamp>>,
     /// Device and inode of the root; `None` before the start, and once it has been away.
@@ -49,12 +49,12 @@ pub(super) struct View {
 
 /// Events that have not been handled yet.
 #[derive(Debug, Default)]
-struct Pending {
+struct PendingEvents {
     files: BTreeSet<PathBuf>,
     everything: bool,
 }
 
-impl View {
+impl FolderView {
     pub(super) fn new(root: Root, watches: Watches) -> Self {
         Self {
             root,
@@ -63,7 +63,7 @@ impl View {
             watched: HashMap::new(),
             parent: None,
             writing: BTreeSet::new(),
-            pending: Pending::default(),
+            pending: PendingEvents::default(),
             stamps: BTreeMap::new(),
             identity: None,
             links: BTreeSet::new(),
@@ -149,7 +149,7 @@ impl View {
     }
 
     /// Reads what is pending, except files that are being written: they are read when that ends.
-    pub(super) fn read_pending(&mut self) -> Read {
+    pub(super) fn read_pending(&mut self) -> FileReads {
         let pending = std::mem::take(&mut self.pending);
         let mut paths = pending.files;
         if pending.everything || !self.notices.is_empty() {
@@ -160,7 +160,7 @@ impl View {
                     // Removing the folder does not count as removing each of its files.
                     self.removed.clear();
                     self.notices = vec![self.vanished(&error)];
-                    return Read::new();
+                    return FileReads::new();
                 }
             }
         }
@@ -176,7 +176,7 @@ impl View {
 
     /// Applies the contents that were read. A file that was written meanwhile may have been read
     /// half: it is read again later, even if its writer is done by now.
-    pub(super) fn accept(&mut self, read: Read) -> Vec<Event> {
+    pub(super) fn accept(&mut self, read: FileReads) -> Vec<Event> {
         let mut changes = Vec::with_capacity(read.len());
         let first = self.unread.is_none();
         let mut unread = self.unread.take().unwrap_or_else(|| self.writing.clone());
@@ -190,12 +190,12 @@ impl View {
             unread.remove(&path);
             let name = display_name(&path);
             let named = self.removed.remove(&path);
-            if change == Change::Gone {
+            if change == FileChange::Gone {
                 self.stamps.remove(&path);
                 // `rm` of a single file is intended. Where more has changed, a file may have been
                 // renamed and damaged, and a folder that lacks many files may be incomplete.
                 if named && alone {
-                    change = Change::Removed;
+                    change = FileChange::Removed;
                 }
             } else {
                 self.stamps.insert(path, stamp);
@@ -303,14 +303,14 @@ impl View {
 }
 
 /// Reads files, as far as they can be read in time.
-pub(super) fn read_all(root: &Root, disk: &mut Disk, files: Vec<Question>) -> Read {
+pub(super) fn read_all(root: &Root, disk: &mut Disk, files: Vec<Question>) -> FileReads {
     let root = root.clone();
     let read = disk.each(files, move |path, beat| {
         (root.stamp(path).ok(), root.read(path, beat))
     });
     let read = read.into_iter().map(|(path, answer)| match answer {
         Ok((stamp, change)) => (path, stamp, change),
-        Err(silence) => (path, None, Change::Unreadable(silence.to_string())),
+        Err(silence) => (path, None, FileChange::Unreadable(silence.to_string())),
     });
     read.collect()
 }

@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, interval, timeout_at};
 
 use super::folder::Root;
-use super::view::View;
+use super::view::FolderView;
 use crate::source::{Batch, Event, SourceError};
 
 /// Interval at which the source reports that it is alive, and scans places without events.
@@ -45,7 +45,7 @@ pub(super) async fn run(path: &Path, sink: mpsc::Sender<Batch>) -> Result<(), So
     };
     let root = open(path).await.map_err(unreadable)?;
     let inotify = Inotify::init().map_err(unwatchable)?;
-    let mut view = View::new(root, inotify.watches());
+    let mut view = FolderView::new(root, inotify.watches());
     let buffer = vec![0; EVENT_BUFFER_BYTES];
     let mut events = inotify.into_event_stream(buffer).map_err(unwatchable)?;
 
@@ -131,7 +131,7 @@ async fn send(sink: &mpsc::Sender<Batch>, events: Vec<Event>, observed_at: Syste
     sink.send(batch).await.is_ok()
 }
 
-fn note(view: &mut View, event: Option<io::Result<EventOwned>>) {
+fn note(view: &mut FolderView, event: Option<io::Result<EventOwned>>) {
     match event {
         Some(Ok(event)) => view.note(&event),
         // An error counts as a loss of events, which it may be.
@@ -140,7 +140,7 @@ fn note(view: &mut View, event: Option<io::Result<EventOwned>>) {
 }
 
 /// Waits for related events, such as both halves of a rename.
-async fn gather(view: &mut View, events: &mut Events) {
+async fn gather(view: &mut FolderView, events: &mut Events) {
     let deadline = Instant::now() + GATHER_AT_MOST;
     while let Ok(event) = timeout_at(deadline.min(Instant::now() + QUIET), events.next()).await {
         note(view, event);
@@ -151,7 +151,7 @@ async fn gather(view: &mut View, events: &mut Events) {
 }
 
 /// Handles all events up to this moment, including events that have not reached the runtime yet.
-async fn catch_up(view: &mut View, events: &mut Events) {
+async fn catch_up(view: &mut FolderView, events: &mut Events) {
     let settled = Instant::now() + SETTLE;
     while Instant::now() < settled
         && let Ok(event) = timeout_at(settled, events.next()).await
@@ -165,17 +165,17 @@ async fn catch_up(view: &mut View, events: &mut Events) {
 
 /// Reads what is pending and returns the differences. Runs on a thread for blocking work: a large
 /// file takes a second to parse.
-async fn look(view: View, events: &mut Events) -> (View, Vec<Event>) {
-    let (mut view, read) = blocking(view, View::read_pending).await;
+async fn look(view: FolderView, events: &mut Events) -> (FolderView, Vec<Event>) {
+    let (mut view, read) = blocking(view, FolderView::read_pending).await;
     // After this, all writes during the read are known; content read from these files is discarded.
     catch_up(&mut view, events).await;
     blocking(view, move |view| view.accept(read)).await
 }
 
 async fn blocking<T: Send + 'static>(
-    mut view: View,
-    work: impl FnOnce(&mut View) -> T + Send + 'static,
-) -> (View, T) {
+    mut view: FolderView,
+    work: impl FnOnce(&mut FolderView) -> T + Send + 'static,
+) -> (FolderView, T) {
     let work = move || {
         let result = work(&mut view);
         (view, result)

@@ -103,19 +103,19 @@ impl List {
 
 /// The rules for packets to one place.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct DispatchRule {
     target: Target,
     comment: Option<Comment>,
 }
 
-impl Entry {
+impl DispatchRule {
     pub(super) fn new(target: Target, comment: Option<Comment>) -> Self {
         Self { target, comment }
     }
 }
 
 /// Changes of a list, by place; `None` removes the place.
-pub(super) type Overlay = BTreeMap<Point, Option<Entry>>;
+pub(super) type Overlay = BTreeMap<Point, Option<DispatchRule>>;
 
 /// One list with its content and layout.
 #[derive(Clone, Debug)]
@@ -123,14 +123,14 @@ pub(super) struct Dispatch {
     list: List,
     space: Space,
     layout: Layout,
-    entries: BTreeMap<Point, Entry>,
+    entries: BTreeMap<Point, DispatchRule>,
     /// Whether node ports on the loopback address are counted (C8).
     counted: bool,
 }
 
 /// The chains that a change of a list affects.
 #[derive(Debug, Default)]
-pub(super) struct Changed {
+pub(super) struct ChangedChains {
     /// Chains of the tree with their rules, and the number of bits that lead to each.
     pub(super) put: BTreeMap<ChainName, (u8, Vec<Rule>)>,
     /// Chains of the tree to delete.
@@ -140,7 +140,7 @@ pub(super) struct Changed {
 /// A list together with changes.
 #[derive(Clone, Copy)]
 struct View<'a> {
-    base: &'a BTreeMap<Point, Entry>,
+    base: &'a BTreeMap<Point, DispatchRule>,
     over: &'a Overlay,
 }
 
@@ -149,7 +149,7 @@ enum Shape<'a> {
     /// No rules.
     Empty,
     /// A rule for each place.
-    Leaf(Vec<(Point, &'a Entry)>),
+    Leaf(Vec<(Point, &'a DispatchRule)>),
     /// A jump for each part of `top`, the prefix that all places share.
     Inner { top: Prefix, parts: Vec<Prefix> },
 }
@@ -175,7 +175,7 @@ impl Dispatch {
     }
 
     /// Returns the entry of a place.
-    pub(super) fn get(&self, point: Point) -> Option<&Entry> {
+    pub(super) fn get(&self, point: Point) -> Option<&DispatchRule> {
         self.entries.get(&point)
     }
 
@@ -205,7 +205,7 @@ impl Dispatch {
     }
 
     /// Returns the effect on the tree's chains if one set of changes replaces another.
-    pub(super) fn change(&self, before: &Overlay, after: &Overlay) -> Changed {
+    pub(super) fn change(&self, before: &Overlay, after: &Overlay) -> ChangedChains {
         let view = |over| View {
             base: &self.entries,
             over,
@@ -218,7 +218,7 @@ impl Dispatch {
             old,
             new,
             touched: &touched,
-            changed: Changed::default(),
+            changed: ChangedChains::default(),
         };
         let root = Space::root();
         diff.walk(root, root);
@@ -311,7 +311,7 @@ impl Dispatch {
         }
     }
 
-    fn entry_rules(&self, point: Point, entry: &Entry) -> Vec<Rule> {
+    fn entry_rules(&self, point: Point, entry: &DispatchRule) -> Vec<Rule> {
         let place = self.space.single(point);
         let rule = Rule::new(entry.target).comment(entry.comment.clone());
         let rule = match self.list {
@@ -336,7 +336,7 @@ struct Diff<'a> {
     new: View<'a>,
     /// Places that differ.
     touched: &'a BTreeSet<Point>,
-    changed: Changed,
+    changed: ChangedChains,
 }
 
 impl Diff<'_> {
@@ -443,7 +443,7 @@ impl Diff<'_> {
 }
 
 impl<'a> View<'a> {
-    fn get(self, point: Point) -> Option<&'a Entry> {
+    fn get(self, point: Point) -> Option<&'a DispatchRule> {
         match self.over.get(&point) {
             Some(entry) => entry.as_ref(),
             None => self.base.get(&point),
@@ -451,7 +451,10 @@ impl<'a> View<'a> {
     }
 
     /// Returns the places of a range, in order.
-    fn range(self, range: RangeInclusive<Point>) -> impl Iterator<Item = (Point, &'a Entry)> {
+    fn range(
+        self,
+        range: RangeInclusive<Point>,
+    ) -> impl Iterator<Item = (Point, &'a DispatchRule)> {
         let mut base = self.base.range(range.clone()).peekable();
         let mut over = self.over.range(range).peekable();
         std::iter::from_fn(move || {
@@ -476,7 +479,7 @@ impl<'a> View<'a> {
 
     /// Returns the last place of a range.
     fn last(self, range: RangeInclusive<Point>) -> Option<Point> {
-        let kept = |(point, _): &(&Point, &Entry)| !self.over.contains_key(*point);
+        let kept = |(point, _): &(&Point, &DispatchRule)| !self.over.contains_key(*point);
         let base = self.base.range(range.clone()).rev().find(kept);
         let over = self
             .over

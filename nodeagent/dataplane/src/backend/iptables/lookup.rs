@@ -11,7 +11,7 @@ use kplane_model::{Cidr, EndpointAddr};
 use super::name::{ChainName, DISPATCH, TableName, lower};
 use super::readback::words;
 use super::tool::{Tool, ToolError, plain_name};
-use crate::backend::kernel::{KernelState, MAX_ENDPOINTS, Target};
+use crate::backend::kernel::{KernelState, MAX_ENDPOINTS, PacketTarget};
 use crate::process::RunError;
 
 /// Maximum number of jumps on one way; kplane's longest has 25.
@@ -32,7 +32,7 @@ pub(in crate::backend) enum LookUpError {
 ///
 /// # Errors
 /// [`LookUpError`].
-pub(in crate::backend) fn look_up(target: Target) -> Result<KernelState, LookUpError> {
+pub(in crate::backend) fn look_up(target: PacketTarget) -> Result<KernelState, LookUpError> {
     let family = target.family();
     let tool = Tool::of_node_listed(family);
     let (tool, listing) = tool.ok_or(ToolError::Missing(plain_name(family)))?;
@@ -41,8 +41,8 @@ pub(in crate::backend) fn look_up(target: Target) -> Result<KernelState, LookUpE
 }
 
 /// Follows a packet to a destination through the chains of a listing.
-fn follow(listing: &str, target: Target) -> KernelState {
-    let mut way = Way {
+fn follow(listing: &str, target: PacketTarget) -> KernelState {
+    let mut way = PacketPath {
         chains: chains(listing),
         target,
         places: Vec::new(),
@@ -61,8 +61,8 @@ fn follow(listing: &str, target: Target) -> KernelState {
         (filter, "FORWARD", ChainName::PROXY_FIREWALL),
     ] {
         let mut rules = way.rules(table, from).into_iter();
-        if rules.any(|rule| Rule::parse(rule).to == to.as_str()) {
-            let part = Part {
+        if rules.any(|rule| ParsedRule::parse(rule).to == to.as_str()) {
+            let part = PathStage {
                 table,
                 guards: to == ChainName::PROXY_FIREWALL,
                 inside: false,
@@ -74,10 +74,10 @@ fn follow(listing: &str, target: Target) -> KernelState {
 }
 
 /// The rules of each chain, by table and name.
-type Chains<'a> = HashMap<(&'a str, &'a str), Vec<&'a str>>;
+type RulesByChain<'a> = HashMap<(&'a str, &'a str), Vec<&'a str>>;
 
-fn chains(listing: &str) -> Chains<'_> {
-    let mut chains = Chains::new();
+fn chains(listing: &str) -> RulesByChain<'_> {
+    let mut chains = RulesByChain::new();
     let mut table = "";
     for line in listing.lines() {
         if let Some(name) = line.strip_prefix('*') {
@@ -92,7 +92,7 @@ fn chains(listing: &str) -> Chains<'_> {
 
 /// A part of a packet's way.
 #[derive(Clone, Copy)]
-struct Part<'a> {
+struct PathStage<'a> {
     table: &'a str,
     /// Rules that drop here leave senders out, and not the destination.
     guards: bool,
@@ -101,9 +101,9 @@ struct Part<'a> {
 }
 
 /// A packet's way, and what was found on it.
-struct Way<'a> {
-    chains: Chains<'a>,
-    target: Target,
+struct PacketPath<'a> {
+    chains: RulesByChain<'a>,
+    target: PacketTarget,
     places: Vec<String>,
     endpoints: BTreeSet<EndpointAddr>,
     inside: Option<BTreeSet<EndpointAddr>>,
@@ -112,19 +112,19 @@ struct Way<'a> {
     guarded: bool,
 }
 
-impl<'a> Way<'a> {
+impl<'a> PacketPath<'a> {
     fn rules(&self, table: &str, chain: &str) -> Vec<&'a str> {
         let rules = self.chains.get(&(table, chain));
         rules.cloned().unwrap_or_default()
     }
 
     /// Follows the packet through a chain.
-    fn chain(&mut self, name: &str, part: Part<'a>, depth: usize) {
+    fn chain(&mut self, name: &str, part: PathStage<'a>, depth: usize) {
         if depth == 0 {
             return;
         }
         for rule in self.rules(part.table, name) {
-            let rule = Rule::parse(rule);
+            let rule = ParsedRule::parse(rule);
             if !rule.matches(self.target) {
                 continue;
             }
@@ -142,7 +142,7 @@ impl<'a> Way<'a> {
                     }
                     self.place(part.table, to);
                     let inside = part.inside || apart;
-                    self.chain(to, Part { inside, ..part }, depth - 1);
+                    self.chain(to, PathStage { inside, ..part }, depth - 1);
                 }
                 _ => {}
             }
@@ -184,7 +184,7 @@ impl<'a> Way<'a> {
 
 /// What matters of a rule.
 #[derive(Debug, Default)]
-struct Rule<'a> {
+struct ParsedRule<'a> {
     to: &'a str,
     protocol: Option<&'a str>,
     /// The range of destination addresses, and whether the rule is for all others.
@@ -199,7 +199,7 @@ struct Rule<'a> {
     endpoint: Option<EndpointAddr>,
 }
 
-impl<'a> Rule<'a> {
+impl<'a> ParsedRule<'a> {
     /// Parses a rule without the name of its chain.
     fn parse(rule: &'a str) -> Self {
         let mut parsed = Self::default();
@@ -236,21 +236,21 @@ impl<'a> Rule<'a> {
     }
 
     /// Returns whether packets to a destination may match.
-    fn matches(&self, target: Target) -> bool {
+    fn matches(&self, target: PacketTarget) -> bool {
         let (protocol, port) = match target {
-            Target::Address { at, protocol } => (protocol, at.port()),
-            Target::NodePort { protocol, port, .. } => (protocol, port),
+            PacketTarget::Address { at, protocol } => (protocol, at.port()),
+            PacketTarget::NodePort { protocol, port, .. } => (protocol, port),
         };
         let address = match (target, self.destination) {
             (_, None) => true,
             // Rules that lead to the list of node ports say on which addresses they are served.
-            (Target::NodePort { .. }, Some(_)) => self.to == ChainName::NODEPORTS.as_str(),
-            (Target::Address { at, .. }, Some((range, negated))) => {
+            (PacketTarget::NodePort { .. }, Some(_)) => self.to == ChainName::NODEPORTS.as_str(),
+            (PacketTarget::Address { at, .. }, Some((range, negated))) => {
                 let range = range.parse::<Cidr>();
                 range.is_ok_and(|range| range.contains(at.ip()) != negated)
             }
         };
-        let is_node_port = matches!(target, Target::NodePort { .. });
+        let is_node_port = matches!(target, PacketTarget::NodePort { .. });
         address
             && (is_node_port || !self.of_node)
             && self.protocol.is_none_or(|wanted| wanted == lower(protocol))
@@ -306,14 +306,14 @@ mod tests {
 
     fn at(text: &str, protocol: Protocol) -> KernelState {
         let at = text.parse().unwrap();
-        follow(TEXT, Target::Address { at, protocol })
+        follow(TEXT, PacketTarget::Address { at, protocol })
     }
 
     fn node_port(port: u16) -> KernelState {
         let (family, protocol) = (Family::V4, Protocol::Tcp);
         follow(
             TEXT,
-            Target::NodePort {
+            PacketTarget::NodePort {
                 family,
                 protocol,
                 port,
@@ -368,7 +368,7 @@ mod tests {
         let at = "10.96.0.1:80".parse().unwrap();
         let protocol = Protocol::Tcp;
         assert!(
-            follow(&text, Target::Address { at, protocol })
+            follow(&text, PacketTarget::Address { at, protocol })
                 .endpoints
                 .is_empty()
         );
@@ -379,6 +379,9 @@ mod tests {
         let text = "*nat\n-A PREROUTING -j KUBE-SERVICES\n-A KUBE-SERVICES -j KUBE-SERVICES\n";
         let at = "10.96.0.1:80".parse().unwrap();
         let protocol = Protocol::Tcp;
-        assert_eq!(follow(text, Target::Address { at, protocol }).endpoints, []);
+        assert_eq!(
+            follow(text, PacketTarget::Address { at, protocol }).endpoints,
+            []
+        );
     }
 }

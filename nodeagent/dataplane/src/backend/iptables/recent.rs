@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::time::Instant;
 
 use super::name::ChainName;
-use crate::backend::affinity::{AffinityClient, AffinityClients, AffinityPort, LATE, Wanted};
+use crate::backend::affinity::{AffinityClient, AffinityClients, AffinityPort, ClientQuery, LATE};
 
 /// The folder of the lists, for the network namespace of the calling thread.
 const FOLDER: &str = "/proc/thread-self/net/xt_recent";
@@ -18,7 +18,7 @@ const LIST: usize = 4 << 20;
 /// how old they are.
 pub(in crate::backend) fn remembered(
     ports: &[AffinityPort],
-    wanted: Wanted,
+    wanted: ClientQuery,
 ) -> Result<AffinityClients, Error> {
     let mut clients = AffinityClients::default();
     for (index, port) in ports.iter().enumerate() {

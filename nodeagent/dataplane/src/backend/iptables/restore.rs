@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::name::{ChainName, TableName};
-use super::ruleset::{JumpOp, Step, Written};
+use super::ruleset::{JumpOp, TableChange, Written};
 
 /// Limits of the part of a change in one `COMMIT`. The time of the nft flavour grows with the square of the
 /// part's size, and each part costs some time too. 31,000 chains with 81,000 rules take 25 s in one part, 4.4
@@ -37,7 +37,7 @@ impl Limits {
 /// with their rules, each before the chains that jump to it; then the jumps from built-in chains; last the
 /// deletion of everything unneeded.
 #[must_use]
-pub fn parts(step: &Step, limits: Limits) -> Vec<String> {
+pub fn parts(step: &TableChange, limits: Limits) -> Vec<String> {
     let chains = step.write.len() + step.delete.len();
     let rules: usize = step.write.iter().map(rules).sum();
     let mut parts = Parts {

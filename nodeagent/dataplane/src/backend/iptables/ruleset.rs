@@ -20,14 +20,14 @@ use crate::plan::{FrontendAddr, NodePlan};
 
 /// The known facts about the rules of a chain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Content {
+pub struct ChainDigest {
     /// Digest of the lines of the rules, as `iptables-save` prints them.
     digest: u128,
     /// Number of the rules.
     rules: u32,
 }
 
-impl Content {
+impl ChainDigest {
     /// Adds a rule: its line as `iptables-save` prints it, without counters and end of line. The number of
     /// blanks between words does not matter, because some extensions print two.
     pub fn push(&mut self, line: &str) {
@@ -59,7 +59,7 @@ impl Content {
 /// kplane's objects that were found in a family's tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FoundRules {
-    chains: HashMap<(TableName, ChainName), Content>,
+    chains: HashMap<(TableName, ChainName), ChainDigest>,
     /// Number of copies of each rule of a built-in chain, by table and line.
     pub(in crate::backend) jumps: HashMap<(TableName, String), usize>,
 }
@@ -98,7 +98,7 @@ impl FoundRules {
 
     /// Returns the chains and their content.
     #[must_use]
-    pub fn chains(&self) -> &HashMap<(TableName, ChainName), Content> {
+    pub fn chains(&self) -> &HashMap<(TableName, ChainName), ChainDigest> {
         &self.chains
     }
 }
@@ -115,7 +115,7 @@ pub struct Ruleset {
     pub(super) chains: HashMap<ChainId, HeldChain>,
     /// Number of copies of each rule of a built-in chain, by table and line.
     pub(super) jumps: HashMap<(TableName, String), usize>,
-    pub(super) services: HashMap<ServiceKey, Holdings>,
+    pub(super) services: HashMap<ServiceKey, PortRules>,
     /// The lists, in the order of [`List::ALL`].
     pub(super) lists: Vec<Dispatch>,
     /// Ports of health checks, each with its ServicePorts: the ports of a Service share one.
@@ -128,14 +128,14 @@ pub(super) type ChainId = (TableName, ChainName);
 /// A chain that exists.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HeldChain {
-    pub(super) content: Content,
+    pub(super) content: ChainDigest,
     /// Whether the chain belongs to a ServicePort.
     pub(super) owned: bool,
 }
 
 /// The objects of one ServicePort.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Holdings {
+pub(super) struct PortRules {
     /// The chains in table nat.
     pub(super) chains: Vec<ChainName>,
     pub(super) places: Vec<FrontendAddr>,
@@ -147,7 +147,7 @@ pub(super) struct Holdings {
 pub struct StagedRules {
     /// Steps to execute one after the other. At no time is a place unserved that is served before and after
     /// (invariant: no-gap). Empty if there is nothing to do.
-    pub steps: Vec<Step>,
+    pub steps: Vec<TableChange>,
     /// ServicePorts that cannot be programmed as planned.
     pub failures: Vec<Failure>,
     /// The state after the change.
@@ -160,8 +160,8 @@ pub(super) struct After {
     pub(super) complete: bool,
     pub(super) node: NodePlan,
     pub(super) large: bool,
-    pub(super) chains: HashMap<ChainId, Option<Content>>,
-    pub(super) services: Vec<(ServiceKey, Option<Holdings>)>,
+    pub(super) chains: HashMap<ChainId, Option<ChainDigest>>,
+    pub(super) services: Vec<(ServiceKey, Option<PortRules>)>,
     pub(super) lists: Vec<Overlay>,
     pub(super) health: BTreeMap<u16, BTreeSet<ServiceKey>>,
     pub(super) jumps: HashMap<(TableName, String), usize>,
@@ -171,7 +171,7 @@ impl StagedRules {
     /// Returns the number of chains written, chains deleted and jumps set.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.steps.iter().map(Step::len).sum()
+        self.steps.iter().map(TableChange::len).sum()
     }
 
     /// Returns whether there is nothing to do.
@@ -190,7 +190,7 @@ impl StagedRules {
 
 /// A change of one table; atomic if it is small enough.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Step {
+pub struct TableChange {
     /// The table.
     pub table: TableName,
     /// Chains with new content, in an order in which each jumps only to chains before it.
@@ -201,7 +201,7 @@ pub struct Step {
     pub jumps: Vec<JumpOp>,
 }
 
-impl Step {
+impl TableChange {
     /// Returns a step without changes.
     pub(in crate::backend) fn new(table: TableName) -> Self {
         Self {
@@ -245,7 +245,7 @@ pub struct Written {
     /// The lines of all its rules (`-A NAME ..`), each with its end of line.
     pub lines: String,
     /// The known facts about these lines.
-    pub content: Content,
+    pub content: ChainDigest,
 }
 
 impl Written {
@@ -255,7 +255,7 @@ impl Written {
             name,
             depth: 0,
             lines: String::new(),
-            content: Content::default(),
+            content: ChainDigest::default(),
         }
     }
 }
@@ -345,7 +345,7 @@ impl Ruleset {
     }
 
     /// Records that the chains belong to a ServicePort.
-    fn own(&mut self, holdings: &Holdings) {
+    fn own(&mut self, holdings: &PortRules) {
         for name in &holdings.chains {
             if let Some(held) = self.chains.get_mut(&(TableName::Nat, *name)) {
                 held.owned = true;

@@ -2,7 +2,7 @@
 
 use kplane_model::{Cidr, EndpointAddr, ServiceKey, TrafficPolicy};
 
-use super::dispatch::{Entry, List};
+use super::dispatch::{DispatchRule, List};
 use super::layout::Pods;
 use super::name::{ChainName, ServiceChain};
 use super::rule::{Comment, Match, Rule, Sense, Target};
@@ -65,7 +65,7 @@ impl<'a> Writer<'a> {
     }
 
     /// Returns the entries in the shared lists for one place where packets arrive.
-    pub(super) fn entries(&self, frontend: &Frontend) -> Vec<(List, Entry)> {
+    pub(super) fn entries(&self, frontend: &Frontend) -> Vec<(List, DispatchRule)> {
         let mut entries = Vec::new();
         let external = frontend.origin != Origin::ClusterIp;
         if let Some((chain, text)) = self.way(frontend) {
@@ -77,7 +77,7 @@ impl<'a> Writer<'a> {
                 Some(text) => self.of(text),
                 None => self.label.clone().map(Comment::Name),
             };
-            entries.push((list, Entry::new(Target::Jump(chain), comment)));
+            entries.push((list, DispatchRule::new(Target::Jump(chain), comment)));
         }
         if let Some(unserved) = frontend.unserved {
             let list = match frontend.at {
@@ -89,13 +89,13 @@ impl<'a> Writer<'a> {
                 Unserved::Reject => (Target::Reject(self.plan.key.family), "has no endpoints"),
                 Unserved::Drop => (Target::Drop, "has no local endpoints"),
             };
-            entries.push((list, Entry::new(target, self.of(text))));
+            entries.push((list, DispatchRule::new(target, self.of(text))));
         }
         if self.is_restricted(frontend) {
             let chain = self.name(ServiceChain::Firewall);
             let label = self.label.clone();
             let comment = label.map(|label| Comment::NotAccepted(label, chain));
-            entries.push((List::Firewall, Entry::new(Target::Drop, comment)));
+            entries.push((List::Firewall, DispatchRule::new(Target::Drop, comment)));
         }
         entries
     }
@@ -279,9 +279,9 @@ pub(super) fn endpoints(plan: &ServicePlan) -> usize {
 }
 
 /// Returns the entry that lets requests for a Service's health pass (A26).
-pub(super) fn health_entry(key: &ServiceKey) -> Entry {
+pub(super) fn health_entry(key: &ServiceKey) -> DispatchRule {
     let comment = Label::new(key).map(|label| Comment::Of(label, "health check node port"));
-    Entry::new(Target::Accept, comment)
+    DispatchRule::new(Target::Accept, comment)
 }
 
 /// Returns whether there is an endpoint anywhere (A18).

@@ -10,7 +10,7 @@ use super::name::{ChainName, TableName};
 use super::prefix::Point;
 use super::rule::Rule;
 use super::ruleset::{
-    After, ChainId, Content, Holdings, JumpOp, Ruleset, StagedRules, Step, Written,
+    After, ChainDigest, ChainId, JumpOp, PortRules, Ruleset, StagedRules, TableChange, Written,
 };
 use super::service::{self, Writer};
 use crate::backend::{Change, Failure};
@@ -39,7 +39,7 @@ struct Staging<'a> {
     /// Chains that ServicePorts of the change have afterwards.
     taken: HashSet<ChainName>,
     /// The step of table nat, as far as it is worked out.
-    nat: Step,
+    nat: TableChange,
     /// Buffer for the lines of one chain.
     lines: String,
     /// Every chain that must exist; only for a complete change.
@@ -67,7 +67,7 @@ impl<'a> Staging<'a> {
             failures: Vec::new(),
             released: HashSet::new(),
             taken: HashSet::new(),
-            nat: Step::new(TableName::Nat),
+            nat: TableChange::new(TableName::Nat),
             lines: String::new(),
             wanted: HashSet::new(),
         }
@@ -105,7 +105,7 @@ impl<'a> Staging<'a> {
     }
 
     /// Releases what a ServicePort holds. The ServicePort may claim it again.
-    fn release(&mut self, key: &ServiceKey, holdings: &Holdings) {
+    fn release(&mut self, key: &ServiceKey, holdings: &PortRules) {
         self.released.extend(&holdings.chains);
         for at in &holdings.places {
             let point = Point::of(*at);
@@ -123,11 +123,11 @@ impl<'a> Staging<'a> {
     fn claim(&mut self, key: &ServiceKey, plan: &ServicePlan) {
         let pods = std::mem::take(&mut self.pods);
         let writer = Writer::new(plan, &pods, !self.after.large);
-        let mut holdings = Holdings::default();
+        let mut holdings = PortRules::default();
         match self.chains(&writer) {
             Ok(chains) => {
                 holdings.chains = chains.iter().map(|(name, _)| *name).collect();
-                let mut nat = std::mem::replace(&mut self.nat, Step::new(TableName::Nat));
+                let mut nat = std::mem::replace(&mut self.nat, TableChange::new(TableName::Nat));
                 for (name, rules) in chains {
                     self.put(&mut nat, name, 0, &rules);
                 }
@@ -198,7 +198,7 @@ impl<'a> Staging<'a> {
     /// Returns the steps of the change. Rules in table nat translate packets, and rules in table filter
     /// refuse them. A place that loses its endpoints is refused first, and a place that gets endpoints is
     /// translated first.
-    fn steps(&mut self) -> Vec<Step> {
+    fn steps(&mut self) -> Vec<TableChange> {
         let lists = std::mem::take(&mut self.after.lists);
         let nothing = vec![Overlay::new(); List::ALL.len()];
         // A complete change compares every chain.
@@ -234,18 +234,18 @@ impl<'a> Staging<'a> {
                 steps.push(nat);
             }
         }
-        let mut mangle = Step::new(TableName::Mangle);
+        let mut mangle = TableChange::new(TableName::Mangle);
         self.constants(&mut mangle);
         steps.push(mangle);
         self.unwanted(&mut steps);
         self.after.lists = lists;
         steps.retain(|step| !step.is_empty());
-        steps.iter_mut().for_each(Step::sort);
+        steps.iter_mut().for_each(TableChange::sort);
         steps
     }
 
-    fn nat(&mut self, before: &[Overlay], after: &[Overlay]) -> Step {
-        let mut step = std::mem::replace(&mut self.nat, Step::new(TableName::Nat));
+    fn nat(&mut self, before: &[Overlay], after: &[Overlay]) -> TableChange {
+        let mut step = std::mem::replace(&mut self.nat, TableChange::new(TableName::Nat));
         self.constants(&mut step);
         self.lists(&mut step, before, after);
         let gone: Vec<ChainName> = self.released.difference(&self.taken).copied().collect();
@@ -255,8 +255,8 @@ impl<'a> Staging<'a> {
         step
     }
 
-    fn filter(&mut self, before: &[Overlay], after: &[Overlay]) -> Step {
-        let mut step = Step::new(TableName::Filter);
+    fn filter(&mut self, before: &[Overlay], after: &[Overlay]) -> TableChange {
+        let mut step = TableChange::new(TableName::Filter);
         self.constants(&mut step);
         self.lists(&mut step, before, after);
         self.jumps(&mut step);
@@ -269,7 +269,7 @@ impl<'a> Staging<'a> {
     }
 
     /// Adds the chains that always exist.
-    fn constants(&mut self, step: &mut Step) {
+    fn constants(&mut self, step: &mut TableChange) {
         if !self.node_changed() {
             return;
         }
@@ -298,7 +298,7 @@ impl<'a> Staging<'a> {
     }
 
     /// Adds the lists of a table, and the chains that hold them.
-    fn lists(&mut self, step: &mut Step, before: &[Overlay], after: &[Overlay]) {
+    fn lists(&mut self, step: &mut TableChange, before: &[Overlay], after: &[Overlay]) {
         let (ruleset, table) = (self.ruleset, step.table);
         let mut roots: BTreeMap<ChainName, (bool, Vec<Rule>)> = BTreeMap::new();
         for list in List::ALL.into_iter().filter(|list| list.table() == table) {
@@ -336,7 +336,7 @@ impl<'a> Staging<'a> {
     }
 
     /// Adds the jumps from built-in chains: each exactly once.
-    fn jumps(&mut self, step: &mut Step) {
+    fn jumps(&mut self, step: &mut TableChange) {
         if !self.after.complete {
             return;
         }
@@ -357,7 +357,7 @@ impl<'a> Staging<'a> {
     }
 
     /// Deletes the objects that no ServicePort claimed, with a complete change.
-    fn unwanted(&mut self, steps: &mut [Step]) {
+    fn unwanted(&mut self, steps: &mut [TableChange]) {
         if !self.after.complete {
             return;
         }
@@ -376,7 +376,7 @@ impl<'a> Staging<'a> {
     }
 
     /// Returns the content of a chain after the steps so far.
-    fn current(&self, id: ChainId) -> Option<Content> {
+    fn current(&self, id: ChainId) -> Option<ChainDigest> {
         match self.after.chains.get(&id) {
             Some(staged) => *staged,
             None => self.ruleset.chains.get(&id).map(|held| held.content),
@@ -384,11 +384,11 @@ impl<'a> Staging<'a> {
     }
 
     /// Writes a chain if its content differs.
-    fn put(&mut self, step: &mut Step, name: ChainName, depth: u8, rules: &[Rule]) {
+    fn put(&mut self, step: &mut TableChange, name: ChainName, depth: u8, rules: &[Rule]) {
         self.lines.clear();
         let lines = &mut self.lines;
         rules.iter().for_each(|rule| rule.push(name, lines));
-        let content = Content::of(lines);
+        let content = ChainDigest::of(lines);
         let id = (step.table, name);
         if self.after.complete {
             self.wanted.insert(id);
@@ -406,7 +406,7 @@ impl<'a> Staging<'a> {
     }
 
     /// Creates a chain if it does not exist. An existing chain stays as it is.
-    fn ensure(&mut self, step: &mut Step, name: ChainName) {
+    fn ensure(&mut self, step: &mut TableChange, name: ChainName) {
         match self.current((step.table, name)) {
             None => self.put(step, name, 0, &[]),
             Some(_) => {
@@ -415,7 +415,7 @@ impl<'a> Staging<'a> {
         }
     }
 
-    fn delete(&mut self, step: &mut Step, name: ChainName) {
+    fn delete(&mut self, step: &mut TableChange, name: ChainName) {
         let id = (step.table, name);
         self.wanted.remove(&id);
         if self.current(id).is_some() {

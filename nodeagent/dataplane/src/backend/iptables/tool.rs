@@ -20,20 +20,20 @@ use nix::sched::{CloneFlags, unshare};
 use self::choice::is_legacy;
 use self::version::{OLDEST, Version};
 use super::counting;
-use crate::process::{Limits, RunError, run};
+use crate::process::{ProcessLimits, RunError, run};
 
 /// Limits of `iptables-save`: 100,000 Services take about 100 MB.
-const SAVE: Limits = Limits {
+const SAVE: ProcessLimits = ProcessLimits {
     within: Duration::from_secs(60),
     output_bytes: 256 << 20,
 };
 /// Limits of `iptables-restore`, including the wait of [`LOCK_WAIT_S`] for the lock.
-const RESTORE: Limits = Limits {
+const RESTORE: ProcessLimits = ProcessLimits {
     within: Duration::from_secs(180),
     output_bytes: 1 << 20,
 };
 /// Limits of short calls such as `--version`.
-const ASK: Limits = Limits {
+const ASK: ProcessLimits = ProcessLimits {
     within: Duration::from_secs(10),
     output_bytes: 1 << 16,
 };
@@ -113,7 +113,7 @@ pub enum ToolError {
 
 /// A feature that rules need.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::backend) struct Part {
+pub(in crate::backend) struct Feature {
     /// The feature's description.
     pub(in crate::backend) what: &'static str,
     /// The table that needs the feature.
@@ -124,7 +124,7 @@ pub(in crate::backend) struct Part {
     pub(in crate::backend) without: Option<&'static str>,
 }
 
-impl Part {
+impl Feature {
     /// Returns a feature that is required.
     pub(in crate::backend) const fn new(
         what: &'static str,
@@ -141,20 +141,20 @@ impl Part {
 }
 
 /// Features that both of kplane's backends with iptables need.
-pub(in crate::backend) const COMMON: [Part; 5] = [
-    Part::new("the table nat", "nat", ""),
-    Part::new("the table filter", "filter", ""),
-    Part::new(
+pub(in crate::backend) const COMMON: [Feature; 5] = [
+    Feature::new("the table nat", "nat", ""),
+    Feature::new("the table filter", "filter", ""),
+    Feature::new(
         "the matches addrtype and mark, or the target MARK",
         "nat",
         " -m addrtype --dst-type LOCAL -m mark ! --mark 0x1/0x1 -j MARK --set-xmark 0x1/0x0",
     ),
-    Part::new(
+    Feature::new(
         "the target MASQUERADE with --random-fully",
         "nat",
         " -m comment --comment \"a b\" -j MASQUERADE --random-fully",
     ),
-    Part::new(
+    Feature::new(
         "the match conntrack or the target REJECT",
         "filter",
         " -m conntrack --ctstate NEW -j REJECT",
@@ -162,19 +162,19 @@ pub(in crate::backend) const COMMON: [Part; 5] = [
 ];
 
 /// Features that only mode iptables needs.
-const PARTS: [Part; 4] = [
-    Part::new("the table mangle", "mangle", ""),
-    Part::new(
+const PARTS: [Feature; 4] = [
+    Feature::new("the table mangle", "mangle", ""),
+    Feature::new(
         "the match statistic",
         "nat",
         " -m statistic --mode random --probability 0.5 -j RETURN",
     ),
-    Part::new(
+    Feature::new(
         "the target DNAT",
         "nat",
         " -p tcp -m tcp --dport 1 -j DNAT --to-destination :1",
     ),
-    Part {
+    Feature {
         what: "the match recent",
         table: "nat",
         rule: " -m recent --name KPLANE-PROBE --set -j RETURN",
@@ -192,13 +192,13 @@ impl Tool {
     }
 
     /// Returns the same programs after a check of [`COMMON`] and these features. Also returns the missing
-    /// optional features ([`Part::what`]).
+    /// optional features ([`Feature::what`]).
     ///
     /// # Errors
     /// [`ToolError`] names the missing part.
     pub(in crate::backend) fn choose_for(
         family: Family,
-        parts: &[Part],
+        parts: &[Feature],
     ) -> Result<(Self, Vec<&'static str>), ToolError> {
         let tool = Self::of_node(family).ok_or(ToolError::Missing(plain_name(family)))?;
         tool.check_version()?;
@@ -346,7 +346,7 @@ impl Tool {
     }
 
     /// Checks all features at once, and each one if that fails.
-    fn check_parts(&self, parts: &[Part]) -> Result<Vec<&'static str>, ToolError> {
+    fn check_parts(&self, parts: &[Feature]) -> Result<Vec<&'static str>, ToolError> {
         let mut missing = Vec::new();
         if self.test(parts).is_ok() {
             return Ok(missing);
@@ -381,7 +381,7 @@ impl Tool {
     }
 
     /// Has the programs read rules without executing them.
-    fn test(&self, parts: &[Part]) -> Result<(), RunError> {
+    fn test(&self, parts: &[Feature]) -> Result<(), RunError> {
         let mut text = String::new();
         for table in ["filter", "nat", "mangle"] {
             let mut rules = parts.iter().filter(|part| part.table == table).peekable();

@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use kplane_model::{Family, ServiceKey, ServiceName};
 
-use self::ruleset::Rules;
+use self::ruleset::InstalledRules;
 use self::schedulers::Schedulers;
 use self::seen::{Seen, told};
 use super::demand::{Demand, NodeIps};
-use super::machine::{Kernel, KernelError, Machine, Reading, Refused};
+use super::machine::{Kernel, KernelError, Machine, Reading, RefusedOp};
 use super::rules::{self, Lacks, Steps};
 use super::sets::SetId;
-use super::state::{IpvsState, Op, Ops};
+use super::state::{IpvsState, Op, ServerOps};
 use super::{DESCRIPTION, probe, sysctl};
 use crate::backend::driver::{DataPath, StepError};
 use crate::backend::{
@@ -44,7 +44,7 @@ struct IpvsDataPath<K> {
     node: NodePlan,
     ips: NodeIps,
     capacities: HashMap<SetId, u32>,
-    rules: Rules,
+    rules: InstalledRules,
     /// Features that the rules cannot use on this machine.
     lacks: Lacks,
     /// Schedulers that Services ask for.
@@ -63,7 +63,7 @@ struct IpvsDataPath<K> {
 /// A change that is worked out.
 #[derive(Debug)]
 pub(super) struct StagedOps {
-    ops: Ops,
+    ops: ServerOps,
     steps: Steps,
     complete: bool,
 }
@@ -140,7 +140,7 @@ impl<K: Kernel> IpvsDataPath<K> {
             node: NodePlan::default(),
             ips: NodeIps::default(),
             capacities: HashMap::new(),
-            rules: Rules::default(),
+            rules: InstalledRules::default(),
             lacks: Lacks::default(),
             schedulers: Schedulers::default(),
             refused: HashSet::new(),
@@ -190,7 +190,7 @@ impl<K: Kernel> IpvsDataPath<K> {
 
     /// Enlarges sets that must have more entries than they can hold. Old entries are deleted after new ones
     /// were added, so the set must have room for both.
-    fn make_room(&mut self, state: &IpvsState, ops: &Ops) -> Result<(), StepError> {
+    fn make_room(&mut self, state: &IpvsState, ops: &ServerOps) -> Result<(), StepError> {
         let mut added = [0; SetId::ALL.len()];
         for op in &ops.ready {
             if let Op::Entry(set, _, true) = op {
@@ -244,7 +244,7 @@ impl<K: Kernel> IpvsDataPath<K> {
     fn refuse(
         &mut self,
         op: Op,
-        refused: &Refused,
+        refused: &RefusedOp,
         owner: Option<&ServiceKey>,
         failures: &mut Vec<Failure>,
     ) {

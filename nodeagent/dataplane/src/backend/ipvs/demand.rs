@@ -44,7 +44,7 @@ impl NodeIps {
 
 /// A virtual server that must exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Wanted {
+pub(super) struct WantedServer {
     pub(super) key: ServerKey,
     pub(super) mode: ServerMode,
     /// The real servers, sorted, unique.
@@ -56,7 +56,7 @@ pub(super) struct Wanted {
 pub(super) struct Demand {
     /// The places of the plan.
     pub(super) places: Vec<FrontendAddr>,
-    pub(super) servers: Vec<Wanted>,
+    pub(super) servers: Vec<WantedServer>,
     pub(super) entries: Vec<(SetId, Entry)>,
     /// Addresses of the dummy device.
     pub(super) addresses: Vec<IpAddr>,
@@ -73,7 +73,7 @@ impl Demand {
         ips: &NodeIps,
         settings: &IpvsSettings,
     ) -> Self {
-        let mut planner = Planner {
+        let mut planner = DemandPlanner {
             mode: ServerMode {
                 scheduler,
                 persistent_s: plan.affinity_timeout_s,
@@ -126,7 +126,7 @@ fn cluster_endpoints(plan: &ServicePlan) -> &[EndpointAddr] {
     })
 }
 
-struct Planner {
+struct DemandPlanner {
     mode: ServerMode,
     /// Endpoints of the cluster.
     cluster: Arc<[EndpointAddr]>,
@@ -134,7 +134,7 @@ struct Planner {
     demand: Demand,
 }
 
-impl Planner {
+impl DemandPlanner {
     fn reals(&self, frontend: &Frontend) -> Arc<[EndpointAddr]> {
         let falls_back = lacks_local(frontend) && !self.strict_local;
         if falls_back || *frontend.endpoints == *self.cluster {
@@ -146,7 +146,7 @@ impl Planner {
 
     fn serve(&mut self, key: ServerKey, reals: Arc<[EndpointAddr]>) {
         let mode = self.mode;
-        self.demand.servers.push(Wanted { key, mode, reals });
+        self.demand.servers.push(WantedServer { key, mode, reals });
     }
 
     fn enter(&mut self, set: SetId, entry: Entry) {

@@ -143,7 +143,7 @@ fn release(
         links.perform(link, &changes)?;
         let entries = free
             .iter()
-            .map(|ip| ipset::Command::Delete(set, Entry::Ip(*ip)));
+            .map(|ip| ipset::SetCommand::Delete(set, Entry::Ip(*ip)));
         sets.perform(&entries.collect::<Vec<_>>())?;
     }
     Ok(held)
@@ -151,7 +151,7 @@ fn release(
 
 /// The decision about virtual servers.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Step {
+struct ServerCleanup {
     commands: Vec<Command>,
     /// Addresses of the virtual servers that stay.
     needed: HashSet<IpAddr>,
@@ -160,8 +160,8 @@ struct Step {
 }
 
 /// Decides about virtual servers. A virtual server on an address that may not stay is removed in any case.
-fn step(servers: &[ServerKey], reals: &[Real], may_stay: impl Fn(IpAddr) -> bool) -> Step {
-    let mut step = Step::default();
+fn step(servers: &[ServerKey], reals: &[Real], may_stay: impl Fn(IpAddr) -> bool) -> ServerCleanup {
+    let mut step = ServerCleanup::default();
     let mut of: HashMap<ServerKey, Vec<&Real>> = HashMap::new();
     for real in reals {
         of.entry(real.server).or_default().push(real);

@@ -11,7 +11,7 @@ use kplane_netlink::{Links, NetlinkError, link_index};
 
 use super::machine::LINK;
 use super::sets::{Entry, SetId};
-use crate::backend::kernel::{KernelState, MAX_ENDPOINTS, Target};
+use crate::backend::kernel::{KernelState, MAX_ENDPOINTS, PacketTarget};
 
 /// Sets of destinations that senders other than the node may reach; without them the port is closed (see
 /// `rules.rs`).
@@ -26,9 +26,9 @@ const OPENING: [SetId; 4] = [
 ///
 /// # Errors
 /// [`NetlinkError`].
-pub(in crate::backend) fn look_up(target: Target) -> Result<KernelState, NetlinkError> {
+pub(in crate::backend) fn look_up(target: PacketTarget) -> Result<KernelState, NetlinkError> {
     let family = target.family();
-    let addresses = Addresses::read(family)?;
+    let addresses = NodeAddresses::read(family)?;
     let mut ipvs = Ipvs::open()?;
     let mut servers = ipvs.servers(family)?;
     servers.retain(|server| addresses.serve(server.key, target));
@@ -45,7 +45,7 @@ pub(in crate::backend) fn look_up(target: Target) -> Result<KernelState, Netlink
         endpoints: serving.into_iter().take(MAX_ENDPOINTS).collect(),
         ..KernelState::default()
     };
-    if let Target::Address { at, protocol } = target {
+    if let PacketTarget::Address { at, protocol } = target {
         let holds = Holds::read(at.ip(), protocol, at.port())?;
         state.places.extend(holds.places);
         state.guarded = holds.guarded;
@@ -65,15 +65,14 @@ fn place(server: &Server) -> String {
     format!("virtual server {} {scheduler}", server.key)
 }
 
-/// The addresses of the node.
-struct Addresses {
+struct NodeAddresses {
     /// Those of the device with Services' addresses.
     of_services: BTreeSet<IpAddr>,
     /// All others.
     own: BTreeSet<IpAddr>,
 }
 
-impl Addresses {
+impl NodeAddresses {
     fn read(family: Family) -> Result<Self, NetlinkError> {
         let device = link_index(LINK);
         let all = Links::open()?.addresses(family)?;
@@ -91,9 +90,9 @@ impl Addresses {
     }
 
     /// Returns whether packets to a destination come to a virtual server. They do not if the node lacks the address.
-    fn serve(&self, server: ServerKey, target: Target) -> bool {
+    fn serve(&self, server: ServerKey, target: PacketTarget) -> bool {
         match target {
-            Target::Address { at, protocol } => {
+            PacketTarget::Address { at, protocol } => {
                 let asked = ServerKey {
                     ip: at.ip(),
                     protocol,
@@ -102,7 +101,7 @@ impl Addresses {
                 let here = self.of_services.contains(&at.ip()) || self.own.contains(&at.ip());
                 server == asked && here
             }
-            Target::NodePort { protocol, port, .. } => {
+            PacketTarget::NodePort { protocol, port, .. } => {
                 (server.protocol, server.port) == (protocol, port) && self.own.contains(&server.ip)
             }
         }

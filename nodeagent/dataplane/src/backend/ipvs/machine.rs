@@ -11,7 +11,7 @@ use super::sets::{Entry, SetId, capacity_for};
 use super::state::{Op, Snapshot};
 use crate::backend::iptables::readback;
 use crate::backend::iptables::restore::{Limits, parts};
-use crate::backend::iptables::{ChainName, Flavour, FoundRules, Step, Tool};
+use crate::backend::iptables::{ChainName, Flavour, FoundRules, TableChange, Tool};
 use crate::process::RunError;
 use kplane_netlink::ipset::{self, IpSets};
 use kplane_netlink::ipvs::{self, Ipvs};
@@ -25,7 +25,7 @@ const NEW_SET: [&str; 2] = ["KPLANE-GROWING", "KPLANE-6-GROWING"];
 
 /// An operation that the kernel refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Refused {
+pub(super) struct RefusedOp {
     /// Position of the operation.
     pub(super) index: usize,
     /// The reason, human-readable.
@@ -89,13 +89,13 @@ pub(super) trait Kernel: Send {
     fn generation(&mut self) -> Option<u32>;
 
     /// Executes operations in order. A refused operation does not stop the others.
-    fn perform(&mut self, ops: &[Op]) -> Result<(Vec<Refused>, u64), KernelError>;
+    fn perform(&mut self, ops: &[Op]) -> Result<(Vec<RefusedOp>, u64), KernelError>;
 
     /// Enlarges a set.
     fn grow(&mut self, set: SetId, held: &HashSet<Entry>, to: usize) -> Result<u32, KernelError>;
 
     /// Writes rules; returns their size in bytes.
-    fn restore(&mut self, steps: &[Step]) -> Result<u64, KernelError>;
+    fn restore(&mut self, steps: &[TableChange]) -> Result<u64, KernelError>;
 
     /// Returns the kind of iptables.
     fn flavour(&self) -> Flavour;
@@ -141,7 +141,7 @@ impl Machine {
                 if found.is(kind, self.family) {
                     return Ok(found);
                 }
-                let destroy = [ipset::Command::Destroy(name)];
+                let destroy = [ipset::SetCommand::Destroy(name)];
                 if !self.sets.perform(&destroy)?.0.is_empty() {
                     let kind = found.kind;
                     return Err(KernelError::OtherSet { name, kind });
@@ -154,7 +154,7 @@ impl Machine {
     }
 
     fn create(&mut self, name: &str, id: SetId, capacity: u32) -> Result<(), KernelError> {
-        let create = ipset::Command::Create {
+        let create = ipset::SetCommand::Create {
             name,
             kind: id.kind(),
             family: self.family,
@@ -164,7 +164,7 @@ impl Machine {
     }
 
     /// Executes commands for sets, all of which must succeed.
-    fn all(&mut self, commands: &[ipset::Command<'_>]) -> Result<(), KernelError> {
+    fn all(&mut self, commands: &[ipset::SetCommand<'_>]) -> Result<(), KernelError> {
         let (refused, _) = self.sets.perform(commands)?;
         match refused.into_iter().next() {
             None => Ok(()),
@@ -172,16 +172,16 @@ impl Machine {
         }
     }
 
-    fn entries(&mut self, ops: &[Op]) -> Result<(Vec<Refused>, u64), KernelError> {
+    fn entries(&mut self, ops: &[Op]) -> Result<(Vec<RefusedOp>, u64), KernelError> {
         let family = self.family;
         let commands = ops.iter().map(|op| match op {
-            Op::Entry(set, entry, true) => ipset::Command::Add(set.name(family), *entry),
-            Op::Entry(set, entry, false) => ipset::Command::Delete(set.name(family), *entry),
+            Op::Entry(set, entry, true) => ipset::SetCommand::Add(set.name(family), *entry),
+            Op::Entry(set, entry, false) => ipset::SetCommand::Delete(set.name(family), *entry),
             // The operations of a run are of one kind, so these do not occur.
-            Op::Ipvs(_) | Op::Address(..) => ipset::Command::Destroy(""),
+            Op::Ipvs(_) | Op::Address(..) => ipset::SetCommand::Destroy(""),
         });
         let (refused, bytes) = self.sets.perform(&commands.collect::<Vec<_>>())?;
-        let refused = refused.into_iter().map(|refusal| Refused {
+        let refused = refused.into_iter().map(|refusal| RefusedOp {
             index: refusal.index,
             reason: match refusal.code {
                 ipset::code::HASH_FULL => "the IP set is full".to_owned(),
@@ -191,7 +191,7 @@ impl Machine {
         Ok((refused.collect(), bytes))
     }
 
-    fn servers(&mut self, ops: &[Op]) -> Result<(Vec<Refused>, u64), KernelError> {
+    fn servers(&mut self, ops: &[Op]) -> Result<(Vec<RefusedOp>, u64), KernelError> {
         let commands: Vec<ipvs::Command> = ops
             .iter()
             .filter_map(|op| match op {
@@ -227,7 +227,7 @@ impl Machine {
                 bytes += more;
                 last = again.into_iter().next();
             }
-            refused.extend(last.map(|last| Refused {
+            refused.extend(last.map(|last| RefusedOp {
                 index: refusal.index,
                 reason: reason(command, &last),
             }));
@@ -235,7 +235,7 @@ impl Machine {
         Ok((refused, bytes))
     }
 
-    fn addresses(&mut self, ops: &[Op]) -> Result<(Vec<Refused>, u64), KernelError> {
+    fn addresses(&mut self, ops: &[Op]) -> Result<(Vec<RefusedOp>, u64), KernelError> {
         let changes: Vec<(bool, IpAddr)> = ops
             .iter()
             .filter_map(|op| match op {
@@ -249,7 +249,7 @@ impl Machine {
             let already = [Errno::EADDRNOTAVAIL, Errno::EEXIST][usize::from(added)];
             refusal.errno != already
         });
-        let wrong = wrong.map(|refusal| Refused {
+        let wrong = wrong.map(|refusal| RefusedOp {
             index: refusal.index,
             reason: told(LINK, &refusal, refusal.code),
         });
@@ -263,7 +263,7 @@ impl Kernel for Machine {
         // An agent that was killed during this function may have left the set. A missing set is fine too.
         let _ = self
             .sets
-            .perform(&[ipset::Command::Destroy(NEW_SET[self.family as usize])])?;
+            .perform(&[ipset::SetCommand::Destroy(NEW_SET[self.family as usize])])?;
         let mut snapshot = Snapshot::default();
         let mut capacities = HashMap::new();
         for id in SetId::ALL {
@@ -301,7 +301,7 @@ impl Kernel for Machine {
         self.nftables.as_mut()?.generation().ok()
     }
 
-    fn perform(&mut self, ops: &[Op]) -> Result<(Vec<Refused>, u64), KernelError> {
+    fn perform(&mut self, ops: &[Op]) -> Result<(Vec<RefusedOp>, u64), KernelError> {
         let (mut refused, mut bytes, mut start) = (Vec::new(), 0, 0);
         let same = |a: &Op, b: &Op| std::mem::discriminant(a) == std::mem::discriminant(b);
         for run in ops.chunk_by(same) {
@@ -311,7 +311,7 @@ impl Kernel for Machine {
                 Some(Op::Address(..)) => self.addresses(run)?,
                 None => continue,
             };
-            refused.extend(wrong.into_iter().map(|wrong| Refused {
+            refused.extend(wrong.into_iter().map(|wrong| RefusedOp {
                 index: wrong.index + start,
                 ..wrong
             }));
@@ -325,15 +325,15 @@ impl Kernel for Machine {
         let (name, new) = (id.name(self.family), NEW_SET[self.family as usize]);
         let capacity = capacity_for(to);
         self.create(new, id, capacity)?;
-        let add = held.iter().map(|entry| ipset::Command::Add(new, *entry));
-        let mut commands: Vec<ipset::Command<'_>> = add.collect();
-        commands.push(ipset::Command::Swap(new, name));
-        commands.push(ipset::Command::Destroy(new));
+        let add = held.iter().map(|entry| ipset::SetCommand::Add(new, *entry));
+        let mut commands: Vec<ipset::SetCommand<'_>> = add.collect();
+        commands.push(ipset::SetCommand::Swap(new, name));
+        commands.push(ipset::SetCommand::Destroy(new));
         self.all(&commands)?;
         Ok(capacity)
     }
 
-    fn restore(&mut self, steps: &[Step]) -> Result<u64, KernelError> {
+    fn restore(&mut self, steps: &[TableChange]) -> Result<u64, KernelError> {
         let limits = match self.flavour() {
             Flavour::Legacy => Limits::LEGACY,
             Flavour::Nft => Limits::NFT,

@@ -10,8 +10,8 @@ use super::rules::Lacks;
 use super::scheduler::{has_scheduler, missing_scheduler};
 use super::sets::SetType;
 use crate::backend::iptables::Tool;
-use crate::backend::iptables::tool::Part;
-use crate::process::{Limits, run};
+use crate::backend::iptables::tool::Feature;
+use crate::process::{ProcessLimits, run};
 use kplane_netlink::ipset::{self, IpSets};
 use kplane_netlink::ipvs::Ipvs;
 use kplane_netlink::{Errno, Links};
@@ -21,7 +21,7 @@ const PROBE_SET: &str = "KPLANE-PROBE";
 
 /// Paths at which `modprobe` may be.
 const MODPROBE: [&str; 3] = ["/sbin/modprobe", "/usr/sbin/modprobe", "/bin/modprobe"];
-const MODPROBE_LIMITS: Limits = Limits {
+const MODPROBE_LIMITS: ProcessLimits = ProcessLimits {
     within: Duration::from_secs(10),
     output_bytes: 1 << 16,
 };
@@ -32,13 +32,13 @@ const IPVS: &str = "the match ipvs";
 
 /// Features that the rules need, besides those that all of kplane's backends with iptables need. The rule
 /// about a set needs an existing set, see [`tool`].
-const PARTS: [Part; 3] = [
-    Part::new(
+const PARTS: [Feature; 3] = [
+    Feature::new(
         "the match set",
         "nat",
         " -m set --match-set KPLANE-PROBE dst -j RETURN",
     ),
-    Part {
+    Feature {
         what: PHYSDEV,
         table: "nat",
         rule: " -m physdev ! --physdev-is-in -m addrtype ! --src-type LOCAL -j ACCEPT",
@@ -47,7 +47,7 @@ const PARTS: [Part; 3] = [
              the Services work all the same",
         ),
     },
-    Part {
+    Feature {
         what: IPVS,
         table: "filter",
         rule: " -m ipvs --ipvs -j DROP",
@@ -110,7 +110,7 @@ fn try_set(sets: &mut IpSets, kind: SetType) -> Result<(), String> {
 
 fn make_set(sets: &mut IpSets, kind: SetType, family: Family) -> Result<(), String> {
     remove_set(sets);
-    let create = ipset::Command::Create {
+    let create = ipset::SetCommand::Create {
         name: PROBE_SET,
         kind,
         family,
@@ -131,7 +131,7 @@ fn make_set(sets: &mut IpSets, kind: SetType, family: Family) -> Result<(), Stri
 
 fn remove_set(sets: &mut IpSets) {
     // Usually the set does not exist.
-    let _ = sets.perform(&[ipset::Command::Destroy(PROBE_SET)]);
+    let _ = sets.perform(&[ipset::SetCommand::Destroy(PROBE_SET)]);
 }
 
 /// Loads IPVS if it is not loaded, and if the agent may do so. The kernel does not load it by itself, because

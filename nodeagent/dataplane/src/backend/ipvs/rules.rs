@@ -12,7 +12,7 @@ use crate::backend::iptables::FoundRules;
 use crate::backend::iptables::layout::{self, Constant, Jump, Pods};
 use crate::backend::iptables::rule::{Comment, Mark, Match, Rule, Sense, States, Target};
 use crate::backend::iptables::{
-    BuiltIn, ChainName, Content, JumpOp, RuleSettings, Step, TableName, Written,
+    BuiltIn, ChainDigest, ChainName, JumpOp, RuleSettings, TableChange, TableName, Written,
 };
 use crate::plan::{NodePlan, loopback};
 use kplane_netlink::ipvs::ServerKey;
@@ -22,13 +22,13 @@ use kplane_netlink::ipvs::ServerKey;
 pub(super) struct Lacks {
     /// Whether the match for the bridge port of a packet is missing.
     pub(super) physdev: bool,
-    /// Whether the match for packets of IPVS is missing, which [`Shape::denied`] needs.
+    /// Whether the match for packets of IPVS is missing, which [`RuleFacts::denied`] needs.
     pub(super) ipvs: bool,
 }
 
 /// The facts that determine the rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Shape {
+pub(super) struct RuleFacts {
     pub(super) settings: RuleSettings,
     pub(super) node: NodePlan,
     /// Whether any Service has external addresses.
@@ -62,7 +62,7 @@ const ONE: &str = "dst";
 /// Address and port of the destination, and the source.
 const PLACE_AND_SOURCE: &str = "dst,dst,src";
 
-impl Shape {
+impl RuleFacts {
     fn family(&self) -> Family {
         self.settings.family
     }
@@ -295,16 +295,20 @@ fn jumps() -> Vec<Jump> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Steps {
     /// Steps before addresses are bound.
-    pub(super) first: Vec<Step>,
+    pub(super) first: Vec<TableChange>,
     /// Steps after addresses are bound. If rules of mode iptables translate packets, they stay until IPVS can
     /// do so.
-    pub(super) last: Vec<Step>,
+    pub(super) last: Vec<TableChange>,
 }
 
 impl Steps {
     /// Returns the number of chains written and jumps set.
     pub(super) fn len(&self) -> usize {
-        self.first.iter().chain(&self.last).map(Step::len).sum()
+        self.first
+            .iter()
+            .chain(&self.last)
+            .map(TableChange::len)
+            .sum()
     }
 
     /// Returns the first difference, human-readable.
@@ -319,9 +323,9 @@ impl Steps {
 }
 
 /// Compares the rules that were found with those that must exist.
-pub(super) fn compare(shape: &Shape, found: &FoundRules) -> Steps {
-    let mut steps = [TableName::Filter, TableName::Nat].map(Step::new);
-    let mut last = Step::new(TableName::Nat);
+pub(super) fn compare(shape: &RuleFacts, found: &FoundRules) -> Steps {
+    let mut steps = [TableName::Filter, TableName::Nat].map(TableChange::new);
+    let mut last = TableChange::new(TableName::Nat);
     for chain in shape.chains() {
         let id = (chain.table, chain.name);
         let before = found.chains().get(&id);
@@ -349,7 +353,7 @@ pub(super) fn compare(shape: &Shape, found: &FoundRules) -> Steps {
         let step = &mut steps[usize::from(jump.table == TableName::Nat)];
         step.jumps.extend(std::iter::repeat_n(op, times));
     }
-    let full = |step: &Step| !step.is_empty();
+    let full = |step: &TableChange| !step.is_empty();
     Steps {
         first: steps.into_iter().filter(full).collect(),
         last: Some(last).into_iter().filter(full).collect(),
@@ -365,13 +369,13 @@ fn written(chain: &Constant) -> Written {
     Written {
         name: chain.name,
         depth: 0,
-        content: Content::of(&lines),
+        content: ChainDigest::of(&lines),
         lines,
     }
 }
 
 /// Updates the rules that were found after the steps were executed.
-pub(super) fn accept(found: &mut FoundRules, steps: &[Step]) {
+pub(super) fn accept(found: &mut FoundRules, steps: &[TableChange]) {
     for step in steps {
         for chain in &step.write {
             found.put(step.table, chain);

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use kplane_model::{Cidr, EndpointAddr, Protocol, ServiceKey};
 
-use super::demand::{Demand, Wanted};
+use super::demand::{Demand, WantedServer};
 use super::sets::{Entry, SetId};
 use crate::backend::{Connections, Failure};
 use crate::plan::FrontendAddr;
@@ -42,9 +42,9 @@ pub(super) enum Op {
     Address(IpAddr, bool),
 }
 
-/// Operations in order. The rules are written between [`Ops::ready`] and [`Ops::bind`].
+/// Operations in order. The rules are written between [`ServerOps::ready`] and [`ServerOps::bind`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Ops {
+pub(super) struct ServerOps {
     /// Operations that must be done before packets arrive: entries, servers.
     pub(super) ready: Vec<Op>,
     /// Operations that let packets arrive: addresses.
@@ -53,7 +53,7 @@ pub(super) struct Ops {
     pub(super) clear: Vec<Op>,
 }
 
-impl Ops {
+impl ServerOps {
     pub(super) fn len(&self) -> usize {
         self.ready.len() + self.bind.len() + self.clear.len()
     }
@@ -146,7 +146,7 @@ impl IpvsState {
         changes: Vec<(ServiceKey, Option<Demand>)>,
         complete: bool,
         protected: &[Cidr],
-    ) -> (Ops, Vec<Failure>) {
+    ) -> (ServerOps, Vec<Failure>) {
         let mut touched = Touched::default();
         if complete {
             let all = std::mem::take(&mut self.services);
@@ -208,7 +208,7 @@ impl IpvsState {
         touched: &mut Touched,
     ) -> Option<Failure> {
         let mut failure = None;
-        for Wanted {
+        for WantedServer {
             key: at,
             mode,
             reals,
@@ -260,7 +260,7 @@ impl IpvsState {
     }
 
     /// Returns the operations for all differences between both states.
-    pub(super) fn compare(&self, protected: &[Cidr]) -> Ops {
+    pub(super) fn compare(&self, protected: &[Cidr]) -> ServerOps {
         let has = |set: &SetId, entry: &Entry| {
             let held = self.held_entries.get(set);
             held.is_some_and(|entries| entries.contains(entry))
@@ -289,8 +289,8 @@ impl IpvsState {
         self.ops(&touched, protected)
     }
 
-    fn ops(&self, touched: &Touched, protected: &[Cidr]) -> Ops {
-        let mut ops = Ops::default();
+    fn ops(&self, touched: &Touched, protected: &[Cidr]) -> ServerOps {
+        let mut ops = ServerOps::default();
         let (mut early, mut late) = (Vec::new(), Vec::new());
         let mut gone = Vec::new();
         for id @ (set, entry) in &touched.entries {
@@ -325,7 +325,7 @@ impl IpvsState {
         ops
     }
 
-    fn server_ops(&self, key: ServerKey, ops: &mut Ops, protected: &[Cidr]) {
+    fn server_ops(&self, key: ServerKey, ops: &mut ServerOps, protected: &[Cidr]) {
         let ipvs = Op::Ipvs;
         let (claim, held) = match (self.claims.get(&key), self.held.get(&key)) {
             (None, None) => return,

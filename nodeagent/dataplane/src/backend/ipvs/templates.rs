@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kplane_model::EndpointAddr;
 
-use crate::backend::affinity::{AffinityClient, AffinityClients, AffinityPort, LATE, Wanted};
+use crate::backend::affinity::{AffinityClient, AffinityClients, AffinityPort, ClientQuery, LATE};
 use crate::chain;
 use crate::ipvs_table::each;
 
@@ -15,7 +15,7 @@ pub(in crate::backend) const CANNOT_FORGET: &str = "IPVS has no way to forget on
 /// Reads which clients are remembered.
 pub(in crate::backend) fn remembered(
     ports: &[AffinityPort],
-    wanted: Wanted,
+    wanted: ClientQuery,
 ) -> Result<AffinityClients, String> {
     let mut clients = AffinityClients::default();
     let read = each(wanted.until, |connection| {

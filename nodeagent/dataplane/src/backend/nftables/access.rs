@@ -14,7 +14,7 @@ use super::frontend::Ops;
 use super::readback::{ReadError, StructureState, read_elements_of, read_structure};
 use super::structure::{GroupOp, push_delete, push_groups, push_structure};
 use super::table_kind::TableKind;
-use super::tables::Layout;
+use super::tables::TableLayout;
 use super::watch::{Ledger, Meddling, OneTable};
 use crate::backend::Notifications;
 use kplane_netlink::{Batch, CommitError, Monitor, NetlinkError, NfSocket};
@@ -116,7 +116,7 @@ impl Namespace {
     }
 
     /// Returns access to one of a family's tables.
-    pub(super) fn table(&self, family: Family, layout: impl Into<Layout>) -> KernelTable {
+    pub(super) fn table(&self, family: Family, layout: impl Into<TableLayout>) -> KernelTable {
         KernelTable {
             family,
             layout: layout.into(),
@@ -226,7 +226,11 @@ impl Netlink {
         }
     }
 
-    fn read_once(&mut self, family: Family, layout: Layout) -> Result<FoundTable, NetlinkError> {
+    fn read_once(
+        &mut self,
+        family: Family,
+        layout: TableLayout,
+    ) -> Result<FoundTable, NetlinkError> {
         let groups = match read_structure(&mut self.socket, family, layout)? {
             StructureState::Absent => return Ok(FoundTable::Other(ABSENT.to_owned())),
             StructureState::Different(reason) => return Ok(FoundTable::Other(reason)),
@@ -244,7 +248,7 @@ impl Netlink {
 #[derive(Debug)]
 pub(super) struct KernelTable {
     family: Family,
-    layout: Layout,
+    layout: TableLayout,
     namespace: Namespace,
 }
 

@@ -23,8 +23,8 @@
 
 use kplane_model::{Family, Protocol};
 
-use super::affinity_id::{AffinityId, Part, Scope};
-use super::layout::{Chain, Step};
+use super::affinity_id::{AffinityId, GroupPart, Scope};
+use super::layout::{Chain, RuleStep};
 use super::schema::Set;
 
 /// Most clients that one group remembers, at about 100 bytes of the kernel's memory each. Connections of
@@ -48,10 +48,10 @@ pub struct Group {
 
 impl Group {
     /// Returns the maps of a group.
-    pub(super) fn maps(family: Family) -> &'static [Part] {
+    pub(super) fn maps(family: Family) -> &'static [GroupPart] {
         match family {
-            Family::V4 => &[Part::Clients],
-            Family::V6 => &[Part::Clients, Part::Ports],
+            Family::V4 => &[GroupPart::Clients],
+            Family::V6 => &[GroupPart::Clients, GroupPart::Ports],
         }
     }
 
@@ -93,26 +93,27 @@ impl Group {
     /// Returns the chains with their rules. A chain comes before those that lead to it.
     pub(super) fn chains(&self) -> Vec<Chain> {
         let chain = |part| Chain::new(self.id.name(part));
-        let keep = chain(Part::Keep)
-            .rule([Step::Remember(self.id, self.timeout_s)])
+        let keep = chain(GroupPart::Keep)
+            .rule([RuleStep::Remember(self.id, self.timeout_s)])
             .because(self.comment());
         let other = self.shared.then(|| self.id.other());
         let keep = other.into_iter().fold(keep, |keep, other| {
-            keep.rule([Step::Remember(other, self.timeout_s)])
+            keep.rule([RuleStep::Remember(other, self.timeout_s)])
         });
-        let pick = chain(Part::Pick).rule([Step::Is(self.protocol), Step::Recall(self.id)]);
+        let pick =
+            chain(GroupPart::Pick).rule([RuleStep::Is(self.protocol), RuleStep::Recall(self.id)]);
         let mut chains = vec![pick, keep];
         if self.id.scope() == Scope::Local {
             let inside = self.inside_apart.then(|| self.id.other());
             let split = inside
                 .into_iter()
-                .fold(chain(Part::Split), |split, inside| {
+                .fold(chain(GroupPart::Split), |split, inside| {
                     split
-                        .rule([Step::In(Set::PodCidrs), Step::GotoKeep(inside)])
-                        .rule([Step::FromPodInterface, Step::GotoKeep(inside)])
-                        .rule([Step::FromThisNode, Step::GotoKeep(inside)])
+                        .rule([RuleStep::In(Set::PodCidrs), RuleStep::GotoKeep(inside)])
+                        .rule([RuleStep::FromPodInterface, RuleStep::GotoKeep(inside)])
+                        .rule([RuleStep::FromThisNode, RuleStep::GotoKeep(inside)])
                 });
-            chains.push(split.rule([Step::GotoKeep(self.id)]));
+            chains.push(split.rule([RuleStep::GotoKeep(self.id)]));
         }
         chains
     }

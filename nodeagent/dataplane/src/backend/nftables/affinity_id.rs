@@ -20,9 +20,8 @@ pub(super) enum Scope {
     Local = 1,
 }
 
-/// The parts of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum GroupPart {
     /// Map of clients to endpoints; IPv6: to addresses.
     Clients,
     /// IPv6: map of clients to ports.
@@ -78,19 +77,19 @@ impl AffinityId {
     }
 
     /// Returns the name of a part in the kernel.
-    pub(super) fn name(self, part: Part) -> String {
+    pub(super) fn name(self, part: GroupPart) -> String {
         format!("{}{self:?}", part.prefix())
     }
 
     /// Returns the group whose part has this name.
-    pub(super) fn from_name(name: &str, part: Part) -> Option<Self> {
+    pub(super) fn from_name(name: &str, part: GroupPart) -> Option<Self> {
         let digits = name.strip_prefix(part.prefix())?;
         let id = u64::from_str_radix(digits, 16).ok().map(Self)?;
         (id.name(part) == name).then_some(id)
     }
 }
 
-impl Part {
+impl GroupPart {
     fn prefix(self) -> &'static str {
         match self {
             Self::Clients => "affinity-",
@@ -128,18 +127,21 @@ mod tests {
         let distinct: std::collections::BTreeSet<_> = ids.iter().collect();
         assert_eq!(distinct.len(), ids.len());
         // The name is found again after a restart, whatever the version of the compiler.
-        assert_eq!(ids[0].name(Part::Pick), "affinity-pick-751c656c31309f24");
+        assert_eq!(
+            ids[0].name(GroupPart::Pick),
+            "affinity-pick-751c656c31309f24"
+        );
     }
 
     #[test]
     fn names_are_read_back() {
         let id = AffinityId(7);
         for part in [
-            Part::Clients,
-            Part::Ports,
-            Part::Pick,
-            Part::Keep,
-            Part::Split,
+            GroupPart::Clients,
+            GroupPart::Ports,
+            GroupPart::Pick,
+            GroupPart::Keep,
+            GroupPart::Split,
         ] {
             assert_eq!(AffinityId::from_name(&id.name(part), part), Some(id));
         }
@@ -149,7 +151,7 @@ mod tests {
             "affinity-+000000000000007",
             "services",
         ] {
-            assert_eq!(AffinityId::from_name(other, Part::Clients), None);
+            assert_eq!(AffinityId::from_name(other, GroupPart::Clients), None);
         }
     }
 }

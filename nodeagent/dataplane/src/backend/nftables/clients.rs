@@ -7,8 +7,8 @@ use std::net::IpAddr;
 use kplane_model::{EndpointAddr, Family};
 
 use super::affinity::Group;
-use super::affinity_id::{AffinityId, Part};
-use super::decode::Reader;
+use super::affinity_id::{AffinityId, GroupPart};
+use super::decode::KeyReader;
 use super::element::{entry, put_ip, value};
 use super::schema::TABLE;
 #[allow(
@@ -36,7 +36,7 @@ pub(super) enum Remembered {
     /// An endpoint.
     Whole(EndpointAddr),
     /// IPv6: data in only one of the two maps.
-    Part(Part),
+    Part(GroupPart),
 }
 
 /// Reads all clients of a group.
@@ -56,7 +56,7 @@ pub(super) fn read(
         for (client, data) in entries(&dump, family) {
             let (ip, port) = found.entry(client).or_default();
             match (map, family) {
-                (Part::Ports, _) => *port = port_of(data),
+                (GroupPart::Ports, _) => *port = port_of(data),
                 (_, Family::V6) => *ip = ip_of(data, family),
                 (_, Family::V4) => {
                     *ip = data.get(..4).and_then(|ip_data| ip_of(ip_data, family));
@@ -69,8 +69,8 @@ pub(super) fn read(
         ip: client,
         endpoint: match parts {
             (Some(ip), Some(port)) => Remembered::Whole(EndpointAddr { ip, port }),
-            (None, Some(_)) => Remembered::Part(Part::Ports),
-            (_, None) => Remembered::Part(Part::Clients),
+            (None, Some(_)) => Remembered::Part(GroupPart::Ports),
+            (_, None) => Remembered::Part(GroupPart::Clients),
         },
     });
     Ok(clients.collect())
@@ -92,7 +92,7 @@ fn entries(dump: &[u8], family: Family) -> impl Iterator<Item = (IpAddr, &[u8])>
 }
 
 pub(super) fn ip_of(bytes: &[u8], family: Family) -> Option<IpAddr> {
-    Reader { bytes, family }.ip()
+    KeyReader { bytes, family }.ip()
 }
 
 /// Reads a port. A port alone is not padded; a port behind an address is.

@@ -32,7 +32,7 @@ pub(super) struct NftDataPath<K> {
 
 /// The content of the kernel's table.
 #[derive(Debug)]
-pub(super) struct Content {
+pub(super) struct KnownTable {
     table: Table,
     /// Whether the kernel has no such table yet. The next transaction creates it.
     missing: bool,
@@ -122,14 +122,14 @@ impl<K: TableAccess> NftDataPath<K> {
 }
 
 impl<K: TableAccess> DataPath for NftDataPath<K> {
-    type Content = Content;
+    type Content = KnownTable;
     type Staged = StagedTable;
 
     fn family(&self) -> Family {
         self.family
     }
 
-    fn adopt(&mut self) -> Result<Content, StepError> {
+    fn adopt(&mut self) -> Result<KnownTable, StepError> {
         let family = self.family;
         match self.kernel.read().map_err(unreadable)? {
             FoundTable::Ours(groups, elements) => {
@@ -137,11 +137,11 @@ impl<K: TableAccess> DataPath for NftDataPath<K> {
                 let (elements, strays) = (elements.len(), table.strays.len());
                 tracing::info!(%family, elements, strays, "adopted table kplane of the kernel");
                 let missing = false;
-                Ok(Content { table, missing })
+                Ok(KnownTable { table, missing })
             }
             FoundTable::Other(reason) => {
                 tracing::info!(%family, reason, "creating table kplane");
-                Ok(Content {
+                Ok(KnownTable {
                     table: Table::default(),
                     missing: true,
                 })
@@ -149,13 +149,13 @@ impl<K: TableAccess> DataPath for NftDataPath<K> {
         }
     }
 
-    fn places<'c>(content: &'c Content, key: &ServiceKey) -> &'c [FrontendAddr] {
+    fn places<'c>(content: &'c KnownTable, key: &ServiceKey) -> &'c [FrontendAddr] {
         content.table.places(key)
     }
 
     fn stage(
         &mut self,
-        content: &mut Content,
+        content: &mut KnownTable,
         change: Change<'_>,
         applied: &mut Applied,
     ) -> Result<StagedTable, StepError> {
@@ -167,7 +167,7 @@ impl<K: TableAccess> DataPath for NftDataPath<K> {
 
     fn commit(
         &mut self,
-        content: &mut Content,
+        content: &mut KnownTable,
         staged: &mut StagedTable,
         applied: &mut Applied,
     ) -> Result<(), StepError> {
@@ -184,14 +184,19 @@ impl<K: TableAccess> DataPath for NftDataPath<K> {
         Ok(())
     }
 
-    fn accept(&mut self, content: &mut Content, mut staged: StagedTable, _applied: &mut Applied) {
+    fn accept(
+        &mut self,
+        content: &mut KnownTable,
+        mut staged: StagedTable,
+        _applied: &mut Applied,
+    ) {
         let stale = std::mem::take(&mut staged.stale);
         content.table.accept(staged);
         content.missing = false;
         self.forget_stale(&content.table, stale);
     }
 
-    fn check(&mut self, content: &mut Content) -> Result<Verification, StepError> {
+    fn check(&mut self, content: &mut KnownTable) -> Result<Verification, StepError> {
         let reported = self.kernel.meddling().map_err(unreadable)?;
         let by = reported.and_then(|reported| reported.by);
         let table = &content.table;
@@ -205,7 +210,7 @@ impl<K: TableAccess> DataPath for NftDataPath<K> {
         Ok(outcome)
     }
 
-    fn mend(&mut self, content: &mut Content) -> Result<Verification, StepError> {
+    fn mend(&mut self, content: &mut KnownTable) -> Result<Verification, StepError> {
         let reported = self.kernel.meddling().map_err(unreadable)?;
         repair(
             &mut self.kernel,

@@ -88,7 +88,7 @@ impl Decoder {
         };
         let key = value(NFTA_SET_ELEM_KEY)?;
         if self.set.fields().len() == 1 && self.set.is_interval() {
-            let ip = self.read(key, Reader::ip)?;
+            let ip = self.read(key, KeyReader::ip)?;
             let is_end = match flags {
                 0 => false,
                 NFT_SET_ELEM_INTERVAL_END => true,
@@ -114,7 +114,7 @@ impl Decoder {
         Some(match (self.set.carries(), entry.get(NFTA_SET_ELEM_DATA)) {
             (Carries::Endpoint, Some(data)) => {
                 let value = data.children().get(NFTA_DATA_VALUE)?.payload;
-                Some(Data::Endpoint(self.read(value, Reader::endpoint)?))
+                Some(Data::Endpoint(self.read(value, KeyReader::endpoint)?))
             }
             (Carries::Chain, Some(data)) => Some(verdict(data.children())?),
             (Carries::Number, Some(data)) => {
@@ -172,10 +172,10 @@ impl Decoder {
     fn read<'b, T>(
         &self,
         bytes: &'b [u8],
-        read: impl FnOnce(&mut Reader<'b>) -> Option<T>,
+        read: impl FnOnce(&mut KeyReader<'b>) -> Option<T>,
     ) -> Option<T> {
         let family = self.family;
-        let mut reader = Reader { bytes, family };
+        let mut reader = KeyReader { bytes, family };
         let value = read(&mut reader)?;
         reader.bytes.is_empty().then_some(value)
     }
@@ -236,12 +236,12 @@ struct Fields {
 }
 
 /// A reader of the fields of a key, from front to back.
-pub(super) struct Reader<'a> {
+pub(super) struct KeyReader<'a> {
     pub(super) bytes: &'a [u8],
     pub(super) family: Family,
 }
 
-impl Reader<'_> {
+impl KeyReader<'_> {
     fn fields(&mut self, fields: &[Field]) -> Option<Fields> {
         let mut found = Fields::default();
         for field in fields {

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use kplane_model::{Direction, Family};
 
-use super::decode::Reader;
+use super::decode::KeyReader;
 use super::loopback::{counter, packets};
 use super::policy_schema::denied;
 use super::table_kind::POLICY_TABLE;
@@ -71,7 +71,7 @@ pub fn denied_pods() -> Result<Vec<DeniedPod>, NetlinkError> {
 fn pod(element: Attributes<'_>, family: Family) -> Option<(IpAddr, u64)> {
     let key = element.get(NFTA_SET_ELEM_KEY)?;
     let bytes = key.children().get(NFTA_DATA_VALUE)?.payload;
-    let address = Reader { bytes, family }.ip()?;
+    let address = KeyReader { bytes, family }.ip()?;
     let counter = element.get(NFTA_SET_ELEM_EXPR)?.children();
     let packets = packets(counter.get(NFTA_EXPR_DATA)?.children())?;
     Some((address, packets))

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use kplane_model::{Cidr, EndpointAddr, Family, Protocol};
 
-use super::affinity_id::{AffinityId, Part};
+use super::affinity_id::{AffinityId, GroupPart};
 use super::policy_schema::PolicySet;
 use super::schema::{Balancer, Set};
 #[allow(
@@ -181,17 +181,17 @@ impl Data {
     fn verdict(self) -> Option<(i32, String)> {
         match self {
             Self::Endpoint(_) | Self::Number(_) => None,
-            Self::Pick(id) => Some((NFT_JUMP, id.name(Part::Pick))),
-            Self::Keep(id) => Some((NFT_GOTO, id.name(Part::Keep))),
-            Self::Split(id) => Some((NFT_GOTO, id.name(Part::Split))),
+            Self::Pick(id) => Some((NFT_JUMP, id.name(GroupPart::Pick))),
+            Self::Keep(id) => Some((NFT_GOTO, id.name(GroupPart::Keep))),
+            Self::Split(id) => Some((NFT_GOTO, id.name(GroupPart::Split))),
         }
     }
 
     /// Returns the verdict with this code and chain: the inverse of [`Self::verdict`].
     pub(super) fn from_verdict(code: i32, chain: &str) -> Option<Self> {
-        let pick = || AffinityId::from_name(chain, Part::Pick).map(Self::Pick);
-        let keep = || AffinityId::from_name(chain, Part::Keep).map(Self::Keep);
-        let split = || AffinityId::from_name(chain, Part::Split).map(Self::Split);
+        let pick = || AffinityId::from_name(chain, GroupPart::Pick).map(Self::Pick);
+        let keep = || AffinityId::from_name(chain, GroupPart::Keep).map(Self::Keep);
+        let split = || AffinityId::from_name(chain, GroupPart::Split).map(Self::Split);
         match code {
             NFT_JUMP => pick(),
             NFT_GOTO => keep().or_else(split),

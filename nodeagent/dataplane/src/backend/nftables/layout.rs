@@ -63,19 +63,19 @@ pub(super) struct Chain {
     /// The hook; `None` for chains that are only jumped to.
     pub(super) hook: Option<Hook>,
     pub(super) comment: Option<&'static str>,
-    pub(super) rules: Vec<Rule>,
+    pub(super) rules: Vec<NftRule>,
 }
 
 /// A rule: a list of steps, executed until one does not match.
 #[derive(Clone, Debug)]
-pub(super) struct Rule {
-    pub(super) steps: Vec<Step>,
+pub(super) struct NftRule {
+    pub(super) steps: Vec<RuleStep>,
     pub(super) comment: Option<Cow<'static, str>>,
 }
 
 /// One match or action of a rule. Set lookups load the key fields of the set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum RuleStep {
     /// `KEY @set`
     In(Set),
     /// `KEY != @set`
@@ -89,7 +89,7 @@ pub(super) enum Step {
     /// `iifname NAME`: from a pod of this node. Rules with this step are left out where pods are recognized
     /// by their addresses.
     FromPodInterface,
-    /// `iifname != NAME`: as [`Step::FromPodInterface`]
+    /// `iifname != NAME`: as [`RuleStep::FromPodInterface`]
     NotFromPodInterface,
     /// `ct state new`
     NewConnection,
@@ -106,7 +106,7 @@ pub(super) enum Step {
     /// `ip daddr 127.0.0.0/8` or `ip6 daddr ::1`. Rules with this step are left out where node ports on
     /// loopback addresses belong to other programs.
     ToLoopback,
-    /// `counter name NAME`, of [`counter_name`]. Left out as [`Step::ToLoopback`].
+    /// `counter name NAME`, of [`counter_name`]. Left out as [`RuleStep::ToLoopback`].
     Count(Protocol),
     /// `meta l4proto PROTOCOL`
     Is(Protocol),
@@ -146,23 +146,23 @@ pub(super) enum Step {
     Policy(PolicyStep),
 }
 
-use Step::{
+use RuleStep::{
     Count, Dnat, Dnatted, Drop, FlipMark, FromPodInterface, FromThisNode, Goto, In, Is, Jump, Lead,
     Marked, Masquerade, NewConnection, NotDnatted, NotFromPodInterface, NotIn, NotToLoopback,
     OfOurs, OriginalLead, OriginalNotIn, Return, SetMark, TcpReset, ToLoopback, ToThisNode,
     Unreachable,
 };
 
-impl Rule {
+impl NftRule {
     /// Returns whether the rule only applies where pods are recognized by their interface.
     pub(super) fn is_about_interfaces(&self) -> bool {
-        let about = |step: &Step| matches!(step, FromPodInterface | NotFromPodInterface);
+        let about = |step: &RuleStep| matches!(step, FromPodInterface | NotFromPodInterface);
         self.steps.iter().any(about)
     }
 
     /// Returns whether the rule only applies where node ports on loopback addresses are refused.
     pub(super) fn is_about_loopback(&self) -> bool {
-        let about = |step: &Step| matches!(step, ToLoopback | Count(_));
+        let about = |step: &RuleStep| matches!(step, ToLoopback | Count(_));
         self.steps.iter().any(about)
     }
 
@@ -217,8 +217,8 @@ impl Chain {
         Self { comment, ..self }
     }
 
-    pub(super) fn rule(mut self, steps: impl Into<Vec<Step>>) -> Self {
-        self.rules.push(Rule {
+    pub(super) fn rule(mut self, steps: impl Into<Vec<RuleStep>>) -> Self {
+        self.rules.push(NftRule {
             steps: steps.into(),
             comment: None,
         });

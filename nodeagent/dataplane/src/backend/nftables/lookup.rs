@@ -11,7 +11,7 @@ use super::schema::{Balancer, Class, Set, TABLE};
     reason = "constants named as in the kernel's headers"
 )]
 use super::uapi::*;
-use crate::backend::kernel::{KernelState, MAX_ENDPOINTS, Target};
+use crate::backend::kernel::{KernelState, MAX_ENDPOINTS, PacketTarget};
 use kplane_netlink::{Errno, NfSocket, Request};
 
 /// Sets that name a destination by address, besides those of classes and endpoints.
@@ -38,14 +38,14 @@ const BY_PORT: [Set; 6] = [
 ///
 /// # Errors
 /// [`ReadError`].
-pub(in crate::backend) fn look_up(target: Target) -> Result<KernelState, ReadError> {
+pub(in crate::backend) fn look_up(target: PacketTarget) -> Result<KernelState, ReadError> {
     let mut reader = Reader {
         socket: NfSocket::open()?,
         target,
     };
     let sets: &[Set] = match target {
-        Target::Address { .. } => &BY_ADDRESS,
-        Target::NodePort { .. } => &BY_PORT,
+        PacketTarget::Address { .. } => &BY_ADDRESS,
+        PacketTarget::NodePort { .. } => &BY_PORT,
     };
     let mut held = Vec::new();
     for set in sets {
@@ -53,7 +53,7 @@ pub(in crate::backend) fn look_up(target: Target) -> Result<KernelState, ReadErr
             held.push(*set);
         }
     }
-    let by_address = matches!(target, Target::Address { .. });
+    let by_address = matches!(target, PacketTarget::Address { .. });
     let (usual, inside) = match by_address {
         true => (Balancer::Service, Balancer::InsideService),
         false => (Balancer::Nodeport, Balancer::InsideNodeport),
@@ -79,14 +79,14 @@ pub(in crate::backend) fn look_up(target: Target) -> Result<KernelState, ReadErr
 
 struct Reader {
     socket: NfSocket,
-    target: Target,
+    target: PacketTarget,
 }
 
 impl Reader {
     /// Returns the key of the destination, or of one of its endpoints.
     fn key(&self, index: Option<u32>) -> Key {
         match self.target {
-            Target::Address { at, protocol } => {
+            PacketTarget::Address { at, protocol } => {
                 let destination = Destination {
                     ip: at.ip(),
                     protocol,
@@ -97,7 +97,7 @@ impl Reader {
                     Some(index) => Key::ServiceSlot(destination, index),
                 }
             }
-            Target::NodePort { protocol, port, .. } => {
+            PacketTarget::NodePort { protocol, port, .. } => {
                 let node_port = NodePort { protocol, port };
                 match index {
                     None => Key::NodePort(node_port),

@@ -94,11 +94,11 @@ pub(super) fn mend<K: TableAccess>(
 /// The table or the kernel's reports about it could not be read.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read table kplane back: {0}")]
-struct Unreadable(NetlinkError);
+struct UnreadableTable(NetlinkError);
 
 /// Returns the error of a step that reads.
 pub(super) fn unreadable(error: NetlinkError) -> StepError {
-    StepError::read(Unreadable(error))
+    StepError::read(UnreadableTable(error))
 }
 
 fn commit<K: TableAccess>(kernel: &mut K, plan: &Plan) -> Result<(), CommitError> {

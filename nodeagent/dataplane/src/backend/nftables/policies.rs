@@ -11,7 +11,7 @@ use super::guarded::{Send, repair, send};
 use super::mend::{Contents, everything, unreadable};
 use super::probe::can_log;
 use super::table_kind::TableKind;
-use super::tables::Layout;
+use super::tables::TableLayout;
 use super::watch::Meddling;
 use crate::backend::driver::StepError;
 use crate::backend::{ApplyError, Notifications as _, Verification};
@@ -19,14 +19,14 @@ use crate::backend::{ApplyError, Notifications as _, Verification};
 /// The way to the tables of NetworkPolicies of both families.
 #[derive(Clone, Debug)]
 pub struct PolicyTables {
-    way: Way,
-    /// See [`Layout::Policies`].
+    way: PolicyAccess,
+    /// See [`TableLayout::Policies`].
     output: bool,
     log: Option<bool>,
 }
 
 #[derive(Clone, Debug)]
-enum Way {
+enum PolicyAccess {
     /// The backend's own socket and notifications.
     Shared(Namespace),
     /// A socket and notifications of their own, once they are needed.
@@ -38,16 +38,16 @@ enum Way {
 impl PolicyTables {
     pub(super) fn shared(namespace: Namespace) -> Self {
         Self {
-            way: Way::Shared(namespace),
+            way: PolicyAccess::Shared(namespace),
             output: false,
             log: None,
         }
     }
 
-    /// Returns tables beside a backend that does not use nf_tables. `output`: see [`Layout::Policies`].
+    /// Returns tables beside a backend that does not use nf_tables. `output`: see [`TableLayout::Policies`].
     #[must_use]
     pub const fn own(output: bool) -> Self {
-        let way = Way::Own(None);
+        let way = PolicyAccess::Own(None);
         Self {
             way,
             output,
@@ -59,7 +59,7 @@ impl PolicyTables {
     #[must_use]
     pub const fn refused(backend: &'static str) -> Self {
         Self {
-            way: Way::Refused(backend),
+            way: PolicyAccess::Refused(backend),
             output: false,
             log: None,
         }
@@ -67,26 +67,28 @@ impl PolicyTables {
 
     /// Returns whether policies can be enforced.
     pub(crate) fn is_possible(&self) -> bool {
-        !matches!(self.way, Way::Refused(_))
+        !matches!(self.way, PolicyAccess::Refused(_))
     }
 
     /// Returns access to a family's table. Opens the calling thread's network namespace if needed.
     pub(crate) fn table(&mut self, family: Family) -> Result<PolicyTable, ApplyError> {
         let error = |step| ApplyError::new(family, step);
         let namespace = match &mut self.way {
-            Way::Shared(namespace) | Way::Own(Some(namespace)) => namespace.clone(),
-            Way::Own(closed) => {
+            PolicyAccess::Shared(namespace) | PolicyAccess::Own(Some(namespace)) => {
+                namespace.clone()
+            }
+            PolicyAccess::Own(closed) => {
                 let opened = Namespace::open();
                 let opened = opened.map_err(|problem| error(StepError::read(problem)))?;
                 closed.insert(opened).clone()
             }
-            Way::Refused(backend) => {
+            PolicyAccess::Refused(backend) => {
                 return Err(error(StepError::Unusable(format!(
                     "backend {backend} enforces no NetworkPolicies"
                 ))));
             }
         };
-        let layout = Layout::Policies {
+        let layout = TableLayout::Policies {
             output: self.output,
             log: *self.log.get_or_insert_with(can_log),
         };
@@ -98,7 +100,7 @@ impl PolicyTables {
 
     /// Closes what was opened for tables that are not needed now, so that nobody listens to the kernel in vain.
     pub(crate) fn close(&mut self) {
-        if let Way::Own(opened) = &mut self.way {
+        if let PolicyAccess::Own(opened) = &mut self.way {
             *opened = None;
         }
     }
@@ -107,18 +109,18 @@ impl PolicyTables {
     /// notifications cover the tables, or no table was needed yet.
     pub(crate) fn readiness(&self) -> Option<OwnedFd> {
         match &self.way {
-            Way::Own(Some(namespace)) => namespace.readiness(),
-            Way::Own(None) | Way::Shared(_) | Way::Refused(_) => None,
+            PolicyAccess::Own(Some(namespace)) => namespace.readiness(),
+            PolicyAccess::Own(None) | PolicyAccess::Shared(_) | PolicyAccess::Refused(_) => None,
         }
     }
 
     /// Reads the reports. Returns, by family, whether another program changed the tables.
     pub(crate) fn meddled(&self) -> [bool; 2] {
         match &self.way {
-            Way::Shared(namespace) | Way::Own(Some(namespace)) => {
+            PolicyAccess::Shared(namespace) | PolicyAccess::Own(Some(namespace)) => {
                 namespace.meddled(TableKind::Policies)
             }
-            Way::Own(None) | Way::Refused(_) => [false; 2],
+            PolicyAccess::Own(None) | PolicyAccess::Refused(_) => [false; 2],
         }
     }
 }

@@ -15,7 +15,7 @@
 
 use kplane_model::{Direction, Family, Tier};
 
-use super::layout::{Chain, HookPoint, Step};
+use super::layout::{Chain, HookPoint, RuleStep};
 use super::policy_schema::{ACCEPT, DENY, PolicySet};
 use super::policy_step::PolicyStep;
 use super::schema::{Field, Set};
@@ -32,7 +32,7 @@ use PolicyStep::{
     Accept, AddressIn, AddressNotIn, Anybody, Count, IsNumber, KnownConnection, Limit, Log,
     MidStream, Neighbour, NumberOf,
 };
-use Step::{Drop, FromThisNode, Goto, In, Jump, Policy};
+use RuleStep::{Drop, FromThisNode, Goto, In, Jump, Policy};
 
 /// Returns all chains in the order in which they are created and listed.
 pub(super) fn chains(family: Family, output: bool, log: bool) -> Vec<Chain> {

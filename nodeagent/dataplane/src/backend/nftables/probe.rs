@@ -6,7 +6,7 @@ use kplane_model::Family;
 
 use super::schema::TableSettings;
 use super::structure::{push_certain_failure, push_structure_as};
-use super::tables::Layout;
+use super::tables::TableLayout;
 use super::uapi::{NFTA_EXPR_NAME, NFTA_LIST_ELEM};
 use kplane_netlink::{Attributes, Batch, CommitError, Errno, NetlinkError, NfSocket, Rejection};
 
@@ -62,7 +62,7 @@ pub fn can_log() -> bool {
         return true;
     };
     let mut batch = Batch::new();
-    let layout = Layout::Policies {
+    let layout = TableLayout::Policies {
         output: false,
         log: true,
     };

@@ -17,7 +17,7 @@ mod expressions;
 mod own_table;
 
 #[cfg(feature = "userspace")]
-pub(in crate::backend) use capture::{CaptureSettings, CaptureTable, Place};
+pub(in crate::backend) use capture::{CaptureSettings, CaptureTable, CapturedPlace};
 pub use departing::{DepartingError, DepartingTable, loopback};
 #[cfg(feature = "userspace")]
 pub(in crate::backend) use divert::{DivertMarks, DivertTable};

@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 use kplane_model::Family;
 
 use super::affinity::Group;
-use super::affinity_id::{AffinityId, Part};
+use super::affinity_id::{AffinityId, GroupPart};
 use super::decode::{Decoder, Foreign};
 use super::element::Element;
 use super::schema::Set;
 use super::structure::{GroupOp, push_groups, push_structure};
 use super::table_kind::TableKind;
-use super::tables::Layout;
+use super::tables::TableLayout;
 #[allow(
     clippy::wildcard_imports,
     reason = "constants named as in the kernel's headers"
@@ -67,7 +67,7 @@ impl From<Foreign> for ReadError {
 pub fn read_structure(
     socket: &mut NfSocket,
     family: Family,
-    layout: impl Into<Layout>,
+    layout: impl Into<TableLayout>,
 ) -> Result<StructureState, NetlinkError> {
     let layout = layout.into();
     for _ in 0..READ_ATTEMPTS {
@@ -86,7 +86,7 @@ pub fn read_structure(
 fn read_structure_once(
     socket: &mut NfSocket,
     family: Family,
-    layout: Layout,
+    layout: TableLayout,
 ) -> Result<(StructureState, bool), NetlinkError> {
     let (number, name) = (nfproto(family), layout.table().name());
     let table = match socket.get(Request::new("read table", msg::GETTABLE, number, |w| {
@@ -247,7 +247,7 @@ impl<'a> Structure<'a> {
     /// Returns the groups of session affinity, as the comments of their rules describe them.
     fn groups(&self) -> Vec<Group> {
         let keeps = self.chains.keys().filter_map(|chain| {
-            let id = AffinityId::from_name(chain, Part::Keep)?;
+            let id = AffinityId::from_name(chain, GroupPart::Keep)?;
             let rule = self.rules.get(chain)?.first()?;
             let comment = userdata::comment_of(rule.get(NFTA_RULE_USERDATA)?.payload)?;
             Group::from_comment(id, comment)

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use kplane_model::{EndpointAddr, Family};
 
 use super::affinity::Group;
-use super::affinity_id::{AffinityId, Part, Scope};
+use super::affinity_id::{AffinityId, GroupPart, Scope};
 use super::clients::{Client, Remembered, ip_of, port_of, push_forget};
 use super::element::{entry, put_ip, value};
 use super::schema::TABLE;
@@ -17,7 +17,7 @@ use super::schema::TABLE;
     reason = "constants named as in the kernel's headers"
 )]
 use super::uapi::*;
-use crate::backend::affinity::{AffinityClient, AffinityClients, AffinityPort, LATE, Wanted};
+use crate::backend::affinity::{AffinityClient, AffinityClients, AffinityPort, ClientQuery, LATE};
 use crate::chain;
 use kplane_netlink::{
     Attribute, Attributes, Batch, CommitError, Errno, Message, Messages, NetlinkError, NfSocket,
@@ -28,7 +28,7 @@ use kplane_netlink::{
 const ATTEMPTS: u32 = 8;
 
 /// An element of a group's map.
-struct Found {
+struct MapElement {
     client: IpAddr,
     ip: Option<IpAddr>,
     port: Option<u16>,
@@ -38,14 +38,14 @@ struct Found {
 /// Reads which clients are remembered.
 pub(in crate::backend) fn remembered(
     ports: &[AffinityPort],
-    wanted: Wanted,
+    wanted: ClientQuery,
 ) -> Result<AffinityClients, String> {
     let mut clients = AffinityClients::default();
     for (index, port) in ports.iter().enumerate() {
         for scope in [Scope::Cluster, Scope::Local] {
             let group = AffinityId::new(&port.key, scope);
-            let mut reader = Reader::open(port.key.family, group).map_err(|e| chain(&e))?;
-            let add = |found: &Found, endpoint| {
+            let mut reader = GroupReader::open(port.key.family, group).map_err(|e| chain(&e))?;
+            let add = |found: &MapElement, endpoint| {
                 clients.add(AffinityClient {
                     port: index,
                     client: found.client,
@@ -77,7 +77,7 @@ fn port_in_second_map(
     client: IpAddr,
 ) -> Result<Option<EndpointAddr>, NetlinkError> {
     for scope in [Scope::Cluster, Scope::Local] {
-        let mut reader = Reader::open(port.key.family, AffinityId::new(&port.key, scope))?;
+        let mut reader = GroupReader::open(port.key.family, AffinityId::new(&port.key, scope))?;
         let mut endpoint = None;
         reader.one(client, |_, known| endpoint = known)?;
         if endpoint.is_some() {
@@ -101,7 +101,7 @@ pub(in crate::backend) fn forget(ports: &[AffinityPort], client: IpAddr) -> Resu
 fn forget_in(family: Family, group: AffinityId, client: IpAddr) -> Result<(), String> {
     let text = |error: &(dyn std::error::Error + 'static)| chain(error);
     for _ in 0..ATTEMPTS {
-        let mut reader = Reader::open(family, group).map_err(|e| text(&e))?;
+        let mut reader = GroupReader::open(family, group).map_err(|e| text(&e))?;
         let there = reader.parts(client).map_err(|e| text(&e))?;
         if there.is_empty() {
             return Ok(());
@@ -124,13 +124,13 @@ fn forget_in(family: Family, group: AffinityId, client: IpAddr) -> Result<(), St
     Err("the client connects all the time, and is remembered again: repeat it".to_owned())
 }
 
-struct Reader {
+struct GroupReader {
     socket: NfSocket,
     family: Family,
     group: AffinityId,
 }
 
-impl Reader {
+impl GroupReader {
     fn open(family: Family, group: AffinityId) -> Result<Self, NetlinkError> {
         Ok(Self {
             socket: NfSocket::open()?,
@@ -139,7 +139,7 @@ impl Reader {
         })
     }
 
-    fn request(&self, map: Part, client: Option<IpAddr>) -> Request {
+    fn request(&self, map: GroupPart, client: Option<IpAddr>) -> Request {
         let name = self.group.name(map);
         let family = nfproto(self.family);
         Request::new("read clients", msg::GETSETELEM, family, |w| {
@@ -156,7 +156,7 @@ impl Reader {
     }
 
     /// Reads one client from a map; `None` if the map lacks it, or if there is no such map.
-    fn get(&mut self, map: Part, client: IpAddr) -> Result<Option<Found>, NetlinkError> {
+    fn get(&mut self, map: GroupPart, client: IpAddr) -> Result<Option<MapElement>, NetlinkError> {
         match self.socket.get(self.request(map, Some(client))) {
             Err(error) if error.errno() == Some(Errno::ENOENT) => Ok(None),
             Err(error) => Err(error),
@@ -171,7 +171,7 @@ impl Reader {
     }
 
     /// Returns the maps that have a client.
-    fn parts(&mut self, client: IpAddr) -> Result<Vec<Part>, NetlinkError> {
+    fn parts(&mut self, client: IpAddr) -> Result<Vec<GroupPart>, NetlinkError> {
         let mut parts = Vec::new();
         for map in Group::maps(self.family) {
             if self.get(*map, client)?.is_some() {
@@ -184,16 +184,16 @@ impl Reader {
     fn one(
         &mut self,
         client: IpAddr,
-        mut each: impl FnMut(&Found, Option<EndpointAddr>),
+        mut each: impl FnMut(&MapElement, Option<EndpointAddr>),
     ) -> Result<(), NetlinkError> {
-        let mut whole: Option<Found> = None;
+        let mut whole: Option<MapElement> = None;
         for map in Group::maps(self.family) {
             let Some(found) = self.get(*map, client)? else {
                 continue;
             };
             whole = Some(match whole {
                 None => found,
-                Some(first) => Found {
+                Some(first) => MapElement {
                     ip: first.ip.or(found.ip),
                     port: first.port.or(found.port),
                     ..first
@@ -210,9 +210,9 @@ impl Reader {
     fn all(
         &mut self,
         until: Instant,
-        mut each: impl FnMut(&Found, Option<EndpointAddr>),
+        mut each: impl FnMut(&MapElement, Option<EndpointAddr>),
     ) -> Result<bool, NetlinkError> {
-        let (family, map) = (self.family, Part::Clients);
+        let (family, map) = (self.family, GroupPart::Clients);
         let request = self.request(map, None);
         let read = self.socket.dump_until(request, |message| {
             elements(message, family, map, |found| {
@@ -230,7 +230,7 @@ impl Reader {
     }
 }
 
-impl Found {
+impl MapElement {
     fn endpoint(&self) -> Option<EndpointAddr> {
         let (ip, port) = self.ip.zip(self.port)?;
         Some(EndpointAddr { ip, port })
@@ -238,7 +238,12 @@ impl Found {
 }
 
 /// Passes on the elements of a message. Elements that cannot be decoded are skipped.
-fn elements(message: Message<'_>, family: Family, map: Part, mut each: impl FnMut(Found)) {
+fn elements(
+    message: Message<'_>,
+    family: Family,
+    map: GroupPart,
+    mut each: impl FnMut(MapElement),
+) {
     if message.kind != msg::NEWSETELEM {
         return;
     }
@@ -250,7 +255,7 @@ fn elements(message: Message<'_>, family: Family, map: Part, mut each: impl FnMu
     }
 }
 
-fn decode(element: Attribute<'_>, family: Family, map: Part) -> Option<Found> {
+fn decode(element: Attribute<'_>, family: Family, map: GroupPart) -> Option<MapElement> {
     let attributes: Attributes<'_> = element.children();
     let value = |kind| {
         let value: Attributes<'_> = attributes.get(kind)?.children();
@@ -258,7 +263,7 @@ fn decode(element: Attribute<'_>, family: Family, map: Part) -> Option<Found> {
     };
     let data: &[u8] = value(NFTA_SET_ELEM_DATA)?;
     let (ip, port) = match (map, family) {
-        (Part::Ports, _) => (None, port_of(data)),
+        (GroupPart::Ports, _) => (None, port_of(data)),
         (_, Family::V6) => (ip_of(data, family), None),
         (_, Family::V4) => (
             data.get(..4).and_then(|ip| ip_of(ip, family)),
@@ -267,7 +272,7 @@ fn decode(element: Attribute<'_>, family: Family, map: Part) -> Option<Found> {
     };
     let expires = attributes.get(NFTA_SET_ELEM_EXPIRATION);
     let expires = expires.and_then(|ms| ms.payload.try_into().ok().map(u64::from_be_bytes));
-    Some(Found {
+    Some(MapElement {
         client: ip_of(value(NFTA_SET_ELEM_KEY)?, family)?,
         ip,
         port,

@@ -3,8 +3,8 @@
 use kplane_model::Family;
 
 use super::affinity::Group;
-use super::affinity_id::{AffinityId, Part};
-use super::layout::{Step, counter_name};
+use super::affinity_id::{AffinityId, GroupPart};
+use super::layout::{RuleStep, counter_name};
 use super::schema::{Balancer, Class, Field, Set, TableSettings};
 #[allow(
     clippy::wildcard_imports,
@@ -51,64 +51,64 @@ pub(super) struct Expressions<'a, 'b> {
 
 impl Expressions<'_, '_> {
     /// Writes one step of a rule.
-    pub(super) fn step(&mut self, step: Step) {
+    pub(super) fn step(&mut self, step: RuleStep) {
         let mark = self.settings.mark();
         match step {
-            Step::In(set) => self.look_up(set, 0),
-            Step::NotIn(set) => self.look_up(set, NFT_LOOKUP_F_INV),
-            Step::Lead(set) => {
+            RuleStep::In(set) => self.look_up(set, 0),
+            RuleStep::NotIn(set) => self.look_up(set, NFT_LOOKUP_F_INV),
+            RuleStep::Lead(set) => {
                 self.load_key(set, 0);
                 self.map(set.name(), FIRST, VERDICT);
             }
-            Step::OriginalNotIn(set) => {
+            RuleStep::OriginalNotIn(set) => {
                 self.load_original_key(set);
                 self.member(set, NFT_LOOKUP_F_INV);
             }
-            Step::OriginalLead(set) => {
+            RuleStep::OriginalLead(set) => {
                 self.load_original_key(set);
                 self.map(set.name(), FIRST, VERDICT);
             }
-            Step::FromPodInterface => self.interface(NFT_CMP_EQ),
-            Step::NotFromPodInterface => self.interface(NFT_CMP_NEQ),
-            Step::NewConnection => self.conntrack(NFT_CT_STATE, CT_STATE_NEW, NFT_CMP_NEQ),
-            Step::Dnatted => self.conntrack(NFT_CT_STATUS, IPS_DST_NAT, NFT_CMP_NEQ),
-            Step::NotDnatted => self.conntrack(NFT_CT_STATUS, IPS_DST_NAT, NFT_CMP_EQ),
-            Step::ToThisNode => self.address_is_local(NFTA_FIB_F_DADDR),
-            Step::FromThisNode => self.address_is_local(NFTA_FIB_F_SADDR),
-            Step::NotToLoopback => self.loopback(NFT_CMP_NEQ),
-            Step::ToLoopback => self.loopback(NFT_CMP_EQ),
-            Step::Count(protocol) => self.count(counter_name(protocol)),
-            Step::Is(protocol) => {
+            RuleStep::FromPodInterface => self.interface(NFT_CMP_EQ),
+            RuleStep::NotFromPodInterface => self.interface(NFT_CMP_NEQ),
+            RuleStep::NewConnection => self.conntrack(NFT_CT_STATE, CT_STATE_NEW, NFT_CMP_NEQ),
+            RuleStep::Dnatted => self.conntrack(NFT_CT_STATUS, IPS_DST_NAT, NFT_CMP_NEQ),
+            RuleStep::NotDnatted => self.conntrack(NFT_CT_STATUS, IPS_DST_NAT, NFT_CMP_EQ),
+            RuleStep::ToThisNode => self.address_is_local(NFTA_FIB_F_DADDR),
+            RuleStep::FromThisNode => self.address_is_local(NFTA_FIB_F_SADDR),
+            RuleStep::NotToLoopback => self.loopback(NFT_CMP_NEQ),
+            RuleStep::ToLoopback => self.loopback(NFT_CMP_EQ),
+            RuleStep::Count(protocol) => self.count(counter_name(protocol)),
+            RuleStep::Is(protocol) => {
                 self.load(Field::Protocol, FIRST, 0);
                 self.compare(NFT_CMP_EQ, &[protocol.number()]);
             }
-            Step::OfOurs => {
+            RuleStep::OfOurs => {
                 self.load_mark();
                 self.compare(NFT_CMP_EQ, &self.settings.own_mark.to_ne_bytes());
             }
-            Step::Marked => {
+            RuleStep::Marked => {
                 self.load_mark();
                 self.mask_xor(mark, 0);
                 self.compare(NFT_CMP_EQ, &mark.to_ne_bytes());
             }
-            Step::SetMark => self.change_mark(!mark, mark),
-            Step::FlipMark => self.change_mark(u32::MAX, mark),
-            Step::Dnat(balancer, class) => self.draw(balancer, class),
-            Step::Recall(id) => self.recall(id),
-            Step::Remember(id, timeout_s) => self.remember(id, timeout_s),
-            Step::GotoKeep(id) => self.verdict(NFT_GOTO, Some(&id.name(Part::Keep))),
-            Step::Masquerade => self.expression("masq", |w| {
+            RuleStep::SetMark => self.change_mark(!mark, mark),
+            RuleStep::FlipMark => self.change_mark(u32::MAX, mark),
+            RuleStep::Dnat(balancer, class) => self.draw(balancer, class),
+            RuleStep::Recall(id) => self.recall(id),
+            RuleStep::Remember(id, timeout_s) => self.remember(id, timeout_s),
+            RuleStep::GotoKeep(id) => self.verdict(NFT_GOTO, Some(&id.name(GroupPart::Keep))),
+            RuleStep::Masquerade => self.expression("masq", |w| {
                 w.u32(NFTA_MASQ_FLAGS, NF_NAT_RANGE_PROTO_RANDOM_FULLY);
             }),
-            Step::TcpReset => self.reject(NFT_REJECT_TCP_RST, 0),
-            Step::Unreachable => {
+            RuleStep::TcpReset => self.reject(NFT_REJECT_TCP_RST, 0),
+            RuleStep::Unreachable => {
                 self.reject(NFT_REJECT_ICMP_UNREACH, port_unreachable(self.family));
             }
-            Step::Jump(chain) => self.verdict(NFT_JUMP, Some(chain)),
-            Step::Goto(chain) => self.verdict(NFT_GOTO, Some(chain)),
-            Step::Return => self.verdict(NFT_RETURN, None),
-            Step::Drop => self.verdict(NF_DROP, None),
-            Step::Policy(step) => self.policy_step(step),
+            RuleStep::Jump(chain) => self.verdict(NFT_JUMP, Some(chain)),
+            RuleStep::Goto(chain) => self.verdict(NFT_GOTO, Some(chain)),
+            RuleStep::Return => self.verdict(NFT_RETURN, None),
+            RuleStep::Drop => self.verdict(NF_DROP, None),
+            RuleStep::Policy(step) => self.policy_step(step),
         }
     }
 
@@ -337,7 +337,7 @@ impl Expressions<'_, '_> {
         for part in Group::maps(family) {
             self.load(Field::Source, FIRST, 0);
             match (part, family) {
-                (Part::Ports, _) => self.load(Field::Port, data, 0),
+                (GroupPart::Ports, _) => self.load(Field::Port, data, 0),
                 (_, Family::V6) => self.load(Field::Destination, data, 0),
                 (_, Family::V4) => {
                     self.load(Field::Destination, data, 0);

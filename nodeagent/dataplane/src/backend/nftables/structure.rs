@@ -3,13 +3,13 @@
 use kplane_model::{Direction, Family, Protocol};
 
 use super::affinity::{Group, MAX_CLIENTS};
-use super::affinity_id::Part;
-use super::layout::{self, Chain, Rule};
+use super::affinity_id::GroupPart;
+use super::layout::{self, Chain, NftRule};
 use super::policy_schema::denied;
 use super::rule::Expressions;
 use super::schema::{Carries, Field, Set, TableSettings, key_len};
 use super::table_kind::TableKind;
-use super::tables::Layout;
+use super::tables::TableLayout;
 #[allow(
     clippy::wildcard_imports,
     reason = "constants named as in the kernel's headers"
@@ -30,7 +30,7 @@ const TYPE_CLASSID: u32 = 23;
 /// Adds a table of a family: sets, chains and rules, no elements. The table must not exist, or must be
 /// deleted earlier in the batch. Rules are added while the sets are empty, because the kernel would check
 /// every element of a full set for every rule.
-pub fn push_structure(batch: &mut Batch, family: Family, layout: impl Into<Layout>) {
+pub fn push_structure(batch: &mut Batch, family: Family, layout: impl Into<TableLayout>) {
     let layout = layout.into();
     push_structure_as(batch, family, layout, layout.table().name());
 }
@@ -39,11 +39,11 @@ pub fn push_structure(batch: &mut Batch, family: Family, layout: impl Into<Layou
 pub(super) fn push_structure_as(
     batch: &mut Batch,
     family: Family,
-    layout: Layout,
+    layout: TableLayout,
     name: &'static str,
 ) {
     let (kind, settings) = (layout.table(), layout.settings());
-    let mut table = Table {
+    let mut table = TableWriter {
         batch,
         family,
         name,
@@ -114,7 +114,7 @@ pub(super) fn push_groups(
     settings: TableSettings,
     ops: &[GroupOp],
 ) {
-    let mut table = Table {
+    let mut table = TableWriter {
         batch,
         family,
         name: TableKind::Services.name(),
@@ -158,7 +158,7 @@ pub fn push_delete_table(batch: &mut Batch, family: Family) {
 /// Deletes a table of a family with everything in it. The table need not exist.
 pub(super) fn push_delete(batch: &mut Batch, family: Family, kind: TableKind) {
     let name = kind.name();
-    let mut table = Table {
+    let mut table = TableWriter {
         batch,
         family,
         name,
@@ -171,7 +171,7 @@ pub(super) fn push_delete(batch: &mut Batch, family: Family, kind: TableKind) {
 /// Appends an operation that always fails, so that the kernel applies nothing of the batch.
 pub(super) fn push_certain_failure(batch: &mut Batch, family: Family) {
     let name = "kplane-there-is-no-such-table";
-    let mut table = Table {
+    let mut table = TableWriter {
         batch,
         family,
         name,
@@ -180,13 +180,13 @@ pub(super) fn push_certain_failure(batch: &mut Batch, family: Family) {
 }
 
 /// Appends operations on one table to a batch.
-struct Table<'a> {
+struct TableWriter<'a> {
     batch: &'a mut Batch,
     family: Family,
     name: &'static str,
 }
 
-impl Table<'_> {
+impl TableWriter<'_> {
     fn push(
         &mut self,
         (action, object): (&'static str, &'static str),
@@ -264,10 +264,10 @@ impl Table<'_> {
     }
 
     /// Adds a map that packets write to.
-    fn add_clients(&mut self, group: &Group, map: Part) {
+    fn add_clients(&mut self, group: &Group, map: GroupPart) {
         let (table, family, name) = (self.name, self.family, group.id.name(map));
         let data: &[Field] = match (map, family) {
-            (Part::Ports, _) => &[Field::Port],
+            (GroupPart::Ports, _) => &[Field::Port],
             (_, Family::V4) => &[Field::Destination, Field::Port],
             (_, Family::V6) => &[Field::Destination],
         };
@@ -345,7 +345,7 @@ impl Table<'_> {
         }
     }
 
-    fn add_rule(&mut self, chain: &Chain, rule: &Rule, settings: TableSettings) {
+    fn add_rule(&mut self, chain: &Chain, rule: &NftRule, settings: TableSettings) {
         let (table, family) = (self.name, self.family);
         let flags = NLM_F_CREATE | NLM_F_APPEND;
         let object = ("add rule to", chain.label());

@@ -83,7 +83,7 @@ impl Table {
     /// Works out the operations of a change.
     pub(super) fn stage(&self, change: Change<'_>) -> StagedTable {
         let complete = change.complete;
-        let mut staging = Staging {
+        let mut staging = TableStaging {
             table: self,
             staged: StagedTable {
                 node: change.node.clone(),
@@ -261,14 +261,14 @@ impl<T: Copy + Eq + Hash> Counted<T> {
 }
 
 /// A change while its operations are being worked out.
-struct Staging<'a> {
+struct TableStaging<'a> {
     table: &'a Table,
     staged: StagedTable,
     cluster_ips: HashMap<IpAddr, isize>,
     hairpin: HashMap<Destination, isize>,
 }
 
-impl Staging<'_> {
+impl TableStaging<'_> {
     /// Releases everything.
     fn release_all(&mut self) {
         for at in self.table.frontends.keys() {

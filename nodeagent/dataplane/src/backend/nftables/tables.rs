@@ -9,7 +9,7 @@ use super::table_kind::TableKind;
 
 /// A table with what its rules depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Layout {
+pub enum TableLayout {
     /// The table of Services.
     Services(TableSettings),
     /// The table of NetworkPolicies.
@@ -21,13 +21,13 @@ pub enum Layout {
     },
 }
 
-impl From<TableSettings> for Layout {
+impl From<TableSettings> for TableLayout {
     fn from(settings: TableSettings) -> Self {
         Self::Services(settings)
     }
 }
 
-impl Layout {
+impl TableLayout {
     pub(super) fn table(self) -> TableKind {
         match self {
             Self::Services(_) => TableKind::Services,

@@ -17,7 +17,7 @@ use super::schema::Set;
 
 /// The operations of one transaction.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Part<'a> {
+pub(super) struct Transaction<'a> {
     /// Whether this is the first transaction, so that nothing is applied yet.
     pub(super) first: bool,
     /// Whether the transaction begins with a fresh table.
@@ -31,7 +31,7 @@ pub(super) fn each_transaction<E>(
     rebuild: bool,
     groups: &[Ops],
     capacity: [usize; 2],
-    mut send: impl FnMut(Part<'_>) -> Result<(), E>,
+    mut send: impl FnMut(Transaction<'_>) -> Result<(), E>,
 ) -> Result<(), E> {
     let (mut rebuild, mut first) = (rebuild, true);
     let phases = match rebuild {
@@ -43,7 +43,7 @@ pub(super) fn each_transaction<E>(
         let mut groups = &phase[..];
         while rebuild || !groups.is_empty() {
             let (now, later) = groups.split_at(fitting(groups, capacity[usize::from(rebuild)]));
-            send(Part {
+            send(Transaction {
                 first,
                 rebuild,
                 groups: now,

@@ -54,7 +54,7 @@ const TYPEOF_MODULUS: u32 = 16384;
 
 /// Returns the userdata of a table, chain or rule that has a comment.
 pub(super) fn comment(text: &str) -> Vec<u8> {
-    let mut list = List::default();
+    let mut list = TlvList::default();
     list.text(COMMENT, text);
     list.0
 }
@@ -71,7 +71,7 @@ pub(super) fn comment_of(userdata: &[u8]) -> Option<&str> {
 
 /// Returns the userdata of a set.
 pub(super) fn set(set: Set, family: Family) -> Vec<u8> {
-    let mut list = List::default();
+    let mut list = TlvList::default();
     let byteorder = match set.fields() {
         [Field::Source | Field::Destination] => BYTEORDER_BIG_ENDIAN,
         [Field::Number] => BYTEORDER_HOST_ENDIAN,
@@ -90,7 +90,7 @@ pub(super) fn set(set: Set, family: Family) -> Vec<u8> {
     let data = match set.carries() {
         Carries::Nothing => None,
         Carries::Endpoint => Some(typeof_key(&[Field::Destination, Field::Port], family)),
-        Carries::Chain => Some(typeof_expression(EXPR_VERDICT, &List::default())),
+        Carries::Chain => Some(typeof_expression(EXPR_VERDICT, &TlvList::default())),
         Carries::Number => Some(typeof_field(Field::Number, family)),
     };
     if let Some(data) = data {
@@ -105,7 +105,7 @@ pub(super) fn set(set: Set, family: Family) -> Vec<u8> {
 
 /// Returns the userdata of a map of clients, with these fields as data.
 pub(super) fn clients(data: &[Field], family: Family) -> Vec<u8> {
-    let mut list = List::default();
+    let mut list = TlvList::default();
     list.u32(SET_KEY_BYTEORDER, BYTEORDER_BIG_ENDIAN);
     let byteorder = match data {
         [_] => BYTEORDER_BIG_ENDIAN,
@@ -119,18 +119,18 @@ pub(super) fn clients(data: &[Field], family: Family) -> Vec<u8> {
 }
 
 /// Returns the expressions of which a key consists.
-fn typeof_key(fields: &[Field], family: Family) -> List {
+fn typeof_key(fields: &[Field], family: Family) -> TlvList {
     if let [field] = fields {
         return typeof_field(*field, family);
     }
-    let mut parts = List::default();
+    let mut parts = TlvList::default();
     for (position, field) in (0_u8..).zip(fields) {
         parts.nest(position, &typeof_field(*field, family));
     }
     typeof_expression(EXPR_CONCAT, &parts)
 }
 
-fn typeof_field(field: Field, family: Family) -> List {
+fn typeof_field(field: Field, family: Family) -> TlvList {
     let (expression, values) = match (field, family) {
         (Field::Source, Family::V4) => (EXPR_PAYLOAD, &[PROTO_IP, IP_SADDR][..]),
         (Field::Source, Family::V6) => (EXPR_PAYLOAD, &[PROTO_IP6, IP6_SADDR][..]),
@@ -146,15 +146,15 @@ fn typeof_field(field: Field, family: Family) -> List {
             &[super::uapi::NFT_NG_RANDOM, TYPEOF_MODULUS, 0][..],
         ),
     };
-    let mut data = List::default();
+    let mut data = TlvList::default();
     for (kind, value) in (0_u8..).zip(values) {
         data.u32(kind, *value);
     }
     typeof_expression(expression, &data)
 }
 
-fn typeof_expression(expression: u32, data: &List) -> List {
-    let mut list = List::default();
+fn typeof_expression(expression: u32, data: &TlvList) -> TlvList {
+    let mut list = TlvList::default();
     list.u32(TYPEOF_EXPRESSION, expression);
     list.nest(TYPEOF_DATA, data);
     list
@@ -162,9 +162,9 @@ fn typeof_expression(expression: u32, data: &List) -> List {
 
 /// A list of types, lengths and values.
 #[derive(Debug, Default)]
-struct List(Vec<u8>);
+struct TlvList(Vec<u8>);
 
-impl List {
+impl TlvList {
     fn u32(&mut self, kind: u8, value: u32) {
         self.push(kind, &value.to_ne_bytes());
     }
@@ -173,7 +173,7 @@ impl List {
         self.push(kind, &[text.as_bytes(), &[0]].concat());
     }
 
-    fn nest(&mut self, kind: u8, list: &List) {
+    fn nest(&mut self, kind: u8, list: &TlvList) {
         self.push(kind, &list.0);
     }
 

@@ -6,7 +6,7 @@ use std::net::UdpSocket;
 use kplane_model::{Cidr, Family};
 use nix::sys::socket::{setsockopt, sockopt::Mark};
 
-use super::super::nftables::proxy_tables::{CaptureSettings, CaptureTable, Place};
+use super::super::nftables::proxy_tables::{CaptureSettings, CaptureTable, CapturedPlace};
 use super::lease::{Alive, Lease};
 use crate::chain;
 
@@ -60,7 +60,11 @@ impl Capture {
     ///
     /// # Errors
     /// The kernel's refusal.
-    pub(super) fn change(&mut self, delete: &[Place], add: &[Place]) -> Result<(), String> {
+    pub(super) fn change(
+        &mut self,
+        delete: &[CapturedPlace],
+        add: &[CapturedPlace],
+    ) -> Result<(), String> {
         let changed = self.table.change(delete, add);
         changed.map_err(|error| chain(&error))
     }

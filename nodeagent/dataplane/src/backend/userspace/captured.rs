@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use kplane_model::{Cidr, Family, Protocol, ServiceKey, ServiceName};
 
-use super::super::nftables::{self, proxy_tables::Place};
+use super::super::nftables::{self, proxy_tables::CapturedPlace};
 use super::super::{
     Applied, ApplyError, Backend, Change, Failure, Inspection, OpenError, ServerCounts, Side,
     Verification,
@@ -55,7 +55,7 @@ pub(super) fn open(settings: &super::super::Settings) -> Result<Backend, OpenErr
         }
     }
     let [v4, v6] = ways.map(|(_, way)| way.ok());
-    let backend = in_front(backend, settings, &starter, Scope::All, [v4, v6]);
+    let backend = in_front(backend, settings, &starter, CaptureScope::All, [v4, v6]);
     Ok(Backend {
         description: &CAPTURE,
         ..backend
@@ -67,7 +67,13 @@ pub(super) fn open(settings: &super::super::Settings) -> Result<Backend, OpenErr
 pub(super) fn on_request(backend: Backend, settings: &super::super::Settings) -> Backend {
     let starter = starter(settings);
     starter.inherit();
-    in_front(backend, settings, &starter, Scope::Asked, [None, None])
+    in_front(
+        backend,
+        settings,
+        &starter,
+        CaptureScope::Asked,
+        [None, None],
+    )
 }
 
 fn starter(settings: &super::super::Settings) -> Arc<Starter> {
@@ -78,7 +84,7 @@ fn in_front(
     backend: Backend,
     settings: &super::super::Settings,
     starter: &Arc<Starter>,
-    scope: Scope,
+    scope: CaptureScope,
     ways: [Option<Way>; 2],
 ) -> Backend {
     let description = backend.description;
@@ -108,14 +114,14 @@ fn in_front(
 
 /// The ServicePorts that the proxy serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Scope {
+enum CaptureScope {
     /// All of which it is able to.
     All,
     /// Those whose Services ask for it.
     Asked,
 }
 
-impl Scope {
+impl CaptureScope {
     fn asks(self, plan: &ServicePlan) -> bool {
         self == Self::All || plan.proxied.is_some()
     }
@@ -124,7 +130,7 @@ impl Scope {
 /// One family: the kernel's backend, and the proxy in front of it.
 struct Captured {
     family: Family,
-    scope: Scope,
+    scope: CaptureScope,
     inner: Box<dyn Side>,
     starter: Arc<Starter>,
     /// `None` as long as nothing needed it, or if the kernel refuses it.
@@ -135,15 +141,12 @@ struct Captured {
     /// The endpoints to which the proxy must not connect.
     refused: Refused,
     /// The ServicePorts of the proxy, and their places in the table.
-    places: HashMap<ServiceKey, Vec<Place>>,
+    places: HashMap<ServiceKey, Vec<CapturedPlace>>,
     /// ServicePorts that went to the kernel, for connections that were on their way, and since when.
     late: Vec<(ServiceKey, Instant)>,
     /// The addresses with node ports in the table.
     nodes: Option<Vec<Cidr>>,
 }
-
-/// The reason why the proxy does not serve what it should.
-type Problem = String;
 
 impl Captured {
     /// Returns whether the proxy has or gets a ServicePort of a change.
@@ -158,21 +161,21 @@ impl Captured {
     }
 
     /// Returns the places of a ServicePort that the proxy serves; `None` if it is the kernel's alone.
-    fn wanted(&self, plan: &ServicePlan, node: &NodePlan) -> Option<Vec<Place>> {
+    fn wanted(&self, plan: &ServicePlan, node: &NodePlan) -> Option<Vec<CapturedPlace>> {
         let asks = self.scope.asks(plan) && self.refused.endpoint(plan).is_none();
         let mut places = match asks {
             true => captured(plan, self.by_interface),
             false => Vec::new(),
         };
-        let is_captured = |at| places.contains(&Place::Of(at));
+        let is_captured = |at| places.contains(&CapturedPlace::Of(at));
         let on_loopback = self.localhost.lacks(plan, node, is_captured);
-        places.extend(on_loopback.map(Place::OnLoopback));
+        places.extend(on_loopback.map(CapturedPlace::OnLoopback));
         (asks || !places.is_empty()).then_some(places)
     }
 
     fn is_captured(&self, plan: &ServicePlan, node: &NodePlan) -> bool {
         let mut places = self.wanted(plan, node).into_iter().flatten();
-        places.any(|place| matches!(place, Place::Of(_)))
+        places.any(|place| matches!(place, CapturedPlace::Of(_)))
     }
 
     /// Returns the ServicePorts of a change that ask for the proxy, and have endpoints to which it must not connect.
@@ -193,8 +196,8 @@ impl Captured {
     }
 
     /// Opens the way, if the proxy starts with the first Service that asks for it.
-    fn open(&mut self) -> Result<(), Problem> {
-        if self.way.is_none() && self.scope == Scope::Asked {
+    fn open(&mut self) -> Result<(), String> {
+        if self.way.is_none() && self.scope == CaptureScope::Asked {
             self.way = Some(self.starter.open(self.family)?);
             self.nodes = None;
             tracing::info!(
@@ -251,7 +254,7 @@ impl Captured {
             wanted.extend(gone.map(|key| (key.clone(), Fate::Gone)));
         }
         let before = wanted.iter().filter_map(|(key, _)| self.places.get(key));
-        let before: HashSet<Place> = before.flatten().copied().collect();
+        let before: HashSet<CapturedPlace> = before.flatten().copied().collect();
         let after = places_of(&wanted, |_| true);
         Staged {
             delete: before.difference(&after).copied().collect(),
@@ -261,7 +264,7 @@ impl Captured {
     }
 
     /// Has the table lead places no longer to the proxy, so that the kernel serves them.
-    fn release(&mut self, node: &NodePlan, staged: &Staged) -> Result<(), Problem> {
+    fn release(&mut self, node: &NodePlan, staged: &Staged) -> Result<(), String> {
         let Some(Way { capture, .. }) = &mut self.way else {
             return Ok(());
         };
@@ -274,7 +277,7 @@ impl Captured {
     }
 
     /// Has the table lead new places to the proxy, and ends ServicePorts that are gone.
-    fn take(&mut self, staged: Staged) -> Result<(), Problem> {
+    fn take(&mut self, staged: Staged) -> Result<(), String> {
         let Some(Way { proxy, capture }) = &mut self.way else {
             return Ok(());
         };
@@ -319,7 +322,7 @@ impl Captured {
 
     /// Leaves all places to the kernel, since what the table holds is not known. It begins anew with the next complete
     /// change, or as ServicePorts change.
-    fn give_up(&mut self) -> Option<Problem> {
+    fn give_up(&mut self) -> Option<String> {
         self.places.clear();
         let cleared = self.way.as_mut().map(|way| way.capture.clear());
         cleared?.err()

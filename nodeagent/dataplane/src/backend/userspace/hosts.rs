@@ -16,7 +16,7 @@ const HEAD: &str = "\
 
 /// A socket of a ServicePort.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place {
+pub(super) struct PortSocket {
     /// The ServicePort.
     pub(super) key: ServiceKey,
     /// The place for which the socket stands.
@@ -29,7 +29,7 @@ pub(super) struct Place {
 #[derive(Debug, Default)]
 pub(super) struct Hosts {
     path: Option<PathBuf>,
-    places: [Vec<Place>; 2],
+    places: [Vec<PortSocket>; 2],
 }
 
 impl Hosts {
@@ -49,7 +49,11 @@ impl Hosts {
     ///
     /// # Errors
     /// The file cannot be written.
-    pub(super) fn replace(&mut self, family: Family, mut places: Vec<Place>) -> io::Result<()> {
+    pub(super) fn replace(
+        &mut self,
+        family: Family,
+        mut places: Vec<PortSocket>,
+    ) -> io::Result<()> {
         places.sort_unstable();
         self.places[family as usize] = places;
         match &self.path {
@@ -59,7 +63,7 @@ impl Hosts {
     }
 
     fn text(&self) -> String {
-        let mut of_service: BTreeMap<&ServiceName, Vec<&Place>> = BTreeMap::new();
+        let mut of_service: BTreeMap<&ServiceName, Vec<&PortSocket>> = BTreeMap::new();
         for place in self.places.iter().flatten() {
             of_service
                 .entry(&place.key.service)
@@ -75,7 +79,7 @@ impl Hosts {
 }
 
 /// Adds the lines of a Service.
-fn describe(text: &mut String, service: &ServiceName, places: &[&Place]) {
+fn describe(text: &mut String, service: &ServiceName, places: &[&PortSocket]) {
     let (namespace, name) = (&service.namespace, &service.name);
     let own = places
         .iter()
@@ -106,7 +110,7 @@ fn describe(text: &mut String, service: &ServiceName, places: &[&Place]) {
     }
 }
 
-fn is_address(place: &Place) -> bool {
+fn is_address(place: &PortSocket) -> bool {
     matches!(place.at, FrontendAddr::Address { .. })
 }
 
@@ -127,8 +131,8 @@ mod tests {
 
     use super::*;
 
-    fn place(name: &str, at: FrontendAddr, socket: &str, family: Family) -> Place {
-        Place {
+    fn place(name: &str, at: FrontendAddr, socket: &str, family: Family) -> PortSocket {
+        PortSocket {
             key: ServiceKey::from(KeyParts {
                 family,
                 ..KeyParts::clone(&ServiceKey::sample("shop", name))

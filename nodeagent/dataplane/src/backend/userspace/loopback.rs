@@ -13,7 +13,7 @@ use kplane_userproxy::{ListenerId, PortSpec, Proxy, Role};
 use super::super::driver::{DataPath, Driver, StepError};
 use super::super::{Applied, Backend, Change, Failure, OpenError, Side, Verification};
 use super::addresses::Addresses;
-use super::hosts::{Hosts, Place};
+use super::hosts::{Hosts, PortSocket};
 use super::{LOOPBACK, UserspaceSettings, own, spec, start};
 use crate::plan::{Frontend, ServicePlan};
 
@@ -46,13 +46,13 @@ pub(super) fn open(settings: &UserspaceSettings) -> Result<Backend, OpenError> {
 }
 
 /// A socket that a place needs.
-type Wanted = (FrontendAddr, SocketAddr);
+type WantedSocket = (FrontendAddr, SocketAddr);
 
 /// A ServicePort that is served.
 #[derive(Debug)]
-struct Held {
+struct ServedPort {
     places: Vec<FrontendAddr>,
-    wanted: Vec<Wanted>,
+    wanted: Vec<WantedSocket>,
 }
 
 /// An open socket.
@@ -64,19 +64,19 @@ struct Socket {
 
 /// Everything that one family serves.
 #[derive(Debug, Default)]
-pub(super) struct Content {
-    held: HashMap<ServiceKey, Held>,
+pub(super) struct LoopbackSockets {
+    held: HashMap<ServiceKey, ServedPort>,
     addresses: Addresses,
-    sockets: HashMap<Wanted, Socket>,
+    sockets: HashMap<WantedSocket, Socket>,
     /// Sockets that could not be opened.
-    failed: HashMap<Wanted, String>,
+    failed: HashMap<WantedSocket, String>,
 }
 
 /// A change, worked out.
 #[derive(Debug, Default)]
-pub(super) struct Staged {
+pub(super) struct StagedSockets {
     specs: Vec<(ServiceKey, Option<PortSpec>)>,
-    held: Vec<(ServiceKey, Held)>,
+    held: Vec<(ServiceKey, ServedPort)>,
     /// Failures that no socket causes.
     failures: Vec<Failure>,
     /// Whether the change names everything.
@@ -91,31 +91,31 @@ pub(super) struct Loopback {
 }
 
 impl DataPath for Loopback {
-    type Content = Content;
-    type Staged = Staged;
+    type Content = LoopbackSockets;
+    type Staged = StagedSockets;
 
     fn family(&self) -> Family {
         self.family
     }
 
-    fn adopt(&mut self) -> Result<Content, StepError> {
+    fn adopt(&mut self) -> Result<LoopbackSockets, StepError> {
         // Sockets end with their process.
-        Ok(Content::default())
+        Ok(LoopbackSockets::default())
     }
 
-    fn places<'c>(content: &'c Content, key: &ServiceKey) -> &'c [FrontendAddr] {
+    fn places<'c>(content: &'c LoopbackSockets, key: &ServiceKey) -> &'c [FrontendAddr] {
         content.held.get(key).map_or(&[], |held| &held.places)
     }
 
     fn stage(
         &mut self,
-        content: &mut Content,
+        content: &mut LoopbackSockets,
         change: Change<'_>,
         applied: &mut Applied,
-    ) -> Result<Staged, StepError> {
-        let mut staged = Staged {
+    ) -> Result<StagedSockets, StepError> {
+        let mut staged = StagedSockets {
             complete: change.complete,
-            ..Staged::default()
+            ..StagedSockets::default()
         };
         let node_addresses = own::addresses(self.family, &change.node.nodeport_ips);
         for (key, plan) in change.services {
@@ -127,7 +127,9 @@ impl DataPath for Loopback {
             let wanted = wanted(plan, &mut content.addresses, &node_addresses);
             staged.failures.extend(unserved(plan, &node_addresses));
             let places = plan.frontends.iter().map(|frontend| frontend.at).collect();
-            staged.held.push((key.clone(), Held { places, wanted }));
+            staged
+                .held
+                .push((key.clone(), ServedPort { places, wanted }));
         }
         if change.complete {
             let named: HashSet<&ServiceKey> = change.services.iter().map(|(key, _)| key).collect();
@@ -140,13 +142,13 @@ impl DataPath for Loopback {
 
     fn commit(
         &mut self,
-        content: &mut Content,
-        staged: &mut Staged,
+        content: &mut LoopbackSockets,
+        staged: &mut StagedSockets,
         applied: &mut Applied,
     ) -> Result<(), StepError> {
         let started = Instant::now();
         let specs = std::mem::take(&mut staged.specs);
-        let gone: Vec<(ServiceKey, Held)> = specs
+        let gone: Vec<(ServiceKey, ServedPort)> = specs
             .iter()
             .filter_map(|(key, _)| content.held.remove_entry(key))
             .collect();
@@ -157,7 +159,7 @@ impl DataPath for Loopback {
             to_open.extend_from_slice(&held.wanted);
             content.held.insert(key, held);
         }
-        let still: HashSet<Wanted> = to_open.iter().copied().collect();
+        let still: HashSet<WantedSocket> = to_open.iter().copied().collect();
         let mut differs = false;
         for (key, held) in gone {
             content.addresses.release(&key.service);
@@ -179,10 +181,10 @@ impl DataPath for Loopback {
         Ok(())
     }
 
-    fn accept(&mut self, _: &mut Content, _: Staged, _: &mut Applied) {}
+    fn accept(&mut self, _: &mut LoopbackSockets, _: StagedSockets, _: &mut Applied) {}
 
-    fn check(&mut self, content: &mut Content) -> Result<Verification, StepError> {
-        let failed: Vec<Wanted> = content.failed.keys().copied().collect();
+    fn check(&mut self, content: &mut LoopbackSockets) -> Result<Verification, StepError> {
+        let failed: Vec<WantedSocket> = content.failed.keys().copied().collect();
         if !self.listen(content, failed) {
             return Ok(Verification::Equal);
         }
@@ -202,7 +204,7 @@ impl DataPath for Loopback {
 
 impl Loopback {
     /// Closes a socket; returns whether it was open.
-    fn close(&self, content: &mut Content, wanted: &Wanted) -> bool {
+    fn close(&self, content: &mut LoopbackSockets, wanted: &WantedSocket) -> bool {
         content.failed.remove(wanted);
         let socket = content.sockets.remove(wanted);
         if let Some(socket) = &socket {
@@ -212,7 +214,7 @@ impl Loopback {
     }
 
     /// Opens the sockets that are not open; returns whether one was opened.
-    fn listen(&self, content: &mut Content, wanted: Vec<Wanted>) -> bool {
+    fn listen(&self, content: &mut LoopbackSockets, wanted: Vec<WantedSocket>) -> bool {
         let mut differs = false;
         for place in wanted {
             if content.sockets.contains_key(&place) {
@@ -234,7 +236,7 @@ impl Loopback {
     }
 
     /// Opens a socket; at a higher port if the process may not use this one.
-    fn open(&self, (place, at): Wanted) -> io::Result<Socket> {
+    fn open(&self, (place, at): WantedSocket) -> io::Result<Socket> {
         let listen = |at| self.proxy.listen(at, protocol(place), Role::Place(place));
         let opened = match listen(at) {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied && at.port() < 1024 => {
@@ -250,7 +252,7 @@ impl Loopback {
     }
 
     /// Writes down where Services can be reached.
-    fn publish(&self, content: &Content) {
+    fn publish(&self, content: &LoopbackSockets) {
         let mut hosts = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
         if !hosts.is_wanted() {
             return;
@@ -261,7 +263,7 @@ impl Loopback {
                 .wanted
                 .iter()
                 .filter_map(|wanted| content.sockets.get_key_value(wanted));
-            places.extend(sockets.map(|((at, _), socket)| Place {
+            places.extend(sockets.map(|((at, _), socket)| PortSocket {
                 key: key.clone(),
                 at: *at,
                 socket: socket.at,
@@ -291,7 +293,11 @@ fn shares(place: FrontendAddr, at: SocketAddr) -> bool {
 }
 
 /// Returns the sockets that a plan needs. A place without endpoints has none, so that clients are refused (U10).
-fn wanted(plan: &ServicePlan, addresses: &mut Addresses, node_addresses: &[IpAddr]) -> Vec<Wanted> {
+fn wanted(
+    plan: &ServicePlan,
+    addresses: &mut Addresses,
+    node_addresses: &[IpAddr],
+) -> Vec<WantedSocket> {
     let mut wanted = Vec::new();
     if plan.key.protocol == Protocol::Sctp {
         return wanted;
@@ -355,11 +361,11 @@ fn unserved(plan: &ServicePlan, node_addresses: &[IpAddr]) -> Option<Failure> {
 }
 
 /// Returns the ServicePorts that lack sockets.
-fn failures(content: &Content) -> Vec<Failure> {
+fn failures(content: &LoopbackSockets) -> Vec<Failure> {
     if content.failed.is_empty() {
         return Vec::new();
     }
-    let failure = |(key, held): (&ServiceKey, &Held)| {
+    let failure = |(key, held): (&ServiceKey, &ServedPort)| {
         let reasons: Vec<String> = held
             .wanted
             .iter()

@@ -6,20 +6,20 @@ use std::collections::HashSet;
 use kplane_model::ServiceKey;
 
 use super::super::Failure;
-use super::super::nftables::proxy_tables::Place;
+use super::super::nftables::proxy_tables::CapturedPlace;
 use crate::plan::ServicePlan;
 
 /// A change of the table, worked out.
 pub(super) struct Staged {
-    pub(super) delete: Vec<Place>,
-    pub(super) add: Vec<Place>,
+    pub(super) delete: Vec<CapturedPlace>,
+    pub(super) add: Vec<CapturedPlace>,
     pub(super) wanted: Vec<(ServiceKey, Fate)>,
 }
 
 /// What becomes of a ServicePort that the proxy has or gets.
 pub(super) enum Fate {
     /// The proxy serves these places, and the kernel its other ones.
-    Proxy(Vec<Place>),
+    Proxy(Vec<CapturedPlace>),
     /// The kernel serves it from now on.
     Kernel,
     /// It does not exist any more.
@@ -30,7 +30,7 @@ pub(super) enum Fate {
 pub(super) fn places_of(
     wanted: &[(ServiceKey, Fate)],
     mut of: impl FnMut(&ServiceKey) -> bool,
-) -> HashSet<Place> {
+) -> HashSet<CapturedPlace> {
     let some = wanted.iter().filter(|(key, _)| of(key));
     let places = some.filter_map(|(_, fate)| match fate {
         Fate::Proxy(places) => Some(places),

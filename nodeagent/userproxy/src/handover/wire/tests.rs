@@ -50,14 +50,14 @@ fn role() -> impl Strategy<Value = Role> {
     prop_oneof![Just(Role::Captured), address, node_port]
 }
 
-fn way() -> impl Strategy<Value = Way> {
+fn way() -> impl Strategy<Value = EncodedWay> {
     let bytes = prop::collection::vec(any::<u8>(), 1..3000);
     let unsent = prop_oneof![
-        Just(Unsent::None),
-        bytes.prop_map(Unsent::Bytes),
-        (1..u64::MAX).prop_map(Unsent::Pipe)
+        Just(EncodedUnsent::None),
+        bytes.prop_map(EncodedUnsent::Bytes),
+        (1..u64::MAX).prop_map(EncodedUnsent::Pipe)
     ];
-    (any::<bool>(), any::<bool>(), unsent).prop_map(|(has_ended, is_plain, unsent)| Way {
+    (any::<bool>(), any::<bool>(), unsent).prop_map(|(has_ended, is_plain, unsent)| EncodedWay {
         has_ended,
         is_plain,
         unsent,
@@ -132,10 +132,10 @@ proptest! {
 
 #[test]
 fn the_longest_message_has_room() {
-    let way = || Way {
+    let way = || EncodedWay {
         has_ended: true,
         is_plain: true,
-        unsent: Unsent::Bytes(vec![7; MOST_UNSENT]),
+        unsent: EncodedUnsent::Bytes(vec![7; MOST_UNSENT]),
     };
     let name = "x".repeat(MOST_NAME);
     let message = Message::Connection {

@@ -8,7 +8,7 @@ use super::{HALF_OPEN, Held, Pair, State, Way};
 use crate::handover::{Connection, Unsent, WayState};
 use crate::port::Port;
 use crate::shares::Kind;
-use crate::worker::Entry;
+use crate::worker::Owner;
 use crate::worker::core::{Core, Next};
 use crate::worker::pipes::Pipe;
 use crate::worker::token::Token;
@@ -46,7 +46,7 @@ impl Pair {
     }
 
     /// Has both connections report changes, and moves what has come meanwhile.
-    pub(in crate::worker) fn begin(&mut self, core: &mut Core, token: Token) -> Next<Entry> {
+    pub(in crate::worker) fn begin(&mut self, core: &mut Core, token: Token) -> Next<Owner> {
         for (side, end) in (0..).zip(&self.ends) {
             if let Err(error) = core.watch(end, token.side(side)) {
                 tracing::warn!(%error, "a connection of the earlier proxy ends: it cannot be watched");

@@ -70,6 +70,8 @@ pub(super) const HEALTHY: &[Series] = &[
         "kplane_controlplane_build_info{version=\"0.1.0\",source=\"kubernetes\"}@b",
         "1x2000",
     ),
+    ("kplane_controlplane_node_ports@a", "2x2000"),
+    ("kplane_controlplane_node_ports@b", "2x2000"),
     ("kplane_controlplane_services@a", "10x2000"),
     ("kplane_controlplane_services@b", "10x2000"),
     ("kplane_controlplane_endpoints@a", "20x2000"),
@@ -209,6 +211,7 @@ const SYNCED: [&str; 2] = [
     "kplane_controlplane_synced@b",
 ];
 const SERVICES: &str = "kplane_controlplane_services@a";
+const NODE_PORTS: &str = "kplane_controlplane_node_ports@a";
 const HELD: &str = "kplane_controlplane_held_services@a";
 
 const fn case(
@@ -324,6 +327,11 @@ pub(super) const CASES: &[Case] = &[
         "KplanePicturePartial",
         (&[(PARTIAL, "1x2000")], 11),
         (&[(PARTIAL, "1x2000")], 9),
+    ),
+    case(
+        "KplaneNodePortsRunOut",
+        (&[(NODE_PORTS, "2215x2000")], 61),
+        (&[(NODE_PORTS, "2214x2000")], 1_000),
     ),
     case(
         "KplaneAgentsRefused",

@@ -32,35 +32,35 @@ fn worlds() -> Vec<World> {
 }
 
 /// Every statement that a list can make about an object.
-fn all_said() -> Vec<Said> {
+fn all_said() -> Vec<WatchEvent> {
     let of = |name| {
-        let put = STATES.map(|state| Said::Put(object(name, state), 1));
-        let gone = Said::Gone(object(name, "").id(), 1);
+        let put = STATES.map(|state| WatchEvent::Put(object(name, state), 1));
+        let gone = WatchEvent::Gone(object(name, "").id(), 1);
         let unreadable = Unreadable {
             namespace: "default".into(),
             name: name.into(),
             reason: String::new(),
         };
         put.into_iter()
-            .chain([gone, Said::Unreadable(unreadable, 1)])
+            .chain([gone, WatchEvent::Unreadable(unreadable, 1)])
     };
     NAMES.into_iter().flat_map(of).collect()
 }
 
 /// Returns the expected objects after a list: those that it named last; unreadable ones stay.
-fn after(known: &World, said: &[Said]) -> World {
+fn after(known: &World, said: &[WatchEvent]) -> World {
     let mut world = World::new();
     for one in said {
         match one {
-            Said::Put(object, _) => drop(world.insert(object.id(), object.clone())),
-            Said::Gone(id, _) => drop(world.remove(id)),
-            Said::Unreadable(unreadable, _) => {
+            WatchEvent::Put(object, _) => drop(world.insert(object.id(), object.clone())),
+            WatchEvent::Gone(id, _) => drop(world.remove(id)),
+            WatchEvent::Unreadable(unreadable, _) => {
                 let last = known.iter().find(|(id, _)| unreadable.is(id));
                 if let Some((id, object)) = last {
                     world.entry(id.clone()).or_insert_with(|| object.clone());
                 }
             }
-            Said::Bookmark { .. } => {}
+            WatchEvent::Bookmark { .. } => {}
         }
     }
     world
@@ -69,10 +69,10 @@ fn after(known: &World, said: &[Said]) -> World {
 #[test]
 fn a_list_tells_exactly_the_differences_and_is_then_known() {
     let all = all_said();
-    let mut histories: Vec<Vec<Said>> = vec![Vec::new()];
+    let mut histories: Vec<Vec<WatchEvent>> = vec![Vec::new()];
     let mut longest = histories.clone();
     for _ in 0..3 {
-        let longer = |begun: &Vec<Said>| {
+        let longer = |begun: &Vec<WatchEvent>| {
             let parts = all
                 .iter()
                 .map(|said| [&begun[..], std::slice::from_ref(said)].concat());
@@ -91,14 +91,17 @@ fn a_list_tells_exactly_the_differences_and_is_then_known() {
             let events = list(&mut memory, history);
             assert_tells(&known, &wanted, &events);
             // The same list again causes no events.
-            let again: Vec<_> = wanted.values().map(|o| Said::Put(o.clone(), 2)).collect();
+            let again: Vec<_> = wanted
+                .values()
+                .map(|o| WatchEvent::Put(o.clone(), 2))
+                .collect();
             assert_eq!(list(&mut memory, &again), [Event::Looked(Kind::Service)]);
         }
     }
 }
 
 /// Feeds a list to the gathering and accepts it.
-fn list(memory: &mut Memory, history: &[Said]) -> Vec<Event> {
+fn list(memory: &mut Memory, history: &[WatchEvent]) -> Vec<Event> {
     let mut list = Gathering::new(memory);
     for said in history {
         assert_eq!(list.said(memory, said.clone()), None);
@@ -141,12 +144,12 @@ fn unreadable_endpoints_keep_their_slices() {
         memory.put(&object(name, "1"));
     }
     let unreadable = all_said().into_iter().filter_map(|said| match said {
-        Said::Unreadable(unreadable, _) => Some(unreadable),
+        WatchEvent::Unreadable(unreadable, _) => Some(unreadable),
         _ => None,
     });
     let mut unreadable = unreadable.last().unwrap();
     unreadable.name = "web".into();
-    let events = list(&mut memory, &[Said::Unreadable(unreadable, 1)]);
+    let events = list(&mut memory, &[WatchEvent::Unreadable(unreadable, 1)]);
     let gone = Event::Vanished(vec![object("webs/0/IPv4", "").id()]);
     assert_eq!(events, [Event::Looked(Kind::Service), gone]);
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{ABSENT, Closed, LONG_OUTAGE, OPTIONAL_AFTER, Reflector, State, Then};
+use super::{ABSENT, Closed, LONG_OUTAGE, OPTIONAL_AFTER, Phase, Reflector, Then};
 use crate::k8s::Kind;
 use crate::kubernetes::Failure;
 use crate::source::Event;
@@ -17,7 +17,7 @@ impl<T: Transport> Reflector<T> {
         verb: &'static str,
         failure: Failure,
         then: Then,
-    ) -> Result<State<T::Watch>, Closed> {
+    ) -> Result<Phase<T::Watch>, Closed> {
         let optional = matches!(self.kind, Kind::ServiceCidr | Kind::ClusterNetworkPolicy);
         // The versions that a definition serves may change at any time.
         let versioned = self.kind == Kind::ClusterNetworkPolicy;
@@ -36,18 +36,18 @@ impl<T: Transport> Reflector<T> {
         if optional && !self.synced && overdue {
             self.serve_without().await?;
         }
-        Ok(State::after(wait, then))
+        Ok(Phase::after(wait, then))
     }
 
     /// Handles a compacted watch: the server no longer has the changes since the known state, as is
     /// normal after its restart. The first list follows at once; further ones wait if it did not
     /// help.
-    pub(super) fn compacted(&mut self) -> State<T::Watch> {
+    pub(super) fn compacted(&mut self) -> Phase<T::Watch> {
         self.report.failure(&Failure::Gone);
         if !std::mem::replace(&mut self.compacted, true) {
-            return State::Unlisted;
+            return Phase::Unlisted;
         }
-        State::after(self.backoff.next(), Then::List)
+        Phase::after(self.backoff.next(), Then::List)
     }
 
     /// Counts and reports a failure; returns the pause.
@@ -72,7 +72,7 @@ impl<T: Transport> Reflector<T> {
     }
 
     /// Handles a resource that the server does not have.
-    pub(super) async fn not_served(&mut self, failure: Failure) -> Result<State<T::Watch>, Closed> {
+    pub(super) async fn not_served(&mut self, failure: Failure) -> Result<Phase<T::Watch>, Closed> {
         let instead = match self.transport.resource() {
             Resource::ServiceCidrs => {
                 self.report.listed(&[], false);
@@ -81,14 +81,14 @@ impl<T: Transport> Reflector<T> {
                 // The kind is not synced: when the resource appears, it is listed as for the first
                 // time.
                 self.synced = false;
-                return Ok(State::after(ABSENT, Then::List));
+                return Ok(Phase::after(ABSENT, Then::List));
             }
             Resource::ClusterPolicies { beta } => {
                 let beta = *beta;
                 let other = Resource::ClusterPolicies { beta: !beta };
                 self.transport.set_resource(other);
                 if beta {
-                    return Ok(State::after(Duration::ZERO, Then::List));
+                    return Ok(Phase::after(Duration::ZERO, Then::List));
                 }
                 if self.memory.is_empty() {
                     self.report.listed(&[], false);
@@ -96,11 +96,11 @@ impl<T: Transport> Reflector<T> {
                     if !self.synced {
                         self.serve_without().await?;
                     }
-                    return Ok(State::after(ABSENT, Then::List));
+                    return Ok(Phase::after(ABSENT, Then::List));
                 }
                 // Their definition is gone, and none of them was deleted: they stay.
                 let wait = self.note("list", &failure).await;
-                return Ok(State::after(wait, Then::List));
+                return Ok(Phase::after(wait, Then::List));
             }
             Resource::Slices => Resource::Endpoints,
             Resource::Endpoints => Resource::Slices,
@@ -110,7 +110,7 @@ impl<T: Transport> Reflector<T> {
             | Resource::Namespaces
             | Resource::Pods => {
                 let wait = self.note("list", &failure).await;
-                return Ok(State::after(wait, Then::List));
+                return Ok(Phase::after(wait, Then::List));
             }
         };
         tracing::warn!(
@@ -122,7 +122,7 @@ impl<T: Transport> Reflector<T> {
             _ => Duration::ZERO,
         };
         self.transport.set_resource(instead);
-        Ok(State::after(wait, Then::List))
+        Ok(Phase::after(wait, Then::List))
     }
 
     /// Passes on an empty list, so that nothing waits for the resource any longer.

@@ -2,14 +2,16 @@
 
 use tokio::time::{Instant, timeout};
 
-use super::{Closed, PAGE, Reflector, STREAM_SILENCE, State, Then, Watching};
+use super::{Closed, PAGE, Phase, Reflector, STREAM_SILENCE, Then, Watching};
 use crate::kubernetes::Failure;
 use crate::source::kubernetes::gathering::Gathering;
 use crate::source::kubernetes::memory::Verdict;
-use crate::source::kubernetes::transport::{Page, PageRequest, Said, Transport, Watch, WatchFrom};
+use crate::source::kubernetes::transport::{
+    ObjectPage, PageRequest, Transport, Watch, WatchEvent, WatchFrom,
+};
 
 impl<T: Transport> Reflector<T> {
-    pub(super) async fn list(&mut self) -> Result<State<T::Watch>, Closed> {
+    pub(super) async fn list(&mut self) -> Result<Phase<T::Watch>, Closed> {
         self.second_look.begins();
         let list = Gathering::new(&self.memory);
         if self.no_streams {
@@ -18,7 +20,7 @@ impl<T: Transport> Reflector<T> {
         match self.transport.watch(WatchFrom::Everything).await {
             Ok(watch) => {
                 self.tell(list.begin(self.kind)).await?;
-                Ok(State::Streaming { watch, list })
+                Ok(Phase::Streaming { watch, list })
             }
             Err(failure) if refuses_streams(&failure) => {
                 self.no_streams = true;
@@ -28,30 +30,30 @@ impl<T: Transport> Reflector<T> {
         }
     }
 
-    pub(super) async fn begin_pages(&mut self, list: Gathering) -> Result<State<T::Watch>, Closed> {
+    pub(super) async fn begin_pages(&mut self, list: Gathering) -> Result<Phase<T::Watch>, Closed> {
         self.tell(list.begin(self.kind)).await?;
         let next = PageRequest {
             limit: PAGE,
             next: None,
         };
-        Ok(State::Paging { list, next })
+        Ok(Phase::Paging { list, next })
     }
 
     pub(super) async fn page(
         &mut self,
         mut list: Gathering,
         request: PageRequest,
-    ) -> Result<State<T::Watch>, Closed> {
+    ) -> Result<Phase<T::Watch>, Closed> {
         match self.transport.page(&request).await {
             Ok(page) => {
-                let Page { version, .. } = page;
+                let ObjectPage { version, .. } = page;
                 let next = page.next.clone();
                 let events = list.page(&self.memory, page);
                 self.tell(events).await?;
                 if next.is_some() {
                     let limit = request.limit;
                     let next = PageRequest { limit, next };
-                    return Ok(State::Paging { list, next });
+                    return Ok(Phase::Paging { list, next });
                 }
                 self.complete(list, version, None).await
             }
@@ -63,7 +65,7 @@ impl<T: Transport> Reflector<T> {
                     limit: 0,
                     next: None,
                 };
-                Ok(State::Paging { list, next })
+                Ok(Phase::Paging { list, next })
             }
             Err(failure) => self.failed("list", failure, Then::List).await,
         }
@@ -73,7 +75,7 @@ impl<T: Transport> Reflector<T> {
         &mut self,
         mut watch: T::Watch,
         mut list: Gathering,
-    ) -> Result<State<T::Watch>, Closed> {
+    ) -> Result<Phase<T::Watch>, Closed> {
         let heard = tokio::select! {
             heard = timeout(STREAM_SILENCE, watch.next()) => heard,
             () = self.outbox.closed() => return Err(Closed),
@@ -88,7 +90,7 @@ impl<T: Transport> Reflector<T> {
         let mut events = Vec::new();
         let mut said = said.into_iter();
         while let Some(one) = said.next() {
-            let Said::Bookmark {
+            let WatchEvent::Bookmark {
                 version,
                 initial_end,
             } = one
@@ -103,17 +105,17 @@ impl<T: Transport> Reflector<T> {
             self.tell(events).await?;
             let state = self.complete(list, version, Some(watch)).await?;
             return match state {
-                State::Watching(watching) if said.len() > 0 => {
+                Phase::Watching(watching) if said.len() > 0 => {
                     self.heard(watching, said.collect()).await
                 }
                 state => Ok(state),
             };
         }
         self.tell(events).await?;
-        Ok(State::Streaming { watch, list })
+        Ok(Phase::Streaming { watch, list })
     }
 
-    pub(super) async fn without_streams(&mut self) -> Result<State<T::Watch>, Closed> {
+    pub(super) async fn without_streams(&mut self) -> Result<Phase<T::Watch>, Closed> {
         self.no_streams = true;
         let list = Gathering::new(&self.memory);
         self.begin_pages(list).await
@@ -125,7 +127,7 @@ impl<T: Transport> Reflector<T> {
         mut list: Gathering,
         version: u64,
         watch: Option<T::Watch>,
-    ) -> Result<State<T::Watch>, Closed> {
+    ) -> Result<Phase<T::Watch>, Closed> {
         self.outage_since = None;
         let named = list.complete(&self.memory);
         match self.memory.judge(version, named, Instant::now()) {
@@ -136,11 +138,11 @@ impl<T: Transport> Reflector<T> {
                 let events = list.additions(&mut self.memory);
                 self.report.doubts(&self.transport.server(), hold.reason);
                 self.tell(events).await?;
-                Ok(State::after(hold.pause, Then::List))
+                Ok(Phase::after(hold.pause, Then::List))
             }
             Verdict::Ignore(hold) => {
                 self.report.doubts(&self.transport.server(), hold.reason);
-                Ok(State::after(hold.pause, Then::List))
+                Ok(Phase::after(hold.pause, Then::List))
             }
         }
     }
@@ -152,7 +154,7 @@ impl<T: Transport> Reflector<T> {
         version: u64,
         watch: Option<T::Watch>,
         confirmed: bool,
-    ) -> Result<State<T::Watch>, Closed> {
+    ) -> Result<Phase<T::Watch>, Closed> {
         let (first, empty) = (list.is_first(), list.len() == 0);
         let (mut events, unreadable) = list.accept(self.kind, &mut self.memory, version, confirmed);
         events.push(self.version());
@@ -166,8 +168,8 @@ impl<T: Transport> Reflector<T> {
         // Results of a second list are passed on before the end of the doubt.
         self.tell_doubt().await?;
         Ok(match watch {
-            Some(watch) => State::Watching(Watching::new(watch)),
-            None => State::Unwatched,
+            Some(watch) => Phase::Watching(Watching::new(watch)),
+            None => Phase::Unwatched,
         })
     }
 }

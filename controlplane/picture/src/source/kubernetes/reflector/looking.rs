@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use super::{Closed, Reflector, Told};
+use super::{Closed, KindEvents, Reflector};
 use crate::k8s::Kind;
 use crate::source::kubernetes::memory::EMPTY_FOR;
 use crate::source::kubernetes::transport::Transport;
@@ -87,9 +87,9 @@ impl<T: Transport> Reflector<T> {
             return Ok(());
         }
         self.doubt.clone_from(&doubt);
-        let told = Told {
+        let told = KindEvents {
             doubt: Some((self.kind, doubt)),
-            ..Told::now(Vec::new())
+            ..KindEvents::now(Vec::new())
         };
         self.outbox.send(told).await.map_err(|_| Closed)
     }

@@ -5,7 +5,7 @@ mod looks;
 mod script;
 
 use super::*;
-use crate::source::kubernetes::transport::Page;
+use crate::source::kubernetes::transport::ObjectPage;
 use script::{Rig, Step, bookmark, changed, end, gone, page, put, unreadable};
 
 /// The whole life: a streaming list, changes, and the end of a watch.
@@ -314,7 +314,7 @@ async fn versions_are_told_after_what_they_contain() {
 async fn a_list_in_pages_tells_the_newest_version_of_its_objects() {
     let mut rig = Rig::new(Resource::Slices);
     rig.no_watch(Failure::of_status(400, "", None));
-    let changed = |changed, next| page(10, &["a"], next).map(|page| Page { changed, ..page });
+    let changed = |changed, next| page(10, &["a"], next).map(|page| ObjectPage { changed, ..page });
     rig.page(changed(7, Some("more")));
     rig.page(changed(4, None));
     rig.watch([Step::Hang]);

@@ -13,7 +13,7 @@ struct Folder(Catalog);
 impl Folder {
     /// Returns the events after files were written, one per line.
     fn write(&mut self, files: &[(&str, &str)]) -> Vec<String> {
-        let contents = |text: &str| Change::Contents(text.as_bytes().to_vec());
+        let contents = |text: &str| FileChange::Contents(text.as_bytes().to_vec());
         self.apply(
             files
                 .iter()
@@ -23,10 +23,10 @@ impl Folder {
     }
 
     fn remove(&mut self, name: &str) -> Vec<String> {
-        self.apply(vec![(name, Change::Removed)])
+        self.apply(vec![(name, FileChange::Removed)])
     }
 
-    fn apply(&mut self, changes: Vec<(&str, Change)>) -> Vec<String> {
+    fn apply(&mut self, changes: Vec<(&str, FileChange)>) -> Vec<String> {
         let changes = changes
             .into_iter()
             .map(|(name, change)| (name.into(), change));
@@ -203,9 +203,9 @@ fn equal_duplicates_take_over_without_an_event() {
 fn an_object_that_moves_is_not_deleted() {
     let mut folder = Folder::default();
     folder.write(&[("a.yaml", &services("web dns"))]);
-    let moved = Change::Contents(services("web dns").into_bytes());
+    let moved = FileChange::Contents(services("web dns").into_bytes());
     assert_eq!(
-        folder.apply(vec![("a.yaml", Change::Gone), ("b.yaml", moved)]),
+        folder.apply(vec![("a.yaml", FileChange::Gone), ("b.yaml", moved)]),
         NONE
     );
     assert_eq!(folder.remove("b.yaml"), ["delete dns", "delete web"]);
@@ -316,7 +316,7 @@ fn an_empty_list_removes_the_objects() {
 fn a_file_that_cannot_be_read_keeps_its_objects() {
     let mut folder = Folder::default();
     folder.write(&[("x.yaml", &services("a"))]);
-    let unreadable = Change::Unreadable("Permission denied (os error 13)".to_owned());
+    let unreadable = FileChange::Unreadable("Permission denied (os error 13)".to_owned());
     assert_eq!(
         folder.apply(vec![("x.yaml", unreadable)]),
         [
@@ -324,7 +324,7 @@ fn a_file_that_cannot_be_read_keeps_its_objects() {
              this file keeps its last good state",
         ]
     );
-    let binary = Change::Contents(b"a: 1\nb: \xff\n".to_vec());
+    let binary = FileChange::Contents(b"a: 1\nb: \xff\n".to_vec());
     assert_eq!(
         folder.apply(vec![("x.yaml", binary)]),
         [
@@ -413,7 +413,9 @@ proptest! {
     }
 }
 
-fn change(file: &str, text: Option<String>) -> (Arc<str>, Change) {
-    let change = text.map_or(Change::Gone, |text| Change::Contents(text.into_bytes()));
+fn change(file: &str, text: Option<String>) -> (Arc<str>, FileChange) {
+    let change = text.map_or(FileChange::Gone, |text| {
+        FileChange::Contents(text.into_bytes())
+    });
     (file.into(), change)
 }

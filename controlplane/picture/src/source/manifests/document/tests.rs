@@ -15,9 +15,9 @@ fn found(text: &str) -> Vec<String> {
 }
 
 fn lines(contents: &Contents) -> Vec<String> {
-    let line = |(place, found): &(Place, Found)| match found {
-        Found::Object(id, _) => format!("{place}: {} {}/{}", id.kind, id.namespace, id.name),
-        Found::Problem(p) => format!("{place}: {}: {}: {}", p.severity, p.object, p.reason),
+    let line = |(place, found): &(FilePosition, ParsedItem)| match found {
+        ParsedItem::Object(id, _) => format!("{place}: {} {}/{}", id.kind, id.namespace, id.name),
+        ParsedItem::Problem(p) => format!("{place}: {}: {}: {}", p.severity, p.object, p.reason),
     };
     contents.found.iter().map(line).collect()
 }
@@ -265,7 +265,7 @@ fn what_has_not_changed_is_not_parsed_again() {
         .iter()
         .zip(&second.found)
         .filter(|(a, b)| match (&a.1, &b.1) {
-            (Found::Object(_, a), Found::Object(_, b)) => Arc::ptr_eq(a, b),
+            (ParsedItem::Object(_, a), ParsedItem::Object(_, b)) => Arc::ptr_eq(a, b),
             _ => false,
         });
     assert_eq!(

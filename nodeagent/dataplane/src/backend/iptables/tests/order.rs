@@ -54,7 +54,7 @@ fn differing(before: &walk::Kernel, after: &walk::Kernel) -> BTreeSet<(TableName
 }
 
 fn touched(staged: &StagedRules) -> BTreeSet<(TableName, String)> {
-    let chains = |step: &Step| -> Vec<(TableName, String)> {
+    let chains = |step: &TableChange| -> Vec<(TableName, String)> {
         let written = step.write.iter().map(|chain| chain.name);
         let names = written.chain(step.delete.iter().copied());
         names.map(|name| (step.table, name.to_string())).collect()

@@ -4,21 +4,21 @@ use super::{IpvsDataPath, interrupted, unreadable};
 use crate::backend::driver::StepError;
 use crate::backend::iptables::{self, FoundRules};
 use crate::backend::ipvs::machine::Kernel;
-use crate::backend::ipvs::rules::{self, Shape, Steps};
+use crate::backend::ipvs::rules::{self, RuleFacts, Steps};
 use crate::backend::ipvs::sets::SetId;
 use crate::backend::ipvs::state::IpvsState;
 
 /// The rules in the kernel.
 #[derive(Debug, Default)]
-pub(super) struct Rules {
+pub(super) struct InstalledRules {
     pub(super) found: FoundRules,
     /// The facts for which the rules were written.
-    shape: Option<Shape>,
+    shape: Option<RuleFacts>,
     /// The generation in which the rules are known to be these.
     known: Option<u32>,
 }
 
-impl Rules {
+impl InstalledRules {
     /// Forgets in which generation the rules were read, so that they are read again.
     pub(super) fn forget(&mut self) {
         self.known = None;
@@ -42,7 +42,7 @@ impl<K: Kernel> IpvsDataPath<K> {
         steps
     }
 
-    pub(super) fn restore(&mut self, steps: &[iptables::Step]) -> Result<u64, StepError> {
+    pub(super) fn restore(&mut self, steps: &[iptables::TableChange]) -> Result<u64, StepError> {
         if steps.is_empty() {
             return Ok(0);
         }
@@ -52,8 +52,8 @@ impl<K: Kernel> IpvsDataPath<K> {
         Ok(bytes)
     }
 
-    pub(super) fn shape(&self, state: &IpvsState) -> Shape {
-        Shape {
+    pub(super) fn shape(&self, state: &IpvsState) -> RuleFacts {
+        RuleFacts {
             settings: iptables::RuleSettings {
                 masquerade_bit: self.settings.masquerade_bit,
                 pod_interface: self.settings.pod_interface,

@@ -7,18 +7,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kplane_model::IpvsScheduler;
 
-use super::super::machine::{Kernel, KernelError, Reading, Refused};
+use super::super::machine::{Kernel, KernelError, Reading, RefusedOp};
 use super::super::sets::{Entry, SetId};
 use super::super::state::Op;
 use super::open_on;
-use crate::backend::iptables::{Flavour, FoundRules, Step};
+use crate::backend::iptables::{Flavour, FoundRules, TableChange};
 use crate::backend::{self, Backend, OpenError};
 
 /// Number of operations that both families together may still do.
 #[derive(Clone, Debug)]
-pub struct Budget(Arc<AtomicUsize>);
+pub struct OperationBudget(Arc<AtomicUsize>);
 
-impl Budget {
+impl OperationBudget {
     /// Returns a budget of this many operations: entries of sets, servers, addresses. All rules of a step are
     /// one operation.
     #[must_use]
@@ -58,14 +58,17 @@ impl Budget {
 #[derive(Debug)]
 struct Stopping<K> {
     kernel: K,
-    budget: Budget,
+    budget: OperationBudget,
 }
 
 /// Opens a backend that stops for good when the budget is used up.
 ///
 /// # Errors
 /// See [`open`](super::super::open).
-pub fn open_stopping(settings: &backend::Settings, budget: &Budget) -> Result<Backend, OpenError> {
+pub fn open_stopping(
+    settings: &backend::Settings,
+    budget: &OperationBudget,
+) -> Result<Backend, OpenError> {
     open_on(settings, |kernel| {
         let budget = budget.clone();
         Stopping { kernel, budget }
@@ -85,7 +88,7 @@ impl<K: Kernel> Kernel for Stopping<K> {
         self.kernel.generation()
     }
 
-    fn perform(&mut self, ops: &[Op]) -> Result<(Vec<Refused>, u64), KernelError> {
+    fn perform(&mut self, ops: &[Op]) -> Result<(Vec<RefusedOp>, u64), KernelError> {
         let count = self.budget.take(ops.len());
         let done = self.kernel.perform(ops.get(..count).unwrap_or(ops))?;
         if count < ops.len() {
@@ -99,7 +102,7 @@ impl<K: Kernel> Kernel for Stopping<K> {
         self.kernel.grow(set, held, to)
     }
 
-    fn restore(&mut self, steps: &[Step]) -> Result<u64, KernelError> {
+    fn restore(&mut self, steps: &[TableChange]) -> Result<u64, KernelError> {
         self.budget.one()?;
         self.kernel.restore(steps)
     }

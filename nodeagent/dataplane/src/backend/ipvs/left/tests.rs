@@ -17,7 +17,7 @@ fn real(server: ServerKey, weight: u32, active: u64, inactive: u64) -> Real {
 }
 
 /// One address with a connection, one without, a node port with one that is ending, and UDP.
-fn step_where(may_stay: impl Fn(IpAddr) -> bool) -> Step {
+fn step_where(may_stay: impl Fn(IpAddr) -> bool) -> ServerCleanup {
     let servers = [
         server("10.96.0.1:80", TCP),
         server("10.96.0.2:80", TCP),

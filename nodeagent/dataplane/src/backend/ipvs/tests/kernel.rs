@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use kplane_model::{EndpointAddr, IpvsScheduler, Protocol};
 
-use super::super::machine::{Kernel, KernelError, Reading, Refused};
+use super::super::machine::{Kernel, KernelError, Reading, RefusedOp};
 use super::super::rules;
 use super::super::sets::{Entry, SetId, capacity_for};
 use super::super::state::{Op, Snapshot};
 use super::{NODE_IP, ip};
-use crate::backend::iptables::{Flavour, FoundRules, Step};
+use crate::backend::iptables::{Flavour, FoundRules, TableChange};
 use kplane_netlink::ipvs::{Command, Real, Server, ServerKey, ServerMode};
 use kplane_netlink::{Errno, NetlinkError};
 
@@ -194,7 +194,7 @@ impl Kernel for Fake {
         None
     }
 
-    fn perform(&mut self, ops: &[Op]) -> Result<(Vec<Refused>, u64), KernelError> {
+    fn perform(&mut self, ops: &[Op]) -> Result<(Vec<RefusedOp>, u64), KernelError> {
         let mut inside = self.inside();
         let mut refused = Vec::new();
         for (index, op) in ops.iter().enumerate() {
@@ -205,7 +205,7 @@ impl Kernel for Fake {
             };
             match said {
                 Ok(()) => inside.done.push(*op),
-                Err(reason) => refused.push(Refused { index, reason }),
+                Err(reason) => refused.push(RefusedOp { index, reason }),
             }
             inside.look();
         }
@@ -222,7 +222,7 @@ impl Kernel for Fake {
         Ok(capacity_for(to))
     }
 
-    fn restore(&mut self, steps: &[Step]) -> Result<u64, KernelError> {
+    fn restore(&mut self, steps: &[TableChange]) -> Result<u64, KernelError> {
         let mut inside = self.inside();
         for step in steps {
             inside.step()?;

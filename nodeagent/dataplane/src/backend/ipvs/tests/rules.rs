@@ -3,14 +3,14 @@
 use expect_test::{Expect, expect};
 use kplane_model::Family;
 
-use super::super::rules::{Lacks, Shape, accept, compare};
+use super::super::rules::{Lacks, RuleFacts, accept, compare};
 use super::{node, server};
 use crate::backend::iptables::{FoundRules, RuleSettings, TableName};
 use crate::plan::NodePlan;
 use kplane_model::Protocol;
 
-fn shape(family: Family, node: NodePlan) -> Shape {
-    Shape {
+fn shape(family: Family, node: NodePlan) -> RuleFacts {
+    RuleFacts {
         settings: RuleSettings::new(family),
         node,
         external_ips: false,
@@ -21,7 +21,7 @@ fn shape(family: Family, node: NodePlan) -> Shape {
 }
 
 /// All chains of a table on an empty machine.
-fn text(shape: &Shape, table: TableName) -> String {
+fn text(shape: &RuleFacts, table: TableName) -> String {
     let steps = compare(shape, &FoundRules::default());
     let steps = steps.first.iter().chain(&steps.last);
     let chains = steps
@@ -30,7 +30,7 @@ fn text(shape: &Shape, table: TableName) -> String {
     chains.map(|chain| chain.lines.as_str()).collect()
 }
 
-fn check(shape: &Shape, table: TableName, expected: &Expect) {
+fn check(shape: &RuleFacts, table: TableName, expected: &Expect) {
     expected.assert_eq(&text(shape, table));
 }
 
@@ -89,7 +89,7 @@ fn d4_rules_of_table_filter() {
 fn d9_packets_of_no_connection_are_dropped_if_asked_for() {
     let mut shape = shape(Family::V6, node());
     let drops =
-        |shape: &Shape| text(shape, TableName::Filter).contains("--ctstate INVALID -j DROP");
+        |shape: &RuleFacts| text(shape, TableName::Filter).contains("--ctstate INVALID -j DROP");
     assert!(!drops(&shape));
     shape.drop_invalid = true;
     assert!(drops(&shape));
@@ -101,7 +101,7 @@ fn rules_do_without_matches_that_are_missing() {
     let mut shape = shape(Family::V4, node());
     shape.external_ips = true;
     shape.denied = vec![server("203.0.113.1:80", Protocol::Tcp)];
-    let has = |shape: &Shape| {
+    let has = |shape: &RuleFacts| {
         let text = text(shape, TableName::Nat) + &text(shape, TableName::Filter);
         ["-m physdev", "-m ipvs", "KUBE-EXTERNAL-IP-LOCAL dst,dst"].map(|m| text.contains(m))
     };

@@ -12,7 +12,7 @@ use proptest::prelude::*;
 
 use super::super::adopt::adopt;
 use super::super::affinity::Group;
-use super::super::affinity_id::Part;
+use super::super::affinity_id::GroupPart;
 use super::super::clients::{Client, Remembered};
 use super::super::element::{Data, Element};
 use super::super::frontend::Ops;
@@ -595,7 +595,7 @@ fn a11_clients_of_a_gone_endpoint_are_forgotten() {
         whole(1, 1),
         whole(2, 2),
         whole(3, 3),
-        client(4, Remembered::Part(Part::Ports)),
+        client(4, Remembered::Part(GroupPart::Ports)),
     ];
     driver.path.kernel().clients.insert(id, clients);
     driver

@@ -31,15 +31,15 @@ use std::net::SocketAddr;
 use kplane_model::{Cidr, Family, FrontendAddr};
 use kplane_netlink::{Batch, CommitError, Errno, NetlinkError, NfSocket};
 
-use self::rules::{CHAINS, Rules};
+use self::rules::{CHAINS, RuleWriter};
 use super::super::element::{Destination, Key, NodePort};
 #[allow(
     clippy::wildcard_imports,
     reason = "constants named as in the kernel's headers"
 )]
 use super::super::uapi::*;
-use super::expressions::Expressions;
-use super::own_table::{Chain, OwnTable, address_key, commit};
+use super::expressions::ExpressionWriter;
+use super::own_table::{OwnTable, address_key, commit};
 use crate::proxy_address::{CAPTURE_TABLE as TABLE, LOCAL_PORTS as LOCAL};
 
 const PLACES: &str = "places";
@@ -96,7 +96,7 @@ impl CaptureError {
 
 /// A place that the table leads to the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(in crate::backend) enum Place {
+pub(in crate::backend) enum CapturedPlace {
     /// An address, or a node port on the addresses that have node ports.
     Of(FrontendAddr),
     /// A node port on loopback addresses only.
@@ -142,8 +142,8 @@ impl CaptureTable {
     /// The kernel's refusal; nothing of the rest is in effect then.
     pub(in crate::backend) fn change(
         &mut self,
-        delete: &[Place],
-        add: &[Place],
+        delete: &[CapturedPlace],
+        add: &[CapturedPlace],
     ) -> Result<(), CaptureError> {
         let all = [
             (msg::DELSETELEM, 0, delete),
@@ -235,33 +235,27 @@ fn structure(family: Family, settings: CaptureSettings, flags: u32) -> Batch {
 
 /// Adds the operations that create the chains.
 fn push_chains(batch: &mut Batch, table: OwnTable, settings: CaptureSettings) {
-    for (name, kind, hook, priority, rules) in CHAINS {
-        let chain = Chain {
-            name,
-            kind,
-            hook,
-            priority,
-        };
+    for (chain, rules) in CHAINS {
         table.push_chain(batch, &chain);
         for rule in rules {
-            table.push_rule(batch, name, |list| {
-                let (to, family) = (Expressions(list), table.family);
-                Rules { to, family }.rule(*rule, settings);
+            table.push_rule(batch, chain.name, |list| {
+                let (to, family) = (ExpressionWriter(list), table.family);
+                RuleWriter { to, family }.rule(*rule, settings);
             });
         }
     }
 }
 
 /// Returns the key of a place in a set; `None` if it belongs into another one.
-fn key(place: Place, set: &str) -> Option<Key> {
+fn key(place: CapturedPlace, set: &str) -> Option<Key> {
     match place {
-        Place::Of(FrontendAddr::Address { ip, protocol, port }) if set == PLACES => {
+        CapturedPlace::Of(FrontendAddr::Address { ip, protocol, port }) if set == PLACES => {
             Some(Key::Service(Destination { ip, protocol, port }))
         }
-        Place::Of(FrontendAddr::NodePort { protocol, port }) if set == PORTS => {
+        CapturedPlace::Of(FrontendAddr::NodePort { protocol, port }) if set == PORTS => {
             Some(Key::NodePort(NodePort { protocol, port }))
         }
-        Place::OnLoopback(port) if set == LOCAL => Some(Key::NodePort(port)),
+        CapturedPlace::OnLoopback(port) if set == LOCAL => Some(Key::NodePort(port)),
         _ => None,
     }
 }

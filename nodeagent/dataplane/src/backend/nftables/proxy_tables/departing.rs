@@ -25,20 +25,15 @@ use super::super::element::Key;
     reason = "constants named as in the kernel's headers"
 )]
 use super::super::uapi::*;
-use super::expressions::{Expressions, FIRST};
-use super::own_table::{Chain, OwnTable, address_key, commit};
+use super::expressions::{ExpressionWriter, FIRST};
+use super::own_table::{BaseChain, OwnTable, address_key, commit};
 use crate::proxy_address::DEPARTING_TABLE as TABLE;
 
 const RANGES: &str = "ranges";
 const PODS: &str = "pods";
 
 /// The hook is `NF_INET_LOCAL_OUT`, before the table of the userspace proxy, which is at -110.
-const CHAIN: Chain = Chain {
-    name: "output",
-    kind: "nat",
-    hook: 3,
-    priority: -120,
-};
+const CHAIN: BaseChain = BaseChain::new("output", "nat", 3, -120);
 
 /// Most elements of a set: they must fit into one attribute of 64 KiB.
 const ELEMENTS: usize = 1024;
@@ -131,7 +126,7 @@ fn structure(family: Family, port: u16, flags: u32, addresses: (&[Cidr], &[IpAdd
     table.push_chain(&mut batch, &CHAIN);
     for set in [RANGES, PODS] {
         table.push_rule(&mut batch, CHAIN.name, |list| {
-            let mut rule = Expressions(list);
+            let mut rule = ExpressionWriter(list);
             rule.meta(NFT_META_L4PROTO, FIRST);
             rule.compare(&[Protocol::Tcp.number()]);
             rule.payload(FIRST, (NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2));

@@ -20,17 +20,12 @@ use kplane_netlink::{Batch, CommitError, Errno, NfSocket};
 )]
 use super::super::uapi::*;
 use super::capture::CaptureError;
-use super::expressions::{Expressions, NFT_SOCKET_MARK, NFT_SOCKET_TRANSPARENT};
-use super::own_table::{self, Chain, OwnTable};
+use super::expressions::{ExpressionWriter, NFT_SOCKET_MARK, NFT_SOCKET_TRANSPARENT};
+use super::own_table::{self, BaseChain, OwnTable};
 use crate::proxy_address::DIVERT_TABLES as TABLES;
 
 /// The hook is `NF_INET_PRE_ROUTING`, and the priority `NF_IP_PRI_MANGLE`: before the kernel looks for a route.
-const CHAIN: Chain = Chain {
-    name: "prerouting",
-    kind: "filter",
-    hook: 0,
-    priority: -150,
-};
+const CHAIN: BaseChain = BaseChain::new("prerouting", "filter", 0, -150);
 
 /// The marks of a table.
 #[derive(Clone, Copy, Debug)]
@@ -93,7 +88,7 @@ fn structure(table: &'static str, family: Family, marks: DivertMarks, flags: u32
     table.push_new(&mut batch, flags, comment);
     table.push_chain(&mut batch, &CHAIN);
     table.push_rule(&mut batch, CHAIN.name, |list| {
-        let mut rule = Expressions(list);
+        let mut rule = ExpressionWriter(list);
         rule.socket(NFT_SOCKET_MARK);
         rule.compare(&marks.own.to_ne_bytes());
         rule.socket(NFT_SOCKET_TRANSPARENT);

@@ -42,9 +42,9 @@ pub(super) fn encode_key(list: &mut AttributeWriter<'_>, key: Key) {
 }
 
 /// A writer of a rule's expressions.
-pub(super) struct Expressions<'a, 'b>(pub(super) &'a mut AttributeWriter<'b>);
+pub(super) struct ExpressionWriter<'a, 'b>(pub(super) &'a mut AttributeWriter<'b>);
 
-impl Expressions<'_, '_> {
+impl ExpressionWriter<'_, '_> {
     pub(super) fn expression(&mut self, name: &str, data: impl FnOnce(&mut AttributeWriter<'_>)) {
         self.0.nest(NFTA_LIST_ELEM, |w| {
             w.str(NFTA_EXPR_NAME, name);

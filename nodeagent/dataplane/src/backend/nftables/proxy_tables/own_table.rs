@@ -21,13 +21,29 @@ const NFT_TABLE_F_OWNER: u32 = 2;
 const TYPE_IPADDR: u32 = 7;
 const TYPE_IP6ADDR: u32 = 8;
 
-/// A chain, but for its rules.
-pub(super) struct Chain {
+/// A chain with a hook, but for its rules.
+pub(super) struct BaseChain {
     pub(super) name: &'static str,
     pub(super) kind: &'static str,
     /// The hook's number in `enum nf_inet_hooks`.
     pub(super) hook: u32,
     pub(super) priority: i32,
+}
+
+impl BaseChain {
+    pub(super) const fn new(
+        name: &'static str,
+        kind: &'static str,
+        hook: u32,
+        priority: i32,
+    ) -> Self {
+        Self {
+            name,
+            kind,
+            hook,
+            priority,
+        }
+    }
 }
 
 /// A table of one family.
@@ -88,7 +104,7 @@ impl OwnTable {
     }
 
     /// Adds the operation that creates a chain.
-    pub(super) fn push_chain(self, batch: &mut Batch, chain: &Chain) {
+    pub(super) fn push_chain(self, batch: &mut Batch, chain: &BaseChain) {
         let add = self.operation("add chain", msg::NEWCHAIN, NLM_F_CREATE);
         batch.push(add, |w| {
             w.str(NFTA_CHAIN_TABLE, self.name);

@@ -8,7 +8,7 @@ use kplane_model::{Family, Protocol};
 
 use super::super::affinity::Group;
 use super::super::affinity_id::AffinityId;
-use super::super::layout::Step;
+use super::super::layout::RuleStep;
 use super::super::rule::Expressions;
 use super::super::schema::{Balancer, Class, Set, TableSettings};
 use super::super::structure::{GroupOp, push_groups};
@@ -98,7 +98,7 @@ fn expressions(list: Attributes<'_>) -> Vec<(String, BTreeMap<u16, Vec<u8>>)> {
 }
 
 /// Returns kplane's steps for the rules of `golden.txt`. IPv6 texts have the steps of the IPv4 ones.
-fn steps(text: &str) -> Vec<Step> {
+fn steps(text: &str) -> Vec<RuleStep> {
     let text = text.replace("ip6 daddr != ::1", "ip daddr != 127.0.0.0/8");
     let vip = "ip daddr . meta l4proto . th dport";
     let original_vip = "ip daddr . meta l4proto . ct original proto-dst";
@@ -108,50 +108,59 @@ fn steps(text: &str) -> Vec<Step> {
         .replace(original_vip, "VIP")
         .as_str()
     {
-        "VIP @services drop" => vec![Step::In(Set::Services), Step::Drop],
-        "meta l4proto . th dport @nodeports return" => vec![Step::In(Set::Nodeports), Step::Return],
-        "ip daddr @cluster-ips goto refuse" => {
-            vec![Step::In(Set::ClusterIps), Step::Goto("refuse")]
+        "VIP @services drop" => vec![RuleStep::In(Set::Services), RuleStep::Drop],
+        "meta l4proto . th dport @nodeports return" => {
+            vec![RuleStep::In(Set::Nodeports), RuleStep::Return]
         }
-        "ip saddr @pod-cidrs jump refuse" => vec![Step::In(Set::PodCidrs), Step::Jump("refuse")],
-        "ip saddr != @pod-cidrs drop" => vec![Step::NotIn(Set::PodCidrs), Step::Drop],
-        "ip saddr . VIP @hairpin drop" => vec![Step::In(Set::Hairpin), Step::Drop],
-        "ct state new" => vec![Step::NewConnection],
-        "ct status dnat" => vec![Step::Dnatted],
-        "ct status ! dnat" => vec![Step::NotDnatted],
-        "fib daddr type local" => vec![Step::ToThisNode],
-        "fib saddr type local" => vec![Step::FromThisNode],
-        "ip daddr != 127.0.0.0/8" => vec![Step::NotToLoopback],
-        "meta l4proto tcp reject with tcp reset" => vec![Step::Is(Protocol::Tcp), Step::TcpReset],
-        "reject" => vec![Step::Unreachable],
-        "meta mark & 0x4000 == 0x4000" => vec![Step::Marked],
-        "meta mark set meta mark | 0x4000" => vec![Step::SetMark],
-        "meta mark set meta mark ^ 0x4000" => vec![Step::FlipMark],
-        "masquerade fully-random" => vec![Step::Masquerade],
+        "ip daddr @cluster-ips goto refuse" => {
+            vec![RuleStep::In(Set::ClusterIps), RuleStep::Goto("refuse")]
+        }
+        "ip saddr @pod-cidrs jump refuse" => {
+            vec![RuleStep::In(Set::PodCidrs), RuleStep::Jump("refuse")]
+        }
+        "ip saddr != @pod-cidrs drop" => vec![RuleStep::NotIn(Set::PodCidrs), RuleStep::Drop],
+        "ip saddr . VIP @hairpin drop" => vec![RuleStep::In(Set::Hairpin), RuleStep::Drop],
+        "ct state new" => vec![RuleStep::NewConnection],
+        "ct status dnat" => vec![RuleStep::Dnatted],
+        "ct status ! dnat" => vec![RuleStep::NotDnatted],
+        "fib daddr type local" => vec![RuleStep::ToThisNode],
+        "fib saddr type local" => vec![RuleStep::FromThisNode],
+        "ip daddr != 127.0.0.0/8" => vec![RuleStep::NotToLoopback],
+        "meta l4proto tcp reject with tcp reset" => {
+            vec![RuleStep::Is(Protocol::Tcp), RuleStep::TcpReset]
+        }
+        "reject" => vec![RuleStep::Unreachable],
+        "meta mark & 0x4000 == 0x4000" => vec![RuleStep::Marked],
+        "meta mark set meta mark | 0x4000" => vec![RuleStep::SetMark],
+        "meta mark set meta mark ^ 0x4000" => vec![RuleStep::FlipMark],
+        "masquerade fully-random" => vec![RuleStep::Masquerade],
         "dnat to VIP . numgen random mod 3 map @service-endpoints" => {
-            vec![Step::Dnat(Balancer::Service, Class::of(3).unwrap())]
+            vec![RuleStep::Dnat(Balancer::Service, Class::of(3).unwrap())]
         }
         "dnat to meta l4proto . th dport . numgen random mod 16384 map @nodeport-endpoints" => {
-            vec![Step::Dnat(Balancer::Nodeport, Class::of(16384).unwrap())]
+            vec![RuleStep::Dnat(
+                Balancer::Nodeport,
+                Class::of(16384).unwrap(),
+            )]
         }
-        "VIP vmap @sticky-services" => vec![Step::Lead(Set::Sticky(Balancer::Service))],
+        "VIP vmap @sticky-services" => vec![RuleStep::Lead(Set::Sticky(Balancer::Service))],
         "meta l4proto udp ct original VIP vmap @sticky-services" => vec![
-            Step::Is(Protocol::Udp),
-            Step::OriginalLead(Set::Sticky(Balancer::Service)),
+            RuleStep::Is(Protocol::Udp),
+            RuleStep::OriginalLead(Set::Sticky(Balancer::Service)),
         ],
         "meta l4proto sctp ct original VIP != @services \
          meta l4proto . ct original proto-dst vmap @remember-nodeports" => vec![
-            Step::Is(Protocol::Sctp),
-            Step::OriginalNotIn(Set::Services),
-            Step::OriginalLead(Set::RememberNodeports),
+            RuleStep::Is(Protocol::Sctp),
+            RuleStep::OriginalNotIn(Set::Services),
+            RuleStep::OriginalLead(Set::RememberNodeports),
         ],
-        "iifname \"cni0\" drop" => vec![Step::FromPodInterface, Step::Drop],
-        "iifname != \"cali*\" drop" => vec![Step::NotFromPodInterface, Step::Drop],
+        "iifname \"cni0\" drop" => vec![RuleStep::FromPodInterface, RuleStep::Drop],
+        "iifname != \"cali*\" drop" => vec![RuleStep::NotFromPodInterface, RuleStep::Drop],
         text if text.starts_with("meta l4proto tcp dnat to ip saddr map @affinity-") => {
-            vec![Step::Is(Protocol::Tcp), Step::Recall(SEVEN)]
+            vec![RuleStep::Is(Protocol::Tcp), RuleStep::Recall(SEVEN)]
         }
-        text if text.starts_with("update @affinity-") => vec![Step::Remember(SEVEN, 10_800)],
-        "drop comment \"an address that no Service has\"" => vec![Step::Drop],
+        text if text.starts_with("update @affinity-") => vec![RuleStep::Remember(SEVEN, 10_800)],
+        "drop comment \"an address that no Service has\"" => vec![RuleStep::Drop],
         other => panic!("no steps for {other}"),
     }
 }

@@ -9,13 +9,13 @@ use super::*;
 use crate::k8s::{
     ClusterNetworkPolicy, EndpointSlice, Node, Object, ObjectMeta, Service, ServiceCidr,
 };
-use crate::source::kubernetes::transport::{Page, Unreadable};
+use crate::source::kubernetes::transport::{ObjectPage, Unreadable};
 use crate::source::upstream::{KindState, Upstream};
 
 /// The next step of a watch.
 #[derive(Debug)]
 pub(super) enum Step {
-    Say(Vec<Said>),
+    Say(Vec<WatchEvent>),
     Fail(Failure),
     End,
     /// Sends nothing, forever.
@@ -24,7 +24,7 @@ pub(super) enum Step {
 
 #[derive(Debug, Default)]
 struct Script {
-    pages: VecDeque<Result<Page, Failure>>,
+    pages: VecDeque<Result<ObjectPage, Failure>>,
     watches: VecDeque<Result<VecDeque<Step>, Failure>>,
     probes: VecDeque<Result<u64, Failure>>,
     /// The answer to probes after the end of the script.
@@ -53,7 +53,7 @@ impl Transport for Scripted {
         self.resource = resource;
     }
 
-    async fn page(&mut self, request: &PageRequest) -> Result<Page, Failure> {
+    async fn page(&mut self, request: &PageRequest) -> Result<ObjectPage, Failure> {
         let answer = {
             let mut script = self.script.lock().unwrap();
             if request.limit == 1 {
@@ -101,14 +101,16 @@ impl Transport for Scripted {
 }
 
 impl Watch for Steps {
-    async fn next(&mut self) -> Result<Option<Vec<Said>>, Failure> {
+    async fn next(&mut self) -> Result<Option<Vec<WatchEvent>>, Failure> {
         match self.0.pop_front() {
             Some(Step::Say(said)) => {
                 let said = said.into_iter().map(|said| match said {
-                    Said::Put(object, version) => Said::Put(of_kind(object, &self.1), version),
-                    Said::Gone(mut id, version) => {
+                    WatchEvent::Put(object, version) => {
+                        WatchEvent::Put(of_kind(object, &self.1), version)
+                    }
+                    WatchEvent::Gone(mut id, version) => {
                         id.kind = self.1.kind();
-                        Said::Gone(id, version)
+                        WatchEvent::Gone(id, version)
                     }
                     other => other,
                 });
@@ -132,7 +134,7 @@ pub(super) struct Rig {
     pub(super) upstream: Upstream,
     kind: Kind,
     reflector: Option<Reflector<Scripted>>,
-    inbox: mpsc::Receiver<Told>,
+    inbox: mpsc::Receiver<KindEvents>,
     events: VecDeque<String>,
     /// Second lists appear among the events.
     pub(super) shows_looks: bool,
@@ -175,7 +177,7 @@ impl Rig {
         self.script.lock().unwrap().watches.push_back(Err(failure));
     }
 
-    pub(super) fn page(&mut self, page: Result<Page, Failure>) {
+    pub(super) fn page(&mut self, page: Result<ObjectPage, Failure>) {
         self.script.lock().unwrap().pages.push_back(page);
     }
 
@@ -283,8 +285,12 @@ fn name(event: &Event) -> String {
     }
 }
 
-pub(super) fn page(version: u64, names: &[&str], next: Option<&str>) -> Result<Page, Failure> {
-    Ok(Page {
+pub(super) fn page(
+    version: u64,
+    names: &[&str],
+    next: Option<&str>,
+) -> Result<ObjectPage, Failure> {
+    Ok(ObjectPage {
         version,
         next: next.map(str::to_owned),
         changed: 0,
@@ -293,41 +299,41 @@ pub(super) fn page(version: u64, names: &[&str], next: Option<&str>) -> Result<P
     })
 }
 
-pub(super) fn put(name: &str, version: u64) -> Said {
-    Said::Put(object(name), version)
+pub(super) fn put(name: &str, version: u64) -> WatchEvent {
+    WatchEvent::Put(object(name), version)
 }
 
 /// Returns an object that differs from [`put`]'s, and from itself in every other version.
-pub(super) fn changed(name: &str, version: u64) -> Said {
+pub(super) fn changed(name: &str, version: u64) -> WatchEvent {
     let Object::Service(mut service) = object(name) else {
         unreachable!("it is a Service");
     };
     service.metadata.creation_timestamp = Some(version.to_string().into());
-    Said::Put(Object::Service(service), version)
+    WatchEvent::Put(Object::Service(service), version)
 }
 
-pub(super) fn unreadable(name: &str, version: u64) -> Said {
+pub(super) fn unreadable(name: &str, version: u64) -> WatchEvent {
     let unreadable = Unreadable {
         namespace: "default".into(),
         name: name.into(),
         reason: "a strange number".to_owned(),
     };
-    Said::Unreadable(unreadable, version)
+    WatchEvent::Unreadable(unreadable, version)
 }
 
-pub(super) fn gone(name: &str, version: u64) -> Said {
-    Said::Gone(object(name).id(), version)
+pub(super) fn gone(name: &str, version: u64) -> WatchEvent {
+    WatchEvent::Gone(object(name).id(), version)
 }
 
-pub(super) fn bookmark(version: u64) -> Said {
-    Said::Bookmark {
+pub(super) fn bookmark(version: u64) -> WatchEvent {
+    WatchEvent::Bookmark {
         version,
         initial_end: false,
     }
 }
 
-pub(super) fn end(version: u64) -> Said {
-    Said::Bookmark {
+pub(super) fn end(version: u64) -> WatchEvent {
+    WatchEvent::Bookmark {
         version,
         initial_end: true,
     }
@@ -344,9 +350,9 @@ fn object(name: &str) -> Object {
     })
 }
 
-fn as_kind(page: Page, resource: &Resource) -> Page {
+fn as_kind(page: ObjectPage, resource: &Resource) -> ObjectPage {
     let objects = page.objects.into_iter();
-    Page {
+    ObjectPage {
         objects: objects.map(|object| of_kind(object, resource)).collect(),
         ..page
     }

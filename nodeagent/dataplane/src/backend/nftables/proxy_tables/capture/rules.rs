@@ -9,43 +9,38 @@ use kplane_model::Family;
     reason = "constants named as in the kernel's headers"
 )]
 use super::super::super::uapi::*;
-use super::super::expressions::{Expressions, FIRST};
+use super::super::expressions::{ExpressionWriter, FIRST};
+use super::super::own_table::BaseChain;
 use super::{CaptureSettings, LEASE, LOCAL, NODES, PLACES, PORTS};
-
-/// A chain: name, type, hook (by `enum nf_inet_hooks`), priority and rules.
-pub(super) type Chain = (&'static str, &'static str, u32, i32, &'static [Rule]);
 
 /// Before that of table `kplane`, which is -100 (`NF_IP_PRI_NAT_DST`).
 const NAT: i32 = -110;
 /// Before all that may drop packets (`NF_IP_PRI_RAW` is -300).
 const FIRST_OF_ALL: i32 = -310;
 
-pub(super) const CHAINS: [Chain; 3] = [
-    ("lease", "filter", 3, FIRST_OF_ALL, &[Rule::Renew]),
+pub(super) const CHAINS: [(BaseChain, &[CaptureRule]); 3] = [
     (
-        "prerouting",
-        "nat",
-        0,
-        NAT,
+        BaseChain::new("lease", "filter", 3, FIRST_OF_ALL),
+        &[CaptureRule::Renew],
+    ),
+    (
+        BaseChain::new("prerouting", "nat", 0, NAT),
         &[
-            Rule::Lease,
-            Rule::Own,
-            Rule::Foreign,
-            Rule::Place,
-            Rule::NodePort,
+            CaptureRule::Lease,
+            CaptureRule::Own,
+            CaptureRule::Foreign,
+            CaptureRule::Place,
+            CaptureRule::NodePort,
         ],
     ),
     (
-        "output",
-        "nat",
-        3,
-        NAT,
+        BaseChain::new("output", "nat", 3, NAT),
         &[
-            Rule::Lease,
-            Rule::Own,
-            Rule::Place,
-            Rule::NodePort,
-            Rule::Loopback,
+            CaptureRule::Lease,
+            CaptureRule::Own,
+            CaptureRule::Place,
+            CaptureRule::NodePort,
+            CaptureRule::Loopback,
         ],
     ),
 ];
@@ -53,7 +48,7 @@ pub(super) const CHAINS: [Chain; 3] = [
 /// The first register of four bytes (`NFT_REG32_00`).
 const REGISTER: u32 = 8;
 #[derive(Clone, Copy)]
-pub(super) enum Rule {
+pub(super) enum CaptureRule {
     /// A datagram of the agent to the proxy's address.
     Renew,
     /// A packet when the agent hangs.
@@ -68,46 +63,46 @@ pub(super) enum Rule {
 }
 
 /// A writer of the table's rules.
-pub(super) struct Rules<'a, 'b> {
-    pub(super) to: Expressions<'a, 'b>,
+pub(super) struct RuleWriter<'a, 'b> {
+    pub(super) to: ExpressionWriter<'a, 'b>,
     pub(super) family: Family,
 }
 
-impl Rules<'_, '_> {
-    pub(super) fn rule(&mut self, rule: Rule, settings: CaptureSettings) {
+impl RuleWriter<'_, '_> {
+    pub(super) fn rule(&mut self, rule: CaptureRule, settings: CaptureSettings) {
         let address_len = match self.family {
             Family::V4 => 4,
             Family::V6 => 16,
         };
         match rule {
-            Rule::Renew => {
+            CaptureRule::Renew => {
                 self.to.meta(NFT_META_MARK, FIRST);
                 self.to.compare(&settings.own_mark.to_ne_bytes());
                 self.to.destination(self.family);
                 self.compare_address(settings.socket.ip());
                 self.to.renew(LEASE);
             }
-            Rule::Lease => {
+            CaptureRule::Lease => {
                 self.to.address(settings.socket.ip());
                 self.to.is_not_in(LEASE);
                 self.to.verdict(NFT_RETURN.cast_unsigned());
             }
-            Rule::Own => {
+            CaptureRule::Own => {
                 self.to.meta(NFT_META_MARK, FIRST);
                 self.to.compare(&settings.own_mark.to_ne_bytes());
                 self.to.verdict(NFT_RETURN.cast_unsigned());
             }
-            Rule::Foreign => {
+            CaptureRule::Foreign => {
                 self.match_loopback();
                 self.to.verdict(NFT_RETURN.cast_unsigned());
             }
-            Rule::Place => {
+            CaptureRule::Place => {
                 self.to.destination(self.family);
                 self.port_key(REGISTER + address_len / 4);
                 self.to.is_in(PLACES);
                 self.to.lead_to(self.family, settings.socket);
             }
-            Rule::NodePort => {
+            CaptureRule::NodePort => {
                 self.to.destination(self.family);
                 self.to.is_in(NODES);
                 self.to.expression("fib", |w| {
@@ -120,7 +115,7 @@ impl Rules<'_, '_> {
                 self.to.is_in(PORTS);
                 self.to.lead_to(self.family, settings.socket);
             }
-            Rule::Loopback => {
+            CaptureRule::Loopback => {
                 self.match_loopback();
                 self.port_key(REGISTER);
                 self.to.is_in(LOCAL);
