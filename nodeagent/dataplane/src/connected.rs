@@ -17,7 +17,7 @@ use nix::errno::Errno;
 
 pub use self::groups::{ConnectionTable, GroupKey, GroupSums};
 use self::groups::{Groups, Single};
-use crate::backend::{AffinityPort, Kind, Proxy, PacketTarget};
+use crate::backend::{AffinityPort, Kind, PacketTarget, Proxy};
 use crate::conntrack::{Filter, open};
 use crate::flows::CountError;
 use crate::ipvs_table::{self, Connection};

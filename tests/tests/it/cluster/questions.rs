@@ -158,7 +158,8 @@ pub(crate) fn who_is_connected_is_asked_of_the_nodes_of_all_replicas() -> Result
         let unknown = "Unknown: node-1: its agent is not connected";
         says(world, PORT, &flows, 6, &["No client is connected", unknown])?;
         drop(held);
-        served.delete(world)
+        served.delete(world)?;
+        world.give_back()
     })
 }
 
