@@ -15,8 +15,8 @@ use kplane_model::{Family, Protocol, ProxyConnection, ProxyStage, proxy_address}
 use kplane_netlink::conntrack::{AddressPorts, Selected, Stage, Tracked};
 use nix::errno::Errno;
 
+use self::groups::{ConnectionGroups, Single};
 pub use self::groups::{ConnectionTable, GroupKey, GroupSums};
-use self::groups::{Groups, Single};
 use crate::backend::{AffinityPort, Kind, PacketTarget, Proxy};
 use crate::conntrack::{Filter, open};
 use crate::flows::CountError;
@@ -79,9 +79,9 @@ pub fn connected(
     let list = || -> Result<Connected, ListError> {
         let groups = match proxy {
             Some(proxy) => of_proxy(proxy, question)?,
-            None => Groups::default(),
+            None => ConnectionGroups::default(),
         };
-        let mut reader = Reader::new(question, groups);
+        let mut reader = ConnectionReader::new(question, groups);
         if facts.programs_kernel {
             reader.read_kernel(facts.has_virtual_servers, within)?;
         }
@@ -93,8 +93,11 @@ pub fn connected(
 }
 
 /// Returns the groups of the proxy's own connections.
-fn of_proxy(proxy: &dyn Proxy, question: &ConnectedQuestion) -> Result<Groups, ListError> {
-    let groups = Arc::new(Mutex::new(Groups::default()));
+fn of_proxy(
+    proxy: &dyn Proxy,
+    question: &ConnectedQuestion,
+) -> Result<ConnectionGroups, ListError> {
+    let groups = Arc::new(Mutex::new(ConnectionGroups::default()));
     let keys = question.ports.iter().map(|port| port.key.clone()).collect();
     let (shared, of) = (groups.clone(), question.clone());
     let show = move |port, shown: ProxyConnection| {
@@ -160,18 +163,18 @@ impl ConnectedQuestion {
 }
 
 /// The reader of the kernel's tables.
-struct Reader<'a> {
+struct ConnectionReader<'a> {
     question: &'a ConnectedQuestion,
     places: HashMap<PacketTarget, usize>,
     /// The node's own addresses, at which node ports are.
     own: HashSet<IpAddr>,
-    groups: Groups,
+    groups: ConnectionGroups,
     now_ns: u64,
     read: u64,
 }
 
-impl<'a> Reader<'a> {
-    fn new(question: &'a ConnectedQuestion, groups: Groups) -> Self {
+impl<'a> ConnectionReader<'a> {
+    fn new(question: &'a ConnectedQuestion, groups: ConnectionGroups) -> Self {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         Self {
             question,

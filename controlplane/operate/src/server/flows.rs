@@ -57,7 +57,7 @@ pub(super) async fn ask(
         )));
     }
     let ports: Vec<&PortView> = detail.ports.iter().take(PORTS).collect();
-    let wanted = Wanted::of(hub, request, &name, &detail).await?;
+    let wanted = Selection::of(hub, request, &name, &detail).await?;
     let replicas = peers.map_or(0, Peers::known) + 1;
     let agents = match node {
         "" => hub.fleet.agents().saturating_mul(replicas).max(1),
@@ -73,7 +73,7 @@ pub(super) async fn ask(
     for (node, of) in &parts.told {
         more = more.saturating_add(of.more);
         let groups = of.groups.iter().take(OF_AGENT);
-        found.extend(groups.filter_map(|group| Found::read(node, group, ports.len())));
+        found.extend(groups.filter_map(|group| ToldGroup::read(node, group, ports.len())));
     }
     let names = Names::of(hub, found.iter().map(|found| found.client)).await?;
     found.retain(|found| wanted.covers(found, &names));
@@ -130,7 +130,7 @@ impl End {
 
 /// The connections that a request means.
 #[derive(Debug, Default)]
-struct Wanted {
+struct Selection {
     /// Addresses of clients, and of endpoints; `None` = all.
     clients: Option<HashSet<IpAddr>>,
     endpoints: Option<HashSet<IpAddr>>,
@@ -138,7 +138,7 @@ struct Wanted {
     outside: bool,
 }
 
-impl Wanted {
+impl Selection {
     async fn of(
         hub: &Hub,
         request: &pb::FlowsRequest,
@@ -178,7 +178,7 @@ impl Wanted {
         }
     }
 
-    fn covers(&self, found: &Found<'_>, names: &Names) -> bool {
+    fn covers(&self, found: &ToldGroup<'_>, names: &Names) -> bool {
         let has =
             |of: &Option<HashSet<IpAddr>>, ip| of.as_ref().is_none_or(|all| all.contains(&ip));
         let is_outside = || names.get(found.client).kind == pb::ClientKind::Outside;
@@ -243,7 +243,7 @@ fn endpoints_of(
 
 /// A group of an agent's answer.
 #[derive(Debug)]
-struct Found<'a> {
+struct ToldGroup<'a> {
     node: &'a NodeName,
     port: usize,
     client: IpAddr,
@@ -252,7 +252,7 @@ struct Found<'a> {
     group: &'a pb::ConnectedGroup,
 }
 
-impl<'a> Found<'a> {
+impl<'a> ToldGroup<'a> {
     /// Reads what an agent says, if it makes sense.
     fn read(node: &'a NodeName, group: &'a pb::ConnectedGroup, ports: usize) -> Option<Self> {
         let port = usize::try_from(group.port).ok()?;

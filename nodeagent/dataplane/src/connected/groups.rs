@@ -111,15 +111,15 @@ impl Single {
     }
 }
 
-/// Groups while tables are read.
+/// ConnectionGroups while tables are read.
 #[derive(Debug, Default)]
-pub(super) struct Groups {
+pub(super) struct ConnectionGroups {
     groups: HashMap<GroupKey, GroupSums>,
     /// Connections of groups for which there was no room.
     more: u64,
 }
 
-impl Groups {
+impl ConnectionGroups {
     pub(super) fn add(&mut self, key: GroupKey, one: &Single) {
         let has_room = self.groups.len() < KEPT;
         match self.groups.get_mut(&key) {
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn a_group_has_the_sums_of_its_connections() {
-        let mut groups = Groups::default();
+        let mut groups = ConnectionGroups::default();
         for single in [
             one(Stage::Established, Some(5), Some(100)),
             one(Stage::Established, Some(90), None),
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn groups_are_bounded_and_the_largest_are_listed() {
-        let mut groups = Groups::default();
+        let mut groups = ConnectionGroups::default();
         let all = u32::try_from(KEPT).unwrap() + 10;
         for client in 0..all {
             groups.add(key(client), &one(Stage::Established, None, None));

@@ -39,7 +39,7 @@ fn flow(client: &str, to: &str, endpoint: &str) -> Tracked {
     }
 }
 
-fn groups(reader: Reader<'_>) -> Vec<(String, String, u64)> {
+fn groups(reader: ConnectionReader<'_>) -> Vec<(String, String, u64)> {
     let (groups, _) = reader.groups.largest(10);
     let groups = groups.iter().map(|(key, sums)| {
         let (client, endpoint) = (key.client.to_string(), key.endpoint.to_string());
@@ -51,7 +51,7 @@ fn groups(reader: Reader<'_>) -> Vec<(String, String, u64)> {
 #[test]
 fn connections_through_the_service_are_grouped_and_others_are_not() {
     let question = question(&[port("10.96.0.1:80", Some(30_080))]);
-    let mut reader = Reader::new(&question, Groups::default());
+    let mut reader = ConnectionReader::new(&question, ConnectionGroups::default());
     reader.own = [at("172.18.0.2:0").ip()].into();
     reader.now_ns = 3_000_000_000;
     let closed = Tracked {
@@ -97,7 +97,7 @@ fn a_question_may_name_clients_and_endpoints() {
             endpoints: set(endpoints),
             ..question(&ports)
         };
-        let mut reader = Reader::new(&question, Groups::default());
+        let mut reader = ConnectionReader::new(&question, ConnectionGroups::default());
         entries.iter().for_each(|flow| reader.tracked(flow));
         groups(reader).len()
     };
@@ -110,7 +110,7 @@ fn a_question_may_name_clients_and_endpoints() {
 #[test]
 fn connections_of_ipvs_are_grouped_and_templates_are_not() {
     let question = question(&[port("10.96.0.1:80", None)]);
-    let mut reader = Reader::new(&question, Groups::default());
+    let mut reader = ConnectionReader::new(&question, ConnectionGroups::default());
     let connection = Connection {
         protocol: Some(Protocol::Tcp),
         client: at("10.0.0.9:1"),
@@ -147,7 +147,7 @@ fn the_kernel_selects_where_it_can() {
         }))
     };
     let selected = |question: &ConnectedQuestion, family, filter| {
-        Reader::new(question, Groups::default()).selected(family, filter)
+        ConnectionReader::new(question, ConnectionGroups::default()).selected(family, filter)
     };
     let one = question(&[port("10.96.0.1:80", None)]);
     let tcp = Some((Protocol::Tcp, 80));

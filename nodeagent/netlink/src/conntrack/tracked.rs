@@ -233,7 +233,7 @@ pub struct AddressPorts {
 }
 
 /// The attributes of a selection by one end of a direction.
-struct Attributes {
+struct TupleAttributes {
     tuple: u16,
     flags: u16,
     is_source: bool,
@@ -242,7 +242,7 @@ struct Attributes {
     by_port: u32,
 }
 
-const DESTINATION: Attributes = Attributes {
+const DESTINATION: TupleAttributes = TupleAttributes {
     tuple: CTA_TUPLE_ORIG,
     flags: CTA_FILTER_ORIG_FLAGS,
     is_source: false,
@@ -251,7 +251,7 @@ const DESTINATION: Attributes = Attributes {
     by_port: FILTER_PROTO_NUM | FILTER_DST_PORT,
 };
 
-const REPLIER: Attributes = Attributes {
+const REPLIER: TupleAttributes = TupleAttributes {
     tuple: CTA_TUPLE_REPLY,
     flags: CTA_FILTER_REPLY_FLAGS,
     is_source: true,
