@@ -1,12 +1,14 @@
-//! The workspace of benchmarks: what it has as a copy agrees with the product's workspace. Benchmarks then measure what is
-//! shipped, and cargo compiles the dependencies of both once.
+//! The workspaces of benchmarks and of fuzzing: what they have as a copy agrees with the product's workspace. Benchmarks then
+//! measure what is shipped, and cargo compiles the dependencies of both once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 
-/// Checks lints and the versions of dependencies.
+use crate::cargo;
+
+/// Checks lints, the versions of dependencies, and that lock files know what crates of the product depend on.
 pub(super) fn check(root: &Path) -> Result<()> {
     let read = |file| std::fs::read_to_string(root.join(file)).context(file);
     let (product, bench) = (read("Cargo.toml")?, read("bench/Cargo.toml")?);
@@ -25,6 +27,19 @@ pub(super) fn check(root: &Path) -> Result<()> {
         "bench/Cargo.lock has other versions than Cargo.lock: {others:?}; \
          `cargo update --manifest-path bench/Cargo.toml NAME --precise VERSION` sets them"
     );
+    for manifest in ["bench/Cargo.toml", "fuzz/Cargo.toml"] {
+        let mut metadata = cargo::cargo()?;
+        metadata.args([
+            "metadata",
+            "--format-version=1",
+            "--locked",
+            "--manifest-path",
+            manifest,
+        ]);
+        cargo::output(metadata.current_dir(root)).with_context(|| {
+            format!("the lock file beside {manifest} is out of date: `cargo metadata --manifest-path {manifest}` mends it")
+        })?;
+    }
     Ok(())
 }
 
