@@ -37,7 +37,7 @@ pub(super) fn check(root: &Path) -> Result<()> {
             manifest,
         ]);
         cargo::output(metadata.current_dir(root)).with_context(|| {
-            format!("the lock file beside {manifest} is out of date: `cargo metadata --manifest-path {manifest}` mends it")
+            format!("the lock file beside {manifest} is out of date: `cargo metadata --manifest-path {manifest}` brings it up to date")
         })?;
     }
     Ok(())
