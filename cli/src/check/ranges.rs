@@ -46,7 +46,8 @@ impl Use {
 pub(crate) fn finding(services: &[Service], ranges: Option<&[ServiceCidr]>) -> Finding {
     let mut all = of_addresses(services, ranges.unwrap_or_default());
     all.extend(of_node_ports(services));
-    let fullest = all.iter().max_by_key(|range| range.percent());
+    // Of equal ones the first.
+    let fullest = all.iter().rev().max_by_key(|range| range.percent());
     let texts = all.iter().map(Use::text).collect();
     match fullest {
         Some(range) if range.percent() >= FULL => {

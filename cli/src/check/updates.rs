@@ -136,6 +136,9 @@ pub(crate) fn finding(
         let details = vec![names_of(&asking), format!("nodes: {}", names(&lacking))];
         return Finding::warning(CHECK, text, "kpctl get nodes").with(details);
     }
+    if all == 0 {
+        return Finding::ok(CHECK, "no Deployment is behind a Service");
+    }
     if at_once.is_empty() {
         return Finding::ok(
             CHECK,
