@@ -154,20 +154,11 @@ impl ConnectionCounts {
 
 /// Returns where clients reach a ServicePort.
 fn places(port: &ServicePort) -> Vec<PacketTarget> {
-    let (protocol, family) = (port.key.protocol, port.key.family);
     let addresses = std::iter::once(&port.cluster_ip)
         .chain(&port.load_balancer_ips)
         .chain(&port.external_ips);
-    let addresses = addresses.map(|ip| PacketTarget::Address {
-        at: SocketAddr::new(*ip, port.port),
-        protocol,
-    });
-    let node_port = port.node_port.map(|port| PacketTarget::NodePort {
-        family,
-        protocol,
-        port,
-    });
-    addresses.chain(node_port).collect()
+    let addresses = addresses.copied();
+    PacketTarget::of_port(&port.key, addresses, port.port, port.node_port).collect()
 }
 
 #[cfg(test)]

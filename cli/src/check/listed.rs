@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use serde::Deserialize;
 
-/// What an object is called.
+/// The namespace, name and labels of an object.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(crate) struct Metadata {
     #[serde(default)]

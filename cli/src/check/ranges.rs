@@ -18,12 +18,14 @@ const NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
 /// The share of a range, in percent, from which on it is a warning.
 const FULL: u128 = 80;
 
-/// How much of a range is in use.
+/// The use of a range.
 struct Use {
-    /// What the range is for.
+    /// Its members, as in "node ports".
     what: String,
     used: usize,
     of: u128,
+    /// The command that shows them.
+    remedy: &'static str,
 }
 
 impl Use {
@@ -32,7 +34,7 @@ impl Use {
     }
 
     fn text(&self) -> String {
-        let Self { what, used, of } = self;
+        let Self { what, used, of, .. } = self;
         match self.percent() {
             // Nobody counts the addresses of IPv6.
             0 => format!("{used} {what}"),
@@ -51,25 +53,16 @@ pub(crate) fn finding(services: &[Service], ranges: Option<&[ServiceCidr]>) -> F
     let texts = all.iter().map(Use::text).collect();
     match fullest {
         Some(range) if range.percent() >= FULL => {
-            let remedy = match range.what.as_str() {
-                NODE_PORT => {
-                    "kubectl get services --all-namespaces | grep -E 'NodePort|LoadBalancer'"
-                }
-                _ => "kubectl get servicecidrs",
-            };
             let text = format!(
                 "{} are in use; the API server refuses Services if none is left",
                 range.text()
             );
-            Finding::warning(CHECK, text, remedy).with(texts)
+            Finding::warning(CHECK, text, range.remedy).with(texts)
         }
         Some(range) => Finding::ok(CHECK, format!("{} are in use", range.text())).with(texts),
         None => Finding::ok(CHECK, "no Service has an address or a node port"),
     }
 }
-
-/// What node ports are called.
-const NODE_PORT: &str = "node ports";
 
 fn of_node_ports(services: &[Service]) -> Option<Use> {
     let used: BTreeSet<u16> = services
@@ -79,9 +72,10 @@ fn of_node_ports(services: &[Service]) -> Option<Use> {
     // An API server with another range has ports outside of this one sooner or later.
     let known = used.iter().all(|port| NODE_PORTS.contains(port));
     (known && !used.is_empty()).then(|| Use {
-        what: NODE_PORT.to_owned(),
+        what: "node ports".to_owned(),
         used: used.len(),
         of: NODE_PORTS.len() as u128,
+        remedy: "kubectl get services --all-namespaces | grep -E 'NodePort|LoadBalancer'",
     })
 }
 
@@ -109,6 +103,7 @@ fn of_addresses(services: &[Service], ranges: &[ServiceCidr]) -> Vec<Use> {
                 .clone()
                 .map(|cidr| size(*cidr))
                 .fold(0, u128::saturating_add),
+            remedy: "kubectl get servicecidrs",
         };
         (range.of > 0).then_some(range)
     };

@@ -71,7 +71,7 @@ struct HttpGet {
     path: String,
 }
 
-/// What a Deployment's Pods do before they end.
+/// The end of a Deployment's Pods, as its template has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ending {
     /// They ask the agent of their node.
@@ -93,7 +93,7 @@ impl Deployment {
         let mut hooks = containers.filter_map(|container| container.lifecycle.pre_stop.as_ref());
         let asks = |hook: &Hook| {
             let path = hook.http_get.as_ref().map(|get| get.path.as_str());
-            path.is_some_and(|path| path == PATH || path.starts_with("/gone?"))
+            path.is_some_and(|path| path.split('?').next() == Some(PATH))
         };
         let by_policy = template
             .metadata

@@ -9,7 +9,7 @@ mod groups;
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use kplane_model::{Family, Protocol, ProxyConnection, ProxyStage, proxy_address};
 use kplane_netlink::conntrack::{AddressPorts, Selected, Stage, Tracked};
@@ -19,7 +19,7 @@ use self::groups::{ConnectionGroups, Single};
 pub use self::groups::{ConnectionTable, GroupKey, GroupSums};
 use crate::backend::{AffinityPort, Kind, PacketTarget, Proxy};
 use crate::conntrack::{Filter, open};
-use crate::flows::CountError;
+use crate::flows::{CountError, age, now_ns};
 use crate::ipvs_table::{self, Connection};
 use crate::{chain, own_addresses};
 
@@ -144,17 +144,8 @@ impl ConnectedQuestion {
     fn places(&self) -> HashMap<PacketTarget, usize> {
         let mut places = HashMap::new();
         for (index, port) in self.ports.iter().enumerate() {
-            let (protocol, family) = (port.key.protocol, port.key.family);
-            let addresses = port.addresses.iter().map(|ip| PacketTarget::Address {
-                at: SocketAddr::new(*ip, port.port),
-                protocol,
-            });
-            let node_port = port.node_port.map(|port| PacketTarget::NodePort {
-                family,
-                protocol,
-                port,
-            });
-            for place in addresses.chain(node_port) {
+            let addresses = port.addresses.iter().copied();
+            for place in PacketTarget::of_port(&port.key, addresses, port.port, port.node_port) {
                 places.entry(place).or_insert(index);
             }
         }
@@ -175,13 +166,12 @@ struct ConnectionReader<'a> {
 
 impl<'a> ConnectionReader<'a> {
     fn new(question: &'a ConnectedQuestion, groups: ConnectionGroups) -> Self {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         Self {
             question,
             places: question.places(),
             own: HashSet::new(),
             groups,
-            now_ns: now.map_or(0, |now| u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)),
+            now_ns: now_ns(),
             read: 0,
         }
     }
@@ -278,8 +268,7 @@ impl<'a> ConnectionReader<'a> {
         let Some(port) = self.port_at(flow.protocol, flow.to) else {
             return;
         };
-        let age = flow.began_ns.map(|began| self.now_ns.saturating_sub(began));
-        let one = Single::tracked(flow.stage, age.map(Duration::from_nanos), flow.traffic);
+        let one = Single::tracked(flow.stage, age(flow, self.now_ns), flow.traffic);
         let key = GroupKey {
             port,
             client: flow.client.ip(),

@@ -82,6 +82,30 @@ pub fn count(kind: Kind, targets: &[FlowTarget], within: Duration) -> Result<Cou
     })
 }
 
+/// Returns the time by which the kernel dates entries, in nanoseconds since 1970.
+pub(crate) fn now_ns() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    now.map_or(0, |now| u64::try_from(now.as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// Returns the age of an entry, if the kernel keeps times.
+pub(crate) fn age(flow: &Tracked, now_ns: u64) -> Option<Duration> {
+    let began = flow.began_ns?;
+    Some(Duration::from_nanos(now_ns.saturating_sub(began)))
+}
+
+/// Returns the ages of the newest and the oldest of several flows, with one flow more.
+pub(crate) fn widened(
+    ages: Option<(Duration, Duration)>,
+    age: Option<Duration>,
+) -> Option<(Duration, Duration)> {
+    match (ages, age) {
+        (Some((newest, oldest)), Some(age)) => Some((newest.min(age), oldest.max(age))),
+        (None, Some(age)) => Some((age, age)),
+        (ages, None) => ages,
+    }
+}
+
 struct FlowCounter<'a> {
     targets: &'a [FlowTarget],
     index: HashMap<FlowTarget, usize>,
@@ -92,13 +116,12 @@ struct FlowCounter<'a> {
 
 impl<'a> FlowCounter<'a> {
     fn new(targets: &'a [FlowTarget]) -> Self {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let index = targets.iter().enumerate();
         Self {
             targets,
             index: index.map(|(index, target)| (*target, index)).collect(),
             counts: vec![Count::default(); targets.len()],
-            now_ns: now.map_or(0, |now| u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)),
+            now_ns: now_ns(),
             read: 0,
         }
     }
@@ -147,19 +170,14 @@ impl<'a> FlowCounter<'a> {
         if flow.stage == Stage::Closed || (translated && only_direct) {
             return;
         }
-        let age = flow.began_ns.map(|began| self.now_ns.saturating_sub(began));
-        let age = age.map(Duration::from_nanos).filter(|_| translated);
+        let age = age(flow, self.now_ns).filter(|_| translated);
         for index in self
             .find(flow.protocol, flow.endpoint)
             .into_iter()
             .flatten()
         {
             let count = &mut self.counts[index];
-            count.ages = match (count.ages, age) {
-                (Some((newest, oldest)), Some(age)) => Some((newest.min(age), oldest.max(age))),
-                (None, Some(age)) => Some((age, age)),
-                (ages, None) => ages,
-            };
+            count.ages = widened(count.ages, age);
             match translated {
                 true => count.flows += 1,
                 false => count.direct += 1,

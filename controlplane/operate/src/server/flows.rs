@@ -1,4 +1,4 @@
-//! Who is connected to a Service, asked of all nodes: what `kpctl flows` shows.
+//! The question to all nodes who is connected to a Service, for `kpctl flows`.
 
 mod names;
 

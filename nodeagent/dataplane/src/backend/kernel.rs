@@ -1,9 +1,9 @@
 //! What the kernel does with packets to one destination, read from the kernel alone: `kpctl why` compares it with what
 //! should be.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
-use kplane_model::{EndpointAddr, Family, Protocol};
+use kplane_model::{EndpointAddr, Family, Protocol, ServiceKey};
 
 /// Maximum number of endpoints in an answer.
 pub(super) const MAX_ENDPOINTS: usize = 256;
@@ -30,6 +30,25 @@ pub enum PacketTarget {
 }
 
 impl PacketTarget {
+    /// Returns where clients reach a ServicePort.
+    pub fn of_port(
+        key: &ServiceKey,
+        addresses: impl IntoIterator<Item = IpAddr>,
+        port: u16,
+        node_port: Option<u16>,
+    ) -> impl Iterator<Item = Self> {
+        let (family, protocol) = (key.family, key.protocol);
+        let addresses = addresses.into_iter().map(move |ip| Self::Address {
+            at: SocketAddr::new(ip, port),
+            protocol,
+        });
+        addresses.chain(node_port.map(|port| Self::NodePort {
+            family,
+            protocol,
+            port,
+        }))
+    }
+
     /// Returns the family of the addresses.
     #[must_use]
     pub fn family(self) -> Family {

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use kplane_netlink::conntrack::{Stage, Traffic};
 
+use crate::flows::widened;
+
 /// Maximum number of groups that are kept while tables are read: some 4 MB.
 const KEPT: usize = 16_384;
 
@@ -68,11 +70,7 @@ impl GroupSums {
             Stage::Closing | Stage::Closed => &mut self.closing,
         };
         *count += 1;
-        self.ages = match (self.ages, one.age) {
-            (Some((newest, oldest)), Some(age)) => Some((newest.min(age), oldest.max(age))),
-            (None, Some(age)) => Some((age, age)),
-            (ages, None) => ages,
-        };
+        self.ages = widened(self.ages, one.age);
         add(&mut self.bytes, one.bytes);
         add(&mut self.packets, one.packets);
     }
@@ -111,7 +109,7 @@ impl Single {
     }
 }
 
-/// ConnectionGroups while tables are read.
+/// The groups while tables are read.
 #[derive(Debug, Default)]
 pub(super) struct ConnectionGroups {
     groups: HashMap<GroupKey, GroupSums>,
