@@ -3,6 +3,7 @@
 //! A real cluster for each proxy: kubelets, containers, the controllers of Kubernetes. Clients on all nodes connect to a
 //! Service at a steady rate while its Deployment is updated, and while a node loses its link.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -34,6 +35,12 @@ const THREADS: usize = 6;
 const ACT: [&str; 1] = ["deadNode.mode=act"];
 /// Time in which a node that lost its link is out of the rotation of every proxy: kubelet's lease ends after 40 s.
 const CUT: Duration = Duration::from_secs(75);
+
+/// Prints the counts of an agent's histogram of waits.
+const WAITS: &str = r"
+    exec 3<>/dev/tcp/127.0.0.1/10249
+    printf 'GET /metrics HTTP/1.0\r\n\r\n' >&3
+    grep '^kplane_agent_pre_stop_wait_duration_seconds_bucket' <&3";
 
 /// Options of the comparison.
 #[derive(Debug, clap::Args)]
@@ -120,6 +127,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
          | ----- | ------------ | ---- | ---: | ----------: | -----: | ------- |\n",
         args.nodes, args.pods, args.rate
     );
+    let mut waits = String::new();
     for name in [Name::KubeProxy, Name::Kplane] {
         if !args.proxy.is_empty() && !args.proxy.contains(&name) {
             continue;
@@ -129,12 +137,15 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             for _ in 0..args.runs {
                 table += &stand.update(hook)?;
             }
+            if hook == Hook::Gone {
+                waits += &stand.waits()?;
+            }
         }
         if !args.no_cut {
             table += &stand.cut()?;
         }
     }
-    println!("\n{table}");
+    println!("\n{table}\n{waits}");
     Ok(())
 }
 
@@ -264,6 +275,21 @@ impl<'a> Stand<'a> {
         Ok(self.row("update", hook.text(), took, &sum(reports)))
     }
 
+    /// Returns how long hooks waited, by the counts of all agents.
+    fn waits(&self) -> Result<String> {
+        let mut within = BTreeMap::new();
+        for node in self.cluster.nodes() {
+            let lines = node.exec("bash", &["-c", WAITS])?;
+            for line in lines.lines() {
+                let (labels, count) = line.rsplit_once(' ').context("a metric without a count")?;
+                let (_, bound) = labels.split_once("le=\"").context("no bound")?;
+                let bound = bound.split('"').next().unwrap_or_default();
+                *within.entry(bound.to_owned()).or_default() += count.trim().parse::<u64>()?;
+            }
+        }
+        Ok(waited(&within))
+    }
+
     /// Cuts the link of the last node, and returns a row: when the last connection failed from the other nodes.
     fn cut(&self) -> Result<String> {
         self.deploy(Hook::None)?;
@@ -303,6 +329,22 @@ impl<'a> Stand<'a> {
         print!("{row}");
         row
     }
+}
+
+/// Says how many hooks waited no longer than each bound in seconds.
+fn waited(within: &BTreeMap<String, u64>) -> String {
+    let all = within.get("+Inf").copied().unwrap_or_default();
+    let mut said = format!("{all} hooks waited");
+    let mut bounds: Vec<(f64, u64)> = within
+        .iter()
+        .filter_map(|(bound, count)| Some((bound.parse().ok()?, *count)))
+        .collect();
+    bounds.sort_by(|one, other| one.0.total_cmp(&other.0));
+    for (bound, count) in bounds.into_iter().filter(|(bound, _)| bound.is_finite()) {
+        // Writing to a text cannot fail.
+        let _ = write!(said, ", {count} up to {bound} s");
+    }
+    said + "\n"
 }
 
 /// Returns the results of all clients.
