@@ -5,6 +5,7 @@ use serde::de::DeserializeOwned;
 
 mod addresses;
 mod cluster;
+mod cyclonus;
 mod policy;
 mod ports;
 mod proxied;
