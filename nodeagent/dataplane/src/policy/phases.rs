@@ -9,7 +9,7 @@
 //! 3. What becomes allowed, and what it refers to: nothing leads there yet, or it leads on to what is allowed.
 //! 4. Addresses that become something else: Pods that change their class, and ranges that are cut anew. Overlapping
 //!    ranges cannot exist together, so old ones are replaced at once. What both are allowed is there. What rules and tiers
-//!    take an address for changes in one transaction.
+//!    take an address for changes in one transaction, and so does which Pods tiers decide about from now on.
 //! 5. Which Pods are known and isolated. A Pod that goes stays isolated, since a packet may have found it to be known.
 //! 6. What is no longer allowed or used. The ranges of the node come last too: the Pods in them are known by now.
 //! 7. All other decisions of tiers, and then the rows to which none leads.
@@ -49,8 +49,9 @@ pub(super) fn phases(
             (PolicySet::Decisions(..), ..) => 6,
             (PolicySet::TierPeers | PolicySet::TierBlocks, ..) => 3,
             (PolicySet::Peers, ..) if renumbered.contains(&key) => 3,
-            (PolicySet::LocalPods, ..)
-            | (PolicySet::Isolated(_) | PolicySet::Tiered(_), false, _) => 4,
+            // With the numbers: the decisions that a Pod has by now may be why others lose theirs.
+            (PolicySet::Tiered(_), false, _) => 3,
+            (PolicySet::LocalPods, ..) | (PolicySet::Isolated(_), false, _) => 4,
             (PolicySet::Isolated(_) | PolicySet::Tiered(_), ..) => match key {
                 Key::Ip(ip) if stays(ip) => 4,
                 _ => 5,
