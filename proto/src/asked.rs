@@ -3,7 +3,7 @@
 use std::mem::take;
 
 use crate::v1::{
-    AffinityAnswer, DrainStatus, DropsAnswer, FlowsAnswer, MissingReplica, ProxiedAnswer,
+    AffinityAnswer, DrainStatus, DropsAnswer, FlowsAnswer, GraphAnswer, MissingReplica, ProxiedAnswer,
     SilentNode,
 };
 
@@ -45,4 +45,4 @@ macro_rules! answers {
     )* };
 }
 
-answers!(AffinityAnswer DrainStatus DropsAnswer FlowsAnswer ProxiedAnswer);
+answers!(AffinityAnswer DrainStatus DropsAnswer FlowsAnswer GraphAnswer ProxiedAnswer);
