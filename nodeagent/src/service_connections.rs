@@ -110,11 +110,7 @@ impl ServiceConnections {
     }
 
     /// Returns the edges of the ServicePorts that are wanted, since a time ago; `None` = edges are not counted.
-    pub fn edges(
-        &self,
-        ago: Duration,
-        wanted: impl Fn(&ServiceKey) -> bool,
-    ) -> Option<EdgeSums> {
+    pub fn edges(&self, ago: Duration, wanted: impl Fn(&ServiceKey) -> bool) -> Option<EdgeSums> {
         let mut counts = self.lock();
         let (edges, start) = counts.edges.as_mut()?;
         Some(edges.sums(start.elapsed(), ago, wanted))

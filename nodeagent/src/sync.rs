@@ -50,9 +50,9 @@ use self::replicas::{CUT_OFF, Next, Replicas};
 use self::spread::Look;
 use crate::connection::{Connection, Frozen};
 use crate::departing::Questions;
-use crate::service_connections::ServiceConnections;
 use crate::desired::{Collector, now_ms};
 use crate::engine::{Engine, Stopped};
+use crate::service_connections::ServiceConnections;
 
 /// Longest wait for the resolution of names if replicas are known from before.
 const RESOLUTION: Duration = Duration::from_secs(1);

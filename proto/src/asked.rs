@@ -3,8 +3,8 @@
 use std::mem::take;
 
 use crate::v1::{
-    AffinityAnswer, DrainStatus, DropsAnswer, FlowsAnswer, GraphAnswer, MissingReplica, ProxiedAnswer,
-    SilentNode,
+    AffinityAnswer, DrainStatus, DropsAnswer, FlowsAnswer, GraphAnswer, MissingReplica,
+    ProxiedAnswer, SilentNode,
 };
 
 /// The agents that were asked, and those without an answer.

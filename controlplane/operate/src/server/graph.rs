@@ -144,8 +144,7 @@ impl Sums {
             });
         }
         let ports = told.ports.iter().take(most);
-        let ports: Vec<Option<ServiceKey>> =
-            ports.map(|key| key.clone().try_into().ok()).collect();
+        let ports: Vec<Option<ServiceKey>> = ports.map(|key| key.clone().try_into().ok()).collect();
         for edge in told.edges.iter().take(most) {
             let Some(id) = read(edge, &ports) else {
                 continue;

@@ -21,8 +21,8 @@ use super::others::Others;
 use super::pages::Picture;
 use super::request::{MAX_NAME, WATCH_PAUSE, WATCH_REFRESH, bounded_names, charge, cost, detail};
 use super::{
-    Outbox, affinity, approval, convergence, description, drain, drops, flows, freeze, graph, policies,
-    probe, proxied, servers, services, views,
+    Outbox, affinity, approval, convergence, description, drain, drops, flows, freeze, graph,
+    policies, probe, proxied, servers, services, views,
 };
 
 /// The server of the status API.

@@ -140,7 +140,10 @@ fn forged_clients_fill_a_bounded_table_and_known_edges_go_on() {
     let (others, known) = (&sums.edges[0], &sums.edges[1]);
     assert_eq!(others.0.client, None);
     assert_eq!(others.1.begun as usize, forged as usize + 1 - CLIENTS);
-    assert_eq!((known.0.client, known.1.begun), (Some([0, 0, 0, 7].into()), 2));
+    assert_eq!(
+        (known.0.client, known.1.begun),
+        (Some([0, 0, 0, 7].into()), 2)
+    );
 
     // More ServicePorts and endpoints than there is room for are only counted.
     for endpoint in 0..2_000 {

@@ -28,7 +28,12 @@ fn edges_of_several_nodes_are_one() {
     let mut sums = Sums::default();
     let (n1, n2) = (NodeName::from("n1"), NodeName::from("n2"));
     let one = edge("192.0.2.7", "10.244.1.5:80", 5);
-    sums.add(&n1, &told(vec![one.clone(), edge("", "10.244.1.5:80", 9)]), 10, 3_600);
+    sums.add(
+        &n1,
+        &told(vec![one.clone(), edge("", "10.244.1.5:80", 9)]),
+        10,
+        3_600,
+    );
     let young = pb::Edges {
         covered_s: 60,
         lost: 2,
@@ -40,13 +45,22 @@ fn edges_of_several_nodes_are_one() {
     let [(both, of_both), (others, _)] = edges.as_slice() else {
         panic!("{edges:?}");
     };
-    assert_eq!((both.client, others.client), (Some([192, 0, 2, 7].into()), None));
-    assert_eq!((of_both.connections, of_both.failed, of_both.seconds), (10, 2, 3_600));
+    assert_eq!(
+        (both.client, others.client),
+        (Some([192, 0, 2, 7].into()), None)
+    );
+    assert_eq!(
+        (of_both.connections, of_both.failed, of_both.seconds),
+        (10, 2, 3_600)
+    );
     assert_eq!(sums.more, 4);
     let [partial] = sums.partial.as_slice() else {
         panic!("{:?}", sums.partial);
     };
-    assert_eq!((&*partial.node, partial.seconds, partial.lost), ("n2", 60, 2));
+    assert_eq!(
+        (&*partial.node, partial.seconds, partial.lost),
+        ("n2", 60, 2)
+    );
 }
 
 #[test]
@@ -56,10 +70,7 @@ fn what_makes_no_sense_is_left_out_and_what_is_too_much_is_not_read() {
     let wrong = [
         edge("rubbish", "10.244.1.5:80", 1),
         edge("192.0.2.7", "10.244.1.5", 1),
-        pb::Edge {
-            port: 1,
-            ..good()
-        },
+        pb::Edge { port: 1, ..good() },
     ];
     let mut sums = Sums::default();
     sums.add(&node, &told(wrong.into()), 10, 60);
