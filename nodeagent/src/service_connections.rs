@@ -7,14 +7,13 @@ mod edges;
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kplane_dataplane::backend::PacketTarget;
 use kplane_dataplane::beginnings::{Beginnings, Reported};
-use kplane_model::{Family, Protocol, ServiceKey, ServicePort};
+use kplane_model::{Family, ServiceKey, ServicePort};
 use tokio::io::unix::AsyncFd;
 
 use self::edges::Edges;
@@ -197,9 +196,10 @@ fn places(port: &ServicePort) -> Vec<PacketTarget> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::IpAddr;
+    use std::net::{IpAddr, SocketAddr};
 
     use kplane_dataplane::beginnings::{Ending, Stage, Tracked};
+    use kplane_model::Protocol;
 
     use super::*;
 

@@ -56,10 +56,15 @@ async fn probes_attempts_and_questions_about_clients_leave_lines() {
         name,
         ..pb::FlowsRequest::default()
     };
+    let graph = pb::GraphRequest {
+        services: vec!["shop/web".to_owned(), "shop/api".to_owned()],
+        ..pb::GraphRequest::default()
+    };
     // Followers and watches ask all the time, and are written down once.
     for _ in 0..2 {
         assert!(client.follow_drops(follower.clone()).await.is_err());
         assert!(client.get_flows(flows.clone()).await.is_err());
+        client.get_graph(graph.clone()).await.unwrap();
     }
     // These make nobody act.
     assert!(client.get_drops(pb::DropsRequest::default()).await.is_err());
@@ -70,6 +75,7 @@ async fn probes_attempts_and_questions_about_clients_leave_lines() {
         "\"action\":\"get /kplane/clients\",\"text\":\"read the clients of shop/web on all nodes\"",
         "\"action\":\"create /kplane/samples\",\"text\":\"sampled packets that policies of Pods of shop deny on all nodes\"",
         "\"action\":\"get /kplane/clients\",\"text\":\"read who is connected to shop/web on all nodes\"",
+        "\"action\":\"get /kplane/clients\",\"text\":\"read who talked to shop/web, shop/api on all nodes\"",
     ];
     let until = Instant::now() + DEADLINE;
     loop {

@@ -193,7 +193,7 @@ mod tests {
                 services,
                 ..pb::EdgesQuestion::default()
             };
-            let error = error(nftables, Some(&counter), &question);
+            let error = answer(nftables, Some(&counter), &question).error;
             assert!(error.contains("does not understand"), "{error}");
         }
     }
@@ -207,7 +207,8 @@ mod tests {
                 services: services.iter().map(ToString::to_string).collect(),
                 ..pb::EdgesQuestion::default()
             };
-            Wanted::read(&question).unwrap().has(&key)
+            let wanted = Wanted::read(&question).unwrap();
+            wanted.has(&key)
         };
         assert!(has("", &[]) && has("shop", &[]) && has("", &["shop/api", "shop/web"]));
         assert!(!has("other", &[]) && !has("", &["shop/api"]));

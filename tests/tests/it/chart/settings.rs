@@ -120,6 +120,7 @@ const SETTINGS: [Setting; 17] = [
         Kind::Text("x"),
         "10.0.0.0/8",
     ),
+    setting("agent.flows", "flows", Kind::Truth, "true"),
     setting(
         "agent.healthzPort",
         "healthz-bind-address",
