@@ -120,7 +120,6 @@ const SETTINGS: [Setting; 17] = [
         Kind::Text("x"),
         "10.0.0.0/8",
     ),
-    setting("agent.flows", "flows", Kind::Truth, "true"),
     setting(
         "agent.healthzPort",
         "healthz-bind-address",
@@ -136,11 +135,12 @@ const SETTINGS: [Setting; 17] = [
 ];
 
 /// Values that concern objects of Kubernetes, or several flags.
-const OTHERS: [&str; 35] = [
+const OTHERS: [&str; 36] = [
     "agent.affinity",
     "agent.cacheDir",
     "agent.drain",
     "agent.extraArgs",
+    "agent.flows",
     "agent.image.digest",
     "agent.image.repository",
     "agent.kubeProxyConfig.copyFrom.key",
