@@ -7,6 +7,7 @@ mod edges;
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 use kplane_dataplane::backend::PacketTarget;
 use kplane_dataplane::beginnings::{Beginnings, Reported};
 use kplane_model::{Family, ServiceKey, ServicePort};
+use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use self::edges::Edges;
@@ -117,44 +119,65 @@ impl ServiceConnections {
 
     /// Counts what the kernel reports, until the agent ends.
     pub async fn follow(self: Arc<Self>, mut reports: Beginnings) {
-        let ready = reports.readiness().map_err(|error| error.to_string());
-        #[allow(
-            deprecated,
-            reason = "its unsafe successor is about descriptors that may be closed or swapped; an OwnedFd is not"
-        )]
-        let ready =
-            ready.and_then(|fd| AsyncFd::<OwnedFd>::new(fd).map_err(|error| error.to_string()));
-        let ready = match ready {
-            Ok(ready) => ready,
-            Err(error) => {
-                return tracing::warn!(%error, "connections of Services are not counted");
-            }
-        };
-        // An error means that the runtime ends.
-        while let Ok(mut guard) = ready.readable().await {
-            match self.read_some(&mut reports) {
-                true => tokio::task::yield_now().await,
-                false => {
-                    guard.clear_ready();
-                    tokio::time::sleep(PAUSE).await;
-                }
+        if let Err(error) = self.try_follow(&mut reports).await {
+            tracing::warn!(%error, "connections of Services are not counted");
+        }
+    }
+
+    /// A socket that is watched wakes the agent for each report, so it is watched only while none come.
+    async fn try_follow(&self, reports: &mut Beginnings) -> Result<(), String> {
+        let mut socket = reports.readiness().map_err(|error| error.to_string())?;
+        loop {
+            socket = readable(socket).await.map_err(|error| error.to_string())?;
+            let mut any = true;
+            while any {
+                any = self.read_all(reports).await;
+                tokio::time::sleep(PAUSE).await;
             }
         }
     }
 
-    /// Counts some of what waits; returns whether more may wait.
-    pub fn read_some(&self, reports: &mut Beginnings) -> bool {
+    /// Counts everything that waits; returns whether that was anything.
+    async fn read_all(&self, reports: &mut Beginnings) -> bool {
+        let mut any = false;
+        loop {
+            let (some, more) = self.read_some(reports);
+            any |= some;
+            if !more {
+                return any;
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Counts some of what waits; returns whether that was anything, and whether more may wait.
+    pub fn read_some(&self, reports: &mut Beginnings) -> (bool, bool) {
         let mut counts = self.lock();
         if let Some((edges, start)) = &mut counts.edges {
             edges.set_time(start.elapsed());
         }
-        let (whole, more) = reports.read(|reported| counts.count(&reported));
+        let mut any = false;
+        let (whole, more) = reports.read(|reported| {
+            any = true;
+            counts.count(&reported);
+        });
         if !whole {
             counts.losses += 1;
             counts.edges.iter_mut().for_each(|(edges, _)| edges.lose());
         }
-        more
+        (any, more)
     }
+}
+
+/// Returns a socket once something waits there.
+async fn readable(socket: OwnedFd) -> io::Result<OwnedFd> {
+    #[allow(
+        deprecated,
+        reason = "its unsafe successor is about descriptors that may be closed or swapped; an OwnedFd is not"
+    )]
+    let socket = AsyncFd::with_interest(socket, Interest::READABLE)?;
+    socket.readable().await?.retain_ready();
+    Ok(socket.into_inner())
 }
 
 impl ConnectionCounts {

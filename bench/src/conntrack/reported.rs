@@ -1,4 +1,4 @@
-//! What `--flows` costs an agent: 10,000 connections a second through a Service, from many clients, begun by real packets.
+//! `cargo xtask bench graph`: what `--flows` costs an agent: 10,000 connections a second through a Service, from many clients, begun by real packets.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -33,7 +33,8 @@ const OVER: Duration = Duration::from_secs(1);
 const REST: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3_600);
 
-pub(super) fn run() {
+pub(crate) fn main() {
+    kplane_tests::userns::enter().unwrap();
     let topology = topology();
     let client = topology.host("client").unwrap();
     for n in 6..=CLIENTS {
@@ -60,8 +61,13 @@ pub(super) fn run() {
         });
         let (key, of) = &published;
         connections.learn(key, of.as_ref().map(|of| &of.port));
-        node.run(|| Ok(fs::write("/proc/sys/net/netfilter/nf_conntrack_udp_timeout", "1")?))
-            .unwrap();
+        node.run(|| {
+            Ok(fs::write(
+                "/proc/sys/net/netfilter/nf_conntrack_udp_timeout",
+                "1",
+            )?)
+        })
+        .unwrap();
         let reader = Reader::start(node.clone(), Arc::clone(&connections), ends);
         client.ns().run(begin).unwrap();
         // A list makes the kernel end what is over.
@@ -74,7 +80,11 @@ pub(super) fn run() {
             (begun.sum::<u64>(), sums.edges.len(), sums.lost)
         });
         let each = busy.as_secs_f64() * 1e6 / f64::from(ALL);
-        let option = if ends { "--flows" } else { "--count-connections" };
+        let option = if ends {
+            "--flows"
+        } else {
+            "--count-connections"
+        };
         println!(
             "{option:>20} | {each:.2} us of CPU a connection, {:.1} % of a core | {counted:?} = connections, edges, losses of {ALL}",
             each * f64::from(RATE) / 1e4

@@ -48,7 +48,7 @@ impl Counter {
 
     /// Returns the counts of TCP by now.
     fn found(&mut self, family: Family) -> Result<Found> {
-        while self.counts.read_some(&mut self.reports) {}
+        while self.counts.read_some(&mut self.reports).1 {}
         let of_family = |key: &ServiceKey| key.family == family && key.protocol == Protocol::Tcp;
         let sums = self.counts.edges(HOUR, of_family).context("no edges")?;
         ensure!((sums.more, sums.lost) == (0, 0), "{sums:?}");
