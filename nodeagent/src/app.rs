@@ -200,9 +200,8 @@ async fn build_parts(config: Config, open: Opener) -> Result<Bound, BuildError> 
     let (transport, status_addr) = connect(&config, own, &mut tasks).await?;
     let identity = Identity::new(config.node_name, config.mode_unset);
     announce(&identity, &engine);
-    let client = Client::new(transport, identity, engine.clone())
-        .with_departing(departing)
-        .with_connections(connections.clone());
+    let client = Client::new(transport, identity, engine.clone()).with_departing(departing);
+    let client = client.with_connections(connections.clone());
     let connection = client.connection();
     let health = Health {
         reports: engine.reports(),

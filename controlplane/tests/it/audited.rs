@@ -1,5 +1,7 @@
 //! The lines of the audit log about requests that make agents act, or that tell who a Service's clients are.
 
+use std::path::Path;
+
 use kp_controlplane::app::{Config, Origin};
 use kplane_fleet::identity::{self, AuditLog};
 use kplane_proto::v1 as pb;
@@ -77,9 +79,14 @@ async fn probes_attempts_and_questions_about_clients_leave_lines() {
         "\"action\":\"get /kplane/clients\",\"text\":\"read who is connected to shop/web on all nodes\"",
         "\"action\":\"get /kplane/clients\",\"text\":\"read who talked to shop/web, shop/api on all nodes\"",
     ];
+    has_lines(&log, &expected).await;
+}
+
+/// Waits for the lines of a log, of which each contains its part.
+async fn has_lines(log: &Path, expected: &[&str]) {
     let until = Instant::now() + DEADLINE;
     loop {
-        let lines = std::fs::read_to_string(&log).unwrap();
+        let lines = std::fs::read_to_string(log).unwrap();
         let lines: Vec<&str> = lines.lines().collect();
         if lines.len() >= expected.len() || Instant::now() >= until {
             assert_eq!(lines.len(), expected.len(), "{lines:?}");

@@ -60,7 +60,7 @@ fn try_answer(
         return Err("its kernel reports no connections: set net.netfilter.nf_conntrack_events to 1, and restart the agent".into());
     }
     let most = usize::try_from(question.most).unwrap_or(EDGES);
-    Ok(wire(sums, if most == 0 { EDGES } else { most.min(EDGES) }))
+    Ok(wire(&sums, if most == 0 { EDGES } else { most.min(EDGES) }))
 }
 
 /// The ServicePorts that a question means.
@@ -90,7 +90,7 @@ impl<'a> Wanted<'a> {
 }
 
 /// Returns the answer, as far as there is room in a message.
-fn wire(sums: EdgeSums, most: usize) -> pb::Edges {
+fn wire(sums: &EdgeSums, most: usize) -> pb::Edges {
     let mut answer = pb::Edges {
         more: sums.more,
         lost: sums.lost,
@@ -167,14 +167,14 @@ mod tests {
 
     #[test]
     fn the_largest_answer_fits_into_a_message_and_the_rest_is_counted() {
-        let answer = wire(sums(1_000, &"n".repeat(200)), EDGES);
+        let answer = wire(&sums(1_000, &"n".repeat(200)), EDGES);
         let size = answer.encoded_len();
         assert!(size < 250 << 10, "{size}");
         let shown = answer.edges.len() as u64;
         assert!((500..1_000).contains(&shown), "{shown}");
         assert_eq!(answer.more, 1 + 7 * (1_000 - shown));
         assert_eq!(answer.ports.len(), answer.edges.len());
-        let answer = wire(sums(20, "web"), 5);
+        let answer = wire(&sums(20, "web"), 5);
         assert_eq!((answer.edges.len(), answer.more), (5, 1 + 7 * 15));
     }
 

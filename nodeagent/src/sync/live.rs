@@ -95,6 +95,10 @@ pub(super) enum StepOutcome {
     UpstreamAge(Duration),
 }
 
+#[allow(
+    clippy::large_enum_variant,
+    reason = "there is one at a time, and the largest are taken apart at once"
+)]
 enum Event {
     Heard(Option<Result<pb::ServerMessage, Status>>),
     Taken(Option<UpdateResult>),

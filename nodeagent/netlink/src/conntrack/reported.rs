@@ -78,9 +78,11 @@ pub(crate) fn only_translated() -> [SockFilter; 9] {
     /// `sizeof(struct nlattr)`.
     const ATTRIBUTE_HEADER: u32 = 4;
     const ALL: u32 = u32::MAX;
-    let first = (HEADER_BYTES + NFGENMSG_BYTES) as u32;
+    /// Offset of the first attribute, behind `struct nlmsghdr` and `struct nfgenmsg`.
+    const FIRST: u32 = 20;
+    const _: () = assert!(FIRST as usize == HEADER_BYTES + NFGENMSG_BYTES);
     [
-        SockFilter::new(LOAD_NUMBER, 0, 0, first),
+        SockFilter::new(LOAD_NUMBER, 0, 0, FIRST),
         SockFilter::new(INDEX_NUMBER, 0, 0, CTA_STATUS.into()),
         SockFilter::new(LOAD_WORD, 0, 0, FIND_ATTRIBUTE),
         SockFilter::new(JUMP_EQUAL, 3, 0, 0),
