@@ -141,8 +141,7 @@ impl GraphView {
             line(text, Tone::Warn);
         }
         if self.edges.iter().any(|edge| edge.client.is_none()) {
-            let text =
-                "\"others\" are clients for which agents had no room: each remembers 9,000 edges";
+            let text = "\"other clients\" are those for which agents had no room: each remembers 9,000 edges";
             line(text.to_owned(), Tone::Warn);
         }
         let lossy = self.partial.iter().filter(|of| of.lost > 0);
@@ -226,7 +225,7 @@ impl EdgeView {
     fn client_text(&self) -> String {
         match &self.client {
             Some(address) => client(self.client_kind, self.client_name.as_deref(), address),
-            None => "others".to_owned(),
+            None => "other clients".to_owned(),
         }
     }
 

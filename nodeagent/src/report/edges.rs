@@ -40,7 +40,7 @@ fn try_answer(
     connections: Option<&ServiceConnections>,
     question: &pb::EdgesQuestion,
 ) -> Result<pb::Edges, String> {
-    let Some(wanted) = Wanted::read(question) else {
+    let Some(wanted) = WantedServices::read(question) else {
         return Err("the agent does not understand the question".to_owned());
     };
     let since_s = match question.since_s {
@@ -64,12 +64,12 @@ fn try_answer(
 }
 
 /// The ServicePorts that a question means.
-struct Wanted<'a> {
+struct WantedServices<'a> {
     namespace: &'a str,
     services: HashSet<ServiceName>,
 }
 
-impl<'a> Wanted<'a> {
+impl<'a> WantedServices<'a> {
     fn read(question: &'a pb::EdgesQuestion) -> Option<Self> {
         let services = question.services.iter().map(|text| {
             let (namespace, name) = text.split_once('/')?;
@@ -207,7 +207,7 @@ mod tests {
                 services: services.iter().map(ToString::to_string).collect(),
                 ..pb::EdgesQuestion::default()
             };
-            let wanted = Wanted::read(&question).unwrap();
+            let wanted = WantedServices::read(&question).unwrap();
             wanted.has(&key)
         };
         assert!(has("", &[]) && has("shop", &[]) && has("", &["shop/api", "shop/web"]));

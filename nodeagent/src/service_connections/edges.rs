@@ -75,7 +75,7 @@ impl EdgeCounts {
 
 /// The counts of some minutes.
 #[derive(Debug)]
-struct Slot {
+struct TimeSlot {
     /// The first minute.
     start: u32,
     counts: EdgeCounts,
@@ -83,13 +83,13 @@ struct Slot {
 
 /// Counts by time, oldest first.
 #[derive(Debug, Default)]
-struct History(Vec<Slot>);
+struct History(Vec<TimeSlot>);
 
 impl History {
     fn add(&mut self, minute: u32, counts: &EdgeCounts) {
         match self.0.last_mut() {
             Some(slot) if slot.start == minute => slot.counts.add(counts),
-            _ => self.0.push(Slot {
+            _ => self.0.push(TimeSlot {
                 start: minute,
                 counts: *counts,
             }),

@@ -9,7 +9,7 @@ use super::EdgeView;
 /// The kind of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub enum NodeKind {
-    /// Somebody who begins connections.
+    /// A client, which begins connections.
     Client,
     /// A port of a Service.
     Service,
@@ -22,7 +22,7 @@ pub enum NodeKind {
 pub struct GraphNode {
     /// The kind.
     pub kind: NodeKind,
-    /// Its name for people. Two nodes of a kind have different names.
+    /// The human-readable name. Two nodes of a kind have different names.
     pub label: String,
 }
 

@@ -90,7 +90,10 @@ fn edges_are_grouped_by_client_and_what_is_missing_is_said() {
     assert!(view.is_complete());
     let clients: Vec<_> = view.edges.iter().map(EdgeView::client_text).collect();
     let outside = "192.0.2.1 (outside)";
-    assert_eq!(clients, ["shop/cart-1", "shop/cart-1", outside, "others"]);
+    assert_eq!(
+        clients,
+        ["shop/cart-1", "shop/cart-1", outside, "other clients"]
+    );
     let text = table(&view);
     for part in [
         "130,049 began in 1h, 7,001 failed, from 3 clients to 1 Service",
@@ -100,7 +103,7 @@ fn edges_are_grouped_by_client_and_what_is_missing_is_said() {
         "1 (<1%)",
         "<0.01",
         "40 more connections",
-        "\"others\" are clients",
+        "\"other clients\" are those",
         "n2: some connections are not counted",
         "n1: counts for 5m only",
         "userspace proxy: it takes",
@@ -149,7 +152,7 @@ fn a_graph_has_sums_between_clients_services_and_endpoints() {
     let service = "shop/web http/TCP";
     assert_eq!(sum("shop/cart-1", service), (70_000, 7_001, 4 << 20));
     assert_eq!(sum(service, "shop/web-1"), (110_000, 7_000, 4 << 20));
-    assert_eq!(sum("others", service).0, 9);
+    assert_eq!(sum("other clients", service).0, 9);
     assert_eq!(sum(service, "userspace proxy").0, 9);
 }
 

@@ -19,7 +19,7 @@ pub struct Reported {
     pub ending: Option<Ending>,
 }
 
-/// The way in which a connection ended, as far as the kernel's entry tells.
+/// The way in which a connection ended, according to the kernel's last state of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// None of the others. UDP always ends like this, because nothing says whether its client wanted an answer.
