@@ -150,17 +150,13 @@ impl GraphView {
             let text = "some connections are not counted: the kernel reported more than the agent could read";
             line(format!("{}: {text}", names(lossy, 0)), Tone::Warn);
         }
-        let mut young = BTreeMap::<String, Vec<&str>>::new();
-        let partial = self.partial.iter();
-        for of in partial.filter(|of| of.seconds + 60 < self.since_seconds) {
-            let time = human(Duration::from_secs(of.seconds));
-            young.entry(time).or_default().push(&of.node);
-        }
-        for (time, nodes) in young {
-            line(
-                format!("{}: counts for {time} only", names(nodes, 0)),
-                Tone::Plain,
-            );
+        let is_young = |of: &&PartialView| of.seconds + 60 < self.since_seconds;
+        let young: Vec<_> = self.partial.iter().filter(is_young).collect();
+        if let Some(least) = young.iter().map(|of| of.seconds).min() {
+            let nodes = names(young.iter().map(|of| of.node.as_str()), 0);
+            let least = human(Duration::from_secs(least));
+            let text = format!("{nodes}: counts for less time, {least} at least");
+            line(text, Tone::Plain);
         }
         if self.edges.iter().any(|edge| edge.proxy) {
             let text = "userspace proxy: it takes these connections itself, so neither their endpoints nor their failures are known";

@@ -105,7 +105,7 @@ fn edges_are_grouped_by_client_and_what_is_missing_is_said() {
         "40 more connections",
         "\"other clients\" are those",
         "n2: some connections are not counted",
-        "n1: counts for 5m only",
+        "n1: counts for less time, 5m at least",
         "userspace proxy: it takes",
         "Pods have no names here",
     ] {
