@@ -16,6 +16,7 @@ mod gathering;
 mod http;
 mod memory;
 mod parse;
+mod protobuf;
 mod reflector;
 mod report;
 mod resource;

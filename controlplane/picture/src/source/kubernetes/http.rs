@@ -3,14 +3,14 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf as _, Bytes, BytesMut};
 use http::{Request, Response, StatusCode, header};
 use http_body_util::BodyExt;
 use kube::client::Body;
 use tokio::time::timeout;
 
 use super::endpoints::Shapes;
-use super::parse::{self, Line, Read, Status};
+use super::parse::{self, Encoding, Line, Read};
 use super::resource::{Resource, escaped};
 use super::transport::{
     ObjectPage, PageRequest, Transport, Unreadable, Watch, WatchEvent, WatchFrom,
@@ -30,12 +30,19 @@ const WATCH_SECONDS_SPREAD: u32 = 60;
 /// Maximum size of a page in bytes: 250 MiB is 100,000 slices of 100 endpoints in one piece.
 const MAX_PAGE_BYTES: usize = 256 << 20;
 /// Maximum size of one event in bytes: objects have at most 1.5 MiB in etcd, and some more as JSON.
-const MAX_LINE_BYTES: usize = 16 << 20;
+const MAX_EVENT_BYTES: usize = 16 << 20;
 /// Maximum size of an error's explanation in bytes.
 const MAX_STATUS_BYTES: usize = 64 << 10;
-/// Kinds of answers: JSON without managedFields, which is half of some lists, from servers that offer it (KEP-5958; K39).
+/// Kinds of answers: without managedFields, which is half of some lists, from servers that offer it (KEP-5958; K39).
 /// Others ignore the parameter.
 const ACCEPTED: &str = "application/json;drop=metadata.managedFields, application/json";
+/// Kinds of answers where protobuf can be read.
+const ACCEPTED_FIRST: &str = "application/vnd.kubernetes.protobuf;drop=metadata.managedFields, \
+    application/vnd.kubernetes.protobuf, application/json;drop=metadata.managedFields, application/json";
+/// Beginning of protobuf's `Content-Type`.
+const PROTOBUF: &[u8] = b"application/vnd.kubernetes.protobuf";
+/// Size of the number before each event in protobuf: its length.
+const LENGTH_BYTES: usize = 4;
 
 /// One resource of a real API server.
 #[derive(Debug)]
@@ -57,9 +64,13 @@ impl Http {
     async fn get(&self, query: &str) -> Result<Response<Body>, Failure> {
         let selectors = self.resource.selectors();
         let separator = if selectors.is_empty() { "" } else { "&" };
+        let accepted = match self.resource.message() {
+            Some(_) => ACCEPTED_FIRST,
+            None => ACCEPTED,
+        };
         let uri = format!("{}?{query}{separator}{selectors}", self.resource.path());
         let request = Request::get(uri)
-            .header(header::ACCEPT, ACCEPTED)
+            .header(header::ACCEPT, accepted)
             .body(Body::empty())
             .map_err(|error| Failure::Malformed(error.to_string()))?;
         let client = self.api.client();
@@ -92,8 +103,9 @@ impl Transport for Http {
             let _ = write!(query, "&continue={}", escaped(next));
         }
         let answer = self.get(&query).await?;
+        let encoding = encoding(&answer);
         let body = collect(answer.into_body(), MAX_PAGE_BYTES).await?;
-        let raw = parse::page(&self.resource, &body)?;
+        let raw = parse::page(&self.resource, encoding, &body)?;
         let mut page = ObjectPage {
             version: raw.version,
             next: raw.next,
@@ -124,6 +136,7 @@ impl Transport for Http {
         let query = format!("watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}&{from}");
         let answer = self.get(&query).await?;
         Ok(HttpWatch {
+            encoding: encoding(&answer),
             body: answer.into_body(),
             resource: self.resource.clone(),
             shapes: Arc::clone(&self.shapes),
@@ -146,32 +159,24 @@ impl Transport for Http {
 /// An open watch.
 #[derive(Debug)]
 pub(super) struct HttpWatch {
+    encoding: Encoding,
     body: Body,
     resource: Resource,
     shapes: Arc<Mutex<Shapes>>,
-    /// Received bytes without a complete line yet.
+    /// Received bytes without a complete event yet.
     buffer: BytesMut,
     /// Number of bytes at the beginning of the buffer that are known to contain no end of a line.
     scanned: usize,
 }
 
 impl HttpWatch {
-    /// Takes all complete lines from the buffer.
-    fn lines(&mut self) -> Result<Vec<WatchEvent>, Failure> {
+    /// Takes all complete events from the buffer.
+    fn events(&mut self) -> Result<Vec<WatchEvent>, Failure> {
         let mut said = Vec::new();
-        while let Some(end) = self.buffer.get(self.scanned..).and_then(memchr) {
-            let line = self.buffer.split_to(self.scanned + end + 1);
-            self.scanned = 0;
-            if !line.trim_ascii().is_empty() {
-                self.hear(&line, &mut said)?;
+        while let Some(event) = self.event()? {
+            if !event.trim_ascii().is_empty() {
+                self.hear(&event, &mut said)?;
             }
-        }
-        self.scanned = self.buffer.len();
-        if self.scanned > MAX_LINE_BYTES {
-            return Err(Failure::Malformed(format!(
-                "an event of more than {} MiB",
-                MAX_LINE_BYTES >> 20
-            )));
         }
         if self.buffer.is_empty() {
             // The buffer is replaced, so that its memory is freed after a large burst.
@@ -180,8 +185,50 @@ impl HttpWatch {
         Ok(said)
     }
 
-    fn hear(&mut self, line: &[u8], said: &mut Vec<WatchEvent>) -> Result<(), Failure> {
-        match parse::line(&self.resource, line)? {
+    /// Takes a complete event from the buffer, if there is one.
+    fn event(&mut self) -> Result<Option<BytesMut>, Failure> {
+        let (event, waiting) = match self.encoding {
+            Encoding::Json => {
+                let event = self.line();
+                (event, self.buffer.len())
+            }
+            Encoding::Protobuf => self.frame(),
+        };
+        if event.is_none() && waiting > MAX_EVENT_BYTES {
+            return Err(Failure::Malformed(format!(
+                "an event of more than {} MiB",
+                MAX_EVENT_BYTES >> 20
+            )));
+        }
+        Ok(event)
+    }
+
+    fn line(&mut self) -> Option<BytesMut> {
+        let end = self.buffer.get(self.scanned..).and_then(memchr);
+        let Some(end) = end else {
+            self.scanned = self.buffer.len();
+            return None;
+        };
+        let line = self.buffer.split_to(self.scanned + end + 1);
+        self.scanned = 0;
+        Some(line)
+    }
+
+    /// Takes a frame, or returns the size of the one that is not there yet.
+    fn frame(&mut self) -> (Option<BytesMut>, usize) {
+        let Some(length) = self.buffer.first_chunk::<LENGTH_BYTES>() else {
+            return (None, 0);
+        };
+        let length = usize::try_from(u32::from_be_bytes(*length)).unwrap_or(usize::MAX);
+        if self.buffer.len() - LENGTH_BYTES < length {
+            return (None, length);
+        }
+        self.buffer.advance(LENGTH_BYTES);
+        (Some(self.buffer.split_to(length)), length)
+    }
+
+    fn hear(&mut self, event: &[u8], said: &mut Vec<WatchEvent>) -> Result<(), Failure> {
+        match parse::event(&self.resource, self.encoding, event)? {
             None => {}
             Some(Line::Put(version, Ok(Read::Object(object)))) => {
                 said.push(WatchEvent::Put(object, version));
@@ -242,12 +289,21 @@ impl Watch for HttpWatch {
             let frame = frame.map_err(|error| Failure::of_client(&error))?;
             if let Ok(data) = frame.into_data() {
                 self.buffer.extend_from_slice(&data);
-                let said = self.lines()?;
+                let said = self.events()?;
                 if !said.is_empty() {
                     return Ok(Some(said));
                 }
             }
         }
+    }
+}
+
+/// Returns how an answer is written. A server without protobuf writes JSON.
+fn encoding(answer: &Response<Body>) -> Encoding {
+    let kind = answer.headers().get(header::CONTENT_TYPE);
+    match kind.is_some_and(|kind| kind.as_bytes().starts_with(PROTOBUF)) {
+        true => Encoding::Protobuf,
+        false => Encoding::Json,
     }
 }
 
@@ -284,11 +340,12 @@ async fn refusal(answer: Response<Body>) -> Failure {
     let code = answer.status();
     let after = answer.headers().get(header::RETRY_AFTER);
     let after = after.and_then(|value| value.to_str().ok()?.trim().parse().ok());
+    let encoding = encoding(&answer);
     let body = collect(answer.into_body(), MAX_STATUS_BYTES).await;
-    let status: Status = body
-        .ok()
-        .and_then(|body| serde_json::from_slice(&body).ok())
-        .unwrap_or_default();
+    let status = body.map_or_else(
+        |_| Default::default(),
+        |body| parse::status(encoding, &body),
+    );
     let message = match status.message.as_str() {
         "" => StatusCode::canonical_reason(&code).unwrap_or("no reason given"),
         message => message,
@@ -306,6 +363,7 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
+    use crate::k8s::Object;
     use crate::kubernetes::Access;
 
     #[tokio::test]
@@ -326,11 +384,54 @@ mod tests {
         };
         let (answer, head) = tokio::join!(http.get("limit=1"), served);
         assert_eq!(answer.unwrap().status(), StatusCode::OK);
-        assert!(
-            head.contains(
-                "accept: application/json;drop=metadata.managedFields, application/json\r\n"
-            ),
-            "{head}"
+        let kind = "application/vnd.kubernetes.protobuf";
+        let drop = "drop=metadata.managedFields";
+        let accept =
+            format!("accept: {kind};{drop}, {kind}, application/json;{drop}, application/json\r\n");
+        assert!(head.contains(&accept), "{head}");
+    }
+
+    /// Hears bytes that come one by one.
+    fn heard(encoding: Encoding, bytes: &[u8]) -> Result<Vec<WatchEvent>, Failure> {
+        let mut watch = HttpWatch {
+            encoding,
+            body: Body::empty(),
+            resource: Resource::Services,
+            shapes: Arc::default(),
+            buffer: BytesMut::new(),
+            scanned: 0,
+        };
+        let mut all = Vec::new();
+        for byte in bytes {
+            watch.buffer.extend_from_slice(&[*byte]);
+            all.extend(watch.events()?);
+        }
+        Ok(all)
+    }
+
+    #[test]
+    fn both_encodings_of_a_watch_are_the_same_events_in_any_pieces() {
+        let json = heard(Encoding::Json, include_bytes!("parse/answers/watch.json")).unwrap();
+        let protobuf = include_bytes!("parse/answers/watch.pb");
+        assert_eq!(json, heard(Encoding::Protobuf, protobuf).unwrap());
+        let end = json.last().unwrap();
+        assert!(matches!(json[0], WatchEvent::Put(Object::Service(_), 1..)));
+        assert!(matches!(
+            end,
+            WatchEvent::Bookmark {
+                initial_end: true,
+                ..
+            }
+        ));
+    }
+
+    #[test]
+    fn an_event_that_is_too_large_is_refused_at_its_length() {
+        assert_eq!(
+            heard(Encoding::Protobuf, &[0, 0, 0, 0, 0, 16]),
+            Ok(Vec::new())
         );
+        let error = format!("{:?}", heard(Encoding::Protobuf, &[1, 0, 0, 1]));
+        assert!(error.contains("more than 16 MiB"), "{error}");
     }
 }

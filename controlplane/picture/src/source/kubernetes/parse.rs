@@ -1,14 +1,14 @@
-//! Parsing of an API server's JSON into slim objects: other fields are never copied.
+//! Parsing of an API server's JSON and protobuf into slim objects: other fields are never copied.
 //!
 //! An object that cannot be read is reported by name; the others of the same answer are served.
 
 use std::sync::Arc;
 
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
 use super::endpoints::LegacyEndpoints;
+use super::protobuf::{self, Message};
 use super::resource::Resource;
 use super::transport::Unreadable;
 use kplane_model::one_line;
@@ -40,7 +40,7 @@ pub(super) struct RawPage {
     pub(super) items: Vec<Result<Read, Unreadable>>,
 }
 
-/// One line of a watch.
+/// One event of a watch.
 #[derive(Debug)]
 pub(super) enum Line {
     Put(u64, Result<Read, Unreadable>),
@@ -49,11 +49,39 @@ pub(super) enum Line {
     Error(Failure),
 }
 
+/// How an answer is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Encoding {
+    Json,
+    Protobuf,
+}
+
+/// An object that was not read yet.
+#[derive(Clone, Copy)]
+enum Raw<'a> {
+    Json(&'a str),
+    Protobuf(&'static Message, &'a [u8]),
+}
+
+impl<'a> Raw<'a> {
+    fn of_json(value: &'a RawValue) -> Self {
+        Self::Json(value.get())
+    }
+
+    fn read<T: Deserialize<'a>>(self) -> Result<T, String> {
+        match self {
+            Self::Json(text) => serde_json::from_str(text).map_err(|error| error.to_string()),
+            Self::Protobuf(message, bytes) => {
+                protobuf::read(message, bytes).map_err(|error| error.to_string())
+            }
+        }
+    }
+}
+
 #[derive(Deserialize)]
-struct ListPage<'a> {
+struct ListPage<T> {
     metadata: ListMeta,
-    #[serde(borrow, default)]
-    items: Option<Vec<&'a RawValue>>,
+    items: Option<Vec<T>>,
 }
 
 #[derive(Deserialize)]
@@ -65,11 +93,24 @@ struct ListMeta {
 }
 
 #[derive(Deserialize)]
-struct WatchLine<'a> {
+struct JsonEvent<'a> {
     #[serde(rename = "type")]
     kind: &'a str,
     #[serde(borrow)]
     object: &'a RawValue,
+}
+
+#[derive(Deserialize)]
+struct ProtobufEvent<'a> {
+    #[serde(rename = "type")]
+    kind: &'a str,
+    #[serde(borrow)]
+    object: RawExtension<'a>,
+}
+
+#[derive(Deserialize)]
+struct RawExtension<'a> {
+    raw: &'a [u8],
 }
 
 /// The fields that every object has.
@@ -112,11 +153,33 @@ pub(super) struct Status {
 ///
 /// # Errors
 /// [`Failure::Malformed`].
-pub(super) fn page(resource: &Resource, body: &[u8]) -> Result<RawPage, Failure> {
-    let page: ListPage<'_> = serde_json::from_slice(body).map_err(malformed)?;
-    let items = page.items.unwrap_or_default();
-    let version_of = |raw: &&RawValue| {
-        let peek: Peek = serde_json::from_str(raw.get()).ok()?;
+pub(super) fn page(
+    resource: &Resource,
+    encoding: Encoding,
+    body: &[u8],
+) -> Result<RawPage, Failure> {
+    match encoding {
+        Encoding::Json => {
+            let page = serde_json::from_slice(body).map_err(malformed)?;
+            objects(resource, page, Raw::of_json)
+        }
+        Encoding::Protobuf => {
+            let message = message(resource)?;
+            let list = protobuf::unwrap(body).map_err(malformed)?;
+            let page = protobuf::read(&protobuf::LIST, list).map_err(malformed)?;
+            objects(resource, page, |bytes| Raw::Protobuf(message, bytes))
+        }
+    }
+}
+
+fn objects<'a, T>(
+    resource: &Resource,
+    page: ListPage<T>,
+    raw: impl Fn(T) -> Raw<'a>,
+) -> Result<RawPage, Failure> {
+    let items: Vec<Raw<'_>> = page.items.into_iter().flatten().map(raw).collect();
+    let version_of = |raw: &Raw<'_>| {
+        let peek: Peek = raw.read().ok()?;
         version(&peek.metadata.resource_version).ok()
     };
     Ok(RawPage {
@@ -127,18 +190,40 @@ pub(super) fn page(resource: &Resource, body: &[u8]) -> Result<RawPage, Failure>
     })
 }
 
-/// Parses a line of a watch; `None` for unknown types of events.
+/// Parses an event of a watch: a line of JSON, or a frame of protobuf. `None` for unknown types of events.
 ///
 /// # Errors
 /// [`Failure::Malformed`].
-pub(super) fn line(resource: &Resource, text: &[u8]) -> Result<Option<Line>, Failure> {
-    let line: WatchLine<'_> = serde_json::from_slice(text).map_err(malformed)?;
+pub(super) fn event(
+    resource: &Resource,
+    encoding: Encoding,
+    bytes: &[u8],
+) -> Result<Option<Line>, Failure> {
+    match encoding {
+        Encoding::Json => {
+            let event: JsonEvent<'_> = serde_json::from_slice(bytes).map_err(malformed)?;
+            line(resource, event.kind, Raw::of_json(event.object))
+        }
+        Encoding::Protobuf => {
+            let event: ProtobufEvent<'_> =
+                protobuf::read(&protobuf::WATCH_EVENT, bytes).map_err(malformed)?;
+            let object = protobuf::unwrap(event.object.raw).map_err(malformed)?;
+            let message = match event.kind {
+                "ERROR" => &protobuf::STATUS,
+                _ => message(resource)?,
+            };
+            line(resource, event.kind, Raw::Protobuf(message, object))
+        }
+    }
+}
+
+fn line(resource: &Resource, kind: &str, raw: Raw<'_>) -> Result<Option<Line>, Failure> {
     let read = || -> Result<_, Failure> {
-        let peek: Peek = serde_json::from_str(line.object.get()).map_err(malformed)?;
+        let peek: Peek = raw.read().map_err(malformed)?;
         let version = version(&peek.metadata.resource_version)?;
-        Ok((version, object(resource, line.object)))
+        Ok((version, object(resource, raw)))
     };
-    Ok(Some(match line.kind {
+    Ok(Some(match kind {
         "ADDED" | "MODIFIED" => {
             let (version, object) = read()?;
             Line::Put(version, object)
@@ -148,7 +233,7 @@ pub(super) fn line(resource: &Resource, text: &[u8]) -> Result<Option<Line>, Fai
             Line::Gone(version, object)
         }
         "BOOKMARK" => {
-            let mark: Bookmark = serde_json::from_str(line.object.get()).map_err(malformed)?;
+            let mark: Bookmark = raw.read().map_err(malformed)?;
             let annotations = mark.metadata.annotations.unwrap_or_default();
             let initial_end = annotations.get(INITIAL_EVENTS_END);
             Line::Bookmark {
@@ -157,40 +242,52 @@ pub(super) fn line(resource: &Resource, text: &[u8]) -> Result<Option<Line>, Fai
             }
         }
         "ERROR" => {
-            let status: Status = serde_json::from_str(line.object.get()).unwrap_or_default();
+            let status: Status = raw.read().unwrap_or_default();
             Line::Error(Failure::of_status(status.code, &status.message, None))
         }
         _ => return Ok(None),
     }))
 }
 
-fn object(resource: &Resource, raw: &RawValue) -> Result<Read, Unreadable> {
-    fn read<T: DeserializeOwned>(
-        raw: &RawValue,
-        wrap: impl FnOnce(T) -> Read,
-    ) -> Result<Read, serde_json::Error> {
-        serde_json::from_str(raw.get()).map(wrap)
-    }
-    let read = match resource {
-        Resource::Services => read(raw, |o| Read::Object(Object::Service(o))),
-        Resource::Slices => read(raw, |o| Read::Object(Object::EndpointSlice(o))),
-        Resource::Nodes(_) => read(raw, |o| Read::Object(Object::Node(o))),
-        Resource::ServiceCidrs => read(raw, |o| Read::Object(Object::ServiceCidr(o))),
-        Resource::NetworkPolicies => read(raw, |o| Read::Object(Object::NetworkPolicy(o))),
-        Resource::ClusterPolicies { .. } => {
-            read(raw, |o| Read::Object(Object::ClusterNetworkPolicy(o)))
-        }
-        Resource::Namespaces => read(raw, |o| Read::Object(Object::Namespace(o))),
-        Resource::Pods => read(raw, |o| Read::Object(Object::Pod(o))),
-        Resource::Endpoints => read(raw, Read::Endpoints),
+/// Parses the explanation of an error; an empty one where it cannot be read.
+pub(super) fn status(encoding: Encoding, body: &[u8]) -> Status {
+    let read = match encoding {
+        Encoding::Json => serde_json::from_slice(body).ok(),
+        Encoding::Protobuf => protobuf::unwrap(body)
+            .and_then(|status| protobuf::read(&protobuf::STATUS, status))
+            .ok(),
     };
-    read.map_err(|error| {
-        let peek: Option<Peek> = serde_json::from_str(raw.get()).ok();
+    read.unwrap_or_default()
+}
+
+/// Returns what is known of a resource's protobuf. kplane asks for it only where it is known.
+fn message(resource: &Resource) -> Result<&'static Message, Failure> {
+    let unexpected = || malformed("protobuf, which was not asked for");
+    resource.message().ok_or_else(unexpected)
+}
+
+fn object(resource: &Resource, raw: Raw<'_>) -> Result<Read, Unreadable> {
+    let read = match resource {
+        Resource::Services => raw.read().map(|o| Read::Object(Object::Service(o))),
+        Resource::Slices => raw.read().map(|o| Read::Object(Object::EndpointSlice(o))),
+        Resource::Nodes(_) => raw.read().map(|o| Read::Object(Object::Node(o))),
+        Resource::ServiceCidrs => raw.read().map(|o| Read::Object(Object::ServiceCidr(o))),
+        Resource::NetworkPolicies => raw.read().map(|o| Read::Object(Object::NetworkPolicy(o))),
+        Resource::ClusterPolicies { .. } => {
+            let policy = raw.read();
+            policy.map(|o| Read::Object(Object::ClusterNetworkPolicy(o)))
+        }
+        Resource::Namespaces => raw.read().map(|o| Read::Object(Object::Namespace(o))),
+        Resource::Pods => raw.read().map(|o| Read::Object(Object::Pod(o))),
+        Resource::Endpoints => raw.read().map(Read::Endpoints),
+    };
+    read.map_err(|reason| {
+        let peek: Option<Peek> = raw.read().ok();
         let metadata = peek.map(|peek| peek.metadata).unwrap_or_default();
         Unreadable {
             namespace: metadata.namespace,
             name: metadata.name,
-            reason: one_line(&error.to_string()),
+            reason: one_line(&reason),
         }
     })
 }
@@ -202,7 +299,7 @@ fn version(text: &str) -> Result<u64, Failure> {
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "handed to map_err")]
-fn malformed(error: serde_json::Error) -> Failure {
+fn malformed(error: impl ToString) -> Failure {
     Failure::Malformed(one_line(&error.to_string()))
 }
 

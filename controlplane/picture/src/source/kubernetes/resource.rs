@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::protobuf::{self, Message};
 use crate::k8s::Kind;
 use crate::kubernetes::Asked;
 
@@ -45,6 +46,22 @@ impl Resource {
             Self::ClusterPolicies { .. } => Kind::ClusterNetworkPolicy,
             Self::Namespaces => Kind::Namespace,
             Self::Pods => Kind::Pod,
+        }
+    }
+
+    /// Returns what is known of its protobuf; `None` = it is asked for as JSON. There is no protobuf of resources that
+    /// a definition (CRD) adds, and no use for it where objects are few.
+    pub(super) fn message(&self) -> Option<&'static Message> {
+        match self {
+            Self::Services => Some(&protobuf::SERVICE),
+            Self::Slices => Some(&protobuf::SLICE),
+            Self::Nodes(_) => Some(&protobuf::NODE),
+            Self::Namespaces => Some(&protobuf::NAMESPACE),
+            Self::Pods => Some(&protobuf::POD),
+            Self::Endpoints
+            | Self::ServiceCidrs
+            | Self::NetworkPolicies
+            | Self::ClusterPolicies { .. } => None,
         }
     }
 

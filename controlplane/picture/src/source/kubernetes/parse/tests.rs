@@ -3,7 +3,7 @@
 use super::*;
 
 fn one(resource: &Resource, text: &str) -> Result<Option<Line>, Failure> {
-    line(resource, text.as_bytes())
+    event(resource, Encoding::Json, text.as_bytes())
 }
 
 #[test]
@@ -15,7 +15,7 @@ fn a_page_is_read_object_by_object() {
              "annotations":{"other":"text"}},"spec":{"clusterIP":"10.0.0.1","ports":[{"port":80}]}},
           {"metadata":{"name":"bad","namespace":"shop","resourceVersion":"8"},"spec":{"ports":"none"}},
           {"metadata":{"name":"last","resourceVersion":"9"}}]}"#;
-    let page = page(&Resource::Services, body.as_bytes()).unwrap();
+    let page = page(&Resource::Services, Encoding::Json, body.as_bytes()).unwrap();
     assert_eq!((page.version, page.next.as_deref()), (42, Some("abc")));
     let names: Vec<_> = page
         .items
@@ -36,7 +36,7 @@ fn empty_pages_are_pages() {
         r#"{"metadata":{"resourceVersion":"1","continue":""},"items":null}"#,
         r#"{"metadata":{"resourceVersion":"1"}}"#,
     ] {
-        let page = page(&Resource::Slices, body.as_bytes()).unwrap();
+        let page = page(&Resource::Slices, Encoding::Json, body.as_bytes()).unwrap();
         assert!(page.items.is_empty() && page.next.is_none());
     }
     for body in [
@@ -47,7 +47,7 @@ fn empty_pages_are_pages() {
         r#"{"items":[]}"#,
         r#"{"metadata":{"resourceVersion":"x"}}"#,
     ] {
-        let error = page(&Resource::Slices, body.as_bytes()).unwrap_err();
+        let error = page(&Resource::Slices, Encoding::Json, body.as_bytes()).unwrap_err();
         assert!(matches!(error, Failure::Malformed(_)), "{error:?}");
     }
 }
@@ -112,4 +112,89 @@ fn errors_within_a_watch_are_failures() {
         let error = one(&Resource::Slices, text).unwrap_err();
         assert!(matches!(error, Failure::Malformed(_)), "{error:?}");
     }
+}
+
+/// Lists of a kube-apiserver 1.37.2, without managedFields in JSON.
+const LISTS: [(Resource, &[u8], &[u8]); 5] = [
+    (
+        Resource::Services,
+        include_bytes!("answers/services.json"),
+        include_bytes!("answers/services.pb"),
+    ),
+    (
+        Resource::Slices,
+        include_bytes!("answers/slices.json"),
+        include_bytes!("answers/slices.pb"),
+    ),
+    (
+        Resource::Nodes(None),
+        include_bytes!("answers/nodes.json"),
+        include_bytes!("answers/nodes.pb"),
+    ),
+    (
+        Resource::Namespaces,
+        include_bytes!("answers/namespaces.json"),
+        include_bytes!("answers/namespaces.pb"),
+    ),
+    (
+        Resource::Pods,
+        include_bytes!("answers/pods.json"),
+        include_bytes!("answers/pods.pb"),
+    ),
+];
+
+/// All that is known of the objects of a page, with their versions.
+fn content(page: RawPage) -> (u64, u64, Vec<(String, Object)>) {
+    let object = |item| match item {
+        Ok(Read::Object(object)) => (format!("{object:?}"), object),
+        other => panic!("{other:?}"),
+    };
+    let objects = page.items.into_iter().map(object).collect();
+    (page.version, page.changed, objects)
+}
+
+#[test]
+fn both_encodings_of_a_list_are_the_same_objects() {
+    for (resource, json, protobuf) in LISTS {
+        let [json, protobuf] = [(Encoding::Json, json), (Encoding::Protobuf, protobuf)]
+            .map(|(encoding, bytes)| content(page(&resource, encoding, bytes).unwrap()));
+        assert!(json.2.len() >= 2, "{resource:?}");
+        assert_eq!(json, protobuf, "{resource:?}");
+    }
+}
+
+#[test]
+fn explanations_of_errors_are_read_in_both_encodings() {
+    let (json, protobuf) = (
+        include_bytes!("answers/status.json").as_slice(),
+        include_bytes!("answers/status.pb").as_slice(),
+    );
+    for (encoding, bytes) in [(Encoding::Json, json), (Encoding::Protobuf, protobuf)] {
+        let status = status(encoding, bytes);
+        assert_eq!(
+            (&*status.message, status.code),
+            ("services \"none\" not found", 404)
+        );
+        assert_eq!(super::status(encoding, b"what").code, 0);
+    }
+}
+
+#[test]
+fn protobuf_that_is_cut_or_damaged_is_refused_or_read_but_nothing_else() {
+    for (resource, _, whole) in LISTS {
+        for end in 0..whole.len() {
+            let _ = page(&resource, Encoding::Protobuf, &whole[..end]);
+        }
+        let mut damaged = whole.to_vec();
+        for at in 0..whole.len() {
+            for byte in [0, 0x7f, 0x80, 0xff, whole[at] ^ 1] {
+                damaged[at] = byte;
+                let _ = page(&resource, Encoding::Protobuf, &damaged);
+                let _ = event(&resource, Encoding::Protobuf, &damaged);
+            }
+            damaged[at] = whole[at];
+        }
+    }
+    let unasked = page(&Resource::Endpoints, Encoding::Protobuf, LISTS[0].2);
+    assert!(matches!(unasked, Err(Failure::Malformed(_))), "{unasked:?}");
 }
