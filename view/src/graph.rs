@@ -106,10 +106,13 @@ impl GraphView {
             all.len()
         };
         let begun = sum(|edge| edge.connections).saturating_add(self.connections_omitted);
+        // Agents count by the minute, and may have begun to count a moment ago.
+        let seconds = self.edges.iter().map(|edge| edge.seconds).max();
+        let seconds = seconds.unwrap_or(self.since_seconds);
         Span::plain(format!(
             "{} began in {}, {} failed, from {} to {}; {}",
             grouped(begun),
-            human(Duration::from_secs(self.since_seconds)),
+            human(Duration::from_secs(seconds)),
             grouped(sum(|edge| edge.failed)),
             plural(distinct(EdgeView::client_text), "client"),
             plural(distinct(EdgeView::service_text), "Service port"),
@@ -331,7 +334,7 @@ impl View for GraphView {
     }
 
     fn dot(&self) -> Option<String> {
-        Some(self.graph().dot())
+        Some(self.graph().dot(&self.summary().text))
     }
 }
 

@@ -232,6 +232,7 @@ Unknown: node-3: its agent does not count connections
     let expected = r#"digraph kplane {
   rankdir=LR;
   node [fontname="sans-serif"];
+  label="14,136 began in 1h, 345 failed, from 2 clients to 1 Service port; 2 of 3 nodes answered";
   n0 [label="shop/cart-1", shape=ellipse];
   n1 [label="shop/web http/TCP", shape=box];
   n2 [label="shop/web-1", shape=component];

@@ -1,6 +1,6 @@
 //! Who began connections, through which ServicePort and to which endpoint, in the last hour (`--flows`). Pure.
 //!
-//! An edge has slots of a minute for the last ten minutes, and of ten minutes before: 17 at most. 10,000 edges take 8 MB at
+//! An edge has slots of a minute for the last ten minutes, and of ten minutes before: 16 at most, of 32 bytes each. 10,000 edges take 8 MB at
 //! most, whatever strangers send. Edges that are known go on to count when there is no room for new ones.
 
 use std::cmp::Reverse;

@@ -6,10 +6,12 @@ use super::model::{Graph, NodeKind};
 use super::{failures, rate};
 
 impl Graph {
-    /// Returns the graph in the language of Graphviz.
-    pub fn dot(&self) -> String {
+    /// Returns the graph in the language of Graphviz, with a line below it.
+    pub fn dot(&self, below: &str) -> String {
         let mut out =
             String::from("digraph kplane {\n  rankdir=LR;\n  node [fontname=\"sans-serif\"];\n");
+        // Writing to a text does not fail.
+        let _ = writeln!(out, "  label={};", quoted(below));
         for (index, node) in self.nodes.iter().enumerate() {
             let shape = match node.kind {
                 NodeKind::Client => "ellipse",
@@ -17,7 +19,6 @@ impl Graph {
                 NodeKind::Endpoint => "component",
             };
             let label = quoted(&node.label);
-            // Writing to a text does not fail.
             let _ = writeln!(out, "  n{index} [label={label}, shape={shape}];");
         }
         for link in &self.links {
@@ -103,6 +104,7 @@ mod tests {
         let expected = r#"digraph kplane {
   rankdir=LR;
   node [fontname="sans-serif"];
+  label="1 of \"2\"";
   n0 [label="shop/cart-1", shape=ellipse];
   n1 [label="shop/web http/TCP", shape=box];
   n2 [label="shop/web-1", shape=component];
@@ -110,6 +112,6 @@ mod tests {
   n1 -> n2 [label="2.00/s, 36 (<1%) failed", color=red];
 }
 "#;
-        assert_eq!(graph.dot(), expected);
+        assert_eq!(graph.dot("1 of \"2\""), expected);
     }
 }

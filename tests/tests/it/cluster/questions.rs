@@ -190,7 +190,8 @@ pub(crate) fn who_talked_to_whom_is_asked_of_the_nodes_of_all_replicas() -> Resu
         let held = served.connect(world)?;
         let endpoint = served.server.local_addr()?.to_string();
         let all = [
-            "1 began in 10m, 0 failed, from 1 client to 1 Service port; 1 of 2 nodes answered",
+            "1 began in ",
+            " 0 failed, from 1 client to 1 Service port; 1 of 2 nodes answered",
             "node/node-1",
             "default/q-graph",
             &endpoint,
