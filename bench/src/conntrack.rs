@@ -11,6 +11,8 @@
     reason = "a benchmark may panic"
 )]
 
+pub(crate) mod reported;
+
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 

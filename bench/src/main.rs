@@ -30,7 +30,7 @@ use tokio::runtime::{Builder, Runtime};
 /// A benchmark, which gets the program's name and the arguments after its own.
 type Bench = fn(&[OsString]) -> Result<()>;
 
-const BENCHES: [(&str, Bench); 12] = [
+const BENCHES: [(&str, Bench); 13] = [
     ("change", |_| {
         change::main();
         Ok(())
@@ -45,6 +45,10 @@ const BENCHES: [(&str, Bench); 12] = [
     }),
     ("conntrack", |_| {
         conntrack::main();
+        Ok(())
+    }),
+    ("graph", |_| {
+        conntrack::reported::main();
         Ok(())
     }),
     ("fleet", fleet::main),

@@ -7,6 +7,7 @@ pub(crate) mod drain;
 pub(crate) mod drops;
 pub(crate) mod flows;
 mod freeze;
+pub(crate) mod graph;
 mod lists;
 pub(crate) mod migrate;
 mod names;
@@ -41,6 +42,7 @@ use self::check::CheckArgs;
 use self::drain::DrainArgs;
 use self::drops::DropsArgs;
 use self::flows::FlowsArgs;
+use self::graph::GraphArgs;
 use self::migrate::MigrateCommand;
 use self::page::PageArgs;
 use self::probe::ProbeArgs;
@@ -85,8 +87,8 @@ Exit codes:
   0  done            3  status --check: nodes not in sync, or errors in the input
   1  server error    4  approve, migrate, uninstall: not approved
                      5  drain-status: flows are left
-                     6  drain-status, drops, flows, get affinity|proxied, forget-client, probe: a node did
-                        not answer
+                     6  drain-status, drops, flows, graph, get affinity|proxied, forget-client, probe: a
+                        node did not answer
   2  wrong usage     1  wait: the goal was not reached in time; migrate: stopped; check: bad
                      2  check: something could not be checked
 
@@ -121,8 +123,8 @@ pub(crate) struct Options {
     /// The longest time to reach a goal.
     #[arg(skip = GOAL)]
     pub(crate) goal: Duration,
-    /// Output format: table (fits the terminal), wide (shows everything), json, yaml, name, or
-    /// jsonpath=TEMPLATE such as `jsonpath={.items[*].name}`
+    /// Output format: table (fits the terminal), wide (shows everything), json, yaml, name, dot (for
+    /// Graphviz, only `graph`), or jsonpath=TEMPLATE such as `jsonpath={.items[*].name}`
     #[arg(short, long, global = true, default_value = "table")]
     #[arg(value_name = "FORMAT", help_heading = GLOBAL)]
     pub(crate) output: Format,
@@ -212,6 +214,9 @@ Examples:
     /// Show who is connected to a Service, on all nodes
     #[command(after_help = flows::HELP)]
     Flows(FlowsArgs),
+    /// Show who talked to whom through Services in the last hour, and how many connections failed
+    #[command(after_help = graph::HELP)]
+    Graph(GraphArgs),
     /// Show which nodes still have flows to endpoints that are being shut down: when may I delete this Pod?
     #[command(after_help = drain::HELP)]
     DrainStatus(DrainArgs),

@@ -8,6 +8,7 @@ mod drain;
 mod drops;
 mod flows;
 mod get;
+mod graph;
 mod migrate;
 mod page;
 mod probe;
@@ -92,6 +93,7 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
         Command::Why(args) => why::run(&cli, args).await,
         Command::Drops(args) => drops::run(&cli, args).await,
         Command::Flows(args) => flows::run(&cli, args).await,
+        Command::Graph(args) => graph::run(&cli, args).await,
         Command::Describe(DescribeCommand::Node { node }) => {
             node_of(&cli, node).await?;
             Ok(Verdict::Done)

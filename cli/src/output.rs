@@ -40,12 +40,14 @@ pub(crate) enum Format {
     Yaml,
     /// Names such as `node/node-1`, one a line.
     Name,
+    /// A graph for Graphviz.
+    Dot,
     /// A template with paths into the JSON.
     JsonPath(Template),
 }
 
 /// The formats, as the user types them.
-pub(crate) const FORMATS: [&str; 6] = ["table", "wide", "json", "yaml", "name", "jsonpath="];
+pub(crate) const FORMATS: [&str; 7] = ["table", "wide", "json", "yaml", "name", "dot", "jsonpath="];
 
 impl FromStr for Format {
     type Err = String;
@@ -57,6 +59,7 @@ impl FromStr for Format {
             "json" => Self::Json,
             "yaml" => Self::Yaml,
             "name" => Self::Name,
+            "dot" => Self::Dot,
             _ => match text.strip_prefix("jsonpath=") {
                 Some(template) => Self::JsonPath(template.parse()?),
                 None => return Err(format!("expected {}TEMPLATE", FORMATS.join(", "))),
@@ -85,6 +88,9 @@ impl Default for Extent {
 
 /// The error of `-o name` where nothing has a name.
 const NO_NAMES: &str = "the result is no list of names: use -o name with get and status";
+
+/// The error for `-o dot` of views that are no graphs.
+const NO_GRAPH: &str = "-o dot is for kpctl graph; other results are no graphs";
 
 /// A terminal's size, in columns and lines.
 type Size = (usize, usize);
@@ -242,6 +248,7 @@ impl<W: Write> Output<W> {
                 Some(names) => names.iter().map(|name| format!("{name}\n")).collect(),
                 None => return Err(io::Error::other(NO_NAMES)),
             },
+            Format::Dot => view.dot().ok_or_else(|| io::Error::other(NO_GRAPH))?,
             Format::JsonPath(template) => template.fill(&serde_json::to_value(view)?),
         };
         // The same terminal shows what programs read.

@@ -201,6 +201,7 @@ async fn build_parts(config: Config, open: Opener) -> Result<Bound, BuildError> 
     let identity = Identity::new(config.node_name, config.mode_unset);
     announce(&identity, &engine);
     let client = Client::new(transport, identity, engine.clone()).with_departing(departing);
+    let client = client.with_connections(connections.clone());
     let connection = client.connection();
     let health = Health {
         reports: engine.reports(),
@@ -218,7 +219,7 @@ async fn build_parts(config: Config, open: Opener) -> Result<Bound, BuildError> 
             answers: health.answers.clone(),
             conntrack: engine.conntrack(),
             backend: engine.backend(),
-            connections,
+            connections: connections.filter(|_| config.count_connections),
             proxy: engine.proxy(),
         },
         configuration.clone(),

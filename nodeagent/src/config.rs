@@ -116,6 +116,8 @@ pub struct Config {
     pub departing: Option<departing::HookSettings>,
     /// Whether connections are counted by Service.
     pub count_connections: bool,
+    /// Whether the agent remembers who connections are from and to.
+    pub flows: bool,
     /// The limit on how much may go at once because a snapshot does not name it.
     pub cliff_guard: CliffGuard,
     /// The folder of the cache file; `None` = no cache file.

@@ -1,19 +1,25 @@
-//! Connections that begin, counted by ServicePort (`--count-connections`).
+//! Connections that begin, counted by ServicePort (`--count-connections`), and who they are from and to (`--flows`).
 //!
 //! The kernel reports each connection once its first packet has passed all rules, with the destination that the client
 //! wrote and the one that it got. So the same counter serves all backends, and the rules need none.
 
+mod edges;
+
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::net::SocketAddr;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kplane_dataplane::backend::PacketTarget;
-use kplane_dataplane::beginnings::Beginnings;
-use kplane_model::{Family, Protocol, ServiceKey, ServicePort};
+use kplane_dataplane::beginnings::{Beginnings, Reported};
+use kplane_model::{Family, ServiceKey, ServicePort};
+use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+
+use self::edges::Edges;
+pub use self::edges::{EdgeCounts, EdgeKey, EdgeSums};
 
 /// Pause after everything was read: it costs less to read many connections at once. In that time 10,000 may come before
 /// the kernel drops reports.
@@ -29,6 +35,8 @@ struct ConnectionCounts {
     ports: BTreeMap<Arc<ServiceKey>, Port>,
     /// Times when the kernel dropped reports, because too many waited.
     losses: u64,
+    /// Who connections are from and to, and the time at which counting began.
+    edges: Option<(Edges, Instant)>,
 }
 
 #[derive(Debug, Default)]
@@ -38,13 +46,23 @@ struct Port {
 }
 
 impl ServiceConnections {
+    /// Creates a counter that also remembers who connections are from and to.
+    #[must_use]
+    pub fn with_edges() -> Self {
+        let edges = Some((Edges::default(), Instant::now()));
+        Self(Mutex::new(ConnectionCounts {
+            edges,
+            ..ConnectionCounts::default()
+        }))
+    }
+
     fn lock(&self) -> MutexGuard<'_, ConnectionCounts> {
         // Counts are right after each single step.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Learns where a ServicePort is; `None` = it is gone, and its count with it.
-    pub(crate) fn learn(&self, key: &ServiceKey, port: Option<&ServicePort>) {
+    pub fn learn(&self, key: &ServiceKey, port: Option<&ServicePort>) {
         let mut counts = self.lock();
         let places = port.map(places).unwrap_or_default();
         let Some((known, mut before)) = counts.ports.remove_entry(key) else {
@@ -92,40 +110,74 @@ impl ServiceConnections {
         (some.collect(), counts.losses)
     }
 
+    /// Returns the edges of the ServicePorts that are wanted, since a time ago; `None` = edges are not counted.
+    pub fn edges(&self, ago: Duration, wanted: impl Fn(&ServiceKey) -> bool) -> Option<EdgeSums> {
+        let mut counts = self.lock();
+        let (edges, start) = counts.edges.as_mut()?;
+        Some(edges.sums(start.elapsed(), ago, wanted))
+    }
+
     /// Counts what the kernel reports, until the agent ends.
     pub async fn follow(self: Arc<Self>, mut reports: Beginnings) {
-        let ready = reports.readiness().map_err(|error| error.to_string());
-        #[allow(
-            deprecated,
-            reason = "its unsafe successor is about descriptors that may be closed or swapped; an OwnedFd is not"
-        )]
-        let ready =
-            ready.and_then(|fd| AsyncFd::<OwnedFd>::new(fd).map_err(|error| error.to_string()));
-        let ready = match ready {
-            Ok(ready) => ready,
-            Err(error) => {
-                return tracing::warn!(%error, "connections of Services are not counted");
-            }
-        };
-        // An error means that the runtime ends.
-        while let Ok(mut guard) = ready.readable().await {
-            match self.read_some(&mut reports) {
-                true => tokio::task::yield_now().await,
-                false => {
-                    guard.clear_ready();
-                    tokio::time::sleep(PAUSE).await;
-                }
+        if let Err(error) = self.try_follow(&mut reports).await {
+            tracing::warn!(%error, "connections of Services are not counted");
+        }
+    }
+
+    /// A socket that is watched wakes the agent for each report, so it is watched only while none come.
+    async fn try_follow(&self, reports: &mut Beginnings) -> Result<(), String> {
+        let mut socket = reports.readiness().map_err(|error| error.to_string())?;
+        loop {
+            socket = readable(socket).await.map_err(|error| error.to_string())?;
+            let mut any = true;
+            while any {
+                any = self.read_all(reports).await;
+                tokio::time::sleep(PAUSE).await;
             }
         }
     }
 
-    /// Counts some of what waits; returns whether more may wait.
-    fn read_some(&self, reports: &mut Beginnings) -> bool {
-        let mut counts = self.lock();
-        let (whole, more) = reports.read(|protocol, to| counts.count(protocol, to));
-        counts.losses += u64::from(!whole);
-        more
+    /// Counts everything that waits; returns whether that was anything.
+    async fn read_all(&self, reports: &mut Beginnings) -> bool {
+        let mut any = false;
+        loop {
+            let (some, more) = self.read_some(reports);
+            any |= some;
+            if !more {
+                return any;
+            }
+            tokio::task::yield_now().await;
+        }
     }
+
+    /// Counts some of what waits; returns whether that was anything, and whether more may wait.
+    pub fn read_some(&self, reports: &mut Beginnings) -> (bool, bool) {
+        let mut counts = self.lock();
+        if let Some((edges, start)) = &mut counts.edges {
+            edges.set_time(start.elapsed());
+        }
+        let mut any = false;
+        let (whole, more) = reports.read(|reported| {
+            any = true;
+            counts.count(&reported);
+        });
+        if !whole {
+            counts.losses += 1;
+            counts.edges.iter_mut().for_each(|(edges, _)| edges.lose());
+        }
+        (any, more)
+    }
+}
+
+/// Returns a socket once something waits there.
+async fn readable(socket: OwnedFd) -> io::Result<OwnedFd> {
+    #[allow(
+        deprecated,
+        reason = "its unsafe successor is about descriptors that may be closed or swapped; an OwnedFd is not"
+    )]
+    let socket = AsyncFd::with_interest(socket, Interest::READABLE)?;
+    socket.readable().await?.retain_ready();
+    Ok(socket.into_inner())
 }
 
 impl ConnectionCounts {
@@ -136,7 +188,8 @@ impl ConnectionCounts {
         self.ports.insert(key, port);
     }
 
-    fn count(&mut self, protocol: Protocol, at: SocketAddr) {
+    fn count(&mut self, reported: &Reported) {
+        let (protocol, at) = (reported.connection.protocol, reported.connection.to);
         let address = self.places.get(&PacketTarget::Address { at, protocol });
         let node_port = PacketTarget::NodePort {
             family: Family::of(at.ip()),
@@ -146,8 +199,11 @@ impl ConnectionCounts {
         let Some(key) = address.or_else(|| self.places.get(&node_port)) else {
             return;
         };
-        if let Some(port) = self.ports.get_mut(key) {
+        if let (None, Some(port)) = (reported.ending, self.ports.get_mut(key)) {
             port.connections += 1;
+        }
+        if let Some((edges, _)) = &mut self.edges {
+            edges.add(key, reported);
         }
     }
 }
@@ -163,7 +219,10 @@ fn places(port: &ServicePort) -> Vec<PacketTarget> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::IpAddr;
+    use std::net::{IpAddr, SocketAddr};
+
+    use kplane_dataplane::beginnings::{Ending, Stage, Tracked};
+    use kplane_model::Protocol;
 
     use super::*;
 
@@ -176,7 +235,19 @@ mod tests {
     }
 
     fn count(all: &ServiceConnections, ip: [u8; 4], number: u16) {
-        all.lock().count(Protocol::Tcp, (ip, number).into());
+        let any = SocketAddr::from(([10, 244, 1, 5], 80));
+        let connection = Tracked {
+            protocol: Protocol::Tcp,
+            client: any,
+            to: (ip, number).into(),
+            endpoint: any,
+            stage: Stage::Unreplied,
+            traffic: None,
+            began_ns: None,
+        };
+        for ending in [None, Some(Ending::Over)] {
+            all.lock().count(&Reported { connection, ending });
+        }
     }
 
     fn counts(all: &ServiceConnections) -> Vec<(String, u64)> {
@@ -210,5 +281,6 @@ mod tests {
         assert_eq!(counts(&all), [("web".to_owned(), 3)]);
         all.keep(Family::V4, &HashSet::new());
         assert!(counts(&all).is_empty() && all.lock().places.is_empty());
+        assert!(all.edges(PAUSE, |_| true).is_none());
     }
 }

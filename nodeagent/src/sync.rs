@@ -52,6 +52,7 @@ use crate::connection::{Connection, Frozen};
 use crate::departing::Questions;
 use crate::desired::{Collector, now_ms};
 use crate::engine::{Engine, Stopped};
+use crate::service_connections::ServiceConnections;
 
 /// Longest wait for the resolution of names if replicas are known from before.
 const RESOLUTION: Duration = Duration::from_secs(1);
@@ -124,6 +125,8 @@ struct LastingState {
     frozen: Option<Frozen>,
     /// Questions about Pods that wait to end.
     departing: Option<Questions>,
+    /// The counter of connections.
+    connections: Option<Arc<ServiceConnections>>,
 }
 
 /// A remark for reports.
@@ -163,6 +166,7 @@ impl<T: Transport> Client<T> {
                 notice: None,
                 frozen: None,
                 departing: None,
+                connections: None,
             },
             look: Look::plan(),
             fresh: false,
@@ -175,6 +179,13 @@ impl<T: Transport> Client<T> {
     #[must_use]
     pub(crate) fn with_departing(mut self, questions: Option<Questions>) -> Self {
         self.shared.departing = questions;
+        self
+    }
+
+    /// Adds the counter of connections, for questions about them.
+    #[must_use]
+    pub(crate) fn with_connections(mut self, of: Option<Arc<ServiceConnections>>) -> Self {
+        self.shared.connections = of;
         self
     }
 

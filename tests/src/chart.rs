@@ -70,6 +70,7 @@ const OTHERS: [&[&str]; 14] = [
     &[
         "controlPlane.extraArgs={--max-connections=10}",
         "agent.extraArgs={--conntrack-max-per-core=0}",
+        "agent.flows=true",
     ],
 ];
 

@@ -15,6 +15,9 @@ use crate::text::{Span, field, grouped, paragraph, plural};
 use crate::time::human;
 use crate::wire::{FromWire, known_name, view_of};
 
+/// The line below lists whose Pods have no names.
+pub(crate) const NO_PODS: &str = "Pods have no names here: nodes enforce no NetworkPolicies, so the control plane does not watch Pods";
+
 /// The connections of one client through one port to one endpoint, on one node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -208,8 +211,7 @@ impl FlowsView {
             lines.extend(nodes.map(|nodes| (format!("{nodes}: {text}"), Tone::Plain)));
         }
         if !self.knows_pods {
-            let text = "Pods have no names here: nodes enforce no NetworkPolicies, so the control plane does not watch Pods";
-            lines.push((text.to_owned(), Tone::Plain));
+            lines.push((NO_PODS.to_owned(), Tone::Plain));
         }
         lines
     }
@@ -217,14 +219,8 @@ impl FlowsView {
 
 impl FlowView {
     fn client(&self) -> Span {
-        let name = self.client_name.as_deref().unwrap_or_default();
-        Span::plain(match self.client_kind {
-            ClientKind::Pod => name.to_owned(),
-            ClientKind::Node => format!("node/{name}"),
-            ClientKind::PodOnNode => format!("{} (Pod on {name})", self.client),
-            ClientKind::Outside => format!("{} (outside)", self.client),
-            ClientKind::Unspecified => self.client.clone(),
-        })
+        let name = self.client_name.as_deref();
+        Span::plain(client(self.client_kind, name, &self.client))
     }
 
     fn endpoint(&self) -> Span {
@@ -232,15 +228,7 @@ impl FlowView {
     }
 
     fn port(&self) -> Span {
-        let KeyView {
-            port_name,
-            protocol,
-            ..
-        } = &self.port;
-        Span::plain(match port_name.as_str() {
-            "" => (*protocol).to_owned(),
-            name => format!("{name}/{protocol}"),
-        })
+        Span::plain(port_text(&self.port))
     }
 
     fn state(&self) -> Span {
@@ -276,13 +264,33 @@ impl FlowView {
     }
 }
 
+/// Returns a client as people name it.
+pub(crate) fn client(kind: ClientKind, name: Option<&str>, address: &str) -> String {
+    let name = name.unwrap_or_default();
+    match kind {
+        ClientKind::Pod => name.to_owned(),
+        ClientKind::Node => format!("node/{name}"),
+        ClientKind::PodOnNode => format!("{address} (Pod on {name})"),
+        ClientKind::Outside => format!("{address} (outside)"),
+        ClientKind::Unspecified => address.to_owned(),
+    }
+}
+
+/// Returns a port of a Service within it, such as `http/TCP`.
+pub(crate) fn port_text(key: &KeyView) -> String {
+    match key.port_name.as_str() {
+        "" => key.protocol.to_owned(),
+        name => format!("{name}/{}", key.protocol),
+    }
+}
+
 fn age(seconds: Option<u64>) -> Span {
     seconds.map_or_else(Span::none, |seconds| {
         Span::plain(human(Duration::from_secs(seconds)))
     })
 }
 
-fn bytes(count: Option<u64>) -> Span {
+pub(crate) fn bytes(count: Option<u64>) -> Span {
     count.map_or_else(Span::none, |count| Span::plain(size(count)))
 }
 

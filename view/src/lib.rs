@@ -22,6 +22,7 @@ pub mod flows;
 mod fold;
 pub mod freeze;
 pub mod goal;
+pub mod graph;
 pub mod history;
 mod next;
 pub mod node;
@@ -79,6 +80,11 @@ pub trait View: Serialize {
 
     /// Returns the names of its objects, such as `node/node-1`; `None` if it is no list of objects.
     fn names(&self) -> Option<Vec<String>> {
+        None
+    }
+
+    /// Returns the text for Graphviz; `None` if it is no graph.
+    fn dot(&self) -> Option<String> {
         None
     }
 }

@@ -16,7 +16,7 @@ Measure how long changes take, in a real kernel, and print tables
 Usage: cargo xtask bench [NAME] [OPTIONS]
 
 Arguments:
-  [NAME]  One benchmark of: change, reboot, drift, packet, conntrack, fleet, policies; or operators, kpctl's answers
+  [NAME]  One benchmark of: change, reboot, drift, packet, conntrack, graph, fleet, policies; or operators, kpctl's answers
           about 5,000 nodes and 17,000 Services [default: all but operators]
 
 Options:
@@ -55,12 +55,13 @@ const ROLLOUTS: &str = "kube-proxy-rollouts";
 const COMPARE: &str = "--compare";
 
 /// Benchmarks of kplane alone.
-const ALONE: [&str; 7] = [
+const ALONE: [&str; 8] = [
     "change",
     "reboot",
     "drift",
     "packet",
     "conntrack",
+    "graph",
     "fleet",
     "policies",
 ];

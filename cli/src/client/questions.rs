@@ -25,6 +25,13 @@ impl Client {
         let mut stub = self.stub.clone();
         self.ask(stub.get_drain_status(request)).await
     }
+
+    /// Returns who talked to whom.
+    pub(crate) async fn graph(&self, request: pb::GraphRequest) -> Result<pb::GraphAnswer, Error> {
+        let mut stub = self.stub.clone();
+        self.ask(stub.get_graph(request)).await
+    }
+
     /// Returns the NetworkPolicies of a namespace, or all if it is empty, from all pages.
     pub(crate) async fn policies(&self, namespace: &str) -> Result<Vec<pb::PolicySummary>, Error> {
         let mut request = pb::ListPoliciesRequest {

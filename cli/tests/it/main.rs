@@ -213,6 +213,51 @@ Unknown: node-3: its agent is not connected
 }
 
 #[test]
+fn who_talked_to_whom() {
+    let plane = healthy();
+    let asked = done(plane.address, &["graph", "--since", "1h"]);
+    assert_eq!(asked.code, Some(6), "{asked:?}");
+    let expected = "\
+Connections     14,136 began in 1h, 345 failed, from 2 clients to 1 Service port; 2 of 3 nodes answered
+
+CLIENT               SERVICE            ENDPOINT    CONN/S  FAILED    BYTES
+shop/cart-1          shop/web http/TCP  shop/web-1  2.00    0         837 MiB
+shop/cart-1          shop/web http/TCP  shop/\"];\\   1.91    345 (5%)  802 MiB
+192.0.2.7 (outside)  shop/web http/TCP  shop/web-1  0.01    0         4.1 MiB
+
+Unknown: node-3: its agent does not count connections
+";
+    assert_eq!(asked.stdout, expected);
+    let dot = done(plane.address, &["graph", "shop/web", "-o", "dot"]);
+    let expected = r#"digraph kplane {
+  rankdir=LR;
+  node [fontname="sans-serif"];
+  label="14,136 began in 1h, 345 failed, from 2 clients to 1 Service port; 2 of 3 nodes answered";
+  n0 [label="shop/cart-1", shape=ellipse];
+  n1 [label="shop/web http/TCP", shape=box];
+  n2 [label="shop/web-1", shape=component];
+  n3 [label="shop/\"];\\", shape=component];
+  n4 [label="192.0.2.7 (outside)", shape=ellipse];
+  n0 -> n1 [label="3.91/s, 345 (2%) failed", color=red];
+  n1 -> n2 [label="2.01/s"];
+  n1 -> n3 [label="1.91/s, 345 (5%) failed", color=red];
+  n4 -> n1 [label="0.01/s"];
+}
+"#;
+    assert_eq!(dot.stdout, expected);
+    let path =
+        "jsonpath={.edges[1].clientName} {.edges[1].failed} {.edges[2].clientKind} {.sinceSeconds}";
+    let json = done(plane.address, &["graph", "--since", "10m", "-o", path]);
+    assert_eq!(json.stdout, "shop/cart-1 345 Outside 600\n");
+    let none = done(plane.address, &["graph", "-n", "empty"]);
+    assert!(none.stdout.contains("No connection"), "{none:?}");
+    error(2, plane.address, &["graph", "--since", "2h"]);
+    error(2, plane.address, &["graph", "a/b/c"]);
+    let wrong = error(1, plane.address, &["status", "-o", "dot"]);
+    assert!(wrong.contains("-o dot is for kpctl graph"), "{wrong}");
+}
+
+#[test]
 fn rows_are_selected_and_sorted() {
     let plane = troubled();
     let get = |args: &[&str]| text(plane.address, &[&["get"], args].concat());

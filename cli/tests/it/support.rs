@@ -258,6 +258,17 @@ impl StatusService for Canned {
         }
     }
 
+    async fn get_graph(
+        &self,
+        request: Request<pb::GraphRequest>,
+    ) -> Result<Response<pb::GraphAnswer>, Status> {
+        let mut answer = samples::graph();
+        if request.into_inner().namespace == "empty" {
+            answer.edges.clear();
+        }
+        Ok(Response::new(answer))
+    }
+
     async fn get_proxied(
         &self,
         _: Request<pb::ProxiedRequest>,

@@ -14,6 +14,7 @@ mod drops;
 mod feeds;
 mod flows;
 mod freeze;
+mod graph;
 mod guarded;
 mod inquiry;
 mod issues;

@@ -1,5 +1,7 @@
 //! The lines of the audit log about requests that make agents act, or that tell who a Service's clients are.
 
+use std::path::Path;
+
 use kp_controlplane::app::{Config, Origin};
 use kplane_fleet::identity::{self, AuditLog};
 use kplane_proto::v1 as pb;
@@ -56,10 +58,15 @@ async fn probes_attempts_and_questions_about_clients_leave_lines() {
         name,
         ..pb::FlowsRequest::default()
     };
+    let graph = pb::GraphRequest {
+        services: vec!["shop/web".to_owned(), "shop/api".to_owned()],
+        ..pb::GraphRequest::default()
+    };
     // Followers and watches ask all the time, and are written down once.
     for _ in 0..2 {
         assert!(client.follow_drops(follower.clone()).await.is_err());
         assert!(client.get_flows(flows.clone()).await.is_err());
+        client.get_graph(graph.clone()).await.unwrap();
     }
     // These make nobody act.
     assert!(client.get_drops(pb::DropsRequest::default()).await.is_err());
@@ -70,10 +77,16 @@ async fn probes_attempts_and_questions_about_clients_leave_lines() {
         "\"action\":\"get /kplane/clients\",\"text\":\"read the clients of shop/web on all nodes\"",
         "\"action\":\"create /kplane/samples\",\"text\":\"sampled packets that policies of Pods of shop deny on all nodes\"",
         "\"action\":\"get /kplane/clients\",\"text\":\"read who is connected to shop/web on all nodes\"",
+        "\"action\":\"get /kplane/clients\",\"text\":\"read who talked to shop/web, shop/api on all nodes\"",
     ];
+    has_lines(&log, &expected).await;
+}
+
+/// Waits for the lines of a log, of which each contains its part.
+async fn has_lines(log: &Path, expected: &[&str]) {
     let until = Instant::now() + DEADLINE;
     loop {
-        let lines = std::fs::read_to_string(&log).unwrap();
+        let lines = std::fs::read_to_string(log).unwrap();
         let lines: Vec<&str> = lines.lines().collect();
         if lines.len() >= expected.len() || Instant::now() >= until {
             assert_eq!(lines.len(), expected.len(), "{lines:?}");

@@ -91,6 +91,15 @@ impl Agent {
         question.unwrap().unwrap()
     }
 
+    async fn say_edges(&self, asked: &pb::Inspect, edges: pb::Edges) {
+        let inspection = pb::Inspection {
+            token: asked.token,
+            edges: Some(edges),
+            ..pb::Inspection::default()
+        };
+        self.say(agent_message::Kind::Inspection(inspection)).await;
+    }
+
     async fn answer(&self, token: u64, servers: Vec<pb::VirtualServer>) {
         let inspection = pb::Inspection {
             token,
@@ -406,6 +415,71 @@ async fn who_is_connected_is_asked_of_all_agents() {
     for wrong in ["web", "node/n9", "pod/shop/cart-1"] {
         assert!(flows(&bound, wrong).await.is_err(), "{wrong}");
     }
+}
+
+/// One agent does not count, and another says who talked to a Service: clients and endpoints get names.
+#[tokio::test]
+async fn who_talked_to_whom_is_asked_of_all_agents() {
+    let (bound, _folder) = control_plane(WEB).await;
+    let mut off = Agent::connect(&bound, "n1", None).await;
+    let mut agent = Agent::connect(&bound, "n2", None).await;
+    let edge = |client: &str, endpoint: &str, begun| pb::Edge {
+        client: client.to_owned(),
+        endpoint: endpoint.to_owned(),
+        begun,
+        ..pb::Edge::default()
+    };
+    let key = pb::ServiceKey {
+        namespace: "shop".to_owned(),
+        name: "web".to_owned(),
+        port_name: "http".to_owned(),
+        protocol: pb::Protocol::Tcp.into(),
+        family: pb::Family::Ipv4.into(),
+    };
+    let edges = pb::Edges {
+        ports: vec![key.clone()],
+        edges: vec![
+            edge("192.0.2.7", "10.244.1.1:8080", 5),
+            edge("192.0.2.7", "10.244.1.9:8080", 9),
+            edge("rubbish", "10.244.1.1:8080", 1),
+        ],
+        more: 40,
+        covered_s: 300,
+        ..pb::Edges::default()
+    };
+    let answers = async {
+        let asked = off.question().await;
+        let none = pb::Edges {
+            error: "its agent does not count".to_owned(),
+            ..pb::Edges::default()
+        };
+        off.say_edges(&asked, none).await;
+        let asked = agent.question().await;
+        let question = asked.edges.as_ref().unwrap();
+        assert_eq!((question.since_s, question.most), (600, 1_000));
+        assert_eq!(question.services, ["shop/web"]);
+        agent.say_edges(&asked, edges).await;
+    };
+    let request = pb::GraphRequest {
+        services: vec!["shop/web".to_owned()],
+        since_s: 600,
+        ..pb::GraphRequest::default()
+    };
+    let server = StatusServer::new(Arc::clone(bound.hub()));
+    let (answer, ()) = tokio::join!(server.get_graph(Request::new(request)), answers);
+    let answer = answer.unwrap().into_inner();
+    assert_eq!((answer.asked, answer.answered, answer.more), (2, 1, 40));
+    assert_eq!(answer.silent[0].reason, "its agent does not count");
+    assert_eq!(
+        (&answer.partial[0].node[..], answer.partial[0].seconds),
+        ("n2", 300)
+    );
+    assert_eq!((answer.clients.len(), answer.ports), (1, vec![key]));
+    let nodes = answer.endpoints.iter().map(|of| of.node.as_str());
+    assert_eq!(nodes.collect::<Vec<_>>(), ["", "n1"]);
+    let edges = answer.edges.iter();
+    let edges = edges.map(|of| (of.client, of.endpoint, of.connections));
+    assert_eq!(edges.collect::<Vec<_>>(), [(0, 0, 9), (0, 1, 5)]);
 }
 
 /// An agent has one question at a time, and only a limited number waits, whatever the number of

@@ -1,27 +1,27 @@
-//! Connections that begin, as the kernel reports them.
+//! Connections that begin and end, as the kernel reports them.
 
-use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
-use kplane_model::Protocol;
-use kplane_netlink::conntrack::Tracked;
+pub use kplane_netlink::conntrack::{Ending, Reported, Stage, Tracked, Traffic};
 use kplane_netlink::{Monitor, NetlinkError};
 
 /// Connections that are read at once, so that a flood of them holds up nothing else.
 const AT_ONCE: usize = 1_000;
 
-/// The kernel's reports of connections that begin in one network namespace, whatever the backend.
+/// The kernel's reports of connections in one network namespace that this node's rules lead to an endpoint, whatever the
+/// backend.
 #[derive(Debug)]
 pub struct Beginnings(Monitor);
 
 impl Beginnings {
-    /// Opens the reports in the calling thread's network namespace.
+    /// Opens the reports of connections that begin, and with `ends` also of those that end, in the calling thread's network
+    /// namespace.
     ///
     /// # Errors
     /// [`NetlinkError`]. The kernel needs the module nf_conntrack_netlink, and reports nothing if
     /// `net.netfilter.nf_conntrack_events` is 0.
-    pub fn open() -> Result<Self, NetlinkError> {
-        Monitor::of_connections().map(Self)
+    pub fn open(ends: bool) -> Result<Self, NetlinkError> {
+        Monitor::of_connections(ends).map(Self)
     }
 
     /// Returns a descriptor that is readable when reports wait.
@@ -32,12 +32,12 @@ impl Beginnings {
         self.0.readiness()
     }
 
-    /// Passes on the destination that the client wrote, of some connections that wait and that this node's rules lead
-    /// elsewhere. Returns whether none was lost, and whether more may wait.
-    pub fn read(&mut self, mut each: impl FnMut(Protocol, SocketAddr)) -> (bool, bool) {
+    /// Passes on some reports that wait. Returns whether none was lost, and whether more may wait.
+    pub fn read(&mut self, mut each: impl FnMut(Reported)) -> (bool, bool) {
         self.0.read(AT_ONCE, |message| {
-            if let Some(begun) = Tracked::parse(message).filter(Tracked::is_translated) {
-                each(begun.protocol, begun.to);
+            let translated = |of: &Reported| of.connection.is_translated();
+            if let Some(reported) = Reported::parse(message).filter(translated) {
+                each(reported);
             }
         })
     }

@@ -10,16 +10,19 @@ use super::message::{Message, Request};
 use super::nfproto;
 
 mod any;
+mod reported;
 mod tracked;
 
 pub use any::AnyFlow;
+pub(crate) use reported::only_translated;
+pub use reported::{Ending, Reported};
 pub use tracked::{AddressPorts, Selected, Stage, Tracked, Traffic};
 
 /// `NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_NEW`: the message that describes an entry.
 const ENTRY: u16 = 1 << 8;
 /// `NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_GET`.
 const GET: u16 = 1 << 8 | 1;
-/// `NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_DELETE`.
+/// `NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_DELETE`: a request, or the report of an entry that ended.
 const DELETE: u16 = 1 << 8 | 2;
 
 const CTA_TUPLE_ORIG: u16 = 1;

@@ -11,14 +11,15 @@ use nix::sys::socket::{MsgFlags, setsockopt, sockopt};
 use socket2::{SockFilter, SockRef};
 
 use super::attribute::Attribute;
+use super::conntrack::only_translated;
 use super::error::NetlinkError;
 use super::message::{Message, Messages};
 use super::socket::{DATAGRAM_BYTES, errno_of};
 
 /// `NFNLGRP_NFTABLES` (linux/netfilter/nfnetlink.h).
 const NFNLGRP_NFTABLES: u32 = 7;
-/// `NFNLGRP_CONNTRACK_NEW`.
-const NFNLGRP_CONNTRACK_NEW: u32 = 1;
+/// `NFNLGRP_CONNTRACK_NEW` and `NFNLGRP_CONNTRACK_DESTROY`.
+const OF_CONNECTIONS: [u32; 2] = [1, 3];
 /// `RTNLGRP_IPV4_IFADDR` and `RTNLGRP_IPV6_IFADDR` (linux/rtnetlink.h).
 const OF_ADDRESSES: [u32; 2] = [5, 9];
 /// `NFNL_SUBSYS_NFTABLES << 8 | NFT_MSG_NEWGEN` (linux/netfilter/nf_tables.h): the last notification of a
@@ -34,7 +35,7 @@ const NFTA_GEN_PROC_NAME: u16 = 3;
 const RECEIVE_BUFFER_BYTES: usize = 8 << 20;
 
 /// A socket that receives notifications of one kind: about all transactions, but of those of one other kplane socket
-/// only the end; or about all connections that begin.
+/// only the end; or about all connections that begin or end.
 ///
 /// The socket never blocks. It never asks the kernel to hide losses (`NETLINK_NO_ENOBUFS`), because a loss
 /// must lead to reading everything back.
@@ -91,12 +92,17 @@ impl Monitor {
     }
 
     /// Opens a socket in this thread's network namespace that receives each connection that begins, once its first
-    /// packet has passed all rules: messages for [`Tracked::parse`](crate::conntrack::Tracked::parse).
+    /// packet has passed all rules, and with `ends` also each one that ends: messages for
+    /// [`Reported::parse`](crate::conntrack::Reported::parse). Only connections whose destination is translated come.
     ///
     /// # Errors
     /// As [`Monitor::open`].
-    pub fn of_connections() -> Result<Self, NetlinkError> {
-        Self::of_groups(NETLINK_NETFILTER, &[NFNLGRP_CONNTRACK_NEW], &[])
+    pub fn of_connections(ends: bool) -> Result<Self, NetlinkError> {
+        let groups = match ends {
+            true => &OF_CONNECTIONS[..],
+            false => &OF_CONNECTIONS[..1],
+        };
+        Self::of_groups(NETLINK_NETFILTER, groups, &only_translated())
     }
 
     /// Opens a socket in this thread's network namespace that receives each change of addresses: messages for

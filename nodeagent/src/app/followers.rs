@@ -22,22 +22,26 @@ fn follow_canary(config: &Config, tasks: &mut Tasks) -> Option<canary::Canary> {
     Some(follower)
 }
 
-/// Starts to count connections, if that is wanted and possible.
+/// Starts to count connections, if that is wanted and possible. One stream of reports is enough for both options.
 fn count_connections(config: &Config, tasks: &mut Tasks) -> Option<Arc<ServiceConnections>> {
-    if !config.count_connections {
-        return None;
-    }
-    match Beginnings::open() {
+    let option = match (config.flows, config.count_connections) {
+        (true, _) => "--flows",
+        (false, true) => "--count-connections",
+        (false, false) => return None,
+    };
+    match Beginnings::open(config.flows) {
         Ok(reports) => {
-            let connections = Arc::<ServiceConnections>::default();
+            let connections = Arc::new(match config.flows {
+                true => ServiceConnections::with_edges(),
+                false => ServiceConnections::default(),
+            });
             spawn_errand(tasks, Arc::clone(&connections).follow(reports));
             Some(connections)
         }
         Err(error) => {
             tracing::warn!(
                 %error,
-                "--count-connections has no effect: the kernel does not report connections; it needs the module \
-                 nf_conntrack_netlink"
+                "{option} has no effect: the kernel does not report connections; it needs the module nf_conntrack_netlink"
             );
             None
         }

@@ -1,5 +1,7 @@
 //! Answers to the control plane's questions.
 
+use std::sync::Arc;
+
 use kplane_model::ServiceName;
 use kplane_proto::v1 as pb;
 use tokio::task::spawn_blocking;
@@ -7,12 +9,14 @@ use tokio::task::spawn_blocking;
 use crate::attempts;
 use crate::engine::{Engine, Stopped};
 use crate::reach::Reach;
-use crate::report::{affinity, connected, flows, proxied, servers};
+use crate::report::{affinity, connected, edges, flows, proxied, servers};
+use crate::service_connections::ServiceConnections;
 
 /// Answers a question. Kernels are asked on threads for such work, and the data path does not wait.
 pub(super) async fn answer(
     engine: Engine,
     reach: Reach,
+    connections: Option<Arc<ServiceConnections>>,
     question: pb::Inspect,
 ) -> Result<pb::Inspection, Stopped> {
     let backend = engine.backend().name;
@@ -44,6 +48,11 @@ pub(super) async fn answer(
         let listing =
             spawn_blocking(move || connected::answer(backend, proxy.get().as_deref(), &question));
         answer.connected = listing.await.ok();
+    }
+    if let Some(question) = question.edges {
+        let backend = engine.backend();
+        let summing = move || edges::answer(backend, connections.as_deref(), &question);
+        answer.edges = spawn_blocking(summing).await.ok();
     }
     if let Some(question) = question.proxied {
         answer.proxied = Some(proxied::answer(engine.proxy().get().as_deref(), question));

@@ -95,6 +95,10 @@ pub(super) enum StepOutcome {
     UpstreamAge(Duration),
 }
 
+#[allow(
+    clippy::large_enum_variant,
+    reason = "there is one at a time, and the largest are taken apart at once"
+)]
 enum Event {
     Heard(Option<Result<pb::ServerMessage, Status>>),
     Taken(Option<UpdateResult>),
@@ -329,7 +333,8 @@ impl Live {
     /// Hands a question to the engine. A new question replaces an unanswered one.
     fn ask(&mut self, inspect: &pb::Inspect, shared: &LastingState) {
         let engine = shared.engine.clone();
-        let answer = answers::answer(engine, self.link.reach.clone(), inspect.clone());
+        let (reach, connections) = (self.link.reach.clone(), shared.connections.clone());
+        let answer = answers::answer(engine, reach, connections, inspect.clone());
         self.question = Some(Box::pin(answer));
     }
 

@@ -152,8 +152,9 @@ const COMMON_OF_IPVS: [&str; 29] = [
 ];
 
 /// Of the common tests those that the userspace proxy has something of its own to say about: the rest is nftables'.
-const COMMON_OF_USERSPACE: [&str; 20] = [
+const COMMON_OF_USERSPACE: [&str; 21] = [
     "connected::",
+    "talked::",
     "network_policies::np14_services_are",
     "counted::",
     "transparent::",
@@ -179,8 +180,9 @@ const COMMON_OF_USERSPACE: [&str; 20] = [
 const CHOSEN_ONLY: &str = "KPLANE_CHOSEN_TESTS";
 /// Tests for each backend in a run of few minutes: what is the backend's own, and one test of each kind of the common
 /// ones.
-const CHOSEN: [&str; 15] = [
+const CHOSEN: [&str; 16] = [
     "connected::",
+    "talked::",
     "network_policies::np14_",
     "iptables::a",
     "iptables::i4_nothing_fails_on_the_way",
@@ -211,11 +213,12 @@ const NOT_USERSPACE: [(&str, &str); 3] = [
 ];
 
 /// Common tests whose words are not true of IPVS, and why.
-const NOT_IPVS: [(&str, &str); 14] = [
+const NOT_IPVS: [(&str, &str); 15] = [
     (
         "counted::",
         "the kernel reports a connection before IPVS has chosen its endpoint",
     ),
+    ("talked::", "the same"),
     (
         "affinity::a11_a_client_stays",
         "each virtual server remembers for itself: D7",

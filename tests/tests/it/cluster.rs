@@ -72,6 +72,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     broken::describe_names_what_is_wrong_with_agents,
     broken::why_says_what_came_back,
     questions::who_is_connected_is_asked_of_the_nodes_of_all_replicas,
+    questions::who_talked_to_whom_is_asked_of_the_nodes_of_all_replicas,
     questions::drain_status_counts_what_is_held_open_and_never_guesses,
     questions::a_client_that_is_remembered_is_listed_and_forgotten,
     questions::a_service_that_asks_for_the_proxy_is_seen_in_it,

@@ -42,6 +42,7 @@ mod runtime;
 mod shared;
 mod spread;
 mod strangers;
+mod talked;
 mod told;
 mod transparent;
 mod unserved;
@@ -84,6 +85,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     remembered::a_client_is_listed_forgotten_and_chooses_anew,
     remembered::flows_to_an_endpoint_are_counted_in_every_mode,
     connected::who_is_connected_is_listed_in_every_mode,
+    talked::who_talked_to_whom_is_counted_with_failures_and_bytes,
     unserved::a18_without_endpoints_everybody_is_refused_everywhere,
     unserved::a18_refusals_follow_the_endpoints,
     unserved::a18_refusals_come_at_once,

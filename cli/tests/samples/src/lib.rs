@@ -758,6 +758,55 @@ pub fn flows() -> pb::FlowsAnswer {
     }
 }
 
+/// Who talked to whom in an hour, on two nodes of three. One Pod's name is hostile.
+pub fn graph() -> pb::GraphAnswer {
+    let client = |kind: pb::ClientKind, address: &str, name: &str| pb::GraphClient {
+        address: address.to_owned(),
+        kind: kind.into(),
+        name: name.to_owned(),
+    };
+    let endpoint = |address: &str, pod: &str| pb::GraphEndpoint {
+        address: address.to_owned(),
+        pod: pod.to_owned(),
+        node: "node-2".to_owned(),
+        proxy: false,
+    };
+    let edge = |client, endpoint, connections, failed| pb::GraphEdge {
+        client,
+        endpoint,
+        connections,
+        failed,
+        bytes_to_endpoint: 52_000 * connections,
+        bytes_to_client: 70_000 * connections,
+        seconds: 3_600,
+        ..pb::GraphEdge::default()
+    };
+    pb::GraphAnswer {
+        clients: vec![
+            client(pb::ClientKind::Pod, "10.244.1.9", "shop/cart-1"),
+            client(pb::ClientKind::Outside, "192.0.2.7", ""),
+        ],
+        ports: vec![key("shop/web", "http", pb::Family::Ipv4)],
+        endpoints: vec![
+            endpoint("10.244.2.7:8080", "shop/web-1"),
+            endpoint("10.244.2.8:8080", "shop/\"];\\"),
+        ],
+        edges: vec![
+            edge(0, 0, 7_200, 0),
+            edge(0, 1, 6_900, 345),
+            edge(1, 0, 36, 0),
+        ],
+        asked: 3,
+        answered: 2,
+        silent: vec![pb::SilentNode {
+            node: "node-3".to_owned(),
+            reason: "its agent does not count connections".to_owned(),
+        }],
+        knows_pods: true,
+        ..pb::GraphAnswer::default()
+    }
+}
+
 /// Denied packets of two nodes: counts, and a sample.
 pub fn drops() -> pb::DropsAnswer {
     let pod = |pod: &str, direction: pb::PolicyDirection, packets| pb::DroppedPod {

@@ -15,7 +15,8 @@ use kplane_picture::index::{PortView, ServiceDetail};
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
-use self::names::{Named, Names};
+use self::names::Named;
+pub(super) use self::names::{Names, endpoint_names};
 use super::policy_index::no_pod;
 use super::request::{MAX_NAME, detail_for, unknown_node};
 use super::{affinity, closing, inquiry};
@@ -58,13 +59,12 @@ pub(super) async fn ask(
     }
     let ports: Vec<&PortView> = detail.ports.iter().take(PORTS).collect();
     let wanted = Selection::of(hub, request, &name, &detail).await?;
-    let replicas = peers.map_or(0, Peers::known) + 1;
-    let agents = match node {
-        "" => hub.fleet.agents().saturating_mul(replicas).max(1),
-        _ => 1,
+    let most = match node {
+        "" => share(hub, peers),
+        _ => OF_AGENT,
     };
     let question = pb::Inspect {
-        connected: Some(wanted.question(&ports, (OF_ALL / agents).clamp(LEAST, OF_AGENT))),
+        connected: Some(wanted.question(&ports, most)),
         ..pb::Inspect::default()
     };
     let answers = inquiry::ask(hub, peers, question, node, WITHIN).await;
@@ -93,6 +93,13 @@ pub(super) async fn ask(
         ports_left_out: detail.ports.len().saturating_sub(PORTS) as u64,
         ..parts.asked.into()
     })
+}
+
+/// Returns how many groups each agent is asked for, if all are.
+pub(super) fn share(hub: &Hub, peers: Option<&Peers>) -> usize {
+    let replicas = peers.map_or(0, Peers::known) + 1;
+    let agents = hub.fleet.agents().saturating_mul(replicas).max(1);
+    (OF_ALL / agents).clamp(LEAST, OF_AGENT)
 }
 
 fn has_endpoints(detail: &ServiceDetail) -> bool {
@@ -280,16 +287,15 @@ impl<'a> ToldGroup<'a> {
             SocketAddr::new(addr.ip, addr.port) == self.endpoint
         };
         let endpoint = port.endpoints.iter().find(at);
-        let pod = endpoint.and_then(|of| of.pod.as_deref());
-        let pod = pod.filter(|pod| !pod.is_empty());
-        let node = endpoint.and_then(|of| of.node.as_deref());
+        let named = endpoint.map(|endpoint| endpoint_names(endpoint, &of.namespace));
+        let (endpoint_pod, endpoint_node) = named.unwrap_or_default();
         pb::NodeFlow {
             node: self.node.to_string(),
             key: Some((&port.port.key).into()),
             client_kind: kind.into(),
             client_name: name,
-            endpoint_pod: pod.map_or_else(String::new, |pod| format!("{}/{pod}", of.namespace)),
-            endpoint_node: node.unwrap_or_default().to_owned(),
+            endpoint_pod,
+            endpoint_node,
             group: Some(pb::ConnectedGroup {
                 port: 0,
                 client: self.client.to_string(),

@@ -40,9 +40,9 @@ fn right_for(path: &str) -> Option<Right> {
         "/kplane.v1.StatusService/TryService" | "/kplane.v1.StatusService/ProbeNodes" => {
             Some(Right::Probe)
         }
-        "/kplane.v1.StatusService/GetAffinity" | "/kplane.v1.StatusService/GetFlows" => {
-            Some(Right::ReadClients)
-        }
+        "/kplane.v1.StatusService/GetAffinity"
+        | "/kplane.v1.StatusService/GetFlows"
+        | "/kplane.v1.StatusService/GetGraph" => Some(Right::ReadClients),
         "/kplane.v1.StatusService/ForgetClient" => Some(Right::ForgetClients),
         "/kplane.v1.StatusService/FollowDrops" => Some(Right::Sample),
         "/kplane.v1.DesiredStateService/WatchNode" => None,
@@ -135,6 +135,7 @@ mod tests {
             ("StatusService/ProbeNodes", "create", "/kplane/probes"),
             ("StatusService/GetAffinity", "get", "/kplane/clients"),
             ("StatusService/GetFlows", "get", "/kplane/clients"),
+            ("StatusService/GetGraph", "get", "/kplane/clients"),
             ("StatusService/ForgetClient", "delete", "/kplane/clients"),
             ("PeerService/Ask", "update", "/kplane/peer"),
             ("PeerService/Suspect", "update", "/kplane/peer"),

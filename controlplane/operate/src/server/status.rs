@@ -21,8 +21,8 @@ use super::others::Others;
 use super::pages::Picture;
 use super::request::{MAX_NAME, WATCH_PAUSE, WATCH_REFRESH, bounded_names, charge, cost, detail};
 use super::{
-    Outbox, affinity, approval, convergence, description, drain, drops, flows, freeze, policies,
-    probe, proxied, servers, services, views,
+    Outbox, affinity, approval, convergence, description, drain, drops, flows, freeze, graph,
+    policies, probe, proxied, servers, services, views,
 };
 
 /// The server of the status API.
@@ -70,6 +70,15 @@ impl StatusServer {
     /// Returns the cost of a question to the agents of all nodes.
     fn asking_cost(&self) -> u32 {
         asking_cost(self.hub.fleet.agents(), self.peers.as_deref())
+    }
+
+    /// Writes what an audited request does, unless its caller has just done it: who watches asks every few seconds.
+    fn audit_news<T>(&self, request: &Request<T>, right: &Right, follower: u64, text: &str) {
+        let visitor = request.extensions().get::<Visitor>();
+        let who = visitor.and_then(Visitor::name).unwrap_or_default();
+        if self.followers.is_news(&format!("{follower} {text} {who}")) {
+            audit(request, right, text);
+        }
     }
 
     /// Returns the cost of an answer about all nodes.
@@ -266,13 +275,19 @@ impl StatusService for StatusServer {
         let service = named(&of.namespace, &of.name);
         let node = node_named(&of.node, "all nodes");
         let text = format!("read who is connected to {service} on {node}");
-        let visitor = request.extensions().get::<Visitor>();
-        let who = visitor.and_then(Visitor::name).unwrap_or_default();
-        // Who watches asks every two seconds.
-        if self.followers.is_news(&format!("{text} {who}")) {
-            audit(&request, &Right::ReadClients, &text);
-        }
+        self.audit_news(&request, &Right::ReadClients, 0, &text);
         let answer = flows::ask(&self.hub, self.peers.as_deref(), of);
+        Ok(Response::new(answer.await?))
+    }
+
+    async fn get_graph(
+        &self,
+        request: Request<pb::GraphRequest>,
+    ) -> Result<Response<pb::GraphAnswer>, Status> {
+        charge(&request, self.asking_cost())?;
+        let text = graph::audited(request.get_ref());
+        self.audit_news(&request, &Right::ReadClients, 0, &text);
+        let answer = graph::ask(&self.hub, self.peers.as_deref(), request.get_ref());
         Ok(Response::new(answer.await?))
     }
 
@@ -374,14 +389,7 @@ impl StatusService for StatusServer {
         };
         let node = node_named(&of.node, "all nodes");
         let text = format!("sampled packets that policies of {pods} deny on {node}");
-        let visitor = request.extensions().get::<Visitor>();
-        let who = visitor.and_then(Visitor::name).unwrap_or_default();
-        if self
-            .followers
-            .is_news(&format!("{} {text} {who}", of.follower))
-        {
-            audit(&request, &Right::Sample, &text);
-        }
+        self.audit_news(&request, &Right::Sample, of.follower, &text);
         let answer = drops::ask(&self.hub, self.peers.as_deref(), request.into_inner());
         Ok(Response::new(answer.await?))
     }

@@ -32,7 +32,7 @@ table ip6 t {
 ";
 
 /// Makes the kernel track the flows of the loopback interface.
-fn track() {
+pub(crate) fn track() {
     let up = Command::new("ip")
         .args(["link", "set", "lo", "up"])
         .status();

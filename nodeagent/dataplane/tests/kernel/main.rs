@@ -11,6 +11,7 @@ mod ipset;
 mod iptables;
 mod link;
 mod policy;
+mod reported;
 mod sample;
 mod socket;
 mod table;

@@ -225,7 +225,7 @@ proptest! {
     #[test]
     fn any_bytes_are_read(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         for message in Messages(&bytes) {
-            let _ = (Flow::parse(message), Tracked::parse(message));
+            let _ = (Flow::parse(message), Tracked::parse(message), Reported::parse(message));
         }
         let mut framed = Vec::new();
         message::append(&mut framed, ENTRY, 0, (2, 0), |w| w.with(CTA_TUPLE_ORIG, |b| b.extend(&bytes)));

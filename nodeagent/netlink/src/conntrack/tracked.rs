@@ -32,7 +32,7 @@ const CTA_COUNTERS_BYTES: u16 = 2;
 const CTA_TIMESTAMP_START: u16 = 1;
 
 /// `IPS_SEEN_REPLY` (linux/netfilter/nf_conntrack_common.h): packets went both ways.
-const SEEN_REPLY: u32 = 1 << 1;
+pub(super) const SEEN_REPLY: u32 = 1 << 1;
 
 /// `enum tcp_conntrack` (linux/netfilter/nf_conntrack_tcp.h).
 const TCP_SYN_SENT: u8 = 1;
@@ -40,7 +40,7 @@ const TCP_SYN_RECV: u8 = 2;
 const TCP_FIN_WAIT: u8 = 4;
 const TCP_LAST_ACK: u8 = 6;
 const TCP_TIME_WAIT: u8 = 7;
-const TCP_CLOSE: u8 = 8;
+pub(super) const TCP_CLOSE: u8 = 8;
 const TCP_SYN_SENT2: u8 = 9;
 /// `enum sctp_conntrack` (linux/netfilter/nf_conntrack_sctp.h).
 const SCTP_CLOSED: u8 = 1;
@@ -102,9 +102,12 @@ impl Tracked {
     /// Reads one message of a dump; returns `None` for other protocols, and for anything but a complete entry.
     #[must_use]
     pub fn parse(message: Message<'_>) -> Option<Self> {
-        if message.kind != ENTRY {
-            return None;
-        }
+        let read = (message.kind == ENTRY).then(|| Self::read(message));
+        read.flatten().map(|(entry, _)| entry)
+    }
+
+    /// Reads an entry, its status, and the kernel's state of a connection.
+    pub(super) fn read(message: Message<'_>) -> Option<(Self, RawState)> {
         let (mut original, mut reply) = (None, None);
         let (mut state, mut began_ns, mut status) = (None, None, 0);
         let mut counters = [None, None];
@@ -121,7 +124,7 @@ impl Tracked {
             }
         }
         let ((protocol, client, to), (same, endpoint, _)) = (original?, reply?);
-        (protocol == same).then_some(Self {
+        let entry = Self {
             protocol,
             client,
             to,
@@ -129,8 +132,18 @@ impl Tracked {
             stage: stage(protocol, state, status & SEEN_REPLY != 0),
             traffic: counters[0].zip(counters[1]).map(Into::into),
             began_ns,
-        })
+        };
+        (protocol == same).then_some((entry, RawState { status, state }))
     }
+}
+
+/// What the kernel says of an entry's life.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RawState {
+    /// `IPS_*`.
+    pub(super) status: u32,
+    /// State of TCP or SCTP, if the message has one.
+    pub(super) state: Option<u8>,
 }
 
 /// Returns the part of a connection's life, by the kernel's state of it.

@@ -53,6 +53,11 @@ pub(in crate::chart) fn the_programs_accept_all_arguments() -> Result<()> {
         }
     }
     ensure!(checked.len() > 10, "{}", checked.len());
+    let flows = |(_, args): &&(String, Vec<String>)| args.iter().any(|arg| arg == "--flows");
+    ensure!(
+        checked.iter().filter(flows).count() == 2,
+        "agent.flows=true"
+    );
     // The check can fail.
     let mut program = Command::new(&product.control_plane);
     program.args(["--cliff-guard=some", "--help"]);

@@ -135,11 +135,12 @@ const SETTINGS: [Setting; 17] = [
 ];
 
 /// Values that concern objects of Kubernetes, or several flags.
-const OTHERS: [&str; 35] = [
+const OTHERS: [&str; 36] = [
     "agent.affinity",
     "agent.cacheDir",
     "agent.drain",
     "agent.extraArgs",
+    "agent.flows",
     "agent.image.digest",
     "agent.image.repository",
     "agent.kubeProxyConfig.copyFrom.key",

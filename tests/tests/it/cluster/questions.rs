@@ -163,6 +163,54 @@ pub(crate) fn who_is_connected_is_asked_of_the_nodes_of_all_replicas() -> Result
     })
 }
 
+/// Neither agent counts at first, and then one.
+pub(crate) fn who_talked_to_whom_is_asked_of_the_nodes_of_all_replicas() -> Result<()> {
+    with_world(|world| {
+        let _planes = start(world)?;
+        let served = Served::new(world, "q-graph", json!({}))?;
+        let graph = ["graph", "default/q-graph", "--since", "10m"];
+        let off = [
+            "0 of 2 nodes answered",
+            "2 nodes (node-1, node-2): its agent does not count",
+            "--flows",
+        ];
+        says(world, PORT, &graph, 6, &off)?;
+        let flags = ["--userspace-endpoints=any", "--flows"];
+        world.restart_agent_with("node-1", PLACES[0].0, &flags)?;
+        let none = ["No connection", "1 of 2 nodes answered"];
+        says(world, PORT, &graph, 6, &none)?;
+        // The agent counts for Services that it knows.
+        says(
+            world,
+            PORT,
+            &["status", "--check=nodes"],
+            0,
+            &["2/2 in sync"],
+        )?;
+        let held = served.connect(world)?;
+        let endpoint = served.server.local_addr()?.to_string();
+        let all = [
+            "1 began in ",
+            " 0 failed, from 1 client to 1 Service port; 1 of 2 nodes answered",
+            "node/node-1",
+            "default/q-graph",
+            &endpoint,
+            "node-1: counts for less time",
+            "Unknown: node-2: its agent does not count",
+        ];
+        for (_, port, _) in PLACES {
+            says(world, port, &graph, 6, &all)?;
+        }
+        let namespace = ["graph", "-n", "default"];
+        says(world, PORT, &namespace, 6, &["default/q-graph", &endpoint])?;
+        let other = ["graph", "default/other"];
+        says(world, PORT, &other, 6, &none)?;
+        drop(held);
+        served.delete(world)?;
+        world.give_back()
+    })
+}
+
 /// A connection is held open to an endpoint that is being shut down; agents are stopped and gone.
 pub(crate) fn drain_status_counts_what_is_held_open_and_never_guesses() -> Result<()> {
     with_world(|world| {

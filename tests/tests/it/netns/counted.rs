@@ -19,7 +19,7 @@ const EACH: usize = 5;
 pub(crate) fn each_connection_through_a_service_is_reported_once() -> Result<()> {
     let service = svc(1).everywhere().endpoints(["a", "b"].map(ep));
     let world = World::serving(Setup::PodRanges, slice::from_ref(&service))?;
-    let mut reports = world.node(1)?.run(|| Ok(Beginnings::open()?))?;
+    let mut reports = world.node(1)?.run(|| Ok(Beginnings::open(false)?))?;
     let mut wanted = BTreeMap::<(Protocol, SocketAddr), usize>::new();
     for (client, at) in [
         (Client::PodHere, At::ClusterIp),
@@ -42,7 +42,10 @@ pub(crate) fn each_connection_through_a_service_is_reported_once() -> Result<()>
     ask(&world.net, Client::PodHere, Protocol::Tcp, direct)?;
     let mut seen = BTreeMap::new();
     eventually(DEADLINE, "all connections are reported", || {
-        let (whole, _) = reports.read(|protocol, to| *seen.entry((protocol, to)).or_default() += 1);
+        let (whole, _) = reports.read(|reported| {
+            let of = reported.connection;
+            *seen.entry((of.protocol, of.to)).or_default() += 1;
+        });
         ensure!(whole, "some reports were lost");
         ensure!(seen == wanted, "{seen:?}, expected {wanted:?}");
         Ok(())

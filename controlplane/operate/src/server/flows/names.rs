@@ -5,23 +5,30 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use kplane_fleet::hub::Hub;
-use kplane_model::{Cidr, NodeFacts, NodeName, PodName};
+use kplane_model::{Cidr, Endpoint, NodeFacts, NodeName, PodName};
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
-use super::super::closing;
+use crate::server::closing;
 
 /// What has an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Named {
-    pub(super) kind: pb::ClientKind,
+pub(in crate::server) struct Named {
+    pub(in crate::server) kind: pb::ClientKind,
     /// A Pod's or a node's name; empty for others.
-    pub(super) name: String,
+    pub(in crate::server) name: String,
+}
+
+/// Returns the Pod of an endpoint as NAMESPACE/NAME, and its node; empty = not known.
+pub(in crate::server) fn endpoint_names(endpoint: &Endpoint, namespace: &str) -> (String, String) {
+    let pod = endpoint.pod.as_deref().filter(|pod| !pod.is_empty());
+    let pod = pod.map_or_else(String::new, |pod| format!("{namespace}/{pod}"));
+    (pod, endpoint.node.as_deref().unwrap_or_default().to_owned())
 }
 
 /// Names of Pods and nodes by address.
 #[derive(Debug, Default)]
-pub(super) struct Names {
+pub(in crate::server) struct Names {
     /// Pods of the addresses that were asked for; `None` = Pods are not known.
     pods: Option<HashMap<IpAddr, PodName>>,
     nodes: HashMap<IpAddr, NodeName>,
@@ -32,7 +39,7 @@ pub(super) struct Names {
 
 impl Names {
     /// Looks up who has these addresses.
-    pub(super) async fn of(
+    pub(in crate::server) async fn of(
         hub: &Hub,
         addresses: impl Iterator<Item = IpAddr>,
     ) -> Result<Self, Status> {
@@ -46,7 +53,7 @@ impl Names {
         Ok(Self::new(pods, hub.store.nodes().into_values()))
     }
 
-    pub(super) fn new(
+    pub(in crate::server) fn new(
         pods: Option<HashMap<IpAddr, PodName>>,
         nodes: impl Iterator<Item = Arc<NodeFacts>>,
     ) -> Self {
@@ -67,12 +74,12 @@ impl Names {
     }
 
     /// Returns whether Pods have names.
-    pub(super) fn knows_pods(&self) -> bool {
+    pub(in crate::server) fn knows_pods(&self) -> bool {
         self.pods.is_some()
     }
 
     /// Returns what has an address.
-    pub(super) fn get(&self, ip: IpAddr) -> Named {
+    pub(in crate::server) fn get(&self, ip: IpAddr) -> Named {
         let named = |kind, name: &dyn ToString| Named {
             kind,
             name: name.to_string(),

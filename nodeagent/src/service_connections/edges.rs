@@ -1,0 +1,246 @@
+//! Who began connections, through which ServicePort and to which endpoint, in the last hour (`--flows`). Pure.
+//!
+//! An edge has slots of a minute for the last ten minutes, and of ten minutes before: 16 at most, of 32 bytes each. 10,000 edges take 8 MB at
+//! most, whatever strangers send. Edges that are known go on to count when there is no room for new ones.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use kplane_dataplane::beginnings::{Ending, Reported};
+use kplane_model::ServiceKey;
+
+/// Maximum number of edges with a client. A million forged source addresses fill this, and no more.
+const CLIENTS: usize = 9_000;
+/// Maximum number of edges for clients without room, one for each ServicePort and endpoint.
+const OTHERS: usize = 1_000;
+/// Number of the latest minutes that have slots of their own, and number of minutes in an older slot.
+const FINE: u32 = 10;
+/// Longest time that is kept, in minutes.
+const KEPT: u32 = 60;
+
+/// The identity of an edge.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EdgeKey {
+    /// The ServicePort.
+    pub port: ServiceKey,
+    /// Address of the client; `None` = clients for which there was no room.
+    pub client: Option<IpAddr>,
+    /// The endpoint, or the node's userspace proxy.
+    pub endpoint: SocketAddr,
+}
+
+/// The counts of an edge. Nothing overflows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EdgeCounts {
+    /// Connections that began.
+    pub begun: u32,
+    /// Connections that ended without ever being established.
+    pub failed: u32,
+    /// Established connections that one side ended by RST.
+    pub reset: u32,
+    /// Bytes to the endpoint and to the client of connections that ended, where the kernel counts them.
+    pub bytes: [u64; 2],
+}
+
+impl EdgeCounts {
+    /// Returns what one report counts for.
+    fn of(reported: &Reported) -> Self {
+        let Some(ending) = reported.ending else {
+            return Self {
+                begun: 1,
+                ..Self::default()
+            };
+        };
+        let traffic = reported.connection.traffic;
+        Self {
+            begun: 0,
+            failed: (ending == Ending::Failed).into(),
+            reset: (ending == Ending::Reset).into(),
+            bytes: traffic.map_or([0; 2], |ways| ways.map(|way| way.bytes)),
+        }
+    }
+
+    fn add(&mut self, more: &Self) {
+        self.begun = self.begun.saturating_add(more.begun);
+        self.failed = self.failed.saturating_add(more.failed);
+        self.reset = self.reset.saturating_add(more.reset);
+        for (sum, bytes) in self.bytes.iter_mut().zip(more.bytes) {
+            *sum = sum.saturating_add(bytes);
+        }
+    }
+}
+
+/// The counts of some minutes.
+#[derive(Debug)]
+struct TimeSlot {
+    /// The first minute.
+    start: u32,
+    counts: EdgeCounts,
+}
+
+/// Counts by time, oldest first.
+#[derive(Debug, Default)]
+struct History(Vec<TimeSlot>);
+
+impl History {
+    fn add(&mut self, minute: u32, counts: &EdgeCounts) {
+        match self.0.last_mut() {
+            Some(slot) if slot.start == minute => slot.counts.add(counts),
+            _ => self.0.push(TimeSlot {
+                start: minute,
+                counts: *counts,
+            }),
+        }
+    }
+
+    /// Forgets what is too old, and joins older minutes. Returns whether anything is left.
+    fn age(&mut self, now: u32) -> bool {
+        let oldest = boundary(now.saturating_sub(KEPT), now);
+        self.0.retain(|slot| slot.start >= oldest);
+        for slot in &mut self.0 {
+            slot.start = boundary(slot.start, now);
+        }
+        self.0.dedup_by(|later, earlier| {
+            let same = later.start == earlier.start;
+            if same {
+                earlier.counts.add(&later.counts);
+            }
+            same
+        });
+        !self.0.is_empty()
+    }
+
+    fn since(&self, minute: u32) -> EdgeCounts {
+        let mut sum = EdgeCounts::default();
+        let slots = self.0.iter().filter(|slot| slot.start >= minute);
+        slots.for_each(|slot| sum.add(&slot.counts));
+        sum
+    }
+}
+
+/// Returns the start of the slot that has a minute.
+fn boundary(minute: u32, now: u32) -> u32 {
+    match minute + FINE > now {
+        true => minute,
+        false => minute - minute % FINE,
+    }
+}
+
+/// The edges of a node. Times are since the count began, so that a clock that is set changes nothing.
+#[derive(Debug, Default)]
+pub(crate) struct Edges {
+    edges: HashMap<EdgeKey, History>,
+    /// Number of `edges` without a client.
+    others: usize,
+    /// Connections for which there was no room at all.
+    more: History,
+    /// Times when the kernel dropped reports, as `begun`.
+    lost: History,
+    now: u32,
+}
+
+/// What an answer says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EdgeSums {
+    /// Edges, those with the most connections first.
+    pub edges: Vec<(EdgeKey, EdgeCounts)>,
+    /// Connections for which there was no room.
+    pub more: u64,
+    /// Times when the kernel dropped reports.
+    pub lost: u64,
+    /// Time that the sums cover.
+    pub covered: Duration,
+}
+
+impl Edges {
+    /// Sets the time. Each minute it forgets what is too old.
+    pub(crate) fn set_time(&mut self, now: Duration) {
+        let now = minute(now);
+        if now <= self.now {
+            return;
+        }
+        self.now = now;
+        self.edges.retain(|_, history| history.age(now));
+        self.others = self.edges.keys().filter(|key| key.client.is_none()).count();
+        self.more.age(now);
+        self.lost.age(now);
+    }
+
+    /// Counts a report of a connection through a ServicePort.
+    pub(crate) fn add(&mut self, port: &ServiceKey, reported: &Reported) {
+        let counts = EdgeCounts::of(reported);
+        let connection = &reported.connection;
+        let key = EdgeKey {
+            port: port.clone(),
+            client: Some(connection.client.ip()),
+            endpoint: connection.endpoint,
+        };
+        let has_room = self.edges.len() - self.others < CLIENTS;
+        let key = match self.edges.entry(key) {
+            Entry::Occupied(mut known) => return known.get_mut().add(self.now, &counts),
+            Entry::Vacant(new) if has_room => {
+                return new.insert(History::default()).add(self.now, &counts);
+            }
+            Entry::Vacant(new) => EdgeKey {
+                client: None,
+                ..new.into_key()
+            },
+        };
+        let has_room = self.others < OTHERS;
+        match self.edges.entry(key) {
+            Entry::Occupied(mut known) => known.get_mut().add(self.now, &counts),
+            Entry::Vacant(new) if has_room => {
+                self.others += 1;
+                new.insert(History::default()).add(self.now, &counts);
+            }
+            Entry::Vacant(_) => self.more.add(self.now, &counts),
+        }
+    }
+
+    /// Records that the kernel dropped reports.
+    pub(crate) fn lose(&mut self) {
+        let once = EdgeCounts {
+            begun: 1,
+            ..EdgeCounts::default()
+        };
+        self.lost.add(self.now, &once);
+    }
+
+    /// Returns the sums of the ServicePorts that are wanted, since a time ago. It is rounded up to minutes, and to tens of
+    /// minutes beyond ten.
+    pub(crate) fn sums(
+        &mut self,
+        now: Duration,
+        ago: Duration,
+        wanted: impl Fn(&ServiceKey) -> bool,
+    ) -> EdgeSums {
+        self.set_time(now);
+        let from = minute(now.saturating_sub(ago)).max(self.now.saturating_sub(KEPT));
+        let from = boundary(from, self.now);
+        let edges = self.edges.iter().filter(|(key, _)| wanted(&key.port));
+        let edges = edges.map(|(key, history)| (key, history.since(from)));
+        let mut edges: Vec<_> = edges
+            .filter(|(_, counts)| *counts != EdgeCounts::default())
+            .map(|(key, counts)| (key.clone(), counts))
+            .collect();
+        edges.sort_unstable_by(|(a, of_a), (b, of_b)| {
+            (Reverse(of_a.begun), a).cmp(&(Reverse(of_b.begun), b))
+        });
+        EdgeSums {
+            edges,
+            more: self.more.since(from).begun.into(),
+            lost: self.lost.since(from).begun.into(),
+            covered: now.saturating_sub(Duration::from_secs(u64::from(from) * 60)),
+        }
+    }
+}
+
+fn minute(time: Duration) -> u32 {
+    u32::try_from(time.as_secs() / 60).unwrap_or(u32::MAX - FINE)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,342 @@
+//! Who talked to whom through Services: what `kpctl graph` shows.
+
+mod dot;
+mod model;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use kplane_proto::v1::{self as pb, ClientKind};
+use serde::Serialize;
+
+pub use self::model::{Graph, GraphLink, GraphNode, NodeKind};
+use super::silent::{AskedView, names};
+use super::{KeyView, View};
+use crate::flows::{bytes, client, port_text};
+use crate::style::{Canvas, Tone};
+use crate::table::{Column, Table};
+use crate::text::{Span, grouped, long_field, paragraph, plural};
+use crate::time::human;
+use crate::wire::{FromWire, known, known_name, view_of};
+
+/// The connections of one client through one port to one endpoint, on all nodes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct EdgeView {
+    /// Address; `null` = clients for which agents had no room.
+    client: Option<String>,
+    #[serde(serialize_with = "known_name")]
+    client_kind: ClientKind,
+    /// The Pod as NAMESPACE/NAME, or the node; `null` = not known.
+    client_name: Option<String>,
+    port: KeyView,
+    /// Address and port.
+    endpoint: String,
+    endpoint_pod: Option<String>,
+    endpoint_node: Option<String>,
+    /// The endpoint is the userspace proxy of nodes.
+    proxy: bool,
+    /// Connections that began.
+    connections: u64,
+    /// Connections that ended without being established.
+    failed: u64,
+    /// Established connections that one side ended by RST.
+    reset: u64,
+    /// Bytes of connections that ended; `null` if none did, or kernels count none.
+    bytes_to_endpoint: Option<u64>,
+    bytes_to_client: Option<u64>,
+    /// The time in which they were counted.
+    seconds: u64,
+}
+
+view_of! {
+    /// A node whose counts lack something.
+    pub(crate) struct PartialView: GraphNode {
+        node: String,
+        /// The time for which it counted.
+        seconds: u64,
+        /// Times when its kernel dropped reports.
+        lost: u64,
+    }
+
+    /// The view of `kpctl graph`.
+    pub struct GraphView: GraphAnswer as "Graph" {
+        /// What was asked for; `null` or empty = all.
+        namespace: Option<String> = _,
+        services: Vec<String> = _,
+        since_seconds: u64 = _,
+        /// The edges of the client with the most connections first.
+        edges: Vec<EdgeView> = _,
+        /// Number of connections that are not listed.
+        connections_omitted: u64 = more,
+        partial: Vec<PartialView>,
+        knows_pods: bool,
+        #[serde(flatten)]
+        asked: AskedView = _,
+    }
+}
+
+impl GraphView {
+    /// Creates the view of an answer.
+    pub fn new(request: &pb::GraphRequest, mut answer: pb::GraphAnswer) -> Self {
+        Self {
+            asked: FromWire::from_wire(&mut answer),
+            namespace: FromWire::from_wire(request.namespace.clone()),
+            services: request.services.clone(),
+            since_seconds: request.since_s.into(),
+            edges: edges(&answer),
+            ..answer.into()
+        }
+    }
+
+    /// Returns whether all nodes answered.
+    pub fn is_complete(&self) -> bool {
+        self.asked.is_complete()
+    }
+
+    /// Returns the nodes and edges to draw.
+    pub fn graph(&self) -> Graph {
+        Graph::of(&self.edges)
+    }
+
+    fn summary(&self) -> Span {
+        let sum = |of: fn(&EdgeView) -> u64| self.edges.iter().map(of).fold(0, u64::saturating_add);
+        let distinct = |of: fn(&EdgeView) -> String| {
+            let all: BTreeSet<String> = self.edges.iter().map(of).collect();
+            all.len()
+        };
+        let begun = sum(|edge| edge.connections).saturating_add(self.connections_omitted);
+        // Agents count by the minute, and may have begun to count a moment ago.
+        let seconds = self.edges.iter().map(|edge| edge.seconds).max();
+        let seconds = seconds.unwrap_or(self.since_seconds);
+        Span::plain(format!(
+            "{} began in {}, {} failed, from {} to {}; {}",
+            grouped(begun),
+            human(Duration::from_secs(seconds)),
+            grouped(sum(|edge| edge.failed)),
+            plural(distinct(EdgeView::client_text), "client"),
+            plural(distinct(EdgeView::service_text), "Service port"),
+            self.asked.summary()
+        ))
+    }
+
+    /// Returns why the list is empty, and what to do next.
+    fn nothing(&self) -> String {
+        let next = match self.asked.nodes_answered {
+            0 => "Agents count connections with the option --flows, in the chart agent.flows.",
+            _ => {
+                "Connections to a Pod's own address are not of a Service, nor are those that rules refuse for lack of an endpoint."
+            }
+        };
+        let answered = self.asked.summary();
+        format!("No connection through these Services began or ended; {answered}. {next}")
+    }
+
+    /// Returns what is missing, and why.
+    fn missing(&self) -> Vec<(String, Tone)> {
+        let mut lines = Vec::new();
+        let mut line = |text: String, tone| lines.push((text, tone));
+        if self.connections_omitted > 0 {
+            let connections = grouped(self.connections_omitted);
+            let text = format!(
+                "{connections} more connections are not listed: name Services, -n or a shorter --since"
+            );
+            line(text, Tone::Warn);
+        }
+        if self.edges.iter().any(|edge| edge.client.is_none()) {
+            let text = "\"other clients\" are those for which agents had no room: each remembers 9,000 edges";
+            line(text.to_owned(), Tone::Warn);
+        }
+        let lossy = self.partial.iter().filter(|of| of.lost > 0);
+        let lossy: Vec<&str> = lossy.map(|of| of.node.as_str()).collect();
+        if !lossy.is_empty() {
+            let text = "some connections are not counted: the kernel reported more than the agent could read";
+            line(format!("{}: {text}", names(lossy, 0)), Tone::Warn);
+        }
+        let is_young = |of: &&PartialView| of.seconds + 60 < self.since_seconds;
+        let young: Vec<_> = self.partial.iter().filter(is_young).collect();
+        if let Some(least) = young.iter().map(|of| of.seconds).min() {
+            let nodes = names(young.iter().map(|of| of.node.as_str()), 0);
+            let least = human(Duration::from_secs(least));
+            let text = format!("{nodes}: counts for less time, {least} at least");
+            line(text, Tone::Plain);
+        }
+        if self.edges.iter().any(|edge| edge.proxy) {
+            let text = "userspace proxy: it takes these connections itself, so neither their endpoints nor their failures are known";
+            line(text.to_owned(), Tone::Plain);
+        }
+        if !self.edges.is_empty()
+            && self
+                .edges
+                .iter()
+                .all(|edge| edge.bytes_to_endpoint.is_none())
+        {
+            let text = "No bytes are known: net.netfilter.nf_conntrack_acct is 0 on nodes, or no connection has ended";
+            line(text.to_owned(), Tone::Plain);
+        }
+        if !self.knows_pods {
+            line(super::flows::NO_PODS.to_owned(), Tone::Plain);
+        }
+        lines
+    }
+}
+
+/// Returns the edges of an answer, by client. An index that leads nowhere leaves its edge out.
+fn edges(answer: &pb::GraphAnswer) -> Vec<EdgeView> {
+    fn at<T>(all: &[T], index: u32) -> Option<&T> {
+        all.get(usize::try_from(index).ok()?)
+    }
+    let edge = |edge: &pb::GraphEdge| {
+        let client = at(&answer.clients, edge.client)?;
+        let endpoint = at(&answer.endpoints, edge.endpoint)?;
+        Some(EdgeView {
+            client: FromWire::from_wire(client.address.clone()),
+            client_kind: known(client.kind),
+            client_name: FromWire::from_wire(client.name.clone()),
+            port: at(&answer.ports, edge.port)?.clone().into(),
+            endpoint: endpoint.address.clone(),
+            endpoint_pod: FromWire::from_wire(endpoint.pod.clone()),
+            endpoint_node: FromWire::from_wire(endpoint.node.clone()),
+            proxy: endpoint.proxy,
+            connections: edge.connections,
+            failed: edge.failed,
+            reset: edge.reset,
+            bytes_to_endpoint: FromWire::from_wire(edge.bytes_to_endpoint),
+            bytes_to_client: FromWire::from_wire(edge.bytes_to_client),
+            seconds: edge.seconds,
+        })
+    };
+    let mut edges: Vec<EdgeView> = answer.edges.iter().filter_map(edge).collect();
+    let mut of_clients = BTreeMap::<String, u64>::new();
+    for edge in &edges {
+        let sum = of_clients.entry(edge.client_text()).or_default();
+        *sum = sum.saturating_add(edge.connections);
+    }
+    // Within a client, those with the most connections stay first.
+    edges.sort_by_cached_key(|edge| {
+        let client = edge.client_text();
+        (std::cmp::Reverse(of_clients[&client]), client)
+    });
+    edges
+}
+
+impl EdgeView {
+    fn client_text(&self) -> String {
+        match &self.client {
+            Some(address) => client(self.client_kind, self.client_name.as_deref(), address),
+            None => "other clients".to_owned(),
+        }
+    }
+
+    fn service_text(&self) -> String {
+        let KeyView {
+            namespace, service, ..
+        } = &self.port;
+        format!("{namespace}/{service} {}", port_text(&self.port))
+    }
+
+    fn endpoint_text(&self) -> String {
+        match (self.proxy, &self.endpoint_pod) {
+            (true, _) => "userspace proxy".to_owned(),
+            (false, Some(pod)) => pod.clone(),
+            (false, None) => self.endpoint.clone(),
+        }
+    }
+
+    fn bytes(&self) -> Span {
+        let ways = [self.bytes_to_endpoint, self.bytes_to_client];
+        let sum = ways.into_iter().flatten().reduce(u64::saturating_add);
+        bytes(sum)
+    }
+}
+
+/// Returns connections a second, for a narrow column.
+fn rate(connections: u64, seconds: u64) -> String {
+    let hundredths = u128::from(connections) * 100 / u128::from(seconds.max(1));
+    match hundredths {
+        0 if connections > 0 => "<0.01".to_owned(),
+        0..1_000 => format!("{}.{:02}", hundredths / 100, hundredths % 100),
+        1_000..10_000 => format!("{}.{}", hundredths / 100, hundredths % 100 / 10),
+        _ => grouped(u64::try_from(hundredths / 100).unwrap_or(u64::MAX)),
+    }
+}
+
+/// Returns failures and their share. More may end than begin in a time.
+fn failures(failed: u64, connections: u64) -> String {
+    if failed == 0 {
+        return "0".to_owned();
+    }
+    let percent = u128::from(failed) * 100 / u128::from(connections.max(failed));
+    match percent {
+        0 => format!("{} (<1%)", grouped(failed)),
+        percent => format!("{} ({percent}%)", grouped(failed)),
+    }
+}
+
+fn alarming(count: u64, text: String) -> Span {
+    let tone = if count == 0 { Tone::Plain } else { Tone::Bad };
+    Span::new(text, tone)
+}
+
+impl View for GraphView {
+    fn text(&self, canvas: &Canvas) -> String {
+        if self.edges.is_empty() && self.connections_omitted == 0 {
+            let nothing = paragraph(&Span::plain(self.nothing()), canvas, 0);
+            return nothing + &self.asked.text(canvas);
+        }
+        let mut out = long_field("Connections", &self.summary(), canvas);
+        let table = Table::new(&self.edges)
+            .column(Column::new("CLIENT").elastic(16), |one| {
+                Span::plain(one.client_text())
+            })
+            .column(Column::new("SERVICE").elastic(16), |one| {
+                Span::plain(one.service_text())
+            })
+            .column(Column::new("ENDPOINT").elastic(16), |one| {
+                Span::plain(one.endpoint_text())
+            })
+            .column(Column::new("CONN/S"), |one| {
+                Span::plain(rate(one.connections, one.seconds))
+            })
+            .column(Column::new("FAILED"), |one| {
+                alarming(one.failed, failures(one.failed, one.connections))
+            })
+            .column(Column::new("BYTES").optional(1), EdgeView::bytes)
+            .column(Column::wide("CONNECTIONS"), |one| {
+                Span::plain(grouped(one.connections))
+            })
+            .column(Column::wide("RESET"), |one| Span::plain(grouped(one.reset)))
+            .column(Column::wide("TO ENDPOINT"), |one| {
+                bytes(one.bytes_to_endpoint)
+            })
+            .column(Column::wide("TO CLIENT"), |one| bytes(one.bytes_to_client))
+            .column(Column::wide("CLIENT ADDRESS"), |one| {
+                Span::plain(one.client.as_deref().unwrap_or_default())
+            })
+            .column(Column::wide("ENDPOINT ADDRESS"), |one| {
+                Span::plain(&one.endpoint)
+            })
+            .column(Column::wide("ENDPOINT NODE"), |one| {
+                Span::plain(one.endpoint_node.as_deref().unwrap_or_default())
+            })
+            .render(canvas);
+        out.push('\n');
+        out.push_str(&table);
+        let missing = self.missing();
+        if !missing.is_empty() {
+            out.push('\n');
+        }
+        for (text, tone) in missing {
+            out.push_str(&paragraph(&Span::new(text, tone), canvas, 0));
+        }
+        out.push_str(&self.asked.text(canvas));
+        out
+    }
+
+    fn dot(&self) -> Option<String> {
+        Some(self.graph().dot(&self.summary().text))
+    }
+}
+
+#[cfg(test)]
+mod tests;

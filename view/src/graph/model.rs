@@ -1,0 +1,93 @@
+//! The nodes and edges of a graph, for drawings. Pure.
+
+use std::collections::{BTreeMap, HashMap};
+
+use serde::Serialize;
+
+use super::EdgeView;
+
+/// The kind of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub enum NodeKind {
+    /// A client, which begins connections.
+    Client,
+    /// A port of a Service.
+    Service,
+    /// Where connections lead.
+    Endpoint,
+}
+
+/// A node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct GraphNode {
+    /// The kind.
+    pub kind: NodeKind,
+    /// The human-readable name. Two nodes of a kind have different names.
+    pub label: String,
+}
+
+/// The connections between a client and a Service, or between a Service and an endpoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GraphLink {
+    /// Index of the node at which connections come from.
+    pub from: usize,
+    /// Index of the node to which they lead.
+    pub to: usize,
+    /// Connections that began.
+    pub connections: u64,
+    /// Connections that ended without being established.
+    pub failed: u64,
+    /// Bytes of both directions, of connections that ended.
+    pub bytes: u64,
+    /// The time in which they were counted, in seconds.
+    pub seconds: u64,
+}
+
+/// Nodes, and the links between them: from clients to Services, and from Services to endpoints.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Graph {
+    /// The nodes.
+    pub nodes: Vec<GraphNode>,
+    /// The links, sorted by their ends.
+    pub links: Vec<GraphLink>,
+}
+
+impl Graph {
+    /// Returns the graph of edges.
+    pub(super) fn of(edges: &[EdgeView]) -> Self {
+        let mut nodes = Vec::new();
+        let mut known = HashMap::<(NodeKind, String), usize>::new();
+        let mut node = |kind, label: String| {
+            *known.entry((kind, label.clone())).or_insert_with(|| {
+                nodes.push(GraphNode { kind, label });
+                nodes.len() - 1
+            })
+        };
+        let mut links = BTreeMap::<(usize, usize), GraphLink>::new();
+        for edge in edges {
+            let client = node(NodeKind::Client, edge.client_text());
+            let service = node(NodeKind::Service, edge.service_text());
+            let endpoint = node(NodeKind::Endpoint, edge.endpoint_text());
+            for (from, to) in [(client, service), (service, endpoint)] {
+                links.entry((from, to)).or_default().add(edge);
+            }
+        }
+        let links = links.into_iter();
+        let links = links.map(|((from, to), link)| GraphLink { from, to, ..link });
+        let links = links.collect();
+        Self { nodes, links }
+    }
+}
+
+impl GraphLink {
+    fn add(&mut self, edge: &EdgeView) {
+        let bytes = [edge.bytes_to_endpoint, edge.bytes_to_client];
+        for more in bytes.into_iter().flatten() {
+            self.bytes = self.bytes.saturating_add(more);
+        }
+        self.connections = self.connections.saturating_add(edge.connections);
+        self.failed = self.failed.saturating_add(edge.failed);
+        self.seconds = self.seconds.max(edge.seconds);
+    }
+}
