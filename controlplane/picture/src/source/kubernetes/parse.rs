@@ -58,12 +58,12 @@ pub(super) enum Encoding {
 
 /// An object that was not read yet.
 #[derive(Clone, Copy)]
-enum Raw<'a> {
+enum Unread<'a> {
     Json(&'a str),
     Protobuf(&'static Message, &'a [u8]),
 }
 
-impl<'a> Raw<'a> {
+impl<'a> Unread<'a> {
     fn of_json(value: &'a RawValue) -> Self {
         Self::Json(value.get())
     }
@@ -161,13 +161,13 @@ pub(super) fn page(
     match encoding {
         Encoding::Json => {
             let page = serde_json::from_slice(body).map_err(malformed)?;
-            objects(resource, page, Raw::of_json)
+            objects(resource, page, Unread::of_json)
         }
         Encoding::Protobuf => {
             let message = message(resource)?;
             let list = protobuf::unwrap(body).map_err(malformed)?;
             let page = protobuf::read(&protobuf::LIST, list).map_err(malformed)?;
-            objects(resource, page, |bytes| Raw::Protobuf(message, bytes))
+            objects(resource, page, |bytes| Unread::Protobuf(message, bytes))
         }
     }
 }
@@ -175,10 +175,10 @@ pub(super) fn page(
 fn objects<'a, T>(
     resource: &Resource,
     page: ListPage<T>,
-    raw: impl Fn(T) -> Raw<'a>,
+    raw: impl Fn(T) -> Unread<'a>,
 ) -> Result<RawPage, Failure> {
-    let items: Vec<Raw<'_>> = page.items.into_iter().flatten().map(raw).collect();
-    let version_of = |raw: &Raw<'_>| {
+    let items: Vec<Unread<'_>> = page.items.into_iter().flatten().map(raw).collect();
+    let version_of = |raw: &Unread<'_>| {
         let peek: Peek = raw.read().ok()?;
         version(&peek.metadata.resource_version).ok()
     };
@@ -202,7 +202,7 @@ pub(super) fn event(
     match encoding {
         Encoding::Json => {
             let event: JsonEvent<'_> = serde_json::from_slice(bytes).map_err(malformed)?;
-            line(resource, event.kind, Raw::of_json(event.object))
+            line(resource, event.kind, Unread::of_json(event.object))
         }
         Encoding::Protobuf => {
             let event: ProtobufEvent<'_> =
@@ -212,12 +212,12 @@ pub(super) fn event(
                 "ERROR" => &protobuf::STATUS,
                 _ => message(resource)?,
             };
-            line(resource, event.kind, Raw::Protobuf(message, object))
+            line(resource, event.kind, Unread::Protobuf(message, object))
         }
     }
 }
 
-fn line(resource: &Resource, kind: &str, raw: Raw<'_>) -> Result<Option<Line>, Failure> {
+fn line(resource: &Resource, kind: &str, raw: Unread<'_>) -> Result<Option<Line>, Failure> {
     let read = || -> Result<_, Failure> {
         let peek: Peek = raw.read().map_err(malformed)?;
         let version = version(&peek.metadata.resource_version)?;
@@ -266,7 +266,7 @@ fn message(resource: &Resource) -> Result<&'static Message, Failure> {
     resource.message().ok_or_else(unexpected)
 }
 
-fn object(resource: &Resource, raw: Raw<'_>) -> Result<Read, Unreadable> {
+fn object(resource: &Resource, raw: Unread<'_>) -> Result<Read, Unreadable> {
     let read = match resource {
         Resource::Services => raw.read().map(|o| Read::Object(Object::Service(o))),
         Resource::Slices => raw.read().map(|o| Read::Object(Object::EndpointSlice(o))),

@@ -1,7 +1,7 @@
 //! Objects in Kubernetes' protobuf, read into the slim types: a third of the bytes of JSON, and less work for the server.
 //!
 //! The slim types name fields as JSON does. Tables ([`schema`]) say which number a field has in protobuf, so that one
-//! definition of a type serves both encodings. Fields without a row are skipped.
+//! definition of a type serves both encodings. MessageFields without a row are skipped.
 
 mod schema;
 
@@ -13,7 +13,7 @@ use serde::de::value::StrDeserializer;
 use serde::de::{self, DeserializeSeed, IntoDeserializer, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use schema::{ENVELOPE, Field, Presence, Shape};
+use schema::{ENVELOPE, MessageField, Presence, Shape};
 pub(super) use schema::{LIST, Message, NAMESPACE, NODE, POD, SERVICE, SLICE, STATUS, WATCH_EVENT};
 
 /// First bytes of each object.
@@ -91,13 +91,13 @@ fn split<'de>(rest: &mut &'de [u8], length: usize) -> Result<&'de [u8], Malforme
 }
 
 /// The fields of a message, as a map from names to contents.
-struct Fields<'de> {
+struct MessageFields<'de> {
     message: &'static Message,
     rest: &'de [u8],
-    next: Option<(&'static Field, Payload<'de>)>,
+    next: Option<(&'static MessageField, Payload<'de>)>,
 }
 
-impl<'de> MapAccess<'de> for Fields<'de> {
+impl<'de> MapAccess<'de> for MessageFields<'de> {
     type Error = Malformed;
 
     fn next_key_seed<K: DeserializeSeed<'de>>(
@@ -132,7 +132,7 @@ impl<'de> MapAccess<'de> for Fields<'de> {
     }
 }
 
-impl Field {
+impl MessageField {
     fn content<'de>(&self, payload: Payload<'de>) -> Content<'de> {
         Content {
             shape: self.shape,
@@ -149,7 +149,7 @@ impl Field {
 
 /// A repeated field: its contents follow each other.
 struct Many<'m, 'de> {
-    field: &'static Field,
+    field: &'static MessageField,
     rest: &'m mut &'de [u8],
     next: Option<Payload<'de>>,
 }
@@ -181,12 +181,12 @@ impl<'de> SeqAccess<'de> for Many<'_, 'de> {
 }
 
 /// Texts by names: a repeated message of a name and a text.
-struct Entries<'m, 'de> {
+struct TextMap<'m, 'de> {
     entries: Many<'m, 'de>,
     text: &'de str,
 }
 
-impl<'de> MapAccess<'de> for Entries<'_, 'de> {
+impl<'de> MapAccess<'de> for TextMap<'_, 'de> {
     type Error = Malformed;
 
     fn next_key_seed<K: DeserializeSeed<'de>>(
@@ -222,7 +222,7 @@ impl<'de> Deserializer<'de> for Many<'_, 'de> {
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Malformed> {
         if matches!(self.field.shape, Shape::Entry) {
             let entries = self;
-            return visitor.visit_map(Entries { entries, text: "" });
+            return visitor.visit_map(TextMap { entries, text: "" });
         }
         visitor.visit_seq(self)
     }
@@ -273,7 +273,7 @@ impl<'de> Deserializer<'de> for Content<'de> {
                 None => visitor.visit_none(),
             },
             Shape::NameOrNumber => name_or_number(self.bytes()?, visitor),
-            Shape::Message(message) => visitor.visit_map(Fields {
+            Shape::Message(message) => visitor.visit_map(MessageFields {
                 message,
                 rest: self.bytes()?,
                 next: None,

@@ -3,11 +3,11 @@
 //! Source: `generated.proto` of k8s.io/api (core/v1, discovery/v1) and of k8s.io/apimachinery (meta/v1, runtime, intstr)
 //! v0.37. Numbers never change. Whether JSON omits an empty field stands in the Go types beside them.
 
-/// The fields of a message.
-pub(in super::super) struct Message(pub(super) &'static [Field]);
+/// A type of messages, by the fields that kplane reads.
+pub(in super::super) struct Message(pub(super) &'static [MessageField]);
 
-/// A field.
-pub(super) struct Field {
+/// A field that kplane reads.
+pub(super) struct MessageField {
     pub(super) tag: u32,
     /// Its name in JSON.
     pub(super) name: &'static str,
@@ -43,8 +43,8 @@ pub(super) enum Shape {
 
 use Shape::{Entry, Flag, Number, Text};
 
-const fn field(tag: u32, name: &'static str, presence: Presence, shape: Shape) -> Field {
-    Field {
+const fn field(tag: u32, name: &'static str, presence: Presence, shape: Shape) -> MessageField {
+    MessageField {
         tag,
         name,
         presence,
@@ -52,15 +52,15 @@ const fn field(tag: u32, name: &'static str, presence: Presence, shape: Shape) -
     }
 }
 
-const fn always(tag: u32, name: &'static str, shape: Shape) -> Field {
+const fn always(tag: u32, name: &'static str, shape: Shape) -> MessageField {
     field(tag, name, Presence::Always, shape)
 }
 
-const fn filled(tag: u32, name: &'static str, shape: Shape) -> Field {
+const fn filled(tag: u32, name: &'static str, shape: Shape) -> MessageField {
     field(tag, name, Presence::UnlessEmpty, shape)
 }
 
-const fn many(tag: u32, name: &'static str, shape: Shape) -> Field {
+const fn many(tag: u32, name: &'static str, shape: Shape) -> MessageField {
     field(tag, name, Presence::Many, shape)
 }
 
@@ -105,7 +105,7 @@ static META: Message = Message(&[
     many(12, "annotations", Entry),
 ]);
 
-const METADATA: Field = always(1, "metadata", Shape::Message(&META));
+const METADATA: MessageField = always(1, "metadata", Shape::Message(&META));
 
 pub(in super::super) static SERVICE: Message = Message(&[
     METADATA,
