@@ -11,6 +11,7 @@ mod guard;
 mod html;
 mod lists;
 mod live;
+mod map;
 mod reasons;
 mod sheet;
 mod terminal;
@@ -154,14 +155,14 @@ impl Page {
             return self.live(visitor, query);
         }
         let sheet = Sheet::find(path, query).ok_or_else(nothing)?;
-        let sections = self.answers.sections(&sheet).await?;
+        let sections = self.answers.sections(&sheet, Some(&visitor)).await?;
         let (title, command, live) = (sheet.title(), sheet.command(), sheet.address());
         let document = Document {
             title: &title,
             current: sheet.current(),
             sections: &sections,
             command: command.as_deref(),
-            live: (sheet != Sheet::Reasons).then_some(&*live),
+            live: sheet.is_live().then_some(&*live),
         };
         Ok(page(StatusCode::OK, &document, &request.headers))
     }
@@ -174,7 +175,8 @@ impl Page {
             .find(|(name, _)| name == "sheet")
             .ok_or_else(nothing)?
             .1;
-        let sheet = Sheet::at(&address).ok_or_else(nothing)?;
+        let sheet = Sheet::at(&address).filter(Sheet::is_live);
+        let sheet = sheet.ok_or_else(nothing)?;
         let permit = visitor.watch();
         let permit = permit.map_err(|refusal| Problem::from(tonic::Status::from(refusal)))?;
         let full = || Problem {

@@ -3,7 +3,6 @@
 use std::fmt::Write as _;
 
 use super::model::{Graph, NodeKind};
-use super::{failures, rate};
 
 impl Graph {
     /// Returns the graph in the language of Graphviz, with a line below it.
@@ -22,14 +21,8 @@ impl Graph {
             let _ = writeln!(out, "  n{index} [label={label}, shape={shape}];");
         }
         for link in &self.links {
-            let mut label = format!("{}/s", rate(link.connections, link.seconds));
-            let mut colour = "";
-            if link.failed > 0 {
-                let failed = failures(link.failed, link.connections);
-                label.push_str(&format!(", {failed} failed"));
-                colour = ", color=red";
-            }
-            let (from, to, label) = (link.from, link.to, quoted(&label));
+            let colour = if link.failed > 0 { ", color=red" } else { "" };
+            let (from, to, label) = (link.from, link.to, quoted(&link.text()));
             let _ = writeln!(out, "  n{from} -> n{to} [label={label}{colour}];");
         }
         out.push_str("}\n");
@@ -76,6 +69,7 @@ mod tests {
         let node = |kind, label: &str| GraphNode {
             kind,
             label: label.to_owned(),
+            service: None,
         };
         let graph = Graph {
             nodes: vec![

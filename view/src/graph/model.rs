@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde::Serialize;
 
-use super::EdgeView;
+use super::{EdgeView, failures, rate};
+use crate::KeyView;
 
 /// The kind of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -24,6 +25,8 @@ pub struct GraphNode {
     pub kind: NodeKind,
     /// The human-readable name. Two nodes of a kind have different names.
     pub label: String,
+    /// Namespace and name of a Service.
+    pub service: Option<(String, String)>,
 }
 
 /// The connections between a client and a Service, or between a Service and an endpoint.
@@ -58,17 +61,22 @@ impl Graph {
     pub(super) fn of(edges: &[EdgeView]) -> Self {
         let mut nodes = Vec::new();
         let mut known = HashMap::<(NodeKind, String), usize>::new();
-        let mut node = |kind, label: String| {
+        let mut node = |kind, label: String, service: Option<&KeyView>| {
             *known.entry((kind, label.clone())).or_insert_with(|| {
-                nodes.push(GraphNode { kind, label });
+                let service = service.map(|key| (key.namespace.clone(), key.service.clone()));
+                nodes.push(GraphNode {
+                    kind,
+                    label,
+                    service,
+                });
                 nodes.len() - 1
             })
         };
         let mut links = BTreeMap::<(usize, usize), GraphLink>::new();
         for edge in edges {
-            let client = node(NodeKind::Client, edge.client_text());
-            let service = node(NodeKind::Service, edge.service_text());
-            let endpoint = node(NodeKind::Endpoint, edge.endpoint_text());
+            let client = node(NodeKind::Client, edge.client_text(), None);
+            let service = node(NodeKind::Service, edge.service_text(), Some(&edge.port));
+            let endpoint = node(NodeKind::Endpoint, edge.endpoint_text(), None);
             for (from, to) in [(client, service), (service, endpoint)] {
                 links.entry((from, to)).or_default().add(edge);
             }
@@ -81,6 +89,23 @@ impl Graph {
 }
 
 impl GraphLink {
+    /// Returns connections a second and failures, human-readable.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut text = format!("{}/s", rate(self.connections, self.seconds));
+        if self.failed > 0 {
+            let failed = failures(self.failed, self.connections);
+            text.push_str(&format!(", {failed} failed"));
+        }
+        text
+    }
+
+    /// Returns connections an hour.
+    #[must_use]
+    pub fn per_hour(&self) -> u64 {
+        self.connections.saturating_mul(3_600) / self.seconds.max(1)
+    }
+
     fn add(&mut self, edge: &EdgeView) {
         let bytes = [edge.bytes_to_endpoint, edge.bytes_to_client];
         for more in bytes.into_iter().flatten() {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use http::StatusCode;
 use kplane_fleet::hub::Hub;
+use kplane_fleet::identity::{Right, Visitor};
 use kplane_fleet::peers::{Collected, Peers};
 use kplane_model::ServiceName;
 use kplane_proto::v1 as pb;
@@ -11,6 +12,7 @@ use kplane_proto::v1::recorder_service_server::RecorderService as _;
 use kplane_proto::v1::status_service_server::StatusService as _;
 use kplane_view::describe::DescriptionView;
 use kplane_view::events::EventListView;
+use kplane_view::graph::GraphView;
 use kplane_view::node::NodeDescriptionView;
 use kplane_view::top::TopView;
 use tonic::{Code, Request, Status};
@@ -18,7 +20,7 @@ use tonic::{Code, Request, Status};
 use super::html::{Html, Section};
 use super::sheet::{Filter, Sheet};
 use super::trend::Trend;
-use super::{glance, lists, reasons, terminal};
+use super::{glance, lists, map, reasons, terminal};
 use crate::server::{Glance, RecorderServer, StatusServer};
 
 /// Objects on a sheet with a list.
@@ -63,8 +65,12 @@ pub(super) struct AnswerSources {
 }
 
 impl AnswerSources {
-    /// Returns the content of a sheet.
-    pub(super) async fn sections(&self, sheet: &Sheet) -> Result<Vec<Section>, Problem> {
+    /// Returns the content of a sheet. One that needs a right of its own needs a visitor.
+    pub(super) async fn sections(
+        &self,
+        sheet: &Sheet,
+        visitor: Option<&Visitor>,
+    ) -> Result<Vec<Section>, Problem> {
         match sheet {
             Sheet::Fleet => Ok(self.fleet().await),
             Sheet::Nodes(filter) => self.nodes(filter).await,
@@ -72,6 +78,7 @@ impl AnswerSources {
             Sheet::Node(name) => self.node(name).await,
             Sheet::Service(name) => self.service(name).await,
             Sheet::Changes => self.changes().await,
+            Sheet::Map(filter) => self.map(filter, visitor).await,
             Sheet::Reasons => Ok(vec![Section::new(
                 "reasons",
                 "Explanations",
@@ -147,6 +154,24 @@ impl AnswerSources {
             "The Service",
             terminal::pre(&view),
         )])
+    }
+
+    async fn map(
+        &self,
+        filter: &Filter,
+        visitor: Option<&Visitor>,
+    ) -> Result<Vec<Section>, Problem> {
+        let nobody = || Status::unauthenticated("the map is for callers who may see clients");
+        let visitor = visitor.ok_or_else(nobody)?;
+        let admitted = visitor.may(&Right::ReadClients).await;
+        admitted.map_err(Status::from)?;
+        let asked = map::request(filter);
+        let mut request = Request::new(asked.clone());
+        // The answer is charged to the visitor, and the audit log names it.
+        request.extensions_mut().insert(visitor.clone());
+        let answer = self.status.get_graph(request).await?;
+        let view = GraphView::new(&asked, answer.into_inner());
+        Ok(map::sections(filter, &view))
     }
 
     async fn changes(&self) -> Result<Vec<Section>, Problem> {

@@ -187,10 +187,11 @@ pub(super) struct Document<'a> {
 }
 
 /// The sheets in the navigation: where they are, and their names.
-const SHEETS: [(&str, &str); 5] = [
+const SHEETS: [(&str, &str); 6] = [
     ("fleet", "Fleet"),
     ("nodes", "Nodes"),
     ("services", "Services"),
+    ("map", "Map"),
     ("changes", "Changes"),
     ("reasons", "Reasons"),
 ];

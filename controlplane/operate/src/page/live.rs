@@ -71,7 +71,7 @@ async fn render(
 ) {
     while !live.forget(&sheet, &sender) {
         let start = Instant::now();
-        let content = answers.sections(&sheet).await.ok().map(Arc::new);
+        let content = answers.sections(&sheet, None).await.ok().map(Arc::new);
         sender.send_if_modified(|last| {
             let changed = *last != content;
             if changed {

@@ -22,6 +22,8 @@ pub(super) enum Sheet {
     Node(String),
     /// One Service.
     Service(ServiceName),
+    /// Who talked to whom, through Services of a namespace, or one.
+    Map(Filter),
     /// What changed.
     Changes,
     /// The explanations of reasons.
@@ -67,6 +69,11 @@ impl Sheet {
                 let whole = !name.namespace.is_empty() && !name.name.is_empty();
                 Self::Service(Some(name).filter(|_| whole)?)
             }
+            "map" => Self::Map(Filter {
+                of: value("namespace"),
+                name: value("name"),
+                after: String::new(),
+            }),
             "changes" => Self::Changes,
             "reasons" => Self::Reasons,
             _ => return None,
@@ -102,6 +109,7 @@ impl Sheet {
             Self::Fleet => "fleet".to_owned(),
             Self::Nodes(filter) => list("nodes", "state", filter),
             Self::Services(filter) => list("services", "namespace", filter),
+            Self::Map(filter) => list("map", "namespace", filter),
             Self::Node(name) => super::terminal::node(name),
             Self::Service(name) => super::terminal::service(&name.namespace, &name.name),
             Self::Changes => "changes".to_owned(),
@@ -115,6 +123,7 @@ impl Sheet {
             Self::Fleet => "fleet",
             Self::Nodes(_) | Self::Node(_) => "nodes",
             Self::Services(_) | Self::Service(_) => "services",
+            Self::Map(_) => "map",
             Self::Changes => "changes",
             Self::Reasons => "reasons",
         }
@@ -127,9 +136,16 @@ impl Sheet {
             Self::Services(_) => "Services".to_owned(),
             Self::Node(name) => format!("Node {name}"),
             Self::Service(name) => format!("Service {name}"),
+            Self::Map(_) => "Map".to_owned(),
             Self::Changes => "Changes".to_owned(),
             Self::Reasons => "Reasons".to_owned(),
         }
+    }
+
+    /// Returns whether viewers share the sheet and are told when it changes. The map needs a right of its own, and asks
+    /// all nodes.
+    pub(super) fn is_live(&self) -> bool {
+        !matches!(self, Self::Map(_) | Self::Reasons)
     }
 
     /// Returns the command that shows the same. Names are those that a user asked for, so they are only put into a
@@ -149,6 +165,11 @@ impl Sheet {
             Self::Services(filter) => with("kpctl get services", " -n ", &filter.of),
             Self::Node(name) => with("kpctl describe node ", "", name),
             Self::Service(name) => with("kpctl describe service ", "", &name.to_string()),
+            Self::Map(filter) if !filter.of.is_empty() && !filter.name.is_empty() => {
+                let service = format!("{}/{}", filter.of, filter.name);
+                with("kpctl graph ", "", &service)
+            }
+            Self::Map(filter) => with("kpctl graph", " -n ", &filter.of),
             Self::Changes => Some("kpctl events; kpctl top".to_owned()),
             Self::Reasons => None,
         }
@@ -176,7 +197,11 @@ mod tests {
             Sheet::Fleet,
             Sheet::Nodes(Filter::default()),
             Sheet::Nodes(filter.clone()),
-            Sheet::Services(filter),
+            Sheet::Services(filter.clone()),
+            Sheet::Map(Filter {
+                after: String::new(),
+                ..filter
+            }),
             Sheet::Node("n 1?".to_owned()),
             Sheet::Service(ServiceName::new("shop", "web&")),
             Sheet::Changes,

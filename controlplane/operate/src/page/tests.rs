@@ -18,10 +18,13 @@ use tower::ServiceExt as _;
 
 use super::Page;
 
-const TOKENS: &str = "reads,anna,1\nelse,bert,2\n";
-const RULES: &str = "rules:\n- {users: [anna], verbs: [get], paths: [/kplane/status]}\n";
+const TOKENS: &str = "reads,anna,1\nelse,bert,2\nclients,carl,3\n";
+const RULES: &str = "rules:
+- {users: [anna, carl], verbs: [get], paths: [/kplane/status]}
+- {users: [carl], verbs: [get], paths: [/kplane/clients]}
+";
 
-/// A page whose callers are `anna`, who may read, and `bert`, who may not.
+/// A page whose callers are `anna`, who may read, `bert`, who may not, and `carl`, who may see clients, too.
 fn router() -> Router {
     let folder = tempfile::tempdir().unwrap();
     let [tokens, rules] = ["tokens.csv", "rules.yaml"].map(|name| folder.path().join(name));
@@ -64,17 +67,39 @@ async fn ask(router: &Router, request: Request<Body>) -> (StatusCode, String) {
     (code, text)
 }
 
+fn with(token: Option<&str>, path: &str) -> Request<Body> {
+    let mut request = request(Caller::Anonymous, path);
+    if let Some(token) = token {
+        let header = format!("Bearer {token}").parse().unwrap();
+        request.headers_mut().insert(AUTHORIZATION, header);
+    }
+    request
+}
+
+#[tokio::test]
+async fn the_map_needs_the_right_to_see_clients_and_is_not_shared() {
+    let router = router();
+    let map = "/page/map?namespace=shop&name=web";
+    let (code, text) = ask(&router, with(Some("reads"), map)).await;
+    assert_eq!(code, StatusCode::FORBIDDEN, "{text}");
+    assert!(text.contains("/kplane/clients"), "{text}");
+    let (code, text) = ask(&router, with(Some("clients"), map)).await;
+    assert_eq!(code, StatusCode::OK, "{text}");
+    assert!(
+        text.contains("kpctl graph shop/web") && text.contains("agent.flows"),
+        "{text}"
+    );
+    assert!(!text.contains("data-live"));
+    for token in ["reads", "clients"] {
+        let live = with(Some(token), "/page/live?sheet=map");
+        assert_eq!(ask(&router, live).await.0, StatusCode::NOT_FOUND);
+    }
+}
+
 #[tokio::test]
 async fn only_callers_with_the_right_see_the_page() {
     let router = router();
-    let of = |token: Option<&str>| {
-        let mut request = request(Caller::Anonymous, "/page/");
-        if let Some(token) = token {
-            let header = format!("Bearer {token}").parse().unwrap();
-            request.headers_mut().insert(AUTHORIZATION, header);
-        }
-        request
-    };
+    let of = |token: Option<&str>| with(token, "/page/");
     for (token, wanted) in [
         (None, StatusCode::UNAUTHORIZED),
         (Some("wrong"), StatusCode::UNAUTHORIZED),

@@ -24,7 +24,7 @@ const HOSTILE: &str = "<img src=x onerror=alert(1)><script>alert(2)</script>";
 /// The other node's agent is connected to the other replica.
 const SYNCED: &str = "1 of 2 nodes in sync";
 /// All sheets that are no object's.
-const SHEETS: [&str; 5] = ["", "nodes", "services", "changes", "reasons"];
+const SHEETS: [&str; 6] = ["", "nodes", "services", "map", "changes", "reasons"];
 
 pub(crate) fn the_page_shows_the_fleet_live_and_runs_nothing_else() -> Result<()> {
     if !browser::require()? {
