@@ -31,16 +31,14 @@ const COLUMNS: [(NodeKind, &str); 3] = [
 
 /// Returns the request of a sheet.
 pub(super) fn request(filter: &Filter) -> pb::GraphRequest {
-    let service = match (filter.of.as_str(), filter.name.as_str()) {
-        ("", _) | (_, "") => None,
-        (namespace, name) => Some(format!("{namespace}/{name}")),
+    let (namespace, name) = (filter.of.clone(), &filter.name);
+    let (namespace, services) = match namespace.is_empty() || name.is_empty() {
+        true => (namespace, Vec::new()),
+        false => (String::new(), vec![format!("{namespace}/{name}")]),
     };
     pb::GraphRequest {
-        namespace: service
-            .is_none()
-            .then(|| filter.of.clone())
-            .unwrap_or_default(),
-        services: service.into_iter().collect(),
+        namespace,
+        services,
         since_s: 0,
     }
 }

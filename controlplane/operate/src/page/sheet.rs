@@ -142,7 +142,7 @@ impl Sheet {
         }
     }
 
-    /// Returns whether viewers share the sheet and are told when it changes. The map needs a right of its own, and asks
+    /// Returns whether viewers share the sheet, which follows changes. The map needs a right of its own, and asks
     /// all nodes.
     pub(super) fn is_live(&self) -> bool {
         !matches!(self, Self::Map(_) | Self::Reasons)
