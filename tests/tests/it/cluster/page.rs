@@ -200,10 +200,11 @@ fn by_keyboard(page: &Page, tab: &Tab) -> Result<()> {
         "Fleet",
         "Nodes",
         "Services",
+        "Map",
         "Changes",
         "Reasons",
     ];
-    ensure!(names[..6] == wanted, "{names:?}");
+    ensure!(names[..7] == wanted, "{names:?}");
     let parts = tab.accessible()?;
     for (role, name) in [
         ("navigation", "Sheets"),
