@@ -361,14 +361,7 @@ impl View for FlowsView {
             .render(canvas);
         out.push('\n');
         out.push_str(&table);
-        let missing = self.missing();
-        if !missing.is_empty() {
-            out.push('\n');
-        }
-        for (text, tone) in missing {
-            out.push_str(&paragraph(&Span::new(text, tone), canvas, 0));
-        }
-        out.push_str(&self.asked.text(canvas));
+        out.push_str(&self.asked.below(&self.missing(), canvas));
         out
     }
 }

@@ -74,6 +74,16 @@ impl AskedView {
         format!("{answered} of {asked} nodes answered")
     }
 
+    /// Returns what a list lacks, after an empty line, and who did not answer.
+    pub(crate) fn below(&self, lacks: &[(String, Tone)], canvas: &Canvas) -> String {
+        let lines = lacks
+            .iter()
+            .map(|(text, tone)| paragraph(&Span::new(text, *tone), canvas, 0));
+        let lines: String = lines.collect();
+        let empty = if lines.is_empty() { "" } else { "\n" };
+        format!("{empty}{lines}{}", self.text(canvas))
+    }
+
     /// Returns who did not answer, after an empty line; an empty text when all did.
     pub(crate) fn text(&self, canvas: &Canvas) -> String {
         text(&self.silent, self.silent_omitted, canvas)

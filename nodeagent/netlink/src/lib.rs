@@ -18,6 +18,7 @@ mod batch;
 pub mod conntrack;
 mod dump;
 mod error;
+mod filter;
 pub mod ipset;
 pub mod ipvs;
 mod link;

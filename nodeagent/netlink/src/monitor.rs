@@ -13,6 +13,7 @@ use socket2::{SockFilter, SockRef};
 use super::attribute::Attribute;
 use super::conntrack::only_translated;
 use super::error::NetlinkError;
+use super::filter::{ALL, JUMP_EQUAL, LOAD_HALF, LOAD_WORD, RETURN};
 use super::message::{Message, Messages};
 use super::socket::{DATAGRAM_BYTES, errno_of};
 
@@ -225,16 +226,9 @@ fn is_kernel(sender: SocketAddr) -> bool {
 /// that port only the ends of transactions. All messages of one datagram belong to one transaction, and
 /// its end comes in a separate datagram.
 fn without_contents_of(own: u32) -> [SockFilter; 6] {
-    /// `BPF_LD | BPF_W | BPF_ABS`, `BPF_LD | BPF_H | BPF_ABS`, `BPF_JMP | BPF_JEQ | BPF_K`,
-    /// `BPF_RET | BPF_K`.
-    const LOAD_WORD: u16 = 0x20;
-    const LOAD_HALF: u16 = 0x28;
-    const JUMP_EQUAL: u16 = 0x15;
-    const RETURN: u16 = 0x06;
     /// Offsets in `struct nlmsghdr`.
     const TYPE: u32 = 4;
     const PORT: u32 = 12;
-    const ALL: u32 = u32::MAX;
     // The program reads in network byte order, but the header is in the machine's.
     let port = u32::from_be_bytes(own.to_ne_bytes());
     let end = u32::from(u16::from_be_bytes(NEWGEN.to_ne_bytes()));

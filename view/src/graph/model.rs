@@ -2,13 +2,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use serde::Serialize;
-
 use super::{EdgeView, failures, rate};
 use crate::KeyView;
 
 /// The kind of a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NodeKind {
     /// A client, which begins connections.
     Client,
@@ -19,7 +17,7 @@ pub enum NodeKind {
 }
 
 /// A node.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GraphNode {
     /// The kind.
     pub kind: NodeKind,
@@ -30,8 +28,7 @@ pub struct GraphNode {
 }
 
 /// The connections between a client and a Service, or between a Service and an endpoint.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GraphLink {
     /// Index of the node at which connections come from.
     pub from: usize,
@@ -48,7 +45,7 @@ pub struct GraphLink {
 }
 
 /// Nodes, and the links between them: from clients to Services, and from Services to endpoints.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Graph {
     /// The nodes.
     pub nodes: Vec<GraphNode>,

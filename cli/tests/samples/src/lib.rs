@@ -758,7 +758,7 @@ pub fn flows() -> pb::FlowsAnswer {
     }
 }
 
-/// Who talked to whom in an hour, on two nodes of three. One Pod's name is hostile.
+/// The answer of two nodes of three about who talked to whom in an hour. One Pod's name is hostile.
 pub fn graph() -> pb::GraphAnswer {
     let client = |kind: pb::ClientKind, address: &str, name: &str| pb::GraphClient {
         address: address.to_owned(),

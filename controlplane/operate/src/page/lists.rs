@@ -108,12 +108,6 @@ fn row(node: &pb::NodeStatus, html: &mut Html) {
 
 /// Returns the sections of the sheet of Services.
 pub(super) fn services(filter: &Filter, page: pb::ListServicesResponse) -> Vec<Section> {
-    let mut form = Html::default();
-    form.raw("<form method=\"get\" action=\"services\" role=\"search\"><label>Namespace <input name=\"namespace\"")
-        .attribute("value", &filter.of)
-        .raw("></label> <label>Name <input name=\"name\"")
-        .attribute("value", &filter.name)
-        .raw("></label> <button>Show</button></form>");
     let mut html = Html::default();
     html.begin_table(&[
         "Service",
@@ -139,9 +133,24 @@ pub(super) fn services(filter: &Filter, page: pb::ListServicesResponse) -> Vec<S
     };
     further(sheet, page.next_page_token, &mut html);
     vec![
-        Section::new("filter", "Filter", form),
+        by_namespace(filter, "services", "Name"),
         Section::new("list", "Services", html),
     ]
+}
+
+/// Returns the form of a sheet about Services of a namespace, or of a name.
+pub(super) fn by_namespace(filter: &Filter, sheet: &'static str, name: &'static str) -> Section {
+    let mut form = Html::default();
+    form.raw("<form method=\"get\" role=\"search\"")
+        .attribute("action", sheet)
+        .raw("><label>Namespace <input name=\"namespace\"")
+        .attribute("value", &filter.of)
+        .raw("></label> <label>")
+        .raw(name)
+        .raw(" <input name=\"name\"")
+        .attribute("value", &filter.name)
+        .raw("></label> <button>Show</button></form>");
+    Section::new("filter", "Filter", form)
 }
 
 fn port_row(port: &pb::ServiceView, html: &mut Html) {

@@ -2,14 +2,13 @@
 //! The server draws it, so that it needs no script.
 
 use std::cmp::Reverse;
-use std::fmt::Write as _;
 
 use kplane_proto::v1 as pb;
 use kplane_view::graph::{Graph, GraphLink, GraphNode, GraphView, NodeKind};
 
 use super::html::{Html, Section};
 use super::sheet::Filter;
-use super::terminal;
+use super::{lists, terminal};
 
 /// Number of nodes in a column. The table below the picture has all.
 const ROWS: usize = 60;
@@ -45,19 +44,13 @@ pub(super) fn request(filter: &Filter) -> pb::GraphRequest {
 
 /// Returns the sections of the map.
 pub(super) fn sections(filter: &Filter, view: &GraphView) -> Vec<Section> {
-    let mut form = Html::default();
-    form.raw("<form method=\"get\" action=\"map\" role=\"search\"><label>Namespace <input name=\"namespace\"")
-        .attribute("value", &filter.of)
-        .raw("></label> <label>Service <input name=\"name\"")
-        .attribute("value", &filter.name)
-        .raw("></label> <button>Show</button></form>");
     let graph = view.graph();
     let mut picture = Html::default();
     if !graph.links.is_empty() {
         draw(&graph, &mut picture);
     }
     vec![
-        Section::new("filter", "Filter", form),
+        lists::by_namespace(filter, "map", "Service"),
         Section::new("map", "Map", picture),
         Section::new("table", "Connections", terminal::pre(view)),
     ]
@@ -175,23 +168,20 @@ fn line(
     let (y1, y2, half) = (middle(from), middle(to), x1.midpoint(x2));
     let share = u128::from(link.per_hour()) * u128::from(WIDE - THIN) / u128::from(most.max(1));
     let tenths = THIN + u64::try_from(share).unwrap_or(WIDE);
-    let mut width = String::new();
-    // Writing to a text cannot fail.
-    let _ = write!(width, "{}.{}", tenths / 10, tenths % 10);
+    let class = match link.failed {
+        0 => "link",
+        _ => "link failing",
+    };
     html.raw("<path")
-        .attribute(
-            "class",
-            if link.failed > 0 {
-                "link failing"
-            } else {
-                "link"
-            },
-        )
+        .attribute("class", class)
         .attribute(
             "d",
             format_args!("M{x1} {y1}C{half} {y1} {half} {y2} {x2} {y2}"),
         )
-        .attribute("stroke-width", width)
+        .attribute(
+            "stroke-width",
+            format_args!("{}.{}", tenths / 10, tenths % 10),
+        )
         .raw("><title>")
         .text(format_args!(
             "{} to {}: {}",

@@ -22,7 +22,7 @@ pub(super) enum Sheet {
     Node(String),
     /// One Service.
     Service(ServiceName),
-    /// Who talked to whom, through Services of a namespace, or one.
+    /// The map of who talked to whom, through Services of a namespace, or one.
     Map(Filter),
     /// What changed.
     Changes,

@@ -195,6 +195,10 @@ type Endpoints = HashMap<(ServiceKey, SocketAddr), (String, String)>;
 async fn endpoints(hub: &Hub, edges: &[(EdgeId, pb::GraphEdge)]) -> Result<Endpoints, Status> {
     let services: BTreeSet<&ServiceName> = edges.iter().map(|(id, _)| &id.port.service).collect();
     let services: Vec<ServiceName> = services.into_iter().cloned().collect();
+    let known: HashSet<_> = edges
+        .iter()
+        .map(|(id, _)| (&id.port, id.endpoint))
+        .collect();
     let mut found = Endpoints::new();
     for some in services.chunks(AT_ONCE) {
         let mut selection = Selection {
@@ -204,11 +208,13 @@ async fn endpoints(hub: &Hub, edges: &[(EdgeId, pb::GraphEdge)]) -> Result<Endpo
         loop {
             let page = hub.ports(selection.clone()).await.map_err(closing)?;
             for view in &page.ports {
+                let key = &view.port.key;
                 for endpoint in &view.endpoints {
-                    let addr = endpoint.addr;
-                    let id = (view.port.key.clone(), SocketAddr::new(addr.ip, addr.port));
-                    let namespace = &view.port.key.service.namespace;
-                    found.insert(id, endpoint_names(endpoint, namespace));
+                    let at = SocketAddr::new(endpoint.addr.ip, endpoint.addr.port);
+                    if known.contains(&(key, at)) {
+                        let names = endpoint_names(endpoint, &key.service.namespace);
+                        found.insert((key.clone(), at), names);
+                    }
                 }
             }
             selection.after = page.ports.last().map(|view| view.port.key.clone());
@@ -217,11 +223,6 @@ async fn endpoints(hub: &Hub, edges: &[(EdgeId, pb::GraphEdge)]) -> Result<Endpo
             }
         }
     }
-    let known: HashSet<_> = edges
-        .iter()
-        .map(|(id, _)| (id.port.clone(), id.endpoint))
-        .collect();
-    found.retain(|id, _| known.contains(id));
     Ok(found)
 }
 

@@ -5,6 +5,10 @@ use socket2::SockFilter;
 
 use super::tracked::{RawState, SEEN_REPLY, TCP_CLOSE, Tracked};
 use super::{CTA_STATUS, DELETE, ENTRY, IPS_DST_NAT};
+use crate::filter::{
+    ALL, INDEX_NUMBER, JUMP_EQUAL, JUMP_SET, LOAD_AT_INDEX, LOAD_NUMBER, LOAD_WORD, RETURN,
+    TO_INDEX,
+};
 use crate::message::{HEADER_BYTES, Message, NFGENMSG_BYTES};
 
 /// `IPS_ASSURED` (linux/netfilter/nf_conntrack_common.h). Of TCP: the handshake was completed.
@@ -15,7 +19,7 @@ const ASSURED: u32 = 1 << 2;
 pub struct Reported {
     /// The connection.
     pub connection: Tracked,
-    /// How it ended; `None` = it began.
+    /// The way in which it ended; `None` = it began.
     pub ending: Option<Ending>,
 }
 
@@ -63,21 +67,10 @@ fn ending(protocol: Protocol, raw: RawState) -> Ending {
 /// Returns a classic BPF program (linux/filter.h) that passes reports of connections whose destination is translated, and
 /// those without a status. The kernel looks for the attribute itself (`SKF_AD_NLATTR`).
 pub(crate) fn only_translated() -> [SockFilter; 9] {
-    /// `BPF_LD | BPF_IMM`, `BPF_LDX | BPF_IMM`, `BPF_LD | BPF_W | BPF_ABS`, `BPF_JMP | BPF_JEQ | BPF_K`, `BPF_MISC | BPF_TAX`,
-    /// `BPF_LD | BPF_W | BPF_IND`, `BPF_JMP | BPF_JSET | BPF_K`, `BPF_RET | BPF_K`.
-    const LOAD_NUMBER: u16 = 0x00;
-    const INDEX_NUMBER: u16 = 0x01;
-    const LOAD_WORD: u16 = 0x20;
-    const JUMP_EQUAL: u16 = 0x15;
-    const TO_INDEX: u16 = 0x07;
-    const LOAD_AT_INDEX: u16 = 0x40;
-    const JUMP_SET: u16 = 0x45;
-    const RETURN: u16 = 0x06;
     /// `SKF_AD_OFF + SKF_AD_NLATTR`: the offset of the first attribute from A on whose type is X; 0 = there is none.
     const FIND_ATTRIBUTE: u32 = 0xffff_f00c;
     /// `sizeof(struct nlattr)`.
     const ATTRIBUTE_HEADER: u32 = 4;
-    const ALL: u32 = u32::MAX;
     /// Offset of the first attribute, behind `struct nlmsghdr` and `struct nfgenmsg`.
     const FIRST: u32 = 20;
     const _: () = assert!(FIRST as usize == HEADER_BYTES + NFGENMSG_BYTES);

@@ -180,13 +180,7 @@ pub(crate) fn who_talked_to_whom_is_asked_of_the_nodes_of_all_replicas() -> Resu
         let none = ["No connection", "1 of 2 nodes answered"];
         says(world, PORT, &graph, 6, &none)?;
         // The agent counts for Services that it knows.
-        says(
-            world,
-            PORT,
-            &["status", "--check=nodes"],
-            0,
-            &["2/2 in sync"],
-        )?;
+        in_sync(world)?;
         let held = served.connect(world)?;
         let endpoint = served.server.local_addr()?.to_string();
         let all = [
@@ -356,6 +350,12 @@ pub(crate) fn probe_tells_the_data_path_from_the_control_path() -> Result<()> {
     })
 }
 
+/// Both nodes hold everything.
+fn in_sync(world: &World) -> Result<()> {
+    let nodes = ["status", "--check=nodes"];
+    says(world, PORT, &nodes, 0, &["2/2 in sync"])
+}
+
 /// The rules of node-1 are flushed, while its control path is fine.
 fn rules_are_flushed(world: &mut World, probe: &[&str], works: &[&str]) -> Result<()> {
     // In mode nftables the agent repairs that within milliseconds; here it hears of it after an hour.
@@ -375,13 +375,7 @@ fn rules_are_flushed(world: &mut World, probe: &[&str], works: &[&str]) -> Resul
         ensure!(broken.iter().all(|part| text.contains(part)), "{text}");
         anyhow::Ok(())
     })?;
-    says(
-        world,
-        PORT,
-        &["status", "--check=nodes"],
-        0,
-        &["2/2 in sync"],
-    )?;
+    in_sync(world)?;
     world.restart_agent("node-1", PLACES[0].0)?;
     says(world, PORT, probe, 0, works)?;
     Ok(())

@@ -10,7 +10,7 @@ use kube::client::Body;
 use tokio::time::timeout;
 
 use super::endpoints::Shapes;
-use super::parse::{self, Encoding, Line, Read};
+use super::parse::{self, Encoding, RawEvent, Read};
 use super::resource::{Resource, escaped};
 use super::transport::{
     ObjectPage, PageRequest, Transport, Unreadable, Watch, WatchEvent, WatchFrom,
@@ -230,13 +230,13 @@ impl HttpWatch {
     fn hear(&mut self, event: &[u8], said: &mut Vec<WatchEvent>) -> Result<(), Failure> {
         match parse::event(&self.resource, self.encoding, event)? {
             None => {}
-            Some(Line::Put(version, Ok(Read::Object(object)))) => {
+            Some(RawEvent::Put(version, Ok(Read::Object(object)))) => {
                 said.push(WatchEvent::Put(object, version));
             }
-            Some(Line::Gone(version, Ok(Read::Object(object)))) => {
+            Some(RawEvent::Gone(version, Ok(Read::Object(object)))) => {
                 said.push(WatchEvent::Gone(object.id(), version));
             }
-            Some(Line::Put(version, Ok(Read::Endpoints(endpoints)))) => {
+            Some(RawEvent::Put(version, Ok(Read::Endpoints(endpoints)))) => {
                 let (slices, gone) = lock(&self.shapes).put(&endpoints);
                 said.extend(
                     slices
@@ -245,12 +245,12 @@ impl HttpWatch {
                 );
                 said.extend(gone.into_iter().map(|id| WatchEvent::Gone(id, version)));
             }
-            Some(Line::Gone(version, Ok(Read::Endpoints(endpoints)))) => {
+            Some(RawEvent::Gone(version, Ok(Read::Endpoints(endpoints)))) => {
                 let gone = lock(&self.shapes).gone(&endpoints);
                 said.extend(gone.into_iter().map(|id| WatchEvent::Gone(id, version)));
             }
             // A deleted object's name is enough, even if the object cannot be read.
-            Some(Line::Gone(
+            Some(RawEvent::Gone(
                 version,
                 Err(Unreadable {
                     namespace, name, ..
@@ -264,17 +264,17 @@ impl HttpWatch {
                 };
                 said.push(WatchEvent::Gone(id, version));
             }
-            Some(Line::Put(version, Err(unreadable))) => {
+            Some(RawEvent::Put(version, Err(unreadable))) => {
                 said.push(WatchEvent::Unreadable(unreadable, version));
             }
-            Some(Line::Bookmark {
+            Some(RawEvent::Bookmark {
                 version,
                 initial_end,
             }) => said.push(WatchEvent::Bookmark {
                 version,
                 initial_end,
             }),
-            Some(Line::Error(failure)) => return Err(failure),
+            Some(RawEvent::Error(failure)) => return Err(failure),
         }
         Ok(())
     }

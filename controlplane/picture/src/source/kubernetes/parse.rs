@@ -30,6 +30,17 @@ pub(super) enum Read {
     Endpoints(LegacyEndpoints),
 }
 
+impl Read {
+    /// Returns the object's version; 0 = unknown.
+    fn version(&self) -> u64 {
+        let metadata = match self {
+            Self::Object(object) => object.metadata(),
+            Self::Endpoints(endpoints) => &endpoints.metadata,
+        };
+        metadata.resource_version.number()
+    }
+}
+
 /// One page of a list.
 #[derive(Debug)]
 pub(super) struct RawPage {
@@ -42,14 +53,14 @@ pub(super) struct RawPage {
 
 /// One event of a watch.
 #[derive(Debug)]
-pub(super) enum Line {
+pub(super) enum RawEvent {
     Put(u64, Result<Read, Unreadable>),
     Gone(u64, Result<Read, Unreadable>),
     Bookmark { version: u64, initial_end: bool },
     Error(Failure),
 }
 
-/// How an answer is written.
+/// The encoding of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Encoding {
     Json,
@@ -177,16 +188,18 @@ fn objects<'a, T>(
     page: ListPage<T>,
     raw: impl Fn(T) -> Unread<'a>,
 ) -> Result<RawPage, Failure> {
-    let items: Vec<Unread<'_>> = page.items.into_iter().flatten().map(raw).collect();
-    let version_of = |raw: &Unread<'_>| {
-        let peek: Peek = raw.read().ok()?;
-        version(&peek.metadata.resource_version).ok()
-    };
+    let mut changed = 0;
+    let items = page.items.into_iter().flatten().map(raw).map(|raw| {
+        let object = object(resource, raw);
+        changed = changed.max(version_of(raw, &object).unwrap_or(0));
+        object
+    });
+    let items = items.collect();
     Ok(RawPage {
         version: version(&page.metadata.resource_version)?,
-        changed: items.iter().filter_map(version_of).max().unwrap_or(0),
+        changed,
         next: page.metadata.next.filter(|next| !next.is_empty()),
-        items: items.into_iter().map(|raw| object(resource, raw)).collect(),
+        items,
     })
 }
 
@@ -198,7 +211,7 @@ pub(super) fn event(
     resource: &Resource,
     encoding: Encoding,
     bytes: &[u8],
-) -> Result<Option<Line>, Failure> {
+) -> Result<Option<RawEvent>, Failure> {
     match encoding {
         Encoding::Json => {
             let event: JsonEvent<'_> = serde_json::from_slice(bytes).map_err(malformed)?;
@@ -217,33 +230,32 @@ pub(super) fn event(
     }
 }
 
-fn line(resource: &Resource, kind: &str, raw: Unread<'_>) -> Result<Option<Line>, Failure> {
+fn line(resource: &Resource, kind: &str, raw: Unread<'_>) -> Result<Option<RawEvent>, Failure> {
     let read = || -> Result<_, Failure> {
-        let peek: Peek = raw.read().map_err(malformed)?;
-        let version = version(&peek.metadata.resource_version)?;
-        Ok((version, object(resource, raw)))
+        let object = object(resource, raw);
+        Ok((version_of(raw, &object)?, object))
     };
     Ok(Some(match kind {
         "ADDED" | "MODIFIED" => {
             let (version, object) = read()?;
-            Line::Put(version, object)
+            RawEvent::Put(version, object)
         }
         "DELETED" => {
             let (version, object) = read()?;
-            Line::Gone(version, object)
+            RawEvent::Gone(version, object)
         }
         "BOOKMARK" => {
             let mark: Bookmark = raw.read().map_err(malformed)?;
             let annotations = mark.metadata.annotations.unwrap_or_default();
             let initial_end = annotations.get(INITIAL_EVENTS_END);
-            Line::Bookmark {
+            RawEvent::Bookmark {
                 version: version(&mark.metadata.resource_version)?,
                 initial_end: initial_end.is_some_and(|value| value == "true"),
             }
         }
         "ERROR" => {
             let status: Status = raw.read().unwrap_or_default();
-            Line::Error(Failure::of_status(status.code, &status.message, None))
+            RawEvent::Error(Failure::of_status(status.code, &status.message, None))
         }
         _ => return Ok(None),
     }))
@@ -290,6 +302,17 @@ fn object(resource: &Resource, raw: Unread<'_>) -> Result<Read, Unreadable> {
             reason: one_line(&reason),
         }
     })
+}
+
+/// Returns the version of an object. Only one that could not be read, or says none, is read again for it.
+fn version_of(raw: Unread<'_>, object: &Result<Read, Unreadable>) -> Result<u64, Failure> {
+    match object.as_ref().map_or(0, Read::version) {
+        0 => {
+            let peek: Peek = raw.read().map_err(malformed)?;
+            version(&peek.metadata.resource_version)
+        }
+        version => Ok(version),
+    }
 }
 
 /// Parses a resource version; they are numbers, and comparable (KEP-5504).

@@ -1,7 +1,7 @@
-//! Objects in Kubernetes' protobuf, read into the slim types: a third of the bytes of JSON, and less work for the server.
+//! Objects in Kubernetes' protobuf, read into the slim types: half of the bytes of JSON, and less work for the server.
 //!
 //! The slim types name fields as JSON does. Tables ([`schema`]) say which number a field has in protobuf, so that one
-//! definition of a type serves both encodings. MessageFields without a row are skipped.
+//! definition of a type serves both encodings. Fields without a row are skipped.
 
 mod schema;
 

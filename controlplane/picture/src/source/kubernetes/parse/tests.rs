@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn one(resource: &Resource, text: &str) -> Result<Option<Line>, Failure> {
+fn one(resource: &Resource, text: &str) -> Result<Option<RawEvent>, Failure> {
     event(resource, Encoding::Json, text.as_bytes())
 }
 
@@ -58,18 +58,21 @@ fn lines_of_a_watch() {
     let put = r#"{"type":"MODIFIED","object":{"metadata":{"name":"a","resourceVersion":"12"}}}"#;
     assert!(matches!(
         one(&services, put),
-        Ok(Some(Line::Put(12, Ok(Read::Object(Object::Service(_))))))
+        Ok(Some(RawEvent::Put(
+            12,
+            Ok(Read::Object(Object::Service(_)))
+        )))
     ));
     let gone =
         r#"{"type":"DELETED","object":{"metadata":{"name":"a","resourceVersion":"13"},"spec":7}}"#;
     assert!(matches!(
         one(&services, gone),
-        Ok(Some(Line::Gone(13, Err(_))))
+        Ok(Some(RawEvent::Gone(13, Err(_))))
     ));
     let mark = r#"{"type":"BOOKMARK","object":{"kind":"Service","metadata":{"resourceVersion":"14"},"spec":{}}}"#;
     assert!(matches!(
         one(&services, mark),
-        Ok(Some(Line::Bookmark {
+        Ok(Some(RawEvent::Bookmark {
             version: 14,
             initial_end: false
         }))
@@ -78,7 +81,7 @@ fn lines_of_a_watch() {
         "annotations":{"k8s.io/initial-events-end":"true"}}}}"#;
     assert!(matches!(
         one(&services, end),
-        Ok(Some(Line::Bookmark {
+        Ok(Some(RawEvent::Bookmark {
             version: 15,
             initial_end: true
         }))
@@ -96,7 +99,7 @@ fn errors_within_a_watch_are_failures() {
             r#"{{"type":"ERROR","object":{{"kind":"Status","code":{code},"message":"m"}}}}"#
         );
         match one(&Resource::Slices, &text) {
-            Ok(Some(Line::Error(failure))) => failure,
+            Ok(Some(RawEvent::Error(failure))) => failure,
             other => panic!("{other:?}"),
         }
     };

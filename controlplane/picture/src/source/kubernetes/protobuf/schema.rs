@@ -15,7 +15,7 @@ pub(super) struct MessageField {
     pub(super) shape: Shape,
 }
 
-/// When JSON has a field that protobuf has.
+/// The condition under which JSON has a field that protobuf has.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Presence {
     Always,
@@ -25,7 +25,7 @@ pub(super) enum Presence {
     Many,
 }
 
-/// What a field's content is.
+/// The kind of a field's content.
 #[derive(Clone, Copy)]
 pub(super) enum Shape {
     Text,
