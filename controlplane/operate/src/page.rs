@@ -6,14 +6,17 @@
 //! place, `html::Html::text`, and the policy that each answer has lets a browser run nothing but that script.
 
 mod answers;
+mod cards;
 mod glance;
 mod guard;
 mod html;
 mod lists;
 mod live;
 mod map;
+mod matrix;
 mod reasons;
 mod sheet;
+mod strip;
 mod terminal;
 mod trend;
 
@@ -46,7 +49,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 
 use self::answers::{AnswerSources, Problem};
-use self::html::{Document, Html, POLICY, Section};
+use self::html::{Document, Html, POLICY, Place, Section};
 use self::live::{Content, Live};
 use self::sheet::Sheet;
 use self::trend::Trend;
@@ -159,6 +162,7 @@ impl Page {
         let (title, command, live) = (sheet.title(), sheet.command(), sheet.address());
         let document = Document {
             title: &title,
+            place: self.answers.place(),
             current: sheet.current(),
             sections: &sections,
             command: command.as_deref(),
@@ -218,6 +222,7 @@ impl Problem {
         }
         let document = Document {
             title: self.code.canonical_reason().unwrap_or("Error"),
+            place: Place::default(),
             current: "",
             sections: &[Section::new("problem", "Problem", html)],
             command: None,

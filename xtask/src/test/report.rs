@@ -13,11 +13,15 @@ use super::suites::Suite;
 
 /// Variable with the file in which tests note what they skip: `kplane_rig::privilege` writes a line each.
 pub(super) const SKIPPED: &str = "KPLANE_SKIPPED";
-/// Lines of a failed suite's log that are printed. The file has all.
-const SHOWN: usize = 300;
-/// The line above what failed in a test program's log, and the beginning of the line below. What is between them is
-/// printed once more below the table, where who reads only the end of the output finds it.
+/// Lines of a failed suite's log that are printed if no test program wrote it.
+const SHOWN: usize = 100;
+/// First and last lines that are printed of what a failed test says: its error comes first, and often the logs of
+/// programs follow. The file has all.
+const SAID: [usize; 2] = [12, 3];
+/// The line above what failed in a test program's log, and the beginning of the line below.
 const FAILURES: [&str; 2] = ["failures:", "test result: "];
+/// The beginning of the line above what a failed test says.
+const TEST: &str = "---- ";
 
 /// Numbers of tests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,22 +66,28 @@ impl Outcome {
         self.tally.failed > 0
     }
 
-    /// Prints one line, and the end of the log if the suite failed.
+    /// Prints one line, and where the log is if the suite failed.
     pub(super) fn print(&self) {
         println!("{}", self.line());
-        self.print_log(|lines| &lines[lines.len().saturating_sub(SHOWN)..]);
+        if let Some(log) = self.failed_log() {
+            println!("    (what it says: {})", log.display());
+        }
     }
 
-    /// Prints a part of a failed suite's log, and where the whole of it is.
-    fn print_log(&self, part: impl for<'a> Fn(&'a [&'a str]) -> &'a [&'a str]) {
-        let Some(log) = self.log.as_deref().filter(|_| self.has_failed()) else {
+    fn failed_log(&self) -> Option<&Path> {
+        self.log.as_deref().filter(|_| self.has_failed())
+    }
+
+    /// Prints what a failed suite's log says of the tests that failed, and where the whole of it is.
+    fn print_failures(&self) {
+        let Some(log) = self.failed_log() else {
             return;
         };
         let text = fs::read(log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
         let is_shown = |line: &&str| !line.starts_with(build::MESSAGE);
         let shown: Vec<&str> = text.lines().filter(is_shown).collect();
-        for line in part(&shown).iter().take(SHOWN) {
+        for line in failures(&shown) {
             println!("    {line}");
         }
         println!("    (all of it: {})", log.display());
@@ -175,15 +185,26 @@ fn tally(log: &str, noted: usize, is_good: bool) -> Tally {
     tally
 }
 
-/// Returns what a log says of the tests that failed, or its end.
-fn failures<'a>(log: &'a [&'a str]) -> &'a [&'a str] {
+/// Returns what a log says of the tests that failed, in short, or its end.
+fn failures<'a>(log: &[&'a str]) -> Vec<&'a str> {
     let [first, end] = FAILURES;
     let Some(from) = log.iter().position(|line| *line == first) else {
-        return &log[log.len().saturating_sub(SHOWN)..];
+        return log[log.len().saturating_sub(SHOWN)..].to_vec();
     };
     let said = &log[from..];
     let to = said.iter().position(|line| line.starts_with(end));
-    &said[..to.unwrap_or(said.len())]
+    let said = &said[..to.unwrap_or(said.len())];
+    let begins = |_: &&str, next: &&str| !next.starts_with(TEST);
+    said.chunk_by(begins).flat_map(in_short).collect()
+}
+
+/// Leaves out the middle of what a test says.
+fn in_short<'a>(said: &[&'a str]) -> Vec<&'a str> {
+    let [first, last] = SAID;
+    match said.len().checked_sub(first + last) {
+        None | Some(0) => said.to_vec(),
+        Some(_) => [&said[..first], &["[…]"], &said[said.len() - last..]].concat(),
+    }
 }
 
 /// Prints the table of all outcomes, what was skipped and why, and the closing line. Returns whether all is well.
@@ -197,7 +218,7 @@ pub(super) fn summary(outcomes: &[Outcome], took: Duration, cpu: Duration) -> bo
     }
     for outcome in outcomes.iter().filter(|outcome| outcome.has_failed()) {
         println!("\nfailed: {}", outcome.name);
-        outcome.print_log(failures);
+        outcome.print_failures();
     }
     let mut sum = Tally::default();
     let mut skips = BTreeMap::<&str, usize>::new();
@@ -252,6 +273,17 @@ mod tests {
         ];
         assert_eq!(failures(&log), &log[1..3]);
         assert_eq!(failures(&log[..1]), &log[..1]);
+        let many = [
+            &log[1..3],
+            &["said"; 99],
+            &["---- c ----", "last"],
+            &log[3..],
+        ]
+        .concat();
+        let short = failures(&many);
+        assert_eq!(short[..3], ["failures:", "---- b ----", "said"]);
+        assert_eq!(short[short.len() - 2..], ["---- c ----", "last"]);
+        assert_eq!(short.len(), 1 + SAID.iter().sum::<usize>() + 1 + 2);
     }
 
     #[test]

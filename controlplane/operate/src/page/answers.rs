@@ -1,12 +1,15 @@
 //! The content of each sheet, from the same answers as `kpctl`'s.
 
+use std::mem::take;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use http::StatusCode;
 use kplane_fleet::hub::Hub;
 use kplane_fleet::identity::{Right, Visitor};
 use kplane_fleet::peers::{Collected, Peers};
 use kplane_model::ServiceName;
+use kplane_picture::wire::millis;
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::recorder_service_server::RecorderService as _;
 use kplane_proto::v1::status_service_server::StatusService as _;
@@ -17,10 +20,10 @@ use kplane_view::node::NodeDescriptionView;
 use kplane_view::top::TopView;
 use tonic::{Code, Request, Status};
 
-use super::html::{Html, Section};
+use super::html::{Html, Place, Section};
 use super::sheet::{Filter, Sheet};
 use super::trend::Trend;
-use super::{glance, lists, map, reasons, terminal};
+use super::{cards, glance, lists, map, matrix, reasons, strip, terminal};
 use crate::server::{Glance, RecorderServer, StatusServer};
 
 /// Objects on a sheet with a list.
@@ -65,6 +68,15 @@ pub(super) struct AnswerSources {
 }
 
 impl AnswerSources {
+    /// Returns where the answers come from.
+    pub(super) fn place(&self) -> Place<'_> {
+        Place {
+            cluster: self.hub.upstream.cluster_id(),
+            replica: self.hub.own_node.get().map_or("", |node| node),
+            now_ms: millis(SystemTime::now()),
+        }
+    }
+
     /// Returns the content of a sheet. One that needs a right of its own needs a visitor.
     pub(super) async fn sections(
         &self,
@@ -94,6 +106,7 @@ impl AnswerSources {
         };
         let glance = Glance::of(&self.hub, &others);
         let mut sections = glance::sections(&glance);
+        sections.insert(1, strip::section(&glance));
         sections.push(Section::new("trend", "Convergence", self.trend.html()));
         sections
     }
@@ -135,11 +148,18 @@ impl AnswerSources {
             ..pb::GetFleetRequest::default()
         };
         let fleet = self.status.get_fleet(Request::new(request)).await?;
-        let view = NodeDescriptionView::new(fleet.into_inner()).ok_or_else(|| Problem {
+        let mut fleet = fleet.into_inner();
+        let reports = fleet.nodes.iter_mut();
+        let reports = reports.filter_map(|node| node.report.as_mut());
+        // They are on cards, and not in the text below.
+        let findings = reports.flat_map(|report| take(&mut report.findings));
+        let cards = cards::section(&findings.collect::<Vec<_>>());
+        let view = NodeDescriptionView::new(fleet).ok_or_else(|| Problem {
             code: StatusCode::NOT_FOUND,
             text: format!("no node {name:?} is known"),
         })?;
-        Ok(vec![Section::new("node", "The node", terminal::pre(&view))])
+        let text = Section::new("node", "The node", terminal::pre(&view));
+        Ok(vec![cards, text])
     }
 
     async fn service(&self, name: &ServiceName) -> Result<Vec<Section>, Problem> {
@@ -148,12 +168,12 @@ impl AnswerSources {
             name: name.name.to_string(),
         };
         let answer = self.status.describe_service(Request::new(request)).await?;
-        let view = DescriptionView::new(&name.namespace, &name.name, answer.into_inner());
-        Ok(vec![Section::new(
-            "service",
-            "The Service",
-            terminal::pre(&view),
-        )])
+        let mut answer = answer.into_inner();
+        let cards = cards::section(&take(&mut answer.findings));
+        let matrix = matrix::section(&answer);
+        let view = DescriptionView::new(&name.namespace, &name.name, answer);
+        let text = Section::new("service", "The Service", terminal::pre(&view));
+        Ok(vec![cards, matrix, text])
     }
 
     async fn map(

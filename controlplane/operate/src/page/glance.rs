@@ -9,7 +9,7 @@ use kplane_view::text::plural;
 use kplane_view::time::{age, human};
 
 use super::html::{Html, Section, class, query};
-use super::{reasons, terminal};
+use super::{cards, reasons, terminal};
 use crate::server::Glance;
 
 /// Nodes with the same trouble that are named.
@@ -72,6 +72,16 @@ struct Group<'a> {
     nodes: Vec<&'a pb::NodeStatus>,
 }
 
+impl Group<'_> {
+    /// Returns for how long the first of them has been in the state.
+    fn since(&self, now_ms: u64) -> String {
+        let since = self.nodes.iter().map(|node| node.since_ms);
+        let first = since.filter(|since| *since > 0).min();
+        let first = first.map(|since| now_ms.saturating_sub(since) / 1000);
+        first.map_or_else(String::new, |seconds| human(Duration::from_secs(seconds)))
+    }
+}
+
 fn groups(glance: &Glance) -> Vec<Group<'_>> {
     let mut groups = BTreeMap::<(u8, &str), Group<'_>>::new();
     for node in &glance.out_of_sync {
@@ -95,10 +105,11 @@ fn lagging(glance: &Glance) -> Html {
         html.element("p", "", "Every node holds what it should.");
         return html;
     }
-    html.begin_table(&["State", "Nodes", "Why"]);
+    html.begin_table(&["State", "Since", "Nodes", "Why"]);
     for group in groups.iter().take(ROWS) {
         html.raw("<tr>")
             .element("td", class(group.state.tone()), group.state.word())
+            .element("td", "", group.since(glance.control_plane.now_ms))
             .raw("<td>");
         if group.nodes.len() > NAMED {
             html.text(group.nodes.len()).raw(": ");
@@ -135,11 +146,7 @@ fn issues(glance: &Glance) -> Html {
     html.element("h2", "", "Problems of the input");
     html.begin_table(&["Reason", "Object", "Problem"]);
     for issue in plane.issues.iter().take(ROWS) {
-        let tone = match issue.severity() {
-            pb::Severity::Error | pb::Severity::Unspecified => "bad",
-            pb::Severity::Warning => "warn",
-            pb::Severity::Info => "",
-        };
+        let (tone, _) = cards::severity(issue.severity());
         html.raw("<tr><td class=\"").raw(tone).raw("\">");
         match reasons::is_code(&issue.code) {
             true => html.link(reasons::link(&issue.code), &issue.code),

@@ -7,6 +7,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use kplane_model::is_hidden;
 use kplane_view::style::Tone;
+use kplane_view::time::Time;
 use ring::digest::{SHA256, digest};
 
 /// The style of all sheets.
@@ -27,6 +28,9 @@ pub(super) static POLICY: LazyLock<String> = LazyLock::new(|| {
 fn hash(text: &str) -> String {
     BASE64_STANDARD.encode(digest(&SHA256, text.as_bytes()))
 }
+
+/// Number of characters of a cluster's identity that a title has.
+const SHORT: usize = 8;
 
 /// Text that is shown as it is, whatever characters it has.
 pub(super) struct Escaped<'a>(pub(super) &'a str);
@@ -173,10 +177,48 @@ impl Section {
     }
 }
 
+/// Where the answers come from, and when.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Place<'a> {
+    /// The cluster's identity; empty = not known.
+    pub(super) cluster: &'a str,
+    /// The Node on which the replica runs; empty = not known.
+    pub(super) replica: &'a str,
+    /// The time, in milliseconds since 1970; 0 = not known.
+    pub(super) now_ms: u64,
+}
+
+impl Place<'_> {
+    /// Returns the first characters of the cluster's identity, which tell it from others.
+    fn short(&self) -> &str {
+        let end = self.cluster.floor_char_boundary(SHORT);
+        &self.cluster[..end]
+    }
+
+    fn html(&self, html: &mut Html) {
+        html.raw("<p class=\"faint place\">");
+        if !self.cluster.is_empty() {
+            html.raw("cluster <span")
+                .attribute("title", self.cluster)
+                .raw(">")
+                .text(self.short())
+                .raw("</span>");
+        }
+        if !self.replica.is_empty() {
+            html.text(format_args!(", replica on {}", self.replica));
+        }
+        if let Some(time) = Time::from_wire(self.now_ms / 1000 * 1000) {
+            html.text(format_args!(", loaded {}", time));
+        }
+        html.raw("</p>");
+    }
+}
+
 /// A whole document.
 pub(super) struct Document<'a> {
     /// What the sheet is about.
     pub(super) title: &'a str,
+    pub(super) place: Place<'a>,
     /// The sheet in the navigation that it belongs to.
     pub(super) current: &'static str,
     pub(super) sections: &'a [Section],
@@ -204,7 +246,9 @@ impl Document<'_> {
             .raw("<meta name=\"color-scheme\" content=\"light dark\">")
             .raw("<link rel=\"icon\" href=\"data:,\"><title>")
             .text(self.title)
-            .raw(" - kplane</title><style>")
+            .raw(" - ")
+            .text(self.place.short())
+            .raw(" kplane</title><style>")
             .raw(STYLE)
             .raw("</style></head><body><a class=\"skip\" href=\"#main\">Skip to the content</a>")
             .raw("<header><span class=\"brand\">kplane</span><nav aria-label=\"Sheets\"><ul>");
@@ -218,7 +262,9 @@ impl Document<'_> {
                 .text(name)
                 .raw("</a></li>");
         }
-        html.raw("</ul></nav><p id=\"live\" class=\"faint\" role=\"status\"></p></header><main id=\"main\" tabindex=\"-1\"");
+        html.raw("</ul></nav>");
+        self.place.html(&mut html);
+        html.raw("<p id=\"live\" class=\"faint\" role=\"status\"></p></header><main id=\"main\" tabindex=\"-1\"");
         if let Some(live) = self.live {
             html.attribute("data-live", live);
         }
@@ -267,6 +313,11 @@ mod tests {
         assert_eq!(text.matches('<').count(), 2, "only the link: {text}");
         let document = Document {
             title: hostile,
+            place: Place {
+                cluster: hostile,
+                replica: hostile,
+                now_ms: 1,
+            },
             current: "fleet",
             sections: &[],
             command: Some(hostile),

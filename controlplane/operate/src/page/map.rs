@@ -30,10 +30,9 @@ const COLUMNS: [(NodeKind, &str); 3] = [
 
 /// Returns the request of a sheet.
 pub(super) fn request(filter: &Filter) -> pb::GraphRequest {
-    let (namespace, name) = (filter.of.clone(), &filter.name);
-    let (namespace, services) = match namespace.is_empty() || name.is_empty() {
-        true => (namespace, Vec::new()),
-        false => (String::new(), vec![format!("{namespace}/{name}")]),
+    let (namespace, services) = match filter.service() {
+        None => (filter.of.clone(), Vec::new()),
+        Some(service) => (String::new(), vec![service]),
     };
     pb::GraphRequest {
         namespace,
@@ -304,7 +303,10 @@ mod tests {
             });
             (request.namespace, request.services)
         };
-        assert_eq!(of("", "web"), (String::new(), Vec::new()));
+        assert_eq!(
+            of("", "web"),
+            (String::new(), vec!["default/web".to_owned()])
+        );
         assert_eq!(of("shop", ""), ("shop".to_owned(), Vec::new()));
         assert_eq!(
             of("shop", "web"),

@@ -41,6 +41,17 @@ pub(super) struct Filter {
     pub(super) after: String,
 }
 
+impl Filter {
+    /// Returns the Service that is named; without a namespace, that of namespace `default`, as kubectl does.
+    pub(super) fn service(&self) -> Option<String> {
+        let namespace = match self.of.as_str() {
+            "" => "default",
+            namespace => namespace,
+        };
+        (!self.name.is_empty()).then(|| format!("{namespace}/{}", self.name))
+    }
+}
+
 impl Sheet {
     /// Returns the sheet at a path and query; `None` if there is none, or if a value is longer than names are.
     pub(super) fn find(path: &str, text: Option<&str>) -> Option<Self> {
@@ -165,11 +176,10 @@ impl Sheet {
             Self::Services(filter) => with("kpctl get services", " -n ", &filter.of),
             Self::Node(name) => with("kpctl describe node ", "", name),
             Self::Service(name) => with("kpctl describe service ", "", &name.to_string()),
-            Self::Map(filter) if !filter.of.is_empty() && !filter.name.is_empty() => {
-                let service = format!("{}/{}", filter.of, filter.name);
-                with("kpctl graph ", "", &service)
-            }
-            Self::Map(filter) => with("kpctl graph", " -n ", &filter.of),
+            Self::Map(filter) => match filter.service() {
+                Some(service) => with("kpctl graph ", "", &service),
+                None => with("kpctl graph", " -n ", &filter.of),
+            },
             Self::Changes => Some("kpctl events; kpctl top".to_owned()),
             Self::Reasons => None,
         }

@@ -85,7 +85,9 @@ impl Trend {
         );
         html.element("h2", "", "Convergence")
             .element("p", "faint", &words);
-        html.raw("<svg class=\"trend\" role=\"img\" preserveAspectRatio=\"none\"")
+        html.raw("<div class=\"axes\"><p class=\"faint\"><span>")
+            .text(format_args!("{} of {0}", last.nodes))
+            .raw("</span><span>0</span></p><svg class=\"trend\" role=\"img\" preserveAspectRatio=\"none\"")
             .attribute("viewBox", format_args!("0 0 {WIDTH} {HEIGHT}"))
             .attribute("aria-label", &words)
             .raw(">");
@@ -109,7 +111,11 @@ impl Trend {
                 }
             }
         }
-        html.raw("</svg>");
+        html.raw("</svg><p></p><p class=\"faint\">");
+        for moment in ["an hour ago", "30 min", "now"] {
+            html.element("span", "", moment);
+        }
+        html.raw("</p></div>");
         html
     }
 }

@@ -271,11 +271,13 @@ fn nodes_are_called(hub: &Hub, facts: &[(NodeName, Arc<NodeFacts>)]) -> Option<S
 const NAMED_OUT_OF_SYNC: usize = 500;
 
 /// The fleet in numbers, and the nodes that are out of sync.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Glance {
     pub(crate) control_plane: pb::ControlPlaneStatus,
     /// Number of nodes by state.
     pub(crate) states: HashMap<pb::NodeState, usize>,
+    /// All nodes with their states, by zone; an empty name = no zone.
+    pub(crate) zones: BTreeMap<String, Vec<(NodeName, pb::NodeState)>>,
     /// Nodes out of sync, 500 at most.
     pub(crate) out_of_sync: Vec<pb::NodeStatus>,
     /// Number of further ones.
@@ -291,18 +293,19 @@ impl Glance {
         let picture = Picture::with(hub, others);
         let mut glance = Self {
             control_plane: control_plane(hub),
-            states: HashMap::new(),
-            out_of_sync: Vec::new(),
-            more: 0,
             replicas: match others.replicas() {
                 0 => 0,
                 _ => others.answers.len() + 1,
             },
             missing: others.missing.clone(),
+            ..Self::default()
         };
         for (name, node) in picture.nodes() {
             let state = picture.state(name, node);
             *glance.states.entry(state).or_default() += 1;
+            let zone = node.facts.as_ref().and_then(|facts| facts.zone.as_deref());
+            let zone = glance.zones.entry(zone.unwrap_or_default().to_owned());
+            zone.or_default().push((name.clone(), state));
             match state {
                 pb::NodeState::InSync => {}
                 _ if glance.out_of_sync.len() < NAMED_OUT_OF_SYNC => {

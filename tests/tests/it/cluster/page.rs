@@ -132,8 +132,8 @@ fn change_comes(page: &Page, tab: &Tab, world: &World) -> Result<()> {
     let same = tab.evaluate("window.same === true")?;
     ensure!(same == json!(true), "the page was loaded anew");
     // The first reason on the sheet leads to its explanation.
-    let code = tab.text("document.querySelector('pre a').textContent")?;
-    tab.evaluate("document.querySelector('pre a').click()")?;
+    let code = tab.text("document.querySelector('article h3 a').textContent")?;
+    tab.evaluate("document.querySelector('article h3 a').click()")?;
     let explained = format!(
         "document.querySelector(':target')?.textContent == {}",
         json!(code)

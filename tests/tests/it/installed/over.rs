@@ -31,7 +31,7 @@ pub(crate) fn kube_proxy_in_mode_nftables_hands_over_node_by_node_and_takes_back
     step("finished", || finished(&cluster, &load))?;
     step("all back", || back(&cluster, &load))?;
     step("uninstalled", || gone::removed(&cluster, &before))?;
-    unharmed(&load).context("kplane has gone")?;
+    unharmed(&load).with_context(|| format!("kplane has gone\n{}", scene(&cluster)))?;
     ended(load)
 }
 
@@ -66,7 +66,7 @@ pub(crate) fn kube_proxy_in_mode_iptables_gets_all_nodes_back_from_either_mode_o
     })?;
     step("all back", || back(&cluster, &load))?;
     step("uninstalled", || gone::removed(&cluster, &before))?;
-    unharmed(&load).context("kplane has gone")?;
+    unharmed(&load).with_context(|| format!("kplane has gone\n{}", scene(&cluster)))?;
     // kube-proxy has what it needs for new Services.
     let api = cluster.api();
     api.apply(&real::pod("default", "late", "node-2"))?;
@@ -151,31 +151,41 @@ fn served(cluster: &RealCluster, load: &Load, names: &[&str]) -> Result<()> {
         ensure!(pods.len() == others, "{} run", pods.len());
         Ok(())
     })?;
-    unharmed(load).with_context(|| {
-        format!(
-            "kplane serves {names:?}\n{}\n{}",
-            logs(cluster),
-            unanswered(cluster)
-        )
-    })
+    unharmed(load).with_context(|| format!("kplane serves {names:?}\n{}", scene(cluster)))
 }
 
-/// Returns the connections that the nodes' kernels have seen no answer to.
-fn unanswered(cluster: &RealCluster) -> String {
+/// Returns what explains connections that fail: objects and logs of the cluster, and what the nodes' kernels hold.
+fn scene(cluster: &RealCluster) -> String {
+    let text = |shown: Result<String>| shown.unwrap_or_else(|error| format!("{error:#}"));
+    let asked: [&[&str]; 4] = [
+        &["get", "nodes,pods,endpointslices", "-A", "-o", "wide"],
+        &["get", "events", "-A", "--sort-by=.lastTimestamp"],
+        &[
+            "logs",
+            "-n",
+            "kube-system",
+            "-l",
+            "k8s-app=kube-proxy",
+            "--tail=-1",
+            "--prefix",
+        ],
+        &[
+            "logs",
+            "-n",
+            "kplane",
+            "-l",
+            "app.kubernetes.io/component=nodeagent",
+            "--tail=-1",
+            "--prefix",
+        ],
+    ];
+    let objects = asked.iter().map(|words| text(cluster.kubectl(words)));
     let nodes = cluster.nodes();
     let of_node = |node: &std::sync::Arc<real::Node>| {
-        let show = "grep -e UNREPLIED -e SYN_ /proc/net/nf_conntrack; conntrack -S";
-        let shown = node.exec("sh", &["-c", show]);
-        let shown = shown.unwrap_or_else(|error| format!("{error:#}"));
-        format!("{}\n{shown}", node.name())
+        // No connection that was answered is of interest.
+        let show = "grep -e UNREPLIED -e SYN_ /proc/net/nf_conntrack | tail -50; conntrack -S; nft list ruleset";
+        format!("{}\n{}", node.name(), text(node.exec("sh", &["-c", show])))
     };
-    nodes.iter().map(of_node).collect()
-}
-
-/// Returns the agents' logs.
-fn logs(cluster: &RealCluster) -> String {
-    let of = "app.kubernetes.io/component=nodeagent";
-    let words = ["logs", "--namespace", "kplane", "--tail=-1"];
-    let logs = cluster.kubectl(&[&words[..], &["--selector", of]].concat());
-    logs.unwrap_or_else(|error| format!("{error:#}"))
+    let shown: Vec<String> = objects.chain(nodes.iter().map(of_node)).collect();
+    shown.join("\n")
 }

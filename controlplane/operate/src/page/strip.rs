@@ -1,0 +1,158 @@
+//! The fleet as squares: one a node, by zone, in the colour of its state.
+
+use std::fmt;
+
+use kplane_view::nodes::state::NodeStateView;
+use kplane_view::text::plural;
+
+use super::html::{Html, Section, class};
+use super::terminal;
+use crate::server::Glance;
+
+/// Most squares on the sheet: those of 5,000 nodes fit on a screen.
+const SQUARES: usize = 5_000;
+
+/// A node of a zone.
+struct Square<'a> {
+    node: &'a str,
+    state: NodeStateView,
+}
+
+/// Nodes with the same zone, those that need an operator soonest first.
+struct Zone<'a> {
+    name: &'a str,
+    squares: Vec<Square<'a>>,
+}
+
+impl Zone<'_> {
+    fn urgency(&self) -> u8 {
+        let first = self.squares.first();
+        first.map_or(u8::MAX, |square| square.state.urgency())
+    }
+}
+
+impl fmt::Display for Zone<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name {
+            "" => f.write_str("No zone"),
+            name => f.write_str(name),
+        }
+    }
+}
+
+/// Returns the section with all zones, those with the worst trouble first.
+pub(super) fn section(glance: &Glance) -> Section {
+    let mut html = Html::default();
+    let zones = zones(glance);
+    if !zones.is_empty() {
+        html.element("h2", "", "Nodes by zone");
+    }
+    let mut left = SQUARES;
+    for zone in &zones {
+        let drawn = zone.squares.len().min(left);
+        left -= drawn;
+        draw(zone, drawn, &mut html);
+    }
+    Section::new("zones", "Nodes by zone", html)
+}
+
+fn zones(glance: &Glance) -> Vec<Zone<'_>> {
+    let zones = glance.zones.iter().map(|(name, nodes)| {
+        let squares = nodes.iter().map(|(node, state)| Square {
+            node,
+            state: NodeStateView::from(*state),
+        });
+        let mut squares: Vec<_> = squares.collect();
+        squares.sort_by_key(|square| square.state.urgency());
+        Zone { name, squares }
+    });
+    let mut zones: Vec<_> = zones.collect();
+    zones.sort_by_key(Zone::urgency);
+    zones
+}
+
+fn draw(zone: &Zone<'_>, drawn: usize, html: &mut Html) {
+    let all = zone.squares.len();
+    let good = |square: &&Square<'_>| square.state == NodeStateView::InSync;
+    let trouble = all - zone.squares.iter().filter(good).count();
+    let count = match trouble {
+        0 => format!("{}, all in sync", plural(all, "node")),
+        trouble => format!("{}, {trouble} not in sync", plural(all, "node")),
+    };
+    html.raw("<p class=\"zone\"><strong>")
+        .text(zone)
+        .raw("</strong> <span class=\"faint\">")
+        .text(count)
+        .raw("</span></p><p class=\"squares\">");
+    for square in &zone.squares[..drawn] {
+        html.raw("<a")
+            .attribute("class", class(square.state.tone()))
+            .attribute("href", terminal::node(square.node));
+        if square.state == NodeStateView::InSync {
+            // The keyboard goes from one trouble to the next.
+            html.raw(" tabindex=\"-1\"");
+        }
+        let title = format_args!("{}: {}", square.node, square.state.word());
+        html.attribute("title", title).raw("></a>");
+    }
+    html.raw("</p>");
+    if drawn < all {
+        let more = format!("{} not drawn", plural(all - drawn, "more node"));
+        html.element("p", "faint", more);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kplane_proto::v1 as pb;
+
+    use super::*;
+
+    fn glance(zones: &[(&str, &[(&str, pb::NodeState)])]) -> Glance {
+        let mut glance = Glance::default();
+        for (zone, nodes) in zones {
+            let nodes = nodes.iter().map(|(name, state)| ((*name).into(), *state));
+            glance.zones.insert((*zone).to_owned(), nodes.collect());
+        }
+        glance
+    }
+
+    #[test]
+    fn the_worst_zone_and_the_worst_node_come_first() {
+        use pb::NodeState::{Failing, InSync, Syncing};
+        let glance = glance(&[
+            ("a", &[("a-1", InSync), ("a-2", Syncing)]),
+            ("b", &[("b-1", InSync), ("b-2<", Failing)]),
+        ]);
+        let section = section(&glance);
+        let html = section.html.as_str();
+        let places = [
+            "<strong>b",
+            "b-2&lt;: Failing",
+            "b-1: InSync",
+            "<strong>a",
+            "a-2",
+            "a-1",
+        ];
+        let places = places.map(|part| html.find(part).unwrap_or_else(|| panic!("{part}: {html}")));
+        assert!(places.is_sorted(), "{html}");
+        assert_eq!(html.matches("2 nodes, 1 not in sync").count(), 2, "{html}");
+        assert_eq!(html.matches("tabindex").count(), 2);
+    }
+
+    #[test]
+    fn without_nodes_there_is_nothing_and_too_many_are_counted() {
+        assert_eq!(section(&Glance::default()).html, Html::default());
+        let names: Vec<String> = (0..SQUARES + 3).map(|n| format!("n{n}")).collect();
+        let nodes: Vec<_> = names
+            .iter()
+            .map(|name| (name.as_str(), pb::NodeState::InSync))
+            .collect();
+        let section = section(&glance(&[("", &nodes)]));
+        let html = section.html.as_str();
+        assert_eq!(html.matches("<a").count(), SQUARES);
+        assert!(html.contains("3 more nodes not drawn") && html.contains("No zone"));
+        // A fleet of that size stays a page that a browser loads at once.
+        assert!(html.len() < 500_000, "{}", html.len());
+    }
+}
