@@ -129,6 +129,9 @@ fn change_comes(page: &Page, tab: &Tab, world: &World) -> Result<()> {
     let there = "document.getElementById('main').innerText.includes('10.244.91.3')";
     let took = tab.wait_until(DEADLINE, there)?;
     println!("a change is on the page after {took:?}");
+    // The kernel of the node whose agent is connected here leads there.
+    let held = "document.querySelectorAll('.matrix td.good').length == 3";
+    tab.wait_until(DEADLINE, held)?;
     let same = tab.evaluate("window.same === true")?;
     ensure!(same == json!(true), "the page was loaded anew");
     // The first reason on the sheet leads to its explanation.
@@ -151,6 +154,8 @@ fn trouble_comes(page: &Page, tab: &Tab, world: &mut World) -> Result<()> {
     };
     world.stop_agent("node-1");
     tab.wait_until(DEADLINE, &says("0 of 2 nodes in sync"))?;
+    let square = "document.querySelector('.squares a.bad')?.title == 'node-1: Disconnected'";
+    tab.wait_until(DEADLINE, square)?;
     let text = main_text(tab)?;
     ensure!(
         text.contains("Disconnected") && text.contains("node-1"),
@@ -225,10 +230,18 @@ fn by_keyboard(page: &Page, tab: &Tab) -> Result<()> {
 fn looks(page: &Page, tab: &Tab) -> Result<()> {
     let folder: PathBuf = Path::new(env!("CARGO_TARGET_TMPDIR")).join("page");
     std::fs::create_dir_all(&folder)?;
-    let service = "service?namespace=default&name=paged";
+    let objects = ["service?namespace=default&name=paged", "node?name=node-1"];
     let looks = [
         ("wide", Look::WIDE),
         ("narrow", Look::NARROW),
+        (
+            "huge",
+            Look {
+                width: 2560,
+                height: 1440,
+                ..Look::WIDE
+            },
+        ),
         (
             "dark",
             Look {
@@ -239,7 +252,7 @@ fn looks(page: &Page, tab: &Tab) -> Result<()> {
     ];
     for (name, look) in looks {
         tab.look(look)?;
-        for (number, sheet) in SHEETS.iter().copied().chain([service]).enumerate() {
+        for (number, sheet) in SHEETS.iter().copied().chain(objects).enumerate() {
             page.show(tab, sheet)?;
             tab.screenshot(&folder.join(format!("{name}-{number}.png")))?;
         }
