@@ -49,7 +49,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 
 use self::answers::{AnswerSources, Problem};
-use self::html::{Document, Html, POLICY, Place, Section};
+use self::html::{Document, Html, Origin, POLICY, Section};
 use self::live::{Content, Live};
 use self::sheet::Sheet;
 use self::trend::Trend;
@@ -162,7 +162,7 @@ impl Page {
         let (title, command, live) = (sheet.title(), sheet.command(), sheet.address());
         let document = Document {
             title: &title,
-            place: self.answers.place(),
+            origin: self.answers.origin(),
             current: sheet.current(),
             sections: &sections,
             command: command.as_deref(),
@@ -222,7 +222,7 @@ impl Problem {
         }
         let document = Document {
             title: self.code.canonical_reason().unwrap_or("Error"),
-            place: Place::default(),
+            origin: Origin::default(),
             current: "",
             sections: &[Section::new("problem", "Problem", html)],
             command: None,

@@ -17,7 +17,7 @@ pub(super) const SKIPPED: &str = "KPLANE_SKIPPED";
 const SHOWN: usize = 100;
 /// First and last lines that are printed of what a failed test says: its error comes first, and often the logs of
 /// programs follow. The file has all.
-const SAID: [usize; 2] = [12, 3];
+const SAID: [usize; 2] = [20, 3];
 /// The line above what failed in a test program's log, and the beginning of the line below.
 const FAILURES: [&str; 2] = ["failures:", "test result: "];
 /// The beginning of the line above what a failed test says.

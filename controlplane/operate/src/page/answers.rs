@@ -20,7 +20,7 @@ use kplane_view::node::NodeDescriptionView;
 use kplane_view::top::TopView;
 use tonic::{Code, Request, Status};
 
-use super::html::{Html, Place, Section};
+use super::html::{Html, Origin, Section};
 use super::sheet::{Filter, Sheet};
 use super::trend::Trend;
 use super::{cards, glance, lists, map, matrix, reasons, strip, terminal};
@@ -69,8 +69,8 @@ pub(super) struct AnswerSources {
 
 impl AnswerSources {
     /// Returns where the answers come from.
-    pub(super) fn place(&self) -> Place<'_> {
-        Place {
+    pub(super) fn origin(&self) -> Origin<'_> {
+        Origin {
             cluster: self.hub.upstream.cluster_id(),
             replica: self.hub.own_node.get().map_or("", |node| node),
             now_ms: millis(SystemTime::now()),

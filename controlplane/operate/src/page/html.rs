@@ -179,7 +179,7 @@ impl Section {
 
 /// Where the answers come from, and when.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Place<'a> {
+pub(super) struct Origin<'a> {
     /// The cluster's identity; empty = not known.
     pub(super) cluster: &'a str,
     /// The Node on which the replica runs; empty = not known.
@@ -188,7 +188,7 @@ pub(super) struct Place<'a> {
     pub(super) now_ms: u64,
 }
 
-impl Place<'_> {
+impl Origin<'_> {
     /// Returns the first characters of the cluster's identity, which tell it from others.
     fn short(&self) -> &str {
         let end = self.cluster.floor_char_boundary(SHORT);
@@ -218,7 +218,7 @@ impl Place<'_> {
 pub(super) struct Document<'a> {
     /// What the sheet is about.
     pub(super) title: &'a str,
-    pub(super) place: Place<'a>,
+    pub(super) origin: Origin<'a>,
     /// The sheet in the navigation that it belongs to.
     pub(super) current: &'static str,
     pub(super) sections: &'a [Section],
@@ -247,7 +247,7 @@ impl Document<'_> {
             .raw("<link rel=\"icon\" href=\"data:,\"><title>")
             .text(self.title)
             .raw(" - ")
-            .text(self.place.short())
+            .text(self.origin.short())
             .raw(" kplane</title><style>")
             .raw(STYLE)
             .raw("</style></head><body><a class=\"skip\" href=\"#main\">Skip to the content</a>")
@@ -263,7 +263,7 @@ impl Document<'_> {
                 .raw("</a></li>");
         }
         html.raw("</ul></nav>");
-        self.place.html(&mut html);
+        self.origin.html(&mut html);
         html.raw("<p id=\"live\" class=\"faint\" role=\"status\"></p></header><main id=\"main\" tabindex=\"-1\"");
         if let Some(live) = self.live {
             html.attribute("data-live", live);
@@ -313,7 +313,7 @@ mod tests {
         assert_eq!(text.matches('<').count(), 2, "only the link: {text}");
         let document = Document {
             title: hostile,
-            place: Place {
+            origin: Origin {
                 cluster: hostile,
                 replica: hostile,
                 now_ms: 1,

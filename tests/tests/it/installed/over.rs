@@ -1,6 +1,8 @@
 //! From kube-proxy to kplane and back, node by node, under load between Pods.
 
-use anyhow::{Context as _, Result, ensure};
+use std::sync::Arc;
+
+use anyhow::{Context as _, Error, Result, anyhow, ensure};
 use kplane_tests::load::Load;
 use kplane_tests::real::{self, Mode, Proxy, RealCluster};
 use kplane_tests::wait::eventually;
@@ -31,7 +33,8 @@ pub(crate) fn kube_proxy_in_mode_nftables_hands_over_node_by_node_and_takes_back
     step("finished", || finished(&cluster, &load))?;
     step("all back", || back(&cluster, &load))?;
     step("uninstalled", || gone::removed(&cluster, &before))?;
-    unharmed(&load).with_context(|| format!("kplane has gone\n{}", scene(&cluster)))?;
+    let good = unharmed(&load).context("kplane has gone");
+    good.map_err(|error| explained(&cluster, &error))?;
     ended(load)
 }
 
@@ -66,7 +69,8 @@ pub(crate) fn kube_proxy_in_mode_iptables_gets_all_nodes_back_from_either_mode_o
     })?;
     step("all back", || back(&cluster, &load))?;
     step("uninstalled", || gone::removed(&cluster, &before))?;
-    unharmed(&load).with_context(|| format!("kplane has gone\n{}", scene(&cluster)))?;
+    let good = unharmed(&load).context("kplane has gone");
+    good.map_err(|error| explained(&cluster, &error))?;
     // kube-proxy has what it needs for new Services.
     let api = cluster.api();
     api.apply(&real::pod("default", "late", "node-2"))?;
@@ -151,15 +155,18 @@ fn served(cluster: &RealCluster, load: &Load, names: &[&str]) -> Result<()> {
         ensure!(pods.len() == others, "{} run", pods.len());
         Ok(())
     })?;
-    unharmed(load).with_context(|| format!("kplane serves {names:?}\n{}", scene(cluster)))
+    let good = unharmed(load).with_context(|| format!("kplane serves {names:?}"));
+    good.map_err(|error| explained(cluster, &error))
 }
 
-/// Returns what explains connections that fail: objects and logs of the cluster, and what the nodes' kernels hold.
-fn scene(cluster: &RealCluster) -> String {
+/// Adds what explains connections that fail to an error: objects and logs of the cluster, and what the nodes' kernels
+/// hold. What has explained most comes first, because only the beginning of an error is shown everywhere.
+fn explained(cluster: &RealCluster, error: &Error) -> Error {
     let text = |shown: Result<String>| shown.unwrap_or_else(|error| format!("{error:#}"));
-    let asked: [&[&str]; 4] = [
-        &["get", "nodes,pods,endpointslices", "-A", "-o", "wide"],
-        &["get", "events", "-A", "--sort-by=.lastTimestamp"],
+    let asked: [&[&str]; 5] = [
+        &["get", "endpointslices", "-n", "default", "--no-headers"],
+        &["get", "pods", "-A", "-o", "wide", "--no-headers"],
+        &["get", "nodes", "-o", "wide", "--no-headers"],
         &[
             "logs",
             "-n",
@@ -181,11 +188,11 @@ fn scene(cluster: &RealCluster) -> String {
     ];
     let objects = asked.iter().map(|words| text(cluster.kubectl(words)));
     let nodes = cluster.nodes();
-    let of_node = |node: &std::sync::Arc<real::Node>| {
+    let of_node = |node: &Arc<real::Node>| {
         // No connection that was answered is of interest.
         let show = "grep -e UNREPLIED -e SYN_ /proc/net/nf_conntrack | tail -50; conntrack -S; nft list ruleset";
         format!("{}\n{}", node.name(), text(node.exec("sh", &["-c", show])))
     };
     let shown: Vec<String> = objects.chain(nodes.iter().map(of_node)).collect();
-    shown.join("\n")
+    anyhow!("{error:#}\n{}", shown.join("\n"))
 }
