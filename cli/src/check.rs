@@ -3,6 +3,7 @@
 
 pub(crate) mod before;
 pub(crate) mod cluster;
+pub(crate) mod dns;
 pub(crate) mod fleet;
 mod listed;
 pub(crate) mod nodes;

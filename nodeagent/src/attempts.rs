@@ -22,13 +22,23 @@ pub(crate) async fn connect(addresses: &[String]) -> Vec<pb::Attempt> {
     join_all(addresses.iter().take(MOST).map(|address| one(address))).await
 }
 
-async fn one(address: &str) -> pb::Attempt {
-    let attempt = |outcome: pb::AttemptOutcome, took: Duration, error: String| pb::Attempt {
+/// Returns what became of one of them.
+pub(crate) fn attempt(
+    address: &str,
+    outcome: pb::AttemptOutcome,
+    took: Duration,
+    error: String,
+) -> pb::Attempt {
+    pb::Attempt {
         address: address.to_owned(),
         outcome: outcome.into(),
         took_us: u32::try_from(took.as_micros()).unwrap_or(u32::MAX),
         error,
-    };
+    }
+}
+
+async fn one(address: &str) -> pb::Attempt {
+    let attempt = |outcome, took, error| attempt(address, outcome, took, error);
     let Ok(to) = address.parse::<SocketAddr>() else {
         let error = "this is no address with a port".to_owned();
         return attempt(pb::AttemptOutcome::Unspecified, Duration::ZERO, error);

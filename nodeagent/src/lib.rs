@@ -19,6 +19,7 @@ pub mod connection;
 pub mod denials;
 pub mod departing;
 pub mod desired;
+mod dns;
 pub mod engine;
 pub mod healthz;
 pub mod log;

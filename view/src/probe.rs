@@ -172,6 +172,8 @@ pub struct ProbeReportView {
     node_port: Option<u32>,
     /// The Service has endpoints that are ready.
     has_endpoints: bool,
+    /// The name that DNS was asked for; empty if connections were opened.
+    dns_name: String,
     nodes: Vec<ProbedView>,
     nodes_omitted: u64,
     missing_replicas: Vec<MissingReplicaView>,
@@ -194,6 +196,7 @@ impl ProbeReportView {
             },
             node_port: FromWire::from_wire(report.node_port),
             has_endpoints: report.has_endpoints,
+            dns_name: report.dns_name,
             nodes,
             nodes_omitted: report.more,
             missing_replicas: FromWire::from_wire(report.missing_replicas),
@@ -252,6 +255,9 @@ impl View for ProbeReportView {
     fn text(&self, canvas: &Canvas) -> String {
         let port = self.port.as_ref().map(ToString::to_string);
         let mut out = field("Probed", &[Span::plain(port.unwrap_or_default())], canvas);
+        if !self.dns_name.is_empty() {
+            out.push_str(&field("Asked for", &[Span::plain(&self.dns_name)], canvas));
+        }
         out.push_str(&field("Data paths", &[self.summary()], canvas));
         let folded = Folded::new(&self.nodes, canvas, ProbedView::problem, |node| {
             node.verdict
@@ -329,6 +335,12 @@ mod tests {
         let view = ProbeReportView::new(report(vec![gone, broken]));
         assert_eq!(view.overall, Overall::Broken);
         assert!(table(&view).contains("n3    broken     answers"));
+        assert!(!table(&view).contains("Asked for"));
+        let asked = ProbeReportView::new(pb::ProbeReport {
+            dns_name: "kubernetes.default".to_owned(),
+            ..pb::ProbeReport::default()
+        });
+        has(&table(&asked), "kubernetes.default");
     }
 
     #[test]

@@ -6,10 +6,12 @@ mod nodes;
 use kplane_proto::v1 as pb;
 
 use super::migrate::Cluster;
-use super::{Verdict, show};
+use super::{Verdict, connect, show};
 use crate::args::Cli;
 use crate::args::check::CheckArgs;
-use crate::check::{Finding, Outcome, cluster, fleet, ranges, updates};
+use crate::args::probe;
+use crate::check::{Finding, Outcome, cluster, dns, fleet, ranges, updates};
+use crate::client::Stub;
 use crate::failure::Failure;
 use crate::migrate::picture::Objects as Gathered;
 use crate::reach::{Asked, Reach};
@@ -39,7 +41,7 @@ async fn afterwards(cli: &Cli, args: &CheckArgs) -> Vec<Finding> {
         Ok(objects) => objects,
         Err(error) => {
             // A control plane at an address may have no cluster at all.
-            let asked = match super::connect(cli).await {
+            let asked = match connect(cli).await {
                 Ok((client, _)) => client.fleet().await.map_err(|error| error.to_string()),
                 Err(error) => Err(error.to_string()),
             };
@@ -54,6 +56,7 @@ async fn afterwards(cli: &Cli, args: &CheckArgs) -> Vec<Finding> {
             let mut findings = of_fleet(objects.fleet.as_ref().unwrap_or(&unasked));
             findings.extend(cluster::findings(&objects));
             findings.extend(of_services(&place, &objects).await);
+            findings.push(of_dns(cli).await);
             findings
         }
         Err(error) => {
@@ -84,6 +87,20 @@ async fn of_services(place: &Cluster<'_>, objects: &Gathered) -> [Finding; 2] {
     [ranges, updates::finding(objects, &deployments, &services)]
 }
 
+/// Lets all agents ask the cluster's DNS. That needs a right that a user may well not have, and the usual Service.
+async fn of_dns(cli: &Cli) -> Finding {
+    let (name, request) = probe::of_dns();
+    let ask = async |mut stub: Stub| stub.probe_nodes(request).await;
+    let asked = match connect(cli).await {
+        Ok((client, _)) => client.about(&name, ask).await.map_err(Failure::from),
+        Err(error) => Err(Failure::from(error)),
+    };
+    match asked {
+        Ok(report) => dns::finding(&report),
+        Err(error) => Finding::skipped(dns::CHECK, error.to_string()),
+    }
+}
+
 fn of_fleet(asked: &Result<pb::Fleet, String>) -> Vec<Finding> {
     match asked {
         Ok(fleet) => fleet::findings(fleet, env!("CARGO_PKG_VERSION")),
@@ -95,6 +112,7 @@ fn of_fleet(asked: &Result<pb::Fleet, String>) -> Vec<Finding> {
 fn without_cluster(asked: &Result<pb::Fleet, String>, why: &str, skipped: bool) -> Vec<Finding> {
     let mut findings = of_fleet(asked);
     findings.extend(cluster::without(why, skipped, asked.as_ref().ok()));
-    findings.extend(OF_SERVICES.map(|check| Finding::skipped(check, why)));
+    let of_cluster = OF_SERVICES.into_iter().chain([dns::CHECK]);
+    findings.extend(of_cluster.map(|check| Finding::skipped(check, why)));
     findings
 }

@@ -34,7 +34,7 @@ pub use holding::Held;
 pub use picture::Picture;
 pub use selection::{Page, Selection};
 pub use suspects::{Suspicion, Suspicions};
-pub use totals::Totals;
+pub use totals::{Taken, Totals};
 pub use view::{Facts, PortView, ServiceDetail, SliceFacts};
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -117,8 +117,8 @@ struct ServiceEntry {
     /// Ports as written, before the claims of other Services are applied.
     ports: Vec<ServicePort>,
     published: PublishedPorts,
-    /// Number of node ports of `published`.
-    node_ports: usize,
+    /// What `published` has taken of ranges.
+    taken: Taken,
     origin: EndpointOrigin,
     /// The source no longer names the Service.
     held: bool,
@@ -336,6 +336,8 @@ impl Index {
             self.pending.services.extend(users);
         }
         self.pending.cidrs = true;
+        let ranges = self.cidrs.values().flatten().copied().collect();
+        self.totals.service_addresses = totals::addresses(&ranges);
     }
 
     /// Records the addresses of API servers, if the slices belong to their Service.
@@ -454,7 +456,7 @@ impl Index {
     ) -> bool {
         let Effective { ports, issues } = self.effective(name);
         let mut keys = Vec::with_capacity(ports.len());
-        let node_ports = totals::node_ports(ports.iter().map(|(port, _)| port));
+        let taken = Taken::by(ports.iter().map(|(port, _)| port));
         for (port, endpoints) in ports {
             keys.push((port.key.clone(), endpoints.len()));
             let published = Published::new(port, &endpoints);
@@ -467,8 +469,8 @@ impl Index {
             self.with_endpoints += usize::from(entry.has_endpoints());
             let after = &entry.published;
             self.totals.change(&before, after);
-            self.totals.node_ports += node_ports;
-            self.totals.node_ports -= std::mem::replace(&mut entry.node_ports, node_ports);
+            self.totals
+                .take(std::mem::replace(&mut entry.taken, taken), taken);
             let is_there =
                 |key: &ServiceKey| after.binary_search_by(|(other, _)| other.cmp(key)).is_ok();
             let gone = before.into_iter().filter(|(key, _)| !is_there(key));

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use kplane_fleet::hub::Hub;
 use kplane_http::metrics::{Labels, Name, Process};
+use kplane_model::Family;
 use kplane_operate::server::census;
+use kplane_picture::index::Totals;
 use kplane_picture::k8s::Kind;
 use kplane_picture::source::upstream::KindState;
 use prometheus_client::collector::Collector;
@@ -42,6 +44,27 @@ impl Collector for Plane {
 
 const ALONE: &Labels<'_> = &[];
 
+/// Writes how much of the ServiceCIDRs is taken.
+fn ranges(totals: &Totals, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let by_family = |name, help, of: &dyn Fn(Family) -> f64, to: &mut DescriptorEncoder<'_>| {
+        let labels = Family::ALL.map(|family| ([("ip_family", family.as_str())], of(family)));
+        let series = labels.iter();
+        Name(name, help).gauge(to, series.map(|(labels, value)| (&labels[..], *value)))
+    };
+    by_family(
+        "kplane_controlplane_cluster_ips",
+        "ClusterIPs of Services with a served port",
+        &|family| totals.taken.cluster_ips.of(family) as f64,
+        to,
+    )?;
+    by_family(
+        "kplane_controlplane_service_addresses",
+        "Addresses in the ServiceCIDRs",
+        &|family| totals.service_addresses.of(family) as f64,
+        to,
+    )
+}
+
 impl Plane {
     fn published(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let head = *self.0.store.head().borrow();
@@ -70,7 +93,7 @@ impl Plane {
         gauge(
             "kplane_controlplane_node_ports",
             "Node ports of Services, those of health checks included",
-            summary.totals.node_ports as f64,
+            summary.totals.taken.node_ports as f64,
         )?;
         gauge(
             "kplane_controlplane_network_policies",
@@ -102,7 +125,8 @@ impl Plane {
             "kplane_controlplane_picture_partial",
             "1 if the source was not read completely, so that objects may be missing",
             f64::from(u8::from(self.0.store.trust().is_partial())),
-        )
+        )?;
+        ranges(&summary.totals, to)
     }
 
     fn agents(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {

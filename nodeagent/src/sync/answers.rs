@@ -6,11 +6,11 @@ use kplane_model::ServiceName;
 use kplane_proto::v1 as pb;
 use tokio::task::spawn_blocking;
 
-use crate::attempts;
 use crate::engine::{Engine, Stopped};
 use crate::reach::Reach;
 use crate::report::{affinity, connected, edges, flows, proxied, servers};
 use crate::service_connections::ServiceConnections;
+use crate::{attempts, dns};
 
 /// Answers a question. Kernels are asked on threads for such work, and the data path does not wait.
 pub(super) async fn answer(
@@ -64,5 +64,8 @@ pub(super) async fn answer(
         answer.denials = Some(engine.denials().answer(question).await);
     }
     answer.attempts = attempts::connect(&question.attempts).await;
+    if let Some(question) = question.dns {
+        answer.attempts.extend(dns::ask(&question).await);
+    }
     Ok(answer)
 }

@@ -1,5 +1,6 @@
 //! Connections that all agents try: what `kpctl probe` shows. Each goes through its node's own data path to a Service, and
-//! straight to the Service's endpoints, so that the answer says which of both is broken.
+//! straight to the Service's endpoints, so that the answer says which of both is broken. Where DNS is probed, agents ask
+//! for a name instead of connecting.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -20,8 +21,9 @@ use super::inquiry::{self, Agents, Answers};
 use super::pages::{Node, Picture};
 use super::request::{bounded_names, detail_for};
 
-/// The Service that every cluster has.
+/// The Service that every cluster has, and the one that most clusters have for DNS.
 const CANARY: (&str, &str) = ("default", "kubernetes");
+const DNS: (&str, &str) = ("kube-system", "kube-dns");
 /// Endpoints of a family that each agent tries.
 const ENDPOINTS: usize = 2;
 /// Neighbours whose node port each agent tries.
@@ -77,31 +79,83 @@ impl Try {
     }
 }
 
+/// How agents try.
+#[derive(Clone, Copy, Debug)]
+enum Way<'a> {
+    /// They open connections.
+    Tcp,
+    /// They ask for the address of this name.
+    Dns(&'a str),
+}
+
+impl<'a> Way<'a> {
+    fn of(request: &'a pb::ProbeRequest) -> Result<Self, Status> {
+        let name = request.dns_name.as_str();
+        let is_plain =
+            |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+        match name {
+            "" => Ok(Self::Tcp),
+            name if name.bytes().all(is_plain) => Ok(Self::Dns(name)),
+            name => Err(Status::invalid_argument(format!(
+                "DNS cannot be asked for {name:?}: a name has letters, digits, hyphens and dots"
+            ))),
+        }
+    }
+
+    /// Returns the Service that is probed if none is named.
+    fn service(self) -> ServiceName {
+        let (namespace, name) = match self {
+            Self::Tcp => CANARY,
+            Self::Dns(_) => DNS,
+        };
+        ServiceName::new(namespace, name)
+    }
+
+    fn protocol(self) -> Protocol {
+        match self {
+            Self::Tcp => Protocol::Tcp,
+            Self::Dns(_) => Protocol::Udp,
+        }
+    }
+
+    fn question(self, tries: &[Try]) -> pb::Inspect {
+        let addresses = tries.iter().map(|one| one.address().to_string()).collect();
+        match self {
+            Self::Tcp => pb::Inspect {
+                attempts: addresses,
+                ..pb::Inspect::default()
+            },
+            Self::Dns(name) => pb::Inspect {
+                dns: Some(pb::DnsQuestion {
+                    name: name.to_owned(),
+                    servers: addresses,
+                }),
+                ..pb::Inspect::default()
+            },
+        }
+    }
+}
+
 /// Lets the agents of all nodes, or of one, probe a Service.
 pub(super) async fn probe(
     hub: &Hub,
     peers: Option<&Peers>,
     request: &pb::ProbeRequest,
 ) -> Result<pb::ProbeReport, Status> {
-    bounded_names(&[&request.port])?;
+    bounded_names(&[&request.port, &request.dns_name])?;
+    let way = Way::of(request)?;
     let name = match request.name.as_str() {
-        "" => ServiceName::new(CANARY.0, CANARY.1),
+        "" => way.service(),
         name => ServiceName::new(&request.namespace, name),
     };
     let node = request.node.as_str();
     let detail = detail_for(hub, &name, node).await?;
-    let views = views(&name, &detail, &request.port)?;
+    let views = views(&name, &detail, &request.port, way.protocol())?;
     let (facts, others) = (hub.store.nodes(), inquiry::others(peers).await);
     let picture = Picture::with(hub, &others);
     let all: Vec<NodeName> = picture.nodes().map(|(of, _)| of.clone()).collect();
     let plan = |of: &NodeName| plan(&views, of, &all, &facts);
-    let question = |of: &NodeName| {
-        let tries = plan(of);
-        Arc::new(pb::Inspect {
-            attempts: tries.iter().map(|one| one.address().to_string()).collect(),
-            ..pb::Inspect::default()
-        })
-    };
+    let question = |of: &NodeName| Arc::new(way.question(&plan(of)));
     let wanted = |of: &NodeName, _: &Node<'_>| node.is_empty() || **of == *node;
     let agents = Agents {
         hub,
@@ -113,6 +167,7 @@ pub(super) async fn probe(
     report.key = views.first().map(|view| (&view.port.key).into());
     let node_port = views.iter().find_map(|view| view.port.node_port);
     report.node_port = node_port.unwrap_or(0).into();
+    report.dns_name.clone_from(&request.dns_name);
     report.has_endpoints = views.iter().any(|view| ready(view).next().is_some());
     Ok(report)
 }
@@ -122,17 +177,18 @@ fn views<'a>(
     name: &ServiceName,
     detail: &'a ServiceDetail,
     port: &str,
+    protocol: Protocol,
 ) -> Result<Vec<&'a PortView>, Status> {
     let named = |view: &&PortView| {
         let is = port.is_empty()
             || *port == *view.port.key.port_name
             || port == view.port.port.to_string();
-        is && view.port.key.protocol == Protocol::Tcp
+        is && view.port.key.protocol == protocol
     };
     let mut views: Vec<&PortView> = detail.ports.iter().filter(named).collect();
     let Some(first) = views.first().map(|view| view.port.key.port_name.clone()) else {
         return Err(Status::invalid_argument(format!(
-            "the Service {name} has no port of TCP{} to connect to: kpctl describe service {name} shows its ports",
+            "the Service {name} has no port of {protocol}{} to probe: kpctl describe service {name} shows its ports",
             match port {
                 "" => String::new(),
                 port => format!(" with name or number {port:?}"),
@@ -260,7 +316,7 @@ fn judge(
                 let (found, text) = match straight {
                     0 => (
                         pb::ProbeVerdict::Endpoints,
-                        format!("neither {at} nor an endpoint behind it answers"),
+                        format!("neither {at} nor an endpoint behind it gives a good answer"),
                     ),
                     _ => (
                         pb::ProbeVerdict::DataPath,

@@ -138,14 +138,8 @@ fn only_services_that_a_batch_concerns_are_published() {
     assert_eq!(summary(&change), ["web: 10.0.0.1 10.0.0.2"]);
     let change = delete(&mut index, &slice("web-2", "web", &[]));
     assert_eq!(summary(&change), ["web: "]);
-    assert_eq!(
-        index.totals(),
-        Totals {
-            services: 2,
-            endpoints: 0,
-            ..Totals::default()
-        }
-    );
+    let totals = index.totals();
+    assert_eq!((totals.services, totals.endpoints), (2, 0));
 }
 
 #[test]

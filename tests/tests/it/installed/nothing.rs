@@ -96,6 +96,17 @@ fn serves(cluster: &RealCluster) -> Result<()> {
     for node in NODES {
         ensure!(status.contains(node), "{status}");
     }
+    // Agents ask CoreDNS through their own data paths.
+    eventually(DEADLINE, "all nodes reach DNS", || {
+        let probed = typed(cluster, "kpctl probe --dns")?;
+        ensure!(probed.contains("2 of 2 work"), "{probed}");
+        Ok(())
+    })?;
+    let (code, text) = tried(cluster, "kpctl probe --dns=nobody.cluster.local", &[])?;
+    ensure!(
+        code == Some(1) && text.contains("NXDOMAIN"),
+        "{code:?}: {text}"
+    );
     eventually(DEADLINE, "no check is bad", || {
         typed(cluster, "kpctl check")
     })?;

@@ -1,6 +1,6 @@
 //! Places that no Service gets, and what one Service may cost.
 
-use kplane_model::Reason;
+use kplane_model::{Family, Reason};
 
 use super::*;
 use crate::admission::Reserved;
@@ -352,18 +352,27 @@ fn services_that_do_not_fit_into_their_namespace_are_refused_and_all_others_serv
     assert_eq!(index.totals().services, 3);
 }
 
-/// A node port of two protocols counts once, and the count follows each change.
+/// A node port of two protocols counts once, as does a ClusterIP of two ports, and the counts follow each change.
 #[test]
-fn node_ports_are_counted() {
+fn what_services_have_taken_of_ranges_is_counted() {
     let mut dns = service("dns", "10.96.0.1");
     dns["spec"]["type"] = json!("NodePort");
     let port = |name, protocol| json!({"name": name, "port": 53, "protocol": protocol, "nodePort": 30_053});
     dns["spec"]["ports"] = json!([port("a", "TCP"), port("b", "UDP")]);
     let (mut index, _) = index(std::slice::from_ref(&dns));
-    assert_eq!(index.totals().node_ports, 1);
+    assert_eq!(index.totals().taken.node_ports, 1);
+    assert_eq!(index.totals().taken.cluster_ips.of(Family::V4), 1);
     dns["spec"]["ports"][1]["nodePort"] = json!(30_054);
     apply(&mut index, &dns);
-    assert_eq!(index.totals().node_ports, 2);
+    assert_eq!(index.totals().taken.node_ports, 2);
+    assert_eq!(index.totals().taken.cluster_ips.of(Family::V4), 1);
     delete(&mut index, &dns);
     assert_eq!(index.totals(), Totals::default());
+    // A range inside another one adds no addresses.
+    let cidrs = ["10.98.0.0/16", "10.98.1.0/24", "fd00::/112"];
+    let ranges =
+        json!({"kind": "ServiceCIDR", "metadata": {"name": "c"}, "spec": {"cidrs": cidrs}});
+    apply(&mut index, &ranges);
+    let addresses = index.totals().service_addresses;
+    assert_eq!(Family::ALL.map(|family| addresses.of(family)), [1 << 16; 2]);
 }

@@ -72,6 +72,8 @@ pub(super) const HEALTHY: &[Series] = &[
     ),
     ("kplane_controlplane_node_ports@a", "2x2000"),
     ("kplane_controlplane_node_ports@b", "2x2000"),
+    (CLUSTER_IPS, "10x2000"),
+    (SERVICE_ADDRESSES, "256x2000"),
     ("kplane_controlplane_services@a", "10x2000"),
     ("kplane_controlplane_services@b", "10x2000"),
     ("kplane_controlplane_endpoints@a", "20x2000"),
@@ -211,6 +213,8 @@ const SYNCED: [&str; 2] = [
     "kplane_controlplane_synced@b",
 ];
 const SERVICES: &str = "kplane_controlplane_services@a";
+const CLUSTER_IPS: &str = "kplane_controlplane_cluster_ips{ip_family=\"IPv4\"}@a";
+const SERVICE_ADDRESSES: &str = "kplane_controlplane_service_addresses{ip_family=\"IPv4\"}@a";
 const NODE_PORTS: &str = "kplane_controlplane_node_ports@a";
 const HELD: &str = "kplane_controlplane_held_services@a";
 
@@ -332,6 +336,17 @@ pub(super) const CASES: &[Case] = &[
         "KplaneNodePortsRunOut",
         (&[(NODE_PORTS, "2215x2000")], 61),
         (&[(NODE_PORTS, "2214x2000")], 1_000),
+    ),
+    case(
+        "KplaneClusterIPsRunOut",
+        (
+            &[(CLUSTER_IPS, "205x2000"), (SERVICE_ADDRESSES, "256x2000")],
+            61,
+        ),
+        (
+            &[(CLUSTER_IPS, "204x2000"), (SERVICE_ADDRESSES, "256x2000")],
+            1_000,
+        ),
     ),
     case(
         "KplaneAgentsRefused",
