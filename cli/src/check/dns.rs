@@ -86,7 +86,10 @@ mod tests {
         assert_eq!(outcome(&[works.clone(), unknown.clone()]), (Outcome::Ok, 0));
         assert_eq!(outcome(&[unknown]), (Outcome::Unknown, 0));
         assert_eq!(outcome(&[works, silent.clone()]), (Outcome::Bad, 1));
-        assert_eq!(outcome(std::slice::from_ref(&domain)), (Outcome::Skipped, 0));
+        assert_eq!(
+            outcome(std::slice::from_ref(&domain)),
+            (Outcome::Skipped, 0)
+        );
         assert_eq!(outcome(&[domain, silent]), (Outcome::Bad, 2));
         let older = finding(&pb::ProbeReport::default());
         assert_eq!(older.outcome, Outcome::Skipped);

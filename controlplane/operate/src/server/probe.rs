@@ -81,14 +81,14 @@ impl Try {
 
 /// How agents try.
 #[derive(Clone, Copy, Debug)]
-enum Way<'a> {
+enum Means<'a> {
     /// They open connections.
     Tcp,
     /// They ask for the address of this name.
     Dns(&'a str),
 }
 
-impl<'a> Way<'a> {
+impl<'a> Means<'a> {
     fn of(request: &'a pb::ProbeRequest) -> Result<Self, Status> {
         let name = request.dns_name.as_str();
         let is_plain =
@@ -143,7 +143,7 @@ pub(super) async fn probe(
     request: &pb::ProbeRequest,
 ) -> Result<pb::ProbeReport, Status> {
     bounded_names(&[&request.port, &request.dns_name])?;
-    let way = Way::of(request)?;
+    let way = Means::of(request)?;
     let name = match request.name.as_str() {
         "" => way.service(),
         name => ServiceName::new(&request.namespace, name),
