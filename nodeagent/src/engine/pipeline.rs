@@ -162,8 +162,10 @@ impl Pipeline {
 
     /// Records that the kernel may lack something of a position that it held.
     pub(super) fn retract(&mut self, position: Position) {
-        self.applied.take_if(|applied| *applied == position);
-        self.verified.take_if(|verified| *verified == position);
+        let applied = self.applied.take_if(|applied| *applied == position);
+        // What was read back of an earlier position is not what the kernel holds now.
+        self.verified
+            .take_if(|verified| applied.is_some() || *verified == position);
     }
 
     /// Records a change in the cluster that led to an update of this epoch.
@@ -191,7 +193,7 @@ impl Pipeline {
         } = self.plan(touched, everything, context);
         if services.is_empty() && !everything {
             // A comparison at the last position holds for this one as well.
-            if self.verified == self.applied {
+            if self.verified.is_some() && self.verified == self.applied {
                 self.verified = Some(position);
             }
             self.hold(position, context, now);
