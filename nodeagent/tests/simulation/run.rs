@@ -50,6 +50,9 @@ struct Played {
     settled: Duration,
 }
 
+/// Seeds beyond the usual ones that once broke an invariant: a kernel's answer is lost after an approval.
+const KEPT: [u64; 1] = [37_550];
+
 /// Plays all seeds; fails with the first one that breaks an invariant.
 pub(crate) fn all(options: &Options) -> ExitCode {
     std::panic::set_hook(Box::new(|panic| {
@@ -73,7 +76,8 @@ pub(crate) fn all(options: &Options) -> ExitCode {
     }
     let began = Instant::now();
     let (next, stop) = (AtomicU64::new(options.from), AtomicBool::new(false));
-    let failed = Mutex::new(None::<(u64, Violation)>);
+    let kept = KEPT.into_iter().find_map(|seed| Some((seed, check(seed)?)));
+    let failed = Mutex::new(kept);
     let work = || {
         while !stop.load(Ordering::Relaxed) {
             let seed = next.fetch_add(1, Ordering::Relaxed);
@@ -94,7 +98,7 @@ pub(crate) fn all(options: &Options) -> ExitCode {
     let failed = lock(&failed).take();
     match failed {
         Some((seed, violation)) => {
-            println!("{} seeds hold", seed - options.from);
+            println!("{} seeds hold", seed.saturating_sub(options.from));
             if options.brief {
                 println!("seed {seed} breaks an invariant: {}", violation.invariant);
                 return ExitCode::FAILURE;
