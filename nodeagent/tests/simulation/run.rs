@@ -50,7 +50,7 @@ struct Played {
     settled: Duration,
 }
 
-/// Seeds beyond the usual ones that once broke an invariant: a kernel's answer is lost after an approval.
+/// Seeds beyond the usual ones that once broke an invariant. Here a kernel's answer is lost after an approval.
 const KEPT: [u64; 1] = [37_550];
 
 /// Plays all seeds; fails with the first one that breaks an invariant.
