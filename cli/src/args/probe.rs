@@ -10,8 +10,9 @@ use super::names::{node_name, service_name};
 pub(super) const HELP: &str = "\
 Each agent opens TCP connections through its node's own data path to the Service's ClusterIP, straight to
 two of its endpoints, and to its node port on two other nodes, if it has one. Nothing is deployed and
-nothing is sent. With --dns each agent asks DNS for a name, over UDP, in the same ways. The table keeps the data path and the control path apart: a node whose agent does not answer
-is Unknown, and what its neighbours have seen of it is named. Needs the right to create /kplane/probes.
+nothing is sent. With --dns each agent asks DNS for a name, over UDP, in the same ways. The table keeps
+the data path and the control path apart: a node whose agent does not answer is Unknown, and what its
+neighbours have seen of it is named. Needs the right to create /kplane/probes.
 
 Examples:
   kpctl probe                          default/kubernetes, from all nodes

@@ -38,17 +38,11 @@ fn card(finding: &pb::Finding, html: &mut Html) {
         .raw("\"><h3>")
         .text(word)
         .raw(" ");
-    match reasons::is_code(&finding.code) {
-        true => html.link(reasons::link(&finding.code), &finding.code),
-        false => html.text(&finding.code),
-    };
+    reasons::name(&finding.code, html);
     html.raw("</h3>").element("p", "", &finding.text);
     if !finding.nodes.is_empty() {
         html.raw("<p>on ");
-        for (place, node) in finding.nodes.iter().take(NAMED).enumerate() {
-            html.raw(if place > 0 { ", " } else { "" });
-            html.link(terminal::node(node), node);
-        }
+        terminal::nodes(finding.nodes.iter().take(NAMED), html);
         let unnamed = finding.nodes.len().saturating_sub(NAMED) as u64;
         let more = unnamed + finding.nodes_omitted;
         if more > 0 {

@@ -114,10 +114,8 @@ fn lagging(glance: &Glance) -> Html {
         if group.nodes.len() > NAMED {
             html.text(group.nodes.len()).raw(": ");
         }
-        for (place, node) in group.nodes.iter().take(NAMED).enumerate() {
-            html.raw(if place > 0 { ", " } else { "" });
-            html.link(terminal::node(&node.name), &node.name);
-        }
+        let named = group.nodes.iter().take(NAMED).map(|node| &node.name);
+        terminal::nodes(named, &mut html);
         html.raw(if group.nodes.len() > NAMED {
             ", .."
         } else {
@@ -148,10 +146,7 @@ fn issues(glance: &Glance) -> Html {
     for issue in plane.issues.iter().take(ROWS) {
         let (tone, _) = cards::severity(issue.severity());
         html.raw("<tr><td class=\"").raw(tone).raw("\">");
-        match reasons::is_code(&issue.code) {
-            true => html.link(reasons::link(&issue.code), &issue.code),
-            false => html.text(&issue.code),
-        };
+        reasons::name(&issue.code, &mut html);
         html.raw("</td><td>").text(&issue.kind).raw(" ");
         let name = format!("{}/{}", issue.namespace, issue.name);
         match issue.kind.as_str() {

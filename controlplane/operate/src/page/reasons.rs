@@ -16,13 +16,21 @@ static CODES: LazyLock<BTreeSet<&str>> = LazyLock::new(|| {
 
 static SHEET: LazyLock<Html> = LazyLock::new(render);
 
+/// Adds a word, as a link to its explanation if it is the code of a reason.
+pub(super) fn name(word: &str, html: &mut Html) {
+    match is_code(word) {
+        true => html.link(link(word), word),
+        false => html.text(word),
+    };
+}
+
 /// Returns whether a word is the code of a reason.
-pub(super) fn is_code(word: &str) -> bool {
+fn is_code(word: &str) -> bool {
     CODES.contains(word)
 }
 
 /// Returns the link to a reason's explanation.
-pub(super) fn link(code: &str) -> String {
+fn link(code: &str) -> String {
     format!("reasons#{}", code.to_ascii_lowercase())
 }
 

@@ -75,21 +75,22 @@ fn words(text: &str, tone: Tone, html: &mut Html) {
 fn linked(text: &str, html: &mut Html) {
     for word in text.split_inclusive(|c: char| !c.is_ascii_alphanumeric()) {
         let code = word.trim_end_matches(|c: char| !c.is_ascii_alphanumeric());
-        match super::reasons::is_code(code) {
-            true => {
-                html.link(super::reasons::link(code), code);
-                html.text(&word[code.len()..]);
-            }
-            false => {
-                html.text(word);
-            }
-        }
+        super::reasons::name(code, html);
+        html.text(&word[code.len()..]);
     }
 }
 
 /// Returns the link to a node's sheet.
 pub(super) fn node(name: &str) -> String {
     format!("node?name={}", query(name))
+}
+
+/// Adds links to the sheets of nodes.
+pub(super) fn nodes<'a>(names: impl Iterator<Item = &'a String>, html: &mut Html) {
+    for (place, name) in names.enumerate() {
+        html.raw(if place > 0 { ", " } else { "" });
+        html.link(node(name), name);
+    }
 }
 
 /// Returns the link to a Service's sheet.
