@@ -85,6 +85,8 @@ pub struct Config {
     pub only_node: Option<NodeName>,
     /// The Node on which this replica runs; `None` = not known.
     pub own_node: Option<NodeName>,
+    /// The name that people gave the cluster, if they did.
+    pub cluster_name: Option<String>,
     /// Place of the operators' standing orders; `None` = the control plane takes none.
     pub state: Option<State>,
     /// Configuration of traces of changes; `None` = no traces.
@@ -113,6 +115,7 @@ impl Config {
             peers: peers::Config::default(),
             only_node: None,
             own_node: None,
+            cluster_name: None,
             state: Some(State::default()),
             traces: None,
         }
@@ -325,6 +328,9 @@ async fn start_hub(
     if let Some(node) = config.own_node.clone() {
         // Nobody else sets it.
         let _ = hub.own_node.set(node);
+    }
+    if let Some(name) = config.cluster_name.clone() {
+        let _ = hub.cluster_name.set(name);
     }
     if let Some(node) = config.only_node.clone() {
         hub.store.serve_only(node);

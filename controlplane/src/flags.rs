@@ -96,6 +96,10 @@ pub struct Args {
     #[arg(long, value_name = "NODE", help_heading = "Other replicas")]
     on_node: Option<String>,
 
+    /// Name that people gave the cluster, such as prod-eu: the page has it on each sheet and in the title of each window.
+    #[arg(long, value_name = "NAME", value_parser = parse_cluster_name)]
+    cluster_name: Option<String>,
+
     /// Maximum number of connections of agents. Lowered if the limit of open files does not allow as many.
     #[arg(long, value_name = "N", default_value_t = Limits::AGENTS.connections, help_heading = LIMITS)]
     max_connections: usize,
@@ -246,6 +250,7 @@ impl Args {
             dead_node: self.dead_node,
             peers: self.peers.clone().config(self.own_mark),
             own_node: self.on_node.as_deref().map(Into::into),
+            cluster_name: self.cluster_name.clone(),
             state: Some(self.state.state(self.tls.certificates_in.clone())),
             traces: self.traces.config(),
         }
@@ -330,6 +335,9 @@ impl Args {
 }
 
 // Headings of `--help`. Each flag names its own: the heading of a flattened struct goes on behind that struct.
+/// Largest number of characters of a cluster's name: that of a label's value.
+const MAX_CLUSTER_NAME: usize = 63;
+
 const SOURCE: &str = "Where objects come from (one of these)";
 const API: &str = "The Kubernetes API";
 const PORTS: &str = "Ports";
@@ -360,6 +368,15 @@ Environment:
   RUST_LOG           what is logged, such as debug or
                      kplane_fleet=debug,kplane_picture=debug (default: info)
   KPLANE_API_SERVER  as --master";
+
+/// Returns a name of a cluster that fits into a title.
+fn parse_cluster_name(text: &str) -> Result<String, String> {
+    let is_short = text.chars().count() <= MAX_CLUSTER_NAME;
+    match is_short && !text.trim().is_empty() {
+        true => Ok(text.to_owned()),
+        false => Err(format!("a name has 1 to {MAX_CLUSTER_NAME} characters")),
+    }
+}
 
 #[cfg(test)]
 mod tests {

@@ -13,6 +13,10 @@ use kplane_fleet::certs;
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 
+/// jemalloc, because the C library keeps most of what is freed. Its settings are in `.cargo/config.toml`.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 /// Maximum time for work in progress after everything else has ended.
 const LAST_WORK: Duration = Duration::from_secs(1);
 

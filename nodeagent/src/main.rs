@@ -19,6 +19,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+/// jemalloc, because the C library keeps most of what is freed. Its settings are in `.cargo/config.toml`.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 /// Number of threads for streams and health checks; the engine has its own thread. One: to wake another thread for a
 /// step of a change costs more than the step (with two, a change takes half as much CPU again).
 const WORKERS: usize = 1;

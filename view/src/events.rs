@@ -39,21 +39,24 @@ impl EventListView {
     }
 }
 
+/// Returns the tone of a kind of events.
+#[must_use]
+pub fn tone(kind: &str) -> Tone {
+    match kind {
+        "NodeLost" | "NodeSuspected" | "NodeFailing" | "ProblemAppeared" | "Held" => Tone::Bad,
+        "NodeRecovered" | "NodeReached" | "ProblemGone" | "Released" => Tone::Good,
+        "Repaired" => Tone::Warn,
+        _ => Tone::Plain,
+    }
+}
+
 impl View for EventListView {
     fn text(&self, canvas: &Canvas) -> String {
         let lines = self.events.iter().map(|event| {
             let at = event.at.map_or_else(|| "?".to_owned(), Time::local);
             let object = event.object.as_deref().unwrap_or("-");
-            let tone = match event.event.as_str() {
-                "NodeLost" | "NodeSuspected" | "NodeFailing" | "ProblemAppeared" | "Held" => {
-                    Tone::Bad
-                }
-                "NodeRecovered" | "NodeReached" | "ProblemGone" | "Released" => Tone::Good,
-                "Repaired" => Tone::Warn,
-                _ => Tone::Plain,
-            };
             let line = format!("{at}  {}  {object}  {}", event.event, event.text);
-            paragraph(&Span::new(line, tone), canvas, 0)
+            paragraph(&Span::new(line, tone(&event.event)), canvas, 0)
         });
         let mut text: String = lines.collect();
         if self.is_first {

@@ -69,6 +69,8 @@ pub struct Hub {
     pub orders: Board,
     /// The Node on which this replica runs, if that is known.
     pub own_node: OnceLock<NodeName>,
+    /// The name that people gave the cluster, if they did.
+    pub cluster_name: OnceLock<String>,
     /// The Nodes that have the start-up taint.
     pub tainted: Tainted,
     /// Nodes that are probably dead.
@@ -150,6 +152,7 @@ impl Hub {
             snapshots: Snapshots::default(),
             orders: Board::default(),
             own_node: OnceLock::new(),
+            cluster_name: OnceLock::new(),
             tainted: Tainted::default(),
             suspects: Suspects::default(),
             traffic: Arc::default(),

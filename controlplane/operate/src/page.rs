@@ -7,6 +7,7 @@
 
 mod answers;
 mod cards;
+mod changes;
 mod glance;
 mod guard;
 mod html;

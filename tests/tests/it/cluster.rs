@@ -25,6 +25,7 @@ mod rights;
 mod rotation;
 mod services;
 mod startup;
+mod stranger;
 mod support;
 mod tiers;
 mod workloads;
@@ -103,6 +104,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     chart::k34_an_upgrade_keeps_the_mode_that_agents_have,
     kpctl::each_missing_piece_on_the_way_to_the_control_plane_is_named,
     rights::control_planes_use_each_right_that_they_have,
+    stranger::the_first_minute_goes_as_the_page_says,
 );
 
 pub(crate) fn main(arguments: &Arguments) -> ExitCode {

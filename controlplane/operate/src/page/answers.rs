@@ -14,7 +14,6 @@ use kplane_proto::v1 as pb;
 use kplane_proto::v1::recorder_service_server::RecorderService as _;
 use kplane_proto::v1::status_service_server::StatusService as _;
 use kplane_view::describe::DescriptionView;
-use kplane_view::events::EventListView;
 use kplane_view::graph::GraphView;
 use kplane_view::node::NodeDescriptionView;
 use kplane_view::top::TopView;
@@ -23,7 +22,7 @@ use tonic::{Code, Request, Status};
 use super::html::{Html, Origin, Section};
 use super::sheet::{Filter, Sheet};
 use super::trend::Trend;
-use super::{cards, glance, lists, map, matrix, reasons, strip, terminal};
+use super::{cards, changes, glance, lists, map, matrix, reasons, strip, terminal};
 use crate::server::{Glance, RecorderServer, StatusServer};
 
 /// Objects on a sheet with a list.
@@ -71,6 +70,7 @@ impl AnswerSources {
     /// Returns where the answers come from.
     pub(super) fn origin(&self) -> Origin<'_> {
         Origin {
+            name: self.hub.cluster_name.get().map_or("", |name| name),
             cluster: self.hub.upstream.cluster_id(),
             replica: self.hub.own_node.get().map_or("", |node| node),
             now_ms: millis(SystemTime::now()),
@@ -202,18 +202,12 @@ impl AnswerSources {
         let noticed = self.recorder.list_noticed(Request::new(request)).await?;
         let request = pb::TopRequest { limit: RANKS };
         let top = self.recorder.get_top(Request::new(request)).await?;
-        let headed = |title, pre: Html| {
-            let mut html = Html::default();
-            html.element("h2", "", title).push(&pre);
-            html
-        };
-        let events = EventListView::new(noticed.into_inner(), true);
-        let events = headed("Events of this replica", terminal::pre(&events));
-        let top = TopView::from(top.into_inner());
-        let top = headed("Busiest and slowest", terminal::pre(&top));
+        let mut html = Html::default();
+        html.element("h2", "", "Busiest and slowest")
+            .push(&terminal::pre(&TopView::from(top.into_inner())));
         Ok(vec![
-            Section::new("events", "Events", events),
-            Section::new("top", "Rankings", top),
+            changes::section(&noticed.into_inner()),
+            Section::new("top", "Rankings", html),
         ])
     }
 }

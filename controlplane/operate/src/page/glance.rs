@@ -107,10 +107,10 @@ fn lagging(glance: &Glance) -> Html {
     }
     html.begin_table(&["State", "Since", "Nodes", "Why"]);
     for group in groups.iter().take(ROWS) {
-        html.raw("<tr>")
-            .element("td", class(group.state.tone()), group.state.word())
-            .element("td", "", group.since(glance.control_plane.now_ms))
-            .raw("<td>");
+        html.begin_row()
+            .cell(class(group.state.tone()), group.state.word())
+            .cell("", group.since(glance.control_plane.now_ms))
+            .begin_cell("");
         if group.nodes.len() > NAMED {
             html.text(group.nodes.len()).raw(": ");
         }
@@ -125,7 +125,7 @@ fn lagging(glance: &Glance) -> Html {
             "" => "the kernel does not hold the newest state yet",
             error => error,
         };
-        html.raw("</td>").element("td", "", why).raw("</tr>");
+        html.raw("</td>").cell("", why).raw("</tr>");
     }
     html.end_table();
     if glance.more > 0 {
@@ -145,17 +145,15 @@ fn issues(glance: &Glance) -> Html {
     html.begin_table(&["Reason", "Object", "Problem"]);
     for issue in plane.issues.iter().take(ROWS) {
         let (tone, _) = cards::severity(issue.severity());
-        html.raw("<tr><td class=\"").raw(tone).raw("\">");
+        html.begin_row().begin_cell(tone);
         reasons::name(&issue.code, &mut html);
-        html.raw("</td><td>").text(&issue.kind).raw(" ");
+        html.raw("</td>").begin_cell("").text(&issue.kind).raw(" ");
         let name = format!("{}/{}", issue.namespace, issue.name);
         match issue.kind.as_str() {
             "Service" => html.link(terminal::service(&issue.namespace, &issue.name), name),
             _ => html.text(name.trim_start_matches('/')),
         };
-        html.raw("</td>")
-            .element("td", "", &issue.reason)
-            .raw("</tr>");
+        html.raw("</td>").cell("", &issue.reason).raw("</tr>");
     }
     html.end_table();
     let listed = plane.issues.len().min(ROWS) as u64;

@@ -56,25 +56,31 @@ impl Display for Escaped<'_> {
 
 /// Markup. Text gets into it through [`Html::text`] and the methods that say so, and is escaped there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Html(String);
+pub(super) struct Html {
+    markup: String,
+    /// The columns of the table that has begun.
+    columns: &'static [&'static str],
+    /// The column of its next cell.
+    column: usize,
+}
 
 impl Html {
     /// Adds markup that is written in this program.
     pub(super) fn raw(&mut self, markup: &'static str) -> &mut Self {
-        self.0.push_str(markup);
+        self.markup.push_str(markup);
         self
     }
 
     /// Adds text.
     pub(super) fn text(&mut self, text: impl Display) -> &mut Self {
         // Writing to a string cannot fail.
-        let _ = write!(self.0, "{}", Escaped(&text.to_string()));
+        let _ = write!(self.markup, "{}", Escaped(&text.to_string()));
         self
     }
 
     /// Adds other markup.
     pub(super) fn push(&mut self, other: &Self) -> &mut Self {
-        self.0.push_str(&other.0);
+        self.markup.push_str(&other.markup);
         self
     }
 
@@ -92,10 +98,11 @@ impl Html {
         self.raw(">").text(text).raw("</").raw(name).raw(">")
     }
 
-    /// Adds the beginning of a table, which is scrolled sideways where it is too wide. Columns whose titles begin with `#`
-    /// have numbers.
-    pub(super) fn begin_table(&mut self, columns: &[&'static str]) -> &mut Self {
-        self.raw("<div class=\"scroll\" tabindex=\"0\"><table><thead><tr>");
+    /// Adds the beginning of a table, whose rows are cards where it is too wide. Columns whose titles begin with `#` have
+    /// numbers.
+    pub(super) fn begin_table(&mut self, columns: &'static [&'static str]) -> &mut Self {
+        self.columns = columns;
+        self.raw("<div class=\"scroll\" tabindex=\"0\"><table class=\"rows\"><thead><tr>");
         for column in columns {
             match column.strip_prefix('#') {
                 Some(title) => self.raw("<th scope=\"col\" class=\"number\">").text(title),
@@ -104,6 +111,36 @@ impl Html {
             self.raw("</th>");
         }
         self.raw("</tr></thead><tbody>")
+    }
+
+    /// Adds the beginning of a row of a table.
+    pub(super) fn begin_row(&mut self) -> &mut Self {
+        self.column = 0;
+        self.raw("<tr>")
+    }
+
+    /// Adds the beginning of the next cell of a row, with the name of its column, which a card shows.
+    pub(super) fn begin_cell(&mut self, class: &'static str) -> &mut Self {
+        let title = self.columns.get(self.column).copied();
+        self.column += 1;
+        self.raw("<td");
+        if !class.is_empty() {
+            self.attribute("class", class);
+        }
+        let title = title.unwrap_or_default();
+        self.attribute("data-of", title.trim_start_matches('#'))
+            .raw(">")
+    }
+
+    /// Adds a cell with text.
+    pub(super) fn cell(&mut self, class: &'static str, text: impl Display) -> &mut Self {
+        self.begin_cell(class).text(text).raw("</td>")
+    }
+
+    /// Adds the beginning of the cell that names a row.
+    pub(super) fn begin_name(&mut self) -> &mut Self {
+        self.column += 1;
+        self.raw("<th scope=\"row\">")
     }
 
     /// Adds the end of a table.
@@ -127,13 +164,13 @@ impl Html {
 
     /// Adds markup that another program made of text of this program.
     pub(super) fn trusted(&mut self, markup: &str) -> &mut Self {
-        self.0.push_str(markup);
+        self.markup.push_str(markup);
         self
     }
 
     /// Returns the markup.
     pub(super) fn as_str(&self) -> &str {
-        &self.0
+        &self.markup
     }
 }
 
@@ -180,6 +217,8 @@ impl Section {
 /// Where the answers come from, and when.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Origin<'a> {
+    /// The name that people gave the cluster; empty = none.
+    pub(super) name: &'a str,
     /// The cluster's identity; empty = not known.
     pub(super) cluster: &'a str,
     /// The Node on which the replica runs; empty = not known.
@@ -189,15 +228,18 @@ pub(super) struct Origin<'a> {
 }
 
 impl Origin<'_> {
-    /// Returns the first characters of the cluster's identity, which tell it from others.
+    /// Returns the cluster's name, or else the first characters of its identity, which tell it from others.
     fn short(&self) -> &str {
+        if !self.name.is_empty() {
+            return self.name;
+        }
         let end = self.cluster.floor_char_boundary(SHORT);
         &self.cluster[..end]
     }
 
     fn html(&self, html: &mut Html) {
         html.raw("<p class=\"faint place\">");
-        if !self.cluster.is_empty() {
+        if !self.short().is_empty() {
             html.raw("cluster <span")
                 .attribute("title", self.cluster)
                 .raw(">")
@@ -314,6 +356,7 @@ mod tests {
         let document = Document {
             title: hostile,
             origin: Origin {
+                name: "",
                 cluster: hostile,
                 replica: hostile,
                 now_ms: 1,

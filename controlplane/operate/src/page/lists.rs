@@ -69,12 +69,13 @@ pub(super) fn nodes(filter: &Filter, fleet: pb::Fleet) -> Vec<Section> {
 
 fn row(node: &pb::NodeStatus, html: &mut Html) {
     let state = NodeStateView::from(node.state());
-    html.raw("<tr><th scope=\"row\">")
+    html.begin_row()
+        .begin_name()
         .link(terminal::node(&node.name), &node.name)
         .raw("</th>")
-        .element("td", class(state.tone()), state.word())
-        .element("td", "", &node.zone)
-        .element("td", "", &node.backend);
+        .cell(class(state.tone()), state.word())
+        .cell("", &node.zone)
+        .cell("", &node.backend);
     let report = node.report.as_ref();
     let applied = report.map_or(0, |report| report.applied_revision);
     let text = match applied {
@@ -82,10 +83,9 @@ fn row(node: &pb::NodeStatus, html: &mut Html) {
         applied if applied < node.wanted_revision => format!("{applied}/{}", node.wanted_revision),
         applied => applied.to_string(),
     };
-    html.element("td", "number", text);
+    html.cell("number", text);
     let verified = report.map_or(0, |report| report.verified_revision);
-    html.element(
-        "td",
+    html.cell(
         "number",
         match verified {
             0 => "-".to_owned(),
@@ -100,9 +100,9 @@ fn row(node: &pb::NodeStatus, html: &mut Html) {
         || "-".to_owned(),
         |latency| human(Duration::from_millis(latency.p50_ms)),
     );
-    html.element("td", "number", latency)
-        .element("td", "", &node.agent_version)
-        .element("td", "", &node.last_error)
+    html.cell("number", latency)
+        .cell("", &node.agent_version)
+        .cell("", &node.last_error)
         .raw("</tr>");
 }
 
@@ -155,28 +155,27 @@ pub(super) fn by_namespace(filter: &Filter, sheet: &'static str, name: &'static 
 
 fn port_row(port: &pb::ServiceView, html: &mut Html) {
     let key = port.key.clone().unwrap_or_default();
-    html.raw("<tr><th scope=\"row\">")
+    html.begin_row()
+        .begin_name()
         .link(
             terminal::service(&key.namespace, &key.name),
             format_args!("{}/{}", key.namespace, key.name),
         )
         .raw("</th>");
     let protocol = kplane_view::protocol(key.protocol());
-    html.element(
-        "td",
+    html.cell(
         "",
         format_args!("{} {}/{protocol}", key.port_name, port.port),
     )
-    .element("td", "", &port.cluster_ip);
+    .cell("", &port.cluster_ip);
     let external: Vec<&str> = port
         .load_balancer_ips
         .iter()
         .chain(&port.external_ips)
         .map(String::as_str)
         .collect();
-    html.element("td", "", external.join(", "));
-    html.element(
-        "td",
+    html.cell("", external.join(", "));
+    html.cell(
         "number",
         match port.node_port {
             0 => String::new(),
@@ -192,8 +191,8 @@ fn port_row(port: &pb::ServiceView, html: &mut Html) {
         0 => "number bad",
         _ => "number",
     };
-    html.element("td", tone, ready)
-        .element("td", "number", port.endpoints.len())
+    html.cell(tone, ready)
+        .cell("number", port.endpoints.len())
         .raw("</tr>");
 }
 
