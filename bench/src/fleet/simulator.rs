@@ -10,6 +10,9 @@ use kplane_tests::fleet::{Back, Fleet, Size, Violated, percentiles};
 
 use super::table::Table;
 
+/// Time for which nothing changes.
+const REST: Duration = Duration::from_secs(20);
+
 /// Simulates a fleet; started by `cargo xtask fleet`, whose help explains the flags.
 #[derive(Debug, Parser)]
 pub(crate) struct Args {
@@ -81,6 +84,7 @@ pub(crate) async fn run(args: &Args, agents: u32) -> Result<String> {
     }
     let mut table = Table::default();
     let memory_each = connect(&mut fleet, &mut table, agents).await?;
+    rest(&mut fleet, &mut table).await?;
     if args.changes > 0 {
         change(&mut fleet, &mut table, args.changes, agents).await?;
     }
@@ -165,6 +169,13 @@ async fn change(fleet: &mut Fleet, table: &mut Table, changes: usize, agents: u3
     );
     let cpu_each = spent / u32::try_from(changes)? / agents;
     table.row("its CPU for each agent", show(cpu_each), "");
+    Ok(())
+}
+
+async fn rest(fleet: &mut Fleet, table: &mut Table) -> Result<()> {
+    let cpu = fleet.rest(REST).await?.div_duration_f64(REST);
+    let what = format!("CPU of {} s without a change", REST.as_secs());
+    table.row(what, format!("{:.1} % of a core", cpu * 100.0), "1 %");
     Ok(())
 }
 

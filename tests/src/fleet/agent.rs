@@ -34,8 +34,9 @@ const OPEN_WITHIN: Duration = Duration::from_secs(10);
 const OUTBOX: usize = 3;
 /// Longest time until an agent goes back to its first replica.
 const HOME_WITHIN: Duration = Duration::from_secs(5);
-/// The capability to compare ranges.
-const RANGES: u64 = 1 << (pb::Capability::Ranges as u64 - 1);
+/// The capabilities to compare ranges, and to say in between that the agent is alive.
+const CAPABILITIES: u64 =
+    1 << (pb::Capability::Ranges as u64 - 1) | 1 << (pb::Capability::Beats as u64 - 1);
 
 /// What all agents share.
 #[derive(Debug)]
@@ -190,6 +191,8 @@ impl Agent {
             report_at: Some(Instant::now()),
             reported_at: None,
             spread: Duration::ZERO,
+            beat: None,
+            beat_at: None,
         };
         let goes_home = async {
             let mut home = self.world.home.subscribe();
@@ -212,7 +215,7 @@ impl Agent {
         let (outbox, messages) = mpsc::channel(OUTBOX);
         let hello = Hello {
             protocol_version: kplane_proto::PROTOCOL_VERSION,
-            capabilities: RANGES,
+            capabilities: CAPABILITIES,
             node_name: self.name.clone(),
             agent_version: env!("CARGO_PKG_VERSION").to_owned(),
             instance: self.number.into(),
@@ -244,6 +247,9 @@ struct Talk<'a> {
     reported_at: Option<Instant>,
     /// The time over which reports are spread.
     spread: Duration,
+    /// Longest time between two messages to the control plane, if it wants beats.
+    beat: Option<Duration>,
+    beat_at: Option<Instant>,
 }
 
 impl Talk<'_> {
@@ -296,6 +302,10 @@ impl Talk<'_> {
                 _ = ping.tick() => {
                     self.send(agent_message::Kind::Ping(pb::Ping { token: 1 }));
                 }
+                () = sleep_until(self.beat_at.unwrap_or(heard)), if self.beat_at.is_some() => {
+                    self.send(agent_message::Kind::Beat(pb::Beat {}));
+                    self.beat_at = self.beat.map(|beat| Instant::now() + beat);
+                }
                 _ = stalled.changed() => {}
                 () = sleep_until(heard + SILENCE) => return Ended::Lost,
             }
@@ -336,7 +346,10 @@ impl Talk<'_> {
     fn message(&mut self, message: &Bytes) -> Result<Option<Duration>> {
         self.bytes += u64::try_from(message.len())? + PREFIX;
         match self.agent.world.catalog.read(message)? {
-            Heard::Welcome { epoch } => self.epoch = epoch,
+            Heard::Welcome { epoch, beat } => {
+                (self.epoch, self.beat) = (epoch, beat);
+                self.beat_at = beat.map(|beat| Instant::now() + beat);
+            }
             Heard::Update(piece) => self.update(&piece),
             Heard::Ping(token) => self.send(agent_message::Kind::Pong(pb::Pong { token })),
             Heard::Compare(count) => self.compare(u16::try_from(count).context("ranges")?),

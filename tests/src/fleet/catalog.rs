@@ -26,6 +26,8 @@ const SAMPLE: usize = 256;
 pub(super) enum Heard {
     Welcome {
         epoch: u64,
+        /// Longest time between two messages of the agent; `None` = any.
+        beat: Option<Duration>,
     },
     Update(Arc<Piece>),
     Ping(u64),
@@ -171,6 +173,8 @@ impl Catalog {
             }
             Some(server_message::Kind::Welcome(welcome)) => Heard::Welcome {
                 epoch: welcome.epoch,
+                beat: Some(Duration::from_millis(welcome.beat_ms.into()))
+                    .filter(|beat| !beat.is_zero()),
             },
             Some(server_message::Kind::Ping(ping)) => Heard::Ping(ping.token),
             Some(server_message::Kind::Heartbeat(heartbeat)) => {

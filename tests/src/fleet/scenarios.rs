@@ -88,6 +88,16 @@ impl Fleet {
         })
     }
 
+    /// Waits for some time without any change, and returns the CPU time of the control planes.
+    ///
+    /// # Errors
+    /// A control plane has ended.
+    pub async fn rest(&mut self, time: Duration) -> Result<Duration> {
+        let before = self.usage()?.cpu;
+        sleep(time).await;
+        Ok(self.usage()?.cpu - before)
+    }
+
     /// Kills the first replicas while changes go on, and looks at the memory of the others after a time.
     ///
     /// # Errors
