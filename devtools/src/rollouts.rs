@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use clap::ValueEnum;
 use kplane_rig::client::Probe;
 use kplane_rig::cluster::{helm, objects};
@@ -72,6 +72,9 @@ pub(crate) struct Args {
     /// Leave out the node that loses its link
     #[arg(long)]
     no_cut: bool,
+    /// Update once more with kplane while the agent of the last node is stopped
+    #[arg(long)]
+    frozen: bool,
     /// The folder of the images that `cargo xtask images` has written
     #[arg(long, hide = true, default_value = "target/images-of-tests")]
     images: PathBuf,
@@ -140,6 +143,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             if hook == Hook::Gone {
                 waits += &stand.waits()?;
             }
+        }
+        if args.frozen && name == Name::Kplane {
+            table += &stand.frozen()?;
+            waits += "\nWith those while an agent was stopped: ";
+            waits += &stand.waits()?;
         }
         if !args.no_cut {
             table += &stand.cut()?;
@@ -259,8 +267,29 @@ impl<'a> Stand<'a> {
 
     /// Updates all Pods once, and returns a row.
     fn update(&self, hook: Hook) -> Result<String> {
+        self.update_under("update", hook, self.args.nodes)
+    }
+
+    /// Updates all Pods while the last node's agent is stopped, and returns a row about connections from the other nodes.
+    fn frozen(&self) -> Result<String> {
+        let last = self.args.nodes;
+        let node = self.cluster.node(&format!("node-{last}"))?;
+        self.deploy(Hook::Gone)?;
+        let found = node.exec("pgrep", &["-x", "kp-nodeagent"])?;
+        let agents: Vec<&str> = found.split_whitespace().collect();
+        let [agent] = agents[..] else {
+            bail!("{} agents are on node-{last}", agents.len());
+        };
+        node.exec("kill", &["-STOP", agent])?;
+        let row = self.update_under("update, an agent is stopped", Hook::Gone, last - 1);
+        node.exec("kill", &["-CONT", agent])?;
+        row
+    }
+
+    /// Updates all Pods once while clients on the first nodes connect, and returns a row.
+    fn update_under(&self, what: &str, hook: Hook, nodes: u8) -> Result<String> {
         self.deploy(hook)?;
-        let loads = self.load(1..=self.args.nodes)?;
+        let loads = self.load(1..=nodes)?;
         thread::sleep(MARGIN);
         let began = Instant::now();
         let of = format!("deployment/{SERVICE}");
@@ -272,7 +301,7 @@ impl<'a> Stand<'a> {
         self.deploy(hook)?;
         thread::sleep(MARGIN);
         let reports = loads.into_iter().map(Load::stop);
-        Ok(self.row("update", hook.text(), took, &sum(reports)))
+        Ok(self.row(what, hook.text(), took, &sum(reports)))
     }
 
     /// Returns how long hooks waited, by the counts of all agents.
