@@ -78,6 +78,8 @@ pub(super) struct Conviction {
     pub(super) at: Time,
     /// Time at which it ends unless a round confirms it.
     until: Time,
+    /// It has been one of too many, and no round has confirmed it since: it counts among them, and suspects nobody.
+    is_held: bool,
     /// Number of neighbours that do not reach it, and of those that were asked.
     pub(super) missed: usize,
     pub(super) asked: usize,
@@ -246,6 +248,7 @@ impl Judge {
                     case.conviction = Some(Conviction {
                         at,
                         until,
+                        is_held: false,
                         missed,
                         asked,
                     });
@@ -272,16 +275,22 @@ impl Judge {
             (dead > few(dead + self.zones.get(zone).unwrap_or(&0))).then(|| zone.clone())
         };
         let lost: BTreeSet<ZoneName> = by_zone.into_iter().filter_map(too_many).collect();
-        if convicted.clone().count() > few(self.all) {
+        let too_many = convicted.count() > few(self.all);
+        if too_many {
             self.holds = Some("too many nodes do not answer");
-            return BTreeMap::new();
-        }
-        let is_lost = |case: &Case| case.zone.as_ref().is_some_and(|zone| lost.contains(zone));
-        let suspected = convicted.filter(|(_, case, _)| !is_lost(case));
-        let suspected = suspected.map(|(node, _, conviction)| (node.clone(), conviction.clone()));
-        let suspected = suspected.collect();
-        if !lost.is_empty() {
+        } else if !lost.is_empty() {
             self.holds = Some("too many nodes of a zone do not answer");
+        }
+        let mut suspected = BTreeMap::new();
+        for (node, case) in &mut self.cases {
+            let is_lost = case.zone.as_ref().is_some_and(|zone| lost.contains(zone));
+            let Some(conviction) = &mut case.conviction else {
+                continue;
+            };
+            conviction.is_held |= too_many || is_lost;
+            if !conviction.is_held {
+                suspected.insert(node.clone(), conviction.clone());
+            }
         }
         suspected
     }

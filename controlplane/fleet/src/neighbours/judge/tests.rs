@@ -305,3 +305,28 @@ fn only_nodes_that_nobody_reaches_are_suspected() {
         }
     }
 }
+
+#[test]
+fn one_of_too_many_is_suspected_after_another_round_only() {
+    let mut cluster = Cluster::new(6, 0);
+    let convict = |cluster: &mut Cluster, time: Duration| {
+        let end = cluster.now + time;
+        while cluster.now < end {
+            for round in cluster.look() {
+                cluster.answer(&round, missing);
+            }
+        }
+    };
+    cluster.fall_silent([3]);
+    convict(&mut cluster, AT_ONCE + LOOK);
+    assert_eq!(cluster.suspected(), ["n3"]);
+    cluster.fall_silent([4]);
+    convict(&mut cluster, 2 * ROUND);
+    assert!(cluster.suspected().is_empty(), "two of six are too many");
+    // The other one is back. What was found before says nothing about now.
+    cluster.quiet.remove(&4);
+    cluster.look();
+    assert!(cluster.suspected().is_empty());
+    convict(&mut cluster, 3 * ROUND);
+    assert_eq!(cluster.suspected(), ["n3"]);
+}
