@@ -82,6 +82,8 @@ pub(super) struct Pipeline {
     behind: bool,
     applied: Option<Position>,
     verified: Option<Position>,
+    /// The first and last of the positions that did not need the family, while its kernel refuses it.
+    excused: Option<(Position, Position)>,
     ever_programmed: bool,
     programmed_at_ms: u64,
     /// The arrival of the oldest update that the kernel does not hold.
@@ -131,6 +133,7 @@ impl Pipeline {
             node: NodePlan::default(),
             behind: true,
             applied: None,
+            excused: None,
             verified: None,
             ever_programmed: false,
             programmed_at_ms: 0,
@@ -162,6 +165,7 @@ impl Pipeline {
 
     /// Records that the kernel may lack something of a position that it held.
     pub(super) fn retract(&mut self, position: Position) {
+        self.excused.take_if(|(_, last)| *last == position);
         let applied = self.applied.take_if(|applied| *applied == position);
         // What was read back of an earlier position is not what the kernel holds now.
         self.verified
@@ -182,6 +186,7 @@ impl Pipeline {
         now: Now,
     ) -> ApplyOutcome {
         if self.retry_at.is_some_and(|at| now.instant < at) {
+            self.excuse(position, context.desired);
             return ApplyOutcome::Waiting;
         }
         let started = Instant::now();
@@ -230,6 +235,7 @@ impl Pipeline {
             }
             Err(error) => {
                 self.fail(&error, now);
+                self.excuse(position, context.desired);
                 let counters = context.followers.counters(self.family);
                 counters.attempted(started.elapsed(), everything, None);
                 ApplyOutcome::Failed
@@ -439,6 +445,17 @@ impl Pipeline {
     pub(super) fn is_needed(&self, desired: &Desired) -> bool {
         let in_use = desired.counts(self.family).services > 0;
         in_use || self.ever_programmed || self.error.is_none()
+    }
+
+    /// Notes that a state does not need the family, if that is so.
+    fn excuse(&mut self, position: Position, desired: &Desired) {
+        let first = self.excused.map_or(position, |(first, _)| first);
+        self.excused = (!self.is_needed(desired)).then_some((first, position));
+    }
+
+    /// Returns the first and last of the positions that did not need the family, while its kernel refuses it.
+    pub(super) fn excused(&self) -> Option<(Position, Position)> {
+        self.excused
     }
 
     pub(super) fn report(&self, desired: &Desired) -> FamilyReport {

@@ -48,10 +48,23 @@ impl Core {
         (Some(at.epoch) == epoch, at.revision)
     }
 
-    /// Returns the position that all needed families of Services have reached.
+    /// Returns the position that all families of Services have reached. A family that its kernel refuses has also reached
+    /// positions that do not need it, but none before these.
     pub(super) fn common(&self, of: fn(&Pipeline) -> Option<Position>) -> Option<Position> {
-        let needed = self.families.iter().filter(|p| p.is_needed(&self.desired));
-        let reached: Option<Vec<_>> = needed.map(of).collect();
-        reached?.into_iter().min_by_key(|at| self.progress(*at))
+        let furthest = |family: &Pipeline| {
+            let excused = family.excused().map(|(_, last)| last);
+            let both = [of(family), excused].into_iter().flatten();
+            both.max_by_key(|at| self.progress(*at))
+        };
+        let reached: Option<Vec<_>> = self.families.iter().map(furthest).collect();
+        let reached = reached?.into_iter().min_by_key(|at| self.progress(*at))?;
+        let is_past = |at: Position| self.progress(at) >= self.progress(reached);
+        let holds = |family: &Pipeline| {
+            let excused = family.excused();
+            let is_excused =
+                excused.is_some_and(|(first, _)| self.progress(first) <= self.progress(reached));
+            is_excused || of(family).is_some_and(is_past)
+        };
+        self.families.iter().all(holds).then_some(reached)
     }
 }
