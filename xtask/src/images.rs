@@ -102,10 +102,10 @@ fn build(kind: &Kind, target: &str) -> Result<PathBuf> {
     if target.starts_with("aarch64") {
         // Kernels for arm64 have pages of 4 to 64 KiB; the allocator works with pages up to this size, 2 to the power of 16.
         command.env("JEMALLOC_SYS_WITH_LG_PAGE", "16");
-    }
-    if target.starts_with("aarch64") && env::consts::ARCH != "aarch64" {
-        let linker = "aarch64-linux-gnu-gcc";
-        command.env(format!("CARGO_TARGET_{upper}_LINKER"), linker);
+        if env::consts::ARCH != "aarch64" {
+            let linker = "aarch64-linux-gnu-gcc";
+            command.env(format!("CARGO_TARGET_{upper}_LINKER"), linker);
+        }
     }
     status(&mut command)?;
     programs(&format!("{target}/{PROFILE}"))

@@ -78,7 +78,7 @@ pub(super) struct Conviction {
     pub(super) at: Time,
     /// Time at which it ends unless a round confirms it.
     until: Time,
-    /// It has been one of too many, and no round has confirmed it since: it counts among them, and suspects nobody.
+    /// Whether it was one of too many and no round has confirmed it since. It counts among them, and suspects nobody.
     is_held: bool,
     /// Number of neighbours that do not reach it, and of those that were asked.
     pub(super) missed: usize,

@@ -17,11 +17,7 @@ pub(super) fn section(list: &pb::NoticedList) -> Section {
     let newest: Vec<&pb::Noticed> = list.events.iter().rev().collect();
     for run in newest.chunk_by(|a, b| a.kind == b.kind) {
         match run {
-            [one] => {
-                html.raw("<p class=\"event\">");
-                line(one, &mut html);
-                html.raw("</p>");
-            }
+            [one] => line(one, &mut html),
             run => folded(run, &mut html),
         }
     }
@@ -41,11 +37,7 @@ fn folded(run: &[&pb::Noticed], html: &mut Html) {
     }
     html.raw(if run.len() > NAMED { ", .." } else { "" })
         .raw("</summary>");
-    for event in run {
-        html.raw("<p class=\"event\">");
-        line(event, html);
-        html.raw("</p>");
-    }
+    run.iter().for_each(|event| line(event, html));
     html.raw("</details>");
 }
 
@@ -60,6 +52,7 @@ fn moment(event: &pb::Noticed, html: &mut Html) {
 }
 
 fn line(event: &pb::Noticed, html: &mut Html) {
+    html.raw("<p class=\"event\">");
     moment(event, html);
     html.raw(" ");
     let object = event.object.as_str();
@@ -71,7 +64,7 @@ fn line(event: &pb::Noticed, html: &mut Html) {
         }
         _ => html.text(object),
     };
-    html.raw(" ").text(&event.text);
+    html.raw(" ").text(&event.text).raw("</p>");
 }
 
 /// Returns an object's name without its kind.

@@ -17,8 +17,9 @@ const HEADING: &str = "## A Service on one machine, in a minute";
 /// The machine's own address, of a network for documentation (RFC 5737).
 const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 10));
 const GATEWAY: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
-/// Runs the lines in one shell, without the machine's own folder of caches.
-const IN_A_SHELL: &str = r#"mount -t tmpfs none /var/lib && exec bash -euo pipefail -c "$1""#;
+/// Runs the lines in one shell, without the machine's own folder of caches. When one fails, what runs in the background ends.
+const IN_A_SHELL: &str = r#"mount -t tmpfs none /var/lib && exec bash -euo pipefail -c "trap 'kill \$(jobs -p) 2> /dev/null || :' EXIT
+$1""#;
 /// What the server of the page answers: a list of its folder.
 const ANSWER: &str = "web.yaml";
 
