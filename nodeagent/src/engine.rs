@@ -20,6 +20,7 @@ mod now;
 mod pipeline;
 mod planner;
 mod policies;
+mod reach;
 mod triggers;
 mod warnings;
 

@@ -419,7 +419,7 @@ impl Core {
             resume: self.desired.resume(),
             held: self.desired.position(),
             applied: self.applied(),
-            verified: self.common(Pipeline::verified),
+            verified: self.verified(),
             stale_since_ms,
             cluster: self.desired.cluster(),
             freshness: self.desired.freshness().clone(),

@@ -17,6 +17,7 @@ use kplane_model::{DesiredKey, Family, NodeFacts, ServiceKey, ServiceName};
 use super::followers::Followers;
 use super::now::Now;
 use super::planner::{Planned, Planner};
+use super::reach::{Excused, Reach};
 use super::triggers::PendingTriggers;
 use crate::desired::{Desired, Position, Touched, Trigger};
 use crate::report::{Failure, FamilyReport, LastingError, Repairs};
@@ -82,8 +83,7 @@ pub(super) struct Pipeline {
     behind: bool,
     applied: Option<Position>,
     verified: Option<Position>,
-    /// The first and last of the positions that did not need the family, while its kernel refuses it.
-    excused: Option<(Position, Position)>,
+    excused: Excused,
     ever_programmed: bool,
     programmed_at_ms: u64,
     /// The arrival of the oldest update that the kernel does not hold.
@@ -133,7 +133,7 @@ impl Pipeline {
             node: NodePlan::default(),
             behind: true,
             applied: None,
-            excused: None,
+            excused: Excused::default(),
             verified: None,
             ever_programmed: false,
             programmed_at_ms: 0,
@@ -165,7 +165,7 @@ impl Pipeline {
 
     /// Records that the kernel may lack something of a position that it held.
     pub(super) fn retract(&mut self, position: Position) {
-        self.excused.take_if(|(_, last)| *last == position);
+        self.excused.retract(position);
         let applied = self.applied.take_if(|applied| *applied == position);
         // What was read back of an earlier position is not what the kernel holds now.
         self.verified
@@ -186,7 +186,7 @@ impl Pipeline {
         now: Now,
     ) -> ApplyOutcome {
         if self.retry_at.is_some_and(|at| now.instant < at) {
-            self.excuse(position, context.desired);
+            self.refused(position, context.desired);
             return ApplyOutcome::Waiting;
         }
         let started = Instant::now();
@@ -235,7 +235,7 @@ impl Pipeline {
             }
             Err(error) => {
                 self.fail(&error, now);
-                self.excuse(position, context.desired);
+                self.refused(position, context.desired);
                 let counters = context.followers.counters(self.family);
                 counters.attempted(started.elapsed(), everything, None);
                 ApplyOutcome::Failed
@@ -427,6 +427,13 @@ impl Pipeline {
         self.applied.filter(|_| self.mend_at.is_none())
     }
 
+    pub(super) fn reach(&self) -> Reach {
+        Reach {
+            held: self.applied(),
+            excused: self.excused,
+        }
+    }
+
     pub(super) fn verified(&self) -> Option<Position> {
         self.verified.filter(|_| self.mend_at.is_none())
     }
@@ -435,27 +442,21 @@ impl Pipeline {
         self.failures.values().cloned()
     }
 
-    /// Returns whether the node needs this family, or the family works. A kernel without IPv6 is no problem
     /// Returns the problem because of which the family is not programmed.
     pub(super) fn error(&self) -> Option<String> {
         self.error.as_ref().map(|error| error.reason.clone())
     }
 
+    /// Returns whether the node needs this family, or the family works. A kernel without IPv6 is no problem
     /// while no Service has IPv6 addresses.
     pub(super) fn is_needed(&self, desired: &Desired) -> bool {
         let in_use = desired.counts(self.family).services > 0;
         in_use || self.ever_programmed || self.error.is_none()
     }
 
-    /// Notes that a state does not need the family, if that is so.
-    fn excuse(&mut self, position: Position, desired: &Desired) {
-        let first = self.excused.map_or(position, |(first, _)| first);
-        self.excused = (!self.is_needed(desired)).then_some((first, position));
-    }
-
-    /// Returns the first and last of the positions that did not need the family, while its kernel refuses it.
-    pub(super) fn excused(&self) -> Option<(Position, Position)> {
-        self.excused
+    fn refused(&mut self, position: Position, desired: &Desired) {
+        let is_needed = self.is_needed(desired);
+        self.excused.refused(position, is_needed);
     }
 
     pub(super) fn report(&self, desired: &Desired) -> FamilyReport {

@@ -9,6 +9,7 @@ use kplane_model::{DesiredKey, Family, PolicyKey, PolicyObject};
 
 use super::now::Now;
 use super::pipeline::{MEND, RETRY};
+use super::reach::Reach;
 use crate::desired::{Desired, Position, Touched};
 use crate::report::{Failure, LastingError};
 use kplane_dataplane::backend::Verification;
@@ -42,7 +43,7 @@ struct FamilyProgress {
     family: Family,
     /// Whether the kernel's state is not known, so that only a complete change will do.
     behind: bool,
-    applied: Option<Position>,
+    reach: Reach,
     failures: BTreeMap<PolicyKey, Failure>,
     error: Option<LastingError>,
     backoff: Backoff,
@@ -61,7 +62,7 @@ impl Policies {
             families: Family::ALL.map(|family| FamilyProgress {
                 family,
                 behind: true,
-                applied: None,
+                reach: Reach::default(),
                 failures: BTreeMap::new(),
                 error: None,
                 backoff: RETRY,
@@ -109,13 +110,15 @@ impl Policies {
     /// Records that the kernel may lack something of a position that it held.
     pub(super) fn retract(&mut self, position: Position) {
         for family in &mut self.families {
-            family.applied.take_if(|applied| *applied == position);
+            let reach = &mut family.reach;
+            reach.held.take_if(|held| *held == position);
+            reach.excused.retract(position);
         }
     }
 
-    /// Returns the positions that the families have reached which the node needs.
-    pub(super) fn applied(&self, desired: &Desired) -> impl Iterator<Item = Option<Position>> {
-        self.needed(desired).map(|family| family.applied)
+    /// Returns how far the families are.
+    pub(super) fn reach(&self) -> impl Iterator<Item = Reach> + Clone {
+        self.families.iter().map(|family| family.reach)
     }
 
     fn needed(&self, desired: &Desired) -> impl Iterator<Item = &FamilyProgress> {
@@ -215,11 +218,13 @@ impl FamilyProgress {
         now: Now,
     ) -> bool {
         if self.retry_at.is_some_and(|at| now.instant < at) {
+            let is_needed = self.is_needed(desired);
+            self.reach.excused.refused(position, is_needed);
             return false;
         }
         let complete = self.behind;
         if !complete && touched.policies.is_empty() && !touched.node_changed {
-            self.applied = Some(position);
+            self.reach.held = Some(position);
             return false;
         }
         let objects: Vec<(PolicyKey, Option<&PolicyObject>)> = if complete {
@@ -244,7 +249,9 @@ impl FamilyProgress {
             }
             Err(error) => {
                 self.fail(chain(&*error.source), now);
-                self.is_needed(desired)
+                let is_needed = self.is_needed(desired);
+                self.reach.excused.refused(position, is_needed);
+                is_needed
             }
         }
     }
@@ -257,7 +264,10 @@ impl FamilyProgress {
             self.verify_at = Some(self.verify_at.map_or(at, |before| before.min(at)));
         }
         self.behind = false;
-        self.applied = Some(position);
+        self.reach = Reach {
+            held: Some(position),
+            ..Reach::default()
+        };
         self.error = None;
         self.retry_at = None;
         self.backoff.reset();
@@ -323,7 +333,7 @@ impl FamilyProgress {
             Ok(Verification::Outdated(what) | Verification::Drifted(what)) => {
                 self.warn_of_repair(&what);
                 self.behind = true;
-                self.applied = None;
+                self.reach.held = None;
                 self.verify_at = None;
                 now.stand(
                     &mut self.error,

@@ -46,16 +46,19 @@ impl Entry {
         })
     }
 
-    /// Returns whether the endpoints are those of another entry, or some of them: a place may have gone.
+    /// Returns whether the endpoints are those of another entry, or some of them. A place may have gone, and a policy may
+    /// lead to the endpoints on the node now.
     pub(crate) fn keeps_endpoints(&self, other: &Self) -> bool {
-        let all = |entry: &Self| -> BTreeSet<SocketAddr> {
+        let places = |entry: &Self| -> BTreeSet<SocketAddr> {
             let places = entry.places.iter();
             places
                 .flat_map(|(_, place)| place.endpoints.iter().chain(place.inside.iter().flatten()))
                 .copied()
                 .collect()
         };
-        all(self).is_subset(&all(other))
+        let mut all = places(other);
+        all.extend(&other.here);
+        places(self).is_subset(&all)
     }
 }
 

@@ -6,6 +6,7 @@ use super::Core;
 use crate::desired::{Position, Touched};
 use crate::engine::now::Now;
 use crate::engine::pipeline::Pipeline;
+use crate::engine::reach::{Reach, common};
 
 impl Core {
     /// From now on, connections end that NetworkPolicies no longer allow.
@@ -33,38 +34,22 @@ impl Core {
         }
     }
 
-    /// Returns the position that the kernel holds.
+    /// Returns the position that the kernel holds, of Services and NetworkPolicies.
     pub(super) fn applied(&self) -> Option<Position> {
-        let services = self.common(Pipeline::applied)?;
-        let policies: Option<Vec<_>> = self.policies.applied(&self.desired).collect();
-        let reached = policies?.into_iter().chain([services]);
-        reached.min_by_key(|at| self.progress(*at))
+        let services = self.families.iter().map(Pipeline::reach);
+        common(services.chain(self.policies.reach()), self.epoch())
     }
 
-    /// Returns a position as a number that grows. A family that is still in another epoch is behind every family in
-    /// this one.
-    fn progress(&self, at: Position) -> (bool, u64) {
-        let epoch = self.desired.position().map(|position| position.epoch);
-        (Some(at.epoch) == epoch, at.revision)
+    /// Returns the position whose Services were read back from the kernel.
+    pub(super) fn verified(&self) -> Option<Position> {
+        let read_back = |family: &Pipeline| Reach {
+            held: family.verified(),
+            ..family.reach()
+        };
+        common(self.families.iter().map(read_back), self.epoch())
     }
 
-    /// Returns the position that all families of Services have reached. A family that its kernel refuses has also reached
-    /// positions that do not need it, but none before these.
-    pub(super) fn common(&self, of: fn(&Pipeline) -> Option<Position>) -> Option<Position> {
-        let furthest = |family: &Pipeline| {
-            let excused = family.excused().map(|(_, last)| last);
-            let both = [of(family), excused].into_iter().flatten();
-            both.max_by_key(|at| self.progress(*at))
-        };
-        let reached: Option<Vec<_>> = self.families.iter().map(furthest).collect();
-        let reached = reached?.into_iter().min_by_key(|at| self.progress(*at))?;
-        let is_past = |at: Position| self.progress(at) >= self.progress(reached);
-        let holds = |family: &Pipeline| {
-            let excused = family.excused();
-            let is_excused =
-                excused.is_some_and(|(first, _)| self.progress(first) <= self.progress(reached));
-            is_excused || of(family).is_some_and(is_past)
-        };
-        self.families.iter().all(holds).then_some(reached)
+    fn epoch(&self) -> Option<u64> {
+        self.desired.position().map(|position| position.epoch)
     }
 }

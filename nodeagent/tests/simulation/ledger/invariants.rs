@@ -38,13 +38,12 @@ impl Ledger {
         let states: Vec<_> = candidates
             .map(|one| Arc::clone(&one.nodes[usize::from(node)][family as usize]))
             .collect();
-        let exact = self.hashes.contains(&(node, family as usize, print));
-        let held = match exact {
-            true => Some(false),
-            false => states
-                .iter()
-                .find_map(|state| explains(state, &notes.had[family as usize], after, failed)),
-        };
+        let held = states
+            .iter()
+            .find_map(|state| explains(state, &notes.had[family as usize], after, failed));
+        // What an agent keeps may add up to what another replica published.
+        let exact = || self.hashes.contains(&(node, family as usize, print));
+        let held = held.or_else(|| exact().then_some(false));
         let notes = &mut self.agents[usize::from(node)];
         notes.since = 0;
         notes.applied = true;
