@@ -17,17 +17,19 @@ pub(crate) struct Signs {
 }
 
 /// Returns whether an agent is connected and has sent something lately, if it must.
-fn is_alive(record: &AgentRecord, silent: Duration) -> bool {
-    record.connected && !(record.beats && record.sign.elapsed() > silent)
+fn is_alive(record: &AgentRecord, now: Instant, silent: Duration) -> bool {
+    record.connected && !(record.beats && now.saturating_duration_since(record.sign) > silent)
 }
 
 impl Fleet {
     /// Returns which agents are alive. An agent that sends no beats is never silent, and strangers do not count.
     pub(crate) fn signs(&self, silent: Duration) -> Signs {
         let mut signs = Signs::default();
+        // The clock is read once for all agents.
+        let now = Instant::now();
         let agents = self.lock();
         for (node, agent) in agents.by_node.iter().filter(|(_, agent)| !agent.stranger) {
-            match is_alive(&agent.record, silent) {
+            match is_alive(&agent.record, now, silent) {
                 true => signs.alive += 1,
                 false => signs.quiet.push((node.clone(), agent.record.sign)),
             }
@@ -37,9 +39,10 @@ impl Fleet {
 
     /// Returns the nodes whose agents are alive and can be asked which nodes they reach.
     pub(crate) fn askable(&self, silent: Duration) -> Vec<NodeName> {
+        let now = Instant::now();
         let agents = self.lock();
         let alive = agents.by_node.iter().filter(|(_, agent)| {
-            agent.record.beats && !agent.stranger && is_alive(&agent.record, silent)
+            agent.record.beats && !agent.stranger && is_alive(&agent.record, now, silent)
         });
         alive.map(|(node, _)| node.clone()).collect()
     }
@@ -48,6 +51,6 @@ impl Fleet {
     pub(crate) fn is_alive(&self, node: &str, silent: Duration) -> bool {
         let agents = self.lock();
         let agent = agents.by_node.get(node);
-        agent.is_some_and(|agent| is_alive(&agent.record, silent))
+        agent.is_some_and(|agent| is_alive(&agent.record, Instant::now(), silent))
     }
 }

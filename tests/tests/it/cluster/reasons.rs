@@ -28,7 +28,8 @@ struct Broken {
 
 pub(crate) fn describe_names_the_cause_and_the_fix() -> Result<()> {
     with_world(|world| {
-        let broken = [without_endpoints(), others()].concat();
+        let broken = [without_endpoints(), by_hand(), with_addresses(), others()].concat();
+        ensure!(broken.len() >= 20, "only {} causes", broken.len());
         for service in &broken {
             let mut spec = service.spec.clone();
             if spec["selector"].is_null() && spec["type"] != "ExternalName" {
@@ -257,9 +258,103 @@ fn without_endpoints() -> Vec<Broken> {
     ]
 }
 
+/// EndpointSlices that another controller writes.
+fn by_hand() -> Vec<Broken> {
+    let none = || json!({ "selector": {} });
+    vec![
+        one(
+            "r-empty",
+            none(),
+            |api, name| apply_slice(api, name, |slice| slice["endpoints"] = json!([])),
+            &[("NoEndpoints", "kubernetes.io/service-name=r-empty -o yaml")],
+        ),
+        one(
+            "r-ending",
+            none(),
+            |api, name| {
+                apply_slice(api, name, |slice| {
+                    let ending = json!({ "ready": false, "serving": true, "terminating": true });
+                    slice["endpoints"][0]["conditions"] = ending;
+                })
+            },
+            &[("OnlyTerminating", "author of its EndpointSlices")],
+        ),
+        one(
+            "r-names",
+            none(),
+            |api, name| {
+                apply_slice(api, name, |slice| {
+                    slice["addressType"] = json!("FQDN");
+                    slice["endpoints"][0]["addresses"] = json!(["db.example.com"]);
+                })
+            },
+            &[("UnsupportedAddressType", "FQDN")],
+        ),
+        one(
+            "r-chain",
+            none(),
+            |api, name| {
+                let other = api.get("Service", "default/kubernetes")?;
+                let ip = other.context("no Service kubernetes")?["spec"]["clusterIP"].clone();
+                apply_slice(api, name, |slice| {
+                    slice["endpoints"][0]["addresses"][0] = ip;
+                })
+            },
+            &[("EndpointIsService", "name the Pods in the EndpointSlices")],
+        ),
+    ]
+}
+
+/// Addresses and ports that a Service does not get, or takes from others.
+fn with_addresses() -> Vec<Broken> {
+    vec![
+        one(
+            "r-balancer",
+            json!({ "type": "LoadBalancer" }),
+            ready_pod,
+            &[(
+                "NoLoadBalancerAddress",
+                "kubectl describe service -n default r-balancer",
+            )],
+        ),
+        one(
+            "r-first",
+            json!({ "externalIPs": ["192.0.2.70"] }),
+            ready_pod,
+            &[("AddressContested", "change one of the two Services")],
+        ),
+        one(
+            "r-second",
+            json!({ "externalIPs": ["192.0.2.70"] }),
+            ready_pod,
+            &[("AddressConflict", "change one of the two Services")],
+        ),
+        one(
+            "r-inside",
+            json!({ "externalIPs": ["10.244.1.200"] }),
+            ready_pod,
+            &[(
+                "InsideClusterRange",
+                "use an address outside of the cluster's own ranges",
+            )],
+        ),
+    ]
+}
+
 /// Pods, policies, and Services that are not for kplane.
 fn others() -> Vec<Broken> {
     vec![
+        one(
+            "r-some",
+            json!({}),
+            |api, app| {
+                ready_pod(api, app)?;
+                let mut other = pod_with_gate(app);
+                other["metadata"]["name"] = json!("r-some-other");
+                api.apply(&other).map(drop)
+            },
+            &[("SomeNotReady", "-l app=r-some -o wide")],
+        ),
         one(
             "r-ready",
             json!({}),
@@ -313,14 +408,17 @@ fn nothing(_: &Api, _: &str) -> Result<()> {
 }
 
 fn slice_without_label(api: &Api, name: &str) -> Result<()> {
-    let mut slice = own_slice(name);
-    slice["metadata"]["labels"] = json!({});
-    api.apply(&slice).map(drop)
+    apply_slice(api, name, |slice| slice["metadata"]["labels"] = json!({}))
 }
 
 fn slice_of_another_port(api: &Api, name: &str) -> Result<()> {
+    apply_slice(api, name, |slice| slice["ports"][0]["name"] = json!("web"))
+}
+
+/// Writes an EndpointSlice of the Service, with a fault.
+fn apply_slice(api: &Api, name: &str, fault: impl FnOnce(&mut Value)) -> Result<()> {
     let mut slice = own_slice(name);
-    slice["ports"][0]["name"] = json!("web");
+    fault(&mut slice);
     api.apply(&slice).map(drop)
 }
 
@@ -334,11 +432,15 @@ fn ready_pod(api: &Api, app: &str) -> Result<()> {
         .map(drop)
 }
 
-/// A Pod with a condition that nobody fulfils.
 fn pod_that_is_not_ready(api: &Api, app: &str) -> Result<()> {
+    api.apply(&pod_with_gate(app)).map(drop)
+}
+
+/// A Pod with a condition that nobody fulfils.
+fn pod_with_gate(app: &str) -> Value {
     let mut pod = objects::pod("default", app, app, "node-1");
     pod["spec"]["readinessGates"] = json!([{ "conditionType": "example.com/never" }]);
-    api.apply(&pod).map(drop)
+    pod
 }
 
 fn other_proxy(api: &Api, name: &str) -> Result<()> {
