@@ -3,6 +3,8 @@
 //! A real cluster for each proxy: kubelets, containers, the controllers of Kubernetes. Clients on all nodes connect to a
 //! Service at a steady rate while its Deployment is updated, and while a node loses its link.
 
+mod starts;
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -75,6 +77,9 @@ pub(crate) struct Args {
     /// Update once more with kplane while the agent of the last node is stopped
     #[arg(long)]
     frozen: bool,
+    /// Instead: how long new Pods of kplane's cluster wait for their NetworkPolicies
+    #[arg(long)]
+    pod_starts: bool,
     /// The folder of the images that `cargo xtask images` has written
     #[arg(long, hide = true, default_value = "target/images-of-tests")]
     images: PathBuf,
@@ -124,6 +129,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     NodePrograms::ensure()?;
     let helm = helm()?;
     userns::isolate()?;
+    if args.pod_starts {
+        let stand = Stand::start(args, Name::Kplane, &helm)?;
+        print!("{}", starts::measure(&stand)?);
+        return Ok(());
+    }
     let mut table = format!(
         "{} nodes, {} Pods (maxSurge 3), {} connections a second from all nodes\n\n\
          | proxy | what happens | hook | took | connections | failed | reasons |\n\
@@ -172,7 +182,7 @@ impl<'a> Stand<'a> {
             root,
             images: &root.join(&args.images),
             helm,
-            policies: false,
+            policies: args.pod_starts,
             settings: if args.no_cut { &[] } else { &ACT },
         };
         let (proxy, images) = match name {

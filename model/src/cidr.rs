@@ -1,5 +1,6 @@
 //! Address prefixes.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
@@ -111,6 +112,27 @@ impl Cidr {
     }
 }
 
+/// Returns the number of addresses of a family that an API server gives to Services: of each range not the first one, and in
+/// IPv4 not the last one (KEP-1880). A range inside another one adds none.
+#[must_use]
+pub fn service_addresses(ranges: &BTreeSet<Cidr>, family: Family) -> u128 {
+    let (bits, kept) = match family {
+        Family::V4 => (32, 2),
+        Family::V6 => (128, 1),
+    };
+    let size = |range: &Cidr| {
+        let all = 1_u128.checked_shl(bits - u32::from(range.prefix_len));
+        all.unwrap_or(u128::MAX).saturating_sub(kept)
+    };
+    let is_inside = |range: &Cidr| {
+        let mut others = ranges.iter().filter(|other| *other != range);
+        others.any(|other| other.covers(*range))
+    };
+    let of_family = ranges.iter().filter(|range| range.family() == family);
+    let outer = of_family.filter(|range| !is_inside(range));
+    outer.map(size).fold(0, u128::saturating_add)
+}
+
 impl fmt::Display for Cidr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.base, self.prefix_len)
@@ -156,6 +178,19 @@ mod tests {
             Cidr::single(IpAddr::from([1, 2, 3, 4])).to_string(),
             "1.2.3.4/32"
         );
+    }
+
+    #[test]
+    fn services_get_what_is_left_of_ranges() {
+        let count = |ranges: &[&str], family| {
+            let ranges = ranges.iter().map(|text| cidr(text)).collect();
+            service_addresses(&ranges, family)
+        };
+        let ranges = ["10.96.0.0/28", "10.96.0.0/29", "10.97.0.0/30", "fd00::/112"];
+        assert_eq!(count(&ranges, Family::V4), 14 + 2);
+        assert_eq!(count(&ranges, Family::V6), 65_535);
+        assert_eq!(count(&["10.0.0.1/32"], Family::V4), 0);
+        assert_eq!(count(&["::/0"], Family::V6), u128::MAX - 1);
     }
 
     #[test]

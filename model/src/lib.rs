@@ -33,7 +33,7 @@ mod text;
 
 pub use avoided::nodes_agree;
 pub use bounds::{Allowance, MAX_SERVICE_ELEMENTS, MAX_SERVICE_PLACES, ServiceSize};
-pub use cidr::{Cidr, ParseCidrError};
+pub use cidr::{Cidr, ParseCidrError, service_addresses};
 pub use digest::{Digest, ObjectHash};
 pub use issue::{Issue, ObjectRef, Severity};
 pub use key::{KeyParts, NameParts, ServiceKey, ServiceName};

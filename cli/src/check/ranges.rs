@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
-use kplane_model::{Cidr, Family};
+use kplane_model::{Cidr, Family, service_addresses};
 
 use super::Finding;
 use super::listed::{Service, ServiceCidr};
@@ -82,42 +82,18 @@ fn of_node_ports(services: &[Service]) -> Option<Use> {
 fn of_addresses(services: &[Service], ranges: &[ServiceCidr]) -> Vec<Use> {
     let texts = ranges.iter().flat_map(|range| &range.spec.cidrs);
     let cidrs: BTreeSet<Cidr> = texts.filter_map(|text| text.parse().ok()).collect();
-    let covered = |cidr: &Cidr| {
-        cidrs
-            .iter()
-            .any(|other| other != cidr && other.covers(*cidr))
-    };
-    let cidrs: Vec<Cidr> = cidrs
-        .iter()
-        .filter(|cidr| !covered(cidr))
-        .copied()
-        .collect();
     let of_family = |family: Family| {
-        let cidrs = cidrs.iter().filter(|cidr| cidr.family() == family);
         let addresses = services.iter().flat_map(|it| it.spec.addresses());
-        let inside = |ip: &_| cidrs.clone().any(|cidr| cidr.contains(*ip));
+        let inside = |ip: &_| Family::of(*ip) == family && cidrs.iter().any(|it| it.contains(*ip));
         let range = Use {
             what: format!("addresses of {family}"),
             used: addresses.filter(inside).count(),
-            of: cidrs
-                .clone()
-                .map(|cidr| size(*cidr))
-                .fold(0, u128::saturating_add),
+            of: service_addresses(&cidrs, family),
             remedy: "kubectl get servicecidrs",
         };
         (range.of > 0).then_some(range)
     };
     Family::ALL.into_iter().filter_map(of_family).collect()
-}
-
-/// Returns how many addresses Services can get from a range: not the first one, and in IPv4 not the last one.
-fn size(cidr: Cidr) -> u128 {
-    let (bits, kept) = match cidr.family() {
-        Family::V4 => (32, 2),
-        Family::V6 => (128, 1),
-    };
-    let free = 1_u128.checked_shl(bits - u32::from(cidr.prefix_len()));
-    free.unwrap_or(u128::MAX).saturating_sub(kept)
 }
 
 #[cfg(test)]

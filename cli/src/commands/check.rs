@@ -69,22 +69,26 @@ async fn afterwards(cli: &Cli, args: &CheckArgs) -> Vec<Finding> {
 /// Returns the findings about Services and Deployments. They need rights that a user may well not have.
 async fn of_services(place: &Cluster<'_>, objects: &Gathered) -> [Finding; 2] {
     let list = place.objects();
-    let listed = tokio::try_join!(
-        list.list("/api/v1/services", "", Asked("list services")),
-        list.list("/apis/apps/v1/deployments", "", Asked("list deployments")),
-    );
-    let (services, deployments) = match listed {
+    let services = list.list("/api/v1/services", "", Asked("list services"));
+    let services = match services.await {
         Ok(listed) => listed,
         Err(error) => return OF_SERVICES.map(|check| Finding::skipped(check, error.to_string())),
     };
     let path = "/apis/networking.k8s.io/v1/servicecidrs";
-    let ranges = list.list(path, "", Asked("list servicecidrs")).await;
+    let (ranges, deployments) = tokio::join!(
+        list.list(path, "", Asked("list servicecidrs")),
+        list.list("/apis/apps/v1/deployments", "", Asked("list deployments")),
+    );
     let ranges = match &ranges {
         Ok(listed) => ranges::finding(&services, Some(listed)),
         Err(error) if error.is_missing() => ranges::finding(&services, None),
         Err(error) => Finding::skipped(ranges::CHECK, error.to_string()),
     };
-    [ranges, updates::finding(objects, &deployments, &services)]
+    let updates = match &deployments {
+        Ok(listed) => updates::finding(objects, listed, &services),
+        Err(error) => Finding::skipped(updates::CHECK, error.to_string()),
+    };
+    [ranges, updates]
 }
 
 /// Lets all agents ask the cluster's DNS. That needs a right that a user may well not have, and the usual Service.

@@ -44,8 +44,10 @@ use std::time::SystemTime;
 
 use kplane_model::{
     Cidr, Family, Issue, NodeFacts, NodeName, PodName, ServiceKey, ServiceName, ServicePort,
+    service_addresses,
 };
 
+use self::totals::ByFamily;
 use crate::admission::{Admission, Proxying};
 use crate::convert::{self, EndpointOrigin, ExternalIps, SkipReason, SliceEndpoints};
 use crate::k8s::{Kind, Object, ObjectId, Uid};
@@ -337,7 +339,8 @@ impl Index {
         }
         self.pending.cidrs = true;
         let ranges = self.cidrs.values().flatten().copied().collect();
-        self.totals.service_addresses = totals::addresses(&ranges);
+        self.totals.service_addresses =
+            ByFamily::count(|family| service_addresses(&ranges, family));
     }
 
     /// Records the addresses of API servers, if the slices belong to their Service.

@@ -59,7 +59,7 @@ fn ranges(totals: &Totals, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
     )?;
     by_family(
         "kplane_controlplane_service_addresses",
-        "Addresses in the ServiceCIDRs",
+        "Addresses that Services can get, by the ServiceCIDRs",
         &|family| totals.service_addresses.of(family) as f64,
         to,
     )

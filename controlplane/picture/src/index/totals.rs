@@ -1,8 +1,6 @@
 //! Totals of what is published.
 
-use std::collections::BTreeSet;
-
-use kplane_model::{Cidr, Family, ServicePort};
+use kplane_model::{Family, ServicePort};
 
 use super::PublishedPorts;
 
@@ -15,7 +13,7 @@ pub struct Totals {
     pub endpoints: usize,
     /// What Services have taken of ranges.
     pub taken: Taken,
-    /// Addresses in the ServiceCIDRs of each family.
+    /// Addresses of each family that Services can get, by the ServiceCIDRs.
     pub service_addresses: ByFamily<u128>,
     /// NetworkPolicies and ClusterNetworkPolicies that nodes enforce.
     pub policies: usize,
@@ -76,26 +74,6 @@ impl Taken {
             cluster_ips: ByFamily::count(|family| usize::from(has(family))),
         }
     }
-}
-
-/// Returns the number of addresses in ranges. A range inside another one adds none.
-pub(super) fn addresses(ranges: &BTreeSet<Cidr>) -> ByFamily<u128> {
-    let is_inside = |range: &Cidr| {
-        let mut others = ranges.iter().filter(|other| *other != range);
-        others.any(|other| other.covers(*range))
-    };
-    let outer = ranges.iter().filter(|range| !is_inside(range));
-    let size = |range: &Cidr| {
-        let bits = 8 * range.family().address_len() - usize::from(range.prefix_len());
-        u32::try_from(bits)
-            .ok()
-            .and_then(|bits| 1_u128.checked_shl(bits))
-            .unwrap_or(u128::MAX)
-    };
-    ByFamily::count(|family| {
-        let of_family = outer.clone().filter(|range| range.family() == family);
-        of_family.map(size).fold(0, u128::saturating_add)
-    })
 }
 
 impl Totals {

@@ -374,5 +374,6 @@ fn what_services_have_taken_of_ranges_is_counted() {
         json!({"kind": "ServiceCIDR", "metadata": {"name": "c"}, "spec": {"cidrs": cidrs}});
     apply(&mut index, &ranges);
     let addresses = index.totals().service_addresses;
-    assert_eq!(Family::ALL.map(|family| addresses.of(family)), [1 << 16; 2]);
+    let addresses = Family::ALL.map(|family| addresses.of(family));
+    assert_eq!(addresses, [(1 << 16) - 2, (1 << 16) - 1]);
 }
