@@ -6,6 +6,7 @@
 
 #![no_main]
 
+use std::pin::Pin;
 use std::sync::{Arc, LazyLock};
 use std::time::SystemTime;
 
@@ -27,8 +28,8 @@ use libfuzzer_sys::fuzz_target;
 use prost::Message;
 use prost::bytes::{BufMut, Bytes, BytesMut};
 use tokio::sync::mpsc;
-use tokio_stream::StreamExt;
-use tokio_stream::wrappers::{ReceiverStream, UnboundedReceiverStream};
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tokio_stream::{Stream, StreamExt as _};
 use tonic::{Request, Status};
 
 const OBJECTS: &str = "
@@ -66,11 +67,11 @@ async fn serve(bytes: &[u8]) {
     let gate = Gate::open(&GateConfig::default(), Arc::clone(&hub), None).unwrap();
     let agents = AgentServer::new(Arc::clone(&hub), gate);
 
-    let mut stream = Stream::open(&agents).await;
+    let mut stream = AgentStream::open(&agents).await;
     messages(bytes).for_each(|message| stream.send(message));
     stream.end().await;
 
-    let mut stream = Stream::open(&agents).await;
+    let mut stream = AgentStream::open(&agents).await;
     let asked = stream.is_asked(&hub).await;
     messages(bytes).for_each(|message| stream.send(message));
     stream.end().await;
@@ -104,18 +105,21 @@ fn messages(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
 }
 
 /// An agent's end of a stream.
-struct Stream {
+struct AgentStream {
     outbox: mpsc::UnboundedSender<Result<Frame<Bytes>, Status>>,
-    answers: ReceiverStream<Result<Bytes, Status>>,
+    answers: Pin<Box<dyn Stream<Item = Result<Bytes, Status>>>>,
 }
 
-impl Stream {
+impl AgentStream {
     async fn open(agents: &AgentServer) -> Self {
         let (outbox, frames) = mpsc::unbounded_channel();
         let body = StreamBody::new(UnboundedReceiverStream::new(frames));
         let messages = Messages::new(body);
         let answers = agents.sync(Request::new(messages)).await.unwrap();
-        Self { outbox, answers }
+        Self {
+            outbox,
+            answers: Box::pin(answers),
+        }
     }
 
     /// Sends a message with gRPC's prefix: not compressed, and its length.

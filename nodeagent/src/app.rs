@@ -20,11 +20,13 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use self::ending::Cause;
+use self::followers::answer_hooks;
 use crate::avoided;
 use crate::cache::Cache;
 use crate::claim::{Claim, Taken};
 use crate::config::{Config, Source};
 use crate::connection::Connection;
+use crate::departing::Farewell;
 use crate::desired;
 use crate::engine::{AloneSettings, Engine, Followers, Opener, Recall, Stopped};
 use crate::healthz::Health;
@@ -104,6 +106,8 @@ pub struct Bound {
     claim: Option<Claim>,
     /// Another program that programs this node, reported as long as it runs, or its rules as long as they stay.
     rival: watch::Sender<Option<Failure>>,
+    /// The end of preStop hooks.
+    farewell: Option<Farewell>,
     /// The way to the next agent.
     succession: Succession,
 }
@@ -191,11 +195,10 @@ async fn build_parts(config: Config, open: Opener) -> Result<Bound, BuildError> 
     let mut tasks = JoinSet::new();
     let followers = Followers::new(publisher, counters.clone()).with_rival(rival.subscribe());
     let (followers, connections, avoided) = followers::add_tasks(followers, &config, &mut tasks);
-    let (followers, departing) = followers::answer_hooks(followers, &config, &counters, &mut tasks);
-    let recall = recall(&config);
+    let (followers, departing, farewell) = answer_hooks(followers, &config, &counters, &mut tasks);
     let own = OwnPlaces::new(&config);
     let settings = own.settings(config.node_settings.clone());
-    let engine = Engine::start(open, settings, followers, recall).await?;
+    let engine = Engine::start(open, settings, followers, recall(&config)).await?;
     spawn_errand(&mut tasks, avoided::follow(engine.proxy(), avoided));
     let (transport, status_addr) = connect(&config, own, &mut tasks).await?;
     let identity = Identity::new(config.node_name, config.mode_unset);
@@ -252,6 +255,7 @@ async fn build_parts(config: Config, open: Opener) -> Result<Bound, BuildError> 
         tasks,
         claim: None,
         rival,
+        farewell,
         succession: Succession::default(),
     })
 }
@@ -473,6 +477,10 @@ impl Bound {
             successor = self.succession.successor(&proxy) => Cause::Successor(successor),
             first = self.tasks.join_next() => Cause::Failure(first),
         };
+        // Answers need the stream and the engine.
+        if let Some(farewell) = self.farewell.take() {
+            farewell.say().await;
+        }
         self.tasks.shutdown().await;
         // The proxy goes on without the engine, and without rules that lead to it.
         let proxy = proxy.get();

@@ -29,7 +29,9 @@ use kplane_proto::v1::LeavingOutcome;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::task::spawn_blocking;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
 use self::answering::Answering;
@@ -49,6 +51,10 @@ pub const LONGEST: Duration = Duration::from_secs(300);
 const WAITING: usize = 1_000;
 /// Pause between two attempts to open the port. The agent before this one may have it for a moment.
 const REOPEN: Duration = Duration::from_millis(500);
+/// Maximum time for which an agent that is asked to end goes on, so that hooks that wait are answered.
+const FAREWELL: Duration = Duration::from_secs(5);
+/// Time for taking the last connections that the kernel led here.
+const LAST: Duration = Duration::from_millis(100);
 /// Interval at which a table is written anew that other programs may have changed.
 const RENEW: Duration = Duration::from_secs(60);
 
@@ -86,13 +92,35 @@ pub struct Hooks {
     known: watch::Receiver<Known>,
     answering: Arc<Answering>,
     problems: Problems,
+    end: Farewell,
 }
 
-/// Creates the engine's side, the task, and the questions for the stream.
+/// The orderly end of the task: hooks that wait are answered, and new ones wait for the next agent.
+#[derive(Clone, Debug)]
+pub(crate) struct Farewell {
+    asked: CancellationToken,
+    /// The hooks that wait, and the families whose rules lead to this agent.
+    tasks: TaskTracker,
+}
+
+impl Farewell {
+    /// Ends the rules, and waits some seconds for hooks.
+    pub(crate) async fn say(self) {
+        self.asked.cancel();
+        self.tasks.close();
+        if timeout(FAREWELL, self.tasks.wait()).await.is_err() {
+            warn!(
+                "preStop hooks still wait after {FAREWELL:?}; the agent ends, which ends their Pods"
+            );
+        }
+    }
+}
+
+/// Creates the engine's side, the task with its end, and the questions for the stream.
 pub(crate) fn channel(
     settings: HookSettings,
     counters: Arc<DepartingCounters>,
-) -> (Follower, Hooks, Questions) {
+) -> (Follower, Hooks, Farewell, Questions) {
     let problems = Problems::default();
     let (follower, known) = pods::channel(settings.ranges.clone(), problems.clone());
     let (ask, questions) = mpsc::channel(WAITING);
@@ -102,13 +130,18 @@ pub(crate) fn channel(
         ask,
         counters,
     });
+    let end = Farewell {
+        asked: CancellationToken::new(),
+        tasks: TaskTracker::new(),
+    };
     let hooks = Hooks {
         settings,
         known,
         answering,
         problems,
+        end: end.clone(),
     };
-    (follower, hooks, questions)
+    (follower, hooks, end, questions)
 }
 
 impl Hooks {
@@ -137,23 +170,29 @@ impl Hooks {
         };
         let mut known = self.known.clone();
         let mut next = Instant::now();
+        let (mut leads, mut left) = (Some(self.end.tasks.token()), false);
         loop {
             tokio::select! {
                 (stream, _) = acceptor.accept(&failures) => {
                     let place = Arc::clone(&room).try_acquire_owned().ok();
                     let answering = Arc::clone(&self.answering);
-                    tokio::spawn(async move {
+                    self.end.tasks.spawn(async move {
                         answering.answer(stream, family, place.is_some()).await;
                         drop(place);
                     });
                 }
-                changed = known.changed() => {
+                () = self.end.asked.cancelled(), if !left => {
+                    rules.leave(&known).await;
+                    (left, next) = (true, Instant::now() + LAST);
+                }
+                changed = known.changed(), if !left => {
                     if changed.is_err() {
                         return;
                     }
                     next = rules.write(&known).await;
                 }
-                () = sleep_until(next) => next = rules.write(&known).await,
+                () = sleep_until(next), if left && leads.is_some() => leads = None,
+                () = sleep_until(next), if !left => next = rules.write(&known).await,
             }
         }
     }
@@ -229,6 +268,21 @@ impl Rules {
             Ok(Err(error)) => self.failed(&error, now),
             // A bug, which the panic's own message names.
             Err(_) => now + REBIND,
+        }
+    }
+
+    /// Replaces the table by one that has hooks wait for the next agent.
+    async fn leave(&mut self, known: &watch::Receiver<Known>) {
+        let (ranges, pods) = self.pods.note(&known.borrow(), self.family, Instant::now());
+        let (port, table) = (self.port, self.table.take());
+        let Some(table) = table else { return };
+        let left = spawn_blocking(move || table.leave(port, (&ranges, &pods)));
+        if let Ok(Err(error)) = left.await {
+            warn!(
+                family = %self.family,
+                error = kplane_dataplane::chain(&error),
+                "the kernel refuses the rules for the time until the next agent; until then preStop hooks fail"
+            );
         }
     }
 

@@ -19,6 +19,9 @@ pub(crate) const DIVERT_TABLES: [&str; 2] = ["kplane-divert", "kplane-divert-2"]
 /// The table that leads preStop hooks to the agent, one per family.
 pub(crate) const DEPARTING_TABLE: &str = "kplane-departing";
 
+/// The table that an agent leaves behind: for some seconds, preStop hooks wait for the next agent.
+pub(crate) const DEPARTED_TABLE: &str = "kplane-departed";
+
 /// The delivery of answers to the proxy that are going to a client. The number of the table is "kp" in ASCII. The rule comes
 /// before those of networks that choose tables by the addresses of pods, which begin at 512 (amazon-vpc-cni-k8s), and of
 /// Cilium, at 100.

@@ -9,7 +9,7 @@ use super::{Tasks, spawn_errand};
 use crate::avoided::Seen;
 use crate::canary;
 use crate::config::Config;
-use crate::departing;
+use crate::departing::{self, Farewell};
 use crate::engine::Followers;
 use crate::metrics::Counters;
 use crate::service_connections::ServiceConnections;
@@ -78,20 +78,21 @@ fn look_around(followers: Followers, config: &Config, tasks: &mut Tasks) -> Foll
     followers.with_surroundings(seen)
 }
 
-/// Starts to answer preStop hooks, if that is wanted. Returns also their questions to the control plane.
+/// Starts to answer preStop hooks, if that is wanted. Returns also their questions to the control plane, and their end.
 pub(super) fn answer_hooks(
     followers: Followers,
     config: &Config,
     counters: &Counters,
     tasks: &mut Tasks,
-) -> (Followers, Option<departing::Questions>) {
+) -> (Followers, Option<departing::Questions>, Option<Farewell>) {
     let settings = config.departing.clone();
     let settings = settings.filter(|_| config.backend.describe().programs_kernel);
     let Some(settings) = settings else {
-        return (followers, None);
+        return (followers, None, None);
     };
     let counters = Arc::clone(&counters.departing);
-    let (follower, hooks, questions) = departing::channel(settings, counters);
+    let (follower, hooks, end, questions) = departing::channel(settings, counters);
     spawn_errand(tasks, hooks.run());
-    (followers.with_departing(Some(follower)), Some(questions))
+    let followers = followers.with_departing(Some(follower));
+    (followers, Some(questions), Some(end))
 }

@@ -79,6 +79,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     policies::b5_a_draining_endpoint_serves_a_local_policy_when_no_other_is_on_the_node,
     departing::servers_end_right_after_their_hooks_and_no_connection_fails,
     departing::hooks_are_answered_at_their_bound_at_the_latest,
+    departing::hooks_outlive_a_restart_of_their_agent,
     counted::each_connection_through_a_service_is_reported_once,
     asked::a_kernel_says_what_it_does,
     asked::a_kernel_says_what_others_have_left,

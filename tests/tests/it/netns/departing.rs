@@ -84,8 +84,8 @@ fn write(folder: &Path, pods: [Is; 3]) -> Result<()> {
     Ok(fs::rename(new, folder.join("all.yaml"))?)
 }
 
-/// Asks as kubelet does; returns the answer's status line and body.
-fn hook(node: &NetNs, pod: IpAddr, path: &str) -> Result<(String, String)> {
+/// Asks as kubelet does.
+fn ask(node: &NetNs, pod: IpAddr, path: &str) -> Result<TcpStream> {
     node.run(|| {
         let mut stream = TcpStream::connect_timeout(&(pod, HOOK).into(), DEADLINE)?;
         stream.set_read_timeout(Some(DEADLINE))?;
@@ -93,12 +93,22 @@ fn hook(node: &NetNs, pod: IpAddr, path: &str) -> Result<(String, String)> {
             stream,
             "GET {path} HTTP/1.1\r\nHost: {pod}\r\nUser-Agent: kube-lifecycle/1\r\n\r\n"
         )?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text)?;
-        let (head, body) = text.split_once("\r\n\r\n").context("no answer")?;
-        let status = head.lines().next().unwrap_or_default();
-        Ok((status.to_owned(), body.trim().to_owned()))
+        Ok(stream)
     })
+}
+
+/// Returns the answer's status line and body.
+fn answer(mut stream: TcpStream) -> Result<(String, String)> {
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    let (head, body) = text.split_once("\r\n\r\n").context("no answer")?;
+    let status = head.lines().next().unwrap_or_default();
+    Ok((status.to_owned(), body.trim().to_owned()))
+}
+
+/// Asks as kubelet does; returns the answer's status line and body.
+fn hook(node: &NetNs, pod: IpAddr, path: &str) -> Result<(String, String)> {
+    answer(ask(node, pod, path)?)
 }
 
 /// Wants the outcome of a hook.
@@ -194,7 +204,7 @@ pub(crate) fn servers_end_right_after_their_hooks_and_no_connection_fails() -> R
         thread::scope(|scope| {
             let asked = scope.spawn(|| outcome(node, pod, "/gone?within=20s", "gone"));
             write(folder.path(), pods)?;
-            asked.join().map_err(|_| anyhow!("it panicked"))?
+            joined(asked)
         })?;
         // Connections that are established go on, and new ones are refused.
         let ended = world.topology.pod_mut(name)?;
@@ -330,4 +340,62 @@ pub(crate) fn hooks_are_answered_at_their_bound_at_the_latest() -> Result<()> {
         began.elapsed()
     );
     stop(&world, agents)
+}
+
+/// An agent that is asked to end answers the hooks that wait. New ones wait for the next agent, and are refused when none
+/// comes.
+pub(crate) fn hooks_outlive_a_restart_of_their_agent() -> Result<()> {
+    let (folder, cache) = (tempfile::tempdir()?, tempfile::tempdir()?);
+    write(folder.path(), [Is::Ready; 3])?;
+    let world = World::without_agents()?;
+    let control = world.topology.host("control")?.ns().clone();
+    let (_runtime, _hub) = plane_at(&control, folder.path(), &Admission::default(), CONTROL_PORT)?;
+    let mut agents = agents(&world, cache.path())?;
+    let node = world.node(1)?.clone();
+    let pods = pod_ips(1, 1);
+    for pod in pods {
+        answers(&node, pod)?;
+    }
+    let waits = ask(&node, pods[0], "/gone?within=20s")?;
+    let (first, next) = (agents.remove(0), config(1, cache.path())?);
+    thread::scope(|scope| {
+        let ends = scope.spawn(|| node.run(|| first.stop()));
+        eventually(DEADLINE, "new hooks wait", || {
+            let left = left_behind(&node)?;
+            ensure!(left == 2, "{left} tables");
+            Ok(())
+        })?;
+        let comes = scope.spawn(|| outcome(&node, pods[1], "/gone?within=20s", "gone"));
+        write(folder.path(), [Is::Terminating, Is::Ready, Is::Ready])?;
+        let (status, body) = answer(waits)?;
+        ensure!(status == "HTTP/1.1 200 OK" && body == "gone", "{body}");
+        joined(ends)?;
+        agents.insert(0, node.run(|| Agent::start(&next))?);
+        joined(comes)
+    })?;
+    eventually(DEADLINE, "the next agent takes its place", || {
+        let left = left_behind(&node)?;
+        ensure!(left == 0, "{left} tables");
+        Ok(())
+    })?;
+    let second = agents.remove(0);
+    node.run(|| second.stop())?;
+    ensure!(left_behind(&node)? == 2);
+    // Nobody comes.
+    let refused = hook(&node, pods[0], "/gone");
+    ensure!(refused.is_err(), "{refused:?}");
+    let last = agents.remove(0);
+    world.node(2)?.run(|| last.stop())
+}
+
+/// Returns the number of tables that an agent has left behind.
+fn left_behind(node: &NetNs) -> Result<usize> {
+    let mut nft = Command::new("nft");
+    nft.args(["list", "tables"]);
+    let tables = node.output(nft)?;
+    Ok(tables.matches("kplane-departed").count())
+}
+
+fn joined(thread: thread::ScopedJoinHandle<'_, Result<()>>) -> Result<()> {
+    thread.join().map_err(|_| anyhow!("it panicked"))?
 }

@@ -13,8 +13,23 @@
 //!
 //! Only packets of the node's own processes come through the chain. It stands before those of Services, and policies do not
 //! see the packets, because they stay on the node.
+//!
+//! An agent that ends leaves a table behind, whose elements end by themselves. While they are there, kubelet's attempts to
+//! connect are lost instead of refused, so kubelet tries again, and reaches the next agent:
+//!
+//! ```text
+//! table ip kplane-departed {
+//!   set ranges { daddr, interval, timeout }
+//!   set pods   { daddr, timeout }
+//!   chain output { type filter hook output priority 0
+//!     tcp dport PORT daddr @ranges drop
+//!     tcp dport PORT daddr @pods drop
+//!   }
+//! }
+//! ```
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
 
 use kplane_model::{Cidr, Family, Protocol};
 use kplane_netlink::{Batch, CommitError, NetlinkError, NfSocket};
@@ -27,13 +42,19 @@ use super::super::element::Key;
 use super::super::uapi::*;
 use super::expressions::{ExpressionWriter, FIRST};
 use super::own_table::{BaseChain, OwnTable, address_key, commit};
-use crate::proxy_address::DEPARTING_TABLE as TABLE;
+use crate::proxy_address::{DEPARTED_TABLE, DEPARTING_TABLE as TABLE};
 
 const RANGES: &str = "ranges";
 const PODS: &str = "pods";
 
 /// The hook is `NF_INET_LOCAL_OUT`, before the table of the userspace proxy, which is at -110.
 const CHAIN: BaseChain = BaseChain::new("output", "nat", 3, -120);
+
+/// The same hook behind all that gives connections another destination: packets to the agent that ends have one.
+const DROPS: BaseChain = BaseChain::new("output", "filter", 3, 0);
+
+/// Time for which hooks wait for the next agent.
+const AWAY: Duration = Duration::from_secs(10);
 
 /// Most elements of a set: they must fit into one attribute of 64 KiB.
 const ELEMENTS: usize = 1024;
@@ -70,7 +91,9 @@ impl DepartingTable {
     ) -> Result<Self, DepartingError> {
         let mut socket = NfSocket::open()?;
         let owned = commit(&mut socket, |flags| {
-            structure(family, port, flags, addresses)
+            let mut batch = structure(Role::Leads, family, port, flags, addresses);
+            push_arrival(&mut batch, family, addresses);
+            batch
         })?;
         Ok(Self {
             family,
@@ -94,8 +117,39 @@ impl DepartingTable {
         for set in [RANGES, PODS] {
             table(self.family).push_flush(&mut batch, set);
         }
-        push_addresses(&mut batch, self.family, addresses);
+        push_addresses(&mut batch, table(self.family), addresses);
+        push_arrival(&mut batch, self.family, addresses);
         Ok(self.socket.commit(batch.seal(None))?)
+    }
+
+    /// Ends the table. For ten seconds, new hooks at this port wait for the next agent.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn leave(
+        mut self,
+        port: u16,
+        addresses: (&[Cidr], &[IpAddr]),
+    ) -> Result<(), DepartingError> {
+        let mut batch = structure(Role::Drops, self.family, port, 0, addresses);
+        table(self.family).push_absent(&mut batch);
+        Ok(self.socket.commit(batch.seal(None))?)
+    }
+}
+
+/// What a table does with the packets of hooks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    /// They go to the agent.
+    Leads,
+    /// They are lost, for some seconds.
+    Drops,
+}
+
+/// Deletes the table that the agent before this one left, once this one has taken its place.
+fn push_arrival(batch: &mut Batch, family: Family, (ranges, pods): (&[Cidr], &[IpAddr])) {
+    if !ranges.is_empty() || !pods.is_empty() {
+        departed(family).push_absent(batch);
     }
 }
 
@@ -115,17 +169,45 @@ fn table(family: Family) -> OwnTable {
     }
 }
 
+fn departed(family: Family) -> OwnTable {
+    OwnTable {
+        family,
+        name: DEPARTED_TABLE,
+    }
+}
+
 /// Returns the operations that create the table, in place of one that an earlier process left.
-fn structure(family: Family, port: u16, flags: u32, addresses: (&[Cidr], &[IpAddr])) -> Batch {
-    let (mut batch, table) = (Batch::new(), table(family));
-    let comment = "kplane: leads preStop hooks of Pods to the agent";
+fn structure(
+    role: Role,
+    family: Family,
+    port: u16,
+    flags: u32,
+    addresses: (&[Cidr], &[IpAddr]),
+) -> Batch {
+    let mut batch = Batch::new();
+    let (table, chain, comment, timeout) = match role {
+        Role::Leads => {
+            let comment = "kplane: leads preStop hooks of Pods to the agent";
+            (table(family), CHAIN, comment, 0)
+        }
+        Role::Drops => {
+            let comment = "kplane: preStop hooks wait for the next agent, for some seconds";
+            (departed(family), DROPS, comment, NFT_SET_TIMEOUT)
+        }
+    };
     table.push_new(&mut batch, flags, comment);
     for (id, (set, flags)) in (1..).zip([(RANGES, NFT_SET_INTERVAL), (PODS, 0)]) {
-        table.push_set(&mut batch, id, (set, flags, address_key(family)), |_| {});
+        let set = (set, flags | timeout, address_key(family));
+        table.push_set(&mut batch, id, set, |w| {
+            if role == Role::Drops {
+                let ms = AWAY.as_secs() * 1_000;
+                w.bytes(NFTA_SET_TIMEOUT, &ms.to_be_bytes());
+            }
+        });
     }
-    table.push_chain(&mut batch, &CHAIN);
+    table.push_chain(&mut batch, &chain);
     for set in [RANGES, PODS] {
-        table.push_rule(&mut batch, CHAIN.name, |list| {
+        table.push_rule(&mut batch, chain.name, |list| {
             let mut rule = ExpressionWriter(list);
             rule.meta(NFT_META_L4PROTO, FIRST);
             rule.compare(&[Protocol::Tcp.number()]);
@@ -133,16 +215,19 @@ fn structure(family: Family, port: u16, flags: u32, addresses: (&[Cidr], &[IpAdd
             rule.compare(&port.to_be_bytes());
             rule.destination(family);
             rule.is_in(set);
-            rule.lead_to(family, SocketAddr::new(loopback(family), port));
+            match role {
+                Role::Leads => rule.lead_to(family, SocketAddr::new(loopback(family), port)),
+                Role::Drops => rule.verdict(NF_DROP.cast_unsigned()),
+            }
         });
     }
-    push_addresses(&mut batch, family, addresses);
+    push_addresses(&mut batch, table, addresses);
     batch
 }
 
 /// Adds the addresses of a family to the sets.
-fn push_addresses(batch: &mut Batch, family: Family, (ranges, pods): (&[Cidr], &[IpAddr])) {
-    let table = table(family);
+fn push_addresses(batch: &mut Batch, table: OwnTable, (ranges, pods): (&[Cidr], &[IpAddr])) {
+    let family = table.family;
     let add = || table.operation("add elements", msg::NEWSETELEM, NLM_F_CREATE);
     let ranges = ranges.iter().filter(|range| range.family() == family);
     let ranges = ranges.map(|range| Key::Range(*range)).take(ELEMENTS);

@@ -69,17 +69,22 @@ impl OwnTable {
 
     /// Adds the operations that create the table, in place of one that an earlier process left.
     pub(super) fn push_new(self, batch: &mut Batch, flags: u32, comment: &str) {
+        self.push_absent(batch);
+        let add = self.operation("add table", msg::NEWTABLE, NLM_F_CREATE);
+        batch.push(add, |w| {
+            w.str(NFTA_TABLE_NAME, self.name);
+            w.u32(NFTA_TABLE_FLAGS, flags);
+            w.bytes(NFTA_TABLE_USERDATA, &userdata::comment(comment));
+        });
+    }
+
+    /// Adds the operations that delete the table, if it is there.
+    pub(super) fn push_absent(self, batch: &mut Batch) {
         let name = |w: &mut AttributeWriter<'_>| w.str(NFTA_TABLE_NAME, self.name);
         let add = self.operation("add table", msg::NEWTABLE, NLM_F_CREATE);
         // Adding an existing table is no error; deleting a missing one is.
         batch.push(add, name);
         batch.push(self.operation("delete table", msg::DELTABLE, 0), name);
-        let add = self.operation("add table", msg::NEWTABLE, NLM_F_CREATE);
-        batch.push(add, |w| {
-            name(w);
-            w.u32(NFTA_TABLE_FLAGS, flags);
-            w.bytes(NFTA_TABLE_USERDATA, &userdata::comment(comment));
-        });
     }
 
     /// Adds the operation that creates a set: its name, flags, and the type and length of its keys. `id` is unique in the
