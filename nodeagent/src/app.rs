@@ -121,9 +121,8 @@ pub enum Ended {
     Resumed,
 }
 
-/// Starts an agent. If its backend takes over the node, the agent first waits for the previous
-/// agent to end, for up to [`claim::PATIENCE`](crate::claim::PATIENCE). The future is boxed, so that its code is
-/// generated here and not once more in each program.
+/// Starts an agent. If its backend takes over the node, it first waits for the previous agent to end, for up to
+/// [`claim::PATIENCE`](crate::claim::PATIENCE). The future is boxed, so that its code is generated here and not again in each program.
 ///
 /// # Errors
 /// [`BuildError`] if the agent cannot start.

@@ -26,6 +26,7 @@ use kplane_dataplane::backend::nftables::{DepartingError, DepartingTable, depart
 use kplane_http::{Acceptor, REBIND};
 use kplane_model::{Cidr, Family};
 use kplane_proto::v1::LeavingOutcome;
+use nix::errno::Errno;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::task::spawn_blocking;
@@ -207,8 +208,10 @@ async fn listen(address: SocketAddr, family: Family, problems: &Problems) -> Tcp
                 problems.set(Part::Port, family, None);
                 return listener;
             }
-            // The node has no such family.
-            Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {}
+            // The node has no such family, or none at all (`ipv6.disable=1`).
+            Err(error)
+                if error.kind() == io::ErrorKind::AddrNotAvailable
+                    || error.raw_os_error() == Some(Errno::EAFNOSUPPORT as i32) => {}
             Err(error) if !std::mem::replace(&mut told, true) => {
                 let problem = format!("the agent cannot listen on {address}: {error}");
                 warn!(

@@ -4,10 +4,9 @@
 //! Update -> Desired -> plan -> Backend, each family on its own -> Report
 //! ```
 //!
-//! The engine takes all updates that arrived while the kernel was busy, and programs their sum. If more
-//! than a bound waits, the agent does not read the stream, and updates wait at the control plane, which
-//! keeps only the latest state of each object. The engine is a thread and not a task, because netlink
-//! blocks, and because a network namespace belongs to a thread.
+//! The engine takes all updates that arrived while the kernel was busy, and programs their sum. If more than a bound waits,
+//! the agent does not read the stream, and updates wait at the control plane, which keeps only the latest state of each
+//! object. The engine is a thread and not a task, because netlink blocks, and because a network namespace belongs to a thread.
 
 mod alarm;
 mod alone;

@@ -164,7 +164,7 @@ impl fmt::Display for Words<'_> {
         };
         write!(
             f,
-            "suspected since {} s: {}; {effect}",
+            "suspected for {} s: {}; {effect}",
             self.0.age_s(),
             self.0
         )

@@ -165,7 +165,7 @@ fn suspected(facts: &Facts) -> impl Iterator<Item = Finding> {
         };
         let age = suspicion.age_s();
         let text = format!(
-            "{node} is suspected since {age} s: {suspicion}; {endpoints} endpoints there {effect}"
+            "{node} has been suspected for {age} s: {suspicion}; {endpoints} endpoints there {effect}"
         );
         let fix = format!(
             "kubectl get node {node} -o wide; check that the machine runs, and its network"

@@ -1,7 +1,7 @@
 //! `--pod-starts`: the time from a Pod's address in the API to its NetworkPolicies in the kernel of its node.
 //!
-//! `kubectl get -w` says when the API server tells a watcher of the address, `nft monitor` on each node when the kernel takes
-//! the address. Both are read on this machine, by one clock.
+//! `kubectl get -w` says when a watcher learns of the address, `nft monitor` on each node when the kernel takes the address.
+//! Both are read on this machine, by one clock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader};

@@ -126,7 +126,8 @@ fn distinct(ranges: impl Iterator<Item = Cidr>) -> Vec<Cidr> {
 /// The addresses of a family in the kernel. Those that are no endpoints any more stay for a while.
 #[derive(Debug, Default)]
 pub(super) struct Pods {
-    seen: HashMap<IpAddr, Instant>,
+    /// Addresses, and since when they are no endpoints any more.
+    seen: HashMap<IpAddr, Option<Instant>>,
     /// The time after which one is forgotten.
     forgets_at: Option<Instant>,
 }
@@ -145,17 +146,19 @@ impl Pods {
             .filter(|ip| Family::of(**ip) == family);
         for ip in ours {
             if self.seen.len() < ADDRESSES || self.seen.contains_key(ip) {
-                self.seen.insert(*ip, now);
+                self.seen.insert(*ip, None);
             }
         }
         let in_range = |ip: &IpAddr| known.ranges.iter().any(|range| range.contains(*ip));
-        self.seen
-            .retain(|ip, at| now.saturating_duration_since(*at) < REMEMBERED && !in_range(ip));
-        let passing = self
-            .seen
-            .iter()
-            .filter(|(ip, _)| !known.endpoints.contains(*ip));
-        self.forgets_at = passing.map(|(_, at)| *at + REMEMBERED).min();
+        self.seen.retain(|ip, left| {
+            if !known.endpoints.contains(ip) {
+                left.get_or_insert(now);
+            }
+            let is_recent = |at| now.saturating_duration_since(at) < REMEMBERED;
+            left.is_none_or(is_recent) && !in_range(ip)
+        });
+        let passing = self.seen.values().flatten();
+        self.forgets_at = passing.map(|at| *at + REMEMBERED).min();
         let ranges = known.ranges.iter().copied();
         let mut pods: Vec<IpAddr> = self.seen.keys().copied().collect();
         pods.sort_unstable();
@@ -211,6 +214,8 @@ mod tests {
             (vec![cidr("10.1.0.0/16")], vec![ip("10.9.0.1")])
         );
         assert_eq!(pods.forgets_at(), None);
+        // Nothing changes for longer than an address is remembered.
+        let start = start + 2 * REMEMBERED;
         assert_eq!(
             pods.note(&known(&[]), Family::V4, start).1,
             [ip("10.9.0.1")]

@@ -17,7 +17,7 @@ use kplane_model::{DesiredKey, Family, NodeFacts, ServiceKey, ServiceName};
 use super::followers::Followers;
 use super::now::Now;
 use super::planner::{Planned, Planner};
-use super::reach::{Excused, Reach};
+use super::reach::{Excused, FamilyReach};
 use super::triggers::PendingTriggers;
 use crate::desired::{Desired, Position, Touched, Trigger};
 use crate::report::{Failure, FamilyReport, LastingError, Repairs};
@@ -427,8 +427,8 @@ impl Pipeline {
         self.applied.filter(|_| self.mend_at.is_none())
     }
 
-    pub(super) fn reach(&self) -> Reach {
-        Reach {
+    pub(super) fn reach(&self) -> FamilyReach {
+        FamilyReach {
             held: self.applied(),
             excused: self.excused,
         }

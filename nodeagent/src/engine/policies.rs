@@ -9,7 +9,7 @@ use kplane_model::{DesiredKey, Family, PolicyKey, PolicyObject};
 
 use super::now::Now;
 use super::pipeline::{MEND, RETRY};
-use super::reach::Reach;
+use super::reach::FamilyReach;
 use crate::desired::{Desired, Position, Touched};
 use crate::report::{Failure, LastingError};
 use kplane_dataplane::backend::Verification;
@@ -43,7 +43,7 @@ struct FamilyProgress {
     family: Family,
     /// Whether the kernel's state is not known, so that only a complete change will do.
     behind: bool,
-    reach: Reach,
+    reach: FamilyReach,
     failures: BTreeMap<PolicyKey, Failure>,
     error: Option<LastingError>,
     backoff: Backoff,
@@ -62,7 +62,7 @@ impl Policies {
             families: Family::ALL.map(|family| FamilyProgress {
                 family,
                 behind: true,
-                reach: Reach::default(),
+                reach: FamilyReach::default(),
                 failures: BTreeMap::new(),
                 error: None,
                 backoff: RETRY,
@@ -116,9 +116,12 @@ impl Policies {
         }
     }
 
-    /// Returns how far the families are.
-    pub(super) fn reach(&self) -> impl Iterator<Item = Reach> + Clone {
-        self.families.iter().map(|family| family.reach)
+    /// Returns how far the families are: nowhere while known changes of other programs are not repaired.
+    pub(super) fn reach(&self) -> impl Iterator<Item = FamilyReach> + Clone {
+        self.families.iter().map(|family| FamilyReach {
+            held: family.reach.held.filter(|_| family.mend_at.is_none()),
+            ..family.reach
+        })
     }
 
     fn needed(&self, desired: &Desired) -> impl Iterator<Item = &FamilyProgress> {
@@ -176,8 +179,14 @@ impl Policies {
         let mut families = self.families.iter_mut();
         if let Some(family) = families.find(|family| is_due(family.mend_at, now)) {
             family.mend_at = None;
-            let outcome = self.enforcer.mend(family.family);
-            family.looked(outcome.map_err(|error| chain(&*error.source)), now);
+            match self.enforcer.mend(family.family) {
+                // What another program changed is not known any more, so everything is applied anew.
+                Err(error) => {
+                    family.reach.held = None;
+                    family.fail(chain(&*error.source), now);
+                }
+                Ok(outcome) => family.looked(Ok(outcome), now),
+            }
             return true;
         }
         let mut families = self.families.iter_mut();
@@ -244,7 +253,9 @@ impl FamilyProgress {
         };
         match enforcer.apply(self.family, change) {
             Ok(applied) => {
-                self.holds(applied, position, now);
+                // What an earlier process wrote is read back as well.
+                let is_new = applied.operations > 0 || complete && !objects.is_empty();
+                self.holds(applied, is_new, position, now);
                 false
             }
             Err(error) => {
@@ -257,16 +268,16 @@ impl FamilyProgress {
     }
 
     /// Records that the kernel holds a position.
-    fn holds(&mut self, applied: PolicyApplied, position: Position, now: Now) {
+    fn holds(&mut self, applied: PolicyApplied, is_new: bool, position: Position, now: Now) {
         let read_back = if self.behind { Duration::ZERO } else { QUIET };
-        if applied.operations > 0 {
+        if is_new {
             let at = now.instant + read_back;
             self.verify_at = Some(self.verify_at.map_or(at, |before| before.min(at)));
         }
         self.behind = false;
-        self.reach = Reach {
+        self.reach = FamilyReach {
             held: Some(position),
-            ..Reach::default()
+            ..FamilyReach::default()
         };
         self.error = None;
         self.retry_at = None;

@@ -40,6 +40,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_sec
 const PACE: u32 = 10;
 /// Number of pauses after which a verdict ends that no round confirms: without answers nobody is suspected.
 const LASTS: u32 = 4;
+/// Pause after another replica has said that it has the node's stream. Should that replica end, it is not too long.
+const ELSEWHERE: Duration = Duration::from_secs(60);
 /// Maximum number of nodes about which rounds are open at a time.
 const ROUNDS: usize = 64;
 
@@ -218,11 +220,12 @@ impl Judge {
         }
     }
 
-    /// Acquits nodes whose agents have streams at other replicas.
-    pub(super) fn acquit(&mut self, nodes: &BTreeSet<NodeName>) {
+    /// Acquits nodes whose agents have streams at other replicas, which judge these nodes from now on.
+    pub(super) fn acquit(&mut self, now: Time, nodes: &BTreeSet<NodeName>) {
         for node in nodes {
             if let Some(case) = self.cases.get_mut(node) {
                 (case.open, case.conviction) = (None, None);
+                case.next = now + ELSEWHERE;
             }
         }
     }

@@ -101,7 +101,7 @@ impl Watch {
                 }
             }
             WatchEvent::Others(others) => self.others = others,
-            WatchEvent::Alive(nodes) => self.judge.acquit(&nodes),
+            WatchEvent::Alive(nodes) => self.judge.acquit(now, &nodes),
         }
     }
 
@@ -275,9 +275,14 @@ impl Watch {
             .into_iter()
             .filter(|(node, _)| !self.hub.fleet.is_alive(node, SILENT));
         let others = others.filter(|(node, _)| self.hub.store.knows(node));
-        let others: Vec<_> = others
-            .filter(|(node, _)| !all.nodes.contains_key(node))
-            .collect();
+        let others = others.filter(|(node, _)| !all.nodes.contains_key(node));
+        // Each message of another replica has the age anew, and with it another time.
+        let others = others.map(|(node, of)| {
+            let known = before.nodes.get(&node);
+            let since = known.map_or(of.since, |known| known.since);
+            (node, Suspicion { since, ..of })
+        });
+        let others: Vec<_> = others.collect();
         if !others.is_empty() && all.nodes.len() + others.len() <= self.most() {
             all.nodes.extend(others);
         }

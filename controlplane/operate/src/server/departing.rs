@@ -10,6 +10,8 @@
 //! connections to the Pod. A node counts when it is in reach, and has confirmed when its kernel holds the first revision
 //! without the Pod. Nodes of other replicas confirm by the digest of the Service (`Standings`).
 
+#[cfg(test)]
+mod tests;
 mod wait;
 
 use std::collections::BTreeSet;
@@ -27,7 +29,7 @@ use kplane_picture::publish::Followed;
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::LeavingOutcome;
 use tokio::sync::Semaphore;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use self::wait::Wait;
 use super::convergence::counts;
@@ -79,50 +81,55 @@ struct Depart {
 }
 
 impl Depart {
-    async fn answer(hub: Arc<Hub>, peers: Option<Arc<Peers>>, mut leaving: Leaving) {
+    async fn answer(hub: Arc<Hub>, peers: Option<Arc<Peers>>, leaving: Leaving) {
         let began = Instant::now();
         let until = began + leaving.within;
         let address = leaving.addresses.first().copied();
         let node = leaving.node.clone();
-        let found = Self::find(hub, peers.as_ref(), &leaving).await;
-        let Ok(mut depart) = found else { return };
+        let mut answer = leaving.answer;
+        let pod = (leaving.node, leaving.addresses, leaving.port);
+        // The agent asks again on its next stream if this one ends.
+        let found = tokio::select! {
+            found = timeout_at(until, Self::find(hub, peers.as_ref(), pod)) => found,
+            () = answer.closed() => return,
+        };
+        // Without an answer, the agent waits until the time is over.
+        let Ok(Some(mut depart)) = found else { return };
         let (outcome, reason) = tokio::select! {
-            over = timeout(until - Instant::now().min(until), depart.over(peers.is_some())) => match over {
+            over = timeout_at(until, depart.over(peers.is_some())) => match over {
                 Ok(Ok(())) => (LeavingOutcome::Gone, String::new()),
                 Ok(Err(Closing)) => return,
                 Err(_) => depart.wait.ends(),
             },
-            // The agent asks again on its next stream.
-            () = leaving.answer.closed() => return,
+            () = answer.closed() => return,
         };
         // The agent may have gone.
-        let _ = leaving.answer.send(outcome);
+        let _ = answer.send(outcome);
         if !depart.pod.services.is_empty() {
             let departure = depart.departure(address, &node, began.elapsed(), (outcome, reason));
             depart.hub.departures.note(departure);
         }
     }
 
+    /// Finds the Pod, once the source has been read. Returns `None` if the control plane ends, or there are so many watches
+    /// that agents of other replicas cannot confirm.
     async fn find(
         hub: Arc<Hub>,
         peers: Option<&Arc<Peers>>,
-        leaving: &Leaving,
-    ) -> Result<Self, Closing> {
-        let (node, addresses, port) = (
-            leaving.node.clone(),
-            leaving.addresses.clone(),
-            leaving.port,
-        );
+        (node, addresses, port): (NodeName, Vec<IpAddr>, u16),
+    ) -> Option<Self> {
+        let mut head = hub.store.head();
+        head.wait_for(|head| head.synced).await.ok()?;
         let pod = hub
             .look(move |index| index.pod_at(&node, &addresses, port))
-            .await?;
+            .await
+            .ok()?;
         let mut followed = Vec::new();
         for service in &pod.services {
-            // With too many watches, agents of other replicas do not confirm.
-            let others = Others::follow(peers, Some(service.clone())).await;
-            followed.push((Followed::new(service.clone()), others.unwrap_or_default()));
+            let others = Others::follow(peers, Some(service.clone())).await.ok()?;
+            followed.push((Followed::new(service.clone()), others));
         }
-        Ok(Self {
+        Some(Self {
             wait: Wait::new(pod.services.iter().cloned()),
             hub,
             pod,
@@ -236,10 +243,11 @@ impl Depart {
 }
 
 /// Returns whether a node has to confirm: its agent is connected, was so a moment ago, or may be so at a replica that did not
-/// answer.
+/// answer or on its way to this one, which has just started.
 fn is_in_reach(hub: &Hub, node: &Node<'_>, others: &Collected) -> bool {
     let may_be_elsewhere = !others.missing.is_empty() && !node.is_connected();
-    counts(hub, node) && (node.was_connected_within(AWAY) || may_be_elsewhere)
+    let may_come = node.is_unheard() && hub.started_at.elapsed() < AWAY;
+    counts(hub, node) && (node.was_connected_within(AWAY) || may_be_elsewhere || may_come)
 }
 
 /// Returns whether a node's kernel holds a revision of a Service, by the last report of its agent.

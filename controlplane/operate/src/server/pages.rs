@@ -76,6 +76,11 @@ impl Node<'_> {
         has && self.is_connected()
     }
 
+    /// Returns whether no replica has had a stream of the node's agent.
+    pub(super) fn is_unheard(&self) -> bool {
+        self.claim().is_none()
+    }
+
     /// Returns the newest claim to the node.
     fn claim(&self) -> Option<Claim> {
         let elsewhere = self.elsewhere;

@@ -6,7 +6,7 @@ use super::Core;
 use crate::desired::{Position, Touched};
 use crate::engine::now::Now;
 use crate::engine::pipeline::Pipeline;
-use crate::engine::reach::{Reach, common};
+use crate::engine::reach::{FamilyReach, common};
 
 impl Core {
     /// From now on, connections end that NetworkPolicies no longer allow.
@@ -42,7 +42,7 @@ impl Core {
 
     /// Returns the position whose Services were read back from the kernel.
     pub(super) fn verified(&self) -> Option<Position> {
-        let read_back = |family: &Pipeline| Reach {
+        let read_back = |family: &Pipeline| FamilyReach {
             held: family.verified(),
             ..family.reach()
         };

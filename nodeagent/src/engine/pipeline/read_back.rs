@@ -41,8 +41,14 @@ impl Pipeline {
     /// Repairs the changes of other programs.
     pub(in crate::engine) fn mend(&mut self, now: Now) {
         self.mend_at = None;
-        let outcome = self.side.mend();
-        self.looked(outcome, now);
+        match self.side.mend() {
+            // What another program changed is not known any more, so everything is applied anew.
+            Err(error) => {
+                (self.applied, self.verified) = (None, None);
+                self.fail(&error, now);
+            }
+            outcome => self.looked(outcome, now),
+        }
     }
 
     /// Records the result of reading the kernel back.

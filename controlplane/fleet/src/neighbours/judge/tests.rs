@@ -330,3 +330,25 @@ fn one_of_too_many_is_suspected_after_another_round_only() {
     convict(&mut cluster, 3 * ROUND);
     assert_eq!(cluster.suspected(), ["n3"]);
 }
+
+#[test]
+fn a_node_whose_stream_another_replica_has_is_left_to_it() {
+    let mut cluster = Cluster::new(6, 2);
+    cluster.fall_silent([3]);
+    let [round] = &*cluster.look() else {
+        panic!("a round")
+    };
+    cluster.answer(round, missing);
+    assert_eq!(cluster.suspected(), ["n3"]);
+    cluster.judge.acquit(cluster.now, &[name(3)].into());
+    assert!(cluster.suspected().is_empty());
+    let until = cluster.now + ELSEWHERE;
+    while cluster.now + LOOK < until {
+        assert!(cluster.look().is_empty());
+    }
+    // The other replica may be gone.
+    let [round] = &*cluster.look() else {
+        panic!("a round")
+    };
+    assert_eq!(&*round.about, "n3");
+}

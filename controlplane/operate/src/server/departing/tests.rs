@@ -1,0 +1,65 @@
+//! A control plane that has just started says of no Pod that it is gone.
+
+use kplane_picture::admission::Admission;
+use kplane_picture::index::CliffGuard;
+use kplane_picture::k8s::Kind;
+use kplane_picture::source::manifests::parse;
+use kplane_picture::source::{Batch, Event};
+use tokio::sync::{mpsc, oneshot};
+
+use super::*;
+
+/// A Service with the Pods p, which is terminating, and q.
+const OBJECTS: &str = "
+{apiVersion: v1, kind: Node, metadata: {name: n1}}
+---
+{apiVersion: v1, kind: Service, metadata: {name: web, namespace: shop}, spec: {clusterIP: 10.96.0.9, ports: [{port: 80}]}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: '', port: 8080}]
+endpoints:
+- {addresses: [10.244.0.1], nodeName: n1, conditions: {ready: false, terminating: true}, targetRef: {kind: Pod, name: p}}
+- {addresses: [10.244.0.2], nodeName: n1, conditions: {ready: true}, targetRef: {kind: Pod, name: q}}
+";
+
+fn batch() -> Batch {
+    let objects = parse(OBJECTS.into()).objects.into_iter();
+    let objects = objects.map(|located| Event::InitApply(Box::new(located)));
+    let events = Kind::ALL.into_iter().map(Event::Init).chain(objects);
+    let events = events.chain(Kind::ALL.into_iter().map(Event::InitDone));
+    Batch {
+        events: events.collect(),
+        observed_at: SystemTime::now(),
+    }
+}
+
+/// Asks about Pod p; returns the outcome.
+async fn ask(hub: &Arc<Hub>, within: Duration) -> Option<LeavingOutcome> {
+    let (answer, answered) = oneshot::channel();
+    let leaving = Leaving {
+        node: "n1".into(),
+        addresses: vec![[10, 244, 0, 1].into()],
+        port: 0,
+        within,
+        answer,
+    };
+    Depart::answer(Arc::clone(hub), None, leaving).await;
+    answered.await.ok()
+}
+
+#[tokio::test]
+async fn no_pod_is_gone_before_the_source_is_read_and_agents_are_back() {
+    let (source, batches) = mpsc::channel(1);
+    let guard = CliffGuard::default();
+    let (hub, index) = Hub::new(1, "test", Admission::default(), guard, batches);
+    tokio::spawn(index);
+    assert_eq!(ask(&hub, Duration::from_millis(50)).await, None);
+    source.send(batch()).await.unwrap();
+    let outcome = ask(&hub, Duration::from_millis(300)).await;
+    assert_eq!(outcome, Some(LeavingOutcome::Bound));
+    let latest = hub.departures.latest();
+    assert_eq!(latest.last().unwrap().1.reason, "n1 did not confirm");
+}
