@@ -407,10 +407,8 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
     let mut alarm = Alarm::new(core.readiness());
     let mut policy_alarm = Alarm::new(None);
     loop {
-        if !policy_alarm.is_set() {
-            // The descriptor is there once a policy is.
-            policy_alarm = Alarm::new(core.policy_readiness());
-        }
+        // The descriptor is there while a policy is.
+        policy_alarm.follow(core.policy_generation(), || core.policy_readiness());
         let due = core.due();
         let timer = async {
             match due {

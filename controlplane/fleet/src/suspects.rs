@@ -134,7 +134,7 @@ impl Suspects {
             reason,
         };
         let nodes = now.nodes.iter();
-        let nodes = nodes.map(|(node, of)| issue(node, format!("is {}", Words(of, now.act))));
+        let nodes = nodes.map(|(node, of)| issue(node, format!("has been {}", Words(of, now.act))));
         let holds = *self.lock_holds();
         let holds = holds.map(|why| {
             issue(

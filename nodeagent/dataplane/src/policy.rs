@@ -206,6 +206,12 @@ impl Enforcer {
         self.sides[family as usize].look(PolicyTable::mend)
     }
 
+    /// Returns the number of [`Enforcer::readiness`]'s descriptor, which differs for each; 0 = there is none.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.tables.generation()
+    }
+
     /// Returns a descriptor that is readable when there are reports of the kernel to read; `None` if the backend's
     /// notifications cover the tables, or there is no table yet.
     #[must_use]

@@ -14,6 +14,8 @@ const PAUSE: Duration = Duration::from_millis(2);
 #[derive(Debug)]
 pub(super) struct Alarm {
     fd: Option<AsyncFd<OwnedFd>>,
+    /// The number of the descriptor, for [`Alarm::follow`].
+    generation: u64,
     next: Instant,
 }
 
@@ -33,13 +35,19 @@ impl Alarm {
         });
         Self {
             fd,
+            generation: 0,
             next: Instant::now(),
         }
     }
 
-    /// Returns whether it can ring.
-    pub(super) fn is_set(&self) -> bool {
-        self.fd.is_some()
+    /// Takes the descriptor of this number, if it has another one; 0 = there is none.
+    pub(super) fn follow(&mut self, generation: u64, fd: impl FnOnce() -> Option<OwnedFd>) {
+        if self.generation != generation {
+            *self = Self {
+                generation,
+                ..Self::new(fd())
+            };
+        }
     }
 
     /// Waits until there may be notifications to read. Safe to cancel.

@@ -348,6 +348,11 @@ impl Core {
         self.notifications.as_ref()?.readiness()
     }
 
+    /// Returns the number of the descriptor for NetworkPolicies; 0 = there is none.
+    pub(super) fn policy_generation(&self) -> u64 {
+        self.policies.generation()
+    }
+
     /// Returns the same for NetworkPolicies, if the backend's own descriptor is not enough.
     pub(super) fn policy_readiness(&self) -> Option<OwnedFd> {
         self.policies.readiness()

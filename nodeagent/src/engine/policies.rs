@@ -179,14 +179,8 @@ impl Policies {
         let mut families = self.families.iter_mut();
         if let Some(family) = families.find(|family| is_due(family.mend_at, now)) {
             family.mend_at = None;
-            match self.enforcer.mend(family.family) {
-                // What another program changed is not known any more, so everything is applied anew.
-                Err(error) => {
-                    family.reach.held = None;
-                    family.fail(chain(&*error.source), now);
-                }
-                Ok(outcome) => family.looked(Ok(outcome), now),
-            }
+            let outcome = self.enforcer.mend(family.family);
+            family.looked(outcome.map_err(|error| chain(&*error.source)), now);
             return true;
         }
         let mut families = self.families.iter_mut();
@@ -197,6 +191,11 @@ impl Policies {
             return true;
         }
         false
+    }
+
+    /// Returns the number of the descriptor; 0 = there is none.
+    pub(super) fn generation(&self) -> u64 {
+        self.enforcer.generation()
     }
 
     /// Returns a descriptor that is readable when [`Policies::listen`] may have reports to read, if the backend's own
@@ -352,12 +351,10 @@ impl FamilyProgress {
                 );
                 self.retry_at = Some(now.instant);
             }
+            // What another program changed is not known any more, so everything is applied anew.
             Err(reason) => {
-                tracing::warn!(family = %self.family, error = reason, "cannot read the NetworkPolicies' table back");
-                now.stand(
-                    &mut self.error,
-                    format!("cannot read the kernel back: {reason}"),
-                );
+                self.reach.held = None;
+                self.fail(format!("cannot read the kernel back: {reason}"), now);
             }
         }
     }

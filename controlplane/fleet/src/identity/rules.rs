@@ -20,6 +20,8 @@ use super::Right;
 
 /// Matches every verb, or any rest of a path.
 const ANY: &str = "*";
+/// All verbs of rights.
+const VERBS: [&str; 5] = ["get", "create", "update", "delete", ANY];
 
 /// Rules that allow something. What no rule allows is refused.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -51,10 +53,10 @@ impl Rules {
             if rule.users.is_empty() && rule.groups.is_empty() {
                 return Err("a rule names neither users nor groups; add one of them".to_owned());
             }
-            let known = |verb: &&String| matches!(verb.as_str(), "get" | "update" | ANY);
+            let known = |verb: &&String| VERBS.contains(&verb.as_str());
             if let Some(verb) = rule.verbs.iter().find(|verb| !known(verb)) {
                 return Err(format!(
-                    "a rule has the verb {verb:?}; use get, update or \"*\""
+                    "a rule has the verb {verb:?}; use get, create, update, delete or \"*\""
                 ));
             }
             if let Some(path) = rule.paths.iter().find(|path| !path.starts_with("/kplane/")) {

@@ -84,8 +84,10 @@ async fn watch(
         node,
         renewed: None,
     };
+    let recheck = || Instant::now() + rand::random_range(RECHECK[0]..RECHECK[1]);
+    // Whatever the agent sends does not put it off.
+    let mut checks_at = recheck();
     loop {
-        let pause = rand::random_range(RECHECK[0]..RECHECK[1]);
         let ends = async {
             match watched.end {
                 Some(end) => sleep_until(end).await,
@@ -102,13 +104,20 @@ async fn watch(
                 watched.renew().await;
                 sleep(RENEWAL_PAUSE).await;
             }
-            () = sleep(pause) => {
+            () = sleep_until(checks_at) => {
                 if !watched.renew().await && let Err(refusal) = watched.check().await {
                     return watched.over(refusal);
                 }
+                checks_at = recheck();
             }
         }
     }
+}
+
+/// Returns whether a refusal says nothing about the credential: nobody can check it, or others of the same address tried
+/// too often.
+fn cannot_tell(reason: RefusalReason) -> bool {
+    matches!(reason, RefusalReason::Unavailable | RefusalReason::TooMuch)
 }
 
 /// The identity that is watched.
@@ -147,7 +156,7 @@ impl WatchedIdentity {
     async fn check(&mut self) -> Result<(), Refusal> {
         match self.visitor.again(&self.node, None).await {
             Ok(same) => self.visitor = same,
-            Err(refusal) if refusal.reason == RefusalReason::Unavailable => {}
+            Err(refusal) if cannot_tell(refusal.reason) => {}
             Err(refusal) => return Err(refusal),
         }
         Ok(())

@@ -318,7 +318,7 @@ impl Watch {
             .filter(|(node, _)| !before.nodes.contains_key(*node))
         {
             let words = Words(of, now.act).to_string();
-            warn!(%node, "the node is {words}");
+            warn!(%node, "the node has been {words}");
             self.hub.suspects.begun.fetch_add(1, Ordering::Relaxed);
             self.hub
                 .recorder

@@ -115,7 +115,7 @@ impl Waiting {
 
 fn run(receiver: &Receiver<Message>, hand: &Hand) {
     let mut waiting: [Waiting; 2] = Default::default();
-    let (mut socket, mut backoff) = (None, RETRY);
+    let (mut socket, mut backoffs) = (None, [RETRY; 2]);
     let mut rest_until = Instant::now();
     loop {
         let now = Instant::now();
@@ -133,6 +133,7 @@ fn run(receiver: &Receiver<Message>, hand: &Hand) {
                 if let Err(error) = delete(&mut socket, &flows) {
                     tracing::warn!(%error, "cannot cut connections that policies deny; they are searched again");
                     socket = None;
+                    let family = flows.first().map_or(Family::V4, Flow::family);
                     for flow in flows {
                         let Packet {
                             source,
@@ -142,7 +143,8 @@ fn run(receiver: &Receiver<Message>, hand: &Hand) {
                         let fresh = &mut waiting[flow.family() as usize].fresh;
                         fresh.extend([source, destination]);
                     }
-                    rest_until = Instant::now() + backoff.half_jitter();
+                    let wait = backoffs[family as usize].half_jitter();
+                    rest_until = rest_until.max(Instant::now() + wait);
                 }
                 continue;
             }
@@ -151,15 +153,18 @@ fn run(receiver: &Receiver<Message>, hand: &Hand) {
         }
         for family in Family::ALL {
             let waiting = &mut waiting[family as usize];
+            let backoff = &mut backoffs[family as usize];
             match scan(&mut socket, family, waiting, hand) {
-                Ok(took) => {
-                    rest_until = Instant::now() + (took * PRICE).min(MAX_REST);
+                Ok(None) => {}
+                Ok(Some(took)) => {
+                    let rest = (took * PRICE).min(MAX_REST);
+                    rest_until = rest_until.max(Instant::now() + rest);
                     backoff.reset();
                 }
                 Err(error) => {
                     socket = None;
                     let wait = backoff.half_jitter();
-                    rest_until = Instant::now() + wait;
+                    rest_until = rest_until.max(Instant::now() + wait);
                     tracing::warn!(
                         %family, %error, ?wait,
                         "cannot list connections, so that those live on which policies deny; trying again"
@@ -170,16 +175,16 @@ fn run(receiver: &Receiver<Message>, hand: &Hand) {
     }
 }
 
-/// Lists the flows of what is due.
+/// Lists the flows of what is due. Returns how long that took; `None` = nothing is due.
 fn scan(
     socket: &mut Option<NfSocket>,
     family: Family,
     waiting: &mut Waiting,
     hand: &Hand,
-) -> Result<Duration, NetlinkError> {
+) -> Result<Option<Duration>, NetlinkError> {
     let now = Instant::now();
     if waiting.due(now).is_none_or(|due| due > now) {
-        return Ok(Duration::ZERO);
+        return Ok(None);
     }
     let mut addresses = waiting.fresh.clone();
     let second = waiting.second.take_if(|(at, _)| *at <= now);
@@ -196,7 +201,7 @@ fn scan(
         again.extend(before.into_iter().flat_map(|(_, addresses)| addresses));
         waiting.second = Some((Instant::now() + SECOND_LOOK, again));
     }
-    Ok(now.elapsed())
+    Ok(Some(now.elapsed()))
 }
 
 fn open(socket: &mut Option<NfSocket>) -> Result<&mut NfSocket, NetlinkError> {

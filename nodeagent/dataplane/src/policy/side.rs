@@ -177,7 +177,14 @@ impl PolicySide {
         look: impl FnOnce(&mut PolicyTable, &Content) -> Result<Verification, ApplyError>,
     ) -> Result<Verification, ApplyError> {
         let looked = match &mut self.table {
-            TableState::Held(table) => look(table, &self.content)?,
+            TableState::Held(table) => match look(table, &self.content) {
+                Ok(looked) => looked,
+                Err(error) => {
+                    // What the kernel had reported is lost, so the next change compares everything.
+                    self.table = TableState::Unknown;
+                    return Err(error);
+                }
+            },
             TableState::Absent => Verification::Equal,
             TableState::Unknown => {
                 let what = "it is not known what the table of policies should hold";

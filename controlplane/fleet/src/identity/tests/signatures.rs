@@ -84,16 +84,9 @@ fn only_what_a_key_signed_is_valid() {
     invalid(signer.token(&json!({"alg": "none", "kid": "k1"}), &claims(600)));
     invalid(signer.token(&json!({"alg": "HS256", "kid": "k1"}), &claims(600)));
     invalid(signer.token(&json!({"alg": "RS256", "kid": "k1"}), &claims(600)));
-    invalid(signer.token(&header, &claims(-1)));
-    let mut foreign = claims(600);
-    foreign["iss"] = json!("https://other.example");
-    invalid(signer.token(&header, &foreign));
     let mut endless = claims(600);
     endless.as_object_mut().unwrap().remove("exp");
     invalid(signer.token(&header, &endless));
-    let mut early = claims(600);
-    early["nbf"] = early["exp"].clone();
-    invalid(signer.token(&header, &early));
     // Another node under the same signature.
     let mut stolen = claims(600);
     stolen["kubernetes.io"]["node"]["name"] = json!("n2");
@@ -102,13 +95,20 @@ fn only_what_a_key_signed_is_valid() {
     let (signed, _) = forged.as_str().rsplit_once('.').unwrap();
     invalid(Token::parse(&format!("{signed}.{signature}")).unwrap());
 
-    assert_eq!(
-        check(
-            &keys,
-            &signer.token(&json!({"alg": "ES256", "kid": "k2"}), &claims(600))
-        ),
-        Checked::Unknown
-    );
+    // About these the API server decides.
+    let mut foreign = claims(600);
+    foreign["iss"] = json!("https://other.example");
+    let mut early = claims(600);
+    early["nbf"] = early["exp"].clone();
+    let unknown = json!({"alg": "ES256", "kid": "k2"});
+    for token in [
+        signer.token(&unknown, &claims(600)),
+        signer.token(&header, &claims(-1)),
+        signer.token(&header, &foreign),
+        signer.token(&header, &early),
+    ] {
+        assert_eq!(check(&keys, &token), Checked::Unknown);
+    }
     assert_eq!(check(&KeySet::default(), &good), Checked::Unknown);
 }
 

@@ -5,11 +5,12 @@
 
 mod schema;
 
+use std::borrow::Cow;
 use std::fmt;
 
 use prost::bytes::Buf;
 use prost::encoding::{WireType, decode_key, decode_varint};
-use serde::de::value::StrDeserializer;
+use serde::de::value::{CowStrDeserializer, StrDeserializer};
 use serde::de::{self, DeserializeSeed, IntoDeserializer, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
@@ -183,7 +184,7 @@ impl<'de> SeqAccess<'de> for Many<'_, 'de> {
 /// Texts by names: a repeated message of a name and a text.
 struct TextMap<'m, 'de> {
     entries: Many<'m, 'de>,
-    text: &'de str,
+    text: Cow<'de, str>,
 }
 
 impl<'de> MapAccess<'de> for TextMap<'_, 'de> {
@@ -205,13 +206,16 @@ impl<'de> MapAccess<'de> for TextMap<'_, 'de> {
                 _ => {}
             }
         }
-        self.text = utf8(text)?;
-        let name: StrDeserializer<'_, Malformed> = utf8(name)?.into_deserializer();
+        // The API server stores any bytes in annotations, and its JSON replaces those that are no UTF-8, too.
+        self.text = String::from_utf8_lossy(text);
+        let name: CowStrDeserializer<'_, Malformed> =
+            String::from_utf8_lossy(name).into_deserializer();
         seed.deserialize(name).map(Some)
     }
 
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Malformed> {
-        let text: StrDeserializer<'_, Malformed> = self.text.into_deserializer();
+        let text = std::mem::take(&mut self.text);
+        let text: CowStrDeserializer<'_, Malformed> = text.into_deserializer();
         seed.deserialize(text)
     }
 }
@@ -222,7 +226,10 @@ impl<'de> Deserializer<'de> for Many<'_, 'de> {
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Malformed> {
         if matches!(self.field.shape, Shape::Entry) {
             let entries = self;
-            return visitor.visit_map(TextMap { entries, text: "" });
+            return visitor.visit_map(TextMap {
+                entries,
+                text: Cow::Borrowed(""),
+            });
         }
         visitor.visit_seq(self)
     }

@@ -23,6 +23,8 @@ pub struct PolicyTables {
     /// See [`TableLayout::Policies`].
     output: bool,
     log: Option<bool>,
+    /// Number of times that a namespace was opened for them.
+    generation: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -41,6 +43,7 @@ impl PolicyTables {
             way: PolicyAccess::Shared(namespace),
             output: false,
             log: None,
+            generation: 0,
         }
     }
 
@@ -52,6 +55,7 @@ impl PolicyTables {
             way,
             output,
             log: None,
+            generation: 0,
         }
     }
 
@@ -62,6 +66,7 @@ impl PolicyTables {
             way: PolicyAccess::Refused(backend),
             output: false,
             log: None,
+            generation: 0,
         }
     }
 
@@ -80,6 +85,7 @@ impl PolicyTables {
             PolicyAccess::Own(closed) => {
                 let opened = Namespace::open();
                 let opened = opened.map_err(|problem| error(StepError::read(problem)))?;
+                self.generation += 1;
                 closed.insert(opened).clone()
             }
             PolicyAccess::Refused(backend) => {
@@ -102,6 +108,14 @@ impl PolicyTables {
     pub(crate) fn close(&mut self) {
         if let PolicyAccess::Own(opened) = &mut self.way {
             *opened = None;
+        }
+    }
+
+    /// Returns the number of the descriptor, which differs for each; 0 = there is none.
+    pub(crate) fn generation(&self) -> u64 {
+        match &self.way {
+            PolicyAccess::Own(Some(_)) => self.generation,
+            PolicyAccess::Own(None) | PolicyAccess::Shared(_) | PolicyAccess::Refused(_) => 0,
         }
     }
 

@@ -201,3 +201,17 @@ fn protobuf_that_is_cut_or_damaged_is_refused_or_read_but_nothing_else() {
     let unasked = page(&Resource::Endpoints, Encoding::Protobuf, LISTS[0].2);
     assert!(matches!(unasked, Err(Failure::Malformed(_))), "{unasked:?}");
 }
+
+/// The API server stores any bytes in annotations, so a tenant's must not keep other objects from being read.
+#[test]
+fn bytes_of_an_annotation_that_are_no_text_concern_nobody() {
+    let (resource, _, whole) = &LISTS[0];
+    let name = b"\n\x04note\x12";
+    let at = whole.windows(name.len()).position(|bytes| bytes == name);
+    let mut damaged = whole.to_vec();
+    // The name is followed by the length of the value.
+    damaged[at.unwrap() + name.len() + 1] = 0xff;
+    let [before, after] =
+        [whole, &*damaged].map(|bytes| content(page(resource, Encoding::Protobuf, bytes).unwrap()));
+    assert_eq!(before, after);
+}

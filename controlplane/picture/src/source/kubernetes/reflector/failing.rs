@@ -29,7 +29,8 @@ impl<T: Transport> Reflector<T> {
         }
         let wait = self.note(verb, &failure).await;
         let then = match failure {
-            Failure::Refused { .. } => Then::List,
+            // The same events would come again.
+            Failure::Refused { .. } | Failure::Malformed(_) => Then::List,
             _ => then,
         };
         let overdue = self.started.elapsed() >= OPTIONAL_AFTER;
