@@ -348,16 +348,6 @@ impl Core {
         self.notifications.as_ref()?.readiness()
     }
 
-    /// Returns the number of the descriptor for NetworkPolicies; 0 = there is none.
-    pub(super) fn policy_generation(&self) -> u64 {
-        self.policies.generation()
-    }
-
-    /// Returns the same for NetworkPolicies, if the backend's own descriptor is not enough.
-    pub(super) fn policy_readiness(&self) -> Option<OwnedFd> {
-        self.policies.readiness()
-    }
-
     /// Reads notifications of other programs' changes, and returns whether any of kplane's objects changed.
     /// [`Core::tick`] repairs those.
     pub(super) fn listen(&mut self, now: Now) -> bool {

@@ -167,7 +167,7 @@ impl Tokens {
                 Err(bad(rejected(port)))
             }
             (Checked::Valid, _) if parts.claims.aud.has_kplane() => Ok(parts.identity()),
-            // Only a review tells whether the API server takes a token for another audience.
+            // Only a review shows whether the API server takes a token for another audience.
             (Checked::Valid | Checked::Invalid(_) | Checked::Unknown, _) => Ok(None),
         }
     }

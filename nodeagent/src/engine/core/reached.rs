@@ -1,4 +1,6 @@
-//! How far the kernel is, over both families, Services and NetworkPolicies; and what NetworkPolicies cut and log.
+//! How far the kernel is, over both families, Services and NetworkPolicies; and what NetworkPolicies cut, log and hear.
+
+use std::os::fd::OwnedFd;
 
 use kplane_dataplane::policy::{Flow, Followed, Hand};
 
@@ -32,6 +34,17 @@ impl Core {
             };
             self.policies.sync(&touched, position, &self.desired, now);
         }
+    }
+
+    /// Returns the number of the descriptor for NetworkPolicies; 0 = there is none.
+    pub(in crate::engine) fn policy_generation(&self) -> u64 {
+        self.policies.generation()
+    }
+
+    /// Returns a descriptor that is readable when there may be notifications about NetworkPolicies, if the backend's own one is
+    /// not enough.
+    pub(in crate::engine) fn policy_readiness(&self) -> Option<OwnedFd> {
+        self.policies.readiness()
     }
 
     /// Returns the position that the kernel holds, of Services and NetworkPolicies.
