@@ -17,6 +17,7 @@ use crate::migrate::order::{Chosen, Order};
 use crate::migrate::picture::Picture;
 use crate::migrate::plan;
 use crate::migrate::record::{Direction, Record};
+use crate::migrate::stage::Stage;
 use crate::reach::{Asked, Reach};
 use crate::view::migration::MigrationView;
 
@@ -143,9 +144,10 @@ async fn finish(cli: &Cli, target: &TargetArgs, yes: bool) -> Result<Verdict, Fa
         return Ok(Verdict::NotReached);
     }
     if objects.kube_proxy.is_some() {
-        let count = picture.nodes.len();
+        let stages = picture.nodes.iter().map(Stage::of);
+        let count = stages.filter(|stage| *stage == Stage::Kplane).count();
         let kube_proxy = &target.kube_proxy;
-        anstream::eprintln!("kplane serves all {count} nodes, and each is verified.");
+        anstream::eprintln!("kplane serves {count} nodes, and each is verified.");
         if !yes && !ask(&format!("Delete DaemonSet {kube_proxy}? [y/N] "))? {
             anstream::eprintln!("Nothing was deleted.");
             return Ok(Verdict::Declined);

@@ -270,15 +270,26 @@ pub(crate) fn unfinished(picture: &Picture) -> Option<Blocked> {
             remedy: "kpctl status".to_owned(),
         });
     }
-    let (node, stage) =
-        nodes.find(|(_, stage)| !matches!(stage, Stage::Kplane | Stage::Outside(_)))?;
+    // kube-proxy serves a Linux node with any other value of the label.
+    let (node, stage) = nodes.find(|(node, stage)| match stage {
+        Stage::Kplane => false,
+        Stage::Outside(_) => node.linux,
+        _ => true,
+    })?;
     let reason = match stage.reason() {
         "" => "kube-proxy serves it",
         reason => reason,
     };
+    let remedy = match stage {
+        Stage::Outside(_) => format!(
+            "kubectl label node {} kplane.io/proxy- ; kpctl migrate start --all",
+            node.name
+        ),
+        _ => "kpctl migrate start --all".to_owned(),
+    };
     Some(Blocked {
         problem: format!("{} is not served by kplane: {reason}", node.name),
-        remedy: "kpctl migrate start --all".to_owned(),
+        remedy,
     })
 }
 

@@ -18,6 +18,8 @@ use kplane_view::time::human;
 /// Least time between two readings of the cluster. In large clusters, where reading takes long, the pause is as long as
 /// the reading.
 const PAUSE: Duration = Duration::from_secs(1);
+/// What a walk waits for besides nodes.
+const NOT_NODES: [&str; 2] = ["control plane", "API server"];
 
 pub(super) struct Walk<'a, 'b> {
     cluster: &'a mut Cluster<'b>,
@@ -29,6 +31,8 @@ pub(super) struct Walk<'a, 'b> {
     since: BTreeMap<String, (Instant, String)>,
     /// The time since which the cluster cannot be read.
     blind: Option<Instant>,
+    /// The time since which a change fails.
+    stuck: Option<Instant>,
     begun: bool,
 }
 
@@ -53,6 +57,7 @@ impl<'a, 'b> Walk<'a, 'b> {
             image,
             since: BTreeMap::new(),
             blind: None,
+            stuck: None,
             begun: false,
         }
     }
@@ -75,7 +80,7 @@ impl<'a, 'b> Walk<'a, 'b> {
                 // Another program changed the object in between: look again.
                 Err(Failure::Client(crate::client::Error::Reach(error))) if error.is_conflict() => {
                 }
-                Err(error) if self.tolerates(&error) => {}
+                Err(error) if self.waits_to_write(&error) => sleep(PAUSE).await,
                 Err(error) => return Err(error),
                 Ok(Some(ended)) => {
                     return Ok(End {
@@ -83,7 +88,7 @@ impl<'a, 'b> Walk<'a, 'b> {
                         problem: ended.problem,
                     });
                 }
-                Ok(None) => {}
+                Ok(None) => self.stuck = None,
             }
             if matches!(step, Step::Wait(_)) {
                 sleep(PAUSE.max(looked.elapsed())).await;
@@ -110,6 +115,16 @@ impl<'a, 'b> Walk<'a, 'b> {
         }
         self.blind = None;
         Ok(Some(objects))
+    }
+
+    /// Returns whether to try again after a change failed, which a cluster that can be read does not excuse for ever.
+    fn waits_to_write(&mut self, error: &Failure) -> bool {
+        let since = *self.stuck.get_or_insert_with(Instant::now);
+        let waits = error.is_transient() && since.elapsed() < self.limit;
+        if waits {
+            tell_once(&mut self.since, "API server", &error.to_string());
+        }
+        waits
     }
 
     /// Returns whether to try again after an error.
@@ -268,7 +283,7 @@ impl<'a, 'b> Walk<'a, 'b> {
         let direction = self.order.direction;
         self.since.retain(|node, (since, _)| {
             let stays = still(node);
-            if !stays && direction == Direction::ToKplane && node != "control plane" {
+            if !stays && direction == Direction::ToKplane && !NOT_NODES.contains(&&**node) {
                 say(&format!(
                     "{node}: verified after {}",
                     human(since.elapsed())

@@ -208,6 +208,23 @@ fn only_chosen_nodes_move_and_only_those_that_work() {
 }
 
 #[test]
+fn a_node_that_was_kept_out_keeps_kube_proxy() {
+    let mut picture = cluster(&["a", "b"]);
+    walk(&mut picture, &order(Direction::ToKplane, 1));
+    assert_eq!(unfinished(&picture), None);
+    picture.nodes[1].mark = Mark::Other("kube-proxy".to_owned());
+    let blocked = unfinished(&picture).unwrap();
+    assert!(blocked.problem.starts_with("b is not served by kplane"));
+    assert!(
+        blocked
+            .remedy
+            .starts_with("kubectl label node b kplane.io/proxy- ;")
+    );
+    picture.nodes[1].linux = false;
+    assert_eq!(unfinished(&picture), None);
+}
+
+#[test]
 fn what_is_missing_is_named_with_the_command() {
     let forth = order(Direction::ToKplane, 1);
     let remedy = |change: fn(&mut Picture), order: &Order| {
