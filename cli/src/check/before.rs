@@ -11,7 +11,7 @@ use crate::migrate::stage::Stage;
 const OLDEST: u32 = 33;
 
 /// The rights that an installation and a migration need: verb, group, resource.
-pub(crate) const RIGHTS: [(&str, &str, &str); 8] = [
+pub(crate) const RIGHTS: [(&str, &str, &str); 11] = [
     ("create", "apps", "daemonsets"),
     ("patch", "apps", "daemonsets"),
     ("delete", "apps", "daemonsets"),
@@ -19,6 +19,9 @@ pub(crate) const RIGHTS: [(&str, &str, &str); 8] = [
     ("create", "rbac.authorization.k8s.io", "clusterroles"),
     ("create", "", "namespaces"),
     ("create", "", "pods"),
+    ("delete", "", "pods"),
+    ("create", "", "configmaps"),
+    ("patch", "", "configmaps"),
     ("patch", "", "nodes"),
 ];
 
