@@ -226,8 +226,7 @@ impl FamilyProgress {
         now: Now,
     ) -> bool {
         if self.retry_at.is_some_and(|at| now.instant < at) {
-            let is_needed = self.is_needed(desired);
-            self.reach.excused.refused(position, is_needed);
+            self.refused(position, desired);
             return false;
         }
         let complete = self.behind;
@@ -259,9 +258,7 @@ impl FamilyProgress {
             }
             Err(error) => {
                 self.fail(chain(&*error.source), now);
-                let is_needed = self.is_needed(desired);
-                self.reach.excused.refused(position, is_needed);
-                is_needed
+                self.refused(position, desired)
             }
         }
     }
@@ -319,6 +316,13 @@ impl FamilyProgress {
         now.stand(&mut self.error, reason);
         self.retry_at = Some(now.instant + wait);
         self.verify_at = None;
+    }
+
+    /// Records that the kernel refuses a position; returns whether the node needs the family.
+    fn refused(&mut self, position: Position, desired: &Desired) -> bool {
+        let is_needed = self.is_needed(desired);
+        self.reach.excused.refused(position, is_needed);
+        is_needed
     }
 
     /// Returns whether the node needs the family: a kernel without IPv6 is no problem while no Pod has such an address.

@@ -30,7 +30,7 @@ impl Excused {
 /// Returns the position that all families have reached. A family that its kernel refuses has also reached positions that do
 /// not need it, but none before these. A family that is still in another epoch than `epoch` is behind every family in it.
 pub(super) fn common(
-    families: impl Iterator<Item = FamilyReach> + Clone,
+    mut families: impl Iterator<Item = FamilyReach> + Clone,
     epoch: Option<u64>,
 ) -> Option<Position> {
     let progress = |at: Position| (Some(at.epoch) == epoch, at.revision);
@@ -48,7 +48,6 @@ pub(super) fn common(
             .is_some_and(|held| progress(held) >= progress(reached));
         is_past || excused.is_some_and(|first| progress(first) <= progress(reached))
     };
-    let mut families = families;
     families.all(has_reached).then_some(reached)
 }
 

@@ -18,8 +18,9 @@ use kplane_view::time::human;
 /// Least time between two readings of the cluster. In large clusters, where reading takes long, the pause is as long as
 /// the reading.
 const PAUSE: Duration = Duration::from_secs(1);
-/// What a walk waits for besides nodes.
-const NOT_NODES: [&str; 2] = ["control plane", "API server"];
+/// Names of what a walk waits for besides nodes.
+const CONTROL_PLANE: &str = "control plane";
+const API_SERVER: &str = "API server";
 
 pub(super) struct Walk<'a, 'b> {
     cluster: &'a mut Cluster<'b>,
@@ -108,7 +109,7 @@ impl<'a, 'b> Walk<'a, 'b> {
         if let (Some(Err(error)), true) = (&objects.fleet, needs_plane) {
             let since = *self.blind.get_or_insert_with(Instant::now);
             if since.elapsed() < self.limit {
-                tell_once(&mut self.since, "control plane", error);
+                tell_once(&mut self.since, CONTROL_PLANE, error);
                 return Ok(None);
             }
             return Ok(Some(objects));
@@ -122,7 +123,7 @@ impl<'a, 'b> Walk<'a, 'b> {
         let since = *self.stuck.get_or_insert_with(Instant::now);
         let waits = error.is_transient() && since.elapsed() < self.limit;
         if waits {
-            tell_once(&mut self.since, "API server", &error.to_string());
+            tell_once(&mut self.since, API_SERVER, &error.to_string());
         }
         waits
     }
@@ -283,7 +284,10 @@ impl<'a, 'b> Walk<'a, 'b> {
         let direction = self.order.direction;
         self.since.retain(|node, (since, _)| {
             let stays = still(node);
-            if !stays && direction == Direction::ToKplane && !NOT_NODES.contains(&&**node) {
+            if !stays
+                && direction == Direction::ToKplane
+                && ![CONTROL_PLANE, API_SERVER].contains(&&**node)
+            {
                 say(&format!(
                     "{node}: verified after {}",
                     human(since.elapsed())

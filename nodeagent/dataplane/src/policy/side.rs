@@ -177,24 +177,18 @@ impl PolicySide {
         look: impl FnOnce(&mut PolicyTable, &Content) -> Result<Verification, ApplyError>,
     ) -> Result<Verification, ApplyError> {
         let looked = match &mut self.table {
-            TableState::Held(table) => match look(table, &self.content) {
-                Ok(looked) => looked,
-                Err(error) => {
-                    // What the kernel had reported is lost, so the next change compares everything.
-                    self.table = TableState::Unknown;
-                    return Err(error);
-                }
-            },
-            TableState::Absent => Verification::Equal,
+            TableState::Held(table) => look(table, &self.content),
+            TableState::Absent => Ok(Verification::Equal),
             TableState::Unknown => {
                 let what = "it is not known what the table of policies should hold";
-                Verification::Drifted(what.to_owned())
+                Ok(Verification::Drifted(what.to_owned()))
             }
         };
-        if matches!(looked, Verification::Drifted(_)) {
+        // An error loses what the kernel had reported, so the next change compares everything.
+        if matches!(looked, Err(_) | Ok(Verification::Drifted(_))) {
             self.table = TableState::Unknown;
         }
-        Ok(looked)
+        looked
     }
 
     /// Returns those flows that policies deny. From and to the node itself everything is allowed (NP11).

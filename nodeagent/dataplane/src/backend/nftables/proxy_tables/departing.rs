@@ -76,6 +76,8 @@ pub struct DepartingTable {
     family: Family,
     socket: NfSocket,
     owned: bool,
+    /// Whether the table has taken the place of the one that the agent before this one left.
+    arrived: bool,
 }
 
 impl DepartingTable {
@@ -92,13 +94,16 @@ impl DepartingTable {
         let mut socket = NfSocket::open()?;
         let owned = commit(&mut socket, |flags| {
             let mut batch = structure(Role::Leads, family, port, flags, addresses);
-            push_arrival(&mut batch, family, addresses);
+            if leads_hooks(addresses) {
+                departed(family).push_absent(&mut batch);
+            }
             batch
         })?;
         Ok(Self {
             family,
             socket,
             owned,
+            arrived: leads_hooks(addresses),
         })
     }
 
@@ -118,8 +123,13 @@ impl DepartingTable {
             table(self.family).push_flush(&mut batch, set);
         }
         push_addresses(&mut batch, table(self.family), addresses);
-        push_arrival(&mut batch, self.family, addresses);
-        Ok(self.socket.commit(batch.seal(None))?)
+        let arrives = !self.arrived && leads_hooks(addresses);
+        if arrives {
+            departed(self.family).push_absent(&mut batch);
+        }
+        self.socket.commit(batch.seal(None))?;
+        self.arrived |= arrives;
+        Ok(())
     }
 
     /// Ends the table. For ten seconds, new hooks at this port wait for the next agent.
@@ -137,7 +147,7 @@ impl DepartingTable {
     }
 }
 
-/// What a table does with the packets of hooks.
+/// The purpose of a table for the packets of hooks.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Role {
     /// They go to the agent.
@@ -146,11 +156,9 @@ enum Role {
     Drops,
 }
 
-/// Deletes the table that the agent before this one left, once this one has taken its place.
-fn push_arrival(batch: &mut Batch, family: Family, (ranges, pods): (&[Cidr], &[IpAddr])) {
-    if !ranges.is_empty() || !pods.is_empty() {
-        departed(family).push_absent(batch);
-    }
+/// Returns whether the table leads hooks of any address to the agent.
+fn leads_hooks((ranges, pods): (&[Cidr], &[IpAddr])) -> bool {
+    !ranges.is_empty() || !pods.is_empty()
 }
 
 /// Returns the address at which the agent listens for hooks.
