@@ -53,7 +53,7 @@ use crate::convert::{self, EndpointOrigin, ExternalIps, SkipReason, SliceEndpoin
 use crate::k8s::{Kind, Object, ObjectId, Uid};
 use crate::publish::{Publication, Published};
 use crate::source::Located;
-use crate::trust::Belief;
+use crate::trust::{self, Belief};
 use kplane_policy::Policies;
 
 use claims::{Claims, Seniority};
@@ -189,6 +189,10 @@ impl Index {
             places: Places::new(admission.reserved),
             quota: Quota::new(admission.namespace_elements),
             proxying: admission.proxying,
+            belief: match admission.network_policies {
+                true => Belief::confirmed_by(&trust::WITH_POLICIES),
+                false => Belief::default(),
+            },
             policies: admission.network_policies.then(Policies::default),
             ..Self::default()
         }

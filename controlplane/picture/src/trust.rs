@@ -41,16 +41,29 @@ impl Trust {
     }
 }
 
-/// Kinds whose second list confirms the picture: if objects of these kinds are missing, Services
-/// vanish.
-pub const CONFIRMING: [Kind; 2] = [Kind::Service, Kind::EndpointSlice];
+/// Kinds whose second lists confirm the picture where no NetworkPolicies are enforced: if objects of
+/// these kinds are missing, Services vanish.
+pub const SERVICES: [Kind; 2] = [Kind::Service, Kind::EndpointSlice];
+
+/// Kinds whose second lists confirm the picture where NetworkPolicies are enforced: if objects of
+/// these kinds are missing, Pods are open or closed that should not be.
+pub const WITH_POLICIES: [Kind; 6] = [
+    Kind::Service,
+    Kind::EndpointSlice,
+    Kind::NetworkPolicy,
+    Kind::Namespace,
+    Kind::Pod,
+    Kind::ClusterNetworkPolicy,
+];
 
 /// Maximum number of doubts that are named; the others are counted.
 const DOUBTS_NAMED: usize = 3;
 
 /// The statements of sources and of the operator about the picture.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Belief {
+    /// Kinds whose second lists together confirm the picture.
+    confirming: &'static [Kind],
     doubts: Vec<String>,
     /// Doubts that the operator has resolved. When one ends and comes again, it counts again.
     answered: BTreeSet<String>,
@@ -58,7 +71,25 @@ pub struct Belief {
     confirmed: bool,
 }
 
+impl Default for Belief {
+    fn default() -> Self {
+        Self::confirmed_by(&SERVICES)
+    }
+}
+
 impl Belief {
+    /// Creates the belief in a picture that second lists of these kinds together confirm.
+    #[must_use]
+    pub fn confirmed_by(confirming: &'static [Kind]) -> Self {
+        Self {
+            confirming,
+            doubts: Vec::new(),
+            answered: BTreeSet::new(),
+            looked_again: BTreeSet::new(),
+            confirmed: false,
+        }
+    }
+
     /// Replaces all current doubts, which are reasons why objects may be missing; none = the
     /// picture is complete.
     pub fn doubt(&mut self, doubts: Vec<String>) {
@@ -69,7 +100,8 @@ impl Belief {
     /// Records that a second, newer list of a kind has arrived.
     pub fn looked_again(&mut self, kind: Kind) {
         self.looked_again.insert(kind);
-        self.confirmed |= CONFIRMING
+        self.confirmed |= self
+            .confirming
             .iter()
             .all(|kind| self.looked_again.contains(kind));
     }
@@ -146,6 +178,17 @@ mod tests {
         assert_eq!(belief.trust(), Trust::Confirmed);
         belief.doubt(doubts(&["a"]));
         assert!(belief.trust().is_partial());
+    }
+
+    /// A list without NetworkPolicies opens Pods: second lists of Services alone do not confirm it.
+    #[test]
+    fn where_policies_are_enforced_their_kinds_are_looked_at_as_well() {
+        let mut belief = Belief::confirmed_by(&WITH_POLICIES);
+        for kind in WITH_POLICIES {
+            assert_eq!(belief.trust(), Trust::Whole, "before {kind}");
+            belief.looked_again(kind);
+        }
+        assert_eq!(belief.trust(), Trust::Confirmed);
     }
 
     #[test]

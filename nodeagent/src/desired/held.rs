@@ -390,7 +390,7 @@ impl Desired {
                 self.release(&service, touched);
             }
         }
-        if !self.is_policy_cliff(believed, self.held.policies) {
+        if !self.is_policy_cliff(believed) {
             self.held.policies = 0;
             self.release_policies(touched);
         }

@@ -15,6 +15,15 @@ struct Loss {
     all: usize,
 }
 
+/// What is lost of NetworkPolicies, of Pods of the node, and of what they refer to: each is judged alone, so that
+/// many Pods do not hide a loss of all policies.
+#[derive(Debug, Default)]
+struct PolicyLosses {
+    policies: Loss,
+    pods: Loss,
+    others: Loss,
+}
+
 impl Loss {
     fn count(&mut self, is_lost: bool) {
         self.lost += usize::from(is_lost);
@@ -58,38 +67,40 @@ impl Desired {
     /// Returns how many NetworkPolicies and Pods of the node are kept although a snapshot lacks them. They are kept
     /// together with everything that they refer to, or none is: an absent policy would open its Pods.
     pub(super) fn kept_policies(&self, staged: &Staged, confidence: Confidence) -> usize {
-        let (mut policies, mut pods, mut others) =
-            (Loss::default(), Loss::default(), Loss::default());
-        for (key, _) in self.policy_slots() {
-            let is_lost = !staged.named.contains_key(&DesiredKey::Policy(key.clone()));
-            match key {
-                PolicyKey::Policy(_) | PolicyKey::Cluster(_) => policies.count(is_lost),
-                PolicyKey::Pod(_) => pods.count(is_lost),
-                PolicyKey::Peer(_)
-                | PolicyKey::Class(_)
-                | PolicyKey::Group(..)
-                | PolicyKey::Span(..)
-                | PolicyKey::Decisions(..) => others.count(is_lost),
-            }
-        }
-        let guard = self.guard;
-        let holds = |loss: Loss| guard.holds(confidence, loss.lost, loss.all);
-        let any = confidence == Confidence::Partial && others.lost > 0;
-        match holds(policies) || holds(pods) || any {
-            true => (policies.lost + pods.lost).max(1),
+        let lost = self.policy_losses(|key, _| {
+            let key = DesiredKey::Policy(key.clone());
+            !staged.named.contains_key(&key)
+        });
+        let any = confidence == Confidence::Partial && lost.others.lost > 0;
+        let holds = |loss: Loss| self.guard.holds(confidence, loss.lost, loss.all);
+        match holds(lost.policies) || holds(lost.pods) || any {
+            true => (lost.policies.lost + lost.pods.lost).max(1),
             false => 0,
         }
     }
 
-    /// Returns whether so many kept policies and Pods would still be a cliff.
-    pub(super) fn is_policy_cliff(&self, guard: CliffGuard, kept: usize) -> bool {
-        let counts = |(key, _): &(&PolicyKey, &Slot)| {
-            matches!(
-                key,
-                PolicyKey::Policy(_) | PolicyKey::Cluster(_) | PolicyKey::Pod(_)
-            )
-        };
-        guard.is_cliff(kept, self.policy_slots().filter(counts).count())
+    /// Returns whether it would still be a cliff if the kept policies and Pods were removed.
+    pub(super) fn is_policy_cliff(&self, guard: CliffGuard) -> bool {
+        let kept = self.policy_losses(|_, slot| slot.backing == Backing::Unnamed);
+        let is_cliff = |loss: Loss| guard.is_cliff(loss.lost, loss.all);
+        is_cliff(kept.policies) || is_cliff(kept.pods)
+    }
+
+    fn policy_losses(&self, is_lost: impl Fn(&PolicyKey, &Slot) -> bool) -> PolicyLosses {
+        let mut losses = PolicyLosses::default();
+        for (key, slot) in self.policy_slots() {
+            let loss = match key {
+                PolicyKey::Policy(_) | PolicyKey::Cluster(_) => &mut losses.policies,
+                PolicyKey::Pod(_) => &mut losses.pods,
+                PolicyKey::Peer(_)
+                | PolicyKey::Class(_)
+                | PolicyKey::Group(..)
+                | PolicyKey::Span(..)
+                | PolicyKey::Decisions(..) => &mut losses.others,
+            };
+            loss.count(is_lost(key, slot));
+        }
+        losses
     }
 
     /// Stops keeping parts of NetworkPolicies that the control plane does not send.

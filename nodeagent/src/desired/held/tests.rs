@@ -2,7 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kplane_model::{DesiredKey, DesiredObject, Family, ServiceKey, ServiceName, TrafficPolicy};
+use kplane_model::{
+    DesiredKey, DesiredObject, Family, LocalPod, PodName, Policy, PolicyName, PolicyObject,
+    ServiceKey, ServiceName, TrafficPolicy,
+};
 use kplane_proto::v1::Confidence::{self, Confirmed, Partial, Unspecified as Whole};
 use proptest::prelude::*;
 
@@ -293,6 +296,42 @@ fn a_service_that_is_named_wins_over_one_that_is_kept() {
             .apply(plane(7, Partial, vec![rival]).snapshot_update())
             .unwrap();
         assert_eq!((count(&desired).0, held(&desired)), (2, (1, 0)));
+    }
+}
+
+fn policy(number: u8) -> DesiredObject {
+    DesiredObject::Policy(PolicyObject::Policy(Policy {
+        name: PolicyName::new("shop", &format!("p{number}")),
+        ingress: Some(Vec::new()),
+        egress: None,
+    }))
+}
+
+fn pod(number: u8) -> DesiredObject {
+    DesiredObject::Policy(PolicyObject::Pod(LocalPod {
+        name: PodName::new("shop", &format!("pod{number}")),
+        addresses: vec![[10, 0, 1, number].into()],
+        ports: Vec::new(),
+        policies: Vec::new(),
+        tier: None,
+    }))
+}
+
+/// All policies of a node are a cliff, however many Pods stay; so they are when the picture becomes whole later.
+#[test]
+fn many_pods_do_not_hide_that_all_policies_go() {
+    let policies = (0..12).map(policy);
+    let objects: Vec<_> = policies.chain((0..200).map(pod)).collect();
+    for first in [Whole, Partial] {
+        let mut desired = holding(&objects);
+        let mut other = plane(7, first, objects[12..].to_vec());
+        desired.apply(other.snapshot_update()).unwrap();
+        other.confidence = Whole;
+        desired.apply(other.delta_update()).unwrap();
+        assert_eq!(desired.policies().count(), objects.len(), "{first:?}");
+        other.confidence = Confirmed;
+        desired.apply(other.delta_update()).unwrap();
+        assert_eq!(desired.policies().count(), 200, "{first:?}");
     }
 }
 

@@ -179,6 +179,7 @@ impl<T: Transport> Reflector<T> {
             Phase::Waiting { until, then } => {
                 tokio::select! {
                     () = sleep_until(until) => {}
+                    () = self.due_without() => {}
                     () = self.outbox.closed() => return Err(Closed),
                 }
                 Ok(match then {

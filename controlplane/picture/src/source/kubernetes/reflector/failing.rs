@@ -94,8 +94,10 @@ impl<T: Transport> Reflector<T> {
                 if self.memory.is_empty() {
                     self.report.listed(&[], false);
                     self.report.current(Instant::now());
-                    if !self.synced {
-                        self.serve_without().await?;
+                    self.second_look.listed(false, true);
+                    match self.synced {
+                        true => self.tell(vec![Event::Looked(self.kind)]).await?,
+                        false => self.serve_without().await?,
                     }
                     return Ok(Phase::after(ABSENT, Then::List));
                 }

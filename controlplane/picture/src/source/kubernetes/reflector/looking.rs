@@ -14,7 +14,7 @@ use super::{Closed, KindEvents, Reflector};
 use crate::k8s::Kind;
 use crate::source::kubernetes::memory::EMPTY_FOR;
 use crate::source::kubernetes::transport::Transport;
-use crate::trust::CONFIRMING;
+use crate::trust::SERVICES;
 
 /// Minimum time between a list and a second list that was requested.
 pub(super) const PAUSE: Duration = Duration::from_secs(5);
@@ -47,7 +47,7 @@ impl SecondLook {
     /// Records that a complete list was believed.
     pub(super) fn listed(&mut self, first: bool, empty: bool) {
         self.listed_at = Instant::now();
-        self.empty = first && empty && CONFIRMING.contains(&self.kind);
+        self.empty = first && empty && SERVICES.contains(&self.kind);
     }
 
     /// Returns the reason why unknown objects may exist, if there is one.
@@ -62,12 +62,14 @@ impl SecondLook {
         })
     }
 
-    /// Waits until a second list is due. Dropping the future loses nothing.
+    /// Waits until a second list is due; no agent keeps anything for want of a ServiceCIDR. Dropping the
+    /// future loses nothing.
     pub(super) async fn due(&self) {
         let wanted = async {
             // The receiver is cloned, so that the request counts until a list begins.
             let mut looks = self.looks.clone();
-            if !CONFIRMING.contains(&self.kind) || looks.changed().await.is_err() {
+            let none = self.kind == Kind::ServiceCidr;
+            if none || looks.changed().await.is_err() {
                 std::future::pending::<()>().await;
             }
             sleep_until(self.listed_at + PAUSE).await;
@@ -80,6 +82,16 @@ impl SecondLook {
 }
 
 impl<T: Transport> Reflector<T> {
+    /// Waits until a second list is due of a kind that the server does not have. Dropping the future
+    /// loses nothing.
+    pub(super) async fn due_without(&self) {
+        let optional = self.kind == Kind::ClusterNetworkPolicy;
+        if !(optional && self.synced && self.memory.is_empty()) {
+            std::future::pending::<()>().await;
+        }
+        self.second_look.due().await;
+    }
+
     /// Passes on the reason why unknown objects may exist, if it has changed.
     pub(super) async fn tell_doubt(&mut self) -> Result<(), Closed> {
         let doubt = self.report.doubt().or_else(|| self.second_look.doubt());

@@ -44,16 +44,47 @@ async fn a_second_look_is_taken_when_somebody_wants_one() {
     assert!(rig.doubts.is_empty());
 }
 
-/// Nodes and ServiceCIDRs make no Service vanish.
+/// Nobody keeps anything for want of a ServiceCIDR.
 #[tokio::test(start_paused = true)]
-async fn other_kinds_are_not_looked_at_again() {
-    let mut rig = rig(Resource::Nodes(None));
+async fn ranges_are_not_looked_at_again() {
+    let mut rig = rig(Resource::ServiceCidrs);
     rig.watch([Step::Say(vec![put("a", 5), end(10)]), Step::Hang]);
     rig.watch([Step::Hang]);
     rig.start();
     rig.told_until("done").await;
     rig.upstream.look_again();
     assert_eq!(rig.pass(Duration::from_secs(60)).await, [""; 0]);
+}
+
+/// What is kept for want of a policy, a Pod or a Node ends with a second list, too; a definition that
+/// the server does not have counts as looked at.
+#[tokio::test(start_paused = true)]
+async fn policies_pods_and_nodes_are_looked_at_again() {
+    for resource in [
+        Resource::NetworkPolicies,
+        Resource::Namespaces,
+        Resource::Pods,
+        Resource::Nodes(None),
+    ] {
+        let mut rig = rig(resource);
+        for version in [10, 11] {
+            rig.watch([Step::Say(vec![put("a", 5), end(version)]), Step::Hang]);
+        }
+        rig.start();
+        rig.told_until("done").await;
+        rig.upstream.look_again();
+        assert_eq!(rig.told(1).await, ["looked"]);
+    }
+    let mut rig = rig(Resource::ClusterPolicies { beta: true });
+    for _ in 0..4 {
+        rig.no_watch(Failure::NotServed);
+    }
+    rig.start();
+    assert_eq!(rig.told(2).await, ["init", "done"]);
+    let before = Instant::now();
+    rig.upstream.look_again();
+    assert_eq!(rig.told(1).await, ["looked"]);
+    assert_eq!(before.elapsed(), PAUSE);
 }
 
 /// A second list that fails is tried again until it succeeds.

@@ -7,7 +7,8 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::k8s::{
-    ClusterNetworkPolicy, EndpointSlice, Node, Object, ObjectMeta, Service, ServiceCidr,
+    ClusterNetworkPolicy, EndpointSlice, Namespace, NetworkPolicy, Node, Object, ObjectMeta, Pod,
+    Service, ServiceCidr,
 };
 use crate::source::kubernetes::transport::{ObjectPage, Unreadable};
 use crate::source::upstream::{KindState, Upstream};
@@ -378,6 +379,17 @@ fn of_kind(object: Object, resource: &Resource) -> Object {
             metadata,
             ..ClusterNetworkPolicy::default()
         }),
-        Kind::NetworkPolicy | Kind::Namespace | Kind::Pod => unreachable!("no script has them"),
+        Kind::NetworkPolicy => Object::NetworkPolicy(NetworkPolicy {
+            metadata,
+            ..NetworkPolicy::default()
+        }),
+        Kind::Namespace => Object::Namespace(Namespace {
+            metadata,
+            ..Namespace::default()
+        }),
+        Kind::Pod => Object::Pod(Pod {
+            metadata,
+            ..Pod::default()
+        }),
     }
 }
