@@ -9,6 +9,7 @@ mod blocks;
 mod content;
 mod cutter;
 mod deciding;
+mod departed;
 mod expand;
 mod followed;
 mod held;

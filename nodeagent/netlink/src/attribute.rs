@@ -5,7 +5,7 @@ const HEADER_BYTES: usize = 4;
 /// `NLA_ALIGNTO`: every attribute starts at a multiple of four bytes.
 const ALIGN_BYTES: usize = 4;
 /// `NLA_F_NESTED`: the payload is a list of attributes.
-const NLA_F_NESTED: u16 = 1 << 15;
+pub(super) const NLA_F_NESTED: u16 = 1 << 15;
 /// `NLA_TYPE_MASK`: the type without `NLA_F_NESTED` and `NLA_F_NET_BYTEORDER`.
 const NLA_TYPE_MASK: u16 = 0x3fff;
 

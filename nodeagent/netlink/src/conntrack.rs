@@ -103,62 +103,52 @@ impl Flow {
     /// Reads one message of a dump; returns `None` for anything but a complete UDP entry.
     #[must_use]
     pub fn parse(message: Message<'_>) -> Option<Self> {
-        parse_as(message, Protocol::Udp)
+        if message.kind != ENTRY {
+            return None;
+        }
+        let (mut original, mut reply) = (None, None);
+        let (mut status, mut id, mut zone) = (0, None, None);
+        for attribute in message.attributes() {
+            match attribute.kind {
+                CTA_TUPLE_ORIG => original = parse_tuple(attribute, Protocol::Udp),
+                CTA_TUPLE_REPLY => reply = parse_tuple(attribute, Protocol::Udp),
+                CTA_STATUS => status = attribute.as_u32()?,
+                CTA_ID => id = attribute.as_u32(),
+                CTA_ZONE => zone = as_u16(attribute),
+                _ => {}
+            }
+        }
+        let (original, original_zone) = original?;
+        Some(Self {
+            original,
+            reply: reply?.0,
+            status,
+            id,
+            zone,
+            original_zone,
+        })
     }
 
     /// Returns the request to delete this entry. It hardly ever deletes a later one with the same
     /// tuple.
     #[must_use]
     pub fn delete(&self) -> Request {
-        delete(self, Protocol::Udp)
-    }
-}
-
-/// Reads one message of a dump; returns `None` for anything but a complete entry of the protocol.
-fn parse_as(message: Message<'_>, protocol: Protocol) -> Option<Flow> {
-    if message.kind != ENTRY {
-        return None;
-    }
-    let (mut original, mut reply) = (None, None);
-    let (mut status, mut id, mut zone) = (0, None, None);
-    for attribute in message.attributes() {
-        match attribute.kind {
-            CTA_TUPLE_ORIG => original = parse_tuple(attribute, protocol),
-            CTA_TUPLE_REPLY => reply = parse_tuple(attribute, protocol),
-            CTA_STATUS => status = attribute.as_u32()?,
-            CTA_ID => id = attribute.as_u32(),
-            CTA_ZONE => zone = as_u16(attribute),
-            _ => {}
-        }
-    }
-    let (original, original_zone) = original?;
-    Some(Flow {
-        original,
-        reply: reply?.0,
-        status,
-        id,
-        zone,
-        original_zone,
-    })
-}
-
-/// Returns the request to delete an entry of a protocol.
-fn delete(flow: &Flow, protocol: Protocol) -> Request {
-    let family = Family::of(flow.original.source.ip());
-    Request::new("delete conntrack entry", DELETE, nfproto(family), |w| {
-        w.nest(CTA_TUPLE_ORIG, |w| {
-            write_tuple(w, flow.original, protocol);
-            if let Some(zone) = flow.original_zone {
-                w.bytes(CTA_TUPLE_ZONE, &zone.to_be_bytes());
+        let family = Family::of(self.original.source.ip());
+        Request::new("delete conntrack entry", DELETE, nfproto(family), |w| {
+            w.nest(CTA_TUPLE_ORIG, |w| {
+                write_tuple(w, self.original, Protocol::Udp);
+                if let Some(zone) = self.original_zone {
+                    w.bytes(CTA_TUPLE_ZONE, &zone.to_be_bytes());
+                }
+            });
+            if let Some(zone) = self.zone {
+                w.bytes(CTA_ZONE, &zone.to_be_bytes());
             }
-        });
-        if let Some(zone) = flow.zone {
-            w.bytes(CTA_ZONE, &zone.to_be_bytes());
-        }
-        if let Some(id) = flow.id {
-            w.u32(CTA_ID, id);
-        }
-    })
+            if let Some(id) = self.id {
+                w.u32(CTA_ID, id);
+            }
+        })
+    }
 }
 
 /// Returns the request for the one UDP entry with these replies. The kernel answers with `ENOENT` if there is none.

@@ -52,6 +52,7 @@ pub mod loopback;
 pub mod mounts;
 pub mod netns;
 pub mod oci;
+pub mod ping;
 pub mod privilege;
 pub mod process;
 pub mod product;

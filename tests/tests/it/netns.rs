@@ -227,6 +227,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     network_policies::np8_np9_np10_ports,
     network_policies::np11_np12_nodes,
     network_policies::np13_connections_that_are_denied_now_are_cut,
+    network_policies::np13_connections_do_not_pass_to_heirs,
     network_policies::np14_np15_services,
     network_policies::np14_services_are_as_before_where_everything_is_allowed,
     network_policies::np17_labels_of_pods_and_namespaces_change,

@@ -35,24 +35,22 @@ const MAX_REST: Duration = Duration::from_millis(500);
 const LOT: usize = 4096;
 
 /// A connection, or what the kernel takes for one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flow(AnyFlow);
 
 impl Flow {
     /// Returns the family.
     #[must_use]
     pub fn family(&self) -> Family {
-        Family::of(self.0.flow.original.source.ip())
+        Family::of(self.0.source)
     }
 
     /// Returns the flow's first packet as it was forwarded.
     pub(super) fn packet(&self) -> Packet {
-        let endpoint = self.0.flow.reply.source;
         Packet {
-            source: self.0.flow.original.source.ip(),
-            destination: endpoint.ip(),
-            protocol: self.0.protocol,
-            port: endpoint.port(),
+            source: self.0.source,
+            destination: self.0.destination,
+            port: self.0.port,
         }
     }
 }

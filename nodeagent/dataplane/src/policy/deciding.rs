@@ -252,7 +252,9 @@ impl Content {
         );
         let actions = row.and_then(|row| self.tiers.actions.get(&row));
         actions.map_or(TierAction::Pass, |of| {
-            of.action(packet.protocol, packet.port)
+            packet
+                .port
+                .map_or(of.rest, |(protocol, port)| of.action(protocol, port))
         })
     }
 

@@ -12,9 +12,9 @@ use crate::backend::nftables::{Key, PolicySet};
 pub(super) struct Packet {
     pub(super) source: IpAddr,
     pub(super) destination: IpAddr,
-    pub(super) protocol: Protocol,
-    /// The destination's port.
-    pub(super) port: u16,
+    /// The protocol and the destination's port; `None` = a protocol without ports, of which only rules for all ports
+    /// speak.
+    pub(super) port: Option<(Protocol, u16)>,
 }
 
 impl Content {
@@ -61,13 +61,15 @@ impl Content {
         let namespace = parent(class);
         let block = self.blocks.find(other);
         let numbers = [Some(0), class, namespace, parent(namespace), block];
-        let (protocol, port) = (packet.protocol, packet.port);
+        let on_port = |number, (protocol, port)| {
+            let key = Key::GrantPort(pod, number, protocol, port);
+            self.held.has(PolicySet::Ports(direction), key)
+                || self.held.in_range((direction, pod, number, protocol), port)
+        };
         numbers.into_iter().flatten().any(|number| {
-            let on_port = Key::GrantPort(pod, number, protocol, port);
             self.held
                 .has(PolicySet::All(direction), Key::Grant(pod, number))
-                || self.held.has(PolicySet::Ports(direction), on_port)
-                || self.held.in_range((direction, pod, number, protocol), port)
+                || packet.port.is_some_and(|port| on_port(number, port))
         })
     }
 }

@@ -9,6 +9,7 @@ use kplane_model::{Direction, Family};
 use super::before::Before;
 use super::content::Content;
 use super::cutter::Flow;
+use super::departed::Departed;
 use super::held::ElementChange;
 use super::phases::phases;
 use super::{PolicyApplied, PolicyChange};
@@ -36,6 +37,7 @@ const READABLE: usize = 200_000;
 pub(super) struct PolicySide {
     pub(super) content: Content,
     table: TableState,
+    departed: Departed,
 }
 
 /// Access to the table, and what was found in its place.
@@ -49,6 +51,7 @@ impl PolicySide {
         Self {
             content: Content::new(family),
             table: TableState::Unknown,
+            departed: Departed::default(),
         }
     }
 
@@ -97,10 +100,12 @@ impl PolicySide {
             }
             (TableState::Held(held), true) => {
                 lost = self.content.lost(&changes);
+                lost.extend(self.departed.follow(&changes));
                 self.content.change(held, &changes, &mut applied)?
             }
             (TableState::Unknown | TableState::Absent, true) => {
                 lost = self.content.judged();
+                self.departed.clear();
                 let (mut new, cost) = match found.transpose()? {
                     Some((mut left, FoundPolicies::Ours(elements))) => {
                         changes = self.content.held.changes_from(&elements);

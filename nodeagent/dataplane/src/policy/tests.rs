@@ -253,14 +253,14 @@ fn packets() -> Vec<Packet> {
     let mut packets = Vec::new();
     for source in IPS.iter().chain(&["10.0.0.3"]).map(|at| ip(at)) {
         for destination in IPS.iter().map(|at| ip(at)) {
-            for protocol in [Protocol::Tcp, Protocol::Udp] {
-                packets.extend([79, 80, 81, 84, 443].map(|port| Packet {
-                    source,
-                    destination,
-                    protocol,
-                    port,
-                }));
-            }
+            let ports = [Protocol::Tcp, Protocol::Udp]
+                .into_iter()
+                .flat_map(|protocol| [79, 80, 81, 84, 443].map(|port| Some((protocol, port))));
+            packets.extend(ports.chain([None]).map(|port| Packet {
+                source,
+                destination,
+                port,
+            }));
         }
     }
     packets
@@ -417,8 +417,7 @@ fn too_many_elements_cut_a_pod_off() {
     let packet = |to: &str| Packet {
         source: ip(IPS[4]),
         destination: ip(to),
-        protocol: Protocol::Tcp,
-        port: 3,
+        port: Some((Protocol::Tcp, 3)),
     };
     assert!(!content.allows(&packet(IPS[0])) && content.allows(&packet(IPS[1])));
     let failures = content.failures();

@@ -1,18 +1,30 @@
-//! Entries of all protocols with ports, read to delete some.
+//! Entries of all protocols, read to delete some.
+
+use std::net::IpAddr;
 
 use kplane_model::{Family, Protocol};
 
-use super::{ENTRY, Flow, GET, delete, parse_as};
+use super::{
+    CTA_ID, CTA_PROTO_NUM, CTA_PROTO_SRC_PORT, CTA_TUPLE_IP, CTA_TUPLE_ORIG, CTA_TUPLE_PROTO,
+    CTA_TUPLE_REPLY, CTA_ZONE, DELETE, ENTRY, GET, as_u16, parse_addresses,
+};
+use crate::attribute::{Attribute, NLA_F_NESTED};
 use crate::message::{Message, Request};
 use crate::nfproto;
 
-/// An entry of any protocol with ports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// An entry of any protocol.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AnyFlow {
-    /// The protocol.
-    pub protocol: Protocol,
-    /// The rest, as of a UDP entry.
-    pub flow: Flow,
+    /// The sender of the first packet, before translation.
+    pub source: IpAddr,
+    /// The receiver of the first packet, behind translation.
+    pub destination: IpAddr,
+    /// The protocol, and the receiver's port behind translation; `None` = a protocol without ports (ICMP).
+    pub port: Option<(Protocol, u16)>,
+    /// The original tuple as the kernel wrote it: its form is the protocol's.
+    original: Box<[u8]>,
+    zone: Option<u16>,
+    id: Option<u32>,
 }
 
 impl AnyFlow {
@@ -22,18 +34,67 @@ impl AnyFlow {
         Request::new("list conntrack entries", GET, nfproto(family), |_| {})
     }
 
-    /// Reads one message of a dump; returns `None` for other protocols, and for anything but a complete entry.
+    /// Reads one message of a dump; returns `None` for anything but a complete entry.
     #[must_use]
     pub fn parse(message: Message<'_>) -> Option<Self> {
-        let of = |protocol| parse_as(message, protocol).map(|flow| Self { protocol, flow });
-        Some(message)
-            .filter(|message| message.kind == ENTRY)
-            .and_then(|_| Protocol::ALL.into_iter().find_map(of))
+        if message.kind != ENTRY {
+            return None;
+        }
+        let (mut original, mut reply) = (None, None);
+        let (mut zone, mut id) = (None, None);
+        for attribute in message.attributes() {
+            match attribute.kind {
+                CTA_TUPLE_ORIG => original = Some(attribute),
+                CTA_TUPLE_REPLY => reply = Some(attribute),
+                CTA_ZONE => zone = as_u16(attribute),
+                CTA_ID => id = attribute.as_u32(),
+                _ => {}
+            }
+        }
+        let (original, reply) = (original?, reply?);
+        let ((source, _), (destination, _)) = (addresses(original)?, addresses(reply)?);
+        (source.is_ipv4() == destination.is_ipv4()).then(|| Self {
+            source,
+            destination,
+            port: sending_port(reply),
+            original: original.payload.into(),
+            zone,
+            id,
+        })
     }
 
     /// Returns the request to delete this entry.
     #[must_use]
     pub fn delete(&self) -> Request {
-        delete(&self.flow, self.protocol)
+        let family = Family::of(self.source);
+        Request::new("delete conntrack entry", DELETE, nfproto(family), |w| {
+            w.bytes(CTA_TUPLE_ORIG | NLA_F_NESTED, &self.original);
+            if let Some(zone) = self.zone {
+                w.bytes(CTA_ZONE, &zone.to_be_bytes());
+            }
+            if let Some(id) = self.id {
+                w.u32(CTA_ID, id);
+            }
+        })
     }
+}
+
+fn addresses(tuple: Attribute<'_>) -> Option<(IpAddr, IpAddr)> {
+    let mut parts = tuple.children();
+    parts
+        .find(|part| part.kind == CTA_TUPLE_IP)
+        .and_then(parse_addresses)
+}
+
+fn sending_port(tuple: Attribute<'_>) -> Option<(Protocol, u16)> {
+    let (mut protocol, mut port) = (None, None);
+    let parts = tuple.children().filter(|part| part.kind == CTA_TUPLE_PROTO);
+    for part in parts.flat_map(Attribute::children) {
+        match (part.kind, part.payload) {
+            (CTA_PROTO_NUM, [number]) => protocol = Protocol::from_number(*number),
+            (CTA_PROTO_SRC_PORT, _) => port = as_u16(part),
+            _ => {}
+        }
+    }
+    protocol.zip(port)
 }

@@ -113,7 +113,10 @@ impl Oracle<'_> {
         found.dedup();
         match found[..] {
             [] => TierAction::Pass,
-            [actions] => actions.action(packet.protocol, packet.port),
+            [actions] => match packet.port {
+                Some((protocol, port)) => actions.action(protocol, port),
+                None => actions.rest,
+            },
             _ => TierAction::Deny,
         }
     }
@@ -146,7 +149,9 @@ impl Oracle<'_> {
         let Some(ports) = &rule.ports else {
             return by_group || by_block;
         };
-        let (protocol, port) = (packet.protocol, packet.port);
+        let Some((protocol, port)) = packet.port else {
+            return false;
+        };
         let mut ports = ports.iter();
         ports.any(|wanted| match wanted {
             PolicyPort::All(p) => *p == protocol && (by_group || by_block),

@@ -128,9 +128,8 @@ impl Model {
             .unwrap_or(number);
         let decisions = PolicySet::Decisions(direction, tier);
         let row = self.number(decisions, Key::Grant(pod, number))?;
-        let (protocol, port) = (packet.protocol, packet.port);
         let has_port = |key| {
-            matches!(key, Key::Row(of, proto, first, last)
+            matches!((key, packet.port), (Key::Row(of, proto, first, last), Some((protocol, port)))
                 if (of, proto) == (row, protocol) && first <= port && port <= last)
         };
         let by_port = self.find(PolicySet::RowPorts, has_port);
@@ -173,17 +172,20 @@ impl Model {
     }
 
     fn matches(&self, direction: Direction, pod: IpAddr, number: u32, packet: &Packet) -> bool {
-        let (protocol, port) = (packet.protocol, packet.port);
+        if self.has(PolicySet::All(direction), Key::Grant(pod, number)) {
+            return true;
+        }
+        let Some((protocol, port)) = packet.port else {
+            return false;
+        };
         let in_range = |key| {
             matches!(key, Key::GrantPorts(p, n, proto, first, last)
                 if (p, n, proto) == (pod, number, protocol) && first <= port && port <= last)
         };
-        self.has(PolicySet::All(direction), Key::Grant(pod, number))
-            || self.has(
-                PolicySet::Ports(direction),
-                Key::GrantPort(pod, number, protocol, port),
-            )
-            || self.find(PolicySet::Ranges(direction), in_range).is_some()
+        self.has(
+            PolicySet::Ports(direction),
+            Key::GrantPort(pod, number, protocol, port),
+        ) || self.find(PolicySet::Ranges(direction), in_range).is_some()
     }
 }
 

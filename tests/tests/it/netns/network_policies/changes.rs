@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use kplane_dataplane::backend::Settings;
 use kplane_model::Family;
-use kplane_tests::client::{Probe, Session};
+use kplane_tests::client::Probe;
 use kplane_tests::load::{Load, Pace};
+use kplane_tests::ping::Ping;
 use kplane_tests::support::Setup;
 use kplane_tests::support::cluster::delete;
 use kplane_tests::support::nft::nft;
@@ -84,8 +85,28 @@ pub(crate) fn np18_addresses_pass_to_other_pods() -> Result<()> {
     stage.check("the new Pod is gone", "here>a; there>a")
 }
 
-fn session(stage: &Stage, from: &str, to: &str, family: Family) -> Result<Session> {
-    Probe::tcp(destination(to, WEB, family)?).open(stage.ns(from)?)
+/// A connection on which one end asks and the other answers within a time.
+type Held = Box<dyn FnMut(Duration) -> Result<()>>;
+
+fn session(stage: &Stage, from: &str, to: &str, family: Family) -> Result<Held> {
+    let mut session = Probe::tcp(destination(to, WEB, family)?).open(stage.ns(from)?)?;
+    Ok(Box::new(move |timeout| session.echo(timeout)))
+}
+
+fn ping(stage: &Stage, from: &str, to: &str, family: Family) -> Result<Held> {
+    let mut ping = Ping::open(stage.ns(from)?, destination(to, WEB, family)?.ip())?;
+    ping.echo(SOON)?;
+    Ok(Box::new(move |timeout| ping.echo(timeout)))
+}
+
+/// Waits until a connection is cut; the cut follows the commit.
+fn is_cut(what: &str, held: &mut Held) -> Result<()> {
+    let started = Instant::now();
+    while held(SILENCE).is_ok() {
+        ensure!(started.elapsed() < SOON, "{what} goes on");
+    }
+    ensure!(held(SILENCE).is_err(), "{what} goes on later");
+    Ok(())
 }
 
 /// NP13: what is denied now is cut, from both sides and for good; everything else goes on.
@@ -103,23 +124,41 @@ pub(crate) fn np13_connections_that_are_denied_now_are_cut() -> Result<()> {
         ] {
             sessions.push((from, to, goes_on, session(&stage, from, to, family)?));
         }
+        for (from, to, goes_on) in [("here", "a", true), ("c", "a", false), ("a", "c", true)] {
+            sessions.push((from, to, goes_on, ping(&stage, from, to, family)?));
+        }
     }
     stage.apply(&policy("clients", "x", CLIENTS))?;
     for (from, to, goes_on, session) in &mut sessions {
-        if *goes_on {
-            session.echo(SOON)?;
-        } else {
-            let what = format!("{from} to {to}");
-            let started = Instant::now();
-            // The cut follows the commit.
-            while session.echo(SILENCE).is_ok() {
-                ensure!(started.elapsed() < SOON, "{what} goes on");
-            }
-            ensure!(session.echo(SILENCE).is_err(), "{what} goes on later");
+        match goes_on {
+            true => session(SOON)?,
+            false => is_cut(&format!("{from} to {to}"), session)?,
         }
     }
     stage.delete(&policy("clients", "x", CLIENTS))?;
     stage.check("without the policy", "c>a; b>a")
+}
+
+/// NP13, NP18: a connection does not pass to the Pod that gets its peer's address, however much later.
+pub(crate) fn np13_connections_do_not_pass_to_heirs() -> Result<()> {
+    let mut stage = Stage::open()?;
+    stage.apply(&policy("clients", "x", CLIENTS))?;
+    let mut held = Vec::new();
+    for family in Family::ALL {
+        held.push(("connection", session(&stage, "there", "a", family)?));
+        held.push(("ping", ping(&stage, "there", "a", family)?));
+    }
+    let there = pod("there")?;
+    stage.cluster.change(vec![delete(&there)?])?;
+    stage.check("its address is nobody's", "there>a no; here>a")?;
+    let mut heir = there;
+    heir["metadata"]["name"] = json!("heir");
+    heir["metadata"]["labels"] = json!({"app": "heir"});
+    stage.cluster.apply(&[heir])?;
+    for (what, held) in &mut held {
+        is_cut(what, held)?;
+    }
+    stage.check("another Pod has its address", "there>a no; here>a")
 }
 
 /// What others do to the tables is repaired, and a table that is deleted comes back.
