@@ -79,7 +79,7 @@ impl Reach {
     pub(crate) async fn objects(options: &Options) -> Result<ObjectClient, ReachError> {
         let environment = Environment::current();
         match Kubernetes::find(&options.place, &options.identity, &environment)? {
-            Found::Cluster(mut cluster) => Ok(cluster.objects(options.timeout).await?),
+            Found::Cluster(cluster) => Ok(cluster.into_objects(options.timeout).await?),
             Found::Nothing(reason) => Err(kubernetes::DiscoveryError::no_cluster(reason).into()),
         }
     }

@@ -185,21 +185,21 @@ const TAKE_OVER_LOOK: Duration = Duration::from_secs(1);
 /// rules must be the same twice.
 fn takes_over(task: &Cleanup, limit: Duration) -> Result<(), String> {
     let until = Instant::now() + limit;
-    let mut before = BTreeSet::new();
+    let mut before = None;
     loop {
         let runs = leftovers::running(task.ports).is_some();
         // With shared names there is no telling whose rules these are.
         let shared = task.backend.describe().shares_names;
-        let names: BTreeSet<String> = match shared {
-            true => BTreeSet::from([String::new()]),
+        let names: Option<BTreeSet<String>> = match shared {
+            true => Some(BTreeSet::new()),
             false => {
-                // Rules for which this image lacks the programs are problems, and rules all the same.
                 let found = leftovers::kube_proxys(task.backend);
                 let problems = found.problems().iter().map(ToString::to_string);
-                problems.chain(found.names()).collect()
+                let names = || problems.chain(found.names()).collect();
+                found.serve().then(names)
             }
         };
-        if runs && !names.is_empty() && names == before {
+        if runs && names.is_some() && names == before {
             return Ok(());
         }
         if Instant::now() >= until {

@@ -19,6 +19,9 @@ const MAX_NAME: usize = 63;
 /// The folder of the agents' cache, in their pods and by default on the host.
 const CACHE: &str = "/var/lib/kplane";
 
+/// The lock of the programs of iptables, which an image may have.
+const LOCK: &str = "/run/xtables.lock";
+
 /// The path of the cache folder's parent in a pod that removes the folder itself.
 const HOST: &str = "/host";
 
@@ -101,6 +104,7 @@ pub(crate) fn pod(program: &Program, purpose: Purpose, namespace: &str, node: &s
         Program::Image(image) => PodSpec {
             containers: vec![of_image(image)],
             host_network: Some(true),
+            volumes: Some(vec![host_volume("lock", LOCK, "FileOrCreate")]),
             ..PodSpec::default()
         },
     };
@@ -127,6 +131,9 @@ pub(crate) fn pod(program: &Program, purpose: Purpose, namespace: &str, node: &s
     if let Some(container) = spec.containers.first_mut() {
         instead_of_serving(container, flags);
     }
+    if matches!(program, Program::Image(_)) && leaves && !kube_proxy {
+        of_every_mode(&mut spec);
+    }
     let mut pod = Pod {
         spec: Some(spec),
         ..Pod::default()
@@ -149,8 +156,21 @@ fn instead_of_serving(container: &mut Container, flags: Vec<String>) {
     container.startup_probe = None;
     container.lifecycle = None;
     container.ports = None;
+    container.termination_message_policy = Some("FallbackToLogsOnError".to_owned());
     let args = container.args.get_or_insert_default();
     args.extend(flags);
+}
+
+/// Lets the pod remove what has kube-proxy's names, too, as the rules of modes iptables and ipvs do: the mode is unknown.
+/// Beside a kube-proxy of which kpctl does not know, kplane's own names go all the same, and the pod fails.
+fn of_every_mode(spec: &mut PodSpec) {
+    let mut own = spec.containers.clone();
+    for (container, own) in spec.containers.iter_mut().zip(&mut own) {
+        own.name = "own-names".to_owned();
+        let args = container.args.get_or_insert_default();
+        args.push("--cleanup-kube-proxy".to_owned());
+    }
+    spec.init_containers = Some(own);
 }
 
 /// Removes volumes with credentials: a cleanup talks to no other program, and ConfigMaps of the control plane may be
@@ -188,14 +208,7 @@ fn mount_host(spec: &mut PodSpec) -> String {
         .rsplit_once('/')
         .unwrap_or(("", "kplane"));
     let parent = if parent.is_empty() { "/" } else { parent };
-    volumes.push(Volume {
-        name: "host".to_owned(),
-        host_path: Some(HostPathVolumeSource {
-            path: parent.to_owned(),
-            type_: Some("Directory".to_owned()),
-        }),
-        ..Volume::default()
-    });
+    volumes.push(host_volume("host", parent, "Directory"));
     for container in &mut spec.containers {
         let mounts = container.volume_mounts.get_or_insert_default();
         mounts.retain(|mount| Some(&mount.name) != cache.as_ref());
@@ -208,6 +221,17 @@ fn mount_host(spec: &mut PodSpec) -> String {
     format!("{HOST}/{name}")
 }
 
+fn host_volume(name: &str, path: &str, kind: &str) -> Volume {
+    Volume {
+        name: name.to_owned(),
+        host_path: Some(HostPathVolumeSource {
+            path: path.to_owned(),
+            type_: Some(kind.to_owned()),
+        }),
+        ..Volume::default()
+    }
+}
+
 /// Returns the FNV-1a hash of a text, which is the same in all versions of kpctl.
 fn fnv(text: &str) -> u64 {
     const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
@@ -218,13 +242,18 @@ fn fnv(text: &str) -> u64 {
 
 fn of_image(image: &str) -> Container {
     let context = json!({
-        "capabilities": { "drop": ["ALL"], "add": ["NET_ADMIN", "DAC_OVERRIDE"] },
+        "capabilities": { "drop": ["ALL"], "add": ["NET_ADMIN", "NET_RAW", "DAC_OVERRIDE"] },
         "readOnlyRootFilesystem": true, "runAsUser": 0, "allowPrivilegeEscalation": false,
     });
     Container {
         name: "cleanup".to_owned(),
         image: Some(image.to_owned()),
         security_context: serde_json::from_value::<SecurityContext>(context).ok(),
+        volume_mounts: Some(vec![VolumeMount {
+            name: "lock".to_owned(),
+            mount_path: LOCK.to_owned(),
+            ..VolumeMount::default()
+        }]),
         ..Container::default()
     }
 }
@@ -307,8 +336,26 @@ mod tests {
         assert!(mounts.iter().all(gone), "{mounts:?}");
         let bare = made(&Program::Image("agent:2".to_owned()), alone);
         assert_eq!(bare["spec"]["containers"][0]["image"], "agent:2");
-        assert_eq!(bare["spec"]["volumes"][0]["hostPath"]["path"], "/var/lib");
+        assert_eq!(bare["spec"]["volumes"][1]["hostPath"]["path"], "/var/lib");
         assert_eq!(bare["spec"]["hostNetwork"], true);
+    }
+
+    /// After `helm uninstall`, no object says which mode the agents had.
+    #[test]
+    fn an_image_alone_removes_the_rules_of_every_mode() {
+        let image = Program::Image("agent:2".to_owned());
+        let args = |kube_proxy| {
+            let pod = made(&image, Purpose::Uninstall { kube_proxy });
+            let of = |kind: &str| pod["spec"][kind][0]["args"].clone();
+            [of("initContainers"), of("containers")]
+        };
+        let cache = "--cache-dir=/host/kplane";
+        let own = json!(["--cleanup", cache]);
+        let all = json!(["--cleanup", cache, "--cleanup-kube-proxy"]);
+        assert_eq!(args(false), [own, all]);
+        // A kube-proxy has taken over what has its names.
+        let beside = json!(["--cleanup", "--after-kube-proxy", cache]);
+        assert_eq!(args(true), [Value::Null, beside]);
     }
 
     /// Without the flag, an agent in mode iptables refuses to clean up beside a kube-proxy.

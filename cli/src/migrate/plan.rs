@@ -123,12 +123,21 @@ pub(crate) fn blocked(picture: &Picture, order: &Order) -> Option<Blocked> {
     }
 }
 
+/// The command that gives the label to all nodes with an agent.
+const LABEL_SERVED: &str = "kubectl label node --overwrite $(kubectl get pods --namespace kplane --selector \
+                            app.kubernetes.io/component=nodeagent --output jsonpath='{.items[*].spec.nodeName}') \
+                            kplane.io/proxy=kplane";
+
 /// Returns the problem of agents that run on all nodes: they would not leave a node, and serve it beside kube-proxy.
 fn unlimited(agents: &Agents) -> Option<Blocked> {
     (!agents.limited).then(|| Blocked {
         problem: "kplane's agents run on all nodes, and not only on those that are migrated"
             .to_owned(),
-        remedy: upgrade(Some(agents), "migration.enabled=true"),
+        // An agent leaves a node without the label, and its rules stay there.
+        remedy: format!(
+            "{LABEL_SERVED} && {}",
+            upgrade(Some(agents), "migration.enabled=true")
+        ),
     })
 }
 

@@ -93,7 +93,12 @@ fn reason(container: &ContainerStatus) -> Option<(String, bool)> {
     let last = container.last_state.as_ref();
     let ended = last.and_then(|state| state.terminated.as_ref());
     let detail = match (ended, &waiting.message) {
-        (Some(ended), _) => format!(", last exit code {}", ended.exit_code),
+        (Some(ended), _) => {
+            let said = ended.message.as_deref();
+            let said = said.and_then(|text| text.lines().last());
+            let said = said.map(|line| format!(": {line}")).unwrap_or_default();
+            format!(", last exit code {}{said}", ended.exit_code)
+        }
         (None, Some(message)) => format!(": {message}"),
         (None, None) => String::new(),
     };
@@ -133,6 +138,13 @@ mod tests {
             state(&container(&pull)),
             waiting("container agent: ImagePullBackOff: no such image", true)
         );
+        let back_off = json!({ "reason": "CrashLoopBackOff" });
+        let mut refused = container(&back_off);
+        refused["containerStatuses"][0]["lastState"] = json!({ "terminated": {
+            "exitCode": 1, "message": "removed: a\nError: a kube-proxy runs\n",
+        } });
+        let text = "container agent: CrashLoopBackOff, last exit code 1: Error: a kube-proxy runs";
+        assert_eq!(state(&refused), waiting(text, true));
         let starting = json!({ "reason": "ContainerCreating" });
         assert_eq!(state(&container(&starting)), waiting("Pending", false));
         let unscheduled = json!({ "phase": "Pending", "conditions": [{

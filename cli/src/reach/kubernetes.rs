@@ -110,14 +110,18 @@ impl Kubernetes {
     }
 
     /// Returns the way to objects of the cluster, with the user's credentials.
-    pub(super) async fn objects(
-        &mut self,
+    pub(super) async fn into_objects(
+        mut self,
         limit: Duration,
     ) -> Result<ObjectClient, DiscoveryError> {
-        // Outside of the limit: a person may have to type a password.
+        let client = self.log_in(limit).await?.client;
+        Ok(ObjectClient::new(self, client, limit))
+    }
+
+    /// Obtains the user's credentials, outside of the limit: a person may have to type a password.
+    async fn log_in(&mut self, limit: Duration) -> Result<Login, DiscoveryError> {
         let login = login::login(self.select()?, limit).await;
-        let client = login.map_err(DiscoveryError::Login)?.client;
-        Ok(ObjectClient::new(client, self.cluster.clone(), limit))
+        login.map_err(DiscoveryError::Login)
     }
 
     /// Connects to a pod of the control plane. Credentials that the API server no longer accepts are read again,
@@ -129,9 +133,7 @@ impl Kubernetes {
                 outcome => return outcome,
             }
         }
-        // Outside of the limit: a person may have to type a password.
-        let login = login::login(self.select()?, limit).await;
-        let login = login.map_err(DiscoveryError::Login)?;
+        let login = self.log_in(limit).await?;
         let outcome = self.connect_as(&login, limit).await;
         self.login = Some(login);
         outcome

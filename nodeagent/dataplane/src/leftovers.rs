@@ -309,6 +309,21 @@ impl Leftovers {
         &self.problems
     }
 
+    /// Returns whether a kube-proxy has written rules for Services. Its canary and empty chains are there long before,
+    /// if it has to wait for the API server; mode nftables makes its table with all rules in it. Rules that this
+    /// image has no program to list count as written.
+    #[must_use]
+    pub fn serve(&self) -> bool {
+        let unseen = |problem: &Problem| matches!(problem, Problem::Unseen { .. });
+        let serves = |item: &Item| match item {
+            Item::Table(..) => true,
+            Item::Rules(rules) => rules.table.serves,
+            Item::Chains(chains) => chains.table.serves,
+            _ => false,
+        };
+        self.problems.iter().any(unseen) || self.items.iter().any(serves)
+    }
+
     /// Returns whether nothing to remove was found.
     #[must_use]
     pub fn is_empty(&self) -> bool {

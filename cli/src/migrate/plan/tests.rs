@@ -239,7 +239,12 @@ fn what_is_missing_is_named_with_the_command() {
     let unlimited = |picture: &mut Picture| picture.agents = Some(Agents::default());
     let back = order(Direction::Back, 1);
     for direction in [&forth, &back] {
-        assert!(remedy(unlimited, direction).starts_with("helm upgrade kplane "));
+        let remedy = remedy(unlimited, direction);
+        let (label, upgrade) = remedy.split_once(" && ").expect("two commands");
+        assert!(
+            label.starts_with("kubectl label node ") && label.ends_with(" kplane.io/proxy=kplane")
+        );
+        assert!(upgrade.starts_with("helm upgrade kplane "), "{upgrade}");
     }
     let alone = |picture: &mut Picture| picture.plane_error = Some("refused".to_owned());
     assert_eq!(remedy(alone, &forth), "kpctl status");

@@ -1,4 +1,5 @@
-//! Objects of a cluster: reading and changing them with the user's credentials.
+//! Objects of a cluster: reading and changing them with the user's credentials. A walk over all nodes may take longer than
+//! these are valid, so a request that is refused for them (401) logs in again and is repeated, once.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -8,8 +9,10 @@ use kube::Client;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use tokio::sync::Mutex;
 use tokio::time::timeout;
 
+use super::Kubernetes;
 use super::api::{self, Asked};
 use super::error::ClusterWords;
 use crate::reach::ReachError;
@@ -22,9 +25,18 @@ const MANAGER: &str = "kpctl";
 
 /// The way to objects of a cluster.
 pub(crate) struct ObjectClient {
-    client: Client,
+    /// Locked during a login, so that all requests that were refused at the same time share one.
+    session: Mutex<Session>,
     cluster: ClusterWords,
     limit: Duration,
+}
+
+/// The last login.
+struct Session {
+    kubernetes: Kubernetes,
+    client: Client,
+    /// Number of logins before.
+    renewals: u64,
 }
 
 /// A page of a list.
@@ -43,9 +55,15 @@ struct PageMetadata {
 }
 
 impl ObjectClient {
-    pub(super) fn new(client: Client, cluster: ClusterWords, limit: Duration) -> Self {
-        Self {
+    pub(super) fn new(kubernetes: Kubernetes, client: Client, limit: Duration) -> Self {
+        let cluster = kubernetes.cluster.clone();
+        let session = Session {
+            kubernetes,
             client,
+            renewals: 0,
+        };
+        Self {
+            session: Mutex::new(session),
             cluster,
             limit,
         }
@@ -145,18 +163,36 @@ impl ObjectClient {
         body: Vec<u8>,
         asked: Asked,
     ) -> Result<T, ReachError> {
-        let mut request = Request::builder().method(method).uri(path);
-        if !content.is_empty() {
-            request = request.header(header::CONTENT_TYPE, content);
+        let mut refused = None;
+        loop {
+            let (client, login) = self.client(refused).await?;
+            let mut request = Request::builder().method(method.clone()).uri(path);
+            if !content.is_empty() {
+                request = request.header(header::CONTENT_TYPE, content);
+            }
+            let answer = api::send(&client, request, body.clone(), asked);
+            let Ok(answer) = timeout(self.limit, answer).await else {
+                return Err(ReachError::Timeout {
+                    from: self.cluster.api.clone(),
+                    timeout: self.limit,
+                });
+            };
+            match answer.map_err(|problem| self.cluster.denied(problem)) {
+                Err(error) if error.is_unauthorized() && refused.is_none() => refused = Some(login),
+                answer => return Ok(answer?),
+            }
         }
-        let answer = api::send(&self.client, request, body, asked);
-        match timeout(self.limit, answer).await {
-            Ok(answer) => Ok(answer.map_err(|problem| self.cluster.denied(problem))?),
-            Err(_) => Err(ReachError::Timeout {
-                from: self.cluster.api.clone(),
-                timeout: self.limit,
-            }),
+    }
+
+    /// Returns the client of the last login, and the number of that login. Logs in again if it is the one that was
+    /// refused.
+    async fn client(&self, refused: Option<u64>) -> Result<(Client, u64), ReachError> {
+        let mut session = self.session.lock().await;
+        if refused == Some(session.renewals) {
+            session.client = session.kubernetes.log_in(self.limit).await?.client;
+            session.renewals += 1;
         }
+        Ok((session.client.clone(), session.renewals))
     }
 }
 
@@ -177,7 +213,67 @@ fn encoded(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpListener;
+
+    use clap::{CommandFactory as _, FromArgMatches as _};
+    use tempfile::TempDir;
+
     use super::*;
+    use crate::args::Cli;
+    use crate::reach::kubernetes::{Environment, Found};
+
+    /// Accepts one token, and returns its address.
+    fn api_server(accepted: &'static str) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        std::thread::spawn(move || {
+            for mut stream in listener.incoming().flatten() {
+                let mut request = vec![0; 4096];
+                let length = stream.read(&mut request).unwrap_or_default();
+                let request = String::from_utf8_lossy(&request[..length]);
+                let good = request.contains(&format!("Bearer {accepted}\r\n"));
+                let status = if good { "200 OK" } else { "401 Unauthorized" };
+                let rest = "connection: close\r\ncontent-length: 2\r\n\r\n{}";
+                let _ = write!(stream, "HTTP/1.1 {status}\r\n{rest}");
+            }
+        });
+        format!("http://{address}")
+    }
+
+    #[tokio::test]
+    async fn credentials_that_end_are_read_again_once() {
+        let server = api_server("new");
+        let home = TempDir::new().unwrap();
+        let [token, file] = ["token", "config"].map(|name| home.path().join(name));
+        fs::write(&token, "old").unwrap();
+        let kubeconfig = serde_json::json!({
+            "current-context": "a",
+            "clusters": [{ "name": "a", "cluster": { "server": server } }],
+            "users": [{ "name": "a", "user": { "tokenFile": token } }],
+            "contexts": [{ "name": "a", "context": { "cluster": "a", "user": "a" } }],
+        });
+        fs::write(&file, kubeconfig.to_string()).unwrap();
+        let words = ["kpctl", "status", "--kubeconfig", file.to_str().unwrap()];
+        let matches = Cli::command().try_get_matches_from(words).unwrap();
+        let options = Cli::from_arg_matches(&matches).unwrap().options;
+        let environment = Environment::default();
+        let found = Kubernetes::find(&options.place, &options.identity, &environment);
+        let Ok(Found::Cluster(cluster)) = found else {
+            panic!("no cluster");
+        };
+        let objects = cluster.into_objects(options.timeout).await.unwrap();
+        let get = || objects.get::<Value>("/version", Asked("get it"));
+        let error = get().await.unwrap_err().to_string();
+        assert!(error.contains("(401)"), "{error}");
+        assert_eq!(objects.session.lock().await.renewals, 1);
+        fs::write(&token, "new").unwrap();
+        let both = tokio::try_join!(get(), get()).unwrap();
+        assert!(both.0.is_some() && both.1.is_some());
+        // Both share a login.
+        assert_eq!(objects.session.lock().await.renewals, 2);
+    }
 
     #[test]
     fn selectors_are_encoded_for_a_query() {

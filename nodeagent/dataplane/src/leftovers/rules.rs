@@ -74,6 +74,8 @@ pub(super) struct LeftoverTable<Jump = String> {
     pub(super) jumps: Vec<Jump>,
     /// Chains that stay because rules of other programs need them.
     pub(super) kept: BTreeSet<String>,
+    /// Whether a proxy has written its rules, and not only chains.
+    pub(super) serves: bool,
 }
 
 impl<Jump> LeftoverTable<Jump> {
@@ -288,6 +290,9 @@ impl<Jump> TableReader<Jump> {
             jumps: jumps.map(|(_, rule)| rule).collect(),
             chains: self.chains.difference(&kept).cloned().collect(),
             kept: self.chains.intersection(&kept).cloned().collect(),
+            // In modes iptables and ipvs, this chain stays empty until kube-proxy writes all Services at once, and then
+            // leads to the chain of node ports at least.
+            serves: self.name == "nat" && self.inner.contains_key(ChainName::SERVICES.as_str()),
         };
         (!table.is_empty() || !table.kept.is_empty()).then_some(table)
     }

@@ -193,8 +193,17 @@ fn i4_cleanup_waits_for_the_rules_of_kube_proxy() {
         let programs = TempDir::new().unwrap();
         let _rival = Rival::start(programs.path());
         refused(&late, &["it runs, and has not written rules"]);
+        let chains = "chain KUBE-PROXY-CANARY {}; chain KUBE-NODEPORTS {}; chain KUBE-SERVICES {};";
+        nft(&["-f", "-"], &format!("table ip nat {{ {chains} }}\n"));
+        refused(&late, &["it runs, and has not written rules"]);
         assert!(tables().contains("table ip kplane\n"), "{}", tables());
-        nft(&["-f", "-"], TABLES);
+        let rule = "add rule ip nat KUBE-SERVICES jump KUBE-NODEPORTS\n";
+        nft(&["-f", "-"], rule);
+        let (code, stdout, stderr) = run(&["--cleanup", "--after-kube-proxy"]);
+        assert_eq!((code, &*stderr), (Some(0), ""));
+        assert!(stdout.starts_with(GONE), "{stdout}");
+        nft(&["delete", "table", "ip", "nat"], "");
+        nft(&["-f", "-"], &format!("{OURS}{TABLES}"));
         let (code, stdout, stderr) = run(&["--cleanup", "--after-kube-proxy"]);
         assert_eq!((code, &*stderr), (Some(0), ""));
         assert!(stdout.starts_with(GONE), "{stdout}");

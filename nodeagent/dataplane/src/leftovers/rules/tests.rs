@@ -192,6 +192,29 @@ fn i4_rules_of_strange_characters_are_never_repeated() {
     }
 }
 
+/// I4: kube-proxy makes its canary, and its chains, before it has read Services. Rules come all at once.
+#[test]
+fn i4_chains_without_rules_serve_nothing() {
+    let serves = |nat: &str| {
+        let tables = parse(
+            &format!("*nat\n:PREROUTING ACCEPT [0:0]\n{nat}COMMIT\n"),
+            KEEP_NONE,
+        );
+        tables.iter().any(|table| table.serves)
+    };
+    let empty =
+        ":KUBE-PROXY-CANARY - [0:0]\n:KUBE-SERVICES - [0:0]\n-A PREROUTING -j KUBE-SERVICES\n";
+    assert!(!serves(":KUBE-PROXY-CANARY - [0:0]\n") && !serves(empty));
+    // kubelet up to 1.27 writes this one.
+    assert!(!serves(
+        ":KUBE-POSTROUTING - [0:0]\n-A KUBE-POSTROUTING -j MASQUERADE\n"
+    ));
+    // No Service has endpoints.
+    let last = ":KUBE-NODEPORTS - [0:0]\n-A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS\n";
+    assert!(serves(&format!("{empty}{last}")));
+    assert!(parse(&node(""), KEEP_NONE).iter().any(|table| table.serves));
+}
+
 #[test]
 fn nothing_there_is_nothing_to_do() {
     assert_eq!(parse("", KEEP_NONE), []);
