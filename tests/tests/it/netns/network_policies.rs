@@ -25,9 +25,10 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use kplane_model::{Cidr, Family};
-use kplane_tests::client::{Outcome, Probe, Protocol};
+use kplane_model::{Cidr, Family, Protocol};
+use kplane_tests::client::{self, Outcome, Probe};
 use kplane_tests::netns::NetNs;
+use kplane_tests::sctp;
 use kplane_tests::support::cluster::Cluster;
 use kplane_tests::support::objects::{load_balancer, with_pods};
 use kplane_tests::support::{At, Setup, World, node_ip, node_name, pod_ips, svc};
@@ -64,7 +65,7 @@ impl Stage {
         let mut world = World::without_agents()?;
         for (pod, ..) in PODS {
             let pod = world.topology.pod_mut(pod)?;
-            for protocol in [Protocol::Tcp, Protocol::Udp] {
+            for protocol in [client::Protocol::Tcp, client::Protocol::Udp] {
                 pod.serve(protocol, ADMIN)?;
             }
         }
@@ -106,7 +107,8 @@ impl Stage {
                 .iter()
                 .map(|question| {
                     let ns = self.ns(&question.from)?.clone();
-                    Ok(scope.spawn(move || question.ask(&ns)))
+                    let watch = &self.world.net.watch;
+                    Ok(scope.spawn(move || question.ask(&ns, watch)))
                 })
                 .collect::<Result<_>>()?;
             let mut wrong = Vec::new();
@@ -256,7 +258,7 @@ impl Question {
         Ok(lines.map(Self::parse).collect::<Result<Vec<_>>>()?.concat())
     }
 
-    /// Reads `FROM>TO[:PORT][/udp][/4][/6] [no]`. FROM and TO are Pods, `node1`, `node2` and `outside`; TO may also be
+    /// Reads `FROM>TO[:PORT][/udp][/sctp][/4][/6] [no]`. FROM and TO are Pods, `node1`, `node2` and `outside`; TO may also be
     /// `svc1` or `svc2` (ClusterIPs), `port1` or `port2` (node ports of node-1) and `far1` or `far2` (of node-2). Without a family, both are asked.
     fn parse(line: &str) -> Result<Vec<Self>> {
         let (question, expected) = line.split_once(' ').unwrap_or((line, ""));
@@ -270,6 +272,7 @@ impl Question {
         for option in parts {
             match option {
                 "udp" => protocol = Protocol::Udp,
+                "sctp" => protocol = Protocol::Sctp,
                 "4" => families = vec![Family::V4],
                 "6" => families = vec![Family::V6],
                 other => anyhow::bail!("{line}: what is {other}?"),
@@ -296,18 +299,31 @@ impl Question {
     }
 
     /// Asks; returns a line if the answer is not the expected one.
-    fn ask(&self, ns: &NetNs) -> Result<Option<String>> {
+    fn ask(&self, ns: &NetNs, watch: &sctp::Watch) -> Result<Option<String>> {
         let timeout = if self.through { PATIENCE } else { SILENCE };
-        let outcome = Probe::new(self.protocol, self.to)
-            .timeout(timeout)
-            .once(ns)?;
-        let right = match &outcome {
-            Outcome::Reply(_) => self.through,
-            // Dropped, and not refused: an ICMP error would say that somebody is there.
-            Outcome::TimedOut => !self.through,
-            _ => false,
+        // Dropped, and not refused: an ICMP error would say that somebody is there.
+        let (through, outcome) = match client::Protocol::of(self.protocol) {
+            Some(protocol) => {
+                let probe = Probe::new(protocol, self.to).timeout(timeout);
+                let outcome = probe.once(ns)?;
+                let through = match &outcome {
+                    Outcome::Reply(_) => Some(true),
+                    Outcome::TimedOut => Some(false),
+                    _ => None,
+                };
+                (through, outcome.to_string())
+            }
+            None => {
+                let outcome = watch.probe(ns, self.to, timeout)?;
+                let through = match &outcome {
+                    sctp::Outcome::Arrived(_) => Some(true),
+                    sctp::Outcome::TimedOut => Some(false),
+                    _ => None,
+                };
+                (through, format!("{outcome:?}"))
+            }
         };
-        Ok((!right).then(|| {
+        Ok((through != Some(self.through)).then(|| {
             format!(
                 "  {} ({} {:?}): {outcome}",
                 self.line, self.to, self.protocol

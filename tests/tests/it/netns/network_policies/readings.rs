@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use anyhow::{Context as _, Result, ensure};
-use kplane_model::{Cidr, Family};
-use kplane_tests::client::Protocol;
+use kplane_model::{Cidr, Family, Protocol};
 use kplane_tests::support::node_ip;
 use serde_json::{Map, Value};
 
@@ -190,7 +189,8 @@ impl Judge<'_> {
             named: question.to.ip(),
             protocol: match question.protocol {
                 Protocol::Tcp => "TCP",
-                _ => "UDP",
+                Protocol::Udp => "UDP",
+                Protocol::Sctp => "SCTP",
             },
             port,
         })

@@ -267,12 +267,23 @@ pub(super) const PORTS: &[Case] = &[
         lines: "here>a/udp; here>a:8081/udp; here>a no; here>a:8081 no",
     },
     Case {
-        name: "NP8: an SCTP rule isolates and opens nothing else",
+        name: "NP8: SCTP alone",
         policies: &[(
             "x",
             "podSelector: {}, ingress: [{ports: [{port: 8080, protocol: SCTP}]}]",
         )],
-        lines: "here>a no; here>a/udp no; b>a no",
+        lines: "here>a no; here>a/udp no; b>a no; here>a/sctp; c>b/sctp; outside>a/sctp; here>a:8081/sctp no",
+    },
+    Case {
+        name: "NP8: SCTP on a range of ports, and none by TCP's rules",
+        policies: &[
+            (
+                "x",
+                "podSelector: {}, ingress: [{ports: [{port: 8080, endPort: 8081, protocol: SCTP}, {port: 9000}]}]",
+            ),
+            ("y", "podSelector: {}, ingress: [{ports: [{port: 8080}]}]"),
+        ],
+        lines: "here>a:8081/sctp; there>b/sctp; here>a:9000/sctp no; a>here/sctp no; a>here; a>there/sctp",
     },
     Case {
         name: "NP9: for ingress a name is the selected Pod's port",
