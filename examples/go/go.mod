@@ -3,8 +3,8 @@ module kplane.example/watchservice
 go 1.25.0
 
 require (
+	github.com/kplane/kplane/api v0.0.0
 	google.golang.org/grpc v1.81.0
-	google.golang.org/protobuf v1.36.12
 )
 
 require (
@@ -12,10 +12,8 @@ require (
 	golang.org/x/sys v0.42.0 // indirect
 	golang.org/x/text v0.34.0 // indirect
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20260226221140-a57be14db171 // indirect
-	google.golang.org/grpc/cmd/protoc-gen-go-grpc v1.6.2 // indirect
+	google.golang.org/protobuf v1.36.12 // indirect
 )
 
-tool (
-	google.golang.org/grpc/cmd/protoc-gen-go-grpc
-	google.golang.org/protobuf/cmd/protoc-gen-go
-)
+// `cargo xtask clients` writes the module.
+replace github.com/kplane/kplane/api => ../../target/clients/go

@@ -29,7 +29,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
-	pb "kplane.example/watchservice/kplanev1"
+	pb "github.com/kplane/kplane/api/kplanev1"
 )
 
 // The control plane sends something every 5 s. Silence for longer than this means that the stream is dead.

@@ -5,7 +5,7 @@
     watch_node.py NODE --server HOST:7444 --ca ca.crt --token-file FILE
     watch_node.py NODE --server HOST:7444 --ca ca.crt --certificate FILE --key FILE
 
-It needs grpcio and protobuf (Debian: python3-grpcio), and stubs that are generated once from kplane's .proto files.
+It needs the package kplane_api, which `cargo xtask clients` generates from kplane's .proto files.
 docs/tools.md shows how, and explains what the program does.
 """
 
@@ -18,7 +18,7 @@ import time
 
 import grpc
 
-from kplane.v1 import agent_pb2, desired_pb2, desired_pb2_grpc, objects_pb2
+from kplane_api.v1 import agent_pb2, desired_pb2, desired_pb2_grpc, objects_pb2
 
 # The control plane sends something every 5 s. Silence for longer than this means that the stream is dead.
 SILENCE = 15

@@ -4,6 +4,7 @@
 mod bench;
 mod book;
 mod cargo;
+mod clients;
 mod figures;
 mod fleet;
 mod images;
@@ -29,6 +30,7 @@ Commands:
   dist      Make the archive of programs, unit files, manual pages and completions
   krew      Make the archives and the manifest with which krew installs `kubectl kplane`
   book      Build the documents as a book to read offline
+  clients   Generate a Python package and a Go module with the API, for programs of other projects
   cluster   Start a real Kubernetes API server, or a whole cluster, on this machine, to try things with
   vm        Start a virtual machine whose kernel has IPVS, to try things with
 
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
         "simulate" => simulate::run(&args),
         "fleet" => fleet::run(args),
         "book" => book::run(&args),
+        "clients" => clients::run(&args),
         "images" => images::run(args),
         "dist" => images::dist(args),
         "cluster" | "krew" | "vm" => start::dev(&task, &args),

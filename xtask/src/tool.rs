@@ -61,14 +61,17 @@ impl Tool {
         root.join("bin").join(self.name)
     }
 
-    /// Returns the folder of the program: shared by all checkouts of a user, one folder for each version.
     fn root(&self) -> Result<PathBuf> {
-        let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-        let home = || env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
-        let cache = cache
-            .or_else(home)
-            .context("neither XDG_CACHE_HOME nor HOME is set")?;
-        let folder = format!("{}-{}", self.name, self.version);
-        Ok(cache.join("kplane/tools").join(folder))
+        folder(self.name, self.version)
     }
+}
+
+/// Returns the folder of a program: shared by all checkouts of a user, one folder for each version.
+pub(crate) fn folder(name: &str, version: &str) -> Result<PathBuf> {
+    let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let home = || env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
+    let cache = cache
+        .or_else(home)
+        .context("neither XDG_CACHE_HOME nor HOME is set")?;
+    Ok(cache.join("kplane/tools").join(format!("{name}-{version}")))
 }

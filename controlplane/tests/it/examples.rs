@@ -11,9 +11,10 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
 
+use anyhow::{Context as _, ensure};
 use kplane_http::client::until;
 use kplane_rig::loopback::unused;
-use kplane_rig::privilege::{require_command, require_tool};
+use kplane_rig::privilege::{available, require_tool};
 use kplane_rig::process::Process;
 use tempfile::TempDir;
 
@@ -21,8 +22,6 @@ use crate::support::secure::Certs;
 
 /// A deadline far above any step of these tests.
 const DEADLINE: Duration = Duration::from_secs(60);
-/// Debian's Python, which has Debian's grpcio.
-const PYTHON: &str = "/usr/bin/python3";
 const NODES: &str = "
 apiVersion: v1
 kind: List
@@ -185,65 +184,73 @@ fn run(command: &mut Command) {
     assert!(output.status.success(), "{command:?}: {output:?}");
 }
 
-/// Generates the stubs of the Python example; `None` if this machine lacks a tool and may lack it.
-fn python() -> Option<TempDir> {
-    let mut probe = Command::new(PYTHON);
-    probe.args(["-c", "import grpc, google.protobuf"]);
-    let plugin = "/usr/bin/grpc_python_plugin";
-    if !require_command(&mut probe, "Debian's python3-grpcio").unwrap()
-        || !require_tool("protoc").unwrap()
-        || !require_tool("grpc_python_plugin").unwrap()
-    {
-        return None;
-    }
-    let stubs = TempDir::new().unwrap();
-    let protos = checkout().join("proto/proto");
-    let files = ["agent", "desired", "objects", "report", "status"];
-    let files = files.map(|file| protos.join(format!("kplane/v1/{file}.proto")));
-    let out = stubs.path().display();
-    run(Command::new("protoc")
-        .arg("-I")
-        .arg(&protos)
-        .arg(format!("--python_out={out}"))
-        .arg(format!("--grpc_python_out={out}"))
-        .arg(format!("--plugin=protoc-gen-grpc_python={plugin}"))
-        .args(files));
-    Some(stubs)
+/// Generates the packages that the examples use, and returns their folder; `None` if this machine lacks a tool and may
+/// lack it.
+fn clients() -> Option<&'static Path> {
+    static MADE: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let make = || {
+        if !require_tool("go").unwrap() || !require_tool("python3").unwrap() {
+            return None;
+        }
+        available(generate(&[])).unwrap()?;
+        Some(checkout().join("target/clients"))
+    };
+    MADE.get_or_init(make).as_deref()
+}
+
+/// Runs `cargo xtask clients`, as it was built beside the control plane.
+fn generate(args: &[&str]) -> anyhow::Result<()> {
+    let program = Path::new(env!("CARGO_BIN_EXE_kp-controlplane")).with_file_name("xtask");
+    let mut command = Command::new(&program);
+    let output = command.arg("clients").args(args).output();
+    let output = output.with_context(|| format!("{}: run `cargo build`", program.display()))?;
+    ensure!(output.status.success(), "{command:?}: {output:?}");
+    Ok(())
+}
+
+/// Installs the Python package with the oldest libraries that it accepts, and returns the Python that has it; `None` as
+/// for [`clients`].
+fn python() -> Option<&'static Path> {
+    static INSTALLED: OnceLock<PathBuf> = OnceLock::new();
+    let clients = clients()?;
+    let install = || {
+        let venv = Path::new(env!("CARGO_TARGET_TMPDIR")).join("examples-python");
+        let mut create = Command::new("python3");
+        run(create.args(["-m", "venv", "--clear"]).arg(&venv));
+        let oldest = ["grpcio==1.76.0", "protobuf==6.31.1"];
+        let mut pip = Command::new(venv.join("bin/pip"));
+        run(pip
+            .args(["install", "--quiet"])
+            .arg(clients.join("python"))
+            .args(oldest));
+        venv.join("bin/python")
+    };
+    Some(INSTALLED.get_or_init(install))
 }
 
 /// Returns the Python example for node-1.
-fn watch_node(stubs: &TempDir, server: &str, flags: &[String]) -> Command {
-    let mut command = Command::new(PYTHON);
+fn watch_node(python: &Path, server: &str, flags: &[String]) -> Command {
+    let mut command = Command::new(python);
     command
         .arg(checkout().join("examples/python/watch_node.py"))
         .args(["node-1", "--server", server])
-        .args(flags)
-        .env("PYTHONPATH", stubs.path());
+        .args(flags);
     command
 }
 
-/// Builds the Go example, outside of the checkout; `None` if this machine lacks a tool and may lack it.
+/// Builds the Go example outside of the checkout; `None` as for [`clients`].
 fn go() -> Option<PathBuf> {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    if !require_tool("go").unwrap() || !require_tool("protoc").unwrap() {
-        return None;
-    }
+    clients()?;
     let build = || {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("examples-go");
-        fs::create_dir_all(&folder).unwrap();
-        for file in ["go.mod", "go.sum", "main.go", "generate.sh"] {
-            fs::copy(checkout().join("examples/go").join(file), folder.join(file)).unwrap();
-        }
-        let protos = checkout().join("proto/proto");
-        // By its shell: a child of another test may hold the copy open for writing, and nothing may run the copy then.
-        run(Command::new("sh")
-            .arg(folder.join("generate.sh"))
-            .arg(protos));
-        let program = folder.join("watchservice");
-        run(Command::new("go")
-            .current_dir(&folder)
-            .args(["build", "-mod=readonly", "-o"])
-            .arg(&program));
+        let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("watchservice");
+        let go = |words: &[&str]| {
+            let mut go = Command::new("go");
+            go.current_dir(checkout().join("examples/go"));
+            run(go.args(words).env("GOFLAGS", "-mod=readonly"));
+        };
+        go(&["build", "-buildvcs=false", "-o", program.to_str().unwrap()]);
+        go(&["vet", "./...", "github.com/kplane/kplane/api/kplanev1"]);
         program
     };
     Some(BUILT.get_or_init(build).clone())
@@ -258,9 +265,26 @@ fn watch_service(program: &Path, server: &str, flags: &[String]) -> Command {
     command
 }
 
+#[test]
+fn the_packages_for_clients_have_kplanes_version_and_the_same_bytes_each_time() {
+    let (Some(clients), Some(python)) = (clients(), python()) else {
+        return;
+    };
+    let again = TempDir::new().unwrap();
+    generate(&["--out", again.path().to_str().unwrap()]).unwrap();
+    run(Command::new("diff").arg("-r").args([clients, again.path()]));
+    let version = env!("CARGO_PKG_VERSION");
+    let of_go = fs::read_to_string(clients.join("go/kplanev1/doc.go")).unwrap();
+    assert!(of_go.ends_with(&format!("const Version = \"{version}\"\n")));
+    let check = "import sys, importlib.metadata as m, kplane_api; files = list(map(str, m.files('kplane-api'))); \
+                 assert kplane_api.__version__ == m.version('kplane-api') == sys.argv[1], m.version('kplane-api'); \
+                 assert {'kplane_api/py.typed', 'kplane_api/v1/desired_pb2.pyi'} < set(files), files";
+    run(Command::new(python).args(["-c", check, version]));
+}
+
 #[tokio::test]
 async fn the_python_example_prints_a_node_and_its_changes_with_a_token_over_tls() {
-    let Some(stubs) = python() else {
+    let Some(python) = python() else {
         return;
     };
     let certs = Certs::new(&["node-1"], &["alice"]);
@@ -281,7 +305,7 @@ async fn the_python_example_prints_a_node_and_its_changes_with_a_token_over_tls(
         ["--ca", &ca, "--token-file", &file].map(str::to_owned)
     };
 
-    let client = Client::start(watch_node(&stubs, &plane.server(), &token("secret")));
+    let client = Client::start(watch_node(python, &plane.server(), &token("secret")));
     client.prints(&["+ shop/other:http/TCP (IPV4) 10.96.0.99:80 -> 10.244.9.9:8080"]);
     let local = ("10.244.1.5", "node-1", "");
     plane.put("web", &manifest("web", 10, &[local]));
@@ -298,7 +322,7 @@ async fn the_python_example_prints_a_node_and_its_changes_with_a_token_over_tls(
     plane.remove("web");
     client.prints(&[&format!("- {web}")]);
 
-    let said = refused(&watch_node(&stubs, &plane.server(), &token("other")));
+    let said = refused(&watch_node(python, &plane.server(), &token("other")));
     assert!(said.starts_with("PERMISSION_DENIED"), "{said}");
     assert!(said.contains("/kplane/desired/node-1"), "{said}");
     // The right to read one node is not the right to read all.
@@ -312,11 +336,11 @@ async fn the_python_example_prints_a_node_and_its_changes_with_a_token_over_tls(
 
 #[tokio::test]
 async fn the_python_example_continues_after_a_restart_of_the_control_plane() {
-    let Some(stubs) = python() else {
+    let Some(python) = python() else {
         return;
     };
     let mut plane = Plane::start(Vec::new()).await;
-    let client = Client::start(watch_node(&stubs, &plane.server(), &[]));
+    let client = Client::start(watch_node(python, &plane.server(), &[]));
     client.until("+ shop/other");
     plane.put("web", &manifest("web", 10, &[("10.244.2.7", "node-2", "")]));
     client.prints(&["+ shop/web:http/TCP (IPV4) 10.96.0.10:80 -> 10.244.2.7:8080"]);
