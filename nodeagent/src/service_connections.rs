@@ -7,6 +7,7 @@ mod edges;
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,6 +25,9 @@ pub use self::edges::{EdgeCounts, EdgeKey, EdgeSums};
 /// Pause after everything was read: it costs less to read many connections at once. In that time 10,000 may come before
 /// the kernel drops reports.
 const PAUSE: Duration = Duration::from_millis(20);
+/// The kernel's setting without which it reports no connections, and the pause between two readings of it.
+const EVENTS: &str = "/proc/sys/net/netfilter/nf_conntrack_events";
+const EVENTS_PAUSE: Duration = Duration::from_secs(60);
 
 /// Connections by ServicePort.
 #[derive(Debug, Default)]
@@ -37,6 +41,8 @@ struct ConnectionCounts {
     losses: u64,
     /// Who connections are from and to, and the time at which counting began.
     edges: Option<(Edges, Instant)>,
+    /// The reason why nothing is counted any more.
+    failure: Option<String>,
 }
 
 #[derive(Debug, Default)]
@@ -117,10 +123,34 @@ impl ServiceConnections {
         Some(edges.sums(start.elapsed(), ago, wanted))
     }
 
+    /// Returns the reason why nothing is counted any more, if there is one.
+    pub(crate) fn failure(&self) -> Option<String> {
+        self.lock().failure.clone()
+    }
+
     /// Counts what the kernel reports, until the agent ends.
     pub async fn follow(self: Arc<Self>, mut reports: Beginnings) {
-        if let Err(error) = self.try_follow(&mut reports).await {
-            tracing::warn!(%error, "connections of Services are not counted");
+        tokio::select! {
+            ended = self.try_follow(&mut reports) => self.end(ended),
+            () = self.watch_setting(events_are_off) => {}
+        }
+    }
+
+    /// Keeps the reason why nothing is counted any more.
+    pub(crate) fn end(&self, ended: Result<(), String>) {
+        if let Err(error) = ended {
+            tracing::warn!(%error, "connections of Services are not counted any more: restart the agent");
+            self.lock().failure = Some(error);
+        }
+    }
+
+    /// Records each minute in which the kernel is set to report nothing. No report says so.
+    async fn watch_setting(&self, is_off: impl Fn() -> bool) {
+        loop {
+            tokio::time::sleep(EVENTS_PAUSE).await;
+            if is_off() {
+                self.lock().lose();
+            }
         }
     }
 
@@ -163,10 +193,15 @@ impl ServiceConnections {
         });
         if !whole {
             counts.losses += 1;
-            counts.edges.iter_mut().for_each(|(edges, _)| edges.lose());
+            counts.lose();
         }
         (any, more)
     }
+}
+
+/// Returns whether the kernel of the calling thread's network namespace is set to report no connections.
+pub(crate) fn events_are_off() -> bool {
+    fs::read_to_string(EVENTS).is_ok_and(|text| text.trim() == "0")
 }
 
 /// Returns a socket once something waits there.
@@ -186,6 +221,14 @@ impl ConnectionCounts {
             self.places.insert(*place, Arc::clone(&key));
         }
         self.ports.insert(key, port);
+    }
+
+    /// Records for edges that reports are missing.
+    fn lose(&mut self) {
+        if let Some((edges, start)) = &mut self.edges {
+            edges.set_time(start.elapsed());
+            edges.lose();
+        }
     }
 
     fn count(&mut self, reported: &Reported) {
@@ -282,5 +325,16 @@ mod tests {
         all.keep(Family::V4, &HashSet::new());
         assert!(counts(&all).is_empty() && all.lock().places.is_empty());
         assert!(all.edges(PAUSE, |_| true).is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn minutes_in_which_the_kernel_reports_nothing_are_losses() {
+        let all = ServiceConnections::with_edges();
+        let lost = || all.edges(PAUSE, |_| true).unwrap().lost;
+        let offs = std::cell::RefCell::new(vec![false, true, true, false]);
+        let watch = all.watch_setting(|| offs.borrow_mut().pop().unwrap_or_default());
+        let ended = tokio::time::timeout(EVENTS_PAUSE * 10, watch).await;
+        assert!(ended.is_err());
+        assert_eq!((offs.borrow().len(), lost(), all.read().1), (0, 2, 0));
     }
 }

@@ -8,6 +8,7 @@
 pub mod asked;
 pub mod convert;
 pub mod packed;
+pub mod ranking;
 pub mod shared;
 #[cfg(test)]
 mod tests;

@@ -3,6 +3,7 @@
 mod dot;
 mod model;
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -47,6 +48,8 @@ pub(crate) struct EdgeView {
     bytes_to_client: Option<u64>,
     /// The time in which they were counted.
     seconds: u64,
+    /// Connections in a million seconds. Nodes may have counted for different times.
+    per_million_seconds: u64,
 }
 
 view_of! {
@@ -55,7 +58,7 @@ view_of! {
         node: String,
         /// The time for which it counted.
         seconds: u64,
-        /// Times when its kernel dropped reports.
+        /// Times when reports were lost.
         lost: u64,
     }
 
@@ -69,6 +72,8 @@ view_of! {
         edges: Vec<EdgeView> = _,
         /// Number of connections that are not listed.
         connections_omitted: u64 = more,
+        /// Number of failed connections that are not listed.
+        failed_omitted: u64 = more_failed,
         partial: Vec<PartialView>,
         knows_pods: bool,
         #[serde(flatten)]
@@ -99,6 +104,10 @@ impl GraphView {
         Graph::of(&self.edges)
     }
 
+    fn has_omitted(&self) -> bool {
+        self.connections_omitted > 0 || self.failed_omitted > 0
+    }
+
     fn summary(&self) -> Span {
         let sum = |of: fn(&EdgeView) -> u64| self.edges.iter().map(of).fold(0, u64::saturating_add);
         let distinct = |of: fn(&EdgeView) -> String| {
@@ -113,7 +122,7 @@ impl GraphView {
             "{} began in {}, {} failed, from {} to {}; {}",
             grouped(begun),
             human(Duration::from_secs(seconds)),
-            grouped(sum(|edge| edge.failed)),
+            grouped(sum(|edge| edge.failed).saturating_add(self.failed_omitted)),
             plural(distinct(EdgeView::client_text), "client"),
             plural(distinct(EdgeView::service_text), "Service port"),
             self.asked.summary()
@@ -136,10 +145,11 @@ impl GraphView {
     fn missing(&self) -> Vec<(String, Tone)> {
         let mut lines = Vec::new();
         let mut line = |text: String, tone| lines.push((text, tone));
-        if self.connections_omitted > 0 {
-            let connections = grouped(self.connections_omitted);
+        if self.has_omitted() {
+            let [connections, failed] =
+                [self.connections_omitted, self.failed_omitted].map(grouped);
             let text = format!(
-                "{connections} more connections are not listed: name Services, -n or a shorter --since"
+                "{connections} more connections and {failed} more failures are not listed: name Services, -n or a shorter --since"
             );
             line(text, Tone::Warn);
         }
@@ -150,7 +160,8 @@ impl GraphView {
         let lossy = self.partial.iter().filter(|of| of.lost > 0);
         let lossy: Vec<&str> = lossy.map(|of| of.node.as_str()).collect();
         if !lossy.is_empty() {
-            let text = "some connections are not counted: the kernel reported more than the agent could read";
+            let text = "some connections are not counted: the kernel reported more than the agent could read or has room for, or \
+                 net.netfilter.nf_conntrack_events was 0";
             line(format!("{}: {text}", names(lossy, 0)), Tone::Warn);
         }
         let is_young = |of: &&PartialView| of.seconds + 60 < self.since_seconds;
@@ -204,6 +215,7 @@ fn edges(answer: &pb::GraphAnswer) -> Vec<EdgeView> {
             bytes_to_endpoint: FromWire::from_wire(edge.bytes_to_endpoint),
             bytes_to_client: FromWire::from_wire(edge.bytes_to_client),
             seconds: edge.seconds,
+            per_million_seconds: edge.per_million_s,
         })
     };
     let mut edges: Vec<EdgeView> = answer.edges.iter().filter_map(edge).collect();
@@ -212,10 +224,13 @@ fn edges(answer: &pb::GraphAnswer) -> Vec<EdgeView> {
         let sum = of_clients.entry(edge.client_text()).or_default();
         *sum = sum.saturating_add(edge.connections);
     }
-    // Within a client, those with the most connections stay first.
     edges.sort_by_cached_key(|edge| {
         let client = edge.client_text();
-        (std::cmp::Reverse(of_clients[&client]), client)
+        (
+            Reverse(of_clients[&client]),
+            client,
+            Reverse(edge.connections),
+        )
     });
     edges
 }
@@ -251,13 +266,13 @@ impl EdgeView {
 }
 
 /// Returns connections a second, for a narrow column.
-fn rate(connections: u64, seconds: u64) -> String {
-    let hundredths = u128::from(connections) * 100 / u128::from(seconds.max(1));
+fn rate(per_million_seconds: u64) -> String {
+    let hundredths = per_million_seconds / 10_000;
     match hundredths {
-        0 if connections > 0 => "<0.01".to_owned(),
+        0 if per_million_seconds > 0 => "<0.01".to_owned(),
         0..1_000 => format!("{}.{:02}", hundredths / 100, hundredths % 100),
         1_000..10_000 => format!("{}.{}", hundredths / 100, hundredths % 100 / 10),
-        _ => grouped(u64::try_from(hundredths / 100).unwrap_or(u64::MAX)),
+        _ => grouped(hundredths / 100),
     }
 }
 
@@ -280,7 +295,7 @@ fn alarming(count: u64, text: String) -> Span {
 
 impl View for GraphView {
     fn text(&self, canvas: &Canvas) -> String {
-        if self.edges.is_empty() && self.connections_omitted == 0 {
+        if self.edges.is_empty() && !self.has_omitted() {
             let nothing = paragraph(&Span::plain(self.nothing()), canvas, 0);
             return nothing + &self.asked.text(canvas);
         }
@@ -296,7 +311,7 @@ impl View for GraphView {
                 Span::plain(one.endpoint_text())
             })
             .column(Column::new("CONN/S"), |one| {
-                Span::plain(rate(one.connections, one.seconds))
+                Span::plain(rate(one.per_million_seconds))
             })
             .column(Column::new("FAILED"), |one| {
                 alarming(one.failed, failures(one.failed, one.connections))

@@ -126,6 +126,12 @@ impl Policies {
         self.pods.of_address(address)
     }
 
+    /// Returns the time at which a Pod was created, as Kubernetes writes it; `None` = not known.
+    #[must_use]
+    pub fn created(&self, pod: &PodName) -> Option<&Arc<str>> {
+        self.pods.get(pod)?.created.as_ref()
+    }
+
     /// Returns the addresses that are a Pod's alone; none if there is no such Pod.
     pub fn addresses_of<'a>(&'a self, pod: &'a PodName) -> impl Iterator<Item = IpAddr> + 'a {
         self.pods.addresses(pod)

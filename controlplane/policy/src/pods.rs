@@ -26,7 +26,7 @@ pub(crate) struct PodEntry {
     /// Sorted and unique.
     pub(crate) ports: Box<[NamedPort]>,
     terminating: bool,
-    created: Option<Arc<str>>,
+    pub(crate) created: Option<Arc<str>>,
     pub(crate) class: Option<PeerId>,
 }
 

@@ -17,7 +17,7 @@ use nix::errno::Errno;
 
 use self::groups::{ConnectionGroups, Single};
 pub use self::groups::{ConnectionTable, GroupKey, GroupSums};
-use crate::backend::{AffinityPort, Kind, PacketTarget, Proxy};
+use crate::backend::{AffinityPort, Description, Kind, PacketTarget, Proxy};
 use crate::conntrack::{Filter, open};
 use crate::flows::{CountError, age, now_ns};
 use crate::ipvs_table::{self, Connection};
@@ -76,20 +76,33 @@ pub fn connected(
     if proxy.is_none() && !facts.programs_kernel {
         return Err("the agent programs no kernel".to_owned());
     }
-    let list = || -> Result<Connected, ListError> {
-        let groups = match proxy {
-            Some(proxy) => of_proxy(proxy, question)?,
-            None => ConnectionGroups::default(),
-        };
-        let mut reader = ConnectionReader::new(question, groups);
-        if facts.programs_kernel {
-            reader.read_kernel(facts.has_virtual_servers, within)?;
-        }
-        let (groups, more) = reader.groups.largest(question.most);
-        let read = reader.read;
-        Ok(Connected { groups, more, read })
+    let of_proxy = || {
+        proxy.map_or_else(
+            || Ok(ConnectionGroups::default()),
+            |proxy| of_proxy(proxy, question),
+        )
     };
-    list().map_err(|error| chain(&error))
+    list(facts, of_proxy, question, within).map_err(|error| chain(&error))
+}
+
+/// Lists the proxy's connections and then the kernel's, all within a time.
+fn list(
+    facts: &Description,
+    of_proxy: impl FnOnce() -> Result<ConnectionGroups, ListError>,
+    question: &ConnectedQuestion,
+    within: Duration,
+) -> Result<Connected, ListError> {
+    let until = Instant::now() + within;
+    let mut reader = ConnectionReader::new(question, of_proxy()?);
+    if Instant::now() > until {
+        return Err(CountError::Late(within).into());
+    }
+    if facts.programs_kernel {
+        reader.read_kernel(facts.has_virtual_servers, until, within)?;
+    }
+    let (groups, more) = reader.groups.largest(question.most);
+    let read = reader.read;
+    Ok(Connected { groups, more, read })
 }
 
 /// Returns the groups of the proxy's own connections.
@@ -176,8 +189,12 @@ impl<'a> ConnectionReader<'a> {
         }
     }
 
-    fn read_kernel(&mut self, by_ipvs: bool, within: Duration) -> Result<(), ListError> {
-        let until = Instant::now() + within;
+    fn read_kernel(
+        &mut self,
+        by_ipvs: bool,
+        until: Instant,
+        within: Duration,
+    ) -> Result<(), ListError> {
         let node_ports = |place: &PacketTarget| matches!(place, PacketTarget::NodePort { .. });
         if self.places.keys().any(node_ports) {
             self.own = own_addresses()?;

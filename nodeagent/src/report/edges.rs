@@ -1,7 +1,6 @@
 //! Answers to questions about who talked to whom, in the wire format.
 
 use std::collections::{HashMap, HashSet};
-use std::fs;
 use std::time::Duration;
 
 use kplane_dataplane::backend::Description;
@@ -9,7 +8,9 @@ use kplane_model::{ServiceKey, ServiceName};
 use kplane_proto::v1 as pb;
 use prost::Message as _;
 
-use crate::service_connections::{EdgeCounts, EdgeKey, EdgeSums, ServiceConnections};
+use crate::service_connections::{
+    EdgeCounts, EdgeKey, EdgeSums, ServiceConnections, events_are_off,
+};
 
 /// Maximum number of Services in a question.
 const SERVICES: usize = 32;
@@ -19,8 +20,6 @@ const EDGES: usize = 1_000;
 const BYTES: usize = 240 << 10;
 /// Longest time to look back, in seconds.
 const LONGEST_S: u32 = 3_600;
-/// The kernel's setting without which it reports no connections.
-const EVENTS: &str = "/proc/sys/net/netfilter/nf_conntrack_events";
 
 /// Returns who talked to whom.
 pub(crate) fn answer(
@@ -56,11 +55,17 @@ fn try_answer(
     if backend.has_virtual_servers {
         return Err("connections are not counted in mode ipvs: the kernel reports them before IPVS has chosen an endpoint".into());
     }
-    if fs::read_to_string(EVENTS).is_ok_and(|text| text.trim() == "0") {
+    if let Some(error) = connections.and_then(ServiceConnections::failure) {
+        return Err(format!(
+            "its agent does not count connections any more: {error}; restart the agent"
+        ));
+    }
+    if events_are_off() {
         return Err("its kernel reports no connections: set net.netfilter.nf_conntrack_events to 1, and restart the agent".into());
     }
     let most = usize::try_from(question.most).unwrap_or(EDGES);
-    Ok(wire(&sums, if most == 0 { EDGES } else { most.min(EDGES) }))
+    let most = if most == 0 { EDGES } else { most.min(EDGES) };
+    Ok(wire(&sums, most, wanted.is_everything()))
 }
 
 /// The ServicePorts that a question means.
@@ -82,6 +87,10 @@ impl<'a> WantedServices<'a> {
         })
     }
 
+    fn is_everything(&self) -> bool {
+        self.namespace.is_empty() && self.services.is_empty()
+    }
+
     fn has(&self, key: &ServiceKey) -> bool {
         let service = &key.service;
         let in_namespace = self.namespace.is_empty() || *service.namespace == *self.namespace;
@@ -89,25 +98,32 @@ impl<'a> WantedServices<'a> {
     }
 }
 
-/// Returns the answer, as far as there is room in a message.
-fn wire(sums: &EdgeSums, most: usize) -> pb::Edges {
+/// Returns the answer, as far as there is room in a message. Connections that the agent had no room for may be of any Service,
+/// so they count as wanted only if `everything` is.
+fn wire(sums: &EdgeSums, most: usize, everything: bool) -> pb::Edges {
+    let (more, more_failed, lost) = match everything {
+        true => (sums.more, sums.more_failed, 0),
+        false => (0, 0, (sums.more.max(sums.more_failed) > 0).into()),
+    };
     let mut answer = pb::Edges {
-        more: sums.more,
-        lost: sums.lost,
+        more,
+        more_failed,
+        lost: sums.lost.saturating_add(lost),
         covered_s: u32::try_from(sums.covered.as_secs()).unwrap_or(u32::MAX),
         ..pb::Edges::default()
     };
     let mut ports = HashMap::<ServiceKey, u32>::new();
     let mut bytes = 0;
-    for (key, counts) in &sums.edges {
+    for (key, counts, age) in &sums.edges {
         let next = u32::try_from(ports.len()).unwrap_or(u32::MAX);
         let known = ports.get(&key.port).copied();
-        let edge = edge(known.unwrap_or(next), key, counts);
+        let edge = edge(known.unwrap_or(next), key, counts, *age);
         let port = known.is_none().then(|| pb::ServiceKey::from(&key.port));
         // Each field has a tag and a length of four bytes at most.
         bytes += edge.encoded_len() + port.as_ref().map_or(0, |port| port.encoded_len() + 4) + 4;
         if answer.edges.len() == most || bytes > BYTES {
             answer.more = answer.more.saturating_add(counts.begun.into());
+            answer.more_failed = answer.more_failed.saturating_add(counts.failed.into());
             continue;
         }
         if let Some(port) = port {
@@ -119,7 +135,7 @@ fn wire(sums: &EdgeSums, most: usize) -> pb::Edges {
     answer
 }
 
-fn edge(port: u32, key: &EdgeKey, counts: &EdgeCounts) -> pb::Edge {
+fn edge(port: u32, key: &EdgeKey, counts: &EdgeCounts, age: Duration) -> pb::Edge {
     let [bytes_to_endpoint, bytes_to_client] = counts.bytes;
     pb::Edge {
         port,
@@ -130,6 +146,7 @@ fn edge(port: u32, key: &EdgeKey, counts: &EdgeCounts) -> pb::Edge {
         reset: counts.reset.into(),
         bytes_to_endpoint,
         bytes_to_client,
+        age_s: age.as_secs(),
     }
 }
 
@@ -151,15 +168,16 @@ mod tests {
             };
             let counts = EdgeCounts {
                 begun: 7,
-                failed: u32::MAX,
+                failed: u32::MAX - 1,
                 reset: u32::MAX,
                 bytes: [u64::MAX; 2],
             };
-            (key, counts)
+            (key, counts, Duration::from_secs(u64::MAX))
         });
         EdgeSums {
             edges: edges.collect(),
             more: 1,
+            more_failed: 5,
             lost: u64::MAX,
             covered: Duration::MAX,
         }
@@ -167,15 +185,23 @@ mod tests {
 
     #[test]
     fn the_largest_answer_fits_into_a_message_and_the_rest_is_counted() {
-        let answer = wire(&sums(1_000, &"n".repeat(200)), EDGES);
+        let answer = wire(&sums(1_000, &"n".repeat(200)), EDGES, true);
         let size = answer.encoded_len();
         assert!(size < 250 << 10, "{size}");
         let shown = answer.edges.len() as u64;
         assert!((500..1_000).contains(&shown), "{shown}");
         assert_eq!(answer.more, 1 + 7 * (1_000 - shown));
         assert_eq!(answer.ports.len(), answer.edges.len());
-        let answer = wire(&sums(20, "web"), 5);
+        let answer = wire(&sums(20, "web"), 5, true);
         assert_eq!((answer.edges.len(), answer.more), (5, 1 + 7 * 15));
+        assert_eq!(answer.more_failed, 5 + 15 * u64::from(u32::MAX - 1));
+        // The connections without room may be of other Services than those that were asked for.
+        let mut few = sums(20, "web");
+        for (more, lost) in [(1, 1), (0, 0)] {
+            (few.more, few.more_failed, few.lost) = (more, 0, 0);
+            let answer = wire(&few, 5, false);
+            assert_eq!((answer.more, answer.lost), (7 * 15, lost));
+        }
     }
 
     #[test]
@@ -188,6 +214,9 @@ mod tests {
         let other = ServiceConnections::default();
         assert!(error(nftables, Some(&other), &question).contains("--flows"));
         assert!(error(ipvs, Some(&counter), &question).contains("mode ipvs"));
+        counter.end(Err("no descriptors".to_owned()));
+        let ended = error(nftables, Some(&counter), &question);
+        assert!(ended.contains("any more: no descriptors"), "{ended}");
         for services in [vec!["shop/web".to_owned(); 33], vec!["web".to_owned()]] {
             let question = pb::EdgesQuestion {
                 services,

@@ -3,7 +3,6 @@
 //! An edge has slots of a minute for the last ten minutes, and of ten minutes before: 16 at most, of 32 bytes each. 10,000 edges take 8 MB at
 //! most, whatever strangers send. Edges that are known go on to count when there is no room for new ones.
 
-use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::net::{IpAddr, SocketAddr};
@@ -11,6 +10,7 @@ use std::time::Duration;
 
 use kplane_dataplane::beginnings::{Ending, Reported};
 use kplane_model::ServiceKey;
+use kplane_proto::ranking::by_turns;
 
 /// Maximum number of edges with a client. A million forged source addresses fill this, and no more.
 const CLIENTS: usize = 9_000;
@@ -113,6 +113,13 @@ impl History {
         !self.0.is_empty()
     }
 
+    /// Returns the end of the first slot since a minute; `None` if there is none.
+    fn began_by(&self, minute: u32, now: u32) -> Option<Duration> {
+        let first = self.0.iter().find(|slot| slot.start >= minute)?;
+        let length = if first.start + FINE > now { 1 } else { FINE };
+        Some(minutes(first.start + length))
+    }
+
     fn since(&self, minute: u32) -> EdgeCounts {
         let mut sum = EdgeCounts::default();
         let slots = self.0.iter().filter(|slot| slot.start >= minute);
@@ -137,19 +144,25 @@ pub(crate) struct Edges {
     others: usize,
     /// Connections for which there was no room at all.
     more: History,
-    /// Times when the kernel dropped reports, as `begun`.
+    /// Times when the kernel dropped reports, and minutes in which it reported nothing, as `begun`.
     lost: History,
     now: u32,
 }
 
+/// The sums of an edge, and the least time since the first of its connections: counts know times by minutes.
+pub type EdgeSum = (EdgeKey, EdgeCounts, Duration);
+
 /// What an answer says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EdgeSums {
-    /// Edges, those with the most connections first.
-    pub edges: Vec<(EdgeKey, EdgeCounts)>,
-    /// Connections for which there was no room.
+    /// Edges. However many of the first ones are kept, half are those with the most failures and half those with the most
+    /// connections.
+    pub edges: Vec<EdgeSum>,
+    /// Connections of any ServicePort for which there was no room.
     pub more: u64,
-    /// Times when the kernel dropped reports.
+    /// Those of them that failed.
+    pub more_failed: u64,
+    /// Times when the kernel dropped reports, and minutes in which it reported nothing.
     pub lost: u64,
     /// Time that the sums cover.
     pub covered: Duration,
@@ -200,7 +213,7 @@ impl Edges {
         }
     }
 
-    /// Records that the kernel dropped reports.
+    /// Records that reports are missing.
     pub(crate) fn lose(&mut self) {
         let once = EdgeCounts {
             begun: 1,
@@ -221,21 +234,31 @@ impl Edges {
         let from = minute(now.saturating_sub(ago)).max(self.now.saturating_sub(KEPT));
         let from = boundary(from, self.now);
         let edges = self.edges.iter().filter(|(key, _)| wanted(&key.port));
-        let edges = edges.map(|(key, history)| (key, history.since(from)));
-        let mut edges: Vec<_> = edges
-            .filter(|(_, counts)| *counts != EdgeCounts::default())
-            .map(|(key, counts)| (key.clone(), counts))
+        let mut edges: Vec<EdgeSum> = edges
+            .filter_map(|(key, history)| {
+                let age = now.saturating_sub(history.began_by(from, self.now)?);
+                Some((key.clone(), history.since(from), age))
+            })
             .collect();
-        edges.sort_unstable_by(|(a, of_a), (b, of_b)| {
-            (Reverse(of_a.begun), a).cmp(&(Reverse(of_b.begun), b))
-        });
+        edges.sort_unstable_by(|(a, ..), (b, ..)| a.cmp(b));
+        by_turns(
+            &mut edges,
+            |(_, counts, _)| counts.begun.into(),
+            |(_, counts, _)| counts.failed.into(),
+        );
+        let more = self.more.since(from);
         EdgeSums {
             edges,
-            more: self.more.since(from).begun.into(),
+            more: more.begun.into(),
+            more_failed: more.failed.into(),
             lost: self.lost.since(from).begun.into(),
-            covered: now.saturating_sub(Duration::from_secs(u64::from(from) * 60)),
+            covered: now.saturating_sub(minutes(from)),
         }
     }
+}
+
+fn minutes(number: u32) -> Duration {
+    Duration::from_secs(u64::from(number) * 60)
 }
 
 fn minute(time: Duration) -> u32 {

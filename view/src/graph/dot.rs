@@ -82,7 +82,7 @@ mod tests {
                     from: 0,
                     to: 1,
                     connections: 7_200,
-                    seconds: 3_600,
+                    per_million_seconds: 2_000_000,
                     ..GraphLink::default()
                 },
                 GraphLink {
@@ -90,7 +90,7 @@ mod tests {
                     to: 2,
                     connections: 7_200,
                     failed: 36,
-                    seconds: 3_600,
+                    per_million_seconds: 2_000_000,
                     ..GraphLink::default()
                 },
             ],

@@ -40,8 +40,8 @@ pub struct GraphLink {
     pub failed: u64,
     /// Bytes of both directions, of connections that ended.
     pub bytes: u64,
-    /// The time in which they were counted, in seconds.
-    pub seconds: u64,
+    /// Connections in a million seconds: the sum of the rates of edges.
+    pub per_million_seconds: u64,
 }
 
 /// Nodes, and the links between them: from clients to Services, and from Services to endpoints.
@@ -89,7 +89,7 @@ impl GraphLink {
     /// Returns connections a second and failures, human-readable.
     #[must_use]
     pub fn text(&self) -> String {
-        let mut text = format!("{}/s", rate(self.connections, self.seconds));
+        let mut text = format!("{}/s", rate(self.per_million_seconds));
         if self.failed > 0 {
             let failed = failures(self.failed, self.connections);
             text.push_str(&format!(", {failed} failed"));
@@ -100,7 +100,7 @@ impl GraphLink {
     /// Returns connections an hour.
     #[must_use]
     pub fn per_hour(&self) -> u64 {
-        self.connections.saturating_mul(3_600) / self.seconds.max(1)
+        self.per_million_seconds.saturating_mul(3_600) / 1_000_000
     }
 
     fn add(&mut self, edge: &EdgeView) {
@@ -110,6 +110,7 @@ impl GraphLink {
         }
         self.connections = self.connections.saturating_add(edge.connections);
         self.failed = self.failed.saturating_add(edge.failed);
-        self.seconds = self.seconds.max(edge.seconds);
+        let rates = [self.per_million_seconds, edge.per_million_seconds];
+        self.per_million_seconds = rates.into_iter().fold(0, u64::saturating_add);
     }
 }

@@ -21,6 +21,7 @@ fn answer() -> pb::GraphAnswer {
         connections,
         failed,
         seconds: 3_600,
+        per_million_s: connections * 1_000_000 / 3_600,
         ..pb::GraphEdge::default()
     };
     pb::GraphAnswer {
@@ -72,6 +73,7 @@ fn view(answer: pb::GraphAnswer) -> GraphView {
 fn edges_are_grouped_by_client_and_what_is_missing_is_said() {
     let answer = pb::GraphAnswer {
         more: 40,
+        more_failed: 30,
         partial: vec![
             pb::GraphNode {
                 node: "n1".to_owned(),
@@ -96,13 +98,13 @@ fn edges_are_grouped_by_client_and_what_is_missing_is_said() {
     );
     let text = table(&view);
     for part in [
-        "130,049 began in 1h, 7,001 failed, from 3 clients to 1 Service",
+        "130,049 began in 1h, 7,031 failed, from 3 clients to 1 Service",
         "shop/web http/TCP",
         "13.8",
         "7,000 (14%)",
         "1 (<1%)",
         "<0.01",
-        "40 more connections",
+        "40 more connections and 30 more failures",
         "\"other clients\" are those",
         "n2: some connections are not counted",
         "n1: counts for less time, 5m at least",
@@ -157,17 +159,28 @@ fn a_graph_has_sums_between_clients_services_and_endpoints() {
 }
 
 #[test]
+fn rates_of_nodes_that_counted_for_different_times_are_added() {
+    let mut answer = answer();
+    for (edge, seconds, per_million_s) in [(1, 60, 2_000_000), (2, 3_600, 1_000_000)] {
+        let edge = &mut answer.edges[edge];
+        (edge.seconds, edge.per_million_s) = (seconds, per_million_s);
+    }
+    let graph = view(answer).graph();
+    let link = graph.links.iter().find(|link| link.failed == 7_001);
+    assert_eq!(link.unwrap().text(), "3.00/s, 7,001 (10%) failed");
+}
+
+#[test]
 fn rates_are_short() {
-    for (connections, seconds, text) in [
-        (0, 60, "0.00"),
-        (1, 3_600, "<0.01"),
-        (30, 60, "0.50"),
-        (6_000, 60, "100"),
-        (750, 60, "12.5"),
-        (600_000, 60, "10,000"),
-        (5, 0, "5.00"),
+    for (per_million_seconds, text) in [
+        (0, "0.00"),
+        (278, "<0.01"),
+        (500_000, "0.50"),
+        (100_000_000, "100"),
+        (12_500_000, "12.5"),
+        (10_000_000_000, "10,000"),
     ] {
-        assert_eq!(rate(connections, seconds), text);
+        assert_eq!(rate(per_million_seconds), text);
     }
     assert_eq!(failures(0, 0), "0");
     // They began before the time.

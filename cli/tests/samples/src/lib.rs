@@ -779,6 +779,7 @@ pub fn graph() -> pb::GraphAnswer {
         bytes_to_endpoint: 52_000 * connections,
         bytes_to_client: 70_000 * connections,
         seconds: 3_600,
+        per_million_s: connections * 1_000_000 / 3_600,
         ..pb::GraphEdge::default()
     };
     pb::GraphAnswer {

@@ -3,6 +3,7 @@
 
 use std::cmp::Reverse;
 
+use kplane_proto::ranking::by_turns;
 use kplane_proto::v1 as pb;
 use kplane_view::graph::{Graph, GraphLink, GraphNode, GraphView, NodeKind};
 
@@ -37,7 +38,7 @@ pub(super) fn request(filter: &Filter) -> pb::GraphRequest {
     pb::GraphRequest {
         namespace,
         services,
-        since_s: 0,
+        since_s: 3_600,
     }
 }
 
@@ -58,12 +59,14 @@ pub(super) fn sections(filter: &Filter, view: &GraphView) -> Vec<Section> {
 /// A node's place: the column, and the row in it.
 type Places = Vec<Option<(usize, usize)>>;
 
-/// Finds places for the nodes with the most connections. Clients and endpoints are near their Services.
+/// Finds places for the nodes with the most failures, and those with the most connections. Clients and endpoints are near their Services.
 fn places(graph: &Graph) -> (Places, [usize; 3]) {
     let mut weight = vec![0_u64; graph.nodes.len()];
+    let mut failed = weight.clone();
     for link in &graph.links {
         for end in [link.from, link.to] {
             weight[end] = weight[end].saturating_add(link.connections.max(link.failed));
+            failed[end] = failed[end].saturating_add(link.failed);
         }
     }
     let of = |kind| (0..graph.nodes.len()).filter(move |at| graph.nodes[*at].kind == kind);
@@ -72,9 +75,10 @@ fn places(graph: &Graph) -> (Places, [usize; 3]) {
     // Services first: the rows of the others follow from theirs.
     for column in [1, 0, 2] {
         let mut shown: Vec<usize> = of(COLUMNS[column].0).collect();
-        shown.sort_by_key(|at| Reverse(weight[*at]));
+        by_turns(&mut shown, |at| weight[*at], |at| failed[*at]);
         hidden[column] = shown.len().saturating_sub(ROWS);
         shown.truncate(ROWS);
+        shown.sort_by_key(|at| Reverse(weight[*at]));
         if column != 1 {
             shown.sort_by_key(|at| (busiest_service(graph, &places, *at), Reverse(weight[*at])));
         }
@@ -246,7 +250,7 @@ mod tests {
                 connections: 3_600,
                 failed: 2,
                 bytes: 0,
-                seconds: 3_600,
+                per_million_seconds: 1_000_000,
             }],
         };
         for number in 0..clients {
@@ -259,7 +263,7 @@ mod tests {
                 connections: 36 + u64::try_from(number).unwrap(),
                 failed: 0,
                 bytes: 0,
-                seconds: 3_600,
+                per_million_seconds: 10_000,
             });
         }
         graph
@@ -294,6 +298,14 @@ mod tests {
     }
 
     #[test]
+    fn a_client_whose_connections_fail_is_drawn() {
+        let mut graph = graph(ROWS + 5);
+        graph.links[1].failed = 1;
+        let (places, hidden) = places(&graph);
+        assert!(places[2].is_some() && hidden == [5, 0, 0]);
+    }
+
+    #[test]
     fn a_filter_names_a_service_or_a_namespace() {
         let of = |namespace: &str, name: &str| {
             let request = request(&Filter {
@@ -301,6 +313,8 @@ mod tests {
                 name: name.to_owned(),
                 after: String::new(),
             });
+            // The table says which nodes counted for less.
+            assert_eq!(request.since_s, 3_600);
             (request.namespace, request.services)
         };
         assert_eq!(

@@ -13,6 +13,7 @@ use kplane_fleet::peers::Peers;
 use kplane_model::{NodeName, PodName, ServiceName, parse_ip};
 use kplane_picture::index::{PortView, ServiceDetail};
 use kplane_proto::v1 as pb;
+use prost::Message as _;
 use tonic::Status;
 
 use self::names::Named;
@@ -35,12 +36,18 @@ const OF_ALL: usize = 64_000;
 const LEAST: usize = 10;
 /// Time for all agents. Each reads for 4 s at most.
 const WITHIN: Duration = Duration::from_millis(5_500);
+/// Maximum size of an answer's flows or edges, in bytes: a message has less than 4 MiB.
+pub(super) const BYTES: usize = 7 << 19;
 /// Longest text that names a client or an endpoint, in bytes.
 const MAX_END: usize = 2 * MAX_NAME + 5;
 
 /// The answer of a control plane that watches no Pods.
 const NO_PODS: &str = "the control plane does not know Pods, because nodes enforce no NetworkPolicies: name the client's \
      address, which kubectl get pod -o wide shows";
+
+/// The answer if no node has ranges of addresses for Pods.
+const NO_RANGES: &str = "the control plane cannot tell which clients are outside, because no Node has podCIDRs: ask without \
+     \"outside\"";
 
 /// Asks all agents, or that of one node, who is connected to a Service.
 pub(super) async fn ask(
@@ -76,18 +83,25 @@ pub(super) async fn ask(
         found.extend(groups.filter_map(|group| ToldGroup::read(node, group, ports.len())));
     }
     let names = Names::of(hub, found.iter().map(|found| found.client)).await?;
+    if wanted.outside && !names.knows_outside() {
+        return Err(Status::failed_precondition(NO_RANGES));
+    }
     found.retain(|found| wanted.covers(found, &names));
     found.sort_by_key(|found| Reverse(found.connections));
-    let rest = found.get(FLOWS..).unwrap_or_default();
-    let rest = rest.iter().map(|found| found.connections);
-    let more = rest.fold(more, u64::saturating_add);
-    found.truncate(FLOWS);
-    let flows = found
-        .into_iter()
-        .filter_map(|found| Some(found.wire(ports.get(found.port)?, &name, &names)));
+    let flows = found.iter().filter_map(|found| {
+        let flow = found.wire(ports.get(found.port)?, &name, &names);
+        Some((flow, found.connections))
+    });
+    let (flows, rest) = fitting(flows);
+    // Agents left out what they could not select, too.
+    let (more, unchecked) = match wanted.is_of_agents() {
+        true => (rest.saturating_add(more), 0),
+        false => (rest, more),
+    };
     Ok(pb::FlowsAnswer {
-        flows: flows.collect(),
+        flows,
         more,
+        unchecked,
         has_endpoints: has_endpoints(&detail),
         knows_pods: names.knows_pods(),
         ports_left_out: detail.ports.len().saturating_sub(PORTS) as u64,
@@ -95,10 +109,34 @@ pub(super) async fn ask(
     })
 }
 
-/// Returns how many groups each agent is asked for, if all are.
+/// Returns the ends that a request names, for the audit log.
+pub(super) fn ends(request: &pb::FlowsRequest) -> String {
+    let ends = [("from", &request.from), ("to", &request.to)];
+    let ends = ends.into_iter().filter(|(_, end)| !end.is_empty());
+    ends.map(|(word, end)| format!(", {word} {}", label(end, MAX_END)))
+        .collect()
+}
+
+/// Returns the flows that fit into an answer, and the number of connections of the others.
+fn fitting(flows: impl Iterator<Item = (pb::NodeFlow, u64)>) -> (Vec<pb::NodeFlow>, u64) {
+    let (mut fit, mut bytes, mut rest) = (Vec::new(), 0, 0_u64);
+    for (flow, connections) in flows {
+        bytes += flow.encoded_len() + 4;
+        if fit.len() == FLOWS || bytes > BYTES {
+            rest = rest.saturating_add(connections);
+        } else {
+            fit.push(flow);
+        }
+    }
+    (fit, rest)
+}
+
+/// Returns how many groups each agent is asked for, if all are. A replica that has just started knows the Nodes before their
+/// agents.
 pub(super) fn share(hub: &Hub, peers: Option<&Peers>) -> usize {
     let replicas = peers.map_or(0, Peers::known) + 1;
-    let agents = hub.fleet.agents().saturating_mul(replicas).max(1);
+    let agents = hub.fleet.agents().saturating_mul(replicas);
+    let agents = agents.max(hub.store.nodes().len()).max(1);
     (OF_ALL / agents).clamp(LEAST, OF_AGENT)
 }
 
@@ -171,6 +209,13 @@ impl Selection {
         })
     }
 
+    /// Returns whether agents can select these connections.
+    fn is_of_agents(&self) -> bool {
+        let few =
+            |of: &Option<HashSet<IpAddr>>| of.as_ref().is_none_or(|all| all.len() <= ADDRESSES);
+        !self.outside && few(&self.clients) && few(&self.endpoints)
+    }
+
     fn question(&self, ports: &[&PortView], most: usize) -> pb::ConnectedQuestion {
         let addresses = |of: &Option<HashSet<IpAddr>>| {
             let few = of.as_ref().filter(|all| all.len() <= ADDRESSES);
@@ -188,7 +233,7 @@ impl Selection {
     fn covers(&self, found: &ToldGroup<'_>, names: &Names) -> bool {
         let has =
             |of: &Option<HashSet<IpAddr>>, ip| of.as_ref().is_none_or(|all| all.contains(&ip));
-        let is_outside = || names.get(found.client).kind == pb::ClientKind::Outside;
+        let is_outside = || names.get(found.client, found.age_s()).kind == pb::ClientKind::Outside;
         has(&self.clients, found.client)
             && has(&self.endpoints, found.endpoint.ip())
             && (!self.outside || is_outside())
@@ -280,8 +325,13 @@ impl<'a> ToldGroup<'a> {
         })
     }
 
+    /// Returns the age of the oldest connection in seconds; 0 = not known.
+    fn age_s(&self) -> u64 {
+        self.group.oldest_s.unwrap_or_default()
+    }
+
     fn wire(&self, port: &PortView, of: &ServiceName, names: &Names) -> pb::NodeFlow {
-        let Named { kind, name } = names.get(self.client);
+        let Named { kind, name } = names.get(self.client, self.age_s());
         let at = |endpoint: &&kplane_model::Endpoint| {
             let addr = endpoint.addr;
             SocketAddr::new(addr.ip, addr.port) == self.endpoint

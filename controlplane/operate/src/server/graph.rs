@@ -1,6 +1,5 @@
 //! The question to all nodes who talked to whom through Services in the last hour, for `kpctl graph`.
 
-use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::Hash;
 use std::net::{IpAddr, SocketAddr};
@@ -11,11 +10,12 @@ use kplane_fleet::hub::Hub;
 use kplane_fleet::peers::Peers;
 use kplane_model::{Family, NodeName, ServiceKey, ServiceName, parse_ip, proxy_address};
 use kplane_picture::index::Selection;
+use kplane_proto::ranking::by_turns;
 use kplane_proto::v1 as pb;
 use prost::Message as _;
 use tonic::Status;
 
-use super::flows::{Names, endpoint_names, share};
+use super::flows::{BYTES, Names, endpoint_names, share};
 use super::request::{MAX_NAME, bounded_names};
 use super::{closing, inquiry};
 
@@ -23,8 +23,6 @@ use super::{closing, inquiry};
 const SERVICES: usize = 32;
 /// Maximum number of edges in an answer.
 const EDGES: usize = 10_000;
-/// Maximum size of an answer's clients, ServicePorts, endpoints and edges, in bytes: a message has less than 4 MiB.
-const BYTES: usize = 7 << 19;
 /// Maximum number of nodes with partial counts that are named.
 const PARTIAL: usize = 1_000;
 /// Longest time to look back, in seconds.
@@ -67,7 +65,10 @@ pub(super) async fn ask(
     let clients = edges.iter().filter_map(|(key, _)| key.client);
     let names = Names::of(hub, clients).await?;
     let endpoints = endpoints(hub, &edges).await?;
-    let mut answer = Builder::default();
+    let mut answer = Builder {
+        ages: std::mem::take(&mut sums.ages),
+        ..Builder::default()
+    };
     for (key, edge) in &edges {
         answer.add(key, edge, &names, &endpoints);
     }
@@ -77,6 +78,7 @@ pub(super) async fn ask(
         endpoints: answer.endpoints.values,
         edges: answer.edges,
         more: sums.more.saturating_add(answer.more),
+        more_failed: sums.more_failed.saturating_add(answer.more_failed),
         partial: sums.partial,
         knows_pods: names.knows_pods(),
         ..parts.asked.into()
@@ -128,7 +130,10 @@ struct Sums {
     /// The edges; their indexes are not set.
     edges: HashMap<EdgeId, pb::GraphEdge>,
     more: u64,
+    more_failed: u64,
     partial: Vec<pb::GraphNode>,
+    /// Time since the first connection of each client, in seconds.
+    ages: HashMap<IpAddr, u64>,
 }
 
 impl Sums {
@@ -136,6 +141,7 @@ impl Sums {
     fn add(&mut self, node: &NodeName, told: &pb::Edges, most: usize, asked_s: u64) {
         let seconds = u64::from(told.covered_s);
         self.more = self.more.saturating_add(told.more);
+        self.more_failed = self.more_failed.saturating_add(told.more_failed);
         if (seconds + SLACK_S < asked_s || told.lost > 0) && self.partial.len() < PARTIAL {
             self.partial.push(pb::GraphNode {
                 node: node.to_string(),
@@ -149,6 +155,10 @@ impl Sums {
             let Some(id) = read(edge, &ports) else {
                 continue;
             };
+            if let Some(client) = id.client {
+                let age_s = self.ages.entry(client).or_default();
+                *age_s = edge.age_s.max(*age_s);
+            }
             let sum = self.edges.entry(id).or_default();
             for (sum, more) in [
                 (&mut sum.connections, edge.begun),
@@ -156,6 +166,7 @@ impl Sums {
                 (&mut sum.reset, edge.reset),
                 (&mut sum.bytes_to_endpoint, edge.bytes_to_endpoint),
                 (&mut sum.bytes_to_client, edge.bytes_to_client),
+                (&mut sum.per_million_s, per_million_s(edge.begun, seconds)),
             ] {
                 *sum = sum.saturating_add(more);
             }
@@ -163,17 +174,28 @@ impl Sums {
         }
     }
 
-    /// Returns those with the most connections; the others are only counted.
+    /// Returns those with the most failures, and those with the most connections; the others are only counted.
     fn largest(&mut self) -> Vec<(EdgeId, pb::GraphEdge)> {
         let mut edges: Vec<_> = std::mem::take(&mut self.edges).into_iter().collect();
-        edges.sort_unstable_by(|(a, of_a), (b, of_b)| {
-            (Reverse(of_a.connections), a).cmp(&(Reverse(of_b.connections), b))
-        });
-        let rest = edges.iter().skip(EDGES).map(|(_, edge)| edge.connections);
-        self.more = rest.fold(self.more, u64::saturating_add);
+        edges.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+        by_turns(
+            &mut edges,
+            |(_, edge)| edge.connections,
+            |(_, edge)| edge.failed,
+        );
+        for (_, edge) in edges.iter().skip(EDGES) {
+            self.more = self.more.saturating_add(edge.connections);
+            self.more_failed = self.more_failed.saturating_add(edge.failed);
+        }
         edges.truncate(EDGES);
         edges
     }
+}
+
+/// Returns a rate, rounded up.
+fn per_million_s(connections: u64, seconds: u64) -> u64 {
+    let rate = (u128::from(connections) * 1_000_000).div_ceil(seconds.max(1).into());
+    u64::try_from(rate).unwrap_or(u64::MAX)
 }
 
 fn read(edge: &pb::Edge, ports: &[Option<ServiceKey>]) -> Option<EdgeId> {
@@ -266,17 +288,23 @@ struct Builder {
     edges: Vec<pb::GraphEdge>,
     bytes: usize,
     more: u64,
+    more_failed: u64,
+    ages: HashMap<IpAddr, u64>,
 }
 
 impl Builder {
     fn add(&mut self, id: &EdgeId, edge: &pb::GraphEdge, names: &Names, endpoints: &Endpoints) {
         if self.bytes > BYTES {
             self.more = self.more.saturating_add(edge.connections);
+            self.more_failed = self.more_failed.saturating_add(edge.failed);
             return;
         }
-        let bytes = &mut self.bytes;
+        let (bytes, ages) = (&mut self.bytes, &self.ages);
         let client = self.clients.number(&id.client, bytes, || {
-            let named = id.client.map(|ip| (ip.to_string(), names.get(ip)));
+            let age_s = |ip| ages.get(&ip).copied().unwrap_or_default();
+            let named = id
+                .client
+                .map(|ip| (ip.to_string(), names.get(ip, age_s(ip))));
             named.map_or_else(pb::GraphClient::default, |(address, named)| {
                 pb::GraphClient {
                     address,

@@ -274,7 +274,8 @@ impl StatusService for StatusServer {
         let of = request.get_ref();
         let service = named(&of.namespace, &of.name);
         let node = node_named(&of.node, "all nodes");
-        let text = format!("read who is connected to {service} on {node}");
+        let ends = flows::ends(of);
+        let text = format!("read who is connected to {service} on {node}{ends}");
         self.audit_news(&request, &Right::ReadClients, 0, &text);
         let answer = flows::ask(&self.hub, self.peers.as_deref(), of);
         Ok(Response::new(answer.await?))

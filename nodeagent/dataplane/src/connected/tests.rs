@@ -139,6 +139,25 @@ fn connections_of_ipvs_are_grouped_and_templates_are_not() {
 }
 
 #[test]
+fn the_time_of_the_proxy_counts() {
+    let slow = || {
+        std::thread::sleep(Duration::from_millis(2));
+        Ok(ConnectionGroups::default())
+    };
+    // Without ServicePorts there is nothing to read.
+    let of_proxy = |within| list(Kind::Userspace.describe(), slow, &question(&[]), within);
+    let late = of_proxy(Duration::from_millis(1));
+    assert!(
+        matches!(late, Err(ListError::Table(CountError::Late(_)))),
+        "{late:?}"
+    );
+    assert_eq!(
+        of_proxy(Duration::from_secs(60)).unwrap(),
+        Connected::default()
+    );
+}
+
+#[test]
 fn the_kernel_selects_where_it_can() {
     let to = |ip: &str, port| {
         Some(Selected::To(AddressPorts {

@@ -40,7 +40,10 @@ fn ended(ending: Ending, bytes: Option<u64>) -> Reported {
 
 fn all(edges: &mut Edges, now: Duration, ago: Duration) -> (u64, EdgeSums) {
     let sums = edges.sums(now, ago, |_| true);
-    let begun = sums.edges.iter().map(|(_, counts)| u64::from(counts.begun));
+    let begun = sums
+        .edges
+        .iter()
+        .map(|(_, counts, _)| u64::from(counts.begun));
     (begun.sum(), sums)
 }
 
@@ -74,6 +77,19 @@ fn an_edge_counts_beginnings_ends_and_bytes() {
 }
 
 #[test]
+fn failing_edges_are_among_the_first() {
+    let mut edges = Edges::default();
+    let port = web();
+    for endpoint in [81, 81, 82, 82, 80] {
+        edges.add(&port, &began(1, endpoint));
+    }
+    edges.add(&port, &ended(Ending::Failed, None));
+    let sums = edges.sums(MINUTE, HOUR, |_| true);
+    let endpoints = sums.edges.iter().map(|(key, ..)| key.endpoint.port());
+    assert_eq!(endpoints.collect::<Vec<_>>(), [80, 81, 82]);
+}
+
+#[test]
 fn minutes_pass() {
     let mut edges = Edges::default();
     let port = web();
@@ -99,6 +115,11 @@ fn minutes_pass() {
         let (found, sums) = all(&mut edges, now, ago);
         let covered_s_found = sums.covered.as_secs();
         assert_eq!((found, covered_s_found), (begun, covered_s), "{ago:?}");
+    }
+    // The ends of minute 118, and of the slot that begins at 50.
+    for (ago, age_s) in [(MINUTE, 30), (HOUR, 3_570)] {
+        let (_, sums) = all(&mut edges, now, ago);
+        assert_eq!(sums.edges[0].2.as_secs(), age_s, "{ago:?}");
     }
     // An hour without connections.
     let (found, sums) = all(&mut edges, now + MINUTE * 75, HOUR);
@@ -153,6 +174,10 @@ fn forged_clients_fill_a_bounded_table_and_known_edges_go_on() {
     let (begun, sums) = all(&mut edges, MINUTE, HOUR);
     assert_eq!(begun + sums.more, u64::from(forged) + 2_002);
     assert_eq!(sums.more, 2_000 - (OTHERS as u64 - 1));
+    assert_eq!(sums.more_failed, 0);
+    let api = ServiceKey::sample("shop", "api");
+    edges.add(&api, &ended(Ending::Failed, None));
+    assert_eq!(all(&mut edges, MINUTE, HOUR).1.more_failed, 1);
     // An hour later there is room.
     edges.set_time(MINUTE * 75);
     edges.add(&port, &began(9, 80));

@@ -38,9 +38,12 @@ fn edges_of_several_nodes_are_one() {
         covered_s: 60,
         lost: 2,
         more: 4,
-        ..told(vec![one])
+        more_failed: 3,
+        ..told(vec![pb::Edge { age_s: 50, ..one }])
     };
     sums.add(&n2, &young, 10, 3_600);
+    // The first connection of a client is the oldest of all nodes.
+    assert_eq!(sums.ages, HashMap::from([([192, 0, 2, 7].into(), 50)]));
     let edges = sums.largest();
     let [(both, of_both), (others, _)] = edges.as_slice() else {
         panic!("{edges:?}");
@@ -53,7 +56,9 @@ fn edges_of_several_nodes_are_one() {
         (of_both.connections, of_both.failed, of_both.seconds),
         (10, 2, 3_600)
     );
-    assert_eq!(sums.more, 4);
+    // Five in an hour, and five in a minute.
+    assert_eq!(of_both.per_million_s, 1_389 + 83_334);
+    assert_eq!((sums.more, sums.more_failed), (4, 3));
     let [partial] = sums.partial.as_slice() else {
         panic!("{:?}", sums.partial);
     };
@@ -61,6 +66,23 @@ fn edges_of_several_nodes_are_one() {
         (&*partial.node, partial.seconds, partial.lost),
         ("n2", 60, 2)
     );
+}
+
+#[test]
+fn failing_edges_are_among_those_that_fit() {
+    let mut sums = Sums::default();
+    let many = (0..EDGES + 9).map(|n| {
+        let client = std::net::Ipv4Addr::from(u32::try_from(n).unwrap()).to_string();
+        let edge = edge(&client, "10.244.1.5:80", if n == 0 { 1 } else { 100 });
+        let failed = u64::from(n == 0) * 7 + u64::from(n > EDGES);
+        pb::Edge { failed, ..edge }
+    });
+    sums.add(&"n1".into(), &told(many.collect()), EDGES + 9, 3_600);
+    let edges = sums.largest();
+    assert_eq!(edges.len(), EDGES);
+    assert_eq!(edges[0].1.failed, 7);
+    let failed: u64 = edges.iter().map(|(_, edge)| edge.failed).sum();
+    assert_eq!((failed, sums.more, sums.more_failed), (15, 900, 0));
 }
 
 #[test]
@@ -101,6 +123,7 @@ fn an_answer_fits_into_a_message_and_the_rest_is_counted() {
         endpoints.insert((id.port.clone(), id.endpoint), (pod.clone(), pod));
         let edge = pb::GraphEdge {
             connections: 3,
+            failed: 1,
             bytes_to_client: u64::MAX,
             ..pb::GraphEdge::default()
         };
@@ -109,6 +132,7 @@ fn an_answer_fits_into_a_message_and_the_rest_is_counted() {
     let (shown, more) = (builder.edges.len() as u64, builder.more);
     assert!(shown > 1_000 && more > 0, "{shown}, {more}");
     assert_eq!(3 * shown + more, 3 * EDGES as u64);
+    assert_eq!(shown + builder.more_failed, EDGES as u64);
     let answer = pb::GraphAnswer {
         clients: builder.clients.values,
         ports: builder.ports.values,
