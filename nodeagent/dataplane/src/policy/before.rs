@@ -1,10 +1,10 @@
 //! The elements of a content, now and before a change.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::content::Content;
 use super::held::{ElementChange, element};
-use crate::backend::nftables::{Contents, Element, Key, Set};
+use crate::backend::nftables::{Contents, Element, Key, PolicySet, Set};
 
 impl Contents for Content {
     fn elements(&self) -> BTreeSet<Element> {
@@ -12,6 +12,30 @@ impl Contents for Content {
             .all()
             .map(|(place, value)| element(place, value))
             .collect()
+    }
+
+    /// A node may have hundreds of thousands: to sort them all takes longer than anything else but the kernel.
+    fn by_set(&self) -> Vec<Element> {
+        let mut sets = BTreeMap::<PolicySet, Vec<Element>>::new();
+        for (place, value) in self.held.all() {
+            let elements = sets.entry(place.0).or_default();
+            elements.push(element(place, value));
+        }
+        let is_range = |element: &Element| {
+            let key = element.key;
+            matches!(
+                key,
+                Key::Range(_) | Key::Span(..) | Key::GrantPorts(..) | Key::Row(..)
+            )
+        };
+        let mut all = Vec::with_capacity(self.held.len());
+        for (_, mut elements) in sets {
+            if elements.first().is_some_and(is_range) {
+                elements.sort_unstable();
+            }
+            all.append(&mut elements);
+        }
+        all
     }
 
     fn element(&self, set: Set, key: Key) -> Option<Element> {

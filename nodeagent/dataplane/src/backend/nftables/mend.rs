@@ -36,6 +36,11 @@ pub(crate) trait Contents {
     /// Returns every element.
     fn elements(&self) -> BTreeSet<Element>;
 
+    /// Returns every element in the order of the sets. Within a set, only ranges have an order.
+    fn by_set(&self) -> Vec<Element> {
+        self.elements().into_iter().collect()
+    }
+
     /// Returns the element in a set under a key.
     fn element(&self, set: Set, key: Key) -> Option<Element>;
 
@@ -201,7 +206,7 @@ pub(super) fn everything(table: &impl Contents) -> Vec<Ops> {
         groups: groups.collect(),
         ..Ops::default()
     };
-    let elements: Vec<Element> = table.elements().into_iter().collect();
+    let elements = table.by_set();
     let elements = elements.chunks(TOGETHER).map(|chunk| Ops {
         add: chunk.to_vec(),
         ..Ops::default()
