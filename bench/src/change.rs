@@ -4,13 +4,6 @@
 //! one endpoint changed, at several sizes. Then both programs as a user starts them: memory, and
 //! from writing a YAML file to the kernel. Speeds gate nothing; they are printed.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a benchmark may panic"
-)]
-
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};

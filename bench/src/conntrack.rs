@@ -5,12 +5,6 @@
 //! that led there are deleted. Beside it, what a list of all UDP flows takes. Then ten changes a second, each of which
 //! removes an endpoint: the time from the commit until its flows are cut.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a benchmark may panic"
-)]
-
 pub(crate) mod reported;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};

@@ -1,6 +1,13 @@
 //! All benchmarks: the first argument names one. `cargo xtask bench` and `cargo xtask fleet` build this program, with
 //! kplane's programs beside it, and run it.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a benchmark that cannot go on has failed"
+)]
+
 mod against;
 mod change;
 mod conntrack;

@@ -3,12 +3,6 @@
 //! `cargo xtask bench operators` prints a table.
 //! The control plane is the real one, and so is kpctl. Agents are streams that hold everything; some have problems.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a measurement that cannot go on has failed"
-)]
-
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -32,6 +26,8 @@ use tonic::transport::{Channel, Endpoint};
 
 const NODES: usize = 5_000;
 const SERVICES: usize = 10_000;
+/// Connections of each node to the Service of which `kpctl flows` asks: 100,000 in all.
+const CONNECTIONS: usize = 20;
 /// Services of the largest cluster that kube-proxy's users report.
 const MANY_SERVICES: usize = 17_000;
 /// Agents on one connection.
@@ -190,12 +186,32 @@ async fn agent(n: usize, channel: Channel, bound: Arc<Bound>) {
             Some(pb::server_message::Kind::Inspect(asked)) => {
                 agent_message::Kind::Inspection(pb::Inspection {
                     token: asked.token,
+                    connected: asked
+                        .connected
+                        .map(|asked| connected(n, asked.most as usize)),
                     ..pb::Inspection::default()
                 })
             }
             _ => continue,
         };
         let _ = send.send(message(reply)).await;
+    }
+}
+
+/// Returns the connections of a node, each of another client, as far as so many groups are wanted.
+fn connected(n: usize, most: usize) -> pb::Connected {
+    let groups = (0..CONNECTIONS).map(|client| pb::ConnectedGroup {
+        client: format!("10.{}.{}.{client}", 64 + (n >> 8), n & 255),
+        endpoint: "10.128.0.7:8080".to_owned(),
+        table: pb::ConnectionTable::Conntrack.into(),
+        established: 1,
+        ..pb::ConnectedGroup::default()
+    });
+    pb::Connected {
+        groups: groups.take(most).collect(),
+        more: CONNECTIONS.saturating_sub(most) as u64,
+        read: CONNECTIONS as u64,
+        error: String::new(),
     }
 }
 
@@ -316,6 +332,12 @@ async fn fleet() {
         status,
         &["get", "service", "team-7/a-service-of-a-team-00007"],
         300,
+    )
+    .await;
+    measure(
+        status,
+        &["flows", "team-7/a-service-of-a-team-00007"],
+        2_000,
     )
     .await;
     measure(status, &["get", "nodes"], 1_000).await;

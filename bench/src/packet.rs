@@ -4,12 +4,6 @@
 //! the time that send(2) takes, which includes delivery. Targets alternate, so that a busy machine
 //! is busy for all of them.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a benchmark may panic"
-)]
-
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 

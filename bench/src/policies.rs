@@ -2,12 +2,6 @@
 //! change, and what they cost the first packet of a connection; and what the whole of a large cluster costs the control
 //! plane is the ignored test `large_cluster` of the crate kplane-policy.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a benchmark may panic"
-)]
-
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 

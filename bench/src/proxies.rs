@@ -3,12 +3,6 @@
 //! Each contender has three network namespaces of its own, for clients, proxy and servers, and one thread on one
 //! processor. Contenders take turns within each row, so that a busy machine is busy for all of them.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a benchmark may panic"
-)]
-
 pub(crate) mod contender;
 mod goals;
 mod load;

@@ -3,12 +3,6 @@
 //! The agent is the program as a user starts it, with a cache file and an empty kernel. Speeds gate
 //! nothing; they are printed.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a benchmark may panic"
-)]
-
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -127,7 +127,6 @@ fn write(args: &Args, name: &str, (image, bill): &(Image, Vec<u8>)) -> Result<()
     Ok(())
 }
 
-#[expect(clippy::cast_precision_loss, reason = "shown with one decimal")]
 fn mib(bytes: usize) -> f64 {
     bytes as f64 / MIB
 }

@@ -37,6 +37,22 @@ pub struct ObjectRef {
     pub name: String,
 }
 
+impl ObjectRef {
+    /// Creates a reference; an empty namespace or name stands for none.
+    #[must_use]
+    pub fn new(
+        kind: impl Into<String>,
+        namespace: impl Into<String>,
+        name: impl Into<String>,
+    ) -> Self {
+        Self {
+            kind: kind.into(),
+            namespace: namespace.into(),
+            name: name.into(),
+        }
+    }
+}
+
 impl fmt::Display for ObjectRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (
@@ -76,11 +92,7 @@ impl Issue {
             severity: Severity::Error,
             code,
             location: String::new(),
-            object: ObjectRef {
-                kind: "source".to_owned(),
-                namespace: String::new(),
-                name: String::new(),
-            },
+            object: ObjectRef::new("source", "", ""),
             reason,
         }
     }

@@ -20,7 +20,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use self::edges::Edges;
-pub use self::edges::{EdgeCounts, EdgeKey, EdgeSums};
+pub use self::edges::{EdgeCounts, EdgeKey, EdgeSum, EdgeSums};
 
 /// Pause after everything was read: it costs less to read many connections at once. In that time 10,000 may come before
 /// the kernel drops reports.

@@ -13,7 +13,7 @@ use std::task::{Context, Poll};
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use http_body::{Body as _, Frame};
-use prost::Message as _;
+use prost::Message;
 use tonic::body::Body;
 use tonic::codegen::{BoxFuture, Service, StdError, http};
 use tonic::metadata::GRPC_CONTENT_TYPE;
@@ -21,7 +21,7 @@ use tonic::server::NamedService;
 use tonic::{Code, Request, Status};
 
 use crate::MAX_MESSAGE_BYTES;
-use crate::v1::{AgentMessage, ServerMessage};
+use crate::v1::AgentMessage;
 
 /// Path of the only method.
 const SYNC: &str = "/kplane.v1.AgentService/Sync";
@@ -31,7 +31,7 @@ pub const PREFIX: usize = 5;
 
 /// Returns a message with gRPC's prefix, as streams yield it.
 #[must_use]
-pub fn frame(message: &ServerMessage) -> Bytes {
+pub fn frame(message: &impl Message) -> Bytes {
     let length = message.encoded_len();
     let mut framed = BytesMut::with_capacity(PREFIX + length);
     framed.put_u8(0);

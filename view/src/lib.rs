@@ -220,11 +220,7 @@ impl IssueView {
 
     /// Returns the object, such as `Service shop/web`.
     fn object(&self) -> String {
-        let object = ObjectRef {
-            kind: self.kind.clone(),
-            namespace: self.namespace.clone(),
-            name: self.name.clone(),
-        };
+        let object = ObjectRef::new(self.kind.clone(), self.namespace.clone(), self.name.clone());
         object.to_string()
     }
 }

@@ -18,11 +18,7 @@ fn issue(panics: Panics) -> Option<Issue> {
         severity: Severity::Error,
         code: Reason::Panicked,
         location: panics.last,
-        object: ObjectRef {
-            kind: "control plane".to_owned(),
-            namespace: String::new(),
-            name: String::new(),
-        },
+        object: ObjectRef::new("control plane", "", ""),
         reason: format!(
             "it panicked {times} since its start, here for the last time: a request got no answer, or a part of it has \
              ended. Keep its log for a report, and restart it"

@@ -126,11 +126,7 @@ impl Suspects {
             severity: Severity::Warning,
             code: Reason::NodeSuspected,
             location: String::new(),
-            object: ObjectRef {
-                kind: "Node".to_owned(),
-                namespace: String::new(),
-                name: name.to_owned(),
-            },
+            object: ObjectRef::new("Node", "", name),
             reason,
         };
         let nodes = now.nodes.iter();

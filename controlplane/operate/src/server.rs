@@ -56,7 +56,10 @@ use kplane_fleet::orders::MAX_REASON;
 use kplane_picture::clock::wall_ms;
 use kplane_picture::wire::{confidence, millis};
 use tokio::sync::mpsc;
-use tonic::Status;
+use tonic::{Response, Status};
+
+/// The outcome of a call.
+type Answer<T> = Result<Response<T>, Status>;
 
 /// The end of a stream into which a server puts its answers.
 type Outbox<T> = mpsc::Sender<Result<T, Status>>;

@@ -48,11 +48,7 @@ async fn ready_once_every_kind_is_listed_and_for_ever_after() {
                 severity: Severity::Error,
                 code: kplane_model::Reason::InvalidField,
                 location: String::new(),
-                object: ObjectRef {
-                    kind: "API server".to_owned(),
-                    namespace: String::new(),
-                    name: "https://192.0.2.1".to_owned(),
-                },
+                object: ObjectRef::new("API server", "", "https://192.0.2.1"),
                 reason: "is on holiday".to_owned(),
             },
         });

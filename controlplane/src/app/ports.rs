@@ -177,7 +177,6 @@ pub(super) async fn status_router(
 }
 
 /// Marks the connection as in use, so that a connection with a request stays open.
-#[expect(clippy::unnecessary_wraps, reason = "an interceptor")]
 fn in_use(request: Request<()>) -> Result<Request<()>, Status> {
     if let Some(connection) = request.extensions().get::<Occupancy>() {
         connection.keep();

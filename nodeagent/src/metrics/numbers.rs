@@ -64,7 +64,6 @@ impl Numbers {
 }
 
 /// Converts a number; exact up to 2^53, which is the format's own limit.
-#[expect(clippy::cast_precision_loss, reason = "the format has nothing else")]
 pub(super) fn float(value: u64) -> f64 {
     value as f64
 }

@@ -13,7 +13,7 @@ use http_body_util::StreamBody;
 use hyper::body::Frame;
 use kp_nodeagent::sync::{Found, Link, OUTBOX, OpenError, Replica, Transport};
 use kplane_fleet::streams::AgentServer;
-use kplane_proto::shared::{AgentService as _, Messages};
+use kplane_proto::shared::{AgentService as _, Messages, PREFIX, frame};
 use kplane_proto::v1::{AgentMessage, ServerMessage, agent_message, server_message};
 use prost::Message as _;
 use tokio::sync::mpsc;
@@ -34,9 +34,6 @@ const FEW_NODES: u8 = 3;
 
 /// Time after which an attempt to connect fails where nothing answers.
 const CONNECT: Duration = Duration::from_secs(2);
-
-/// Length of gRPC's prefix of a message.
-const PREFIX: usize = 5;
 
 /// What answers at a replica's address.
 #[derive(Clone, Debug)]
@@ -214,7 +211,7 @@ impl Stream {
             while let Some(message) = from.recv().await {
                 self.sent(&message);
                 let _ = queue
-                    .send((Instant::now() + self.latency, prefixed(&message)))
+                    .send((Instant::now() + self.latency, frame(&message)))
                     .await;
             }
             drop(queue);
@@ -315,15 +312,6 @@ impl Stream {
         let end = update.end.as_ref()?;
         Some(((self.epoch, end.revision), std::mem::take(snapshot)))
     }
-}
-
-fn prefixed(message: &AgentMessage) -> Bytes {
-    let length = message.encoded_len();
-    let mut framed = BytesMut::with_capacity(PREFIX + length);
-    framed.put_u8(0);
-    framed.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
-    message.encode_raw(&mut framed);
-    framed.freeze()
 }
 
 /// Takes a complete message from the beginning of what a stream carries.

@@ -269,7 +269,6 @@ impl Picker {
             let hash = self
                 .hashes
                 .hash_one((client, member.addr.ip, member.addr.port));
-            #[expect(clippy::cast_precision_loss, reason = "53 bits of chance are enough")]
             let chance = (hash as f64 + 1.0) / (u64::MAX as f64 + 2.0);
             -f64::from(member.weight) / chance.ln()
         };

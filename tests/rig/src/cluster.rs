@@ -299,17 +299,6 @@ impl Cluster {
         self.wait_ready()
     }
 
-    /// Kills kube-controller-manager: slices stay as they are.
-    ///
-    /// # Errors
-    /// The program does not run.
-    pub fn kill_controllers(&self) -> Result<()> {
-        let process = self.running().controllers.take();
-        process
-            .context("kube-controller-manager does not run")
-            .map(drop)
-    }
-
     /// Starts kube-controller-manager; it is ready a few seconds later.
     ///
     /// # Errors

@@ -22,11 +22,7 @@ fn issue(kind: &str, name: &str, severity: Severity, reason: &str) -> Issue {
         severity,
         code: kplane_model::Reason::InvalidField,
         location: String::new(),
-        object: ObjectRef {
-            kind: kind.into(),
-            namespace: "shop".into(),
-            name: name.into(),
-        },
+        object: ObjectRef::new(kind, "shop", name),
         reason: reason.into(),
     }
 }

@@ -81,7 +81,6 @@ struct Line<'a> {
     left_out: u64,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
 fn is_zero(number: &u64) -> bool {
     *number == 0
 }

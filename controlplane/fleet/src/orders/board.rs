@@ -64,11 +64,7 @@ impl Board {
             severity: Severity::Error,
             code,
             location: self.place.get().map(Place::to_string).unwrap_or_default(),
-            object: ObjectRef {
-                kind: "Orders".to_owned(),
-                namespace: String::new(),
-                name: String::new(),
-            },
+            object: ObjectRef::new("Orders", "", ""),
             reason,
         })
     }

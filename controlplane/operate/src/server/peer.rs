@@ -23,7 +23,7 @@ use super::convergence::durations;
 use super::pages::Picture;
 use super::standing::Standing;
 use super::views::node_status;
-use super::{Outbox, approval, inquiry, recorder, servers};
+use super::{Answer, Outbox, approval, inquiry, recorder, servers};
 
 /// Maximum number of answers that are given at once.
 const ANSWERS: usize = 64;
@@ -41,7 +41,7 @@ pub struct PeerServer {
     answers: Arc<Semaphore>,
 }
 
-type Answer<T> = Response<ReceiverStream<Result<T, Status>>>;
+type Streamed<T> = Response<ReceiverStream<Result<T, Status>>>;
 
 impl PeerServer {
     /// Creates a server from a hub.
@@ -63,7 +63,7 @@ impl PeerServer {
         &self,
         permit: OwnedSemaphorePermit,
         tell: impl FnOnce(Arc<Hub>, Outbox<T>) -> F,
-    ) -> Answer<T> {
+    ) -> Streamed<T> {
         let (outbox, stream) = mpsc::channel(AHEAD);
         let shutdown = self.hub.shutdown.clone();
         let telling = tell(Arc::clone(&self.hub), outbox.clone());
@@ -83,10 +83,7 @@ impl PeerServer {
 impl PeerService for PeerServer {
     type CollectStream = ReceiverStream<Result<pb::Collected, Status>>;
 
-    async fn collect(
-        &self,
-        request: Request<pb::CollectRequest>,
-    ) -> Result<Response<Self::CollectStream>, Status> {
+    async fn collect(&self, request: Request<pb::CollectRequest>) -> Answer<Self::CollectStream> {
         let permit = self.begin()?;
         let request = request.into_inner();
         let services = names(&request.services)?;
@@ -95,10 +92,7 @@ impl PeerService for PeerServer {
         }))
     }
 
-    async fn approve(
-        &self,
-        request: Request<pb::ApproveRequest>,
-    ) -> Result<Response<pb::ApproveResponse>, Status> {
+    async fn approve(&self, request: Request<pb::ApproveRequest>) -> Answer<pb::ApproveResponse> {
         let nobody = BTreeSet::new();
         let (response, _) = approval::approve(&self.hub, request, &Right::PeerAct, &nobody).await?;
         Ok(Response::new(response))
@@ -107,7 +101,7 @@ impl PeerService for PeerServer {
     async fn recorded(
         &self,
         request: Request<pb::ServiceHistoryRequest>,
-    ) -> Result<Response<pb::ServiceHistory>, Status> {
+    ) -> Answer<pb::ServiceHistory> {
         let _permit = self.begin()?;
         let answer = recorder::of_own_agents(&self.hub, request.get_ref());
         Ok(Response::new(answer))
@@ -118,7 +112,7 @@ impl PeerService for PeerServer {
     async fn inspect(
         &self,
         request: Request<pb::InspectServiceRequest>,
-    ) -> Result<Response<Self::InspectStream>, Status> {
+    ) -> Answer<Self::InspectStream> {
         let permit = self.begin()?;
         let request = request.into_inner();
         let service = names(request.service.as_slice())?.pop();
@@ -145,10 +139,7 @@ impl PeerService for PeerServer {
         }))
     }
 
-    async fn suspect(
-        &self,
-        request: Request<pb::SuspectRequest>,
-    ) -> Result<Response<pb::SuspectResponse>, Status> {
+    async fn suspect(&self, request: Request<pb::SuspectRequest>) -> Answer<pb::SuspectResponse> {
         let _permit = self.begin()?;
         let alive = neighbours::hear(&self.hub, request.get_ref());
         Ok(Response::new(pb::SuspectResponse { alive }))
@@ -156,10 +147,7 @@ impl PeerService for PeerServer {
 
     type AskStream = ReceiverStream<Result<pb::AskedNode, Status>>;
 
-    async fn ask(
-        &self,
-        request: Request<pb::AskRequest>,
-    ) -> Result<Response<Self::AskStream>, Status> {
+    async fn ask(&self, request: Request<pb::AskRequest>) -> Answer<Self::AskStream> {
         let permit = self.begin()?;
         let request = request.into_inner();
         Ok(self.stream(permit, |hub, outbox| async move {

@@ -17,8 +17,8 @@ use tonic::{Request, Response, Status};
 
 pub(super) use history::of_own_agents;
 
-use super::millis;
 use super::request::{bounded_names, charge, cost};
+use super::{Answer, millis};
 
 /// Number of events in an answer, unless the question says otherwise, and the largest number.
 const NOTICES: (usize, usize) = (100, 1_000);
@@ -106,7 +106,7 @@ impl RecorderService for RecorderServer {
     async fn get_service_history(
         &self,
         request: Request<pb::ServiceHistoryRequest>,
-    ) -> Result<Response<pb::ServiceHistory>, Status> {
+    ) -> Answer<pb::ServiceHistory> {
         charge(&request, cost(self.hub.fleet.agents()))?;
         let request = request.into_inner();
         let name = service_name(&request)?;
@@ -122,10 +122,7 @@ impl RecorderService for RecorderServer {
         Ok(Response::new(answer))
     }
 
-    async fn get_diff(
-        &self,
-        request: Request<pb::DiffRequest>,
-    ) -> Result<Response<pb::Diff>, Status> {
+    async fn get_diff(&self, request: Request<pb::DiffRequest>) -> Answer<pb::Diff> {
         let services = self.hub.summary().borrow().totals.services;
         charge(&request, cost(services))?;
         let others = match &self.peers {
@@ -136,10 +133,7 @@ impl RecorderService for RecorderServer {
         Ok(Response::new(answer))
     }
 
-    async fn list_noticed(
-        &self,
-        request: Request<pb::NoticedRequest>,
-    ) -> Result<Response<pb::NoticedList>, Status> {
+    async fn list_noticed(&self, request: Request<pb::NoticedRequest>) -> Answer<pb::NoticedList> {
         charge(&request, 1)?;
         let request = request.into_inner();
         let (events, since_ms) = self
@@ -153,10 +147,7 @@ impl RecorderService for RecorderServer {
         }))
     }
 
-    async fn get_metrics(
-        &self,
-        request: Request<pb::MetricsRequest>,
-    ) -> Result<Response<pb::MetricsText>, Status> {
+    async fn get_metrics(&self, request: Request<pb::MetricsRequest>) -> Answer<pb::MetricsText> {
         charge(&request, cost(self.hub.fleet.agents()))?;
         let print = self.metrics.get();
         let print = print.ok_or_else(|| Status::unavailable("this process has no metrics"))?;
@@ -164,7 +155,7 @@ impl RecorderService for RecorderServer {
         Ok(Response::new(pb::MetricsText { text }))
     }
 
-    async fn get_top(&self, request: Request<pb::TopRequest>) -> Result<Response<pb::Top>, Status> {
+    async fn get_top(&self, request: Request<pb::TopRequest>) -> Answer<pb::Top> {
         charge(&request, cost(self.hub.fleet.agents()))?;
         let answer = top::top(&self.hub, request.get_ref().limit);
         Ok(Response::new(answer))

@@ -21,8 +21,8 @@ use super::others::Others;
 use super::pages::Picture;
 use super::request::{MAX_NAME, WATCH_PAUSE, WATCH_REFRESH, bounded_names, charge, cost, detail};
 use super::{
-    Outbox, affinity, approval, convergence, description, drain, drops, flows, freeze, graph,
-    policies, probe, proxied, servers, services, views,
+    Answer, Outbox, affinity, approval, convergence, description, drain, drops, flows, freeze,
+    graph, policies, probe, proxied, servers, services, views,
 };
 
 /// The server of the status API.
@@ -91,10 +91,7 @@ impl StatusServer {
 impl StatusService for StatusServer {
     type WatchFleetStream = ReceiverStream<Result<pb::Fleet, Status>>;
 
-    async fn get_fleet(
-        &self,
-        request: Request<pb::GetFleetRequest>,
-    ) -> Result<Response<pb::Fleet>, Status> {
+    async fn get_fleet(&self, request: Request<pb::GetFleetRequest>) -> Answer<pb::Fleet> {
         charge(&request, self.nodes_cost())?;
         let request = request.into_inner();
         let others = match &self.peers {
@@ -115,7 +112,7 @@ impl StatusService for StatusServer {
     async fn watch_fleet(
         &self,
         request: Request<pb::GetFleetRequest>,
-    ) -> Result<Response<Self::WatchFleetStream>, Status> {
+    ) -> Answer<Self::WatchFleetStream> {
         charge(&request, self.nodes_cost())?;
         let visitor = request.extensions().get::<Visitor>().cloned();
         let (outbox, stream) = mpsc::channel(1);
@@ -132,7 +129,7 @@ impl StatusService for StatusServer {
     async fn list_services(
         &self,
         request: Request<pb::ListServicesRequest>,
-    ) -> Result<Response<pb::ListServicesResponse>, Status> {
+    ) -> Answer<pb::ListServicesResponse> {
         charge(&request, services::list_cost(&self.hub, request.get_ref()))?;
         let page = services::list(&self.hub, request.into_inner()).await?;
         Ok(Response::new(page))
@@ -143,7 +140,7 @@ impl StatusService for StatusServer {
     async fn watch_services(
         &self,
         request: Request<pb::WatchServicesRequest>,
-    ) -> Result<Response<Self::WatchServicesStream>, Status> {
+    ) -> Answer<Self::WatchServicesStream> {
         let services = self.hub.summary().borrow().totals.services;
         charge(&request, cost(services))?;
         let visitor = request.extensions().get::<Visitor>().cloned();
@@ -157,7 +154,7 @@ impl StatusService for StatusServer {
     async fn describe_service(
         &self,
         request: Request<pb::DescribeServiceRequest>,
-    ) -> Result<Response<pb::ServiceDescription>, Status> {
+    ) -> Answer<pb::ServiceDescription> {
         // Agents with virtual servers are asked.
         let asked = self.hub.fleet.with_servers().len();
         charge(&request, cost(asked).saturating_mul(10))?;
@@ -170,19 +167,13 @@ impl StatusService for StatusServer {
         Ok(Response::new(description))
     }
 
-    async fn explain(
-        &self,
-        request: Request<pb::ExplainRequest>,
-    ) -> Result<Response<pb::Explanation>, Status> {
+    async fn explain(&self, request: Request<pb::ExplainRequest>) -> Answer<pb::Explanation> {
         charge(&request, self.nodes_cost())?;
         let told = self.fate_of(request.into_inner(), false).await?;
         Ok(Response::new(told.explanation.unwrap_or_default()))
     }
 
-    async fn try_service(
-        &self,
-        request: Request<pb::ExplainRequest>,
-    ) -> Result<Response<pb::TryResponse>, Status> {
+    async fn try_service(&self, request: Request<pb::ExplainRequest>) -> Answer<pb::TryResponse> {
         charge(
             &request,
             self.nodes_cost().saturating_add(COST_OF_CONNECTIONS),
@@ -201,7 +192,7 @@ impl StatusService for StatusServer {
     async fn watch_convergence(
         &self,
         request: Request<pb::ConvergenceRequest>,
-    ) -> Result<Response<Self::WatchConvergenceStream>, Status> {
+    ) -> Answer<Self::WatchConvergenceStream> {
         charge(&request, self.nodes_cost())?;
         let visitor = request.extensions().get::<Visitor>().cloned();
         let request = request.into_inner();
@@ -217,28 +208,19 @@ impl StatusService for StatusServer {
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 
-    async fn approve(
-        &self,
-        request: Request<pb::ApproveRequest>,
-    ) -> Result<Response<pb::ApproveResponse>, Status> {
+    async fn approve(&self, request: Request<pb::ApproveRequest>) -> Answer<pb::ApproveResponse> {
         let approved = approval::approve_for_all(&self.hub, self.peers.as_ref(), request);
         Ok(Response::new(approved.await?))
     }
 
-    async fn freeze(
-        &self,
-        request: Request<pb::FreezeRequest>,
-    ) -> Result<Response<pb::FreezeResponse>, Status> {
+    async fn freeze(&self, request: Request<pb::FreezeRequest>) -> Answer<pb::FreezeResponse> {
         charge(&request, self.nodes_cost())?;
         let visitor = request.extensions().get::<Visitor>().cloned();
         let answer = freeze::freeze(&self.hub, visitor.as_ref(), request.into_inner());
         Ok(Response::new(answer.await?))
     }
 
-    async fn get_history(
-        &self,
-        request: Request<pb::GetHistoryRequest>,
-    ) -> Result<Response<pb::History>, Status> {
+    async fn get_history(&self, request: Request<pb::GetHistoryRequest>) -> Answer<pb::History> {
         charge(&request, cost(MAX_POINTS))?;
         Ok(Response::new(views::history(&self.hub)))
     }
@@ -246,7 +228,7 @@ impl StatusService for StatusServer {
     async fn get_drain_status(
         &self,
         request: Request<pb::DrainStatusRequest>,
-    ) -> Result<Response<pb::DrainStatus>, Status> {
+    ) -> Answer<pb::DrainStatus> {
         charge(&request, self.asking_cost())?;
         let status = drain::status(&self.hub, self.peers.as_deref(), request.get_ref());
         Ok(Response::new(status.await?))
@@ -255,7 +237,7 @@ impl StatusService for StatusServer {
     async fn get_affinity(
         &self,
         request: Request<pb::AffinityRequest>,
-    ) -> Result<Response<pb::AffinityAnswer>, Status> {
+    ) -> Answer<pb::AffinityAnswer> {
         charge(&request, self.asking_cost())?;
         let of = request.get_ref();
         let service = named(&of.namespace, &of.name);
@@ -266,10 +248,7 @@ impl StatusService for StatusServer {
         Ok(Response::new(answer.await?))
     }
 
-    async fn get_flows(
-        &self,
-        request: Request<pb::FlowsRequest>,
-    ) -> Result<Response<pb::FlowsAnswer>, Status> {
+    async fn get_flows(&self, request: Request<pb::FlowsRequest>) -> Answer<pb::FlowsAnswer> {
         charge(&request, self.asking_cost())?;
         let of = request.get_ref();
         let service = named(&of.namespace, &of.name);
@@ -281,10 +260,7 @@ impl StatusService for StatusServer {
         Ok(Response::new(answer.await?))
     }
 
-    async fn get_graph(
-        &self,
-        request: Request<pb::GraphRequest>,
-    ) -> Result<Response<pb::GraphAnswer>, Status> {
+    async fn get_graph(&self, request: Request<pb::GraphRequest>) -> Answer<pb::GraphAnswer> {
         charge(&request, self.asking_cost())?;
         let text = graph::audited(request.get_ref());
         self.audit_news(&request, &Right::ReadClients, 0, &text);
@@ -292,10 +268,7 @@ impl StatusService for StatusServer {
         Ok(Response::new(answer.await?))
     }
 
-    async fn get_proxied(
-        &self,
-        request: Request<pb::ProxiedRequest>,
-    ) -> Result<Response<pb::ProxiedAnswer>, Status> {
+    async fn get_proxied(&self, request: Request<pb::ProxiedRequest>) -> Answer<pb::ProxiedAnswer> {
         charge(&request, self.asking_cost())?;
         let answer = proxied::ask(&self.hub, self.peers.as_deref(), request.get_ref());
         Ok(Response::new(answer.await?))
@@ -304,7 +277,7 @@ impl StatusService for StatusServer {
     async fn forget_client(
         &self,
         request: Request<pb::AffinityRequest>,
-    ) -> Result<Response<pb::AffinityAnswer>, Status> {
+    ) -> Answer<pb::AffinityAnswer> {
         charge(&request, self.asking_cost())?;
         let visitor = request.extensions().get::<Visitor>().cloned();
         let request = request.into_inner();
@@ -313,10 +286,7 @@ impl StatusService for StatusServer {
         Ok(Response::new(answer))
     }
 
-    async fn probe_nodes(
-        &self,
-        request: Request<pb::ProbeRequest>,
-    ) -> Result<Response<pb::ProbeReport>, Status> {
+    async fn probe_nodes(&self, request: Request<pb::ProbeRequest>) -> Answer<pb::ProbeReport> {
         charge(&request, self.asking_cost())?;
         let of = request.get_ref();
         let service = match of.name.as_str() {
@@ -333,7 +303,7 @@ impl StatusService for StatusServer {
     async fn list_policies(
         &self,
         request: Request<pb::ListPoliciesRequest>,
-    ) -> Result<Response<pb::ListPoliciesResponse>, Status> {
+    ) -> Answer<pb::ListPoliciesResponse> {
         // Each page counts the Pods of all policies.
         let policies = self.hub.summary().borrow().totals.policies;
         charge(&request, cost(policies))?;
@@ -344,7 +314,7 @@ impl StatusService for StatusServer {
     async fn describe_policy(
         &self,
         request: Request<pb::DescribePolicyRequest>,
-    ) -> Result<Response<pb::PolicyDescription>, Status> {
+    ) -> Answer<pb::PolicyDescription> {
         let pods = self.hub.summary().borrow().totals.policy_pods;
         charge(&request, cost(pods))?;
         let policy = policies::describe(&self.hub, request.into_inner()).await?;
@@ -354,17 +324,14 @@ impl StatusService for StatusServer {
     async fn judge_connection(
         &self,
         request: Request<pb::JudgeConnectionRequest>,
-    ) -> Result<Response<pb::ConnectionJudgement>, Status> {
+    ) -> Answer<pb::ConnectionJudgement> {
         let pods = self.hub.summary().borrow().totals.policy_pods;
         charge(&request, cost(pods))?;
         let judgement = policies::judge(&self.hub, self.peers.as_deref(), request.get_ref());
         Ok(Response::new(judgement.await?))
     }
 
-    async fn get_drops(
-        &self,
-        request: Request<pb::DropsRequest>,
-    ) -> Result<Response<pb::DropsAnswer>, Status> {
+    async fn get_drops(&self, request: Request<pb::DropsRequest>) -> Answer<pb::DropsAnswer> {
         charge(&request, self.nodes_cost())?;
         let request = pb::DropsRequest {
             follower: 0,
@@ -374,10 +341,7 @@ impl StatusService for StatusServer {
         Ok(Response::new(answer))
     }
 
-    async fn follow_drops(
-        &self,
-        request: Request<pb::DropsRequest>,
-    ) -> Result<Response<pb::DropsAnswer>, Status> {
+    async fn follow_drops(&self, request: Request<pb::DropsRequest>) -> Answer<pb::DropsAnswer> {
         charge(&request, self.nodes_cost())?;
         let of = request.get_ref();
         if of.follower == 0 {

@@ -184,11 +184,7 @@ async fn issues_of_the_api_server_are_read_where_they_are() {
         severity: Severity::Error,
         code: kplane_model::Reason::InvalidField,
         location: String::new(),
-        object: ObjectRef {
-            kind: Kind::Service.to_string(),
-            namespace: "shop".to_owned(),
-            name: "new".to_owned(),
-        },
+        object: ObjectRef::new(Kind::Service.to_string(), "shop", "new"),
         reason: "cannot be read".to_owned(),
     };
     let issues = Arc::new(vec![issue.clone()]);

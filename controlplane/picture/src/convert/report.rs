@@ -60,11 +60,11 @@ impl<'a> Report<'a> {
             severity,
             code,
             location: self.location.to_owned(),
-            object: ObjectRef {
-                kind: self.kind.as_str().to_owned(),
-                namespace: self.metadata.namespace_of(self.kind).to_string(),
-                name: self.metadata.name.to_string(),
-            },
+            object: ObjectRef::new(
+                self.kind.as_str().to_owned(),
+                self.metadata.namespace_of(self.kind).to_string(),
+                self.metadata.name.to_string(),
+            ),
             reason,
         }
     }

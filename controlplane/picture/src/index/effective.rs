@@ -51,11 +51,11 @@ impl<'a> Issues<'a> {
             severity,
             code,
             location: self.location.to_owned(),
-            object: ObjectRef {
-                kind: Kind::Service.to_string(),
-                namespace: self.service.namespace.to_string(),
-                name: self.service.name.to_string(),
-            },
+            object: ObjectRef::new(
+                Kind::Service.to_string(),
+                self.service.namespace.to_string(),
+                self.service.name.to_string(),
+            ),
             reason: reason(),
         });
     }

@@ -99,11 +99,7 @@ impl Index {
             severity: Severity::Error,
             code: Reason::TooLarge,
             location: String::new(),
-            object: ObjectRef {
-                kind: Kind::ClusterNetworkPolicy.as_str().to_owned(),
-                namespace: String::new(),
-                name: String::new(),
-            },
+            object: ObjectRef::new(Kind::ClusterNetworkPolicy.as_str().to_owned(), "", ""),
             reason: format!(
                 "{} groups of Pods have rules with more ranges of ports than fit into a message; what the rules are \
                  about is denied there; use fewer ranges",
@@ -118,11 +114,7 @@ impl Index {
             severity: Severity::Error,
             code: Reason::TooLarge,
             location: String::new(),
-            object: ObjectRef {
-                kind: Kind::Pod.as_str().to_owned(),
-                namespace: pod.namespace.to_string(),
-                name: pod.name.to_string(),
-            },
+            object: ObjectRef::new(Kind::Pod.as_str().to_owned(), pod.namespace.to_string(), pod.name.to_string()),
             reason: format!(
                 "{policies} NetworkPolicies select it, more than fit into a message: it is isolated as all of them ask, \
                  and the last ones by name allow nothing; join policies"

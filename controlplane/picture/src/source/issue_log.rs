@@ -73,11 +73,7 @@ mod tests {
             severity: Severity::Error,
             code,
             location: String::new(),
-            object: ObjectRef {
-                kind: "Service".to_owned(),
-                namespace: "shop".to_owned(),
-                name: name.to_owned(),
-            },
+            object: ObjectRef::new("Service", "shop", name),
             reason: "\u{1b}[2J".to_owned() + &"x".repeat(4_000),
         }
     }

@@ -168,18 +168,7 @@ impl Node {
         Ok(list.lines().map(str::to_owned).collect())
     }
 
-    /// Kills the kubelet; pods go on.
-    ///
-    /// # Errors
-    /// The kubelet does not run.
-    pub fn kill_kubelet(&self) -> Result<()> {
-        let mut running = self.running();
-        let running = running.as_mut().context("the node does not run")?;
-        let kubelet = running.kubelet.take();
-        kubelet.context("the kubelet does not run").map(drop)
-    }
-
-    /// Starts the kubelet after [`Node::kill_kubelet`].
+    /// Starts the kubelet.
     ///
     /// # Errors
     /// The kubelet runs, or the node does not.

@@ -52,7 +52,7 @@ impl Counter {
         let of_family = |key: &ServiceKey| key.family == family && key.protocol == Protocol::Tcp;
         let sums = self.counts.edges(HOUR, of_family).context("no edges")?;
         ensure!((sums.more, sums.lost) == (0, 0), "{sums:?}");
-        let edges = sums.edges.into_iter().map(|(key, counts)| {
+        let edges = sums.edges.into_iter().map(|(key, counts, _)| {
             let service = key.port.service.name.to_string();
             (key.client, service, key.endpoint, counts)
         });

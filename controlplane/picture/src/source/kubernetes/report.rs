@@ -130,11 +130,11 @@ impl Reporter {
             severity: Severity::Error,
             code: Reason::Unreadable,
             location: String::new(),
-            object: ObjectRef {
-                kind: self.kind.to_string(),
-                namespace: namespace.to_string(),
-                name: name.to_string(),
-            },
+            object: ObjectRef::new(
+                self.kind.to_string(),
+                namespace.to_string(),
+                name.to_string(),
+            ),
             reason: format!(
                 "cannot be read ({reason}); until it can, what was last read of it stays in force"
             ),
@@ -192,11 +192,7 @@ impl Reporter {
             severity: Severity::Error,
             code,
             location: String::new(),
-            object: ObjectRef {
-                kind: "API server".to_owned(),
-                namespace: String::new(),
-                name: server.to_owned(),
-            },
+            object: ObjectRef::new("API server", "", server),
             reason,
         };
         self.upstream.update(self.kind, |state| {

@@ -384,11 +384,7 @@ pub(super) fn keep(objects: usize, of: &str) -> String {
 
 /// Returns a reference to something that is not an object.
 fn spoken_of(what: &str) -> ObjectRef {
-    ObjectRef {
-        kind: what.to_owned(),
-        namespace: String::new(),
-        name: String::new(),
-    }
+    ObjectRef::new(what, "", "")
 }
 
 fn line_of(bytes: &[u8], offset: usize) -> usize {

@@ -118,11 +118,11 @@ impl ObjectClaims {
                 severity: Severity::Error,
                 code: Reason::DuplicateObject,
                 location: claim.to_string(),
-                object: ObjectRef {
-                    kind: id.kind.to_string(),
-                    namespace: id.namespace.to_string(),
-                    name: id.name.to_string(),
-                },
+                object: ObjectRef::new(
+                    id.kind.to_string(),
+                    id.namespace.to_string(),
+                    id.name.to_string(),
+                ),
                 reason: match first {
                     Some(first) => format!(
                         "is refused because {first} has the same object; remove one of the two"

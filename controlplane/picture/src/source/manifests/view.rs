@@ -347,11 +347,7 @@ fn notice(path: &Path, reason: String) -> Issue {
         severity: Severity::Error,
         code: Reason::FolderUnreadable,
         location: path.display().to_string(),
-        object: ObjectRef {
-            kind: "folder".to_owned(),
-            namespace: String::new(),
-            name: String::new(),
-        },
+        object: ObjectRef::new("folder", "", ""),
         reason,
     }
 }

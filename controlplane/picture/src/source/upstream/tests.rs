@@ -7,11 +7,7 @@ fn issue(reason: &str) -> Issue {
         severity: Severity::Error,
         code: kplane_model::Reason::InvalidField,
         location: String::new(),
-        object: ObjectRef {
-            kind: "API server".to_owned(),
-            namespace: String::new(),
-            name: "https://192.0.2.1".to_owned(),
-        },
+        object: ObjectRef::new("API server", "", "https://192.0.2.1"),
         reason: reason.to_owned(),
     }
 }

@@ -11,10 +11,6 @@ use super::affinity_id::{AffinityId, GroupPart};
 use super::decode::KeyReader;
 use super::element::{entry, put_ip, value};
 use super::schema::TABLE;
-#[allow(
-    clippy::wildcard_imports,
-    reason = "constants named as in the kernel's headers"
-)]
 use super::uapi::*;
 use kplane_netlink::{
     Attribute, Attributes, Batch, Label, Messages, NetlinkError, NfSocket, Operation, Request,

@@ -10,10 +10,6 @@ use kplane_model::{Cidr, EndpointAddr, Family, Protocol};
 use super::element::{Data, Destination, Element, Key, NodePort};
 use super::policy_schema::PolicySet;
 use super::schema::{Carries, Field, Set};
-#[allow(
-    clippy::wildcard_imports,
-    reason = "constants named as in the kernel's headers"
-)]
 use super::uapi::*;
 use kplane_netlink::Attributes;
 

@@ -11,10 +11,6 @@ use super::decode::KeyReader;
 use super::loopback::{counter, packets};
 use super::policy_schema::denied;
 use super::table_kind::POLICY_TABLE;
-#[allow(
-    clippy::wildcard_imports,
-    reason = "constants named as in the kernel's headers"
-)]
 use super::uapi::*;
 use kplane_netlink::{Attribute, Attributes, Errno, NetlinkError, NfSocket, Request};
 

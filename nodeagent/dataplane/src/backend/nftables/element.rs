@@ -12,10 +12,6 @@ use kplane_model::{Cidr, EndpointAddr, Family, Protocol};
 use super::affinity_id::{AffinityId, GroupPart};
 use super::policy_schema::PolicySet;
 use super::schema::{Balancer, Set};
-#[allow(
-    clippy::wildcard_imports,
-    reason = "constants named as in the kernel's headers"
-)]
 use super::uapi::*;
 use kplane_netlink::{AttributeWriter, Batch, Label, MAX_ATTRIBUTE_PAYLOAD_BYTES, Operation};
 

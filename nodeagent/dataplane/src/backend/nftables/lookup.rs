@@ -6,10 +6,6 @@ use kplane_model::EndpointAddr;
 use super::element::{Destination, Element, ElementOp, Key, NodePort, encode};
 use super::readback::{ReadError, decode_elements};
 use super::schema::{Balancer, Class, Set, TABLE};
-#[allow(
-    clippy::wildcard_imports,
-    reason = "constants named as in the kernel's headers"
-)]
 use super::uapi::*;
 use crate::backend::kernel::{KernelState, MAX_ENDPOINTS, PacketTarget};
 use kplane_netlink::{Errno, NfSocket, Request};

@@ -5,10 +5,6 @@ use kplane_model::{Family, Protocol};
 
 use super::layout::counter_name;
 use super::schema::TABLE;
-#[allow(
-    clippy::wildcard_imports,
-    reason = "constants named as in the kernel's headers"
-)]
 use super::uapi::*;
 use crate::proxy_address::{CAPTURE_TABLE, LOCAL_PORTS};
 use kplane_netlink::{Attributes, Messages, NetlinkError, NfSocket, Request};

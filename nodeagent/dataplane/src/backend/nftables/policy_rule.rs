@@ -7,10 +7,6 @@ use super::policy_schema::{PolicySet, denied};
 use super::policy_step::PolicyStep;
 use super::rule::{Expressions, FIRST, Register};
 use super::schema::{Field, Set};
-#[allow(
-    clippy::wildcard_imports,
-    reason = "constants named as in the kernel's headers"
-)]
 use super::uapi::*;
 
 /// `IPPROTO_ICMPV6` (linux/in6.h), and the types of neighbour discovery: `NDISC_ROUTER_SOLICITATION` to

@@ -15,10 +15,6 @@ use super::schema::Set;
 use super::structure::{GroupOp, push_groups, push_structure};
 use super::table_kind::TableKind;
 use super::tables::TableLayout;
-#[allow(
-    clippy::wildcard_imports,
-    reason = "constants named as in the kernel's headers"
-)]
 use super::uapi::*;
 use super::userdata;
 use kplane_netlink::{

@@ -12,10 +12,6 @@ use super::affinity_id::{AffinityId, GroupPart, Scope};
 use super::clients::{Client, Remembered, ip_of, port_of, push_forget};
 use super::element::{entry, put_ip, value};
 use super::schema::TABLE;
-#[allow(
-    clippy::wildcard_imports,
-    reason = "constants named as in the kernel's headers"
-)]
 use super::uapi::*;
 use crate::backend::affinity::{AffinityClient, AffinityClients, AffinityPort, ClientQuery, LATE};
 use crate::chain;

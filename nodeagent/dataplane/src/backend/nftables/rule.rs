@@ -6,10 +6,6 @@ use super::affinity::Group;
 use super::affinity_id::{AffinityId, GroupPart};
 use super::layout::{RuleStep, counter_name};
 use super::schema::{Balancer, Class, Field, Set, TableSettings};
-#[allow(
-    clippy::wildcard_imports,
-    reason = "constants named as in the kernel's headers"
-)]
 use super::uapi::*;
 use crate::backend::PodInterface;
 use kplane_netlink::AttributeWriter;

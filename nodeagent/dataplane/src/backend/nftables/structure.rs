@@ -10,10 +10,6 @@ use super::rule::Expressions;
 use super::schema::{Carries, Field, Set, TableSettings, key_len};
 use super::table_kind::TableKind;
 use super::tables::TableLayout;
-#[allow(
-    clippy::wildcard_imports,
-    reason = "constants named as in the kernel's headers"
-)]
 use super::uapi::*;
 use super::userdata;
 use kplane_netlink::{AttributeWriter, Batch, Label, Operation};

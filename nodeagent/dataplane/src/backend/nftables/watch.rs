@@ -16,10 +16,6 @@ use super::decode::Decoder;
 use super::element::{Element, Key};
 use super::schema::Set;
 use super::table_kind::TableKind;
-#[allow(
-    clippy::wildcard_imports,
-    reason = "constants named as in the kernel's headers"
-)]
 use super::uapi::*;
 use kplane_netlink::{Attribute, Generation, Message, generation_after};
 

@@ -11,7 +11,6 @@ fn put<T>(field: &mut T, value: Option<T>, expected: &'static str) -> Read {
     Ok(())
 }
 
-#[expect(clippy::unnecessary_wraps, reason = "every setter has this signature")]
 pub(super) fn text(field: &mut String, value: &str) -> Read {
     value.clone_into(field);
     Ok(())
@@ -51,7 +50,6 @@ fn items(value: &str) -> impl Iterator<Item = &str> {
     value.split(',').filter(|item| !item.is_empty())
 }
 
-#[expect(clippy::unnecessary_wraps, reason = "every setter has this signature")]
 pub(super) fn list(field: &mut Vec<String>, value: &str) -> Read {
     *field = items(value).map(str::to_owned).collect();
     Ok(())

@@ -33,10 +33,6 @@ use kplane_netlink::{Batch, CommitError, Errno, NetlinkError, NfSocket};
 
 use self::rules::{CHAINS, RuleWriter};
 use super::super::element::{Destination, Key, NodePort};
-#[allow(
-    clippy::wildcard_imports,
-    reason = "constants named as in the kernel's headers"
-)]
 use super::super::uapi::*;
 use super::expressions::ExpressionWriter;
 use super::own_table::{OwnTable, address_key, commit};

@@ -35,10 +35,6 @@ use kplane_model::{Cidr, Family, Protocol};
 use kplane_netlink::{Batch, CommitError, NetlinkError, NfSocket};
 
 use super::super::element::Key;
-#[allow(
-    clippy::wildcard_imports,
-    reason = "constants named as in the kernel's headers"
-)]
 use super::super::uapi::*;
 use super::expressions::{ExpressionWriter, FIRST};
 use super::own_table::{BaseChain, OwnTable, address_key, commit};

@@ -14,10 +14,6 @@
 use kplane_model::Family;
 use kplane_netlink::{Batch, CommitError, Errno, NfSocket};
 
-#[allow(
-    clippy::wildcard_imports,
-    reason = "constants named as in the kernel's headers"
-)]
 use super::super::uapi::*;
 use super::capture::CaptureError;
 use super::expressions::{ExpressionWriter, NFT_SOCKET_MARK, NFT_SOCKET_TRANSPARENT};

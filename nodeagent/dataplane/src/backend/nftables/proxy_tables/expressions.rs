@@ -8,10 +8,6 @@ use kplane_netlink::AttributeWriter;
 use super::super::element::{Element, ElementOp, Key, encode};
 use super::super::schema::Set;
 
-#[allow(
-    clippy::wildcard_imports,
-    reason = "constants named as in the kernel's headers"
-)]
 use super::super::uapi::*;
 
 /// `enum nft_socket_attributes`, `enum nft_socket_keys`.

@@ -6,10 +6,6 @@ use kplane_netlink::{
 };
 
 use super::super::element::Key;
-#[allow(
-    clippy::wildcard_imports,
-    reason = "constants named as in the kernel's headers"
-)]
 use super::super::uapi::*;
 use super::super::userdata;
 use super::expressions::encode_key;

@@ -12,10 +12,6 @@ use super::super::layout::RuleStep;
 use super::super::rule::Expressions;
 use super::super::schema::{Balancer, Class, Set, TableSettings};
 use super::super::structure::{GroupOp, push_groups};
-#[allow(
-    clippy::wildcard_imports,
-    reason = "constants named as in the kernel's headers"
-)]
 use super::super::uapi::*;
 use super::super::userdata;
 use super::super::{

@@ -4,10 +4,6 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use kplane_model::Family;
 
-#[allow(
-    clippy::wildcard_imports,
-    reason = "constants named as in the kernel's headers"
-)]
 use super::super::super::uapi::*;
 use super::super::expressions::{ExpressionWriter, FIRST};
 use super::super::own_table::BaseChain;
