@@ -179,9 +179,10 @@ fn checkout() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-fn run(command: &mut Command) {
-    let output = command.output().unwrap();
-    assert!(output.status.success(), "{command:?}: {output:?}");
+fn run(command: &mut Command) -> anyhow::Result<()> {
+    let output = command.output()?;
+    ensure!(output.status.success(), "{command:?}: {output:?}");
+    Ok(())
 }
 
 /// Generates the packages that the examples use, and returns their folder; `None` if this machine lacks a tool and may
@@ -211,21 +212,22 @@ fn generate(args: &[&str]) -> anyhow::Result<()> {
 /// Installs the Python package with the oldest libraries that it accepts, and returns the Python that has it; `None` as
 /// for [`clients`].
 fn python() -> Option<&'static Path> {
-    static INSTALLED: OnceLock<PathBuf> = OnceLock::new();
+    static INSTALLED: OnceLock<Option<PathBuf>> = OnceLock::new();
     let clients = clients()?;
     let install = || {
         let venv = Path::new(env!("CARGO_TARGET_TMPDIR")).join("examples-python");
         let mut create = Command::new("python3");
-        run(create.args(["-m", "venv", "--clear"]).arg(&venv));
+        run(create.args(["-m", "venv", "--clear"]).arg(&venv))?;
         let oldest = ["grpcio==1.76.0", "protobuf==6.31.1"];
         let mut pip = Command::new(venv.join("bin/pip"));
         run(pip
             .args(["install", "--quiet"])
             .arg(clients.join("python"))
-            .args(oldest));
-        venv.join("bin/python")
+            .args(oldest))?;
+        Ok(venv.join("bin/python"))
     };
-    Some(INSTALLED.get_or_init(install))
+    let install = || available(install()).unwrap();
+    INSTALLED.get_or_init(install).as_deref()
 }
 
 /// Returns the Python example for node-1.
@@ -240,20 +242,21 @@ fn watch_node(python: &Path, server: &str, flags: &[String]) -> Command {
 
 /// Builds the Go example outside of the checkout; `None` as for [`clients`].
 fn go() -> Option<PathBuf> {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
     clients()?;
     let build = || {
         let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("watchservice");
         let go = |words: &[&str]| {
             let mut go = Command::new("go");
             go.current_dir(checkout().join("examples/go"));
-            run(go.args(words).env("GOFLAGS", "-mod=readonly"));
+            run(go.args(words).env("GOFLAGS", "-mod=readonly"))
         };
-        go(&["build", "-buildvcs=false", "-o", program.to_str().unwrap()]);
-        go(&["vet", "./...", "github.com/kplane/kplane/api/kplanev1"]);
-        program
+        go(&["build", "-buildvcs=false", "-o", program.to_str().unwrap()])?;
+        go(&["vet", "./...", "github.com/kplane/kplane/api/kplanev1"])?;
+        Ok(program)
     };
-    Some(BUILT.get_or_init(build).clone())
+    let build = || available(build()).unwrap();
+    BUILT.get_or_init(build).clone()
 }
 
 fn watch_service(program: &Path, server: &str, flags: &[String]) -> Command {
@@ -272,14 +275,14 @@ fn the_packages_for_clients_have_kplanes_version_and_the_same_bytes_each_time() 
     };
     let again = TempDir::new().unwrap();
     generate(&["--out", again.path().to_str().unwrap()]).unwrap();
-    run(Command::new("diff").arg("-r").args([clients, again.path()]));
+    run(Command::new("diff").arg("-r").args([clients, again.path()])).unwrap();
     let version = env!("CARGO_PKG_VERSION");
     let of_go = fs::read_to_string(clients.join("go/kplanev1/doc.go")).unwrap();
     assert!(of_go.ends_with(&format!("const Version = \"{version}\"\n")));
     let check = "import sys, importlib.metadata as m, kplane_api; files = list(map(str, m.files('kplane-api'))); \
                  assert kplane_api.__version__ == m.version('kplane-api') == sys.argv[1], m.version('kplane-api'); \
                  assert {'kplane_api/py.typed', 'kplane_api/v1/desired_pb2.pyi'} < set(files), files";
-    run(Command::new(python).args(["-c", check, version]));
+    run(Command::new(python).args(["-c", check, version])).unwrap();
 }
 
 #[tokio::test]

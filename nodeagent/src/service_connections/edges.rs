@@ -149,7 +149,7 @@ pub(crate) struct Edges {
     now: u32,
 }
 
-/// The sums of an edge, and the least time since the first of its connections: counts know times by minutes.
+/// The sums of an edge, and the least time since the first report of its connections: counts know times by minutes.
 pub type EdgeSum = (EdgeKey, EdgeCounts, Duration);
 
 /// What an answer says.
@@ -239,6 +239,7 @@ impl Edges {
                 let age = now.saturating_sub(history.began_by(from, self.now)?);
                 Some((key.clone(), history.since(from), age))
             })
+            .filter(|(_, counts, _)| *counts != EdgeCounts::default())
             .collect();
         edges.sort_unstable_by(|(a, ..), (b, ..)| a.cmp(b));
         by_turns(

@@ -5,12 +5,15 @@ use std::net::IpAddr;
 use kplane_model::{Family, Protocol};
 
 use super::{
-    CTA_ID, CTA_PROTO_NUM, CTA_PROTO_SRC_PORT, CTA_TUPLE_IP, CTA_TUPLE_ORIG, CTA_TUPLE_PROTO,
-    CTA_TUPLE_REPLY, CTA_ZONE, DELETE, ENTRY, GET, as_u16, parse_addresses,
+    CTA_ID, CTA_PROTO_NUM, CTA_PROTO_SRC_PORT, CTA_STATUS, CTA_TUPLE_IP, CTA_TUPLE_ORIG,
+    CTA_TUPLE_PROTO, CTA_TUPLE_REPLY, CTA_ZONE, DELETE, ENTRY, GET, as_u16, parse_addresses,
 };
 use crate::attribute::{Attribute, NLA_F_NESTED};
 use crate::message::{Message, Request};
 use crate::nfproto;
+
+/// `IPS_EXPECTED` (linux/netfilter/nf_conntrack_common.h): the connection belongs to another one, as data of FTP do.
+const IPS_EXPECTED: u32 = 1 << 0;
 
 /// An entry of any protocol.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,7 +37,8 @@ impl AnyFlow {
         Request::new("list conntrack entries", GET, nfproto(family), |_| {})
     }
 
-    /// Reads one message of a dump; returns `None` for anything but a complete entry.
+    /// Reads one message of a dump; returns `None` for anything but a complete entry, and for a connection that its
+    /// helper expected: that one is allowed as a part of another.
     #[must_use]
     pub fn parse(message: Message<'_>) -> Option<Self> {
         if message.kind != ENTRY {
@@ -48,6 +52,7 @@ impl AnyFlow {
                 CTA_TUPLE_REPLY => reply = Some(attribute),
                 CTA_ZONE => zone = as_u16(attribute),
                 CTA_ID => id = attribute.as_u32(),
+                CTA_STATUS if attribute.as_u32()? & IPS_EXPECTED != 0 => return None,
                 _ => {}
             }
         }

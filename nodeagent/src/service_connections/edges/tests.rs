@@ -90,6 +90,13 @@ fn failing_edges_are_among_the_first() {
 }
 
 #[test]
+fn an_end_that_counts_nothing_is_no_edge() {
+    let mut edges = Edges::default();
+    edges.add(&web(), &ended(Ending::Over, None));
+    assert_eq!(edges.sums(MINUTE, HOUR, |_| true).edges, []);
+}
+
+#[test]
 fn minutes_pass() {
     let mut edges = Edges::default();
     let port = web();

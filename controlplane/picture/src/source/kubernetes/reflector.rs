@@ -105,6 +105,8 @@ struct Watching<W> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Then {
     List,
+    /// List, earlier if a second list is wanted.
+    Look,
     Watch,
 }
 
@@ -179,11 +181,11 @@ impl<T: Transport> Reflector<T> {
             Phase::Waiting { until, then } => {
                 tokio::select! {
                     () = sleep_until(until) => {}
-                    () = self.due_without() => {}
+                    () = self.second_look.due(), if then == Then::Look => {}
                     () = self.outbox.closed() => return Err(Closed),
                 }
                 Ok(match then {
-                    Then::List => Phase::Unlisted,
+                    Then::List | Then::Look => Phase::Unlisted,
                     Then::Watch => Phase::Unwatched,
                 })
             }

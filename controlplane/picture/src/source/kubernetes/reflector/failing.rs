@@ -36,6 +36,9 @@ impl<T: Transport> Reflector<T> {
         let overdue = self.started.elapsed() >= OPTIONAL_AFTER;
         if optional && !self.synced && overdue {
             self.serve_without().await?;
+        } else if versioned && self.synced && self.memory.seen() == 0 {
+            // Nobody waits for what this server never listed, so it stops no confirmation either.
+            self.is_still_without().await?;
         }
         Ok(Phase::after(wait, then))
     }
@@ -94,12 +97,11 @@ impl<T: Transport> Reflector<T> {
                 if self.memory.is_empty() {
                     self.report.listed(&[], false);
                     self.report.current(Instant::now());
-                    self.second_look.listed(false, true);
                     match self.synced {
-                        true => self.tell(vec![Event::Looked(self.kind)]).await?,
+                        true => self.is_still_without().await?,
                         false => self.serve_without().await?,
                     }
-                    return Ok(Phase::after(ABSENT, Then::List));
+                    return Ok(Phase::after(ABSENT, Then::Look));
                 }
                 // Their definition is gone, and none of them was deleted: they stay.
                 let wait = self.note("list", &failure).await;

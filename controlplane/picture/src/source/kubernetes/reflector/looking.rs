@@ -1,9 +1,9 @@
 //! Second lists: decides when everything of a kind is listed again although nothing has failed.
 //!
 //! The very first list may be false like any other (etcd lost its data, a proxy filters), and there
-//! is nothing to compare it with. A kind is listed again if its first list is empty, although every
-//! cluster has such objects. It is also listed again if an agent or the index keeps objects that
-//! the list lacks.
+//! is nothing to compare it with. Services and EndpointSlices are listed again if their first list
+//! is empty, although every cluster has such objects. All kinds but ServiceCIDRs are also listed
+//! again if an agent or the index keeps objects that a list lacks.
 
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{Closed, KindEvents, Reflector};
 use crate::k8s::Kind;
+use crate::source::Event;
 use crate::source::kubernetes::memory::EMPTY_FOR;
 use crate::source::kubernetes::transport::Transport;
 use crate::trust::SERVICES;
@@ -82,14 +83,10 @@ impl SecondLook {
 }
 
 impl<T: Transport> Reflector<T> {
-    /// Waits until a second list is due of a kind that the server does not have. Dropping the future
-    /// loses nothing.
-    pub(super) async fn due_without(&self) {
-        let optional = self.kind == Kind::ClusterNetworkPolicy;
-        if !(optional && self.synced && self.memory.is_empty()) {
-            std::future::pending::<()>().await;
-        }
-        self.second_look.due().await;
+    /// Handles another attempt to list a kind without which everything is served: there is none, as before.
+    pub(super) async fn is_still_without(&mut self) -> Result<(), Closed> {
+        self.second_look.listed(false, true);
+        self.tell(vec![Event::Looked(self.kind)]).await
     }
 
     /// Passes on the reason why unknown objects may exist, if it has changed.

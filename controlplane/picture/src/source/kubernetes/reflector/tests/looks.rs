@@ -87,6 +87,25 @@ async fn policies_pods_and_nodes_are_looked_at_again() {
     assert_eq!(before.elapsed(), PAUSE);
 }
 
+/// A definition that may not be read delays no confirmation either, and nobody's wish asks for it more often.
+#[tokio::test(start_paused = true)]
+async fn cluster_policies_that_were_never_listed_confirm_nothing_and_delay_nothing() {
+    let mut rig = rig(Resource::ClusterPolicies { beta: true });
+    for _ in 0..100 {
+        rig.no_watch(Failure::Forbidden("no".to_owned()));
+    }
+    rig.start();
+    assert_eq!(rig.told(2).await, ["init", "done"]);
+    for _ in 0..20 {
+        rig.upstream.look_again();
+        rig.pass(Duration::from_secs(1)).await;
+    }
+    let asked = rig.asked().len();
+    rig.upstream.look_again();
+    assert_eq!(rig.told(1).await, ["looked"]);
+    assert!(asked < 30, "{asked} attempts");
+}
+
 /// A second list that fails is tried again until it succeeds.
 #[tokio::test(start_paused = true)]
 async fn a_second_look_is_not_forgotten() {
