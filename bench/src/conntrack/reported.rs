@@ -76,7 +76,10 @@ pub(crate) fn main() {
         thread::sleep(REST);
         let busy = reader.stop();
         let counted = connections.edges(HOUR, |_| true).map(|sums| {
-            let begun = sums.edges.iter().map(|(_, counts, _)| u64::from(counts.begun));
+            let begun = sums
+                .edges
+                .iter()
+                .map(|(_, counts, _)| u64::from(counts.begun));
             (begun.sum::<u64>(), sums.edges.len(), sums.lost)
         });
         let each = busy.as_secs_f64() * 1e6 / f64::from(ALL);
