@@ -37,6 +37,31 @@ const RUNS: usize = 7;
 /// A deadline far above anything that is measured.
 const DEADLINE: Duration = Duration::from_secs(300);
 
+/// The commands about the fleet, each with its goal in milliseconds.
+const COMMANDS: [(&[&str], u128); 10] = [
+    (&["status"], 300),
+    (&["status", "--all"], 300),
+    (&["status", "ip-10-0-0-3.eu-west-1.compute.internal"], 300),
+    (&["check"], 300),
+    (
+        &["describe", "service", "team-7/a-service-of-a-team-00007"],
+        300,
+    ),
+    (
+        &[
+            "why",
+            "team-7/a-service-of-a-team-00007",
+            "--from",
+            "node/ip-10-0-0-3.eu-west-1.compute.internal",
+        ],
+        300,
+    ),
+    (&["get", "service", "team-7/a-service-of-a-team-00007"], 300),
+    (&["flows", "team-7/a-service-of-a-team-00007"], 2_000),
+    (&["get", "nodes"], 1_000),
+    (&["get", "services"], 1_000),
+];
+
 fn node(n: usize) -> String {
     format!(
         "ip-10-{}-{}-{}.eu-west-1.compute.internal",
@@ -302,46 +327,9 @@ async fn fleet() {
         "time", "wire", "printed"
     );
     let status = bound.status_addr.unwrap();
-    measure(status, &["status"], 300).await;
-    measure(status, &["status", "--all"], 300).await;
-    measure(
-        status,
-        &["status", "ip-10-0-0-3.eu-west-1.compute.internal"],
-        300,
-    )
-    .await;
-    measure(status, &["check"], 300).await;
-    measure(
-        status,
-        &["describe", "service", "team-7/a-service-of-a-team-00007"],
-        300,
-    )
-    .await;
-    measure(
-        status,
-        &[
-            "why",
-            "team-7/a-service-of-a-team-00007",
-            "--from",
-            "node/ip-10-0-0-3.eu-west-1.compute.internal",
-        ],
-        300,
-    )
-    .await;
-    measure(
-        status,
-        &["get", "service", "team-7/a-service-of-a-team-00007"],
-        300,
-    )
-    .await;
-    measure(
-        status,
-        &["flows", "team-7/a-service-of-a-team-00007"],
-        2_000,
-    )
-    .await;
-    measure(status, &["get", "nodes"], 1_000).await;
-    measure(status, &["get", "services"], 1_000).await;
+    for (command, goal_ms) in COMMANDS {
+        measure(status, command, goal_ms).await;
+    }
     tokio::task::spawn_blocking(move || page(status))
         .await
         .unwrap();

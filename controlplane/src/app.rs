@@ -304,7 +304,12 @@ fn secure(
     if let Some(keeper) = started.keeper {
         tasks.spawn(until(keeper, hub.shutdown.clone()));
     }
-    let peers = Peers::new(hub.store.epoch(), &config.peers, started.peers);
+    let peers = Peers::new(
+        hub.store.epoch(),
+        &config.peers,
+        started.peers,
+        started.listed,
+    );
     Ok((started.serving, peers))
 }
 

@@ -98,7 +98,7 @@ pub fn run(
     ports: Ports,
     notes: &[Note],
 ) -> Vec<CheckFinding> {
-    let mut findings = vec![kernel(&release())];
+    let mut findings = vec![kernel(&release(), backend)];
     findings.extend(backends(backend, settings));
     findings.push(connection_tracking(Path::new("/"), conntrack));
     findings.push(owners(&processes(Path::new("/proc"))));
@@ -129,7 +129,7 @@ fn release() -> String {
     release.unwrap_or_default()
 }
 
-fn kernel(release: &str) -> CheckFinding {
+fn kernel(release: &str, wanted: Kind) -> CheckFinding {
     const CHECK: &str = "kernel";
     let mut numbers = release.split(['.', '-']).map(str::parse::<u32>);
     let version = match (numbers.next(), numbers.next()) {
@@ -139,15 +139,18 @@ fn kernel(release: &str) -> CheckFinding {
             return finding(CHECK, Outcome::Unknown, text, "uname -r");
         }
     };
-    match version >= OLDEST {
-        true => finding(CHECK, Outcome::Ok, format!("Linux {release}"), ""),
-        false => finding(
-            CHECK,
-            Outcome::Bad,
-            format!("Linux {release} is older than {}.{}", OLDEST.0, OLDEST.1),
-            "update the node's kernel",
-        ),
+    if version >= OLDEST {
+        return finding(CHECK, Outcome::Ok, format!("Linux {release}"), "");
     }
+    // Older kernels may have all that the other modes need, and the check of the mode says whether.
+    let outcome = match wanted {
+        Kind::Nftables => Outcome::Bad,
+        _ => Outcome::Warning,
+    };
+    let (major, minor) = OLDEST;
+    let text =
+        format!("Linux {release} is older than {major}.{minor}, with which kplane is tested");
+    finding(CHECK, outcome, text, "update the node's kernel")
 }
 
 /// Tries out all backends of the kernel. Only the one that will be used has to work.
@@ -384,10 +387,12 @@ mod tests {
 
     #[test]
     fn old_kernels_are_named() {
-        assert_eq!(kernel("6.12.3-amd64").outcome, Outcome::Ok);
-        assert_eq!(kernel("5.13").outcome, Outcome::Ok);
-        assert_eq!(kernel("5.4.0-42").outcome, Outcome::Bad);
-        assert_eq!(kernel("").outcome, Outcome::Unknown);
+        let of = |release, wanted| kernel(release, wanted).outcome;
+        assert_eq!(of("6.12.3-amd64", Kind::Nftables), Outcome::Ok);
+        assert_eq!(of("5.13", Kind::Nftables), Outcome::Ok);
+        assert_eq!(of("5.4.0-42", Kind::Nftables), Outcome::Bad);
+        assert_eq!(of("5.4.0-42", Kind::Iptables), Outcome::Warning);
+        assert_eq!(of("", Kind::Nftables), Outcome::Unknown);
     }
 
     #[test]

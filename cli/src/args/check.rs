@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use super::migrate::TargetArgs;
 use super::parse_timeout;
-use super::uninstall::IMAGE;
 
 /// Options of the checks.
 #[derive(Clone, Debug, clap::Args)]
@@ -19,9 +18,10 @@ pub(crate) struct CheckArgs {
     /// With --pre: check every node, by a Pod on each that is removed afterwards
     #[arg(long, requires = "pre", conflicts_with = "local")]
     pub(crate) nodes: bool,
-    /// With --nodes: the agent's image; that with iptables, if agents shall have a mode that needs it
-    #[arg(long, value_name = "IMAGE", requires = "nodes", default_value = IMAGE)]
-    pub(crate) image: String,
+    /// With --nodes: the agent's image [default: that of this version; where kube-proxy has a configuration, the one with
+    /// iptables]
+    #[arg(long, value_name = "IMAGE", requires = "nodes")]
+    pub(crate) image: Option<String>,
     /// With --nodes: longest time to wait for the Pods of 50 nodes
     #[arg(
         long,

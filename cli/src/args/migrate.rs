@@ -40,7 +40,7 @@ finish by themselves, but no program verifies them until `kpctl migrate start`.
 
 Examples:
   kpctl migrate pause")]
-    Pause,
+    Pause(TargetArgs),
     /// Move nodes from kplane back to kube-proxy, one after the other
     #[command(after_help = "\
 The agent's pod ends, and its rules serve until kube-proxy has written its own. Then a pod on the node

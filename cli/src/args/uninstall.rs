@@ -6,7 +6,7 @@ use super::migrate::TargetArgs;
 use super::parse_timeout;
 
 /// The image of agents of this version.
-pub(super) const IMAGE: &str = concat!("ghcr.io/kplane/kp-nodeagent:", env!("CARGO_PKG_VERSION"));
+pub(crate) const IMAGE: &str = concat!("ghcr.io/kplane/kp-nodeagent:", env!("CARGO_PKG_VERSION"));
 
 /// Options for the removal of kplane.
 #[derive(Clone, Debug, clap::Args)]

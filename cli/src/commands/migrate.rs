@@ -33,7 +33,7 @@ pub(crate) async fn run(cli: &Cli, command: &MigrateCommand) -> Result<Verdict, 
         MigrateCommand::Back { walk: args, image } => {
             walk(cli, args, Direction::Back, image.as_deref()).await
         }
-        MigrateCommand::Pause => pause(cli).await,
+        MigrateCommand::Pause(target) => pause(cli, target).await,
         MigrateCommand::Finish { yes, target } => finish(cli, target, *yes).await,
     }
 }
@@ -114,11 +114,8 @@ async fn chosen(cluster: &Cluster<'_>, args: &WalkArgs) -> Result<Chosen, Failur
 }
 
 /// Writes into the annotation that no further node moves.
-async fn pause(cli: &Cli) -> Result<Verdict, Failure> {
-    let target = TargetArgs {
-        kube_proxy: crate::args::migrate::Target::default(),
-    };
-    let mut cluster = open(cli, &target).await?;
+async fn pause(cli: &Cli, target: &TargetArgs) -> Result<Verdict, Failure> {
+    let mut cluster = open(cli, target).await?;
     let objects = cluster.gather().await?;
     let Some(record) = Picture::from(&objects).record().cloned() else {
         return Err(Failure::Refused(

@@ -13,6 +13,8 @@ mod announce;
 mod config_map;
 mod papers;
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -23,12 +25,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kplane_picture::kubernetes::{Api, Asked, Failure, Unanswered};
 use kplane_tls::{Authorities, ClientConfig, FileError, Publisher, ServerConfig, ServerPems, read};
 use kube::api::PostParams;
+use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
 use self::announce::AddressWriter;
 use self::config_map::publish;
 use self::papers::{Data, Papers};
+use crate::peers::Listed;
 
 /// Name of the control plane's Service.
 const SERVICE: &str = "kplane-controlplane";
@@ -60,6 +64,8 @@ pub struct Authority {
     client_ca: Option<PathBuf>,
     /// Interval at which the objects are read.
     interval: Duration,
+    /// Addresses of all replicas.
+    addresses: watch::Sender<BTreeSet<IpAddr>>,
 }
 
 /// A step that failed. The next look tries again.
@@ -114,7 +120,14 @@ impl Authority {
             names: names.to_vec(),
             client_ca,
             interval,
+            addresses: watch::Sender::default(),
         }
+    }
+
+    /// Returns the list of all replicas, which is filled while the authority [keeps](Self::keep) its objects.
+    #[must_use]
+    pub fn listed(&self) -> Listed {
+        Listed::new(&self.service_name(), self.addresses.subscribe())
     }
 
     /// Returns the name that every serving certificate has.
@@ -129,6 +142,7 @@ impl Authority {
         let announcer = AddressWriter {
             api: Arc::clone(&self.api),
             namespace: self.namespace.clone(),
+            addresses: self.addresses.clone(),
         };
         tokio::join!(announcer.keep(), self.certify(publish, peers));
     }

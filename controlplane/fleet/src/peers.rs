@@ -13,11 +13,13 @@ mod agents;
 mod answer;
 mod config;
 mod follow;
+mod listed;
 mod recorded;
 mod turns;
 mod way;
 
 pub use config::{Config, PeerFlags, ReplicaAddress};
+pub use listed::Listed;
 pub use way::{ClientTls, PeerCover};
 
 use answer::PeerQuestion;
@@ -105,11 +107,16 @@ impl Collected {
 impl Peers {
     /// Creates the questions of the replica with this epoch; `None` if the configuration names no other replicas.
     #[must_use]
-    pub fn new(epoch: u64, config: &Config, cover: PeerCover) -> Option<Arc<Self>> {
+    pub fn new(
+        epoch: u64,
+        config: &Config,
+        cover: PeerCover,
+        listed: Option<Listed>,
+    ) -> Option<Arc<Self>> {
         (!config.flags.peers.is_empty()).then(|| {
             Arc::new(Self {
                 epoch,
-                way: Way::new(config, cover),
+                way: Way::new(config, cover, listed),
                 shared: SharedWatches::default(),
                 turns: Arc::default(),
             })

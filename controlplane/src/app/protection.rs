@@ -43,6 +43,8 @@ pub(super) struct Started {
     pub(super) serving: Option<ServerTls>,
     /// The way to prove itself to other replicas.
     pub(super) peers: peers::PeerCover,
+    /// The addresses of all replicas, where the API server lists them.
+    pub(super) listed: Option<peers::Listed>,
     /// A task that keeps certificates of the control plane's own.
     pub(super) keeper: Option<BoxFuture<'static, ()>>,
 }
@@ -98,6 +100,7 @@ impl Protection {
             Self::PlainText { exposed } => Ok(Started {
                 serving: None,
                 peers: peers::PeerCover::PlainText { exposed },
+                listed: None,
                 keeper: None,
             }),
             Self::Files(files) => {
@@ -120,6 +123,7 @@ impl Protection {
                 Ok(Started {
                     serving: Some(ready.boxed().shared()),
                     peers,
+                    listed: None,
                     keeper: None,
                 })
             }
@@ -133,12 +137,14 @@ impl Protection {
                 let (peer_publisher, peer_first) = published();
                 let authority = Authority::new(api, &namespace, client_ca, interval);
                 let service_name = authority.service_name().into();
+                let listed = Some(authority.listed());
                 Ok(Started {
                     serving: Some(first.map(Result::ok).boxed().shared()),
                     peers: peers::PeerCover::Tls {
                         config: peer_first.map(Result::ok).boxed().shared(),
                         server_name: Some(server_name.unwrap_or(service_name)),
                     },
+                    listed,
                     keeper: Some(authority.keep(publisher, peer_publisher).boxed()),
                 })
             }

@@ -137,7 +137,7 @@ impl Desired {
     }
 
     /// Removes ServicePorts that the control plane does not name from places that belong to another
-    /// Service now.
+    /// Service now, and parts of NetworkPolicies whose addresses belong to other parts now.
     fn evict(&mut self, object: &DesiredObject, touched: &mut Touched) {
         for loser in self.held.losers(object) {
             tracing::info!(service = %loser, "stopped keeping a ServicePort, because another \
@@ -145,6 +145,11 @@ impl Desired {
             self.remove(&DesiredKey::Service(loser.clone()), touched);
             self.remove(&DesiredKey::Local(loser.clone()), touched);
             self.settle(&loser.service, touched);
+        }
+        for loser in self.outdated_by(object) {
+            tracing::info!(part = %loser, "stopped keeping a part of NetworkPolicies, because another \
+                one now owns its addresses");
+            self.remove(&DesiredKey::Policy(loser), touched);
         }
     }
 

@@ -115,6 +115,34 @@ impl Desired {
         }
     }
 
+    /// Returns the kept Pods and ranges that have addresses of a Pod or a range that the control plane names. Together they
+    /// would allow what neither allows. Work: all parts of NetworkPolicies, while some are kept.
+    pub(super) fn outdated_by(&self, object: &DesiredObject) -> Vec<PolicyKey> {
+        let overlaps = |old: &PolicyObject| match (old, object) {
+            (PolicyObject::Pod(old), DesiredObject::Policy(PolicyObject::Pod(new))) => {
+                let mut addresses = old.addresses.iter();
+                old.name != new.name && addresses.any(|ip| new.addresses.contains(ip))
+            }
+            (PolicyObject::Span(old), DesiredObject::Policy(PolicyObject::Span(new))) => {
+                let is_same = (old.first, old.last) == (new.first, new.last);
+                !is_same && old.first <= new.last && new.first <= old.last
+            }
+            _ => false,
+        };
+        let has_addresses = matches!(
+            object,
+            DesiredObject::Policy(PolicyObject::Pod(_) | PolicyObject::Span(_))
+        );
+        if !has_addresses || !self.keeps_policies() {
+            return Vec::new();
+        }
+        let kept = self
+            .policy_slots()
+            .filter(|(_, slot)| slot.backing == Backing::Unnamed);
+        let outdated = kept.filter(|(_, slot)| slot.policy().is_some_and(overlaps));
+        outdated.map(|(key, _)| key.clone()).collect()
+    }
+
     /// Returns whether parts of NetworkPolicies are kept.
     pub(super) fn keeps_policies(&self) -> bool {
         self.policy_slots()

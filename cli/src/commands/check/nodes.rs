@@ -8,6 +8,7 @@ use tokio::time::{Instant, sleep};
 
 use super::super::migrate::Cluster;
 use crate::args::check::CheckArgs;
+use crate::args::uninstall::IMAGE;
 use crate::check::Finding;
 use crate::check::nodes::{SELECTOR, joined, pod};
 use crate::failure::Failure;
@@ -86,12 +87,21 @@ impl NodeChecks<'_, '_> {
         Ok(ready)
     }
 
+    /// Returns the image of the Pods. Beside kube-proxy the chart gives agents the one with iptables, too.
+    fn image(&self) -> String {
+        let default = match self.config_map {
+            Some(_) => format!("{IMAGE}-iptables"),
+            None => IMAGE.to_owned(),
+        };
+        self.args.image.clone().unwrap_or(default)
+    }
+
     async fn check(&mut self, nodes: Vec<NodeName>) -> Result<(), Failure> {
         let objects = self.cluster.objects();
         let mut waiting = BTreeMap::new();
         for node in nodes {
             let name = pod_name("kplane-check", &node);
-            let pod = pod(&name, &node, &self.args.image, self.config_map);
+            let pod = pod(&name, &node, &self.image(), self.config_map);
             objects
                 .create(&self.pods(), &pod, Asked("create pods"))
                 .await?;

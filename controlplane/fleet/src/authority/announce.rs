@@ -13,6 +13,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kplane_picture::dial::{AGENT_PORT, MAX_ADDRESSES};
 use kplane_picture::kubernetes::{Api, Asked, Unanswered};
 use kube::api::ListParams;
+use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
@@ -33,6 +34,8 @@ const LOOK: Duration = Duration::from_secs(5);
 pub(super) struct AddressWriter {
     pub(super) api: Arc<Api>,
     pub(super) namespace: String,
+    /// The addresses for this replica's own questions to the others.
+    pub(super) addresses: watch::Sender<BTreeSet<IpAddr>>,
 }
 
 impl AddressWriter {
@@ -60,10 +63,13 @@ impl AddressWriter {
     /// Writes the addresses if the ConfigMap has others. Without any address, nothing changes: a list that leads nowhere
     /// helps no agent.
     async fn look(&self) -> Result<(), Unanswered> {
-        let listed = text(&addresses(&self.slices().await?));
+        let places = addresses(&self.slices().await?);
+        let listed = text(&places);
         if listed.is_empty() {
             return Ok(());
         }
+        let ips = places.iter().map(SocketAddr::ip).collect();
+        self.addresses.send_replace(ips);
         // If another replica wrote, this one looks again soon, because the other may have seen an older state.
         let entry = (KEY, listed.as_str());
         if publish(&self.api, &self.namespace, CONFIG_MAP, entry).await? {

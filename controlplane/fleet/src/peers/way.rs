@@ -19,6 +19,7 @@ use tokio::time::{Instant, timeout};
 use tonic::transport::{Channel, Endpoint};
 
 use super::config::{Config, ReplicaAddress};
+use super::listed::Listed;
 
 /// Maximum number of replicas that are asked; further ones are named as missing.
 const MAX_REPLICAS: usize = 64;
@@ -79,6 +80,7 @@ pub(super) struct Way {
     places: Vec<ReplicaAddress>,
     dialer: Dialer,
     cover: PeerCover,
+    listed: Option<Listed>,
     found: tokio::sync::Mutex<Found>,
     channels: Mutex<HashMap<Target, Channel>>,
 }
@@ -93,11 +95,12 @@ struct Found {
 }
 
 impl Way {
-    pub(super) fn new(config: &Config, cover: PeerCover) -> Self {
+    pub(super) fn new(config: &Config, cover: PeerCover, listed: Option<Listed>) -> Self {
         Self {
             places: config.flags.peers.clone(),
             dialer: Dialer::new(config.mark),
             cover,
+            listed,
             found: tokio::sync::Mutex::default(),
             channels: Mutex::default(),
         }
@@ -128,7 +131,8 @@ impl Way {
 
     /// Resolves all places. A place without an answer leads where it led before.
     async fn resolve(&self, found: &mut Found) {
-        let answers = join_all(self.places.iter().map(resolve)).await;
+        let places = self.places.iter();
+        let answers = join_all(places.map(|place| self.resolve_one(place))).await;
         found.targets.resize(self.places.len(), Vec::new());
         found.missing.clear();
         let places = self.places.iter().zip(&mut found.targets);
@@ -142,6 +146,26 @@ impl Way {
                 Err(error) => found.missing.push(nowhere(place, &error.to_string())),
             }
         }
+    }
+
+    /// Returns the addresses of a place.
+    async fn resolve_one(&self, place: &ReplicaAddress) -> io::Result<Vec<Target>> {
+        let target = |ip: IpAddr| Target {
+            address: SocketAddr::new(ip.to_canonical(), place.port()),
+            host: Arc::clone(place.host()),
+        };
+        if let Ok(ip) = place.host().parse() {
+            return Ok(vec![target(ip)]);
+        }
+        let listed = self.listed.as_ref().map(|listed| listed.of(place.host()));
+        let mut ips = listed.unwrap_or_default();
+        if ips.is_empty() {
+            let found = timeout(RESOLVE, lookup_host((&**place.host(), place.port()))).await;
+            let found = found.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+            ips = found.map(|at| at.ip()).collect();
+        }
+        // One more than are asked, so that the rest is noticed.
+        Ok(ips.into_iter().take(MAX_REPLICAS + 1).map(target).collect())
     }
 
     /// Returns a client of a replica, on the connection that is open or on a new one.
@@ -212,20 +236,34 @@ fn nowhere(place: &ReplicaAddress, reason: &str) -> pb::MissingReplica {
     }
 }
 
-/// Returns the addresses of a place.
-async fn resolve(place: &ReplicaAddress) -> io::Result<Vec<Target>> {
-    let target = |ip: IpAddr| Target {
-        address: SocketAddr::new(ip.to_canonical(), place.port()),
-        host: Arc::clone(place.host()),
-    };
-    if let Ok(ip) = place.host().parse() {
-        return Ok(vec![target(ip)]);
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use tokio::sync::watch;
+
+    use super::super::config::PeerFlags;
+    use super::*;
+
+    /// No DNS server of the cluster is asked for the control plane's own Service.
+    #[tokio::test]
+    async fn the_own_service_is_what_the_api_server_lists() {
+        let service = "kplane-controlplane.kplane.svc";
+        let ips: BTreeSet<IpAddr> = ["192.0.2.1", "2001:db8::1"]
+            .map(|ip| ip.parse().unwrap())
+            .into();
+        let (sender, addresses) = watch::channel(ips);
+        let flags = PeerFlags {
+            peers: vec![service.parse().unwrap()],
+            ..PeerFlags::default()
+        };
+        let cover = PeerCover::PlainText { exposed: false };
+        let listed = Listed::new(service, addresses);
+        let way = Way::new(&flags.config(0), cover, Some(listed));
+        let (targets, missing) = way.targets().await;
+        let found: Vec<String> = targets.iter().map(|to| to.address.to_string()).collect();
+        assert_eq!(found, ["192.0.2.1:7444", "[2001:db8::1]:7444"]);
+        assert!(missing.is_empty() && targets.iter().all(|to| &*to.host == service));
+        drop(sender);
     }
-    let found = timeout(RESOLVE, lookup_host((&**place.host(), place.port()))).await;
-    let found = found.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
-    // One more than are asked, so that the rest is noticed.
-    Ok(found
-        .take(MAX_REPLICAS + 1)
-        .map(|at| target(at.ip()))
-        .collect())
 }

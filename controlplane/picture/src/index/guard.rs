@@ -57,6 +57,9 @@ pub(super) struct Loss {
     /// Number of NetworkPolicies that go, and of all NetworkPolicies.
     pub(super) policies: usize,
     pub(super) of_policies: usize,
+    /// Number of Namespaces that go, and of all Namespaces: policies select by their labels.
+    pub(super) namespaces: usize,
+    pub(super) of_namespaces: usize,
     /// Number of Pods that go, and of all Pods.
     pub(super) pods: usize,
     pub(super) of_pods: usize,
@@ -76,6 +79,7 @@ impl CliffGuard {
             ),
             (loss.nodes, loss.of_nodes, "Nodes", removed),
             (loss.policies, loss.of_policies, "NetworkPolicies", removed),
+            (loss.namespaces, loss.of_namespaces, "Namespaces", removed),
             (loss.pods, loss.of_pods, "Pods", removed),
         ];
         let cliff = losses
@@ -124,6 +128,7 @@ impl Recent {
             emptied: self.loss.emptied + step.emptied,
             nodes: self.loss.nodes + step.nodes,
             policies: self.loss.policies + step.policies,
+            namespaces: self.loss.namespaces + step.namespaces,
             pods: self.loss.pods + step.pods,
             ..self.loss
         };

@@ -277,6 +277,8 @@ impl Index {
             of_nodes: self.nodes.len(),
             policies: of_kind(Kind::NetworkPolicy) + of_kind(Kind::ClusterNetworkPolicy),
             of_policies: all(Kind::NetworkPolicy) + all(Kind::ClusterNetworkPolicy),
+            namespaces: of_kind(Kind::Namespace),
+            of_namespaces: all(Kind::Namespace),
             pods: of_kind(Kind::Pod),
             of_pods: all(Kind::Pod),
         }

@@ -14,11 +14,16 @@ impl Contents for Content {
             .collect()
     }
 
-    /// A node may have hundreds of thousands: to sort them all takes longer than anything else but the kernel.
+    /// A node may have hundreds of thousands: to sort them all takes longer than anything else but the kernel. If one
+    /// transaction cannot have them all, what closes comes first.
     fn by_set(&self) -> Vec<Element> {
-        let mut sets = BTreeMap::<PolicySet, Vec<Element>>::new();
+        let opens = |set| {
+            let closes = [PolicySet::LocalRanges, PolicySet::LocalPods];
+            !closes.contains(&set) && !matches!(set, PolicySet::Isolated(_))
+        };
+        let mut sets = BTreeMap::<(bool, PolicySet), Vec<Element>>::new();
         for (place, value) in self.held.all() {
-            let elements = sets.entry(place.0).or_default();
+            let elements = sets.entry((opens(place.0), place.0)).or_default();
             elements.push(element(place, value));
         }
         let is_range = |element: &Element| {

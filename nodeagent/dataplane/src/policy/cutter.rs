@@ -9,7 +9,7 @@
 //! for twice: a packet that was in transit during the commit may have begun its flow by the old rules just after the
 //! first scan.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
@@ -99,14 +99,31 @@ impl Cutter {
 #[derive(Debug, Default)]
 struct Waiting {
     fresh: HashSet<IpAddr>,
-    second: Option<(Instant, HashSet<IpAddr>)>,
+    /// Those of second scans, each with its time, the next one first.
+    second: VecDeque<(Instant, HashSet<IpAddr>)>,
 }
 
 impl Waiting {
     fn due(&self, now: Instant) -> Option<Instant> {
         match self.fresh.is_empty() {
             false => Some(now),
-            true => self.second.as_ref().map(|(at, _)| *at),
+            true => self.second.front().map(|(at, _)| *at),
+        }
+    }
+
+    /// Returns all addresses that are due. They stay until [`Waiting::scanned`].
+    fn addresses(&self, now: Instant) -> HashSet<IpAddr> {
+        let second = self.second.iter().take_while(|(at, _)| *at <= now);
+        let second = second.flat_map(|(_, addresses)| addresses);
+        self.fresh.iter().chain(second).copied().collect()
+    }
+
+    /// Records that the addresses of a time were scanned.
+    fn scanned(&mut self, due: Instant, now: Instant) {
+        while self.second.pop_front_if(|(at, _)| *at <= due).is_some() {}
+        let fresh = std::mem::take(&mut self.fresh);
+        if !fresh.is_empty() {
+            self.second.push_back((now + SECOND_LOOK, fresh));
         }
     }
 }
@@ -184,21 +201,8 @@ fn scan(
     if waiting.due(now).is_none_or(|due| due > now) {
         return Ok(None);
     }
-    let mut addresses = waiting.fresh.clone();
-    let second = waiting.second.take_if(|(at, _)| *at <= now);
-    addresses.extend(second.into_iter().flat_map(|(_, addresses)| addresses));
-    let listed = list(socket, family, &addresses, hand);
-    if let Err(error) = listed {
-        waiting.fresh = addresses;
-        return Err(error);
-    }
-    let fresh = std::mem::take(&mut waiting.fresh);
-    if !fresh.is_empty() {
-        let before = waiting.second.take();
-        let mut again = fresh;
-        again.extend(before.into_iter().flat_map(|(_, addresses)| addresses));
-        waiting.second = Some((Instant::now() + SECOND_LOOK, again));
-    }
+    list(socket, family, &waiting.addresses(now), hand)?;
+    waiting.scanned(now, Instant::now());
     Ok(Some(now.elapsed()))
 }
 
@@ -243,4 +247,30 @@ fn delete(socket: &mut Option<NfSocket>, flows: &[Flow]) -> Result<(), NetlinkEr
     }
     tracing::info!(deleted, "cut connections that policies deny");
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Changes that never stop do not put a second scan off.
+    #[test]
+    fn every_address_is_scanned_again() {
+        let start = Instant::now();
+        let mut waiting = Waiting::default();
+        let mut seen = Vec::new();
+        for half in 0..6_u8 {
+            let now = start + SECOND_LOOK / 2 * u32::from(half);
+            waiting.fresh.insert([10, 0, 0, half].into());
+            assert_eq!(waiting.due(now), Some(now));
+            let addresses = waiting.addresses(now);
+            seen.push(addresses.contains(&IpAddr::from([10, 0, 0, 0])));
+            waiting.scanned(now, now);
+        }
+        assert_eq!(seen, [true, false, true, false, false, false]);
+        assert_eq!(waiting.second.len(), 2);
+        // A scan that failed changes nothing.
+        let at = waiting.due(start).unwrap();
+        assert_eq!(waiting.addresses(at), waiting.addresses(at));
+    }
 }

@@ -153,6 +153,9 @@ impl PolicySide {
                         Key::Grant(_, n) | Key::GrantPort(_, n, ..) | Key::GrantPorts(_, n, ..),
                         _,
                     ) => Some(n),
+                    // Of two numbers, both count: a class without an address is a key alone.
+                    (Key::Number(n) | Key::Row(n, ..), Some(Data::Number(of))) => Some(n.max(of)),
+                    (Key::Number(n) | Key::Row(n, ..), _) => Some(n),
                     (_, Some(Data::Number(n))) => Some(n),
                     _ => None,
                 });

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kplane_model::{
-    DesiredKey, DesiredObject, Family, LocalPod, PodName, Policy, PolicyName, PolicyObject,
-    ServiceKey, ServiceName, TrafficPolicy,
+    DesiredKey, DesiredObject, Family, LocalPod, PeerId, PodName, Policy, PolicyName, PolicyObject,
+    ServiceKey, ServiceName, TierSpan, TrafficPolicy,
 };
 use kplane_proto::v1::Confidence::{self, Confirmed, Partial, Unspecified as Whole};
 use proptest::prelude::*;
@@ -315,6 +315,32 @@ fn pod(number: u8) -> DesiredObject {
         policies: Vec::new(),
         tier: None,
     }))
+}
+
+/// What is kept of a Pod and of a range does not count beside the Pod and the range that have its addresses now.
+#[test]
+fn kept_parts_of_policies_give_way_to_named_ones() {
+    let span = |last: u8| {
+        DesiredObject::Policy(PolicyObject::Span(TierSpan {
+            first: [10, 0, 0, 0].into(),
+            last: [10, last, 255, 255].into(),
+            tier: PeerId([last; 16]),
+        }))
+    };
+    let DesiredObject::Policy(PolicyObject::Pod(mut heir)) = pod(2) else {
+        panic!("a Pod");
+    };
+    heir.addresses = vec![[10, 0, 1, 1].into()];
+    let heir = DesiredObject::Policy(PolicyObject::Pod(heir));
+    let mut desired = holding(&[policy(0), pod(1), pod(3), span(0)]);
+    let mut other = plane(7, Partial, vec![policy(0), heir.clone(), span(255)]);
+    desired.apply(other.snapshot_update()).unwrap();
+    let left: BTreeSet<_> = desired.policies().map(|(key, _)| key.clone()).collect();
+    let expected = [policy(0), heir, pod(3), span(255)].map(|object| match object {
+        DesiredObject::Policy(object) => object.key(),
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(left, BTreeSet::from(expected));
 }
 
 /// All policies of a node are a cliff, however many Pods stay; so they are when the picture becomes whole later.

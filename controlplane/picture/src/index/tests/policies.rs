@@ -95,3 +95,22 @@ fn a_pod_with_too_many_policies_is_an_issue_while_it_has_them() {
     assert_eq!(texts(&index), [""; 0]);
     assert!(!changes(&mut index, Event::Delete(id(400))));
 }
+
+/// Policies select by labels of Namespaces: a loss of many of them is as doubtful as one of policies.
+#[test]
+fn namespaces_that_vanish_are_held_until_a_second_look() {
+    let namespaces: Vec<Value> = (0..12)
+        .map(|n| json!({"kind": "Namespace", "metadata": {"name": format!("n{n}")}}))
+        .collect();
+    let mut index = enforcing(&namespaces);
+    let ids = namespaces.iter().map(|of| object(of).object.id()).collect();
+    index.apply(batch(vec![Event::Vanished(ids)]));
+    let held = index.held().map(|held| held.to_string());
+    let held = held.unwrap_or_default();
+    assert!(
+        held.contains("12 of 12 Namespaces would be removed"),
+        "{held}"
+    );
+    index.apply(batch(vec![Event::Looked(Kind::Namespace)]));
+    assert!(index.held().is_none());
+}

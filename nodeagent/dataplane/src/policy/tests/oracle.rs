@@ -24,7 +24,10 @@ impl Oracle<'_> {
 
     pub(super) fn allows(&self, packet: &Packet) -> bool {
         let (source, destination) = (packet.source, packet.destination);
-        let is_known = |ip| self.pods(ip).any(|pod| self.knows(pod));
+        let is_known = |ip| match self.pods(ip).next() {
+            Some(_) => self.pods(ip).any(|pod| self.knows(pod)),
+            None => self.world.contains_key(&PolicyKey::Peer(ip)),
+        };
         if source == destination && self.pods(source).next().is_some() {
             return true;
         }
