@@ -142,10 +142,10 @@ fn kernel(release: &str, wanted: Kind) -> CheckFinding {
     if version >= OLDEST {
         return finding(CHECK, Outcome::Ok, format!("Linux {release}"), "");
     }
-    // Older kernels may have all that the other modes need, and the check of the mode says whether.
-    let outcome = match wanted {
-        Kind::Nftables => Outcome::Bad,
-        _ => Outcome::Warning,
+    // Older kernels may have all that kube-proxy's older modes need, and the check of the mode says whether.
+    let outcome = match wanted.describe().shares_names {
+        true => Outcome::Warning,
+        false => Outcome::Bad,
     };
     let (major, minor) = OLDEST;
     let text =
