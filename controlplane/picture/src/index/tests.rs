@@ -27,6 +27,7 @@ pub(crate) fn object(value: &Value) -> Box<Located> {
             Object::ClusterNetworkPolicy(serde_json::from_value(value.clone()).unwrap())
         }
         "NetworkPolicy" => Object::NetworkPolicy(serde_json::from_value(value.clone()).unwrap()),
+        "Namespace" => Object::Namespace(serde_json::from_value(value.clone()).unwrap()),
         "Pod" => Object::Pod(serde_json::from_value(value.clone()).unwrap()),
         "ServiceCIDR" => Object::ServiceCidr(serde_json::from_value(value.clone()).unwrap()),
         kind => panic!("{kind}"),

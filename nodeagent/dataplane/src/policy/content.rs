@@ -58,8 +58,6 @@ pub(super) struct Content {
     /// The count of numbers at which those of classes that are gone are forgotten.
     most_numbers: usize,
     pub(super) ranges: Vec<Cidr>,
-    /// Addresses in these ranges whose Pods are on other nodes.
-    pub(super) elsewhere: HashSet<IpAddr>,
     pub(super) limits: ElementLimits,
     pub(super) followed: Followed,
     /// Addresses of the Pods that are followed.
@@ -80,7 +78,6 @@ impl Content {
             failures: None,
             most_numbers: SPARE_NUMBERS,
             ranges: Vec::new(),
-            elsewhere: HashSet::new(),
             limits: ElementLimits::default(),
             followed: Followed::default(),
             sampled: BTreeSet::new(),
@@ -214,7 +211,6 @@ impl Content {
         };
         let number = class.map(|class| self.numbers.give(class));
         self.held.set((PolicySet::Peers, Key::Ip(address)), number);
-        self.know_elsewhere(address);
     }
 
     fn set_class(&mut self, id: PeerId, new: Option<&PeerClass>) {

@@ -33,23 +33,6 @@ impl Content {
         for address in addresses(pod, self.family) {
             let place = (PolicySet::Loops, Key::Loop(address));
             self.held.count(place, None, there);
-            self.know_elsewhere(address);
-        }
-    }
-
-    /// Has an address in the node's ranges known exactly if its Pod is on another node: CNI plugins with an IPAM of their own
-    /// do not follow `podCIDRs`. A Pod of this node is known by itself.
-    pub(super) fn know_elsewhere(&mut self, address: IpAddr) {
-        let is_here = self.held.has(PolicySet::Loops, Key::Loop(address));
-        let is_peer = self.objects.peers.contains_key(&address);
-        let is_elsewhere = is_peer && !is_here && self.is_in_range(address);
-        let has_changed = match is_elsewhere {
-            true => self.elsewhere.insert(address),
-            false => self.elsewhere.remove(&address),
-        };
-        if has_changed {
-            let place = (PolicySet::LocalPods, Key::Ip(address));
-            self.held.count(place, None, is_elsewhere);
         }
     }
 
@@ -65,10 +48,6 @@ impl Content {
         }
         for range in new.iter().filter(|range| !old.contains(range)) {
             self.held.add(place(*range), None);
-        }
-        if new != old {
-            let peers: Vec<IpAddr> = self.objects.peers.keys().copied().collect();
-            peers.into_iter().for_each(|ip| self.know_elsewhere(ip));
         }
     }
 

@@ -24,10 +24,7 @@ impl Oracle<'_> {
 
     pub(super) fn allows(&self, packet: &Packet) -> bool {
         let (source, destination) = (packet.source, packet.destination);
-        let is_known = |ip| match self.pods(ip).next() {
-            Some(_) => self.pods(ip).any(|pod| self.knows(pod)),
-            None => self.world.contains_key(&PolicyKey::Peer(ip)),
-        };
+        let is_known = |ip| self.pods(ip).any(|pod| self.knows(pod));
         if source == destination && self.pods(source).next().is_some() {
             return true;
         }
