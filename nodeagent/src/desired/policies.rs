@@ -1,5 +1,6 @@
 //! The parts of NetworkPolicies among the desired objects.
 
+use std::mem::discriminant;
 use std::net::{IpAddr, Ipv4Addr};
 
 use kplane_model::{DesiredKey, DesiredObject, LocalPod, PodName, PolicyKey, PolicyObject};
@@ -116,8 +117,20 @@ impl Desired {
     }
 
     /// Returns the kept Pods and ranges that have addresses of a Pod or a range that the control plane names. Together they
-    /// would allow what neither allows. Work: all parts of NetworkPolicies, while some are kept.
+    /// would allow what neither allows. Work: the Pods of the node, or the ranges, while parts are kept.
     pub(super) fn outdated_by(&self, object: &DesiredObject) -> Vec<PolicyKey> {
+        let first = match object {
+            DesiredObject::Policy(PolicyObject::Pod(_)) => PolicyKey::Pod(PodName::new("", "")),
+            DesiredObject::Policy(PolicyObject::Span(_)) => {
+                let lowest = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+                PolicyKey::Span(lowest, lowest)
+            }
+            _ => return Vec::new(),
+        };
+        let (kind, first) = (discriminant(&first), DesiredKey::Policy(first));
+        if !self.held.keeps(&first) {
+            return Vec::new();
+        }
         let overlaps = |old: &PolicyObject| match (old, object) {
             (PolicyObject::Pod(old), DesiredObject::Policy(PolicyObject::Pod(new))) => {
                 let mut addresses = old.addresses.iter();
@@ -129,16 +142,14 @@ impl Desired {
             }
             _ => false,
         };
-        let has_addresses = matches!(
-            object,
-            DesiredObject::Policy(PolicyObject::Pod(_) | PolicyObject::Span(_))
-        );
-        if !has_addresses || !self.keeps_policies() {
-            return Vec::new();
-        }
-        let kept = self
-            .policy_slots()
-            .filter(|(_, slot)| slot.backing == Backing::Unnamed);
+        let slots = self
+            .objects
+            .range(first..)
+            .map_while(|(key, slot)| match key {
+                DesiredKey::Policy(key) if discriminant(key) == kind => Some((key, slot)),
+                _ => None,
+            });
+        let kept = slots.filter(|(_, slot)| slot.backing == Backing::Unnamed);
         let outdated = kept.filter(|(_, slot)| slot.policy().is_some_and(overlaps));
         outdated.map(|(key, _)| key.clone()).collect()
     }

@@ -20,6 +20,7 @@ use super::objects::{Objects, Peer, Ported, blocks, rules};
 use super::tiers::Tiers;
 use super::{PolicyChange, PolicyFailure};
 use crate::backend::nftables::{Key, PolicySet};
+use crate::plan::disjoint;
 
 /// Most elements that the policies of one Pod, and of all Pods of a node, may need.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +58,7 @@ pub(super) struct Content {
     pub(super) failures: Option<Vec<PolicyFailure>>,
     /// The count of numbers at which those of classes that are gone are forgotten.
     most_numbers: usize,
-    pub(super) ranges: Vec<Cidr>,
+    ranges: Vec<Cidr>,
     pub(super) limits: ElementLimits,
     pub(super) followed: Followed,
     /// Addresses of the Pods that are followed.
@@ -430,6 +431,20 @@ impl Content {
                 true => *weight += count,
                 false => *weight -= count,
             }
+        }
+    }
+
+    fn set_ranges(&mut self, ranges: &[Cidr]) {
+        let ranges = ranges.iter().copied();
+        let ranges: Vec<Cidr> = ranges.filter(|r| r.family() == self.family).collect();
+        let new = disjoint(&ranges);
+        let old = std::mem::replace(&mut self.ranges, new.clone());
+        let place = |range| (PolicySet::LocalRanges, Key::Range(range));
+        for range in old.iter().filter(|range| !new.contains(range)) {
+            self.held.remove(place(*range));
+        }
+        for range in new.iter().filter(|range| !old.contains(range)) {
+            self.held.add(place(*range), None);
         }
     }
 

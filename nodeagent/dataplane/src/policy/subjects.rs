@@ -4,13 +4,12 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use kplane_model::{Cidr, Direction, LocalPod};
+use kplane_model::{Direction, LocalPod};
 
 use super::content::Content;
 use super::expand::addresses;
 use super::held::Held;
 use crate::backend::nftables::{Key, PolicySet};
-use crate::plan::disjoint;
 
 impl Held {
     /// Adds that a set leads to policies which may deny an address something, or takes that back.
@@ -33,21 +32,6 @@ impl Content {
         for address in addresses(pod, self.family) {
             let place = (PolicySet::Loops, Key::Loop(address));
             self.held.count(place, None, there);
-        }
-    }
-
-    /// Takes over the ranges of the node's Pods.
-    pub(super) fn set_ranges(&mut self, ranges: &[Cidr]) {
-        let ranges = ranges.iter().copied();
-        let ranges: Vec<Cidr> = ranges.filter(|r| r.family() == self.family).collect();
-        let new = disjoint(&ranges);
-        let old = std::mem::replace(&mut self.ranges, new.clone());
-        let place = |range| (PolicySet::LocalRanges, Key::Range(range));
-        for range in old.iter().filter(|range| !new.contains(range)) {
-            self.held.remove(place(*range));
-        }
-        for range in new.iter().filter(|range| !old.contains(range)) {
-            self.held.add(place(*range), None);
         }
     }
 

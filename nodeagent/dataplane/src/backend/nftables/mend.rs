@@ -36,7 +36,8 @@ pub(crate) trait Contents {
     /// Returns every element.
     fn elements(&self) -> BTreeSet<Element>;
 
-    /// Returns every element in the order of the sets. Within a set, only ranges have an order.
+    /// Returns every element, set by set, in the order in which an empty table takes them. Within a set, only ranges have an
+    /// order.
     fn by_set(&self) -> Vec<Element> {
         self.elements().into_iter().collect()
     }
