@@ -102,15 +102,6 @@ pub(crate) struct Target {
     pub(crate) name: String,
 }
 
-impl Default for Target {
-    fn default() -> Self {
-        Self {
-            namespace: "kube-system".to_owned(),
-            name: "kube-proxy".to_owned(),
-        }
-    }
-}
-
 impl std::fmt::Display for Target {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)
@@ -161,10 +152,11 @@ mod tests {
 
     #[test]
     fn a_daemon_set_has_a_namespace() {
-        assert_eq!(
-            parse_target("kube-system/kube-proxy").unwrap(),
-            Target::default()
-        );
+        let target = Target {
+            namespace: "kube-system".to_owned(),
+            name: "kube-proxy".to_owned(),
+        };
+        assert_eq!(parse_target("kube-system/kube-proxy").unwrap(), target);
         for wrong in ["kube-proxy", "a/", "/b", "a/b/c", "a/../b", "A/b"] {
             assert!(parse_target(wrong).is_err(), "{wrong}");
         }
