@@ -16,7 +16,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
-use hyper_util::rt::TokioIo;
 use kplane_fleet::doors::{Door, Limits, ServerTls};
 use kplane_fleet::hub::Hub;
 use kplane_fleet::identity::{self, Gate};
@@ -27,26 +26,17 @@ use kplane_operate::server::departing;
 use kplane_operate::traces;
 use kplane_picture::admission::Admission;
 use kplane_picture::index::CliffGuard;
-use kplane_picture::inside::{FatalError, Inside, Running};
+use kplane_picture::inside::{FatalError, Inside, Running, Service};
 use kplane_picture::kubernetes::Api;
 use kplane_picture::source::kubernetes::Kubernetes;
 use kplane_picture::source::manifests::Manifests;
 use kplane_picture::source::{self, Source, SourceError};
-use tokio::io::DuplexStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::{Channel, Endpoint};
 
-use self::ports::{agent_limits, agent_router, listen, serve, status_router};
+use self::ports::{agent_limits, agent_router, agent_service, listen, serve, status_router};
 use crate::admin::{Admin, Own};
-
-/// Size of the buffer between an agent and a control plane in one process, in bytes.
-const IN_MEMORY_BYTES: usize = 64 * 1024;
-/// Maximum number of bytes sent ahead to an agent that does not read: a few messages. Changes made
-/// meanwhile are sent once, in their latest state.
-pub const WINDOW: u32 = 256 * 1024;
 
 /// Configuration of a control plane.
 #[derive(Clone, Debug)]
@@ -95,7 +85,6 @@ pub struct Config {
 
 impl Config {
     /// Creates the configuration of a control plane that listens nowhere and has all defaults.
-    #[must_use]
     pub fn new(source: Origin) -> Self {
         Self {
             source,
@@ -141,7 +130,6 @@ pub struct Bound {
     pub http_addr: Option<SocketAddr>,
     hub: Arc<Hub>,
     gate: Arc<Gate>,
-    in_memory: mpsc::Sender<Result<DuplexStream, std::io::Error>>,
     tasks: JoinSet<Result<(), TaskError>>,
 }
 
@@ -171,7 +159,7 @@ pub fn inside(inside: Inside) -> BoxFuture<'static, Result<Running, FatalError>>
         });
         let bound = bound.await?;
         Ok(Running {
-            channel: bound.connect_in_memory(),
+            service: bound.in_process(),
             status: bound.status_addr,
             ended: Box::pin(async { Ok(bound.wait().await?) }),
         })
@@ -202,7 +190,6 @@ async fn start(config: Config) -> Result<Bound, BuildError> {
     }
     let shutdown = hub.shutdown.clone();
     follow(&hub, peers.as_ref(), &mut tasks);
-    let in_memory = serve_in_memory(&hub, &gate, &mut tasks);
     let doors = [
         Door::new("agents", agent_limits(config.agent_limits)),
         Door::new("the status API", Limits::STATUS),
@@ -243,7 +230,6 @@ async fn start(config: Config) -> Result<Bound, BuildError> {
         http_addr,
         hub,
         gate,
-        in_memory,
         tasks,
     })
 }
@@ -254,22 +240,6 @@ fn follow(hub: &Arc<Hub>, peers: Option<&Arc<Peers>>, tasks: &mut JoinSet<Result
     tasks.spawn(until(departing, hub.shutdown.clone()));
     let watch = neighbours::watch(Arc::clone(hub), peers.cloned());
     tasks.spawn(until(watch, hub.shutdown.clone()));
-}
-
-/// Serves agents in the same process; returns the way for their connections.
-fn serve_in_memory(
-    hub: &Arc<Hub>,
-    gate: &Arc<Gate>,
-    tasks: &mut JoinSet<Result<(), TaskError>>,
-) -> mpsc::Sender<std::io::Result<DuplexStream>> {
-    let (in_memory, connections) = mpsc::channel(1);
-    let router = agent_router(hub, gate);
-    let stop = hub.shutdown.clone().cancelled_owned();
-    tasks.spawn(async move {
-        let incoming = ReceiverStream::new(connections);
-        Ok(router.serve_with_incoming_shutdown(incoming, stop).await?)
-    });
-    in_memory
 }
 
 /// Refuses plain text where other machines would reach it, and TLS without a certificate.
@@ -403,37 +373,21 @@ async fn run(
 
 impl Bound {
     /// Returns the shared state, for tests and embedding programs.
-    #[must_use]
     pub fn hub(&self) -> &Arc<Hub> {
         &self.hub
     }
 
     /// Returns the check of callers, for its counters.
-    #[must_use]
     pub fn gate(&self) -> &Arc<Gate> {
         &self.gate
     }
 
-    /// Returns a channel for an agent in the same process, without TCP. The channel reconnects on
-    /// its own.
-    #[must_use]
-    pub fn connect_in_memory(&self) -> Channel {
-        let connections = self.in_memory.clone();
-        // The address is never resolved.
-        let endpoint = Endpoint::from_static("http://in-memory").initial_stream_window_size(WINDOW);
-        endpoint.connect_with_connector_lazy(tower::service_fn(move |_| {
-            let connections = connections.clone();
-            async move {
-                let (ours, theirs) = tokio::io::duplex(IN_MEMORY_BYTES);
-                let closed = |_| std::io::Error::other("the control plane is shutting down");
-                connections.send(Ok(theirs)).await.map_err(closed)?;
-                Ok::<_, std::io::Error>(TokioIo::new(ours))
-            }
-        }))
+    /// Returns the service for an agent in the same process.
+    pub fn in_process(&self) -> Service {
+        Service::new(agent_service(&self.hub, &self.gate))
     }
 
     /// Returns the token that ends the control plane; [`Bound::wait`] returns when it has ended.
-    #[must_use]
     pub fn shutdown_token(&self) -> CancellationToken {
         self.hub.shutdown.clone()
     }

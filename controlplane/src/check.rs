@@ -13,7 +13,6 @@ use kplane_picture::source::{Batch, Event};
 
 /// Loads manifests without serving them and prints every problem, one per line, worst first, then a
 /// summary. Exit code 0 if everything would be served, 1 if not or if nothing can be read.
-#[must_use]
 pub fn run(path: &Path, admission: Admission) -> ExitCode {
     let loaded = match load(path) {
         Ok(loaded) => loaded,

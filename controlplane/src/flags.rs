@@ -230,7 +230,6 @@ pub enum LogFormat {
 
 impl Args {
     /// Returns the configuration of the control plane that serves.
-    #[must_use]
     pub fn config(&self) -> app::Config {
         app::Config {
             source_id: None,
@@ -258,7 +257,6 @@ impl Args {
 
     /// Returns whether agents on other machines cannot connect, because there are no certificates and no address was
     /// given.
-    #[must_use]
     pub fn is_local_by_default(&self) -> bool {
         self.agent_listen.is_none() && self.agent_listen().ip().is_loopback()
     }
@@ -306,7 +304,6 @@ impl Args {
     }
 
     /// Returns what the control plane lets Services claim.
-    #[must_use]
     pub fn admission(&self) -> Admission {
         let listeners = [self.agent_listen(), self.status_listen, self.http_listen];
         let reserved = Reserved::new(&listeners, &own_addresses());

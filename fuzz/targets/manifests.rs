@@ -10,7 +10,11 @@ use libfuzzer_sys::fuzz_target;
 fuzz_target!(|text: &[u8]| {
     for located in parse(text.to_vec()).objects {
         match &located.object {
-            Object::Service(service) => drop(convert::service(service, &located.location, &convert::ExternalIps::All)),
+            Object::Service(service) => drop(convert::service(
+                service,
+                &located.location,
+                &convert::ExternalIps::All,
+            )),
             Object::EndpointSlice(slice) => drop(convert::slice(slice, &located.location)),
             Object::Node(node) => drop(convert::node(node, &located.location)),
             Object::ServiceCidr(cidr) => drop(convert::service_cidr(cidr, &located.location)),

@@ -3,12 +3,12 @@
 #![no_main]
 
 use kplane_dataplane::backend::nftables::{Set, decode_elements};
+use kplane_model::Family;
 use kplane_netlink::Messages;
 use kplane_netlink::conntrack::Flow;
 use kplane_netlink::ipset::Found;
 use kplane_netlink::ipvs::{Listing, Server};
 use kplane_netlink::nflog::Logged;
-use kplane_model::Family;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -13,7 +13,7 @@ use std::time::SystemTime;
 use http_body::Frame;
 use http_body_util::StreamBody;
 use kplane_fleet::hub::Hub;
-use kplane_fleet::identity::{GateConfig, Gate};
+use kplane_fleet::identity::{Gate, GateConfig};
 use kplane_fleet::streams::AgentServer;
 use kplane_operate::server::StatusServer;
 use kplane_picture::admission::Admission;

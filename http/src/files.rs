@@ -15,7 +15,6 @@ pub fn raise_file_limit() -> Result<u64, Errno> {
 
 /// Returns how many files this process may open, or the kernel's usual soft limit if the kernel
 /// does not report it.
-#[must_use]
 pub fn file_limit() -> u64 {
     /// The usual soft limit.
     const USUAL: u64 = 1024;

@@ -6,7 +6,6 @@ const AGREE: usize = 2;
 /// Returns whether so many nodes that avoid an endpoint agree that the endpoint is ill. One node may as well have a
 /// problem with its own network. A share of all nodes does not count: a node without clients of the Service has nothing
 /// to say about its endpoints.
-#[must_use]
 pub const fn nodes_agree(nodes: usize) -> bool {
     nodes >= AGREE
 }

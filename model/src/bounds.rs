@@ -61,7 +61,6 @@ impl ServiceSize {
 
     /// Returns the part of the Service that fits within [`MAX_SERVICE_PLACES`] and [`MAX_SERVICE_ELEMENTS`].
     /// Load-balancer addresses take precedence over external ones, and addresses over endpoints.
-    #[must_use]
     pub fn allowance(&self) -> Allowance {
         let ports = self.ports.max(1);
         let room = MAX_SERVICE_PLACES.saturating_sub(ports + self.node_ports) / ports;
@@ -77,7 +76,6 @@ impl ServiceSize {
     }
 
     /// Returns whether the whole Service fits.
-    #[must_use]
     pub fn fits(&self) -> bool {
         let all = Allowance {
             load_balancer_ips: self.load_balancer_ips,
@@ -89,7 +87,6 @@ impl ServiceSize {
 
     /// Returns the number of elements of the part that is served ([`ServiceSize::allowance`]). A place without
     /// endpoints counts as one element.
-    #[must_use]
     pub fn elements(&self) -> usize {
         let allowed = self.allowance();
         let addresses = 1 + allowed.load_balancer_ips + allowed.external_ips;

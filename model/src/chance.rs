@@ -12,7 +12,6 @@ thread_local! {
 }
 
 /// Returns a random time in a range, both ends included.
-#[must_use]
 pub fn between(shortest: Duration, longest: Duration) -> Duration {
     let span = longest.saturating_sub(shortest).as_nanos();
     // The product has 128 bits at most, and its upper half is at most the span.

@@ -22,7 +22,6 @@ pub struct ParseCidrError(pub String);
 impl Cidr {
     /// Returns the prefix of `prefix_len` bits, with host bits of `ip` cleared. `None` if the
     /// length exceeds the family's 32 or 128 bits.
-    #[must_use]
     pub fn new(ip: IpAddr, prefix_len: u8) -> Option<Self> {
         let base = match ip {
             IpAddr::V4(v4) => {
@@ -40,7 +39,6 @@ impl Cidr {
     }
 
     /// Returns the prefix that contains every address of a family: `0.0.0.0/0` or `::/0`.
-    #[must_use]
     pub fn everything(family: Family) -> Self {
         let base = match family {
             Family::V4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
@@ -53,7 +51,6 @@ impl Cidr {
     }
 
     /// Returns the prefix that contains one address only.
-    #[must_use]
     pub fn single(ip: IpAddr) -> Self {
         let prefix_len = match ip {
             IpAddr::V4(_) => 32,
@@ -66,13 +63,11 @@ impl Cidr {
     }
 
     /// Returns the first address.
-    #[must_use]
     pub fn first(self) -> IpAddr {
         self.base
     }
 
     /// Returns the last address.
-    #[must_use]
     pub fn last(self) -> IpAddr {
         let prefix = u32::from(self.prefix_len);
         match self.base {
@@ -88,25 +83,21 @@ impl Cidr {
     }
 
     /// Returns the number of leading bits that are fixed: 0..=32 or 0..=128.
-    #[must_use]
     pub fn prefix_len(self) -> u8 {
         self.prefix_len
     }
 
     /// Returns the family of the prefix.
-    #[must_use]
     pub fn family(self) -> Family {
         Family::of(self.base)
     }
 
     /// Returns whether `ip` is inside; false for the other family.
-    #[must_use]
     pub fn contains(self, ip: IpAddr) -> bool {
         Family::of(ip) == self.family() && self.first() <= ip && ip <= self.last()
     }
 
     /// Returns whether every address of `other` is inside.
-    #[must_use]
     pub fn covers(self, other: Self) -> bool {
         self.prefix_len <= other.prefix_len && self.contains(other.base)
     }
@@ -114,7 +105,6 @@ impl Cidr {
 
 /// Returns the number of addresses of a family that an API server gives to Services: of each range not the first one, and in
 /// IPv4 not the last one (KEP-1880). A range inside another one adds none.
-#[must_use]
 pub fn service_addresses(ranges: &BTreeSet<Cidr>, family: Family) -> u128 {
     let (bits, kept) = match family {
         Family::V4 => (32, 2),

@@ -16,7 +16,6 @@ pub struct ObjectHash(u128);
 impl ObjectHash {
     /// Hashes the encoded form of an object. The encoding contains kind and key, so equal hashes
     /// mean that kind, key and content are equal.
-    #[must_use]
     pub fn of(encoded: &[u8]) -> Self {
         let mut hasher = SipHasher13::new();
         hasher.write(encoded);
@@ -52,13 +51,11 @@ impl Digest {
     }
 
     /// Returns the digest for the wire: 16 bytes, big endian.
-    #[must_use]
     pub fn to_bytes(self) -> [u8; 16] {
         self.0.to_be_bytes()
     }
 
     /// Reads a digest from the wire.
-    #[must_use]
     pub fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(u128::from_be_bytes(bytes))
     }

@@ -29,7 +29,6 @@ pub enum Place {
 impl Place {
     /// Returns the place of a ServicePort at an address and port; `None` if it has none there. `own`: whether the
     /// address is one of the node's own.
-    #[must_use]
     pub fn find(port: &ServicePort, ip: IpAddr, number: u16, own: bool) -> Option<Self> {
         if number == port.port {
             if ip == port.cluster_ip {
@@ -133,7 +132,6 @@ pub struct Fate {
 }
 
 /// Returns the fate of a packet that a node handles. `endpoints` come from [`merge`](crate::select::merge).
-#[must_use]
 pub fn fate(
     port: &ServicePort,
     endpoints: &[Endpoint],

@@ -39,7 +39,6 @@ pub struct ObjectRef {
 
 impl ObjectRef {
     /// Creates a reference; an empty namespace or name stands for none.
-    #[must_use]
     pub fn new(
         kind: impl Into<String>,
         namespace: impl Into<String>,
@@ -86,7 +85,6 @@ pub struct Issue {
 
 impl Issue {
     /// Returns an error of the source as a whole.
-    #[must_use]
     pub fn of_source(code: Reason, reason: String) -> Self {
         Self {
             severity: Severity::Error,

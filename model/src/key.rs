@@ -23,13 +23,11 @@ pub struct NameParts {
 
 impl ServiceName {
     /// Creates a name from its two parts.
-    #[must_use]
     pub fn new(namespace: &str, name: &str) -> Self {
         Self::of(namespace.into(), name.into())
     }
 
     /// Creates a name from texts that others share.
-    #[must_use]
     pub fn of(namespace: Arc<str>, name: Arc<str>) -> Self {
         Self(Arc::new(NameParts { namespace, name }))
     }

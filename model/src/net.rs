@@ -19,7 +19,6 @@ impl Family {
     pub const ALL: [Self; 2] = [Self::V4, Self::V6];
 
     /// Returns the family of an address.
-    #[must_use]
     pub fn of(ip: IpAddr) -> Self {
         match ip {
             IpAddr::V4(_) => Self::V4,
@@ -28,7 +27,6 @@ impl Family {
     }
 
     /// Returns the name as Kubernetes writes it.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::V4 => "IPv4",
@@ -37,7 +35,6 @@ impl Family {
     }
 
     /// Returns the length of an address of this family in bytes: 4 or 16.
-    #[must_use]
     pub fn address_len(self) -> usize {
         match self {
             Self::V4 => 4,
@@ -68,7 +65,6 @@ impl Protocol {
     pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
 
     /// Returns the IANA protocol number, as found in `/etc/protocols` and in packets.
-    #[must_use]
     pub fn number(self) -> u8 {
         match self {
             Self::Tcp => 6,
@@ -78,13 +74,11 @@ impl Protocol {
     }
 
     /// Returns the protocol with this IANA number, or `None` when it is not TCP, UDP or SCTP.
-    #[must_use]
     pub fn from_number(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|p| p.number() == number)
     }
 
     /// Returns the name as Kubernetes writes it.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Tcp => "TCP",
@@ -221,7 +215,6 @@ pub fn allow_loopback_endpoints() {
 
 /// Returns the address at which a node's userspace proxy has its sockets, on `lo`. It is valid on the node only: "kp" and
 /// "kplane" in ASCII, in the ranges of link-local addresses of IPv4 and of private ones of IPv6.
-#[must_use]
 pub fn proxy_address(family: Family) -> IpAddr {
     match family {
         Family::V4 => Ipv4Addr::new(169, 254, 107, 112).into(),
@@ -234,7 +227,6 @@ const PROXY_V6: Ipv6Addr = Ipv6Addr::new(0xfd6b, 0x706c, 0x616e, 0x6500, 0, 0, 0
 /// Returns the reason why traffic must never be sent to an endpoint with this address, or `None` if it may. No Pod can
 /// have such an address. Behind most of them are programs of the node itself, or a cloud's metadata with the node's
 /// credentials (CVE-2021-25737), also in notations that wrap an IPv4 address.
-#[must_use]
 pub fn refused_endpoint_ip(ip: IpAddr) -> Option<&'static str> {
     if ip.is_loopback() && LOOPBACK.load(Relaxed) {
         return None;
@@ -307,7 +299,6 @@ fn wrapped(ip: Ipv6Addr) -> impl Iterator<Item = Ipv4Addr> {
 }
 
 /// Returns an address as a number, for arithmetic within its family.
-#[must_use]
 pub fn ip_bits(ip: IpAddr) -> u128 {
     match ip {
         IpAddr::V4(ip) => ip.to_bits().into(),
@@ -316,7 +307,6 @@ pub fn ip_bits(ip: IpAddr) -> u128 {
 }
 
 /// Returns the address of a number, or the family's last one if the number is too large.
-#[must_use]
 pub fn ip_from_bits(family: Family, bits: u128) -> IpAddr {
     match family {
         Family::V4 => IpAddr::V4(u32::try_from(bits).unwrap_or(u32::MAX).into()),

@@ -35,7 +35,6 @@ pub struct NodeFacts {
 
 impl NodeFacts {
     /// Returns the node's first address of a family (`primary` in `nodePortAddresses`, A21).
-    #[must_use]
     pub fn primary_address(&self, family: Family) -> Option<IpAddr> {
         self.addresses
             .iter()

@@ -63,7 +63,6 @@ pub enum PolicyKey {
 
 impl PolicyKey {
     /// Returns whether nodes share the object.
-    #[must_use]
     pub fn is_shared(&self) -> bool {
         !matches!(self, Self::Pod(_))
     }
@@ -112,7 +111,6 @@ pub enum PolicyObject {
 
 impl PolicyObject {
     /// Returns the object's identity.
-    #[must_use]
     pub fn key(&self) -> PolicyKey {
         match self {
             Self::Peer(peer) => PolicyKey::Peer(peer.address),
@@ -188,7 +186,6 @@ pub struct Policy {
 
 impl Policy {
     /// Returns the rules of a direction; `None` = the policy is not about it.
-    #[must_use]
     pub fn rules(&self, direction: Direction) -> Option<&[PolicyRule]> {
         match direction {
             Direction::Ingress => self.ingress.as_deref(),
@@ -350,7 +347,6 @@ impl PortActions {
     };
 
     /// Returns the action for a port.
-    #[must_use]
     pub fn action(&self, protocol: Protocol, port: u16) -> TierAction {
         let mut ranges = self.ranges.iter();
         let range =

@@ -34,7 +34,6 @@ pub enum DesiredKey {
 
 impl DesiredKey {
     /// Returns the ServicePort if this is one that nodes share.
-    #[must_use]
     pub fn service(&self) -> Option<&ServiceKey> {
         match self {
             Self::Service(key) => Some(key),
@@ -45,7 +44,6 @@ impl DesiredKey {
 
 impl DesiredObject {
     /// Returns the object's identity.
-    #[must_use]
     pub fn key(&self) -> DesiredKey {
         match self {
             Self::Service(program) => DesiredKey::Service(program.port.key.clone()),

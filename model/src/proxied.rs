@@ -24,7 +24,6 @@ impl Proxied {
     pub const MAX_WEIGHTS: usize = 64;
 
     /// Returns the weight of an endpoint.
-    #[must_use]
     pub fn weight(&self, endpoint: EndpointAddr) -> u16 {
         let ranges = self.weights.iter();
         let matching = ranges.filter(|(range, _)| range.contains(endpoint.ip));
@@ -68,13 +67,11 @@ impl Balance {
     ];
 
     /// Returns the way with this name.
-    #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|way| way.as_str() == name)
     }
 
     /// Returns the name.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::RoundRobin => "round-robin",
@@ -105,14 +102,12 @@ impl ProxyHeader {
     pub const ALL: [Self; 2] = [Self::V1, Self::V2];
 
     /// Returns the version with this name.
-    #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         let mut all = Self::ALL.into_iter();
         all.find(|version| version.as_str() == name)
     }
 
     /// Returns the name.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::V1 => "v1",

@@ -31,7 +31,6 @@ impl ProxyFailure {
     ];
 
     /// Returns the name for metrics and JSON.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::NoEndpoint => "no_endpoint",

@@ -20,7 +20,6 @@ pub enum ProxyNamespaces {
 
 impl ProxyNamespaces {
     /// Returns whether a Service of a namespace may ask.
-    #[must_use]
     pub fn allow(&self, namespace: &str) -> bool {
         match self {
             Self::None => false,
@@ -69,7 +68,6 @@ pub enum ProxyEndpoints {
 
 impl ProxyEndpoints {
     /// Returns whether an address is in the listed ranges, if there are any.
-    #[must_use]
     pub fn contain(&self, ip: IpAddr) -> bool {
         match self {
             Self::Pods | Self::Any => true,

@@ -25,20 +25,17 @@ const PORTS_A_RANGE: usize = 32;
 const DIGEST_BYTES: usize = 4;
 
 /// Returns the number of ranges for so many ServicePorts: a power of two between 16 and [`MAX_RANGES`].
-#[must_use]
 pub fn ranges_for(ports: usize) -> u16 {
     let wanted = (ports / PORTS_A_RANGE).next_power_of_two();
     u16::try_from(wanted).map_or(MAX_RANGES, |wanted| wanted.clamp(MIN_RANGES, MAX_RANGES))
 }
 
 /// Returns whether both sides can work with this number of ranges.
-#[must_use]
 pub fn is_number_of_ranges(count: u32) -> bool {
     count.is_power_of_two() && (u32::from(MIN_RANGES)..=u32::from(MAX_RANGES)).contains(&count)
 }
 
 /// Returns the range of a shared object among a number of ranges, which is a power of two.
-#[must_use]
 pub fn range_of(key: &DesiredKey, count: u16) -> u16 {
     let mut hasher = SipHasher13::new();
     match key {
@@ -123,13 +120,11 @@ pub struct RangeDigests(Box<[Digest]>);
 
 impl RangeDigests {
     /// Creates the digests of an empty set.
-    #[must_use]
     pub fn new(count: u16) -> Self {
         Self(vec![Digest::default(); usize::from(count)].into())
     }
 
     /// Returns the number of ranges.
-    #[must_use]
     pub fn count(&self) -> u16 {
         u16::try_from(self.0.len()).unwrap_or(MAX_RANGES)
     }
@@ -151,14 +146,12 @@ impl RangeDigests {
     }
 
     /// Returns the digests for the wire: the last 4 bytes of each.
-    #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let digests = self.0.iter().map(|digest| digest.to_bytes());
         digests.flat_map(|[.., a, b, c, d]| [a, b, c, d]).collect()
     }
 
     /// Returns the ranges that differ from digests from the wire; `None` if these are of another number of ranges.
-    #[must_use]
     pub fn differing(&self, other: &[u8]) -> Option<Ranges> {
         if other.len() != self.0.len() * DIGEST_BYTES {
             return None;
@@ -196,14 +189,12 @@ impl Ranges {
     }
 
     /// Returns whether a range is in the set.
-    #[must_use]
     pub fn contains(&self, range: u16) -> bool {
         let byte = self.bits.get(usize::from(range / 8));
         byte.is_some_and(|byte| byte >> (range % 8) & 1 == 1)
     }
 
     /// Returns whether the range of a key is in the set.
-    #[must_use]
     pub fn contain(&self, key: &DesiredKey) -> bool {
         self.contains(range_of(key, self.count()))
     }
@@ -214,19 +205,16 @@ impl Ranges {
     }
 
     /// Returns the number of ranges that a set may contain.
-    #[must_use]
     pub fn count(&self) -> u16 {
         u16::try_from(self.bits.len() * 8).unwrap_or(MAX_RANGES)
     }
 
     /// Returns the set for the wire.
-    #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         self.bits.clone()
     }
 
     /// Reads a set from the wire; `None` if it is not of a [number of ranges](is_number_of_ranges).
-    #[must_use]
     pub fn from_bytes(bits: &[u8]) -> Option<Self> {
         let count = u32::try_from(bits.len() * 8).ok()?;
         is_number_of_ranges(count).then(|| Self {

@@ -20,7 +20,6 @@ macro_rules! reasons {
             pub const ALL: &'static [Self] = &[$(Self::$name,)+];
 
             /// Returns the name, such as `NoEndpointSlice`.
-            #[must_use]
             pub const fn code(self) -> &'static str {
                 match self {
                     $(Self::$name => stringify!($name),)+

@@ -97,7 +97,6 @@ const USUAL: [(RangeInclusive<u16>, Protocol, Holder); 12] = {
 };
 
 /// Returns the program that usually listens at a port of a node's address. An operator may know better.
-#[must_use]
 pub fn usual_holder(protocol: Protocol, port: u16) -> Option<Holder> {
     let mut usual = USUAL.iter();
     let known = usual.find(|(range, of, _)| *of == protocol && range.contains(&port));
@@ -114,7 +113,6 @@ pub struct PortRange {
 
 impl PortRange {
     /// Creates a range of one port.
-    #[must_use]
     pub fn single(port: u16) -> Self {
         Self {
             first: port,
@@ -123,7 +121,6 @@ impl PortRange {
     }
 
     /// Returns whether a port is inside.
-    #[must_use]
     pub fn contains(self, port: u16) -> bool {
         RangeInclusive::new(self.first, self.last).contains(&port)
     }
@@ -179,7 +176,6 @@ impl ReservedPorts {
     }
 
     /// Returns the holder of a port, if the port is reserved.
-    #[must_use]
     pub fn holder(&self, protocol: Protocol, port: u16) -> Option<Holder> {
         let mut rules = self.rules.iter();
         let (_, _, holder) = rules.find(|(range, only, _)| {

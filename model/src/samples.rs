@@ -24,7 +24,6 @@ use crate::service::{ServicePort, TrafficPolicy};
 
 impl ServiceKey {
     /// Returns the key of a Service's port `http`, TCP over IPv4.
-    #[must_use]
     pub fn sample(namespace: &str, name: &str) -> Self {
         Self::from(KeyParts {
             service: ServiceName::new(namespace, name),
@@ -37,7 +36,6 @@ impl ServiceKey {
 
 impl NodeFacts {
     /// Returns a Node of which only the name is known.
-    #[must_use]
     pub fn sample(name: &str) -> Self {
         Self {
             name: name.into(),
@@ -49,7 +47,6 @@ impl NodeFacts {
 
 impl ServicePort {
     /// Returns port 80 of a ClusterIP, 10.96.0.1 or fd96::1, that has nothing else.
-    #[must_use]
     pub fn sample(key: ServiceKey) -> Self {
         let cluster_ip = match key.family {
             Family::V4 => IpAddr::V4(Ipv4Addr::new(10, 96, 0, 1)),
@@ -75,7 +72,6 @@ impl ServicePort {
 
 impl ServiceProgram {
     /// Returns a ServicePort with these endpoints, and no others that serve.
-    #[must_use]
     pub fn sample(port: ServicePort, endpoints: Vec<EndpointAddr>) -> Self {
         Self {
             port,
@@ -88,7 +84,6 @@ impl ServiceProgram {
 
 impl LocalEndpoints {
     /// Returns ready endpoints of a ServicePort on a node.
-    #[must_use]
     pub fn sample(key: ServiceKey, endpoints: impl IntoIterator<Item = EndpointAddr>) -> Self {
         let ready = |addr| LocalEndpoint { addr, ready: true };
         Self {

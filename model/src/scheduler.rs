@@ -18,19 +18,16 @@ impl IpvsScheduler {
     pub const ROUND_ROBIN: Self = Self("rr");
 
     /// Returns the scheduler with this name.
-    #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|known| *known == name).map(Self)
     }
 
     /// Returns the scheduler's name.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         self.0
     }
 
     /// Returns all names, human-readable.
-    #[must_use]
     pub fn names() -> String {
         Self::ALL.join(", ")
     }

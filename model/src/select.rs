@@ -21,7 +21,6 @@ mod tests;
 /// When slices disagree about an address, the later one counts. The earlier one counts if only the
 /// later one is terminating: a pod's address may be reused while the old pod's slice still names it
 /// (A27).
-#[must_use]
 pub fn merge(endpoints: impl IntoIterator<Item = Endpoint>) -> Vec<Endpoint> {
     let mut merged = BTreeMap::<EndpointAddr, Endpoint>::new();
     for endpoint in endpoints {
@@ -63,7 +62,6 @@ const MAX_SERVING_OTHERS: usize = 1 << 16;
 
 impl Variants {
     /// Returns the endpoints of a node: its own variant, else its zone's, else the default.
-    #[must_use]
     pub fn resolve(&self, node: &str, zone: Option<&str>) -> &[EndpointAddr] {
         self.by_node
             .get(node)
@@ -74,7 +72,6 @@ impl Variants {
     /// Returns the endpoints that serve but are not in `variant` (F2); `siblings` is the number of
     /// variants of the same kind. Empty when the lists of all siblings would have more than 65,536
     /// entries together, as with same-node hints and endpoints on hundreds of nodes.
-    #[must_use]
     pub fn serving_others(&self, variant: &[EndpointAddr], siblings: usize) -> Vec<EndpointAddr> {
         if self.serving.len().saturating_mul(siblings) > MAX_SERVING_OTHERS {
             return Vec::new();
@@ -87,7 +84,6 @@ impl Variants {
 }
 
 /// Selects cluster endpoints for all nodes at once (B2, B3, B4). `endpoints` come from [`merge`].
-#[must_use]
 pub fn variants(port: &ServicePort, endpoints: &[Endpoint]) -> Variants {
     let has_any = endpoints.iter().any(Endpoint::is_usable);
     let serving = serving(port, endpoints);
@@ -154,7 +150,6 @@ fn addrs<'a>(endpoints: impl Iterator<Item = &'a Endpoint>) -> Vec<EndpointAddr>
 }
 
 /// Returns the usable endpoints of every node that has some (B5; see [`crate::LocalEndpoints`]).
-#[must_use]
 pub fn local_by_node(endpoints: &[Endpoint]) -> BTreeMap<NodeName, Vec<LocalEndpoint>> {
     let mut by_node = BTreeMap::<NodeName, Vec<LocalEndpoint>>::new();
     for endpoint in endpoints.iter().filter(|e| e.is_usable()) {
@@ -183,7 +178,6 @@ pub enum Lead {
 /// Returns why the rules of some node lead new connections to one of these endpoints; `None` if no node's do. The answer
 /// is exact for the endpoints that policy Cluster allows, except that it counts the nodes of all zones, also of zones
 /// without nodes. For policy Local it is exact. `endpoints` come from [`merge`].
-#[must_use]
 pub fn lead(
     port: &ServicePort,
     endpoints: &[Endpoint],
@@ -235,7 +229,6 @@ pub struct Categorized {
 }
 
 /// Selects endpoints for one node. `endpoints` come from [`merge`].
-#[must_use]
 pub fn categorize(
     port: &ServicePort,
     endpoints: &[Endpoint],

@@ -54,7 +54,6 @@ pub struct ServicePort {
 impl ServicePort {
     /// Returns whether the port is reachable from outside the cluster: it has a node port,
     /// load-balancer or external address (A14).
-    #[must_use]
     pub fn externally_accessible(&self) -> bool {
         self.node_port.is_some()
             || !self.load_balancer_ips.is_empty()
@@ -62,13 +61,11 @@ impl ServicePort {
     }
 
     /// Returns whether some traffic may reach endpoints anywhere (A14).
-    #[must_use]
     pub fn uses_cluster_endpoints(&self) -> bool {
         self.internal_policy == TrafficPolicy::Cluster || self.externally_accessible()
     }
 
     /// Returns whether some traffic may reach endpoints on the node only (A14).
-    #[must_use]
     pub fn uses_local_endpoints(&self) -> bool {
         self.internal_policy == TrafficPolicy::Local
             || (self.external_policy == TrafficPolicy::Local && self.externally_accessible())
@@ -98,7 +95,6 @@ pub struct Endpoint {
 
 impl Endpoint {
     /// Creates a ready endpoint without node or hints, for builders and tests.
-    #[must_use]
     pub fn ready(addr: EndpointAddr) -> Self {
         Self {
             addr,
@@ -114,13 +110,11 @@ impl Endpoint {
 
     /// Returns whether the endpoint is not ready, but still answers while it shuts down. Such
     /// endpoints are used only where nothing is ready (B3, B5).
-    #[must_use]
     pub fn is_draining(&self) -> bool {
         !self.ready && self.serving && self.terminating
     }
 
     /// Returns whether the endpoint is ready or draining. Serving alone is never enough (B7).
-    #[must_use]
     pub fn is_usable(&self) -> bool {
         self.ready || self.is_draining()
     }

@@ -13,7 +13,6 @@ thread_local! {
 
 /// Returns a text that many objects have, such as a node's name or a namespace: they share one copy, which takes neither
 /// memory nor an allocation for each. A thread remembers 4,096 texts.
-#[must_use]
 pub fn shared(text: &str) -> Arc<str> {
     SEEN.with_borrow_mut(|seen| {
         if let Some(known) = seen.get(text) {

@@ -5,7 +5,6 @@ const MAX_QUOTED: usize = 300;
 
 /// Returns whether a character of foreign text is not shown as itself: it controls the terminal, or it reorders or hides what
 /// is around it (Unicode's bidirectional and other format characters).
-#[must_use]
 pub fn is_hidden(c: char) -> bool {
     c.is_control()
         || matches!(
@@ -23,7 +22,6 @@ pub fn is_hidden(c: char) -> bool {
 
 /// Makes foreign text fit for kplane's own lines: without hidden characters, and limited in
 /// length.
-#[must_use]
 pub fn one_line(text: &str) -> String {
     let words = text.split(|c: char| c.is_whitespace() || is_hidden(c));
     let words: Vec<_> = words.filter(|word| !word.is_empty()).collect();

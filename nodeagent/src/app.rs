@@ -371,7 +371,7 @@ async fn connect(
             let transport = Grpc::remote(endpoints, own.dialer(), credentials).with_list(list);
             Ok((transport, None))
         }
-        Source::InProcess(channel) => Ok((Grpc::memory(channel), None)),
+        Source::InProcess(service) => Ok((Grpc::in_process(service), None)),
         Source::Standalone {
             origin,
             status,
@@ -399,7 +399,7 @@ async fn connect(
             let start = config.inside.ok_or(BuildError::NoControlPlane)?;
             let running = start(inside).await.map_err(BuildError::ControlPlane)?;
             tasks.spawn(async move { running.ended.await.map_err(TaskError::ControlPlane) });
-            Ok((Grpc::memory(running.channel), running.status))
+            Ok((Grpc::in_process(running.service), running.status))
         }
     }
 }
@@ -435,26 +435,22 @@ where
 
 impl Bound {
     /// Returns a receiver of the engine's latest report.
-    #[must_use]
     pub fn reports(&self) -> watch::Receiver<Report> {
         self.engine.reports()
     }
 
     /// Returns a receiver of the state of the connection to the control plane.
-    #[must_use]
     pub fn connection(&self) -> watch::Receiver<Connection> {
         self.connection.clone()
     }
 
     /// Returns a receiver of kube-proxy's configuration as it is in effect. The configuration
     /// changes with its file (I3).
-    #[must_use]
     pub fn configuration(&self) -> watch::Receiver<Arc<KubeProxyConfiguration>> {
         self.configuration.clone()
     }
 
     /// Returns the token that ends the agent; [`Bound::wait`] returns when the agent has ended.
-    #[must_use]
     pub fn shutdown_token(&self) -> CancellationToken {
         self.shutdown.clone()
     }

@@ -118,7 +118,6 @@ impl Desk {
 
 impl Cache {
     /// Creates a cache in a folder. The folder itself is created at the first write.
-    #[must_use]
     pub fn new(folder: &Path, node: NodeName) -> Self {
         let place = Storage::File(folder.join(file_name(&node)));
         Self {
@@ -135,7 +134,6 @@ impl Cache {
     }
 
     /// Creates a cache in memory, which is written at once and without a thread: for simulations.
-    #[must_use]
     pub fn in_memory(content: Memory, node: NodeName) -> Self {
         let place = Storage::Memory(content);
         Self {

@@ -70,7 +70,6 @@ pub struct Prober {
 }
 
 /// Creates both sides of a canary.
-#[must_use]
 pub fn channel(service: ServiceName) -> (Canary, Prober) {
     let (addresses, held) = watch::channel(None);
     let (verdict, told) = watch::channel(Verdict::Unknown);

@@ -44,7 +44,6 @@ pub struct Done {
 }
 
 /// Runs the cleanup in the calling thread's network namespace. Blocks. Safe to repeat.
-#[must_use]
 pub fn run(task: &Cleanup) -> Done {
     let mut done = Done::default();
     if !task.backend.describe().programs_kernel && !task.kube_proxy {

@@ -165,7 +165,6 @@ pub type View<'a> = (&'a ServiceProgram, Option<&'a LocalEndpoints>);
 
 impl Desired {
     /// Creates an empty state with a limit on how much may go at once.
-    #[must_use]
     pub fn new(guard: CliffGuard) -> Self {
         Self {
             guard,
@@ -174,7 +173,6 @@ impl Desired {
     }
 
     /// Returns the position of the state in effect; `None` before there is one.
-    #[must_use]
     pub fn position(&self) -> Option<Position> {
         let last = self.positions.last().copied();
         last.filter(|_| self.standing != Standing::Remembered)
@@ -182,7 +180,6 @@ impl Desired {
 
     /// Returns the state from which the control plane may continue; `None` asks for a snapshot. A state
     /// that is only remembered will do.
-    #[must_use]
     pub fn resume(&self) -> Option<Resume> {
         let position = self.positions.last().filter(|_| self.exact)?;
         Some(Resume {
@@ -192,19 +189,16 @@ impl Desired {
     }
 
     /// Returns the digest of all objects that the control plane sent.
-    #[must_use]
     pub fn digest(&self) -> Digest {
         self.digest
     }
 
     /// Returns the confidence of the last update, and why the control plane's data is not complete.
-    #[must_use]
     pub fn confidence(&self) -> (Confidence, &str) {
         (self.confidence.0, &self.confidence.1)
     }
 
     /// Returns the facts of the node, if the control plane sent any.
-    #[must_use]
     pub fn node(&self) -> Option<&NodeFacts> {
         match self.objects.get(&DesiredKey::Node)?.object.as_deref()? {
             DesiredObject::Node(node) => Some(node),
@@ -214,7 +208,6 @@ impl Desired {
 
     /// Returns the node's own address of each family as the Node object last named it, which may be gone by now. The
     /// cache file has it, too.
-    #[must_use]
     pub fn last_known(&self) -> [Option<IpAddr>; 2] {
         self.last_known
     }
@@ -228,7 +221,6 @@ impl Desired {
     }
 
     /// Returns one ServicePort; `None` when it does not exist (any more).
-    #[must_use]
     pub fn service(&self, key: &ServiceKey) -> Option<View<'_>> {
         let slot = self.objects.get(&DesiredKey::Service(key.clone()))?;
         let DesiredObject::Service(program) = slot.object.as_deref()? else {
@@ -266,7 +258,6 @@ impl Desired {
     }
 
     /// Returns the totals of a family.
-    #[must_use]
     pub fn counts(&self, family: Family) -> Counts {
         self.counts[family as usize]
     }

@@ -290,43 +290,36 @@ impl Engine {
     }
 
     /// Returns a receiver of the latest report.
-    #[must_use]
     pub fn reports(&self) -> watch::Receiver<Report> {
         self.reports.clone()
     }
 
     /// Returns the name of the backend.
-    #[must_use]
     pub fn backend(&self) -> &'static Description {
         self.backend
     }
 
     /// Returns what the backend has in the data path.
-    #[must_use]
     pub fn serving(&self) -> Option<Serving> {
         self.serving
     }
 
     /// Returns the way to the backend's userspace proxy.
-    #[must_use]
     pub fn proxy(&self) -> ProxyHandle {
         self.proxy.clone()
     }
 
     /// Returns the counts of deleted stale conntrack entries.
-    #[must_use]
     pub fn conntrack(&self) -> ConntrackCounts {
         self.conntrack.clone()
     }
 
     /// Returns the pulse, which shows whether the thread hangs.
-    #[must_use]
     pub fn pulse(&self) -> Pulse {
         self.pulse.clone()
     }
 
     /// Returns the packets that NetworkPolicies deny.
-    #[must_use]
     pub fn denials(&self) -> Denials {
         self.denials.clone()
     }

@@ -83,7 +83,6 @@ pub struct Outcomes {
 
 impl Outcomes {
     /// Returns how many answers were 200, and how many 503.
-    #[must_use]
     pub fn counts(&self) -> [(u16, u64); 2] {
         [
             (200, self.ok.load(Ordering::Relaxed)),
@@ -104,7 +103,6 @@ impl Outcomes {
 
 impl Health {
     /// Returns whether packets are served as desired, whatever the state of the node.
-    #[must_use]
     pub fn is_healthy(&self) -> bool {
         is_healthy(&self.reports.borrow(), Instant::now())
     }

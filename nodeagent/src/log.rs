@@ -50,7 +50,8 @@ fn directives(verbosity: u32) -> &'static str {
     match verbosity {
         0..=3 => "info",
         4..=5 => {
-            "info,kp_nodeagent=debug,kp_controlplane=debug,kplane_operate=debug,kplane_fleet=debug,kplane_picture=debug"
+            "info,kp_nodeagent=debug,kplane_dataplane=debug,kplane_userproxy=debug,kplane_http=debug,kp_controlplane=debug,\
+             kplane_operate=debug,kplane_fleet=debug,kplane_picture=debug"
         }
         _ => "debug,kp_nodeagent=trace",
     }

@@ -90,7 +90,6 @@ fn finding(
 }
 
 /// Makes all checks. `backend` is the one that the configuration asks for, and `notes` say what else it would do.
-#[must_use]
 pub fn run(
     backend: Kind,
     settings: &backend::Settings,

@@ -12,7 +12,6 @@ pub(crate) struct Busy<'a>(&'a Pulse);
 
 impl Pulse {
     /// Returns how long the current work has taken so far.
-    #[must_use]
     pub fn busy_for(&self, now: Instant) -> Option<Duration> {
         let since = *self.lock();
         since.map(|since| now.saturating_duration_since(since))

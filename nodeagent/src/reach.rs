@@ -26,7 +26,6 @@ const PATIENCE: Duration = Duration::from_millis(500);
 pub type Reach = Arc<dyn Fn(pb::ReachQuestion) -> BoxFuture<'static, pb::Reached> + Send + Sync>;
 
 /// Tries to connect to all nodes of a question at once.
-#[must_use]
 pub fn reach(question: pb::ReachQuestion) -> BoxFuture<'static, pb::Reached> {
     async move {
         let nodes = question.nodes.iter().take(NODES);

@@ -139,7 +139,6 @@ pub struct Failure {
 
 impl Failure {
     /// Returns the failure of a node that is served from the cache file.
-    #[must_use]
     pub fn stale(since_ms: u64) -> Self {
         Self {
             object: None,
@@ -154,7 +153,6 @@ impl Failure {
     }
 
     /// Returns the failure of an invalid object.
-    #[must_use]
     pub fn rejected(object: Option<&DesiredKey>, reject: &Reject) -> Self {
         let reason = match object {
             Some(_) => reject.reason.clone(),
@@ -278,7 +276,6 @@ impl Report {
     }
 
     /// Returns the report on the wire, without the fields that only the stream knows.
-    #[must_use]
     pub fn to_wire(&self) -> pb::Report {
         let epoch = self.held.map_or(0, |held| held.epoch);
         // A position of another epoch means nothing in this one.
@@ -442,7 +439,6 @@ pub(crate) fn time(ms: u64) -> String {
 }
 
 /// Returns microseconds, the unit of the wire format.
-#[must_use]
 pub fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }

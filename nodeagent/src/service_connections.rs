@@ -53,7 +53,6 @@ struct Port {
 
 impl ServiceConnections {
     /// Creates a counter that also remembers who connections are from and to.
-    #[must_use]
     pub fn with_edges() -> Self {
         let edges = Some((Edges::default(), Instant::now()));
         Self(Mutex::new(ConnectionCounts {

@@ -87,7 +87,6 @@ impl Mailbox {
 
 /// Creates both ends. The publisher goes to the engine; the rest becomes [`Servers`] once there is
 /// a [`Health`].
-#[must_use]
 pub fn channel() -> (Publisher, Unconnected) {
     let mailbox = Arc::new(Mailbox::default());
     let (report, failures) = watch::channel(Vec::new());
@@ -104,7 +103,6 @@ pub struct Unconnected {
 
 impl Unconnected {
     /// Returns the servers. They open nothing before they run.
-    #[must_use]
     pub fn connect(self, health: Health, counters: Arc<Counters>) -> Servers {
         Servers::new(self, health, counters)
     }

@@ -55,7 +55,6 @@ pub struct Surroundings {
 
 impl Surroundings {
     /// Examines the network namespace of the calling thread; `root` is the root of the file system.
-    #[must_use]
     pub fn look(root: &Path, backend: Kind, obstacles: &mut Obstacles) -> Self {
         if let Err(error) = obstacles.refresh() {
             tracing::debug!(%error, "cannot read the chains of nf_tables");
@@ -123,7 +122,6 @@ pub struct Finding {
 }
 
 /// Returns what the facts mean for a node that serves Services of these families. Allocates nothing if all is well.
-#[must_use]
 pub fn findings(
     seen: &Surroundings,
     node: Option<&NodeFacts>,
@@ -236,7 +234,6 @@ fn bridges(seen: &Surroundings, family: Family) -> Option<Finding> {
 }
 
 /// Returns what keeps NetworkPolicies from holding on a node that has some.
-#[must_use]
 pub fn unenforced(seen: &Surroundings) -> Option<Finding> {
     let passing = Family::ALL.into_iter();
     let mut passing = passing.filter(|family| seen.bridges_pass_by[*family as usize]);

@@ -85,7 +85,6 @@ pub struct Identity {
 
 impl Identity {
     /// Creates the identity of an agent that starts now.
-    #[must_use]
     pub fn new(node: NodeName, mode_unset: bool) -> Self {
         Self {
             node,
@@ -148,7 +147,6 @@ enum State {
 
 impl<T: Transport> Client<T> {
     /// Creates a client that is not connected yet.
-    #[must_use]
     pub fn new(transport: T, identity: Identity, engine: Engine) -> Self {
         let disconnected = Connection {
             since_ms: now_ms(),
@@ -190,7 +188,6 @@ impl<T: Transport> Client<T> {
     }
 
     /// Returns a receiver of the connection's state.
-    #[must_use]
     pub fn connection(&self) -> watch::Receiver<Connection> {
         self.connection.subscribe()
     }

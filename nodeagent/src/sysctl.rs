@@ -91,7 +91,6 @@ impl File {
 
 impl Wanted {
     /// Returns the file, relative to the root of the file system.
-    #[must_use]
     pub fn path(&self) -> PathBuf {
         self.file.path()
     }
@@ -100,7 +99,6 @@ impl Wanted {
 impl ConntrackSettings {
     /// Returns the values that the kernel must hold on a machine with this number of processors, in
     /// the order in which they are written.
-    #[must_use]
     pub fn wanted(&self, cores: usize) -> Vec<Wanted> {
         let max = self.max_entries(cores);
         let liberal = u64::from(self.tcp_be_liberal);
@@ -203,7 +201,6 @@ pub struct SysctlOutcome {
 
 /// Writes the settings that are not as wanted, below `root` (`/` but in tests). An error with one
 /// setting does not keep the others from being set.
-#[must_use]
 pub fn apply(root: &Path, settings: &ConntrackSettings, cores: usize) -> SysctlOutcome {
     let mut outcome = SysctlOutcome::default();
     for wanted in settings.wanted(cores) {

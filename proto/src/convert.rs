@@ -35,7 +35,6 @@ pub struct ConvertError {
 
 impl ConvertError {
     /// Creates an error about one field.
-    #[must_use]
     pub fn new(field: &'static str, reason: impl Into<String>) -> Self {
         Self {
             field,

@@ -29,7 +29,6 @@ pub enum Unreadable {
 }
 
 /// Packs objects, each encoded, for `Update.packed`.
-#[must_use]
 pub fn pack(objects: Vec<Bytes>) -> Vec<u8> {
     let piece = Update {
         objects,

@@ -30,7 +30,6 @@ const SYNC: &str = "/kplane.v1.AgentService/Sync";
 pub const PREFIX: usize = 5;
 
 /// Returns a message with gRPC's prefix, as streams yield it.
-#[must_use]
 pub fn frame(message: &impl Message) -> Bytes {
     let length = message.encoded_len();
     let mut framed = BytesMut::with_capacity(PREFIX + length);
@@ -143,7 +142,6 @@ pub struct AgentServiceServer<T>(Arc<T>);
 
 impl<T> AgentServiceServer<T> {
     /// Creates a server.
-    #[must_use]
     pub fn new(service: T) -> Self {
         Self(Arc::new(service))
     }

@@ -136,20 +136,17 @@ impl Chart {
 }
 
 /// Returns the folder of the chart.
-#[must_use]
 pub fn folder() -> PathBuf {
     root().join("deploy/chart")
 }
 
 /// Returns the root of the checkout.
-#[must_use]
 pub fn root() -> &'static Path {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
     tests.parent().unwrap_or(tests)
 }
 
 /// Returns all combinations of the main values, and the other settings.
-#[must_use]
 pub fn combinations() -> BTreeSet<Vec<&'static str>> {
     let mut all = vec![Vec::new()];
     for choices in MAIN_VALUES {

@@ -158,7 +158,6 @@ impl Fleet {
     }
 
     /// Returns the folder with certificates.
-    #[must_use]
     pub fn certs(&self) -> &std::path::Path {
         &self.places.certs
     }
@@ -212,13 +211,11 @@ impl Fleet {
     }
 
     /// Returns the violations so far: none, unless there is a bug.
-    #[must_use]
     pub fn violated(&self) -> Violated {
         self.world.meter.violated()
     }
 
     /// Returns the number of objects that the first agent holds.
-    #[must_use]
     pub fn objects(&self) -> usize {
         self.agents.first().map_or(0, |agent| agent.held().len())
     }

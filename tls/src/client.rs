@@ -63,7 +63,6 @@ pub struct ClientFiles {
 
 impl ClientFiles {
     /// Returns the files that options name; `None` without authorities.
-    #[must_use]
     pub fn of_options(
         authorities: Option<&PathBuf>,
         certificate: Option<&PathBuf>,

@@ -17,13 +17,11 @@ pub trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Wire for S {}
 
 /// Returns a URL's host without the brackets of an IPv6 address.
-#[must_use]
 pub fn bare(host: &str) -> &str {
     host.trim_start_matches('[').trim_end_matches(']')
 }
 
 /// Returns whether a URL's host is this machine, so that plain text to it leaves no machine.
-#[must_use]
 pub fn is_this_machine(host: &str) -> bool {
     let ip = bare(host).parse::<IpAddr>();
     host == "localhost" || ip.is_ok_and(|ip| ip.to_canonical().is_loopback())

@@ -35,7 +35,6 @@ pub(crate) fn validity(identity: &dyn ResolvesClientCert) -> Option<Validity> {
 }
 
 /// Returns the error of a handshake in words, if there are better ones; or else the error itself.
-#[must_use]
 pub fn explain(error: io::Error) -> io::Error {
     explain_to(error, None, now())
 }

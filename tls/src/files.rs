@@ -121,7 +121,6 @@ pub struct KeyPair {
 
 impl KeyPair {
     /// Returns the files `NAME.crt` and `NAME.key` of a folder.
-    #[must_use]
     pub fn in_folder(folder: &Path, name: &str) -> Self {
         Self {
             certificate: folder.join(format!("{name}.crt")),
@@ -198,7 +197,6 @@ pub struct ServerPems {
 
 impl ServerPems {
     /// Returns the time at which the certificate ends. `None` if it cannot be read.
-    #[must_use]
     pub fn ends_at(&self) -> Option<SystemTime> {
         let chain = certificates(&self.place, &self.chain).ok()?;
         ends_at(chain.first()?)
@@ -227,7 +225,6 @@ impl ServerPems {
 }
 
 /// Returns the bytes in DER of the first certificate in PEM.
-#[must_use]
 pub fn der(certificate: &str) -> Option<Vec<u8>> {
     let certificate = CertificateDer::from_pem_slice(certificate.as_bytes()).ok()?;
     Some(certificate.to_vec())

@@ -40,7 +40,6 @@ struct Latest<C> {
 }
 
 /// Creates a publisher, and a channel that delivers its follower together with the first configuration.
-#[must_use]
 pub fn published<C>() -> (Publisher<C>, oneshot::Receiver<Follower<C>>) {
     let (first, follower) = oneshot::channel();
     let publisher = Publisher {
@@ -110,13 +109,11 @@ impl<C: Send + Sync + 'static> Follower<C> {
     }
 
     /// Returns the latest configuration.
-    #[must_use]
     pub fn current(&self) -> Arc<C> {
         Arc::clone(&self.current.borrow().config)
     }
 
     /// Returns the time at which the certificate of the latest configuration ends, if it has one.
-    #[must_use]
     pub fn ends_at(&self) -> Option<SystemTime> {
         self.current.borrow().ends_at
     }

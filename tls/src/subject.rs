@@ -19,7 +19,6 @@ pub struct Subject {
 }
 
 /// Returns the time at which a certificate in DER ends. `None` if it cannot be parsed.
-#[must_use]
 pub fn ends_at(certificate: &[u8]) -> Option<SystemTime> {
     let Validity { until, .. } = Validity::of(certificate)?;
     SystemTime::UNIX_EPOCH.checked_add(until)
@@ -49,7 +48,6 @@ impl Validity {
 impl Subject {
     /// Reads the subject of a certificate in DER. `None` if the certificate cannot be parsed or has no single
     /// common name.
-    #[must_use]
     pub fn of(certificate: &[u8]) -> Option<Self> {
         let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
         let subject = certificate.subject();
@@ -70,7 +68,6 @@ impl Subject {
 
     /// Returns the subject of a node, in the form of kubelet's certificates: `CN=system:node:NAME`,
     /// `O=system:nodes`.
-    #[must_use]
     pub fn of_node(name: &str) -> Self {
         Self {
             name: format!("{NODE}{name}"),
@@ -79,13 +76,11 @@ impl Subject {
     }
 
     /// Returns whether the name or a group is that of a node, even if the other is not.
-    #[must_use]
     pub fn is_of_node(&self) -> bool {
         self.name.starts_with(NODE) || self.groups.iter().any(|group| group == NODES)
     }
 
     /// Returns the node that the certificate names, in the form of [`Subject::of_node`].
-    #[must_use]
     pub fn node(&self) -> Option<&str> {
         let node = self.name.strip_prefix(NODE).filter(|node| !node.is_empty());
         node.filter(|_| self.groups.iter().any(|group| group == NODES))

@@ -21,7 +21,6 @@ impl Token {
     pub const MAX_BYTES: usize = 12 * 1024;
 
     /// Checks that a text can be sent as a token: visible ASCII without spaces, and not too long.
-    #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let fits = (1..=Self::MAX_BYTES).contains(&text.len());
         let plain = text.bytes().all(|byte| byte.is_ascii_graphic());
@@ -45,7 +44,6 @@ impl Token {
     }
 
     /// Reads the token in the value of the header `authorization`. `None` for other schemes.
-    #[must_use]
     pub fn of_header(value: &str) -> Option<Self> {
         let scheme = value.get(..SCHEME.len())?;
         // RFC 9110, section 11.1: the scheme's case does not matter.
@@ -66,7 +64,6 @@ impl Token {
     }
 
     /// Returns the text.
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }

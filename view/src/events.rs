@@ -40,7 +40,6 @@ impl EventListView {
 }
 
 /// Returns the tone of a kind of events.
-#[must_use]
 pub fn tone(kind: &str) -> Tone {
     match kind {
         "NodeLost" | "NodeSuspected" | "NodeFailing" | "ProblemAppeared" | "Held" => Tone::Bad,

@@ -58,7 +58,6 @@ fn clean(text: &str) -> String {
 
 /// Writes the hidden characters of a text for programs as JSON's escapes. JSON stays the same value; in other formats the
 /// escape is what a reader sees.
-#[must_use]
 pub fn visible(text: String) -> String {
     let is_hidden = |c: char| c != '\n' && c != '\t' && is_hidden(c);
     if !text.contains(is_hidden) {

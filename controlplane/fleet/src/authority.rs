@@ -97,7 +97,6 @@ type Configs = (Arc<ServerConfig>, Arc<ClientConfig>, Option<SystemTime>);
 impl Authority {
     /// Creates an authority whose objects are in a namespace. `client_ca` names a file of further authorities of
     /// clients. The objects are read again at `interval`.
-    #[must_use]
     pub fn new(
         api: Arc<Api>,
         namespace: &str,
@@ -125,13 +124,11 @@ impl Authority {
     }
 
     /// Returns the list of all replicas, which is filled while the authority [keeps](Self::keep) its objects.
-    #[must_use]
     pub fn listed(&self) -> Listed {
         Listed::new(&self.service_name(), self.addresses.subscribe())
     }
 
     /// Returns the name that every serving certificate has.
-    #[must_use]
     pub fn service_name(&self) -> String {
         format!("{SERVICE}.{}.svc", self.namespace)
     }

@@ -97,7 +97,6 @@ pub enum CertsError {
 }
 
 /// Runs a command of the program.
-#[must_use]
 pub fn main(command: &Command) -> ExitCode {
     match run(command) {
         Ok(files) => {

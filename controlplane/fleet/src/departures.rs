@@ -102,7 +102,6 @@ impl Departures {
     }
 
     /// Returns the latest answers with their numbers, oldest first.
-    #[must_use]
     pub fn latest(&self) -> Vec<(u64, Arc<pb::Departure>)> {
         self.lock().all.iter().cloned().collect()
     }

@@ -189,7 +189,6 @@ pub struct Door {
 
 impl Door {
     /// Creates a door; `what` names the kind of connections, human-readable.
-    #[must_use]
     pub fn new(what: &'static str, limits: Limits) -> Arc<Self> {
         Arc::new(Self {
             what,
@@ -207,13 +206,11 @@ impl Door {
     }
 
     /// Returns the kind of connections, human-readable.
-    #[must_use]
     pub fn what(&self) -> &'static str {
         self.what
     }
 
     /// Returns the protection at the moment.
-    #[must_use]
     pub fn cover(&self) -> Cover {
         *self.cover.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -224,7 +221,6 @@ impl Door {
     }
 
     /// Returns the counters.
-    #[must_use]
     pub fn counts(&self) -> Counts {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let (open, waiting) = self.book().sizes();

@@ -62,7 +62,6 @@ impl Draining {
     }
 
     /// Returns whether agents are asked to leave.
-    #[must_use]
     pub fn is_on(&self) -> bool {
         self.0.borrow().is_some()
     }
@@ -73,7 +72,6 @@ impl Draining {
     }
 
     /// Returns the message that sends an agent away.
-    #[must_use]
     pub fn farewell(&self) -> pb::ComeBackLater {
         let until = self.0.borrow().map(|window| window.until);
         let rest = until.map(|until| until.saturating_duration_since(Instant::now()));

@@ -164,14 +164,12 @@ impl Fleet {
     }
 
     /// Returns a receiver that is notified of every change.
-    #[must_use]
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
     /// Returns the agents by node. The lock is held only while pointers are copied, so streams wait no longer than
     /// that.
-    #[must_use]
     pub fn records(&self) -> BTreeMap<NodeName, Arc<AgentRecord>> {
         let records: Vec<_> = {
             let agents = self.lock();
@@ -184,7 +182,6 @@ impl Fleet {
     }
 
     /// Returns the record of a node's agent.
-    #[must_use]
     pub fn record(&self, node: &str) -> Option<Arc<AgentRecord>> {
         let agents = self.lock();
         let agent = agents.by_node.get(node)?;
@@ -192,13 +189,11 @@ impl Fleet {
     }
 
     /// Returns the number of agents that are remembered.
-    #[must_use]
     pub fn agents(&self) -> usize {
         self.lock().by_node.len()
     }
 
     /// Returns the time over which agents spread reports of progress, in milliseconds; 0 = they report at once.
-    #[must_use]
     pub fn report_within_ms(&self) -> u32 {
         let agents = u32::try_from(self.agents()).unwrap_or(u32::MAX);
         Some(agents / REPORTS_PER_MS)
@@ -207,7 +202,6 @@ impl Fleet {
     }
 
     /// Returns whether an agent that is remembered is not connected.
-    #[must_use]
     pub fn any_gone(&self) -> bool {
         let agents = self.lock();
         let mut all = agents.by_node.values();
@@ -215,7 +209,6 @@ impl Fleet {
     }
 
     /// Returns the nodes whose agents have virtual servers.
-    #[must_use]
     pub fn with_servers(&self) -> Vec<NodeName> {
         let agents = self.lock();
         let all = agents.by_node.iter();
@@ -224,7 +217,6 @@ impl Fleet {
     }
 
     /// Returns the nodes whose agents serve objects that the picture does not name, sorted.
-    #[must_use]
     pub fn holding(&self) -> Vec<NodeName> {
         let agents = self.lock();
         let all = agents.by_node.iter();
@@ -237,7 +229,6 @@ impl Fleet {
     }
 
     /// Asks an agent. The receiver fails if the agent has too many questions, or has gone.
-    #[must_use]
     pub fn ask(&self, node: &NodeName, inspect: Arc<Inspect>) -> oneshot::Receiver<Inspection> {
         let (answer, answered) = oneshot::channel();
         let question = Question { inspect, answer };
@@ -382,7 +373,6 @@ impl Session {
     }
 
     /// Returns where the stream notes what it sends.
-    #[must_use]
     pub fn dispatch(&self) -> Arc<Dispatch> {
         Arc::clone(&self.dispatch)
     }

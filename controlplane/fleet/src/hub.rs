@@ -178,13 +178,11 @@ impl Hub {
     }
 
     /// Returns a receiver of the index's latest summary.
-    #[must_use]
     pub fn summary(&self) -> watch::Receiver<Arc<Summary>> {
         self.summary.clone()
     }
 
     /// Returns the problems with the input and with the API server that it comes from, sorted.
-    #[must_use]
     pub fn issues(&self) -> Arc<Vec<Issue>> {
         let input = Arc::clone(&self.summary.borrow().issues);
         let upstream = self.upstream.issues();
@@ -204,20 +202,17 @@ impl Hub {
     }
 
     /// Returns whether the source knows all nodes. If so, an agent's name must be a Node's.
-    #[must_use]
     pub fn names_are_nodes(&self) -> bool {
         self.source == kubernetes::NAME
     }
 
     /// Returns whether a name is certainly no Node: all Nodes are known, and none has it.
-    #[must_use]
     pub fn lacks_node(&self, name: &str) -> bool {
         let knows_all = self.names_are_nodes() && self.store.head().borrow().synced;
         knows_all && !self.store.knows(name)
     }
 
     /// Returns whether this replica runs in the zone of a node; `None` if either zone is not known.
-    #[must_use]
     pub fn is_in_zone_of(&self, node: &str) -> Option<bool> {
         let own = self.store.zone(self.own_node.get()?)?;
         Some(self.store.zone(node)? == own)
@@ -226,7 +221,6 @@ impl Hub {
     /// Returns the time for which changes at the source's origin may have been missed: since the
     /// stalest kind was known to be current, or since the source's last message. Zero before the
     /// source begins.
-    #[must_use]
     pub fn upstream_age(&self) -> Duration {
         let heard = || self.summary.borrow().heard_at.map(|at| at.elapsed());
         self.upstream.age().or_else(heard).unwrap_or_default()

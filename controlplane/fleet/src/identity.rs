@@ -119,7 +119,6 @@ impl Identity {
     }
 
     /// Returns the node for which the caller may speak. `accounts` are the user names of agents' ServiceAccounts.
-    #[must_use]
     pub fn node(&self, accounts: &[String]) -> Option<&str> {
         match &self.proof {
             Proof::Certificate | Proof::ListedToken => self.subject.node(),
@@ -133,7 +132,6 @@ impl Identity {
     }
 
     /// Returns the node to which the identity's token is bound.
-    #[must_use]
     pub fn binding(&self) -> Option<&NodeBinding> {
         match &self.proof {
             Proof::ApiToken { node, .. } => node.as_ref(),

@@ -34,7 +34,6 @@ pub struct Patience {
 
 impl Patience {
     /// Returns the patience that is the same for one agent and for all.
-    #[must_use]
     pub const fn all(within: Duration) -> Self {
         let each = within;
         Self { each, within }

@@ -161,7 +161,6 @@ pub struct TooMany;
 
 impl Orders {
     /// Returns the order that freezes a node.
-    #[must_use]
     pub fn frozen(&self, node: &NodeName) -> Option<&Order> {
         let own = self.latest.get(&Scope::Node(node.to_string()));
         let all = self.latest.get(&Scope::All);
@@ -305,7 +304,6 @@ impl Orders {
     }
 
     /// Writes the document.
-    #[must_use]
     pub fn write(&self) -> String {
         let document = Document {
             version: VERSION,

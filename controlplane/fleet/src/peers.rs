@@ -106,7 +106,6 @@ impl Collected {
 
 impl Peers {
     /// Creates the questions of the replica with this epoch; `None` if the configuration names no other replicas.
-    #[must_use]
     pub fn new(
         epoch: u64,
         config: &Config,

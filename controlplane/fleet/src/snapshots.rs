@@ -88,7 +88,6 @@ impl Snapshots {
     }
 
     /// Returns the counts.
-    #[must_use]
     pub fn counts(&self) -> SnapshotCounts {
         self.lock().counts
     }

@@ -73,37 +73,31 @@ impl Suspects {
     }
 
     /// Returns the mode.
-    #[must_use]
     pub fn mode(&self) -> Mode {
         self.mode.get().copied().unwrap_or_default()
     }
 
     /// Returns the suspected nodes.
-    #[must_use]
     pub fn now(&self) -> Arc<Suspicions> {
         Arc::clone(&self.now.borrow())
     }
 
     /// Returns a receiver of the suspected nodes.
-    #[must_use]
     pub fn changes(&self) -> channel::Receiver<Arc<Suspicions>> {
         self.now.subscribe()
     }
 
     /// Returns the Nodes on which other replicas run that were heard lately.
-    #[must_use]
     pub fn replicas(&self) -> Vec<NodeName> {
         self.shared.nodes()
     }
 
     /// Returns the number of suspicions so far.
-    #[must_use]
     pub fn begun(&self) -> u64 {
         self.begun.load(Ordering::Relaxed)
     }
 
     /// Returns why a node is suspected, human-readable.
-    #[must_use]
     pub fn of(&self, node: &NodeName) -> Option<String> {
         let now = self.now.borrow();
         let suspicion = now.nodes.get(node)?;
@@ -119,7 +113,6 @@ impl Suspects {
     }
 
     /// Returns an issue for each suspected node, and one if nobody is suspected for a reason.
-    #[must_use]
     pub(crate) fn issues(&self) -> Vec<Issue> {
         let now = self.now();
         let issue = |name: &str, reason| Issue {

@@ -50,7 +50,6 @@ pub struct TraceFlags {
 
 impl TraceFlags {
     /// Returns the configuration; `None` = no traces.
-    #[must_use]
     pub fn config(&self) -> Option<Config> {
         Some(Config {
             collector: self.otlp_endpoint.clone()?,

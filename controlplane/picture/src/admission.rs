@@ -92,7 +92,6 @@ impl Reserved {
 
     /// Reserves ports for a control plane that listens at `listeners` on a machine with the
     /// addresses `own`, and for agents with their default ports.
-    #[must_use]
     pub fn new(listeners: &[SocketAddr], own: &[IpAddr]) -> Self {
         Self::empty()
             .with_listeners(Holder::ControlPlane, listeners, own)
@@ -152,7 +151,6 @@ impl Reserved {
     }
 
     /// Returns the holder of a port on a node's address.
-    #[must_use]
     pub fn holder_on_node(&self, ip: IpAddr, protocol: Protocol, port: u16) -> Option<Holder> {
         let is_excepted = || self.excepted.iter().any(|place| place.contains(ip, port));
         let usual = || usual_holder(protocol, port).filter(|_| !is_excepted());
@@ -161,13 +159,11 @@ impl Reserved {
 
     /// Returns the holder of a node port. The range of node ports is the operator's choice, so that only programs count
     /// that are certainly there.
-    #[must_use]
     pub fn holder_of_node_port(&self, protocol: Protocol, port: u16) -> Option<Holder> {
         self.on_nodes.holder(protocol, port)
     }
 
     /// Returns the holder of a port on an address that need not be a node's.
-    #[must_use]
     pub fn holder_at(&self, ip: IpAddr, protocol: Protocol, port: u16) -> Option<Holder> {
         self.elsewhere.get(&ip)?.holder(protocol, port)
     }
@@ -252,7 +248,6 @@ impl FromStr for ReservedPlace {
 
 /// Returns the addresses of this machine or pod: the addresses of its interfaces, and the one from
 /// the environment. Loopback and link-local addresses are left out, since no Service may have them.
-#[must_use]
 pub fn own_addresses() -> Vec<IpAddr> {
     let named = std::env::var(POD_IP).ok();
     let named = named.and_then(|text| parse_ip(&text).ok());

@@ -37,7 +37,6 @@ pub struct Bucket {
 
 impl<K: Eq + Hash> Buckets<K> {
     /// Creates buckets for at most `most` callers.
-    #[must_use]
     pub fn new(rate: Rate, most: usize) -> Self {
         Self {
             rate,
@@ -83,7 +82,6 @@ impl<K: Eq + Hash> Buckets<K> {
     }
 
     /// Returns the number of callers that are remembered.
-    #[must_use]
     pub fn callers(&self) -> usize {
         self.by_caller.len()
     }
@@ -91,7 +89,6 @@ impl<K: Eq + Hash> Buckets<K> {
 
 impl Bucket {
     /// Creates a full bucket.
-    #[must_use]
     pub fn new(rate: Rate) -> Self {
         Self {
             rate,

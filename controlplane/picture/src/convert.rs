@@ -63,7 +63,6 @@ pub enum ExternalIps {
 impl ExternalIps {
     /// Converts the flags: whether Services may have external addresses, and within which ranges;
     /// no ranges = all.
-    #[must_use]
     pub fn new(allowed: bool, within: Vec<Cidr>) -> Self {
         match (allowed, within.is_empty()) {
             (false, _) => Self::Nothing,

@@ -55,7 +55,6 @@ pub struct Dialer {
 
 impl Dialer {
     /// Creates a dialer with a mark; 0 = none.
-    #[must_use]
     pub fn new(mark: u32) -> Self {
         Self { mark }
     }
@@ -79,7 +78,6 @@ impl Dialer {
 
     /// Returns a connector to these addresses, whatever the URL names. With a TLS configuration, the server's
     /// certificate must have `server_name`, or else the URL's host.
-    #[must_use]
     pub fn to(
         self,
         addresses: Vec<SocketAddr>,
@@ -164,7 +162,6 @@ pub async fn resolve(url: &Uri) -> io::Result<Vec<SocketAddr>> {
 }
 
 /// Returns the IP address of a URL whose host is one.
-#[must_use]
 pub fn literal(url: &Uri) -> Option<IpAddr> {
     let host = bare(url.host()?);
     host.parse().ok().map(|ip: IpAddr| ip.to_canonical())

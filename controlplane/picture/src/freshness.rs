@@ -26,13 +26,11 @@ impl Freshness {
     }
 
     /// Returns the versions of a kind; `None` if it has none.
-    #[must_use]
     pub fn of(&self, kind: Kind) -> Option<Versions> {
         self.0.get(&kind).copied()
     }
 
     /// Returns the kinds that differ from what a stream has sent, for the wire.
-    #[must_use]
     pub fn news(&self, told: &Self) -> Vec<pb::KindVersion> {
         let kinds = self.0.iter();
         let news = kinds.filter(|(kind, versions)| told.0.get(kind) != Some(versions));

@@ -182,7 +182,6 @@ pub struct Outcome {
 
 impl Index {
     /// Creates an empty index.
-    #[must_use]
     pub fn new(admission: Admission) -> Self {
         Self {
             external_ips: admission.external_ips,
@@ -213,7 +212,6 @@ impl Index {
     }
 
     /// Returns whether every kind has been listed completely (Z3).
-    #[must_use]
     pub fn is_synced(&self) -> bool {
         match self.policies {
             Some(_) => self.resync.has(&Kind::WITH_POLICIES),
@@ -222,7 +220,6 @@ impl Index {
     }
 
     /// Returns the totals of what is published.
-    #[must_use]
     pub fn totals(&self) -> Totals {
         let counts = self.policies.as_ref().map(Policies::counts);
         let counts = counts.unwrap_or_default();
@@ -234,7 +231,6 @@ impl Index {
     }
 
     /// Returns all problems with the input, sorted.
-    #[must_use]
     pub fn issues(&self) -> Vec<Issue> {
         let objects = self.object_issues.values().flatten();
         let services = self.service_issues.values().flatten();

@@ -3,13 +3,15 @@
 //! The agent's program names the function that starts it ([`Start`]), so that the agent's library does not need the
 //! control plane, and a program without it is smaller.
 
+use std::convert::Infallible;
 use std::error::Error;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use futures_util::future::BoxFuture;
 use kplane_model::NodeName;
-use tonic::transport::Channel;
+use tonic::body::Body;
+use tower::util::BoxCloneSyncService;
 
 use crate::admission::Admission;
 use crate::index::CliffGuard;
@@ -26,7 +28,6 @@ pub enum Origin {
 
 impl Origin {
     /// Returns the origin's name in the status API.
-    #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
             Self::Manifests(_) => "manifests",
@@ -52,10 +53,13 @@ pub struct Inside {
     pub guard: CliffGuard,
 }
 
+/// The control plane's gRPC service, called as a function: there is no connection, and no HTTP/2.
+pub type Service = BoxCloneSyncService<http::Request<Body>, http::Response<Body>, Infallible>;
+
 /// A running control plane.
 pub struct Running {
-    /// Connection for the agent.
-    pub channel: Channel,
+    /// Service for the agent.
+    pub service: Service,
     /// Address of the status API.
     pub status: Option<SocketAddr>,
     /// Ends with the control plane; the error is that of the part that failed.

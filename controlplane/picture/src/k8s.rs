@@ -77,7 +77,6 @@ impl Kind {
     ];
 
     /// Returns the name as Kubernetes writes it.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Service => "Service",
@@ -92,7 +91,6 @@ impl Kind {
     }
 
     /// Returns the supported `apiVersion`.
-    #[must_use]
     pub fn api_version(self) -> &'static str {
         match self {
             Self::Service | Self::Node | Self::Namespace | Self::Pod => "v1",
@@ -103,14 +101,12 @@ impl Kind {
     }
 
     /// Returns whether objects of this `apiVersion` can be read.
-    #[must_use]
     pub fn reads(self, api_version: &str) -> bool {
         let is_beta = api_version == "policy.networking.k8s.io/v1beta1";
         api_version == self.api_version() || self == Self::ClusterNetworkPolicy && is_beta
     }
 
     /// Returns whether objects of this kind live in a namespace.
-    #[must_use]
     pub fn is_namespaced(self) -> bool {
         match self {
             Self::Service | Self::EndpointSlice | Self::NetworkPolicy | Self::Pod => true,
@@ -159,7 +155,6 @@ pub enum Object {
 
 impl Object {
     /// Returns the kind.
-    #[must_use]
     pub fn kind(&self) -> Kind {
         match self {
             Self::Service(_) => Kind::Service,
@@ -174,7 +169,6 @@ impl Object {
     }
 
     /// Returns the metadata.
-    #[must_use]
     pub fn metadata(&self) -> &ObjectMeta {
         match self {
             Self::Service(o) => &o.metadata,
@@ -189,7 +183,6 @@ impl Object {
     }
 
     /// Returns the identity; a namespaced object without a namespace is in `default`.
-    #[must_use]
     pub fn id(&self) -> ObjectId {
         let kind = self.kind();
         let meta = self.metadata();
@@ -233,7 +226,6 @@ pub struct ObjectMeta {
 impl ObjectMeta {
     /// Returns the namespace of an object of `kind`: empty for cluster-wide kinds, else the written
     /// one or `default`.
-    #[must_use]
     pub fn namespace_of(&self, kind: Kind) -> Arc<str> {
         match &self.namespace {
             _ if !kind.is_namespaced() => "".into(),
@@ -243,7 +235,6 @@ impl ObjectMeta {
     }
 
     /// Returns a label's value.
-    #[must_use]
     pub fn label(&self, name: &str) -> Option<&Arc<str>> {
         self.labels.as_ref()?.get(name)
     }

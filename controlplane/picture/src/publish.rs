@@ -65,7 +65,6 @@ pub struct Published {
 
 impl Published {
     /// Selects among the endpoints of a ServicePort, which are [merged](kplane_model::select::merge).
-    #[must_use]
     pub fn new(port: ServicePort, endpoints: &[Endpoint]) -> Self {
         Self {
             variants: variants(&port, endpoints),
@@ -101,7 +100,6 @@ pub struct Publication {
 
 impl Publication {
     /// Returns a change that was observed now and that no trigger led to, for tests and benchmarks.
-    #[must_use]
     pub fn sample(services: Vec<(ServiceKey, Option<Published>)>, nodes: Vec<NodeFacts>) -> Self {
         Self {
             services,

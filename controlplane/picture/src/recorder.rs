@@ -61,13 +61,11 @@ impl Recorder {
     }
 
     /// Returns the latest changes of a Service, newest first.
-    #[must_use]
     pub fn of(&self, service: &ServiceName, limit: usize) -> Found {
         lock(&self.changes).of(service, limit)
     }
 
     /// Returns the Services that changed most, the busiest first, and the time from which on changes count.
-    #[must_use]
     pub fn busiest(&self, limit: usize) -> (Vec<Busy>, u64) {
         lock(&self.changes).busiest(limit)
     }
@@ -78,13 +76,11 @@ impl Recorder {
     }
 
     /// Returns the newest events after a number, oldest first, and the time from which on the record is complete.
-    #[must_use]
     pub fn noticed(&self, after: u64, limit: usize) -> (Vec<Notice>, u64) {
         lock(&self.notices).after(after, limit)
     }
 
     /// Returns the size of the record.
-    #[must_use]
     pub fn size(&self) -> Size {
         let (changes, of_changes) = lock(&self.changes).size();
         let (notices, of_notices) = lock(&self.notices).size();

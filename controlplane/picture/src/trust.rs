@@ -26,7 +26,6 @@ pub enum Trust {
 
 impl Trust {
     /// Returns the reason why the picture is incomplete; empty otherwise.
-    #[must_use]
     pub fn doubt(&self) -> &str {
         match self {
             Self::Partial(doubt) => doubt,
@@ -35,7 +34,6 @@ impl Trust {
     }
 
     /// Returns whether objects may be missing.
-    #[must_use]
     pub fn is_partial(&self) -> bool {
         matches!(self, Self::Partial(_))
     }
@@ -79,7 +77,6 @@ impl Default for Belief {
 
 impl Belief {
     /// Creates the belief in a picture that second lists of these kinds together confirm.
-    #[must_use]
     pub fn confirmed_by(confirming: &'static [Kind]) -> Self {
         Self {
             confirming,
@@ -120,7 +117,6 @@ impl Belief {
     }
 
     /// Returns the resulting trust.
-    #[must_use]
     pub fn trust(&self) -> Trust {
         let open: Vec<&str> = self.open().collect();
         match open.len() {

@@ -67,7 +67,6 @@ pub struct PolicySummary {
 
 impl Policies {
     /// Returns the numbers of objects.
-    #[must_use]
     pub fn counts(&self) -> PolicyCounts {
         PolicyCounts {
             policies: self.policies.len(),
@@ -98,7 +97,6 @@ impl Policies {
     }
 
     /// Returns a policy, and the Pods that it selects.
-    #[must_use]
     pub fn policy(&self, name: &PolicyName) -> Option<PolicyFacts> {
         let entry = self.policies.get(name)?;
         let mut names: Vec<_> = self.selected(entry).cloned().collect();
@@ -113,7 +111,6 @@ impl Policies {
     }
 
     /// Returns the policies that select a Pod, sorted; `None` = there is no such Pod with an address of its own.
-    #[must_use]
     pub fn policies_of(&self, pod: &PodName) -> Option<Vec<PolicyName>> {
         let labels = &self.pods.get(pod)?.labels;
         let policies = self.policies.of_pod(&pod.namespace, labels).into_iter();
@@ -121,13 +118,11 @@ impl Policies {
     }
 
     /// Returns the Pod that has an address.
-    #[must_use]
     pub fn pod_at(&self, address: IpAddr) -> Option<&PodName> {
         self.pods.of_address(address)
     }
 
     /// Returns the time at which a Pod was created, as Kubernetes writes it; `None` = not known.
-    #[must_use]
     pub fn created(&self, pod: &PodName) -> Option<&Arc<str>> {
         self.pods.get(pod)?.created.as_ref()
     }
@@ -138,7 +133,6 @@ impl Policies {
     }
 
     /// Returns a Pod's node.
-    #[must_use]
     pub fn node_of(&self, pod: &PodName) -> Option<&NodeName> {
         Some(&self.pods.get(pod)?.node)
     }
@@ -156,7 +150,6 @@ impl Policies {
     }
 
     /// Returns how many decisions of ClusterNetworkPolicies are too large. Everything that they are about is denied.
-    #[must_use]
     pub fn overlarge_decisions(&self) -> usize {
         self.tiers.too_large.len()
     }
@@ -173,7 +166,6 @@ impl Policies {
     }
 
     /// Returns a ClusterNetworkPolicy, and the Pods that it selects.
-    #[must_use]
     pub fn cluster_policy(&self, name: &str) -> Option<ClusterPolicyFacts> {
         let policy = self.tiers.policies.get(name)?;
         let mut names: Vec<_> = self.subjects(policy).cloned().collect();

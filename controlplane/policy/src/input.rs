@@ -82,7 +82,6 @@ pub struct TierRule {
 
 impl ClusterPolicy {
     /// Returns the rules of a direction.
-    #[must_use]
     pub fn rules(&self, direction: Direction) -> &[TierRule] {
         match direction {
             Direction::Ingress => &self.ingress,
@@ -125,7 +124,6 @@ pub enum Requirement {
 
 impl Selector {
     /// Returns whether an object with these labels is selected.
-    #[must_use]
     pub fn selects(&self, labels: &Labels) -> bool {
         self.holds(|key| labels.get(key))
     }

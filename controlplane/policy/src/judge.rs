@@ -40,7 +40,6 @@ pub struct Judgement {
 
 impl Judgement {
     /// Returns whether the connection comes about.
-    #[must_use]
     pub fn is_allowed(&self) -> bool {
         [&self.egress, &self.ingress].map(Verdict::is_allowed) == [true; 2]
     }
@@ -85,7 +84,6 @@ pub struct Ruling {
 
 impl Verdict {
     /// Returns whether the connection is allowed.
-    #[must_use]
     pub fn is_allowed(&self) -> bool {
         match self {
             Self::Itself | Self::NotIsolated | Self::Allowed { .. } => true,
@@ -112,7 +110,6 @@ pub(crate) struct Port<'a> {
 impl Policies {
     /// Returns what the policies say about a new connection to a port. Addresses and port are those that the Pods see
     /// (NP14).
-    #[must_use]
     pub fn judge(&self, from: &End, to: &End, protocol: Protocol, port: u16) -> Judgement {
         let (mut source, mut destination) = (self.find(from), self.find(to));
         let (of_source, of_destination) = (source.families(), destination.families());

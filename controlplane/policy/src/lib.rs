@@ -50,7 +50,6 @@ pub struct PolicyChanges {
 
 impl PolicyChanges {
     /// Returns whether there are none.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.shared.is_empty() && self.pods.is_empty()
     }

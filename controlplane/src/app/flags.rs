@@ -93,7 +93,6 @@ fn parse_account(text: &str) -> Result<String, String> {
 impl TlsFlags {
     /// Returns the protection of the gRPC ports. In a pod the control plane makes its own certificates, unless the
     /// operator says otherwise.
-    #[must_use]
     pub fn protection(&self, in_cluster: bool) -> Protection {
         let pair = self
             .tls_cert_file
@@ -120,7 +119,6 @@ impl TlsFlags {
     }
 
     /// Returns how callers are identified, and who decides on their rights.
-    #[must_use]
     pub fn identity(&self) -> identity::GateConfig {
         identity::GateConfig {
             agent_accounts: self.agent_service_account.clone(),

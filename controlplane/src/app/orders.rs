@@ -36,7 +36,6 @@ pub struct StateFlags {
 
 impl StateFlags {
     /// Returns the place of the orders of a control plane that keeps its own objects in a namespace, if that is known.
-    #[must_use]
     pub fn state(&self, namespace: Option<String>) -> State {
         State {
             file: self.state_file.clone(),
@@ -46,7 +45,6 @@ impl StateFlags {
 }
 
 /// Returns the namespace of the pod in which this process runs.
-#[must_use]
 pub fn pod_namespace() -> Option<String> {
     let file = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
     let namespace = std::fs::read_to_string(file).ok()?;

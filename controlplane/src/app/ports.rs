@@ -126,8 +126,11 @@ fn server() -> Server {
 }
 
 pub(super) fn agent_router(hub: &Arc<Hub>, gate: &Arc<Gate>) -> Router {
-    let service = AgentServiceServer::new(AgentServer::new(Arc::clone(hub), Arc::clone(gate)));
-    server().add_service(service)
+    server().add_service(agent_service(hub, gate))
+}
+
+pub(super) fn agent_service(hub: &Arc<Hub>, gate: &Arc<Gate>) -> AgentServiceServer<AgentServer> {
+    AgentServiceServer::new(AgentServer::new(Arc::clone(hub), Arc::clone(gate)))
 }
 
 pub(super) async fn status_router(

@@ -20,7 +20,8 @@ use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tonic::Streaming;
-use tonic::transport::Channel;
+use tonic::body::Body;
+use tonic::client::GrpcService;
 
 use crate::support::{hello, sync, synced};
 
@@ -54,12 +55,12 @@ struct Stream {
 
 impl Stream {
     async fn open(bound: &Bound, node: &str, resume: Option<pb::ResumeToken>) -> Self {
-        let mut client = AgentServiceClient::new(bound.connect_in_memory());
+        let mut client = AgentServiceClient::new(bound.in_process());
         Self::over(&mut client, node, resume).await
     }
 
     async fn over(
-        client: &mut AgentServiceClient<Channel>,
+        client: &mut AgentServiceClient<impl GrpcService<Body, ResponseBody = Body>>,
         node: &str,
         resume: Option<pb::ResumeToken>,
     ) -> Self {

@@ -352,7 +352,7 @@ async fn what_is_no_agent_is_told_so() {
     for (first, code, text) in cases {
         let (send, outbound) = mpsc::channel(1);
         send.send(first).await.unwrap();
-        let mut client = AgentServiceClient::new(bound.connect_in_memory());
+        let mut client = AgentServiceClient::new(bound.in_process());
         let mut stream = client
             .sync(ReceiverStream::new(outbound))
             .await

@@ -23,6 +23,8 @@ use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::body::Body;
+use tonic::client::GrpcService;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Status, Streaming};
 
@@ -74,13 +76,13 @@ pub(crate) type Ends = (mpsc::Sender<AgentMessage>, Streaming<ServerMessage>);
 
 /// Opens an agent's stream within this process.
 pub(crate) async fn open(bound: &Bound, hello: Hello) -> Ends {
-    let mut client = AgentServiceClient::new(bound.connect_in_memory());
+    let mut client = AgentServiceClient::new(bound.in_process());
     sync(&mut client, hello).await.unwrap()
 }
 
 /// Opens an agent's stream.
 pub(crate) async fn sync(
-    client: &mut AgentServiceClient<Channel>,
+    client: &mut AgentServiceClient<impl GrpcService<Body, ResponseBody = Body>>,
     hello: Hello,
 ) -> Result<Ends, Status> {
     let (send, outbound) = mpsc::channel(4);

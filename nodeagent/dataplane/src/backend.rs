@@ -223,7 +223,6 @@ pub struct Backend {
 impl Backend {
     /// Returns a backend whose kernel reports nothing, and which leaves nothing that could be taken for
     /// kube-proxy's.
-    #[must_use]
     pub fn new(description: &'static Description, sides: [Box<dyn Side>; 2]) -> Self {
         Self {
             description,
@@ -407,7 +406,6 @@ impl Kind {
     ];
 
     /// Returns the backend of this name.
-    #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL
             .into_iter()
@@ -415,7 +413,6 @@ impl Kind {
     }
 
     /// Returns the facts that hold for the backend on every machine.
-    #[must_use]
     pub const fn describe(self) -> &'static Description {
         match self {
             Self::Nftables => &nftables::DESCRIPTION,
@@ -428,7 +425,6 @@ impl Kind {
     }
 
     /// Returns the backend as one that serves, with the kind of iptables in which each family's chains are.
-    #[must_use]
     pub const fn serving(self, flavours: [Option<iptables::Flavour>; 2]) -> Serving {
         let description = self.describe();
         Serving {

@@ -3,7 +3,6 @@
 use std::error::Error;
 
 /// Returns an error with all its causes, on one line.
-#[must_use]
 pub fn chain(error: &(dyn Error + 'static)) -> String {
     let mut line = error.to_string();
     let mut source = error.source();

@@ -78,7 +78,6 @@ enum Item {
 /// Finds the leftovers of kube-proxy, and those of kplane's backends that do not serve any more. Without
 /// leftovers, this costs a few questions to the kernel and, where iptables is installed, one listing of each
 /// of its kinds.
-#[must_use]
 pub fn find(serving: Serving) -> Leftovers {
     let mut found = find_but_ipvs(serving, keeps(serving.description), rules::KEEP_NONE);
     if !serving.description.has_virtual_servers {
@@ -89,7 +88,6 @@ pub fn find(serving: Serving) -> Leftovers {
 
 /// Finds the same leftovers, without those that connections through IPVS may need: virtual servers,
 /// addresses, sets, and the chain that closes all other ports of these addresses.
-#[must_use]
 pub fn find_sparing(serving: Serving) -> Leftovers {
     let backend = serving.description;
     let keeps = match backend.shares_names && !backend.has_virtual_servers {
@@ -113,7 +111,6 @@ fn find_but_ipvs(serving: Serving, keeps: Keeps, elsewhere: Keeps) -> Leftovers 
 
 /// Finds kplane's objects of a mode. In modes iptables and ipvs, these have kube-proxy's names, so all
 /// objects with these names count as kplane's.
-#[must_use]
 pub fn ours(kind: Kind, settings: &Settings) -> Leftovers {
     let mut found = Leftovers::default();
     let backend = kind.describe();
@@ -135,7 +132,6 @@ pub fn ours(kind: Kind, settings: &Settings) -> Leftovers {
 }
 
 /// Finds kplane's objects that have names of its own, in any mode.
-#[must_use]
 pub fn own_names() -> Leftovers {
     let mut found = Leftovers::default();
     found.find_own_names();
@@ -143,7 +139,6 @@ pub fn own_names() -> Leftovers {
 }
 
 /// Finds all objects of kube-proxy, without those that count as [`ours`] in that mode.
-#[must_use]
 pub fn kube_proxys(kind: Kind) -> Leftovers {
     let mut found = Leftovers::default();
     found.find_tables();
@@ -170,7 +165,6 @@ pub fn all_tables() -> Result<Vec<String>, NetlinkError> {
 }
 
 /// Returns the node ports that rules of kube-proxy's mode iptables serve, if there is a program to list them.
-#[must_use]
 pub fn node_ports() -> BTreeSet<u16> {
     iptables::listings()
         .iter()
@@ -304,7 +298,6 @@ impl Leftovers {
     }
 
     /// Returns the objects that could not be checked.
-    #[must_use]
     pub fn problems(&self) -> &[Problem] {
         &self.problems
     }
@@ -312,7 +305,6 @@ impl Leftovers {
     /// Returns whether a kube-proxy has written rules for Services. Its canary and empty chains are there long before,
     /// if it has to wait for the API server; mode nftables makes its table with all rules in it. Rules that this
     /// image has no program to list count as written.
-    #[must_use]
     pub fn serve(&self) -> bool {
         let unseen = |problem: &Problem| matches!(problem, Problem::Unseen { .. });
         let serves = |item: &Item| match item {
@@ -325,13 +317,11 @@ impl Leftovers {
     }
 
     /// Returns whether nothing to remove was found.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
     }
 
     /// Removes everything, each step independent of the others. Safe to repeat.
-    #[must_use]
     pub fn remove(self) -> Removal {
         let mut outcome = Removal {
             removed: Vec::new(),

@@ -129,7 +129,6 @@ impl Enforcer {
     /// Returns an enforcer that knows nothing yet, for the tables beside a backend
     /// ([`Backend::policies`](crate::backend::Backend::policies)). Connections live on, whatever policies say later:
     /// see [`Enforcer::cut_connections`].
-    #[must_use]
     pub fn new(tables: PolicyTables) -> Self {
         Self {
             tables,
@@ -208,14 +207,12 @@ impl Enforcer {
     }
 
     /// Returns the number of [`Enforcer::readiness`]'s descriptor, which differs for each; 0 = there is none.
-    #[must_use]
     pub fn generation(&self) -> u64 {
         self.tables.generation()
     }
 
     /// Returns a descriptor that is readable when there are reports of the kernel to read; `None` if the backend's
     /// notifications cover the tables, or there is no table yet.
-    #[must_use]
     pub fn readiness(&self) -> Option<OwnedFd> {
         self.tables.readiness()
     }
@@ -232,7 +229,6 @@ impl Enforcer {
     }
 
     /// Returns the sizes of what a family enforces.
-    #[must_use]
     pub fn counts(&self, family: Family) -> PolicyCounts {
         self.sides[family as usize].content.counts()
     }

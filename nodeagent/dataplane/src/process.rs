@@ -48,7 +48,6 @@ pub enum RunError {
 
 impl RunError {
     /// Returns whether the program complained about a missing privilege.
-    #[must_use]
     pub(crate) fn is_denied(&self) -> bool {
         let signs = ["Permission denied", "Operation not permitted"];
         matches!(self, Self::Failed { complaint, .. } if signs.iter().any(|s| complaint.contains(s)))

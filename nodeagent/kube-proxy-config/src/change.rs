@@ -31,7 +31,6 @@ pub struct Change {
 }
 
 /// Returns which changes of `wanted` can be applied.
-#[must_use]
 pub fn change(running: &KubeProxyConfiguration, wanted: &KubeProxyConfiguration) -> Change {
     let is_live = |field: &String| match &**field {
         "detectLocalMode" => [running, wanted]

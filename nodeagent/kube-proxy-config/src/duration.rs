@@ -44,26 +44,22 @@ impl GoDuration {
     pub const ZERO: Self = Self(0);
 
     /// Creates a duration from nanoseconds.
-    #[must_use]
     pub const fn from_nanos(nanos: i64) -> Self {
         Self(nanos)
     }
 
     /// Creates a duration from seconds.
-    #[must_use]
     pub const fn from_secs(seconds: u32) -> Self {
         // No overflow is possible: 32 bits of seconds are 62 bits of nanoseconds.
         Self(seconds as i64 * SECOND as i64)
     }
 
     /// Converts to the standard library's type; returns `None` for a negative duration.
-    #[must_use]
     pub fn to_std(self) -> Option<Duration> {
         u64::try_from(self.0).ok().map(Duration::from_nanos)
     }
 
     /// Returns whether the duration is negative.
-    #[must_use]
     pub fn is_negative(self) -> bool {
         self.0 < 0
     }

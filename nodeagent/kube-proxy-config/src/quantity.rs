@@ -25,7 +25,6 @@ impl Default for Quantity {
 
 impl Quantity {
     /// Parses a quantity; returns `None` for text that is not one.
-    #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
         let end = unsigned.find(|c: char| !c.is_ascii_digit() && c != '.');

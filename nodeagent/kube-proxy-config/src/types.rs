@@ -288,7 +288,6 @@ impl KubeProxyConfiguration {
     }
 
     /// Returns whether the mode serves node ports on all addresses if the list of them is empty (A21).
-    #[must_use]
     pub fn serves_all_by_default(&self) -> bool {
         matches!(&*self.mode, "iptables" | "ipvs")
     }

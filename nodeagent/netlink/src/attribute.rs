@@ -98,13 +98,11 @@ impl<'a> AttributeWriter<'a> {
     }
 
     /// Returns the length of the message so far.
-    #[must_use]
     pub fn position(&self) -> usize {
         self.bytes.len()
     }
 
     /// Returns whether an attribute was too long and is missing.
-    #[must_use]
     pub fn is_oversized(&self) -> bool {
         self.oversized
     }
@@ -147,19 +145,16 @@ impl<'a> Attribute<'a> {
     }
 
     /// Returns the payload as attributes.
-    #[must_use]
     pub fn children(self) -> Attributes<'a> {
         Attributes(self.payload)
     }
 
     /// Returns the payload as big-endian `NLA_U32`.
-    #[must_use]
     pub fn as_u32(self) -> Option<u32> {
         self.payload.try_into().ok().map(u32::from_be_bytes)
     }
 
     /// Returns the payload as text, up to the first NUL.
-    #[must_use]
     pub fn as_str(self) -> Option<&'a str> {
         let text = self.payload.split(|byte| *byte == 0).next()?;
         std::str::from_utf8(text).ok()
@@ -172,7 +167,6 @@ pub struct Attributes<'a>(pub &'a [u8]);
 
 impl<'a> Attributes<'a> {
     /// Returns the first attribute of this type.
-    #[must_use]
     pub fn get(mut self, kind: u16) -> Option<Attribute<'a>> {
         self.find(|attribute| attribute.kind == kind)
     }

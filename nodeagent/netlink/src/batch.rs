@@ -66,7 +66,6 @@ impl Default for Batch {
 
 impl Batch {
     /// Creates an empty batch.
-    #[must_use]
     pub fn new() -> Self {
         let mut bytes = Vec::with_capacity(4096);
         bytes.resize(BEGIN_BYTES, 0);
@@ -89,33 +88,28 @@ impl Batch {
     }
 
     /// Returns the number of operations.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.operations.len()
     }
 
     /// Returns whether there is no operation.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.operations.is_empty()
     }
 
     /// Returns the length when sent, a few bytes more at most.
-    #[must_use]
     pub fn byte_len(&self) -> usize {
         self.bytes.len().saturating_add(END_BYTES)
     }
 
     /// Returns the operations' messages as they will be sent, except that their sequence numbers
     /// are still 0.
-    #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         self.bytes.get(BEGIN_BYTES..).unwrap_or_default()
     }
 
     /// Completes the batch. With a `generation`, the kernel refuses the batch if its rules are no
     /// longer of that generation.
-    #[must_use]
     pub fn seal(mut self, generation: Option<u32>) -> SealedBatch {
         let mut begin = Vec::with_capacity(BEGIN_BYTES);
         let resource = (NFPROTO_UNSPEC, NFNL_SUBSYS_NFTABLES);
@@ -155,19 +149,16 @@ pub struct SealedBatch {
 
 impl SealedBatch {
     /// Returns the bytes to send.
-    #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         self.bytes.get(self.start..).unwrap_or_default()
     }
 
     /// Returns the number of operations.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.operations.len()
     }
 
     /// Returns whether there is no operation.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.operations.is_empty()
     }

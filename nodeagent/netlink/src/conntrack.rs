@@ -88,20 +88,17 @@ pub struct Flow {
 
 impl Flow {
     /// Returns whether the destination is translated.
-    #[must_use]
     pub fn is_translated(&self) -> bool {
         self.status & IPS_DST_NAT != 0
     }
 
     /// Returns whether the entry is in its own zone. There another program (a virtual switch) tracks
     /// packets that the rules of this namespace may see again.
-    #[must_use]
     pub fn is_zoned(&self) -> bool {
         self.zone.is_some() || self.original_zone.is_some()
     }
 
     /// Reads one message of a dump; returns `None` for anything but a complete UDP entry.
-    #[must_use]
     pub fn parse(message: Message<'_>) -> Option<Self> {
         if message.kind != ENTRY {
             return None;
@@ -131,7 +128,6 @@ impl Flow {
 
     /// Returns the request to delete this entry. It hardly ever deletes a later one with the same
     /// tuple.
-    #[must_use]
     pub fn delete(&self) -> Request {
         let family = Family::of(self.original.source.ip());
         Request::new("delete conntrack entry", DELETE, nfproto(family), |w| {
@@ -152,7 +148,6 @@ impl Flow {
 }
 
 /// Returns the request for the one UDP entry with these replies. The kernel answers with `ENOENT` if there is none.
-#[must_use]
 pub fn replied_by(reply: Tuple) -> Request {
     let family = Family::of(reply.source.ip());
     Request::new("get conntrack entry", GET, nfproto(family), |w| {
@@ -176,7 +171,6 @@ pub enum Selection {
 
 impl Selection {
     /// Returns the request for this selection.
-    #[must_use]
     pub fn request(self, family: Family) -> Request {
         let (kind, flags_kind) = match self {
             Self::All | Self::To(_) | Self::ToPort(_) => (CTA_TUPLE_ORIG, CTA_FILTER_ORIG_FLAGS),
@@ -223,7 +217,6 @@ impl Selection {
 
 /// Returns a request with a filter that no kernel has. A kernel with filters refuses it with
 /// `EOPNOTSUPP` or `EINVAL`; other kernels list everything.
-#[must_use]
 pub fn probe_filter(family: Family) -> Request {
     probe(
         family,
@@ -236,7 +229,6 @@ pub fn probe_filter(family: Family) -> Request {
 /// Returns a request for replies from an address, without that address. A kernel that filters by
 /// replies refuses it with `EINVAL`; a kernel that reads the tuple by the flags of the other
 /// direction lists nothing.
-#[must_use]
 pub fn probe_reply_filter(family: Family) -> Request {
     probe(
         family,

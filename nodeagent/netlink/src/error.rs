@@ -48,7 +48,6 @@ pub enum NetlinkError {
 
 impl NetlinkError {
     /// Returns the kernel's or the socket's error number, if there is one.
-    #[must_use]
     pub fn errno(&self) -> Option<Errno> {
         match self {
             Self::Open(errno) | Self::Socket { errno, .. } | Self::Refused { errno, .. } => {
@@ -124,7 +123,6 @@ pub struct Refusal {
 
 impl Refusal {
     /// Converts the refusal into an error of its request, which is one of `requests`.
-    #[must_use]
     pub fn into_error(self, requests: &[Request]) -> NetlinkError {
         NetlinkError::Refused {
             what: requests.get(self.index).map_or("request", |r| r.what),

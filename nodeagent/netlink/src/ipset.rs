@@ -44,7 +44,6 @@ impl SetType {
     ];
 
     /// Returns the type's name. The kernel's module is called `ip_set_` and the name with `_` between.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Ip => "hash:ip",
@@ -56,7 +55,6 @@ impl SetType {
     }
 
     /// Returns the name of the kernel's module.
-    #[must_use]
     pub fn module(self) -> &'static str {
         match self {
             Self::Ip => "ip_set_hash_ip",
@@ -171,7 +169,6 @@ pub struct Found {
 
 impl Found {
     /// Reads the messages of a list of one set.
-    #[must_use]
     pub fn parse(messages: Messages<'_>) -> Option<Self> {
         let mut found = None;
         messages.for_each(|message| collect(message, &mut found));
@@ -179,7 +176,6 @@ impl Found {
     }
 
     /// Returns whether the set has this type and family.
-    #[must_use]
     pub fn is(&self, kind: SetType, family: Family) -> bool {
         let right = kind.is_bitmap() || self.family == Some(family);
         self.kind == kind.as_str() && right

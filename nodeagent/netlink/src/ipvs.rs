@@ -98,7 +98,6 @@ pub struct ServerKey {
 
 impl ServerKey {
     /// Returns address and port.
-    #[must_use]
     pub fn at(self) -> EndpointAddr {
         let Self { ip, port, .. } = self;
         EndpointAddr { ip, port }
@@ -148,7 +147,6 @@ pub struct Server {
 impl Server {
     /// Reads one message of the list of virtual servers; returns `None` for those that use a firewall
     /// mark.
-    #[must_use]
     pub fn parse(message: Message<'_>) -> Option<Self> {
         let service = message.attributes().get(ATTR_SERVICE)?.children();
         let number = |kind| service.get(kind).and_then(host_u16);
@@ -186,7 +184,6 @@ pub enum Command {
 
 impl Command {
     /// Returns the message; `family` is the number of IPVS in generic netlink.
-    #[must_use]
     pub fn request(&self, family: u16) -> Request {
         let (what, command) = match self {
             Self::AddServer(..) => ("add IPVS virtual server", cmd::NEW_SERVICE),

@@ -42,7 +42,6 @@ pub use socket::{NfSocket, generation_after};
 use kplane_model::Family;
 
 /// Returns `NFPROTO_IPV4` or `NFPROTO_IPV6` (linux/netfilter.h).
-#[must_use]
 pub fn nfproto(family: Family) -> u8 {
     match family {
         Family::V4 => 2,

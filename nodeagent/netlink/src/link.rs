@@ -62,7 +62,6 @@ pub fn delete_link(name: &str) -> Result<(), NetlinkError> {
 }
 
 /// Returns the number of a link; `None` if no link has the name.
-#[must_use]
 pub fn link_index(name: &str) -> Option<u32> {
     if_nametoindex(name).ok()
 }
@@ -220,7 +219,6 @@ pub(crate) fn push_ip(w: &mut AttributeWriter<'_>, kind: u16, ip: IpAddr) {
 }
 
 /// Returns the address that a link has lost, if a notification is about that.
-#[must_use]
 pub fn removed_address(message: Message<'_>) -> Option<LinkAddress> {
     match message.kind {
         RTM_DELADDR => read_address(message),

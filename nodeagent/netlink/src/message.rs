@@ -155,7 +155,6 @@ impl Request {
     }
 
     /// Returns the bytes to send, except for the sequence number.
-    #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -178,13 +177,11 @@ pub struct Message<'a> {
 
 impl<'a> Message<'a> {
     /// Returns the address family in the nfnetlink header, 0 when there is none.
-    #[must_use]
     pub fn family(self) -> u8 {
         self.body.first().copied().unwrap_or_default()
     }
 
     /// Returns the attributes behind the nfnetlink header.
-    #[must_use]
     pub fn attributes(self) -> Attributes<'a> {
         Attributes(self.body.get(NFGENMSG_BYTES..).unwrap_or_default())
     }

@@ -59,7 +59,6 @@ pub struct Generation {
 
 impl Generation {
     /// Reads a message, if it is the end of a transaction.
-    #[must_use]
     pub fn of(message: Message<'_>) -> Option<Self> {
         if message.kind != NEWGEN {
             return None;
@@ -170,7 +169,6 @@ impl Monitor {
     }
 
     /// Returns whether notifications are not received now.
-    #[must_use]
     pub fn is_paused(&self) -> bool {
         self.is_paused
     }

@@ -32,7 +32,6 @@ const UNSPEC: u8 = 0;
 const WITH_PORTS: [u8; 3] = [6, 17, 132];
 
 /// Returns the prefix with which rules log packets that policies of a direction deny.
-#[must_use]
 pub fn prefix(direction: Direction) -> &'static str {
     match direction {
         Direction::Ingress => "ingress",
@@ -57,7 +56,6 @@ pub struct Logged {
 
 impl Logged {
     /// Reads a message; returns `None` for anything but a packet that one of kplane's rules logged.
-    #[must_use]
     pub fn parse(message: Message<'_>) -> Option<Self> {
         if message.kind != PACKET {
             return None;

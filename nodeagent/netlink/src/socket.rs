@@ -35,7 +35,6 @@ const GETGEN: u16 = 10 << 8 | 16;
 const NFTA_GEN_ID: u16 = 1;
 
 /// Returns the generation that follows `generation` when exactly one transaction is committed.
-#[must_use]
 pub fn generation_after(generation: u32) -> u32 {
     // The kernel skips 0 (nf_tables_commit).
     generation.checked_add(1).unwrap_or(1)
@@ -82,7 +81,6 @@ impl NfSocket {
     /// Returns the longest batch that the kernel takes at once. Without `CAP_NET_ADMIN` in the
     /// initial user namespace that is twice `net.core.wmem_max`, 416 KiB unless an administrator
     /// raised it.
-    #[must_use]
     pub fn max_batch_bytes(&self) -> usize {
         self.max_batch_bytes
     }

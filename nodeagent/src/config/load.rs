@@ -30,13 +30,11 @@ pub struct Loaded {
 impl Loader {
     /// Creates a loader of a file. `flags` are all kube-proxy flags of the command line, of which
     /// only some override a file.
-    #[must_use]
     pub fn new(path: PathBuf, flags: KubeProxyFlags) -> Self {
         Self { path, flags }
     }
 
     /// Returns the path of the file.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -8,11 +8,11 @@ use kplane_model::{Cidr, ProxyNamespaces};
 use kplane_picture::admission::{AllowedExternalIps, Proxying, ReservedPlace};
 use kplane_picture::convert::ExternalIps;
 use kplane_picture::dial::AGENT_PORT;
-use kplane_picture::inside::Origin;
+use kplane_picture::inside::{Origin, Service};
 use kplane_picture::kubernetes::Access;
 use kplane_picture::source::kubernetes;
 use kplane_tls::{ClientFiles, is_this_machine};
-use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::transport::{Endpoint, Uri};
 
 use super::Problem;
 use crate::desired::folder_id;
@@ -40,7 +40,7 @@ pub enum Source {
         token: Option<PathBuf>,
     },
     /// A control plane that already runs in this process.
-    InProcess(Channel),
+    InProcess(Service),
     /// A control plane that the agent itself starts.
     Standalone {
         /// The origin of the control plane's objects.

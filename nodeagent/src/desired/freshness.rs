@@ -52,7 +52,6 @@ pub struct Lag {
 
 impl Version {
     /// Reads a version; `None` if it cannot be compared with others.
-    #[must_use]
     fn parse(text: &str) -> Option<Self> {
         let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
         let comparable = is_number && !text.starts_with('0') && !text.is_empty();
@@ -131,7 +130,6 @@ impl Offer {
     }
 
     /// Returns a kind of which this control plane lacks a change that a state contains, if there is one.
-    #[must_use]
     pub fn lag(&self, held: &Freshness) -> Option<Lag> {
         let lags = |(kind, ours): (&Arc<str>, &Version)| {
             let theirs = &self.0.get(kind)?.seen;

@@ -50,7 +50,6 @@ impl Default for CliffGuard {
 
 impl CliffGuard {
     /// Returns whether losing `lost` of `all` at once is a cliff.
-    #[must_use]
     pub fn is_cliff(self, lost: usize, all: usize) -> bool {
         let (lost, all) = (lost as u128, all as u128);
         let many = lost >= u128::from(self.minimum);

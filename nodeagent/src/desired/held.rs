@@ -52,7 +52,6 @@ pub struct Held {
 impl Held {
     /// Returns whether the agent does not know what the kernel serves, and leaves the kernel as it
     /// is.
-    #[must_use]
     pub fn is_untouched(&self) -> bool {
         self.services == 0 && self.without_endpoints == 0 && self.policies == 0
     }
@@ -241,7 +240,6 @@ impl Ledger {
 
 impl Desired {
     /// Returns what the node serves although the control plane does not send it like this (any more).
-    #[must_use]
     pub fn held(&self) -> Option<Held> {
         let held = &self.held;
         if held.is_empty() {
@@ -262,7 +260,6 @@ impl Desired {
 
     /// Returns how many Services the node serves although the control plane does not send them like
     /// this.
-    #[must_use]
     pub fn held_services(&self) -> usize {
         self.held.gone.len() + self.held.bare.len() + self.held.policies
     }

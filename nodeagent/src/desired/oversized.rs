@@ -16,7 +16,6 @@ pub(super) struct Oversized(BTreeMap<ServiceName, Allowance>);
 
 impl Desired {
     /// Returns the allowance of a Service, if the Service is oversized.
-    #[must_use]
     pub fn allowance(&self, service: &ServiceName) -> Option<Allowance> {
         self.oversized.0.get(service).copied()
     }

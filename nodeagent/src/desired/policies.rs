@@ -34,7 +34,6 @@ impl Loss {
 
 impl Desired {
     /// Returns a part of the NetworkPolicies; `None` when it does not exist (any more).
-    #[must_use]
     pub fn policy(&self, key: &PolicyKey) -> Option<&PolicyObject> {
         let slot = self.objects.get(&DesiredKey::Policy(key.clone()))?;
         slot.policy()

@@ -8,7 +8,6 @@ use super::{Desired, Slot};
 
 impl Desired {
     /// Returns the digests of so many ranges, a power of two; `None` if only a snapshot makes the state complete.
-    #[must_use]
     pub fn ranges(&self, count: u16) -> Option<RangeDigests> {
         if !self.is_comparable() {
             return None;

@@ -121,7 +121,6 @@ impl Desired {
 
     /// Returns the state in effect, which a control plane confirmed at this time; `None` if there is none.
     /// Costs one pointer for each object.
-    #[must_use]
     pub fn picture(&self, confirmed_ms: u64) -> Option<Picture> {
         let remembered = self.objects.values().filter_map(|slot| {
             Some(Remembered {
@@ -143,7 +142,6 @@ impl Desired {
 
     /// Returns whether an earlier process served a Service. A state without any is no reason to change
     /// the kernel: no real cluster is empty.
-    #[must_use]
     pub fn remembers_services(&self) -> bool {
         let mut keys = self.objects.keys();
         let remembered = self.standing == Standing::Remembered;
@@ -160,19 +158,16 @@ impl Desired {
 
     /// Returns whether the state in effect is that of an earlier process, which no control plane has
     /// confirmed since.
-    #[must_use]
     pub fn is_stale(&self) -> bool {
         self.standing == Standing::Stale
     }
 
     /// Returns the cluster of the last control plane that named its cluster; empty = not known.
-    #[must_use]
     pub fn cluster(&self) -> Arc<str> {
         self.cluster.clone()
     }
 
     /// Returns the newest changes of the source that the state contains.
-    #[must_use]
     pub fn freshness(&self) -> &Freshness {
         &self.freshness
     }

@@ -168,7 +168,6 @@ pub enum Remedy {
 impl Update {
     /// Returns whether the update determines the whole state: objects that it does not name are gone, unless their
     /// absence is not trusted.
-    #[must_use]
     pub fn is_whole(&self) -> bool {
         self.snapshot || self.ranges.is_some()
     }
@@ -176,7 +175,6 @@ impl Update {
 
 impl Refusal {
     /// Returns the action that this refusal requires.
-    #[must_use]
     pub fn remedy(&self) -> Remedy {
         match self {
             Self::NoSnapshot { .. } | Self::Digest { .. } | Self::NotComparable { .. } => {
@@ -208,13 +206,11 @@ pub struct Collector {
 
 impl Collector {
     /// Creates a collector for a stream of this epoch.
-    #[must_use]
     pub fn new(epoch: u64) -> Self {
         Self::of_cluster(epoch, Arc::default())
     }
 
     /// Creates a collector for a stream of this epoch, from a control plane of this cluster.
-    #[must_use]
     pub fn of_cluster(epoch: u64, cluster: Arc<str>) -> Self {
         Self {
             epoch,
@@ -229,7 +225,6 @@ impl Collector {
     }
 
     /// Returns the epoch of the stream.
-    #[must_use]
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
@@ -250,7 +245,6 @@ impl Collector {
 
     /// Returns by what this stream shows an older state than the one that a node of this cluster holds, if
     /// it does. States of different clusters do not compare.
-    #[must_use]
     pub fn lag(&self, cluster: &str, held: &Freshness) -> Option<Lag> {
         let same = cluster.is_empty() || self.cluster.is_empty() || *cluster == *self.cluster;
         let may_not = same && !self.may_go_back;
@@ -359,7 +353,6 @@ fn triggers(wire: &[pb::Trigger]) -> Vec<Trigger> {
 
 /// Returns the wall clock, milliseconds since 1970. Its values are for readers and reports; nothing
 /// is ordered by them.
-#[must_use]
 pub fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| {

@@ -58,7 +58,6 @@ impl Default for Followers {
 
 impl Followers {
     /// Creates followers: health check servers, and counters.
-    #[must_use]
     pub fn new(health: Publisher, counters: Arc<Counters>) -> Self {
         Self {
             health,

@@ -56,7 +56,6 @@ impl Counter {
     }
 
     /// Returns the count.
-    #[must_use]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -73,7 +72,6 @@ impl Gauge {
     }
 
     /// Returns the number.
-    #[must_use]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -311,7 +309,6 @@ pub struct Counters {
 
 impl Counters {
     /// Returns the counters of a family.
-    #[must_use]
     pub fn family(&self, family: Family) -> &FamilyCounters {
         &self.families[family as usize]
     }

@@ -27,7 +27,6 @@ pub struct Metrics {
 
 impl Metrics {
     /// Creates the pages. `configuration` is the configuration in effect.
-    #[must_use]
     pub fn new(
         sources: Sources,
         configuration: watch::Receiver<Arc<KubeProxyConfiguration>>,

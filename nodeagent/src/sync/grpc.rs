@@ -1,4 +1,4 @@
-//! The production transport: gRPC over TCP, or over a channel of the caller.
+//! The production transport: gRPC over TCP, or to a service in the same process.
 
 use std::future::ready;
 use std::net::{IpAddr, SocketAddr};
@@ -11,6 +11,7 @@ use futures_util::{FutureExt, StreamExt};
 use http::Uri;
 use http::header::AUTHORIZATION;
 use kplane_picture::dial::{AGENT_PORT, Dialer, MAX_ADDRESSES, literal, resolve};
+use kplane_picture::inside::Service;
 use kplane_proto::v1::AgentMessage;
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_tls::{ClientConfig, Follower, Token};
@@ -45,7 +46,7 @@ enum Connector {
     /// The replicas that a file names, and a URL without meaning for their connections.
     Listed(Box<Endpoint>, PathBuf),
     /// A control plane in the same process.
-    Memory(Channel),
+    InProcess(Service),
 }
 
 /// gRPC to the replicas of a control plane.
@@ -68,7 +69,6 @@ pub struct Credentials {
 
 impl Grpc {
     /// Creates a transport to the replicas to which these URLs lead, over kplane's own connections.
-    #[must_use]
     pub fn remote(endpoints: Vec<Endpoint>, dialer: Dialer, credentials: Credentials) -> Self {
         let targets = endpoints.into_iter().map(tuned).map(Connector::Remote);
         Self {
@@ -88,10 +88,9 @@ impl Grpc {
     }
 
     /// Creates a transport to a control plane in the same process.
-    #[must_use]
-    pub fn memory(channel: Channel) -> Self {
+    pub fn in_process(service: Service) -> Self {
         Self {
-            targets: vec![Connector::Memory(channel)],
+            targets: vec![Connector::InProcess(service)],
             dialer: Dialer::new(0),
             credentials: Credentials::default(),
         }
@@ -101,8 +100,9 @@ impl Grpc {
     async fn connect(&self, replica: Replica) -> Result<Channel, OpenError> {
         let endpoint = match self.targets.get(replica.url) {
             Some(Connector::Remote(endpoint) | Connector::Listed(endpoint, _)) => endpoint,
-            Some(Connector::Memory(channel)) => return Ok(channel.clone()),
-            None => return Err(cannot_connect(&replica, "no control plane is configured")),
+            Some(Connector::InProcess(_)) | None => {
+                return Err(cannot_connect(&replica, "no control plane is configured"));
+            }
         };
         let tls = self.credentials.tls.as_ref().map(Follower::current);
         let server_name = self.credentials.server_name.clone();
@@ -120,7 +120,7 @@ impl Grpc {
                 endpoint.uri().to_string()
             }
             Some(Connector::Remote(endpoint)) => format!("{} ({replica})", endpoint.uri()),
-            Some(Connector::Listed(..) | Connector::Memory(_)) | None => replica.to_string(),
+            Some(Connector::Listed(..) | Connector::InProcess(_)) | None => replica.to_string(),
         }
     }
 }
@@ -198,13 +198,12 @@ impl Transport for Grpc {
             .map(|(url, target)| match target {
                 Connector::Remote(endpoint) => look_up(url, endpoint.uri().clone()).boxed(),
                 Connector::Listed(_, file) => read_list(url, file.clone()).boxed(),
-                Connector::Memory(_) => ready(Ok(vec![Replica { place: None, url }])).boxed(),
+                Connector::InProcess(_) => ready(Ok(vec![Replica { place: None, url }])).boxed(),
             });
         join_all(found.collect::<Vec<_>>())
     }
 
     async fn open(&mut self, replica: Replica, hello: AgentMessage) -> Result<Link, OpenError> {
-        let channel = self.connect(replica).await?;
         let (outbox, messages) = mpsc::channel(OUTBOX);
         // The channel has room, since nothing was sent before.
         let _ = outbox.try_send(hello);
@@ -215,7 +214,15 @@ impl Transport for Grpc {
             let headers = request.metadata_mut().as_mut();
             headers.insert(AUTHORIZATION, header);
         }
-        let answer = AgentServiceClient::new(channel).sync(request).await;
+        let answer = match self.targets.get(replica.url) {
+            Some(Connector::InProcess(service)) => {
+                AgentServiceClient::new(service.clone()).sync(request).await
+            }
+            _ => {
+                let channel = self.connect(replica).await?;
+                AgentServiceClient::new(channel).sync(request).await
+            }
+        };
         match answer {
             Ok(stream) => Ok(Link {
                 outbox,

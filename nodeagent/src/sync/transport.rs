@@ -58,7 +58,6 @@ pub struct Presented {
 
 impl Presented {
     /// Takes the current token of a file.
-    #[must_use]
     pub fn of(file: &Follower<Token>) -> Self {
         Self {
             token: file.current(),
@@ -67,13 +66,11 @@ impl Presented {
     }
 
     /// Returns the token that was presented.
-    #[must_use]
     pub fn token(&self) -> &Token {
         &self.token
     }
 
     /// Returns whether the file has a newer token.
-    #[must_use]
     pub fn is_stale(&self) -> bool {
         self.file.current() != self.token
     }

@@ -216,7 +216,7 @@ async fn health_begins_when_the_kernel_holds_the_first_snapshot() {
     let folder = manifests();
     let plane = control_plane(folder.path(), None).await;
     let (open, gate) = mpsc::channel();
-    let source = Source::InProcess(plane.connect_in_memory());
+    let source = Source::InProcess(plane.in_process());
     let mut gate = Some(gate);
     let side = move |_| Box::new(Gated(gate.take(), Noop::default())) as Box<dyn Side>;
     let backend = move || Ok(noop::open_with(side));
@@ -319,7 +319,7 @@ async fn a_dead_agent_holds_nothing_for_sure() {
     let plane = control_plane(folder.path(), None).await;
     let mut agents = Vec::new();
     for name in ["n1", "n2"] {
-        let source = Source::InProcess(plane.connect_in_memory());
+        let source = Source::InProcess(plane.in_process());
         let agent = app::build(config(name, source)).await.unwrap();
         reported(&agent, in_sync).await;
         agents.push(agent);
@@ -566,7 +566,7 @@ async fn several_agents_live_in_one_process() {
     let names = ["n1", "n2", "n3"];
     let mut agents = Vec::new();
     for name in names {
-        let source = Source::InProcess(plane.connect_in_memory());
+        let source = Source::InProcess(plane.in_process());
         agents.push(app::build(config(name, source)).await.unwrap());
     }
     let mut addresses = BTreeSet::new();
@@ -730,7 +730,7 @@ async fn g6_bind_address_hard_fail() {
     let config = |hard| Config {
         metrics: Some(taken),
         bind_address_hard_fail: hard,
-        ..config("n1", Source::InProcess(plane.connect_in_memory()))
+        ..config("n1", Source::InProcess(plane.in_process()))
     };
     let error = app::build(config(true)).await.unwrap_err().to_string();
     let expected = format!("cannot listen on {taken} for metrics: Address already in use");

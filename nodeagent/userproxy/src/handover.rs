@@ -36,7 +36,6 @@ pub struct Bundle {
 
 impl Bundle {
     /// Returns the numbers of listeners, of connections with those that have no endpoint yet, and of UDP flows.
-    #[must_use]
     pub fn counts(&self) -> [usize; 3] {
         let connections = self.connections.len() + self.clients.len();
         [self.listeners.len(), connections, self.flows.len()]
@@ -105,13 +104,11 @@ impl Inheritance {
     }
 
     /// Takes the bundle, if there is one.
-    #[must_use]
     pub fn take(&self) -> Option<Bundle> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Returns whether there is a bundle.
-    #[must_use]
     pub fn is_there(&self) -> bool {
         let place = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         place.is_some()

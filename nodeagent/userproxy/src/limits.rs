@@ -22,7 +22,6 @@ pub struct Limits {
 impl Limits {
     /// Returns the limits of a process that may open so many files (`RLIMIT_NOFILE`). A connection needs two, and two
     /// more for each pipe. Flows need one. A quarter of the files is for flows, a quarter for pipes.
-    #[must_use]
     pub fn of_files(files: u64) -> Self {
         let reserved = RESERVED_FILES.min(files / 2);
         let usable = usize::try_from(files - reserved)

@@ -114,26 +114,22 @@ impl Proxy {
     }
 
     /// Returns the ServicePorts.
-    #[must_use]
     pub fn table(&self) -> &Table {
         &self.shared.table
     }
 
     /// Returns the numbers of open connections and flows.
-    #[must_use]
     pub fn open(&self) -> [usize; 2] {
         [self.shared.connections.get(), self.shared.flows.get()]
     }
 
     /// Returns whether each thread came to its work within a time.
-    #[must_use]
     pub fn is_alive(&self, within: Duration) -> bool {
         let mut inboxes = self.shared.inboxes.iter();
         inboxes.all(|inbox| inbox.is_alive(within))
     }
 
     /// Returns whether there is room for further connections and flows of all Services: a sixteenth is free of each.
-    #[must_use]
     pub fn has_room(&self) -> bool {
         let limits = &self.shared.limits;
         let [connections, flows] = self.open();

@@ -13,7 +13,6 @@ const PROXY: u8 = 0x21;
 
 /// Returns the header of a connection of a client to `to`, the address that the client used. An IPv4 address within IPv6
 /// counts as IPv4; addresses of two families are left out.
-#[must_use]
 pub fn encode(version: ProxyHeader, from: SocketAddr, to: SocketAddr) -> Vec<u8> {
     let (from, to) = (plain(from), plain(to));
     match version {

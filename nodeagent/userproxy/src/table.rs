@@ -210,7 +210,6 @@ impl Table {
 
     /// Returns the sum over all ServicePorts, also over those that are gone, and the number of endpoints that new
     /// connections avoid now. Takes time for each endpoint.
-    #[must_use]
     pub fn totals(&self) -> (Counts, usize) {
         let now = Instant::now();
         let mut sum = *self.gone.lock().unwrap_or_else(PoisonError::into_inner);
@@ -229,7 +228,6 @@ impl Table {
 
     /// Returns at most `most` endpoints that new connections avoid, or avoided within the last minute without a success
     /// since, in the order of their ServicePorts. Takes time for each ServicePort with such an endpoint only.
-    #[must_use]
     pub fn avoided(&self, most: usize) -> Vec<(ServiceKey, EndpointAddr)> {
         let now = Instant::now();
         let mut found = Vec::new();
@@ -245,7 +243,6 @@ impl Table {
 
     /// Returns the ServicePorts of which clients were refused because of a limit, with the number of clients. Takes time for
     /// each ServicePort.
-    #[must_use]
     pub fn limited(&self) -> Vec<(ServiceKey, u64)> {
         let ports = read(&self.ports);
         let refused = |entry: &Entry| entry.port.counts().failed[Failure::Limit as usize];
@@ -255,7 +252,6 @@ impl Table {
     }
 
     /// Returns the counts of at most `most` ServicePorts that are to be listed, in the order of their names.
-    #[must_use]
     pub fn listed(&self, most: usize) -> Vec<(ServiceKey, Counts)> {
         let ports = read(&self.ports);
         let listed = ports.iter().filter(|(_, entry)| entry.is_listed);
@@ -266,13 +262,11 @@ impl Table {
     }
 
     /// Returns counters and endpoints of a ServicePort.
-    #[must_use]
     pub fn state(&self, key: &ServiceKey) -> Option<ProxyPort> {
         Some(self.port(key)?.read(Instant::now()))
     }
 
     /// Returns the clients that a ServicePort remembers, their endpoints, and for how long they still are remembered.
-    #[must_use]
     pub fn remembered(&self, key: &ServiceKey) -> Vec<(IpAddr, EndpointAddr, Duration)> {
         let port = self.port(key);
         port.map_or_else(Vec::new, |port| port.remembered(Instant::now()))

@@ -19,7 +19,6 @@ pub(super) fn put_ip(buf: &mut impl BufMut, ip: IpAddr) {
 }
 
 /// Encodes an address: 4 or 16 bytes.
-#[must_use]
 pub fn ip_bytes(ip: IpAddr) -> Vec<u8> {
     let mut buf = Vec::with_capacity(16);
     put_ip(&mut buf, ip);

@@ -21,7 +21,6 @@ use crate::v1 as pb;
 const MAX_AFFINITY_TIMEOUT_S: u32 = 86_400;
 
 /// Encodes an object once, for every agent that gets it. Digests are computed from these bytes.
-#[must_use]
 pub fn encode_object(object: &DesiredObject) -> Bytes {
     pb::Object::from(object).encode_to_vec().into()
 }
@@ -47,7 +46,6 @@ pub fn decode_object(encoded: Bytes) -> Result<Option<DesiredObject>, ConvertErr
 }
 
 /// Returns the identity of an encoded object that may be invalid in other respects.
-#[must_use]
 pub fn key_of_object(encoded: Bytes) -> Option<DesiredKey> {
     Some(match pb::Object::decode(encoded).ok()?.kind? {
         pb::object::Kind::Service(service) => DesiredKey::Service(service.key?.try_into().ok()?),

@@ -78,13 +78,11 @@ pub struct Question<'a> {
 
 impl Seen {
     /// Returns whether it was refused, as far as the sender can know.
-    #[must_use]
     pub fn is_refused(&self) -> bool {
         matches!(self, Self::Refused | Self::Denied)
     }
 
     /// Returns whether it was dropped, as far as the sender can know.
-    #[must_use]
     pub fn is_dropped(&self) -> bool {
         matches!(self, Self::Silent | Self::Denied)
     }
@@ -117,7 +115,6 @@ impl fmt::Display for Expect {
 
 impl Expect {
     /// Returns the endpoints that may answer, each with the sources that it may see.
-    #[must_use]
     pub fn endpoints(&self) -> BTreeMap<SocketAddr, Vec<IpAddr>> {
         match self {
             Self::Reach(endpoints) => endpoints.clone(),
@@ -126,7 +123,6 @@ impl Expect {
     }
 
     /// Returns the error in an outcome, if any.
-    #[must_use]
     pub fn misfit(&self, seen: &Seen) -> Option<String> {
         let right = match (self, seen) {
             (Self::Reach(endpoints), Seen::Hit { endpoint, source }) => {
@@ -143,7 +139,6 @@ impl Expect {
 
 impl Found {
     /// Returns the wrong outcomes on one line; `None` if there are none.
-    #[must_use]
     pub fn complaint(&self, expect: &Expect) -> Option<String> {
         let times = |(what, times): (&String, &usize)| format!("{what} ({times} times)");
         let wrong: Vec<String> = self.wrong.iter().map(times).collect();

@@ -137,7 +137,6 @@ impl Browser {
     }
 
     /// Returns the folder that the browser writes to.
-    #[must_use]
     pub fn profile(&self) -> &Path {
         self.profile.path()
     }

@@ -66,7 +66,6 @@ pub enum Protocol {
 
 impl Protocol {
     /// Returns the echo servers' transport of a Service's protocol; `None` for SCTP.
-    #[must_use]
     pub fn of(protocol: kplane_model::Protocol) -> Option<Self> {
         match protocol {
             kplane_model::Protocol::Tcp => Some(Self::Tcp),
@@ -141,19 +140,16 @@ pub fn uninterrupted<T>(mut call: impl FnMut() -> Result<T, Error>) -> Result<T,
 
 impl Probe {
     /// Creates a TCP probe with the default [`TIMEOUT`].
-    #[must_use]
     pub fn tcp(to: SocketAddr) -> Self {
         Self::new(Protocol::Tcp, to)
     }
 
     /// Creates a UDP probe with the default [`TIMEOUT`].
-    #[must_use]
     pub fn udp(to: SocketAddr) -> Self {
         Self::new(Protocol::Udp, to)
     }
 
     /// Creates a probe with the default [`TIMEOUT`].
-    #[must_use]
     pub fn new(protocol: Protocol, to: SocketAddr) -> Self {
         Self {
             protocol,
@@ -212,7 +208,6 @@ impl Probe {
     }
 
     /// Probes once from the calling thread's namespace.
-    #[must_use]
     pub fn here(&self) -> Outcome {
         let result = match self.protocol {
             Protocol::Tcp => self.ask_tcp().map(|session| session.reply.clone()),
@@ -302,7 +297,6 @@ impl fmt::Display for Probe {
 
 impl Outcome {
     /// Returns the server's name, or another outcome with a `!` before it.
-    #[must_use]
     pub fn label(&self) -> String {
         match self {
             Self::Reply(reply) => reply.name.clone(),
@@ -336,7 +330,6 @@ impl From<Error> for Outcome {
 
 impl Session {
     /// Returns the server's answer at the start.
-    #[must_use]
     pub fn reply(&self) -> &Reply {
         &self.reply
     }

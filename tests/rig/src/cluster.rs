@@ -170,19 +170,16 @@ impl Cluster {
     }
 
     /// Returns the namespace in which the cluster runs.
-    #[must_use]
     pub fn ns(&self) -> &NetNs {
         &self.ns
     }
 
     /// Returns the API server's address.
-    #[must_use]
     pub fn address(&self) -> IpAddr {
         self.address
     }
 
     /// Returns the administrator's kubeconfig.
-    #[must_use]
     pub fn kubeconfig(&self) -> PathBuf {
         self.files.kubeconfig()
     }
@@ -193,19 +190,16 @@ impl Cluster {
     }
 
     /// Returns the folder of state and logs.
-    #[must_use]
     pub fn folder(&self) -> &Path {
         &self.files.folder
     }
 
     /// Returns the programs of the cluster.
-    #[must_use]
     pub fn programs(&self) -> &Programs {
         &self.programs
     }
 
     /// Returns the administrator's client.
-    #[must_use]
     pub fn api(&self) -> &Api {
         &self.api
     }

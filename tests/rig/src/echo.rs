@@ -133,13 +133,11 @@ impl Drop for Pool {
 
 impl Server {
     /// Returns the address on which the server listens.
-    #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
     /// Returns the protocol of the server.
-    #[must_use]
     pub fn protocol(&self) -> Protocol {
         self.protocol
     }

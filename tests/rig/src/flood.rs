@@ -35,14 +35,12 @@ pub async fn client_hello(config: Arc<ClientConfig>) -> Result<Vec<u8>> {
 }
 
 /// Returns the frame that opens a stream of an agent. The numbers of a client's streams are odd, and grow.
-#[must_use]
 pub fn opened(stream: u32) -> Vec<u8> {
     const END_HEADERS: u8 = 4;
     frame(HEADERS, END_HEADERS, stream, &fields())
 }
 
 /// Returns the frames that open a stream of an agent and reset it at once.
-#[must_use]
 pub fn opened_and_reset(stream: u32) -> Vec<u8> {
     const RST_STREAM: u8 = 3;
     const CANCEL: u32 = 8;

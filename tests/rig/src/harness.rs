@@ -39,7 +39,6 @@ macro_rules! tests {
 
 /// Runs the suite that the first argument names. Without a name, this program starts itself once for each
 /// suite, one after the other, with the same options.
-#[must_use]
 pub fn suites(all: &[Suite]) -> ExitCode {
     let mut words = env::args_os();
     let program = words.next().unwrap_or_default();
@@ -81,7 +80,6 @@ fn each(all: &[Suite], options: &[OsString]) -> ExitCode {
 
 /// Runs tests, at most `threads` at a time unless `--test-threads` says otherwise. They run in
 /// namespaces apart from the machine's, as root or not.
-#[must_use]
 pub fn run<N, B>(
     arguments: &Arguments,
     threads: usize,
@@ -96,7 +94,6 @@ where
 
 /// Runs tests as [`run`] does, after a preparation that still has the machine's network. If this returns
 /// `false`, all tests are skipped.
-#[must_use]
 pub fn prepared<N, B>(
     arguments: &Arguments,
     threads: usize,
@@ -127,7 +124,6 @@ where
 }
 
 /// Runs tests that need no namespaces, where this process is, on all processors.
-#[must_use]
 pub fn run_here<N, B>(arguments: &Arguments, tests: impl IntoIterator<Item = (N, B)>) -> ExitCode
 where
     N: Into<String>,
@@ -137,7 +133,6 @@ where
 }
 
 /// Skips all tests.
-#[must_use]
 pub fn skip<N, B>(arguments: &Arguments, tests: impl IntoIterator<Item = (N, B)>) -> ExitCode
 where
     N: Into<String>,

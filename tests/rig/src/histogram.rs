@@ -39,20 +39,17 @@ impl Histogram {
     }
 
     /// Returns the number of durations counted.
-    #[must_use]
     pub fn count(&self) -> u64 {
         self.total
     }
 
     /// Returns the longest duration, exactly.
-    #[must_use]
     pub fn max(&self) -> Duration {
         self.max
     }
 
     /// Returns the duration that `percent` of the counted durations do not exceed, rounded up to
     /// its bucket's end; zero when nothing was counted.
-    #[must_use]
     pub fn percentile(&self, percent: f64) -> Duration {
         let mut seen = 0;
         for (bucket, count) in self.counts.iter().enumerate() {

@@ -288,7 +288,6 @@ pub fn answers_neighbours(ips: &[IpAddr]) -> Result<()> {
 
 impl Route {
     /// Creates a route to every address in a prefix; it needs a gateway or a link.
-    #[must_use]
     pub fn to(to: Cidr) -> Self {
         Self {
             to,
@@ -299,7 +298,6 @@ impl Route {
     }
 
     /// Creates a default route of `gateway`'s family.
-    #[must_use]
     pub fn default_via(gateway: IpAddr) -> Self {
         Self::to(Cidr::everything(Family::of(gateway))).via(gateway)
     }

@@ -80,7 +80,6 @@ impl Load {
     }
 
     /// Returns the results so far.
-    #[must_use]
     pub fn report(&self) -> Report {
         let mut sum = Report::default();
         for tally in &self.tallies {
@@ -90,7 +89,6 @@ impl Load {
     }
 
     /// Lets every thread finish its probe and returns the results.
-    #[must_use]
     pub fn stop(mut self) -> Report {
         self.end();
         self.report()
@@ -113,13 +111,11 @@ impl Drop for Load {
 
 impl Report {
     /// Returns the number of probes answered.
-    #[must_use]
     pub fn ok(&self) -> u64 {
         self.answered.values().sum()
     }
 
     /// Returns the number of probes not answered.
-    #[must_use]
     pub fn lost(&self) -> u64 {
         self.failed.values().sum()
     }

@@ -12,7 +12,6 @@ const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Returns a port of 127.0.0.1 at which nothing listens. No other test of this process gets the port, and no client
 /// either: the ports of clients begin at 32768 (`net.ipv4.ip_local_port_range`).
-#[must_use]
 pub fn unused() -> SocketAddr {
     static USED: AtomicU16 = AtomicU16::new(0);
     let own = u16::try_from(process::id() % 1_000).unwrap_or_default() * 10;

@@ -100,7 +100,6 @@ impl NetNs {
     }
 
     /// Returns the name given at creation.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.0.name
     }

@@ -44,13 +44,11 @@ pub struct Image {
 
 impl Image {
     /// Returns the number of bytes that a node downloads to run the image.
-    #[must_use]
     pub fn pulled(&self) -> usize {
         self.layers.iter().map(|layer| layer.bytes.len()).sum()
     }
 
     /// Returns the size of all files, in bytes.
-    #[must_use]
     pub fn unpacked(&self) -> usize {
         self.layers.iter().map(|layer| layer.unpacked).sum()
     }
@@ -135,7 +133,6 @@ impl Blobs {
 }
 
 /// Returns how images name an architecture of Rust's targets; `None` if the rig does not know it.
-#[must_use]
 pub fn architecture(name: &str) -> Option<&'static str> {
     match name {
         "x86_64" => Some("amd64"),
@@ -145,7 +142,6 @@ pub fn architecture(name: &str) -> Option<&'static str> {
 }
 
 /// Returns the libraries of a program, and the program that loads them; none for a static program.
-#[must_use]
 pub fn libraries(program: &Path) -> Vec<PathBuf> {
     let mut ldd = Command::new("ldd");
     ldd.arg(program);

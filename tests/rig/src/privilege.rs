@@ -47,20 +47,17 @@ pub fn require_command(command: &mut Command, what: &str) -> Result<bool> {
 }
 
 /// Returns whether a program is on the `PATH`.
-#[must_use]
 pub fn is_on_path(name: &str) -> bool {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path).any(|folder| folder.join(name).is_file())
 }
 
 /// Returns whether missing privileges and tools are failures here.
-#[must_use]
 pub fn is_strict() -> bool {
     STRICT_VARS.into_iter().any(is_set)
 }
 
 /// Returns whether an environment variable is set to anything but `0`, `false` or nothing.
-#[must_use]
 pub fn is_set(var: &str) -> bool {
     env::var(var).is_ok_and(|value| !matches!(value.as_str(), "" | "0" | "false"))
 }

@@ -108,7 +108,6 @@ pub(crate) fn append(command: &mut Command, log: &Path) -> Result<()> {
 }
 
 /// Returns the last lines of a log, for messages.
-#[must_use]
 pub fn last_words(log: &Path) -> String {
     let text = fs::read_to_string(log).unwrap_or_default();
     let lines: Vec<&str> = text.lines().collect();

@@ -94,7 +94,6 @@ fn compile() -> Result<PathBuf> {
 
 /// Returns cargo for a program that cargo itself has started. Cargo's variables are removed: a
 /// build script that checks them (ring's does) would otherwise build everything again.
-#[must_use]
 pub fn cargo() -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     for (name, _) in env::vars_os() {

@@ -154,31 +154,26 @@ impl RealCluster {
     }
 
     /// Returns the administrator's client.
-    #[must_use]
     pub fn api(&self) -> &Api {
         self.plane.api()
     }
 
     /// Returns the control plane, such as for its kubeconfig or to kill its API server.
-    #[must_use]
     pub fn plane(&self) -> &Cluster {
         &self.plane
     }
 
     /// Returns the administrator's kubeconfig. Use it in the namespace [`RealCluster::ns`], or on a node.
-    #[must_use]
     pub fn kubeconfig(&self) -> PathBuf {
         self.plane.kubeconfig()
     }
 
     /// Returns the URL of the API server, as nodes and Pods without Services reach it.
-    #[must_use]
     pub fn server(&self) -> String {
         cluster::api::url(self.plane.address(), cluster::API_PORT)
     }
 
     /// Returns the network namespace of the control plane, which reaches nodes and Pods.
-    #[must_use]
     pub fn ns(&self) -> &NetNs {
         self.plane.ns()
     }
@@ -192,7 +187,6 @@ impl RealCluster {
     }
 
     /// Returns the folder of state and logs.
-    #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -217,7 +211,6 @@ impl RealCluster {
     }
 
     /// Returns a command like that of [`RealCluster::run`], to be started in [`RealCluster::ns`].
-    #[must_use]
     pub fn command(&self, program: &str) -> Command {
         let own = self.plane.programs().bin().join(program);
         let mut command = if own.is_file() {
@@ -278,7 +271,6 @@ impl RealCluster {
     }
 
     /// Returns all nodes, by name.
-    #[must_use]
     pub fn nodes(&self) -> Vec<Arc<Node>> {
         self.registered().values().cloned().collect()
     }
@@ -455,7 +447,6 @@ fn joined<T>(thread: thread::ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
 }
 
 /// Returns the addresses of a Pod or of a Service, from its status or its specification.
-#[must_use]
 pub fn ips(object: &Value) -> Vec<IpAddr> {
     let pods = object["status"]["podIPs"].as_array();
     let services = object["spec"]["clusterIPs"].as_array();

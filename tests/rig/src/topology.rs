@@ -283,13 +283,11 @@ impl Topology {
 
     /// Returns the namespace of the bridge that joins all hosts; a capture there sees all traffic
     /// between them.
-    #[must_use]
     pub fn fabric(&self) -> &NetNs {
         &self.fabric.ns
     }
 
     /// Returns the thread of all servers, for servers outside pods.
-    #[must_use]
     pub fn echo(&self) -> &Pool {
         &self.echo
     }

@@ -56,25 +56,21 @@ pub const PROGRAMS: [(&str, &str); 6] = [
 ];
 
 /// Returns whether this process runs in such a machine.
-#[must_use]
 pub fn is_inside() -> bool {
     privilege::is_set(INSIDE)
 }
 
 /// Returns whether this process should run its tests in a machine ([`IN_VM`]) and is not in one yet.
-#[must_use]
 pub fn is_wanted() -> bool {
     privilege::is_set(IN_VM) && !is_inside()
 }
 
 /// Returns whether to run tests that take long in a machine, too ([`ALL`]).
-#[must_use]
 pub fn runs_all() -> bool {
     privilege::is_set(ALL)
 }
 
 /// Runs this program again in a fresh machine, with the same arguments; see [`or_skip`].
-#[must_use]
 pub fn run_myself(deadline: Duration) -> ExitCode {
     or_skip(|| {
         let mut again = Command::new(env::current_exe().context("this program's path")?);
@@ -85,7 +81,6 @@ pub fn run_myself(deadline: Duration) -> ExitCode {
 
 /// Runs a function that needs a machine, and returns an exit code. Where a machine is impossible, the
 /// function fails in CI, and prints a line elsewhere.
-#[must_use]
 pub fn or_skip(run: impl FnOnce() -> Result<u8>) -> ExitCode {
     if let (Some((program, package)), false) = (missing(), privilege::is_strict()) {
         privilege::skip(&format!(
@@ -103,7 +98,6 @@ pub fn or_skip(run: impl FnOnce() -> Result<u8>) -> ExitCode {
 }
 
 /// Returns the program of [`PROGRAMS`] that is missing on this machine, with its package.
-#[must_use]
 pub fn missing() -> Option<(&'static str, &'static str)> {
     let mut all = PROGRAMS.into_iter();
     all.find(|(program, _)| !privilege::is_on_path(program))
@@ -134,7 +128,6 @@ impl<'a> Run<'a> {
     /// Creates a run of a command with its arguments, its folder (the caller's by default) and the
     /// variables set for it. Other variables are passed on only when they concern cargo, tests or the
     /// terminal. The machine is killed when the deadline passes.
-    #[must_use]
     pub fn new(command: &'a Command, deadline: Duration) -> Self {
         Self {
             command,
@@ -169,7 +162,6 @@ impl Vm {
     }
 
     /// Returns the guest's kernel, such as `6.1.0-56-amd64`.
-    #[must_use]
     pub fn kernel(&self) -> &str {
         &self.kernel.version
     }

@@ -21,7 +21,6 @@ const STAMPED: u8 = 64;
 pub const STAMP_BITS: u32 = 22;
 
 /// Returns the number of the change that made an endpoint; 0 = none.
-#[must_use]
 pub fn stamp_of(endpoint: Ipv4Addr) -> u64 {
     let [_, second, _, _] = endpoint.octets();
     if second & 0xc0 != STAMPED {
@@ -161,7 +160,6 @@ fn service(number: u32) -> Value {
 }
 
 /// Returns the EndpointSlice of a Service.
-#[must_use]
 pub fn slice(number: u32, endpoints: &[Ipv4Addr]) -> Value {
     let endpoints = endpoints.iter().map(|ip| json!({"addresses": [ip]}));
     let service = format!("s{number}");

@@ -177,7 +177,6 @@ pub struct WayCounts {
 
 impl WayCounts {
     /// Returns the mean number of bytes that an agent received.
-    #[must_use]
     pub fn mean_bytes(&self) -> u64 {
         let all = self.snapshots + self.equal + self.changes + self.ranges;
         self.bytes.checked_div(all).unwrap_or_default()
@@ -185,7 +184,6 @@ impl WayCounts {
 }
 
 /// Returns the 50th, 90th and 99th percentile and the maximum.
-#[must_use]
 pub fn percentiles(of: &Histogram) -> [Duration; 4] {
     let [p50, p90, p99] = [50.0, 90.0, 99.0].map(|percent| of.percentile(percent));
     [p50, p90, p99, of.max()]

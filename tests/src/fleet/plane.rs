@@ -18,13 +18,11 @@ const PORTS: [u16; 3] = [7443, 7444, 7445];
 const APART: u16 = 10;
 
 /// Returns the address at which a replica serves agents.
-#[must_use]
 pub fn agent_address(replica: usize) -> SocketAddr {
     address(replica, 0)
 }
 
 /// Returns the address of a replica's metrics.
-#[must_use]
 pub fn metrics_address(replica: usize) -> SocketAddr {
     address(replica, 2)
 }

@@ -87,7 +87,6 @@ impl Graph {
 
 impl GraphLink {
     /// Returns connections a second and failures, human-readable.
-    #[must_use]
     pub fn text(&self) -> String {
         let mut text = format!("{}/s", rate(self.per_million_seconds));
         if self.failed > 0 {
@@ -98,7 +97,6 @@ impl GraphLink {
     }
 
     /// Returns connections an hour.
-    #[must_use]
     pub fn per_hour(&self) -> u64 {
         self.per_million_seconds.saturating_mul(3_600) / 1_000_000
     }

@@ -621,7 +621,6 @@ pub fn ipvs_node(name: &str) -> pb::NodeStatus {
 }
 
 /// Returns a history of two publications.
-#[must_use]
 pub fn history() -> pb::History {
     let point = |revision, at_ms, changes| pb::HistoryPoint {
         revision,
@@ -647,7 +646,6 @@ fn policy(namespace: &str, name: &str, types: [bool; 2], pods: u64) -> pb::Polic
 }
 
 /// Returns three NetworkPolicies.
-#[must_use]
 pub fn policies() -> Vec<pb::PolicySummary> {
     vec![
         policy("kube-system", "dns", [true, false], 2),
@@ -657,7 +655,6 @@ pub fn policies() -> Vec<pb::PolicySummary> {
 }
 
 /// Returns `shop/db`.
-#[must_use]
 pub fn policy_description() -> pb::PolicyDescription {
     let rules = [
         "from Pods app=web in namespaces team=a, and 10.0.0.0/8 except 10.1.0.0/16, to ports TCP 5432",
@@ -682,7 +679,6 @@ pub fn policy_description() -> pb::PolicyDescription {
 }
 
 /// Returns the verdict on a connection that the sender may open, and the receiver does not take.
-#[must_use]
 pub fn judgement() -> pb::ConnectionJudgement {
     let allowed = pb::DirectionJudgement {
         verdict: pb::PolicyVerdict::Allowed.into(),

@@ -94,7 +94,6 @@ impl Occupancy {
     }
 
     /// Creates the state of a connection that does not exist, for tests.
-    #[must_use]
     pub fn of(caller: Caller) -> Self {
         let door = Door::new("tests", super::Limits::STATUS);
         let occupancy = Self::new(door, 1, ([192, 0, 2, 1], 1).into());
@@ -103,13 +102,11 @@ impl Occupancy {
     }
 
     /// Returns the peer's address.
-    #[must_use]
     pub fn peer(&self) -> SocketAddr {
         self.0.peer
     }
 
     /// Returns what the transport proves about the peer.
-    #[must_use]
     pub fn caller(&self) -> &Caller {
         self.0.caller.get().unwrap_or(&Caller::Anonymous)
     }
@@ -121,7 +118,6 @@ impl Occupancy {
     }
 
     /// Marks the connection as in use until the value is dropped; then it waits again.
-    #[must_use]
     pub fn occupy(&self) -> Occupied {
         self.begin_use(&mut self.state());
         Occupied(self.clone())

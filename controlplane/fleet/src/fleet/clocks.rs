@@ -33,7 +33,6 @@ impl Clocks {
     }
 
     /// Returns a time of the agent's clock by this machine's clock, in milliseconds since 1970; 0 stays 0.
-    #[must_use]
     pub fn local_ms(self, theirs_ms: u64) -> u64 {
         let here_ms = wall_ms(self.here);
         match theirs_ms {

@@ -53,7 +53,6 @@ impl Durations {
     }
 
     /// Returns the histogram for the wire, without the sum.
-    #[must_use]
     pub fn to_wire(&self) -> pb::Histogram {
         pb::Histogram {
             buckets: self
@@ -67,7 +66,6 @@ impl Durations {
     }
 
     /// Reads a histogram from the wire. Buckets that no replica has are left out.
-    #[must_use]
     pub fn from_wire(wire: &pb::Histogram) -> Self {
         let last = bucket_of(Duration::MAX);
         let mut read = Self {
@@ -91,20 +89,17 @@ impl Durations {
     }
 
     /// Returns the number of durations.
-    #[must_use]
     pub fn count(&self) -> u64 {
         self.count
     }
 
     /// Returns the longest duration.
-    #[must_use]
     pub fn longest(&self) -> Duration {
         self.longest
     }
 
     /// Returns the duration that this many percent of all do not exceed, rounded up by an eighth at most; zero
     /// without any.
-    #[must_use]
     pub fn percentile(&self, percent: u64) -> Duration {
         let rank = (self.count * percent).div_ceil(100).max(1);
         let mut counted = 0;
@@ -118,7 +113,6 @@ impl Durations {
     }
 
     /// Returns the sum in seconds, and the number of durations up to each bound in seconds and above the one before.
-    #[must_use]
     pub fn distribution(&self) -> (f64, Vec<(f64, u64)>) {
         let mut rest = self.buckets.iter().peekable();
         let mut up_to = |limit: u64| {

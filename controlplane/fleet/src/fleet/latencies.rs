@@ -92,14 +92,12 @@ impl Latencies {
     }
 
     /// Returns the last change of a Service, if it is still remembered.
-    #[must_use]
     pub fn of(&self, service: &ServiceName) -> Option<&Programmed> {
         let mut newest_first = self.0.iter().rev();
         newest_first.find(|programmed| programmed.service == *service)
     }
 
     /// Returns a summary of all changes; `None` without any.
-    #[must_use]
     pub fn summary(&self) -> Option<LatencySummary> {
         let last = self.0.back()?;
         let mut sorted: Vec<u32> = self.0.iter().map(|one| one.latency_ms).collect();

@@ -79,7 +79,6 @@ impl Progress {
     }
 
     /// Returns when the node had a revision.
-    #[must_use]
     pub fn when(&self, revision: u64) -> Reached {
         let before = self
             .points
@@ -92,7 +91,6 @@ impl Progress {
     }
 
     /// Returns the newest revision; 0 = none.
-    #[must_use]
     pub fn newest(&self) -> u64 {
         self.points.back().map_or(0, |point| point.revision)
     }
@@ -130,7 +128,6 @@ impl Fleet {
     }
 
     /// Returns the memory of these times, in bytes.
-    #[must_use]
     pub fn progress_bytes(&self) -> usize {
         let agents = self.lock();
         let all = agents.by_node.values();
@@ -139,7 +136,6 @@ impl Fleet {
     }
 
     /// Returns when one node had a revision, and the newest revision that it holds; `None` if the node has no agent.
-    #[must_use]
     pub fn reached_by(&self, node: &str, revision: u64) -> Option<(Reached, u64)> {
         let agents = self.lock();
         let progress = &agents.by_node.get(node)?.progress;

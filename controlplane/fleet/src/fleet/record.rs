@@ -100,14 +100,12 @@ impl AgentRecord {
     }
 
     /// Returns a time of the report by this machine's clock, in milliseconds since 1970; 0 stays 0.
-    #[must_use]
     pub fn local_ms(&self, theirs_ms: u64) -> u64 {
         let clocks = self.clocks;
         clocks.map_or(theirs_ms, |clocks| clocks.local_ms(theirs_ms))
     }
 
     /// Returns a copy of the agent's latest report, with times by this machine's clock.
-    #[must_use]
     pub fn local_report(&self) -> Option<Report> {
         let mut report = self.report.as_deref()?.clone();
         translate(&mut report, |ms| self.local_ms(ms));
@@ -116,7 +114,6 @@ impl AgentRecord {
 
     /// Returns the time since the control plane last learned of a comparison of the agent's kernel with the
     /// desired state; `None` for agents that do not report comparisons.
-    #[must_use]
     pub fn unverified_for(&self, now: Instant) -> Option<Duration> {
         self.report.as_deref().and_then(verified)?;
         Some(now.saturating_duration_since(self.verified_at))

@@ -29,7 +29,6 @@ impl Rival {
     }
 
     /// Returns whether the rival still tries to connect.
-    #[must_use]
     pub fn is_there(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.last) < REMEMBERED
     }

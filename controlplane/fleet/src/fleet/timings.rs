@@ -111,7 +111,6 @@ impl Timings {
     }
 
     /// Returns the durations of each hop, by its name in metrics.
-    #[must_use]
     pub fn hops(&self) -> Vec<(&'static str, Durations)> {
         let kept = self.lock();
         let hops = Hop::ALL.into_iter().zip(&kept.hops);
@@ -120,14 +119,12 @@ impl Timings {
     }
 
     /// Returns the durations until kernels held a change, of all nodes and changes.
-    #[must_use]
     pub fn programmed(&self) -> Durations {
         self.lock().programmed.clone()
     }
 
     /// Returns the durations of one publication, by its first revision; `None` if no node was measured, or the
     /// publication is forgotten.
-    #[must_use]
     pub fn of_change(&self, first_revision: u64) -> Option<Durations> {
         self.lock().changes.get(&first_revision).cloned()
     }

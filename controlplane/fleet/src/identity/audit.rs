@@ -131,7 +131,6 @@ impl Audit {
     }
 
     /// Returns the number of lines that were dropped because the disk was too slow.
-    #[must_use]
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }

@@ -94,7 +94,6 @@ impl Audiences {
 
 impl<'a> Parts<'a> {
     /// Takes a token apart; `None` if it is no JSON Web Token.
-    #[must_use]
     pub fn parse(token: &'a Token) -> Option<Self> {
         let text = token.as_str();
         let (signed, signature) = text.rsplit_once('.')?;
@@ -110,7 +109,6 @@ impl<'a> Parts<'a> {
 
     /// Returns the identity of a ServiceAccount, as a TokenReview would; `None` for any other user. The caller has
     /// verified the signature.
-    #[must_use]
     pub fn identity(&self) -> Option<Identity> {
         self.claims.identity()
     }

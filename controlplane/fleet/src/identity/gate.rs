@@ -41,7 +41,6 @@ impl Port {
     pub const ALL: [Self; 2] = [Self::Agents, Self::Status];
 
     /// Returns the name in metrics and in the audit log.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Agents => "agents",
@@ -162,7 +161,6 @@ impl Gate {
     }
 
     /// Returns whether callers may have tokens.
-    #[must_use]
     pub fn takes_tokens(&self) -> bool {
         self.tokens.is_some() || self.listed.is_some()
     }
@@ -175,13 +173,11 @@ impl Gate {
     }
 
     /// Returns the numbers of refusals by port and reason.
-    #[must_use]
     pub fn refusals(&self) -> Vec<(Port, RefusalReason, u64)> {
         self.refusals.all()
     }
 
     /// Returns the number of lines that the audit log lacks because its disk was too slow.
-    #[must_use]
     pub fn unaudited(&self) -> u64 {
         self.audit.dropped()
     }
@@ -213,7 +209,6 @@ impl Gate {
 
 impl Visitor {
     /// Returns the caller's proven name.
-    #[must_use]
     pub fn name(&self) -> Option<&str> {
         Some(self.who.as_ref()?.subject.name.as_str())
     }

@@ -98,7 +98,6 @@ struct Discovery {
 impl KeySet {
     /// Creates a set from the API server's answers. Keys of kinds that ServiceAccount tokens do not have are left
     /// out.
-    #[must_use]
     pub fn new(issuer: String, published: Published) -> Self {
         let keys = published.keys.into_iter().take(MAX_KEYS);
         let by_id = keys.filter_map(|key| Some((key.kid.clone(), PublicKey::read(&key)?)));
@@ -109,7 +108,6 @@ impl KeySet {
     }
 
     /// Checks a token of the API server.
-    #[must_use]
     pub fn check(&self, parts: &Parts<'_>, now: SystemTime) -> Checked {
         if self.by_id.is_empty() {
             return Checked::Unknown;

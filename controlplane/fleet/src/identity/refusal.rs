@@ -44,7 +44,6 @@ impl RefusalReason {
     ];
 
     /// Returns the name in metrics and in the audit log.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::NoCredential => "no-credential",
@@ -83,7 +82,6 @@ pub struct Refusal {
 
 impl Refusal {
     /// Creates a refusal.
-    #[must_use]
     pub fn new(reason: RefusalReason, text: impl Into<String>) -> Self {
         Self {
             reason,

@@ -63,7 +63,6 @@ pub enum Right {
 
 impl Right {
     /// Returns the verb.
-    #[must_use]
     pub fn verb(&self) -> &'static str {
         match self {
             Self::ReadStatus
@@ -86,7 +85,6 @@ impl Right {
     }
 
     /// Returns the path.
-    #[must_use]
     pub fn path(&self) -> String {
         match self {
             Self::ReadStatus => "/kplane/status".to_owned(),

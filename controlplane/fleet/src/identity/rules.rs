@@ -69,7 +69,6 @@ impl Rules {
     }
 
     /// Returns whether a rule gives a user a right.
-    #[must_use]
     pub fn allow(&self, subject: &Subject, right: &Right) -> bool {
         let (verb, path) = (right.verb(), right.path());
         self.rules.iter().any(|rule| {

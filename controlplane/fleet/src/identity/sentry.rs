@@ -32,7 +32,6 @@ struct Post {
 
 impl Sentry {
     /// Creates a sentry that never ends the stream.
-    #[must_use]
     pub fn idle() -> Self {
         Self(None)
     }

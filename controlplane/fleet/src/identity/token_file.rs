@@ -66,7 +66,6 @@ impl TokenTable {
     }
 
     /// Returns the owner of a token.
-    #[must_use]
     pub fn owner(&self, token: &Token) -> Option<Arc<Identity>> {
         self.0.get(&token_id(token)).cloned()
     }

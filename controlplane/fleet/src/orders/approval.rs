@@ -28,7 +28,6 @@ pub struct Approval {
 
 impl Approval {
     /// Returns whether other replicas may still take the approval. Clocks may differ.
-    #[must_use]
     pub fn is_in_force(&self, now_ms: u64) -> bool {
         u128::from(now_ms.abs_diff(self.at_ms)) < APPROVAL_LASTS.as_millis()
     }

@@ -45,19 +45,16 @@ impl Board {
     }
 
     /// Returns a receiver of the orders.
-    #[must_use]
     pub fn changes(&self) -> watch::Receiver<Option<Arc<Orders>>> {
         self.orders.subscribe()
     }
 
     /// Returns the order that freezes a node.
-    #[must_use]
     pub fn frozen(&self, node: &NodeName) -> Option<Order> {
         self.orders.borrow().as_ref()?.frozen(node).cloned()
     }
 
     /// Returns the problem with the document, if there is one.
-    #[must_use]
     pub fn issue(&self) -> Option<Issue> {
         let (code, reason) = self.lock().clone()?;
         Some(Issue {
@@ -134,7 +131,6 @@ impl Board {
     }
 
     /// Returns the place of the document.
-    #[must_use]
     pub fn place(&self) -> Option<&Place> {
         self.place.get()
     }

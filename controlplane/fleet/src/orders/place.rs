@@ -110,7 +110,6 @@ pub enum Unchanged {
 
 impl Unchanged {
     /// Returns whether the order may be in force all the same.
-    #[must_use]
     pub fn is_unsure(&self) -> bool {
         matches!(self, Self::Trouble(Trouble::Unsure(_)))
     }
@@ -127,7 +126,6 @@ impl fmt::Display for Place {
 
 impl Place {
     /// Returns the place of a source of manifests: in its folder, or in that of its file.
-    #[must_use]
     pub fn beside(manifests: &Path) -> Self {
         let folder = match manifests.is_file() {
             true => manifests.parent().unwrap_or(manifests),

@@ -48,7 +48,6 @@ pub struct PeerFlags {
 
 impl PeerFlags {
     /// Returns the configuration, with the packet mark of the connections; 0 = none.
-    #[must_use]
     pub fn config(self, mark: u32) -> Config {
         Config { flags: self, mark }
     }
@@ -114,7 +113,6 @@ pub struct Config {
 impl Config {
     /// Returns the files of the connections to other replicas, where the control plane's own certificate is in files;
     /// `None` without authorities.
-    #[must_use]
     pub fn files(&self, own: &ServerFiles) -> Option<ClientFiles> {
         let flags = &self.flags;
         let authorities = flags.peer_certificate_authority.clone();

@@ -16,7 +16,6 @@ pub struct Listed {
 
 impl Listed {
     /// Creates a list that follows `addresses`.
-    #[must_use]
     pub fn new(service: &str, addresses: watch::Receiver<BTreeSet<IpAddr>>) -> Self {
         let service = service.into();
         Self { service, addresses }

@@ -22,7 +22,6 @@ pub struct AgentServer {
 
 impl AgentServer {
     /// Creates a server for agents from a hub, behind a gate.
-    #[must_use]
     pub fn new(hub: Arc<Hub>, gate: Arc<Gate>) -> Self {
         Self { hub, gate }
     }

@@ -31,7 +31,6 @@ pub struct DesiredServer {
 
 impl DesiredServer {
     /// Creates a server from a hub.
-    #[must_use]
     pub fn new(hub: Arc<Hub>) -> Self {
         Self { hub }
     }

@@ -22,7 +22,6 @@ pub struct Guarded<S> {
 
 impl<S> Guarded<S> {
     /// Puts a service behind the gate.
-    #[must_use]
     pub fn new(inner: S, gate: Arc<Gate>) -> Self {
         Self { inner, gate }
     }

@@ -45,7 +45,6 @@ type Streamed<T> = Response<ReceiverStream<Result<T, Status>>>;
 
 impl PeerServer {
     /// Creates a server from a hub.
-    #[must_use]
     pub fn new(hub: Arc<Hub>) -> Self {
         Self {
             hub,

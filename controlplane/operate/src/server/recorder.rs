@@ -28,13 +28,11 @@ pub struct Print(Box<dyn Fn() -> String + Send + Sync>);
 
 impl Print {
     /// Wraps a function that prints the metrics.
-    #[must_use]
     pub fn new(print: impl Fn() -> String + Send + Sync + 'static) -> Self {
         Self(Box::new(print))
     }
 
     /// Prints them.
-    #[must_use]
     pub fn print(&self) -> String {
         self.0()
     }
@@ -60,7 +58,6 @@ pub struct RecorderServer {
 
 impl RecorderServer {
     /// Creates a server from a hub, which asks these other replicas as well.
-    #[must_use]
     pub fn new(hub: Arc<Hub>, peers: Option<Arc<Peers>>) -> Self {
         let metrics = Metrics::default();
         Self {

@@ -36,7 +36,6 @@ pub struct StatusServer {
 
 impl StatusServer {
     /// Creates a server from a hub.
-    #[must_use]
     pub fn new(hub: Arc<Hub>) -> Self {
         Self {
             hub,

@@ -13,7 +13,6 @@ const SERVICE_CIDR_MIN_PREFIX: [(Family, u8); 2] = [(Family::V4, 8), (Family::V6
 
 /// Converts a Node. `service_cidrs` stays empty, because they belong to the cluster, not to the
 /// node.
-#[must_use]
 pub fn node(node: &k8s::Node, location: &str) -> (NodeFacts, Vec<Issue>) {
     let mut report = Report::new(Kind::Node, &node.metadata, location);
     let zone = node.metadata.label(ZONE_LABEL);
@@ -80,7 +79,6 @@ fn pod_cidrs(node: &k8s::Node, report: &mut Report<'_>) -> Vec<Cidr> {
 }
 
 /// Returns the ranges of a ServiceCIDR.
-#[must_use]
 pub fn service_cidr(cidr: &k8s::ServiceCidr, location: &str) -> (Vec<Cidr>, Vec<Issue>) {
     let mut report = Report::new(Kind::ServiceCidr, &cidr.metadata, location);
     let mut cidrs = Vec::new();

@@ -25,7 +25,6 @@ fn name_of(kind: Kind, metadata: &ObjectMeta) -> PolicyName {
 }
 
 /// Converts a NetworkPolicy.
-#[must_use]
 pub fn network_policy(policy: &k8s::NetworkPolicy, location: &str) -> (NetworkPolicy, Vec<Issue>) {
     let (metadata, spec) = (&policy.metadata, &policy.spec);
     let mut report = Report::new(Kind::NetworkPolicy, metadata, location);
@@ -77,7 +76,6 @@ pub fn network_policy(policy: &k8s::NetworkPolicy, location: &str) -> (NetworkPo
 }
 
 /// Returns the issue that a NetworkPolicy, of this size in bytes, fits into no message.
-#[must_use]
 pub fn policy_too_large(policy: &k8s::NetworkPolicy, location: &str, size: usize) -> Issue {
     let report = Report::new(Kind::NetworkPolicy, &policy.metadata, location);
     let reason = format!(
@@ -87,7 +85,6 @@ pub fn policy_too_large(policy: &k8s::NetworkPolicy, location: &str, size: usize
 }
 
 /// Returns the issue that a NetworkPolicy is not enforced.
-#[must_use]
 pub fn not_enforced(policy: &k8s::NetworkPolicy, location: &str) -> Vec<Issue> {
     not_enforced_of(Kind::NetworkPolicy, &policy.metadata, location)
 }
@@ -273,7 +270,6 @@ pub(super) fn selector(written: &LabelSelector) -> Result<Selector, String> {
 }
 
 /// Returns the labels of a Namespace. Each has one with its name (NP6).
-#[must_use]
 pub fn namespace(namespace: &k8s::Namespace) -> Labels {
     let mut labels = shared_labels(&namespace.labels);
     labels.insert(shared(NAME_LABEL), namespace.metadata.name.clone());
@@ -289,7 +285,6 @@ pub(super) fn shared_labels(labels: &k8s::Texts) -> Labels {
 
 /// Converts a Pod. `None` for a Pod that no policy can be about: it has ended (NP18), has no node yet, or uses its node's
 /// network (NP12).
-#[must_use]
 pub fn pod(pod: &k8s::Pod) -> Option<Pod> {
     let has_ended = matches!(pod.status.phase.as_deref(), Some("Succeeded" | "Failed"));
     let node = pod

@@ -32,7 +32,6 @@ const AFFINITY_TIMEOUT_MAX_S: u32 = 86_400;
 /// Choices for invalid input: an unknown traffic policy counts as `Cluster`, as in kube-proxy (A12,
 /// A13); an unknown affinity counts as `None` (A11). A load-balancer address with an unknown
 /// `ipMode` is not captured (A6). Invalid source ranges never widen access (A8).
-#[must_use]
 pub fn service(svc: &k8s::Service, location: &str, allowed: &ExternalIps) -> ConvertedService {
     let mut report = Report::new(Kind::Service, &svc.metadata, location);
     let skipped = skip_reason(svc);

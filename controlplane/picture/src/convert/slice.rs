@@ -18,7 +18,6 @@ use crate::k8s::{
 };
 
 /// Converts an EndpointSlice. A refused endpoint or port leaves the rest of the slice served.
-#[must_use]
 pub fn slice(slice: &k8s::EndpointSlice, location: &str) -> ConvertedSlice {
     let mut report = Report::new(Kind::EndpointSlice, &slice.metadata, location);
     let service = service_name(slice, &mut report);

@@ -20,7 +20,6 @@ use crate::k8s::{
 const MAX_PRIORITY: i64 = 1_000;
 
 /// Converts a ClusterNetworkPolicy; `None` = it has no effect.
-#[must_use]
 pub fn cluster_policy(
     policy: &k8s::ClusterNetworkPolicy,
     location: &str,
@@ -34,7 +33,6 @@ pub fn cluster_policy(
 }
 
 /// Returns the issue that a ClusterNetworkPolicy is not enforced.
-#[must_use]
 pub fn tiers_not_enforced(policy: &k8s::ClusterNetworkPolicy, location: &str) -> Vec<Issue> {
     super::policy::not_enforced_of(Kind::ClusterNetworkPolicy, &policy.metadata, location)
 }
@@ -248,7 +246,6 @@ fn known(others: &Others) -> Result<(), String> {
 }
 
 /// Returns the labels of a Node.
-#[must_use]
 pub fn node_labels(node: &k8s::Node) -> Labels {
     shared_labels(&node.labels)
 }

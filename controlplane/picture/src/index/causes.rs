@@ -78,7 +78,6 @@ impl Causes {
     }
 
     /// Returns the causes that are about a Service.
-    #[must_use]
     pub fn of(&self, service: &ServiceName) -> &[Arc<Cause>] {
         let key = Some(service.clone());
         self.by_service.get(&key).map_or(&[], Vec::as_slice)

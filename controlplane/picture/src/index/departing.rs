@@ -32,7 +32,6 @@ impl PodEndpoints {
 impl Index {
     /// Returns the endpoints on a node at one of these addresses, with those of the same Pod in the other family. Work: all
     /// addresses of all slices.
-    #[must_use]
     pub fn pod_at(&self, node: &str, addresses: &[IpAddr], port: u16) -> PodEndpoints {
         let mut found = PodEndpoints {
             addresses: addresses.iter().copied().collect(),
@@ -73,7 +72,6 @@ impl Index {
     }
 
     /// Returns why the rules of some node lead new connections for a Service to a Pod; `None` if no node's do.
-    #[must_use]
     pub fn lead(&self, service: &ServiceName, pod: &PodEndpoints) -> Option<Lead> {
         let ports = self.effective(service).ports.into_iter();
         let leads = ports.filter_map(|(port, endpoints)| lead(&port, &endpoints, |at| pod.has(at)));

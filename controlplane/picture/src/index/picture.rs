@@ -24,7 +24,6 @@ pub struct Picture {
 impl Picture {
     /// Returns whether the approval of another picture covers this one: the doubts are the same, and the held objects
     /// are as well. A replica that started later never saw these objects. It names at least as many Services.
-    #[must_use]
     pub fn is_covered_by(&self, approved: &Self) -> bool {
         let is_same = match self.held.is_empty() {
             true => self.services >= approved.services,
@@ -36,13 +35,11 @@ impl Picture {
 
 impl Index {
     /// Returns whether an approval would change anything.
-    #[must_use]
     pub fn needs_approval(&self) -> bool {
         self.is_synced() && (self.holding.is_some() || self.trust() != Trust::Confirmed)
     }
 
     /// Returns the picture.
-    #[must_use]
     pub fn picture(&self) -> Picture {
         let held = self.holding.iter().flat_map(Holding::objects);
         let names = held.map(|id| format!("{}\0{}\0{}", id.kind, id.namespace, id.name));

@@ -10,7 +10,6 @@ use crate::k8s::{Kind, Object, ObjectId};
 
 impl Index {
     /// Returns the NetworkPolicies, if nodes enforce them.
-    #[must_use]
     pub fn policies(&self) -> Option<&Policies> {
         self.policies.as_ref()
     }

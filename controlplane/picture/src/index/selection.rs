@@ -38,7 +38,6 @@ pub struct Page {
 
 impl Selection {
     /// Returns whether ServicePorts of a Service may be in the page.
-    #[must_use]
     pub fn wants(&self, service: &ServiceName) -> bool {
         let wanted = |wanted: &str, is: &str| wanted.is_empty() || wanted == is;
         wanted(&self.namespace, &service.namespace)

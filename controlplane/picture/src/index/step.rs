@@ -63,7 +63,6 @@ impl Index {
     }
 
     /// Returns a summary of the objects that are served although the source no longer names them.
-    #[must_use]
     pub fn held(&self) -> Option<Held> {
         let holding = self.holding.as_ref()?;
         let slices = holding.objects().filter_map(|id| self.slices.get(id));
@@ -77,7 +76,6 @@ impl Index {
     }
 
     /// Returns the trust in the picture.
-    #[must_use]
     pub fn trust(&self) -> Trust {
         self.belief.trust()
     }

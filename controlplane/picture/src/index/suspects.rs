@@ -30,7 +30,6 @@ impl fmt::Display for Suspicion {
 
 impl Suspicion {
     /// Returns the age, whole seconds.
-    #[must_use]
     pub fn age_s(&self) -> u64 {
         self.since.elapsed().unwrap_or_default().as_secs()
     }

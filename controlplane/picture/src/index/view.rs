@@ -29,7 +29,6 @@ pub struct PortView {
 
 impl PortView {
     /// Returns the endpoints that a node uses, and why.
-    #[must_use]
     pub fn on_node(&self, node: &NodeFacts) -> Categorized {
         categorize(
             &self.port,
@@ -93,7 +92,6 @@ const NAMED: usize = 5;
 
 impl Index {
     /// Returns a page of the ServicePorts that a selection wants, sorted by key.
-    #[must_use]
     pub fn ports(&self, selection: &Selection) -> Page {
         let services: BTreeSet<&ServiceName> = match &selection.among {
             Some(among) => among.iter().filter(|of| selection.wants(of)).collect(),
@@ -112,7 +110,6 @@ impl Index {
 
     /// Returns one Service, if it is known. `upstream`: further issues, some of which may be about
     /// the Service.
-    #[must_use]
     pub fn detail(&self, name: &ServiceName, upstream: &[Issue]) -> Option<ServiceDetail> {
         let slices = self.slices_of.get(name);
         let is_its = |issue: &Issue| {
@@ -214,7 +211,6 @@ impl Index {
     }
 
     /// Returns the UID of a Service, or of an object that has issues of its own.
-    #[must_use]
     pub fn uid(&self, id: &ObjectId) -> Option<Uid> {
         let service = || {
             self.services
@@ -229,7 +225,6 @@ impl Index {
     }
 
     /// Returns the UID of a Node.
-    #[must_use]
     pub fn node_uid(&self, name: &NodeName) -> Option<Uid> {
         self.node_uids.get(name).copied()
     }

@@ -10,7 +10,6 @@ pub struct Uid([u8; 16]);
 
 impl Uid {
     /// Parses the form in which Kubernetes writes a UUID; `None` for anything else.
-    #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let text: &[u8; 36] = text.as_bytes().try_into().ok()?;
         let mut number = 0_u128;

@@ -13,13 +13,11 @@ pub struct Version(u64);
 
 impl Version {
     /// Creates a version from a number; 0 = unknown.
-    #[must_use]
     pub fn new(number: u64) -> Self {
         Self(number)
     }
 
     /// Returns the number; 0 = unknown.
-    #[must_use]
     pub fn number(self) -> u64 {
         self.0
     }

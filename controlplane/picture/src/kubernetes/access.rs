@@ -47,7 +47,6 @@ pub const TRAP: &str = "this is the API server's ClusterIP, which leads nowhere 
 
 impl Access {
     /// Returns whether the API server is reached through an address that only kplane programs.
-    #[must_use]
     pub fn needs_us(&self) -> bool {
         let of_pod = matches!(self, Self::InCluster { master: None });
         of_pod && !names_another(|name| std::env::var(name).ok())
@@ -200,7 +199,6 @@ impl Api {
     }
 
     /// Creates a connection whose client answers for the server: for tests.
-    #[must_use]
     pub fn of(client: kube::Client) -> Self {
         let server = "https://192.0.2.1".to_owned();
         Self {
@@ -219,31 +217,26 @@ impl Api {
     }
 
     /// Returns the current client. Call this again for each piece of work.
-    #[must_use]
     pub fn client(&self) -> kube::Client {
         self.lock().client.clone()
     }
 
     /// Classifies an error of the client.
-    #[must_use]
     pub fn failure(&self, error: &kube::Error) -> Failure {
         self.access.explain(Failure::of_client(error))
     }
 
     /// Returns the counts of requests that failed.
-    #[must_use]
     pub fn failures(&self) -> &Failures {
         &self.failures
     }
 
     /// Returns the counts of all requests.
-    #[must_use]
     pub fn requests(&self) -> &Requests {
         &self.requests
     }
 
     /// Returns the address of the server.
-    #[must_use]
     pub fn server(&self) -> String {
         self.lock().server.clone()
     }

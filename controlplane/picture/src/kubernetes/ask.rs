@@ -20,7 +20,6 @@ pub struct Unanswered {
 
 impl Unanswered {
     /// Returns whether an object of the name exists already, or has changed since it was read.
-    #[must_use]
     pub fn is_conflict(&self) -> bool {
         matches!(self.failure, Failure::Refused { code: 409, .. })
     }
@@ -36,7 +35,6 @@ impl Failures {
     }
 
     /// Returns the counts by verb and reason.
-    #[must_use]
     pub fn all(&self) -> BTreeMap<(&'static str, &'static str), u64> {
         self.lock().clone()
     }

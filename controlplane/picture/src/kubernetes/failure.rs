@@ -73,7 +73,6 @@ pub enum Failure {
 
 impl Failure {
     /// Classifies an HTTP status. `message` is the server's explanation.
-    #[must_use]
     pub fn of_status(code: u16, message: &str, after: Option<Duration>) -> Self {
         let message = one_line(message);
         match code {
@@ -88,7 +87,6 @@ impl Failure {
     }
 
     /// Classifies an error of the client.
-    #[must_use]
     pub fn of_client(error: &kube::Error) -> Self {
         if matches!(error, kube::Error::Auth(_)) {
             return Self::Credentials(one_line(&innermost(error)));
@@ -114,7 +112,6 @@ impl Failure {
     }
 
     /// Returns the code of the failure.
-    #[must_use]
     pub fn code(&self) -> Reason {
         match self {
             Self::Unreachable(_) | Self::Certificate(_) | Self::Broken(_) | Self::Silent(_) => {
@@ -132,7 +129,6 @@ impl Failure {
     }
 
     /// Returns whether the failure concerns the whole connection, not just one resource.
-    #[must_use]
     pub fn is_general(&self) -> bool {
         match self {
             Self::Unreachable(_)
@@ -152,7 +148,6 @@ impl Failure {
     }
 
     /// Returns whether reading the credentials again may help.
-    #[must_use]
     pub fn wants_new_credentials(&self) -> bool {
         matches!(
             self,
@@ -161,7 +156,6 @@ impl Failure {
     }
 
     /// Returns a short name for metrics.
-    #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
             Self::Unreachable(_) => "unreachable",
@@ -181,7 +175,6 @@ impl Failure {
     }
 
     /// Explains on one line what failed and what to do about it.
-    #[must_use]
     pub fn explain(&self, asked: Asked) -> String {
         match self {
             Self::Unreachable(why) => {

@@ -59,13 +59,11 @@ impl Requests {
     }
 
     /// Returns the number of requests by method, code and host. The code of a request without an answer is `<error>`.
-    #[must_use]
     pub fn all(&self) -> BTreeMap<RequestKind, u64> {
         self.lock().by_kind.clone()
     }
 
     /// Returns the durations until the head of the answer, by method and host.
-    #[must_use]
     pub fn durations(&self) -> Vec<((String, String), Distribution)> {
         let counts = self.lock();
         let all = counts.durations.iter().map(|(key, histogram)| {

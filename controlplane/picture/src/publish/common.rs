@@ -179,7 +179,6 @@ impl State {
 }
 
 /// Returns an encoded update with its frame.
-#[must_use]
 pub fn message(piece: Piece, snapshot: bool, end: Option<UpdateEnd>) -> Bytes {
     let update = Update {
         objects: piece.objects,
@@ -193,7 +192,6 @@ pub fn message(piece: Piece, snapshot: bool, end: Option<UpdateEnd>) -> Bytes {
 }
 
 /// Returns the end of an update; `freshness` is what its agent has not received.
-#[must_use]
 pub fn update_end(end: PieceEnd, freshness: Vec<KindVersion>) -> UpdateEnd {
     UpdateEnd {
         revision: end.revision,

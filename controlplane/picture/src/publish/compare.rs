@@ -61,7 +61,6 @@ impl Raw {
 
 impl Store {
     /// Compares what two nodes must hold. Endpoints on the nodes themselves count where a traffic policy is Local.
-    #[must_use]
     pub fn compare_nodes(&self, left: &str, right: &str) -> Compared {
         let (raw, all) = {
             let state = self.read();
@@ -87,7 +86,6 @@ impl Store {
 impl Store {
     /// Returns the Services that changed after a revision in a way that concerns a node, each with the revision of its
     /// last change, newest first.
-    #[must_use]
     pub fn pending(&self, node: &str, after: u64, most: usize) -> Vec<(ServiceName, u64)> {
         let state = self.read();
         let view = state.views.get(node);

@@ -33,7 +33,6 @@ pub struct Cursor {
 
 impl Cursor {
     /// Creates the cursor of an agent that holds `revision` completely, or nothing if it is 0.
-    #[must_use]
     pub fn at(revision: u64) -> Self {
         Self {
             base: revision,
@@ -50,13 +49,11 @@ impl Cursor {
     }
 
     /// Returns whether changes up to `head` have not been collected, or collecting is not complete.
-    #[must_use]
     pub fn is_behind(&self, head: u64) -> bool {
         self.base < head
     }
 
     /// Returns the revision that the agent holds completely; 0 = nothing.
-    #[must_use]
     pub fn base(&self) -> u64 {
         self.base
     }
@@ -116,7 +113,6 @@ pub struct Mark {
 
 impl PieceEnd {
     /// Returns the state that the agent has afterwards.
-    #[must_use]
     pub fn mark(&self) -> Mark {
         Mark {
             revision: self.revision,

@@ -76,7 +76,6 @@ pub struct LayerEnd {
 
 impl LayerCursor {
     /// Creates the cursor of a watch that has nothing, and wants one Service or all.
-    #[must_use]
     pub fn new(only: Option<ServiceName>) -> Self {
         Self {
             only,
@@ -85,7 +84,6 @@ impl LayerCursor {
     }
 
     /// Returns whether changes up to `head` have not been collected, or collecting is not complete.
-    #[must_use]
     pub fn is_behind(&self, head: u64) -> bool {
         self.held.is_none_or(|held| held.shared < head)
     }
@@ -114,7 +112,6 @@ impl LayerCursor {
 
 impl LayerPiece {
     /// Returns whether the piece changes nothing.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         !self.snapshot
             && self.programs.is_empty()
@@ -149,13 +146,11 @@ impl Store {
 
     /// Returns the next part of what a watch of more than one node lacks; moves the cursor behind it. The watch is
     /// [registered](Store::attend_all).
-    #[must_use]
     pub fn collect_layers(&self, cursor: &mut LayerCursor) -> LayerPiece {
         self.read().collect_layers(cursor, PIECE_BYTES)
     }
 
     /// Returns whether deletions after a revision may be forgotten.
-    #[must_use]
     pub fn forgot_after(&self, revision: u64) -> bool {
         revision < self.read().horizon
     }

@@ -29,7 +29,6 @@ pub enum Way {
 
 impl Way {
     /// Returns the agent's position.
-    #[must_use]
     pub fn cursor(self) -> Cursor {
         match self {
             Self::Equal(cursor) | Self::Changes(cursor) => cursor,

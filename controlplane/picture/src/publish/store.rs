@@ -75,7 +75,6 @@ pub struct Store {
 
 impl Store {
     /// Creates an empty store. `epoch` is random for each start of the control plane.
-    #[must_use]
     pub fn new(epoch: u64) -> Self {
         let head = Head {
             revision: FIRST_REVISION,
@@ -100,19 +99,16 @@ impl Store {
     }
 
     /// Returns the epoch that revisions belong to.
-    #[must_use]
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
 
     /// Returns a receiver of the newest state.
-    #[must_use]
     pub fn head(&self) -> watch::Receiver<Head> {
         self.head.subscribe()
     }
 
     /// Returns a receiver of the newest state that agents' streams are to send.
-    #[must_use]
     pub fn announcements(&self) -> watch::Receiver<Head> {
         self.announced.subscribe()
     }
@@ -150,7 +146,6 @@ impl Store {
     }
 
     /// Returns the trust in the picture.
-    #[must_use]
     pub fn trust(&self) -> Trust {
         self.read().trust.clone()
     }
@@ -163,7 +158,6 @@ impl Store {
     }
 
     /// Returns the versions of the source that the published state contains.
-    #[must_use]
     pub fn freshness(&self) -> Arc<Freshness> {
         Arc::clone(&self.read().freshness)
     }
@@ -277,14 +271,12 @@ impl Store {
     }
 
     /// Returns the next part of what `node` lacks; moves the cursor behind it.
-    #[must_use]
     pub fn collect(&self, node: &str, cursor: &mut Cursor) -> Piece {
         self.read().collect(node, cursor)
     }
 
     /// Returns the whole update of an agent which has this freshness, and moves the cursor behind it. `None`
     /// if the update is not one that agents share; then [`Store::collect`] has it.
-    #[must_use]
     pub fn take_common(
         &self,
         node: &str,
@@ -299,7 +291,6 @@ impl Store {
 
     /// Returns the way of an agent without anything: it takes the messages of the walk, then collects the rest. The
     /// first message begins a snapshot, if there is one.
-    #[must_use]
     pub fn walk(&self, node: &str) -> Walk {
         self.walk_in_messages(node, PIECE_BYTES)
     }
@@ -321,13 +312,11 @@ impl Store {
 
     /// Returns the way of an agent that holds objects with this digest and, if its epoch matches, is at `revision`.
     /// `None` if the digest says nothing here.
-    #[must_use]
     pub fn resume(&self, node: &str, digest: Digest, revision: Option<u64>) -> Option<Way> {
         self.read().resume(node, digest, revision)
     }
 
     /// Returns the number of ranges by which a node's agent and this store can be compared.
-    #[must_use]
     pub fn ranges(&self, node: &str) -> u16 {
         self.range_index(&self.read(), node).count()
     }
@@ -335,7 +324,6 @@ impl Store {
     /// Returns the encoded message that replaces the ranges in which a node's agent differs, and moves the cursor
     /// behind it: [`Store::collect`] has the node's own objects, and what changed since. `None` if the agent needs a
     /// snapshot.
-    #[must_use]
     pub fn replace_ranges(&self, node: &str, digests: &[u8], cursor: &mut Cursor) -> Option<Bytes> {
         let state = self.read();
         let index = self.range_index(&state, node);
@@ -349,7 +337,6 @@ impl Store {
     }
 
     /// Returns the facts of all nodes that have or had a Node object, by name.
-    #[must_use]
     pub fn nodes(&self) -> BTreeMap<NodeName, Arc<NodeFacts>> {
         let facts: Vec<_> = {
             let state = self.read();
@@ -361,7 +348,6 @@ impl Store {
     }
 
     /// Returns whether a Node of this name exists.
-    #[must_use]
     pub fn knows(&self, node: &str) -> bool {
         let state = self.read();
         let facts = state.views.get(node).and_then(|view| view.facts.as_ref());
@@ -369,7 +355,6 @@ impl Store {
     }
 
     /// Returns the zone of a node, if it is known.
-    #[must_use]
     pub fn zone(&self, node: &str) -> Option<Arc<str>> {
         let state = self.read();
         let facts = state.views.get(node).and_then(|view| view.facts.as_ref());
@@ -377,32 +362,27 @@ impl Store {
     }
 
     /// Returns the digest of everything that a node must hold.
-    #[must_use]
     pub fn digest(&self, node: &str) -> Digest {
         self.read().digest(node)
     }
 
     /// Returns the revision of the newest change that concerns a node.
-    #[must_use]
     pub fn wanted(&self, node: &str) -> u64 {
         self.read().wanted(node)
     }
 
     /// Returns the revision of the newest change of a ServicePort that concerns a node.
-    #[must_use]
     pub fn wanted_of(&self, node: &str, key: &ServiceKey) -> u64 {
         self.read().wanted_of(node, key)
     }
 
     /// Returns the trigger with this number, if it is still remembered.
-    #[must_use]
     pub fn trigger(&self, id: u64) -> Option<Trigger> {
         self.read().triggers.get(id).cloned()
     }
 
     /// Returns when the first change after `revision` was published, if there is one and it is
     /// remembered.
-    #[must_use]
     pub fn changed_after(&self, revision: u64) -> Option<Instant> {
         let moment = self.read().moment_after(revision)?;
         Some(moment.published_at)

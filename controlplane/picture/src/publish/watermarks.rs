@@ -40,7 +40,6 @@ pub struct Followed {
 
 impl Followed {
     /// Begins to follow a Service.
-    #[must_use]
     pub fn new(service: ServiceName) -> Self {
         Self {
             service,
@@ -51,19 +50,16 @@ impl Followed {
     }
 
     /// Returns the name of the Service.
-    #[must_use]
     pub fn service(&self) -> &ServiceName {
         &self.service
     }
 
     /// Returns whether a port of the Service is published.
-    #[must_use]
     pub fn is_served(&self) -> bool {
         self.served
     }
 
     /// Returns whether a port of the Service is published, or is known to be deleted.
-    #[must_use]
     pub fn is_known(&self) -> bool {
         !self.keys.is_empty()
     }
@@ -85,7 +81,6 @@ impl Store {
     }
 
     /// Returns the revision of the newest change of a Service that concerns a node, deletions included; 0 = none.
-    #[must_use]
     pub fn wanted_of_service(&self, node: &str, followed: &Followed) -> u64 {
         let state = self.read();
         let keys = followed.keys.iter();
@@ -95,7 +90,6 @@ impl Store {
 
     /// Returns the digest of everything that any node must hold of a Service. It is equal at replicas that publish the
     /// same, and that of nothing for a Service that is not served.
-    #[must_use]
     pub fn digest_of_service(&self, followed: &Followed) -> Digest {
         let state = self.read();
         let mut digest = Digest::default();
@@ -119,7 +113,6 @@ impl Store {
     }
 
     /// Returns the latest publications, oldest first.
-    #[must_use]
     pub fn points(&self) -> Vec<Point> {
         let state = self.read();
         let hidden = state.times.len().saturating_sub(MAX_POINTS);
@@ -135,14 +128,12 @@ impl Store {
     }
 
     /// Returns the publication with this revision, if it is still remembered.
-    #[must_use]
     pub fn moment_of(&self, revision: u64) -> Option<Moment> {
         self.read().moment_of(revision)
     }
 
     /// Returns the publications that brought a node something new after revision `after` and up to `up_to`, oldest
     /// first. Changes of the ServicePorts in `except` do not count.
-    #[must_use]
     pub fn passed(
         &self,
         node: &str,

@@ -40,7 +40,6 @@ pub enum NoticeKind {
 
 impl NoticeKind {
     /// Returns the stable name.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::NodeConnected => "NodeConnected",

@@ -92,7 +92,6 @@ impl Kubernetes {
     }
 
     /// Returns the connection, for other code that talks to the same server.
-    #[must_use]
     pub fn api(&self) -> Arc<Api> {
         Arc::clone(&self.api)
     }

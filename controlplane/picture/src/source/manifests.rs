@@ -113,7 +113,6 @@ pub fn load(path: &Path) -> Result<Loaded, SourceError> {
 }
 
 /// Parses one text, like standard input.
-#[must_use]
 pub fn parse(text: Vec<u8>) -> Loaded {
     from_stdin(text).into_loaded()
 }

@@ -111,7 +111,6 @@ impl Upstream {
     }
 
     /// Returns the state of all kinds.
-    #[must_use]
     pub fn kinds(&self) -> BTreeMap<Kind, KindState> {
         self.lock().clone()
     }
@@ -122,14 +121,12 @@ impl Upstream {
     }
 
     /// Returns the identity of the cluster; empty = not known.
-    #[must_use]
     pub fn cluster_id(&self) -> &str {
         self.cluster.get().map_or("", String::as_str)
     }
 
     /// Returns the time since the stalest kind was known to be current; `None` for a source without
     /// kinds.
-    #[must_use]
     pub fn age(&self) -> Option<Duration> {
         let kinds = self.lock();
         let ages = kinds.values();
@@ -138,13 +135,11 @@ impl Upstream {
     }
 
     /// Returns the problems of all kinds, each once, sorted.
-    #[must_use]
     pub fn issues(&self) -> Arc<Vec<Issue>> {
         Arc::clone(&self.issues.borrow())
     }
 
     /// Returns a receiver that is notified when the issues change.
-    #[must_use]
     pub fn issue_changes(&self) -> watch::Receiver<Arc<Vec<Issue>>> {
         self.issues.subscribe()
     }
@@ -157,7 +152,6 @@ impl Upstream {
     }
 
     /// Returns a receiver that is notified of requests for a second list.
-    #[must_use]
     pub fn looks(&self) -> watch::Receiver<u64> {
         self.looks.subscribe()
     }

@@ -31,19 +31,16 @@ pub struct Description {
 
 impl Description {
     /// Returns whether connections to Services never leave the kernel.
-    #[must_use]
     pub const fn serves_in_kernel(&self) -> bool {
         self.programs_kernel && !self.is_proxy
     }
 
     /// Returns whether the agent's proxy serves with no more rights than the user who runs it.
-    #[must_use]
     pub const fn serves_without_rights(&self) -> bool {
         self.is_proxy && !self.programs_kernel
     }
 
     /// Returns whether the kernel leads packets with loopback addresses to endpoints, if its settings allow that.
-    #[must_use]
     pub fn routes_loopback(&self) -> bool {
         self.needs.iter().any(|need| need.for_loopback)
     }

@@ -90,7 +90,6 @@ pub(super) const DESCRIPTION: Description = Description {
 };
 
 /// Returns whether a range has loopback addresses of IPv4, on which this mode can serve node ports (C8).
-#[must_use]
 pub fn meets_loopback(range: Cidr) -> bool {
     let loopback = crate::plan::loopback(Family::V4);
     range.covers(loopback) || loopback.covers(range)

@@ -50,7 +50,6 @@ impl PacketTarget {
     }
 
     /// Returns the family of the addresses.
-    #[must_use]
     pub fn family(self) -> Family {
         match self {
             Self::Address { at, .. } => Family::of(at.ip()),

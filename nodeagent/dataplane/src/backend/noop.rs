@@ -28,7 +28,6 @@ pub(super) const DESCRIPTION: Description = Description {
 };
 
 /// Opens the backend.
-#[must_use]
 pub fn open() -> Backend {
     open_with(|_| Box::new(Noop::default()))
 }
@@ -46,7 +45,6 @@ pub struct Noop {
 
 impl Noop {
     /// Returns the ServicePorts that a real data path would hold.
-    #[must_use]
     pub fn services(&self) -> &BTreeMap<ServiceKey, ServicePlan> {
         &self.services
     }

@@ -16,7 +16,6 @@ impl PodInterface {
 
     /// Returns one interface, or all whose names begin with `name` if `prefix` is set. `None` for names that
     /// the kernel forbids, and for names with quotes, `\` or `*`, which can only be a mistake.
-    #[must_use]
     pub fn new(name: &str, prefix: bool) -> Option<Self> {
         let allowed = |b: u8| b.is_ascii_graphic() && !b"/:*\"'`\\".contains(&b);
         let fits = (1..=Self::MAX_NAME).contains(&name.len());

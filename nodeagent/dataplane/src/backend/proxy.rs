@@ -118,13 +118,11 @@ pub struct Lapse {
 
 impl ProxyHandle {
     /// Returns the proxy, if it runs.
-    #[must_use]
     pub fn get(&self) -> Option<Arc<dyn Proxy>> {
         self.proxy.get()?.upgrade()
     }
 
     /// Returns the last moment in which the kernel served new connections in the proxy's place, if there was one.
-    #[must_use]
     pub fn last_lapse(&self) -> Option<Lapse> {
         let lapse = self.lapse.lock().unwrap_or_else(PoisonError::into_inner);
         lapse.clone()

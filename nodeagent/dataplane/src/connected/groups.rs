@@ -57,7 +57,6 @@ pub struct GroupSums {
 
 impl GroupSums {
     /// Returns the number of connections.
-    #[must_use]
     pub fn connections(&self) -> u64 {
         self.established + self.unreplied + self.handshake + self.closing
     }

@@ -9,7 +9,6 @@ use kplane_model::Family;
 pub const BUCKETS: usize = 16;
 
 /// Returns the upper bound of a bucket: 1 ms, 2 ms, .. 16.384 s as in kube-proxy; `None` for the last.
-#[must_use]
 pub fn bucket_bound(bucket: usize) -> Option<Duration> {
     let exponent = u32::try_from(bucket).ok()?;
     (bucket + 1 < BUCKETS).then(|| Duration::from_millis(1 << exponent))
@@ -48,7 +47,6 @@ pub struct ConntrackCounts(Arc<Mutex<[ConntrackTotals; 2]>>);
 
 impl ConntrackCounts {
     /// Returns the counts of each family since the start, IPv4 first.
-    #[must_use]
     pub fn totals(&self) -> [ConntrackTotals; 2] {
         self.0
             .lock()
@@ -65,7 +63,6 @@ impl ConntrackCounts {
 
 impl ConntrackTotals {
     /// Returns the number of scans so far, including failed ones.
-    #[must_use]
     pub fn looks(&self) -> u64 {
         self.durations.iter().sum()
     }

@@ -71,7 +71,6 @@ pub struct Work {
 
 impl Work {
     /// Returns whether there is nothing to scan.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         !self.everything && self.places.is_empty() && self.retired.is_empty()
     }
@@ -177,7 +176,6 @@ impl Tracker {
     }
 
     /// Returns whether a flow leads elsewhere than its Service would send it now.
-    #[must_use]
     pub fn verdict(&self, flow: &Flow, work: &Work) -> Verdict {
         let to = flow.original.destination;
         if flow.is_zoned() && !flow.is_translated() {

@@ -120,7 +120,6 @@ pub enum Problem {
 
 impl Problem {
     /// Returns whether what stays leads no packet of a Service.
-    #[must_use]
     pub fn is_harmless(&self) -> bool {
         matches!(
             self,

@@ -31,7 +31,6 @@ pub struct Ports([u16; 4]);
 
 impl Ports {
     /// Returns kube-proxy's default ports, and those that this node's configuration names.
-    #[must_use]
     pub fn new(healthz: Option<SocketAddr>, metrics: Option<SocketAddr>) -> Self {
         let [healthz, metrics] = [healthz, metrics].map(|at| at.map(|at| at.port()));
         Self([
@@ -68,7 +67,6 @@ pub enum Rival {
 
 /// Checks for a kube-proxy that works in the calling thread's network namespace. Blocks, for a few seconds at
 /// most.
-#[must_use]
 pub fn running(ports: Ports) -> Option<Rival> {
     process().or_else(|| ports::answering(ports))
 }
@@ -93,7 +91,6 @@ fn process() -> Option<Rival> {
 
 /// Returns whether a process lists a socket that is in this thread's network namespace; `None` if that is
 /// unknown. This needs no right.
-#[must_use]
 pub fn shares_our_network(pid: u32) -> Option<bool> {
     let mark = UnixDatagram::unbound().ok()?;
     let inode = inode(format!("/proc/thread-self/fd/{}", mark.as_raw_fd()))?;

@@ -5,7 +5,6 @@ use kplane_model::{
 };
 
 /// Returns a ServicePort cut to the bounds of its Service, and the parts that were cut, human-readable.
-#[must_use]
 pub fn cut(
     program: &ServiceProgram,
     local: Option<&LocalEndpoints>,

@@ -36,7 +36,6 @@ pub struct NodeSettings {
 impl NodeSettings {
     /// Returns whether packets of the node itself to ClusterIPs are certainly masqueraded, whatever the
     /// node's pod ranges are (A15, A17).
-    #[must_use]
     pub fn masquerades_own(&self, family: Family) -> bool {
         let of_family = |range: &Cidr| range.family() == family;
         self.masquerade_all || self.cluster_cidrs.iter().any(of_family)
@@ -44,7 +43,6 @@ impl NodeSettings {
 
     /// Returns the ranges on which node ports of a family are served, as far as the configuration alone says: all
     /// addresses if it has ranges of the other family only. `None` = the node's own address.
-    #[must_use]
     pub fn nodeport_ranges(&self, family: Family) -> Option<Vec<Cidr>> {
         if self.nodeport_addresses.is_empty() {
             return None;
@@ -80,7 +78,6 @@ pub enum NodePorts {
 impl NodePorts {
     /// Chooses the addresses. A restriction holds while a fact is missing: all addresses take part only if nobody
     /// ever named one.
-    #[must_use]
     pub fn choose(family: Family, node: &NodeFacts, settings: &NodeSettings) -> Self {
         match settings.nodeport_ranges(family) {
             None => Self::own(family, node, settings),
@@ -111,7 +108,6 @@ impl NodePorts {
     }
 
     /// Returns the addresses as ranges, of which no two overlap.
-    #[must_use]
     pub fn ranges(self, family: Family) -> Vec<Cidr> {
         match self {
             Self::Configured(ranges) => ranges,
@@ -147,7 +143,6 @@ impl NodePlan {
     /// * Without the node's own address, node ports are served on the last known one, or nowhere ([`NodePorts`]).
     /// * Without a ServiceCIDR, packets to addresses that no Service has go their way, as with kube-proxy (A20). Nodes
     ///   without a Node object have the ServiceCIDRs, too.
-    #[must_use]
     pub fn new(family: Family, node: &NodeFacts, settings: &NodeSettings) -> Self {
         let pod_sources = if settings.node_cidr {
             node_cidr(family, node).into_iter().collect()
@@ -184,7 +179,6 @@ fn node_cidr(family: Family, node: &NodeFacts) -> Option<Cidr> {
 }
 
 /// Returns the loopback addresses of a family.
-#[must_use]
 pub fn loopback(family: Family) -> Cidr {
     match family {
         Family::V4 => {
@@ -196,7 +190,6 @@ pub fn loopback(family: Family) -> Cidr {
 }
 
 /// Returns the ranges sorted, without those that lie inside another, so that no two overlap.
-#[must_use]
 pub fn disjoint(cidrs: &[Cidr]) -> Vec<Cidr> {
     let mut sorted = cidrs.to_vec();
     // The order is by first address, the wider range first. So a range stands behind all ranges that contain

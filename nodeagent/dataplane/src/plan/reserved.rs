@@ -29,7 +29,6 @@ pub struct Reserved {
 
 impl Reserved {
     /// Removes the frontends that no Service gets. Returns the reason if there are any.
-    #[must_use]
     pub fn withhold(&self, node: &NodeFacts, plan: &mut ServicePlan) -> Option<String> {
         let mut first = None;
         let mut withheld = 0_usize;

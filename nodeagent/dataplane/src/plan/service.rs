@@ -11,7 +11,6 @@ use kplane_model::{
 use super::{Frontend, FrontendAddr, Origin, ServicePlan, Unserved};
 
 /// Plans a ServicePort from what all nodes share, the node's own endpoints, and the facts of the node.
-#[must_use]
 pub fn plan_service(
     program: &ServiceProgram,
     local: Option<&LocalEndpoints>,

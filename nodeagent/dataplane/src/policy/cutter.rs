@@ -40,7 +40,6 @@ pub struct Flow(AnyFlow);
 
 impl Flow {
     /// Returns the family.
-    #[must_use]
     pub fn family(&self) -> Family {
         Family::of(self.0.source)
     }

@@ -9,7 +9,6 @@ pub struct Followed(pub Vec<(String, String)>);
 
 impl Followed {
     /// Returns whether a Pod is followed.
-    #[must_use]
     pub fn covers(&self, pod: &PodName) -> bool {
         let is = |wanted: &str, actual: &str| wanted.is_empty() || wanted == actual;
         let mut followed = self.0.iter();

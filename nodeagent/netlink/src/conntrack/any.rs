@@ -32,14 +32,12 @@ pub struct AnyFlow {
 
 impl AnyFlow {
     /// Returns the request for all entries of a family.
-    #[must_use]
     pub fn list(family: Family) -> Request {
         Request::new("list conntrack entries", GET, nfproto(family), |_| {})
     }
 
     /// Reads one message of a dump; returns `None` for anything but a complete entry, and for a connection that its
     /// helper expected: that one is allowed as a part of another.
-    #[must_use]
     pub fn parse(message: Message<'_>) -> Option<Self> {
         if message.kind != ENTRY {
             return None;
@@ -69,7 +67,6 @@ impl AnyFlow {
     }
 
     /// Returns the request to delete this entry.
-    #[must_use]
     pub fn delete(&self) -> Request {
         let family = Family::of(self.source);
         Request::new("delete conntrack entry", DELETE, nfproto(family), |w| {

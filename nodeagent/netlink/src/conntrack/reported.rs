@@ -40,7 +40,6 @@ pub enum Ending {
 
 impl Reported {
     /// Reads a report; returns `None` for other messages, other protocols, and incomplete entries.
-    #[must_use]
     pub fn parse(message: Message<'_>) -> Option<Self> {
         let ends = match message.kind {
             ENTRY => false,

@@ -94,13 +94,11 @@ pub struct Tracked {
 
 impl Tracked {
     /// Returns whether this node's rules lead the flow to its endpoint.
-    #[must_use]
     pub fn is_translated(&self) -> bool {
         self.to != self.endpoint
     }
 
     /// Reads one message of a dump; returns `None` for other protocols, and for anything but a complete entry.
-    #[must_use]
     pub fn parse(message: Message<'_>) -> Option<Self> {
         let read = (message.kind == ENTRY).then(|| Self::read(message));
         read.flatten().map(|(entry, _)| entry)

@@ -29,7 +29,6 @@ pub struct Real {
 
 impl Real {
     /// Reads one message of the list of a virtual server's real servers.
-    #[must_use]
     pub fn parse(server: ServerKey, message: Message<'_>) -> Option<Self> {
         let dest = message.attributes().get(ATTR_DEST)?.children();
         let number = |kind| dest.get(kind).and_then(host_u32);
@@ -59,7 +58,6 @@ pub struct Listing {
 
 impl Listing {
     /// Parses the part of the list that belongs to a family.
-    #[must_use]
     pub fn parse(text: &str, family: Family) -> Self {
         let mut server = None;
         let mut listing = Self::default();

@@ -17,7 +17,6 @@ pub struct KubeProxyFlags {
 
 impl KubeProxyFlags {
     /// Returns the configuration that the flags describe, and every value that cannot be read.
-    #[must_use]
     pub fn configuration(&self) -> (KubeProxyConfiguration, Vec<Problem>) {
         let mut config = KubeProxyConfiguration::default();
         // The defaults of both depend on the family of --bind-address.
@@ -38,14 +37,12 @@ impl KubeProxyFlags {
     }
 
     /// Returns the flags that have no effect next to a file (I2).
-    #[must_use]
     pub fn ignored_beside_file(&self) -> Vec<&'static str> {
         let ignored = self.given.iter().filter(|(row, _)| !row.beside_file);
         ignored.map(|(row, _)| row.flag).collect()
     }
 
     /// Returns the flag that sets a field, if it was given.
-    #[must_use]
     pub fn of_field(&self, field: &str) -> Option<&'static str> {
         let field = field.split_once('[').map_or(field, |(list, _)| list);
         let row = self
@@ -56,7 +53,6 @@ impl KubeProxyFlags {
     }
 
     /// Returns the value of a flag; the last one counts.
-    #[must_use]
     pub fn value(&self, flag: &str) -> Option<&str> {
         let (_, values) = self.given.iter().find(|(row, _)| row.flag == flag)?;
         values.last().map(String::as_str)

@@ -49,7 +49,6 @@ pub struct Host {
 
 impl Host {
     /// Reads the facts of this host.
-    #[must_use]
     pub fn this() -> Self {
         let off = std::fs::read_to_string("/proc/sys/net/ipv6/conf/all/disable_ipv6");
         let off = off.is_ok_and(|text| text.trim() == "1");

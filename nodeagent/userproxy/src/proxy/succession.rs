@@ -28,7 +28,6 @@ pub(crate) struct Heir {
 
 impl Proxy {
     /// Takes everything out of the proxy, without closing it. No data moves afterwards.
-    #[must_use]
     pub fn pack(&self) -> Bundle {
         let mut bundle = Bundle::default();
         // First no thread accepts any more, so that none gives another one a client while that packs.

@@ -335,7 +335,6 @@ impl Tab {
     }
 
     /// Returns and forgets what the page did so far.
-    #[must_use]
     pub fn notes(&self) -> Vec<Note> {
         let take = |notes: &mut super::notes::Notes| std::mem::take(&mut notes.notes);
         self.wire.notes(&self.session, take)
@@ -343,7 +342,6 @@ impl Tab {
 
     /// Returns and forgets what the page did so far and a page without faults does not do: errors on the console,
     /// violations of its policy, failed requests, dialogs. What scripts said besides is forgotten as well.
-    #[must_use]
     pub fn complaints(&self) -> Vec<Note> {
         let notes = self.notes().into_iter();
         notes
@@ -352,7 +350,6 @@ impl Tab {
     }
 
     /// Returns the addresses that the tab has asked for since it was opened, also in vain.
-    #[must_use]
     pub fn requests(&self) -> Vec<String> {
         self.wire
             .notes(&self.session, |notes| notes.requests.clone())

@@ -42,7 +42,6 @@ impl std::fmt::Debug for Api {
 }
 
 /// Returns the HTTP status with which the server refused, such as 409, if the server did.
-#[must_use]
 pub fn status_code(error: &anyhow::Error) -> Option<u16> {
     match error.downcast_ref::<kube::Error>() {
         Some(kube::Error::Api(status)) => Some(status.code),
@@ -245,13 +244,11 @@ impl Api {
 
     /// Returns the underlying client, for requests that are missing here; use it on
     /// [`Api::runtime`].
-    #[must_use]
     pub fn client(&self) -> Client {
         self.client.clone()
     }
 
     /// Returns the runtime, whose one thread lives in the namespace.
-    #[must_use]
     pub fn runtime(&self) -> &Runtime {
         &self.runtime
     }

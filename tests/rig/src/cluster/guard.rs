@@ -76,7 +76,6 @@ fn serve(orders: &Receiver<Order>) {
 }
 
 /// Returns a command for [`Guard::start`]: the program by way of `setpriv`, where that is installed.
-#[must_use]
 pub fn command(program: impl AsRef<OsStr>) -> Command {
     if !privilege::is_on_path(SETPRIV) {
         return Command::new(program);

@@ -8,7 +8,6 @@ use serde_json::{Value, json};
 
 /// Returns a Node with its addresses, ranges of Pods and zone. Create it by
 /// [`Cluster::add_node`](super::Cluster::add_node), which also sets the status.
-#[must_use]
 pub fn node(name: &str, pod_cidrs: &[Cidr], zone: &str) -> Value {
     let cidrs: Vec<String> = pod_cidrs.iter().map(ToString::to_string).collect();
     json!({
@@ -23,7 +22,6 @@ pub fn node(name: &str, pod_cidrs: &[Cidr], zone: &str) -> Value {
 }
 
 /// Returns the status of a node that is ready.
-#[must_use]
 pub fn node_status(ips: &[IpAddr]) -> Value {
     let addresses = ips
         .iter()
@@ -37,7 +35,6 @@ pub fn node_status(ips: &[IpAddr]) -> Value {
 }
 
 /// Returns a Service with the port `http`, 80 of TCP, unless `spec` has others.
-#[must_use]
 pub fn service(namespace: &str, name: &str, mut spec: Value) -> Value {
     if spec["ports"].is_null() {
         spec["ports"] = json!([{ "name": "http", "port": 80, "protocol": "TCP" }]);
@@ -52,7 +49,6 @@ pub fn service(namespace: &str, name: &str, mut spec: Value) -> Value {
 
 /// Returns an EndpointSlice of a Service, with the port `http`, 8080 of TCP, for addresses of one family
 /// ([`endpoint`]).
-#[must_use]
 pub fn slice(
     namespace: &str,
     name: &str,
@@ -79,7 +75,6 @@ pub fn slice(
 }
 
 /// Returns an endpoint of a [slice](slice()) that is ready, on a node.
-#[must_use]
 pub fn endpoint(ip: impl Display, node: &str) -> Value {
     json!({
         "addresses": [ip.to_string()], "nodeName": node,
@@ -88,7 +83,6 @@ pub fn endpoint(ip: impl Display, node: &str) -> Value {
 }
 
 /// Returns a Deployment of `app: <name>` on one node; there is no scheduler.
-#[must_use]
 pub fn deployment(namespace: &str, name: &str, replicas: u32, node: &str) -> Value {
     let container = json!({ "name": "web", "image": "web", "ports": [{ "containerPort": 8080 }] });
     let pods = json!({ "nodeName": node, "containers": [container] });
@@ -96,7 +90,6 @@ pub fn deployment(namespace: &str, name: &str, replicas: u32, node: &str) -> Val
 }
 
 /// Returns a Deployment of `app: <name>`, with the `spec` of its Pods.
-#[must_use]
 pub fn deployment_of(namespace: &str, name: &str, replicas: u32, pods: &Value) -> Value {
     let labels = json!({ "app": name });
     json!({
@@ -112,7 +105,6 @@ pub fn deployment_of(namespace: &str, name: &str, replicas: u32, pods: &Value) -
 }
 
 /// Returns a Pod of `app: <app>` on a node.
-#[must_use]
 pub fn pod(namespace: &str, name: &str, app: &str, node: &str) -> Value {
     json!({
         "apiVersion": "v1",

@@ -97,13 +97,11 @@ impl Programs {
 
     /// Returns the folder with `etcd`, `kube-apiserver`, `kube-controller-manager`, `kube-proxy`
     /// and `kubectl`.
-    #[must_use]
     pub fn bin(&self) -> &Path {
         &self.bin
     }
 
     /// Returns a command that runs one of them.
-    #[must_use]
     pub fn command(&self, program: &str) -> Command {
         Command::new(self.bin.join(program))
     }

@@ -10,7 +10,6 @@ pub struct Digest(String);
 
 impl Digest {
     /// Computes the digest of a content.
-    #[must_use]
     pub fn of(bytes: &[u8]) -> Self {
         let sum = digest(&SHA256, bytes);
         let digits = sum.as_ref().iter().map(|byte| format!("{byte:02x}"));
@@ -18,7 +17,6 @@ impl Digest {
     }
 
     /// Returns the 64 hexadecimal digits.
-    #[must_use]
     pub fn hex(&self) -> &str {
         &self.0
     }

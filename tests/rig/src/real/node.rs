@@ -72,19 +72,16 @@ impl Node {
     }
 
     /// Returns the node's name, such as `node-1`.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.spec.name
     }
 
     /// Returns the node's addresses and the prefixes of its pods.
-    #[must_use]
     pub fn spec(&self) -> &NodeSpec {
         &self.spec
     }
 
     /// Returns the node's zone, such as `a`.
-    #[must_use]
     pub fn zone(&self) -> &str {
         &self.zone
     }
@@ -132,7 +129,6 @@ impl Node {
     }
 
     /// Returns the folder with the logs of the node's programs.
-    #[must_use]
     pub fn logs(&self) -> PathBuf {
         self.folder.join("logs")
     }

@@ -51,7 +51,6 @@ impl NodePrograms {
     }
 
     /// Returns the programs of the control plane, with `kubelet` and `kube-scheduler`.
-    #[must_use]
     pub fn kubernetes(&self) -> &Programs {
         &self.kubernetes
     }
@@ -97,7 +96,6 @@ impl NodePrograms {
     }
 
     /// Returns the `PATH` of a node's programs.
-    #[must_use]
     pub fn path(&self) -> OsString {
         let folders = [
             self.kubernetes.bin(),

@@ -7,7 +7,6 @@ use crate::cluster::objects;
 
 /// Returns a Pod with the label `app: <name>`, on a node: an echo server on port 8080 (TCP and UDP) and an HTTP server
 /// on port 8081.
-#[must_use]
 pub fn pod(namespace: &str, name: &str, node: &str) -> Value {
     let mut spec = serving();
     spec["nodeSelector"] = json!({ "kubernetes.io/hostname": node });
@@ -20,13 +19,11 @@ pub fn pod(namespace: &str, name: &str, node: &str) -> Value {
 }
 
 /// Returns a Deployment of such Pods, which the scheduler spreads over nodes.
-#[must_use]
 pub fn deployment(namespace: &str, name: &str, replicas: u32) -> Value {
     objects::deployment_of(namespace, name, replicas, &serving())
 }
 
 /// Returns a Service of the Pods with the label `app: <name>`: port 80 is their echo server, 81 their HTTP server.
-#[must_use]
 pub fn service(namespace: &str, name: &str) -> Value {
     let ports = json!([
         { "name": "echo", "port": 80, "targetPort": 8080 },

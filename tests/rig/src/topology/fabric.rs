@@ -89,7 +89,6 @@ fn link_local(port: u32) -> IpAddr {
 
 /// Returns the address of the fabric in a prefix: the second (its first is even, unless the prefix
 /// holds one only).
-#[must_use]
 pub fn gateway(cidr: Cidr) -> IpAddr {
     match cidr.first() {
         IpAddr::V4(ip) => IpAddr::V4((ip.to_bits() | 1).into()),

@@ -27,31 +27,26 @@ pub struct Host {
 
 impl Host {
     /// Returns the host's name in the topology.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Returns the host's namespace, for probes, processes and threads.
-    #[must_use]
     pub fn ns(&self) -> &NetNs {
         &self.ns
     }
 
     /// Returns a connection for changing its links, addresses and routes.
-    #[must_use]
     pub fn netlink(&self) -> &Netlink {
         &self.netlink
     }
 
     /// Returns the host's addresses on the fabric.
-    #[must_use]
     pub fn ips(&self) -> &[IpAddr] {
         &self.ips
     }
 
     /// Returns the prefixes of its pods; none for a host that is not a node.
-    #[must_use]
     pub fn pod_cidrs(&self) -> &[Cidr] {
         &self.pod_cidrs
     }

@@ -27,31 +27,26 @@ pub struct Pod {
 
 impl Pod {
     /// Returns the pod's name, which its servers send.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Returns the name of its node.
-    #[must_use]
     pub fn node(&self) -> &str {
         &self.node
     }
 
     /// Returns the pod's namespace, for probes and captures.
-    #[must_use]
     pub fn ns(&self) -> &NetNs {
         &self.ns
     }
 
     /// Returns the pod's addresses.
-    #[must_use]
     pub fn ips(&self) -> &[IpAddr] {
         &self.ips
     }
 
     /// Returns the node's end of its link, such as `pod7`; `None` with `hostNetwork`.
-    #[must_use]
     pub fn link(&self) -> Option<&str> {
         self.link.as_deref()
     }

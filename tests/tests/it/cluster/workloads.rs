@@ -42,7 +42,10 @@ pub(crate) fn b3_terminating_endpoints_serve_when_nothing_else_does() -> Result<
         let api = world.api();
         let to = web(world, json!({}))?;
         api.apply(&objects::pod("default", "web-1", "web", "node-1"))?;
-        api.apply(&objects::pod("default", "web-2", "web", "node-1"))?;
+        let mut last = objects::pod("default", "web-2", "web", "node-1");
+        // It is terminating until the test ends that, however busy the machine is.
+        last["metadata"]["finalizers"] = json!(["kplane.test/grace"]);
+        api.apply(&last)?;
         serves(world, to, 2)?;
         api.delete("Pod", "default/web-1")?;
         let left = eventually(DEADLINE, "the terminating one is out", || {
@@ -59,6 +62,8 @@ pub(crate) fn b3_terminating_endpoints_serve_when_nothing_else_does() -> Result<
             found.then_some(()).context("it is not")
         })?;
         world.leads("node-1", to, &left)?;
+        let released = json!({ "metadata": { "finalizers": null } });
+        api.patch("Pod", "default/web-2", &released)?;
         world.leads("node-1", to, &BTreeSet::new())?;
         world.settle()
     })

@@ -76,7 +76,6 @@ pub struct Details {
 
 impl Details {
     /// Returns whether nothing that kplane uses has changed.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.endpoints.is_empty() && self.fields.is_empty() && self.omitted == 0
     }

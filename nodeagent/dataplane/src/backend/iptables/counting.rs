@@ -14,7 +14,6 @@ pub struct PacketCounts {
 
 impl PacketCounts {
     /// Reads the counters of this thread's network namespace.
-    #[must_use]
     pub fn read() -> Self {
         let Ok(mut socket) = NfSocket::open() else {
             return Self::default();

@@ -30,7 +30,6 @@ impl TableName {
     pub const ALL: [Self; 3] = [Self::Filter, Self::Nat, Self::Mangle];
 
     /// Returns the name as iptables writes it.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Filter => "filter",
@@ -40,7 +39,6 @@ impl TableName {
     }
 
     /// Returns the table with this name, if kplane has chains in it.
-    #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|table| table.as_str() == name)
     }
@@ -78,7 +76,6 @@ impl BuiltIn {
     ];
 
     /// Returns the name as iptables writes it.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Prerouting => "PREROUTING",
@@ -90,7 +87,6 @@ impl BuiltIn {
     }
 
     /// Returns the built-in chain with this name.
-    #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|chain| chain.as_str() == name)
     }
@@ -217,13 +213,11 @@ impl ChainName {
 
     /// Returns the name of a chain of a ServicePort. The hash is that of kube-proxy's text:
     /// `namespace/name:port` (without `:port` if the port has no name) and the protocol.
-    #[must_use]
     pub fn service(kind: ServiceChain, key: &ServiceKey) -> Self {
         Self::join(kind.prefix(), &hash(service_text(key).as_bytes()))
     }
 
     /// Returns the name of the chain of one endpoint of a ServicePort.
-    #[must_use]
     pub fn endpoint(key: &ServiceKey, endpoint: EndpointAddr) -> Self {
         let text = format!("{}{}", service_text(key), Address::port(endpoint));
         Self::join(ENDPOINT, &hash(text.as_bytes()))
@@ -249,7 +243,6 @@ impl ChainName {
 
     /// Parses the name of a chain of kplane or kube-proxy; returns `None` for other chains. `KUBE-FIREWALL`
     /// counts as kplane's, although kubelet has it too.
-    #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         let base32 = |b: u8| b.is_ascii_uppercase() || (b'2'..=b'7').contains(&b);
         let is_hash = |text: &str| text.len() == HASH_CHARS && text.bytes().all(base32);
@@ -264,14 +257,12 @@ impl ChainName {
     }
 
     /// Parses the name of a chain of IPVS mode, of kube-proxy or kplane; returns `None` for all others.
-    #[must_use]
     pub fn parse_ipvs(name: &str) -> Option<Self> {
         let mut ours = Self::OF_IPVS.iter().chain([&Self::MARK_NOT_POD]);
         ours.find(|chain| chain.as_str() == name).copied()
     }
 
     /// Returns the name.
-    #[must_use]
     pub fn as_str(&self) -> &str {
         let len = self.text.iter().position(|b| *b == 0);
         // The constructors accept only ASCII.
@@ -301,7 +292,6 @@ impl ChainName {
 
     /// Returns the position of a chain in the way of a packet. A chain jumps only to chains of a lower rank,
     /// or to dispatch chains below it.
-    #[must_use]
     pub(super) fn rank(&self) -> u8 {
         let name = self.as_str();
         let prefixes = [ENDPOINT, "KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-FW-"];

@@ -15,7 +15,6 @@ pub(in crate::backend) struct Listing {
 }
 
 /// Parses a listing of all tables. `name` returns a name if the chain is kplane's.
-#[must_use]
 pub(in crate::backend) fn parse(text: &str, name: fn(&str) -> Option<ChainName>) -> Listing {
     let mut listing = Listing::default();
     let mut table = None;

@@ -36,7 +36,6 @@ impl Limits {
 /// A bigger step has several blocks. After each block, every packet still finds its way. The order is: chains
 /// with their rules, each before the chains that jump to it; then the jumps from built-in chains; last the
 /// deletion of everything unneeded.
-#[must_use]
 pub fn parts(step: &TableChange, limits: Limits) -> Vec<String> {
     let chains = step.write.len() + step.delete.len();
     let rules: usize = step.write.iter().map(rules).sum();

@@ -42,7 +42,6 @@ impl ChainDigest {
     }
 
     /// Returns the content for whole lines.
-    #[must_use]
     pub fn of(lines: &str) -> Self {
         let mut content = Self::default();
         lines.lines().for_each(|line| content.push(line));
@@ -50,7 +49,6 @@ impl ChainDigest {
     }
 
     /// Returns the number of rules.
-    #[must_use]
     pub fn rules(self) -> u32 {
         self.rules
     }
@@ -97,7 +95,6 @@ impl FoundRules {
     }
 
     /// Returns the chains and their content.
-    #[must_use]
     pub fn chains(&self) -> &HashMap<(TableName, ChainName), ChainDigest> {
         &self.chains
     }
@@ -169,19 +166,16 @@ pub(super) struct After {
 
 impl StagedRules {
     /// Returns the number of chains written, chains deleted and jumps set.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.steps.iter().map(TableChange::len).sum()
     }
 
     /// Returns whether there is nothing to do.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// Returns the number of rules written.
-    #[must_use]
     pub fn rules(&self) -> usize {
         let written = self.steps.iter().flat_map(|step| &step.write);
         written.map(|chain| chain.content.rules as usize).sum()
@@ -213,13 +207,11 @@ impl TableChange {
     }
 
     /// Returns the number of chains written, chains deleted and jumps set.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.write.len() + self.delete.len() + self.jumps.len()
     }
 
     /// Returns whether there is nothing to do.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -273,7 +265,6 @@ pub struct JumpOp {
 
 impl Ruleset {
     /// Returns the ruleset of tables that hold no objects of kplane.
-    #[must_use]
     pub fn new(settings: RuleSettings) -> Self {
         Self::adopt(settings, FoundRules::default())
     }
@@ -281,7 +272,6 @@ impl Ruleset {
     /// Returns the ruleset of tables in which these objects were found. No ServicePort owns any of them yet.
     /// The next change has to be a complete one. It leaves correct objects alone, and deletes those that no
     /// ServicePort claims.
-    #[must_use]
     pub fn adopt(settings: RuleSettings, found: FoundRules) -> Self {
         let held = |content| HeldChain {
             content,
@@ -355,7 +345,6 @@ impl Ruleset {
 
     /// Returns the difference between the objects that were found and those that must exist, human-readable;
     /// `None` if there is none.
-    #[must_use]
     pub fn difference(&self, found: &FoundRules) -> Option<String> {
         let none = NodePlan::default();
         let constants = constants(&self.settings, self.node.as_ref().unwrap_or(&none));
@@ -399,7 +388,6 @@ impl Ruleset {
     }
 
     /// Returns the lengths of the way to a Service. This reads all lists, so it is too slow for each change.
-    #[must_use]
     pub fn lookups(&self) -> Lookups {
         let services = &self.lists[List::Services as usize];
         Lookups {
@@ -414,7 +402,6 @@ impl Ruleset {
     }
 
     /// Returns the number of rules in a table.
-    #[must_use]
     pub fn rules_in(&self, table: TableName) -> u64 {
         let of_table = self.chains.iter().filter(|((t, _), _)| *t == table);
         of_table

@@ -31,7 +31,6 @@ pub struct RuleSettings {
 
 impl RuleSettings {
     /// Returns kube-proxy's default settings, with kplane's default layout.
-    #[must_use]
     pub fn new(family: Family) -> Self {
         Self {
             family,

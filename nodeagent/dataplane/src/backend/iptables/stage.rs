@@ -22,7 +22,6 @@ const LARGE: usize = 1_001;
 
 impl Ruleset {
     /// Works out the effect of a change.
-    #[must_use]
     pub fn stage(&self, change: Change<'_>) -> StagedRules {
         Staging::new(self, change).run(change)
     }

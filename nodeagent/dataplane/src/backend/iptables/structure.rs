@@ -15,7 +15,6 @@ impl Layout {
     pub const ALL: [Self; 2] = [Self::Compat, Self::Tree];
 
     /// Returns the name.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Compat => "compat",
@@ -24,7 +23,6 @@ impl Layout {
     }
 
     /// Returns the layout of this name.
-    #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|layout| layout.name() == name)
     }

@@ -69,7 +69,6 @@ impl Label {
     const MAX_PART: usize = 63;
 
     /// Returns the label; `None` if Kubernetes would not accept one of the names.
-    #[must_use]
     pub(super) fn new(key: &ServiceKey) -> Option<Self> {
         let allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.".contains(&b);
         let fits = |part: &str| part.len() <= Self::MAX_PART && part.bytes().all(allowed);

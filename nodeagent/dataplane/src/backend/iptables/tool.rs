@@ -231,7 +231,6 @@ impl Tool {
     }
 
     /// Returns the programs of one kind, if their version output says which kind they are.
-    #[must_use]
     pub fn find(flavour: Flavour, family: Family) -> Option<Self> {
         let tool = Self::named(flavour.name(family), flavour, family);
         match flavour {
@@ -270,13 +269,11 @@ impl Tool {
     }
 
     /// Returns the name: `iptables-nft`, `ip6tables-legacy` and so on.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Returns the kind.
-    #[must_use]
     pub fn flavour(&self) -> Flavour {
         self.flavour
     }
@@ -401,14 +398,12 @@ impl Tool {
 
 /// Returns whether another program held the lock of legacy iptables for too long. In that case, nothing was
 /// changed.
-#[must_use]
 pub(super) fn is_locked(error: &RunError) -> bool {
     matches!(error, RunError::Failed { complaint, .. } if complaint.contains(LOCKED))
 }
 
 impl Flavour {
     /// Returns the common prefix of the names of its programs.
-    #[must_use]
     pub fn name(self, family: Family) -> String {
         let kind = match self {
             Self::Legacy => "legacy",
@@ -418,7 +413,6 @@ impl Flavour {
     }
 
     /// Returns whether rules of this kind can exist at all.
-    #[must_use]
     pub fn may_have_rules(self, family: Family) -> bool {
         self == Self::Nft || legacy_tables(family).is_none_or(|names| !names.is_empty())
     }
@@ -444,7 +438,6 @@ fn legacy_tables(family: Family) -> Option<Vec<String>> {
 }
 
 /// Returns the common prefix of the names of a family's plain programs.
-#[must_use]
 pub fn plain_name(family: Family) -> &'static str {
     match family {
         Family::V4 => "iptables",

@@ -75,7 +75,6 @@ fn pod(element: Attributes<'_>, family: Family) -> Option<(IpAddr, u64)> {
 
 /// Reads how many packets were denied since the tables of this thread's network namespace were made. What cannot be read
 /// is left out.
-#[must_use]
 pub fn denied_packets() -> Vec<(Family, Direction, u64)> {
     let Ok(mut socket) = NfSocket::open() else {
         return Vec::new();

@@ -77,7 +77,6 @@ pub enum Key {
 
 impl Key {
     /// Returns whether this kind of key belongs into `set`.
-    #[must_use]
     pub fn fits(self, set: Set) -> bool {
         let by_address = |balancer: Balancer| balancer.by_address();
         match set {
@@ -165,7 +164,6 @@ pub enum Data {
 
 impl Data {
     /// Returns the endpoint, if the data is one.
-    #[must_use]
     pub fn endpoint(self) -> Option<EndpointAddr> {
         match self {
             Self::Endpoint(endpoint) => Some(endpoint),

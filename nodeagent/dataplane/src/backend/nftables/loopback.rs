@@ -20,7 +20,6 @@ pub struct LoopbackCounts {
 
 impl LoopbackCounts {
     /// Reads the counts of this thread's network namespace.
-    #[must_use]
     pub fn read() -> Self {
         let mut counts = Self::default();
         let Ok(mut socket) = NfSocket::open() else {

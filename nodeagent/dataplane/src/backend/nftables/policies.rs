@@ -48,7 +48,6 @@ impl PolicyTables {
     }
 
     /// Returns tables beside a backend that does not use nf_tables. `output`: see [`TableLayout::Policies`].
-    #[must_use]
     pub const fn own(output: bool) -> Self {
         let way = PolicyAccess::Own(None);
         Self {
@@ -60,7 +59,6 @@ impl PolicyTables {
     }
 
     /// Returns the refusal of a backend that programs nothing.
-    #[must_use]
     pub const fn refused(backend: &'static str) -> Self {
         Self {
             way: PolicyAccess::Refused(backend),

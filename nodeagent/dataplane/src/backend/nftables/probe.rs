@@ -56,7 +56,6 @@ pub fn probe(families: &[Family]) -> Result<(), ProbeError> {
 }
 
 /// Returns whether the kernel can log denied packets for a program. One that cannot refuses the rule that would.
-#[must_use]
 pub fn can_log() -> bool {
     let Ok(mut socket) = NfSocket::open() else {
         return true;

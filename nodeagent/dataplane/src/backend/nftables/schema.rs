@@ -62,13 +62,11 @@ impl Class {
     }
 
     /// Returns the class for a number of endpoints; `None` for 0 and for more than [`Self::MAX_ENDPOINTS`].
-    #[must_use]
     pub fn of(endpoints: usize) -> Option<Self> {
         Self::all().find(|class| endpoints > 0 && endpoints <= class.modulus() as usize)
     }
 
     /// Returns the number of indices in the class's range: one of [`CLASSES`].
-    #[must_use]
     pub fn modulus(self) -> u32 {
         CLASSES[usize::from(self.0)]
     }
@@ -98,7 +96,6 @@ impl Balancer {
     ];
 
     /// Returns whether destinations are distinguished by address, not only by protocol and port.
-    #[must_use]
     pub fn by_address(self) -> bool {
         matches!(self, Self::Service | Self::InsideService)
     }
@@ -218,7 +215,6 @@ impl Set {
     }
 
     /// Returns the set's name in the kernel.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Services => "services",
@@ -282,7 +278,6 @@ impl Set {
     }
 
     /// Returns whether elements are ranges of addresses. Ranges must not overlap within the set.
-    #[must_use]
     pub fn is_interval(self) -> bool {
         match self {
             Self::FirewallSources
@@ -313,7 +308,6 @@ impl Set {
     }
 
     /// Returns what elements carry besides their key.
-    #[must_use]
     pub fn carries(self) -> Carries {
         match self {
             Self::Endpoints(_) => Carries::Endpoint,
@@ -324,7 +318,6 @@ impl Set {
     }
 
     /// Returns whether elements carry data.
-    #[must_use]
     pub fn is_map(self) -> bool {
         self.carries() != Carries::Nothing
     }

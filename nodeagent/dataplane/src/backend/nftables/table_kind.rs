@@ -24,7 +24,6 @@ impl TableKind {
     pub const ALL: [Self; 2] = [Self::Services, Self::Policies];
 
     /// Returns the table's name in the kernel.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Services => TABLE,

@@ -69,19 +69,16 @@ impl Programs {
     }
 
     /// Returns the version of Kubernetes, such as `v1.37.2`.
-    #[must_use]
     pub fn version(&self) -> &str {
         &self.version
     }
 
     /// Returns the path of `e2e.test`.
-    #[must_use]
     pub fn tests(&self) -> PathBuf {
         self.bin.join(TESTS)
     }
 
     /// Returns the path of `ginkgo`.
-    #[must_use]
     pub fn ginkgo(&self) -> PathBuf {
         self.bin.join(GINKGO)
     }

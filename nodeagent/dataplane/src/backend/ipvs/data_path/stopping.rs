@@ -21,7 +21,6 @@ pub struct OperationBudget(Arc<AtomicUsize>);
 impl OperationBudget {
     /// Returns a budget of this many operations: entries of sets, servers, addresses. All rules of a step are
     /// one operation.
-    #[must_use]
     pub fn new(operations: usize) -> Self {
         Self(Arc::new(AtomicUsize::new(operations)))
     }
@@ -32,7 +31,6 @@ impl OperationBudget {
     }
 
     /// Returns the number of operations left.
-    #[must_use]
     pub fn left(&self) -> usize {
         self.0.load(Ordering::SeqCst)
     }

@@ -104,7 +104,6 @@ impl DepartingTable {
     }
 
     /// Returns whether no other program can change the table.
-    #[must_use]
     pub fn is_owned(&self) -> bool {
         self.owned
     }
@@ -158,7 +157,6 @@ fn leads_hooks((ranges, pods): (&[Cidr], &[IpAddr])) -> bool {
 }
 
 /// Returns the address at which the agent listens for hooks.
-#[must_use]
 pub fn loopback(family: Family) -> IpAddr {
     match family {
         Family::V4 => Ipv4Addr::LOCALHOST.into(),
