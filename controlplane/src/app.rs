@@ -26,7 +26,7 @@ use kplane_operate::server::departing;
 use kplane_operate::traces;
 use kplane_picture::admission::Admission;
 use kplane_picture::index::CliffGuard;
-use kplane_picture::inside::{FatalError, Inside, Running, Service};
+use kplane_picture::inside::{FatalError, InProcess, Inside, Running};
 use kplane_picture::kubernetes::Api;
 use kplane_picture::source::kubernetes::Kubernetes;
 use kplane_picture::source::manifests::Manifests;
@@ -383,8 +383,8 @@ impl Bound {
     }
 
     /// Returns the service for an agent in the same process.
-    pub fn in_process(&self) -> Service {
-        Service::new(agent_service(&self.hub, &self.gate))
+    pub fn in_process(&self) -> InProcess {
+        InProcess::new(agent_service(&self.hub, &self.gate))
     }
 
     /// Returns the token that ends the control plane; [`Bound::wait`] returns when it has ended.

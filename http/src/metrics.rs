@@ -5,6 +5,6 @@ mod names;
 mod process;
 mod text;
 
-pub use names::{Distribution, Labels, Name};
+pub use names::{Distribution, Label, Metric, alone};
 pub use process::Process;
 pub use text::Format;

@@ -40,12 +40,8 @@ impl Cidr {
 
     /// Returns the prefix that contains every address of a family: `0.0.0.0/0` or `::/0`.
     pub fn everything(family: Family) -> Self {
-        let base = match family {
-            Family::V4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-            Family::V6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
-        };
         Self {
-            base,
+            base: family.unspecified(),
             prefix_len: 0,
         }
     }
@@ -106,10 +102,7 @@ impl Cidr {
 /// Returns the number of addresses of a family that an API server gives to Services: of each range not the first one, and in
 /// IPv4 not the last one (KEP-1880). A range inside another one adds none.
 pub fn service_addresses(ranges: &BTreeSet<Cidr>, family: Family) -> u128 {
-    let (bits, kept) = match family {
-        Family::V4 => (32, 2),
-        Family::V6 => (128, 1),
-    };
+    let (bits, kept) = family.pick((32, 2), (128, 1));
     let size = |range: &Cidr| {
         let all = 1_u128.checked_shl(bits - u32::from(range.prefix_len));
         all.unwrap_or(u128::MAX).saturating_sub(kept)

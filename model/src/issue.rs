@@ -39,26 +39,18 @@ pub struct ObjectRef {
 
 impl ObjectRef {
     /// Creates a reference; an empty namespace or name stands for none.
-    pub fn new(
-        kind: impl Into<String>,
-        namespace: impl Into<String>,
-        name: impl Into<String>,
-    ) -> Self {
+    pub fn new(kind: impl AsRef<str>, namespace: impl AsRef<str>, name: impl AsRef<str>) -> Self {
         Self {
-            kind: kind.into(),
-            namespace: namespace.into(),
-            name: name.into(),
+            kind: kind.as_ref().to_owned(),
+            namespace: namespace.as_ref().to_owned(),
+            name: name.as_ref().to_owned(),
         }
     }
 }
 
 impl fmt::Display for ObjectRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (
-            self.kind.as_str(),
-            self.namespace.as_str(),
-            self.name.as_str(),
-        ) {
+        match (&*self.kind, &*self.namespace, &*self.name) {
             ("", _, _) => f.write_str("document"),
             (kind, _, "") => f.write_str(kind),
             (kind, "", name) => write!(f, "{kind} {name}"),
@@ -84,14 +76,28 @@ pub struct Issue {
 }
 
 impl Issue {
-    /// Returns an error of the source as a whole.
-    pub fn of_source(code: Reason, reason: String) -> Self {
+    /// Creates an error that has no place in the source.
+    pub fn error(code: Reason, object: ObjectRef, reason: String) -> Self {
         Self {
             severity: Severity::Error,
             code,
             location: String::new(),
-            object: ObjectRef::new("source", "", ""),
+            object,
             reason,
+        }
+    }
+
+    /// Returns an error of the source as a whole.
+    pub fn of_source(code: Reason, reason: String) -> Self {
+        Self::error(code, ObjectRef::new("source", "", ""), reason)
+    }
+
+    /// Sets the place.
+    #[must_use]
+    pub fn at(self, location: impl Into<String>) -> Self {
+        Self {
+            location: location.into(),
+            ..self
         }
     }
 }

@@ -26,20 +26,32 @@ impl Family {
         }
     }
 
+    /// Returns the first value for IPv4, and the second one for IPv6.
+    pub fn pick<T>(self, v4: T, v6: T) -> T {
+        match self {
+            Self::V4 => v4,
+            Self::V6 => v6,
+        }
+    }
+
     /// Returns the name as Kubernetes writes it.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::V4 => "IPv4",
-            Self::V6 => "IPv6",
-        }
+        self.pick("IPv4", "IPv6")
+    }
+
+    /// Returns the address that stands for all addresses of a machine: `0.0.0.0` or `::`.
+    pub fn unspecified(self) -> IpAddr {
+        self.pick(Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into())
+    }
+
+    /// Returns the address of a machine for its own programs: `127.0.0.1` or `::1`.
+    pub fn loopback(self) -> IpAddr {
+        self.pick(Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into())
     }
 
     /// Returns the length of an address of this family in bytes: 4 or 16.
     pub fn address_len(self) -> usize {
-        match self {
-            Self::V4 => 4,
-            Self::V6 => 16,
-        }
+        self.pick(4, 16)
     }
 }
 
@@ -216,10 +228,7 @@ pub fn allow_loopback_endpoints() {
 /// Returns the address at which a node's userspace proxy has its sockets, on `lo`. It is valid on the node only: "kp" and
 /// "kplane" in ASCII, in the ranges of link-local addresses of IPv4 and of private ones of IPv6.
 pub fn proxy_address(family: Family) -> IpAddr {
-    match family {
-        Family::V4 => Ipv4Addr::new(169, 254, 107, 112).into(),
-        Family::V6 => PROXY_V6.into(),
-    }
+    family.pick(Ipv4Addr::new(169, 254, 107, 112).into(), PROXY_V6.into())
 }
 
 const PROXY_V6: Ipv6Addr = Ipv6Addr::new(0xfd6b, 0x706c, 0x616e, 0x6500, 0, 0, 0, 1);

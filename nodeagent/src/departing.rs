@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use kplane_dataplane::backend::nftables::{DepartingError, DepartingTable, departing_address};
+use kplane_dataplane::backend::nftables::{DepartingError, DepartingTable};
 use kplane_http::{Acceptor, REBIND};
 use kplane_model::{Cidr, Family};
 use kplane_proto::v1::LeavingOutcome;
@@ -157,7 +157,7 @@ impl Hooks {
 
     /// Answers the hooks of a family.
     async fn serve(&self, family: Family, room: Arc<Semaphore>) {
-        let address = SocketAddr::new(departing_address(family), self.settings.port);
+        let address = SocketAddr::new(family.loopback(), self.settings.port);
         let listener = listen(address, family, &self.problems).await;
         let mut acceptor = Acceptor::new(listener, "preStop hooks");
         let failures = AtomicU64::new(0);

@@ -3,10 +3,11 @@
 //! They are packets of UDP from the node: they pass the rules of Services like those of any program on it.
 
 use std::io::{self, ErrorKind};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use kplane_model::Family;
 use kplane_proto::v1 as pb;
 use tokio::net::UdpSocket;
 use tokio::time::{Instant, timeout};
@@ -50,10 +51,7 @@ async fn one(server: &str, name: &str) -> pb::Attempt {
 
 /// Sends a query, and once more if nothing comes back; returns the answer's code.
 async fn exchange(to: SocketAddr, query: &[u8]) -> io::Result<u8> {
-    let any: IpAddr = match to {
-        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    };
+    let any = Family::of(to.ip()).unspecified();
     let socket = UdpSocket::bind((any, 0)).await?;
     socket.connect(to).await?;
     for wait in WAITS {

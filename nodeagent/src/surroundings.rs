@@ -157,10 +157,7 @@ fn finding(code: Reason, severity: Severity, text: String, fix: &str) -> Finding
 }
 
 fn forwarding(seen: &Surroundings, family: Family) -> Option<Finding> {
-    let key = match family {
-        Family::V4 => "net.ipv4.ip_forward",
-        Family::V6 => "net.ipv6.conf.all.forwarding",
-    };
+    let key = family.pick("net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding");
     (seen.forwarding[family as usize] == Some(false)).then(|| {
         let text = format!(
             "{key} is 0: the node does not forward {family} packets, so Pods reach no endpoint on another node, and no \

@@ -98,17 +98,15 @@ impl View for AffinityView {
         out.push_str(&field("Clients", &[self.summary()], canvas));
         if !self.clients.is_empty() {
             let table = Table::new(&self.clients)
-                .column(Column::new("CLIENT"), |one| Span::plain(&one.client))
-                .column(Column::new("NODE").elastic(12), |one| {
-                    Span::plain(&one.node)
-                })
+                .text(Column::new("CLIENT"), |one| &one.client)
+                .text(Column::new("NODE").elastic(12), |one| &one.node)
                 .column(Column::new("PORT"), |one| {
                     let port = one.port.as_ref();
                     port.map_or_else(Span::none, |key| {
                         Span::plain(format!("{}/{}", key.port_name, key.protocol))
                     })
                 })
-                .column(Column::new("ENDPOINT"), |one| Span::plain(&one.endpoint))
+                .text(Column::new("ENDPOINT"), |one| &one.endpoint)
                 .column(Column::new("FORGOTTEN IN"), |one| {
                     one.expires_seconds.map_or_else(Span::none, |seconds| {
                         Span::plain(human(Duration::from_secs(seconds)))

@@ -199,7 +199,7 @@ impl ConvergenceView {
             None => Span::none(),
         };
         let table = Table::new(&laggards)
-            .column(Column::new("NODE").elastic(20), |l| Span::plain(&l.node))
+            .text(Column::new("NODE").elastic(20), |l| &l.node)
             .column(Column::new("STATE"), |l| Span::new(&l.state, Tone::Bad))
             .column(Column::new("SINCE"), since)
             .column(Column::new("APPLIED"), |l| {

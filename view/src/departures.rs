@@ -78,12 +78,8 @@ impl View for DeparturesView {
             return paragraph(&Span::plain(text), canvas, 0);
         }
         Table::new(&self.departures)
-            .column(Column::new("POD").elastic(16), |one| {
-                Span::plain(one.name())
-            })
-            .column(Column::new("NODE").elastic(12), |one| {
-                Span::plain(&one.node)
-            })
+            .text(Column::new("POD").elastic(16), DepartureView::name)
+            .text(Column::new("NODE").elastic(12), |one| &one.node)
             .column(Column::new("OUTCOME"), |one| {
                 let tone = match one.outcome {
                     "Gone" => Tone::Good,
@@ -91,15 +87,13 @@ impl View for DeparturesView {
                 };
                 Span::new(one.outcome, tone)
             })
-            .column(Column::new("WAITED"), |one| {
-                Span::plain(human(Duration::from_millis(one.waited_milliseconds)))
+            .text(Column::new("WAITED"), |one| {
+                human(Duration::from_millis(one.waited_milliseconds))
             })
             .column(Column::new("ENDED"), |one| {
                 one.at.map_or_else(Span::none, |at| Span::plain(at.local()))
             })
-            .column(Column::wide("SERVICES"), |one| {
-                Span::plain(one.services.join(", "))
-            })
+            .text(Column::wide("SERVICES"), |one| one.services.join(", "))
             .notes(|one| {
                 let reason = one.reason.iter();
                 reason.map(|reason| Span::new(reason, Tone::Warn)).collect()

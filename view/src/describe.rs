@@ -259,10 +259,8 @@ fn port_text(port: &PortView, nodes: &[ServiceNodeView], canvas: &Canvas) -> Str
     };
     if !port.endpoints.is_empty() {
         let table = Table::new(&port.endpoints)
-            .column(Column::new("ENDPOINT"), |e| Span::plain(&e.address))
-            .column(Column::new("NODE").elastic(12).optional(2), |e| {
-                Span::plain(&e.node)
-            })
+            .text(Column::new("ENDPOINT"), |e| &e.address)
+            .text(Column::new("NODE").elastic(12).optional(2), |e| &e.node)
             .column(Column::new("STATE"), EndpointView::state)
             .column(Column::new("NODES").optional(1), chosen_for)
             .column(

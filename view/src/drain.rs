@@ -242,19 +242,15 @@ impl View for DrainView {
         }
         let table = Table::new(&self.endpoints)
             .column(Column::new("ENDPOINT"), DrainEndpointView::place)
-            .column(Column::new("NODE").elastic(12), |one| {
-                Span::plain(&one.node)
-            })
-            .column(Column::new("FLOWS"), |one| Span::plain(grouped(one.flows)))
+            .text(Column::new("NODE").elastic(12), |one| &one.node)
+            .text(Column::new("FLOWS"), |one| grouped(one.flows))
             .column(Column::new("NEWEST"), |one| {
                 one.ages(|node| node.newest_seconds, true)
             })
             .column(Column::new("OLDEST"), |one| {
                 one.ages(|node| node.oldest_seconds, false)
             })
-            .column(Column::wide("SERVICES"), |one| {
-                Span::plain(one.services.join(", "))
-            })
+            .text(Column::wide("SERVICES"), |one| one.services.join(", "))
             .notes(|one| vec![self.says(one)])
             .render(canvas);
         out.push('\n');

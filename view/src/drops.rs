@@ -77,14 +77,10 @@ impl View for DropsView {
                     let unknown = || format!("unknown ({})", of.address);
                     Span::plain(of.pod.clone().unwrap_or_else(unknown))
                 })
-                .column(Column::new("DIRECTION"), |of| {
-                    Span::plain(shown(of.direction))
-                })
-                .column(Column::new("PACKETS"), |of| {
-                    Span::plain(grouped(of.packets))
-                })
-                .column(Column::new("NODE").elastic(12), |of| Span::plain(&of.node))
-                .column(Column::wide("ADDRESS"), |of| Span::plain(&of.address))
+                .text(Column::new("DIRECTION"), |of| shown(of.direction))
+                .text(Column::new("PACKETS"), |of| grouped(of.packets))
+                .text(Column::new("NODE").elastic(12), |of| &of.node)
+                .text(Column::wide("ADDRESS"), |of| &of.address)
                 .render(canvas),
         };
         if self.pods_omitted > 0 {

@@ -142,14 +142,12 @@ impl View for EndpointListView {
         }
         let mut table = Table::new(&self.items);
         if self.namespace.is_none() {
-            table = table.column(Column::new("NAMESPACE").elastic(9), |item| {
-                Span::plain(&item.key.namespace)
+            table = table.text(Column::new("NAMESPACE").elastic(9), |item| {
+                &item.key.namespace
             });
         }
         table
-            .column(Column::new("SERVICE").elastic(14), |item| {
-                Span::plain(&item.key.service)
-            })
+            .text(Column::new("SERVICE").elastic(14), |item| &item.key.service)
             .column(
                 Column::new("PORT").elastic(6).optional(1),
                 |item| match item.key.port_name.as_str() {
@@ -157,12 +155,10 @@ impl View for EndpointListView {
                     name => Span::plain(name),
                 },
             )
-            .column(Column::new("ADDRESS"), |item| {
-                Span::plain(&item.endpoint.address)
-            })
-            .column(
+            .text(Column::new("ADDRESS"), |item| &item.endpoint.address)
+            .text(
                 Column::new("NODE").elastic(12).optional(2).names(),
-                |item| Span::plain(&item.endpoint.node),
+                |item| &item.endpoint.node,
             )
             .column(Column::new("STATE"), |item| item.endpoint.state())
             .column(Column::wide("HINTS"), |item| item.endpoint.hints())

@@ -68,7 +68,7 @@ pub fn text(findings: &[FindingView], canvas: &Canvas) -> String {
     }
     let table = Table::new(findings)
         .column(Column::new("FINDING"), |finding| finding.severity.span())
-        .column(Column::new("REASON"), |finding| Span::plain(&finding.code))
+        .text(Column::new("REASON"), |finding| &finding.code)
         .notes(|finding| finding.notes(canvas))
         .render(canvas);
     format!("\n{table}")

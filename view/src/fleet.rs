@@ -317,9 +317,7 @@ fn degraded_text(nodes: &[NodeView], canvas: &Canvas) -> String {
         .column(Column::new("DEGRADED").elastic(20), |row: &Degraded<'_>| {
             Span::new(&row.object, Tone::Warn)
         })
-        .column(Column::new("NODES"), |row| {
-            Span::plain(row.nodes.to_string())
-        })
+        .text(Column::new("NODES"), |row| row.nodes.to_string())
         .notes(|row| vec![Span::plain(row.reason)])
         .render(canvas);
     match rows.len() - shown {

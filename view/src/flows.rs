@@ -337,9 +337,7 @@ impl View for FlowsView {
             .column(Column::new("CLIENT").elastic(16), FlowView::client)
             .column(Column::new("ENDPOINT").elastic(16), FlowView::endpoint)
             .column(Column::new("PORT").optional(2), FlowView::port)
-            .column(Column::new("OPEN"), |one| {
-                Span::plain(grouped(one.connections))
-            })
+            .text(Column::new("OPEN"), |one| grouped(one.connections))
             .column(Column::new("STATE").elastic(11), FlowView::state)
             .column(Column::new("OLDEST").optional(1), |one| {
                 age(one.oldest_seconds)
@@ -347,15 +345,9 @@ impl View for FlowsView {
             .column(Column::new("BYTES").optional(3), |one| {
                 bytes(both(one.bytes_to_endpoint, one.bytes_to_client))
             })
-            .column(Column::new("NODE").elastic(10), |one| {
-                Span::plain(&one.node)
-            })
-            .column(Column::wide("CLIENT ADDRESS"), |one| {
-                Span::plain(&one.client)
-            })
-            .column(Column::wide("ENDPOINT ADDRESS"), |one| {
-                Span::plain(&one.endpoint)
-            })
+            .text(Column::new("NODE").elastic(10), |one| &one.node)
+            .text(Column::wide("CLIENT ADDRESS"), |one| &one.client)
+            .text(Column::wide("ENDPOINT ADDRESS"), |one| &one.endpoint)
             .column(Column::wide("NEWEST"), |one| age(one.newest_seconds))
             .column(Column::wide("TO ENDPOINT"), |one| {
                 bytes(one.bytes_to_endpoint)
@@ -367,7 +359,7 @@ impl View for FlowsView {
             .column(Column::wide("PACKETS TO CLIENT"), |one| {
                 packets(one.packets_to_client)
             })
-            .column(Column::wide("TABLE"), |one| Span::plain(one.table()))
+            .text(Column::wide("TABLE"), FlowView::table)
             .render(canvas);
         out.push('\n');
         out.push_str(&table);

@@ -301,38 +301,28 @@ impl View for GraphView {
         }
         let mut out = long_field("Connections", &self.summary(), canvas);
         let table = Table::new(&self.edges)
-            .column(Column::new("CLIENT").elastic(16), |one| {
-                Span::plain(one.client_text())
+            .text(Column::new("CLIENT").elastic(16), EdgeView::client_text)
+            .text(Column::new("SERVICE").elastic(16), EdgeView::service_text)
+            .text(Column::new("ENDPOINT").elastic(16), |one| {
+                one.endpoint_text()
             })
-            .column(Column::new("SERVICE").elastic(16), |one| {
-                Span::plain(one.service_text())
-            })
-            .column(Column::new("ENDPOINT").elastic(16), |one| {
-                Span::plain(one.endpoint_text())
-            })
-            .column(Column::new("CONN/S"), |one| {
-                Span::plain(rate(one.per_million_seconds))
-            })
+            .text(Column::new("CONN/S"), |one| rate(one.per_million_seconds))
             .column(Column::new("FAILED"), |one| {
                 alarming(one.failed, failures(one.failed, one.connections))
             })
             .column(Column::new("BYTES").optional(1), EdgeView::bytes)
-            .column(Column::wide("CONNECTIONS"), |one| {
-                Span::plain(grouped(one.connections))
-            })
-            .column(Column::wide("RESET"), |one| Span::plain(grouped(one.reset)))
+            .text(Column::wide("CONNECTIONS"), |one| grouped(one.connections))
+            .text(Column::wide("RESET"), |one| grouped(one.reset))
             .column(Column::wide("TO ENDPOINT"), |one| {
                 bytes(one.bytes_to_endpoint)
             })
             .column(Column::wide("TO CLIENT"), |one| bytes(one.bytes_to_client))
-            .column(Column::wide("CLIENT ADDRESS"), |one| {
-                Span::plain(one.client.as_deref().unwrap_or_default())
+            .text(Column::wide("CLIENT ADDRESS"), |one| {
+                one.client.as_deref().unwrap_or_default()
             })
-            .column(Column::wide("ENDPOINT ADDRESS"), |one| {
-                Span::plain(&one.endpoint)
-            })
-            .column(Column::wide("ENDPOINT NODE"), |one| {
-                Span::plain(one.endpoint_node.as_deref().unwrap_or_default())
+            .text(Column::wide("ENDPOINT ADDRESS"), |one| &one.endpoint)
+            .text(Column::wide("ENDPOINT NODE"), |one| {
+                one.endpoint_node.as_deref().unwrap_or_default()
             })
             .render(canvas);
         out.push('\n');

@@ -36,13 +36,9 @@ impl View for HistoryView {
             Span::plain(span.map_or_else(String::new, |(at, now)| at.age_text(now)))
         };
         let table = Table::new(&newest_first)
-            .column(Column::new("REVISION"), |point| {
-                Span::plain(point.revision.to_string())
-            })
+            .text(Column::new("REVISION"), |point| point.revision.to_string())
             .column(Column::new("AGE"), age)
-            .column(Column::new("CHANGES"), |point| {
-                Span::plain(point.changes.to_string())
-            })
+            .text(Column::new("CHANGES"), |point| point.changes.to_string())
             .render(canvas);
         let more = match hidden {
             0 => String::new(),

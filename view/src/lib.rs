@@ -294,11 +294,11 @@ fn issues_text(issues: &[IssueView], omitted: u64, canvas: &Canvas) -> String {
         .column(Column::new("ISSUE"), |problem: &Problem<'_>| {
             problem.first.severity.span()
         })
-        .column(Column::new("OBJECT").elastic(24), |problem| {
-            Span::plain(problem.first.object())
+        .text(Column::new("OBJECT").elastic(24), |problem| {
+            problem.first.object()
         })
-        .column(Column::new("LOCATION").elastic(20), |problem| {
-            Span::plain(&problem.first.location)
+        .text(Column::new("LOCATION").elastic(20), |problem| {
+            &problem.first.location
         })
         .notes(Problem::notes);
     let more = more_text(hidden.len(), "issue");

@@ -195,7 +195,7 @@ impl NodeDescriptionView {
             None => Span::none(),
         };
         Table::new(&self.node.families)
-            .column(Column::new("FAMILY"), |family| Span::plain(family.family))
+            .text(Column::new("FAMILY"), |family| family.family)
             .column(Column::new("PROGRAMMED"), |family| {
                 match family.programmed {
                     true => Span::new("Yes", Tone::Good),
@@ -203,9 +203,7 @@ impl NodeDescriptionView {
                 }
             })
             .column(Column::new("READ BACK"), read_back)
-            .column(Column::new("REPAIRS"), |family| {
-                Span::plain(family.repairs.to_string())
-            })
+            .text(Column::new("REPAIRS"), |family| family.repairs.to_string())
             .notes(|family| {
                 let mut notes = Vec::new();
                 if !family.error.is_empty() {

@@ -355,26 +355,22 @@ impl View for NodeListView {
         let table = Table::new(&self.items)
             .column(Column::new("NODE").elastic(24).names(), NodeView::name_span)
             .column(Column::new("STATE"), NodeView::state_span)
-            .column(Column::new("ZONE").elastic(8).optional(3), |node| {
-                Span::plain(&node.zone)
+            .text(Column::new("ZONE").elastic(8).optional(3), |node| {
+                &node.zone
             })
-            .column(Column::new("BACKEND").optional(1), |node| {
-                Span::plain(&node.backend)
-            })
-            .column(Column::new("VERSION").elastic(7).optional(0), |node| {
-                Span::plain(&node.agent_version)
+            .text(Column::new("BACKEND").optional(1), |node| &node.backend)
+            .text(Column::new("VERSION").elastic(7).optional(0), |node| {
+                &node.agent_version
             })
             .column(Column::new("HEARD").optional(2), heard)
-            .column(Column::new("ADDRESS").optional(4), |node| {
-                Span::plain(node.addresses.first().map_or("", String::as_str))
+            .text(Column::new("ADDRESS").optional(4), |node| {
+                node.addresses.first().map_or("", String::as_str)
             })
-            .column(Column::wide("OTHER-ADDRESSES"), |node| {
-                Span::plain(node.addresses.get(1..).unwrap_or_default().join(","))
+            .text(Column::wide("OTHER-ADDRESSES"), |node| {
+                node.addresses.get(1..).unwrap_or_default().join(",")
             })
-            .column(Column::wide("POD-CIDRS"), |node| {
-                Span::plain(node.pod_cidrs.join(","))
-            })
-            .column(Column::wide("PEER"), |node| Span::plain(&node.peer))
+            .text(Column::wide("POD-CIDRS"), |node| node.pod_cidrs.join(","))
+            .text(Column::wide("PEER"), |node| &node.peer)
             .column_if(others, Column::wide("REPLICA"), NodeView::replica_span)
             .column_if(enforces, Column::wide("POLICIES"), |node| {
                 let policies = node.policies.as_ref();

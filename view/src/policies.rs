@@ -125,10 +125,8 @@ impl View for PolicyListView {
                     namespace => Span::plain(namespace),
                 },
             )
-            .column(Column::new("NAME").elastic(16), |of| Span::plain(&of.name))
-            .column(Column::new("TYPES"), |of| {
-                Span::plain(of.policy_types.join(","))
-            })
+            .text(Column::new("NAME").elastic(16), |of| &of.name)
+            .text(Column::new("TYPES"), |of| of.policy_types.join(","))
             .column(Column::new("PODS"), PolicyView::pods_span)
             .column_if(
                 self.items.iter().any(|of| of.tier.is_some()),

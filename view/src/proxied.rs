@@ -179,9 +179,7 @@ fn table(ports: &[ProxiedPortView], canvas: &Canvas) -> String {
             let key = &one.port;
             Span::plain(format!("{}/{} {}", key.port_name, key.protocol, key.family))
         })
-        .column(Column::new("NODE").elastic(12), |one| {
-            Span::plain(&one.node)
-        })
+        .text(Column::new("NODE").elastic(12), |one| &one.node)
         .column(Column::new("OPEN"), |one| number(one.open))
         .column(Column::new("OPENED"), |one| number(one.opened))
         .column(Column::new("FAILED"), |one| {

@@ -203,34 +203,30 @@ pub(super) fn text(nodes: &[OnNode<'_>], canvas: &Canvas) -> String {
     let limit = if canvas.wide { rows.len() } else { REALS_SHOWN };
     let shown = &rows[..limit.min(rows.len())];
     let table = Table::new(shown)
-        .column(Column::new("REAL SERVER").elastic(18), |row| {
-            Span::plain(&row.real.address)
+        .text(Column::new("REAL SERVER").elastic(18), |row| {
+            &row.real.address
         })
-        .column(Column::new("WEIGHT"), |row| {
-            Span::plain(row.real.weight.to_string())
+        .text(Column::new("WEIGHT"), |row| row.real.weight.to_string())
+        .text(Column::new("ACTIVE"), |row| {
+            short_count(row.real.active_connections)
         })
-        .column(Column::new("ACTIVE"), |row| {
-            Span::plain(short_count(row.real.active_connections))
-        })
-        .column(Column::new("INACTIVE"), |row| {
-            Span::plain(short_count(row.real.inactive_connections))
+        .text(Column::new("INACTIVE"), |row| {
+            short_count(row.real.inactive_connections)
         })
         .column(Column::new("STATE"), |row| match row.real.draining {
             true => Span::new("Draining", Tone::Warn),
             false => Span::new("Serving", Tone::Good),
         })
-        .column(Column::new("VIRTUAL SERVER").elastic(14), |row| {
-            Span::plain(format!("{}/{}", row.server.address, row.server.protocol))
+        .text(Column::new("VIRTUAL SERVER").elastic(14), |row| {
+            format!("{}/{}", row.server.address, row.server.protocol)
         })
-        .column(Column::wide("SCHEDULER"), |row| {
-            Span::plain(&row.server.scheduler)
-        })
+        .text(Column::wide("SCHEDULER"), |row| &row.server.scheduler)
         .column(Column::wide("PERSISTENCE"), |row| {
             let seconds = row.server.persistence_seconds;
             let span = |s| Span::plain(age(Duration::from_secs(u64::from(s))));
             seconds.map_or_else(Span::none, span)
         })
-        .column(Column::new("NODE").elastic(6), |row| Span::plain(row.node))
+        .text(Column::new("NODE").elastic(6), |row| row.node)
         .column(Column::wide("COUNTED"), |row| {
             let ago = Duration::from_millis(row.servers.age_milliseconds);
             Span::plain(format!("{} ago", age(ago)))

@@ -239,31 +239,29 @@ impl View for ServiceListView {
         let rows: Vec<_> = self.items.iter().flat_map(Row::all).collect();
         let mut table = Table::new(&rows);
         if self.namespace.is_none() {
-            table = table.column(Column::new("NAMESPACE").elastic(9), |row| {
-                Span::plain(&row.service.namespace)
+            table = table.text(Column::new("NAMESPACE").elastic(9), |row| {
+                &row.service.namespace
             });
         }
         table
-            .column(Column::new("NAME").elastic(20), |row| {
-                Span::plain(&row.service.name)
-            })
+            .text(Column::new("NAME").elastic(20), |row| &row.service.name)
             .column(Column::new("CLUSTER-IP").elastic(15), Row::cluster_ip)
             .column(Column::new("EXTERNAL-IP").optional(1), |row| {
                 external_ip(row.service)
             })
             .column(Column::new("PORTS").elastic(14), Row::ports)
             .column(Column::new("READY"), Row::endpoints)
-            .column(Column::wide("INTERNAL"), |row| {
-                Span::plain(row.service.internal_traffic_policy)
+            .text(Column::wide("INTERNAL"), |row| {
+                row.service.internal_traffic_policy
             })
-            .column(Column::wide("EXTERNAL"), |row| {
-                Span::plain(row.service.external_traffic_policy)
+            .text(Column::wide("EXTERNAL"), |row| {
+                row.service.external_traffic_policy
             })
-            .column(Column::wide("AFFINITY"), |row| {
-                Span::plain(affinity(row.service).unwrap_or_default())
+            .text(Column::wide("AFFINITY"), |row| {
+                affinity(row.service).unwrap_or_default()
             })
-            .column(Column::wide("SOURCES"), |row| {
-                Span::plain(row.service.load_balancer_source_ranges.join(","))
+            .text(Column::wide("SOURCES"), |row| {
+                row.service.load_balancer_source_ranges.join(",")
             })
             .column(Column::wide("REVISION"), |row| {
                 let newest = row.ports.iter().map(|port| port.revision).max();

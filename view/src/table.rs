@@ -106,8 +106,12 @@ impl<'a, T> Table<'a, T> {
     }
 
     /// Adds a column; `cell` fills it for a row.
-    pub fn column(mut self, column: Column, cell: impl Fn(&T) -> Span) -> Self {
-        let cells: Vec<Span> = self.rows.iter().map(cell).collect();
+    pub fn column(self, column: Column, cell: impl Fn(&T) -> Span) -> Self {
+        let cells = self.rows.iter().map(cell).collect();
+        self.filled(column, cells)
+    }
+
+    fn filled(mut self, column: Column, cells: Vec<Span>) -> Self {
         let widest = cells.iter().map(Span::width).max().unwrap_or(0);
         let natural = widest.max(column.title.len());
         self.columns.push(Filled {
@@ -117,6 +121,12 @@ impl<'a, T> Table<'a, T> {
             width: natural,
         });
         self
+    }
+
+    /// Adds a column of plain text.
+    pub fn text<S: AsRef<str>>(self, column: Column, cell: impl Fn(&'a T) -> S) -> Self {
+        let cells = self.rows.iter().map(|row| Span::plain(cell(row)));
+        self.filled(column, cells.collect())
     }
 
     /// Adds a column if `is`.
@@ -256,10 +266,10 @@ mod tests {
             ("b", "a-rather-long-name-of-something", "22"),
         ];
         let table = Table::new(&rows)
-            .column(Column::new("ID"), |row| Span::plain(row.0))
-            .column(Column::new("NAME").elastic(12), |row| Span::plain(row.1))
-            .column(Column::new("COUNT").optional(1), |row| Span::plain(row.2))
-            .column(Column::wide("MORE"), |_| Span::plain("more"))
+            .text(Column::new("ID"), |row| row.0)
+            .text(Column::new("NAME").elastic(12), |row| row.1)
+            .text(Column::new("COUNT").optional(1), |row| row.2)
+            .text(Column::wide("MORE"), |_| "more")
             .notes(|row| {
                 let wrong = row.0 == "b";
                 wrong
@@ -283,10 +293,8 @@ mod tests {
         ];
         let render = |names: &[&str], columns| {
             let table = Table::new(names)
-                .column(Column::new("NODE").elastic(8).names(), |name| {
-                    Span::plain(name)
-                })
-                .column(Column::new("STATE"), |_| Span::plain("InSync"));
+                .text(Column::new("NODE").elastic(8).names(), |name| name)
+                .text(Column::new("STATE"), |_| "InSync");
             let canvas = Canvas {
                 columns,
                 ..canvas()

@@ -53,14 +53,12 @@ fn cell(value: Option<u64>, unit: fn(u64) -> Duration) -> Span {
 impl View for TopView {
     fn text(&self, canvas: &Canvas) -> String {
         let services = Table::new(&self.services)
-            .column(Column::new("SERVICE"), |busy| {
-                Span::plain(format!("{}/{}", busy.namespace, busy.name))
+            .text(Column::new("SERVICE"), |busy| {
+                format!("{}/{}", busy.namespace, busy.name)
             })
-            .column(Column::new("CHANGES"), |busy| {
-                Span::plain(grouped(busy.changes))
-            })
-            .column(Column::new("ENDPOINTS"), |busy| {
-                Span::plain(grouped(busy.endpoint_changes))
+            .text(Column::new("CHANGES"), |busy| grouped(busy.changes))
+            .text(Column::new("ENDPOINTS"), |busy| {
+                grouped(busy.endpoint_changes)
             })
             .column(Column::new("LAST"), |busy| {
                 let age = busy.last.zip(self.now).map(|(at, now)| at.age_text(now));
@@ -68,7 +66,7 @@ impl View for TopView {
             })
             .render(canvas);
         let nodes = Table::new(&self.nodes)
-            .column(Column::new("NODE"), |slow| Span::plain(&slow.node))
+            .text(Column::new("NODE"), |slow| &slow.node)
             .column(Column::new("BEHIND"), |slow| {
                 let tone = if slow.behind > 0 {
                     Tone::Warn

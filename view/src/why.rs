@@ -254,23 +254,19 @@ fn attempts(all: &[AttemptView], not_tried: &str, canvas: &Canvas) -> String {
     }
     let table = Table::new(all)
         .column(Column::new("TRIED"), AttemptView::target)
-        .column(Column::new("NODE").elastic(12), |one| {
-            Span::plain(&one.node)
-        })
+        .text(Column::new("NODE").elastic(12), |one| &one.node)
         .column(Column::new("RESULT"), AttemptView::result);
     format!("\n{}", table.render(canvas))
 }
 
 fn candidates(all: &[CandidateView], canvas: &Canvas) -> String {
     Table::new(all)
-        .column(Column::new("ENDPOINT"), |one| Span::plain(&one.address))
-        .column(Column::new("NODE").elastic(12), |one| {
-            Span::plain(&one.node)
-        })
+        .text(Column::new("ENDPOINT"), |one| &one.address)
+        .text(Column::new("NODE").elastic(12), |one| &one.node)
         .column(Column::new("CHOSEN"), |one| match one.chosen {
             true => Span::new("Yes", Tone::Good),
             false => Span::plain("No"),
         })
-        .column(Column::new("REASON"), |one| Span::plain(&one.reason))
+        .text(Column::new("REASON"), |one| &one.reason)
         .render(canvas)
 }

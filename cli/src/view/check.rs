@@ -44,7 +44,7 @@ impl View for CheckView {
     fn text(&self, canvas: &Canvas) -> String {
         let table = Table::new(&self.checks)
             .column(Column::new(""), |finding: &Finding| word(finding.outcome))
-            .column(Column::new("CHECK"), |finding| Span::plain(&finding.check))
+            .text(Column::new("CHECK"), |finding| &finding.check)
             .column(Column::new("FINDING").elastic(40), |finding| {
                 // An error may be longer than a line: its note has the rest.
                 Span::plain(&finding.summary)

@@ -265,9 +265,7 @@ impl View for MigrationView {
         let mut out = paragraph(&Span::new(summary, tone), canvas, 0);
         out.push('\n');
         out += &Table::new(&self.nodes)
-            .column(Column::new("NODE").elastic(20), |node| {
-                Span::plain(&node.name)
-            })
+            .text(Column::new("NODE").elastic(20), |node| &node.name)
             .column(Column::new("STAGE"), |node| {
                 let tone = match node.stage {
                     "Kplane" => Tone::Good,
@@ -276,9 +274,7 @@ impl View for MigrationView {
                 };
                 Span::new(node.stage, tone)
             })
-            .column(Column::new("BACKEND").optional(1), |node| {
-                Span::plain(&node.backend)
-            })
+            .text(Column::new("BACKEND").optional(1), |node| &node.backend)
             .notes(|node| match node.reason.as_str() {
                 "" => Vec::new(),
                 reason => vec![Span::plain(reason)],

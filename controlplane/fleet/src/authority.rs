@@ -302,18 +302,8 @@ impl Authority {
         resource: &'static str,
         request: impl Future<Output = kube::Result<T>>,
     ) -> Result<T, Unanswered> {
-        let group = "";
-        self.api
-            .ask(
-                Asked {
-                    verb,
-                    resource,
-                    group,
-                },
-                PATIENCE,
-                request,
-            )
-            .await
+        let asked = Asked::new(verb, resource, "");
+        self.api.ask(asked, PATIENCE, request).await
     }
 }
 

@@ -32,14 +32,8 @@ pub(crate) struct Window {
 }
 
 /// Whether the control plane is about to end. Every stream follows it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Draining(watch::Sender<Option<Window>>);
-
-impl Default for Draining {
-    fn default() -> Self {
-        Self(watch::Sender::new(None))
-    }
-}
 
 impl Draining {
     /// Asks all agents to leave, and new ones to stay away; returns when they have left, or after

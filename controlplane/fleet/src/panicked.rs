@@ -1,7 +1,7 @@
 //! Says that a part of this control plane panicked.
 
 use kplane_http::panics::{self, Panics};
-use kplane_model::{Issue, ObjectRef, Reason, Severity};
+use kplane_model::{Issue, ObjectRef, Reason};
 
 /// Returns the problem, if there was a panic.
 pub(crate) fn issues() -> Vec<Issue> {
@@ -14,16 +14,12 @@ fn issue(panics: Panics) -> Option<Issue> {
         1 => "once".to_owned(),
         count => format!("{count} times"),
     };
-    Some(Issue {
-        severity: Severity::Error,
-        code: Reason::Panicked,
-        location: panics.last,
-        object: ObjectRef::new("control plane", "", ""),
-        reason: format!(
-            "it panicked {times} since its start, here for the last time: a request got no answer, or a part of it has \
-             ended. Keep its log for a report, and restart it"
-        ),
-    })
+    let reason = format!(
+        "it panicked {times} since its start, here for the last time: a request got no answer, or a part of it has \
+         ended. Keep its log for a report, and restart it"
+    );
+    let object = ObjectRef::new("control plane", "", "");
+    Some(Issue::error(Reason::Panicked, object, reason).at(panics.last))
 }
 
 #[cfg(test)]

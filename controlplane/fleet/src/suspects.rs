@@ -42,7 +42,7 @@ pub enum Mode {
 }
 
 /// The suspected nodes, for all who need them.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Suspects {
     mode: OnceLock<Mode>,
     pub(crate) now: channel::Sender<Arc<Suspicions>>,
@@ -51,18 +51,6 @@ pub struct Suspects {
     pub(crate) shared: ReplicaWords,
     /// Number of suspicions so far.
     pub(crate) begun: AtomicU64,
-}
-
-impl Default for Suspects {
-    fn default() -> Self {
-        Self {
-            mode: OnceLock::new(),
-            now: channel::Sender::default(),
-            holds: Mutex::default(),
-            shared: ReplicaWords::default(),
-            begun: AtomicU64::default(),
-        }
-    }
 }
 
 impl Suspects {

@@ -54,12 +54,12 @@ pub struct Inside {
 }
 
 /// The control plane's gRPC service, called as a function: there is no connection, and no HTTP/2.
-pub type Service = BoxCloneSyncService<http::Request<Body>, http::Response<Body>, Infallible>;
+pub type InProcess = BoxCloneSyncService<http::Request<Body>, http::Response<Body>, Infallible>;
 
 /// A running control plane.
 pub struct Running {
     /// Service for the agent.
-    pub service: Service,
+    pub service: InProcess,
     /// Address of the status API.
     pub status: Option<SocketAddr>,
     /// Ends with the control plane; the error is that of the part that failed.

@@ -239,10 +239,8 @@ impl Found<'_> {
             return;
         }
         let [v4, v6] = others;
-        self.addresses.retain(|address| match Family::of(*address) {
-            Family::V4 => v4,
-            Family::V6 => v6,
-        });
+        self.addresses
+            .retain(|address| Family::of(*address).pick(v4, v6));
     }
 }
 

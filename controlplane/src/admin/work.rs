@@ -7,14 +7,12 @@ use std::time::SystemTime;
 use kplane_fleet::doors::ServerTls;
 use kplane_fleet::hub::Hub;
 use kplane_fleet::traffic::EventCounts;
-use kplane_http::metrics::{Labels, Name};
+use kplane_http::metrics::{Metric, alone};
 use kplane_operate::server::Metrics;
 use kplane_operate::traces;
 use kplane_picture::kubernetes::{Api, Requests};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
-
-const ALONE: &Labels<'_> = &[];
 
 /// The credentials of this control plane, and what its parts count.
 #[derive(Clone, Default)]
@@ -53,11 +51,9 @@ impl Collector for Work {
         let Some(panics) = kplane_http::panics::seen() else {
             return Ok(());
         };
-        Name(
-            "kplane_controlplane_panics",
-            "Requests to the control plane, and parts of it, that ended by a bug",
-        )
-        .counter(&mut to, [(ALONE, panics.count as f64)])
+        Metric::new("kplane_controlplane_panics")
+            .help("Requests to the control plane, and parts of it, that ended by a bug")
+            .counter(&mut to, [alone(panics.count as f64)])
     }
 }
 
@@ -68,80 +64,61 @@ fn rest_client(requests: &Requests, to: &mut DescriptorEncoder<'_>) -> fmt::Resu
         let labels = [("method", &**method), ("code", &**code), ("host", &**host)];
         (labels, *count as f64)
     });
-    let series: Vec<_> = series.collect();
-    Name(
-        "rest_client_requests",
-        "Requests to the API server by method, status code and host",
-    )
-    .counter(to, series.iter().map(|(labels, n)| (&labels[..], *n)))?;
+    Metric::new("rest_client_requests")
+        .help("Requests to the API server by method, status code and host")
+        .counter(to, series)?;
     let durations = requests.durations();
     let series = durations.iter().map(|((method, host), distribution)| {
         let labels = [("verb", &**method), ("host", &**host)];
         (labels, distribution.clone())
     });
-    let series: Vec<_> = series.collect();
-    Name(
-        "rest_client_request_duration_seconds",
-        "Time from a request to the API server until the head of its answer",
-    )
-    .histogram(
-        to,
-        series.iter().map(|(labels, d)| (&labels[..], d.clone())),
-    )
+    Metric::new("rest_client_request_duration_seconds")
+        .help("Time from a request to the API server until the head of its answer")
+        .histogram(to, series)
 }
 
 impl Work {
     fn build(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let version: &Labels<'_> = &[
+        let version = [
             ("version", env!("CARGO_PKG_VERSION")),
             ("source", self.hub.source),
         ];
-        Name(
-            "kplane_controlplane_build_info",
-            "Version of the control plane, and the kind of its source; always 1",
-        )
-        .gauge(to, [(version, 1.0)])
+        Metric::new("kplane_controlplane_build_info")
+            .help("Version of the control plane, and the kind of its source; always 1")
+            .gauge(to, [(version, 1.0)])
     }
 
     fn traffic(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let volumes = self.hub.traffic.volumes();
         let labels = volumes.map(|(kind, _)| [("kind", kind)]);
         let messages = volumes.map(|(_, volume)| volume.messages as f64);
-        Name(
-            "kplane_controlplane_sent_messages",
-            "Messages to agents; a stream adds its own with each heartbeat",
-        )
-        .counter(to, labels.iter().map(|l| &l[..]).zip(messages))?;
+        Metric::new("kplane_controlplane_sent_messages")
+            .help("Messages to agents; a stream adds its own with each heartbeat")
+            .counter(to, labels.into_iter().zip(messages))?;
         let bytes = volumes.map(|(_, volume)| volume.bytes as f64);
-        Name(
-            "kplane_controlplane_sent_bytes",
-            "Bytes of messages to agents, before TLS",
-        )
-        .counter(to, labels.iter().map(|l| &l[..]).zip(bytes))
+        Metric::new("kplane_controlplane_sent_bytes")
+            .help("Bytes of messages to agents, before TLS")
+            .counter(to, labels.into_iter().zip(bytes))
     }
 
     fn requests(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let events = self.own.events.all();
         let labels = events.map(|(result, _)| [("result", result)]);
         let counts = events.map(|(_, count)| count as f64);
-        Name(
-            "kplane_controlplane_events",
-            "Kubernetes events by their fate",
-        )
-        .counter(to, labels.iter().map(|l| &l[..]).zip(counts))?;
+        Metric::new("kplane_controlplane_events")
+            .help("Kubernetes events by their fate")
+            .counter(to, labels.into_iter().zip(counts))?;
         let Some(api) = &self.own.api else {
             return Ok(());
         };
         let failures = api.failures().all();
-        let series: Vec<_> = failures
-            .iter()
-            .map(|((verb, reason), count)| ([("verb", *verb), ("reason", *reason)], *count as f64))
-            .collect();
-        Name(
-            "kplane_controlplane_api_failures",
-            "Requests to the API server that failed, without those of the source",
-        )
-        .counter(to, series.iter().map(|(labels, n)| (&labels[..], *n)))?;
+        let series = failures.iter().map(|((verb, reason), count)| {
+            let labels = [("verb", *verb), ("reason", *reason)];
+            (labels, *count as f64)
+        });
+        Metric::new("kplane_controlplane_api_failures")
+            .help("Requests to the API server that failed, without those of the source")
+            .counter(to, series)?;
         rest_client(api.requests(), to)
     }
 
@@ -152,29 +129,20 @@ impl Work {
             let count = count.load(std::sync::atomic::Ordering::Relaxed);
             ([("result", result)], count as f64)
         });
-        Name(
-            "kplane_controlplane_traces",
-            "Traces of changes, by whether the collector took them",
-        )
-        .counter(
-            to,
-            series.iter().map(|(labels, count)| (&labels[..], *count)),
-        )
+        Metric::new("kplane_controlplane_traces")
+            .help("Traces of changes, by whether the collector took them")
+            .counter(to, series)
     }
 
     fn recorder(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let size = self.hub.recorder.size();
         let progress = self.hub.fleet.progress_bytes();
-        Name(
-            "kplane_controlplane_recorder_bytes",
-            "Memory of the record of changes and events, and of the times of nodes",
-        )
-        .gauge(to, [(ALONE, (size.bytes + progress) as f64)])?;
-        Name(
-            "kplane_controlplane_recorder_changes",
-            "Changes of Services in the record",
-        )
-        .gauge(to, [(ALONE, size.changes as f64)])
+        Metric::new("kplane_controlplane_recorder_bytes")
+            .help("Memory of the record of changes and events, and of the times of nodes")
+            .gauge(to, [alone((size.bytes + progress) as f64)])?;
+        Metric::new("kplane_controlplane_recorder_changes")
+            .help("Changes of Services in the record")
+            .gauge(to, [alone(size.changes as f64)])
     }
 
     fn certificate(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
@@ -184,10 +152,8 @@ impl Work {
         let Some(seconds) = since_1970.map(|since| since.as_secs_f64()) else {
             return Ok(());
         };
-        Name(
-            "kplane_controlplane_certificate_expires_timestamp_seconds",
-            "Time at which the certificate of the ports ends",
-        )
-        .gauge(to, [(ALONE, seconds)])
+        Metric::new("kplane_controlplane_certificate_expires_timestamp_seconds")
+            .help("Time at which the certificate of the ports ends")
+            .gauge(to, [alone(seconds)])
     }
 }

@@ -6,7 +6,7 @@ use std::fs;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
-use super::names::{Labels, Name};
+use super::names::{Metric, alone};
 
 /// Clock ticks a second in /proc, a constant of Linux's interface (`USER_HZ`).
 const TICKS: f64 = 100.0;
@@ -78,18 +78,24 @@ fn max_fds(limits: &str) -> Option<f64> {
 impl Collector for Process {
     fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
         let usage = Usage::read();
-        let one = |value: Option<f64>| value.map(|value| (&[] as &Labels<'_>, value));
-        Name("process_cpu_seconds", "CPU time of the process")
-            .counter(&mut to, one(usage.cpu_seconds))?;
-        Name("process_resident_memory_bytes", "Memory in use")
-            .gauge(&mut to, one(usage.resident_bytes))?;
-        Name("process_virtual_memory_bytes", "Address space in use")
-            .gauge(&mut to, one(usage.virtual_bytes))?;
-        Name("process_open_fds", "Open files").gauge(&mut to, one(usage.open_fds))?;
-        Name("process_max_fds", "Maximum number of open files")
-            .gauge(&mut to, one(usage.max_fds))?;
-        Name("process_start_time_seconds", "Start time of the process")
-            .gauge(&mut to, one(usage.started_at_seconds))
+        Metric::new("process_cpu_seconds")
+            .help("CPU time of the process")
+            .counter(&mut to, usage.cpu_seconds.map(alone))?;
+        Metric::new("process_resident_memory_bytes")
+            .help("Memory in use")
+            .gauge(&mut to, usage.resident_bytes.map(alone))?;
+        Metric::new("process_virtual_memory_bytes")
+            .help("Address space in use")
+            .gauge(&mut to, usage.virtual_bytes.map(alone))?;
+        Metric::new("process_open_fds")
+            .help("Open files")
+            .gauge(&mut to, usage.open_fds.map(alone))?;
+        Metric::new("process_max_fds")
+            .help("Maximum number of open files")
+            .gauge(&mut to, usage.max_fds.map(alone))?;
+        Metric::new("process_start_time_seconds")
+            .help("Start time of the process")
+            .gauge(&mut to, usage.started_at_seconds.map(alone))
     }
 }
 

@@ -7,6 +7,7 @@
 mod affinity;
 mod description;
 mod driver;
+mod failure;
 pub mod iptables;
 pub mod ipvs;
 mod kernel;
@@ -31,6 +32,7 @@ use kplane_model::{Family, ServiceKey, ServiceName};
 pub use self::affinity::{AffinityClient, AffinityClients, AffinityPort};
 pub use self::description::{Description, Failures, ModeMetrics, NeededSetting};
 use self::driver::{DataPath, Driver, StepError, Unusable};
+pub use self::failure::{Failure, OpenError};
 pub use self::kernel::{KernelState, PacketTarget};
 pub use self::nftables::PolicyTables;
 pub use self::pod_interface::PodInterface;
@@ -103,17 +105,6 @@ impl RuleCounts {
     pub const TABLES: [&str; 2] = ["filter", "nat"];
 }
 
-/// The reason why one ServicePort is not in the data path as planned.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
-    /// The ServicePort.
-    pub key: ServiceKey,
-    /// The problem, human-readable.
-    pub reason: String,
-    /// Whether the ServicePort is served, but not in every respect.
-    pub degraded: bool,
-}
-
 /// A change that was not applied. Afterwards, the data path holds what it held before, or its content is
 /// unknown. Either way the engine retries with everything (`Change::complete`).
 #[derive(Debug, thiserror::Error)]
@@ -142,16 +133,6 @@ impl ApplyError {
     }
 }
 
-/// A backend that cannot start on this machine. The text names the missing part, in one line.
-#[derive(Debug, thiserror::Error)]
-#[error("backend {backend}: {reason}")]
-pub struct OpenError {
-    /// Name of the backend.
-    pub backend: &'static str,
-    /// The missing part, and what to do about it.
-    pub reason: String,
-}
-
 /// Opens the data paths of both families, and logs why a family cannot be programmed. One working family is
 /// enough for a backend.
 ///
@@ -164,7 +145,7 @@ fn open_sides<D: DataPath + 'static>(
     let [v4, v6] = Family::ALL.map(open);
     if let (Err(v4), Err(v6)) = (&v4, &v6) {
         let reason = format!("neither IPv4 nor IPv6 can be programmed: {v4}; {v6}");
-        return Err(OpenError { backend, reason });
+        return Err(OpenError::new(backend, reason));
     }
     Ok([(Family::V4, v4), (Family::V6, v6)].map(|(family, side)| match side {
         Ok(path) => Box::new(Driver::new(path)) as Box<dyn Side>,

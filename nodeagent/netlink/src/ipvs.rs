@@ -366,10 +366,7 @@ fn write_server(w: &mut AttributeWriter<'_>, key: ServerKey, mode: Option<Server
         let timeout = mode.persistent_s.unwrap_or(0);
         w.bytes(svc::TIMEOUT, &timeout.to_ne_bytes());
         // Persistence applies to each client address separately.
-        let netmask = match family {
-            Family::V4 => u32::MAX,
-            Family::V6 => 128,
-        };
+        let netmask = family.pick(u32::MAX, 128);
         w.bytes(svc::NETMASK, &netmask.to_ne_bytes());
     });
 }
@@ -404,10 +401,7 @@ fn address_union(ip: IpAddr) -> [u8; 16] {
 fn parse_union(family: Family, attribute: Attribute<'_>) -> Option<IpAddr> {
     let bytes: [u8; 16] = attribute.payload.try_into().ok()?;
     let [a, b, c, d, ..] = bytes;
-    Some(match family {
-        Family::V4 => IpAddr::from([a, b, c, d]),
-        Family::V6 => IpAddr::from(bytes),
-    })
+    Some(family.pick(IpAddr::from([a, b, c, d]), IpAddr::from(bytes)))
 }
 
 fn parse_mode(service: Attributes<'_>) -> Option<ServerMode> {

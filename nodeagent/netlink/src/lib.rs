@@ -43,8 +43,5 @@ use kplane_model::Family;
 
 /// Returns `NFPROTO_IPV4` or `NFPROTO_IPV6` (linux/netfilter.h).
 pub fn nfproto(family: Family) -> u8 {
-    match family {
-        Family::V4 => 2,
-        Family::V6 => 10,
-    }
+    family.pick(2, 10)
 }

@@ -205,10 +205,7 @@ fn address(link: u32, ip: IpAddr, scope: u8, add: bool) -> Request {
 
 /// Returns the length of an address, in bits.
 pub(crate) fn bits(family: Family) -> u8 {
-    match family {
-        Family::V4 => 32,
-        Family::V6 => 128,
-    }
+    family.pick(32, 128)
 }
 
 pub(crate) fn push_ip(w: &mut AttributeWriter<'_>, kind: u16, ip: IpAddr) {

@@ -8,7 +8,7 @@ use kplane_model::{Cidr, ProxyNamespaces};
 use kplane_picture::admission::{AllowedExternalIps, Proxying, ReservedPlace};
 use kplane_picture::convert::ExternalIps;
 use kplane_picture::dial::AGENT_PORT;
-use kplane_picture::inside::{Origin, Service};
+use kplane_picture::inside::{InProcess, Origin};
 use kplane_picture::kubernetes::Access;
 use kplane_picture::source::kubernetes;
 use kplane_tls::{ClientFiles, is_this_machine};
@@ -40,7 +40,7 @@ pub enum Source {
         token: Option<PathBuf>,
     },
     /// A control plane that already runs in this process.
-    InProcess(Service),
+    InProcess(InProcess),
     /// A control plane that the agent itself starts.
     Standalone {
         /// The origin of the control plane's objects.

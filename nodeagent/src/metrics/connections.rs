@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use kplane_http::metrics::{Labels, Name};
+use kplane_http::metrics::{Metric, alone};
 use prometheus_client::encoding::DescriptorEncoder;
 
 use super::numbers::float;
@@ -15,19 +15,12 @@ pub(super) fn write(
     to: &mut DescriptorEncoder<'_>,
 ) -> fmt::Result {
     let (counts, losses) = connections.read();
-    let labelled = counts
-        .iter()
-        .map(|(key, count)| (service_labels(key), float(*count)));
-    let labelled: Vec<_> = labelled.collect();
-    let series = labelled.iter().map(|(labels, count)| (&labels[..], *count));
-    Name(
-        "kplane_agent_service_connections",
-        "Connections that began, and that this node led to an endpoint",
-    )
-    .counter(to, series)?;
-    Name(
-        "kplane_agent_service_connections_losses",
-        "Times when connections were not counted, because the kernel reported more than the agent could read",
-    )
-    .counter(to, [(&[] as &Labels<'_>, float(losses))])
+    let series = counts.iter();
+    let series = series.map(|(key, count)| (service_labels(key), float(*count)));
+    Metric::new("kplane_agent_service_connections")
+        .help("Connections that began, and that this node led to an endpoint")
+        .counter(to, series)?;
+    Metric::new("kplane_agent_service_connections_losses")
+        .help("Times when connections were not counted, because the kernel reported more than the agent could read")
+        .counter(to, [alone(float(losses))])
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::fs;
 
-use kplane_http::metrics::{Labels, Name};
+use kplane_http::metrics::{Metric, alone};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
@@ -17,17 +17,12 @@ pub(super) struct HostCollector;
 
 impl Collector for HostCollector {
     fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
-        let one = |value: Option<f64>| value.map(|value| (&[] as &Labels<'_>, value));
-        Name(
-            "kplane_agent_conntrack_entries",
-            "Connections that the node tracks",
-        )
-        .gauge(&mut to, one(number(ENTRIES)))?;
-        Name(
-            "kplane_agent_conntrack_limit",
-            "Maximum number of connections that the node tracks; further ones are dropped",
-        )
-        .gauge(&mut to, one(number(LIMIT)))
+        Metric::new("kplane_agent_conntrack_entries")
+            .help("Connections that the node tracks")
+            .gauge(&mut to, number(ENTRIES).map(alone))?;
+        Metric::new("kplane_agent_conntrack_limit")
+            .help("Maximum number of connections that the node tracks; further ones are dropped")
+            .gauge(&mut to, number(LIMIT).map(alone))
     }
 }
 

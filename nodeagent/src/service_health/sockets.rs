@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 
 use kplane_dataplane::plan::{NodePlan, loopback};
 use kplane_model::{Cidr, Family};
@@ -56,18 +56,11 @@ impl Addresses {
         };
         Ok(Family::ALL.map(|family| {
             if self.is_everything(family) {
-                return BTreeSet::from([any(family)]);
+                return BTreeSet::from([family.unspecified()]);
             }
             let chosen = |ip: &&IpAddr| self.of(family).iter().any(|cidr| cidr.contains(**ip));
             own.iter().filter(chosen).copied().collect()
         }))
-    }
-}
-
-fn any(family: Family) -> IpAddr {
-    match family {
-        Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
-        Family::V6 => Ipv6Addr::UNSPECIFIED.into(),
     }
 }
 

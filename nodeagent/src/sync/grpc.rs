@@ -11,7 +11,7 @@ use futures_util::{FutureExt, StreamExt};
 use http::Uri;
 use http::header::AUTHORIZATION;
 use kplane_picture::dial::{AGENT_PORT, Dialer, MAX_ADDRESSES, literal, resolve};
-use kplane_picture::inside::Service;
+use kplane_picture::inside::InProcess;
 use kplane_proto::v1::AgentMessage;
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_tls::{ClientConfig, Follower, Token};
@@ -46,7 +46,7 @@ enum Connector {
     /// The replicas that a file names, and a URL without meaning for their connections.
     Listed(Box<Endpoint>, PathBuf),
     /// A control plane in the same process.
-    InProcess(Service),
+    InProcess(InProcess),
 }
 
 /// gRPC to the replicas of a control plane.
@@ -88,7 +88,7 @@ impl Grpc {
     }
 
     /// Creates a transport to a control plane in the same process.
-    pub fn in_process(service: Service) -> Self {
+    pub fn in_process(service: InProcess) -> Self {
         Self {
             targets: vec![Connector::InProcess(service)],
             dialer: Dialer::new(0),
@@ -97,13 +97,7 @@ impl Grpc {
     }
 
     /// Connects to a replica.
-    async fn connect(&self, replica: Replica) -> Result<Channel, OpenError> {
-        let endpoint = match self.targets.get(replica.url) {
-            Some(Connector::Remote(endpoint) | Connector::Listed(endpoint, _)) => endpoint,
-            Some(Connector::InProcess(_)) | None => {
-                return Err(cannot_connect(&replica, "no control plane is configured"));
-            }
-        };
+    async fn connect(&self, endpoint: &Endpoint, replica: Replica) -> Result<Channel, OpenError> {
         let tls = self.credentials.tls.as_ref().map(Follower::current);
         let server_name = self.credentials.server_name.clone();
         let places = replica.place.into_iter().collect();
@@ -218,10 +212,11 @@ impl Transport for Grpc {
             Some(Connector::InProcess(service)) => {
                 AgentServiceClient::new(service.clone()).sync(request).await
             }
-            _ => {
-                let channel = self.connect(replica).await?;
+            Some(Connector::Remote(endpoint) | Connector::Listed(endpoint, _)) => {
+                let channel = self.connect(endpoint, replica).await?;
                 AgentServiceClient::new(channel).sync(request).await
             }
+            None => return Err(cannot_connect(&replica, "no control plane is configured")),
         };
         match answer {
             Ok(stream) => Ok(Link {

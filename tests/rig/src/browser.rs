@@ -83,15 +83,15 @@ const OPTIONS: [&str; 15] = [
     "--hide-scrollbars",
 ];
 
-/// Returns whether a browser can be started; use as `if !browser::require()? { return Ok(()) }`.
+/// Ends a test here unless a browser can be started, as [`needed`](privilege::needed) does.
 ///
 /// # Errors
-/// It cannot, and [`CI` or `REQUIRE_NETNS`](privilege::is_strict) is set.
-pub fn require() -> Result<bool> {
+/// It cannot.
+pub fn need() -> Result<()> {
     let (program, package) = PROGRAM;
     let found = privilege::is_on_path(program).then_some(());
     let found = found.with_context(|| format!("{program} is missing: apt-get install {package}"));
-    Ok(privilege::available(found)?.is_some())
+    privilege::needed(found)
 }
 
 /// A running browser with a new profile. Dropping it ends the browser and removes the profile.

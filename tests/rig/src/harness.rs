@@ -16,7 +16,7 @@ use anyhow::{Context as _, Result};
 pub use libtest_mimic::Arguments;
 use libtest_mimic::{Failed, Trial};
 
-use crate::privilege::{available, require_netns};
+use crate::privilege::{Skipped, available, require_netns};
 use crate::userns;
 
 /// Duration above which a test is named at the end.
@@ -158,7 +158,10 @@ where
         let (name, times) = (name.into(), times.clone());
         let timed = name.clone();
         let body = move || {
-            let outcome = times.take(timed, body);
+            let outcome = match times.take(timed, body) {
+                Err(error) if error.is::<Skipped>() => Ok(()),
+                outcome => outcome,
+            };
             // The error is printed without a backtrace, so that it is readable at the end of a long
             // log.
             outcome.map_err(|error| Failed::from(format!("{error:#}")))

@@ -2,11 +2,12 @@
 //! elsewhere.
 
 use std::env;
+use std::fmt;
 use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::process::Command;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Error, Result, bail};
 
 use crate::netns::NetNs;
 
@@ -29,9 +30,12 @@ pub fn require_netns() -> Result<bool> {
 /// # Errors
 /// It is not, and [`CI` or `REQUIRE_NETNS`](is_strict) is set.
 pub fn require_tool(name: &str) -> Result<bool> {
+    Ok(available(tool(name))?.is_some())
+}
+
+fn tool(name: &str) -> Result<()> {
     let found = is_on_path(name).then_some(());
-    let found = available(found.with_context(|| format!("{name} is not on the PATH")))?;
-    Ok(found.is_some())
+    found.with_context(|| format!("{name} is not on the PATH"))
 }
 
 /// Returns whether a command ends well, which shows that `what` is installed; use like [`require_netns`].
@@ -75,6 +79,38 @@ pub fn available<T>(result: Result<T>) -> Result<Option<T>> {
             Ok(None)
         }
     }
+}
+
+/// The error of a test that cannot run here: [`harness`](crate::harness) counts the test as passed.
+#[derive(Debug)]
+pub(crate) struct Skipped;
+
+impl fmt::Display for Skipped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("skipped")
+    }
+}
+
+/// Returns the value for a test of [`harness`](crate::harness), which ends here where the value is missing and may be.
+///
+/// # Errors
+/// It is missing.
+pub fn needed<T>(result: Result<T>) -> Result<T> {
+    available(result)?.context(Skipped)
+}
+
+/// Ends a test of [`harness`](crate::harness) here unless these programs are on the `PATH`.
+///
+/// # Errors
+/// One is not.
+pub fn need_tools(names: &[&str]) -> Result<()> {
+    names.iter().try_for_each(|name| needed(tool(name)))
+}
+
+/// Returns the error that ends a test of [`harness`](crate::harness), and says why the test is [skipped](skip).
+pub fn skipped(why: &str) -> Error {
+    skip(why);
+    Error::msg(Skipped)
 }
 
 /// Says that a test or a suite is skipped, and why: in its output, and in the file that `KPLANE_SKIPPED` names.

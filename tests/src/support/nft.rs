@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use kplane_model::Family;
 use kplane_netlink::NfSocket;
 use kplane_rig::netns::NetNs;
-use kplane_rig::privilege::require_tool;
+use kplane_rig::privilege::{need_tools, skipped};
 use serde_json::Value;
 
 /// Runs `nft` with commands, such as `"flush ruleset"`, one in a line; returns what it prints.
@@ -34,18 +34,17 @@ pub fn objects(ns: &NetNs, family: Family) -> Result<Vec<Value>> {
     Ok(std::mem::take(objects))
 }
 
-/// Whether `nft` can load a ruleset of ours here: in one transaction, for which it needs a buffer
+/// Ends a test here unless `nft` can load a ruleset of ours: in one transaction, for which it needs a buffer
 /// that the kernel grants to the administrator of the machine only.
-pub fn can_load() -> Result<bool> {
+pub fn need_loading() -> Result<()> {
     /// Well below what is granted where any size is, and above what is granted otherwise.
     const ANY_SIZE_BYTES: usize = 32 << 20;
-    let any = require_tool("nft")? && NfSocket::open()?.max_batch_bytes() > ANY_SIZE_BYTES;
-    if !any {
-        kplane_rig::privilege::skip(
-            "nft cannot load a large ruleset without privileges on the machine",
-        );
+    need_tools(&["nft"])?;
+    if NfSocket::open()?.max_batch_bytes() > ANY_SIZE_BYTES {
+        return Ok(());
     }
-    Ok(any)
+    let why = "nft cannot load a large ruleset without privileges on the machine";
+    Err(skipped(why))
 }
 
 /// Runs `nft -f` on a text of any length.

@@ -8,7 +8,7 @@ use kplane_dataplane::backend::iptables::Flavour;
 use kplane_dataplane::backend::{Kind, Serving};
 use kplane_model::{Cidr, Family};
 use kplane_rig::netns::NetNs;
-use kplane_rig::privilege::{self, require_tool};
+use kplane_rig::privilege::{self, need_tools};
 use kplane_rig::vm;
 
 /// A backend, and for iptables the kind of it that the node's other programs use.
@@ -297,15 +297,12 @@ impl UnderTest {
 
     /// Runs a test on it.
     pub fn test(self, body: fn() -> Result<()>) -> Result<()> {
-        let tools = match self {
-            Self::Nftables | Self::Userspace => true,
-            Self::IptablesNft => require_tool("iptables-nft")?,
-            Self::IptablesLegacy => require_tool("iptables-legacy")?,
-            Self::Ipvs => require_tool("ipvsadm")? && require_tool("ipset")?,
-        };
-        if !tools {
-            return Ok(());
-        }
+        need_tools(match self {
+            Self::Nftables | Self::Userspace => &[],
+            Self::IptablesNft => &["iptables-nft"],
+            Self::IptablesLegacy => &["iptables-legacy"],
+            Self::Ipvs => &["ipvsadm", "ipset"],
+        })?;
         self.set();
         body()
     }

@@ -57,9 +57,9 @@ pub(crate) fn main(arguments: &Arguments) -> ExitCode {
     harness::run_here(arguments, TESTS.iter().copied())
 }
 
-/// Returns the chart; `None` if Helm cannot be built here.
-fn chart() -> Result<Option<Chart>> {
-    privilege::available(Chart::open())
+/// Returns the chart. A test ends here if Helm cannot be built.
+fn chart() -> Result<Chart> {
+    privilege::needed(Chart::open())
 }
 
 /// What Helm makes of some values.
@@ -69,18 +69,16 @@ struct Rendering {
 }
 
 /// Returns the renderings of all combinations of values, which Helm makes once for all tests.
-fn renderings() -> Result<Option<&'static [Rendering]>> {
+fn renderings() -> Result<&'static [Rendering]> {
     static ALL: OnceLock<Result<Vec<Rendering>>> = OnceLock::new();
-    let Some(chart) = chart()? else {
-        return Ok(None);
-    };
+    let chart = chart()?;
     let render = |settings: Vec<&'static str>| {
         let objects = chart.objects(&settings)?;
         Ok(Rendering { settings, objects })
     };
     let all = ALL.get_or_init(|| combinations().into_iter().map(render).collect());
     match all {
-        Ok(all) => Ok(Some(all)),
+        Ok(all) => Ok(all),
         Err(error) => Err(anyhow!("{error:#}")),
     }
 }

@@ -155,8 +155,8 @@ fn table(rows: &[NodeRow<'_>], now: Option<Time>, canvas: &Canvas) -> String {
                 format!("{}/{}", short_count(o.services), short_count(o.endpoints))
             }))
         })
-        .column(Column::new("BACKEND").optional(1), |row| {
-            Span::plain(row.common(|node| &node.backend))
+        .text(Column::new("BACKEND").optional(1), |row| {
+            row.common(|node| &node.backend)
         })
         .column_if(ipvs, Column::wide("ACTIVE"), |row| {
             number(row.most(|node| node.sum_of_servers(|of| of.active_connections)))

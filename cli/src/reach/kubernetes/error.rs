@@ -1,6 +1,5 @@
 //! The reasons why a cluster leads to no control plane, each with the command to type.
 
-use std::error::Error as StdError;
 use std::fmt;
 
 use kplane_model::one_line;
@@ -50,25 +49,13 @@ pub(crate) enum DiscoveryError {
 }
 
 /// A request that the API server did not carry out.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("the API server {server} {problem}. {advice}")]
 pub(crate) struct ApiError {
     server: String,
     problem: Problem,
     advice: String,
 }
-
-impl fmt::Display for ApiError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            server,
-            problem,
-            advice,
-        } = self;
-        write!(f, "the API server {server} {problem}. {advice}")
-    }
-}
-
-impl StdError for ApiError {}
 
 impl DiscoveryError {
     /// Returns whether the API server does not accept the credentials.

@@ -85,11 +85,7 @@ impl AddressWriter {
         let selector = format!("kubernetes.io/service-name={SERVICE}");
         // The API server answers from its memory.
         let params = ListParams::default().labels(&selector).match_any();
-        let asked = Asked {
-            verb: "list",
-            resource: "endpointslices",
-            group: "discovery.k8s.io",
-        };
+        let asked = Asked::new("list", "endpointslices", "discovery.k8s.io");
         let request = slices.list(&params);
         Ok(self.api.ask(asked, PATIENCE, request).await?.items)
     }

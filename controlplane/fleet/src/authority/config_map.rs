@@ -20,11 +20,7 @@ pub(super) async fn publish(
     (key, text): (&str, &str),
 ) -> Result<bool, Unanswered> {
     let maps: kube::Api<ConfigMap> = kube::Api::namespaced(api.client(), namespace);
-    let asked = |verb| Asked {
-        verb,
-        resource: "configmaps",
-        group: "",
-    };
+    let asked = |verb| Asked::new(verb, "configmaps", "");
     let before = api.ask(asked("get"), PATIENCE, maps.get_opt(name)).await?;
     let present = before.as_ref().and_then(|map| map.data.as_ref()?.get(key));
     if present.is_some_and(|present| present == text) {

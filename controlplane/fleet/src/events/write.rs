@@ -31,15 +31,8 @@ const REMEMBERED_FOR: Duration = Duration::from_secs(3_600);
 /// each.
 const REMEMBERED: usize = 4_096;
 
-pub(super) const CREATE: Asked = Asked {
-    verb: "create",
-    resource: "events",
-    group: "events.k8s.io",
-};
-const PATCH: Asked = Asked {
-    verb: "patch",
-    ..CREATE
-};
+pub(super) const CREATE: Asked = Asked::new("create", "events", "events.k8s.io");
+const PATCH: Asked = Asked::new("patch", CREATE.resource, CREATE.group);
 
 /// An event that was not written.
 #[derive(Debug)]

@@ -21,21 +21,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Prefix of the attributes that the API server adds to users.
 const EXTRA: &str = "authentication.kubernetes.io/";
 
-const TOKENS: Asked = Asked {
-    verb: "create",
-    resource: "tokenreviews",
-    group: "authentication.k8s.io",
-};
-const RIGHTS: Asked = Asked {
-    verb: "create",
-    resource: "subjectaccessreviews",
-    group: "authorization.k8s.io",
-};
-pub(super) const KEYS: Asked = Asked {
-    verb: "get",
-    resource: "/openid/v1/jwks",
-    group: "",
-};
+const TOKENS: Asked = Asked::new("create", "tokenreviews", "authentication.k8s.io");
+const RIGHTS: Asked = Asked::new("create", "subjectaccessreviews", "authorization.k8s.io");
+pub(super) const KEYS: Asked = Asked::new("get", "/openid/v1/jwks", "");
 
 /// The API server's answer about a token.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use kplane_model::{Issue, NodeName, ObjectRef, Reason, Severity};
+use kplane_model::{Issue, NodeName, ObjectRef, Reason};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tracing::{error, info};
@@ -57,13 +57,8 @@ impl Board {
     /// Returns the problem with the document, if there is one.
     pub fn issue(&self) -> Option<Issue> {
         let (code, reason) = self.lock().clone()?;
-        Some(Issue {
-            severity: Severity::Error,
-            code,
-            location: self.place.get().map(Place::to_string).unwrap_or_default(),
-            object: ObjectRef::new("Orders", "", ""),
-            reason,
-        })
+        let place = self.place.get().map(Place::to_string).unwrap_or_default();
+        Some(Issue::error(code, ObjectRef::new("Orders", "", ""), reason).at(place))
     }
 
     /// Follows the document until the control plane ends.

@@ -329,9 +329,5 @@ fn orders_of(map: &ConfigMap) -> Result<Orders, Trouble> {
 }
 
 fn asked(verb: &'static str) -> Asked {
-    Asked {
-        verb,
-        resource: "configmaps",
-        group: "",
-    }
+    Asked::new(verb, "configmaps", "")
 }

@@ -12,15 +12,8 @@ use serde_json::{Value, json};
 /// Maximum time for an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-const GET: Asked = Asked {
-    verb: "get",
-    resource: "nodes",
-    group: "",
-};
-const PATCH: Asked = Asked {
-    verb: "patch",
-    ..GET
-};
+const GET: Asked = Asked::new("get", "nodes", "");
+const PATCH: Asked = Asked::new("patch", "nodes", "");
 
 /// Gives a Node the taint, or takes it away. Returns false if there was nothing to do, or another writer changed the Node
 /// at the same time.

@@ -68,10 +68,7 @@ fn token(key: &ServiceKey) -> String {
         protocol,
         family,
     } = &**key;
-    let family = match family {
-        Family::V4 => "4",
-        Family::V6 => "6",
-    };
+    let family = family.pick("4", "6");
     // None of the names contains a slash.
     format!(
         "{}/{}/{port_name}/{protocol}/{family}",

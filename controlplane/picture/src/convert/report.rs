@@ -61,9 +61,9 @@ impl<'a> Report<'a> {
             code,
             location: self.location.to_owned(),
             object: ObjectRef::new(
-                self.kind.as_str().to_owned(),
-                self.metadata.namespace_of(self.kind).to_string(),
-                self.metadata.name.to_string(),
+                self.kind.as_str(),
+                self.metadata.namespace_of(self.kind),
+                &self.metadata.name,
             ),
             reason,
         }

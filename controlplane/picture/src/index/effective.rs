@@ -52,9 +52,9 @@ impl<'a> Issues<'a> {
             code,
             location: self.location.to_owned(),
             object: ObjectRef::new(
-                Kind::Service.to_string(),
-                self.service.namespace.to_string(),
-                self.service.name.to_string(),
+                Kind::Service.as_str(),
+                &self.service.namespace,
+                &self.service.name,
             ),
             reason: reason(),
         });

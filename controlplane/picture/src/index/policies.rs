@@ -1,6 +1,6 @@
 //! NetworkPolicies, and the namespaces and Pods that they are about, within the index.
 
-use kplane_model::{Issue, ObjectRef, Reason, Severity};
+use kplane_model::{Issue, ObjectRef, Reason};
 use kplane_policy::{Policies, PolicyChanges};
 
 use super::Index;
@@ -94,30 +94,26 @@ impl Index {
 
     /// Returns the issue that ClusterNetworkPolicies decide too much.
     pub(super) fn overlarge_issue(&self) -> Option<Issue> {
-        (self.overlarge > 0).then(|| Issue {
-            severity: Severity::Error,
-            code: Reason::TooLarge,
-            location: String::new(),
-            object: ObjectRef::new(Kind::ClusterNetworkPolicy.as_str().to_owned(), "", ""),
-            reason: format!(
+        (self.overlarge > 0).then(|| {
+            let policies = ObjectRef::new(Kind::ClusterNetworkPolicy.as_str(), "", "");
+            let reason = format!(
                 "{} groups of Pods have rules with more ranges of ports than fit into a message; what the rules are \
                  about is denied there; use fewer ranges",
                 self.overlarge
-            ),
+            );
+            Issue::error(Reason::TooLarge, policies, reason)
         })
     }
 
     /// Returns the issues of Pods whose policies do not all fit into a message.
     pub(super) fn crowded_issues(&self) -> impl Iterator<Item = Issue> {
-        self.crowded.iter().map(|(pod, policies)| Issue {
-            severity: Severity::Error,
-            code: Reason::TooLarge,
-            location: String::new(),
-            object: ObjectRef::new(Kind::Pod.as_str().to_owned(), pod.namespace.to_string(), pod.name.to_string()),
-            reason: format!(
+        self.crowded.iter().map(|(pod, policies)| {
+            let pod = ObjectRef::new(Kind::Pod.as_str(), &pod.namespace, &pod.name);
+            let reason = format!(
                 "{policies} NetworkPolicies select it, more than fit into a message: it is isolated as all of them ask, \
                  and the last ones by name allow nothing; join policies"
-            ),
+            );
+            Issue::error(Reason::TooLarge, pod, reason)
         })
     }
 }

@@ -41,10 +41,7 @@ impl<T: Copy> ByFamily<T> {
 
     /// Returns the number of a family.
     pub fn of(self, family: Family) -> T {
-        match family {
-            Family::V4 => self.v4,
-            Family::V6 => self.v6,
-        }
+        family.pick(self.v4, self.v6)
     }
 }
 

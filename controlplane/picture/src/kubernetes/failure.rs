@@ -16,6 +16,17 @@ pub struct Asked {
     pub group: &'static str,
 }
 
+impl Asked {
+    /// Creates a request; an empty group is the core group.
+    pub const fn new(verb: &'static str, resource: &'static str, group: &'static str) -> Self {
+        Self {
+            verb,
+            resource,
+            group,
+        }
+    }
+}
+
 impl std::fmt::Display for Asked {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} {}", self.verb, self.resource)?;

@@ -220,11 +220,9 @@ impl<D: DataPath> Driver<D> {
             };
             match (self.try_part(partial, &mut total), part) {
                 (Ok(()), _) => good.extend_from_slice(part),
-                (Err(refused @ StepError::Refused(_)), [(key, _)]) => guilty.push(Failure {
-                    key: key.clone(),
-                    reason: refused.to_string(),
-                    degraded: false,
-                }),
+                (Err(refused @ StepError::Refused(_)), [(key, _)]) => {
+                    guilty.push(Failure::unserved(key, refused.to_string()));
+                }
                 (Err(StepError::Refused(_)), _) => {
                     let (first, second) = part.split_at(part.len() / 2);
                     parts.extend([second, first]);

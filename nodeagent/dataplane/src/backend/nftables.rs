@@ -61,7 +61,7 @@ pub use policies::PolicyTables;
 pub(crate) use policies::{FoundPolicies, PolicyTable};
 pub use policy_schema::{ACCEPT, DENY, PASS, PolicySet};
 pub use probe::{ProbeError, can_log, probe};
-pub use proxy_tables::{DepartingError, DepartingTable, loopback as departing_address};
+pub use proxy_tables::{DepartingError, DepartingTable};
 pub use readback::{
     ReadError, StructureState, decode_elements, read_elements, read_elements_of, read_structure,
 };

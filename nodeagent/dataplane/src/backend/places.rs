@@ -98,11 +98,7 @@ impl Claims<'_> {
         let reason = format!("{at}: is already programmed for {owner}");
         match self.failures.last_mut() {
             Some(last) if last.key == *key => last.reason = format!("{}; {reason}", last.reason),
-            _ => self.failures.push(Failure {
-                key: key.clone(),
-                reason,
-                degraded: false,
-            }),
+            _ => self.failures.push(Failure::unserved(key, reason)),
         }
     }
 }

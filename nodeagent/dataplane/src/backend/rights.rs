@@ -15,12 +15,11 @@ fn ask_kernel() -> Result<(), NetlinkError> {
 /// [`OpenError`].
 pub(in crate::backend) fn check_privilege(backend: &'static str) -> Result<(), OpenError> {
     match ask_kernel().err().and_then(|error| error.errno()) {
-        Some(Errno::EPERM) => Err(OpenError {
+        Some(Errno::EPERM) => Err(OpenError::new(
             backend,
-            reason: "not permitted to change rules: CAP_NET_ADMIN is missing in the user namespace that \
-                     owns this network namespace"
-                .to_owned(),
-        }),
+            "not permitted to change rules: CAP_NET_ADMIN is missing in the user namespace that owns this network \
+             namespace",
+        )),
         // Other errors show up again when the backend opens.
         _ => Ok(()),
     }

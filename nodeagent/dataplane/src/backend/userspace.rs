@@ -44,10 +44,9 @@ fn start(
         inherited: settings.inheritance.take(),
         ..extra
     });
-    proxy.map(Arc::new).map_err(|error| OpenError {
-        backend: description.name,
-        reason: error.to_string(),
-    })
+    proxy
+        .map(Arc::new)
+        .map_err(|error| OpenError::new(description.name, error.to_string()))
 }
 
 /// Opens the way with the right to change rules, or the one that needs none.

@@ -73,10 +73,7 @@ pub(super) fn remove_table(family: Family, table: &'static str) -> Result<(), St
 
 /// Returns a table's family and name as `nft` writes them.
 pub(super) fn written(family: Family, table: &str) -> String {
-    let family = match family {
-        Family::V4 => "ip",
-        Family::V6 => "ip6",
-    };
+    let family = family.pick("ip", "ip6");
     format!("{family} {table}")
 }
 

@@ -84,10 +84,7 @@ impl ProxyObject {
 
 /// Returns how `ip` is called for a family.
 fn word(family: Family) -> &'static str {
-    match family {
-        Family::V4 => "ip",
-        Family::V6 => "ip -6",
-    }
+    family.pick("ip", "ip -6")
 }
 
 impl fmt::Display for ProxyObject {

@@ -97,28 +97,46 @@ const fn hidden(heading: &'static str, rows: &'static [Row]) -> Group {
     }
 }
 
-/// Returns a row with defaults; the methods below fill in the rest.
-const fn row(
-    flag: &'static str,
-    kind: Kind,
-    default: &'static str,
-    fields: &'static [&'static str],
-    help: &'static str,
-    set: Set,
-) -> Row {
+/// Returns a row whose flag sets no field; the methods below fill in the rest. `default` is empty for none.
+const fn row(flag: &'static str, kind: Kind, default: &'static str) -> Row {
     Row {
         flag,
         alias: "",
         kind,
         default,
-        help,
-        fields,
+        help: "",
+        fields: &[],
         beside_file: false,
-        set,
+        set: |_, _| Ok(()),
     }
 }
 
+/// Returns the row of a flag with one value of this form.
+const fn value(flag: &'static str, form: &'static str, default: &'static str) -> Row {
+    row(flag, Kind::Value(form), default)
+}
+
+/// Returns the row of a flag with a list of values of this form.
+const fn values(flag: &'static str, form: &'static str, default: &'static str) -> Row {
+    row(flag, Kind::List(form), default)
+}
+
 impl Row {
+    const fn help(mut self, help: &'static str) -> Self {
+        self.help = help;
+        self
+    }
+
+    const fn fields(mut self, fields: &'static [&'static str]) -> Self {
+        self.fields = fields;
+        self
+    }
+
+    const fn set(mut self, set: Set) -> Self {
+        self.set = set;
+        self
+    }
+
     const fn alias(mut self, alias: &'static str) -> Self {
         self.alias = alias;
         self

@@ -274,10 +274,7 @@ impl Writer {
         self.text(&key.service.name);
         self.text(&key.port_name);
         self.protocol(key.protocol);
-        self.u8(match key.family {
-            Family::V4 => 4,
-            Family::V6 => 6,
-        });
+        self.u8(key.family.pick(4, 6));
     }
 
     fn way(&mut self, way: &EncodedWay) {

@@ -31,9 +31,7 @@ pub(super) fn containers(objects: &[Value]) -> Vec<(String, Vec<String>)> {
 
 /// A program checks each argument, also its value, before it comes to `--help`.
 pub(in crate::chart) fn the_programs_accept_all_arguments() -> Result<()> {
-    let Some(renderings) = renderings()? else {
-        return Ok(());
-    };
+    let renderings = renderings()?;
     let product = Product::build()?;
     let mut checked = BTreeSet::new();
     for Rendering { settings, objects } in renderings {
@@ -67,9 +65,7 @@ pub(in crate::chart) fn the_programs_accept_all_arguments() -> Result<()> {
 
 /// The agent reads its whole configuration, with kube-proxy's file as the chart mounts it.
 pub(in crate::chart) fn agents_start_with_the_arguments_and_kube_proxys_file() -> Result<()> {
-    let Some(renderings) = renderings()? else {
-        return Ok(());
-    };
+    let renderings = renderings()?;
     let product = Product::build()?;
     let folder = tempfile::tempdir()?;
     for Rendering { settings, objects } in renderings {

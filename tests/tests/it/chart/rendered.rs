@@ -35,9 +35,7 @@ pub(super) fn compare(path: &str, expected: &str) -> Result<()> {
 }
 
 pub(in crate::chart) fn the_base_of_kustomize_is_the_rendered_chart() -> Result<()> {
-    let Some(chart) = chart()? else {
-        return Ok(());
-    };
+    let chart = chart()?;
     let rendered = chart.text(&[], &[])?;
     compare(
         "deploy/kustomize/kplane.yaml",
@@ -51,9 +49,7 @@ pub(in crate::chart) fn the_base_of_kustomize_is_the_rendered_chart() -> Result<
 
 /// kubectl has kustomize.
 pub(in crate::chart) fn kustomize_changes_nothing_of_the_chart() -> Result<()> {
-    let Some(chart) = chart()? else {
-        return Ok(());
-    };
+    let chart = chart()?;
     let mut kubectl = Programs::ensure()?.command("kubectl");
     kubectl
         .arg("kustomize")
@@ -70,9 +66,7 @@ pub(in crate::chart) fn kustomize_changes_nothing_of_the_chart() -> Result<()> {
 }
 
 pub(in crate::chart) fn the_rights_without_helm_are_those_of_the_chart() -> Result<()> {
-    let Some(chart) = chart()? else {
-        return Ok(());
-    };
+    let chart = chart()?;
     let only = ["serviceaccounts", "rbac"].map(|name| format!("templates/{name}.yaml"));
     let options = only.iter().flat_map(|name| ["--show-only", name]);
     let rendered = chart.text(&[], &options.collect::<Vec<_>>())?;
@@ -85,9 +79,7 @@ fn pod<'a>(objects: &'a [Value], kind: &str, name: &str) -> Result<&'a Value> {
 }
 
 pub(in crate::chart) fn containers_have_no_more_rights_than_they_need() -> Result<()> {
-    let Some(renderings) = renderings()? else {
-        return Ok(());
-    };
+    let renderings = renderings()?;
     for Rendering { settings, objects } in renderings {
         let plane = pod(objects, "Deployment", "kplane-controlplane")?;
         let agent = pod(objects, "DaemonSet", "kplane-nodeagent")?;
@@ -124,9 +116,7 @@ pub(in crate::chart) fn containers_have_no_more_rights_than_they_need() -> Resul
 
 /// Neither agents nor other replicas use an address that kplane itself has to serve.
 pub(in crate::chart) fn nothing_waits_for_a_cluster_ip() -> Result<()> {
-    let Some(renderings) = renderings()? else {
-        return Ok(());
-    };
+    let renderings = renderings()?;
     for Rendering { settings, objects } in renderings {
         let service = find(objects, "Service", "kplane-controlplane")?;
         ensure!(service["spec"]["clusterIP"] == "None", "{service}");
@@ -149,9 +139,7 @@ pub(in crate::chart) fn nothing_waits_for_a_cluster_ip() -> Result<()> {
 }
 
 pub(in crate::chart) fn the_api_servers_own_address_is_what_replicas_use() -> Result<()> {
-    let Some(chart) = chart()? else {
-        return Ok(());
-    };
+    let chart = chart()?;
     let variable = |settings: &[&str]| -> Result<Option<Value>> {
         let objects = chart.objects(settings)?;
         let plane = pod(&objects, "Deployment", "kplane-controlplane")?;
@@ -172,9 +160,7 @@ pub(in crate::chart) fn the_api_servers_own_address_is_what_replicas_use() -> Re
 }
 
 pub(in crate::chart) fn during_a_migration_agents_run_on_nodes_with_the_label_only() -> Result<()> {
-    let Some(chart) = chart()? else {
-        return Ok(());
-    };
+    let chart = chart()?;
     let affinity = |settings: &[&str]| -> Result<Value> {
         let objects = chart.objects(settings)?;
         let agent = pod(&objects, "DaemonSet", "kplane-nodeagent")?;

@@ -1,7 +1,6 @@
 //! Alerts in real faults: what Prometheus says of the metrics that control planes and agents export before, during and after
 //! each.
 
-use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
@@ -26,54 +25,47 @@ const HEALTH_PORT: u16 = 30_012;
 const MARK: u32 = 0x58;
 
 pub(crate) fn alerts_fire_in_real_faults_and_end_with_them() -> Result<()> {
-    let Some(alarms) = Alarms::get()? else {
-        return Ok(());
-    };
+    let alarms = Alarms::get()?;
     with_world(|world| {
-        world.settle()?;
-        // A moment at which a kernel is behind would last for hours.
-        let healthy = alarms.until(world, &[], BTreeSet::is_empty)?;
-
+        let healthy = &alarms.healthy(world)?;
         world.stop_agent("node-1");
-        let lost = alarms.until(world, &[&healthy], |firing| {
-            firing.contains("KplaneAgentLost") && firing.contains("KplaneNodeWithoutAgent")
-        })?;
+        let lost = alarms.fire(
+            world,
+            &[healthy],
+            &["KplaneAgentLost", "KplaneNodeWithoutAgent"],
+        )?;
         world.restart_agent("node-1", 0)?;
-        alarms.until(world, &[&healthy, &lost], BTreeSet::is_empty)?;
+        alarms.none(world, &[healthy, &lost])?;
 
         world.api().delete("ClusterRoleBinding", BINDING)?;
         // Open watches go on without rights; new ones need them.
         world.cluster.kill_apiserver()?;
         world.cluster.start_apiserver()?;
-        let refused = alarms.until(world, &[&healthy], |firing| {
-            firing.contains("KplaneSourceRefused")
-        })?;
+        let refused = alarms.fire(world, &[healthy], &["KplaneSourceRefused"])?;
         second_replica(world, &[])?;
-        alarms.until(world, &[&healthy], |firing| {
-            firing.contains("KplaneReplicaNotReady")
-        })?;
+        alarms.fire(world, &[healthy], &["KplaneReplicaNotReady"])?;
         grant(&world.cluster)?;
         world.settle()?;
-        alarms.until(world, &[&healthy, &refused], |firing| {
-            !firing.contains("KplaneSourceRefused") && !firing.contains("KplaneReplicaNotReady")
-        })?;
+        alarms.end(
+            world,
+            &[healthy, &refused],
+            &["KplaneSourceRefused", "KplaneReplicaNotReady"],
+        )?;
 
         drop(world.planes.pop());
-        let alone = alarms.until(world, &[&healthy], |firing| {
-            firing.contains("KplaneReplicaLost")
-        })?;
+        let alone = alarms.fire(world, &[healthy], &["KplaneReplicaLost"])?;
         let kubeconfig = world.cluster.account_kubeconfig(ACCOUNT)?;
         world.planes.clear();
-        let none = alarms.until(world, &[&healthy], |firing| {
-            firing.contains("KplaneControlPlaneAbsent")
-        })?;
+        let none = alarms.fire(world, &[healthy], &["KplaneControlPlaneAbsent"])?;
         for replica in [0, 1] {
             let plane = world.plane(replica, &kubeconfig)?;
             world.planes.push(plane);
         }
-        alarms.until(world, &[&healthy, &alone, &none], |firing| {
-            !firing.contains("KplaneReplicaLost") && !firing.contains("KplaneControlPlaneAbsent")
-        })?;
+        alarms.end(
+            world,
+            &[healthy, &alone, &none],
+            &["KplaneReplicaLost", "KplaneControlPlaneAbsent"],
+        )?;
         world.settle()
     })
 }
@@ -89,12 +81,9 @@ fn second_replica(world: &mut World, flags: &[String]) -> Result<()> {
 
 /// Alerts about agents: another program changes the rules again and again; another program has a health check port.
 pub(crate) fn alerts_about_agents_fire_and_end_with_their_faults() -> Result<()> {
-    let Some(alarms) = Alarms::get()? else {
-        return Ok(());
-    };
+    let alarms = Alarms::get()?;
     with_world(|world| {
-        world.settle()?;
-        let healthy = alarms.until(world, &[], BTreeSet::is_empty)?;
+        let healthy = &alarms.healthy(world)?;
         let node = world.ns("node-1")?.clone();
         let meddle = || {
             let mut nft = Command::new("nft");
@@ -102,14 +91,12 @@ pub(crate) fn alerts_about_agents_fire_and_end_with_their_faults() -> Result<()>
             // The agent may not have repaired the last one yet.
             let _ = node.output(nft);
         };
-        let changed = alarms.until(world, &[&healthy], |firing| {
+        let changed = alarms.until(world, &[healthy], |firing| {
             meddle();
             firing.contains("KplaneRulesChangedByOthers")
         })?;
         world.settle()?;
-        alarms.until(world, &[&healthy, &changed], |firing| {
-            !firing.contains("KplaneRulesChangedByOthers")
-        })?;
+        alarms.end(world, &[healthy, &changed], &["KplaneRulesChangedByOthers"])?;
 
         let taken = node.run(|| Ok(TcpListener::bind(("0.0.0.0", HEALTH_PORT))?))?;
         world.api().apply(&objects::service(
@@ -120,14 +107,11 @@ pub(crate) fn alerts_about_agents_fire_and_end_with_their_faults() -> Result<()>
                 "healthCheckNodePort": HEALTH_PORT,
             }),
         ))?;
-        let closed = alarms.until(world, &[&healthy], |firing| {
-            firing.contains("KplaneHealthPortsClosed")
-        })?;
+        let closed = alarms.fire(world, &[healthy], &["KplaneHealthPortsClosed"])?;
         drop(taken);
-        alarms.until(world, &[&healthy, &closed], |firing| {
-            !firing.contains("KplaneHealthPortsClosed")
-        })?;
-        Ok(())
+        alarms
+            .end(world, &[healthy, &closed], &["KplaneHealthPortsClosed"])
+            .map(drop)
     })
 }
 
@@ -138,26 +122,20 @@ pub(crate) fn alerts_about_a_kernel_that_refuses_fire_and_end_with_it() -> Resul
         "KplaneFamilyFailing",
         "KplaneKernelsLag",
     ];
-    let Some(alarms) = Alarms::get()? else {
-        return Ok(());
-    };
+    let alarms = Alarms::get()?;
     with_world(|world| {
         serve(world.api(), "late", 97, 1)?;
-        world.settle()?;
-        let healthy = alarms.until(world, &[], BTreeSet::is_empty)?;
+        let healthy = &alarms.healthy(world)?;
         let mut owner = Some(Owner::of_table(world.ns("node-1")?)?);
         world.api().apply(&slice("late", &addresses(97, 2)))?;
-        let refused = alarms.until(world, &[&healthy], |firing| {
-            FIRING.iter().all(|alert| firing.contains(*alert))
-        })?;
-        let late = alarms.until(world, &[&healthy, &refused], |firing| {
+        let refused = alarms.fire(world, &[healthy], &FIRING)?;
+        let late = alarms.until(world, &[healthy, &refused], |firing| {
             // The pictures before show no late change yet, and one after it does.
             owner = None;
             firing.contains("KplaneProgrammingSlow")
         })?;
         world.settle()?;
-        alarms.until(world, &[&healthy, &refused, &late], BTreeSet::is_empty)?;
-        Ok(())
+        alarms.none(world, &[healthy, &refused, &late]).map(drop)
     })
 }
 
@@ -184,16 +162,11 @@ impl Owner {
 
 /// Two agents have the name of one node; a node is frozen for more than a day.
 pub(crate) fn alerts_about_names_and_orders_fire_and_end_with_their_causes() -> Result<()> {
-    let Some(alarms) = Alarms::get()? else {
-        return Ok(());
-    };
+    let alarms = Alarms::get()?;
     with_world(|world| {
-        world.settle()?;
-        let healthy = alarms.until(world, &[], BTreeSet::is_empty)?;
+        let healthy = &alarms.healthy(world)?;
         world.restart_agent_with("node-2", 0, &["--node-name=node-1"])?;
-        let taken = alarms.until(world, &[&healthy], |firing| {
-            firing.contains("KplaneNodeNameConflict")
-        })?;
+        let taken = alarms.fire(world, &[healthy], &["KplaneNodeNameConflict"])?;
         world.restart_agent("node-2", 1)?;
         // The control plane remembers the other agent for a minute. Other alerts come and end meanwhile.
         let days = alarms.over_days();
@@ -203,27 +176,20 @@ pub(crate) fn alerts_about_names_and_orders_fire_and_end_with_their_causes() -> 
             7444,
             &[&["freeze", "--node", "node-1"][..], &why].concat(),
         )?;
-        let frozen = days.until(world, &[&healthy], |firing| {
-            firing.contains("KplaneNodesFrozen")
-        })?;
+        let frozen = days.fire(world, &[healthy], &["KplaneNodesFrozen"])?;
         orders(world, 7444, &["thaw", "--node", "node-1"])?;
-        days.until(world, &[&healthy, &frozen], |firing| {
-            !firing.contains("KplaneNodesFrozen")
-        })?;
-        alarms.until(world, &[&healthy, &taken], BTreeSet::is_empty)?;
-        days.until(world, &[&healthy, &frozen], BTreeSet::is_empty)?;
+        days.end(world, &[healthy, &frozen], &["KplaneNodesFrozen"])?;
+        alarms.none(world, &[healthy, &taken])?;
+        days.none(world, &[healthy, &frozen])?;
         world.settle()
     })
 }
 
 /// A replica has no room for more agents; it does not see the changes that the other one sees.
 pub(crate) fn alerts_about_replicas_fire_and_end_with_their_faults() -> Result<()> {
-    let Some(alarms) = Alarms::get()? else {
-        return Ok(());
-    };
+    let alarms = Alarms::get()?;
     with_world(|world| {
-        world.settle()?;
-        let healthy = alarms.until(world, &[], BTreeSet::is_empty)?;
+        let healthy = &alarms.healthy(world)?;
         prepare(world, &[MARK])?;
         let flags = [
             "--max-connections=1".to_owned(),
@@ -232,21 +198,19 @@ pub(crate) fn alerts_about_replicas_fire_and_end_with_their_faults() -> Result<(
         second_replica(world, &flags)?;
         world.settle()?;
         let control = world.topology.host("control")?.ns().clone();
-        let full = alarms.until(world, &[&healthy], |firing| {
+        let full = alarms.until(world, &[healthy], |firing| {
             // The agent of node-2 has the only place.
             let place = (Ipv4Addr::LOCALHOST, agent_port(1));
             drop(control.run(|| Ok(TcpStream::connect(place)?)));
             firing.contains("KplaneConnectionsRefused")
         })?;
-        alarms.until(world, &[&healthy, &full], BTreeSet::is_empty)?;
+        alarms.none(world, &[healthy, &full])?;
 
         cut(world, MARK)?;
         serve(world.api(), "unseen", 98, 2)?;
-        let apart = alarms.until(world, &[&healthy], |firing| {
-            firing.contains("KplaneReplicasDisagree")
-        })?;
+        let apart = alarms.fire(world, &[healthy], &["KplaneReplicasDisagree"])?;
         heal(world)?;
-        alarms.until(world, &[&healthy, &apart], BTreeSet::is_empty)?;
+        alarms.none(world, &[healthy, &apart])?;
         second_replica(world, &[])?;
         world.settle()
     })
@@ -254,20 +218,14 @@ pub(crate) fn alerts_about_replicas_fire_and_end_with_their_faults() -> Result<(
 
 /// Many Services disappear at once, and a second look shows that they are really gone.
 pub(crate) fn an_alert_says_that_deletions_are_held() -> Result<()> {
-    let Some(alarms) = Alarms::get()? else {
-        return Ok(());
-    };
+    let alarms = Alarms::get()?;
     with_world(|world| {
-        world.settle()?;
-        let healthy = alarms.until(world, &[], BTreeSet::is_empty)?;
+        let healthy = &alarms.healthy(world)?;
         many_vanish(world)?;
-        let held = alarms.until(world, &[&healthy], |firing| {
-            firing.contains("KplaneDeletionsHeld")
-        })?;
+        let held = alarms.fire(world, &[healthy], &["KplaneDeletionsHeld"])?;
         world.settle()?;
-        alarms.until(world, &[&healthy, &held], |firing| {
-            !firing.contains("KplaneDeletionsHeld")
-        })?;
-        Ok(())
+        alarms
+            .end(world, &[healthy, &held], &["KplaneDeletionsHeld"])
+            .map(drop)
     })
 }

@@ -27,9 +27,7 @@ const SYNCED: &str = "1 of 2 nodes in sync";
 const SHEETS: [&str; 6] = ["", "nodes", "services", "map", "changes", "reasons"];
 
 pub(crate) fn the_page_shows_the_fleet_live_and_runs_nothing_else() -> Result<()> {
-    if !browser::require()? {
-        return Ok(());
-    }
+    browser::need()?;
     with_world(|world| {
         serve(world.api(), "paged", 91, 2)?;
         hostile(world)?;

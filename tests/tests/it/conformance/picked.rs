@@ -62,6 +62,21 @@ pub(crate) fn with(mut service: Value, path: &str, value: Value) -> Value {
     service
 }
 
+/// A Service that is reached everywhere, with an external policy.
+fn with_policy(number: u16, policy: &str) -> Value {
+    let path = "/spec/externalTrafficPolicy";
+    with(everywhere(number), path, json!(policy))
+}
+
+fn entries(list: &mut Value) -> impl Iterator<Item = &mut Value> {
+    list.as_array_mut().into_iter().flatten()
+}
+
+fn clients_and_families() -> impl Iterator<Item = (Client, Family)> {
+    let clients = Client::ALL.into_iter();
+    clients.flat_map(|client| Family::ALL.map(|family| (client, family)))
+}
+
 /// A1
 fn not_ours() -> Vec<Scenario> {
     let label = json!({"service.kubernetes.io/service-proxy-name": "another"});
@@ -101,7 +116,7 @@ fn families_and_protocols() -> Vec<Scenario> {
         with_pods(single, &["a", "c"])
     };
     let mut apart = with(service(605), "/spec/type", json!("NodePort"));
-    for port in apart["spec"]["ports"].as_array_mut().into_iter().flatten() {
+    for port in entries(&mut apart["spec"]["ports"]) {
         port["nodePort"] = json!(svc(605).node_port());
     }
     let mut objects = vec![apart.clone()];
@@ -169,11 +184,7 @@ fn external() -> Vec<Scenario> {
         .collect();
     both["status"]["loadBalancer"]["ingress"] = json!(more);
     let mut none = everywhere(612);
-    none["spec"]["ports"]
-        .as_array_mut()
-        .into_iter()
-        .flatten()
-        .for_each(|port| port["nodePort"] = Value::Null);
+    entries(&mut none["spec"]["ports"]).for_each(|port| port["nodePort"] = Value::Null);
     let external_ips = json!(addresses(606, At::ExternalIp));
     vec![
         Scenario::new("A5 a ClusterIP Service with external IPs")
@@ -210,7 +221,7 @@ fn shared_address() -> Scenario {
     other["spec"]["externalIPs"] = Value::Null;
     other["status"]["loadBalancer"]["ingress"] =
         everywhere(613)["status"]["loadBalancer"]["ingress"].clone();
-    for port in other["spec"]["ports"].as_array_mut().into_iter().flatten() {
+    for port in entries(&mut other["spec"]["ports"]) {
         port["port"] = json!(81);
     }
     other["spec"]["externalTrafficPolicy"] = json!("Local");
@@ -398,11 +409,7 @@ fn policies() -> Vec<Scenario> {
 /// A15: endpoints that are clients or nodes themselves, or no pods.
 fn kinds_of_endpoints() -> Vec<Scenario> {
     let elsewhere = |number: u16, ips: [IpAddr; 2], node: Option<String>, external: &str| {
-        let service = with(
-            everywhere(number),
-            "/spec/externalTrafficPolicy",
-            json!(external),
-        );
+        let service = with_policy(number, external);
         let mut objects = with_pods(service, &["a"]);
         for (slice, ip) in objects[1..].iter_mut().zip(ips) {
             slice["endpoints"] = json!([{"addresses": [ip.to_string()], "nodeName": node}]);
@@ -440,10 +447,7 @@ fn unused() -> Vec<Scenario> {
     let mut ports = Scenario::new("A20 unused ports of a Service")
         .objects(with_pods(everywhere(680), &["a", "c"]));
     let mut unallocated = Scenario::new("A20 addresses that no Service has");
-    for (client, family) in Client::ALL
-        .iter()
-        .flat_map(|c| Family::ALL.map(|family| (*c, family)))
-    {
+    for (client, family) in clients_and_families() {
         for protocol in [Protocol::Tcp, Protocol::Udp] {
             for at in At::ALL {
                 let mut to = svc(680).address(at, family, client.node());
@@ -468,7 +472,7 @@ fn unused() -> Vec<Scenario> {
     let deaf = with_pods(everywhere(681), &["a", "c"])
         .into_iter()
         .map(|mut object| {
-            for port in object["ports"].as_array_mut().into_iter().flatten() {
+            for port in entries(&mut object["ports"]) {
                 port["port"] = json!(9);
             }
             object
@@ -500,17 +504,10 @@ fn node_ports() -> Vec<Scenario> {
         ),
     ];
     let scenario = |(number, name, policy, pods): (u16, &str, &str, &[&'static str])| {
-        let service = with(
-            everywhere(number),
-            "/spec/externalTrafficPolicy",
-            json!(policy),
-        );
+        let service = with_policy(number, policy);
         let mut scenario = Scenario::new(name).objects(with_pods(service, pods));
         let port = svc(number).node_port();
-        for (client, family) in Client::ALL
-            .iter()
-            .flat_map(|c| Family::ALL.map(|family| (*c, family)))
-        {
+        for (client, family) in clients_and_families() {
             let loopback: IpAddr = match family {
                 Family::V4 => Ipv4Addr::LOCALHOST.into(),
                 Family::V6 => Ipv6Addr::LOCALHOST.into(),
@@ -613,7 +610,7 @@ fn odd_ports() -> Vec<Sliced> {
             706,
             "A27 ports without numbers",
             edited(706, &|slice| {
-                for port in slice["ports"].as_array_mut().into_iter().flatten() {
+                for port in entries(&mut slice["ports"]) {
                     port["port"] = Value::Null;
                 }
             }),
@@ -850,11 +847,7 @@ fn hints() -> Vec<Scenario> {
                 .everybody(number, &At::ALL),
         );
         let number = number + 20;
-        let local = with(
-            everywhere(number),
-            "/spec/externalTrafficPolicy",
-            json!("Local"),
-        );
+        let local = with_policy(number, "Local");
         let name = format!("B5 {name}, external policy Local");
         all.push(
             Scenario::new(name)
@@ -870,7 +863,7 @@ fn hints() -> Vec<Scenario> {
     let mode = json!({"service.kubernetes.io/topology-mode": "Auto"});
     let mut zoned = with_pods(with(close, "/metadata/annotations", mode), &["a", "b", "c"]);
     for slice in &mut zoned[1..] {
-        for endpoint in slice["endpoints"].as_array_mut().into_iter().flatten() {
+        for endpoint in entries(&mut slice["endpoints"]) {
             let one = endpoint["nodeName"] == json!("node-1");
             endpoint["zone"] = json!(if one { "zone-1" } else { "zone-2" });
         }
@@ -886,10 +879,7 @@ fn hints() -> Vec<Scenario> {
 /// What is no Service's goes its way.
 fn strangers() -> Vec<Scenario> {
     let mut scenario = Scenario::new("E7 traffic that is no Service's");
-    for (client, family) in Client::ALL
-        .iter()
-        .flat_map(|c| Family::ALL.map(|family| (*c, family)))
-    {
+    for (client, family) in clients_and_families() {
         let mut to = vec![
             node_ip(1, family),
             node_ip(2, family),

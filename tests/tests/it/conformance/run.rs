@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use kplane_model::Family;
-use kplane_tests::privilege::require_tool;
+use kplane_tests::privilege::need_tools;
 use serde_json::{Value, json};
 
 use crate::conformance::api::Api;
@@ -67,9 +67,7 @@ pub(crate) fn nftables() -> Result<()> {
 
 /// The same.
 pub(crate) fn iptables() -> Result<()> {
-    if !require_tool("iptables-nft")? {
-        return Ok(());
-    }
+    need_tools(&["iptables-nft"])?;
     the_same_packets_meet_the_same_fate(Mode::Iptables)
 }
 

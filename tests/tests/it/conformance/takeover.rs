@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use kplane_model::{Family, Protocol};
 use kplane_tests::client::{Probe, Session};
 use kplane_tests::load::{Load, Pace};
-use kplane_tests::privilege::require_tool;
+use kplane_tests::privilege::need_tools;
 use kplane_tests::wait::eventually;
 use serde_json::{Value, json};
 
@@ -59,9 +59,7 @@ struct Journey {
 }
 
 pub(crate) fn i4_nobody_notices_the_way_from_kube_proxy_to_kplane_and_back() -> Result<()> {
-    if !require_tool("iptables-nft")? {
-        return Ok(());
-    }
+    need_tools(&["iptables-nft"])?;
     let mut journey = Journey::begin(Mode::Iptables, Proxy::KubeProxy)?;
     let mut traffic = Traffic::begin(&journey.stand)?;
     traffic.goes_on(20)?;

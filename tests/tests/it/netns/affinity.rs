@@ -9,12 +9,12 @@ use anyhow::{Context as _, Result, bail, ensure};
 use kplane_dataplane::backend::Kind;
 use kplane_model::{Family, Protocol};
 use kplane_tests::netns::NetNs;
-use kplane_tests::privilege::require_tool;
+use kplane_tests::privilege::need_tools;
 use kplane_tests::vm;
 use kplane_tests::wait::eventually;
 
 use crate::netns::churn::Loads;
-use kplane_tests::support::nft::{can_load, load, objects, run};
+use kplane_tests::support::nft::{load, need_loading, objects, run};
 use kplane_tests::support::under_test::UnderTest;
 use kplane_tests::support::{At, Client, Ep, Net, Question, Seen, Setup, Svc, World, ep, svc};
 
@@ -135,9 +135,7 @@ fn remaining(ns: &NetNs, family: Family) -> Result<Vec<u64>> {
 /// is asked what it is going to do, and has done.
 pub(crate) fn a11_a_client_is_forgotten_when_its_time_is_over_and_use_prolongs_it() -> Result<()> {
     const SECONDS: u32 = 3;
-    if !require_tool("nft")? {
-        return Ok(());
-    }
+    need_tools(&["nft"])?;
     let service = svc(1).only(Protocol::Udp).sticky(SECONDS).endpoints(all());
     let world = World::serving(Setup::PodRanges, slice::from_ref(&service))?;
     let node = world.node(1)?;
@@ -336,9 +334,7 @@ pub(crate) fn a11_affinity_comes_and_goes_without_a_failed_connection() -> Resul
 
 /// A machine may save our table while clients are remembered, and boot with it.
 pub(crate) fn a11_what_is_remembered_is_printed_and_loads_again() -> Result<()> {
-    if !can_load()? {
-        return Ok(());
-    }
+    need_loading()?;
     let service = svc(1)
         .everywhere()
         .external_local()

@@ -210,19 +210,18 @@ fn config(cache: &Path) -> Result<Config> {
 
 /// Returns the configuration of an agent that knows these control planes.
 pub(crate) fn config_with(planes: &str, cache: &Path) -> Result<Config> {
-    let line = [
-        "kp-nodeagent",
-        "--insecure",
-        "--control-plane",
-        planes,
-        "--cache-dir",
-        &cache.to_string_lossy(),
-        "--node-name",
-        &node_name(1),
-        "--healthz-bind-address=",
-        "--metrics-bind-address=",
-    ];
-    match Flags::try_parse_from(line)?.check()?.task {
+    let plane = format!("--control-plane={planes}");
+    let cache = format!("--cache-dir={}", cache.display());
+    let name = format!("--node-name={}", node_name(1));
+    agent_config(&["--insecure", &plane, &cache, &name])
+}
+
+/// Returns the configuration of an agent with these flags, the backend under test, and neither metrics nor health checks.
+pub(crate) fn agent_config(flags: &[&str]) -> Result<Config> {
+    let name = "kp-nodeagent";
+    let line = [name, "--healthz-bind-address=", "--metrics-bind-address="];
+    let flags = Flags::try_parse_from(line.iter().chain(flags))?;
+    match flags.check()?.task {
         Task::Run(config) => Ok(Config {
             backend: UnderTest::current()?.kind(),
             ..*config

@@ -10,7 +10,7 @@ use kplane_dataplane::leftovers::{self, Removal};
 use kplane_model::{Family, Protocol};
 use kplane_tests::client::Probe;
 use kplane_tests::netns::NetNs;
-use kplane_tests::privilege::require_tool;
+use kplane_tests::privilege::need_tools;
 
 use crate::netns::churn::Loads;
 use kplane_tests::support::kube_proxy::Mode;
@@ -41,28 +41,20 @@ fn remove_all(node: &NetNs) -> Result<Vec<String>> {
     Ok(outcome.removed)
 }
 
-fn has_iptables() -> Result<bool> {
-    Ok(require_tool("iptables-legacy-save")? && require_tool("iptables-nft-save")?)
-}
+const IPTABLES: [&str; 2] = ["iptables-legacy-save", "iptables-nft-save"];
 
 pub(crate) fn i4_nothing_fails_while_its_nftables_rules_are_replaced() -> Result<()> {
-    if !require_tool("nft")? {
-        return Ok(());
-    }
+    need_tools(&["nft"])?;
     nothing_fails_while_replaced(Mode::Nftables)
 }
 
 pub(crate) fn i4_nothing_fails_while_its_legacy_iptables_rules_are_replaced() -> Result<()> {
-    if !has_iptables()? {
-        return Ok(());
-    }
+    need_tools(&IPTABLES)?;
     nothing_fails_while_replaced(Mode::Legacy)
 }
 
 pub(crate) fn i4_nothing_fails_while_its_nft_iptables_rules_are_replaced() -> Result<()> {
-    if !has_iptables()? {
-        return Ok(());
-    }
+    need_tools(&IPTABLES)?;
     nothing_fails_while_replaced(Mode::Nft)
 }
 
@@ -125,9 +117,8 @@ const OTHERS: &str = "\
 
 /// C8: kubelet's rule in KUBE-FIREWALL included.
 pub(crate) fn i4_rules_of_kubelet_and_others_stay_as_they_were() -> Result<()> {
-    if !has_iptables()? || !require_tool("nft")? {
-        return Ok(());
-    }
+    need_tools(&IPTABLES)?;
+    need_tools(&["nft"])?;
     let node = NetNs::new("node")?;
     let all = [Mode::Legacy, Mode::Nft].map(|mode| Family::ALL.map(|family| (mode, family)));
     let all = all.as_flattened();
@@ -157,9 +148,7 @@ pub(crate) fn i4_rules_of_kubelet_and_others_stay_as_they_were() -> Result<()> {
 }
 
 pub(crate) fn i4_chains_that_others_need_are_kept_and_named() -> Result<()> {
-    if !has_iptables()? {
-        return Ok(());
-    }
+    need_tools(&IPTABLES)?;
     let node = NetNs::new("node")?;
     for mode in [Mode::Legacy, Mode::Nft] {
         mode.serve(&node, &tcp_service())?;
@@ -213,9 +202,8 @@ fn run(node: &NetNs, line: &str) -> Result<String> {
 
 /// D2, D3: the link stands for the dummy link that this kernel may not have.
 pub(crate) fn i4_what_ipvs_mode_left_is_removed() -> Result<()> {
-    if !require_tool("ipset")? || !has_iptables()? {
-        return Ok(());
-    }
+    need_tools(&["ipset"])?;
+    need_tools(&IPTABLES)?;
     let node = NetNs::new("node")?;
     let peer = NetNs::new("peer")?;
     let link = node.netlink()?;
@@ -265,9 +253,8 @@ pub(crate) fn i4_what_ipvs_mode_left_is_removed() -> Result<()> {
 }
 
 pub(crate) fn i4_cleanup_removes_everything_of_both_and_may_be_repeated() -> Result<()> {
-    if !has_iptables()? || !require_tool("nft")? {
-        return Ok(());
-    }
+    need_tools(&IPTABLES)?;
+    need_tools(&["nft"])?;
     let service = tcp_service();
     let mut world = World::serving(Setup::PodRanges, std::slice::from_ref(&service))?;
     let node = world.node(1)?.clone();
@@ -292,9 +279,8 @@ pub(crate) fn i4_cleanup_removes_everything_of_both_and_may_be_repeated() -> Res
 
 /// `iptables-nft` makes tables where it is asked for one; a namespace without any stays so.
 pub(crate) fn i4_looking_creates_nothing() -> Result<()> {
-    if !has_iptables()? || !require_tool("nft")? {
-        return Ok(());
-    }
+    need_tools(&IPTABLES)?;
+    need_tools(&["nft"])?;
     let node = NetNs::new("node")?;
     ensure!(
         remove_all(&node)?.is_empty(),

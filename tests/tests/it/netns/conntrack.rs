@@ -21,7 +21,7 @@ use kplane_netlink::conntrack::{Flow, Selection};
 use kplane_picture::publish::{Cursor, Store};
 use kplane_tests::client::{self, Probe, uninterrupted};
 use kplane_tests::netns::NetNs;
-use kplane_tests::privilege::require_tool;
+use kplane_tests::privilege::need_tools;
 use kplane_tests::wait::eventually;
 
 use kplane_tests::plane::{EPOCH, collect, engine, publish, submit};
@@ -539,9 +539,7 @@ pub(crate) fn a_flow_is_deleted_once() -> Result<()> {
 
 /// F3: somebody flushed our rules; flows that began before they were back are not translated.
 pub(crate) fn f3_flows_that_began_while_the_rules_were_away() -> Result<()> {
-    if !require_tool("nft")? {
-        return Ok(());
-    }
+    need_tools(&["nft"])?;
     let service = svc(1).everywhere().endpoints([ep("a")]);
     let mut world = world(slice::from_ref(&service))?;
     // Past the second look at the first change, which would do it too.

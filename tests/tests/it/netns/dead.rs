@@ -7,11 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
-use clap::Parser as _;
+use anyhow::{Context as _, Result, ensure};
 use kp_controlplane::app as control_plane;
 use kp_nodeagent::app;
-use kp_nodeagent::config::{Config, Flags, Task};
+use kp_nodeagent::config::Config;
 use kplane_fleet::hub::Hub;
 use kplane_fleet::peers::PeerFlags;
 use kplane_fleet::suspects::Mode;
@@ -25,6 +24,7 @@ use kplane_tests::topology::Topology;
 use kplane_tests::wait::eventually;
 use tokio::runtime::Runtime;
 
+use crate::netns::alone::agent_config;
 use crate::netns::own_way::{CONTROL, CONTROL_PORT};
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -80,31 +80,9 @@ fn manifests() -> String {
     text
 }
 
-fn agent_config(node: &str, replica: &str) -> Result<Config> {
-    let plane = format!("http://{replica}:{CONTROL_PORT}");
-    let line = [
-        "kp-nodeagent",
-        "--insecure",
-        "--control-plane",
-        &plane,
-        "--node-name",
-        node,
-    ];
-    let ports = [
-        "--healthz-bind-address=",
-        "--metrics-bind-address=",
-        "--cache-dir=",
-    ];
-    match Flags::try_parse_from(line.into_iter().chain(ports))?
-        .check()?
-        .task
-    {
-        Task::Run(config) => Ok(Config {
-            backend: UnderTest::current()?.kind(),
-            ..*config
-        }),
-        _ => bail!("not an agent"),
-    }
+fn config(node: &str, replica: &str) -> Result<Config> {
+    let plane = format!("--control-plane=http://{replica}:{CONTROL_PORT}");
+    agent_config(&["--insecure", &plane, "--node-name", node, "--cache-dir="])
 }
 
 impl Cluster {
@@ -164,7 +142,7 @@ impl Cluster {
         let planes: Vec<_> = planes.collect::<Result<_>>()?;
         let agents = (1..=NODES).map(|number| {
             let name = node_name(number);
-            let config = agent_config(&name, replicas[replica_of(number)].1)?;
+            let config = config(&name, replicas[replica_of(number)].1)?;
             topology.node(&name)?.ns().run(|| {
                 let runtime = Runtime::new()?;
                 Ok((runtime.block_on(app::build(config))?, runtime))

@@ -6,17 +6,16 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Result, bail, ensure};
-use clap::Parser as _;
+use anyhow::{Result, ensure};
 use kp_nodeagent::app;
-use kp_nodeagent::config::{Config, Flags, Task};
+use kp_nodeagent::config::Config;
 use kp_nodeagent::report::Report;
 use kplane_tests::client::Probe;
 use kplane_tests::load::{Load, Pace};
 use kplane_tests::wait::eventually;
 use tokio::runtime::Runtime;
 
-use kplane_tests::support::under_test::UnderTest;
+use crate::netns::alone::agent_config;
 use kplane_tests::support::{Client, TARGET, World, node_name, pod_ips};
 
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -52,28 +51,15 @@ pub(crate) fn yaml_with(number: impl Display, pods: &[IpAddr]) -> String {
     )
 }
 
-fn config(manifests: &Path, cache: &str, backend: UnderTest) -> Result<Config> {
-    let line = [
-        "kp-nodeagent",
-        "--standalone",
-        "--manifests",
-        &manifests.to_string_lossy(),
-        "--cache-dir",
-        cache,
-        "--node-name",
-        &node_name(1),
-        "--healthz-bind-address=",
-        "--metrics-bind-address=",
-        "--status-bind-address=",
-    ];
-    match Flags::try_parse_from(line)?.check()?.task {
-        Task::Run(config) => Ok(Config {
-            backend: backend.kind(),
-            inside: Some(kp_controlplane::app::inside),
-            ..*config
-        }),
-        _ => bail!("not an agent"),
-    }
+fn config(manifests: &Path, cache: &str) -> Result<Config> {
+    let manifests = format!("--manifests={}", manifests.display());
+    let cache = format!("--cache-dir={cache}");
+    let name = format!("--node-name={}", node_name(1));
+    let source = ["--standalone", "--status-bind-address=", &manifests];
+    Ok(Config {
+        inside: Some(kp_controlplane::app::inside),
+        ..agent_config(&[&source[..], &[&cache, &name]].concat())?
+    })
 }
 
 /// Runs an agent until its report is as it should be, and then as long as a load takes to notice.
@@ -104,13 +90,12 @@ pub(crate) fn a_start_beside_an_emptied_folder_cuts_nobody_off() -> Result<()> {
     let cache = cache.path().to_string_lossy();
     let file = folder.path().join("services.yaml");
     fs::write(&file, manifests())?;
-    let backend = UnderTest::current()?;
     let world = World::without_agents()?;
     let client = world.net.ns(Client::Outside)?;
     let to = Probe::tcp("10.96.7.3:80".parse()?);
     let applied = |report: &Report| report.held.is_some() && report.applied == report.held;
     let start = |cache: &str, load, wanted: &(dyn Fn(&Report) -> bool + Sync)| {
-        let config = config(folder.path(), cache, backend)?;
+        let config = config(folder.path(), cache)?;
         world.node(1)?.run(|| run(config, load, wanted))
     };
     start(&cache, None, &|report| {

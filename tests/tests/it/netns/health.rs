@@ -4,13 +4,15 @@ use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
-use clap::Parser as _;
+use anyhow::{Context as _, Result, ensure};
 use kp_nodeagent::app;
-use kp_nodeagent::config::{Config, Flags, Task};
+use kp_nodeagent::config::Config;
+use kplane_dataplane::backend::Kind;
 use kplane_tests::link::Netlink;
 use kplane_tests::netns::NetNs;
 use kplane_tests::wait::eventually;
+
+use crate::netns::alone::agent_config;
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
@@ -113,24 +115,15 @@ pub(crate) fn a23_with_primary_health_checks_are_on_the_nodes_own_address() -> R
 }
 
 fn config(manifests: &str, addresses: &str) -> Result<Config> {
-    let line = ["kp-nodeagent", "--standalone", "--manifests", manifests];
-    let more = ["--backend", "noop", "--node-name", "n1"];
+    let manifests = format!("--manifests={manifests}");
     let addresses = format!("--nodeport-addresses={addresses}");
-    let ports = [
-        &*addresses,
-        "--healthz-bind-address=",
-        "--metrics-bind-address=",
-        "--status-bind-address=",
-        "--cache-dir=",
-    ];
-    let flags = Flags::try_parse_from(line.into_iter().chain(more).chain(ports))?;
-    match flags.check()?.task {
-        Task::Run(config) => Ok(Config {
-            inside: Some(kp_controlplane::app::inside),
-            ..*config
-        }),
-        _ => bail!("not an agent"),
-    }
+    let source = ["--standalone", "--status-bind-address=", &manifests];
+    let node = ["--backend=noop", "--node-name=n1", "--cache-dir="];
+    Ok(Config {
+        backend: Kind::Noop,
+        inside: Some(kp_controlplane::app::inside),
+        ..agent_config(&[&source[..], &node, &[&addresses]].concat())?
+    })
 }
 
 fn answers(ip: IpAddr) -> Result<()> {

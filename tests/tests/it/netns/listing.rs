@@ -8,19 +8,17 @@ use kplane_dataplane::backend::nftables::read_elements;
 use kplane_model::Family;
 use kplane_netlink::NfSocket;
 use kplane_tests::netns::NetNs;
-use kplane_tests::privilege::require_tool;
+use kplane_tests::privilege::need_tools;
 use serde_json::Value;
 
 use crate::netns::addresses::cluster_policies;
 use crate::netns::policies::external_local;
 use crate::netns::restart::every_kind;
-use kplane_tests::support::nft::{can_load, load, objects, run};
+use kplane_tests::support::nft::{load, need_loading, objects, run};
 use kplane_tests::support::{Scenario, Setup, World};
 
 pub(crate) fn a_printed_ruleset_loads_again_and_does_the_same() -> Result<()> {
-    if !can_load()? {
-        return Ok(());
-    }
+    need_loading()?;
     let mut services = every_kind()?;
     let local = external_local();
     let scenarios = [
@@ -48,9 +46,7 @@ pub(crate) fn a_printed_ruleset_loads_again_and_does_the_same() -> Result<()> {
 
 /// Readable: names and comments, no raw expressions, nothing that `nft` could not make out.
 pub(crate) fn a_printed_ruleset_is_readable() -> Result<()> {
-    if !require_tool("nft")? {
-        return Ok(());
-    }
+    need_tools(&["nft"])?;
     let world = World::serving(Setup::PodRanges, &every_kind()?)?;
     let text = run(world.node(1)?, &["list", "ruleset"])?;
     for part in [
@@ -72,9 +68,7 @@ pub(crate) fn a_printed_ruleset_is_readable() -> Result<()> {
 }
 
 pub(crate) fn json_listings_agree_with_what_we_read_back() -> Result<()> {
-    if !require_tool("nft")? {
-        return Ok(());
-    }
+    need_tools(&["nft"])?;
     let world = World::serving(Setup::PodRanges, &every_kind()?)?;
     let node = world.node(1)?;
     run(node, &["-j", "list", "ruleset"])?;

@@ -156,8 +156,8 @@ impl Stage {
 /// A case of the truth table.
 struct Case {
     name: &'static str,
-    /// Namespace and `spec` of each policy, in YAML of one line.
-    policies: &'static [(&'static str, &'static str)],
+    /// Policies for [`policy`].
+    policies: &'static [&'static str],
     /// What gets through: see [`Question::parse`].
     lines: &'static str,
 }
@@ -165,8 +165,7 @@ struct Case {
 impl Case {
     fn policies(&self) -> String {
         let policies = (0..).zip(self.policies);
-        let policies =
-            policies.map(|(at, (namespace, spec))| policy(&format!("p{at}"), namespace, spec));
+        let policies = policies.map(|(at, text)| policy(&format!("p{at}"), text));
         policies.collect()
     }
 }
@@ -185,8 +184,16 @@ fn play(cases: &[Case]) -> Result<()> {
     )
 }
 
-/// A policy, as YAML; without a namespace, a ClusterNetworkPolicy.
-fn policy(name: &str, namespace: &str, spec: &str) -> String {
+/// Splits `in NAMESPACE: SPEC`, with the `spec` in YAML of one line. A ClusterNetworkPolicy is its `spec` alone.
+fn namespace_and_spec(policy: &str) -> (&str, &str) {
+    let rest = policy.strip_prefix("in ");
+    rest.and_then(|rest| rest.split_once(": "))
+        .unwrap_or(("", policy))
+}
+
+/// Returns the YAML of a policy that is written as [`namespace_and_spec`] says.
+fn policy(name: &str, text: &str) -> String {
+    let (namespace, spec) = namespace_and_spec(text);
     if namespace.is_empty() {
         return format!(
             "---\napiVersion: policy.networking.k8s.io/v1alpha2\nkind: ClusterNetworkPolicy\nmetadata: {{name: '{name}'}}\n\

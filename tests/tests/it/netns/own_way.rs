@@ -8,11 +8,9 @@ use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Result, bail, ensure};
-use clap::Parser as _;
+use anyhow::{Result, ensure};
 use kp_controlplane::app as control_plane;
 use kp_nodeagent::app;
-use kp_nodeagent::config::{Config, Flags, Task};
 use kplane_fleet::hub::Hub;
 use kplane_model::OWN_MARK;
 use kplane_model::{Family, Protocol};
@@ -23,6 +21,7 @@ use kplane_tests::wait::eventually;
 use tokio::io::AsyncReadExt as _;
 use tokio::runtime::Runtime;
 
+use crate::netns::alone::agent_config;
 use kplane_tests::support::under_test::UnderTest;
 use kplane_tests::support::{At, Client, Seen, Setup, World, ask, ep, svc};
 
@@ -144,7 +143,8 @@ pub(crate) fn a_service_at_the_control_planes_place_locks_no_agent_out() -> Resu
         let hijacker = folder.path().join("hijacker.yaml");
         fs::write(folder.path().join("node.yaml"), node_object())?;
         let plane = plane(&control, folder.path(), &admission)?;
-        let config = agent_config()?;
+        let address = format!("--control-plane=http://{}:{CONTROL_PORT}", CONTROL[0]);
+        let config = agent_config(&["--insecure", &address, "--node-name=node-1", "--cache-dir="])?;
         world.node(1)?.run(|| {
             let runtime = Runtime::new()?;
             let agent = runtime.block_on(app::build(config))?;
@@ -223,29 +223,4 @@ pub(crate) fn plane_at(
     let hub = Arc::clone(bound.hub());
     runtime.spawn(bound.wait());
     Ok((runtime, hub))
-}
-
-fn agent_config() -> Result<Config> {
-    let plane = format!("http://{}:{CONTROL_PORT}", CONTROL[0]);
-    let line = [
-        "kp-nodeagent",
-        "--insecure",
-        "--control-plane",
-        &plane,
-        "--node-name",
-        "node-1",
-    ];
-    let ports = [
-        "--healthz-bind-address=",
-        "--metrics-bind-address=",
-        "--cache-dir=",
-    ];
-    let checked = Flags::try_parse_from(line.into_iter().chain(ports))?.check()?;
-    let Task::Run(config) = checked.task else {
-        bail!("not an agent");
-    };
-    Ok(Config {
-        backend: UnderTest::current()?.kind(),
-        ..*config
-    })
 }

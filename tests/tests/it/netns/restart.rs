@@ -8,11 +8,11 @@ use anyhow::{Result, ensure};
 use kplane_model::{Family, Protocol};
 use kplane_tests::client::Probe;
 use kplane_tests::load::{Load, Pace};
-use kplane_tests::privilege::require_tool;
+use kplane_tests::privilege::{need_tools, require_tool};
 use kplane_tests::wait::eventually;
 
 use crate::netns::addresses::cluster_policies;
-use kplane_tests::support::nft::{can_load, load, nft};
+use kplane_tests::support::nft::{load, need_loading, nft};
 use kplane_tests::support::{At, Client, Setup, Svc, World, cidrs, ep, svc};
 
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -130,9 +130,7 @@ const OTHERS: [&str; 4] = [
 ];
 
 pub(crate) fn a_table_of_another_layout_is_replaced_under_load() -> Result<()> {
-    if !require_tool("nft")? {
-        return Ok(());
-    }
+    need_tools(&["nft"])?;
     let services = every_kind()?;
     let mut world = World::serving(Setup::PodRanges, &services)?;
     let node = world.node(1)?.clone();
@@ -152,9 +150,7 @@ pub(crate) fn a_table_of_another_layout_is_replaced_under_load() -> Result<()> {
 
 /// The same rules under the comment of an older layout: never adopted.
 pub(crate) fn a_table_with_another_layouts_number_is_replaced() -> Result<()> {
-    if !can_load()? {
-        return Ok(());
-    }
+    need_loading()?;
     let services = every_kind()?;
     let mut world = World::serving(Setup::PodRanges, &services)?;
     let node = world.node(1)?.clone();

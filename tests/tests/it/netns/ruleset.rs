@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context as _, Result, ensure};
 use kplane_model::{Family, Protocol};
 use kplane_tests::netns::NetNs;
-use kplane_tests::privilege::require_tool;
+use kplane_tests::privilege::need_tools;
 use serde_json::Value;
 
 use crate::netns::addresses::on_both_nodes;
@@ -16,9 +16,7 @@ use kplane_tests::support::{At, Client, Question, SILENCE, Seen, Setup, World, a
 
 /// A table in each of two families, and nothing else is there.
 pub(crate) fn e1_one_table_in_each_family_and_nothing_else() -> Result<()> {
-    if !require_tool("nft")? {
-        return Ok(());
-    }
+    need_tools(&["nft"])?;
     let world = World::serving(Setup::PodRanges, &every_kind()?)?;
     let tables = nft(world.node(1)?, "list tables")?;
     ensure!(tables == "table ip kplane\ntable ip6 kplane\n", "{tables}");
@@ -27,9 +25,7 @@ pub(crate) fn e1_one_table_in_each_family_and_nothing_else() -> Result<()> {
 
 /// Where kube-proxy's base chains are: what others place before or after those stays there.
 pub(crate) fn e2_base_chains_have_the_priorities_that_others_count_on() -> Result<()> {
-    if !require_tool("nft")? {
-        return Ok(());
-    }
+    need_tools(&["nft"])?;
     let world = World::serving(Setup::PodRanges, &[])?;
     let wanted = [
         ("filter", "prerouting", -110),
@@ -69,9 +65,7 @@ fn listing(node: &NetNs, table: &str) -> Result<Vec<Value>> {
 
 /// Each node knows hairpins of its own endpoints only.
 pub(crate) fn e4_hairpins_are_known_of_local_endpoints_only() -> Result<()> {
-    if !require_tool("nft")? {
-        return Ok(());
-    }
+    need_tools(&["nft"])?;
     let world = World::serving(Setup::PodRanges, &[on_both_nodes()])?;
     for (number, here, there) in [(1, ["a", "b"].as_slice(), "c"), (2, &["c"], "a")] {
         for (family, table) in Family::ALL.into_iter().zip(["ip", "ip6"]) {
@@ -92,9 +86,7 @@ pub(crate) fn e4_hairpins_are_known_of_local_endpoints_only() -> Result<()> {
 /// Services are elements: no number of them adds a chain, a set or a rule (better than E6), and a
 /// change of one sends the same whatever the number of the others (better than E9).
 pub(crate) fn e3_e5_e6_e9_services_add_elements_only() -> Result<()> {
-    if !require_tool("nft")? {
-        return Ok(());
-    }
+    need_tools(&["nft"])?;
     let mut world = World::serving(Setup::PodRanges, &[])?;
     let node = world.node(1)?.clone();
     let counts = || -> Result<BTreeMap<String, usize>> {
@@ -159,9 +151,7 @@ const STRICT: &str = "table inet strict {
 /// No hole is punched: what another's firewall drops stays dropped, at health check ports as at node
 /// ports.
 pub(crate) fn a26_e8_no_hole_is_punched_into_others_firewalls() -> Result<()> {
-    if !require_tool("nft")? {
-        return Ok(());
-    }
+    need_tools(&["nft"])?;
     let service = svc(1).everywhere().external_local().endpoints([ep("a")]);
     let world = World::serving(Setup::PodRanges, std::slice::from_ref(&service))?;
     let node = world.topology.node("node-1")?;
@@ -190,9 +180,7 @@ pub(crate) fn a26_e8_no_hole_is_punched_into_others_firewalls() -> Result<()> {
 
 /// Packets that conntrack calls invalid are not ours to drop.
 pub(crate) fn e8_no_rule_looks_for_invalid_packets() -> Result<()> {
-    if !require_tool("nft")? {
-        return Ok(());
-    }
+    need_tools(&["nft"])?;
     let world = World::serving(Setup::PodRanges, &every_kind()?)?;
     let text = nft(world.node(1)?, "list ruleset")?;
     ensure!(!text.contains("invalid"), "{text}");

@@ -11,7 +11,7 @@ use kplane_dataplane::plan::NodeSettings;
 use kplane_model::{Family, Protocol, Reason};
 use kplane_tests::capture::Capture;
 use kplane_tests::client::{self, Outcome, Probe, Session};
-use kplane_tests::privilege::require_tool;
+use kplane_tests::privilege::need_tools;
 use kplane_tests::topology::LINK;
 use kplane_tests::wait::eventually;
 use serde_json::{Value, json};
@@ -302,9 +302,7 @@ const PORTS: &str = "{ 80, 30001 }";
 /// Any bit of the mark may be ours, and only that one is set and cleared: what others have in the
 /// others stays (C5, E7). A restart with another bit leaves nothing of the old one.
 pub(crate) fn c5_e7_any_bit_of_the_mark_and_no_other() -> Result<()> {
-    if !require_tool("nft")? {
-        return Ok(());
-    }
+    need_tools(&["nft"])?;
     let service = svc(1).everywhere().only(Protocol::Tcp).endpoints([ep("a")]);
     let mut world = World::new(Setup::PodRanges)?;
     let node = world.node(1)?.clone();
@@ -360,9 +358,7 @@ fn packets(node: &kplane_tests::netns::NetNs, counter: &str) -> Result<u64> {
 /// A transaction fails, and before it is tried again there is another change: both are in force in
 /// the end, and nothing else is lost.
 pub(crate) fn e12_a_failed_transaction_is_followed_by_a_new_change() -> Result<()> {
-    if !require_tool("nft")? {
-        return Ok(());
-    }
+    need_tools(&["nft"])?;
     let (world, mut cluster) = cluster(Setup::PodRanges)?;
     let untouched = with_pods(service(1), &["a"]);
     let changed = load_balancer(2);

@@ -13,7 +13,7 @@ use kplane_dataplane::backend::Verification;
 use kplane_model::{Cidr, Family, Protocol};
 use kplane_netlink::{Batch, Label, NfSocket, Operation};
 use kplane_tests::client::{self, Outcome, Probe};
-use kplane_tests::privilege::require_tool;
+use kplane_tests::privilege::need_tools;
 use kplane_tests::wait::eventually;
 
 use crate::netns::addresses::{cases, cluster_policies, on_both_nodes};
@@ -92,9 +92,7 @@ const FOREIGN: &str = "table inet foreign {
 }";
 
 pub(crate) fn a_foreign_table_keeps_working_and_no_other_mark_is_touched() -> Result<()> {
-    if !require_tool("nft")? {
-        return Ok(());
-    }
+    need_tools(&["nft"])?;
     let service = svc(1).everywhere().endpoints(["a", "b"].map(ep));
     for foreign_first in [true, false] {
         let mut world = World::new(Setup::PodRanges)?;
@@ -149,9 +147,7 @@ pub(crate) fn a_foreign_table_keeps_working_and_no_other_mark_is_touched() -> Re
 
 /// Others commit between our changes all the time: ours go on as small changes.
 pub(crate) fn foreign_commits_between_ours_are_no_drift() -> Result<()> {
-    if !require_tool("nft")? {
-        return Ok(());
-    }
+    need_tools(&["nft"])?;
     let mut world = World::serving(Setup::PodRanges, &[on_both_nodes()])?;
     let node = world.node(1)?.clone();
     nft(
@@ -211,9 +207,7 @@ const TAMPERINGS: [(&str, &str); 14] = [
 
 /// Once as the kernel tells of it, and once when everything is read back.
 pub(crate) fn what_others_do_to_our_table_is_found_and_repaired() -> Result<()> {
-    if !require_tool("nft")? {
-        return Ok(());
-    }
+    need_tools(&["nft"])?;
     let services = [on_both_nodes()];
     let mut world = World::serving(Setup::PodRanges, &services)?;
     let node = world.node(1)?.clone();
@@ -246,9 +240,7 @@ pub(crate) fn what_others_do_to_our_table_is_found_and_repaired() -> Result<()> 
 
 /// Nothing changes, nobody asks: the engine hears of it, puts it right, and says so.
 pub(crate) fn an_engine_at_rest_puts_right_what_others_do() -> Result<()> {
-    if !require_tool("nft")? {
-        return Ok(());
-    }
+    need_tools(&["nft"])?;
     let (world, mut cluster) = cluster(Setup::PodRanges)?;
     cluster.apply(&with_pods(load_balancer(1), &["a"]))?;
     let node = world.topology.node("node-1")?.ns().clone();
@@ -283,9 +275,7 @@ pub(crate) fn an_engine_at_rest_puts_right_what_others_do() -> Result<()> {
 
 /// A single rule is deleted: the one that only a hairpin needs.
 pub(crate) fn a_deleted_rule_is_found_and_repaired() -> Result<()> {
-    if !require_tool("nft")? {
-        return Ok(());
-    }
+    need_tools(&["nft"])?;
     let services = [on_both_nodes()];
     let mut world = World::serving(Setup::PodRanges, &services)?;
     let node = world.node(1)?.clone();
@@ -317,9 +307,7 @@ pub(crate) fn a_deleted_rule_is_found_and_repaired() -> Result<()> {
 /// Without anybody looking, a change onto a table that others changed puts it right first: it is never
 /// applied to something else than what it was worked out for.
 pub(crate) fn a_change_onto_a_tampered_table_repairs_it_first() -> Result<()> {
-    if !require_tool("nft")? {
-        return Ok(());
-    }
+    need_tools(&["nft"])?;
     let services = [on_both_nodes(), svc(2).endpoints([ep("b")])];
     let mut world = World::serving(Setup::PodRanges, &services)?;
     let node = world.node(1)?.clone();

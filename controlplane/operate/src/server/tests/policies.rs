@@ -132,6 +132,34 @@ async fn list(server: &StatusServer, namespace: &str) -> Vec<String> {
     }
 }
 
+/// Describes a policy with this name behind its namespace, which may be empty.
+async fn describe(server: &StatusServer, policy: &str) -> Result<pb::PolicyDescription, Status> {
+    let (namespace, name) = policy.split_once('/').unwrap();
+    let request = pb::DescribePolicyRequest {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+    };
+    let described = server.describe_policy(Request::new(request)).await?;
+    Ok(described.into_inner())
+}
+
+/// Asks what policies make of a connection.
+async fn judged(
+    server: &StatusServer,
+    from: &str,
+    to: &str,
+    port: u32,
+) -> Result<pb::ConnectionJudgement, Status> {
+    let request = pb::JudgeConnectionRequest {
+        from: from.to_owned(),
+        to: to.to_owned(),
+        port,
+        ..pb::JudgeConnectionRequest::default()
+    };
+    let judged = server.judge_connection(Request::new(request)).await?;
+    Ok(judged.into_inner())
+}
+
 #[tokio::test]
 async fn policies_come_in_pages_and_by_namespace() {
     let server = server(true).await;
@@ -156,17 +184,7 @@ async fn policies_come_in_pages_and_by_namespace() {
 #[tokio::test]
 async fn a_policy_has_its_rules_in_words_and_its_problems() {
     let server = server(true).await;
-    let named = |name: &str| {
-        Request::new(pb::DescribePolicyRequest {
-            namespace: "shop".to_owned(),
-            name: name.to_owned(),
-        })
-    };
-    let db = server
-        .describe_policy(named("db"))
-        .await
-        .unwrap()
-        .into_inner();
+    let db = describe(&server, "shop/db").await.unwrap();
     assert_eq!(db.selector, "app=db");
     assert_eq!(
         db.ingress,
@@ -180,14 +198,10 @@ async fn a_policy_has_its_rules_in_words_and_its_problems() {
     assert_eq!(db.pods, ["db-0"]);
     let codes = db.issues.iter().map(|issue| issue.code.as_str());
     assert_eq!(codes.collect::<Vec<_>>(), ["InvalidPolicy"]);
-    let deny = server
-        .describe_policy(named("default-deny"))
-        .await
-        .unwrap()
-        .into_inner();
+    let deny = describe(&server, "shop/default-deny").await.unwrap();
     assert_eq!(deny.pods, ["db-0", "web-0"]);
     assert!(deny.issues.is_empty());
-    let none = server.describe_policy(named("x")).await.unwrap_err();
+    let none = describe(&server, "shop/x").await.unwrap_err();
     assert_eq!(none.code(), Code::NotFound);
     assert!(none.message().contains("no NetworkPolicy shop/x"), "{none}");
 }
@@ -198,16 +212,7 @@ async fn verdicts_name_what_decided() {
 
     let server = server(true).await;
     let judge = async |from: &str, to: &str, port| {
-        let request = pb::JudgeConnectionRequest {
-            from: from.to_owned(),
-            to: to.to_owned(),
-            port,
-            ..pb::JudgeConnectionRequest::default()
-        };
-        let judged = server
-            .judge_connection(Request::new(request))
-            .await?
-            .into_inner();
+        let judged = judged(&server, from, to, port).await?;
         let (egress, ingress) = (judged.egress.unwrap(), judged.ingress.unwrap());
         let verdicts = (egress.verdict(), ingress.verdict());
         assert_eq!(
@@ -297,51 +302,25 @@ async fn cluster_policies_are_listed_described_and_named_in_verdicts() {
         ]
     );
     assert_eq!(list(&server, "shop").await.len(), 2);
-    let named = |name: &str| {
-        Request::new(pb::DescribePolicyRequest {
-            namespace: String::new(),
-            name: name.to_owned(),
-        })
-    };
-    let last = server
-        .describe_policy(named("last"))
-        .await
-        .unwrap()
-        .into_inner();
+    let last = describe(&server, "/last").await.unwrap();
     assert_eq!(last.selector, "Pods app=web in namespaces team=b");
     assert_eq!(last.egress, ["Deny: to 10.0.0.0/8, on ports TCP 80"]);
     assert_eq!(
         (last.pods, last.issues.len()),
         (vec!["other/web-0".to_owned()], 0)
     );
-    let first = server
-        .describe_policy(named("deny-web"))
-        .await
-        .unwrap()
-        .into_inner();
+    let first = describe(&server, "/deny-web").await.unwrap();
     assert_eq!(first.ingress[0], "Accept: from no peer, to no port");
     assert_eq!(first.issues.len(), 1);
-    let none = server.describe_policy(named("db")).await.unwrap_err();
+    let none = describe(&server, "/db").await.unwrap_err();
     assert!(
         none.message().contains("no NetworkPolicy default/db"),
         "{none}"
     );
 
-    let judge = async |from: &str, to: &str| {
-        let request = pb::JudgeConnectionRequest {
-            from: from.to_owned(),
-            to: to.to_owned(),
-            port: 80,
-            ..pb::JudgeConnectionRequest::default()
-        };
-        server
-            .judge_connection(Request::new(request))
-            .await
-            .unwrap()
-            .into_inner()
-    };
     // NetworkPolicy default-deny would deny it.
-    let ingress = judge("10.0.0.2", "shop/db-0").await.ingress.unwrap();
+    let accepted = judged(&server, "10.0.0.2", "shop/db-0", 80).await.unwrap();
+    let ingress = accepted.ingress.unwrap();
     assert_eq!(ingress.verdict(), pb::PolicyVerdict::TierAccepted);
     assert_eq!(
         ingress.reason,
@@ -351,10 +330,12 @@ async fn cluster_policies_are_listed_described_and_named_in_verdicts() {
         ingress.rule,
         "Accept: from all Pods in namespaces team=a, to all ports"
     );
-    let judged = judge("other/web-0", "10.0.0.9").await;
-    let egress = judged.egress.unwrap();
+    let denied = judged(&server, "other/web-0", "10.0.0.9", 80)
+        .await
+        .unwrap();
+    let egress = denied.egress.unwrap();
     assert_eq!(
-        (judged.allowed, egress.verdict()),
+        (denied.allowed, egress.verdict()),
         (false, pb::PolicyVerdict::TierDenied)
     );
     assert_eq!(

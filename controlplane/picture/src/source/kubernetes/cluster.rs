@@ -12,11 +12,7 @@ use crate::kubernetes::{Api, Asked, Failure};
 
 /// The namespace whose UID identifies the cluster: it exists as long as the cluster does.
 const NAMESPACE: &str = "kube-system";
-const ASKED: Asked = Asked {
-    verb: "get",
-    resource: "namespaces",
-    group: "",
-};
+const ASKED: Asked = Asked::new("get", "namespaces", "");
 /// Longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Interval between two attempts.

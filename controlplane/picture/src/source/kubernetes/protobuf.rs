@@ -21,16 +21,9 @@ pub(super) use schema::{LIST, Message, NAMESPACE, NODE, POD, SERVICE, SLICE, STA
 const MAGIC: &[u8] = b"k8s\0";
 
 /// A failure to read protobuf.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
 pub(super) struct Malformed(String);
-
-impl fmt::Display for Malformed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Malformed {}
 
 impl de::Error for Malformed {
     fn custom<T: fmt::Display>(reason: T) -> Self {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use kplane_model::{Issue, ObjectRef, Reason, Severity};
+use kplane_model::{Issue, ObjectRef, Reason};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -126,19 +126,11 @@ impl Reporter {
             name,
             reason,
         } = unreadable;
-        let issue = Issue {
-            severity: Severity::Error,
-            code: Reason::Unreadable,
-            location: String::new(),
-            object: ObjectRef::new(
-                self.kind.to_string(),
-                namespace.to_string(),
-                name.to_string(),
-            ),
-            reason: format!(
-                "cannot be read ({reason}); until it can, what was last read of it stays in force"
-            ),
-        };
+        let object = ObjectRef::new(self.kind.as_str(), &namespace, &name);
+        let reason = format!(
+            "cannot be read ({reason}); until it can, what was last read of it stays in force"
+        );
+        let issue = Issue::error(Reason::Unreadable, object, reason);
         self.unreadable.insert((namespace, name), issue);
     }
 
@@ -188,13 +180,7 @@ impl Reporter {
 
     fn trouble(&mut self, server: &str, code: Reason, reason: String) {
         self.troubled = true;
-        let issue = Issue {
-            severity: Severity::Error,
-            code,
-            location: String::new(),
-            object: ObjectRef::new("API server", "", server),
-            reason,
-        };
+        let issue = Issue::error(code, ObjectRef::new("API server", "", server), reason);
         self.upstream.update(self.kind, |state| {
             let since = state.trouble.as_ref().map(|trouble| trouble.since);
             state.trouble = Some(Trouble {

@@ -96,11 +96,7 @@ impl Resource {
             Self::Namespaces => ("namespaces", ""),
             Self::Pods => ("pods", ""),
         };
-        Asked {
-            verb,
-            resource,
-            group,
-        }
+        Asked::new(verb, resource, group)
     }
 
     /// Returns the filters, ready for a query.

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
-use kplane_model::{Issue, ObjectRef, Reason, Severity};
+use kplane_model::{Issue, ObjectRef, Reason};
 
 use super::document::FilePosition;
 use crate::k8s::{Object, ObjectId};
@@ -114,21 +114,12 @@ impl ObjectClaims {
         self.contested.iter().flat_map(|id| {
             let claims = self.by_id.get(id).map_or(&[][..], Vec::as_slice);
             let first = claims.first();
-            claims.iter().skip(1).map(move |claim| Issue {
-                severity: Severity::Error,
-                code: Reason::DuplicateObject,
-                location: claim.to_string(),
-                object: ObjectRef::new(
-                    id.kind.to_string(),
-                    id.namespace.to_string(),
-                    id.name.to_string(),
-                ),
-                reason: match first {
-                    Some(first) => format!(
-                        "is refused because {first} has the same object; remove one of the two"
-                    ),
-                    None => String::new(),
-                },
+            claims.iter().skip(1).map(move |claim| {
+                let object = ObjectRef::new(id.kind.as_str(), &id.namespace, &id.name);
+                let reason = first.map_or_else(String::new, |first| {
+                    format!("is refused because {first} has the same object; remove one of the two")
+                });
+                Issue::error(Reason::DuplicateObject, object, reason).at(claim.to_string())
             })
         })
     }

@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use inotify::{EventMask, EventOwned, WatchDescriptor, WatchMask, Watches};
-use kplane_model::{Issue, ObjectRef, Reason, Severity};
+use kplane_model::{Issue, ObjectRef, Reason};
 
 use super::catalog::{Catalog, FileChange, keep};
 use super::disk::{Disk, Question};
@@ -343,13 +343,8 @@ pub(super) fn unlisted(listing: &Listing) -> Vec<Issue> {
 }
 
 fn notice(path: &Path, reason: String) -> Issue {
-    Issue {
-        severity: Severity::Error,
-        code: Reason::FolderUnreadable,
-        location: path.display().to_string(),
-        object: ObjectRef::new("folder", "", ""),
-        reason,
-    }
+    let folder = ObjectRef::new("folder", "", "");
+    Issue::error(Reason::FolderUnreadable, folder, reason).at(path.display().to_string())
 }
 
 fn folder_mask() -> WatchMask {

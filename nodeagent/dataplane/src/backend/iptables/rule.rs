@@ -423,10 +423,7 @@ impl fmt::Display for Interface {
 
 /// Returns the mask that covers the whole address.
 fn mask(family: Family) -> &'static str {
-    match family {
-        Family::V4 => "255.255.255.255",
-        Family::V6 => "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
-    }
+    family.pick("255.255.255.255", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")
 }
 
 /// Returns one in `count` as `iptables-save` prints it: kube-proxy writes ten decimals, the kernel keeps 31

@@ -171,11 +171,7 @@ impl<'a> Staging<'a> {
     }
 
     fn fail(&mut self, key: &ServiceKey, reason: String) {
-        self.failures.push(Failure {
-            key: key.clone(),
-            reason,
-            degraded: false,
-        });
+        self.failures.push(Failure::unserved(key, reason));
     }
 
     fn overlay(&mut self, list: List) -> &mut Overlay {

@@ -427,11 +427,8 @@ impl Flavour {
 /// Returns the tables of legacy iptables, which the kernel lists in a file; `None` if the file cannot be read. Without the
 /// file, the kernel does not have this kind.
 fn legacy_tables(family: Family) -> Option<Vec<String>> {
-    let file = match family {
-        Family::V4 => "/proc/thread-self/net/ip_tables_names",
-        Family::V6 => "/proc/thread-self/net/ip6_tables_names",
-    };
-    match fs::read_to_string(file) {
+    let file = family.pick("ip_tables_names", "ip6_tables_names");
+    match fs::read_to_string(format!("/proc/thread-self/net/{file}")) {
         Ok(names) => Some(names.split_whitespace().map(str::to_owned).collect()),
         Err(error) => (error.kind() == std::io::ErrorKind::NotFound).then(Vec::new),
     }
@@ -439,10 +436,7 @@ fn legacy_tables(family: Family) -> Option<Vec<String>> {
 
 /// Returns the common prefix of the names of a family's plain programs.
 pub fn plain_name(family: Family) -> &'static str {
-    match family {
-        Family::V4 => "iptables",
-        Family::V6 => "ip6tables",
-    }
+    family.pick("iptables", "ip6tables")
 }
 
 fn on_path(program: &str) -> Option<PathBuf> {

@@ -91,10 +91,7 @@ fn open_on<K: Kernel + 'static>(
     settings: &backend::Settings,
     layer: impl Fn(Machine) -> K,
 ) -> Result<Backend, OpenError> {
-    let failed = |reason| OpenError {
-        backend: DESCRIPTION.name,
-        reason,
-    };
+    let failed = |reason| OpenError::new(DESCRIPTION.name, reason);
     backend::check_privilege(DESCRIPTION.name)?;
     probe::machine(settings.ipvs.scheduler).map_err(failed)?;
     prepare(&settings.ipvs);
@@ -250,11 +247,10 @@ impl<K: Kernel> IpvsDataPath<K> {
     ) {
         let what = told(&op);
         match owner {
-            Some(key) => failures.push(Failure {
-                key: key.clone(),
-                reason: format!("{what}: {}", refused.reason),
-                degraded: true,
-            }),
+            Some(key) => failures.push(Failure::degraded(
+                key,
+                format!("{what}: {}", refused.reason),
+            )),
             None => tracing::warn!(
                 family = %self.family, what, reason = refused.reason, "cannot remove a stale IPVS object; the next check tries again"
             ),

@@ -221,11 +221,10 @@ impl IpvsState {
                     continue;
                 }
                 // A node port of one ServicePort, on an address that another one has with the same port.
-                failure = Some(Failure {
-                    key: key.clone(),
-                    reason: format!("{at}: is already programmed for {}", other.owner),
-                    degraded: false,
-                });
+                failure = Some(Failure::unserved(
+                    key,
+                    format!("{at}: is already programmed for {}", other.owner),
+                ));
                 continue;
             }
             let claim = Claim {

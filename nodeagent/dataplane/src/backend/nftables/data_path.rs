@@ -53,10 +53,7 @@ impl From<CommitError> for StepError {
 /// # Errors
 /// [`OpenError`] names the missing part.
 pub(super) fn open(settings: TableSettings) -> Result<Backend, OpenError> {
-    let error = |reason: String| OpenError {
-        backend: DESCRIPTION.name,
-        reason,
-    };
+    let error = |reason: String| OpenError::new(DESCRIPTION.name, reason);
     match probe(&Family::ALL) {
         Ok(()) => {}
         // A kernel without IPv6 still serves IPv4. Changes of IPv6 fail with their own errors.

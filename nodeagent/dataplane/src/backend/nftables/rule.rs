@@ -194,14 +194,8 @@ impl Expressions<'_, '_> {
 
     pub(super) fn load(&mut self, field: Field, register: Register, modulus: u32) {
         // struct iphdr: addresses at 12 and 16; struct ipv6hdr: at 8 and 24.
-        let (source, destination) = match self.family {
-            Family::V4 => (12, 16),
-            Family::V6 => (8, 24),
-        };
-        let address_len = match self.family {
-            Family::V4 => 4,
-            Family::V6 => 16,
-        };
+        let (source, destination) = self.family.pick((12, 16), (8, 24));
+        let address_len = self.family.pick(4, 16);
         let (base, offset, len) = match field {
             Field::Source => (NFT_PAYLOAD_NETWORK_HEADER, source, address_len),
             Field::Destination => (NFT_PAYLOAD_NETWORK_HEADER, destination, address_len),
@@ -389,8 +383,5 @@ impl Expressions<'_, '_> {
 
 /// Returns `ICMP_PORT_UNREACH` (linux/icmp.h) or `ICMPV6_PORT_UNREACH` (linux/icmpv6.h).
 fn port_unreachable(family: Family) -> u8 {
-    match family {
-        Family::V4 => 3,
-        Family::V6 => 4,
-    }
+    family.pick(3, 4)
 }

@@ -19,10 +19,7 @@ const MISSING: &str = "this program was built without the userspace proxy; take 
 
 /// Refuses to open a backend.
 pub(super) fn open(description: &Description, _: &Settings) -> Result<Backend, OpenError> {
-    Err(OpenError {
-        backend: description.name,
-        reason: MISSING.to_owned(),
-    })
+    Err(OpenError::new(description.name, MISSING))
 }
 
 /// Has a backend of the kernel say what it serves in the proxy's place.
@@ -58,11 +55,7 @@ impl Side for Alone {
                     "its node port is not served on loopback addresses"
                 }
             };
-            Some(Failure {
-                key: key.clone(),
-                reason: format!("{effect}: {MISSING}"),
-                degraded: true,
-            })
+            Some(Failure::degraded(key, format!("{effect}: {MISSING}")))
         });
         applied.failures.extend(failures);
         Ok(applied)

@@ -31,12 +31,14 @@ const LATE: Duration = Duration::from_secs(5);
 
 /// Opens backend `userspace`: nftables, and the proxy in front of it for all Services.
 pub(super) fn open(settings: &super::super::Settings) -> Result<Backend, OpenError> {
-    let backend = nftables::open(settings).map_err(|error| OpenError {
-        backend: CAPTURE.name,
-        reason: format!(
-            "{NEEDS}: {}; --backend userspace-loopback needs neither nf_tables nor a right",
-            error.reason
-        ),
+    let backend = nftables::open(settings).map_err(|error| {
+        OpenError::new(
+            CAPTURE.name,
+            format!(
+                "{NEEDS}: {}; --backend userspace-loopback needs neither nf_tables nor a right",
+                error.reason
+            ),
+        )
     })?;
     let starter = starter(settings);
     let ways = Family::ALL.map(|family| (family, starter.open(family)));
@@ -44,10 +46,7 @@ pub(super) fn open(settings: &super::super::Settings) -> Result<Backend, OpenErr
         let Err(reason) = way else { continue };
         match family {
             Family::V4 => {
-                return Err(OpenError {
-                    backend: CAPTURE.name,
-                    reason: reason.clone(),
-                });
+                return Err(OpenError::new(CAPTURE.name, reason));
             }
             Family::V6 => {
                 tracing::info!(%family, reason, "this family cannot be led to the proxy; the kernel serves it");
@@ -183,14 +182,10 @@ impl Captured {
         let refused = change.services.iter().filter_map(|(key, plan)| {
             let plan = plan.as_ref().filter(|plan| plan.proxied.is_some())?;
             let endpoint = self.refused.endpoint(plan)?;
-            Some(Failure {
-                key: key.clone(),
-                reason: format!(
+            Some(Failure::degraded(key, format!(
                     "the kernel serves it instead of the userspace proxy: its endpoint {endpoint} is not one to which the \
                      proxy may connect with this node's rights (--userspace-endpoints)"
-                ),
-                degraded: true,
-            })
+                )))
         });
         refused.collect()
     }
@@ -339,11 +334,7 @@ impl Captured {
                 true => format!("the kernel serves it instead of the userspace proxy: {problem}"),
                 false => format!("its node port is not served on loopback addresses: {problem}"),
             };
-            Some(Failure {
-                key: key.clone(),
-                reason,
-                degraded: true,
-            })
+            Some(Failure::degraded(key, reason))
         });
         applied.failures.extend(failures);
     }

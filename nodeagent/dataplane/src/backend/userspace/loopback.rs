@@ -337,26 +337,18 @@ fn is_served(frontend: &Frontend) -> bool {
 
 /// Returns what sockets cannot serve.
 fn unserved(plan: &ServicePlan, node_addresses: &[IpAddr]) -> Option<Failure> {
-    let key = plan.key.clone();
+    let key = &plan.key;
     let node_port = |frontend: &Frontend| matches!(frontend.at, FrontendAddr::NodePort { .. });
     if plan.key.protocol == Protocol::Sctp {
-        let reason =
-            "the userspace backend has no SCTP; use mode nftables, iptables or ipvs".to_owned();
-        let degraded = false;
-        return Some(Failure {
-            key,
-            reason,
-            degraded,
-        });
+        let reason = "the userspace backend has no SCTP; use mode nftables, iptables or ipvs";
+        return Some(Failure::unserved(key, reason));
     }
     let frontend = plan.frontends.iter().find(|frontend| node_port(frontend))?;
-    node_addresses.is_empty().then(|| Failure {
-        key,
-        reason: format!(
-            "{}: none of this machine's addresses is one of the node's; set --nodeport-addresses",
-            frontend.at
-        ),
-        degraded: true,
+    node_addresses.is_empty().then(|| {
+        let at = frontend.at;
+        let reason =
+            "none of this machine's addresses is one of the node's; set --nodeport-addresses";
+        Failure::degraded(key, format!("{at}: {reason}"))
     })
 }
 

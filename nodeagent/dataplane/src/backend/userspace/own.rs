@@ -1,6 +1,6 @@
 //! The addresses on which node ports are served (A21).
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
 use kplane_model::{Cidr, Family};
 
@@ -9,18 +9,9 @@ use crate::own_addresses;
 /// Returns the addresses of this machine within ranges. A range of everything is the unspecified address, and a range of
 /// loopback addresses is the first of these.
 pub(super) fn addresses(family: Family, ranges: &[Cidr]) -> Vec<IpAddr> {
-    let (unspecified, loopback) = match family {
-        Family::V4 => (
-            IpAddr::from(Ipv4Addr::UNSPECIFIED),
-            IpAddr::from(Ipv4Addr::LOCALHOST),
-        ),
-        Family::V6 => (
-            IpAddr::from(Ipv6Addr::UNSPECIFIED),
-            IpAddr::from(Ipv6Addr::LOCALHOST),
-        ),
-    };
+    let loopback = family.loopback();
     if ranges.contains(&Cidr::everything(family)) {
-        return vec![unspecified];
+        return vec![family.unspecified()];
     }
     let mut found: Vec<IpAddr> = Vec::new();
     for range in ranges {

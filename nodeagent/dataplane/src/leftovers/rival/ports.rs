@@ -3,8 +3,10 @@
 use std::collections::HashSet;
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
+
+use kplane_model::Family;
 
 use super::{Ports, Rival, inode};
 
@@ -73,10 +75,7 @@ pub(super) fn listening(line: &str) -> Option<(SocketAddr, String)> {
 }
 
 fn ask(at: SocketAddr) -> Option<Rival> {
-    let loopback = [
-        IpAddr::from(Ipv4Addr::LOCALHOST),
-        Ipv6Addr::LOCALHOST.into(),
-    ];
+    let loopback = Family::ALL.map(Family::loopback);
     let candidates = match at.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => &loopback[..1],
         IpAddr::V6(ip) if ip.is_unspecified() => &loopback[..],

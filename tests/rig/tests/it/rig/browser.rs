@@ -22,9 +22,7 @@ const MIB: u64 = 1 << 20;
 
 /// Runs a test with a server, a browser and its first tab.
 fn with_tab(test: impl FnOnce(&Server, &Browser, &Tab) -> Result<()>) -> Result<()> {
-    if !browser::require()? {
-        return Ok(());
-    }
+    browser::need()?;
     let ns = NetNs::new("viewer")?;
     // The server ends after the browser, whose connections it waits for.
     let server = Server::start(&ns)?;

@@ -12,7 +12,7 @@ use kplane_rig::capture::{Capture, Packet};
 use kplane_rig::client::{Outcome, Probe, Protocol};
 use kplane_rig::load::{Load, Pace};
 use kplane_rig::netns::NetNs;
-use kplane_rig::privilege::require_tool;
+use kplane_rig::privilege::need_tools;
 use kplane_rig::sctp::{self, init_probe};
 use kplane_rig::topology::Pod;
 use kplane_rig::wait::eventually;
@@ -145,9 +145,7 @@ pub(crate) fn sctp_errors_are_told_apart() -> Result<()> {
         client.route(Cidr::single(dst.ip()), node)?;
         ensure!(probe()? == sctp::Outcome::TimedOut);
     }
-    if !require_tool("nft")? {
-        return Ok(());
-    }
+    need_tools(&["nft"])?;
     nft(
         node.ns(),
         "table inet filter {
@@ -163,9 +161,7 @@ pub(crate) fn sctp_errors_are_told_apart() -> Result<()> {
 
 /// A little service proxy by hand: what kplane's own suites will do with agents.
 pub(crate) fn nat_on_a_node_works() -> Result<()> {
-    if !require_tool("nft")? {
-        return Ok(());
-    }
+    need_tools(&["nft"])?;
     let topology = two_nodes()?;
     let (client, node) = (topology.host("client")?, topology.node("node-1")?);
     nft(

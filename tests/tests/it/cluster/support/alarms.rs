@@ -81,15 +81,14 @@ pub(crate) struct Alarms {
 }
 
 impl Alarms {
-    /// Returns the evaluation, if promtool is there.
-    pub(crate) fn get() -> Result<Option<Self>> {
+    /// Returns the evaluation. A test ends here if promtool is missing.
+    pub(crate) fn get() -> Result<Self> {
         let rules = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/chart/files/alerts.yaml");
-        let promtool = privilege::available(promtool())?;
-        Ok(promtool.map(|promtool| Self {
-            promtool,
+        Ok(Self {
+            promtool: privilege::needed(promtool())?,
             rules,
             interval: 1,
-        }))
+        })
     }
 
     /// Stretches each picture over days, for alerts that wait for one. Rates are too short for that and say nothing.
@@ -98,6 +97,32 @@ impl Alarms {
             interval: 40,
             ..self.clone()
         }
+    }
+
+    /// Waits until all of these alerts fire, as [`until`](Self::until) does.
+    pub(crate) fn fire(&self, world: &World, past: &[&Picture], all: &[&str]) -> Result<Picture> {
+        self.until(world, past, |firing| {
+            all.iter().all(|a| firing.contains(*a))
+        })
+    }
+
+    /// Waits until none of these alerts fires, as [`until`](Self::until) does.
+    pub(crate) fn end(&self, world: &World, past: &[&Picture], all: &[&str]) -> Result<Picture> {
+        self.until(world, past, |firing| {
+            !all.iter().any(|a| firing.contains(*a))
+        })
+    }
+
+    /// Waits until nodes are as they should be and no alert fires, and returns the picture of that.
+    pub(crate) fn healthy(&self, world: &World) -> Result<Picture> {
+        world.settle()?;
+        // A moment at which a kernel is behind would last for hours.
+        self.none(world, &[])
+    }
+
+    /// Waits until no alert fires, as [`until`](Self::until) does.
+    pub(crate) fn none(&self, world: &World, past: &[&Picture]) -> Result<Picture> {
+        self.until(world, past, BTreeSet::is_empty)
     }
 
     /// Waits until these alerts fire after pictures of the past and the present one, and returns that.

@@ -18,11 +18,11 @@ use serde_json::json;
 use super::{SILENCE, SOON, Stage, WEB, destination, namespace, pod, policy};
 
 /// Pods of namespace `x` may be reached by Pods with the label `app=client` of any namespace.
-const CLIENTS: &str = "podSelector: {}, ingress: [{from: [{namespaceSelector: {}, podSelector: {matchLabels: {app: client}}}]}]";
+const CLIENTS: &str = "in x: podSelector: {}, ingress: [{from: [{namespaceSelector: {}, podSelector: {matchLabels: {app: client}}}]}]";
 
 pub(crate) fn np17_labels_of_pods_and_namespaces_change() -> Result<()> {
     let mut stage = Stage::open()?;
-    stage.apply(&policy("clients", "x", CLIENTS))?;
+    stage.apply(&policy("clients", CLIENTS))?;
     stage.check("at first", "here>a; there>a; b>a no; c>a no")?;
     let (mut b, mut here) = (pod("b")?, pod("here")?);
     b["metadata"]["labels"] = json!({"app": "client", "new": "label"});
@@ -31,8 +31,7 @@ pub(crate) fn np17_labels_of_pods_and_namespaces_change() -> Result<()> {
     stage.check("other labels", "b>a; here>a no; there>a; a>b no")?;
     stage.apply(&policy(
         "clients",
-        "x",
-        "podSelector: {matchLabels: {new: label}}, ingress: [{from: [{namespaceSelector: {matchLabels: {team: green}}}]}]",
+        "in x: podSelector: {matchLabels: {new: label}}, ingress: [{from: [{namespaceSelector: {matchLabels: {team: green}}}]}]",
     ))?;
     stage.check("another policy", "b>a; here>a; here>b no; there>b no")?;
     stage.cluster.apply(&[namespace("z", "team: green")?])?;
@@ -54,8 +53,7 @@ pub(crate) fn np19_unknown_pods_are_cut_off() -> Result<()> {
     stage.check("no policy", "a>b; b>c; here>b")?;
     stage.apply(&policy(
         "other",
-        "z",
-        "podSelector: {matchLabels: {app: nobody}}",
+        "in z: podSelector: {matchLabels: {app: nobody}}",
     ))?;
     stage.check(
         "a policy of another namespace",
@@ -68,7 +66,7 @@ pub(crate) fn np19_unknown_pods_are_cut_off() -> Result<()> {
 /// NP18: of two Pods with one address the live one counts, and a finished one is nobody.
 pub(crate) fn np18_addresses_pass_to_other_pods() -> Result<()> {
     let mut stage = Stage::open()?;
-    stage.apply(&policy("clients", "x", CLIENTS))?;
+    stage.apply(&policy("clients", CLIENTS))?;
     let here = pod("here")?;
     let mut done = here.clone();
     done["status"]["phase"] = json!("Succeeded");
@@ -128,21 +126,21 @@ pub(crate) fn np13_connections_that_are_denied_now_are_cut() -> Result<()> {
             sessions.push((from, to, goes_on, ping(&stage, from, to, family)?));
         }
     }
-    stage.apply(&policy("clients", "x", CLIENTS))?;
+    stage.apply(&policy("clients", CLIENTS))?;
     for (from, to, goes_on, session) in &mut sessions {
         match goes_on {
             true => session(SOON)?,
             false => is_cut(&format!("{from} to {to}"), session)?,
         }
     }
-    stage.delete(&policy("clients", "x", CLIENTS))?;
+    stage.delete(&policy("clients", CLIENTS))?;
     stage.check("without the policy", "c>a; b>a")
 }
 
 /// NP13, NP18: a connection does not pass to the Pod that gets its peer's address, however much later.
 pub(crate) fn np13_connections_do_not_pass_to_heirs() -> Result<()> {
     let mut stage = Stage::open()?;
-    stage.apply(&policy("clients", "x", CLIENTS))?;
+    stage.apply(&policy("clients", CLIENTS))?;
     let mut held = Vec::new();
     for family in Family::ALL {
         held.push(("connection", session(&stage, "there", "a", family)?));
@@ -164,7 +162,7 @@ pub(crate) fn np13_connections_do_not_pass_to_heirs() -> Result<()> {
 /// What others do to the tables is repaired, and a table that is deleted comes back.
 pub(crate) fn other_programs_change_the_tables() -> Result<()> {
     let mut stage = Stage::open()?;
-    stage.apply(&policy("clients", "x", CLIENTS))?;
+    stage.apply(&policy("clients", CLIENTS))?;
     let node = stage.ns("node1")?.clone();
     for damage in [
         "flush set ip kplane-policy isolated-ingress; flush set ip6 kplane-policy isolated-ingress",
@@ -187,7 +185,7 @@ pub(crate) fn other_programs_change_the_tables() -> Result<()> {
 /// No verdict is wrong while an agent restarts, policies, labels and Pods change.
 pub(crate) fn no_verdict_is_wrong_while_everything_changes() -> Result<()> {
     let mut stage = Stage::open()?;
-    stage.apply(&policy("clients", "x", CLIENTS))?;
+    stage.apply(&policy("clients", CLIENTS))?;
     let pace = Pace {
         threads: 1,
         think: Duration::from_millis(1),
@@ -205,11 +203,11 @@ pub(crate) fn no_verdict_is_wrong_while_everything_changes() -> Result<()> {
     let denied = [v4?, v6?];
     for round in 0..60 {
         let others = format!(
-            "podSelector: {{}}, ingress: [{{from: [{{podSelector: {{matchLabels: {{round: '{round}'}}}}}}, \
+            "in x: podSelector: {{}}, ingress: [{{from: [{{podSelector: {{matchLabels: {{round: '{round}'}}}}}}, \
              {{ipBlock: {{cidr: 198.51.100.{round}/32}}}}], ports: [{{port: {}, endPort: 9000}}]}}]",
             8000 + round
         );
-        stage.apply(&policy("others", "x", &others))?;
+        stage.apply(&policy("others", &others))?;
         let mut b = pod("b")?;
         b["metadata"]["labels"] = json!({"app": "db", "round": round.to_string()});
         stage.cluster.apply(&[b.clone()])?;
@@ -240,7 +238,7 @@ pub(crate) fn no_verdict_is_wrong_while_everything_changes() -> Result<()> {
 /// Reports say how many Pods of a node policies isolate.
 pub(crate) fn what_nodes_enforce_is_counted() -> Result<()> {
     let mut stage = Stage::open()?;
-    stage.apply(&policy("clients", "x", CLIENTS))?;
+    stage.apply(&policy("clients", CLIENTS))?;
     ensure!(stage.cluster.failures().is_empty());
     let reports = stage.cluster.reports();
     let isolated: Vec<u64> = reports

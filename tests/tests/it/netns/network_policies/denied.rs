@@ -57,8 +57,7 @@ pub(crate) fn denied_packets_are_counted_and_followed() -> Result<()> {
     let mut stage = Stage::open()?;
     stage.apply(&policy(
         "deny",
-        "x",
-        "podSelector: {matchLabels: {app: web}}, policyTypes: [Ingress]",
+        "in x: podSelector: {matchLabels: {app: web}}, policyTypes: [Ingress]",
     ))?;
     let node = stage.ns("node1")?.clone();
     let agent = Agent::of(&node)?;

@@ -10,7 +10,7 @@ use kplane_tests::support::node_ip;
 use serde_json::{Map, Value};
 
 use super::table::{BLOCKS, ISOLATION, NODES, PORTS, SELECTORS, SERVICES};
-use super::{ADMIN, Case, PODS, Question, WEB, pod_ips};
+use super::{ADMIN, Case, PODS, Question, WEB, namespace_and_spec, pod_ips};
 
 macro_rules! readings {
     ($($reading:ident: $what:literal,)*) => {
@@ -497,9 +497,10 @@ fn contains(range: &Value, ip: IpAddr) -> bool {
 
 /// Returns the lines of a case that a judge gets wrong.
 fn wrong_lines(case: &Case, wrong: Option<Reading>) -> Result<Vec<String>> {
-    let policies = case.policies.iter().map(|(namespace, spec)| {
+    let policies = case.policies.iter().map(|text| {
+        let (namespace, spec) = namespace_and_spec(text);
         let spec = serde_saphyr::from_str(&format!("{{{spec}}}"));
-        Ok((*namespace, spec.with_context(|| case.name)?))
+        Ok((namespace, spec.with_context(|| case.name)?))
     });
     let judge = Judge {
         wrong,

@@ -34,11 +34,10 @@ impl Schedulers {
         if has {
             return Ok(own);
         }
-        failures.push(Failure {
-            key: plan.key.clone(),
-            reason: format!("{}; {of_node} is used until then", missing_scheduler(own)),
-            degraded: true,
-        });
+        failures.push(Failure::degraded(
+            &plan.key,
+            format!("{}; {of_node} is used until then", missing_scheduler(own)),
+        ));
         Ok(of_node)
     }
 

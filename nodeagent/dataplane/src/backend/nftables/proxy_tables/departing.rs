@@ -28,7 +28,7 @@
 //! }
 //! ```
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use kplane_model::{Cidr, Family, Protocol};
@@ -156,14 +156,6 @@ fn leads_hooks((ranges, pods): (&[Cidr], &[IpAddr])) -> bool {
     !ranges.is_empty() || !pods.is_empty()
 }
 
-/// Returns the address at which the agent listens for hooks.
-pub fn loopback(family: Family) -> IpAddr {
-    match family {
-        Family::V4 => Ipv4Addr::LOCALHOST.into(),
-        Family::V6 => Ipv6Addr::LOCALHOST.into(),
-    }
-}
-
 fn table(family: Family) -> OwnTable {
     OwnTable {
         family,
@@ -218,7 +210,7 @@ fn structure(
             rule.destination(family);
             rule.is_in(set);
             match role {
-                Role::Leads => rule.lead_to(family, SocketAddr::new(loopback(family), port)),
+                Role::Leads => rule.lead_to(family, SocketAddr::new(family.loopback(), port)),
                 Role::Drops => rule.verdict(NF_DROP.cast_unsigned()),
             }
         });

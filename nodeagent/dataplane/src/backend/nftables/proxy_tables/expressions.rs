@@ -113,10 +113,7 @@ impl ExpressionWriter<'_, '_> {
 
     /// Loads the destination address (`struct iphdr`, `struct ipv6hdr`).
     pub(super) fn destination(&mut self, family: Family) {
-        let (offset, len) = match family {
-            Family::V4 => (16, 4),
-            Family::V6 => (24, 16),
-        };
+        let (offset, len) = family.pick((16, 4), (24, 16));
         self.payload(FIRST, (NFT_PAYLOAD_NETWORK_HEADER, offset, len));
     }
 

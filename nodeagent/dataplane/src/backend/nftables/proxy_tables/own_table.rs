@@ -192,8 +192,5 @@ fn knows_no_owner(rejections: &[Rejection]) -> bool {
 
 /// Returns the type and the length of keys that are addresses.
 pub(super) fn address_key(family: Family) -> (u32, u32) {
-    match family {
-        Family::V4 => (TYPE_IPADDR, 4),
-        Family::V6 => (TYPE_IP6ADDR, 16),
-    }
+    family.pick((TYPE_IPADDR, 4), (TYPE_IP6ADDR, 16))
 }

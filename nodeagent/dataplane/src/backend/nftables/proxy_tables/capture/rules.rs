@@ -66,10 +66,7 @@ pub(super) struct RuleWriter<'a, 'b> {
 
 impl RuleWriter<'_, '_> {
     pub(super) fn rule(&mut self, rule: CaptureRule, settings: CaptureSettings) {
-        let address_len = match self.family {
-            Family::V4 => 4,
-            Family::V6 => 16,
-        };
+        let address_len = self.family.pick(4, 16);
         match rule {
             CaptureRule::Renew => {
                 self.to.meta(NFT_META_MARK, FIRST);
