@@ -15,15 +15,17 @@ impl Contents for Content {
     }
 
     /// A node may have hundreds of thousands: to sort them all takes longer than anything else but the kernel. If one
-    /// transaction cannot have them all, what closes comes first.
+    /// transaction cannot have them all, what closes comes first, and Pods become known last: a Pod that is unknown in a
+    /// range of this node is closed.
     fn by_set(&self) -> Vec<Element> {
-        let opens = |set| {
-            let closes = [PolicySet::LocalRanges, PolicySet::LocalPods];
-            !closes.contains(&set) && !matches!(set, PolicySet::Isolated(_))
+        let turn = |set| match set {
+            PolicySet::LocalRanges | PolicySet::Isolated(_) => 0,
+            PolicySet::LocalPods => 2,
+            _ => 1,
         };
-        let mut sets = BTreeMap::<(bool, PolicySet), Vec<Element>>::new();
+        let mut sets = BTreeMap::<(u8, PolicySet), Vec<Element>>::new();
         for (place, value) in self.held.all() {
-            let elements = sets.entry((opens(place.0), place.0)).or_default();
+            let elements = sets.entry((turn(place.0), place.0)).or_default();
             elements.push(element(place, value));
         }
         let is_range = |element: &Element| {

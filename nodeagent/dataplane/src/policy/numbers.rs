@@ -4,6 +4,8 @@ use std::collections::HashMap;
 
 use kplane_model::PeerId;
 
+use crate::backend::nftables::{Data, Element, Key};
+
 /// Numbers that this process has given. A number never means something else later, so a packet between two look-ups
 /// cannot take one thing for another. 0 is anybody.
 #[derive(Debug, Default)]
@@ -57,4 +59,21 @@ impl Numbers {
     pub(super) fn all(&self) -> impl Iterator<Item = (PeerId, u32)> {
         self.of.iter().map(|(id, number)| (*id, *number))
     }
+}
+
+/// Returns the highest number in the elements of a table, in keys and in data; 0 if there is none.
+pub(super) fn highest<'a>(elements: impl IntoIterator<Item = &'a Element>) -> u32 {
+    let in_key = |key| match key {
+        Key::Grant(_, n) | Key::GrantPort(_, n, ..) | Key::GrantPorts(_, n, ..) => n,
+        // A class without an address is a key alone.
+        Key::Number(n) | Key::Row(n, ..) => n,
+        _ => 0,
+    };
+    let in_data = |data| match data {
+        Some(Data::Number(n)) => n,
+        _ => 0,
+    };
+    let numbers = elements.into_iter();
+    let numbers = numbers.map(|element| in_key(element.key).max(in_data(element.data)));
+    numbers.max().unwrap_or_default()
 }

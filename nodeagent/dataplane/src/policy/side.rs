@@ -11,6 +11,7 @@ use super::content::Content;
 use super::cutter::Flow;
 use super::departed::Departed;
 use super::held::ElementChange;
+use super::numbers::highest;
 use super::phases::phases;
 use super::{PolicyApplied, PolicyChange};
 use crate::backend::nftables::{
@@ -146,22 +147,7 @@ impl PolicySide {
         }
         let found = table.read()?;
         if let FoundPolicies::Ours(elements) = &found {
-            let values = elements
-                .iter()
-                .filter_map(|element| match (element.key, element.data) {
-                    (
-                        Key::Grant(_, n) | Key::GrantPort(_, n, ..) | Key::GrantPorts(_, n, ..),
-                        _,
-                    ) => Some(n),
-                    // Of two numbers, both count: a class without an address is a key alone.
-                    (Key::Number(n) | Key::Row(n, ..), Some(Data::Number(of))) => Some(n.max(of)),
-                    (Key::Number(n) | Key::Row(n, ..), _) => Some(n),
-                    (_, Some(Data::Number(n))) => Some(n),
-                    _ => None,
-                });
-            self.content
-                .numbers
-                .begin_above(values.max().unwrap_or_default());
+            self.content.numbers.begin_above(highest(elements));
         }
         Ok((table, found))
     }

@@ -4,7 +4,7 @@
 mod oracle;
 mod table;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use kplane_model::{
@@ -20,8 +20,9 @@ use self::table::Model;
 use super::PolicyChange;
 use super::content::Content;
 use super::judge::Packet;
+use super::numbers::highest;
 use super::phases::phases;
-use crate::backend::nftables::{Key, PolicySet};
+use crate::backend::nftables::{Contents as _, Key, PolicySet, Set};
 
 type World = BTreeMap<PolicyKey, PolicyObject>;
 type Step = (PolicyKey, Option<PolicyObject>);
@@ -436,4 +437,71 @@ fn too_many_elements_cut_a_pod_off() {
     assert!(content.allows(&packet(IPS[0])));
     assert_eq!(content.failures(), &[]);
     assert!(content.held.get(isolated).is_none());
+}
+
+/// A Pod whose policy allows what one class may do.
+fn isolated() -> Content {
+    let peers = Some(Peers {
+        groups: vec![id(20)],
+        blocks: Vec::new(),
+    });
+    let rule = PolicyRule { peers, ports: None };
+    let policy = PolicyObject::Policy(Policy {
+        name: name(0),
+        ingress: Some(vec![rule]),
+        egress: None,
+    });
+    let pod = PolicyObject::Pod(LocalPod {
+        name: name(0),
+        addresses: vec![ip(IPS[0])],
+        ports: Vec::new(),
+        policies: vec![name(0)],
+        tier: None,
+    });
+    let class = PolicyObject::Class(PeerClass {
+        id: id(1),
+        parent: id(11),
+        namespace: "ns".into(),
+        ports: Vec::new(),
+    });
+    let group = PolicyObject::Group(GroupPart {
+        group: id(20),
+        part: 0,
+        members: vec![id(1)],
+    });
+    let mut content = Content::new(Family::V4);
+    let steps = [class, group, policy, pod].map(|object| (object.key(), Some(object)));
+    apply(&mut content, &steps, true);
+    content
+}
+
+#[test]
+fn an_empty_table_is_closed_before_it_is_opened() {
+    let content = isolated();
+    let all = content.by_set();
+    let last = |of: &dyn Fn(PolicySet) -> bool| {
+        let place = all
+            .iter()
+            .rposition(|element| matches!(element.set, Set::Policy(set) if of(set)));
+        place.unwrap()
+    };
+    let ranges = last(&|set| set == PolicySet::LocalRanges);
+    let isolated = last(&|set| matches!(set, PolicySet::Isolated(_)));
+    let allowed = last(&|set| matches!(set, PolicySet::All(_)));
+    let known = last(&|set| set == PolicySet::LocalPods);
+    assert!(ranges < allowed && isolated < allowed && allowed < known);
+    assert_eq!(known, all.len() - 1);
+    assert_eq!(BTreeSet::from_iter(all), content.elements());
+}
+
+/// An earlier process may have used a number for something else.
+#[test]
+fn numbers_in_the_kernel_are_not_given_again() {
+    let content = isolated();
+    let given: Vec<u32> = content.numbers.all().map(|(_, number)| number).collect();
+    let highest = highest(&content.elements());
+    assert_eq!(Some(&highest), given.iter().max());
+    let mut next = Content::new(Family::V4).numbers;
+    next.begin_above(highest);
+    assert!(given.iter().all(|number| *number < next.give(id(1))));
 }
