@@ -14,6 +14,9 @@ use kplane_proto::ranking::by_turns;
 
 /// Maximum number of edges with a client. A million forged source addresses fill this, and no more.
 const CLIENTS: usize = 9_000;
+/// Maximum number of edges of one ServicePort, and of one client: the rest is for others. A flood through one Service, or of
+/// one Pod through all of them, hides nobody else.
+const SHARE: usize = CLIENTS / 3;
 /// Maximum number of edges for clients without room, one for each ServicePort and endpoint.
 const OTHERS: usize = 1_000;
 /// Number of the latest minutes that have slots of their own, and number of minutes in an older slot.
@@ -142,6 +145,9 @@ pub(crate) struct Edges {
     edges: HashMap<EdgeKey, History>,
     /// Number of `edges` without a client.
     others: usize,
+    /// Numbers of edges with a client by ServicePort, and by client.
+    of_port: HashMap<ServiceKey, usize>,
+    of_client: HashMap<IpAddr, usize>,
     /// Connections for which there was no room at all.
     more: History,
     /// Times when the kernel dropped reports, and minutes in which it reported nothing, as `begun`.
@@ -177,7 +183,18 @@ impl Edges {
         }
         self.now = now;
         self.edges.retain(|_, history| history.age(now));
-        self.others = self.edges.keys().filter(|key| key.client.is_none()).count();
+        self.others = 0;
+        self.of_port.clear();
+        self.of_client.clear();
+        for key in self.edges.keys() {
+            match key.client {
+                Some(client) => {
+                    *self.of_port.entry(key.port.clone()).or_default() += 1;
+                    *self.of_client.entry(client).or_default() += 1;
+                }
+                None => self.others += 1,
+            }
+        }
         self.more.age(now);
         self.lost.age(now);
     }
@@ -186,21 +203,23 @@ impl Edges {
     pub(crate) fn add(&mut self, port: &ServiceKey, reported: &Reported) {
         let counts = EdgeCounts::of(reported);
         let connection = &reported.connection;
+        let client = connection.client.ip();
         let key = EdgeKey {
             port: port.clone(),
-            client: Some(connection.client.ip()),
+            client: Some(client),
             endpoint: connection.endpoint,
         };
-        let has_room = self.edges.len() - self.others < CLIENTS;
-        let key = match self.edges.entry(key) {
-            Entry::Occupied(mut known) => return known.get_mut().add(self.now, &counts),
-            Entry::Vacant(new) if has_room => {
-                return new.insert(History::default()).add(self.now, &counts);
-            }
-            Entry::Vacant(new) => EdgeKey {
-                client: None,
-                ..new.into_key()
-            },
+        if let Some(known) = self.edges.get_mut(&key) {
+            return known.add(self.now, &counts);
+        }
+        if self.has_room(port, client) {
+            *self.of_port.entry(port.clone()).or_default() += 1;
+            *self.of_client.entry(client).or_default() += 1;
+            return self.edges.entry(key).or_default().add(self.now, &counts);
+        }
+        let key = EdgeKey {
+            client: None,
+            ..key
         };
         let has_room = self.others < OTHERS;
         match self.edges.entry(key) {
@@ -211,6 +230,15 @@ impl Edges {
             }
             Entry::Vacant(_) => self.more.add(self.now, &counts),
         }
+    }
+
+    /// Returns whether there is room for a new edge of a ServicePort and a client.
+    fn has_room(&self, port: &ServiceKey, client: IpAddr) -> bool {
+        let has_share = |edges: Option<&usize>| edges.is_none_or(|edges| *edges < SHARE);
+        let total = self.edges.len() - self.others;
+        total < CLIENTS
+            && has_share(self.of_port.get(port))
+            && has_share(self.of_client.get(&client))
     }
 
     /// Records that reports are missing.

@@ -162,27 +162,32 @@ fn forged_clients_fill_a_bounded_table_and_known_edges_go_on() {
         edges.add(&port, &began(1_000 + client, 80));
     }
     edges.add(&port, &began(7, 80));
-    assert_eq!((edges.edges.len(), edges.others), (CLIENTS + 1, 1));
+    assert_eq!((edges.edges.len(), edges.others), (SHARE + 1, 1));
     let (begun, sums) = all(&mut edges, MINUTE, HOUR);
     assert_eq!((begun, sums.more), (u64::from(forged) + 2, 0));
     let (others, known) = (&sums.edges[0], &sums.edges[1]);
     assert_eq!(others.0.client, None);
-    assert_eq!(others.1.begun as usize, forged as usize + 1 - CLIENTS);
+    assert_eq!(others.1.begun as usize, forged as usize + 1 - SHARE);
     assert_eq!(
         (known.0.client, known.1.begun),
         (Some([0, 0, 0, 7].into()), 2)
     );
 
-    // More ServicePorts and endpoints than there is room for are only counted.
+    // Nobody else pays for it. More than there is room for is only counted.
+    let api = ServiceKey::sample("shop", "api");
+    for client in 0..10_000 {
+        let port = ServiceKey::sample("shop", &format!("{}", client % 100));
+        edges.add(&port, &began(client, 80));
+    }
+    assert_eq!(edges.edges.len(), CLIENTS + 1 + 100);
     for endpoint in 0..2_000 {
-        edges.add(&port, &began(1, 1_000 + endpoint));
+        edges.add(&api, &began(1, 1_000 + endpoint));
     }
     assert_eq!(edges.edges.len(), CLIENTS + OTHERS);
     let (begun, sums) = all(&mut edges, MINUTE, HOUR);
-    assert_eq!(begun + sums.more, u64::from(forged) + 2_002);
-    assert_eq!(sums.more, 2_000 - (OTHERS as u64 - 1));
+    assert_eq!(begun + sums.more, u64::from(forged) + 12_002);
+    assert_eq!(sums.more, 2_000 - (OTHERS as u64 - 101));
     assert_eq!(sums.more_failed, 0);
-    let api = ServiceKey::sample("shop", "api");
     edges.add(&api, &ended(Ending::Failed, None));
     assert_eq!(all(&mut edges, MINUTE, HOUR).1.more_failed, 1);
     // An hour later there is room.
@@ -190,6 +195,23 @@ fn forged_clients_fill_a_bounded_table_and_known_edges_go_on() {
     edges.add(&port, &began(9, 80));
     let (begun, sums) = all(&mut edges, MINUTE * 75, HOUR);
     assert_eq!((begun, sums.more, edges.others), (1, 0, 0));
+}
+
+#[test]
+fn a_client_that_scans_leaves_room_for_others() {
+    let mut edges = Edges::default();
+    let add = |edges: &mut Edges, client, number: u32| {
+        let port = ServiceKey::sample("shop", &format!("{number}"));
+        edges.add(&port, &began(client, 80));
+    };
+    (0..5_000).for_each(|number| add(&mut edges, 7, number));
+    assert_eq!(edges.edges.len(), SHARE + OTHERS);
+    add(&mut edges, 8, 4_999);
+    assert_eq!(edges.edges.len(), SHARE + OTHERS + 1);
+    // Counts of shares outlast a minute.
+    edges.set_time(MINUTE);
+    add(&mut edges, 7, 5_000);
+    assert_eq!(edges.edges.len(), SHARE + OTHERS + 1);
 }
 
 #[test]
