@@ -14,9 +14,7 @@ use super::held::ElementChange;
 use super::numbers::highest;
 use super::phases::phases;
 use super::{PolicyApplied, PolicyChange};
-use crate::backend::nftables::{
-    Cost, Data, FoundPolicies, Key, PolicySet, PolicyTable, PolicyTables,
-};
+use crate::backend::nftables::{Cost, FoundPolicies, Key, PolicySet, PolicyTable, PolicyTables};
 use crate::backend::{ApplyError, Verification};
 
 /// What is known of the kernel's table.
