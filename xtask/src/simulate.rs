@@ -14,7 +14,7 @@ Play the deterministic simulation of control planes and agents
 Usage: cargo xtask simulate [OPTIONS]
 
 Options:
-      --seeds N        Play this many seeds [default: 20000]
+      --seeds N        Play this many seeds [default: 10000]
       --from SEED      Begin with this seed [default: 0]
       --seed SEED      Play one seed, and tell what happens
       --faults [NAME]  Play on copies of the product, each with one deliberate fault, and expect that each fault is
@@ -23,7 +23,7 @@ Options:
 ";
 
 /// Seeds of `cargo xtask test`.
-pub(crate) const SEEDS: &str = "20000";
+pub(crate) const SEEDS: &str = "10000";
 
 /// The simulation's test program.
 const TEST: [&str; 5] = ["test", "--package", "kp-nodeagent", "--test", "simulation"];

@@ -21,7 +21,7 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
 
-use crate::support::{self, message, synced};
+use crate::support::{self, message, sync, synced};
 
 /// A deadline far above any step of these tests.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -30,6 +30,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
 async fn control_plane() -> (Bound, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let config = Config {
+        agent_listen: Some("127.0.0.1:0".parse().unwrap()),
         status_listen: Some("127.0.0.1:0".parse().unwrap()),
         ..Config::new(Origin::Manifests(folder.path().to_owned()))
     };
@@ -75,7 +76,19 @@ fn hello(node: &str, resume: Option<ResumeToken>) -> Hello {
 
 impl Agent {
     async fn connect(bound: &Bound, hello: Hello) -> Self {
-        let (send, receive) = support::open(bound, hello).await;
+        Self::new(support::open(bound, hello).await)
+    }
+
+    /// Connects as an agent of another process does.
+    async fn over_tcp(bound: &Bound, hello: Hello) -> Self {
+        let url = format!("http://{}", bound.agent_addr.unwrap());
+        let endpoint = tonic::transport::Endpoint::from_shared(url).unwrap();
+        let endpoint = endpoint.initial_stream_window_size(256 * 1024);
+        let mut client = AgentServiceClient::new(endpoint.connect().await.unwrap());
+        Self::new(sync(&mut client, hello).await.unwrap())
+    }
+
+    fn new((send, receive): support::Ends) -> Self {
         Self {
             send,
             receive,
@@ -256,8 +269,8 @@ async fn an_agent_that_comes_back_gets_no_more_than_it_lacks() {
 #[tokio::test]
 async fn an_agent_that_does_not_read_costs_others_nothing_and_catches_up_by_keys() {
     let (bound, _folder) = control_plane().await;
-    let mut slow = Agent::connect(&bound, hello("slow", None)).await;
-    let mut quick = Agent::connect(&bound, hello("quick", None)).await;
+    let mut slow = Agent::over_tcp(&bound, hello("slow", None)).await;
+    let mut quick = Agent::over_tcp(&bound, hello("quick", None)).await;
     quick.update().await;
     // More data than all buffers between the two ends hold.
     for round in 0..30 {
@@ -490,16 +503,28 @@ async fn approval_reaches_agents() {
 #[tokio::test]
 async fn a_control_plane_that_ends_lets_its_agents_go() {
     let (bound, _folder) = control_plane().await;
-    let mut agent = Agent::connect(&bound, hello("n1", None)).await;
-    agent.update().await;
+    let mut agents = [
+        Agent::connect(&bound, hello("n1", None)).await,
+        Agent::over_tcp(&bound, hello("n2", None)).await,
+    ];
+    for agent in &mut agents {
+        agent.update().await;
+    }
+    let service = bound.in_process();
     bound.shutdown_token().cancel();
     timeout(DEADLINE, bound.wait()).await.unwrap().unwrap();
-    let status = loop {
-        if let Err(status) = agent.next().await {
-            break status;
-        }
-    };
-    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    // Who asks the service later is not welcome either.
+    let late = sync(&mut AgentServiceClient::new(service), hello("n3", None)).await;
+    for mut agent in agents.into_iter().chain([Agent::new(late.unwrap())]) {
+        let status = loop {
+            match agent.next().await {
+                Ok(server_message::Kind::Welcome(_)) => panic!("n3 is welcome"),
+                Ok(_) => {}
+                Err(status) => break status,
+            }
+        };
+        assert_eq!(status.code(), Code::Unavailable, "{status}");
+    }
 }
 
 /// Returns what reflection v1alpha, which many tools still ask, says of services.

@@ -2,23 +2,28 @@
 
 use std::future::ready;
 use std::net::{IpAddr, SocketAddr};
+use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use futures_util::{FutureExt, StreamExt};
+use futures_util::stream::BoxStream;
+use futures_util::{FutureExt as _, StreamExt as _};
 use http::Uri;
 use http::header::AUTHORIZATION;
 use kplane_picture::dial::{AGENT_PORT, Dialer, MAX_ADDRESSES, literal, resolve};
 use kplane_picture::inside::InProcess;
-use kplane_proto::v1::AgentMessage;
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
+use kplane_proto::v1::{AgentMessage, ServerMessage};
 use kplane_tls::{ClientConfig, Follower, Token};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::Request;
-use tonic::transport::{Channel, Endpoint};
+use tonic::body::Body;
+use tonic::transport::{self, Channel, Endpoint};
+use tonic::{Request, Status};
+use tower::ServiceExt as _;
+use tower::util::BoxCloneSyncService;
 
 use super::transport::{Found, Link, OUTBOX, OpenError, Presented, Replica, Transport};
 use crate::reach;
@@ -37,6 +42,10 @@ const WINDOW: u32 = 2 * 256 * 1024;
 
 /// URL of connections to replicas that a file names: gRPC wants one.
 const LISTED: &str = "https://kplane-controlplane";
+
+/// A service of either kind.
+type ReplicaService =
+    BoxCloneSyncService<http::Request<Body>, http::Response<Body>, transport::Error>;
 
 /// The way to a control plane.
 #[derive(Clone, Debug)]
@@ -139,6 +148,22 @@ fn cannot_connect(address: &impl ToString, reason: &str) -> OpenError {
     }
 }
 
+/// Opens a stream. A control plane in the same process runs as a part of this call and of the stream, so its panics end
+/// them, and not the agent.
+async fn opened(
+    service: ReplicaService,
+    request: Request<ReceiverStream<AgentMessage>>,
+) -> Result<BoxStream<'static, Result<ServerMessage, Status>>, Status> {
+    let panicked = |_| Status::internal("the control plane has panicked; its log says where");
+    let mut client = AgentServiceClient::new(service);
+    let answer = AssertUnwindSafe(client.sync(request)).catch_unwind().await;
+    let stream = answer.map_err(panicked)??.into_inner();
+    let stream = AssertUnwindSafe(stream).catch_unwind();
+    Ok(stream
+        .map(move |message| message.map_err(panicked).flatten())
+        .boxed())
+}
+
 /// Returns the replicas at all addresses of a URL.
 async fn look_up(url: usize, uri: Uri) -> Found {
     let places = resolve(&uri).await;
@@ -198,6 +223,16 @@ impl Transport for Grpc {
     }
 
     async fn open(&mut self, replica: Replica, hello: AgentMessage) -> Result<Link, OpenError> {
+        let service = match self.targets.get(replica.url) {
+            Some(Connector::Remote(endpoint) | Connector::Listed(endpoint, _)) => {
+                let channel = self.connect(endpoint, replica).await?;
+                ReplicaService::new(channel)
+            }
+            Some(Connector::InProcess(service)) => {
+                ReplicaService::new(service.clone().map_err(|error| match error {}))
+            }
+            None => return Err(cannot_connect(&replica, "no control plane is configured")),
+        };
         let (outbox, messages) = mpsc::channel(OUTBOX);
         // The channel has room, since nothing was sent before.
         let _ = outbox.try_send(hello);
@@ -208,20 +243,11 @@ impl Transport for Grpc {
             let headers = request.metadata_mut().as_mut();
             headers.insert(AUTHORIZATION, header);
         }
-        let answer = match self.targets.get(replica.url) {
-            Some(Connector::InProcess(service)) => {
-                AgentServiceClient::new(service.clone()).sync(request).await
-            }
-            Some(Connector::Remote(endpoint) | Connector::Listed(endpoint, _)) => {
-                let channel = self.connect(endpoint, replica).await?;
-                AgentServiceClient::new(channel).sync(request).await
-            }
-            None => return Err(cannot_connect(&replica, "no control plane is configured")),
-        };
+        let answer = opened(service, request).await;
         match answer {
-            Ok(stream) => Ok(Link {
+            Ok(inbox) => Ok(Link {
                 outbox,
-                inbox: stream.into_inner().boxed(),
+                inbox,
                 token,
                 reach: Arc::new(reach::reach),
             }),
@@ -235,6 +261,13 @@ impl Transport for Grpc {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Poll;
+
+    use bytes::Bytes;
+    use http_body::Frame;
+
     use super::*;
 
     #[tokio::test]
@@ -267,5 +300,30 @@ mod tests {
         }
         std::fs::write(&file, "kplane.example").unwrap();
         assert!(find().await.unwrap_err().contains("is no address"));
+    }
+
+    #[tokio::test]
+    async fn a_control_plane_in_this_process_that_panics_ends_a_stream_only() {
+        let calls = Arc::new(AtomicUsize::new(0));
+        let service = tower::service_fn(move |_| {
+            let first = calls.fetch_add(1, Ordering::Relaxed) == 0;
+            async move {
+                assert!(!first, "a deliberate panic of the call");
+                let frames = futures_util::stream::poll_fn(
+                    |_| -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+                        panic!("a deliberate panic of the stream")
+                    },
+                );
+                let body = Body::new(http_body_util::StreamBody::new(frames));
+                Ok::<_, Infallible>(http::Response::new(body))
+            }
+        });
+        let mut grpc = Grpc::in_process(InProcess::new(service));
+        let found = grpc.find().await.pop().unwrap().unwrap();
+        let refused = grpc.open(found[0], AgentMessage::default()).await;
+        assert!(refused.is_err_and(|error| error.to_string().contains("panicked")));
+        let link = grpc.open(found[0], AgentMessage::default()).await;
+        let said = link.unwrap().inbox.next().await.unwrap();
+        assert!(said.unwrap_err().message().contains("panicked"));
     }
 }

@@ -6,7 +6,7 @@
 //! same again, except for the wall clock, by which nothing is ordered.
 //!
 //! ```text
-//! cargo test -p kp-nodeagent --test simulation -- --seeds 20000     seeds 0, 1, ..
+//! cargo test -p kp-nodeagent --test simulation -- --seeds 10000     seeds 0, 1, ..
 //! cargo test -p kp-nodeagent --test simulation -- --seed 7          one seed, and the story of it
 //! ```
 //!

@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result};
 use super::build::TestProgram;
 use super::tools;
 use crate::cargo::{as_tests, root};
+use crate::simulate::SEEDS;
 
 /// Which suites run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,7 +103,7 @@ const LISTED: [Listed; 16] = [
     Listed { name: "simulation", lane: Some(Lane::Quick), load: FILLER, seconds: 30, program: SIMULATION,
         args: &["--seeds", "2000"], vars: &[] },
     Listed { name: "simulation", lane: Some(Lane::All), load: FILLER, seconds: 150, program: SIMULATION,
-        args: &["--seeds", "10000"], vars: &[] },
+        args: &["--seeds", SEEDS], vars: &[] },
     Listed { name: "controlplane it", lane: None, load: 80, seconds: 60, program: ("kp-controlplane", "it"),
         args: &[], vars: &[] },
     Listed { name: "nodeagent it", lane: None, load: 50, seconds: 150, program: ("kp-nodeagent", "it"),

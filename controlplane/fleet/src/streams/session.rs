@@ -89,6 +89,9 @@ pub(super) async fn run(
     if hub.draining.is_on() {
         return Ok(Some(farewell(&hub)));
     }
+    if hub.shutdown.is_cancelled() {
+        return Err(closing());
+    }
     let sentry = match &peer.visitor {
         Some(visitor) => visitor.speak_for(&node).await?,
         None => Sentry::idle(),

@@ -78,7 +78,6 @@ pub(in crate::chart) fn every_alert_has_a_page_with_a_command() -> Result<()> {
     Ok(())
 }
 
-/// Returns promtool's path; `None` if it cannot be built here.
 pub(in crate::chart) fn prometheus_accepts_the_rules() -> Result<()> {
     let promtool = privilege::needed(promtool())?;
     let check = |file: &Path| {
