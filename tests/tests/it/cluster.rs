@@ -55,6 +55,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     alarms::alerts_fire_in_real_faults_and_end_with_them,
     alarms::alerts_about_agents_fire_and_end_with_their_faults,
     alarms::alerts_about_a_kernel_that_refuses_fire_and_end_with_it,
+    alarms::an_alert_says_that_changes_take_long,
     alarms::alerts_about_names_and_orders_fire_and_end_with_their_causes,
     alarms::alerts_about_replicas_fire_and_end_with_their_faults,
     alarms::an_alert_says_that_deletions_are_held,

@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::{Context as _, Error, Result, anyhow, ensure};
@@ -23,7 +24,8 @@ use kplane_tests::product::Product;
 use kplane_tests::status::Status;
 use kplane_tests::topology::{NodeSpec, Topology};
 use kplane_tests::wait::eventually;
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use super::audit::Audit;
@@ -238,6 +240,22 @@ impl World {
     pub(crate) fn signal_agent(&self, node: &str, signal: Signal) -> Result<()> {
         let agent = self.agents.get(node).context("no agent")?;
         agent.signal(signal)
+    }
+
+    /// Stops a node's agent for a time, and returns at once. Another thread lets it go on in time, however long the test's
+    /// own steps take on a busy machine.
+    pub(crate) fn hang_agent(
+        &self,
+        node: &str,
+        time: Duration,
+    ) -> Result<JoinHandle<nix::Result<()>>> {
+        let agent = self.agents.get(node).context("no agent")?;
+        agent.signal(Signal::SIGSTOP)?;
+        let agent = Pid::from_raw(agent.id().try_into()?);
+        Ok(thread::spawn(move || {
+            thread::sleep(time);
+            kill(agent, Signal::SIGCONT)
+        }))
     }
 
     /// Starts a node's agent anew, with several replicas of the control plane.
