@@ -31,6 +31,10 @@ impl AgentService for AgentServer {
     type Frames = Outbound;
 
     async fn sync(&self, request: Request<Messages>) -> Result<Self::Frames, Status> {
+        // An agent in the same process can still ask.
+        if self.hub.shutdown.is_cancelled() {
+            return Err(session::closing());
+        }
         let connection = request.extensions().get::<Occupancy>().cloned();
         let visitor = match &connection {
             Some(connection) => {

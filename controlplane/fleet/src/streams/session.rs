@@ -89,9 +89,6 @@ pub(super) async fn run(
     if hub.draining.is_on() {
         return Ok(Some(farewell(&hub)));
     }
-    if hub.shutdown.is_cancelled() {
-        return Err(closing());
-    }
     let sentry = match &peer.visitor {
         Some(visitor) => visitor.speak_for(&node).await?,
         None => Sentry::idle(),
@@ -165,7 +162,7 @@ fn claim(hello: &Hello) -> HeldState {
     }
 }
 
-fn closing() -> Status {
+pub(super) fn closing() -> Status {
     Status::unavailable("the control plane is shutting down")
 }
 
