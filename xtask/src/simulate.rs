@@ -22,7 +22,7 @@ Options:
                        have a target folder of their own: the first build takes five minutes on two cores
 ";
 
-/// Seeds of `cargo xtask test`.
+/// Number of seeds that `cargo xtask test --all` plays.
 pub(crate) const SEEDS: &str = "10000";
 
 /// The simulation's test program.

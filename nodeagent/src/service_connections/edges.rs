@@ -143,16 +143,47 @@ fn boundary(minute: u32, now: u32) -> u32 {
 #[derive(Debug, Default)]
 pub(crate) struct Edges {
     edges: HashMap<EdgeKey, History>,
-    /// Number of `edges` without a client.
-    others: usize,
-    /// Numbers of edges with a client by ServicePort, and by client.
-    of_port: HashMap<ServiceKey, usize>,
-    of_client: HashMap<IpAddr, usize>,
+    shares: Shares,
     /// Connections for which there was no room at all.
     more: History,
     /// Times when the kernel dropped reports, and minutes in which it reported nothing, as `begun`.
     lost: History,
     now: u32,
+}
+
+/// How much of a table's room is taken, and by whom.
+#[derive(Debug, Default)]
+struct Shares {
+    /// Number of edges with a client: of all, of each ServicePort, and of each client.
+    clients: usize,
+    of_port: HashMap<ServiceKey, usize>,
+    of_client: HashMap<IpAddr, usize>,
+    /// Number of edges without a client.
+    others: usize,
+}
+
+impl Shares {
+    /// Returns whether there is room for a new edge.
+    fn has_room(&self, edge: &EdgeKey) -> bool {
+        let Some(client) = edge.client else {
+            return self.others < OTHERS;
+        };
+        let has_share = |edges: Option<&usize>| edges.is_none_or(|edges| *edges < SHARE);
+        self.clients < CLIENTS
+            && has_share(self.of_port.get(&edge.port))
+            && has_share(self.of_client.get(&client))
+    }
+
+    /// Counts a new edge.
+    fn take(&mut self, edge: &EdgeKey) {
+        let Some(client) = edge.client else {
+            self.others += 1;
+            return;
+        };
+        self.clients += 1;
+        *self.of_port.entry(edge.port.clone()).or_default() += 1;
+        *self.of_client.entry(client).or_default() += 1;
+    }
 }
 
 /// The sums of an edge, and the least time since the first report of its connections: counts know times by minutes.
@@ -183,18 +214,8 @@ impl Edges {
         }
         self.now = now;
         self.edges.retain(|_, history| history.age(now));
-        self.others = 0;
-        self.of_port.clear();
-        self.of_client.clear();
-        for key in self.edges.keys() {
-            match key.client {
-                Some(client) => {
-                    *self.of_port.entry(key.port.clone()).or_default() += 1;
-                    *self.of_client.entry(client).or_default() += 1;
-                }
-                None => self.others += 1,
-            }
-        }
+        self.shares = Shares::default();
+        self.edges.keys().for_each(|edge| self.shares.take(edge));
         self.more.age(now);
         self.lost.age(now);
     }
@@ -203,42 +224,22 @@ impl Edges {
     pub(crate) fn add(&mut self, port: &ServiceKey, reported: &Reported) {
         let counts = EdgeCounts::of(reported);
         let connection = &reported.connection;
-        let client = connection.client.ip();
-        let key = EdgeKey {
-            port: port.clone(),
-            client: Some(client),
-            endpoint: connection.endpoint,
-        };
-        if let Some(known) = self.edges.get_mut(&key) {
-            return known.add(self.now, &counts);
-        }
-        if self.has_room(port, client) {
-            *self.of_port.entry(port.clone()).or_default() += 1;
-            *self.of_client.entry(client).or_default() += 1;
-            return self.edges.entry(key).or_default().add(self.now, &counts);
-        }
-        let key = EdgeKey {
-            client: None,
-            ..key
-        };
-        let has_room = self.others < OTHERS;
-        match self.edges.entry(key) {
-            Entry::Occupied(mut known) => known.get_mut().add(self.now, &counts),
-            Entry::Vacant(new) if has_room => {
-                self.others += 1;
-                new.insert(History::default()).add(self.now, &counts);
+        for client in [Some(connection.client.ip()), None] {
+            let edge = self.edges.entry(EdgeKey {
+                port: port.clone(),
+                client,
+                endpoint: connection.endpoint,
+            });
+            match edge {
+                Entry::Occupied(mut known) => return known.get_mut().add(self.now, &counts),
+                Entry::Vacant(new) if self.shares.has_room(new.key()) => {
+                    self.shares.take(new.key());
+                    return new.insert(History::default()).add(self.now, &counts);
+                }
+                Entry::Vacant(_) => {}
             }
-            Entry::Vacant(_) => self.more.add(self.now, &counts),
         }
-    }
-
-    /// Returns whether there is room for a new edge of a ServicePort and a client.
-    fn has_room(&self, port: &ServiceKey, client: IpAddr) -> bool {
-        let has_share = |edges: Option<&usize>| edges.is_none_or(|edges| *edges < SHARE);
-        let total = self.edges.len() - self.others;
-        total < CLIENTS
-            && has_share(self.of_port.get(port))
-            && has_share(self.of_client.get(&client))
+        self.more.add(self.now, &counts);
     }
 
     /// Records that reports are missing.

@@ -86,7 +86,7 @@ const OPTIONS: [&str; 15] = [
 /// Ends a test here unless a browser can be started, as [`needed`](privilege::needed) does.
 ///
 /// # Errors
-/// It cannot.
+/// The browser is missing.
 pub fn need() -> Result<()> {
     let (program, package) = PROGRAM;
     let found = privilege::is_on_path(program).then_some(());

@@ -94,7 +94,7 @@ impl fmt::Display for Skipped {
 /// Returns the value for a test of [`harness`](crate::harness), which ends here where the value is missing and may be.
 ///
 /// # Errors
-/// It is missing.
+/// The value is missing.
 pub fn needed<T>(result: Result<T>) -> Result<T> {
     available(result)?.context(Skipped)
 }
@@ -102,7 +102,7 @@ pub fn needed<T>(result: Result<T>) -> Result<T> {
 /// Ends a test of [`harness`](crate::harness) here unless these programs are on the `PATH`.
 ///
 /// # Errors
-/// One is not.
+/// A program is missing.
 pub fn need_tools(names: &[&str]) -> Result<()> {
     names.iter().try_for_each(|name| needed(tool(name)))
 }

@@ -382,6 +382,17 @@ proptest! {
     }
 }
 
+/// A Pod of this node that no tier is for.
+fn local_pod(number: usize, policies: &[usize]) -> PolicyObject {
+    PolicyObject::Pod(LocalPod {
+        name: name(number),
+        addresses: vec![ip(IPS[number])],
+        ports: Vec::new(),
+        policies: policies.iter().map(|number| name(*number)).collect(),
+        tier: None,
+    })
+}
+
 #[test]
 fn too_many_elements_cut_a_pod_off() {
     let ports = |last| {
@@ -401,18 +412,14 @@ fn too_many_elements_cut_a_pod_off() {
             egress: None,
         })
     };
-    let pod = |number: usize, policies: &[usize]| {
-        PolicyObject::Pod(LocalPod {
-            name: name(number),
-            addresses: vec![ip(IPS[number])],
-            ports: Vec::new(),
-            policies: policies.iter().map(|number| name(*number)).collect(),
-            tier: None,
-        })
-    };
     let mut content = Content::new(Family::V4);
     content.limits.pod = 10;
-    let objects = [policy(0, 6), policy(1, 6), pod(0, &[0, 1]), pod(1, &[1])];
+    let objects = [
+        policy(0, 6),
+        policy(1, 6),
+        local_pod(0, &[0, 1]),
+        local_pod(1, &[1]),
+    ];
     let steps = objects.map(|object| (object.key(), Some(object)));
     apply(&mut content, &steps, true);
     let packet = |to: &str| Packet {
@@ -451,13 +458,6 @@ fn isolated() -> Content {
         ingress: Some(vec![rule]),
         egress: None,
     });
-    let pod = PolicyObject::Pod(LocalPod {
-        name: name(0),
-        addresses: vec![ip(IPS[0])],
-        ports: Vec::new(),
-        policies: vec![name(0)],
-        tier: None,
-    });
     let class = PolicyObject::Class(PeerClass {
         id: id(1),
         parent: id(11),
@@ -470,7 +470,8 @@ fn isolated() -> Content {
         members: vec![id(1)],
     });
     let mut content = Content::new(Family::V4);
-    let steps = [class, group, policy, pod].map(|object| (object.key(), Some(object)));
+    let steps =
+        [class, group, policy, local_pod(0, &[0])].map(|object| (object.key(), Some(object)));
     apply(&mut content, &steps, true);
     content
 }

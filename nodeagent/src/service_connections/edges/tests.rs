@@ -162,7 +162,7 @@ fn forged_clients_fill_a_bounded_table_and_known_edges_go_on() {
         edges.add(&port, &began(1_000 + client, 80));
     }
     edges.add(&port, &began(7, 80));
-    assert_eq!((edges.edges.len(), edges.others), (SHARE + 1, 1));
+    assert_eq!((edges.edges.len(), edges.shares.others), (SHARE + 1, 1));
     let (begun, sums) = all(&mut edges, MINUTE, HOUR);
     assert_eq!((begun, sums.more), (u64::from(forged) + 2, 0));
     let (others, known) = (&sums.edges[0], &sums.edges[1]);
@@ -194,7 +194,7 @@ fn forged_clients_fill_a_bounded_table_and_known_edges_go_on() {
     edges.set_time(MINUTE * 75);
     edges.add(&port, &began(9, 80));
     let (begun, sums) = all(&mut edges, MINUTE * 75, HOUR);
-    assert_eq!((begun, sums.more, edges.others), (1, 0, 0));
+    assert_eq!((begun, sums.more, edges.shares.others), (1, 0, 0));
 }
 
 #[test]
