@@ -11,6 +11,7 @@ pub(crate) mod measure;
 mod packets;
 mod plot;
 mod report;
+mod start;
 
 use std::ffi::OsString;
 use std::fs;

@@ -197,9 +197,13 @@ async fn build_parts(config: Config, open: Opener) -> Result<Bound, BuildError> 
     let (followers, departing, farewell) = answer_hooks(followers, &config, &counters, &mut tasks);
     let own = OwnPlaces::new(&config);
     let settings = own.settings(config.node_settings.clone());
-    let engine = Engine::start(open, settings, followers, recall(&config)).await?;
+    // A control plane inside reads its source while the kernel shows whether it can run the backend.
+    let (engine, connected) = tokio::join!(
+        Engine::start(open, settings, followers, recall(&config)),
+        connect(&config, own, &mut tasks)
+    );
+    let (engine, (transport, status_addr)) = (engine?, connected?);
     spawn_errand(&mut tasks, avoided::follow(engine.proxy(), avoided));
-    let (transport, status_addr) = connect(&config, own, &mut tasks).await?;
     let identity = Identity::new(config.node_name, config.mode_unset);
     announce(&identity, &engine);
     let client = Client::new(transport, identity, engine.clone()).with_departing(departing);

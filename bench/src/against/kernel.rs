@@ -1,4 +1,4 @@
-//! When the kernel holds an endpoint: its own notifications say so, whoever wrote the rules.
+//! When the kernel holds a changed endpoint: its own notifications say so, whoever wrote the rules.
 //!
 //! nf_tables tells the group `NFNLGRP_NFTABLES` of every rule and element of a transaction after it
 //! has been committed. An endpoint's address is in there as four bytes, as a rule's constant
@@ -26,8 +26,8 @@ use crate::objects::Programmed;
 
 /// `1 << (NFNLGRP_NFTABLES - 1)` (linux/netfilter/nfnetlink.h).
 const NFTABLES_GROUP: u32 = 1 << 6;
-/// Notifications of a first transaction of 10,000 Services: kube-proxy's are some 50 MB.
-const RECEIVE_BUFFER_BYTES: usize = 1 << 30;
+/// Notifications of many changes.
+const RECEIVE_BUFFER_BYTES: usize = 1 << 26;
 /// How soon the thread sees that it is to end.
 const PATIENCE_MS: i64 = 100;
 /// Longest message.
@@ -139,16 +139,22 @@ impl Seen {
 
     fn note(&self, message: &[u8], at: Instant) {
         let mut state = self.lock();
-        for bytes in message.windows(4) {
-            if let [FIRST, second, third, fourth] = *bytes
-                && SECOND.contains(&second)
-            {
-                let endpoint = Ipv4Addr::new(FIRST, second, third, fourth);
-                state.first.entry(endpoint).or_insert(at);
-            }
-        }
+        each_endpoint(message, |endpoint| {
+            state.first.entry(endpoint).or_insert(at);
+        });
         drop(state);
         self.changed.notify_all();
+    }
+}
+
+/// Calls a function with what looks like the address of an endpoint.
+pub(crate) fn each_endpoint(message: &[u8], mut call: impl FnMut(Ipv4Addr)) {
+    for bytes in message.windows(4) {
+        if let [FIRST, second, third, fourth] = *bytes
+            && SECOND.contains(&second)
+        {
+            call(Ipv4Addr::new(FIRST, second, third, fourth));
+        }
     }
 }
 

@@ -13,6 +13,7 @@ use crate::against::contender::{Contender, Place};
 use crate::against::first::FirstPacket;
 use crate::against::kernel::Kernel;
 use crate::against::packets::Packets;
+use crate::against::start;
 use crate::objects::{self, Programmed, Progress, endpoints, fresh};
 use kplane_tests::usage::{Memory, cpu, memory, received};
 
@@ -61,12 +62,15 @@ enum Judge {
 }
 
 impl Judge {
-    fn of(contender: Contender, node: &NetNs, pods: &NetNs) -> Result<Self> {
-        Ok(if contender.is_legacy() {
-            Self::Packets(Packets::from(node, pods)?)
-        } else {
-            Self::Kernel(Kernel::follow(node)?)
-        })
+    /// Waits until everything is programmed after a start. Also returns the judge of changes.
+    fn started(bench: &Bench<'_>, contender: Contender, node: &NetNs) -> Result<(Instant, Self)> {
+        let wanted = endpoints(bench.services);
+        if contender.is_legacy() {
+            let packets = Packets::from(node, bench.pods)?;
+            return Ok((packets.holds(&wanted, DEADLINE)?, Self::Packets(packets)));
+        }
+        let held = start::holds(node, &wanted, DEADLINE)?;
+        Ok((held, Self::Kernel(Kernel::follow(node)?)))
     }
 
     fn holds(&self, wanted: &[Programmed], deadline: Duration) -> Result<Instant> {
@@ -103,13 +107,13 @@ impl Bench<'_> {
     }
 
     fn run(&self, contender: Contender, place: &Place<'_>) -> Result<Row> {
-        let judge = Judge::of(contender, place.ns, self.pods)?;
         let title = format!("{:>6} {}", self.services, contender.name());
         let before = received(place.ns, self.link)?;
         let started = Instant::now();
         let processes = contender.start(place)?;
         let pids: Vec<u32> = processes.iter().map(|process| process.id()).collect();
-        let cold = judge.holds(&endpoints(self.services), DEADLINE)? - started;
+        let (held, judge) = Judge::started(self, contender, place.ns)?;
+        let cold = held - started;
         let cold_cpu = cpu(&pids)?;
         let start_bytes = received(place.ns, self.link)? - before;
         eprintln!("{title}: started in {:.2} s", cold.as_secs_f64());

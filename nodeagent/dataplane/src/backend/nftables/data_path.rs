@@ -6,7 +6,7 @@ mod tests;
 use kplane_model::{Family, ServiceKey};
 
 use super::DESCRIPTION;
-use super::access::{FoundTable, KernelTable, Namespace, TableAccess};
+use super::access::{ABSENT, FoundTable, KernelTable, Namespace, TableAccess};
 use super::adopt::{adopt, serves};
 use super::affinity_id::AffinityId;
 use super::guarded::{Send, repair, send};
@@ -16,6 +16,7 @@ use super::probe::{ProbeError, probe};
 use super::schema::TableSettings;
 use super::stale::{self, Turns};
 use super::table::{StagedTable, Table};
+use super::transactions::Ground;
 use super::watch::Meddling;
 use crate::backend::driver::{DataPath, StepError};
 use crate::backend::{Applied, Backend, Change, Kind, OpenError, Verification, open_sides};
@@ -34,8 +35,8 @@ pub(super) struct NftDataPath<K> {
 #[derive(Debug)]
 pub(super) struct KnownTable {
     table: Table,
-    /// Whether the kernel has no such table yet. The next transaction creates it.
-    missing: bool,
+    /// What is in the kernel instead until the first transaction.
+    ground: Ground,
 }
 
 impl From<CommitError> for StepError {
@@ -133,15 +134,17 @@ impl<K: TableAccess> DataPath for NftDataPath<K> {
                 let table = adopt(&groups, &elements);
                 let (elements, strays) = (elements.len(), table.strays.len());
                 tracing::info!(%family, elements, strays, "adopted table kplane of the kernel");
-                let missing = false;
-                Ok(KnownTable { table, missing })
+                let ground = Ground::Table;
+                Ok(KnownTable { table, ground })
             }
             FoundTable::Other(reason) => {
                 tracing::info!(%family, reason, "creating table kplane");
-                Ok(KnownTable {
-                    table: Table::default(),
-                    missing: true,
-                })
+                let table = Table::default();
+                let ground = match reason == ABSENT {
+                    true => Ground::Nothing,
+                    false => Ground::Other,
+                };
+                Ok(KnownTable { table, ground })
             }
         }
     }
@@ -171,7 +174,7 @@ impl<K: TableAccess> DataPath for NftDataPath<K> {
         let (table, repaired) = (&content.table, &mut applied.repaired);
         let change = Send {
             family: self.family,
-            rebuild: content.missing,
+            ground: content.ground,
             phases: &[&staged.groups],
         };
         let cost = send(&mut self.kernel, table, change, repaired)?;
@@ -189,7 +192,7 @@ impl<K: TableAccess> DataPath for NftDataPath<K> {
     ) {
         let stale = std::mem::take(&mut staged.stale);
         content.table.accept(staged);
-        content.missing = false;
+        content.ground = Ground::Table;
         self.forget_stale(&content.table, stale);
     }
 

@@ -5,7 +5,7 @@ use kplane_model::Family;
 use super::access::{Cost, Guard, TableAccess};
 use super::frontend::Ops;
 use super::mend::{Contents, mend, unreadable};
-use super::transactions::each_transaction;
+use super::transactions::{Ground, each_transaction};
 use super::watch::Meddling;
 use crate::backend::Verification;
 use crate::backend::driver::StepError;
@@ -20,8 +20,7 @@ const ATTEMPTS: u32 = 64;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Send<'a> {
     pub(super) family: Family,
-    /// Whether the first transaction begins with a fresh table.
-    pub(super) rebuild: bool,
+    pub(super) ground: Ground,
     /// Operations of which each part waits for the one before.
     pub(super) phases: &'a [&'a [Ops]],
 }
@@ -37,15 +36,14 @@ pub(super) fn send<K: TableAccess>(
     let capacity = [false, true].map(|rebuild| kernel.capacity(rebuild));
     let (mut total, mut begun) = (Cost::default(), false);
     for groups in change.phases {
-        let rebuild = change.rebuild && !begun;
-        each_transaction(rebuild, groups, capacity, |part| {
+        let ground = if begun { Ground::Table } else { change.ground };
+        each_transaction(ground, groups, capacity, |part| {
             let cost = if begun {
                 let rest = kernel.commit(false, Guard::None, part.groups);
                 // The kernel has begun to apply the change.
                 rest.map_err(StepError::interrupted)?
             } else {
                 let first = Send {
-                    rebuild: part.rebuild,
                     phases: &[part.groups],
                     ..change
                 };
@@ -66,11 +64,12 @@ fn commit_guarded<K: TableAccess>(
     before: &impl Contents,
     Send {
         family,
-        rebuild,
+        ground,
         phases,
     }: Send<'_>,
     repaired: &mut Option<String>,
 ) -> Result<Cost, StepError> {
+    let rebuild = ground != Ground::Table;
     let groups = phases.first().copied().unwrap_or_default();
     for _ in 0..ATTEMPTS {
         match kernel.commit(rebuild, Guard::Head, groups) {

@@ -15,7 +15,7 @@ use super::element::{Element, Key};
 use super::frontend::Ops;
 use super::schema::Set;
 use super::structure::GroupOp;
-use super::transactions::each_transaction;
+use super::transactions::{Ground, each_transaction};
 use super::watch::{Changed, Meddling};
 use crate::backend::driver::StepError;
 use kplane_netlink::{CommitError, NetlinkError};
@@ -54,6 +54,7 @@ pub(crate) trait Contents {
 /// The operations that repair a table.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Plan {
+    /// A table that is gone is replaced as another one is: its elements come set by set, and not Service by Service.
     rebuild: bool,
     groups: Vec<Ops>,
     /// The difference, human-readable.
@@ -109,7 +110,11 @@ pub(super) fn unreadable(error: NetlinkError) -> StepError {
 
 fn commit<K: TableAccess>(kernel: &mut K, plan: &Plan) -> Result<(), CommitError> {
     let capacity = [false, true].map(|rebuild| kernel.capacity(rebuild));
-    each_transaction(plan.rebuild, &plan.groups, capacity, |part| {
+    let ground = match plan.rebuild {
+        true => Ground::Other,
+        false => Ground::Table,
+    };
+    each_transaction(ground, &plan.groups, capacity, |part| {
         // After the first transaction, the kernel has begun to apply the repair.
         let guard = if part.first { Guard::Head } else { Guard::None };
         kernel.commit(part.rebuild, guard, part.groups).map(drop)

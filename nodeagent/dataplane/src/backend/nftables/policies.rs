@@ -12,6 +12,7 @@ use super::mend::{Contents, everything, unreadable};
 use super::probe::can_log;
 use super::table_kind::TableKind;
 use super::tables::TableLayout;
+use super::transactions::Ground;
 use super::watch::Meddling;
 use crate::backend::driver::StepError;
 use crate::backend::{ApplyError, Notifications as _, Verification};
@@ -176,7 +177,7 @@ impl PolicyTable {
     /// the isolated Pods come first, and then what they may do: so nothing is open meanwhile that should be closed.
     pub(crate) fn replace(&mut self, contents: &impl Contents) -> Result<Cost, ApplyError> {
         let phases = everything(contents);
-        self.send(contents, true, &[&phases], &mut None)
+        self.send(contents, Ground::Other, &[&phases], &mut None)
     }
 
     /// Changes the table from what it holds, `before`. Each of the phases waits for the one before.
@@ -187,19 +188,19 @@ impl PolicyTable {
         repaired: &mut Option<String>,
     ) -> Result<Cost, ApplyError> {
         let phases: Vec<&[Ops]> = phases.iter().map(Vec::as_slice).collect();
-        self.send(before, false, &phases, repaired)
+        self.send(before, Ground::Table, &phases, repaired)
     }
 
     fn send(
         &mut self,
         before: &impl Contents,
-        rebuild: bool,
+        ground: Ground,
         phases: &[&[Ops]],
         repaired: &mut Option<String>,
     ) -> Result<Cost, ApplyError> {
         let change = Send {
             family: self.family,
-            rebuild,
+            ground,
             phases,
         };
         let sent = send(&mut self.kernel, before, change, repaired);

@@ -15,6 +15,23 @@ use super::element::{Destination, Element, Key};
 use super::frontend::Ops;
 use super::schema::Set;
 
+/// What the kernel has where a change begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ground {
+    /// The table. The change goes on with it.
+    Table,
+    /// Another table, which the first transaction replaces. Few transactions follow, because what it served is
+    /// missing meanwhile.
+    Other,
+    /// No table, so nothing is served, and it is filled step by step ([`FIRST_STEP`]).
+    Nothing,
+}
+
+/// Number of elements of the first transaction of a table that has just been created. Each further one at most doubles the
+/// table: the kernel enlarges the buckets of a hash set once in a transaction, and in the background after it
+/// (`rhashtable_insert_rehash`), so that all further elements of the same transaction make longer and longer lists.
+const FIRST_STEP: usize = 4_096;
+
 /// The operations of one transaction.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Transaction<'a> {
@@ -25,15 +42,16 @@ pub(super) struct Transaction<'a> {
     pub(super) groups: &'a [Ops],
 }
 
-/// Sends operations, on top of a fresh table if `rebuild`. `capacity` holds the number of elements that fit
-/// into a transaction, without and with a fresh table. The first error ends the work.
+/// Sends operations. `capacity` holds the number of elements that fit into a transaction, without and with a fresh
+/// table. The first error ends the work.
 pub(super) fn each_transaction<E>(
-    rebuild: bool,
+    ground: Ground,
     groups: &[Ops],
     capacity: [usize; 2],
     mut send: impl FnMut(Transaction<'_>) -> Result<(), E>,
 ) -> Result<(), E> {
-    let (mut rebuild, mut first) = (rebuild, true);
+    let (mut rebuild, mut first) = (ground != Ground::Table, true);
+    let mut sent = 0;
     let phases = match rebuild {
         // A table that does not exist yet guards no destination.
         true => vec![Cow::Borrowed(groups)],
@@ -42,7 +60,13 @@ pub(super) fn each_transaction<E>(
     for phase in &phases {
         let mut groups = &phase[..];
         while rebuild || !groups.is_empty() {
-            let (now, later) = groups.split_at(fitting(groups, capacity[usize::from(rebuild)]));
+            let step = match ground {
+                Ground::Nothing => FIRST_STEP.max(sent),
+                Ground::Table | Ground::Other => usize::MAX,
+            };
+            let room = capacity[usize::from(rebuild)].min(step);
+            let (now, later) = groups.split_at(fitting(groups, room));
+            sent += now.iter().map(Ops::weight).sum::<usize>();
             send(Transaction {
                 first,
                 rebuild,
@@ -155,6 +179,25 @@ mod tests {
             add: add.to_vec(),
             ..Ops::default()
         }
+    }
+
+    #[test]
+    fn a_table_that_serves_nobody_yet_is_filled_step_by_step() {
+        let elements: Vec<Element> = (0..250).map(guard).collect();
+        let groups = vec![ops(&[], &elements); 100];
+        let transactions = |ground| {
+            let mut sent = Vec::new();
+            let result = each_transaction(ground, &groups, [usize::MAX; 2], |part| {
+                sent.push((part.first, part.rebuild, part.groups.len()));
+                Ok::<(), ()>(())
+            });
+            result.map(|()| sent)
+        };
+        let step = |groups| (false, false, groups);
+        let steps = vec![(true, true, 16), step(16), step(32), step(36)];
+        assert_eq!(transactions(Ground::Nothing), Ok(steps));
+        assert_eq!(transactions(Ground::Other), Ok(vec![(true, true, 100)]));
+        assert_eq!(transactions(Ground::Table), Ok(vec![(true, false, 100)]));
     }
 
     fn split(groups: &[Ops]) -> Vec<Vec<Ops>> {

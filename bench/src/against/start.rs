@@ -1,0 +1,121 @@
+//! When the kernel holds everything after a start, without listening to it.
+//!
+//! For each element of a transaction, the kernel makes a notification if anybody listens to nf_tables: a third of
+//! what a first transaction takes. So a thread only watches the generation, which grows with each transaction, and what it
+//! leads to is read when it has grown.
+
+use std::collections::HashSet;
+use std::net::Ipv4Addr;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use kplane_netlink::{AttributeWriter, Messages, NfSocket, Request};
+use kplane_tests::netns::NetNs;
+
+use crate::against::kernel::each_endpoint;
+use crate::objects::Programmed;
+
+/// Between two looks at the generation.
+const LOOK: Duration = Duration::from_micros(500);
+/// Between two readings, so that they leave the processor to who is measured.
+const PAUSE: Duration = Duration::from_millis(20);
+/// `NFNL_SUBSYS_NFTABLES << 8` (linux/netfilter/nfnetlink.h).
+const SUBSYSTEM: u16 = 10 << 8;
+/// `NFT_MSG_GETRULE`, `NFT_MSG_GETSET`, `NFT_MSG_GETSETELEM` (linux/netfilter/nf_tables.h).
+const GET: [u16; 3] = [SUBSYSTEM | 7, SUBSYSTEM | 10, SUBSYSTEM | 13];
+/// `NFTA_SET_TABLE` and `NFTA_SET_NAME`, which `NFTA_SET_ELEM_LIST_TABLE` and `_SET` equal.
+const TABLE_AND_NAME: [u16; 2] = [1, 2];
+
+/// Generations, each with the moment when it was seen first.
+type Seen = Mutex<Vec<(u32, Instant)>>;
+
+/// Waits until the kernel holds each of the endpoints; returns when the last one came.
+pub(crate) fn holds(node: &NetNs, wanted: &[Programmed], deadline: Duration) -> Result<Instant> {
+    let (seen, stop) = (Seen::default(), AtomicBool::default());
+    thread::scope(|scope| {
+        let looks = scope.spawn(|| node.run(|| look(&seen, &stop)));
+        let held = node.run(|| read_until(wanted, &seen, deadline));
+        stop.store(true, Ordering::Relaxed);
+        let looked = looks.join();
+        looked.map_err(|_| anyhow::anyhow!("the thread that looks panicked"))??;
+        held
+    })
+}
+
+fn look(seen: &Seen, stop: &AtomicBool) -> Result<()> {
+    let mut socket = NfSocket::open()?;
+    let mut last = None;
+    while !stop.load(Ordering::Relaxed) {
+        let now = socket.generation()?;
+        if last.replace(now) != Some(now) {
+            lock(seen).push((now, Instant::now()));
+        }
+        thread::sleep(LOOK);
+    }
+    Ok(())
+}
+
+fn read_until(wanted: &[Programmed], seen: &Seen, deadline: Duration) -> Result<Instant> {
+    let mut socket = NfSocket::open()?;
+    let (started, mut read) = (Instant::now(), None);
+    loop {
+        let before = socket.generation()?;
+        if read.replace(before) != Some(before) {
+            let found = endpoints(&mut socket)?;
+            if wanted.iter().all(|wanted| found.contains(&wanted.endpoint)) {
+                return Ok(moment(before, socket.generation()?, seen));
+            }
+        }
+        ensure!(
+            started.elapsed() < deadline,
+            "the kernel does not hold all endpoints within {deadline:?}"
+        );
+        thread::sleep(PAUSE);
+    }
+}
+
+/// Returns when the generation was seen that a reading began with, or another one that came meanwhile.
+fn moment(before: u32, after: u32, seen: &Seen) -> Instant {
+    loop {
+        let seen = lock(seen);
+        let mut known = seen.iter().rev();
+        if let Some((_, at)) = known.find(|(generation, _)| [before, after].contains(generation)) {
+            return *at;
+        }
+        drop(seen);
+        thread::sleep(LOOK);
+    }
+}
+
+/// Reads the addresses of all endpoints in rules and elements of all tables.
+fn endpoints(socket: &mut NfSocket) -> Result<HashSet<Ipv4Addr>> {
+    let [rules, sets, elements] = GET;
+    let mut found = HashSet::new();
+    let mut take = |bytes: &[u8]| each_endpoint(bytes, |endpoint| drop(found.insert(endpoint)));
+    let everywhere = |_: &mut AttributeWriter<'_>| {};
+    let (bytes, _) = socket.dump_through(Request::new("read rules", rules, 0, everywhere))?;
+    take(&bytes);
+    let (sets, _) = socket.dump_through(Request::new("read sets", sets, 0, everywhere))?;
+    for set in Messages(&sets) {
+        let names = TABLE_AND_NAME.map(|kind| set.attributes().get(kind)?.as_str());
+        let [Some(table), Some(name)] = names else {
+            continue;
+        };
+        let request = Request::new("read elements", elements, set.family(), |w| {
+            w.str(TABLE_AND_NAME[0], table);
+            w.str(TABLE_AND_NAME[1], name);
+        });
+        // A set may go meanwhile; the next reading has what took its place.
+        if let Ok((bytes, _)) = socket.dump_through(request) {
+            take(&bytes);
+        }
+    }
+    Ok(found)
+}
+
+fn lock(seen: &Seen) -> std::sync::MutexGuard<'_, Vec<(u32, Instant)>> {
+    seen.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
