@@ -4,11 +4,9 @@
 //! Of later lists, only objects that differ from the known ones are kept until the list is complete
 //! and believed. Then only the differences are passed on.
 
-use std::collections::BTreeMap;
-
 use super::memory::{Census, Memory};
-use super::transport::{ObjectPage, Unreadable, WatchEvent};
-use crate::k8s::{Kind, Object, ObjectId};
+use super::transport::{ObjectPage, Unreadable};
+use crate::k8s::{Kind, Object};
 use crate::source::{Event, Located};
 
 /// A list that is not complete yet.
@@ -17,9 +15,8 @@ pub(super) struct Gathering {
     /// This is the very first list, which is passed on at once.
     direct: bool,
     named: Census,
-    /// Objects that differ from the known ones. The cluster may change during a streaming list, so
-    /// an object may come several times.
-    differing: BTreeMap<ObjectId, Object>,
+    /// Objects that differ from the known ones.
+    differing: Vec<Object>,
     unreadable: Vec<Unreadable>,
     /// The newest resource version among the objects.
     changed: u64,
@@ -47,38 +44,13 @@ impl Gathering {
         puts.filter_map(|object| self.put(memory, object)).collect()
     }
 
-    /// Takes in a part of a streaming list; returns the event to pass on at once.
-    pub(super) fn said(&mut self, memory: &Memory, said: WatchEvent) -> Option<Event> {
-        if !matches!(said, WatchEvent::Bookmark { .. }) {
-            self.changed = self.changed.max(said.version());
-        }
-        match said {
-            WatchEvent::Put(object, _) => self.put(memory, object),
-            WatchEvent::Gone(id, _) => {
-                self.named.strike(&id);
-                self.differing.remove(&id);
-                self.unreadable.retain(|one| !one.is(&id));
-                self.direct.then_some(Event::Delete(id))
-            }
-            WatchEvent::Unreadable(unreadable, _) => {
-                self.unreadable.push(unreadable);
-                None
-            }
-            WatchEvent::Bookmark { .. } => None,
-        }
-    }
-
     fn put(&mut self, memory: &Memory, object: Object) -> Option<Event> {
-        let id = object.id();
         let news = memory.note(&mut self.named, &object);
-        self.unreadable.retain(|one| !one.is(&id));
         if self.direct {
             return Some(Event::InitApply(located(object)));
         }
         if news {
-            self.differing.insert(id, object);
-        } else {
-            self.differing.remove(&id);
+            self.differing.push(object);
         }
         None
     }
@@ -129,15 +101,15 @@ impl Gathering {
 
     /// Accepts only the objects that the list names; missing ones stay.
     pub(super) fn additions(self, memory: &mut Memory) -> Vec<Event> {
-        for object in self.differing.values() {
+        for object in &self.differing {
             memory.put(object);
         }
         applied(self.differing).collect()
     }
 }
 
-fn applied(objects: BTreeMap<ObjectId, Object>) -> impl Iterator<Item = Event> {
-    let objects = objects.into_values();
+fn applied(objects: Vec<Object>) -> impl Iterator<Item = Event> {
+    let objects = objects.into_iter();
     objects.map(|object| Event::Apply(located(object)))
 }
 

@@ -12,9 +12,7 @@ use tokio::time::timeout;
 use super::endpoints::Shapes;
 use super::parse::{self, Encoding, RawEvent, Read};
 use super::resource::{Resource, escaped};
-use super::transport::{
-    ObjectPage, PageRequest, Transport, Unreadable, Watch, WatchEvent, WatchFrom,
-};
+use super::transport::{ObjectPage, PageRequest, Transport, Unreadable, Watch, WatchEvent};
 use kplane_model::one_line;
 
 use crate::k8s::ObjectId;
@@ -125,15 +123,11 @@ impl Transport for Http {
         Ok(page)
     }
 
-    async fn watch(&mut self, from: WatchFrom) -> Result<HttpWatch, Failure> {
+    async fn watch(&mut self, version: u64) -> Result<HttpWatch, Failure> {
         let seconds = WATCH_SECONDS + rand::random_range(0..WATCH_SECONDS_SPREAD);
-        let from = match from {
-            WatchFrom::Everything => {
-                "sendInitialEvents=true&resourceVersionMatch=NotOlderThan".to_owned()
-            }
-            WatchFrom::Version(version) => format!("resourceVersion={version}"),
-        };
-        let query = format!("watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}&{from}");
+        let query = format!(
+            "watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}&resourceVersion={version}"
+        );
         let answer = self.get(&query).await?;
         Ok(HttpWatch {
             encoding: encoding(&answer),
@@ -267,13 +261,7 @@ impl HttpWatch {
             Some(RawEvent::Put(version, Err(unreadable))) => {
                 said.push(WatchEvent::Unreadable(unreadable, version));
             }
-            Some(RawEvent::Bookmark {
-                version,
-                initial_end,
-            }) => said.push(WatchEvent::Bookmark {
-                version,
-                initial_end,
-            }),
+            Some(RawEvent::Bookmark(version)) => said.push(WatchEvent::Bookmark(version)),
             Some(RawEvent::Error(failure)) => return Err(failure),
         }
         Ok(())
@@ -414,15 +402,8 @@ mod tests {
         let json = heard(Encoding::Json, include_bytes!("parse/answers/watch.json")).unwrap();
         let protobuf = include_bytes!("parse/answers/watch.pb");
         assert_eq!(json, heard(Encoding::Protobuf, protobuf).unwrap());
-        let end = json.last().unwrap();
         assert!(matches!(json[0], WatchEvent::Put(Object::Service(_), 1..)));
-        assert!(matches!(
-            end,
-            WatchEvent::Bookmark {
-                initial_end: true,
-                ..
-            }
-        ));
+        assert_eq!(*json.last().unwrap(), WatchEvent::Bookmark(231));
     }
 
     #[test]

@@ -47,11 +47,6 @@ impl Census {
     pub(super) fn len(&self) -> usize {
         self.objects.len()
     }
-
-    /// Removes an object.
-    pub(super) fn strike(&mut self, id: &ObjectId) {
-        self.objects.remove(id);
-    }
 }
 
 /// The memory of a kind.
@@ -160,7 +155,7 @@ impl Memory {
 
     /// Records that an object's deletion was passed on to the index.
     pub(super) fn gone(&mut self, id: &ObjectId) {
-        self.known.strike(id);
+        self.known.objects.remove(id);
     }
 
     /// Adds an object of a list to a census; returns true if the object is new or changed.

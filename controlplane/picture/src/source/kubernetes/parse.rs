@@ -16,9 +16,6 @@ use kplane_model::one_line;
 use crate::k8s::Object;
 use crate::kubernetes::Failure;
 
-/// Annotation of the bookmark that ends the first part of a streaming list.
-const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
-
 /// The content of an answer for one object.
 #[derive(Debug)]
 #[expect(
@@ -56,7 +53,7 @@ pub(super) struct RawPage {
 pub(super) enum RawEvent {
     Put(u64, Result<Read, Unreadable>),
     Gone(u64, Result<Read, Unreadable>),
-    Bookmark { version: u64, initial_end: bool },
+    Bookmark(u64),
     Error(Failure),
 }
 
@@ -137,19 +134,6 @@ struct PeekMeta {
     name: Arc<str>,
     namespace: Arc<str>,
     resource_version: String,
-}
-
-#[derive(Deserialize)]
-struct Bookmark {
-    metadata: BookmarkMeta,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct BookmarkMeta {
-    resource_version: String,
-    #[serde(default)]
-    annotations: Option<std::collections::BTreeMap<String, String>>,
 }
 
 /// `metav1.Status`.
@@ -244,15 +228,7 @@ fn line(resource: &Resource, kind: &str, raw: Unread<'_>) -> Result<Option<RawEv
             let (version, object) = read()?;
             RawEvent::Gone(version, object)
         }
-        "BOOKMARK" => {
-            let mark: Bookmark = raw.read().map_err(malformed)?;
-            let annotations = mark.metadata.annotations.unwrap_or_default();
-            let initial_end = annotations.get(INITIAL_EVENTS_END);
-            RawEvent::Bookmark {
-                version: version(&mark.metadata.resource_version)?,
-                initial_end: initial_end.is_some_and(|value| value == "true"),
-            }
-        }
+        "BOOKMARK" => RawEvent::Bookmark(peeked_version(raw)?),
         "ERROR" => {
             let status: Status = raw.read().unwrap_or_default();
             RawEvent::Error(Failure::of_status(status.code, &status.message, None))
@@ -307,12 +283,14 @@ fn object(resource: &Resource, raw: Unread<'_>) -> Result<Read, Unreadable> {
 /// Returns the version of an object. Only one that could not be read, or says none, is read again for it.
 fn version_of(raw: Unread<'_>, object: &Result<Read, Unreadable>) -> Result<u64, Failure> {
     match object.as_ref().map_or(0, Read::version) {
-        0 => {
-            let peek: Peek = raw.read().map_err(malformed)?;
-            version(&peek.metadata.resource_version)
-        }
+        0 => peeked_version(raw),
         version => Ok(version),
     }
+}
+
+fn peeked_version(raw: Unread<'_>) -> Result<u64, Failure> {
+    let peek: Peek = raw.read().map_err(malformed)?;
+    version(&peek.metadata.resource_version)
 }
 
 /// Parses a resource version; they are numbers, and comparable (KEP-5504).

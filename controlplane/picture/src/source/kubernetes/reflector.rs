@@ -1,14 +1,11 @@
 //! A reflector: follows one kind of objects forever.
 //!
 //! ```text
-//! Unlisted  -> Paging | Streaming        a complete list begins
 //! Paging    -> Paging | Unwatched        a page; the last one, and the list is believed
-//! Streaming -> Streaming | Watching      a part; the end, and the list is believed
-//! Streaming -> Paging                    the server has no streaming lists
-//! Unwatched -> Watching | Unlisted       a watch is open; after a long outage a list is needed
+//! Unwatched -> Watching | Paging         a watch is open; after a long outage a list is needed
 //! Watching  -> Watching | Unwatched      an event; the watch ended
-//! Watching  -> Unlisted                  410, the server went back in time, or a second list is due
-//! any       -> Waiting -> Unlisted | Unwatched    a failure, or a list that is not believed
+//! Watching  -> Paging                    410, the server went back in time, or a second list is due
+//! any       -> Waiting -> Paging | Unwatched    a failure, or a list that is not believed
 //! ```
 //!
 //! Known objects survive every failure. Only a watch event that names an object, or a list that is
@@ -29,7 +26,7 @@ use super::gathering::{Gathering, located};
 use super::memory::Memory;
 use super::report::Reporter;
 use super::resource::Resource;
-use super::transport::{PageRequest, Transport, Watch, WatchEvent, WatchFrom};
+use super::transport::{PageRequest, Transport, Watch, WatchEvent};
 use crate::k8s::Kind;
 use crate::kubernetes::Failure;
 use crate::source::Event;
@@ -43,9 +40,6 @@ const CHUNK: usize = 1_024;
 const PROBE_AFTER: Duration = Duration::from_secs(8);
 /// Silence after which a watch is opened again. Servers send a bookmark every minute.
 const WATCH_SILENCE: Duration = Duration::from_secs(75);
-/// Silence after which the beginning of a streaming list is given up. A server without streaming
-/// lists treats the request as an ordinary watch, and never sends an end.
-const STREAM_SILENCE: Duration = Duration::from_secs(5);
 /// Minimum life of a watch that does not count as a failure.
 const LIVELY: Duration = Duration::from_secs(1);
 /// Length of an outage after which everything is listed: a backup may have been restored meanwhile,
@@ -82,9 +76,7 @@ pub(super) struct Closed;
 /// The state of a reflector.
 #[derive(Debug)]
 enum Phase<W> {
-    Unlisted,
     Paging { list: Gathering, next: PageRequest },
-    Streaming { watch: W, list: Gathering },
     Unwatched,
     Watching(Watching<W>),
     Waiting { until: Instant, then: Then },
@@ -128,8 +120,6 @@ pub(super) struct Reflector<T> {
     backoff: Backoff,
     report: Reporter,
     outbox: mpsc::Sender<KindEvents>,
-    /// The server has refused a streaming list on this connection.
-    no_streams: bool,
     /// The last watch ended because the server had compacted its start version.
     compacted: bool,
     /// Start of the time during which the server cannot be reached.
@@ -155,7 +145,6 @@ impl<T: Transport> Reflector<T> {
             backoff: Backoff::default(),
             report,
             outbox,
-            no_streams: false,
             compacted: false,
             outage_since: None,
             synced: false,
@@ -165,7 +154,15 @@ impl<T: Transport> Reflector<T> {
 
     /// Runs until the consumer has gone.
     pub(super) async fn run(mut self) {
-        let mut state = Phase::Unlisted;
+        let outbox = self.outbox.clone();
+        tokio::select! {
+            () = self.follow() => {}
+            () = outbox.closed() => {}
+        }
+    }
+
+    async fn follow(&mut self) {
+        let mut state = self.list(PAGE);
         while let Ok(next) = self.step(state).await {
             state = next;
         }
@@ -173,19 +170,16 @@ impl<T: Transport> Reflector<T> {
 
     async fn step(&mut self, state: Phase<T::Watch>) -> Result<Phase<T::Watch>, Closed> {
         match state {
-            Phase::Unlisted => self.list().await,
             Phase::Paging { list, next } => self.page(list, next).await,
-            Phase::Streaming { watch, list } => self.stream(watch, list).await,
             Phase::Unwatched => self.open().await,
             Phase::Watching(watching) => self.watch(watching).await,
             Phase::Waiting { until, then } => {
                 tokio::select! {
                     () = sleep_until(until) => {}
                     () = self.second_look.due(), if then == Then::Look => {}
-                    () = self.outbox.closed() => return Err(Closed),
                 }
                 Ok(match then {
-                    Then::List | Then::Look => Phase::Unlisted,
+                    Then::List | Then::Look => self.list(PAGE),
                     Then::Watch => Phase::Unwatched,
                 })
             }
@@ -195,10 +189,9 @@ impl<T: Transport> Reflector<T> {
     async fn open(&mut self) -> Result<Phase<T::Watch>, Closed> {
         let outage = self.outage_since.map(|since| since.elapsed());
         if outage.is_some_and(|outage| outage >= LONG_OUTAGE) {
-            return Ok(Phase::Unlisted);
+            return Ok(self.list(PAGE));
         }
-        let from = WatchFrom::Version(self.memory.seen());
-        match self.transport.watch(from).await {
+        match self.transport.watch(self.memory.seen()).await {
             Ok(watch) => {
                 let mut watching = Watching::new(watch);
                 if self.outage_since.is_some() || self.report.is_troubled() {
@@ -216,10 +209,9 @@ impl<T: Transport> Reflector<T> {
         let said = tokio::select! {
             biased;
             // The list also contains the pending events of the watch.
-            () = self.second_look.due() => return Ok(Phase::Unlisted),
+            () = self.second_look.due() => return Ok(self.list(PAGE)),
             said = watching.watch.next() => Some(said),
             () = sleep_until(watching.probe_at.min(silent_at)) => None,
-            () = self.outbox.closed() => return Err(Closed),
         };
         match said {
             None if Instant::now() >= silent_at => {
@@ -256,7 +248,7 @@ impl<T: Transport> Reflector<T> {
         let mut events = Vec::with_capacity(said.len());
         let versions = self.memory.versions();
         for one in said {
-            if let WatchEvent::Bookmark { version, .. } = one
+            if let WatchEvent::Bookmark(version) = one
                 && version < self.memory.seen()
             {
                 self.tell(events).await?;
@@ -292,7 +284,7 @@ impl<T: Transport> Reflector<T> {
             return None;
         }
         match said {
-            WatchEvent::Bookmark { .. } => self.memory.advance(version),
+            WatchEvent::Bookmark(_) => self.memory.advance(version),
             _ => self.memory.change(version),
         }
         match said {
@@ -311,7 +303,7 @@ impl<T: Transport> Reflector<T> {
                 self.report.unreadable(unreadable);
                 None
             }
-            WatchEvent::Bookmark { .. } => None,
+            WatchEvent::Bookmark(_) => None,
         }
     }
 

@@ -14,12 +14,6 @@ pub(super) struct Unreadable {
     pub(super) reason: String,
 }
 
-impl Unreadable {
-    pub(super) fn is(&self, id: &ObjectId) -> bool {
-        (&self.namespace, &self.name) == (&id.namespace, &id.name)
-    }
-}
-
 /// A request for a page of a consistent list, as new as the server has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PageRequest {
@@ -41,15 +35,6 @@ pub(super) struct ObjectPage {
     pub(super) unreadable: Vec<Unreadable>,
 }
 
-/// The start of a watch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum WatchFrom {
-    /// Start with a complete list, as new as the server has it: a streaming list.
-    Everything,
-    /// Start after a known resource version.
-    Version(u64),
-}
-
 /// One event of a watch.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(
@@ -64,12 +49,7 @@ pub(super) enum WatchEvent {
     /// The object exists, but cannot be read.
     Unreadable(Unreadable, u64),
     /// There were no events up to a resource version.
-    Bookmark {
-        /// The resource version.
-        version: u64,
-        /// The initial list of a streaming list is complete.
-        initial_end: bool,
-    },
+    Bookmark(u64),
 }
 
 impl WatchEvent {
@@ -79,7 +59,7 @@ impl WatchEvent {
             Self::Put(_, version)
             | Self::Gone(_, version)
             | Self::Unreadable(_, version)
-            | Self::Bookmark { version, .. } => *version,
+            | Self::Bookmark(version) => *version,
         }
     }
 }
@@ -101,11 +81,8 @@ pub(super) trait Transport: Send {
         request: &PageRequest,
     ) -> impl Future<Output = Result<ObjectPage, Failure>> + Send;
 
-    /// Opens a watch.
-    fn watch(
-        &mut self,
-        from: WatchFrom,
-    ) -> impl Future<Output = Result<Self::Watch, Failure>> + Send;
+    /// Opens a watch of what happens after a resource version.
+    fn watch(&mut self, version: u64) -> impl Future<Output = Result<Self::Watch, Failure>> + Send;
 
     /// Reads the credentials again, because they caused the last failure.
     fn renew(&mut self) -> impl Future<Output = ()> + Send;

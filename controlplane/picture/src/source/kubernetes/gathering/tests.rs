@@ -1,12 +1,15 @@
-//! Events of lists: every short history of a list, for every earlier known state.
+//! Events of lists: every list of two objects, for every earlier known state.
+
+use std::collections::BTreeMap;
 
 use super::*;
-use crate::k8s::{ObjectMeta, Service};
+use crate::k8s::{ObjectId, ObjectMeta, Service};
 
 const NAMES: [&str; 2] = ["a", "b"];
 const STATES: [&str; 2] = ["1", "2"];
 
 type World = BTreeMap<ObjectId, Object>;
+type Item = Result<Object, Unreadable>;
 
 fn object(name: &str, state: &str) -> Object {
     Object::Service(Service {
@@ -19,92 +22,66 @@ fn object(name: &str, state: &str) -> Object {
     })
 }
 
-/// Returns all worlds: each name has no object, or an object in one of its states.
-fn worlds() -> Vec<World> {
+fn unreadable(name: &str) -> Unreadable {
+    Unreadable {
+        namespace: "default".into(),
+        name: name.into(),
+        reason: String::new(),
+    }
+}
+
+/// Returns all lists: each name has an object in one of its states, one that cannot be read, or none.
+fn lists() -> Vec<Vec<Item>> {
     let choices = |name| {
-        let some = STATES.map(|state| Some(object(name, state)));
-        some.into_iter().chain([None])
+        let readable = STATES.map(|state| Some(Ok(object(name, state))));
+        readable
+            .into_iter()
+            .chain([Some(Err(unreadable(name))), None])
     };
     let pairs = choices(NAMES[0]).flat_map(|a| choices(NAMES[1]).map(move |b| [a.clone(), b]));
     pairs
-        .map(|pair| pair.into_iter().flatten().map(|o| (o.id(), o)).collect())
+        .map(|pair| pair.into_iter().flatten().collect())
         .collect()
 }
 
-/// Every statement that a list can make about an object.
-fn all_said() -> Vec<WatchEvent> {
-    let of = |name| {
-        let put = STATES.map(|state| WatchEvent::Put(object(name, state), 1));
-        let gone = WatchEvent::Gone(object(name, "").id(), 1);
-        let unreadable = Unreadable {
-            namespace: "default".into(),
-            name: name.into(),
-            reason: String::new(),
-        };
-        put.into_iter()
-            .chain([gone, WatchEvent::Unreadable(unreadable, 1)])
-    };
-    NAMES.into_iter().flat_map(of).collect()
-}
-
-/// Returns the expected objects after a list: those that it named last; unreadable ones stay.
-fn after(known: &World, said: &[WatchEvent]) -> World {
-    let mut world = World::new();
-    for one in said {
-        match one {
-            WatchEvent::Put(object, _) => drop(world.insert(object.id(), object.clone())),
-            WatchEvent::Gone(id, _) => drop(world.remove(id)),
-            WatchEvent::Unreadable(unreadable, _) => {
-                let last = known.iter().find(|(id, _)| unreadable.is(id));
-                if let Some((id, object)) = last {
-                    world.entry(id.clone()).or_insert_with(|| object.clone());
-                }
-            }
-            WatchEvent::Bookmark { .. } => {}
-        }
-    }
-    world
+/// Returns the expected objects after a list: those that it names; unreadable ones stay.
+fn after(known: &World, list: &[Item]) -> World {
+    let named = list.iter().filter_map(|item| match item {
+        Ok(object) => Some(object),
+        Err(unreadable) => known.get(&object(&unreadable.name, "").id()),
+    });
+    named.map(|object| (object.id(), object.clone())).collect()
 }
 
 #[test]
 fn a_list_tells_exactly_the_differences_and_is_then_known() {
-    let all = all_said();
-    let mut histories: Vec<Vec<WatchEvent>> = vec![Vec::new()];
-    let mut longest = histories.clone();
-    for _ in 0..3 {
-        let longer = |begun: &Vec<WatchEvent>| {
-            let parts = all
-                .iter()
-                .map(|said| [&begun[..], std::slice::from_ref(said)].concat());
-            parts.collect::<Vec<_>>()
-        };
-        longest = longest.iter().flat_map(longer).collect();
-        histories.extend_from_slice(&longest);
-    }
-    assert_eq!(histories.len(), 1 + 8 + 64 + 512);
-    for known in worlds() {
-        for history in &histories {
+    let lists = lists();
+    assert_eq!(lists.len(), 16);
+    // Unreadable objects that were never known are not known.
+    for known in lists.iter().map(|list| after(&World::new(), list)) {
+        for list in &lists {
             let mut memory = Memory::new(Kind::Service);
             memory.advance(1);
             known.values().for_each(|object| memory.put(object));
-            let wanted = after(&known, history);
-            let events = list(&mut memory, history);
-            assert_tells(&known, &wanted, &events);
+            let wanted = after(&known, list);
+            assert_tells(&known, &wanted, &events(&mut memory, list));
             // The same list again causes no events.
-            let again: Vec<_> = wanted
-                .values()
-                .map(|o| WatchEvent::Put(o.clone(), 2))
-                .collect();
-            assert_eq!(list(&mut memory, &again), [Event::Looked(Kind::Service)]);
+            let again: Vec<_> = wanted.into_values().map(Ok).collect();
+            assert_eq!(events(&mut memory, &again), [Event::Looked(Kind::Service)]);
         }
     }
 }
 
-/// Feeds a list to the gathering and accepts it.
-fn list(memory: &mut Memory, history: &[WatchEvent]) -> Vec<Event> {
+/// Feeds a list to the gathering, each item as a page, and accepts it.
+fn events(memory: &mut Memory, items: &[Item]) -> Vec<Event> {
     let mut list = Gathering::new(memory);
-    for said in history {
-        assert_eq!(list.said(memory, said.clone()), None);
+    for item in items {
+        let page = ObjectPage {
+            objects: item.iter().cloned().collect(),
+            unreadable: item.clone().err().into_iter().collect(),
+            ..ObjectPage::default()
+        };
+        assert_eq!(list.page(memory, page), []);
     }
     list.complete(memory);
     list.accept(Kind::Service, memory, 2, false).0
@@ -143,13 +120,7 @@ fn unreadable_endpoints_keep_their_slices() {
     for name in ["web/0/IPv4", "web/1/IPv6", "webs/0/IPv4"] {
         memory.put(&object(name, "1"));
     }
-    let unreadable = all_said().into_iter().filter_map(|said| match said {
-        WatchEvent::Unreadable(unreadable, _) => Some(unreadable),
-        _ => None,
-    });
-    let mut unreadable = unreadable.last().unwrap();
-    unreadable.name = "web".into();
-    let events = list(&mut memory, &[WatchEvent::Unreadable(unreadable, 1)]);
+    let events = events(&mut memory, &[Err(unreadable("web"))]);
     let gone = Event::Vanished(vec![object("webs/0/IPv4", "").id()]);
     assert_eq!(events, [Event::Looked(Kind::Service), gone]);
 }

@@ -72,19 +72,7 @@ fn lines_of_a_watch() {
     let mark = r#"{"type":"BOOKMARK","object":{"kind":"Service","metadata":{"resourceVersion":"14"},"spec":{}}}"#;
     assert!(matches!(
         one(&services, mark),
-        Ok(Some(RawEvent::Bookmark {
-            version: 14,
-            initial_end: false
-        }))
-    ));
-    let end = r#"{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"15",
-        "annotations":{"k8s.io/initial-events-end":"true"}}}}"#;
-    assert!(matches!(
-        one(&services, end),
-        Ok(Some(RawEvent::Bookmark {
-            version: 15,
-            initial_end: true
-        }))
+        Ok(Some(RawEvent::Bookmark(14)))
     ));
     assert!(matches!(
         one(&services, r#"{"type":"NEW","object":{}}"#),

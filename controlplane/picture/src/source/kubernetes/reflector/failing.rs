@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{ABSENT, Closed, LONG_OUTAGE, OPTIONAL_AFTER, Phase, Reflector, Then};
+use super::{ABSENT, Closed, LONG_OUTAGE, OPTIONAL_AFTER, PAGE, Phase, Reflector, Then};
 use crate::k8s::Kind;
 use crate::kubernetes::Failure;
 use crate::source::Event;
@@ -49,7 +49,7 @@ impl<T: Transport> Reflector<T> {
     pub(super) fn compacted(&mut self) -> Phase<T::Watch> {
         self.report.failure(&Failure::Gone);
         if !std::mem::replace(&mut self.compacted, true) {
-            return Phase::Unlisted;
+            return self.list(PAGE);
         }
         Phase::after(self.backoff.next(), Then::List)
     }
@@ -58,8 +58,6 @@ impl<T: Transport> Reflector<T> {
     pub(super) async fn note(&mut self, verb: &'static str, failure: &Failure) -> Duration {
         if failure.is_general() {
             self.outage_since.get_or_insert_with(Instant::now);
-            // Another server may answer next time.
-            self.no_streams = false;
         }
         if failure.wants_new_credentials() {
             self.transport.renew().await;

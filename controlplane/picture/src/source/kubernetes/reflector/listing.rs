@@ -1,42 +1,23 @@
-//! Complete lists: streamed where the server supports it, else in pages.
+//! Complete lists, in pages.
+//!
+//! Streaming lists (watches with `sendInitialEvents`) cost the API server more: for 10,000 Services and 10,000
+//! EndpointSlices, version 1.37 needs 130 to 540 ms of CPU, but 75 to 90 ms for pages, which come from its cache.
 
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
-use super::{Closed, PAGE, Phase, Reflector, STREAM_SILENCE, Then, Watching};
+use super::{Closed, Phase, Reflector, Then};
 use crate::kubernetes::Failure;
 use crate::source::kubernetes::gathering::Gathering;
 use crate::source::kubernetes::memory::Verdict;
-use crate::source::kubernetes::transport::{
-    ObjectPage, PageRequest, Transport, Watch, WatchEvent, WatchFrom,
-};
+use crate::source::kubernetes::transport::{PageRequest, Transport};
 
 impl<T: Transport> Reflector<T> {
-    pub(super) async fn list(&mut self) -> Result<Phase<T::Watch>, Closed> {
+    /// Begins a list in pages of `limit` objects; 0 = in one piece.
+    pub(super) fn list(&mut self, limit: u32) -> Phase<T::Watch> {
         self.second_look.begins();
         let list = Gathering::new(&self.memory);
-        if self.no_streams {
-            return self.begin_pages(list).await;
-        }
-        match self.transport.watch(WatchFrom::Everything).await {
-            Ok(watch) => {
-                self.tell(list.begin(self.kind)).await?;
-                Ok(Phase::Streaming { watch, list })
-            }
-            Err(failure) if refuses_streams(&failure) => {
-                self.no_streams = true;
-                self.begin_pages(list).await
-            }
-            Err(failure) => self.failed("watch", failure, Then::List).await,
-        }
-    }
-
-    pub(super) async fn begin_pages(&mut self, list: Gathering) -> Result<Phase<T::Watch>, Closed> {
-        self.tell(list.begin(self.kind)).await?;
-        let next = PageRequest {
-            limit: PAGE,
-            next: None,
-        };
-        Ok(Phase::Paging { list, next })
+        let next = PageRequest { limit, next: None };
+        Phase::Paging { list, next }
     }
 
     pub(super) async fn page(
@@ -44,95 +25,37 @@ impl<T: Transport> Reflector<T> {
         mut list: Gathering,
         request: PageRequest,
     ) -> Result<Phase<T::Watch>, Closed> {
-        match self.transport.page(&request).await {
-            Ok(page) => {
-                let ObjectPage { version, .. } = page;
-                let next = page.next.clone();
-                let events = list.page(&self.memory, page);
-                self.tell(events).await?;
-                if next.is_some() {
-                    let limit = request.limit;
-                    let next = PageRequest { limit, next };
-                    return Ok(Phase::Paging { list, next });
-                }
-                self.complete(list, version, None).await
-            }
+        let mut page = match self.transport.page(&request).await {
+            Ok(page) => page,
             // The list took so long that its state was compacted: list again, in one piece.
-            Err(Failure::Gone) if request.next.is_some() => {
-                let list = Gathering::new(&self.memory);
-                self.tell(list.begin(self.kind)).await?;
-                let next = PageRequest {
-                    limit: 0,
-                    next: None,
-                };
-                Ok(Phase::Paging { list, next })
-            }
-            Err(failure) => self.failed("list", failure, Then::List).await,
-        }
-    }
-
-    pub(super) async fn stream(
-        &mut self,
-        mut watch: T::Watch,
-        mut list: Gathering,
-    ) -> Result<Phase<T::Watch>, Closed> {
-        let heard = tokio::select! {
-            heard = timeout(STREAM_SILENCE, watch.next()) => heard,
-            () = self.outbox.closed() => return Err(Closed),
+            Err(Failure::Gone) if request.next.is_some() => return Ok(self.list(0)),
+            Err(failure) => return self.failed("list", failure, Then::List).await,
         };
-        let said = match heard {
-            Ok(Ok(Some(said))) => said,
-            Ok(Err(failure)) if !refuses_streams(&failure) => {
-                return self.failed("list", failure, Then::List).await;
-            }
-            Ok(Ok(None) | Err(_)) | Err(_) => return self.without_streams().await,
+        let (version, next) = (page.version, page.next.take());
+        let mut events = match request.next {
+            None => list.begin(self.kind),
+            Some(_) => Vec::new(),
         };
-        let mut events = Vec::new();
-        let mut said = said.into_iter();
-        while let Some(one) = said.next() {
-            let WatchEvent::Bookmark {
-                version,
-                initial_end,
-            } = one
-            else {
-                events.extend(list.said(&self.memory, one));
-                continue;
-            };
-            if !initial_end {
-                // A server that supports streaming lists does not send this in the middle of one.
-                return self.without_streams().await;
-            }
-            self.tell(events).await?;
-            let state = self.complete(list, version, Some(watch)).await?;
-            return match state {
-                Phase::Watching(watching) if said.len() > 0 => {
-                    self.heard(watching, said.collect()).await
-                }
-                state => Ok(state),
-            };
-        }
+        events.extend(list.page(&self.memory, page));
         self.tell(events).await?;
-        Ok(Phase::Streaming { watch, list })
+        if next.is_none() {
+            return self.complete(list, version).await;
+        }
+        let next = PageRequest { next, ..request };
+        Ok(Phase::Paging { list, next })
     }
 
-    pub(super) async fn without_streams(&mut self) -> Result<Phase<T::Watch>, Closed> {
-        self.no_streams = true;
-        let list = Gathering::new(&self.memory);
-        self.begin_pages(list).await
-    }
-
-    /// Handles the end of a list. `watch` continues where the list ends.
-    pub(super) async fn complete(
+    /// Handles the end of a list.
+    async fn complete(
         &mut self,
         mut list: Gathering,
         version: u64,
-        watch: Option<T::Watch>,
     ) -> Result<Phase<T::Watch>, Closed> {
         self.outage_since = None;
         let named = list.complete(&self.memory);
         match self.memory.judge(version, named, Instant::now()) {
-            Verdict::Accept => self.accept(list, version, watch, false).await,
-            Verdict::Confirmed => self.accept(list, version, watch, true).await,
+            Verdict::Accept => self.accept(list, version, false).await,
+            Verdict::Confirmed => self.accept(list, version, true).await,
             Verdict::KeepMissing(hold) => {
                 self.memory.advance(version);
                 let events = list.additions(&mut self.memory);
@@ -152,7 +75,6 @@ impl<T: Transport> Reflector<T> {
         &mut self,
         list: Gathering,
         version: u64,
-        watch: Option<T::Watch>,
         confirmed: bool,
     ) -> Result<Phase<T::Watch>, Closed> {
         let (first, empty) = (list.is_first(), list.len() == 0);
@@ -167,17 +89,6 @@ impl<T: Transport> Reflector<T> {
         self.tell(events).await?;
         // Results of a second list are passed on before the end of the doubt.
         self.tell_doubt().await?;
-        Ok(match watch {
-            Some(watch) => Phase::Watching(Watching::new(watch)),
-            None => Phase::Unwatched,
-        })
+        Ok(Phase::Unwatched)
     }
-}
-
-/// Returns whether a failure indicates that the server does not support streaming lists.
-fn refuses_streams(failure: &Failure) -> bool {
-    matches!(
-        failure,
-        Failure::Refused { .. } | Failure::Server { .. } | Failure::Malformed(_)
-    )
 }

@@ -10,7 +10,8 @@ fn refused() -> Failure {
 #[tokio::test(start_paused = true)]
 async fn a_403_keeps_everything() {
     let mut rig = Rig::new(Resource::Services);
-    rig.watch([Step::Say(vec![put("a", 5), end(10)]), Step::End]);
+    rig.list(10, [put("a", 5)]);
+    rig.watch([Step::End]);
     for _ in 0..20 {
         rig.no_watch(Failure::Forbidden("no".to_owned()));
     }
@@ -29,21 +30,22 @@ async fn a_403_keeps_everything() {
     );
     assert_eq!(rig.told(1).await, ["apply b"]);
     assert_eq!(rig.state().trouble, None);
-    assert_eq!(rig.asked().iter().filter(|a| *a == "stream").count(), 1);
+    assert_eq!(rig.lists(), 1);
 }
 
 /// The reflector neither spins nor waits for long.
 #[tokio::test(start_paused = true)]
 async fn an_outage_is_borne_with_patience() {
     let mut rig = Rig::new(Resource::Services);
-    rig.watch([Step::Say(vec![put("a", 5), end(10)]), Step::End]);
+    rig.list(10, [put("a", 5)]);
+    rig.watch([Step::End]);
     for _ in 0..1_000 {
         rig.no_watch(refused());
     }
     rig.start();
     rig.told_until("done").await;
     rig.pass(Duration::from_secs(20)).await;
-    let tries = rig.asked().len() - 1;
+    let tries = rig.asked().len() - 2;
     // 100 ms doubling to 5 s, drawn from all of it: eight on average.
     assert!((4..60).contains(&tries), "{tries}");
     assert!(rig.upstream.age().unwrap() >= Duration::from_secs(20));
@@ -60,17 +62,18 @@ async fn an_outage_is_borne_with_patience() {
 #[tokio::test(start_paused = true)]
 async fn a_restart_of_the_server_resumes() {
     let mut rig = Rig::new(Resource::Services);
-    rig.watch([
-        Step::Say(vec![put("a", 5), end(10)]),
-        Step::Fail(Failure::Broken("reset".to_owned())),
-    ]);
+    rig.list(10, [put("a", 5)]);
+    rig.watch([Step::Fail(Failure::Broken("reset".to_owned()))]);
     rig.no_watch(refused());
     rig.watch([Step::Hang]);
     rig.probes(10);
     rig.start();
     rig.told_until("done").await;
     rig.pass(Duration::from_secs(2)).await;
-    assert_eq!(rig.asked(), ["stream", "watch 10", "watch 10", "probe"]);
+    assert_eq!(
+        rig.asked(),
+        ["list", "watch 10", "watch 10", "watch 10", "probe"]
+    );
     assert_eq!(rig.state().trouble, None);
 }
 
@@ -78,26 +81,25 @@ async fn a_restart_of_the_server_resumes() {
 #[tokio::test(start_paused = true)]
 async fn a_long_outage_lists_again() {
     let mut rig = Rig::new(Resource::Services);
-    rig.watch([
-        Step::Say(vec![put("a", 5), end(10)]),
-        Step::Fail(Failure::Broken("reset".to_owned())),
-    ]);
+    rig.list(10, [put("a", 5)]);
+    rig.watch([Step::Fail(Failure::Broken("reset".to_owned()))]);
     rig.start();
     rig.told_until("done").await;
     for _ in 0..60 {
         rig.no_watch(refused());
     }
-    rig.watch([Step::Say(vec![put("a", 5), end(200)]), Step::Hang]);
+    rig.list(200, [put("a", 5)]);
+    let before = Instant::now();
     assert_eq!(rig.told_by_list(2).await, Vec::<String>::new());
-    assert!(rig.asked().ends_with(&["stream".to_owned()]));
+    assert!(before.elapsed() >= LONG_OUTAGE);
 }
 
 #[tokio::test(start_paused = true)]
 async fn credentials_are_read_again_when_they_are_refused() {
     let mut rig = Rig::new(Resource::Services);
-    rig.no_watch(Failure::Unauthorized);
-    rig.no_watch(Failure::Certificate("expired".to_owned()));
-    rig.watch([Step::Say(vec![end(10)]), Step::Hang]);
+    rig.no_page(Failure::Unauthorized);
+    rig.no_page(Failure::Certificate("expired".to_owned()));
+    rig.list(10, []);
     rig.start();
     assert_eq!(rig.told(2).await, ["init", "done"]);
     assert_eq!(rig.renewed(), 2);
@@ -107,8 +109,8 @@ async fn credentials_are_read_again_when_they_are_refused() {
 async fn a_busy_server_is_left_alone_for_as_long_as_it_wants() {
     let mut rig = Rig::new(Resource::Services);
     let after = Some(Duration::from_secs(7));
-    rig.no_watch(Failure::Busy { after });
-    rig.watch([Step::Say(vec![end(10)]), Step::Hang]);
+    rig.no_page(Failure::Busy { after });
+    rig.list(10, []);
     let before = Instant::now();
     rig.start();
     rig.told(2).await;
@@ -120,23 +122,21 @@ async fn a_busy_server_is_left_alone_for_as_long_as_it_wants() {
 async fn lists_that_help_nothing_are_not_repeated_at_once() {
     let mut rig = Rig::new(Resource::Services);
     for _ in 0..500 {
-        rig.watch([
-            Step::Say(vec![put("a", 5), end(10)]),
-            Step::Fail(Failure::Gone),
-        ]);
+        rig.list(10, [put("a", 5)]);
+        rig.watch([Step::Fail(Failure::Gone)]);
     }
     rig.start();
     rig.pass(Duration::from_secs(20)).await;
-    assert!(rig.asked().len() < 60, "{}", rig.asked().len());
+    assert!(rig.lists() < 60, "{}", rig.lists());
 }
 
 /// ServiceCIDRs are not served by older servers.
 #[tokio::test(start_paused = true)]
 async fn absent_service_cidrs_are_none_until_they_come() {
     let mut rig = Rig::new(Resource::ServiceCidrs);
-    rig.no_watch(Failure::NotServed);
-    rig.no_watch(Failure::NotServed);
-    rig.watch([Step::Say(vec![put("a", 5), end(10)]), Step::Hang]);
+    rig.no_page(Failure::NotServed);
+    rig.no_page(Failure::NotServed);
+    rig.list(10, [put("a", 5)]);
     let before = Instant::now();
     rig.start();
     assert_eq!(rig.told(2).await, ["init", "done"]);
@@ -150,9 +150,9 @@ async fn absent_service_cidrs_are_none_until_they_come() {
 async fn absent_cluster_policies_are_none_until_they_come() {
     let mut rig = Rig::new(Resource::ClusterPolicies { beta: true });
     for _ in 0..3 {
-        rig.no_watch(Failure::NotServed);
+        rig.no_page(Failure::NotServed);
     }
-    rig.watch([Step::Say(vec![put("a", 5), end(10)]), Step::Hang]);
+    rig.list(10, [put("a", 5)]);
     let before = Instant::now();
     rig.start();
     assert_eq!(rig.told(2).await, ["init", "done"]);
@@ -166,7 +166,7 @@ async fn absent_cluster_policies_are_none_until_they_come() {
 async fn forbidden_service_cidrs_are_done_without() {
     let mut rig = Rig::new(Resource::ServiceCidrs);
     for _ in 0..200 {
-        rig.no_watch(Failure::Forbidden("no".to_owned()));
+        rig.no_page(Failure::Forbidden("no".to_owned()));
     }
     let before = Instant::now();
     rig.start();
@@ -182,16 +182,13 @@ async fn forbidden_service_cidrs_are_done_without() {
 #[tokio::test(start_paused = true)]
 async fn servers_without_slices_are_asked_for_endpoints() {
     let mut rig = Rig::new(Resource::Slices);
-    rig.no_watch(Failure::NotServed);
-    rig.watch([
-        Step::Say(vec![put("a/0/IPv4", 5), end(10)]),
-        Step::Say(vec![
-            put("b/0/IPv4", 11),
-            put("b/0/IPv6", 11),
-            put("a/0/IPv4", 9),
-        ]),
-        Step::Hang,
-    ]);
+    rig.no_page(Failure::NotServed);
+    rig.list(10, [put("a/0/IPv4", 5)]);
+    rig.watch([Step::Say(vec![
+        put("b/0/IPv4", 11),
+        put("b/0/IPv6", 11),
+        put("a/0/IPv4", 9),
+    ])]);
     rig.start();
     assert_eq!(
         rig.told(5).await,
@@ -211,40 +208,30 @@ async fn a_404_after_all_deletes_nothing() {
     let tiers = Resource::ClusterPolicies { beta: true };
     for resource in [Resource::Slices, Resource::ServiceCidrs, tiers] {
         let mut rig = Rig::new(resource);
-        rig.watch([
-            Step::Say(vec![put("a", 5), end(10)]),
-            Step::Fail(Failure::Gone),
-        ]);
+        rig.list(10, [put("a", 5)]);
+        rig.watch([Step::Fail(Failure::Gone)]);
         for _ in 0..10 {
-            rig.no_watch(Failure::NotServed);
+            rig.no_page(Failure::NotServed);
         }
-        rig.watch([
-            Step::Say(vec![put("a", 5), put("b", 11), end(12)]),
-            Step::Hang,
-        ]);
+        rig.list(12, [put("a", 5), put("b", 11)]);
         rig.start();
         rig.told_until("done").await;
         assert_eq!(rig.told_by_list(2).await, ["apply b"]);
     }
 }
 
-fn names(range: std::ops::Range<usize>) -> Vec<String> {
-    range.map(|n| format!("o{n}")).collect()
-}
-
-fn list(names: &[String], version: u64) -> Step {
-    let mut said: Vec<_> = names.iter().map(|name| put(name, 5)).collect();
-    said.push(end(version));
-    Step::Say(said)
+fn puts(count: usize) -> impl Iterator<Item = WatchEvent> {
+    (0..count).map(|n| put(&format!("o{n}"), 5))
 }
 
 /// Most objects are missing: existing ones count at once, missing ones later.
 #[tokio::test(start_paused = true)]
 async fn a_list_that_lacks_most_is_confirmed_first() {
     let mut rig = Rig::new(Resource::Slices);
-    rig.watch([list(&names(0..30), 10), Step::Fail(Failure::Gone)]);
+    rig.list(10, puts(30));
+    rig.watch([Step::Fail(Failure::Gone)]);
     for version in [20, 21, 22] {
-        rig.watch([list(&["new".to_owned()], version), Step::Hang]);
+        rig.list(version, [put("new", 5)]);
     }
     rig.start();
     rig.told_until("done").await;
@@ -266,9 +253,10 @@ async fn a_list_that_lacks_most_is_confirmed_first() {
 #[tokio::test(start_paused = true)]
 async fn an_empty_list_counts_after_a_minute() {
     let mut rig = Rig::new(Resource::Services);
-    rig.watch([list(&names(0..3), 10), Step::Fail(Failure::Gone)]);
+    rig.list(10, puts(3));
+    rig.watch([Step::Fail(Failure::Gone)]);
     for version in 20..40 {
-        rig.watch([list(&[], version), Step::Hang]);
+        rig.list(version, []);
     }
     rig.start();
     rig.told_until("done").await;
@@ -285,17 +273,10 @@ async fn an_empty_list_counts_after_a_minute() {
 #[tokio::test(start_paused = true)]
 async fn deletions_by_name_count_at_once() {
     let mut rig = Rig::new(Resource::Services);
-    let all = names(0..30);
-    let deletions = all
-        .iter()
-        .zip(11..)
-        .map(|(name, version)| gone(name, version));
-    rig.watch([
-        list(&all, 10),
-        Step::Say(deletions.collect()),
-        Step::Fail(Failure::Gone),
-    ]);
-    rig.watch([list(&[], 60), Step::Hang]);
+    let deletions = (0..30).map(|n| gone(&format!("o{n}"), 11 + n));
+    rig.list(10, puts(30));
+    rig.watch([Step::Say(deletions.collect()), Step::Fail(Failure::Gone)]);
+    rig.list(60, []);
     let before = Instant::now();
     rig.start();
     rig.told_until("done").await;

@@ -15,18 +15,11 @@ fn rig(resource: Resource) -> Rig {
 #[tokio::test(start_paused = true)]
 async fn a_second_look_is_taken_when_somebody_wants_one() {
     let mut rig = rig(Resource::Services);
-    rig.watch([
-        Step::Say(vec![put("a", 5), put("b", 6), end(10)]),
-        Step::Hang,
-    ]);
-    rig.watch([
-        Step::Say(vec![put("a", 5), put("c", 7), end(10)]),
-        Step::Hang,
-    ]);
-    rig.watch([
-        Step::Say(vec![put("a", 5), put("c", 7), end(12)]),
-        Step::Hang,
-    ]);
+    rig.list(10, [put("a", 5), put("b", 6)]);
+    rig.watch([Step::Hang]);
+    rig.list(10, [put("a", 5), put("c", 7)]);
+    rig.watch([Step::Hang]);
+    rig.list(12, [put("a", 5), put("c", 7)]);
     rig.start();
     rig.told_until("done").await;
     let before = Instant::now();
@@ -39,8 +32,7 @@ async fn a_second_look_is_taken_when_somebody_wants_one() {
     assert_eq!(rig.pass(Duration::from_secs(30)).await, [""; 0]);
     rig.upstream.look_again();
     assert_eq!(rig.told(1).await, ["looked"]);
-    let lists = rig.asked().into_iter().filter(|asked| asked == "stream");
-    assert_eq!(lists.count(), 3);
+    assert_eq!(rig.lists(), 3);
     assert!(rig.doubts.is_empty());
 }
 
@@ -48,12 +40,13 @@ async fn a_second_look_is_taken_when_somebody_wants_one() {
 #[tokio::test(start_paused = true)]
 async fn ranges_are_not_looked_at_again() {
     let mut rig = rig(Resource::ServiceCidrs);
-    rig.watch([Step::Say(vec![put("a", 5), end(10)]), Step::Hang]);
+    rig.list(10, [put("a", 5)]);
     rig.watch([Step::Hang]);
     rig.start();
     rig.told_until("done").await;
     rig.upstream.look_again();
     assert_eq!(rig.pass(Duration::from_secs(60)).await, [""; 0]);
+    assert_eq!(rig.lists(), 1);
 }
 
 /// What is kept for want of a policy, a Pod or a Node ends with a second list, too; a definition that
@@ -68,7 +61,8 @@ async fn policies_pods_and_nodes_are_looked_at_again() {
     ] {
         let mut rig = rig(resource);
         for version in [10, 11] {
-            rig.watch([Step::Say(vec![put("a", 5), end(version)]), Step::Hang]);
+            rig.list(version, [put("a", 5)]);
+            rig.watch([Step::Hang]);
         }
         rig.start();
         rig.told_until("done").await;
@@ -77,7 +71,7 @@ async fn policies_pods_and_nodes_are_looked_at_again() {
     }
     let mut rig = rig(Resource::ClusterPolicies { beta: true });
     for _ in 0..4 {
-        rig.no_watch(Failure::NotServed);
+        rig.no_page(Failure::NotServed);
     }
     rig.start();
     assert_eq!(rig.told(2).await, ["init", "done"]);
@@ -92,7 +86,7 @@ async fn policies_pods_and_nodes_are_looked_at_again() {
 async fn cluster_policies_that_were_never_listed_confirm_nothing_and_delay_nothing() {
     let mut rig = rig(Resource::ClusterPolicies { beta: true });
     for _ in 0..100 {
-        rig.no_watch(Failure::Forbidden("no".to_owned()));
+        rig.no_page(Failure::Forbidden("no".to_owned()));
     }
     rig.start();
     assert_eq!(rig.told(2).await, ["init", "done"]);
@@ -112,10 +106,11 @@ async fn cluster_policies_that_were_never_listed_confirm_nothing_and_delay_nothi
 #[tokio::test(start_paused = true)]
 async fn a_second_look_is_not_forgotten() {
     let mut rig = rig(Resource::Slices);
-    rig.watch([Step::Say(vec![put("a", 5), end(10)]), Step::Hang]);
-    rig.no_watch(Failure::Unreachable("no route".to_owned()));
-    rig.no_watch(Failure::Unreachable("no route".to_owned()));
-    rig.watch([Step::Say(vec![put("a", 5), end(10)]), Step::Hang]);
+    rig.list(10, [put("a", 5)]);
+    rig.watch([Step::Hang]);
+    rig.no_page(Failure::Unreachable("no route".to_owned()));
+    rig.no_page(Failure::Unreachable("no route".to_owned()));
+    rig.list(10, [put("a", 5)]);
     rig.start();
     rig.told_until("done").await;
     rig.upstream.look_again();
@@ -127,9 +122,10 @@ async fn a_second_look_is_not_forgotten() {
 async fn a_first_list_without_anything_is_doubted_until_a_second_one() {
     for resource in [Resource::Services, Resource::Slices] {
         let mut rig = rig(resource);
-        rig.watch([Step::Say(vec![end(10)]), Step::Hang]);
+        rig.list(10, []);
+        rig.watch([Step::Hang]);
         // The first objects appear in the second list.
-        rig.watch([Step::Say(vec![put("a", 11), end(12)]), Step::Hang]);
+        rig.list(12, [put("a", 11)]);
         rig.start();
         assert_eq!(rig.told(2).await, ["init", "done"]);
         let doubt = rig.doubts.remove(0).unwrap();
@@ -152,16 +148,10 @@ async fn a_first_list_without_anything_is_doubted_until_a_second_one() {
 #[tokio::test(start_paused = true)]
 async fn what_could_never_be_read_is_missing() {
     let mut rig = rig(Resource::Services);
+    rig.list(10, [put("a", 5), unreadable("b", 6), unreadable("c", 6)]);
     rig.watch([
-        Step::Say(vec![
-            put("a", 5),
-            unreadable("b", 6),
-            unreadable("c", 6),
-            end(10),
-        ]),
         Step::Say(vec![put("b", 11)]),
         Step::Say(vec![unreadable("a", 12), gone("c", 13)]),
-        Step::Hang,
     ]);
     rig.start();
     rig.told_until("delete c").await;

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::*;
@@ -61,7 +62,12 @@ impl Transport for Scripted {
                 script.asked.push("probe".to_owned());
                 let always = script.probes_always;
                 let probe = script.probes.pop_front().or(always.map(Ok));
-                probe.map(|probe| probe.map(|version| page(version, &["x"], None).unwrap()))
+                probe.map(|probe| {
+                    probe.map(|version| ObjectPage {
+                        version,
+                        ..ObjectPage::default()
+                    })
+                })
             } else {
                 script.asked.push(match (&request.next, request.limit) {
                     (Some(next), _) => format!("list {next}"),
@@ -77,13 +83,10 @@ impl Transport for Scripted {
         }
     }
 
-    async fn watch(&mut self, from: WatchFrom) -> Result<Steps, Failure> {
+    async fn watch(&mut self, version: u64) -> Result<Steps, Failure> {
         let answer = {
             let mut script = self.script.lock().unwrap();
-            script.asked.push(match from {
-                WatchFrom::Everything => "stream".to_owned(),
-                WatchFrom::Version(version) => format!("watch {version}"),
-            });
+            script.asked.push(format!("watch {version}"));
             script.watches.pop_front()
         };
         match answer {
@@ -169,6 +172,25 @@ impl Rig {
         }
     }
 
+    /// Adds a list in one page.
+    pub(super) fn list(&mut self, version: u64, said: impl IntoIterator<Item = WatchEvent>) {
+        self.page(version, said, None);
+    }
+
+    pub(super) fn page(
+        &mut self,
+        version: u64,
+        said: impl IntoIterator<Item = WatchEvent>,
+        next: Option<&str>,
+    ) {
+        let page = Ok(page(version, said, next));
+        self.script.lock().unwrap().pages.push_back(page);
+    }
+
+    pub(super) fn no_page(&mut self, failure: Failure) {
+        self.script.lock().unwrap().pages.push_back(Err(failure));
+    }
+
     pub(super) fn watch(&mut self, steps: impl IntoIterator<Item = Step>) {
         let steps = steps.into_iter().collect();
         self.script.lock().unwrap().watches.push_back(Ok(steps));
@@ -176,10 +198,6 @@ impl Rig {
 
     pub(super) fn no_watch(&mut self, failure: Failure) {
         self.script.lock().unwrap().watches.push_back(Err(failure));
-    }
-
-    pub(super) fn page(&mut self, page: Result<ObjectPage, Failure>) {
-        self.script.lock().unwrap().pages.push_back(page);
     }
 
     pub(super) fn probe(&mut self, probe: Result<u64, Failure>) {
@@ -190,13 +208,18 @@ impl Rig {
         self.script.lock().unwrap().probes_always = Some(version);
     }
 
-    pub(super) fn start(&mut self) {
-        tokio::spawn(self.reflector.take().unwrap().run());
+    pub(super) fn start(&mut self) -> JoinHandle<()> {
+        tokio::spawn(self.reflector.take().unwrap().run())
     }
 
     /// Returns the requests so far.
     pub(super) fn asked(&self) -> Vec<String> {
         self.script.lock().unwrap().asked.clone()
+    }
+
+    /// Returns the number of lists that were asked for.
+    pub(super) fn lists(&self) -> usize {
+        self.asked().iter().filter(|asked| *asked == "list").count()
     }
 
     pub(super) fn renewed(&self) -> usize {
@@ -286,18 +309,25 @@ fn name(event: &Event) -> String {
     }
 }
 
-pub(super) fn page(
+fn page(
     version: u64,
-    names: &[&str],
+    said: impl IntoIterator<Item = WatchEvent>,
     next: Option<&str>,
-) -> Result<ObjectPage, Failure> {
-    Ok(ObjectPage {
+) -> ObjectPage {
+    let mut page = ObjectPage {
         version,
         next: next.map(str::to_owned),
-        changed: 0,
-        objects: names.iter().map(|name| object(name)).collect(),
-        unreadable: Vec::new(),
-    })
+        ..ObjectPage::default()
+    };
+    for one in said {
+        page.changed = page.changed.max(one.version());
+        match one {
+            WatchEvent::Put(object, _) => page.objects.push(object),
+            WatchEvent::Unreadable(unreadable, _) => page.unreadable.push(unreadable),
+            other => panic!("no list says {other:?}"),
+        }
+    }
+    page
 }
 
 pub(super) fn put(name: &str, version: u64) -> WatchEvent {
@@ -327,17 +357,7 @@ pub(super) fn gone(name: &str, version: u64) -> WatchEvent {
 }
 
 pub(super) fn bookmark(version: u64) -> WatchEvent {
-    WatchEvent::Bookmark {
-        version,
-        initial_end: false,
-    }
-}
-
-pub(super) fn end(version: u64) -> WatchEvent {
-    WatchEvent::Bookmark {
-        version,
-        initial_end: true,
-    }
+    WatchEvent::Bookmark(version)
 }
 
 /// Returns a Service; the transport converts it to the requested kind.
