@@ -94,7 +94,11 @@ fn moment(before: u32, after: u32, seen: &Seen) -> Instant {
 fn endpoints(socket: &mut NfSocket) -> Result<HashSet<Ipv4Addr>> {
     let [rules, sets, elements] = GET;
     let mut found = HashSet::new();
-    let mut take = |bytes: &[u8]| each_endpoint(bytes, |endpoint| drop(found.insert(endpoint)));
+    let mut take = |bytes: &[u8]| {
+        each_endpoint(bytes, |endpoint| {
+            found.insert(endpoint);
+        })
+    };
     let everywhere = |_: &mut AttributeWriter<'_>| {};
     let (bytes, _) = socket.dump_through(Request::new("read rules", rules, 0, everywhere))?;
     take(&bytes);
@@ -117,5 +121,6 @@ fn endpoints(socket: &mut NfSocket) -> Result<HashSet<Ipv4Addr>> {
 }
 
 fn lock(seen: &Seen) -> std::sync::MutexGuard<'_, Vec<(u32, Instant)>> {
-    seen.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    seen.lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }

@@ -27,6 +27,8 @@ const LONGEST: Duration = Duration::from_secs(1);
 pub(crate) struct Pace {
     /// Time to which the announcements so far reach, at one for each interval.
     spent: Instant,
+    /// The last announcement.
+    last: Instant,
     due: Option<Instant>,
     /// The interval of changes that are all announced at once.
     each: Duration,
@@ -42,6 +44,7 @@ impl Pace {
     pub(crate) fn new(now: Instant) -> Self {
         Self {
             spent: now,
+            last: now,
             due: None,
             each: TOGETHER / IN_TIME,
         }
@@ -57,9 +60,9 @@ impl Pace {
         let spent = self.spent.max(now);
         let at_once = spent - now <= self.each * (BURST - 1);
         if at_once {
-            self.spent = spent + self.each;
+            (self.spent, self.last) = (spent + self.each, now);
         } else {
-            self.due = Some(now + together);
+            self.due = Some(now.max(self.last + together));
         }
         at_once
     }
@@ -72,7 +75,7 @@ impl Pace {
     /// Notes that everything that waited is announced.
     pub(crate) fn announced(&mut self, now: Instant) {
         if self.due.take().is_some() {
-            self.spent = now + self.each * BURST;
+            (self.spent, self.last) = (now + self.each * BURST, now);
         }
     }
 }
@@ -145,6 +148,13 @@ mod tests {
     fn no_change_waits_longer_than_that() {
         // The sixth change of a burst is announced without another one.
         let announced = announcements([0, 1, 2, 3, 4, 5]);
-        assert_eq!(announced, [0, 1, 2, 3, 4, 105]);
+        assert_eq!(announced, [0, 1, 2, 3, 4, 104]);
+    }
+
+    #[test]
+    fn a_change_waits_since_the_last_announcement_and_not_since_it_came() {
+        let announced = announcements_to(8_000, (0..40).map(|n| n * 50));
+        let gaps: Vec<u64> = announced.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert_eq!(gaps[gaps.len() - 4..], [200; 4], "{announced:?}");
     }
 }
