@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use hyper::Request;
 use hyper::body::Incoming;
@@ -237,10 +238,7 @@ async fn build_parts(config: Config, open: Opener) -> Result<Bound, BuildError> 
     let respond = move |request: &Request<Incoming>| metrics.respond(request);
     let metrics_addr = serve(config.metrics.map(metrics_port), hard, respond, &mut tasks).await?;
     let servers = servers.connect(health, counters);
-    tasks.spawn(async move {
-        servers.run().await;
-        Ok(())
-    });
+    tasks.spawn(servers.run().map(Ok));
     tasks.spawn(async move { Err(client.run().await.into()) });
     if let Some(loader) = config.file {
         // The agent goes on if the file cannot be watched.
