@@ -17,7 +17,7 @@ use kplane_dataplane::leftovers::{Ports, Rival, running};
 use crate::desired::Desired;
 
 /// Time for a control plane to answer while the data path has no Services, as after a reboot.
-const GRACE_EMPTY: Duration = Duration::from_millis(400);
+const GRACE_EMPTY: Duration = Duration::from_millis(100);
 /// Time for a control plane to answer while the data path has the Services of an earlier process.
 const GRACE_SERVING: Duration = Duration::from_secs(2);
 /// Time between two checks for a kube-proxy that runs. While it does, it serves the node, and with newer

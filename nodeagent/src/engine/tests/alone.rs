@@ -6,7 +6,7 @@ use tempfile::TempDir;
 use super::keeping::{at, services};
 use super::*;
 
-const EMPTY: Duration = Duration::from_millis(400);
+const EMPTY: Duration = Duration::from_millis(100);
 const SERVING: Duration = Duration::from_secs(2);
 
 impl Rig {
