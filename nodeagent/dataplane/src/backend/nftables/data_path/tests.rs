@@ -431,6 +431,31 @@ fn only_the_service_that_the_kernel_refuses_is_left_out() {
     }
 }
 
+/// A new table is filled in several transactions. The kernel has taken some when it refuses a later one.
+#[test]
+fn a_service_that_is_refused_while_a_new_table_is_filled_is_left_out_by_the_next_attempt() {
+    let mut memory = Memory {
+        poison: Some(endpoint(66).ip),
+        capacity: 7,
+        ..Memory::new()
+    };
+    let mut driver = on(&mut memory);
+    let node = NodePlan::default();
+    let plans = (0..20).map(|n| service(n, &[if n == 13 { 66 } else { n + 1 }]));
+    let services = set(plans.clone());
+    let interrupted = driver.apply(change(&services, &node, true));
+    assert!(interrupted.is_err());
+    // Only a new table is filled step by step.
+    driver.path.kernel().capacity = usize::MAX;
+    let applied = driver.apply(change(&services, &node, true)).unwrap();
+    let refused: Vec<_> = applied.failures.iter().map(|f| &f.key).collect();
+    assert_eq!(refused, [&key(13)]);
+    assert_eq!(driver.verify().unwrap(), Verification::Equal);
+    drop(driver);
+    let expected: Vec<_> = plans.filter(|p| p.key != key(13)).collect();
+    assert_eq!(memory.elements.unwrap(), table_with(expected).elements());
+}
+
 #[test]
 fn changes_of_others_do_not_matter_but_changes_of_our_table_do() {
     let node = NodePlan::default();
