@@ -97,7 +97,7 @@ fn endpoints(socket: &mut NfSocket) -> Result<HashSet<Ipv4Addr>> {
     let mut take = |bytes: &[u8]| {
         each_endpoint(bytes, |endpoint| {
             found.insert(endpoint);
-        })
+        });
     };
     let everywhere = |_: &mut AttributeWriter<'_>| {};
     let (bytes, _) = socket.dump_through(Request::new("read rules", rules, 0, everywhere))?;
