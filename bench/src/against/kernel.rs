@@ -1,4 +1,4 @@
-//! When the kernel holds a changed endpoint: its own notifications say so, whoever wrote the rules.
+//! The moment at which the kernel holds a changed endpoint: its own notifications say so, whoever wrote the rules.
 //!
 //! nf_tables tells the group `NFNLGRP_NFTABLES` of every rule and element of a transaction after it
 //! has been committed. An endpoint's address is in there as four bytes, as a rule's constant

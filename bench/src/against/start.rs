@@ -1,4 +1,4 @@
-//! When the kernel holds everything after a start, without listening to it.
+//! The moment at which the kernel holds everything after a start, found without listening to it.
 //!
 //! For each element of a transaction, the kernel makes a notification if anybody listens to nf_tables: a third of
 //! what a first transaction takes. So a thread only watches the generation, which grows with each transaction, and what it
@@ -6,12 +6,12 @@
 
 use std::collections::HashSet;
 use std::net::Ipv4Addr;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use kplane_netlink::{AttributeWriter, Messages, NfSocket, Request};
 use kplane_tests::netns::NetNs;
 
@@ -29,36 +29,36 @@ const GET: [u16; 3] = [SUBSYSTEM | 7, SUBSYSTEM | 10, SUBSYSTEM | 13];
 /// `NFTA_SET_TABLE` and `NFTA_SET_NAME`, which `NFTA_SET_ELEM_LIST_TABLE` and `_SET` equal.
 const TABLE_AND_NAME: [u16; 2] = [1, 2];
 
-/// Generations, each with the moment when it was seen first.
-type Seen = Mutex<Vec<(u32, Instant)>>;
+/// A generation, and the moment when it was seen first.
+type Seen = (u32, Instant);
 
 /// Waits until the kernel holds each of the endpoints; returns when the last one came.
 pub(crate) fn holds(node: &NetNs, wanted: &[Programmed], deadline: Duration) -> Result<Instant> {
-    let (seen, stop) = (Seen::default(), AtomicBool::default());
+    let (tell, seen) = mpsc::channel();
+    let stop = &AtomicBool::default();
     thread::scope(|scope| {
-        let looks = scope.spawn(|| node.run(|| look(&seen, &stop)));
-        let held = node.run(|| read_until(wanted, &seen, deadline));
+        // If it fails, nobody tells of generations any more, which is an error below.
+        scope.spawn(move || node.run(move || look(&tell, stop)));
+        let held = node.run(move || read_until(wanted, &seen, deadline));
         stop.store(true, Ordering::Relaxed);
-        let looked = looks.join();
-        looked.map_err(|_| anyhow::anyhow!("the thread that looks panicked"))??;
         held
     })
 }
 
-fn look(seen: &Seen, stop: &AtomicBool) -> Result<()> {
+fn look(tell: &Sender<Seen>, stop: &AtomicBool) -> Result<()> {
     let mut socket = NfSocket::open()?;
     let mut last = None;
     while !stop.load(Ordering::Relaxed) {
         let now = socket.generation()?;
         if last.replace(now) != Some(now) {
-            lock(seen).push((now, Instant::now()));
+            tell.send((now, Instant::now()))?;
         }
         thread::sleep(LOOK);
     }
     Ok(())
 }
 
-fn read_until(wanted: &[Programmed], seen: &Seen, deadline: Duration) -> Result<Instant> {
+fn read_until(wanted: &[Programmed], seen: &Receiver<Seen>, deadline: Duration) -> Result<Instant> {
     let mut socket = NfSocket::open()?;
     let (started, mut read) = (Instant::now(), None);
     loop {
@@ -66,7 +66,7 @@ fn read_until(wanted: &[Programmed], seen: &Seen, deadline: Duration) -> Result<
         if read.replace(before) != Some(before) {
             let found = endpoints(&mut socket)?;
             if wanted.iter().all(|wanted| found.contains(&wanted.endpoint)) {
-                return Ok(moment(before, socket.generation()?, seen));
+                return moment(socket.generation()?, seen, deadline);
             }
         }
         ensure!(
@@ -77,16 +77,15 @@ fn read_until(wanted: &[Programmed], seen: &Seen, deadline: Duration) -> Result<
     }
 }
 
-/// Returns when the generation was seen that a reading began with, or another one that came meanwhile.
-fn moment(before: u32, after: u32, seen: &Seen) -> Instant {
+/// Returns when a generation, or one after it, was seen first.
+fn moment(generation: u32, seen: &Receiver<Seen>, deadline: Duration) -> Result<Instant> {
     loop {
-        let seen = lock(seen);
-        let mut known = seen.iter().rev();
-        if let Some((_, at)) = known.find(|(generation, _)| [before, after].contains(generation)) {
-            return *at;
+        let next = seen.recv_timeout(deadline);
+        let (now, at) = next.context("the generation of nf_tables cannot be followed")?;
+        // Generations are 32 bits wide and begin anew.
+        if now.wrapping_sub(generation) <= u32::MAX / 2 {
+            return Ok(at);
         }
-        drop(seen);
-        thread::sleep(LOOK);
     }
 }
 
@@ -118,9 +117,4 @@ fn endpoints(socket: &mut NfSocket) -> Result<HashSet<Ipv4Addr>> {
         }
     }
     Ok(found)
-}
-
-fn lock(seen: &Seen) -> std::sync::MutexGuard<'_, Vec<(u32, Instant)>> {
-    seen.lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }

@@ -35,7 +35,7 @@ pub(super) struct NftDataPath<K> {
 #[derive(Debug)]
 pub(super) struct KnownTable {
     table: Table,
-    /// What is in the kernel instead until the first transaction.
+    /// The state of the kernel before the next transaction.
     ground: Ground,
 }
 

@@ -15,7 +15,7 @@ use super::element::{Destination, Element, Key};
 use super::frontend::Ops;
 use super::schema::Set;
 
-/// What the kernel has where a change begins.
+/// The state of the kernel where a change begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ground {
     /// The table. The change goes on with it.
