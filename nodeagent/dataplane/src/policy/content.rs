@@ -16,27 +16,13 @@ use super::expand::{Member, Terms, addresses};
 use super::followed::Followed;
 use super::held::Held;
 use super::numbers::Numbers;
-use super::objects::{Objects, Peer, Ported, blocks, rules};
+use super::objects::Objects;
+use super::ported::name_of;
+use super::shares::{ElementLimits, Grants};
 use super::tiers::Tiers;
 use super::{PolicyChange, PolicyFailure};
 use crate::backend::nftables::{Key, PolicySet};
 use crate::plan::disjoint;
-
-/// Most elements that the policies of one Pod, and of all Pods of a node, may need.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ElementLimits {
-    pub(super) pod: u64,
-    pub(super) node: u64,
-}
-
-impl Default for ElementLimits {
-    fn default() -> Self {
-        Self {
-            pod: 100_000,
-            node: 2_000_000,
-        }
-    }
-}
 
 /// Count of numbers up to which those of classes that are gone are kept.
 const SPARE_NUMBERS: usize = 4096;
@@ -50,9 +36,11 @@ pub(super) struct Content {
     pub(super) blocks: Blocks,
     pub(super) tiers: Tiers,
     pub(super) held: Held,
-    /// How many elements the policies of each Pod need.
+    /// What policies allow Pods, and what is left out.
+    pub(super) grants: Grants,
+    /// How many elements the decisions of tiers for each Pod need.
     pub(super) weights: BTreeMap<PodName, u64>,
-    /// Pods whose policies need too many.
+    /// Pods whose decisions need too many.
     pub(super) cut_off: BTreeSet<PodName>,
     /// What is not enforced as written; `None` = it has to be found out anew.
     pub(super) failures: Option<Vec<PolicyFailure>>,
@@ -74,6 +62,7 @@ impl Content {
             blocks: Blocks::default(),
             tiers: Tiers::default(),
             held: Held::default(),
+            grants: Grants::default(),
             weights: BTreeMap::new(),
             cut_off: BTreeSet::new(),
             failures: None,
@@ -123,9 +112,10 @@ impl Content {
             }
         }
         self.set_ranges(change.pod_ranges);
-        self.recut();
         self.renew_spans();
         self.keep_limits();
+        self.grant_all();
+        self.recut();
         self.renew_rows();
         self.sample();
         self.forget_numbers();
@@ -215,33 +205,22 @@ impl Content {
     }
 
     fn set_class(&mut self, id: PeerId, new: Option<&PeerClass>) {
-        let has_ports = new.is_some_and(|class| !class.ports.is_empty());
-        let pairs = match has_ports || self.objects.ported.contains_key(&id) {
-            true => self.named_pairs(),
-            false => Vec::new(),
-        };
-        self.pairs(&pairs, false);
+        let ports = new.map_or(&[][..], |class| &class.ports);
+        let ported = &mut self.objects.ported;
+        let mut names: BTreeSet<_> = ported.names(id).collect();
+        names.extend(ports.iter().map(name_of));
+        for policy in self.objects.policies_naming(&names) {
+            self.retract(&policy);
+        }
         if let Some(parent) = self.objects.classes.remove(&id) {
             self.parents(id, parent, false);
         }
-        self.objects.ported.remove(&id);
-        if let Some(class) = new {
-            self.objects.classes.insert(id, class.parent);
-            self.parents(id, class.parent, true);
-            if has_ports {
-                let (parent, ports) = (class.parent, class.ports.clone());
-                self.objects.ported.insert(id, Ported { parent, ports });
-            }
+        let parent = new.map_or(id, |class| class.parent);
+        self.objects.ported.set(id, parent, ports);
+        if new.is_some() {
+            self.objects.classes.insert(id, parent);
+            self.parents(id, parent, true);
         }
-        self.pairs(&pairs, true);
-    }
-
-    /// Returns the pairs of Pods and policies that name ports of other Pods.
-    fn named_pairs(&self) -> Vec<(PodName, PolicyName)> {
-        let policies = self.objects.named_egress.iter();
-        policies
-            .flat_map(|name| self.objects.pairs_of(name))
-            .collect()
     }
 
     fn parents(&mut self, class: PeerId, namespace: PeerId, there: bool) {
@@ -257,74 +236,32 @@ impl Content {
         for member in new {
             self.numbers.give(*member);
         }
-        let parts = self.objects.groups.entry(id).or_default();
-        let old = match new {
-            [] => parts.remove(&part),
-            _ => parts.insert(part, new.to_vec()),
-        };
-        if parts.is_empty() {
-            self.objects.groups.remove(&id);
-        }
+        let parts = self.objects.groups.get(&id);
+        let old = parts.and_then(|parts| parts.get(&part).cloned());
         let old = old.unwrap_or_default();
         let only = |these: &[PeerId], those: &[PeerId]| -> Vec<Member> {
             let these = these.iter().copied();
             let only = these.filter(|member| those.binary_search(member).is_err());
             only.map(Member::Peer).collect()
         };
-        self.members(&Peer::Group(id), &only(&old, new), &only(new, &old));
-    }
-
-    /// Takes over that a source has lost and got members.
-    fn members(&mut self, source: &Peer, gone: &[Member], come: &[Member]) {
-        for (pod, policy) in self.objects.pairs_with(source) {
-            let mut grants = Vec::new();
-            let (pod_object, policy) = (
-                self.objects.pods.get(&pod),
-                self.objects.policies.get(&policy),
-            );
-            let (Some(pod_object), Some(policy)) = (pod_object, policy) else {
-                continue;
+        let (gone, come) = (only(&old, new), only(new, &old));
+        self.regroup(id, &gone, &come, |content| {
+            let parts = content.objects.groups.entry(id).or_default();
+            match new {
+                [] => parts.remove(&part),
+                _ => parts.insert(part, new.to_vec()),
             };
-            for (direction, rule) in rules(policy) {
-                let times = rule.peers.as_ref().map_or(0, |peers| match source {
-                    Peer::Group(id) => peers.groups.iter().filter(|other| *other == id).count(),
-                    Peer::Block(block) => peers.blocks.iter().filter(|b| *b == block).count(),
-                });
-                for _ in 0..times {
-                    for (members, there) in [(gone, false), (come, true)] {
-                        for member in members {
-                            self.terms().rule(
-                                pod_object,
-                                (direction, rule),
-                                *member,
-                                &mut |grant| {
-                                    grants.push((grant, there));
-                                },
-                            );
-                        }
-                    }
-                }
+            if parts.is_empty() {
+                content.objects.groups.remove(&id);
             }
-            let is_cut_off = self.cut_off.contains(&pod);
-            let weight = self.weights.entry(pod).or_default();
-            for (grant, there) in grants {
-                match there {
-                    true => *weight += 1,
-                    false => *weight -= 1,
-                }
-                if !is_cut_off {
-                    self.held.allow(grant, there);
-                }
-            }
-        }
+        });
     }
 
-    fn terms(&self) -> Terms<'_> {
+    pub(super) fn terms(&self) -> Terms<'_> {
         Terms {
             family: self.family,
             objects: &self.objects,
             numbers: &self.numbers,
-            blocks: &self.blocks,
         }
     }
 
@@ -333,23 +270,15 @@ impl Content {
             return;
         }
         self.failures = None;
-        let pairs = self.objects.pairs_of(name);
-        self.pairs(&pairs, false);
-        self.count_blocks(name, false);
+        let pods = self.objects.pods_of(name);
+        for pod in &pods {
+            self.isolate(pod, name, false);
+        }
+        self.retract(name);
         self.objects.set_policy(name, new);
-        self.count_blocks(name, true);
-        self.pairs(&pairs, true);
-    }
-
-    /// Records that the blocks of a policy are, or are no longer, in use; if some Pod names the policy.
-    fn count_blocks(&mut self, name: &PolicyName, there: bool) {
-        let policy = self.objects.policies.get(name);
-        let policy = policy.filter(|_| self.objects.has_pods(name));
-        for block in policy
-            .into_iter()
-            .flat_map(|policy| blocks(policy, self.family))
-        {
-            self.blocks.count(block, there);
+        self.count_ranges(name);
+        for pod in &pods {
+            self.isolate(pod, name, true);
         }
     }
 
@@ -359,15 +288,14 @@ impl Content {
         }
         self.failures = None;
         if let Some(old) = self.objects.pods.get(name).cloned() {
-            self.pairs(&pairs_of(name, &old), false);
+            for policy in &old.policies {
+                self.isolate(name, policy, false);
+                self.forget_pair(name, policy);
+                self.objects.set_pair(name, policy, false);
+            }
             self.set_addresses(&old, false);
             self.tier(name, false);
             self.set_subject(name, old.tier, false);
-            for policy in &old.policies {
-                self.count_blocks(policy, false);
-                self.objects.set_pair(name, policy, false);
-                self.count_blocks(policy, true);
-            }
             self.objects.pods.remove(name);
             self.weights.remove(name);
         }
@@ -377,26 +305,19 @@ impl Content {
         };
         self.objects.pods.insert(name.clone(), new.clone());
         self.weights.insert(name.clone(), 0);
-        for policy in &new.policies {
-            self.count_blocks(policy, false);
-            self.objects.set_pair(name, policy, true);
-            self.count_blocks(policy, true);
-        }
         self.set_addresses(new, true);
         self.set_subject(name, new.tier, true);
         self.tier(name, true);
-        self.pairs(&pairs_of(name, new), true);
-    }
-
-    /// Adds what policies mean for Pods, or takes it back.
-    pub(super) fn pairs(&mut self, pairs: &[(PodName, PolicyName)], there: bool) {
-        for (pod, policy) in pairs {
-            self.pair(pod, policy, there);
+        for policy in &new.policies {
+            self.objects.set_pair(name, policy, true);
+            self.isolate(name, policy, true);
+            self.await_pair(name, policy);
         }
     }
 
-    /// A policy that is not known may be about both directions, and allows nothing.
-    fn pair(&mut self, name: &PodName, policy: &PolicyName, there: bool) {
+    /// Records that a policy may deny a Pod something, or takes that back. A policy that is not known may be about both
+    /// directions.
+    pub(super) fn isolate(&mut self, name: &PodName, policy: &PolicyName, there: bool) {
         let Some(pod) = self.objects.pods.get(name) else {
             return;
         };
@@ -409,27 +330,6 @@ impl Content {
             for address in addresses(pod, self.family) {
                 self.held
                     .subject(PolicySet::Isolated(direction), direction, address, there);
-            }
-        }
-        let (mut count, held) = (0, &mut self.held);
-        let terms = Terms {
-            family: self.family,
-            objects: &self.objects,
-            numbers: &self.numbers,
-            blocks: &self.blocks,
-        };
-        if let Some(policy) = policy {
-            terms.policy(pod, policy, &mut |grant| {
-                count += 1;
-                if !is_cut_off {
-                    held.allow(grant, there);
-                }
-            });
-        }
-        if let Some(weight) = self.weights.get_mut(name) {
-            match there {
-                true => *weight += count,
-                false => *weight -= count,
             }
         }
     }
@@ -450,20 +350,22 @@ impl Content {
 
     /// Cuts the blocks anew.
     fn recut(&mut self) {
-        let numbers = &mut self.numbers;
-        let recut = self.blocks.recut(self.family, || numbers.fresh());
-        let (old, new) = recut.ranges;
+        let Some((old, new)) = self.blocks.recut() else {
+            return;
+        };
         let place = |range: &Range| (PolicySet::Blocks, Key::Span(range.first, range.last));
-        for range in &old {
+        for range in gone(&old.ranges, &new.ranges) {
             self.held.set(place(range), None);
         }
-        for range in &new {
+        for range in gone(&new.ranges, &old.ranges) {
             self.held.set(place(range), Some(range.number));
         }
-        for (block, gone, come) in recut.blocks {
-            let [gone, come] = [gone, come]
-                .map(|numbers| numbers.into_iter().map(Member::Range).collect::<Vec<_>>());
-            self.members(&Peer::Block(block), &gone, &come);
+        let place = |child| (PolicySet::Parents, Key::Number(child));
+        for (child, _) in gone(&old.parents, &new.parents) {
+            self.held.set(place(*child), None);
+        }
+        for (child, parent) in gone(&new.parents, &old.parents) {
+            self.held.set(place(*child), Some(*parent));
         }
     }
 
@@ -488,10 +390,8 @@ impl Content {
     }
 }
 
-/// Returns the pairs of a Pod and its policies.
-pub(super) fn pairs_of(name: &PodName, pod: &LocalPod) -> Vec<(PodName, PolicyName)> {
-    let policies = pod.policies.iter();
-    policies
-        .map(|policy| (name.clone(), policy.clone()))
-        .collect()
+/// Returns what the first of two sorted lists has and the second lacks.
+fn gone<'a, T: Ord>(these: &'a [T], those: &'a [T]) -> impl Iterator<Item = &'a T> {
+    let is_gone = |item: &&T| those.binary_search(item).is_err();
+    these.iter().filter(is_gone)
 }

@@ -6,10 +6,10 @@ use kplane_model::{
     Direction, Family, LocalPod, NamedPort, PeerId, Policy, PolicyPort, PolicyRule, Protocol,
 };
 
-use super::blocks::Blocks;
 use super::held::Grant;
 use super::numbers::Numbers;
 use super::objects::{self, Objects};
+use super::ported::PortName;
 
 /// One of the other ends that a rule names.
 #[derive(Clone, Copy, Debug)]
@@ -27,13 +27,19 @@ pub(super) struct Terms<'a> {
     pub(super) family: Family,
     pub(super) objects: &'a Objects,
     pub(super) numbers: &'a Numbers,
-    pub(super) blocks: &'a Blocks,
 }
 
 impl Terms<'_> {
-    /// Passes on all that a policy allows a Pod.
-    pub(super) fn policy(&self, pod: &LocalPod, policy: &Policy, each: &mut impl FnMut(Grant)) {
-        for (direction, rule) in objects::rules(policy) {
+    /// Passes on all that a policy allows a Pod. `ranges` has the numbers of the ranges of each rule, in the order of
+    /// [`objects::rules`].
+    pub(super) fn policy(
+        &self,
+        pod: &LocalPod,
+        policy: &Policy,
+        ranges: &[Vec<u32>],
+        each: &mut impl FnMut(Grant),
+    ) {
+        for ((direction, rule), ranges) in objects::rules(policy).zip(ranges) {
             let Some(peers) = &rule.peers else {
                 self.rule(pod, (direction, rule), Member::Everybody, each);
                 continue;
@@ -41,11 +47,7 @@ impl Terms<'_> {
             for member in peers.groups.iter().flat_map(|id| self.objects.members(*id)) {
                 self.rule(pod, (direction, rule), Member::Peer(member), each);
             }
-            for number in peers
-                .blocks
-                .iter()
-                .flat_map(|block| self.blocks.numbers(block))
-            {
+            for number in ranges {
                 self.rule(pod, (direction, rule), Member::Range(*number), each);
             }
         }
@@ -90,35 +92,33 @@ impl Terms<'_> {
                         }
                     }
                     (PolicyPort::Named(protocol, name), Direction::Egress) => {
-                        self.named_peers(member, *protocol, name, &mut grant);
+                        for (class, port) in self.bearers(member, &(*protocol, name.clone())) {
+                            if let Some(number) = self.numbers.get(class) {
+                                grant(number, Some((*protocol, port, port)));
+                            }
+                        }
                     }
                 }
             }
         }
     }
 
-    /// Passes on the classes of other ends that have a port of this name, since the number of the port differs.
-    fn named_peers(
+    /// Returns the classes of a member that have a port of this name, with its number there. The ports of addresses outside
+    /// have no names.
+    pub(super) fn bearers(
         &self,
         member: Member,
-        protocol: Protocol,
-        name: &str,
-        grant: &mut impl FnMut(u32, Option<(Protocol, u16, u16)>),
-    ) {
-        for (class, ported) in &self.objects.ported {
-            let is_meant = match member {
-                Member::Everybody => true,
-                Member::Peer(id) => id == *class || id == ported.parent || id == PeerId::ALL_PODS,
-                // The ports of addresses outside have no names.
-                Member::Range(_) => false,
-            };
-            let Some(number) = self.numbers.get(*class).filter(|_| is_meant) else {
-                continue;
-            };
-            for port in named(&ported.ports, protocol, name) {
-                grant(number, Some((protocol, port, port)));
-            }
-        }
+        name: &PortName,
+    ) -> impl Iterator<Item = (PeerId, u16)> {
+        let member = match member {
+            Member::Everybody => Some(None),
+            Member::Peer(id) => Some(Some(id)),
+            Member::Range(_) => None,
+        };
+        let ported = &self.objects.ported;
+        member
+            .into_iter()
+            .flat_map(move |member| ported.bearers(member, name))
     }
 }
 
@@ -128,7 +128,12 @@ pub(super) fn addresses(pod: &LocalPod, family: Family) -> impl Iterator<Item = 
     addresses.filter(move |address| Family::of(*address) == family)
 }
 
-fn named(ports: &[NamedPort], protocol: Protocol, name: &str) -> impl Iterator<Item = u16> {
+/// Returns the numbers of the ports of a name.
+pub(super) fn named(
+    ports: &[NamedPort],
+    protocol: Protocol,
+    name: &str,
+) -> impl Iterator<Item = u16> {
     let ports = ports.iter();
     let named = ports.filter(move |port| port.protocol == protocol && &*port.name == name);
     named.map(|port| port.port)

@@ -59,14 +59,15 @@ impl Content {
         };
         let class = self.held.number(PolicySet::Peers, Key::Ip(other));
         let namespace = parent(class);
-        let block = self.blocks.find(other);
-        let numbers = [Some(0), class, namespace, parent(namespace), block];
+        let numbers = [Some(0), class, namespace, parent(namespace)];
+        // From the innermost range outwards.
+        let ranges = std::iter::successors(self.blocks.find(other), |range| parent(Some(*range)));
         let on_port = |number, (protocol, port)| {
             let key = Key::GrantPort(pod, number, protocol, port);
             self.held.has(PolicySet::Ports(direction), key)
                 || self.held.in_range((direction, pod, number, protocol), port)
         };
-        numbers.into_iter().flatten().any(|number| {
+        numbers.into_iter().flatten().chain(ranges).any(|number| {
             self.held
                 .has(PolicySet::All(direction), Key::Grant(pod, number))
                 || packet.port.is_some_and(|port| on_port(number, port))

@@ -1,14 +1,14 @@
-//! How many elements policies may need.
+//! How much ClusterNetworkPolicies may decide for Pods.
 
 use std::collections::BTreeSet;
 
 use kplane_model::PodName;
 
-use super::content::{Content, pairs_of};
+use super::content::Content;
 
 impl Content {
-    /// Cuts off Pods whose policies need more elements than there may be, and the last ones by name beyond what there
-    /// may be in all.
+    /// Cuts off Pods for which tiers decide more than there may be, and the last ones by name beyond what there may be in
+    /// all.
     pub(super) fn keep_limits(&mut self) {
         let mut left = self.limits.node;
         let mut cut_off = BTreeSet::new();
@@ -25,14 +25,20 @@ impl Content {
         for pod in changed {
             self.failures = None;
             let object = self.objects.pods.get(&pod);
-            let pairs = object.map_or(Vec::new(), |object| pairs_of(&pod, object));
-            self.pairs(&pairs, false);
+            let policies = object.map_or(Vec::new(), |object| object.policies.clone());
+            for policy in &policies {
+                self.isolate(&pod, policy, false);
+                self.forget_pair(&pod, policy);
+            }
             self.tier(&pod, false);
             match cut_off.contains(&pod) {
                 true => self.cut_off.insert(pod.clone()),
                 false => self.cut_off.remove(&pod),
             };
-            self.pairs(&pairs, true);
+            for policy in &policies {
+                self.isolate(&pod, policy, true);
+                self.await_pair(&pod, policy);
+            }
             self.tier(&pod, true);
         }
     }

@@ -4,23 +4,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use kplane_model::{
-    Block, Direction, Family, GroupId, LocalPod, NamedPort, PeerId, PodName, Policy, PolicyName,
-    PolicyPort, PolicyRule,
+    Direction, GroupId, LocalPod, PeerId, PodName, Policy, PolicyName, PolicyPort, PolicyRule,
 };
 
-/// What a rule names as the other end.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Peer {
-    Group(GroupId),
-    Block(Block),
-}
-
-/// A class that has ports with names.
-#[derive(Clone, Debug)]
-pub(super) struct Ported {
-    pub(super) parent: PeerId,
-    pub(super) ports: Vec<NamedPort>,
-}
+use super::ported::{PortName, Ported, port_name};
 
 /// All objects, with indexes.
 #[derive(Debug, Default)]
@@ -28,16 +15,16 @@ pub(super) struct Objects {
     pub(super) peers: HashMap<IpAddr, PeerId>,
     /// The parents of all classes.
     pub(super) classes: HashMap<PeerId, PeerId>,
-    pub(super) ported: BTreeMap<PeerId, Ported>,
+    pub(super) ported: Ported,
     pub(super) groups: HashMap<GroupId, BTreeMap<u8, Vec<PeerId>>>,
     pub(super) policies: HashMap<PolicyName, Policy>,
     pub(super) pods: BTreeMap<PodName, LocalPod>,
     /// The Pods that name a policy.
     pub(super) pods_of: HashMap<PolicyName, BTreeSet<PodName>>,
-    /// The policies that name a source.
-    policies_with: HashMap<Peer, BTreeSet<PolicyName>>,
-    /// The policies with an egress rule that names a port by its name.
-    pub(super) named_egress: BTreeSet<PolicyName>,
+    /// The policies that name a group.
+    policies_with: HashMap<GroupId, BTreeSet<PolicyName>>,
+    /// The policies with an egress rule that names a port.
+    policies_naming: HashMap<PortName, BTreeSet<PolicyName>>,
 }
 
 impl Objects {
@@ -47,21 +34,30 @@ impl Objects {
         parts.flat_map(|(_, members)| members.iter().copied())
     }
 
-    /// Returns the pairs of a Pod and a policy of which the policy names a source.
-    pub(super) fn pairs_with(&self, source: &Peer) -> Vec<(PodName, PolicyName)> {
-        let policies = self.policies_with.get(source).into_iter().flatten();
-        policies.flat_map(|policy| self.pairs_of(policy)).collect()
+    /// Returns how many members a group has.
+    pub(super) fn size(&self, group: GroupId) -> u64 {
+        let parts = self.groups.get(&group).into_iter().flatten();
+        parts.map(|(_, members)| members.len() as u64).sum()
     }
 
-    /// Returns the pairs of a Pod and this policy.
-    pub(super) fn pairs_of(&self, policy: &PolicyName) -> Vec<(PodName, PolicyName)> {
+    /// Returns the policies that name a group.
+    pub(super) fn policies_with(&self, group: GroupId) -> Vec<PolicyName> {
+        let policies = self.policies_with.get(&group).into_iter().flatten();
+        policies.cloned().collect()
+    }
+
+    /// Returns the policies with an egress rule that names one of some ports.
+    pub(super) fn policies_naming(&self, ports: &BTreeSet<PortName>) -> BTreeSet<PolicyName> {
+        let policies = ports
+            .iter()
+            .filter_map(|port| self.policies_naming.get(port));
+        policies.flatten().cloned().collect()
+    }
+
+    /// Returns the Pods that name a policy.
+    pub(super) fn pods_of(&self, policy: &PolicyName) -> Vec<PodName> {
         let pods = self.pods_of.get(policy).into_iter().flatten();
-        pods.map(|pod| (pod.clone(), policy.clone())).collect()
-    }
-
-    /// Returns whether some Pod names a policy.
-    pub(super) fn has_pods(&self, policy: &PolicyName) -> bool {
-        self.pods_of.contains_key(policy)
+        pods.cloned().collect()
     }
 
     /// Records a policy, or that it is gone. Returns the one before.
@@ -70,17 +66,20 @@ impl Objects {
             Some(new) => self.policies.insert(name.clone(), new.clone()),
             None => self.policies.remove(name),
         };
-        for source in old.iter().flat_map(sources) {
-            take_out(&mut self.policies_with, &source, name);
+        for group in old.iter().flat_map(groups) {
+            take_out(&mut self.policies_with, &group, name);
         }
-        for source in new.into_iter().flat_map(sources) {
-            let policies = self.policies_with.entry(source).or_default();
+        for port in old.iter().flat_map(egress_names) {
+            take_out(&mut self.policies_naming, &port, name);
+        }
+        for group in new.into_iter().flat_map(groups) {
+            let policies = self.policies_with.entry(group).or_default();
             policies.insert(name.clone());
         }
-        match new.is_some_and(names_egress_ports) {
-            true => self.named_egress.insert(name.clone()),
-            false => self.named_egress.remove(name),
-        };
+        for port in new.into_iter().flat_map(egress_names) {
+            let policies = self.policies_naming.entry(port).or_default();
+            policies.insert(name.clone());
+        }
         old
     }
 
@@ -117,29 +116,19 @@ pub(super) fn rules(policy: &Policy) -> impl Iterator<Item = (Direction, &Policy
     })
 }
 
-fn sources(policy: &Policy) -> Vec<Peer> {
+fn groups(policy: &Policy) -> impl Iterator<Item = GroupId> {
     let peers = rules(policy).filter_map(|(_, rule)| rule.peers.as_ref());
-    let sources = peers.flat_map(|peers| {
-        let groups = peers.groups.iter().copied().map(Peer::Group);
-        groups.chain(peers.blocks.iter().cloned().map(Peer::Block))
-    });
-    sources.collect()
+    peers.flat_map(|peers| peers.groups.iter().copied())
 }
 
-/// Returns the blocks of a policy of a family, each as often as rules have it.
-pub(super) fn blocks(policy: &Policy, family: Family) -> impl Iterator<Item = &Block> {
-    let peers = rules(policy).filter_map(|(_, rule)| rule.peers.as_ref());
-    let blocks = peers.flat_map(|peers| &peers.blocks);
-    blocks.filter(move |block| block.range.family() == family)
+/// Returns the ports that egress rules of a policy name.
+fn egress_names(policy: &Policy) -> impl Iterator<Item = PortName> {
+    let ports = policy.egress.iter().flatten().flat_map(|rule| &rule.ports);
+    ports.flatten().filter_map(port_name)
 }
 
 /// Returns whether a rule has ports with names.
 pub(super) fn names_ports(rule: &PolicyRule) -> bool {
     let mut ports = rule.ports.iter().flatten();
     ports.any(|port| matches!(port, PolicyPort::Named(..)))
-}
-
-fn names_egress_ports(policy: &Policy) -> bool {
-    let mut rules = policy.egress.iter().flatten();
-    rules.any(names_ports)
 }

@@ -50,6 +50,14 @@ impl Content {
                 ),
             }
         }));
+        failures.extend(self.grants.beyond.iter().map(|(name, share)| PolicyFailure {
+            key: PolicyKey::Policy(name.clone()),
+            reason: format!(
+                "its rules need {} elements on this node, and all policies of its namespace may have {share}; it isolates its \
+                 Pods here and allows nothing: use fewer ports, ranges or other ends",
+                self.grants.price(name)
+            ),
+        }));
         failures
     }
 

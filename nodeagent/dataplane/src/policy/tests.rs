@@ -281,6 +281,7 @@ proptest! {
         let new = || {
             let mut content = Content::new(Family::V4);
             content.limits.pod = limit;
+            content.limits.namespace = limit.saturating_mul(2);
             content.limits.node = limit.saturating_mul(2);
             content
         };
@@ -310,7 +311,7 @@ proptest! {
         prop_assert_eq!(content.failures(), fresh.failures());
         // Of two Pods with one address, one may be cut off, and its denials as well.
         let shared = IPS.iter().any(|at| content.objects.pods.values().filter(|pod| pod.addresses.contains(&ip(at))).count() > 1);
-        let is_cut_off = limit == 5 && content.failures().iter().any(|f| matches!(f.key, PolicyKey::Pod(_)));
+        let is_cut_off = !content.cut_off.is_empty() || !content.grants.beyond.is_empty();
         let oracle = Oracle { world: &world };
         for packet in packets() {
             let by_elements = kernel.allows(&packet);
@@ -393,57 +394,177 @@ fn local_pod(number: usize, policies: &[usize]) -> PolicyObject {
     })
 }
 
+/// A policy that allows anybody so many ports.
+fn of_ports(number: usize, last: u16) -> PolicyObject {
+    let ports = (1..=last).map(|port| PolicyPort::Range(Protocol::Tcp, port, port));
+    let rule = PolicyRule {
+        peers: None,
+        ports: Some(ports.collect()),
+    };
+    PolicyObject::Policy(Policy {
+        name: name(number),
+        ingress: Some(vec![rule]),
+        egress: None,
+    })
+}
+
+/// Only the largest policy of a namespace that needs too many elements allows nothing, and other namespaces notice nothing.
 #[test]
-fn too_many_elements_cut_a_pod_off() {
-    let ports = |last| {
-        (1..=last)
-            .map(|port| PolicyPort::Range(Protocol::Tcp, port, port))
-            .collect()
-    };
-    let policy = |number, last| {
-        let rule = PolicyRule {
-            peers: None,
-            ports: Some(ports(last)),
-        };
-        let ingress = Some(vec![rule]);
-        PolicyObject::Policy(Policy {
-            name: name(number),
-            ingress,
-            egress: None,
-        })
-    };
+fn too_many_elements_cost_the_largest_policy_of_the_namespace() {
     let mut content = Content::new(Family::V4);
-    content.limits.pod = 10;
+    content.limits.namespace = 10;
+    let other = PolicyName::new("other", "small");
+    let PolicyObject::Policy(small) = of_ports(3, 3) else {
+        unreachable!()
+    };
+    let small = PolicyObject::Policy(Policy {
+        name: other.clone(),
+        ..small
+    });
+    let PolicyObject::Pod(of_other) = local_pod(1, &[]) else {
+        unreachable!()
+    };
+    let of_other = PolicyObject::Pod(LocalPod {
+        policies: vec![other],
+        ..of_other
+    });
     let objects = [
-        policy(0, 6),
-        policy(1, 6),
+        of_ports(0, 4),
+        of_ports(1, 7),
+        small,
         local_pod(0, &[0, 1]),
-        local_pod(1, &[1]),
+        of_other,
     ];
     let steps = objects.map(|object| (object.key(), Some(object)));
     apply(&mut content, &steps, true);
-    let packet = |to: &str| Packet {
-        source: ip(IPS[4]),
-        destination: ip(to),
-        port: Some((Protocol::Tcp, 3)),
+    let allows = |content: &Content, to: usize, port| {
+        content.allows(&Packet {
+            source: ip(IPS[4]),
+            destination: ip(IPS[to]),
+            port: Some((Protocol::Tcp, port)),
+        })
     };
-    assert!(!content.allows(&packet(IPS[0])) && content.allows(&packet(IPS[1])));
-    let failures = content.failures();
-    assert_eq!(failures.len(), 1);
+    let ports = |content: &Content, to| (1..9).filter(|port| allows(content, to, *port)).count();
+    assert_eq!([ports(&content, 0), ports(&content, 1)], [4, 3]);
+    let [failure] = content.failures() else {
+        panic!("{:?}", content.failures())
+    };
+    assert_eq!(failure.key, of_ports(1, 7).key());
+    assert!(failure.reason.contains("need 7 elements"), "{failure:?}");
+    // It fits once it is smaller, or once others are gone.
+    let smaller = (of_ports(1, 6).key(), Some(of_ports(1, 6)));
+    apply(&mut content, &[smaller], false);
+    assert_eq!((ports(&content, 0), content.failures()), (6, &[][..]));
+    let larger = (of_ports(1, 8).key(), Some(of_ports(1, 8)));
+    apply(&mut content, &[larger], false);
+    assert_eq!((ports(&content, 0), content.failures().len()), (4, 1));
+    apply(&mut content, &[(of_ports(0, 4).key(), None)], false);
+    assert_eq!((ports(&content, 0), content.failures().len()), (8, 1));
+}
+
+/// Neither a product of blocks and ports nor one of a group's members and ports is made before it is known to fit.
+#[test]
+fn a_product_that_is_too_large_is_never_made() {
+    let ports = || (1..=6_000).map(|port| PolicyPort::Range(Protocol::Tcp, port, port));
+    let block = |n: u32| Block {
+        range: Cidr::single(IpAddr::from((0x0a00_0000 + 2 * n).to_be_bytes())),
+        except: Vec::new(),
+    };
+    let policy = |blocks, groups| {
+        let peers = Some(Peers { groups, blocks });
+        let rule = PolicyRule {
+            peers,
+            ports: Some(ports().collect()),
+        };
+        PolicyObject::Policy(Policy {
+            name: name(0),
+            ingress: Some(vec![rule]),
+            egress: None,
+        })
+    };
+    let group = |members: Vec<PeerId>| {
+        PolicyObject::Group(GroupPart {
+            group: id(20),
+            part: 0,
+            members,
+        })
+    };
+    let mut content = Content::new(Family::V4);
+    let blocks = policy((0..2_500).map(block).collect(), Vec::new());
+    let steps = [blocks, local_pod(0, &[0])].map(|object| (object.key(), Some(object)));
+    apply(&mut content, &steps, true);
     assert!(
-        failures[0].reason.contains("need 12 elements"),
-        "{failures:?}"
+        content.failures()[0]
+            .reason
+            .contains("need 15000000 elements")
     );
-    let isolated = (PolicySet::Isolated(Direction::Egress), Key::Ip(ip(IPS[0])));
-    assert!(content.held.get(isolated).is_some());
+    assert!(content.held.len() < 100 && content.isolates(ip(IPS[0])));
+    // The same with a group that grows.
+    let few = [policy(Vec::new(), vec![id(20)]), group(vec![id(1)])];
     apply(
         &mut content,
-        &[(policy(1, 4).key(), Some(policy(1, 4)))],
+        &few.map(|object| (object.key(), Some(object))),
         false,
     );
-    assert!(content.allows(&packet(IPS[0])));
-    assert_eq!(content.failures(), &[]);
-    assert!(content.held.get(isolated).is_none());
+    assert!(content.failures().is_empty() && content.held.len() > 6_000);
+    let members = (0..=255).flat_map(|a| {
+        (0..40).map(move |b| PeerId([a, b, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]))
+    });
+    let many = group(members.collect());
+    content.held.record();
+    apply(&mut content, &[(many.key(), Some(many))], false);
+    let changed = content.held.changes().len();
+    assert!(changed < 20_000 && content.held.len() < 100, "{changed}");
+    assert_eq!(content.failures().len(), 1);
+}
+
+/// What a block costs does not depend on the blocks of others.
+#[test]
+fn borders_of_other_policies_cost_nothing() {
+    let policy = |number, blocks| {
+        let peers = Some(Peers {
+            groups: Vec::new(),
+            blocks,
+        });
+        let rule = PolicyRule { peers, ports: None };
+        PolicyObject::Policy(Policy {
+            name: name(number),
+            ingress: Some(vec![rule]),
+            egress: None,
+        })
+    };
+    let all = Block {
+        range: Cidr::everything(Family::V4),
+        except: Vec::new(),
+    };
+    let single = |n: u32| Block {
+        range: Cidr::single(IpAddr::from((0xc000_0200 + 2 * n).to_be_bytes())),
+        except: Vec::new(),
+    };
+    let mut content = Content::new(Family::V4);
+    let objects = [
+        policy(0, vec![all]),
+        local_pod(0, &[0]),
+        policy(1, (0..1_000).map(single).collect()),
+        local_pod(1, &[1]),
+    ];
+    apply(
+        &mut content,
+        &objects.map(|object| (object.key(), Some(object))),
+        true,
+    );
+    assert_eq!(content.grants.price(&name(0)), 1);
+    let victims = content
+        .held
+        .all()
+        .filter(|((_, key), _)| matches!(key, Key::Grant(pod, _) if *pod == ip(IPS[0])));
+    assert_eq!(victims.count(), 1);
+    let packet = |to: usize| Packet {
+        source: ip("192.0.2.8"),
+        destination: ip(IPS[to]),
+        port: Some((Protocol::Tcp, 80)),
+    };
+    assert!(content.allows(&packet(0)) && content.allows(&packet(1)));
 }
 
 /// A Pod whose policy allows what one class may do.

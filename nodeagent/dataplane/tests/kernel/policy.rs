@@ -44,10 +44,18 @@ fn text(family: Family) -> String {
             "icmpv6 type >= nd-router-solicit icmpv6 type <= nd-redirect accept",
         ),
     };
+    // A range has at most as many around it as an address has bits, and a chain makes 16 steps.
+    let climbs = match family {
+        Family::V4 => 2,
+        Family::V6 => 8,
+    };
+    let climb = |direction| format!("jump {direction}-climb\n").repeat(climbs);
     include_str!("policy.nft")
         .replace("FAMADDR", address)
         .replace("FAM", name)
         .replace("NEIGHBOUR", neighbour)
+        .replace("CLIMB-ingress", &climb("ingress"))
+        .replace("CLIMB-egress", &climb("egress"))
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! ```text
 //! forward (output) > new > midstream                   TCP that begins in its midst
 //!                        > egress-check > egress-match > ingress > ingress-check > ingress-match > allowed
+//! egress-check > egress-climb > egress-around > egress-match                          from a range to those around it
 //! egress-tiers (before egress-check) > egress-admin, egress-baseline > egress-row > egress-action
 //! ingress-tiers                      > the same of ingress
 //! ```
@@ -42,9 +43,9 @@ pub(super) fn chains(family: Family, output: bool, log: bool) -> Vec<Chain> {
         Chain::new("allowed").rule([Policy(Anybody), Policy(Accept)]),
         deny(Ingress, log),
         deny(Egress, log),
-        check(Chain::new("ingress-check"), Ingress, "ingress-match"),
-        check(Chain::new("egress-check"), Egress, "egress-match"),
     ];
+    chains.extend(checks(family, Ingress));
+    chains.extend(checks(family, Egress));
     chains.extend(of_tiers(Ingress, "allowed"));
     chains.extend(of_tiers(Egress, "ingress"));
     chains.extend([
@@ -76,9 +77,27 @@ fn matching(name: &'static str, direction: Direction, then: &'static str) -> Cha
     })
 }
 
-/// Adds rules that look for what allows a packet, with each number that stands for its other end.
-fn check(chain: Chain, direction: Direction, matching: &'static str) -> Chain {
+/// Steps from a range to the one around it that one chain makes.
+const STEPS: usize = 16;
+
+/// Returns the chains that look for what allows a packet, with each number that stands for its other end. Ranges come
+/// last: the innermost one, and then those around it. A range has at most as many around it as an address has bits.
+fn checks(family: Family, direction: Direction) -> [Chain; 3] {
     let (_, other) = ends(direction);
+    let [check, climb, around, matching] = match direction {
+        Ingress => [
+            "ingress-check",
+            "ingress-climb",
+            "ingress-around",
+            "ingress-match",
+        ],
+        Egress => [
+            "egress-check",
+            "egress-climb",
+            "egress-around",
+            "egress-match",
+        ],
+    };
     let number = |field, set| Policy(PolicyStep::Number(field, set));
     let numbers = [
         Policy(Anybody),
@@ -89,8 +108,22 @@ fn check(chain: Chain, direction: Direction, matching: &'static str) -> Chain {
     ];
     let chain = numbers
         .into_iter()
-        .fold(chain, |chain, number| chain.rule([number, Jump(matching)]));
-    chain.rule([Goto(denying(direction))])
+        .fold(Chain::new(check), |chain, number| {
+            chain.rule([number, Jump(matching)])
+        });
+    let bits = match family {
+        Family::V4 => 32,
+        Family::V6 => 128,
+    };
+    let repeat =
+        |chain: Chain, times, name| (0..times).fold(chain, |chain, _| chain.rule([Jump(name)]));
+    [
+        Chain::new(around)
+            .rule([number(Field::Number, PolicySet::Parents), Goto(matching)])
+            .rule([Goto(denying(direction))]),
+        repeat(Chain::new(climb), STEPS, around),
+        repeat(chain, bits / STEPS, climb).rule([Goto(denying(direction))]),
+    ]
 }
 
 /// Returns the fields of a direction's Pod, and of the other end.

@@ -168,7 +168,9 @@ impl Model {
                 }
             }
         }
-        false
+        let outwards = |of: &u32| self.number(PolicySet::Parents, Key::Number(*of));
+        let mut around = std::iter::successors(Some(number), outwards).skip(1);
+        around.any(|number| self.matches(direction, pod, number, packet))
     }
 
     fn matches(&self, direction: Direction, pod: IpAddr, number: u32, packet: &Packet) -> bool {

@@ -1,0 +1,216 @@
+//! What policies allow Pods: which pairs of a policy and a Pod are among the elements, and which are left out.
+
+use std::collections::BTreeSet;
+
+use kplane_model::{Cidr, Direction, GroupId, PodName, PolicyName, PolicyPort};
+
+use super::blocks::Stretches;
+use super::content::Content;
+use super::expand::{Member, Terms};
+use super::objects::rules;
+use super::pricing::Pricing;
+use super::shares::beyond;
+
+impl Content {
+    /// Counts the ranges that a policy's rules need.
+    pub(super) fn count_ranges(&mut self, name: &PolicyName) {
+        match self.objects.policies.get(name) {
+            Some(policy) => {
+                let counts =
+                    rules(policy).map(|(_, rule)| Stretches::of(rule, self.family).count());
+                self.grants.ranges.insert(name.clone(), counts.collect());
+            }
+            None => drop(self.grants.ranges.remove(name)),
+        }
+        self.grants.repriced.insert(name.clone());
+    }
+
+    /// Records a pair of a Pod and a policy, which has to be granted.
+    pub(super) fn await_pair(&mut self, pod: &PodName, policy: &PolicyName) {
+        let pods = self.grants.missing.entry(policy.clone()).or_default();
+        pods.insert(pod.clone());
+        self.grants.repriced.insert(policy.clone());
+    }
+
+    /// Takes back what a policy allows a Pod, before the Pod changes.
+    pub(super) fn forget_pair(&mut self, pod: &PodName, policy: &PolicyName) {
+        if self.grants.has(pod, policy) {
+            self.grant(policy, std::slice::from_ref(pod), false);
+        } else if let Some(pods) = self.grants.missing.get_mut(policy) {
+            pods.remove(pod);
+            if pods.is_empty() {
+                self.grants.missing.remove(policy);
+            }
+        }
+        self.grants.repriced.insert(policy.clone());
+    }
+
+    /// Takes back what a policy allows, before something that it refers to changes.
+    pub(super) fn retract(&mut self, policy: &PolicyName) {
+        let pods = self.objects.pods_of(policy);
+        let granted: Vec<PodName> = pods
+            .iter()
+            .filter(|pod| self.grants.has(pod, policy))
+            .cloned()
+            .collect();
+        self.grant(policy, &granted, false);
+        if !pods.is_empty() {
+            self.grants
+                .missing
+                .insert(policy.clone(), pods.into_iter().collect());
+        }
+        self.grants.repriced.insert(policy.clone());
+    }
+
+    /// Takes over that a group loses and gets members, which `change` records. Small changes are added to what is granted;
+    /// for others, everything is granted anew if there is room for it.
+    pub(super) fn regroup(
+        &mut self,
+        group: GroupId,
+        gone: &[Member],
+        come: &[Member],
+        change: impl FnOnce(&mut Self),
+    ) {
+        let mut small = Vec::new();
+        for policy in self.objects.policies_with(group) {
+            match self.is_small(&policy, gone.len() + come.len()) {
+                true => small.push(policy),
+                false => self.retract(&policy),
+            }
+        }
+        change(self);
+        for policy in small {
+            let pods = self.objects.pods_of(&policy).into_iter();
+            let granted: Vec<PodName> = pods.filter(|pod| self.grants.has(pod, &policy)).collect();
+            for (members, there) in [(gone, false), (come, true)] {
+                self.grant_members(&policy, &granted, (group, members), there);
+            }
+            self.grants.repriced.insert(policy);
+        }
+    }
+
+    /// Returns whether a policy with a group whose members change so much is not worth granting anew.
+    fn is_small(&self, name: &PolicyName, members: usize) -> bool {
+        let Some(policy) = self.objects.policies.get(name) else {
+            return false;
+        };
+        let ports = rules(policy).map(|(direction, rule)| match &rule.ports {
+            None => Some(1),
+            Some(ports) if direction == Direction::Egress && ports.iter().any(is_named) => None,
+            Some(ports) => Some(ports.len()),
+        });
+        let Some(ports) = ports.sum::<Option<usize>>() else {
+            return false;
+        };
+        let pods = self.objects.pods_of(name).len();
+        let most = ports.saturating_mul(members).saturating_mul(pods) as u64;
+        most <= self.limits.namespace
+    }
+
+    fn grant_members(
+        &mut self,
+        name: &PolicyName,
+        pods: &[PodName],
+        (group, members): (GroupId, &[Member]),
+        there: bool,
+    ) {
+        let Some(policy) = self.objects.policies.get(name) else {
+            return;
+        };
+        let terms = Terms {
+            family: self.family,
+            objects: &self.objects,
+            numbers: &self.numbers,
+        };
+        let held = &mut self.held;
+        let pods = pods.iter().filter_map(|pod| terms.objects.pods.get(pod));
+        for pod in pods {
+            for (direction, rule) in rules(policy) {
+                let groups = rule.peers.iter().flat_map(|peers| &peers.groups);
+                for _ in groups.filter(|other| **other == group) {
+                    for member in members {
+                        terms.rule(pod, (direction, rule), *member, &mut |grant| {
+                            held.allow(grant, there);
+                        });
+                    }
+                }
+            }
+        }
+    }
+
+    /// Grants what is missing and fits, and takes back what no longer fits.
+    pub(super) fn grant_all(&mut self) {
+        let repriced = std::mem::take(&mut self.grants.repriced);
+        let mut differs = false;
+        for name in repriced {
+            let price = Pricing::of(self, &name);
+            let before = match price {
+                0 => self.grants.prices.remove(&name).unwrap_or_default(),
+                _ => {
+                    let before = self.grants.prices.insert(name, price);
+                    before.unwrap_or_default()
+                }
+            };
+            differs |= before != price;
+        }
+        if differs {
+            let new = beyond(&self.grants.prices, self.limits);
+            let old = std::mem::replace(&mut self.grants.beyond, new);
+            // The reasons name prices.
+            if !old.is_empty() || !self.grants.beyond.is_empty() {
+                self.failures = None;
+            }
+            let beyond: Vec<PolicyName> = self.grants.beyond.keys().cloned().collect();
+            for name in beyond.iter().filter(|name| !old.contains_key(*name)) {
+                self.retract(name);
+            }
+            self.grants.repriced.clear();
+        }
+        let missing = std::mem::take(&mut self.grants.missing);
+        for (name, pods) in missing {
+            let is_known = self.objects.policies.contains_key(&name);
+            let fits = is_known && !self.grants.beyond.contains_key(&name);
+            let (granted, left): (BTreeSet<PodName>, BTreeSet<PodName>) = pods
+                .into_iter()
+                .partition(|pod| fits && !self.cut_off.contains(pod));
+            let granted: Vec<PodName> = granted.into_iter().collect();
+            self.grant(&name, &granted, true);
+            if !left.is_empty() {
+                self.grants.missing.insert(name, left);
+            }
+        }
+    }
+
+    /// Adds what a policy allows Pods to the elements, or takes it back.
+    fn grant(&mut self, name: &PolicyName, pods: &[PodName], there: bool) {
+        let (family, blocks) = (self.family, &mut self.blocks);
+        let policy = self.objects.policies.get(name);
+        let Some(policy) = policy.filter(|_| !pods.is_empty()) else {
+            return;
+        };
+        let users = pods.len() as u64;
+        let mut number = |prefix: Cidr| match there {
+            true => Some(blocks.acquire(prefix, users, || self.numbers.fresh())),
+            false => blocks.release(prefix, users),
+        };
+        let ranges: Vec<Vec<u32>> = rules(policy)
+            .map(|(_, rule)| {
+                let stretches = Stretches::of(rule, family);
+                stretches.prefixes().filter_map(&mut number).collect()
+            })
+            .collect();
+        let terms = Terms {
+            family,
+            objects: &self.objects,
+            numbers: &self.numbers,
+        };
+        let held = &mut self.held;
+        for pod in pods.iter().filter_map(|pod| terms.objects.pods.get(pod)) {
+            terms.policy(pod, policy, &ranges, &mut |grant| held.allow(grant, there));
+        }
+    }
+}
+
+fn is_named(port: &PolicyPort) -> bool {
+    matches!(port, PolicyPort::Named(..))
+}
