@@ -45,7 +45,8 @@ impl Content {
             PolicyFailure {
                 key: PolicyKey::Pod(pod.clone()),
                 reason: format!(
-                    "its policies need {weight} elements; there may be {} for a Pod and {} in all; it is cut off",
+                    "the decisions of ClusterNetworkPolicies for it need {weight} elements; there may be {} for a Pod and {} \
+                     in all; it is cut off",
                     limits.pod, limits.node
                 ),
             }
