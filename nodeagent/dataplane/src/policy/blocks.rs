@@ -16,7 +16,7 @@ type Stretch = (u128, u128);
 #[derive(Clone, Copy, Debug)]
 struct UsedRange {
     number: u32,
-    /// How many parts of policies have it; those that lost the last one stay until the next cut.
+    /// Number of users. A prefix that lost the last one stays until the next cut.
     users: u64,
 }
 
@@ -189,44 +189,25 @@ impl Stretches {
 
     /// Returns the fewest prefixes that cover the addresses.
     pub(super) fn prefixes(&self) -> impl Iterator<Item = Cidr> {
-        let family = self.family;
-        let sizes = self.stretches.iter().flat_map(move |of| sizes(*of, family));
-        sizes.filter_map(move |(first, host)| {
-            Cidr::new(ip_from_bits(family, first), width(family) - host)
-        })
-    }
-
-    /// Returns how many prefixes there are. Makes none of them.
-    pub(super) fn count(&self) -> u64 {
-        let sizes = self.stretches.iter().flat_map(|of| sizes(*of, self.family));
-        sizes.count() as u64
+        let stretches = self.stretches.iter();
+        stretches.flat_map(|stretch| prefixes(*stretch, self.family))
     }
 }
 
-/// Returns the number of bits of an address.
-fn width(family: Family) -> u8 {
-    match family {
-        Family::V4 => 32,
-        Family::V6 => 128,
-    }
-}
-
-/// Returns the first address and the number of host bits of each prefix that a stretch consists of.
-fn sizes((first, last): Stretch, family: Family) -> impl Iterator<Item = (u128, u8)> {
+/// Returns the prefixes that a stretch consists of: at each address the largest one that begins there and fits.
+fn prefixes((first, last): Stretch, family: Family) -> impl Iterator<Item = Cidr> {
+    let width: u32 = family.pick(32, 128);
     let mut next = Some(first);
     std::iter::from_fn(move || {
         let first = next.filter(|first| *first <= last)?;
-        let aligned = first.trailing_zeros().min(u32::from(width(family)));
-        let fitting = match (last - first).checked_add(1) {
-            Some(count) => count.ilog2(),
-            None => 128,
-        };
+        let aligned = first.trailing_zeros().min(width);
+        // Only the stretch of all 128 bits has too many addresses to count.
+        let fitting = (last - first).checked_add(1).map_or(128, u128::ilog2);
         let host = aligned.min(fitting);
-        next = 1_u128
-            .checked_shl(host)
-            .and_then(|size| first.checked_add(size));
-        // A prefix has 128 host bits at most.
-        Some((first, u8::try_from(host).unwrap_or(u8::MAX)))
+        let size = 1_u128.checked_shl(host);
+        next = size.and_then(|size| first.checked_add(size));
+        let prefix_len = u8::try_from(width - host).ok()?;
+        Cidr::new(ip_from_bits(family, first), prefix_len)
     })
 }
 
@@ -281,9 +262,7 @@ mod tests {
 
     fn prefixes(blocks: &[(&str, &[&str])], family: Family) -> Vec<String> {
         let stretches = Stretches::of(&rule(blocks), family);
-        let prefixes: Vec<String> = stretches.prefixes().map(|p| p.to_string()).collect();
-        assert_eq!(stretches.count(), prefixes.len() as u64);
-        prefixes
+        stretches.prefixes().map(|p| p.to_string()).collect()
     }
 
     #[test]

@@ -36,9 +36,9 @@ pub(super) struct Content {
     pub(super) blocks: Blocks,
     pub(super) tiers: Tiers,
     pub(super) held: Held,
-    /// What policies allow Pods, and what is left out.
+    /// Pairs of policies and Pods that are left out, and prices.
     pub(super) grants: Grants,
-    /// How many elements the decisions of tiers for each Pod need.
+    /// Number of elements that the decisions of tiers for each Pod need.
     pub(super) weights: BTreeMap<PodName, u64>,
     /// Pods whose decisions need too many.
     pub(super) cut_off: BTreeSet<PodName>,

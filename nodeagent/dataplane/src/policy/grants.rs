@@ -1,13 +1,11 @@
-//! What policies allow Pods: which pairs of a policy and a Pod are among the elements, and which are left out.
+//! Grants: pairs of a policy and a Pod become elements, or are left out if their namespace is beyond its share.
 
-use std::collections::BTreeSet;
-
-use kplane_model::{Cidr, Direction, GroupId, PodName, PolicyName, PolicyPort};
+use kplane_model::{Cidr, Direction, GroupId, PodName, PolicyName};
 
 use super::blocks::Stretches;
 use super::content::Content;
 use super::expand::{Member, Terms};
-use super::objects::rules;
+use super::objects::{names_ports, rules};
 use super::pricing::Pricing;
 use super::shares::beyond;
 
@@ -16,8 +14,10 @@ impl Content {
     pub(super) fn count_ranges(&mut self, name: &PolicyName) {
         match self.objects.policies.get(name) {
             Some(policy) => {
-                let counts =
-                    rules(policy).map(|(_, rule)| Stretches::of(rule, self.family).count());
+                let counts = rules(policy).map(|(_, rule)| {
+                    let stretches = Stretches::of(rule, self.family);
+                    stretches.prefixes().count() as u64
+                });
                 self.grants.ranges.insert(name.clone(), counts.collect());
             }
             None => drop(self.grants.ranges.remove(name)),
@@ -96,7 +96,7 @@ impl Content {
         };
         let ports = rules(policy).map(|(direction, rule)| match &rule.ports {
             None => Some(1),
-            Some(ports) if direction == Direction::Egress && ports.iter().any(is_named) => None,
+            Some(_) if direction == Direction::Egress && names_ports(rule) => None,
             Some(ports) => Some(ports.len()),
         });
         let Some(ports) = ports.sum::<Option<usize>>() else {
@@ -145,13 +145,10 @@ impl Content {
         for name in repriced {
             let price = Pricing::of(self, &name);
             let before = match price {
-                0 => self.grants.prices.remove(&name).unwrap_or_default(),
-                _ => {
-                    let before = self.grants.prices.insert(name, price);
-                    before.unwrap_or_default()
-                }
+                0 => self.grants.prices.remove(&name),
+                _ => self.grants.prices.insert(name, price),
             };
-            differs |= before != price;
+            differs |= before.unwrap_or_default() != price;
         }
         if differs {
             let new = beyond(&self.grants.prices, self.limits);
@@ -160,23 +157,27 @@ impl Content {
             if !old.is_empty() || !self.grants.beyond.is_empty() {
                 self.failures = None;
             }
-            let beyond: Vec<PolicyName> = self.grants.beyond.keys().cloned().collect();
-            for name in beyond.iter().filter(|name| !old.contains_key(*name)) {
+            let beyond = self.grants.beyond.keys();
+            let come: Vec<PolicyName> = beyond
+                .filter(|name| !old.contains_key(*name))
+                .cloned()
+                .collect();
+            for name in &come {
                 self.retract(name);
             }
+            // Their prices are known.
             self.grants.repriced.clear();
         }
         let missing = std::mem::take(&mut self.grants.missing);
         for (name, pods) in missing {
             let is_known = self.objects.policies.contains_key(&name);
             let fits = is_known && !self.grants.beyond.contains_key(&name);
-            let (granted, left): (BTreeSet<PodName>, BTreeSet<PodName>) = pods
+            let (granted, left): (Vec<PodName>, Vec<PodName>) = pods
                 .into_iter()
                 .partition(|pod| fits && !self.cut_off.contains(pod));
-            let granted: Vec<PodName> = granted.into_iter().collect();
             self.grant(&name, &granted, true);
             if !left.is_empty() {
-                self.grants.missing.insert(name, left);
+                self.grants.missing.insert(name, left.into_iter().collect());
             }
         }
     }
@@ -209,8 +210,4 @@ impl Content {
             terms.policy(pod, policy, &ranges, &mut |grant| held.allow(grant, there));
         }
     }
-}
-
-fn is_named(port: &PolicyPort) -> bool {
-    matches!(port, PolicyPort::Named(..))
 }

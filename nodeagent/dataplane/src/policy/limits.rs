@@ -1,4 +1,4 @@
-//! How much ClusterNetworkPolicies may decide for Pods.
+//! Limits of what ClusterNetworkPolicies may decide for Pods.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! How many elements policies may need, and who is left out beyond that.
+//! Shares of the elements that a node may have, and the policies that are left out beyond them.
 //!
 //! A price is worked out by arithmetic before any element is made. Each namespace has a share of the node. The largest
 //! policies of a namespace that is beyond its share allow nothing, so that nobody else pays for them.
@@ -19,7 +19,6 @@ pub(super) struct ElementLimits {
 }
 
 impl Default for ElementLimits {
-    /// An element takes some 300 bytes of the agent while it changes, and 80 afterwards.
     fn default() -> Self {
         Self {
             pod: 100_000,
@@ -80,14 +79,14 @@ fn share(sums: impl Iterator<Item = u128>, limits: ElementLimits) -> u64 {
     limits.namespace
 }
 
-/// Pairs of policies and Pods.
+/// Pairs of policies and Pods, with what each policy needs.
 #[derive(Debug, Default)]
 pub(super) struct Grants {
     /// Pairs that are not among the elements.
     pub(super) missing: BTreeMap<PolicyName, BTreeSet<PodName>>,
-    /// How many prefixes the blocks of each rule of a policy need.
+    /// Number of prefixes that the blocks of each rule of a policy need.
     pub(super) ranges: HashMap<PolicyName, Vec<u64>>,
-    /// How many elements each policy needs for all of its Pods.
+    /// Number of elements that each policy needs for all of its Pods.
     pub(super) prices: BTreeMap<PolicyName, u64>,
     /// Policies whose price may have changed.
     pub(super) repriced: BTreeSet<PolicyName>,

@@ -218,12 +218,6 @@ impl Content {
         sets.into_iter().any(|set| self.held.has(set, Key::Ip(ip)))
     }
 
-    #[cfg(test)]
-    pub(super) fn isolates(&self, ip: IpAddr) -> bool {
-        self.held
-            .has(PolicySet::Isolated(Direction::Ingress), Key::Ip(ip))
-    }
-
     /// Returns the addresses of Pods that policies judge.
     fn judged(&self) -> HashSet<IpAddr> {
         let judged = self.held.all().filter_map(|(place, _)| match place {

@@ -498,7 +498,8 @@ fn a_product_that_is_too_large_is_never_made() {
             .reason
             .contains("need 15000000 elements")
     );
-    assert!(content.held.len() < 100 && content.isolates(ip(IPS[0])));
+    let isolated = PolicySet::Isolated(Direction::Ingress);
+    assert!(content.held.len() < 100 && content.held.has(isolated, Key::Ip(ip(IPS[0]))));
     // The same with a group that grows.
     let few = [policy(Vec::new(), vec![id(20)]), group(vec![id(1)])];
     apply(

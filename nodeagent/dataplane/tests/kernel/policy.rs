@@ -45,11 +45,7 @@ fn text(family: Family) -> String {
         ),
     };
     // A range has at most as many around it as an address has bits, and a chain makes 16 steps.
-    let climbs = match family {
-        Family::V4 => 2,
-        Family::V6 => 8,
-    };
-    let climb = |direction| format!("jump {direction}-climb\n").repeat(climbs);
+    let climb = |direction| format!("jump {direction}-climb\n").repeat(family.pick(2, 8));
     include_str!("policy.nft")
         .replace("FAMADDR", address)
         .replace("FAM", name)

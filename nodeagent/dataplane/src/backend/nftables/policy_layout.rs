@@ -111,10 +111,7 @@ fn checks(family: Family, direction: Direction) -> [Chain; 3] {
         .fold(Chain::new(check), |chain, number| {
             chain.rule([number, Jump(matching)])
         });
-    let bits = match family {
-        Family::V4 => 32,
-        Family::V6 => 128,
-    };
+    let bits = 8 * family.address_len();
     let repeat =
         |chain: Chain, times, name| (0..times).fold(chain, |chain, _| chain.rule([Jump(name)]));
     [

@@ -30,9 +30,9 @@ pub enum PolicySet {
     Loops,
     /// Address of a Pod to its class.
     Peers,
-    /// Class to its namespace, and namespace to all Pods.
+    /// Class to its namespace, namespace to all Pods, and range of policies to the next one around it.
     Parents,
-    /// Addresses to what stands for the ranges of policies that cover them.
+    /// Addresses to the innermost range of policies that covers them.
     Blocks,
     /// What Pods may use on all ports.
     All(Direction),
@@ -135,7 +135,7 @@ impl PolicySet {
             Self::LocalPods => Some("pods of this node whose policies are known"),
             Self::Loops => Some("a pod to itself, through a Service"),
             Self::Peers => Some("pod address to class"),
-            Self::Parents => Some("class to namespace to all pods"),
+            Self::Parents => Some("class to namespace to all pods; range to the one around it"),
             Self::Blocks => Some("ipBlock and except, cut into ranges"),
             Self::Denied(_) => Some("packets that policies denied, by pod"),
             Self::Sampled => Some("pods whose denied packets are sampled"),
