@@ -8,7 +8,8 @@ use super::content::Content;
 use super::expand::{Member, addresses, named};
 use super::objects::rules;
 
-/// Most other ends and bearers of named ports that are counted one by one. A policy that needs more is beyond any price.
+/// Most ports of Pods, other ends and bearers of named ports that are counted one by one. A policy that needs more is beyond
+/// any price.
 const MAX_STEPS: u64 = 1_000_000;
 
 /// A policy, with what has been counted for it.
@@ -73,7 +74,12 @@ impl<'a> Pricing<'a> {
     }
 
     /// Returns how many ports of a name the Pods have, once for each of their addresses.
-    fn own(&self, protocol: Protocol, name: &str) -> u64 {
+    fn own(&mut self, protocol: Protocol, name: &str) -> u64 {
+        let looked_at = self.pods.iter().map(|pod| pod.ports.len() as u64 + 1);
+        self.steps += looked_at.sum::<u64>();
+        if self.steps >= MAX_STEPS {
+            return u64::MAX;
+        }
         let pods = self.pods.iter();
         let ports = pods.map(|pod| {
             let ports = named(&pod.ports, protocol, name).count();

@@ -54,9 +54,12 @@ impl Content {
         failures.extend(self.grants.beyond.iter().map(|(name, share)| PolicyFailure {
             key: PolicyKey::Policy(name.clone()),
             reason: format!(
-                "its rules need {} elements on this node, and all policies of its namespace may have {share}; it isolates its \
-                 Pods here and allows nothing: use fewer ports, ranges or other ends",
-                self.grants.price(name)
+                "its rules need {} on this node, and all policies of its namespace may have {share}; it isolates its Pods \
+                 here and allows nothing: use fewer ports, ranges or other ends",
+                match self.grants.price(name) {
+                    u64::MAX => "more elements than are counted".to_owned(),
+                    price => format!("{price} elements"),
+                }
             ),
         }));
         failures

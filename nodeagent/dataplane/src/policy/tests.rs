@@ -519,6 +519,55 @@ fn a_product_that_is_too_large_is_never_made() {
     assert_eq!(content.failures().len(), 1);
 }
 
+/// Ports with names cost a search each, of the Pod's ports or of other Pods': it ends long before it takes seconds.
+#[test]
+fn a_search_for_ports_with_names_is_bounded() {
+    let rules = || {
+        let ports = Some(vec![PolicyPort::Named(Protocol::Tcp, "p0".into()); 2_000]);
+        Some(vec![PolicyRule { peers: None, ports }])
+    };
+    let port = |n: usize| NamedPort {
+        name: format!("p{n}").into(),
+        protocol: Protocol::Tcp,
+        port: 80,
+    };
+    let PolicyObject::Pod(pod) = local_pod(0, &[0]) else {
+        unreachable!()
+    };
+    let pod = PolicyObject::Pod(LocalPod {
+        ports: sorted((0..1_000).map(port).collect()),
+        ..pod
+    });
+    // A class for each of 600 Pods, which all have the port.
+    let classes = (0..600_u16).map(|n| {
+        let mut of = [0; 16];
+        of[..2].copy_from_slice(&n.to_be_bytes());
+        PolicyObject::Class(PeerClass {
+            id: PeerId(of),
+            parent: id(11),
+            namespace: "ns".into(),
+            ports: vec![port(0)],
+        })
+    });
+    let classes: Vec<Step> = classes.map(|class| (class.key(), Some(class))).collect();
+    for (ingress, egress) in [(rules(), None), (None, rules())] {
+        let policy = PolicyObject::Policy(Policy {
+            name: name(0),
+            ingress,
+            egress,
+        });
+        let mut content = Content::new(Family::V4);
+        let mut steps = classes.clone();
+        steps.extend([policy, pod.clone()].map(|object| (object.key(), Some(object))));
+        apply(&mut content, &steps, true);
+        let reason = &content.failures()[0].reason;
+        assert!(
+            reason.contains("need more elements than are counted"),
+            "{reason}"
+        );
+    }
+}
+
 /// What a block costs does not depend on the blocks of others.
 #[test]
 fn borders_of_other_policies_cost_nothing() {
