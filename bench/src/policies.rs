@@ -161,6 +161,7 @@ fn change(
     let change = PolicyChange {
         objects,
         complete,
+        closed: false,
         pod_ranges: &[],
     };
     let applied = enforcer.apply(Family::V4, change).unwrap();

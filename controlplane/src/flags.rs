@@ -11,7 +11,7 @@ use kplane_fleet::suspects;
 use kplane_model::{Cidr, ProxyEndpoints, ProxyNamespaces};
 use kplane_operate::traces::TraceFlags;
 use kplane_picture::admission::{
-    Admission, AllowedExternalIps, Proxying, Reserved, ReservedPlace, own_addresses,
+    Admission, AllowedExternalIps, Enforce, Proxying, Reserved, ReservedPlace, own_addresses,
 };
 use kplane_picture::convert::ExternalIps;
 use kplane_picture::dial::{AGENT_PORT, parse_mark};
@@ -159,10 +159,12 @@ pub struct Args {
     #[arg(long, value_name = "ENDPOINTS", default_value = "pods", help_heading = ADMISSION)]
     userspace_endpoints: ProxyEndpoints,
 
-    /// Have nodes enforce NetworkPolicies. Each agent must know them: the control plane serves no older ones then. It needs
-    /// to list and watch networkpolicies, namespaces and pods.
-    #[arg(long, help_heading = ADMISSION)]
-    network_policy: bool,
+    /// Have nodes enforce NetworkPolicies (on, also without a value), or none (off). Without this flag, nodes that enforce
+    /// some keep those that they have. With on, each agent must know them: the control plane serves no older ones then. It
+    /// needs to list and watch networkpolicies, namespaces and pods.
+    #[arg(long, value_name = "ENFORCE", value_enum, num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "on", help_heading = ADMISSION)]
+    network_policy: Option<Enforce>,
 
     /// Packet mark of the control plane's own connections to the API server. Rules of an agent on the same node
     /// do not apply to this mark. Must be the agent's --own-mark; 0 = none.
@@ -269,7 +271,7 @@ impl Args {
         Origin::Kubernetes(kubernetes::Config {
             access: self.access(),
             own_mark: self.own_mark,
-            network_policies: self.network_policy,
+            network_policies: self.network_policy == Some(Enforce::On),
         })
     }
 

@@ -176,6 +176,10 @@ reasons! {
     PodRangeNotCovered,
     /// The address on which the node serves node ports is not known.
     NodeAddressUnknown,
+    /// Replicas of the control plane say different things about NetworkPolicies.
+    ReplicasDiffer,
+    /// NetworkPolicies are enforced, and the agent cannot tell by their addresses which unknown Pods are the node's.
+    PodRangeUnknown,
     /// Rules of kube-proxy are in the node's kernel as well.
     OtherProxyRules,
     /// Pods may send larger packets than the node's way out takes.

@@ -12,9 +12,11 @@
 //!   one until it becomes valid or goes away.
 
 mod commit;
+mod enforcement;
 mod freshness;
 mod guard;
 mod held;
+mod last_known;
 mod oversized;
 mod policies;
 mod ranges;
@@ -27,6 +29,7 @@ pub(crate) mod fixture;
 #[cfg(test)]
 mod tests;
 
+pub use enforcement::Enforcement;
 pub use freshness::{Freshness, Lag, Offer};
 pub use guard::{CliffGuard, Confidence};
 pub use held::Held;
@@ -39,8 +42,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use kplane_model::{
-    DesiredKey, DesiredObject, Digest, Family, KeyParts, LocalEndpoints, NodeFacts, ObjectHash,
-    PolicyKey, Protocol, ServiceKey, ServiceName, ServiceProgram,
+    Cidr, DesiredKey, DesiredObject, Digest, Family, KeyParts, LocalEndpoints, NodeFacts,
+    ObjectHash, PolicyKey, Protocol, ServiceKey, ServiceName, ServiceProgram,
 };
 
 use held::{Backing, Ledger, Word};
@@ -78,10 +81,16 @@ pub struct Desired {
     guard: CliffGuard,
     /// The confidence of the last update, and the reason if it is low.
     confidence: (Confidence, String),
+    /// The word of the last update about NetworkPolicies.
+    enforcement: Enforcement,
+    /// A control plane has told the node which NetworkPolicies there are, in this process or before.
+    told_of_policies: bool,
     /// The objects that are kept although the control plane does not send them like this.
     held: Ledger,
     /// The node's own address of each family as the Node object last named it.
     last_known: [Option<IpAddr>; 2],
+    /// The ranges of the node's Pods as the Node object last named some of each family.
+    pod_ranges: Vec<Cidr>,
 }
 
 /// The origin of the state.
@@ -206,20 +215,6 @@ impl Desired {
         }
     }
 
-    /// Returns the node's own address of each family as the Node object last named it, which may be gone by now. The
-    /// cache file has it, too.
-    pub fn last_known(&self) -> [Option<IpAddr>; 2] {
-        self.last_known
-    }
-
-    /// Remembers the addresses that the Node object names.
-    fn note_addresses(&mut self) {
-        for family in Family::ALL {
-            let named = self.node().and_then(|node| node.primary_address(family));
-            self.last_known[family as usize] = named.or(self.last_known[family as usize]);
-        }
-    }
-
     /// Returns one ServicePort; `None` when it does not exist (any more).
     pub fn service(&self, key: &ServiceKey) -> Option<View<'_>> {
         let slot = self.objects.get(&DesiredKey::Service(key.clone()))?;
@@ -283,6 +278,7 @@ impl Desired {
             arrived_at_ms: now_ms,
             confidence,
             doubt,
+            enforcement,
             cluster,
             offer,
             ..
@@ -309,15 +305,17 @@ impl Desired {
         if !cluster.is_empty() {
             self.cluster = cluster;
         }
+        self.note_enforcement(enforcement);
         self.advance(position);
         let word = Word {
             confidence,
             doubt,
+            enforcement,
             now_ms,
         };
         let touched = self.commit(whole, staged, &word);
         self.confidence = (word.confidence, word.doubt);
-        self.note_addresses();
+        self.note_node();
         Ok(touched)
     }
 

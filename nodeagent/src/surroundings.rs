@@ -7,6 +7,7 @@
 mod mtu;
 mod needed;
 pub mod node_ports;
+pub mod pod_ranges;
 
 use std::fs;
 use std::path::Path;

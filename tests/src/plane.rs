@@ -74,6 +74,7 @@ pub fn collect(store: &Store, node: &str, cursor: &mut Cursor) -> Result<(Update
                 digest: end.digest.to_bytes().to_vec(),
                 changed_at_ms: 1_800_000_000_000,
                 triggers: end.triggers.into_iter().map(Into::into).collect(),
+                enforcement: pb::Enforcement::On.into(),
                 ..pb::UpdateEnd::default()
             }),
             ..pb::Update::default()

@@ -22,6 +22,7 @@ use kplane_picture::source::{Batch, Event, kubernetes};
 use kplane_picture::tainted::Tainted;
 use kplane_picture::trust::Trust;
 use kplane_policy::Policies;
+use kplane_proto::v1::Enforcement;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant as Moment, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -144,7 +145,7 @@ impl Hub {
             )),
             store,
             source,
-            network_policies: admission.network_policies,
+            network_policies: admission.enforces(),
             upstream,
             started_at,
             plain_text_ports: OnceLock::new(),
@@ -401,10 +402,15 @@ impl IndexOwner {
         if trust.is_partial() {
             self.believe(trust.clone());
         }
+        let enforcement = self.index.enforcement();
+        if enforcement != Enforcement::On {
+            self.hub.store.set_enforcement(enforcement);
+        }
         if let Some(publication) = outcome.publication {
             self.publish(publication, &outcome.causes, &mut summary);
         }
         self.believe(trust);
+        self.hub.store.set_enforcement(enforcement);
         if self.index.is_synced() {
             // The objects of these versions are published now, or are as before.
             self.hub.store.set_freshness(&self.freshness);

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
+use clap::ValueEnum;
 use kplane_model::{
     HEALTHZ_PORT, Holder, KUBELET_PORTS, METRICS_PORT, ParsePortRangeError, PortRange, Protocol,
     ProxyEndpoints, ProxyNamespaces, ReservedPorts, parse_ip, usual_holder,
@@ -36,8 +37,24 @@ pub struct Admission {
     pub namespace_elements: usize,
     /// The Services that the agents' userspace proxy serves.
     pub proxying: Proxying,
-    /// Whether nodes enforce NetworkPolicies.
-    pub network_policies: bool,
+    /// What the operator says of NetworkPolicies; `None` = nothing.
+    pub network_policies: Option<Enforce>,
+}
+
+impl Admission {
+    /// Returns whether nodes enforce NetworkPolicies.
+    pub fn enforces(&self) -> bool {
+        self.network_policies == Some(Enforce::On)
+    }
+}
+
+/// What nodes do about NetworkPolicies. Without a word of the operator, nodes that enforced some keep them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Enforce {
+    /// They enforce them.
+    On,
+    /// They enforce none, and remove those that they have.
+    Off,
 }
 
 /// Restrictions on the agents' userspace proxy, which has the node's own rights on the network.

@@ -48,13 +48,14 @@ use kplane_model::{
 };
 
 use self::totals::ByFamily;
-use crate::admission::{Admission, Proxying};
+use crate::admission::{Admission, Enforce, Proxying};
 use crate::convert::{self, EndpointOrigin, ExternalIps, SkipReason, SliceEndpoints};
 use crate::k8s::{Kind, Object, ObjectId, Uid};
 use crate::publish::{Publication, Published};
 use crate::source::Located;
 use crate::trust::{self, Belief};
 use kplane_policy::Policies;
+use kplane_proto::v1::Enforcement;
 
 use claims::{Claims, Seniority};
 use effective::{API_SERVICE, Effective};
@@ -102,6 +103,7 @@ pub struct Index {
     recent: Recent,
     /// The NetworkPolicies; `None` if nodes do not enforce any.
     policies: Option<Policies>,
+    enforce: Option<Enforce>,
     /// Pods with more policies than fit into a message, and how many select each.
     crowded: Vec<(PodName, usize)>,
     /// Number of decisions of ClusterNetworkPolicies that are too large.
@@ -183,16 +185,18 @@ pub struct Outcome {
 impl Index {
     /// Creates an empty index.
     pub fn new(admission: Admission) -> Self {
+        let enforces = admission.enforces();
         Self {
             external_ips: admission.external_ips,
             places: Places::new(admission.reserved),
             quota: Quota::new(admission.namespace_elements),
             proxying: admission.proxying,
-            belief: match admission.network_policies {
+            belief: match enforces {
                 true => Belief::confirmed_by(&trust::WITH_POLICIES),
                 false => Belief::default(),
             },
-            policies: admission.network_policies.then(Policies::default),
+            policies: enforces.then(Policies::default),
+            enforce: admission.network_policies,
             ..Self::default()
         }
     }
@@ -211,11 +215,19 @@ impl Index {
         self
     }
 
-    /// Returns whether every kind has been listed completely (Z3).
+    /// Returns whether every kind that Services need has been listed completely (Z3). Services do not wait for
+    /// NetworkPolicies.
     pub fn is_synced(&self) -> bool {
-        match self.policies {
-            Some(_) => self.resync.has(&Kind::WITH_POLICIES),
-            None => self.resync.has(&Kind::ALL),
+        self.resync.has(&Kind::ALL)
+    }
+
+    /// Returns what is said of NetworkPolicies as a whole.
+    pub fn enforcement(&self) -> Enforcement {
+        match self.enforce {
+            None => Enforcement::Unspecified,
+            Some(Enforce::Off) => Enforcement::Off,
+            Some(Enforce::On) if self.resync.has(&Kind::WITH_POLICIES) => Enforcement::On,
+            Some(Enforce::On) => Enforcement::Unread,
         }
     }
 

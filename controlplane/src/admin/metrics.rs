@@ -77,6 +77,10 @@ impl Plane {
         Metric::new("kplane_controlplane_network_policies")
             .help("NetworkPolicies and ClusterNetworkPolicies that nodes enforce")
             .gauge(to, [alone(totals.policies as f64)])?;
+        let enforces = self.0.network_policies;
+        Metric::new("kplane_controlplane_enforces_network_policies")
+            .help("1 if the replica has nodes enforce NetworkPolicies")
+            .gauge(to, [alone(f64::from(enforces))])?;
         Metric::new("kplane_controlplane_policy_pods")
             .help("Pods with addresses of their own, if nodes enforce NetworkPolicies")
             .gauge(to, [alone(totals.policy_pods as f64)])?;

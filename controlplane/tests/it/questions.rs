@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kp_controlplane::app::{Bound, Config, Origin};
 use kplane_operate::server::StatusServer;
-use kplane_picture::admission::Admission;
+use kplane_picture::admission::{Admission, Enforce};
 use kplane_proto::v1::status_service_server::StatusService as _;
 use kplane_proto::v1::{self as pb, AgentMessage, Hello, agent_message, server_message};
 use tokio::sync::{mpsc, watch};
@@ -606,7 +606,7 @@ async fn enforcing() -> (StatusServer, [Agent; 2], (Bound, tempfile::TempDir)) {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("all.yaml"), POLICIES).unwrap();
     let admission = Admission {
-        network_policies: true,
+        network_policies: Some(Enforce::On),
         ..Admission::default()
     };
     let bound = synced(Config {

@@ -56,6 +56,8 @@ pub struct PolicyChange<'a> {
     pub objects: &'a [(PolicyKey, Option<&'a PolicyObject>)],
     /// Whether `objects` is the complete state. The first change is, and each one after an error.
     pub complete: bool,
+    /// Whether unknown Pods of the node are cut off although there is no policy, because nobody knows yet which there are.
+    pub closed: bool,
     /// Ranges of the node's Pods, of all families: while there is a policy, addresses in them that no Pod is known to
     /// have are cut off (NP19).
     pub pod_ranges: &'a [Cidr],

@@ -28,7 +28,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use bytes::{Buf as _, Bytes};
-use kplane_model::{Digest, Family, ObjectHash};
+use kplane_model::{Cidr, Digest, Family, ObjectHash};
 use kplane_proto::convert::{decode_object, encode_object};
 use siphasher::sip128::{Hasher128 as _, SipHasher13};
 
@@ -78,10 +78,12 @@ pub(super) fn encode(to: &mut dyn Write, node: &str, picture: &Picture) -> io::R
     let addresses: Vec<IpAddr> = picture.last_known.into_iter().flatten().collect();
     to.write_all(&length(addresses.len())?)?;
     for ip in addresses {
-        match ip {
-            IpAddr::V4(ip) => to.block(&ip.octets())?,
-            IpAddr::V6(ip) => to.block(&ip.octets())?,
-        }
+        to.block(&octets(ip))?;
+    }
+    to.write_all(&length(picture.pod_ranges.len())?)?;
+    for range in &picture.pod_ranges {
+        to.write_all(&[range.prefix_len()])?;
+        to.block(&octets(range.first()))?;
     }
     let sum = to.sum.finish128().as_u128();
     to.inner.write_all(&sum.to_be_bytes())
@@ -142,6 +144,10 @@ pub(super) fn decode(file: Vec<u8>, node: &str) -> Result<CacheContent, FileErro
         true => [None; 2],
         false => addresses(&mut rest)?,
     };
+    let pod_ranges = match rest.is_empty() {
+        true => Vec::new(),
+        false => ranges(&mut rest)?,
+    };
     let picture = Picture {
         position,
         digest: Digest::from_bytes(digest),
@@ -149,6 +155,7 @@ pub(super) fn decode(file: Vec<u8>, node: &str) -> Result<CacheContent, FileErro
         cluster: String::from_utf8_lossy(&cluster).into(),
         freshness,
         last_known,
+        pod_ranges,
         objects,
     };
     Ok(CacheContent { picture, skipped })
@@ -170,13 +177,34 @@ fn freshness(from: &mut Bytes) -> Result<Freshness, FileError> {
 fn addresses(from: &mut Bytes) -> Result<[Option<IpAddr>; 2], FileError> {
     let mut addresses = [None; 2];
     for _ in 0..number(from)? {
-        let ip = block(from)?;
-        let v4 = <[u8; 4]>::try_from(&*ip).map(IpAddr::from);
-        let v6 = || <[u8; 16]>::try_from(&*ip).map(IpAddr::from);
-        let ip = v4.or_else(|_| v6()).map_err(|_| FileError::Damaged)?;
+        let ip = address(from)?;
         addresses[Family::of(ip) as usize] = Some(ip);
     }
     Ok(addresses)
+}
+
+fn ranges(from: &mut Bytes) -> Result<Vec<Cidr>, FileError> {
+    let mut ranges = Vec::new();
+    for _ in 0..number(from)? {
+        let length = take(from, 1)?.get_u8();
+        let range = Cidr::new(address(from)?, length);
+        ranges.push(range.ok_or(FileError::Damaged)?);
+    }
+    Ok(ranges)
+}
+
+fn address(from: &mut Bytes) -> Result<IpAddr, FileError> {
+    let ip = block(from)?;
+    let v4 = <[u8; 4]>::try_from(&*ip).map(IpAddr::from);
+    let v6 = || <[u8; 16]>::try_from(&*ip).map(IpAddr::from);
+    v4.or_else(|_| v6()).map_err(|_| FileError::Damaged)
+}
+
+fn octets(ip: IpAddr) -> Vec<u8> {
+    match ip {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    }
 }
 
 /// Appends the checksum to the content of a file.

@@ -38,6 +38,7 @@ fn picture(objects: Vec<DesiredObject>) -> Picture {
         cluster: "c1".into(),
         freshness: Freshness::of([("Node", "12"), ("Service", "345")].into_iter()),
         last_known: [Some([192, 168, 0, 1].into()), None],
+        pod_ranges: vec!["10.244.1.0/24".parse().unwrap()],
         objects: remembered.collect(),
     }
 }
@@ -164,13 +165,20 @@ fn a_picture_is_read_as_it_was_written() {
     assert_eq!(Cache::parse(bytes.clone(), "n1").unwrap(), before);
     let later = sealed(bytes.clone(), |bytes| bytes.extend(b"a field of later"));
     assert_eq!(Cache::parse(later, "n1").unwrap(), before);
-    // Before there were addresses, files ended after the freshness.
-    let tail = 2 * size_of::<u32>() + 4;
-    let earlier = sealed(bytes.clone(), |bytes| bytes.truncate(bytes.len() - tail));
+    // Before there were ranges, files ended after the addresses, and once after the freshness.
+    let ranges = 2 * size_of::<u32>() + 1 + 4;
+    let tail = ranges + 2 * size_of::<u32>() + 4;
+    let before = Picture {
+        pod_ranges: Vec::new(),
+        ..before
+    };
+    let earlier = sealed(bytes.clone(), |bytes| bytes.truncate(bytes.len() - ranges));
+    assert_eq!(Cache::parse(earlier, "n1").unwrap(), before);
     let before = Picture {
         last_known: [None; 2],
         ..before
     };
+    let earlier = sealed(bytes.clone(), |bytes| bytes.truncate(bytes.len() - tail));
     assert_eq!(Cache::parse(earlier, "n1").unwrap(), before);
     let strange = sealed(bytes.clone(), |bytes| {
         bytes.truncate(bytes.len() - tail);
@@ -238,8 +246,8 @@ fn one_object_that_makes_no_sense_stops_no_other() {
 }
 
 /// `cache-1` is a file of the release before files had cluster and confirmation, `cache-2` of the one before they had
-/// freshness, and `cache-3` of the one before they had addresses, written by these releases. `cache-4` is the same
-/// state as this version writes it.
+/// freshness, `cache-3` of the one before they had addresses, and `cache-4` of the one before they had ranges of Pods,
+/// written by these releases. `cache-5` is the same state as this version writes it.
 #[test]
 fn files_of_the_last_release_are_read() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
@@ -262,9 +270,17 @@ fn files_of_the_last_release_are_read() {
         last_known: ["192.0.2.1", "2001:db8::1"].map(|ip| Some(ip.parse().unwrap())),
         ..expected
     };
+    let fourth = fs::read(folder.join("cache-4")).unwrap();
+    assert_eq!(Cache::parse(fourth.clone(), "n1").unwrap(), expected);
+    let expected = Picture {
+        pod_ranges: ["10.244.1.0/24", "fd00:10:244:1::/64"]
+            .map(|range| range.parse().unwrap())
+            .into(),
+        ..expected
+    };
     let mut written = Vec::new();
     format::encode(&mut written, "n1", &expected).unwrap();
-    let file = folder.join("cache-4");
+    let file = folder.join("cache-5");
     if !file.exists() && std::env::var_os("KPLANE_WRITE_GOLDEN").is_some() {
         fs::write(&file, &written).unwrap();
     }
@@ -275,6 +291,7 @@ fn files_of_the_last_release_are_read() {
     assert!(golden.starts_with(&earlier[..earlier.len() - 16]));
     assert!(golden.starts_with(&second[..second.len() - 16]));
     assert!(golden.starts_with(&third[..third.len() - 16]));
+    assert!(golden.starts_with(&fourth[..fourth.len() - 16]));
 
     let kinds = before.objects.iter().map(|one| match &*one.object {
         DesiredObject::Service(program) => program.port.key.to_string(),

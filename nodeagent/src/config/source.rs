@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use kplane_model::{Cidr, ProxyNamespaces};
-use kplane_picture::admission::{AllowedExternalIps, Proxying, ReservedPlace};
+use kplane_picture::admission::{AllowedExternalIps, Enforce, Proxying, ReservedPlace};
 use kplane_picture::convert::ExternalIps;
 use kplane_picture::dial::AGENT_PORT;
 use kplane_picture::inside::{InProcess, Origin};
@@ -55,8 +55,8 @@ pub enum Source {
         excepted: Vec<ReservedPlace>,
         /// The Services that may ask for the userspace proxy.
         proxying: Proxying,
-        /// Whether this node enforces NetworkPolicies.
-        network_policies: bool,
+        /// What the operator says of NetworkPolicies; `None` = nothing.
+        network_policies: Option<Enforce>,
     },
 }
 
@@ -162,9 +162,11 @@ pub(super) struct SourceFlags {
     #[arg(long, value_name = "NAMESPACES", help_heading = STANDALONE)]
     userspace_services: Option<ProxyNamespaces>,
 
-    /// Enforce NetworkPolicies, for --standalone.
-    #[arg(long, help_heading = STANDALONE)]
-    network_policy: bool,
+    /// Enforce NetworkPolicies (on, also without a value), or none (off), for --standalone. Without this flag, the agent keeps
+    /// those that it has.
+    #[arg(long, value_name = "ENFORCE", value_enum, num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "on", help_heading = STANDALONE)]
+    network_policy: Option<Enforce>,
 
     /// Address on which --standalone serves its status for kpctl; empty = none [default: 127.0.0.1:7444].
     #[arg(long, value_name = "ADDR", help_heading = STANDALONE)]
@@ -309,7 +311,7 @@ impl SourceFlags {
                     None => Origin::Kubernetes(kubernetes::Config {
                         access: api.access(),
                         own_mark,
-                        network_policies: self.network_policy,
+                        network_policies: self.network_policy == Some(Enforce::On),
                     }),
                 };
                 let status = self
@@ -370,7 +372,7 @@ impl SourceFlags {
             || !self.external_ip_cidr.is_empty()
             || !self.reserved_ports.is_empty()
             || self.userspace_services.is_some()
-            || self.network_policy
+            || self.network_policy.is_some()
     }
 
     /// Returns what Services may ask of the userspace proxy; `default` counts without a flag.

@@ -5,7 +5,7 @@ mod file;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 use kplane_model::{Cidr, Family};
-use kplane_picture::admission::Proxying;
+use kplane_picture::admission::{Enforce, Proxying};
 use kplane_picture::convert::ExternalIps;
 use kplane_picture::inside::Origin;
 use kplane_picture::kubernetes::Access;
@@ -149,7 +149,7 @@ fn a_node_of_its_own() {
     let listed = ["443", "192.0.2.1:53"].map(|place| place.parse().unwrap());
     assert_eq!(excepted, listed);
     assert_eq!(proxying, Proxying::default());
-    assert!(network_policies);
+    assert_eq!(network_policies, Some(Enforce::On));
     assert_eq!(config.backend_settings.own_mark, 0x70);
     assert_eq!(config.node_settings.cluster_cidrs.len(), 2);
     assert_eq!(config.node_settings.nodeport_addresses.len(), 2);

@@ -64,9 +64,7 @@ impl Follower {
         desired: &Desired,
         touched: Option<&Touched>,
     ) {
-        let node = desired.node();
-        let of_node = node.map_or(&[][..], |node| &node.pod_cidrs);
-        let ranges = distinct(self.ranges.iter().chain(of_node).copied());
+        let ranges = distinct(self.ranges.iter().chain(desired.pod_ranges()).copied());
         let is_outside = |ip: &IpAddr| !ranges.iter().any(|range| range.contains(*ip));
         let all = touched.is_none_or(|touched| touched.node_changed);
         let mut look = |key: &ServiceKey| {
@@ -96,9 +94,14 @@ impl Follower {
                 self.endpoints.retain(|key, _| !gone(key));
             }
         }
+        let named = desired.node().map_or(&[][..], |node| &node.addresses);
+        let own: Vec<IpAddr> = match named {
+            [] => desired.last_known().into_iter().flatten().collect(),
+            named => named.to_vec(),
+        };
         let known = Known {
             endpoints: self.endpoints.values().flatten().copied().collect(),
-            own: node.map_or_else(Vec::new, |node| node.addresses.clone()),
+            own,
             ranges,
         };
         self.known.send_if_modified(|last| {

@@ -86,6 +86,8 @@ pub(crate) struct Plane {
     /// The confidence of every update.
     pub(crate) confidence: pb::Confidence,
     pub(crate) doubt: String,
+    /// The word of every update about NetworkPolicies.
+    pub(crate) enforcement: pb::Enforcement,
     pub(crate) freshness: Vec<pb::KindVersion>,
 }
 
@@ -100,6 +102,7 @@ impl Plane {
             triggers: Vec::new(),
             confidence: pb::Confidence::Unspecified,
             doubt: String::new(),
+            enforcement: pb::Enforcement::On,
             freshness: Vec::new(),
         };
         for object in objects {
@@ -141,6 +144,7 @@ impl Plane {
             triggers: self.triggers.clone(),
             confidence: self.confidence.into(),
             doubt: self.doubt.clone(),
+            enforcement: self.enforcement.into(),
             freshness: self.freshness.clone(),
         }
     }

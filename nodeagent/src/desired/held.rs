@@ -26,7 +26,7 @@ use kplane_model::{
 use self::losses::Losses;
 use self::places::{Place, places};
 use super::staged::Staged;
-use super::{CliffGuard, Confidence, Desired, Slot, Touched, first_key, now_ms};
+use super::{CliffGuard, Confidence, Desired, Enforcement, Slot, Touched, first_key, now_ms};
 
 /// Most names of Services in [`Held::examples`].
 const EXAMPLES: usize = 8;
@@ -73,6 +73,7 @@ pub(super) enum Backing {
 pub(super) struct Word {
     pub(super) confidence: Confidence,
     pub(super) doubt: String,
+    pub(super) enforcement: Enforcement,
     pub(super) now_ms: u64,
 }
 
@@ -86,6 +87,8 @@ pub(super) struct Ledger {
     /// Number of NetworkPolicies and Pods that the control plane does not name. With one, all parts of NetworkPolicies are
     /// kept that it does not name.
     policies: usize,
+    /// Whether NetworkPolicies are kept until the control plane says whether nodes enforce any.
+    until_said: bool,
     /// Whether the facts of the node are kept as well when the source does not know the node.
     node: bool,
     /// The objects that the control plane sent for those that are [`Backing::Bare`].
@@ -222,7 +225,12 @@ impl Ledger {
         });
         let policies = (self.policies > 0).then(|| {
             let policies = self.policies;
-            format!("{policies} NetworkPolicies and Pods would be removed at once")
+            match self.until_said {
+                true => format!(
+                    "{policies} NetworkPolicies and Pods are not known to the control plane"
+                ),
+                false => format!("{policies} NetworkPolicies and Pods would be removed at once"),
+            }
         });
         let reasons = gone.into_iter().chain(bare).chain(policies);
         self.reason = Vec::from_iter(reasons).join(", ");
@@ -288,9 +296,10 @@ impl Desired {
         if !holds(lost.bare.len(), lost.serving) {
             lost.bare.clear();
         }
-        let policies = self.kept_policies(staged, confidence);
+        let believed = word.enforcement.confidence(confidence);
+        let policies = self.kept_policies(staged, believed);
         let held = &mut self.held;
-        held.policies = policies;
+        (held.policies, held.until_said) = (policies, believed.is_none());
         held.gone = std::mem::take(&mut lost.gone);
         held.bare = std::mem::take(&mut lost.bare);
         held.node = !held.is_empty() || confidence == Confidence::Partial;
@@ -357,6 +366,48 @@ impl Desired {
         if self.held.is_empty() && !self.held.node {
             return;
         }
+        let until_whole = self.held.until_whole;
+        self.weigh_services(word, touched);
+        self.weigh_policies(word, until_whole, touched);
+        if self.held.is_empty() && word.confidence != Confidence::Partial {
+            self.held.node = false;
+            self.let_go(&DesiredKey::Node, touched);
+        }
+    }
+
+    fn weigh_policies(&mut self, word: &Word, until_whole: bool, touched: &mut Touched) {
+        let Some(confidence) = word.enforcement.confidence(word.confidence) else {
+            return;
+        };
+        let until_said = std::mem::take(&mut self.held.until_said);
+        let guard = match confidence {
+            Confidence::Partial => return,
+            Confidence::Confirmed => CliffGuard {
+                enabled: false,
+                ..self.guard
+            },
+            Confidence::Whole if until_whole || until_said => self.guard,
+            Confidence::Whole => return,
+        };
+        if !self.is_policy_cliff(guard) {
+            self.held.policies = 0;
+            self.release_policies(touched);
+        }
+        let present = self.present();
+        self.held.cliff(&present);
+    }
+
+    /// Returns how many Services there are, and how many of them have endpoints; nothing of them is lost.
+    fn present(&self) -> Losses {
+        let there = self.by_service();
+        Losses {
+            services: there.len(),
+            serving: there.iter().filter(|(_, served)| *served).count(),
+            ..Losses::default()
+        }
+    }
+
+    fn weigh_services(&mut self, word: &Word, touched: &mut Touched) {
         let believed = match word.confidence {
             Confidence::Partial => {
                 if !self.held.is_empty() {
@@ -371,12 +422,7 @@ impl Desired {
             Confidence::Whole if self.held.until_whole => self.guard,
             Confidence::Whole => return,
         };
-        let there = self.by_service();
-        let lost = Losses {
-            services: there.len(),
-            serving: there.iter().filter(|(_, served)| *served).count(),
-            ..Losses::default()
-        };
+        let lost = self.present();
         if !believed.is_cliff(self.held.gone.len(), lost.services) {
             for service in std::mem::take(&mut self.held.gone) {
                 self.release(&service, touched);
@@ -387,15 +433,7 @@ impl Desired {
                 self.release(&service, touched);
             }
         }
-        if !self.is_policy_cliff(believed) {
-            self.held.policies = 0;
-            self.release_policies(touched);
-        }
         self.held.cliff(&lost);
-        if self.held.is_empty() {
-            self.held.node = false;
-            self.let_go(&DesiredKey::Node, touched);
-        }
     }
 
     pub(super) fn date_held(&mut self, now_ms: u64) {

@@ -3,7 +3,9 @@
 use std::mem::discriminant;
 use std::net::{IpAddr, Ipv4Addr};
 
-use kplane_model::{DesiredKey, DesiredObject, LocalPod, PodName, PolicyKey, PolicyObject};
+use kplane_model::{
+    DesiredKey, DesiredObject, LocalPod, PodName, PolicyKey, PolicyName, PolicyObject,
+};
 
 use super::held::Backing;
 use super::staged::Staged;
@@ -23,6 +25,16 @@ struct PolicyLosses {
     policies: Loss,
     pods: Loss,
     others: Loss,
+}
+
+impl PolicyLosses {
+    /// Returns whether the loss is a cliff. Losing all policies is one, however few they are.
+    fn is_cliff(&self, guard: CliffGuard) -> bool {
+        let is_cliff = |loss: Loss| guard.is_cliff(loss.lost, loss.all);
+        let Loss { lost, all } = self.policies;
+        let all_gone = guard.enabled && all > 0 && lost == all;
+        all_gone || is_cliff(self.policies) || is_cliff(self.pods)
+    }
 }
 
 impl Loss {
@@ -45,6 +57,16 @@ impl Desired {
             .filter_map(|(key, slot)| Some((key, slot.policy()?)))
     }
 
+    /// Returns whether there is a policy of any kind.
+    pub fn has_policies(&self) -> bool {
+        let first = DesiredKey::Policy(PolicyKey::Policy(PolicyName::new("", "")));
+        let next = self.objects.range(first..).next().map(|(key, _)| key);
+        let Some(DesiredKey::Policy(key)) = next else {
+            return false;
+        };
+        matches!(key, PolicyKey::Policy(_) | PolicyKey::Cluster(_))
+    }
+
     /// Returns the Pods of this node under NetworkPolicies. Work: these Pods.
     pub fn local_pods(&self) -> impl Iterator<Item = &LocalPod> {
         let first = DesiredKey::Policy(PolicyKey::Pod(PodName::new("", "")));
@@ -65,15 +87,20 @@ impl Desired {
     }
 
     /// Returns how many NetworkPolicies and Pods of the node are kept although a snapshot lacks them. They are kept
-    /// together with everything that they refer to, or none is: an absent policy would open its Pods.
-    pub(super) fn kept_policies(&self, staged: &Staged, confidence: Confidence) -> usize {
+    /// together with everything that they refer to, or none is: an absent policy would open its Pods. Without a confidence,
+    /// their absence means nothing.
+    pub(super) fn kept_policies(&self, staged: &Staged, confidence: Option<Confidence>) -> usize {
         let lost = self.policy_losses(|key, _| {
             let key = DesiredKey::Policy(key.clone());
             !staged.named.contains_key(&key)
         });
-        let any = confidence == Confidence::Partial && lost.others.lost > 0;
-        let holds = |loss: Loss| self.guard.holds(confidence, loss.lost, loss.all);
-        match holds(lost.policies) || holds(lost.pods) || any {
+        let any = lost.policies.lost + lost.pods.lost + lost.others.lost > 0;
+        let keeps = match confidence {
+            None | Some(Confidence::Partial) => any,
+            Some(Confidence::Confirmed) => false,
+            Some(Confidence::Whole) => lost.is_cliff(self.guard),
+        };
+        match keeps {
             true => (lost.policies.lost + lost.pods.lost).max(1),
             false => 0,
         }
@@ -82,8 +109,7 @@ impl Desired {
     /// Returns whether it would still be a cliff if the kept policies and Pods were removed.
     pub(super) fn is_policy_cliff(&self, guard: CliffGuard) -> bool {
         let kept = self.policy_losses(|_, slot| slot.backing == Backing::Unnamed);
-        let is_cliff = |loss: Loss| guard.is_cliff(loss.lost, loss.all);
-        is_cliff(kept.policies) || is_cliff(kept.pods)
+        kept.is_cliff(guard)
     }
 
     fn policy_losses(&self, is_lost: impl Fn(&PolicyKey, &Slot) -> bool) -> PolicyLosses {

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use kplane_model::{DesiredKey, DesiredObject, Digest, ObjectHash};
+use kplane_model::{Cidr, DesiredKey, DesiredObject, Digest, ObjectHash};
 
 use super::held::Backing;
 use super::{Desired, Freshness, Position, Slot, Standing, Touched};
@@ -30,6 +30,8 @@ pub struct Picture {
     pub freshness: Freshness,
     /// The node's own address of each family as the Node object last named it.
     pub last_known: [Option<IpAddr>; 2],
+    /// The ranges of the node's Pods as the Node object last named some of each family.
+    pub pod_ranges: Vec<Cidr>,
     /// All objects.
     pub objects: Vec<Remembered>,
 }
@@ -112,10 +114,12 @@ impl Desired {
         self.exact = nothing_held && sum == picture.digest;
         self.digest = picture.digest;
         self.positions = vec![picture.position];
+        self.told_of_policies = true;
         self.cluster = picture.cluster;
         self.freshness = picture.freshness;
         self.last_known = picture.last_known;
-        self.note_addresses();
+        self.pod_ranges = picture.pod_ranges;
+        self.note_node();
         self.note_all_sizes();
     }
 
@@ -136,6 +140,7 @@ impl Desired {
             cluster: self.cluster(),
             freshness: self.freshness.clone(),
             last_known: self.last_known,
+            pod_ranges: self.pod_ranges.clone(),
             objects: remembered.collect(),
         })
     }

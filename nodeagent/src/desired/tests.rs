@@ -269,7 +269,7 @@ fn an_equal_digest_moves_to_another_epoch_without_a_snapshot() {
 }
 
 /// Returns an agent that has just started with what another one saved.
-fn restarted(before: &Desired) -> Desired {
+pub(super) fn restarted(before: &Desired) -> Desired {
     let mut picture = before.picture(1).unwrap();
     // The file has objects, and no hashes of them.
     for one in &mut picture.objects {
@@ -321,6 +321,36 @@ fn a21_the_last_known_address_outlives_the_node_object() {
     let mut desired = Desired::default();
     desired.restore(earlier);
     assert_eq!(desired.last_known(), [ip("192.0.2.1"), None]);
+}
+
+/// The ranges of the node's Pods are remembered when the Node object goes or names none, also across restarts.
+#[test]
+fn np19_the_last_known_pod_ranges_outlive_the_node_object() {
+    let cidrs =
+        |texts: &[&str]| -> Vec<Cidr> { texts.iter().map(|t| t.parse().unwrap()).collect() };
+    let facts = |ranges: &[&str]| {
+        DesiredObject::Node(NodeFacts {
+            name: "n1".into(),
+            known: !ranges.is_empty(),
+            pod_cidrs: cidrs(ranges),
+            ..NodeFacts::default()
+        })
+    };
+    let (mut plane, mut desired) = synced([svc("a", &[]), facts(&["10.1.0.0/24"])]);
+    let both = &["10.1.1.0/24", "fd00:1::/64"][..];
+    for (named, known, lost) in [
+        (both, both, 0),
+        (&["fd00:2::/64"], &["fd00:2::/64", "10.1.1.0/24"], 1),
+        (&[], &["fd00:2::/64", "10.1.1.0/24"], 2),
+    ] {
+        plane.put(&facts(named));
+        desired.apply(plane.delta_update()).unwrap();
+        assert_eq!(desired.pod_ranges(), cidrs(known));
+        assert_eq!(desired.lost_pod_ranges().count(), lost, "{named:?}");
+    }
+    let mut desired = restarted(&desired);
+    desired.apply(plane.snapshot_update()).unwrap();
+    assert_eq!(desired.pod_ranges(), cidrs(&["fd00:2::/64", "10.1.1.0/24"]));
 }
 
 /// What an earlier process served is in effect with the first difference from it, or without one while no

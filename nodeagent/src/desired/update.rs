@@ -9,7 +9,7 @@ use kplane_proto::packed;
 use kplane_proto::v1 as pb;
 use prost::Message;
 
-use super::{Confidence, Freshness, Lag, Offer};
+use super::{Confidence, Enforcement, Freshness, Lag, Offer};
 
 /// Most bytes of objects in one update: 1,000,000 Services of 200 bytes. The limit also bounds the
 /// memory that a faulty control plane can make an agent use.
@@ -44,6 +44,8 @@ pub struct Update {
     pub confidence: Confidence,
     /// The reason why the control plane's data is not complete, human-readable; empty otherwise.
     pub doubt: String,
+    /// The control plane's word about NetworkPolicies as a whole.
+    pub enforcement: Enforcement,
     /// The cluster of the control plane; empty = not known.
     pub cluster: Arc<str>,
     /// The versions of the source that the control plane shows.
@@ -289,6 +291,7 @@ impl Collector {
             ranges: collected.ranges,
             confidence: end.confidence().into(),
             doubt: end.doubt[..end.doubt.floor_char_boundary(MAX_DOUBT)].to_owned(),
+            enforcement: end.enforcement().into(),
             cluster: collected.cluster,
             offer: collected.offer,
             may_go_back: collected.may_go_back,

@@ -19,7 +19,7 @@ use crate::metrics::{Counters, FamilyCounters, NAMED, Transaction};
 use crate::report::{Avoided, Failure, Sync, TriggerProgrammed};
 use crate::service_connections::ServiceConnections;
 use crate::service_health::{self, Publisher};
-use crate::surroundings::{self, Finding, Surroundings, node_ports};
+use crate::surroundings::{self, Finding, Surroundings, node_ports, pod_ranges};
 
 /// Number of scans for stale UDP flows that fail one after the other until the node is degraded: a second or two.
 const LASTING: u64 = 3;
@@ -140,6 +140,7 @@ impl Followers {
             None => Vec::new(),
         };
         found.extend(node_ports::findings(node, settings, served));
+        found.extend(pod_ranges::findings(desired));
         found.extend(
             self.departing
                 .iter()

@@ -43,6 +43,8 @@ struct FamilyProgress {
     family: Family,
     /// Whether the kernel's state is not known, so that only a complete change will do.
     behind: bool,
+    /// Whether unknown Pods are cut off because nobody knows which policies there are.
+    closed: bool,
     reach: FamilyReach,
     failures: BTreeMap<PolicyKey, Failure>,
     error: Option<LastingError>,
@@ -62,6 +64,7 @@ impl Policies {
             families: Family::ALL.map(|family| FamilyProgress {
                 family,
                 behind: true,
+                closed: false,
                 reach: FamilyReach::default(),
                 failures: BTreeMap::new(),
                 error: None,
@@ -131,7 +134,15 @@ impl Policies {
 
     /// Returns what is not enforced as written.
     pub(super) fn failures(&self, desired: &Desired) -> Vec<Failure> {
-        let mut failures = Vec::from_iter(self.relayed());
+        let of_node = |reason: &str| Failure {
+            object: None,
+            reason: reason.to_owned(),
+            since_ms: 0,
+            degraded: true,
+        };
+        let relayed = self.is_relayed().then_some(RELAYED);
+        let reasons = relayed.into_iter().chain(desired.policy_doubt());
+        let mut failures = Vec::from_iter(reasons.map(of_node));
         for family in self.needed(desired) {
             failures.extend(family.error.as_ref().map(|error| Failure {
                 object: None,
@@ -144,15 +155,10 @@ impl Policies {
         failures
     }
 
-    /// Returns the failure of a node whose proxy relays what policies should judge.
-    fn relayed(&self) -> Option<Failure> {
+    /// Returns whether the node's proxy relays what policies should judge.
+    fn is_relayed(&self) -> bool {
         let isolates = || self.counts().iter().any(|counts| counts.isolated > 0);
-        (self.relays && isolates()).then(|| Failure {
-            object: None,
-            reason: RELAYED.to_owned(),
-            since_ms: 0,
-            degraded: true,
-        })
+        self.relays && isolates()
     }
 
     /// Returns the sizes of what each family enforces.
@@ -230,7 +236,9 @@ impl FamilyProgress {
             return false;
         }
         let complete = self.behind;
-        if !complete && touched.policies.is_empty() && !touched.node_changed {
+        let closed = desired.lacks_policies();
+        let is_same = touched.policies.is_empty() && !touched.node_changed && closed == self.closed;
+        if !complete && is_same {
             self.reach.held = Some(position);
             return false;
         }
@@ -247,11 +255,13 @@ impl FamilyProgress {
         let change = PolicyChange {
             objects: &objects,
             complete,
-            pod_ranges: desired.node().map_or(&[], |node| &node.pod_cidrs),
+            closed,
+            pod_ranges: desired.pod_ranges(),
         };
         match enforcer.apply(self.family, change) {
             Ok(applied) => {
                 // What an earlier process wrote is read back as well.
+                self.closed = closed;
                 let is_new = applied.operations > 0 || complete && !objects.is_empty();
                 self.holds(applied, is_new, position, now);
                 false

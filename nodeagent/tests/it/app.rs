@@ -88,7 +88,7 @@ fn standalone(folder: &TempDir, status: Option<SocketAddr>) -> Source {
         reserved: Vec::new(),
         excepted: Vec::new(),
         proxying: Proxying::default(),
-        network_policies: false,
+        network_policies: None,
     }
 }
 

@@ -286,6 +286,7 @@ fn from_server() -> Vec<(&'static str, server_message::Kind)> {
             confidence: Confidence::Confirmed.into(),
             doubt: "a file is missing".into(),
             freshness: Vec::new(),
+            enforcement: 0,
         }),
         ..Update::default()
     };

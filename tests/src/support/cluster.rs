@@ -12,7 +12,7 @@ use kp_nodeagent::report::{Failure, Report};
 use kplane_dataplane::backend::{self, Inspection, Settings};
 use kplane_dataplane::plan::NodeSettings;
 use kplane_model::{Family, Issue, ServiceName};
-use kplane_picture::admission::Admission;
+use kplane_picture::admission::{Admission, Enforce};
 use kplane_picture::index::Index;
 use kplane_picture::k8s::{Kind, Object, ObjectId};
 use kplane_picture::publish::{Cursor, Store};
@@ -68,7 +68,7 @@ impl Cluster {
     /// The same, with nodes that enforce NetworkPolicies.
     pub fn with_policies(world: &World, setup: Setup) -> Result<Self> {
         let index = Index::new(Admission {
-            network_policies: true,
+            network_policies: Some(Enforce::On),
             ..Admission::default()
         });
         Self::begin(world, setup, index, &Kind::WITH_POLICIES)

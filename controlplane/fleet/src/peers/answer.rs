@@ -61,6 +61,8 @@ pub struct Answer {
     pub address: SocketAddr,
     /// The epoch of the replica's revisions.
     pub epoch: u64,
+    /// What the replica says to agents about NetworkPolicies as a whole.
+    pub enforcement: pb::Enforcement,
     /// Changes with everything that the replica knows.
     pub(super) state: u64,
     /// Time at which the answer arrived.
@@ -181,6 +183,7 @@ impl Answer {
         if replica.services.len() != question.services.len() {
             return Err(Invalid::Disorder);
         }
+        let enforcement = replica.enforcement();
         let services = replica.services.into_iter().map(|service| {
             let digest = <[u8; 16]>::try_from(service.digest.as_slice());
             PublishedService {
@@ -191,6 +194,7 @@ impl Answer {
         Ok(Self {
             address,
             epoch: replica.epoch,
+            enforcement,
             state: replica.state,
             received: Instant::now(),
             clocks: (replica.now_ms, millis(SystemTime::now())),

@@ -178,7 +178,7 @@ impl<'a> Picture<'a> {
     pub(super) fn page(&self, token: &str, most: usize) -> pb::Fleet {
         let mut page = pb::Fleet::default();
         if token.is_empty() {
-            page.control_plane = Some(control_plane(self.hub));
+            page.control_plane = Some(control_plane(self.hub, self.others));
             page.missing_replicas.clone_from(&self.others.missing);
             let answered = self.others.answers.len();
             if self.others.replicas() > 0 {
@@ -297,7 +297,7 @@ impl Glance {
     pub(crate) fn of(hub: &Hub, others: &Collected) -> Self {
         let picture = Picture::with(hub, others);
         let mut glance = Self {
-            control_plane: control_plane(hub),
+            control_plane: control_plane(hub, others),
             replicas: match others.replicas() {
                 0 => 0,
                 _ => others.answers.len() + 1,

@@ -251,7 +251,7 @@ fn state(hub: &Hub) -> u64 {
     let mut hasher = DefaultHasher::new();
     let head = *hub.store.head().borrow();
     let agents = *hub.fleet.changes().borrow();
-    (head.revision, head.synced, agents).hash(&mut hasher);
+    (head.revision, head.synced, head.trust, agents).hash(&mut hasher);
     hasher.finish().max(1)
 }
 
@@ -275,5 +275,6 @@ fn replica(hub: &Hub, services: &[Followed], state: u64, unchanged: bool) -> pb:
         services: published.collect(),
         state,
         unchanged,
+        enforcement: hub.store.enforcement().into(),
     }
 }

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use kplane_fleet::fleet::{AgentRecord, LatencySummary, holding};
 use kplane_fleet::hub::Hub;
-use kplane_model::{Endpoint, NodeFacts, NodeName};
+use kplane_fleet::peers::Collected;
+use kplane_model::{Endpoint, Issue, NodeFacts, NodeName, ObjectRef, Reason};
 use kplane_picture::index::{Held, PortView};
 use kplane_picture::publish::Store;
 use kplane_proto::v1 as pb;
@@ -17,11 +18,13 @@ use super::{confidence, millis, wall_ms};
 pub(super) const UNVERIFIED_AFTER: Duration = Duration::from_secs(15 * 60);
 
 /// Returns the control plane's status, with as many problems of its input as fit into an answer.
-pub(super) fn control_plane(hub: &Hub) -> pb::ControlPlaneStatus {
+pub(super) fn control_plane(hub: &Hub, others: &Collected) -> pb::ControlPlaneStatus {
     let summary = hub.summary().borrow().clone();
     let head = *hub.store.head().borrow();
     let age = hub.upstream_age();
-    let issues = Issues::bounded(&hub.issues());
+    let mut issues = hub.issues().to_vec();
+    issues.splice(..0, disagreement(hub.store.enforcement(), others));
+    let issues = Issues::bounded(&issues);
     let trust = hub.store.trust();
     pb::ControlPlaneStatus {
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -45,6 +48,26 @@ pub(super) fn control_plane(hub: &Hub) -> pb::ControlPlaneStatus {
         doubt: trust.doubt().to_owned(),
         plain_text_ports: hub.plain_text_ports.get().cloned().unwrap_or_default(),
     }
+}
+
+/// Returns the issue of the first replica that says something else about NetworkPolicies than this one: nodes would enforce
+/// them or not, by the replica that they are connected to.
+fn disagreement(ours: pb::Enforcement, others: &Collected) -> Option<Issue> {
+    let word = |said| match said {
+        pb::Enforcement::Unspecified => "without --network-policy",
+        pb::Enforcement::Off => "with --network-policy=off",
+        pb::Enforcement::On | pb::Enforcement::Unread => "with --network-policy",
+    };
+    let ours = word(ours);
+    let theirs = others.answers.iter();
+    let mut theirs = theirs.map(|answer| (answer.address, word(answer.enforcement)));
+    let (address, theirs) = theirs.find(|(_, theirs)| *theirs != ours)?;
+    let replica = ObjectRef::new("replica", "", address.to_string());
+    let reason = format!(
+        "was started {theirs}, and the replica that was asked {ours}: what a node enforces depends on its replica; start all \
+         with the same flag"
+    );
+    Some(Issue::error(Reason::ReplicasDiffer, replica, reason))
 }
 
 fn held(held: &Held) -> pb::Held {

@@ -2,6 +2,7 @@
 
 use kplane_model::{Issue, ObjectRef, Reason};
 use kplane_policy::{Policies, PolicyChanges};
+use kplane_proto::v1::Enforcement;
 
 use super::Index;
 use super::holding::service_name;
@@ -73,8 +74,12 @@ impl Index {
         }
     }
 
-    /// Returns what changed in the NetworkPolicies, and says whether the Pods with too many of them did.
+    /// Returns what changed in the NetworkPolicies, and says whether the Pods with too many of them did. Until all that they
+    /// are about has been listed, nothing is published of them: half of it would open and close the wrong Pods.
     pub(super) fn take_policies(&mut self, issues_changed: &mut bool) -> PolicyChanges {
+        if self.enforcement() != Enforcement::On {
+            return PolicyChanges::default();
+        }
         let Some(policies) = &mut self.policies else {
             return PolicyChanges::default();
         };

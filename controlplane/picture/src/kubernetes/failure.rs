@@ -25,6 +25,17 @@ impl Asked {
             group,
         }
     }
+
+    /// Returns whether only NetworkPolicies need the resource.
+    fn is_of_policies(self) -> bool {
+        let resources = [
+            "networkpolicies",
+            "clusternetworkpolicies",
+            "namespaces",
+            "pods",
+        ];
+        matches!(self.verb, "list" | "watch") && resources.contains(&self.resource)
+    }
 }
 
 impl std::fmt::Display for Asked {
@@ -207,10 +218,13 @@ impl Failure {
                                    expired; renew the token or certificate. kplane reads changed \
                                    files by itself"
                 .to_owned(),
-            Self::Forbidden(why) => format!(
-                "does not permit kplane to {asked} (403: {why}); grant it, as \
-                 deploy/kubernetes/rbac.yaml does"
-            ),
+            Self::Forbidden(why) => {
+                let granted = match asked.is_of_policies() {
+                    true => "the chart does with networkPolicies.enforce=true",
+                    false => "deploy/kubernetes/rbac.yaml does",
+                };
+                format!("does not permit kplane to {asked} (403: {why}); grant it, as {granted}")
+            }
             Self::NotServed => format!(
                 "does not have the resource to {asked} (404); Kubernetes 1.21 or newer is needed"
             ),

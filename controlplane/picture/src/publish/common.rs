@@ -201,6 +201,7 @@ pub fn update_end(end: PieceEnd, freshness: Vec<KindVersion>) -> UpdateEnd {
         confidence: confidence(&end.trust).into(),
         doubt: end.trust.doubt().to_owned(),
         freshness,
+        enforcement: end.enforcement.into(),
     }
 }
 

@@ -10,6 +10,7 @@ use super::state::{Blob, FIRST_REVISION, Moment, State, View};
 use super::triggers::Sent;
 use crate::freshness::Freshness;
 use crate::trust::Trust;
+use kplane_proto::v1::Enforcement;
 
 /// Size of a message in bytes up to which objects are collected: far below every limit, and large
 /// enough that framing costs nothing.
@@ -96,6 +97,8 @@ pub struct PieceEnd {
     pub trust: Trust,
     /// Value of [`Head::trust`](super::Head::trust) that belongs to `trust`.
     pub trust_changes: u64,
+    /// What is said of NetworkPolicies as a whole.
+    pub enforcement: Enforcement,
     /// The versions of the source that the state contains.
     pub freshness: Arc<Freshness>,
 }
@@ -166,6 +169,7 @@ impl State {
             }),
             trust: self.trust.clone(),
             trust_changes: self.trust_changes,
+            enforcement: self.enforcement,
             freshness: Arc::clone(&self.freshness),
         });
         *cursor = Cursor::at(self.revision);

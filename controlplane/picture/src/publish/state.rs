@@ -15,6 +15,7 @@ use super::overlays::Overlays;
 use super::triggers::TriggerLog;
 use crate::freshness::Freshness;
 use crate::trust::Trust;
+use kplane_proto::v1::Enforcement;
 
 /// Maximum number of deleted keys that are remembered for agents that reconnect. An agent that
 /// missed more deletions gets a snapshot instead.
@@ -61,6 +62,8 @@ pub(super) struct State {
     /// Trust in the picture, and the number of its changes.
     pub(super) trust: Trust,
     pub(super) trust_changes: u64,
+    /// What is said of NetworkPolicies as a whole; `trust_changes` counts its changes as well.
+    pub(super) enforcement: Enforcement,
     /// The versions of the source that the state contains.
     pub(super) freshness: Arc<Freshness>,
 }
@@ -206,6 +209,7 @@ impl Default for State {
             overlays: Overlays::default(),
             trust: Trust::default(),
             trust_changes: 0,
+            enforcement: Enforcement::Unspecified,
             freshness: Arc::default(),
         }
     }

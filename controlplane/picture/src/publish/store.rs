@@ -19,6 +19,7 @@ use super::state::{FIRST_REVISION, Moment, State, view_of};
 use super::{Publication, Trigger};
 use crate::freshness::Freshness;
 use crate::trust::Trust;
+use kplane_proto::v1::Enforcement;
 
 /// Maximum number of publications whose time is remembered, to compute the age of the oldest
 /// missing change.
@@ -31,7 +32,7 @@ pub struct Head {
     pub revision: u64,
     /// The source has delivered a complete picture. Agents get nothing before.
     pub synced: bool,
-    /// Number of changes of the trust in the picture.
+    /// Number of changes of the trust in the picture, and of what is said of NetworkPolicies.
     pub trust: u64,
 }
 
@@ -137,6 +138,25 @@ impl Store {
             return;
         }
         state.trust = trust;
+        self.tell_trust(state);
+    }
+
+    /// Sets what is said of NetworkPolicies as a whole. Streams send it as they send the trust.
+    pub fn set_enforcement(&self, enforcement: Enforcement) {
+        let mut state = self.write();
+        if state.enforcement == enforcement {
+            return;
+        }
+        state.enforcement = enforcement;
+        self.tell_trust(state);
+    }
+
+    /// Returns what is said of NetworkPolicies as a whole.
+    pub fn enforcement(&self) -> Enforcement {
+        self.read().enforcement
+    }
+
+    fn tell_trust(&self, mut state: RwLockWriteGuard<'_, State>) {
         state.trust_changes += 1;
         let changes = state.trust_changes;
         drop(state);

@@ -42,6 +42,8 @@ pub struct KindState {
     pub current_at: Option<Instant>,
     /// A complete list was delivered once.
     pub synced: bool,
+    /// The server does not have the resource.
+    pub absent: bool,
     /// The current problem, and its start.
     pub trouble: Option<Trouble>,
     /// Objects that cannot be read, at most 100.
@@ -79,6 +81,7 @@ impl Upstream {
             started: Instant::now(),
             current_at: None,
             synced: false,
+            absent: false,
             trouble: None,
             unreadable: Arc::default(),
             counts: Counts::default(),
@@ -126,11 +129,16 @@ impl Upstream {
     }
 
     /// Returns the time since the stalest kind was known to be current; `None` for a source without
-    /// kinds.
+    /// kinds. What the server does not have cannot be stale, nor what NetworkPolicies need and was never read: agents are
+    /// told so, and Services do not wait for it.
     pub fn age(&self) -> Option<Duration> {
         let kinds = self.lock();
-        let ages = kinds.values();
-        ages.map(|kind| kind.current_at.unwrap_or(kind.started).elapsed())
+        let is_waited_for = |kind: &Kind| Kind::ALL.contains(kind);
+        let counts = kinds.iter().filter(|(kind, state)| {
+            !state.absent && (state.current_at.is_some() || is_waited_for(kind))
+        });
+        counts
+            .map(|(_, state)| state.current_at.unwrap_or(state.started).elapsed())
             .max()
     }
 

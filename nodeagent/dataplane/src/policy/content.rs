@@ -47,6 +47,8 @@ pub(super) struct Content {
     /// The count of numbers at which those of classes that are gone are forgotten.
     most_numbers: usize,
     ranges: Vec<Cidr>,
+    /// Nobody knows yet which policies there are.
+    closed: bool,
     pub(super) limits: ElementLimits,
     pub(super) followed: Followed,
     /// Addresses of the Pods that are followed.
@@ -68,6 +70,7 @@ impl Content {
             failures: None,
             most_numbers: SPARE_NUMBERS,
             ranges: Vec::new(),
+            closed: false,
             limits: ElementLimits::default(),
             followed: Followed::default(),
             sampled: BTreeSet::new(),
@@ -89,9 +92,9 @@ impl Content {
         self.ranges.iter().any(|range| range.contains(ip))
     }
 
-    /// Returns whether there is a policy, of whatever Pods.
+    /// Returns whether there is a policy, of whatever Pods, or it is not known yet which there are.
     pub(super) fn has_policies(&self) -> bool {
-        !self.objects.policies.is_empty() || !self.tiers.policies.is_empty()
+        self.closed || !self.objects.policies.is_empty() || !self.tiers.policies.is_empty()
     }
 
     /// Takes over a change.
@@ -111,6 +114,7 @@ impl Content {
                 self.set(key, *object);
             }
         }
+        self.closed = change.closed;
         self.set_ranges(change.pod_ranges);
         self.renew_spans();
         self.keep_limits();

@@ -240,6 +240,7 @@ fn apply(content: &mut Content, objects: &[Step], complete: bool) {
     content.apply(PolicyChange {
         objects: &objects,
         complete,
+        closed: false,
         pod_ranges: &ranges(),
     });
 }
@@ -248,6 +249,21 @@ fn whole(world: &World) -> Vec<Step> {
     let all = world.iter();
     all.map(|(key, object)| (key.clone(), Some(object.clone())))
         .collect()
+}
+
+/// While nobody knows which policies there are, the table is there and closes the node's ranges (NP19).
+#[test]
+fn np19_unknown_pods_are_closed_while_policies_are_not_known() {
+    let mut content = Content::new(Family::V4);
+    for closed in [false, true, false] {
+        content.apply(PolicyChange {
+            objects: &[],
+            complete: true,
+            closed,
+            pod_ranges: &ranges(),
+        });
+        assert_eq!(content.has_policies(), closed);
+    }
 }
 
 fn packets() -> Vec<Packet> {

@@ -6,10 +6,12 @@ use kplane_model::{
     DesiredKey, DesiredObject, Family, LocalPod, PeerId, PodName, Policy, PolicyName, PolicyObject,
     ServiceKey, ServiceName, TierSpan, TrafficPolicy,
 };
+use kplane_proto::v1 as pb;
 use kplane_proto::v1::Confidence::{self, Confirmed, Partial, Unspecified as Whole};
 use proptest::prelude::*;
 
 use super::super::fixture::{Plane, key_of, local, node, svc};
+use super::super::tests::restarted;
 use super::super::{CliffGuard, Desired, Touched};
 
 const ENDPOINT: &str = "10.0.0.1:80";
@@ -359,6 +361,83 @@ fn many_pods_do_not_hide_that_all_policies_go() {
         desired.apply(other.delta_update()).unwrap();
         assert_eq!(desired.policies().count(), 200, "{first:?}");
     }
+}
+
+/// Silence of a control plane about policies opens no Pod, whatever its source says; an order does.
+#[test]
+fn policies_stay_until_a_control_plane_speaks_of_them() {
+    let objects = [policy(0), pod(1)];
+    for (said, confidence) in [
+        (pb::Enforcement::Unspecified, Confirmed),
+        (pb::Enforcement::Unread, Whole),
+    ] {
+        let mut desired = holding(&objects);
+        assert_eq!(desired.policy_doubt(), None);
+        let mut other = plane(7, confidence, Vec::new());
+        other.enforcement = said;
+        desired.apply(other.snapshot_update()).unwrap();
+        desired.apply(other.delta_update()).unwrap();
+        assert_eq!(desired.policies().count(), 2, "{said:?}");
+        assert_eq!(desired.held().map(|held| held.policies), Some(2));
+        assert!(desired.policy_doubt().is_some() && !desired.lacks_policies());
+        let mut off = restarted(&desired);
+        off.apply(other.snapshot_update()).unwrap();
+        assert_eq!(off.policies().count(), 2, "{said:?}, after a restart");
+        other.enforcement = pb::Enforcement::Off;
+        for desired in [&mut desired, &mut off] {
+            desired.apply(other.delta_update()).unwrap();
+            assert_eq!((desired.policies().count(), desired.held()), (0, None));
+            assert_eq!(desired.policy_doubt(), None);
+        }
+    }
+}
+
+/// What is read later decides, as a snapshot would: one of two policies may go, and the last one not without a second word.
+#[test]
+fn policies_that_are_read_later_replace_those_that_were_kept() {
+    for (named, left) in [(vec![policy(1), policy(2)], 2), (Vec::new(), 1)] {
+        let mut desired = holding(&[policy(0)]);
+        let mut other = plane(7, Whole, Vec::new());
+        other.enforcement = pb::Enforcement::Unread;
+        desired.apply(other.snapshot_update()).unwrap();
+        named.iter().for_each(|object| other.put(object));
+        other.enforcement = pb::Enforcement::On;
+        desired.apply(other.delta_update()).unwrap();
+        assert_eq!(desired.policies().count(), left, "{named:?}");
+        other.confidence = Confirmed;
+        desired.apply(other.delta_update()).unwrap();
+        assert_eq!(desired.policies().count(), named.len());
+    }
+}
+
+/// A node that never heard of policies is closed while the control plane reads them, and never again.
+#[test]
+fn an_agent_that_was_never_told_is_closed_until_policies_are_read() {
+    let mut first = plane(7, Whole, Vec::new());
+    first.enforcement = pb::Enforcement::Unread;
+    let mut desired = Desired::new(CliffGuard::default());
+    assert!(!desired.lacks_policies());
+    for (said, lacks) in [
+        (pb::Enforcement::Unread, true),
+        (pb::Enforcement::On, false),
+        (pb::Enforcement::Unread, false),
+    ] {
+        first.enforcement = said;
+        desired.apply(first.snapshot_update()).unwrap();
+        assert_eq!(desired.lacks_policies(), lacks, "{said:?}");
+    }
+}
+
+/// The last policy is a cliff, however few there were.
+#[test]
+fn the_last_policy_does_not_go_unconfirmed() {
+    let mut desired = holding(&[policy(0), pod(1)]);
+    let mut other = plane(7, Whole, vec![pod(1)]);
+    desired.apply(other.snapshot_update()).unwrap();
+    assert_eq!(desired.policies().count(), 2);
+    other.confidence = Confirmed;
+    desired.apply(other.delta_update()).unwrap();
+    assert_eq!(desired.policies().count(), 1);
 }
 
 /// The control plane decides about ports: a Service that is named may lose some.

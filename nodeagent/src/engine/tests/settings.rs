@@ -1,6 +1,9 @@
 //! New settings while the engine runs (I3), and pod ranges that come late (I6).
 
-use kplane_model::{Cidr, DesiredObject, NodeFacts, Severity};
+use kplane_model::{
+    Cidr, DesiredObject, LocalPod, NodeFacts, PodName, Policy, PolicyName, PolicyObject, Reason,
+    Severity,
+};
 
 use super::*;
 
@@ -136,4 +139,48 @@ fn a21_node_ports_stay_on_the_last_known_address() {
     assert_eq!(at(&rig), (own.clone(), vec![Severity::Warning]));
     rig.put(&node("z1"));
     assert_eq!(at(&rig), (own, vec![]));
+}
+
+/// While policies are enforced, a node whose ranges are not known, or are not where its Pods are, is told.
+#[test]
+fn np19_pods_outside_of_known_ranges_are_found() {
+    let policy = DesiredObject::Policy(PolicyObject::Policy(Policy {
+        name: PolicyName::new("shop", "web"),
+        ingress: Some(Vec::new()),
+        egress: None,
+    }));
+    let pod = |ip: &str| {
+        DesiredObject::Policy(PolicyObject::Pod(LocalPod {
+            name: PodName::new("shop", "web-0"),
+            addresses: vec![ip.parse().unwrap()],
+            ports: Vec::new(),
+            policies: Vec::new(),
+            tier: None,
+        }))
+    };
+    let mut rig = Rig::settled([
+        svc("a", &[]),
+        node_with_pods(&["10.0.1.0/24"]),
+        pod("10.9.0.1"),
+    ]);
+    let found = |rig: &Rig| {
+        let found = rig.core.report().findings.into_iter();
+        let found = found.filter(|finding| finding.code == Reason::PodRangeUnknown);
+        found.map(|finding| finding.text).collect::<Vec<_>>()
+    };
+    assert_eq!(found(&rig), [""; 0], "there is no policy");
+    rig.put(&policy);
+    let told = found(&rig);
+    assert!(
+        told.len() == 1 && told[0].starts_with("1 of 1 Pods"),
+        "{told:?}"
+    );
+    rig.put(&pod("10.0.1.7"));
+    assert_eq!(found(&rig), [""; 0]);
+    rig.put(&node_with_pods(&[]));
+    let told = found(&rig);
+    assert!(
+        told.len() == 1 && told[0].contains("10.0.1.0/24 any more"),
+        "{told:?}"
+    );
 }

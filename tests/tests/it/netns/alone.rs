@@ -12,7 +12,7 @@ use kp_nodeagent::config::{Config, Flags, Task};
 use kp_nodeagent::report::Report;
 use kplane_dataplane::backend::Kind;
 use kplane_dataplane::leftovers;
-use kplane_picture::admission::Admission;
+use kplane_picture::admission::{Admission, Enforce};
 use kplane_tests::client::Probe;
 use kplane_tests::wait::eventually;
 use tokio::runtime::Runtime;
@@ -104,7 +104,7 @@ pub(crate) fn policies_hold_after_a_reboot_without_a_control_plane() -> Result<(
     );
     let gets_through = || Probe::tcp(to).timeout(SILENCE).reply(here).is_ok();
     let admission = Admission {
-        network_policies: true,
+        network_policies: Some(Enforce::On),
         ..Admission::default()
     };
     let config = config(cache.path())?;

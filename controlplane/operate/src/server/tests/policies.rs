@@ -69,7 +69,7 @@ async fn server(enforce: bool) -> StatusServer {
 async fn server_of(enforce: bool, objects: Vec<Object>) -> StatusServer {
     let (sink, batches) = mpsc::channel(1);
     let admission = Admission {
-        network_policies: enforce,
+        network_policies: enforce.then_some(kplane_picture::admission::Enforce::On),
         ..Admission::default()
     };
     let (hub, index) = Hub::new(1, "test", admission, CliffGuard::default(), batches);

@@ -3,6 +3,7 @@
 use kplane_model::Reason;
 
 use super::*;
+use crate::admission::Enforce;
 
 fn policy(name: &str, ports: usize) -> Value {
     let ports: Vec<Value> = (1..=ports).map(|port| json!({"port": port})).collect();
@@ -15,7 +16,7 @@ fn policy(name: &str, ports: usize) -> Value {
 
 fn enforcing(objects: &[Value]) -> Index {
     let mut index = Index::new(Admission {
-        network_policies: true,
+        network_policies: Some(Enforce::On),
         ..Admission::default()
     });
     let kinds = Kind::WITH_POLICIES;
@@ -113,4 +114,50 @@ fn namespaces_that_vanish_are_held_until_a_second_look() {
     );
     index.apply(batch(vec![Event::Looked(Kind::Namespace)]));
     assert!(index.held().is_none());
+}
+
+/// Services are published while the kinds that policies need are not listed; policies come as a whole, or not at all.
+#[test]
+fn services_wait_for_nothing_of_policies() {
+    let mut index = Index::new(Admission {
+        network_policies: Some(Enforce::On),
+        ..Admission::default()
+    });
+    let list = |kinds: &[Kind], objects: &[Value]| {
+        let begun = kinds.iter().copied().map(Event::Init);
+        let named = objects.iter().map(|of| Event::InitApply(object(of)));
+        let done = kinds.iter().copied().map(Event::InitDone);
+        batch(begun.chain(named).chain(done).collect())
+    };
+    let services = index.apply(list(
+        &[&Kind::ALL[..], &[Kind::NetworkPolicy]].concat(),
+        &[service("web", "10.96.0.1"), policy("web", 1)],
+    ));
+    assert!(index.is_synced());
+    assert_eq!(index.enforcement(), Enforcement::Unread);
+    let published = services.publication.expect("the Service");
+    assert_eq!(
+        (published.services.len(), published.policies.is_empty()),
+        (1, true)
+    );
+    let rest = [Kind::Namespace, Kind::Pod, Kind::ClusterNetworkPolicy];
+    let policies = index.apply(list(&rest, &[]));
+    assert_eq!(index.enforcement(), Enforcement::On);
+    assert!(
+        !policies
+            .publication
+            .expect("the policy")
+            .policies
+            .is_empty()
+    );
+    for (said, expected) in [
+        (None, Enforcement::Unspecified),
+        (Some(Enforce::Off), Enforcement::Off),
+    ] {
+        let index = Index::new(Admission {
+            network_policies: said,
+            ..Admission::default()
+        });
+        assert_eq!(index.enforcement(), expected);
+    }
 }

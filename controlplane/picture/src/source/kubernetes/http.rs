@@ -67,6 +67,35 @@ impl Http {
             None => ACCEPTED,
         };
         let uri = format!("{}?{query}{separator}{selectors}", self.resource.path());
+        match self.send(&uri, accepted).await {
+            Err(Failure::Forbidden(_)) if self.is_undefined().await => Err(Failure::NotServed),
+            answer => answer,
+        }
+    }
+
+    /// Returns whether no definition (CRD) adds the resource. The server refuses a list of what it does not have, too, if no
+    /// right names it.
+    async fn is_undefined(&self) -> bool {
+        let Resource::ClusterPolicies { .. } = self.resource else {
+            return false;
+        };
+        let Some((version, name)) = self.resource.path().rsplit_once('/') else {
+            return false;
+        };
+        let answer = match self.send(version, ACCEPTED).await {
+            Ok(answer) => answer,
+            Err(failure) => return failure == Failure::NotServed,
+        };
+        let body = collect(answer.into_body(), MAX_PAGE_BYTES).await;
+        let name = format!("\"{name}\"");
+        body.is_ok_and(|body| {
+            !body
+                .windows(name.len())
+                .any(|found| found == name.as_bytes())
+        })
+    }
+
+    async fn send(&self, uri: &str, accepted: &'static str) -> Result<Response<Body>, Failure> {
         let request = Request::get(uri)
             .header(header::ACCEPT, accepted)
             .body(Body::empty())

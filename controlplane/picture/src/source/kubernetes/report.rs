@@ -82,6 +82,12 @@ impl Reporter {
         self.current(Instant::now());
     }
 
+    /// Records that the server does not have the resource, which is no problem, and nothing to keep up with.
+    pub(super) fn absent(&mut self) {
+        self.listed(&[], false);
+        self.upstream.update(self.kind, |state| state.absent = true);
+    }
+
     /// Records that nothing waits for a first list.
     pub(super) fn synced(&self) {
         self.upstream.update(self.kind, |state| state.synced = true);
@@ -91,6 +97,7 @@ impl Reporter {
     pub(super) fn current(&mut self, now: Instant) {
         self.upstream.update(self.kind, |state| {
             state.current_at = Some(now);
+            state.absent = false;
             state.trouble = None;
         });
         self.troubled = false;

@@ -127,6 +127,7 @@ pub(crate) fn apply(
     let change = PolicyChange {
         objects,
         complete,
+        closed: false,
         pod_ranges: &ranges,
     };
     enforcer.apply(family, change).unwrap()

@@ -18,7 +18,8 @@ impl<T: Transport> Reflector<T> {
         failure: Failure,
         then: Then,
     ) -> Result<Phase<T::Watch>, Closed> {
-        let optional = matches!(self.kind, Kind::ServiceCidr | Kind::ClusterNetworkPolicy);
+        // Without ranges, Services work. Without policies that may exist, Pods would be open.
+        let optional = self.kind == Kind::ServiceCidr;
         // The versions that a definition serves may change at any time.
         let versioned = self.kind == Kind::ClusterNetworkPolicy;
         if failure == Failure::NotServed && (!self.synced || versioned) {
@@ -77,8 +78,7 @@ impl<T: Transport> Reflector<T> {
     pub(super) async fn not_served(&mut self, failure: Failure) -> Result<Phase<T::Watch>, Closed> {
         let instead = match self.transport.resource() {
             Resource::ServiceCidrs => {
-                self.report.listed(&[], false);
-                self.report.current(Instant::now());
+                self.report.absent();
                 self.serve_without().await?;
                 // The kind is not synced: when the resource appears, it is listed as for the first
                 // time.
@@ -93,8 +93,7 @@ impl<T: Transport> Reflector<T> {
                     return Ok(Phase::after(Duration::ZERO, Then::List));
                 }
                 if self.memory.is_empty() {
-                    self.report.listed(&[], false);
-                    self.report.current(Instant::now());
+                    self.report.absent();
                     match self.synced {
                         true => self.is_still_without().await?,
                         false => self.serve_without().await?,
