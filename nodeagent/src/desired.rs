@@ -83,8 +83,8 @@ pub struct Desired {
     confidence: (Confidence, String),
     /// The word of the last update about NetworkPolicies.
     enforcement: Enforcement,
-    /// A control plane has told the node which NetworkPolicies there are, in this process or before.
-    told_of_policies: bool,
+    /// A control plane has named the NetworkPolicies that there are, in this process or before.
+    knew_policies: bool,
     /// The objects that are kept although the control plane does not send them like this.
     held: Ledger,
     /// The node's own address of each family as the Node object last named it.

@@ -55,7 +55,6 @@ use crate::publish::{Publication, Published};
 use crate::source::Located;
 use crate::trust::{self, Belief};
 use kplane_policy::Policies;
-use kplane_proto::v1::Enforcement;
 
 use claims::{Claims, Seniority};
 use effective::{API_SERVICE, Effective};
@@ -219,16 +218,6 @@ impl Index {
     /// NetworkPolicies.
     pub fn is_synced(&self) -> bool {
         self.resync.has(&Kind::ALL)
-    }
-
-    /// Returns what is said of NetworkPolicies as a whole.
-    pub fn enforcement(&self) -> Enforcement {
-        match self.enforce {
-            None => Enforcement::Unspecified,
-            Some(Enforce::Off) => Enforcement::Off,
-            Some(Enforce::On) if self.resync.has(&Kind::WITH_POLICIES) => Enforcement::On,
-            Some(Enforce::On) => Enforcement::Unread,
-        }
     }
 
     /// Returns the totals of what is published.

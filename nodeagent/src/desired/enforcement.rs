@@ -56,13 +56,12 @@ impl Desired {
     /// Records the word of an update.
     pub(super) fn note_enforcement(&mut self, said: Enforcement) {
         self.enforcement = said;
-        self.told_of_policies |= matches!(said, Enforcement::On | Enforcement::Off);
+        self.knew_policies |= matches!(said, Enforcement::On | Enforcement::Off);
     }
 
-    /// Returns whether no control plane ever told this node of NetworkPolicies, and the current one has them and has not read
-    /// them: then no unknown Pod of the node may pass.
+    /// Returns whether no control plane ever named the NetworkPolicies that there are, and the current one has not read them: then no unknown Pod of the node may pass.
     pub fn lacks_policies(&self) -> bool {
-        self.enforcement == Enforcement::Unread && !self.told_of_policies
+        self.enforcement == Enforcement::Unread && !self.knew_policies
     }
 
     /// Returns why the node's NetworkPolicies may not be those of the cluster, if that is so.

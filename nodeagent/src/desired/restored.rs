@@ -114,7 +114,7 @@ impl Desired {
         self.exact = nothing_held && sum == picture.digest;
         self.digest = picture.digest;
         self.positions = vec![picture.position];
-        self.told_of_policies = true;
+        self.knew_policies = true;
         self.cluster = picture.cluster;
         self.freshness = picture.freshness;
         self.last_known = picture.last_known;

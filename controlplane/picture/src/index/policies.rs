@@ -6,6 +6,7 @@ use kplane_proto::v1::Enforcement;
 
 use super::Index;
 use super::holding::service_name;
+use crate::admission::Enforce;
 use crate::convert::{self, not_enforced, tiers_not_enforced};
 use crate::k8s::{Kind, Object, ObjectId};
 
@@ -13,6 +14,16 @@ impl Index {
     /// Returns the NetworkPolicies, if nodes enforce them.
     pub fn policies(&self) -> Option<&Policies> {
         self.policies.as_ref()
+    }
+
+    /// Returns what is said of NetworkPolicies as a whole.
+    pub fn enforcement(&self) -> Enforcement {
+        match self.enforce {
+            None => Enforcement::Unspecified,
+            Some(Enforce::Off) => Enforcement::Off,
+            Some(Enforce::On) if self.resync.has(&Kind::WITH_POLICIES) => Enforcement::On,
+            Some(Enforce::On) => Enforcement::Unread,
+        }
     }
 
     /// Adds or replaces an object of a kind that NetworkPolicies are about.

@@ -129,8 +129,8 @@ impl Upstream {
     }
 
     /// Returns the time since the stalest kind was known to be current; `None` for a source without
-    /// kinds. What the server does not have cannot be stale, nor what NetworkPolicies need and was never read: agents are
-    /// told so, and Services do not wait for it.
+    /// kinds. What the server does not have cannot be stale, nor what NetworkPolicies need and was never read: agents know
+    /// that, and Services do not wait for it.
     pub fn age(&self) -> Option<Duration> {
         let kinds = self.lock();
         let is_waited_for = |kind: &Kind| Kind::ALL.contains(kind);

@@ -4,6 +4,7 @@ use kplane_model::Reason;
 
 use super::*;
 use crate::admission::Enforce;
+use kplane_proto::v1::Enforcement;
 
 fn policy(name: &str, ports: usize) -> Value {
     let ports: Vec<Value> = (1..=ports).map(|port| json!({"port": port})).collect();
