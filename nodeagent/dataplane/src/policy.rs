@@ -153,11 +153,11 @@ impl Enforcer {
         Ok(())
     }
 
-    /// Has those of these flows deleted that policies deny now.
+    /// Has those of these flows cut that policies deny now.
     pub fn judge_flows(&mut self, family: Family, flows: Vec<Flow>) {
         let Some(cutter) = &self.cutter else { return };
         match own_addresses::<HashSet<IpAddr>>() {
-            Ok(own) => cutter.delete(self.sides[family as usize].denied(flows, &own)),
+            Ok(own) => cutter.cut(self.sides[family as usize].denied(flows, &own)),
             Err(error) => {
                 tracing::warn!(%family, %error, "cannot list the node's own addresses; connections that policies deny live on");
             }

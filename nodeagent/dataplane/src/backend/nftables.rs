@@ -59,7 +59,7 @@ pub use loopback::LoopbackCounts;
 pub(crate) use mend::Contents;
 pub use policies::PolicyTables;
 pub(crate) use policies::{FoundPolicies, PolicyTable};
-pub use policy_schema::{ACCEPT, DENY, PASS, PolicySet};
+pub use policy_schema::{ACCEPT, CUT, DENY, PASS, PolicySet};
 pub use probe::{ProbeError, can_log, probe};
 pub use proxy_tables::{DepartingError, DepartingTable};
 pub use readback::{

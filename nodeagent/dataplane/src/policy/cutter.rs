@@ -1,24 +1,26 @@
 //! Cutting connections that policies no longer allow (NP13).
 //!
 //! ```text
-//! commit -> addresses that lost something -> thread: lists their flows -> engine: judges them -> thread: deletes
+//! commit -> addresses that lost something -> thread: lists their flows -> engine: judges them -> thread: cuts
 //! ```
 //!
-//! Listing can take long, so a thread of its own does it, and never holds up the engine. A deleted flow is not taken up
-//! again: the table drops TCP segments from the midst of a connection, and judges the rest anew. Each change is scanned
-//! for twice: a packet that was in transit during the commit may have begun its flow by the old rules just after the
-//! first scan.
+//! Listing can take long, so a thread of its own does it, and never holds up the engine. A flow of TCP is deleted: the
+//! table refuses segments from the midst of a connection. All others are marked ([`CUT`]), since each datagram of the
+//! other side would begin the flow anew, the other way round. A mark lasts as long as its flow, and costs no memory; the
+//! table takes it back when it allows a packet of the side that began. Each change is scanned for twice: a packet that
+//! was in transit during the commit may have begun its flow by the old rules just after the first scan.
 
 use std::collections::{HashSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use kplane_model::Family;
+use kplane_model::{Family, Protocol};
 use kplane_netlink::conntrack::AnyFlow;
-use kplane_netlink::{NetlinkError, NfSocket};
+use kplane_netlink::{NetlinkError, NfSocket, Request};
 
 use super::judge::Packet;
+use crate::backend::nftables::CUT;
 use crate::backoff::Backoff;
 
 /// Time from the first scan to the second.
@@ -31,7 +33,7 @@ const RETRY: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_s
 const PRICE: u32 = 10;
 const MAX_REST: Duration = Duration::from_millis(500);
 
-/// Most flows that are handed over, or deleted, at once.
+/// Most flows that are handed over, or cut, at once.
 const LOT: usize = 4096;
 
 /// A connection, or what the kernel takes for one.
@@ -52,6 +54,13 @@ impl Flow {
             port: self.0.port,
         }
     }
+
+    fn cut(&self) -> Request {
+        match self.0.port {
+            Some((Protocol::Tcp, _)) => self.0.delete(),
+            _ => self.0.set_mark(CUT),
+        }
+    }
 }
 
 /// The function that gets flows to judge.
@@ -60,7 +69,7 @@ pub type Hand = Box<dyn Fn(Vec<Flow>) + Send>;
 #[derive(Debug)]
 enum Message {
     Scan(Family, HashSet<IpAddr>),
-    Delete(Vec<Flow>),
+    Cut(Vec<Flow>),
 }
 
 /// A handle to the thread, which ends some time after it is dropped.
@@ -86,10 +95,10 @@ impl Cutter {
         }
     }
 
-    /// Has flows deleted.
-    pub(super) fn delete(&self, flows: Vec<Flow>) {
+    /// Has flows cut.
+    pub(super) fn cut(&self, flows: Vec<Flow>) {
         if !flows.is_empty() {
-            let _ = self.0.send(Message::Delete(flows));
+            let _ = self.0.send(Message::Cut(flows));
         }
     }
 }
@@ -143,8 +152,8 @@ fn run(receiver: &Receiver<Message>, hand: &Hand) {
                 waiting[family as usize].fresh.extend(addresses);
                 continue;
             }
-            Ok(Message::Delete(flows)) => {
-                if let Err(error) = delete(&mut socket, &flows) {
+            Ok(Message::Cut(flows)) => {
+                if let Err(error) = cut(&mut socket, &flows) {
                     tracing::warn!(%error, "cannot cut connections that policies deny; they are searched again");
                     socket = None;
                     let family = flows.first().map_or(Family::V4, Flow::family);
@@ -224,7 +233,9 @@ fn list(
             return;
         };
         let packet = flow.packet();
-        if addresses.contains(&packet.source) || addresses.contains(&packet.destination) {
+        let is_theirs =
+            addresses.contains(&packet.source) || addresses.contains(&packet.destination);
+        if is_theirs && flow.0.mark != CUT {
             lot.push(flow);
             if lot.len() == LOT {
                 hand(std::mem::take(&mut lot));
@@ -237,14 +248,14 @@ fn list(
     Ok(())
 }
 
-fn delete(socket: &mut Option<NfSocket>, flows: &[Flow]) -> Result<(), NetlinkError> {
+fn cut(socket: &mut Option<NfSocket>, flows: &[Flow]) -> Result<(), NetlinkError> {
     let socket = open(socket)?;
-    let mut deleted = 0;
+    let mut count = 0;
     for lot in flows.chunks(LOT) {
-        let requests: Vec<_> = lot.iter().map(|flow| flow.0.delete()).collect();
-        deleted += lot.len() - socket.request_all(&requests)?;
+        let requests: Vec<_> = lot.iter().map(Flow::cut).collect();
+        count += lot.len() - socket.request_all(&requests)?;
     }
-    tracing::info!(deleted, "cut connections that policies deny");
+    tracing::info!(count, "cut connections that policies deny");
     Ok(())
 }
 

@@ -41,7 +41,7 @@ fn text(family: Family) -> String {
         Family::V6 => (
             "ip6",
             "ipv6_addr",
-            "icmpv6 type >= nd-router-solicit icmpv6 type <= nd-redirect accept",
+            "ip6 hoplimit 255 icmpv6 type >= nd-router-solicit icmpv6 type <= nd-redirect icmpv6 code 0 accept",
         ),
     };
     // A range has at most as many around it as an address has bits, and a chain makes 16 steps.

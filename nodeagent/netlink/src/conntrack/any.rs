@@ -5,10 +5,10 @@ use std::net::IpAddr;
 use kplane_model::{Family, Protocol};
 
 use super::{
-    CTA_ID, CTA_PROTO_NUM, CTA_PROTO_SRC_PORT, CTA_STATUS, CTA_TUPLE_IP, CTA_TUPLE_ORIG,
+    CTA_ID, CTA_MARK, CTA_PROTO_NUM, CTA_PROTO_SRC_PORT, CTA_STATUS, CTA_TUPLE_IP, CTA_TUPLE_ORIG,
     CTA_TUPLE_PROTO, CTA_TUPLE_REPLY, CTA_ZONE, DELETE, ENTRY, GET, as_u16, parse_addresses,
 };
-use crate::attribute::{Attribute, NLA_F_NESTED};
+use crate::attribute::{Attribute, AttributeWriter, NLA_F_NESTED};
 use crate::message::{Message, Request};
 use crate::nfproto;
 
@@ -24,6 +24,8 @@ pub struct AnyFlow {
     pub destination: IpAddr,
     /// The protocol, and the receiver's port behind translation; `None` = a protocol without ports (ICMP).
     pub port: Option<(Protocol, u16)>,
+    /// The mark.
+    pub mark: u32,
     /// The original tuple as the kernel wrote it: its form is the protocol's.
     original: Box<[u8]>,
     zone: Option<u16>,
@@ -43,13 +45,14 @@ impl AnyFlow {
             return None;
         }
         let (mut original, mut reply) = (None, None);
-        let (mut zone, mut id) = (None, None);
+        let (mut zone, mut id, mut mark) = (None, None, 0);
         for attribute in message.attributes() {
             match attribute.kind {
                 CTA_TUPLE_ORIG => original = Some(attribute),
                 CTA_TUPLE_REPLY => reply = Some(attribute),
                 CTA_ZONE => zone = as_u16(attribute),
                 CTA_ID => id = attribute.as_u32(),
+                CTA_MARK => mark = attribute.as_u32()?,
                 CTA_STATUS if attribute.as_u32()? & IPS_EXPECTED != 0 => return None,
                 _ => {}
             }
@@ -60,6 +63,7 @@ impl AnyFlow {
             source,
             destination,
             port: sending_port(reply),
+            mark,
             original: original.payload.into(),
             zone,
             id,
@@ -68,15 +72,31 @@ impl AnyFlow {
 
     /// Returns the request to delete this entry.
     pub fn delete(&self) -> Request {
+        self.request("delete conntrack entry", DELETE, |w| {
+            if let Some(id) = self.id {
+                w.u32(CTA_ID, id);
+            }
+        })
+    }
+
+    /// Returns the request to set this entry's mark.
+    pub fn set_mark(&self, mark: u32) -> Request {
+        self.request("mark conntrack entry", ENTRY, |w| w.u32(CTA_MARK, mark))
+    }
+
+    fn request(
+        &self,
+        what: &'static str,
+        kind: u16,
+        more: impl FnOnce(&mut AttributeWriter<'_>),
+    ) -> Request {
         let family = Family::of(self.source);
-        Request::new("delete conntrack entry", DELETE, nfproto(family), |w| {
+        Request::new(what, kind, nfproto(family), |w| {
             w.bytes(CTA_TUPLE_ORIG | NLA_F_NESTED, &self.original);
             if let Some(zone) = self.zone {
                 w.bytes(CTA_ZONE, &zone.to_be_bytes());
             }
-            if let Some(id) = self.id {
-                w.u32(CTA_ID, id);
-            }
+            more(w);
         })
     }
 }

@@ -8,12 +8,14 @@
 //!
 //! Each Pod serves 8080 (named `web`) and 8081 (named `admin`; at `c`, `web` is 8081 and `admin` 8080) in TCP and UDP.
 
+mod attacks;
 mod changes;
 mod denied;
 mod readings;
 mod table;
 mod tiers;
 
+pub(super) use attacks::*;
 pub(super) use changes::*;
 pub(super) use denied::*;
 pub(super) use readings::*;

@@ -1,7 +1,8 @@
 //! The chains and rules of the table of NetworkPolicies. They are constant: all state is elements.
 //!
 //! ```text
-//! forward (output) > new > midstream                   TCP that begins in its midst
+//! forward (output) > cut                               no TCP, denied since it began
+//!                  > new > midstream > refuse          TCP that begins in its midst
 //!                        > egress-check > egress-match > ingress > ingress-check > ingress-match > allowed
 //! egress-check > egress-climb > egress-around > egress-match                          from a range to those around it
 //! egress-tiers (before egress-check) > egress-admin, egress-baseline > egress-row > egress-action
@@ -11,10 +12,20 @@
 //! A Pod that ClusterNetworkPolicies select takes the way through the tiers: the number of the other end leads to a row of
 //! ports, and that to an action. A tier that passes returns.
 //!
+//! What passes before it is known whether an end is isolated, and why nobody else passes with it:
+//!
+//! * *Packets of known connections, and errors about them.* Policies judged the first packet. What they deny since then is
+//!   cut: TCP's entries are deleted, all others get the mark [`CUT`](super::policy_schema::CUT). An error must quote a
+//!   packet of a connection that is not cut.
+//! * *`output`: packets from the node's own addresses* (NP11). What IPVS hands on has the client's address.
+//! * *Neighbour discovery* with hop limit 255 and code 0. The kernel takes one from the hop limit of a packet that it
+//!   routes before it comes here, so only a bridge hands such a packet on, and its ends are neighbours.
+//! * *A Pod to itself* (NP15). Who pretends to be the Pod must forge its address.
+//!
 //! `meta priority` carries the number of the packet's other end from one rule to the next, for the first packet of a
 //! connection only. It is set back to 0 before the packet goes on.
 
-use kplane_model::{Direction, Family, Tier};
+use kplane_model::{Direction, Family, Protocol, Tier};
 
 use super::layout::{Chain, HookPoint, RuleStep};
 use super::policy_schema::{ACCEPT, DENY, PolicySet};
@@ -30,17 +41,19 @@ use PolicySet::{
     All, Denied, Isolated, LocalPods, LocalRanges, Loops, Ports, Ranges, Sampled, Tiered,
 };
 use PolicyStep::{
-    Accept, AddressIn, AddressNotIn, Anybody, Count, IsNumber, KnownConnection, Limit, Log,
-    MidStream, Neighbour, NumberOf,
+    Accept, AddressIn, AddressNotIn, Anybody, Count, Invalid, IsCut, IsNumber, KnownConnection,
+    Limit, Log, MidStream, Neighbour, NumberOf, Related, Reply, TakeUp,
 };
-use RuleStep::{Drop, FromThisNode, Goto, In, Jump, Policy};
+use RuleStep::{Drop, FromThisNode, Goto, In, Is, Jump, Policy, TcpReset};
 
 /// Returns all chains in the order in which they are created and listed.
 pub(super) fn chains(family: Family, output: bool, log: bool) -> Vec<Chain> {
     let mut chains = vec![
         matching("ingress-match", Ingress, "allowed"),
         matching("egress-match", Egress, "ingress"),
-        Chain::new("allowed").rule([Policy(Anybody), Policy(Accept)]),
+        Chain::new("allowed")
+            .rule([Policy(TakeUp)])
+            .rule([Policy(Anybody), Policy(Accept)]),
         deny(Ingress, log),
         deny(Egress, log),
     ];
@@ -50,24 +63,52 @@ pub(super) fn chains(family: Family, output: bool, log: bool) -> Vec<Chain> {
     chains.extend(of_tiers(Egress, "ingress"));
     chains.extend([
         ingress(Chain::new("ingress")).rule([Goto("allowed")]),
+        refuse(),
         midstream(),
+        cut(),
         new(family),
-        base("forward", HookPoint::Forward)
-            .rule([Policy(KnownConnection), Policy(Accept)])
-            .rule([Jump("new")]),
+        judge(known(HookPoint::Forward, "forward")),
     ]);
     if output {
-        let from_here = base("output", HookPoint::Output)
-            .rule([Policy(KnownConnection), Policy(Accept)])
+        let from_here = known(HookPoint::Output, "output")
             .rule([FromThisNode, Policy(Accept)])
             .because("the node itself; the rest is what IPVS leads to pods");
-        chains.push(from_here.rule([Jump("new")]));
+        chains.push(judge(from_here));
     }
     chains
 }
 
-fn base(name: &'static str, point: HookPoint) -> Chain {
-    Chain::base(name, "filter", (point, PRIORITY))
+fn known(point: HookPoint, name: &'static str) -> Chain {
+    let chain = Chain::base(name, "filter", (point, PRIORITY));
+    chain.rule([Policy(KnownConnection), Policy(Accept)])
+}
+
+/// Adds rules for what is not a known connection's. What nothing isolates passes.
+fn judge(chain: Chain) -> Chain {
+    chain
+        .rule([Policy(IsCut), Jump("cut")])
+        .rule([Jump("new")])
+        .rule([Policy(TakeUp)])
+}
+
+/// Returns the chain for connections that policies denied after they had begun. While an end is isolated, only the side
+/// that began one can have it back: when it is allowed again.
+fn cut() -> Chain {
+    let text = "denied since it began: answers stay denied, and the asking side is judged anew";
+    let chain = Chain::new("cut")
+        .comment(text)
+        .rule([Policy(Related), Drop]);
+    isolated_ends().fold(chain, |chain, end| {
+        chain.rule([Policy(Reply), Policy(end), Drop])
+    })
+}
+
+/// Returns the matches of packets one end of which is isolated.
+fn isolated_ends() -> impl Iterator<Item = PolicyStep> {
+    [Source, Destination]
+        .into_iter()
+        .flat_map(|end| [Isolated, Tiered].map(|set| (end, set)))
+        .flat_map(|(end, set)| [Ingress, Egress].map(|direction| AddressIn(end, set(direction))))
 }
 
 fn matching(name: &'static str, direction: Direction, then: &'static str) -> Chain {
@@ -218,14 +259,18 @@ fn of_tiers(direction: Direction, then: &'static str) -> [Chain; 5] {
     ]
 }
 
+/// Returns the chain that resets TCP connections which are not taken up. A segment that conntrack takes for invalid may be
+/// an old one of a connection that goes on.
+fn refuse() -> Chain {
+    Chain::new("refuse")
+        .rule([Policy(Invalid), Drop])
+        .rule([Is(Protocol::Tcp), TcpReset])
+}
+
 fn midstream() -> Chain {
     let text = "a connection that was forgotten or cut: not taken up again, from neither side";
-    let ends = [Source, Destination]
-        .into_iter()
-        .flat_map(|end| [Isolated, Tiered].map(|set| (end, set)))
-        .flat_map(|(end, set)| [Ingress, Egress].map(|direction| AddressIn(end, set(direction))));
-    ends.fold(Chain::new("midstream").comment(text), |chain, end| {
-        chain.rule([Policy(end), Drop])
+    isolated_ends().fold(Chain::new("midstream").comment(text), |chain, end| {
+        chain.rule([Policy(end), Goto("refuse")])
     })
 }
 

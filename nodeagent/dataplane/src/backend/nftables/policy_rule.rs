@@ -3,7 +3,7 @@
 use kplane_model::Protocol;
 use kplane_netlink::nflog::{GROUP, PACKET_BYTES, prefix};
 
-use super::policy_schema::{PolicySet, denied};
+use super::policy_schema::{CUT, PolicySet, denied};
 use super::policy_step::PolicyStep;
 use super::rule::{Expressions, FIRST, Register};
 use super::schema::{Field, Set};
@@ -13,6 +13,11 @@ use super::uapi::*;
 /// `NDISC_REDIRECT` (net/ndisc.h).
 const ICMPV6: u8 = 58;
 const NEIGHBOUR_TYPES: [u8; 2] = [133, 137];
+/// The hop limit of neighbour discovery, and its code (RFC 4861).
+const NEIGHBOUR_HOP_LIMIT: u8 = 255;
+const NEIGHBOUR_CODE: u8 = 0;
+/// Offset of the hop limit in the IPv6 header.
+const HOP_LIMIT_OFFSET: u32 = 7;
 /// Bits of the TCP flags: FIN, SYN, RST, ACK.
 const TCP_FLAGS: u8 = 0x17;
 const TCP_SYN: u8 = 0x02;
@@ -28,16 +33,22 @@ impl Expressions<'_, '_> {
         match step {
             PolicyStep::KnownConnection => {
                 self.conntrack(NFT_CT_STATE, CT_STATES_KNOWN, NFT_CMP_NEQ);
+                self.cut_mark(NFT_CMP_NEQ);
+            }
+            PolicyStep::IsCut => self.cut_mark(NFT_CMP_EQ),
+            PolicyStep::TakeUp => self.take_up(),
+            PolicyStep::Related => self.conntrack(NFT_CT_STATE, CT_STATE_RELATED, NFT_CMP_NEQ),
+            PolicyStep::Invalid => self.conntrack(NFT_CT_STATE, CT_STATE_INVALID, NFT_CMP_NEQ),
+            PolicyStep::Reply => {
+                self.load_conntrack(NFT_CT_DIRECTION);
+                self.compare(NFT_CMP_EQ, &[IP_CT_DIR_REPLY]);
             }
             PolicyStep::Neighbour => self.neighbour(),
             PolicyStep::MidStream => self.mid_stream(),
             PolicyStep::AddressIn(field, set) => self.address_in(field, set, 0),
             PolicyStep::AddressNotIn(field, set) => self.address_in(field, set, NFT_LOOKUP_F_INV),
             PolicyStep::Anybody => {
-                self.expression("immediate", |w| {
-                    w.u32(NFTA_IMMEDIATE_DREG, FIRST.number());
-                    w.nest(NFTA_IMMEDIATE_DATA, |w| w.bytes(NFTA_DATA_VALUE, &[0; 4]));
-                });
+                self.zero();
                 self.keep_number();
             }
             PolicyStep::Number(field, set) => {
@@ -83,6 +94,13 @@ impl Expressions<'_, '_> {
         });
     }
 
+    fn zero(&mut self) {
+        self.expression("immediate", |w| {
+            w.u32(NFTA_IMMEDIATE_DREG, FIRST.number());
+            w.nest(NFTA_IMMEDIATE_DATA, |w| w.bytes(NFTA_DATA_VALUE, &[0; 4]));
+        });
+    }
+
     fn keep_number(&mut self) {
         self.expression("meta", |w| {
             w.u32(NFTA_META_KEY, NFT_META_PRIORITY);
@@ -95,7 +113,24 @@ impl Expressions<'_, '_> {
         self.member(Set::Policy(set), flags);
     }
 
+    fn cut_mark(&mut self, op: u32) {
+        self.load_conntrack(NFT_CT_MARK);
+        self.compare(op, &CUT.to_ne_bytes());
+    }
+
+    fn take_up(&mut self) {
+        self.cut_mark(NFT_CMP_EQ);
+        self.zero();
+        self.expression("ct", |w| {
+            w.u32(NFTA_CT_KEY, NFT_CT_MARK);
+            w.u32(NFTA_CT_SREG, FIRST.number());
+        });
+    }
+
+    /// Only a bridge hands on such packets: a router has taken one from the hop limit when it comes here.
     fn neighbour(&mut self) {
+        self.payload(FIRST, NFT_PAYLOAD_NETWORK_HEADER, HOP_LIMIT_OFFSET, 1);
+        self.compare(NFT_CMP_EQ, &[NEIGHBOUR_HOP_LIMIT]);
         self.meta(NFT_META_L4PROTO, FIRST);
         self.compare(NFT_CMP_EQ, &[ICMPV6]);
         let [first, last] = NEIGHBOUR_TYPES;
@@ -103,6 +138,8 @@ impl Expressions<'_, '_> {
             self.payload(FIRST, NFT_PAYLOAD_TRANSPORT_HEADER, 0, 1);
             self.compare(op, &[value]);
         }
+        self.payload(FIRST, NFT_PAYLOAD_TRANSPORT_HEADER, 1, 1);
+        self.compare(NFT_CMP_EQ, &[NEIGHBOUR_CODE]);
     }
 
     fn mid_stream(&mut self) {

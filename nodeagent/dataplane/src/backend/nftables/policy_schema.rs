@@ -46,6 +46,11 @@ pub enum PolicySet {
     Sampled,
 }
 
+/// The conntrack mark of a connection without a beginning of its own that policies deny since it began: UDP and all
+/// others but TCP. A deleted entry would come back from the side that may begin connections. It is the whole mark, and
+/// no bit of it, so that nobody else's bits close a connection; nobody needs a mark of one that is dropped.
+pub const CUT: u32 = 0x6b70_6375;
+
 /// Numbers of actions in [`PolicySet::RowAll`] and [`PolicySet::RowPorts`].
 pub const ACCEPT: u32 = 1;
 /// See [`ACCEPT`].

@@ -8,9 +8,19 @@ use super::policy_schema::PolicySet;
 /// A match or action that only rules about policies have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PolicyStep {
-    /// `ct state established,related`
+    /// `ct state established,related ct mark != CUT`
     KnownConnection,
-    /// `icmpv6 type >= nd-router-solicit icmpv6 type <= nd-redirect`
+    /// `ct mark CUT`
+    IsCut,
+    /// `ct mark CUT ct mark set 0`
+    TakeUp,
+    /// `ct state related`
+    Related,
+    /// `ct state invalid`
+    Invalid,
+    /// `ct direction reply`
+    Reply,
+    /// `ip6 hoplimit 255 icmpv6 type >= nd-router-solicit icmpv6 type <= nd-redirect icmpv6 code 0`
     Neighbour,
     /// `tcp flags & (fin | syn | rst | ack) != syn`
     MidStream,

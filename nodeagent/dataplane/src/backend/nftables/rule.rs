@@ -250,12 +250,16 @@ impl Expressions<'_, '_> {
 
     /// Compares `ct KEY & bit` with 0.
     pub(super) fn conntrack(&mut self, key: u32, bit: u32, op: u32) {
+        self.load_conntrack(key);
+        self.mask_xor(bit, 0);
+        self.compare(op, &0_u32.to_ne_bytes());
+    }
+
+    pub(super) fn load_conntrack(&mut self, key: u32) {
         self.expression("ct", |w| {
             w.u32(NFTA_CT_KEY, key);
             w.u32(NFTA_CT_DREG, FIRST.number());
         });
-        self.mask_xor(bit, 0);
-        self.compare(op, &0_u32.to_ne_bytes());
     }
 
     fn address_is_local(&mut self, which: u32) {

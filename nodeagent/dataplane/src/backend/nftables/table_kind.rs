@@ -8,7 +8,7 @@ pub const TABLE_COMMENT: &str = "kplane nftables layout 4";
 /// Name of the table of NetworkPolicies, one in family `ip` and one in `ip6`.
 pub const POLICY_TABLE: &str = "kplane-policy";
 /// Comment of that table. The number goes up with every change of chains, rules or sets.
-pub(super) const POLICY_TABLE_COMMENT: &str = "kplane nftables policy layout 3";
+pub(super) const POLICY_TABLE_COMMENT: &str = "kplane nftables policy layout 4";
 
 /// One of the tables that a family has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -190,13 +190,22 @@ pub(super) const NFT_META_L4PROTO: u32 = 16;
 pub(super) const NFTA_CT_DREG: u16 = 1;
 pub(super) const NFTA_CT_KEY: u16 = 2;
 pub(super) const NFTA_CT_DIRECTION: u16 = 3;
+pub(super) const NFTA_CT_SREG: u16 = 4;
 pub(super) const NFT_CT_STATE: u32 = 0;
+pub(super) const NFT_CT_DIRECTION: u32 = 1;
 pub(super) const NFT_CT_STATUS: u32 = 2;
+pub(super) const NFT_CT_MARK: u32 = 3;
 pub(super) const NFT_CT_PROTO_DST: u32 = 12;
 pub(super) const NFT_CT_DST_IP: u32 = 20;
 pub(super) const NFT_CT_DST_IP6: u32 = 22;
 /// `IP_CT_DIR_ORIGINAL` (linux/netfilter/nf_conntrack_tuple_common.h).
 pub(super) const IP_CT_DIR_ORIGINAL: u8 = 0;
+/// `IP_CT_DIR_REPLY`.
+pub(super) const IP_CT_DIR_REPLY: u8 = 1;
+/// `NF_CT_STATE_INVALID_BIT` (linux/netfilter/nf_conntrack_common.h).
+pub(super) const CT_STATE_INVALID: u32 = 1;
+/// `NF_CT_STATE_BIT(IP_CT_RELATED)`.
+pub(super) const CT_STATE_RELATED: u32 = 4;
 /// `NF_CT_STATE_BIT(IP_CT_NEW)` (linux/netfilter/nf_conntrack_common.h).
 pub(super) const CT_STATE_NEW: u32 = 8;
 /// `NF_CT_STATE_BIT(IP_CT_ESTABLISHED) | NF_CT_STATE_BIT(IP_CT_RELATED)`.
