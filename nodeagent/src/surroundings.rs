@@ -4,10 +4,13 @@
 //! A task of its own examines the node at the start and every ten seconds ([`watch()`]). The engine only reads the
 //! latest facts, and puts what they mean into its report ([`findings`], pure).
 
+mod bridges;
 mod mtu;
 mod needed;
 pub mod node_ports;
 pub mod pod_ranges;
+
+pub use self::bridges::unenforced;
 
 use std::fs;
 use std::path::Path;
@@ -42,6 +45,8 @@ pub struct Surroundings {
     pub strict_reverse_path: bool,
     /// There are bridges, and their packets pass iptables' rules by, for each family.
     pub bridges_pass_by: [bool; 2],
+    /// There are bridges, and their frames with a VLAN tag pass all of these rules by.
+    pub tagged_pass_by: bool,
     /// Rules of kube-proxy, such as `table ip kube-proxy`.
     pub kube_proxy: Vec<String>,
     /// firewalld has a table in nf_tables.
@@ -66,7 +71,7 @@ impl Surroundings {
         };
         let is_on = |path| number(path).map(|value| value != 0);
         let netfilter = "proc/sys/net/netfilter/nf_conntrack_";
-        let bridges = has_bridges(root);
+        let bridges = bridges::exist(root);
         let off = |path| bridges && is_on(path) == Some(false);
         Self {
             forwarding: [
@@ -82,6 +87,7 @@ impl Surroundings {
                 off("proc/sys/net/bridge/bridge-nf-call-iptables"),
                 off("proc/sys/net/bridge/bridge-nf-call-ip6tables"),
             ],
+            tagged_pass_by: off("proc/sys/net/bridge/bridge-nf-filter-vlan-tagged"),
             conntrack: number(&format!("{netfilter}count")).zip(number(&format!("{netfilter}max"))),
             sizes: mtu::Sizes::read(root),
             unset: Vec::new(),
@@ -101,12 +107,6 @@ fn rules_of_kube_proxy(root: &Path, backend: Kind, obstacles: &Obstacles) -> Vec
         found.extend(link.exists().then(|| format!("device {IPVS_LINK}")));
     }
     found
-}
-
-fn has_bridges(root: &Path) -> bool {
-    let links = fs::read_dir(root.join("sys/class/net"));
-    let mut links = links.into_iter().flatten().flatten();
-    links.any(|link| link.path().join("bridge").is_dir())
 }
 
 /// Something that stands in the way of packets.
@@ -136,7 +136,7 @@ pub fn findings(
     {
         found.extend(forwarding(seen, family));
         found.extend(dropping(seen, family));
-        found.extend(bridges(seen, family));
+        found.extend(bridges::passed_by(seen, family));
         found.extend(node.and_then(|node| pod_range(node, settings, family)));
     }
     found.extend(kube_proxy(seen));
@@ -217,44 +217,6 @@ fn firewalld(seen: &Surroundings) -> Option<Finding> {
                    firewalld";
         finding(Reason::Firewalld, Severity::Info, text.to_owned(), fix)
     })
-}
-
-fn bridges(seen: &Surroundings, family: Family) -> Option<Finding> {
-    let key = bridge_setting(family);
-    seen.bridges_pass_by[family as usize].then(|| {
-        let text = format!(
-            "{key} is 0, and the node has bridges: if Pods are on a bridge, answers of an endpoint on the same bridge \
-             come back from a wrong address"
-        );
-        let fix = format!("sysctl -w {key}=1 on the node, unless the CNI plugin does without");
-        finding(Reason::BridgeNetfilterOff, Severity::Warning, text, &fix)
-    })
-}
-
-/// Returns what keeps NetworkPolicies from holding on a node that has some.
-pub fn unenforced(seen: &Surroundings) -> Option<Finding> {
-    let passing = Family::ALL.into_iter();
-    let mut passing = passing.filter(|family| seen.bridges_pass_by[*family as usize]);
-    let family = passing.next()?;
-    let key = bridge_setting(family);
-    let text = format!(
-        "{key} is 0, and the node has bridges: NetworkPolicies do not hold between Pods on one bridge"
-    );
-    let fix =
-        format!("sysctl -w {key}=1 on the node, and a file in /etc/sysctl.d so that it stays");
-    Some(finding(
-        Reason::BridgeNetfilterOff,
-        Severity::Error,
-        text,
-        &fix,
-    ))
-}
-
-fn bridge_setting(family: Family) -> &'static str {
-    match family {
-        Family::V4 => "net.bridge.bridge-nf-call-iptables",
-        Family::V6 => "net.bridge.bridge-nf-call-ip6tables",
-    }
 }
 
 /// Returns a finding for a node whose Pods count as clients outside of the cluster.
