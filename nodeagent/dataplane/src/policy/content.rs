@@ -338,8 +338,14 @@ impl Content {
         }
     }
 
+    /// Sets the ranges of the node's Pods. Where one is isolated, that of link-local addresses is among them: the API does
+    /// not say which Pod has one, and only a bridge hands their packets on.
     fn set_ranges(&mut self, ranges: &[Cidr]) {
+        let mut pods = self.objects.pods.values();
+        let isolates = pods.any(|pod| !pod.policies.is_empty() || pod.tier.is_some());
         let ranges = ranges.iter().copied();
+        let link_local = Cidr::new([0xfe80, 0, 0, 0, 0, 0, 0, 0].into(), 10);
+        let ranges = ranges.chain(link_local.filter(|_| isolates));
         let ranges: Vec<Cidr> = ranges.filter(|r| r.family() == self.family).collect();
         let new = disjoint(&ranges);
         let old = std::mem::replace(&mut self.ranges, new.clone());

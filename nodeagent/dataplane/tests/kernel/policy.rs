@@ -1,5 +1,6 @@
 //! NetworkPolicies in the kernel: the table compared with that of `nft`, and what happens to packets.
 
+mod bridged;
 mod denied;
 mod world;
 
@@ -41,7 +42,9 @@ fn text(family: Family) -> String {
         Family::V6 => (
             "ip6",
             "ipv6_addr",
-            "ip6 hoplimit 255 icmpv6 type >= nd-router-solicit icmpv6 type <= nd-redirect icmpv6 code 0 accept",
+            "ip6 hoplimit 255 icmpv6 type >= nd-router-solicit icmpv6 type <= nd-redirect icmpv6 code 0 accept
+                ip6 daddr ff02::/16 icmpv6 type >= mld-listener-query icmpv6 type <= mld-listener-done accept
+                ip6 daddr ff02::/16 icmpv6 type mld2-listener-report accept",
         ),
     };
     // A range has at most as many around it as an address has bits, and a chain makes 16 steps.

@@ -20,6 +20,7 @@
 //! * *`output`: packets from the node's own addresses* (NP11). What IPVS hands on has the client's address.
 //! * *Neighbour discovery* with hop limit 255 and code 0. The kernel takes one from the hop limit of a packet that it
 //!   routes before it comes here, so only a bridge hands such a packet on, and its ends are neighbours.
+//! * *Queries and reports of listeners to multicast*, to addresses that no router hands on.
 //! * *A Pod to itself* (NP15). Who pretends to be the Pod must forge its address.
 //!
 //! `meta priority` carries the number of the packet's other end from one rule to the next, for the first packet of a
@@ -29,7 +30,7 @@ use kplane_model::{Direction, Family, Protocol, Tier};
 
 use super::layout::{Chain, HookPoint, RuleStep};
 use super::policy_schema::{ACCEPT, DENY, PolicySet};
-use super::policy_step::PolicyStep;
+use super::policy_step::{ListenerTypes, PolicyStep};
 use super::schema::{Field, Set};
 
 /// Behind destination NAT and the refusals of Services, before source NAT.
@@ -42,7 +43,7 @@ use PolicySet::{
 };
 use PolicyStep::{
     Accept, AddressIn, AddressNotIn, Anybody, Count, Invalid, IsCut, IsNumber, KnownConnection,
-    Limit, Log, MidStream, Neighbour, NumberOf, Related, Reply, TakeUp,
+    Limit, Listeners, Log, MidStream, Neighbour, NumberOf, Related, Reply, TakeUp,
 };
 use RuleStep::{Drop, FromThisNode, Goto, In, Is, Jump, Policy, TcpReset};
 
@@ -277,7 +278,10 @@ fn midstream() -> Chain {
 fn new(family: Family) -> Chain {
     let chain = match family {
         Family::V4 => Chain::new("new"),
-        Family::V6 => Chain::new("new").rule([Policy(Neighbour), Policy(Accept)]),
+        Family::V6 => Chain::new("new")
+            .rule([Policy(Neighbour), Policy(Accept)])
+            .rule([Policy(Listeners(ListenerTypes::First)), Policy(Accept)])
+            .rule([Policy(Listeners(ListenerTypes::Second)), Policy(Accept)]),
     };
     let unknown = |end| {
         let in_range = Policy(AddressIn(end, LocalRanges));

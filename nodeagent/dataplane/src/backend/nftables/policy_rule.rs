@@ -4,7 +4,7 @@ use kplane_model::Protocol;
 use kplane_netlink::nflog::{GROUP, PACKET_BYTES, prefix};
 
 use super::policy_schema::{CUT, PolicySet, denied};
-use super::policy_step::PolicyStep;
+use super::policy_step::{ListenerTypes, PolicyStep};
 use super::rule::{Expressions, FIRST, Register};
 use super::schema::{Field, Set};
 use super::uapi::*;
@@ -16,8 +16,15 @@ const NEIGHBOUR_TYPES: [u8; 2] = [133, 137];
 /// The hop limit of neighbour discovery, and its code (RFC 4861).
 const NEIGHBOUR_HOP_LIMIT: u8 = 255;
 const NEIGHBOUR_CODE: u8 = 0;
-/// Offset of the hop limit in the IPv6 header.
+/// Types of listeners to multicast: `ICMPV6_MGM_QUERY` to `ICMPV6_MGM_REDUCTION`, and `ICMPV6_MLD2_REPORT`
+/// (linux/icmpv6.h).
+const LISTENER_TYPES: [u8; 2] = [130, 132];
+const LISTENER_REPORT: u8 = 143;
+/// How addresses of multicast begin that no router hands on.
+const LINK_MULTICAST: [u8; 2] = [0xff, 0x02];
+/// Offsets of the hop limit and of the destination in the IPv6 header.
 const HOP_LIMIT_OFFSET: u32 = 7;
+const DESTINATION_OFFSET: u32 = 24;
 /// Bits of the TCP flags: FIN, SYN, RST, ACK.
 const TCP_FLAGS: u8 = 0x17;
 const TCP_SYN: u8 = 0x02;
@@ -44,6 +51,7 @@ impl Expressions<'_, '_> {
                 self.compare(NFT_CMP_EQ, &[IP_CT_DIR_REPLY]);
             }
             PolicyStep::Neighbour => self.neighbour(),
+            PolicyStep::Listeners(types) => self.listeners(types),
             PolicyStep::MidStream => self.mid_stream(),
             PolicyStep::AddressIn(field, set) => self.address_in(field, set, 0),
             PolicyStep::AddressNotIn(field, set) => self.address_in(field, set, NFT_LOOKUP_F_INV),
@@ -131,15 +139,32 @@ impl Expressions<'_, '_> {
     fn neighbour(&mut self) {
         self.payload(FIRST, NFT_PAYLOAD_NETWORK_HEADER, HOP_LIMIT_OFFSET, 1);
         self.compare(NFT_CMP_EQ, &[NEIGHBOUR_HOP_LIMIT]);
+        self.icmp_types(NEIGHBOUR_TYPES);
+        self.payload(FIRST, NFT_PAYLOAD_TRANSPORT_HEADER, 1, 1);
+        self.compare(NFT_CMP_EQ, &[NEIGHBOUR_CODE]);
+    }
+
+    fn listeners(&mut self, types: ListenerTypes) {
+        self.payload(FIRST, NFT_PAYLOAD_NETWORK_HEADER, DESTINATION_OFFSET, 2);
+        self.compare(NFT_CMP_EQ, &LINK_MULTICAST);
+        match types {
+            ListenerTypes::First => self.icmp_types(LISTENER_TYPES),
+            ListenerTypes::Second => {
+                self.meta(NFT_META_L4PROTO, FIRST);
+                self.compare(NFT_CMP_EQ, &[ICMPV6]);
+                self.payload(FIRST, NFT_PAYLOAD_TRANSPORT_HEADER, 0, 1);
+                self.compare(NFT_CMP_EQ, &[LISTENER_REPORT]);
+            }
+        }
+    }
+
+    fn icmp_types(&mut self, [first, last]: [u8; 2]) {
         self.meta(NFT_META_L4PROTO, FIRST);
         self.compare(NFT_CMP_EQ, &[ICMPV6]);
-        let [first, last] = NEIGHBOUR_TYPES;
         for (op, value) in [(NFT_CMP_GTE, first), (NFT_CMP_LTE, last)] {
             self.payload(FIRST, NFT_PAYLOAD_TRANSPORT_HEADER, 0, 1);
             self.compare(op, &[value]);
         }
-        self.payload(FIRST, NFT_PAYLOAD_TRANSPORT_HEADER, 1, 1);
-        self.compare(NFT_CMP_EQ, &[NEIGHBOUR_CODE]);
     }
 
     fn mid_stream(&mut self) {

@@ -22,6 +22,8 @@ pub(super) enum PolicyStep {
     Reply,
     /// `ip6 hoplimit 255 icmpv6 type >= nd-router-solicit icmpv6 type <= nd-redirect icmpv6 code 0`
     Neighbour,
+    /// `ip6 daddr ff02::/16 icmpv6 type` of reports and queries of listeners to multicast: the older ones, or those of version 2
+    Listeners(ListenerTypes),
     /// `tcp flags & (fin | syn | rst | ack) != syn`
     MidStream,
     /// `ADDRESS @set`
@@ -45,4 +47,13 @@ pub(super) enum PolicyStep {
     IsNumber(u32),
     /// `accept`
     Accept,
+}
+
+/// Types of messages of listeners to multicast.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ListenerTypes {
+    /// `icmpv6 type >= mld-listener-query icmpv6 type <= mld-listener-done`
+    First,
+    /// `icmpv6 type mld2-listener-report`
+    Second,
 }
