@@ -231,6 +231,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     network_policies::np13_a_server_that_goes_on_talking_keeps_nothing_alive,
     network_policies::np13_a_connection_that_was_forgotten_ends_at_once,
     network_policies::np20_neighbour_discovery_is_no_tunnel,
+    network_policies::np20_errors_about_no_connection_are_no_tunnel,
     network_policies::np14_np15_services,
     network_policies::np14_services_are_as_before_where_everything_is_allowed,
     network_policies::np17_labels_of_pods_and_namespaces_change,

@@ -1,7 +1,7 @@
 //! What hostile Pods try around the hook: each rule that lets a packet pass before it is known whether an end is isolated.
 
 use std::io::ErrorKind;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -22,6 +22,8 @@ const CLIENTS: &str = "in x: podSelector: {}, ingress: [{from: [{namespaceSelect
 const NOBODY: &str = "in x: podSelector: {}, policyTypes: [Ingress, Egress]";
 /// `IPPROTO_ICMPV6`.
 const ICMPV6: u8 = 58;
+/// `IPPROTO_UDP`.
+const UDP: u8 = 17;
 /// A port that no server of the world has.
 const SPARE: u16 = 9999;
 
@@ -134,6 +136,103 @@ pub(crate) fn np13_a_server_that_goes_on_talking_keeps_nothing_alive() -> Result
             denied.asks()?,
             "nobody is isolated, but no question arrives"
         );
+    }
+    Ok(())
+}
+
+/// Returns an ICMP error that quotes a datagram, with bytes behind it that a tunnel would carry.
+fn error_about(from: SocketAddr, to: SocketAddr, more: &[u8]) -> Vec<u8> {
+    let length = u16::try_from(8 + more.len())
+        .unwrap_or(u16::MAX)
+        .to_be_bytes();
+    let (kind, code, mut header) = match (from.ip(), to.ip()) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            let start = [0x45, 0, 0, 64, 0, 1, 0, 0, 64, UDP, 0, 0];
+            let mut header = [&start[..], &from.octets(), &to.octets()].concat();
+            let sum = checksum(&header);
+            header[10..12].copy_from_slice(&sum);
+            (3, 3, header)
+        }
+        (from, to) => {
+            let start = [0x60, 0, 0, 0, length[0], length[1], UDP, 64];
+            let bytes = |ip: IpAddr| match ip {
+                IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+                IpAddr::V6(ip) => ip.octets(),
+            };
+            (1, 4, [&start[..], &bytes(from), &bytes(to)].concat())
+        }
+    };
+    let ports = [from.port().to_be_bytes(), to.port().to_be_bytes()].concat();
+    header.extend([&ports[..], &length, &[0, 0], more].concat());
+    let mut message = [&[kind, code, 0, 0, 0, 0, 0, 0], &header[..]].concat();
+    // The kernel fills in that of ICMPv6.
+    let sum = checksum(&message);
+    message[2..4].copy_from_slice(&sum);
+    message
+}
+
+/// Returns the checksum of RFC 1071.
+fn checksum(bytes: &[u8]) -> [u8; 2] {
+    let words = bytes
+        .chunks(2)
+        .map(|pair| u32::from(pair[0]) << 8 | u32::from(pair.get(1).copied().unwrap_or_default()));
+    let sum: u32 = words.sum();
+    let sum = (sum >> 16) + (sum & 0xffff);
+    let sum = (sum >> 16) + (sum & 0xffff);
+    u16::try_from(!sum & 0xffff)
+        .unwrap_or_default()
+        .to_be_bytes()
+}
+
+/// NP20: only errors about connections that live pass: none about one that never was, and none about one that is cut.
+pub(crate) fn np20_errors_about_no_connection_are_no_tunnel() -> Result<()> {
+    const SECRET: &[u8] = b"a secret";
+    let mut stage = Stage::open()?;
+    let clients = policy("clients", CLIENTS);
+    for family in Family::ALL {
+        let datagrams = Datagrams::open(&stage, "c", "a", family)?;
+        let (client, server) = (
+            datagrams.client.local_addr()?,
+            datagrams.server.local_addr()?,
+        );
+        let capture = Capture::open(stage.ns("a")?)?;
+        let is_told = |stage: &Stage, of: SocketAddr| {
+            capture.drain()?;
+            let message = error_about(server, of, SECRET);
+            let (domain, protocol) = family.pick(
+                (Domain::IPV4, Protocol::ICMPV4),
+                (Domain::IPV6, Protocol::ICMPV6),
+            );
+            stage.ns("c")?.run(|| {
+                let socket = Socket::new(domain, Type::RAW, Some(protocol))?;
+                let to = SocketAddr::new(server.ip(), 0);
+                Ok(socket.send_to(&message, &to.into())?)
+            })?;
+            // What was handed on was handed on before this is answered.
+            stage.check("behind the error", "here>a")?;
+            let mut packets = capture.drain()?.into_iter();
+            Ok::<_, anyhow::Error>(packets.any(|packet| packet.payload.ends_with(SECRET)))
+        };
+        ensure!(
+            is_told(&stage, client)?,
+            "the error does not arrive while all is allowed"
+        );
+        stage.apply(&clients)?;
+        eventually(SOON, "datagrams are cut", || {
+            ensure!(!datagrams.answers()?, "answers arrive");
+            Ok(())
+        })?;
+        ensure!(
+            !is_told(&stage, client)?,
+            "an error about a cut connection arrives"
+        );
+        let mut never = client;
+        never.set_port(SPARE + 1);
+        ensure!(
+            !is_told(&stage, never)?,
+            "an error about no connection arrives"
+        );
+        stage.delete(&clients)?;
     }
     Ok(())
 }
