@@ -105,6 +105,8 @@ reasons! {
     InvalidPort,
     /// A part of a NetworkPolicy cannot be used, and allows nothing.
     InvalidPolicy,
+    /// Pods of two nodes say that they have the same address.
+    PodAddressConflict,
     /// Nodes do not enforce NetworkPolicies.
     PolicyNotEnforced,
     /// A field has a value that kplane does not know.

@@ -38,7 +38,7 @@ pub use totals::{Taken, Totals};
 pub use view::{Facts, PortView, ServiceDetail, SliceFacts};
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -105,6 +105,8 @@ pub struct Index {
     enforce: Option<Enforce>,
     /// Pods with more policies than fit into a message, and how many select each.
     crowded: Vec<(PodName, usize)>,
+    /// Pods that have the address of a Pod of another node, the address, and that Pod.
+    rivals: Vec<(PodName, IpAddr, PodName)>,
     /// Number of decisions of ClusterNetworkPolicies that are too large.
     overlarge: usize,
 }
@@ -243,6 +245,7 @@ impl Index {
             .cloned()
             .chain(self.holding_issue())
             .chain(self.crowded_issues())
+            .chain(self.rival_issues())
             .chain(self.overlarge_issue())
             .collect();
         issues.sort();

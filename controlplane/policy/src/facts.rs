@@ -96,6 +96,13 @@ impl Policies {
             .map(|(name, policies)| (name, *policies))
     }
 
+    /// Returns the Pods that claim an address which means a Pod of another node, sorted, the address, and that Pod. As of
+    /// the last call of [`Policies::take`].
+    pub fn rivals(&self) -> impl Iterator<Item = (&PodName, IpAddr, &PodName)> {
+        let rivals = self.rivals.iter();
+        rivals.map(|(name, (address, other))| (name, *address, other))
+    }
+
     /// Returns a policy, and the Pods that it selects.
     pub fn policy(&self, name: &PolicyName) -> Option<PolicyFacts> {
         let entry = self.policies.get(name)?;

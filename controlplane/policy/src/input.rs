@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use kplane_model::{
-    Block, Direction, NamedPort, NodeName, PodName, PolicyName, PolicyPort, Tier, TierAction,
+    Block, Cidr, Direction, NamedPort, NodeName, PodName, PolicyName, PolicyPort, Tier, TierAction,
 };
 
 use crate::namespaces::NamespaceLabels;
@@ -182,6 +182,17 @@ impl Requirement {
     }
 }
 
+/// A node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Node {
+    /// Its labels.
+    pub labels: Labels,
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
+    /// The ranges of its Pods, if it has some.
+    pub ranges: Vec<Cidr>,
+}
+
 /// A Pod that has an address of its own: not one on its node's network (NP12), nor a finished one (NP18).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
@@ -195,8 +206,9 @@ pub struct Pod {
     pub labels: Labels,
     /// Its container ports with names.
     pub ports: Vec<NamedPort>,
-    /// It is being deleted. If another Pod has its address, that one counts (NP18).
+    /// It is being deleted. If another Pod of its node has its address, that one counts (NP18).
     pub terminating: bool,
-    /// Time of its creation, RFC 3339: of two Pods with one address, the younger one counts.
+    /// Time of its creation, RFC 3339: of two Pods of a node with one address, the younger one counts, and of two nodes
+    /// the one that had such a Pod first.
     pub created: Option<Arc<str>>,
 }

@@ -22,6 +22,7 @@ mod namespaces;
 mod pods;
 mod policies;
 mod published;
+mod ranges;
 mod rules;
 mod subjects;
 #[cfg(test)]
@@ -32,7 +33,8 @@ mod uses;
 
 pub use facts::{ClusterPolicyFacts, PolicyCounts, PolicyFacts, PolicySummary};
 pub use input::{
-    ClusterPolicy, Labels, NetworkPolicy, PeerSpec, Pod, Requirement, Rule, Selector, TierRule,
+    ClusterPolicy, Labels, NetworkPolicy, Node, PeerSpec, Pod, Requirement, Rule, Selector,
+    TierRule,
 };
 pub use judge::{End, Judgement, Ruling, Verdict};
 pub use policies::Policies;

@@ -5,9 +5,10 @@ use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use kplane_model::{NamedPort, NodeName, PeerId, PodName, Protocol};
+use kplane_model::{Cidr, NamedPort, NodeName, PeerId, PodName, Protocol};
 
 use crate::lookup::Labelled;
+use crate::ranges::Ranges;
 use crate::texts::{LabelSet, Texts};
 use crate::{Pod, Selector};
 
@@ -63,6 +64,7 @@ impl PodEntry {
 
     fn claims_like(&self, other: &Self) -> bool {
         self.addresses == other.addresses
+            && self.node == other.node
             && self.terminating == other.terminating
             && self.created == other.created
     }
@@ -75,8 +77,9 @@ pub(crate) struct Pods {
     entries: HashMap<PodName, PodEntry>,
     labelled: Labelled<Arc<str>, PodName>,
     named: HashMap<(Arc<str>, Protocol), BTreeSet<PodName>>,
-    /// Pods that say that they have an address. One of them counts (NP18).
+    /// Pods that say that they have an address. One of them counts on each node, and one of these as a peer (NP18).
     claims: HashMap<IpAddr, Vec<PodName>>,
+    ranges: Ranges,
     pub(crate) changed: BTreeSet<PodName>,
     /// All Pods are in `changed`, so that none needs to be marked.
     pub(crate) all_changed: bool,
@@ -169,24 +172,74 @@ impl Pods {
         candidates.filter(|pod| self.get(pod).is_some_and(|e| e.labels.meet(selector)))
     }
 
-    /// Returns the Pod that counts for an address: one that is not being deleted, then the youngest, then the first by
-    /// name (NP18).
+    /// Returns the Pods that say that they have an address.
+    fn claims(&self, address: IpAddr) -> impl Iterator<Item = (&PodName, &PodEntry)> + Clone {
+        let pods = self.claims.get(&address).into_iter().flatten();
+        pods.filter_map(|pod| Some((pod, self.get(pod)?)))
+    }
+
+    /// Returns the Pod that an address means as a peer: the one that counts on the node with the best claim.
+    ///
+    /// A kubelet may write any address into the status of its Pods, and only the API server writes when a Pod was created.
+    /// So the best claim is one that the ranges of its own node support, then one of a Pod that is not being deleted, then
+    /// the oldest: neither a new Pod of another node nor an old one that begins to claim it takes an address out of the
+    /// ranges of its node. Ranges only decide between claims of several nodes. An address that a single node claims counts
+    /// wherever it lies, because Pods of an IPAM that does not follow the ranges have addresses from those of any node.
     pub(crate) fn of_address(&self, address: IpAddr) -> Option<&PodName> {
-        let pods = self.claims.get(&address)?;
-        if let [only] = &pods[..] {
+        if let [only] = &self.claims.get(&address)?[..] {
             return Some(only);
         }
-        let entries = pods.iter().filter_map(|pod| Some((pod, self.get(pod)?)));
-        let best = entries.min_by_key(|(pod, e)| (e.terminating, Reverse(&e.created), *pod));
+        let best = self.claims(address).min_by_key(|(pod, e)| {
+            let support = self.ranges.support(&e.node, address);
+            let age = (e.created.is_none(), &e.created);
+            (support, e.terminating, age, *pod)
+        });
+        self.of_address_on(&best?.1.node, address)
+    }
+
+    /// Returns the Pod that counts for an address on a node: one that is not being deleted, then the youngest, then the
+    /// first by name (NP18).
+    ///
+    /// What Pods of other nodes claim does not matter here, so no claim takes a Pod's isolation away.
+    fn of_address_on(&self, node: &NodeName, address: IpAddr) -> Option<&PodName> {
+        let there = self.claims(address).filter(|(_, e)| e.node == *node);
+        let best = there.min_by_key(|(pod, e)| (e.terminating, Reverse(&e.created), *pod));
         best.map(|(pod, _)| pod)
     }
 
-    /// Returns the addresses for which a Pod counts, sorted.
+    /// Returns the addresses for which a Pod counts on its node, sorted.
     pub(crate) fn addresses<'a>(&'a self, pod: &'a PodName) -> impl Iterator<Item = IpAddr> + 'a {
-        let addresses = self.get(pod).into_iter().flat_map(|e| e.addresses.iter());
-        addresses
-            .copied()
-            .filter(|a| self.of_address(*a) == Some(pod))
+        let entry = self.get(pod).into_iter();
+        let addresses = entry.flat_map(|e| e.addresses.iter().map(|a| (&e.node, *a)));
+        addresses.filter_map(move |(node, address)| {
+            let counts = self.of_address_on(node, address) == Some(pod);
+            counts.then_some(address)
+        })
+    }
+
+    /// Returns the first address that a Pod claims and that means a Pod of another node, and that Pod. A Pod that is being
+    /// deleted may have given its address back (NP18).
+    pub(crate) fn lost(&self, pod: &PodName) -> Option<(IpAddr, &PodName)> {
+        let entry = self.get(pod).filter(|entry| !entry.terminating)?;
+        entry.addresses.iter().find_map(|address| {
+            let winner = self.of_address(*address)?;
+            let is_elsewhere = self.get(winner)?.node != entry.node;
+            is_elsewhere.then_some((*address, winner))
+        })
+    }
+
+    /// Takes over the ranges of a node; none = the last known ones stay.
+    pub(crate) fn set_ranges(&mut self, node: &NodeName, ranges: Vec<Cidr>) {
+        self.ranges.set(node, ranges);
+    }
+
+    /// Marks the addresses that several Pods claim, if ranges of nodes changed.
+    pub(crate) fn take_ranges(&mut self) {
+        let nodes = self.entries.values().map(|entry| entry.node.clone());
+        if self.ranges.take(nodes) {
+            let claimed = self.claims.iter().filter(|(_, pods)| pods.len() > 1);
+            self.readdressed.extend(claimed.map(|(address, _)| address));
+        }
     }
 
     /// Returns all Pods that a selector selects.

@@ -22,7 +22,7 @@ use crate::published::{Published, sum_of_members, sum_of_peer};
 use crate::rules::Entry;
 use crate::subjects::Subjects;
 use crate::tiers::Tiers;
-use crate::{ClusterPolicy, Labels, NetworkPolicy, Pod, PolicyChanges};
+use crate::{ClusterPolicy, Labels, NetworkPolicy, Node, Pod, PolicyChanges};
 
 /// All policies, namespaces and Pods, and what follows from them.
 ///
@@ -39,6 +39,8 @@ pub struct Policies {
     published: Published,
     /// Pods of which not all policies fit into a message, and how many policies select them.
     pub(crate) crowded: BTreeMap<PodName, usize>,
+    /// Pods that claim an address which means a Pod of another node, the address, and that Pod.
+    pub(crate) rivals: BTreeMap<PodName, (IpAddr, PodName)>,
     /// There was a policy at the last call of `take`.
     is_active: bool,
 }
@@ -64,8 +66,11 @@ impl Policies {
         self.tiers.delete(name);
     }
 
-    /// Adds, replaces or removes (`None`) a node: its labels and addresses.
-    pub fn set_node(&mut self, name: &NodeName, node: Option<(Labels, Vec<IpAddr>)>) {
+    /// Adds, replaces or removes (`None`) a node. The last ranges of a node that has none any more still count.
+    pub fn set_node(&mut self, name: &NodeName, node: Option<Node>) {
+        let ranges = node.as_ref().map(|node| node.ranges.clone());
+        self.pods.set_ranges(name, ranges.unwrap_or_default());
+        let node = node.map(|node| (node.labels, node.addresses));
         self.tiers.set_node(name, node);
     }
 
@@ -97,6 +102,7 @@ impl Policies {
             self.is_active = is_active;
             self.pods.touch_all();
         }
+        self.pods.take_ranges();
         self.tiers.begin(&mut self.pods, &mut changes);
         self.take_policies(&mut changes);
         self.take_namespaces();
@@ -275,6 +281,10 @@ impl Policies {
         self.pods.all_changed = false;
         for name in take(&mut self.pods.changed) {
             self.crowded.remove(&name);
+            self.rivals.remove(&name);
+            if let Some((address, other)) = self.pods.lost(&name).filter(|_| self.is_active) {
+                self.rivals.insert(name.clone(), (address, other.clone()));
+            }
             let now = self.local_pod(&name).map(|(node, pod, left_out)| {
                 if left_out > 0 {
                     let policies = pod.policies.len() + left_out;

@@ -55,7 +55,11 @@ impl Index {
             }
             Object::Node(node) => {
                 let (facts, _) = convert::node(node, location);
-                let node = (convert::node_labels(node), facts.addresses);
+                let node = kplane_policy::Node {
+                    labels: convert::node_labels(node),
+                    addresses: facts.addresses,
+                    ranges: facts.pod_cidrs,
+                };
                 policies.set_node(&facts.name, Some(node));
             }
             Object::Namespace(namespace) => {
@@ -101,6 +105,17 @@ impl Index {
             self.crowded = crowded.map(|(name, count)| (name.clone(), count)).collect();
             *issues_changed = true;
         }
+        let before = self.rivals.iter();
+        if !policies
+            .rivals()
+            .eq(before.map(|(pod, address, other)| (pod, *address, other)))
+        {
+            let rivals = policies.rivals();
+            self.rivals = rivals
+                .map(|(pod, address, other)| (pod.clone(), address, other.clone()))
+                .collect();
+            *issues_changed = true;
+        }
         if policies.overlarge_decisions() != self.overlarge {
             self.overlarge = policies.overlarge_decisions();
             *issues_changed = true;
@@ -118,6 +133,21 @@ impl Index {
                 self.overlarge
             );
             Issue::error(Reason::TooLarge, policies, reason)
+        })
+    }
+
+    /// Returns the issues of Pods that have the address of a Pod of another node.
+    pub(super) fn rival_issues(&self) -> impl Iterator<Item = Issue> {
+        self.rivals.iter().map(|(pod, address, other)| {
+            let node = |pod| self.policies.as_ref().and_then(|policies| policies.node_of(pod));
+            let [here, there] = [pod, other].map(|pod| node(pod).map_or("", |node| &**node));
+            let pod = ObjectRef::new(Kind::Pod.as_str(), &pod.namespace, &pod.name);
+            let reason = format!(
+                "status.podIPs names {address}, which Pod {other} of node {there} has: rules that select Pods mean {other} \
+                 by this address; each node enforces the policies of its own Pod; find out which of the nodes {here} and \
+                 {there} is wrong"
+            );
+            Issue::error(Reason::PodAddressConflict, pod, reason)
         })
     }
 

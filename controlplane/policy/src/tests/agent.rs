@@ -1,6 +1,6 @@
 //! Decides a connection by the published objects alone, as the agents of all nodes together would.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -93,10 +93,12 @@ impl Agent {
                 PolicyObject::Class(_) | PolicyObject::Pod(_) | PolicyObject::Cluster(_) => {}
             }
         }
-        for pod in self.pods.values() {
+        let mut counting = BTreeSet::new();
+        for ((node, _), pod) in &self.pods {
             assert!(pod.policies.is_sorted() && pod.ports.is_sorted());
             for address in &pod.addresses {
-                assert!(view.pods.insert(*address, pod).is_none(), "{address} twice");
+                assert!(counting.insert((node, address)), "{address} twice");
+                view.pods.entry(*address).or_default().push(pod);
             }
         }
         view
@@ -115,15 +117,32 @@ pub(super) struct View<'a> {
     peers: HashMap<IpAddr, (Vec<PeerId>, &'a [NamedPort])>,
     members: HashMap<GroupId, Vec<PeerId>>,
     policies: HashMap<kplane_model::PolicyName, &'a Policy>,
-    pods: HashMap<IpAddr, &'a LocalPod>,
+    pods: HashMap<IpAddr, Vec<&'a LocalPod>>,
     tiers: HashMap<IpAddr, PeerId>,
     spans: Vec<TierSpan>,
     decisions: HashMap<PeerId, Rows<'a>>,
 }
 
 impl View<'_> {
+    /// Returns whether the nodes of all Pods with these addresses let a connection pass.
     pub(super) fn allows(&self, from: IpAddr, to: IpAddr, protocol: Protocol, port: u16) -> bool {
-        let (source, destination) = (self.pods.get(&from), self.pods.get(&to));
+        let pods = |address| match self.pods.get(&address) {
+            None => vec![None],
+            Some(pods) => pods.iter().map(Some).collect(),
+        };
+        pods(from).into_iter().all(|source| {
+            let mut destinations = pods(to).into_iter();
+            destinations.all(|pod| self.is_open((source, from), (pod, to), protocol, port))
+        })
+    }
+
+    fn is_open(
+        &self,
+        (source, from): (Option<&&LocalPod>, IpAddr),
+        (destination, to): (Option<&&LocalPod>, IpAddr),
+        protocol: Protocol,
+        port: u16,
+    ) -> bool {
         if let (Some(source), Some(destination)) = (source, destination)
             && source.name == destination.name
         {

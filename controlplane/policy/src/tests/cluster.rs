@@ -11,7 +11,8 @@ use kplane_model::{
 use super::agent::Agent;
 use super::oracle;
 use crate::{
-    ClusterPolicy, End, Labels, NetworkPolicy, PeerSpec, Pod, Policies, Requirement, Rule, Selector,
+    ClusterPolicy, End, Labels, NetworkPolicy, Node, PeerSpec, Pod, Policies, Requirement, Rule,
+    Selector,
 };
 
 /// Everything that was put and not deleted.
@@ -19,7 +20,7 @@ use crate::{
 pub(super) struct Cluster {
     pub(super) policies: BTreeMap<PolicyName, NetworkPolicy>,
     pub(super) tiers: BTreeMap<Arc<str>, ClusterPolicy>,
-    pub(super) nodes: BTreeMap<NodeName, (Labels, Vec<IpAddr>)>,
+    pub(super) nodes: BTreeMap<NodeName, Node>,
     pub(super) namespaces: BTreeMap<Arc<str>, Labels>,
     pub(super) pods: BTreeMap<PodName, Pod>,
 }
@@ -37,6 +38,17 @@ impl Cluster {
 
     pub(super) fn with(mut self, pod: Pod) -> Self {
         self.pods.insert(pod.name.clone(), pod);
+        self
+    }
+
+    /// Adds a node with a range.
+    pub(super) fn node(mut self, name: &str, range: &str) -> Self {
+        let ranges = vec![range.parse().unwrap()];
+        let node = Node {
+            ranges,
+            ..Node::default()
+        };
+        self.nodes.insert(name.into(), node);
         self
     }
 
@@ -75,7 +87,7 @@ impl Cluster {
         let expected = oracle::allows(self, from, to, protocol, port);
         assert_eq!(agent.allows(from, to, protocol, port), expected, "agent");
         let judged = index.judge(&End::Address(from), &End::Address(to), protocol, port);
-        assert_eq!(judged.is_allowed(), expected, "{judged:?}");
+        oracle::compare(self, (from, to), expected, &judged);
         expected
     }
 

@@ -1,14 +1,17 @@
 //! Decides a connection by the text of the API alone, with loops over all objects.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use kplane_model::{Direction, PolicyPort, Protocol, Tier, TierAction};
 
 use super::cluster::Cluster;
-use crate::{ClusterPolicy, Labels, NetworkPolicy, PeerSpec, Pod, Requirement, Rule, Selector};
+use crate::{
+    ClusterPolicy, Judgement, Labels, NetworkPolicy, PeerSpec, Pod, Requirement, Rule, Selector,
+};
 
-/// Returns whether a connection to an address and port comes about.
+/// Returns whether a connection to an address and port comes about, whichever of the nodes that have the ends it is.
 pub(super) fn allows(
     cluster: &Cluster,
     from: IpAddr,
@@ -16,17 +19,60 @@ pub(super) fn allows(
     protocol: Protocol,
     port: u16,
 ) -> bool {
-    let (source, destination) = (who(cluster, from), who(cluster, to));
+    let ends = |address| match &holders(cluster, address)[..] {
+        [] => vec![None],
+        pods => pods.iter().copied().map(Some).collect(),
+    };
+    ends(from).into_iter().all(|source| {
+        let mut destinations = ends(to).into_iter();
+        destinations.all(|to_pod| is_open(cluster, (source, from), (to_pod, to), protocol, port))
+    })
+}
+
+/// Compares a judgement, which is about the Pods that addresses mean as peers, with whether a connection comes about.
+pub(super) fn compare(
+    cluster: &Cluster,
+    (from, to): (IpAddr, IpAddr),
+    expected: bool,
+    judged: &Judgement,
+) {
+    let is_claimed_twice = |address| holders(cluster, address).len() > 1;
+    if !is_claimed_twice(from) && !is_claimed_twice(to) {
+        assert_eq!(
+            judged.is_allowed(),
+            expected,
+            "judge: {from} -> {to}: {judged:?}"
+        );
+    }
+    assert!(
+        judged.is_allowed() || !expected,
+        "judge: {from} -> {to}: {judged:?}"
+    );
+}
+
+/// Returns whether a connection between Pods that count on their nodes comes about.
+fn is_open(
+    cluster: &Cluster,
+    (source, from): (Option<&Pod>, IpAddr),
+    (destination, to): (Option<&Pod>, IpAddr),
+    protocol: Protocol,
+    port: u16,
+) -> bool {
     if let (Some(source), Some(destination)) = (source, destination)
         && source.name == destination.name
     {
         return true;
     }
-    let to_it = (destination, protocol, port);
+    let peers = (who(cluster, from), who(cluster, to));
     let allowed = |rules: fn(&NetworkPolicy) -> &Option<Vec<Rule>>,
                    direction,
                    subject: Option<&Pod>,
                    other| {
+        let destination = match direction {
+            Direction::Ingress => subject,
+            Direction::Egress => peers.1,
+        };
+        let to_it = (destination, protocol, port);
         let Some(subject) = subject else {
             return true;
         };
@@ -52,12 +98,12 @@ pub(super) fn allows(
         !isolated && baseline != TierAction::Deny
     };
     let (egress, ingress) = (Direction::Egress, Direction::Ingress);
-    allowed(|policy| &policy.egress, egress, source, (destination, to))
+    allowed(|policy| &policy.egress, egress, source, (peers.1, to))
         && allowed(
             |policy| &policy.ingress,
             ingress,
             destination,
-            (source, from),
+            (peers.0, from),
         )
 }
 
@@ -88,10 +134,9 @@ fn tier(
                     }),
                     _ if named => false,
                     PeerSpec::Block(block) => block.range.contains(address),
-                    PeerSpec::Nodes(nodes) => cluster
-                        .nodes
-                        .values()
-                        .any(|(labels, ips)| matches(nodes, labels) && ips.contains(&address)),
+                    PeerSpec::Nodes(nodes) => cluster.nodes.values().any(|node| {
+                        matches(nodes, &node.labels) && node.addresses.contains(&address)
+                    }),
                 };
                 let is = |named: bool| match &rule.rule.peers {
                     None => !named,
@@ -125,14 +170,11 @@ pub(super) fn is_for(policy: &NetworkPolicy, pod: &Pod) -> bool {
     policy.name.namespace == pod.name.namespace && matches(&policy.pods, &pod.labels)
 }
 
-/// The Pod that has an address.
-fn who(cluster: &Cluster, address: IpAddr) -> Option<&Pod> {
-    let mut found: Option<&Pod> = None;
-    for pod in cluster.pods.values() {
-        if !pod.addresses.contains(&address) {
-            continue;
-        }
-        let is_better = found.is_none_or(|other| {
+/// The Pods that have an address: one on each node.
+fn holders(cluster: &Cluster, address: IpAddr) -> Vec<&Pod> {
+    let mut found: BTreeMap<&str, &Pod> = BTreeMap::new();
+    for pod in claims(cluster, address) {
+        let is_better = found.get(&*pod.node).is_none_or(|other| {
             if pod.terminating != other.terminating {
                 return other.terminating;
             }
@@ -142,10 +184,31 @@ fn who(cluster: &Cluster, address: IpAddr) -> Option<&Pod> {
             }
         });
         if is_better {
-            found = Some(pod);
+            found.insert(&pod.node, pod);
         }
     }
-    found
+    found.into_values().collect()
+}
+
+fn claims(cluster: &Cluster, address: IpAddr) -> impl Iterator<Item = &Pod> {
+    let pods = cluster.pods.values();
+    pods.filter(move |pod| pod.addresses.contains(&address))
+}
+
+/// The Pod that an address means as a peer: on the node that has the address in its ranges, or has the oldest Pod.
+fn who(cluster: &Cluster, address: IpAddr) -> Option<&Pod> {
+    let is_outside = |pod: &&Pod| {
+        let node = cluster.nodes.get(&pod.node);
+        node.is_none_or(|node| !node.ranges.iter().any(|range| range.contains(address)))
+    };
+    let mut claims: Vec<_> = claims(cluster, address).collect();
+    claims.sort_by_key(|pod| pod.created.clone());
+    claims.sort_by_key(|pod| pod.created.is_none());
+    claims.sort_by_key(|pod| pod.terminating);
+    claims.sort_by_key(is_outside);
+    let node = &claims.first()?.node;
+    let mut holders = holders(cluster, address).into_iter();
+    holders.find(|pod| pod.node == *node)
 }
 
 fn is_to(rule: &Rule, destination: Option<&Pod>, protocol: Protocol, port: u16) -> bool {

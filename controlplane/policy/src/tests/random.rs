@@ -9,7 +9,8 @@ use kplane_model::{
 
 use super::cluster::{block, name, named};
 use crate::{
-    ClusterPolicy, Labels, NetworkPolicy, PeerSpec, Pod, Requirement, Rule, Selector, TierRule,
+    ClusterPolicy, Labels, NetworkPolicy, Node, PeerSpec, Pod, Requirement, Rule, Selector,
+    TierRule,
 };
 
 /// What happens to an index.
@@ -23,7 +24,7 @@ pub(super) enum Event {
     DeletePod(PodName),
     PutTiers(ClusterPolicy),
     DeleteTiers(Arc<str>),
-    SetNode(NodeName, Option<(Labels, Vec<IpAddr>)>),
+    SetNode(NodeName, Option<Node>),
     Take,
 }
 
@@ -71,7 +72,7 @@ impl Dice {
     }
 
     pub(super) fn event(&mut self) -> Event {
-        match self.below(66) {
+        match self.below(68) {
             0..16 => Event::PutPolicy(self.policy()),
             16..20 => Event::DeletePolicy(self.policy_name()),
             20..36 => Event::PutPod(self.pod()),
@@ -87,8 +88,21 @@ impl Dice {
                         .parse()
                         .unwrap()
                 });
-                let node = (!self.one_in(4)).then_some((labels, addresses));
+                let node = Node {
+                    labels,
+                    addresses,
+                    ranges: Vec::new(),
+                };
+                let node = (!self.one_in(4)).then_some(node);
                 Event::SetNode(self.pick(&["m1", "m2"]).into(), node)
+            }
+            63..65 => {
+                let ranges = self.pick(&["10.0.0.0/31", "10.0.0.2/31", "fd00::2/127"]);
+                let node = Node {
+                    ranges: vec![ranges.parse().unwrap()],
+                    ..Node::default()
+                };
+                Event::SetNode(self.pick(&["n1", "n2"]).into(), Some(node))
             }
             _ => Event::Take,
         }

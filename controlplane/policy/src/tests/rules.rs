@@ -4,7 +4,7 @@ use kplane_model::{PolicyPort, Protocol};
 
 use super::agent::Agent;
 use super::cluster::*;
-use crate::{NetworkPolicy, Pod, Requirement, Rule, Selector};
+use crate::{NetworkPolicy, Node, Pod, Policies, Requirement, Rule, Selector};
 
 const WEB: &str = "10.0.0.1";
 const DB: &str = "10.0.0.2";
@@ -226,7 +226,7 @@ fn np17_labels_of_pods_and_namespaces_count_as_they_are_now() {
         ))
         .index();
     let mut agent = Agent::default();
-    let mut far_reaches = |index: &mut crate::Policies| {
+    let mut far_reaches = |index: &mut Policies| {
         agent.apply(index.take());
         let [from, to] = [FAR, DB].map(|a| a.parse().unwrap());
         agent.allows(from, to, Protocol::Tcp, 80)
@@ -292,4 +292,107 @@ fn np19_a_pod_without_addresses_is_published_and_one_without_a_node_is_not() {
     };
     assert_eq!((&**node, name.to_string()), ("n", "a/x".to_owned()));
     assert_eq!(pod.policies, [super::cluster::name("a/p")]);
+}
+
+/// A Pod on another node that says that it has the address of a web server.
+fn rival(name: &str, created: &str) -> Pod {
+    Pod {
+        node: "n2".into(),
+        created: Some(created.into()),
+        ..pod(name, &[WEB], &[])
+    }
+}
+
+/// A cluster with an isolated web server, which the Pods of its namespace may reach.
+fn isolated(created: &str) -> Cluster {
+    let web = Pod {
+        created: Some(created.into()),
+        ..pod("a/web", &[WEB], &[("app", "web")])
+    };
+    let peers = [pods(None, Some(selector(&[("app", "web")])))];
+    Cluster::two()
+        .with(web)
+        .with(pod("a/db", &["10.0.0.9"], &[("app", "db")]))
+        .policy(ingress("a/web", &[("app", "web")], &[]))
+        .policy(ingress("a/db", &[("app", "db")], &[from(&peers)]))
+}
+
+#[test]
+fn np18_a_claim_of_another_node_takes_neither_isolation_nor_rights_away() {
+    let [first, second] = ["2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"];
+    let reaches_db = |cluster: &Cluster| cluster.tcp(WEB, "10.0.0.9", 80);
+
+    let with_later = isolated(first).with(rival("b/liar", second));
+    assert!(!with_later.tcp(OUTSIDE, WEB, 80));
+    assert!(reaches_db(&with_later));
+    // By age alone the Pod of the other node is the older one.
+    let with_earlier = isolated(second).with(rival("b/liar", first));
+    assert!(!with_earlier.tcp(OUTSIDE, WEB, 80));
+    assert!(!reaches_db(&with_earlier));
+    // The ranges of nodes say more than age.
+    let in_range = with_earlier.node("n", "10.0.0.0/24");
+    assert!(!in_range.tcp(OUTSIDE, WEB, 80));
+    assert!(reaches_db(&in_range));
+    // A Pod that is being deleted keeps its isolation, and no other node's address.
+    let mut leaving = isolated(first).with(rival("b/new", second));
+    let web = leaving.pods.get_mut(&name("a/web")).unwrap();
+    web.terminating = true;
+    assert!(!leaving.tcp(OUTSIDE, WEB, 80));
+    assert_eq!(
+        leaving.index().pod_at(WEB.parse().unwrap()),
+        Some(&name("b/new"))
+    );
+}
+
+#[test]
+fn a_claim_counts_wherever_it_lies_while_no_other_node_has_one() {
+    let cluster = isolated("2026-01-01T00:00:00Z").node("n2", "10.0.0.0/24");
+    assert!(cluster.tcp(WEB, "10.0.0.9", 80));
+    let mut index = cluster.index();
+    index.take();
+    assert_eq!(index.rivals().count(), 0);
+}
+
+#[test]
+fn pods_of_two_nodes_with_one_address_are_named() {
+    let web: std::net::IpAddr = WEB.parse().unwrap();
+    let (web_pod, liar) = (name("a/web"), name("b/liar"));
+    let cluster = isolated("2026-01-02T00:00:00Z").with(rival("b/liar", "2026-01-01T00:00:00Z"));
+    let mut index = cluster.index();
+    let mut agent = Agent::default();
+    let mut rivals = |index: &mut Policies| {
+        agent.apply(index.take());
+        let rivals = index.rivals();
+        let rivals: Vec<_> = rivals
+            .map(|(pod, a, by)| (pod.clone(), a, by.clone()))
+            .collect();
+        rivals
+    };
+    let (lost, kept) = (
+        (web_pod.clone(), web, liar.clone()),
+        (liar.clone(), web, web_pod),
+    );
+    assert_eq!(rivals(&mut index), std::slice::from_ref(&lost));
+    let node = |range: &str| {
+        let ranges = vec![range.parse().unwrap()];
+        Some(Node {
+            ranges,
+            ..Node::default()
+        })
+    };
+    index.set_node(&"n".into(), node("10.0.0.0/24"));
+    assert_eq!(rivals(&mut index), std::slice::from_ref(&kept));
+    // The node's last ranges count, until another node has the range.
+    index.set_node(&"n".into(), None);
+    index.set_node(&"n".into(), Some(Node::default()));
+    assert_eq!(rivals(&mut index), [kept]);
+    index.set_node(&"n2".into(), node("10.0.0.0/8"));
+    assert_eq!(rivals(&mut index), [lost]);
+    index.put_pod(Pod {
+        terminating: true,
+        ..isolated("").pods[&name("a/web")].clone()
+    });
+    assert_eq!(rivals(&mut index), []);
+    index.delete_pod(&liar);
+    assert_eq!(rivals(&mut index), []);
 }

@@ -161,4 +161,49 @@ fn services_wait_for_nothing_of_policies() {
         });
         assert_eq!(index.enforcement(), expected);
     }
+
+#[test]
+fn pods_of_two_nodes_with_one_address_are_an_issue_with_both_names() {
+    let pod = |name: &str, node: &str, created: &str| {
+        json!({
+            "kind": "Pod",
+            "metadata": {"namespace": "shop", "name": name, "creationTimestamp": created},
+            "spec": {"nodeName": node},
+            "status": {"podIP": "10.2.0.1", "podIPs": [{"ip": "10.2.0.1"}], "phase": "Running"},
+        })
+    };
+    let node = |ranges: Value| {
+        let node =
+            json!({"kind": "Node", "metadata": {"name": "n2"}, "spec": {"podCIDRs": ranges}});
+        Event::Apply(object(&node))
+    };
+    let older = pod("web-0", "n1", "2026-01-01T00:00:00Z");
+    let younger = pod("db-0", "n2", "2026-01-02T00:00:00Z");
+    let mut index = enforcing(&[policy("web", 1), older, younger.clone()]);
+    let conflict = |index: &Index| {
+        let issues = index.issues();
+        let mut conflicts = issues.iter();
+        let issue = conflicts.find(|issue| issue.code == Reason::PodAddressConflict)?;
+        Some(issue.to_string())
+    };
+    let text = conflict(&index).unwrap();
+    assert!(
+        text.contains(
+            "shop/db-0: status.podIPs names 10.2.0.1, which Pod shop/web-0 of node n1 has"
+        ),
+        "{text}"
+    );
+    assert!(changes(&mut index, node(json!(["10.2.0.0/24"]))));
+    let text = conflict(&index).unwrap();
+    assert!(
+        text.contains(
+            "shop/web-0: status.podIPs names 10.2.0.1, which Pod shop/db-0 of node n2 has"
+        ),
+        "{text}"
+    );
+    assert!(changes(
+        &mut index,
+        Event::Delete(object(&younger).object.id())
+    ));
+    assert_eq!(conflict(&index), None);
 }
