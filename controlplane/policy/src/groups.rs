@@ -9,14 +9,11 @@ use crate::Selector;
 use crate::classes::{Class, Classes, Distinctions};
 use crate::group::{GroupSpec, Namespaces};
 use crate::identity::namespace_id;
+use crate::limits::Limits;
 use crate::lookup::Selectors;
 use crate::namespaces::NamespaceLabels;
 use crate::texts::LabelSet;
 use crate::uses::Uses;
-
-/// Maximum number of members in a part, so that it fits into a message. Members beyond it are not allowed by the group;
-/// to get there by chance takes three million classes.
-const MAX_MEMBERS: usize = 12_000;
 
 #[derive(Debug)]
 struct Group {
@@ -37,6 +34,7 @@ pub(crate) struct Groups {
     users: Uses<Arc<Selector>>,
     /// Parts that may have changed.
     pub(crate) changed: BTreeSet<(GroupId, u8)>,
+    pub(crate) limits: Limits,
 }
 
 impl Groups {
@@ -188,7 +186,7 @@ impl Groups {
         (first[0], last[0]) = (part, part);
         let members = &self.groups.get(&group)?.members;
         let members = members.range(PeerId(first)..=PeerId(last));
-        let members: Vec<_> = members.take(MAX_MEMBERS).copied().collect();
+        let members: Vec<_> = members.take(self.limits.members).copied().collect();
         (!members.is_empty()).then_some(GroupPart {
             group,
             part,

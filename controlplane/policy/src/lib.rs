@@ -17,6 +17,7 @@ mod groups;
 mod identity;
 mod input;
 mod judge;
+mod limits;
 mod lookup;
 mod namespaces;
 mod pods;

@@ -46,6 +46,16 @@ pub struct Policies {
 }
 
 impl Policies {
+    /// Returns an empty index with limits of its own.
+    #[cfg(test)]
+    pub(crate) fn with_limits(limits: crate::limits::Limits) -> Self {
+        let mut policies = Self::default();
+        policies.policies.limits = limits;
+        policies.groups.limits = limits;
+        policies.tiers.limits = limits;
+        policies
+    }
+
     /// Adds or replaces a policy.
     pub fn put_policy(&mut self, policy: NetworkPolicy) {
         self.policies.put(policy);

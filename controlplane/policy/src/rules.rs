@@ -8,9 +8,6 @@ use kplane_model::{Block, Direction, GroupId, Peers, Policy, PolicyPort, PolicyR
 use crate::group::GroupSpec;
 use crate::{NetworkPolicy, PeerSpec, Rule, Selector};
 
-/// Maximum size of a policy's object in bytes: a message has at most 256 KiB.
-pub(crate) const MAX_OBJECT: usize = 200 << 10;
-
 /// The name and protocol of a container port.
 pub(crate) type PortName = (Arc<str>, Protocol);
 
@@ -20,17 +17,19 @@ pub(crate) struct Entry {
     pub(crate) policy: NetworkPolicy,
     /// The size of its object in bytes, at most.
     pub(crate) size: usize,
+    /// The policy fits into no message. It isolates its Pods then, and allows nothing.
+    pub(crate) is_too_large: bool,
 }
 
 impl Entry {
-    pub(crate) fn new(policy: NetworkPolicy) -> Self {
+    /// Takes a policy over, whose object may have this size in bytes.
+    pub(crate) fn new(policy: NetworkPolicy, max: usize) -> Self {
         let size = size(&policy);
-        Self { policy, size }
-    }
-
-    /// Returns whether the policy fits into no message. It isolates its Pods then, and allows nothing.
-    pub(crate) fn is_too_large(&self) -> bool {
-        self.size > MAX_OBJECT
+        Self {
+            policy,
+            size,
+            is_too_large: size > max,
+        }
     }
 
     /// Returns the rules of a direction; `None` = the policy is not about it.
@@ -39,7 +38,7 @@ impl Entry {
             Direction::Ingress => self.policy.ingress.as_deref(),
             Direction::Egress => self.policy.egress.as_deref(),
         };
-        rules.map(|rules| if self.is_too_large() { &[] } else { rules })
+        rules.map(|rules| if self.is_too_large { &[] } else { rules })
     }
 
     /// Returns what Pods' objects take from the policy, apart from its name.

@@ -6,13 +6,10 @@ use std::sync::Arc;
 use kplane_model::{Direction, PolicyName};
 
 use crate::NetworkPolicy;
+use crate::limits::Limits;
 use crate::lookup::Selectors;
 use crate::rules::Entry;
 use crate::texts::LabelSet;
-
-/// Maximum size of the policies' names in a Pod's object, in bytes: with addresses and ports, the object fits into a
-/// message.
-const MAX_NAMES: usize = 160 << 10;
 
 /// All policies.
 #[derive(Debug, Default)]
@@ -23,6 +20,7 @@ pub(crate) struct Subjects {
     pub(crate) before: BTreeMap<PolicyName, Option<Arc<Entry>>>,
     /// Policies that fit into no message, and their sizes in bytes.
     pub(crate) too_large: BTreeMap<PolicyName, usize>,
+    pub(crate) limits: Limits,
 }
 
 impl Subjects {
@@ -36,10 +34,10 @@ impl Subjects {
             return;
         }
         self.delete(&name);
-        let entry = Entry::new(policy);
+        let entry = Entry::new(policy, self.limits.object);
         let pods = &entry.policy.pods;
         self.by_pods.insert(&name.namespace, pods, &name);
-        if entry.is_too_large() {
+        if entry.is_too_large {
             self.too_large.insert(name.clone(), entry.size);
         }
         self.entries.insert(name, Arc::new(entry));
@@ -86,7 +84,7 @@ impl Subjects {
             .iter()
             .map(|entry| size_of_name(entry))
             .sum::<usize>()
-            > MAX_NAMES
+            > self.limits.names
         {
             for direction in Direction::ALL.into_iter().rev() {
                 let isolates = |entry: &&Entry| entry.rules(direction).is_some();
@@ -94,7 +92,7 @@ impl Subjects {
                     policies[..=at].rotate_right(1);
                 }
             }
-            let mut left = MAX_NAMES;
+            let mut left = self.limits.names;
             policies.retain(|entry| match left.checked_sub(size_of_name(entry)) {
                 Some(rest) => {
                     left = rest;

@@ -24,10 +24,10 @@ use kplane_model::{
 };
 
 use self::terms::{Nodes, Terms};
+use crate::limits::Limits;
 use crate::namespaces::NamespaceLabels;
 use crate::pods::{PodEntry, Pods};
 use crate::published::{Sums, sum_of_decisions};
-use crate::rules::MAX_OBJECT;
 use crate::{ClusterPolicy, Labels, PolicyChanges};
 
 /// Addresses that no rule can tell apart.
@@ -82,6 +82,7 @@ pub(crate) struct Tiers {
     decisions: Sums<(PeerId, u8)>,
     /// Decisions that fit into no message: the Pods are denied everything there.
     pub(crate) too_large: BTreeSet<(PeerId, u8)>,
+    pub(crate) limits: Limits,
 }
 
 impl Tiers {
@@ -319,11 +320,11 @@ impl Tiers {
                 .into_iter()
                 .flat_map(|d| Tier::ALL.map(|t| (d, t)))
             {
-                let actions = self.terms.decide(subject, class, direction, tier);
-                let actions = actions.unwrap_or_else(|| {
+                let mut actions = self.terms.decide(subject, class, direction, tier);
+                if actions.ranges.len() > self.limits.ranges {
                     self.too_large.insert((id, part));
-                    PortActions::DENY
-                });
+                    actions = PortActions::DENY;
+                }
                 if actions != PortActions::PASS {
                     rows.entry((direction, tier, actions))
                         .or_default()
@@ -334,7 +335,7 @@ impl Tiers {
         let size = |((.., actions), peers): (&(_, _, PortActions), &Vec<_>)| {
             16 + 12 * actions.ranges.len() + 16 * peers.len()
         };
-        if rows.iter().map(size).sum::<usize>() > MAX_OBJECT {
+        if rows.iter().map(size).sum::<usize>() > self.limits.object {
             self.too_large.insert((id, part));
             let all: BTreeSet<PeerId> = take(&mut rows).into_values().flatten().collect();
             let all: Vec<PeerId> = all.into_iter().collect();

@@ -10,6 +10,7 @@ use kplane_model::{
 
 use super::agent::Agent;
 use super::oracle;
+use crate::limits::Limits;
 use crate::{
     ClusterPolicy, End, Labels, NetworkPolicy, Node, PeerSpec, Pod, Policies, Requirement, Rule,
     Selector,
@@ -59,7 +60,11 @@ impl Cluster {
 
     /// Returns an index that got everything in another order than events usually have.
     pub(super) fn index(&self) -> Policies {
-        let mut index = Policies::default();
+        self.index_with(Limits::default())
+    }
+
+    pub(super) fn index_with(&self, limits: Limits) -> Policies {
+        let mut index = Policies::with_limits(limits);
         for pod in self.pods.values().rev() {
             index.put_pod(pod.clone());
         }

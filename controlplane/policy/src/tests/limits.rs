@@ -4,7 +4,8 @@ use kplane_model::{PolicyKey, PolicyPort, Protocol, Tier, TierAction};
 
 use super::agent::Agent;
 use super::cluster::*;
-use crate::{ClusterPolicy, End, NetworkPolicy, Policies, TierRule, Verdict};
+use crate::limits::Limits;
+use crate::{ClusterPolicy, End, NetworkPolicy, Policies, Rule, TierRule, Verdict};
 
 #[test]
 fn a_policy_that_fits_into_no_message_isolates_and_allows_nothing() {
@@ -177,4 +178,184 @@ fn answers_name_policies_rules_and_pods() {
         index.judge(&db, &db, Protocol::Tcp, 80).egress,
         Verdict::Itself
     );
+}
+
+/// Returns whether agents let TCP pass from one address to another, at several ports.
+fn tcp<const N: usize>(index: &mut Policies, from: &str, to: &str, ports: [u16; N]) -> [bool; N] {
+    let mut agent = Agent::default();
+    agent.apply(index.take());
+    let [from, to] = [from, to].map(|a| a.parse().unwrap());
+    ports.map(|port| agent.allows(from, to, Protocol::Tcp, port))
+}
+
+/// A ClusterNetworkPolicy for all Pods, with these rules for ingress.
+fn cluster_policy(tier: Tier, ingress: Vec<TierRule>) -> ClusterPolicy {
+    ClusterPolicy {
+        name: "tiers".into(),
+        tier,
+        priority: 1,
+        namespaces: selector(&[]),
+        pods: selector(&[]),
+        ingress,
+        egress: Vec::new(),
+    }
+}
+
+#[test]
+fn a_tier_with_too_many_ranges_of_ports_denies_everything_between_the_pods() {
+    let single = |port| PolicyPort::Range(Protocol::Tcp, port, port);
+    let peers = Some(vec![pods(Some(selector(&[])), Some(selector(&[])))]);
+    for tier in Tier::ALL {
+        let rule = |action| TierRule {
+            action,
+            rule: Rule {
+                peers: peers.clone(),
+                ports: Some(vec![single(10), single(20), single(30)]),
+            },
+        };
+        let cluster = Cluster::two()
+            .with(pod("a/web", &["10.0.0.1"], &[]))
+            .with(pod("a/db", &["10.0.0.2"], &[]));
+        for action in [TierAction::Accept, TierAction::Deny] {
+            let verdicts = |ranges| {
+                let mut index = cluster.index_with(Limits {
+                    ranges,
+                    ..Limits::default()
+                });
+                index.put_cluster_policy(cluster_policy(tier, vec![rule(action)]));
+                let verdicts = tcp(&mut index, "10.0.0.1", "10.0.0.2", [10, 11]);
+                (verdicts, index.overlarge_decisions())
+            };
+            let at_port = action == TierAction::Accept;
+            assert_eq!(verdicts(3), ([at_port, true], 0), "{tier:?} {action:?}");
+            assert_eq!(verdicts(2), ([false, false], 1), "{tier:?} {action:?}");
+        }
+    }
+}
+
+#[test]
+fn decisions_that_fit_into_no_message_deny_whatever_other_policies_allow() {
+    let deny_some = TierRule {
+        action: TierAction::Deny,
+        rule: Rule {
+            peers: Some(vec![pods(Some(selector(&[])), Some(selector(&[])))]),
+            ports: Some(vec![PolicyPort::Range(Protocol::Tcp, 10, 10)]),
+        },
+    };
+    for tier in Tier::ALL {
+        let cluster = Cluster::two()
+            .with(pod("a/web", &["10.0.0.1"], &[]))
+            .with(pod("a/db", &["10.0.0.2"], &[("app", "db")]))
+            .policy(ingress("a/in", &[], &[from(&[pods(None, None)])]))
+            .policy(egress("a/out", &[], &[from(&[pods(None, None)])]));
+        let verdicts = |object| {
+            let mut index = cluster.index();
+            index.put_cluster_policy(ClusterPolicy {
+                pods: selector(&[("app", "db")]),
+                ..cluster_policy(tier, vec![deny_some.clone()])
+            });
+            // The NetworkPolicies keep their limit.
+            index.tiers.limits.object = object;
+            let mut agent = Agent::default();
+            agent.apply(index.take());
+            let [web, db] = ["10.0.0.1", "10.0.0.2"].map(|a| a.parse().unwrap());
+            let to_db = [10, 11].map(|port| agent.allows(web, db, Protocol::Tcp, port));
+            let from_db = agent.allows(db, web, Protocol::Tcp, 10);
+            (to_db, from_db, index.overlarge_decisions())
+        };
+        // A row has 16 bytes, and takes 12 for a range and 16 for an end.
+        let enough = 16 + 12 + 16;
+        // NetworkPolicies decide before the tier Baseline.
+        let at_port = tier == Tier::Baseline;
+        assert_eq!(verdicts(enough), ([at_port, true], true, 0), "{tier:?}");
+        let denied = ([false, false], false, 1);
+        assert_eq!(verdicts(enough - 1), denied, "{tier:?}");
+    }
+}
+
+#[test]
+fn a_pod_with_too_many_policies_is_isolated_in_the_directions_of_all() {
+    const OUTSIDE: &str = "192.0.2.1";
+    let everybody = || [from(&[block("0.0.0.0/0", &[])])];
+    // The policies that isolate come last by name, where those for one direction alone are left out.
+    let neither = |name: &str| policy(name, &[]);
+    for [first, last] in [["a/x", "a/y"], ["a/y", "a/x"]] {
+        let cluster = Cluster::two()
+            .with(pod("a/web", &["10.0.0.1"], &[]))
+            .policy(neither("a/a"))
+            .policy(neither("a/b"))
+            .policy(neither("a/c"))
+            .policy(ingress(first, &[], &[]))
+            .policy(egress(last, &[], &[]));
+        // A name takes 2 bytes, and 10 more. Two fit.
+        let names = 2 * 12;
+        let limits = Limits {
+            names,
+            ..Limits::default()
+        };
+        let mut index = cluster.index_with(limits);
+        assert_eq!(tcp(&mut index, OUTSIDE, "10.0.0.1", [80]), [false]);
+        let mut index = cluster.index_with(limits);
+        assert_eq!(tcp(&mut index, "10.0.0.1", OUTSIDE, [80]), [false]);
+        let crowded: Vec<_> = index.crowded().map(|(_, policies)| policies).collect();
+        assert_eq!(crowded, [5]);
+    }
+    // Where all fit, none is left out.
+    let open = Cluster::two()
+        .with(pod("a/web", &["10.0.0.1"], &[]))
+        .policy(ingress("a/a", &[], &[]))
+        .policy(ingress("a/b", &[], &everybody()));
+    for (names, is_open) in [(2 * 12, true), (2 * 12 - 1, false)] {
+        let mut index = open.index_with(Limits {
+            names,
+            ..Limits::default()
+        });
+        assert_eq!(tcp(&mut index, OUTSIDE, "10.0.0.1", [80]), [is_open]);
+        assert_eq!(index.crowded().count(), usize::from(!is_open));
+    }
+}
+
+#[test]
+fn members_that_do_not_fit_into_a_part_of_a_group_are_not_allowed() {
+    // A class for each Pod, which the group selects by a key that all of them have.
+    let by_label = Some(selector(&[("app", "web")]));
+    let mut cluster = Cluster::two()
+        .with(pod("b/db", &["10.9.0.1"], &[("app", "db")]))
+        .policy(ingress(
+            "b/p",
+            &[("app", "db")],
+            &[from(&[pods(Some(selector(&[])), by_label)])],
+        ));
+    let mut tell_apart = Vec::new();
+    for number in 0..600 {
+        let (hash, address) = (
+            number.to_string(),
+            format!("10.1.{}.{}", number / 250, number % 250 + 1),
+        );
+        let with = [("app", "web"), ("hash", hash.as_str())];
+        cluster = cluster.with(pod(&format!("a/web-{number}"), &[&address], &with));
+        tell_apart.push(address);
+    }
+    let other = pods(None, Some(selector(&[("hash", "none")])));
+    cluster = cluster.policy(ingress("a/other", &[("app", "none")], &[from(&[other])]));
+    let members = 2;
+    let mut index = cluster.index_with(Limits {
+        members,
+        ..Limits::default()
+    });
+    let mut agent = Agent::default();
+    agent.apply(index.take());
+    let parts = agent.shared.values().filter_map(|object| match object {
+        kplane_model::PolicyObject::Group(part) => Some(part.members.len()),
+        _ => None,
+    });
+    let parts: Vec<usize> = parts.collect();
+    assert_eq!(parts.iter().max(), Some(&members));
+    let to = "10.9.0.1".parse().unwrap();
+    let allowed = |from: &&String| agent.allows(from.parse().unwrap(), to, Protocol::Tcp, 80);
+    assert_eq!(
+        tell_apart.iter().filter(allowed).count(),
+        parts.iter().sum::<usize>()
+    );
+    assert!(parts.iter().sum::<usize>() < tell_apart.len());
 }

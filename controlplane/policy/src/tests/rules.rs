@@ -396,3 +396,22 @@ fn pods_of_two_nodes_with_one_address_are_named() {
     index.delete_pod(&liar);
     assert_eq!(rivals(&mut index), []);
 }
+
+#[test]
+fn a_pod_made_anew_on_another_node_is_judged_there() {
+    let there = rival("b/new", "2026-01-02T00:00:00Z");
+    let cluster = isolated("2026-01-01T00:00:00Z").with(there.clone());
+    let mut index = cluster.index();
+    let mut agent = Agent::default();
+    let mut has_address = |index: &mut Policies| {
+        agent.apply(index.take());
+        let web = agent.pods.values().find(|pod| pod.name == name("a/web"));
+        !web.unwrap().addresses.is_empty()
+    };
+    assert!(has_address(&mut index));
+    index.put_pod(Pod {
+        node: "n".into(),
+        ..there
+    });
+    assert!(!has_address(&mut index));
+}

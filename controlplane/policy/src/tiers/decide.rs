@@ -5,18 +5,15 @@ use kplane_model::{Direction, PolicyPort, PortAction, PortActions, Protocol, Tie
 use super::terms::{ResolvedRule, Terms};
 use super::{AddressClass, Subject};
 
-/// Maximum number of ranges of ports in a decision, of which a few fit into a message. Everything is denied beyond it.
-const MAX_RANGES: usize = 512;
-
 impl Terms {
-    /// Returns what the policies of a tier decide for Pods about other ends; `None` = it has too many ranges of ports.
+    /// Returns what the policies of a tier decide for Pods about other ends.
     pub(super) fn decide(
         &self,
         subject: &Subject,
         class: &AddressClass,
         direction: Direction,
         tier: Tier,
-    ) -> Option<PortActions> {
+    ) -> PortActions {
         let policies = subject.policies.iter().map(|at| &self.policies[*at]);
         let policies = policies.filter(|policy| policy.source.tier == tier);
         let mut decided = Decided::default();
@@ -95,7 +92,7 @@ impl Decided {
     }
 
     /// Returns the form that is equal for equal decisions.
-    fn finish(self, rest: TierAction) -> Option<PortActions> {
+    fn finish(self, rest: TierAction) -> PortActions {
         let mut ranges: Vec<PortAction> = Vec::with_capacity(self.0.len());
         for range in self.0.into_iter().filter(|(.., action)| *action != rest) {
             let (protocol, first, last, action) = range;
@@ -108,6 +105,6 @@ impl Decided {
                 _ => ranges.push(range),
             }
         }
-        (ranges.len() <= MAX_RANGES).then_some(PortActions { rest, ranges })
+        PortActions { rest, ranges }
     }
 }

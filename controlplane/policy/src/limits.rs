@@ -1,0 +1,27 @@
+//! What fits into messages of 256 KiB. Whatever is larger allows less, and never more.
+
+/// The limits of objects. Tests set smaller ones.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Maximum size of a policy's object, and of the decisions about a part of the other ends, in bytes.
+    pub(crate) object: usize,
+    /// Maximum size of the policies' names in a Pod's object, in bytes: with addresses and ports, the object fits into a
+    /// message.
+    pub(crate) names: usize,
+    /// Maximum number of ranges of ports in a decision, of which a few fit into a message. Everything is denied beyond it.
+    pub(crate) ranges: usize,
+    /// Maximum number of members in a part of a group. Members beyond it are not allowed by the group; to get there by
+    /// chance takes three million classes.
+    pub(crate) members: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            object: 200 << 10,
+            names: 160 << 10,
+            ranges: 512,
+            members: 12_000,
+        }
+    }
+}
