@@ -161,6 +161,7 @@ fn services_wait_for_nothing_of_policies() {
         });
         assert_eq!(index.enforcement(), expected);
     }
+}
 
 #[test]
 fn pods_of_two_nodes_with_one_address_are_an_issue_with_both_names() {
