@@ -410,7 +410,7 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
             }
         };
         // Updates come last: while they arrive faster than the kernel takes them, read-backs, repairs and questions
-        // have their turns too. All of these pause by themselves, so they do not delay updates for long.
+        // have their turns too. After each repair updates have a turn, since those of NetworkPolicies do not pause.
         tokio::select! {
             biased;
             // An error means that the handles are gone, which the end of the inbox shows too.
@@ -424,6 +424,9 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
                 let _busy = pulse.busy();
                 core.tick(Now::real());
                 reports.send_if_modified(|report| core.report().replace(report));
+                if let Ok(first) = inbox.try_recv() {
+                    take(&mut core, first, &mut inbox, reports);
+                }
             }
             () = alarm.ring() => {}
             () = policy_alarm.ring() => {}

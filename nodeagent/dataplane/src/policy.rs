@@ -43,7 +43,7 @@ use kplane_model::{Cidr, Family, PolicyKey, PolicyObject};
 use self::cutter::Cutter;
 pub use self::cutter::{Flow, Hand};
 pub use self::followed::Followed;
-use self::side::PolicySide;
+use self::side::{Look, PolicySide};
 use crate::backend::nftables::{PolicyTable, PolicyTables, can_log};
 use crate::backend::{ApplyError, Verification};
 use crate::own_addresses;
@@ -183,10 +183,20 @@ impl Enforcer {
             self.tables.close();
         }
         let (applied, lost) = applied?;
+        if applied.repaired.is_some() {
+            self.sweep(family);
+        }
         if let Some(cutter) = &self.cutter {
             cutter.scan(family, lost);
         }
         Ok(applied)
+    }
+
+    /// Has all connections judged that policies judge: some may have begun while another program's change was in effect.
+    fn sweep(&self, family: Family) {
+        if let Some(cutter) = &self.cutter {
+            cutter.scan(family, self.sides[family as usize].content.judged());
+        }
     }
 
     /// Sets the Pods whose denied packets are logged for the agent, from the next change of each family on.
@@ -201,7 +211,7 @@ impl Enforcer {
     /// # Errors
     /// [`ApplyError`] when it cannot be read.
     pub fn verify(&mut self, family: Family) -> Result<Verification, ApplyError> {
-        self.sides[family as usize].look(PolicyTable::verify)
+        self.look(family, PolicyTable::verify)
     }
 
     /// Repairs changes by other programs, as the kernel reported them.
@@ -209,7 +219,15 @@ impl Enforcer {
     /// # Errors
     /// As [`Enforcer::verify`].
     pub fn mend(&mut self, family: Family) -> Result<Verification, ApplyError> {
-        self.sides[family as usize].look(PolicyTable::mend)
+        self.look(family, PolicyTable::mend)
+    }
+
+    fn look(&mut self, family: Family, look: Look) -> Result<Verification, ApplyError> {
+        let looked = self.sides[family as usize].look(look);
+        if let Ok(Verification::Repaired(_)) = looked {
+            self.sweep(family);
+        }
+        looked
     }
 
     /// Returns the number of [`Enforcer::readiness`]'s descriptor, which differs for each; 0 = there is none.

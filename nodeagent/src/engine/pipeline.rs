@@ -34,7 +34,7 @@ pub(super) const RETRY: Backoff = Backoff::new(Duration::from_millis(250), Durat
 
 /// First and longest wait before a repair of another program's change. The first repair happens at once. If
 /// the program keeps undoing repairs, later ones wait.
-pub(super) const MEND: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
+const MEND: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
 
 /// Time from a repair to a check of everything. Flows that started in between may have gone astray, and the
 /// check finds changes that the kernel did not report.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use kplane_model::{DesiredKey, Family, PolicyKey, PolicyObject};
 
 use super::now::Now;
-use super::pipeline::{MEND, RETRY};
+use super::pipeline::RETRY;
 use super::reach::FamilyReach;
 use crate::desired::{Desired, Position, Touched};
 use crate::report::{Failure, LastingError};
@@ -53,7 +53,6 @@ struct FamilyProgress {
     verify_at: Option<Instant>,
     /// The time at which to repair another program's change.
     mend_at: Option<Instant>,
-    mend_backoff: Backoff,
 }
 
 impl Policies {
@@ -72,7 +71,6 @@ impl Policies {
                 retry_at: None,
                 verify_at: None,
                 mend_at: None,
-                mend_backoff: MEND,
             }),
         }
     }
@@ -349,10 +347,7 @@ impl FamilyProgress {
     /// Records the result of reading the kernel back.
     fn looked(&mut self, outcome: Result<Verification, String>, now: Now) {
         match outcome {
-            Ok(Verification::Equal) => {
-                self.error = None;
-                self.mend_backoff.reset();
-            }
+            Ok(Verification::Equal) => self.error = None,
             Ok(Verification::Repaired(what)) => self.warn_of_repair(&what),
             Ok(Verification::Outdated(what) | Verification::Drifted(what)) => {
                 self.warn_of_repair(&what);
@@ -382,14 +377,33 @@ impl FamilyProgress {
         );
     }
 
-    /// Schedules a repair after another program changed the table; returns whether that is news.
+    /// Schedules a repair at once after another program changed the table, however often it does: what the table no
+    /// longer says is open meanwhile. Returns whether that is news.
     fn meddled(&mut self, now: Now) -> bool {
         if self.behind || self.mend_at.is_some() {
             return false;
         }
-        let fresh = self.mend_backoff.is_fresh();
-        let wait = self.mend_backoff.half_jitter();
-        self.mend_at = Some(now.instant + if fresh { Duration::ZERO } else { wait });
+        self.mend_at = Some(now.instant);
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kplane_dataplane::backend::nftables::PolicyTables;
+
+    use super::*;
+
+    #[test]
+    fn repairs_of_what_restricts_do_not_pause() {
+        let enforcer = Enforcer::new(PolicyTables::own(false));
+        let [mut family, _] = Policies::new(enforcer, false).families;
+        family.behind = false;
+        for _ in 0..10 {
+            let now = Now::real();
+            assert!(family.meddled(now));
+            assert_eq!(family.mend_at.take(), Some(now.instant));
+            family.looked(Ok(Verification::Repaired("the table is gone".into())), now);
+        }
     }
 }

@@ -42,6 +42,9 @@ pub(super) struct PolicySide {
 /// Access to the table, and what was found in its place.
 type OpenedTable = Result<(PolicyTable, FoundPolicies), ApplyError>;
 
+/// A way to compare a table with its content, and to repair it.
+pub(super) type Look = fn(&mut PolicyTable, &Content) -> Result<Verification, ApplyError>;
+
 /// The outcome of a change, and the addresses that may have lost something by it.
 pub(super) type Outcome = (PolicyApplied, HashSet<IpAddr>);
 
@@ -164,10 +167,7 @@ impl PolicySide {
     }
 
     /// Compares the table with the content in one of two ways, and repairs it.
-    pub(super) fn look(
-        &mut self,
-        look: impl FnOnce(&mut PolicyTable, &Content) -> Result<Verification, ApplyError>,
-    ) -> Result<Verification, ApplyError> {
+    pub(super) fn look(&mut self, look: Look) -> Result<Verification, ApplyError> {
         let looked = match &mut self.table {
             TableState::Held(table) => look(table, &self.content),
             TableState::Absent => Ok(Verification::Equal),
@@ -219,7 +219,7 @@ impl Content {
     }
 
     /// Returns the addresses of Pods that policies judge.
-    fn judged(&self) -> HashSet<IpAddr> {
+    pub(super) fn judged(&self) -> HashSet<IpAddr> {
         let judged = self.held.all().filter_map(|(place, _)| match place {
             (PolicySet::Isolated(_) | PolicySet::Tiered(_), Key::Ip(ip)) => Some(ip),
             _ => None,

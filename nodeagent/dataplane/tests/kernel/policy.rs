@@ -299,8 +299,43 @@ fn what_others_change_is_repaired() {
     world.on_node(|| nft(&["-f", "-"], &format!("flush map {table} peers")));
     let applied = world.set_peer("c", 2);
     assert!(applied[0].repaired.is_some(), "{applied:?}");
-    world.set_peer("c", 1);
+    world.set_peer("c", 2);
     assert_eq!(world.listing(), before);
+}
+
+/// What passed while another program's change was in effect ends: found by the repair, or by a change that meets it.
+#[test]
+fn connections_that_began_before_a_repair_are_cut() {
+    let Some(mut world) = World::new() else {
+        return;
+    };
+    world.cut_connections();
+    world.start();
+    world.set(group(&[id(1)]));
+    world.set_policy(policy("p", Some(vec![rule(true, &[], None)]), None));
+    let script = format!("flush set ip {POLICY_TABLE} isolated-ingress");
+    for by_change in [false, true] {
+        assert!(!world.tcp(Family::V4, "d", "a", 80));
+        world.on_node(|| nft(&["-f", "-"], &script));
+        let to = world.address(Family::V4, "a", 80);
+        let mut denied = Probe::tcp(to).open(world.ns("d")).unwrap();
+        denied.echo(SECOND).unwrap();
+        if by_change {
+            assert!(world.set_peer("c", 2)[0].repaired.is_some());
+        } else {
+            assert!(world.enforcer.meddled()[0]);
+            let mended = world.enforcer.mend(Family::V4).unwrap();
+            assert!(matches!(mended, Verification::Repaired(_)), "{mended:?}");
+        }
+        eventually(5 * SECOND, "the connection is cut", || {
+            world.judge();
+            match denied.echo(SECOND / 4) {
+                Ok(()) => Err("it goes on"),
+                Err(_) => Ok(()),
+            }
+        })
+        .unwrap();
+    }
 }
 
 /// The kernel reports no large change, so another program's change may fall into one.
