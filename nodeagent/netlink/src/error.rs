@@ -92,6 +92,17 @@ pub enum CommitError {
     OutcomeUnknown(Errno),
 }
 
+impl CommitError {
+    /// Returns the kernel's error number for the batch, or for the first operation that it refused.
+    pub fn errno(&self) -> Option<Errno> {
+        match self {
+            Self::Rejected { rejections, .. } => rejections.first().map(|refused| refused.errno),
+            Self::Refused(errno) => Some(*errno),
+            Self::GenerationMoved | Self::TooBig { .. } | Self::OutcomeUnknown(_) => None,
+        }
+    }
+}
+
 /// One refused operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejection {

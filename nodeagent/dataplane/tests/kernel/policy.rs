@@ -6,14 +6,14 @@ mod world;
 
 use std::io::{Read as _, Write as _};
 use std::net::IpAddr;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use kplane_dataplane::backend::Verification;
 use kplane_dataplane::backend::nftables::{
-    POLICY_TABLE, StructureState, TableLayout, push_structure, read_structure,
+    POLICY_TABLE, PolicyTables, StructureState, TableLayout, push_structure, read_structure,
 };
 use kplane_dataplane::policy::Enforcer;
 use kplane_model::{Family, PeerId, PolicyPort, Protocol};
@@ -26,10 +26,12 @@ use self::world::{World, block, group, id, policy, rule};
 use crate::commit;
 
 const POLICIES: TableLayout = TableLayout::Policies {
+    owned: false,
     output: false,
     log: true,
 };
 const OUTPUT: TableLayout = TableLayout::Policies {
+    owned: false,
     output: true,
     log: true,
 };
@@ -299,8 +301,81 @@ fn what_others_change_is_repaired() {
     world.on_node(|| nft(&["-f", "-"], &format!("flush map {table} peers")));
     let applied = world.set_peer("c", 2);
     assert!(applied[0].repaired.is_some(), "{applied:?}");
-    world.set_peer("c", 2);
+    world.set_peer("c", 1);
     assert_eq!(world.listing(), before);
+}
+
+/// Has nft do something that the kernel may refuse.
+fn try_nft(world: &World, script: &str) -> bool {
+    let mut nft = Command::new("nft");
+    nft.arg(script).stderr(Stdio::null());
+    world.on_node(|| nft.status().unwrap().success())
+}
+
+/// While an agent lives, only it changes its tables, which outlive it.
+#[test]
+fn a_table_with_an_owner_is_nobody_elses() {
+    let Some(mut world) = World::new() else {
+        return;
+    };
+    world.succeed(PolicyTables::own(false));
+    world.start();
+    world.set_policy(policy("p", Some(vec![]), None));
+    if !world.listing().iter().any(|line| line.contains("owner")) {
+        let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+        let mut numbers = release
+            .split('.')
+            .map(|number| number.parse().unwrap_or(0_u32));
+        let version = (numbers.next(), numbers.next());
+        assert!(version < (Some(6), Some(9)), "{release}");
+        return;
+    }
+    let unowned = |world: &World| {
+        let lines = world.listing();
+        let lines = lines.into_iter().filter(|line| !line.contains("flags"));
+        lines
+            .map(|line| line.split(" #").next().unwrap_or_default().to_owned())
+            .collect::<Vec<String>>()
+    };
+    let before = unowned(&world);
+    for action in ["flush set", "flush chain", "delete table"] {
+        let part = match action {
+            "flush set" => "isolated-ingress",
+            "flush chain" => "forward",
+            _ => "",
+        };
+        assert!(!try_nft(
+            &world,
+            &format!("{action} ip {POLICY_TABLE} {part}")
+        ));
+    }
+    assert!(try_nft(&world, "flush ruleset"));
+    assert_eq!(unowned(&world), before);
+    let mut second = Enforcer::new(PolicyTables::own(false));
+    let refusal = world.refusal(&mut second);
+    assert!(
+        refusal.contains("another process owns table ip kplane-policy"),
+        "{refusal}"
+    );
+    // The next agent takes over what the last one left.
+    world.enforcer = second;
+    assert_eq!(unowned(&world), before);
+    assert!(!world.tcp(Family::V4, "b", "a", 80));
+    let handles = |world: &World| world.on_node(|| nft(&["-a", "list", "tables"], ""));
+    let left = handles(&world);
+    world.succeed(PolicyTables::own(false));
+    assert_eq!(handles(&world), left);
+    assert!(!try_nft(&world, &format!("delete table ip {POLICY_TABLE}")));
+    assert!(world.listing().iter().any(|line| line.contains("owner")));
+    // So it does with the table of an agent that knew no owners.
+    world.unset_policy("p");
+    assert!(world.listing().is_empty());
+    world.succeed(world::own_tables());
+    world.set_policy(policy("p", Some(vec![]), None));
+    assert!(!world.listing().iter().any(|line| line.contains("owner")));
+    world.succeed(PolicyTables::own(false));
+    assert!(!try_nft(&world, &format!("delete table ip {POLICY_TABLE}")));
+    assert!(!world.tcp(Family::V4, "b", "a", 80));
 }
 
 /// What passed while another program's change was in effect ends: found by the repair, or by a change that meets it.

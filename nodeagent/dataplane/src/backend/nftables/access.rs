@@ -12,12 +12,12 @@ use super::clients::{self, Client};
 use super::element::{Element, ElementOp, push_elements};
 use super::frontend::Ops;
 use super::readback::{ReadError, StructureState, read_elements_of, read_structure};
-use super::structure::{GroupOp, push_delete, push_groups, push_structure};
+use super::structure::{GroupOp, push_delete, push_groups, push_own, push_structure};
 use super::table_kind::TableKind;
 use super::tables::TableLayout;
 use super::watch::{Ledger, Meddling, OneTable};
 use crate::backend::Notifications;
-use kplane_netlink::{Batch, CommitError, Monitor, NetlinkError, NfSocket};
+use kplane_netlink::{Batch, CommitError, Errno, Monitor, NetlinkError, NfSocket};
 
 /// Most bytes that one element adds to a batch: see `MAX_ELEMENT_BYTES` in `element.rs`. A generous estimate
 /// only makes transactions smaller than necessary.
@@ -257,10 +257,24 @@ impl KernelTable {
         (self.layout.table(), self.family)
     }
 
+    /// Makes the table this socket's own, if tables have owners. Returns whether it is.
+    pub(super) fn own(&mut self) -> Result<bool, CommitError> {
+        if self.layout.flags() == 0 {
+            return Ok(true);
+        }
+        let mut batch = Batch::new();
+        push_own(&mut batch, self.family, self.layout);
+        let sent = self.namespace.lock().send(self.id(), batch, Guard::None);
+        match sent {
+            Err(error) if error.errno() == Some(Errno::EOPNOTSUPP) => Ok(false),
+            sent => sent.map(|()| true),
+        }
+    }
+
     /// Deletes the table, which need not exist.
     pub(super) fn delete(&mut self) -> Result<Cost, CommitError> {
         let mut batch = Batch::new();
-        push_delete(&mut batch, self.family, self.layout.table());
+        push_delete(&mut batch, self.family, self.layout);
         let (bytes, started) = (batch.byte_len() as u64, Instant::now());
         self.namespace.lock().send(self.id(), batch, Guard::None)?;
         Ok(Cost {
@@ -302,7 +316,7 @@ impl TableAccess for KernelTable {
         let (family, layout) = (self.family, self.layout);
         let mut batch = Batch::new();
         if rebuild {
-            push_delete(&mut batch, family, layout.table());
+            push_delete(&mut batch, family, layout);
             push_structure(&mut batch, family, layout);
         }
         // The kernel executes the operations in order: a key is deleted before it is added again.

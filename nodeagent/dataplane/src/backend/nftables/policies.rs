@@ -3,14 +3,15 @@
 use std::os::fd::OwnedFd;
 
 use kplane_model::Family;
+use kplane_netlink::Errno;
 
 use super::access::{ABSENT, Cost, FoundTable, KernelTable, Namespace, TableAccess};
 use super::element::Element;
 use super::frontend::Ops;
 use super::guarded::{Send, repair, send};
 use super::mend::{Contents, everything, unreadable};
-use super::probe::can_log;
-use super::table_kind::TableKind;
+use super::probe::{can_log, can_own};
+use super::table_kind::{POLICY_TABLE, TableKind};
 use super::tables::TableLayout;
 use super::transactions::Ground;
 use super::watch::Meddling;
@@ -24,6 +25,7 @@ pub struct PolicyTables {
     /// See [`TableLayout::Policies`].
     output: bool,
     log: Option<bool>,
+    owned: Option<bool>,
     /// Number of times that a namespace was opened for them.
     generation: u64,
 }
@@ -39,34 +41,35 @@ enum PolicyAccess {
 }
 
 impl PolicyTables {
-    pub(super) fn shared(namespace: Namespace) -> Self {
-        Self {
-            way: PolicyAccess::Shared(namespace),
-            output: false,
-            log: None,
-            generation: 0,
-        }
-    }
-
-    /// Returns tables beside a backend that does not use nf_tables. `output`: see [`TableLayout::Policies`].
-    pub const fn own(output: bool) -> Self {
-        let way = PolicyAccess::Own(None);
+    const fn new(way: PolicyAccess, output: bool) -> Self {
         Self {
             way,
             output,
             log: None,
+            owned: None,
             generation: 0,
         }
     }
 
+    pub(super) const fn shared(namespace: Namespace) -> Self {
+        Self::new(PolicyAccess::Shared(namespace), false)
+    }
+
+    /// Returns tables beside a backend that does not use nf_tables. `output`: see [`TableLayout::Policies`].
+    pub const fn own(output: bool) -> Self {
+        Self::new(PolicyAccess::Own(None), output)
+    }
+
     /// Returns the refusal of a backend that programs nothing.
     pub const fn refused(backend: &'static str) -> Self {
-        Self {
-            way: PolicyAccess::Refused(backend),
-            output: false,
-            log: None,
-            generation: 0,
-        }
+        Self::new(PolicyAccess::Refused(backend), false)
+    }
+
+    /// Gives the tables no owner, as a kernel before Linux 6.9.
+    #[must_use]
+    pub fn without_owner(mut self) -> Self {
+        self.owned = Some(false);
+        self
     }
 
     /// Returns whether policies can be enforced.
@@ -96,6 +99,7 @@ impl PolicyTables {
         let layout = TableLayout::Policies {
             output: self.output,
             log: *self.log.get_or_insert_with(can_log),
+            owned: *self.owned.get_or_insert_with(can_own),
         };
         Ok(PolicyTable {
             family,
@@ -166,11 +170,25 @@ impl PolicyTable {
         let found = self.kernel.read();
         Ok(
             match found.map_err(|problem| self.error(unreadable(problem)))? {
-                FoundTable::Ours(_, elements) => FoundPolicies::Ours(elements),
+                FoundTable::Ours(_, elements) if self.own()? => FoundPolicies::Ours(elements),
+                FoundTable::Ours(..) => FoundPolicies::Other,
                 FoundTable::Other(reason) if reason == ABSENT => FoundPolicies::Absent,
                 FoundTable::Other(_) => FoundPolicies::Other,
             },
         )
+    }
+
+    fn own(&mut self) -> Result<bool, ApplyError> {
+        let owned = self.kernel.own();
+        owned.map_err(|problem| {
+            self.error(match problem.errno() {
+                Some(Errno::EPERM) => StepError::Unusable(format!(
+                    "another process owns table {} {POLICY_TABLE}; does a second agent run on this node? End one of them",
+                    self.family.pick("ip", "ip6")
+                )),
+                _ => problem.into(),
+            })
+        })
     }
 
     /// Puts a new table in place of whatever there is, in one transaction. If the kernel does not take it at once,

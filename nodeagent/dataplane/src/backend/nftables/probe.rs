@@ -57,23 +57,37 @@ pub fn probe(families: &[Family]) -> Result<(), ProbeError> {
 
 /// Returns whether the kernel can log denied packets for a program. One that cannot refuses the rule that would.
 pub fn can_log() -> bool {
-    let Ok(mut socket) = NfSocket::open() else {
-        return true;
-    };
-    let mut batch = Batch::new();
     let layout = TableLayout::Policies {
         output: false,
         log: true,
+        owned: false,
     };
+    // Whatever else is wrong, the table itself will say so.
+    try_out(layout).is_none_or(|rejections| {
+        let mut refused = rejections.iter().filter_map(refused_expression);
+        refused.all(|expression| expression != "log")
+    })
+}
+
+/// Returns whether tables can have an owner that they outlive.
+pub(super) fn can_own() -> bool {
+    let layout = TableLayout::Policies {
+        output: false,
+        log: false,
+        owned: true,
+    };
+    // The table is the first operation.
+    try_out(layout).is_some_and(|rejections| rejections.iter().all(|refused| refused.index > 0))
+}
+
+/// Tries out a table, as [`probe`] does, and returns what the kernel refused; `None` if the attempt failed.
+fn try_out(layout: TableLayout) -> Option<Vec<Rejection>> {
+    let mut batch = Batch::new();
     push_structure_as(&mut batch, Family::V4, layout, PROBE_TABLE);
     push_certain_failure(&mut batch, Family::V4);
-    match socket.commit(batch.seal(None)) {
-        Err(CommitError::Rejected { rejections, .. }) => {
-            let mut refused = rejections.iter().filter_map(refused_expression);
-            refused.all(|expression| expression != "log")
-        }
-        // Whatever else is wrong, the table itself will say so.
-        _ => true,
+    match NfSocket::open().ok()?.commit(batch.seal(None)) {
+        Err(CommitError::Rejected { rejections, .. }) => Some(rejections),
+        _ => None,
     }
 }
 

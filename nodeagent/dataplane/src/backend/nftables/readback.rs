@@ -14,7 +14,7 @@ use super::element::Element;
 use super::schema::Set;
 use super::structure::{GroupOp, push_groups, push_structure};
 use super::table_kind::TableKind;
-use super::tables::TableLayout;
+use super::tables::{OWNED, TableLayout};
 use super::uapi::*;
 use super::userdata;
 use kplane_netlink::{
@@ -173,7 +173,7 @@ pub fn decode_elements(dump: &[u8], family: Family, set: Set) -> Result<Vec<Elem
 }
 
 /// Attributes that define an object. The kernel adds others: handles, counters.
-const TABLE_ATTRIBUTES: &[u16] = &[NFTA_TABLE_FLAGS, NFTA_TABLE_USERDATA];
+const TABLE_ATTRIBUTES: &[u16] = &[NFTA_TABLE_USERDATA];
 const SET_ATTRIBUTES: &[u16] = &[
     NFTA_SET_FLAGS,
     NFTA_SET_KEY_TYPE,
@@ -256,7 +256,12 @@ impl<'a> Structure<'a> {
         let (Some(expected), Some(table)) = (self.table, actual.table) else {
             return Some("the table is missing".to_owned());
         };
-        if !same_in(TABLE_ATTRIBUTES, expected, table) {
+        // The table of an earlier process has no owner.
+        let flags = |table: Attributes<'_>| {
+            let flags = table.get(NFTA_TABLE_FLAGS).and_then(Attribute::as_u32);
+            flags.unwrap_or_default() & !OWNED
+        };
+        if !same_in(TABLE_ATTRIBUTES, expected, table) || flags(expected) != flags(table) {
             return Some("the table's flags or comment differ".to_owned());
         }
         let members = self.sets.len() + self.chains.len() + self.counters;

@@ -9,7 +9,7 @@ use super::policy_schema::denied;
 use super::rule::Expressions;
 use super::schema::{Carries, Field, Set, TableSettings, key_len};
 use super::table_kind::TableKind;
-use super::tables::TableLayout;
+use super::tables::{OWNED, TableLayout};
 use super::uapi::*;
 use super::userdata;
 use kplane_netlink::{AttributeWriter, Batch, Label, Operation};
@@ -44,7 +44,7 @@ pub(super) fn push_structure_as(
         family,
         name,
     };
-    table.add(NLM_F_CREATE | NLM_F_EXCL, kind.comment());
+    table.add(NLM_F_CREATE | NLM_F_EXCL, layout);
     for (id, set) in (1..).zip(Set::all_of(kind)) {
         table.add_set(set, id);
     }
@@ -148,20 +148,25 @@ pub(super) fn push_groups(
 
 /// Deletes the table of a family's Services with everything in it. The table need not exist.
 pub fn push_delete_table(batch: &mut Batch, family: Family) {
-    push_delete(batch, family, TableKind::Services);
+    push_delete(batch, family, TableSettings::default().into());
 }
 
 /// Deletes a table of a family with everything in it. The table need not exist.
-pub(super) fn push_delete(batch: &mut Batch, family: Family, kind: TableKind) {
-    let name = kind.name();
-    let mut table = TableWriter {
-        batch,
-        family,
-        name,
-    };
+pub(super) fn push_delete(batch: &mut Batch, family: Family, layout: TableLayout) {
+    let mut table = TableWriter::new(batch, family, layout);
+    if layout.flags() == OWNED {
+        // A kernel with such tables can say this in one operation.
+        return table.delete(msg::DESTROYTABLE);
+    }
     // Adding an existing table is no error; deleting a missing one is.
-    table.add(NLM_F_CREATE, kind.comment());
-    table.delete();
+    table.add(NLM_F_CREATE, layout);
+    table.delete(msg::DELTABLE);
+}
+
+/// Makes the table that an earlier process left this socket's own. The kernel refuses that if the table never had an owner
+/// (`EOPNOTSUPP`), or has one (`EPERM`).
+pub(super) fn push_own(batch: &mut Batch, family: Family, layout: TableLayout) {
+    TableWriter::new(batch, family, layout).add(0, layout);
 }
 
 /// Appends an operation that always fails, so that the kernel applies nothing of the batch.
@@ -172,7 +177,7 @@ pub(super) fn push_certain_failure(batch: &mut Batch, family: Family) {
         family,
         name,
     };
-    table.delete();
+    table.delete(msg::DELTABLE);
 }
 
 /// Appends operations on one table to a batch.
@@ -182,7 +187,16 @@ struct TableWriter<'a> {
     name: &'static str,
 }
 
-impl TableWriter<'_> {
+impl<'a> TableWriter<'a> {
+    fn new(batch: &'a mut Batch, family: Family, layout: TableLayout) -> Self {
+        let name = layout.table().name();
+        Self {
+            batch,
+            family,
+            name,
+        }
+    }
+
     fn push(
         &mut self,
         (action, object): (&'static str, &'static str),
@@ -199,18 +213,18 @@ impl TableWriter<'_> {
         self.batch.push(operation, fill);
     }
 
-    fn add(&mut self, flags: u16, comment: &str) {
-        let name = self.name;
+    fn add(&mut self, flags: u16, layout: TableLayout) {
+        let (name, comment) = (self.name, layout.table().comment());
         self.push(("add table", name), msg::NEWTABLE, flags, |w| {
             w.str(NFTA_TABLE_NAME, name);
-            w.u32(NFTA_TABLE_FLAGS, 0);
+            w.u32(NFTA_TABLE_FLAGS, layout.flags());
             w.bytes(NFTA_TABLE_USERDATA, &userdata::comment(comment));
         });
     }
 
-    fn delete(&mut self) {
+    fn delete(&mut self, kind: u16) {
         let name = self.name;
-        self.push(("delete table", name), msg::DELTABLE, 0, |w| {
+        self.push(("delete table", name), kind, 0, |w| {
             w.str(NFTA_TABLE_NAME, name);
         });
     }

@@ -32,10 +32,17 @@ pub(crate) mod msg {
     pub(in super::super) const DELSETELEM: u16 = SUBSYSTEM | 14;
     pub(in super::super) const NEWOBJ: u16 = SUBSYSTEM | 18;
     pub(in super::super) const GETOBJ: u16 = SUBSYSTEM | 19;
+    /// As `DELTABLE`, and a missing table is no error (Linux 6.3).
+    pub(in super::super) const DESTROYTABLE: u16 = SUBSYSTEM | 26;
 }
 
 /// `enum nft_list_attributes`.
 pub(crate) const NFTA_LIST_ELEM: u16 = 1;
+
+/// `enum nft_table_flags`: only the owner's socket changes the table, which ends with it (Linux 5.12).
+pub(super) const NFT_TABLE_F_OWNER: u32 = 2;
+/// The table outlives its owner, and anybody may become the next one (Linux 6.9).
+pub(super) const NFT_TABLE_F_PERSIST: u32 = 4;
 
 /// `enum nft_table_attributes`.
 pub(crate) const NFTA_TABLE_NAME: u16 = 1;

@@ -113,8 +113,13 @@ fn addresses(node: u8, last: u8) -> [IpAddr; 2] {
     [IpAddr::from([10, 244, node, last]), v6]
 }
 
+/// Returns tables that other programs may change.
 pub(crate) fn own_tables() -> PolicyTables {
-    PolicyTables::own(false)
+    PolicyTables::own(false).without_owner()
+}
+
+fn ranges() -> [Cidr; 2] {
+    ["10.244.1.0/24", "fd44:0:0:1::/64"].map(|range| range.parse().unwrap())
 }
 
 pub(crate) fn apply(
@@ -123,12 +128,11 @@ pub(crate) fn apply(
     objects: &Change<'_>,
     complete: bool,
 ) -> PolicyApplied {
-    let ranges: [Cidr; 2] = ["10.244.1.0/24", "fd44:0:0:1::/64"].map(|r| r.parse().unwrap());
     let change = PolicyChange {
         objects,
         complete,
         closed: false,
-        pod_ranges: &ranges,
+        pod_ranges: &ranges(),
     };
     enforcer.apply(family, change).unwrap()
 }
@@ -188,6 +192,26 @@ impl World {
             policies: policies.iter().map(|policy| name(policy)).collect(),
             tier: None,
         })
+    }
+
+    /// Ends the agent, and begins the next one.
+    pub(crate) fn succeed(&mut self, tables: PolicyTables) {
+        self.enforcer = Enforcer::new(tables);
+        self.whole();
+    }
+
+    /// Has a second agent apply everything, and returns its error.
+    pub(crate) fn refusal(&self, second: &mut Enforcer) -> String {
+        let objects = self.objects.iter();
+        let objects: Vec<_> = objects.map(|(key, o)| (key.clone(), Some(o))).collect();
+        let change = PolicyChange {
+            objects: &objects,
+            complete: true,
+            closed: false,
+            pod_ranges: &ranges(),
+        };
+        let applied = self.on_node(|| second.apply(Family::V4, change));
+        applied.unwrap_err().source.to_string()
     }
 
     /// Applies everything.

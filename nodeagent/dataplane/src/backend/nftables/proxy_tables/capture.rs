@@ -70,11 +70,7 @@ impl CaptureError {
     pub(in crate::backend) fn is_missing(&self) -> bool {
         let errno = match self {
             Self::Netlink(error) => error.errno(),
-            Self::Refused(CommitError::Refused(errno)) => Some(*errno),
-            Self::Refused(CommitError::Rejected { rejections, .. }) => {
-                rejections.first().map(|rejection| rejection.errno)
-            }
-            Self::Refused(_) => None,
+            Self::Refused(error) => error.errno(),
         };
         matches!(
             errno,

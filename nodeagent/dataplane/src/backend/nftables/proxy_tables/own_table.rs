@@ -1,17 +1,12 @@
 //! What the agent's own small tables have in common: they replace what an earlier process left, and end with their socket.
 
 use kplane_model::Family;
-use kplane_netlink::{
-    AttributeWriter, Batch, CommitError, Errno, Label, NfSocket, Operation, Rejection,
-};
+use kplane_netlink::{AttributeWriter, Batch, CommitError, Errno, Label, NfSocket, Operation};
 
 use super::super::element::Key;
 use super::super::uapi::*;
 use super::super::userdata;
 use super::expressions::encode_key;
-
-/// The table ends with the socket that created it (Linux 5.12).
-const NFT_TABLE_F_OWNER: u32 = 2;
 
 /// nft's type numbers (`enum datatypes`).
 const TYPE_IPADDR: u32 = 7;
@@ -176,18 +171,11 @@ pub(super) fn commit(
     structure: impl Fn(u32) -> Batch,
 ) -> Result<bool, CommitError> {
     match socket.commit(structure(NFT_TABLE_F_OWNER).seal(None)) {
-        Err(CommitError::Rejected { rejections, .. }) if knows_no_owner(&rejections) => {
+        Err(error) if matches!(error.errno(), Some(Errno::EOPNOTSUPP | Errno::EINVAL)) => {
             socket.commit(structure(0).seal(None)).map(|()| false)
         }
         result => result.map(|()| true),
     }
-}
-
-/// Returns whether the kernel refused the flag of a table's owner.
-fn knows_no_owner(rejections: &[Rejection]) -> bool {
-    let unknown =
-        |rejection: &Rejection| matches!(rejection.errno, Errno::EOPNOTSUPP | Errno::EINVAL);
-    rejections.first().is_some_and(unknown)
 }
 
 /// Returns the type and the length of keys that are addresses.
