@@ -57,6 +57,8 @@ pub(crate) use frontend::Ops;
 pub(in crate::backend) use lookup::look_up;
 pub use loopback::LoopbackCounts;
 pub(crate) use mend::Contents;
+#[cfg(test)]
+pub(crate) use mend::everything;
 pub use policies::PolicyTables;
 pub(crate) use policies::{FoundPolicies, PolicyTable};
 pub use policy_schema::{ACCEPT, CUT, DENY, PASS, PolicySet};

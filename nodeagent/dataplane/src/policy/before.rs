@@ -45,6 +45,16 @@ impl Contents for Content {
         all
     }
 
+    /// A Pod that only tiers restrict is open until all that they say is there, so it is isolated meanwhile.
+    fn closing(&self) -> Vec<Element> {
+        let tiered = self.held.all().filter_map(|((set, key), _)| match set {
+            PolicySet::Tiered(direction) => Some((PolicySet::Isolated(direction), key)),
+            _ => None,
+        });
+        let open = tiered.filter(|(set, key)| !self.held.has(*set, *key));
+        open.map(|place| element(place, None)).collect()
+    }
+
     fn element(&self, set: Set, key: Key) -> Option<Element> {
         let Set::Policy(set) = set else { return None };
         let value = self.held.get((set, key))?;

@@ -22,7 +22,7 @@ use super::content::Content;
 use super::judge::Packet;
 use super::numbers::highest;
 use super::phases::phases;
-use crate::backend::nftables::{Contents as _, Key, PolicySet, Set};
+use crate::backend::nftables::{Contents as _, Element, Key, Ops, PolicySet, Set, everything};
 
 type World = BTreeMap<PolicyKey, PolicyObject>;
 type Step = (PolicyKey, Option<PolicyObject>);
@@ -233,6 +233,10 @@ fn ranges() -> [Cidr; 1] {
 }
 
 fn apply(content: &mut Content, objects: &[Step], complete: bool) {
+    apply_in(content, objects, complete, &ranges());
+}
+
+fn apply_in(content: &mut Content, objects: &[Step], complete: bool, pod_ranges: &[Cidr]) {
     let objects = objects
         .iter()
         .map(|(key, object)| (key.clone(), object.as_ref()));
@@ -241,7 +245,7 @@ fn apply(content: &mut Content, objects: &[Step], complete: bool) {
         objects: &objects,
         complete,
         closed: false,
-        pod_ranges: &ranges(),
+        pod_ranges,
     });
 }
 
@@ -680,6 +684,38 @@ fn an_empty_table_is_closed_before_it_is_opened() {
     assert!(ranges < allowed && isolated < allowed && allowed < known);
     assert_eq!(known, all.len() - 1);
     assert_eq!(BTreeSet::from_iter(all), content.elements());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    /// However small transactions are, nothing is open on the way that is closed at the end.
+    #[test]
+    fn a_table_that_is_filled_in_parts_is_closed_meanwhile(
+        objects in prop::collection::vec(prop_oneof![object(), tier_object(), tiered_peer()], 0..30),
+        known in any::<bool>(),
+    ) {
+        let world: World = objects.into_iter().map(|object| (object.key(), object)).collect();
+        let (mut content, ranges) = (Content::new(Family::V4), ranges());
+        apply_in(&mut content, &whole(&world), true, if known { &ranges } else { &[] });
+        let after = Model::of(&content);
+        let closes = |element: &Element| {
+            matches!(element.set, Set::Policy(PolicySet::LocalRanges | PolicySet::Isolated(_)))
+        };
+        let mut kernel = Model::default();
+        for ops in everything(&content, 0).into_iter().flatten() {
+            let (first, rest): (Vec<Element>, _) = ops.add.into_iter().partition(closes);
+            kernel.add(&first);
+            for element in rest {
+                kernel.add([&element]);
+                for packet in packets() {
+                    prop_assert!(after.allows(&packet) || !kernel.allows(&packet), "{:?}", packet);
+                }
+            }
+            kernel.delete(&ops.delete);
+        }
+        prop_assert_eq!(kernel, after);
+    }
 }
 
 /// An earlier process may have used a number for something else.

@@ -42,6 +42,11 @@ pub(crate) trait Contents {
         self.elements().into_iter().collect()
     }
 
+    /// Returns further elements that close what the others open as long as some of them are missing.
+    fn closing(&self) -> Vec<Element> {
+        Vec::new()
+    }
+
     /// Returns the element in a set under a key.
     fn element(&self, set: Set, key: Key) -> Option<Element>;
 
@@ -56,7 +61,8 @@ pub(crate) trait Contents {
 struct Plan {
     /// A table that is gone is replaced as another one is: its elements come set by set, and not Service by Service.
     rebuild: bool,
-    groups: Vec<Ops>,
+    /// Operations of which each part waits for the one before.
+    phases: Vec<Vec<Ops>>,
     /// The difference, human-readable.
     what: String,
 }
@@ -110,15 +116,20 @@ pub(super) fn unreadable(error: NetlinkError) -> StepError {
 
 fn commit<K: TableAccess>(kernel: &mut K, plan: &Plan) -> Result<(), CommitError> {
     let capacity = [false, true].map(|rebuild| kernel.capacity(rebuild));
-    let ground = match plan.rebuild {
+    let mut ground = match plan.rebuild {
         true => Ground::Other,
         false => Ground::Table,
     };
-    each_transaction(ground, &plan.groups, capacity, |part| {
-        // After the first transaction, the kernel has begun to apply the repair.
-        let guard = if part.first { Guard::Head } else { Guard::None };
-        kernel.commit(part.rebuild, guard, part.groups).map(drop)
-    })
+    // After the first transaction, the kernel has begun to apply the repair.
+    let mut guard = Guard::Head;
+    for groups in &plan.phases {
+        each_transaction(ground, groups, capacity, |part| {
+            let guard = std::mem::replace(&mut guard, Guard::None);
+            kernel.commit(part.rebuild, guard, part.groups).map(drop)
+        })?;
+        ground = Ground::Table;
+    }
+    Ok(())
 }
 
 /// Plans the repair of elements, given as pairs of wanted and actual element.
@@ -133,10 +144,9 @@ fn elements_plan(pairs: impl Iterator<Item = (Option<Element>, Option<Element>)>
     }
     let example = ops.add.first().or(ops.delete.first())?;
     let what = differing(missing, foreign, example);
-    let groups = vec![ops];
     Some(Plan {
         rebuild: false,
-        groups,
+        phases: vec![vec![ops]],
         what,
     })
 }
@@ -155,22 +165,27 @@ fn read_plan<K: TableAccess>(
     kernel: &mut K,
     table: &impl Contents,
 ) -> Result<Option<Plan>, StepError> {
-    let mut plan = found_plan(table, kernel.read().map_err(unreadable)?)?;
+    let capacity = kernel.capacity(true);
+    let mut plan = found_plan(table, kernel.read().map_err(unreadable)?, capacity)?;
     for _ in 0..READ_AGAIN {
         if plan.as_ref().is_none_or(|plan| plan.rebuild) {
             break;
         }
         std::thread::sleep(READ_PAUSE);
-        plan = found_plan(table, kernel.read().map_err(unreadable)?)?;
+        plan = found_plan(table, kernel.read().map_err(unreadable)?, capacity)?;
     }
     Ok(plan)
 }
 
 /// Plans the repair of a table from the content that was found in the kernel.
-fn found_plan(table: &impl Contents, found: FoundTable) -> Result<Option<Plan>, StepError> {
+fn found_plan(
+    table: &impl Contents,
+    found: FoundTable,
+    capacity: usize,
+) -> Result<Option<Plan>, StepError> {
     let (groups, found) = match found {
         FoundTable::Ours(groups, elements) => (groups, elements),
-        FoundTable::Other(reason) => return Ok(Some(rebuild_plan(table, reason))),
+        FoundTable::Other(reason) => return Ok(Some(rebuild_plan(table, capacity, reason))),
     };
     if !groups.iter().copied().eq(table.groups()) {
         let reason = "the chains of session affinity are not kplane's".to_owned();
@@ -191,32 +206,45 @@ fn found_plan(table: &impl Contents, found: FoundTable) -> Result<Option<Plan>, 
     };
     Ok(Some(Plan {
         rebuild: false,
-        groups: vec![ops],
+        phases: vec![vec![ops]],
         what,
     }))
 }
 
 /// Plans the repair that creates the table anew with all of its content.
-fn rebuild_plan(table: &impl Contents, what: String) -> Plan {
+fn rebuild_plan(table: &impl Contents, capacity: usize, what: String) -> Plan {
     Plan {
         rebuild: true,
-        groups: everything(table),
+        phases: everything(table, capacity),
         what,
     }
 }
 
-/// Returns the operations that fill an empty table, in the order of the sets.
-pub(super) fn everything(table: &impl Contents) -> Vec<Ops> {
-    let groups = table.groups().into_iter().map(GroupOp::Make);
+/// Returns the operations that fill an empty table, in the order of the sets, by phase. `capacity` is the number of elements
+/// that a transaction with a new table takes.
+pub(crate) fn everything(table: &impl Contents, capacity: usize) -> Vec<Vec<Ops>> {
     let chains = Ops {
-        groups: groups.collect(),
+        groups: table.groups().into_iter().map(GroupOp::Make).collect(),
         ..Ops::default()
     };
     let elements = table.by_set();
-    let elements = elements.chunks(TOGETHER).map(|chunk| Ops {
-        add: chunk.to_vec(),
+    let closing = match elements.len() > capacity {
+        true => table.closing(),
+        false => Vec::new(),
+    };
+    let parts = closing.chunks(TOGETHER).chain(elements.chunks(TOGETHER));
+    let parts = parts.map(|part| Ops {
+        add: part.to_vec(),
         ..Ops::default()
     });
-    let groups = [chains].into_iter().chain(elements);
-    groups.filter(|ops| ops.len() > 0).collect()
+    let groups = [chains].into_iter().chain(parts);
+    let fill = groups.filter(|ops| ops.len() > 0).collect();
+    let mut phases = vec![fill];
+    if !closing.is_empty() {
+        phases.push(vec![Ops {
+            delete: closing,
+            ..Ops::default()
+        }]);
+    }
+    phases
 }

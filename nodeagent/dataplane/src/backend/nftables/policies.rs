@@ -194,8 +194,9 @@ impl PolicyTable {
     /// Puts a new table in place of whatever there is, in one transaction. If the kernel does not take it at once,
     /// the isolated Pods come first, and then what they may do: so nothing is open meanwhile that should be closed.
     pub(crate) fn replace(&mut self, contents: &impl Contents) -> Result<Cost, ApplyError> {
-        let phases = everything(contents);
-        self.send(contents, Ground::Other, &[&phases], &mut None)
+        let phases = everything(contents, self.kernel.capacity(true));
+        let phases: Vec<&[Ops]> = phases.iter().map(Vec::as_slice).collect();
+        self.send(contents, Ground::Other, &phases, &mut None)
     }
 
     /// Changes the table from what it holds, `before`. Each of the phases waits for the one before.

@@ -7,9 +7,11 @@ use kplane_model::{Direction, Tier};
 
 use super::super::content::Content;
 use super::super::judge::Packet;
-use crate::backend::nftables::{ACCEPT, Contents as _, DENY, Data, Key, Ops, PolicySet, Set};
+use crate::backend::nftables::{
+    ACCEPT, Contents as _, DENY, Data, Element, Key, Ops, PolicySet, Set,
+};
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Model(BTreeMap<(Set, Key), Option<Data>>);
 
 impl Model {
@@ -27,17 +29,23 @@ impl Model {
 
     /// A transaction.
     pub(super) fn step(&mut self, phase: &[Ops]) {
-        {
-            for element in phase.iter().flat_map(|ops| &ops.delete) {
-                let gone = self.0.remove(&(element.set, element.key));
-                assert_eq!(gone, Some(element.data), "{element:?}");
-            }
-            for element in phase.iter().flat_map(|ops| &ops.add) {
-                let there = self.0.insert((element.set, element.key), element.data);
-                assert_eq!(there, None, "{element:?}");
-            }
-            self.check_ranges();
+        self.delete(phase.iter().flat_map(|ops| &ops.delete));
+        self.add(phase.iter().flat_map(|ops| &ops.add));
+    }
+
+    pub(super) fn delete<'a>(&mut self, elements: impl IntoIterator<Item = &'a Element>) {
+        for element in elements {
+            let gone = self.0.remove(&(element.set, element.key));
+            assert_eq!(gone, Some(element.data), "{element:?}");
         }
+    }
+
+    pub(super) fn add<'a>(&mut self, elements: impl IntoIterator<Item = &'a Element>) {
+        for element in elements {
+            let there = self.0.insert((element.set, element.key), element.data);
+            assert_eq!(there, None, "{element:?}");
+        }
+        self.check_ranges();
     }
 
     fn check_ranges(&self) {
