@@ -194,6 +194,8 @@ reasons! {
     NobodyListens,
     /// An endpoint did not answer a connection of a node within a second.
     EndpointSilent,
+    /// NetworkPolicies deny the way to an endpoint that the node chooses.
+    PolicyDenies,
 }
 
 impl Reason {

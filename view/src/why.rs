@@ -176,9 +176,10 @@ impl WhyView {
         let tone = match self.outcome {
             PacketOutcome::Reaches => Tone::Good,
             PacketOutcome::NotProxied | PacketOutcome::Unspecified => Tone::Warn,
-            PacketOutcome::Refused | PacketOutcome::Dropped | PacketOutcome::NotAdmitted => {
-                Tone::Bad
-            }
+            PacketOutcome::Refused
+            | PacketOutcome::Dropped
+            | PacketOutcome::NotAdmitted
+            | PacketOutcome::Denied => Tone::Bad,
         };
         Span::new(&self.summary, tone)
     }

@@ -13,7 +13,8 @@ use super::names::service_name;
 /// The end of the help text.
 pub(super) const HELP: &str = "\
 Shows which rule matches, which endpoints the node that handles the packet chooses, why it does not
-choose each of the rest, whose address the endpoint sees, and whether the kernel holds this state.
+choose each of the rest, whose address the endpoint sees, whether NetworkPolicies deny the way, and
+whether the kernel holds this state.
 
 Of a Pod or an address with a port it shows whether NetworkPolicies allow the connection: which rule
 does, or which policies isolate the Pod. Name an endpoint, since policies see the address behind the
@@ -40,8 +41,8 @@ pub(crate) struct WhyArgs {
     /// Namespace of the Service, if SERVICE does not name it
     #[arg(short, long)]
     namespace: Option<String>,
-    /// Sender: pod/NAMESPACE/NAME (needs a kubeconfig, or --via), pod, node/NAME, outside, or outside/ADDRESS; for
-    /// NetworkPolicies pod/NAMESPACE/NAME or ADDRESS
+    /// Sender: pod/NAMESPACE/NAME (needs a kubeconfig, nodes that enforce NetworkPolicies, or --via), pod, node/NAME,
+    /// outside, or outside/ADDRESS; for NetworkPolicies pod/NAMESPACE/NAME or ADDRESS
     #[arg(long, value_name = "SENDER", value_parser = parse_sender)]
     pub(crate) from: SenderArg,
     /// Node that handles the packet: the one that a client outside has reached, or on which the Pod runs

@@ -41,24 +41,17 @@ pub(crate) async fn run(cli: &Cli, args: &WhyArgs) -> Result<Verdict, Failure> {
     show(cli, &WhyView::new(&name.namespace, &name.name, from, told))
 }
 
-/// Completes the question by the Pod's node and address. A Pod of the node's network is the node.
+/// Completes the question by the Pod's node and address, or by its name without a kubeconfig. A Pod of the node's network
+/// is the node.
 async fn look_up(
     cli: &Cli,
     (namespace, name): (&str, &str),
     request: &mut pb::ExplainRequest,
 ) -> Result<String, Failure> {
-    let objects = match Reach::objects(&cli.options).await {
-        Ok(objects) => objects,
-        // The control plane knows no Pods, and needs the node only.
-        Err(_) if cli.options.place.server.is_some() && !request.node.is_empty() => {
-            return Ok(format!("pod {namespace}/{name} (address not known)"));
-        }
-        Err(error) if cli.options.place.server.is_some() => {
-            return Err(Failure::Refused(format!(
-                "the node of the Pod {namespace}/{name} is not known: {error}; say it with --via NODE"
-            )));
-        }
-        Err(error) => return Err(error.into()),
+    // The control plane knows the Pods where nodes enforce NetworkPolicies.
+    let Ok(objects) = Reach::objects(&cli.options).await else {
+        request.sender_pod = format!("{namespace}/{name}");
+        return Ok(format!("pod {namespace}/{name}"));
     };
     let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
     let pod: Option<Pod> = objects.get(&path, Asked("get pods")).await?;

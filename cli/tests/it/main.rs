@@ -149,6 +149,9 @@ fn network_policies() {
     error(2, plane.address, &why("pod", &[]));
     error(2, plane.address, &why("10.0.0.7", &["--via", "node-a"]));
     error(2, plane.address, &["why", "shop/web", "--from", "10.0.0.7"]);
+    // Without a kubeconfig, the control plane finds the Pod.
+    let named = get(&["why", "shop/web", "--from", "pod/shop/client-1"]);
+    assert!(named.contains("from pod shop/client-1 to"), "{named}");
 }
 
 #[test]

@@ -359,6 +359,9 @@ impl StatusService for Canned {
     ) -> Result<Response<pb::Explanation>, Status> {
         let request = request.into_inner();
         match (request.name.as_str(), request.node.as_str()) {
+            ("web", "") if request.sender_pod == "shop/client-1" => {
+                Ok(Response::new(samples::explanation()))
+            }
             ("web", "") => Err(Status::invalid_argument(
                 "there are several nodes: say which one",
             )),

@@ -82,6 +82,26 @@ pub struct Ruling {
     pub action: TierAction,
 }
 
+/// The rule that comes nearest to allowing a connection that is denied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nearest {
+    /// The policy.
+    pub policy: PolicyName,
+    /// The rule's index among the policy's rules of the direction.
+    pub rule: usize,
+    /// What the rule lacks.
+    pub lacks: Lack,
+}
+
+/// What a rule lacks to allow a connection. The order is that of nearness.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Lack {
+    /// The other end is one of its peers, and the port is none of its ports.
+    Port,
+    /// The port is one of its ports, and the other end is none of its peers.
+    Peer,
+}
+
 impl Verdict {
     /// Returns whether the connection is allowed.
     pub fn is_allowed(&self) -> bool {
@@ -111,24 +131,65 @@ impl Policies {
     /// Returns what the policies say about a new connection to a port. Addresses and port are those that the Pods see
     /// (NP14).
     pub fn judge(&self, from: &End, to: &End, protocol: Protocol, port: u16) -> Judgement {
-        let (mut source, mut destination) = (self.find(from), self.find(to));
-        let (of_source, of_destination) = (source.families(), destination.families());
-        source.keep_families(of_destination);
-        destination.keep_families(of_source);
+        let (source, destination) = self.find_both(from, to);
         let name = |end: &Found<'_>| end.pod.map(|(name, _)| name.clone());
         if name(&source).is_some() && name(&source) == name(&destination) {
             let (egress, ingress) = (Verdict::Itself, Verdict::Itself);
             return Judgement { egress, ingress };
         }
-        let port = Port {
-            protocol,
-            port,
-            pod: destination.pod.map(|(_, entry)| entry),
-        };
+        let port = Port::of(&destination, protocol, port);
         Judgement {
             egress: self.verdict(Direction::Egress, &source, &destination, port),
             ingress: self.verdict(Direction::Ingress, &destination, &source, port),
         }
+    }
+
+    /// Returns the rule that comes nearest to allowing a connection that NetworkPolicies deny in a direction; `None` if
+    /// each rule lacks both, the peer and the port, or there is none.
+    pub fn nearest(
+        &self,
+        direction: Direction,
+        (from, to): (&End, &End),
+        protocol: Protocol,
+        port: u16,
+    ) -> Option<Nearest> {
+        let (source, destination) = self.find_both(from, to);
+        let port = Port::of(&destination, protocol, port);
+        let (subject, other) = match direction {
+            Direction::Ingress => (&destination, &source),
+            Direction::Egress => (&source, &destination),
+        };
+        let (name, pod) = subject.pod?;
+        let entries = self.policies.enforced(&name.namespace, &pod.labels).0;
+        let rules = entries.into_iter().flat_map(|entry| {
+            let rules = entry.rules(direction).unwrap_or_default().iter();
+            rules.enumerate().map(move |(at, rule)| (entry, at, rule))
+        });
+        let near = rules.filter_map(|(entry, at, rule)| {
+            let lacks = match (port.is_among(rule), self.peer_of(entry, rule, other)) {
+                (false, Some(_)) => Lack::Port,
+                (true, None) => Lack::Peer,
+                (true, Some(_)) | (false, None) => return None,
+            };
+            let near = Nearest {
+                policy: entry.policy.name.clone(),
+                rule: at,
+                lacks,
+            };
+            // A rule that names the port is nearer than one for all ports.
+            Some(((lacks, rule.ports.is_none()), near))
+        });
+        near.min_by_key(|(distance, _)| *distance)
+            .map(|(_, near)| near)
+    }
+
+    /// Returns both ends, with the addresses of the families that both have.
+    fn find_both<'a>(&'a self, from: &'a End, to: &'a End) -> (Found<'a>, Found<'a>) {
+        let (mut source, mut destination) = (self.find(from), self.find(to));
+        let (of_source, of_destination) = (source.families(), destination.families());
+        source.keep_families(of_destination);
+        destination.keep_families(of_source);
+        (source, destination)
     }
 
     fn find<'a>(&'a self, end: &'a End) -> Found<'a> {
@@ -189,11 +250,13 @@ impl Policies {
         other: &Found<'_>,
         port: Port<'_>,
     ) -> Option<Option<usize>> {
-        if let Some(ports) = &rule.ports
-            && !ports.iter().any(|p| port.is(p))
-        {
-            return None;
-        }
+        port.is_among(rule)
+            .then(|| self.peer_of(entry, rule, other))
+            .flatten()
+    }
+
+    /// Returns which peer of a rule an end is, whatever the port: `Some(None)` = everybody.
+    fn peer_of(&self, entry: &Entry, rule: &Rule, other: &Found<'_>) -> Option<Option<usize>> {
         let Some(peers) = &rule.peers else {
             return Some(None);
         };
@@ -244,7 +307,22 @@ impl Found<'_> {
     }
 }
 
-impl Port<'_> {
+impl<'a> Port<'a> {
+    fn of(destination: &Found<'a>, protocol: Protocol, port: u16) -> Self {
+        let pod = destination.pod.map(|(_, entry)| entry);
+        Self {
+            protocol,
+            port,
+            pod,
+        }
+    }
+
+    /// Returns whether a rule allows the port.
+    fn is_among(self, rule: &Rule) -> bool {
+        let ports = rule.ports.as_ref();
+        ports.is_none_or(|ports| ports.iter().any(|port| self.is(port)))
+    }
+
     pub(crate) fn is(self, allowed: &PolicyPort) -> bool {
         match allowed {
             PolicyPort::All(protocol) => self.protocol == *protocol,

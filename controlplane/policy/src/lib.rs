@@ -37,7 +37,7 @@ pub use input::{
     ClusterPolicy, Labels, NetworkPolicy, Node, PeerSpec, Pod, Requirement, Rule, Selector,
     TierRule,
 };
-pub use judge::{End, Judgement, Ruling, Verdict};
+pub use judge::{End, Judgement, Lack, Nearest, Ruling, Verdict};
 pub use policies::Policies;
 
 use kplane_model::{LocalPod, NodeName, PodName, PolicyKey, PolicyObject};

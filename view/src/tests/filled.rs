@@ -144,7 +144,7 @@ fn names_of_states() {
         Unknown NoAgent Disconnected Failing Behind Holding Unverified Unknown Unknown
         Unknown Absent Ready NotReady Draining Terminating Unknown Unknown Unknown
         Unknown Added Changed Removed Unknown Unknown Unknown Unknown Unknown
-        Unknown Reaches Refused Dropped NotAdmitted NotProxied Unknown Unknown Unknown
+        Unknown Reaches Refused Dropped NotAdmitted NotProxied Denied Unknown Unknown
     "#]]
     .assert_eq(&format!(
         "{}\n{}\n{}\n{}\n",

@@ -74,6 +74,14 @@ impl Plan {
         }
     }
 
+    /// Leaves the connections out, for a reason.
+    pub(super) fn refuse(&mut self, reason: &'static str) {
+        if !self.connections.is_empty() {
+            self.refused = Some(reason);
+            self.connections.clear();
+        }
+    }
+
     /// Returns the addresses for the agent.
     pub(super) fn addresses(&self) -> Vec<String> {
         let addresses = self.connections.iter();
@@ -148,13 +156,14 @@ fn finding(tried: &pb::TriedConnection, from: &str) -> Option<Finding> {
             Severity::Error,
             format!("the endpoint {address}{on} did not answer {from} within a second"),
             match node.as_str() {
-                // From its own node, no way between nodes is left.
+                // From its own node, which policies always allow, no way between nodes is left.
                 node if node == from => {
-                    "check the NetworkPolicies of the Pod, and whether its program answers: kubectl logs".to_owned()
+                    "check whether the Pod's program answers: kubectl logs".to_owned()
                 }
                 "" => format!("check the firewall of the endpoint, and the way from {from}"),
                 node => format!(
-                    "check the NetworkPolicies of the Pod, and the way from {from}; compare with --from node/{node} --try"
+                    "check the NetworkPolicies of the Pod: kpctl why {address} --from ADDRESS, with an address of {from}; \
+                     and the firewalls between {from} and {node}"
                 ),
             },
         )),

@@ -2,9 +2,9 @@
 //!
 //! The index's task works out each answer; the words are made of what it returns.
 
+mod sender;
+mod ways;
 mod words;
-
-use std::net::SocketAddr;
 
 use kplane_fleet::hub::Hub;
 use kplane_fleet::peers::Peers;
@@ -13,13 +13,15 @@ use kplane_model::{
 };
 use kplane_picture::k8s::Kind;
 use kplane_policy::{
-    ClusterPolicyFacts, End, NetworkPolicy, PeerSpec, Policies, PolicySummary, Rule, Ruling,
+    ClusterPolicyFacts, End, Lack, NetworkPolicy, PeerSpec, Policies, PolicySummary, Rule, Ruling,
     Verdict,
 };
 use kplane_proto::convert;
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
+pub(super) use self::sender::send_by_pod;
+pub(super) use self::ways::Ways;
 use super::drops;
 use super::issues::Issues;
 use super::policy_index::{ask, no_pod};
@@ -220,38 +222,6 @@ fn rules(policy: &NetworkPolicy, direction: Direction) -> &[Rule] {
     rules.as_deref().unwrap_or_default()
 }
 
-/// Returns what policies say about the ways from a sender to endpoints, if they deny any; `None` also if nodes enforce none.
-pub(super) async fn denies(
-    hub: &Hub,
-    sender: &str,
-    protocol: Protocol,
-    endpoints: Vec<SocketAddr>,
-) -> Option<String> {
-    let from = End::Address(parse_ip(sender).ok()?.to_canonical());
-    let all = endpoints.len();
-    let reasons = ask(hub, move |policies, _| {
-        let reasons = endpoints.iter().filter_map(|endpoint| {
-            let asked = Connection {
-                from: from.clone(),
-                to: End::Address(endpoint.ip()),
-                protocol,
-                port: endpoint.port(),
-            };
-            let judged = asked.judge(policies).ok()?;
-            let denied = [judged.egress, judged.ingress].into_iter().flatten();
-            let mut denied = denied.filter(|of| of.verdict() == pb::PolicyVerdict::Denied);
-            denied.next().map(|of| of.reason)
-        });
-        reasons.collect::<Vec<_>>()
-    });
-    let reasons = reasons.await.ok()?;
-    let first = reasons.first()?;
-    let denied = reasons.len();
-    Some(format!(
-        "NetworkPolicies deny the way to {denied} of {all} endpoints: {first}"
-    ))
-}
-
 /// A connection that a request asks about.
 struct Connection {
     from: End,
@@ -276,7 +246,10 @@ pub(super) async fn judge(
         (Direction::Egress, &judged.egress, from),
         (Direction::Ingress, &judged.ingress, to),
     ] {
-        let is_denied = |of: &pb::DirectionJudgement| of.verdict() == pb::PolicyVerdict::Denied;
+        let is_denied = |of: &pb::DirectionJudgement| {
+            use pb::PolicyVerdict::{Denied, TierDenied};
+            matches!(of.verdict(), Denied | TierDenied)
+        };
         if let Some(pod) = pod.filter(|_| side.as_ref().is_some_and(is_denied)) {
             notes.extend(drops::note(hub, peers, pod, direction).await);
         }
@@ -348,7 +321,7 @@ impl Connection {
             Direction::Ingress => (&self.to, "to", "from", &self.from),
             Direction::Egress => (&self.from, "from", "to", &self.to),
         };
-        let (subject, other) = (shown(subject), shown(other));
+        let (subject, other) = (shown(subject, policies), shown(other, policies));
         let mut told = pb::DirectionJudgement::default();
         match verdict {
             Verdict::Itself => {
@@ -383,11 +356,32 @@ impl Connection {
                      for connections {of_subject} it",
                     words::some(isolating, NAMED)
                 );
+                if let Some(nearest) = self.nearest(policies, direction, &other) {
+                    told.reason.push_str(&nearest);
+                }
                 let names = isolating.iter().take(ISOLATING);
                 told.isolating = names.map(ToString::to_string).collect();
             }
         }
         told
+    }
+
+    /// Names the rule that comes nearest to allowing the connection, and what it lacks.
+    fn nearest(&self, policies: &Policies, direction: Direction, other: &str) -> Option<String> {
+        let (ends, protocol, port) = ((&self.from, &self.to), self.protocol, self.port);
+        let nearest = policies.nearest(direction, ends, protocol, port)?;
+        let facts = policies.policy(&nearest.policy)?;
+        let rule = rules(&facts.policy, direction).get(nearest.rule)?;
+        let lacks = match nearest.lacks {
+            Lack::Port => format!("{protocol} {port} is none of its ports"),
+            Lack::Peer => format!("{other} is none of its peers"),
+        };
+        let (field, policy) = (words::field(direction), &nearest.policy);
+        Some(format!(
+            "; spec.{field}[{}] of {policy} comes nearest: it allows connections {}, and {lacks}",
+            nearest.rule,
+            words::rule(rule, direction)
+        ))
     }
 
     /// Returns what the policies do not say: that a Pod and its own node always reach each other (NP11).
@@ -458,9 +452,12 @@ fn end(text: &str) -> Result<End, Status> {
     Ok(End::Address(address.to_canonical()))
 }
 
-fn shown(end: &End) -> String {
+fn shown(end: &End, policies: &Policies) -> String {
     match end {
         End::Pod(pod) => format!("Pod {pod}"),
-        End::Address(address) => address.to_string(),
+        End::Address(address) => match policies.pod_at(*address) {
+            Some(pod) => format!("Pod {pod} ({address})"),
+            None => address.to_string(),
+        },
     }
 }

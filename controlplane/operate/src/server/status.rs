@@ -179,7 +179,11 @@ impl StatusService for StatusServer {
         )?;
         let to = request.get_ref();
         let service = named(&to.namespace, &to.name);
-        let node = node_named(&to.node, "the only node");
+        let without = match to.sender_pod.as_str() {
+            "" => "the only node".to_owned(),
+            pod => format!("the node of Pod {}", label(pod, 2 * MAX_NAME)),
+        };
+        let node = node_named(&to.node, &without);
         let text = format!("tried connections to {service} from {node}");
         audit(&request, &Right::Probe, &text);
         let told = self.fate_of(request.into_inner(), true).await?;

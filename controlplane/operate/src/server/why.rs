@@ -3,8 +3,11 @@
 //! The question names a Service, a sender and a node. [`kplane_model::fate`] decides; this module finds what the
 //! question means, and puts the answer into words.
 
+mod outside;
+
 use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
+use std::sync::Arc;
 
 use kplane_model::fate::{
     Fate, LocalRule, Masquerade, Outcome, Place, Sender, Setup, Source, fate,
@@ -18,8 +21,10 @@ use kplane_picture::index::{PortView, ServiceDetail};
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
+use self::outside::{not_outside, outside};
 use super::kernel::Expected;
 use super::on_node::OnNode;
+use super::policies::Ways;
 use crate::findings::{self, Finding};
 
 /// A question with everything that it means.
@@ -31,13 +36,13 @@ struct Packet<'a> {
     node: &'a NodeFacts,
 }
 
-/// Returns the fate of a packet that a node handles, and what that means for the node's kernel.
+/// Returns the fate of a packet that a node handles, what that means for the node's kernel, and the packet's ways.
 pub(super) fn explain(
     name: &ServiceName,
     request: &pb::ExplainRequest,
     detail: &ServiceDetail,
     on: &OnNode,
-) -> Result<(pb::Explanation, Option<Expected>), Status> {
+) -> Result<(pb::Explanation, Option<(Expected, Ways)>), Status> {
     let node = &*on.facts;
     let nodes = on.all.iter().map(|node| &**node);
     let found = findings::of_service(name, detail, nodes);
@@ -81,7 +86,23 @@ pub(super) fn explain(
         findings: bad.map(Finding::to_wire).collect(),
         kernel: None,
     };
-    Ok((explanation, Some(expected)))
+    Ok((explanation, Some((expected, ways(&packet, &fate, &on.all)))))
+}
+
+/// Returns the ways to the chosen endpoints; none if no endpoint gets the packet.
+fn ways(packet: &Packet<'_>, fate: &Fate, nodes: &[Arc<NodeFacts>]) -> Ways {
+    let reaches = fate.outcome == Outcome::Reaches;
+    let endpoints = packet.view.endpoints.iter();
+    let chosen = endpoints.filter(|endpoint| reaches && fate.chosen.contains(&endpoint.addr));
+    let (sender, protocol) = (packet.sender, packet.view.port.key.protocol);
+    Ways::new((sender, fate.source), protocol, packet.node, nodes, chosen)
+}
+
+/// Returns the family of the destination that a question means.
+pub(super) fn family(request: &pb::ExplainRequest, detail: &ServiceDetail) -> Family {
+    let ip = destination(&request.to).ok().map(|to| to.ip());
+    let first = || Some(detail.ports.first()?.port.cluster_ip);
+    ip.or_else(first).map_or(Family::V4, Family::of)
 }
 
 /// Returns the nodes that handle a packet, or may receive it.
@@ -212,49 +233,6 @@ impl<'a> Packet<'a> {
             node,
         })
     }
-}
-
-/// A kind of place for clients outside: the place, its address and its port.
-type Way = fn(&ServicePort, &NodeFacts) -> Option<(Place, IpAddr, u16)>;
-
-/// Returns where a client outside finds a Service: its load balancer's address, an external one, or else its node port.
-fn outside<'a>(
-    views: &[&'a PortView],
-    node: &NodeFacts,
-) -> Option<(&'a PortView, Place, SocketAddr)> {
-    let ways: [Way; 3] = [
-        |port, _| {
-            let ip = *port.load_balancer_ips.first()?;
-            Some((Place::LoadBalancer(ip), ip, port.port))
-        },
-        |port, _| {
-            let ip = *port.external_ips.first()?;
-            Some((Place::ExternalIp(ip), ip, port.port))
-        },
-        |port, node| {
-            let of_family = |ip: &&IpAddr| Family::of(**ip) == port.key.family;
-            let ip = *node.addresses.iter().find(of_family)?;
-            Some((Place::NodePort, ip, port.node_port?))
-        },
-    ];
-    ways.iter().find_map(|way| {
-        views.iter().find_map(|view| {
-            let (place, ip, number) = way(&view.port, node)?;
-            Some((*view, place, SocketAddr::new(ip, number)))
-        })
-    })
-}
-
-/// Returns the error for a Service that clients outside do not find.
-fn not_outside(views: &[&PortView]) -> Status {
-    let first = views.first().map(|view| &view.port);
-    let cluster_ip = first.map_or_else(String::new, |port| {
-        SocketAddr::new(port.cluster_ip, port.port).to_string()
-    });
-    Status::invalid_argument(format!(
-        "the Service has no address of a load balancer, no external address and no node port for clients outside; if \
-         the network leads them to its ClusterIP: --to {cluster_ip}"
-    ))
 }
 
 /// Returns the error for a destination that is not the Service's, with the owner if another one has it.

@@ -4,11 +4,9 @@ use std::sync::Arc;
 
 use kplane_fleet::inquiry::Heard;
 use kplane_model::{NodeName, ServiceName};
-use kplane_proto::convert;
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
-use super::super::kernel::Expected;
 use super::super::on_node::{around, on_node};
 use super::super::pages::Node;
 use super::super::request::detail;
@@ -16,27 +14,30 @@ use super::super::{attempts, inquiry, policies, why};
 use super::StatusServer;
 use crate::findings::Finding;
 
-/// Maximum number of endpoints to which NetworkPolicies judge the way.
-const JUDGED: usize = 64;
-
 impl StatusServer {
     /// Returns the fate of a packet, and lets the node's agent try it if it shall.
     pub(super) async fn fate_of(
         &self,
-        request: pb::ExplainRequest,
+        mut request: pb::ExplainRequest,
         tries: bool,
     ) -> Result<pb::TryResponse, Status> {
         let name = ServiceName::new(&request.namespace, &request.name);
         let detail = detail(&self.hub, &name).await?;
+        if !request.sender_pod.is_empty() {
+            let to = why::family(&request, &detail);
+            policies::send_by_pod(&self.hub, &mut request, to).await?;
+        }
         let others = self.others(&name).await;
         let node = on_node(&self.hub, &name, &request.node, &others)?;
         let (mut explanation, expected) = why::explain(&name, &request, &detail, &node)?;
-        let Some(expected) = expected else {
+        let Some((expected, ways)) = expected else {
             return Ok(attempts::not_proxied(explanation));
         };
-        let denied = self.denied(&request.sender_address, &expected, &explanation);
-        explanation.steps.extend(denied.await);
-        let plan = attempts::Plan::new(&explanation, expected.protocol(), tries);
+        let unlike = ways.judge(&self.hub, &mut explanation).await?;
+        let mut plan = attempts::Plan::new(&explanation, expected.protocol(), tries);
+        if let Some(reason) = unlike {
+            plan.refuse(reason);
+        }
         let question = Arc::new(pb::Inspect {
             destination: Some(expected.destination.clone()),
             attempts: plan.addresses(),
@@ -58,19 +59,5 @@ impl StatusServer {
         let around = around(&self.hub, &name, &nodes, &others);
         explanation.findings.extend(around);
         Ok(plan.result(explanation, attempts::of(&heard)))
-    }
-
-    /// Returns what NetworkPolicies say about the ways to the chosen endpoints, if they deny any.
-    async fn denied(
-        &self,
-        sender: &str,
-        expected: &Expected,
-        explanation: &pb::Explanation,
-    ) -> Option<String> {
-        let chosen = explanation.candidates.iter().filter(|of| of.chosen);
-        let endpoints = chosen.filter_map(|of| of.address.parse().ok());
-        let endpoints = endpoints.take(JUDGED).collect();
-        let protocol = convert::protocol(expected.protocol().into()).ok()?;
-        policies::denies(&self.hub, sender, protocol, endpoints).await
     }
 }

@@ -1,6 +1,8 @@
 //! NetworkPolicies: lists, descriptions and verdicts.
 
-use kplane_picture::k8s::{ClusterNetworkPolicy, Namespace, NetworkPolicy, Node, Object, Pod};
+use kplane_picture::k8s::{
+    ClusterNetworkPolicy, EndpointSlice, Namespace, NetworkPolicy, Node, Object, Pod, Service,
+};
 use kplane_picture::source::Located;
 use serde_json::{Value, json};
 
@@ -353,4 +355,190 @@ async fn a_control_plane_without_policies_says_how_to_get_them() {
         .unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition);
     assert!(refused.message().contains("--network-policy"), "{refused}");
+}
+
+/// Adds a Service of both databases, one of which runs on a node of its own.
+fn with_service(mut objects: Vec<Object>) -> Vec<Object> {
+    let node = json!({
+        "metadata": {"name": "n2"},
+        "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.2"}]},
+    });
+    let second = json!({
+        "metadata": {"namespace": "shop", "name": "db-1", "labels": {"app": "db"}},
+        "spec": {"nodeName": "n2"},
+        "status": {"podIP": "10.0.1.1", "podIPs": [{"ip": "10.0.1.1"}], "phase": "Running"},
+    });
+    let service = json!({
+        "metadata": {"namespace": "shop", "name": "db"},
+        "spec": {"type": "NodePort", "clusterIP": "10.96.0.1", "ports": [{"port": 5432, "nodePort": 30432}]},
+    });
+    let slice = json!({
+        "metadata": {"namespace": "shop", "name": "db-1", "labels": {"kubernetes.io/service-name": "db"}},
+        "addressType": "IPv4",
+        "ports": [{"port": 5432}],
+        "endpoints": [
+            {"addresses": ["10.0.0.1"], "nodeName": "n1"},
+            {"addresses": ["10.0.1.1"], "nodeName": "n2"},
+        ],
+    });
+    objects.extend([
+        Object::Node(serde_json::from_value::<Node>(node).unwrap()),
+        Object::Pod(serde_json::from_value::<Pod>(second).unwrap()),
+        Object::Service(serde_json::from_value::<Service>(service).unwrap()),
+        Object::EndpointSlice(serde_json::from_value::<EndpointSlice>(slice).unwrap()),
+    ]);
+    objects
+}
+
+/// A question about the Service, and who sends the packet.
+fn sent(sender: pb::PacketSender, address: &str, node: &str) -> pb::ExplainRequest {
+    pb::ExplainRequest {
+        namespace: "shop".to_owned(),
+        name: "db".to_owned(),
+        sender: sender.into(),
+        sender_address: address.to_owned(),
+        node: node.to_owned(),
+        ..pb::ExplainRequest::default()
+    }
+}
+
+/// The same of a Pod with this name.
+fn sent_by(pod: &str, node: &str) -> pb::ExplainRequest {
+    pb::ExplainRequest {
+        sender_pod: pod.to_owned(),
+        ..sent(pb::PacketSender::Pod, "", node)
+    }
+}
+
+async fn fate(
+    server: &StatusServer,
+    request: pb::ExplainRequest,
+) -> Result<pb::Explanation, Status> {
+    let told = server.explain(Request::new(request)).await;
+    told.map(tonic::Response::into_inner)
+}
+
+/// Returns the addresses of the endpoints to which policies deny the way.
+fn denied(told: &pb::Explanation) -> Vec<&str> {
+    let candidates = told.candidates.iter();
+    let denied = candidates.filter(|of| of.reason.contains("NetworkPolicies deny"));
+    denied.map(|of| of.address.as_str()).collect()
+}
+
+#[tokio::test]
+async fn a_packet_that_policies_deny_does_not_arrive_and_the_nearest_rule_says_what_it_lacks() {
+    let server = server_of(true, with_service(cluster())).await;
+    let told = fate(&server, sent_by("other/web-0", "")).await.unwrap();
+    assert_eq!(told.outcome(), pb::PacketOutcome::Denied);
+    assert_eq!(told.node, "n1");
+    assert_eq!(
+        told.summary,
+        "the packet is dropped: NetworkPolicies deny the way to each of 2 endpoints"
+    );
+    let finding = &told.findings[0];
+    assert_eq!(
+        (finding.code.as_str(), finding.severity()),
+        ("PolicyDenies", pb::Severity::Error)
+    );
+    assert_eq!(
+        finding.text,
+        "NetworkPolicies deny the way to each of 2 endpoints: no rule of shop/db, shop/default-deny allows connections \
+         from Pod other/web-0, TCP 5432; Pod shop/db-0 (10.0.0.1) is isolated for connections to it; spec.ingress[1] of \
+         shop/db comes nearest: it allows connections from Pods app=job, and Pods app=web in namespaces team=a, to ports \
+         TCP 5432, UDP 53-60, and Pod other/web-0 is none of its peers"
+    );
+    assert!(finding.fix.contains("kpctl describe policy shop/db"));
+    // What the node would try tells nothing.
+    let tried = server
+        .try_service(Request::new(sent_by("other/web-0", "n1")))
+        .await;
+    let tried = tried.unwrap().into_inner();
+    assert!(tried.error.contains("kubectl exec"), "{}", tried.error);
+    // The sender's own policies.
+    let told = fate(&server, sent_by("shop/web-0", "")).await.unwrap();
+    let text = &told.findings[0].text;
+    assert_eq!(told.outcome(), pb::PacketOutcome::Denied);
+    assert!(
+        text.contains("no rule of shop/default-deny allows connections to"),
+        "{text}"
+    );
+    // The right peer, and the wrong port.
+    let judged = judged(&server, "shop/web-0", "shop/db-0", 80)
+        .await
+        .unwrap();
+    let reason = judged.ingress.unwrap().reason;
+    assert!(
+        reason.ends_with("and TCP 80 is none of its ports"),
+        "{reason}"
+    );
+}
+
+#[tokio::test]
+async fn policies_judge_the_address_that_a_masqueraded_packet_has() {
+    use pb::PacketSender::{Node, Outside, Pod};
+
+    let server = server_of(true, with_service(cluster())).await;
+    // The node reaches its own Pod, and is an address like others elsewhere (NP11).
+    let told = fate(&server, sent(Node, "", "n1")).await.unwrap();
+    assert_eq!(denied(&told), ["10.0.1.1:5432"]);
+    assert_eq!(told.outcome(), pb::PacketOutcome::Reaches);
+    assert_eq!(
+        told.summary,
+        "one of 2 endpoints gets the packet; NetworkPolicies deny the way to 1 of 2 endpoints"
+    );
+    assert_eq!(told.findings[0].severity(), pb::Severity::Warning);
+    // A rule allows the client, and only the endpoint on the node that was asked sees it (NP14).
+    let by_node_port = |address: &str| pb::ExplainRequest {
+        to: "192.0.2.1:30432".to_owned(),
+        ..sent(Outside, address, "n1")
+    };
+    let told = fate(&server, by_node_port("198.51.100.7")).await.unwrap();
+    assert_eq!(denied(&told), ["10.0.1.1:5432"]);
+    let told = fate(&server, by_node_port("198.51.100.9")).await.unwrap();
+    assert_eq!(denied(&told).len(), 2);
+    // Nothing is claimed without the address that decides.
+    let told = fate(&server, sent(Pod, "", "n1")).await.unwrap();
+    assert!(
+        told.summary
+            .ends_with(", if NetworkPolicies allow its sender"),
+        "{}",
+        told.summary
+    );
+    let steps = told.steps.join("\n");
+    assert!(
+        steps.contains("isolate 2 of 2 endpoints, and the sender's address is not given"),
+        "{steps}"
+    );
+}
+
+#[tokio::test]
+async fn a_sender_is_found_by_its_name() {
+    let server = server_of(true, with_service(cluster())).await;
+    for (request, code, hint) in [
+        (
+            sent_by("shop/x", ""),
+            Code::NotFound,
+            "kubectl get pods -n shop",
+        ),
+        (
+            sent_by("shop/x", "n1"),
+            Code::NotFound,
+            "kubectl get pods -n shop",
+        ),
+        (sent_by("shop", ""), Code::InvalidArgument, "NAMESPACE/NAME"),
+        (
+            sent_by("shop/web-0", "n2"),
+            Code::InvalidArgument,
+            "is on node n1",
+        ),
+    ] {
+        let refused = fate(&server, request).await.unwrap_err();
+        assert_eq!(refused.code(), code, "{refused}");
+        assert!(refused.message().contains(hint), "{refused}");
+    }
+    let server = server_of(false, with_service(cluster())).await;
+    let refused = fate(&server, sent_by("shop/web-0", "")).await.unwrap_err();
+    assert!(refused.message().contains("--via NODE"), "{refused}");
+    let told = fate(&server, sent_by("shop/web-0", "n1")).await.unwrap();
+    assert_eq!(told.outcome(), pb::PacketOutcome::Reaches);
 }
