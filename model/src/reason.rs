@@ -105,6 +105,14 @@ reasons! {
     InvalidPort,
     /// A part of a NetworkPolicy cannot be used, and allows nothing.
     InvalidPolicy,
+    /// A rule of a NetworkPolicy names namespaces by labels that none has.
+    SelectsNoNamespace,
+    /// A rule of a NetworkPolicy names a port that no Pod of the policy has.
+    NoSuchPortName,
+    /// A NetworkPolicy isolates a Pod for connections from it, and no policy lets the Pod ask DNS.
+    EgressWithoutDns,
+    /// A NetworkPolicy allows addresses of clients, and its Pods see those of nodes.
+    ClientsMasqueraded,
     /// Pods of two nodes say that they have the same address.
     PodAddressConflict,
     /// Nodes do not enforce NetworkPolicies.

@@ -193,7 +193,8 @@ impl Policies {
         there.map(|(name, _)| name)
     }
 
-    fn selected<'a>(&'a self, entry: &'a Entry) -> impl Iterator<Item = &'a PodName> {
+    /// Returns the Pods that a policy selects.
+    pub(crate) fn selected<'a>(&'a self, entry: &'a Entry) -> impl Iterator<Item = &'a PodName> {
         let policy = &entry.policy;
         self.pods.selected(&policy.name.namespace, &policy.pods)
     }

@@ -11,6 +11,7 @@
 //! wrong with them, and leaves that out. Ids such as NP6 refer to the list of semantics of NetworkPolicies.
 
 mod classes;
+mod doubts;
 mod facts;
 mod group;
 mod groups;
@@ -32,6 +33,7 @@ mod texts;
 mod tiers;
 mod uses;
 
+pub use doubts::Doubt;
 pub use facts::{ClusterPolicyFacts, PolicyCounts, PolicyFacts, PolicySummary};
 pub use input::{
     ClusterPolicy, Labels, NetworkPolicy, Node, PeerSpec, Pod, Requirement, Rule, Selector,

@@ -2,6 +2,7 @@
 //!
 //! The index's task works out each answer; the words are made of what it returns.
 
+mod doubts;
 mod sender;
 mod ways;
 mod words;
@@ -144,9 +145,12 @@ pub(super) async fn describe(
     let found = ask(hub, move |policies, issues| {
         let facts = policies.policy(&name)?;
         let its = (Kind::NetworkPolicy, &*name.namespace, &*name.name);
-        Some((facts, issues_of(its, issues())))
+        let mut issues = issues_of(its, issues());
+        issues.extend(doubts::issues(&facts.policy, &policies.doubts(&name)));
+        Some((facts, issues))
     });
-    let (facts, issues) = found.await?.ok_or(unknown)?;
+    let (facts, mut issues) = found.await?.ok_or(unknown)?;
+    issues.extend(doubts::masqueraded(hub, &facts.policy).await?);
     let policy = &facts.policy;
     let [ingress, egress] = Direction::ALL.map(|direction| rules(policy, direction));
     let all = [ingress, egress].map(<[Rule]>::len);

@@ -202,7 +202,8 @@ async fn a_policy_has_its_rules_in_words_and_its_problems() {
     assert_eq!(codes.collect::<Vec<_>>(), ["InvalidPolicy"]);
     let deny = describe(&server, "shop/default-deny").await.unwrap();
     assert_eq!(deny.pods, ["db-0", "web-0"]);
-    assert!(deny.issues.is_empty());
+    let codes = deny.issues.iter().map(|issue| issue.code.as_str());
+    assert_eq!(codes.collect::<Vec<_>>(), ["EgressWithoutDns"]);
     let none = describe(&server, "shop/x").await.unwrap_err();
     assert_eq!(none.code(), Code::NotFound);
     assert!(none.message().contains("no NetworkPolicy shop/x"), "{none}");
@@ -388,6 +389,65 @@ fn with_service(mut objects: Vec<Object>) -> Vec<Object> {
         Object::EndpointSlice(serde_json::from_value::<EndpointSlice>(slice).unwrap()),
     ]);
     objects
+}
+
+/// Returns the codes of what is wrong with a policy, and all texts.
+async fn problems(objects: Vec<Object>, policy: &str) -> (Vec<String>, String) {
+    let server = server_of(true, objects).await;
+    let issues = describe(&server, policy).await.unwrap().issues;
+    let warned = issues
+        .iter()
+        .filter(|of| of.severity() == pb::Severity::Warning);
+    let codes = warned.map(|issue| issue.code.clone());
+    let texts = issues.iter().map(|issue| issue.reason.as_str());
+    (codes.collect(), texts.collect::<Vec<_>>().join("\n"))
+}
+
+#[tokio::test]
+async fn what_a_policy_hardly_means_is_a_warning() {
+    let peer = |team: &str| {
+        json!({
+            "podSelector": {"matchLabels": {"app": "web"}},
+            "namespaceSelector": {"matchLabels": {"team": team}},
+        })
+    };
+    let with = |spec: Value| [cluster(), vec![policy("p", &spec)]].concat();
+    let ingress = |peers: &[Value], port: Value| {
+        let rule = json!({"from": peers, "ports": [{"port": port}]});
+        json!({"policyTypes": ["Ingress"], "ingress": [rule]})
+    };
+    let (codes, text) = problems(
+        with(ingress(&[peer("a"), peer("none")], json!(80))),
+        "shop/p",
+    )
+    .await;
+    assert_eq!(codes, ["SelectsNoNamespace"]);
+    assert!(
+        text.contains("spec.ingress[0] allows Pods app=web in namespaces team=none,"),
+        "{text}"
+    );
+    let (codes, text) = problems(with(ingress(&[peer("a")], json!("http"))), "shop/p").await;
+    assert_eq!(codes, ["NoSuchPortName"]);
+    assert!(text.contains("port TCP http"), "{text}");
+    let (codes, _) = problems(with(ingress(&[peer("a")], json!(80))), "shop/p").await;
+    assert_eq!(codes, [""; 0]);
+
+    // DNS is allowed if any policy of the Pod allows it.
+    let egress = |port: u16| json!({"policyTypes": ["Egress"], "egress": [{"ports": [{"protocol": "UDP", "port": port}]}]});
+    let (codes, text) = problems(with(egress(54)), "shop/p").await;
+    assert_eq!(codes, ["EgressWithoutDns"]);
+    assert!(text.contains("Pod shop/db-0"), "{text}");
+    for policy in ["shop/p", "shop/default-deny"] {
+        let (codes, _) = problems(with(egress(53)), policy).await;
+        assert_eq!(codes, [""; 0], "{policy}");
+    }
+
+    // The Service's clients come with the address of the node that they reach.
+    let (codes, text) = problems(with_service(cluster()), "shop/db").await;
+    assert_eq!(codes, ["ClientsMasqueraded"]);
+    assert!(text.contains("Service shop/db"), "{text}");
+    let (codes, _) = problems(cluster(), "shop/db").await;
+    assert_eq!(codes, [""; 0]);
 }
 
 /// A question about the Service, and who sends the packet.
