@@ -1,7 +1,7 @@
 //! NetworkPolicies as agents get them.
 //!
-//! A packet's other end is found in one step: each address of a Pod leads to a [`PeerClass`], whose Pods no rule of any
-//! policy can tell apart. Classes belong to namespaces, and these to all Pods. Rules name [groups](GroupPart), which are
+//! A packet's other end is found in one step: each address of a Pod leads to a [`PeerClass`], whose Pods no rule can tell
+//! apart. Classes belong to namespaces, and these to all Pods. Rules name [groups](GroupPart), which are
 //! sets of classes, namespaces, or all Pods. So a new Pod of a known workload is one [`Peer`], whatever the number of
 //! policies. Nodes share all of these objects; a [`LocalPod`] is for the Pod's own node.
 //!
@@ -136,8 +136,7 @@ pub struct Peer {
     pub tier: Option<PeerId>,
 }
 
-/// Pods of a namespace with the same labels, as far as any peer of a rule asks for them, and the same named ports, as
-/// far as any egress rule names them.
+/// Pods of a namespace with the same labels and the same named ports. No policy changes which Pods these are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerClass {
     /// The identity.
@@ -146,7 +145,7 @@ pub struct PeerClass {
     pub parent: PeerId,
     /// The namespace.
     pub namespace: Arc<str>,
-    /// Container ports that egress rules name, sorted and unique (NP9).
+    /// Container ports with names, sorted and unique: egress rules may name them (NP9).
     pub ports: Vec<NamedPort>,
 }
 

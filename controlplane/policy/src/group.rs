@@ -1,12 +1,11 @@
 //! Groups: the selectors of a peer in a rule.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use kplane_model::GroupId;
 
+use crate::Selector;
 use crate::identity::{Encoding, Kind};
-use crate::{Requirement, Selector};
 
 /// The namespaces of a group.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -48,11 +47,6 @@ impl GroupSpec {
             Namespaces::Selected(selector) => encoding.raw(&[1]).selector(selector),
         };
         encoding.selector(&self.pods).id()
-    }
-
-    /// Returns the labels of Pods that it asks for.
-    pub(crate) fn keys(&self) -> BTreeSet<&Arc<str>> {
-        self.pods.0.iter().map(Requirement::key).collect()
     }
 
     /// Returns whether its members are classes, and not namespaces or all Pods.

@@ -1,17 +1,18 @@
 //! Groups that policies use, and their members.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use kplane_model::{GroupId, GroupPart, PeerId};
 
 use crate::Selector;
-use crate::classes::{Class, Classes, Distinctions};
+use crate::classes::{Class, Classes};
 use crate::group::{GroupSpec, Namespaces};
 use crate::identity::namespace_id;
 use crate::limits::Limits;
 use crate::lookup::Selectors;
 use crate::namespaces::NamespaceLabels;
+use crate::pods::Pods;
 use crate::texts::LabelSet;
 use crate::uses::Uses;
 
@@ -47,15 +48,11 @@ impl Groups {
         &mut self,
         id: GroupId,
         spec: GroupSpec,
-        distinctions: &mut Distinctions,
-        (classes, namespaces): (&Classes, &NamespaceLabels),
+        (pods, namespaces): (&Pods, &NamespaceLabels),
     ) {
         if let Some(group) = self.groups.get_mut(&id) {
             group.users += 1;
             return;
-        }
-        for key in spec.keys() {
-            distinctions.keys.add(key);
         }
         if spec.has_classes() {
             self.by_pods.insert(&spec.namespaces, &spec.pods, &id);
@@ -65,7 +62,7 @@ impl Groups {
         {
             self.selectors.insert(&(), selector, selector);
         }
-        let members = members(&spec, classes, namespaces);
+        let members = members(&spec, pods, namespaces);
         self.changed.extend(members.iter().map(|m| part(id, *m)));
         let users = 1;
         self.groups.insert(
@@ -79,7 +76,7 @@ impl Groups {
     }
 
     /// Counts a user less.
-    pub(crate) fn release(&mut self, id: GroupId, distinctions: &mut Distinctions) {
+    pub(crate) fn release(&mut self, id: GroupId) {
         if let Some(group) = self.groups.get_mut(&id)
             && group.users > 1
         {
@@ -89,9 +86,6 @@ impl Groups {
         let Some(Group { spec, members, .. }) = self.groups.remove(&id) else {
             return;
         };
-        for key in spec.keys() {
-            distinctions.keys.remove(key);
-        }
         if spec.has_classes() {
             self.by_pods.remove(&spec.namespaces, &spec.pods, &id);
         }
@@ -103,7 +97,8 @@ impl Groups {
         self.changed.extend(members.iter().map(|m| part(id, *m)));
     }
 
-    /// Puts a class into the groups that select it, or takes it out of them.
+    /// Puts a class into the groups that select it, or takes it out of them: into those that select its namespace now, and
+    /// those that did so before, which [`Groups::set_namespace`] knows.
     pub(crate) fn set_class(
         &mut self,
         id: PeerId,
@@ -112,8 +107,10 @@ impl Groups {
         namespaces: &NamespaceLabels,
     ) {
         let mut groups = self.with_pods(&Namespaces::Own(Arc::clone(&class.namespace)), class);
-        for selector in self.selecting(namespaces.get(&class.namespace)) {
-            groups.extend(self.with_pods(&Namespaces::Selected(selector), class));
+        for labels in namespaces.versions(&class.namespace) {
+            for selector in self.selecting(labels) {
+                groups.extend(self.with_pods(&Namespaces::Selected(selector), class));
+            }
         }
         for group in groups {
             self.set(group, id, is_member);
@@ -125,17 +122,23 @@ impl Groups {
         &mut self,
         namespace: &Arc<str>,
         before: Option<&LabelSet>,
-        classes: &Classes,
-        namespaces: &NamespaceLabels,
+        (pods, classes): (&Pods, &Classes),
+        now: Option<&LabelSet>,
     ) {
-        let before = self.selecting(before);
-        let now = self.selecting(namespaces.get(namespace));
+        let (before, now) = (self.selecting(before), self.selecting(now));
+        if before == now {
+            return;
+        }
+        let all = Selector::default();
+        let there = pods.classes(namespace, &all);
+        let there = there.filter_map(|id| Some((id, classes.get(id)?)));
+        let there: BTreeMap<_, _> = there.collect();
         for selector in before.symmetric_difference(&now) {
             let is_member = now.contains(selector);
             let selected = Namespaces::Selected(Arc::clone(selector));
-            for (id, class) in classes.of_namespace(namespace) {
+            for (id, class) in &there {
                 for group in self.with_pods(&selected, class) {
-                    self.set(group, id, is_member);
+                    self.set(group, *id, is_member);
                 }
             }
             let whole = GroupSpec {
@@ -201,11 +204,10 @@ fn part(group: GroupId, member: PeerId) -> (GroupId, u8) {
 }
 
 /// Returns a group's members (NP6).
-fn members(spec: &GroupSpec, classes: &Classes, namespaces: &NamespaceLabels) -> BTreeSet<PeerId> {
-    let ids = |(id, _): (PeerId, &Class)| id;
+fn members(spec: &GroupSpec, pods: &Pods, namespaces: &NamespaceLabels) -> BTreeSet<PeerId> {
     match (&spec.namespaces, spec.has_classes()) {
         (Namespaces::Own(own), false) => BTreeSet::from([namespace_id(own)]),
-        (Namespaces::Own(own), true) => classes.selected(Some(own), &spec.pods).map(ids).collect(),
+        (Namespaces::Own(own), true) => pods.classes(own, &spec.pods).collect(),
         (Namespaces::Selected(all), false) if all.is_everything() => {
             BTreeSet::from([PeerId::ALL_PODS])
         }
@@ -217,14 +219,14 @@ fn members(spec: &GroupSpec, classes: &Classes, namespaces: &NamespaceLabels) ->
         (Namespaces::Selected(some), true)
             if some.is_everything() || some.pivot().is_none() && spec.pods.pivot().is_some() =>
         {
-            let everywhere = classes.selected(None, &spec.pods);
-            let there = everywhere.filter(|(_, class)| namespaces.meet(&class.namespace, some));
-            there.map(ids).collect()
+            let everywhere = pods.selected_anywhere(&spec.pods);
+            let there = everywhere.filter(|(name, _)| namespaces.meet(&name.namespace, some));
+            there.filter_map(|(_, pod)| pod.class).collect()
         }
         (Namespaces::Selected(some), true) => {
             let names = namespaces.selected(some);
-            let classes = names.flat_map(|name| classes.selected(Some(name), &spec.pods));
-            classes.map(ids).collect()
+            let classes = names.flat_map(|name| pods.classes(name, &spec.pods));
+            classes.collect()
         }
     }
 }

@@ -64,12 +64,6 @@ impl<S: Clone + Default + Ord + Hash, T: Clone + Ord> Labelled<S, T> {
         self.all.get(scope).into_iter().flatten()
     }
 
-    /// Returns the objects that have a label.
-    pub(crate) fn with_key(&self, key: &str) -> impl Iterator<Item = &T> {
-        let of_key = self.keys.get(key).into_iter();
-        of_key.flat_map(BTreeMap::values).flatten()
-    }
-
     /// Returns the objects of a scope, or of all scopes, that a selector may select.
     pub(crate) fn candidates<'a>(
         &'a self,

@@ -48,6 +48,12 @@ impl NamespaceLabels {
         self.labels.get(name)
     }
 
+    /// Returns a namespace's labels, and what they were at the last call of `take` if they changed.
+    pub(crate) fn versions(&self, name: &Arc<str>) -> impl Iterator<Item = Option<&LabelSet>> {
+        let before = self.before.get(name).map(Option::as_ref);
+        before.into_iter().chain([self.get(name)])
+    }
+
     /// Returns whether a selector selects a namespace.
     pub(crate) fn meet(&self, name: &str, selector: &Selector) -> bool {
         let labels = self.get(name);

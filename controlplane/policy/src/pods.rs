@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use kplane_model::{Cidr, NamedPort, NodeName, PeerId, PodName, Protocol};
+use kplane_model::{Cidr, NamedPort, NodeName, PeerId, PodName};
 
 use crate::lookup::Labelled;
 use crate::ranges::Ranges;
@@ -25,7 +25,7 @@ pub(crate) struct PodEntry {
     pub(crate) addresses: Box<[IpAddr]>,
     pub(crate) labels: LabelSet,
     /// Sorted and unique.
-    pub(crate) ports: Box<[NamedPort]>,
+    pub(crate) ports: Arc<[NamedPort]>,
     terminating: bool,
     pub(crate) created: Option<Arc<str>>,
     pub(crate) class: Option<PeerId>,
@@ -76,7 +76,6 @@ pub(crate) struct Pods {
     texts: Texts,
     entries: HashMap<PodName, PodEntry>,
     labelled: Labelled<Arc<str>, PodName>,
-    named: HashMap<(Arc<str>, Protocol), BTreeSet<PodName>>,
     /// Pods that say that they have an address. One of them counts on each node, and one of these as a peer (NP18).
     claims: HashMap<IpAddr, Vec<PodName>>,
     ranges: Ranges,
@@ -105,10 +104,6 @@ impl Pods {
         }
         self.unlink(&name, claims == Some(true));
         self.labelled.insert(&name.namespace, &entry.labels, &name);
-        for port in &entry.ports {
-            let named = (Arc::clone(&port.name), port.protocol);
-            self.named.entry(named).or_default().insert(name.clone());
-        }
         for address in &entry.addresses {
             self.claims.entry(*address).or_default().push(name.clone());
         }
@@ -127,15 +122,6 @@ impl Pods {
     fn unlink(&mut self, name: &PodName, keeps_addresses: bool) -> Option<PodEntry> {
         let old = self.entries.remove(name)?;
         self.labelled.remove(&name.namespace, &old.labels, name);
-        for port in &old.ports {
-            let named = (Arc::clone(&port.name), port.protocol);
-            if let Some(pods) = self.named.get_mut(&named) {
-                pods.remove(name);
-                if pods.is_empty() {
-                    self.named.remove(&named);
-                }
-            }
-        }
         if !keeps_addresses {
             self.readdressed.extend(&old.addresses);
         }
@@ -170,6 +156,16 @@ impl Pods {
     ) -> impl Iterator<Item = &'a PodName> {
         let candidates = self.labelled.candidates(Some(namespace), selector);
         candidates.filter(|pod| self.get(pod).is_some_and(|e| e.labels.meet(selector)))
+    }
+
+    /// Returns the classes of the Pods of a namespace that a selector selects, once for each Pod.
+    pub(crate) fn classes<'a>(
+        &'a self,
+        namespace: &'a Arc<str>,
+        selector: &'a Selector,
+    ) -> impl Iterator<Item = PeerId> + 'a {
+        let pods = self.selected(namespace, selector);
+        pods.filter_map(|pod| self.get(pod)?.class)
     }
 
     /// Returns the Pods that say that they have an address.
@@ -271,21 +267,6 @@ impl Pods {
         if !self.all_changed {
             let pods: Vec<_> = self.selected(namespace, selector).cloned().collect();
             self.changed.extend(pods);
-        }
-    }
-
-    /// Marks the Pods that have a label.
-    pub(crate) fn touch_key(&mut self, key: &str) {
-        if !self.all_changed {
-            self.changed.extend(self.labelled.with_key(key).cloned());
-        }
-    }
-
-    /// Marks the Pods that have a port of a name and protocol.
-    pub(crate) fn touch_named(&mut self, port: &(Arc<str>, Protocol)) {
-        if !self.all_changed {
-            let pods = self.named.get(port).into_iter().flatten();
-            self.changed.extend(pods.cloned());
         }
     }
 

@@ -1,8 +1,8 @@
 //! The index of policies, namespaces and Pods.
 //!
-//! Events change the inputs only, and mark what changed. [`Policies::take`] works out what follows: the groups and label
-//! keys that policies use, the class of each changed Pod, the members of groups, and the objects that differ from those
-//! published before. Everything is a function of the inputs, so their order does not matter.
+//! Events change the inputs only, and mark what changed. [`Policies::take`] works out what follows: the class of each
+//! changed Pod, the groups that policies use, their members, and the objects that differ from those published before.
+//! Everything is a function of the inputs, so their order does not matter.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::take;
@@ -14,7 +14,7 @@ use kplane_model::{
 };
 
 use crate::Selector;
-use crate::classes::{Classes, Distinctions};
+use crate::classes::Classes;
 use crate::groups::Groups;
 use crate::namespaces::NamespaceLabels;
 use crate::pods::Pods;
@@ -32,7 +32,6 @@ pub struct Policies {
     pub(crate) policies: Subjects,
     pub(crate) namespaces: NamespaceLabels,
     pub(crate) pods: Pods,
-    distinctions: Distinctions,
     pub(crate) classes: Classes,
     pub(crate) groups: Groups,
     pub(crate) tiers: Tiers,
@@ -114,10 +113,10 @@ impl Policies {
         }
         self.pods.take_ranges();
         self.tiers.begin(&mut self.pods, &mut changes);
-        self.take_policies(&mut changes);
-        self.take_namespaces();
-        self.take_distinctions();
+        self.touch_namespaces();
         self.classify();
+        self.take_namespaces();
+        self.take_policies(&mut changes);
         self.take_peers(&mut changes);
         self.take_members(&mut changes);
         self.take_pods(&mut changes);
@@ -125,8 +124,8 @@ impl Policies {
         changes
     }
 
-    /// Counts what changed policies use, and publishes them. Comes first: a new group has the members that it selects
-    /// now, and what comes later adds to them.
+    /// Counts what changed policies use, and publishes them. A new group has the members that it selects now, so this comes
+    /// after Pods and namespaces.
     fn take_policies(&mut self, changes: &mut PolicyChanges) {
         let before = take(&mut self.policies.before);
         let with_now = before.into_iter().map(|(name, before)| {
@@ -153,20 +152,14 @@ impl Policies {
 
     fn use_entry(&mut self, entry: &Entry) {
         for (id, spec) in entry.groups() {
-            let those = (&self.classes, &self.namespaces);
-            self.groups.acquire(id, spec, &mut self.distinctions, those);
-        }
-        for port in entry.names(Direction::Egress) {
-            self.distinctions.ports.add(&port);
+            let those = (&self.pods, &self.namespaces);
+            self.groups.acquire(id, spec, those);
         }
     }
 
     fn release_entry(&mut self, entry: &Entry) {
         for id in entry.groups().into_keys() {
-            self.groups.release(id, &mut self.distinctions);
-        }
-        for port in entry.names(Direction::Egress) {
-            self.distinctions.ports.remove(&port);
+            self.groups.release(id);
         }
     }
 
@@ -186,23 +179,20 @@ impl Policies {
     /// Updates the groups that select changed namespaces.
     fn take_namespaces(&mut self) {
         for (name, before) in take(&mut self.namespaces.before) {
-            let (classes, namespaces) = (&self.classes, &self.namespaces);
+            let there = (&self.pods, &self.classes);
+            let now = self.namespaces.get(&name);
             self.groups
-                .set_namespace(&name, before.as_ref(), classes, namespaces);
-            if self.tiers.is_active() {
-                self.tiers.forget_namespace(&name);
-                self.pods.touch_selected(&name, &Selector::default());
-            }
+                .set_namespace(&name, before.as_ref(), there, now);
         }
     }
 
-    /// Marks the Pods that have labels or ports which began or ceased to matter.
-    fn take_distinctions(&mut self) {
-        for key in self.distinctions.keys.changed.drain() {
-            self.pods.touch_key(&key);
-        }
-        for port in self.distinctions.ports.changed.drain() {
-            self.pods.touch_named(&port);
+    /// Marks the Pods of changed namespaces, which may be something else to tiers now.
+    fn touch_namespaces(&mut self) {
+        for name in self.namespaces.before.keys() {
+            if self.tiers.is_active() {
+                self.tiers.forget_namespace(name);
+                self.pods.touch_selected(name, &Selector::default());
+            }
         }
     }
 
@@ -221,7 +211,7 @@ impl Policies {
                 self.classes.leave(old);
             }
             if self.is_active {
-                let (id, is_new) = self.classes.join(&name.namespace, pod, &self.distinctions);
+                let (id, is_new) = self.classes.join(&name.namespace, pod);
                 pod.class = Some(id);
                 if is_new && let Some(class) = self.classes.get(id) {
                     self.groups.set_class(id, class, true, &self.namespaces);

@@ -39,9 +39,9 @@ impl Texts {
     }
 }
 
-/// Labels in little memory, sorted by key.
+/// Labels in little memory, sorted by key. A copy takes none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct LabelSet(Box<[(Arc<str>, Arc<str>)]>);
+pub(crate) struct LabelSet(Arc<[(Arc<str>, Arc<str>)]>);
 
 /// Collects labels that are sorted by key.
 impl FromIterator<(Arc<str>, Arc<str>)> for LabelSet {

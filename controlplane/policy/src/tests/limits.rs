@@ -5,7 +5,9 @@ use kplane_model::{PolicyKey, PolicyPort, Protocol, Tier, TierAction};
 use super::agent::Agent;
 use super::cluster::*;
 use crate::limits::Limits;
-use crate::{ClusterPolicy, End, NetworkPolicy, Policies, Rule, TierRule, Verdict};
+use crate::{
+    ClusterPolicy, End, NetworkPolicy, Policies, Requirement, Rule, Selector, TierRule, Verdict,
+};
 
 #[test]
 fn a_policy_that_fits_into_no_message_isolates_and_allows_nothing() {
@@ -92,7 +94,7 @@ fn a_new_pod_of_a_known_workload_is_one_shared_object_and_one_of_its_node() {
         egress: Vec::new(),
     });
     index.take();
-    let with = [("app", "web"), ("hash", "2")];
+    let with = [("app", "web"), ("hash", "1")];
     index.put_pod(pod("a/web-10", &["10.0.0.10"], &with));
     let changes = index.take();
     let keys: Vec<_> = changes.shared.iter().map(|(key, _)| key.clone()).collect();
@@ -101,6 +103,35 @@ fn a_new_pod_of_a_known_workload_is_one_shared_object_and_one_of_its_node() {
     index.delete_pod(&name("a/web-10"));
     let changes = index.take();
     assert_eq!((changes.shared.len(), changes.pods.len()), (1, 1));
+}
+
+#[test]
+fn no_policy_changes_the_class_of_a_pod() {
+    let mut index = workloads();
+    let everything = index.take();
+    assert!(everything.shared.iter().any(|(key, _)| is_of_pods(key)));
+    let by_key = |key: &str| Selector(vec![Requirement::Exists(key.into())]);
+    let peer = |key| from(&[pods(Some(selector(&[])), Some(by_key(key)))]);
+    let dns = Rule {
+        peers: None,
+        ports: Some(vec![PolicyPort::Named(Protocol::Udp, "dns".into())]),
+    };
+    let policies = [
+        ingress("b/new", &[("app", "none")], &[peer("hash")]),
+        egress("b/new", &[("app", "none")], &[peer("none"), dns]),
+    ];
+    for policy in policies {
+        index.put_policy(policy);
+        let changes = index.take();
+        assert!(!changes.shared.iter().any(|(key, _)| is_of_pods(key)));
+        index.delete_policy(&name("b/new"));
+        let changes = index.take();
+        assert!(!changes.shared.iter().any(|(key, _)| is_of_pods(key)));
+    }
+}
+
+fn is_of_pods(key: &PolicyKey) -> bool {
+    matches!(key, PolicyKey::Peer(_) | PolicyKey::Class(_))
 }
 
 #[test]
@@ -317,7 +348,7 @@ fn a_pod_with_too_many_policies_is_isolated_in_the_directions_of_all() {
 
 #[test]
 fn members_that_do_not_fit_into_a_part_of_a_group_are_not_allowed() {
-    // A class for each Pod, which the group selects by a key that all of them have.
+    // A class for each Pod, whose labels differ.
     let by_label = Some(selector(&[("app", "web")]));
     let mut cluster = Cluster::two()
         .with(pod("b/db", &["10.9.0.1"], &[("app", "db")]))
@@ -336,8 +367,6 @@ fn members_that_do_not_fit_into_a_part_of_a_group_are_not_allowed() {
         cluster = cluster.with(pod(&format!("a/web-{number}"), &[&address], &with));
         tell_apart.push(address);
     }
-    let other = pods(None, Some(selector(&[("hash", "none")])));
-    cluster = cluster.policy(ingress("a/other", &[("app", "none")], &[from(&[other])]));
     let members = 2;
     let mut index = cluster.index_with(Limits {
         members,
