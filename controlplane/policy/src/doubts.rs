@@ -75,7 +75,7 @@ impl Policies {
             return Vec::new();
         }
         while let Some(pod) = pods.next().filter(|_| !names.is_empty()) {
-            for port in &pod.ports {
+            for port in pod.ports.iter() {
                 names.remove(&(Arc::clone(&port.name), port.protocol));
             }
         }
