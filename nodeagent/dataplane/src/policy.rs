@@ -10,6 +10,7 @@ mod content;
 mod cutter;
 mod deciding;
 mod departed;
+mod elsewhere;
 mod expand;
 mod followed;
 mod grants;

@@ -12,6 +12,7 @@ use kplane_model::{
 };
 
 use super::blocks::{Blocks, Range};
+use super::elsewhere::Elsewhere;
 use super::expand::{Member, Terms, addresses};
 use super::followed::Followed;
 use super::held::Held;
@@ -47,6 +48,7 @@ pub(super) struct Content {
     /// The count of numbers at which those of classes that are gone are forgotten.
     most_numbers: usize,
     ranges: Vec<Cidr>,
+    pub(super) elsewhere: Elsewhere,
     /// Nobody knows yet which policies there are.
     closed: bool,
     pub(super) limits: ElementLimits,
@@ -70,6 +72,7 @@ impl Content {
             failures: None,
             most_numbers: SPARE_NUMBERS,
             ranges: Vec::new(),
+            elsewhere: Elsewhere::default(),
             closed: false,
             limits: ElementLimits::default(),
             followed: Followed::default(),
@@ -115,7 +118,8 @@ impl Content {
             }
         }
         self.closed = change.closed;
-        self.set_ranges(change.pod_ranges);
+        let ranges_changed = self.set_ranges(change.pod_ranges);
+        self.renew_elsewhere(ranges_changed);
         self.renew_spans();
         self.keep_limits();
         self.grant_all();
@@ -200,6 +204,7 @@ impl Content {
         }
         self.set_tier_of(address, peer.and_then(|(_, tier)| tier));
         let class = peer.map(|(class, _)| class);
+        self.elsewhere.touch(address);
         match class {
             Some(class) => self.objects.peers.insert(address, class),
             None => self.objects.peers.remove(&address),
@@ -339,8 +344,8 @@ impl Content {
     }
 
     /// Sets the ranges of the node's Pods. Where one is isolated, that of link-local addresses is among them: the API does
-    /// not say which Pod has one, and only a bridge hands their packets on.
-    fn set_ranges(&mut self, ranges: &[Cidr]) {
+    /// not say which Pod has one, and only a bridge hands their packets on. Returns whether they are others than before.
+    fn set_ranges(&mut self, ranges: &[Cidr]) -> bool {
         let mut pods = self.objects.pods.values();
         let isolates = pods.any(|pod| !pod.policies.is_empty() || pod.tier.is_some());
         let ranges = ranges.iter().copied();
@@ -356,6 +361,7 @@ impl Content {
         for range in new.iter().filter(|range| !old.contains(range)) {
             self.held.add(place(*range), None);
         }
+        old != new
     }
 
     /// Cuts the blocks anew.

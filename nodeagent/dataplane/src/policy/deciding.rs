@@ -147,6 +147,7 @@ impl Content {
         let is_known = self.tiers.knows(pod.tier);
         let is_cut_off = pod.tier.is_some() && (!is_known || self.cut_off.contains(name));
         for address in addresses(pod, self.family) {
+            self.elsewhere.touch(address);
             if is_known {
                 self.held
                     .count((PolicySet::LocalPods, Key::Ip(address)), None, there);

@@ -22,7 +22,7 @@ use super::content::Content;
 use super::judge::Packet;
 use super::numbers::highest;
 use super::phases::phases;
-use crate::backend::nftables::{Contents as _, Element, Key, Ops, PolicySet, Set, everything};
+use crate::backend::nftables::{Contents as _, Element, Key, PolicySet, Set, everything};
 
 type World = BTreeMap<PolicyKey, PolicyObject>;
 type Step = (PolicyKey, Option<PolicyObject>);
@@ -716,6 +716,45 @@ proptest! {
         }
         prop_assert_eq!(kernel, after);
     }
+}
+
+/// Only this node's Pods say that its ranges are not the CNI plugin's; no claim of another node does.
+#[test]
+fn a_pod_of_another_node_may_have_an_address_in_ranges_that_the_cni_does_not_use() {
+    let mut content = isolated();
+    let stranger = PolicyObject::Peer(Peer {
+        address: ip("10.0.0.5"),
+        class: id(1),
+        tier: None,
+    });
+    let pod = |name_of: usize, at: &str, policies: &[usize]| {
+        let PolicyObject::Pod(pod) = local_pod(name_of, policies) else {
+            unreachable!("a Pod")
+        };
+        let addresses = vec![ip(at)];
+        PolicyObject::Pod(LocalPod { addresses, ..pod })
+    };
+    let set = |object: PolicyObject| (object.key(), Some(object));
+    let packet = Packet {
+        source: ip("10.0.0.5"),
+        destination: ip(IPS[0]),
+        port: Some((Protocol::Tcp, 80)),
+    };
+    apply(&mut content, &[set(stranger.clone())], false);
+    assert!(!content.allows(&packet));
+    let outside = pod(1, "192.0.2.1", &[]);
+    apply(&mut content, &[set(outside.clone())], false);
+    assert!(content.allows(&packet));
+    // It is a Pod of this node now, whose policy does not exist yet.
+    let here = pod(2, "10.0.0.5", &[7]);
+    apply(&mut content, &[set(here.clone())], false);
+    assert!(!content.allows(&packet));
+    apply(&mut content, &[(here.key(), None)], false);
+    assert!(content.allows(&packet));
+    apply(&mut content, &[(stranger.key(), None)], false);
+    assert!(!content.allows(&packet));
+    apply(&mut content, &[set(stranger), (outside.key(), None)], false);
+    assert!(!content.allows(&packet));
 }
 
 /// An earlier process may have used a number for something else.

@@ -24,11 +24,20 @@ impl Oracle<'_> {
 
     pub(super) fn allows(&self, packet: &Packet) -> bool {
         let (source, destination) = (packet.source, packet.destination);
-        let is_known = |ip| self.pods(ip).any(|pod| self.knows(pod));
+        let is_here = |ip| ranges().iter().any(|range| range.contains(ip));
+        let mut pods = self.world.values();
+        let ranges_are_void = pods.any(|object| match object {
+            PolicyObject::Pod(pod) => pod.addresses.iter().any(|ip| !is_here(*ip)),
+            _ => false,
+        });
+        let is_elsewhere = |ip| {
+            let is_peer = self.world.contains_key(&PolicyKey::Peer(ip));
+            ranges_are_void && is_peer && self.pods(ip).next().is_none()
+        };
+        let is_known = |ip| self.pods(ip).any(|pod| self.knows(pod)) || is_elsewhere(ip);
         if source == destination && self.pods(source).next().is_some() {
             return true;
         }
-        let is_here = |ip| ranges().iter().any(|range| range.contains(ip));
         if [source, destination]
             .into_iter()
             .any(|ip| is_here(ip) && !is_known(ip))
