@@ -3,7 +3,11 @@
 //! A packet's other end is found in one step: each address of a Pod leads to a [`PeerClass`], whose Pods no rule can tell
 //! apart. Classes belong to namespaces, and these to all Pods. Rules name [groups](GroupPart), which are
 //! sets of classes, namespaces, or all Pods. So a new Pod of a known workload is one [`Peer`], whatever the number of
-//! policies. Nodes share all of these objects; a [`LocalPod`] is for the Pod's own node.
+//! policies.
+//!
+//! Nodes share addresses and classes, which no NetworkPolicy changes, and the names of namespaces with one. A [`LocalPod`]
+//! is for the Pod's own node, a [`Policy`] for the nodes of Pods that it selects, and a group for the nodes of policies that
+//! name it. So what a tenant writes goes to the nodes of its own Pods only.
 //!
 //! Identities are digests of what they stand for, so that all replicas of a control plane name the same thing alike.
 //! Ids such as NP6 refer to the list of semantics of NetworkPolicies.
@@ -51,6 +55,8 @@ pub enum PolicyKey {
     Group(GroupId, u8),
     /// A policy.
     Policy(PolicyName),
+    /// A namespace with a policy.
+    Namespace(Arc<str>),
     /// A ClusterNetworkPolicy.
     Cluster(Arc<str>),
     /// The first and the last address of a [`TierSpan`].
@@ -62,9 +68,9 @@ pub enum PolicyKey {
 }
 
 impl PolicyKey {
-    /// Returns whether nodes share the object.
+    /// Returns whether all nodes have the object. The others are for the nodes of some Pods.
     pub fn is_shared(&self) -> bool {
-        !matches!(self, Self::Pod(_))
+        !matches!(self, Self::Group(..) | Self::Policy(_) | Self::Pod(_))
     }
 }
 
@@ -75,6 +81,7 @@ impl fmt::Display for PolicyKey {
             Self::Class(id) => write!(f, "class {id:?} of Pods"),
             Self::Group(id, part) => write!(f, "group {id:?} of Pods, part {part}"),
             Self::Policy(name) => write!(f, "NetworkPolicy {name}"),
+            Self::Namespace(name) => write!(f, "namespace {name} with NetworkPolicies"),
             Self::Cluster(name) => write!(f, "ClusterNetworkPolicy {name}"),
             Self::Span(first, last) => write!(f, "addresses {first} to {last}"),
             Self::Decisions(id, part) => {
@@ -99,6 +106,8 @@ pub enum PolicyObject {
     Group(GroupPart),
     /// A policy.
     Policy(Policy),
+    /// A namespace with a policy, whomever that selects.
+    Namespace(Arc<str>),
     /// A ClusterNetworkPolicy.
     Cluster(Arc<str>),
     /// Addresses outside of Pods.
@@ -117,6 +126,7 @@ impl PolicyObject {
             Self::Class(class) => PolicyKey::Class(class.id),
             Self::Group(group) => PolicyKey::Group(group.group, group.part),
             Self::Policy(policy) => PolicyKey::Policy(policy.name.clone()),
+            Self::Namespace(name) => PolicyKey::Namespace(name.clone()),
             Self::Cluster(name) => PolicyKey::Cluster(name.clone()),
             Self::Span(span) => PolicyKey::Span(span.first, span.last),
             Self::Decisions(of) => PolicyKey::Decisions(of.subject, of.part),

@@ -98,6 +98,10 @@ fn write_policy(hasher: &mut SipHasher13, key: &PolicyKey) {
             hasher.write(&id.0);
             hasher.write_u8(*part);
         }
+        PolicyKey::Namespace(name) => {
+            hasher.write_u8(9);
+            write_text(hasher, name);
+        }
     }
 }
 
@@ -287,8 +291,9 @@ mod tests {
             PolicyKey::Cluster("web".into()),
             PolicyKey::Span([10, 0, 0, 1].into(), [10, 0, 0, 9].into()),
             PolicyKey::Decisions(id, 7),
+            PolicyKey::Namespace("shop".into()),
         ];
         let ranges = keys.map(|key| range_of(&DesiredKey::Policy(key), MAX_RANGES));
-        assert_eq!(ranges, [126, 122, 162, 24, 157, 117, 164]);
+        assert_eq!(ranges, [126, 122, 162, 24, 157, 117, 164, 219]);
     }
 }

@@ -24,7 +24,7 @@ pub struct PolicyCounts {
     pub pods: usize,
     /// Classes of Pods that rules can tell apart, at the last call of [`Policies::take`].
     pub classes: usize,
-    /// Groups of Pods that rules name, at the last call of [`Policies::take`].
+    /// Groups of Pods that rules of policies for some Pod name, at the last call of [`Policies::take`].
     pub groups: usize,
     /// Policies that fit into no message.
     pub too_large: usize,

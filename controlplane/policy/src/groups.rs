@@ -1,11 +1,12 @@
-//! Groups that policies use, and their members.
+//! Groups that nodes have, and their members.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::mem::take;
 use std::sync::Arc;
 
-use kplane_model::{GroupId, GroupPart, PeerId};
+use kplane_model::{GroupId, GroupPart, NodeName, PeerId, PolicyKey, PolicyObject};
 
-use crate::Selector;
+use crate::audience::{Audience, Was};
 use crate::classes::{Class, Classes};
 use crate::group::{GroupSpec, Namespaces};
 use crate::identity::namespace_id;
@@ -13,18 +14,67 @@ use crate::limits::Limits;
 use crate::lookup::Selectors;
 use crate::namespaces::NamespaceLabels;
 use crate::pods::Pods;
+use crate::published::{Sum, sum_of_members};
 use crate::texts::LabelSet;
 use crate::uses::Uses;
+use crate::{PolicyChanges, Selector};
 
+/// A group that some node has.
 #[derive(Debug)]
-struct Group {
+pub(crate) struct Group {
     spec: GroupSpec,
-    /// Number of policies with it.
-    users: usize,
     members: BTreeSet<PeerId>,
+    /// The nodes. One has a reason for each policy.
+    nodes: Audience,
+    /// Parts that may have changed.
+    changed: BTreeSet<u8>,
+    /// Digests of published parts.
+    published: BTreeMap<u8, Sum>,
 }
 
-/// All groups.
+impl Group {
+    /// Adds a reason of a node.
+    pub(crate) fn add(&mut self, node: &NodeName) {
+        self.nodes.add(node);
+    }
+
+    /// Returns the members of a part.
+    fn part(&self, part: u8, limits: Limits) -> Vec<PeerId> {
+        let (mut first, mut last) = ([0; 16], [u8::MAX; 16]);
+        (first[0], last[0]) = (part, part);
+        let members = self.members.range(PeerId(first)..=PeerId(last));
+        members.take(limits.members).copied().collect()
+    }
+
+    /// Publishes the parts that changed, or all if other nodes have them now.
+    fn publish(&mut self, id: GroupId, limits: Limits, changes: &mut PolicyChanges) {
+        let moves = self.nodes.take();
+        let mut parts = take(&mut self.changed);
+        if moves.differ() {
+            parts.extend(self.published.keys());
+            parts.extend(self.members.iter().map(part));
+        }
+        for part in parts {
+            let members = self.part(part, limits);
+            let is_there = !members.is_empty() && !self.nodes.is_empty();
+            let sum = is_there.then(|| sum_of_members(&members));
+            let before = match sum {
+                Some(sum) => self.published.insert(part, sum),
+                None => self.published.remove(&part),
+            };
+            let was = Was::of(before.as_ref(), sum.as_ref());
+            let object = GroupPart {
+                group: id,
+                part,
+                members,
+            };
+            let object = is_there.then_some(PolicyObject::Group(object));
+            moves.publish(changes, PolicyKey::Group(id, part), (was, object));
+        }
+    }
+}
+
+/// All groups that nodes have.
 #[derive(Debug, Default)]
 pub(crate) struct Groups {
     groups: HashMap<GroupId, Group>,
@@ -33,8 +83,8 @@ pub(crate) struct Groups {
     /// Selectors of namespaces, and how many groups have them.
     selectors: Selectors<(), Arc<Selector>>,
     users: Uses<Arc<Selector>>,
-    /// Parts that may have changed.
-    pub(crate) changed: BTreeSet<(GroupId, u8)>,
+    /// Groups whose members or nodes may have changed.
+    touched: BTreeSet<GroupId>,
     pub(crate) limits: Limits,
 }
 
@@ -43,47 +93,56 @@ impl Groups {
         self.groups.len()
     }
 
-    /// Counts a policy as user of a group.
-    pub(crate) fn acquire(
+    /// Returns a group, for which a node may have a reason now. It goes when no node has one.
+    pub(crate) fn get_or_make(
         &mut self,
         id: GroupId,
         spec: GroupSpec,
         (pods, namespaces): (&Pods, &NamespaceLabels),
-    ) {
-        if let Some(group) = self.groups.get_mut(&id) {
-            group.users += 1;
-            return;
-        }
-        if spec.has_classes() {
-            self.by_pods.insert(&spec.namespaces, &spec.pods, &id);
-        }
-        if let Namespaces::Selected(selector) = &spec.namespaces
-            && self.users.add(selector)
-        {
-            self.selectors.insert(&(), selector, selector);
-        }
-        let members = members(&spec, pods, namespaces);
-        self.changed.extend(members.iter().map(|m| part(id, *m)));
-        let users = 1;
-        self.groups.insert(
-            id,
+    ) -> &mut Group {
+        self.touched.insert(id);
+        self.groups.entry(id).or_insert_with(|| {
+            if spec.has_classes() {
+                self.by_pods.insert(&spec.namespaces, &spec.pods, &id);
+            }
+            if let Namespaces::Selected(selector) = &spec.namespaces
+                && self.users.add(selector)
+            {
+                self.selectors.insert(&(), selector, selector);
+            }
             Group {
+                members: members(&spec, pods, namespaces),
                 spec,
-                users,
-                members,
-            },
-        );
+                nodes: Audience::default(),
+                changed: BTreeSet::new(),
+                published: BTreeMap::new(),
+            }
+        })
     }
 
-    /// Counts a user less.
-    pub(crate) fn release(&mut self, id: GroupId) {
-        if let Some(group) = self.groups.get_mut(&id)
-            && group.users > 1
-        {
-            group.users -= 1;
-            return;
+    /// Takes a reason of a node for a group back.
+    pub(crate) fn release(&mut self, id: GroupId, node: &NodeName) {
+        if let Some(group) = self.groups.get_mut(&id) {
+            group.nodes.remove(node);
+            self.touched.insert(id);
         }
-        let Some(Group { spec, members, .. }) = self.groups.remove(&id) else {
+    }
+
+    /// Publishes what changed, and forgets groups that no node has.
+    pub(crate) fn publish(&mut self, changes: &mut PolicyChanges) {
+        for id in take(&mut self.touched) {
+            let Some(group) = self.groups.get_mut(&id) else {
+                continue;
+            };
+            group.publish(id, self.limits, changes);
+            if group.nodes.is_empty() {
+                self.forget(id);
+            }
+        }
+    }
+
+    fn forget(&mut self, id: GroupId) {
+        let Some(Group { spec, .. }) = self.groups.remove(&id) else {
             return;
         };
         if spec.has_classes() {
@@ -94,7 +153,6 @@ impl Groups {
         {
             self.selectors.remove(&(), selector, selector);
         }
-        self.changed.extend(members.iter().map(|m| part(id, *m)));
     }
 
     /// Puts a class into the groups that select it, or takes it out of them: into those that select its namespace now, and
@@ -179,28 +237,15 @@ impl Groups {
             false => of.members.remove(&member),
         };
         if differs {
-            self.changed.insert(part(group, member));
+            of.changed.insert(part(&member));
+            self.touched.insert(group);
         }
-    }
-
-    /// Returns the object that agents get; `None` = the part is empty.
-    pub(crate) fn object(&self, group: GroupId, part: u8) -> Option<GroupPart> {
-        let (mut first, mut last) = ([0; 16], [u8::MAX; 16]);
-        (first[0], last[0]) = (part, part);
-        let members = &self.groups.get(&group)?.members;
-        let members = members.range(PeerId(first)..=PeerId(last));
-        let members: Vec<_> = members.take(self.limits.members).copied().collect();
-        (!members.is_empty()).then_some(GroupPart {
-            group,
-            part,
-            members,
-        })
     }
 }
 
 /// Returns the part of a group that a member is in.
-fn part(group: GroupId, member: PeerId) -> (GroupId, u8) {
-    (group, member.0[0])
+fn part(member: &PeerId) -> u8 {
+    member.0[0]
 }
 
 /// Returns a group's members (NP6).

@@ -1,15 +1,17 @@
 //! NetworkPolicies of a cluster, and what each change of them means for nodes.
 //!
 //! ```text
-//! policies, namespaces, Pods -> Policies -> PolicyChanges: objects that nodes share, and the Pods of each node
+//! policies, namespaces, Pods -> Policies -> PolicyChanges: objects of all nodes, and those of some nodes
 //! ```
 //!
 //! The inputs are indexed in `pods`, `namespaces` and `subjects` (policies by the Pods that they select). `classes` and
-//! `groups` follow from them, `tiers` has the ClusterNetworkPolicies, `policies` brings it all together, and `judge` and `facts` answer operators.
+//! `groups` follow from them, `reach` says which nodes get which policies and groups, `tiers` has the ClusterNetworkPolicies,
+//! `policies` brings it all together, and `judge` and `facts` answer operators.
 //!
 //! Everything here is synchronous, deterministic and free of I/O. Objects come in valid: who reads them reports what is
 //! wrong with them, and leaves that out. Ids such as NP6 refer to the list of semantics of NetworkPolicies.
 
+mod audience;
 mod classes;
 mod doubts;
 mod facts;
@@ -25,6 +27,7 @@ mod pods;
 mod policies;
 mod published;
 mod ranges;
+mod reach;
 mod rules;
 mod subjects;
 #[cfg(test)]
@@ -42,20 +45,37 @@ pub use input::{
 pub use judge::{End, Judgement, Lack, Nearest, Ruling, Verdict};
 pub use policies::Policies;
 
-use kplane_model::{LocalPod, NodeName, PodName, PolicyKey, PolicyObject};
+use kplane_model::{NodeName, PolicyKey, PolicyObject};
 
 /// Changes of the NetworkPolicies' objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PolicyChanges {
-    /// Objects that nodes share and that are new, changed, or gone (`None`).
+    /// Objects that all nodes have and that are new, changed, or gone (`None`).
     pub shared: Vec<(PolicyKey, Option<PolicyObject>)>,
-    /// Pods of nodes that are new, changed, or gone (`None`).
-    pub pods: Vec<(NodeName, PodName, Option<LocalPod>)>,
+    /// Objects that some nodes have.
+    pub own: Vec<OwnChange>,
+}
+
+/// An object that is new, changed, or gone (`None`) on some nodes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnChange {
+    /// The object's identity.
+    pub key: PolicyKey,
+    /// The object.
+    pub object: Option<PolicyObject>,
+    /// The nodes.
+    pub nodes: Vec<NodeName>,
 }
 
 impl PolicyChanges {
     /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.shared.is_empty() && self.pods.is_empty()
+        self.shared.is_empty() && self.own.is_empty()
+    }
+
+    fn push_own(&mut self, key: PolicyKey, object: Option<PolicyObject>, nodes: Vec<NodeName>) {
+        if !nodes.is_empty() {
+            self.own.push(OwnChange { key, object, nodes });
+        }
     }
 }

@@ -18,7 +18,8 @@ use crate::classes::Classes;
 use crate::groups::Groups;
 use crate::namespaces::NamespaceLabels;
 use crate::pods::Pods;
-use crate::published::{Published, sum_of_members, sum_of_peer};
+use crate::published::{Published, sum_of_peer};
+use crate::reach::Reach;
 use crate::rules::Entry;
 use crate::subjects::Subjects;
 use crate::tiers::Tiers;
@@ -36,6 +37,7 @@ pub struct Policies {
     pub(crate) groups: Groups,
     pub(crate) tiers: Tiers,
     published: Published,
+    pub(crate) reach: Reach,
     /// Pods of which not all policies fit into a message, and how many policies select them.
     pub(crate) crowded: BTreeMap<PodName, usize>,
     /// Pods that claim an address which means a Pod of another node, the address, and that Pod.
@@ -116,51 +118,38 @@ impl Policies {
         self.touch_namespaces();
         self.classify();
         self.take_namespaces();
-        self.take_policies(&mut changes);
+        let changed = self.take_policies(&mut changes);
         self.take_peers(&mut changes);
-        self.take_members(&mut changes);
+        self.take_classes(&mut changes);
         self.take_pods(&mut changes);
+        self.take_reach(changed, &mut changes);
         self.tiers.publish_decisions(&mut changes);
         changes
     }
 
-    /// Counts what changed policies use, and publishes them. A new group has the members that it selects now, so this comes
-    /// after Pods and namespaces.
-    fn take_policies(&mut self, changes: &mut PolicyChanges) {
-        let before = take(&mut self.policies.before);
-        let with_now = before.into_iter().map(|(name, before)| {
-            let now = self.policies.get(&name).cloned();
-            (name, before, now)
-        });
-        let changed: Vec<_> = with_now.filter(|(_, before, now)| before != now).collect();
-        // What a changed policy still uses must not go out of use in between.
-        for now in changed.iter().filter_map(|(_, _, now)| now.as_ref()) {
-            self.use_entry(now);
-        }
-        for before in changed.iter().filter_map(|(_, before, _)| before.as_ref()) {
-            self.release_entry(before);
-        }
-        for (name, before, now) in changed {
+    /// Marks the Pods of changed policies, and publishes which namespaces have one. Returns the policies as they were.
+    fn take_policies(
+        &mut self,
+        changes: &mut PolicyChanges,
+    ) -> BTreeMap<PolicyName, Option<Arc<Entry>>> {
+        let mut changed = take(&mut self.policies.before);
+        changed.retain(|name, before| before.as_ref() != self.policies.get(name));
+        for (name, before) in &changed {
+            let now = self.policies.get(name).cloned();
             self.touch_pods(before.as_deref(), now.as_deref());
-            let object = now.map(|entry| entry.object());
-            if before.map(|entry| entry.object()) != object {
-                let key = PolicyKey::Policy(name);
-                changes.shared.push((key, object.map(PolicyObject::Policy)));
+            let namespace = &name.namespace;
+            let there = self.policies.is_in(namespace);
+            if self
+                .published
+                .namespaces
+                .note(namespace, there.then_some([0; 16]))
+            {
+                let object = there.then(|| PolicyObject::Namespace(Arc::clone(namespace)));
+                let key = PolicyKey::Namespace(Arc::clone(namespace));
+                changes.shared.push((key, object));
             }
         }
-    }
-
-    fn use_entry(&mut self, entry: &Entry) {
-        for (id, spec) in entry.groups() {
-            let those = (&self.pods, &self.namespaces);
-            self.groups.acquire(id, spec, those);
-        }
-    }
-
-    fn release_entry(&mut self, entry: &Entry) {
-        for id in entry.groups().into_keys() {
-            self.groups.release(id);
-        }
+        changed
     }
 
     /// Marks the Pods whose policies, or whose ports that policies name, may have changed.
@@ -253,8 +242,8 @@ impl Policies {
         })
     }
 
-    /// Publishes classes and groups.
-    fn take_members(&mut self, changes: &mut PolicyChanges) {
+    /// Publishes classes.
+    fn take_classes(&mut self, changes: &mut PolicyChanges) {
         for id in take(&mut self.classes.changed) {
             let class = self.classes.object(id);
             // The identity says all.
@@ -262,16 +251,6 @@ impl Policies {
             if self.published.classes.note(&id, sum) {
                 let object = class.map(PolicyObject::Class);
                 changes.shared.push((PolicyKey::Class(id), object));
-            }
-        }
-        for (group, part) in take(&mut self.groups.changed) {
-            let object = self.groups.object(group, part);
-            let sum = object
-                .as_ref()
-                .map(|object| sum_of_members(&object.members));
-            if self.published.parts.note(&(group, part), sum) {
-                let object = object.map(PolicyObject::Group);
-                changes.shared.push((PolicyKey::Group(group, part), object));
             }
         }
     }
@@ -292,7 +271,9 @@ impl Policies {
                 }
                 (node, pod)
             });
-            changes.pods.extend(self.published.note_pod(&name, now));
+            if let Some((before, now)) = self.published.note_pod(&name, now, changes) {
+                self.reach.move_pod(before.as_ref(), now.as_ref());
+            }
         }
     }
 

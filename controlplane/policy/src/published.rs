@@ -3,13 +3,19 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::net::IpAddr;
+use std::sync::Arc;
 
-use kplane_model::{Decisions, GroupId, LocalPod, NodeName, Peer, PeerId, PodName};
+use kplane_model::{
+    Decisions, LocalPod, NodeName, Peer, PeerId, PodName, PolicyKey, PolicyName, PolicyObject,
+};
 
+use crate::PolicyChanges;
 use crate::identity::{Encoding, Kind};
+use crate::reach::Placed;
+use crate::texts::Copies;
 
 /// Digest of a published object.
-type Sum = [u8; 16];
+pub(crate) type Sum = [u8; 16];
 
 /// Digests of published objects of a kind.
 #[derive(Debug)]
@@ -36,41 +42,66 @@ impl<K: Clone + Eq + Hash> Sums<K> {
     }
 }
 
-/// Everything that is published, except for policies: those follow from the input alone.
+/// A published Pod: its node, the digest of its object, and its policies.
+#[derive(Debug)]
+struct PublishedPod {
+    node: NodeName,
+    sum: Sum,
+    policies: Arc<[PolicyName]>,
+}
+
+impl PublishedPod {
+    fn placed(&self) -> Placed {
+        (self.node.clone(), Arc::clone(&self.policies))
+    }
+}
+
+/// Everything that is published, except for what `reach` and `groups` know.
 #[derive(Debug, Default)]
 pub(crate) struct Published {
     pub(crate) peers: Sums<IpAddr>,
     pub(crate) classes: Sums<PeerId>,
-    pub(crate) parts: Sums<(GroupId, u8)>,
-    pods: HashMap<PodName, (NodeName, Sum)>,
+    pub(crate) namespaces: Sums<Arc<str>>,
+    pods: HashMap<PodName, PublishedPod>,
+    /// Pods of a workload have the same policies.
+    sets: Copies<[PolicyName]>,
 }
 
 impl Published {
-    /// Notes that a Pod is published to a node now, or to none. Returns what nodes must learn.
+    /// Publishes a Pod to a node, or to none. Returns its place and policies before and now, if something changed.
     pub(crate) fn note_pod(
         &mut self,
         name: &PodName,
         now: Option<(NodeName, LocalPod)>,
-    ) -> Vec<(NodeName, PodName, Option<LocalPod>)> {
-        let mut changes = Vec::new();
-        let sum = now.as_ref().map(|(node, pod)| (node.clone(), sum(pod)));
-        let before = match sum.clone() {
-            Some(sum) => self.pods.insert(name.clone(), sum),
+        changes: &mut PolicyChanges,
+    ) -> Option<(Option<Placed>, Option<Placed>)> {
+        let new = now.as_ref().map(|(node, pod)| PublishedPod {
+            node: node.clone(),
+            sum: sum(pod),
+            policies: self.sets.share(&pod.policies),
+        });
+        let place = new.as_ref().map(PublishedPod::placed);
+        let is_as_before = |old: &PublishedPod| {
+            new.as_ref()
+                .is_some_and(|new| (&new.node, new.sum) == (&old.node, old.sum))
+        };
+        let old = self.pods.get(name);
+        if old.map_or(new.is_none(), is_as_before) {
+            return None;
+        }
+        let before = match new {
+            Some(new) => self.pods.insert(name.clone(), new),
             None => self.pods.remove(name),
         };
-        if before == sum {
-            return changes;
-        }
+        let key = || PolicyKey::Pod(name.clone());
         let node = now.as_ref().map(|(node, _)| node);
-        if let Some((old, _)) = before
-            && Some(&old) != node
-        {
-            changes.push((old, name.clone(), None));
+        if let Some(old) = before.as_ref().filter(|old| Some(&old.node) != node) {
+            changes.push_own(key(), None, vec![old.node.clone()]);
         }
         if let Some((node, pod)) = now {
-            changes.push((node, name.clone(), Some(pod)));
+            changes.push_own(key(), Some(PolicyObject::Pod(pod)), vec![node]);
         }
-        changes
+        Some((before.as_ref().map(PublishedPod::placed), place))
     }
 }
 

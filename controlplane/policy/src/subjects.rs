@@ -10,12 +10,14 @@ use crate::limits::Limits;
 use crate::lookup::Selectors;
 use crate::rules::Entry;
 use crate::texts::LabelSet;
+use crate::uses::Uses;
 
 /// All policies.
 #[derive(Debug, Default)]
 pub(crate) struct Subjects {
     entries: HashMap<PolicyName, Arc<Entry>>,
     by_pods: Selectors<Arc<str>, PolicyName>,
+    namespaces: Uses<Arc<str>>,
     /// Changed policies as they were at the last call of `take`.
     pub(crate) before: BTreeMap<PolicyName, Option<Arc<Entry>>>,
     /// Policies that fit into no message, and their sizes in bytes.
@@ -37,6 +39,7 @@ impl Subjects {
         let entry = Entry::new(policy, self.limits.object);
         let pods = &entry.policy.pods;
         self.by_pods.insert(&name.namespace, pods, &name);
+        self.namespaces.add(&name.namespace);
         if entry.is_too_large {
             self.too_large.insert(name.clone(), entry.size);
         }
@@ -48,6 +51,7 @@ impl Subjects {
         if let Some(old) = &old {
             let pods = &old.policy.pods;
             self.by_pods.remove(&name.namespace, pods, name);
+            self.namespaces.remove(&name.namespace);
         }
         self.too_large.remove(name);
         self.before.entry(name.clone()).or_insert(old);
@@ -59,6 +63,11 @@ impl Subjects {
 
     pub(crate) fn get(&self, name: &PolicyName) -> Option<&Arc<Entry>> {
         self.entries.get(name)
+    }
+
+    /// Returns whether a namespace has a policy.
+    pub(crate) fn is_in(&self, namespace: &Arc<str>) -> bool {
+        self.namespaces.has(namespace)
     }
 
     /// Returns all policies, in no order.

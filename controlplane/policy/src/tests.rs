@@ -3,6 +3,7 @@
 
 mod agent;
 mod cluster;
+mod interest;
 mod limits;
 mod oracle;
 mod random;

@@ -1,35 +1,54 @@
-//! Texts and labels that many objects share.
+//! Texts, labels and lists that many objects share.
 
 use std::collections::HashSet;
+use std::hash::Hash;
 use std::sync::Arc;
 
 use crate::{Labels, Selector};
 
-/// Minimum number of texts between two sweeps.
+/// Minimum number of things between two sweeps.
 const SWEEP: usize = 4_096;
 
-/// One copy of each text. Copies that nobody uses any more go in sweeps, each time that the number has doubled.
-#[derive(Debug, Default)]
-pub(crate) struct Texts {
-    copies: HashSet<Arc<str>>,
-    /// Number of texts that causes the next sweep.
+/// One copy of each thing. Copies that nobody uses any more go in sweeps, each time that the number has doubled.
+#[derive(Debug)]
+pub(crate) struct Copies<T: ?Sized> {
+    copies: HashSet<Arc<T>>,
+    /// Number of things that causes the next sweep.
     limit: usize,
 }
 
-impl Texts {
-    /// Returns the shared copy of a text.
-    pub(crate) fn share(&mut self, text: &Arc<str>) -> Arc<str> {
-        if let Some(copy) = self.copies.get(text) {
+/// One copy of each text.
+pub(crate) type Texts = Copies<str>;
+
+impl<T: ?Sized> Default for Copies<T> {
+    fn default() -> Self {
+        Self {
+            copies: HashSet::new(),
+            limit: 0,
+        }
+    }
+}
+
+impl<T: ?Sized + Eq + Hash> Copies<T>
+where
+    for<'a> Arc<T>: From<&'a T>,
+{
+    /// Returns the shared copy of a thing.
+    pub(crate) fn share(&mut self, thing: &T) -> Arc<T> {
+        if let Some(copy) = self.copies.get(thing) {
             return Arc::clone(copy);
         }
         if self.copies.len() >= self.limit.max(SWEEP) {
             self.copies.retain(|copy| Arc::strong_count(copy) > 1);
             self.limit = self.copies.len() * 2;
         }
-        self.copies.insert(Arc::clone(text));
-        Arc::clone(text)
+        let copy = Arc::from(thing);
+        self.copies.insert(Arc::clone(&copy));
+        copy
     }
+}
 
+impl Texts {
     /// Returns labels that consist of shared copies.
     pub(crate) fn share_labels(&mut self, labels: &Labels) -> LabelSet {
         let labels = labels.iter();
@@ -75,11 +94,11 @@ mod tests {
     #[test]
     fn copies_that_nobody_uses_go() {
         let mut texts = Texts::default();
-        let kept = texts.share(&Arc::from("kept"));
+        let kept = texts.share("kept");
         for number in 0..10 * SWEEP {
-            texts.share(&number.to_string().into());
+            texts.share(&number.to_string());
         }
         assert!(texts.copies.len() <= 2 * SWEEP);
-        assert!(Arc::ptr_eq(&kept, &texts.share(&Arc::from("kept"))));
+        assert!(Arc::ptr_eq(&kept, &texts.share("kept")));
     }
 }

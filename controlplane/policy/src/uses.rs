@@ -41,4 +41,12 @@ impl<K: Clone + Eq + Hash> Uses<K> {
     pub(crate) fn has(&self, thing: &K) -> bool {
         self.0.contains_key(thing)
     }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &K> {
+        self.0.keys()
+    }
 }

@@ -18,10 +18,12 @@ struct Loss {
     all: usize,
 }
 
-/// What is lost of NetworkPolicies, of Pods of the node, and of what they refer to: each is judged alone, so that
-/// many Pods do not hide a loss of all policies.
+/// What is lost of the namespaces with NetworkPolicies and of ClusterNetworkPolicies, which all nodes know, of Pods of the
+/// node and their policies, and of what these refer to: each is judged alone, so that many Pods do not hide a loss of all
+/// policies.
 #[derive(Debug, Default)]
 struct PolicyLosses {
+    everywhere: Loss,
     policies: Loss,
     pods: Loss,
     others: Loss,
@@ -31,9 +33,13 @@ impl PolicyLosses {
     /// Returns whether the loss is a cliff. Losing all policies is one, however few they are.
     fn is_cliff(&self, guard: CliffGuard) -> bool {
         let is_cliff = |loss: Loss| guard.is_cliff(loss.lost, loss.all);
-        let Loss { lost, all } = self.policies;
-        let all_gone = guard.enabled && all > 0 && lost == all;
-        all_gone || is_cliff(self.policies) || is_cliff(self.pods)
+        // Older control planes send all policies to all nodes, and name no namespaces.
+        let facts = match self.everywhere.all {
+            0 => self.policies,
+            _ => self.everywhere,
+        };
+        let all_gone = guard.enabled && facts.all > 0 && facts.lost == facts.all;
+        all_gone || is_cliff(facts) || is_cliff(self.pods)
     }
 }
 
@@ -64,7 +70,10 @@ impl Desired {
         let Some(DesiredKey::Policy(key)) = next else {
             return false;
         };
-        matches!(key, PolicyKey::Policy(_) | PolicyKey::Cluster(_))
+        matches!(
+            key,
+            PolicyKey::Policy(_) | PolicyKey::Namespace(_) | PolicyKey::Cluster(_)
+        )
     }
 
     /// Returns the Pods of this node under NetworkPolicies. Work: these Pods.
@@ -94,14 +103,15 @@ impl Desired {
             let key = DesiredKey::Policy(key.clone());
             !staged.named.contains_key(&key)
         });
-        let any = lost.policies.lost + lost.pods.lost + lost.others.lost > 0;
+        let facts = lost.everywhere.lost.max(lost.policies.lost) + lost.pods.lost;
+        let any = facts + lost.others.lost > 0;
         let keeps = match confidence {
             None | Some(Confidence::Partial) => any,
             Some(Confidence::Confirmed) => false,
             Some(Confidence::Whole) => lost.is_cliff(self.guard),
         };
         match keeps {
-            true => (lost.policies.lost + lost.pods.lost).max(1),
+            true => facts.max(1),
             false => 0,
         }
     }
@@ -116,7 +126,8 @@ impl Desired {
         let mut losses = PolicyLosses::default();
         for (key, slot) in self.policy_slots() {
             let loss = match key {
-                PolicyKey::Policy(_) | PolicyKey::Cluster(_) => &mut losses.policies,
+                PolicyKey::Namespace(_) | PolicyKey::Cluster(_) => &mut losses.everywhere,
+                PolicyKey::Policy(_) => &mut losses.policies,
                 PolicyKey::Pod(_) => &mut losses.pods,
                 PolicyKey::Peer(_)
                 | PolicyKey::Class(_)

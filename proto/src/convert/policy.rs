@@ -42,6 +42,9 @@ impl From<&PolicyObject> for pb::PolicyObject {
                 policies: pod.policies.iter().map(Into::into).collect(),
                 tier: tiers::optional(pod.tier),
             }),
+            PolicyObject::Namespace(name) => Kind::Namespace(pb::PolicyNamespace {
+                name: name.to_string(),
+            }),
             PolicyObject::Cluster(name) => Kind::Cluster(pb::ClusterPolicy {
                 name: name.to_string(),
             }),
@@ -73,6 +76,7 @@ pub(super) fn object(wire: pb::PolicyObject) -> Result<Option<PolicyObject>, Con
         Kind::Group(group) => PolicyObject::Group(part_of_group(&group)?),
         Kind::Policy(policy) => PolicyObject::Policy(policy.try_into()?),
         Kind::Pod(pod) => PolicyObject::Pod(local_pod(pod)?),
+        Kind::Namespace(of) => PolicyObject::Namespace(tiers::name(&of.name)?),
         Kind::Cluster(policy) => PolicyObject::Cluster(tiers::name(&policy.name)?),
         Kind::Span(span) => PolicyObject::Span(tiers::span(&span)?),
         Kind::Decisions(decisions) => PolicyObject::Decisions(tiers::decisions(&decisions)?),
@@ -91,6 +95,7 @@ pub(super) fn key_of(wire: pb::PolicyObject) -> Option<PolicyKey> {
         }
         Kind::Policy(policy) => PolicyKey::Policy(name("name", policy.name).ok()?),
         Kind::Pod(pod) => PolicyKey::Pod(name("name", pod.name).ok()?),
+        Kind::Namespace(of) => PolicyKey::Namespace(tiers::name(&of.name).ok()?),
         Kind::Cluster(policy) => PolicyKey::Cluster(tiers::name(&policy.name).ok()?),
         Kind::Span(span) => PolicyKey::Span(
             unpack_ip("first", &span.first).ok()?,
@@ -112,6 +117,7 @@ impl From<&PolicyKey> for pb::PolicyKey {
             PolicyKey::Group(id, part) => Kind::Group([&id.0[..], &[*part]].concat()),
             PolicyKey::Policy(name) => Kind::Policy(name.into()),
             PolicyKey::Pod(name) => Kind::Pod(name.into()),
+            PolicyKey::Namespace(name) => Kind::Namespace(name.to_string()),
             PolicyKey::Cluster(name) => Kind::Cluster(name.to_string()),
             PolicyKey::Span(first, last) => {
                 Kind::Span([ip_bytes(*first), ip_bytes(*last)].concat())
@@ -136,6 +142,7 @@ impl TryFrom<pb::PolicyKey> for PolicyKey {
             }
             Some(Kind::Policy(policy)) => Self::Policy(name("policy", Some(policy))?),
             Some(Kind::Pod(pod)) => Self::Pod(name("pod", Some(pod))?),
+            Some(Kind::Namespace(name)) => Self::Namespace(tiers::name(&name)?),
             Some(Kind::Cluster(policy)) => Self::Cluster(tiers::name(&policy)?),
             Some(Kind::Span(span)) => {
                 let (first, last) = span.split_at(span.len() / 2);

@@ -279,6 +279,7 @@ fn any_policy_object() -> impl Strategy<Value = DesiredObject> {
     );
     let object = prop_oneof![
         id().prop_map(|id| PolicyObject::Cluster(format!("{id:?}").into())),
+        id().prop_map(|id| PolicyObject::Namespace(format!("{id:?}").into())),
         (any_ip(Family::V6), any_ip(Family::V6), id()).prop_map(|(a, b, tier)| {
             let (first, last) = (a.min(b), a.max(b));
             PolicyObject::Span(TierSpan { first, last, tier })

@@ -1,20 +1,25 @@
 //! Parts of NetworkPolicies among the published objects.
 
 use bytes::Bytes;
-use kplane_model::{DesiredKey, DesiredObject, NodeName, ObjectHash, PolicyKey, PolicyObject};
+use kplane_model::{DesiredKey, DesiredObject, NodeName, ObjectHash};
 use kplane_policy::PolicyChanges;
 
 use super::blob::{Encoded, encode};
 use super::state::State;
 
-/// A node, and an object of its own that is new, changed, or gone.
-type OwnChange = (NodeName, DesiredKey, Option<(Bytes, ObjectHash)>);
+/// An object that is new, changed, or gone on some nodes. It is encoded once for all of them.
+#[derive(Debug)]
+struct EncodedOwn {
+    key: DesiredKey,
+    object: Option<(Bytes, ObjectHash)>,
+    nodes: Vec<NodeName>,
+}
 
 /// [`PolicyChanges`] after encoding, which happens outside of the lock.
 #[derive(Debug, Default)]
 pub(super) struct EncodedPolicies {
     shared: Vec<(DesiredKey, Option<Encoded>)>,
-    pods: Vec<OwnChange>,
+    own: Vec<EncodedOwn>,
 }
 
 impl EncodedPolicies {
@@ -22,14 +27,16 @@ impl EncodedPolicies {
         let shared = changes.shared.into_iter();
         let shared =
             shared.map(|(key, object)| (DesiredKey::Policy(key), object.map(Encoded::part)));
-        let pods = changes.pods.into_iter().map(|(node, name, pod)| {
-            let encode_pod = |pod| encode(&DesiredObject::Policy(PolicyObject::Pod(pod)));
-            let key = DesiredKey::Policy(PolicyKey::Pod(name));
-            (node, key, pod.map(encode_pod))
+        let own = changes.own.into_iter().map(|change| EncodedOwn {
+            key: DesiredKey::Policy(change.key),
+            object: change
+                .object
+                .map(|object| encode(&DesiredObject::Policy(object))),
+            nodes: change.nodes,
         });
         Self {
             shared: shared.collect(),
-            pods: pods.collect(),
+            own: own.collect(),
         }
     }
 }
@@ -43,12 +50,14 @@ impl State {
                 None => self.delete(&key),
             }
         }
-        for (node, key, pod) in changes.pods {
-            match pod {
-                Some(pod) => self.put_own(&node, &key, pod),
-                None => self.take_own(&node, &key),
+        for EncodedOwn { key, object, nodes } in changes.own {
+            for node in nodes {
+                match &object {
+                    Some(object) => self.put_own(&node, &key, object.clone()),
+                    None => self.take_own(&node, &key),
+                }
+                self.free_if_vacant(&node);
             }
-            self.free_if_vacant(&node);
         }
     }
 }

@@ -237,7 +237,10 @@ impl Store {
     /// Encodes parts of NetworkPolicies, without those of nodes that are not served.
     fn encode_policies(&self, mut changes: PolicyChanges) -> EncodedPolicies {
         if let Some(only) = self.only.get() {
-            changes.pods.retain(|(node, ..)| node == only);
+            for change in &mut changes.own {
+                change.nodes.retain(|node| node == only);
+            }
+            changes.own.retain(|change| !change.nodes.is_empty());
         }
         EncodedPolicies::new(changes)
     }

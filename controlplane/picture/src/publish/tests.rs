@@ -8,10 +8,10 @@ use bytes::Bytes;
 use kplane_model::select::merge;
 use kplane_model::{
     Cidr, DesiredKey, DesiredObject, Digest, Endpoint, EndpointAddr, KeyParts, LocalEndpoints,
-    LocalPod, NodeFacts, ObjectHash, Peer, PeerId, PodName, PolicyKey, PolicyObject, Protocol,
-    RangeDigests, Ranges, ServiceKey, ServicePort, ServiceProgram,
+    LocalPod, NodeFacts, ObjectHash, Peer, PeerId, PodName, Policy, PolicyKey, PolicyName,
+    PolicyObject, Protocol, RangeDigests, Ranges, ServiceKey, ServicePort, ServiceProgram,
 };
-use kplane_policy::PolicyChanges;
+use kplane_policy::{OwnChange, PolicyChanges};
 use kplane_proto::convert::decode_object;
 use kplane_proto::v1 as pb;
 use proptest::prelude::*;
@@ -198,6 +198,8 @@ struct World {
     peers: BTreeMap<u8, PeerId>,
     /// Pods of nodes, with the last byte of their addresses.
     pods: BTreeMap<&'static str, u8>,
+    /// The nodes with the policy.
+    policies: BTreeMap<&'static str, bool>,
 }
 
 impl World {
@@ -227,6 +229,10 @@ impl World {
         let pod = self.pods.get(name);
         objects.extend(
             pod.map(|octet| DesiredObject::Policy(PolicyObject::Pod(pod_of(name, *octet)))),
+        );
+        let policy = self.policies.get(name);
+        objects.extend(
+            policy.map(|is_new| DesiredObject::Policy(PolicyObject::Policy(policy_of(*is_new)))),
         );
         let stranger = || NodeFacts {
             name: name.into(),
@@ -261,6 +267,14 @@ fn pod_of(node: &str, octet: u8) -> LocalPod {
     }
 }
 
+fn policy_of(is_new: bool) -> Policy {
+    Policy {
+        name: PolicyName::new("shop", "policy"),
+        ingress: Some(Vec::new()),
+        egress: is_new.then(Vec::new),
+    }
+}
+
 impl World {
     /// Changes a part of the NetworkPolicies, and returns what a control plane publishes then.
     fn policies(&mut self, step: &Step) -> Publication {
@@ -284,10 +298,30 @@ impl World {
                     Some(octet) => drop(self.pods.insert(node, *octet)),
                     None => drop(self.pods.remove(node)),
                 }
-                let pod = octet.map(|octet| pod_of(node, octet));
-                changes
-                    .pods
-                    .push((node.into(), PodName::new("shop", node), pod));
+                let pod = octet.map(|octet| PolicyObject::Pod(pod_of(node, octet)));
+                changes.own.push(OwnChange {
+                    key: PolicyKey::Pod(PodName::new("shop", node)),
+                    object: pod,
+                    nodes: vec![node.into()],
+                });
+            }
+            Step::Policy(nodes, is_new) => {
+                let policy = policy_of(*is_new);
+                let mut change = |object, nodes: Vec<&'static str>| {
+                    if !nodes.is_empty() {
+                        let nodes = nodes.into_iter().map(Into::into).collect();
+                        let key = PolicyKey::Policy(policy.name.clone());
+                        changes.own.push(OwnChange { key, object, nodes });
+                    }
+                };
+                let now: Vec<_> = nodes.iter().map(|node| NODES[*node]).collect();
+                let had = std::mem::take(&mut self.policies);
+                let left = had.keys().filter(|node| !now.contains(node));
+                change(None, left.copied().collect());
+                self.policies
+                    .extend(now.iter().map(|node| (*node, *is_new)));
+                let now = self.policies.keys().copied().collect();
+                change(Some(PolicyObject::Policy(policy.clone())), now);
             }
             _ => {}
         }
@@ -315,6 +349,8 @@ enum Step {
     Cidrs(u8),
     Peer(u8, Option<u8>),
     Pod(usize, Option<u8>),
+    /// A policy has Pods on these nodes, and is new or old.
+    Policy(Vec<usize>, bool),
     Follow(usize),
     FollowOnePiece(usize),
     Restart(usize),
@@ -352,6 +388,8 @@ fn any_step() -> impl Strategy<Value = Step> {
         1 => any::<u8>().prop_map(Step::Cidrs),
         2 => (0_u8..4, prop::option::of(0_u8..3)).prop_map(|(octet, class)| Step::Peer(octet, class)),
         2 => (0_usize..4, prop::option::of(0_u8..4)).prop_map(|(node, octet)| Step::Pod(node, octet)),
+        2 => (prop::collection::btree_set(0_usize..4, 0..4), any::<bool>())
+            .prop_map(|(nodes, is_new)| Step::Policy(nodes.into_iter().collect(), is_new)),
         3 => (0_usize..4).prop_map(Step::Follow),
         3 => (0_usize..4).prop_map(Step::FollowOnePiece),
         1 => (0_usize..4).prop_map(Step::Restart),
@@ -392,7 +430,7 @@ proptest! {
                     publication.service_cidrs = Some(world.cidrs.clone());
                     store.publish(publication);
                 }
-                step @ (Step::Peer(..) | Step::Pod(..)) => {
+                step @ (Step::Peer(..) | Step::Pod(..) | Step::Policy(..)) => {
                     store.publish(world.policies(&step));
                 }
                 Step::Follow(n) => agents[n].catch_up(&store),
@@ -568,6 +606,23 @@ fn a_stranger_knows_whether_there_are_nodes() {
             assert_eq!(agent.digest(), store.digest(agent.node));
         }
     }
+}
+
+#[test]
+fn an_object_of_some_nodes_is_encoded_once_for_them() {
+    let store = Store::new(7);
+    store.publish(World::default().policies(&Step::Policy(vec![0, 1], true)));
+    let of = |node: &str| {
+        let objects = store.collect(node, &mut Cursor::at(0)).objects;
+        let is_it = |bytes: &Bytes| {
+            let object = decode_object(bytes.clone()).unwrap();
+            matches!(object, Some(DesiredObject::Policy(PolicyObject::Policy(_))))
+        };
+        objects.into_iter().find(is_it)
+    };
+    let [first, second] = ["n0", "n1"].map(|node| of(node).unwrap());
+    assert_eq!(first.as_ptr(), second.as_ptr());
+    assert_eq!(of("n2"), None);
 }
 
 #[test]

@@ -5,17 +5,18 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use kplane_model::{
-    Direction, GroupId, LocalPod, NamedPort, NodeName, PeerId, PodName, Policy, PolicyKey,
-    PolicyObject, PolicyPort, PolicyRule, PortActions, Protocol, Tier, TierAction, TierSpan,
+    Direction, GroupId, GroupPart, LocalPod, NamedPort, NodeName, PeerId, Policy, PolicyKey,
+    PolicyName, PolicyObject, PolicyPort, PolicyRule, PortActions, Protocol, Tier, TierAction,
+    TierSpan,
 };
 
 use crate::PolicyChanges;
 
-/// All published objects.
+/// All published objects: those of all nodes, and those of each.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Agent {
     pub(super) shared: BTreeMap<PolicyKey, PolicyObject>,
-    pub(super) pods: BTreeMap<(NodeName, PodName), LocalPod>,
+    pub(super) own: BTreeMap<(NodeName, PolicyKey), PolicyObject>,
 }
 
 impl Agent {
@@ -32,16 +33,72 @@ impl Agent {
                 None => assert!(self.shared.remove(&key).is_some(), "{key}"),
             }
         }
-        for (node, name, pod) in changes.pods {
-            match pod {
-                Some(pod) => {
-                    assert_eq!(pod.name, name);
-                    let before = self.pods.insert((node, name), pod.clone());
-                    assert_ne!(before, Some(pod));
+        for change in changes.own {
+            assert!(!change.key.is_shared() && !change.nodes.is_empty());
+            for node in change.nodes {
+                let place = (node, change.key.clone());
+                match &change.object {
+                    Some(object) => {
+                        assert_eq!(object.key(), change.key);
+                        let before = self.own.insert(place, object.clone());
+                        assert_ne!(before.as_ref(), Some(object));
+                    }
+                    None => assert!(self.own.remove(&place).is_some(), "{place:?}"),
                 }
-                None => assert!(self.pods.remove(&(node, name)).is_some()),
             }
         }
+    }
+
+    /// Returns the Pods of all nodes.
+    pub(super) fn pods(&self) -> impl Iterator<Item = (&NodeName, &LocalPod)> {
+        self.own
+            .iter()
+            .filter_map(|((node, _), object)| match object {
+                PolicyObject::Pod(pod) => Some((node, pod)),
+                _ => None,
+            })
+    }
+
+    /// Returns the parts of groups of all nodes.
+    pub(super) fn parts(&self) -> impl Iterator<Item = (&NodeName, &GroupPart)> {
+        self.own
+            .iter()
+            .filter_map(|((node, _), object)| match object {
+                PolicyObject::Group(part) => Some((node, part)),
+                _ => None,
+            })
+    }
+
+    /// Checks that nodes have the policies of their Pods and the groups of these policies, and nothing else.
+    fn check_interest(&self, view: &View<'_>) {
+        let mut policies = BTreeSet::new();
+        for (node, pod) in self.pods() {
+            policies.extend(pod.policies.iter().map(|policy| (node, policy)));
+        }
+        let known: BTreeSet<_> = view.policies.keys().copied().collect();
+        assert_eq!(known, policies);
+        let mut groups = BTreeSet::new();
+        for ((node, _), policy) in &view.policies {
+            let rules = Direction::ALL.map(|direction| policy.rules(direction).unwrap_or_default());
+            let peers = rules
+                .into_iter()
+                .flatten()
+                .filter_map(|rule| rule.peers.as_ref());
+            groups.extend(peers.flat_map(|peers| peers.groups.iter().map(|group| (*node, *group))));
+        }
+        for (node, part) in self.parts() {
+            assert!(groups.contains(&(node, part.group)), "{node}: {part:?}");
+        }
+        let namespaces = self.shared.keys().filter_map(|key| match key {
+            PolicyKey::Namespace(name) => Some(name),
+            _ => None,
+        });
+        let namespaces: BTreeSet<_> = namespaces.collect();
+        assert!(
+            known
+                .iter()
+                .all(|(_, policy)| namespaces.contains(&policy.namespace))
+        );
     }
 
     /// Returns a view in which an address is found quickly. All references must lead somewhere.
@@ -58,17 +115,6 @@ impl Agent {
                     view.peers.insert(peer.address, (chain, &class.ports));
                     view.tiers
                         .extend(peer.tier.map(|tier| (peer.address, tier)));
-                }
-                PolicyObject::Group(part) => {
-                    assert!(!part.members.is_empty() && part.members.is_sorted());
-                    assert!(part.members.iter().all(|m| m.0[0] == part.part));
-                    view.members
-                        .entry(part.group)
-                        .or_default()
-                        .extend(&part.members);
-                }
-                PolicyObject::Policy(policy) => {
-                    view.policies.insert(policy.name.clone(), policy);
                 }
                 PolicyObject::Span(span) => {
                     let before = view.spans.last();
@@ -90,17 +136,29 @@ impl Agent {
                         }
                     }
                 }
-                PolicyObject::Class(_) | PolicyObject::Pod(_) | PolicyObject::Cluster(_) => {}
+                _ => {}
+            }
+        }
+        for (node, part) in self.parts() {
+            assert!(!part.members.is_empty() && part.members.is_sorted());
+            assert!(part.members.iter().all(|m| m.0[0] == part.part));
+            let members = view.members.entry((node, part.group)).or_default();
+            members.extend(&part.members);
+        }
+        for ((node, _), object) in &self.own {
+            if let PolicyObject::Policy(policy) = object {
+                view.policies.insert((node, &policy.name), policy);
             }
         }
         let mut counting = BTreeSet::new();
-        for ((node, _), pod) in &self.pods {
+        for (node, pod) in self.pods() {
             assert!(pod.policies.is_sorted() && pod.ports.is_sorted());
             for address in &pod.addresses {
                 assert!(counting.insert((node, address)), "{address} twice");
-                view.pods.entry(*address).or_default().push(pod);
+                view.pods.entry(*address).or_default().push((node, pod));
             }
         }
+        self.check_interest(&view);
         view
     }
 
@@ -109,15 +167,18 @@ impl Agent {
     }
 }
 
+/// A Pod, and the node that enforces its policies with what it has.
+type PodOn<'a> = (&'a NodeName, &'a LocalPod);
+
 /// Decisions by direction, tier and other end.
 type Rows<'a> = HashMap<(Direction, Tier, PeerId), &'a PortActions>;
 
 #[derive(Default)]
 pub(super) struct View<'a> {
     peers: HashMap<IpAddr, (Vec<PeerId>, &'a [NamedPort])>,
-    members: HashMap<GroupId, Vec<PeerId>>,
-    policies: HashMap<kplane_model::PolicyName, &'a Policy>,
-    pods: HashMap<IpAddr, Vec<&'a LocalPod>>,
+    members: HashMap<(&'a NodeName, GroupId), Vec<PeerId>>,
+    policies: HashMap<(&'a NodeName, &'a PolicyName), &'a Policy>,
+    pods: HashMap<IpAddr, Vec<PodOn<'a>>>,
     tiers: HashMap<IpAddr, PeerId>,
     spans: Vec<TierSpan>,
     decisions: HashMap<PeerId, Rows<'a>>,
@@ -138,24 +199,26 @@ impl View<'_> {
 
     fn is_open(
         &self,
-        (source, from): (Option<&&LocalPod>, IpAddr),
-        (destination, to): (Option<&&LocalPod>, IpAddr),
+        (source, from): (Option<&PodOn<'_>>, IpAddr),
+        (destination, to): (Option<&PodOn<'_>>, IpAddr),
         protocol: Protocol,
         port: u16,
     ) -> bool {
         if let (Some(source), Some(destination)) = (source, destination)
-            && source.name == destination.name
+            && source.1.name == destination.1.name
         {
             return true;
         }
         let at_peer = self.peers.get(&to).map_or(&[][..], |(_, ports)| ports);
-        let at_pod = destination.map_or(&[][..], |pod| &pod.ports);
-        let egress =
-            |rule: &PolicyRule| self.has_peer(rule, to) && has_port(rule, at_peer, protocol, port);
-        let ingress =
-            |rule: &PolicyRule| self.has_peer(rule, from) && has_port(rule, at_pod, protocol, port);
-        let side = |pod: Option<&&LocalPod>, direction, other, passes: bool| {
-            let decide = |tier| match pod.and_then(|pod| pod.tier) {
+        let at_pod = destination.map_or(&[][..], |(_, pod)| &pod.ports);
+        let egress = |node: &NodeName, rule: &PolicyRule| {
+            self.has_peer(node, rule, to) && has_port(rule, at_peer, protocol, port)
+        };
+        let ingress = |node: &NodeName, rule: &PolicyRule| {
+            self.has_peer(node, rule, from) && has_port(rule, at_pod, protocol, port)
+        };
+        let side = |pod: Option<&PodOn<'_>>, direction, other, passes: bool| {
+            let decide = |tier| match pod.and_then(|(_, pod)| pod.tier) {
                 None => TierAction::Pass,
                 Some(subject) => {
                     let decisions = &self.decisions[&subject];
@@ -166,8 +229,7 @@ impl View<'_> {
                     actions.map_or(TierAction::Pass, |of| of.action(protocol, port))
                 }
             };
-            let isolated = pod.into_iter().flat_map(|pod| &pod.policies);
-            let mut isolated = isolated.filter_map(|name| self.policies[name].rules(direction));
+            let mut isolated = self.rules(pod, direction);
             match decide(Tier::Admin) {
                 TierAction::Accept => true,
                 TierAction::Deny => false,
@@ -197,24 +259,36 @@ impl View<'_> {
 
     fn passes(
         &self,
-        pod: Option<&&LocalPod>,
+        pod: Option<&PodOn<'_>>,
         direction: Direction,
-        allows: impl Fn(&PolicyRule) -> bool,
+        allows: impl Fn(&NodeName, &PolicyRule) -> bool,
     ) -> bool {
-        let names = pod.into_iter().flat_map(|pod| &pod.policies);
-        let rules: Vec<_> = names
-            .filter_map(|name| self.policies[name].rules(direction))
-            .collect();
-        rules.is_empty() || rules.into_iter().flatten().any(allows)
+        let Some((node, _)) = pod else { return true };
+        let rules: Vec<_> = self.rules(pod, direction).collect();
+        let mut all = rules.iter().copied().flatten();
+        rules.is_empty() || all.any(|rule| allows(node, rule))
     }
 
-    fn has_peer(&self, rule: &PolicyRule, address: IpAddr) -> bool {
+    /// Returns the rules of each policy of a Pod that is about a direction.
+    fn rules(
+        &self,
+        pod: Option<&PodOn<'_>>,
+        direction: Direction,
+    ) -> impl Iterator<Item = &[PolicyRule]> {
+        let policies = pod.into_iter();
+        let policies =
+            policies.flat_map(|(node, pod)| pod.policies.iter().map(|name| (*node, name)));
+        policies.filter_map(move |policy| self.policies[&policy].rules(direction))
+    }
+
+    fn has_peer(&self, node: &NodeName, rule: &PolicyRule, address: IpAddr) -> bool {
         let Some(peers) = &rule.peers else {
             return true;
         };
         let chain = self.peers.get(&address).map_or(&[][..], |(chain, _)| chain);
         let in_groups = peers.groups.iter().any(|group| {
-            let members = self.members.get(group).map_or(&[][..], |members| members);
+            let members = self.members.get(&(node, *group));
+            let members = members.map_or(&[][..], |members| members);
             chain.iter().any(|id| members.contains(id))
         });
         let in_blocks = peers.blocks.iter().any(|block| {

@@ -53,7 +53,7 @@ fn a_pod_with_too_many_policies_stays_isolated() {
         .map(|(pod, n)| (pod.to_string(), n))
         .collect();
     assert_eq!(crowded, [("a/web".to_owned(), 6_001)]);
-    let pod = agent.pods.values().next().unwrap();
+    let (_, pod) = agent.pods().next().unwrap();
     let bytes: usize = pod.policies.iter().map(|p| p.to_string().len() + 9).sum();
     assert!((150 << 10..=160 << 10).contains(&bytes), "{bytes}");
     let [web, outside] = ["10.0.0.1", "192.0.2.1"].map(|a| a.parse().unwrap());
@@ -99,10 +99,10 @@ fn a_new_pod_of_a_known_workload_is_one_shared_object_and_one_of_its_node() {
     let changes = index.take();
     let keys: Vec<_> = changes.shared.iter().map(|(key, _)| key.clone()).collect();
     assert_eq!(keys, [PolicyKey::Peer("10.0.0.10".parse().unwrap())]);
-    assert_eq!(changes.pods.len(), 1);
+    assert_eq!(changes.own.len(), 1);
     index.delete_pod(&name("a/web-10"));
     let changes = index.take();
-    assert_eq!((changes.shared.len(), changes.pods.len()), (1, 1));
+    assert_eq!((changes.shared.len(), changes.own.len()), (1, 1));
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn a_cluster_without_policies_costs_nothing() {
     let changes = index.take();
     assert_eq!(changes.shared.len(), everything.shared.len());
     assert!(changes.shared.iter().all(|(_, object)| object.is_none()));
-    assert!(changes.pods.iter().all(|(_, _, pod)| pod.is_none()));
+    assert!(changes.own.iter().all(|change| change.object.is_none()));
     let counts = index.counts();
     assert_eq!((counts.classes, counts.groups, counts.pods), (0, 0, 9));
 }
@@ -374,11 +374,7 @@ fn members_that_do_not_fit_into_a_part_of_a_group_are_not_allowed() {
     });
     let mut agent = Agent::default();
     agent.apply(index.take());
-    let parts = agent.shared.values().filter_map(|object| match object {
-        kplane_model::PolicyObject::Group(part) => Some(part.members.len()),
-        _ => None,
-    });
-    let parts: Vec<usize> = parts.collect();
+    let parts: Vec<usize> = agent.parts().map(|(_, part)| part.members.len()).collect();
     assert_eq!(parts.iter().max(), Some(&members));
     let to = "10.9.0.1".parse().unwrap();
     let allowed = |from: &&String| agent.allows(from.parse().unwrap(), to, Protocol::Tcp, 80);

@@ -271,10 +271,10 @@ fn np18_the_living_pod_has_the_address_then_the_younger_then_the_first() {
             .policy(policy("a/p", &[]));
         let mut agent = Agent::default();
         agent.apply(cluster.index().take());
-        let with_address = agent.pods.values().filter(|pod| !pod.addresses.is_empty());
-        let names: Vec<_> = with_address.map(|pod| pod.name.to_string()).collect();
+        let with_address = agent.pods().filter(|(_, pod)| !pod.addresses.is_empty());
+        let names: Vec<_> = with_address.map(|(_, pod)| pod.name.to_string()).collect();
         assert_eq!(names, [winner]);
-        assert_eq!(agent.pods.len(), 2);
+        assert_eq!(agent.pods().count(), 2);
     }
 }
 
@@ -286,12 +286,14 @@ fn np19_a_pod_without_addresses_is_published_and_one_without_a_node_is_not() {
     };
     let cluster = Cluster::two().with(pod("a/x", &[], &[])).with(waiting);
     assert!(cluster.index().take().is_empty());
-    let changes = cluster.policy(ingress("a/p", &[], &[])).index().take();
-    let [(node, name, Some(pod))] = &changes.pods[..] else {
-        panic!("{changes:?}");
+    let mut agent = Agent::default();
+    agent.apply(cluster.policy(ingress("a/p", &[], &[])).index().take());
+    let pods: Vec<_> = agent.pods().collect();
+    let [(node, pod)] = pods[..] else {
+        panic!("{agent:?}");
     };
-    assert_eq!((&**node, name.to_string()), ("n", "a/x".to_owned()));
-    assert_eq!(pod.policies, [super::cluster::name("a/p")]);
+    assert_eq!((&**node, pod.name.to_string()), ("n", "a/x".to_owned()));
+    assert_eq!(pod.policies, [name("a/p")]);
 }
 
 /// A Pod on another node that says that it has the address of a web server.
@@ -405,8 +407,8 @@ fn a_pod_made_anew_on_another_node_is_judged_there() {
     let mut agent = Agent::default();
     let mut has_address = |index: &mut Policies| {
         agent.apply(index.take());
-        let web = agent.pods.values().find(|pod| pod.name == name("a/web"));
-        !web.unwrap().addresses.is_empty()
+        let web = agent.pods().find(|(_, pod)| pod.name == name("a/web"));
+        !web.unwrap().1.addresses.is_empty()
     };
     assert!(has_address(&mut index));
     index.put_pod(Pod {

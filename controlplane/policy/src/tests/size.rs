@@ -66,11 +66,11 @@ fn time(what: &str, index: &mut Policies, change: impl FnOnce(&mut Policies)) ->
     change(index);
     let put = start.elapsed();
     let changes = index.take();
-    let (shared, pods) = (changes.shared.len(), changes.pods.len());
+    let (shared, own) = (changes.shared.len(), changes.own.len());
     let took = start.elapsed() - put;
     let both = processor() - start_on_processor;
     println!(
-        "{what}: put {put:?}, take {took:?}, on a processor {both:?}; {shared} shared objects, {pods} Pods"
+        "{what}: put {put:?}, take {took:?}, on a processor {both:?}; {shared} shared objects, {own} of some nodes"
     );
     changes
 }

@@ -95,9 +95,12 @@ impl Content {
         self.ranges.iter().any(|range| range.contains(ip))
     }
 
-    /// Returns whether there is a policy, of whatever Pods, or it is not known yet which there are.
+    /// Returns whether there is a policy, of whatever Pods, or it is not known yet which there are. Older control planes
+    /// name no namespaces.
     pub(super) fn has_policies(&self) -> bool {
-        self.closed || !self.objects.policies.is_empty() || !self.tiers.policies.is_empty()
+        let objects = &self.objects;
+        let any = !objects.namespaces.is_empty() || !objects.policies.is_empty();
+        self.closed || any || !self.tiers.policies.is_empty()
     }
 
     /// Takes over a change.
@@ -154,7 +157,8 @@ impl Content {
                     .keys()
                     .map(|(a, b)| PolicyKey::Span(*a, *b)),
             )
-            .chain(self.tiers.policies.iter().cloned().map(PolicyKey::Cluster));
+            .chain(self.tiers.policies.iter().cloned().map(PolicyKey::Cluster))
+            .chain(objects.namespaces.iter().cloned().map(PolicyKey::Namespace));
         pods.chain(objects.peers.keys().copied().map(PolicyKey::Peer))
             .chain(objects.classes.keys().copied().map(PolicyKey::Class))
             .chain(groups)
@@ -184,6 +188,9 @@ impl Content {
             (PolicyKey::Decisions(id, part), Some(PolicyObject::Decisions(new))) => {
                 self.set_decisions(*id, *part, Some(&new.rows));
             }
+            (PolicyKey::Namespace(name), Some(PolicyObject::Namespace(_))) => {
+                self.objects.namespaces.insert(name.clone());
+            }
             (PolicyKey::Cluster(name), new) => {
                 self.set_cluster_policy(name, matches!(new, Some(PolicyObject::Cluster(_))));
             }
@@ -192,6 +199,7 @@ impl Content {
             (PolicyKey::Class(id), _) => self.set_class(*id, None),
             (PolicyKey::Group(id, part), _) => self.set_group(*id, *part, &[]),
             (PolicyKey::Policy(name), _) => self.set_policy(name, None),
+            (PolicyKey::Namespace(name), _) => drop(self.objects.namespaces.remove(name)),
             (PolicyKey::Pod(name), _) => self.set_pod(name, None),
             (PolicyKey::Span(first, last), _) => self.set_span((*first, *last), None),
             (PolicyKey::Decisions(id, part), _) => self.set_decisions(*id, *part, None),

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use kplane_model::{
     Direction, GroupId, LocalPod, PeerId, PodName, Policy, PolicyName, PolicyPort, PolicyRule,
@@ -18,6 +19,8 @@ pub(super) struct Objects {
     pub(super) ported: Ported,
     pub(super) groups: HashMap<GroupId, BTreeMap<u8, Vec<PeerId>>>,
     pub(super) policies: HashMap<PolicyName, Policy>,
+    /// The namespaces with policies, on whatever node these are.
+    pub(super) namespaces: BTreeSet<Arc<str>>,
     pub(super) pods: BTreeMap<PodName, LocalPod>,
     /// The Pods that name a policy.
     pub(super) pods_of: HashMap<PolicyName, BTreeSet<PodName>>,

@@ -187,6 +187,7 @@ fn object() -> impl Strategy<Value = PolicyObject> {
         tier_object(),
         tiered_peer(),
         Just(PolicyObject::Cluster("some".into())),
+        Just(PolicyObject::Namespace("shop".into())),
         (1_u8..4, prop::collection::vec(named(), 0..2)).prop_map(|(class, ports)| {
             PolicyObject::Class(PeerClass {
                 id: id(class),

@@ -363,6 +363,27 @@ fn many_pods_do_not_hide_that_all_policies_go() {
     }
 }
 
+/// The policies of a node go with its last Pods. Those of the cluster are known by their namespaces.
+#[test]
+fn a_node_that_loses_its_last_policy_is_no_cliff_and_a_cluster_that_does_is_one() {
+    let namespace = DesiredObject::Policy(PolicyObject::Namespace("shop".into()));
+    let objects = [namespace.clone(), policy(0), pod(1)];
+    let mut desired = holding(&objects);
+    let mut other = plane(7, Whole, vec![namespace]);
+    desired.apply(other.snapshot_update()).unwrap();
+    assert_eq!((desired.policies().count(), desired.held()), (1, None));
+    assert!(desired.has_policies());
+
+    let mut desired = holding(&objects);
+    let mut other = plane(7, Whole, Vec::new());
+    desired.apply(other.snapshot_update()).unwrap();
+    assert_eq!(desired.policies().count(), objects.len());
+    assert_eq!(desired.held().map(|held| held.policies), Some(2));
+    other.confidence = Confirmed;
+    desired.apply(other.delta_update()).unwrap();
+    assert!(!desired.has_policies());
+}
+
 /// Silence of a control plane about policies opens no Pod, whatever its source says; an order does.
 #[test]
 fn policies_stay_until_a_control_plane_speaks_of_them() {
