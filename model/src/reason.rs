@@ -204,6 +204,8 @@ reasons! {
     EndpointSilent,
     /// NetworkPolicies deny the way to an endpoint that the node chooses.
     PolicyDenies,
+    /// NetworkPolicies isolate Pods behind the Service.
+    EndpointsIsolated,
 }
 
 impl Reason {

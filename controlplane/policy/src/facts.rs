@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use kplane_model::{NodeName, PodName, PolicyName};
+use kplane_model::{Direction, NodeName, PodName, PolicyName};
 
 use crate::rules::Entry;
 use crate::{ClusterPolicy, NetworkPolicy, Policies};
@@ -122,6 +122,14 @@ impl Policies {
         let labels = &self.pods.get(pod)?.labels;
         let policies = self.policies.of_pod(&pod.namespace, labels).into_iter();
         Some(policies.map(|entry| entry.policy.name.clone()).collect())
+    }
+
+    /// Returns the policies that isolate a Pod in a direction, sorted; none if there is no such Pod.
+    pub fn isolating(&self, pod: &PodName, direction: Direction) -> Vec<PolicyName> {
+        let entry = self.pods.get(pod).into_iter();
+        let policies = entry.flat_map(|of| self.policies.enforced(&pod.namespace, &of.labels).0);
+        let isolating = policies.filter(|of| of.rules(direction).is_some());
+        isolating.map(|of| of.policy.name.clone()).collect()
     }
 
     /// Returns the Pod that has an address.

@@ -20,12 +20,13 @@ use super::standing::{Standing, Standings};
 use super::views::service;
 use crate::findings::{self, Finding, Place};
 
-/// Returns one Service and its state on each node, with the virtual servers that agents reported.
+/// Returns one Service and its state on each node, with the virtual servers that agents reported, and a finding about
+/// NetworkPolicies.
 pub(super) fn description(
     hub: &Hub,
     name: &ServiceName,
     detail: &ServiceDetail,
-    mut servers: BTreeMap<NodeName, pb::ServiceServers>,
+    (mut servers, isolated): (BTreeMap<NodeName, pb::ServiceServers>, Option<Finding>),
     others: &Collected,
 ) -> pb::ServiceDescription {
     let picture = Picture::with(hub, others);
@@ -38,7 +39,7 @@ pub(super) fn description(
     });
     let nodes: Vec<_> = nodes.collect();
     pb::ServiceDescription {
-        findings: findings_of(name, detail, &nodes),
+        findings: findings_of(name, detail, isolated, &nodes),
         ports: detail
             .ports
             .iter()
@@ -61,6 +62,7 @@ pub(super) fn description(
 fn findings_of(
     name: &ServiceName,
     detail: &ServiceDetail,
+    isolated: Option<Finding>,
     nodes: &[(Arc<NodeFacts>, Standing)],
 ) -> Vec<pb::Finding> {
     let facts = nodes.iter().map(|(facts, _)| &**facts);
@@ -79,6 +81,7 @@ fn findings_of(
         let told = nodes.iter();
         let told = told.map(|(facts, standing)| (&facts.name, standing.avoided.as_slice()));
         found.extend(findings::avoided(name, &detail.ports, told));
+        found.extend(isolated);
         found.sort_by_key(|finding| Reverse(finding.severity));
     }
     let mut found: Vec<_> = found.iter().map(Finding::to_wire).collect();

@@ -2,12 +2,13 @@
 //!
 //! Agents know addresses, and the index knows the Pods that have them now.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use kplane_fleet::hub::Hub;
+use kplane_fleet::inquiry::Patience;
 use kplane_fleet::peers::Peers;
 use kplane_model::{Direction, NodeName, PodName, Protocol, TierAction, parse_ip};
 use kplane_policy::{End, Policies, Verdict};
@@ -15,6 +16,8 @@ use kplane_proto::v1 as pb;
 use tokio::time::Instant;
 use tonic::Status;
 
+use super::inquiry::Agents;
+use super::pages::Node;
 use super::policy_index::{ask as ask_index, no_pod};
 use super::request::bounded_names;
 use super::{inquiry, millis};
@@ -25,9 +28,11 @@ const PACKETS: usize = 500;
 const OF_AGENT: usize = 1_024;
 /// Maximum number of policies that are named with a sample.
 const ISOLATING: usize = 20;
-/// Time for all agents, and for the one of a note.
+/// Time for all agents, and for those of a note.
 const WITHIN: Duration = Duration::from_millis(4_500);
 const FOR_NOTE: Duration = Duration::from_secs(1);
+/// Maximum number of nodes that are asked for a note.
+const NODES_FOR_NOTE: usize = 16;
 /// Time after which a follower that goes on is written down again, and most that are remembered.
 const AUDITED: Duration = Duration::from_secs(60);
 const REMEMBERED: usize = 1_024;
@@ -260,30 +265,70 @@ pub(super) async fn note(
     (pod, node): (PodName, NodeName),
     of: Direction,
 ) -> Option<String> {
-    let question = inspect(pb::DenialsQuestion::default());
-    let answers = inquiry::ask(hub, peers, question, &node, FOR_NOTE).await;
-    let parts = answers.parts(|answer| answer.denials.as_ref(), |of| of.error.as_str());
-    let (_, denials) = parts.told.first()?;
-    let counted = denials.pods.iter().take(OF_AGENT).filter_map(|of| {
-        let address = parse_ip(&of.address).ok()?;
-        Some((address, direction(of.direction())?, of.packets))
-    });
-    let (counted, name) = (counted.collect::<Vec<_>>(), pod.clone());
-    let packets = ask_index(hub, move |policies, _| {
-        let its = counted.iter().filter(|(address, direction, _)| {
-            *direction == of && policies.pod_at(*address) == Some(&name)
-        });
-        its.map(|(.., packets)| packets).sum::<u64>()
-    });
-    let packets = packets.await.ok().filter(|packets| *packets > 0)?;
+    let others = inquiry::others(peers).await;
+    let agents = Agents {
+        hub,
+        peers,
+        others: &others,
+    };
+    let pods = BTreeMap::from([(pod.clone(), node.clone())]);
+    let packets = denied(agents, &pods, of).await.packets;
     let (way, preposition) = match of {
         Direction::Ingress => ("to", "from"),
         Direction::Egress => ("from", "to"),
     };
-    Some(format!(
-        "{node} has dropped {packets} packets of new connections {way} Pod {pod}; kpctl drops --follow --pod {pod} shows \
-         {preposition} where"
-    ))
+    (packets > 0).then(|| {
+        format!(
+            "{node} has dropped {packets} packets of new connections {way} Pod {pod}; kpctl drops --follow --pod {pod} \
+             shows {preposition} where"
+        )
+    })
+}
+
+/// Packets that the nodes of some Pods have denied.
+#[derive(Debug)]
+pub(super) struct Denied {
+    pub(super) packets: u64,
+    /// All nodes have answered.
+    pub(super) is_all: bool,
+}
+
+/// Asks the first nodes of some Pods how many packets they have denied in a direction.
+pub(super) async fn denied(
+    agents: Agents<'_>,
+    pods: &BTreeMap<PodName, NodeName>,
+    of: Direction,
+) -> Denied {
+    let nodes: BTreeSet<_> = pods.values().collect();
+    let all = nodes.len();
+    let asked: BTreeSet<_> = nodes.into_iter().take(NODES_FOR_NOTE).collect();
+    let question = Arc::new(inspect(pb::DenialsQuestion::default()));
+    let wanted = |node: &NodeName, _: &Node<'_>| asked.contains(node);
+    let patience = Patience::all(FOR_NOTE);
+    let answers = agents
+        .ask(|_| Arc::clone(&question), wanted, patience)
+        .await;
+    let parts = answers.parts(|answer| answer.denials.as_ref(), |of| of.error.as_str());
+    let is_all = parts.told.len() == all;
+    let denials = parts.told.into_iter();
+    let denials = denials.flat_map(|(_, denials)| denials.pods.iter().take(OF_AGENT));
+    let counted = denials.filter_map(|told| {
+        let address = parse_ip(&told.address).ok()?;
+        (direction(told.direction()) == Some(of)).then_some((address, told.packets))
+    });
+    let (counted, names) = (counted.collect::<Vec<_>>(), pods.keys().cloned());
+    let names: BTreeSet<_> = names.collect();
+    let packets = ask_index(agents.hub, move |policies, _| {
+        let its = counted.iter().filter(|(address, _)| {
+            let pod = policies.pod_at(*address);
+            pod.is_some_and(|pod| names.contains(pod))
+        });
+        its.fold(0_u64, |sum, (_, packets)| sum.saturating_add(*packets))
+    });
+    Denied {
+        packets: packets.await.unwrap_or_default(),
+        is_all,
+    }
 }
 
 #[cfg(test)]

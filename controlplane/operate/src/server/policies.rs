@@ -3,6 +3,7 @@
 //! The index's task works out each answer; the words are made of what it returns.
 
 mod doubts;
+mod isolated;
 mod sender;
 mod ways;
 mod words;
@@ -21,6 +22,7 @@ use kplane_proto::convert;
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
+pub(super) use self::isolated::isolated;
 pub(super) use self::sender::send_by_pod;
 pub(super) use self::ways::Ways;
 use super::drops;

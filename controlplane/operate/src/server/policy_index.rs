@@ -16,8 +16,16 @@ pub(super) async fn ask<T: Send + 'static>(
     hub: &Hub,
     answer: impl FnOnce(&Policies, &dyn Fn() -> Vec<Issue>) -> T + Send + 'static,
 ) -> Result<T, Status> {
-    let answer = hub.policies(answer).await.map_err(closing)?;
+    let answer = ask_if_enforced(hub, answer).await?;
     answer.ok_or_else(|| Status::failed_precondition(NOT_ENFORCED))
+}
+
+/// Returns what the index answers; `None` if nodes enforce no policies.
+pub(super) async fn ask_if_enforced<T: Send + 'static>(
+    hub: &Hub,
+    answer: impl FnOnce(&Policies, &dyn Fn() -> Vec<Issue>) -> T + Send + 'static,
+) -> Result<Option<T>, Status> {
+    hub.policies(answer).await.map_err(closing)
 }
 
 /// Returns the error that there is no such Pod.

@@ -161,8 +161,13 @@ impl StatusService for StatusServer {
         let name = ServiceName::new(&request.namespace, &request.name);
         let detail = detail(&self.hub, &name).await?;
         let others = self.others(&name).await;
-        let servers = servers::of_all(self.agents(&others), &name).await;
-        let description = description::description(&self.hub, &name, &detail, servers, &others);
+        let agents = self.agents(&others);
+        let (servers, isolated) = tokio::join!(
+            servers::of_all(agents, &name),
+            policies::isolated(agents, &name, &detail)
+        );
+        let told = (servers, isolated?);
+        let description = description::description(&self.hub, &name, &detail, told, &others);
         Ok(Response::new(description))
     }
 

@@ -3,9 +3,9 @@
 use kplane_fleet::hub::Hub;
 use kplane_model::{Family, PodName};
 use kplane_proto::v1 as pb;
-use tonic::{Code, Status};
+use tonic::Status;
 
-use super::super::policy_index::ask;
+use super::super::policy_index::ask_if_enforced;
 use super::super::request::bounded_names;
 use super::named;
 
@@ -29,21 +29,20 @@ pub(in super::super) async fn send_by_pod(
     })?;
     bounded_names(&[&pod.namespace, &pod.name])?;
     let of = pod.clone();
-    let found = ask(hub, move |policies, _| {
+    let found = ask_if_enforced(hub, move |policies, _| {
         let node = policies.node_of(&of)?.to_string();
         let mut addresses = policies.addresses_of(&of);
         Some((node, addresses.find(|ip| Family::of(*ip) == to)))
     });
-    let (node, address) = match found.await {
-        Err(error) if error.code() != Code::FailedPrecondition => return Err(error),
-        Err(_) if !request.node.is_empty() => return Ok(()),
-        Err(_) => {
+    let (node, address) = match found.await? {
+        None if !request.node.is_empty() => return Ok(()),
+        None => {
             return Err(Status::failed_precondition(format!(
                 "the node of Pod {pod} is not known, since the control plane watches no Pods without --network-policy: \
                  say it with --via NODE"
             )));
         }
-        Ok(found) => found.ok_or_else(|| no_sender(&pod))?,
+        Some(found) => found.ok_or_else(|| no_sender(&pod))?,
     };
     if !request.node.is_empty() && request.node != node {
         return Err(Status::invalid_argument(format!(

@@ -11,9 +11,9 @@ use kplane_model::{
 };
 use kplane_policy::{End, Policies, Verdict};
 use kplane_proto::v1 as pb;
-use tonic::{Code, Status};
+use tonic::Status;
 
-use super::super::policy_index::ask;
+use super::super::policy_index::ask_if_enforced;
 use super::Connection;
 use crate::findings::Finding;
 
@@ -100,11 +100,9 @@ impl Ways {
             return Ok(None);
         }
         let (all, is_node) = (self.all, self.is_node);
-        let judged = ask(hub, move |policies, _| self.judged(policies)).await;
-        let judged = match judged {
-            // Nodes enforce none.
-            Err(error) if error.code() == Code::FailedPrecondition => return Ok(None),
-            judged => judged?,
+        let judged = ask_if_enforced(hub, move |policies, _| self.judged(policies));
+        let Some(judged) = judged.await? else {
+            return Ok(None);
         };
         judged.tell(all, explanation);
         Ok((judged.node_differs && !is_node).then_some(

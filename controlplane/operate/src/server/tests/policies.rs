@@ -69,6 +69,10 @@ async fn server(enforce: bool) -> StatusServer {
 }
 
 async fn server_of(enforce: bool, objects: Vec<Object>) -> StatusServer {
+    StatusServer::new(hub_of(enforce, objects).await)
+}
+
+async fn hub_of(enforce: bool, objects: Vec<Object>) -> Arc<Hub> {
     let (sink, batches) = mpsc::channel(1);
     let admission = Admission {
         network_policies: enforce.then_some(kplane_picture::admission::Enforce::On),
@@ -97,7 +101,7 @@ async fn server_of(enforce: bool, objects: Vec<Object>) -> StatusServer {
     let mut head = hub.store.head();
     let synced = head.wait_for(|head| head.synced);
     timeout(DEADLINE, synced).await.unwrap().unwrap();
-    StatusServer::new(hub)
+    hub
 }
 
 async fn list(server: &StatusServer, namespace: &str) -> Vec<String> {
@@ -530,6 +534,77 @@ async fn a_packet_that_policies_deny_does_not_arrive_and_the_nearest_rule_says_w
     assert!(
         reason.ends_with("and TCP 80 is none of its ports"),
         "{reason}"
+    );
+}
+
+/// Connects an agent that has counted these denied packets.
+fn counting_agent(
+    hub: &Arc<Hub>,
+    node: &str,
+    told: &'static [(&str, pb::PolicyDirection, u64)],
+) -> Session {
+    let begun = Session::begin(&hub.fleet, &node.into(), &hello(node), String::new());
+    let (session, _, mut questions) = begun.unwrap();
+    tokio::spawn(async move {
+        while let Some(asked) = questions.recv().await {
+            let pods = told
+                .iter()
+                .map(|(address, direction, packets)| pb::DeniedPod {
+                    address: (*address).to_owned(),
+                    direction: (*direction).into(),
+                    packets: *packets,
+                });
+            let denials = asked.inspect.denials.as_ref().map(|_| pb::Denials {
+                pods: pods.collect(),
+                ..pb::Denials::default()
+            });
+            let answer = pb::Inspection {
+                denials,
+                ..pb::Inspection::default()
+            };
+            let _ = asked.answer.send(answer);
+        }
+    });
+    session
+}
+
+#[tokio::test]
+async fn a_service_says_who_isolates_its_pods_and_how_many_packets_were_denied() {
+    use pb::PolicyDirection::{Egress, Ingress};
+
+    let hub = hub_of(true, with_service(cluster())).await;
+    let _first = counting_agent(
+        &hub,
+        "n1",
+        &[
+            ("10.0.0.1", Ingress, 5),
+            ("10.0.0.1", Egress, 30),
+            ("10.0.0.2", Ingress, 50),
+        ],
+    );
+    let describe = async || {
+        let request = pb::DescribeServiceRequest {
+            namespace: "shop".to_owned(),
+            name: "db".to_owned(),
+        };
+        let server = StatusServer::new(Arc::clone(&hub));
+        let told = server.describe_service(Request::new(request)).await;
+        let mut findings = told.unwrap().into_inner().findings.into_iter();
+        findings.find(|of| of.code == "EndpointsIsolated").unwrap()
+    };
+    let isolated = "2 of 2 Pods are isolated for connections to them by shop/db, shop/default-deny: only what a rule allows \
+                    arrives";
+    // Nobody knows what the other node has denied.
+    let told = describe().await;
+    assert_eq!(
+        told.text,
+        format!("{isolated}; at least 5 packets of new connections to them were denied since then")
+    );
+    assert_eq!(told.severity(), pb::Severity::Info);
+    let _second = counting_agent(&hub, "n2", &[("10.0.1.1", Ingress, 7)]);
+    assert_eq!(
+        describe().await.text,
+        format!("{isolated}; 12 packets of new connections to them were denied since then")
     );
 }
 
