@@ -9,6 +9,7 @@
 )]
 
 mod against;
+mod attacks;
 mod change;
 mod conntrack;
 mod drift;
@@ -37,7 +38,7 @@ use tokio::runtime::{Builder, Runtime};
 /// A benchmark, which gets the program's name and the arguments after its own.
 type Bench = fn(&[OsString]) -> Result<()>;
 
-const BENCHES: [(&str, Bench); 13] = [
+const BENCHES: [(&str, Bench); 14] = [
     ("change", |_| {
         change::main();
         Ok(())
@@ -72,6 +73,10 @@ const BENCHES: [(&str, Bench); 13] = [
     }),
     ("policies", |_| {
         policies::main();
+        Ok(())
+    }),
+    ("attacks", |_| {
+        attacks::main();
         Ok(())
     }),
     ("proxies", proxies::main),

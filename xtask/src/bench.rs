@@ -16,8 +16,8 @@ Measure how long changes take, in a real kernel, and print tables
 Usage: cargo xtask bench [NAME] [OPTIONS]
 
 Arguments:
-  [NAME]  One benchmark of: change, reboot, drift, packet, conntrack, graph, fleet, policies; or operators, kpctl's answers
-          about 5,000 nodes and 17,000 Services [default: all but operators]
+  [NAME]  One benchmark of: change, reboot, drift, packet, conntrack, graph, fleet, policies, attacks; or operators,
+          kpctl's answers about 5,000 nodes and 17,000 Services [default: all but operators]
 
 Options:
       --against <PROXY>     Compare with another proxy on a real API server, instead of measuring kplane alone:
@@ -55,7 +55,7 @@ const ROLLOUTS: &str = "kube-proxy-rollouts";
 const COMPARE: &str = "--compare";
 
 /// Benchmarks of kplane alone.
-const ALONE: [&str; 8] = [
+const ALONE: [&str; 9] = [
     "change",
     "reboot",
     "drift",
@@ -64,6 +64,7 @@ const ALONE: [&str; 8] = [
     "graph",
     "fleet",
     "policies",
+    "attacks",
 ];
 /// One that runs only if it is named, and needs kpctl.
 const OPERATORS: &str = "operators";
