@@ -43,8 +43,8 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use kplane_model::{
-    Cidr, Family, Issue, NodeFacts, NodeName, PodName, ServiceKey, ServiceName, ServicePort,
-    service_addresses,
+    Cidr, Family, Issue, NodeFacts, NodeName, PodName, PolicyName, ServiceKey, ServiceName,
+    ServicePort, service_addresses,
 };
 
 use self::totals::ByFamily;
@@ -105,6 +105,8 @@ pub struct Index {
     enforce: Option<Enforce>,
     /// Pods with more policies than fit into a message, and how many select each.
     crowded: Vec<(PodName, usize)>,
+    /// NetworkPolicies beyond the share of their namespace, and what each takes.
+    beyond: Vec<(PolicyName, usize)>,
     /// Pods that have the address of a Pod of another node, the address, and that Pod.
     rivals: Vec<(PodName, IpAddr, PodName)>,
     /// Number of decisions of ClusterNetworkPolicies that are too large.
@@ -245,6 +247,7 @@ impl Index {
             .cloned()
             .chain(self.holding_issue())
             .chain(self.crowded_issues())
+            .chain(self.beyond_issues())
             .chain(self.rival_issues())
             .chain(self.overlarge_issue())
             .collect();

@@ -85,7 +85,7 @@ impl Moves {
     }
 
     /// Publishes an object (`None` = it is gone) to the nodes that lack it, and takes it from those that have it and should
-    /// not. `was` tells whether it was there, and whether as it is now.
+    /// not. `was` says whether it was there, and whether as it is now.
     pub(crate) fn publish(
         &self,
         changes: &mut PolicyChanges,

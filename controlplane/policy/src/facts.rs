@@ -26,7 +26,7 @@ pub struct PolicyCounts {
     pub classes: usize,
     /// Groups of Pods that rules of policies for some Pod name, at the last call of [`Policies::take`].
     pub groups: usize,
-    /// Policies that fit into no message.
+    /// Policies that fit into no message, or are beyond the share of their namespace.
     pub too_large: usize,
 }
 
@@ -75,7 +75,7 @@ impl Policies {
             pods: self.pods.len(),
             classes: self.classes.len(),
             groups: self.groups.len(),
-            too_large: self.policies.too_large.len(),
+            too_large: self.policies.too_large.len() + self.policies.beyond.len(),
         }
     }
 
@@ -86,6 +86,18 @@ impl Policies {
             .too_large
             .iter()
             .map(|(name, size)| (name, *size))
+    }
+
+    /// Returns the policies that are beyond the share of their namespace, sorted, and what they take of it in bytes. They
+    /// isolate their Pods and allow nothing.
+    pub fn beyond_share(&self) -> impl Iterator<Item = (&PolicyName, usize)> {
+        let beyond = self.policies.beyond.iter();
+        beyond.map(|(name, weight)| (name, *weight))
+    }
+
+    /// Returns what the policies of a namespace may take in all, in bytes.
+    pub fn share(&self) -> usize {
+        self.policies.limits.share
     }
 
     /// Returns the Pods of which not all policies fit into a message, sorted, and how many policies select them. Of

@@ -29,6 +29,7 @@ mod published;
 mod ranges;
 mod reach;
 mod rules;
+mod share;
 mod subjects;
 #[cfg(test)]
 mod tests;

@@ -5,6 +5,8 @@
 pub(crate) struct Limits {
     /// Maximum size of a policy's object, and of the decisions about a part of the other ends, in bytes.
     pub(crate) object: usize,
+    /// What the policies of a namespace may take in all, in bytes. An agent takes about six times as much for them.
+    pub(crate) share: usize,
     /// Maximum size of the policies' names in a Pod's object, in bytes: with addresses and ports, the object fits into a
     /// message.
     pub(crate) names: usize,
@@ -19,6 +21,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             object: 200 << 10,
+            share: 4 << 20,
             names: 160 << 10,
             ranges: 512,
             members: 12_000,

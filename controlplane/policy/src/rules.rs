@@ -12,24 +12,55 @@ use crate::{NetworkPolicy, PeerSpec, Rule, Selector};
 pub(crate) type PortName = (Arc<str>, Protocol);
 
 /// A policy as it is enforced.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) policy: NetworkPolicy,
     /// The size of its object in bytes, at most.
     pub(crate) size: usize,
+    /// What it takes of its namespace's share: its object, and the groups of Pods that it names.
+    pub(crate) weight: usize,
     /// The policy fits into no message. It isolates its Pods then, and allows nothing.
     pub(crate) is_too_large: bool,
+    /// The policy is beyond the share of its namespace. It isolates its Pods then, and allows nothing.
+    pub(crate) is_beyond: bool,
+    /// Its rules are not known any more.
+    pub(crate) is_forgotten: bool,
 }
+
+/// What a group of Pods takes of a namespace's share, in bytes: its selector, its members, and its parts on nodes.
+const GROUP: usize = 1 << 10;
 
 impl Entry {
     /// Takes a policy over, whose object may have this size in bytes.
     pub(crate) fn new(policy: NetworkPolicy, max: usize) -> Self {
         let size = size(&policy);
-        Self {
-            policy,
+        let mut entry = Self {
             size,
+            weight: size + GROUP * groups(&policy),
             is_too_large: size > max,
+            is_beyond: false,
+            is_forgotten: false,
+            policy,
+        };
+        if entry.is_too_large {
+            entry.weight = 0;
+            entry.forget();
         }
+        entry
+    }
+
+    /// Returns whether it allows nothing, whatever its rules say.
+    fn is_stub(&self) -> bool {
+        self.is_too_large || self.is_beyond
+    }
+
+    /// Forgets the rules.
+    pub(crate) fn forget(&mut self) {
+        let policy = &mut self.policy;
+        for rules in policy.ingress.iter_mut().chain(&mut policy.egress) {
+            *rules = Vec::new();
+        }
+        self.is_forgotten = true;
     }
 
     /// Returns the rules of a direction; `None` = the policy is not about it.
@@ -38,7 +69,7 @@ impl Entry {
             Direction::Ingress => self.policy.ingress.as_deref(),
             Direction::Egress => self.policy.egress.as_deref(),
         };
-        rules.map(|rules| if self.is_too_large { &[] } else { rules })
+        rules.map(|rules| if self.is_stub() { &[] } else { rules })
     }
 
     /// Returns what Pods' objects take from the policy, apart from its name.
@@ -121,6 +152,17 @@ fn size(policy: &NetworkPolicy) -> usize {
     let rules = policy.ingress.iter().chain(&policy.egress).flatten();
     let name = policy.name.namespace.len() + policy.name.name.len();
     64 + name + rules.map(size_of_rule).sum::<usize>()
+}
+
+/// Returns how many peers of a policy are Pods with some labels.
+fn groups(policy: &NetworkPolicy) -> usize {
+    let rules = policy.ingress.iter().chain(&policy.egress).flatten();
+    let peers = rules.flat_map(|rule| &rule.peers).flatten();
+    let by_label = |peer: &&PeerSpec| match peer {
+        PeerSpec::Pods { pods, .. } => pods.as_ref().is_some_and(|pods| !pods.is_everything()),
+        PeerSpec::Block(_) | PeerSpec::Nodes(_) => false,
+    };
+    peers.filter(by_label).count()
 }
 
 fn size_of_rule(rule: &Rule) -> usize {

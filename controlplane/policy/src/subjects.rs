@@ -9,19 +9,21 @@ use crate::NetworkPolicy;
 use crate::limits::Limits;
 use crate::lookup::Selectors;
 use crate::rules::Entry;
+use crate::share::{Demand, Fate};
 use crate::texts::LabelSet;
-use crate::uses::Uses;
 
 /// All policies.
 #[derive(Debug, Default)]
 pub(crate) struct Subjects {
     entries: HashMap<PolicyName, Arc<Entry>>,
     by_pods: Selectors<Arc<str>, PolicyName>,
-    namespaces: Uses<Arc<str>>,
+    demands: HashMap<Arc<str>, Demand>,
     /// Changed policies as they were at the last call of `take`.
     pub(crate) before: BTreeMap<PolicyName, Option<Arc<Entry>>>,
     /// Policies that fit into no message, and their sizes in bytes.
     pub(crate) too_large: BTreeMap<PolicyName, usize>,
+    /// Policies beyond the share of their namespace, and what they take of it in bytes.
+    pub(crate) beyond: BTreeMap<PolicyName, usize>,
     pub(crate) limits: Limits,
 }
 
@@ -35,26 +37,72 @@ impl Subjects {
         {
             return;
         }
-        self.delete(&name);
+        let was_beyond = self.remove(&name);
         let entry = Entry::new(policy, self.limits.object);
         let pods = &entry.policy.pods;
         self.by_pods.insert(&name.namespace, pods, &name);
-        self.namespaces.add(&name.namespace);
+        let demand = self.demands.entry(Arc::clone(&name.namespace)).or_default();
+        demand.add(&name, entry.weight);
         if entry.is_too_large {
             self.too_large.insert(name.clone(), entry.size);
         }
-        self.entries.insert(name, Arc::new(entry));
+        self.entries.insert(name.clone(), Arc::new(entry));
+        self.keep_share(&name.namespace, was_beyond);
     }
 
     pub(crate) fn delete(&mut self, name: &PolicyName) {
+        let was_beyond = self.remove(name);
+        self.keep_share(&name.namespace, was_beyond);
+    }
+
+    /// Decides which policies of a namespace are beyond its share, if any is or was.
+    fn keep_share(&mut self, namespace: &Arc<str>, was_beyond: bool) {
+        let share = self.limits.share;
+        let Some(demand) = self.demands.get(namespace) else {
+            return;
+        };
+        if !was_beyond && !demand.is_beyond(share) {
+            return;
+        }
+        for (name, fate) in demand.fates(share) {
+            let Some(entry) = self.entries.get_mut(name) else {
+                continue;
+            };
+            let is_beyond = !entry.is_too_large && (fate != Fate::Whole || entry.is_forgotten);
+            if entry.is_beyond != is_beyond {
+                let before = self.before.entry(name.clone());
+                before.or_insert_with(|| Some(Arc::clone(entry)));
+                Arc::make_mut(entry).is_beyond = is_beyond;
+            }
+            if fate == Fate::Forgotten && !entry.is_forgotten {
+                Arc::make_mut(entry).forget();
+            }
+            match is_beyond {
+                true => self.beyond.insert(name.clone(), entry.weight),
+                false => self.beyond.remove(name),
+            };
+        }
+    }
+
+    /// Removes a policy. Returns whether its namespace was beyond its share.
+    fn remove(&mut self, name: &PolicyName) -> bool {
+        let mut was_beyond = false;
         let old = self.entries.remove(name);
         if let Some(old) = &old {
             let pods = &old.policy.pods;
             self.by_pods.remove(&name.namespace, pods, name);
-            self.namespaces.remove(&name.namespace);
+            if let Some(demand) = self.demands.get_mut(&name.namespace) {
+                was_beyond = demand.is_beyond(self.limits.share);
+                demand.remove(name, old.weight);
+                if demand.is_empty() {
+                    self.demands.remove(&name.namespace);
+                }
+            }
         }
         self.too_large.remove(name);
+        self.beyond.remove(name);
         self.before.entry(name.clone()).or_insert(old);
+        was_beyond
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -67,7 +115,7 @@ impl Subjects {
 
     /// Returns whether a namespace has a policy.
     pub(crate) fn is_in(&self, namespace: &Arc<str>) -> bool {
-        self.namespaces.has(namespace)
+        self.demands.contains_key(namespace)
     }
 
     /// Returns all policies, in no order.

@@ -8,5 +8,6 @@ mod limits;
 mod oracle;
 mod random;
 mod rules;
+mod shares;
 mod size;
 mod steps;

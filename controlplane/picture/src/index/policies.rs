@@ -105,6 +105,14 @@ impl Index {
             self.crowded = crowded.map(|(name, count)| (name.clone(), count)).collect();
             *issues_changed = true;
         }
+        let before = self.beyond.iter().map(|(name, weight)| (name, *weight));
+        if !policies.beyond_share().eq(before) {
+            let beyond = policies.beyond_share();
+            self.beyond = beyond
+                .map(|(name, weight)| (name.clone(), weight))
+                .collect();
+            *issues_changed = true;
+        }
         let before = self.rivals.iter();
         if !policies
             .rivals()
@@ -148,6 +156,20 @@ impl Index {
                  {there} is wrong"
             );
             Issue::error(Reason::PodAddressConflict, pod, reason)
+        })
+    }
+
+    /// Returns the issues of NetworkPolicies beyond the share of their namespace.
+    pub(super) fn beyond_issues(&self) -> impl Iterator<Item = Issue> {
+        let share = self.policies.as_ref().map_or(0, Policies::share);
+        self.beyond.iter().map(move |(policy, weight)| {
+            let policy = ObjectRef::new(Kind::NetworkPolicy.as_str(), &policy.namespace, &policy.name);
+            let reason = format!(
+                "it takes {weight} bytes with the groups of Pods that it names, and all policies of a namespace may take \
+                 {share}: as one of the largest it isolates its Pods and allows nothing; make policies of the namespace \
+                 smaller, and write this one again"
+            );
+            Issue::error(Reason::TooLarge, policy, reason)
         })
     }
 

@@ -67,6 +67,28 @@ fn a_policy_that_fits_into_no_message_is_an_issue_while_it_does_not() {
 }
 
 #[test]
+fn the_largest_policy_of_a_namespace_beyond_its_share_is_an_issue_while_it_is() {
+    let of = |n: usize| policy(&format!("p{n:02}"), 12_000);
+    let objects: Vec<_> = (0..21).map(of).collect();
+    let mut index = enforcing(&objects);
+    assert_eq!(texts(&index), [""; 0]);
+    assert!(changes(&mut index, Event::Apply(object(&of(21)))));
+    let issues = index.issues();
+    assert_eq!(issues.len(), 1, "{issues:?}");
+    assert_eq!(issues[0].code, Reason::TooLarge);
+    let text = issues[0].to_string();
+    assert!(
+        text.contains("NetworkPolicy shop/p21") && text.contains("may take 4194304"),
+        "{text}"
+    );
+    assert!(changes(
+        &mut index,
+        Event::Delete(object(&of(0)).object.id())
+    ));
+    assert_eq!(texts(&index), [""; 0]);
+}
+
+#[test]
 fn a_pod_with_too_many_policies_is_an_issue_while_it_has_them() {
     let pod = json!({
         "kind": "Pod",
