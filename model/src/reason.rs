@@ -148,6 +148,8 @@ reasons! {
     OrdersUnreadable,
     /// The document of orders is older than the orders in force.
     OrdersOlder,
+    /// Replicas of the control plane say different things about NetworkPolicies.
+    ReplicasDiffer,
     /// A part of the control plane panicked.
     Panicked,
 
@@ -186,8 +188,6 @@ reasons! {
     PodRangeNotCovered,
     /// The address on which the node serves node ports is not known.
     NodeAddressUnknown,
-    /// Replicas of the control plane say different things about NetworkPolicies.
-    ReplicasDiffer,
     /// NetworkPolicies are enforced, and the agent cannot tell by their addresses which unknown Pods are the node's.
     PodRangeUnknown,
     /// Rules of kube-proxy are in the node's kernel as well.
@@ -246,7 +246,11 @@ mod tests {
             assert!(all.contains(&one), "{one}");
         }
         // The control plane finds these itself.
-        for one in [Reason::Degraded, Reason::KernelDiffers] {
+        for one in [
+            Reason::Degraded,
+            Reason::KernelDiffers,
+            Reason::ReplicasDiffer,
+        ] {
             assert!(!all.contains(&one), "{one}");
         }
     }

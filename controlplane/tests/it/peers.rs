@@ -4,6 +4,7 @@
 mod approval;
 mod bad;
 mod departing;
+mod enforcement;
 mod identity;
 mod large;
 mod service;
@@ -55,14 +56,24 @@ impl Replica {
     }
 
     async fn protected(at: SocketAddr, peers: peers::Config, protection: Protection) -> Self {
+        Self::configured(at, peers, |config| config.protection = protection).await
+    }
+
+    /// Starts a replica in plain text, with a further change of its configuration.
+    async fn configured(
+        at: SocketAddr,
+        peers: peers::Config,
+        change: impl FnOnce(&mut Config),
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let config = Config {
+        let mut config = Config {
             agent_listen: Some("127.0.0.1:0".parse().unwrap()),
             status_listen: Some(at),
-            protection,
+            protection: Protection::PlainText { exposed: false },
             peers,
             ..Config::new(Origin::Manifests(folder.path().to_owned()))
         };
+        change(&mut config);
         let bound = start(config).await;
         Self {
             bound,

@@ -19,7 +19,7 @@ const TEXT_BYTES: usize = 1 << 10;
 /// The problems that fit, and the number of all problems.
 #[derive(Debug, Default)]
 pub(super) struct Issues {
-    /// Listed problems, errors first.
+    /// Listed problems, errors first; among them those of objects without a namespace, which no tenant can crowd out.
     pub(super) listed: Vec<pb::InputIssue>,
     /// Number of problems that are neither listed nor counted as alike.
     pub(super) omitted: u64,
@@ -34,8 +34,10 @@ impl Issues {
         let errors = all.iter().filter(|i| i.severity == Severity::Error).count();
         let mut groups = BTreeMap::<_, Vec<&Issue>>::new();
         for issue in all {
-            let problem = (Reverse(issue.severity), &issue.object.kind, &issue.reason);
-            groups.entry(problem).or_default().push(issue);
+            let of_tenant = !issue.object.namespace.is_empty();
+            let problem = (&issue.object.kind, &issue.reason);
+            let urgency = (Reverse(issue.severity), of_tenant);
+            groups.entry((urgency, problem)).or_default().push(issue);
         }
         let size = |issue: &Issue| issue.reason.len() + issue.location.len();
         let few = all.len() <= LISTED && all.iter().map(size).sum::<usize>() < BYTES / 2;
@@ -151,5 +153,21 @@ mod tests {
         assert!(bytes <= BYTES, "{bytes}");
         assert!(issues.listed.len() > 900, "{}", issues.listed.len());
         assert_eq!(issues.omitted, 3_000 - issues.listed.len() as u64);
+    }
+
+    #[test]
+    fn what_tenants_write_hides_nothing_of_the_control_plane() {
+        let reason = |n| format!("{n} {}", "is wrong ".repeat(600));
+        let mut all: Vec<Issue> = (0..3_000)
+            .map(|n| issue(n, Severity::Error, &reason(n)))
+            .collect();
+        let replica = ObjectRef::new("replica", "", "192.0.2.1:7444");
+        all.push(Issue::error(
+            kplane_model::Reason::ReplicasDiffer,
+            replica,
+            "differs".to_owned(),
+        ));
+        let issues = Issues::bounded(&all);
+        assert_eq!(issues.listed[0].code, "ReplicasDiffer");
     }
 }
