@@ -7,6 +7,7 @@ pub(crate) mod dns;
 pub(crate) mod fleet;
 mod listed;
 pub(crate) mod nodes;
+mod policies;
 pub(crate) mod ranges;
 mod surroundings;
 pub(crate) mod updates;

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 use crate::desired::now_ms;
-use crate::report::{Avoided, Failure};
+use crate::report::{Avoided, Failure, Subject};
 
 /// Interval between two checks.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -92,7 +92,7 @@ impl Refusals {
 
 fn failure(key: &ServiceKey, since_ms: u64) -> Failure {
     Failure {
-        object: Some(DesiredKey::Service(key.clone())),
+        about: Subject::Object(DesiredKey::Service(key.clone())),
         reason: format!(
             "the userspace proxy refuses clients: {} or its namespace has its share of connections or flows on this node, or \
              one client too many to one endpoint (kpctl get proxied {}; RLIMIT_NOFILE of the agent)",
@@ -120,7 +120,7 @@ impl Lapses {
             lapse.reason
         );
         Some(Failure {
-            object: None,
+            about: Subject::Node,
             reason,
             since_ms: *self.0.get_or_insert(now_ms),
             degraded: true,

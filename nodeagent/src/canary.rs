@@ -17,7 +17,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use crate::desired::{Desired, Touched, now_ms};
-use crate::report::Failure;
+use crate::report::{Failure, Subject};
 
 /// Interval between two probes while the canary answers.
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -140,7 +140,7 @@ impl Canary {
     pub(crate) fn failure(&self) -> Option<Failure> {
         match &*self.verdict.borrow() {
             Verdict::Silent { reason, since_ms } => Some(Failure {
-                object: None,
+                about: Subject::Node,
                 reason: reason.clone(),
                 since_ms: *since_ms,
                 degraded: true,

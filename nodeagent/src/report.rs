@@ -124,11 +124,22 @@ impl From<&NodeFacts> for NodeState {
 /// Endpoints that new connections of the userspace proxy avoid, in the order of their ServicePorts.
 pub type Avoided = Vec<(ServiceKey, EndpointAddr)>;
 
+/// What a failure is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// The node as a whole, or an object whose name is unreadable.
+    Node,
+    /// All NetworkPolicies of the node.
+    Policies,
+    /// One object.
+    Object(DesiredKey),
+}
+
 /// The reason why one object is not in the kernel as desired.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The object; `None` for the node as a whole, or when its name is unreadable.
-    pub object: Option<DesiredKey>,
+    /// What fails.
+    pub about: Subject,
     /// The problem, human-readable.
     pub reason: String,
     /// The start of the problem, milliseconds since 1970.
@@ -141,7 +152,7 @@ impl Failure {
     /// Returns the failure of a node that is served from the cache file.
     pub fn stale(since_ms: u64) -> Self {
         Self {
-            object: None,
+            about: Subject::Node,
             reason: format!(
                 "no control plane has sent an update since the agent started: the node is served from the cache file, \
                  stale since {}",
@@ -159,7 +170,7 @@ impl Failure {
             None => format!("an object without a readable name: {}", reject.reason),
         };
         Self {
-            object: object.cloned(),
+            about: object.cloned().map_or(Subject::Node, Subject::Object),
             reason,
             since_ms: reject.since_ms,
             degraded: false,

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 use crate::desired::now_ms;
-use crate::report::{Failure, Report};
+use crate::report::{Failure, Report, Subject};
 use kplane_dataplane::leftovers::{
     Ports, Problem, Rival, Serving, find, find_sparing, running, spare_connections,
 };
@@ -127,7 +127,7 @@ fn tell(told: &watch::Sender<Option<Failure>>, stage: &Stage) {
         let is_new = told.as_ref().is_none_or(|told| told.reason != reason);
         if is_new {
             *told = Some(Failure {
-                object: None,
+                about: Subject::Node,
                 reason,
                 since_ms: now_ms(),
                 degraded,
@@ -299,7 +299,7 @@ mod tests {
             let told = timeout(DEADLINE, failure.wait_for(Option::is_some)).await;
             let told = told.unwrap().unwrap().clone().unwrap();
             assert!(told.reason.contains(cause) && !told.degraded, "{told:?}");
-            assert!(told.object.is_none() && is_there());
+            assert!(told.about == Subject::Node && is_there());
             nft(&["flush", "ruleset"], "");
             let ended = timeout(DEADLINE, failure.wait_for(Option::is_none)).await;
             assert!(ended.unwrap().is_ok());

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::approve::held_text;
 use super::nodes::{NodeStateView, NodeView, names_of};
-use super::plane::{ConfidenceView, ControlPlaneView};
+use super::plane::{ConfidenceView, ControlPlaneView, EnforcementView};
 use super::replicas::{MissingReplicaView, missing_text};
 use super::{API_VERSION, IssueView, View, issues_text, next, next_steps_text};
 use crate::style::{Canvas, Tone};
@@ -245,22 +245,37 @@ impl FleetView {
 }
 
 impl FleetView {
-    /// Returns how many NetworkPolicies there are, and how many nodes enforce their newest state.
+    /// Returns how many NetworkPolicies there are, how many nodes enforce their newest state, and what is wrong with that.
     fn policies_text(&self, canvas: &Canvas) -> String {
         let (policies, nodes) = (self.control_plane.policies, self.nodes.len());
-        if policies == 0 {
-            return String::new();
+        let mut spans = Vec::new();
+        if policies > 0 {
+            let current = |node: &&NodeView| node.revisions.lag == Some(0);
+            let current = self.nodes.iter().filter(current).count();
+            let tone = if current == nodes {
+                Tone::Plain
+            } else {
+                Tone::Warn
+            };
+            let enforced = format!("enforced on {current} of {}", plural(nodes, "node"));
+            spans = vec![Span::plain(policies.to_string()), Span::new(enforced, tone)];
         }
-        let current = |node: &&NodeView| node.revisions.lag == Some(0);
-        let current = self.nodes.iter().filter(current).count();
-        let tone = if current == nodes {
-            Tone::Plain
-        } else {
-            Tone::Warn
-        };
-        let enforced = format!("enforced on {current} of {}", plural(nodes, "node"));
-        let spans = [Span::plain(policies.to_string()), Span::new(enforced, tone)];
-        field("Policies", &spans, canvas)
+        let warn = |text: String| Span::new(text, Tone::Warn);
+        let unread = self.control_plane.enforcement == Some(EnforcementView::Unread);
+        spans.extend(unread.then(|| warn("not read yet".to_owned())));
+        let count = |is: fn(&NodeView) -> bool| self.nodes.iter().filter(|node| is(node)).count();
+        let troubles = [
+            (count(NodeView::misses_policies), "not as written on"),
+            (count(NodeView::lacks_pod_ranges), "Pod ranges unknown on"),
+        ];
+        let troubles = troubles.into_iter().filter(|(nodes, _)| *nodes > 0);
+        spans.extend(
+            troubles.map(|(nodes, what)| warn(format!("{what} {}", plural(nodes, "node")))),
+        );
+        match spans.is_empty() {
+            true => String::new(),
+            false => field("Policies", &spans, canvas),
+        }
     }
 
     /// Returns how many replicas answered, if there can be several.

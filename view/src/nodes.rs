@@ -4,6 +4,7 @@ pub mod state;
 
 use std::time::Duration;
 
+use kplane_model::Reason;
 use kplane_proto::v1 as pb;
 use serde::Serialize;
 
@@ -82,6 +83,8 @@ view_of! {
         reason: String,
         since: Option<Time> = since_ms,
         degraded: bool,
+        /// Whether it is about NetworkPolicies.
+        policies: bool,
     }
 
     /// Services that a node serves although the source does not name them (any more). If both numbers are
@@ -251,6 +254,17 @@ impl NodeView {
     /// Returns whether something on the node drops packets.
     pub(crate) fn is_obstructed(&self) -> bool {
         self.obstacles().any(FindingView::is_error)
+    }
+
+    /// Returns whether the node does not enforce NetworkPolicies as they are written.
+    pub(crate) fn misses_policies(&self) -> bool {
+        self.failures.iter().any(|failure| failure.policies)
+    }
+
+    /// Returns whether the agent cannot tell which unknown Pods are the node's.
+    pub(crate) fn lacks_pod_ranges(&self) -> bool {
+        let unknown = Reason::PodRangeUnknown.code();
+        self.obstacles().any(|finding| finding.code == unknown)
     }
 
     /// Returns the replica that serves the agent.

@@ -24,6 +24,10 @@ view_of! {
         endpoints: u64,
         /// The number of NetworkPolicies that nodes enforce.
         policies: u64,
+        /// The word of the control plane about NetworkPolicies as a whole; `null` = none.
+        enforcement: Option<EnforcementView>,
+        /// Whether the API server lacks the definition of ClusterNetworkPolicies, where nodes enforce policies.
+        cluster_policies_absent: bool,
         confidence: ConfidenceView,
         /// The reason why the control plane's data is incomplete; `null` when it is complete.
         doubt: Option<String>,
@@ -31,6 +35,25 @@ view_of! {
         plain_text_ports: Vec<String>,
         /// The Services that it holds; `null` when it serves exactly what its source names.
         held: Option<HeldView>,
+    }
+}
+
+/// What a control plane says about NetworkPolicies as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) enum EnforcementView {
+    Off,
+    On,
+    Unread,
+}
+
+impl FromWire<i32> for Option<EnforcementView> {
+    fn from_wire(enforcement: i32) -> Self {
+        match known(enforcement) {
+            pb::Enforcement::Unspecified => None,
+            pb::Enforcement::Off => Some(EnforcementView::Off),
+            pb::Enforcement::On => Some(EnforcementView::On),
+            pb::Enforcement::Unread => Some(EnforcementView::Unread),
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use kplane_model::nodes_agree;
 use kplane_proto::v1::{self as pb, NodeState};
 
+use super::policies::policies;
 use super::surroundings::surroundings;
 use super::{Finding, connected, names};
 
@@ -23,6 +24,7 @@ pub(crate) fn findings(fleet: &pb::Fleet, kpctl: &str) -> Vec<Finding> {
         in_sync(fleet),
         verified(fleet),
         failures(fleet),
+        policies(fleet),
         surroundings(fleet),
         endpoints(fleet),
         conflicts(fleet),
@@ -32,13 +34,14 @@ pub(crate) fn findings(fleet: &pb::Fleet, kpctl: &str) -> Vec<Finding> {
 }
 
 /// The names of the checks in [`findings`], for a fleet that is not known.
-const CHECKS: [&str; 11] = [
+const CHECKS: [&str; 12] = [
     "source",
     "input",
     "replicas",
     "in-sync",
     "verified",
     "failures",
+    "policies",
     "surroundings",
     "endpoints",
     "conflicts",
@@ -206,7 +209,8 @@ fn failures(fleet: &pb::Fleet) -> Finding {
     for node in &fleet.nodes {
         let report = node.report.iter();
         let failures = report.flat_map(|report| &report.failures);
-        for failure in failures {
+        // Those of NetworkPolicies are the matter of another check.
+        for failure in failures.filter(|failure| !failure.policies) {
             count += 1;
             if let (None, Some(key)) = (&service, &failure.key) {
                 service = Some(format!("{}/{}", key.namespace, key.name));
@@ -360,6 +364,10 @@ mod tests {
         }
     }
 
+    fn is_fine(finding: &Finding) -> bool {
+        matches!(finding.outcome, Outcome::Ok | Outcome::Skipped)
+    }
+
     fn bad(fleet: &pb::Fleet) -> Vec<String> {
         let all = findings(fleet, "1");
         assert_eq!(all.len(), CHECKS.len() + 1);
@@ -367,10 +375,10 @@ mod tests {
             assert_eq!(finding.check, check);
         }
         for finding in &all {
-            let fine = finding.outcome == Outcome::Ok;
+            let fine = is_fine(finding);
             assert_eq!(finding.remedy.is_empty(), fine, "{finding:?}");
         }
-        let not_ok = all.into_iter().filter(|f| f.outcome != Outcome::Ok);
+        let not_ok = all.into_iter().filter(|finding| !is_fine(finding));
         not_ok.map(|finding| finding.check).collect()
     }
 
@@ -388,6 +396,14 @@ mod tests {
             report.failures.push(pb::ObjectFailure::default());
         });
         assert_eq!(bad(&fleet(vec![failing])), ["failures"]);
+        let mut open = node(NodeState::InSync);
+        open.report.iter_mut().for_each(|report| {
+            report.failures.push(pb::ObjectFailure {
+                policies: true,
+                ..pb::ObjectFailure::default()
+            });
+        });
+        assert_eq!(bad(&fleet(vec![open])), ["policies"]);
         let mut missing = fleet(vec![node(NodeState::InSync)]);
         missing.missing_replicas.push(pb::MissingReplica::default());
         assert_eq!(bad(&missing), ["replicas"]);

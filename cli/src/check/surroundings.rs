@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use kplane_model::Reason;
 use kplane_proto::v1 as pb;
 use kplane_view::text::plural;
 
@@ -13,7 +14,10 @@ pub(super) fn surroundings(fleet: &pb::Fleet) -> Finding {
     // Errors come first.
     let mut found = BTreeMap::<(bool, &str), (Vec<&str>, &str)>::new();
     for node in connected(fleet) {
-        for finding in node.report.iter().flat_map(|report| &report.findings) {
+        let findings = node.report.iter().flat_map(|report| &report.findings);
+        // Unknown ranges are the matter of the check of policies.
+        let others = |finding: &&pb::Finding| finding.code != Reason::PodRangeUnknown.code();
+        for finding in findings.filter(others) {
             let is_error = match finding.severity() {
                 pb::Severity::Info => continue,
                 severity => severity == pb::Severity::Error,

@@ -16,7 +16,7 @@ use crate::canary;
 use crate::departing;
 use crate::desired::{Desired, Touched, View};
 use crate::metrics::{Counters, FamilyCounters, NAMED, Transaction};
-use crate::report::{Avoided, Failure, Sync, TriggerProgrammed};
+use crate::report::{Avoided, Failure, Subject, Sync, TriggerProgrammed};
 use crate::service_connections::ServiceConnections;
 use crate::service_health::{self, Publisher};
 use crate::surroundings::{self, Finding, Surroundings, node_ports, pod_ranges};
@@ -342,7 +342,7 @@ fn lacks_local((program, local): View<'_>) -> (bool, bool) {
 fn stale_flows(family: Family, problem: &FailedScans) -> Option<Failure> {
     let since = problem.since.duration_since(UNIX_EPOCH).unwrap_or_default();
     (problem.times >= LASTING).then(|| Failure {
-        object: None,
+        about: Subject::Node,
         reason: format!(
             "{family}: cannot delete stale UDP flows, so clients that keep their source port may still reach endpoints \
              that are gone: {}",
@@ -373,7 +373,7 @@ mod tests {
         }
         let failures = after(Some("EPERM"));
         assert_eq!(failures.len(), 1);
-        assert!(failures[0].degraded && failures[0].object.is_none());
+        assert!(failures[0].degraded && failures[0].about == Subject::Node);
         let reason = &failures[0].reason;
         assert!(
             reason.starts_with("IPv6: ") && reason.ends_with("EPERM"),

@@ -20,7 +20,7 @@ use super::planner::{Planned, Planner};
 use super::reach::{Excused, FamilyReach};
 use super::triggers::PendingTriggers;
 use crate::desired::{Desired, Position, Touched, Trigger};
-use crate::report::{Failure, FamilyReport, LastingError, Repairs};
+use crate::report::{Failure, FamilyReport, LastingError, Repairs, Subject};
 use kplane_dataplane::backend::{
     self, Applied, ApplyError, Change, Inspection, RuleCounts, ServerCounts, Side,
 };
@@ -334,7 +334,7 @@ impl Pipeline {
         for failure in failures {
             let old = before.get(&failure.key).or(self.failures.get(&failure.key));
             let failed = Failure {
-                object: Some(DesiredKey::Service(failure.key.clone())),
+                about: Subject::Object(DesiredKey::Service(failure.key.clone())),
                 reason: failure.reason,
                 since_ms: old.map_or(now.ms, |old| old.since_ms),
                 degraded: failure.degraded,

@@ -11,7 +11,7 @@ use super::now::Now;
 use super::pipeline::RETRY;
 use super::reach::FamilyReach;
 use crate::desired::{Desired, Position, Touched};
-use crate::report::{Failure, LastingError};
+use crate::report::{Failure, LastingError, Subject};
 use kplane_dataplane::backend::Verification;
 use kplane_dataplane::backoff::Backoff;
 use kplane_dataplane::chain;
@@ -133,7 +133,7 @@ impl Policies {
     /// Returns what is not enforced as written.
     pub(super) fn failures(&self, desired: &Desired) -> Vec<Failure> {
         let of_node = |reason: &str| Failure {
-            object: None,
+            about: Subject::Policies,
             reason: reason.to_owned(),
             since_ms: 0,
             degraded: true,
@@ -143,7 +143,7 @@ impl Policies {
         let mut failures = Vec::from_iter(reasons.map(of_node));
         for family in self.needed(desired) {
             failures.extend(family.error.as_ref().map(|error| Failure {
-                object: None,
+                about: Subject::Policies,
                 reason: format!("NetworkPolicies ({}): {}", family.family, error.reason),
                 since_ms: error.since_ms,
                 degraded: false,
@@ -300,7 +300,7 @@ impl FamilyProgress {
                 );
             }
             let failed = Failure {
-                object: Some(DesiredKey::Policy(failure.key.clone())),
+                about: Subject::Object(DesiredKey::Policy(failure.key.clone())),
                 reason: failure.reason,
                 since_ms: since_ms.unwrap_or(now.ms),
                 degraded: true,

@@ -11,7 +11,7 @@ use kplane_model::Family;
 
 use super::*;
 use crate::desired::{Changes, Held, Position};
-use crate::report::Failure;
+use crate::report::{Failure, Subject};
 use kplane_dataplane::backend::{Applied, Kind, Lookups, RuleCounts};
 
 /// kube-proxy's metrics of the nftables mode, written down from section (h): type, name, labels.
@@ -265,7 +265,7 @@ async fn numbers_come_from_report_and_counters() {
     let rig = Rig::new();
     let at = |revision| Some(Position { epoch: 1, revision });
     let failure = |degraded| Failure {
-        object: None,
+        about: Subject::Node,
         reason: "x".into(),
         since_ms: 1,
         degraded,

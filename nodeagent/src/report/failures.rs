@@ -4,7 +4,7 @@ use kplane_model::{DesiredKey, ServiceKey};
 use kplane_proto::v1 as pb;
 use prost::Message as _;
 
-use super::Failure;
+use super::{Failure, Subject};
 
 /// Most failures that a report names.
 pub(super) const MAX_FAILURES: usize = 400;
@@ -36,6 +36,7 @@ pub(super) fn failures_to_wire(failures: &[Failure], room: usize) -> Vec<pb::Obj
             reason: format!("{more} further objects are not applied and not listed"),
             since_ms: first.since_ms,
             degraded: false,
+            policies: false,
         });
     }
     wire
@@ -43,18 +44,25 @@ pub(super) fn failures_to_wire(failures: &[Failure], room: usize) -> Vec<pb::Obj
 
 fn failure_to_wire(failure: &Failure) -> pb::ObjectFailure {
     let reason = clip(&failure.reason);
-    let (key, reason) = match &failure.object {
-        Some(DesiredKey::Service(key)) => (Some(key), reason.to_owned()),
-        Some(DesiredKey::Local(key)) => (Some(key), format!("endpoints on the node: {reason}")),
-        Some(DesiredKey::Node) => (None, format!("facts of the node: {reason}")),
-        Some(DesiredKey::Policy(key)) => (None, format!("{key}: {reason}")),
-        None => (None, reason.to_owned()),
+    let (key, reason) = match &failure.about {
+        Subject::Object(DesiredKey::Service(key)) => (Some(key), reason.to_owned()),
+        Subject::Object(DesiredKey::Local(key)) => {
+            (Some(key), format!("endpoints on the node: {reason}"))
+        }
+        Subject::Object(DesiredKey::Node) => (None, format!("facts of the node: {reason}")),
+        Subject::Object(DesiredKey::Policy(key)) => (None, format!("{key}: {reason}")),
+        Subject::Node | Subject::Policies => (None, reason.to_owned()),
     };
+    let policies = matches!(
+        failure.about,
+        Subject::Policies | Subject::Object(DesiredKey::Policy(_))
+    );
     pb::ObjectFailure {
         key: key.map(|key: &ServiceKey| key.into()),
         reason,
         since_ms: failure.since_ms,
         degraded: failure.degraded,
+        policies,
     }
 }
 

@@ -1,6 +1,6 @@
 //! Tests of reports: what counts as news, and the wire format.
 
-use kplane_model::{EndpointAddr, KeyParts, Protocol, ServiceName};
+use kplane_model::{EndpointAddr, KeyParts, PolicyKey, PolicyName, Protocol, ServiceName};
 
 use super::failures::MAX_FAILURES;
 use super::*;
@@ -8,7 +8,7 @@ use kplane_dataplane::backend::{Connections, Drain};
 
 fn failure(reason: String) -> Failure {
     Failure {
-        object: None,
+        about: Subject::Node,
         reason,
         since_ms: 7,
         degraded: false,
@@ -49,7 +49,7 @@ fn a_report_stays_below_the_size_of_a_message() {
     let key = long_key(63, Protocol::Sctp, Family::V6);
     let at = EndpointAddr::new([0xffff_u16; 8], u16::MAX);
     let named = Failure {
-        object: Some(DesiredKey::Local(key.clone())),
+        about: Subject::Object(DesiredKey::Local(key.clone())),
         ..failure("ä".repeat(5_000))
     };
     let wire = draining(&key, at, vec![named; 20_000]).to_wire();
@@ -62,13 +62,44 @@ fn a_report_stays_below_the_size_of_a_message() {
     assert!(wire.encoded_len() < kplane_proto::MAX_MESSAGE_BYTES);
 }
 
+/// What fails of NetworkPolicies has no ServicePort either, and is told from what fails of the node.
+#[test]
+fn failures_of_policies_are_marked() {
+    let policy = PolicyKey::Policy(PolicyName::new("shop", "db"));
+    for (about, expected) in [
+        (Subject::Node, (false, "broken")),
+        (
+            Subject::Object(DesiredKey::Node),
+            (false, "facts of the node: broken"),
+        ),
+        (Subject::Policies, (true, "broken")),
+        (
+            Subject::Object(DesiredKey::Policy(policy)),
+            (true, "NetworkPolicy shop/db: broken"),
+        ),
+    ] {
+        let report = Report {
+            failures: vec![Failure {
+                about,
+                ..failure("broken".to_owned())
+            }],
+            ..Report::default()
+        };
+        let [told] = &*report.to_wire().failures else {
+            panic!("one failure is one failure");
+        };
+        assert!(told.key.is_none(), "{told:?}");
+        assert_eq!((told.policies, &*told.reason), expected);
+    }
+}
+
 /// Only the source limits the length of names, and names in manifests may be long.
 #[test]
 fn a_report_with_long_names_stays_below_the_size_of_a_message() {
     for length in [253, 1_000, 50_000] {
         let key = long_key(length, Protocol::Tcp, Family::V4);
         let named = Failure {
-            object: Some(DesiredKey::Service(key.clone())),
+            about: Subject::Object(DesiredKey::Service(key.clone())),
             ..failure("r".repeat(300))
         };
         let at = EndpointAddr::new([10, 0, 0, 1], 1);

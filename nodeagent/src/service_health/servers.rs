@@ -16,7 +16,7 @@ use super::{Mailbox, ServerKey, Target, Unconnected, body};
 use crate::desired::now_ms;
 use crate::healthz::Health;
 use crate::metrics::Counters;
-use crate::report::Failure;
+use crate::report::{Failure, Subject};
 use kplane_http::{self as http, Guests};
 use kplane_proto::HEALTH_CHECK_PORT;
 
@@ -243,7 +243,7 @@ impl Servers {
             );
         }
         let failure = Failure {
-            object: Some(DesiredKey::Service(server.target.key.clone())),
+            about: Subject::Object(DesiredKey::Service(server.target.key.clone())),
             reason,
             since_ms: old.map_or_else(now_ms, |old| old.since_ms),
             degraded: true,

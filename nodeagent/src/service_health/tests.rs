@@ -13,7 +13,7 @@ use super::*;
 use crate::connection::Connection;
 use crate::desired::Desired;
 use crate::desired::fixture::{Plane, key_of, svc, svc6};
-use crate::report::{FamilyReport, Report};
+use crate::report::{FamilyReport, Report, Subject};
 use kplane_http::client::{Reply, ask, becomes, get, until};
 
 /// Returns a port that is free in both families. It is below the ports that the kernel gives to
@@ -336,7 +336,7 @@ async fn a25_a_taken_port_is_reported_and_tried_again() {
     assert!(failures[0].reason.starts_with(&expected), "{failures:?}");
     assert!(failures[0].degraded, "the Service itself is served");
     let web = DesiredKey::Service(key_of("web", Family::V4));
-    assert_eq!(failures[0].object, Some(web));
+    assert_eq!(failures[0].about, Subject::Object(web));
     assert!(rig.counters.service_health_failures.get() >= 1);
     drop(other);
     // The timer alone causes this.

@@ -411,6 +411,7 @@ impl Live {
             reason: notice.text.clone(),
             since_ms: notice.since_ms,
             degraded: true,
+            policies: false,
         });
         report.failures.extend(notice);
         report.frozen = shared.frozen.is_some();

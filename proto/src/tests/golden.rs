@@ -174,6 +174,7 @@ fn report() -> Report {
             reason: "refused".into(),
             since_ms: 5,
             degraded: true,
+            policies: false,
         }],
         last_sync: Some(SyncStats {
             revision: 6,

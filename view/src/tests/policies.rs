@@ -206,3 +206,36 @@ fn nodes_show_what_they_enforce() {
         "\nPolicies        7 for 40 of 57 Pods, 4311 elements\n",
     );
 }
+
+#[test]
+fn a_status_says_what_is_wrong_with_policies() {
+    let mut fleet = samples::troubled_fleet();
+    let policies = |fleet: &pb::Fleet| {
+        let text = table(&FleetView::from(fleet.clone()));
+        let line = text.lines().find(|line| line.starts_with("Policies"));
+        line.map(|line| line.replace("Policies", "").trim().to_owned())
+    };
+    assert_eq!(policies(&fleet), None);
+    let plane = fleet.control_plane.as_mut().unwrap();
+    plane.enforcement = pb::Enforcement::Unread.into();
+    assert_eq!(policies(&fleet).unwrap(), "not read yet");
+    let plane = fleet.control_plane.as_mut().unwrap();
+    plane.enforcement = pb::Enforcement::On.into();
+    plane.policies = 12;
+    let report = fleet.nodes[0].report.as_mut().unwrap();
+    report.failures.push(pb::ObjectFailure {
+        reason: "policies of Pod shop/web-0: it is cut off".to_owned(),
+        degraded: true,
+        policies: true,
+        ..pb::ObjectFailure::default()
+    });
+    report.findings.push(pb::Finding {
+        code: "PodRangeUnknown".to_owned(),
+        severity: pb::Severity::Warning.into(),
+        ..pb::Finding::default()
+    });
+    assert_eq!(
+        policies(&fleet).unwrap(),
+        "12, enforced on 2 of 5 nodes, not as written on 1 node, Pod ranges unknown on 1 node"
+    );
+}

@@ -153,6 +153,7 @@ pub fn failure(service: &str, reason: &str) -> pb::ObjectFailure {
         reason: reason.to_owned(),
         since_ms: ago(192),
         degraded: false,
+        policies: false,
     }
 }
 

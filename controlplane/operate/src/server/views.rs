@@ -7,6 +7,7 @@ use kplane_fleet::hub::Hub;
 use kplane_fleet::peers::Collected;
 use kplane_model::{Endpoint, Issue, NodeFacts, NodeName, ObjectRef, Reason};
 use kplane_picture::index::{Held, PortView};
+use kplane_picture::k8s::Kind;
 use kplane_picture::publish::Store;
 use kplane_proto::v1 as pb;
 
@@ -47,6 +48,8 @@ pub(super) fn control_plane(hub: &Hub, others: &Collected) -> pb::ControlPlaneSt
         confidence: confidence(&trust).into(),
         doubt: trust.doubt().to_owned(),
         plain_text_ports: hub.plain_text_ports.get().cloned().unwrap_or_default(),
+        enforcement: hub.store.enforcement().into(),
+        cluster_policies_absent: hub.upstream.is_absent(Kind::ClusterNetworkPolicy),
     }
 }
 

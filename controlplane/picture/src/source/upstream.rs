@@ -118,6 +118,11 @@ impl Upstream {
         self.lock().clone()
     }
 
+    /// Returns whether the server does not have a kind that the source asked for.
+    pub fn is_absent(&self, kind: Kind) -> bool {
+        self.lock().get(&kind).is_some_and(|state| state.absent)
+    }
+
     /// Sets the identity of the cluster, which does not change while the process runs.
     pub fn set_cluster_id(&self, id: String) {
         let _ = self.cluster.set(id);

@@ -3,6 +3,7 @@
 use kplane_proto::v1::Confidence;
 
 use super::*;
+use crate::report::Subject;
 
 #[test]
 fn a_snapshot_is_applied_completely_then_read_back() {
@@ -286,8 +287,8 @@ fn refused_services_are_named_since_they_first_failed() {
     let first = rig.core.report().failures;
     assert_eq!(first.len(), 1);
     assert_eq!(
-        first[0].object,
-        Some(DesiredKey::Service(key_of("a", Family::V4)))
+        first[0].about,
+        Subject::Object(DesiredKey::Service(key_of("a", Family::V4)))
     );
     assert!(first[0].degraded);
     assert_eq!(rig.revisions().0, 2, "all others are applied");
