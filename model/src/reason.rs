@@ -169,6 +169,8 @@ reasons! {
     NodeUnknown,
     /// A node serves the Service, but not in every respect.
     Degraded,
+    /// A node does not enforce NetworkPolicies as they are written.
+    PolicyDegraded,
 
     /// The node does not forward packets.
     ForwardingOff,

@@ -12,6 +12,7 @@ mod avoided;
 mod endpoints;
 mod fleet;
 mod policies;
+mod reported;
 mod surroundings;
 
 #[cfg(test)]
@@ -28,6 +29,7 @@ use kplane_proto::v1 as pb;
 
 pub(crate) use self::avoided::avoided;
 pub(crate) use self::fleet::{Place, of_fleet};
+pub(crate) use self::reported::{Remarks, reported};
 pub(crate) use self::surroundings::surroundings;
 
 /// Maximum number of nodes that a finding names.

@@ -107,6 +107,7 @@ impl AnswerSources {
         let glance = Glance::of(&self.hub, &others);
         let mut sections = glance::sections(&glance);
         sections.insert(1, strip::section(&glance));
+        sections.insert(2, cards::section(&glance.findings));
         sections.push(Section::new("trend", "Convergence", self.trend.html()));
         sections
     }
@@ -158,7 +159,7 @@ impl AnswerSources {
             code: StatusCode::NOT_FOUND,
             text: format!("no node {name:?} is known"),
         })?;
-        let text = Section::new("node", "The node", terminal::pre(&view));
+        let text = Section::new("node", "The node", terminal::wide(&view));
         Ok(vec![cards, text])
     }
 

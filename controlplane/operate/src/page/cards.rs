@@ -17,16 +17,23 @@ pub(super) fn severity(of: pb::Severity) -> (&'static str, &'static str) {
     }
 }
 
+/// Most cards on a sheet.
+const CARDS: usize = 50;
+
 /// Returns the section with a card for each finding.
 pub(super) fn section(findings: &[pb::Finding]) -> Section {
     let mut html = Html::default();
     if !findings.is_empty() {
         html.element("h2", "", "Findings")
             .raw("<div class=\"cards\">");
-        for finding in findings {
+        for finding in findings.iter().take(CARDS) {
             card(finding, &mut html);
         }
         html.raw("</div>");
+        let more = findings.len().saturating_sub(CARDS);
+        if more > 0 {
+            html.element("p", "faint", format_args!("{more} more"));
+        }
     }
     Section::new("findings", "Findings", html)
 }

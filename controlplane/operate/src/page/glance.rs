@@ -32,8 +32,9 @@ pub(super) fn sections(glance: &Glance) -> Vec<Section> {
 fn summary(glance: &Glance) -> Html {
     let nodes: usize = glance.states.values().sum();
     let in_sync = glance.count(pb::NodeState::InSync);
+    let (remarked, errors) = glance.remarked();
     let mut html = Html::default();
-    let tone = match in_sync == nodes {
+    let tone = match in_sync == nodes && remarked == 0 {
         true => "good",
         false => "warn",
     };
@@ -60,6 +61,14 @@ fn summary(glance: &Glance) -> Html {
             .raw("</strong> ")
             .text(view.word())
             .raw("</a></li>");
+    }
+    if remarked > 0 {
+        let tone = if errors > 0 { "bad" } else { "warn" };
+        html.raw("<li><a href=\"#findings\"")
+            .attribute("class", tone)
+            .raw("><strong>")
+            .text(remarked)
+            .raw("</strong> with findings</a></li>");
     }
     html.raw("</ul>");
     html
@@ -102,7 +111,7 @@ fn lagging(glance: &Glance) -> Html {
     html.element("h2", "", "What lags, and why");
     let groups = groups(glance);
     if groups.is_empty() {
-        html.element("p", "", "Every node holds what it should.");
+        html.element("p", "", "Every node is in sync.");
         return html;
     }
     html.begin_table(&["State", "Since", "Nodes", "Why"]);
@@ -195,6 +204,8 @@ fn facts(glance: &Glance) -> Html {
     fact("Revision", "", revision);
     fact("Services", "", plane.services.to_string());
     fact("Endpoints", "", plane.endpoints.to_string());
+    let (tone, policies) = policies(plane);
+    fact("Policies", tone, policies);
     if glance.replicas > 0 {
         let missing = glance.missing.len();
         let tone = match missing {
@@ -203,6 +214,10 @@ fn facts(glance: &Glance) -> Html {
         };
         let text = format!("{} answered, {missing} missing", glance.replicas);
         fact("Replicas", tone, text);
+    }
+    for replica in &glance.missing {
+        let text = format!("{}: {}", replica.address, replica.reason);
+        fact("Missing", "bad", text);
     }
     if !plane.plain_text_ports.is_empty() {
         let ports = plane.plain_text_ports.join(", ");
@@ -216,4 +231,21 @@ fn facts(glance: &Glance) -> Html {
     }
     html.raw("</dl>");
     html
+}
+
+/// Returns the tone and the words for what nodes enforce of NetworkPolicies.
+fn policies(plane: &pb::ControlPlaneStatus) -> (&'static str, String) {
+    match plane.enforcement() {
+        pb::Enforcement::Unspecified => ("", "not enforced, without --network-policy".to_owned()),
+        pb::Enforcement::Off => ("", "not enforced, by --network-policy=off".to_owned()),
+        pb::Enforcement::Unread => ("warn", "not read yet".to_owned()),
+        pb::Enforcement::On if plane.cluster_policies_absent => (
+            "",
+            format!(
+                "{}; no ClusterNetworkPolicies, whose definition (CRD) the API server does not have",
+                plane.policies
+            ),
+        ),
+        pb::Enforcement::On => ("", plane.policies.to_string()),
+    }
 }

@@ -9,7 +9,8 @@ use kplane_view::time::human;
 
 use super::html::{Html, Section, class};
 use super::sheet::{Filter, Sheet};
-use super::terminal;
+use super::{reasons, strip, terminal};
+use crate::findings::Remarks;
 
 /// Returns the state of this name.
 pub(super) fn state_named(word: &str) -> Option<pb::NodeState> {
@@ -45,7 +46,7 @@ pub(super) fn nodes(filter: &Filter, fleet: pb::Fleet) -> Vec<Section> {
         "#Verified",
         "#Change p50",
         "Agent",
-        "Last error",
+        "Trouble",
     ]);
     for node in &fleet.nodes {
         row(node, &mut html);
@@ -69,14 +70,16 @@ pub(super) fn nodes(filter: &Filter, fleet: pb::Fleet) -> Vec<Section> {
 
 fn row(node: &pb::NodeStatus, html: &mut Html) {
     let state = NodeStateView::from(node.state());
+    let report = node.report.as_ref();
+    let here = report.filter(|_| state != NodeStateView::Disconnected);
+    let remarks = here.map(Remarks::of).unwrap_or_default();
     html.begin_row()
         .begin_name()
         .link(terminal::node(&node.name), &node.name)
         .raw("</th>")
-        .cell(class(state.tone()), state.word())
+        .cell(class(strip::tone(state, &remarks)), state.word())
         .cell("", &node.zone)
         .cell("", &node.backend);
-    let report = node.report.as_ref();
     let applied = report.map_or(0, |report| report.applied_revision);
     let text = match applied {
         0 => "-".to_owned(),
@@ -102,8 +105,13 @@ fn row(node: &pb::NodeStatus, html: &mut Html) {
     );
     html.cell("number", latency)
         .cell("", &node.agent_version)
-        .cell("", &node.last_error)
-        .raw("</tr>");
+        .begin_cell("")
+        .text(&node.last_error);
+    for code in &remarks.codes {
+        html.raw(" ");
+        reasons::name(code, html);
+    }
+    html.raw("</td></tr>");
 }
 
 /// Returns the sections of the sheet of Services.

@@ -1,21 +1,59 @@
-//! The fleet as squares: one a node, by zone, in the colour of its state.
+//! The fleet as squares: one a node, by zone, in the colour of its state or of what its agent reports besides.
 
 use std::fmt;
 
 use kplane_view::nodes::state::NodeStateView;
+use kplane_view::style::Tone;
 use kplane_view::text::plural;
 
 use super::html::{Html, Section, class};
 use super::terminal;
+use crate::findings::Remarks;
 use crate::server::Glance;
 
 /// Most squares on the sheet: those of 5,000 nodes fit on a screen.
 const SQUARES: usize = 5_000;
 
+/// Most codes of reasons in a square's title.
+const CODES: usize = 4;
+
 /// A node of a zone.
 struct Square<'a> {
     node: &'a str,
     state: NodeStateView,
+    remarks: &'a Remarks,
+}
+
+impl Square<'_> {
+    fn tone(&self) -> Tone {
+        tone(self.state, self.remarks)
+    }
+
+    /// Returns the urgency of the state: nodes that are not as they should be come before those that are.
+    fn urgency(&self) -> (u8, u8) {
+        let tone = match self.tone() {
+            Tone::Bad => 0,
+            Tone::Good => 2,
+            _ => 1,
+        };
+        (tone, self.state.urgency())
+    }
+
+    fn title(&self) -> String {
+        let codes = self.remarks.codes.iter().take(CODES).map(String::as_str);
+        let parts = [self.state.word()].into_iter().chain(codes);
+        format!("{}: {}", self.node, parts.collect::<Vec<_>>().join(", "))
+    }
+}
+
+/// Returns the tone of a node in a state, of which its agent has reported something besides.
+pub(super) fn tone(state: NodeStateView, remarks: &Remarks) -> Tone {
+    match state.tone() {
+        Tone::Bad => Tone::Bad,
+        _ if remarks.has_error => Tone::Bad,
+        Tone::Good if !remarks.codes.is_empty() => Tone::Warn,
+        tone => tone,
+    }
 }
 
 /// Nodes with the same zone, those that need an operator soonest first.
@@ -25,9 +63,9 @@ struct Zone<'a> {
 }
 
 impl Zone<'_> {
-    fn urgency(&self) -> u8 {
+    fn urgency(&self) -> (u8, u8) {
         let first = self.squares.first();
-        first.map_or(u8::MAX, |square| square.state.urgency())
+        first.map_or((u8::MAX, u8::MAX), Square::urgency)
     }
 }
 
@@ -58,12 +96,13 @@ pub(super) fn section(glance: &Glance) -> Section {
 
 fn zones(glance: &Glance) -> Vec<Zone<'_>> {
     let zones = glance.zones.iter().map(|(name, nodes)| {
-        let squares = nodes.iter().map(|(node, state)| Square {
+        let squares = nodes.iter().map(|(node, state, remarks)| Square {
             node,
             state: NodeStateView::from(*state),
+            remarks,
         });
         let mut squares: Vec<_> = squares.collect();
-        squares.sort_by_key(|square| square.state.urgency());
+        squares.sort_by_key(Square::urgency);
         Zone { name, squares }
     });
     let mut zones: Vec<_> = zones.collect();
@@ -75,10 +114,15 @@ fn draw(zone: &Zone<'_>, drawn: usize, html: &mut Html) {
     let all = zone.squares.len();
     let good = |square: &&Square<'_>| square.state == NodeStateView::InSync;
     let trouble = all - zone.squares.iter().filter(good).count();
-    let count = match trouble {
+    let mut count = match trouble {
         0 => format!("{}, all in sync", plural(all, "node")),
         trouble => format!("{}, {trouble} not in sync", plural(all, "node")),
     };
+    let remarked = |square: &&Square<'_>| !square.remarks.codes.is_empty();
+    match zone.squares.iter().filter(remarked).count() {
+        0 => {}
+        some => count.push_str(&format!(", {some} with findings")),
+    }
     html.raw("<p class=\"zone\"><strong>")
         .text(zone)
         .raw("</strong> <span class=\"faint\">")
@@ -86,14 +130,13 @@ fn draw(zone: &Zone<'_>, drawn: usize, html: &mut Html) {
         .raw("</span></p><p class=\"squares\">");
     for square in &zone.squares[..drawn] {
         html.raw("<a")
-            .attribute("class", class(square.state.tone()))
+            .attribute("class", class(square.tone()))
             .attribute("href", terminal::node(square.node));
-        if square.state == NodeStateView::InSync {
+        if square.tone() == Tone::Good {
             // The keyboard goes from one trouble to the next.
             html.raw(" tabindex=\"-1\"");
         }
-        let title = format_args!("{}: {}", square.node, square.state.word());
-        html.attribute("title", title).raw("></a>");
+        html.attribute("title", square.title()).raw("></a>");
     }
     html.raw("</p>");
     if drawn < all {
@@ -111,7 +154,8 @@ mod tests {
     fn glance(zones: &[(&str, &[(&str, pb::NodeState)])]) -> Glance {
         let mut glance = Glance::default();
         for (zone, nodes) in zones {
-            let nodes = nodes.iter().map(|(name, state)| ((*name).into(), *state));
+            let nodes = nodes.iter();
+            let nodes = nodes.map(|(name, state)| ((*name).into(), *state, Remarks::default()));
             glance.zones.insert((*zone).to_owned(), nodes.collect());
         }
         glance

@@ -20,10 +20,23 @@ const CANVAS: Canvas = Canvas {
 
 /// Returns a view as `kpctl` prints it.
 pub(super) fn pre(view: &impl View) -> Html {
+    on(&CANVAS, view)
+}
+
+/// Returns a view as `kpctl -o wide` prints it.
+pub(super) fn wide(view: &impl View) -> Html {
+    let canvas = Canvas {
+        wide: true,
+        ..CANVAS
+    };
+    on(&canvas, view)
+}
+
+fn on(canvas: &Canvas, view: &impl View) -> Html {
     let mut html = Html::default();
     // Wide text is scrolled, for which it must be reachable by keyboard.
     html.raw("<pre tabindex=\"0\">");
-    paint(&view.text(&CANVAS), &mut html);
+    paint(&view.text(canvas), &mut html);
     html.raw("</pre>");
     html
 }

@@ -1,4 +1,6 @@
-//! Who gets the page, and with which headers.
+//! Who gets the page, with which headers, and whether what `kpctl` knows stands on it.
+
+mod audit;
 
 use std::fs;
 use std::sync::Arc;
@@ -26,6 +28,10 @@ const RULES: &str = "rules:
 
 /// A page whose callers are `anna`, who may read, `bert`, who may not, and `carl`, who may see clients, too.
 fn router() -> Router {
+    open().1
+}
+
+fn open() -> (Arc<Hub>, Router) {
     let folder = tempfile::tempdir().unwrap();
     let [tokens, rules] = ["tokens.csv", "rules.yaml"].map(|name| folder.path().join(name));
     fs::write(&tokens, TOKENS).unwrap();
@@ -41,7 +47,8 @@ fn router() -> Router {
     tokio::spawn(index);
     let gate = Gate::open(&config, Arc::clone(&hub), None).unwrap();
     let service = Router::new().fallback(|| async { "a service" });
-    Page::new(&hub, &gate, None).beside(service)
+    let router = Page::new(&hub, &gate, None).beside(service);
+    (hub, router)
 }
 
 fn request(caller: Caller, path: &str) -> Request<Body> {

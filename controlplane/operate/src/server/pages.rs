@@ -14,6 +14,7 @@ use kplane_proto::v1 as pb;
 use prost::Message as _;
 
 use super::views::{control_plane, node_state, node_status};
+use crate::findings::{Remarks, reported};
 
 /// Size in bytes up to which nodes are added to an answer. The largest node may come on top: its report of 256 KiB
 /// may be one text that appears twice. With 1 MiB of issues, an answer stays at 3 MiB.
@@ -61,6 +62,15 @@ impl Node<'_> {
     pub(super) fn was_connected_within(&self, time: Duration) -> bool {
         self.claim()
             .is_some_and(|claim| claim.connected || claim.age < time)
+    }
+
+    /// Returns the latest report of an agent that is connected.
+    fn report(&self) -> Option<&pb::Report> {
+        let report = match &self.elsewhere {
+            Some(Elsewhere { agent, .. }) => agent.status.as_ref()?.report.as_ref(),
+            None => self.record.as_deref()?.report.as_deref(),
+        };
+        report.filter(|_| self.is_connected())
     }
 
     /// Returns whether the agent is connected and has virtual servers, which may be those of a Service.
@@ -281,8 +291,10 @@ pub(crate) struct Glance {
     pub(crate) control_plane: pb::ControlPlaneStatus,
     /// Number of nodes by state.
     pub(crate) states: HashMap<pb::NodeState, usize>,
-    /// All nodes with their states, by zone; an empty name = no zone.
-    pub(crate) zones: BTreeMap<String, Vec<(NodeName, pb::NodeState)>>,
+    /// All nodes with their states and what their agents report besides, by zone; an empty name = no zone.
+    pub(crate) zones: BTreeMap<String, Vec<(NodeName, pb::NodeState, Remarks)>>,
+    /// What agents report besides the states of their nodes.
+    pub(crate) findings: Vec<pb::Finding>,
     /// Nodes out of sync, 500 at most.
     pub(crate) out_of_sync: Vec<pb::NodeStatus>,
     /// Number of further ones.
@@ -310,7 +322,9 @@ impl Glance {
             *glance.states.entry(state).or_default() += 1;
             let zone = node.facts.as_ref().and_then(|facts| facts.zone.as_deref());
             let zone = glance.zones.entry(zone.unwrap_or_default().to_owned());
-            zone.or_default().push((name.clone(), state));
+            let remarks = node.report().map(Remarks::of);
+            let remarks = remarks.unwrap_or_default();
+            zone.or_default().push((name.clone(), state, remarks));
             match state {
                 pb::NodeState::InSync => {}
                 _ if glance.out_of_sync.len() < NAMED_OUT_OF_SYNC => {
@@ -319,7 +333,18 @@ impl Glance {
                 _ => glance.more += 1,
             }
         }
+        let reports = picture.nodes();
+        let reports = reports.filter_map(|(name, node)| Some((name, node.report()?)));
+        glance.findings = reported(&reports.collect::<Vec<_>>());
         glance
+    }
+
+    /// Returns the numbers of nodes of whose agents report something besides a state, and of those with an error.
+    pub(crate) fn remarked(&self) -> (usize, usize) {
+        let nodes = || self.zones.values().flatten();
+        let remarked = nodes().filter(|(_, _, remarks)| !remarks.codes.is_empty());
+        let errors = nodes().filter(|(_, _, remarks)| remarks.has_error);
+        (remarked.count(), errors.count())
     }
 
     /// Returns the number of nodes in a state.
