@@ -35,6 +35,7 @@ mod own_way;
 mod policies;
 mod proxied;
 mod remembered;
+mod reported;
 mod restart;
 mod rolled;
 mod ruleset;
@@ -186,6 +187,12 @@ const TESTS: &[Test] = kplane_tests::tests!(
     combined::a11_a16_affinity_never_leads_past_a_local_policy,
     combined::a11_b5_affinity_is_released_with_the_endpoint_under_policy_local,
     combined::a30_nothing_but_ready_endpoints_of_ports,
+    reported::endpoints_in_two_slices_serve_as_their_conditions_say,
+    reported::slices_of_two_managers_precede_their_service,
+    reported::a_shared_address_has_source_ranges_for_one_service,
+    reported::one_node_port_number_serves_three_protocols,
+    reported::addresses_of_the_other_family_disturb_nothing,
+    reported::a_health_check_port_that_is_a_node_port_disturbs_nothing,
     shared::a3_a8_services_share_a_load_balancer_address_on_ports_and_protocols,
     shared::a5_of_two_services_with_an_external_ip_the_older_is_served_and_the_other_told,
     shared::a6_of_two_services_with_a_load_balancer_address_the_older_is_served_and_the_other_told,
@@ -237,6 +244,11 @@ const TESTS: &[Test] = kplane_tests::tests!(
     network_policies::np17_labels_of_pods_and_namespaces_change,
     network_policies::np18_addresses_pass_to_other_pods,
     network_policies::np19_unknown_pods_are_cut_off,
+    network_policies::np_reported_shapes_of_policies,
+    network_policies::np18_phases_and_deletion_leave_policies_in_force,
+    network_policies::np19_an_address_that_the_status_lacks_is_closed,
+    network_policies::np11_egress_to_nodes,
+    network_policies::host_ports_of_other_programs_show_the_client,
     network_policies::tiers_come_before_and_behind_network_policies,
     network_policies::what_is_not_understood_opens_nothing,
     network_policies::tiers_follow_labels_and_cut,

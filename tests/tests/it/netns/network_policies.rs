@@ -12,6 +12,7 @@ mod attacks;
 mod changes;
 mod denied;
 mod readings;
+mod reported;
 mod table;
 mod tiers;
 
@@ -19,6 +20,7 @@ pub(super) use attacks::*;
 pub(super) use changes::*;
 pub(super) use denied::*;
 pub(super) use readings::*;
+pub(super) use reported::*;
 pub(super) use table::*;
 pub(super) use tiers::*;
 

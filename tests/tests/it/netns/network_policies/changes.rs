@@ -18,7 +18,7 @@ use serde_json::json;
 use super::{SILENCE, SOON, Stage, WEB, destination, namespace, pod, policy};
 
 /// Pods of namespace `x` may be reached by Pods with the label `app=client` of any namespace.
-const CLIENTS: &str = "in x: podSelector: {}, ingress: [{from: [{namespaceSelector: {}, podSelector: {matchLabels: {app: client}}}]}]";
+pub(super) const CLIENTS: &str = "in x: podSelector: {}, ingress: [{from: [{namespaceSelector: {}, podSelector: {matchLabels: {app: client}}}]}]";
 
 pub(crate) fn np17_labels_of_pods_and_namespaces_change() -> Result<()> {
     let mut stage = Stage::open()?;
@@ -84,9 +84,9 @@ pub(crate) fn np18_addresses_pass_to_other_pods() -> Result<()> {
 }
 
 /// A connection on which one end asks and the other answers within a time.
-type Held = Box<dyn FnMut(Duration) -> Result<()>>;
+pub(super) type Held = Box<dyn FnMut(Duration) -> Result<()>>;
 
-fn session(stage: &Stage, from: &str, to: &str, family: Family) -> Result<Held> {
+pub(super) fn session(stage: &Stage, from: &str, to: &str, family: Family) -> Result<Held> {
     let mut session = Probe::tcp(destination(to, WEB, family)?).open(stage.ns(from)?)?;
     Ok(Box::new(move |timeout| session.echo(timeout)))
 }
