@@ -31,7 +31,11 @@ thread_local! {
 }
 
 /// Tests, or modules of tests, that say something about one backend only, and why.
-const NFTABLES_ONLY: [(&str, &str); 34] = [
+const NFTABLES_ONLY: [(&str, &str); 35] = [
+    (
+        "network_policies::np14_why_tells",
+        "asks a control plane, without a backend",
+    ),
     (
         "network_policies::each_wrong_reading",
         "judges on paper, without a backend",

@@ -240,6 +240,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     network_policies::np20_neighbour_discovery_is_no_tunnel,
     network_policies::np20_errors_about_no_connection_are_no_tunnel,
     network_policies::np14_np15_services,
+    network_policies::np14_why_tells_what_packets_meet,
     network_policies::np14_services_are_as_before_where_everything_is_allowed,
     network_policies::np17_labels_of_pods_and_namespaces_change,
     network_policies::np18_addresses_pass_to_other_pods,

@@ -11,6 +11,7 @@
 mod attacks;
 mod changes;
 mod denied;
+mod fates;
 mod readings;
 mod reported;
 mod table;
@@ -19,6 +20,7 @@ mod tiers;
 pub(super) use attacks::*;
 pub(super) use changes::*;
 pub(super) use denied::*;
+pub(super) use fates::*;
 pub(super) use readings::*;
 pub(super) use reported::*;
 pub(super) use table::*;
@@ -81,15 +83,7 @@ impl Stage {
             client.route(range.parse::<Cidr>()?, node)?;
         }
         let mut cluster = Cluster::with_policies(&world, Setup::PodRanges)?;
-        let mut objects: Vec<Value> = PODS
-            .iter()
-            .map(|(name, ..)| pod(name))
-            .collect::<Result<_>>()?;
-        objects.extend([namespace("x", "team: red")?, namespace("y", "team: blue")?]);
-        objects.push(namespace("z", "")?);
-        objects.extend(with_pods(load_balancer(1), &["a"]));
-        objects.extend(with_pods(load_balancer(2), &["c"]));
-        cluster.apply(&objects)?;
+        cluster.apply(&everything()?)?;
         Ok(Self { world, cluster })
     }
 
@@ -155,6 +149,17 @@ impl Stage {
         self.check(case.name, case.lines)?;
         self.delete(&text).with_context(|| case.name)
     }
+}
+
+/// Namespaces, Pods and both Services.
+fn everything() -> Result<Vec<Value>> {
+    let pods = PODS.iter().map(|(name, ..)| pod(name));
+    let mut objects: Vec<Value> = pods.collect::<Result<_>>()?;
+    objects.extend([namespace("x", "team: red")?, namespace("y", "team: blue")?]);
+    objects.push(namespace("z", "")?);
+    objects.extend(with_pods(load_balancer(1), &["a"]));
+    objects.extend(with_pods(load_balancer(2), &["c"]));
+    Ok(objects)
 }
 
 /// A case of the truth table.

@@ -87,15 +87,15 @@ readings! {
 
 /// An end of a connection.
 #[derive(Clone, Copy, Debug)]
-struct End {
-    ip: IpAddr,
+pub(super) struct End {
+    pub(super) ip: IpAddr,
     /// Its index among the Pods.
     pod: Option<usize>,
     node: Option<u8>,
 }
 
 impl End {
-    fn named(name: &str, family: Family) -> Self {
+    pub(super) fn named(name: &str, family: Family) -> Self {
         if let Some(pod) = PODS.iter().position(|(pod, ..)| *pod == name) {
             let (_, node, number, ..) = PODS[pod];
             let ip = pod_ips(node, number)[family as usize];

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::{Case, SILENCE, SOON, Stage, WEB, destination, namespace, play, pod, policy};
 
-const CASES: &[Case] = &[
+pub(super) const CASES: &[Case] = &[
     Case {
         name: "an Admin denial of ingress, for the subject only",
         policies: &[
