@@ -45,7 +45,7 @@ use self::cutter::Cutter;
 pub use self::cutter::{Flow, Hand};
 pub use self::followed::Followed;
 use self::side::{Look, PolicySide};
-use crate::backend::nftables::{PolicyTable, PolicyTables, can_log};
+use crate::backend::nftables::{Cost, PolicyTable, PolicyTables, can_log};
 use crate::backend::{ApplyError, Verification};
 use crate::own_addresses;
 pub use kplane_netlink::nflog::{Logged, PacketLog};
@@ -79,8 +79,18 @@ pub struct PolicyApplied {
     pub kernel: Duration,
     /// All parts that are not enforced as written now, not only those of this change. Nothing of them is open.
     pub failures: Vec<PolicyFailure>,
+    /// Number of transactions that the kernel does not have yet: [`Enforcer::go_on`] sends them.
+    pub rest: usize,
     /// Changes by another program that were repaired before this one, and the program's name; human-readable.
     pub repaired: Option<String>,
+}
+
+impl PolicyApplied {
+    fn add(&mut self, cost: Cost) {
+        self.bytes += cost.bytes;
+        self.encode += cost.encode;
+        self.kernel += cost.kernel;
+    }
 }
 
 /// The reason why a part of the policies is not enforced as written.
@@ -165,7 +175,32 @@ impl Enforcer {
         }
     }
 
-    /// Applies a change of a family. Does nothing to the kernel while there is no policy.
+    /// Applies the whole of a change, as [`Enforcer::begin`] and [`Enforcer::go_on`] do in parts.
+    ///
+    /// # Errors
+    /// As these.
+    pub fn apply(
+        &mut self,
+        family: Family,
+        change: PolicyChange<'_>,
+    ) -> Result<PolicyApplied, ApplyError> {
+        let mut applied = self.begin(family, change)?;
+        while applied.rest > 0 {
+            self.go_on(family, &mut applied)?;
+        }
+        Ok(applied)
+    }
+
+    /// Sends the next part of a change; `applied` is its outcome up to now.
+    ///
+    /// # Errors
+    /// [`ApplyError`]: no part of the change counts as applied.
+    pub fn go_on(&mut self, family: Family, applied: &mut PolicyApplied) -> Result<(), ApplyError> {
+        let sent = self.sides[family as usize].go_on(applied);
+        self.applied(family, applied, sent)
+    }
+
+    /// Applies the first part of a change of a family. Does nothing to the kernel while there is no policy.
     ///
     /// The first change turns the table that an earlier process left into the new one step by step: connections notice
     /// nothing of a restart.
@@ -173,24 +208,40 @@ impl Enforcer {
     /// # Errors
     /// [`ApplyError`]: no part of the change counts as applied. So it is with any policy where the backend programs
     /// nothing that could enforce it.
-    pub fn apply(
+    pub fn begin(
         &mut self,
         family: Family,
         change: PolicyChange<'_>,
     ) -> Result<PolicyApplied, ApplyError> {
-        let side = &mut self.sides[family as usize];
-        let applied = side.apply(&mut self.tables, change);
+        let begun = self.sides[family as usize].begin(&mut self.tables, change);
+        let mut applied = PolicyApplied::default();
+        let sent = begun.map(|begun| applied = begun);
+        self.applied(family, &applied, sent)?;
+        Ok(applied)
+    }
+
+    /// Follows a part of a change.
+    fn applied(
+        &mut self,
+        family: Family,
+        applied: &PolicyApplied,
+        sent: Result<(), ApplyError>,
+    ) -> Result<(), ApplyError> {
         if !self.sides.iter().any(PolicySide::has_table) {
             self.tables.close();
         }
-        let (applied, lost) = applied?;
+        sent?;
+        if applied.rest > 0 {
+            return Ok(());
+        }
         if applied.repaired.is_some() {
             self.sweep(family);
         }
+        let lost = self.sides[family as usize].take_lost();
         if let Some(cutter) = &self.cutter {
             cutter.scan(family, lost);
         }
-        Ok(applied)
+        Ok(())
     }
 
     /// Has all connections judged that policies judge: some may have begun while another program's change was in effect.

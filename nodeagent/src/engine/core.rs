@@ -389,6 +389,8 @@ impl Core {
                 decode: Duration::ZERO,
             };
             self.program(&work, now);
+        } else if self.policies.go_on(now) {
+            // The next part waits for a turn of Services.
         } else if let Some(due) = self.families.iter_mut().find(|p| p.verify_is_due(now)) {
             due.verify(now);
         } else if self.keeping.is_due(now) {

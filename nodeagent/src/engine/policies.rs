@@ -1,7 +1,7 @@
 //! NetworkPolicies on their way to the kernel, beside the Services' pipelines. Each family is on its own, and neither
 //! waits for Services, nor these for it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
@@ -53,6 +53,28 @@ struct FamilyProgress {
     verify_at: Option<Instant>,
     /// The time at which to repair another program's change.
     mend_at: Option<Instant>,
+    /// A change of which the kernel has a part.
+    begun: Option<Begun>,
+    /// What changed meanwhile.
+    deferred: Deferred,
+}
+
+/// A change of which the kernel has a part.
+#[derive(Debug)]
+struct Begun {
+    applied: PolicyApplied,
+    is_new: bool,
+    position: Position,
+    /// The time of the next part.
+    at: Instant,
+}
+
+/// What changed while an earlier change was on its way.
+#[derive(Debug, Default)]
+struct Deferred {
+    any: bool,
+    policies: BTreeSet<PolicyKey>,
+    node_changed: bool,
 }
 
 impl Policies {
@@ -71,6 +93,8 @@ impl Policies {
                 retry_at: None,
                 verify_at: None,
                 mend_at: None,
+                begun: None,
+                deferred: Deferred::default(),
             }),
         }
     }
@@ -167,7 +191,10 @@ impl Policies {
     /// Returns when [`Policies::tick`] has something to do.
     pub(super) fn due(&self) -> Option<Instant> {
         let families = self.families.iter();
-        let due = families.flat_map(|family| [family.retry_at, family.verify_at, family.mend_at]);
+        let due = families.flat_map(|family| {
+            let begun = family.begun.as_ref().map(|begun| begun.at);
+            [family.retry_at, family.verify_at, family.mend_at, begun]
+        });
         due.flatten().min()
     }
 
@@ -197,6 +224,13 @@ impl Policies {
         false
     }
 
+    /// Sends the next part of a change that has begun, if there is one. Returns whether there was.
+    pub(super) fn go_on(&mut self, now: Now) -> bool {
+        let mut families = self.families.iter_mut();
+        let enforcer = &mut self.enforcer;
+        families.any(|family| family.go_on(enforcer, now))
+    }
+
     /// Returns the number of the descriptor; 0 = there is none.
     pub(super) fn generation(&self) -> u64 {
         self.enforcer.generation()
@@ -216,6 +250,14 @@ impl Policies {
     }
 }
 
+impl Deferred {
+    fn add(&mut self, touched: &Touched) {
+        self.any = true;
+        self.policies.extend(touched.policies.iter().cloned());
+        self.node_changed |= touched.node_changed;
+    }
+}
+
 fn is_due(at: Option<Instant>, now: Now) -> bool {
     at.is_some_and(|at| at <= now.instant)
 }
@@ -229,10 +271,17 @@ impl FamilyProgress {
         desired: &Desired,
         now: Now,
     ) -> bool {
+        self.deferred.add(touched);
+        if self.begun.is_some() {
+            return false;
+        }
         if self.retry_at.is_some_and(|at| now.instant < at) {
+            // The next change is complete.
+            self.deferred = Deferred::default();
             self.refused(position, desired);
             return false;
         }
+        let touched = std::mem::take(&mut self.deferred);
         let complete = self.behind;
         let closed = desired.lacks_policies();
         let is_same = touched.policies.is_empty() && !touched.node_changed && closed == self.closed;
@@ -256,18 +305,48 @@ impl FamilyProgress {
             closed,
             pod_ranges: desired.pod_ranges(),
         };
-        match enforcer.apply(self.family, change) {
+        match enforcer.begin(self.family, change) {
             Ok(applied) => {
                 // What an earlier process wrote is read back as well.
                 self.closed = closed;
                 let is_new = applied.operations > 0 || complete && !objects.is_empty();
-                self.holds(applied, is_new, position, now);
+                self.sent(applied, is_new, position, now);
                 false
             }
             Err(error) => {
                 self.fail(chain(&*error.source), now);
                 self.refused(position, desired)
             }
+        }
+    }
+
+    /// Sends the next part of a change that has begun, if there is one. Returns whether there was.
+    fn go_on(&mut self, enforcer: &mut Enforcer, now: Now) -> bool {
+        let Some(mut begun) = self.begun.take() else {
+            return false;
+        };
+        match enforcer.go_on(self.family, &mut begun.applied) {
+            Ok(()) => self.sent(begun.applied, begun.is_new, begun.position, now),
+            Err(error) => self.fail(chain(&*error.source), now),
+        }
+        true
+    }
+
+    /// Records that the kernel has a part of a change, or all of it.
+    fn sent(&mut self, applied: PolicyApplied, is_new: bool, position: Position, now: Now) {
+        if applied.rest > 0 {
+            let at = now.instant;
+            self.begun = Some(Begun {
+                applied,
+                is_new,
+                position,
+                at,
+            });
+            return;
+        }
+        self.holds(applied, is_new, position, now);
+        if self.deferred.any {
+            self.retry_at = Some(now.instant);
         }
     }
 
@@ -321,6 +400,7 @@ impl FamilyProgress {
             );
         }
         self.behind = true;
+        self.begun = None;
         now.stand(&mut self.error, reason);
         self.retry_at = Some(now.instant + wait);
         self.verify_at = None;
@@ -352,6 +432,7 @@ impl FamilyProgress {
             Ok(Verification::Outdated(what) | Verification::Drifted(what)) => {
                 self.warn_of_repair(&what);
                 self.behind = true;
+                self.begun = None;
                 self.reach.held = None;
                 self.verify_at = None;
                 now.stand(

@@ -1,6 +1,6 @@
 //! One family's policies: their content, and the table in the kernel.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::net::IpAddr;
 use std::time::Instant;
 
@@ -14,7 +14,9 @@ use super::held::ElementChange;
 use super::numbers::highest;
 use super::phases::phases;
 use super::{PolicyApplied, PolicyChange};
-use crate::backend::nftables::{Cost, FoundPolicies, Key, PolicySet, PolicyTable, PolicyTables};
+use crate::backend::nftables::{
+    Cost, FoundPolicies, Key, Ops, PolicySet, PolicyTable, PolicyTables,
+};
 use crate::backend::{ApplyError, Verification};
 
 /// What is known of the kernel's table.
@@ -31,12 +33,19 @@ enum TableState {
 /// Most objects with which a table is read before it is changed. The kernel takes long to list large sets.
 const READABLE: usize = 200_000;
 
+/// Operations that the kernel gets at once: it takes some 10 ms for them, and Services' changes wait as long.
+const PART: usize = 4_096;
+
 /// A family.
 #[derive(Debug)]
 pub(super) struct PolicySide {
     pub(super) content: Content,
     table: TableState,
     departed: Departed,
+    /// Transactions of the last change that the kernel does not have yet.
+    rest: VecDeque<Vec<Ops>>,
+    /// Addresses that may have lost something by it.
+    lost: HashSet<IpAddr>,
 }
 
 /// Access to the table, and what was found in its place.
@@ -45,15 +54,14 @@ type OpenedTable = Result<(PolicyTable, FoundPolicies), ApplyError>;
 /// A way to compare a table with its content, and to repair it.
 pub(super) type Look = fn(&mut PolicyTable, &Content) -> Result<Verification, ApplyError>;
 
-/// The outcome of a change, and the addresses that may have lost something by it.
-pub(super) type Outcome = (PolicyApplied, HashSet<IpAddr>);
-
 impl PolicySide {
     pub(super) fn new(family: Family) -> Self {
         Self {
             content: Content::new(family),
             table: TableState::Unknown,
             departed: Departed::default(),
+            rest: VecDeque::new(),
+            lost: HashSet::new(),
         }
     }
 
@@ -62,12 +70,17 @@ impl PolicySide {
         matches!(self.table, TableState::Held(_))
     }
 
-    /// Applies a change. Whatever fails, the next change has to be complete.
-    pub(super) fn apply(
+    /// Applies the first part of a change. Whatever fails, the next change has to be complete.
+    pub(super) fn begin(
         &mut self,
         tables: &mut PolicyTables,
         change: PolicyChange<'_>,
-    ) -> Result<Outcome, ApplyError> {
+    ) -> Result<PolicyApplied, ApplyError> {
+        if change.complete && !self.rest.is_empty() {
+            self.table = TableState::Unknown;
+            self.rest.clear();
+        }
+        self.finish()?;
         let started = Instant::now();
         let mut table = std::mem::replace(&mut self.table, TableState::Unknown);
         let mut found = None;
@@ -85,7 +98,7 @@ impl PolicySide {
             TableState::Held(_) => self.content.held.record(),
         }
         self.content.apply(change);
-        let mut changes = self.content.held.changes();
+        let changes = self.content.held.changes();
         let mut applied = PolicyApplied::default();
         let is_needed = self.content.has_policies();
         if is_needed {
@@ -103,27 +116,13 @@ impl PolicySide {
             (TableState::Held(held), true) => {
                 lost = self.content.lost(&changes);
                 lost.extend(self.departed.follow(&changes));
-                self.content.change(held, &changes, &mut applied)?
+                self.content
+                    .change(held, &changes, &mut self.rest, &mut applied)?
             }
             (TableState::Unknown | TableState::Absent, true) => {
                 lost = self.content.judged();
                 self.departed.clear();
-                let (mut new, cost) = match found.transpose()? {
-                    Some((mut left, FoundPolicies::Ours(elements))) => {
-                        changes = self.content.held.changes_from(&elements);
-                        let cost = self.content.change(&mut left, &changes, &mut applied)?;
-                        (left, Some(cost))
-                    }
-                    Some((other, _)) => (other, None),
-                    None => (tables.table(self.content.family)?, None),
-                };
-                let cost = match cost {
-                    Some(cost) => cost,
-                    None => {
-                        applied.operations = self.content.held.len() as u64;
-                        new.replace(&self.content)?
-                    }
-                };
+                let (new, cost) = self.fill(tables, found, &mut applied)?;
                 table = TableState::Held(new);
                 cost
             }
@@ -132,10 +131,62 @@ impl PolicySide {
             true => table,
             false => TableState::Absent,
         };
-        applied.bytes = cost.bytes;
-        applied.encode = cost.encode;
-        applied.kernel = cost.kernel;
-        Ok((applied, lost))
+        applied.add(cost);
+        applied.rest = self.rest.len();
+        self.lost.extend(lost);
+        Ok(applied)
+    }
+
+    /// Turns what was found into a table of the content, or makes one.
+    fn fill(
+        &mut self,
+        tables: &mut PolicyTables,
+        found: Option<OpenedTable>,
+        applied: &mut PolicyApplied,
+    ) -> Result<(PolicyTable, Cost), ApplyError> {
+        let mut new = match found.transpose()? {
+            Some((mut left, FoundPolicies::Ours(elements))) => {
+                let changes = self.content.held.changes_from(&elements);
+                let rest = &mut self.rest;
+                let cost = self.content.change(&mut left, &changes, rest, applied)?;
+                return Ok((left, cost));
+            }
+            Some((other, _)) => other,
+            None => tables.table(self.content.family)?,
+        };
+        applied.operations = self.content.held.len() as u64;
+        let cost = new.replace(&self.content)?;
+        Ok((new, cost))
+    }
+
+    /// Sends the next part of the change.
+    pub(super) fn go_on(&mut self, applied: &mut PolicyApplied) -> Result<(), ApplyError> {
+        let phases = part(&mut self.rest);
+        let TableState::Held(table) = &mut self.table else {
+            return Err(ApplyError::unknown(self.content.family));
+        };
+        match table.go_on(&self.content, &phases) {
+            Ok(cost) => applied.add(cost),
+            Err(error) => {
+                self.table = TableState::Unknown;
+                return Err(error);
+            }
+        }
+        applied.rest = self.rest.len();
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<(), ApplyError> {
+        let mut applied = PolicyApplied::default();
+        while !self.rest.is_empty() {
+            self.go_on(&mut applied)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the addresses that may have lost something by changes that the kernel has.
+    pub(super) fn take_lost(&mut self) -> HashSet<IpAddr> {
+        std::mem::take(&mut self.lost)
     }
 
     /// Reads what an earlier process, or this one before an error, left in the kernel. The table is changed step by step
@@ -168,6 +219,7 @@ impl PolicySide {
 
     /// Compares the table with the content in one of two ways, and repairs it.
     pub(super) fn look(&mut self, look: Look) -> Result<Verification, ApplyError> {
+        self.finish()?;
         let looked = match &mut self.table {
             TableState::Held(table) => look(table, &self.content),
             TableState::Absent => Ok(Verification::Equal),
@@ -197,18 +249,50 @@ impl PolicySide {
     }
 }
 
+/// Splits a phase into transactions.
+fn transactions(phase: Vec<Ops>) -> Vec<Vec<Ops>> {
+    let mut transactions: Vec<Vec<Ops>> = Vec::new();
+    let mut size = 0;
+    for ops in phase {
+        size += ops.len();
+        match transactions.last_mut().filter(|_| size <= PART) {
+            Some(last) => last.push(ops),
+            None => {
+                size = ops.len();
+                transactions.push(vec![ops]);
+            }
+        }
+    }
+    transactions
+}
+
+/// Takes the next transactions: at least one, and no more than the kernel takes without holding up others.
+fn part(rest: &mut VecDeque<Vec<Ops>>) -> Vec<Vec<Ops>> {
+    let size = |transaction: &Vec<Ops>| transaction.iter().map(Ops::len).sum::<usize>();
+    let (mut part, mut sum) = (Vec::new(), 0);
+    while let Some(next) = rest.pop_front_if(|next| {
+        sum += size(next);
+        part.is_empty() || sum <= PART
+    }) {
+        part.push(next);
+    }
+    part
+}
+
 impl Content {
-    /// Sends changes that the content has taken over.
+    /// Sends the first part of changes that the content has taken over. `rest` is what follows.
     fn change(
         &self,
         table: &mut PolicyTable,
         changes: &[ElementChange],
+        rest: &mut VecDeque<Vec<Ops>>,
         applied: &mut PolicyApplied,
     ) -> Result<Cost, ApplyError> {
         let stays = |ip| self.held.has(PolicySet::LocalPods, Key::Ip(ip));
         let phases = phases(changes, stays, self.is_early(changes));
         applied.operations = phases.iter().flatten().map(|ops| ops.len() as u64).sum();
-        let content = self;
+        *rest = phases.into_iter().flat_map(transactions).collect();
+        let (content, phases) = (self, part(rest));
         table.change(&Before { content, changes }, &phases, &mut applied.repaired)
     }
 

@@ -16,7 +16,7 @@ use kplane_dataplane::backend::nftables::{
     POLICY_TABLE, PolicyTables, StructureState, TableLayout, push_structure, read_structure,
 };
 use kplane_dataplane::policy::Enforcer;
-use kplane_model::{Family, PeerId, PolicyPort, Protocol};
+use kplane_model::{Family, PeerId, PolicyObject, PolicyPort, Protocol};
 use kplane_netlink::NfSocket;
 use kplane_rig::client::{Outcome, Probe};
 use kplane_rig::kernel::{in_netns, nft};
@@ -303,6 +303,52 @@ fn what_others_change_is_repaired() {
     assert!(applied[0].repaired.is_some(), "{applied:?}");
     world.set_peer("c", 1);
     assert_eq!(world.listing(), before);
+}
+
+/// Services' changes have their turn between the parts of a large change, and nothing is open meanwhile.
+#[test]
+fn a_large_change_comes_in_parts() {
+    let Some(mut world) = World::new() else {
+        return;
+    };
+    world.start();
+    world.set(group(&[id(1)]));
+    world.set_policy(policy("p", Some(vec![]), None));
+    let ports = (80..20_080).map(|port| PolicyPort::Range(Protocol::Tcp, port, port));
+    let rules = vec![rule(true, &[], Some(ports.collect()))];
+    let large = || PolicyObject::Policy(policy("p", Some(rules.clone()), None));
+    let none = || PolicyObject::Policy(policy("p", Some(vec![]), None));
+    for (object, is_open) in [(large(), true), (none(), false), (large(), true)] {
+        let mut applied = world.begin(&object);
+        let mut parts = 1;
+        while applied.rest > 0 {
+            assert!(!world.tcp(Family::V4, "d", "a", 80));
+            world.go_on(&mut applied);
+            parts += 1;
+        }
+        assert!(parts > 3 && applied.operations > 19_000, "{applied:?}");
+        assert_eq!(world.tcp(Family::V4, "c", "a", 80), is_open);
+        assert_eq!(
+            world.enforcer.verify(Family::V4).unwrap(),
+            Verification::Equal
+        );
+    }
+    // Whatever else comes finishes it first.
+    let begun = world.begin(&none());
+    assert!(begun.rest > 0);
+    assert_eq!(
+        world.enforcer.verify(Family::V4).unwrap(),
+        Verification::Equal
+    );
+    assert!(world.begin(&large()).rest > 0);
+    world.set_peer("c", 2);
+    assert!(!world.tcp(Family::V4, "c", "a", 80));
+    assert!(world.begin(&none()).rest > 0);
+    world.whole();
+    assert_eq!(
+        world.enforcer.verify(Family::V4).unwrap(),
+        Verification::Equal
+    );
 }
 
 /// Has nft do something that the kernel may refuse.

@@ -173,6 +173,7 @@ impl<K: TableAccess> DataPath for NftDataPath<K> {
     ) -> Result<(), StepError> {
         let (table, repaired) = (&content.table, &mut applied.repaired);
         let change = Send {
+            begun: false,
             family: self.family,
             ground: content.ground,
             phases: &[&staged.groups],

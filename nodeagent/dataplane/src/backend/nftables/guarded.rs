@@ -23,6 +23,8 @@ pub(super) struct Send<'a> {
     pub(super) ground: Ground,
     /// Operations of which each part waits for the one before.
     pub(super) phases: &'a [&'a [Ops]],
+    /// Whether they go on with a change that the kernel has begun to apply.
+    pub(super) begun: bool,
 }
 
 /// Commits a change if nothing happened to the table since its content, `before`, was last known. Changes by other
@@ -34,7 +36,7 @@ pub(super) fn send<K: TableAccess>(
     repaired: &mut Option<String>,
 ) -> Result<Cost, StepError> {
     let capacity = [false, true].map(|rebuild| kernel.capacity(rebuild));
-    let (mut total, mut begun) = (Cost::default(), false);
+    let (mut total, mut begun) = (Cost::default(), change.begun);
     for groups in change.phases {
         let ground = if begun { Ground::Table } else { change.ground };
         each_transaction(ground, groups, capacity, |part| {
@@ -66,6 +68,7 @@ fn commit_guarded<K: TableAccess>(
         family,
         ground,
         phases,
+        ..
     }: Send<'_>,
     repaired: &mut Option<String>,
 ) -> Result<Cost, StepError> {

@@ -196,7 +196,7 @@ impl PolicyTable {
     pub(crate) fn replace(&mut self, contents: &impl Contents) -> Result<Cost, ApplyError> {
         let phases = everything(contents, self.kernel.capacity(true));
         let phases: Vec<&[Ops]> = phases.iter().map(Vec::as_slice).collect();
-        self.send(contents, Ground::Other, &phases, &mut None)
+        self.send(contents, Ground::Other, &phases, false, &mut None)
     }
 
     /// Changes the table from what it holds, `before`. Each of the phases waits for the one before.
@@ -207,7 +207,17 @@ impl PolicyTable {
         repaired: &mut Option<String>,
     ) -> Result<Cost, ApplyError> {
         let phases: Vec<&[Ops]> = phases.iter().map(Vec::as_slice).collect();
-        self.send(before, Ground::Table, &phases, repaired)
+        self.send(before, Ground::Table, &phases, false, repaired)
+    }
+
+    /// Goes on with a change that the kernel has begun to apply. `contents` is what it leads to.
+    pub(crate) fn go_on(
+        &mut self,
+        contents: &impl Contents,
+        phases: &[Vec<Ops>],
+    ) -> Result<Cost, ApplyError> {
+        let phases: Vec<&[Ops]> = phases.iter().map(Vec::as_slice).collect();
+        self.send(contents, Ground::Table, &phases, true, &mut None)
     }
 
     fn send(
@@ -215,12 +225,14 @@ impl PolicyTable {
         before: &impl Contents,
         ground: Ground,
         phases: &[&[Ops]],
+        begun: bool,
         repaired: &mut Option<String>,
     ) -> Result<Cost, ApplyError> {
         let change = Send {
             family: self.family,
             ground,
             phases,
+            begun,
         };
         let sent = send(&mut self.kernel, before, change, repaired);
         sent.map_err(|step| self.error(step))

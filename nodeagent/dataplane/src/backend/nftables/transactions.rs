@@ -35,8 +35,6 @@ const FIRST_STEP: usize = 4_096;
 /// The operations of one transaction.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Transaction<'a> {
-    /// Whether this is the first transaction, so that nothing is applied yet.
-    pub(super) first: bool,
     /// Whether the transaction begins with a fresh table.
     pub(super) rebuild: bool,
     pub(super) groups: &'a [Ops],
@@ -50,7 +48,7 @@ pub(super) fn each_transaction<E>(
     capacity: [usize; 2],
     mut send: impl FnMut(Transaction<'_>) -> Result<(), E>,
 ) -> Result<(), E> {
-    let (mut rebuild, mut first) = (ground != Ground::Table, true);
+    let mut rebuild = ground != Ground::Table;
     let mut sent = 0;
     let phases = match rebuild {
         // A table that does not exist yet guards no destination.
@@ -68,11 +66,10 @@ pub(super) fn each_transaction<E>(
             let (now, later) = groups.split_at(fitting(groups, room));
             sent += now.iter().map(Ops::weight).sum::<usize>();
             send(Transaction {
-                first,
                 rebuild,
                 groups: now,
             })?;
-            (groups, rebuild, first) = (later, false, false);
+            (groups, rebuild) = (later, false);
         }
     }
     Ok(())
@@ -188,16 +185,16 @@ mod tests {
         let transactions = |ground| {
             let mut sent = Vec::new();
             let result = each_transaction(ground, &groups, [usize::MAX; 2], |part| {
-                sent.push((part.first, part.rebuild, part.groups.len()));
+                sent.push((part.rebuild, part.groups.len()));
                 Ok::<(), ()>(())
             });
             result.map(|()| sent)
         };
-        let step = |groups| (false, false, groups);
-        let steps = vec![(true, true, 16), step(16), step(32), step(36)];
+        let step = |groups| (false, groups);
+        let steps = vec![(true, 16), step(16), step(32), step(36)];
         assert_eq!(transactions(Ground::Nothing), Ok(steps));
-        assert_eq!(transactions(Ground::Other), Ok(vec![(true, true, 100)]));
-        assert_eq!(transactions(Ground::Table), Ok(vec![(true, false, 100)]));
+        assert_eq!(transactions(Ground::Other), Ok(vec![(true, 100)]));
+        assert_eq!(transactions(Ground::Table), Ok(vec![(false, 100)]));
     }
 
     fn split(groups: &[Ops]) -> Vec<Vec<Ops>> {

@@ -246,6 +246,35 @@ impl World {
         applied
     }
 
+    /// Begins a change in IPv4, and returns what came of it.
+    pub(crate) fn begin(&mut self, object: &PolicyObject) -> PolicyApplied {
+        let objects = [(object.key(), Some(object))];
+        let change = PolicyChange {
+            objects: &objects,
+            complete: false,
+            closed: false,
+            pod_ranges: &ranges(),
+        };
+        let (enforcer, ns) = self.parts();
+        let begun = ns.run(|| Ok(enforcer.begin(Family::V4, change).unwrap()));
+        self.objects.insert(object.key(), object.clone());
+        begun.unwrap()
+    }
+
+    /// Sends the next part of the change.
+    pub(crate) fn go_on(&mut self, applied: &mut PolicyApplied) {
+        let (enforcer, ns) = self.parts();
+        let sent = ns.run(|| Ok(enforcer.go_on(Family::V4, applied)));
+        sent.unwrap().unwrap();
+    }
+
+    fn parts(&mut self) -> (&mut Enforcer, &NetNs) {
+        (
+            &mut self.enforcer,
+            self.topology.node("node-1").unwrap().ns(),
+        )
+    }
+
     pub(crate) fn set(&mut self, object: PolicyObject) {
         self.change(object.key(), Some(object));
     }
