@@ -170,13 +170,13 @@ pub struct NamedPort {
     pub port: u16,
 }
 
-/// A part of a group's members: those whose identity begins with a byte. So a new class changes a small object, however
-/// large the group is. Groups without members have no part.
+/// A part of a group's members: those whose identities begin with the same bits, the more bits the larger the group is. So
+/// a new class changes a small object, and a small group is one object. Groups without members have no part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupPart {
     /// The group.
     pub group: GroupId,
-    /// The first byte of the members' identities.
+    /// The first bits of the members' identities.
     pub part: u8,
     /// Classes, namespaces, or all Pods; sorted and unique.
     pub members: Vec<PeerId>,

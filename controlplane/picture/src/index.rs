@@ -54,7 +54,7 @@ use crate::k8s::{Kind, Object, ObjectId, Uid};
 use crate::publish::{Publication, Published};
 use crate::source::Located;
 use crate::trust::{self, Belief};
-use kplane_policy::Policies;
+use kplane_policy::{Excess, Policies};
 
 use claims::{Claims, Seniority};
 use effective::{API_SERVICE, Effective};
@@ -105,8 +105,8 @@ pub struct Index {
     enforce: Option<Enforce>,
     /// Pods with more policies than fit into a message, and how many select each.
     crowded: Vec<(PodName, usize)>,
-    /// NetworkPolicies beyond the share of their namespace, and what each takes.
-    beyond: Vec<(PolicyName, usize)>,
+    /// NetworkPolicies beyond the share of their namespace.
+    beyond: Vec<(PolicyName, Excess)>,
     /// Pods that have the address of a Pod of another node, the address, and that Pod.
     rivals: Vec<(PodName, IpAddr, PodName)>,
     /// Number of decisions of ClusterNetworkPolicies that are too large.

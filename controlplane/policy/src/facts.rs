@@ -6,6 +6,7 @@ use std::sync::Arc;
 use kplane_model::{Direction, NodeName, PodName, PolicyName};
 
 use crate::rules::Entry;
+use crate::subjects::Subjects;
 use crate::{ClusterPolicy, NetworkPolicy, Policies};
 
 /// Maximum number of Pods that [`PolicyFacts`] name.
@@ -52,6 +53,23 @@ pub struct ClusterPolicyFacts {
     pub names: Vec<PodName>,
 }
 
+/// What a policy is beyond of, with the share of its namespace in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Excess {
+    /// What policies take in messages.
+    Messages {
+        /// What this one takes.
+        weight: usize,
+        /// The share.
+        share: usize,
+    },
+    /// What the groups of Pods that policies name take of the control plane's memory.
+    Groups {
+        /// The share.
+        share: usize,
+    },
+}
+
 /// A line of the list of policies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicySummary {
@@ -75,7 +93,7 @@ impl Policies {
             pods: self.pods.len(),
             classes: self.classes.len(),
             groups: self.groups.len(),
-            too_large: self.policies.too_large.len() + self.policies.beyond.len(),
+            too_large: self.policies.too_large.len() + self.beyond_share().count(),
         }
     }
 
@@ -88,16 +106,19 @@ impl Policies {
             .map(|(name, size)| (name, *size))
     }
 
-    /// Returns the policies that are beyond the share of their namespace, sorted, and what they take of it in bytes. They
-    /// isolate their Pods and allow nothing.
-    pub fn beyond_share(&self) -> impl Iterator<Item = (&PolicyName, usize)> {
-        let beyond = self.policies.beyond.iter();
-        beyond.map(|(name, weight)| (name, *weight))
-    }
-
-    /// Returns what the policies of a namespace may take in all, in bytes.
-    pub fn share(&self) -> usize {
-        self.policies.limits.share
+    /// Returns the policies that are beyond the share of their namespace. They isolate their Pods and allow nothing. As of
+    /// the last call of [`Policies::take`].
+    pub fn beyond_share(&self) -> impl Iterator<Item = (&PolicyName, Excess)> {
+        let Subjects { beyond, wide, .. } = &self.policies;
+        let share = self.policies.limits.share;
+        let beyond = beyond.iter().map(move |(name, weight)| {
+            let weight = *weight;
+            (name, Excess::Messages { weight, share })
+        });
+        beyond.chain(
+            wide.iter()
+                .map(|(name, share)| (name, Excess::Groups { share: *share })),
+        )
     }
 
     /// Returns the Pods of which not all policies fit into a message, sorted, and how many policies select them. Of

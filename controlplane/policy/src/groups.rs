@@ -13,6 +13,7 @@ use crate::identity::namespace_id;
 use crate::limits::Limits;
 use crate::lookup::Selectors;
 use crate::namespaces::NamespaceLabels;
+use crate::parts::Parts;
 use crate::pods::Pods;
 use crate::published::{Sum, sum_of_members};
 use crate::texts::LabelSet;
@@ -24,6 +25,7 @@ use crate::{PolicyChanges, Selector};
 pub(crate) struct Group {
     spec: GroupSpec,
     members: BTreeSet<PeerId>,
+    parts: Parts,
     /// The nodes. One has a reason for each policy.
     nodes: Audience,
     /// Parts that may have changed.
@@ -40,10 +42,36 @@ impl Group {
 
     /// Returns the members of a part.
     fn part(&self, part: u8, limits: Limits) -> Vec<PeerId> {
-        let (mut first, mut last) = ([0; 16], [u8::MAX; 16]);
-        (first[0], last[0]) = (part, part);
-        let members = self.members.range(PeerId(first)..=PeerId(last));
+        if usize::from(part) >= self.parts.count() {
+            return Vec::new();
+        }
+        let (first, last) = self.parts.range(part);
+        let members = self.members.range(first..=last);
         members.take(limits.members).copied().collect()
+    }
+
+    /// Adds all parts that are, or were published.
+    fn touch_all(&self, parts: &mut BTreeSet<u8>) {
+        parts.extend(self.published.keys());
+        parts.extend(self.members.iter().map(|member| self.parts.part(member)));
+    }
+
+    /// Adds or removes a member.
+    fn set(&mut self, member: PeerId, is_member: bool) -> bool {
+        let differs = match is_member {
+            true => self.members.insert(member),
+            false => self.members.remove(&member),
+        };
+        let parts = Parts::of(self.members.len());
+        if self.parts == parts {
+            self.changed.insert(parts.part(&member));
+        } else {
+            self.parts = parts;
+            let mut changed = take(&mut self.changed);
+            self.touch_all(&mut changed);
+            self.changed = changed;
+        }
+        differs
     }
 
     /// Publishes the parts that changed, or all if other nodes have them now.
@@ -51,8 +79,7 @@ impl Group {
         let moves = self.nodes.take();
         let mut parts = take(&mut self.changed);
         if moves.differ() {
-            parts.extend(self.published.keys());
-            parts.extend(self.members.iter().map(part));
+            self.touch_all(&mut parts);
         }
         for part in parts {
             let members = self.part(part, limits);
@@ -110,8 +137,10 @@ impl Groups {
             {
                 self.selectors.insert(&(), selector, selector);
             }
+            let members = members(&spec, pods, namespaces);
             Group {
-                members: members(&spec, pods, namespaces),
+                parts: Parts::of(members.len()),
+                members,
                 spec,
                 nodes: Audience::default(),
                 changed: BTreeSet::new(),
@@ -229,23 +258,12 @@ impl Groups {
     }
 
     fn set(&mut self, group: GroupId, member: PeerId, is_member: bool) {
-        let Some(of) = self.groups.get_mut(&group) else {
-            return;
-        };
-        let differs = match is_member {
-            true => of.members.insert(member),
-            false => of.members.remove(&member),
-        };
-        if differs {
-            of.changed.insert(part(&member));
+        if let Some(of) = self.groups.get_mut(&group)
+            && of.set(member, is_member)
+        {
             self.touched.insert(group);
         }
     }
-}
-
-/// Returns the part of a group that a member is in.
-fn part(member: &PeerId) -> u8 {
-    member.0[0]
 }
 
 /// Returns a group's members (NP6).

@@ -23,8 +23,10 @@ mod judge;
 mod limits;
 mod lookup;
 mod namespaces;
+mod parts;
 mod pods;
 mod policies;
+mod prices;
 mod published;
 mod ranges;
 mod reach;
@@ -38,7 +40,7 @@ mod tiers;
 mod uses;
 
 pub use doubts::Doubt;
-pub use facts::{ClusterPolicyFacts, PolicyCounts, PolicyFacts, PolicySummary};
+pub use facts::{ClusterPolicyFacts, Excess, PolicyCounts, PolicyFacts, PolicySummary};
 pub use input::{
     ClusterPolicy, Labels, NetworkPolicy, Node, PeerSpec, Pod, Requirement, Rule, Selector,
     TierRule,

@@ -7,6 +7,8 @@ pub(crate) struct Limits {
     pub(crate) object: usize,
     /// What the policies of a namespace may take in all, in bytes. An agent takes about six times as much for them.
     pub(crate) share: usize,
+    /// What the groups of a namespace's policies may take of the control plane's memory, in bytes; more if there are many nodes.
+    pub(crate) groups: usize,
     /// Maximum size of the policies' names in a Pod's object, in bytes: with addresses and ports, the object fits into a
     /// message.
     pub(crate) names: usize,
@@ -22,6 +24,7 @@ impl Default for Limits {
         Self {
             object: 200 << 10,
             share: 4 << 20,
+            groups: 32 << 20,
             names: 160 << 10,
             ranges: 512,
             members: 12_000,

@@ -59,33 +59,39 @@ impl<S: Clone + Default + Ord + Hash, T: Clone + Ord> Labelled<S, T> {
         }
     }
 
-    /// Returns the objects of a scope, sorted.
-    pub(crate) fn of_scope(&self, scope: &S) -> impl Iterator<Item = &T> {
-        self.all.get(scope).into_iter().flatten()
-    }
-
     /// Returns the objects of a scope, or of all scopes, that a selector may select.
     pub(crate) fn candidates<'a>(
         &'a self,
         scope: Option<&'a S>,
         selector: &'a Selector,
-    ) -> Box<dyn Iterator<Item = &'a T> + 'a> {
+    ) -> impl Iterator<Item = &'a T> {
+        self.sets(scope, selector).flatten()
+    }
+
+    /// Returns the number of these objects.
+    pub(crate) fn count(&self, scope: Option<&S>, selector: &Selector) -> usize {
+        self.sets(scope, selector).map(BTreeSet::len).sum()
+    }
+
+    fn sets<'a>(
+        &'a self,
+        scope: Option<&'a S>,
+        selector: &'a Selector,
+    ) -> Box<dyn Iterator<Item = &'a BTreeSet<T>> + 'a> {
         match (scope, selector.pivot()) {
-            (Some(scope), None) => Box::new(self.of_scope(scope)),
-            (None, None) => Box::new(self.all.values().flatten()),
+            (Some(scope), None) => Box::new(self.all.get(scope).into_iter()),
+            (None, None) => Box::new(self.all.values()),
             (Some(scope), Some((key, values))) => {
                 let of_key = self.keys.get(key).into_iter();
                 let place = move |value: &Arc<str>| (Arc::clone(value), scope.clone());
                 Box::new(of_key.flat_map(move |of_key| {
-                    let objects = values.iter().filter_map(move |v| of_key.get(&place(v)));
-                    objects.flatten()
+                    values.iter().filter_map(move |v| of_key.get(&place(v)))
                 }))
             }
             (None, Some((key, values))) => {
                 let of_key = self.keys.get(key).into_iter();
                 Box::new(of_key.flat_map(move |of_key| {
-                    let with = |value| scopes_with(of_key, value);
-                    values.iter().flat_map(with).flatten()
+                    values.iter().flat_map(move |v| scopes_with(of_key, v))
                 }))
             }
         }

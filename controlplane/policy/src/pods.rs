@@ -158,6 +158,14 @@ impl Pods {
         candidates.filter(|pod| self.get(pod).is_some_and(|e| e.labels.meet(selector)))
     }
 
+    /// Returns how many Pods of a namespace, or of all, a selector selects at most. Work: the values that it names.
+    pub(crate) fn most_selected(&self, namespace: Option<&Arc<str>>, selector: &Selector) -> usize {
+        match (namespace, selector.pivot()) {
+            (None, None) => self.len(),
+            _ => self.labelled.count(namespace, selector),
+        }
+    }
+
     /// Returns the classes of the Pods of a namespace that a selector selects, once for each Pod.
     pub(crate) fn classes<'a>(
         &'a self,

@@ -42,6 +42,8 @@ pub struct Policies {
     pub(crate) crowded: BTreeMap<PodName, usize>,
     /// Pods that claim an address which means a Pod of another node, the address, and that Pod.
     pub(crate) rivals: BTreeMap<PodName, (IpAddr, PodName)>,
+    /// Number of Pods when the groups of all namespaces were last weighed.
+    pub(crate) weighed: usize,
     /// There was a policy at the last call of `take`.
     is_active: bool,
 }
@@ -118,6 +120,7 @@ impl Policies {
         self.touch_namespaces();
         self.classify();
         self.take_namespaces();
+        self.weigh_groups();
         let changed = self.take_policies(&mut changes);
         self.take_peers(&mut changes);
         self.take_classes(&mut changes);

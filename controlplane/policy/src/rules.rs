@@ -23,6 +23,8 @@ pub(crate) struct Entry {
     pub(crate) is_too_large: bool,
     /// The policy is beyond the share of its namespace. It isolates its Pods then, and allows nothing.
     pub(crate) is_beyond: bool,
+    /// The groups that it names are beyond the share of its namespace. It isolates its Pods then, and allows nothing.
+    pub(crate) is_wide: bool,
     /// Its rules are not known any more.
     pub(crate) is_forgotten: bool,
 }
@@ -39,6 +41,7 @@ impl Entry {
             weight: size + GROUP * groups(&policy),
             is_too_large: size > max,
             is_beyond: false,
+            is_wide: false,
             is_forgotten: false,
             policy,
         };
@@ -51,7 +54,7 @@ impl Entry {
 
     /// Returns whether it allows nothing, whatever its rules say.
     fn is_stub(&self) -> bool {
-        self.is_too_large || self.is_beyond
+        self.is_too_large || self.is_beyond || self.is_wide
     }
 
     /// Forgets the rules.
@@ -91,8 +94,16 @@ impl Entry {
 
     /// Returns the groups that rules name.
     pub(crate) fn groups(&self) -> BTreeMap<GroupId, GroupSpec> {
-        let rules = Direction::ALL.map(|d| self.rules(d).unwrap_or_default());
-        let peers = rules.into_iter().flatten();
+        match self.is_stub() {
+            true => BTreeMap::new(),
+            false => self.written_groups(),
+        }
+    }
+
+    /// Returns the groups that rules name as they are written, whether or not they count.
+    pub(crate) fn written_groups(&self) -> BTreeMap<GroupId, GroupSpec> {
+        let rules = self.policy.ingress.iter().chain(&self.policy.egress);
+        let peers = rules.flatten();
         let peers = peers.filter_map(|rule| rule.peers.as_ref()).flatten();
         let specs = peers.filter_map(|peer| match peer {
             PeerSpec::Pods { namespaces, pods } => Some(self.group(namespaces, pods)),

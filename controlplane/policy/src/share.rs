@@ -36,6 +36,10 @@ impl Demand {
         self.sum -= weight;
     }
 
+    pub(crate) fn names(&self) -> impl Iterator<Item = &PolicyName> {
+        self.policies.iter().map(|(_, name)| name)
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.policies.is_empty()
     }

@@ -1,6 +1,6 @@
 //! Policies by name, and by the Pods that they are for.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use kplane_model::{Direction, PolicyName};
@@ -24,6 +24,8 @@ pub(crate) struct Subjects {
     pub(crate) too_large: BTreeMap<PolicyName, usize>,
     /// Policies beyond the share of their namespace, and what they take of it in bytes.
     pub(crate) beyond: BTreeMap<PolicyName, usize>,
+    /// Policies whose groups are beyond the share of their namespace, and that share in bytes.
+    pub(crate) wide: BTreeMap<PolicyName, usize>,
     pub(crate) limits: Limits,
 }
 
@@ -70,8 +72,7 @@ impl Subjects {
             };
             let is_beyond = !entry.is_too_large && (fate != Fate::Whole || entry.is_forgotten);
             if entry.is_beyond != is_beyond {
-                let before = self.before.entry(name.clone());
-                before.or_insert_with(|| Some(Arc::clone(entry)));
+                note(&mut self.before, entry);
                 Arc::make_mut(entry).is_beyond = is_beyond;
             }
             if fate == Fate::Forgotten && !entry.is_forgotten {
@@ -80,6 +81,24 @@ impl Subjects {
             match is_beyond {
                 true => self.beyond.insert(name.clone(), entry.weight),
                 false => self.beyond.remove(name),
+            };
+        }
+    }
+
+    /// Decides which policies of a namespace name too many Pods, by the price of each policy's groups.
+    pub(crate) fn keep_group_share(&mut self, prices: &Demand, share: usize) {
+        for (name, fate) in prices.fates(share) {
+            let Some(entry) = self.entries.get_mut(name) else {
+                continue;
+            };
+            let is_wide = fate != Fate::Whole;
+            if entry.is_wide != is_wide {
+                note(&mut self.before, entry);
+                Arc::make_mut(entry).is_wide = is_wide;
+            }
+            match is_wide {
+                true => self.wide.insert(name.clone(), share),
+                false => self.wide.remove(name),
             };
         }
     }
@@ -101,6 +120,7 @@ impl Subjects {
         }
         self.too_large.remove(name);
         self.beyond.remove(name);
+        self.wide.remove(name);
         self.before.entry(name.clone()).or_insert(old);
         was_beyond
     }
@@ -116,6 +136,24 @@ impl Subjects {
     /// Returns whether a namespace has a policy.
     pub(crate) fn is_in(&self, namespace: &Arc<str>) -> bool {
         self.demands.contains_key(namespace)
+    }
+
+    /// Returns the namespaces with policies.
+    pub(crate) fn namespaces(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.demands.keys()
+    }
+
+    /// Returns the namespaces whose policies changed since the last call of `take`.
+    pub(crate) fn changed_namespaces(&self) -> BTreeSet<Arc<str>> {
+        let names = self.before.keys();
+        names.map(|name| Arc::clone(&name.namespace)).collect()
+    }
+
+    /// Returns the policies of a namespace.
+    pub(crate) fn of_namespace(&self, namespace: &str) -> impl Iterator<Item = &Arc<Entry>> {
+        let policies = self.demands.get(namespace).into_iter();
+        let names = policies.flat_map(Demand::names);
+        names.filter_map(|name| self.entries.get(name))
     }
 
     /// Returns all policies, in no order.
@@ -162,6 +200,14 @@ impl Subjects {
         let left_out = all - policies.len();
         (policies, left_out)
     }
+}
+
+/// Records a policy as it is before it changes.
+fn note(before: &mut BTreeMap<PolicyName, Option<Arc<Entry>>>, entry: &Arc<Entry>) {
+    let name = entry.policy.name.clone();
+    before
+        .entry(name)
+        .or_insert_with(|| Some(Arc::clone(entry)));
 }
 
 /// Returns the size of a policy's name in a message, in bytes.

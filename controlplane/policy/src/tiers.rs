@@ -114,6 +114,11 @@ impl Tiers {
         }
     }
 
+    /// Returns the number of nodes.
+    pub(crate) fn nodes(&self) -> usize {
+        self.nodes.len()
+    }
+
     /// Returns whether there is a policy.
     pub(crate) fn is_active(&self) -> bool {
         !self.policies.is_empty()

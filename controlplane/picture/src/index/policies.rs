@@ -1,7 +1,7 @@
 //! NetworkPolicies, and the namespaces and Pods that they are about, within the index.
 
 use kplane_model::{Issue, ObjectRef, Reason};
-use kplane_policy::{Policies, PolicyChanges};
+use kplane_policy::{Excess, Policies, PolicyChanges};
 use kplane_proto::v1::Enforcement;
 
 use super::Index;
@@ -105,11 +105,11 @@ impl Index {
             self.crowded = crowded.map(|(name, count)| (name.clone(), count)).collect();
             *issues_changed = true;
         }
-        let before = self.beyond.iter().map(|(name, weight)| (name, *weight));
+        let before = self.beyond.iter().map(|(name, excess)| (name, *excess));
         if !policies.beyond_share().eq(before) {
             let beyond = policies.beyond_share();
             self.beyond = beyond
-                .map(|(name, weight)| (name.clone(), weight))
+                .map(|(name, excess)| (name.clone(), excess))
                 .collect();
             *issues_changed = true;
         }
@@ -161,14 +161,20 @@ impl Index {
 
     /// Returns the issues of NetworkPolicies beyond the share of their namespace.
     pub(super) fn beyond_issues(&self) -> impl Iterator<Item = Issue> {
-        let share = self.policies.as_ref().map_or(0, Policies::share);
-        self.beyond.iter().map(move |(policy, weight)| {
+        self.beyond.iter().map(|(policy, excess)| {
             let policy = ObjectRef::new(Kind::NetworkPolicy.as_str(), &policy.namespace, &policy.name);
-            let reason = format!(
-                "it takes {weight} bytes with the groups of Pods that it names, and all policies of a namespace may take \
-                 {share}: as one of the largest it isolates its Pods and allows nothing; make policies of the namespace \
-                 smaller, and write this one again"
-            );
+            let reason = match excess {
+                Excess::Messages { weight, share } => format!(
+                    "it takes {weight} bytes with the groups of Pods that it names, and all policies of a namespace may take \
+                     {share}: as one of the largest it isolates its Pods and allows nothing; make policies of the namespace \
+                     smaller, and write this one again"
+                ),
+                Excess::Groups { share } => format!(
+                    "the groups of Pods that policies of its namespace name would take more than {share} bytes of the control \
+                     plane's memory: as one with large groups it isolates its Pods and allows nothing; name namespaces \
+                     instead of labels of Pods, or fewer labels"
+                ),
+            };
             Issue::error(Reason::TooLarge, policy, reason)
         })
     }

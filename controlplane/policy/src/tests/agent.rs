@@ -141,8 +141,8 @@ impl Agent {
         }
         for (node, part) in self.parts() {
             assert!(!part.members.is_empty() && part.members.is_sorted());
-            assert!(part.members.iter().all(|m| m.0[0] == part.part));
             let members = view.members.entry((node, part.group)).or_default();
+            assert!(part.members.iter().all(|member| !members.contains(member)));
             members.extend(&part.members);
         }
         for ((node, _), object) in &self.own {

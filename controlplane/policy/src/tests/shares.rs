@@ -5,7 +5,7 @@ use kplane_model::{PolicyPort, Protocol};
 use super::agent::Agent;
 use super::cluster::*;
 use crate::limits::Limits;
-use crate::{End, NetworkPolicy, Policies, Rule};
+use crate::{End, Excess, NetworkPolicy, Policies, Requirement, Rule, Selector};
 
 const SIZES: [(&str, u16); 4] = [("a/s", 10), ("a/m", 20), ("a/l", 30), ("b/l", 30)];
 
@@ -51,8 +51,10 @@ fn open(index: &Policies, agent: &Agent) -> [bool; 4] {
 }
 
 fn beyond(index: &Policies) -> Vec<(String, usize)> {
-    let beyond = index.beyond_share();
-    let beyond = beyond.map(|(name, weight)| (name.to_string(), weight));
+    let beyond = index.beyond_share().map(|(name, excess)| match excess {
+        Excess::Messages { weight, .. } => (name.to_string(), weight),
+        Excess::Groups { share } => (name.to_string(), share),
+    });
     beyond.collect()
 }
 
@@ -130,4 +132,62 @@ fn rules_far_beyond_a_share_are_forgotten_until_they_are_written_again() {
     index.put_policy(of_size("a/l", 30));
     agent.apply(index.take());
     assert_eq!((open(&index, &agent), beyond(&index)), ([true; 4], vec![]));
+}
+
+/// 200 Pods of namespace b in classes of their own, a Pod of a, and a policy of a with so many groups of all of them.
+fn with_groups(of: usize, groups: usize) -> (Policies, Agent) {
+    let cluster = Cluster::two().node("n", "10.0.0.0/8");
+    let mut cluster = cluster.with(pod("a/web", &["10.0.0.1"], &[]));
+    for number in 0..200 {
+        let (hash, address) = (number.to_string(), format!("10.1.0.{number}"));
+        cluster = cluster.with(pod(&format!("b/{number}"), &[&address], &[("hash", &hash)]));
+    }
+    let peer = |number: usize| {
+        let without = Requirement::DoesNotExist(format!("x{number}").into());
+        pods(Some(selector(&[])), Some(Selector(vec![without])))
+    };
+    let all: Vec<_> = (0..of).map(peer).collect();
+    let mut index = cluster.index_with(Limits {
+        // Each node counts for 16 KiB.
+        groups: groups - (16 << 10),
+        ..Limits::default()
+    });
+    index.put_policy(ingress(
+        "a/small",
+        &[],
+        &[from(&[block("192.0.2.0/24", &[])])],
+    ));
+    index.put_policy(ingress("a/wide", &[], &[from(&all)]));
+    index.put_policy(ingress("b/own", &[], &[from(&[pods(None, None)])]));
+    let mut agent = Agent::default();
+    agent.apply(index.take());
+    (index, agent)
+}
+
+#[test]
+fn groups_beyond_a_share_are_not_made_and_their_policy_allows_nothing() {
+    // 201 Pods are members, in four parts on the one node.
+    let price = |of: usize| of * (24 * 201 + 400 * 4);
+    let [from, other, web] = ["10.1.0.7", "192.0.2.1", "10.0.0.1"].map(|ip| ip.parse().unwrap());
+    let (index, agent) = with_groups(5, price(5));
+    assert_eq!((beyond(&index), index.counts().groups), (vec![], 6));
+    assert!(agent.allows(from, web, Protocol::Tcp, 1));
+    assert_eq!(agent.parts().count(), 5 * 4 + 1);
+
+    let (mut index, mut agent) = with_groups(5, price(5) - 1);
+    let named = vec![("a/wide".to_owned(), price(5) - 1)];
+    assert_eq!((beyond(&index), index.counts().groups), (named, 1));
+    assert!(!agent.allows(from, web, Protocol::Tcp, 1));
+    assert!(
+        agent.allows(other, web, Protocol::Tcp, 1),
+        "by the small one"
+    );
+    // Where fewer Pods are selected, it counts again.
+    for number in 0..100 {
+        index.delete_pod(&name(&format!("b/{number}")));
+    }
+    agent.apply(index.take());
+    assert_eq!(beyond(&index), []);
+    let from = "10.1.0.107".parse().unwrap();
+    assert!(agent.allows(from, web, Protocol::Tcp, 1));
 }
