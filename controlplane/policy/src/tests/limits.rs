@@ -211,6 +211,34 @@ fn answers_name_policies_rules_and_pods() {
     );
 }
 
+#[test]
+fn a_group_that_grows_or_shrinks_is_cut_into_parts_anew() {
+    let by_label = pods(Some(selector(&[])), Some(selector(&[("app", "web")])));
+    let db = pod("b/db", &["10.9.0.1"], &[("app", "db")]);
+    let mut cluster = Cluster::two().with(db);
+    cluster = cluster.policy(ingress("b/p", &[("app", "db")], &[from(&[by_label])]));
+    let web = |number: usize| {
+        let (hash, address) = (number.to_string(), format!("10.1.0.{number}"));
+        let with = [("app", "web"), ("hash", hash.as_str())];
+        pod(&format!("a/web-{number}"), &[&address], &with)
+    };
+    let (mut index, mut agent) = (cluster.index(), Agent::default());
+    let mut parts = Vec::new();
+    for number in (0..70).chain((0..70).rev()) {
+        match index.node_of(&web(number).name) {
+            None => index.put_pod(web(number)),
+            Some(_) => index.delete_pod(&web(number).name),
+        }
+        agent.apply(index.take());
+        agent.view();
+        parts.push(agent.parts().count());
+        let members: usize = agent.parts().map(|(_, part)| part.members.len()).sum();
+        assert_eq!(members, index.counts().classes - 1);
+    }
+    assert_eq!((parts[0], parts[63], parts[64], parts[69]), (1, 1, 4, 4));
+    assert_eq!(parts[139], 0);
+}
+
 /// Returns whether agents let TCP pass from one address to another, at several ports.
 fn tcp<const N: usize>(index: &mut Policies, from: &str, to: &str, ports: [u16; N]) -> [bool; N] {
     let mut agent = Agent::default();
