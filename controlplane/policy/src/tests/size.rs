@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use super::cluster::*;
-use crate::{Policies, PolicyChanges};
+use crate::{Policies, PolicyChanges, Requirement, Selector};
 
 const NAMESPACES: usize = 25_000;
 const PODS: usize = 4;
@@ -124,4 +124,52 @@ fn large_cluster() {
     let start = processor();
     let selected: usize = index.list().map(|line| line.pods).sum();
     println!("list: {:?}, {selected} selections", processor() - start);
+}
+
+/// What one tenant can have the index hold: `cargo test -p kplane-policy --lib -- --ignored --nocapture one_tenant`
+#[test]
+#[ignore = "prints numbers"]
+fn one_tenant() {
+    let mut cluster = Cluster::two().node("n", "10.0.0.0/8");
+    for host in 0..5_000_usize {
+        let (hash, of) = (host.to_string(), ["a", "b"][host % 2]);
+        let address = format!("10.1.{}.{}", host >> 8, host & 255);
+        let with = [("app", "web"), ("hash", &hash)];
+        cluster = cluster.with(pod(&format!("{of}/{host}"), &[&address], &with));
+    }
+    cluster = cluster.policy(ingress("b/own", &[], &[from(&[pods(None, None)])]));
+    let blocks = |policy: u32| {
+        let blocks = (0..6_000).map(|number| {
+            let host = policy * 6_000 + number;
+            block(&format!("{}/32", std::net::Ipv4Addr::from(host)), &[])
+        });
+        blocks.collect::<Vec<_>>()
+    };
+    let groups = |policy: u32| {
+        let without = |number| format!("x{}", policy * 6_000 + number).into();
+        let groups = (0..6_000).map(|number| {
+            let selector = Selector(vec![Requirement::DoesNotExist(without(number))]);
+            pods(Some(Selector::default()), Some(selector))
+        });
+        groups.collect::<Vec<_>>()
+    };
+    for what in ["blocks", "groups"] {
+        let peers = |policy| match what {
+            "blocks" => blocks(policy),
+            _ => groups(policy),
+        };
+        let mut index = cluster.index();
+        drop(index.take());
+        let before = memory("VmRSS");
+        for policy in 0..1_000 {
+            let rules = [from(&peers(policy))];
+            index.put_policy(ingress(&format!("a/p{policy}"), &[], &rules));
+        }
+        time(what, &mut index, |_| {});
+        println!(
+            "{what}: {} MiB, {:?}",
+            memory("VmRSS") - before,
+            index.counts()
+        );
+    }
 }
