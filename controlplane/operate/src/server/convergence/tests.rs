@@ -71,6 +71,7 @@ fn failed(applied: u64, degraded: bool) -> pb::Report {
         reason: "the port is taken".to_owned(),
         since_ms: 5_000,
         degraded,
+        ..pb::ObjectFailure::default()
     };
     pb::Report {
         failures: vec![failure],
