@@ -41,7 +41,7 @@ pub(super) fn policies(fleet: &pb::Fleet) -> Finding {
         );
         Finding::bad(CHECK, text, &failing.remedy())
     } else if unknown.count > 0 {
-        let text = on(&unknown, "new Pods cannot be told by their addresses");
+        let text = on(&unknown, "new Pods cannot be recognized by their addresses");
         Finding::warning(CHECK, text, &unknown.remedy())
     } else {
         return without_trouble(fleet, &plane);
