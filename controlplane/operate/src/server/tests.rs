@@ -10,6 +10,7 @@ use kplane_fleet::doors::{Door, Limits};
 use kplane_fleet::fleet::Session;
 use kplane_fleet::hub::Hub;
 use kplane_fleet::identity::{self, Gate};
+use kplane_fleet::peers::Collected;
 use kplane_fleet::streams::AgentServer;
 use kplane_model::{Issue, NodeFacts, ObjectRef, ServiceName, Severity};
 use kplane_picture::admission::Admission;
@@ -275,6 +276,28 @@ async fn a_large_fleet_and_many_problems_come_in_answers_of_bounded_size() {
         (3, "n13")
     );
     drop(agents);
+}
+
+/// NP: an absent definition is a state, and no problem of the input.
+#[test]
+fn the_status_says_whether_cluster_network_policies_are_defined() {
+    let (_, batches) = mpsc::channel(1);
+    let (admission, guard) = (Admission::default(), CliffGuard::default());
+    let (hub, _) = Hub::new(1, "test", admission, guard, batches);
+    let others = Collected::default();
+    let is_absent = || {
+        let status = views::control_plane(&hub, &others);
+        assert_eq!(status.errors + status.warnings, 0);
+        status.cluster_policies_absent
+    };
+    assert!(!is_absent(), "the source asks for none");
+    hub.upstream.begin(Kind::ClusterNetworkPolicy);
+    assert!(!is_absent());
+    for absent in [true, false] {
+        let kind = Kind::ClusterNetworkPolicy;
+        hub.upstream.update(kind, |state| state.absent = absent);
+        assert_eq!(is_absent(), absent);
+    }
 }
 
 /// The kernel of such a node may be in any state by now.

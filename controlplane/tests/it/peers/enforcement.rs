@@ -56,6 +56,16 @@ async fn replicas_with_the_same_order_about_policies_do_not_differ() {
         for replica in &two([order; 2]).await {
             let fleet = replica.fleet_until(|fleet| fleet.replicas == 2).await;
             assert_eq!(differing(&fleet), None, "{order:?}");
+            let expected = match order {
+                None => pb::Enforcement::Unspecified,
+                Some(Enforce::Off) => pb::Enforcement::Off,
+                Some(Enforce::On) => pb::Enforcement::On,
+            };
+            let is_said = |fleet: &pb::Fleet| {
+                let plane = fleet.control_plane.as_ref();
+                plane.is_some_and(|plane| plane.enforcement() == expected)
+            };
+            replica.fleet_until(is_said).await;
         }
     }
 }
