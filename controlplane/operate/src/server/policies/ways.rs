@@ -173,6 +173,8 @@ impl WayTo {
         let mut own = node.addresses.iter().copied();
         let own = own.find(|ip| Family::of(*ip) == Family::of(to.ip));
         let (leaving, ip) = match sender {
+            // A Pod always reaches its own node (NP11).
+            Sender::Pod(ip) if node.addresses.contains(&to.ip) => (Seen::Unjudged, ip),
             Sender::Pod(ip) => (ip.map_or(Seen::Unknown, Seen::Address), ip),
             Sender::Node(ip) => (Seen::Unjudged, ip.or(own)),
             Sender::Outside(ip) => (Seen::Unjudged, ip),

@@ -646,6 +646,38 @@ async fn policies_judge_the_address_that_a_masqueraded_packet_has() {
     );
 }
 
+/// A Service whose only endpoint is a program of a node, such as the API server.
+fn with_program(node: &str) -> Vec<Object> {
+    let service = json!({
+        "metadata": {"namespace": "shop", "name": "db"},
+        "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 443}]},
+    });
+    let slice = json!({
+        "metadata": {"namespace": "shop", "name": "db-1", "labels": {"kubernetes.io/service-name": "db"}},
+        "addressType": "IPv4",
+        "ports": [{"port": 6443}],
+        "endpoints": [{"addresses": [node]}],
+    });
+    let mut objects = cluster();
+    objects.extend([
+        Object::Service(serde_json::from_value::<Service>(service).unwrap()),
+        Object::EndpointSlice(serde_json::from_value::<EndpointSlice>(slice).unwrap()),
+    ]);
+    objects
+}
+
+#[tokio::test]
+async fn an_isolated_pod_reaches_programs_of_its_own_node() {
+    for (address, outcome) in [
+        ("192.0.2.1", pb::PacketOutcome::Reaches),
+        ("192.0.2.2", pb::PacketOutcome::Denied),
+    ] {
+        let server = server_of(true, with_program(address)).await;
+        let told = fate(&server, sent_by("shop/web-0", "")).await.unwrap();
+        assert_eq!(told.outcome(), outcome, "{}", told.summary);
+    }
+}
+
 #[tokio::test]
 async fn a_sender_is_found_by_its_name() {
     let server = server_of(true, with_service(cluster())).await;
