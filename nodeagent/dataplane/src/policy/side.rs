@@ -313,7 +313,7 @@ impl Content {
 
     /// Returns the addresses with connections that a change may deny: Pods that are isolated now or may do less, and
     /// peers that are in another class.
-    fn lost(&self, changes: &[ElementChange]) -> HashSet<IpAddr> {
+    pub(super) fn lost(&self, changes: &[ElementChange]) -> HashSet<IpAddr> {
         let lost = changes.iter().filter_map(|change| {
             let (came, went) = (change.before.is_none(), change.after.is_none());
             match change.place {

@@ -404,6 +404,15 @@ proptest! {
     }
 }
 
+/// A packet between two of the addresses.
+fn packet(source: usize, destination: usize, port: u16) -> Packet {
+    Packet {
+        source: ip(IPS[source]),
+        destination: ip(IPS[destination]),
+        port: Some((Protocol::Tcp, port)),
+    }
+}
+
 /// A Pod of this node that no tier is for.
 fn local_pod(number: usize, policies: &[usize]) -> PolicyObject {
     PolicyObject::Pod(LocalPod {
@@ -427,6 +436,128 @@ fn of_ports(number: usize, last: u16) -> PolicyObject {
         ingress: Some(vec![rule]),
         egress: None,
     })
+}
+
+/// A Pod is known once all that isolates it is there, and as long as it is there.
+#[test]
+fn a_pod_that_comes_or_goes_is_never_open() {
+    let mut content = Content::new(Family::V4);
+    apply(
+        &mut content,
+        &[(of_ports(0, 3).key(), Some(of_ports(0, 3)))],
+        true,
+    );
+    let mut kernel = Model::of(&content);
+    let denied = packet(4, 0, 9);
+    for there in [true, false] {
+        let pod = local_pod(0, &[0]);
+        content.held.record();
+        apply(&mut content, &[(pod.key(), there.then_some(pod))], false);
+        let changes = content.held.changes();
+        let stays = |ip| content.held.has(PolicySet::LocalPods, Key::Ip(ip));
+        for phase in phases(&changes, stays, content.is_early(&changes)) {
+            kernel.step(&phase);
+            assert!(!kernel.allows(&denied), "{there}: {phase:?}");
+        }
+        assert_eq!(kernel.allows(&packet(4, 0, 3)), there);
+    }
+}
+
+/// What tiers decide about some other end for the subject 40, to which the Pod `number` belongs.
+fn tiered(number: usize, actions: PortActions, peers: Vec<PeerId>) -> [PolicyObject; 2] {
+    let PolicyObject::Pod(pod) = local_pod(number, &[0]) else {
+        unreachable!()
+    };
+    let row = DecisionRow {
+        direction: Direction::Ingress,
+        tier: Tier::Admin,
+        actions,
+        peers,
+    };
+    let decisions = Decisions {
+        subject: id(40),
+        part: 0,
+        rows: vec![row],
+    };
+    let tier = Some(id(40));
+    [
+        PolicyObject::Pod(LocalPod { tier, ..pod }),
+        PolicyObject::Decisions(decisions),
+    ]
+}
+
+/// What tiers deny a Pod that is cut off is not in the kernel, so policies allow it nothing either.
+#[test]
+fn too_many_decisions_cut_a_pod_off() {
+    for (of_pod, of_node, open) in [
+        (3, 6, [true, true]),
+        (2, 6, [false, false]),
+        (3, 5, [true, false]),
+    ] {
+        let mut content = Content::new(Family::V4);
+        (content.limits.pod, content.limits.node) = (of_pod, of_node);
+        let peers: Vec<PeerId> = (50..53).map(id).collect();
+        let objects = [0, 1].map(|number| tiered(number, PortActions::PASS, peers.clone()));
+        let objects = objects.into_iter().flatten().chain([of_ports(0, 1)]);
+        let steps: Vec<Step> = objects.map(|object| (object.key(), Some(object))).collect();
+        apply(&mut content, &steps, true);
+        for (pod, open) in (0..).zip(open) {
+            let both = [packet(4, pod, 1), packet(pod, 4, 1)];
+            assert_eq!(
+                both.map(|packet| content.allows(&packet)),
+                [open; 2],
+                "{pod}"
+            );
+        }
+    }
+}
+
+/// A change has the connections judged of each address that it may take something from.
+#[test]
+fn whoever_may_lose_something_is_searched() {
+    let peer = |class| {
+        PolicyObject::Peer(Peer {
+            address: ip(IPS[4]),
+            class: id(class),
+            tier: None,
+        })
+    };
+    let span = |last| {
+        PolicyObject::Span(TierSpan {
+            first: ip("198.51.100.0"),
+            last: ip(last),
+            tier: id(30),
+        })
+    };
+    let [pod, pass] = tiered(1, PortActions::PASS, vec![id(30)]);
+    let [_, deny] = tiered(1, PortActions::DENY, vec![id(30)]);
+    let before = [
+        of_ports(0, 4),
+        local_pod(0, &[0]),
+        pod,
+        pass,
+        local_pod(2, &[]),
+        peer(1),
+        span("198.51.100.255"),
+    ];
+    let before = before.map(|object| (object.key(), Some(object)));
+    let cases: [(_, &[usize]); 6] = [
+        (of_ports(0, 5), &[]),
+        (of_ports(0, 3), &[0, 1]),
+        (local_pod(2, &[0]), &[2]),
+        (peer(2), &[4]),
+        (deny, &[1]),
+        (span("198.51.100.127"), &[1]),
+    ];
+    for (change, searched) in cases {
+        let mut content = Content::new(Family::V4);
+        apply(&mut content, &before, true);
+        content.held.record();
+        apply(&mut content, &[(change.key(), Some(change.clone()))], false);
+        let changes = content.held.changes();
+        let expected = searched.iter().map(|number| ip(IPS[*number])).collect();
+        assert_eq!(content.lost(&changes), expected, "{change:?}");
+    }
 }
 
 /// Only the largest policy of a namespace that needs too many elements allows nothing, and other namespaces notice nothing.
