@@ -1,5 +1,5 @@
-//! Where this node's Pods are: in the ranges of the Node and of the cluster, and at the addresses of endpoints outside of
-//! them, as with networks that do not ask the Node for addresses.
+//! Where this node's Pods are: in the ranges of the Node, and at the addresses of endpoints outside of them, as with networks
+//! that do not ask the Node for addresses. These also have Pods anywhere in the ranges of the cluster.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -23,7 +23,7 @@ const ADDRESSES: usize = 1_024;
 pub(super) struct Known {
     /// Ranges of its Pods, none in another.
     ranges: Vec<Cidr>,
-    /// Endpoints on the node outside of them.
+    /// Endpoints on the node outside of the Node's ranges.
     endpoints: BTreeSet<IpAddr>,
     /// Addresses of the node itself.
     pub(super) own: Vec<IpAddr>,
@@ -33,7 +33,7 @@ pub(super) struct Known {
 #[derive(Debug)]
 pub struct Follower {
     ranges: Vec<Cidr>,
-    /// Endpoints outside of the ranges, by ServicePort.
+    /// Endpoints outside of the Node's ranges, by ServicePort.
     endpoints: BTreeMap<ServiceKey, BTreeSet<IpAddr>>,
     known: watch::Sender<Known>,
     problems: Problems,
@@ -64,8 +64,8 @@ impl Follower {
         desired: &Desired,
         touched: Option<&Touched>,
     ) {
-        let ranges = distinct(self.ranges.iter().chain(desired.pod_ranges()).copied());
-        let is_outside = |ip: &IpAddr| !ranges.iter().any(|range| range.contains(*ip));
+        let named = desired.pod_ranges();
+        let is_outside = |ip: &IpAddr| !named.iter().any(|range| range.contains(*ip));
         let all = touched.is_none_or(|touched| touched.node_changed);
         let mut look = |key: &ServiceKey| {
             let local = desired.service(key).and_then(|(_, local)| local);
@@ -94,15 +94,16 @@ impl Follower {
                 self.endpoints.retain(|key, _| !gone(key));
             }
         }
-        let named = desired.node().map_or(&[][..], |node| &node.addresses);
-        let own: Vec<IpAddr> = match named {
+        let endpoints = self.endpoints.values().flatten().copied().collect();
+        let addresses = desired.node().map_or(&[][..], |node| &node.addresses);
+        let own: Vec<IpAddr> = match addresses {
             [] => desired.last_known().into_iter().flatten().collect(),
-            named => named.to_vec(),
+            addresses => addresses.to_vec(),
         };
         let known = Known {
-            endpoints: self.endpoints.values().flatten().copied().collect(),
+            ranges: ranges(named, &self.ranges, &endpoints),
+            endpoints,
             own,
-            ranges,
         };
         self.known.send_if_modified(|last| {
             let changed = *last != known;
@@ -110,6 +111,16 @@ impl Follower {
             changed
         });
     }
+}
+
+/// Returns the ranges of the node's Pods. Where the Node's own ones have all of its endpoints, the rest of the cluster's
+/// are Pods of other nodes, which the node's processes must reach at the port of hooks.
+fn ranges(named: &[Cidr], cluster: &[Cidr], outside: &BTreeSet<IpAddr>) -> Vec<Cidr> {
+    let is_used = |range: &&Cidr| {
+        let mut same = named.iter().filter(|of| of.family() == range.family());
+        same.next().is_none() || outside.iter().any(|ip| range.contains(*ip))
+    };
+    distinct(named.iter().chain(cluster.iter().filter(is_used)).copied())
 }
 
 /// Returns these ranges without those that lie in another one.
@@ -199,6 +210,28 @@ mod tests {
         ];
         let distinct = distinct(all.into_iter().map(cidr));
         assert_eq!(distinct, [cidr("10.244.0.0/16"), cidr("fd00::/64")]);
+    }
+
+    /// A Pod of another node may serve at the port of hooks, and the node's processes reach it.
+    #[test]
+    fn ranges_of_the_cluster_count_where_those_of_the_node_do_not_say_all() {
+        let of = |named: &[&str], outside: &[&str]| {
+            let named: Vec<Cidr> = named.iter().map(|text| cidr(text)).collect();
+            let cluster = [cidr("10.0.0.0/8"), cidr("fd00::/32")];
+            let outside = outside.iter().map(|text| ip(text)).collect();
+            ranges(&named, &cluster, &outside)
+        };
+        let both = ["10.1.0.0/24", "fd00:0:1::/64"];
+        assert_eq!(of(&both, &[]), both.map(cidr));
+        assert_eq!(of(&[], &[]), [cidr("10.0.0.0/8"), cidr("fd00::/32")]);
+        assert_eq!(
+            of(&both[..1], &[]),
+            [cidr("10.1.0.0/24"), cidr("fd00::/32")]
+        );
+        // A Pod in the node's own network says nothing of the CNI plugin, and one of another range does.
+        assert_eq!(of(&both, &["192.0.2.1"]), both.map(cidr));
+        let own_ipam = [cidr("10.0.0.0/8"), cidr("fd00:0:1::/64")];
+        assert_eq!(of(&both, &["10.2.0.1"]), own_ipam);
     }
 
     #[test]
