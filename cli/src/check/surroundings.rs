@@ -87,6 +87,10 @@ mod tests {
         let gone = node("b", NodeState::Disconnected, &[error]);
         let fine = check(&[plain, gone]);
         assert_eq!(fine.outcome, Outcome::Ok);
+        let unknown = ("PodRangeUnknown", pb::Severity::Warning);
+        let of_policies = node("a", NodeState::InSync, &[unknown]);
+        let fine = check(&[of_policies]);
+        assert_eq!(fine.outcome, Outcome::Ok, "another check has it");
         let some = node("c", NodeState::InSync, &[warning]);
         assert_eq!(check(std::slice::from_ref(&some)).outcome, Outcome::Warning);
         let all = check(&[some, node("d", NodeState::InSync, &[warning, error])]);
