@@ -305,6 +305,14 @@ fn rival(name: &str, created: &str) -> Pod {
     }
 }
 
+/// A Node with a range of Pods.
+fn of_range(range: &str) -> Option<Node> {
+    Some(Node {
+        ranges: vec![range.parse().unwrap()],
+        ..Node::default()
+    })
+}
+
 /// A cluster with an isolated web server, which the Pods of its namespace may reach.
 fn isolated(created: &str) -> Cluster {
     let web = Pod {
@@ -375,20 +383,13 @@ fn pods_of_two_nodes_with_one_address_are_named() {
         (liar.clone(), web, web_pod),
     );
     assert_eq!(rivals(&mut index), std::slice::from_ref(&lost));
-    let node = |range: &str| {
-        let ranges = vec![range.parse().unwrap()];
-        Some(Node {
-            ranges,
-            ..Node::default()
-        })
-    };
-    index.set_node(&"n".into(), node("10.0.0.0/24"));
+    index.set_node(&"n".into(), of_range("10.0.0.0/24"));
     assert_eq!(rivals(&mut index), std::slice::from_ref(&kept));
     // The node's last ranges count, until another node has the range.
     index.set_node(&"n".into(), None);
     index.set_node(&"n".into(), Some(Node::default()));
     assert_eq!(rivals(&mut index), [kept]);
-    index.set_node(&"n2".into(), node("10.0.0.0/8"));
+    index.set_node(&"n2".into(), of_range("10.0.0.0/8"));
     assert_eq!(rivals(&mut index), [lost]);
     index.put_pod(Pod {
         terminating: true,
@@ -397,6 +398,26 @@ fn pods_of_two_nodes_with_one_address_are_named() {
     assert_eq!(rivals(&mut index), []);
     index.delete_pod(&liar);
     assert_eq!(rivals(&mut index), []);
+}
+
+/// The Pod of the node that is gone is the older one.
+#[test]
+fn np18_a_range_that_passed_to_another_node_takes_its_addresses_along() {
+    let cluster = isolated("2026-01-01T00:00:00Z").with(rival("b/new", "2026-01-02T00:00:00Z"));
+    let mut index = cluster.index();
+    for node in ["n", "n2"] {
+        index.set_node(&node.into(), of_range("10.0.0.0/24"));
+    }
+    let winner = |index: &mut Policies| {
+        index.take();
+        let winners: Vec<_> = index.rivals().map(|(.., winner)| winner.clone()).collect();
+        winners
+    };
+    assert_eq!(winner(&mut index), [name("a/web")]);
+    index.set_node(&"n".into(), None);
+    assert_eq!(winner(&mut index), [name("b/new")]);
+    index.set_node(&"n".into(), of_range("10.0.0.0/24"));
+    assert_eq!(winner(&mut index), [name("a/web")]);
 }
 
 #[test]
