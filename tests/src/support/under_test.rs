@@ -117,7 +117,7 @@ const NFTABLES_ONLY: [(&str, &str); 35] = [
 /// The same for iptables.
 const IPTABLES_ONLY: [&str; 2] = ["iptables::", "iptables_faults::"];
 /// The same for the userspace proxy.
-const USERSPACE_ONLY: [&str; 1] = ["proxied::"];
+const USERSPACE_ONLY: [&str; 2] = ["proxied::", "network_policies::relayed"];
 /// The same for IPVS.
 const IPVS_ONLY: [&str; 2] = ["virtual_servers::", "virtual_server_faults::"];
 

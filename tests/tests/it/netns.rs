@@ -250,6 +250,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     network_policies::np19_an_address_that_the_status_lacks_is_closed,
     network_policies::np11_egress_to_nodes,
     network_policies::host_ports_of_other_programs_show_the_client,
+    network_policies::relayed_connections_are_a_failure_of_the_node,
     network_policies::tiers_come_before_and_behind_network_policies,
     network_policies::what_is_not_understood_opens_nothing,
     network_policies::tiers_follow_labels_and_cut,

@@ -304,6 +304,13 @@ pub(crate) fn hooks_are_answered_at_their_bound_at_the_latest() -> Result<()> {
     // A Pod that no Service has.
     outcome(&node, pod_ips(1, 9)[0], "/gone?within=20s", "gone")?;
     outcome(&node, pod_ips(1, 9)[1], "/gone?within=20s", "gone")?;
+    // Many such Pods end at once.
+    let many = (20..220).map(|number| pod_ips(1, number)[0]);
+    let asked = many.map(|pod| ask(&node, pod, "/gone?within=20s"));
+    for waiting in asked.collect::<Result<Vec<_>>>()? {
+        let (_, body) = answer(waiting)?;
+        ensure!(body == "gone", "{body}");
+    }
     let (status, _) = hook(&node, b, "/")?;
     ensure!(status == "HTTP/1.1 404 Not Found", "{status}");
     // The node itself is no Pod, but a Pod in its network has a port.

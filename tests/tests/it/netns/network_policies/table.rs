@@ -1,6 +1,6 @@
 //! The truth table.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 use super::{Case, play};
 
@@ -393,4 +393,31 @@ pub(crate) fn np14_services_are_as_before_where_everything_is_allowed() -> Resul
         "here>svc1; here>svc2; there>svc1; there>svc2; a>svc1; a>svc2; c>svc2; b>svc1
          node1>svc1; node1>svc2; node2>svc1; outside>port1; outside>port2; here>port1; here>port2; there>port1",
     )
+}
+
+/// The userspace proxy connects to endpoints as the node, whose connections policies always allow: a node with isolated Pods
+/// is degraded as long as a proxy relays to them.
+pub(crate) fn relayed_connections_are_a_failure_of_the_node() -> Result<()> {
+    let mut stage = super::Stage::open()?;
+    let degraded = |stage: &super::Stage| {
+        let failures = stage.cluster.failures().into_iter();
+        let relayed = failures.filter(|failure| {
+            failure.degraded && failure.reason.contains("userspace proxy relays")
+        });
+        relayed.count()
+    };
+    ensure!(degraded(&stage) == 0, "nobody is isolated");
+    let deny = super::policy("deny", "in x: podSelector: {}, policyTypes: [Ingress]");
+    stage.apply(&deny)?;
+    ensure!(
+        degraded(&stage) == 1,
+        "one node has Pods of the namespace x"
+    );
+    stage.check(
+        "by addresses of Pods, and by Services",
+        "here>a no; there>a no; here>svc1",
+    )?;
+    stage.delete(&deny)?;
+    ensure!(degraded(&stage) == 0, "nobody is isolated any more");
+    Ok(())
 }
