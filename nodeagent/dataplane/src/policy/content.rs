@@ -372,6 +372,18 @@ impl Content {
         old != new
     }
 
+    /// Finds anew which addresses in the ranges Pods of other nodes have.
+    fn renew_elsewhere(&mut self, ranges_changed: bool) {
+        let (objects, ranges) = (&self.objects, &self.ranges);
+        let is_in_range = |ip| ranges.iter().any(|range| range.contains(ip));
+        let elsewhere = &mut self.elsewhere;
+        let changes = elsewhere.renew(objects, self.family, is_in_range, ranges_changed);
+        for (address, there) in changes {
+            let place = (PolicySet::LocalPods, Key::Ip(address));
+            self.held.count(place, None, there);
+        }
+    }
+
     /// Cuts the blocks anew.
     fn recut(&mut self) {
         let Some((old, new)) = self.blocks.recut() else {

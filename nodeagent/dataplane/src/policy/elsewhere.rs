@@ -8,11 +8,10 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use kplane_model::LocalPod;
+use kplane_model::Family;
 
-use super::content::Content;
 use super::expand::addresses;
-use crate::backend::nftables::{Key, PolicySet};
+use super::objects::Objects;
 
 /// The addresses of such Pods.
 #[derive(Debug, Default)]
@@ -28,41 +27,41 @@ impl Elsewhere {
     pub(super) fn touch(&mut self, address: IpAddr) {
         self.touched.insert(address);
     }
-}
 
-impl Content {
-    /// Finds these Pods anew: all of them after a change of the ranges.
-    pub(super) fn renew_elsewhere(&mut self, ranges_changed: bool) {
-        let mut touched = std::mem::take(&mut self.elsewhere.touched);
-        let mut pods = self.objects.pods.values();
-        let is_outside =
-            |pod: &LocalPod| addresses(pod, self.family).any(|ip| !self.is_in_range(ip));
-        let void = pods.any(is_outside);
-        if ranges_changed || void != self.elsewhere.ranges_are_void {
-            self.elsewhere.ranges_are_void = void;
-            touched.extend(self.elsewhere.known.iter().copied());
-            let peers = self.objects.peers.keys().copied();
-            touched.extend(peers.filter(|address| void && self.is_in_range(*address)));
+    /// Finds these Pods anew: all of them after a change of the ranges. Returns the addresses that are known now (`true`),
+    /// and those that are not any more.
+    pub(super) fn renew(
+        &mut self,
+        objects: &Objects,
+        family: Family,
+        is_in_range: impl Fn(IpAddr) -> bool,
+        ranges_changed: bool,
+    ) -> Vec<(IpAddr, bool)> {
+        let mut touched = std::mem::take(&mut self.touched);
+        let mut pods = objects.pods.values();
+        let void = pods.any(|pod| addresses(pod, family).any(|ip| !is_in_range(ip)));
+        if ranges_changed || void != self.ranges_are_void {
+            self.ranges_are_void = void;
+            touched.extend(&self.known);
+            let peers = objects.peers.keys().copied();
+            touched.extend(peers.filter(|address| void && is_in_range(*address)));
         }
-        for address in touched {
-            self.look_elsewhere(address);
-        }
-    }
-
-    fn look_elsewhere(&mut self, address: IpAddr) {
-        let mut pods = self.objects.pods.values();
-        let there = self.elsewhere.ranges_are_void
-            && self.is_in_range(address)
-            && self.objects.peers.contains_key(&address)
-            && !pods.any(|pod| pod.addresses.contains(&address));
-        let known = &mut self.elsewhere.known;
-        let changed = match there {
-            true => known.insert(address),
-            false => known.remove(&address),
+        let is_here = |address| {
+            let mut pods = objects.pods.values();
+            pods.any(|pod| pod.addresses.contains(&address))
         };
-        if changed {
-            let place = (PolicySet::LocalPods, Key::Ip(address));
-            self.held.count(place, None, there);
+        let mut changes = Vec::new();
+        for address in touched {
+            let is_peer = objects.peers.contains_key(&address);
+            let there = void && is_peer && is_in_range(address) && !is_here(address);
+            let changed = match there {
+                true => self.known.insert(address),
+                false => self.known.remove(&address),
+            };
+            if changed {
+                changes.push((address, there));
+            }
         }
+        changes
     }
 }
