@@ -186,14 +186,11 @@ fn part_of(field: &'static str, bytes: &[u8]) -> Result<(PeerId, u8), ConvertErr
     Ok((id(field, rest)?, *part))
 }
 
-/// Converts a part of a group. A member that belongs to another part would stay when it should go.
+/// Converts a part of a group. How a group is cut into parts is the control plane's business.
 fn part_of_group(wire: &pb::PolicyGroup) -> Result<GroupPart, ConvertError> {
     let wrong = |_| ConvertError::new("part", format!("{} is above 255", wire.part));
     let part = u8::try_from(wire.part).map_err(wrong)?;
     let members = unpack_ids("members", &wire.members)?;
-    if members.iter().any(|PeerId([first, ..])| *first != part) {
-        return Err(ConvertError::new("members", "of another part"));
-    }
     Ok(GroupPart {
         group: id("group", &wire.group)?,
         part,

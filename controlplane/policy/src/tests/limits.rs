@@ -218,13 +218,19 @@ fn a_group_that_grows_or_shrinks_is_cut_into_parts_anew() {
     let mut cluster = Cluster::two().with(db);
     cluster = cluster.policy(ingress("b/p", &[("app", "db")], &[from(&[by_label])]));
     let web = |number: usize| {
-        let (hash, address) = (number.to_string(), format!("10.1.0.{number}"));
+        let (hash, address) = (
+            number.to_string(),
+            format!("10.1.{}.{}", number / 250, number % 250 + 1),
+        );
         let with = [("app", "web"), ("hash", hash.as_str())];
         pod(&format!("a/web-{number}"), &[&address], &with)
     };
     let (mut index, mut agent) = (cluster.index(), Agent::default());
     let mut parts = Vec::new();
-    for number in (0..70).chain((0..70).rev()) {
+    for number in 1..510 {
+        index.put_pod(web(number));
+    }
+    for number in [0].into_iter().chain(510..515).chain((0..515).rev()) {
         match index.node_of(&web(number).name) {
             None => index.put_pod(web(number)),
             Some(_) => index.delete_pod(&web(number).name),
@@ -235,8 +241,8 @@ fn a_group_that_grows_or_shrinks_is_cut_into_parts_anew() {
         let members: usize = agent.parts().map(|(_, part)| part.members.len()).sum();
         assert_eq!(members, index.counts().classes - 1);
     }
-    assert_eq!((parts[0], parts[63], parts[64], parts[69]), (1, 1, 4, 4));
-    assert_eq!(parts[139], 0);
+    assert_eq!((parts[0], parts[2], parts[3], parts[5]), (1, 1, 4, 4));
+    assert_eq!((parts[7], parts[8], parts.last()), (4, 1, Some(&0)));
 }
 
 /// Returns whether agents let TCP pass from one address to another, at several ports.

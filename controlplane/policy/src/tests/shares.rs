@@ -166,13 +166,13 @@ fn with_groups(of: usize, groups: usize) -> (Policies, Agent) {
 
 #[test]
 fn groups_beyond_a_share_are_not_made_and_their_policy_allows_nothing() {
-    // 201 Pods are members, in four parts on the one node.
-    let price = |of: usize| of * (24 * 201 + 400 * 4);
+    // 201 Pods are members, in one part on the one node.
+    let price = |of: usize| of * (24 * 201 + 400);
     let [from, other, web] = ["10.1.0.7", "192.0.2.1", "10.0.0.1"].map(|ip| ip.parse().unwrap());
     let (index, agent) = with_groups(5, price(5));
     assert_eq!((beyond(&index), index.counts().groups), (vec![], 6));
     assert!(agent.allows(from, web, Protocol::Tcp, 1));
-    assert_eq!(agent.parts().count(), 5 * 4 + 1);
+    assert_eq!(agent.parts().count(), 5 + 1);
 
     let (mut index, mut agent) = with_groups(5, price(5) - 1);
     let named = vec![("a/wide".to_owned(), price(5) - 1)];
