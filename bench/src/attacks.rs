@@ -188,9 +188,7 @@ impl<'a> Fleet<'a> {
             .iter()
             .flat_map(|(_, engine, _)| engine.reports().borrow().failures.clone());
         failures
-            .filter(|failure| {
-                !format!("{:?} {}", failure.object, failure.reason).contains("tenant")
-            })
+            .filter(|failure| !format!("{:?} {}", failure.about, failure.reason).contains("tenant"))
             .count()
     }
 }
@@ -303,14 +301,14 @@ fn policy(name: &str, number: u32) -> Value {
     object(
         "other",
         name,
-        json!({
+        &json!({
             "podSelector": {"matchLabels": {"common": "yes"}},
             "ingress": [{"from": [{"podSelector": {}}], "ports": [{"port": 8000 + number}]}],
         }),
     )
 }
 
-fn object(namespace: &str, name: &str, spec: Value) -> Value {
+fn object(namespace: &str, name: &str, spec: &Value) -> Value {
     json!({
         "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
         "metadata": {"name": name, "namespace": namespace, "creationTimestamp": "2026-01-01T00:00:00Z"}, "spec": spec,
@@ -322,11 +320,11 @@ fn block(number: u32, length: u8) -> String {
     format!("100.{a}.{b}.{c}/{length}")
 }
 
-fn allowing(name: &str, blocks: &[Value], ports: Value) -> Value {
+fn allowing(name: &str, blocks: &[Value], ports: &Value) -> Value {
     object(
         "tenant",
         name,
-        json!({"podSelector": {}, "ingress": [{"from": blocks, "ports": ports}]}),
+        &json!({"podSelector": {}, "ingress": [{"from": blocks, "ports": ports}]}),
     )
 }
 
@@ -339,7 +337,7 @@ fn blocks_with_exceptions() -> Vec<Value> {
         allowing(
             &format!("b{object}"),
             &Vec::from_iter((0..2_000).map(range)),
-            json!([]),
+            &json!([]),
         )
     };
     (0..2).map(of).collect()
@@ -352,7 +350,7 @@ fn single_addresses() -> Vec<Value> {
         allowing(
             &format!("s{object}"),
             &Vec::from_iter((0..3_400).map(range)),
-            json!([{"port": 80}]),
+            &json!([{"port": 80}]),
         )
     };
     (0..10).map(of).collect()
@@ -364,7 +362,7 @@ fn product() -> Vec<Value> {
     vec![allowing(
         "x",
         &Vec::from_iter(blocks),
-        Value::from_iter(ports),
+        &Value::from_iter(ports),
     )]
 }
 
@@ -372,7 +370,7 @@ fn nobody() -> Vec<Value> {
     vec![object(
         "tenant",
         "n",
-        json!({
+        &json!({
             "podSelector": {"matchLabels": {"app": "nobody"}},
             "ingress": [{"from": [{"namespaceSelector": {}, "podSelector": {"matchExpressions": [{"key": "app", "operator": "Exists"}]}}]}],
         }),
@@ -387,7 +385,7 @@ fn everything() -> Vec<Value> {
         object(
             "tenant",
             &format!("e{pod}"),
-            json!({
+            &json!({
                 "podSelector": {"matchLabels": {"app": format!("t{pod}")}},
                 "ingress": [{"from": Vec::from_iter(blocks), "ports": Vec::from_iter(ports)}],
             }),
@@ -403,7 +401,7 @@ fn large_objects() -> Vec<Value> {
         allowing(
             &format!("l{object}"),
             &Vec::from_iter((0..6_000).map(range)),
-            json!([{"port": 80}]),
+            &json!([{"port": 80}]),
         )
     };
     (0..200).map(of).collect()
