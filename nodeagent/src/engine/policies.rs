@@ -55,8 +55,8 @@ struct FamilyProgress {
     mend_at: Option<Instant>,
     /// A change of which the kernel has a part.
     begun: Option<Begun>,
-    /// What changed meanwhile.
-    deferred: Deferred,
+    /// What changed meanwhile, if anything did.
+    deferred: Option<Deferred>,
 }
 
 /// A change of which the kernel has a part.
@@ -72,7 +72,6 @@ struct Begun {
 /// What changed while an earlier change was on its way.
 #[derive(Debug, Default)]
 struct Deferred {
-    any: bool,
     policies: BTreeSet<PolicyKey>,
     node_changed: bool,
 }
@@ -94,7 +93,7 @@ impl Policies {
                 verify_at: None,
                 mend_at: None,
                 begun: None,
-                deferred: Deferred::default(),
+                deferred: None,
             }),
         }
     }
@@ -252,7 +251,6 @@ impl Policies {
 
 impl Deferred {
     fn add(&mut self, touched: &Touched) {
-        self.any = true;
         self.policies.extend(touched.policies.iter().cloned());
         self.node_changed |= touched.node_changed;
     }
@@ -271,20 +269,27 @@ impl FamilyProgress {
         desired: &Desired,
         now: Now,
     ) -> bool {
-        self.deferred.add(touched);
         if self.begun.is_some() {
+            self.deferred.get_or_insert_default().add(touched);
             return false;
         }
         if self.retry_at.is_some_and(|at| now.instant < at) {
             // The next change is complete.
-            self.deferred = Deferred::default();
+            self.deferred = None;
             self.refused(position, desired);
             return false;
         }
-        let touched = std::mem::take(&mut self.deferred);
+        let mut deferred = self.deferred.take();
+        if let Some(deferred) = &mut deferred {
+            deferred.add(touched);
+        }
+        let (keys, node_changed) = match &deferred {
+            Some(deferred) => (&deferred.policies, deferred.node_changed),
+            None => (&touched.policies, touched.node_changed),
+        };
         let complete = self.behind;
         let closed = desired.lacks_policies();
-        let is_same = touched.policies.is_empty() && !touched.node_changed && closed == self.closed;
+        let is_same = keys.is_empty() && !node_changed && closed == self.closed;
         if !complete && is_same {
             self.reach.held = Some(position);
             return false;
@@ -294,8 +299,7 @@ impl FamilyProgress {
             all.map(|(key, object)| (key.clone(), Some(object)))
                 .collect()
         } else {
-            let touched = touched.policies.iter();
-            touched
+            keys.iter()
                 .map(|key| (key.clone(), desired.policy(key)))
                 .collect()
         };
@@ -345,7 +349,7 @@ impl FamilyProgress {
             return;
         }
         self.holds(applied, is_new, position, now);
-        if self.deferred.any {
+        if self.deferred.is_some() {
             self.retry_at = Some(now.instant);
         }
     }

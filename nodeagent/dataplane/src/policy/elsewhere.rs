@@ -25,7 +25,10 @@ pub(super) struct Elsewhere {
 
 impl Elsewhere {
     pub(super) fn touch(&mut self, address: IpAddr) {
-        self.touched.insert(address);
+        // Otherwise there are none, and all are looked for once the ranges say nothing.
+        if self.ranges_are_void {
+            self.touched.insert(address);
+        }
     }
 
     /// Finds these Pods anew: all of them after a change of the ranges. Returns the addresses that are known now (`true`),

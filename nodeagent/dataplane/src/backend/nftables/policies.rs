@@ -195,7 +195,6 @@ impl PolicyTable {
     /// the isolated Pods come first, and then what they may do: so nothing is open meanwhile that should be closed.
     pub(crate) fn replace(&mut self, contents: &impl Contents) -> Result<Cost, ApplyError> {
         let phases = everything(contents, self.kernel.capacity(true));
-        let phases: Vec<&[Ops]> = phases.iter().map(Vec::as_slice).collect();
         self.send(contents, Ground::Other, &phases, false, &mut None)
     }
 
@@ -206,8 +205,7 @@ impl PolicyTable {
         phases: &[Vec<Ops>],
         repaired: &mut Option<String>,
     ) -> Result<Cost, ApplyError> {
-        let phases: Vec<&[Ops]> = phases.iter().map(Vec::as_slice).collect();
-        self.send(before, Ground::Table, &phases, false, repaired)
+        self.send(before, Ground::Table, phases, false, repaired)
     }
 
     /// Goes on with a change that the kernel has begun to apply. `contents` is what it leads to.
@@ -216,22 +214,22 @@ impl PolicyTable {
         contents: &impl Contents,
         phases: &[Vec<Ops>],
     ) -> Result<Cost, ApplyError> {
-        let phases: Vec<&[Ops]> = phases.iter().map(Vec::as_slice).collect();
-        self.send(contents, Ground::Table, &phases, true, &mut None)
+        self.send(contents, Ground::Table, phases, true, &mut None)
     }
 
     fn send(
         &mut self,
         before: &impl Contents,
         ground: Ground,
-        phases: &[&[Ops]],
+        phases: &[Vec<Ops>],
         begun: bool,
         repaired: &mut Option<String>,
     ) -> Result<Cost, ApplyError> {
+        let phases: Vec<&[Ops]> = phases.iter().map(Vec::as_slice).collect();
         let change = Send {
             family: self.family,
             ground,
-            phases,
+            phases: &phases,
             begun,
         };
         let sent = send(&mut self.kernel, before, change, repaired);
