@@ -3,7 +3,7 @@
 //! meanwhile a Service and another tenant's policy change.
 
 use std::fs;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use kp_nodeagent::engine::Engine;
 use kplane_dataplane::backend::{Kind as Backend, Settings};
@@ -12,9 +12,9 @@ use kplane_picture::admission::{Admission, Enforce};
 use kplane_picture::index::Index;
 use kplane_picture::k8s::Kind;
 use kplane_picture::publish::{Cursor, Store};
-use kplane_picture::source::{Batch, Event};
+use kplane_picture::source::Event;
 use kplane_tests::netns::NetNs;
-use kplane_tests::plane::{EPOCH, collect, engine};
+use kplane_tests::plane::{EPOCH, collect, engine, happen};
 use kplane_tests::support::cluster::{apply, delete, node};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
@@ -145,14 +145,7 @@ impl<'a> Fleet<'a> {
 
     /// Hands a change to both agents; returns the number of bytes for each.
     fn offer(&mut self, events: Vec<Event>) -> [usize; 2] {
-        let observed_at = SystemTime::now();
-        let outcome = self.index.apply(Batch {
-            events,
-            observed_at,
-        });
-        if let Some(publication) = outcome.publication {
-            self.store.publish(publication);
-        }
+        happen(&mut self.index, &self.store, events);
         let mut sizes = [0; 2];
         for ((name, engine, cursor), size) in self.agents.iter_mut().zip(&mut sizes) {
             let (update, bytes) = collect(&self.store, name, cursor).unwrap();

@@ -1,7 +1,7 @@
 //! A control plane's store and an agent's engine in one process: what gRPC would carry between them
 //! is handed over. For packet tests and benchmarks.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result};
 use kp_nodeagent::desired::{Collector, Update};
@@ -10,7 +10,9 @@ use kp_nodeagent::report::Sync;
 use kplane_dataplane::backend::{Kind, OpenError, Settings};
 use kplane_dataplane::plan::NodeSettings;
 use kplane_model::ServiceKey;
+use kplane_picture::index::Index;
 use kplane_picture::publish::{Cursor, Publication, Published, Store};
+use kplane_picture::source::{Batch, Event};
 use kplane_proto::v1::{self as pb, server_message};
 use kplane_rig::netns::NetNs;
 use prost::Message as _;
@@ -50,6 +52,18 @@ pub async fn recalling(
         kind.open(&backend)
     };
     Ok(Engine::start(Box::new(open), settings, Followers::default(), recall).await?)
+}
+
+/// What happened in the cluster reaches the store.
+pub fn happen(index: &mut Index, store: &Store, events: Vec<Event>) {
+    let observed_at = SystemTime::now();
+    let outcome = index.apply(Batch {
+        events,
+        observed_at,
+    });
+    if let Some(publication) = outcome.publication {
+        store.publish(publication);
+    }
 }
 
 /// Services are new or changed, or gone (`None`).

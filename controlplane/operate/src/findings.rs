@@ -71,16 +71,23 @@ impl Finding {
 
     /// Returns the finding as the API shows it.
     pub(crate) fn to_wire(&self) -> pb::Finding {
-        let named = self.nodes.iter().take(NODES_NAMED);
+        let (nodes, nodes_omitted) = named(self.nodes.iter());
         pb::Finding {
             code: self.code.code().to_owned(),
             severity: pb::Severity::from(self.severity).into(),
             text: self.text.clone(),
             fix: self.fix.clone(),
-            nodes: named.map(ToString::to_string).collect(),
-            nodes_omitted: self.nodes.len().saturating_sub(NODES_NAMED) as u64,
+            nodes,
+            nodes_omitted,
         }
     }
+}
+
+/// Returns the names of the nodes that a finding names, and the number of those that it leaves out.
+fn named<'n>(nodes: impl ExactSizeIterator<Item = &'n NodeName>) -> (Vec<String>, u64) {
+    let omitted = nodes.len().saturating_sub(NODES_NAMED) as u64;
+    let names = nodes.take(NODES_NAMED).map(ToString::to_string);
+    (names.collect(), omitted)
 }
 
 /// Returns the findings about a Service as it is written and published, the worst first. `nodes` are all nodes.

@@ -1,7 +1,7 @@
 //! The whole way from Kubernetes objects to the kernel in one process: index, selection and
 //! publishing of the control plane, then the engine of each node. Only gRPC is left out.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use kp_nodeagent::cache::{Cache, Memory};
@@ -16,7 +16,7 @@ use kplane_picture::admission::{Admission, Enforce};
 use kplane_picture::index::Index;
 use kplane_picture::k8s::{Kind, Object, ObjectId};
 use kplane_picture::publish::{Cursor, Store};
-use kplane_picture::source::{Batch, Event, Located};
+use kplane_picture::source::{Event, Located};
 use kplane_rig::netns::NetNs;
 use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
@@ -24,7 +24,7 @@ use tokio::runtime::{Builder, Runtime};
 use super::service::{node_ip, node_name};
 use super::under_test::UnderTest;
 use super::world::{NODES, SERVICE_RANGES, Setup, World};
-use crate::plane::{EPOCH, collect, engine, recalling};
+use crate::plane::{EPOCH, collect, engine, happen, recalling};
 
 /// How soon the kernels of all nodes must hold a change, on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -123,14 +123,7 @@ impl Cluster {
 
     /// Says what changed; the engines may still be at work when this returns.
     pub fn offer(&mut self, events: Vec<Event>) -> Result<()> {
-        let observed_at = SystemTime::now();
-        let outcome = self.index.apply(Batch {
-            events,
-            observed_at,
-        });
-        if let Some(publication) = outcome.publication {
-            self.store.publish(publication);
-        }
+        happen(&mut self.index, &self.store, events);
         self.send()
     }
 

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use kplane_model::{NodeName, Reason, nodes_agree};
 use kplane_proto::v1::{self as pb, Severity};
 
-use super::{NODES_NAMED, surroundings};
+use super::{named, surroundings};
 
 /// Maximum number of failures of one node that are compared with those of others.
 const FAILURES: usize = 20;
@@ -136,16 +136,13 @@ fn on(
     text: String,
     fix: String,
 ) -> pb::Finding {
+    let (nodes, nodes_omitted) = named(nodes.iter().copied());
     pb::Finding {
         code: code.code().to_owned(),
         severity,
         text,
         fix,
-        nodes: nodes
-            .iter()
-            .take(NODES_NAMED)
-            .map(ToString::to_string)
-            .collect(),
-        nodes_omitted: nodes.len().saturating_sub(NODES_NAMED) as u64,
+        nodes,
+        nodes_omitted,
     }
 }

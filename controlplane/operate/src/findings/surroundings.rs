@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use kplane_model::NodeName;
 use kplane_proto::v1 as pb;
 
-use super::NODES_NAMED;
+use super::named;
 
 /// Returns one finding for each reason, errors first: the worst that a node says, and the names of all nodes.
 pub(crate) fn surroundings<'a>(
@@ -25,14 +25,13 @@ pub(crate) fn surroundings<'a>(
             nodes.push(node);
         }
     }
-    let merged = found.into_values().map(|(worst, nodes)| pb::Finding {
-        nodes: nodes
-            .iter()
-            .take(NODES_NAMED)
-            .map(ToString::to_string)
-            .collect(),
-        nodes_omitted: nodes.len().saturating_sub(NODES_NAMED) as u64,
-        ..worst.clone()
+    let merged = found.into_values().map(|(worst, nodes)| {
+        let (nodes, nodes_omitted) = named(nodes.into_iter());
+        pb::Finding {
+            nodes,
+            nodes_omitted,
+            ..worst.clone()
+        }
     });
     let mut merged: Vec<_> = merged.collect();
     merged.sort_by_key(|finding| Reverse(is_error(finding)));
