@@ -183,7 +183,7 @@ pub struct GroupPart {
 }
 
 /// A NetworkPolicy. Which Pods it is for, the Pods say.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Policy {
     /// The policy's name.
     pub name: PolicyName,
@@ -218,7 +218,7 @@ impl Direction {
 }
 
 /// What a rule allows: connections with one of the peers, to one of the ports (NP2).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PolicyRule {
     /// The other ends; `None` = everybody (NP4).
     pub peers: Option<Peers>,
@@ -227,7 +227,7 @@ pub struct PolicyRule {
 }
 
 /// Other ends of connections; nobody if both are empty.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Peers {
     /// Groups of Pods.
     pub groups: Vec<GroupId>,

@@ -5,6 +5,8 @@
 //! desired-NODE --at the start--> Desired::restore: the state from which to continue
 //! ```
 //!
+//! Beside it, `suspects-NODE` names what the agent works on, so that its next process knows at what it died.
+//!
 //! The file has three uses. The agent resumes from it, so that an unchanged state costs no snapshot. The
 //! cliff guard compares the first snapshot with it. The agent serves from it while no control plane
 //! answers (`engine/alone.rs`). Without a usable file the agent works, logs that once, and does not
@@ -26,15 +28,22 @@ use kplane_model::{Digest, NodeName, ObjectHash};
 pub use self::file::FileError;
 use crate::desired::{Picture, is_folder};
 use kplane_dataplane::chain;
+use kplane_dataplane::policy::Tell;
 
 /// Longest wait for the disk at the start and at the end.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Time after which a work is noted. Most take less, and cost the disk nothing.
+const LONG: Duration = Duration::from_millis(20);
 
 /// The prefix of the names of cache files.
 const PREFIX: &str = "desired-";
 
 /// The prefix of the names of the sockets at which agents hand over (`succession.rs`).
 pub(crate) const SOCKETS: &str = "proxy-";
+
+/// The prefix of the names of the files that name what agents died at.
+const SUSPECTS: &str = "suspects-";
 
 /// The number of bytes of a node's name that a file name contains in full. With its prefix and suffix,
 /// the file name stays below the 255 bytes that file systems allow.
@@ -82,8 +91,25 @@ struct Desk {
 #[derive(Debug, Default)]
 struct Paper {
     picture: Option<Picture>,
+    /// A text that is not written yet, and its time.
+    note: Option<(String, Instant)>,
     /// This is the last picture.
     last: bool,
+}
+
+/// What to write next.
+enum Sheet {
+    Picture(Picture),
+    Note(String),
+}
+
+/// What earlier processes left: what the node served, and at what they died.
+#[derive(Debug, Default)]
+pub struct Left {
+    /// What the node served; `None` = not known.
+    pub picture: Option<Picture>,
+    /// The last text for [`Keeper::notes`].
+    pub suspects: String,
 }
 
 impl Desk {
@@ -101,17 +127,28 @@ impl Desk {
         self.wake.notify_one();
     }
 
-    /// Waits for a picture; returns `None` when there will be no more.
-    fn next(&self) -> Option<Picture> {
+    fn put_note(&self, note: String) {
+        self.lock().note = Some((note, Instant::now()));
+        self.wake.notify_one();
+    }
+
+    /// Waits for something to write; returns `None` when there will be no more.
+    fn next(&self) -> Option<Sheet> {
         let mut paper = self.lock();
         loop {
-            match paper.picture.take() {
-                None if !paper.last => {
-                    let waited = self.wake.wait(paper);
-                    paper = waited.unwrap_or_else(PoisonError::into_inner);
-                }
-                picture => return picture,
+            let last = paper.last;
+            let is_due = |(_, at): &mut (String, Instant)| last || at.elapsed() >= LONG;
+            if let Some((note, _)) = paper.note.take_if(is_due) {
+                return Some(Sheet::Note(note));
             }
+            match paper.picture.take() {
+                Some(picture) => return Some(Sheet::Picture(picture)),
+                None if last => return None,
+                None => {}
+            }
+            let patience = paper.note.as_ref().map_or(Duration::MAX, |_| LONG);
+            let waited = self.wake.wait_timeout(paper, patience);
+            (paper, _) = waited.unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
@@ -119,7 +156,7 @@ impl Desk {
 impl Cache {
     /// Creates a cache in a folder. The folder itself is created at the first write.
     pub fn new(folder: &Path, node: NodeName) -> Self {
-        let place = Storage::File(folder.join(file_name(&node)));
+        let place = Storage::File(folder.join(file_name(PREFIX, &node)));
         Self {
             place,
             node,
@@ -161,8 +198,10 @@ impl Cache {
     /// # Errors
     /// The folder exists and cannot be read.
     pub fn files(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
-        let mut files = named(folder, PREFIX)?;
-        files.extend(named(folder, SOCKETS)?);
+        let mut files = Vec::new();
+        for prefix in [PREFIX, SUSPECTS, SOCKETS] {
+            files.extend(named(folder, prefix)?);
+        }
         Ok(files)
     }
 
@@ -179,11 +218,11 @@ impl Cache {
         format::seal(content);
     }
 
-    /// Starts the thread and reads the file; the memory is `None` if no usable file exists.
+    /// Starts the thread and reads the files.
     ///
     /// # Errors
     /// The thread could not be started.
-    pub fn start(self) -> std::io::Result<(Keeper, Option<Picture>)> {
+    pub fn start(self) -> std::io::Result<(Keeper, Left)> {
         match self.place {
             Storage::File(path) => Disk {
                 path,
@@ -195,7 +234,11 @@ impl Cache {
                 let bytes = lock(&content).clone();
                 let known = format::decode(bytes, &self.node).ok();
                 let keeper = Keeper(Pen::Memory(content, self.node));
-                Ok((keeper, known.map(|loaded| loaded.picture)))
+                let left = Left {
+                    picture: known.map(|loaded| loaded.picture),
+                    ..Left::default()
+                };
+                Ok((keeper, left))
             }
         }
     }
@@ -209,28 +252,37 @@ struct Disk {
 }
 
 impl Disk {
-    fn start(self) -> std::io::Result<(Keeper, Option<Picture>)> {
+    fn start(self) -> std::io::Result<(Keeper, Left)> {
         let desk = Arc::<Desk>::default();
         let theirs = desk.clone();
         let (told, memory) = sync_channel(1);
         let (ends, ended) = sync_channel(1);
         let path = self.path.clone();
         let thread = move || {
+            let suspects = file::read_text(&self.suspects());
+            let left = Left {
+                suspects: suspects.clone(),
+                picture: self.load(),
+            };
             // The receiver is gone if the disk took too long.
-            let _ = told.send(self.load());
-            self.write_all(&theirs);
+            let _ = told.send(left);
+            self.write_all(&theirs, suspects);
             drop(ends);
         };
         std::thread::Builder::new()
             .name("cache".to_owned())
             .spawn(thread)?;
-        let memory = memory.recv_timeout(PATIENCE).unwrap_or_else(|_| {
+        let left = memory.recv_timeout(PATIENCE).unwrap_or_else(|_| {
             let file = path.display();
             tracing::warn!(%file, "cannot read the cache within {PATIENCE:?}; the agent starts \
                                    without it");
-            None
+            Left::default()
         });
-        Ok((Keeper(Pen::Thread { desk, ended }), memory))
+        Ok((Keeper(Pen::Thread { desk, ended }), left))
+    }
+
+    fn suspects(&self) -> PathBuf {
+        self.path.with_file_name(file_name(SUSPECTS, &self.node))
     }
 
     fn load(&self) -> Option<Picture> {
@@ -275,10 +327,22 @@ impl Disk {
         }
     }
 
-    fn write_all(&self, desk: &Desk) {
+    fn write_all(&self, desk: &Desk, mut noted: String) {
         let file = self.path.display();
+        let suspects = self.suspects();
         let mut complained = false;
-        while let Some(picture) = desk.next() {
+        while let Some(sheet) = desk.next() {
+            let picture = match sheet {
+                Sheet::Picture(picture) => picture,
+                Sheet::Note(note) => {
+                    if note != noted {
+                        // Without notes, no death is explained: nothing else fails.
+                        let _ = file::put(&suspects, &note);
+                        noted = note;
+                    }
+                    continue;
+                }
+            };
             let started = Instant::now();
             let written = file::replace(&self.path, |to| format::encode(to, &self.node, &picture));
             match written {
@@ -304,6 +368,15 @@ impl Disk {
 }
 
 impl Keeper {
+    /// Returns a way to write what the agent works on, in place of what was written before; `None` = there is no disk.
+    pub fn notes(&self) -> Option<Tell> {
+        let Pen::Thread { desk, .. } = &self.0 else {
+            return None;
+        };
+        let desk = Arc::clone(desk);
+        Some(Box::new(move |note| desk.put_note(note)))
+    }
+
     /// Hands over a picture to write.
     pub fn take(&self, picture: Picture) {
         match &self.0 {
@@ -332,8 +405,12 @@ impl Keeper {
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        if let Pen::Thread { desk, .. } = &self.0 {
+        if let Pen::Thread { desk, ended } = &self.0 {
             desk.put(None, true);
+            if std::thread::panicking() {
+                // The note of what the engine worked on has to be written before the process ends.
+                let _ = ended.recv_timeout(PATIENCE);
+            }
         }
     }
 }
@@ -361,12 +438,12 @@ fn named(folder: &Path, prefix: &str) -> std::io::Result<Vec<PathBuf>> {
 }
 
 /// Returns the name of a node's file. Names that are too long for a file name end with a hash.
-fn file_name(node: &str) -> String {
+fn file_name(prefix: &str, node: &str) -> String {
     if node.len() <= MAX_NAME {
-        return format!("{PREFIX}{node}");
+        return format!("{prefix}{node}");
     }
     let mut hash = Digest::default();
     hash.add(ObjectHash::of(node.as_bytes()));
     let beginning = &node[..node.floor_char_boundary(MAX_NAME)];
-    format!("{PREFIX}{beginning}-{hash}")
+    format!("{prefix}{beginning}-{hash}")
 }

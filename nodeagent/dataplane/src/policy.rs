@@ -26,6 +26,7 @@ mod report;
 mod shares;
 mod side;
 mod subjects;
+mod suspects;
 mod tiers;
 
 #[cfg(test)]
@@ -45,6 +46,8 @@ use self::cutter::Cutter;
 pub use self::cutter::{Flow, Hand};
 pub use self::followed::Followed;
 use self::side::{Look, PolicySide};
+use self::suspects::Suspects;
+pub use self::suspects::Tell;
 use crate::backend::nftables::{Cost, PolicyTable, PolicyTables, can_log};
 use crate::backend::{ApplyError, Verification};
 use crate::own_addresses;
@@ -140,6 +143,7 @@ pub struct Enforcer {
     tables: PolicyTables,
     sides: [PolicySide; 2],
     cutter: Option<Cutter>,
+    suspects: Suspects,
 }
 
 impl Enforcer {
@@ -151,7 +155,14 @@ impl Enforcer {
             tables,
             sides: Family::ALL.map(PolicySide::new),
             cutter: None,
+            suspects: Suspects::default(),
         }
+    }
+
+    /// From now on, sets policies aside at which the process has died twice. `left` is the text that the processes before it
+    /// left, and `tell` takes the text for the next one.
+    pub fn remember_deaths(&mut self, left: &str, tell: Tell) {
+        self.suspects = Suspects::new(left, tell);
     }
 
     /// From now on, connections end that policies no longer allow (NP13). A thread in the calling thread's network
@@ -213,7 +224,7 @@ impl Enforcer {
         family: Family,
         change: PolicyChange<'_>,
     ) -> Result<PolicyApplied, ApplyError> {
-        let begun = self.sides[family as usize].begin(&mut self.tables, change);
+        let begun = self.sides[family as usize].begin(&mut self.tables, &mut self.suspects, change);
         let mut applied = PolicyApplied::default();
         let sent = begun.map(|begun| applied = begun);
         self.applied(family, &applied, sent)?;

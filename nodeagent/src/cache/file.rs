@@ -3,7 +3,7 @@
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, BufWriter, ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use nix::fcntl::OFlag;
@@ -75,28 +75,22 @@ pub(super) fn read(path: &Path) -> Result<Content, FileError> {
     Ok(Content { bytes, written_ms })
 }
 
+/// Reads a small text; empty if there is none.
+pub(super) fn read_text(path: &Path) -> String {
+    let content = read(path).map(|content| content.bytes).unwrap_or_default();
+    String::from_utf8(content).unwrap_or_default()
+}
+
 /// Replaces a file atomically: after a crash either the old or the new file exists. Returns the
 /// length of the new file.
 pub(super) fn replace(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> Result<u64, FileError> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(folder)?;
-    let new = path.with_added_extension("new");
-    // A crash may have left this file. If anything else is in the way, the next step fails.
-    let _ = fs::remove_file(&new);
-    let file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&new)?;
+    let (new, file) = beside(path)?;
     let written = fill(file, write).and_then(|bytes| {
         fs::rename(&new, path)?;
-        File::open(folder)?.sync_all()?;
+        File::open(folder_of(path))?.sync_all()?;
         Ok(bytes)
     });
     if written.is_err() {
@@ -104,6 +98,35 @@ pub(super) fn replace(
         let _ = fs::remove_file(&new);
     }
     Ok(written?)
+}
+
+/// Replaces a file that is of use to the next process, and of none after the machine has failed.
+pub(super) fn put(path: &Path, text: &str) -> io::Result<()> {
+    let (new, mut file) = beside(path)?;
+    file.write_all(text.as_bytes())?;
+    fs::rename(&new, path)
+}
+
+/// Creates a file to be renamed.
+fn beside(path: &Path) -> io::Result<(PathBuf, File)> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder_of(path))?;
+    let new = path.with_added_extension("new");
+    // A crash may have left this file. If anything else is in the way, the next step fails.
+    let _ = fs::remove_file(&new);
+    let mut options = OpenOptions::new();
+    let file = options
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&new)?;
+    Ok((new, file))
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new("."))
 }
 
 fn fill(file: File, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<u64> {

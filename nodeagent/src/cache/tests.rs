@@ -389,13 +389,43 @@ fn a_disk_that_takes_nothing_leaves_the_old_file() {
 fn the_newest_picture_is_written_in_the_end() {
     let folder = TempDir::new().unwrap();
     let cache = cache(&folder);
-    let (keeper, memory) = cache.clone().start().unwrap();
-    assert!(memory.is_none());
+    let (keeper, left) = cache.clone().start().unwrap();
+    assert!(left.picture.is_none());
     for round in 0..100 {
         keeper.take(picture(vec![node(&format!("z{round}"))]));
     }
     keeper.close(None);
     assert_eq!(read(&cache), Some(vec![node("z99")]));
+}
+
+/// A process that ends while it works on something tells the next one, whether it is killed or panics.
+#[test]
+fn a_note_of_a_long_work_outlives_the_process() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("suspects-n1");
+    let (keeper, left) = cache(&folder).start().unwrap();
+    let mut tell = keeper.notes().unwrap();
+    for text in ["long", "", "longer"] {
+        tell(text.to_owned());
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while fs::read_to_string(&file).ok().as_deref() != Some(text) {
+            assert!(Instant::now() < deadline, "{text:?} is not written");
+            std::thread::yield_now();
+        }
+    }
+    assert_eq!(left.suspects, "");
+    let (keeper, left) = cache(&folder).start().unwrap();
+    assert_eq!(left.suspects, "longer");
+    let mut tell = keeper.notes().unwrap();
+    let engine = std::thread::spawn(move || {
+        let _keeper = keeper;
+        tell("quick".to_owned());
+        panic!("a deliberate panic of the engine");
+    });
+    assert!(engine.join().is_err());
+    let (_, left) = cache(&folder).start().unwrap();
+    assert_eq!(left.suspects, "quick");
+    assert_eq!(Cache::forget(folder.path()).unwrap(), 1);
 }
 
 /// A cleanup removes the cache file, so that the rules do not come back with the next start.

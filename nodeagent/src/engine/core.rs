@@ -113,7 +113,11 @@ impl Core {
     /// Loads what an earlier process served. Called before the first update.
     pub(super) fn recall(&mut self, recall: Recall) {
         let alone = recall.alone;
-        (self.desired, self.keeping) = recall.begin();
+        let suspects;
+        (self.desired, self.keeping, suspects) = recall.begin();
+        if let Some((left, tell)) = suspects {
+            self.policies.remember_deaths(&left, tell);
+        }
         self.settings.last_known = self.desired.last_known();
         self.alone = Alone::begin(alone, &self.desired, Now::real().instant);
     }

@@ -12,6 +12,7 @@ use super::now::Now;
 use super::pipeline::Pipeline;
 use crate::cache::{Cache, Keeper};
 use crate::desired::{CliffGuard, Confidence, Desired, Held, Picture, Position};
+use kplane_dataplane::policy::Tell;
 
 /// Time from a change to the write that covers it and all later ones until then.
 const SETTLE: Duration = Duration::from_secs(1);
@@ -37,18 +38,20 @@ pub struct Recall {
 impl Recall {
     /// Returns the desired state that remembers the cache file, and the keeper of that file.
     /// Waits for the disk, for some seconds at most.
-    pub(super) fn begin(self) -> (Desired, Keeping) {
+    pub(super) fn begin(self) -> (Desired, Keeping, Option<(String, Tell)>) {
         let mut desired = Desired::new(self.guard);
         let mut keeping = Keeping {
             blind: true,
             ..Keeping::default()
         };
+        let mut suspects = None;
         match self.cache.map(Cache::start) {
             None => {}
-            Some(Ok((keeper, memory))) => {
+            Some(Ok((keeper, left))) => {
+                suspects = keeper.notes().map(|tell| (left.suspects, tell));
                 keeping.keeper = Some(keeper);
-                keeping.blind = memory.is_none();
-                if let Some(picture) = memory {
+                keeping.blind = left.picture.is_none();
+                if let Some(picture) = left.picture {
                     keeping.written = Some((picture.position, picture.confirmed_ms));
                     keeping.confirmation.set(picture.confirmed_ms);
                     desired.restore(picture);
@@ -58,7 +61,7 @@ impl Recall {
                 tracing::warn!(%error, "cannot start the thread that writes the cache file; after a restart this agent starts without it");
             }
         }
-        (desired, keeping)
+        (desired, keeping, suspects)
     }
 }
 

@@ -16,7 +16,7 @@ use kplane_dataplane::backend::Verification;
 use kplane_dataplane::backoff::Backoff;
 use kplane_dataplane::chain;
 use kplane_dataplane::policy::{
-    Enforcer, Flow, Followed, Hand, PolicyApplied, PolicyChange, PolicyCounts,
+    Enforcer, Flow, Followed, Hand, PolicyApplied, PolicyChange, PolicyCounts, Tell,
 };
 
 /// Time from a change to a complete read, which competes with writing.
@@ -96,6 +96,11 @@ impl Policies {
                 deferred: None,
             }),
         }
+    }
+
+    /// From now on, policies at which the agent died twice are set aside.
+    pub(super) fn remember_deaths(&mut self, left: &str, tell: Tell) {
+        self.enforcer.remember_deaths(left, tell);
     }
 
     /// From now on, connections end that policies no longer allow.

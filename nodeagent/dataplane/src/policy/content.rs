@@ -20,6 +20,7 @@ use super::numbers::Numbers;
 use super::objects::Objects;
 use super::ported::name_of;
 use super::shares::{ElementLimits, Grants};
+use super::suspects::Suspects;
 use super::tiers::Tiers;
 use super::{PolicyChange, PolicyFailure};
 use crate::backend::nftables::{Key, PolicySet};
@@ -104,7 +105,7 @@ impl Content {
     }
 
     /// Takes over a change.
-    pub(super) fn apply(&mut self, change: PolicyChange<'_>) {
+    pub(super) fn apply(&mut self, change: PolicyChange<'_>, suspects: &mut Suspects) {
         self.tiers.forget_rows();
         if change.complete {
             let named: HashSet<&PolicyKey> = change.objects.iter().map(|(key, _)| key).collect();
@@ -117,6 +118,10 @@ impl Content {
         let is_pod = |key: &PolicyKey| matches!(key, PolicyKey::Pod(_));
         for pods in [false, true] {
             for (key, object) in change.objects.iter().filter(|(key, _)| is_pod(key) == pods) {
+                if let (PolicyKey::Policy(name), Some(PolicyObject::Policy(policy))) = (key, object)
+                {
+                    self.set_aside(name, suspects.works_on(name, policy));
+                }
                 self.set(key, *object);
             }
         }
@@ -125,11 +130,12 @@ impl Content {
         self.renew_elsewhere(ranges_changed);
         self.renew_spans();
         self.keep_limits();
-        self.grant_all();
+        self.grant_all(suspects);
         self.recut();
         self.renew_rows();
         self.sample();
         self.forget_numbers();
+        suspects.is_done();
         if !self.cut_off.is_empty() {
             self.failures = None;
         }
@@ -287,6 +293,9 @@ impl Content {
             return;
         }
         self.failures = None;
+        if new.is_none() {
+            self.set_aside(name, false);
+        }
         let pods = self.objects.pods_of(name);
         for pod in &pods {
             self.isolate(pod, name, false);

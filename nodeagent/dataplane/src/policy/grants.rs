@@ -8,11 +8,24 @@ use super::expand::{Member, Terms};
 use super::objects::{names_ports, rules};
 use super::pricing::Pricing;
 use super::shares::beyond;
+use super::suspects::Suspects;
 
 impl Content {
+    /// Sets a policy aside, or takes that back, before the policy is taken over.
+    pub(super) fn set_aside(&mut self, name: &PolicyName, aside: bool) {
+        let has_changed = match aside {
+            true => self.grants.aside.insert(name.clone()),
+            false => self.grants.aside.remove(name),
+        };
+        if has_changed {
+            self.failures = None;
+        }
+    }
+
     /// Counts the ranges that a policy's rules need.
     pub(super) fn count_ranges(&mut self, name: &PolicyName) {
-        match self.objects.policies.get(name) {
+        let policy = self.objects.policies.get(name);
+        match policy.filter(|_| !self.grants.aside.contains(name)) {
             Some(policy) => {
                 let counts = rules(policy).map(|(_, rule)| {
                     let stretches = Stretches::of(rule, self.family);
@@ -139,10 +152,11 @@ impl Content {
     }
 
     /// Grants what is missing and fits, and takes back what no longer fits.
-    pub(super) fn grant_all(&mut self) {
+    pub(super) fn grant_all(&mut self, suspects: &mut Suspects) {
         let repriced = std::mem::take(&mut self.grants.repriced);
         let mut differs = false;
         for name in repriced {
+            self.works_on(&name, suspects);
             let price = Pricing::of(self, &name);
             let before = match price {
                 0 => self.grants.prices.remove(&name),
@@ -171,7 +185,10 @@ impl Content {
         let missing = std::mem::take(&mut self.grants.missing);
         for (name, pods) in missing {
             let is_known = self.objects.policies.contains_key(&name);
-            let fits = is_known && !self.grants.beyond.contains_key(&name);
+            let grants = &self.grants;
+            let is_left_out = grants.beyond.contains_key(&name) || grants.aside.contains(&name);
+            let fits = is_known && !is_left_out;
+            self.works_on(&name, suspects);
             let (granted, left): (Vec<PodName>, Vec<PodName>) = pods
                 .into_iter()
                 .partition(|pod| fits && !self.cut_off.contains(pod));
@@ -179,6 +196,12 @@ impl Content {
             if !left.is_empty() {
                 self.grants.missing.insert(name, left.into_iter().collect());
             }
+        }
+    }
+
+    fn works_on(&self, name: &PolicyName, suspects: &mut Suspects) {
+        if let Some(policy) = self.objects.policies.get(name) {
+            suspects.works_on(name, policy);
         }
     }
 

@@ -28,6 +28,12 @@ impl Content {
                 reason: reason.to_owned(),
             });
         }
+        failures.extend(self.grants.aside.iter().map(|name| PolicyFailure {
+            key: PolicyKey::Policy(name.clone()),
+            reason: "the agent has died twice while it worked this policy out, and has set it aside until it changes; it \
+                isolates its Pods here and allows nothing: please report it"
+                .to_owned(),
+        }));
         let tiers = &self.tiers;
         let unknown = self
             .objects

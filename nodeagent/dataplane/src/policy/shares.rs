@@ -92,6 +92,8 @@ pub(super) struct Grants {
     pub(super) repriced: BTreeSet<PolicyName>,
     /// Policies that allow nothing, with the share of their namespace.
     pub(super) beyond: BTreeMap<PolicyName, u64>,
+    /// Policies that allow nothing, since the process died at them.
+    pub(super) aside: BTreeSet<PolicyName>,
 }
 
 impl Grants {

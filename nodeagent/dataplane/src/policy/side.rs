@@ -13,6 +13,7 @@ use super::departed::Departed;
 use super::held::ElementChange;
 use super::numbers::highest;
 use super::phases::phases;
+use super::suspects::Suspects;
 use super::{PolicyApplied, PolicyChange};
 use crate::backend::nftables::{
     Cost, FoundPolicies, Key, Ops, PolicySet, PolicyTable, PolicyTables,
@@ -74,6 +75,7 @@ impl PolicySide {
     pub(super) fn begin(
         &mut self,
         tables: &mut PolicyTables,
+        suspects: &mut Suspects,
         change: PolicyChange<'_>,
     ) -> Result<PolicyApplied, ApplyError> {
         if change.complete && !self.rest.is_empty() {
@@ -97,7 +99,7 @@ impl PolicySide {
             TableState::Absent => {}
             TableState::Held(_) => self.content.held.record(),
         }
-        self.content.apply(change);
+        self.content.apply(change, suspects);
         let changes = self.content.held.changes();
         let mut applied = PolicyApplied::default();
         let is_needed = self.content.has_policies();

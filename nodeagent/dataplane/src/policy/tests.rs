@@ -6,6 +6,7 @@ mod table;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
 
 use kplane_model::{
     Block, Cidr, DecisionRow, Decisions, Direction, Family, GroupPart, LocalPod, NamedPort, Peer,
@@ -22,6 +23,7 @@ use super::content::Content;
 use super::judge::Packet;
 use super::numbers::highest;
 use super::phases::phases;
+use super::suspects::Suspects;
 use crate::backend::nftables::{Contents as _, Element, Key, PolicySet, Set, everything};
 
 type World = BTreeMap<PolicyKey, PolicyObject>;
@@ -242,12 +244,15 @@ fn apply_in(content: &mut Content, objects: &[Step], complete: bool, pod_ranges:
         .iter()
         .map(|(key, object)| (key.clone(), object.as_ref()));
     let objects: Vec<_> = objects.collect();
-    content.apply(PolicyChange {
-        objects: &objects,
-        complete,
-        closed: false,
-        pod_ranges,
-    });
+    content.apply(
+        PolicyChange {
+            objects: &objects,
+            complete,
+            closed: false,
+            pod_ranges,
+        },
+        &mut Suspects::default(),
+    );
 }
 
 fn whole(world: &World) -> Vec<Step> {
@@ -261,12 +266,15 @@ fn whole(world: &World) -> Vec<Step> {
 fn np19_unknown_pods_are_closed_while_policies_are_not_known() {
     let mut content = Content::new(Family::V4);
     for closed in [false, true, false] {
-        content.apply(PolicyChange {
-            objects: &[],
-            complete: true,
-            closed,
-            pod_ranges: &ranges(),
-        });
+        content.apply(
+            PolicyChange {
+                objects: &[],
+                complete: true,
+                closed,
+                pod_ranges: &ranges(),
+            },
+            &mut Suspects::default(),
+        );
         assert_eq!(content.has_policies(), closed);
     }
 }
@@ -460,6 +468,41 @@ fn a_pod_that_comes_or_goes_is_never_open() {
             assert!(!kernel.allows(&denied), "{there}: {phase:?}");
         }
         assert_eq!(kernel.allows(&packet(4, 0, 3)), there);
+    }
+}
+
+/// A policy at which the agent died twice isolates its Pod and allows nothing, by name, until it changes.
+#[test]
+fn a_policy_at_which_the_agent_died_is_set_aside() {
+    let left = Arc::new(Mutex::new(String::new()));
+    let mut start = || {
+        let (before, left) = (left.lock().unwrap().clone(), Arc::clone(&left));
+        Suspects::new(&before, Box::new(move |text| *left.lock().unwrap() = text))
+    };
+    let (old, new) = (of_ports(0, 3), of_ports(0, 4));
+    let PolicyObject::Policy(policy) = &old else {
+        unreachable!()
+    };
+    for _ in 0..2 {
+        assert!(!start().works_on(&policy.name, policy));
+    }
+    let (mut content, mut suspects) = (Content::new(Family::V4), start());
+    let pod = local_pod(0, &[0]);
+    for (policy, aside) in [(&old, true), (&new, false)] {
+        let objects = [policy, &pod].map(|object| (object.key(), Some(object)));
+        let change = PolicyChange {
+            objects: &objects,
+            complete: true,
+            closed: false,
+            pod_ranges: &ranges(),
+        };
+        content.apply(change, &mut suspects);
+        let ports = [3, 4].map(|port| content.allows(&packet(4, 0, port)));
+        assert_eq!(ports, [!aside; 2]);
+        let failures = content.failures().iter();
+        let failures: Vec<_> = failures.map(|failure| failure.reason.as_str()).collect();
+        assert_eq!(failures.len(), usize::from(aside), "{failures:?}");
+        assert!(failures.iter().all(|reason| reason.contains("died twice")));
     }
 }
 

@@ -105,7 +105,7 @@ fn what_another_cluster_sent_is_kept_only_if_the_kernel_serves_it() {
 #[test]
 fn what_changes_is_written_down_every_few_seconds() {
     let folder = TempDir::new().unwrap();
-    let (mut desired, mut keeping) = at(&folder).begin();
+    let (mut desired, mut keeping, _) = at(&folder).begin();
     desired
         .apply(Plane::new(services(3)).snapshot_update())
         .unwrap();
@@ -131,11 +131,11 @@ fn what_changes_is_written_down_every_few_seconds() {
     );
     keeping.confirmation().set(12);
     keeping.close(&desired);
-    let (remembered, keeping) = at(&folder).begin();
+    let (remembered, keeping, _) = at(&folder).begin();
     assert_eq!(remembered.resume(), desired.resume());
     assert_eq!(keeping.confirmation().get(), 12);
 
-    let (_, mut nowhere) = Recall::default().begin();
+    let (_, mut nowhere, _) = Recall::default().begin();
     nowhere.changed(true, begin);
     assert_eq!(nowhere.due(), None);
 }
