@@ -475,7 +475,7 @@ fn a_pod_that_comes_or_goes_is_never_open() {
 #[test]
 fn a_policy_at_which_the_agent_died_is_set_aside() {
     let left = Arc::new(Mutex::new(String::new()));
-    let mut start = || {
+    let start = || {
         let (before, left) = (left.lock().unwrap().clone(), Arc::clone(&left));
         Suspects::new(&before, Box::new(move |text| *left.lock().unwrap() = text))
     };
