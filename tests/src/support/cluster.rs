@@ -65,13 +65,21 @@ impl Cluster {
         Self::begin(world, setup, Index::default(), &Kind::ALL)
     }
 
-    /// The same, with nodes that enforce NetworkPolicies.
-    pub fn with_policies(world: &World, setup: Setup) -> Result<Self> {
+    /// The same, with nodes that enforce NetworkPolicies, before the control plane has read these, Pods and Namespaces.
+    pub fn with_policies_unread(world: &World, setup: Setup) -> Result<Self> {
         let index = Index::new(Admission {
             network_policies: Some(Enforce::On),
             ..Admission::default()
         });
-        Self::begin(world, setup, index, &Kind::WITH_POLICIES)
+        Self::begin(world, setup, index, &Kind::ALL)
+    }
+
+    /// The control plane reads policies, Pods and Namespaces, of which there are none.
+    pub fn read_policies(&mut self) -> Result<()> {
+        let kinds = Kind::WITH_POLICIES;
+        let kinds = kinds.iter().filter(|kind| !Kind::ALL.contains(kind));
+        let events = kinds.flat_map(|kind| [Event::Init(*kind), Event::InitDone(*kind)]);
+        self.change(events.collect())
     }
 
     fn begin(world: &World, setup: Setup, index: Index, kinds: &[Kind]) -> Result<Self> {

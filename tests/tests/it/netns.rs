@@ -245,6 +245,8 @@ const TESTS: &[Test] = kplane_tests::tests!(
     network_policies::np17_labels_of_pods_and_namespaces_change,
     network_policies::np18_addresses_pass_to_other_pods,
     network_policies::np19_unknown_pods_are_cut_off,
+    network_policies::np19_nodes_open_when_there_are_no_policies,
+    network_policies::np19_a_new_range_is_closed_at_once,
     network_policies::np_reported_shapes_of_policies,
     network_policies::np18_phases_and_deletion_leave_policies_in_force,
     network_policies::np19_an_address_that_the_status_lacks_is_closed,

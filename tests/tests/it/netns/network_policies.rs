@@ -68,6 +68,14 @@ struct Stage {
 impl Stage {
     /// Namespaces, Pods, and Service 1 with the Pod `a` and Service 2 with the Pod `c`; no policy.
     fn open() -> Result<Self> {
+        let mut stage = Self::unread()?;
+        stage.cluster.read_policies()?;
+        stage.cluster.apply(&everything()?)?;
+        Ok(stage)
+    }
+
+    /// The same without objects, before the control plane has read policies, Pods and Namespaces.
+    fn unread() -> Result<Self> {
         let mut world = World::without_agents()?;
         for (pod, ..) in PODS {
             let pod = world.topology.pod_mut(pod)?;
@@ -82,8 +90,7 @@ impl Stage {
         for range in ["10.244.0.0/16", "fd44::/32"] {
             client.route(range.parse::<Cidr>()?, node)?;
         }
-        let mut cluster = Cluster::with_policies(&world, Setup::PodRanges)?;
-        cluster.apply(&everything()?)?;
+        let cluster = Cluster::with_policies_unread(&world, Setup::PodRanges)?;
         Ok(Self { world, cluster })
     }
 

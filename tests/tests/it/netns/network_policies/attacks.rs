@@ -94,6 +94,8 @@ fn pass(from: &UdpSocket, to: &UdpSocket) -> Result<bool> {
     from.send(b"datagram")?;
     match to.recv(&mut [0; 8]) {
         Ok(_) => Ok(true),
+        // The kernel does not restart calls with a timeout after a signal (signal(7)).
+        Err(error) if error.kind() == ErrorKind::Interrupted => pass(from, to),
         Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
             Ok(false)
         }

@@ -9,7 +9,7 @@ use kplane_tests::client::Probe;
 use kplane_tests::load::{Load, Pace};
 use kplane_tests::ping::Ping;
 use kplane_tests::support::Setup;
-use kplane_tests::support::cluster::delete;
+use kplane_tests::support::cluster::{delete, node};
 use kplane_tests::support::nft::nft;
 use kplane_tests::support::under_test::UnderTest;
 use kplane_tests::wait::eventually;
@@ -61,6 +61,35 @@ pub(crate) fn np19_unknown_pods_are_cut_off() -> Result<()> {
     )?;
     stage.cluster.apply(&[b])?;
     stage.check("it is known", "a>b; b>c; here>b/udp")
+}
+
+/// NP19: nodes close their unknown Pods until the control plane has read policies, and open them if there are none.
+pub(crate) fn np19_nodes_open_when_there_are_no_policies() -> Result<()> {
+    let mut stage = Stage::unread()?;
+    stage.check("nobody knows", "a>b no; b>c no; here>b/udp no; node1>b")?;
+    stage.cluster.read_policies()?;
+    // That there is nothing is no revision for which the cluster could wait.
+    eventually(SOON, "they are open", || {
+        stage.check("there are none", "a>b; b>c; here>b/udp")
+    })
+}
+
+/// NP19: a node's ranges follow its Node object, whatever else changes.
+pub(crate) fn np19_a_new_range_is_closed_at_once() -> Result<()> {
+    let mut stage = Stage::open()?;
+    stage.cluster.change(vec![delete(&pod("b")?)?])?;
+    let nobody = "in z: podSelector: {matchLabels: {app: nobody}}";
+    stage.apply(&policy("other", nobody))?;
+    let (here, mut moved) = (node(1), node(1));
+    moved["spec"]["podCIDRs"] = json!(["10.99.0.0/24", "fd99::/64"]);
+    for (node, lines) in [
+        (&moved, "a>b; here>b/udp"),
+        (&here, "a>b no; here>b/udp no"),
+    ] {
+        stage.cluster.apply(std::slice::from_ref(node))?;
+        stage.check("the node's ranges changed", lines)?;
+    }
+    Ok(())
 }
 
 /// NP18: of two Pods with one address the live one counts, and a finished one is nobody.
