@@ -39,7 +39,8 @@ impl Freshness {
             version: versions.seen.to_string(),
             changed: match versions.changed == versions.seen {
                 true => String::new(),
-                false => versions.changed.to_string(),
+                // Agents cannot compare 0, the version of a kind without objects, and would take `seen` instead.
+                false => versions.changed.max(1).to_string(),
             },
         });
         news.collect()
@@ -63,6 +64,14 @@ mod tests {
         assert_eq!(
             all.iter().map(told).collect::<Vec<_>>(),
             [text("Service", "7", "5"), text("EndpointSlice", "9", "")]
+        );
+        freshness.set(Kind::Node, versions(20, 0));
+        let empty = freshness.news(&Freshness::default()).pop();
+        let wanted = text("Node", "20", "1");
+        assert_eq!(
+            empty.as_ref().map(told),
+            Some(wanted),
+            "no objects, no change"
         );
         let before = freshness.clone();
         assert_eq!(freshness.news(&before), []);

@@ -269,6 +269,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     dead::a_control_plane_that_is_cut_off_suspects_nobody,
     dead::a_node_without_its_agent_is_not_dead,
     dead::replicas_suspect_the_same_nodes,
+    dead::agents_that_move_to_another_replica_are_not_lost,
     dead::a_node_that_dies_with_its_replica_is_found,
     own_way::what_is_marked_as_ours_is_no_services_to_take,
     own_way::a_service_at_the_control_planes_place_locks_no_agent_out,

@@ -25,6 +25,8 @@ const FEWEST: usize = 2;
 const SILENT: usize = 7;
 /// Largest part of all nodes, or of a zone's, that may be suspected at a time, in percent.
 const FEW: usize = 30;
+/// Age from which a verdict stays and no longer counts among those: a machine that is off for good.
+pub(super) const OLD: Duration = Duration::from_secs(300);
 /// Time in which nodes that become quiet count as one event.
 const AT_ONCE: Duration = Duration::from_secs(10);
 /// Time between two looks after which this process itself was stopped.
@@ -40,17 +42,15 @@ const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_sec
 const PACE: u32 = 10;
 /// Number of pauses after which a verdict ends that no round confirms: without answers nobody is suspected.
 const LASTS: u32 = 4;
-/// Pause after another replica has said that it has the node's stream. Should that replica end, it is not too long.
-const ELSEWHERE: Duration = Duration::from_secs(60);
 /// Maximum number of nodes about which rounds are open at a time.
 const ROUNDS: usize = 64;
 
 /// The state of all streams at one moment.
 #[derive(Debug, Default)]
 pub(super) struct StreamSigns {
-    /// Known nodes whose streams ended or are silent, and since when.
+    /// Known nodes whose streams ended or are silent everywhere, and since when.
     pub(super) quiet: BTreeMap<NodeName, Time>,
-    /// Number of nodes whose streams are alive.
+    /// Number of nodes whose streams are alive, here or at other replicas.
     pub(super) alive: usize,
 }
 
@@ -101,6 +101,8 @@ struct Case {
     zone: Option<ZoneName>,
     next: Time,
     open: Option<Open>,
+    /// Whether the last round decided nothing.
+    is_undecided: bool,
     conviction: Option<Conviction>,
 }
 
@@ -142,6 +144,7 @@ impl Judge {
                 zone: None,
                 next: now,
                 open: None,
+                is_undecided: false,
                 conviction: None,
             });
         }
@@ -157,6 +160,12 @@ impl Judge {
         }
         self.holds = None;
         self.settle(now);
+        let mut cases = self.cases.values();
+        if cases.all(|case| case.conviction.is_none())
+            && self.cases.values().any(|case| case.is_undecided)
+        {
+            self.holds = Some("too few agents answer, or reach other nodes");
+        }
         let open = self.cases.values().filter(|case| case.open.is_some());
         let room = ROUNDS.saturating_sub(open.count());
         let due = self.cases.iter();
@@ -164,11 +173,13 @@ impl Judge {
         due.take(room).map(|(node, _)| node.clone()).collect()
     }
 
-    /// Convicts nobody for a time, and acquits everybody.
+    /// Convicts nobody for a time, and acquits everybody whose verdict is not old.
     fn hold(&mut self, until: Time, reason: &'static str) {
         (self.calm_at, self.holds) = (until, Some(reason));
+        let now = self.looked_at.unwrap_or_default();
         for case in self.cases.values_mut() {
-            (case.open, case.conviction) = (None, None);
+            case.open = None;
+            case.conviction.take_if(|conviction| conviction.is_new(now));
         }
     }
 
@@ -220,16 +231,6 @@ impl Judge {
         }
     }
 
-    /// Acquits nodes whose agents have streams at other replicas, which judge these nodes from now on.
-    pub(super) fn acquit(&mut self, now: Time, nodes: &BTreeSet<NodeName>) {
-        for node in nodes {
-            if let Some(case) = self.cases.get_mut(node) {
-                (case.open, case.conviction) = (None, None);
-                case.next = now + ELSEWHERE;
-            }
-        }
-    }
-
     /// Ends rounds that are complete or over.
     fn settle(&mut self, now: Time) {
         for case in self.cases.values_mut() {
@@ -243,7 +244,9 @@ impl Judge {
             let Some(open) = case.open.take_if(ends) else {
                 continue;
             };
-            match open.verdict() {
+            let verdict = open.verdict();
+            case.is_undecided = verdict.is_none();
+            match verdict {
                 Some(Some((missed, asked))) => {
                     let before = case.conviction.take();
                     let at = before.map_or(now, |before| before.at);
@@ -263,16 +266,17 @@ impl Judge {
         }
     }
 
-    /// Returns the nodes that are suspected. Nobody is, or nobody of a zone, if it would be too many.
+    /// Returns the nodes that are suspected. Nobody new is, or nobody new of a zone, if it would be too many.
     pub(super) fn suspected(&mut self) -> BTreeMap<NodeName, Conviction> {
-        let convicted = self.cases.iter();
-        let convicted =
-            convicted.filter_map(|(node, case)| Some((node, case, case.conviction.as_ref()?)));
+        let now = self.looked_at.unwrap_or_default();
+        let is_new = |case: &&Case| {
+            let conviction = case.conviction.as_ref();
+            conviction.is_some_and(|conviction| conviction.is_new(now))
+        };
+        let convicted = self.cases.values().filter(is_new);
         let mut by_zone = BTreeMap::<&ZoneName, usize>::new();
-        for (_, case, _) in convicted.clone() {
-            if let Some(zone) = &case.zone {
-                *by_zone.entry(zone).or_default() += 1;
-            }
+        for zone in convicted.clone().filter_map(|case| case.zone.as_ref()) {
+            *by_zone.entry(zone).or_default() += 1;
         }
         let too_many = |(zone, dead): (&ZoneName, usize)| {
             (dead > few(dead + self.zones.get(zone).unwrap_or(&0))).then(|| zone.clone())
@@ -290,12 +294,18 @@ impl Judge {
             let Some(conviction) = &mut case.conviction else {
                 continue;
             };
-            conviction.is_held |= too_many || is_lost;
+            conviction.is_held |= (too_many || is_lost) && conviction.is_new(now);
             if !conviction.is_held {
                 suspected.insert(node.clone(), conviction.clone());
             }
         }
         suspected
+    }
+}
+
+impl Conviction {
+    fn is_new(&self, now: Time) -> bool {
+        now.saturating_sub(self.at) < OLD
     }
 }
 

@@ -17,7 +17,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tracing::{info, warn};
 
 use super::choose::{AskedNode, Neighbour};
-use super::judge::{Judge, ROUND, Round, StreamSigns, Time, Word, few};
+use super::judge::{Judge, OLD, ROUND, Round, StreamSigns, Time, Word, few};
 use super::words;
 use crate::hub::Hub;
 use crate::inquiry::{Heard, Patience};
@@ -31,6 +31,10 @@ const TELL: Duration = Duration::from_millis(500);
 const THERE: Duration = Duration::from_secs(1);
 /// Time for which an answer of other replicas about their agents counts.
 const OTHERS: Duration = Duration::from_secs(3);
+/// Time in which an agent whose stream ended may be back, here or elsewhere: until then it was not lost.
+const BACK: Duration = Duration::from_secs(1);
+/// Time for which another replica's word counts that it has an agent's stream. After half of it the replica is asked again.
+const ELSEWHERE: Duration = Duration::from_secs(6);
 /// Number of own agents for which those of other replicas are not needed.
 const ENOUGH: usize = 5;
 
@@ -41,7 +45,7 @@ enum WatchEvent {
     Heard(Arc<Round>, Vec<(NodeName, Word)>),
     /// The agents that are connected to other replicas.
     Others(BTreeMap<NodeName, SocketAddr>),
-    /// Suspected nodes that have streams at other replicas.
+    /// Suspected and quiet nodes that have streams at other replicas.
     Alive(BTreeSet<NodeName>),
 }
 
@@ -52,6 +56,9 @@ struct Watch {
     judge: Judge,
     events: FuturesUnordered<BoxFuture<'static, WatchEvent>>,
     others: BTreeMap<NodeName, SocketAddr>,
+    /// Nodes whose streams here are quiet, and those of them that have streams at other replicas, by these replicas' last word.
+    quiet: BTreeSet<NodeName>,
+    elsewhere: BTreeMap<NodeName, Instant>,
     /// Time of the last question to other replicas, and of the last message.
     asked_at: Option<Instant>,
     told_at: Option<Instant>,
@@ -71,6 +78,8 @@ pub async fn watch(hub: Arc<Hub>, peers: Option<Arc<Peers>>) {
         judge: Judge::default(),
         events: FuturesUnordered::new(),
         others: BTreeMap::new(),
+        quiet: BTreeSet::new(),
+        elsewhere: BTreeMap::new(),
         asked_at: None,
         told_at: None,
         own: Suspicions::default(),
@@ -101,27 +110,44 @@ impl Watch {
                 }
             }
             WatchEvent::Others(others) => self.others = others,
-            WatchEvent::Alive(nodes) => self.judge.acquit(now, &nodes),
+            WatchEvent::Alive(nodes) => {
+                let at = Instant::now();
+                self.elsewhere
+                    .extend(nodes.into_iter().map(|node| (node, at)));
+            }
         }
+    }
+
+    /// Returns the nodes whose agents have no stream anywhere, and since when.
+    fn lost(&mut self, mut quiet: Vec<(NodeName, Instant)>) -> BTreeMap<NodeName, Time> {
+        let known = |node: &NodeName| self.hub.store.knows(node);
+        let silent = self.hub.suspects.shared.silent().into_iter();
+        quiet.extend(silent.filter(|(node, _)| !self.hub.fleet.is_alive(node, SILENT)));
+        quiet.retain(|(node, _)| known(node));
+        let before = std::mem::take(&mut self.quiet);
+        self.quiet = quiet.iter().map(|(node, _)| node.clone()).collect();
+        if !self.quiet.is_subset(&before) {
+            self.told_at = None;
+        }
+        let is_quiet = |node: &NodeName| self.quiet.contains(node);
+        self.elsewhere
+            .retain(|node, at| is_quiet(node) && at.elapsed() < ELSEWHERE);
+        let lost = quiet
+            .into_iter()
+            .filter(|(node, since)| since.elapsed() >= BACK && !self.elsewhere.contains_key(node));
+        lost.map(|(node, since)| (node, since.saturating_duration_since(self.start)))
+            .collect()
     }
 
     fn look(&mut self) {
         let signs = self.hub.fleet.signs(SILENT);
-        let known = |node: &NodeName| self.hub.store.knows(node);
-        let mut quiet = signs.quiet;
-        let silent = self.hub.suspects.shared.silent().into_iter();
-        quiet.extend(silent.filter(|(node, _)| !self.hub.fleet.is_alive(node, SILENT)));
-        let quiet = quiet.into_iter().filter(|(node, _)| known(node));
-        let quiet = quiet.map(|(node, since)| (node, since.saturating_duration_since(self.start)));
-        let signs = StreamSigns {
-            quiet: quiet.collect(),
-            alive: signs.alive,
-        };
-        let now = self.now();
-        let due = self.judge.look(now, &signs);
-        if !signs.quiet.is_empty() {
+        let quiet = self.lost(signs.quiet);
+        if !quiet.is_empty() {
             self.ask_others(signs.alive);
         }
+        let now = self.now();
+        let alive = signs.alive + self.elsewhere.len();
+        let due = self.judge.look(now, &StreamSigns { quiet, alive });
         if due.is_empty() {
             return;
         }
@@ -232,20 +258,23 @@ impl Watch {
 
     /// Sends to other replicas that this one is there, and what it suspects.
     fn tell_others(&mut self) {
-        let pause = if self.own.nodes.is_empty() {
-            THERE
-        } else {
-            TELL
-        };
+        let suspected = &self.own.nodes;
+        let pause = if suspected.is_empty() { THERE } else { TELL };
         let is_due = self.told_at.is_none_or(|at| at.elapsed() >= pause);
         let Some(peers) = self.peers.clone().filter(|_| is_due) else {
             return;
         };
         self.told_at = Some(Instant::now());
+        let is_known = |node: &&NodeName| {
+            let at = self.elsewhere.get(*node);
+            at.is_some_and(|at| at.elapsed() < ELSEWHERE / 2) || suspected.contains_key(*node)
+        };
+        let quiet = self.quiet.iter().filter(|node| !is_known(node));
+        let quiet = quiet.take(words::NODES).map(ToString::to_string).collect();
         let (own, from) = (self.own.clone(), self.hub.store.epoch());
         let on_node = self.hub.own_node.get().cloned();
         let telling =
-            async move { WatchEvent::Alive(words::tell(&peers, from, on_node, &own).await) };
+            async move { WatchEvent::Alive(words::tell(&peers, from, on_node, &own, quiet).await) };
         self.events.push(telling.boxed());
     }
 
@@ -283,7 +312,9 @@ impl Watch {
             (node, Suspicion { since, ..of })
         });
         let others: Vec<_> = others.collect();
-        if !others.is_empty() && all.nodes.len() + others.len() <= self.most() {
+        let is_new = |of: &&Suspicion| of.since.elapsed().is_ok_and(|age| age < OLD);
+        let both = all.nodes.values().chain(others.iter().map(|(_, of)| of));
+        if !others.is_empty() && both.filter(is_new).count() <= self.most() {
             all.nodes.extend(others);
         }
         *suspects.lock_holds() = self.judge.holds;
@@ -329,8 +360,16 @@ impl Watch {
             .keys()
             .filter(|node| !now.nodes.contains_key(*node))
         {
-            info!(%node, "the node is suspected no more");
-            let text = "it has a stream, or a neighbour reaches it".to_owned();
+            let why = if self.hub.fleet.is_alive(node, SILENT) {
+                "its agent has a stream"
+            } else if self.elsewhere.contains_key(node) {
+                "its agent has a stream to another replica"
+            } else {
+                let none = self.judge.holds;
+                none.unwrap_or("a neighbour reaches it, or no longer enough miss it")
+            };
+            info!(%node, why, "the node is suspected no more");
+            let text = why.to_owned();
             self.hub
                 .recorder
                 .notice(NoticeKind::NodeReached, object(node), text);

@@ -16,16 +16,18 @@ use crate::streams::is_node_name;
 use crate::suspects::{SILENT, Said, SuspicionsByNode, ago};
 
 /// Maximum number of nodes in the word of one replica.
-const NODES: usize = 65_536;
+pub(super) const NODES: usize = 65_536;
 
-/// Takes what another replica says; returns the nodes that it suspects and whose agents are alive here.
+/// Takes what another replica says; returns the nodes that it suspects or finds quiet, and whose agents are alive here.
 pub fn hear(hub: &Hub, request: &pb::SuspectRequest) -> Vec<String> {
     if request.from == hub.store.epoch() {
         return Vec::new();
     }
     let nodes = read(request);
-    let alive = nodes.keys().filter(|node| hub.fleet.is_alive(node, SILENT));
-    let alive = alive.map(ToString::to_string).collect();
+    let quiet = request.quiet.iter().map(String::as_str).take(NODES);
+    let named = nodes.keys().map(|node| &**node).chain(quiet);
+    let alive = named.filter(|node| hub.fleet.is_alive(node, SILENT));
+    let alive = alive.map(ToOwned::to_owned).collect();
     let on_node = Some(&*request.on_node).filter(|node| is_node_name(node));
     let said = Said {
         at: Instant::now(),
@@ -51,12 +53,14 @@ fn read(request: &pb::SuspectRequest) -> SuspicionsByNode {
     nodes.collect()
 }
 
-/// Sends to all other replicas what this one suspects; returns the nodes that have a stream elsewhere.
+/// Sends to all other replicas what this one suspects and which other nodes are quiet; returns the nodes that have a stream
+/// elsewhere.
 pub(super) async fn tell(
     peers: &Peers,
     from: u64,
     on_node: Option<NodeName>,
     own: &Suspicions,
+    quiet: Vec<String>,
 ) -> BTreeSet<NodeName> {
     let now = std::time::SystemTime::now();
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
@@ -70,6 +74,7 @@ pub(super) async fn tell(
         from,
         nodes: nodes.take(NODES).collect(),
         on_node: on_node.map(|node| node.to_string()).unwrap_or_default(),
+        quiet,
     };
     let alive = peers.suspect(request).await.into_iter();
     alive.map(|node| node.as_str().into()).collect()
@@ -97,6 +102,7 @@ mod tests {
             from,
             nodes: nodes.collect(),
             on_node: format!("m{from}"),
+            quiet: Vec::new(),
         }
     }
 
@@ -130,6 +136,11 @@ mod tests {
             hear(&hub, &request(2, &["n1", "here", "no name!"])),
             ["here"]
         );
+        let moved = pb::SuspectRequest {
+            quiet: ["here", "n1", ""].map(str::to_owned).into(),
+            ..request(2, &["n1", "here"])
+        };
+        assert_eq!(hear(&hub, &moved), ["here", "here"]);
         assert_eq!(all(), ["here", "n1"]);
         let of = hub.suspects.shared.all().remove("n1").unwrap();
         assert_eq!((of.missed, of.asked, of.age_s()), (4, 5, 2));

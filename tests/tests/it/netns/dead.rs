@@ -85,6 +85,16 @@ fn config(node: &str, replica: &str) -> Result<Config> {
     agent_config(&["--insecure", &plane, "--node-name", node, "--cache-dir="])
 }
 
+/// Starts a node's agent with a replica.
+fn agent(topology: &Topology, number: u8, replica: &str) -> Result<(app::Bound, Runtime)> {
+    let name = node_name(number);
+    let config = config(&name, replica)?;
+    topology.node(&name)?.ns().run(|| {
+        let runtime = Runtime::new()?;
+        Ok((runtime.block_on(app::build(config))?, runtime))
+    })
+}
+
 impl Cluster {
     fn new(mode: Mode) -> Result<Self> {
         Self::with(mode, &[("control", CONTROL[0], None)], |_| 0)
@@ -140,14 +150,8 @@ impl Cluster {
             })
         });
         let planes: Vec<_> = planes.collect::<Result<_>>()?;
-        let agents = (1..=NODES).map(|number| {
-            let name = node_name(number);
-            let config = config(&name, replicas[replica_of(number)].1)?;
-            topology.node(&name)?.ns().run(|| {
-                let runtime = Runtime::new()?;
-                Ok((runtime.block_on(app::build(config))?, runtime))
-            })
-        });
+        let agents =
+            (1..=NODES).map(|number| agent(&topology, number, replicas[replica_of(number)].1));
         let cluster = Self {
             agents: agents.collect::<Result<_>>()?,
             hub: Arc::clone(&planes[0].1),
@@ -409,6 +413,43 @@ pub(crate) fn replicas_suspect_the_same_nodes() -> Result<()> {
     cluster.suspects(&[])?;
     cluster.suspects_at(&other, &[])?;
     reaches(&client, &format!("on-{VICTIM}"))
+}
+
+/// Agents that have moved to another replica are neither lost nor many: a node that dies meanwhile is found, and nobody else
+/// is suspected.
+pub(crate) fn agents_that_move_to_another_replica_are_not_lost() -> Result<()> {
+    let replicas = [
+        ("control", CONTROL[0], None),
+        ("client", "172.30.0.3", None),
+    ];
+    let mut cluster = Cluster::with(Mode::Act, &replicas, |_| 0)?;
+    for node in [VICTIM, NODES] {
+        let at = usize::from(node) - 1;
+        drop(cluster.agents.remove(at));
+        let moved = agent(&cluster.topology, node, replicas[1].1)?;
+        cluster.agents.insert(at, moved);
+    }
+    cluster.all_are_there()?;
+    cluster.set_link(port_of(2), false)?;
+    let mut held = None;
+    eventually(DEADLINE, "the dead node", || {
+        let issues = cluster.hub.issues();
+        let is_held = |reason: &str| reason.contains("none is suspected");
+        held = held
+            .take()
+            .or(issues.iter().find(|issue| is_held(&issue.reason)).cloned());
+        match cluster.hub.suspects.now().nodes.len() {
+            1 => Ok(()),
+            number => Err(number.to_string()),
+        }
+    })?;
+    ensure!(held.is_none(), "{held:?}");
+    cluster.suspects(&[2])?;
+    cluster.set_link(port_of(2), true)?;
+    cluster.suspects(&[])?;
+    let begun = cluster.planes.iter().map(|(_, hub)| hub.suspects.begun());
+    ensure!(begun.max() == Some(1), "others were suspected");
+    Ok(())
 }
 
 /// A node that dies together with the replica that has its stream.
