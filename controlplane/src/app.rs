@@ -274,6 +274,10 @@ fn secure(
     if let Some(keeper) = started.keeper {
         tasks.spawn(until(keeper, hub.shutdown.clone()));
     }
+    if let Some(listed) = started.listed.clone() {
+        // Nobody else sets it.
+        let _ = hub.listed.set(listed);
+    }
     let peers = Peers::new(
         hub.store.epoch(),
         &config.peers,

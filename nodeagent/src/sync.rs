@@ -126,6 +126,16 @@ struct LastingState {
     departing: Option<Questions>,
     /// The counter of connections.
     connections: Option<Arc<ServiceConnections>>,
+    /// The replicas that the control plane has just named.
+    named: Option<Vec<String>>,
+}
+
+impl LastingState {
+    fn take_named(&mut self, replicas: &mut Vec<String>) {
+        if !replicas.is_empty() {
+            self.named = Some(std::mem::take(replicas));
+        }
+    }
 }
 
 /// A remark for reports.
@@ -165,6 +175,7 @@ impl<T: Transport> Client<T> {
                 frozen: None,
                 departing: None,
                 connections: None,
+                named: None,
             },
             look: Look::plan(),
             fresh: false,
@@ -244,6 +255,9 @@ impl<T: Transport> Client<T> {
         progress: Result<StepOutcome, Lost>,
     ) -> Result<State, Stopped> {
         Connection::freeze(&self.connection, self.shared.frozen.as_ref());
+        if let Some(named) = self.shared.named.take() {
+            self.replicas.named(&named);
+        }
         match progress {
             Ok(StepOutcome::UpdateTaken) => {
                 self.fresh = false;
@@ -339,7 +353,10 @@ impl<T: Transport> Client<T> {
                 let reports = self.shared.engine.reports();
                 Ok(Live::new(link, collector, reports, welcome.beat_ms))
             }
-            Some(server_message::Kind::ComeBackLater(later)) => Err(later.into()),
+            Some(server_message::Kind::ComeBackLater(later)) => {
+                self.replicas.named(&later.replicas);
+                Err(later.into())
+            }
             _ => Err(Lost::Protocol(
                 "its first message is not Welcome".to_owned(),
             )),

@@ -14,7 +14,7 @@ mod config_map;
 mod papers;
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -64,8 +64,8 @@ pub struct Authority {
     client_ca: Option<PathBuf>,
     /// Interval at which the objects are read.
     interval: Duration,
-    /// Addresses of all replicas.
-    addresses: watch::Sender<BTreeSet<IpAddr>>,
+    /// Where all replicas serve agents.
+    places: watch::Sender<BTreeSet<SocketAddr>>,
 }
 
 /// A step that failed. The next look tries again.
@@ -119,13 +119,13 @@ impl Authority {
             names: names.to_vec(),
             client_ca,
             interval,
-            addresses: watch::Sender::default(),
+            places: watch::Sender::default(),
         }
     }
 
     /// Returns the list of all replicas, which is filled while the authority [keeps](Self::keep) its objects.
     pub fn listed(&self) -> Listed {
-        Listed::new(&self.service_name(), self.addresses.subscribe())
+        Listed::new(&self.service_name(), self.places.subscribe())
     }
 
     /// Returns the name that every serving certificate has.
@@ -139,7 +139,7 @@ impl Authority {
         let announcer = AddressWriter {
             api: Arc::clone(&self.api),
             namespace: self.namespace.clone(),
-            addresses: self.addresses.clone(),
+            places: self.places.clone(),
         };
         tokio::join!(announcer.keep(), self.certify(publish, peers));
     }

@@ -65,14 +65,15 @@ impl Draining {
         self.0.subscribe()
     }
 
-    /// Returns the message that sends an agent away.
-    pub fn farewell(&self) -> pb::ComeBackLater {
+    /// Returns the message that sends an agent away, to one of these replicas.
+    pub fn farewell(&self, replicas: Vec<String>) -> pb::ComeBackLater {
         let until = self.0.borrow().map(|window| window.until);
         let rest = until.map(|until| until.saturating_duration_since(Instant::now()));
         let after = rest.unwrap_or_default() + RESTART;
         pb::ComeBackLater {
             after_ms: u32::try_from(after.as_millis()).unwrap_or(u32::MAX),
             reason: "this control plane is about to stop".to_owned(),
+            replicas,
         }
     }
 }

@@ -33,6 +33,7 @@ use crate::draining::Draining;
 use crate::fleet::{Fleet, Hop};
 use crate::orders::Board;
 use crate::pace::Pace;
+use crate::peers::Listed;
 use crate::snapshots::Snapshots;
 use crate::suspects::Suspects;
 use crate::traffic::Traffic;
@@ -70,6 +71,8 @@ pub struct Hub {
     pub orders: Board,
     /// The Node on which this replica runs, if that is known.
     pub own_node: OnceLock<NodeName>,
+    /// Where all replicas serve agents, if this one knows it.
+    pub listed: OnceLock<Listed>,
     /// The name that people gave the cluster, if they did.
     pub cluster_name: OnceLock<String>,
     /// The Nodes that have the start-up taint.
@@ -153,6 +156,7 @@ impl Hub {
             snapshots: Snapshots::default(),
             orders: Board::default(),
             own_node: OnceLock::new(),
+            listed: OnceLock::new(),
             cluster_name: OnceLock::new(),
             tainted: Tainted::default(),
             suspects: Suspects::default(),
@@ -211,6 +215,11 @@ impl Hub {
     pub fn lacks_node(&self, name: &str) -> bool {
         let knows_all = self.names_are_nodes() && self.store.head().borrow().synced;
         knows_all && !self.store.knows(name)
+    }
+
+    /// Returns where all replicas serve agents, as far as that is known.
+    pub(crate) fn replicas(&self) -> Vec<String> {
+        self.listed.get().map(Listed::places).unwrap_or_default()
     }
 
     /// Returns whether this replica runs in the zone of a node; `None` if either zone is not known.

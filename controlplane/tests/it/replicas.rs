@@ -1,11 +1,14 @@
 //! What a replica of the control plane tells its agents about itself: how fresh it is, when they are
 //! to leave, and when they may have a snapshot. Through the real gRPC stack, without TCP.
 
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use kp_controlplane::app::{Bound, Config, Origin};
 use kplane_fleet::doors::Limits;
+use kplane_fleet::peers::Listed;
 use kplane_model::{ServiceKey, ServicePort};
 use kplane_picture::freshness::{Freshness, Versions};
 use kplane_picture::k8s::Kind;
@@ -17,7 +20,7 @@ use kplane_rig::process::Process;
 use nix::sys::signal::Signal;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 use tonic::Streaming;
 use tonic::body::Body;
@@ -89,6 +92,14 @@ impl Stream {
         }
     }
 
+    async fn beat(&mut self) -> pb::Heartbeat {
+        loop {
+            if let server_message::Kind::Heartbeat(beat) = self.next().await.unwrap() {
+                return beat;
+            }
+        }
+    }
+
     async fn sent_away(&mut self) -> pb::ComeBackLater {
         loop {
             if let server_message::Kind::ComeBackLater(later) = self.next().await.unwrap() {
@@ -134,6 +145,27 @@ async fn a_stream_tells_the_freshness_of_each_update_and_nothing_twice() {
     store.publish(publication("c"));
     let end = stream.end().await;
     assert_eq!(told(&end.freshness), [("EndpointSlice", "20", "10")]);
+}
+
+/// Agents hear where replicas serve them, once, when that changes, and when they are sent away.
+#[tokio::test]
+async fn a_stream_names_the_replicas_of_the_control_plane() {
+    let (bound, _folder) = control_plane(500).await;
+    let hub = bound.hub().clone();
+    hub.store.publish(publication("a"));
+    let place = |last: u8| SocketAddr::from(([192, 0, 2, last], 7443));
+    let (places, listed) = watch::channel(BTreeSet::from([place(1)]));
+    assert!(hub.listed.set(Listed::new("kplane", listed)).is_ok());
+    let mut stream = Stream::open(&bound, "n1", None).await;
+    assert_eq!(stream.beat().await.replicas, ["192.0.2.1:7443"]);
+    assert!(stream.beat().await.replicas.is_empty());
+    places.send_replace([place(1), place(2)].into());
+    let both = ["192.0.2.1:7443", "192.0.2.2:7443"];
+    assert_eq!(stream.beat().await.replicas, both);
+    let drained = tokio::spawn(async move { hub.draining.begin(DEADLINE).await });
+    assert_eq!(stream.sent_away().await.replicas, both);
+    drop(stream);
+    timeout(DEADLINE, drained).await.unwrap().unwrap();
 }
 
 async fn readiness(bound: &Bound) -> String {

@@ -288,7 +288,10 @@ impl Live {
             Some(server_message::Kind::Heartbeat(heartbeat)) => {
                 return self.heartbeat(heartbeat, shared);
             }
-            Some(server_message::Kind::ComeBackLater(later)) => return Err(later.into()),
+            Some(server_message::Kind::ComeBackLater(mut later)) => {
+                shared.take_named(&mut later.replicas);
+                return Err(later.into());
+            }
             Some(server_message::Kind::Welcome(_)) => {
                 return Err(Lost::Protocol("a second Welcome".to_owned()));
             }
@@ -299,9 +302,10 @@ impl Live {
 
     fn heartbeat(
         &mut self,
-        heartbeat: pb::Heartbeat,
+        mut heartbeat: pb::Heartbeat,
         shared: &mut LastingState,
     ) -> Result<StepOutcome, Lost> {
+        shared.take_named(&mut heartbeat.replicas);
         let age = Duration::from_millis(heartbeat.upstream_age_ms);
         tracing::trace!(revision = heartbeat.revision, ?age, "heartbeat");
         self.telling.spread_over(heartbeat.report_within_ms);

@@ -4,7 +4,7 @@
 //! hashing). So agents spread evenly, and when a replica comes or goes, only its own agents move.
 //! Replicas in the node's zone come first, and those in other zones last. Agents learn a replica's zone when
 //! they connect to it. An agent at a replica in another zone tries those that it does not know yet.
-//! The agent tries all replicas in this order without a pause: a round. Names are resolved again for
+//! A control plane also names replicas that the agent cannot find out yet. The agent tries all replicas in this order without a pause: a round. Names are resolved again for
 //! each round, and rounds are apart by a growing random time.
 
 use std::cmp::Reverse;
@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use kplane_dataplane::backoff::Backoff;
 use kplane_model::{Digest, NodeName, ObjectHash, chance};
+use kplane_picture::dial::MAX_ADDRESSES;
 use tokio::time::Instant;
 
 use super::older::Older;
@@ -49,6 +50,8 @@ pub(super) struct Replicas {
     node: NodeName,
     /// The replicas to which each URL last led.
     known: Vec<Vec<Replica>>,
+    /// The replicas that a control plane named last.
+    named: Vec<Replica>,
     /// The replicas that this round has not tried yet.
     round: VecDeque<Replica>,
     /// The replica that was tried last, or has the stream.
@@ -84,6 +87,7 @@ impl Replicas {
         Self {
             node,
             known: Vec::new(),
+            named: Vec::new(),
             round: VecDeque::new(),
             current: None,
             resting: BTreeMap::new(),
@@ -151,6 +155,32 @@ impl Replicas {
         (place != Some(favourite.place)).then_some(favourite)
     }
 
+    /// Takes the addresses of replicas that the current replica, or the last one, names. They have the same credentials as
+    /// this one. Texts that are no addresses are left out.
+    pub(super) fn named(&mut self, places: &[String]) {
+        let current = self.current.filter(|current| current.place.is_some());
+        let Some(current) = current.filter(|_| !places.is_empty()) else {
+            return;
+        };
+        let places = places.iter().take(MAX_ADDRESSES);
+        let places = places.filter_map(|place| place.parse().ok());
+        let named = places.map(|place| Replica {
+            place: Some(place),
+            ..current
+        });
+        self.named = named.collect();
+    }
+
+    /// Returns all replicas: those to which URLs lead, and the other ones that were named.
+    fn all(&self) -> impl Iterator<Item = Replica> + Clone {
+        let known = self.known.iter().flatten();
+        let is_new = |one: &&Replica| {
+            let mut known = self.known.iter().flatten();
+            known.all(|other| other.place != one.place)
+        };
+        known.chain(self.named.iter().filter(is_new)).copied()
+    }
+
     /// Returns whether any replica is known.
     pub(super) fn any(&self) -> bool {
         self.known.iter().any(|known| !known.is_empty())
@@ -163,8 +193,7 @@ impl Replicas {
 
     /// Returns the addresses of all known replicas.
     pub(super) fn places(&self) -> BTreeSet<SocketAddr> {
-        let known = self.known.iter().flatten();
-        known.filter_map(|replica| replica.place).collect()
+        self.all().filter_map(|replica| replica.place).collect()
     }
 
     /// Returns the next replica of the round, or the wait until the next round.
@@ -207,8 +236,8 @@ impl Replicas {
     /// may be in the same.
     pub(super) fn seeks_zone(&self) -> bool {
         let elsewhere = |at| self.in_zone.get(&at) == Some(&Some(false));
-        let mut known = self.known.iter().flatten();
-        self.current.is_some_and(elsewhere) && known.any(|one| !self.in_zone.contains_key(one))
+        self.current.is_some_and(elsewhere)
+            && self.all().any(|one| !self.in_zone.contains_key(&one))
     }
 
     /// Records that the stream lived long enough for the next pause to be short.
@@ -231,9 +260,9 @@ impl Replicas {
 
     fn others(&self, now: Instant) -> impl Iterator<Item = Replica> {
         let rests = move |replica: &Replica| self.resting.get(replica).is_some_and(|at| *at > now);
-        let known = self.known.iter().flatten().copied();
-        let others =
-            known.filter(|replica| self.current.is_none_or(|at| at.place != replica.place));
+        let others = self
+            .all()
+            .filter(|replica| self.current.is_none_or(|at| at.place != replica.place));
         others.filter(move |replica| !rests(replica))
     }
 
@@ -314,8 +343,8 @@ impl Replicas {
     /// Returns all replicas, each address once, the agent's favourite first.
     fn order(&self) -> Vec<Replica> {
         let mut places = BTreeSet::new();
-        let known = self.known.iter().flatten().copied();
-        let mut order: Vec<_> = known
+        let mut order: Vec<_> = self
+            .all()
             .filter(|replica| places.insert(replica.place))
             .collect();
         order.sort_by_cached_key(|replica| {

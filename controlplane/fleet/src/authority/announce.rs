@@ -34,8 +34,8 @@ const LOOK: Duration = Duration::from_secs(5);
 pub(super) struct AddressWriter {
     pub(super) api: Arc<Api>,
     pub(super) namespace: String,
-    /// The addresses for this replica's own questions to the others.
-    pub(super) addresses: watch::Sender<BTreeSet<IpAddr>>,
+    /// The addresses for this replica's own questions to the others, and for its agents.
+    pub(super) places: watch::Sender<BTreeSet<SocketAddr>>,
 }
 
 impl AddressWriter {
@@ -68,8 +68,7 @@ impl AddressWriter {
         if listed.is_empty() {
             return Ok(());
         }
-        let ips = places.iter().map(SocketAddr::ip).collect();
-        self.addresses.send_replace(ips);
+        self.places.send_replace(places);
         // If another replica wrote, this one looks again soon, because the other may have seen an older state.
         let entry = (KEY, listed.as_str());
         if publish(&self.api, &self.namespace, CONFIG_MAP, entry).await? {

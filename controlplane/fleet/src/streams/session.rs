@@ -150,7 +150,7 @@ pub(super) async fn run(
 
 /// Asks the agent to leave: the control plane is about to end.
 fn farewell(hub: &Hub) -> server_message::Kind {
-    server_message::Kind::ComeBackLater(hub.draining.farewell())
+    server_message::Kind::ComeBackLater(hub.draining.farewell(hub.replicas()))
 }
 
 /// Returns what an agent says about the state that it holds.
@@ -171,6 +171,7 @@ fn come_back_later(after: Duration, reason: &str) -> server_message::Kind {
     server_message::Kind::ComeBackLater(pb::ComeBackLater {
         after_ms: u32::try_from(after.as_millis()).unwrap_or(u32::MAX),
         reason: reason.to_owned(),
+        replicas: Vec::new(),
     })
 }
 

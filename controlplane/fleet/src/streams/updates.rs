@@ -107,6 +107,8 @@ pub(super) struct Updates {
     frozen: Frozen,
     /// The last heartbeat said that the node is frozen.
     frozen_told: bool,
+    /// The replicas that the last heartbeat named.
+    replicas_told: Vec<String>,
     /// The agent holds a complete state, as far as this stream knows.
     holds: bool,
     /// The last piece was the end of an update.
@@ -146,6 +148,7 @@ impl Updates {
             rest: None,
             frozen: Frozen::Unknown,
             frozen_told: false,
+            replicas_told: Vec::new(),
             orders: WatchStream::new(hub.orders.changes()),
             dispatch,
         }
@@ -233,12 +236,18 @@ impl Updates {
         let freshness = self.news(self.hub.store.freshness());
         let frozen = self.hub.orders.frozen(&self.node);
         self.frozen_told = frozen.is_some();
+        let mut replicas = self.hub.replicas();
+        match replicas == self.replicas_told {
+            true => replicas.clear(),
+            false => self.replicas_told.clone_from(&replicas),
+        }
         pb::Heartbeat {
             revision: self.head.revision,
             upstream_age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
             freshness,
             report_within_ms: self.hub.fleet.report_within_ms(),
             frozen: frozen.map(Into::into),
+            replicas,
         }
     }
 
@@ -356,6 +365,7 @@ fn sent_away(wait: Duration) -> server_message::Kind {
     server_message::Kind::ComeBackLater(pb::ComeBackLater {
         after_ms: u32::try_from(wait.as_millis()).unwrap_or(u32::MAX),
         reason: "too many agents need a snapshot at the same time".to_owned(),
+        replicas: Vec::new(),
     })
 }
 

@@ -9,6 +9,7 @@ async fn coming_back_later_is_honoured() {
         server_message::Kind::ComeBackLater(pb::ComeBackLater {
             after_ms,
             reason: "storm".into(),
+            replicas: Vec::new(),
         })
     };
     // The refusal comes instead of a Welcome, and in the middle of a stream.

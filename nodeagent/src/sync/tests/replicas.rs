@@ -29,6 +29,7 @@ fn later(after_ms: u32) -> server_message::Kind {
     server_message::Kind::ComeBackLater(pb::ComeBackLater {
         after_ms,
         reason: "draining".into(),
+        replicas: Vec::new(),
     })
 }
 
@@ -85,6 +86,33 @@ async fn an_agent_that_is_sent_away_goes_to_another_replica_at_once() {
     let waited = again.opened_at - first.opened_at;
     assert_eq!(again.at, second.at);
     assert!(waited >= 10 * SECOND && waited <= 15 * SECOND, "{waited:?}");
+}
+
+/// An agent goes to a replica that it knows from another one only: a list or a name may lag behind for minutes.
+#[tokio::test(start_paused = true)]
+async fn an_agent_goes_to_a_replica_that_the_last_one_named() {
+    for in_farewell in [false, true] {
+        let mut rig = Rig::among(engine(), [at(1)]);
+        let named = || vec![at(9).to_string(), "nonsense".to_owned()];
+        let first = rig.opened().await;
+        assert_eq!(first.at, at(1));
+        first.welcome(EPOCH);
+        if !in_farewell {
+            first.say(server_message::Kind::Heartbeat(pb::Heartbeat {
+                replicas: named(),
+                ..pb::Heartbeat::default()
+            }));
+            // What was said stays so.
+            first.say(server_message::Kind::Heartbeat(pb::Heartbeat::default()));
+        }
+        first.say(server_message::Kind::ComeBackLater(pb::ComeBackLater {
+            after_ms: 30_000,
+            replicas: if in_farewell { named() } else { Vec::new() },
+            ..pb::ComeBackLater::default()
+        }));
+        let second = rig.opened().await;
+        assert_eq!((second.at, second.opened_at), (at(9), first.opened_at));
+    }
 }
 
 fn version(kind: &str, version: u64) -> pb::KindVersion {
