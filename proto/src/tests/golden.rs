@@ -298,6 +298,7 @@ fn from_server() -> Vec<(&'static str, server_message::Kind)> {
             server_message::Kind::ComeBackLater(ComeBackLater {
                 after_ms: 1,
                 reason: "busy".into(),
+                ..ComeBackLater::default()
             }),
         ),
         ("server-update", server_message::Kind::Update(update)),
