@@ -249,16 +249,15 @@ mod tests {
     #[tokio::test]
     async fn the_own_service_is_what_the_api_server_lists() {
         let service = "kplane-controlplane.kplane.svc";
-        let ips: BTreeSet<IpAddr> = ["192.0.2.1", "2001:db8::1"]
-            .map(|ip| ip.parse().unwrap())
-            .into();
-        let (sender, addresses) = watch::channel(ips);
+        let places = ["192.0.2.1:17443", "[2001:db8::1]:17443"];
+        let places: BTreeSet<SocketAddr> = places.map(|place| place.parse().unwrap()).into();
+        let (sender, places) = watch::channel(places);
         let flags = PeerFlags {
             peers: vec![service.parse().unwrap()],
             ..PeerFlags::default()
         };
         let cover = PeerCover::PlainText { exposed: false };
-        let listed = Listed::new(service, addresses);
+        let listed = Listed::new(service, places);
         let way = Way::new(&flags.config(0), cover, Some(listed));
         let (targets, missing) = way.targets().await;
         let found: Vec<String> = targets.iter().map(|to| to.address.to_string()).collect();
