@@ -34,6 +34,11 @@ pub(crate) fn of(
             Severity::Warning,
             format!("{why}: node ports are served on the last known address {ip}"),
         ),
+        // A node without addresses of a family is one of the other: nothing is lost that it could serve.
+        NodePorts::Nowhere if !node.addresses.is_empty() => (
+            Severity::Info,
+            format!("{why}: it serves no node port on {family}"),
+        ),
         NodePorts::Nowhere => (
             Severity::Error,
             format!("{why}, and none was known before: no node port is served on {family}"),
@@ -46,11 +51,11 @@ pub(crate) fn of(
             ),
         ),
     };
-    let fix = match severity {
-        Severity::Info => {
+    let fix = match node.addresses.is_empty() && severity == Severity::Info {
+        true => {
             "set nodePortAddresses in the agent's configuration, or name the Node in the source"
         }
-        _ => {
+        false => {
             "kubectl get node -o wide shows the addresses: the kubelet or the cloud's controller sets them. Or set \
               nodePortAddresses to ranges in the agents' configuration"
         }
@@ -79,11 +84,18 @@ mod tests {
         let [(severity, text)] = &found(Some(&node), &silent, [true, true])[..] else {
             panic!("one family lacks an address");
         };
-        assert_eq!(*severity, Severity::Error);
+        assert_eq!(*severity, Severity::Info, "the node is one of IPv4");
         assert!(
             text.starts_with("the Node object names no IPv6 address"),
             "{text}"
         );
+        let bare = NodeFacts {
+            addresses: Vec::new(),
+            ..node.clone()
+        };
+        let (severity, text) = &found(Some(&bare), &silent, v4)[0];
+        assert_eq!(*severity, Severity::Error);
+        assert!(text.contains("no node port is served on IPv4"), "{text}");
         let (severity, text) = &found(None, &silent, v4)[0];
         assert_eq!(*severity, Severity::Info);
         assert!(text.starts_with("the source names no Node"), "{text}");

@@ -23,17 +23,14 @@ pub(super) fn without_slices(
         let of_family = |view: &&PortView| view.port.key.family == family;
         let ports: Vec<_> = detail.ports.iter().filter(of_family).collect();
         let Some(first) = ports.first() else { continue };
-        let slices = || {
-            facts
-                .slices
-                .iter()
-                .filter(|slice| slice.family == Some(family))
-        };
-        if slices().next().is_none() {
-            findings.push(without_family(&first.port));
+        let slices = || facts.slices.iter().filter(|of| of.family == Some(family));
+        let is_empty = slices().all(|slice| slice.addresses == 0);
+        let are_all_empty = facts.slices.iter().all(|slice| slice.addresses == 0);
+        if slices().next().is_none() || is_empty && !are_all_empty {
+            findings.push(without_family(&first.port, facts));
             continue;
         }
-        if slices().all(|slice| slice.addresses == 0) {
+        if is_empty {
             unlisted.entry(empty(service, facts)).or_default();
             continue;
         }
@@ -43,18 +40,43 @@ pub(super) fn without_slices(
             }
         }
     }
-    findings.extend(unlisted.into_iter().map(|((code, text, fix), ports)| {
-        let text = match names(&ports).as_str() {
-            "" => text,
-            ports => format!("{ports}: {text}"),
-        };
-        Finding::new(code, Severity::Error, text, fix)
-    }));
+    let unlisted = unlisted.into_iter();
+    findings.extend(unlisted.map(|(why, ports)| refused(why, &ports, detail)));
     findings
 }
 
-/// The code, the text and the fix of a finding about a port.
+/// The code, the cause without the effect, and the fix of a finding about a port.
 type Why = (Reason, String, String);
+
+/// Returns the finding about ports to which connections are refused. If they are of one family of two, it names the
+/// family, and is a warning where the other family serves.
+fn refused((code, cause, fix): Why, ports: &[&ServicePort], detail: &ServiceDetail) -> Finding {
+    let others = detail.ports.iter().map(|view| (&view.port.key, view));
+    let others = others.filter(|(key, _)| ports.iter().all(|port| port.key.family != key.family));
+    let others: Vec<_> = others.collect();
+    let of_one = ports.first().filter(|_| !others.is_empty());
+    let serves = |port: &&ServicePort| {
+        others.iter().any(|(key, view)| {
+            (&key.port_name, key.protocol) == (&port.key.port_name, port.key.protocol)
+                && !view.endpoints.is_empty()
+        })
+    };
+    let severity = match of_one.is_some() && ports.iter().all(serves) {
+        true => Severity::Warning,
+        false => Severity::Error,
+    };
+    let of = of_one.map_or_else(String::new, |port| format!("{} ", port.key.family));
+    let to = of_one.map_or_else(String::new, |port| format!(" to {}", port.cluster_ip));
+    let cause = match code {
+        Reason::PortNameMismatch => format!("the {of}EndpointSlices have {cause}"),
+        _ => cause,
+    };
+    let text = match names(ports).as_str() {
+        "" => format!("{cause}: connections{to} are refused"),
+        ports => format!("{ports}: {cause}: connections{to} are refused"),
+    };
+    Finding::new(code, severity, text, fix)
+}
 
 fn no_slice(service: &ServiceName, facts: &Facts) -> Vec<Finding> {
     let NameParts { namespace, name } = &**service;
@@ -95,14 +117,16 @@ fn no_slice(service: &ServiceName, facts: &Facts) -> Vec<Finding> {
     found
 }
 
-fn without_family(port: &ServicePort) -> Finding {
+fn without_family(port: &ServicePort, facts: &Facts) -> Finding {
     let (family, ip) = (port.key.family, port.cluster_ip);
+    let cause = match &*facts.origin.selector {
+        "" => format!("no EndpointSlice of the Service has {family} addresses"),
+        _ => format!("no Pod of the Service has an {family} address"),
+    };
     Finding::new(
         Reason::FamilyWithoutEndpoints,
         Severity::Warning,
-        format!(
-            "no EndpointSlice of the Service has {family} addresses: connections to {ip} are refused"
-        ),
+        format!("{cause}: connections to {ip} are refused"),
         format!("give the Pods {family} addresses, or take {family} out of spec.ipFamilies"),
     )
 }
@@ -113,15 +137,14 @@ fn empty(service: &ServiceName, facts: &Facts) -> Why {
     match &*facts.origin.selector {
         "" => (
             Reason::NoEndpoints,
-            "the Service's EndpointSlices have no usable address: connections are refused"
-                .to_owned(),
+            "the Service's EndpointSlices have no usable address".to_owned(),
             format!(
                 "kubectl get endpointslices -n {namespace} -l {SERVICE_NAME_LABEL}={name} -o yaml"
             ),
         ),
         selector => (
             Reason::SelectorMatchesNoPod,
-            format!("no Pod with the labels {selector} has an address: connections are refused"),
+            format!("no Pod with the labels {selector} has an address"),
             format!(
                 "kubectl get pods -n {namespace} -l {selector} -o wide; compare spec.selector with the Pods' labels"
             ),
@@ -153,7 +176,7 @@ fn not_listed<'s>(
     Some(match target {
         Some((_, target)) => (
             Reason::TargetPortNotFound,
-            format!("no Pod has a container port named {target:?}: connections are refused"),
+            format!("no Pod has a container port named {target:?}"),
             format!(
                 "name the container port {target:?}, or make targetPort a number: kubectl get pods -n {namespace} -l \
                  {} -o jsonpath='{{.items[*].spec.containers[*].ports}}'",
@@ -167,7 +190,7 @@ fn not_listed<'s>(
             };
             (
                 Reason::PortNameMismatch,
-                format!("the EndpointSlices have {found}: connections are refused"),
+                found,
                 format!(
                     "give the port of the EndpointSlice the name {:?} and the protocol {}, as in the Service",
                     key.port_name, key.protocol

@@ -291,6 +291,71 @@ fn a_family_without_endpoints() {
     );
 }
 
+/// A Service with two families, and its IPv6 slice with one port and as many endpoints.
+fn dual(port: &Value, endpoints: usize) -> [Value; 2] {
+    let both = json!({
+        "clusterIPs": ["10.96.0.1", "fd00::1"],
+        "ipFamilies": ["IPv4", "IPv6"],
+    });
+    let mut slice = slice(port, &vec![ready(); endpoints]);
+    slice["metadata"]["name"] = json!("web-2");
+    slice["addressType"] = json!("IPv6");
+    for (n, endpoint) in slice["endpoints"]
+        .as_array_mut()
+        .unwrap()
+        .iter_mut()
+        .enumerate()
+    {
+        endpoint["addresses"] = json!([format!("fd00:1::{}", n + 1)]);
+    }
+    [service(&both), slice]
+}
+
+/// The API's controller writes a slice for each family of the Service, also for one that no Pod has.
+#[test]
+fn a_family_that_the_pods_do_not_have_is_no_error() {
+    let [service, none] = dual(&Value::Null, 0);
+    let found = findings([service.clone(), none.clone(), slice(&http(), &[ready()])]);
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!(found[0].code, Reason::FamilyWithoutEndpoints);
+    assert_eq!(found[0].severity, Severity::Warning);
+    assert_eq!(
+        found[0].text,
+        "no Pod of the Service has an IPv6 address: connections to fd00::1 are refused"
+    );
+    let neither = codes([service, none, slice(&Value::Null, &[])]);
+    assert_eq!(neither, [Reason::SelectorMatchesNoPod]);
+}
+
+#[test]
+fn a_port_that_one_family_lacks_is_refused_there_only() {
+    let other = json!({ "name": "web", "port": 8080 });
+    let text = |v6: &Value, v4: &Value| {
+        let [service, of_v6] = dual(v6, 1);
+        let found = findings([service, of_v6, slice(v4, &[ready()])]);
+        let found = found.into_iter().map(|finding| {
+            assert_eq!(finding.code, Reason::PortNameMismatch);
+            (finding.severity, finding.text)
+        });
+        found.collect::<Vec<_>>()
+    };
+    assert_eq!(
+        text(&other, &http()),
+        [(
+            Severity::Warning,
+            "port http/TCP: the IPv6 EndpointSlices have \"web\"/TCP only: connections to fd00::1 are refused".to_owned()
+        )]
+    );
+    assert_eq!(
+        text(&other, &other),
+        [(
+            Severity::Error,
+            "port http/TCP: the EndpointSlices have \"web\"/TCP only: connections are refused"
+                .to_owned()
+        )]
+    );
+}
+
 #[test]
 fn policies_name_the_nodes_without_endpoints() {
     let local = json!({
