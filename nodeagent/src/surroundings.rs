@@ -175,24 +175,38 @@ fn dropping(seen: &Surroundings, family: Family) -> Option<Finding> {
         let text = format!(
             "{chain} has policy drop and no rule: all {family} packets that the node forwards to and from Pods are dropped"
         );
-        let fix = "let the program that made the chain, or the CNI plugin, accept the Pods' packets there, or delete the chain";
+        let fix = format!(
+            "let the program that made the chain, or the CNI plugin, accept the Pods' packets there, or: {}",
+            accept(chain)
+        );
         return Some(finding(
             Reason::ForwardPolicyDrop,
             Severity::Error,
             text,
-            fix,
+            &fix,
         ));
     }
-    (!chains.is_empty()).then(|| {
+    chains.first().map(|first| {
         let named: Vec<&str> = chains.iter().take(NAMED).map(String::as_str).collect();
         let text = format!(
             "{} has policy drop: packets to and from Pods are dropped unless a rule of that chain accepts them",
             named.join(", ")
         );
-        let fix = "nft list chain shows its rules; the CNI plugin must accept the Pods' ranges there, or: iptables -P \
-                   FORWARD ACCEPT";
-        finding(Reason::ForwardPolicyDrop, Severity::Warning, text, fix)
+        let fix = format!(
+            "nft list chain {first} shows its rules; the CNI plugin must accept the Pods' ranges there, or: {}",
+            accept(first)
+        );
+        finding(Reason::ForwardPolicyDrop, Severity::Warning, text, &fix)
     })
+}
+
+/// Returns the command that ends a chain's policy drop. Chains of iptables get one of iptables.
+fn accept(chain: &str) -> String {
+    match chain {
+        "ip filter FORWARD" => "iptables -P FORWARD ACCEPT".to_owned(),
+        "ip6 filter FORWARD" => "ip6tables -P FORWARD ACCEPT".to_owned(),
+        chain => format!("nft chain {chain} '{{ policy accept; }}'"),
+    }
 }
 
 fn kube_proxy(seen: &Surroundings) -> Option<Finding> {
@@ -407,10 +421,18 @@ mod tests {
     fn a_chain_that_accepts_nothing_is_an_error() {
         let mut seen = healthy();
         seen.dropping[0].push("ip filter FORWARD".to_owned());
-        let severity = |seen: &Surroundings| dropping(seen, Family::V4).map(|found| found.severity);
-        assert_eq!(severity(&seen), Some(Severity::Warning));
+        let found = |seen: &Surroundings| {
+            let found = dropping(seen, Family::V4).unwrap();
+            (found.severity, found.fix)
+        };
+        let (severity, fix) = found(&seen);
+        assert_eq!(severity, Severity::Warning);
+        assert!(fix.starts_with("nft list chain ip filter FORWARD shows"));
+        assert!(fix.ends_with("or: iptables -P FORWARD ACCEPT"));
         seen.closed[0].push("inet docker forward".to_owned());
-        assert_eq!(severity(&seen), Some(Severity::Error));
+        let (severity, fix) = found(&seen);
+        assert_eq!(severity, Severity::Error);
+        assert!(fix.ends_with("or: nft chain inet docker forward '{ policy accept; }'"));
         assert_eq!(dropping(&seen, Family::V6), None);
     }
 

@@ -24,7 +24,10 @@ pub(super) fn surroundings(fleet: &pb::Fleet) -> Finding {
             };
             let entry = found.entry((!is_error, finding.code.as_str()));
             let nodes = &mut entry.or_insert((Vec::new(), finding.text.as_str())).0;
-            nodes.push(&node.name);
+            // A node may say the same about each family.
+            if nodes.last() != Some(&node.name.as_str()) {
+                nodes.push(&node.name);
+            }
         }
     }
     let Some(((is_minor, _), (nodes, _))) = found.first_key_value() else {
@@ -93,7 +96,10 @@ mod tests {
         assert_eq!(fine.outcome, Outcome::Ok, "another check has it");
         let some = node("c", NodeState::InSync, &[warning]);
         assert_eq!(check(std::slice::from_ref(&some)).outcome, Outcome::Warning);
-        let all = check(&[some, node("d", NodeState::InSync, &[warning, error])]);
+        let all = check(&[
+            some,
+            node("d", NodeState::InSync, &[warning, warning, error]),
+        ]);
         assert_eq!(all.outcome, Outcome::Bad);
         assert_eq!(all.remedy, "kpctl describe node d");
         assert_eq!(

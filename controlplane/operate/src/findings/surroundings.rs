@@ -22,7 +22,10 @@ pub(crate) fn surroundings<'a>(
             if is_error(finding) && !is_error(worst) {
                 *worst = finding;
             }
-            nodes.push(node);
+            // A node may say the same about each family.
+            if nodes.last() != Some(&node) {
+                nodes.push(node);
+            }
         }
     }
     let merged = found.into_values().map(|(worst, nodes)| {
@@ -57,6 +60,7 @@ mod tests {
         let a = [finding("ForwardPolicyDrop", warning, "a drops some")];
         let b = [
             finding("ForwardPolicyDrop", warning, "b drops some"),
+            finding("ForwardPolicyDrop", warning, "b drops some of IPv6"),
             finding("ForwardingOff", error, "b forwards nothing"),
         ];
         let nodes: [NodeName; 2] = ["a".into(), "b".into()];
