@@ -21,7 +21,7 @@ use kplane_picture::index::{PortView, ServiceDetail};
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
-use self::outside::{not_outside, outside};
+use self::outside::{not_outside, outside, refused_outside};
 use super::kernel::Expected;
 use super::on_node::OnNode;
 use super::policies::Ways;
@@ -62,6 +62,9 @@ pub(super) fn explain(
     let bad = found
         .iter()
         .filter(|finding| finding.severity != Severity::Info);
+    // The answer is about another place than the one that the Service does not get.
+    let lost = refused_outside(detail).filter(|_| is_outside(request));
+    let lost = lost.map(refused);
     let standing = &on.standing;
     let lag = standing.lag.as_ref();
     let expected = Expected::new(
@@ -83,7 +86,7 @@ pub(super) fn explain(
         programmed: lag.is_none(),
         verified: lag.is_none() && standing.verified >= standing.wanted,
         lag: lag.map_or_else(String::new, |lag| lag.reason.clone()),
-        findings: bad.map(Finding::to_wire).collect(),
+        findings: lost.iter().chain(bad).map(Finding::to_wire).collect(),
         kernel: None,
     };
     Ok((explanation, Some((expected, ways(&packet, &fate, &on.all)))))
@@ -146,13 +149,9 @@ fn not_proxied(
     detail: &ServiceDetail,
     mut findings: Vec<Finding>,
 ) -> pb::Explanation {
-    let summary = match (refusal(detail, ""), findings.first()) {
+    let summary = match (refusal(detail, |_| true), findings.first()) {
         (Some(issue), _) => {
-            let fix = "kpctl status lists all errors of the input";
-            findings.insert(
-                0,
-                Finding::new(issue.code, Severity::Error, &*issue.reason, fix),
-            );
+            findings.insert(0, refused(issue));
             let who = match issue.code {
                 Reason::AddressConflict => "another Service gets the packet",
                 _ => "the packet goes on as it is",
@@ -171,13 +170,24 @@ fn not_proxied(
     }
 }
 
-/// Returns the first reason why the Service does not get what it asks for, of those that name a place.
-fn refusal<'a>(detail: &'a ServiceDetail, place: &str) -> Option<&'a Issue> {
+/// Returns the first reason why the Service does not get what it asks for, of those that are meant.
+fn refusal(detail: &ServiceDetail, is_meant: impl Fn(&Issue) -> bool) -> Option<&Issue> {
     let mut issues = detail.issues.iter();
     issues.find(|issue| {
         let is_its = issue.object.kind == "Service" && issue.severity == Severity::Error;
-        is_its && issue.reason.contains(place)
+        is_its && is_meant(issue)
     })
+}
+
+/// Returns the finding about what the Service does not get.
+fn refused(issue: &Issue) -> Finding {
+    let fix = "kpctl status lists all errors of the input";
+    Finding::new(issue.code, Severity::Error, &*issue.reason, fix)
+}
+
+/// Returns whether a client outside asks, for any place that the Service has there.
+fn is_outside(request: &pb::ExplainRequest) -> bool {
+    request.to.is_empty() && request.sender() == pb::PacketSender::Outside
 }
 
 impl<'a> Packet<'a> {
@@ -204,9 +214,9 @@ impl<'a> Packet<'a> {
             )));
         }
         let (view, place, to) = match request.to.as_str() {
-            "" if request.sender() == pb::PacketSender::Outside => {
+            _ if is_outside(request) => {
                 let views: Vec<_> = views.collect();
-                outside(&views, node).ok_or_else(|| not_outside(&views))?
+                outside(&views, node).ok_or_else(|| not_outside(&views, detail))?
             }
             "" => {
                 let view = views.next();
@@ -241,13 +251,15 @@ fn no_place(detail: &ServiceDetail, to: SocketAddr, own: bool, node: &NodeFacts)
         true => format!("node port {}/", to.port()),
         false => format!("address {to}/"),
     };
-    Status::not_found(match refusal(detail, &place) {
-        Some(issue) => format!("the Service does not have {to}: {}", issue.reason),
-        None => format!(
-            "the Service has no place at {to} on node {}: kpctl describe shows its addresses and ports",
-            node.name
-        ),
-    })
+    Status::not_found(
+        match refusal(detail, |issue| issue.reason.contains(&place)) {
+            Some(issue) => format!("the Service does not have {to}: {}", issue.reason),
+            None => format!(
+                "the Service has no place at {to} on node {}: kpctl describe shows its addresses and ports",
+                node.name
+            ),
+        },
+    )
 }
 
 fn destination(text: &str) -> Result<SocketAddr, Status> {

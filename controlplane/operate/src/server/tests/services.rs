@@ -266,3 +266,52 @@ async fn a_watch_of_services_sends_what_changes() {
     cluster.send(vec![Event::Delete(id("shop"))]).await;
     assert_eq!(next().await, (false, of(&["shop/web"]), Vec::new()));
 }
+
+/// The Service that lost a conflict is told who has its address, also if no destination is named.
+#[tokio::test]
+async fn why_from_outside_names_who_has_the_address() {
+    let with = |name: &str, ip: &str, more: Value| {
+        let mut spec = json!({
+            "clusterIP": ip, "clusterIPs": [ip], "externalIPs": ["203.0.113.1"],
+            "ports": [{"name": "http", "port": 80}],
+        });
+        spec.as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        let value = objects::service("shop", name, spec);
+        Object::Service(serde_json::from_value(value).unwrap())
+    };
+    let node = json!({
+        "metadata": {"name": "n1"},
+        "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]},
+    });
+    let node_port =
+        json!({"type": "NodePort", "ports": [{"name": "http", "port": 80, "nodePort": 30080}]});
+    let mut cluster = Cluster::with(vec![
+        Object::Node(serde_json::from_value(node).unwrap()),
+        with("a-first", "10.96.0.1", json!({})),
+        with("b-second", "10.96.0.2", json!({})),
+        with("c-third", "10.96.0.3", node_port),
+    ])
+    .await;
+    let mut why = async |name: &str| {
+        let request = pb::ExplainRequest {
+            namespace: "shop".to_owned(),
+            name: name.to_owned(),
+            sender: pb::PacketSender::Outside.into(),
+            ..pb::ExplainRequest::default()
+        };
+        let told = cluster.client.explain(request).await?;
+        Ok::<_, tonic::Status>(told.into_inner())
+    };
+    let owner = "address 203.0.113.1:80/TCP belongs to shop/a-first";
+    let told = why("a-first").await.unwrap();
+    assert_eq!(told.to, "203.0.113.1:80");
+    assert!(told.findings.iter().all(|of| of.code != "AddressConflict"));
+    let lost = why("b-second").await.unwrap_err();
+    assert!(lost.message().contains(owner), "{lost}");
+    let told = why("c-third").await.unwrap();
+    assert_eq!(told.to, "192.0.2.1:30080");
+    assert_eq!(told.findings[0].code, "AddressConflict");
+    assert!(told.findings[0].text.contains(owner), "{told:?}");
+}

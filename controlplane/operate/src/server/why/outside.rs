@@ -3,9 +3,11 @@
 use std::net::{IpAddr, SocketAddr};
 
 use kplane_model::fate::Place;
-use kplane_model::{Family, NodeFacts, ServicePort};
-use kplane_picture::index::PortView;
+use kplane_model::{Family, Issue, NodeFacts, Reason, ServicePort};
+use kplane_picture::index::{PortView, ServiceDetail};
 use tonic::Status;
+
+use super::refusal;
 
 /// A kind of place for clients outside: the place, its address and its port.
 type Way = fn(&ServicePort, &NodeFacts) -> Option<(Place, IpAddr, u16)>;
@@ -38,8 +40,18 @@ pub(super) fn outside<'a>(
     })
 }
 
+/// Returns why the Service does not get a place for clients outside that it asks for.
+pub(super) fn refused_outside(detail: &ServiceDetail) -> Option<&Issue> {
+    let places = Reason::AddressConflict..=Reason::ExternalIpRefused;
+    refusal(detail, |issue| places.contains(&issue.code))
+}
+
 /// Returns the error for a Service that clients outside do not find.
-pub(super) fn not_outside(views: &[&PortView]) -> Status {
+pub(super) fn not_outside(views: &[&PortView], detail: &ServiceDetail) -> Status {
+    if let Some(issue) = refused_outside(detail) {
+        let reason = &issue.reason;
+        return Status::not_found(format!("clients outside do not find the Service: {reason}"));
+    }
     let first = views.first().map(|view| &view.port);
     let cluster_ip = first.map_or_else(String::new, |port| {
         SocketAddr::new(port.cluster_ip, port.port).to_string()
