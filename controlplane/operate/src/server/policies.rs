@@ -4,6 +4,7 @@
 
 mod doubts;
 mod isolated;
+mod nodes;
 mod sender;
 mod ways;
 mod words;
@@ -23,6 +24,7 @@ use kplane_proto::v1 as pb;
 use tonic::Status;
 
 pub(super) use self::isolated::isolated;
+use self::nodes::{Nodes, no_pods_address};
 pub(super) use self::sender::send_by_pod;
 pub(super) use self::ways::Ways;
 use super::drops;
@@ -243,24 +245,27 @@ pub(super) async fn judge(
     request: &pb::JudgeConnectionRequest,
 ) -> Result<pb::ConnectionJudgement, Status> {
     let asked = Connection::new(request)?;
-    let mut notes = asked.notes(hub);
+    let nodes = hub.store.nodes();
     let judged = ask(hub, move |policies, _| {
-        Ok::<_, Status>((asked.judge(policies)?, asked.pods(policies)))
+        let judged = asked.judge(policies, &nodes)?;
+        Ok::<_, Status>((judged, asked.pods(policies)))
     });
-    let (judged, [from, to]) = judged.await??;
-    for (direction, side, pod) in [
-        (Direction::Egress, &judged.egress, from),
-        (Direction::Ingress, &judged.ingress, to),
+    let (mut judged, [from, to]) = judged.await??;
+    let is_denied = |side: &Option<pb::DirectionJudgement>| {
+        use pb::PolicyVerdict::{Denied, TierDenied};
+        let verdict = side.as_ref().map(pb::DirectionJudgement::verdict);
+        matches!(verdict, Some(Denied | TierDenied))
+    };
+    for (direction, is_denied, pod) in [
+        (Direction::Egress, is_denied(&judged.egress), from),
+        (Direction::Ingress, is_denied(&judged.ingress), to),
     ] {
-        let is_denied = |of: &pb::DirectionJudgement| {
-            use pb::PolicyVerdict::{Denied, TierDenied};
-            matches!(of.verdict(), Denied | TierDenied)
-        };
-        if let Some(pod) = pod.filter(|_| side.as_ref().is_some_and(is_denied)) {
-            notes.extend(drops::note(hub, peers, pod, direction).await);
+        if let Some(pod) = pod.filter(|_| is_denied) {
+            let note = drops::note(hub, peers, pod, direction).await;
+            judged.notes.extend(note);
         }
     }
-    Ok(pb::ConnectionJudgement { notes, ..judged })
+    Ok(judged)
 }
 
 impl Connection {
@@ -287,13 +292,17 @@ impl Connection {
         })
     }
 
-    fn judge(&self, policies: &Policies) -> Result<pb::ConnectionJudgement, Status> {
+    fn judge(&self, policies: &Policies, nodes: &Nodes) -> Result<pb::ConnectionJudgement, Status> {
         for end in [&self.from, &self.to] {
             if let End::Pod(pod) = end
                 && policies.policies_of(pod).is_none()
             {
                 return Err(no_pod(pod));
             }
+            no_pods_address(end, policies, nodes)?;
+        }
+        if let Some(allowed) = self.own_node(policies, nodes) {
+            return Ok(allowed);
         }
         let judged = policies.judge(&self.from, &self.to, self.protocol, self.port);
         let verdict = |verdict, direction| self.verdict(policies, verdict, direction);
@@ -301,7 +310,7 @@ impl Connection {
             allowed: judged.is_allowed(),
             egress: Some(verdict(&judged.egress, Direction::Egress)),
             ingress: Some(verdict(&judged.ingress, Direction::Ingress)),
-            notes: Vec::new(),
+            notes: self.notes(nodes),
         })
     }
 
@@ -388,26 +397,6 @@ impl Connection {
             nearest.rule,
             words::rule(rule, direction)
         ))
-    }
-
-    /// Returns what the policies do not say: that a Pod and its own node always reach each other (NP11).
-    fn notes(&self, hub: &Hub) -> Vec<String> {
-        let nodes = hub.store.nodes();
-        let note = |end: &End| {
-            let End::Address(address) = end else {
-                return None;
-            };
-            let node = nodes.values().find(|of| of.addresses.contains(address))?;
-            let name = &node.name;
-            Some(format!(
-                "{address} is an address of {name}: a Pod that runs on {name} can always reach it and be reached by it, \
-                 whatever policies say"
-            ))
-        };
-        [&self.from, &self.to]
-            .into_iter()
-            .filter_map(note)
-            .collect()
     }
 }
 

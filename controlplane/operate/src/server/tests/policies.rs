@@ -30,6 +30,7 @@ fn namespace(name: &str, team: &str) -> Object {
 fn cluster() -> Vec<Object> {
     let node = json!({
         "metadata": {"name": "n1"},
+        "spec": {"podCIDRs": ["10.0.0.64/26"]},
         "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]},
     });
     let node = Object::Node(serde_json::from_value::<Node>(node).unwrap());
@@ -252,9 +253,15 @@ async fn verdicts_name_what_decided() {
     assert_eq!(ingress.peer, "198.51.100.0/24 except 198.51.100.9/32");
     let (verdicts, ..) = judge("shop/db-0", "10.0.0.1", 1).await.unwrap();
     assert_eq!(verdicts, (Itself, Itself));
-    // The node's own Pods always reach it.
-    let (verdicts, _, _, notes) = judge("192.0.2.1", "shop/db-0", 5432).await.unwrap();
-    assert_eq!(verdicts, (NotIsolated, Denied));
+    // A node and its own Pods always reach each other.
+    for (from, to) in [("192.0.2.1", "shop/db-0"), ("10.0.0.1", "192.0.2.1")] {
+        let (verdicts, reason, _, notes) = judge(from, to, 5432).await.unwrap();
+        assert_eq!(verdicts, (NotIsolated, NotIsolated), "{from}");
+        assert!(reason.starts_with("n1 is the node of Pod shop/db-0: "));
+        assert!(notes.is_empty(), "{notes:?}");
+    }
+    let (verdicts, _, _, notes) = judge("192.0.2.1", "10.1.0.1", 5432).await.unwrap();
+    assert_eq!(verdicts, (NotIsolated, NotIsolated));
     assert!(
         notes[0].starts_with("192.0.2.1 is an address of n1: "),
         "{notes:?}"
@@ -264,6 +271,9 @@ async fn verdicts_name_what_decided() {
         ("shop/db-0", "x", 1, Code::InvalidArgument),
         ("shop/db-0", "10.0.0.2", 0, Code::InvalidArgument),
         ("fd00::1", "10.0.0.2", 1, Code::InvalidArgument),
+        // No Pod has it, and one may.
+        ("10.0.0.77", "shop/db-0", 1, Code::NotFound),
+        ("shop/db-0", "10.0.0.77", 1, Code::NotFound),
     ] {
         let refused = judge(from, to, port).await.unwrap_err();
         assert_eq!(refused.code(), code, "{refused}");

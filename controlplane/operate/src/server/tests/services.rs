@@ -302,7 +302,7 @@ async fn why_from_outside_names_who_has_the_address() {
             ..pb::ExplainRequest::default()
         };
         let told = cluster.client.explain(request).await?;
-        Ok::<_, tonic::Status>(told.into_inner())
+        Ok::<_, Status>(told.into_inner())
     };
     let owner = "address 203.0.113.1:80/TCP belongs to shop/a-first";
     let told = why("a-first").await.unwrap();
