@@ -278,14 +278,15 @@ fn port_text(port: &PortView, nodes: &[ServiceNodeView], canvas: &Canvas) -> Str
 
 /// Explains what it means that no endpoint is ready.
 fn without_ready(port: &PortView) -> Option<&'static str> {
-    let draining = port.endpoints.iter().any(|endpoint| {
-        let conditions = endpoint.conditions;
-        conditions.serving && conditions.terminating
-    });
-    match (port.ready_endpoints, draining) {
-        (1.., _) => None,
-        (0, true) => Some("no endpoint is ready: draining endpoints are still used"),
-        (0, false) => Some("no endpoint is ready: connections fail"),
+    let conditions = || port.endpoints.iter().map(|endpoint| endpoint.conditions);
+    let draining = conditions().any(|of| of.serving && of.terminating);
+    let all_end = !port.endpoints.is_empty() && conditions().all(|of| of.terminating);
+    match (port.ready_endpoints, draining, all_end) {
+        (1.., _, _) => None,
+        (0, true, true) => Some("all endpoints are about to end: draining ones are still used"),
+        (0, true, false) => Some("no endpoint is ready: draining endpoints are still used"),
+        (0, false, true) => Some("all endpoints are about to end: connections fail"),
+        (0, false, false) => Some("no endpoint is ready: connections fail"),
     }
 }
 

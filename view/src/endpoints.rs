@@ -36,7 +36,8 @@ impl EndpointView {
     pub fn state(&self) -> Span {
         let conditions = self.conditions;
         match (conditions.ready, conditions.serving, conditions.terminating) {
-            (true, _, _) => Span::new("Ready", Tone::Good),
+            (true, true, false) => Span::new("Ready", Tone::Good),
+            (true, _, _) => Span::new("Published", Tone::Warn),
             (false, true, true) => Span::new("Draining", Tone::Warn),
             (false, false, true) => Span::new("Terminating", Tone::Warn),
             (false, _, false) => Span::new("NotReady", Tone::Bad),
@@ -163,5 +164,32 @@ impl View for EndpointListView {
             .column(Column::new("STATE"), |item| item.endpoint.state())
             .column(Column::wide("HINTS"), |item| item.endpoint.hints())
             .render(canvas)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_that_is_deleted_is_not_ready_although_its_address_is_published() {
+        let state = |ready, serving, terminating| {
+            let endpoint = EndpointView {
+                address: String::new(),
+                node: String::new(),
+                conditions: ConditionsView {
+                    ready,
+                    serving,
+                    terminating,
+                },
+                zone_hints: Vec::new(),
+                node_hints: Vec::new(),
+            };
+            endpoint.state().text
+        };
+        assert_eq!(state(true, true, false), "Ready");
+        assert_eq!(state(true, true, true), "Published");
+        assert_eq!(state(true, false, false), "Published");
+        assert_eq!(state(false, true, true), "Draining");
     }
 }

@@ -42,6 +42,7 @@ States:
   Draining     shutting down, still answers: used when no other endpoint is ready
   Terminating  shutting down, does not answer
   NotReady     not used
+  Published    not ready or shutting down, and used: the Service has publishNotReadyAddresses
 
 Examples:
   kpctl get endpoints

@@ -28,6 +28,7 @@ use kplane_picture::k8s::SERVICE_PROXY_NAME_LABEL;
 use kplane_proto::v1 as pb;
 
 pub(crate) use self::avoided::avoided;
+pub(crate) use self::endpoints::is_published;
 pub(crate) use self::fleet::{Place, of_fleet};
 pub(crate) use self::reported::{Remarks, reported};
 pub(crate) use self::surroundings::surroundings;
@@ -98,7 +99,7 @@ pub(crate) fn of_service<'n>(
 ) -> Vec<Finding> {
     let mut findings = Vec::new();
     let facts = &detail.facts;
-    if let Some(reason) = facts.skipped {
+    if let Some(reason) = &facts.skipped {
         return skipped(service, reason).into_iter().collect();
     }
     if !detail.ports.is_empty() {
@@ -117,7 +118,7 @@ pub(crate) fn of_service<'n>(
 }
 
 /// Explains why a Service is not proxied. The input's own issue explains a missing address.
-fn skipped(service: &ServiceName, reason: SkipReason) -> Option<Finding> {
+fn skipped(service: &ServiceName, reason: &SkipReason) -> Option<Finding> {
     let info = |code, text: &str, fix: String| Some(Finding::new(code, Severity::Info, text, fix));
     match reason {
         SkipReason::Headless => info(
@@ -126,9 +127,11 @@ fn skipped(service: &ServiceName, reason: SkipReason) -> Option<Finding> {
              of its Pods",
             String::new(),
         ),
-        SkipReason::ExternalName => info(
+        SkipReason::ExternalName(name) => info(
             Reason::ExternalName,
-            "exists, and is not proxied because its type is ExternalName: DNS answers with another name",
+            &format!(
+                "exists, and is not proxied because its type is ExternalName: DNS answers with the name {name:?}"
+            ),
             String::new(),
         ),
         SkipReason::OtherProxy => info(

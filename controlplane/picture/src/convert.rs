@@ -99,12 +99,12 @@ pub struct EndpointOrigin {
 }
 
 /// The reason why kplane does not serve a Service (A1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum SkipReason {
     /// `clusterIP: None`.
     Headless,
-    /// `type: ExternalName`.
-    ExternalName,
+    /// `type: ExternalName`, with the name to which DNS leads; cut off after 256 bytes.
+    ExternalName(Box<str>),
     /// The label `service.kubernetes.io/service-proxy-name` is set.
     OtherProxy,
     /// The Service has no cluster address yet.

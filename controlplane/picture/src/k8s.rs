@@ -326,6 +326,8 @@ pub struct ServiceSpec {
     pub ports: Option<Vec<ServicePort>>,
     /// Labels of the Pods that are its endpoints; unset or empty = others write its EndpointSlices.
     pub selector: Option<Box<Texts>>,
+    /// The name to which DNS leads, for type ExternalName.
+    pub external_name: Option<Box<str>>,
     /// `None` or `ClientIP`.
     pub session_affinity: Option<String>,
     /// Options of session affinity.

@@ -334,7 +334,7 @@ fn describe_service_without_ready_endpoints() {
         Port http 80/TCP (IPv4), node port 30080, revision 4711
           ENDPOINT         NODE    STATE     NODES  HINTS
           10.244.3.9:8080  node-c  Draining  0/0    -
-          no endpoint is ready: draining endpoints are still used
+          all endpoints are about to end: draining ones are still used
 
         Port http 80/TCP (IPv6), node port 30080, revision 4711
           no endpoint is ready: connections fail

@@ -240,7 +240,11 @@ pub(super) fn not_usable(service: &ServiceName, detail: &ServiceDetail) -> Vec<F
             false => format!("{}: {text}", names(&ports)),
         };
         let fix = match (code, selector) {
-            (Reason::PublishedNotReady, _) => String::new(),
+            (Reason::PublishedNotReady, _) => format!(
+                "if clients should not get them: kubectl patch service -n {} {} -p \
+                 '{{\"spec\":{{\"publishNotReadyAddresses\":false}}}}'",
+                service.namespace, service.name
+            ),
             (_, "") => format!(
                 "the Service has no selector: the author of its EndpointSlices says so; kubectl get endpointslices -n \
                  {} -l {SERVICE_NAME_LABEL}={} -o yaml",
@@ -263,9 +267,23 @@ fn conditions(view: &PortView) -> Vec<(Reason, Severity, String)> {
     let ready = count(|e| e.ready);
     let draining = count(Endpoint::is_draining);
     let waiting = count(|e| !e.ready && !e.terminating);
-    let published = count(|e| e.ready && !e.serving);
+    let published = count(is_published);
+    let all_end = count(|e| e.terminating) == all;
     let mut found = Vec::new();
     match (ready, draining) {
+        (0, 0) if all_end => found.push((
+            Reason::NoReadyEndpoint,
+            Severity::Error,
+            format!("all {all} endpoints are about to end, and none serves: connections are refused"),
+        )),
+        (0, draining) if all_end => found.push((
+            Reason::OnlyTerminating,
+            Severity::Warning,
+            format!(
+                "all {all} endpoints are about to end; {draining} still serve and get the connections until a Pod is \
+                 ready"
+            ),
+        )),
         (0, 0) => found.push((
             Reason::NoReadyEndpoint,
             Severity::Error,
@@ -291,12 +309,18 @@ fn conditions(view: &PortView) -> Vec<(Reason, Severity, String)> {
             Reason::PublishedNotReady,
             Severity::Info,
             format!(
-                "{published} of {all} endpoints get connections although their Pods are not ready, because the \
-                 Service has publishNotReadyAddresses"
+                "{published} of {all} endpoints get connections although their Pods are not ready or are about to end, \
+                 because the Service has publishNotReadyAddresses"
             ),
         ));
     }
     found
+}
+
+/// Returns whether an endpoint counts as ready although its Pod is not, or is about to end: the Service has
+/// publishNotReadyAddresses.
+pub(crate) fn is_published(endpoint: &Endpoint) -> bool {
+    endpoint.ready && (!endpoint.serving || endpoint.terminating)
 }
 
 /// Returns the names of ports, each once: `port web/TCP`.

@@ -115,8 +115,11 @@ fn a_healthy_service_has_none() {
 fn services_that_are_not_proxied_say_why() {
     let headless = json!({ "clusterIP": "None", "clusterIPs": ["None"] });
     assert_eq!(codes([service(&headless)]), [Reason::Headless]);
-    let alias = json!({ "type": "ExternalName", "clusterIP": "" });
-    assert_eq!(codes([service(&alias)]), [Reason::ExternalName]);
+    let alias =
+        json!({ "type": "ExternalName", "clusterIP": "", "externalName": "db.example.org" });
+    let found = findings([service(&alias)]);
+    assert_eq!(found[0].code, Reason::ExternalName);
+    assert!(found[0].text.ends_with("with the name \"db.example.org\""));
     let mut other = service(&json!({}));
     other["metadata"]["labels"] = json!({ (SERVICE_PROXY_NAME_LABEL): "other" });
     assert_eq!(codes([other]), [Reason::OtherProxy]);
@@ -226,6 +229,7 @@ fn endpoints_that_are_not_ready() {
     let draining = json!({ "ready": false, "serving": true, "terminating": true });
     let dead = json!({ "ready": false, "serving": false, "terminating": true });
     let published = json!({ "ready": true, "serving": false, "terminating": false });
+    let published_ending = json!({ "ready": true, "serving": true, "terminating": true });
     let cases = [
         (vec![not_ready.clone()], vec![Reason::NoReadyEndpoint]),
         (vec![dead], vec![Reason::NoReadyEndpoint]),
@@ -235,6 +239,7 @@ fn endpoints_that_are_not_ready() {
         ),
         (vec![ready(), not_ready], vec![Reason::SomeNotReady]),
         (vec![published], vec![Reason::PublishedNotReady]),
+        (vec![published_ending], vec![Reason::PublishedNotReady]),
     ];
     for (conditions, expected) in cases {
         assert_eq!(
@@ -242,6 +247,28 @@ fn endpoints_that_are_not_ready() {
             expected
         );
     }
+}
+
+/// Pods that end are not told from Pods that have not started.
+#[test]
+fn endpoints_that_all_end_are_said_to_end() {
+    let draining = json!({ "ready": false, "serving": true, "terminating": true });
+    let dead = json!({ "ready": false, "serving": false, "terminating": true });
+    let text = |conditions: &[Value]| {
+        let found = findings([service(&json!({})), slice(&http(), conditions)]);
+        found[0].text.clone()
+    };
+    assert_eq!(
+        text(&[dead.clone(), dead.clone()]),
+        "all 2 endpoints are about to end, and none serves: connections are refused"
+    );
+    assert_eq!(
+        text(&[draining, dead]),
+        "all 2 endpoints are about to end; 1 still serve and get the connections until a Pod is ready"
+    );
+    let published = json!({ "ready": true, "serving": true, "terminating": true });
+    let found = findings([service(&json!({})), slice(&http(), &[published])]);
+    assert!(found[0].fix.contains("-n shop web -p"), "{}", found[0].fix);
 }
 
 #[test]

@@ -451,6 +451,9 @@ fn candidates(packet: &Packet<'_>, fate: &Fate) -> Vec<pb::Candidate> {
 fn reason(endpoint: &Endpoint, chosen: bool, node: &NodeFacts, fate: &Fate) -> &'static str {
     let here = endpoint.node.as_deref() == Some(&*node.name);
     match (chosen, endpoint.ready) {
+        (true, true) if findings::is_published(endpoint) => {
+            "not ready or about to end, and the Service has publishNotReadyAddresses"
+        }
         (true, true) => "ready",
         (true, false) => "about to end, still serves, and no other is ready",
         (false, _) if fate.policy == TrafficPolicy::Local && !here => {

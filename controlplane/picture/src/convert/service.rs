@@ -22,7 +22,7 @@ use crate::k8s::{
 
 /// Default idle timeout of session affinity, in seconds: three hours (A11).
 const AFFINITY_TIMEOUT_DEFAULT_S: u32 = 10_800;
-/// Longest text of a selector, in bytes.
+/// Longest text of a selector, or of an external name, in bytes.
 const MAX_SELECTOR: usize = 256;
 /// The longest idle timeout of session affinity, in seconds: a day (A11).
 const AFFINITY_TIMEOUT_MAX_S: u32 = 86_400;
@@ -35,7 +35,7 @@ const AFFINITY_TIMEOUT_MAX_S: u32 = 86_400;
 pub fn service(svc: &k8s::Service, location: &str, allowed: &ExternalIps) -> ConvertedService {
     let mut report = Report::new(Kind::Service, &svc.metadata, location);
     let skipped = skip_reason(svc);
-    let ports = match skipped {
+    let ports = match &skipped {
         None => service_ports(svc, allowed, &mut report),
         Some(SkipReason::NoClusterIp) => {
             report.warning(
@@ -64,8 +64,6 @@ fn origin(svc: &k8s::Service) -> EndpointOrigin {
     let labels: Vec<String> = labels
         .map(|(key, value)| format!("{key}={value}"))
         .collect();
-    let mut selector = labels.join(",");
-    selector.truncate(selector.floor_char_boundary(MAX_SELECTOR));
     let ports = spec.ports.iter().flatten().take(MAX_SERVICE_PORTS);
     let named = ports.filter_map(|port| {
         Some((
@@ -74,10 +72,15 @@ fn origin(svc: &k8s::Service) -> EndpointOrigin {
         ))
     });
     EndpointOrigin {
-        selector: selector.into(),
+        selector: cut(&labels.join(",")),
         named_targets: named.collect(),
         waits_for_address: spec.type_.as_deref() == Some("LoadBalancer") && given.is_none(),
     }
+}
+
+/// Returns the beginning of a text that somebody else chooses.
+fn cut(text: &str) -> Box<str> {
+    text[..text.floor_char_boundary(MAX_SELECTOR)].into()
 }
 
 /// Returns the reason not to serve a Service (A1, Z1).
@@ -86,7 +89,8 @@ fn skip_reason(svc: &k8s::Service) -> Option<SkipReason> {
         return Some(SkipReason::OtherProxy);
     }
     if svc.spec.type_.as_deref() == Some("ExternalName") {
-        return Some(SkipReason::ExternalName);
+        let name = svc.spec.external_name.as_deref().unwrap_or_default();
+        return Some(SkipReason::ExternalName(cut(name)));
     }
     match cluster_ips(&svc.spec).first() {
         None | Some(&"") => Some(SkipReason::NoClusterIp),

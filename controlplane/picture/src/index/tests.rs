@@ -8,6 +8,7 @@ mod step;
 mod suspects;
 
 use std::net::IpAddr;
+use std::slice;
 use std::time::{Duration, SystemTime};
 
 use kplane_model::{Cidr, Severity};
@@ -353,4 +354,20 @@ fn issues_come_and_go_with_their_objects() {
     assert_eq!(index.issues(), []);
     let nothing = ServiceName::new("shop", "nothing");
     assert!(index.detail(&nothing, &[]).is_none());
+}
+
+/// A Service stays as it was last read while its file cannot be parsed.
+#[test]
+fn a_service_has_the_issues_of_its_file_if_it_is_kept() {
+    let mut catalog = crate::source::manifests::parse(b"kind: Service\nmetadata: [".to_vec());
+    let mut issue = catalog.issues.pop().unwrap();
+    let (index, _) = index(&[service("web", "10.96.0.1")]);
+    let web = ServiceName::new("shop", "web");
+    let found = |issue: &Issue| index.detail(&web, slice::from_ref(issue)).unwrap().issues;
+    "x.yaml, document 1, line 2".clone_into(&mut issue.location);
+    assert_eq!(found(&issue), [], "the file never had a good state");
+    issue.reason += "; 2 objects of this file keep their last good state";
+    assert_eq!(found(&issue), [issue.clone()]);
+    "y.yaml, document 1, line 2".clone_into(&mut issue.location);
+    assert_eq!(found(&issue), []);
 }

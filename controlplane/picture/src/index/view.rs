@@ -87,6 +87,8 @@ pub struct SliceFacts {
     pub ports: Vec<(Arc<str>, Protocol)>,
 }
 
+/// Part of the text of an issue about a file whose objects are kept.
+const LAST_GOOD_STATE: &str = "last good state";
 /// Maximum number of other objects that the facts name.
 const NAMED: usize = 5;
 
@@ -115,13 +117,14 @@ impl Index {
         let is_its = |issue: &Issue| {
             let object = &issue.object;
             let in_namespace = *object.namespace == *name.namespace;
-            in_namespace
+            let is_of_object = in_namespace
                 && match object.kind.as_str() {
                     "Service" => *object.name == *name.name,
                     "EndpointSlice" => slices
                         .is_some_and(|slices| slices.iter().any(|id| *id.name == *object.name)),
                     _ => false,
-                }
+                };
+            is_of_object || self.is_of_file(issue, name)
         };
         let mut issues = self.issues();
         issues.extend_from_slice(upstream);
@@ -138,6 +141,16 @@ impl Index {
             issues,
             facts,
         })
+    }
+
+    /// Returns whether objects of a Service's file keep their last good state, because the file cannot be read.
+    fn is_of_file(&self, issue: &Issue, name: &ServiceName) -> bool {
+        let file = |location: &str| Some(location.split(", ").next()?.to_owned());
+        let entry = self.services.get(name);
+        issue.code == Reason::Unreadable
+            && issue.object.name.is_empty()
+            && issue.reason.contains(LAST_GOOD_STATE)
+            && entry.is_some_and(|entry| file(&entry.location) == file(&issue.location))
     }
 
     fn facts(&self, name: &ServiceName) -> Facts {
@@ -157,7 +170,7 @@ impl Index {
             })
         });
         Facts {
-            skipped: self.skipped.get(name).copied(),
+            skipped: self.skipped.get(name).cloned(),
             held: entry.is_some_and(|entry| entry.held),
             origin: entry.map(|entry| entry.origin.clone()).unwrap_or_default(),
             slices: slices.collect(),

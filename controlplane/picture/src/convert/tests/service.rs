@@ -60,10 +60,10 @@ fn a1_not_ours_to_serve() {
         ("clusterIP: None", SkipReason::Headless),
         ("clusterIPs: [None]", SkipReason::Headless),
         (
-            "type: ExternalName, clusterIP: 10.0.0.1",
-            SkipReason::ExternalName,
+            "type: ExternalName, clusterIP: 10.0.0.1, externalName: db.example.org",
+            SkipReason::ExternalName("db.example.org".into()),
         ),
-        ("type: ExternalName", SkipReason::ExternalName),
+        ("type: ExternalName", SkipReason::ExternalName("".into())),
     ];
     for (spec, reason) in of_spec {
         let converted = convert(&format!("{spec}, {PORT}"));

@@ -359,7 +359,7 @@ fn what_services_have_taken_of_ranges_is_counted() {
     dns["spec"]["type"] = json!("NodePort");
     let port = |name, protocol| json!({"name": name, "port": 53, "protocol": protocol, "nodePort": 30_053});
     dns["spec"]["ports"] = json!([port("a", "TCP"), port("b", "UDP")]);
-    let (mut index, _) = index(std::slice::from_ref(&dns));
+    let (mut index, _) = index(slice::from_ref(&dns));
     assert_eq!(index.totals().taken.node_ports, 1);
     assert_eq!(index.totals().taken.cluster_ips.of(Family::V4), 1);
     dns["spec"]["ports"][1]["nodePort"] = json!(30_054);

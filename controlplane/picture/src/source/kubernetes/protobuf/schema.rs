@@ -121,6 +121,7 @@ static SERVICE_SPEC: Message = Message(&[
     many(5, "externalIPs", Text),
     filled(7, "sessionAffinity", Text),
     many(9, "loadBalancerSourceRanges", Text),
+    filled(10, "externalName", Text),
     filled(11, "externalTrafficPolicy", Text),
     filled(12, "healthCheckNodePort", Number),
     always(
