@@ -78,7 +78,7 @@ fn origin(svc: &k8s::Service) -> EndpointOrigin {
     }
 }
 
-/// Returns the beginning of a text that somebody else chooses.
+/// Returns the beginning of a text of the input.
 fn cut(text: &str) -> Box<str> {
     text[..text.floor_char_boundary(MAX_SELECTOR)].into()
 }
