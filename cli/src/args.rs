@@ -8,6 +8,7 @@ pub(crate) mod drops;
 pub(crate) mod flows;
 mod freeze;
 pub(crate) mod graph;
+mod help;
 mod lists;
 pub(crate) mod migrate;
 mod names;
@@ -30,6 +31,7 @@ use jiff::SignedDuration;
 
 pub(crate) use connection::{Identity, KUBECONFIG, Place, STATUS_PORT, Server};
 pub(crate) use freeze::FreezeArgs;
+pub(crate) use help::command;
 pub(crate) use lists::{
     DescribeCommand, GetCommand, ListArgs, NodesArgs, PoliciesArgs, ProxiedArgs, RowArgs,
 };
@@ -380,7 +382,7 @@ Examples:
   kpctl man /usr/local/share/man/man1
   man kpctl-describe-service")]
     Man {
-        /// The directory, which exists
+        /// The directory, which is made if it does not exist
         directory: PathBuf,
     },
     /// Show the versions of this program and of the control plane
@@ -408,11 +410,7 @@ fn parse_timeout(text: &str) -> Result<Duration, String> {
 impl Cli {
     /// Parses the command line. Exits for `--help`, and with code 2 for a wrong command line.
     pub(crate) fn from_command_line(called: &str) -> Self {
-        let program = if called == "kubectl-kplane" {
-            PLUGIN
-        } else {
-            PROGRAM
-        };
+        let program = named(called);
         let parsed = command(program).try_get_matches();
         let cli = parsed.and_then(|matches| {
             let mut cli = Self::from_arg_matches(&matches)?;
@@ -458,27 +456,22 @@ pub(crate) fn called() -> String {
     stem.to_string_lossy().into_owned()
 }
 
+/// Returns the name of this program in texts, by the name of its file.
+fn named(called: &str) -> &'static str {
+    match called {
+        "kubectl-kplane" => PLUGIN,
+        _ => PROGRAM,
+    }
+}
+
+/// Returns the name that the user types for this program.
+pub(crate) fn program() -> &'static str {
+    named(&called())
+}
+
 /// Returns an error in the command line, with the hint to `--help`.
 fn error(kind: ErrorKind, text: &str) -> clap::Error {
     Cli::command().error(kind, text)
-}
-
-/// Returns the command line's definition, under the name that the user knows.
-pub(crate) fn command(program: &'static str) -> clap::Command {
-    let command = Cli::command();
-    if program == PROGRAM {
-        return command;
-    }
-    rename(command.bin_name(program), program)
-}
-
-/// Replaces the program's name in the examples by the user's name for it.
-fn rename(command: clap::Command, program: &str) -> clap::Command {
-    let help = command.get_after_help().map(ToString::to_string);
-    let help = help.unwrap_or_default();
-    command
-        .after_help(help.replace(&format!("{PROGRAM} "), &format!("{program} ")))
-        .mut_subcommands(|sub| rename(sub, program))
 }
 
 #[cfg(test)]

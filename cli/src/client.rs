@@ -25,7 +25,7 @@ pub(crate) use error::Error;
 use streams::Messages;
 pub(crate) use streams::{ConvergenceStream, FleetStream, ServiceStream};
 
-use crate::reach::{Bearer, Connection, Reach, plane_cause};
+use crate::reach::{Bearer, Connection, Reach, cause_at};
 
 /// Largest answer that is accepted, in bytes: 500,000 endpoints of some 100 bytes, five times over.
 const MAX_ANSWER_BYTES: usize = 256 << 20;
@@ -63,7 +63,7 @@ impl Line {
         let (server, timeout) = (peer.name, reach.timeout());
         let lost = |error: &tonic::transport::Error| Error::Lost {
             server: server.clone(),
-            cause: plane_cause(error),
+            cause: cause_at(&server, error),
         };
         let endpoint = Endpoint::from_shared(peer.url)
             .map_err(|error| lost(&error))?
@@ -352,8 +352,8 @@ impl Client {
         match (status.code(), status.source()) {
             (Code::Unimplemented, _) => Error::NotStatus { server },
             (_, Some(source)) => Error::Lost {
+                cause: cause_at(&server, source),
                 server,
-                cause: plane_cause(source),
             },
             (Code::Unavailable, None) => Error::Lost {
                 server,

@@ -127,12 +127,14 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
 
 /// Writes the manual pages.
 fn man(program: &'static str, directory: &Path) -> Result<Verdict, Failure> {
-    clap_mangen::generate_to(args::command(program), directory).map_err(|error| {
-        Failure::Refused(format!(
-            "cannot write manual pages into {}: {error}. Name a directory that exists and that you may change",
-            directory.display()
-        ))
-    })?;
+    let made = std::fs::create_dir_all(directory);
+    made.and_then(|()| clap_mangen::generate_to(args::command(program), directory))
+        .map_err(|error| {
+            Failure::Refused(format!(
+                "cannot write manual pages into {}: {error}. Name a directory that you may change",
+                directory.display()
+            ))
+        })?;
     Ok(Verdict::Done)
 }
 

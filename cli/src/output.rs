@@ -2,6 +2,7 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::str::FromStr;
+use std::time::{Duration, Instant};
 
 use anstream::adapter::strip_str;
 use anstream::{AutoStream, ColorChoice};
@@ -17,6 +18,9 @@ const DEFAULT_COLUMNS: usize = 80;
 
 /// Least width of a table, even on narrower terminals.
 const LEAST_COLUMNS: usize = 60;
+
+/// Least time between two lines about progress in a log.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Moves the cursor to the upper left corner.
 const HOME: &str = "\x1b[H";
@@ -306,11 +310,13 @@ fn fitting(text: &str, columns: usize, height: usize) -> (usize, usize) {
     }
 }
 
-/// A line on standard error that is written over itself, for a user at a terminal; nothing elsewhere. The line goes
-/// away with the value.
+/// A line on standard error that is written over itself, for a user at a terminal. The line goes away with the value.
+/// Elsewhere, such as in the log of a pipeline, a line comes now and then if it says something new.
 pub(crate) struct Progress {
     columns: Option<usize>,
     shown: bool,
+    /// The last line of a log, and its time.
+    logged: Option<(Instant, String)>,
 }
 
 impl Progress {
@@ -322,16 +328,23 @@ impl Progress {
         Self {
             columns: (!dumb && io::stderr().is_terminal()).then_some(columns),
             shown: false,
+            logged: None,
         }
     }
 
-    /// Shows a text in place of the one before.
+    /// Shows a text in place of the one before, or logs it.
     pub(crate) fn show(&mut self, text: &str) {
         if let Some(columns) = self.columns {
             let text = Span::plain(text).text;
             let text = elide(&text, columns.saturating_sub(1), "..");
             anstream::eprint!("\r{text}{CLEAR_LINE}");
             self.shown = true;
+            return;
+        }
+        let last = self.logged.as_ref();
+        if last.is_none_or(|(at, last)| last != text && at.elapsed() >= LOG_INTERVAL) {
+            anstream::eprintln!("waiting: {}", Span::plain(text).text);
+            self.logged = Some((Instant::now(), text.to_owned()));
         }
     }
 

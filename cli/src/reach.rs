@@ -14,7 +14,7 @@ mod error;
 mod kubernetes;
 mod token;
 
-pub(crate) use error::{ReachError, plane_cause, root_cause};
+pub(crate) use error::{ReachError, cause_at, plane_cause, root_cause};
 pub(crate) use kubernetes::{Asked, ObjectClient};
 pub(crate) use token::Bearer;
 

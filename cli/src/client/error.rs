@@ -5,6 +5,7 @@ use std::time::Duration;
 use kplane_model::ServiceName;
 use tonic::Code;
 
+use crate::args;
 use crate::reach;
 use kplane_view::time::human;
 
@@ -93,7 +94,7 @@ impl Error {
 
 fn did_you_mean(similar: &[String]) -> String {
     match similar {
-        [] => ". List them with: get services".to_owned(),
+        [] => format!(". List them with: {} get services", args::program()),
         similar => format!(". Did you mean {}?", similar.join(" or ")),
     }
 }

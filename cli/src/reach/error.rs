@@ -69,14 +69,24 @@ const ALERT: &str = "received fatal alert";
 /// Words of the crate h2 about bytes that are not HTTP/2, such as a record of TLS.
 const NO_HTTP: &str = "frame with invalid size";
 
-/// Returns the reason why a control plane and kpctl have no connection.
-pub(crate) fn plane_cause(error: &(dyn std::error::Error + 'static)) -> String {
+/// Returns the reason why the control plane at `server` and kpctl have no connection.
+pub(crate) fn cause_at(server: &str, error: &(dyn std::error::Error + 'static)) -> String {
     let text = root_cause(error);
     // kpctl asks for nothing unusual, so only the caller's certificate can be the reason.
     if text.contains(ALERT) {
         return format!(
             "{text}: the control plane does not accept your certificate. It must be valid now, and \
              of an authority in the control plane's --client-ca-file"
+        );
+    }
+    // A server of TLS answers plain text with a record of its own, or not at all.
+    if let Some(address) = server.strip_prefix("http://")
+        && [NO_HTTP, "broken pipe", "reset"]
+            .iter()
+            .any(|of| text.contains(of))
+    {
+        return format!(
+            "{text}: if it speaks TLS: --server https://{address} --certificate-authority FILE"
         );
     }
     if text.contains(NO_HTTP) {
@@ -86,4 +96,26 @@ pub(crate) fn plane_cause(error: &(dyn std::error::Error + 'static)) -> String {
         );
     }
     text
+}
+
+/// Returns the reason why a control plane and kpctl have no connection.
+pub(crate) fn plane_cause(error: &(dyn std::error::Error + 'static)) -> String {
+    cause_at("", error)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[test]
+    fn plain_text_at_a_port_of_tls_is_explained() {
+        let lost = |server| cause_at(server, &io::Error::from_raw_os_error(32));
+        assert_eq!(
+            lost("http://10.0.0.5:7444"),
+            "broken pipe: if it speaks TLS: --server https://10.0.0.5:7444 --certificate-authority FILE"
+        );
+        assert_eq!(lost("https://10.0.0.5:7444"), "broken pipe");
+    }
 }

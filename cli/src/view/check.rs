@@ -30,6 +30,24 @@ impl CheckView {
     }
 }
 
+/// Length in bytes above which a summary is printed once, if several checks have it.
+const LONG: usize = 60;
+
+impl CheckView {
+    /// Returns the checks; in place of a long summary that another one has before it, each names that one.
+    fn told_once(&self) -> Vec<Finding> {
+        let mut checks = self.checks.clone();
+        for (at, finding) in self.checks.iter().enumerate() {
+            let mut before = self.checks[..at].iter();
+            let same = before.find(|of| of.summary == finding.summary);
+            if let Some(same) = same.filter(|same| same.summary.len() > LONG) {
+                checks[at].summary = format!("as for {}", same.check);
+            }
+        }
+        checks
+    }
+}
+
 fn word(outcome: Outcome) -> Span {
     match outcome {
         Outcome::Ok => Span::new("ok", Tone::Good),
@@ -42,7 +60,8 @@ fn word(outcome: Outcome) -> Span {
 
 impl View for CheckView {
     fn text(&self, canvas: &Canvas) -> String {
-        let table = Table::new(&self.checks)
+        let checks = self.told_once();
+        let table = Table::new(&checks)
             .column(Column::new(""), |finding: &Finding| word(finding.outcome))
             .text(Column::new("CHECK"), |finding| &finding.check)
             .column(Column::new("FINDING").elastic(40), |finding| {
@@ -110,6 +129,15 @@ fn notes(finding: &Finding, canvas: &Canvas) -> Vec<Span> {
 mod tests {
     use super::*;
     use kplane_view::testing::table;
+
+    #[test]
+    fn a_long_reason_is_told_once() {
+        let why = "there is no cluster to ask: there is no kubeconfig. Name one with --kubeconfig and --context";
+        let checks = ["agents", "taints", "dns"].map(|check| Finding::skipped(check, why));
+        let text = table(&CheckView::new(checks.into()));
+        assert_eq!(text.matches("no cluster").count(), 1, "{text}");
+        assert_eq!(text.matches("as for agents").count(), 2, "{text}");
+    }
 
     #[test]
     fn details_are_for_what_is_wrong() {

@@ -66,6 +66,9 @@ pub(crate) struct MigrationView {
     direction: Direction,
     /// kube-proxy's mode; `null` if it is not known.
     kube_proxy_mode: Option<String>,
+    /// Whether kube-proxy's DaemonSet is there.
+    #[serde(skip)]
+    has_kube_proxy: bool,
     nodes: Vec<NodeView>,
     /// What stands in the way; `null` if nothing does.
     problem: Option<ProblemView>,
@@ -106,6 +109,7 @@ impl MigrationView {
             stage,
             direction,
             kube_proxy_mode: picture.mode.clone(),
+            has_kube_proxy: picture.kube_proxy.is_some(),
             nodes: nodes.collect(),
             problem: problem.map(ProblemView::from),
             advice: advice(picture, stage),
@@ -164,11 +168,15 @@ impl MigrationView {
 
     /// Returns the number of nodes of each stage.
     fn counts(&self) -> Vec<(usize, &'static str)> {
+        let before = match self.has_kube_proxy {
+            true => "served by kube-proxy",
+            false => "not served by kplane",
+        };
         let stages = [
             ("Kplane", "served by kplane"),
             ("Moving", "on the way to kplane"),
             ("Returning", "on the way back"),
-            ("KubeProxy", "served by kube-proxy"),
+            ("KubeProxy", before),
             ("Outside", "left out"),
         ];
         let count = |stage| self.nodes.iter().filter(|node| node.stage == stage).count();
@@ -331,6 +339,19 @@ mod tests {
             }],
             ..Picture::default()
         }
+    }
+
+    #[test]
+    fn nodes_without_kube_proxy_are_not_served_by_it() {
+        let text = |kube_proxy| {
+            let picture = Picture {
+                kube_proxy,
+                ..picture("iptables", None, false)
+            };
+            MigrationView::new(&picture).text(&CANVAS)
+        };
+        assert!(text(Some(KubeProxy::default())).contains("1 served by kube-proxy"));
+        assert!(text(None).contains("1 not served by kplane"));
     }
 
     #[test]

@@ -559,7 +559,13 @@ fn wait_that_does_not_reach_its_goal_names_the_laggards_and_the_next_step() {
     plane.convergence.send_replace(samples::lagging());
     let args = ["wait", "svc/web", "-n", "shop", "--timeout", "1s"];
     let done = done(plane.address, &args);
-    assert_eq!((done.code, done.stderr.as_str()), (Some(1), ""), "{done:?}");
+    // In a log it says at once what it waits for.
+    let said = "waiting: service/shop/web: in the kernel of 4,987 of 5,000 nodes\n";
+    assert_eq!(
+        (done.code, done.stderr.as_str()),
+        (Some(1), said),
+        "{done:?}"
+    );
     for expected in [
         "not programmed within 1s: service/shop/web: in the kernel of 4,987 of 5,000",
         "\nnode-c  Failing       14m    4650/4711\n  node port 30080 is in use",
@@ -704,7 +710,7 @@ fn describe_knows_what_was_meant() {
     );
     assert_eq!(
         error("payments"),
-        "error: no Service default/payments. List them with: get services\n"
+        "error: no Service default/payments. List them with: kpctl get services\n"
     );
 }
 

@@ -269,19 +269,22 @@ fn conditions(view: &PortView) -> Vec<(Reason, Severity, String)> {
     let waiting = count(|e| !e.ready && !e.terminating);
     let published = count(is_published);
     let all_end = count(|e| e.terminating) == all;
+    let ending = match all {
+        1 => "the only endpoint is about to end".to_owned(),
+        all => format!("all {all} endpoints are about to end"),
+    };
     let mut found = Vec::new();
     match (ready, draining) {
         (0, 0) if all_end => found.push((
             Reason::NoReadyEndpoint,
             Severity::Error,
-            format!("all {all} endpoints are about to end, and none serves: connections are refused"),
+            format!("{ending}, and no Pod serves: connections are refused"),
         )),
         (0, draining) if all_end => found.push((
             Reason::OnlyTerminating,
             Severity::Warning,
             format!(
-                "all {all} endpoints are about to end; {draining} still serve and get the connections until a Pod is \
-                 ready"
+                "{ending}; those that still serve ({draining}) get the connections until a Pod is ready"
             ),
         )),
         (0, 0) => found.push((

@@ -260,11 +260,11 @@ fn endpoints_that_all_end_are_said_to_end() {
     };
     assert_eq!(
         text(&[dead.clone(), dead.clone()]),
-        "all 2 endpoints are about to end, and none serves: connections are refused"
+        "all 2 endpoints are about to end, and no Pod serves: connections are refused"
     );
     assert_eq!(
         text(&[draining, dead]),
-        "all 2 endpoints are about to end; 1 still serve and get the connections until a Pod is ready"
+        "all 2 endpoints are about to end; those that still serve (1) get the connections until a Pod is ready"
     );
     let published = json!({ "ready": true, "serving": true, "terminating": true });
     let found = findings([service(&json!({})), slice(&http(), &[published])]);

@@ -278,11 +278,19 @@ pub(super) async fn note(
         Direction::Egress => ("from", "to"),
     };
     (packets > 0).then(|| {
+        let packets = of_new_connections(packets);
         format!(
-            "{node} has dropped {packets} packets of new connections {way} Pod {pod}; kpctl drops --follow --pod {pod} \
+            "{node} has dropped {packets} {way} Pod {pod}; kpctl drops --follow --pod {pod} \
              shows {preposition} where"
         )
     })
+}
+
+pub(super) fn of_new_connections(packets: u64) -> String {
+    match packets {
+        1 => "1 packet of a new connection".to_owned(),
+        packets => format!("{packets} packets of new connections"),
+    }
 }
 
 /// Packets that the nodes of some Pods have denied.

@@ -8,7 +8,7 @@ use kplane_picture::index::ServiceDetail;
 use kplane_policy::Policies;
 use tonic::Status;
 
-use super::super::drops::{self, Denied};
+use super::super::drops::{self, Denied, of_new_connections};
 use super::super::inquiry::Agents;
 use super::super::policy_index::ask_if_enforced;
 use super::{NAMED, words};
@@ -70,8 +70,8 @@ impl Isolated {
         if denied.packets > 0 {
             let least = if denied.is_all { "" } else { "at least " };
             text.push_str(&format!(
-                "; {least}{} packets of new connections to them were denied since then",
-                denied.packets
+                "; nodes denied {least}{} to them since then",
+                of_new_connections(denied.packets)
             ));
         }
         let fix = format!(
@@ -80,5 +80,16 @@ impl Isolated {
             service.namespace
         );
         Finding::new(Reason::EndpointsIsolated, Severity::Info, text, fix)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_packet_is_of_one_connection() {
+        assert_eq!(of_new_connections(1), "1 packet of a new connection");
+        assert_eq!(of_new_connections(7), "7 packets of new connections");
     }
 }

@@ -608,13 +608,15 @@ async fn a_service_says_who_isolates_its_pods_and_how_many_packets_were_denied()
     let told = describe().await;
     assert_eq!(
         told.text,
-        format!("{isolated}; at least 5 packets of new connections to them were denied since then")
+        format!(
+            "{isolated}; nodes denied at least 5 packets of new connections to them since then"
+        )
     );
     assert_eq!(told.severity(), pb::Severity::Info);
     let _second = counting_agent(&hub, "n2", &[("10.0.1.1", Ingress, 7)]);
     assert_eq!(
         describe().await.text,
-        format!("{isolated}; 12 packets of new connections to them were denied since then")
+        format!("{isolated}; nodes denied 12 packets of new connections to them since then")
     );
 }
 
