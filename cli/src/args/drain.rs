@@ -29,7 +29,7 @@ Exit codes: 0 no flow is left on any node, 5 flows are left, 6 none is known, an
 /// The question: whose flows.
 #[derive(Args, Debug)]
 pub(crate) struct DrainArgs {
-    /// NAMESPACE/NAME of a Service, pod/NAMESPACE/NAME (needs a kubeconfig), or node/NAME; none = Pods that ended lately
+    /// NAMESPACE/NAME of a Service, pod/NAMESPACE/NAME (needs a kubeconfig, or nodes that enforce NetworkPolicies), or node/NAME; none = Pods that ended lately
     #[arg(value_name = "SUBJECT")]
     subject: Option<String>,
     /// Namespace of the Service, if SUBJECT does not name it

@@ -96,7 +96,7 @@ impl Question {
             Subject::Pod { namespace, name } => (None, format!("Pod {namespace}/{name}")),
         };
         if let Subject::Pod { namespace, name } = &subject {
-            terminating = Some(look_up(cli, (namespace, name), &mut request).await?);
+            terminating = look_up(cli, (namespace, name), &mut request).await?;
         }
         Ok(Self {
             subject,
@@ -119,13 +119,17 @@ impl Question {
     }
 }
 
-/// Completes the question by the Pod's addresses and node; returns whether it is being shut down.
+/// Completes the question by the Pod's addresses and node, and returns whether it is being shut down. Without a
+/// kubeconfig it is completed by the Pod's name: the control plane may know the rest.
 async fn look_up(
     cli: &Cli,
     (namespace, name): (&str, &str),
     request: &mut pb::DrainStatusRequest,
-) -> Result<bool, Failure> {
-    let objects = Reach::objects(&cli.options).await?;
+) -> Result<Option<bool>, Failure> {
+    let Ok(objects) = Reach::objects(&cli.options).await else {
+        request.pod = format!("{namespace}/{name}");
+        return Ok(None);
+    };
     let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
     let pod: Option<Pod> = objects.get(&path, Asked("get pods")).await?;
     let pod = pod.ok_or_else(|| {
@@ -152,5 +156,5 @@ async fn look_up(
         )));
     }
     request.node = spec.node_name.unwrap_or_default();
-    Ok(terminating)
+    Ok(Some(terminating))
 }

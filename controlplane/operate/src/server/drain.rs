@@ -12,8 +12,9 @@ use kplane_picture::index::{PortView, Selection};
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
+use super::policy_index::{no_pod, place_of};
 use super::request::{bounded_names, detail, known_node};
-use super::{closing, inquiry};
+use super::{closing, inquiry, policies};
 
 /// Maximum number of endpoints in a question.
 const TARGETS: usize = 256;
@@ -103,6 +104,22 @@ fn target(&(ip, port): &EndpointPlace) -> pb::FlowTarget {
     }
 }
 
+/// Calls `each` with the ServicePorts that have an endpoint on a node.
+async fn ports_on(hub: &Hub, node: &str, mut each: impl FnMut(&PortView)) -> Result<(), Status> {
+    let mut selection = Selection {
+        node: node.to_owned(),
+        ..Selection::default()
+    };
+    loop {
+        let page = hub.ports(selection.clone()).await.map_err(closing)?;
+        page.ports.iter().for_each(&mut each);
+        selection.after = page.ports.last().map(|port| port.port.key.clone());
+        if !page.more {
+            return Ok(());
+        }
+    }
+}
+
 impl Subject {
     async fn of(hub: &Hub, request: &pb::DrainStatusRequest) -> Result<Self, Status> {
         bounded_names(&[&request.namespace, &request.name, &request.node])?;
@@ -111,6 +128,10 @@ impl Subject {
             ..Self::default()
         };
         let by_service = !request.name.is_empty();
+        if !request.pod.is_empty() && !by_service && request.node.is_empty() {
+            subject.add_pod(hub, &request.pod).await?;
+            return Ok(subject);
+        }
         match (by_service, request.addresses.as_slice(), &*request.node) {
             (false, [], "") | (true, [_, ..], _) => {
                 let text = "name one Service, one node, or the addresses of one Pod";
@@ -128,23 +149,38 @@ impl Subject {
         Ok(subject)
     }
 
+    /// Adds the addresses of a Pod. Its EndpointSlices say whether it is being shut down.
+    async fn add_pod(&mut self, hub: &Hub, pod: &str) -> Result<(), Status> {
+        let named = policies::named(pod);
+        let pod = named.ok_or_else(|| Status::invalid_argument("pod is NAMESPACE/NAME"))?;
+        bounded_names(&[&pod.namespace, &pod.name])?;
+        let place = place_of(hub, &pod).await?.ok_or_else(|| {
+            Status::failed_precondition(format!(
+                "the addresses of Pod {pod} are not known, since the control plane watches no Pods without \
+                 --network-policy: name a kubeconfig, or ask for its Service"
+            ))
+        })?;
+        let (node, addresses) = place.ok_or_else(|| no_pod(&pod))?;
+        let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+        self.add_addresses(&addresses, &node)?;
+        let found = &mut self.found;
+        ports_on(hub, &node, |port| {
+            for endpoint in port.endpoints.iter().filter(|of| of.terminating) {
+                if let Some(found) = found.get_mut(&(endpoint.addr.ip, None)) {
+                    found.terminating = true;
+                }
+            }
+        })
+        .await
+    }
+
     /// Adds the endpoints on a node.
     async fn add_node(&mut self, hub: &Hub, node: &str) -> Result<(), Status> {
         known_node(hub, node)?;
-        let mut selection = Selection {
-            node: node.to_owned(),
-            ..Selection::default()
-        };
-        loop {
-            let page = hub.ports(selection.clone()).await.map_err(closing)?;
-            for port in &page.ports {
-                self.add(port, |endpoint| endpoint.node.as_deref() == Some(node));
-            }
-            selection.after = page.ports.last().map(|port| port.port.key.clone());
-            if !page.more {
-                return Ok(());
-            }
-        }
+        ports_on(hub, node, |port| {
+            self.add(port, |endpoint| endpoint.node.as_deref() == Some(node));
+        })
+        .await
     }
 
     fn add_addresses(&mut self, addresses: &[String], node: &str) -> Result<(), Status> {

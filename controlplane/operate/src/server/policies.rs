@@ -120,7 +120,7 @@ fn begun(token: &str) -> Option<PolicyName> {
 }
 
 /// Returns the name in a text such as `shop/web`.
-fn named(text: &str) -> Option<PolicyName> {
+pub(super) fn named(text: &str) -> Option<PolicyName> {
     let (namespace, name) = text.split_once('/')?;
     let is_name = !namespace.is_empty() && !name.is_empty() && !name.contains('/');
     is_name.then(|| PolicyName::new(namespace, name))

@@ -1,7 +1,9 @@
 //! Questions to the index about NetworkPolicies.
 
+use std::net::IpAddr;
+
 use kplane_fleet::hub::Hub;
-use kplane_model::{Issue, PodName};
+use kplane_model::{Issue, NodeName, PodName};
 use kplane_policy::Policies;
 use tonic::Status;
 
@@ -26,6 +28,22 @@ pub(super) async fn ask_if_enforced<T: Send + 'static>(
     answer: impl FnOnce(&Policies, &dyn Fn() -> Vec<Issue>) -> T + Send + 'static,
 ) -> Result<Option<T>, Status> {
     hub.policies(answer).await.map_err(closing)
+}
+
+/// Returns a Pod's node and the addresses that are its own.
+///
+/// # Errors
+/// The outer `None`: nodes enforce no policies, so no Pods are known. The inner one: this Pod is not known.
+pub(super) async fn place_of(
+    hub: &Hub,
+    pod: &PodName,
+) -> Result<Option<Option<(NodeName, Vec<IpAddr>)>>, Status> {
+    let of = pod.clone();
+    ask_if_enforced(hub, move |policies, _| {
+        let node = policies.node_of(&of)?.clone();
+        Some((node, policies.addresses_of(&of).collect()))
+    })
+    .await
 }
 
 /// Returns the error that there is no such Pod.

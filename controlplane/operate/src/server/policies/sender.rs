@@ -5,7 +5,7 @@ use kplane_model::{Family, PodName};
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
-use super::super::policy_index::ask_if_enforced;
+use super::super::policy_index::place_of;
 use super::super::request::bounded_names;
 use super::named;
 
@@ -28,13 +28,7 @@ pub(in super::super) async fn send_by_pod(
         )
     })?;
     bounded_names(&[&pod.namespace, &pod.name])?;
-    let of = pod.clone();
-    let found = ask_if_enforced(hub, move |policies, _| {
-        let node = policies.node_of(&of)?.to_string();
-        let mut addresses = policies.addresses_of(&of);
-        Some((node, addresses.find(|ip| Family::of(*ip) == to)))
-    });
-    let (node, address) = match found.await? {
+    let (node, addresses) = match place_of(hub, &pod).await? {
         None if !request.node.is_empty() => return Ok(()),
         None => {
             return Err(Status::failed_precondition(format!(
@@ -44,13 +38,14 @@ pub(in super::super) async fn send_by_pod(
         }
         Some(found) => found.ok_or_else(|| no_sender(&pod))?,
     };
-    if !request.node.is_empty() && request.node != node {
+    if !request.node.is_empty() && *request.node != *node {
         return Err(Status::invalid_argument(format!(
             "Pod {pod} is on node {node}, which handles its packets: leave --via out"
         )));
     }
-    request.node = node;
-    request.sender_address = address.map_or_else(String::new, |ip| ip.to_string());
+    let address = addresses.iter().find(|ip| Family::of(**ip) == to);
+    request.node = node.to_string();
+    request.sender_address = address.map_or_else(String::new, ToString::to_string);
     Ok(())
 }
 

@@ -721,3 +721,44 @@ async fn a_sender_is_found_by_its_name() {
     let told = fate(&server, sent_by("shop/web-0", "n1")).await.unwrap();
     assert_eq!(told.outcome(), pb::PacketOutcome::Reaches);
 }
+
+/// What `kpctl drain-status` asks without a kubeconfig.
+#[tokio::test]
+async fn a_pod_that_drains_is_found_by_its_name() {
+    let asked = async |server: &StatusServer, pod: &str| {
+        let request = pb::DrainStatusRequest {
+            pod: pod.to_owned(),
+            ..pb::DrainStatusRequest::default()
+        };
+        let told = server.get_drain_status(Request::new(request)).await?;
+        let endpoints = told.into_inner().endpoints.into_iter();
+        Ok::<_, Status>(
+            endpoints
+                .map(|of| (of.address, of.terminating))
+                .collect::<Vec<_>>(),
+        )
+    };
+    let mut objects = with_service(cluster());
+    let server = server_of(true, with_service(cluster())).await;
+    let found = asked(&server, "shop/db-0").await.unwrap();
+    assert_eq!(found, [("10.0.0.1".to_owned(), false)]);
+    let ending = json!({
+        "metadata": {"namespace": "shop", "name": "db-1", "labels": {"kubernetes.io/service-name": "db"}},
+        "addressType": "IPv4",
+        "ports": [{"port": 5432}],
+        "endpoints": [{
+            "addresses": ["10.0.0.1"], "nodeName": "n1",
+            "conditions": {"ready": false, "serving": true, "terminating": true},
+        }],
+    });
+    let ending = serde_json::from_value::<EndpointSlice>(ending).unwrap();
+    objects.push(Object::EndpointSlice(ending));
+    let found = asked(&server_of(true, objects).await, "shop/db-0").await;
+    assert_eq!(found.unwrap(), [("10.0.0.1".to_owned(), true)]);
+    for (pod, code) in [("shop/x", Code::NotFound), ("x", Code::InvalidArgument)] {
+        assert_eq!(asked(&server, pod).await.unwrap_err().code(), code);
+    }
+    let without = server_of(false, cluster()).await;
+    let refused = asked(&without, "shop/db-0").await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+}
