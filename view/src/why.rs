@@ -65,7 +65,7 @@ pub struct AttemptView {
     pub(crate) address: String,
     /// Through the Service and the node's data path, or to an endpoint's own address.
     pub(crate) through_service: bool,
-    /// The endpoint's node; empty for the Service.
+    /// The endpoint's node. For the Service: the node that has connected, empty if it is the one that handles the packet.
     pub(crate) node: String,
     pub(crate) outcome: AttemptOutcome,
     pub(crate) took_us: u32,
@@ -112,7 +112,11 @@ impl AttemptView {
         } else {
             "endpoint"
         };
-        Span::plain(format!("{which} {}", self.address))
+        let from = match self.node.as_str() {
+            node if self.through_service && !node.is_empty() => format!(", from {node}"),
+            _ => String::new(),
+        };
+        Span::plain(format!("{which} {}{from}", self.address))
     }
 
     fn result(&self) -> Span {
@@ -255,7 +259,12 @@ fn attempts(all: &[AttemptView], not_tried: &str, canvas: &Canvas) -> String {
     }
     let table = Table::new(all)
         .column(Column::new("TRIED"), AttemptView::target)
-        .text(Column::new("NODE").elastic(12), |one| &one.node)
+        .text(Column::new("NODE").elastic(12), |one| {
+            match one.through_service {
+                true => "",
+                false => &one.node,
+            }
+        })
         .column(Column::new("RESULT"), AttemptView::result);
     format!("\n{}", table.render(canvas))
 }

@@ -52,7 +52,8 @@ pub(crate) struct WhyArgs {
     /// outside the load balancer's address, an external one, or the node port
     #[arg(long, value_name = "ADDRESS:PORT")]
     to: Option<String>,
-    /// Let the node's agent open TCP connections, through the Service and to its endpoints, and say what came back.
+    /// Let the node's agent open TCP connections, through the Service and to its endpoints, and say what came back. From
+    /// outside to an address of the node, the agent of another node connects.
     /// Needs the right to create /kplane/probes
     #[arg(long = "try")]
     pub(crate) tries: bool,

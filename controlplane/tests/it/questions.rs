@@ -200,6 +200,56 @@ fn finding(code: &str, severity: pb::Severity) -> pb::Finding {
     }
 }
 
+/// A node's connection to its own address would pass no chain that drops what comes from outside.
+#[tokio::test]
+async fn a_neighbour_tries_the_node_port_of_a_node() {
+    let node_port = WEB.replace(
+        "{clusterIP: 10.96.0.1, ports: [{name: http, port: 80}]}",
+        "{type: NodePort, clusterIP: 10.96.0.1, ports: [{name: http, port: 80, nodePort: 30080}]}",
+    );
+    let node = "---
+kind: Node
+apiVersion: v1
+metadata: {name: n1}
+status: {addresses: [{type: InternalIP, address: 192.0.2.1}]}
+";
+    let (bound, _folder) = control_plane(&format!("{node_port}{node}")).await;
+    let mut own = Agent::connect(&bound, "n1", None).await;
+    let mut neighbour = Agent::connect(&bound, "n2", None).await;
+    tokio::time::pause();
+    let server = StatusServer::new(Arc::clone(bound.hub()));
+    let request = pb::ExplainRequest {
+        namespace: "shop".to_owned(),
+        name: "web".to_owned(),
+        node: "n1".to_owned(),
+        sender: pb::PacketSender::Outside.into(),
+        ..pb::ExplainRequest::default()
+    };
+    let answers = async {
+        assert_eq!(own.question().await.attempts, ["10.244.1.1:8080"]);
+        let asked = neighbour.question().await;
+        assert_eq!(asked.attempts, ["192.0.2.1:30080"]);
+        let silent = pb::Attempt {
+            outcome: pb::AttemptOutcome::Silent.into(),
+            ..pb::Attempt::default()
+        };
+        let inspection = pb::Inspection {
+            token: asked.token,
+            attempts: vec![silent],
+            ..pb::Inspection::default()
+        };
+        neighbour
+            .say(agent_message::Kind::Inspection(inspection))
+            .await;
+    };
+    let (told, ()) = tokio::join!(server.try_service(Request::new(request)), answers);
+    let told = told.unwrap().into_inner();
+    let through = &told.attempts[0];
+    assert!(through.through_service && through.node == "n2", "{told:?}");
+    let outcome = through.attempt.as_ref().unwrap().outcome();
+    assert_eq!(outcome, pb::AttemptOutcome::Silent);
+}
+
 /// n2 handles the packet, n1 has the endpoint, and n3 has nothing to do with it.
 #[tokio::test]
 async fn what_drops_packets_on_nodes_is_told_to_those_whose_packets_pass_there() {

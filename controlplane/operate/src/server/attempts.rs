@@ -2,7 +2,7 @@
 
 use kplane_fleet::fleet::label;
 use kplane_fleet::inquiry::Heard;
-use kplane_model::{Reason, Severity};
+use kplane_model::{NodeName, Reason, Severity};
 use kplane_proto::v1 as pb;
 
 use crate::findings::Finding;
@@ -19,6 +19,8 @@ pub(super) struct Plan {
     refused: Option<&'static str>,
     /// The Service itself comes first.
     connections: Vec<PlannedConnection>,
+    /// The Service, if another node connects to it.
+    from_neighbour: Option<PlannedConnection>,
 }
 
 #[derive(Debug)]
@@ -69,9 +71,27 @@ impl Plan {
             node: candidate.node.clone(),
         });
         Self {
-            refused: None,
             connections: std::iter::once(service).chain(endpoints).collect(),
+            ..Self::default()
         }
+    }
+
+    /// Lets a neighbour connect to the Service, at an address of the node itself. The node's own packets would not leave it,
+    /// and would pass none of the chains that packets from outside pass.
+    pub(super) fn connect_from(&mut self, neighbour: Option<NodeName>) {
+        if !self.connections.is_empty() {
+            let service = self.connections.remove(0);
+            self.from_neighbour = neighbour.map(|node| PlannedConnection {
+                node: node.to_string(),
+                ..service
+            });
+        }
+    }
+
+    /// Returns the neighbour that connects, and the address for its agent.
+    pub(super) fn neighbour(&self) -> Option<(&str, &str)> {
+        let connection = self.from_neighbour.as_ref();
+        connection.map(|of| (of.node.as_str(), of.address.as_str()))
     }
 
     /// Leaves the connections out, for a reason.
@@ -79,6 +99,7 @@ impl Plan {
         if !self.connections.is_empty() {
             self.refused = Some(reason);
             self.connections.clear();
+            self.from_neighbour = None;
         }
     }
 
@@ -90,11 +111,12 @@ impl Plan {
             .collect()
     }
 
-    /// Returns the answer, with a finding for each endpoint that does not work.
+    /// Returns the answer, with a finding for each endpoint that does not work. `by_neighbour` is what a neighbour has tried.
     pub(super) fn result(
         self,
         mut explanation: pb::Explanation,
         tried: Result<&[pb::Attempt], String>,
+        by_neighbour: Result<&[pb::Attempt], String>,
     ) -> pb::TryResponse {
         let error = match (self.refused, &tried) {
             (Some(refused), _) => refused.to_owned(),
@@ -103,10 +125,17 @@ impl Plan {
         };
         let tried = tried.unwrap_or_default();
         let node = explanation.node.clone();
-        let attempts = self.connections.into_iter().zip(tried);
-        let attempts: Vec<_> = attempts
-            .map(|(connection, attempt)| connection.tried(attempt))
-            .collect();
+        let attempt = match by_neighbour {
+            Ok(tried) => tried.first().cloned().unwrap_or_default(),
+            Err(error) => pb::Attempt {
+                error,
+                ..pb::Attempt::default()
+            },
+        };
+        let neighbour = self.from_neighbour.into_iter().map(|of| of.tried(&attempt));
+        let own = self.connections.into_iter().zip(tried);
+        let own = own.map(|(connection, attempt)| connection.tried(attempt));
+        let attempts: Vec<_> = neighbour.chain(own).collect();
         let found = attempts.iter().filter_map(|tried| finding(tried, &node));
         explanation
             .findings
@@ -208,7 +237,7 @@ mod tests {
             pb::AttemptOutcome::Refused,
             pb::AttemptOutcome::Silent,
         ];
-        let told = plan.result(explanation(), Ok(&outcomes.map(attempt)));
+        let told = plan.result(explanation(), Ok(&outcomes.map(attempt)), Ok(&[]));
         assert_eq!((told.error.as_str(), told.attempts.len()), ("", 3));
         let findings = told.explanation.unwrap().findings;
         let codes: Vec<_> = findings
@@ -219,10 +248,37 @@ mod tests {
     }
 
     #[test]
+    fn a_neighbour_connects_to_the_nodes_own_address() {
+        let mut plan = Plan::new(&explanation(), pb::Protocol::Tcp, true);
+        plan.connect_from(Some("n3".into()));
+        assert_eq!(plan.addresses(), ["10.0.0.1:8080", "10.0.0.2:8080"]);
+        assert_eq!(plan.neighbour(), Some(("n3", "10.96.0.1:80")));
+        let connected = [attempt(pb::AttemptOutcome::Connected)];
+        let silent = [attempt(pb::AttemptOutcome::Silent)];
+        let told = plan.result(explanation(), Ok(&connected), Ok(&silent));
+        let told = told.attempts.iter().map(|of| {
+            let outcome = of.attempt.as_ref().unwrap().outcome();
+            (of.through_service, of.node.as_str(), outcome)
+        });
+        assert_eq!(
+            told.collect::<Vec<_>>(),
+            [
+                (true, "n3", pb::AttemptOutcome::Silent),
+                (false, "n2", pb::AttemptOutcome::Connected)
+            ]
+        );
+        // A node without a neighbour has nobody who connects from outside.
+        let mut alone = Plan::new(&explanation(), pb::Protocol::Tcp, true);
+        alone.connect_from(None);
+        assert_eq!((alone.addresses().len(), alone.neighbour()), (2, None));
+    }
+
+    #[test]
     fn nothing_is_tried_without_a_reason() {
         let error = |protocol| {
             let plan = Plan::new(&explanation(), protocol, true);
-            plan.result(explanation(), Err("gone".to_owned())).error
+            plan.result(explanation(), Err("gone".to_owned()), Ok(&[]))
+                .error
         };
         let silent = Heard {
             node: "n1".into(),
@@ -235,7 +291,9 @@ mod tests {
         let unasked = Plan::new(&explanation(), pb::Protocol::Tcp, false);
         assert!(unasked.addresses().is_empty());
         assert_eq!(
-            unasked.result(explanation(), Err("gone".to_owned())).error,
+            unasked
+                .result(explanation(), Err("gone".to_owned()), Ok(&[]))
+                .error,
             ""
         );
     }

@@ -187,7 +187,12 @@ fn refused(issue: &Issue) -> Finding {
 
 /// Returns whether a client outside asks, for any place that the Service has there.
 fn is_outside(request: &pb::ExplainRequest) -> bool {
-    request.to.is_empty() && request.sender() == pb::PacketSender::Outside
+    request.to.is_empty() && comes_from_outside(request)
+}
+
+/// Returns whether the sender is a client outside of the cluster.
+pub(super) fn comes_from_outside(request: &pb::ExplainRequest) -> bool {
+    request.sender() == pb::PacketSender::Outside
 }
 
 impl<'a> Packet<'a> {
