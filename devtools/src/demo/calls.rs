@@ -203,7 +203,7 @@ pub(crate) fn survey_all(show: &mut Show, stage: &mut Stage) -> Result<()> {
     let (callers, nodes) = (stage.world.callers.len(), stage.objects.nodes.len());
     aside!("from {callers} callers: a client, a pod and the node itself, at each of {nodes} nodes");
     for service in &stage.objects.services {
-        match service.skipped {
+        match &service.skipped {
             Some(reason) => aside!("    {} {reason:?}: nothing to proxy", service.name),
             None => survey(show, stage, service, "every path")?,
         }
