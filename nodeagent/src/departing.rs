@@ -18,8 +18,8 @@ pub use pods::Follower;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kplane_dataplane::backend::nftables::{DepartingError, DepartingTable};
@@ -48,8 +48,10 @@ pub const WITHIN: Duration = Duration::from_secs(10);
 /// Longest time of any wait.
 pub const LONGEST: Duration = Duration::from_secs(300);
 
-/// Maximum number of hooks that wait at a time.
-const WAITING: usize = 1_000;
+/// Maximum number of hooks at a time. More wait for the agent to accept their connections.
+const HOOKS: usize = 4_096;
+/// Maximum number of questions that wait for the stream.
+const QUEUE: usize = 256;
 /// Pause between two attempts to open the port. The agent before this one may have it for a moment.
 const REOPEN: Duration = Duration::from_millis(500);
 /// Maximum time for which an agent that is asked to end goes on, so that hooks that wait are answered.
@@ -70,16 +72,24 @@ pub struct HookSettings {
     pub ranges: Vec<Cidr>,
 }
 
-/// A question to the control plane, for the stream.
-#[derive(Debug)]
-pub(crate) struct DepartureQuestion {
+/// What hooks want to know about a Pod.
+#[derive(Clone, Debug)]
+pub(crate) struct DepartureAsked {
     /// The addresses of the Pod.
     pub(crate) addresses: Vec<IpAddr>,
     /// The port of its endpoints; 0 = all.
     pub(crate) port: u16,
     /// The time until which the answer is of use.
     pub(crate) until: Instant,
-    /// The channel for the answer. It is closed when the stream ends.
+    /// Longest time of the wait for a Pod that is not terminating.
+    pub(crate) unless_terminating: Duration,
+}
+
+/// A question to the control plane, for the stream.
+#[derive(Debug)]
+pub(crate) struct DepartureQuestion {
+    pub(crate) asked: DepartureAsked,
+    /// The channel for the answer. The stream closes it when it ends, and hooks close it when they no longer wait.
     pub(crate) answer: oneshot::Sender<LeavingOutcome>,
 }
 
@@ -124,12 +134,14 @@ pub(crate) fn channel(
 ) -> (Follower, Hooks, Farewell, Questions) {
     let problems = Problems::default();
     let (follower, known) = pods::channel(settings.ranges.clone(), problems.clone());
-    let (ask, questions) = mpsc::channel(WAITING);
+    let (ask, questions) = mpsc::channel(QUEUE);
     let answering = Arc::new(Answering {
         within: settings.within,
         known: known.clone(),
         ask,
         counters,
+        problems: problems.clone(),
+        pods: Mutex::default(),
     });
     let end = Farewell {
         asked: CancellationToken::new(),
@@ -148,7 +160,7 @@ pub(crate) fn channel(
 impl Hooks {
     /// Answers hooks until the agent ends.
     pub(crate) async fn run(self) {
-        let room = Arc::new(Semaphore::new(WAITING));
+        let room = Arc::new(Semaphore::new(HOOKS));
         tokio::join!(
             self.serve(Family::V4, Arc::clone(&room)),
             self.serve(Family::V6, room)
@@ -172,13 +184,20 @@ impl Hooks {
         let mut known = self.known.clone();
         let mut next = Instant::now();
         let (mut leads, mut left) = (Some(self.end.tasks.token()), false);
+        let mut place = None;
         loop {
             tokio::select! {
-                (stream, _) = acceptor.accept(&failures) => {
-                    let place = Arc::clone(&room).try_acquire_owned().ok();
+                taken = Arc::clone(&room).acquire_owned(), if place.is_none() => {
+                    place = taken.ok();
+                    if room.available_permits() == 0 {
+                        self.problems.busy(Instant::now());
+                    }
+                }
+                (stream, _) = acceptor.accept(&failures), if place.is_some() => {
+                    let place = place.take();
                     let answering = Arc::clone(&self.answering);
                     self.end.tasks.spawn(async move {
-                        answering.answer(stream, family, place.is_some()).await;
+                        answering.answer(stream, family).await;
                         drop(place);
                     });
                 }

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use kplane_model::{Family, Reason, Severity};
+use tokio::time::Instant;
 
 use crate::surroundings::Finding;
 
@@ -16,18 +18,33 @@ pub(super) enum Part {
     Rules,
 }
 
+/// Time for which it is reported that a hook had no place.
+const REPORTED: Duration = Duration::from_secs(600);
+
 /// The problems of now, shared by the task and the engine's side.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Problems(Arc<Mutex<BTreeMap<(Part, Family), String>>>);
+pub(super) struct Problems(Arc<Mutex<Found>>);
+
+#[derive(Debug, Default)]
+struct Found {
+    parts: BTreeMap<(Part, Family), String>,
+    /// The last time at which a hook had no place.
+    busy: Option<Instant>,
+}
 
 impl Problems {
     /// Sets the problem of a part, human-readable; `None` = it works.
     pub(super) fn set(&self, part: Part, family: Family, problem: Option<String>) {
         let mut all = self.lock();
         match problem {
-            Some(problem) => drop(all.insert((part, family), problem)),
-            None => drop(all.remove(&(part, family))),
+            Some(problem) => drop(all.parts.insert((part, family), problem)),
+            None => drop(all.parts.remove(&(part, family))),
         }
+    }
+
+    /// Notes that a hook has no place.
+    pub(super) fn busy(&self, now: Instant) {
+        self.lock().busy = Some(now);
     }
 
     /// Returns a finding of each problem.
@@ -43,10 +60,18 @@ impl Problems {
             fix: "free the port, or give all agents and hooks another one (--pre-stop-port); 0 = no hooks".to_owned(),
         }
         };
-        all.values().map(finding).collect()
+        let busy = all.busy.filter(|at| at.elapsed() < REPORTED).map(|_| Finding {
+            code: Reason::HooksFail,
+            severity: Severity::Warning,
+            text: "preStop hooks found no place, at the agent or the control plane, and waited for their whole time"
+                .to_owned(),
+            fix: "find the Pods that ask too often, such as by probes at the port of hooks (kpctl drain-status)"
+                .to_owned(),
+        });
+        all.parts.values().map(finding).chain(busy).collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<(Part, Family), String>> {
+    fn lock(&self) -> MutexGuard<'_, Found> {
         // An entry is replaced as a whole.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

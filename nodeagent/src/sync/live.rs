@@ -104,7 +104,7 @@ enum Event {
     Taken(Option<UpdateResult>),
     Answered(Result<pb::Inspection, Stopped>),
     Compared(Result<Option<RangeDigests>, Stopped>),
-    Departing(crate::departing::DepartureQuestion),
+    Departing,
     PingDue,
     BeatDue,
     ReportDue,
@@ -182,7 +182,7 @@ impl Live {
                 let digests = digests?.map_or_else(Vec::new, |digests| digests.to_bytes());
                 self.due.ranges = Some(pb::Ranges { digests });
             }
-            Event::Departing(question) => self.departing.ask(question),
+            Event::Departing => {}
             Event::PingDue => {
                 self.next_ping = Instant::now() + PING_INTERVAL;
                 self.due.ping = true;
@@ -256,7 +256,7 @@ impl Live {
             () = sleep_until(self.next_ping) => Event::PingDue,
             () = beat_due, if !due.any() => Event::BeatDue,
             () = report_due, if !due.report => Event::ReportDue,
-            question = Departing::next(questions) => Event::Departing(question),
+            () = departing.next(questions) => Event::Departing,
             message = link.inbox.next(), if reads => Event::Heard(message),
             () = sleep_until(self.heard + SILENCE), if reads => Event::Silent,
         }

@@ -14,7 +14,7 @@ use tonic::Status;
 use super::updates::Updates;
 
 /// Maximum number of answers about Pods that wait to end.
-pub(super) const ANSWERS: usize = 1_024;
+const ANSWERS: usize = 1_024;
 
 /// The next thing for the stream to do.
 #[derive(Debug)]

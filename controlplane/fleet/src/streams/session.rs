@@ -5,9 +5,6 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use futures_util::future::BoxFuture;
-use futures_util::stream::FuturesUnordered;
-use futures_util::{FutureExt as _, StreamExt as _};
 use kplane_model::NodeName;
 use kplane_picture::buckets::{Bucket, Rate};
 use kplane_picture::freshness::Freshness;
@@ -21,10 +18,11 @@ use tonic::Status;
 use tracing::info;
 
 use super::attendance::Attendance;
-use super::mailbox::{ANSWERS, Postman};
+use super::mailbox::Postman;
 use super::millis;
 use super::questions::AgentQuestions;
 use super::updates::{HeldState, Updates, must_be_node};
+use crate::departures::NodeDepartures;
 use crate::doors::Occupancy;
 use crate::draining;
 use crate::fleet::{BEATS, Misbehaviour, NotBegun, Session, bound_hello};
@@ -132,7 +130,7 @@ pub(super) async fn run(
         sentry,
         messages: Bucket::new(MESSAGES),
         pause: None,
-        leaving: FuturesUnordered::new(),
+        leaving: NodeDepartures::default(),
         hub: Arc::clone(&hub),
         node,
         beats: hello.capabilities & BEATS != 0 && hub.suspects.beat_ms() > 0,
@@ -246,7 +244,7 @@ struct Conversation<'a> {
     /// Time until which no message is read, because the agent sent too many.
     pause: Option<Instant>,
     /// Questions about Pods that wait to end.
-    leaving: FuturesUnordered<BoxFuture<'static, pb::Left>>,
+    leaving: NodeDepartures,
     hub: Arc<Hub>,
     node: NodeName,
 }
@@ -292,23 +290,6 @@ impl Conversation<'_> {
         Ok(())
     }
 
-    /// Takes a question about a Pod that waits to end. It is answered at once if there are too many.
-    fn leaves(&self, leaving: &pb::Leaving) {
-        let token = leaving.token;
-        if self.leaving.len() >= ANSWERS {
-            return self.postman.left(pb::Left {
-                token,
-                ..pb::Left::default()
-            });
-        }
-        let answered = self.hub.departures.ask(&self.node, leaving);
-        let left = answered.map(move |outcome| pb::Left {
-            token,
-            outcome: outcome.unwrap_or_default().into(),
-        });
-        self.leaving.push(left.boxed());
-    }
-
     fn receive(&mut self, message: AgentMessage) -> Result<(), Status> {
         self.last_heard = Instant::now();
         self.pause = self
@@ -325,7 +306,10 @@ impl Conversation<'_> {
             }
             Some(agent_message::Kind::Ping(ping)) => self.postman.pong(ping.token),
             Some(agent_message::Kind::Inspection(told)) => self.questions.answered(told),
-            Some(agent_message::Kind::Leaving(leaving)) => self.leaves(&leaving),
+            Some(agent_message::Kind::Leaving(leaving)) => {
+                self.leaving
+                    .take(&self.hub.departures, &self.node, &leaving);
+            }
             Some(agent_message::Kind::Ranges(ranges)) => self.postman.compared(ranges.digests),
             Some(agent_message::Kind::Renewal(renewal)) => {
                 if let Some(token) = Token::parse(&renewal.token) {

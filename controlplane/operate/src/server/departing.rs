@@ -28,7 +28,6 @@ use kplane_picture::index::PodEndpoints;
 use kplane_picture::publish::Followed;
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::LeavingOutcome;
-use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use self::wait::Wait;
@@ -39,8 +38,6 @@ use super::others::Others;
 use super::pages::{Node, Picture};
 use super::standing::Standings;
 
-/// Maximum number of Pods that wait at a time.
-const WAITING: usize = 1_024;
 /// Shortest time between two looks.
 const PAUSE: Duration = Duration::from_millis(5);
 /// Share of the time that one wait may spend on its looks: one part in this many.
@@ -58,16 +55,8 @@ pub async fn serve(hub: Arc<Hub>, peers: Option<Arc<Peers>>) {
     let Some(mut questions) = hub.departures.take_questions() else {
         return;
     };
-    let room = Arc::new(Semaphore::new(WAITING));
     while let Some(leaving) = questions.recv().await {
-        // Without room, the question is dropped, which answers it.
-        if let Ok(place) = Arc::clone(&room).try_acquire_owned() {
-            let task = Depart::answer(Arc::clone(&hub), peers.clone(), leaving);
-            tokio::spawn(async move {
-                task.await;
-                drop(place);
-            });
-        }
+        tokio::spawn(Depart::answer(Arc::clone(&hub), peers.clone(), leaving));
     }
 }
 
@@ -78,12 +67,15 @@ struct Depart {
     /// The Pod's Services, and what other replicas tell of each.
     followed: Vec<(Followed, Others)>,
     wait: Wait,
+    /// The latest time of the answer while rules lead to the Pod and no EndpointSlice says that it is terminating.
+    unless_terminating: Instant,
+    is_serving: bool,
 }
 
 impl Depart {
     async fn answer(hub: Arc<Hub>, peers: Option<Arc<Peers>>, leaving: Leaving) {
         let began = Instant::now();
-        let until = began + leaving.within;
+        let (until, unless_terminating) = (leaving.until, leaving.unless_terminating);
         let address = leaving.addresses.first().copied();
         let node = leaving.node.clone();
         let mut answer = leaving.answer;
@@ -95,14 +87,14 @@ impl Depart {
         };
         // Without an answer, the agent waits until the time is over.
         let Ok(Some(mut depart)) = found else { return };
-        let (outcome, reason) = tokio::select! {
-            over = timeout_at(until, depart.over(peers.is_some())) => match over {
-                Ok(Ok(())) => (LeavingOutcome::Gone, String::new()),
-                Ok(Err(Closing)) => return,
-                Err(_) => depart.wait.ends(),
+        depart.unless_terminating = unless_terminating;
+        tokio::select! {
+            over = timeout_at(until, depart.over(peers.is_some())) => if let Ok(Err(Closing)) = over {
+                return;
             },
             () = answer.closed() => return,
-        };
+        }
+        let (outcome, reason) = depart.wait.ends();
         // The agent may have gone.
         let _ = answer.send(outcome);
         if !depart.pod.services.is_empty() {
@@ -134,10 +126,12 @@ impl Depart {
             hub,
             pod,
             followed,
+            unless_terminating: Instant::now(),
+            is_serving: false,
         })
     }
 
-    /// Waits until nothing is missing.
+    /// Waits until nothing is missing, or a Pod that is not terminating has waited for long enough.
     async fn over(&mut self, has_peers: bool) -> Result<(), Closing> {
         let mut agents = self.hub.fleet.changes();
         let mut changes = self.hub.summary();
@@ -157,6 +151,7 @@ impl Depart {
             let refresh = Instant::now() + REFRESH;
             is_new = tokio::select! {
                 biased;
+                () = sleep_until(self.unless_terminating), if self.is_serving => return Ok(()),
                 changed = changes.changed() => {
                     changed.map_err(|_| Closing)?;
                     true
@@ -176,15 +171,17 @@ impl Depart {
             return Ok(());
         }
         let (pod, store) = (self.pod.clone(), Arc::clone(&self.hub.store));
-        let (leads, revision) = self
+        let (leads, is_terminating, revision) = self
             .hub
             .look(move |index| {
                 let services = pod.services.iter();
                 let leads = services.map(|service| (service.clone(), index.lead(service, &pod)));
                 let leads: Vec<(ServiceName, Option<Lead>)> = leads.collect();
-                (leads, store.head().borrow().revision)
+                let revision = store.head().borrow().revision;
+                (leads, index.is_terminating(&pod), revision)
             })
             .await?;
+        self.is_serving = !is_terminating && leads.iter().any(|(_, lead)| lead.is_some());
         for (service, lead) in leads {
             self.wait.led(&service, lead, revision);
         }

@@ -71,6 +71,17 @@ impl Index {
         })
     }
 
+    /// Returns whether an EndpointSlice says that a Pod is terminating.
+    pub fn is_terminating(&self, pod: &PodEndpoints) -> bool {
+        let is_ending = |e: &Endpoint| pod.has(e.addr) && e.terminating;
+        pod.services.iter().any(|service| {
+            let ports = self.effective(service).ports.into_iter();
+            ports
+                .flat_map(|(_, endpoints)| endpoints)
+                .any(|e| is_ending(&e))
+        })
+    }
+
     /// Returns why the rules of some node lead new connections for a Service to a Pod; `None` if no node's do.
     pub fn lead(&self, service: &ServiceName, pod: &PodEndpoints) -> Option<Lead> {
         let ports = self.effective(service).ports.into_iter();

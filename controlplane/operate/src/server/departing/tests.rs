@@ -36,18 +36,24 @@ fn batch() -> Batch {
     }
 }
 
-/// Asks about Pod p; returns the outcome.
-async fn ask(hub: &Arc<Hub>, within: Duration) -> Option<LeavingOutcome> {
+/// Asks about Pod p (1) or q (2), with a time for one that is not terminating; returns the outcome.
+async fn ask_of(hub: &Arc<Hub>, pod: u8, times: [Duration; 2]) -> Option<LeavingOutcome> {
     let (answer, answered) = oneshot::channel();
+    let [until, unless_terminating] = times.map(|time| Instant::now() + time);
     let leaving = Leaving {
         node: "n1".into(),
-        addresses: vec![[10, 244, 0, 1].into()],
+        addresses: vec![[10, 244, 0, pod].into()],
         port: 0,
-        within,
+        until,
+        unless_terminating,
         answer,
     };
     Depart::answer(Arc::clone(hub), None, leaving).await;
     answered.await.ok()
+}
+
+async fn ask(hub: &Arc<Hub>, within: Duration) -> Option<LeavingOutcome> {
+    ask_of(hub, 1, [within, within]).await
 }
 
 #[tokio::test]
@@ -62,4 +68,32 @@ async fn no_pod_is_gone_before_the_source_is_read_and_agents_are_back() {
     assert_eq!(outcome, Some(LeavingOutcome::Bound));
     let latest = hub.departures.latest();
     assert_eq!(latest.last().unwrap().1.reason, "n1 did not confirm");
+}
+
+/// Probes and restarts of containers ask about Pods that go on.
+#[tokio::test]
+async fn the_time_of_a_hook_counts_for_a_pod_that_is_terminating() {
+    let (source, batches) = mpsc::channel(1);
+    let guard = CliffGuard::default();
+    let (hub, index) = Hub::new(1, "test", Admission::default(), guard, batches);
+    tokio::spawn(index);
+    source.send(batch()).await.unwrap();
+    let short = Duration::from_millis(20);
+    let serving = ask_of(&hub, 2, [Duration::from_secs(30), short]).await;
+    assert_eq!(serving, Some(LeavingOutcome::Bound));
+    let first = hub.departures.latest().last().unwrap().1.clone();
+    assert!(first.waited_ms < 30_000, "{first:?}");
+    let reason = first.reason.clone();
+    assert!(
+        reason.contains("still counted as ready for shop/web"),
+        "{reason}"
+    );
+    let long = Duration::from_millis(300);
+    assert_eq!(
+        ask_of(&hub, 1, [long, short]).await,
+        Some(LeavingOutcome::Bound)
+    );
+    let last = hub.departures.latest().last().unwrap().1.clone();
+    assert_eq!(last.reason, "n1 did not confirm");
+    assert!(last.waited_ms >= 300, "{last:?}");
 }

@@ -99,6 +99,7 @@ pub(super) const HEALTHY: &[Series] = &[
     (LINES, "0x2000"),
     (PANICS, "0x2000"),
     (AGENT_PANICS, "0x2000"),
+    (HOOKS, "0x2000"),
     (STALE, "0x2000"),
     (FAILING, "0x2000"),
     ("kplane_agent_failures{state=\"degraded\"}@n1", "2x2000"),
@@ -145,6 +146,7 @@ const CERTIFICATE: &str = "kplane_controlplane_certificate_expires_timestamp_sec
 const LINES: &str = "kplane_controlplane_audit_lines_dropped_total@a";
 const PANICS: &str = "kplane_controlplane_panics_total@a";
 const AGENT_PANICS: &str = "kplane_agent_panics_total@n1";
+const HOOKS: &str = "kplane_agent_pre_stop_wait_duration_seconds_count{outcome=\"busy\"}@n1";
 const PARTIAL: &str = "kplane_controlplane_picture_partial@a";
 const STALE: &str = "kplane_agent_stale_since_timestamp_seconds@n1";
 const FAILING: &str = "kplane_agent_family_failing{ip_family=\"IPv4\"}@n1";
@@ -314,6 +316,7 @@ pub(super) const CASES: &[Case] = &[
         (&[(ENTRIES, "850x2000")], 30),
     ),
     timed("KplaneHealthPortsClosed", &[(HEALTH, "1x2000")], 11, 9),
+    timed("KplaneHooksBusy", &[(HOOKS, "0x5 1x2000")], 7, 30),
     timed(
         "KplaneVersionsDiffer",
         &[(NEWER_AGENT, "1x2000")],
