@@ -1,8 +1,10 @@
 //! Where this node's Pods are: in the ranges of the Node, and at the addresses of endpoints outside of them, as with networks
 //! that do not ask the Node for addresses. These also have Pods anywhere in the ranges of the cluster.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use kplane_model::{Cidr, Family, ServiceKey};
@@ -18,13 +20,16 @@ const REMEMBERED: Duration = Duration::from_secs(600);
 /// Most addresses that are remembered, of each family.
 const ADDRESSES: usize = 1_024;
 
+/// The address of an endpoint, and the namespace of a Service that has it.
+type NamespacedPod = (Arc<str>, IpAddr);
+
 /// What is known of this node's Pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Known {
     /// Ranges of its Pods, none in another.
     ranges: Vec<Cidr>,
     /// Endpoints on the node outside of the Node's ranges.
-    endpoints: BTreeSet<IpAddr>,
+    endpoints: BTreeSet<NamespacedPod>,
     /// Addresses of the node itself.
     pub(super) own: Vec<IpAddr>,
 }
@@ -94,7 +99,11 @@ impl Follower {
                 self.endpoints.retain(|key, _| !gone(key));
             }
         }
-        let endpoints = self.endpoints.values().flatten().copied().collect();
+        let endpoints = self.endpoints.iter().flat_map(|(key, ips)| {
+            let namespace = &key.service.namespace;
+            ips.iter().map(|ip| (Arc::clone(namespace), *ip))
+        });
+        let endpoints = endpoints.collect();
         let addresses = desired.node().map_or(&[][..], |node| &node.addresses);
         let own: Vec<IpAddr> = match addresses {
             [] => desired.last_known().into_iter().flatten().collect(),
@@ -115,10 +124,10 @@ impl Follower {
 
 /// Returns the ranges of the node's Pods. Where the Node's own ones have all of its endpoints, the rest of the cluster's
 /// are Pods of other nodes, which the node's processes must reach at the port of hooks.
-fn ranges(named: &[Cidr], cluster: &[Cidr], outside: &BTreeSet<IpAddr>) -> Vec<Cidr> {
+fn ranges(named: &[Cidr], cluster: &[Cidr], outside: &BTreeSet<NamespacedPod>) -> Vec<Cidr> {
     let is_used = |range: &&Cidr| {
         let mut same = named.iter().filter(|of| of.family() == range.family());
-        same.next().is_none() || outside.iter().any(|ip| range.contains(*ip))
+        same.next().is_none() || outside.iter().any(|(_, ip)| range.contains(*ip))
     };
     distinct(named.iter().chain(cluster.iter().filter(is_used)).copied())
 }
@@ -141,7 +150,7 @@ fn distinct(ranges: impl Iterator<Item = Cidr>) -> Vec<Cidr> {
 #[derive(Debug, Default)]
 pub(super) struct Pods {
     /// Addresses, and since when they are no endpoints any more.
-    seen: HashMap<IpAddr, Option<Instant>>,
+    seen: HashMap<NamespacedPod, Option<Instant>>,
     /// The time after which one is forgotten.
     forgets_at: Option<Instant>,
 }
@@ -154,32 +163,50 @@ impl Pods {
         family: Family,
         now: Instant,
     ) -> (Vec<Cidr>, Vec<IpAddr>) {
-        let ours = known
-            .endpoints
-            .iter()
-            .filter(|ip| Family::of(**ip) == family);
-        for ip in ours {
-            if self.seen.len() < ADDRESSES || self.seen.contains_key(ip) {
-                self.seen.insert(*ip, None);
-            }
-        }
+        let ours = known.endpoints.iter();
+        let ours = ours.filter(|(_, ip)| Family::of(*ip) == family);
+        self.seen.extend(ours.cloned().map(|pod| (pod, None)));
         let in_range = |ip: &IpAddr| known.ranges.iter().any(|range| range.contains(*ip));
-        self.seen.retain(|ip, left| {
-            if !known.endpoints.contains(ip) {
+        self.seen.retain(|pod, left| {
+            if !known.endpoints.contains(pod) {
                 left.get_or_insert(now);
             }
             let is_recent = |at| now.saturating_duration_since(at) < REMEMBERED;
-            left.is_none_or(is_recent) && !in_range(ip)
+            left.is_none_or(is_recent) && !in_range(&pod.1)
         });
+        let pods = self.shares();
+        self.seen.retain(|(_, ip), _| pods.contains(ip));
         let passing = self.seen.values().flatten();
         self.forgets_at = passing.map(|at| *at + REMEMBERED).min();
         let ranges = known.ranges.iter().copied();
-        let mut pods: Vec<IpAddr> = self.seen.keys().copied().collect();
-        pods.sort_unstable();
         (
             ranges.filter(|range| range.family() == family).collect(),
-            pods,
+            pods.into_iter().collect(),
         )
+    }
+
+    /// Returns the addresses that there is room for. Each namespace has an equal share, so that the endpoints of one do not
+    /// take the places of others; endpoints come before those that were some.
+    fn shares(&self) -> BTreeSet<IpAddr> {
+        let mut by_namespace = BTreeMap::<&str, Vec<_>>::new();
+        for ((namespace, ip), left) in &self.seen {
+            let all = by_namespace.entry(namespace).or_default();
+            all.push((left.is_some(), Reverse(*left), *ip));
+        }
+        let mut turns: Vec<_> = by_namespace.into_values().collect();
+        for all in &mut turns {
+            all.sort_unstable();
+        }
+        let longest = turns.iter().map(Vec::len).max().unwrap_or_default();
+        let mut pods = BTreeSet::new();
+        for (_, _, ip) in
+            (0..longest).flat_map(|turn| turns.iter().filter_map(move |all| all.get(turn)))
+        {
+            if pods.len() < ADDRESSES {
+                pods.insert(*ip);
+            }
+        }
+        pods
     }
 
     /// Returns the time at which an address is forgotten, if one is.
@@ -200,6 +227,10 @@ mod tests {
         text.parse().unwrap()
     }
 
+    fn pod(namespace: &str, text: &str) -> NamespacedPod {
+        (namespace.into(), ip(text))
+    }
+
     #[test]
     fn ranges_in_others_are_left_out() {
         let all = [
@@ -218,7 +249,7 @@ mod tests {
         let of = |named: &[&str], outside: &[&str]| {
             let named: Vec<Cidr> = named.iter().map(|text| cidr(text)).collect();
             let cluster = [cidr("10.0.0.0/8"), cidr("fd00::/32")];
-            let outside = outside.iter().map(|text| ip(text)).collect();
+            let outside = outside.iter().map(|text| pod("a", text)).collect();
             ranges(&named, &cluster, &outside)
         };
         let both = ["10.1.0.0/24", "fd00:0:1::/64"];
@@ -240,7 +271,7 @@ mod tests {
         let start = Instant::now();
         let known = |endpoints: &[&str]| Known {
             ranges: vec![cidr("10.1.0.0/16"), cidr("fd00::/64")],
-            endpoints: endpoints.iter().map(|text| ip(text)).collect(),
+            endpoints: endpoints.iter().map(|text| pod("a", text)).collect(),
             own: Vec::new(),
         };
         let both = known(&["10.9.0.1", "fd09::1"]);
@@ -262,5 +293,34 @@ mod tests {
             pods.note(&known(&[]), Family::V4, forgets).1,
             [] as [IpAddr; 0]
         );
+    }
+
+    /// A namespace with very many endpoints, now or before, takes no places of others.
+    #[test]
+    fn each_namespace_has_a_share_of_the_addresses() {
+        let many = |net: u8| {
+            let all = (0..2_000_u16).map(u16::to_be_bytes);
+            let all = all.map(move |[high, low]| IpAddr::from([10, net, high, low]));
+            all.map(|ip| (Arc::from("greedy"), ip))
+        };
+        let few = ["192.0.2.1", "192.0.2.2"].map(|text| pod("shop", text));
+        let known = |endpoints| Known {
+            ranges: Vec::new(),
+            endpoints,
+            own: Vec::new(),
+        };
+        let start = Instant::now();
+        let mut pods = Pods::default();
+        pods.note(&known(many(1).collect()), Family::V4, start);
+        let (_, first) = pods.note(&known(many(2).collect()), Family::V4, start);
+        assert_eq!(first.len(), ADDRESSES);
+        assert!(first.iter().all(|ip| ip.to_string().starts_with("10.2.")));
+        let both = known(many(3).chain(few.clone()).collect());
+        let (_, second) = pods.note(&both, Family::V4, start);
+        assert_eq!(second.len(), ADDRESSES);
+        assert!(few.iter().all(|(_, ip)| second.contains(ip)));
+        // The Pods of the other namespace are about to end.
+        let (_, third) = pods.note(&known(many(4).collect()), Family::V4, start);
+        assert!(few.iter().all(|(_, ip)| third.contains(ip)));
     }
 }
