@@ -75,6 +75,11 @@ impl Suspects {
         self.now.subscribe()
     }
 
+    /// Replaces the suspected nodes.
+    pub fn replace(&self, now: Suspicions) {
+        self.now.send_replace(Arc::new(now));
+    }
+
     /// Returns the Nodes on which other replicas run that were heard lately.
     pub fn replicas(&self) -> Vec<NodeName> {
         self.shared.nodes()

@@ -328,7 +328,7 @@ impl Watch {
             return;
         }
         self.note(&before, &all);
-        self.hub.suspects.now.send_replace(Arc::new(all.clone()));
+        self.hub.suspects.replace(all.clone());
         self.hub.fleet.changed();
         // It fails when the control plane ends.
         let _ = self.hub.suspect(all).await;

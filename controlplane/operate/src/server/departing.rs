@@ -8,7 +8,7 @@
 //! Each question has a task of its own, which looks again when a report or a change of the source comes. What is missing is
 //! in `wait.rs`. The criterion is [`Index::lead`](kplane_picture::index::Index::lead): the rules of no node lead new
 //! connections to the Pod. A node counts when it is in reach, and has confirmed when its kernel holds the first revision
-//! without the Pod. Nodes of other replicas confirm by the digest of the Service (`Standings`).
+//! without the Pod. A node that its neighbours do not reach need not confirm. Nodes of other replicas confirm by the digest of the Service (`Standings`).
 
 #[cfg(test)]
 mod tests;
@@ -135,6 +135,7 @@ impl Depart {
     async fn over(&mut self, has_peers: bool) -> Result<(), Closing> {
         let mut agents = self.hub.fleet.changes();
         let mut changes = self.hub.summary();
+        let mut suspects = self.hub.suspects.changes();
         let mut is_new = true;
         loop {
             let began = Instant::now();
@@ -143,6 +144,7 @@ impl Depart {
                 self.look_at_source().await?;
             }
             agents.mark_unchanged();
+            suspects.mark_unchanged();
             self.look_at_nodes();
             if self.wait.is_over() {
                 return Ok(());
@@ -155,6 +157,10 @@ impl Depart {
                 changed = changes.changed() => {
                     changed.map_err(|_| Closing)?;
                     true
+                }
+                changed = suspects.changed() => {
+                    changed.map_err(|_| Closing)?;
+                    false
                 }
                 changed = agents.changed() => {
                     changed.map_err(|_| Closing)?;
@@ -191,6 +197,7 @@ impl Depart {
     /// Looks which nodes have confirmed.
     fn look_at_nodes(&mut self) {
         let (hub, open) = (&*self.hub, self.wait.open());
+        let suspects = hub.suspects.now();
         for (followed, others) in &mut self.followed {
             if !open.contains(followed.service()) {
                 continue;
@@ -206,11 +213,12 @@ impl Depart {
             };
             let service = followed.service().clone();
             self.wait.ask(&service, in_reach, |name, revision| {
-                // A node whose agent and Node object are gone leads nowhere.
-                picture.node(name).is_none_or(|node| match node.elsewhere {
-                    None => holds(hub, followed, (name, node), revision),
-                    Some(_) => standings.of(name, node).lag.is_none(),
-                })
+                // A dead node, or one whose agent and Node object are gone, leads nowhere.
+                suspects.nodes.contains_key(name)
+                    || picture.node(name).is_none_or(|node| match node.elsewhere {
+                        None => holds(hub, followed, (name, node), revision),
+                        Some(_) => standings.of(name, node).lag.is_none(),
+                    })
             });
         }
     }

@@ -1,7 +1,7 @@
 //! A control plane that has just started says of no Pod that it is gone.
 
 use kplane_picture::admission::Admission;
-use kplane_picture::index::CliffGuard;
+use kplane_picture::index::{CliffGuard, Suspicion, Suspicions};
 use kplane_picture::k8s::Kind;
 use kplane_picture::source::manifests::parse;
 use kplane_picture::source::{Batch, Event};
@@ -96,4 +96,25 @@ async fn the_time_of_a_hook_counts_for_a_pod_that_is_terminating() {
     let last = hub.departures.latest().last().unwrap().1.clone();
     assert_eq!(last.reason, "n1 did not confirm");
     assert!(last.waited_ms >= 300, "{last:?}");
+}
+
+#[tokio::test]
+async fn a_node_that_its_neighbours_do_not_reach_need_not_confirm() {
+    let (source, batches) = mpsc::channel(1);
+    let guard = CliffGuard::default();
+    let (hub, index) = Hub::new(1, "test", Admission::default(), guard, batches);
+    tokio::spawn(index);
+    source.send(batch()).await.unwrap();
+    let long = Duration::from_secs(30);
+    let mut asked = Box::pin(ask(&hub, long));
+    let early = timeout_at(Instant::now() + Duration::from_millis(50), &mut asked).await;
+    assert!(early.is_err(), "n1 has not confirmed: {early:?}");
+    let suspicion = Suspicion {
+        since: SystemTime::now(),
+        missed: 3,
+        asked: 3,
+    };
+    let nodes = [("n1".into(), suspicion)].into();
+    hub.suspects.replace(Suspicions { nodes, act: false });
+    assert_eq!(asked.await, Some(LeavingOutcome::Gone));
 }
