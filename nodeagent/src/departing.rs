@@ -40,8 +40,6 @@ use self::pods::{Known, Pods};
 use self::problems::{Part, Problems};
 use crate::metrics::DepartingCounters;
 
-/// The port of hooks, unless the configuration has another one.
-pub const PORT: u16 = 7447;
 /// Longest time of a wait, unless the configuration or the hook has another one.
 pub const WITHIN: Duration = Duration::from_secs(10);
 

@@ -33,12 +33,13 @@ const MAIN_VALUES: [&[&str]; 5] = [
 ];
 
 /// Settings that stand for themselves.
-const OTHERS: [&[&str]; 14] = [
+const OTHERS: [&[&str]; 15] = [
     &["networkPolicies.enforce=true"],
     &["monitoring.dashboards.enabled=true"],
     &["agent.metricsBindAddress=0.0.0.0:10249"],
     &["startupTaint.enabled=true"],
     &["preStop.enabled=true", "preStop.port=17447"],
+    &["preStop.enabled=true", "preStop.policy=false"],
     &["deadNode.mode=act"],
     &["agent.kubeProxyConfig.existingConfigMap=own"],
     &[

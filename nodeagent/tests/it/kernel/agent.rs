@@ -11,7 +11,7 @@ use serde_json::Value;
 pub(crate) fn binary(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kp-nodeagent"));
     command
-        .args(["--cache-dir=", "--pre-stop-port=0"])
+        .args(["--cache-dir="])
         .args(args)
         .env_remove("RUST_LOG")
         .stdout(Stdio::piped())

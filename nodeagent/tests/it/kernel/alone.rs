@@ -26,7 +26,6 @@ fn start(cache: &Path, source: &[&str]) -> Agent {
         .arg(cache)
         .args(["--node-name", "n1", "--log-format", "json"])
         .args(["--healthz-bind-address=", "--metrics-bind-address="])
-        .arg("--pre-stop-port=0")
         .args(source)
         .env_remove("RUST_LOG")
         .stdout(Stdio::piped())

@@ -122,23 +122,23 @@ pub(crate) fn pods_with_the_label_get_a_hook() -> Result<()> {
     ];
     let folder = "/apis/admissionregistration.k8s.io/v1";
     let own = json!({"preStop": {"exec": {"command": ["true"]}}});
-    let pod = |label: &str, host: bool| {
+    let pod = |label: &str, host: bool, grace: u64| {
         json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {"generateName": "drain-", "namespace": "default", "labels": {"kplane.io/drain": label}},
-            "spec": {"hostNetwork": host, "containers": [
+            "spec": {"hostNetwork": host, "terminationGracePeriodSeconds": grace, "containers": [
                 {"name": "one", "image": "one"},
                 {"name": "other", "image": "other", "lifecycle": own},
             ]},
         })
     };
-    let hook = json!({"httpGet": {"path": "/gone", "port": 7447, "scheme": "HTTP"}});
+    let hook = |path: &str| json!({"httpGet": {"path": path, "port": 7447, "scheme": "HTTP"}});
     with_world(|world| {
-        let create = |label: &str, host: bool| {
+        let create = |label: &str, host: bool, grace: u64| {
             let path = "/api/v1/namespaces/default/pods?dryRun=All";
             let made = world
                 .api()
-                .request(Method::POST, path, Some(&pod(label, host)))?;
+                .request(Method::POST, path, Some(&pod(label, host, grace)))?;
             let hook = |n: usize| made["spec"]["containers"][n]["lifecycle"]["preStop"].clone();
             Ok::<_, anyhow::Error>([hook(0), hook(1)])
         };
@@ -147,13 +147,22 @@ pub(crate) fn pods_with_the_label_get_a_hook() -> Result<()> {
             world.api().request(Method::POST, &path, Some(policy))?;
         }
         eventually(DEADLINE, "Pods get the hook", || {
-            match create("true", false)? {
-                [first, second] if first == hook && second == own["preStop"] => Ok(()),
+            match create("true", false, 30)? {
+                [first, second] if first == hook("/gone") && second == own["preStop"] => Ok(()),
                 others => Err(anyhow::anyhow!("{others:?}")),
             }
         })?;
+        // The hook of a Pod that has little time leaves some of it for the end.
+        for (grace, path) in [
+            (20, "/gone"),
+            (7, "/gone?within=3s"),
+            (0, "/gone?within=0s"),
+        ] {
+            let [first, _] = create("true", false, grace)?;
+            ensure!(first == hook(path), "{grace}: {first}");
+        }
         for (label, host) in [("false", false), ("true", true)] {
-            let [first, second] = create(label, host)?;
+            let [first, second] = create(label, host, 30)?;
             ensure!(
                 first == Value::Null && second == own["preStop"],
                 "{label}: {first}"

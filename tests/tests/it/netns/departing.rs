@@ -122,9 +122,11 @@ fn outcome(node: &NetNs, pod: IpAddr, path: &str, wanted: &str) -> Result<()> {
 }
 
 fn config(number: u8, cache: &Path) -> Result<Config> {
-    let planes = format!("http://{}:{CONTROL_PORT}", CONTROL[0]);
-    let mut config = alone::config_with(&planes, cache)?;
-    config.node_name = node_name(number).into();
+    let planes = format!("--control-plane=http://{}:{CONTROL_PORT}", CONTROL[0]);
+    let cache = format!("--cache-dir={}", cache.display());
+    let name = format!("--node-name={}", node_name(number));
+    let port = format!("--pre-stop-port={HOOK}");
+    let mut config = alone::agent_config(&["--insecure", &planes, &cache, &name, &port])?;
     config.cache_dir = None;
     // Answers of Pods on other nodes come back this way.
     config.node_settings.masquerade_all = true;
