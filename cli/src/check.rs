@@ -5,6 +5,7 @@ pub(crate) mod before;
 pub(crate) mod cluster;
 pub(crate) mod dns;
 pub(crate) mod fleet;
+mod hooks;
 mod listed;
 pub(crate) mod nodes;
 mod policies;

@@ -34,6 +34,8 @@ pub(crate) struct ServiceSpec {
     #[serde(default, rename = "clusterIPs")]
     cluster_ips: Vec<String>,
     #[serde(default)]
+    pub(super) publish_not_ready_addresses: bool,
+    #[serde(default)]
     ports: Vec<Port>,
     #[serde(default)]
     health_check_node_port: u16,

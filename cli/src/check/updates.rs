@@ -4,15 +4,13 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::listed::{Metadata, Service};
-use super::{Finding, cluster, names};
+use super::hooks::{self, Hook, PATH, PodSpec};
+use super::listed::{Metadata, Service, ServiceSpec};
+use super::{Finding, NAMED, cluster, names};
 use crate::migrate::picture::{Objects, Picture};
 
 /// The name of the check.
 pub(crate) const CHECK: &str = "rolling-updates";
-
-/// The path of hooks that agents answer.
-const PATH: &str = "/gone";
 
 /// The label of Pods that get the hook by a policy of the chart.
 const LABEL: &str = "kplane.io/drain";
@@ -40,37 +38,6 @@ struct PodTemplate {
     spec: PodSpec,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
-struct PodSpec {
-    #[serde(default)]
-    containers: Vec<Container>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-struct Container {
-    #[serde(default)]
-    lifecycle: Lifecycle,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Lifecycle {
-    pre_stop: Option<Hook>,
-}
-
-/// A preStop hook. `sleep` and `exec` may take any time.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Hook {
-    http_get: Option<HttpGet>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-struct HttpGet {
-    #[serde(default)]
-    path: String,
-}
-
 /// The end of a Deployment's Pods, as its template has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ending {
@@ -87,20 +54,17 @@ impl Deployment {
         format!("{}/{}", self.metadata.namespace, self.metadata.name)
     }
 
-    fn ending(&self) -> Ending {
+    /// Returns the end of the Pods, if agents answer hooks at a port; 0 = they answer none.
+    fn ending(&self, port: u16) -> Ending {
         let template = &self.spec.template;
         let containers = template.spec.containers.iter();
         let mut hooks = containers.filter_map(|container| container.lifecycle.pre_stop.as_ref());
-        let asks = |hook: &Hook| {
-            let path = hook.http_get.as_ref().map(|get| get.path.as_str());
-            path.is_some_and(|path| path.split('?').next() == Some(PATH))
-        };
         let by_policy = template
             .metadata
             .labels
             .get(LABEL)
-            .is_some_and(|value| value == "true");
-        match (hooks.clone().any(asks) || by_policy, hooks.next()) {
+            .is_some_and(|value| value == "true" && port > 0);
+        match (hooks.clone().any(Hook::asks) || by_policy, hooks.next()) {
             (true, _) => Ending::Asks,
             (false, Some(_)) => Ending::Waits,
             (false, None) => Ending::AtOnce,
@@ -118,10 +82,23 @@ pub(crate) fn finding(
     let lacking = cluster::lacking(&picture);
     let lacking: Vec<&str> = lacking.iter().map(|node| node.name.as_str()).collect();
     let (mut asking, mut at_once, mut all) = (Vec::new(), Vec::new(), 0);
+    let (port, mut faulty) = (hooks_port(objects), Vec::new());
     let selectors = by_namespace(services);
-    for deployment in deployments.iter().filter(|it| is_selected(it, &selectors)) {
+    for deployment in deployments {
+        let mut services = selecting(deployment, &selectors).peekable();
+        if services.peek().is_none() {
+            continue;
+        }
         all += 1;
-        match deployment.ending() {
+        let mut faults = deployment.spec.template.spec.faults(port);
+        let ending = deployment.ending(port);
+        if ending == Ending::Asks && services.any(|spec| spec.publish_not_ready_addresses) {
+            faults.push("a Service with publishNotReadyAddresses leads to Pods until they are gone: the hook takes its whole time".to_owned());
+        }
+        if !faults.is_empty() {
+            faulty.push(format!("{}: {}", deployment.name(), faults.join("; ")));
+        }
+        match ending {
             Ending::Asks => asking.push(deployment.name()),
             Ending::Waits => {}
             Ending::AtOnce => at_once.push(deployment.name()),
@@ -135,6 +112,15 @@ pub(crate) fn finding(
         );
         let details = vec![names_of(&asking), format!("nodes: {}", names(&lacking))];
         return Finding::warning(CHECK, text, "kpctl get nodes").with(details);
+    }
+    if !faulty.is_empty() {
+        let text = format!(
+            "hooks of {} Deployments do not do what they are for",
+            faulty.len()
+        );
+        faulty.truncate(NAMED);
+        let remedy = "correct these Pod templates (docs/rolling-updates.md)";
+        return Finding::warning(CHECK, text, remedy).with(faulty);
     }
     if all == 0 {
         return Finding::ok(CHECK, "no Deployment is behind a Service");
@@ -150,7 +136,7 @@ pub(crate) fn finding(
         at_once.len()
     );
     let advice =
-        format!("a preStop hook with httpGet {PATH}, port 7447, lets them end without losses");
+        format!("a preStop hook with httpGet {PATH}, port {port}, lets them end without losses");
     Finding::ok(CHECK, text).with(vec![names_of(&at_once), advice])
 }
 
@@ -159,7 +145,7 @@ fn names_of(owned: &[String]) -> String {
     names(&borrowed)
 }
 
-type Selectors<'a> = BTreeMap<&'a str, Vec<&'a BTreeMap<String, String>>>;
+type Selectors<'a> = BTreeMap<&'a str, Vec<&'a ServiceSpec>>;
 
 /// Returns the selectors of Services, by namespace. An empty one selects nothing: such a Service has endpoints of its own.
 fn by_namespace(services: &[Service]) -> Selectors<'_> {
@@ -167,23 +153,40 @@ fn by_namespace(services: &[Service]) -> Selectors<'_> {
     for Service { metadata, spec } in services {
         if !spec.selector.is_empty() && spec.kind != EXTERNAL {
             let of_namespace = selectors.entry(&metadata.namespace).or_default();
-            of_namespace.push(&spec.selector);
+            of_namespace.push(spec);
         }
     }
     selectors
 }
 
-fn is_selected(deployment: &Deployment, selectors: &Selectors<'_>) -> bool {
+/// Returns the Services that select the Pods of a Deployment.
+fn selecting<'a>(
+    deployment: &'a Deployment,
+    selectors: &'a Selectors<'a>,
+) -> impl Iterator<Item = &'a ServiceSpec> {
     let labels = &deployment.spec.template.metadata.labels;
-    let mut of_namespace = selectors
-        .get(&*deployment.metadata.namespace)
+    let of_namespace = selectors.get(&*deployment.metadata.namespace);
+    let is_selected = move |spec: &&ServiceSpec| {
+        let mut selector = spec.selector.iter();
+        selector.all(|(key, value)| labels.get(key) == Some(value))
+    };
+    of_namespace
         .into_iter()
-        .flatten();
-    of_namespace.any(|selector| {
-        selector
-            .iter()
-            .all(|(key, value)| labels.get(key) == Some(value))
-    })
+        .flatten()
+        .copied()
+        .filter(is_selected)
+}
+
+/// Returns the port at which agents answer hooks, by their DaemonSet; 0 = they answer none.
+fn hooks_port(objects: &Objects) -> u16 {
+    let Some(agents) = &objects.agents else {
+        return hooks::PORT;
+    };
+    let pod = agents.spec.template.spec.iter();
+    let containers = pod.flat_map(|pod| &pod.containers);
+    let mut args = containers.flat_map(|container| container.args.iter().flatten());
+    let port = args.find_map(|arg| arg.strip_prefix(hooks::FLAG));
+    port.and_then(|port| port.parse().ok()).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -269,6 +272,50 @@ mod tests {
         let found = of(gone("/gone"));
         assert_eq!(found.outcome, Outcome::Warning);
         assert_eq!(found.details, ["shop/web", "nodes: node-7"]);
-        assert_eq!(of(gone("/goner")).outcome, Outcome::Ok);
+        assert_eq!(
+            of(gone("/goner")).details,
+            ["shop/web: path /goner: agents answer /gone"]
+        );
+    }
+
+    #[test]
+    fn a_hook_that_does_not_do_what_it_is_for_is_a_warning() {
+        let web = json!({ "app": "web" });
+        let all = [deployment(
+            "web",
+            &web,
+            &json!({ "httpGet": { "path": "/gone", "port": 7448 } }),
+        )];
+        let found = of(&all);
+        assert_eq!(found.outcome, Outcome::Warning);
+        assert_eq!(
+            found.details,
+            ["shop/web: port 7448: agents answer at 7447"]
+        );
+        let args = |args: &Value| {
+            let containers = json!([{ "name": "agent", "args": args }]);
+            let agents = json!({ "spec": {
+                "selector": {}, "template": { "spec": { "containers": containers } },
+            } });
+            let objects = Objects {
+                agents: Some(serde_json::from_value(agents).unwrap()),
+                ..Objects::default()
+            };
+            finding(&objects, &all, &[service("shop", &web)])
+        };
+        assert_eq!(args(&json!(["--pre-stop-port=7448"])).outcome, Outcome::Ok);
+        let off = args(&json!(["--own-mark=1"]));
+        assert!(off.details[0].contains("answer no hooks"), "{off:?}");
+        // By the policy of the chart.
+        let by_policy = json!({ "app": "web", "kplane.io/drain": "true" });
+        let all = [deployment("web", &by_policy, &Value::Null)];
+        let mut unready = service("shop", &web);
+        assert_eq!(of(&all).outcome, Outcome::Ok);
+        unready.spec.publish_not_ready_addresses = true;
+        let found = finding(&Objects::default(), &all, &[unready]);
+        assert!(
+            found.details[0].contains("publishNotReadyAddresses"),
+            "{found:?}"
+        );
     }
 }
