@@ -71,18 +71,21 @@ pub fn text_of(path: &Path) -> Result<String, Problem> {
 /// Text that is not YAML, or not a configuration.
 pub fn document(text: &str) -> Result<Document, Vec<Problem>> {
     let mut lax = Vec::new();
-    let value = match parse(text, DuplicateKeyPolicy::Error) {
-        Ok(value) => value,
+    let (value, has_more) = match parse(text, DuplicateKeyPolicy::Error) {
+        Ok(parsed) => parsed,
         // As kube-proxy does, the last of several equal keys counts. If parsing still fails, the
         // text is broken.
         Err(strict) => match parse(text, DuplicateKeyPolicy::LastWins) {
-            Ok(value) => {
+            Ok(parsed) => {
                 lax.push(format!("{strict}: the last one counts"));
-                value
+                parsed
             }
             Err(error) => return Err(vec![Problem::general(error)]),
         },
     };
+    if has_more {
+        lax.push("of several YAML documents, the first one counts".to_owned());
+    }
     let mut value = match value {
         Value::Object(_) => value,
         Value::Null => return Err(vec![Problem::general("is empty")]),
@@ -110,7 +113,8 @@ pub fn document(text: &str) -> Result<Document, Vec<Problem>> {
     })
 }
 
-fn parse(text: &str, duplicate_keys: DuplicateKeyPolicy) -> Result<Value, String> {
+/// Returns the first document, as kube-proxy takes it, and whether something follows.
+fn parse(text: &str, duplicate_keys: DuplicateKeyPolicy) -> Result<(Value, bool), String> {
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! {
             max_depth: MAX_DEPTH,
@@ -125,14 +129,21 @@ fn parse(text: &str, duplicate_keys: DuplicateKeyPolicy) -> Result<Value, String
         with_snippet: false,
         emit_comments: false,
     };
-    serde_saphyr::from_str_with_options(text, options).map_err(|error| {
+    let mut bytes = text.as_bytes();
+    let mut documents = serde_saphyr::read_with_options::<_, Value>(&mut bytes, options);
+    let first = documents.next().unwrap_or(Ok(Value::Null));
+    let first = first.map_err(|error| {
         let line = error.location().map_or(1, |at| at.line());
         let formatter = UserMessageFormatter.with_localizer(&WithoutPlace);
         let message = error.render_with_formatter(&formatter);
         let printable = |c: char| if c.is_control() { ' ' } else { c };
         let message: String = message.chars().take(MAX_MESSAGE).map(printable).collect();
         format!("line {line}: {message}")
-    })
+    })?;
+    let has_more = documents
+        .next()
+        .is_some_and(|next| !matches!(next, Ok(Value::Null)));
+    Ok((first, has_more))
 }
 
 /// Formats messages without positions, because the position is printed in front.

@@ -109,6 +109,31 @@ fn i2_zeros_are_what_they_are_in_kube_proxy() {
     assert_eq!(config.client_connection.qps, 5.0);
 }
 
+/// kube-proxy reads the first document, and says nothing of others.
+#[test]
+fn i2_of_several_documents_the_first_counts() {
+    let kind = "kind: KubeProxyConfiguration\napiVersion: kubeproxy.config.k8s.io/v1alpha1\n";
+    for (text, has_more) in [
+        (format!("{kind}mode: ipvs\n"), false),
+        (format!("---\n{kind}mode: ipvs\n---\n"), false),
+        (format!("{kind}mode: ipvs\n---\n# nothing\n"), false),
+        (
+            format!("{kind}mode: ipvs\n---\n{kind}mode: nftables\n"),
+            true,
+        ),
+        (format!("{kind}mode: ipvs\n---\n}} no YAML\n"), true),
+    ] {
+        let read = document(&text).unwrap();
+        assert_eq!(read.config.mode, "ipvs");
+        let warning = read.warning.unwrap_or_default();
+        assert_eq!(
+            warning.contains("several YAML documents"),
+            has_more,
+            "{text}"
+        );
+    }
+}
+
 #[test]
 fn i2_json_is_read_too() {
     let text = r#"{"kind": "KubeProxyConfiguration", "mode": "nftables",
@@ -206,10 +231,6 @@ fn text_that_is_no_configuration() {
         ("[1]", "must be a mapping of fields"),
         ("text", "must be a mapping of fields"),
         ("a: [", "line 1: unclosed bracket '['"),
-        (
-            "a: 1\n---\nb: 1\n",
-            "line 3: only single YAML document expected",
-        ),
     ] {
         let found = problems(text);
         assert_eq!(found.len(), 1, "{found:?}");

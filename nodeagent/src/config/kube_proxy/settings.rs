@@ -277,9 +277,12 @@ impl Checker {
         if texts.is_empty() && config.serves_all_by_default() {
             cidrs.extend(everything());
         }
+        // The word asks for more than kube-proxy has; a range asks for what the mode's own field may refuse (C8).
+        let refused = config.mode == "iptables" && !config.iptables.localhost_node_ports;
         let localhost = Family::ALL.map(|family| {
             let mut own = cidrs.iter().filter(|cidr| cidr.family() == family);
-            words.contains("localhost") || own.any(|cidr| cidr.first().is_loopback())
+            let by_range = !refused && own.any(|cidr| cidr.first().is_loopback());
+            words.contains("localhost") || by_range
         });
         if words.contains("localhost") && !words.contains("primary") {
             // With loopback addresses, no family is without a range.

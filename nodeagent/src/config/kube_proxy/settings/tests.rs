@@ -281,6 +281,28 @@ fn k1_k2_k5_words_and_ranges_in_any_mix() {
     }
 }
 
+/// A loopback range says where node ports may be, and `localhostNodePorts` of mode iptables that they are not.
+#[test]
+fn c8_a_loopback_range_does_not_bring_node_ports_back() {
+    for (mode, served, word, expected) in [
+        ("iptables", false, false, false),
+        ("iptables", false, true, true),
+        ("iptables", true, false, true),
+        ("nftables", false, false, true),
+    ] {
+        let node = settings(|c| {
+            mode.clone_into(&mut c.mode);
+            c.iptables.localhost_node_ports = served;
+            c.node_port_addresses = texts(&["10.0.0.0/8", "127.0.0.0/8"]);
+            c.node_port_addresses
+                .extend(word.then(|| "localhost".to_owned()));
+        })
+        .node;
+        let v4 = node.nodeport_localhost[Family::V4 as usize];
+        assert_eq!(v4, expected, "{mode} {served} {word}");
+    }
+}
+
 /// kube-proxy takes one of each family; more than that are more ranges here.
 #[test]
 fn i7_cluster_cidrs_are_ranges() {
