@@ -131,7 +131,7 @@ pub(crate) fn channel(
     counters: Arc<DepartingCounters>,
 ) -> (Follower, Hooks, Farewell, Questions) {
     let problems = Problems::default();
-    let (follower, known) = pods::channel(settings.ranges.clone(), problems.clone());
+    let (follower, known) = pods::channel(&settings, problems.clone());
     let (ask, questions) = mpsc::channel(QUEUE);
     let answering = Arc::new(Answering {
         within: settings.within,
@@ -257,16 +257,15 @@ impl Rules {
     /// Brings the table up to date; returns when to do so again.
     async fn write(&mut self, known: &watch::Receiver<Known>) -> Instant {
         let now = Instant::now();
-        let (ranges, pods) = self.pods.note(&known.borrow(), self.family, now);
+        let addresses = self.pods.note(&known.borrow(), self.family, now);
         let (family, port, table) = (self.family, self.port, self.table.take());
         // The kernel may be busy with a large transaction.
         let written = spawn_blocking(move || {
-            let addresses = (&*ranges, &*pods);
-            let changed = table.map(|mut table| table.set(addresses).map(|()| table));
+            let changed = table.map(|mut table| table.set(&addresses).map(|()| table));
             match changed {
                 Some(Ok(table)) => Ok(table),
                 // Another program may have deleted it.
-                _ => DepartingTable::create(family, port, addresses),
+                _ => DepartingTable::create(family, port, &addresses),
             }
         });
         match written.await {
@@ -293,10 +292,10 @@ impl Rules {
 
     /// Replaces the table by one that has hooks wait for the next agent.
     async fn leave(&mut self, known: &watch::Receiver<Known>) {
-        let (ranges, pods) = self.pods.note(&known.borrow(), self.family, Instant::now());
+        let addresses = self.pods.note(&known.borrow(), self.family, Instant::now());
         let (port, table) = (self.port, self.table.take());
         let Some(table) = table else { return };
-        let left = spawn_blocking(move || table.leave(port, (&ranges, &pods)));
+        let left = spawn_blocking(move || table.leave(port, &addresses));
         if let Ok(Err(error)) = left.await {
             warn!(
                 family = %self.family,

@@ -7,10 +7,12 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kplane_model::{Cidr, Family, ServiceKey};
+use kplane_dataplane::backend::nftables::HookAddresses;
+use kplane_model::{Cidr, EndpointAddr, Family, Protocol, Reason, ServiceKey, Severity};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::HookSettings;
 use super::problems::Problems;
 use crate::desired::{Desired, Touched};
 use crate::surroundings::Finding;
@@ -30,6 +32,8 @@ pub(super) struct Known {
     ranges: Vec<Cidr>,
     /// Endpoints on the node outside of the Node's ranges.
     endpoints: BTreeSet<NamespacedPod>,
+    /// Endpoints on the node at the port of hooks.
+    serving: BTreeSet<IpAddr>,
     /// Addresses of the node itself.
     pub(super) own: Vec<IpAddr>,
 }
@@ -37,18 +41,23 @@ pub(super) struct Known {
 /// The engine's side.
 #[derive(Debug)]
 pub struct Follower {
+    port: u16,
     ranges: Vec<Cidr>,
-    /// Endpoints outside of the Node's ranges, by ServicePort.
-    endpoints: BTreeMap<ServiceKey, BTreeSet<IpAddr>>,
+    /// Endpoints on the node, by ServicePort.
+    endpoints: BTreeMap<ServiceKey, BTreeSet<EndpointAddr>>,
     known: watch::Sender<Known>,
     problems: Problems,
 }
 
 /// Creates both sides.
-pub(super) fn channel(ranges: Vec<Cidr>, problems: Problems) -> (Follower, watch::Receiver<Known>) {
+pub(super) fn channel(
+    settings: &HookSettings,
+    problems: Problems,
+) -> (Follower, watch::Receiver<Known>) {
     let (known, receiver) = watch::channel(Known::default());
     let follower = Follower {
-        ranges,
+        port: settings.port,
+        ranges: settings.ranges.clone(),
         endpoints: BTreeMap::new(),
         known,
         problems,
@@ -59,7 +68,22 @@ pub(super) fn channel(ranges: Vec<Cidr>, problems: Problems) -> (Follower, watch
 impl Follower {
     /// Returns what keeps hooks from being answered.
     pub(crate) fn findings(&self) -> Vec<Finding> {
-        self.problems.findings()
+        let known = self.known.borrow();
+        let mut findings = self.problems.findings();
+        if let Some(pod) = known.serving.first() {
+            findings.push(Finding {
+                code: Reason::HooksFail,
+                severity: Severity::Warning,
+                text: format!(
+                    "{} of this node's Pods serve at port {} of preStop hooks, such as {pod}; the agent leaves them alone, \
+                     so hooks of these Pods fail, which ends the Pods at once",
+                    known.serving.len(),
+                    self.port
+                ),
+                fix: "give all agents and hooks another port (--pre-stop-port)".to_owned(),
+            });
+        }
+        findings
     }
 
     /// Notes that the kernel holds the desired state of a family; `touched` is what has changed, `None` = anything.
@@ -74,12 +98,11 @@ impl Follower {
         let all = touched.is_none_or(|touched| touched.node_changed);
         let mut look = |key: &ServiceKey| {
             let local = desired.service(key).and_then(|(_, local)| local);
-            let ips = local.into_iter().flat_map(|local| &local.endpoints);
-            let ips = ips.map(|endpoint| endpoint.addr.ip).filter(is_outside);
-            let ips: BTreeSet<_> = ips.collect();
-            match ips.is_empty() {
+            let all = local.into_iter().flat_map(|local| &local.endpoints);
+            let all: BTreeSet<_> = all.map(|endpoint| endpoint.addr).collect();
+            match all.is_empty() {
                 true => drop(self.endpoints.remove(key)),
-                false => drop(self.endpoints.insert(key.clone(), ips)),
+                false => drop(self.endpoints.insert(key.clone(), all)),
             }
         };
         match touched.filter(|_| !all) {
@@ -99,11 +122,11 @@ impl Follower {
                 self.endpoints.retain(|key, _| !gone(key));
             }
         }
-        let endpoints = self.endpoints.iter().flat_map(|(key, ips)| {
-            let namespace = &key.service.namespace;
-            ips.iter().map(|ip| (Arc::clone(namespace), *ip))
-        });
-        let endpoints = endpoints.collect();
+        let all = self.endpoints.iter();
+        let all = all.flat_map(|(key, all)| all.iter().map(move |at| (key, at.ip)));
+        let outside = all.filter(|(_, ip)| is_outside(ip));
+        let outside = outside.map(|(key, ip)| (Arc::clone(&key.service.namespace), ip));
+        let endpoints = outside.collect();
         let addresses = desired.node().map_or(&[][..], |node| &node.addresses);
         let own: Vec<IpAddr> = match addresses {
             [] => desired.last_known().into_iter().flatten().collect(),
@@ -112,6 +135,7 @@ impl Follower {
         let known = Known {
             ranges: ranges(named, &self.ranges, &endpoints),
             endpoints,
+            serving: serving(&self.endpoints, self.port),
             own,
         };
         self.known.send_if_modified(|last| {
@@ -120,6 +144,24 @@ impl Follower {
             changed
         });
     }
+}
+
+/// Returns the endpoints at a TCP port. The word of one namespace does not count about an address that another one has as
+/// well: it could take the Pod's hooks away.
+fn serving(
+    endpoints: &BTreeMap<ServiceKey, BTreeSet<EndpointAddr>>,
+    port: u16,
+) -> BTreeSet<IpAddr> {
+    let all = || {
+        let all = endpoints.iter();
+        all.flat_map(|(key, all)| all.iter().map(move |at| (key, *at)))
+    };
+    let at_port = all().filter(|(key, at)| at.port == port && key.protocol == Protocol::Tcp);
+    let has_one_owner = |(key, at): &(&ServiceKey, EndpointAddr)| {
+        let namespace = &key.service.namespace;
+        !all().any(|(other, of)| of.ip == at.ip && other.service.namespace != *namespace)
+    };
+    at_port.filter(has_one_owner).map(|(_, at)| at.ip).collect()
 }
 
 /// Returns the ranges of the node's Pods. Where the Node's own ones have all of its endpoints, the rest of the cluster's
@@ -156,13 +198,8 @@ pub(super) struct Pods {
 }
 
 impl Pods {
-    /// Takes what is known now; returns the ranges and addresses for the kernel.
-    pub(super) fn note(
-        &mut self,
-        known: &Known,
-        family: Family,
-        now: Instant,
-    ) -> (Vec<Cidr>, Vec<IpAddr>) {
+    /// Takes what is known now; returns the addresses for the kernel.
+    pub(super) fn note(&mut self, known: &Known, family: Family, now: Instant) -> HookAddresses {
         let ours = known.endpoints.iter();
         let ours = ours.filter(|(_, ip)| Family::of(*ip) == family);
         self.seen.extend(ours.cloned().map(|pod| (pod, None)));
@@ -179,10 +216,11 @@ impl Pods {
         let passing = self.seen.values().flatten();
         self.forgets_at = passing.map(|at| *at + REMEMBERED).min();
         let ranges = known.ranges.iter().copied();
-        (
-            ranges.filter(|range| range.family() == family).collect(),
-            pods.into_iter().collect(),
-        )
+        HookAddresses {
+            ranges: ranges.filter(|range| range.family() == family).collect(),
+            pods: pods.into_iter().collect(),
+            served: known.serving.iter().copied().collect(),
+        }
     }
 
     /// Returns the addresses that there is room for. Each namespace has an equal share, so that the endpoints of one do not
@@ -217,6 +255,8 @@ impl Pods {
 
 #[cfg(test)]
 mod tests {
+    use kplane_model::{KeyParts, ServiceName};
+
     use super::*;
 
     fn cidr(text: &str) -> Cidr {
@@ -272,25 +312,25 @@ mod tests {
         let known = |endpoints: &[&str]| Known {
             ranges: vec![cidr("10.1.0.0/16"), cidr("fd00::/64")],
             endpoints: endpoints.iter().map(|text| pod("a", text)).collect(),
-            own: Vec::new(),
+            ..Known::default()
         };
         let both = known(&["10.9.0.1", "fd09::1"]);
-        let (ranges, addresses) = pods.note(&both, Family::V4, start);
+        let noted = pods.note(&both, Family::V4, start);
         assert_eq!(
-            (ranges, addresses),
+            (noted.ranges, noted.pods),
             (vec![cidr("10.1.0.0/16")], vec![ip("10.9.0.1")])
         );
         assert_eq!(pods.forgets_at(), None);
         // Nothing changes for longer than an address is remembered.
         let start = start + 2 * REMEMBERED;
         assert_eq!(
-            pods.note(&known(&[]), Family::V4, start).1,
+            pods.note(&known(&[]), Family::V4, start).pods,
             [ip("10.9.0.1")]
         );
         let forgets = pods.forgets_at().unwrap();
         assert_eq!(forgets, start + REMEMBERED);
         assert_eq!(
-            pods.note(&known(&[]), Family::V4, forgets).1,
+            pods.note(&known(&[]), Family::V4, forgets).pods,
             [] as [IpAddr; 0]
         );
     }
@@ -307,20 +347,54 @@ mod tests {
         let known = |endpoints| Known {
             ranges: Vec::new(),
             endpoints,
-            own: Vec::new(),
+            ..Known::default()
         };
         let start = Instant::now();
         let mut pods = Pods::default();
         pods.note(&known(many(1).collect()), Family::V4, start);
-        let (_, first) = pods.note(&known(many(2).collect()), Family::V4, start);
+        let first = pods.note(&known(many(2).collect()), Family::V4, start).pods;
         assert_eq!(first.len(), ADDRESSES);
         assert!(first.iter().all(|ip| ip.to_string().starts_with("10.2.")));
         let both = known(many(3).chain(few.clone()).collect());
-        let (_, second) = pods.note(&both, Family::V4, start);
+        let second = pods.note(&both, Family::V4, start).pods;
         assert_eq!(second.len(), ADDRESSES);
         assert!(few.iter().all(|(_, ip)| second.contains(ip)));
         // The Pods of the other namespace are about to end.
-        let (_, third) = pods.note(&known(many(4).collect()), Family::V4, start);
+        let third = pods.note(&known(many(4).collect()), Family::V4, start).pods;
         assert!(few.iter().all(|(_, ip)| third.contains(ip)));
+    }
+
+    #[test]
+    fn a_pod_that_serves_at_the_port_is_left_alone_unless_another_namespace_has_it() {
+        let key = |namespace: &str, protocol| {
+            let parts = KeyParts {
+                service: ServiceName::new(namespace, "web"),
+                port_name: "".into(),
+                protocol,
+                family: Family::V4,
+            };
+            ServiceKey::from(parts)
+        };
+        let at = |text: &str| text.parse::<std::net::SocketAddr>().unwrap();
+        let at = |text: &str| EndpointAddr {
+            ip: at(text).ip(),
+            port: at(text).port(),
+        };
+        let endpoints = |all: &[&str]| all.iter().map(|text| at(text)).collect::<BTreeSet<_>>();
+        let own = [
+            "10.0.0.1:7447",
+            "10.0.0.1:80",
+            "10.0.0.2:80",
+            "10.0.0.3:7447",
+        ];
+        let all = BTreeMap::from([
+            (key("shop", Protocol::Tcp), endpoints(&own)),
+            (key("shop", Protocol::Udp), endpoints(&["10.0.0.4:7447"])),
+            (
+                key("thief", Protocol::Tcp),
+                endpoints(&["10.0.0.2:7447", "10.0.0.3:80"]),
+            ),
+        ]);
+        assert_eq!(serving(&all, 7447), [ip("10.0.0.1")].into());
     }
 }

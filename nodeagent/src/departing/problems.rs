@@ -23,10 +23,10 @@ const REPORTED: Duration = Duration::from_secs(600);
 
 /// The problems of now, shared by the task and the engine's side.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Problems(Arc<Mutex<Found>>);
+pub(super) struct Problems(Arc<Mutex<HookTroubles>>);
 
 #[derive(Debug, Default)]
-struct Found {
+struct HookTroubles {
     parts: BTreeMap<(Part, Family), String>,
     /// The last time at which a hook had no place.
     busy: Option<Instant>,
@@ -71,7 +71,7 @@ impl Problems {
         all.parts.values().map(finding).chain(busy).collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Found> {
+    fn lock(&self) -> MutexGuard<'_, HookTroubles> {
         // An entry is replaced as a whole.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -81,6 +81,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     departing::servers_end_right_after_their_hooks_and_no_connection_fails,
     departing::hooks_are_answered_at_their_bound_at_the_latest,
     departing::hooks_outlive_a_restart_of_their_agent,
+    departing::a_pod_that_serves_at_the_port_of_hooks_is_left_alone,
     counted::each_connection_through_a_service_is_reported_once,
     asked::a_kernel_says_what_it_does,
     asked::a_kernel_says_what_others_have_left,

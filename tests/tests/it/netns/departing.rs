@@ -397,6 +397,41 @@ pub(crate) fn hooks_outlive_a_restart_of_their_agent() -> Result<()> {
     world.node(2)?.run(|| last.stop())
 }
 
+/// Without a Service the agent answers at the port of hooks, and with one the Pod's own server does.
+pub(crate) fn a_pod_that_serves_at_the_port_of_hooks_is_left_alone() -> Result<()> {
+    let (folder, cache) = (tempfile::tempdir()?, tempfile::tempdir()?);
+    write(folder.path(), [Is::Ready; 3])?;
+    let mut world = World::without_agents()?;
+    let control = world.topology.host("control")?.ns().clone();
+    let (_runtime, _hub) = plane_at(&control, folder.path(), &Admission::default(), CONTROL_PORT)?;
+    world.topology.pod_mut("b")?.serve(Protocol::Tcp, HOOK)?;
+    let agents = agents(&world, cache.path())?;
+    let node = world.node(1)?.clone();
+    let [a, b] = [pod_ips(1, 1), pod_ips(1, 2)].map(|ips| ips[0]);
+    answers(&node, b)?;
+    let name = node_name(1);
+    let zenoh = format!(
+        "{{apiVersion: v1, kind: Service, metadata: {{name: zenoh, namespace: shop}}, spec: {{clusterIP: 10.96.7.2, \
+         ports: [{{port: {HOOK}, protocol: TCP}}]}}}}\n---\n{{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, \
+         metadata: {{name: zenoh-1, namespace: shop, labels: {{kubernetes.io/service-name: zenoh}}}}, addressType: IPv4, \
+         ports: [{{name: '', port: {HOOK}, protocol: TCP}}], \
+         endpoints: [{{addresses: ['{b}'], nodeName: {name}, conditions: {{ready: true}}}}]}}\n"
+    );
+    fs::write(folder.path().join("zenoh.yaml"), zenoh)?;
+    eventually(DEADLINE, "the Pod's server answers", || {
+        Probe::tcp(SocketAddr::new(b, HOOK)).reply(&node).map(drop)
+    })?;
+    eventually(DEADLINE, "the node says so", || {
+        let report = agents[0].report();
+        let mut findings = report.findings.iter();
+        let told = findings.any(|one| one.text.contains(&format!("such as {b}")));
+        told.then_some(())
+            .ok_or_else(|| format!("{:?}", report.findings))
+    })?;
+    answers(&node, a)?;
+    stop(&world, agents)
+}
+
 /// Returns the number of tables that an agent has left behind.
 fn left_behind(node: &NetNs) -> Result<usize> {
     let mut nft = Command::new("nft");

@@ -18,6 +18,6 @@ mod own_table;
 
 #[cfg(feature = "userspace")]
 pub(in crate::backend) use capture::{CaptureSettings, CaptureTable, CapturedPlace};
-pub use departing::{DepartingError, DepartingTable};
+pub use departing::{DepartingError, DepartingTable, HookAddresses};
 #[cfg(feature = "userspace")]
 pub(in crate::backend) use divert::{DivertMarks, DivertTable};

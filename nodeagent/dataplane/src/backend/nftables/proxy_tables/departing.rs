@@ -4,7 +4,9 @@
 //! table ip kplane-departing {         flag owner: ends with the process, and no other program changes it
 //!   set ranges { daddr, interval }    of the node's Pods
 //!   set pods   { daddr }              Pods outside of the ranges
+//!   set served { daddr }              Pods that serve at the port themselves
 //!   chain output { type nat hook output priority -120
+//!     tcp dport PORT daddr @served accept
 //!     tcp dport PORT daddr @ranges dnat to LOOPBACK:PORT
 //!     tcp dport PORT daddr @pods dnat to LOOPBACK:PORT
 //!   }
@@ -21,7 +23,9 @@
 //! table ip kplane-departed {
 //!   set ranges { daddr, interval, timeout }
 //!   set pods   { daddr, timeout }
+//!   set served { daddr, timeout }
 //!   chain output { type filter hook output priority 0
+//!     tcp dport PORT daddr @served accept
 //!     tcp dport PORT daddr @ranges drop
 //!     tcp dport PORT daddr @pods drop
 //!   }
@@ -42,6 +46,7 @@ use crate::proxy_address::{DEPARTED_TABLE, DEPARTING_TABLE as TABLE};
 
 const RANGES: &str = "ranges";
 const PODS: &str = "pods";
+const SERVED: &str = "served";
 
 /// The hook is `NF_INET_LOCAL_OUT`, before the table of the userspace proxy, which is at -110.
 const CHAIN: BaseChain = BaseChain::new("output", "nat", 3, -120);
@@ -66,6 +71,17 @@ pub enum DepartingError {
     Refused(#[from] CommitError),
 }
 
+/// The addresses of the node's Pods.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HookAddresses {
+    /// Ranges of Pods, which do not overlap.
+    pub ranges: Vec<Cidr>,
+    /// Pods outside of the ranges.
+    pub pods: Vec<IpAddr>,
+    /// Pods that serve at the port of hooks. They are left alone.
+    pub served: Vec<IpAddr>,
+}
+
 /// The table of one family. It ends with this object, where the kernel knows owners.
 #[derive(Debug)]
 pub struct DepartingTable {
@@ -77,15 +93,14 @@ pub struct DepartingTable {
 }
 
 impl DepartingTable {
-    /// Creates the table, which leads this port to the same port of the loopback address. `addresses`: see
-    /// [`DepartingTable::set`].
+    /// Creates the table, which leads this port to the same port of the loopback address.
     ///
     /// # Errors
     /// The kernel's refusal.
     pub fn create(
         family: Family,
         port: u16,
-        addresses: (&[Cidr], &[IpAddr]),
+        addresses: &HookAddresses,
     ) -> Result<Self, DepartingError> {
         let mut socket = NfSocket::open()?;
         let owned = commit(&mut socket, |flags| {
@@ -108,13 +123,13 @@ impl DepartingTable {
         self.owned
     }
 
-    /// Replaces the ranges of the node's Pods, which do not overlap, and the Pods outside of them.
+    /// Replaces the addresses of the node's Pods.
     ///
     /// # Errors
     /// The kernel's refusal.
-    pub fn set(&mut self, addresses: (&[Cidr], &[IpAddr])) -> Result<(), DepartingError> {
+    pub fn set(&mut self, addresses: &HookAddresses) -> Result<(), DepartingError> {
         let mut batch = Batch::new();
-        for set in [RANGES, PODS] {
+        for set in [RANGES, PODS, SERVED] {
             table(self.family).push_flush(&mut batch, set);
         }
         push_addresses(&mut batch, table(self.family), addresses);
@@ -131,11 +146,7 @@ impl DepartingTable {
     ///
     /// # Errors
     /// The kernel's refusal.
-    pub fn leave(
-        mut self,
-        port: u16,
-        addresses: (&[Cidr], &[IpAddr]),
-    ) -> Result<(), DepartingError> {
+    pub fn leave(mut self, port: u16, addresses: &HookAddresses) -> Result<(), DepartingError> {
         let mut batch = structure(Role::Drops, self.family, port, 0, addresses);
         table(self.family).push_absent(&mut batch);
         Ok(self.socket.commit(batch.seal(None))?)
@@ -152,8 +163,8 @@ enum Role {
 }
 
 /// Returns whether the table leads hooks of any address to the agent.
-fn leads_hooks((ranges, pods): (&[Cidr], &[IpAddr])) -> bool {
-    !ranges.is_empty() || !pods.is_empty()
+fn leads_hooks(addresses: &HookAddresses) -> bool {
+    !addresses.ranges.is_empty() || !addresses.pods.is_empty()
 }
 
 fn table(family: Family) -> OwnTable {
@@ -176,7 +187,7 @@ fn structure(
     family: Family,
     port: u16,
     flags: u32,
-    addresses: (&[Cidr], &[IpAddr]),
+    addresses: &HookAddresses,
 ) -> Batch {
     let mut batch = Batch::new();
     let (table, chain, comment, timeout) = match role {
@@ -190,7 +201,7 @@ fn structure(
         }
     };
     table.push_new(&mut batch, flags, comment);
-    for (id, (set, flags)) in (1..).zip([(RANGES, NFT_SET_INTERVAL), (PODS, 0)]) {
+    for (id, (set, flags)) in (1..).zip([(RANGES, NFT_SET_INTERVAL), (PODS, 0), (SERVED, 0)]) {
         let set = (set, flags | timeout, address_key(family));
         table.push_set(&mut batch, id, set, |w| {
             if role == Role::Drops {
@@ -200,7 +211,7 @@ fn structure(
         });
     }
     table.push_chain(&mut batch, &chain);
-    for set in [RANGES, PODS] {
+    for set in [SERVED, RANGES, PODS] {
         table.push_rule(&mut batch, chain.name, |list| {
             let mut rule = ExpressionWriter(list);
             rule.meta(NFT_META_L4PROTO, FIRST);
@@ -210,6 +221,7 @@ fn structure(
             rule.destination(family);
             rule.is_in(set);
             match role {
+                _ if set == SERVED => rule.verdict(NF_ACCEPT),
                 Role::Leads => rule.lead_to(family, SocketAddr::new(family.loopback(), port)),
                 Role::Drops => rule.verdict(NF_DROP.cast_unsigned()),
             }
@@ -220,13 +232,16 @@ fn structure(
 }
 
 /// Adds the addresses of a family to the sets.
-fn push_addresses(batch: &mut Batch, table: OwnTable, (ranges, pods): (&[Cidr], &[IpAddr])) {
+fn push_addresses(batch: &mut Batch, table: OwnTable, addresses: &HookAddresses) {
     let family = table.family;
     let add = || table.operation("add elements", msg::NEWSETELEM, NLM_F_CREATE);
-    let ranges = ranges.iter().filter(|range| range.family() == family);
+    let ranges = addresses.ranges.iter();
+    let ranges = ranges.filter(|range| range.family() == family);
     let ranges = ranges.map(|range| Key::Range(*range)).take(ELEMENTS);
     table.push_elements(batch, add(), RANGES, ranges);
-    let pods = pods.iter().filter(|pod| Family::of(**pod) == family);
-    let pods = pods.map(|pod| Key::Ip(*pod)).take(ELEMENTS);
-    table.push_elements(batch, add(), PODS, pods);
+    for (set, ips) in [(PODS, &addresses.pods), (SERVED, &addresses.served)] {
+        let ips = ips.iter().filter(|ip| Family::of(**ip) == family);
+        let ips = ips.map(|ip| Key::Ip(*ip)).take(ELEMENTS);
+        table.push_elements(batch, add(), set, ips);
+    }
 }
