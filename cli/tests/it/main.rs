@@ -1030,3 +1030,12 @@ fn publications_are_listed_newest_first() {
     );
     assert!(lines[2].starts_with("17"), "{history}");
 }
+
+#[test]
+fn manual_pages_are_written_into_a_new_directory() {
+    let folder = tempfile::tempdir().unwrap();
+    let new = folder.path().join("share/man1");
+    let done = run(&mut kpctl(nobody(), &["man", new.to_str().unwrap()]));
+    assert_eq!(done.code, Some(0), "{done:?}");
+    assert!(new.join("kpctl-describe-service.1").exists());
+}

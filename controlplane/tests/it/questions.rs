@@ -200,6 +200,36 @@ fn finding(code: &str, severity: pb::Severity) -> pb::Finding {
     }
 }
 
+/// The Service is served as it was, and its description says why.
+#[tokio::test]
+async fn a_service_says_that_its_file_is_broken() {
+    let (bound, folder) = control_plane(WEB).await;
+    let server = StatusServer::new(Arc::clone(bound.hub()));
+    let described = async || {
+        let request = pb::DescribeServiceRequest {
+            namespace: "shop".to_owned(),
+            name: "web".to_owned(),
+        };
+        let told = server.describe_service(Request::new(request)).await;
+        told.unwrap().into_inner()
+    };
+    assert_eq!(described().await.issues, []);
+    let broken = WEB.replace("clusterIP: 10.96.0.1", "clusterIP: [10.96.0.1");
+    std::fs::write(folder.path().join("all.yaml"), broken).unwrap();
+    let until = Instant::now() + DEADLINE;
+    let told = loop {
+        let told = described().await;
+        if !told.issues.is_empty() {
+            break told;
+        }
+        assert!(Instant::now() < until, "no issue");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    };
+    assert_eq!(told.ports.len(), 1);
+    let reason = &told.issues[0].reason;
+    assert!(reason.contains("last good state"), "{reason}");
+}
+
 /// A node's connection to its own address would pass no chain that drops what comes from outside.
 #[tokio::test]
 async fn a_neighbour_tries_the_node_port_of_a_node() {
