@@ -260,6 +260,7 @@ impl Policies {
 
     /// Publishes Pods to their nodes.
     fn take_pods(&mut self, changes: &mut PolicyChanges) {
+        self.share_names();
         self.pods.all_changed = false;
         for name in take(&mut self.pods.changed) {
             self.crowded.remove(&name);
@@ -276,6 +277,19 @@ impl Policies {
             });
             if let Some((before, now)) = self.published.note_pod(&name, now, changes) {
                 self.reach.move_pod(before.as_ref(), now.as_ref());
+            }
+        }
+    }
+
+    /// Divides anew what the objects of a namespace's Pods may name, where the number of Pods has changed much.
+    fn share_names(&mut self) {
+        let changed = self.pods.changed.iter();
+        let namespaces: BTreeSet<_> = changed.map(|pod| Arc::clone(&pod.namespace)).collect();
+        let everything = Selector::default();
+        for namespace in namespaces {
+            let pods = self.pods.most_selected(Some(&namespace), &everything);
+            if self.policies.share_names(&namespace, pods) {
+                self.pods.touch_selected(&namespace, &everything);
             }
         }
     }

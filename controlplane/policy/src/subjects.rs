@@ -27,6 +27,8 @@ pub(crate) struct Subjects {
     /// Policies whose groups are beyond the share of their namespace, and that share in bytes.
     pub(crate) wide: BTreeMap<PolicyName, usize>,
     pub(crate) limits: Limits,
+    /// Maximum size of the names in a Pod's object, where a namespace has so many Pods that it is less than for others.
+    names: BTreeMap<Arc<str>, usize>,
 }
 
 impl Subjects {
@@ -170,24 +172,32 @@ impl Subjects {
         policies
     }
 
+    /// Sets the number of Pods of a namespace. Returns whether that changes what their objects may name.
+    pub(crate) fn share_names(&mut self, namespace: &Arc<str>, pods: usize) -> bool {
+        let share = self.limits.names_of_one(pods);
+        let before = match share < self.limits.names {
+            true => self.names.insert(Arc::clone(namespace), share),
+            false => self.names.remove(namespace),
+        };
+        before.unwrap_or(self.limits.names) != share
+    }
+
     /// Returns those that the Pod's node enforces, and the number of others: if not all fit into a message, some that
     /// allow something are missing, but the Pod is isolated as it should be.
     pub(crate) fn enforced(&self, namespace: &Arc<str>, labels: &LabelSet) -> (Vec<&Entry>, usize) {
         let mut policies = self.of_pod(namespace, labels);
         let all = policies.len();
-        if policies
-            .iter()
-            .map(|entry| size_of_name(entry))
-            .sum::<usize>()
-            > self.limits.names
-        {
+        let most = self.names.get(namespace).copied();
+        let most = most.unwrap_or(self.limits.names);
+        let sizes = policies.iter().map(|entry| size_of_name(entry));
+        if sizes.sum::<usize>() > most {
             for direction in Direction::ALL.into_iter().rev() {
                 let isolates = |entry: &&Entry| entry.rules(direction).is_some();
                 if let Some(at) = policies.iter().position(isolates) {
                     policies[..=at].rotate_right(1);
                 }
             }
-            let mut left = self.limits.names;
+            let mut left = most;
             policies.retain(|entry| match left.checked_sub(size_of_name(entry)) {
                 Some(rest) => {
                     left = rest;

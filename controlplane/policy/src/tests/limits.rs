@@ -380,6 +380,38 @@ fn a_pod_with_too_many_policies_is_isolated_in_the_directions_of_all() {
     }
 }
 
+/// The Pods of a namespace share what they may name, so that many Pods with many policies do not take a product of both.
+#[test]
+fn the_more_pods_a_namespace_has_the_fewer_policies_each_may_name() {
+    // A name takes 2 bytes, and 10 more.
+    let limits = Limits {
+        names: 40 * 12,
+        all_names: 4 * 2 * 12,
+        ..Limits::default()
+    };
+    let mut cluster = Cluster::two().with(pod("b/other", &["10.0.1.1"], &[]));
+    for name in ["a/a", "a/b", "a/c", "b/a", "b/b", "b/c"] {
+        cluster = cluster.policy(ingress(name, &[], &[]));
+    }
+    let mut index = cluster.index_with(limits);
+    let mut agent = Agent::default();
+    for (number, crowded) in [(1, 0), (2, 0), (3, 3), (4, 4)] {
+        let name = format!("a/p{number}");
+        let address = format!("10.0.0.{number}");
+        index.put_pod(pod(&name, &[&address], &[]));
+        agent.apply(index.take());
+        assert_eq!(index.crowded().count(), crowded, "{number} Pods");
+    }
+    assert!(index.crowded().all(|(_, policies)| policies == 3));
+    for number in [4, 3] {
+        index.delete_pod(&name(&format!("a/p{number}")));
+    }
+    agent.apply(index.take());
+    assert_eq!(index.crowded().count(), 0, "two are left");
+    let names = agent.pods().map(|(_, pod)| pod.policies.len());
+    assert_eq!(names.collect::<Vec<_>>(), [3, 3, 3]);
+}
+
 #[test]
 fn members_that_do_not_fit_into_a_part_of_a_group_are_not_allowed() {
     // A class for each Pod, whose labels differ.
