@@ -127,15 +127,7 @@ struct LastingState {
     /// The counter of connections.
     connections: Option<Arc<ServiceConnections>>,
     /// The replicas that the control plane has just named.
-    named: Option<Vec<String>>,
-}
-
-impl LastingState {
-    fn take_named(&mut self, replicas: &mut Vec<String>) {
-        if !replicas.is_empty() {
-            self.named = Some(std::mem::take(replicas));
-        }
-    }
+    named: Vec<String>,
 }
 
 /// A remark for reports.
@@ -175,7 +167,7 @@ impl<T: Transport> Client<T> {
                 frozen: None,
                 departing: None,
                 connections: None,
-                named: None,
+                named: Vec::new(),
             },
             look: Look::plan(),
             fresh: false,
@@ -255,9 +247,7 @@ impl<T: Transport> Client<T> {
         progress: Result<StepOutcome, Lost>,
     ) -> Result<State, Stopped> {
         Connection::freeze(&self.connection, self.shared.frozen.as_ref());
-        if let Some(named) = self.shared.named.take() {
-            self.replicas.named(&named);
-        }
+        self.replicas.named(&std::mem::take(&mut self.shared.named));
         match progress {
             Ok(StepOutcome::UpdateTaken) => {
                 self.fresh = false;

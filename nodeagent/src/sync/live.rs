@@ -289,7 +289,7 @@ impl Live {
                 return self.heartbeat(heartbeat, shared);
             }
             Some(server_message::Kind::ComeBackLater(mut later)) => {
-                shared.take_named(&mut later.replicas);
+                shared.named = std::mem::take(&mut later.replicas);
                 return Err(later.into());
             }
             Some(server_message::Kind::Welcome(_)) => {
@@ -305,7 +305,7 @@ impl Live {
         mut heartbeat: pb::Heartbeat,
         shared: &mut LastingState,
     ) -> Result<StepOutcome, Lost> {
-        shared.take_named(&mut heartbeat.replicas);
+        shared.named = std::mem::take(&mut heartbeat.replicas);
         let age = Duration::from_millis(heartbeat.upstream_age_ms);
         tracing::trace!(revision = heartbeat.revision, ?age, "heartbeat");
         self.telling.spread_over(heartbeat.report_within_ms);
