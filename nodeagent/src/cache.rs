@@ -128,8 +128,11 @@ impl Desk {
     }
 
     fn put_note(&self, note: String) {
-        self.lock().note = Some((note, Instant::now()));
-        self.wake.notify_one();
+        let before = self.lock().note.replace((note, Instant::now()));
+        // With a note at hand, the thread looks again by itself.
+        if before.is_none() {
+            self.wake.notify_one();
+        }
     }
 
     /// Waits for something to write; returns `None` when there will be no more.

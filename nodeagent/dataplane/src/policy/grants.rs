@@ -188,7 +188,9 @@ impl Content {
             let grants = &self.grants;
             let is_left_out = grants.beyond.contains_key(&name) || grants.aside.contains(&name);
             let fits = is_known && !is_left_out;
-            self.works_on(&name, suspects);
+            if fits {
+                self.works_on(&name, suspects);
+            }
             let (granted, left): (Vec<PodName>, Vec<PodName>) = pods
                 .into_iter()
                 .partition(|pod| fits && !self.cut_off.contains(pod));
