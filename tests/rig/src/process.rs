@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
 
 use crate::wait::eventually;
@@ -35,13 +36,19 @@ impl Process {
         Ok(Self { name, child })
     }
 
-    /// Sends a signal.
+    /// Sends a signal. After SIGSTOP, waits until all threads stand: on a busy machine others go on for a while.
     ///
     /// # Errors
     /// The process has ended already.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         let pid = Pid::from_raw(self.child.id().try_into()?);
-        kill(pid, signal).with_context(|| format!("send {signal} to {}", self.name))
+        kill(pid, signal).with_context(|| format!("send {signal} to {}", self.name))?;
+        if signal == Signal::SIGSTOP {
+            let stands = WaitPidFlag::WSTOPPED | WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
+            waitid(Id::Pid(pid), stands)
+                .with_context(|| format!("wait until {} stands", self.name))?;
+        }
+        Ok(())
     }
 
     /// Asks the process to end (SIGTERM) and waits for that.
