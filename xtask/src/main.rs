@@ -12,6 +12,7 @@ mod simulate;
 mod start;
 mod test;
 mod tool;
+mod weigh;
 
 use std::process::ExitCode;
 
@@ -29,6 +30,7 @@ Commands:
   images    Make the images of the control plane and the agent, and their bills of materials
   dist      Make the archive of programs, unit files, manual pages and completions
   krew      Make the archives and the manifest with which krew installs `kubectl kplane`
+  weigh     Count the lines of each crate, and compare them with its budget
   book      Build the documents as a book to read offline
   clients   Generate a Python package and a Go module with the API, for programs of other projects
   cluster   Start a real Kubernetes API server, or a whole cluster, on this machine, to try things with
@@ -50,6 +52,7 @@ fn main() -> ExitCode {
         "book" => book::run(&args),
         "clients" => clients::run(&args),
         "images" => images::run(args),
+        "weigh" => weigh::run(&args),
         "dist" => images::dist(args),
         "cluster" | "krew" | "vm" => start::dev(&task, &args),
         "help" | "--help" | "-h" => {

@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::{Result, ensure};
 
 use crate::cargo::files;
+use crate::weigh;
 
 /// The page that defines the invariants.
 const PAGE: &str = "ARCHITECTURE.md";
@@ -18,7 +19,7 @@ pub(super) fn check(root: &Path) -> Result<()> {
     let listing = files(root, "*.rs")?;
     let page = std::fs::read_to_string(root.join(PAGE))?;
     let invariants = invariants(&page);
-    let mut problems = Vec::new();
+    let mut problems = weigh::problems(root)?;
     for file in listing.lines().collect::<BTreeSet<_>>() {
         let path = root.join(file);
         // The file was deleted, and that is not committed yet.
