@@ -3,7 +3,6 @@
 pub(crate) mod affinity;
 pub(crate) mod check;
 mod connection;
-pub(crate) mod drain;
 pub(crate) mod drops;
 pub(crate) mod flows;
 mod freeze;
@@ -39,16 +38,14 @@ pub(crate) use status::{Checked, StatusArgs, WatchArgs};
 pub(crate) use wait::WaitArgs;
 pub(crate) use why::WhyArgs;
 
-use self::affinity::ForgetArgs;
 use self::check::CheckArgs;
-use self::drain::DrainArgs;
 use self::drops::DropsArgs;
 use self::flows::FlowsArgs;
 use self::graph::GraphArgs;
 use self::migrate::MigrateCommand;
 use self::page::PageArgs;
 use self::probe::ProbeArgs;
-use self::record::{BundleArgs, DiffArgs, EventsArgs, HistoryArgs, TopArgs};
+use self::record::{BundleArgs, DiffArgs, EventsArgs, HistoryArgs};
 use self::uninstall::UninstallArgs;
 use crate::output::{Extent, Format};
 
@@ -88,9 +85,7 @@ How the control plane is found:
 Exit codes:
   0  done            3  status --check: nodes not in sync, or errors in the input
   1  server error    4  approve, migrate, uninstall: not approved
-                     5  drain-status: flows are left
-                     6  drain-status, drops, flows, graph, get affinity|proxied, forget-client, probe: a
-                        node did not answer
+                     6  drops, flows, graph, get affinity|proxied, probe: a node did not answer
   2  wrong usage     1  wait: the goal was not reached in time; migrate: stopped; check: bad
                      2  check: something could not be checked
 
@@ -219,12 +214,14 @@ Examples:
     /// Show who talked to whom through Services in the last hour, and how many connections failed
     #[command(after_help = graph::HELP)]
     Graph(GraphArgs),
-    /// Show which nodes still have flows to endpoints that are being shut down: when may I delete this Pod?
-    #[command(after_help = drain::HELP)]
-    DrainStatus(DrainArgs),
-    /// Let nodes forget a client that session affinity remembers
-    #[command(after_help = affinity::FORGET_HELP)]
-    ForgetClient(ForgetArgs),
+    /// Show the latest Pods that waited to end, for how long, and which nodes did not confirm
+    #[command(after_help = "\
+A Pod's preStop hook waits until no kernel leads to the Pod any more (docs/rolling-updates.md).
+
+Examples:
+  kpctl drain-status
+  kpctl drain-status -o json | jq '.departures[] | select(.outcome != \"Gone\")'")]
+    DrainStatus,
     /// Let every node connect to a Service through its own data path, and say what came back
     #[command(after_help = probe::HELP)]
     Probe(ProbeArgs),
@@ -271,14 +268,9 @@ Examples:
   kpctl history -o json | jq '.points[-1].revision'
   kpctl history service shop/web                        what changed, why, and when each node had it")]
     History(HistoryArgs),
-    /// Show what differs: between two nodes, or between a node's desired state and its kernel
+    /// Show what a node's kernel does not hold as desired, from the last report of its agent
     #[command(after_help = "\
-Two nodes: what the control plane wants them to hold. Nodes differ by their zone, by topology hints, and
-by endpoints that run on them. One node: what its kernel does not hold as desired, from the last report of
-its agent.
-
 Examples:
-  kpctl diff node/node-1 node/node-2
   kpctl diff node/node-1
   kpctl diff node/node-1 -o json | jq '.services[].name'")]
     Diff(DiffArgs),
@@ -293,9 +285,8 @@ Examples:
     Events(EventsArgs),
     /// Collect what the control plane knows into one file, for a report of an incident
     #[command(after_help = "\
-The file has what `status`, `get`, `history`, `events`, `top` and `version` show with -o json,
-the control plane's metrics, and for up to 50 Services (those with problems, the busiest, and those of
---service) what `describe service` and `history service` show. Nothing is run on nodes. A part that cannot
+The file has what `status`, `get`, `history`, `events` and `version` show with -o json,
+the control plane's metrics, and for up to 50 Services (those with problems, and those of --service) what `describe service` and `history service` show. Nothing is run on nodes. A part that cannot
 be had is named in bundle.json, with the reason. No part has tokens or keys.
 
 Examples:
@@ -305,9 +296,6 @@ Examples:
 
 Exit codes: 0 everything is in the file, 2 the file is written, and lacks a part")]
     Bundle(BundleArgs),
-    /// Show the Services that change most, and the slowest nodes
-    #[command(after_help = "Examples:\n  kpctl top\n  kpctl top --limit 50")]
-    Top(TopArgs),
     /// Serve the control plane's page to a browser on this machine
     #[command(after_help = "\
 The page shows the fleet, nodes, Services, changes and reasons, live, with your rights. It is served on

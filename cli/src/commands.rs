@@ -56,8 +56,6 @@ pub(crate) enum Verdict {
     NotReached,
     /// Exit code 2: something could not be checked.
     Blind,
-    /// Exit code 5: flows are left.
-    Left,
     /// Exit code 6: a node did not answer.
     Unanswered,
 }
@@ -70,7 +68,6 @@ impl From<Verdict> for ExitCode {
             Verdict::Blind => Self::from(2),
             Verdict::CheckFailed => Self::from(3),
             Verdict::Declined => Self::from(4),
-            Verdict::Left => Self::from(5),
             Verdict::Unanswered => Self::from(6),
         }
     }
@@ -98,9 +95,8 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
             node_of(&cli, node).await?;
             Ok(Verdict::Done)
         }
-        Command::DrainStatus(args) => drain::run(&cli, args).await,
+        Command::DrainStatus => drain::run(&cli).await,
         Command::Probe(args) => probe::run(&cli, args).await,
-        Command::ForgetClient(args) => affinity::forget(&cli, args).await,
         Command::Wait(args) => wait(&cli, args).await,
         Command::Approve { yes } => approve(&cli, *yes).await,
         Command::Freeze(args) => freeze(&cli, args, false).await,
@@ -109,7 +105,6 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
         Command::Diff(args) => record::diff(&cli, args).await,
         Command::Events(args) => record::events(&cli, args).await,
         Command::Bundle(args) => bundle::run(&cli, args).await,
-        Command::Top(args) => record::top(&cli, args).await,
         Command::Page(args) => page::run(&cli, args).await,
         Command::Check(args) => check::run(&cli, args).await,
         Command::Migrate(command) => migrate::run(&cli, command).await,

@@ -285,8 +285,6 @@ mod tests {
             (&["status"], "node", Some(Names::Nodes)),
             (&["why"], "service", Some(Names::Services)),
             (&["why"], "via", Some(Names::Nodes)),
-            (&["drain-status"], "subject", Some(Names::Services)),
-            (&["forget-client"], "service", Some(Names::Services)),
             (&["get", "affinity"], "node", Some(Names::Nodes)),
             (&["get", "proxied"], "service", Some(Names::Services)),
             (&["get", "proxied"], "node", Some(Names::Nodes)),

@@ -23,7 +23,6 @@ use kplane_fleet::peers::{self, Peers};
 use kplane_fleet::{events, fleet, neighbours, suspects, taints};
 use kplane_model::NodeName;
 use kplane_operate::server::departing;
-use kplane_operate::traces;
 use kplane_picture::admission::Admission;
 use kplane_picture::index::CliffGuard;
 use kplane_picture::inside::{FatalError, InProcess, Inside, Running};
@@ -79,8 +78,6 @@ pub struct Config {
     pub cluster_name: Option<String>,
     /// Place of the operators' standing orders; `None` = the control plane takes none.
     pub state: Option<State>,
-    /// Configuration of traces of changes; `None` = no traces.
-    pub traces: Option<traces::Config>,
 }
 
 impl Config {
@@ -106,7 +103,6 @@ impl Config {
             own_node: None,
             cluster_name: None,
             state: Some(State::default()),
-            traces: None,
         }
     }
 
@@ -174,7 +170,7 @@ async fn start(config: Config) -> Result<Bound, BuildError> {
     let http = listen(config.http_listen, "readiness and metrics")?;
     let mut tasks = JoinSet::new();
     let own = Own::default();
-    let (hub, api) = start_hub(&config, &own, &mut tasks).await?;
+    let (hub, api) = start_hub(&config, &mut tasks).await?;
     let plain_text = config
         .protection
         .plain_text([("agents", &agents), ("the status API", &status)]);
@@ -289,7 +285,6 @@ fn secure(
 
 async fn start_hub(
     config: &Config,
-    own: &Own,
     tasks: &mut JoinSet<Result<(), TaskError>>,
 ) -> Result<(Arc<Hub>, Option<Arc<Api>>), SourceError> {
     let (sink, batches) = mpsc::channel(source::QUEUE);
@@ -339,10 +334,6 @@ async fn start_hub(
         );
     }
     orders::keep(&hub, config, api.as_ref(), tasks);
-    if let Some(traces) = config.traces.clone() {
-        let traces = traces::send(Arc::clone(&hub), traces, Arc::clone(&own.traces));
-        tasks.spawn(until(traces, hub.shutdown.clone()));
-    }
     let sweep = fleet::forget_strangers(Arc::clone(&hub.fleet));
     tasks.spawn(async move {
         sweep.await;

@@ -9,7 +9,6 @@ use kplane_fleet::doors::Limits;
 use kplane_fleet::peers::PeerFlags;
 use kplane_fleet::suspects;
 use kplane_model::{Cidr, ProxyEndpoints, ProxyNamespaces};
-use kplane_operate::traces::TraceFlags;
 use kplane_picture::admission::{
     Admission, AllowedExternalIps, Enforce, Proxying, Reserved, ReservedPlace, own_addresses,
 };
@@ -205,9 +204,6 @@ pub struct Args {
     #[command(flatten)]
     state: StateFlags,
 
-    #[command(flatten)]
-    traces: TraceFlags,
-
     /// Format of log lines.
     #[arg(long, value_enum, default_value_t = LogFormat::Text, help_heading = PROCESS)]
     pub log_format: LogFormat,
@@ -253,7 +249,6 @@ impl Args {
             own_node: self.on_node.as_deref().map(Into::into),
             cluster_name: self.cluster_name.clone(),
             state: Some(self.state.state(self.tls.certificates_in.clone())),
-            traces: self.traces.config(),
         }
     }
 

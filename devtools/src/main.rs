@@ -4,7 +4,6 @@ mod cluster;
 mod demo;
 mod e2e;
 mod images;
-mod krew;
 mod rollouts;
 mod tools;
 mod vm;
@@ -38,8 +37,6 @@ enum Task {
     Images(images::Args),
     /// The programs for machines without a registry, as one archive
     Dist(images::tarball::Args),
-    /// Archives and manifest with which krew installs `kubectl kplane`
-    Krew(krew::Args),
     /// Kubernetes' own end-to-end tests of networks, with kplane and with kube-proxy
     #[command(name = "test-e2e", bin_name = "cargo xtask test e2e", hide = true)]
     E2e(e2e::Args),
@@ -61,7 +58,6 @@ fn main() -> ExitCode {
         Task::Vm(args) => vm::run(&args).unwrap_or_else(|error| exit(Err(error))),
         Task::Images(args) => exit(images::run(&args)),
         Task::Dist(args) => exit(images::tarball::run(&args)),
-        Task::Krew(args) => exit(krew::run(&args)),
         Task::E2e(args) => exit(e2e::run(&args)),
         Task::Rollouts(args) => exit(rollouts::run(&args)),
         Task::Tools => exit(tools::install()),

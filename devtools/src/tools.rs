@@ -10,14 +10,13 @@ use kplane_rig::vm::{self, Vm};
 
 /// Debian packages, besides those for [`vm`]: the program that shows that one is there, and its package.
 /// Only tests need them: `nft` is an oracle for kplane's own netlink code, `iptables` makes what kube-proxy
-/// leaves behind, `openssl` is a foreign client, `haproxy` receives the PROXY protocol, and Chromium opens the control
+/// leaves behind, `openssl` is a foreign client, and Chromium opens the control
 /// plane's page.
-const PACKAGES: [(&str, &str); 5] = [
+const PACKAGES: [(&str, &str); 4] = [
     browser::PROGRAM,
     ("nft", "nftables"),
     ("iptables", "iptables"),
     ("openssl", "openssl"),
-    ("haproxy", "haproxy"),
 ];
 /// Modules of Debian's Python, and their packages: another foreign client.
 const MODULES: [(&str, &str); 2] = [

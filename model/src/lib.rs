@@ -48,7 +48,7 @@ pub use policy::{
     PolicyRule, PortAction, PortActions, Tier, TierAction, TierSpan,
 };
 pub use program::{DesiredKey, DesiredObject, LocalEndpoint, LocalEndpoints, ServiceProgram};
-pub use proxied::{Balance, Proxied, ProxyHeader};
+pub use proxied::Proxied;
 pub use proxy_state::{
     ProxyConnection, ProxyCounts, ProxyEndpoint, ProxyFailure, ProxyPort, ProxyStage,
 };

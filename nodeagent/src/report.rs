@@ -5,7 +5,6 @@ pub(crate) mod affinity;
 pub(crate) mod connected;
 pub(crate) mod edges;
 mod failures;
-pub(crate) mod flows;
 pub(crate) mod proxied;
 pub(crate) mod servers;
 

@@ -3,8 +3,8 @@
 use std::mem::take;
 
 use crate::v1::{
-    AffinityAnswer, DrainStatus, DropsAnswer, FlowsAnswer, GraphAnswer, MissingReplica,
-    ProxiedAnswer, SilentNode,
+    AffinityAnswer, DropsAnswer, FlowsAnswer, GraphAnswer, MissingReplica, ProxiedAnswer,
+    SilentNode,
 };
 
 /// The agents that were asked, and those without an answer.
@@ -45,4 +45,4 @@ macro_rules! answers {
     )* };
 }
 
-answers!(AffinityAnswer DrainStatus DropsAnswer FlowsAnswer GraphAnswer ProxiedAnswer);
+answers!(AffinityAnswer DropsAnswer FlowsAnswer GraphAnswer ProxiedAnswer);

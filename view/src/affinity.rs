@@ -5,7 +5,7 @@ use std::time::Duration;
 use kplane_model::ServiceName;
 use kplane_proto::v1 as pb;
 
-use super::silent::{AskedView, names};
+use super::silent::AskedView;
 use super::{KeyView, View};
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
@@ -25,40 +25,27 @@ view_of! {
         expires_seconds: Option<u64> = expires_s,
     }
 
-    /// The view of `kpctl get affinity` and `kpctl forget-client`.
+    /// The view of `kpctl get affinity`.
     pub struct AffinityView: AffinityAnswer as "Affinity" {
         namespace: String = _,
         name: String = _,
-        /// The client that was to be forgotten; `null` for a list.
-        forget: Option<String> = _,
-        /// With `forget`, the entries that were found.
         clients: Vec<ClientView>,
         clients_omitted: u64 = more,
         /// Endpoints whose clients are not known of nodes in mode iptables: there are too many.
         endpoints_omitted: u64 = endpoints_left_out,
-        /// Nodes that have forgotten the client.
-        forgotten: Vec<String>,
         #[serde(flatten)]
         asked: AskedView = _,
     }
 }
 
 impl AffinityView {
-    /// Creates the view of a list.
-    pub fn known(of: &ServiceName, mut answer: pb::AffinityAnswer) -> Self {
+    /// Creates the view.
+    pub fn new(of: &ServiceName, mut answer: pb::AffinityAnswer) -> Self {
         Self {
             asked: FromWire::from_wire(&mut answer),
             namespace: of.namespace.to_string(),
             name: of.name.to_string(),
             ..answer.into()
-        }
-    }
-
-    /// Creates the view of an order to forget a client.
-    pub fn forgotten(of: &ServiceName, client: String, answer: pb::AffinityAnswer) -> Self {
-        Self {
-            forget: Some(client),
-            ..Self::known(of, answer)
         }
     }
 
@@ -69,25 +56,8 @@ impl AffinityView {
 
     fn summary(&self) -> Span {
         let nodes = self.asked.summary();
-        let Some(client) = &self.forget else {
-            let count = self.clients.len() as u64 + self.clients_omitted;
-            return Span::plain(format!("{} remembered; {nodes}", grouped(count)));
-        };
-        let forgotten = self.forgotten.iter().map(String::as_str);
-        match (self.forgotten.is_empty(), self.is_complete()) {
-            (false, _) => {
-                let on = names(forgotten, 0);
-                Span::new(
-                    format!("{client} is forgotten on {on}; {nodes}"),
-                    Tone::Good,
-                )
-            }
-            (true, true) => Span::plain(format!("No node remembers {client}; {nodes}")),
-            (true, false) => Span::new(
-                format!("No node has forgotten {client}; {nodes}"),
-                Tone::Warn,
-            ),
-        }
+        let count = self.clients.len() as u64 + self.clients_omitted;
+        Span::plain(format!("{} remembered; {nodes}", grouped(count)))
     }
 }
 
@@ -140,7 +110,7 @@ mod tests {
     use super::super::testing::{has, table};
     use super::*;
 
-    fn answer(forgotten: &[&str], silent: u64) -> pb::AffinityAnswer {
+    fn answer(silent: u64) -> pb::AffinityAnswer {
         pb::AffinityAnswer {
             clients: vec![pb::NodeClient {
                 node: "n1".to_owned(),
@@ -153,7 +123,6 @@ mod tests {
                 endpoint: "10.244.2.7:8080".to_owned(),
                 expires_s: Some(600),
             }],
-            forgotten: forgotten.iter().map(|node| (*node).to_owned()).collect(),
             asked: 2,
             answered: 2 - silent,
             silent: (0..silent)
@@ -169,7 +138,7 @@ mod tests {
     #[test]
     fn clients_are_listed_and_missing_nodes_are_named() {
         let of = ServiceName::new("shop", "web");
-        let view = AffinityView::known(&of, answer(&[], 1));
+        let view = AffinityView::new(&of, answer(1));
         assert!(!view.is_complete());
         let text = table(&view);
         for part in [
@@ -180,8 +149,6 @@ mod tests {
         ] {
             has(&text, part);
         }
-        let view = AffinityView::forgotten(&of, "10.244.1.9".to_owned(), answer(&["n1"], 0));
-        assert!(view.is_complete());
-        assert!(table(&view).contains("10.244.1.9 is forgotten on n1; 2 of 2"));
+        assert!(AffinityView::new(&of, answer(0)).is_complete());
     }
 }

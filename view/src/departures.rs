@@ -1,4 +1,4 @@
-//! The Pods that waited to end: what `kpctl drain-status` shows without a subject.
+//! The Pods that waited to end: what `kpctl drain-status` shows.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ view_of! {
     }
 }
 
-/// The view of `kpctl drain-status` without a subject.
+/// The view of `kpctl drain-status`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeparturesView {
@@ -73,8 +73,7 @@ impl DepartureView {
 impl View for DeparturesView {
     fn text(&self, canvas: &Canvas) -> String {
         if self.departures.is_empty() {
-            let text = "No Pod has waited to end since this control plane started: no preStop hook has asked. Name a \
-                        Service, a Pod or a node to count the flows to its endpoints.";
+            let text = "No Pod has waited to end since this control plane started: no preStop hook has asked.";
             return paragraph(&Span::plain(text), canvas, 0);
         }
         Table::new(&self.departures)
@@ -124,7 +123,6 @@ mod tests {
                 one("web-1", LeavingOutcome::Gone, ""),
                 one("", LeavingOutcome::Bound, "n7 did not confirm"),
             ],
-            ..pb::DrainStatus::default()
         });
         let text = table(&view);
         for part in [

@@ -1,7 +1,6 @@
-//! What differs between two states.
+//! What a node's kernel does not hold as desired.
 
 use super::View;
-use super::changes::{EndpointChangeView, FieldChangeView};
 use crate::style::{Canvas, Tone};
 use crate::text::{Span, grouped, paragraph};
 use crate::wire::view_of;
@@ -22,10 +21,6 @@ view_of! {
     pub(crate) struct ServiceDiffView: ServiceDiff {
         namespace: String,
         name: String,
-        fields: Vec<FieldChangeView>,
-        endpoints: Vec<EndpointChangeView>,
-        /// The number of differences that are not listed.
-        omitted: u32,
         reason: Option<String>,
     }
 }
@@ -45,15 +40,6 @@ impl View for DiffView {
         for service in &self.services {
             let name = format!("{}/{}", service.namespace, service.name);
             text += &paragraph(&Span::new(name, Tone::Strong), canvas, 0);
-            let fields = service.fields.iter().map(FieldChangeView::line);
-            let endpoints = service.endpoints.iter().map(EndpointChangeView::line);
-            for line in fields.chain(endpoints) {
-                text += &paragraph(&line, canvas, 2);
-            }
-            if service.omitted > 0 {
-                let more = format!("and {} more", service.omitted);
-                text += &paragraph(&Span::new(more, Tone::Faint), canvas, 2);
-            }
             if let Some(reason) = &service.reason {
                 text += &paragraph(&Span::plain(format!("because {reason}")), canvas, 2);
             }

@@ -131,18 +131,9 @@ impl ServiceView {
 }
 
 /// Returns what a Service asks of the userspace proxy, human-readable.
-fn data_path(asked: &pb::ProxiedView) -> String {
-    let mut parts = vec![format!("userspace, {}", asked.balance)];
-    if !asked.weights.is_empty() {
-        parts.push(format!("weights {}", asked.weights.join(" ")));
-    }
-    if !asked.proxy_protocol.is_empty() {
-        parts.push(format!("PROXY protocol {}", asked.proxy_protocol));
-    }
-    if asked.no_retry {
-        parts.push("one attempt".to_owned());
-    }
-    parts.join(", ")
+fn data_path(asked: &pb::Proxied) -> String {
+    let attempts = if asked.no_retry { ", one attempt" } else { "" };
+    format!("userspace{attempts}")
 }
 
 /// Adds items that are not in the list yet, in the order of arrival.

@@ -29,7 +29,6 @@ Commands:
   simulate  Play thousands of small clusters with faults, and check what must hold at each moment
   images    Make the images of the control plane and the agent, and their bills of materials
   dist      Make the archive of programs, unit files, manual pages and completions
-  krew      Make the archives and the manifest with which krew installs `kubectl kplane`
   weigh     Count the lines of each crate, and compare them with its budget
   book      Build the documents as a book to read offline
   clients   Generate a Python package and a Go module with the API, for programs of other projects
@@ -54,7 +53,7 @@ fn main() -> ExitCode {
         "images" => images::run(args),
         "weigh" => weigh::run(&args),
         "dist" => images::dist(args),
-        "cluster" | "krew" | "vm" => start::dev(&task, &args),
+        "cluster" | "vm" => start::dev(&task, &args),
         "help" | "--help" | "-h" => {
             print!("{HELP}");
             Ok(ExitCode::SUCCESS)

@@ -1,5 +1,5 @@
 //! `cargo xtask weigh`: how many lines of Rust each crate has, and how many it may have. A crate's manifest names its
-//! budget, `[package.metadata.kplane] lines = { src = .., tests = .. }`; `cargo xtask test tidy` refuses more. Whoever
+//! budget, `[package.metadata.kplane] lines = { src = .., tests = .. }`; `cargo xtask test tidy` refuses more. Who
 //! raises a number does it in a commit of its own, which says what the lines buy.
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! The arguments of the commands that read the control plane's record: `history service`, `diff`, `events` and `top`.
+//! The arguments of the commands that read the control plane's record: `history service`, `diff` and `events`.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,6 @@ use clap::error::ErrorKind;
 use clap::{Args, Subcommand};
 use kplane_model::ServiceName;
 use kplane_proto::v1 as pb;
-use kplane_proto::v1::diff_request::Question;
 
 use super::error;
 use super::lists::ServiceArgs;
@@ -70,29 +69,18 @@ impl ServiceHistoryArgs {
     }
 }
 
-/// The nodes to compare.
+/// The node to compare with its desired state.
 #[derive(Args, Debug)]
 pub(crate) struct DiffArgs {
-    /// One node: what its kernel lacks
     #[arg(value_name = "node/NAME")]
     node: String,
-    /// Another node: what both should hold
-    #[arg(value_name = "node/NAME")]
-    other: Option<String>,
 }
 
 impl DiffArgs {
     /// Returns the question.
     pub(crate) fn request(&self) -> Result<pb::DiffRequest, clap::Error> {
-        let node = node_name(&self.node)?;
-        let other = self.other.as_deref().map(node_name).transpose()?;
-        let question = match other {
-            Some(right) => Question::Nodes(pb::TwoNodes { left: node, right }),
-            None => Question::KernelOf(node),
-        };
-        Ok(pb::DiffRequest {
-            question: Some(question),
-        })
+        let kernel_of = node_name(&self.node)?;
+        Ok(pb::DiffRequest { kernel_of })
     }
 }
 
@@ -135,12 +123,4 @@ impl BundleArgs {
         let names = self.services.iter();
         names.map(|name| service_name(name, None)).collect()
     }
-}
-
-/// The number of lines of each table.
-#[derive(Args, Debug)]
-pub(crate) struct TopArgs {
-    /// Most Services and nodes to show, 100 at most
-    #[arg(long, value_name = "NUMBER", default_value = "10")]
-    pub(crate) limit: u32,
 }

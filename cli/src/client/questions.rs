@@ -17,13 +17,11 @@ impl Client {
         self.known(name, answer).await
     }
 
-    /// Returns how many flows lead to endpoints.
-    pub(crate) async fn drain_status(
-        &self,
-        request: pb::DrainStatusRequest,
-    ) -> Result<pb::DrainStatus, Error> {
+    /// Returns the latest Pods that waited to end.
+    pub(crate) async fn drain_status(&self) -> Result<pb::DrainStatus, Error> {
         let mut stub = self.stub.clone();
-        self.ask(stub.get_drain_status(request)).await
+        self.ask(stub.get_drain_status(pb::DrainStatusRequest {}))
+            .await
     }
 
     /// Returns who talked to whom.

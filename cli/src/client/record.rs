@@ -29,7 +29,7 @@ impl Client {
         }
     }
 
-    /// Returns what differs between two nodes, or between a node's desired state and its kernel.
+    /// Returns what differs between a node's desired state and its kernel.
     pub(crate) async fn diff(&self, request: pb::DiffRequest) -> Result<pb::Diff, Error> {
         let mut stub = self.recorder.clone();
         recorded(self.ask(stub.get_diff(request)).await)
@@ -49,13 +49,6 @@ impl Client {
         let mut stub = self.recorder.clone();
         let metrics = self.ask(stub.get_metrics(pb::MetricsRequest {})).await;
         Ok(recorded(metrics)?.text)
-    }
-
-    /// Returns the busiest Services and the slowest nodes.
-    pub(crate) async fn top(&self, limit: u32) -> Result<pb::Top, Error> {
-        let mut stub = self.recorder.clone();
-        let request = pb::TopRequest { limit };
-        recorded(self.ask(stub.get_top(request)).await)
     }
 }
 

@@ -24,15 +24,13 @@ use kplane_view::fleet::FleetView;
 use kplane_view::history::HistoryView;
 use kplane_view::policies::PolicyListView;
 use kplane_view::services::ServiceListView;
-use kplane_view::top::TopView;
 use kplane_view::version::VersionView;
 
 /// Maximum number of Services that are described.
 const DESCRIBED: usize = 50;
-/// Number of changes of each of them, of events, and of lines of `top`.
+/// Number of changes of each of them, and of events.
 const CHANGES: u32 = 200;
 const EVENTS: u32 = 1_000;
-const LINES: u32 = 100;
 
 /// A bundle in progress.
 struct Collector {
@@ -154,11 +152,6 @@ async fn fleet(
         "events.json",
         events.map(|list| EventListView::new(list, true)),
     )?;
-    let top = client.top(LINES).await;
-    let busy = top.as_ref().map(|top| top.services.as_slice());
-    let busy = busy.unwrap_or_default().iter();
-    services.extend(busy.map(|busy| ServiceName::new(&busy.namespace, &busy.name)));
-    to.view("top.json", top.map(TopView::from))?;
     let metrics = client.metrics().await;
     to.add("metrics.txt", metrics.map_err(|error| error.to_string()))?;
     let mut known = BTreeSet::new();

@@ -6,13 +6,12 @@ use kplane_proto::v1 as pb;
 
 use super::{Verdict, connect, output, show};
 use crate::args::Cli;
-use crate::args::record::{DiffArgs, EventsArgs, HistoryArgs, HistoryCommand, TopArgs};
+use crate::args::record::{DiffArgs, EventsArgs, HistoryArgs, HistoryCommand};
 use crate::failure::Failure;
 use kplane_view::changes::ServiceHistoryView;
 use kplane_view::diff::DiffView;
 use kplane_view::events::EventListView;
 use kplane_view::history::HistoryView;
-use kplane_view::top::TopView;
 
 /// Time between two questions of `events --watch`.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -64,10 +63,4 @@ pub(crate) async fn events(cli: &Cli, args: &EventsArgs) -> Result<Verdict, Fail
         request.after = last.unwrap_or(request.after);
         tokio::time::sleep(PAUSE).await;
     }
-}
-
-/// Runs `top`.
-pub(crate) async fn top(cli: &Cli, args: &TopArgs) -> Result<Verdict, Failure> {
-    let top = connect(cli).await?.0.top(args.limit).await?;
-    show(cli, &TopView::from(top))
 }

@@ -339,13 +339,6 @@ impl StatusService for Canned {
         }
     }
 
-    async fn forget_client(
-        &self,
-        _: Request<pb::AffinityRequest>,
-    ) -> Result<Response<pb::AffinityAnswer>, Status> {
-        Err(Status::unimplemented("no such method"))
-    }
-
     async fn probe_nodes(
         &self,
         _: Request<pb::ProbeRequest>,

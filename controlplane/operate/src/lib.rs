@@ -1,6 +1,5 @@
-//! What people ask a kplane control plane, and what they order: the status API, the page, and traces of changes.
+//! What people ask a kplane control plane, and what they order: the status API and the page.
 
 mod findings;
 pub mod page;
 pub mod server;
-pub mod traces;

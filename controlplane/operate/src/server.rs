@@ -9,7 +9,6 @@ mod convergence;
 pub mod departing;
 mod description;
 mod desired;
-mod drain;
 mod drops;
 mod feeds;
 mod flows;
@@ -46,7 +45,6 @@ pub(crate) use guarded::{admit, connection};
 pub(crate) use pages::Glance;
 pub use pages::{Census, census};
 pub use peer::PeerServer;
-pub(crate) use recorder::recorded_changes;
 pub use recorder::{Metrics, Print, RecorderServer};
 pub use status::StatusServer;
 

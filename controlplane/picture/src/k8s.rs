@@ -254,22 +254,13 @@ pub const LAST_CHANGE_ANNOTATION: &str = "endpoints.kubernetes.io/last-change-tr
 pub const IPVS_SCHEDULER_ANNOTATION: &str = "kplane.io/ipvs-scheduler";
 /// Annotation of a Service: `userspace` has the agents' userspace proxy serve it.
 pub const DATA_PATH_ANNOTATION: &str = "kplane.io/data-path";
-/// Annotation of a Service: the way in which the userspace proxy chooses endpoints.
-pub const BALANCE_ANNOTATION: &str = "kplane.io/balance";
-/// Annotation of a Service: the weights of endpoints by ranges of their addresses.
-pub const WEIGHTS_ANNOTATION: &str = "kplane.io/weights";
-/// Annotation of a Service: the header by which the userspace proxy passes the client's address on.
-pub const PROXY_PROTOCOL_ANNOTATION: &str = "kplane.io/proxy-protocol";
 /// Annotation of a Service: whether the userspace proxy tries another endpoint when one takes no connection.
 pub const CONNECT_RETRY_ANNOTATION: &str = "kplane.io/connect-retry";
 /// All annotations that kplane reads.
-const ANNOTATIONS: [&str; 7] = [
+const ANNOTATIONS: [&str; 4] = [
     LAST_CHANGE_ANNOTATION,
     IPVS_SCHEDULER_ANNOTATION,
     DATA_PATH_ANNOTATION,
-    BALANCE_ANNOTATION,
-    WEIGHTS_ANNOTATION,
-    PROXY_PROTOCOL_ANNOTATION,
     CONNECT_RETRY_ANNOTATION,
 ];
 /// Label of an EndpointSlice: its Service.

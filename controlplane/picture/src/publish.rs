@@ -14,12 +14,12 @@
 
 mod blob;
 mod common;
-mod compare;
 mod cursor;
 mod layers;
 mod log;
 mod nodes;
 mod overlays;
+mod pending;
 mod policies;
 mod resume;
 mod shelf;
@@ -32,7 +32,6 @@ mod watermarks;
 mod tests;
 
 pub use common::{Ready, message, update_end};
-pub use compare::{Compared, Pair};
 pub use cursor::{Cursor, Mark, Piece, PieceEnd};
 pub use layers::{LayerCursor, LayerEnd, LayerPiece};
 pub use resume::Way;

@@ -41,19 +41,6 @@ pub struct Size {
     pub bytes: usize,
 }
 
-/// A Service that changes often.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Busy {
-    /// The Service.
-    pub service: ServiceName,
-    /// Number of its changes in the record.
-    pub changes: u64,
-    /// Time of the last one, milliseconds since 1970.
-    pub last_ms: u64,
-    /// Number of changes of its endpoints.
-    pub endpoints: u64,
-}
-
 impl Recorder {
     /// Records one publication: the ServicePorts that changed, and the causes.
     pub fn changed(&self, touched: &[Touched], causes: &Causes, observed_at: SystemTime) {
@@ -63,11 +50,6 @@ impl Recorder {
     /// Returns the latest changes of a Service, newest first.
     pub fn of(&self, service: &ServiceName, limit: usize) -> Found {
         lock(&self.changes).of(service, limit)
-    }
-
-    /// Returns the Services that changed most, the busiest first, and the time from which on changes count.
-    pub fn busiest(&self, limit: usize) -> (Vec<Busy>, u64) {
-        lock(&self.changes).busiest(limit)
     }
 
     /// Records that the control plane noticed something.

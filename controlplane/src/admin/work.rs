@@ -9,7 +9,6 @@ use kplane_fleet::hub::Hub;
 use kplane_fleet::traffic::EventCounts;
 use kplane_http::metrics::{Metric, alone};
 use kplane_operate::server::Metrics;
-use kplane_operate::traces;
 use kplane_picture::kubernetes::{Api, Requests};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
@@ -23,7 +22,6 @@ pub(crate) struct Own {
     pub(crate) tls: Option<ServerTls>,
     /// Kubernetes events by their fate.
     pub(crate) events: Arc<EventCounts>,
-    pub(crate) traces: Arc<traces::Counts>,
     pub(crate) metrics: Metrics,
 }
 
@@ -46,7 +44,6 @@ impl Collector for Work {
         self.traffic(&mut to)?;
         self.requests(&mut to)?;
         self.recorder(&mut to)?;
-        self.traces(&mut to)?;
         self.certificate(&mut to)?;
         let Some(panics) = kplane_http::panics::seen() else {
             return Ok(());
@@ -120,18 +117,6 @@ impl Work {
             .help("Requests to the API server that failed, without those of the source")
             .counter(to, series)?;
         rest_client(api.requests(), to)
-    }
-
-    /// Writes the numbers of traces, which stay 0 without `--otlp-endpoint`.
-    fn traces(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let counts = &self.own.traces;
-        let series = [("sent", &counts.sent), ("lost", &counts.lost)].map(|(result, count)| {
-            let count = count.load(std::sync::atomic::Ordering::Relaxed);
-            ([("result", result)], count as f64)
-        });
-        Metric::new("kplane_controlplane_traces")
-            .help("Traces of changes, by whether the collector took them")
-            .counter(to, series)
     }
 
     fn recorder(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {

@@ -29,4 +29,3 @@ mod replicas;
 mod said;
 mod stream;
 mod support;
-mod traces;

@@ -13,7 +13,7 @@ const ADDRESSES: usize = 64;
 /// Maximum number of endpoints of a ServicePort.
 const ENDPOINTS: usize = 256;
 
-/// Reads the clients that a question means, and forgets one if it shall. Blocks.
+/// Reads the clients that a question means. Blocks.
 pub(crate) fn answer(
     backend: &str,
     proxy: Option<&dyn Proxy>,
@@ -40,16 +40,9 @@ fn try_answer(
         text => Some(parse_ip(text).map_err(|_| unknown())?),
     };
     let known = kind.remembered(proxy, &ports, client)?;
-    let mut forgotten = false;
-    if let (true, Some(client), [_, ..]) = (question.forget, client, known.clients.as_slice()) {
-        kind.forget(proxy, &ports, client)?;
-        tracing::info!(%client, service = %ports[0].key.service, "forgot a client, as an operator wanted");
-        forgotten = true;
-    }
     Ok(pb::Affinity {
         clients: known.clients.iter().map(wire).collect(),
         more: known.more,
-        forgotten,
         error: String::new(),
     })
 }

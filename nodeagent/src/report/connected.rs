@@ -2,6 +2,8 @@
 
 use std::collections::HashSet;
 use std::net::IpAddr;
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
 
 use kplane_dataplane::backend::{AffinityPort, Kind, Proxy};
 use kplane_dataplane::connected::{
@@ -11,7 +13,6 @@ use kplane_model::parse_ip;
 use kplane_proto::v1 as pb;
 
 use super::affinity::port;
-use super::flows::{WITHIN, turn};
 
 /// Maximum number of ServicePorts in a question.
 const PORTS: usize = 32;
@@ -19,6 +20,12 @@ const PORTS: usize = 32;
 const ADDRESSES: usize = 32;
 /// Maximum number of groups in an answer: 210 bytes each at most, so that a message has less than 256 KiB.
 const GROUPS: usize = 1_000;
+
+/// Longest time to read. The control plane waits for longer.
+const WITHIN: Duration = Duration::from_secs(4);
+
+/// The right to read the tables: one question at a time, so that many cost a node no more than one core.
+static TURN: Mutex<()> = Mutex::new(());
 
 /// Lists who is connected to the ServicePorts of a question. Blocks.
 pub(crate) fn answer(
@@ -49,6 +56,12 @@ fn try_answer(
         read: listed.read,
         error: String::new(),
     })
+}
+
+/// Takes the right to read the tables, or says that an earlier question has it.
+fn turn() -> Result<MutexGuard<'static, ()>, String> {
+    let turn = TURN.try_lock();
+    turn.map_err(|_| "the agent still reads for an earlier question".to_owned())
 }
 
 fn read(question: &pb::ConnectedQuestion) -> Option<ConnectedQuestion> {

@@ -8,7 +8,7 @@ use tokio::task::spawn_blocking;
 
 use crate::engine::{Engine, Stopped};
 use crate::reach::Reach;
-use crate::report::{affinity, connected, edges, flows, proxied, servers};
+use crate::report::{affinity, connected, edges, proxied, servers};
 use crate::service_connections::ServiceConnections;
 use crate::{attempts, dns};
 
@@ -32,10 +32,6 @@ pub(super) async fn answer(
     if let Some(destination) = question.destination {
         let reading = spawn_blocking(move || servers::kernel(backend, &destination));
         answer.kernel = reading.await.ok();
-    }
-    if let Some(flows) = question.flows {
-        let counting = spawn_blocking(move || flows::counts(backend, &flows));
-        answer.flows = counting.await.ok();
     }
     if let Some(question) = question.affinity {
         let proxy = engine.proxy();

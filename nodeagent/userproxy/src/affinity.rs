@@ -58,11 +58,6 @@ impl Affinity {
         self.young.insert(client, Remembered { endpoint, at });
     }
 
-    /// Forgets a client; returns whether it was remembered.
-    pub(crate) fn forget(&mut self, client: IpAddr) -> bool {
-        self.young.remove(&client).is_some() | self.old.remove(&client).is_some()
-    }
-
     /// Returns all clients whose time is not over.
     pub(crate) fn clients(
         &self,
@@ -105,8 +100,6 @@ mod tests {
             affinity.get(client(1), start + 19 * second),
             Some(endpoint(1))
         );
-        assert!(affinity.forget(client(1)));
-        assert!(!affinity.forget(client(1)));
     }
 
     #[test]

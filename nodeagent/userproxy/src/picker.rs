@@ -1,15 +1,13 @@
-//! The choice of the endpoint for the next connection: four balancers over the same members (U54). Pure; the caller has the
+//! The choice of the endpoint for the next connection: members take turns (U12). Pure; the caller has the
 //! clock.
 
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
-use std::net::IpAddr;
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use kplane_model::{Balance, EndpointAddr, ProxyEndpoint};
+use kplane_model::{EndpointAddr, ProxyEndpoint};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -33,8 +31,6 @@ pub struct Endpoints {
     pub local: Vec<EndpointAddr>,
     /// Further endpoints to which UDP flows may go on (F2).
     pub serving: Vec<EndpointAddr>,
-    /// Weights that are not 1, 1..=65535.
-    pub weights: BTreeMap<EndpointAddr, u16>,
     /// Those on this node.
     pub here: BTreeSet<EndpointAddr>,
 }
@@ -43,13 +39,10 @@ pub struct Endpoints {
 #[derive(Clone, Debug)]
 struct Member {
     addr: EndpointAddr,
-    weight: u16,
     is_here: bool,
     health: Health,
     /// Open connections.
     open: u32,
-    /// Progress towards the endpoint's turn, in balancer [`Balance::Weighted`].
-    turn: f64,
 }
 
 impl Member {
@@ -71,14 +64,12 @@ pub(crate) struct Choice {
 /// The endpoints of a ServicePort, their health, and whose turn it is.
 #[derive(Debug)]
 pub(crate) struct Picker {
-    balance: Balance,
     /// Sorted by address.
     members: Vec<Member>,
     /// Positions in `members`, by pool.
     pools: [Vec<usize>; 2],
     /// The endpoint that had the last turn, by pool. A change of the endpoints keeps it (U12).
     last: [Option<EndpointAddr>; 2],
-    hashes: BuildHasherDefault<DefaultHasher>,
     chance: SmallRng,
 }
 
@@ -86,18 +77,15 @@ impl Picker {
     /// Creates a picker without endpoints. All choices of chance follow from the seed.
     pub(crate) fn new(seed: u64) -> Self {
         Self {
-            balance: Balance::default(),
             members: Vec::new(),
             pools: [Vec::new(), Vec::new()],
             last: [None, None],
-            hashes: BuildHasherDefault::default(),
             chance: SmallRng::seed_from_u64(seed),
         }
     }
 
-    /// Replaces endpoints and balancer. Endpoints that stay keep their health and their turn.
-    pub(crate) fn configure(&mut self, balance: Balance, endpoints: &Endpoints) {
-        self.balance = balance;
+    /// Replaces the endpoints. Endpoints that stay keep their health and their turn.
+    pub(crate) fn configure(&mut self, endpoints: &Endpoints) {
         let mut all: Vec<EndpointAddr> = endpoints
             .cluster
             .iter()
@@ -109,16 +97,13 @@ impl Picker {
         let before = std::mem::take(&mut self.members);
         let known = |addr| before.binary_search_by_key(&addr, |m: &Member| m.addr);
         let member = |addr| Member {
-            weight: endpoints.weights.get(&addr).copied().unwrap_or(1),
             is_here: endpoints.here.contains(&addr),
             ..known(addr).map_or_else(
                 |_| Member {
                     addr,
-                    weight: 1,
                     is_here: false,
                     health: Health::default(),
                     open: 0,
-                    turn: 0.0,
                 },
                 |index| before[index].clone(),
             )
@@ -146,19 +131,13 @@ impl Picker {
     pub(crate) fn pick(
         &mut self,
         pool: Pool,
-        client: IpAddr,
         wished: Option<EndpointAddr>,
         tried: &[EndpointAddr],
         now: Instant,
     ) -> Option<Choice> {
         let index = self
             .wished(pool, wished, tried, now)
-            .or_else(|| match self.balance {
-                Balance::RoundRobin => self.round_robin(pool, tried, now),
-                Balance::LeastConnections => self.least_connections(pool, tried, now),
-                Balance::Weighted => self.weighted(pool, tried, now),
-                Balance::SourceHash => self.source_hash(pool, client, tried, now),
-            })
+            .or_else(|| self.next(pool, tried, now))
             .or_else(|| self.last_resort(pool, tried))?;
         let member = &self.members[index];
         Some(Choice {
@@ -180,7 +159,8 @@ impl Picker {
         (usable && self.pools[pool as usize].binary_search(&index).is_ok()).then_some(index)
     }
 
-    fn round_robin(&mut self, pool: Pool, tried: &[EndpointAddr], now: Instant) -> Option<usize> {
+    /// Chooses the one after the last, as kube-proxy's userspace mode did.
+    fn next(&mut self, pool: Pool, tried: &[EndpointAddr], now: Instant) -> Option<usize> {
         let places = &self.pools[pool as usize];
         // Not the first one everywhere: many ServicePorts on many nodes begin at the same time.
         let last = self.last[pool as usize].or_else(|| {
@@ -206,83 +186,6 @@ impl Picker {
         let chosen = chosen.or(slow)?;
         self.last[pool as usize] = Some(self.members[chosen].addr);
         Some(chosen)
-    }
-
-    fn least_connections(
-        &mut self,
-        pool: Pool,
-        tried: &[EndpointAddr],
-        now: Instant,
-    ) -> Option<usize> {
-        let usable = self.usable(pool, tried, now);
-        let len = usable.len();
-        let [one, two] = match len {
-            0 => return None,
-            1 => return usable.first().copied(),
-            _ => {
-                let one = self.chance.random_range(0..len);
-                let other = self.chance.random_range(0..len - 1);
-                [one, if other < one { other } else { other + 1 }]
-            }
-        };
-        let load = |place: usize| {
-            let member = &self.members[usable[place]];
-            let share = f64::from(member.weight) * member.health.share(now);
-            (f64::from(member.open) + 1.0) / share
-        };
-        let chosen = if load(two) < load(one) { two } else { one };
-        usable.get(chosen).copied()
-    }
-
-    /// Chooses smoothly: every turn each endpoint gets its weight, and the one that has most pays the sum.
-    fn weighted(&mut self, pool: Pool, tried: &[EndpointAddr], now: Instant) -> Option<usize> {
-        let usable = self.usable(pool, tried, now);
-        let mut sum = 0.0;
-        for index in &usable {
-            let member = &mut self.members[*index];
-            let weight = f64::from(member.weight) * member.health.share(now);
-            member.turn += weight;
-            sum += weight;
-        }
-        let turn = |index: &usize| self.members[*index].turn;
-        // Of equal ones the first, so that the order is that of the addresses.
-        let chosen = usable
-            .iter()
-            .rev()
-            .max_by(|a, b| turn(a).total_cmp(&turn(b)));
-        let chosen = *chosen?;
-        self.members[chosen].turn -= sum;
-        Some(chosen)
-    }
-
-    /// Chooses by the highest of one random number for each endpoint, which client and endpoint determine. An endpoint
-    /// that goes moves its own clients only.
-    fn source_hash(
-        &self,
-        pool: Pool,
-        client: IpAddr,
-        tried: &[EndpointAddr],
-        now: Instant,
-    ) -> Option<usize> {
-        let score = |index: &usize| {
-            let member = &self.members[*index];
-            let hash = self
-                .hashes
-                .hash_one((client, member.addr.ip, member.addr.port));
-            let chance = (hash as f64 + 1.0) / (u64::MAX as f64 + 2.0);
-            -f64::from(member.weight) / chance.ln()
-        };
-        let usable = self.usable(pool, tried, now);
-        usable
-            .into_iter()
-            .max_by(|a, b| score(a).total_cmp(&score(b)))
-    }
-
-    fn usable(&self, pool: Pool, tried: &[EndpointAddr], now: Instant) -> Vec<usize> {
-        let places = self.pools[pool as usize].iter().copied();
-        places
-            .filter(|place| self.members[*place].is_usable(tried, now))
-            .collect()
     }
 
     /// Returns the endpoint that is avoided for the shortest time.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use kplane_model::{Balance, Cidr, EndpointAddr, FrontendAddr, ProxyHeader, ProxyPort, ServiceKey};
+use kplane_model::{Cidr, EndpointAddr, FrontendAddr, ProxyPort, ServiceKey};
 
 use crate::affinity::Affinity;
 use crate::budget::Budget;
@@ -48,12 +48,8 @@ pub struct RouteSpec {
 /// Treatment of the connections of a ServicePort.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// The way to choose endpoints.
-    pub balance: Balance,
     /// Session affinity: time without a connection after which a client is forgotten (A11).
     pub affinity: Option<Duration>,
-    /// The header that passes the client's address on.
-    pub header: Option<ProxyHeader>,
     /// Whether another endpoint is tried when the first does not take a connection (U52).
     pub retry: bool,
 }
@@ -61,9 +57,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            balance: Balance::default(),
             affinity: None,
-            header: None,
             retry: true,
         }
     }
@@ -147,7 +141,7 @@ impl Port {
     pub(crate) fn configure(&self, endpoints: &Endpoints, options: Options) {
         let mut state = self.state();
         state.options = options;
-        state.picker.configure(options.balance, endpoints);
+        state.picker.configure(endpoints);
         state.serving.clone_from(&endpoints.serving);
         match (options.affinity, &mut state.affinity) {
             (None, affinity) => *affinity = None,
@@ -179,20 +173,19 @@ impl Port {
         let mut state = self.state();
         state.budget.earn();
         let wished = state.affinity.as_ref().and_then(|all| all.get(client, now));
-        let choice = state.picker.pick(pool, client, wished, &[], now);
+        let choice = state.picker.pick(pool, wished, &[], now);
         (choice, state.options)
     }
 
-    /// Chooses another endpoint for a client, if the ServicePort may make another attempt.
+    /// Chooses another endpoint, if the ServicePort may make another attempt.
     pub(crate) fn another(
         &self,
         pool: Pool,
-        client: IpAddr,
         tried: &[EndpointAddr],
         now: Instant,
     ) -> Option<Choice> {
         let mut state = self.state();
-        let choice = state.picker.pick(pool, client, None, tried, now)?;
+        let choice = state.picker.pick(pool, None, tried, now)?;
         if !state.budget.spend(now) {
             return None;
         }
@@ -270,14 +263,6 @@ impl Port {
             .iter()
             .flat_map(|all| all.clients(now))
             .collect()
-    }
-
-    /// Forgets a client; returns whether it was remembered.
-    pub(crate) fn forget(&self, client: IpAddr) -> bool {
-        self.state()
-            .affinity
-            .as_mut()
-            .is_some_and(|all| all.forget(client))
     }
 
     /// Returns counters and the state of endpoints.

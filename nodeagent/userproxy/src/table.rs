@@ -271,9 +271,4 @@ impl Table {
         let port = self.port(key);
         port.map_or_else(Vec::new, |port| port.remembered(Instant::now()))
     }
-
-    /// Forgets a client of a ServicePort; returns whether it was remembered.
-    pub fn forget(&self, key: &ServiceKey, client: IpAddr) -> bool {
-        self.port(key).is_some_and(|port| port.forget(client))
-    }
 }

@@ -167,7 +167,7 @@ impl From<&ServiceProgram> for pb::ServiceProgram {
                 .ipvs_scheduler
                 .map(|scheduler| scheduler.as_str().to_owned())
                 .unwrap_or_default(),
-            proxied: port.proxied.as_deref().map(Into::into),
+            proxied: port.proxied.as_deref().copied().map(Into::into),
         }
     }
 }
@@ -211,10 +211,7 @@ impl TryFrom<pb::ServiceProgram> for ServiceProgram {
                 wire.health_check_node_port,
             )?,
             ipvs_scheduler: scheduler(&wire.ipvs_scheduler)?,
-            proxied: wire
-                .proxied
-                .map(|asked| asked.try_into().map(Arc::new))
-                .transpose()?,
+            proxied: wire.proxied.map(|asked| Arc::new(asked.into())),
             key,
         };
         Ok(Self {

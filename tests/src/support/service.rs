@@ -281,7 +281,7 @@ impl Svc {
             affinity_timeout_s: self.affinity_timeout_s,
             source_ranges: self.ranges.iter().filter(of_family).copied().collect(),
             ipvs_scheduler: self.ipvs_scheduler,
-            proxied: self.proxied.clone().map(Arc::new),
+            proxied: self.proxied.map(Arc::new),
             ..ServicePort::sample(key)
         };
         if !port.externally_accessible() {

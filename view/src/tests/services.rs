@@ -126,7 +126,7 @@ fn describe_service() {
         Affinity        by client address for 3h
         Health port     32000
         IPVS scheduler  mh
-        Data path       userspace, weighted, weights 10.244.1.0/24=3, PROXY protocol v2
+        Data path       userspace, one attempt
         Nodes           in the kernel of 4,987 of 5,000 nodes; p50 9ms, p99 40ms, max
                         1.3s
         Lagging         node-c: Failing for 14m: node port 30080 is in use by another
@@ -190,7 +190,7 @@ fn describe_service_in_full() {
         Affinity        by client address for 3h
         Health port     32000
         IPVS scheduler  mh
-        Data path       userspace, weighted, weights 10.244.1.0/24=3, PROXY protocol v2
+        Data path       userspace, one attempt
         Nodes           in the kernel of 4,987 of 5,000 nodes; p50 9ms, p99 40ms, max 1.3s
         Lagging         node-c: Failing for 14m: node port 30080 is in use by another program (pid 4242, /usr/bin/haproxy); stop it or choose another port
                         node-d: Disconnected for 1m: applied revision 4650 of 4711; the agent is not connected
@@ -256,7 +256,7 @@ fn describe_service_as_it_should_be() {
         Affinity        by client address for 3h
         Health port     32000
         IPVS scheduler  mh
-        Data path       userspace, weighted, weights 10.244.1.0/24=3, PROXY protocol v2
+        Data path       userspace, one attempt
         Nodes           in the kernel of 5,000 of 5,000 nodes; p50 9ms, p99 40ms, max
                         1.3s
         Not checked     whether programs listen at the endpoints; kpctl why shop/web
@@ -328,7 +328,7 @@ fn describe_service_without_ready_endpoints() {
         Affinity        by client address for 3h
         Health port     32000
         IPVS scheduler  mh
-        Data path       userspace, weighted, weights 10.244.1.0/24=3, PROXY protocol v2
+        Data path       userspace, one attempt
         Nodes           0/0 hold the newest state
 
         Port http 80/TCP (IPv4), node port 30080, revision 4711
@@ -361,7 +361,7 @@ fn describe_service_with_long_names() {
         Affinity        by client address for 3h
         Health port     32000
         IPVS scheduler  mh
-        Data path       userspace, weighted, weights 10.244.1.0/24=3, PROXY protocol v2
+        Data path       userspace, one attempt
         Nodes           in the kernel of 4,987 of 5,000 nodes; p50 9ms, p99 40ms, max
                         1.3s
         Lagging         node-c: Failing for 14m: node port 30080 is in use by another

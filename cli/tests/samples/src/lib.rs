@@ -295,12 +295,7 @@ pub fn web() -> pb::ServiceView {
         external_policy: pb::TrafficPolicy::Local.into(),
         affinity_timeout_s: 10_800,
         ipvs_scheduler: "mh".to_owned(),
-        proxied: Some(pb::ProxiedView {
-            balance: "weighted".to_owned(),
-            proxy_protocol: "v2".to_owned(),
-            no_retry: false,
-            weights: strings(&["10.244.1.0/24=3"]),
-        }),
+        proxied: Some(pb::Proxied { no_retry: true }),
         source_ranges: strings(&["198.51.100.0/24", "192.0.2.0/24"]),
         health_check_node_port: 32_000,
         endpoints,

@@ -51,8 +51,6 @@ pub enum Right {
     Probe,
     /// Read which clients nodes remember, and who is connected to Services.
     ReadClients,
-    /// Let nodes forget a client.
-    ForgetClients,
     /// Let nodes sample packets that NetworkPolicies deny.
     Sample,
     /// Collect the state of a replica's own agents, as another replica.
@@ -72,7 +70,6 @@ impl Right {
             | Self::Peer => "get",
             Self::Act | Self::PeerAct => "update",
             Self::Probe | Self::Sample => "create",
-            Self::ForgetClients => "delete",
         }
     }
 
@@ -80,7 +77,7 @@ impl Right {
     fn needs_admin(&self) -> bool {
         matches!(
             self,
-            Self::Act | Self::Probe | Self::ReadClients | Self::ForgetClients | Self::Sample
+            Self::Act | Self::Probe | Self::ReadClients | Self::Sample
         )
     }
 
@@ -92,7 +89,7 @@ impl Right {
             Self::ReadAllDesired => "/kplane/desired/*".to_owned(),
             Self::Act => "/kplane/fleet".to_owned(),
             Self::Probe => "/kplane/probes".to_owned(),
-            Self::ReadClients | Self::ForgetClients => "/kplane/clients".to_owned(),
+            Self::ReadClients => "/kplane/clients".to_owned(),
             Self::Sample => "/kplane/samples".to_owned(),
             Self::Peer | Self::PeerAct => "/kplane/peer".to_owned(),
         }
@@ -146,7 +143,6 @@ impl Rights {
             | Right::Act
             | Right::Probe
             | Right::ReadClients
-            | Right::ForgetClients
             | Right::Sample => is_of(ADMINS),
         };
         if is_listed && all_rights {

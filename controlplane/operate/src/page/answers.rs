@@ -16,10 +16,9 @@ use kplane_proto::v1::status_service_server::StatusService as _;
 use kplane_view::describe::DescriptionView;
 use kplane_view::graph::GraphView;
 use kplane_view::node::NodeDescriptionView;
-use kplane_view::top::TopView;
 use tonic::{Code, Request, Status};
 
-use super::html::{Html, Origin, Section};
+use super::html::{Origin, Section};
 use super::sheet::{Filter, Sheet};
 use super::trend::Trend;
 use super::{cards, changes, glance, lists, map, matrix, reasons, strip, terminal};
@@ -29,8 +28,6 @@ use crate::server::{Glance, RecorderServer, StatusServer};
 const ROWS: u32 = 200;
 /// Events on the sheet of changes.
 const EVENTS: u32 = 50;
-/// Services and nodes in its rankings.
-const RANKS: u32 = 10;
 
 /// A sheet that cannot be shown.
 #[derive(Debug, PartialEq, Eq)]
@@ -201,14 +198,6 @@ impl AnswerSources {
             limit: EVENTS,
         };
         let noticed = self.recorder.list_noticed(Request::new(request)).await?;
-        let request = pb::TopRequest { limit: RANKS };
-        let top = self.recorder.get_top(Request::new(request)).await?;
-        let mut html = Html::default();
-        html.element("h2", "", "Busiest and slowest")
-            .push(&terminal::pre(&TopView::from(top.into_inner())));
-        Ok(vec![
-            changes::section(&noticed.into_inner()),
-            Section::new("top", "Rankings", html),
-        ])
+        Ok(vec![changes::section(&noticed.into_inner())])
     }
 }

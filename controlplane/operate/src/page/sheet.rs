@@ -180,7 +180,7 @@ impl Sheet {
                 Some(service) => with("kpctl graph ", "", &service),
                 None => with("kpctl graph", " -n ", &filter.of),
             },
-            Self::Changes => Some("kpctl events; kpctl top".to_owned()),
+            Self::Changes => Some("kpctl events".to_owned()),
             Self::Reasons => None,
         }
     }

@@ -1,11 +1,10 @@
-//! The clients that session affinity remembers, asked of all nodes: what `kpctl get affinity` and `forget-client` do.
+//! The clients that session affinity remembers, asked of all nodes: what `kpctl get affinity` shows.
 
 use std::net::IpAddr;
 use std::time::Duration;
 
 use kplane_fleet::fleet::label;
 use kplane_fleet::hub::Hub;
-use kplane_fleet::identity::{Right, Visitor};
 use kplane_fleet::peers::Peers;
 use kplane_model::{Family, ServiceName, parse_ip};
 use kplane_picture::index::{PortView, ServiceDetail};
@@ -13,7 +12,7 @@ use kplane_proto::v1 as pb;
 use tonic::Status;
 
 use super::inquiry;
-use super::request::{MAX_NAME, detail_for};
+use super::request::detail_for;
 
 /// Maximum number of ServicePorts in a question.
 const PORTS: usize = 32;
@@ -25,23 +24,20 @@ const ENDPOINTS: usize = 256;
 const ALL_ENDPOINTS: usize = 2_000;
 /// Maximum number of clients in an answer.
 const CLIENTS: usize = 2_000;
-/// Maximum number of nodes that are named.
-const NODES: usize = 1_000;
 /// Time for all agents. Each reads for 3 s at most.
 const WITHIN: Duration = Duration::from_millis(4_500);
 /// Longest address, in bytes.
 const ADDRESS: usize = 64;
 
-/// Asks all agents, or that of one node, which clients of a Service they remember; lets them forget one if they shall.
+/// Asks all agents, or that of one node, which clients of a Service they remember.
 pub(super) async fn ask(
     hub: &Hub,
     peers: Option<&Peers>,
     request: &pb::AffinityRequest,
-    forget: bool,
 ) -> Result<pb::AffinityAnswer, Status> {
     let node = request.node.as_str();
     let name = ServiceName::new(&request.namespace, &request.name);
-    let client = client(&request.client, forget)?;
+    let client = client(&request.client)?;
     let detail = detail_for(hub, &name, node).await?;
     let ports = ports(&name, &detail, client)?;
     let endpoints = (ALL_ENDPOINTS / ports.len().max(1)).min(ENDPOINTS);
@@ -53,7 +49,6 @@ pub(super) async fn ask(
         affinity: Some(pb::AffinityQuestion {
             ports: ports.iter().map(|view| port(view, endpoints)).collect(),
             client: client.map_or_else(String::new, |client| client.to_string()),
-            forget,
         }),
         ..pb::Inspect::default()
     };
@@ -64,42 +59,19 @@ pub(super) async fn ask(
     })
 }
 
-/// Writes down who let agents forget a client.
-pub(super) fn audit(
-    visitor: Option<&Visitor>,
-    request: &pb::AffinityRequest,
-    answer: &pb::AffinityAnswer,
-) {
-    let text = format!(
-        "forgot the client {} of {}/{} on {} of {} nodes",
-        label(&request.client, ADDRESS),
-        label(&request.namespace, MAX_NAME),
-        label(&request.name, MAX_NAME),
-        answer.forgotten.len(),
-        answer.asked,
-    );
-    tracing::info!(by = visitor.and_then(Visitor::name), "{text}");
-    if let Some(visitor) = visitor {
-        visitor.did(&Right::ForgetClients, &text);
-    }
-}
-
 fn invalid(text: impl Into<String>) -> Status {
     Status::invalid_argument(text)
 }
 
-fn client(text: &str, forget: bool) -> Result<Option<IpAddr>, Status> {
-    match (text, forget) {
-        ("", false) => Ok(None),
-        ("", true) => Err(invalid("name the client to forget")),
-        (text, _) => {
-            let ip = parse_ip(text).map_err(|_| {
-                let text = label(text, ADDRESS);
-                invalid(format!("{text:?} is no address, such as 10.244.1.9"))
-            })?;
-            Ok(Some(ip))
-        }
+fn client(text: &str) -> Result<Option<IpAddr>, Status> {
+    if text.is_empty() {
+        return Ok(None);
     }
+    let ip = parse_ip(text).map_err(|_| {
+        let text = label(text, ADDRESS);
+        invalid(format!("{text:?} is no address, such as 10.244.1.9"))
+    })?;
+    Ok(Some(ip))
 }
 
 /// Returns the ports of a Service that may remember the client.
@@ -154,9 +126,6 @@ fn put_together(ports: &[&PortView], answers: &inquiry::Answers) -> pb::Affinity
     let mut clients = Vec::new();
     for (node, affinity) in parts.told {
         all.more = all.more.saturating_add(affinity.more);
-        if affinity.forgotten && all.forgotten.len() < NODES {
-            all.forgotten.push(node.to_string());
-        }
         let known = affinity.clients.iter().filter_map(|known| {
             let port = ports.get(usize::try_from(known.port).ok()?)?;
             Some(pb::NodeClient {

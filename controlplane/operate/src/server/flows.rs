@@ -61,7 +61,7 @@ pub(super) async fn ask(
     if detail.ports.is_empty() {
         return Err(Status::invalid_argument(format!(
             "nodes lead no connections to the Service {name}: kpctl describe service {name} says why. Clients of a headless \
-             Service connect to its Pods themselves: kpctl drain-status {name} --all counts such connections"
+             Service connect to its Pods themselves"
         )));
     }
     let ports: Vec<&PortView> = detail.ports.iter().take(PORTS).collect();

@@ -42,7 +42,6 @@ fn right_for(path: &str) -> Option<Right> {
         "/kplane.v1.StatusService/GetAffinity"
         | "/kplane.v1.StatusService/GetFlows"
         | "/kplane.v1.StatusService/GetGraph" => Some(Right::ReadClients),
-        "/kplane.v1.StatusService/ForgetClient" => Some(Right::ForgetClients),
         "/kplane.v1.StatusService/FollowDrops" => Some(Right::Sample),
         "/kplane.v1.DesiredStateService/WatchNode" => None,
         "/kplane.v1.DesiredStateService/WatchService"
@@ -135,7 +134,6 @@ mod tests {
             ("StatusService/GetAffinity", "get", "/kplane/clients"),
             ("StatusService/GetFlows", "get", "/kplane/clients"),
             ("StatusService/GetGraph", "get", "/kplane/clients"),
-            ("StatusService/ForgetClient", "delete", "/kplane/clients"),
             ("PeerService/Ask", "update", "/kplane/peer"),
             ("PeerService/Suspect", "update", "/kplane/peer"),
             ("PeerService/Inspect", "get", "/kplane/peer"),

@@ -2,7 +2,6 @@
 
 mod diff;
 mod history;
-mod top;
 mod wire;
 
 use std::sync::{Arc, OnceLock};
@@ -74,21 +73,6 @@ impl RecorderServer {
     }
 }
 
-/// Returns the latest changes of a Service, newest first, with the times of this replica's agents.
-pub(crate) fn recorded_changes(
-    hub: &Hub,
-    service: &ServiceName,
-    limit: u32,
-) -> Vec<pb::ServiceChange> {
-    let request = pb::ServiceHistoryRequest {
-        namespace: service.namespace.to_string(),
-        name: service.name.to_string(),
-        limit,
-        ..pb::ServiceHistoryRequest::default()
-    };
-    of_own_agents(hub, &request).changes
-}
-
 /// Returns the limit that a question means.
 fn limit(asked: u32, (usual, most): (usize, usize)) -> usize {
     match usize::try_from(asked) {
@@ -126,7 +110,7 @@ impl RecorderService for RecorderServer {
             Some(peers) => peers.nodes().await,
             None => Arc::default(),
         };
-        let answer = diff::diff(&self.hub, &others, request.into_inner())?;
+        let answer = diff::diff(&self.hub, &others, &request.get_ref().kernel_of)?;
         Ok(Response::new(answer))
     }
 
@@ -150,12 +134,6 @@ impl RecorderService for RecorderServer {
         let print = print.ok_or_else(|| Status::unavailable("this process has no metrics"))?;
         let text = print.print();
         Ok(Response::new(pb::MetricsText { text }))
-    }
-
-    async fn get_top(&self, request: Request<pb::TopRequest>) -> Answer<pb::Top> {
-        charge(&request, cost(self.hub.fleet.agents()))?;
-        let answer = top::top(&self.hub, request.get_ref().limit);
-        Ok(Response::new(answer))
     }
 }
 

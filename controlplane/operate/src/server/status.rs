@@ -21,8 +21,8 @@ use super::others::Others;
 use super::pages::Picture;
 use super::request::{MAX_NAME, WATCH_PAUSE, WATCH_REFRESH, bounded_names, charge, cost, detail};
 use super::{
-    Answer, Outbox, affinity, approval, convergence, description, drain, drops, flows, freeze,
-    graph, policies, probe, proxied, servers, services, views,
+    Answer, Outbox, affinity, approval, convergence, description, drops, flows, freeze, graph,
+    policies, probe, proxied, servers, services, views,
 };
 
 /// The server of the status API.
@@ -237,9 +237,10 @@ impl StatusService for StatusServer {
         &self,
         request: Request<pb::DrainStatusRequest>,
     ) -> Answer<pb::DrainStatus> {
-        charge(&request, self.asking_cost())?;
-        let status = drain::status(&self.hub, self.peers.as_deref(), request.get_ref());
-        Ok(Response::new(status.await?))
+        charge(&request, 1)?;
+        let latest = self.hub.departures.latest().into_iter().rev();
+        let departures = latest.map(|(_, one)| pb::Departure::clone(&one)).collect();
+        Ok(Response::new(pb::DrainStatus { departures }))
     }
 
     async fn get_affinity(
@@ -252,7 +253,7 @@ impl StatusService for StatusServer {
         let node = node_named(&of.node, "all nodes");
         let text = format!("read the clients of {service} on {node}");
         audit(&request, &Right::ReadClients, &text);
-        let answer = affinity::ask(&self.hub, self.peers.as_deref(), of, false);
+        let answer = affinity::ask(&self.hub, self.peers.as_deref(), of);
         Ok(Response::new(answer.await?))
     }
 
@@ -280,18 +281,6 @@ impl StatusService for StatusServer {
         charge(&request, self.asking_cost())?;
         let answer = proxied::ask(&self.hub, self.peers.as_deref(), request.get_ref());
         Ok(Response::new(answer.await?))
-    }
-
-    async fn forget_client(
-        &self,
-        request: Request<pb::AffinityRequest>,
-    ) -> Answer<pb::AffinityAnswer> {
-        charge(&request, self.asking_cost())?;
-        let visitor = request.extensions().get::<Visitor>().cloned();
-        let request = request.into_inner();
-        let answer = affinity::ask(&self.hub, self.peers.as_deref(), &request, true).await?;
-        affinity::audit(visitor.as_ref(), &request, &answer);
-        Ok(Response::new(answer))
     }
 
     async fn probe_nodes(&self, request: Request<pb::ProbeRequest>) -> Answer<pb::ProbeReport> {

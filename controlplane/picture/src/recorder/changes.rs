@@ -1,12 +1,11 @@
 //! Changes of Services, oldest first.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use kplane_model::ServiceName;
 
-use super::Busy;
 use crate::index::{Cause, Causes};
 use crate::publish::Touched;
 use crate::wire::millis;
@@ -145,35 +144,6 @@ impl Changes {
             older: its.count(),
             since_ms: self.since_ms,
         }
-    }
-
-    /// Returns the Services that changed most.
-    pub(super) fn busiest(&self, limit: usize) -> (Vec<Busy>, u64) {
-        let mut busy: HashMap<&ServiceName, Busy> = HashMap::new();
-        for change in &self.kept {
-            let one = busy.entry(&change.service).or_insert_with(|| Busy {
-                service: change.service.clone(),
-                changes: 0,
-                last_ms: 0,
-                endpoints: 0,
-            });
-            one.changes += 1;
-            one.last_ms = change.published_ms;
-            if !change.indirect {
-                let changed = change
-                    .causes
-                    .iter()
-                    .map(|cause| cause.details.endpoints.len());
-                one.endpoints += changed.sum::<usize>() as u64;
-            }
-        }
-        let mut busy: Vec<Busy> = busy.into_values().collect();
-        busy.sort_by(|a, b| {
-            let order = b.changes.cmp(&a.changes);
-            order.then_with(|| a.service.cmp(&b.service))
-        });
-        busy.truncate(limit);
-        (busy, self.since_ms)
     }
 
     /// Returns the number of changes, and of their bytes.

@@ -55,7 +55,7 @@ pub(crate) use counting::remove as remove_counters;
 pub(in crate::backend) use lookup::look_up;
 pub use name::{BuiltIn, ChainName, ServiceChain, TableName};
 pub(crate) use readback::words;
-pub(in crate::backend) use recent::{forget, remembered};
+pub(in crate::backend) use recent::remembered;
 pub use restore::Limits;
 pub use ruleset::{ChainDigest, FoundRules, JumpOp, Ruleset, StagedRules, TableChange, Written};
 pub use settings::RuleSettings;

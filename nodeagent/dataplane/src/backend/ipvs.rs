@@ -42,7 +42,7 @@ pub use self::data_path::stopping::{OperationBudget, open_stopping};
 pub(in crate::backend) use self::lookup::look_up;
 pub use self::machine::LINK;
 pub(crate) use self::sets::is_name as is_set_name;
-pub(in crate::backend) use self::templates::{CANNOT_FORGET, remembered};
+pub(in crate::backend) use self::templates::remembered;
 use super::{Backend, Description, Failures, ModeMetrics, NeededSetting, OpenError};
 pub use kplane_netlink::ipvs::Timeouts;
 

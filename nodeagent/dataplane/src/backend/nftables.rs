@@ -67,7 +67,7 @@ pub use proxy_tables::{DepartingError, DepartingTable, HookAddresses};
 pub use readback::{
     ReadError, StructureState, decode_elements, read_elements, read_elements_of, read_structure,
 };
-pub(in crate::backend) use remembered::{forget, remembered};
+pub(in crate::backend) use remembered::remembered;
 pub use schema::{Balancer, CLASSES, Carries, Class, Set, TABLE, TABLE_COMMENT, TableSettings};
 pub use structure::{push_delete_table, push_structure};
 pub use table_kind::{POLICY_TABLE, TableKind};

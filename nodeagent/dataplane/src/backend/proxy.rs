@@ -95,9 +95,6 @@ pub trait Proxy: Any + Send + Sync {
 
     /// Returns the clients that a ServicePort remembers, their endpoints, and for how long they still are remembered.
     fn remembered(&self, key: &ServiceKey) -> Vec<(IpAddr, EndpointAddr, Duration)>;
-
-    /// Forgets a client of a ServicePort; returns whether it was remembered.
-    fn forget(&self, key: &ServiceKey, client: IpAddr) -> bool;
 }
 
 /// A handle to a backend's userspace proxy. The proxy may start after the backend, and ends with it.

@@ -1,4 +1,4 @@
-//! Reads and forgets the clients that the kernel, and a proxy in front of it, remember for session affinity, by the
+//! Reads the clients that the kernel, and a proxy in front of it, remember for session affinity, by the
 //! backend in use.
 
 use std::net::IpAddr;
@@ -43,32 +43,6 @@ impl Kind {
             }
         }
         Ok(all)
-    }
-
-    /// Makes the proxy and the kernel forget a client of these ServicePorts. Its connections go on.
-    ///
-    /// # Errors
-    /// The reason why the client is still remembered.
-    pub fn forget(
-        self,
-        proxy: Option<&dyn Proxy>,
-        ports: &[AffinityPort],
-        client: IpAddr,
-    ) -> Result<(), String> {
-        if let Some(proxy) = proxy {
-            for port in ports {
-                proxy.forget(&port.key, client);
-            }
-        }
-        if !self.is_asked(proxy) {
-            return Ok(());
-        }
-        match self {
-            Self::Nftables | Self::Userspace => nftables::forget(ports, client),
-            Self::Iptables => iptables::forget(ports, client).map_err(|e| chain(&e)),
-            Self::Ipvs => Err(ipvs::CANNOT_FORGET.to_owned()),
-            Self::UserspaceLoopback | Self::Noop => Err("the agent programs no kernel".to_owned()),
-        }
     }
 
     /// Returns whether the kernel is asked: not if the proxy alone serves.

@@ -104,8 +104,4 @@ impl proxy::Proxy for Proxy {
     fn remembered(&self, key: &ServiceKey) -> Vec<(IpAddr, EndpointAddr, Duration)> {
         self.table().remembered(key)
     }
-
-    fn forget(&self, key: &ServiceKey, client: IpAddr) -> bool {
-        self.table().forget(key, client)
-    }
 }

@@ -6,7 +6,7 @@
     reason = "tests"
 )]
 
-mod flows;
+mod connected;
 mod ipset;
 mod iptables;
 mod link;

@@ -1,16 +1,40 @@
 //! The kernel's reports of connections: only those that a rule leads elsewhere come, with their ends.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
 use std::time::Duration;
 
 use kplane_netlink::Monitor;
 use kplane_netlink::conntrack::{Ending, Reported};
-use kplane_rig::kernel::in_netns;
+use kplane_rig::kernel::{in_netns, nft};
 use kplane_rig::wait::eventually;
 
-use crate::flows::track;
-
 const WITHIN: Duration = Duration::from_secs(10);
+
+/// Rules that lead an address of a Service to an endpoint, and make the kernel track all flows.
+const RULES: &str = "
+table ip t {
+    chain out {
+        type nat hook output priority -100; policy accept;
+        ip daddr 127.0.0.100 tcp dport 80 dnat to 127.0.0.5
+    }
+}
+table ip6 t {
+    chain out {
+        type filter hook output priority 0; policy accept;
+        ct state new accept
+    }
+}
+";
+
+/// Makes the kernel track the flows of the loopback interface.
+pub(crate) fn track() {
+    let up = Command::new("ip")
+        .args(["link", "set", "lo", "up"])
+        .status();
+    assert!(up.unwrap().success());
+    nft(&["-f", "-"], RULES);
+}
 
 #[test]
 fn the_kernel_itself_keeps_back_what_is_not_translated() {

@@ -1,10 +1,12 @@
 //! Two agents on one node.
 
 use std::fs;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixListener};
 
 use tempfile::TempDir;
 
-use super::agent::{Agent, has};
+use super::agent::{Agent, binary, has};
 use kplane_rig::kernel::{in_netns, nft};
 
 const WAITS: &str =
@@ -39,6 +41,34 @@ fn a_second_agent_waits_for_the_end_of_the_first() {
         second.until("update applied");
         assert!(nft(&["list", "tables"], "").contains("table ip kplane"));
         second.stop();
+    });
+}
+
+/// A container with the node's network may bind the name as root. It does not reach the agents' folder.
+#[test]
+fn a_process_that_is_no_agent_keeps_none_from_starting() {
+    in_netns(|| {
+        let name = SocketAddr::from_abstract_name("kplane-agent").unwrap();
+        let _enemy = UnixListener::bind_addr(&name).unwrap();
+        let folders = [TempDir::new().unwrap(), TempDir::new().unwrap()];
+        let [manifests, cache] = folders.each_ref().map(TempDir::path);
+        let cache = format!("--cache-dir={}", cache.display());
+        let start = || Agent::start_with(manifests, &["--healthz-bind-address=", &cache]);
+        let clean = |flags: &[&str]| binary(&["--cleanup", &cache]).args(flags).output().unwrap();
+        let mut first = start();
+        let lines = first.until("update applied");
+        assert!(has(&lines, "is not an agent"), "{lines:#?}");
+        // An agent without the name still has its folder.
+        for flags in [&[][..], &["--dry-run"]] {
+            let refused = clean(flags);
+            assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+        }
+        let mut second = start();
+        second.until(WAITS);
+        first.stop();
+        second.until("update applied");
+        second.stop();
+        assert_eq!(clean(&[]).status.code(), Some(0));
     });
 }
 

@@ -91,12 +91,10 @@ impl Listener {
             true => SocketAddr::try_from(getsockname(socket).ok()?).ok()?,
             false => self.0.at,
         };
-        let (route, to) = match self.0.role {
-            Role::Place(at) => (core.shared.table.route(Family::of(local.ip()), at)?, local),
-            Role::Captured => {
-                let to = original(socket, local)?;
-                (core.shared.table.route_to(Protocol::Tcp, to)?, to)
-            }
+        let table = &core.shared.table;
+        let route = match self.0.role {
+            Role::Place(at) => table.route(Family::of(local.ip()), at)?,
+            Role::Captured => table.route_to(Protocol::Tcp, original(socket, local)?)?,
         };
         if !route.admits(client.ip()) {
             route.port.fail(Failure::Source);
@@ -115,7 +113,6 @@ impl Listener {
             socket: Some(socket),
             client,
             local,
-            to,
             route,
             at,
             seat: Some(seat),

@@ -19,8 +19,6 @@ pub(crate) struct Accepted {
     pub(super) client: SocketAddr,
     /// The address of this machine's end.
     pub(super) local: SocketAddr,
-    /// The address that the client wanted.
-    pub(super) to: SocketAddr,
     pub(super) route: Arc<Route>,
     pub(super) at: Instant,
     /// Its place in the shares of its Service and namespace.

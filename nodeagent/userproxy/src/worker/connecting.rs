@@ -21,7 +21,6 @@ use crate::handover::Client;
 use crate::listening::keepalive;
 use crate::picker::{Choice, Pool};
 use crate::port::Options;
-use crate::proxy_header;
 use crate::shares::Link;
 
 /// Time in which an endpoint must answer (U52).
@@ -178,11 +177,8 @@ impl Connecting {
         if !self.options.retry || self.tried.len() >= usize::from(ATTEMPTS) {
             return None;
         }
-        let client = self.accepted.client.ip();
-        self.accepted
-            .route
-            .port
-            .another(self.pool, client, &self.tried, core.now)
+        let port = &self.accepted.route.port;
+        port.another(self.pool, &self.tried, core.now)
     }
 
     /// Starts to connect to an endpoint. The event that ends it comes in every case.
@@ -268,7 +264,7 @@ impl Connecting {
                 port.failed(late.endpoint, now);
             }
         }
-        let (client, to) = (self.accepted.client, self.accepted.to);
+        let client = self.accepted.client;
         port.answered(winner.endpoint, now.duration_since(winner.since), now);
         port.opened(
             winner.endpoint,
@@ -276,17 +272,13 @@ impl Connecting {
             now.duration_since(self.accepted.at),
             now,
         );
-        let header = self
-            .options
-            .header
-            .map(|version| proxy_header::encode(version, client, to));
         let Some(socket) = self.accepted.take() else {
             return Next::End;
         };
         let ends = [socket, winner.socket];
         let seen = ([self.seen, flags], self.accepted.at, now);
         let places = (self.accepted.seat.take(), Some(winner.link));
-        let pair = Pair::new(ends, port, winner.endpoint, header, seen, places);
+        let pair = Pair::new(ends, port, winner.endpoint, seen, places);
         core.timers.add(now + core.shared.tcp_idle, token);
         Next::Become(Owner::Pair(Box::new(pair)))
     }

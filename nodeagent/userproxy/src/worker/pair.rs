@@ -251,20 +251,18 @@ pub(super) struct Pair {
 type Places = (Option<Seat>, Option<Link>);
 
 impl Pair {
-    /// Joins a client's connection and one to an endpoint. The endpoint gets `header` first. `seen`: what the sockets
+    /// Joins a client's connection and one to an endpoint. `seen`: what the sockets
     /// have reported, when the client came, and the time.
     pub(super) fn new(
         ends: [OwnedFd; 2],
         port: Arc<Port>,
         endpoint: EndpointAddr,
-        header: Option<Vec<u8>>,
         (seen, began, now): ([EventFlags; 2], Instant, Instant),
         places: Places,
     ) -> Self {
-        let held = header.map_or(Held::None, |bytes| Held::Bytes(bytes.into(), 0));
         Self {
             ends,
-            ways: [Way::new(held, seen[0]), Way::new(Held::None, seen[1])],
+            ways: seen.map(|seen| Way::new(Held::None, seen)),
             port,
             endpoint,
             began: Some(began),

@@ -4,75 +4,43 @@ use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use kplane_model::Balance;
 use kplane_model::Protocol;
 use kplane_userproxy::{Failure, Options, Settings};
 
 use crate::fixture::{PATIENCE, Served, Silent, addrs, answered, echo, eventually, refusing};
 
-const ALL: [Balance; 4] = [
-    Balance::RoundRobin,
-    Balance::LeastConnections,
-    Balance::Weighted,
-    Balance::SourceHash,
-];
-
-fn serve(endpoints: &[std::net::SocketAddr], balance: Balance) -> Served {
-    let options = Options {
-        balance,
-        ..Options::default()
-    };
-    Served::new(Protocol::Tcp, endpoints, options)
+fn serve(endpoints: &[std::net::SocketAddr]) -> Served {
+    Served::new(Protocol::Tcp, endpoints, Options::default())
 }
 
 #[test]
 fn u37_no_connection_fails_while_one_of_two_endpoints_refuses() {
-    for balance in ALL {
-        let well = echo();
-        let served = serve(&[well, refusing()], balance);
-        for _ in 0..200 {
-            assert_eq!(
-                answered(&mut served.connect()).unwrap(),
-                well,
-                "{balance:?}"
-            );
-        }
-        let counts = served.state().counts;
-        assert_eq!((counts.opened, counts.failed), (200, [0; 5]), "{balance:?}");
-        // After three failures, the endpoint is avoided.
-        assert!(
-            counts.retries < 20,
-            "{balance:?}: {} retries",
-            counts.retries
-        );
+    let well = echo();
+    let served = serve(&[well, refusing()]);
+    for _ in 0..200 {
+        assert_eq!(answered(&mut served.connect()).unwrap(), well);
     }
+    let counts = served.state().counts;
+    assert_eq!((counts.opened, counts.failed), (200, [0; 5]));
+    // After three failures, the endpoint is avoided.
+    assert!(counts.retries < 20, "{} retries", counts.retries);
 }
 
 #[test]
 fn u38_no_connection_fails_while_one_refuses_and_one_is_silent() {
-    for balance in ALL {
-        let (well, silent) = (echo(), Silent::new());
-        let served = serve(&[well, refusing(), silent.at], balance);
-        for _ in 0..100 {
-            assert_eq!(
-                answered(&mut served.connect()).unwrap(),
-                well,
-                "{balance:?}"
-            );
-        }
-        let state = served.state();
-        assert_eq!(state.counts.failed, [0; 5], "{balance:?}");
-        assert!(
-            state.counts.retries < 20,
-            "{balance:?}: {} retries",
-            state.counts.retries
-        );
+    let (well, silent) = (echo(), Silent::new());
+    let served = serve(&[well, refusing(), silent.at]);
+    for _ in 0..100 {
+        assert_eq!(answered(&mut served.connect()).unwrap(), well);
     }
+    let counts = served.state().counts;
+    assert_eq!(counts.failed, [0; 5]);
+    assert!(counts.retries < 20, "{} retries", counts.retries);
 }
 
 #[test]
 fn u53_endpoints_that_fail_are_avoided_and_reported() {
-    let served = serve(&[echo(), refusing()], Balance::RoundRobin);
+    let served = serve(&[echo(), refusing()]);
     for _ in 0..10 {
         answered(&mut served.connect()).unwrap();
     }
@@ -89,7 +57,7 @@ fn u53_endpoints_that_fail_are_avoided_and_reported() {
 #[test]
 fn u53_a_table_names_the_endpoints_that_fail_until_they_take_a_connection_or_are_gone() {
     let (well, dead) = (echo(), refusing());
-    let mut served = serve(&[well, dead], Balance::RoundRobin);
+    let mut served = serve(&[well, dead]);
     let avoided = |served: &Served, most| {
         let avoided = served.proxy.table().avoided(most).into_iter();
         avoided.map(|(_, at)| at).collect::<Vec<_>>()
@@ -117,7 +85,7 @@ fn u53_a_table_names_the_endpoints_that_fail_until_they_take_a_connection_or_are
 
 #[test]
 fn u10_when_all_endpoints_refuse_the_client_gets_a_reset() {
-    let served = serve(&[refusing(), refusing()], Balance::RoundRobin);
+    let served = serve(&[refusing(), refusing()]);
     let error = served.connect().read(&mut [0]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     assert_eq!(served.state().counts.failed[Failure::Refused as usize], 1);
@@ -126,7 +94,7 @@ fn u10_when_all_endpoints_refuse_the_client_gets_a_reset() {
 #[test]
 fn u52_a_connection_that_no_endpoint_answers_ends_after_five_seconds() {
     let silent = Silent::new();
-    let served = serve(&[silent.at], Balance::RoundRobin);
+    let served = serve(&[silent.at]);
     let start = Instant::now();
     let error = served.connect().read(&mut [0]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);

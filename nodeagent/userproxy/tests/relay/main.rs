@@ -5,7 +5,6 @@
 mod datagrams;
 mod dead;
 mod fixture;
-mod haproxy;
 mod limits;
 mod streams;
 mod succession;

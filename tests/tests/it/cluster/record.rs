@@ -110,7 +110,7 @@ fn slice_changes(world: &World, to: (IpAddr, u16)) -> Result<()> {
     Ok(())
 }
 
-/// A policy changes: the history names the field, and the nodes differ from then on.
+/// A policy changes: the history names the field.
 fn policy_changes(world: &World) -> Result<()> {
     let policy = json!({ "clusterIP": "10.96.77.97", "internalTrafficPolicy": "Local" });
     let service = objects::service("default", "recorded", policy);
@@ -126,15 +126,6 @@ fn policy_changes(world: &World) -> Result<()> {
         ensure!(change["reached"] == 2, "{change:#}");
         Ok(())
     })?;
-    // All endpoints are on node-2.
-    let diff = ask(world, port, &["diff", "node/node-1", "node/node-2"])?;
-    let services = diff["services"].as_array().context("no services")?;
-    let its = services
-        .iter()
-        .find(|service| service["name"] == "recorded");
-    let its = its.with_context(|| format!("{diff:#}"))?;
-    let reason = its["reason"].as_str().unwrap_or_default();
-    ensure!(reason.contains("policy is Local"), "{diff:#}");
     Ok(())
 }
 
@@ -167,11 +158,6 @@ fn node_is_away(world: &mut World) -> Result<()> {
         ensure!(kinds.any(|kind| kind == "NodeConnected"), "{events:?}");
         Ok(())
     })?;
-    let top = ask(world, port, &["top"])?;
-    let busy = top["services"].as_array().context("no services")?;
-    let its = busy.iter().find(|service| service["name"] == "recorded");
-    let changes = its.and_then(|its| its["changes"].as_u64());
-    ensure!(changes.is_some_and(|changes| changes >= 4), "{top:#}");
     Ok(())
 }
 
@@ -191,7 +177,7 @@ fn bundle(world: &World) -> Result<()> {
     let bundle = ask(world, PLACES[1].1, &command)?;
     let parts = bundle["parts"].as_array().context("no parts")?;
     let lacks = parts.iter().filter(|part| !part["problem"].is_null());
-    ensure!(lacks.count() == 0 && parts.len() >= 11, "{bundle:#}");
+    ensure!(lacks.count() == 0 && parts.len() >= 10, "{bundle:#}");
     let unpacked = Command::new("tar").args(["-xzOf", file]).output()?;
     ensure!(unpacked.status.success(), "{unpacked:?}");
     let text = String::from_utf8(unpacked.stdout)?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use kplane_dataplane::backend::Failure;
-use kplane_model::{Balance, Cidr, Family, Protocol, Proxied};
+use kplane_model::{Family, Protocol, Proxied};
 use kplane_tests::client::{Outcome, Probe};
 
 use crate::netns::churn::{EVERYBODY, Loads};
@@ -254,39 +254,4 @@ fn at_home(world: &World, family: Family, protocol: Protocol, service: &Svc) -> 
         Protocol::Tcp | Protocol::Sctp => Probe::tcp(to),
     };
     probe.timeout(PATIENCE).once(world.node(1)?)
-}
-
-/// U54.
-pub(crate) fn weights_decide_how_many_connections_an_endpoint_gets() -> Result<()> {
-    let plain = svc(1)
-        .everywhere()
-        .only(Protocol::Tcp)
-        .endpoints([ep("a"), ep("b")]);
-    let first = |family| plain.targets(family, None).into_iter().next();
-    let heavy = Family::ALL.map(first).into_iter().flatten();
-    let heavy: Vec<IpAddr> = heavy.map(|at| at.ip()).collect();
-    let proxied = Proxied {
-        balance: Balance::Weighted,
-        weights: heavy.iter().map(|ip| (Cidr::single(*ip), 3)).collect(),
-        ..Proxied::default()
-    };
-    let world = World::serving(Setup::PodRanges, &[with(&plain, proxied)])?;
-    for family in Family::ALL {
-        let to = plain.address(At::ClusterIp, family, 1);
-        let mut of_a = 0;
-        for _ in 0..CONNECTIONS {
-            match ask(&world.net, Client::PodHere, Protocol::Tcp, to)? {
-                Seen::Hit { endpoint, .. } => {
-                    of_a += usize::from(heavy.contains(&endpoint.ip()));
-                }
-                seen => bail!("{to}: {seen}"),
-            }
-        }
-        // Three quarters; at the beginning of an hour of slow start, a few fewer.
-        ensure!(
-            (18..=26).contains(&of_a),
-            "{to}: {of_a} of {CONNECTIONS} at the endpoint of weight 3"
-        );
-    }
-    Ok(())
 }

@@ -1,5 +1,4 @@
-//! What agents say about their kernel's memory: clients of session affinity, which are listed and forgotten, and flows to
-//! endpoints, in every mode.
+//! What agents say about their kernel's memory: clients of session affinity, in every mode.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -8,19 +7,13 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail, ensure};
 use kplane_dataplane::backend::{AffinityClient, AffinityPort, Kind};
-use kplane_dataplane::flows::{FlowTarget, count};
 use kplane_model::{EndpointAddr, Family, Protocol};
-use kplane_tests::client::Probe;
-use kplane_tests::wait::eventually;
 
 use kplane_tests::support::Agent;
 use kplane_tests::support::under_test::UnderTest;
 use kplane_tests::support::{At, Client, Question, Seen, Setup, Svc, World, ep, svc};
 
 const TIMEOUT_S: u32 = 10_800;
-const DEADLINE: Duration = Duration::from_secs(10);
-/// Choices of one of three endpoints that are hardly ever all the same: 3^-39.
-const CHOICES: usize = 40;
 
 fn connect(world: &World, client: Client, to: SocketAddr) -> Result<SocketAddr> {
     match Question::new(client, Protocol::Tcp, to).ask(&world.net)? {
@@ -61,8 +54,8 @@ fn known(
     Ok(world.node(1)?.run(ask)?.clients)
 }
 
-/// Two clients are remembered with their endpoints; one is forgotten, and chooses anew.
-pub(crate) fn a_client_is_listed_forgotten_and_chooses_anew() -> Result<()> {
+/// Two clients are remembered with their endpoints.
+pub(crate) fn a_client_is_listed_with_its_endpoint() -> Result<()> {
     let service = svc(1).sticky(TIMEOUT_S).endpoints(["a", "b", "c"].map(ep));
     let world = World::serving(Setup::PodRanges, slice::from_ref(&service))?;
     let kind = UnderTest::current()?.kind();
@@ -91,69 +84,6 @@ pub(crate) fn a_client_is_listed_forgotten_and_chooses_anew() -> Result<()> {
         let timed = |one: &AffinityClient| one.expires.is_some_and(|left| left <= most);
         ensure!(kind == Kind::Iptables || all.iter().all(timed), "{all:?}");
         ensure!(known(&world, &port, Some(Client::PodThere))?.is_empty());
-
-        let proxy = world.agents.first().and_then(Agent::proxy);
-        let forget = || -> Result<Result<(), String>> {
-            let client = Client::PodHere.source(family);
-            world.node(1)?.run(|| {
-                let ports = slice::from_ref(&port);
-                Ok(kind.forget(proxy.as_deref(), ports, client))
-            })
-        };
-        if kind == Kind::Ipvs {
-            let refused = forget()?.err().unwrap_or_default();
-            ensure!(refused.contains("no way to forget"), "{refused}");
-            continue;
-        }
-        let mut chosen = BTreeSet::new();
-        for _ in 0..CHOICES {
-            forget()?.map_err(|error| anyhow!("{error}"))?;
-            ensure!(known(&world, &port, Some(Client::PodHere))?.is_empty());
-            chosen.insert(connect(&world, Client::PodHere, to)?);
-        }
-        ensure!(chosen.len() > 1, "it went back to {chosen:?}");
-        ensure!(known(&world, &port, Some(Client::Outside))?.len() == 1);
-    }
-    Ok(())
-}
-
-/// Connections are held open to an endpoint, and end.
-pub(crate) fn flows_to_an_endpoint_are_counted_in_every_mode() -> Result<()> {
-    let service = svc(1).endpoints([ep("c")]);
-    let world = World::serving(Setup::PodRanges, slice::from_ref(&service))?;
-    let kind = UnderTest::current()?.kind();
-    for family in Family::ALL {
-        let endpoint = ep("c").address(family);
-        let targets = [FlowTarget {
-            ip: endpoint.ip(),
-            port: Some((Protocol::Tcp, endpoint.port())),
-        }];
-        let flows = |node: u8| {
-            let counted = || {
-                let counted = count(kind, &targets, DEADLINE);
-                counted.map_err(|error| anyhow!("{error}"))
-            };
-            let counted = world.node(node)?.run(counted)?.counts[0];
-            anyhow::Ok((counted.flows, counted.direct))
-        };
-        let open = |to| {
-            let probe = Probe::tcp(to).source(Client::PodHere.source(family));
-            probe.open(world.net.ns(Client::PodHere)?)
-        };
-        let mut sessions = Vec::new();
-        for _ in 0..3 {
-            sessions.push(open(service.address(At::ClusterIp, family, 1))?);
-        }
-        let straight = open(endpoint)?;
-        // The endpoint's node sees flows that another node has led there, and has led none itself.
-        ensure!(flows(1)? == (3, 1), "{:?}", flows(1)?);
-        ensure!(flows(2)? == (0, 4), "{:?}", flows(2)?);
-        drop(sessions);
-        drop(straight);
-        eventually(DEADLINE, "no flow is left", || {
-            ensure!(flows(1)? == (0, 0), "{:?}", flows(1)?);
-            anyhow::Ok(())
-        })?;
     }
     Ok(())
 }

@@ -107,33 +107,6 @@ impl Details {
         }
     }
 
-    /// Compares the endpoints that two programs choose; both are sorted.
-    pub fn compare_chosen(&mut self, before: &[EndpointAddr], after: &[EndpointAddr]) {
-        let endpoint = |addr: &EndpointAddr| Endpoint::ready(*addr);
-        for addr in before
-            .iter()
-            .filter(|addr| after.binary_search(addr).is_err())
-        {
-            self.endpoint(
-                *addr,
-                &endpoint(addr),
-                EndpointState::Ready,
-                EndpointState::Absent,
-            );
-        }
-        for addr in after
-            .iter()
-            .filter(|addr| before.binary_search(addr).is_err())
-        {
-            self.endpoint(
-                *addr,
-                &endpoint(addr),
-                EndpointState::Absent,
-                EndpointState::Ready,
-            );
-        }
-    }
-
     fn endpoint(
         &mut self,
         addr: EndpointAddr,

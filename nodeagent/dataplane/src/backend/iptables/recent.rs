@@ -42,20 +42,6 @@ pub(in crate::backend) fn remembered(
     Ok(clients)
 }
 
-/// Forgets a client in the lists of all endpoints.
-pub(in crate::backend) fn forget(ports: &[AffinityPort], client: IpAddr) -> Result<(), Error> {
-    for port in ports {
-        for endpoint in &port.endpoints {
-            let list = ChainName::endpoint(&port.key, *endpoint);
-            if read(list.as_str())?.contains(&client) {
-                let file = format!("{FOLDER}/{list}");
-                fs::write(&file, format!("-{client}\n")).map_err(|error| named(&file, &error))?;
-            }
-        }
-    }
-    Ok(())
-}
-
 fn named(file: &str, error: &Error) -> Error {
     Error::new(error.kind(), format!("{file}: {error}"))
 }

@@ -8,10 +8,6 @@ use crate::backend::affinity::{AffinityClient, AffinityClients, AffinityPort, Cl
 use crate::chain;
 use crate::ipvs_table::each;
 
-/// The answer to a request to forget a client.
-pub(in crate::backend) const CANNOT_FORGET: &str = "IPVS has no way to forget one client: it forgets the client \
-    when its time is over without a new connection (kpctl get affinity shows when), or when its endpoint goes";
-
 /// Reads which clients are remembered.
 pub(in crate::backend) fn remembered(
     ports: &[AffinityPort],

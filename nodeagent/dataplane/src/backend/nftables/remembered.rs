@@ -9,19 +9,15 @@ use kplane_model::{EndpointAddr, Family};
 
 use super::affinity::Group;
 use super::affinity_id::{AffinityId, GroupPart, Scope};
-use super::clients::{Client, Remembered, ip_of, port_of, push_forget};
+use super::clients::{ip_of, port_of};
 use super::element::{entry, put_ip, value};
 use super::schema::TABLE;
 use super::uapi::*;
 use crate::backend::affinity::{AffinityClient, AffinityClients, AffinityPort, ClientQuery, LATE};
 use crate::chain;
 use kplane_netlink::{
-    Attribute, Attributes, Batch, CommitError, Errno, Message, Messages, NetlinkError, NfSocket,
-    Request,
+    Attribute, Attributes, Errno, Message, Messages, NetlinkError, NfSocket, Request,
 };
-
-/// Most attempts to forget a client that packets remember again meanwhile.
-const ATTEMPTS: u32 = 8;
 
 /// An element of a group's map.
 struct MapElement {
@@ -83,43 +79,6 @@ fn port_in_second_map(
     Ok(None)
 }
 
-/// Forgets a client. A packet that is being processed may store it again, so it is read afterwards.
-pub(in crate::backend) fn forget(ports: &[AffinityPort], client: IpAddr) -> Result<(), String> {
-    for port in ports {
-        for scope in [Scope::Cluster, Scope::Local] {
-            let group = AffinityId::new(&port.key, scope);
-            forget_in(port.key.family, group, client)?;
-        }
-    }
-    Ok(())
-}
-
-fn forget_in(family: Family, group: AffinityId, client: IpAddr) -> Result<(), String> {
-    let text = |error: &(dyn std::error::Error + 'static)| chain(error);
-    for _ in 0..ATTEMPTS {
-        let mut reader = GroupReader::open(family, group).map_err(|e| text(&e))?;
-        let there = reader.parts(client).map_err(|e| text(&e))?;
-        if there.is_empty() {
-            return Ok(());
-        }
-        let mut batch = Batch::new();
-        let clients: Vec<Client> = there
-            .iter()
-            .map(|part| Client {
-                ip: client,
-                endpoint: Remembered::Part(*part),
-            })
-            .collect();
-        push_forget(&mut batch, family, group, &clients);
-        match reader.socket.commit(batch.seal(None)) {
-            // The kernel itself may have forgotten it meanwhile.
-            Ok(()) | Err(CommitError::Rejected { .. } | CommitError::Refused(_)) => {}
-            Err(error) => return Err(text(&error)),
-        }
-    }
-    Err("the client connects all the time, and is remembered again: repeat it".to_owned())
-}
-
 struct GroupReader {
     socket: NfSocket,
     family: Family,
@@ -164,17 +123,6 @@ impl GroupReader {
                 Ok(found)
             }
         }
-    }
-
-    /// Returns the maps that have a client.
-    fn parts(&mut self, client: IpAddr) -> Result<Vec<GroupPart>, NetlinkError> {
-        let mut parts = Vec::new();
-        for map in Group::maps(self.family) {
-            if self.get(*map, client)?.is_some() {
-                parts.push(*map);
-            }
-        }
-        Ok(parts)
     }
 
     fn one(

@@ -1,9 +1,8 @@
 //! A plan as the proxy's ServicePort. Pure.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
-use kplane_model::{EndpointAddr, Protocol, Proxied, TrafficPolicy};
+use kplane_model::TrafficPolicy;
 use kplane_userproxy::{Endpoints, Options, Pool, PortSpec, RouteSpec};
 
 use crate::plan::{Frontend, ServicePlan};
@@ -32,7 +31,6 @@ pub(super) fn spec(plan: &ServicePlan) -> PortSpec {
         endpoints.cluster.clone_from(inside);
     }
     let asked = plan.proxied.as_deref();
-    endpoints.weights = asked.map_or_else(BTreeMap::new, |asked| weights(asked, &endpoints));
     let default = Options::default();
     PortSpec {
         key: plan.key.clone(),
@@ -42,24 +40,10 @@ pub(super) fn spec(plan: &ServicePlan) -> PortSpec {
             affinity: plan
                 .affinity_timeout_s
                 .map(|seconds| Duration::from_secs(seconds.into())),
-            balance: asked.map_or(default.balance, |asked| asked.balance),
-            header: asked
-                .and_then(|asked| asked.header)
-                .filter(|_| plan.key.protocol == Protocol::Tcp),
             retry: asked.map_or(default.retry, |asked| asked.retry),
         },
         is_listed: asked.is_some(),
     }
-}
-
-/// Returns the weights of endpoints that are not 1.
-fn weights(asked: &Proxied, endpoints: &Endpoints) -> BTreeMap<EndpointAddr, u16> {
-    if asked.weights.is_empty() {
-        return BTreeMap::new();
-    }
-    let all = endpoints.cluster.iter().chain(&endpoints.local);
-    let weights = all.map(|endpoint| (*endpoint, asked.weight(*endpoint)));
-    weights.filter(|(_, weight)| *weight != 1).collect()
 }
 
 fn route(frontend: &Frontend) -> RouteSpec {

@@ -219,10 +219,7 @@ impl Flow {
             return Outcome::End;
         };
         self.port.failed(self.endpoint, core.now);
-        while let Some(choice) =
-            self.port
-                .another(self.pool, self.client.0.ip(), &self.tried, core.now)
-        {
+        while let Some(choice) = self.port.another(self.pool, &self.tried, core.now) {
             self.tried.push(choice.endpoint);
             let Ok(socket) = outgoing(core, self.client.0.ip(), choice, self.token) else {
                 continue;

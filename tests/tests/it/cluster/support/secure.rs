@@ -81,14 +81,13 @@ pub(crate) enum Method {
     WatchAll,
     Approve,
     Collect,
-    ForgetClient,
     ProbeNodes,
 }
 
 impl Method {
     /// All methods: those that read, those about the desired state, the one that acts, the one of other replicas,
     /// those that make agents act.
-    pub(crate) const ALL: [Self; 12] = [
+    pub(crate) const ALL: [Self; 11] = [
         Self::GetFleet,
         Self::WatchFleet,
         Self::ListServices,
@@ -99,19 +98,8 @@ impl Method {
         Self::WatchAll,
         Self::Approve,
         Self::Collect,
-        Self::ForgetClient,
         Self::ProbeNodes,
     ];
-}
-
-/// A client that a Service does not remember.
-fn stranger() -> pb::AffinityRequest {
-    pb::AffinityRequest {
-        namespace: "default".to_owned(),
-        name: "kubernetes".to_owned(),
-        client: "192.0.2.1".to_owned(),
-        ..pb::AffinityRequest::default()
-    }
 }
 
 /// An open stream of an agent.
@@ -321,14 +309,6 @@ impl<'a> Caller<'a> {
                 Method::Approve => {
                     let approve = pb::ApproveRequest::default();
                     status.approve(self.request(approve)).await.map(drop)
-                }
-                Method::ForgetClient => {
-                    let forgotten = status.forget_client(self.request(stranger())).await;
-                    match forgotten {
-                        // The Service remembers nobody, which a caller without the right does not learn.
-                        Err(error) if error.code() == Code::InvalidArgument => Ok(()),
-                        answer => answer.map(drop),
-                    }
                 }
                 Method::ProbeNodes => {
                     let probe = self.request(pb::ProbeRequest::default());
