@@ -1,4 +1,4 @@
-module kplane.example/watchservice
+module kplane.example/watchnode
 
 go 1.25.0
 

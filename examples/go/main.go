@@ -1,8 +1,8 @@
-// Watchservice prints what one Service means on the nodes of a cluster, now and after every change.
+// Watchnode prints where a node should send the traffic of each Service, now and after every change.
 //
-//	watchservice shop/web                                     a control plane on this machine, in plain text
-//	watchservice -server HOST:7444 -ca ca.crt -token-file FILE shop/web
-//	watchservice -server HOST:7444 -ca ca.crt -certificate FILE -key FILE shop/web
+//	watchnode node-1                                     a control plane on this machine, in plain text
+//	watchnode -server HOST:7444 -ca ca.crt -token-file FILE node-1
+//	watchnode -server HOST:7444 -ca ca.crt -certificate FILE -key FILE node-1
 //
 // docs/tools.md of kplane shows how to build it, and explains what it does.
 package main
@@ -46,9 +46,8 @@ var (
 func main() {
 	log.SetFlags(0)
 	flag.Parse()
-	namespace, name, found := strings.Cut(flag.Arg(0), "/")
-	if !found {
-		log.Fatal("usage: watchservice [FLAGS] NAMESPACE/NAME")
+	if flag.NArg() != 1 {
+		log.Fatal("usage: watchnode [FLAGS] NODE")
 	}
 	options, err := dialOptions()
 	if err != nil {
@@ -59,11 +58,11 @@ func main() {
 		log.Fatal(err)
 	}
 	client := pb.NewDesiredStateServiceClient(connection)
-	request := &pb.WatchServiceRequest{Namespace: namespace, Name: name}
+	request := &pb.WatchNodeRequest{NodeName: flag.Arg(0)}
 	for {
 		err := watch(client, request)
 		switch status.Code(err) {
-		case codes.Unauthenticated, codes.PermissionDenied, codes.InvalidArgument:
+		case codes.Unauthenticated, codes.PermissionDenied, codes.NotFound, codes.InvalidArgument:
 			// Trying again does not help.
 			log.Fatal(err)
 		}
@@ -73,17 +72,17 @@ func main() {
 	}
 }
 
-// watch follows the Service until the stream ends.
-func watch(client pb.DesiredStateServiceClient, request *pb.WatchServiceRequest) error {
+// watch follows the node until the stream ends.
+func watch(client pb.DesiredStateServiceClient, request *pb.WatchNodeRequest) error {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
-	stream, err := client.WatchService(ctx, request)
+	stream, err := client.WatchNode(ctx, request)
 	if err != nil {
 		return err
 	}
 	watchdog := time.AfterFunc(silence, func() { cancel(errors.New("the control plane is silent")) })
 	defer watchdog.Stop()
-	var picture picture
+	picture := map[string]string{}
 	printed := ""
 	for {
 		state, err := stream.Recv()
@@ -91,98 +90,56 @@ func watch(client pb.DesiredStateServiceClient, request *pb.WatchServiceRequest)
 			return errors.Join(err, context.Cause(ctx))
 		}
 		watchdog.Reset(silence)
-		picture.take(state)
+		take(picture, state)
 		if !state.Complete {
 			continue
 		}
 		// Messages of a quiet stream change nothing.
-		if text := picture.text(state); text != printed {
-			fmt.Printf("%s/%s at revision %d: %s\n", request.Namespace, request.Name, state.Revision, text)
+		if text := text(picture, state.Source.GetDoubt()); text != printed {
+			fmt.Printf("%s at revision %d%s\n", request.NodeName, state.Revision, text)
 			printed = text
 		}
 	}
 }
 
-// picture is what the Service means, as far as it is known: first for all nodes, then for single ones. A snapshot takes
-// its place, so a program that acts on deletions must also check SourceState.confidence; this one prints the doubt.
-type picture struct {
-	programs map[string]*pb.SharedProgram
-	own      map[string]*pb.ServiceProgram
-	local    map[string]*pb.LocalEndpoints
-}
-
-func (p *picture) take(state *pb.LayeredState) {
+// take applies a message to the lines of ServicePorts. A snapshot takes the place of all, so a program that acts on
+// deletions must also check SourceState.confidence; this one prints the doubt.
+func take(picture map[string]string, state *pb.DesiredState) {
 	if state.Snapshot {
-		*p = picture{
-			programs: map[string]*pb.SharedProgram{},
-			own:      map[string]*pb.ServiceProgram{},
-			local:    map[string]*pb.LocalEndpoints{},
+		clear(picture)
+	}
+	for _, object := range state.Objects {
+		// Other kinds, and those for newer clients, are of no interest here.
+		if program := object.GetService(); program != nil {
+			size := len(program.ClusterIp)
+			address := endpoints(append(slices.Clone(program.ClusterIp), be(program.Port)...), size)
+			picture[port(program.Key)] = address + " -> " + endpoints(program.Endpoints, size)
 		}
 	}
-	for _, program := range state.Programs {
-		p.programs[port(program.Program.Key)] = program
-	}
-	for _, key := range state.DeletedPrograms {
-		delete(p.programs, port(key))
-	}
-	for _, on := range state.NodeObjects {
-		// Unknown kinds are for newer clients.
-		switch object := on.Object.Kind.(type) {
-		case *pb.Object_Service:
-			p.own[port(object.Service.Key)+" "+on.Node] = object.Service
-		case *pb.Object_Local:
-			p.local[port(object.Local.Key)+" "+on.Node] = object.Local
-		}
-	}
-	for _, gone := range state.DeletedNodeObjects {
-		switch key := gone.Key.Kind.(type) {
-		case *pb.ObjectKey_Service:
-			delete(p.own, port(key.Service)+" "+gone.Node)
-		case *pb.ObjectKey_Local:
-			delete(p.local, port(key.Local)+" "+gone.Node)
+	for _, key := range state.Deleted {
+		if service := key.GetService(); service != nil {
+			delete(picture, port(service))
 		}
 	}
 }
 
 // text describes the picture, with the doubt of the control plane about it.
-func (p *picture) text(state *pb.LayeredState) string {
-	first := strings.ToLower(strings.TrimPrefix(state.ServiceState.String(), "SERVICE_STATE_"))
-	if state.Reason != "" {
-		first += ": " + state.Reason
-	}
-	lines := []string{}
-	for port, program := range p.programs {
-		size := len(program.Program.ClusterIp)
-		address := endpoints(append(slices.Clone(program.Program.ClusterIp), be(program.Program.Port)...), size)
-		lines = append(lines, fmt.Sprintf("  %s %s -> %s", port, address, endpoints(program.Program.Endpoints, size)))
-		for _, zone := range program.Zones {
-			in := endpoints(zone.Program.Endpoints, size)
-			lines = append(lines, fmt.Sprintf("  %s in zone %s -> %s", port, zone.Zone, in))
-		}
-	}
-	for place, program := range p.own {
-		from := endpoints(program.Endpoints, len(program.ClusterIp))
-		lines = append(lines, fmt.Sprintf("  %s -> %s", strings.Replace(place, " ", " from node ", 1), from))
-	}
-	for place, local := range p.local {
-		size := 4
-		if local.Key.Family == pb.Family_FAMILY_IPV6 {
-			size = 16
-		}
-		ready := endpoints(local.Ready, size)
-		lines = append(lines, fmt.Sprintf("  %s: %s", strings.Replace(place, " ", " on node ", 1), ready))
+func text(picture map[string]string, doubt string) string {
+	lines := []string{""}
+	for port, line := range picture {
+		lines = append(lines, "  "+port+" "+line)
 	}
 	slices.Sort(lines)
-	if doubt := state.Source.GetDoubt(); doubt != "" {
+	if doubt != "" {
 		lines = append(lines, "  something may be missing: "+doubt)
 	}
-	return strings.Join(append([]string{first}, lines...), "\n")
+	return strings.Join(lines, "\n")
 }
 
 func port(key *pb.ServiceKey) string {
 	protocol := strings.TrimPrefix(key.Protocol.String(), "PROTOCOL_")
 	family := strings.TrimPrefix(key.Family.String(), "FAMILY_")
-	return fmt.Sprintf("%s/%s/%s", key.PortName, protocol, family)
+	return fmt.Sprintf("%s/%s:%s/%s/%s", key.Namespace, key.Name, key.PortName, protocol, family)
 }
 
 // endpoints unpacks addresses of 4 or 16 bytes, each with a port of 2 bytes.

@@ -19,7 +19,6 @@ mod inquiry;
 mod issues;
 mod kernel;
 mod lag;
-mod layers;
 mod on_node;
 mod others;
 mod pages;

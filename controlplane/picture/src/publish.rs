@@ -15,10 +15,8 @@
 mod blob;
 mod common;
 mod cursor;
-mod layers;
 mod log;
 mod nodes;
-mod overlays;
 mod pending;
 mod policies;
 mod resume;
@@ -33,7 +31,6 @@ mod tests;
 
 pub use common::{Ready, message, update_end};
 pub use cursor::{Cursor, Mark, Piece, PieceEnd};
-pub use layers::{LayerCursor, LayerEnd, LayerPiece};
 pub use resume::Way;
 pub use shelf::Walk;
 pub use state::Moment;

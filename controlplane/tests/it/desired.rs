@@ -18,7 +18,7 @@ use kplane_picture::trust::Trust;
 use kplane_proto::v1::desired_state_service_client::DesiredStateServiceClient;
 use kplane_proto::v1::desired_state_service_server::DesiredStateService as _;
 use kplane_proto::v1::object::Kind;
-use kplane_proto::v1::{self as pb, Confidence, DesiredState, LayeredState, ServiceState};
+use kplane_proto::v1::{self as pb, Confidence, DesiredState};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 use tokio_stream::StreamExt as _;
@@ -85,13 +85,6 @@ fn of_node(name: &str) -> pb::WatchNodeRequest {
     pb::WatchNodeRequest {
         node_name: name.to_owned(),
         resume: None,
-    }
-}
-
-fn of_service(n: usize) -> pb::WatchServiceRequest {
-    pb::WatchServiceRequest {
-        namespace: "shop".to_owned(),
-        name: format!("svc-{n}"),
     }
 }
 
@@ -211,8 +204,6 @@ async fn a_slow_reader_gets_the_latest_state_and_no_queue() {
     publish(store, vec![large(0)], vec![node("n1", "x")]);
     let mut client = client(&bound).await;
     let mut node = client.watch_node(of_node("n1")).await.unwrap().into_inner();
-    let all = pb::WatchAllRequest::default();
-    let mut all = client.watch_all(all).await.unwrap().into_inner();
     let mut revision = 0;
     for change in 0..200 {
         revision = publish(store, vec![large(change)], Vec::new());
@@ -221,10 +212,7 @@ async fn a_slow_reader_gets_the_latest_state_and_no_queue() {
     while next(&mut node).await.revision < revision {
         messages += 1;
     }
-    while next(&mut all).await.revision < revision {
-        messages += 1;
-    }
-    assert!(messages <= 40, "{messages} messages were on their way");
+    assert!(messages <= 20, "{messages} messages were on their way");
 }
 
 #[tokio::test]
@@ -270,181 +258,21 @@ async fn a_slow_reader_that_misses_too_many_deletions_begins_anew() {
     assert_eq!((left, snapshots), (1, 1));
 }
 
-/// The names of nodes with something of their own in a message, by kind.
-fn own(state: &LayeredState) -> Vec<(String, &'static str)> {
-    let own = state.node_objects.iter().map(|own| {
-        let kind = match own.object.as_ref().and_then(|object| object.kind.as_ref()) {
-            Some(Kind::Service(_)) => "service",
-            Some(Kind::Local(_)) => "local",
-            Some(Kind::Node(_)) => "node",
-            Some(Kind::Policy(_)) => "policy",
-            None => "unknown",
-        };
-        (own.node.clone(), kind)
-    });
-    let mut own: Vec<_> = own.collect();
-    own.sort();
-    own
-}
-
-fn pair(node: &str, kind: &'static str) -> (String, &'static str) {
-    (node.to_owned(), kind)
-}
-
 #[tokio::test]
-async fn a_service_is_watched_before_it_exists_and_after_it_is_gone() {
-    let (bound, _folder) = control_plane(8).await;
-    let store = &bound.hub().store;
-    publish(
-        store,
-        vec![service(2, vec![endpoint(9, "n1")])],
-        vec![node("n1", "x")],
-    );
-    let mut client = client(&bound).await;
-    let mut watch = client
-        .watch_service(of_service(1))
-        .await
-        .unwrap()
-        .into_inner();
-    let first = next(&mut watch).await;
-    assert!(first.snapshot && first.complete && first.programs.is_empty());
-    assert_eq!(first.service_state(), ServiceState::Unknown);
-    assert!(first.reason.contains("does not exist"), "{}", first.reason);
-    assert_eq!(own(&first), []);
-
-    // Another Service is no news.
-    publish(store, vec![service(3, vec![endpoint(8, "n1")])], Vec::new());
-    publish(store, vec![service(1, vec![endpoint(1, "n1")])], Vec::new());
-    let appears = next(&mut watch).await;
-    assert_eq!(appears.service_state(), ServiceState::Served);
-    assert_eq!(
-        (appears.programs.len(), own(&appears)),
-        (1, vec![pair("n1", "local")])
-    );
-    assert!(!appears.snapshot && appears.changed_at_ms > 0);
-
-    // Only the node of the endpoint changes: programs stay.
-    publish(store, vec![service(1, vec![endpoint(1, "n2")])], Vec::new());
-    let moves = next(&mut watch).await;
-    assert!(moves.programs.is_empty());
-    assert_eq!(own(&moves), [pair("n2", "local")]);
-    assert_eq!(moves.deleted_node_objects[0].node, "n1");
-
-    publish(store, vec![(key(1), None)], Vec::new());
-    let gone = next(&mut watch).await;
-    assert_eq!(gone.service_state(), ServiceState::Deleted);
-    assert_eq!(
-        (gone.deleted_programs.len(), gone.deleted_node_objects.len()),
-        (1, 1)
-    );
-}
-
-#[tokio::test]
-async fn zones_and_nodes_have_programs_of_their_own() {
-    let (bound, _folder) = control_plane(8).await;
-    let store = &bound.hub().store;
-    let nodes = vec![node("n1", "x"), node("n2", "y")];
-    let zonal = |octet, node, zone: &str| Endpoint {
-        zone_hints: vec![zone.into()],
-        ..endpoint(octet, node)
-    };
-    let zoned = vec![zonal(1, "n1", "x"), zonal(2, "n2", "y")];
-    publish(store, vec![service(1, zoned)], nodes);
-    let mut client = client(&bound).await;
-    let mut watch = client
-        .watch_service(of_service(1))
-        .await
-        .unwrap()
-        .into_inner();
-    let first = next(&mut watch).await;
-    let program = &first.programs[0];
-    let endpoints =
-        |program: &Option<pb::ServiceProgram>| program.as_ref().unwrap().endpoints.len() / 6;
-    assert_eq!(endpoints(&program.program), 2);
-    let zones = program
-        .zones
-        .iter()
-        .map(|z| (z.zone.as_str(), endpoints(&z.program)));
-    assert_eq!(zones.collect::<Vec<_>>(), [("x", 1), ("y", 1)]);
-    assert_eq!(own(&first), [pair("n1", "local"), pair("n2", "local")]);
-
-    // The hints are for nodes from now on.
-    let same_node = |octet, node: &str| Endpoint {
-        node_hints: vec![node.into()],
-        ..endpoint(octet, node)
-    };
-    let hinted = vec![same_node(1, "n1"), same_node(2, "n2")];
-    publish(store, vec![service(1, hinted)], Vec::new());
-    let second = next(&mut watch).await;
-    assert!(second.programs[0].zones.is_empty());
-    assert_eq!(own(&second), [pair("n1", "service"), pair("n2", "service")]);
-
-    // And then there are none: the nodes lose their programs.
-    let plain = vec![endpoint(1, "n1"), endpoint(2, "n2")];
-    publish(store, vec![service(1, plain)], Vec::new());
-    let third = next(&mut watch).await;
-    assert_eq!(third.programs.len(), 1);
-    let gone = third
-        .deleted_node_objects
-        .iter()
-        .map(|gone| gone.node.as_str());
-    assert_eq!(gone.collect::<Vec<_>>(), ["n1", "n2"]);
-}
-
-#[tokio::test]
-async fn all_nodes_come_with_their_configuration_and_go() {
-    let (bound, _folder) = control_plane(8).await;
-    let store = &bound.hub().store;
-    let both = vec![node("n1", "x"), node("n2", "y")];
-    publish(store, vec![service(1, vec![endpoint(1, "n1")])], both);
-    let mut client = client(&bound).await;
-    let all = pb::WatchAllRequest::default();
-    let mut watch = client.watch_all(all).await.unwrap().into_inner();
-    let first = next(&mut watch).await;
-    assert!(first.snapshot && first.complete);
-    let expected = [pair("n1", "local"), pair("n1", "node"), pair("n2", "node")];
-    assert_eq!((first.programs.len(), own(&first)), (1, expected.to_vec()));
-    assert_eq!(first.service_state(), ServiceState::Unspecified);
-    let gone = NodeFacts {
-        known: false,
-        ..node("n2", "y")
-    };
-    publish(store, Vec::new(), vec![gone]);
-    let second = next(&mut watch).await;
-    assert_eq!(second.deleted_node_objects[0].node, "n2");
-    let key = second.deleted_node_objects[0].key.as_ref().unwrap();
-    assert_eq!(key.kind, Some(pb::object_key::Kind::Node(true)));
-}
-
-#[tokio::test]
-async fn a_doubt_reaches_every_watch_although_no_object_changes() {
+async fn a_doubt_reaches_a_watch_although_no_object_changes() {
     let (bound, _folder) = control_plane(8).await;
     let store = &bound.hub().store;
     publish(store, Vec::new(), vec![node("n1", "x")]);
     let mut client = client(&bound).await;
     let mut node = client.watch_node(of_node("n1")).await.unwrap().into_inner();
-    let mut service = client
-        .watch_service(of_service(1))
-        .await
-        .unwrap()
-        .into_inner();
     let source = next(&mut node).await.source.unwrap();
     assert_eq!(source.confidence(), Confidence::Unspecified);
-    next(&mut service).await;
     store.set_trust(Trust::Partial("web.yaml is broken".into()));
     let message = next(&mut node).await;
     assert!(message.complete && message.changed_at_ms == 0);
     let source = message.source.unwrap();
     assert_eq!(source.confidence(), Confidence::Partial);
     assert_eq!(source.doubt, "web.yaml is broken");
-    // A Service that is not there may only be unread.
-    let message = next(&mut service).await;
-    assert_eq!(message.service_state(), ServiceState::Uncertain);
-    assert!(
-        message.reason.contains("web.yaml is broken"),
-        "{}",
-        message.reason
-    );
 }
 
 #[tokio::test]
@@ -454,9 +282,8 @@ async fn one_caller_cannot_have_all_watches() {
     publish(store, Vec::new(), vec![node("n1", "x")]);
     let mut client = client(&bound).await;
     let _node = client.watch_node(of_node("n1")).await.unwrap();
-    let all = || pb::WatchAllRequest::default();
-    let _all = client.watch_all(all()).await.unwrap();
-    let refused = client.watch_service(of_service(1)).await.unwrap_err();
+    let _again = client.watch_node(of_node("n1")).await.unwrap();
+    let refused = client.watch_node(of_node("n1")).await.unwrap_err();
     assert_eq!(refused.code(), Code::ResourceExhausted);
     assert!(
         refused.message().contains("half of all watches"),

@@ -43,8 +43,6 @@ pub enum Right {
     ReadStatus,
     /// Read the desired state of a node.
     ReadDesired(String),
-    /// Read the desired state of all nodes. A rule for one node's path does not give this right.
-    ReadAllDesired,
     /// Act on the fleet.
     Act,
     /// Let an agent open connections, to see what comes back.
@@ -63,11 +61,7 @@ impl Right {
     /// Returns the verb.
     pub fn verb(&self) -> &'static str {
         match self {
-            Self::ReadStatus
-            | Self::ReadDesired(_)
-            | Self::ReadAllDesired
-            | Self::ReadClients
-            | Self::Peer => "get",
+            Self::ReadStatus | Self::ReadDesired(_) | Self::ReadClients | Self::Peer => "get",
             Self::Act | Self::PeerAct => "update",
             Self::Probe | Self::Sample => "create",
         }
@@ -86,7 +80,6 @@ impl Right {
         match self {
             Self::ReadStatus => "/kplane/status".to_owned(),
             Self::ReadDesired(node) => format!("/kplane/desired/{node}"),
-            Self::ReadAllDesired => "/kplane/desired/*".to_owned(),
             Self::Act => "/kplane/fleet".to_owned(),
             Self::Probe => "/kplane/probes".to_owned(),
             Self::ReadClients => "/kplane/clients".to_owned(),
@@ -139,7 +132,6 @@ impl Rights {
             Right::Peer | Right::PeerAct => is_of(REPLICAS),
             Right::ReadStatus
             | Right::ReadDesired(_)
-            | Right::ReadAllDesired
             | Right::Act
             | Right::Probe
             | Right::ReadClients

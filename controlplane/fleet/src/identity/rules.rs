@@ -139,13 +139,12 @@ mod tests {
         let (carol, dave) = (subject("carol", &["on-call-not"]), subject("dave", &[]));
         let node = Right::ReadDesired("n1".into());
         for (subject, rights) in [
-            (&alice, [true, true, true, false]),
-            (&bob, [true; 4]),
-            (&carol, [false; 4]),
-            (&dave, [false, true, false, false]),
+            (&alice, [true, true, false]),
+            (&bob, [true; 3]),
+            (&carol, [false; 3]),
+            (&dave, [false, true, false]),
         ] {
-            let all = Right::ReadAllDesired;
-            let found = [Right::ReadStatus, node.clone(), all, Right::Act]
+            let found = [Right::ReadStatus, node.clone(), Right::Act]
                 .map(|right| rules.allow(subject, &right));
             assert_eq!(found, rights, "{subject:?}");
         }

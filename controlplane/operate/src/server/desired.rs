@@ -5,8 +5,7 @@ use std::sync::Arc;
 use kplane_fleet::hub::Hub;
 use kplane_fleet::identity::{Right, Visitor, spawn_watch};
 use kplane_fleet::streams::Attendance;
-use kplane_model::{Digest, ServiceName};
-use kplane_picture::index::Totals;
+use kplane_model::Digest;
 use kplane_picture::publish::{Cursor, Head, Piece, PieceEnd, Way};
 use kplane_proto::v1 as pb;
 use prost::Message;
@@ -14,8 +13,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use super::feeds::{Feed, follow, source_state};
-use super::layers::LayerFeed;
+use super::feeds::{follow, source_state};
 use super::millis;
 
 /// Longest name of an object, in bytes: a DNS subdomain (RFC 1123), as in the API server.
@@ -34,46 +32,18 @@ impl DesiredServer {
     pub fn new(hub: Arc<Hub>) -> Self {
         Self { hub }
     }
-
-    /// Begins a watch of a caller that reads about so many objects; requests in the same process are free. The feed is
-    /// made when the caller may have it.
-    fn begin<F: Feed>(
-        &self,
-        visitor: Option<Visitor>,
-        objects: usize,
-        feed: impl FnOnce(&Arc<Hub>) -> F + Send + 'static,
-    ) -> Result<Watch<F>, Status> {
-        if let Some(visitor) = &visitor {
-            visitor.charge(u32::try_from(objects / OBJECTS_FOR_ONE + 1).unwrap_or(u32::MAX))?;
-        }
-        let (outbox, stream) = mpsc::channel(1);
-        let (hub, last) = (Arc::clone(&self.hub), outbox.clone());
-        let watch = async move {
-            let feed = feed(&hub);
-            follow(hub, feed, outbox).await;
-        };
-        spawn_watch(visitor, last, watch)?;
-        Ok(Response::new(ReceiverStream::new(stream)))
-    }
-
-    fn totals(&self) -> Totals {
-        self.hub.summary().borrow().totals
-    }
 }
 
-type AnswerStream<T> = ReceiverStream<Result<T, Status>>;
-type Watch<F> = Response<AnswerStream<<F as Feed>::Message>>;
+type DesiredStream = ReceiverStream<Result<pb::DesiredState, Status>>;
 
 #[tonic::async_trait]
 impl pb::desired_state_service_server::DesiredStateService for DesiredServer {
-    type WatchNodeStream = AnswerStream<pb::DesiredState>;
-    type WatchServiceStream = AnswerStream<pb::LayeredState>;
-    type WatchAllStream = AnswerStream<pb::LayeredState>;
+    type WatchNodeStream = DesiredStream;
 
     async fn watch_node(
         &self,
         request: Request<pb::WatchNodeRequest>,
-    ) -> Result<Response<Self::WatchNodeStream>, Status> {
+    ) -> Result<Response<DesiredStream>, Status> {
         let visitor = request.extensions().get::<Visitor>().cloned();
         let request = request.into_inner();
         must_fit("node_name", &request.node_name)?;
@@ -84,34 +54,19 @@ impl pb::desired_state_service_server::DesiredStateService for DesiredServer {
         if self.hub.store.head().borrow().synced {
             must_be_known(&self.hub, &request.node_name)?;
         }
-        let objects = self.totals().services;
-        self.begin(visitor, objects, |hub| NodeFeed::new(hub, request))
-    }
-
-    async fn watch_service(
-        &self,
-        request: Request<pb::WatchServiceRequest>,
-    ) -> Result<Response<Self::WatchServiceStream>, Status> {
-        let visitor = request.extensions().get::<Visitor>().cloned();
-        let request = request.into_inner();
-        must_fit("namespace", &request.namespace)?;
-        must_fit("name", &request.name)?;
-        let service = ServiceName::new(&request.namespace, &request.name);
-        self.begin(visitor, 1, |hub| LayerFeed::new(hub, Some(service)))
-    }
-
-    async fn watch_all(
-        &self,
-        request: Request<pb::WatchAllRequest>,
-    ) -> Result<Response<Self::WatchAllStream>, Status> {
-        let visitor = request.extensions().get::<Visitor>().cloned();
-        let Totals {
-            services,
-            endpoints,
-            ..
-        } = self.totals();
-        let objects = services.saturating_add(endpoints);
-        self.begin(visitor, objects, |hub| LayerFeed::new(hub, None))
+        // Requests in the same process are free.
+        if let Some(visitor) = &visitor {
+            let objects = self.hub.summary().borrow().totals.services;
+            visitor.charge(u32::try_from(objects / OBJECTS_FOR_ONE + 1).unwrap_or(u32::MAX))?;
+        }
+        let (outbox, stream) = mpsc::channel(1);
+        let (hub, last) = (Arc::clone(&self.hub), outbox.clone());
+        let watch = async move {
+            let feed = NodeFeed::new(&hub, request);
+            follow(hub, feed, outbox).await;
+        };
+        spawn_watch(visitor, last, watch)?;
+        Ok(Response::new(ReceiverStream::new(stream)))
     }
 }
 
@@ -137,7 +92,7 @@ fn must_be_known(hub: &Hub, node: &str) -> Result<(), Status> {
 }
 
 /// The picture of one node.
-struct NodeFeed {
+pub(super) struct NodeFeed {
     node: String,
     /// The state that the client claims to hold, until the first piece is due.
     resume: Option<Option<pb::ResumeToken>>,
@@ -230,14 +185,22 @@ impl NodeFeed {
     }
 }
 
-impl Feed for NodeFeed {
-    type Message = pb::DesiredState;
-
-    fn is_behind(&self, head: &Head) -> bool {
+impl NodeFeed {
+    /// Returns whether there may be news. The picture is complete when there are none.
+    pub(super) fn is_behind(&self, head: &Head) -> bool {
         self.torn || self.cursor.is_behind(head.revision) || self.trust_told < head.trust
     }
 
-    fn next(&mut self, hub: &Hub, long_quiet: bool) -> Result<Option<Self::Message>, Status> {
+    /// Returns the next part of the news. `None` if they do not concern the picture, unless the stream has been quiet
+    /// for long.
+    ///
+    /// # Errors
+    /// The picture cannot be sent.
+    pub(super) fn next(
+        &mut self,
+        hub: &Hub,
+        long_quiet: bool,
+    ) -> Result<Option<pb::DesiredState>, Status> {
         if let Some(token) = self.resume.take() {
             self.begin(hub, token.as_ref())?;
         }
@@ -257,13 +220,6 @@ impl Feed for NodeFeed {
             message.changed_at_ms = 0;
         }
         Ok(Some(message))
-    }
-
-    fn waiting(source: pb::SourceState) -> Self::Message {
-        pb::DesiredState {
-            source: Some(source),
-            ..pb::DesiredState::default()
-        }
     }
 }
 

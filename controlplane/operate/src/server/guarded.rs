@@ -44,8 +44,6 @@ fn right_for(path: &str) -> Option<Right> {
         | "/kplane.v1.StatusService/GetGraph" => Some(Right::ReadClients),
         "/kplane.v1.StatusService/FollowDrops" => Some(Right::Sample),
         "/kplane.v1.DesiredStateService/WatchNode" => None,
-        "/kplane.v1.DesiredStateService/WatchService"
-        | "/kplane.v1.DesiredStateService/WatchAll" => Some(Right::ReadAllDesired),
         // Some questions make agents act.
         "/kplane.v1.PeerService/Approve"
         | "/kplane.v1.PeerService/Ask"

@@ -35,7 +35,6 @@ impl State {
         view.orphaned = !known && (view.orphaned || before.is_some_and(|facts| facts.known));
         if view.put(DesiredKey::Node, object, self.revision + 1) {
             self.revision += 1;
-            self.overlays.note(&name, &DesiredKey::Node, known);
         }
         if view.zone != zone {
             self.move_node(&name, zone);

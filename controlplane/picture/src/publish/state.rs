@@ -11,7 +11,6 @@ use kplane_model::{
 
 use super::blob::Encoded;
 use super::log::{History, Log, Tombstone};
-use super::overlays::Overlays;
 use super::triggers::TriggerLog;
 use crate::freshness::Freshness;
 use crate::trust::Trust;
@@ -57,8 +56,6 @@ pub(super) struct State {
     /// The latest publications, newest last.
     pub(super) times: VecDeque<Moment>,
     pub(super) triggers: TriggerLog,
-    /// Changes of single nodes, for watches of more than one node.
-    pub(super) overlays: Overlays,
     /// Trust in the picture, and the number of its changes.
     pub(super) trust: Trust,
     pub(super) trust_changes: u64,
@@ -206,7 +203,6 @@ impl Default for State {
             has_nodes: false,
             times: VecDeque::new(),
             triggers: TriggerLog::default(),
-            overlays: Overlays::default(),
             trust: Trust::default(),
             trust_changes: 0,
             enforcement: Enforcement::Unspecified,
@@ -322,7 +318,6 @@ impl State {
         for node in nodes {
             let view = view_of(&mut self.views, node, self.freed_at);
             view.log.note(key.clone(), revision);
-            self.overlays.note(node, key, true);
         }
     }
 
@@ -331,28 +326,6 @@ impl State {
         for node in nodes {
             if let Some(view) = self.views.get_mut(node) {
                 view.log.forget(key);
-            }
-            self.overlays.note(node, key, false);
-        }
-    }
-
-    /// Records every object of every node.
-    pub(super) fn note_overlays(&mut self) {
-        for (node, view) in &self.views {
-            let known = view.facts.as_ref().is_some_and(|facts| facts.known);
-            let keys = view.objects.keys();
-            for key in keys.filter(|key| known || **key != DesiredKey::Node) {
-                self.overlays.note(node, key, true);
-            }
-        }
-        for key in &self.varied {
-            let nodes = self
-                .shared
-                .get(key)
-                .into_iter()
-                .flat_map(|s| s.by_node.keys());
-            for node in nodes {
-                self.overlays.note(node, key, true);
             }
         }
     }
@@ -381,7 +354,6 @@ impl State {
         let view = view_of(&mut self.views, node, self.freed_at);
         if view.put(key.clone(), object, self.revision + 1) {
             self.revision += 1;
-            self.overlays.note(node, key, true);
         }
     }
 
@@ -391,7 +363,6 @@ impl State {
         let view = view_of(&mut self.views, node, self.freed_at);
         if view.take(key, revision) {
             self.revision = revision;
-            self.overlays.note(node, key, false);
             self.tombstones.push_back(Tombstone {
                 revision,
                 node: Some(node.clone()),

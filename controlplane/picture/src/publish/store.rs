@@ -75,6 +75,11 @@ pub struct Store {
 }
 
 impl Store {
+    /// Returns whether deletions after a revision may be forgotten.
+    pub fn forgot_after(&self, revision: u64) -> bool {
+        revision < self.read().horizon
+    }
+
     /// Creates an empty store. `epoch` is random for each start of the control plane.
     pub fn new(epoch: u64) -> Self {
         let head = Head {

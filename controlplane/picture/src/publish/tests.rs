@@ -19,8 +19,6 @@ use prost::Message as _;
 
 use super::*;
 
-mod layers;
-
 const NODES: [&str; 4] = ["n0", "n1", "n2", "n3"];
 
 fn key(n: usize) -> ServiceKey {

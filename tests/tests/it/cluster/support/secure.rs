@@ -77,8 +77,6 @@ pub(crate) enum Method {
     DescribeService,
     WatchConvergence,
     WatchNode,
-    WatchService,
-    WatchAll,
     Approve,
     Collect,
     ProbeNodes,
@@ -87,15 +85,13 @@ pub(crate) enum Method {
 impl Method {
     /// All methods: those that read, those about the desired state, the one that acts, the one of other replicas,
     /// those that make agents act.
-    pub(crate) const ALL: [Self; 11] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::GetFleet,
         Self::WatchFleet,
         Self::ListServices,
         Self::DescribeService,
         Self::WatchConvergence,
         Self::WatchNode,
-        Self::WatchService,
-        Self::WatchAll,
         Self::Approve,
         Self::Collect,
         Self::ProbeNodes,
@@ -326,19 +322,6 @@ impl<'a> Caller<'a> {
                     });
                     let mut desired = DesiredStateServiceClient::new(channel);
                     desired.watch_node(watch).await.map(drop)
-                }
-                Method::WatchService => {
-                    let watch = self.request(pb::WatchServiceRequest {
-                        namespace: "default".to_owned(),
-                        name: "kubernetes".to_owned(),
-                    });
-                    let mut desired = DesiredStateServiceClient::new(channel);
-                    desired.watch_service(watch).await.map(drop)
-                }
-                Method::WatchAll => {
-                    let watch = self.request(pb::WatchAllRequest::default());
-                    let mut desired = DesiredStateServiceClient::new(channel);
-                    desired.watch_all(watch).await.map(drop)
                 }
             }
         };
