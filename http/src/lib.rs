@@ -23,13 +23,14 @@ pub use accept::Acceptor;
 pub use files::{file_limit, raise_file_limit};
 pub use port::{BindError, Port, REBIND};
 
+use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::ready;
 use std::io;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -103,7 +104,7 @@ impl Guests {
 
     /// Returns the number of open connections.
     pub fn open(&self) -> usize {
-        let mut connections = self.lock();
+        let mut connections = self.connections.lock();
         connections.retain(|(_, connection)| !connection.is_finished());
         connections.len()
     }
@@ -120,7 +121,7 @@ impl Guests {
 
     /// Makes room for one more connection and starts it.
     fn admit(&self, from: IpAddr, connection: impl Future<Output = ()> + Send + 'static) {
-        let mut connections = self.lock();
+        let mut connections = self.connections.lock();
         // Below half of the capacity, no single address can exceed its half.
         if connections.len() >= self.capacity / 2 {
             connections.retain(|(_, connection)| !connection.is_finished());
@@ -137,18 +138,11 @@ impl Guests {
         }
         connections.push_back((from, tokio::spawn(connection).abort_handle()));
     }
-
-    fn lock(&self) -> MutexGuard<'_, VecDeque<(IpAddr, AbortHandle)>> {
-        self.connections
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for Guests {
     fn drop(&mut self) {
         let connections = self.connections.get_mut();
-        let connections = connections.unwrap_or_else(PoisonError::into_inner);
         connections.iter().for_each(|(_, one)| one.abort());
     }
 }

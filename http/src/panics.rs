@@ -1,7 +1,8 @@
 //! Counts panics. A panic ends a task or a request and nothing else, so a program that goes on must say that it had one.
 
+use parking_lot::Mutex;
 use std::panic;
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::Once;
 
 /// The panics of a process since its start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,8 +37,8 @@ pub fn seen() -> Option<Panics> {
     lock().clone()
 }
 
-fn lock() -> std::sync::MutexGuard<'static, Option<Panics>> {
-    PANICS.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock() -> parking_lot::MutexGuard<'static, Option<Panics>> {
+    PANICS.lock()
 }
 
 #[cfg(test)]

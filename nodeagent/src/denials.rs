@@ -4,8 +4,9 @@
 //! follower ends by itself when its questions stop: nobody has to take anything back. Nothing of this outlives the
 //! process, and a new one removes what the kernel still has (`policy::Followed` is empty at its start).
 
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use kplane_dataplane::backend::nftables::denied_pods;
@@ -112,13 +113,9 @@ async fn collect(shared: Arc<Shared>) {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Subscriptions> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Answers a follower. Blocks. The caller may go away meanwhile: the log is read all the same.
     fn answer(self: Arc<Self>, question: pb::DenialsQuestion) -> Result<pb::Denials, String> {
-        let (now, mut state) = (Instant::now(), self.lock());
+        let (now, mut state) = (Instant::now(), self.state.lock());
         let was_open = state.log.is_some();
         let answer = state.answer(question, now, open_log);
         self.followed
@@ -131,7 +128,7 @@ impl Shared {
 
     /// Takes what the kernel has logged. Returns false when nobody follows any more.
     fn collect(&self, now: Instant) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let (mut logged, mut whole) = (Vec::new(), true);
         if let Some(log) = &mut state.log {
             whole = log.read(AT_ONCE, |packet| logged.push(packet));

@@ -16,10 +16,11 @@ mod request;
 
 pub use pods::Follower;
 
+use parking_lot::Mutex;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kplane_dataplane::backend::nftables::{DepartingError, DepartingTable};

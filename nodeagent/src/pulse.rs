@@ -1,6 +1,7 @@
 //! Shows whether the engine's thread hangs.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The start of the current work of the engine's thread; `None` while the thread waits.
@@ -29,7 +30,7 @@ impl Pulse {
 
     fn lock(&self) -> MutexGuard<'_, Option<Instant>> {
         // The state is one value that is replaced as a whole, so a panic cannot spoil it.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -5,12 +5,13 @@
 
 mod edges;
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kplane_dataplane::backend::PacketTarget;
@@ -63,7 +64,7 @@ impl ServiceConnections {
 
     fn lock(&self) -> MutexGuard<'_, ConnectionCounts> {
         // Counts are right after each single step.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Learns where a ServicePort is; `None` = it is gone, and its count with it.

@@ -26,8 +26,9 @@ pub use servers::Servers;
 
 pub(crate) use count::{Target, all_targets, target};
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use kplane_dataplane::plan::NodePlan;
 use kplane_model::{Family, ServiceName};
@@ -53,34 +54,28 @@ struct Mailbox {
 
 impl Mailbox {
     fn put(&self, changes: impl IntoIterator<Item = (ServerKey, Option<Target>)>) {
-        let mut waiting = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.changes.lock();
         waiting.extend(changes);
     }
 
     /// Chooses the addresses of a family; returns whether that is news.
     fn choose(&self, family: Family, node: &NodePlan) -> bool {
-        let mut addresses = self
-            .addresses
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut addresses = self.addresses.lock();
         addresses.choose(family, node)
     }
 
     fn addresses(&self) -> Addresses {
-        let addresses = self
-            .addresses
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let addresses = self.addresses.lock();
         addresses.clone()
     }
 
     fn take(&self) -> BTreeMap<ServerKey, Option<Target>> {
-        let mut waiting = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.changes.lock();
         std::mem::take(&mut *waiting)
     }
 
     fn is_empty(&self) -> bool {
-        let waiting = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let waiting = self.changes.lock();
         waiting.is_empty()
     }
 }

@@ -1,9 +1,10 @@
 //! Pods that wait to end: the way of agents' questions to the task that answers them, and the latest answers.
 
+use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::future::ready;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -118,13 +119,13 @@ impl Departures {
 
     /// Returns the questions; `None` if another task has them.
     pub fn take_questions(&self) -> Option<mpsc::Receiver<Leaving>> {
-        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut asked = self.asked.lock();
         asked.take()
     }
 
     /// Remembers an answer.
     pub fn note(&self, departure: pb::Departure) {
-        let mut latest = self.lock();
+        let mut latest = self.latest.lock();
         latest.number += 1;
         let number = latest.number;
         if latest.all.len() >= REMEMBERED {
@@ -135,12 +136,7 @@ impl Departures {
 
     /// Returns the latest answers with their numbers, oldest first.
     pub fn latest(&self) -> Vec<(u64, Arc<pb::Departure>)> {
-        self.lock().all.iter().cloned().collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Latest> {
-        // Each write leaves it usable.
-        self.latest.lock().unwrap_or_else(PoisonError::into_inner)
+        self.latest.lock().all.iter().cloned().collect()
     }
 }
 

@@ -22,9 +22,10 @@ pub use wire::Wire;
 
 pub(crate) use book::network;
 
+use parking_lot::{Mutex, MutexGuard};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Shared};
@@ -212,12 +213,12 @@ impl Door {
 
     /// Returns the protection at the moment.
     pub fn cover(&self) -> Cover {
-        *self.cover.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.cover.lock()
     }
 
     /// Records the protection.
     pub fn set_cover(&self, cover: Cover) {
-        *self.cover.lock().unwrap_or_else(PoisonError::into_inner) = cover;
+        *self.cover.lock() = cover;
     }
 
     /// Returns the counters.
@@ -308,7 +309,7 @@ impl Door {
     }
 
     fn complain(&self, peer: SocketAddr, reason: &str) {
-        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut said = self.said.lock();
         if said.is_none_or(|said| said.elapsed() >= SAY_AGAIN) {
             *said = Some(Instant::now());
             let refused = self.refused.load(Ordering::Relaxed);
@@ -318,7 +319,7 @@ impl Door {
 
     fn book(&self) -> MutexGuard<'_, Book> {
         // Entries are added and removed as a whole, so a panic elsewhere leaves the book usable.
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+        self.book.lock()
     }
 }
 

@@ -31,8 +31,9 @@ pub(crate) use record::BEATS;
 pub use record::{has_servers, label};
 pub(crate) use size::{bound as bound_report, bound_avoided, bound_hello};
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kplane_model::NodeName;
@@ -258,7 +259,7 @@ impl Fleet {
 
     fn lock(&self) -> MutexGuard<'_, Agents> {
         // Records are replaced as a whole, so a panic elsewhere leaves them usable.
-        self.agents.lock().unwrap_or_else(PoisonError::into_inner)
+        self.agents.lock()
     }
 
     /// Makes watches answer again, because something about nodes changed.

@@ -1,7 +1,7 @@
 //! The admission of agents that need a snapshot, and how the others begin. Agents that resume with an equal digest, or
 //! by differences, are always admitted: they cost little.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use parking_lot::Mutex;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -60,7 +60,7 @@ impl Default for Snapshots {
 impl Snapshots {
     /// Sets the number of snapshots that may begin a second, at least one.
     pub fn limit(&self, per_second: u32) {
-        self.lock().gap = Duration::from_secs(1) / per_second.max(1);
+        self.0.lock().gap = Duration::from_secs(1) / per_second.max(1);
     }
 
     /// Admits an agent that needs a snapshot.
@@ -68,7 +68,7 @@ impl Snapshots {
     /// # Errors
     /// The time after which the agent is to come back.
     pub fn admit(&self) -> Result<(), Duration> {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         let now = Instant::now();
         let booked = state.booked.max(now) + state.gap;
         if booked <= now + BURST.max(state.gap) {
@@ -84,17 +84,12 @@ impl Snapshots {
 
     /// Counts an agent that needs no snapshot.
     pub fn spared(&self, count: impl FnOnce(&mut SnapshotCounts)) {
-        count(&mut self.lock().counts);
+        count(&mut self.0.lock().counts);
     }
 
     /// Returns the counts.
     pub fn counts(&self) -> SnapshotCounts {
-        self.lock().counts
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Schedule> {
-        // Every step leaves the state consistent.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().counts
     }
 }
 

@@ -10,9 +10,10 @@
 
 mod shared;
 
+use parking_lot::Mutex;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use clap::ValueEnum;
@@ -127,11 +128,9 @@ impl Suspects {
         nodes.chain(holds).collect()
     }
 
-    pub(crate) fn lock_holds(&self) -> std::sync::MutexGuard<'_, Option<&'static str>> {
+    pub(crate) fn lock_holds(&self) -> parking_lot::MutexGuard<'_, Option<&'static str>> {
         // It is replaced as a whole.
-        self.holds
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.holds.lock()
     }
 }
 

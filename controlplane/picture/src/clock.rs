@@ -4,7 +4,7 @@
 //! old, and keeps nothing young. The machine's clock is for times that messages show, that certificates and tokens name,
 //! and that two machines compare.
 
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::wire::millis;
@@ -47,7 +47,7 @@ pub fn wall_ms(at: Instant) -> u64 {
         own: Instant::now(),
         wall: SystemTime::now(),
     };
-    let mut anchor = ANCHOR.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut anchor = ANCHOR.lock();
     let current = anchor.map_or(now, |anchor| anchor.after(now));
     *anchor = Some(current);
     millis(current.wall(at))

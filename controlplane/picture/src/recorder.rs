@@ -12,7 +12,7 @@ mod tests;
 pub use changes::{Change, Found};
 pub use noticed::{Notice, NoticeKind};
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use parking_lot::Mutex;
 use std::time::SystemTime;
 
 use kplane_model::ServiceName;
@@ -44,37 +44,36 @@ pub struct Size {
 impl Recorder {
     /// Records one publication: the ServicePorts that changed, and the causes.
     pub fn changed(&self, touched: &[Touched], causes: &Causes, observed_at: SystemTime) {
-        lock(&self.changes).add(touched, causes, observed_at, SystemTime::now());
+        self.changes
+            .lock()
+            .add(touched, causes, observed_at, SystemTime::now());
     }
 
     /// Returns the latest changes of a Service, newest first.
     pub fn of(&self, service: &ServiceName, limit: usize) -> Found {
-        lock(&self.changes).of(service, limit)
+        self.changes.lock().of(service, limit)
     }
 
     /// Records that the control plane noticed something.
     pub fn notice(&self, kind: NoticeKind, object: String, text: String) {
-        lock(&self.notices).add(kind, object, text, SystemTime::now());
+        self.notices
+            .lock()
+            .add(kind, object, text, SystemTime::now());
     }
 
     /// Returns the newest events after a number, oldest first, and the time from which on the record is complete.
     pub fn noticed(&self, after: u64, limit: usize) -> (Vec<Notice>, u64) {
-        lock(&self.notices).after(after, limit)
+        self.notices.lock().after(after, limit)
     }
 
     /// Returns the size of the record.
     pub fn size(&self) -> Size {
-        let (changes, of_changes) = lock(&self.changes).size();
-        let (notices, of_notices) = lock(&self.notices).size();
+        let (changes, of_changes) = self.changes.lock().size();
+        let (notices, of_notices) = self.notices.lock().size();
         Size {
             changes,
             notices,
             bytes: of_changes + of_notices,
         }
     }
-}
-
-fn lock<T>(kept: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each write leaves it usable.
-    kept.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -6,9 +6,10 @@
 
 mod groups;
 
+use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kplane_model::{Family, Protocol, ProxyConnection, ProxyStage, proxy_address};
@@ -121,14 +122,14 @@ fn of_proxy(
             table: ConnectionTable::Proxy,
         };
         if of.wants(&key) {
-            let mut groups = shared.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut groups = shared.lock();
             groups.add(key, &shown.into());
         }
     };
     if !proxy.show(keys, OF_PROXY, Box::new(show)) {
         return Err(ListError::Proxy);
     }
-    let mut groups = groups.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut groups = groups.lock();
     Ok(std::mem::take(&mut groups))
 }
 

@@ -1,8 +1,9 @@
 //! The answer to one hook. Hooks of one Pod share a question to the control plane.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -59,7 +60,7 @@ impl PodHooks {
         most: usize,
         ask: &mpsc::Sender<DepartureQuestion>,
     ) -> Option<(Instant, Joint)> {
-        let mut open = lock(&self.0);
+        let mut open = self.0.lock();
         open.retain(|_, (_, asked)| asked.upgrade().is_some_and(|asked| asked.peek().is_none()));
         let known = open.get(&question.port);
         let known = known.and_then(|(until, asked)| Some((*until, asked.upgrade()?)));
@@ -149,7 +150,7 @@ impl Answering {
 
     /// Returns the hooks of a Pod that wait.
     fn hooks_of(&self, pod: Option<IpAddr>) -> Arc<PodHooks> {
-        let mut pods = lock(&self.pods);
+        let mut pods = self.pods.lock();
         if let Some(hooks) = pods.get(&pod).and_then(Weak::upgrade) {
             return hooks;
         }
@@ -182,11 +183,6 @@ impl DepartureAsked {
             }
         }
     }
-}
-
-fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each change is whole.
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Reads the head of a request; `None` if it is too long or not complete.

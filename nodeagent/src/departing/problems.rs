@@ -1,7 +1,8 @@
 //! What keeps the agent from answering hooks.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use kplane_model::{Family, Reason, Severity};
@@ -35,7 +36,7 @@ struct HookTroubles {
 impl Problems {
     /// Sets the problem of a part, human-readable; `None` = it works.
     pub(super) fn set(&self, part: Part, family: Family, problem: Option<String>) {
-        let mut all = self.lock();
+        let mut all = self.0.lock();
         match problem {
             Some(problem) => drop(all.parts.insert((part, family), problem)),
             None => drop(all.parts.remove(&(part, family))),
@@ -44,12 +45,12 @@ impl Problems {
 
     /// Notes that a hook has no place.
     pub(super) fn busy(&self, now: Instant) {
-        self.lock().busy = Some(now);
+        self.0.lock().busy = Some(now);
     }
 
     /// Returns a finding of each problem.
     pub(super) fn findings(&self) -> Vec<Finding> {
-        let all = self.lock();
+        let all = self.0.lock();
         let finding = |problem: &String| {
             Finding {
             code: Reason::HooksFail,
@@ -69,11 +70,6 @@ impl Problems {
                 .to_owned(),
         });
         all.parts.values().map(finding).chain(busy).collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HookTroubles> {
-        // An entry is replaced as a whole.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

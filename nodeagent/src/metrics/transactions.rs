@@ -1,7 +1,7 @@
 //! The agent's own record: its latest transactions with the kernel.
 
+use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -34,7 +34,7 @@ pub struct Transactions(Mutex<VecDeque<Transaction>>);
 impl Transactions {
     /// Adds a transaction. The kernel has acknowledged it already.
     pub(crate) fn add(&self, transaction: Transaction) {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.0.lock();
         if kept.len() == KEPT {
             kept.pop_front();
         }
@@ -45,7 +45,7 @@ impl Transactions {
     pub(crate) fn page(&self) -> Value {
         // The engine waits for the lock, so nothing is printed under it.
         let kept: Vec<Transaction> = {
-            let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let kept = self.0.lock();
             kept.iter().rev().cloned().collect()
         };
         let transactions: Vec<Value> = kept.iter().map(show).collect();

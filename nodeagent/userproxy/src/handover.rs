@@ -15,10 +15,11 @@ mod channel;
 mod door;
 mod wire;
 
+use parking_lot::Mutex;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use kplane_model::{EndpointAddr, ServiceKey};
 
@@ -100,17 +101,17 @@ pub struct Inheritance(Arc<Mutex<Option<Bundle>>>);
 impl Inheritance {
     /// Leaves a bundle for the next proxy.
     pub fn put(&self, bundle: Bundle) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(bundle);
+        *self.0.lock() = Some(bundle);
     }
 
     /// Takes the bundle, if there is one.
     pub fn take(&self) -> Option<Bundle> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.0.lock().take()
     }
 
     /// Returns whether there is a bundle.
     pub fn is_there(&self) -> bool {
-        let place = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = self.0.lock();
         place.is_some()
     }
 }

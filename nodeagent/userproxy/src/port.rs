@@ -1,9 +1,10 @@
 //! One ServicePort: its endpoints and options, and what its connections have shown.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kplane_model::{Cidr, EndpointAddr, FrontendAddr, ProxyPort, ServiceKey};
@@ -81,7 +82,7 @@ pub(crate) struct Suspects(Mutex<BTreeSet<ServiceKey>>);
 
 impl Suspects {
     fn add(&self, key: &ServiceKey) {
-        let mut keys = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut keys = self.0.lock();
         if !keys.contains(key) {
             keys.insert(key.clone());
         }
@@ -90,7 +91,7 @@ impl Suspects {
     /// Visits all in the order of their names, and forgets those for which `is_one` returns `false`. Ports may be locked
     /// meanwhile: they add themselves when they hold no lock.
     pub(crate) fn retain(&self, is_one: impl FnMut(&ServiceKey) -> bool) {
-        let mut keys = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut keys = self.0.lock();
         keys.retain(is_one);
     }
 }
@@ -134,7 +135,7 @@ impl Port {
     }
 
     fn state(&self) -> MutexGuard<'_, PortState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Puts endpoints and options into effect.

@@ -4,9 +4,10 @@
 //! three quarters, and the more owners want, the less each gets: something is left for the next one, and an owner that has
 //! more than its share is refused first.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use kplane_model::{ServiceKey, ServiceName};
 
@@ -82,12 +83,8 @@ pub(crate) struct Shares {
     namespaces: Mutex<HashMap<Arc<str>, Weak<Usage>>>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn usage<K: std::hash::Hash + Eq>(all: &Mutex<HashMap<K, Weak<Usage>>>, key: K) -> Arc<Usage> {
-    let mut all = lock(all);
+    let mut all = all.lock();
     let place = all.entry(key).or_default();
     place.upgrade().unwrap_or_else(|| {
         let new = Arc::new(Usage::default());
@@ -107,8 +104,12 @@ impl Shares {
 
     /// Forgets owners that have nothing any more.
     pub(crate) fn tidy(&self) {
-        lock(&self.services).retain(|_, usage| usage.strong_count() > 0);
-        lock(&self.namespaces).retain(|_, usage| usage.strong_count() > 0);
+        self.services
+            .lock()
+            .retain(|_, usage| usage.strong_count() > 0);
+        self.namespaces
+            .lock()
+            .retain(|_, usage| usage.strong_count() > 0);
     }
 }
 
@@ -120,7 +121,7 @@ pub(crate) struct Between(Mutex<HashMap<(IpAddr, IpAddr), usize>>);
 impl Between {
     /// Counts a connection, unless there are `most` already.
     pub(crate) fn enter(self: &Arc<Self>, ends: (IpAddr, IpAddr), most: usize) -> Option<Link> {
-        let mut all = lock(&self.0);
+        let mut all = self.0.lock();
         let count = all.entry(ends).or_default();
         if *count >= most {
             return None;
@@ -142,7 +143,7 @@ pub(crate) struct Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        let mut all = lock(&self.all.0);
+        let mut all = self.all.0.lock();
         if let Some(count) = all.get_mut(&self.ends) {
             *count -= 1;
             if *count == 0 {
@@ -196,7 +197,7 @@ mod tests {
         assert_eq!(take(&shares, &key("shop", "web", ""), &mut held), 0);
         held.clear();
         shares.tidy();
-        assert!(lock(&shares.services).is_empty() && lock(&shares.namespaces).is_empty());
+        assert!(shares.services.lock().is_empty() && shares.namespaces.lock().is_empty());
         assert_eq!(take(&shares, &key("shop", "web", ""), &mut held), 32);
     }
 
@@ -215,6 +216,6 @@ mod tests {
         assert!(between.enter(ends(3), 1).is_some());
         drop(first);
         assert!(between.enter(ends(2), 1).is_some());
-        assert!(lock(&between.0).is_empty());
+        assert!(between.0.lock().is_empty());
     }
 }

@@ -2,9 +2,10 @@
 //!
 //! All threads share the table. A change replaces routes, and a ServicePort keeps what its connections have shown.
 
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kplane_model::{Cidr, EndpointAddr, Family, FrontendAddr, Protocol, ProxyPort, ServiceKey};
@@ -58,11 +59,11 @@ pub struct Table {
 }
 
 fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
-    lock.read().unwrap_or_else(PoisonError::into_inner)
+    lock.read()
 }
 
 fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
-    lock.write().unwrap_or_else(PoisonError::into_inner)
+    lock.write()
 }
 
 impl Table {
@@ -102,10 +103,7 @@ impl Table {
                 is_smaller = true;
                 if let Some(entry) = &before {
                     let counts = entry.port.retire();
-                    self.gone
-                        .lock()
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .add(counts);
+                    self.gone.lock().add(counts);
                 }
                 continue;
             };
@@ -212,7 +210,7 @@ impl Table {
     /// connections avoid now. Takes time for each endpoint.
     pub fn totals(&self) -> (Counts, usize) {
         let now = Instant::now();
-        let mut sum = *self.gone.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sum = *self.gone.lock();
         let mut avoided = 0;
         for entry in read(&self.ports).values() {
             let state = entry.port.read(now);

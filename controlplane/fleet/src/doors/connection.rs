@@ -1,10 +1,11 @@
 //! A connection that ends itself when it waits for too long.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::SystemTime;
 
@@ -153,7 +154,7 @@ impl Occupancy {
 
     fn state(&self) -> MutexGuard<'_, State> {
         // The fields are written one by one, so a panic elsewhere leaves them usable.
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock()
     }
 }
 

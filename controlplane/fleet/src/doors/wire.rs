@@ -2,8 +2,8 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ impl Door {
     ) -> Option<Wire> {
         let occupancy = connection.occupancy().clone();
         let taken = {
-            let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut turns = self.turns.lock();
             turns.take(network(occupancy.peer().ip()), 1)
         };
         // Refused at once: connections that waited would make room for newer ones before their turn comes.

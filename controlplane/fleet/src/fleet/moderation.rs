@@ -1,6 +1,6 @@
 //! Limits on what one node may make the control plane do and write, also if a thief has the node's key.
 
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 use std::time::Duration;
 
 use kplane_model::NodeName;
@@ -57,7 +57,7 @@ impl Moderation {
     /// # Errors
     /// The time after which the node may open another one.
     pub(crate) fn admit(&self, node: &NodeName) -> Result<(), Duration> {
-        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut streams = self.streams.lock();
         let admitted = streams.take(node.clone(), 1).map(drop);
         drop(streams);
         admitted.inspect_err(|_| {
@@ -74,7 +74,7 @@ impl Moderation {
         problem: Misbehaviour,
         text: impl FnOnce() -> String,
     ) {
-        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lines = self.lines.lock();
         let left_out = lines.take((node.clone(), problem), 1);
         drop(lines);
         if let Ok(left_out) = left_out {

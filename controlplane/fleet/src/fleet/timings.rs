@@ -4,8 +4,9 @@
 //!
 //! When a report moves a node's revision, the node counts in the histogram of each publication that it passes.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use kplane_model::{NodeName, ServiceKey};
@@ -146,7 +147,7 @@ impl Timings {
 
     fn lock(&self) -> MutexGuard<'_, Kept> {
         // Each write leaves it usable.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
@@ -201,14 +202,11 @@ impl Dispatch {
     }
 
     fn under_way(&self) -> MutexGuard<'_, UnderWay> {
-        // Each write leaves it usable.
-        let under_way = self.under_way.lock();
-        under_way.unwrap_or_else(PoisonError::into_inner)
+        self.under_way.lock()
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<LastUpdate>> {
-        // Each write leaves it usable.
-        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+        self.last.lock()
     }
 }
 

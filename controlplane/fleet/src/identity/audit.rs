@@ -3,13 +3,13 @@
 //! A thread of its own writes, so that no stream waits for a disk or a pipe. A caller with many refusals gets few
 //! lines; the next line says how many were left out.
 
+use parking_lot::Mutex;
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -152,7 +152,7 @@ impl Audit {
 
     /// Takes one of a caller's lines; returns the number of those left out before it. `None` = none is left.
     fn take(&self, from: IpAddr) -> Option<u64> {
-        let mut callers = self.callers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut callers = self.callers.lock();
         callers.take(network(from), 1).ok()
     }
 }

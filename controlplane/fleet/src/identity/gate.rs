@@ -1,8 +1,9 @@
 //! The gate: finds out who calls, and remembers nothing of it but counters and the audit log.
 
+use parking_lot::Mutex;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use http::HeaderMap;
@@ -239,11 +240,7 @@ impl Visitor {
     /// # Errors
     /// [`Refusal`] when the caller asked too much in the last seconds.
     pub fn charge(&self, cost: u32) -> Result<(), Refusal> {
-        let mut questions = self
-            .gate
-            .questions
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut questions = self.gate.questions.lock();
         let Err(wait) = questions.take(self.caller(), cost) else {
             return Ok(());
         };

@@ -3,8 +3,9 @@
 //! ServiceAccount tokens are signed with RS256, ES256 or ES384 (RFC 7518); ring verifies them. The check cannot see
 //! that a pod or node was deleted, so it stands in for a TokenReview only while there is none.
 
+use parking_lot::RwLock;
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use base64::Engine as _;
@@ -177,7 +178,7 @@ impl PublicKey {
 impl Keys {
     /// Checks a token against the latest keys. An unknown key makes the keys be read again.
     pub(super) fn check(&self, parts: &Parts<'_>, now: SystemTime) -> Checked {
-        let keys = Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner));
+        let keys = Arc::clone(&self.current.read());
         let checked = keys.check(parts, now);
         if checked == Checked::Unknown {
             self.wanted.notify_one();
@@ -187,7 +188,7 @@ impl Keys {
 
     /// Replaces the keys.
     pub(super) fn replace(&self, keys: KeySet) {
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(keys);
+        *self.current.write() = Arc::new(keys);
     }
 
     /// Reads the keys again and again. Never returns.

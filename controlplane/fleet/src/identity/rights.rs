@@ -12,8 +12,9 @@
 //! | collect the state of a replica's own agents, as another replica | `get` | `/kplane/peer` |
 //! | pass on an approval, as another replica | `update` | `/kplane/peer` |
 
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use kplane_picture::bounded::make_room;
@@ -185,7 +186,7 @@ impl Decisions {
             extra: identity.extra.clone(),
             right: right.clone(),
         };
-        let recent = self.lock().get(&question).cloned();
+        let recent = self.recent.lock().get(&question).cloned();
         let outcome = match recent.filter(Decision::is_fresh) {
             Some(decision) => decision.outcome,
             None => {
@@ -222,15 +223,10 @@ impl Decisions {
     }
 
     fn remember(&self, question: AccessRequest, outcome: Result<(), String>) {
-        let mut recent = self.lock();
+        let mut recent = self.recent.lock();
         make_room(&mut recent, MAX_DECISIONS, Decision::is_fresh);
         let at = Instant::now();
         recent.insert(question, Decision { at, outcome });
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<AccessRequest, Decision>> {
-        // Entries are replaced as a whole, so a panic elsewhere leaves them usable.
-        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

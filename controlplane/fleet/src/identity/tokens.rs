@@ -10,10 +10,11 @@
 //! The cache is found by a hash of the whole token, so a forged signature finds nothing. The streams of agents come
 //! back to each token ([`super::Sentry`]), so that a token that only the keys verified is reviewed soon after.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use kplane_picture::bounded::make_room;
@@ -102,6 +103,7 @@ impl Tokens {
     ) -> Result<Arc<Identity>, Refusal> {
         let id = token_id(token);
         let known = self
+            .known
             .lock()
             .get(&id)
             .filter(|known| !known.is_over())
@@ -139,7 +141,7 @@ impl Tokens {
                 Ok(self.remember(id, identity, Some(Instant::now())))
             }
             Ok(Review::Rejected) => {
-                self.lock().remove(&id);
+                self.known.lock().remove(&id);
                 // The bucket may be empty: other requests took the last.
                 let _ = self.guesses().take(from, 1);
                 Err(Refusal::new(RefusalReason::BadCredential, rejected(port)))
@@ -201,7 +203,7 @@ impl Tokens {
             identity: Arc::clone(&identity),
             reviewed,
         };
-        let mut known = self.lock();
+        let mut known = self.known.lock();
         if !known.contains_key(&id) {
             // A token that has to go is checked again when it comes back.
             make_room(&mut known, MAX_KNOWN, |known| {
@@ -214,12 +216,7 @@ impl Tokens {
 
     fn guesses(&self) -> MutexGuard<'_, Buckets<IpAddr>> {
         // A bucket is changed as a whole, so a panic elsewhere leaves it usable.
-        self.guesses.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<TokenId, Known>> {
-        // Entries are replaced as a whole, so a panic elsewhere leaves them usable.
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.guesses.lock()
     }
 }
 

@@ -1,7 +1,8 @@
 //! Open watches of the status API: a bounded number for all callers, and for one caller.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// The largest part of all watches that one caller may have open: one in this many.
 const SHARE: usize = 2;
@@ -59,9 +60,7 @@ impl Watches {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, usize>> {
         // Each change is one step, so a panic elsewhere leaves the counts usable.
-        self.by_caller
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.by_caller.lock()
     }
 }
 

@@ -1,6 +1,7 @@
 //! The orders in force, for all who need them, and the task that follows their document.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use parking_lot::Mutex;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use kplane_model::{Issue, NodeName, ObjectRef, Reason};
@@ -56,7 +57,7 @@ impl Board {
 
     /// Returns the problem with the document, if there is one.
     pub fn issue(&self) -> Option<Issue> {
-        let (code, reason) = self.lock().clone()?;
+        let (code, reason) = self.trouble.lock().clone()?;
         let place = self.place.get().map(Place::to_string).unwrap_or_default();
         Some(Issue::error(code, ObjectRef::new("Orders", "", ""), reason).at(place))
     }
@@ -131,7 +132,7 @@ impl Board {
     }
 
     fn take(&self, orders: Orders) {
-        if self.lock().take().is_some() {
+        if self.trouble.lock().take().is_some() {
             info!("the document with the orders of operators is whole again");
         }
         self.orders.send_if_modified(|now| {
@@ -156,7 +157,7 @@ impl Board {
     }
 
     fn complain(&self, code: Reason, why: &str, known: bool) {
-        let mut trouble = self.lock();
+        let mut trouble = self.trouble.lock();
         if trouble.as_ref().is_some_and(|(_, told)| told == why) {
             return;
         }
@@ -171,10 +172,5 @@ impl Board {
             ),
         }
         *trouble = Some((code, why.to_owned()));
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<(Reason, String)>> {
-        // The text is replaced as a whole, so a panic elsewhere leaves it usable.
-        self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,8 +1,9 @@
 //! Watches that share one question to the other replicas. The question is asked again and again while there is a watch,
 //! and not otherwise.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use kplane_model::ServiceName;
@@ -59,7 +60,7 @@ impl Drop for Polling {
 impl SharedWatches {
     fn lock(&self) -> MutexGuard<'_, Watched> {
         // Counts are changed as a whole.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Returns the question of all watches together.

@@ -1,7 +1,8 @@
 //! Turns of questions, so that many callers at once do not make replicas too slow: few questions about Services at a time,
 //! and one about all nodes, which all callers share that came before it began.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -81,7 +82,7 @@ impl Turns {
 
     fn lock(&self) -> MutexGuard<'_, Option<(Instant, Arc<Collected>)>> {
         // The value is replaced as a whole.
-        self.latest.lock().unwrap_or_else(PoisonError::into_inner)
+        self.latest.lock()
     }
 }
 

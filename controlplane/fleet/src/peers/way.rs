@@ -1,10 +1,11 @@
 //! The way to other replicas: names, connections, and the proof of being a replica.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -125,7 +126,9 @@ impl Way {
                 reason: format!("a control plane asks {MAX_REPLICAS} replicas at most"),
             });
         }
-        self.lock().retain(|target, _| targets.contains(target));
+        self.channels
+            .lock()
+            .retain(|target, _| targets.contains(target));
         (targets, missing)
     }
 
@@ -170,7 +173,7 @@ impl Way {
 
     /// Returns a client of a replica, on the connection that is open or on a new one.
     pub(super) fn client(&self, target: &Target) -> Client {
-        let mut channels = self.lock();
+        let mut channels = self.channels.lock();
         let channel = channels.entry(target.clone()).or_insert_with(|| {
             let (dialer, cover) = (self.dialer, self.cover.clone());
             let to = target.clone();
@@ -190,17 +193,12 @@ impl Way {
 
     /// Returns the number of replicas with a connection.
     pub(super) fn known(&self) -> usize {
-        self.lock().len()
+        self.channels.lock().len()
     }
 
     /// Forgets the connection to a replica, which may be dead.
     pub(super) fn hang_up(&self, target: &Target) {
-        self.lock().remove(target);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<Target, Channel>> {
-        // Entries are replaced as a whole, so a panic elsewhere leaves them usable.
-        self.channels.lock().unwrap_or_else(PoisonError::into_inner)
+        self.channels.lock().remove(target);
     }
 }
 

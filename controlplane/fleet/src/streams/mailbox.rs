@@ -3,8 +3,9 @@
 //! The mailbox has room for one message of each kind, and the latest counts. Only answers about Pods wait in a bounded
 //! row. So a session never waits for an agent that does not read, and such an agent costs little memory.
 
+use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use kplane_proto::v1 as pb;
@@ -61,7 +62,7 @@ pub(super) fn mailbox() -> (Postman, Mailbox) {
 impl Mailbox {
     /// Takes the next item; without one, the task is woken when there is one.
     pub(super) fn poll(&self, cx: &Context<'_>) -> Poll<Item> {
-        let mut waiting = lock(&self.0);
+        let mut waiting = self.0.lock();
         if let Some(item) = waiting.next() {
             return Poll::Ready(item);
         }
@@ -159,7 +160,7 @@ impl Postman {
     }
 
     fn put(&self, put: impl FnOnce(&mut Waiting)) {
-        let mut waiting = lock(&self.0);
+        let mut waiting = self.0.lock();
         put(&mut waiting);
         let reader = waiting.reader.take();
         drop(waiting);
@@ -176,9 +177,4 @@ impl Drop for Postman {
             waiting.end.get_or_insert_with(ended);
         });
     }
-}
-
-fn lock(waiting: &Mutex<Waiting>) -> MutexGuard<'_, Waiting> {
-    // Each write leaves it usable.
-    waiting.lock().unwrap_or_else(PoisonError::into_inner)
 }

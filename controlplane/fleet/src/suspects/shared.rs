@@ -1,7 +1,7 @@
 //! The words of other replicas, and what of them counts.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use kplane_model::NodeName;
@@ -35,7 +35,7 @@ pub(crate) struct ReplicaWords(Mutex<BTreeMap<u64, Said>>);
 impl ReplicaWords {
     pub(crate) fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Said>> {
         // Words are replaced as a whole.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     pub(crate) fn take(&self, from: u64, said: Said) {

@@ -1,8 +1,9 @@
 //! Sheets that change while a browser shows them: each is rendered once for all its viewers.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -33,7 +34,7 @@ impl Live {
         answers: &Arc<AnswerSources>,
         sheet: &Sheet,
     ) -> Option<watch::Receiver<Content>> {
-        let mut sheets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sheets = self.0.lock();
         // A task that has ended leaves a channel without a sender.
         sheets.retain(|_, content| content.has_changed().is_ok());
         let len = sheets.len();
@@ -52,7 +53,7 @@ impl Live {
 
     /// Forgets a sheet without viewers; returns false if it has some.
     fn forget(&self, sheet: &Sheet, sender: &watch::Sender<Content>) -> bool {
-        let mut sheets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sheets = self.0.lock();
         // The one in the table.
         let alone = sender.receiver_count() <= 1;
         if alone {

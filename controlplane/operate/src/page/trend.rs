@@ -1,7 +1,8 @@
 //! The history of convergence: how many nodes were in sync, for the last hour.
 
+use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kplane_fleet::hub::Hub;
@@ -57,7 +58,7 @@ impl Trend {
     }
 
     fn push(&self, sample: Sample) {
-        let mut samples = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut samples = self.0.lock();
         samples.push_back(sample);
         if samples.len() > SAMPLES {
             samples.pop_front();
@@ -66,7 +67,7 @@ impl Trend {
 
     /// Returns a picture, and its content in words.
     pub(super) fn html(&self) -> Html {
-        let samples = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let samples = self.0.lock();
         let mut html = Html::default();
         let (Some(first), Some(last)) = (samples.front(), samples.back()) else {
             return html;
@@ -136,7 +137,7 @@ mod tests {
                 nodes: 5,
             });
         }
-        assert_eq!(trend.0.lock().unwrap().len(), SAMPLES);
+        assert_eq!(trend.0.lock().len(), SAMPLES);
         let html = trend.html();
         assert!(
             html.as_str().contains("5 of 5 now, 2 out of sync at worst"),

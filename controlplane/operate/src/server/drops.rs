@@ -2,9 +2,10 @@
 //!
 //! Agents know addresses, and the index knows the Pods that have them now.
 
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use kplane_fleet::hub::Hub;
@@ -45,7 +46,7 @@ impl Audited {
     /// Returns whether this has to be written down: a follower asks every second.
     pub(super) fn is_news(&self, text: &str) -> bool {
         let now = Instant::now();
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.lock();
         known.retain(|_, at| now.duration_since(*at) < AUDITED);
         let is_news = !known.contains_key(text);
         if is_news && known.len() < REMEMBERED {

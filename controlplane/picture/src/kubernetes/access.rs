@@ -1,7 +1,8 @@
 //! The API server's address and the credentials: from a kubeconfig, or from a pod's ServiceAccount.
 
+use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use kplane_model::one_line;
@@ -218,7 +219,7 @@ impl Api {
 
     /// Returns the current client. Call this again for each piece of work.
     pub fn client(&self) -> kube::Client {
-        self.lock().client.clone()
+        self.current.lock().client.clone()
     }
 
     /// Classifies an error of the client.
@@ -238,7 +239,7 @@ impl Api {
 
     /// Returns the address of the server.
     pub fn server(&self) -> String {
-        self.lock().server.clone()
+        self.current.lock().server.clone()
     }
 
     /// Reads the credentials again, unless that was done a moment ago. To be called when the server refused them:
@@ -248,20 +249,15 @@ impl Api {
     /// [`AccessError`] when they are invalid; the old ones stay then.
     pub async fn renew(&self) -> Result<(), AccessError> {
         {
-            let mut current = self.lock();
+            let mut current = self.current.lock();
             if current.renewed_at.elapsed() < RENEW_EVERY {
                 return Ok(());
             }
             current.renewed_at = Instant::now();
         }
         let renewed = open(&self.access, self.own_mark, &self.requests).await?;
-        *self.lock() = renewed;
+        *self.current.lock() = renewed;
         Ok(())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Current> {
-        // The value is replaced as a whole, so a panic elsewhere leaves it usable.
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Single requests, with a limited wait for the answer.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::timeout;
@@ -31,17 +31,12 @@ pub struct Failures(Mutex<BTreeMap<(&'static str, &'static str), u64>>);
 
 impl Failures {
     fn count(&self, verb: &'static str, reason: &'static str) {
-        *self.lock().entry((verb, reason)).or_default() += 1;
+        *self.0.lock().entry((verb, reason)).or_default() += 1;
     }
 
     /// Returns the counts by verb and reason.
     pub fn all(&self) -> BTreeMap<(&'static str, &'static str), u64> {
-        self.lock().clone()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<(&'static str, &'static str), u64>> {
-        // Each write leaves it usable.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().clone()
     }
 }
 

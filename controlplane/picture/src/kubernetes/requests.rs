@@ -1,7 +1,8 @@
 //! Counts of all requests to the API server, under the names that Kubernetes' own components have for them.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -41,7 +42,7 @@ struct Histogram {
 
 impl Requests {
     fn count(&self, method: String, code: String, host: String, took: Duration) {
-        let mut counts = self.lock();
+        let mut counts = self.0.lock();
         let kind = (method.clone(), code, host.clone());
         if counts.by_kind.len() < MAX_SERIES || counts.by_kind.contains_key(&kind) {
             *counts.by_kind.entry(kind).or_default() += 1;
@@ -60,23 +61,18 @@ impl Requests {
 
     /// Returns the number of requests by method, code and host. The code of a request without an answer is `<error>`.
     pub fn all(&self) -> BTreeMap<RequestKind, u64> {
-        self.lock().by_kind.clone()
+        self.0.lock().by_kind.clone()
     }
 
     /// Returns the durations until the head of the answer, by method and host.
     pub fn durations(&self) -> Vec<((String, String), Distribution)> {
-        let counts = self.lock();
+        let counts = self.0.lock();
         let all = counts.durations.iter().map(|(key, histogram)| {
             let bounds = BOUNDS.iter().copied().chain([f64::INFINITY]);
             let counts = bounds.zip(histogram.counts).collect();
             (key.clone(), (histogram.sum, counts))
         });
         all.collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, RequestCounts> {
-        // Each write leaves it usable.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,7 +1,8 @@
 //! The store, which the index writes and every stream reads.
 
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, OnceLock};
 use std::time::{Instant, SystemTime};
 
 use bytes::Bytes;
@@ -313,7 +314,7 @@ impl Store {
     ) -> Option<Ready> {
         let state = self.read();
         // One task encodes; others that need the same wait for it.
-        let mut commons = self.commons.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut commons = self.commons.lock();
         commons.take(&state, node, cursor, told)
     }
 
@@ -331,7 +332,7 @@ impl Store {
         }
         let zone = state.varied_zone(node).cloned();
         // One task encodes; others that need the same wait for it.
-        let mut shelves = self.shelves.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shelves = self.shelves.lock();
         shelves.retain(|_, shelf| shelf.is_fresh(&state));
         let new = || Arc::new(Shelf::new(&state, zone.as_deref(), bytes));
         let shelf = shelves.entry(zone.clone()).or_insert_with(new);
@@ -360,7 +361,7 @@ impl Store {
 
     pub(super) fn range_index(&self, state: &State, node: &str) -> Arc<RangeIndex> {
         // One task computes; others that need the same wait for it.
-        let mut indexes = self.indexes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut indexes = self.indexes.lock();
         indexes.of(state, node)
     }
 
@@ -418,11 +419,11 @@ impl Store {
 
     pub(super) fn read(&self) -> RwLockReadGuard<'_, State> {
         // A panic while writing is a bug that tests find; readers must not multiply it.
-        self.state.read().unwrap_or_else(PoisonError::into_inner)
+        self.state.read()
     }
 
     pub(super) fn write(&self) -> RwLockWriteGuard<'_, State> {
-        self.state.write().unwrap_or_else(PoisonError::into_inner)
+        self.state.write()
     }
 }
 

@@ -7,8 +7,9 @@
 //!
 //! `Hub::issues` joins these problems with those that the index found.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use kplane_model::Issue;
@@ -86,13 +87,13 @@ impl Upstream {
             unreadable: Arc::default(),
             counts: Counts::default(),
         };
-        self.lock().insert(kind, state);
+        self.kinds.lock().insert(kind, state);
     }
 
     /// Changes the state of a kind that was added. If this changes the issues, their readers are
     /// woken, and new issues are logged.
     pub fn update(&self, kind: Kind, change: impl FnOnce(&mut KindState)) {
-        let mut kinds = self.lock();
+        let mut kinds = self.kinds.lock();
         let Some(state) = kinds.get_mut(&kind) else {
             return;
         };
@@ -115,12 +116,15 @@ impl Upstream {
 
     /// Returns the state of all kinds.
     pub fn kinds(&self) -> BTreeMap<Kind, KindState> {
-        self.lock().clone()
+        self.kinds.lock().clone()
     }
 
     /// Returns whether the server does not have a kind that the source asked for.
     pub fn is_absent(&self, kind: Kind) -> bool {
-        self.lock().get(&kind).is_some_and(|state| state.absent)
+        self.kinds
+            .lock()
+            .get(&kind)
+            .is_some_and(|state| state.absent)
     }
 
     /// Sets the identity of the cluster, which does not change while the process runs.
@@ -137,7 +141,7 @@ impl Upstream {
     /// kinds. What the server does not have cannot be stale, nor what NetworkPolicies need and was never read: agents know
     /// that, and Services do not wait for it.
     pub fn age(&self) -> Option<Duration> {
-        let kinds = self.lock();
+        let kinds = self.kinds.lock();
         let is_waited_for = |kind: &Kind| Kind::ALL.contains(kind);
         let counts = kinds.iter().filter(|(kind, state)| {
             !state.absent && (state.current_at.is_some() || is_waited_for(kind))
@@ -171,15 +175,10 @@ impl Upstream {
 
     /// Logs the issues of `after` that are not in `before`, in a few lines; both sorted.
     pub fn log_new(&self, before: &[Issue], after: &[Issue]) {
-        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut log = self.log.lock();
         for (severity, line) in log.new_lines(before, after) {
             warn!(%severity, "{line}");
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Kind, KindState>> {
-        // Single fields are written at a time, so a panic elsewhere leaves them usable.
-        self.kinds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,11 +1,12 @@
 //! The userspace proxy as the rest of the agent sees it: facts, settings, and a way to one that runs. Only programs with the
 //! feature `userspace` have one (`userspace.rs`).
 
+use parking_lot::Mutex;
 use std::any::Any;
 use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use kplane_model::{
@@ -121,7 +122,7 @@ impl ProxyHandle {
 
     /// Returns the last moment in which the kernel served new connections in the proxy's place, if there was one.
     pub fn last_lapse(&self) -> Option<Lapse> {
-        let lapse = self.lapse.lock().unwrap_or_else(PoisonError::into_inner);
+        let lapse = self.lapse.lock();
         lapse.clone()
     }
 }
@@ -140,7 +141,7 @@ impl ProxyHandle {
             reason: reason.to_owned(),
             at: Instant::now(),
         };
-        *self.lapse.lock().unwrap_or_else(PoisonError::into_inner) = Some(lapse);
+        *self.lapse.lock() = Some(lapse);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Counts about the deletion of stale entries, for metrics.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use kplane_model::Family;
@@ -48,15 +49,12 @@ pub struct ConntrackCounts(Arc<Mutex<[ConntrackTotals; 2]>>);
 impl ConntrackCounts {
     /// Returns the counts of each family since the start, IPv4 first.
     pub fn totals(&self) -> [ConntrackTotals; 2] {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.0.lock().clone()
     }
 
     /// Adds one scan of a family: the number of deleted entries, the error, and its duration.
     pub fn count(&self, family: Family, deleted: u64, error: Option<String>, took: Duration) {
-        let mut totals = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut totals = self.0.lock();
         totals[family as usize].count(deleted, error, took);
     }
 }

@@ -1,9 +1,10 @@
 //! The handover from one proxy to the next, on the side of the proxy as a whole.
 
+use parking_lot::MutexGuard;
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use kplane_model::{Family, Protocol};
@@ -68,9 +69,7 @@ impl Proxy {
     }
 
     fn heirs(&self) -> MutexGuard<'_, Vec<Heir>> {
-        self.inherited
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.inherited.lock()
     }
 
     /// Continues with what an earlier proxy had. Connections and flows go on at once; a listener when [`Proxy::listen`]

@@ -1,9 +1,10 @@
 //! The state that the threads of the data path share.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -92,7 +93,7 @@ impl Inbox {
     }
 
     pub(crate) fn send(&self, command: Command) {
-        let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut commands = self.commands.lock();
         commands.push(command);
         drop(commands);
         self.wake();
@@ -105,7 +106,7 @@ impl Inbox {
     }
 
     fn woken(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.woken.lock().unwrap_or_else(PoisonError::into_inner)
+        self.woken.lock()
     }
 
     /// Returns whether the worker came to its commands within a time. Asks it to come again.
@@ -124,7 +125,7 @@ impl Inbox {
     pub(crate) fn take(&self) -> Vec<Command> {
         let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
         *self.woken() = None;
-        let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut commands = self.commands.lock();
         std::mem::take(&mut commands)
     }
 }

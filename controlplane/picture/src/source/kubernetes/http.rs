@@ -1,6 +1,7 @@
 //! The HTTP edge: requests to the API server, and its answers.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Buf as _, Bytes, BytesMut};
@@ -143,7 +144,7 @@ impl Transport for Http {
             match item {
                 Ok(Read::Object(object)) => page.objects.push(object),
                 Ok(Read::Endpoints(endpoints)) => {
-                    let mut shapes = lock(&self.shapes);
+                    let mut shapes = self.shapes.lock();
                     page.objects.extend(shapes.put(&endpoints).0);
                 }
                 Err(unreadable) => page.unreadable.push(unreadable),
@@ -260,7 +261,7 @@ impl HttpWatch {
                 said.push(WatchEvent::Gone(object.id(), version));
             }
             Some(RawEvent::Put(version, Ok(Read::Endpoints(endpoints)))) => {
-                let (slices, gone) = lock(&self.shapes).put(&endpoints);
+                let (slices, gone) = self.shapes.lock().put(&endpoints);
                 said.extend(
                     slices
                         .into_iter()
@@ -269,7 +270,7 @@ impl HttpWatch {
                 said.extend(gone.into_iter().map(|id| WatchEvent::Gone(id, version)));
             }
             Some(RawEvent::Gone(version, Ok(Read::Endpoints(endpoints)))) => {
-                let gone = lock(&self.shapes).gone(&endpoints);
+                let gone = self.shapes.lock().gone(&endpoints);
                 said.extend(gone.into_iter().map(|id| WatchEvent::Gone(id, version)));
             }
             // A deleted object's name is enough, even if the object cannot be read.
@@ -326,11 +327,6 @@ fn encoding(answer: &Response<Body>) -> Encoding {
 
 fn memchr(bytes: &[u8]) -> Option<usize> {
     bytes.iter().position(|byte| *byte == b'\n')
-}
-
-fn lock(shapes: &Mutex<Shapes>) -> std::sync::MutexGuard<'_, Shapes> {
-    // One task uses the lock at a time.
-    shapes.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Reads a whole body. Small bodies usually come in one piece, which costs no copy.

@@ -2,11 +2,12 @@
 //! server is dead, and a thread that waits for it in the kernel cannot be interrupted. So requests
 //! run on threads that nothing has to wait for, not even the end of the process.
 
+use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -122,7 +123,7 @@ impl Disk {
         });
         let expected = asked.len();
         let mut answers = self.ask(&round, expected);
-        let not_asked: Vec<PathBuf> = std::mem::take(&mut *lock(&round.waiting)).into();
+        let not_asked: Vec<PathBuf> = std::mem::take(&mut *round.waiting.lock()).into();
         let full = self.stuck.len() >= MAX_STUCK;
         let verdict = |question: Question| {
             let path = question.path;
@@ -150,7 +151,7 @@ impl Disk {
         let mut workers = Vec::new();
         let (mut quiet_since, mut beats) = (Instant::now(), 0);
         while answers.len() < expected {
-            let needs_help = !lock(&round.waiting).is_empty();
+            let needs_help = !round.waiting.lock().is_empty();
             if needs_help && (workers.is_empty() || quiet_since.elapsed() >= HELP_AFTER) {
                 workers.extend(self.helper(round, &sender, workers.len()));
             }
@@ -176,7 +177,7 @@ impl Disk {
             }
         }
         for worker in workers {
-            let path = lock(&worker.asking).take();
+            let path = worker.asking.lock().take();
             self.stuck.extend(path.map(|path| Stuck {
                 path,
                 since: Instant::now(),
@@ -211,7 +212,7 @@ impl Disk {
             // The locks are taken one after the other: a path is always in one of the two.
             while let Some(path) = next(&round.waiting, &current) {
                 let answer = (round.work)(&path, &round.beat);
-                let in_time = lock(&current).take().is_some();
+                let in_time = current.lock().take().is_some();
                 // A late answer is dropped.
                 if !in_time || answers.send((path, answer)).is_err() {
                     return;
@@ -224,14 +225,9 @@ impl Disk {
 }
 
 fn next(waiting: &Mutex<VecDeque<PathBuf>>, asking: &Mutex<Option<PathBuf>>) -> Option<PathBuf> {
-    let mut asking = lock(asking);
-    *asking = lock(waiting).pop_front();
+    let mut asking = asking.lock();
+    *asking = waiting.lock().pop_front();
     asking.clone()
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Paths are moved as a whole, so a panic elsewhere leaves them usable.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -258,7 +254,7 @@ mod tests {
         let gate = Arc::clone(gate);
         move |path, _| {
             if path.to_string_lossy().contains("stuck") {
-                drop(lock(&gate));
+                drop(gate.lock());
             }
             path.as_os_str().len()
         }
@@ -267,7 +263,7 @@ mod tests {
     #[test]
     fn what_does_not_answer_keeps_nobody_else() {
         let (mut disk, gate) = (disk(), Arc::new(Mutex::new(())));
-        let closed = lock(&gate);
+        let closed = gate.lock();
         let asked = ["link-stuck", "a", "stuck", "b"];
         let answers = disk.each(questions(&asked), work(&gate));
         let expected = [Err(NoAnswer::Late), Ok(1), Err(NoAnswer::Late), Ok(1)];
@@ -289,7 +285,7 @@ mod tests {
     #[test]
     fn so_many_threads_are_stuck_and_no_more() {
         let (mut disk, gate) = (disk(), Arc::new(Mutex::new(())));
-        let closed = lock(&gate);
+        let closed = gate.lock();
         let names: Vec<String> = (0..20).map(|n| format!("link-stuck-{n}")).collect();
         let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
         names.push("plain");

@@ -1,7 +1,8 @@
 //! The drivers' access to the tables in the kernel, as narrow as possible.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kplane_model::Family;
@@ -126,7 +127,7 @@ impl Namespace {
 
     /// Only the engine's thread uses the lock, so it is never waited for.
     fn lock(&self) -> MutexGuard<'_, Netlink> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

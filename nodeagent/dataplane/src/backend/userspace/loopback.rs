@@ -1,10 +1,11 @@
 //! The way that needs no right: each Service has an address of its own in 127.64.0.0/10, and node ports are sockets on the
 //! addresses that the process may use (U51).
 
+use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kplane_model::{Family, FrontendAddr, Protocol, ServiceKey};
@@ -253,7 +254,7 @@ impl Loopback {
 
     /// Writes down where Services can be reached.
     fn publish(&self, content: &LoopbackSockets) {
-        let mut hosts = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut hosts = self.hosts.lock();
         if !hosts.is_wanted() {
             return;
         }

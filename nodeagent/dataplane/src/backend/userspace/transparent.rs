@@ -5,9 +5,9 @@
 //! endpoint are neighbours on one link, such as two pods on a bridge, the answer would not pass the node's routing, so the
 //! proxy uses the node's address.
 
+use parking_lot::Mutex;
 use std::fs;
 use std::net::IpAddr;
-use std::sync::{Mutex, PoisonError};
 
 use kplane_model::Family;
 use kplane_netlink::{Exit, Routes};
@@ -68,7 +68,7 @@ impl Transparent {
 
     /// Asks the kernel with one socket, which is opened again after an error.
     fn exits(&self, client: IpAddr, endpoint: IpAddr) -> Option<[Exit; 2]> {
-        let mut kept = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.routes.lock();
         let mut routes = kept.take().or_else(|| Routes::open().ok())?;
         let exits = [routes.to(client), routes.to(endpoint)];
         let [Ok(to_client), Ok(to_endpoint)] = exits else {

@@ -1,7 +1,8 @@
 //! The way from the kernel to the proxy: sockets at an address of this machine, and rules that lead there.
 
+use parking_lot::Mutex;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -48,7 +49,7 @@ impl Starter {
 
     /// Returns the proxy, which starts if it does not run yet.
     pub(super) fn proxy(&self) -> Result<Arc<Proxy>, OpenError> {
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut running = self.running.lock();
         if let Some(proxy) = &*running {
             return Ok(proxy.clone());
         }
@@ -72,7 +73,7 @@ impl Starter {
             return Ok(None);
         }
         let transparent = Transparent::open(self.own_mark)?;
-        let mut delivers = self.delivers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut delivers = self.delivers.lock();
         *delivers = Family::ALL.map(|family| transparent.has(family));
         tracing::info!("endpoints on this node see the addresses of the userspace proxy's clients");
         Ok(Some(Box::new(transparent)))
@@ -84,7 +85,7 @@ impl Starter {
         if ensure_address(family)? {
             return Ok(Some(format!("{} on lo was gone", proxy_address(family))));
         }
-        let delivers = *self.delivers.lock().unwrap_or_else(PoisonError::into_inner);
+        let delivers = *self.delivers.lock();
         let is_new = delivers[family as usize] && deliver(family, self.own_mark)?;
         let gone = || format!("the rule for routing table {} was gone", DELIVERY.table);
         Ok(is_new.then(gone))
@@ -101,7 +102,7 @@ impl Starter {
 
     /// Serves what an earlier proxy left for a family, whose ServicePorts the proxy has.
     pub(super) fn settle(&self, family: Family) {
-        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let running = self.running.lock();
         let proxy = running.clone();
         drop(running);
         if let Some(proxy) = proxy {
@@ -171,7 +172,7 @@ struct Conntrack(Mutex<Option<NfSocket>>);
 impl Conntrack {
     /// Asks the kernel with one socket, which is opened again after an error.
     fn ask<T>(&self, ask: impl FnOnce(&mut NfSocket) -> Option<T>) -> Option<T> {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.0.lock();
         let mut socket = kept.take().or_else(|| NfSocket::open().ok())?;
         let answer = ask(&mut socket);
         *kept = Some(socket);
