@@ -38,6 +38,7 @@ use crate::report::{Failure, Report};
 use crate::service_health;
 use crate::succession::{self, Succession};
 use crate::sync::{Client, Credentials, Grpc, Identity};
+use crate::sysctl;
 use crate::take_over::{self, TakeOver};
 use kplane_dataplane::backend::{Backend, OpenError};
 use kplane_dataplane::leftovers::Ports;
@@ -151,7 +152,11 @@ async fn start(mut config: Config) -> Result<Bound, BuildError> {
         settings.pod_interface.is_some() || config.node_settings.masquerades_own(family)
     });
     let ports = Ports::new(config.healthz, config.metrics);
+    let conntrack = config.conntrack.clone();
     let mut bound = build_parts(config, Box::new(move || kind.open(&settings))).await?;
+    if kind.describe().programs_kernel {
+        sysctl::apply_and_log(&conntrack);
+    }
     if let Some(serving) = bound.engine.serving() {
         let task = TakeOver {
             serving,
@@ -193,17 +198,14 @@ async fn build_parts(config: Config, open: Opener) -> Result<Bound, BuildError> 
     let (publisher, servers) = service_health::channel();
     let rival = watch::Sender::new(None);
     let mut tasks = JoinSet::new();
+    let own = OwnPlaces::new(&config);
+    let settings = own.settings(config.node_settings.clone());
+    // Before anything changes the machine, since an argument may be wrong.
+    let (transport, status_addr) = connect(&config, own, &mut tasks).await?;
     let followers = Followers::new(publisher, counters.clone()).with_rival(rival.subscribe());
     let (followers, connections, avoided) = followers::add_tasks(followers, &config, &mut tasks);
     let (followers, departing, farewell) = answer_hooks(followers, &config, &counters, &mut tasks);
-    let own = OwnPlaces::new(&config);
-    let settings = own.settings(config.node_settings.clone());
-    // A control plane inside reads its source while the kernel shows whether it can run the backend.
-    let (engine, connected) = tokio::join!(
-        Engine::start(open, settings, followers, recall(&config)),
-        connect(&config, own, &mut tasks)
-    );
-    let (engine, (transport, status_addr)) = (engine?, connected?);
+    let engine = Engine::start(open, settings, followers, recall(&config)).await?;
     spawn_errand(&mut tasks, avoided::follow(engine.proxy(), avoided));
     let identity = Identity::new(config.node_name, config.mode_unset);
     announce(&identity, &engine);

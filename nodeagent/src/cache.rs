@@ -28,6 +28,7 @@ use kplane_model::{Digest, NodeName, ObjectHash};
 pub use self::file::FileError;
 use crate::desired::{Picture, is_folder};
 use kplane_dataplane::chain;
+use kplane_dataplane::kernel_setting;
 use kplane_dataplane::policy::Tell;
 
 /// Longest wait for the disk at the start and at the end.
@@ -196,13 +197,18 @@ impl Cache {
         Ok(files.len())
     }
 
+    /// Returns the text that remembers kernel settings, if there is one.
+    pub fn kernel_settings(folder: &Path) -> String {
+        file::read_text(&folder.join(kernel_setting::FILE))
+    }
+
     /// Returns the files of all nodes in a folder, and the sockets at which agents waited for their successors.
     ///
     /// # Errors
     /// The folder exists and cannot be read.
     pub fn files(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
         let mut files = Vec::new();
-        for prefix in [PREFIX, SUSPECTS, SOCKETS] {
+        for prefix in [PREFIX, SUSPECTS, SOCKETS, kernel_setting::FILE] {
             files.extend(named(folder, prefix)?);
         }
         Ok(files)

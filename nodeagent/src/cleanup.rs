@@ -5,13 +5,14 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::cache::Cache;
 use crate::claim::{self, Claim, Taken};
 use kplane_dataplane::backend;
+use kplane_dataplane::kernel_setting;
 use kplane_dataplane::leftovers::{self, Leftovers, Ports, Rival};
 
 /// A cleanup as the command line requests it.
@@ -91,6 +92,7 @@ pub fn run(task: &Cleanup) -> Done {
             done.remove(owner, found);
         }
     }
+    done.put_back(task);
     done.forget(task);
     if !task.dry_run {
         done.problems.extend(rival(task).map(|rival| {
@@ -139,6 +141,31 @@ impl Done {
         self.tell(owner, "removed", outcome.removed.into_iter());
         self.problems
             .extend(outcome.problems.iter().map(ToString::to_string));
+    }
+
+    /// Restores the kernel settings that agents changed. A kube-proxy that runs may rely on them.
+    fn put_back(&mut self, task: &Cleanup) {
+        let root = Path::new("/");
+        let text = task.cache_dir.as_deref().map(Cache::kernel_settings);
+        let settings = kernel_setting::parse(&text.unwrap_or_default(), root);
+        let Some(first) = settings.iter().find(|setting| setting.is_ours(root)) else {
+            return;
+        };
+        if leftovers::running(task.ports).is_some() {
+            let text = format!("kept: kernel settings that kube-proxy may need; before, {first}");
+            self.lines.push(text);
+            return;
+        }
+        for setting in settings.iter().filter(|setting| setting.is_ours(root)) {
+            let put_back = match task.dry_run {
+                true => Ok("would set"),
+                false => setting.put_back(root).map(|()| "set"),
+            };
+            self.lines.push(match put_back {
+                Ok(verb) => format!("{verb}: {setting}, as before"),
+                Err(error) => format!("kept: a kernel setting ({error}); before, {setting}"),
+            });
+        }
     }
 
     /// Deletes the cache files as well, so that the next agent does not restore what they contain.

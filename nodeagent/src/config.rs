@@ -61,6 +61,8 @@ pub enum Task {
         ipvs: Option<backend::ipvs::IpvsSettings>,
         /// Whether node ports are served on loopback addresses, in mode iptables (C8).
         localhost: bool,
+        /// The folder of the file that remembers earlier values; `None` = none.
+        cache_dir: Option<PathBuf>,
     },
     /// Remove what an agent left (I4).
     Cleanup(cleanup::Cleanup),

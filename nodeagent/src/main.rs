@@ -13,6 +13,7 @@ use kp_nodeagent::log::LogControl;
 use kp_nodeagent::{cleanup, log, oom, preflight, sysctl};
 use kplane_dataplane::backend;
 use kplane_dataplane::chain;
+use kplane_dataplane::kernel_setting;
 use kplane_kube_proxy_config::{KubeProxyConfiguration, to_file};
 use kplane_picture::inside::Start;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -127,13 +128,18 @@ fn run(checked: Checked, log: LogControl) -> anyhow::Result<()> {
         }
     }
     let config = match checked.task {
-        Task::Run(config) => config,
+        Task::Run(config) => {
+            kernel_setting::remember_in(config.cache_dir.clone());
+            config
+        }
         Task::WriteConfig { path, config } => return to_file(&config, &path),
         Task::InitOnly {
             conntrack,
             ipvs,
             localhost,
+            cache_dir,
         } => {
+            kernel_setting::remember_in(cache_dir);
             sysctl::apply_and_log(&conntrack);
             ipvs.iter().for_each(backend::ipvs::prepare);
             if localhost {
@@ -145,9 +151,6 @@ fn run(checked: Checked, log: LogControl) -> anyhow::Result<()> {
         // The notes, logged above, are the whole result.
         Task::CheckConfig | Task::Preflight { .. } => return Ok(()),
     };
-    if config.backend.describe().programs_kernel {
-        sysctl::apply_and_log(&config.conntrack);
-    }
     if let Err(error) = oom::set_score(config.oom_score_adj) {
         tracing::warn!(
             %error,

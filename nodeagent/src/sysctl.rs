@@ -11,6 +11,8 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use kplane_dataplane::kernel_setting;
+
 /// Most entries that are requested, whatever the number of processors (kube-proxy 1.36).
 const MAX_ENTRIES: u64 = 1 << 20;
 /// Number of entries in one bucket of the hash table when it is full.
@@ -262,7 +264,7 @@ fn set(root: &Path, wanted: Wanted) -> Result<bool, SettingError> {
     if from == to || (wanted.or_more && from > to) {
         return Ok(false);
     }
-    match fs::write(&path, to.to_string()) {
+    match kernel_setting::change(root, &wanted.path(), &to.to_string()) {
         Ok(()) => Ok(true),
         Err(source) => Err(SettingError::Write {
             path,

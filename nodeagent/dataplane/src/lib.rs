@@ -5,6 +5,7 @@
 //!                            |-> userspace: the proxy of kplane-userproxy (a feature)
 //!                            '-> conntrack: which flows a change made stale
 //! flows: how many lead to an endpoint; connected: who is connected to a ServicePort
+//! kernel_setting: what the data path changes besides its rules
 //! leftovers: what kube-proxy or an earlier agent left
 //! obstacles: what other programs put in the way of packets
 //! ```
@@ -19,6 +20,7 @@ pub mod conntrack;
 mod error;
 pub mod flows;
 mod ipvs_table;
+pub mod kernel_setting;
 pub mod leftovers;
 pub mod obstacles;
 mod own_addresses;

@@ -19,8 +19,7 @@ use super::userspace::UserspaceFlags;
 use super::value::interval;
 use super::{Checked, Config, ConfigError, Problem, Task, unset_mode};
 use crate::cleanup;
-use kplane_dataplane::backend;
-use kplane_dataplane::backend::iptables::Layout;
+use kplane_dataplane::backend::{self, iptables::Layout};
 use kplane_dataplane::leftovers::Ports;
 
 /// Longest name of a node in bytes: a DNS subdomain.
@@ -97,9 +96,9 @@ pub struct Flags {
     #[arg(hide_possible_values = true, value_parser = truth, help_heading = "Instead of serving")]
     init_only: bool,
 
-    /// Remove what kplane programmed into the kernel, and exit: in mode nftables its tables; in modes iptables and
-    /// ipvs everything with kube-proxy's names, which kplane uses there too. Refused while an agent runs, and in
-    /// these two modes while a kube-proxy runs. Safe to repeat.
+    /// Remove what kplane programmed into the kernel, restore kernel settings, and exit: in mode nftables its tables; in
+    /// modes iptables and ipvs everything with kube-proxy's names, which kplane uses there too. Refused while an agent
+    /// runs, and in these two modes while a kube-proxy runs. Safe to repeat.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true)]
     #[arg(
         default_value = "false",
@@ -350,6 +349,7 @@ impl Flags {
                 localhost: kind.describe().routes_loopback()
                     && settings.backend.localhost_nodeports
                     && served.any(|range| backend::iptables::meets_loopback(*range)),
+                cache_dir: self.absence.cache_dir(kind),
                 conntrack: settings.conntrack,
                 ipvs: kind
                     .describe()

@@ -10,5 +10,6 @@ mod leftovers;
 mod loopback;
 mod privilege;
 mod proxied;
+mod settings;
 mod transparent;
 mod unset_mode;

@@ -6,6 +6,7 @@ mod tables;
 #[cfg(test)]
 mod tests;
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use kplane_model::{Family, ServiceKey};
@@ -23,6 +24,7 @@ use crate::backend::driver::{DataPath, StepError};
 use crate::backend::{
     self, Applied, Backend, Change, Kind, Lookups, OpenError, RuleCounts, Verification, open_sides,
 };
+use crate::kernel_setting;
 use crate::plan::{FrontendAddr, NodePlan};
 use crate::process::RunError;
 
@@ -41,7 +43,7 @@ const LOOKUPS_SHARE: u64 = 16;
 
 /// Kernel setting that lets packets from loopback addresses leave through other interfaces: node ports on
 /// 127.0.0.1 (C8).
-const ROUTE_LOCALNET: &str = "/proc/sys/net/ipv4/conf/all/route_localnet";
+const ROUTE_LOCALNET: &str = "proc/sys/net/ipv4/conf/all/route_localnet";
 /// Kernel setting that makes TCP packets out of the window valid (C7).
 const TCP_BE_LIBERAL: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
 
@@ -237,12 +239,13 @@ impl<T: Tables> IptablesDataPath<T> {
 /// Lets packets from loopback addresses leave through other interfaces. An agent without the right to do that finds it
 /// done by `--init-only`.
 pub(super) fn prepare() {
-    if !is_set(ROUTE_LOCALNET)
-        && let Err(error) = std::fs::write(ROUTE_LOCALNET, "1")
+    let (root, file) = (Path::new("/"), Path::new(ROUTE_LOCALNET));
+    if !is_set(root.join(file))
+        && let Err(error) = kernel_setting::change(root, file, "1")
     {
         tracing::warn!(
             %error,
-            "node ports are not served on 127.0.0.1: {ROUTE_LOCALNET} cannot be set to 1"
+            "node ports are not served on 127.0.0.1: /{ROUTE_LOCALNET} cannot be set to 1"
         );
     }
 }
@@ -365,6 +368,6 @@ impl<T: Tables> DataPath for IptablesDataPath<T> {
     }
 }
 
-fn is_set(file: &str) -> bool {
+fn is_set(file: impl AsRef<Path>) -> bool {
     std::fs::read_to_string(file).is_ok_and(|text| !matches!(text.trim(), "" | "0"))
 }

@@ -1,8 +1,10 @@
 //! Kernel settings that IPVS mode needs (D6).
 
 use std::fs;
+use std::path::Path;
 
 use super::IpvsSettings;
+use crate::kernel_setting;
 
 /// Files below `/proc/sys/net`, each with the required content.
 const ALWAYS: [(&str, &str); 4] = [
@@ -38,13 +40,15 @@ pub(super) fn apply(settings: &IpvsSettings) -> Vec<String> {
 }
 
 fn ensure(file: &str, value: &str) -> Result<(), String> {
-    let path = format!("/proc/sys/net/{file}");
-    let now = fs::read_to_string(&path).unwrap_or_default();
+    let root = Path::new("/");
+    let path = Path::new("proc/sys/net").join(file);
+    let now = fs::read_to_string(root.join(&path)).unwrap_or_default();
     if now.trim() == value {
         return Ok(());
     }
     let name = format!("net/{file}").replace('/', ".");
-    fs::write(&path, value).map_err(|error| format!("{name} cannot be set to {value}: {error}"))
+    kernel_setting::change(root, &path, value)
+        .map_err(|error| format!("{name} cannot be set to {value}: {error}"))
 }
 
 /// Parses a release such as `6.1.0-56-amd64`.
