@@ -40,12 +40,7 @@ const LAST_WORK: Duration = Duration::from_secs(1);
 fn main() -> ExitCode {
     let flags = match Flags::try_parse_from(with_dashes(std::env::args_os())) {
         Ok(flags) => flags,
-        Err(error) if !error.use_stderr() => {
-            // --help and --version: an error means only that standard output is closed.
-            let _ = error.print();
-            return ExitCode::SUCCESS;
-        }
-        Err(error) => return refuse(&first_paragraph(&error.to_string())),
+        Err(error) => return no_flags(&error),
     };
     let checked = match flags.check() {
         Ok(checked) => checked,
@@ -87,6 +82,9 @@ fn raise_file_limit() {
 /// Exit code of `--check-config` when there are warnings.
 const WARNINGS: u8 = 2;
 
+/// Exit code of a command line that clap refuses, as in kplane's other programs.
+const USAGE: u8 = 2;
+
 /// Prints the notes of `--check-config`.
 fn tell(notes: &[Note]) -> ExitCode {
     let mut out = std::io::stdout();
@@ -113,11 +111,16 @@ fn refuse(reasons: &str) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Returns the part of clap's message before its usage, on one line.
-fn first_paragraph(text: &str) -> String {
-    let paragraph = text.split("\n\n").next().unwrap_or_default();
-    let words: Vec<_> = paragraph.split_whitespace().collect();
-    words.join(" ").trim_start_matches("error: ").to_owned()
+/// Prints the help, or what is wrong with the flags. `--check-config` has its own meaning of clap's exit code 2.
+fn no_flags(error: &clap::Error) -> ExitCode {
+    // An error means only that the output is closed.
+    let _ = error.print();
+    let checks = std::env::args_os().any(|arg| arg == "--check-config");
+    match error.exit_code() {
+        0 => ExitCode::SUCCESS,
+        _ if checks => ExitCode::FAILURE,
+        _ => USAGE.into(),
+    }
 }
 
 fn run(checked: Checked, log: LogControl) -> anyhow::Result<()> {

@@ -33,10 +33,9 @@ fn stderr(output: &Output) -> String {
 
 #[test]
 fn a_wrong_configuration_is_one_line_and_exit_code_1() {
-    let cases: [&[&str]; 6] = [
+    let cases: [&[&str]; 5] = [
         &[],
         &["--control-plane", "192.0.2.1"],
-        &["--no-such-flag"],
         &["--masquerade-bit", "77", "--control-plane", "[::1]"],
         &["--cluster-cidr", "x", "--control-plane", "[::1]"],
         &[
@@ -63,6 +62,25 @@ fn a_wrong_configuration_is_one_line_and_exit_code_1() {
             .code(),
         Some(0)
     );
+}
+
+/// As in kplane's other programs. For --check-config, 2 would say that there are warnings only.
+#[test]
+fn a_flag_that_does_not_exist_is_exit_code_2_with_a_hint() {
+    let typos = [
+        ("--standalonee", "'--standalone'"),
+        ("--clusterr-cidr=x", "'--cluster-cidr'"),
+        ("--clusterr_cidr=x", "'--cluster-cidr'"),
+    ];
+    for (typo, meant) in typos {
+        let output = binary(&[typo]).output().unwrap();
+        let stderr = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{typo}: {stderr}");
+        let hint = format!("tip: a similar argument exists: {meant}");
+        assert!(stderr.contains(&hint), "{typo}: {stderr}");
+    }
+    let output = binary(&["--check-config", "--standalonee"]).output();
+    assert_eq!(output.unwrap().status.code(), Some(1));
 }
 
 const HEAD: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
