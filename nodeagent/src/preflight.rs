@@ -214,23 +214,11 @@ fn attempt(kind: Kind, settings: backend::Settings) -> Attempt {
 /// Compares the kernel's settings with those that the agent's start makes.
 fn connection_tracking(root: &Path, settings: &sysctl::ConntrackSettings) -> CheckFinding {
     const CHECK: &str = "conntrack";
-    let (mut differ, mut unread) = (Vec::new(), Vec::new());
-    for wanted in settings.wanted(sysctl::cores(root)) {
-        let path = wanted.path();
-        let text = fs::read_to_string(root.join(&path)).unwrap_or_default();
-        match text.trim().parse::<u64>() {
-            Ok(now) if now == wanted.value || (wanted.or_more && now > wanted.value) => {}
-            Ok(now) => differ.push(format!(
-                "{}: {now}, will be {}",
-                path.display(),
-                wanted.value
-            )),
-            Err(_) => unread.push(path.display().to_string()),
-        }
-    }
-    if !unread.is_empty() {
+    let compared = sysctl::compare(root, settings);
+    if !compared.unread.is_empty() {
+        let unread = compared.unread.iter();
         return CheckFinding {
-            details: unread,
+            details: unread.map(|it| it.path().display().to_string()).collect(),
             ..finding(
                 CHECK,
                 Outcome::Warning,
@@ -239,6 +227,11 @@ fn connection_tracking(root: &Path, settings: &sysctl::ConntrackSettings) -> Che
             )
         };
     }
+    let differ = compared.differ.iter();
+    let change = |(it, now): &(sysctl::Wanted, u64)| {
+        format!("{}: {now}, will be {}", it.path().display(), it.value)
+    };
+    let differ = Vec::from_iter(differ.map(change));
     let text = match differ.len() {
         0 => "all limits are as the agent wants them".to_owned(),
         count => format!("the agent will change {count} limits at its start"),

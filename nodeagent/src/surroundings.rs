@@ -11,17 +11,21 @@ pub mod node_ports;
 pub mod pod_ranges;
 
 pub use self::bridges::unenforced;
+pub use self::needed::UnsetSetting;
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
-use kplane_dataplane::backend::{Kind, NeededSetting};
+use kplane_dataplane::backend::Kind;
 use kplane_dataplane::obstacles::Obstacles;
 use kplane_dataplane::plan::NodeSettings;
 use kplane_model::{Cidr, Family, NodeFacts, Reason, Severity};
 use tokio::sync::watch;
 use tokio::time::sleep;
+
+use crate::sysctl::ConntrackSettings;
 
 /// Interval between two looks.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -55,8 +59,8 @@ pub struct Surroundings {
     pub conntrack: Option<(u64, u64)>,
     /// The largest packets of interfaces.
     pub sizes: mtu::Sizes,
-    /// Settings that the backend needs and that stay off.
-    pub unset: Vec<&'static NeededSetting>,
+    /// Settings that stay other than the agent needs them.
+    pub unset: Vec<UnsetSetting>,
 }
 
 impl Surroundings {
@@ -281,16 +285,19 @@ fn reverse_path(seen: &Surroundings, served: [bool; 2]) -> Option<Finding> {
 pub fn watch(
     backend: Kind,
     localhost: bool,
+    conntrack: ConntrackSettings,
 ) -> (watch::Receiver<Surroundings>, impl Future<Output = ()>) {
     let (sender, receiver) = watch::channel(Surroundings::default());
     let task = async move {
+        let conntrack = Arc::new(conntrack);
         let mut known = (Obstacles::default(), needed::Unset::default());
         while !sender.is_closed() {
             let mut last = std::mem::take(&mut known);
+            let conntrack = Arc::clone(&conntrack);
             let look = move || {
                 let (root, (obstacles, unset)) = (Path::new("/"), &mut last);
                 let seen = Surroundings {
-                    unset: unset.look(root, backend, localhost),
+                    unset: unset.look(root, backend, localhost, &conntrack),
                     ..Surroundings::look(root, backend, obstacles)
                 };
                 (seen, last)

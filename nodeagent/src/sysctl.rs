@@ -96,6 +96,11 @@ impl Wanted {
     pub fn path(&self) -> PathBuf {
         self.file.path()
     }
+
+    /// Returns whether this value is as wanted.
+    fn is_met(&self, now: u64) -> bool {
+        now == self.value || (self.or_more && now > self.value)
+    }
 }
 
 impl ConntrackSettings {
@@ -192,6 +197,29 @@ fn what_to_do(path: &Path, error: &io::Error) -> &'static str {
     }
 }
 
+/// The limits that are not as wanted.
+#[derive(Debug, Default)]
+pub(crate) struct ComparedLimits {
+    /// Those with another value, which stands beside them.
+    pub(crate) differ: Vec<(Wanted, u64)>,
+    /// Those that cannot be read.
+    pub(crate) unread: Vec<Wanted>,
+}
+
+/// Compares the kernel's values below `root` with those wanted.
+pub(crate) fn compare(root: &Path, settings: &ConntrackSettings) -> ComparedLimits {
+    let mut compared = ComparedLimits::default();
+    for wanted in settings.wanted(cores(root)) {
+        let text = fs::read_to_string(root.join(wanted.path())).unwrap_or_default();
+        match text.trim().parse() {
+            Ok(now) if wanted.is_met(now) => {}
+            Ok(now) => compared.differ.push((wanted, now)),
+            Err(_) => compared.unread.push(wanted),
+        }
+    }
+    compared
+}
+
 /// The result of applying the settings.
 #[derive(Debug, Default)]
 pub struct SysctlOutcome {
@@ -261,7 +289,7 @@ fn set(root: &Path, wanted: Wanted) -> Result<bool, SettingError> {
         return Err(SettingError::NoNumber { path, text });
     };
     let to = wanted.value;
-    if from == to || (wanted.or_more && from > to) {
+    if wanted.is_met(from) {
         return Ok(false);
     }
     match kernel_setting::change(root, &wanted.path(), &to.to_string()) {

@@ -1,6 +1,6 @@
 //! Where the control plane keeps the standing orders of operators.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
@@ -15,6 +15,9 @@ use super::{Config, Origin, TaskError, until};
 /// Namespace of the control plane's own objects, unless the configuration names another.
 const NAMESPACE: &str = "kplane";
 
+/// The variable in which systemd names the folder of `StateDirectory=`: units may not write into other folders.
+const SYSTEMD: &str = "STATE_DIRECTORY";
+
 /// The place where the control plane keeps operators' standing orders, such as frozen nodes.
 #[derive(Clone, Debug, Default)]
 pub struct State {
@@ -28,8 +31,9 @@ pub struct State {
 #[derive(Args, Clone, Debug, Default)]
 pub struct StateFlags {
     /// File in which the control plane keeps operators' orders, such as nodes that `kpctl freeze` froze. Replicas on
-    /// the same file share them [default: .kplane-orders.json in the folder of --manifests; with a cluster the
-    /// ConfigMap kplane-orders in the namespace of --certificates-in, of the pod, or kplane].
+    /// the same file share them [default: .kplane-orders.json in the folder of --manifests, or of systemd's
+    /// StateDirectory=; with a cluster the ConfigMap kplane-orders in the namespace of --certificates-in, of the pod, or
+    /// kplane].
     #[arg(long, value_name = "FILE", help_heading = "The process")]
     pub state_file: Option<PathBuf>,
 }
@@ -63,7 +67,10 @@ pub(super) fn keep(
     };
     let place = match (state.file, &config.source, api) {
         (Some(file), _, _) => Place::SharedFile(file),
-        (None, Origin::Manifests(path), _) if path.as_os_str() != "-" => Place::beside(path),
+        (None, Origin::Manifests(path), _) if path.as_os_str() != "-" => {
+            let folder = std::env::var_os(SYSTEMD);
+            Place::beside(folder.as_ref().map_or(path, Path::new))
+        }
         (None, Origin::Kubernetes(_), Some(api)) => Place::ConfigMap {
             api: Arc::clone(api),
             namespace: state.namespace.unwrap_or_else(|| NAMESPACE.to_owned()),

@@ -72,8 +72,8 @@ fn look_around(followers: Followers, config: &Config, tasks: &mut Tasks) -> Foll
     if !config.backend.describe().programs_kernel {
         return followers;
     }
-    let (seen, task) =
-        surroundings::watch(config.backend, config.backend_settings.localhost_nodeports);
+    let localhost = config.backend_settings.localhost_nodeports;
+    let (seen, task) = surroundings::watch(config.backend, localhost, config.conntrack.clone());
     spawn_errand(tasks, task);
     followers.with_surroundings(seen)
 }

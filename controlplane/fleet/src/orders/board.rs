@@ -4,10 +4,10 @@ use parking_lot::Mutex;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use kplane_model::{Issue, NodeName, ObjectRef, Reason};
+use kplane_model::{Issue, NodeName, ObjectRef, Reason, Severity};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use super::place::{Place, Unchanged};
 use super::{Approval, Change, Order, Orders, Wish};
@@ -24,6 +24,8 @@ pub struct Board {
     place: OnceLock<Place>,
     /// The problem with the document.
     trouble: Mutex<Option<(Reason, String)>>,
+    /// The reason why no order could be written.
+    unwritable: Mutex<Option<String>>,
 }
 
 /// Creates a board without orders and without a place to keep any.
@@ -33,6 +35,7 @@ impl Default for Board {
             orders: watch::Sender::new(Some(Arc::default())),
             place: OnceLock::new(),
             trouble: Mutex::default(),
+            unwritable: Mutex::default(),
         }
     }
 }
@@ -57,9 +60,18 @@ impl Board {
 
     /// Returns the problem with the document, if there is one.
     pub fn issue(&self) -> Option<Issue> {
-        let (code, reason) = self.trouble.lock().clone()?;
         let place = self.place.get().map(Place::to_string).unwrap_or_default();
-        Some(Issue::error(code, ObjectRef::new("Orders", "", ""), reason).at(place))
+        let issue =
+            |code, reason| Issue::error(code, ObjectRef::new("Orders", "", ""), reason).at(place);
+        if let Some((code, reason)) = self.trouble.lock().clone() {
+            return Some(issue(code, reason));
+        }
+        let why = self.unwritable.lock().clone()?;
+        let text = format!("kpctl freeze would fail: {why}");
+        Some(Issue {
+            severity: Severity::Warning,
+            ..issue(Reason::OrdersUnreadable, text)
+        })
     }
 
     /// Follows the document until the control plane ends.
@@ -98,8 +110,19 @@ impl Board {
                 }
             }
             was_older = is_older;
+            self.check_place(place).await;
             sleep(LOOK).await;
         }
+    }
+
+    /// Checks that orders can be written, before an operator gives one. The log says once that they cannot.
+    async fn check_place(&self, place: &Place) {
+        let why = place.unwritable().await.map(|trouble| trouble.to_string());
+        let mut known = self.unwritable.lock();
+        if let Some(why) = why.as_ref().filter(|_| known.is_none()) {
+            warn!("cannot write orders of operators, so kpctl freeze would fail: {why}");
+        }
+        *known = why;
     }
 
     /// Puts a new order in force, for all replicas.

@@ -13,6 +13,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kplane_picture::kubernetes::{Api, Asked, Failure, Unanswered};
 use kube::api::PostParams;
 use nix::fcntl::OFlag;
+use nix::unistd::{AccessFlags, eaccess};
 use tokio::time::timeout;
 
 use super::{Change, Damaged, MAX_BYTES, Orders, TooMany};
@@ -176,6 +177,27 @@ impl Place {
     }
 }
 
+impl Place {
+    /// Returns the reason why no order can be written, as far as the rights on the file's folder show it.
+    pub(super) async fn unwritable(&self) -> Option<Trouble> {
+        let (Self::File(file) | Self::SharedFile(file)) = self else {
+            return None;
+        };
+        let check = |file: &Path| {
+            let access = eaccess(folder_of(file), AccessFlags::W_OK);
+            access.map_err(|errno| disk(file)(errno.into()))
+        };
+        on_disk(file, check).await.err()
+    }
+}
+
+fn folder_of(file: &Path) -> &Path {
+    let folder = file
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
+    folder.unwrap_or(Path::new("."))
+}
+
 /// Runs a step on a thread that may wait for the disk, with a limit.
 async fn on_disk<T: Send + 'static, E: From<Trouble> + Send + 'static>(
     file: &Path,
@@ -241,7 +263,7 @@ fn write_file(path: &Path, text: &str) -> io::Result<()> {
     file.write_all(text.as_bytes())?;
     file.sync_all()?;
     fs::rename(&new, path)?;
-    File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
+    File::open(folder_of(path))?.sync_all()
 }
 
 /// The ConfigMap.

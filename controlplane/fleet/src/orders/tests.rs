@@ -1,4 +1,4 @@
-use kplane_model::{NodeName, Reason};
+use kplane_model::{NodeName, Reason, Severity};
 use kplane_picture::index::Picture;
 use tokio::time::{Duration, timeout};
 
@@ -162,6 +162,34 @@ async fn replicas_of_a_folder_share_orders_and_damage_changes_nothing() {
     tokio::select! {
         () = other.follow() => {}
         done = timeout(Duration::from_secs(20), steps) => done.unwrap(),
+    }
+}
+
+/// An operator who freezes a node in an emergency must not learn of it then.
+#[tokio::test(start_paused = true)]
+async fn a_place_that_takes_no_order_is_told_from_the_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = folder.path().join("state");
+    let board = Board::default();
+    board.keep_in(Place::SharedFile(missing.join("orders.json")));
+    let until = async |told: bool| {
+        while board.issue().is_some() != told {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    let steps = async {
+        until(true).await;
+        let issue = board.issue().unwrap();
+        let (code, severity) = (Reason::OrdersUnreadable, Severity::Warning);
+        assert_eq!((issue.code, issue.severity), (code, severity));
+        assert!(issue.reason.contains("--state-file"), "{issue:?}");
+        std::fs::create_dir(&missing).unwrap();
+        until(false).await;
+        board.order(&wish(true, &[node("a")])).await.unwrap();
+    };
+    tokio::select! {
+        () = board.follow() => {}
+        done = timeout(Duration::from_secs(600), steps) => done.unwrap(),
     }
 }
 
