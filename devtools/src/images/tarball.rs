@@ -130,6 +130,33 @@ mod tests {
 
     use super::*;
 
+    /// What modes iptables and ipvs add to an agent's unit.
+    const MORE_RIGHTS: &str = "iptables-ipvs.conf";
+
+    /// Modes iptables and ipvs need more, and have a file of their own for that.
+    #[test]
+    fn units_give_an_agent_the_rights_of_mode_nftables() {
+        let read =
+            |name: &str| fs::read_to_string(crate::workspace().join(UNITS).join(name)).unwrap();
+        let rights = |name: &str| {
+            let text = read(name);
+            let lines = text
+                .lines()
+                .filter_map(|line| line.strip_prefix("CapabilityBoundingSet="));
+            lines.map(str::to_owned).collect::<Vec<_>>()
+        };
+        for unit in ["kp-nodeagent.service", "kp-nodeagent-standalone.service"] {
+            assert_eq!(rights(unit), ["CAP_NET_ADMIN"], "{unit}");
+            assert!(read(unit).contains(MORE_RIGHTS), "{unit}");
+        }
+        assert_eq!(rights(MORE_RIGHTS), ["CAP_NET_RAW"]);
+        let mut layer = Layer::default();
+        texts(&mut layer, "kplane").unwrap();
+        let place = format!("kplane/share/doc/kplane/{MORE_RIGHTS}");
+        assert!(layer.paths().any(|path| *path == *place));
+        assert!(read("INSTALL.md").contains(MORE_RIGHTS));
+    }
+
     #[test]
     fn the_archive_has_what_the_unit_files_start() {
         let mut layer = Layer::default();

@@ -48,6 +48,54 @@ fn c7_packets_are_counted_with_the_rights_of_a_pod() {
     });
 }
 
+/// The unit files grant no more to an agent in mode nftables.
+#[test]
+fn mode_nftables_needs_one_right() {
+    in_netns(|| {
+        let folder = TempDir::new().unwrap();
+        fs::write(folder.path().join("web.yaml"), super::leftovers::SERVICE).unwrap();
+        let cache = folder.path().join("cache");
+        let mut command = Command::new("setpriv");
+        command
+            .args([
+                "--bounding-set=-all,+net_admin",
+                "--inh-caps=-all",
+                "--no-new-privs",
+            ])
+            .arg(env!("CARGO_BIN_EXE_kp-nodeagent"))
+            .args([
+                "--standalone",
+                "--node-name=n1",
+                "--log-format=json",
+                "--pre-stop-port=7447",
+            ])
+            .args([
+                "--count-connections",
+                "--flows",
+                "--network-policy",
+                "--conntrack-max-per-core=0",
+                "--oom-score-adj=1000",
+            ])
+            .args([
+                "--status-bind-address=",
+                "--healthz-bind-address=",
+                "--cache-dir",
+            ])
+            .arg(&cache)
+            .arg("--manifests")
+            .arg(folder.path().join("web.yaml"))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut agent = Agent::spawn(command);
+        let lines = agent.until("update applied");
+        let text = serde_json::to_string(&lines).unwrap();
+        for refusal in ["not permitted", "Permission denied", "may not"] {
+            assert!(!text.contains(refusal), "{refusal}: {lines:#?}");
+        }
+        agent.stop();
+    });
+}
+
 /// Every part of the kernel looks as if it were not there.
 #[test]
 fn without_privileges_that_is_what_is_said() {
