@@ -144,7 +144,7 @@ async fn start(mut config: Config) -> Result<Bound, BuildError> {
     );
     succession::inherit(&proxy, &node).await;
     let claim = match config.backend.describe().programs_kernel {
-        true => Claim::wait_and_take().await?,
+        true => Claim::wait_and_take(config.cache_dir.as_deref()).await?,
         false => None,
     };
     let (kind, settings) = (config.backend, config.backend_settings.clone());

@@ -26,6 +26,7 @@ use std::time::{Duration, Instant};
 use kplane_model::{Digest, NodeName, ObjectHash};
 
 pub use self::file::FileError;
+use crate::claim::LOCK;
 use crate::desired::{Picture, is_folder};
 use kplane_dataplane::chain;
 use kplane_dataplane::kernel_setting;
@@ -208,7 +209,7 @@ impl Cache {
     /// The folder exists and cannot be read.
     pub fn files(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
         let mut files = Vec::new();
-        for prefix in [PREFIX, SUSPECTS, SOCKETS, kernel_setting::FILE] {
+        for prefix in [PREFIX, SUSPECTS, SOCKETS, kernel_setting::FILE, LOCK] {
             files.extend(named(folder, prefix)?);
         }
         Ok(files)

@@ -51,7 +51,7 @@ pub fn run(task: &Cleanup) -> Done {
         return done.or_nothing(task.dry_run);
     }
     // No agent starts while the claim is held.
-    let _claim = claim(task.dry_run, &mut done.problems);
+    let _claim = claim(task, &mut done.problems);
     if let (Some(limit), true) = (task.after_kube_proxy, done.problems.is_empty()) {
         if let Err(problem) = takes_over(task, limit) {
             done.problems.push(problem);
@@ -244,13 +244,14 @@ fn takes_over(task: &Cleanup, limit: Duration) -> Result<(), String> {
 }
 
 /// Keeps agents from starting; a dry run only checks for one.
-fn claim(dry_run: bool, problems: &mut Vec<String>) -> Option<Claim> {
-    let taken = match dry_run {
-        true => match claim::at_work() {
+fn claim(task: &Cleanup, problems: &mut Vec<String>) -> Option<Claim> {
+    let folder = task.cache_dir.as_deref();
+    let taken = match task.dry_run {
+        true => match claim::at_work(folder) {
             Ok(Some(holder)) => Err(Taken(holder)),
             Ok(None) | Err(_) => Ok(None),
         },
-        false => Claim::take(),
+        false => Claim::take(folder),
     };
     taken.unwrap_or_else(|Taken(holder)| {
         problems.push(format!(
