@@ -4,6 +4,7 @@
 //! program with its bill of materials. The commit, the compiler and Debian's packages decide on every byte.
 
 mod debian;
+mod manual;
 mod packages;
 mod program;
 mod recipe;
@@ -53,6 +54,9 @@ struct Built {
     /// Use the programs of `cargo xtask test`: not optimised, with the shared libraries that they need
     #[arg(long)]
     quick: bool,
+    /// Profile of the programs: dist, as shipped, or release, which is built faster, because the linker optimises nothing
+    #[arg(long, value_name = "PROFILE", default_value = "dist", value_parser = ["dist", "release"])]
+    profile: String,
     /// Target of the programs: x86_64-unknown-linux-gnu or aarch64-unknown-linux-gnu
     #[arg(
         long,
@@ -66,6 +70,15 @@ struct Built {
 }
 
 impl Built {
+    /// Says that the programs are not as shipped.
+    fn tell(&self) {
+        if self.profile != "dist" {
+            println!(
+                "These programs are not as shipped: they are larger and slower than those of profile dist."
+            );
+        }
+    }
+
     /// Returns how much to compress.
     fn level(&self) -> Compression {
         match self.quick {
@@ -78,6 +91,7 @@ impl Built {
 /// Writes the images.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let architecture = architecture(&args.built.target)?;
+    args.built.tell();
     let metadata = packages::metadata(&args.built.target, args.built.quick)?;
     let commit = Commit::of_checkout();
     let level = args.built.level();

@@ -8,6 +8,7 @@ mod clients;
 mod figures;
 mod fleet;
 mod images;
+mod progress;
 mod simulate;
 mod start;
 mod test;

@@ -8,13 +8,18 @@ use anyhow::{Context as _, Result};
 use kplane_rig::oci::{Digest, EXECUTABLE, Layer, READABLE};
 use kplane_rig::process::output;
 
+use super::manual;
 use super::packages::{self, Crates};
 use super::program::Program;
 use super::recipe::{VERSION, architecture};
 use super::{Built, is_this_machines, objcopy, sbom};
 
 /// The programs of the archive. The agent has a control plane inside, for `--standalone`.
-const PROGRAMS: [&str; 3] = ["kp-controlplane", "kp-nodeagent", "kpctl"];
+const PROGRAMS: [&str; 3] = [DAEMONS[0], DAEMONS[1], KPCTL];
+/// Those that run all the time.
+const DAEMONS: [&str; 2] = ["kp-controlplane", "kp-nodeagent"];
+/// The program that writes its own manual pages.
+const KPCTL: &str = "kpctl";
 /// The folder of unit files, in the checkout and in the archive.
 const UNITS: &str = "deploy/systemd";
 /// Shells, and where each of them looks for completions below `share`.
@@ -27,8 +32,8 @@ const SHELLS: [(&str, &str); 3] = [
 /// Options of `cargo xtask dist`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Writes kplane-VERSION-linux-ARCH.tar.gz: static programs, unit files for systemd, manual pages, completions, and bills of
-materials (CycloneDX). SHA256SUMS lies beside it. The same commit and compiler give the same bytes.
+Writes kplane-VERSION-linux-ARCH.tar.gz: static programs, unit files for systemd, an example of Services, manual pages,
+completions, and bills of materials (CycloneDX). SHA256SUMS lies beside it. The same commit and compiler give the same bytes.
 
 Examples:
   cargo xtask dist
@@ -45,6 +50,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<()> {
     let root = format!("kplane-{VERSION}");
     let name = format!("{root}-linux-{}.tar.gz", architecture(&args.built.target)?);
+    args.built.tell();
     let mut layer = Layer::default();
     // All features, as the tests' programs have them.
     let metadata = packages::metadata(&args.built.target, true)?;
@@ -64,9 +70,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         programs.push(prepared);
     }
     texts(&mut layer, &root)?;
-    let kpctl = programs.last().context("no programs")?.path();
     if is_this_machines(&args.built.target) {
-        pages(&mut layer, &format!("{root}/share"), kpctl)?;
+        pages(&mut layer, &format!("{root}/share"), &args.built.bin_dir)?;
     } else {
         println!("no manual pages and completions: kpctl of another architecture writes them");
     }
@@ -101,8 +106,14 @@ fn texts(layer: &mut Layer, root: &str) -> Result<()> {
     Ok(())
 }
 
-/// Adds kpctl's manual pages and completions, which the program writes itself.
-fn pages(layer: &mut Layer, share: &str, kpctl: &Path) -> Result<()> {
+/// Adds the manual pages of the programs in a folder, and kpctl's completions. kpctl writes its own.
+fn pages(layer: &mut Layer, share: &str, programs: &Path) -> Result<()> {
+    for daemon in DAEMONS {
+        let help = output(Command::new(programs.join(daemon)).arg("--help"))?;
+        let place = format!("{share}/man/man8/{daemon}.8");
+        layer.file(&place, READABLE, manual::page(daemon, &help).into_bytes());
+    }
+    let kpctl = &programs.join(KPCTL);
     let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
     output(Command::new(kpctl).arg("man").arg(folder.path()))?;
     for entry in fs::read_dir(folder.path())? {
@@ -127,6 +138,8 @@ fn write(path: &Path, bytes: &[u8]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
+    use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
 
@@ -157,6 +170,29 @@ mod tests {
         assert!(read("INSTALL.md").contains(MORE_RIGHTS));
     }
 
+    /// Programs that say what they are asked.
+    #[test]
+    fn each_program_has_a_manual_page() {
+        let folder = tempfile::tempdir().unwrap();
+        for program in PROGRAMS {
+            let path = folder.path().join(program);
+            let script = "#!/bin/sh\ncase $1 in\nman) touch $2/kpctl.1;;\n*) echo about; echo; echo Usage: $1;;\nesac\n";
+            fs::write(&path, script).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        let mut layer = Layer::default();
+        pages(&mut layer, "share", folder.path()).unwrap();
+        let paths: Vec<&str> = layer.paths().collect();
+        for page in [
+            "man1/kpctl.1",
+            "man8/kp-controlplane.8",
+            "man8/kp-nodeagent.8",
+        ] {
+            let place = format!("share/man/{page}");
+            assert!(paths.contains(&&*place), "{paths:?}");
+        }
+    }
+
     #[test]
     fn the_archive_has_what_the_unit_files_start() {
         let mut layer = Layer::default();
@@ -177,9 +213,9 @@ mod tests {
             let program = start.unwrap().split(' ').next().unwrap();
             assert!(PROGRAMS.contains(&program), "{unit} starts {program}");
         }
-        assert!(
-            paths.contains(&"kplane/share/doc/kplane/INSTALL.md"),
-            "{paths:?}"
-        );
+        for text in ["INSTALL.md", "services.yaml"] {
+            let place = format!("kplane/share/doc/kplane/{text}");
+            assert!(paths.contains(&&*place), "{paths:?}");
+        }
     }
 }
