@@ -7,6 +7,7 @@ use kplane_proto::v1::{self as pb, NodeState};
 use super::{Finding, connected, names};
 use crate::migrate::picture::{Mark, NodePicture, Objects, Picture};
 use crate::migrate::pods::PodState;
+use crate::migrate::{KPLANE, LABEL};
 
 /// The taint of nodes whose proxy does not work yet.
 const NOT_READY: &str = "kplane.io/not-ready";
@@ -78,6 +79,19 @@ pub(super) fn lacking(picture: &Picture) -> Vec<&NodePicture> {
     lacking.collect()
 }
 
+/// Returns the nodes that are left to kube-proxy although none runs there.
+fn unserved(picture: &Picture) -> Vec<&NodePicture> {
+    let nodes = picture.nodes.iter();
+    let others = nodes.filter(|node| node.linux && !is_ours(node, picture) && !is_connected(node));
+    let idle = others.filter(|node| match node.kube_proxy {
+        PodState::Ready | PodState::Leaving => false,
+        // No pod is ready on a node that is not Ready.
+        PodState::Waiting { .. } => node.ready,
+        PodState::Absent | PodState::Succeeded => true,
+    });
+    idle.collect()
+}
+
 fn agents(picture: &Picture) -> Finding {
     const CHECK: &str = "agents";
     if let Some(error) = &picture.plane_error {
@@ -85,22 +99,31 @@ fn agents(picture: &Picture) -> Finding {
     }
     let nodes = picture.nodes.iter();
     let ours = nodes.filter(|node| is_ours(node, picture)).count();
-    let lacking = lacking(picture);
+    let (lacking, unserved) = (lacking(picture), unserved(picture));
     let others = picture.nodes.len() - ours;
-    let text = format!(
+    let mut text = format!(
         "{} of {ours} nodes have an agent that is connected",
         ours - lacking.len(),
     );
-    if lacking.is_empty() {
-        return Finding::ok(
-            CHECK,
-            match others {
-                0 => text,
-                others => format!("{text}; {others} more are not kplane's"),
-            },
+    if !unserved.is_empty() {
+        text = format!(
+            "{text}; {} more have neither an agent nor a running kube-proxy",
+            unserved.len()
         );
+    } else if others > 0 {
+        text = format!("{text}; {others} more are not kplane's");
     }
-    let details = lacking.iter().take(super::NAMED).map(|node| {
+    if lacking.is_empty() && unserved.is_empty() {
+        return Finding::ok(CHECK, text);
+    }
+    let of_unserved = unserved.iter().take(super::NAMED).map(|node| {
+        let why = match &node.kube_proxy {
+            PodState::Waiting { reason, .. } => format!("kube-proxy does not run: {reason}"),
+            _ => "no program updates the rules of Services there".to_owned(),
+        };
+        format!("{}: {why}", node.name)
+    });
+    let of_lacking = lacking.iter().take(super::NAMED).map(|node| {
         let why = match (&node.agent, node.ready) {
             (_, false) => "the node is not Ready".to_owned(),
             (PodState::Absent, _) => "no pod of kplane-nodeagent runs there".to_owned(),
@@ -109,8 +132,31 @@ fn agents(picture: &Picture) -> Finding {
         };
         format!("{}: {why}", node.name)
     });
-    let remedy = "kubectl -n kplane describe pods -l app.kubernetes.io/component=nodeagent";
-    Finding::bad(CHECK, text, remedy).with(details.collect())
+    let mut details: Vec<String> = of_unserved.chain(of_lacking).collect();
+    let remedy = match unserved.is_empty() {
+        true => {
+            "kubectl -n kplane describe pods -l app.kubernetes.io/component=nodeagent".to_owned()
+        }
+        false => serve(picture, &unserved),
+    };
+    // k3s and others have kube-proxy inside another program, which may serve these nodes.
+    if lacking.is_empty() && picture.kube_proxy.is_none() && !picture.saved {
+        details.push("unless another program there has kube-proxy inside, as k3s has".to_owned());
+        return Finding::warning(CHECK, text, &remedy).with(details);
+    }
+    Finding::bad(CHECK, text, &remedy).with(details)
+}
+
+/// Returns the command that lets kplane serve these nodes.
+fn serve(picture: &Picture, nodes: &[&NodePicture]) -> String {
+    let names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
+    match picture.kube_proxy {
+        Some(_) => format!("kpctl migrate start --node {}", names.join(" --node ")),
+        None => format!(
+            "kubectl label node --overwrite {} {LABEL}={KPLANE}",
+            names.join(" ")
+        ),
+    }
 }
 
 fn kube_proxy(picture: &Picture) -> Finding {
@@ -203,6 +249,7 @@ fn taints(objects: &Objects, picture: &Picture) -> Finding {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::api::apps::v1::DaemonSet;
     use k8s_openapi::api::core::v1::Node;
     use kplane_proto::v1 as pb;
     use serde_json::{Value, json};
@@ -283,5 +330,66 @@ mod tests {
         let mut tainted = node(&json!({}));
         tainted["spec"] = json!({ "taints": [{ "key": NOT_READY, "effect": "NoSchedule" }] });
         assert_eq!(bad(&objects(tainted, NodeState::InSync)), ["taints"]);
+    }
+
+    /// A cluster in which agents run on labelled nodes only, and in which `finish` has deleted kube-proxy: node a has
+    /// the label, node b does not.
+    fn limited() -> Objects {
+        let mut all = objects(
+            node(&json!({ "kplane.io/proxy": "kplane" })),
+            NodeState::InSync,
+        );
+        let other = json!({ "metadata": { "name": "b" }, "status": { "conditions": [
+            { "type": "Ready", "status": "True" },
+        ] } });
+        all.nodes.push(serde_json::from_value(other).unwrap());
+        let limit = json!({ "spec": { "selector": {}, "template": { "spec": {
+            "containers": [], "affinity": { "nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": { "nodeSelectorTerms": [{
+                    "matchExpressions": [
+                        { "key": "kplane.io/proxy", "operator": "In", "values": ["kplane"] },
+                    ],
+                }] },
+            } },
+        } } } });
+        all.agents = Some(serde_json::from_value(limit).unwrap());
+        all.saved = true;
+        all
+    }
+
+    #[test]
+    fn a_node_without_an_agent_and_without_a_running_kube_proxy_is_bad() {
+        let agents = |objects: &Objects| findings(objects).remove(0);
+        let mut all = limited();
+        let nobody = agents(&all);
+        assert_eq!(nobody.outcome, Outcome::Bad, "{nobody:?}");
+        assert_eq!(
+            nobody.details,
+            ["b: no program updates the rules of Services there"]
+        );
+        let label = "kubectl label node --overwrite b kplane.io/proxy=kplane";
+        assert_eq!(nobody.remedy, label);
+
+        all.saved = false;
+        assert_eq!(agents(&all).outcome, Outcome::Warning, "k3s may serve it");
+
+        all.kube_proxy = Some(DaemonSet::default());
+        assert_eq!(agents(&all).outcome, Outcome::Bad);
+        assert_eq!(agents(&all).remedy, "kpctl migrate start --node b");
+        let pod = |status: &str| {
+            let ready = json!([{ "type": "Ready", "status": status }]);
+            json!({ "spec": { "nodeName": "b", "containers": [] },
+                "status": { "phase": "Running", "conditions": ready } })
+        };
+        all.kube_proxy_pods = vec![serde_json::from_value(pod("False")).unwrap()];
+        let details = agents(&all).details;
+        assert_eq!(details, ["b: kube-proxy does not run: Running"]);
+        all.kube_proxy_pods = vec![serde_json::from_value(pod("True")).unwrap()];
+        assert_eq!(agents(&all).outcome, Outcome::Ok);
+
+        let mut windows = limited();
+        windows.nodes[1].metadata.labels =
+            serde_json::from_value(json!({ "kubernetes.io/os": "windows" })).unwrap();
+        assert_eq!(agents(&windows).outcome, Outcome::Ok);
     }
 }
