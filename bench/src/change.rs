@@ -34,7 +34,7 @@ const EDITS: usize = 100;
 const FILE_SERVICES: u32 = 10_000;
 /// Services in one file.
 const PER_FILE: u32 = 10;
-const STATUS: &str = "127.0.0.1:7444";
+const STATUS: &str = "127.0.0.1:7466";
 
 pub(crate) fn main() {
     kplane_tests::userns::enter().unwrap();
@@ -158,7 +158,7 @@ fn files(runtime: &tokio::runtime::Runtime) {
             "--node-name",
             "bench",
             "--control-plane",
-            "http://127.0.0.1:7443",
+            "http://127.0.0.1:7465",
             "--cache-dir",
             "",
         ],

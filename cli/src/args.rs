@@ -79,7 +79,7 @@ How the control plane is found:
      kubeconfig is not used.
   2. Or else the one in the cluster of your kubeconfig, through the API server, with the credentials
      of the kubeconfig. The flags replace them.
-  3. Or else, if no kubeconfig names a cluster, the one at 127.0.0.1:7444.
+  3. Or else, if no kubeconfig names a cluster, the one at 127.0.0.1:7466.
   The flags --kubeconfig, --context and --kplane-namespace come before KPLANE_SERVER.
 
 Exit codes:

@@ -165,9 +165,11 @@ pub fn inside(inside: Inside) -> BoxFuture<'static, Result<Running, FatalError>>
 async fn start(config: Config) -> Result<Bound, BuildError> {
     kplane_http::panics::install();
     check(&config)?;
-    let agents = listen(config.agent_listen, "agents")?;
-    let status = listen(config.status_listen, "the status API")?;
-    let http = listen(config.http_listen, "readiness and metrics")?;
+    let agents = listen(config.agent_listen, ("agents", "agent-listen", "agents"))?;
+    let of_status = ("the status API", "status-listen", "status");
+    let status = listen(config.status_listen, of_status)?;
+    let of_http = ("readiness and metrics", "http-listen", "http");
+    let http = listen(config.http_listen, of_http)?;
     let mut tasks = JoinSet::new();
     let own = Own::default();
     let (hub, api) = start_hub(&config, &mut tasks).await?;

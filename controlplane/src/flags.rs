@@ -69,16 +69,16 @@ pub struct Args {
     #[arg(long, value_name = "PATH", help_heading = "Instead of serving")]
     pub check: Option<PathBuf>,
 
-    /// Address on which the control plane serves node agents [default: 0.0.0.0:7443; without TLS 127.0.0.1:7443]
+    /// Address on which the control plane serves node agents [default: 0.0.0.0:7465; without TLS 127.0.0.1:7465]
     #[arg(long, value_name = "ADDR", help_heading = PORTS)]
     agent_listen: Option<SocketAddr>,
 
     /// Address on which the control plane serves kpctl and other tools.
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7444", help_heading = PORTS)]
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7466", help_heading = PORTS)]
     status_listen: SocketAddr,
 
     /// Address of /livez, /readyz and /metrics; these show no objects.
-    #[arg(long, value_name = "ADDR", default_value = "0.0.0.0:7445", help_heading = PORTS)]
+    #[arg(long, value_name = "ADDR", default_value = "0.0.0.0:7467", help_heading = PORTS)]
     http_listen: SocketAddr,
 
     /// Serve /livez, /readyz and /metrics inside TLS, with the certificate of the other ports.
@@ -387,6 +387,18 @@ mod tests {
             Vec::from_iter(without.map(clap::Arg::get_id)),
             Vec::<&clap::Id>::new()
         );
+    }
+
+    /// Ports of programs that run on nodes beside a control plane, as docs/security.md lists them.
+    const OTHERS: [u16; 4] = [7443, 7444, 7445, 7447];
+
+    #[test]
+    fn the_default_ports_belong_to_no_other_program() {
+        let args = Args::try_parse_from(["kp-controlplane", "--manifests", "."]).unwrap();
+        let all = [args.agent_listen(), args.status_listen, args.http_listen];
+        let all = all.map(|address| address.port());
+        assert_eq!(all, [7465, 7466, 7467]);
+        assert!(all.iter().all(|port| !OTHERS.contains(port)));
     }
 
     #[test]

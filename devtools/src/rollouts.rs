@@ -118,7 +118,7 @@ impl Hook {
         match self {
             Self::None => Value::Null,
             Self::Sleep => json!({ "preStop": { "sleep": { "seconds": 15 } } }),
-            Self::Gone => json!({ "preStop": { "httpGet": { "path": "/gone", "port": 7447 } } }),
+            Self::Gone => json!({ "preStop": { "httpGet": { "path": "/gone", "port": 7468 } } }),
         }
     }
 }

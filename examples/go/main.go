@@ -1,8 +1,8 @@
 // Watchnode prints where a node should send the traffic of each Service, now and after every change.
 //
 //	watchnode node-1                                     a control plane on this machine, in plain text
-//	watchnode -server HOST:7444 -ca ca.crt -token-file FILE node-1
-//	watchnode -server HOST:7444 -ca ca.crt -certificate FILE -key FILE node-1
+//	watchnode -server HOST:7466 -ca ca.crt -token-file FILE node-1
+//	watchnode -server HOST:7466 -ca ca.crt -certificate FILE -key FILE node-1
 //
 // docs/tools.md of kplane shows how to build it, and explains what it does.
 package main
@@ -36,7 +36,7 @@ import (
 const silence = 15 * time.Second
 
 var (
-	server      = flag.String("server", "127.0.0.1:7444", "`address` of the control plane's status port")
+	server      = flag.String("server", "127.0.0.1:7466", "`address` of the control plane's status port")
 	authority   = flag.String("ca", "", "`file` of the authority of the control plane's certificate; none = plain text")
 	certificate = flag.String("certificate", "", "`file` of the client's certificate")
 	key         = flag.String("key", "", "`file` of its key")

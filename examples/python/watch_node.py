@@ -2,8 +2,8 @@
 """Prints where a node should send the traffic of each Service, and every change.
 
     watch_node.py NODE                                   a control plane on this machine, in plain text
-    watch_node.py NODE --server HOST:7444 --ca ca.crt --token-file FILE
-    watch_node.py NODE --server HOST:7444 --ca ca.crt --certificate FILE --key FILE
+    watch_node.py NODE --server HOST:7466 --ca ca.crt --token-file FILE
+    watch_node.py NODE --server HOST:7466 --ca ca.crt --certificate FILE --key FILE
 
 It needs the package kplane_api, which `cargo xtask clients` generates from kplane's .proto files.
 docs/tools.md shows how, and explains what the program does.
@@ -184,7 +184,7 @@ def read(path):
 def arguments():
     parser = argparse.ArgumentParser(description="Prints where a node should send the traffic of each Service.")
     parser.add_argument("node")
-    parser.add_argument("--server", default="127.0.0.1:7444")
+    parser.add_argument("--server", default="127.0.0.1:7466")
     for name in ("--ca", "--token-file", "--certificate", "--key"):
         parser.add_argument(name, metavar="FILE")
     return parser.parse_args()

@@ -21,7 +21,7 @@ mod tests;
 
 pub use accept::Acceptor;
 pub use files::{file_limit, raise_file_limit};
-pub use port::{BindError, Port, REBIND};
+pub use port::{BindError, Port, REBIND, holder};
 
 use parking_lot::Mutex;
 use std::collections::VecDeque;

@@ -16,11 +16,26 @@ pub const REBIND: Duration = Duration::from_secs(5);
 /// Largest number of connections of one port.
 const MAX_CONNECTIONS: usize = 64;
 
+/// Returns the command that shows which program has a port, after a space; nothing for any other error.
+#[must_use]
+pub fn holder(error: &io::Error, address: SocketAddr) -> String {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            format!(
+                " `ss -ltnp 'sport = :{}'` names the program;",
+                address.port()
+            )
+        }
+        _ => String::new(),
+    }
+}
+
 /// The error for a port that cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "cannot listen on {address} for {what}: {source}; is another proxy (kube-proxy?) running on \
-     this node? See --{flag}"
+     this node?{} --{flag} chooses another address",
+    holder(source, *address)
 )]
 pub struct BindError {
     /// The kind of content that would be served.

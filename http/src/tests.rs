@@ -108,7 +108,12 @@ async fn g6_a_port_is_taken_over_once_it_is_free() {
         error.contains("for tests: Address already in use"),
         "{error}"
     );
-    assert!(error.ends_with("See --test-address"), "{error}");
+    let how = format!(
+        "`ss -ltnp 'sport = :{}'` names the program; ",
+        port.address.port()
+    );
+    let how = how + "--test-address chooses another address";
+    assert!(error.ends_with(&how), "{error}");
     let server = tokio::spawn(port.serve(None, ok));
     drop(other);
     let started = tokio::time::Instant::now();

@@ -100,7 +100,7 @@ The API of kplane's control plane, version VERSION: messages and gRPC stubs, gen
     import grpc
     from kplane_api.v1 import desired_pb2, desired_pb2_grpc
 
-    channel = grpc.insecure_channel("127.0.0.1:7444")
+    channel = grpc.insecure_channel("127.0.0.1:7466")
     stub = desired_pb2_grpc.DesiredStateServiceStub(channel)
     for state in stub.WatchNode(desired_pb2.WatchNodeRequest(node_name="node-1")):
         print(state)

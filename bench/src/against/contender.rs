@@ -136,7 +136,7 @@ impl Contender {
                 let mut control_plane = Command::new(crate::program("kp-controlplane")?);
                 control_plane.arg("--kubeconfig").arg(place.kubeconfig);
                 let mut agent = agent(self, place)?;
-                agent.args(["--control-plane", "http://127.0.0.1:7443"]);
+                agent.args(["--control-plane", "http://127.0.0.1:7465"]);
                 Ok(vec![
                     start(control_plane, place, "kp-controlplane")?,
                     start(agent, place, "kp-nodeagent")?,

@@ -10,7 +10,7 @@ use kplane_tls::{KeyPair, is_this_machine};
 use tonic::transport::Uri;
 
 /// Port of the control plane's status service.
-pub(crate) const STATUS_PORT: u16 = 7444;
+pub(crate) const STATUS_PORT: u16 = 7466;
 
 /// Namespace of the control plane in a cluster.
 const NAMESPACE: &str = "kplane";
@@ -148,7 +148,7 @@ impl Identity {
 /// An address of a control plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Server {
-    /// A URL with a port, such as `http://127.0.0.1:7444`.
+    /// A URL with a port, such as `http://127.0.0.1:7466`.
     pub(crate) url: String,
     /// Whether the user wrote the scheme.
     explicit: bool,

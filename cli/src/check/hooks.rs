@@ -8,7 +8,7 @@ use serde_json::Value;
 /// The path of hooks that agents answer.
 pub(super) const PATH: &str = "/gone";
 /// The port at which agents answer, unless their DaemonSet names another one.
-pub(super) const PORT: u16 = 7447;
+pub(super) const PORT: u16 = 7468;
 /// The flag of agents that names the port.
 pub(super) const FLAG: &str = "--pre-stop-port=";
 /// Longest time of a wait for which the hook names none.
@@ -187,7 +187,7 @@ mod tests {
 
     /// Returns the faults of a Pod with other fields than one that is right.
     fn of(get: &Value, pod: &Value) -> Vec<String> {
-        let mut hook = json!({"path": "/gone", "port": 7447, "scheme": "HTTP"});
+        let mut hook = json!({"path": "/gone", "port": 7468, "scheme": "HTTP"});
         let mut spec = json!({"terminationGracePeriodSeconds": 30});
         for (all, others) in [(&mut hook, get), (&mut spec, pod)] {
             let others = others.as_object().unwrap().clone();
@@ -207,7 +207,7 @@ mod tests {
             json!({}),
             json!({"path": "/gone?within=25s"}),
             json!({"path": "/gone?within=1500ms&port=80"}),
-            json!({"port": "7447"}),
+            json!({"port": "7468"}),
         ] {
             assert_eq!(of(&get, &none), [] as [&str; 0], "{get}");
         }
@@ -221,17 +221,17 @@ mod tests {
             (
                 json!({"port": 7448}),
                 json!({}),
-                "port 7448: agents answer at 7447",
+                "port 7448: agents answer at 7468",
             ),
             (
                 json!({"port": "hooks"}),
                 json!({}),
-                "port 80: agents answer at 7447",
+                "port 80: agents answer at 7468",
             ),
             (
                 json!({"port": "other"}),
                 json!({}),
-                "port \"other\": agents answer at 7447",
+                "port \"other\": agents answer at 7468",
             ),
             (
                 json!({"path": "/goner"}),
@@ -271,8 +271,8 @@ mod tests {
             ),
             (
                 json!({}),
-                json!({"serves": 7447}),
-                "a container serves at port 7447",
+                json!({"serves": 7468}),
+                "a container serves at port 7468",
             ),
         ] {
             let faults = of(&get, &pod);

@@ -262,13 +262,13 @@ mod tests {
             plane.issues.push(pb::InputIssue {
                 code: Reason::ReplicasDiffer.code().to_owned(),
                 kind: "replica".to_owned(),
-                name: "192.0.2.1:7444".to_owned(),
+                name: "192.0.2.1:7466".to_owned(),
                 reason: "was started differently".to_owned(),
                 ..pb::InputIssue::default()
             });
             let found = check(plane, Vec::new());
             assert_eq!(found.outcome, Outcome::Bad);
-            let detail = "replica 192.0.2.1:7444 was started differently";
+            let detail = "replica 192.0.2.1:7466 was started differently";
             assert_eq!(found.details, [detail]);
         }
     }

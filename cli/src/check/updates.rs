@@ -218,7 +218,7 @@ mod tests {
     }
 
     fn gone(path: &str) -> Value {
-        json!({ "httpGet": { "path": path, "port": 7447 } })
+        json!({ "httpGet": { "path": path, "port": 7468 } })
     }
 
     /// Returns the finding about Deployments with the label `app: web`, behind a Service.
@@ -290,7 +290,7 @@ mod tests {
         assert_eq!(found.outcome, Outcome::Warning);
         assert_eq!(
             found.details,
-            ["shop/web: port 7448: agents answer at 7447"]
+            ["shop/web: port 7448: agents answer at 7468"]
         );
         let args = |args: &Value| {
             let containers = json!([{ "name": "agent", "args": args }]);

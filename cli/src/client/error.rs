@@ -24,13 +24,13 @@ pub(crate) enum Error {
     /// The address belongs to another service.
     #[error(
         "{server} does not offer kplane.v1.StatusService, or not this request of it. Use the control plane's status \
-         address, port 7444; a control plane that is older than this kpctl must be updated"
+         address, port 7466; a control plane that is older than this kpctl must be updated"
     )]
     NotStatus { server: String },
     /// The address belongs to another service, or to a control plane from before this request.
     #[error(
         "{server} does not offer StatusService/WatchConvergence. Use the control plane's status \
-         address, port 7444; a control plane that is older than this kpctl must be updated"
+         address, port 7466; a control plane that is older than this kpctl must be updated"
     )]
     NoConvergence { server: String },
     /// The control plane is from before this service.

@@ -107,7 +107,7 @@ mod tests {
         let options = Cli::from_arg_matches(&matches.unwrap()).unwrap().options;
         let direct = Direct::guessed(&options.identity, "there is no kubeconfig".to_owned());
         let refused = io::Error::from_raw_os_error(111);
-        let expected = "cannot connect to http://127.0.0.1:7444: connection refused. kpctl tried \
+        let expected = "cannot connect to http://127.0.0.1:7466: connection refused. kpctl tried \
                         this address because there is no kubeconfig. Start kp-controlplane there, \
                         or name a control plane with --server, or a cluster with --kubeconfig";
         assert_eq!(direct.failed(&refused).to_string(), expected);

@@ -113,9 +113,9 @@ mod tests {
     fn plain_text_at_a_port_of_tls_is_explained() {
         let lost = |server| cause_at(server, &io::Error::from_raw_os_error(32));
         assert_eq!(
-            lost("http://10.0.0.5:7444"),
-            "broken pipe: if it speaks TLS: --server https://10.0.0.5:7444 --certificate-authority FILE"
+            lost("http://10.0.0.5:7466"),
+            "broken pipe: if it speaks TLS: --server https://10.0.0.5:7466 --certificate-authority FILE"
         );
-        assert_eq!(lost("https://10.0.0.5:7444"), "broken pipe");
+        assert_eq!(lost("https://10.0.0.5:7466"), "broken pipe");
     }
 }

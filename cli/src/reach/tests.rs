@@ -34,7 +34,7 @@ fn reach(args: &[&str], kubeconfig: Option<&str>) -> String {
 #[test]
 fn the_way_depends_on_flags_and_files_alone() {
     let cluster = "https://192.0.2.1:6443 (context a)";
-    let here = "http://127.0.0.1:7444";
+    let here = "http://127.0.0.1:7466";
     assert_eq!(reach(&[], Some(KUBECONFIG)), cluster);
     assert_eq!(reach(&[], None), here);
     assert_eq!(reach(&[], Some("kind: Config")), here);
@@ -43,7 +43,7 @@ fn the_way_depends_on_flags_and_files_alone() {
     // Even a broken kubeconfig is no concern of an address.
     assert_eq!(reach(&server, Some("{")), "http://127.0.0.1:9");
     let authority = ["--certificate-authority", "ca.crt"];
-    assert_eq!(reach(&authority, None), "https://127.0.0.1:7444");
+    assert_eq!(reach(&authority, None), "https://127.0.0.1:7466");
     assert_eq!(reach(&authority, Some(KUBECONFIG)), cluster);
 }
 

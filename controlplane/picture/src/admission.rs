@@ -19,7 +19,7 @@ use nix::ifaddrs::getifaddrs;
 use crate::convert::ExternalIps;
 
 /// Default ports of the control plane: agents, status, readiness and metrics.
-const CONTROL_PLANE_PORTS: [u16; 3] = [7443, 7444, 7445];
+const CONTROL_PLANE_PORTS: [u16; 3] = [7465, 7466, 7467];
 /// The device that holds the addresses of Services in mode ipvs. Its addresses are not the
 /// machine's own.
 const SERVICES_LINK: &str = "kube-ipvs0";
@@ -359,6 +359,6 @@ mod tests {
         let on_nodes = |port| reserved.holder_of_node_port(Protocol::Tcp, port);
         assert_eq!([9443, 9444].map(on_nodes), [Some(Holder::ControlPlane); 2]);
         assert_eq!(on_nodes(10250), Some(Holder::Kubelet));
-        assert_eq!(on_nodes(7443), None);
+        assert_eq!(on_nodes(7465), None);
     }
 }

@@ -39,7 +39,7 @@ const KEEPALIVE_INTERVAL_S: u32 = 5;
 /// Number of unanswered probes after which a connection is dead: within 15 + 3 * 5 = 30 s.
 const KEEPALIVE_PROBES: u32 = 3;
 /// Port on which a control plane serves agents, unless an address names another one.
-pub const AGENT_PORT: u16 = 7443;
+pub const AGENT_PORT: u16 = 7465;
 /// Maximum number of addresses of one name that are used, and of a list of replicas.
 pub const MAX_ADDRESSES: usize = 64;
 

@@ -11,13 +11,19 @@ use kplane_tls::FileError;
 pub enum BuildError {
     /// A port cannot be opened.
     #[error(
-        "cannot listen on {address} for {purpose}; check whether another control plane is running"
+        "cannot listen on {address} for {purpose}: another control plane may have the port, or another program, such as \
+         KubePrism of Talos (7445) or k0s (7443);{} --{flag} chooses another one, and controlPlane.ports.{value} of the chart",
+        kplane_http::holder(source, *address)
     )]
     Listen {
         /// The address.
         address: SocketAddr,
         /// The port's purpose.
         purpose: &'static str,
+        /// The flag that chooses the address, without dashes.
+        flag: &'static str,
+        /// The name of the port in the chart.
+        value: &'static str,
         /// The kernel's error.
         source: std::io::Error,
     },

@@ -41,9 +41,10 @@ const BACKLOG: u32 = 4096;
 /// Maximum number of concurrent streams of one connection: an agent has one, a tool few.
 const MAX_STREAMS: u32 = 16;
 
+/// Opens a port, if it has an address. The error names its purpose, its flag, and its value in the chart.
 pub(super) fn listen(
     address: Option<SocketAddr>,
-    purpose: &'static str,
+    (purpose, flag, value): (&'static str, &'static str, &'static str),
 ) -> Result<Option<TcpListener>, BuildError> {
     let Some(address) = address else {
         return Ok(None);
@@ -53,6 +54,8 @@ pub(super) fn listen(
         .map_err(|source| BuildError::Listen {
             address,
             purpose,
+            flag,
+            value,
             source,
         })
 }
@@ -185,4 +188,30 @@ fn in_use(request: Request<()>) -> Result<Request<()>, Status> {
         connection.keep();
     }
     Ok(request)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_error_of_a_taken_port_says_who_may_have_it_and_how_to_choose_another_one() {
+        let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = other.local_addr().unwrap();
+        let of_http = ("readiness and metrics", "http-listen", "http");
+        let error = listen(Some(address), of_http).unwrap_err().to_string();
+        let command = format!("`ss -ltnp 'sport = :{}'`", address.port());
+        for part in [
+            "another program",
+            "Talos",
+            &command,
+            "--http-listen",
+            "controlPlane.ports.http",
+        ] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+        let nowhere = SocketAddr::from(([192, 0, 2, 1], 1));
+        let error = listen(Some(nowhere), of_http).unwrap_err().to_string();
+        assert!(!error.contains("ss -ltnp"), "{error}");
+    }
 }

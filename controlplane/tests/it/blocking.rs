@@ -74,14 +74,14 @@ fn serves_and_ends(folder: &Path) {
     let at = |port| SocketAddr::from((own, port));
     let mut command = program();
     command.arg("--manifests").arg(folder.join("m"));
-    for (flag, port) in [("agent", 7443), ("status", 7444), ("http", 7445)] {
+    for (flag, port) in [("agent", 7465), ("status", 7466), ("http", 7467)] {
         command.arg(format!("--{flag}-listen={}", at(port)));
     }
     command.stderr(Stdio::null());
     let running = Process::start(command).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = { runtime }.enable_all().build().unwrap();
-    runtime.block_on(until(at(7445), "/metrics", |reply| {
+    runtime.block_on(until(at(7467), "/metrics", |reply| {
         reply.is_some_and(|reply| {
             let mut lines = reply.body.lines();
             lines.any(|line| line == "kplane_controlplane_services 1")

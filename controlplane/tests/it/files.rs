@@ -31,7 +31,7 @@ impl Program {
         command.args(["-c", &format!("ulimit -n {files} && exec \"$0\" \"$@\"")]);
         command.arg(env!("CARGO_BIN_EXE_kp-controlplane"));
         command.arg("--manifests").arg(folder.path());
-        for (flag, port) in [("agent", 7443), ("status", 7444), ("http", 7445)] {
+        for (flag, port) in [("agent", 7465), ("status", 7466), ("http", 7467)] {
             command.arg(format!("--{flag}-listen={address}:{port}"));
         }
         command.stderr(Stdio::piped());
@@ -40,7 +40,7 @@ impl Program {
             address,
             _folder: folder,
         };
-        becomes(program.at(7445), "/readyz", 200).await;
+        becomes(program.at(7467), "/readyz", 200).await;
         program
     }
 
@@ -58,13 +58,13 @@ impl Program {
 
     /// Returns a number from the metrics.
     async fn metric(&self, name: &str) -> f64 {
-        let metrics = get(self.at(7445), "/metrics").await.unwrap().body;
+        let metrics = get(self.at(7467), "/metrics").await.unwrap().body;
         let line = metrics.lines().find_map(|line| line.strip_prefix(name));
         line.expect(&metrics).trim().parse().unwrap()
     }
 
     async fn fleet(&self) -> pb::Fleet {
-        let address = format!("http://{}", self.at(7444));
+        let address = format!("http://{}", self.at(7466));
         let asked = async {
             let mut client = StatusServiceClient::connect(address).await.unwrap();
             let answer = client.get_fleet(pb::GetFleetRequest::default()).await;
@@ -87,11 +87,11 @@ impl Program {
 async fn silent_connections_take_neither_status_nor_readiness_nor_agents_away() {
     kplane_http::raise_file_limit().unwrap();
     let program = Program::start(1_024).await;
-    let mut agent = Peer::connect(program.at(7443), hello("n0")).await.unwrap();
+    let mut agent = Peer::connect(program.at(7465), hello("n0")).await.unwrap();
     for count in [1_010, 5_000] {
-        let silent = program.silent(7443, count).await;
-        assert_eq!(get(program.at(7445), "/readyz").await.unwrap().status, 200);
-        Peer::connect(program.at(7443), hello("n1")).await.unwrap();
+        let silent = program.silent(7465, count).await;
+        assert_eq!(get(program.at(7467), "/readyz").await.unwrap().status, 200);
+        Peer::connect(program.at(7465), hello("n1")).await.unwrap();
         assert_eq!(program.fleet().await.nodes.len(), 2);
         agent.is_answered().await;
         drop(silent);
@@ -107,17 +107,17 @@ async fn silent_connections_take_neither_status_nor_readiness_nor_agents_away() 
 async fn without_files_it_pauses_says_so_once_and_recovers() {
     // The limit is too low even for the connections of the status API.
     let program = Program::start(48).await;
-    let silent = program.silent(7444, 100).await;
-    let agents = program.silent(7443, 100).await;
+    let silent = program.silent(7466, 100).await;
+    let agents = program.silent(7465, 100).await;
     drop((silent, agents));
-    becomes(program.at(7445), "/readyz", 200).await;
+    becomes(program.at(7467), "/readyz", 200).await;
     let mut failures = 0.0;
     for port in ["agents", "http", "status"] {
         let name = format!("kplane_controlplane_accept_failures_total{{port=\"{port}\"}}");
         failures += program.metric(&name).await;
     }
     assert!(failures >= 1.0);
-    let _agent = Peer::connect(program.at(7443), hello("n1")).await.unwrap();
+    let _agent = Peer::connect(program.at(7465), hello("n1")).await.unwrap();
     assert_eq!(program.fleet().await.nodes.len(), 1);
     let log = program.log();
     let said = log.matches("cannot accept connections for").count();

@@ -153,14 +153,14 @@ async fn a_stream_names_the_replicas_of_the_control_plane() {
     let (bound, _folder) = control_plane(500).await;
     let hub = bound.hub().clone();
     hub.store.publish(publication("a"));
-    let place = |last: u8| SocketAddr::from(([192, 0, 2, last], 7443));
+    let place = |last: u8| SocketAddr::from(([192, 0, 2, last], 7465));
     let (places, listed) = watch::channel(BTreeSet::from([place(1)]));
     assert!(hub.listed.set(Listed::new("kplane", listed)).is_ok());
     let mut stream = Stream::open(&bound, "n1", None).await;
-    assert_eq!(stream.beat().await.replicas, ["192.0.2.1:7443"]);
+    assert_eq!(stream.beat().await.replicas, ["192.0.2.1:7465"]);
     assert!(stream.beat().await.replicas.is_empty());
     places.send_replace([place(1), place(2)].into());
-    let both = ["192.0.2.1:7443", "192.0.2.2:7443"];
+    let both = ["192.0.2.1:7465", "192.0.2.2:7465"];
     assert_eq!(stream.beat().await.replicas, both);
     let drained = tokio::spawn(async move { hub.draining.begin(DEADLINE).await });
     assert_eq!(stream.sent_away().await.replicas, both);

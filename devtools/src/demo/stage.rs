@@ -28,9 +28,9 @@ use super::world::{CONTROL, World};
 /// kplane's programs.
 const PROGRAMS: [&str; 3] = ["kp-controlplane", "kp-nodeagent", "kpctl"];
 /// Port of the control plane for agents.
-const AGENT_PORT: u16 = 7443;
+const AGENT_PORT: u16 = 7465;
 /// The address of the status API, inside the control plane's namespace.
-const STATUS: &str = "127.0.0.1:7444";
+const STATUS: &str = "127.0.0.1:7466";
 /// Name of the folder with certificates.
 const CERTS: &str = "certs";
 /// Name of the user of `kpctl`.

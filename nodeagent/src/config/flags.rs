@@ -33,7 +33,7 @@ const API_SERVER: &str = "KPLANE_API_SERVER";
 const EXAMPLES: &str = "\
 Examples:
   Serve this node with a control plane:
-    kp-nodeagent --control-plane https://kplane.example:7443 --certificate-authority ca.crt \\
+    kp-nodeagent --control-plane https://kplane.example:7465 --certificate-authority ca.crt \\
       --client-certificate node-1.crt --client-key node-1.key
   Serve this node from a folder of YAML, without any cluster:
     kp-nodeagent --standalone --manifests deploy/demo

@@ -10,7 +10,7 @@ use crate::departing;
 /// Flags of preStop hooks.
 #[derive(Debug, clap::Args)]
 pub(super) struct PreStopFlags {
-    /// Port at which kubelet asks for preStop hooks of the node's Pods (`httpGet` with path /gone), such as 7447: the agent
+    /// Port at which kubelet asks for preStop hooks of the node's Pods (`httpGet` with path /gone), such as 7468: the agent
     /// answers when no kernel leads new connections to the Pod any more. The agent listens there on loopback addresses,
     /// and rules lead the node's own connections to its Pods at this port there, so no Pod may serve there. Pods are in
     /// the Node's podCIDRs, in clusterCIDR, or endpoints; 0 = no hooks.

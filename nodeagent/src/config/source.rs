@@ -18,7 +18,7 @@ use super::Problem;
 use crate::desired::folder_id;
 
 /// Default address at which a standalone agent serves its status.
-const STATUS_ADDRESS: &str = "127.0.0.1:7444";
+const STATUS_ADDRESS: &str = "127.0.0.1:7466";
 
 /// Heading of the flags without a control plane.
 const STANDALONE: &str = "Without a control plane";
@@ -115,7 +115,7 @@ impl ApiFlags<'_> {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "With a control plane")]
 pub(super) struct SourceFlags {
-    /// Addresses of the control plane's replicas, such as `https://kplane.example:7443`, separated by commas. A name
+    /// Addresses of the control plane's replicas, such as `https://kplane.example:7465`, separated by commas. A name
     /// stands for all its addresses. Each agent has its own order of the replicas: when one fails, the agent connects to
     /// the next.
     #[arg(long, value_name = "ADDR", value_delimiter = ',')]
@@ -168,7 +168,7 @@ pub(super) struct SourceFlags {
     #[arg(default_missing_value = "on", help_heading = STANDALONE)]
     network_policy: Option<Enforce>,
 
-    /// Address on which --standalone serves its status for kpctl; empty = none [default: 127.0.0.1:7444].
+    /// Address on which --standalone serves its status for kpctl; empty = none [default: 127.0.0.1:7466].
     #[arg(long, value_name = "ADDR", help_heading = STANDALONE)]
     status_bind_address: Option<String>,
 }
@@ -338,7 +338,7 @@ impl SourceFlags {
                      --network-policy are for --standalone: give them to the control plane",
             ),
             (false, None) if !self.has_control_plane() => wrong(
-                "no source of desired state: give --control-plane http://HOST:7443, or --standalone \
+                "no source of desired state: give --control-plane http://HOST:7465, or --standalone \
                  with --kubeconfig FILE or --manifests DIR",
             ),
             (false, None) => {
@@ -431,7 +431,7 @@ fn address(flag: &str, text: &str) -> Result<Option<SocketAddr>, Problem> {
     if text.is_empty() {
         return Ok(None);
     }
-    let reason = "must be an address and port such as 127.0.0.1:7444 or [::1]:7444";
+    let reason = "must be an address and port such as 127.0.0.1:7466 or [::1]:7466";
     let parsed = text.parse().map(Some);
     parsed.map_err(|_| Problem::new(flag, text, reason))
 }
@@ -439,7 +439,7 @@ fn address(flag: &str, text: &str) -> Result<Option<SocketAddr>, Problem> {
 /// Parses the address of a control plane; `scheme` is for an address without one.
 fn endpoint(text: &str, scheme: &str) -> Result<Endpoint, Problem> {
     let wrong = |reason: &str| Problem::new("--control-plane", text, reason);
-    let example = "must be an address such as https://kplane.example:7443";
+    let example = "must be an address such as https://kplane.example:7465";
     let url = if text.contains("://") {
         text.to_owned()
     } else {

@@ -96,7 +96,7 @@ fn addresses_of_control_planes() {
         .collect();
     assert_eq!(
         uris,
-        ["http://a:7443/", "http://b:99/", "http://[fd00::1]:1/"]
+        ["http://a:7465/", "http://b:99/", "http://[fd00::1]:1/"]
     );
     assert_eq!(tls, None);
     let secure =
@@ -104,7 +104,7 @@ fn addresses_of_control_planes() {
     let Source::ControlPlane { endpoints, tls, .. } = config(secure).source else {
         panic!("another source");
     };
-    assert_eq!(endpoints[0].uri().to_string(), "https://a:7443/");
+    assert_eq!(endpoints[0].uri().to_string(), "https://a:7465/");
     assert_eq!(tls.unwrap().pair.unwrap().certificate.to_str(), Some("c"));
     let listed = "--control-plane-file list --tls-server-name kplane --certificate-authority ca --token-file t";
     let Source::ControlPlane {
@@ -119,7 +119,7 @@ fn addresses_of_control_planes() {
     assert_eq!((endpoints.len(), list), (0, Some("list".into())));
     assert!(tls.is_some());
     config("--control-plane http://localhost --control-plane 127.0.0.2:1");
-    config("--standalone --manifests src --status-bind-address 0.0.0.0:7444 --insecure");
+    config("--standalone --manifests src --status-bind-address 0.0.0.0:7466 --insecure");
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn a_node_of_its_own() {
         panic!("another source");
     };
     assert_eq!(manifests, PathBuf::from("src"));
-    assert_eq!(status.unwrap().to_string(), "127.0.0.1:7444");
+    assert_eq!(status.unwrap().to_string(), "127.0.0.1:7466");
     let ranges = ["192.0.2.0/24", "2001:db8::/32"].map(|range| range.parse().unwrap());
     assert_eq!(external_ips, ExternalIps::Within(ranges.to_vec()));
     let listed = ["22", "192.0.2.1:80"].map(|place| place.parse().unwrap());
@@ -334,7 +334,7 @@ fn what_makes_no_sense_is_refused_in_one_line() {
             "--external-ip-cidr: 192.0.2.1: not an address range",
         ),
         (
-            "--standalone --manifests src --status-bind-address 0.0.0.0:7444",
+            "--standalone --manifests src --status-bind-address 0.0.0.0:7466",
             "serves other machines in plain text",
         ),
         (

@@ -382,19 +382,19 @@ mod tests {
         };
         let endpoints = |all: &[&str]| all.iter().map(|text| at(text)).collect::<BTreeSet<_>>();
         let own = [
-            "10.0.0.1:7447",
+            "10.0.0.1:7468",
             "10.0.0.1:80",
             "10.0.0.2:80",
-            "10.0.0.3:7447",
+            "10.0.0.3:7468",
         ];
         let all = BTreeMap::from([
             (key("shop", Protocol::Tcp), endpoints(&own)),
-            (key("shop", Protocol::Udp), endpoints(&["10.0.0.4:7447"])),
+            (key("shop", Protocol::Udp), endpoints(&["10.0.0.4:7468"])),
             (
                 key("thief", Protocol::Tcp),
-                endpoints(&["10.0.0.2:7447", "10.0.0.3:80"]),
+                endpoints(&["10.0.0.2:7468", "10.0.0.3:80"]),
             ),
         ]);
-        assert_eq!(serving(&all, 7447), [ip("10.0.0.1")].into());
+        assert_eq!(serving(&all, 7468), [ip("10.0.0.1")].into());
     }
 }

@@ -84,13 +84,13 @@ mod tests {
         let of = |part, problem: Option<&str>| {
             problems.set(part, Family::V4, problem.map(str::to_owned));
         };
-        of(Part::Port, Some("127.0.0.1:7447 is taken"));
+        of(Part::Port, Some("127.0.0.1:7468 is taken"));
         of(Part::Rules, Some("no rules"));
         of(Part::Rules, Some("still no rules"));
         let texts: Vec<String> = problems.findings().into_iter().map(|of| of.text).collect();
         assert_eq!(texts.len(), 2);
         assert!(
-            texts[0].starts_with("127.0.0.1:7447 is taken; "),
+            texts[0].starts_with("127.0.0.1:7468 is taken; "),
             "{texts:?}"
         );
         assert!(texts[1].starts_with("still no rules; "), "{texts:?}");

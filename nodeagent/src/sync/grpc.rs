@@ -187,7 +187,7 @@ async fn read_list(url: usize, file: PathBuf) -> Found {
             continue;
         }
         let place = listed_place(listed)
-            .ok_or_else(|| wrong(format!("{listed:?} is no address such as 192.0.2.1:7443")))?;
+            .ok_or_else(|| wrong(format!("{listed:?} is no address such as 192.0.2.1:7465")))?;
         replicas.push(Replica {
             place: Some(place),
             url,
@@ -199,7 +199,7 @@ async fn read_list(url: usize, file: PathBuf) -> Found {
     Ok(replicas)
 }
 
-/// Parses an address of a list; its port is 7443 unless it names one.
+/// Parses an address of a list; its port is 7465 unless it names one.
 fn listed_place(text: &str) -> Option<SocketAddr> {
     let with_port = text.parse::<SocketAddr>().ok();
     with_port.or_else(|| {
@@ -287,11 +287,11 @@ mod tests {
         for (content, expected) in [
             (
                 "192.0.2.1:7000\n192.0.2.2\n",
-                vec!["192.0.2.1:7000", "192.0.2.2:7443"],
+                vec!["192.0.2.1:7000", "192.0.2.2:7465"],
             ),
             (
                 "2001:db8::1, [2001:db8::2]:1",
-                vec!["[2001:db8::1]:7443", "[2001:db8::2]:1"],
+                vec!["[2001:db8::1]:7465", "[2001:db8::2]:1"],
             ),
             ("\n", vec![]),
         ] {

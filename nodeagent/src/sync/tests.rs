@@ -52,7 +52,7 @@ struct Stage {
 /// A replica at an address of its own.
 fn at(number: u8) -> Replica {
     Replica {
-        place: Some(([10, 0, 0, number], 7443).into()),
+        place: Some(([10, 0, 0, number], 7465).into()),
         url: 0,
     }
 }

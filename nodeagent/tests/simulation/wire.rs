@@ -114,7 +114,7 @@ impl Wire {
 /// Returns the address of a replica.
 pub(crate) fn place(replica: usize) -> SocketAddr {
     let number = u8::try_from(replica).unwrap_or(u8::MAX);
-    ([10, 9, 0, number], 7443).into()
+    ([10, 9, 0, number], 7465).into()
 }
 
 impl Transport for Wire {

@@ -24,14 +24,14 @@ const HEAD: &str = "\
 This page is written from the comments in [the .proto files](https://github.com/kplane/kplane/blob/main/proto/proto/kplane/v1):
 `KPLANE_WRITE=1 cargo test -p kplane-proto api_page` writes it anew, and the same test fails if it is out of date.
 
-These services are on the status port of the control plane (7444), behind the rights of [security.md](security.md#rights).
+These services are on the status port of the control plane (7466), behind the rights of [security.md](security.md#rights).
 [tools.md](tools.md) says how to connect, and has clients in Python and Go. The port also has gRPC reflection (v1 and
 v1alpha), and `grpc.health.v1.Health`, which knows the services below by name. Answers are compressed with gzip for clients
 that accept it.
 
-    grpcurl -plaintext 127.0.0.1:7444 list
-    grpcurl -plaintext -d '{\"page_size\": 100}' 127.0.0.1:7444 kplane.v1.StatusService/ListServices
-    grpcurl -plaintext -d '{\"service\": \"kplane.v1.StatusService\"}' 127.0.0.1:7444 grpc.health.v1.Health/Check
+    grpcurl -plaintext 127.0.0.1:7466 list
+    grpcurl -plaintext -d '{\"page_size\": 100}' 127.0.0.1:7466 kplane.v1.StatusService/ListServices
+    grpcurl -plaintext -d '{\"service\": \"kplane.v1.StatusService\"}' 127.0.0.1:7466 grpc.health.v1.Health/Check
 
 **Lists come in pages**, so that no answer is larger than 4 MiB, the usual limit of clients. Repeat the request with the
 `next_page_token` of the answer as `page_token` until it is empty.

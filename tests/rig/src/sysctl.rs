@@ -22,7 +22,7 @@ pub const BASE: &[(&str, &str)] = &[
     ("net.ipv6.icmp.ratelimit", "0"),
     ("net.ipv4.ip_local_port_range", "1024 65535"),
     // Ports of kplane's programs: no client may have one of them when a program starts.
-    ("net.ipv4.ip_local_reserved_ports", "7443-7665,10249,10256"),
+    ("net.ipv4.ip_local_reserved_ports", "7465-7665,10249,10256"),
 ];
 
 /// Settings of nodes, which forward packets.

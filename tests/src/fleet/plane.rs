@@ -13,7 +13,7 @@ use kplane_rig::usage::{self, Memory};
 use kplane_tls::{ClientConfig, ClientFiles, Files as _, KeyPair};
 
 /// Ports of the first replica: of agents, of the status API, and of metrics. Another has the next ten.
-const PORTS: [u16; 3] = [7443, 7444, 7445];
+const PORTS: [u16; 3] = [7465, 7466, 7467];
 /// Distance of the ports of two replicas.
 const APART: u16 = 10;
 

@@ -67,12 +67,12 @@ fn a_control_plane_that_holds() {
 fn a_control_plane_in_plain_text() {
     let mut fleet = samples::healthy_fleet();
     fleet.nodes.clear();
-    let ports = ["agents on 0.0.0.0:7443", "the status API on 0.0.0.0:7444"];
+    let ports = ["agents on 0.0.0.0:7465", "the status API on 0.0.0.0:7466"];
     let status_of_plane = fleet.control_plane.as_mut().unwrap();
     status_of_plane.plain_text_ports = ports.map(str::to_owned).to_vec();
     expect![[r#"
         Control plane   0.1.0, up 3h5m
-        Plain text      agents on 0.0.0.0:7443, the status API on 0.0.0.0:7444: any
+        Plain text      agents on 0.0.0.0:7465, the status API on 0.0.0.0:7466: any
                         machine that reaches these ports can pose as any node or user
                         (--insecure)
         Source          manifests, last contact 2s ago

@@ -17,7 +17,7 @@ use kpctl_samples as samples;
 
 fn missing() -> Vec<pb::MissingReplica> {
     vec![pb::MissingReplica {
-        address: "10.0.0.3:7444".to_owned(),
+        address: "10.0.0.3:7466".to_owned(),
         reason: "it did not answer within 1 s".to_owned(),
     }]
 }
@@ -25,7 +25,7 @@ fn missing() -> Vec<pb::MissingReplica> {
 /// Three replicas, one of which is missing, and a node that only another replica knows.
 fn fleet() -> pb::Fleet {
     let mut elsewhere = samples::node("node-b");
-    elsewhere.replica = "10.0.0.2:7444".to_owned();
+    elsewhere.replica = "10.0.0.2:7466".to_owned();
     elsewhere.epoch = 7;
     let report = elsewhere.report.as_mut().unwrap();
     (
@@ -62,7 +62,7 @@ fn a_missing_replica_is_a_warning_under_the_table() {
         node-c  Unknown  3d4h   -          -    -      -            -
           a replica may serve the node
 
-        Replica 10.0.0.3:7444 is missing: it did not answer within 1 s. Nothing is known
+        Replica 10.0.0.3:7466 is missing: it did not answer within 1 s. Nothing is known
           of its agents.
     "#]]
     .assert_eq(&table(&view));
@@ -80,10 +80,10 @@ fn the_replica_of_each_node_is_listed() {
     expect![[r#"
         NODE    STATE    ZONE        BACKEND   VERSION  HEARD  ADDRESS    OTHER-ADDRESSES  POD-CIDRS                         PEER             REPLICA        RTT
         node-a  InSync   eu-west-1a  nftables  0.1.0    1s     10.0.0.11  fd00::11         10.244.1.0/24,fd00:10:244:1::/64  10.0.0.11:41234  the one asked  230us
-        node-b  InSync   eu-west-1a  nftables  0.1.0    1s     10.0.0.11  fd00::11         10.244.1.0/24,fd00:10:244:1::/64  10.0.0.11:41234  10.0.0.2:7444  230us
+        node-b  InSync   eu-west-1a  nftables  0.1.0    1s     10.0.0.11  fd00::11         10.244.1.0/24,fd00:10:244:1::/64  10.0.0.11:41234  10.0.0.2:7466  230us
         node-c  Unknown  -           -         -        -      10.0.0.15  -                -                                 -                -              -
 
-        Replica 10.0.0.3:7444 is missing: it did not answer within 1 s. Nothing is known of its agents.
+        Replica 10.0.0.3:7466 is missing: it did not answer within 1 s. Nothing is known of its agents.
     "#]].assert_eq(&wide(&NodeListView::from(fleet())));
 }
 
@@ -107,7 +107,7 @@ fn nobody_knows_what_is_enough_while_nodes_are_unknown() {
         not programmed within 1m: service/shop/web: in the kernel of 5,000 of 5,000
           nodes; p50 9ms, p99 40ms, max 1.3s
 
-        Replica 10.0.0.3:7444 is missing: it did not answer within 1 s. Nothing is known
+        Replica 10.0.0.3:7466 is missing: it did not answer within 1 s. Nothing is known
           of its agents.
 
         Next
@@ -127,7 +127,7 @@ fn a_replica_that_did_not_approve_is_named() {
         Approved: objects that are missing from the source are removed.
         On nodes        node-b
 
-        Replica 10.0.0.3:7444 did not approve: it did not answer within 1 s. Approve
+        Replica 10.0.0.3:7466 did not approve: it did not answer within 1 s. Approve
           again.
     "#]]
     .assert_eq(&table(&ApprovalView::from(done)));
@@ -140,6 +140,6 @@ fn a_description_says_that_a_replica_is_missing() {
     convergence.missing_replicas = missing();
     let view = DescriptionView::new("shop", "web", description);
     let text = table(&view);
-    let warning = "Replica 10.0.0.3:7444 is missing: it did not answer within 1 s.";
+    let warning = "Replica 10.0.0.3:7466 is missing: it did not answer within 1 s.";
     has(&text, warning);
 }

@@ -20,16 +20,16 @@ fn server(args: &[&str]) -> Option<String> {
 #[test]
 fn servers() {
     let cases = [
-        ("127.0.0.1:7444", Some("http://127.0.0.1:7444")),
+        ("127.0.0.1:7466", Some("http://127.0.0.1:7466")),
         ("http://127.0.0.1:9", Some("http://127.0.0.1:9")),
-        ("http://cp.example/", Some("http://cp.example:7444")),
-        ("cp", Some("http://cp:7444")),
-        ("fd00::1", Some("http://[fd00::1]:7444")),
+        ("http://cp.example/", Some("http://cp.example:7466")),
+        ("cp", Some("http://cp:7466")),
+        ("fd00::1", Some("http://[fd00::1]:7466")),
         ("[fd00::1]:9", Some("http://[fd00::1]:9")),
-        ("https://cp", Some("https://cp:7444")),
+        ("https://cp", Some("https://cp:7466")),
         ("ftp://cp", None),
         ("", None),
-        (":7444", None),
+        (":7466", None),
         ("cp:99999", None),
         ("cp/path", None),
         ("c p", None),
@@ -44,7 +44,7 @@ fn servers() {
 fn an_address_or_a_cluster_but_not_both() {
     assert_eq!(server(&[]), None);
     assert_eq!(server(&["--context", "prod"]), None);
-    let url = "http://127.0.0.1:7444";
+    let url = "http://127.0.0.1:7466";
     assert_eq!(server(&["--server", "127.0.0.1"]).as_deref(), Some(url));
     for flag in ["--context", "--kubeconfig", "--kplane-namespace"] {
         let args = ["--server", "127.0.0.1", flag, "x"];

@@ -134,18 +134,18 @@ mod tests {
         let slices = [
             slice(
                 "IPv6",
-                r#"[{"name":"status","port":7444},{"name":"agents","port":17443}]"#,
+                r#"[{"name":"status","port":7466},{"name":"agents","port":17443}]"#,
                 r#"[{"addresses":["2001:db8::1"],"conditions":{"ready":true}}]"#,
             ),
             slice(
                 "IPv4",
-                r#"[{"name":"status","port":7444}]"#,
+                r#"[{"name":"status","port":7466}]"#,
                 r#"[{"addresses":["192.0.2.2"],"conditions":{"ready":true}},
                     {"addresses":["192.0.2.1"]},
                     {"addresses":["192.0.2.3"],"conditions":{"ready":false,"terminating":true}}]"#,
             ),
         ];
-        let expected = "192.0.2.1:7443\n192.0.2.2:7443\n[2001:db8::1]:17443\n";
+        let expected = "192.0.2.1:7465\n192.0.2.2:7465\n[2001:db8::1]:17443\n";
         assert_eq!(text(&addresses(&slices)), expected);
         assert_eq!(text(&addresses(&[])), "");
     }

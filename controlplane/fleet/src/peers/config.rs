@@ -10,7 +10,7 @@ use http::Uri;
 use kplane_tls::{ClientFiles, KeyPair, ServerFiles, bare};
 
 /// Port of the status API, where a place names none.
-const STATUS_PORT: u16 = 7444;
+const STATUS_PORT: u16 = 7466;
 
 /// Flags about other replicas.
 #[derive(Args, Clone, Debug, Default)]
@@ -133,11 +133,11 @@ mod tests {
     #[test]
     fn places() {
         for (text, place) in [
-            ("10.0.0.1", Some("10.0.0.1:7444")),
+            ("10.0.0.1", Some("10.0.0.1:7466")),
             ("10.0.0.1:70", Some("10.0.0.1:70")),
             ("[::1]:70", Some("[::1]:70")),
-            ("[::1]", Some("[::1]:7444")),
-            ("plane.kplane.svc:7444", Some("plane.kplane.svc:7444")),
+            ("[::1]", Some("[::1]:7466")),
+            ("plane.kplane.svc:7466", Some("plane.kplane.svc:7466")),
             ("", None),
             ("::1", None),
             ("a:", None),

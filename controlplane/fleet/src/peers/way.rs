@@ -259,7 +259,7 @@ mod tests {
         let way = Way::new(&flags.config(0), cover, Some(listed));
         let (targets, missing) = way.targets().await;
         let found: Vec<String> = targets.iter().map(|to| to.address.to_string()).collect();
-        assert_eq!(found, ["192.0.2.1:7444", "[2001:db8::1]:7444"]);
+        assert_eq!(found, ["192.0.2.1:7466", "[2001:db8::1]:7466"]);
         assert!(missing.is_empty() && targets.iter().all(|to| &*to.host == service));
         drop(sender);
     }

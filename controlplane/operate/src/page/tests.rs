@@ -54,7 +54,7 @@ fn open() -> (Arc<Hub>, Router) {
 fn request(caller: Caller, path: &str) -> Request<Body> {
     let mut request = Request::builder()
         .uri(path)
-        .header(HOST, "127.0.0.1:7444")
+        .header(HOST, "127.0.0.1:7466")
         .body(Body::empty())
         .unwrap();
     request.extensions_mut().insert(Occupancy::of(caller));
@@ -129,7 +129,7 @@ async fn in_plain_text_only_browsers_that_name_the_address_see_it() {
     let good = request(Caller::PlainText, "/page/");
     assert_eq!(ask(&router, good).await.0, StatusCode::OK);
     let mut rebound = request(Caller::PlainText, "/page/");
-    let evil = "evil.example:7444".parse().unwrap();
+    let evil = "evil.example:7466".parse().unwrap();
     rebound.headers_mut().insert(HOST, evil);
     assert_eq!(ask(&router, rebound).await.0, StatusCode::FORBIDDEN);
     let mut loaded = request(Caller::PlainText, "/page/");

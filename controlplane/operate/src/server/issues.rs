@@ -161,7 +161,7 @@ mod tests {
         let mut all: Vec<Issue> = (0..3_000)
             .map(|n| issue(n, Severity::Error, &reason(n)))
             .collect();
-        let replica = ObjectRef::new("replica", "", "192.0.2.1:7444");
+        let replica = ObjectRef::new("replica", "", "192.0.2.1:7466");
         all.push(Issue::error(
             kplane_model::Reason::ReplicasDiffer,
             replica,

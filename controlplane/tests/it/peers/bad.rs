@@ -220,7 +220,7 @@ async fn garbage_and_other_programs_are_named() {
     let server = Server::builder().add_service(health);
     tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
     let mut peers = flags(&[own, garbage, agents, nobody]);
-    let name = "no-such-name.invalid:7444";
+    let name = "no-such-name.invalid:7466";
     peers.flags.peers.push(name.parse().unwrap());
     let replica = Replica::start(own, peers).await;
     let names_four = |fleet: &pb::Fleet| fleet.missing_replicas.len() == 4;

@@ -43,9 +43,9 @@ fn reasons(rig: &Rig) -> Vec<(String, bool)> {
 
 #[test]
 fn the_way_to_the_control_plane_is_withheld_and_given_back() {
-    let mut rig = Rig::settled([port("hijacker", 7443, 1, 1), svc("web", &[]), node("z1")]);
+    let mut rig = Rig::settled([port("hijacker", 7465, 1, 1), svc("web", &[]), node("z1")]);
     assert_eq!(held(&rig).0, 3);
-    let peer = std::net::SocketAddr::new(ip(0), 7443);
+    let peer = std::net::SocketAddr::new(ip(0), 7465);
     let settings = NodeSettings {
         reserved: Reserved {
             peers: std::collections::BTreeSet::from([peer]),
@@ -60,11 +60,11 @@ fn the_way_to_the_control_plane_is_withheld_and_given_back() {
     assert!(
         told[0]
             .0
-            .starts_with("198.18.0.0:7443/TCP is where kplane's control plane listens")
+            .starts_with("198.18.0.0:7465/TCP is where kplane's control plane listens")
     );
     assert!(told[0].1, "its ClusterIP is served");
     // The reservation also applies to later Services, and ends with the settings.
-    rig.put(&port("hijacker", 7443, 2, 1));
+    rig.put(&port("hijacker", 7465, 2, 1));
     assert_eq!((held(&rig).0, reasons(&rig).len()), (3, 1));
     rig.core.configure(NodeSettings::default(), rig.now);
     assert_eq!((held(&rig).0, reasons(&rig)), (4, vec![]));

@@ -5,7 +5,7 @@ const SECOND: Duration = Duration::from_secs(1);
 /// A replica at an address of its own.
 fn at(number: u8) -> Replica {
     Replica {
-        place: Some(SocketAddr::from(([10, 0, 0, number], 7443))),
+        place: Some(SocketAddr::from(([10, 0, 0, number], 7465))),
         url: 0,
     }
 }
@@ -89,7 +89,7 @@ fn a_round_tries_each_address_once_and_the_lost_replica_last() {
 #[test]
 fn a_name_that_cannot_be_resolved_leads_where_it_led_before() {
     let failure = || OpenError::Connect {
-        address: "http://kplane:7443".into(),
+        address: "http://kplane:7465".into(),
         reason: "no DNS".into(),
     };
     let mut replicas = Replicas::new("n1".into());

@@ -20,7 +20,7 @@ use super::proxied::eventually;
 const HERE: Ipv4Addr = Ipv4Addr::new(172, 20, 0, 1);
 
 /// Ports of the replicas for agents, and for operators and each other.
-const REPLICAS: [(u16, u16); 2] = [(7443, 7444), (7453, 7454)];
+const REPLICAS: [(u16, u16); 2] = [(7465, 7466), (7475, 7476)];
 
 /// The agents, and the address of the node port of each.
 const NODES: [(&str, Ipv4Addr); 2] = [

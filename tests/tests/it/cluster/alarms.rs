@@ -186,11 +186,11 @@ pub(crate) fn alerts_about_names_and_orders_fire_and_end_with_their_causes() -> 
         let why = ["--reason", "drill"];
         orders(
             world,
-            7444,
+            7466,
             &[&["freeze", "--node", "node-1"][..], &why].concat(),
         )?;
         let frozen = days.fire(world, &[healthy], &["KplaneNodesFrozen"])?;
-        orders(world, 7444, &["thaw", "--node", "node-1"])?;
+        orders(world, 7466, &["thaw", "--node", "node-1"])?;
         days.end(world, &[healthy, &frozen], &["KplaneNodesFrozen"])?;
         alarms.none(world, &[healthy, &taken])?;
         days.none(world, &[healthy, &frozen])?;

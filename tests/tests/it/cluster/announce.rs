@@ -27,7 +27,7 @@ fn listed(api: &Api, expected: &str) -> Result<()> {
 pub(crate) fn replicas_announce_the_addresses_of_their_service() -> Result<()> {
     with_world(|world| {
         let api = world.api();
-        let ports = json!([{ "name": "agents", "port": 7443 }]);
+        let ports = json!([{ "name": "agents", "port": 7465 }]);
         let spec = json!({ "clusterIP": "None", "ports": ports });
         api.apply(&service(KPLANE, SERVICE, spec))?;
         let endpoints = |ips: &[&str]| -> Value {
@@ -44,15 +44,15 @@ pub(crate) fn replicas_announce_the_addresses_of_their_service() -> Result<()> {
         std::fs::create_dir_all(&certs)?;
         let start = |replica| SecurePlane::start_own(world, &account, replica, &certs);
         let planes = [start(0)?, start(1)?];
-        listed(api, "192.0.2.21:7443\n192.0.2.22:7443\n")?;
+        listed(api, "192.0.2.21:7465\n192.0.2.22:7465\n")?;
         api.apply(&endpoints(&["192.0.2.22", "192.0.2.23"]))?;
-        listed(api, "192.0.2.22:7443\n192.0.2.23:7443\n")?;
+        listed(api, "192.0.2.22:7465\n192.0.2.23:7465\n")?;
         // Neither a change by others nor a deletion stays: agents' pods start only with the list.
         let foreign = json!({ "data": { "addresses": "203.0.113.1:1\n" } });
         api.patch("ConfigMap", "kplane/kplane-replicas", &foreign)?;
-        listed(api, "192.0.2.22:7443\n192.0.2.23:7443\n")?;
+        listed(api, "192.0.2.22:7465\n192.0.2.23:7465\n")?;
         api.delete("ConfigMap", "kplane/kplane-replicas")?;
-        listed(api, "192.0.2.22:7443\n192.0.2.23:7443\n")?;
+        listed(api, "192.0.2.22:7465\n192.0.2.23:7465\n")?;
         drop(planes);
         api.delete("Service", &format!("{KPLANE}/{SERVICE}"))?;
         api.delete("EndpointSlice", &format!("{KPLANE}/{SERVICE}"))?;

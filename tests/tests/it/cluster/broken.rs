@@ -16,11 +16,11 @@ use crate::cluster::support::with_world;
 use crate::cluster::support::world::{BINDING, DEADLINE, World, grant};
 
 /// The third replica's status port.
-const THIRD: u16 = 7464;
+const THIRD: u16 = 7486;
 
 /// Waits until kpctl's output contains all of these texts.
 fn says(world: &World, args: &[&str], parts: &[&str]) -> Result<()> {
-    says_at(world, 7444, args, parts)
+    says_at(world, 7466, args, parts)
 }
 
 fn says_at(world: &World, port: u16, args: &[&str], parts: &[&str]) -> Result<()> {
@@ -97,7 +97,7 @@ pub(crate) fn describe_names_addresses_that_cannot_be_served() -> Result<()> {
             ],
         )?;
         // A conflict fails a check of the input.
-        let (code, text, _) = kpctl(world, 7444, &["status", "--check"])?;
+        let (code, text, _) = kpctl(world, 7466, &["status", "--check"])?;
         ensure!(code == Some(3), "{text}");
         Ok(())
     })

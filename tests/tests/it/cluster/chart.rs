@@ -132,7 +132,7 @@ pub(crate) fn pods_with_the_label_get_a_hook() -> Result<()> {
             ]},
         })
     };
-    let hook = |path: &str| json!({"httpGet": {"path": path, "port": 7447, "scheme": "HTTP"}});
+    let hook = |path: &str| json!({"httpGet": {"path": path, "port": 7468, "scheme": "HTTP"}});
     with_world(|world| {
         let create = |label: &str, host: bool, grace: u64| {
             let path = "/api/v1/namespaces/default/pods?dryRun=All";

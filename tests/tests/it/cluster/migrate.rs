@@ -14,7 +14,7 @@ use crate::cluster::support::world::{DEADLINE, NODES, product};
 use crate::cluster::support::{World, with_world};
 
 /// The control plane that is asked, on the host of the control planes.
-const PLANE: &str = "127.0.0.1:7444";
+const PLANE: &str = "127.0.0.1:7466";
 const KUBE_PROXY: &str = "kube-system/kube-proxy";
 const AGENTS: &str = "kplane/kplane-nodeagent";
 const LABEL: &str = "kplane.io/proxy";

@@ -18,7 +18,7 @@ use crate::cluster::support::world::{DEADLINE, product};
 use crate::cluster::support::{World, with_world};
 
 /// The status API of the first replica.
-const PLANE: &str = "127.0.0.1:7444";
+const PLANE: &str = "127.0.0.1:7466";
 /// A text that a Service brings into the page, by an annotation with a wrong value.
 const HOSTILE: &str = "<img src=x onerror=alert(1)><script>alert(2)</script>";
 /// The other node's agent is connected to the other replica.
@@ -170,7 +170,7 @@ fn trouble_comes(page: &Page, tab: &Tab, world: &mut World) -> Result<()> {
 /// A reader who knows no command finds the node, its trouble, and what to do with three.
 fn found_in_three_commands(world: &World) -> Result<()> {
     let run = |args: &[&str]| -> Result<String> {
-        let (_, text, _) = kpctl(world, 7444, args)?;
+        let (_, text, _) = kpctl(world, 7466, args)?;
         Ok(text)
     };
     let help = run(&["--help"])?;

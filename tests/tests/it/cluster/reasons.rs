@@ -98,7 +98,7 @@ pub(crate) fn describe_names_what_stands_in_the_way_on_a_node() -> Result<()> {
             "ForwardPolicyDrop",
             "inet strict forward",
         ];
-        let describe = || kpctl(world, 7444, &["describe", "node", "node-1"]);
+        let describe = || kpctl(world, 7466, &["describe", "node", "node-1"]);
         eventually(DEADLINE, "what stands in the way", || {
             let (_, text, _) = describe()?;
             for part in expected {
@@ -107,7 +107,7 @@ pub(crate) fn describe_names_what_stands_in_the_way_on_a_node() -> Result<()> {
             Ok(())
         })?;
         for (args, code, part) in OBSTRUCTED {
-            let (ended, text, _) = kpctl(world, 7444, args)?;
+            let (ended, text, _) = kpctl(world, 7466, args)?;
             ensure!(
                 ended == Some(*code) && text.contains(part),
                 "{args:?}: {ended:?}: {text}"
@@ -120,7 +120,7 @@ pub(crate) fn describe_names_what_stands_in_the_way_on_a_node() -> Result<()> {
             ensure!(code == Some(0) && !text.contains("Forward"), "{text}");
             Ok(())
         })?;
-        let (code, text, _) = kpctl(world, 7444, &["describe", "node", "node-9"])?;
+        let (code, text, _) = kpctl(world, 7466, &["describe", "node", "node-9"])?;
         ensure!(
             code == Some(1) && text.contains("no node node-9 is known"),
             "{text}"
@@ -135,7 +135,7 @@ fn describes(world: &World, service: &Broken) -> Result<()> {
     let key = format!("default/{}", service.name);
     let what = format!("the reason why {key} is broken");
     eventually(DEADLINE, &what, || {
-        let (code, text, _) = kpctl(world, 7444, &["describe", "service", &key])?;
+        let (code, text, _) = kpctl(world, 7466, &["describe", "service", &key])?;
         ensure!(code == Some(0), "{text}");
         for (reason, fix) in service.expected {
             ensure!(text.contains(reason), "no {reason}:\n{text}");
@@ -186,7 +186,7 @@ fn fates(world: &World) -> Result<()> {
     ];
     for (args, expected) in cases {
         eventually(DEADLINE, "the fate of a packet", || {
-            let (_, text, _) = kpctl(world, 7444, &args)?;
+            let (_, text, _) = kpctl(world, 7466, &args)?;
             for part in expected {
                 ensure!(text.contains(part), "{args:?}: no {part:?}:\n{text}");
             }

@@ -28,7 +28,7 @@ use crate::netns::alone::agent_config;
 use crate::netns::own_way::{CONTROL, CONTROL_PORT};
 
 const DEADLINE: Duration = Duration::from_secs(60);
-const STATUS_PORT: u16 = 7444;
+const STATUS_PORT: u16 = 7466;
 const NODES: u8 = 4;
 /// The node whose links are cut.
 const VICTIM: u8 = 3;

@@ -25,7 +25,7 @@ use crate::netns::alone::{self, Agent};
 use crate::netns::own_way::{CONTROL, CONTROL_PORT, plane_at};
 
 const DEADLINE: Duration = Duration::from_secs(30);
-const HOOK: u16 = 7447;
+const HOOK: u16 = 7468;
 /// The Service's addresses.
 const SERVICE: [&str; 2] = ["10.96.7.1", "fd96::701"];
 /// Name, node and number of the Pods behind the Service.

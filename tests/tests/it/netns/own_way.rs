@@ -29,7 +29,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
 
 /// The host of control planes, and their port.
 pub(crate) const CONTROL: [&str; 2] = ["172.30.0.2", "fd30::2"];
-pub(crate) const CONTROL_PORT: u16 = 7443;
+pub(crate) const CONTROL_PORT: u16 = 7465;
 
 const WEB: &str = "
 apiVersion: v1
@@ -54,7 +54,7 @@ spec:
   clusterIP: 10.96.0.21
   clusterIPs: [10.96.0.21]
   externalIPs: [172.30.0.2]
-  ports: [{name: http, port: 7443}]
+  ports: [{name: http, port: 7465}]
 ---
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice

@@ -337,8 +337,8 @@ fn troubles() -> [Trouble; 9] {
             &["6 more"],
         ),
         (
-            |of| of.control_plane.plain_text_ports = vec!["agents on :7443".to_owned()],
-            &["agents on :7443", "--insecure"],
+            |of| of.control_plane.plain_text_ports = vec!["agents on :7465".to_owned()],
+            &["agents on :7465", "--insecure"],
         ),
         (
             |of| of.control_plane.enforcement = pb::Enforcement::Unread.into(),
@@ -352,11 +352,11 @@ fn troubles() -> [Trouble; 9] {
             |of| {
                 of.replicas = 1;
                 of.missing = vec![pb::MissingReplica {
-                    address: "192.0.2.1:7444".to_owned(),
+                    address: "192.0.2.1:7466".to_owned(),
                     reason: "cannot connect".to_owned(),
                 }];
             },
-            &["1 answered, 1 missing", "192.0.2.1:7444: cannot connect"],
+            &["1 answered, 1 missing", "192.0.2.1:7466: cannot connect"],
         ),
     ]
 }

@@ -52,7 +52,7 @@ fn reasons(index: &Index) -> Vec<String> {
 #[test]
 fn no_service_gets_a_port_of_the_clusters_programs_on_a_node() {
     for (port, node_port, refused) in [
-        (7443, 0, "7443/TCP is where kplane's control plane listens"),
+        (7465, 0, "7465/TCP is where kplane's control plane listens"),
         (10256, 0, "10256/TCP is where kplane's node agent listens"),
         (10250, 0, "10250/TCP is where kubelet listens"),
         (
@@ -217,7 +217,7 @@ fn what_the_operator_lists_and_where_the_control_plane_listens_is_reserved() {
         ("198.51.100.1", 9443, true),
         ("198.51.100.1", 22, false),
         ("192.0.2.1", 22, true),
-        ("192.0.2.1", 7443, false),
+        ("192.0.2.1", 7465, false),
         ("203.0.113.1", 443, true),
         ("203.0.113.2", 443, false),
     ] {

@@ -9,7 +9,7 @@ use super::exported::Exported;
 
 const HEAD: &str = "# Metrics
 
-Both programs export their metrics as text, for Prometheus and for OpenMetrics: the control plane on port 7445, the agent on port
+Both programs export their metrics as text, for Prometheus and for OpenMetrics: the control plane on port 7467, the agent on port
 10249 (`/metrics`). No label contains the name of a Service or a node, so the number of series does not grow with the cluster.
 This page is written from what the programs export: `UPDATE_EXPECT=1 cargo test -p kplane-tests --test it -- chart`. [alerts.md](alerts.md)
 has the alerts and dashboards that use them.

@@ -25,7 +25,7 @@ const KINDS: [&str; 4] = ["Service", "EndpointSlice", "Node", "ServiceCIDR"];
 /// A start from nothing, on a busy machine.
 const START: Duration = Duration::from_secs(30);
 /// Where a standalone agent serves its status.
-const STATUS: &str = "127.0.0.1:7444";
+const STATUS: &str = "127.0.0.1:7466";
 
 /// Both tables of a node.
 #[derive(Debug)]

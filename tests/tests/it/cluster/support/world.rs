@@ -452,7 +452,7 @@ impl World {
 
 /// The port of a replica for agents; those for its status and its metrics follow.
 pub(crate) fn agent_port(replica: u16) -> u16 {
-    7443 + 10 * replica
+    7465 + 10 * replica
 }
 
 /// The addresses behind a destination of TCP in a namespace's kernel.
