@@ -12,7 +12,7 @@ use kplane_picture::dial::parse_mark;
 
 use super::absence::AbsenceFlags;
 use super::kube_proxy::{KubeProxyFlags, Note};
-use super::load::{Loaded, Loader, from_flags};
+use super::load::{Loaded, Loader, from_flags, read_differently};
 use super::pre_stop::PreStopFlags;
 use super::source::{ApiFlags, Source, SourceFlags};
 use super::userspace::UserspaceFlags;
@@ -320,12 +320,7 @@ impl Flags {
             Task::CheckConfig
         } else if let Some(path) = self.write_config_to {
             let config = loaded.config;
-            if config.healthz_bind_address.is_empty() || config.metrics_bind_address.is_empty() {
-                notes.push(Note::warning(
-                    "an empty bind address means the default when it is read from a file: only \
-                     flags can switch health checks and metrics off",
-                ));
-            }
+            notes.extend(read_differently(&config));
             let config = Box::new(config);
             Task::WriteConfig { path, config }
         } else if self.cleanup || self.cleanup_kube_proxy {
@@ -452,10 +447,11 @@ impl Flags {
         self.config.is_some() && self.data_path.backend.is_none() && loaded.config.mode.is_empty()
     }
 
-    /// Returns a warning about a setting of the file that means something else to kube-proxy than to kplane.
+    /// Returns a warning about a setting that means something else to kube-proxy than to kplane.
     fn unset_mode(&self, loaded: &Loaded) -> Option<Note> {
-        let unset = self.config.is_some() && unset_mode::is_unset(loaded, self.data_path.backend);
-        unset.then(|| unset_mode::note(loaded, unset_mode::Served::here()))
+        let flags = self.kube_proxy.ignored_beside_file();
+        let of_kube_proxy = self.config.is_some() || !flags.is_empty();
+        unset_mode::warning(loaded, self.data_path.backend, of_kube_proxy)
     }
 }
 

@@ -137,6 +137,18 @@ pub(super) fn from_flags(flags: &KubeProxyFlags) -> Result<Loaded, Vec<Problem>>
     })
 }
 
+/// Returns a warning if a file with this configuration would be read as another one.
+pub(super) fn read_differently(config: &KubeProxyConfiguration) -> Option<Note> {
+    let mut read = config.clone();
+    read.fill_defaults();
+    (read != *config).then(|| {
+        Note::warning(
+            "an empty bind address, and 0 for minSyncPeriod, qps or burst, mean the default when they are read from a \
+             file: only flags can switch these off",
+        )
+    })
+}
+
 /// Returns the settings if nothing is wrong, or else all problems, values that could not be read
 /// first.
 fn accepted(

@@ -559,6 +559,63 @@ fn i1_write_config_to_comes_before_everything_else() {
     assert!(config.iptables.masquerade_all && config.nftables.masquerade_all);
 }
 
+/// In kube-proxy's file, 0 for connection tracking means "leave the kernel's value", and an absent value a default.
+#[test]
+fn i1_zeros_are_written_and_what_a_file_cannot_say_is_told() {
+    let written = |flags: &str| {
+        let checked = check(&format!("kp-nodeagent --write-config-to /f {flags}")).unwrap();
+        let told = checked
+            .notes
+            .iter()
+            .any(|note| note.text.contains("minSyncPeriod"));
+        let Task::WriteConfig { config, .. } = checked.task else {
+            panic!("not what was asked");
+        };
+        (told, kplane_kube_proxy_config::to_yaml(&config).unwrap())
+    };
+    let (told, yaml) = written(
+        "--conntrack-max-per-core=0 --conntrack-min=0 --conntrack-tcp-timeout-established=0 \
+         --conntrack-tcp-timeout-close-wait=0s --ipvs-min-sync-period=0",
+    );
+    for line in [
+        "maxPerCore: 0\n",
+        "min: 0\n",
+        "tcpEstablishedTimeout: 0s\n",
+        "tcpCloseWaitTimeout: 0s\n",
+    ] {
+        assert!(yaml.contains(line), "{line}: {yaml}");
+    }
+    assert!(!told, "a file says all of that");
+    for flag in [
+        "--iptables-min-sync-period=0",
+        "--kube-api-qps=0",
+        "--healthz-bind-address=",
+    ] {
+        assert!(written(flag).0, "{flag}");
+    }
+}
+
+/// The same command line as kube-proxy's, without a mode: kube-proxy takes another one than kplane.
+#[test]
+fn i7_flags_of_kube_proxy_without_a_mode_are_warned_about_as_a_file_is() {
+    let warned = |flags: &str| {
+        let line = format!("kp-nodeagent --control-plane localhost --insecure {flags}");
+        let checked = check(&line).unwrap();
+        let mut notes = checked.notes.iter();
+        notes.any(|note| note.text.contains("No longer served: "))
+    };
+    assert!(warned("--cluster-cidr 10.0.0.0/8"));
+    assert!(!warned("--cluster-cidr 10.0.0.0/8 --proxy-mode nftables"));
+    assert!(!warned(
+        "--cluster-cidr 10.0.0.0/8 --nodeport-addresses 192.0.2.0/24"
+    ));
+    assert!(!warned("--cluster-cidr 10.0.0.0/8 --backend nftables"));
+    assert!(
+        !warned("--hostname-override n1"),
+        "never a command line of kube-proxy"
+    );
+}
+
 #[test]
 fn i1_help_is_in_groups_and_hides_what_has_no_use_here() {
     let help = |flag| {

@@ -1,4 +1,4 @@
-//! The warning about a kube-proxy file that names no mode. kube-proxy before v1.40 takes iptables and serves node ports on
+//! The warning about a kube-proxy file, or flags of kube-proxy, without a mode. kube-proxy before v1.40 takes iptables and serves node ports on
 //! all addresses of the node. kplane takes nftables and serves node ports on the node's own address.
 
 use std::collections::BTreeSet;
@@ -15,16 +15,16 @@ use kplane_kube_proxy_config::listed;
 
 /// The addresses and ports that kube-proxy serves, or would serve, on a node.
 #[derive(Debug, Default)]
-pub(super) struct Served {
+struct Served {
     /// Addresses of the node, without IPv6 link-local ones.
-    pub(super) addresses: BTreeSet<IpAddr>,
+    addresses: BTreeSet<IpAddr>,
     /// Node ports in the iptables rules that kube-proxy left.
-    pub(super) ports: BTreeSet<u16>,
+    ports: BTreeSet<u16>,
 }
 
 impl Served {
     /// Reads the state of this node.
-    pub(super) fn here() -> Self {
+    fn here() -> Self {
         let all = getifaddrs().into_iter().flatten();
         let of_node = all.filter(|one| one.interface_name != backend::ipvs::LINK);
         let ips = of_node.filter_map(|one| {
@@ -43,8 +43,19 @@ impl Served {
     }
 }
 
+/// Returns a warning if the configuration means something else to kube-proxy. A command line without a file or flag of
+/// kube-proxy, on a node without its rules, was never kube-proxy's.
+pub(super) fn warning(
+    loaded: &Loaded,
+    backend: Option<backend::Kind>,
+    of_kube_proxy: bool,
+) -> Option<Note> {
+    let served = is_unset(loaded, backend).then(Served::here)?;
+    (of_kube_proxy || !served.ports.is_empty()).then(|| note(loaded, served))
+}
+
 /// Returns whether the configuration means something else to kube-proxy than to kplane.
-pub(super) fn is_unset(loaded: &Loaded, backend: Option<backend::Kind>) -> bool {
+fn is_unset(loaded: &Loaded, backend: Option<backend::Kind>) -> bool {
     loaded.config.mode.is_empty()
         && backend.is_none()
         && loaded.settings.node.nodeport_addresses.is_empty()
@@ -52,7 +63,7 @@ pub(super) fn is_unset(loaded: &Loaded, backend: Option<backend::Kind>) -> bool 
 }
 
 /// Returns a note that names what is no longer served.
-pub(super) fn note(loaded: &Loaded, mut served: Served) -> Note {
+fn note(loaded: &Loaded, mut served: Served) -> Note {
     let own = loaded.settings.node.node_ip;
     let localhost = loaded.config.iptables.localhost_node_ports;
     served
@@ -72,7 +83,7 @@ pub(super) fn note(loaded: &Loaded, mut served: Served) -> Note {
         "mode is not set: kube-proxy before v1.40 would use iptables and serve node ports on all addresses of \
          the node; kplane uses nftables and serves them on the node's own address of each family. \
          No longer served: {ports} on {}{except}. To keep them: nodePortAddresses: \
-         [\"0.0.0.0/0\", \"::/0\"], or mode: iptables for loopback too",
+         [\"0.0.0.0/0\", \"::/0\"], or mode: iptables for loopback too (by flags: --nodeport-addresses, --proxy-mode)",
         listed(&texts(&served.addresses))
     ))
 }
