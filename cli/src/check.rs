@@ -4,6 +4,7 @@
 pub(crate) mod before;
 pub(crate) mod cluster;
 pub(crate) mod dns;
+pub(crate) mod external;
 pub(crate) mod fleet;
 mod hooks;
 mod listed;

@@ -21,6 +21,30 @@ pub(crate) struct Service {
     pub(super) metadata: Metadata,
     #[serde(default)]
     pub(super) spec: ServiceSpec,
+    #[serde(default)]
+    status: ServiceStatus,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ServiceStatus {
+    #[serde(default)]
+    load_balancer: LoadBalancer,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+struct LoadBalancer {
+    #[serde(default)]
+    ingress: Vec<Ingress>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Ingress {
+    #[serde(default)]
+    ip: String,
+    #[serde(default)]
+    ip_mode: String,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -33,19 +57,25 @@ pub(crate) struct ServiceSpec {
     /// Addresses, or `None` for a headless Service.
     #[serde(default, rename = "clusterIPs")]
     cluster_ips: Vec<String>,
+    #[serde(default, rename = "externalIPs")]
+    external_ips: Vec<String>,
     #[serde(default)]
     pub(super) publish_not_ready_addresses: bool,
     #[serde(default)]
-    ports: Vec<Port>,
+    pub(super) ports: Vec<Port>,
     #[serde(default)]
     health_check_node_port: u16,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Port {
+pub(super) struct Port {
     #[serde(default)]
     node_port: u16,
+    #[serde(default)]
+    pub(super) port: u16,
+    #[serde(default)]
+    pub(super) protocol: String,
 }
 
 /// A range of addresses for Services.
@@ -59,6 +89,20 @@ pub(crate) struct ServiceCidr {
 pub(crate) struct ServiceCidrSpec {
     #[serde(default)]
     pub(super) cidrs: Vec<String>,
+}
+
+impl Service {
+    /// Returns the addresses of `externalIPs`, and those that nodes serve for a load balancer.
+    pub(super) fn external(&self) -> [Vec<IpAddr>; 2] {
+        let named = self.spec.external_ips.iter();
+        let ingress = self.status.load_balancer.ingress.iter();
+        let served = ingress.filter(|one| one.ip_mode != "Proxy");
+        let parse = |text: &String| text.parse().ok();
+        [
+            named.filter_map(parse).collect(),
+            served.filter_map(|one| parse(&one.ip)).collect(),
+        ]
+    }
 }
 
 impl ServiceSpec {

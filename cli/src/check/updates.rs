@@ -150,7 +150,7 @@ type Selectors<'a> = BTreeMap<&'a str, Vec<&'a ServiceSpec>>;
 /// Returns the selectors of Services, by namespace. An empty one selects nothing: such a Service has endpoints of its own.
 fn by_namespace(services: &[Service]) -> Selectors<'_> {
     let mut selectors = Selectors::new();
-    for Service { metadata, spec } in services {
+    for Service { metadata, spec, .. } in services {
         if !spec.selector.is_empty() && spec.kind != EXTERNAL {
             let of_namespace = selectors.entry(&metadata.namespace).or_default();
             of_namespace.push(spec);

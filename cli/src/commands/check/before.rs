@@ -11,8 +11,8 @@ use super::super::migrate::Cluster;
 use super::nodes;
 use crate::args::Cli;
 use crate::args::check::CheckArgs;
-use crate::check::Finding;
 use crate::check::before::{Facts, RIGHTS, findings};
+use crate::check::{Finding, external};
 use crate::failure::Failure;
 use crate::reach::{Asked, Reach};
 
@@ -86,6 +86,12 @@ async fn of_cluster(
     }
     let configuration = cluster.configuration().await?;
     let mut found = findings(&facts, &gathered, &namespace);
+    let services = cluster.objects();
+    let services = services.list("/api/v1/services", "", Asked("list services"));
+    found.push(match services.await {
+        Ok(listed) => external::finding(&listed, &gathered.nodes),
+        Err(error) => Finding::skipped(external::CHECK, error.to_string()),
+    });
     if args.nodes {
         found.extend(match nodes::run(&cluster, args).await {
             Ok(findings) => findings,
