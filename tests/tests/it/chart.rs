@@ -28,6 +28,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     rendered::kustomize_changes_nothing_of_the_chart,
     rendered::the_rights_without_helm_are_those_of_the_chart,
     rendered::containers_have_no_more_rights_than_they_need,
+    rendered::an_agent_that_hangs_is_replaced_within_half_a_minute,
     rendered::nothing_waits_for_a_cluster_ip,
     rendered::the_api_servers_own_address_is_what_replicas_use,
     rendered::during_a_migration_agents_run_on_nodes_with_the_label_only,

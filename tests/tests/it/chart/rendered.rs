@@ -114,6 +114,22 @@ pub(in crate::chart) fn containers_have_no_more_rights_than_they_need() -> Resul
     Ok(())
 }
 
+/// Rules get old on the node of an agent that hangs, however long its connections may go on otherwise.
+pub(in crate::chart) fn an_agent_that_hangs_is_replaced_within_half_a_minute() -> Result<()> {
+    for Rendering { settings, objects } in renderings()? {
+        let agent = pod(objects, "DaemonSet", "kplane-nodeagent")?;
+        let probe = &agent["containers"][0]["livenessProbe"];
+        let seconds = |field: &str| probe[field].as_u64().context(field.to_owned());
+        let (period, timeout) = (seconds("periodSeconds")?, seconds("timeoutSeconds")?);
+        let failures = seconds("failureThreshold")?;
+        let replaced = period * failures + timeout + seconds("terminationGracePeriodSeconds")?;
+        ensure!(replaced <= 30, "{settings:?}: {replaced} s: {probe}");
+        // A machine without a free processor for seconds is no reason.
+        ensure!(failures >= 3 && timeout >= 3, "{settings:?}: {probe}");
+    }
+    Ok(())
+}
+
 /// Neither agents nor other replicas use an address that kplane itself has to serve.
 pub(in crate::chart) fn nothing_waits_for_a_cluster_ip() -> Result<()> {
     let renderings = renderings()?;
