@@ -6,6 +6,7 @@ use kplane_proto::v1 as pb;
 use kplane_proto::v1::LeavingOutcome;
 use serde::Serialize;
 
+use super::replicas::alone_text;
 use super::{API_VERSION, View};
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
@@ -39,6 +40,8 @@ pub struct DeparturesView {
     kind: &'static str,
     /// Newest first.
     departures: Vec<DepartureView>,
+    /// Other replicas, which know of further ones.
+    unasked_replicas: u32,
 }
 
 fn outcome(outcome: LeavingOutcome) -> &'static str {
@@ -57,6 +60,7 @@ impl DeparturesView {
             api_version: API_VERSION,
             kind: "DepartureList",
             departures: FromWire::from_wire(status.departures),
+            unasked_replicas: status.unasked_replicas,
         }
     }
 }
@@ -72,11 +76,13 @@ impl DepartureView {
 
 impl View for DeparturesView {
     fn text(&self, canvas: &Canvas) -> String {
+        let each = "the Pods of nodes whose agents it serves";
+        let alone = alone_text(self.unasked_replicas, each, canvas);
         if self.departures.is_empty() {
             let text = "No Pod has waited to end since this control plane started: no preStop hook has asked.";
-            return paragraph(&Span::plain(text), canvas, 0);
+            return paragraph(&Span::plain(text), canvas, 0) + &alone;
         }
-        Table::new(&self.departures)
+        let table = Table::new(&self.departures)
             .text(Column::new("POD").elastic(16), DepartureView::name)
             .text(Column::new("NODE").elastic(12), |one| &one.node)
             .column(Column::new("OUTCOME"), |one| {
@@ -97,7 +103,8 @@ impl View for DeparturesView {
                 let reason = one.reason.iter();
                 reason.map(|reason| Span::new(reason, Tone::Warn)).collect()
             })
-            .render(canvas)
+            .render(canvas);
+        table + &alone
     }
 }
 
@@ -135,6 +142,12 @@ mod tests {
         ] {
             assert!(text.contains(part), "no {part:?}:\n{text}");
         }
+        assert!(!text.contains("replica"), "{text}");
+        let alone = DeparturesView::new(pb::DrainStatus {
+            unasked_replicas: 2,
+            ..pb::DrainStatus::default()
+        });
+        assert!(table(&alone).contains("2 more were not asked"));
         let nothing = DeparturesView::new(pb::DrainStatus::default());
         assert!(table(&nothing).contains("No Pod has waited"));
     }

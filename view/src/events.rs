@@ -3,6 +3,7 @@
 use kplane_proto::v1 as pb;
 
 use super::View;
+use super::replicas::alone_text;
 use crate::style::{Canvas, Tone};
 use crate::text::{Span, paragraph};
 use crate::time::Time;
@@ -15,6 +16,8 @@ view_of! {
         events: Vec<EventView>,
         /// The time from which on the record is complete.
         since: Option<Time> = since_ms,
+        /// Other replicas, which have records of their own.
+        unasked_replicas: u32,
         /// Whether to say since when the record is complete.
         #[serde(skip)]
         is_first: bool = _,
@@ -62,6 +65,7 @@ impl View for EventListView {
             let since = self.since.map_or_else(|| "?".to_owned(), Time::local);
             let end = format!("The record begins at {since}.");
             text += &paragraph(&Span::new(end, Tone::Faint), canvas, 0);
+            text += &alone_text(self.unasked_replicas, "a record of its own", canvas);
         }
         text
     }

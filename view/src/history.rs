@@ -1,6 +1,7 @@
 //! The latest publications.
 
 use super::View;
+use super::replicas::alone_text;
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
 use crate::text::{Span, paragraph};
@@ -17,6 +18,8 @@ view_of! {
         points: Vec<PointView>,
         #[serde(skip)]
         now: Option<Time> = now_ms,
+        /// Other replicas, which have revisions of their own.
+        unasked_replicas: u32,
     }
 
     /// A publication.
@@ -51,6 +54,6 @@ impl View for HistoryView {
                 0,
             ),
         };
-        table + &more
+        table + &more + &alone_text(self.unasked_replicas, "revisions of its own", canvas)
     }
 }

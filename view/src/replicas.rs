@@ -33,6 +33,19 @@ pub(super) fn missing_text<'a>(
     warnings(lines, canvas)
 }
 
+/// Returns a note below an answer that one replica gave for itself, if there are others. `each` says what each has.
+pub(super) fn alone_text(unasked: u32, each: &str, canvas: &Canvas) -> String {
+    if unasked == 0 {
+        return String::new();
+    }
+    let text = format!(
+        "Of one replica alone; {unasked} more {} not asked. Each has {each}: {} --server ADDRESS asks another one.",
+        if unasked == 1 { "was" } else { "were" },
+        canvas.program
+    );
+    paragraph(&Span::new(text, Tone::Faint), canvas, 0)
+}
+
 fn warnings(lines: impl Iterator<Item = String>, canvas: &Canvas) -> String {
     let lines: String = lines
         .map(|line| paragraph(&Span::new(line, Tone::Bad), canvas, 0))

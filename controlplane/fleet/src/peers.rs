@@ -127,6 +127,19 @@ impl Peers {
         self.way.known()
     }
 
+    /// Returns the number of other replicas that an answer of this one alone leaves out.
+    pub async fn unasked(peers: Option<&Self>) -> u32 {
+        match peers {
+            Some(peers) => peers
+                .latest_nodes()
+                .await
+                .replicas()
+                .try_into()
+                .unwrap_or(u32::MAX),
+            None => 0,
+        }
+    }
+
     /// Asks all replicas, and waits for a second at most.
     async fn collect(&self, question: &PeerQuestion) -> Collected {
         self.collect_after(question, &Collected::default()).await

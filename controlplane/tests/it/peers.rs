@@ -17,6 +17,7 @@ use kp_controlplane::app::{Bound, Config, Origin, Protection};
 use kplane_fleet::peers::{self, PeerFlags};
 use kplane_model::NodeFacts;
 use kplane_picture::publish::Publication;
+use kplane_proto::v1::recorder_service_client::RecorderServiceClient;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
 use kplane_proto::v1::{self as pb, AgentMessage, NodeState};
 use tokio::net::TcpListener;
@@ -336,6 +337,35 @@ async fn a_watch_follows_the_agents_of_all_replicas() {
     until(NodeState::InSync).await;
     drop(agent);
     until(NodeState::Disconnected).await;
+}
+
+/// Hooks are answered, events recorded and revisions counted by each replica for itself.
+#[tokio::test]
+async fn what_one_replica_answers_alone_says_so() {
+    let unasked = async |replica: &Replica| {
+        let mut status = replica.status().await;
+        let address = format!("http://{}", replica.bound.status_addr.unwrap());
+        let mut recorder = RecorderServiceClient::connect(address).await.unwrap();
+        let departures = pb::DrainStatusRequest {
+            departures: true,
+            ..pb::DrainStatusRequest::default()
+        };
+        let departures = status.get_drain_status(departures).await.unwrap();
+        let history = pb::GetHistoryRequest::default();
+        let history = status.get_history(history).await.unwrap();
+        let events = pb::NoticedRequest::default();
+        let events = recorder.list_noticed(events).await.unwrap();
+        [
+            departures.into_inner().unasked_replicas,
+            history.into_inner().unasked_replicas,
+            events.into_inner().unasked_replicas,
+        ]
+    };
+    let replicas = three().await;
+    assert_eq!(unasked(&replicas[0]).await, [2; 3]);
+    let [at] = addresses::<1>();
+    let alone = Replica::start(at, peers::Config::default()).await;
+    assert_eq!(unasked(&alone).await, [0; 3]);
 }
 
 #[tokio::test]

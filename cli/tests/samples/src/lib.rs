@@ -626,6 +626,7 @@ pub fn history() -> pb::History {
     pb::History {
         points: vec![point(17, 1_000, 2), point(19, 61_000, 1)],
         now_ms: 121_000,
+        ..pb::History::default()
     }
 }
 

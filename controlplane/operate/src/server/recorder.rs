@@ -125,6 +125,7 @@ impl RecorderService for RecorderServer {
             events: events.into_iter().map(wire::notice).collect(),
             now_ms: millis(SystemTime::now()),
             since_ms,
+            unasked_replicas: Peers::unasked(self.peers.as_deref()).await,
         }))
     }
 

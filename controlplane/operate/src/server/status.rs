@@ -230,7 +230,10 @@ impl StatusService for StatusServer {
 
     async fn get_history(&self, request: Request<pb::GetHistoryRequest>) -> Answer<pb::History> {
         charge(&request, cost(MAX_POINTS))?;
-        Ok(Response::new(views::history(&self.hub)))
+        Ok(Response::new(pb::History {
+            unasked_replicas: Peers::unasked(self.peers.as_deref()).await,
+            ..views::history(&self.hub)
+        }))
     }
 
     async fn get_drain_status(
@@ -240,7 +243,10 @@ impl StatusService for StatusServer {
         charge(&request, 1)?;
         let latest = self.hub.departures.latest().into_iter().rev();
         let departures = latest.map(|(_, one)| pb::Departure::clone(&one)).collect();
-        Ok(Response::new(pb::DrainStatus { departures }))
+        Ok(Response::new(pb::DrainStatus {
+            departures,
+            unasked_replicas: Peers::unasked(self.peers.as_deref()).await,
+        }))
     }
 
     async fn get_affinity(

@@ -364,5 +364,6 @@ pub(super) fn history(hub: &Hub) -> pb::History {
     pb::History {
         points: points.collect(),
         now_ms: millis(SystemTime::now()),
+        ..pb::History::default()
     }
 }
