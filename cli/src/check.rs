@@ -8,6 +8,7 @@ pub(crate) mod external;
 pub(crate) mod fleet;
 mod hooks;
 mod listed;
+pub(crate) mod neighbours;
 pub(crate) mod nodes;
 mod policies;
 pub(crate) mod ranges;

@@ -130,6 +130,7 @@ mod tests {
                 one("web-1", LeavingOutcome::Gone, ""),
                 one("", LeavingOutcome::Bound, "n7 did not confirm"),
             ],
+            ..pb::DrainStatus::default()
         });
         let text = table(&view);
         for part in [

@@ -90,6 +90,7 @@ impl ProbeArgs {
             port: port.to_owned(),
             node: self.node.clone().unwrap_or_default(),
             dns_name: self.dns.clone().unwrap_or_default(),
+            ..pb::ProbeRequest::default()
         };
         Ok((name, request))
     }

@@ -3,6 +3,7 @@
 mod before;
 mod nodes;
 
+use kplane_model::ServiceName;
 use kplane_proto::v1 as pb;
 
 use super::migrate::Cluster;
@@ -10,7 +11,7 @@ use super::{Verdict, connect, show};
 use crate::args::Cli;
 use crate::args::check::CheckArgs;
 use crate::args::probe;
-use crate::check::{Finding, Outcome, cluster, dns, fleet, ranges, updates};
+use crate::check::{Finding, Outcome, cluster, dns, fleet, neighbours, ranges, updates};
 use crate::client::Stub;
 use crate::failure::Failure;
 use crate::migrate::picture::Objects as Gathered;
@@ -57,6 +58,7 @@ async fn afterwards(cli: &Cli, args: &CheckArgs) -> Vec<Finding> {
             findings.extend(cluster::findings(&objects));
             findings.extend(of_services(&place, &objects).await);
             findings.push(of_dns(cli).await);
+            findings.push(of_neighbours(cli).await);
             findings
         }
         Err(error) => {
@@ -94,15 +96,32 @@ async fn of_services(place: &Cluster<'_>, objects: &Gathered) -> [Finding; 2] {
 /// Lets all agents ask the cluster's DNS. That needs a right that a user may well not have, and the usual Service.
 async fn of_dns(cli: &Cli) -> Finding {
     let (name, request) = probe::of_dns();
-    let ask = async |mut stub: Stub| stub.probe_nodes(request).await;
-    let asked = match connect(cli).await {
-        Ok((client, _)) => client.about(&name, ask).await.map_err(Failure::from),
-        Err(error) => Err(Failure::from(error)),
-    };
-    match asked {
+    match probed(cli, &name, request).await {
         Ok(report) => dns::finding(&report),
         Err(error) => Finding::skipped(dns::CHECK, error.to_string()),
     }
+}
+
+/// Lets some agents try the ports of other nodes. That needs the same right.
+async fn of_neighbours(cli: &Cli) -> Finding {
+    let request = pb::ProbeRequest {
+        neighbours: true,
+        ..pb::ProbeRequest::default()
+    };
+    match probed(cli, &ServiceName::new("default", "kubernetes"), request).await {
+        Ok(report) => neighbours::finding(&report),
+        Err(error) => Finding::skipped(neighbours::CHECK, error.to_string()),
+    }
+}
+
+async fn probed(
+    cli: &Cli,
+    name: &ServiceName,
+    request: pb::ProbeRequest,
+) -> Result<pb::ProbeReport, Failure> {
+    let ask = async |mut stub: Stub| stub.probe_nodes(request).await;
+    let (client, _) = connect(cli).await?;
+    Ok(client.about(name, ask).await?)
 }
 
 fn of_fleet(asked: &Result<pb::Fleet, String>) -> Vec<Finding> {
@@ -116,7 +135,8 @@ fn of_fleet(asked: &Result<pb::Fleet, String>) -> Vec<Finding> {
 fn without_cluster(asked: &Result<pb::Fleet, String>, why: &str, skipped: bool) -> Vec<Finding> {
     let mut findings = of_fleet(asked);
     findings.extend(cluster::without(why, skipped, asked.as_ref().ok()));
-    let of_cluster = OF_SERVICES.into_iter().chain([dns::CHECK]);
+    let of_cluster = OF_SERVICES.into_iter();
+    let of_cluster = of_cluster.chain([dns::CHECK, neighbours::CHECK]);
     findings.extend(of_cluster.map(|check| Finding::skipped(check, why)));
     findings
 }

@@ -1,6 +1,5 @@
 //! Pods that wait to end: the way of agents' questions to the task that answers them, and the latest answers.
 
-use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::future::ready;
 use std::net::IpAddr;
@@ -14,6 +13,7 @@ use kplane_model::NodeName;
 use kplane_proto::convert::unpack_ip;
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::LeavingOutcome;
+use parking_lot::Mutex;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
 

@@ -18,11 +18,11 @@ mod wire;
 mod tests;
 
 pub use connection::{Caller, Connection, Occupancy, Occupied};
+use parking_lot::{Mutex, MutexGuard};
 pub use wire::Wire;
 
 pub(crate) use book::network;
 
-use parking_lot::{Mutex, MutexGuard};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

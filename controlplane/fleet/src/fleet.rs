@@ -19,6 +19,7 @@ mod under_way;
 pub use clocks::Clocks;
 pub use durations::Durations;
 pub use latencies::{Latencies, LatencySummary, Programmed};
+use parking_lot::{Mutex, MutexGuard};
 pub use progress::{Progress, Reached};
 pub use record::AgentRecord;
 pub use rival::Rival;
@@ -31,7 +32,6 @@ pub(crate) use record::BEATS;
 pub use record::{has_servers, label};
 pub(crate) use size::{bound as bound_report, bound_avoided, bound_hello};
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

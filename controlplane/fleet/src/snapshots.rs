@@ -1,9 +1,9 @@
 //! The admission of agents that need a snapshot, and how the others begin. Agents that resume with an equal digest, or
 //! by differences, are always admitted: they cost little.
 
-use parking_lot::Mutex;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// Snapshots that may begin a second, by default. See docs/security.md.

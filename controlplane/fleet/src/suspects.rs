@@ -10,7 +10,6 @@
 
 mod shared;
 
-use parking_lot::Mutex;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -19,6 +18,7 @@ use std::time::{Duration, SystemTime};
 use clap::ValueEnum;
 use kplane_model::{Issue, NodeName, ObjectRef, Reason, Severity};
 use kplane_picture::index::{Suspicion, Suspicions};
+use parking_lot::Mutex;
 use tokio::sync::watch as channel;
 
 #[cfg(test)]

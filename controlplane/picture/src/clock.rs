@@ -4,8 +4,9 @@
 //! old, and keeps nothing young. The machine's clock is for times that messages show, that certificates and tokens name,
 //! and that two machines compare.
 
-use parking_lot::Mutex;
 use std::time::{Duration, Instant, SystemTime};
+
+use parking_lot::Mutex;
 
 use crate::wire::millis;
 

@@ -11,8 +11,8 @@ mod tests;
 
 pub use changes::{Change, Found};
 pub use noticed::{Notice, NoticeKind};
-
 use parking_lot::Mutex;
+
 use std::time::SystemTime;
 
 use kplane_model::ServiceName;

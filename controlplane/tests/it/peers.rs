@@ -346,10 +346,7 @@ async fn what_one_replica_answers_alone_says_so() {
         let mut status = replica.status().await;
         let address = format!("http://{}", replica.bound.status_addr.unwrap());
         let mut recorder = RecorderServiceClient::connect(address).await.unwrap();
-        let departures = pb::DrainStatusRequest {
-            departures: true,
-            ..pb::DrainStatusRequest::default()
-        };
+        let departures = pb::DrainStatusRequest {};
         let departures = status.get_drain_status(departures).await.unwrap();
         let history = pb::GetHistoryRequest::default();
         let history = status.get_history(history).await.unwrap();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kp_controlplane::app::{Bound, Config, Origin};
+use kplane_fleet::suspects;
 use kplane_operate::server::StatusServer;
 use kplane_picture::admission::{Admission, Enforce};
 use kplane_proto::v1::status_service_server::StatusService as _;
@@ -278,6 +279,79 @@ status: {addresses: [{type: InternalIP, address: 192.0.2.1}]}
     assert!(through.through_service && through.node == "n2", "{told:?}");
     let outcome = through.attempt.as_ref().unwrap().outcome();
     assert_eq!(outcome, pb::AttemptOutcome::Silent);
+}
+
+/// A firewall between nodes would make a living node look dead.
+#[tokio::test]
+async fn nodes_try_the_ports_by_which_others_are_found_dead() {
+    let node = |name: &str, ip: &str| {
+        format!(
+            "---\nkind: Node\napiVersion: v1\nmetadata: {{name: {name}}}\nstatus: {{addresses: [{{type: InternalIP, \
+             address: {ip}}}]}}\n"
+        )
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let nodes = node("n1", "192.0.2.1") + &node("n2", "192.0.2.2");
+    std::fs::write(folder.path().join("nodes.yaml"), nodes).unwrap();
+    let start = async |dead_node| {
+        let config = Config {
+            dead_node,
+            ..Config::new(Origin::Manifests(folder.path().to_owned()))
+        };
+        synced(config).await
+    };
+    let ask = async |bound: &Bound| {
+        let request = pb::ProbeRequest {
+            neighbours: true,
+            ..pb::ProbeRequest::default()
+        };
+        let server = StatusServer::new(Arc::clone(bound.hub()));
+        let report = server.probe_nodes(Request::new(request)).await;
+        report.unwrap().into_inner()
+    };
+    let off = start(suspects::Mode::Off).await;
+    let report = ask(&off).await;
+    assert!(report.neighbours && report.nodes.is_empty(), "{report:?}");
+
+    let bound = start(suspects::Mode::Observe).await;
+    let mut first = Agent::connect(&bound, "n1", None).await;
+    let mut second = Agent::connect(&bound, "n2", None).await;
+    let answers = async {
+        for (agent, ip) in [(&mut first, "192.0.2.2"), (&mut second, "192.0.2.1")] {
+            let asked = agent.question().await;
+            let ports = [10250, 10256].map(|port| format!("{ip}:{port}"));
+            assert_eq!(asked.attempts, ports);
+            let silent = pb::AttemptOutcome::Silent;
+            let outcomes = match ip {
+                "192.0.2.1" => [pb::AttemptOutcome::Connected, silent],
+                _ => [pb::AttemptOutcome::Refused; 2],
+            };
+            let attempts = outcomes.map(|outcome| pb::Attempt {
+                outcome: outcome.into(),
+                ..pb::Attempt::default()
+            });
+            let inspection = pb::Inspection {
+                token: asked.token,
+                attempts: attempts.into(),
+                ..pb::Inspection::default()
+            };
+            agent.say(agent_message::Kind::Inspection(inspection)).await;
+        }
+    };
+    let (report, ()) = tokio::join!(ask(&bound), answers);
+    let [works, fails] = &report.nodes[..] else {
+        panic!("{report:?}");
+    };
+    assert_eq!(works.verdict(), pb::ProbeVerdict::Works);
+    assert_eq!(fails.verdict(), pb::ProbeVerdict::NodePort);
+    let [failed] = &fails.failed[..] else {
+        panic!("{fails:?}");
+    };
+    let attempt = failed.attempt.as_ref().unwrap();
+    assert_eq!(
+        (&*failed.node, &*attempt.address),
+        ("n1", "192.0.2.1:10256")
+    );
 }
 
 /// n2 handles the packet, n1 has the endpoint, and n3 has nothing to do with it.

@@ -1,6 +1,5 @@
 //! A connection that ends itself when it waits for too long.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -11,6 +10,7 @@ use std::time::SystemTime;
 
 use futures_util::task::AtomicWaker;
 use kplane_tls::Subject;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;

@@ -1,10 +1,10 @@
 //! Limits on what one node may make the control plane do and write, also if a thief has the node's key.
 
-use parking_lot::Mutex;
 use std::time::Duration;
 
 use kplane_model::NodeName;
 use kplane_picture::buckets::{Buckets, Rate};
+use parking_lot::Mutex;
 
 /// Streams of a node, and so its snapshots: one that an agent asks for needs a stream of its own. An agent that ends at
 /// each start connects once in a few seconds.

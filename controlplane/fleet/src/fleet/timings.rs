@@ -4,7 +4,6 @@
 //!
 //! When a report moves a node's revision, the node counts in the histogram of each publication that it passes.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -12,6 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 use kplane_model::{NodeName, ServiceKey};
 use kplane_picture::publish::{Moment, Store};
 use kplane_proto::v1::{Report, Step};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time as clock;
 
 use super::durations::Durations;

@@ -3,7 +3,6 @@
 //! A thread of its own writes, so that no stream waits for a disk or a pipe. A caller with many refusals gets few
 //! lines; the next line says how many were left out.
 
-use parking_lot::Mutex;
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::net::IpAddr;
@@ -14,6 +13,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use kplane_picture::buckets::{Buckets, Rate};
+use parking_lot::Mutex;
 use serde::Serialize;
 
 use crate::doors::network;

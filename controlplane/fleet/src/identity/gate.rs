@@ -1,6 +1,5 @@
 //! The gate: finds out who calls, and remembers nothing of it but counters and the audit log.
 
-use parking_lot::Mutex;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,6 +11,7 @@ use kplane_model::NodeName;
 use kplane_picture::buckets::{Buckets, Rate};
 use kplane_picture::kubernetes::Api;
 use kplane_tls::{FileError, Follower, Token};
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 use tonic::Status;

@@ -3,7 +3,6 @@
 //! ServiceAccount tokens are signed with RS256, ES256 or ES384 (RFC 7518); ring verifies them. The check cannot see
 //! that a pod or node was deleted, so it stands in for a TokenReview only while there is none.
 
-use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -11,6 +10,7 @@ use std::time::{Duration, SystemTime};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use kplane_picture::kubernetes::Unanswered;
+use parking_lot::RwLock;
 use ring::signature::{
     ECDSA_P256_SHA256_FIXED, ECDSA_P384_SHA384_FIXED, RSA_PKCS1_2048_8192_SHA256,
     RsaPublicKeyComponents, UnparsedPublicKey, VerificationAlgorithm,

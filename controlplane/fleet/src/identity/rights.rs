@@ -12,13 +12,13 @@
 //! | collect the state of a replica's own agents, as another replica | `get` | `/kplane/peer` |
 //! | pass on an approval, as another replica | `update` | `/kplane/peer` |
 
-use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use kplane_picture::bounded::make_room;
 use kplane_tls::Follower;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::reviews::Reviews;

@@ -10,7 +10,6 @@
 //! The cache is found by a hash of the whole token, so a forged signature finds nothing. The streams of agents come
 //! back to each token ([`super::Sentry`]), so that a token that only the keys verified is reviewed soon after.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -20,6 +19,7 @@ use std::time::{Duration, SystemTime};
 use kplane_picture::bounded::make_room;
 use kplane_picture::buckets::{Buckets, Rate};
 use kplane_tls::Token;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 

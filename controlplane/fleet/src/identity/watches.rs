@@ -1,8 +1,9 @@
 //! Open watches of the status API: a bounded number for all callers, and for one caller.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// The largest part of all watches that one caller may have open: one in this many.
 const SHARE: usize = 2;

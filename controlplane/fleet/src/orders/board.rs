@@ -1,10 +1,10 @@
 //! The orders in force, for all who need them, and the task that follows their document.
 
-use parking_lot::Mutex;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use kplane_model::{Issue, NodeName, ObjectRef, Reason, Severity};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tracing::{error, info, warn};

@@ -1,12 +1,12 @@
 //! Watches that share one question to the other replicas. The question is asked again and again while there is a watch,
 //! and not otherwise.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use kplane_model::ServiceName;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};

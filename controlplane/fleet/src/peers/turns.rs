@@ -1,10 +1,10 @@
 //! Turns of questions, so that many callers at once do not make replicas too slow: few questions about Services at a time,
 //! and one about all nodes, which all callers share that came before it began.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, sleep};
 

@@ -1,6 +1,5 @@
 //! The way to other replicas: names, connections, and the proof of being a replica.
 
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
@@ -15,6 +14,7 @@ use kplane_picture::dial::Dialer;
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::peer_service_client::PeerServiceClient;
 use kplane_tls::{ClientConfig, Follower, Wire, greet};
+use parking_lot::Mutex;
 use tokio::net::lookup_host;
 use tokio::time::{Instant, timeout};
 use tonic::transport::{Channel, Endpoint};

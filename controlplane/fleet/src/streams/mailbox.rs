@@ -3,13 +3,13 @@
 //! The mailbox has room for one message of each kind, and the latest counts. Only answers about Pods wait in a bounded
 //! row. So a session never waits for an agent that does not read, and such an agent costs little memory.
 
-use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::server_message;
+use parking_lot::Mutex;
 use tonic::Status;
 
 use super::updates::Updates;

@@ -1,11 +1,11 @@
 //! The words of other replicas, and what of them counts.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use kplane_model::NodeName;
 use kplane_picture::index::Suspicion;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 /// Time for which the word of another replica counts.

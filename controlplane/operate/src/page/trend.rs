@@ -1,11 +1,11 @@
 //! The history of convergence: how many nodes were in sync, for the last hour.
 
-use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kplane_fleet::hub::Hub;
+use parking_lot::Mutex;
 
 use super::html::Html;
 use crate::server::census;

@@ -1,25 +1,35 @@
 //! `DesiredStateService`: what nodes should have, for tools.
+//!
+//! A stream is a cursor, as an agent's is. It reads from the store when the client has taken the message before, so a
+//! client that reads slowly costs one message, and gets the latest state. A change that does not concern the node causes
+//! no message.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kplane_fleet::hub::Hub;
 use kplane_fleet::identity::{Right, Visitor, spawn_watch};
 use kplane_fleet::streams::Attendance;
 use kplane_model::Digest;
+use kplane_picture::freshness::Freshness;
 use kplane_picture::publish::{Cursor, Head, Piece, PieceEnd, Way};
+use kplane_picture::trust::Trust;
 use kplane_proto::v1 as pb;
 use prost::Message;
 use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use super::feeds::{follow, source_state};
-use super::millis;
+use super::{confidence, millis};
 
 /// Longest name of an object, in bytes: a DNS subdomain (RFC 1123), as in the API server.
 const MAX_NAME: usize = 253;
 /// Number of objects in a snapshot that cost as much as the question itself.
 const OBJECTS_FOR_ONE: usize = 200;
+
+/// Maximum time between two messages of a stream.
+const HEARTBEAT: Duration = Duration::from_secs(5);
 
 /// The server of desired state.
 #[derive(Clone, Debug)]
@@ -92,7 +102,7 @@ fn must_be_known(hub: &Hub, node: &str) -> Result<(), Status> {
 }
 
 /// The picture of one node.
-pub(super) struct NodeFeed {
+struct NodeFeed {
     node: String,
     /// The state that the client claims to hold, until the first piece is due.
     resume: Option<Option<pb::ResumeToken>>,
@@ -187,7 +197,7 @@ impl NodeFeed {
 
 impl NodeFeed {
     /// Returns whether there may be news. The picture is complete when there are none.
-    pub(super) fn is_behind(&self, head: &Head) -> bool {
+    fn is_behind(&self, head: &Head) -> bool {
         self.torn || self.cursor.is_behind(head.revision) || self.trust_told < head.trust
     }
 
@@ -196,11 +206,7 @@ impl NodeFeed {
     ///
     /// # Errors
     /// The picture cannot be sent.
-    pub(super) fn next(
-        &mut self,
-        hub: &Hub,
-        long_quiet: bool,
-    ) -> Result<Option<pb::DesiredState>, Status> {
+    fn next(&mut self, hub: &Hub, long_quiet: bool) -> Result<Option<pb::DesiredState>, Status> {
         if let Some(token) = self.resume.take() {
             self.begin(hub, token.as_ref())?;
         }
@@ -229,5 +235,72 @@ fn resume_token(hub: &Hub, end: &PieceEnd) -> pb::ResumeToken {
         epoch: hub.store.epoch(),
         revision: end.revision,
         digest: end.digest.to_bytes().to_vec(),
+    }
+}
+
+/// Follows a picture until the client disconnects or the control plane ends.
+async fn follow(
+    hub: Arc<Hub>,
+    mut feed: NodeFeed,
+    outbox: mpsc::Sender<Result<pb::DesiredState, Status>>,
+) {
+    let mut head = hub.store.head();
+    let mut beat = Instant::now() + HEARTBEAT;
+    loop {
+        let long_quiet = tokio::select! {
+            biased;
+            () = hub.shutdown.cancelled() => return,
+            () = outbox.closed() => return,
+            changed = head.wait_for(|head| head.synced && feed.is_behind(head)) => match changed {
+                Ok(_) => false,
+                Err(_) => return,
+            },
+            () = sleep_until(beat) => true,
+        };
+        let permit = tokio::select! {
+            () = hub.shutdown.cancelled() => return,
+            permit = outbox.reserve() => permit,
+        };
+        let Ok(permit) = permit else { return };
+        // The message has the state of this moment: the client may have taken its time.
+        let message = match head.borrow().synced {
+            true => feed.next(&hub, long_quiet).transpose(),
+            false => Some(Ok(waiting(&hub))),
+        };
+        if let Some(message) = message {
+            let failed = message.is_err();
+            permit.send(message);
+            if failed {
+                return;
+            }
+            beat = Instant::now() + HEARTBEAT;
+        }
+    }
+}
+
+/// Returns what the control plane knows of its source, for a picture with this trust and these versions.
+fn source_state(hub: &Hub, trust: &Trust, freshness: &Freshness) -> pb::SourceState {
+    let age = hub.upstream_age();
+    pb::SourceState {
+        epoch: hub.store.epoch(),
+        read: true,
+        confidence: confidence(trust).into(),
+        doubt: trust.doubt().to_owned(),
+        upstream_age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
+        freshness: freshness.news(&Freshness::default()),
+        cluster_id: hub.upstream.cluster_id().to_owned(),
+        names_nodes: hub.names_are_nodes(),
+    }
+}
+
+/// Returns the message of a stream that waits until the source has been read.
+fn waiting(hub: &Hub) -> pb::DesiredState {
+    let source = pb::SourceState {
+        read: false,
+        ..source_state(hub, &hub.store.trust(), &Freshness::default())
+    };
+    pb::DesiredState {
+        source: Some(source),
+        ..pb::DesiredState::default()
     }
 }

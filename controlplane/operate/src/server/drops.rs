@@ -2,7 +2,6 @@
 //!
 //! Agents know addresses, and the index knows the Pods that have them now.
 
-use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,6 +13,7 @@ use kplane_fleet::peers::Peers;
 use kplane_model::{Direction, NodeName, PodName, Protocol, TierAction, parse_ip};
 use kplane_policy::{End, Policies, Verdict};
 use kplane_proto::v1 as pb;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use tonic::Status;
 
@@ -462,13 +462,7 @@ mod tests {
         let ends: Vec<_> = answer
             .packets
             .iter()
-            .map(|of| {
-                (
-                    of.from_pod.as_str(),
-                    of.to_pod.as_str(),
-                    of.isolating.join(","),
-                )
-            })
+            .map(|of| (&*of.from_pod, &*of.to_pod, of.isolating.join(",")))
             .collect();
         let deny = || "shop/deny".to_owned();
         let expected = [

@@ -22,7 +22,7 @@ use super::pages::Picture;
 use super::request::{MAX_NAME, WATCH_PAUSE, WATCH_REFRESH, bounded_names, charge, cost, detail};
 use super::{
     Answer, Outbox, affinity, approval, convergence, description, drops, flows, freeze, graph,
-    policies, probe, proxied, servers, services, views,
+    neighbours, policies, probe, proxied, servers, services, views,
 };
 
 /// The server of the status API.
@@ -292,6 +292,11 @@ impl StatusService for StatusServer {
     async fn probe_nodes(&self, request: Request<pb::ProbeRequest>) -> Answer<pb::ProbeReport> {
         charge(&request, self.asking_cost())?;
         let of = request.get_ref();
+        if of.neighbours {
+            audit(&request, &Right::Probe, "probed neighbours of nodes");
+            let report = neighbours::probe(&self.hub, self.peers.as_deref());
+            return Ok(Response::new(report.await));
+        }
         let service = match of.name.as_str() {
             "" => "the default Service".to_owned(),
             name => named(&of.namespace, name),

@@ -1,6 +1,5 @@
 //! The API server's address and the credentials: from a kubeconfig, or from a pod's ServiceAccount.
 
-use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,6 +7,7 @@ use std::time::Duration;
 use kplane_model::one_line;
 use kube::Config;
 use kube::config::{Cluster, KubeConfigOptions, Kubeconfig, KubeconfigError};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::ask::Failures;

@@ -1,9 +1,9 @@
 //! Single requests, with a limited wait for the answer.
 
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::timeout;
 
 use super::{Api, Asked, Failure};

@@ -1,6 +1,5 @@
 //! Counts of all requests to the API server, under the names that Kubernetes' own components have for them.
 
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -8,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
 use http::{Request, Response};
+use parking_lot::Mutex;
 use tower::Service;
 
 /// Upper bounds of the durations in seconds, as in client-go.

@@ -1,6 +1,5 @@
 //! The store, which the index writes and every stream reads.
 
-use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, OnceLock};
 use std::time::{Instant, SystemTime};
@@ -8,6 +7,7 @@ use std::time::{Instant, SystemTime};
 use bytes::Bytes;
 use kplane_model::{DesiredKey, Digest, NodeFacts, NodeName, ServiceKey, ServiceName, ZoneName};
 use kplane_policy::PolicyChanges;
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tokio::sync::watch;
 
 use super::blob::Encoded;

@@ -7,12 +7,12 @@
 //!
 //! `Hub::issues` joins these problems with those that the index found.
 
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use kplane_model::Issue;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::{info, warn};

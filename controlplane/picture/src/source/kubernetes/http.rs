@@ -1,6 +1,5 @@
 //! The HTTP edge: requests to the API server, and its answers.
 
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +7,7 @@ use bytes::{Buf as _, Bytes, BytesMut};
 use http::{Request, Response, StatusCode, header};
 use http_body_util::BodyExt;
 use kube::client::Body;
+use parking_lot::Mutex;
 use tokio::time::timeout;
 
 use super::endpoints::Shapes;

@@ -2,7 +2,6 @@
 //! server is dead, and a thread that waits for it in the kernel cannot be interrupted. So requests
 //! run on threads that nothing has to wait for, not even the end of the process.
 
-use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,6 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 /// Maximum time for an answer, and between two parts of a large file.
 const PATIENCE: Duration = Duration::from_secs(5);
