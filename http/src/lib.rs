@@ -21,9 +21,9 @@ mod tests;
 
 pub use accept::Acceptor;
 pub use files::{file_limit, raise_file_limit};
+use parking_lot::Mutex;
 pub use port::{BindError, Port, REBIND, holder};
 
-use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::ready;

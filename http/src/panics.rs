@@ -1,8 +1,9 @@
 //! Counts panics. A panic ends a task or a request and nothing else, so a program that goes on must say that it had one.
 
-use parking_lot::Mutex;
 use std::panic;
 use std::sync::Once;
+
+use parking_lot::Mutex;
 
 /// The panics of a process since its start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -4,7 +4,6 @@
 //! follower ends by itself when its questions stop: nobody has to take anything back. Nothing of this outlives the
 //! process, and a new one removes what the kernel still has (`policy::Followed` is empty at its start).
 
-use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +12,7 @@ use kplane_dataplane::backend::nftables::denied_pods;
 use kplane_dataplane::policy::{Followed, Logged, PacketLog, open_log};
 use kplane_model::Direction;
 use kplane_proto::v1 as pb;
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;

@@ -14,9 +14,9 @@ mod pods;
 mod problems;
 mod request;
 
+use parking_lot::Mutex;
 pub use pods::Follower;
 
-use parking_lot::Mutex;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

@@ -1,8 +1,9 @@
 //! Shows whether the engine's thread hangs.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// The start of the current work of the engine's thread; `None` while the thread waits.
 #[derive(Clone, Debug, Default)]

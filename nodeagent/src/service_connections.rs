@@ -5,7 +5,6 @@
 
 mod edges;
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
@@ -17,6 +16,7 @@ use std::time::{Duration, Instant};
 use kplane_dataplane::backend::PacketTarget;
 use kplane_dataplane::beginnings::{Beginnings, Reported};
 use kplane_model::{Family, ServiceKey, ServicePort};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 

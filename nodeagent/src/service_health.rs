@@ -21,12 +21,12 @@ mod sockets;
 #[cfg(test)]
 mod tests;
 
+use parking_lot::Mutex;
 pub use publish::Publisher;
 pub use servers::Servers;
 
 pub(crate) use count::{Target, all_targets, target};
 
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -6,7 +6,6 @@
 
 mod groups;
 
-use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -15,6 +14,7 @@ use std::time::{Duration, Instant};
 use kplane_model::{Family, Protocol, ProxyConnection, ProxyStage, proxy_address};
 use kplane_netlink::conntrack::{AddressPorts, Selected, Stage, Tracked};
 use nix::errno::Errno;
+use parking_lot::Mutex;
 
 use self::groups::{ConnectionGroups, Single};
 pub use self::groups::{ConnectionTable, GroupKey, GroupSums};

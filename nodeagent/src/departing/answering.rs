@@ -1,6 +1,5 @@
 //! The answer to one hook. Hooks of one Pod share a question to the control plane.
 
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Weak};
@@ -10,6 +9,7 @@ use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, Shared, WeakShared};
 use kplane_model::Family;
 use kplane_proto::v1::LeavingOutcome;
+use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot, watch};

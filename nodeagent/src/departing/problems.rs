@@ -1,11 +1,11 @@
 //! What keeps the agent from answering hooks.
 
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use kplane_model::{Family, Reason, Severity};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::surroundings::Finding;

@@ -1,9 +1,9 @@
 //! The agent's own record: its latest transactions with the kernel.
 
-use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::report::Sync;

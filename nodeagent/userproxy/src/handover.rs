@@ -15,13 +15,13 @@ mod channel;
 mod door;
 mod wire;
 
-use parking_lot::Mutex;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use kplane_model::{EndpointAddr, ServiceKey};
+use parking_lot::Mutex;
 
 pub use self::door::{Door, HandoverError, Visitor, ask};
 use crate::listening::{ListenerId, Listening};

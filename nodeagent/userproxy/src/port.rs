@@ -1,6 +1,5 @@
 //! One ServicePort: its endpoints and options, and what its connections have shown.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -8,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use kplane_model::{Cidr, EndpointAddr, FrontendAddr, ProxyPort, ServiceKey};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::affinity::Affinity;
 use crate::budget::Budget;

@@ -2,7 +2,6 @@
 
 mod succession;
 
-use parking_lot::Mutex;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -12,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use kplane_model::{Protocol, ProxyConnection, ServiceKey};
 use nix::sys::resource::{Resource, getrlimit};
+use parking_lot::Mutex;
 
 use self::succession::Heir;
 use crate::handover::Bundle;

@@ -4,12 +4,12 @@
 //! three quarters, and the more owners want, the less each gets: something is left for the next one, and an owner that has
 //! more than its share is refused first.
 
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 
 use kplane_model::{ServiceKey, ServiceName};
+use parking_lot::Mutex;
 
 use crate::limits::Gauge;
 

@@ -2,13 +2,13 @@
 //!
 //! All threads share the table. A change replaces routes, and a ServicePort keeps what its connections have shown.
 
-use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kplane_model::{Cidr, EndpointAddr, Family, FrontendAddr, Protocol, ProxyPort, ServiceKey};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::counters::{Counts, Failure};
 use crate::picker::{Choice, Pool};

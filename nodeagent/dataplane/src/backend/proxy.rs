@@ -1,7 +1,6 @@
 //! The userspace proxy as the rest of the agent sees it: facts, settings, and a way to one that runs. Only programs with the
 //! feature `userspace` have one (`userspace.rs`).
 
-use parking_lot::Mutex;
 use std::any::Any;
 use std::fmt;
 use std::net::IpAddr;
@@ -12,6 +11,7 @@ use std::time::{Duration, Instant};
 use kplane_model::{
     EndpointAddr, ProxyConnection, ProxyCounts, ProxyEndpoints, ProxyPort, ServiceKey,
 };
+use parking_lot::Mutex;
 
 use super::{Description, Failures, ModeMetrics};
 

@@ -1,10 +1,10 @@
 //! Counts about the deletion of stale entries, for metrics.
 
-use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use kplane_model::Family;
+use parking_lot::Mutex;
 
 /// Number of buckets of the histogram of durations. The last bucket has no bound.
 pub const BUCKETS: usize = 16;

@@ -1,6 +1,5 @@
 //! The handover from one proxy to the next, on the side of the proxy as a whole.
 
-use parking_lot::MutexGuard;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,6 +7,7 @@ use std::sync::mpsc::{self, Sender};
 use std::time::Duration;
 
 use kplane_model::{Family, Protocol};
+use parking_lot::MutexGuard;
 
 use super::Proxy;
 use crate::handover::{Bundle, Client};

@@ -1,11 +1,11 @@
 //! The drivers' access to the tables in the kernel, as narrow as possible.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kplane_model::Family;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::affinity::Group;
 use super::affinity_id::AffinityId;

@@ -1,7 +1,6 @@
 //! The way that needs no right: each Service has an address of its own in 127.64.0.0/10, and node ports are sockets on the
 //! addresses that the process may use (U51).
 
-use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -10,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use kplane_model::{Family, FrontendAddr, Protocol, ServiceKey};
 use kplane_userproxy::{ListenerId, PortSpec, Proxy, Role};
+use parking_lot::Mutex;
 
 use super::super::driver::{DataPath, Driver, StepError};
 use super::super::{Applied, Backend, Change, Failure, OpenError, Side, Verification};

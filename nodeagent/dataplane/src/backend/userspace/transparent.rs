@@ -5,13 +5,13 @@
 //! endpoint are neighbours on one link, such as two pods on a bridge, the answer would not pass the node's routing, so the
 //! proxy uses the node's address.
 
-use parking_lot::Mutex;
 use std::fs;
 use std::net::IpAddr;
 
 use kplane_model::Family;
 use kplane_netlink::{Exit, Routes};
 use kplane_userproxy::Transparency;
+use parking_lot::Mutex;
 
 use super::super::nftables::proxy_tables::{DivertMarks, DivertTable};
 use crate::chain;

@@ -1,6 +1,5 @@
 //! The way from the kernel to the proxy: sockets at an address of this machine, and rules that lead there.
 
-use parking_lot::Mutex;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::thread;
@@ -10,6 +9,7 @@ use kplane_model::{Family, Protocol};
 use kplane_netlink::conntrack::{Flow, Tuple, replied_by};
 use kplane_netlink::{Links, Messages, NfSocket, Routes};
 use kplane_userproxy::{Origins, Proxy, Role, Transparency};
+use parking_lot::Mutex;
 
 use super::super::OpenError;
 use super::super::nftables::proxy_tables::CaptureSettings;
