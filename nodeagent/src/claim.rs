@@ -11,11 +11,11 @@
 //! a folder, a process counts as an agent if its user is root or the agent's own.
 
 use std::fmt;
-use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io;
 use std::os::fd::AsRawFd as _;
 use std::os::linux::net::SocketAddrExt as _;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::Path;
 use std::time::Duration;
@@ -30,7 +30,8 @@ use tokio::time::{Instant, sleep};
 
 /// The name of the socket; tools show it as `@kplane-agent`.
 const NAME: &str = "kplane-agent";
-/// The file that agents lock, in the folder of their cache.
+/// Start of the name of the file that agents lock, in the folder of their cache. The number of the network namespace
+/// follows, so that agents of several namespaces may share a folder.
 pub(crate) const LOCK: &str = "agent.lock";
 /// Longest wait at the start for an earlier agent that is ending. The earlier agent may have to finish a
 /// large transaction first.
@@ -256,7 +257,14 @@ fn lock(folder: Option<&Path>) -> Lock {
 fn open(folder: &Path, options: &mut OpenOptions) -> io::Result<File> {
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
     let options = options.read(true).write(true);
-    options.custom_flags(flags.bits()).open(folder.join(LOCK))
+    options
+        .custom_flags(flags.bits())
+        .open(folder.join(format!("{LOCK}-{}", namespace()?)))
+}
+
+/// Returns the number of the calling thread's network namespace.
+fn namespace() -> io::Result<u64> {
+    Ok(fs::metadata("/proc/thread-self/ns/net")?.ino())
 }
 
 /// Queries the holder without waiting. Agents accept at once, so a full queue does not belong to an agent.
