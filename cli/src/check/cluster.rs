@@ -387,9 +387,13 @@ mod tests {
         all.kube_proxy_pods = vec![serde_json::from_value(pod("True")).unwrap()];
         assert_eq!(agents(&all).outcome, Outcome::Ok);
 
-        let mut windows = limited();
-        windows.nodes[1].metadata.labels =
-            serde_json::from_value(json!({ "kubernetes.io/os": "windows" })).unwrap();
-        assert_eq!(agents(&windows).outcome, Outcome::Ok);
+        for other in [
+            json!({ "kubernetes.io/os": "windows" }),
+            json!({ "kubernetes.io/os": "linux", "type": "virtual-kubelet" }),
+        ] {
+            let mut all = limited();
+            all.nodes[1].metadata.labels = serde_json::from_value(other).unwrap();
+            assert_eq!(agents(&all).outcome, Outcome::Ok);
+        }
     }
 }

@@ -255,10 +255,13 @@ fn is_ready(node: &Node) -> bool {
     conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
+/// Returns whether the node runs Pods of DaemonSets for Linux. A node of virtual-kubelet or of AWS Fargate is no machine,
+/// and has no rules that anybody programs.
 fn is_linux(node: &Node) -> bool {
-    let labels = node.metadata.labels.as_ref();
-    let os = labels.and_then(|labels| labels.get("kubernetes.io/os"));
-    os.is_none_or(|os| os == "linux")
+    let label = |name: &str| node.metadata.labels.as_ref()?.get(name).map(String::as_str);
+    let is_virtual = label("type") == Some("virtual-kubelet")
+        || label("eks.amazonaws.com/compute-type") == Some("fargate");
+    label("kubernetes.io/os").is_none_or(|os| os == "linux") && !is_virtual
 }
 
 impl Picture {

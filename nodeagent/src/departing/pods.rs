@@ -152,16 +152,17 @@ fn serving(
     endpoints: &BTreeMap<ServiceKey, BTreeSet<EndpointAddr>>,
     port: u16,
 ) -> BTreeSet<IpAddr> {
-    let all = || {
-        let all = endpoints.iter();
-        all.flat_map(|(key, all)| all.iter().map(move |at| (key, *at)))
-    };
-    let at_port = all().filter(|(key, at)| at.port == port && key.protocol == Protocol::Tcp);
-    let has_one_owner = |(key, at): &(&ServiceKey, EndpointAddr)| {
-        let namespace = &key.service.namespace;
-        !all().any(|(other, of)| of.ip == at.ip && other.service.namespace != *namespace)
-    };
-    at_port.filter(has_one_owner).map(|(_, at)| at.ip).collect()
+    // The namespaces that have each address, and whether it is at the port.
+    let mut owners = BTreeMap::<IpAddr, (BTreeSet<&str>, bool)>::new();
+    for (key, all) in endpoints {
+        for at in all {
+            let (namespaces, is_at_port) = owners.entry(at.ip).or_default();
+            namespaces.insert(&key.service.namespace);
+            *is_at_port |= at.port == port && key.protocol == Protocol::Tcp;
+        }
+    }
+    owners.retain(|_, (namespaces, is_at_port)| *is_at_port && namespaces.len() == 1);
+    owners.into_keys().collect()
 }
 
 /// Returns the ranges of the node's Pods. Where the Node's own ones have all of its endpoints, the rest of the cluster's

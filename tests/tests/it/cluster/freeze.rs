@@ -16,7 +16,7 @@ use crate::cluster::support::world::{DEADLINE, Plane, reaches};
 use crate::cluster::support::{World, with_world};
 
 /// The replicas, the ports of their status APIs, and the node whose agent each has.
-const PLACES: [(u16, u16, &str); 2] = [(11, 7554, "node-1"), (12, 7564, "node-2")];
+const PLACES: [(u16, u16, &str); 2] = [(11, 7576, "node-1"), (12, 7586, "node-2")];
 /// The document.
 const DOCUMENT: &str = "kplane/kplane-orders";
 const ACCOUNT: &str = "kplane/kplane-controlplane";
@@ -32,7 +32,7 @@ pub(crate) fn a_node_is_frozen_at_any_replica_and_stays_so_over_restarts() -> Re
         }
         orders(
             world,
-            7554,
+            7576,
             &["freeze", "--node", "node-2", "--reason", "drill"],
         )?;
         shown(&planes, "node-2", NodeState::Frozen)?;
@@ -45,7 +45,7 @@ pub(crate) fn a_node_is_frozen_at_any_replica_and_stays_so_over_restarts() -> Re
         };
         lacks(world)?;
 
-        let (_, text, _) = kpctl(world, 7554, &["status"])?;
+        let (_, text, _) = kpctl(world, 7576, &["status"])?;
         ensure!(
             text.contains("1 frozen") && text.contains("drill"),
             "{text}"
@@ -61,7 +61,7 @@ pub(crate) fn a_node_is_frozen_at_any_replica_and_stays_so_over_restarts() -> Re
         shown(&planes, "node-2", NodeState::Frozen)?;
         damaged(world, &planes)?;
         lacks(world)?;
-        orders(world, 7554, &["thaw", "--node", "node-2"])?;
+        orders(world, 7576, &["thaw", "--node", "node-2"])?;
         world.leads("node-2", later, &addresses(96, 2))?;
         shown(&planes, "node-2", NodeState::InSync)?;
         least(world)?;
@@ -164,7 +164,7 @@ fn damaged(world: &World, planes: &[Plane]) -> Result<()> {
         })?;
     }
     shown(planes, "node-2", NodeState::Frozen)?;
-    let (code, text, _) = kpctl(world, 7554, &["thaw", "--all"])?;
+    let (code, text, _) = kpctl(world, 7576, &["thaw", "--all"])?;
     ensure!(code != Some(0) && text.contains("damaged"), "{text}");
     set(&whole["data"]["orders.json"])?;
     for plane in planes {

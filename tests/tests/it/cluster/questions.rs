@@ -20,7 +20,7 @@ use crate::cluster::support::with_world;
 use crate::cluster::support::world::{DEADLINE, Plane, World};
 
 /// The replicas, the ports of their status APIs, and the node whose agent each has.
-const PLACES: [(u16, u16, &str); 2] = [(15, 7594, "node-1"), (16, 7604, "node-2")];
+const PLACES: [(u16, u16, &str); 2] = [(15, 7616, "node-1"), (16, 7626, "node-2")];
 /// Any of them may be asked.
 const PORT: u16 = PLACES[0].1;
 

@@ -16,7 +16,7 @@ use crate::cluster::support::world::{DEADLINE, Plane, product};
 use crate::cluster::support::{World, with_world};
 
 /// The replicas, the ports of their status APIs, and the node whose agent each has.
-const PLACES: [(u16, u16, &str); 2] = [(13, 7574, "node-1"), (14, 7584, "node-2")];
+const PLACES: [(u16, u16, &str); 2] = [(13, 7596, "node-1"), (14, 7606, "node-2")];
 const SERVICE: &str = "default/recorded";
 
 /// A slice changes: the history names it with its version, what changed in it, and the time of the nodes of both replicas.

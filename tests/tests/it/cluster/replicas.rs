@@ -75,9 +75,9 @@ pub(crate) fn an_agent_leaves_a_replica_that_is_cut_off_and_never_goes_back() ->
 
 /// The replicas that ask each other: the ports of their status APIs, and the node whose agent each has, if any.
 const PEERS: [(u16, u16, Option<&str>); 3] = [
-    (8, 7524, Some("node-1")),
-    (9, 7534, Some("node-2")),
-    (10, 7544, None),
+    (8, 7546, Some("node-1")),
+    (9, 7556, Some("node-2")),
+    (10, 7566, None),
 ];
 
 /// kpctl sees all nodes from any replica. One of them stops its clock: it is named soon, and nothing of its agent counts
@@ -114,17 +114,17 @@ pub(crate) fn any_replica_answers_for_all_and_kpctl_waits_for_all() -> Result<()
 
         planes[1].signal(Signal::SIGSTOP)?;
         serve(world.api(), "everywhere", 95, 3)?;
-        for port in [7524, 7544] {
+        for port in [7546, 7566] {
             let (_, text, took) = kpctl(world, port, &["status"])?;
-            ensure!(text.contains("Replica 127.0.0.1:7534 is missing"), "{text}");
+            ensure!(text.contains("Replica 127.0.0.1:7556 is missing"), "{text}");
             ensure!(text.contains("1/2 in sync, 1 unknown"), "{text}");
             ensure!(took <= NAMED_WITHIN, "{took:?}");
         }
-        let (code, text, _) = waits(7544, "2s")?;
+        let (code, text, _) = waits(7566, "2s")?;
         ensure!(code == Some(1) && text.contains("1 of 2 nodes"), "{text}");
-        ensure!(text.contains("Replica 127.0.0.1:7534 is missing"), "{text}");
+        ensure!(text.contains("Replica 127.0.0.1:7556 is missing"), "{text}");
         planes[1].signal(Signal::SIGCONT)?;
-        let (code, text, _) = waits(7544, "60s")?;
+        let (code, text, _) = waits(7566, "60s")?;
         ensure!(code == Some(0) && text.contains("2 of 2 nodes"), "{text}");
 
         for (replica, (node, _)) in (0..).zip(NODES) {

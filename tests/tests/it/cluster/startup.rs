@@ -13,7 +13,7 @@ use crate::cluster::support::world::{DEADLINE, NODES};
 use crate::cluster::support::{World, with_world};
 
 /// The replica, and the port of its status API.
-const REPLICA: (u16, u16) = (13, 7574);
+const REPLICA: (u16, u16) = (13, 7596);
 const NODE: &str = "node-1";
 const ACCOUNT: &str = "kplane/kplane-controlplane";
 const TAINT: &str = "kplane.io/not-ready";

@@ -11,7 +11,7 @@ use crate::cluster::support::with_world;
 use crate::cluster::support::world::{DEADLINE, World};
 
 /// The replica, and the port of its status API.
-const REPLICA: (u16, u16) = (17, 7614);
+const REPLICA: (u16, u16) = (17, 7636);
 /// The control plane looks for the definition once a minute.
 const NOTICED: Duration = Duration::from_secs(100);
 

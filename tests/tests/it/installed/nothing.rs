@@ -24,10 +24,14 @@ pub(crate) fn from_nothing_to_all_nodes_verified_and_off_again() -> Result<()> {
     let load = traffic(&cluster)?;
     step("Services and DNS", || serves(&cluster))?;
     type Event = fn(&RealCluster, &Load) -> Result<()>;
-    let events: [(&str, Event); 5] = [
+    let events: [(&str, Event); 6] = [
         // First: Kubernetes removes the Pods of a deleted Node a minute later, and until then the namespace stays.
         ("a node added and deleted", nodes::come_and_gone),
         ("an upgrade and back", upgraded),
+        (
+            "a roll of both replicas and an application",
+            rolled_together,
+        ),
         ("a node drained, rebooted, uncordoned", nodes::drained),
         ("readiness flaps", flapping::ten_times_a_second),
         (
@@ -129,4 +133,25 @@ fn upgraded(cluster: &RealCluster, load: &Load) -> Result<()> {
     replaced()?;
     typed(cluster, "helm rollback kplane --namespace kplane")?;
     replaced()
+}
+
+/// Both replicas of the control plane are replaced, and meanwhile all Pods of an application. Agents reach one of the new
+/// replicas before the old ones end, so each change of the application's endpoints arrives in time.
+fn rolled_together(cluster: &RealCluster, load: &Load) -> Result<()> {
+    typed(
+        cluster,
+        "kubectl rollout restart deployment/kplane-controlplane --namespace kplane",
+    )?;
+    for _ in 0..2 {
+        typed(
+            cluster,
+            "kubectl rollout restart deployment/web --namespace default",
+        )?;
+        let status = "kubectl rollout status deployment/web --namespace default";
+        typed_with(cluster, status, &["--timeout=2m"])?;
+        unharmed(load)?;
+    }
+    rolled(cluster)?;
+    verified(cluster, &NODES)?;
+    unharmed(load)
 }
