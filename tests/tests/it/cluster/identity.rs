@@ -184,23 +184,23 @@ pub(crate) fn users_have_the_rights_that_the_cluster_gives_them() -> Result<()> 
         let admin: Value = serde_json::from_slice(&admin)?;
         let admin = admin["users"][0]["user"]["token"].as_str();
         let admin = admin.context("no token")?;
-        let read = [Yes, Yes, Yes, Yes, Yes, Yes, Yes, Yes, No, No, No, No];
-        let act = [Yes, Yes, Yes, Yes, Yes, Yes, Yes, Yes, Yes, No, Yes, Yes];
+        let read = [Yes, Yes, Yes, Yes, Yes, Yes, No, No, No];
+        let act = [Yes, Yes, Yes, Yes, Yes, Yes, Yes, No, Yes];
         for (what, pair, token, wanted) in [
-            ("nothing", None, None, [Nobody; 12]),
-            ("garbage", None, Some("garbage"), [Nobody; 12]),
-            ("a node's certificate", Some("nodes/node-1"), None, [No; 12]),
-            ("an agent's token", None, Some(agent.as_str()), [No; 12]),
-            ("a user without rights", None, Some(&nobody), [No; 12]),
+            ("nothing", None, None, [Nobody; 9]),
+            ("garbage", None, Some("garbage"), [Nobody; 9]),
+            ("a node's certificate", Some("nodes/node-1"), None, [No; 9]),
+            ("an agent's token", None, Some(agent.as_str()), [No; 9]),
+            ("a user without rights", None, Some(&nobody), [No; 9]),
             (
                 "a certificate without rights",
                 Some("users/alice"),
                 None,
-                [No; 12],
+                [No; 9],
             ),
             ("a reader", None, Some(&reader), read),
             ("an operator", None, Some(&operator), act),
-            ("the cluster's administrator", None, Some(admin), [Yes; 12]),
+            ("the cluster's administrator", None, Some(admin), [Yes; 9]),
             (
                 "an administrator's certificate",
                 Some("users/bob"),
@@ -211,7 +211,7 @@ pub(crate) fn users_have_the_rights_that_the_cluster_gives_them() -> Result<()> 
                 "a replica's certificate",
                 Some("server"),
                 None,
-                [No, No, No, No, No, No, No, No, No, Yes, No, No],
+                [No, No, No, No, No, No, No, Yes, No],
             ),
         ] {
             let caller = plane.caller(pair, token)?;
