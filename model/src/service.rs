@@ -48,7 +48,7 @@ pub struct ServicePort {
     /// node's.
     pub ipvs_scheduler: Option<IpvsScheduler>,
     /// The treatment that the Service asks of the userspace proxy; `None` = the node's backend serves it as all.
-    pub proxied: Option<Arc<Proxied>>,
+    pub proxied: Option<Proxied>,
 }
 
 impl ServicePort {

@@ -22,6 +22,12 @@ Arguments:
 /// How many of the largest modules of a crate are shown.
 const LARGEST: usize = 3;
 
+/// Returns whether only tests compile a file.
+pub(crate) fn is_of_tests(file: &str) -> bool {
+    let mut parts = file.split('/');
+    parts.any(|part| part.starts_with("tests") || part.ends_with("tests.rs"))
+}
+
 /// Lines of the product, and lines that only tests compile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Lines {
@@ -33,8 +39,7 @@ impl Lines {
     /// Counts the lines of a file. Everything after the attribute of a module of tests belongs to the tests.
     fn of(file: &str, text: &str) -> Self {
         let all = text.lines().count();
-        let of_tests = |part: &str| part.starts_with("tests") || part.ends_with("tests.rs");
-        if file.split('/').any(of_tests) {
+        if is_of_tests(file) {
             return Self { src: 0, tests: all };
         }
         let lines: Vec<&str> = text.lines().collect();
@@ -203,19 +208,13 @@ fn change(root: &Path, base: &str) -> Result<String> {
         let mut number = || fields.next().and_then(|it| it.parse().ok()).unwrap_or(0);
         let (more, fewer) = (number(), number());
         let file = fields.next().unwrap_or_default();
-        let is_of_tests = Lines::of(file, "\n").tests > 0;
-        let of = |count| match is_of_tests {
-            true => Lines {
-                src: 0,
-                tests: count,
-            },
-            false => Lines {
-                src: count,
-                tests: 0,
-            },
-        };
-        added.add(of(more));
-        removed.add(of(fewer));
+        for (sum, count) in [(&mut added, more), (&mut removed, fewer)] {
+            if is_of_tests(file) {
+                sum.tests += count;
+            } else {
+                sum.src += count;
+            }
+        }
     }
     Ok(format!(
         "since {base}: source +{} -{}, tests +{} -{} (inner modules of tests count as source)",

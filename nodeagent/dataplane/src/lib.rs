@@ -18,7 +18,7 @@ pub mod beginnings;
 pub mod connected;
 pub mod conntrack;
 mod error;
-pub mod flows;
+mod flows;
 mod ipvs_table;
 pub mod kernel_setting;
 pub mod leftovers;

@@ -15,7 +15,6 @@ pub use reserved::Reserved;
 pub use service::plan_service;
 
 use std::net::IpAddr;
-use std::sync::Arc;
 
 pub use kplane_model::FrontendAddr;
 use kplane_model::{Cidr, EndpointAddr, IpvsScheduler, Proxied, ServiceKey, TrafficPolicy};
@@ -80,7 +79,7 @@ pub struct ServicePlan {
     /// The ServicePort's own scheduler, for the ipvs backend (D7).
     pub ipvs_scheduler: Option<IpvsScheduler>,
     /// The treatment that the Service asks of the userspace proxy; `None` = the node's backend serves it as all.
-    pub proxied: Option<Arc<Proxied>>,
+    pub proxied: Option<Proxied>,
     /// Port of the health check server on the node, which a firewall must let through (A22, A26).
     pub health_check_node_port: Option<u16>,
     /// Endpoints to which established flows may go on, whatever the policies (F2): selected endpoints,

@@ -1,7 +1,5 @@
 //! Objects of the desired state.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 use kplane_model::{
     DesiredKey, DesiredObject, IpvsScheduler, KeyParts, LocalEndpoint, LocalEndpoints, NodeFacts,
@@ -167,7 +165,7 @@ impl From<&ServiceProgram> for pb::ServiceProgram {
                 .ipvs_scheduler
                 .map(|scheduler| scheduler.as_str().to_owned())
                 .unwrap_or_default(),
-            proxied: port.proxied.as_deref().copied().map(Into::into),
+            proxied: port.proxied.map(Into::into),
         }
     }
 }
@@ -211,7 +209,7 @@ impl TryFrom<pb::ServiceProgram> for ServiceProgram {
                 wire.health_check_node_port,
             )?,
             ipvs_scheduler: scheduler(&wire.ipvs_scheduler)?,
-            proxied: wire.proxied.map(|asked| Arc::new(asked.into())),
+            proxied: wire.proxied.map(Into::into),
             key,
         };
         Ok(Self {

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::sync::Arc;
 
 use bytes::Bytes;
 use kplane_model::{
@@ -96,7 +95,7 @@ fn any_service(family: Family) -> impl Strategy<Value = DesiredObject> {
                 source_ranges: addresses.3,
                 health_check_node_port: ports.2,
                 ipvs_scheduler: rest.6,
-                proxied: rest.7.map(|retry| Arc::new(Proxied { retry })),
+                proxied: rest.7.map(|retry| Proxied { retry }),
             },
             endpoints: rest.3,
             has_any: rest.4,

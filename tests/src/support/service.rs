@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::sync::Arc;
 
 use kplane_dataplane::plan::{ServicePlan, plan_service};
 use kplane_model::select::{local_by_node, merge, variants};
@@ -281,7 +280,7 @@ impl Svc {
             affinity_timeout_s: self.affinity_timeout_s,
             source_ranges: self.ranges.iter().filter(of_family).copied().collect(),
             ipvs_scheduler: self.ipvs_scheduler,
-            proxied: self.proxied.map(Arc::new),
+            proxied: self.proxied,
             ..ServicePort::sample(key)
         };
         if !port.externally_accessible() {

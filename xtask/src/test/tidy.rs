@@ -41,12 +41,12 @@ pub(super) fn check(root: &Path) -> Result<()> {
 fn problems_of(file: &str, text: &str) -> Vec<String> {
     let mut problems = Vec::new();
     let lines = text.lines().count();
-    if lines > MAX_LINES && !file.contains("tests") {
+    if lines > MAX_LINES && !weigh::is_of_tests(file) {
         problems.push(format!(
             "{file}: {lines} lines are more than {MAX_LINES}; split it by subject"
         ));
     }
-    if !file.contains("tests") && !text.trim_start().starts_with("//!") {
+    if !weigh::is_of_tests(file) && !text.trim_start().starts_with("//!") {
         problems.push(format!(
             "{file}: begin with a module comment: purpose, owner, invariants"
         ));

@@ -56,7 +56,7 @@ impl pb::desired_state_service_server::DesiredStateService for DesiredServer {
     ) -> Result<Response<DesiredStream>, Status> {
         let visitor = request.extensions().get::<Visitor>().cloned();
         let request = request.into_inner();
-        must_fit("node_name", &request.node_name)?;
+        must_fit(&request.node_name)?;
         if let Some(visitor) = &visitor {
             let right = Right::ReadDesired(request.node_name.clone());
             visitor.may(&right).await?;
@@ -81,12 +81,12 @@ impl pb::desired_state_service_server::DesiredStateService for DesiredServer {
 }
 
 /// Refuses a text that is no name.
-fn must_fit(field: &str, name: &str) -> Result<(), Status> {
+fn must_fit(name: &str) -> Result<(), Status> {
     match name.len() {
         1..=MAX_NAME => Ok(()),
-        0 => Err(Status::invalid_argument(format!("{field} is empty"))),
+        0 => Err(Status::invalid_argument("node_name is empty")),
         _ => Err(Status::invalid_argument(format!(
-            "{field} is longer than names are ({MAX_NAME} bytes)"
+            "node_name is longer than names are ({MAX_NAME} bytes)"
         ))),
     }
 }

@@ -336,7 +336,7 @@ pub(super) fn service(store: &Store, view: &PortView) -> pb::ServiceView {
             .ipvs_scheduler
             .map(|scheduler| scheduler.to_string())
             .unwrap_or_default(),
-        proxied: port.proxied.as_deref().copied().map(Into::into),
+        proxied: port.proxied.map(Into::into),
     }
 }
 

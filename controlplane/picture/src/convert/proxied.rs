@@ -1,7 +1,5 @@
 //! Conversion of the annotations by which a Service asks for the userspace proxy (`userspace.md`, U50..U53).
 
-use std::sync::Arc;
-
 use kplane_model::{Protocol, Proxied, Reason};
 
 use super::ports::Port;
@@ -14,7 +12,7 @@ pub(super) fn proxied(
     metadata: &ObjectMeta,
     ports: &[Port],
     report: &mut Report<'_>,
-) -> Option<Arc<Proxied>> {
+) -> Option<Proxied> {
     let mut reader = Reader {
         annotations: metadata.annotations.as_ref()?,
         report,
@@ -39,9 +37,9 @@ pub(super) fn proxied(
         );
     }
     let default = Proxied::default();
-    Some(Arc::new(Proxied {
+    Some(Proxied {
         retry: retry.unwrap_or(default.retry),
-    }))
+    })
 }
 
 /// A reader of annotations.

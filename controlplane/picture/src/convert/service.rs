@@ -167,7 +167,7 @@ fn service_ports(
                 source_ranges: source_ranges.clone(),
                 health_check_node_port,
                 ipvs_scheduler,
-                proxied: proxied.clone(),
+                proxied,
             });
         }
     }

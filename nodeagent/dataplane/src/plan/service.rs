@@ -50,7 +50,7 @@ pub fn plan_service(
             .unwrap_or_default(),
         affinity_timeout_s: port.affinity_timeout_s,
         ipvs_scheduler: port.ipvs_scheduler,
-        proxied: port.proxied.clone(),
+        proxied: port.proxied,
         health_check_node_port: port.health_check_node_port,
         serving: serving(program, local),
     }

@@ -18,7 +18,7 @@ fn annotated(annotations: &str, ports: &str) -> ConvertedService {
 fn asked(annotations: &str) -> Option<Proxied> {
     let converted = annotated(annotations, PORTS);
     assert_eq!(lines(&converted.issues), [""; 0], "{annotations}");
-    converted.ports[0].proxied.as_deref().copied()
+    converted.ports[0].proxied
 }
 
 #[test]

@@ -30,7 +30,7 @@ pub(super) fn spec(plan: &ServicePlan) -> PortSpec {
     {
         endpoints.cluster.clone_from(inside);
     }
-    let asked = plan.proxied.as_deref();
+    let asked = plan.proxied;
     let default = Options::default();
     PortSpec {
         key: plan.key.clone(),
