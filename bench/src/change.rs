@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::workload::{Workload, cluster_ip, endpoint, percentiles, show};
 use kplane_dataplane::backend::{Kind, Settings};
 use kplane_dataplane::plan::NodeSettings;
-use kplane_picture::publish::{Cursor, Store};
+use kplane_desired_state::publish::{Cursor, Store};
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
 use kplane_tests::netns::NetNs;

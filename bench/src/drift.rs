@@ -15,9 +15,9 @@ use kplane_dataplane::backend::nftables::{
 };
 use kplane_dataplane::backend::{Kind, Settings};
 use kplane_dataplane::plan::NodeSettings;
+use kplane_desired_state::publish::{Cursor, Store};
 use kplane_model::Family;
 use kplane_netlink::{Batch, Generation, Label, Monitor, NfSocket, Operation};
-use kplane_picture::publish::{Cursor, Store};
 use kplane_tests::netns::NetNs;
 use kplane_tests::plane::{EPOCH, collect, engine, publish, submit};
 

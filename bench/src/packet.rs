@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use crate::workload::{Workload, cluster_ip, endpoint, percentiles};
 use kplane_dataplane::backend::{Kind, Settings};
 use kplane_dataplane::plan::NodeSettings;
+use kplane_desired_state::publish::{Cursor, Store};
 use kplane_model::Protocol;
-use kplane_picture::publish::{Cursor, Store};
 use kplane_tests::netns::NetNs;
 use kplane_tests::plane::{EPOCH, collect, engine, publish, submit};
 

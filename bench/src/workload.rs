@@ -3,8 +3,8 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
+use kplane_desired_state::publish::Published;
 use kplane_model::{Endpoint, EndpointAddr, ServiceKey, ServicePort, TrafficPolicy};
-use kplane_picture::publish::Published;
 
 /// Returns the endpoint with a number, ready.
 pub(crate) fn endpoint(n: u32) -> Endpoint {

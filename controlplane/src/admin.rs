@@ -20,13 +20,13 @@ use std::time::Duration;
 
 use hyper::body::Incoming;
 use hyper::{Request, StatusCode};
-use kplane_fleet::doors::{Cover, Door, ServerTls};
-use kplane_fleet::hub::Hub;
-use kplane_fleet::identity::Gate;
+use kplane_agents::doors::{Cover, Door, ServerTls};
+use kplane_agents::hub::Hub;
+use kplane_agents::identity::Gate;
+use kplane_desired_state::source::upstream::KindState;
 use kplane_http::metrics::Format;
 use kplane_http::{Answer, Guests, TEXT, answer, not_found, serve, serve_inside};
-use kplane_operate::server::Print;
-use kplane_picture::source::upstream::KindState;
+use kplane_status_api::server::Print;
 use kplane_tls::{ServerConfig, explain};
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;

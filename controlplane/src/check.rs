@@ -4,12 +4,12 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::SystemTime;
 
+use kplane_desired_state::admission::Admission;
+use kplane_desired_state::index::{Index, Totals};
+use kplane_desired_state::k8s::Kind;
+use kplane_desired_state::source::manifests::load;
+use kplane_desired_state::source::{Batch, Event};
 use kplane_model::{Issue, Severity};
-use kplane_picture::admission::Admission;
-use kplane_picture::index::{Index, Totals};
-use kplane_picture::k8s::Kind;
-use kplane_picture::source::manifests::load;
-use kplane_picture::source::{Batch, Event};
 
 /// Loads manifests without serving them and prints every problem, one per line, worst first, then a
 /// summary. Exit code 0 if everything would be served, 1 if not or if nothing can be read.

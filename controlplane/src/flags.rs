@@ -4,19 +4,19 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::{ArgAction, ArgGroup, Parser, ValueEnum};
-use kplane_fleet::certs;
-use kplane_fleet::doors::Limits;
-use kplane_fleet::peers::PeerFlags;
-use kplane_fleet::suspects;
-use kplane_model::{Cidr, ProxyEndpoints, ProxyNamespaces};
-use kplane_picture::admission::{
+use kplane_agents::certs;
+use kplane_agents::doors::Limits;
+use kplane_agents::peers::PeerFlags;
+use kplane_agents::suspects;
+use kplane_desired_state::admission::{
     Admission, AllowedExternalIps, Enforce, Proxying, Reserved, ReservedPlace, own_addresses,
 };
-use kplane_picture::convert::ExternalIps;
-use kplane_picture::dial::{AGENT_PORT, parse_mark};
-use kplane_picture::index::{CliffGuard, Guarded};
-use kplane_picture::kubernetes::Access;
-use kplane_picture::source::kubernetes;
+use kplane_desired_state::convert::ExternalIps;
+use kplane_desired_state::index::{CliffGuard, Guarded};
+use kplane_desired_state::kubernetes::Access;
+use kplane_desired_state::source::kubernetes;
+use kplane_model::{Cidr, ProxyEndpoints, ProxyNamespaces};
+use kplane_util::dial::{AGENT_PORT, parse_mark};
 
 use crate::app::{self, Origin, Protection, StateFlags, TlsFlags};
 
@@ -360,7 +360,7 @@ Examples:
 
 Environment:
   RUST_LOG           what is logged, such as debug or
-                     kplane_fleet=debug,kplane_picture=debug (default: info)
+                     kplane_agents=debug,kplane_desired_state=debug (default: info)
   KPLANE_API_SERVER  as --master";
 
 /// Returns a name of a cluster that fits into a title.

@@ -1,5 +1,5 @@
-//! kplane's control plane as a library: puts the picture of the cluster (`kplane_picture`), the fleet (`kplane_fleet`) and
-//! what people ask (`kplane_operate`) together.
+//! kplane's control plane as a library: puts the picture of the cluster (`kplane_desired_state`), the fleet (`kplane_agents`) and
+//! what people ask (`kplane_status_api`) together.
 
 mod admin;
 pub mod app;

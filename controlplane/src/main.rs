@@ -9,7 +9,7 @@ use clap::Parser as _;
 use kp_controlplane::flags::{Args, Command, LogFormat};
 use kp_controlplane::signals::Signals;
 use kp_controlplane::{app, check};
-use kplane_fleet::certs;
+use kplane_agents::certs;
 use tracing::{info, warn};
 use tracing_subscriber::EnvFilter;
 

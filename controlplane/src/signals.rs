@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kplane_fleet::hub::Hub;
+use kplane_agents::hub::Hub;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::info;
 

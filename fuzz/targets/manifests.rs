@@ -2,9 +2,9 @@
 
 #![no_main]
 
-use kplane_picture::convert;
-use kplane_picture::k8s::Object;
-use kplane_picture::source::manifests::parse;
+use kplane_desired_state::convert;
+use kplane_desired_state::k8s::Object;
+use kplane_desired_state::source::manifests::parse;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &[u8]| {

@@ -10,7 +10,7 @@ use std::time::SystemTime;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use kplane_fleet::identity::{Checked, KeySet, Parts, Published, Right, Rules, TokenTable};
+use kplane_agents::identity::{Checked, KeySet, Parts, Published, Right, Rules, TokenTable};
 use kplane_tls::{Subject, Token};
 use libfuzzer_sys::fuzz_target;
 use ring::rand::SystemRandom;

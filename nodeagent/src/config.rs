@@ -20,8 +20,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kplane_desired_state::inside;
 use kplane_model::{NodeName, ServiceName};
-use kplane_picture::inside;
 
 use self::kube_proxy::{LogSettings, Note};
 use crate::cleanup;

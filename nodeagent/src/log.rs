@@ -51,7 +51,7 @@ fn directives(verbosity: u32) -> &'static str {
         0..=3 => "info",
         4..=5 => {
             "info,kp_nodeagent=debug,kplane_dataplane=debug,kplane_userproxy=debug,kplane_http=debug,kp_controlplane=debug,\
-             kplane_operate=debug,kplane_fleet=debug,kplane_picture=debug"
+             kplane_status_api=debug,kplane_agents=debug,kplane_desired_state=debug"
         }
         _ => "debug,kp_nodeagent=trace",
     }

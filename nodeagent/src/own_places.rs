@@ -4,9 +4,9 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
+use kplane_desired_state::admission::{Reserved as ForAllNodes, own_addresses};
 use kplane_model::{Holder, KUBELET_PORTS, ReservedPorts};
-use kplane_picture::admission::{Reserved as ForAllNodes, own_addresses};
-use kplane_picture::dial::Dialer;
+use kplane_util::dial::Dialer;
 
 use crate::config::Config;
 use kplane_dataplane::backend::Kind;

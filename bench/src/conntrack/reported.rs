@@ -10,7 +10,7 @@ use kp_nodeagent::service_connections::ServiceConnections;
 use kplane_dataplane::backend::{Kind, Settings};
 use kplane_dataplane::beginnings::Beginnings;
 use kplane_dataplane::plan::NodeSettings;
-use kplane_picture::publish::{Cursor, Store};
+use kplane_desired_state::publish::{Cursor, Store};
 use kplane_tests::netns::NetNs;
 use kplane_tests::plane::{EPOCH, collect, engine, publish, submit};
 use kplane_tests::topology::LINK;

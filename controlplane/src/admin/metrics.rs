@@ -4,12 +4,12 @@
 use std::fmt;
 use std::sync::Arc;
 
-use kplane_fleet::hub::Hub;
+use kplane_agents::hub::Hub;
+use kplane_desired_state::index::Totals;
+use kplane_desired_state::source::upstream::KindState;
 use kplane_http::metrics::{Metric, Process, alone};
 use kplane_model::Family;
-use kplane_operate::server::census;
-use kplane_picture::index::Totals;
-use kplane_picture::source::upstream::KindState;
+use kplane_status_api::server::census;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::registry::Registry;

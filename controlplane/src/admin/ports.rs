@@ -3,8 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use kplane_fleet::doors::{Counts, Door};
-use kplane_fleet::identity::Gate;
+use kplane_agents::doors::{Counts, Door};
+use kplane_agents::identity::Gate;
 use kplane_http::Guests;
 use kplane_http::metrics::{Metric, alone};
 use prometheus_client::collector::Collector;

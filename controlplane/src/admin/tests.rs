@@ -1,15 +1,15 @@
 //! Requests to the HTTP port over loopback; the tests supply the control plane's state.
 
-use kplane_fleet::doors::Limits;
-use kplane_fleet::fleet::Session;
-use kplane_fleet::identity;
+use kplane_agents::doors::Limits;
+use kplane_agents::fleet::Session;
+use kplane_agents::identity;
+use kplane_desired_state::admission::Admission;
+use kplane_desired_state::index::CliffGuard;
+use kplane_desired_state::k8s::{Kind, Object};
+use kplane_desired_state::source::upstream::Trouble;
+use kplane_desired_state::source::{Batch, Event, Located};
 use kplane_http::client::get;
 use kplane_model::{Issue, ObjectRef, Severity};
-use kplane_picture::admission::Admission;
-use kplane_picture::index::CliffGuard;
-use kplane_picture::k8s::{Kind, Object};
-use kplane_picture::source::upstream::Trouble;
-use kplane_picture::source::{Batch, Event, Located};
 use kplane_proto::v1 as pb;
 use tokio::sync::mpsc;
 

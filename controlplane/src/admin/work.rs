@@ -4,12 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use kplane_fleet::doors::ServerTls;
-use kplane_fleet::hub::Hub;
-use kplane_fleet::traffic::EventCounts;
+use kplane_agents::doors::ServerTls;
+use kplane_agents::hub::Hub;
+use kplane_agents::traffic::EventCounts;
+use kplane_desired_state::kubernetes::{Api, Requests};
 use kplane_http::metrics::{Metric, alone};
-use kplane_operate::server::Metrics;
-use kplane_picture::kubernetes::{Api, Requests};
+use kplane_status_api::server::Metrics;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 

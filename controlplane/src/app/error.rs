@@ -2,8 +2,8 @@
 
 use std::net::SocketAddr;
 
-use kplane_fleet::identity::GateError;
-use kplane_picture::source::SourceError;
+use kplane_agents::identity::GateError;
+use kplane_desired_state::source::SourceError;
 use kplane_tls::FileError;
 
 /// An error that prevents a control plane from starting.

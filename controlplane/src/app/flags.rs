@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use kplane_fleet::authority::LOOK;
-use kplane_fleet::identity::{self, AuditLog, WATCHES};
+use kplane_agents::authority::LOOK;
+use kplane_agents::identity::{self, AuditLog, WATCHES};
 use kplane_tls::{KeyPair, ServerFiles};
 
 use super::{Protection, pod_namespace};

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
-use kplane_fleet::hub::Hub;
-use kplane_fleet::orders::Place;
-use kplane_operate::server::approval;
-use kplane_picture::kubernetes::Api;
+use kplane_agents::hub::Hub;
+use kplane_agents::orders::Place;
+use kplane_desired_state::kubernetes::Api;
+use kplane_status_api::server::approval;
 use tokio::task::JoinSet;
 
 use super::{Config, Origin, TaskError, until};

@@ -4,21 +4,21 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kplane_fleet::doors::{Cover, Door, Limits, Occupancy, ServerTls};
-use kplane_fleet::hub::Hub;
-use kplane_fleet::identity::Gate;
-use kplane_fleet::peers::Peers;
-use kplane_fleet::streams::AgentServer;
-use kplane_operate::page::Page;
-use kplane_operate::server::{
-    DesiredServer, Guarded, Metrics, PeerServer, RecorderServer, StatusServer,
-};
+use kplane_agents::doors::{Cover, Door, Limits, Occupancy, ServerTls};
+use kplane_agents::hub::Hub;
+use kplane_agents::identity::Gate;
+use kplane_agents::peers::Peers;
+use kplane_agents::streams::AgentServer;
 use kplane_proto::public_descriptors;
 use kplane_proto::shared::AgentServiceServer;
 use kplane_proto::v1::desired_state_service_server::DesiredStateServiceServer;
 use kplane_proto::v1::peer_service_server::PeerServiceServer;
 use kplane_proto::v1::recorder_service_server::RecorderServiceServer;
 use kplane_proto::v1::status_service_server::StatusServiceServer;
+use kplane_status_api::page::Page;
+use kplane_status_api::server::{
+    DesiredServer, Guarded, Metrics, PeerServer, RecorderServer, StatusServer,
+};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;

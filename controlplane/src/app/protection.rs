@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use kplane_fleet::authority::Authority;
-use kplane_fleet::doors::ServerTls;
-use kplane_fleet::peers;
-use kplane_picture::kubernetes::Api;
+use kplane_agents::authority::Authority;
+use kplane_agents::doors::ServerTls;
+use kplane_agents::peers;
+use kplane_desired_state::kubernetes::Api;
 use kplane_tls::{FileError, Follower, ServerFiles, published};
 use tokio::net::TcpListener;
 

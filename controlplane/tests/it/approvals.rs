@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use kp_controlplane::app::Bound;
-use kplane_picture::trust::Trust;
+use kplane_desired_state::trust::Trust;
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
 use tempfile::TempDir;

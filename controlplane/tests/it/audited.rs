@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use kp_controlplane::app::{Config, Origin};
-use kplane_fleet::identity::{self, AuditLog};
+use kplane_agents::identity::{self, AuditLog};
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
 use tokio::time::{Instant, sleep};

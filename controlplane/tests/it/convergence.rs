@@ -3,9 +3,9 @@
 use std::net::SocketAddr;
 
 use kp_controlplane::app::{Bound, Config, Origin};
+use kplane_desired_state::publish::Publication;
 use kplane_http::client::get;
 use kplane_model::ServiceKey;
-use kplane_picture::publish::Publication;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
 use kplane_proto::v1::{self as pb, LagState, ServiceState, server_message};
 use tokio::time::{Instant, timeout};
@@ -23,7 +23,7 @@ async fn control_plane(watches: usize) -> (Bound, tempfile::TempDir) {
         agent_listen: any,
         status_listen: any,
         http_listen: any,
-        identity: kplane_fleet::identity::GateConfig {
+        identity: kplane_agents::identity::GateConfig {
             watches,
             ..Default::default()
         },

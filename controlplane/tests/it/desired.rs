@@ -6,19 +6,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kp_controlplane::app::{Bound, Config, Origin};
-use kplane_fleet::hub::Hub;
-use kplane_fleet::identity;
+use kplane_agents::hub::Hub;
+use kplane_agents::identity;
+use kplane_desired_state::admission::Admission;
+use kplane_desired_state::index::CliffGuard;
+use kplane_desired_state::publish::{Publication, Published, Store};
+use kplane_desired_state::trust::Trust;
 use kplane_model::select::merge;
 use kplane_model::{Endpoint, EndpointAddr, NodeFacts, ServiceKey, ServicePort};
-use kplane_operate::server::DesiredServer;
-use kplane_picture::admission::Admission;
-use kplane_picture::index::CliffGuard;
-use kplane_picture::publish::{Publication, Published, Store};
-use kplane_picture::trust::Trust;
 use kplane_proto::v1::desired_state_service_client::DesiredStateServiceClient;
 use kplane_proto::v1::desired_state_service_server::DesiredStateService as _;
 use kplane_proto::v1::object::Kind;
 use kplane_proto::v1::{self as pb, Confidence, DesiredState};
+use kplane_status_api::server::DesiredServer;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 use tokio_stream::StreamExt as _;
@@ -292,7 +292,7 @@ async fn one_caller_cannot_have_all_watches() {
 }
 
 /// A control plane whose source is silent; what a test sends is what it reads.
-fn silent_hub() -> (Arc<Hub>, mpsc::Sender<kplane_picture::source::Batch>) {
+fn silent_hub() -> (Arc<Hub>, mpsc::Sender<kplane_desired_state::source::Batch>) {
     let (batches, receiver) = mpsc::channel(1);
     let (hub, task) = Hub::new(
         7,

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use kp_controlplane::app::Bound;
-use kplane_operate::server::StatusServer;
 use kplane_proto::v1::status_service_server::StatusService as _;
 use kplane_proto::v1::{self as pb, PacketSender};
+use kplane_status_api::server::StatusServer;
 use tonic::{Code, Request, Status};
 
 use crate::support::control_plane;

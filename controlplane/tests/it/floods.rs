@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use kp_controlplane::app::Bound;
-use kplane_fleet::doors::Limits;
-use kplane_fleet::identity;
+use kplane_agents::doors::Limits;
+use kplane_agents::identity;
+use kplane_desired_state::publish::{Publication, Published};
 use kplane_http::client::{get, until};
 use kplane_model::{Endpoint, EndpointAddr, ServiceKey, ServicePort};
-use kplane_picture::publish::{Publication, Published};
 use kplane_proto::v1::server_message;
 use kplane_rig::flood::{HEADERS, PREFACE, client_hello, opened, opened_and_reset};
 use kplane_rig::usage;

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use kp_controlplane::app::Bound;
-use kplane_fleet::doors::Limits;
-use kplane_fleet::identity;
+use kplane_agents::doors::Limits;
+use kplane_agents::identity;
 use kplane_rig::privilege::{require_command, require_tool};
 use kplane_tls::KeyPair;
 use nix::sys::signal::{Signal, kill};

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use kp_controlplane::app::{Bound, Config, Origin};
+use kplane_desired_state::publish::{Publication, Published};
 use kplane_model::{ServiceKey, ServicePort};
-use kplane_picture::publish::{Publication, Published};
 use kplane_proto::v1::status_service_client::StatusServiceClient;
 use kplane_proto::v1::{
     self as pb, AgentMessage, Hello, ServerMessage, agent_message, server_message,

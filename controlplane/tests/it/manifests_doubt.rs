@@ -7,9 +7,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use kp_controlplane::app::{Bound, Config, Origin, build};
-use kplane_fleet::hub::{Seen, Summary};
-use kplane_picture::index::{CliffGuard, Guarded, Held, Selection};
-use kplane_picture::trust::Trust;
+use kplane_agents::hub::{Seen, Summary};
+use kplane_desired_state::index::{CliffGuard, Guarded, Held, Selection};
+use kplane_desired_state::trust::Trust;
 use tempfile::TempDir;
 use tokio::time::timeout;
 

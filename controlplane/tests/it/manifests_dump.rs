@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use kplane_desired_state::convert::{self, ExternalIps, SkipReason};
+use kplane_desired_state::k8s::Object;
+use kplane_desired_state::source::manifests::{Loaded, load};
 use kplane_model::{Family, Protocol, TrafficPolicy};
-use kplane_picture::convert::{self, ExternalIps, SkipReason};
-use kplane_picture::k8s::Object;
-use kplane_picture::source::manifests::{Loaded, load};
 
 fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))

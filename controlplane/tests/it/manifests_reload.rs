@@ -8,9 +8,9 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use kplane_picture::k8s::Object;
-use kplane_picture::source::manifests::Manifests;
-use kplane_picture::source::{Batch, Event, QUEUE, Source, SourceError};
+use kplane_desired_state::k8s::Object;
+use kplane_desired_state::source::manifests::Manifests;
+use kplane_desired_state::source::{Batch, Event, QUEUE, Source, SourceError};
 use tempfile::TempDir;
 use tokio::sync::mpsc::{self, Receiver};
 use tokio::task::JoinHandle;

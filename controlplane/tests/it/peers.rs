@@ -14,9 +14,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use kp_controlplane::app::{Bound, Config, Origin, Protection};
-use kplane_fleet::peers::{self, PeerFlags};
+use kplane_agents::peers::{self, PeerFlags};
+use kplane_desired_state::publish::Publication;
 use kplane_model::NodeFacts;
-use kplane_picture::publish::Publication;
 use kplane_proto::v1::recorder_service_client::RecorderServiceClient;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
 use kplane_proto::v1::{self as pb, AgentMessage, NodeState};

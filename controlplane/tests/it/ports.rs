@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use kp_controlplane::app::{Bound, Config, Origin};
-use kplane_fleet::doors::{Limits, PATIENCE};
+use kplane_agents::doors::{Limits, PATIENCE};
 use kplane_http::client::get;
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_proto::v1::status_service_client::StatusServiceClient;

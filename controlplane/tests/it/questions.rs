@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kp_controlplane::app::{Bound, Config, Origin};
-use kplane_fleet::suspects;
-use kplane_operate::server::StatusServer;
-use kplane_picture::admission::{Admission, Enforce};
+use kplane_agents::suspects;
+use kplane_desired_state::admission::{Admission, Enforce};
 use kplane_proto::v1::status_service_server::StatusService as _;
 use kplane_proto::v1::{self as pb, AgentMessage, Hello, agent_message, server_message};
+use kplane_status_api::server::StatusServer;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout};
 use tonic::{Code, Request, Status, Streaming};

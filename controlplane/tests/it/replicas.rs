@@ -7,12 +7,12 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use kp_controlplane::app::{Bound, Config, Origin};
-use kplane_fleet::doors::Limits;
-use kplane_fleet::peers::Listed;
+use kplane_agents::doors::Limits;
+use kplane_agents::peers::Listed;
+use kplane_desired_state::freshness::{Freshness, Versions};
+use kplane_desired_state::k8s::Kind;
+use kplane_desired_state::publish::{Publication, Published};
 use kplane_model::{ServiceKey, ServicePort};
-use kplane_picture::freshness::{Freshness, Versions};
-use kplane_picture::k8s::Kind;
-use kplane_picture::publish::{Publication, Published};
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_proto::v1::{self as pb, AgentMessage, Hello, ServerMessage, server_message};
 use kplane_rig::loopback::unused;

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use kp_controlplane::app::{Bound, Config, Origin};
+use kplane_desired_state::publish::{Publication, Published};
+use kplane_desired_state::trust::Trust;
 use kplane_model::{
     DesiredKey, Digest, Endpoint, EndpointAddr, ObjectHash, ServiceKey, ServicePort,
 };
-use kplane_picture::publish::{Publication, Published};
-use kplane_picture::trust::Trust;
 use kplane_proto::convert::decode_object;
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_proto::v1::status_service_client::StatusServiceClient;

@@ -6,12 +6,12 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
+use kplane_desired_state::convert::{self, SkipReason};
+use kplane_desired_state::k8s;
 use kplane_model::{
     Cidr, Endpoint, Family, KeyParts, NodeFacts, Protocol, ServiceKey, ServiceName,
 };
 use kplane_model::{ServicePort, parse_ip, select};
-use kplane_picture::convert::{self, SkipReason};
-use kplane_picture::k8s;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use clap::Parser;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use kplane_desired_state::admission::Proxying;
 use kplane_model::{Family, NodeName, ServiceName};
-use kplane_picture::admission::Proxying;
-use kplane_picture::dial::parse_mark;
+use kplane_util::dial::parse_mark;
 
 use super::absence::AbsenceFlags;
 use super::kube_proxy::{KubeProxyFlags, Note};

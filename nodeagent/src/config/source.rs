@@ -4,14 +4,14 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use kplane_desired_state::admission::{AllowedExternalIps, Enforce, Proxying, ReservedPlace};
+use kplane_desired_state::convert::ExternalIps;
+use kplane_desired_state::inside::{InProcess, Origin};
+use kplane_desired_state::kubernetes::Access;
+use kplane_desired_state::source::kubernetes;
 use kplane_model::{Cidr, ProxyNamespaces};
-use kplane_picture::admission::{AllowedExternalIps, Enforce, Proxying, ReservedPlace};
-use kplane_picture::convert::ExternalIps;
-use kplane_picture::dial::AGENT_PORT;
-use kplane_picture::inside::{InProcess, Origin};
-use kplane_picture::kubernetes::Access;
-use kplane_picture::source::kubernetes;
 use kplane_tls::{ClientFiles, is_this_machine};
+use kplane_util::dial::AGENT_PORT;
 use tonic::transport::{Endpoint, Uri};
 
 use super::Problem;

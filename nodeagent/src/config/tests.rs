@@ -4,11 +4,11 @@ mod file;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
+use kplane_desired_state::admission::{Enforce, Proxying};
+use kplane_desired_state::convert::ExternalIps;
+use kplane_desired_state::inside::Origin;
+use kplane_desired_state::kubernetes::Access;
 use kplane_model::{Cidr, Family};
-use kplane_picture::admission::{Enforce, Proxying};
-use kplane_picture::convert::ExternalIps;
-use kplane_picture::inside::Origin;
-use kplane_picture::kubernetes::Access;
 
 use super::flags::node_name;
 use super::kube_proxy::{Level, with_dashes};

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use kplane_dataplane::backend::{Description, Kind, UserspaceSettings};
+use kplane_desired_state::admission::Proxying;
 use kplane_model::{ProxyEndpoints, ProxyNamespaces};
-use kplane_picture::admission::Proxying;
 
 use super::value::{duration, interval};
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use kplane_dataplane::backoff::Backoff;
 use kplane_model::{Digest, NodeName, ObjectHash, chance};
-use kplane_picture::dial::MAX_ADDRESSES;
+use kplane_util::dial::MAX_ADDRESSES;
 use tokio::time::Instant;
 
 use super::older::Older;

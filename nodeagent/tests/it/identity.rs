@@ -8,8 +8,8 @@ use std::time::Duration;
 use hyper_util::rt::TokioIo;
 use kp_controlplane::app as control_plane;
 use kp_nodeagent::app;
-use kplane_fleet::certs::{self, Command};
-use kplane_fleet::identity::{Port, RefusalReason};
+use kplane_agents::certs::{self, Command};
+use kplane_agents::identity::{Port, RefusalReason};
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
 use kplane_tls::{ClientConfig, ClientFiles, Files as _, KeyPair, ServerFiles, greet};
@@ -75,10 +75,10 @@ struct Plane {
 
 impl Plane {
     async fn start(certs: &Certs) -> Self {
-        Self::start_with(certs, kplane_fleet::identity::GateConfig::default()).await
+        Self::start_with(certs, kplane_agents::identity::GateConfig::default()).await
     }
 
-    async fn start_with(certs: &Certs, identity: kplane_fleet::identity::GateConfig) -> Self {
+    async fn start_with(certs: &Certs, identity: kplane_agents::identity::GateConfig) -> Self {
         let manifests = TempDir::new().unwrap();
         let service = "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: shop}\n\
              spec: {clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], ports: [{port: 80}]}\n";
@@ -230,7 +230,7 @@ async fn a_token_proves_the_node_and_a_newer_one_is_sent_under_way() {
     std::fs::write(&tokens, "first,system:node:n1,1,system:nodes\n").unwrap();
     std::fs::write(&own, "first\n").unwrap();
     std::fs::write(&thief, "guess\n").unwrap();
-    let identity = kplane_fleet::identity::GateConfig {
+    let identity = kplane_agents::identity::GateConfig {
         token_auth_file: Some(tokens.clone()),
         ..Default::default()
     };

@@ -7,9 +7,9 @@ use std::hash::{DefaultHasher, Hash, Hasher as _};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use kplane_desired_state::freshness::Versions;
+use kplane_desired_state::k8s::Kind;
 use kplane_model::Family;
-use kplane_picture::freshness::Versions;
-use kplane_picture::k8s::Kind;
 use tokio::time::Instant;
 
 use crate::oracle::{Entry, Key, Side, expected, hash};

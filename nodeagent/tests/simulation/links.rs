@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::FutureExt as _;
 use kp_nodeagent::reach::Reach;
-use kplane_fleet::hub::Hub;
+use kplane_agents::hub::Hub;
 use kplane_proto::v1 as pb;
 use tokio::time::{Instant, sleep};
 
@@ -145,7 +145,7 @@ pub(crate) async fn check(hub: Arc<Hub>, links: SharedLinks, nodes: u8, ledger: 
             let name = node_name(node);
             let out = lock(&links).out_of_reach[usize::from(node)];
             if now.nodes.contains_key(&name) {
-                let is_new = !Arc::<kplane_picture::index::Suspicions>::clone(&before)
+                let is_new = !Arc::<kplane_desired_state::index::Suspicions>::clone(&before)
                     .nodes
                     .contains_key(&name);
                 let may = if is_new { ROUND } else { LAPSES };

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use kplane_fleet::hub::{Hub, Seen};
-use kplane_fleet::identity::{self, AuditLog, Gate};
-use kplane_fleet::streams::AgentServer;
-use kplane_fleet::{neighbours, suspects};
-use kplane_picture::admission::Admission;
-use kplane_picture::index::{CliffGuard, Guarded};
-use kplane_picture::k8s::Kind;
-use kplane_picture::source::{Batch, kubernetes};
+use kplane_agents::hub::{Hub, Seen};
+use kplane_agents::identity::{self, AuditLog, Gate};
+use kplane_agents::streams::AgentServer;
+use kplane_agents::{neighbours, suspects};
+use kplane_desired_state::admission::Admission;
+use kplane_desired_state::index::{CliffGuard, Guarded};
+use kplane_desired_state::k8s::Kind;
+use kplane_desired_state::source::{Batch, kubernetes};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 

@@ -5,9 +5,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use kplane_picture::freshness::Versions;
-use kplane_picture::k8s::Kind;
-use kplane_picture::source::{Event, Located};
+use kplane_desired_state::freshness::Versions;
+use kplane_desired_state::k8s::Kind;
+use kplane_desired_state::source::{Event, Located};
 
 use crate::truth::{Id, KINDS, Object, Objects, SLICE_V6, SLICES, Truth};
 

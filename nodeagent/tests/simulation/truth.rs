@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
+use kplane_desired_state::k8s::{self, Kind};
 use kplane_model::Family;
-use kplane_picture::k8s::{self, Kind};
 
 use crate::dice::Dice;
 

@@ -12,7 +12,7 @@ use futures_util::StreamExt as _;
 use http_body_util::StreamBody;
 use hyper::body::Frame;
 use kp_nodeagent::sync::{Found, Link, OUTBOX, OpenError, Replica, Transport};
-use kplane_fleet::streams::AgentServer;
+use kplane_agents::streams::AgentServer;
 use kplane_proto::shared::{AgentService as _, Messages, PREFIX, frame};
 use kplane_proto::v1::{AgentMessage, ServerMessage, agent_message, server_message};
 use prost::Message as _;

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use kplane_fleet::certs;
+use kplane_agents::certs;
 use kplane_http::client::becomes;
 use kplane_rig::process::Process;
 use kplane_rig::usage::{self, Memory};

@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use kplane_dataplane::plan::{ServicePlan, plan_service};
+use kplane_desired_state::publish::Published;
 use kplane_model::select::{local_by_node, merge, variants};
 use kplane_model::{
     Cidr, Endpoint, EndpointAddr, Family, IpvsScheduler, KeyParts, LocalEndpoints, NodeFacts,
     Protocol, Proxied, ServiceKey, ServicePort, ServiceProgram, TrafficPolicy,
 };
-use kplane_picture::publish::Published;
 
 /// The port of every Service.
 pub const PORT: u16 = 80;

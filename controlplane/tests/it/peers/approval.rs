@@ -1,6 +1,6 @@
 //! An approval at one replica counts for all.
 
-use kplane_picture::trust::Trust;
+use kplane_desired_state::trust::Trust;
 use kplane_proto::v1 as pb;
 use tokio::net::TcpListener;
 

@@ -1,7 +1,7 @@
 //! Replicas that were started with different orders about NetworkPolicies.
 
+use kplane_desired_state::admission::Enforce;
 use kplane_model::Reason;
-use kplane_picture::admission::Enforce;
 
 use super::*;
 

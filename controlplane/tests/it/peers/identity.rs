@@ -23,7 +23,7 @@ fn certs() -> Certs {
 }
 
 impl Certs {
-    async fn replica(&self, at: SocketAddr, peers: kplane_fleet::peers::Config) -> Replica {
+    async fn replica(&self, at: SocketAddr, peers: kplane_agents::peers::Config) -> Replica {
         Replica::protected(at, peers, self.protection()).await
     }
 
@@ -48,7 +48,7 @@ impl Certs {
 }
 
 /// Returns flags with the name that the certificates have.
-fn named(peers: &[SocketAddr]) -> kplane_fleet::peers::Config {
+fn named(peers: &[SocketAddr]) -> kplane_agents::peers::Config {
     let mut peers = flags(peers);
     peers.flags.peer_server_name = Some("localhost".to_owned());
     peers

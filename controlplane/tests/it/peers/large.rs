@@ -1,6 +1,6 @@
 //! Ten thousand agents at three replicas. Sessions take the place of streams, which answers do not read.
 
-use kplane_fleet::fleet::Session;
+use kplane_agents::fleet::Session;
 use kplane_proto::v1 as pb;
 use tokio::time::Instant;
 

@@ -1,8 +1,8 @@
 //! An agent that reports what the test says, and the Service that it reports about.
 
 use kp_controlplane::app::Bound;
+use kplane_desired_state::publish::Published;
 use kplane_model::{ServiceKey, ServicePort};
-use kplane_picture::publish::Published;
 use kplane_proto::v1::{self as pb, AgentMessage, Hello, agent_message};
 
 use crate::support::Peer;

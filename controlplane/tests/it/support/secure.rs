@@ -4,9 +4,9 @@ use std::fs;
 use std::path::PathBuf;
 
 use kp_controlplane::app::{Bound, Config, Origin, Protection};
-use kplane_fleet::certs::{self, Command};
-use kplane_fleet::doors::Limits;
-use kplane_fleet::identity;
+use kplane_agents::certs::{self, Command};
+use kplane_agents::doors::Limits;
+use kplane_agents::identity;
 use kplane_tls::{KeyPair, ServerFiles};
 use tempfile::TempDir;
 

@@ -1,7 +1,7 @@
 //! A control plane whose tests publish themselves.
 
 use kp_controlplane::app::{Bound, Config};
-use kplane_picture::trust::Trust;
+use kplane_desired_state::trust::Trust;
 
 use super::synced;
 

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 
 use kp_controlplane::app::{Config, Origin, build};
-use kplane_fleet::peers;
+use kplane_agents::peers;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
 use kplane_proto::v1::{self as pb, Severity};
 use kplane_rig::kernel::in_netns;

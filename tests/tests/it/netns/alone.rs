@@ -12,7 +12,7 @@ use kp_nodeagent::config::{Config, Flags, Task};
 use kp_nodeagent::report::Report;
 use kplane_dataplane::backend::Kind;
 use kplane_dataplane::leftovers;
-use kplane_picture::admission::{Admission, Enforce};
+use kplane_desired_state::admission::{Admission, Enforce};
 use kplane_tests::client::Probe;
 use kplane_tests::wait::eventually;
 use tokio::runtime::Runtime;

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use kp_nodeagent::config::Config;
-use kplane_fleet::fleet::Session;
+use kplane_agents::fleet::Session;
+use kplane_desired_state::admission::Admission;
 use kplane_model::Family;
-use kplane_picture::admission::Admission;
 use kplane_proto::v1::{Hello, LeavingOutcome};
 use kplane_tests::client::{Probe, Protocol};
 use kplane_tests::load::{Load, Pace};

@@ -11,13 +11,13 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use kp_controlplane::app as control_plane;
 use kp_nodeagent::app;
-use kplane_fleet::hub::Hub;
+use kplane_agents::hub::Hub;
+use kplane_desired_state::admission::{Admission, Reserved};
 use kplane_model::OWN_MARK;
 use kplane_model::{Family, Protocol};
-use kplane_picture::admission::{Admission, Reserved};
-use kplane_picture::dial::Dialer;
 use kplane_tests::netns::NetNs;
 use kplane_tests::wait::eventually;
+use kplane_util::dial::Dialer;
 use tokio::io::AsyncReadExt as _;
 use tokio::runtime::Runtime;
 

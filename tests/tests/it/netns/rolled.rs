@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow, ensure};
 use kp_nodeagent::report::Report;
-use kplane_fleet::hub::Hub;
-use kplane_picture::admission::Admission;
+use kplane_agents::hub::Hub;
+use kplane_desired_state::admission::Admission;
 use kplane_tests::client::Probe;
 use kplane_tests::load::{Load, Pace};
 use kplane_tests::netns::NetNs;

@@ -6,11 +6,11 @@ use std::net::SocketAddr;
 use std::time::SystemTime;
 
 use anyhow::{Context as _, Result, ensure};
+use kplane_desired_state::index::Index;
+use kplane_desired_state::k8s::Kind;
+use kplane_desired_state::source::{Batch, Event};
 use kplane_model::fate::{self, LocalRule, Masquerade, Outcome, Place, Sender};
 use kplane_model::{NodeFacts, ServiceName};
-use kplane_picture::index::Index;
-use kplane_picture::k8s::Kind;
-use kplane_picture::source::{Batch, Event};
 use kplane_tests::support::cluster::zone_name;
 use kplane_tests::support::facts;
 

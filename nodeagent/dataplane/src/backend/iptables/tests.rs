@@ -10,12 +10,12 @@ mod walk;
 
 use std::time::SystemTime;
 
+use kplane_desired_state::index::Index;
+use kplane_desired_state::k8s::Kind;
+use kplane_desired_state::publish::{Publication, Published};
+use kplane_desired_state::source::manifests::parse;
+use kplane_desired_state::source::{Batch, Event};
 use kplane_model::{Family, LocalEndpoints, NodeFacts, ServiceKey, ServiceProgram};
-use kplane_picture::index::Index;
-use kplane_picture::k8s::Kind;
-use kplane_picture::publish::{Publication, Published};
-use kplane_picture::source::manifests::parse;
-use kplane_picture::source::{Batch, Event};
 
 use super::restore::{Limits, parts};
 use super::*;

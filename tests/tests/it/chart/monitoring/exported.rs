@@ -13,8 +13,8 @@ use clap::Parser as _;
 use kp_controlplane::app as control_plane;
 use kp_nodeagent::app;
 use kp_nodeagent::config::{Config, Flags, Task};
+use kplane_agents::certs;
 use kplane_dataplane::backend::Kind;
-use kplane_fleet::certs;
 use kplane_http::client::until;
 use kplane_tests::process::Process;
 use kplane_tests::product::Product;
@@ -171,7 +171,7 @@ impl Exported {
 
 /// Returns whether a value is the name of a failed request.
 fn is_failure(label: &str, value: &str) -> bool {
-    use kplane_picture::kubernetes::Failure;
+    use kplane_desired_state::kubernetes::Failure;
     let (text, status) = (String::new, |code| Failure::of_status(code, "", None));
     let all = [
         Failure::Unreachable(text()),

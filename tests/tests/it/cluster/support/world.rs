@@ -49,7 +49,7 @@ pub(crate) const ACCOUNT: &str = "kplane/kplane-controlplane";
 pub(crate) const BINDING: &str = "kplane-controlplane";
 
 /// What control planes log: what they do by default, and each event that they write.
-const LOG: &str = "info,kplane_fleet::events=debug";
+const LOG: &str = "info,kplane_agents::events=debug";
 
 /// Kinds that tests make in [`NAMESPACE`], owners first.
 const LEFTOVERS: [&str; 5] = ["Deployment", "Service", "EndpointSlice", "Pod", "ConfigMap"];

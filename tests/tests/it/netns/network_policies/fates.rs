@@ -4,15 +4,15 @@
 use std::time::SystemTime;
 
 use anyhow::{Context as _, Result, ensure};
-use kplane_fleet::hub::Hub;
+use kplane_agents::hub::Hub;
+use kplane_desired_state::admission::{Admission, Enforce};
+use kplane_desired_state::index::CliffGuard;
+use kplane_desired_state::k8s::Kind;
+use kplane_desired_state::source::{Batch, Event};
 use kplane_model::Family;
-use kplane_operate::server::StatusServer;
-use kplane_picture::admission::{Admission, Enforce};
-use kplane_picture::index::CliffGuard;
-use kplane_picture::k8s::Kind;
-use kplane_picture::source::{Batch, Event};
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::status_service_server::StatusService as _;
+use kplane_status_api::server::StatusServer;
 use kplane_tests::support::cluster::{apply, node};
 use kplane_tests::support::{node_name, svc};
 use tokio::runtime::Builder;

@@ -1,0 +1,63 @@
+//! The way of batches to agents' streams.
+
+use kplane_desired_state::k8s::{Kind, Object};
+use kplane_desired_state::source::Located;
+use kplane_rig::cluster::objects;
+use serde_json::json;
+use tokio::time::sleep;
+
+use super::*;
+
+fn batch(events: Vec<Event>) -> Batch {
+    Batch {
+        events,
+        observed_at: SystemTime::now(),
+    }
+}
+
+/// A new Service with this number.
+fn service(number: u8) -> Event {
+    let ip = format!("10.96.0.{number}");
+    let spec = json!({"clusterIP": ip, "clusterIPs": [ip]});
+    let value = objects::service("shop", &format!("web-{number}"), spec);
+    let object = Object::Service(serde_json::from_value(value).unwrap());
+    let location = Arc::from("x.yaml");
+    Event::Apply(Box::new(Located { object, location }))
+}
+
+/// Changes that come more often than streams shall send are announced together, the last of them as well.
+#[tokio::test(start_paused = true)]
+async fn many_changes_are_announced_together() {
+    let (sink, batches) = mpsc::channel(1);
+    let (hub, index) = Hub::new(
+        1,
+        "test",
+        Admission::default(),
+        CliffGuard::default(),
+        batches,
+    );
+    tokio::spawn(index);
+    let mut streams = hub.store.announcements();
+    let lists = Kind::ALL
+        .into_iter()
+        .flat_map(|kind| [Event::Init(kind), Event::InitDone(kind)]);
+    sink.send(batch(lists.collect())).await.unwrap();
+    streams.wait_for(|head| head.synced).await.unwrap();
+    let announced = tokio::spawn(async move {
+        let mut announced = 0;
+        while streams.changed().await.is_ok() {
+            announced += 1;
+            let sent = streams.borrow_and_update().revision;
+            if sent > 200 {
+                return announced;
+            }
+        }
+        panic!("the last change is not announced");
+    });
+    for number in 0..200 {
+        sink.send(batch(vec![service(number)])).await.unwrap();
+        sleep(Duration::from_millis(10)).await;
+    }
+    let announced = announced.await.unwrap();
+    assert!((20..30).contains(&announced), "{announced}");
+}

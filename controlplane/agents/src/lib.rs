@@ -1,0 +1,35 @@
+//! What a kplane control plane knows of its agents and of other replicas, and its streams to agents.
+//!
+//! ```text
+//! kplane_desired_state: the store -> hub -> streams -> agents -> streams -> fleet: what each agent has reported
+//!                             who may come in: doors, identity, authority, certs
+//!                             what people have ordered: orders
+//! inquiry: questions to agents; departures: agents' questions about Pods that wait to end
+//! peers: what other replicas know, and what their agents answer
+//! suspects, neighbours: nodes that are probably dead, and how that is found out
+//! events, taints: what the API server learns of it
+//! ```
+//!
+//! Nothing here answers people.
+
+pub mod authority;
+pub mod certs;
+pub mod departures;
+pub mod doors;
+pub mod draining;
+pub mod events;
+pub mod fleet;
+pub mod hub;
+pub mod identity;
+pub mod inquiry;
+mod issue;
+pub mod neighbours;
+pub mod orders;
+mod pace;
+mod panicked;
+pub mod peers;
+pub mod snapshots;
+pub mod streams;
+pub mod suspects;
+pub mod taints;
+pub mod traffic;

@@ -1,0 +1,282 @@
+use kplane_desired_state::index::Picture;
+use kplane_model::{NodeName, Reason, Severity};
+use tokio::time::{Duration, timeout};
+
+use super::{
+    APPROVAL_LASTS, Approval, Board, Change, MAX_ORDERS, Orders, Place, Scope, TooMany, Wish,
+};
+
+mod map;
+
+fn wish(frozen: bool, scopes: &[Scope]) -> Wish {
+    Wish {
+        scopes: scopes.to_vec(),
+        frozen,
+        by: "alice".to_owned(),
+        at_ms: 7,
+        reason: "a test".to_owned(),
+    }
+}
+
+fn node(name: &str) -> Scope {
+    Scope::Node(name.to_owned())
+}
+
+fn is_frozen(orders: &Orders, name: &str) -> bool {
+    orders.frozen(&NodeName::from(name)).is_some()
+}
+
+#[test]
+fn the_newest_order_that_names_a_node_decides() {
+    let orders = Orders::default();
+    let one = orders.with(&wish(true, &[node("a")])).unwrap();
+    assert!(is_frozen(&one, "a") && !is_frozen(&one, "b"));
+    let all = one.with(&wish(true, &[Scope::All])).unwrap();
+    assert!(is_frozen(&all, "a") && is_frozen(&all, "b"));
+    let but_a = all.with(&wish(false, &[node("a")])).unwrap();
+    assert!(!is_frozen(&but_a, "a") && is_frozen(&but_a, "b"));
+    let none = but_a.with(&wish(false, &[Scope::All])).unwrap();
+    assert!(!is_frozen(&none, "a") && !is_frozen(&none, "b"));
+    assert_eq!(
+        none.latest.len(),
+        0,
+        "thaws that undo nothing are forgotten"
+    );
+}
+
+#[test]
+fn the_document_says_all_and_is_bounded() {
+    let orders = Orders::default();
+    let orders = orders.with(&wish(true, &[Scope::All])).unwrap();
+    let orders = orders.with(&wish(false, &[node("a")])).unwrap();
+    assert_eq!(Orders::read(&orders.write()).unwrap(), orders);
+    let many: Vec<Scope> = (0..=MAX_ORDERS).map(|n| node(&format!("n{n}"))).collect();
+    assert_eq!(Orders::default().with(&wish(true, &many)), Err(TooMany));
+    for damaged in [
+        "",
+        "{",
+        "[]",
+        r#"{"version":2,"number":1,"orders":[]}"#,
+        r#"{"version":1,"number":18446744073709551615,"orders":[]}"#,
+        r#"{"version":1,"number":1,"orders":[{"number":18446744073709551615,"scope":"all","frozen":true,"by":"","at_ms":1,"reason":""}]}"#,
+    ] {
+        assert!(Orders::read(damaged).is_err(), "{damaged}");
+    }
+}
+
+/// Fields of other versions of kplane, such as the settings and the earlier state of an early one, are no damage.
+#[test]
+fn a_document_with_unknown_fields_is_read() {
+    let orders = Orders::default().with(&wish(true, &[node("a")])).unwrap();
+    let more = r#"{
+  "fleet": {"base": {"backend": "ipvs"}, "rollout": {"number": 7, "steps": [5, 100], "stage": {"back": "slow"}}},
+  "rollback": {"number": 8, "epoch": 1, "revision": 4711, "versions": [["Service", "1", "1"]]},"#;
+    let text = orders.write().replacen('{', more, 1);
+    assert_eq!(Orders::read(&text).unwrap(), orders);
+}
+
+fn approval(id: u64, at_ms: u64) -> Change {
+    Change::Approve(Approval {
+        id,
+        by: "alice".to_owned(),
+        at_ms,
+        picture: Picture::default(),
+    })
+}
+
+#[test]
+fn approvals_are_few_and_end() {
+    let lasts = u64::try_from(APPROVAL_LASTS.as_millis()).unwrap();
+    let mut orders = Orders::default();
+    for id in 0..100 {
+        orders = orders.changed(&approval(id, id)).unwrap();
+    }
+    let ids =
+        |orders: &Orders, now| -> Vec<u64> { orders.approvals(now).map(|one| one.id).collect() };
+    assert_eq!(ids(&orders, 100), (84..100).collect::<Vec<_>>());
+    assert_eq!(ids(&orders, lasts + 98), [99]);
+    assert_eq!(ids(&orders, lasts + 99), [0; 0]);
+    assert_eq!(Orders::read(&orders.write()).unwrap(), orders);
+    let orders = orders.changed(&approval(100, lasts + 99)).unwrap();
+    assert_eq!(
+        orders.approvals.len(),
+        1,
+        "those that are over are forgotten"
+    );
+    let orders = orders.with(&wish(true, &[Scope::All])).unwrap();
+    assert_eq!(orders.approvals.len(), 1);
+}
+
+#[test]
+fn an_approval_covers_the_same_picture_and_that_of_a_later_start() {
+    let picture = |held: &str, doubts: &str, services| Picture {
+        held: held.to_owned(),
+        doubts: doubts.to_owned(),
+        services,
+    };
+    let approved = picture("h", "d", 10);
+    for (other, covered) in [
+        (picture("h", "d", 9), true),
+        (picture("x", "d", 10), false),
+        (picture("h", "x", 10), false),
+        (picture("h", "", 10), false),
+        (picture("", "d", 10), true),
+        (picture("", "d", 9), false),
+        (picture("", "", 10), false),
+    ] {
+        assert_eq!(other.is_covered_by(&approved), covered, "{other:?}");
+    }
+}
+
+#[tokio::test]
+async fn replicas_of_a_folder_share_orders_and_damage_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let [one, other] = [Board::default(), Board::default()];
+    for board in [&one, &other] {
+        board.keep_in(Place::beside(folder.path()));
+    }
+    assert!(other.changes().borrow().is_none(), "not known yet");
+    let name = NodeName::from("a");
+    let steps = async {
+        let mut changes = other.changes();
+        changes.wait_for(Option::is_some).await.unwrap();
+        one.order(&wish(true, &[node("a")])).await.unwrap();
+        assert!(one.frozen(&name).is_some(), "at once");
+        let frozen = |orders: &Option<_>| {
+            let orders: Option<&std::sync::Arc<Orders>> = orders.as_ref();
+            orders.is_some_and(|orders| orders.frozen(&name).is_some())
+        };
+        changes.wait_for(frozen).await.unwrap();
+        let file = folder.path().join(".kplane-orders.json");
+        std::fs::write(&file, "{").unwrap();
+        while other.issue().is_none() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert!(other.frozen(&name).is_some());
+        let refused = one.order(&wish(false, &[Scope::All])).await.unwrap_err();
+        assert!(refused.to_string().contains("damaged"), "{refused}");
+        std::fs::remove_file(&file).unwrap();
+        one.order(&wish(true, &[node("b")])).await.unwrap();
+        assert!(one.frozen(&name).is_some(), "absence is not deletion");
+    };
+    tokio::select! {
+        () = other.follow() => {}
+        done = timeout(Duration::from_secs(20), steps) => done.unwrap(),
+    }
+}
+
+/// An operator who freezes a node in an emergency must not learn of it then.
+#[tokio::test(start_paused = true)]
+async fn a_place_that_takes_no_order_is_told_from_the_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = folder.path().join("state");
+    let board = Board::default();
+    board.keep_in(Place::SharedFile(missing.join("orders.json")));
+    let until = async |told: bool| {
+        while board.issue().is_some() != told {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    let steps = async {
+        until(true).await;
+        let issue = board.issue().unwrap();
+        let (code, severity) = (Reason::OrdersUnreadable, Severity::Warning);
+        assert_eq!((issue.code, issue.severity), (code, severity));
+        assert!(issue.reason.contains("--state-file"), "{issue:?}");
+        std::fs::create_dir(&missing).unwrap();
+        until(false).await;
+        board.order(&wish(true, &[node("a")])).await.unwrap();
+    };
+    tokio::select! {
+        () = board.follow() => {}
+        done = timeout(Duration::from_secs(600), steps) => done.unwrap(),
+    }
+}
+
+/// A copy of an earlier document freezes nothing, and is told. The next order is written over it.
+#[tokio::test(start_paused = true)]
+async fn an_older_document_changes_nothing_and_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("orders.json");
+    let board = Board::default();
+    board.keep_in(Place::SharedFile(file.clone()));
+    let (a, b) = (NodeName::from("a"), NodeName::from("b"));
+    let code = || board.issue().map(|issue| issue.code);
+    let until = async |wanted: Option<Reason>| {
+        while code() != wanted {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    let steps = async {
+        let mut changes = board.changes();
+        changes.wait_for(Option::is_some).await.unwrap();
+        board.order(&wish(true, &[Scope::All])).await.unwrap();
+        let copy = std::fs::read(&file).unwrap();
+        board.order(&wish(false, &[Scope::All])).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(code(), None);
+        std::fs::write(&file, &copy).unwrap();
+        until(Some(Reason::OrdersOlder)).await;
+        assert!(board.frozen(&a).is_none());
+        let text = board.issue().unwrap().reason;
+        assert!(text.contains("order 1, and order 2 is in force"), "{text}");
+        board.order(&wish(true, &[node("b")])).await.unwrap();
+        until(None).await;
+        assert!(board.frozen(&a).is_none() && board.frozen(&b).is_some());
+        let written = Orders::read(&std::fs::read_to_string(&file).unwrap()).unwrap();
+        assert_eq!((written.number, is_frozen(&written, "a")), (3, false));
+    };
+    tokio::select! {
+        () = board.follow() => {}
+        done = timeout(Duration::from_secs(600), steps) => done.unwrap(),
+    }
+    // A replica that starts knows no better.
+    std::fs::write(&file, r#"{"version":1,"number":1,"orders":[]}"#).unwrap();
+    let next = Board::default();
+    next.keep_in(Place::SharedFile(file));
+    let mut changes = next.changes();
+    tokio::select! {
+        () = next.follow() => {}
+        _ = changes.wait_for(Option::is_some) => {}
+    }
+    assert_eq!((next.issue(), next.frozen(&b)), (None, None));
+}
+
+/// A thread that waits for the other end of a pipe never comes back.
+#[tokio::test]
+async fn a_pipe_in_the_place_of_the_document_is_refused_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("orders.json");
+    nix::unistd::mkfifo(&file, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let refused = Place::SharedFile(file).read().await.unwrap_err();
+    assert!(
+        refused.to_string().contains("not a regular file"),
+        "{refused}"
+    );
+}
+
+/// A place without a document could not be read for a time: the problem ends with that.
+#[tokio::test(start_paused = true)]
+async fn a_problem_ends_also_where_there_is_no_document() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("orders.json");
+    let board = Board::default();
+    board.keep_in(Place::SharedFile(file.clone()));
+    let shows = async |problem: bool| {
+        while board.issue().is_none() == problem {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    let steps = async {
+        for _ in 0..2 {
+            std::fs::create_dir(&file).unwrap();
+            shows(true).await;
+            std::fs::remove_dir(&file).unwrap();
+            shows(false).await;
+        }
+    };
+    tokio::select! {
+        () = board.follow() => {}
+        done = timeout(Duration::from_secs(600), steps) => done.unwrap(),
+    }
+}

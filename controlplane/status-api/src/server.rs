@@ -1,0 +1,75 @@
+//! gRPC services that people, tools and other replicas call.
+
+#![deny(clippy::indexing_slicing)]
+
+mod affinity;
+pub mod approval;
+mod attempts;
+mod convergence;
+pub mod departing;
+mod description;
+mod desired;
+mod drops;
+mod flows;
+mod freeze;
+mod graph;
+mod guarded;
+mod inquiry;
+mod issues;
+mod kernel;
+mod lag;
+mod neighbours;
+mod on_node;
+mod others;
+mod pages;
+mod peer;
+mod policies;
+mod policy_index;
+mod probe;
+mod proxied;
+mod recorder;
+mod request;
+mod servers;
+mod services;
+mod standing;
+mod status;
+#[cfg(test)]
+mod tests;
+mod views;
+mod why;
+
+pub use desired::DesiredServer;
+pub use guarded::Guarded;
+pub(crate) use guarded::{admit, connection};
+pub(crate) use pages::Glance;
+pub use pages::{Census, census};
+pub use peer::PeerServer;
+pub use recorder::{Metrics, Print, RecorderServer};
+pub use status::StatusServer;
+
+use kplane_agents::hub::Closing;
+use kplane_agents::identity::Visitor;
+use kplane_agents::orders::MAX_REASON;
+use kplane_desired_state::wire::confidence;
+use kplane_util::clock::millis;
+use kplane_util::clock::wall_ms;
+use tokio::sync::mpsc;
+use tonic::{Response, Status};
+
+/// The outcome of a call.
+type Answer<T> = Result<Response<T>, Status>;
+
+/// The end of a stream into which a server puts its answers.
+type Outbox<T> = mpsc::Sender<Result<T, Status>>;
+
+/// Returns an operator's name, as long as the document of orders keeps it; empty if the caller has none.
+fn operator(visitor: Option<&Visitor>) -> String {
+    let name = visitor.and_then(Visitor::name).unwrap_or_default();
+    name[..name.floor_char_boundary(MAX_REASON)].to_owned()
+}
+
+/// Returns the status of a question that came too late.
+#[expect(clippy::needless_pass_by_value, reason = "handed to map_err")]
+fn closing(error: Closing) -> Status {
+    Status::unavailable(error.to_string())
+}

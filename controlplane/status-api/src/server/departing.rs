@@ -1,0 +1,270 @@
+//! Pods that wait to end: agents ask when no kernel leads new connections to a Pod any more.
+//!
+//! ```text
+//! agent --Leaving--> stream -> Departures -> serve -> Depart: index, store, reports of all agents -> Wait
+//!       <---Left---- stream <------------------------------ the outcome, once --------------------------
+//! ```
+//!
+//! Each question has a task of its own, which looks again when a report or a change of the source comes. What is missing is
+//! in `wait.rs`. The criterion is [`Index::lead`](kplane_desired_state::index::Index::lead): the rules of no node lead new
+//! connections to the Pod. A node counts when it is in reach, and has confirmed when its kernel holds the first revision
+//! without the Pod. A node that its neighbours do not reach need not confirm. Nodes of other replicas confirm by the digest of the Service (`Standings`).
+
+#[cfg(test)]
+mod tests;
+mod wait;
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use kplane_agents::departures::Leaving;
+use kplane_agents::hub::{Closing, Hub};
+use kplane_agents::peers::{Collected, Peers};
+use kplane_desired_state::index::PodEndpoints;
+use kplane_desired_state::publish::Followed;
+use kplane_model::select::Lead;
+use kplane_model::{NodeName, ServiceName};
+use kplane_proto::v1 as pb;
+use kplane_proto::v1::LeavingOutcome;
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+
+use self::wait::Wait;
+use super::convergence::counts;
+use super::lag::{failure_of, report_of};
+use super::millis;
+use super::others::Others;
+use super::pages::{Node, Picture};
+use super::standing::Standings;
+
+/// Shortest time between two looks.
+const PAUSE: Duration = Duration::from_millis(5);
+/// Share of the time that one wait may spend on its looks: one part in this many.
+const SHARE: u32 = 10;
+/// Longest time between two looks while other replicas have a part in the answer, which wake nobody.
+const REFRESH: Duration = Duration::from_millis(100);
+/// Time after the end of its stream for which a node is still in reach: its agent may be restarting, and its kernel goes on
+/// leading to the Pod.
+const AWAY: Duration = Duration::from_secs(30);
+/// Maximum number of Services that an answer names.
+const SERVICES: usize = 16;
+
+/// Answers questions until the control plane ends.
+pub async fn serve(hub: Arc<Hub>, peers: Option<Arc<Peers>>) {
+    let Some(mut questions) = hub.departures.take_questions() else {
+        return;
+    };
+    while let Some(leaving) = questions.recv().await {
+        tokio::spawn(Depart::answer(Arc::clone(&hub), peers.clone(), leaving));
+    }
+}
+
+/// One Pod that waits.
+struct Depart {
+    hub: Arc<Hub>,
+    pod: PodEndpoints,
+    /// The Pod's Services, and what other replicas tell of each.
+    followed: Vec<(Followed, Others)>,
+    wait: Wait,
+    /// The latest time of the answer while rules lead to the Pod and no EndpointSlice says that it is terminating.
+    unless_terminating: Instant,
+    is_serving: bool,
+}
+
+impl Depart {
+    async fn answer(hub: Arc<Hub>, peers: Option<Arc<Peers>>, leaving: Leaving) {
+        let began = Instant::now();
+        let (until, unless_terminating) = (leaving.until, leaving.unless_terminating);
+        let address = leaving.addresses.first().copied();
+        let node = leaving.node.clone();
+        let mut answer = leaving.answer;
+        let pod = (leaving.node, leaving.addresses, leaving.port);
+        // The agent asks again on its next stream if this one ends.
+        let found = tokio::select! {
+            found = timeout_at(until, Self::find(hub, peers.as_ref(), pod)) => found,
+            () = answer.closed() => return,
+        };
+        // Without an answer, the agent waits until the time is over.
+        let Ok(Some(mut depart)) = found else { return };
+        depart.unless_terminating = unless_terminating;
+        tokio::select! {
+            over = timeout_at(until, depart.over(peers.is_some())) => if let Ok(Err(Closing)) = over {
+                return;
+            },
+            () = answer.closed() => return,
+        }
+        let (outcome, reason) = depart.wait.ends();
+        // The agent may have gone.
+        let _ = answer.send(outcome);
+        if !depart.pod.services.is_empty() {
+            let departure = depart.departure(address, &node, began.elapsed(), (outcome, reason));
+            depart.hub.departures.note(departure);
+        }
+    }
+
+    /// Finds the Pod, once the source has been read. Returns `None` if the control plane ends, or there are so many watches
+    /// that agents of other replicas cannot confirm.
+    async fn find(
+        hub: Arc<Hub>,
+        peers: Option<&Arc<Peers>>,
+        (node, addresses, port): (NodeName, Vec<IpAddr>, u16),
+    ) -> Option<Self> {
+        let mut head = hub.store.head();
+        head.wait_for(|head| head.synced).await.ok()?;
+        let pod = hub
+            .look(move |index| index.pod_at(&node, &addresses, port))
+            .await
+            .ok()?;
+        let mut followed = Vec::new();
+        for service in &pod.services {
+            let others = Others::follow(peers, Some(service.clone())).await.ok()?;
+            followed.push((Followed::new(service.clone()), others));
+        }
+        Some(Self {
+            wait: Wait::new(pod.services.iter().cloned()),
+            hub,
+            pod,
+            followed,
+            unless_terminating: Instant::now(),
+            is_serving: false,
+        })
+    }
+
+    /// Waits until nothing is missing, or a Pod that is not terminating has waited for long enough.
+    async fn over(&mut self, has_peers: bool) -> Result<(), Closing> {
+        let mut agents = self.hub.fleet.changes();
+        let mut changes = self.hub.summary();
+        let mut suspects = self.hub.suspects.changes();
+        let mut is_new = true;
+        loop {
+            let began = Instant::now();
+            if is_new {
+                changes.mark_unchanged();
+                self.look_at_source().await?;
+            }
+            agents.mark_unchanged();
+            suspects.mark_unchanged();
+            self.look_at_nodes();
+            if self.wait.is_over() {
+                return Ok(());
+            }
+            sleep(PAUSE.max(began.elapsed() * SHARE)).await;
+            let refresh = Instant::now() + REFRESH;
+            is_new = tokio::select! {
+                biased;
+                () = sleep_until(self.unless_terminating), if self.is_serving => return Ok(()),
+                changed = changes.changed() => {
+                    changed.map_err(|_| Closing)?;
+                    true
+                }
+                changed = suspects.changed() => {
+                    changed.map_err(|_| Closing)?;
+                    false
+                }
+                changed = agents.changed() => {
+                    changed.map_err(|_| Closing)?;
+                    false
+                }
+                () = sleep_until(refresh), if has_peers => false,
+            };
+        }
+    }
+
+    /// Looks whether rules still lead to the Pod.
+    async fn look_at_source(&mut self) -> Result<(), Closing> {
+        if !self.hub.store.head().borrow().synced {
+            return Ok(());
+        }
+        let (pod, store) = (self.pod.clone(), Arc::clone(&self.hub.store));
+        let (leads, is_terminating, revision) = self
+            .hub
+            .look(move |index| {
+                let services = pod.services.iter();
+                let leads = services.map(|service| (service.clone(), index.lead(service, &pod)));
+                let leads: Vec<(ServiceName, Option<Lead>)> = leads.collect();
+                let revision = store.head().borrow().revision;
+                (leads, index.is_terminating(&pod), revision)
+            })
+            .await?;
+        self.is_serving = !is_terminating && leads.iter().any(|(_, lead)| lead.is_some());
+        for (service, lead) in leads {
+            self.wait.led(&service, lead, revision);
+        }
+        Ok(())
+    }
+
+    /// Looks which nodes have confirmed.
+    fn look_at_nodes(&mut self) {
+        let (hub, open) = (&*self.hub, self.wait.open());
+        let suspects = hub.suspects.now();
+        for (followed, others) in &mut self.followed {
+            if !open.contains(followed.service()) {
+                continue;
+            }
+            hub.store.follow(followed);
+            let others = others.latest();
+            let picture = Picture::with(hub, &others);
+            let standings = Standings::new(hub, followed, &others);
+            let in_reach = || {
+                let nodes = picture.nodes();
+                let nodes = nodes.filter(|(_, node)| is_in_reach(hub, node, &others));
+                nodes.map(|(name, _)| name.clone()).collect::<BTreeSet<_>>()
+            };
+            let service = followed.service().clone();
+            self.wait.ask(&service, in_reach, |name, revision| {
+                // A dead node, or one whose agent and Node object are gone, leads nowhere.
+                suspects.nodes.contains_key(name)
+                    || picture.node(name).is_none_or(|node| match node.elsewhere {
+                        None => holds(hub, followed, (name, node), revision),
+                        Some(_) => standings.of(name, node).lag.is_none(),
+                    })
+            });
+        }
+    }
+
+    fn departure(
+        &self,
+        address: Option<IpAddr>,
+        node: &NodeName,
+        waited: Duration,
+        (outcome, reason): (LeavingOutcome, String),
+    ) -> pb::Departure {
+        let (namespace, pod) = self.pod.pod.clone().unzip();
+        let text = |text: Option<Arc<str>>| text.map_or_else(String::new, |text| text.to_string());
+        let services = self.pod.services.iter().take(SERVICES);
+        pb::Departure {
+            namespace: text(namespace),
+            pod: text(pod),
+            address: address.map_or_else(String::new, |address| address.to_string()),
+            node: node.to_string(),
+            services: services.map(ToString::to_string).collect(),
+            outcome: outcome.into(),
+            reason,
+            waited_ms: u64::try_from(waited.as_millis()).unwrap_or(u64::MAX),
+            at_ms: millis(SystemTime::now()),
+        }
+    }
+}
+
+/// Returns whether a node has to confirm: its agent is connected, was so a moment ago, or may be so at a replica that did not
+/// answer or on its way to this one, which has just started.
+fn is_in_reach(hub: &Hub, node: &Node<'_>, others: &Collected) -> bool {
+    let may_be_elsewhere = !others.missing.is_empty() && !node.is_connected();
+    let may_come = node.is_unheard() && hub.started_at.elapsed() < AWAY;
+    counts(hub, node) && (node.was_connected_within(AWAY) || may_be_elsewhere || may_come)
+}
+
+/// Returns whether a node's kernel holds a revision of a Service, by the last report of its agent.
+fn holds(
+    hub: &Hub,
+    followed: &Followed,
+    (name, node): (&NodeName, &Node<'_>),
+    revision: u64,
+) -> bool {
+    let wanted = hub.store.wanted_of_service(name, followed).min(revision);
+    let report = report_of(&hub.store, node.record.as_deref());
+    report.is_some_and(|report| {
+        report.applied_revision >= wanted && failure_of(followed.service(), report, false).is_none()
+    })
+}

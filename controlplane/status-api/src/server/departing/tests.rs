@@ -1,0 +1,120 @@
+//! A control plane that has just started says of no Pod that it is gone.
+
+use kplane_desired_state::admission::Admission;
+use kplane_desired_state::index::{CliffGuard, Suspicion, Suspicions};
+use kplane_desired_state::k8s::Kind;
+use kplane_desired_state::source::manifests::parse;
+use kplane_desired_state::source::{Batch, Event};
+use tokio::sync::{mpsc, oneshot};
+
+use super::*;
+
+/// A Service with the Pods p, which is terminating, and q.
+const OBJECTS: &str = "
+{apiVersion: v1, kind: Node, metadata: {name: n1}}
+---
+{apiVersion: v1, kind: Service, metadata: {name: web, namespace: shop}, spec: {clusterIP: 10.96.0.9, ports: [{port: 80}]}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: '', port: 8080}]
+endpoints:
+- {addresses: [10.244.0.1], nodeName: n1, conditions: {ready: false, terminating: true}, targetRef: {kind: Pod, name: p}}
+- {addresses: [10.244.0.2], nodeName: n1, conditions: {ready: true}, targetRef: {kind: Pod, name: q}}
+";
+
+fn batch() -> Batch {
+    let objects = parse(OBJECTS.into()).objects.into_iter();
+    let objects = objects.map(|located| Event::InitApply(Box::new(located)));
+    let events = Kind::ALL.into_iter().map(Event::Init).chain(objects);
+    let events = events.chain(Kind::ALL.into_iter().map(Event::InitDone));
+    Batch {
+        events: events.collect(),
+        observed_at: SystemTime::now(),
+    }
+}
+
+/// Asks about Pod p (1) or q (2), with a time for one that is not terminating; returns the outcome.
+async fn ask_of(hub: &Arc<Hub>, pod: u8, times: [Duration; 2]) -> Option<LeavingOutcome> {
+    let (answer, answered) = oneshot::channel();
+    let [until, unless_terminating] = times.map(|time| Instant::now() + time);
+    let leaving = Leaving {
+        node: "n1".into(),
+        addresses: vec![[10, 244, 0, pod].into()],
+        port: 0,
+        until,
+        unless_terminating,
+        answer,
+    };
+    Depart::answer(Arc::clone(hub), None, leaving).await;
+    answered.await.ok()
+}
+
+async fn ask(hub: &Arc<Hub>, within: Duration) -> Option<LeavingOutcome> {
+    ask_of(hub, 1, [within, within]).await
+}
+
+#[tokio::test]
+async fn no_pod_is_gone_before_the_source_is_read_and_agents_are_back() {
+    let (source, batches) = mpsc::channel(1);
+    let guard = CliffGuard::default();
+    let (hub, index) = Hub::new(1, "test", Admission::default(), guard, batches);
+    tokio::spawn(index);
+    assert_eq!(ask(&hub, Duration::from_millis(50)).await, None);
+    source.send(batch()).await.unwrap();
+    let outcome = ask(&hub, Duration::from_millis(300)).await;
+    assert_eq!(outcome, Some(LeavingOutcome::Bound));
+    let latest = hub.departures.latest();
+    assert_eq!(latest.last().unwrap().1.reason, "n1 did not confirm");
+}
+
+/// Probes and restarts of containers ask about Pods that go on.
+#[tokio::test]
+async fn the_time_of_a_hook_counts_for_a_pod_that_is_terminating() {
+    let (source, batches) = mpsc::channel(1);
+    let guard = CliffGuard::default();
+    let (hub, index) = Hub::new(1, "test", Admission::default(), guard, batches);
+    tokio::spawn(index);
+    source.send(batch()).await.unwrap();
+    let short = Duration::from_millis(20);
+    let serving = ask_of(&hub, 2, [Duration::from_secs(30), short]).await;
+    assert_eq!(serving, Some(LeavingOutcome::Bound));
+    let first = hub.departures.latest().last().unwrap().1.clone();
+    assert!(first.waited_ms < 30_000, "{first:?}");
+    let reason = first.reason.clone();
+    assert!(
+        reason.contains("still counted as ready for shop/web"),
+        "{reason}"
+    );
+    let long = Duration::from_millis(300);
+    assert_eq!(
+        ask_of(&hub, 1, [long, short]).await,
+        Some(LeavingOutcome::Bound)
+    );
+    let last = hub.departures.latest().last().unwrap().1.clone();
+    assert_eq!(last.reason, "n1 did not confirm");
+    assert!(last.waited_ms >= 300, "{last:?}");
+}
+
+#[tokio::test]
+async fn a_node_that_its_neighbours_do_not_reach_need_not_confirm() {
+    let (source, batches) = mpsc::channel(1);
+    let guard = CliffGuard::default();
+    let (hub, index) = Hub::new(1, "test", Admission::default(), guard, batches);
+    tokio::spawn(index);
+    source.send(batch()).await.unwrap();
+    let long = Duration::from_secs(30);
+    let mut asked = Box::pin(ask(&hub, long));
+    let early = timeout_at(Instant::now() + Duration::from_millis(50), &mut asked).await;
+    assert!(early.is_err(), "n1 has not confirmed: {early:?}");
+    let suspicion = Suspicion {
+        since: SystemTime::now(),
+        missed: 3,
+        asked: 3,
+    };
+    let nodes = [("n1".into(), suspicion)].into();
+    hub.suspects.replace(Suspicions { nodes, act: false });
+    assert_eq!(asked.await, Some(LeavingOutcome::Gone));
+}

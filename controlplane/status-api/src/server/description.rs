@@ -1,0 +1,147 @@
+//! The description of one Service: its ports, its state on each node, and what is wrong.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use kplane_agents::hub::Hub;
+use kplane_agents::peers::Collected;
+use kplane_desired_state::index::{PortView, ServiceDetail};
+use kplane_desired_state::publish::Followed;
+use kplane_model::{EndpointAddr, NodeFacts, NodeName, ServiceName};
+use kplane_proto::v1 as pb;
+
+use super::convergence::convergence;
+use super::issues::Issues;
+use super::millis;
+use super::pages::Picture;
+use super::standing::{Standing, Standings};
+use super::views::service;
+use crate::findings::{self, Finding, Place};
+
+/// Returns one Service and its state on each node, with the virtual servers that agents reported, and a finding about
+/// NetworkPolicies.
+pub(super) fn description(
+    hub: &Hub,
+    name: &ServiceName,
+    detail: &ServiceDetail,
+    (mut servers, isolated): (BTreeMap<NodeName, pb::ServiceServers>, Option<Finding>),
+    others: &Collected,
+) -> pb::ServiceDescription {
+    let picture = Picture::with(hub, others);
+    let mut followed = Followed::new(name.clone());
+    let convergence = convergence(hub, &mut followed, others);
+    let standings = Standings::new(hub, &followed, others);
+    let nodes = picture.nodes().map(|(name, node)| {
+        let facts = node.facts.clone().unwrap_or_else(|| stranger(name));
+        (facts, standings.of(name, node))
+    });
+    let nodes: Vec<_> = nodes.collect();
+    pb::ServiceDescription {
+        findings: findings_of(name, detail, isolated, &nodes),
+        ports: detail
+            .ports
+            .iter()
+            .map(|view| service(&hub.store, view))
+            .collect(),
+        nodes: nodes
+            .into_iter()
+            .map(|(facts, standing)| pb::NodeServiceStatus {
+                servers: servers.remove(&facts.name),
+                ..node_service(standing, detail, &facts)
+            })
+            .collect(),
+        issues: Issues::bounded(&detail.issues).listed,
+        now_ms: millis(SystemTime::now()),
+        convergence: Some(convergence),
+    }
+}
+
+/// Returns the causes and fixes, the worst first.
+fn findings_of(
+    name: &ServiceName,
+    detail: &ServiceDetail,
+    isolated: Option<Finding>,
+    nodes: &[(Arc<NodeFacts>, Standing)],
+) -> Vec<pb::Finding> {
+    let facts = nodes.iter().map(|(facts, _)| &**facts);
+    let mut found = findings::of_service(name, detail, facts);
+    if !detail.ports.is_empty() {
+        found.extend(findings::of_fleet(nodes.iter().map(|(facts, standing)| {
+            Place {
+                node: &facts.name,
+                lag: standing
+                    .lag
+                    .as_ref()
+                    .map(|lag| (lag.state, lag.reason.as_str())),
+                degraded: &standing.degraded,
+            }
+        })));
+        let told = nodes.iter();
+        let told = told.map(|(facts, standing)| (&facts.name, standing.avoided.as_slice()));
+        found.extend(findings::avoided(name, &detail.ports, told));
+        found.extend(isolated);
+        found.sort_by_key(|finding| Reverse(finding.severity));
+    }
+    let mut found: Vec<_> = found.iter().map(Finding::to_wire).collect();
+    if !detail.ports.is_empty() {
+        let all = nodes.iter();
+        let around = findings::surroundings(all.map(|(facts, of)| (&facts.name, &*of.around)));
+        let errors = around.into_iter();
+        let errors = errors.filter(|finding| finding.severity() == pb::Severity::Error);
+        found.splice(0..0, errors);
+    }
+    found
+}
+
+/// Returns facts for a node without a Node object.
+pub(super) fn stranger(name: &NodeName) -> Arc<NodeFacts> {
+    Arc::new(NodeFacts {
+        name: name.clone(),
+        ..NodeFacts::default()
+    })
+}
+
+fn node_service(
+    standing: Standing,
+    detail: &ServiceDetail,
+    node: &NodeFacts,
+) -> pb::NodeServiceStatus {
+    let programmed = standing.lag.is_none();
+    let reason = match standing.lag {
+        Some(lag) => lag.reason,
+        None if standing.degraded.is_empty() => String::new(),
+        None => format!("degraded: {}", standing.degraded),
+    };
+    pb::NodeServiceStatus {
+        node: node.name.to_string(),
+        programmed,
+        reason,
+        wanted_revision: standing.wanted,
+        applied_revision: standing.applied,
+        endpoints: detail
+            .ports
+            .iter()
+            .map(|view| node_endpoints(view, node))
+            .collect(),
+        last_change: standing.last_change,
+        servers: None,
+    }
+}
+
+fn node_endpoints(view: &PortView, node: &NodeFacts) -> pb::NodeEndpoints {
+    let selected = view.on_node(node);
+    let strings = |addrs: Option<Vec<EndpointAddr>>| {
+        addrs
+            .unwrap_or_default()
+            .iter()
+            .map(ToString::to_string)
+            .collect()
+    };
+    pb::NodeEndpoints {
+        key: Some((&view.port.key).into()),
+        cluster: strings(selected.cluster),
+        local: strings(selected.local),
+    }
+}

@@ -1,0 +1,216 @@
+//! Lists and watches of Services.
+//!
+//! A page is computed in the index's task, and only as much of it as fits into an answer. A watch gets the names of
+//! Services that may have changed (`hub/touched.rs`), and then asks for these.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kplane_agents::hub::{Hub, Missed};
+use kplane_desired_state::index::Selection;
+use kplane_model::{Family, KeyParts, Protocol, ServiceKey, ServiceName};
+use kplane_proto::v1 as pb;
+use tonic::Status;
+
+use super::request::{WATCH_PAUSE, cost};
+use super::{Outbox, closing, views};
+
+/// Maximum time between two messages of a watch.
+const HEARTBEAT: Duration = Duration::from_secs(5);
+
+/// Returns the cost of a page: that of the whole list with the first one, and that of a question with each other one.
+pub(super) fn list_cost(hub: &Hub, request: &pb::ListServicesRequest) -> u32 {
+    match request.page_token.is_empty() && request.name.is_empty() {
+        true => cost(hub.summary().borrow().totals.services),
+        false => 1,
+    }
+}
+
+/// Returns one page of Services.
+pub(super) async fn list(
+    hub: &Hub,
+    request: pb::ListServicesRequest,
+) -> Result<pb::ListServicesResponse, Status> {
+    let after = match request.page_token.as_str() {
+        "" => None,
+        token => Some(read_token(token).ok_or_else(|| {
+            Status::invalid_argument(
+                "page_token is none of this control plane: begin again without one",
+            )
+        })?),
+    };
+    let selection = Selection {
+        namespace: request.namespace,
+        name: request.name,
+        node: request.node,
+        among: None,
+        after,
+        most: usize::try_from(request.page_size).unwrap_or(usize::MAX),
+    };
+    let page = hub.ports(selection).await.map_err(closing)?;
+    let last = page.ports.last().filter(|_| page.more);
+    let services = page
+        .ports
+        .iter()
+        .map(|view| views::service(&hub.store, view));
+    Ok(pb::ListServicesResponse {
+        services: services.collect(),
+        next_page_token: last.map(|view| token(&view.port.key)).unwrap_or_default(),
+    })
+}
+
+/// Returns the token of the page behind a ServicePort.
+fn token(key: &ServiceKey) -> String {
+    let KeyParts {
+        service,
+        port_name,
+        protocol,
+        family,
+    } = &**key;
+    let family = family.pick("4", "6");
+    // None of the names contains a slash.
+    format!(
+        "{}/{}/{port_name}/{protocol}/{family}",
+        service.namespace, service.name
+    )
+}
+
+fn read_token(token: &str) -> Option<ServiceKey> {
+    let mut parts = token.split('/');
+    let mut next = || parts.next();
+    let service = ServiceName::new(next()?, next()?);
+    let key = ServiceKey::from(KeyParts {
+        service,
+        port_name: next()?.into(),
+        protocol: next()?.parse::<Protocol>().ok()?,
+        family: match next()? {
+            "4" => Family::V4,
+            "6" => Family::V6,
+            _ => return None,
+        },
+    });
+    parts.next().is_none().then_some(key)
+}
+
+/// Sends a picture, then every change, until the client disconnects or the control plane ends.
+pub(super) async fn watch(
+    hub: Arc<Hub>,
+    request: pb::WatchServicesRequest,
+    outbox: Outbox<pb::ServiceChanges>,
+) {
+    let wanted = Selection {
+        namespace: request.namespace,
+        name: request.name,
+        node: request.node,
+        ..Selection::default()
+    };
+    let mut changes = hub.touched.follow();
+    // No names = a picture begins.
+    let mut names = None;
+    loop {
+        if !send(&hub, &wanted, names.take(), &outbox).await {
+            return;
+        }
+        tokio::time::sleep(WATCH_PAUSE).await;
+        names = tokio::select! {
+            biased;
+            () = hub.shutdown.cancelled() => return,
+            () = outbox.closed() => return,
+            next = changes.next() => match next {
+                Ok(touched) => {
+                    let touched = touched.into_iter().filter(|name| wanted.wants(name));
+                    Some(touched.collect())
+                }
+                Err(Missed::Some) => {
+                    changes = hub.touched.follow();
+                    None
+                }
+                Err(Missed::All) => return,
+            },
+            () = tokio::time::sleep(HEARTBEAT) => Some(BTreeSet::new()),
+        };
+    }
+}
+
+/// Sends the present state of these Services, or of all; returns false when the client has gone.
+async fn send(
+    hub: &Hub,
+    wanted: &Selection,
+    names: Option<BTreeSet<ServiceName>>,
+    outbox: &Outbox<pb::ServiceChanges>,
+) -> bool {
+    let replaced = names.iter().flatten().map(|name| pb::ServiceId {
+        namespace: name.namespace.to_string(),
+        name: name.name.to_string(),
+    });
+    let mut message = pb::ServiceChanges {
+        snapshot: names.is_none(),
+        replaced: replaced.collect(),
+        ..pb::ServiceChanges::default()
+    };
+    let mut selection = Selection {
+        among: names,
+        ..wanted.clone()
+    };
+    loop {
+        let page = match hub.ports(selection.clone()).await {
+            Ok(page) => page,
+            Err(error) => {
+                // The client may have gone as well.
+                drop(outbox.send(Err(closing(error))).await);
+                return false;
+            }
+        };
+        let services = page
+            .ports
+            .iter()
+            .map(|view| views::service(&hub.store, view));
+        message.services = services.collect();
+        selection.after = page.ports.last().map(|view| view.port.key.clone());
+        if !page.more {
+            let head = *hub.store.head().borrow();
+            // Before the source has been read, a picture lacks what is there.
+            message.complete = head.synced;
+            message.revision = if head.synced { head.revision } else { 0 };
+        }
+        if outbox.send(Ok(std::mem::take(&mut message))).await.is_err() {
+            return false;
+        }
+        if !page.more {
+            return true;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_name_any_port_and_nothing_else() {
+        for (port_name, protocol, family) in [
+            ("", Protocol::Tcp, Family::V4),
+            ("http", Protocol::Udp, Family::V6),
+            ("dns", Protocol::Sctp, Family::V4),
+        ] {
+            let key = ServiceKey::from(KeyParts {
+                service: ServiceName::new("shop", "web"),
+                port_name: port_name.into(),
+                protocol,
+                family,
+            });
+            assert_eq!(read_token(&token(&key)), Some(key));
+        }
+        for wrong in [
+            "",
+            "shop",
+            "shop/web",
+            "shop/web//TCP/5",
+            "shop/web//X/4",
+            "a/b/c/TCP/4/e",
+        ] {
+            assert_eq!(read_token(wrong), None, "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! Lists and watches of Services: pages, filters and changes.
+
+use kplane_desired_state::k8s::{Object, ObjectId};
+use kplane_desired_state::source::Located;
+use kplane_rig::cluster::objects;
+use serde_json::{Value, json};
+
+use super::*;
+
+/// Number of Services of a cluster that needs pages.
+const MANY: usize = 17_000;
+
+/// A cluster whose objects the test supplies.
+struct Cluster {
+    hub: Arc<Hub>,
+    batches: mpsc::Sender<Batch>,
+    client: StatusServiceClient<Channel>,
+}
+
+impl Cluster {
+    /// Creates a cluster with these objects.
+    async fn with(objects: Vec<Object>) -> Self {
+        let (batches, received) = mpsc::channel(1);
+        let (admission, guard) = (Admission::default(), CliffGuard::default());
+        let (hub, index) = Hub::new(1, "test", admission, guard, received);
+        tokio::spawn(index);
+        let client = StatusServiceClient::new(serve(&hub).await);
+        let cluster = Self {
+            hub,
+            batches,
+            client,
+        };
+        let mut events: Vec<Event> = Kind::ALL.into_iter().map(Event::Init).collect();
+        events.extend(objects.into_iter().map(apply));
+        events.extend(Kind::ALL.into_iter().map(Event::InitDone));
+        cluster.send(events).await;
+        let mut head = cluster.hub.store.head();
+        let synced = head.wait_for(|head| head.synced);
+        timeout(DEADLINE, synced).await.unwrap().unwrap();
+        cluster
+    }
+
+    async fn send(&self, events: Vec<Event>) {
+        let observed_at = SystemTime::now();
+        let batch = Batch {
+            events,
+            observed_at,
+        };
+        self.batches.send(batch).await.unwrap();
+    }
+
+    /// Returns the pages that a request gets.
+    async fn list(
+        &mut self,
+        mut request: pb::ListServicesRequest,
+    ) -> Vec<pb::ListServicesResponse> {
+        let mut pages = Vec::new();
+        loop {
+            let page = self.client.list_services(request.clone()).await;
+            let page = page.unwrap().into_inner();
+            request.page_token.clone_from(&page.next_page_token);
+            pages.push(page);
+            if request.page_token.is_empty() {
+                return pages;
+            }
+        }
+    }
+}
+
+fn apply(object: Object) -> Event {
+    let location = Arc::from("x.yaml");
+    Event::Apply(Box::new(Located { object, location }))
+}
+
+fn service(namespace: &str, name: &str, number: usize) -> Object {
+    let ip = format!(
+        "10.{}.{}.{}",
+        96 + (number >> 16),
+        number >> 8 & 255,
+        number & 255
+    );
+    let spec = json!({
+        "clusterIP": ip, "clusterIPs": [ip],
+        "ports": [{"name": "http", "port": 80}, {"name": "https", "port": 443}],
+    });
+    let value = objects::service(namespace, name, spec);
+    Object::Service(serde_json::from_value(value).unwrap())
+}
+
+/// The endpoints of a Service: address, node, and whether it is ready.
+fn slice(namespace: &str, service: &str, endpoints: &[(&str, &str, bool)]) -> Object {
+    let endpoints = endpoints.iter().map(|(address, node, ready)| {
+        json!({
+            "addresses": [address], "nodeName": node,
+            "conditions": {"ready": ready, "serving": ready, "terminating": false},
+        })
+    });
+    let value = json!({
+        "metadata": {
+            "namespace": namespace, "name": format!("{service}-1"),
+            "labels": {"kubernetes.io/service-name": service},
+        },
+        "addressType": "IPv4",
+        "ports": [
+            {"name": "http", "port": 8080, "protocol": "TCP"},
+            {"name": "https", "port": 8443, "protocol": "TCP"},
+        ],
+        "endpoints": endpoints.collect::<Vec<Value>>(),
+    });
+    Object::EndpointSlice(serde_json::from_value(value).unwrap())
+}
+
+fn names(ports: &[pb::ServiceView]) -> Vec<String> {
+    let keys = ports.iter().map(|port| port.key.as_ref().unwrap());
+    keys.map(|key| format!("{}/{}:{}", key.namespace, key.name, key.port_name))
+        .collect()
+}
+
+#[tokio::test]
+async fn many_services_come_in_pages_that_any_client_takes() {
+    let objects = (0..MANY).flat_map(|n| {
+        let name = format!("a-service-with-a-name-of-usual-length-{n:05}");
+        let address = format!("10.{}.{}.{}", 200 + (n >> 16), n >> 8 & 255, n & 255);
+        let node = "ip-10-0-0-1.eu-west-1.compute.internal";
+        [
+            slice("shop", &name, &[(&address, node, true)]),
+            service("shop", &name, n),
+        ]
+    });
+    let mut cluster = Cluster::with(objects.collect()).await;
+    // The client has gRPC's usual limit: it would refuse more than 4 MiB.
+    let pages = cluster.list(pb::ListServicesRequest::default()).await;
+    assert!(pages.len() > 1);
+    let sizes: Vec<usize> = pages.iter().map(prost::Message::encoded_len).collect();
+    assert!(sizes.iter().all(|size| *size < USUAL_LIMIT), "{sizes:?}");
+    assert!(
+        sizes[0] > USUAL_LIMIT / 4,
+        "pages are as large as they may be: {sizes:?}"
+    );
+    let all: Vec<String> = pages
+        .iter()
+        .flat_map(|page| names(&page.services))
+        .collect();
+    assert_eq!(all.len(), 2 * MANY);
+    assert!(all.is_sorted(), "each once, in order");
+    assert!(all.windows(2).all(|pair| pair[0] != pair[1]));
+
+    let request = pb::ListServicesRequest {
+        page_size: 3,
+        page_token: pages[0].next_page_token.clone(),
+        ..Default::default()
+    };
+    let page = cluster.client.list_services(request).await.unwrap();
+    assert_eq!(
+        names(&page.into_inner().services),
+        all[pages[0].services.len()..][..3]
+    );
+    let wrong = pb::ListServicesRequest {
+        page_token: "7".to_owned(),
+        ..Default::default()
+    };
+    let refused = cluster.client.list_services(wrong).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+}
+
+fn shop() -> Vec<Object> {
+    vec![
+        service("shop", "web", 1),
+        slice(
+            "shop",
+            "web",
+            &[("10.1.0.1", "n1", true), ("10.1.0.2", "n2", false)],
+        ),
+        service("shop", "api", 2),
+        slice("shop", "api", &[("10.1.0.3", "n2", true)]),
+        service("stage", "web", 3),
+    ]
+}
+
+#[tokio::test]
+async fn filters_of_lists() {
+    let mut cluster = Cluster::with(shop()).await;
+    for (namespace, name, node, expected) in [
+        ("", "", "", &["shop/api", "shop/web", "stage/web"][..]),
+        ("shop", "", "", &["shop/api", "shop/web"]),
+        ("", "web", "", &["shop/web", "stage/web"]),
+        ("shop", "web", "", &["shop/web"]),
+        ("", "", "n1", &["shop/web"]),
+        ("", "", "n2", &["shop/api", "shop/web"]),
+        ("", "api", "n1", &[]),
+        ("nowhere", "", "", &[]),
+    ] {
+        let request = pb::ListServicesRequest {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            node: node.to_owned(),
+            page_size: 1,
+            ..Default::default()
+        };
+        let pages = cluster.list(request).await;
+        let found: Vec<String> = pages
+            .iter()
+            .flat_map(|page| names(&page.services))
+            .collect();
+        let expected = expected.iter();
+        let expected = expected.flat_map(|of| [format!("{of}:http"), format!("{of}:https")]);
+        assert_eq!(
+            found,
+            expected.collect::<Vec<_>>(),
+            "{namespace} {name} {node}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_watch_of_services_sends_what_changes() {
+    let mut cluster = Cluster::with(shop()).await;
+    let request = pb::WatchServicesRequest {
+        namespace: "shop".to_owned(),
+        ..Default::default()
+    };
+    let watch = cluster.client.watch_services(request).await.unwrap();
+    let mut watch = watch.into_inner();
+    // The next message with news; heartbeats have none.
+    let mut next = async || loop {
+        let message = timeout(DEADLINE, watch.message()).await.unwrap();
+        let message = message.unwrap().unwrap();
+        assert!(message.complete, "all of it fits into one message");
+        if message.snapshot || !message.replaced.is_empty() {
+            let replaced = message.replaced.iter();
+            let replaced = replaced.map(|id| format!("{}/{}", id.namespace, id.name));
+            return (
+                message.snapshot,
+                replaced.collect::<Vec<_>>(),
+                names(&message.services),
+            );
+        }
+    };
+    let of = |ports: &[&str]| {
+        ports
+            .iter()
+            .map(|&port| port.to_owned())
+            .collect::<Vec<_>>()
+    };
+    let all = of(&[
+        "shop/api:http",
+        "shop/api:https",
+        "shop/web:http",
+        "shop/web:https",
+    ]);
+    assert_eq!(next().await, (true, Vec::new(), all));
+
+    // An endpoint that is not ready changes nothing on nodes, and is seen here all the same.
+    let more = [("10.1.0.3", "n2", true), ("10.1.0.4", "n1", false)];
+    cluster.send(vec![apply(slice("shop", "api", &more))]).await;
+    let api = of(&["shop/api:http", "shop/api:https"]);
+    assert_eq!(next().await, (false, of(&["shop/api"]), api));
+
+    // Other namespaces are none of its business.
+    let id = |namespace: &str| ObjectId {
+        kind: Kind::Service,
+        namespace: namespace.into(),
+        name: "web".into(),
+    };
+    cluster.send(vec![Event::Delete(id("stage"))]).await;
+    cluster.send(vec![Event::Delete(id("shop"))]).await;
+    assert_eq!(next().await, (false, of(&["shop/web"]), Vec::new()));
+}
+
+/// The Service that lost a conflict is told who has its address, also if no destination is named.
+#[tokio::test]
+async fn why_from_outside_names_who_has_the_address() {
+    let with = |name: &str, ip: &str, more: Value| {
+        let mut spec = json!({
+            "clusterIP": ip, "clusterIPs": [ip], "externalIPs": ["203.0.113.1"],
+            "ports": [{"name": "http", "port": 80}],
+        });
+        spec.as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        let value = objects::service("shop", name, spec);
+        Object::Service(serde_json::from_value(value).unwrap())
+    };
+    let node = json!({
+        "metadata": {"name": "n1"},
+        "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]},
+    });
+    let node_port =
+        json!({"type": "NodePort", "ports": [{"name": "http", "port": 80, "nodePort": 30080}]});
+    let mut cluster = Cluster::with(vec![
+        Object::Node(serde_json::from_value(node).unwrap()),
+        with("a-first", "10.96.0.1", json!({})),
+        with("b-second", "10.96.0.2", json!({})),
+        with("c-third", "10.96.0.3", node_port),
+    ])
+    .await;
+    let mut why = async |name: &str| {
+        let request = pb::ExplainRequest {
+            namespace: "shop".to_owned(),
+            name: name.to_owned(),
+            sender: pb::PacketSender::Outside.into(),
+            ..pb::ExplainRequest::default()
+        };
+        let told = cluster.client.explain(request).await?;
+        Ok::<_, Status>(told.into_inner())
+    };
+    let owner = "address 203.0.113.1:80/TCP belongs to shop/a-first";
+    let told = why("a-first").await.unwrap();
+    assert_eq!(told.to, "203.0.113.1:80");
+    assert!(told.findings.iter().all(|of| of.code != "AddressConflict"));
+    let lost = why("b-second").await.unwrap_err();
+    assert!(lost.message().contains(owner), "{lost}");
+    let told = why("c-third").await.unwrap();
+    assert_eq!(told.to, "192.0.2.1:30080");
+    assert_eq!(told.findings[0].code, "AddressConflict");
+    assert!(told.findings[0].text.contains(owner), "{told:?}");
+}
